@@ -1,0 +1,1 @@
+//! The graph: variables, nodes, the backward engine, hooks and recomputation.

@@ -1,0 +1,1 @@
+//! Everything that reads or makes elements: every operation forward and backward.

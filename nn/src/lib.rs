@@ -1,0 +1,1 @@
+//! Parameters, modules, losses, optimizers, data, models.

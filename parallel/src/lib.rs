@@ -1,0 +1,1 @@
+//! Parallel training: engine, communicators, data, tensor and pipeline parallelism.

@@ -1,0 +1,1 @@
+//! Phalanx: tensors, autograd and parallel training from scratch in Rust.
