@@ -1,0 +1,167 @@
+//! Devices and what each owns: a thread pool, a caching allocator, a memory ledger.
+
+use std::fmt;
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+
+use crate::allocator::Allocator;
+use crate::{Error, Ledger, Pool, Result};
+
+/// Where a tensor lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Device {
+    /// A *logical* CPU device: a thread pool, an allocator and a ledger of its own. Tensors of different logical
+    /// devices do not mix, exactly as on different GPUs, so a missing copy shows up on a laptop.
+    Cpu(u16),
+    /// An NVIDIA GPU.
+    Cuda(u16),
+    /// Shapes, dtypes and the ledger, without bytes and arithmetic.
+    Meta(u16),
+}
+
+/// Logical devices of one kind.
+const DEVICES: usize = 1024;
+
+static CPUS: [OnceLock<State>; DEVICES] = [const { OnceLock::new() }; DEVICES];
+static METAS: [OnceLock<State>; DEVICES] = [const { OnceLock::new() }; DEVICES];
+
+/// What a device owns.
+pub(crate) struct State {
+    pub(crate) ledger: Ledger,
+    pub(crate) allocator: Allocator,
+    pool: RwLock<Arc<Pool>>,
+}
+
+impl State {
+    fn new(threads: usize) -> State {
+        State {
+            ledger: Ledger::default(),
+            allocator: Allocator::new(),
+            pool: RwLock::new(Arc::new(Pool::new(threads))),
+        }
+    }
+}
+
+impl Device {
+    /// The device that programs use when they name none.
+    pub const CPU: Device = Device::Cpu(0);
+
+    pub(crate) fn state(self) -> Result<&'static State> {
+        let (table, index, threads) = match self {
+            Device::Cpu(i) => (&CPUS, i, default_threads()),
+            Device::Meta(i) => (&METAS, i, 1),
+            Device::Cuda(_) => {
+                return Err(Error::Unsupported {
+                    op: "device",
+                    device: self,
+                    why: "CUDA devices are not part of this version".into(),
+                });
+            }
+        };
+        let slot = table.get(usize::from(index));
+        let slot = slot.ok_or_else(|| Error::range("device", self, format!("an index below {DEVICES}")))?;
+        Ok(slot.get_or_init(|| State::new(threads)))
+    }
+
+    /// The device's books.
+    ///
+    /// # Errors
+    /// If the device cannot be used.
+    pub fn ledger(self) -> Result<&'static Ledger> {
+        Ok(&self.state()?.ledger)
+    }
+
+    /// The threads that run this device's operations.
+    ///
+    /// # Errors
+    /// If the device cannot be used.
+    pub fn pool(self) -> Result<Arc<Pool>> {
+        Ok(self.state()?.pool.read().unwrap_or_else(PoisonError::into_inner).clone())
+    }
+
+    /// Gives the device a pool of `threads` threads; operations already running finish on the old one. Results do
+    /// not depend on it.
+    ///
+    /// # Errors
+    /// If the device cannot be used or `threads` is 0.
+    pub fn set_threads(self, threads: usize) -> Result<()> {
+        if threads == 0 {
+            return Err(Error::invalid("set_threads", "got 0 threads, wanted at least 1"));
+        }
+        let state = self.state()?;
+        *state.pool.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(Pool::new(threads));
+        Ok(())
+    }
+
+    /// Returns memory that no tensor uses to the system.
+    ///
+    /// # Errors
+    /// If the device cannot be used.
+    pub fn trim(self) -> Result<()> {
+        let state = self.state()?;
+        state.allocator.trim(&state.ledger);
+        Ok(())
+    }
+
+    /// Whether tensors here have no elements.
+    pub fn is_meta(self) -> bool {
+        matches!(self, Device::Meta(_))
+    }
+}
+
+/// The cores this process may use.
+fn default_threads() -> usize {
+    std::thread::available_parallelism().map_or(1, |n| n.get())
+}
+
+impl Default for Device {
+    fn default() -> Device {
+        Device::CPU
+    }
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Device::Cpu(i) => write!(f, "cpu:{i}"),
+            Device::Cuda(i) => write!(f, "cuda:{i}"),
+            Device::Meta(i) => write!(f, "meta:{i}"),
+        }
+    }
+}
+
+impl std::str::FromStr for Device {
+    type Err = Error;
+
+    /// `cpu`, `cuda`, `meta`, each with an optional `:index`.
+    fn from_str(text: &str) -> Result<Device> {
+        let (kind, index) = text.split_once(':').unwrap_or((text, "0"));
+        let wrong = || {
+            Error::invalid(
+                "device",
+                format!("got {text:?}, wanted cpu, cuda or meta, with :INDEX or without"),
+            )
+        };
+        let index = index.parse().map_err(|_| wrong())?;
+        match kind {
+            "cpu" => Ok(Device::Cpu(index)),
+            "cuda" => Ok(Device::Cuda(index)),
+            "meta" => Ok(Device::Meta(index)),
+            _ => Err(wrong()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_parse_back_and_bad_ones_say_what_was_wanted() {
+        for device in [Device::Cpu(0), Device::Cuda(3), Device::Meta(7)] {
+            assert_eq!(device.to_string().parse::<Device>().unwrap(), device);
+        }
+        assert_eq!("cpu".parse::<Device>().unwrap(), Device::CPU);
+        assert!("gpu".parse::<Device>().unwrap_err().to_string().contains("cpu, cuda or meta"));
+        assert!(Device::Cpu(5000).ledger().is_err());
+    }
+}

@@ -1,0 +1,319 @@
+//! Where a tensor's elements lie in its storage: shape, strides and offset, counted in elements.
+
+use smallvec::SmallVec;
+
+use crate::{Error, Result};
+
+/// Sizes or strides, one a dimension; inline up to five dimensions.
+pub type Dims = SmallVec<[usize; 5]>;
+
+/// Element `[i0, i1, ..]` of a tensor lies at `offset + i0 * strides[0] + i1 * strides[1] + ..`, in elements.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Layout {
+    shape: Dims,
+    strides: Dims,
+    offset: usize,
+}
+
+impl Layout {
+    /// Row-major without gaps, from offset 0.
+    pub fn contiguous(shape: &[usize]) -> Layout {
+        Layout { shape: Dims::from_slice(shape), strides: contiguous_strides(shape), offset: 0 }
+    }
+
+    /// Any strides. Views that the library makes stay inside their storage; so must this one: see
+    /// [`crate::Tensor::as_strided`], which checks it.
+    pub(crate) fn strided(shape: Dims, strides: Dims, offset: usize) -> Layout {
+        Layout { shape, strides, offset }
+    }
+
+    /// Sizes, outermost first.
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// Elements between neighbours along each dimension.
+    pub fn strides(&self) -> &[usize] {
+        &self.strides
+    }
+
+    /// The first element's position in the storage.
+    pub fn offset(&self) -> usize {
+        self.offset
+    }
+
+    /// Number of dimensions.
+    pub fn rank(&self) -> usize {
+        self.shape.len()
+    }
+
+    /// Number of elements.
+    pub fn numel(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Whether the elements lie in row-major order without gaps (at any offset). Dimensions of size 1 may have
+    /// any stride; a tensor without elements is contiguous.
+    pub fn is_contiguous(&self) -> bool {
+        let mut expected = 1;
+        for (&size, &stride) in self.shape.iter().zip(&self.strides).rev() {
+            if size == 0 {
+                return true;
+            }
+            if size != 1 && stride != expected {
+                return false;
+            }
+            expected *= size;
+        }
+        true
+    }
+
+    /// One past the highest position touched; `offset` if there are no elements.
+    pub fn end(&self) -> usize {
+        if self.numel() == 0 {
+            return self.offset;
+        }
+        let last: usize = self.shape.iter().zip(&self.strides).map(|(&n, &s)| (n - 1) * s).sum();
+        self.offset + last + 1
+    }
+
+    /// Whether two indices may name the same position (an expanded dimension).
+    pub fn overlaps_itself(&self) -> bool {
+        if self.numel() < 2 {
+            return false;
+        }
+        let mut dims: SmallVec<[(usize, usize); 5]> =
+            self.strides.iter().copied().zip(self.shape.iter().copied()).filter(|d| d.1 > 1).collect();
+        dims.sort_unstable();
+        let mut reach = 0;
+        for (stride, size) in dims {
+            if stride <= reach {
+                return true;
+            }
+            reach += stride * (size - 1);
+        }
+        false
+    }
+
+    pub(crate) fn narrow(&self, dim: usize, start: usize, length: usize) -> Layout {
+        let mut out = self.clone();
+        out.shape[dim] = length;
+        if length > 0 {
+            out.offset += start * self.strides[dim];
+        }
+        out
+    }
+
+    pub(crate) fn step(&self, dim: usize, step: usize) -> Layout {
+        let mut out = self.clone();
+        out.shape[dim] = self.shape[dim].div_ceil(step);
+        out.strides[dim] *= step;
+        out
+    }
+
+    pub(crate) fn permute(&self, dims: &[usize]) -> Layout {
+        Layout {
+            shape: dims.iter().map(|&d| self.shape[d]).collect(),
+            strides: dims.iter().map(|&d| self.strides[d]).collect(),
+            offset: self.offset,
+        }
+    }
+
+    pub(crate) fn squeeze(&self, dim: usize) -> Layout {
+        let mut out = self.clone();
+        out.shape.remove(dim);
+        out.strides.remove(dim);
+        out
+    }
+
+    pub(crate) fn unsqueeze(&self, dim: usize) -> Layout {
+        let mut out = self.clone();
+        let stride = self.shape.get(dim).map_or(1, |&n| n * self.strides[dim]);
+        out.shape.insert(dim, 1);
+        out.strides.insert(dim, stride);
+        out
+    }
+
+    pub(crate) fn broadcast(&self, shape: &[usize]) -> Option<Layout> {
+        let lead = shape.len().checked_sub(self.rank())?;
+        let mut strides: Dims = SmallVec::from_elem(0, lead);
+        for (i, (&size, &stride)) in self.shape.iter().zip(&self.strides).enumerate() {
+            strides.push(match (size, shape[lead + i]) {
+                (from, to) if from == to => stride,
+                (1, _) => 0,
+                _ => return None,
+            });
+        }
+        Some(Layout { shape: Dims::from_slice(shape), strides, offset: self.offset })
+    }
+
+    /// The same elements in another shape, if strides can express it.
+    pub(crate) fn reshape(&self, shape: &[usize]) -> Option<Layout> {
+        if self.is_contiguous() {
+            return Some(Layout { offset: self.offset, ..Layout::contiguous(shape) });
+        }
+        let loops = Loops::new(&self.shape, [&self.strides]);
+        let (mut strides, mut dim) = (Dims::from_elem(0, shape.len()), shape.len());
+        for axis in (0..loops.sizes.len()).rev() {
+            let (mut left, mut stride) = (loops.sizes[axis], loops.strides[axis][0]);
+            while left > 1 {
+                dim = dim.checked_sub(1)?;
+                if shape[dim] == 1 {
+                    strides[dim] = stride;
+                    continue;
+                }
+                if left % shape[dim] != 0 {
+                    return None;
+                }
+                strides[dim] = stride;
+                stride *= shape[dim];
+                left /= shape[dim];
+            }
+        }
+        Some(Layout { shape: Dims::from_slice(shape), strides, offset: self.offset })
+    }
+}
+
+/// The row-major strides of a shape.
+pub fn contiguous_strides(shape: &[usize]) -> Dims {
+    let mut strides = Dims::from_elem(1, shape.len());
+    for i in (1..shape.len()).rev() {
+        strides[i - 1] = strides[i] * shape[i].max(1);
+    }
+    strides
+}
+
+/// The shape that several shapes broadcast to (as in NumPy: aligned at the last dimension, 1 stretches).
+///
+/// # Errors
+/// [`Error::Shape`] naming `op` if two sizes differ and neither is 1.
+pub fn broadcast_shapes(op: &'static str, left: &[usize], right: &[usize]) -> Result<Dims> {
+    if left == right {
+        return Ok(Dims::from_slice(left));
+    }
+    let rank = left.len().max(right.len());
+    let size = |shape: &[usize], i: usize| (i + shape.len()).checked_sub(rank).map_or(1, |i| shape[i]);
+    (0..rank)
+        .map(|i| match (size(left, i), size(right, i)) {
+            (l, r) if l == r || r == 1 => Ok(l),
+            (1, r) => Ok(r),
+            _ => Err(Error::shape(
+                op,
+                format!("shapes {left:?} and {right:?}"),
+                "shapes that broadcast: sizes equal or 1, aligned at the last dimension",
+            )),
+        })
+        .collect()
+}
+
+/// A nest of loops over `N` layouts of one shape, with neighbouring dimensions merged wherever all layouts allow,
+/// and dimensions of size 1 dropped. The innermost loop is a run of [`Loops::inner`] elements.
+#[derive(Clone, Debug)]
+pub struct Loops<const N: usize> {
+    sizes: Dims,
+    strides: SmallVec<[[usize; N]; 5]>,
+}
+
+impl<const N: usize> Loops<N> {
+    /// Loops over `shape`, in row-major order.
+    pub fn new(shape: &[usize], strides: [&[usize]; N]) -> Loops<N> {
+        let mut loops = Loops { sizes: Dims::new(), strides: SmallVec::new() };
+        for (dim, &size) in shape.iter().enumerate() {
+            if size == 1 {
+                continue;
+            }
+            let here: [usize; N] = std::array::from_fn(|n| strides[n][dim]);
+            match (loops.sizes.last_mut(), loops.strides.last_mut()) {
+                (Some(outer), Some(last)) if (0..N).all(|n| last[n] == here[n] * size) => {
+                    *outer *= size;
+                    *last = here;
+                }
+                _ => {
+                    loops.sizes.push(size);
+                    loops.strides.push(here);
+                }
+            }
+        }
+        if loops.sizes.is_empty() {
+            loops.sizes.push(1);
+            loops.strides.push([1; N]);
+        }
+        loops
+    }
+
+    /// Elements in one run.
+    pub fn inner(&self) -> usize {
+        self.sizes[self.sizes.len() - 1]
+    }
+
+    /// Strides along a run.
+    pub fn inner_strides(&self) -> [usize; N] {
+        self.strides[self.strides.len() - 1]
+    }
+
+    /// Number of runs.
+    pub fn runs(&self) -> usize {
+        self.sizes[..self.sizes.len() - 1].iter().product()
+    }
+
+    /// Merged sizes, outermost first; the last is the run.
+    pub fn sizes(&self) -> &[usize] {
+        &self.sizes
+    }
+
+    /// Merged strides, outermost first.
+    pub fn strides(&self) -> &[[usize; N]] {
+        &self.strides
+    }
+
+    /// Where run number `run` begins in each layout, without the layouts' own offsets.
+    pub fn start(&self, mut run: usize) -> [usize; N] {
+        let mut at = [0; N];
+        for axis in (0..self.sizes.len() - 1).rev() {
+            let index = run % self.sizes[axis];
+            run /= self.sizes[axis];
+            for (a, stride) in at.iter_mut().zip(self.strides[axis]) {
+                *a += index * stride;
+            }
+        }
+        at
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reshape_is_a_view_exactly_where_strides_can_express_it() {
+        let base = Layout::contiguous(&[2, 3, 4]);
+        let t = base.permute(&[0, 2, 1]);
+        assert!(t.reshape(&[2, 12]).is_none());
+        assert_eq!(t.reshape(&[2, 2, 2, 3]).unwrap().strides(), &[12, 2, 1, 4]);
+        assert_eq!(base.narrow(1, 1, 2).reshape(&[2, 8]).unwrap().strides(), &[12, 1]);
+        assert!(base.narrow(1, 1, 2).reshape(&[16]).is_none());
+    }
+
+    #[test]
+    fn loops_merge_what_is_adjacent() {
+        let l = Layout::contiguous(&[2, 3, 4]);
+        assert_eq!(Loops::new(l.shape(), [l.strides()]).sizes(), &[24]);
+        let p = l.permute(&[1, 0, 2]);
+        let loops = Loops::new(p.shape(), [p.strides()]);
+        assert_eq!((loops.sizes(), loops.runs(), loops.start(3)), (&[3, 2, 4][..], 6, [16]));
+    }
+
+    #[test]
+    fn broadcasting_follows_numpy() {
+        assert_eq!(&broadcast_shapes("add", &[3, 1], &[4]).unwrap()[..], &[3, 4]);
+        assert_eq!(&broadcast_shapes("add", &[0], &[1]).unwrap()[..], &[0]);
+        let error = broadcast_shapes("add", &[3], &[4]).unwrap_err().to_string();
+        assert!(error.contains("add") && error.contains("[3]") && error.contains("[4]"), "{error}");
+    }
+
+    #[test]
+    fn expanded_layouts_overlap_themselves() {
+        assert!(Layout::contiguous(&[3, 1]).broadcast(&[3, 2]).unwrap().overlaps_itself());
+        assert!(!Layout::contiguous(&[3, 2]).permute(&[1, 0]).overlaps_itself());
+    }
+}

@@ -1,0 +1,148 @@
+//! The memory ledger: what a device's memory is used for, in requested bytes, now and at peak.
+
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+/// What a tensor's bytes serve.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Category {
+    /// Weights.
+    Parameters,
+    /// Gradients that optimizers read.
+    Gradients,
+    /// Moments, master weights.
+    OptimizerState,
+    /// Everything that a forward or backward pass makes.
+    Activations,
+    /// Persistent tensors that are no parameters: running statistics, data.
+    Buffers,
+}
+
+impl Category {
+    /// Every category.
+    pub const ALL: [Category; 5] = [
+        Category::Parameters,
+        Category::Gradients,
+        Category::OptimizerState,
+        Category::Activations,
+        Category::Buffers,
+    ];
+
+    pub(crate) fn from_u8(tag: u8) -> Category {
+        Category::ALL[tag as usize]
+    }
+}
+
+/// Bytes now and the most there ever were.
+#[derive(Debug, Default)]
+struct Gauge {
+    now: AtomicUsize,
+    peak: AtomicUsize,
+}
+
+impl Gauge {
+    fn add(&self, bytes: usize) {
+        let now = self.now.fetch_add(bytes, Relaxed) + bytes;
+        if now > self.peak.load(Relaxed) {
+            self.peak.fetch_max(now, Relaxed);
+        }
+    }
+
+    fn sub(&self, bytes: usize) {
+        self.now.fetch_sub(bytes, Relaxed);
+    }
+
+    fn usage(&self) -> Usage {
+        Usage { now: self.now.load(Relaxed), peak: self.peak.load(Relaxed) }
+    }
+}
+
+/// Bytes now and at peak.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Bytes now.
+    pub now: usize,
+    /// The most bytes at one time since the last reset.
+    pub peak: usize,
+}
+
+/// A device's books. Tensors count with the bytes that were asked for, so that a `meta` device agrees with a
+/// real one to the byte; what kernels use for themselves and what the allocator keeps for later stand apart.
+#[derive(Debug, Default)]
+pub struct Ledger {
+    categories: [Gauge; 5],
+    total: Gauge,
+    scratch: Gauge,
+    pooled: Gauge,
+}
+
+impl Ledger {
+    /// Tensors of one category.
+    pub fn category(&self, category: Category) -> Usage {
+        self.categories[category as usize].usage()
+    }
+
+    /// All tensors.
+    pub fn total(&self) -> Usage {
+        self.total.usage()
+    }
+
+    /// Memory that kernels use for themselves while they run.
+    pub fn scratch(&self) -> Usage {
+        self.scratch.usage()
+    }
+
+    /// Memory that the allocator holds for reuse.
+    pub fn pooled(&self) -> Usage {
+        self.pooled.usage()
+    }
+
+    /// Lets every peak begin anew at what is in use now.
+    pub fn reset_peak(&self) {
+        for gauge in self.categories.iter().chain([&self.total, &self.scratch, &self.pooled]) {
+            gauge.peak.store(gauge.now.load(Relaxed), Relaxed);
+        }
+    }
+
+    /// Counts kernel scratch until the returned value is dropped.
+    pub fn scratch_of(&self, bytes: usize) -> ScratchUse<'_> {
+        self.scratch.add(bytes);
+        ScratchUse { ledger: self, bytes }
+    }
+
+    pub(crate) fn allocated(&self, category: Category, bytes: usize) {
+        self.categories[category as usize].add(bytes);
+        self.total.add(bytes);
+    }
+
+    pub(crate) fn freed(&self, category: Category, bytes: usize) {
+        self.categories[category as usize].sub(bytes);
+        self.total.sub(bytes);
+    }
+
+    pub(crate) fn moved(&self, from: Category, to: Category, bytes: usize) {
+        self.categories[from as usize].sub(bytes);
+        self.categories[to as usize].add(bytes);
+    }
+
+    pub(crate) fn pooled_add(&self, bytes: usize) {
+        self.pooled.add(bytes);
+    }
+
+    pub(crate) fn pooled_sub(&self, bytes: usize) {
+        self.pooled.sub(bytes);
+    }
+}
+
+/// Kernel scratch in use.
+#[derive(Debug)]
+pub struct ScratchUse<'a> {
+    ledger: &'a Ledger,
+    bytes: usize,
+}
+
+impl Drop for ScratchUse<'_> {
+    fn drop(&mut self) {
+        self.ledger.scratch.sub(self.bytes);
+    }
+}

@@ -1,0 +1,93 @@
+//! Random draws as a function of their place: Philox4x32-10, counter-based.
+//!
+//! A draw depends on the run's seed, the step, the site that draws and the element's position in the *global*
+//! tensor, and on nothing else: every device, thread count, sharding and repetition draws the same numbers.
+//! Source: Salmon, Moraes, Dror, Shaw: Parallel random numbers: as easy as 1, 2, 3 (SC 2011).
+
+/// What the draws of a step have in common.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RngKey {
+    /// The run's seed.
+    pub seed: u64,
+    /// The training step.
+    pub step: u64,
+}
+
+impl RngKey {
+    /// The stream of draws of one site (a layer's dropout, a parameter's initial values).
+    pub fn site(self, site: u64) -> Stream4 {
+        let counter = [lo(self.step), hi(self.step), lo(site), hi(site)];
+        let [k0, k1, ..] = philox(counter, [lo(self.seed), hi(self.seed)]);
+        Stream4 { key: [k0, k1] }
+    }
+}
+
+/// The draws of one site: blocks of four 32-bit words, by number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stream4 {
+    key: [u32; 2],
+}
+
+impl Stream4 {
+    /// Words `4 * block .. 4 * block + 4` of lane `lane`. Draws that need more than one word an element take the
+    /// further ones from further lanes.
+    pub fn block(&self, block: u64, lane: u64) -> [u32; 4] {
+        philox([lo(block), hi(block), lo(lane), hi(lane)], self.key)
+    }
+
+    /// The key after the site was mixed in, for kernels that run the generator themselves.
+    pub fn key(&self) -> [u32; 2] {
+        self.key
+    }
+}
+
+/// A shard's place in the whole tensor: the draws are those of the whole.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// The whole tensor's shape.
+    pub global: crate::Dims,
+    /// Where the shard begins in it.
+    pub offset: crate::Dims,
+}
+
+impl Window {
+    /// The window that is the whole.
+    pub fn whole(shape: &[usize]) -> Window {
+        Window { global: crate::Dims::from_slice(shape), offset: crate::Dims::from_elem(0, shape.len()) }
+    }
+}
+
+fn lo(x: u64) -> u32 {
+    x as u32
+}
+
+fn hi(x: u64) -> u32 {
+    (x >> 32) as u32
+}
+
+/// Philox4x32 with ten rounds: four words from a 128-bit counter and a 64-bit key.
+pub(crate) fn philox(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
+    for _ in 0..10 {
+        let a = u64::from(counter[0]) * 0xD251_1F53;
+        let b = u64::from(counter[2]) * 0xCD9E_8D57;
+        counter = [hi(b) ^ counter[1] ^ key[0], lo(b), hi(a) ^ counter[3] ^ key[1], lo(a)];
+        key = [key[0].wrapping_add(0x9E37_79B9), key[1].wrapping_add(0xBB67_AE85)];
+    }
+    counter
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The Random123 library's known-answer tests for philox4x32-10.
+    #[test]
+    fn known_answers() {
+        assert_eq!(philox([0; 4], [0; 2]), [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
+        assert_eq!(philox([!0; 4], [!0; 2]), [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]);
+        assert_eq!(
+            philox([0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344], [0xa409_3822, 0x299f_31d0]),
+            [0xd16c_fe09, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1]
+        );
+    }
+}

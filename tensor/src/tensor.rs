@@ -1,0 +1,470 @@
+//! [`Tensor`]: a storage seen through a layout. It stores and views; it never computes.
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use crate::copy::copy_strided;
+use crate::dim::{Dim, resolve_shape};
+use crate::storage::{Read, Storage, Write};
+use crate::{Category, DType, Device, Dims, Error, Layout, Result, Value};
+
+/// An n-dimensional array: shared bytes, a layout, a dtype, a device. Cloning shares the bytes, and so do views;
+/// writing through one is seen by all.
+#[derive(Clone)]
+pub struct Tensor {
+    storage: Arc<Storage>,
+    layout: Layout,
+    dtype: DType,
+}
+
+/// Making tensors.
+impl Tensor {
+    /// A tensor whose elements are whatever the memory held.
+    ///
+    /// # Errors
+    /// If the size overflows, or the device cannot be used or has no memory left.
+    pub fn empty(shape: &[usize], dtype: DType, device: Device) -> Result<Tensor> {
+        let size = |bytes: usize, &n: &usize| bytes.checked_mul(n).filter(|&b| b <= isize::MAX as usize);
+        let bytes = shape.iter().filter(|&&n| n > 0).try_fold(dtype.size(), size);
+        let bytes =
+            bytes.ok_or_else(|| Error::shape("empty", format!("{shape:?}"), "a size below 2^63 bytes"))?;
+        let bytes = if shape.contains(&0) { 0 } else { bytes };
+        let storage = Arc::new(Storage::new("empty", bytes, device)?);
+        Ok(Tensor { storage, layout: Layout::contiguous(shape), dtype })
+    }
+
+    /// All zeros.
+    ///
+    /// # Errors
+    /// As [`Tensor::empty`].
+    pub fn zeros(shape: &[usize], dtype: DType, device: Device) -> Result<Tensor> {
+        let mut out = Tensor::empty(shape, dtype, device)?;
+        if !device.is_meta() {
+            out.write_bytes("zeros")?.fill(0);
+        }
+        Ok(out)
+    }
+
+    /// The values in row-major order. On a `meta` device they are dropped.
+    ///
+    /// # Errors
+    /// If their number is not the shape's; else as [`Tensor::empty`].
+    pub fn from_slice<T: Value>(values: &[T], shape: &[usize], device: Device) -> Result<Tensor> {
+        let mut out = Tensor::empty(shape, T::DTYPE, device)?;
+        if values.len() != out.numel() {
+            let got = format!("{} values for shape {shape:?}", values.len());
+            return Err(Error::shape("from_slice", got, format!("{} values", out.numel())));
+        }
+        if !device.is_meta() {
+            let mut to = out.storage_mut().write::<T::Stored>("from_slice")?;
+            for (to, &from) in to.iter_mut().zip(values) {
+                *to = from.store();
+            }
+        }
+        Ok(out)
+    }
+
+    /// A tensor without dimensions.
+    ///
+    /// # Errors
+    /// As [`Tensor::empty`].
+    pub fn scalar<T: Value>(value: T, device: Device) -> Result<Tensor> {
+        Tensor::from_slice(&[value], &[], device)
+    }
+
+    /// A new tensor of the same shape, dtype and device, contiguous, contents unspecified.
+    ///
+    /// # Errors
+    /// As [`Tensor::empty`].
+    pub fn empty_like(&self) -> Result<Tensor> {
+        Tensor::empty(self.shape(), self.dtype, self.device())
+    }
+
+    /// Zeros of the same shape, dtype and device.
+    ///
+    /// # Errors
+    /// As [`Tensor::empty`].
+    pub fn zeros_like(&self) -> Result<Tensor> {
+        Tensor::zeros(self.shape(), self.dtype, self.device())
+    }
+}
+
+/// What it is.
+impl Tensor {
+    /// Sizes, outermost first.
+    pub fn shape(&self) -> &[usize] {
+        self.layout.shape()
+    }
+
+    /// Elements between neighbours along each dimension.
+    pub fn strides(&self) -> &[usize] {
+        self.layout.strides()
+    }
+
+    /// Position of the first element in the storage.
+    pub fn offset(&self) -> usize {
+        self.layout.offset()
+    }
+
+    /// Where the elements lie.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// Number of dimensions.
+    pub fn rank(&self) -> usize {
+        self.layout.rank()
+    }
+
+    /// Number of elements.
+    pub fn numel(&self) -> usize {
+        self.layout.numel()
+    }
+
+    /// Size of dimension `dim`.
+    ///
+    /// # Errors
+    /// If there is no such dimension.
+    pub fn size(&self, dim: impl Dim) -> Result<usize> {
+        Ok(self.shape()[dim.resolve(self.rank(), "size")?])
+    }
+
+    /// The elements' type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Where it lives.
+    pub fn device(&self) -> Device {
+        self.storage.device()
+    }
+
+    /// Whether the elements lie in row-major order without gaps.
+    pub fn is_contiguous(&self) -> bool {
+        self.layout.is_contiguous()
+    }
+
+    /// The bytes that it shares with its views.
+    pub fn storage(&self) -> &Storage {
+        &self.storage
+    }
+
+    /// Whether both see the same storage.
+    pub fn shares_storage(&self, other: &Tensor) -> bool {
+        Arc::ptr_eq(&self.storage, &other.storage)
+    }
+
+    /// Whether nothing else refers to the storage, and the tensor covers all of it.
+    pub fn is_sole_owner(&self) -> bool {
+        Arc::strong_count(&self.storage) == 1 && self.numel() * self.dtype.size() == self.storage.bytes()
+    }
+
+    /// How often the storage was written.
+    pub fn version(&self) -> u64 {
+        self.storage.version()
+    }
+
+    /// Counts the storage as `category` from now on, and returns the tensor.
+    pub fn tagged(self, category: Category) -> Tensor {
+        self.storage.set_category(category);
+        self
+    }
+}
+
+/// Views: other layouts of the same bytes.
+impl Tensor {
+    fn view(&self, layout: Layout) -> Tensor {
+        Tensor { storage: self.storage.clone(), layout, dtype: self.dtype }
+    }
+
+    /// Elements `start .. start + length` along `dim`.
+    ///
+    /// # Errors
+    /// If the range is not inside the dimension.
+    pub fn narrow(&self, dim: impl Dim, start: usize, length: usize) -> Result<Tensor> {
+        let dim = dim.resolve(self.rank(), "narrow")?;
+        let size = self.shape()[dim];
+        if start.checked_add(length).is_none_or(|end| end > size) {
+            let got = format!("{length} elements from {start}");
+            return Err(Error::range(
+                "narrow",
+                got,
+                format!("a range inside dimension {dim} of size {size}"),
+            ));
+        }
+        Ok(self.view(self.layout.narrow(dim, start, length)))
+    }
+
+    /// Every `step`-th element from `start` up to `end` along `dim`.
+    ///
+    /// # Errors
+    /// If the range is not inside the dimension or `step` is 0.
+    pub fn slice(&self, dim: impl Dim, start: usize, end: usize, step: usize) -> Result<Tensor> {
+        let dim = dim.resolve(self.rank(), "slice")?;
+        if step == 0 || start > end {
+            let got = format!("{start}..{end} by {step}");
+            return Err(Error::range("slice", got, "a start up to the end and a step of at least 1"));
+        }
+        let cut = self.narrow(dim, start, end - start)?;
+        Ok(cut.view(cut.layout.step(dim, step)))
+    }
+
+    /// The sub-tensor at `index` along `dim`, which goes away.
+    ///
+    /// # Errors
+    /// If there is no such index.
+    pub fn select(&self, dim: impl Dim, index: usize) -> Result<Tensor> {
+        let dim = dim.resolve(self.rank(), "select")?;
+        let size = self.shape()[dim];
+        if index >= size {
+            let wanted = format!("an index below {size}, the size of dimension {dim}");
+            return Err(Error::range("select", index, wanted));
+        }
+        Ok(self.view(self.layout.narrow(dim, index, 1).squeeze(dim)))
+    }
+
+    /// Two dimensions exchanged.
+    ///
+    /// # Errors
+    /// If there is no such dimension.
+    pub fn transpose(&self, a: impl Dim, b: impl Dim) -> Result<Tensor> {
+        let (a, b) = (a.resolve(self.rank(), "transpose")?, b.resolve(self.rank(), "transpose")?);
+        let mut dims: Dims = (0..self.rank()).collect();
+        dims.swap(a, b);
+        Ok(self.view(self.layout.permute(&dims)))
+    }
+
+    /// Dimension `i` of the result is dimension `dims[i]` of this.
+    ///
+    /// # Errors
+    /// If `dims` is not a permutation of the dimensions.
+    pub fn permute(&self, dims: &[usize]) -> Result<Tensor> {
+        let mut seen: SmallVec<[bool; 8]> = SmallVec::from_elem(false, self.rank());
+        let fresh = |&d: &usize| seen.get_mut(d).is_some_and(|s| !std::mem::replace(s, true));
+        if dims.len() != self.rank() || !dims.iter().all(fresh) {
+            let wanted =
+                format!("a permutation of the {} dimensions of shape {:?}", self.rank(), self.shape());
+            return Err(Error::invalid("permute", format!("got {dims:?}, wanted {wanted}")));
+        }
+        Ok(self.view(self.layout.permute(dims)))
+    }
+
+    /// Dimensions of size 1 repeated, and dimensions added in front, by strides of 0.
+    ///
+    /// # Errors
+    /// If the shape does not broadcast to `shape`.
+    pub fn broadcast_to(&self, shape: &[usize]) -> Result<Tensor> {
+        let layout = self.layout.broadcast(shape).ok_or_else(|| {
+            Error::shape(
+                "broadcast_to",
+                format!("{:?}", self.shape()),
+                format!("a shape that broadcasts to {shape:?}"),
+            )
+        })?;
+        Ok(self.view(layout))
+    }
+
+    /// A dimension of size 1 put in before `dim` (up to the rank, which puts it last).
+    ///
+    /// # Errors
+    /// If there is no such place.
+    pub fn unsqueeze(&self, dim: impl Dim) -> Result<Tensor> {
+        let dim = dim.resolve(self.rank() + 1, "unsqueeze")?;
+        Ok(self.view(self.layout.unsqueeze(dim)))
+    }
+
+    /// Dimension `dim` taken out if its size is 1, else no change.
+    ///
+    /// # Errors
+    /// If there is no such dimension.
+    pub fn squeeze(&self, dim: impl Dim) -> Result<Tensor> {
+        let dim = dim.resolve(self.rank(), "squeeze")?;
+        Ok(if self.shape()[dim] == 1 { self.view(self.layout.squeeze(dim)) } else { self.clone() })
+    }
+
+    /// The same elements in row-major order in another shape: a view where strides can express it, else a copy.
+    /// One size may be -1 and is then inferred.
+    ///
+    /// # Errors
+    /// If the number of elements differs.
+    pub fn reshape(&self, shape: &[isize]) -> Result<Tensor> {
+        let shape = resolve_shape("reshape", self.shape(), shape)?;
+        self.with_shape(&shape)
+    }
+
+    /// [`Tensor::reshape`] to a shape without -1.
+    ///
+    /// # Errors
+    /// If the number of elements differs.
+    pub fn with_shape(&self, shape: &[usize]) -> Result<Tensor> {
+        if shape.iter().product::<usize>() != self.numel() {
+            let got = format!("{:?} with {} elements", self.shape(), self.numel());
+            return Err(Error::shape("reshape", got, format!("as many elements as {shape:?} has")));
+        }
+        match self.layout.reshape(shape) {
+            Some(layout) => Ok(self.view(layout)),
+            None => self.contiguous()?.with_shape(shape),
+        }
+    }
+
+    /// Any layout inside the storage, offset included.
+    ///
+    /// # Errors
+    /// If it reaches beyond the storage.
+    pub fn as_strided(&self, shape: &[usize], strides: &[usize], offset: usize) -> Result<Tensor> {
+        let held = self.storage.bytes() / self.dtype.size();
+        let reach = shape
+            .iter()
+            .zip(strides)
+            .try_fold(0usize, |sum, (&n, &s)| sum.checked_add(n.saturating_sub(1).checked_mul(s)?));
+        let end = reach
+            .and_then(|r| r.checked_add(offset))
+            .and_then(|r| r.checked_add(usize::from(!shape.contains(&0))));
+        let numel = shape.iter().try_fold(1usize, |a, &n| a.checked_mul(n));
+        if shape.len() != strides.len() || numel.is_none() || end.is_none_or(|end| end > held) {
+            let got = format!("shape {shape:?}, strides {strides:?}, offset {offset}");
+            return Err(Error::range("as_strided", got, format!("a layout inside {held} elements")));
+        }
+        Ok(self.view(Layout::strided(Dims::from_slice(shape), Dims::from_slice(strides), offset)))
+    }
+
+    /// `shape` elements of a flat buffer from `offset` on (in elements): how buckets and shards hold tensors.
+    ///
+    /// # Errors
+    /// If this is not contiguous or too short.
+    pub fn view_into(&self, offset: usize, shape: &[usize]) -> Result<Tensor> {
+        if !self.is_contiguous() {
+            let got = format!("strides {:?}", self.strides());
+            return Err(Error::shape("view_into", got, "a contiguous buffer"));
+        }
+        let flat = self.with_shape(&[self.numel()])?;
+        flat.narrow(0, offset, shape.iter().product())?.with_shape(shape)
+    }
+}
+
+/// Elements in and out.
+impl Tensor {
+    /// This, if contiguous, else a contiguous copy.
+    ///
+    /// # Errors
+    /// If the copy cannot be allocated.
+    pub fn contiguous(&self) -> Result<Tensor> {
+        if self.is_contiguous() { Ok(self.clone()) } else { self.copy() }
+    }
+
+    /// A contiguous copy with a storage of its own.
+    ///
+    /// # Errors
+    /// If it cannot be allocated.
+    pub fn copy(&self) -> Result<Tensor> {
+        self.to_device(self.device(), true)
+    }
+
+    /// A contiguous copy on `device`; with `always` unset, this itself if it is there already.
+    ///
+    /// # Errors
+    /// If the copy cannot be allocated, or elements are wanted of a `meta` tensor.
+    pub fn to_device(&self, device: Device, always: bool) -> Result<Tensor> {
+        if device == self.device() && !always {
+            return Ok(self.clone());
+        }
+        let mut out = Tensor::empty(self.shape(), self.dtype, device)?;
+        if !device.is_meta() {
+            copy_strided("copy", &mut out, self)?;
+        }
+        Ok(out)
+    }
+
+    /// All elements in row-major order.
+    ///
+    /// # Errors
+    /// If the dtype is not `T`'s, or the device has no elements.
+    pub fn to_vec<T: Value>(&self) -> Result<Vec<T>> {
+        if self.dtype != T::DTYPE {
+            return Err(Error::dtype("to_vec", self.dtype, T::DTYPE.name()));
+        }
+        let dense = self.contiguous()?;
+        let elements = dense.read_raw::<T::Stored>("to_vec")?;
+        Ok(elements[dense.offset()..][..dense.numel()].iter().map(|&x| T::load(x)).collect())
+    }
+
+    /// The only element.
+    ///
+    /// # Errors
+    /// If there is not exactly one, the dtype is not `T`'s, or the device has no elements.
+    pub fn item<T: Value>(&self) -> Result<T> {
+        if self.numel() != 1 {
+            return Err(Error::shape("item", format!("{:?}", self.shape()), "a tensor of one element"));
+        }
+        Ok(self.to_vec()?[0])
+    }
+
+    /// The whole storage as elements of `T`, to read; [`Tensor::layout`] says which belong to this tensor.
+    ///
+    /// # Errors
+    /// If `T` is not the dtype's (bools are read as `u8`), the device has no elements, or a writer does not finish.
+    pub fn read<T: crate::Element>(&self, op: &'static str) -> Result<Read<'_, T>> {
+        self.check_element::<T>(op)?;
+        self.read_raw(op)
+    }
+
+    /// The whole storage as elements of `T`, to write; [`Tensor::layout`] says which belong to this tensor. Counts
+    /// as a write: the version goes up.
+    ///
+    /// # Errors
+    /// If `T` is not the dtype's (bools are written as `u8`), the device has no elements, or others use the storage.
+    pub fn write<T: crate::Element>(&mut self, op: &'static str) -> Result<Write<'_, T>> {
+        self.check_element::<T>(op)?;
+        self.refuse_meta(op)?;
+        self.storage.write(op)
+    }
+
+    /// Counts a write on a device without bytes, where there is nothing to write.
+    pub fn bump_version(&mut self) {
+        self.storage.bump_version();
+    }
+
+    /// The whole storage as bytes, to read.
+    ///
+    /// # Errors
+    /// If the device has no elements, or a writer does not finish.
+    pub fn read_bytes(&self, op: &'static str) -> Result<Read<'_, u8>> {
+        self.read_raw(op)
+    }
+
+    /// The whole storage as bytes, to write.
+    ///
+    /// # Errors
+    /// If the device has no elements, or others use the storage.
+    pub fn write_bytes(&mut self, op: &'static str) -> Result<Write<'_, u8>> {
+        self.refuse_meta(op)?;
+        self.storage.write(op)
+    }
+
+    fn storage_mut(&mut self) -> &Storage {
+        &self.storage
+    }
+
+    fn read_raw<T: bytemuck::Pod>(&self, op: &'static str) -> Result<Read<'_, T>> {
+        self.refuse_meta(op)?;
+        self.storage.read(op)
+    }
+
+    fn refuse_meta(&self, op: &'static str) -> Result<()> {
+        match self.device() {
+            device @ Device::Meta(_) => {
+                Err(Error::Unsupported { op, device, why: "a meta tensor has no elements".into() })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn check_element<T: crate::Element>(&self, op: &'static str) -> Result<()> {
+        let stored = if self.dtype == DType::Bool { DType::U8 } else { self.dtype };
+        if stored != <T as crate::Element>::DTYPE {
+            return Err(Error::dtype(op, self.dtype, <T as crate::Element>::DTYPE.name()));
+        }
+        Ok(())
+    }
+}
