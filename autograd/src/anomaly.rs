@@ -1,0 +1,39 @@
+//! Anomaly mode: finds the operation whose backward made the first NaN.
+
+use std::backtrace::Backtrace;
+use std::cell::Cell;
+
+thread_local! {
+    static DETECT: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Until the guard is dropped, operations of this thread note where they were recorded, and a backward pass that
+/// it starts ends with [`crate::Error::Nan`] at the first operation that makes a NaN. Slow; for debugging.
+pub fn detect_anomaly() -> AnomalyGuard {
+    AnomalyGuard { before: DETECT.replace(true), thread: std::marker::PhantomData }
+}
+
+/// Ends anomaly mode.
+#[must_use = "anomaly mode lasts until the guard is dropped"]
+pub struct AnomalyGuard {
+    before: bool,
+    thread: std::marker::PhantomData<*const ()>,
+}
+
+impl Drop for AnomalyGuard {
+    fn drop(&mut self) {
+        DETECT.set(self.before);
+    }
+}
+
+pub(crate) fn is_on() -> bool {
+    DETECT.get()
+}
+
+pub(crate) fn set(on: bool) {
+    DETECT.set(on);
+}
+
+pub(crate) fn recorded_here() -> Option<Box<str>> {
+    is_on().then(|| Backtrace::force_capture().to_string().into_boxed_str())
+}

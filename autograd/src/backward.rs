@@ -1,0 +1,103 @@
+//! What an operation implements to be differentiable.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use phalanx_tensor::Tensor;
+use smallvec::SmallVec;
+
+use crate::node::Node;
+use crate::saved::Saved;
+use crate::{Result, Var};
+
+/// Gradients in the order of an operation's inputs; `None` where there is none.
+pub type Grads = SmallVec<[Option<Var>; 2]>;
+
+/// The backward function of one recorded operation.
+pub trait Backward: Send + Sync {
+    /// The gradients of the inputs, given those of the outputs (in `cx`). Only those that [`Cx::needs`] names are
+    /// used. Written with operations on [`Var`], so that gradients of gradients are recorded when asked for
+    /// ([`Cx::create_graph`]).
+    ///
+    /// In a split backward it is called twice: for the inputs' gradients first, for the weights' later.
+    ///
+    /// # Errors
+    /// Whatever its operations refuse, or a saved value that was modified.
+    fn backward(&self, cx: &Cx<'_>) -> Result<Grads>;
+
+    /// Whether the output is the input in another shape or dtype. Such an operation on a parameter belongs to the
+    /// weight work of a split backward.
+    fn is_view(&self) -> bool {
+        false
+    }
+}
+
+/// What a backward function finds around it.
+pub struct Cx<'a> {
+    pub(crate) node: &'a Arc<Node>,
+    pub(crate) grads: &'a [Option<Var>],
+    pub(crate) needs: &'a [bool],
+    pub(crate) create_graph: bool,
+    /// Inputs whose gradient may go straight into a buffer, and those for which it has.
+    pub(crate) sinks: &'a [bool],
+    pub(crate) sunk: &'a RefCell<SmallVec<[bool; 4]>>,
+}
+
+impl Cx<'_> {
+    /// The gradient of the only output.
+    pub fn dy(&self) -> &Var {
+        // A node runs only once one of its outputs has a gradient; with one output it is this one.
+        self.grads[0].as_ref().unwrap_or_else(|| unreachable!("{} ran without a gradient", self.node.name))
+    }
+
+    /// The gradient of output `i`, if any came.
+    pub fn dy_at(&self, i: usize) -> Option<&Var> {
+        self.grads[i].as_ref()
+    }
+
+    /// Whether the gradient of input `i` is wanted now.
+    pub fn needs(&self, i: usize) -> bool {
+        self.needs[i]
+    }
+
+    /// Whether the gradients will be differentiated again: then everything must be made of differentiable
+    /// operations.
+    pub fn create_graph(&self) -> bool {
+        self.create_graph
+    }
+
+    /// A saved value, as it was in the forward pass.
+    ///
+    /// # Errors
+    /// If it was modified in place since.
+    pub fn get(&self, saved: &Saved) -> Result<Var> {
+        saved.unpack(self.node, self.create_graph)
+    }
+
+    /// Accumulates the gradient of input `i` straight into its leaf's buffer instead of returning it: possible if
+    /// the leaf's slot is [`crate::Slot::Into`] and nobody else contributes in this pass. `write` adds to the
+    /// buffer with an accumulating kernel and returns whether it did (it may decline, for example for the
+    /// buffer's dtype). If this returns true, `None` is to be returned for the input.
+    ///
+    /// # Errors
+    /// Whatever `write` returns.
+    pub fn accumulate_into(&self, i: usize, write: impl FnOnce(&mut Tensor) -> Result<bool>) -> Result<bool> {
+        if !self.sinks[i] {
+            return Ok(false);
+        }
+        let leaf = self.node.inputs[i].as_ref().and_then(|e| e.node.leaf());
+        let done = leaf.map(|leaf| leaf.with_buffer(write)).transpose()?.flatten().unwrap_or(false);
+        self.sunk.borrow_mut()[i] = done;
+        Ok(done)
+    }
+}
+
+/// One gradient.
+pub fn grads1(a: Var) -> Result<Grads> {
+    Ok(SmallVec::from_buf_and_len([Some(a), None], 1))
+}
+
+/// Two gradients, each perhaps none.
+pub fn grads2(a: Option<Var>, b: Option<Var>) -> Result<Grads> {
+    Ok(SmallVec::from_buf([a, b]))
+}

@@ -1,0 +1,151 @@
+//! The backward engine.
+//!
+//! [`plan`] counts, for every node that will run, how many gradients it waits for. Then ready nodes run, the one
+//! recorded last first, and pass gradients on along their edges: on the calling thread if the graph lives on one
+//! device ([`inline`]), else on one worker per device ([`workers`]). Gradients that meet at a node are summed in
+//! the order of the nodes they come from, latest first, not in the order of arrival, so both give the same bits.
+
+mod inline;
+mod job;
+mod pending;
+mod plan;
+mod workers;
+
+use std::sync::Arc;
+
+use phalanx_kernels as kernels;
+use phalanx_tensor::Scalar;
+use smallvec::{SmallVec, smallvec};
+
+use crate::node::{Meta, Node};
+use crate::{Error, Result, Var};
+use job::{Job, Mode, NodeGrads};
+
+/// How a backward pass treats the graph.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Options {
+    /// Keep saved values, so that the graph can be run backward again.
+    pub retain_graph: bool,
+    /// Record the gradients' own graph, so that they can be differentiated; implies `retain_graph`.
+    pub create_graph: bool,
+}
+
+/// Computes the gradients of `roots` with respect to every leaf behind them and adds them to the leaves' slots.
+/// Each root comes with its own gradient; `None` stands for 1 and is for roots of one element.
+///
+/// # Errors
+/// If no root has a graph, a gradient does not fit its root, a saved value was freed or modified, or a backward
+/// function or hook fails or panics.
+pub fn backward(roots: &[(Var, Option<Var>)], options: Options) -> Result<()> {
+    let job = Job::new(options, Mode::All, &[]);
+    run(&job, root_grads(roots)?)
+}
+
+/// The gradients of the sum of `outputs` (each with its own gradient, as in [`backward`]) with respect to
+/// `inputs`, which may be any values of the graph; `None` for an input that the outputs do not depend on. Slots
+/// are left alone.
+///
+/// # Errors
+/// As [`backward`].
+pub fn grad(outputs: &[(Var, Option<Var>)], inputs: &[&Var], options: Options) -> Result<Vec<Option<Var>>> {
+    let job = Job::new(options, Mode::Capture, inputs);
+    run(&job, root_grads(outputs)?)?;
+    Ok(job.into_captured())
+}
+
+/// Computes gradients with respect to activations now, and leaves those of parameters (leaves made with
+/// `parameter`, and views and casts of them) for later. Together both give exactly [`backward`]'s bits.
+///
+/// # Errors
+/// As [`backward`].
+pub fn backward_inputs(roots: &[(Var, Option<Var>)]) -> Result<WeightWork> {
+    let job = Job::new(Options::default(), Mode::Inputs, &[]);
+    run(&job, root_grads(roots)?)?;
+    Ok(WeightWork { deferred: job.into_deferred() })
+}
+
+/// The parameters' part of a split backward pass, to be run when there is time for it.
+#[must_use = "the parameters' gradients are computed by `run`"]
+pub struct WeightWork {
+    deferred: Vec<(Arc<Node>, NodeGrads)>,
+}
+
+impl WeightWork {
+    /// Computes the parameters' gradients and adds them to their slots.
+    ///
+    /// # Errors
+    /// As [`backward`].
+    pub fn run(self) -> Result<()> {
+        let job = Job::new(Options::default(), Mode::Weights, &[]);
+        run(&job, self.deferred)
+    }
+
+    /// Operations whose weight gradients are waiting.
+    pub fn len(&self) -> usize {
+        self.deferred.len()
+    }
+
+    /// Whether nothing is waiting.
+    pub fn is_empty(&self) -> bool {
+        self.deferred.is_empty()
+    }
+}
+
+fn run(job: &Job, roots: Vec<(Arc<Node>, NodeGrads)>) -> Result<()> {
+    let plan = plan::plan(job, &roots);
+    if plan.devices.len() > 1 && !workers::on_worker() {
+        workers::run(job, plan, roots)
+    } else {
+        inline::run(job, plan, roots)
+    }
+}
+
+/// The nodes of the roots with their gradients, merged where two roots are outputs of one node.
+fn root_grads(roots: &[(Var, Option<Var>)]) -> Result<Vec<(Arc<Node>, NodeGrads)>> {
+    let mut nodes: Vec<(Arc<Node>, NodeGrads)> = Vec::with_capacity(roots.len());
+    for (root, grad) in roots {
+        let Some(edge) = root.edge() else { continue };
+        let grad = match grad {
+            Some(grad) => grad.clone(),
+            None if root.numel() == 1 => {
+                Var::new(kernels::full(root.shape(), Scalar::Float(1.0), root.dtype(), root.device())?)
+            }
+            None => return Err(Error::NotScalar { shape: root.shape().to_vec() }),
+        };
+        check_gradient(&edge.node, edge.output, &grad)?;
+        let entry = match nodes.iter().position(|n| Arc::ptr_eq(&n.0, &edge.node)) {
+            Some(i) => &mut nodes[i].1,
+            None => {
+                nodes.push((edge.node.clone(), smallvec![None; edge.node.outputs.len()]));
+                &mut nodes.last_mut().unwrap_or_else(|| unreachable!("just pushed")).1
+            }
+        };
+        let sum = match entry[edge.output].take() {
+            Some(sum) => sum.add(&grad)?,
+            None => grad,
+        };
+        entry[edge.output] = Some(sum);
+    }
+    if nodes.is_empty() { Err(Error::NoGraph) } else { Ok(nodes) }
+}
+
+/// Refuses a gradient whose shape, dtype or device is not that of the node's output.
+pub(crate) fn check_gradient(node: &Node, output: usize, grad: &Var) -> Result<()> {
+    let wanted = &node.outputs[output];
+    let t = grad.tensor();
+    if t.shape() == &wanted.shape[..] && t.dtype() == wanted.dtype && t.device() == wanted.device {
+        return Ok(());
+    }
+    let got = Meta::of(t).to_string();
+    Err(Error::Gradient { op: node.name, got, wanted: wanted.to_string() })
+}
+
+/// `sum + part`, recorded if asked, else in `sum`'s place where nobody else sees it.
+fn add(sum: Var, part: Var, create_graph: bool) -> Result<Var> {
+    if create_graph { sum.add(&part) } else { crate::leaf::add_in_place(sum, part) }
+}
+
+/// Gradients that are waiting at a node, one an output.
+fn no_grads(node: &Node) -> NodeGrads {
+    SmallVec::from_elem(None, node.outputs.len())
+}

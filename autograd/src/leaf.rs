@@ -1,0 +1,232 @@
+//! Leaves: the values that gradients are wanted of, and the slots that gradients go to.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+
+use phalanx_kernels as kernels;
+use phalanx_tensor::{Category, Context, DType, Tensor};
+use smallvec::{SmallVec, smallvec};
+
+use crate::node::{Body, Edge, Meta, Node, next_sequence};
+use crate::{Error, Result, Var};
+
+/// Where a leaf's gradient goes.
+#[derive(Clone, Debug)]
+pub enum Slot {
+    /// Into a tensor of the leaf's own, made by the first contribution, in this dtype (`None`: the leaf's).
+    Owned(Option<DType>),
+    /// Always accumulated in place into this tensor, a view into a buffer somebody else owns and zeroes. Its
+    /// dtype may differ from the leaf's (f32 main gradients of a bf16 model).
+    Into(Tensor),
+}
+
+/// A leaf's part of its node.
+pub(crate) struct LeafState {
+    held: RwLock<Held>,
+    slot: Mutex<SlotState>,
+}
+
+/// The tensor and a version that counts on when the tensor is replaced.
+struct Held {
+    tensor: Tensor,
+    base: u64,
+    attached: u64,
+}
+
+struct SlotState {
+    slot: Slot,
+    grad: Option<Var>,
+}
+
+/// A handle on a leaf: the tensor it holds, its gradient slot, its hooks. Cloning shares it.
+#[derive(Clone)]
+pub struct Leaf(pub(crate) Arc<Node>);
+
+impl Leaf {
+    /// A leaf that holds `tensor`. Gradients of a *parameter* are weight work in a split backward
+    /// ([`crate::backward_inputs`]), those of other leaves are not.
+    ///
+    /// # Errors
+    /// If the dtype is not a floating-point one.
+    pub fn new(tensor: Tensor, parameter: bool) -> Result<Leaf> {
+        if !tensor.dtype().is_float() {
+            let wanted = "a floating-point dtype, to require a gradient";
+            return Err(phalanx_tensor::Error::dtype("leaf", tensor.dtype(), wanted).into());
+        }
+        let outputs: SmallVec<[Meta; 1]> = smallvec![Meta::of(&tensor)];
+        let held = RwLock::new(Held { base: 0, attached: tensor.version(), tensor });
+        let slot = Mutex::new(SlotState { slot: Slot::Owned(None), grad: None });
+        Ok(Leaf(Arc::new(Node {
+            seq: next_sequence(),
+            name: "leaf",
+            inputs: SmallVec::new(),
+            outputs,
+            body: Body::Leaf(LeafState { held, slot }),
+            weight: parameter,
+            hooks: Default::default(),
+            recorded: None,
+        })))
+    }
+
+    fn state(&self) -> &LeafState {
+        self.0.leaf().unwrap_or_else(|| unreachable!("a Leaf is made only of leaf nodes"))
+    }
+
+    /// The leaf as a value to compute with.
+    pub fn var(&self) -> Var {
+        Var::of_leaf(&self.0)
+    }
+
+    /// The tensor it holds now.
+    pub fn tensor(&self) -> Tensor {
+        self.state().tensor()
+    }
+
+    /// Lets it hold another tensor of the same dtype and device (and, unless one of them is a stand-in without
+    /// elements, shape). This is no modification: values saved for backward stay valid, and backward reads the new
+    /// tensor.
+    ///
+    /// # Errors
+    /// If the dtype or device differs.
+    pub fn set_tensor(&self, tensor: Tensor) -> Result<()> {
+        let wanted = &self.0.outputs[0];
+        let got = Meta::of(&tensor);
+        let shapes_fit = got.shape == wanted.shape || tensor.numel() == 0;
+        if got.dtype != wanted.dtype || got.device != wanted.device || !shapes_fit {
+            return Err(Error::Gradient { op: "set_tensor", got: got.to_string(), wanted: wanted.to_string() });
+        }
+        let mut held = self.state().held.write().unwrap_or_else(PoisonError::into_inner);
+        let base = held.version();
+        *held = Held { base, attached: tensor.version(), tensor };
+        Ok(())
+    }
+
+    /// How often the value was modified; not changed by [`Leaf::set_tensor`].
+    pub fn version(&self) -> u64 {
+        self.state().version()
+    }
+
+    /// The gradient accumulated so far.
+    pub fn grad(&self) -> Option<Var> {
+        let state = self.state().lock();
+        match &state.slot {
+            Slot::Owned(_) => state.grad.clone(),
+            Slot::Into(buffer) => Some(Var::new(buffer.clone())),
+        }
+    }
+
+    /// Replaces the gradient (an `Owned` slot only; an `Into` slot's buffer belongs to somebody else).
+    pub fn set_grad(&self, grad: Option<Var>) {
+        self.state().lock().grad = grad;
+    }
+
+    /// Says where gradients go from now on; a gradient in the old place stays there.
+    ///
+    /// # Errors
+    /// If an `Into` buffer has another shape or device.
+    pub fn set_slot(&self, slot: Slot) -> Result<()> {
+        if let Slot::Into(buffer) = &slot {
+            let (got, wanted) = (Meta::of(buffer), &self.0.outputs[0]);
+            if got.shape != wanted.shape || got.device != wanted.device || !got.dtype.is_float() {
+                let wanted = format!("{wanted}, in any floating-point dtype");
+                return Err(Error::Gradient { op: "set_slot", got: got.to_string(), wanted });
+            }
+        }
+        *self.state().lock() = SlotState { slot, grad: None };
+        Ok(())
+    }
+
+    /// Forgets the gradient; an `Into` slot's buffer is zeroed.
+    ///
+    /// # Errors
+    /// If the buffer cannot be written.
+    pub fn zero_grad(&self) -> Result<()> {
+        let mut state = self.state().lock();
+        state.grad = None;
+        match &mut state.slot {
+            Slot::Owned(_) => Ok(()),
+            Slot::Into(buffer) => Ok(kernels::fill_(buffer, 0.0)?),
+        }
+    }
+}
+
+impl Held {
+    fn version(&self) -> u64 {
+        self.base + (self.tensor.version() - self.attached)
+    }
+}
+
+impl LeafState {
+    pub(crate) fn tensor(&self) -> Tensor {
+        self.held.read().unwrap_or_else(PoisonError::into_inner).tensor.clone()
+    }
+
+    pub(crate) fn version(&self) -> u64 {
+        self.held.read().unwrap_or_else(PoisonError::into_inner).version()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, SlotState> {
+        self.slot.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether gradients go straight into a buffer.
+    pub(crate) fn has_buffer(&self) -> bool {
+        matches!(self.lock().slot, Slot::Into(_))
+    }
+
+    /// Calls `write` with the buffer; `None` if there is none.
+    pub(crate) fn with_buffer<T>(&self, write: impl FnOnce(&mut Tensor) -> Result<T>) -> Result<Option<T>> {
+        match &mut self.lock().slot {
+            Slot::Into(buffer) => write(buffer).map(Some),
+            Slot::Owned(_) => Ok(None),
+        }
+    }
+
+    /// Takes a finished gradient: stores the first, adds each further one.
+    pub(crate) fn accumulate(&self, grad: Var, create_graph: bool) -> Result<()> {
+        let mut state = self.lock();
+        let SlotState { slot, grad: kept } = &mut *state;
+        let dtype = match slot {
+            Slot::Into(buffer) => return Ok(kernels::accumulate_(buffer, grad.tensor())?),
+            Slot::Owned(dtype) => dtype.unwrap_or(grad.tensor().dtype()),
+        };
+        let sum = match kept.take() {
+            Some(sum) if create_graph => sum.add(&grad)?,
+            Some(sum) => add_in_place(sum, grad)?,
+            None if create_graph => grad,
+            None => own(grad, dtype)?,
+        };
+        sum.tensor().storage().set_category(Category::Gradients);
+        *kept = Some(sum);
+        Ok(())
+    }
+}
+
+/// A gradient with a storage of its own, so that adding to it changes nothing else.
+fn own(grad: Var, dtype: DType) -> Result<Var> {
+    let _category = Context::with(|c| c.category = Category::Gradients);
+    let grad = grad.into_tensor();
+    if grad.dtype() != dtype {
+        return Ok(Var::new(kernels::cast(&grad, dtype)?));
+    }
+    if grad.is_contiguous() && grad.is_sole_owner() { Ok(Var::new(grad)) } else { Ok(Var::new(grad.copy()?)) }
+}
+
+/// `sum + grad`, in `sum`'s place where nobody else sees it.
+pub(crate) fn add_in_place(sum: Var, grad: Var) -> Result<Var> {
+    let mut sum = sum.into_tensor();
+    if sum.is_contiguous() && sum.is_sole_owner() {
+        kernels::accumulate_(&mut sum, grad.tensor())?;
+        return Ok(Var::new(sum));
+    }
+    let mut copy = sum.copy()?;
+    kernels::accumulate_(&mut copy, grad.tensor())?;
+    Ok(Var::new(copy))
+}
+
+impl Var {
+    pub(crate) fn of_leaf(node: &Arc<Node>) -> Var {
+        let tensor = node.leaf().map(LeafState::tensor);
+        let tensor = tensor.unwrap_or_else(|| unreachable!("called with leaf nodes only"));
+        Var::from_parts(tensor, Some(Edge { node: node.clone(), output: 0 }))
+    }
+}

@@ -1,0 +1,116 @@
+//! Recording: how an operation joins the graph.
+
+use std::sync::{Arc, Mutex};
+
+use phalanx_tensor::{Context, Tensor};
+use smallvec::SmallVec;
+
+use crate::backward::Backward;
+use crate::node::{Body, Edge, Edges, Meta, Node, next_sequence};
+use crate::saved::Saved;
+use crate::{Error, Result, Var};
+
+/// Saves values for backward, while an operation is recorded.
+pub struct Saver<'a> {
+    inputs: &'a [&'a Var],
+    outputs: &'a [Tensor],
+}
+
+impl Saver<'_> {
+    /// Keeps input `i`.
+    ///
+    /// # Errors
+    /// If a saved-value hook refuses.
+    pub fn input(&self, i: usize) -> Result<Saved> {
+        Saved::input(i, self.inputs[i])
+    }
+
+    /// Keeps output `i`.
+    ///
+    /// # Errors
+    /// If a saved-value hook refuses.
+    pub fn output(&self, i: usize) -> Result<Saved> {
+        Saved::output(i, &self.outputs[i])
+    }
+
+    /// Whether input `i` requires a gradient: what only its gradient needs need not be saved otherwise.
+    pub fn needs(&self, i: usize) -> bool {
+        self.inputs[i].requires_grad()
+    }
+}
+
+/// Makes an operation's result a [`Var`]: linked into the graph if gradients are recorded and an input requires
+/// one, else plain. `backward` is called only in the first case, to save what it needs.
+///
+/// # Errors
+/// If saving fails.
+pub fn record<B: Backward + 'static>(
+    name: &'static str,
+    inputs: &[&Var],
+    output: Tensor,
+    backward: impl FnOnce(&Saver<'_>) -> Result<B>,
+) -> Result<Var> {
+    if !is_recording(inputs) {
+        return Ok(Var::from_parts(output, None));
+    }
+    let outputs = std::slice::from_ref(&output);
+    let node = new_node(name, inputs, outputs, backward(&Saver { inputs, outputs })?);
+    Ok(Var::from_parts(output, Some(Edge { node, output: 0 })))
+}
+
+/// [`record`] for an operation of several outputs. Outputs of integer or bool dtype are never linked.
+///
+/// # Errors
+/// If saving fails.
+pub fn record_many<B: Backward + 'static>(
+    name: &'static str,
+    inputs: &[&Var],
+    outputs: SmallVec<[Tensor; 4]>,
+    backward: impl FnOnce(&Saver<'_>) -> Result<B>,
+) -> Result<SmallVec<[Var; 4]>> {
+    if !is_recording(inputs) || outputs.is_empty() {
+        return Ok(outputs.into_iter().map(|t| Var::from_parts(t, None)).collect());
+    }
+    let node = new_node(name, inputs, &outputs, backward(&Saver { inputs, outputs: &outputs })?);
+    let link = |(output, tensor): (usize, Tensor)| {
+        let edge = tensor.dtype().is_float().then(|| Edge { node: node.clone(), output });
+        Var::from_parts(tensor, edge)
+    };
+    Ok(outputs.into_iter().enumerate().map(link).collect())
+}
+
+/// The result of an operation that has no derivative.
+///
+/// # Errors
+/// If gradients are recorded and an input requires one: a gradient is never dropped silently.
+pub fn record_none(name: &'static str, inputs: &[&Var], output: Tensor) -> Result<Var> {
+    if output.dtype().is_float() && is_recording(inputs) {
+        return Err(Error::NotDifferentiable { op: name });
+    }
+    Ok(Var::from_parts(output, None))
+}
+
+/// Whether an operation on these inputs joins the graph.
+pub fn is_recording(inputs: &[&Var]) -> bool {
+    inputs.iter().any(|v| v.requires_grad()) && Context::current().grad
+}
+
+fn new_node<B: Backward + 'static>(
+    name: &'static str,
+    inputs: &[&Var],
+    outputs: &[Tensor],
+    backward: B,
+) -> Arc<Node> {
+    let edges: Edges = inputs.iter().map(|v| v.edge().cloned()).collect();
+    let weight = backward.is_view() && edges.iter().flatten().all(|e| e.node.weight);
+    Arc::new(Node {
+        seq: next_sequence(),
+        name,
+        inputs: edges,
+        outputs: outputs.iter().map(Meta::of).collect(),
+        body: Body::Operation(Mutex::new(Some(Arc::new(backward)))),
+        weight,
+        hooks: Default::default(),
+        recorded: crate::anomaly::recorded_here(),
+    })
+}

@@ -1,0 +1,110 @@
+//! Values kept for backward, and the check that nobody changed them.
+
+use std::any::Any;
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use phalanx_tensor::Tensor;
+
+use crate::node::Node;
+use crate::{Error, Result, Var};
+
+/// A value saved in the forward pass. A leaf is saved by its *handle*: backward reads whatever tensor the leaf
+/// holds then, so its storage can be released and filled again in between, as FSDP does.
+pub struct Saved {
+    value: Value,
+    place: Place,
+    version: u64,
+}
+
+enum Value {
+    Tensor(Tensor),
+    /// In the leaf that the node's edge leads to.
+    Leaf,
+    Packed { hooks: Arc<dyn SavedHooks>, packed: Box<dyn Any + Send + Sync> },
+}
+
+#[derive(Clone, Copy)]
+enum Place {
+    Input(usize),
+    Output(usize),
+}
+
+/// Turns saved values into something else and back, for example by moving them to another device.
+pub trait SavedHooks: Send + Sync {
+    /// Called in the forward pass.
+    fn pack(&self, tensor: &Tensor) -> Result<Box<dyn Any + Send + Sync>>;
+    /// Called in the backward pass, with what `pack` returned.
+    fn unpack(&self, packed: &(dyn Any + Send + Sync)) -> Result<Tensor>;
+}
+
+thread_local! {
+    static HOOKS: RefCell<Vec<Arc<dyn SavedHooks>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Applies `hooks` to the values saved on this thread until the guard is dropped; the innermost guard wins.
+/// Leaves are not packed: they are saved by handle.
+pub fn saved_hooks(hooks: Arc<dyn SavedHooks>) -> SavedHooksGuard {
+    HOOKS.with_borrow_mut(|stack| stack.push(hooks));
+    SavedHooksGuard { thread: std::marker::PhantomData }
+}
+
+/// Ends the effect of [`saved_hooks`].
+#[must_use = "the hooks apply until the guard is dropped"]
+pub struct SavedHooksGuard {
+    thread: std::marker::PhantomData<*const ()>,
+}
+
+impl Drop for SavedHooksGuard {
+    fn drop(&mut self) {
+        HOOKS.with_borrow_mut(|stack| stack.pop());
+    }
+}
+
+impl Saved {
+    pub(crate) fn input(index: usize, var: &Var) -> Result<Saved> {
+        if let Some(leaf) = var.edge().and_then(|e| e.node.leaf()) {
+            return Ok(Saved { value: Value::Leaf, place: Place::Input(index), version: leaf.version() });
+        }
+        Saved::tensor(var.tensor(), Place::Input(index))
+    }
+
+    pub(crate) fn output(index: usize, tensor: &Tensor) -> Result<Saved> {
+        Saved::tensor(tensor, Place::Output(index))
+    }
+
+    fn tensor(tensor: &Tensor, place: Place) -> Result<Saved> {
+        let version = tensor.version();
+        let hooks = HOOKS.with_borrow(|stack| stack.last().cloned());
+        let value = match hooks {
+            Some(hooks) => Value::Packed { packed: hooks.pack(tensor)?, hooks },
+            None => Value::Tensor(tensor.clone()),
+        };
+        Ok(Saved { value, place, version })
+    }
+
+    /// The value, linked into the graph if the result is to be differentiated again.
+    pub(crate) fn unpack(&self, node: &Arc<Node>, link: bool) -> Result<Var> {
+        let edge = match self.place {
+            Place::Input(i) => node.inputs[i].clone(),
+            Place::Output(output) => Some(crate::node::Edge { node: node.clone(), output }),
+        };
+        let (tensor, now) = match &self.value {
+            Value::Tensor(tensor) => (tensor.clone(), tensor.version()),
+            Value::Packed { hooks, packed } => (hooks.unpack(packed.as_ref())?, self.version),
+            Value::Leaf => {
+                let leaf = edge.as_ref().and_then(|e| e.node.leaf());
+                let leaf = leaf.unwrap_or_else(|| unreachable!("saved as a leaf, so the edge leads to one"));
+                (leaf.tensor(), leaf.version())
+            }
+        };
+        if now != self.version {
+            let value = match self.place {
+                Place::Input(i) => format!("input {i}"),
+                Place::Output(i) => format!("output {i}"),
+            };
+            return Err(Error::Modified { op: node.name, value, saved: self.version, now });
+        }
+        Ok(Var::from_parts(tensor, edge.filter(|_| link)))
+    }
+}

@@ -1,0 +1,44 @@
+//! What operations ask of their arguments, and the errors that say so.
+
+use phalanx_tensor::{DType, Error, Result, Tensor};
+
+/// All on one device: a missing copy is an error, on logical CPU devices too.
+pub(crate) fn same_device(op: &'static str, tensors: &[&Tensor]) -> Result<()> {
+    let Some((first, rest)) = tensors.split_first() else { return Ok(()) };
+    match rest.iter().find(|t| t.device() != first.device()) {
+        Some(other) => Err(Error::Device { op, left: first.device(), right: other.device() }),
+        None => Ok(()),
+    }
+}
+
+/// All on one device and of one dtype.
+pub(crate) fn same(op: &'static str, tensors: &[&Tensor]) -> Result<()> {
+    same_device(op, tensors)?;
+    let Some((first, rest)) = tensors.split_first() else { return Ok(()) };
+    match rest.iter().find(|t| t.dtype() != first.dtype()) {
+        Some(other) => Err(Error::dtype(op, other.dtype(), format!("{}, as the first operand", first.dtype()))),
+        None => Ok(()),
+    }
+}
+
+/// A floating-point dtype.
+pub(crate) fn float(op: &'static str, tensor: &Tensor) -> Result<()> {
+    dtype_is(op, tensor, tensor.dtype().is_float(), "a floating-point dtype")
+}
+
+/// One given dtype.
+pub(crate) fn dtype(op: &'static str, tensor: &Tensor, wanted: DType) -> Result<()> {
+    dtype_is(op, tensor, tensor.dtype() == wanted, wanted.name())
+}
+
+fn dtype_is(op: &'static str, tensor: &Tensor, holds: bool, wanted: &str) -> Result<()> {
+    if holds { Ok(()) } else { Err(Error::dtype(op, tensor.dtype(), wanted)) }
+}
+
+/// One given shape.
+pub(crate) fn shape(op: &'static str, what: &str, tensor: &Tensor, wanted: &[usize]) -> Result<()> {
+    if tensor.shape() == wanted {
+        return Ok(());
+    }
+    Err(Error::shape(op, format!("{what} of shape {:?}", tensor.shape()), format!("{wanted:?}")))
+}
