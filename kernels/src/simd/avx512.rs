@@ -1,0 +1,293 @@
+//! AVX-512: 16 lanes of f32, 8 of f64.
+//!
+//! Why the intrinsics may be called: the types' fields are private and [`Avx512`] cannot be named outside `simd`, so
+//! the vectors exist only inside a kernel that `dispatch` runs, after it saw that the CPU has the features. Each
+//! `SAFETY` note below that says "the CPU" means this.
+
+#![allow(unsafe_code)]
+
+use std::arch::x86_64::*;
+use std::ops::{Add, BitAnd, BitOr, Div, Mul, Neg, Not, Sub};
+
+use super::dispatch::Isa;
+use super::vector::{Mask, Vector};
+
+/// AVX-512 F, BW, DQ and VL.
+pub(crate) struct Avx512;
+
+impl Isa for Avx512 {
+    type F32 = F32x16;
+    type F64 = F64x8;
+    const NAME: &'static str = "avx512";
+}
+
+macro_rules! vector {
+    (
+        $name:ident: $elem:ident x $lanes:literal in $reg:ident,
+        $mask:ident($bits:ident), $int:ident,
+        $set1:ident $loadu:ident $mask_loadu:ident $storeu:ident $mask_storeu:ident
+        $add:ident $sub:ident $mul:ident $div:ident $fmadd:ident $sqrt:ident $min:ident $max:ident $roundscale:ident
+        $cmp:ident $blend:ident $scalef:ident $getmant:ident $getexp:ident $permute2:ident
+        $to_int:ident $from_int:ident $ternary:ident $load_int:ident
+    ) => {
+        /// A 512-bit register.
+        #[derive(Clone, Copy)]
+        pub(crate) struct $name($reg);
+
+        /// A mask register.
+        #[derive(Clone, Copy)]
+        pub(crate) struct $mask($bits);
+
+        impl Mask for $mask {
+            #[inline(always)]
+            fn any(self) -> bool {
+                self.0 != 0
+            }
+
+            #[inline(always)]
+            fn all(self) -> bool {
+                self.0 == $bits::MAX
+            }
+        }
+
+        impl BitAnd for $mask {
+            type Output = Self;
+
+            #[inline(always)]
+            fn bitand(self, o: Self) -> Self {
+                $mask(self.0 & o.0)
+            }
+        }
+
+        impl BitOr for $mask {
+            type Output = Self;
+
+            #[inline(always)]
+            fn bitor(self, o: Self) -> Self {
+                $mask(self.0 | o.0)
+            }
+        }
+
+        impl Not for $mask {
+            type Output = Self;
+
+            #[inline(always)]
+            fn not(self) -> Self {
+                $mask(!self.0)
+            }
+        }
+
+        vector!(@operator $name Add add $add);
+        vector!(@operator $name Sub sub $sub);
+        vector!(@operator $name Mul mul $mul);
+        vector!(@operator $name Div div $div);
+
+        impl Neg for $name {
+            type Output = Self;
+
+            #[inline(always)]
+            fn neg(self) -> Self {
+                self.ternary::<0x3C>(Self::splat(-0.0), self) // a xor b
+            }
+        }
+
+        impl $name {
+            /// A bitwise function of three registers, given by its table over (a, b, c).
+            #[inline(always)]
+            fn ternary<const TABLE: i32>(self, b: Self, c: Self) -> Self {
+                // SAFETY: the CPU.
+                unsafe { $name($from_int($ternary::<TABLE>($to_int(self.0), $to_int(b.0), $to_int(c.0)))) }
+            }
+
+            /// The mask of the first `len` lanes, all of them if there are more.
+            #[inline(always)]
+            fn first(len: usize) -> $bits {
+                if len >= $lanes { $bits::MAX } else { (1 << len) - 1 }
+            }
+        }
+
+        impl Vector for $name {
+            type Elem = $elem;
+            type Mask = $mask;
+            const LANES: usize = $lanes;
+
+            #[inline(always)]
+            fn splat(x: $elem) -> Self {
+                // SAFETY: the CPU.
+                unsafe { $name($set1(x)) }
+            }
+
+            #[inline(always)]
+            fn load(src: &[$elem]) -> Self {
+                assert!(src.len() >= $lanes);
+                // SAFETY: the CPU, and `src` has the lanes that are read.
+                unsafe { $name($loadu(src.as_ptr())) }
+            }
+
+            #[inline(always)]
+            fn load_partial(src: &[$elem], fill: $elem) -> Self {
+                // SAFETY: the CPU, and only the first `src.len()` lanes are read.
+                unsafe { $name($mask_loadu($set1(fill), Self::first(src.len()), src.as_ptr())) }
+            }
+
+            #[inline(always)]
+            fn store(self, dst: &mut [$elem]) {
+                assert!(dst.len() >= $lanes);
+                // SAFETY: the CPU, and `dst` has the lanes that are written.
+                unsafe { $storeu(dst.as_mut_ptr(), self.0) }
+            }
+
+            #[inline(always)]
+            fn store_partial(self, dst: &mut [$elem]) {
+                // SAFETY: the CPU, and only the first `dst.len()` lanes are written.
+                unsafe { $mask_storeu(dst.as_mut_ptr(), Self::first(dst.len()), self.0) }
+            }
+
+            #[inline(always)]
+            fn mul_add(self, b: Self, c: Self) -> Self {
+                // SAFETY: the CPU.
+                unsafe { $name($fmadd(self.0, b.0, c.0)) }
+            }
+
+            #[inline(always)]
+            fn min(self, o: Self) -> Self {
+                // SAFETY: the CPU. The instruction returns its second operand for NaN and for two zeros.
+                unsafe { $name($min(self.0, o.0)) }
+            }
+
+            #[inline(always)]
+            fn max(self, o: Self) -> Self {
+                // SAFETY: the CPU. The instruction returns its second operand for NaN and for two zeros.
+                unsafe { $name($max(self.0, o.0)) }
+            }
+
+            #[inline(always)]
+            fn abs(self) -> Self {
+                self.ternary::<0x30>(Self::splat(-0.0), self) // a and not b
+            }
+
+            #[inline(always)]
+            fn sqrt(self) -> Self {
+                // SAFETY: the CPU.
+                unsafe { $name($sqrt(self.0)) }
+            }
+
+            #[inline(always)]
+            fn floor(self) -> Self {
+                // SAFETY: the CPU.
+                unsafe { $name($roundscale::<{ _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC }>(self.0)) }
+            }
+
+            #[inline(always)]
+            fn trunc(self) -> Self {
+                // SAFETY: the CPU.
+                unsafe { $name($roundscale::<{ _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC }>(self.0)) }
+            }
+
+            #[inline(always)]
+            fn round_even(self) -> Self {
+                // SAFETY: the CPU.
+                unsafe { $name($roundscale::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(self.0)) }
+            }
+
+            #[inline(always)]
+            fn copysign(self, sign: Self) -> Self {
+                self.ternary::<0xD8>(sign, Self::splat(-0.0)) // b where c is set, else a
+            }
+
+            #[inline(always)]
+            fn lt(self, o: Self) -> $mask {
+                // SAFETY: the CPU.
+                unsafe { $mask($cmp::<_CMP_LT_OQ>(self.0, o.0)) }
+            }
+
+            #[inline(always)]
+            fn le(self, o: Self) -> $mask {
+                // SAFETY: the CPU.
+                unsafe { $mask($cmp::<_CMP_LE_OQ>(self.0, o.0)) }
+            }
+
+            #[inline(always)]
+            fn eq(self, o: Self) -> $mask {
+                // SAFETY: the CPU.
+                unsafe { $mask($cmp::<_CMP_EQ_OQ>(self.0, o.0)) }
+            }
+
+            #[inline(always)]
+            fn select(mask: $mask, if_true: Self, if_false: Self) -> Self {
+                // SAFETY: the CPU.
+                unsafe { $name($blend(mask.0, if_false.0, if_true.0)) }
+            }
+
+            #[inline(always)]
+            fn scale_by_power(self, n: Self) -> Self {
+                // SAFETY: the CPU.
+                unsafe { $name($scalef(self.0, n.0)) }
+            }
+
+            #[inline(always)]
+            fn split(self) -> (Self, Self) {
+                // SAFETY: the CPU.
+                unsafe {
+                    let mantissa = $getmant::<_MM_MANT_NORM_1_2, _MM_MANT_SIGN_SRC>(self.0);
+                    ($name(mantissa), $name($getexp(self.0)))
+                }
+            }
+
+            #[inline(always)]
+            fn zip(self, b: Self) -> (Self, Self) {
+                // Lane i of `self` is index i, lane i of `b` index LANES + i.
+                const LOWER: [$int; $lanes] = interleaved(0);
+                const UPPER: [$int; $lanes] = interleaved($lanes / 2);
+                const fn interleaved(start: $int) -> [$int; $lanes] {
+                    let mut index = [0; $lanes];
+                    let mut i = 0;
+                    while i < $lanes {
+                        index[i] = start + i as $int / 2 + (i as $int % 2) * $lanes;
+                        i += 1;
+                    }
+                    index
+                }
+                // SAFETY: the CPU, and both tables are 64 bytes long.
+                unsafe {
+                    let lower = $load_int(LOWER.as_ptr().cast());
+                    let upper = $load_int(UPPER.as_ptr().cast());
+                    ($name($permute2(self.0, lower, b.0)), $name($permute2(self.0, upper, b.0)))
+                }
+            }
+        }
+    };
+    (@operator $name:ident $trait:ident $method:ident $intrinsic:ident) => {
+        impl $trait for $name {
+            type Output = Self;
+
+            #[inline(always)]
+            fn $method(self, o: Self) -> Self {
+                // SAFETY: the CPU.
+                unsafe { $name($intrinsic(self.0, o.0)) }
+            }
+        }
+    };
+}
+
+vector!(
+    F32x16: f32 x 16 in __m512,
+    Mask16(__mmask16), i32,
+    _mm512_set1_ps _mm512_loadu_ps _mm512_mask_loadu_ps _mm512_storeu_ps _mm512_mask_storeu_ps
+    _mm512_add_ps _mm512_sub_ps _mm512_mul_ps _mm512_div_ps _mm512_fmadd_ps _mm512_sqrt_ps _mm512_min_ps _mm512_max_ps
+    _mm512_roundscale_ps
+    _mm512_cmp_ps_mask _mm512_mask_blend_ps _mm512_scalef_ps _mm512_getmant_ps _mm512_getexp_ps
+    _mm512_permutex2var_ps
+    _mm512_castps_si512 _mm512_castsi512_ps _mm512_ternarylogic_epi32 _mm512_loadu_si512
+);
+
+vector!(
+    F64x8: f64 x 8 in __m512d,
+    Mask8(__mmask8), i64,
+    _mm512_set1_pd _mm512_loadu_pd _mm512_mask_loadu_pd _mm512_storeu_pd _mm512_mask_storeu_pd
+    _mm512_add_pd _mm512_sub_pd _mm512_mul_pd _mm512_div_pd _mm512_fmadd_pd _mm512_sqrt_pd _mm512_min_pd _mm512_max_pd
+    _mm512_roundscale_pd
+    _mm512_cmp_pd_mask _mm512_mask_blend_pd _mm512_scalef_pd _mm512_getmant_pd _mm512_getexp_pd
+    _mm512_permutex2var_pd
+    _mm512_castpd_si512 _mm512_castsi512_pd _mm512_ternarylogic_epi64 _mm512_loadu_si512
+);

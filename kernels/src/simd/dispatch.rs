@@ -1,0 +1,200 @@
+//! Picks the instruction set once per process and runs kernels compiled for it.
+
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::sync::OnceLock;
+
+#[cfg(target_arch = "aarch64")]
+use super::neon::Neon;
+use super::scalar::Scalar;
+use super::vector::Vector;
+#[cfg(target_arch = "x86_64")]
+use super::{avx2::Avx2, avx512::Avx512};
+
+/// An instruction set: the vectors a kernel's body is instantiated with.
+pub(crate) trait Isa {
+    /// Vectors of f32.
+    type F32: Vector<Elem = f32>;
+    /// Vectors of f64.
+    type F64: Vector<Elem = f64>;
+    /// What `PHALANX_ISA` calls it.
+    const NAME: &'static str;
+}
+
+/// A computation with one generic body. Its `run`, and all it calls down to the arithmetic, is `#[inline(always)]`.
+pub(crate) trait Kernel {
+    /// What it returns.
+    type Output;
+
+    /// The body, for one instruction set.
+    fn run<S: Isa>(self) -> Self::Output;
+}
+
+/// The instruction sets there are implementations for, on any CPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum IsaName {
+    /// x86-64 with AVX-512 F, BW, DQ and VL.
+    Avx512,
+    /// x86-64 with AVX2 and FMA.
+    Avx2,
+    /// AArch64's baseline.
+    Neon,
+    /// Plain Rust, a lane at a time.
+    Scalar,
+}
+
+impl IsaName {
+    const ALL: [IsaName; 4] = [IsaName::Avx512, IsaName::Avx2, IsaName::Neon, IsaName::Scalar];
+
+    /// What `PHALANX_ISA` calls it.
+    pub fn name(self) -> &'static str {
+        match self {
+            IsaName::Avx512 => "avx512",
+            IsaName::Avx2 => "avx2",
+            IsaName::Neon => "neon",
+            IsaName::Scalar => "scalar",
+        }
+    }
+
+    /// Whether this CPU has it (and this build an implementation).
+    pub fn is_available(self) -> bool {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            IsaName::Avx512 => {
+                is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512bw")
+                    && is_x86_feature_detected!("avx512dq")
+                    && is_x86_feature_detected!("avx512vl")
+                    && is_x86_feature_detected!("avx2")
+                    && is_x86_feature_detected!("fma")
+            }
+            #[cfg(target_arch = "x86_64")]
+            IsaName::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
+            #[cfg(target_arch = "aarch64")]
+            IsaName::Neon => std::arch::is_aarch64_feature_detected!("neon"),
+            IsaName::Scalar => true,
+            #[allow(unreachable_patterns)] // which names are left depends on the target
+            _ => false,
+        }
+    }
+}
+
+impl fmt::Display for IsaName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// The instruction sets this CPU has, best first.
+pub fn available_isas() -> Vec<IsaName> {
+    IsaName::ALL.into_iter().filter(|isa| isa.is_available()).collect()
+}
+
+/// The instruction set that kernels run on in this process: the one `PHALANX_ISA` names (`avx512`, `avx2`, `neon`,
+/// `scalar`), else the best this CPU has. Chosen at the first call and never changed.
+///
+/// # Panics
+///
+/// At the first call, if `PHALANX_ISA` is set to an unknown name or one this CPU lacks. A silent second choice would
+/// give other bits than the ones asked for.
+pub fn isa() -> IsaName {
+    static CHOSEN: OnceLock<IsaName> = OnceLock::new();
+    *CHOSEN.get_or_init(|| {
+        let wanted = std::env::var_os("PHALANX_ISA").filter(|name| !name.is_empty());
+        choose(wanted.map(|name| name.to_string_lossy().into_owned()).as_deref())
+            .unwrap_or_else(|message| panic!("{message}"))
+    })
+}
+
+/// The instruction set for a value of `PHALANX_ISA`, or what to tell the user.
+fn choose(wanted: Option<&str>) -> Result<IsaName, String> {
+    let available = available_isas();
+    let Some(wanted) = wanted else {
+        return Ok(available[0]); // Scalar is always there.
+    };
+    available.iter().copied().find(|isa| isa.name() == wanted).ok_or_else(|| {
+        let known = IsaName::ALL.iter().any(|isa| isa.name() == wanted);
+        let names: Vec<_> = available.iter().map(|isa| isa.name()).collect();
+        let problem = if known { "is not available on this CPU" } else { "is not an instruction set" };
+        format!("PHALANX_ISA={wanted} {problem}; available here: {}", names.join(", "))
+    })
+}
+
+/// Runs `kernel` on the process's instruction set, [`isa`].
+#[inline]
+pub(crate) fn dispatch<K: Kernel>(kernel: K) -> K::Output {
+    // SAFETY: `isa` returns only instruction sets this CPU has.
+    unsafe { trampoline(isa(), kernel) }
+}
+
+/// Runs `kernel` on `isa`, if this CPU has it.
+#[inline]
+pub(crate) fn dispatch_on<K: Kernel>(isa: IsaName, kernel: K) -> Option<K::Output> {
+    // SAFETY: availability is checked first.
+    isa.is_available().then(|| unsafe { trampoline(isa, kernel) })
+}
+
+/// # Safety
+///
+/// This CPU must have `isa`.
+#[inline]
+unsafe fn trampoline<K: Kernel>(isa: IsaName, kernel: K) -> K::Output {
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the caller vouches for the CPU.
+        IsaName::Avx512 => unsafe { run_avx512(kernel) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the caller vouches for the CPU.
+        IsaName::Avx2 => unsafe { run_avx2(kernel) },
+        #[cfg(target_arch = "aarch64")]
+        // SAFETY: the caller vouches for the CPU.
+        IsaName::Neon => unsafe { run_neon(kernel) },
+        _ => kernel.run::<Scalar>(),
+    }
+}
+
+/// # Safety
+///
+/// The CPU must have the features named.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+unsafe fn run_avx512<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run::<Avx512>()
+}
+
+/// # Safety
+///
+/// The CPU must have the features named.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn run_avx2<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run::<Avx2>()
+}
+
+/// # Safety
+///
+/// The CPU must have the features named.
+#[cfg(target_arch = "aarch64")]
+#[target_feature(enable = "neon")]
+unsafe fn run_neon<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run::<Neon>()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unknown_or_missing_isa_is_refused_by_name() {
+        assert_eq!(choose(None), Ok(available_isas()[0]));
+        assert_eq!(choose(Some("scalar")), Ok(IsaName::Scalar));
+        let unknown = choose(Some("sse9")).unwrap_err();
+        assert!(unknown.contains("PHALANX_ISA=sse9 is not an instruction set"), "{unknown}");
+        assert!(unknown.contains("scalar"), "{unknown}");
+        if let Some(absent) = IsaName::ALL.into_iter().find(|isa| !isa.is_available()) {
+            let message = choose(Some(absent.name())).unwrap_err();
+            assert!(message.contains("is not available on this CPU"), "{message}");
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! The two element types that vectors hold, and the scalar arithmetic that generic code needs of them.
+
+use std::ops::{Add, AddAssign, Div, Mul, Neg, Sub};
+
+use super::dispatch::Isa;
+use super::tables::Tables;
+use super::vector::Vector;
+
+/// f32 or f64.
+pub(crate) trait Float:
+    Copy
+    + Default
+    + Send
+    + Sync
+    + PartialEq
+    + PartialOrd
+    + std::fmt::Debug
+    + Add<Output = Self>
+    + AddAssign
+    + Sub<Output = Self>
+    + Mul<Output = Self>
+    + Div<Output = Self>
+    + Neg<Output = Self>
+    + Tables
+    + 'static
+{
+    /// The vector of this element in an instruction set.
+    type Vec<S: Isa>: Vector<Elem = Self>;
+
+    /// 0
+    const ZERO: Self;
+    /// 1
+    const ONE: Self;
+    /// Positive infinity.
+    const INFINITY: Self;
+    /// A quiet NaN.
+    const NAN: Self;
+    /// The largest finite value.
+    const MAX: Self;
+
+    /// The nearest value of this type.
+    fn from_f64(x: f64) -> Self;
+    /// The value as f64, exactly.
+    fn to_f64(self) -> f64;
+    /// `self * b + c`, rounded once.
+    fn mul_add(self, b: Self, c: Self) -> Self;
+    /// The square root, correctly rounded.
+    fn sqrt(self) -> Self;
+    /// Whether this is a NaN.
+    fn is_nan(self) -> bool;
+}
+
+macro_rules! float {
+    ($elem:ident, $vector:ident) => {
+        impl Float for $elem {
+            type Vec<S: Isa> = S::$vector;
+
+            const ZERO: Self = 0.0;
+            const ONE: Self = 1.0;
+            const INFINITY: Self = $elem::INFINITY;
+            const NAN: Self = $elem::NAN;
+            const MAX: Self = $elem::MAX;
+
+            #[inline(always)]
+            fn from_f64(x: f64) -> Self {
+                x as $elem
+            }
+
+            #[inline(always)]
+            fn to_f64(self) -> f64 {
+                f64::from(self)
+            }
+
+            #[inline(always)]
+            fn mul_add(self, b: Self, c: Self) -> Self {
+                $elem::mul_add(self, b, c)
+            }
+
+            #[inline(always)]
+            fn sqrt(self) -> Self {
+                $elem::sqrt(self)
+            }
+
+            #[inline(always)]
+            fn is_nan(self) -> bool {
+                $elem::is_nan(self)
+            }
+        }
+    };
+}
+
+float!(f32, F32);
+float!(f64, F64);

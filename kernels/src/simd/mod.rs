@@ -1,0 +1,33 @@
+//! SIMD: one generic vector, an implementation per instruction set, and the run-time choice between them.
+//!
+//! A kernel is a struct that implements [`Kernel`]; `dispatch(kernel)` runs its body compiled for the best
+//! instruction set this CPU has (or the one `PHALANX_ISA` names). Inside, `S::F32`, `S::F64` or `T::Vec<S>` are the
+//! vectors. Everything on the way from `run` to the arithmetic must be `#[inline(always)]`: only what is inlined into
+//! the dispatcher's trampoline is compiled with the instruction set's features.
+//!
+//! A slice's tail goes through `load_partial` and the same arithmetic, so bits do not depend on where an element sits.
+//! Across instruction sets the same sequence of operations runs on every lane; only `reduce_*` differ, whose tree has
+//! the vector's width.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod dispatch;
+mod float;
+mod math;
+#[cfg(target_arch = "aarch64")]
+mod neon;
+mod scalar;
+mod tables;
+#[cfg(test)]
+mod tests;
+mod vector;
+
+#[allow(unused_imports)] // not yet used by every kernel
+pub(crate) use dispatch::{Isa, Kernel, dispatch, dispatch_on};
+pub use dispatch::{IsaName, available_isas, isa};
+#[allow(unused_imports)]
+pub(crate) use float::Float;
+#[allow(unused_imports)]
+pub(crate) use vector::{LANES_MAX, Mask, Vector};

@@ -1,0 +1,238 @@
+//! The one SIMD abstraction: what a kernel's generic body may do with a register of floats.
+//!
+//! A body is written once over [`Vector`] and instantiated for every instruction set. Nothing here knows which;
+//! the implementations are thin and live in a file per instruction set. Each operation acts on lanes apart, so the
+//! value of a lane never depends on its position or on its neighbours.
+
+use std::ops::{Add, BitAnd, BitOr, Div, Mul, Neg, Not, Sub};
+
+use super::float::Float;
+use super::math;
+
+/// The most lanes any instruction set has (16 x f32 in 512 bits).
+pub(crate) const LANES_MAX: usize = 16;
+
+/// One truth value per lane.
+pub(crate) trait Mask:
+    Copy + BitAnd<Output = Self> + BitOr<Output = Self> + Not<Output = Self>
+{
+    /// Whether any lane is true.
+    fn any(self) -> bool;
+    /// Whether every lane is true.
+    fn all(self) -> bool;
+}
+
+/// A register of [`Vector::LANES`] floats.
+pub(crate) trait Vector:
+    Copy + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self> + Div<Output = Self> + Neg<Output = Self>
+{
+    /// What a lane holds.
+    type Elem: Float;
+    /// The outcome of a comparison.
+    type Mask: Mask;
+    /// How many lanes there are; a power of two, at most [`LANES_MAX`].
+    const LANES: usize;
+
+    /// `x` in every lane.
+    fn splat(x: Self::Elem) -> Self;
+    /// The first [`Vector::LANES`] elements of `src`, which must have as many.
+    fn load(src: &[Self::Elem]) -> Self;
+    /// The elements of `src` (at most [`Vector::LANES`] of them are read), then `fill`.
+    fn load_partial(src: &[Self::Elem], fill: Self::Elem) -> Self;
+    /// Writes every lane to the front of `dst`, which must have room.
+    fn store(self, dst: &mut [Self::Elem]);
+    /// Writes as many leading lanes as `dst` has room for.
+    fn store_partial(self, dst: &mut [Self::Elem]);
+
+    /// `self * b + c`, rounded once.
+    fn mul_add(self, b: Self, c: Self) -> Self;
+    /// `if self < o { self } else { o }`: with a NaN on either side (and for two zeros) the result is `o`.
+    fn min(self, o: Self) -> Self;
+    /// `if self > o { self } else { o }`: with a NaN on either side (and for two zeros) the result is `o`.
+    fn max(self, o: Self) -> Self;
+    /// Clears the sign, a NaN's too.
+    fn abs(self) -> Self;
+    /// The square root, correctly rounded.
+    fn sqrt(self) -> Self;
+    /// The largest integer not above.
+    fn floor(self) -> Self;
+    /// Rounds towards zero.
+    fn trunc(self) -> Self;
+    /// The nearest integer, ties to even.
+    fn round_even(self) -> Self;
+    /// The magnitude of `self` with the sign of `sign`.
+    fn copysign(self, sign: Self) -> Self;
+
+    /// `self < o`; false where either is NaN.
+    fn lt(self, o: Self) -> Self::Mask;
+    /// `self <= o`; false where either is NaN.
+    fn le(self, o: Self) -> Self::Mask;
+    /// `self == o`; false where either is NaN.
+    fn eq(self, o: Self) -> Self::Mask;
+    /// Lane by lane `if mask { if_true } else { if_false }`.
+    fn select(mask: Self::Mask, if_true: Self, if_false: Self) -> Self;
+
+    /// `self * 2^n`, rounded once, for an integral `n` of magnitude up to twice the largest exponent.
+    fn scale_by_power(self, n: Self) -> Self;
+    /// `(m, e)` with `self = m * 2^e` and `1 <= m < 2`, for positive finite lanes (subnormal ones too); what other
+    /// lanes give is unspecified.
+    fn split(self) -> (Self, Self);
+    /// Interleaves: `(a0, b0, a1, b1, ..)`, its lower half first. The step that transpositions are made of.
+    fn zip(self, b: Self) -> (Self, Self);
+
+    /// Zero in every lane.
+    #[inline(always)]
+    fn zero() -> Self {
+        Self::splat(Self::Elem::ZERO)
+    }
+
+    /// The smaller one; NaN where either is NaN.
+    #[inline(always)]
+    fn nan_min(self, o: Self) -> Self {
+        Self::select(self.is_nan(), self, self.min(o))
+    }
+
+    /// The larger one; NaN where either is NaN.
+    #[inline(always)]
+    fn nan_max(self, o: Self) -> Self {
+        Self::select(self.is_nan(), self, self.max(o))
+    }
+
+    /// `self > o`; false where either is NaN.
+    #[inline(always)]
+    fn gt(self, o: Self) -> Self::Mask {
+        o.lt(self)
+    }
+
+    /// `self >= o`; false where either is NaN.
+    #[inline(always)]
+    fn ge(self, o: Self) -> Self::Mask {
+        o.le(self)
+    }
+
+    /// `self != o`; true where either is NaN.
+    #[inline(always)]
+    fn ne(self, o: Self) -> Self::Mask {
+        !self.eq(o)
+    }
+
+    /// Which lanes are NaN.
+    #[inline(always)]
+    fn is_nan(self) -> Self::Mask {
+        self.ne(self)
+    }
+
+    /// The sum of the lanes, always by the same tree: lane i and lane i + half, halving.
+    #[inline(always)]
+    fn reduce_sum(self) -> Self::Elem {
+        fold_halves(self, |a, b| a + b)
+    }
+
+    /// The largest lane; NaN if any lane is.
+    #[inline(always)]
+    fn reduce_max(self) -> Self::Elem {
+        fold_halves(self, |a, b| if a > b || a.is_nan() { a } else { b })
+    }
+
+    /// The smallest lane; NaN if any lane is.
+    #[inline(always)]
+    fn reduce_min(self) -> Self::Elem {
+        fold_halves(self, |a, b| if a < b || a.is_nan() { a } else { b })
+    }
+
+    /// `f` of every lane where `mask` is true, the lane itself elsewhere. Slow: for lanes that are rare.
+    #[inline(always)]
+    fn map_where(self, mask: Self::Mask, f: impl Fn(usize) -> Self::Elem) -> Self {
+        let mut wanted = [Self::Elem::ZERO; LANES_MAX];
+        Self::select(mask, Self::splat(Self::Elem::ONE), Self::zero()).store(&mut wanted);
+        let mut lanes = [Self::Elem::ZERO; LANES_MAX];
+        self.store(&mut lanes);
+        for i in 0..Self::LANES {
+            if wanted[i] != Self::Elem::ZERO {
+                lanes[i] = f(i);
+            }
+        }
+        Self::load(&lanes)
+    }
+
+    /// `e^self`.
+    #[inline(always)]
+    fn exp(self) -> Self {
+        math::exp(self)
+    }
+
+    /// `e^self - 1`, accurate near zero.
+    #[inline(always)]
+    fn exp_m1(self) -> Self {
+        math::exp_m1(self)
+    }
+
+    /// The natural logarithm; NaN below zero.
+    #[inline(always)]
+    fn ln(self) -> Self {
+        math::ln(self)
+    }
+
+    /// `ln(1 + self)`, accurate near zero.
+    #[inline(always)]
+    fn ln_1p(self) -> Self {
+        math::ln_1p(self)
+    }
+
+    /// The hyperbolic tangent.
+    #[inline(always)]
+    fn tanh(self) -> Self {
+        math::tanh(self)
+    }
+
+    /// `1 / (1 + e^-self)`, accurate in both tails.
+    #[inline(always)]
+    fn sigmoid(self) -> Self {
+        math::sigmoid(self)
+    }
+
+    /// The error function.
+    #[inline(always)]
+    fn erf(self) -> Self {
+        math::erf(self)
+    }
+
+    /// `1 - erf(self)`, accurate in the right tail.
+    #[inline(always)]
+    fn erfc(self) -> Self {
+        math::erfc(self)
+    }
+
+    /// The sine of an angle in radians, of any size.
+    #[inline(always)]
+    fn sin(self) -> Self {
+        math::sin(self)
+    }
+
+    /// The cosine of an angle in radians, of any size.
+    #[inline(always)]
+    fn cos(self) -> Self {
+        math::cos(self)
+    }
+
+    /// `self^e` with IEEE 754 `pow`'s special cases.
+    #[inline(always)]
+    fn pow(self, e: Self) -> Self {
+        math::pow(self, e)
+    }
+}
+
+/// Combines lane i with lane i + half until one is left.
+#[inline(always)]
+fn fold_halves<V: Vector>(v: V, f: impl Fn(V::Elem, V::Elem) -> V::Elem) -> V::Elem {
+    let mut lanes = [V::Elem::ZERO; LANES_MAX];
+    v.store(&mut lanes);
+    let mut half = V::LANES / 2;
+    while half > 0 {
+        for i in 0..half {
+            lanes[i] = f(lanes[i], lanes[i + half]);
+        }
+        half /= 2;
+    }
+    lanes[0]
+}
