@@ -26,7 +26,9 @@ pub enum Error {
         op: &'static str,
     },
     /// A value that backward needs was modified in place after it was saved.
-    #[error("{op}: {value} was modified in place after it was saved for backward (version {now}, saved at {saved})")]
+    #[error(
+        "{op}: {value} was modified in place after it was saved for backward (version {now}, saved at {saved})"
+    )]
     Modified {
         /// The operation that saved it.
         op: &'static str,

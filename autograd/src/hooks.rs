@@ -87,7 +87,8 @@ impl Node {
     /// Passes the gradients of the outputs through their hooks.
     pub(crate) fn run_grad_hooks(&self, grads: &mut [Option<Var>]) -> Result<()> {
         let Some(table) = self.hooks.get() else { return Ok(()) };
-        let hooks: Vec<_> = lock(table).grad.iter().map(|(_, output, hook)| (*output, hook.clone())).collect();
+        let hooks: Vec<_> =
+            lock(table).grad.iter().map(|(_, output, hook)| (*output, hook.clone())).collect();
         for (output, hook) in hooks {
             let Some(grad) = &mut grads[output] else { continue };
             if let Some(replacement) = hook(grad)? {

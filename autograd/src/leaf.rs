@@ -92,7 +92,11 @@ impl Leaf {
         let got = Meta::of(&tensor);
         let shapes_fit = got.shape == wanted.shape || tensor.numel() == 0;
         if got.dtype != wanted.dtype || got.device != wanted.device || !shapes_fit {
-            return Err(Error::Gradient { op: "set_tensor", got: got.to_string(), wanted: wanted.to_string() });
+            return Err(Error::Gradient {
+                op: "set_tensor",
+                got: got.to_string(),
+                wanted: wanted.to_string(),
+            });
         }
         let mut held = self.state().held.write().unwrap_or_else(PoisonError::into_inner);
         let base = held.version();

@@ -21,7 +21,10 @@ enum Value {
     Tensor(Tensor),
     /// In the leaf that the node's edge leads to.
     Leaf,
-    Packed { hooks: Arc<dyn SavedHooks>, packed: Box<dyn Any + Send + Sync> },
+    Packed {
+        hooks: Arc<dyn SavedHooks>,
+        packed: Box<dyn Any + Send + Sync>,
+    },
 }
 
 #[derive(Clone, Copy)]

@@ -16,7 +16,9 @@ pub(crate) fn same(op: &'static str, tensors: &[&Tensor]) -> Result<()> {
     same_device(op, tensors)?;
     let Some((first, rest)) = tensors.split_first() else { return Ok(()) };
     match rest.iter().find(|t| t.dtype() != first.dtype()) {
-        Some(other) => Err(Error::dtype(op, other.dtype(), format!("{}, as the first operand", first.dtype()))),
+        Some(other) => {
+            Err(Error::dtype(op, other.dtype(), format!("{}, as the first operand", first.dtype())))
+        }
         None => Ok(()),
     }
 }

@@ -5,10 +5,10 @@
 
 use phalanx_tensor::{Dims, Element, Result, Tensor, broadcast_shapes};
 
+use crate::check;
 use crate::real::{Real, for_real};
 use crate::simd::{Float, Isa, Kernel, Vector, dispatch};
 use crate::source::{BLOCK, Source};
-use crate::{check, simd};
 
 /// A function of `N` elements.
 pub(crate) trait Pointwise<const N: usize>: Copy + Sync {
@@ -26,7 +26,11 @@ pub(crate) fn common_shape(op: &'static str, inputs: &[&Tensor]) -> Result<Dims>
 }
 
 /// Applies `f` to the broadcast inputs, which must be floating-point, of one dtype and on one device.
-pub(crate) fn map<const N: usize>(op: &'static str, f: impl Pointwise<N>, inputs: [&Tensor; N]) -> Result<Tensor> {
+pub(crate) fn map<const N: usize>(
+    op: &'static str,
+    f: impl Pointwise<N>,
+    inputs: [&Tensor; N],
+) -> Result<Tensor> {
     check::float(op, inputs[0])?;
     check::same(op, &inputs)?;
     let mut out = Tensor::empty(&common_shape(op, &inputs)?, inputs[0].dtype(), inputs[0].device())?;
@@ -58,10 +62,7 @@ fn map_typed<T: Real, const N: usize>(
 ) -> Result<()> {
     let shape = Dims::from_slice(out.shape());
     let (offset, numel, pool) = (out.offset(), out.numel(), out.device().pool()?);
-    let mut sources: smallvec::SmallVec<[Source<'_, T>; N]> = smallvec::SmallVec::new();
-    for input in inputs {
-        sources.push(Source::open(op, input, &shape)?);
-    }
+    let sources: [Source<'_, T>; N] = Source::open_all(op, inputs, &shape)?;
     let mut target = out.write::<T>(op)?;
     pool.for_each_chunk(&mut target[offset..offset + numel], PIECE, |piece, target| {
         let mut scratch = [[T::Wide::ZERO; BLOCK]; N];
@@ -126,10 +127,7 @@ pub(crate) fn map_scalar<T: Element, U: Element, const N: usize>(
     }
     let shape = Dims::from_slice(out.shape());
     let (offset, numel, pool) = (out.offset(), out.numel(), out.device().pool()?);
-    let mut sources: smallvec::SmallVec<[Source<'_, T>; N]> = smallvec::SmallVec::new();
-    for input in inputs {
-        sources.push(Source::open(op, input, &shape)?);
-    }
+    let sources: [Source<'_, T>; N] = Source::open_all(op, inputs, &shape)?;
     let mut target = out.write::<U>(op)?;
     pool.for_each_chunk(&mut target[offset..offset + numel], PIECE, |piece, target| {
         let mut scratch = [[T::zeroed(); BLOCK]; N];
@@ -146,9 +144,4 @@ pub(crate) fn map_scalar<T: Element, U: Element, const N: usize>(
         }
     });
     Ok(())
-}
-
-/// The name of the instruction set that kernels use, for reports.
-pub fn isa() -> &'static str {
-    simd::isa().name()
 }

@@ -20,13 +20,27 @@ impl<'a, T: Element> Source<'a, T> {
     /// Opens `tensor`, whose shape broadcasts to `shape`.
     pub(crate) fn open(op: &'static str, tensor: &'a Tensor, shape: &[usize]) -> Result<Source<'a, T>> {
         let same = tensor.shape() == shape;
-        let seen: Layout = if same { tensor.layout().clone() } else { tensor.broadcast_to(shape)?.layout().clone() };
+        let seen: Layout =
+            if same { tensor.layout().clone() } else { tensor.broadcast_to(shape)?.layout().clone() };
         Ok(Source {
             elements: tensor.read(op)?,
             offset: seen.offset(),
             contiguous: seen.is_contiguous(),
             loops: Loops::new(seen.shape(), [seen.strides()]),
         })
+    }
+
+    /// Opens several.
+    pub(crate) fn open_all<const N: usize>(
+        op: &'static str,
+        tensors: [&'a Tensor; N],
+        shape: &[usize],
+    ) -> Result<[Source<'a, T>; N]> {
+        let mut opened = [const { None }; N];
+        for (slot, tensor) in opened.iter_mut().zip(tensors) {
+            *slot = Some(Source::open(op, tensor, shape)?);
+        }
+        Ok(opened.map(|source| source.unwrap_or_else(|| unreachable!("every slot was filled"))))
     }
 
     /// Elements `start .. start + len` in row-major order: where they lie if they lie together, else gathered

@@ -201,7 +201,8 @@ impl Job {
             })
             .collect();
         let sunk = RefCell::new(SmallVec::from_elem(false, needs.len()));
-        let cx = Cx { node, grads, needs, create_graph: self.options.create_graph, sinks: &sinks, sunk: &sunk };
+        let cx =
+            Cx { node, grads, needs, create_graph: self.options.create_graph, sinks: &sinks, sunk: &sunk };
         let made = catch_unwind(AssertUnwindSafe(|| operation.backward(&cx)));
         let made = made.map_err(|panic| Error::Panicked { op: node.name, message: message_of(&*panic) })?;
         let made = made.map_err(|source| match source {
@@ -215,7 +216,9 @@ impl Job {
         node.run_node_hooks(grads, &made)?;
         let sunk = sunk.into_inner();
         let mut messages = Vec::with_capacity(made.len());
-        for (i, (edge, grad)) in node.inputs.iter().zip(made.into_iter().chain(std::iter::repeat(None))).enumerate() {
+        for (i, (edge, grad)) in
+            node.inputs.iter().zip(made.into_iter().chain(std::iter::repeat(None))).enumerate()
+        {
             let (Some(edge), true) = (edge, needs[i]) else { continue };
             let grad = match grad {
                 Some(grad) => {
@@ -233,7 +236,8 @@ impl Job {
     /// A node that no gradient has reached tells those behind it not to wait.
     fn pass_nothing(&self, node: &Arc<Node>) -> Vec<Message> {
         let followed = node.inputs.iter().enumerate().filter_map(|(i, e)| Some((i, e.as_ref()?)));
-        let tell = |(i, e): (usize, &Edge)| Message { to: e.clone(), from: (node.seq, i), grad: Arrival::Nothing };
+        let tell =
+            |(i, e): (usize, &Edge)| Message { to: e.clone(), from: (node.seq, i), grad: Arrival::Nothing };
         followed.filter(|(_, e)| self.follows(e)).map(tell).collect()
     }
 

@@ -149,3 +149,37 @@ fn add(sum: Var, part: Var, create_graph: bool) -> Result<Var> {
 fn no_grads(node: &Node) -> NodeGrads {
     SmallVec::from_elem(None, node.outputs.len())
 }
+
+#[cfg(test)]
+mod tests {
+    use phalanx_tensor::{Device, Tensor};
+
+    use crate::{Options, Var};
+
+    fn leaf(values: &[f64]) -> Var {
+        Var::leaf(Tensor::from_slice(values, &[values.len()], Device::CPU).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn gradients_of_gradients() {
+        let x = leaf(&[0.5, -1.0]);
+        let y = x.tanh().unwrap().mul(&x).unwrap().sum_all().unwrap();
+        let options = Options { create_graph: true, ..Options::default() };
+        let dx = crate::grad(&[(y, None)], &[&x], options).unwrap()[0].clone().unwrap();
+        let ddx = crate::grad(&[(dx.sum_all().unwrap(), None)], &[&x], Options::default()).unwrap()[0].clone();
+        for (x, ddx) in [0.5f64, -1.0].into_iter().zip(ddx.unwrap().to_vec::<f64>().unwrap()) {
+            let (t, s) = (x.tanh(), 1.0 - x.tanh().powi(2));
+            assert!((ddx - (2.0 * s - 2.0 * x * t * s)).abs() < 1e-12);
+        }
+    }
+
+    #[test]
+    fn leaves_accumulate_over_passes() {
+        let (x, b) = (leaf(&[1.0, 2.0, 3.0]), leaf(&[2.0]));
+        for _ in 0..2 {
+            x.mul(&b).unwrap().sum_all().unwrap().backward().unwrap();
+        }
+        assert_eq!(x.grad().unwrap().to_vec::<f64>().unwrap(), [4.0; 3]);
+        assert_eq!(b.grad().unwrap().to_vec::<f64>().unwrap(), [12.0]);
+    }
+}

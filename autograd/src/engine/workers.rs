@@ -61,7 +61,8 @@ pub(super) fn run(job: &Job, plan: Plan, roots: Vec<(Arc<Node>, NodeGrads)>) -> 
         for &device in &plan.devices {
             let shared = &shared;
             let name = format!("backward {device}");
-            let started = std::thread::Builder::new().name(name).spawn_scoped(scope, move || shared.work(device));
+            let started =
+                std::thread::Builder::new().name(name).spawn_scoped(scope, move || shared.work(device));
             if let Err(error) = started {
                 shared.fail(Error::Custom(format!("backward: cannot start the worker of {device}: {error}")));
             }

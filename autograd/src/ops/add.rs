@@ -1,0 +1,48 @@
+//! `y = a + b`, broadcast, and `y = a + s` with a number.
+//!
+//! Derivative: `da = dy`, `db = dy`, each summed over what was broadcast. Nothing is saved but the shapes.
+
+use phalanx_kernels as kernels;
+use phalanx_tensor::{Dims, Scalar};
+
+use crate::{Backward, Cx, Grads, Result, Saver, Var, grads1, grads2, record};
+
+impl Var {
+    /// `self + other`, broadcast; floats or integers of one dtype.
+    ///
+    /// # Errors
+    /// If the shapes do not broadcast, or dtypes or devices differ.
+    pub fn add(&self, other: &Var) -> Result<Var> {
+        let y = kernels::add(self.tensor(), other.tensor())?;
+        let shapes = || [Dims::from_slice(self.shape()), Dims::from_slice(other.shape())];
+        record("add", &[self, other], y, |_: &Saver<'_>| Ok(Add { shapes: shapes() }))
+    }
+
+    /// `self + number`, in this dtype.
+    ///
+    /// # Errors
+    /// If this is a bool, or an integer and the number is not.
+    pub fn add_scalar(&self, number: impl Into<Scalar>) -> Result<Var> {
+        let y = kernels::add_scalar(self.tensor(), number.into())?;
+        record("add", &[self], y, |_: &Saver<'_>| Ok(AddScalar))
+    }
+}
+
+struct Add {
+    shapes: [Dims; 2],
+}
+
+impl Backward for Add {
+    fn backward(&self, cx: &Cx<'_>) -> Result<Grads> {
+        let grad = |i: usize| cx.needs(i).then(|| cx.dy().sum_to(&self.shapes[i])).transpose();
+        grads2(grad(0)?, grad(1)?)
+    }
+}
+
+struct AddScalar;
+
+impl Backward for AddScalar {
+    fn backward(&self, cx: &Cx<'_>) -> Result<Grads> {
+        grads1(cx.dy().clone())
+    }
+}

@@ -1,0 +1,59 @@
+//! `y = a b`, broadcast, and `y = a s` with a number.
+//!
+//! Derivative: `da = dy b`, `db = dy a`, each summed over what was broadcast. Each operand is saved for the
+//! other's gradient, if that is wanted.
+
+use phalanx_kernels as kernels;
+use phalanx_tensor::{Dims, Scalar};
+
+use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, grads1, grads2, record};
+
+impl Var {
+    /// `self * other`, broadcast; floats or integers of one dtype.
+    ///
+    /// # Errors
+    /// If the shapes do not broadcast, or dtypes or devices differ.
+    pub fn mul(&self, other: &Var) -> Result<Var> {
+        let y = kernels::mul(self.tensor(), other.tensor())?;
+        record("mul", &[self, other], y, |s: &Saver<'_>| {
+            let for_other = |i: usize| s.needs(1 - i).then(|| s.input(i)).transpose();
+            let shapes = [Dims::from_slice(self.shape()), Dims::from_slice(other.shape())];
+            Ok(Mul { shapes, operands: [for_other(0)?, for_other(1)?] })
+        })
+    }
+
+    /// `self * number`, in this dtype.
+    ///
+    /// # Errors
+    /// If this is a bool, or an integer and the number is not.
+    pub fn mul_scalar(&self, number: impl Into<Scalar>) -> Result<Var> {
+        let number = number.into();
+        let y = kernels::mul_scalar(self.tensor(), number)?;
+        record("mul", &[self], y, |_: &Saver<'_>| Ok(MulScalar { number }))
+    }
+}
+
+struct Mul {
+    shapes: [Dims; 2],
+    operands: [Option<Saved>; 2],
+}
+
+impl Backward for Mul {
+    fn backward(&self, cx: &Cx<'_>) -> Result<Grads> {
+        let grad = |i: usize| -> Result<Option<Var>> {
+            let Some(other) = self.operands[1 - i].as_ref().filter(|_| cx.needs(i)) else { return Ok(None) };
+            Ok(Some(cx.dy().mul(&cx.get(other)?)?.sum_to(&self.shapes[i])?))
+        };
+        grads2(grad(0)?, grad(1)?)
+    }
+}
+
+struct MulScalar {
+    number: Scalar,
+}
+
+impl Backward for MulScalar {
+    fn backward(&self, cx: &Cx<'_>) -> Result<Grads> {
+        grads1(cx.dy().mul_scalar(self.number)?)
+    }
+}

@@ -1,0 +1,42 @@
+//! Constants.
+
+use phalanx_tensor::{DType, Device, Element, Result, Scalar, Tensor, bf16, f16};
+
+/// A tensor of `shape` with `value` everywhere.
+///
+/// # Errors
+/// If it cannot be allocated.
+pub fn full(shape: &[usize], value: impl Into<Scalar>, dtype: DType, device: Device) -> Result<Tensor> {
+    let mut out = Tensor::empty(shape, dtype, device)?;
+    fill_(&mut out, value)?;
+    Ok(out)
+}
+
+/// Sets every element, in place, whatever the strides.
+///
+/// # Errors
+/// If the device refuses.
+pub fn fill_(out: &mut Tensor, value: impl Into<Scalar>) -> Result<()> {
+    if out.device().is_meta() {
+        out.bump_version();
+        return Ok(());
+    }
+    let (value, x) = (value.into(), Scalar::to_f64);
+    match out.dtype() {
+        DType::F64 => fill(out, x(value)),
+        DType::F32 => fill(out, x(value) as f32),
+        DType::BF16 => fill(out, bf16::from_f64(x(value))),
+        DType::F16 => fill(out, f16::from_f64(x(value))),
+        DType::I64 => fill(out, value.to_i64()),
+        DType::I32 => fill(out, value.to_i64() as i32),
+        DType::U8 => fill(out, value.to_i64() as u8),
+        DType::Bool => fill(out, u8::from(x(value) != 0.0)),
+    }
+}
+
+fn fill<T: Element>(out: &mut Tensor, value: T) -> Result<()> {
+    let layout = out.layout().clone();
+    let mut target = out.write::<T>("fill")?;
+    crate::strided::for_each_run_mut(&mut target, &layout, |run| run.set(value));
+    Ok(())
+}
