@@ -86,6 +86,14 @@ pub enum Error {
         /// What came and what was wanted.
         why: String,
     },
+    /// Work done on the caller's behalf panicked.
+    #[error("{op}: the work panicked: {message}")]
+    Panic {
+        /// The operation.
+        op: &'static str,
+        /// The panic's message.
+        message: String,
+    },
     /// A file could not be read or written.
     #[error("{path}: {why}")]
     File {

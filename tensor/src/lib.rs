@@ -3,17 +3,23 @@
 //! This crate stores and views tensors; it never computes. See [`Tensor`].
 
 mod allocator;
+mod bytes;
 mod context;
 mod copy;
 mod device;
 mod dim;
+mod display;
 mod dtype;
 mod error;
+mod index;
+pub mod io;
 mod layout;
 mod ledger;
+mod parts;
 mod pool;
 mod rng;
 mod storage;
+mod stream;
 mod tensor;
 
 pub use context::{Context, ContextGuard};
@@ -21,9 +27,11 @@ pub use device::Device;
 pub use dim::{Dim, resolve_dims, resolve_shape};
 pub use dtype::{DType, Element, Scalar, Value, bf16, f16};
 pub use error::{Error, Result};
+pub use index::{Index, Pick};
 pub use layout::{Dims, Layout, Loops, broadcast_shapes, contiguous_strides};
 pub use ledger::{Category, Ledger, ScratchUse, Usage};
 pub use pool::Pool;
 pub use rng::{RngKey, Stream4, Window};
 pub use storage::{Read, Storage, Write};
+pub use stream::{Event, Stream, record_stream};
 pub use tensor::Tensor;

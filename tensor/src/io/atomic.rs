@@ -1,0 +1,103 @@
+//! Writing a file so that a reader finds the old content or the new one, never a part.
+
+use std::ffi::OsString;
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::{Error, Result};
+
+/// Replaces the file at `path` by what `fill` writes (through a buffer), or creates it.
+///
+/// The bytes go to a temporary file in the same folder, `.NAME.PID.NUMBER.tmp`, which is synced to disk and then
+/// renamed to `path`; the folder is synced last. So, when the process is killed or the power fails:
+///
+/// - before the rename: `path` is what it was, and the temporary file may be left over (it never looks like the
+///   file itself, and no later write uses it);
+/// - after the rename: `path` is the new file, complete and on disk (a power failure right after it may still bring
+///   back the old file, until this function has returned);
+/// - after `Ok`: the new file survives whatever happens.
+///
+/// On an error or a panic of `fill` the temporary file is removed and `path` stays what it was. Two writers of one
+/// path do not disturb each other: the last rename wins. A symbolic link at `path` is replaced, not followed.
+///
+/// To return an error of this crate from `fill`, wrap it: `io::Error::other(error)`; it comes out as it was.
+///
+/// # Errors
+/// [`Error::File`] if the file cannot be written, else what `fill` returned.
+///
+/// ```
+/// use phalanx_tensor::io::atomic;
+/// # fn main() -> phalanx_tensor::Result<()> {
+/// let path = std::env::temp_dir().join(format!("phalanx-doc-{}.json", std::process::id()));
+/// atomic::write(&path, |file| file.write_all(b"{}"))?;
+/// assert_eq!(std::fs::read(&path).ok(), Some(b"{}".to_vec()));
+/// # std::fs::remove_file(&path).ok();
+/// # Ok(())
+/// # }
+/// ```
+pub fn write(path: impl AsRef<Path>, fill: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<()> {
+    let path = path.as_ref();
+    replace(path, fill).map_err(|e| match e.downcast::<Error>() {
+        Ok(error) => error,
+        Err(e) => Error::file(path, e),
+    })
+}
+
+fn replace(path: &Path, fill: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
+    let folder = match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    let (mut temporary, file) = Temporary::create(path, folder)?;
+    let mut buffered = BufWriter::with_capacity(1 << 20, &file);
+    fill(&mut buffered)?;
+    buffered.flush()?;
+    file.sync_all()?;
+    std::fs::rename(&temporary.path, path)?;
+    temporary.renamed = true;
+    sync_folder(folder)
+}
+
+/// Puts the rename itself on disk.
+fn sync_folder(folder: &Path) -> io::Result<()> {
+    if cfg!(unix) { File::open(folder)?.sync_all() } else { Ok(()) }
+}
+
+/// The file being written, removed on drop unless it got its final name.
+struct Temporary {
+    path: PathBuf,
+    renamed: bool,
+}
+
+impl Temporary {
+    fn create(path: &Path, folder: &Path) -> io::Result<(Temporary, File)> {
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        let no_name =
+            || io::Error::new(io::ErrorKind::InvalidInput, "the path does not end in a file's name");
+        let name = path.file_name().ok_or_else(no_name)?;
+        loop {
+            let mut hidden = OsString::from(".");
+            hidden.push(name);
+            let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+            hidden.push(format!(".{}.{number}.tmp", std::process::id()));
+            let path = folder.join(hidden);
+            match OpenOptions::new().write(true).create_new(true).open(&path) {
+                Ok(file) => return Ok((Temporary { path, renamed: false }, file)),
+                // Left over by a killed process whose id came again.
+                Err(e) if e.kind() == io::ErrorKind::AlreadyExists => continue,
+                Err(e) => return Err(e),
+            }
+        }
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        if !self.renamed {
+            // Nothing can be done about a failure here, and the first error is on its way.
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}

@@ -1,0 +1,261 @@
+//! [`Stream`] and [`Event`]: lanes of work beside the caller's thread, so that copies and communication overlap.
+//!
+//! A lane is one FIFO thread. Lanes meet in events:
+//!
+//! ```text
+//! compute  ──work──record(e)──work──────────────
+//!                     │
+//! copies   ──────────wait(e)──to_device─────────
+//! ```
+//!
+//! Lanes cannot deadlock. A `wait` names an event recorded before it, so the items of all queues can always be run
+//! in the order they were queued. Only work that blocks on an event itself could close a circle; that is found out
+//! before it blocks, and is an error (see [`Event::synchronize`]).
+
+use std::any::Any;
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use crate::{Context, Device, Error, Result, Tensor};
+
+/// A lane of a device: work submitted to it runs in order, on a thread of the lane. Clones are handles of one lane.
+///
+/// The lane ends after its last work once all handles are dropped; dropping them does not wait for it.
+///
+/// ```
+/// use phalanx_tensor::{Device, Stream, Tensor};
+/// # fn main() -> phalanx_tensor::Result<()> {
+/// let lane = Stream::new(Device::CPU)?;
+/// let x = Tensor::from_slice(&[1f32, 2.], &[2], Device::CPU)?;
+/// lane.submit(move || x.to_device(Device::Cpu(1), false).map(drop));
+/// lane.synchronize()
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Stream {
+    device: Device,
+    lane: Arc<Lane>,
+    jobs: Sender<Job>,
+}
+
+type Job = Box<dyn FnOnce(&Lane) + Send>;
+
+/// What a lane's thread and its handles share.
+#[derive(Debug)]
+struct Lane {
+    id: u64,
+    error: Mutex<Option<Error>>,
+}
+
+impl Stream {
+    /// A lane of its own on `device`.
+    ///
+    /// # Errors
+    /// If the device cannot be used, or the system refuses a thread.
+    pub fn new(device: Device) -> Result<Stream> {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        device.state()?;
+        let lane = Arc::new(Lane { id: NEXT.fetch_add(1, Ordering::Relaxed), error: Mutex::new(None) });
+        let (jobs, queue) = channel();
+        let thread = std::thread::Builder::new().name(format!("lane {} of {device}", lane.id));
+        let shared = lane.clone();
+        let spawned = thread.spawn(move || run(&queue, &shared));
+        spawned.map_err(|e| Error::Unsupported { op: "stream", device, why: format!("no thread: {e}") })?;
+        Ok(Stream { device, lane, jobs })
+    }
+
+    /// The device it belongs to.
+    pub fn device(&self) -> Device {
+        self.device
+    }
+
+    /// Queues work, which runs in this thread's [`Context`]. An error it returns or a panic is kept for
+    /// [`Stream::synchronize`]; later work runs all the same.
+    pub fn submit(&self, work: impl FnOnce() -> Result<()> + Send + 'static) {
+        let context = Context::current();
+        self.push(move |lane| {
+            let entered = move || {
+                let _guard = context.enter();
+                work()
+            };
+            let outcome = catch_unwind(AssertUnwindSafe(entered));
+            if let Err(error) = outcome.unwrap_or_else(|panic| Err(panicked(panic))) {
+                lane.fail(error);
+            }
+        });
+    }
+
+    /// An event that is done when all work queued so far has run.
+    pub fn record(&self) -> Event {
+        let event = Event::new(self.lane.id);
+        let signal = Signal(event.clone());
+        self.push(move |lane| signal.0.fire(lock(&lane.error).clone()));
+        event
+    }
+
+    /// Lets work queued from now on wait until the event is done, without blocking the caller. An error of the
+    /// work before the event becomes this lane's too, if it has none yet.
+    pub fn wait(&self, event: &Event) {
+        let event = event.clone();
+        self.push(move |lane| {
+            if let Err(error) = event.synchronize() {
+                lane.fail(error);
+            }
+        });
+    }
+
+    /// Blocks until all work queued so far has run.
+    ///
+    /// # Errors
+    /// The first error (or panic, as [`Error::Panic`]) of the work since the last `synchronize`, which takes it; or
+    /// as [`Event::synchronize`] when called from a lane's work.
+    pub fn synchronize(&self) -> Result<()> {
+        self.record().block()?;
+        lock(&self.lane.error).take().map_or(Ok(()), Err)
+    }
+
+    fn push(&self, job: impl FnOnce(&Lane) + Send + 'static) {
+        // The thread outlives every handle. Were it gone, the job would be dropped here and its event fired.
+        let _ = self.jobs.send(Box::new(job));
+    }
+}
+
+/// Keeps the tensor's storage alive until `stream` has passed this point, whatever becomes of the tensor: for work
+/// on the lane that was given its bytes, not the tensor.
+pub fn record_stream(tensor: &Tensor, stream: &Stream) {
+    let tensor = tensor.clone();
+    stream.push(move |_| drop(tensor));
+}
+
+impl Lane {
+    /// Keeps the first error.
+    fn fail(&self, error: Error) {
+        lock(&self.error).get_or_insert(error);
+    }
+}
+
+/// The lane whose thread this is; 0 on threads that are none.
+fn current_lane() -> &'static std::thread::LocalKey<Cell<u64>> {
+    thread_local! {
+        static LANE: Cell<u64> = const { Cell::new(0) };
+    }
+    &LANE
+}
+
+fn run(queue: &Receiver<Job>, lane: &Lane) {
+    current_lane().set(lane.id);
+    for job in queue {
+        job(lane);
+    }
+}
+
+fn panicked(payload: Box<dyn Any + Send>) -> Error {
+    let text = payload.downcast_ref::<&str>().map(ToString::to_string);
+    let text = text.or_else(|| payload.downcast_ref::<String>().cloned());
+    // Other payloads might panic in their own drop, which would end the lane: they are leaked.
+    let message = text.unwrap_or_else(|| {
+        std::mem::forget(payload);
+        "a payload that is no text".into()
+    });
+    Error::Panic { op: "stream", message }
+}
+
+/// A point in a lane's work. Clones are the same event.
+#[derive(Clone, Debug)]
+pub struct Event(Arc<State>);
+
+#[derive(Debug)]
+struct State {
+    lane: u64,
+    /// None until done; then the lane's error at that point, if any.
+    done: Mutex<Option<Option<Error>>>,
+    wake: Condvar,
+}
+
+impl Event {
+    fn new(lane: u64) -> Event {
+        Event(Arc::new(State { lane, done: Mutex::new(None), wake: Condvar::new() }))
+    }
+
+    fn fire(&self, error: Option<Error>) {
+        lock(&self.0.done).get_or_insert(error);
+        self.0.wake.notify_all();
+    }
+
+    /// Whether the work before it has run.
+    pub fn is_done(&self) -> bool {
+        lock(&self.0.done).is_some()
+    }
+
+    /// Blocks until the work before it has run. Does not hang if the stream is dropped: its queue still runs dry.
+    ///
+    /// # Errors
+    /// The error that the lane had at this point, which stays with the lane. When called from a lane's work, and
+    /// the event could only come after that work has ended: [`Error::Invalid`], at once.
+    pub fn synchronize(&self) -> Result<()> {
+        self.block()?.map_or(Ok(()), Err)
+    }
+
+    /// Waits; an `Err` is a deadlock avoided, an inner error the lane's.
+    fn block(&self) -> Result<Option<Error>> {
+        let _edge = Edge::new(current_lane().get(), self)?;
+        let mut done = lock(&self.0.done);
+        loop {
+            if let Some(error) = &*done {
+                return Ok(error.clone());
+            }
+            done = self.0.wake.wait(done).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+/// Fires its event in any case.
+struct Signal(Event);
+
+impl Drop for Signal {
+    fn drop(&mut self) {
+        self.0.fire(Some(Error::invalid("stream", "the lane ended before this event")));
+    }
+}
+
+/// The event that each blocked lane waits for.
+static WAITING: Mutex<BTreeMap<u64, Event>> = Mutex::new(BTreeMap::new());
+
+/// A lane's entry in [`WAITING`].
+struct Edge(u64);
+
+impl Edge {
+    /// Enters that `lane` waits for `event`, unless that would close a circle. Edges whose event is done hold
+    /// nobody up, so a circle through them is none; the other edges never form one, hence the walk ends.
+    fn new(lane: u64, event: &Event) -> Result<Edge> {
+        let mut waiting = lock(&WAITING);
+        let mut next = Some(event);
+        while let Some(event) = next.filter(|e| lane != 0 && !e.is_done()) {
+            if event.0.lane == lane {
+                let why = "the event cannot come before this lane's work has ended; use Stream::wait";
+                return Err(Error::invalid("synchronize", why));
+            }
+            next = waiting.get(&event.0.lane);
+        }
+        if lane != 0 {
+            waiting.insert(lane, event.clone());
+        }
+        Ok(Edge(lane))
+    }
+}
+
+impl Drop for Edge {
+    fn drop(&mut self) {
+        if self.0 != 0 {
+            lock(&WAITING).remove(&self.0);
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
