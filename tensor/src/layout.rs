@@ -98,7 +98,8 @@ impl Layout {
     pub(crate) fn narrow(&self, dim: usize, start: usize, length: usize) -> Layout {
         let mut out = self.clone();
         out.shape[dim] = length;
-        if length > 0 {
+        // Without elements the offset stays where it is, inside the storage.
+        if out.numel() > 0 {
             out.offset += start * self.strides[dim];
         }
         out

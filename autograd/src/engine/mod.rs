@@ -166,7 +166,8 @@ mod tests {
         let y = x.tanh().unwrap().mul(&x).unwrap().sum_all().unwrap();
         let options = Options { create_graph: true, ..Options::default() };
         let dx = crate::grad(&[(y, None)], &[&x], options).unwrap()[0].clone().unwrap();
-        let ddx = crate::grad(&[(dx.sum_all().unwrap(), None)], &[&x], Options::default()).unwrap()[0].clone();
+        let ddx =
+            crate::grad(&[(dx.sum_all().unwrap(), None)], &[&x], Options::default()).unwrap()[0].clone();
         for (x, ddx) in [0.5f64, -1.0].into_iter().zip(ddx.unwrap().to_vec::<f64>().unwrap()) {
             let (t, s) = (x.tanh(), 1.0 - x.tanh().powi(2));
             assert!((ddx - (2.0 * s - 2.0 * x * t * s)).abs() < 1e-12);
