@@ -80,6 +80,22 @@ pub enum Error {
         /// Where the forward pass recorded it.
         recorded: String,
     },
+    /// A gradient differs from the central difference.
+    #[error(
+        "{op}: element {element} of the gradient of input {input}: backward {analytic}, numerically {numeric}"
+    )]
+    GradCheck {
+        /// `gradcheck`, or `gradgradcheck`, whose inputs end with the gradients of the function's outputs.
+        op: &'static str,
+        /// The input, from 0.
+        input: usize,
+        /// Its element, in row-major order.
+        element: usize,
+        /// The central difference.
+        numeric: f64,
+        /// What backward computed.
+        analytic: f64,
+    },
     /// A hook or a custom function refused.
     #[error("{0}")]
     Custom(String),
