@@ -1,1 +1,11 @@
 //! Phalanx: tensors, autograd and parallel training from scratch in Rust.
+#![forbid(unsafe_code)]
+
+pub use phalanx_autograd as autograd;
+pub use phalanx_kernels as kernels;
+pub use phalanx_nn as nn;
+pub use phalanx_parallel as parallel;
+pub use phalanx_tensor as tensor;
+
+pub use phalanx_autograd::{Leaf, Var};
+pub use phalanx_tensor::{Context, DType, Device, Scalar, Tensor};

@@ -6,6 +6,7 @@
 mod add;
 mod broadcast;
 mod mul;
+mod permute;
 mod reshape;
 mod sum;
 mod tanh;

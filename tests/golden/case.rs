@@ -1,0 +1,160 @@
+//! The cases: `index.json` and the tensors that it names.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use phalanx::tensor::io::SafeTensors;
+use phalanx::{Device, Tensor};
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+/// A folder of cases.
+pub struct Set {
+    pub folder: PathBuf,
+    pub cases: Vec<Case>,
+    files: RefCell<HashMap<String, Rc<SafeTensors>>>,
+}
+
+#[derive(Deserialize)]
+struct Index {
+    format: u32,
+    cases: Vec<Case>,
+}
+
+/// One operator call with what it must give.
+#[derive(Deserialize)]
+pub struct Case {
+    pub name: String,
+    pub op: String,
+    pub file: String,
+    pub attrs: Map<String, Value>,
+    pub inputs: Vec<Input>,
+    pub outputs: Vec<String>,
+    pub cotangents: Vec<String>,
+    pub grads: Vec<Option<String>>,
+    pub rtol: f64,
+    pub atol: f64,
+}
+
+/// An argument.
+#[derive(Deserialize)]
+pub struct Input {
+    pub name: String,
+    pub key: String,
+    pub requires_grad: bool,
+    pub permute: Option<Vec<usize>>,
+}
+
+impl Case {
+    /// The file's name without its ending.
+    pub fn family(&self) -> String {
+        Path::new(&self.file)
+            .file_stem()
+            .map_or_else(|| self.file.clone(), |s| s.to_string_lossy().into_owned())
+    }
+}
+
+impl Set {
+    /// Reads the index.
+    pub fn open(folder: &Path) -> Result<Set, String> {
+        let path = folder.join("index.json");
+        let text = std::fs::read_to_string(&path).map_err(|e| format!("{}: {e}", path.display()))?;
+        let index: Index = serde_json::from_str(&text).map_err(|e| format!("{}: {e}", path.display()))?;
+        if index.format != 1 {
+            return Err(format!("format {} is unknown, wanted 1", index.format));
+        }
+        Ok(Set { folder: folder.into(), cases: index.cases, files: RefCell::default() })
+    }
+
+    /// A tensor of the case's file.
+    pub fn tensor(&self, case: &Case, key: &str) -> Result<Tensor, String> {
+        self.file(&case.file)?.tensor(key, Device::CPU).map_err(|e| e.to_string())
+    }
+
+    /// The names of the tensors in the case's file.
+    pub fn keys(&self, case: &Case) -> Result<Vec<String>, String> {
+        Ok(self.file(&case.file)?.names().map(str::to_string).collect())
+    }
+
+    fn file(&self, name: &str) -> Result<Rc<SafeTensors>, String> {
+        if let Some(file) = self.files.borrow().get(name) {
+            return Ok(file.clone());
+        }
+        let file = Rc::new(SafeTensors::open(self.folder.join(name)).map_err(|e| e.to_string())?);
+        self.files.borrow_mut().insert(name.into(), file.clone());
+        Ok(file)
+    }
+}
+
+/// The attributes of a call, which remember what was asked for, so that an unknown one is noticed.
+pub struct Attrs<'a> {
+    attrs: &'a Map<String, Value>,
+    pub read: RefCell<BTreeMap<String, ()>>,
+}
+
+impl<'a> Attrs<'a> {
+    pub fn new(attrs: &'a Map<String, Value>) -> Attrs<'a> {
+        Attrs { attrs, read: RefCell::default() }
+    }
+
+    /// The first attribute that nobody asked for.
+    pub fn unread(&self) -> Option<String> {
+        let read = self.read.borrow();
+        self.attrs.iter().find(|(k, v)| !v.is_null() && !read.contains_key(*k)).map(|(k, _)| k.clone())
+    }
+
+    /// The value, if present and not null.
+    pub fn get(&self, name: &str) -> Option<&'a Value> {
+        self.read.borrow_mut().insert(name.into(), ());
+        self.attrs.get(name).filter(|v| !v.is_null())
+    }
+
+    pub fn has(&self, name: &str) -> bool {
+        self.get(name).is_some()
+    }
+
+    pub fn int(&self, name: &str) -> Option<i64> {
+        self.get(name)?.as_i64()
+    }
+
+    pub fn int_or(&self, name: &str, default: i64) -> i64 {
+        self.int(name).unwrap_or(default)
+    }
+
+    pub fn float(&self, name: &str) -> Option<f64> {
+        self.get(name)?.as_f64()
+    }
+
+    pub fn float_or(&self, name: &str, default: f64) -> f64 {
+        self.float(name).unwrap_or(default)
+    }
+
+    pub fn bool_or(&self, name: &str, default: bool) -> bool {
+        self.get(name).and_then(Value::as_bool).unwrap_or(default)
+    }
+
+    pub fn str_or(&self, name: &str, default: &'a str) -> &'a str {
+        self.get(name).and_then(Value::as_str).unwrap_or(default)
+    }
+
+    /// A list of integers; a single one is a list of one.
+    pub fn ints(&self, name: &str) -> Option<Vec<i64>> {
+        match self.get(name)? {
+            Value::Array(list) => list.iter().map(Value::as_i64).collect(),
+            one => Some(vec![one.as_i64()?]),
+        }
+    }
+
+    /// [`Attrs::ints`] that count or measure something.
+    pub fn sizes(&self, name: &str) -> Option<Vec<usize>> {
+        self.ints(name)?.into_iter().map(|n| usize::try_from(n).ok()).collect()
+    }
+
+    /// A number that keeps whether it is an integer.
+    pub fn scalar(&self, name: &str) -> Option<phalanx::Scalar> {
+        let value = self.get(name)?;
+        value.as_i64().map(phalanx::Scalar::Int).or_else(|| value.as_f64().map(phalanx::Scalar::Float))
+    }
+}
