@@ -1,1 +1,2 @@
 //! Parameters, modules, losses, optimizers, data, models.
+#![forbid(unsafe_code)]

@@ -1,1 +1,2 @@
 //! Parallel training: engine, communicators, data, tensor and pipeline parallelism.
+#![forbid(unsafe_code)]

@@ -1,0 +1,266 @@
+//! The command line, which is a contract, and the checks that need no file.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use phalanx::{DType, Device};
+
+/// Trains a GPT on text, or continues a text with a trained one.
+#[derive(Parser)]
+#[command(name = "gpt", version, args_conflicts_with_subcommands = true)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Option<Command>,
+    #[command(flatten)]
+    pub train: TrainArgs,
+}
+
+#[derive(Subcommand)]
+pub enum Command {
+    /// Train, then print a sample.
+    Train(Box<TrainArgs>),
+    /// Continue a prompt.
+    Generate(GenerateArgs),
+}
+
+/// `train`.
+#[derive(Args, Clone, Debug)]
+pub struct TrainArgs {
+    /// Text to learn; without it, the sources and pages of this workspace.
+    #[arg(long, value_name = "FILE")]
+    pub data: Option<PathBuf>,
+    /// Optimizer steps in all, those before a resume included.
+    #[arg(long, default_value_t = 300)]
+    pub steps: u64,
+    /// Sequences in the global batch of one step.
+    #[arg(long, default_value_t = 8)]
+    pub batch: usize,
+    /// Tokens in a sequence.
+    #[arg(long, default_value_t = 256)]
+    pub context: usize,
+    /// Transformer blocks.
+    #[arg(long, default_value_t = 4)]
+    pub layers: usize,
+    /// Attention heads of a block.
+    #[arg(long, default_value_t = 4)]
+    pub heads: usize,
+    /// Width of the residual stream.
+    #[arg(long, default_value_t = 192)]
+    pub width: usize,
+    /// Seed of initial weights, dropout and the order of the data.
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Peak learning rate.
+    #[arg(long, default_value_t = 1e-3)]
+    pub lr: f64,
+    /// How the learning rate goes on after the warm-up.
+    #[arg(long, value_enum, default_value_t = LrSchedule::Cosine)]
+    pub lr_schedule: LrSchedule,
+    /// Steps of linear warm-up.
+    #[arg(long, default_value_t = 20)]
+    pub warmup: u64,
+    /// Weight decay of the matrices.
+    #[arg(long, default_value_t = 0.1)]
+    pub weight_decay: f64,
+    /// Probability with which dropout zeroes an element.
+    #[arg(long, default_value_t = 0.0)]
+    pub dropout: f64,
+    /// Largest global gradient norm; 0 for no clipping.
+    #[arg(long, default_value_t = 1.0)]
+    pub clip: f64,
+    /// Type of weights and activations; bf16 keeps f32 master weights.
+    #[arg(long, value_enum, default_value_t = Precision::F32)]
+    pub dtype: Precision,
+    /// Type of accumulated gradients; by default f32 (f64 in an f64 run).
+    #[arg(long, value_enum)]
+    pub grad_dtype: Option<GradPrecision>,
+    /// `cpu`, `cuda[:i]` or `meta`, which measures the memory of a step without computing it.
+    #[arg(long, default_value = "cpu")]
+    pub device: Device,
+    /// Threads of a rank [default: cores / ranks].
+    #[arg(long)]
+    pub threads: Option<usize>,
+    /// The same bits in every run (always so on a CPU).
+    #[arg(long)]
+    pub deterministic: bool,
+    /// Ranks in all [default: dp x tp x pp].
+    #[arg(long)]
+    pub ranks: Option<usize>,
+    /// Data-parallel ranks.
+    #[arg(long)]
+    pub dp: Option<usize>,
+    /// Tensor-parallel ranks.
+    #[arg(long, default_value_t = 1)]
+    pub tp: usize,
+    /// Pipeline stages.
+    #[arg(long, default_value_t = 1)]
+    pub pp: usize,
+    /// Chunks of a stage in interleaved schedules.
+    #[arg(long, default_value_t = 2)]
+    pub virtual_stages: usize,
+    /// Pieces into which a rank cuts its share of the batch.
+    #[arg(long, default_value_t = 1)]
+    pub micro_batches: usize,
+    /// Add gradients in the order in which that many data-parallel ranks would.
+    #[arg(long, default_value_t = 1)]
+    pub emulate_dp: usize,
+    /// What data-parallel ranks share out: 1 optimizer state, 2 gradients too, 3 parameters too.
+    #[arg(long, default_value_t = 0)]
+    pub zero: u8,
+    /// Split norms and dropout along the sequence between tensor-parallel ranks.
+    #[arg(long)]
+    pub sequence_parallel: bool,
+    /// Pipeline schedule.
+    #[arg(long, value_enum, default_value_t = Schedule::Gpipe)]
+    pub schedule: Schedule,
+    /// Which micro-batches repeat their forward pass in backward instead of keeping activations.
+    #[arg(long, value_enum, default_value_t = Recompute::Never)]
+    pub recompute: Recompute,
+    /// How ranks talk.
+    #[arg(long, value_enum, default_value_t = Backend::Threads)]
+    pub backend: Backend,
+    /// Folder for metrics.jsonl, loss.svg, the model and a training checkpoint.
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+    /// Steps between checkpoints; 0 for one at the end only.
+    #[arg(long, default_value_t = 100)]
+    pub save_every: u64,
+    /// Continue the run whose --out was DIR.
+    #[arg(long, value_name = "DIR")]
+    pub resume: Option<PathBuf>,
+    /// Start from the weights (and tokenizer) of a Hugging Face GPT-2 or Llama folder.
+    #[arg(long, value_name = "DIR", conflicts_with = "resume")]
+    pub init: Option<PathBuf>,
+    /// File for a JSON object a step.
+    #[arg(long, value_name = "FILE")]
+    pub metrics: Option<PathBuf>,
+    /// File for a trace of what ran when.
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
+    /// No progress bar, no sample.
+    #[arg(long)]
+    pub quiet: bool,
+}
+
+/// `generate`.
+#[derive(Args, Clone, Debug)]
+pub struct GenerateArgs {
+    /// Hugging Face folder of the model; the `model` folder of a training run, or the run's folder itself.
+    #[arg(long, value_name = "DIR")]
+    pub model: PathBuf,
+    /// Text to continue.
+    #[arg(long)]
+    pub prompt: String,
+    /// Tokens to make.
+    #[arg(long, default_value_t = 300)]
+    pub tokens: usize,
+    /// Divides the logits; 0 takes the likeliest token always.
+    #[arg(long, default_value_t = 0.8)]
+    pub temperature: f64,
+    /// Draw among that many likeliest tokens; 0 for all.
+    #[arg(long, default_value_t = 40)]
+    pub top_k: usize,
+    /// Seed of the draws.
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+}
+
+macro_rules! choices {
+    ($($(#[$doc:meta])* $name:ident { $($value:ident = $text:literal),* $(,)? })*) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+        pub enum $name {
+            $(#[value(name = $text)] $value,)*
+        }
+    )*};
+}
+
+choices! {
+    LrSchedule { Constant = "constant", Cosine = "cosine" }
+    Precision { F32 = "f32", Bf16 = "bf16", F64 = "f64" }
+    GradPrecision { F32 = "f32", Bf16 = "bf16" }
+    Schedule { Gpipe = "gpipe", OneFOneB = "1f1b", Interleaved = "interleaved", ZbH1 = "zb-h1", ZbV = "zb-v" }
+    Recompute { Never = "never", ExceptLast = "except-last", Always = "always" }
+    Backend { Threads = "threads", Mpi = "mpi", Nccl = "nccl" }
+}
+
+impl Precision {
+    pub fn dtype(self) -> DType {
+        match self {
+            Precision::F32 => DType::F32,
+            Precision::Bf16 => DType::BF16,
+            Precision::F64 => DType::F64,
+        }
+    }
+}
+
+impl TrainArgs {
+    /// Refuses what cannot be, in one line.
+    pub fn check(&self) -> Result<(), String> {
+        let positive = [
+            ("--steps", self.steps as usize),
+            ("--batch", self.batch),
+            ("--context", self.context),
+            ("--layers", self.layers),
+            ("--heads", self.heads),
+            ("--width", self.width),
+            ("--micro-batches", self.micro_batches),
+            ("--emulate-dp", self.emulate_dp),
+            ("--threads", self.threads.unwrap_or(1)),
+            ("--virtual-stages", self.virtual_stages),
+        ];
+        if let Some((flag, _)) = positive.iter().find(|(_, n)| *n == 0) {
+            return Err(format!("{flag} is 0, wanted at least 1"));
+        }
+        if self.width % self.heads != 0 {
+            return Err(format!("--heads {} does not divide --width {}", self.heads, self.width));
+        }
+        let numbers = [
+            ("--lr", self.lr, 0.0..f64::INFINITY),
+            ("--weight-decay", self.weight_decay, 0.0..f64::INFINITY),
+            ("--dropout", self.dropout, 0.0..1.0),
+            ("--clip", self.clip, 0.0..f64::INFINITY),
+        ];
+        if let Some((flag, x, range)) = numbers.iter().find(|(_, x, range)| !range.contains(x)) {
+            return Err(format!("{flag} is {x}, wanted a number from {} up to {}", range.start, range.end));
+        }
+        self.check_batch()?;
+        self.check_one_rank()
+    }
+
+    fn check_batch(&self) -> Result<(), String> {
+        let (groups, pieces) = (self.emulate_dp, self.micro_batches);
+        if self.batch % groups != 0 {
+            return Err(format!("--emulate-dp {groups} does not divide --batch {}", self.batch));
+        }
+        if pieces % groups != 0 {
+            return Err(format!("--emulate-dp {groups} does not divide --micro-batches {pieces}"));
+        }
+        if pieces > self.batch {
+            return Err(format!("--micro-batches {pieces} is more than the {} sequences of --batch", self.batch));
+        }
+        Ok(())
+    }
+
+    /// More than one rank is for a later version.
+    fn check_one_rank(&self) -> Result<(), String> {
+        if self.zero > 3 {
+            return Err(format!("--zero is {}, wanted 0, 1, 2 or 3", self.zero));
+        }
+        let wanted = [("--ranks", self.ranks.unwrap_or(1)), ("--dp", self.dp.unwrap_or(1)), ("--tp", self.tp), ("--pp", self.pp)];
+        if let Some((flag, n)) = wanted.iter().find(|(_, n)| *n != 1) {
+            return Err(format!("{flag} {n}: this version trains on one rank; use --emulate-dp for the same sums"));
+        }
+        let more: [(&str, bool); 5] = [
+            ("--zero", self.zero != 0),
+            ("--sequence-parallel", self.sequence_parallel),
+            ("--schedule", self.schedule != Schedule::Gpipe),
+            ("--backend", self.backend != Backend::Threads),
+            ("--trace", self.trace.is_some()),
+        ];
+        match more.iter().find(|(_, given)| *given) {
+            Some((flag, _)) => Err(format!("{flag} needs more than one rank, and this version trains on one")),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! The text to learn, and the tokens that it is made of.
+
+use std::path::{Path, PathBuf};
+
+use tokenizers::Tokenizer;
+
+/// How text becomes tokens: bytes, or a tokenizer that came with a model.
+pub enum Codec {
+    Bytes,
+    Tokenizer(Box<Tokenizer>),
+}
+
+impl Codec {
+    /// The tokenizer of a model folder, or bytes where it has none.
+    pub fn of(folder: &Path) -> Result<Codec, String> {
+        let path = folder.join("tokenizer.json");
+        if !path.exists() {
+            return Ok(Codec::Bytes);
+        }
+        let tokenizer = Tokenizer::from_file(&path).map_err(|e| format!("{}: {e}", path.display()))?;
+        Ok(Codec::Tokenizer(Box::new(tokenizer)))
+    }
+
+    /// Distinct tokens.
+    pub fn vocabulary(&self) -> usize {
+        match self {
+            Codec::Bytes => 256,
+            Codec::Tokenizer(t) => t.get_vocab_size(true),
+        }
+    }
+
+    pub fn encode(&self, text: &[u8]) -> Result<Vec<u32>, String> {
+        match self {
+            Codec::Bytes => Ok(text.iter().map(|&b| b.into()).collect()),
+            Codec::Tokenizer(t) => {
+                let text = std::str::from_utf8(text).map_err(|e| format!("the text is not UTF-8: {e}"))?;
+                Ok(t.encode_fast(text, false).map_err(|e| e.to_string())?.get_ids().to_vec())
+            }
+        }
+    }
+
+    pub fn decode(&self, tokens: &[u32]) -> Result<String, String> {
+        match self {
+            Codec::Bytes => {
+                let bytes: Vec<u8> = tokens.iter().map(|&t| t as u8).collect();
+                Ok(String::from_utf8_lossy(&bytes).into_owned())
+            }
+            Codec::Tokenizer(t) => t.decode(tokens, false).map_err(|e| e.to_string()),
+        }
+    }
+}
+
+/// The bytes of a file.
+pub fn read(path: &Path) -> Result<Vec<u8>, String> {
+    let text = std::fs::read(path).map_err(|e| format!("{}: {e}", path.display()))?;
+    if text.is_empty() { Err(format!("{}: the file is empty", path.display())) } else { Ok(text) }
+}
+
+/// The sources and pages of this workspace, in the order of their paths.
+pub fn bundled() -> Result<Vec<u8>, String> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut files: Vec<PathBuf> = Vec::new();
+    let mut folders: Vec<PathBuf> =
+        ["tensor/src", "kernels/src", "autograd/src", "nn/src", "parallel/src"].map(|f| root.join(f)).into();
+    let list = |folder: &Path| std::fs::read_dir(folder).map(|l| l.flatten().map(|e| e.path()).collect::<Vec<_>>());
+    files.extend(list(root).unwrap_or_default().into_iter().filter(|p| p.extension().is_some_and(|e| e == "md")));
+    while let Some(folder) = folders.pop() {
+        for path in list(&folder).unwrap_or_default() {
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|e| e == "rs") {
+                files.push(path);
+            }
+        }
+    }
+    files.sort();
+    let text: Vec<u8> = files.iter().filter_map(|path| std::fs::read(path).ok()).flatten().collect();
+    if text.is_empty() {
+        let wanted = "the workspace's own sources, which are the default text, are not there; name a text with --data";
+        return Err(format!("{}: {wanted}", root.display()));
+    }
+    Ok(text)
+}

@@ -1,0 +1,106 @@
+//! The shape of the tree: which crate may know which, what every file must have, and where unsafe code may live.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The crates, each allowed to depend on those before it.
+const ORDER: [&str; 5] = ["tensor", "kernels", "autograd", "nn", "parallel"];
+
+/// Where unsafe code may live: storage, the pool, maps of files, SIMD and the matrix product's inner loops.
+const UNSAFE: [&str; 7] = [
+    "tensor/src/storage.rs",
+    "tensor/src/allocator.rs",
+    "tensor/src/pool.rs",
+    "tensor/src/copy.rs",
+    "tensor/src/io/",
+    "kernels/src/simd/",
+    "kernels/src/gemm/",
+];
+
+/// Lines that a file may have without a reason.
+const LINES_MAX: usize = 400;
+/// Files that are longer, with the reason.
+const LONG: [(&str, &str); 2] = [
+    ("tensor/src/tensor.rs", "the methods of one type, each a few lines"),
+    ("kernels/src/simd/", "one instruction set a file, each an instruction table"),
+];
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Every Rust file of the repository, relative to its root.
+fn sources() -> Vec<String> {
+    let mut found = Vec::new();
+    let tops = ORDER.iter().copied().chain(["src", "examples", "tests", "benches"]);
+    let mut waiting: Vec<PathBuf> = tops.map(|top| root().join(top)).collect();
+    while let Some(folder) = waiting.pop() {
+        for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
+            let path = entry.path();
+            if path.is_dir() && !path.ends_with("target") {
+                waiting.push(path);
+            } else if path.extension().is_some_and(|e| e == "rs") {
+                found.push(path.strip_prefix(root()).unwrap().to_string_lossy().replace('\\', "/"));
+            }
+        }
+    }
+    assert!(found.len() > 50, "found only {} files under {}", found.len(), root().display());
+    found.sort();
+    found
+}
+
+fn read(path: &str) -> String {
+    fs::read_to_string(root().join(path)).unwrap_or_else(|e| panic!("{path}: {e}"))
+}
+
+#[test]
+fn crates_depend_in_one_direction() {
+    for (i, name) in ORDER.iter().enumerate() {
+        let manifest = read(&format!("{name}/Cargo.toml"));
+        let later = ORDER[i..].iter().map(|n| format!("phalanx-{n}")).chain(["phalanx".to_string()]);
+        for wrong in later {
+            let names = |line: &str| line.split(['.', '=', ' ']).next() == Some(wrong.as_str());
+            assert!(!manifest.lines().any(names), "{name} must not depend on {wrong}");
+        }
+    }
+}
+
+#[test]
+fn every_file_says_what_lives_there() {
+    let silent: Vec<_> = sources().into_iter().filter(|path| !read(path).starts_with("//!")).collect();
+    assert!(silent.is_empty(), "files that do not begin with //!: {silent:#?}");
+}
+
+#[test]
+fn unsafe_code_stays_where_it_is_fenced() {
+    for path in sources().iter().filter(|p| *p != "tests/tidy.rs" && !UNSAFE.iter().any(|u| p.starts_with(u))) {
+        for (number, line) in read(path).lines().enumerate() {
+            let code = line.split("//").next().unwrap_or("");
+            let found = code.contains("unsafe {") || code.contains("unsafe fn") || code.contains("unsafe impl");
+            assert!(!found && !code.contains("allow(unsafe_code)"), "{path}:{}: unsafe code", number + 1);
+        }
+    }
+    for name in ["autograd", "nn", "parallel"] {
+        assert!(read(&format!("{name}/src/lib.rs")).contains("#![forbid(unsafe_code)]"), "{name} must forbid it");
+    }
+    assert!(read("src/lib.rs").contains("#![forbid(unsafe_code)]"), "the facade must forbid it");
+}
+
+#[test]
+fn long_files_have_a_reason() {
+    let listed = |path: &str| LONG.iter().any(|(long, _)| path.starts_with(long));
+    let long: Vec<_> = sources()
+        .into_iter()
+        .map(|path| (read(&path).lines().count(), path))
+        .filter(|(lines, path)| *lines > LINES_MAX && !listed(path))
+        .collect();
+    assert!(long.is_empty(), "over {LINES_MAX} lines: {long:#?}");
+}
+
+#[test]
+fn the_readme_and_ci_name_the_same_test_command() {
+    let command = "cargo test --workspace --release";
+    assert!(read("README.md").contains(command));
+    let ci = read(".ci/run");
+    assert!(ci.lines().any(|line| line == format!("step {command}")), "CI must run `{command}`");
+}
