@@ -7,7 +7,10 @@ mod any_nan;
 mod cast;
 mod full;
 mod mul;
+pub mod optim;
+mod scale;
 mod sum;
+mod sum_of_squares;
 mod tanh;
 
 pub use accumulate::accumulate_;
@@ -16,5 +19,7 @@ pub use any_nan::any_nan;
 pub use cast::cast;
 pub use full::{fill_, full};
 pub use mul::{mul, mul_scalar};
+pub use scale::scale_;
 pub use sum::sum;
+pub use sum_of_squares::{NORM_BLOCK, sum_of_squares_blocks};
 pub use tanh::{tanh, tanh_backward};
