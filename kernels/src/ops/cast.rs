@@ -31,6 +31,18 @@ pub(crate) fn cast_into(x: &Tensor, out: &mut Tensor) -> Result<()> {
     }))
 }
 
+/// To f32 by rounding to odd: what is then rounded to a half is rounded as if it came from `x` itself. (The `half`
+/// crate's own conversions from f64 drop the low bits before they look for ties.)
+#[inline(always)]
+pub(crate) fn to_odd(x: f64) -> f32 {
+    let nearest = x as f32;
+    if f64::from(nearest) == x || nearest.is_nan() || nearest.is_infinite() {
+        return nearest;
+    }
+    let towards_zero = nearest.to_bits() - u32::from(f64::from(nearest.abs()) > x.abs());
+    f32::from_bits(towards_zero | 1)
+}
+
 /// A stored number.
 pub(crate) trait Number: Element {
     /// Whether it is an integer.
@@ -80,9 +92,32 @@ macro_rules! number {
 number! {
     f64, false, x, x, x as i64, x, x as f64;
     f32, false, x, f64::from(x), x as i64, x as f32, x as f32;
-    bf16, false, x, x.to_f64(), x.to_f64() as i64, bf16::from_f64(x), bf16::from_f64(x as f64);
-    f16, false, x, x.to_f64(), x.to_f64() as i64, f16::from_f64(x), f16::from_f64(x as f64);
+    bf16, false, x, x.to_f64(), x.to_f64() as i64, bf16::from_f32(to_odd(x)), bf16::from_f32(to_odd(x as f64));
+    f16, false, x, x.to_f64(), x.to_f64() as i64, f16::from_f32(to_odd(x)), f16::from_f32(to_odd(x as f64));
     i64, true, x, x as f64, x, x as i64, x;
     i32, true, x, f64::from(x), i64::from(x), x as i32, x as i32;
     u8, true, x, f64::from(x), i64::from(x), x as i64 as u8, x as u8;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn halves_are_rounded_once_to_nearest_even() {
+        // A tie is 1 + 2^-8 in bf16 and 1 + 2^-11 in f16; a hair more rounds up, however little it is.
+        let tie = 1.0 + 2f64.powi(-8);
+        assert_eq!(<bf16 as Number>::from_f64(tie).to_f64(), 1.0);
+        for hair in [1e-15, 1e-9, 1e-6] {
+            assert_eq!(<bf16 as Number>::from_f64(tie + hair).to_f64(), 1.0 + 2f64.powi(-7));
+            assert_eq!(<bf16 as Number>::from_f64(-tie - hair).to_f64(), -1.0 - 2f64.powi(-7));
+            assert_eq!(<bf16 as Number>::from_f64(tie - hair).to_f64(), 1.0);
+        }
+        let tie = 1.0 + 2f64.powi(-11);
+        assert_eq!(<f16 as Number>::from_f64(tie).to_f64(), 1.0);
+        assert_eq!(<f16 as Number>::from_f64(tie + 1e-15).to_f64(), 1.0 + 2f64.powi(-10));
+        assert!(<f16 as Number>::from_f64(f64::NAN).is_nan());
+        assert_eq!(<bf16 as Number>::from_f64(1e300).to_f64(), f64::INFINITY);
+        assert_eq!(<f16 as Number>::from_f64(-1e-300).to_f64(), 0.0);
+    }
 }

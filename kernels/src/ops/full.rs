@@ -2,6 +2,8 @@
 
 use phalanx_tensor::{DType, Device, Element, Result, Scalar, Tensor, bf16, f16};
 
+use crate::ops::cast::to_odd;
+
 /// A tensor of `shape` with `value` everywhere.
 ///
 /// # Errors
@@ -25,8 +27,8 @@ pub fn fill_(out: &mut Tensor, value: impl Into<Scalar>) -> Result<()> {
     match out.dtype() {
         DType::F64 => fill(out, x(value)),
         DType::F32 => fill(out, x(value) as f32),
-        DType::BF16 => fill(out, bf16::from_f64(x(value))),
-        DType::F16 => fill(out, f16::from_f64(x(value))),
+        DType::BF16 => fill(out, bf16::from_f32(to_odd(x(value)))),
+        DType::F16 => fill(out, f16::from_f32(to_odd(x(value)))),
         DType::I64 => fill(out, value.to_i64()),
         DType::I32 => fill(out, value.to_i64() as i32),
         DType::U8 => fill(out, value.to_i64() as u8),

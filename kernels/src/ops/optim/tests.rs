@@ -136,7 +136,8 @@ fn updates_equal_their_formulas() {
                 for (&got, &want) in values(exact).iter().zip(&want) {
                     assert_close(got, want, tolerance);
                 }
-                assert_eq!(values(&param), values(&cast(exact, dtype).unwrap()), "{name} {dtype}");
+                let rounded = values(&cast(exact, dtype).unwrap());
+                assert!(values(&param) == rounded, "{name} {dtype}: the parameter is not the rounded master");
             }
         }
     }
