@@ -54,6 +54,15 @@ impl<'a, T: Element> Source<'a, T> {
         &scratch[..len]
     }
 
+    /// Copies the elements from `start` on.
+    pub(crate) fn copy_to(&self, start: usize, to: &mut [T]) {
+        if self.contiguous {
+            to.copy_from_slice(&self.elements[self.offset + start..][..to.len()]);
+        } else {
+            self.gather(start, to, |to, from| *to = from);
+        }
+    }
+
     /// Calls `put` for each element of a slice with the elements from `start` on.
     fn gather<U>(&self, start: usize, to: &mut [U], put: impl Fn(&mut U, T)) {
         let (inner, stride) = (self.loops.inner(), self.loops.inner_strides()[0]);

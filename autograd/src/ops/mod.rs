@@ -5,8 +5,17 @@
 
 mod add;
 mod broadcast;
+mod cat;
+mod flip;
+mod linear_map;
 mod mul;
+mod pad;
 mod permute;
 mod reshape;
+mod roll;
+mod split;
+mod subset;
 mod sum;
 mod tanh;
+mod to_device;
+mod tril;

@@ -1,10 +1,11 @@
-//! Dimensions in another order; a view.
+//! Dimensions in another order, as views.
 //!
-//! Derivative: `dy` with its dimensions put back.
+//! Derivative: `dy` in the old order.
 
 use phalanx_tensor::{Dim, Dims, resolve_dims};
 
-use crate::{Backward, Cx, Grads, Result, Saver, Var, grads1, record};
+use super::linear_map::record_view;
+use crate::{Result, Var};
 
 impl Var {
     /// Dimension `i` of the result is dimension `dims[i]` of this.
@@ -14,24 +15,17 @@ impl Var {
     pub fn permute<D: Dim>(&self, dims: &[D]) -> Result<Var> {
         let dims = resolve_dims("permute", dims, self.rank())?;
         let y = self.tensor().permute(&dims)?;
-        record("permute", &[self], y, |_: &Saver<'_>| Ok(Permute { dims }))
-    }
-}
-
-struct Permute {
-    dims: Dims,
-}
-
-impl Backward for Permute {
-    fn backward(&self, cx: &Cx<'_>) -> Result<Grads> {
-        let mut back = Dims::from_elem(0, self.dims.len());
-        for (to, &from) in self.dims.iter().enumerate() {
-            back[from] = to;
-        }
-        grads1(cx.dy().permute(&back)?)
+        let mut inverse = Dims::from_elem(0, dims.len());
+        dims.iter().enumerate().for_each(|(i, &d)| inverse[d] = i);
+        record_view("permute", self, y, move |dy| dy.permute(&inverse))
     }
 
-    fn is_view(&self) -> bool {
-        true
+    /// Two dimensions exchanged.
+    ///
+    /// # Errors
+    /// If there is no such dimension.
+    pub fn transpose(&self, a: impl Dim, b: impl Dim) -> Result<Var> {
+        let (a, b) = (a.resolve(self.rank(), "transpose")?, b.resolve(self.rank(), "transpose")?);
+        record_view("transpose", self, self.tensor().transpose(a, b)?, move |dy| dy.transpose(a, b))
     }
 }

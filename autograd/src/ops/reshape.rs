@@ -2,9 +2,10 @@
 //!
 //! Derivative: `dy` in the old shape. A view where strides can express it, else a copy.
 
-use phalanx_tensor::{Dims, resolve_shape};
+use phalanx_tensor::{Dim, Dims, Error, resolve_dims, resolve_shape};
 
-use crate::{Backward, Cx, Grads, Result, Saver, Var, grads1, record};
+use super::linear_map::record_view;
+use crate::{Result, Var};
 
 impl Var {
     /// The elements in row-major order in another shape, in which one size may be -1 and is inferred.
@@ -20,22 +21,60 @@ impl Var {
     /// # Errors
     /// If the number of elements differs.
     pub fn reshape_to(&self, shape: &[usize]) -> Result<Var> {
-        let y = self.tensor().with_shape(shape)?;
         let from = Dims::from_slice(self.shape());
-        record("reshape", &[self], y, |_: &Saver<'_>| Ok(Reshape { from }))
-    }
-}
-
-struct Reshape {
-    from: Dims,
-}
-
-impl Backward for Reshape {
-    fn backward(&self, cx: &Cx<'_>) -> Result<Grads> {
-        grads1(cx.dy().reshape_to(&self.from)?)
+        record_view("reshape", self, self.tensor().with_shape(shape)?, move |dy| dy.reshape_to(&from))
     }
 
-    fn is_view(&self) -> bool {
-        true
+    /// Dimensions `start ..= end` made one. A scalar becomes `[1]`.
+    ///
+    /// # Errors
+    /// If there are no such dimensions, or `end` comes before `start`.
+    pub fn flatten(&self, start: impl Dim, end: impl Dim) -> Result<Var> {
+        let rank = self.rank().max(1);
+        let (start, end) = (start.resolve(rank, "flatten")?, end.resolve(rank, "flatten")?);
+        if start > end {
+            return Err(Error::range("flatten", format!("{start} to {end}"), "a start up to the end").into());
+        }
+        let mut shape = Dims::from_slice(self.shape());
+        if shape.is_empty() {
+            shape.push(1);
+        }
+        let size = shape[start..=end].iter().product();
+        shape.drain(start + 1..=end);
+        shape[start] = size;
+        self.reshape_to(&shape)
+    }
+
+    /// A dimension of size 1 put in before `dim`; -1 puts it last.
+    ///
+    /// # Errors
+    /// If there is no such place.
+    pub fn unsqueeze(&self, dim: impl Dim) -> Result<Var> {
+        let mut shape = Dims::from_slice(self.shape());
+        shape.insert(dim.resolve(self.rank() + 1, "unsqueeze")?, 1);
+        self.reshape_to(&shape)
+    }
+
+    /// Those of `dims` that have size 1 taken out; the others stay.
+    ///
+    /// # Errors
+    /// If a dimension does not exist or is named twice.
+    pub fn squeeze<D: Dim>(&self, dims: &[D]) -> Result<Var> {
+        let dims = resolve_dims("squeeze", dims, self.rank())?;
+        self.squeeze_where(|d| dims.contains(&d))
+    }
+
+    /// Every dimension of size 1 taken out.
+    ///
+    /// # Errors
+    /// None but those of the device.
+    pub fn squeeze_all(&self) -> Result<Var> {
+        self.squeeze_where(|_| true)
+    }
+
+    fn squeeze_where(&self, out: impl Fn(usize) -> bool) -> Result<Var> {
+        let sizes = self.shape().iter().enumerate();
+        let kept: Dims = sizes.filter(|&(d, &n)| n != 1 || !out(d)).map(|(_, &n)| n).collect();
+        self.reshape_to(&kept)
     }
 }

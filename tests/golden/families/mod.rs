@@ -1,6 +1,7 @@
 //! The operators by family: each turns a case's arguments into a call of the library.
 
 mod binary;
+mod layout;
 mod unary;
 
 use std::cell::RefCell;
@@ -31,7 +32,7 @@ type Family = fn(&Call<'_>) -> Option<Result<Vec<Var>>>;
 /// A family that reads and checks its cases itself.
 type Special = fn(&Set, &Case) -> Option<std::result::Result<(), String>>;
 
-const FAMILIES: &[Family] = &[unary::run, binary::run];
+const FAMILIES: &[Family] = &[unary::run, binary::run, layout::run];
 
 /// Families that are more than one call.
 pub const SPECIAL: &[Special] = &[];

@@ -1,0 +1,88 @@
+//! A tensor cut into pieces along a dimension, as views.
+//!
+//! Derivative: the pieces' gradients joined, zeros for a piece that has none. One node for all pieces, so that no
+//! piece's gradient is ever as large as the input.
+
+use phalanx_tensor::{Dim, Dims, Error, Tensor};
+use smallvec::SmallVec;
+
+use crate::{Backward, Cx, Grads, Result, Saver, Var, grads1, record_many};
+
+impl Var {
+    /// Pieces of `size` along `dim`, the last one perhaps smaller.
+    ///
+    /// # Errors
+    /// If there is no such dimension or `size` is 0.
+    pub fn split(&self, size: usize, dim: impl Dim) -> Result<SmallVec<[Var; 4]>> {
+        let dim = dim.resolve(self.rank(), "split")?;
+        let total = self.shape()[dim];
+        if size == 0 && total > 0 {
+            return Err(Error::range("split", "a piece size of 0", "at least 1").into());
+        }
+        let pieces = if total == 0 { 1 } else { total.div_ceil(size) };
+        let sizes: Dims = (0..pieces).map(|i| size.min(total - i * size)).collect();
+        self.split_sizes(&sizes, dim)
+    }
+
+    /// Pieces of the given sizes along `dim`.
+    ///
+    /// # Errors
+    /// If there is no such dimension, or the sizes do not add up to its size.
+    pub fn split_sizes(&self, sizes: &[usize], dim: impl Dim) -> Result<SmallVec<[Var; 4]>> {
+        let dim = dim.resolve(self.rank(), "split")?;
+        if sizes.iter().sum::<usize>() != self.shape()[dim] {
+            let wanted = format!("{}, the size of dimension {dim}, as their sum", self.shape()[dim]);
+            return Err(Error::shape("split", format!("sizes {sizes:?}"), wanted).into());
+        }
+        let mut start = 0;
+        let piece = |&size: &usize| {
+            start += size;
+            self.tensor().narrow(dim, start - size, size)
+        };
+        let pieces = sizes.iter().map(piece).collect::<phalanx_tensor::Result<SmallVec<[Tensor; 4]>>>()?;
+        let (from, sizes) = (Dims::from_slice(self.shape()), Dims::from_slice(sizes));
+        record_many("split", &[self], pieces, |_: &Saver<'_>| Ok(Split { from, sizes, dim }))
+    }
+
+    /// At most `chunks` pieces of one size along `dim`, the last one perhaps smaller.
+    ///
+    /// # Errors
+    /// If there is no such dimension or `chunks` is 0.
+    pub fn chunk(&self, chunks: usize, dim: impl Dim) -> Result<SmallVec<[Var; 4]>> {
+        let dim = dim.resolve(self.rank(), "chunk")?;
+        if chunks == 0 {
+            return Err(Error::range("chunk", "0 chunks", "at least 1").into());
+        }
+        match self.shape()[dim] {
+            0 => self.split_sizes(&Dims::from_elem(0, chunks), dim),
+            size => self.split(size.div_ceil(chunks), dim),
+        }
+    }
+}
+
+struct Split {
+    from: Dims,
+    sizes: Dims,
+    dim: usize,
+}
+
+impl Backward for Split {
+    fn backward(&self, cx: &Cx<'_>) -> Result<Grads> {
+        let some = (0..self.sizes.len()).find_map(|i| cx.dy_at(i));
+        let some = some.unwrap_or_else(|| unreachable!("a node runs once one of its outputs has a gradient"));
+        let piece = |(i, &size): (usize, &usize)| -> Result<Var> {
+            if let Some(dy) = cx.dy_at(i) {
+                return Ok(dy.clone());
+            }
+            let mut shape = self.from.clone();
+            shape[self.dim] = size;
+            Ok(Var::new(Tensor::zeros(&shape, some.dtype(), some.device())?))
+        };
+        let pieces = self.sizes.iter().enumerate().map(piece).collect::<Result<SmallVec<[Var; 4]>>>()?;
+        grads1(Var::cat(&pieces, self.dim)?)
+    }
+
+    fn is_view(&self) -> bool {
+        true
+    }
+}

@@ -1,0 +1,34 @@
+//! Tensors joined along a dimension.
+
+use phalanx_tensor::{Dim, Dims, Error, Result, Tensor};
+
+use crate::check;
+use crate::ops::copy::copy_;
+
+/// The tensors one after another along `dim`; their other sizes must agree.
+///
+/// # Errors
+/// If there is none, or ranks, other sizes, dtypes or devices differ.
+pub fn cat(tensors: &[&Tensor], dim: impl Dim) -> Result<Tensor> {
+    const OP: &str = "cat";
+    let first = tensors.first().ok_or_else(|| Error::invalid(OP, "got no tensors, wanted at least one"))?;
+    check::same(OP, tensors)?;
+    let dim = dim.resolve(first.rank(), OP)?;
+    let others = |t: &Tensor| -> Dims {
+        t.shape().iter().enumerate().map(|(d, &n)| if d == dim { 0 } else { n }).collect()
+    };
+    if let Some(odd) = tensors.iter().find(|t| t.rank() != first.rank() || others(t) != others(first)) {
+        let wanted = format!("the sizes of {:?} but in dimension {dim}", first.shape());
+        return Err(Error::shape(OP, format!("{:?}", odd.shape()), wanted));
+    }
+    let mut shape = others(first);
+    shape[dim] = tensors.iter().map(|t| t.shape()[dim]).sum();
+    let out = Tensor::empty(&shape, first.dtype(), first.device())?;
+    let mut start = 0;
+    for tensor in tensors {
+        let length = tensor.shape()[dim];
+        copy_(&mut out.narrow(dim, start, length)?, tensor)?;
+        start += length;
+    }
+    Ok(out)
+}

@@ -1,0 +1,112 @@
+//! Copies into a view.
+
+use phalanx_tensor::{Layout, Loops, Result, Tensor};
+
+use crate::check;
+use crate::pointwise::PIECE;
+
+/// Sets `to`'s elements to `from`'s, in place: `to` may be any view that does not overlap itself.
+///
+/// # Errors
+/// If shapes, dtypes or devices differ.
+pub fn copy_(to: &mut Tensor, from: &Tensor) -> Result<()> {
+    const OP: &str = "copy";
+    check::same(OP, &[to, from])?;
+    check::shape(OP, "a tensor", from, &to.shape().to_vec())?;
+    if to.device().is_meta() {
+        to.bump_version();
+        return Ok(());
+    }
+    if to.shares_storage(from) {
+        return copy_(to, &from.copy()?);
+    }
+    match to.dtype().size() {
+        1 => copy::<u8>(OP, to, from),
+        2 => copy::<u16>(OP, to, from),
+        4 => copy::<u32>(OP, to, from),
+        _ => copy::<u64>(OP, to, from),
+    }
+}
+
+fn copy<T: bytemuck::Pod + Send + Sync>(op: &'static str, to: &mut Tensor, from: &Tensor) -> Result<()> {
+    let (layout, pool) = (to.layout().clone(), to.device().pool()?);
+    let source = from.read_bytes(op)?;
+    let source = &elements::<T>(&source)[from.offset()..];
+    let mut target = to.write_bytes(op)?;
+    let whole = target.len() / size_of::<T>() * size_of::<T>();
+    let target = &mut bytemuck::cast_slice_mut::<u8, T>(&mut target[..whole])[layout.offset()..layout.end()];
+    let loops = Loops::new(layout.shape(), [layout.strides(), from.strides()]);
+    if layout.numel() == 0 {
+        return Ok(());
+    }
+    let (runs, row) = (loops.runs(), outer_stride(&layout, &loops));
+    let Some((row, runs_a_row)) = row else {
+        (0..runs).for_each(|run| copy_run(target, source, &loops, run, 0));
+        return Ok(());
+    };
+    let rows_a_piece = (PIECE / (runs_a_row * loops.inner()).max(1)).max(1);
+    pool.for_each_chunk(target, rows_a_piece * row, |piece, target| {
+        let first = piece * rows_a_piece * runs_a_row;
+        let last = runs.min(first + rows_a_piece * runs_a_row);
+        (first..last).for_each(|run| copy_run(target, source, &loops, run, piece * rows_a_piece * row));
+    });
+    Ok(())
+}
+
+/// The storage's bytes as elements.
+pub(crate) fn elements<T: bytemuck::Pod>(bytes: &[u8]) -> &[T] {
+    bytemuck::cast_slice(&bytes[..bytes.len() / size_of::<T>() * size_of::<T>()])
+}
+
+/// The stride of the outermost loop, if all that lies between two of its steps is inside it, and the runs inside.
+fn outer_stride(layout: &Layout, loops: &Loops<2>) -> Option<(usize, usize)> {
+    let outer = loops.sizes()[0];
+    let (stride, length) = (loops.strides()[0][0], layout.end() - layout.offset());
+    let inside = loops.sizes().len() > 1 && length - (outer - 1) * stride <= stride;
+    inside.then(|| (stride, loops.runs() / outer))
+}
+
+/// Copies one run into a part of the target that begins at `skipped`.
+fn copy_run<T: Copy>(target: &mut [T], source: &[T], loops: &Loops<2>, run: usize, skipped: usize) {
+    let ([to, from], [to_stride, from_stride]) = (loops.start(run), loops.inner_strides());
+    let (target, source) = (&mut target[to - skipped..], &source[from..]);
+    let n = loops.inner();
+    match (to_stride, from_stride) {
+        (1, 1) => target[..n].copy_from_slice(&source[..n]),
+        (1, 0) => target[..n].fill(source[0]),
+        _ => (0..n).for_each(|i| target[i * to_stride] = source[i * from_stride]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use phalanx_tensor::{DType, Device, Tensor};
+
+    use super::copy_;
+    use crate::testing::{make, tensors, values};
+
+    #[test]
+    fn every_view_receives_every_layout() {
+        for x in tensors(&|i| i as f64 % 100.0) {
+            let larger: Vec<usize> = x.shape().iter().map(|n| n + 3).collect();
+            let order: Vec<usize> = (0..x.rank()).rev().collect();
+            let back: Vec<usize> = larger.iter().rev().copied().collect();
+            let plain = Tensor::zeros(&larger, x.dtype(), Device::CPU).unwrap();
+            let turned = Tensor::zeros(&back, x.dtype(), Device::CPU).unwrap().permute(&order).unwrap();
+            for whole in [plain, turned] {
+                let view =
+                    |t: &Tensor| (0..x.rank()).fold(t.clone(), |t, d| t.narrow(d, 2, x.shape()[d]).unwrap());
+                copy_(&mut view(&whole), &x).unwrap();
+                assert_eq!(values(&view(&whole)), values(&x));
+                assert_eq!(values(&whole).iter().sum::<f64>(), values(&x).iter().sum::<f64>());
+            }
+        }
+    }
+
+    #[test]
+    fn copying_between_views_of_one_storage_reads_before_it_writes() {
+        let x = make(&[6], DType::F32, &|i| i as f64);
+        copy_(&mut x.narrow(0, 1, 5).unwrap(), &x.narrow(0, 0, 5).unwrap()).unwrap();
+        assert_eq!(values(&x), [0.0, 0.0, 1.0, 2.0, 3.0, 4.0]);
+    }
+}

@@ -1,0 +1,53 @@
+//! Tensors with dimensions reversed.
+
+use phalanx_tensor::{Dim, Loops, Result, Tensor, resolve_dims};
+
+use crate::ops::copy::elements;
+use crate::pointwise::PIECE;
+
+/// `x` with the order along each of `dims` reversed.
+///
+/// # Errors
+/// If a dimension does not exist or is named twice.
+pub fn flip<D: Dim>(x: &Tensor, dims: &[D]) -> Result<Tensor> {
+    let dims = resolve_dims("flip", dims, x.rank())?;
+    let mut out = x.empty_like()?;
+    if out.device().is_meta() || out.numel() == 0 {
+        return Ok(out);
+    }
+    match x.dtype().size() {
+        1 => copy::<u8>(x, &dims, &mut out)?,
+        2 => copy::<u16>(x, &dims, &mut out)?,
+        4 => copy::<u32>(x, &dims, &mut out)?,
+        _ => copy::<u64>(x, &dims, &mut out)?,
+    }
+    Ok(out)
+}
+
+/// Counts the reversed dimensions from their last element down: element `i` of such a dimension has the source's
+/// position of `n - 1 - i`. A stride is then negative, which the two sides' difference from the start expresses.
+fn copy<T: bytemuck::Pod + Send + Sync>(x: &Tensor, dims: &[usize], out: &mut Tensor) -> Result<()> {
+    const OP: &str = "flip";
+    let (shape, pool) = (x.shape(), x.device().pool()?);
+    let only = |flipped: bool| -> Vec<usize> {
+        (0..x.rank()).map(|d| if dims.contains(&d) == flipped { x.strides()[d] } else { 0 }).collect()
+    };
+    let (up, down) = (only(false), only(true));
+    let last = x.offset() + down.iter().zip(shape).map(|(stride, n)| stride * (n - 1)).sum::<usize>();
+    let loops = Loops::new(shape, [&up, &down]);
+    let (inner, [up, down]) = (loops.inner(), loops.inner_strides());
+    let source = x.read_bytes(OP)?;
+    let source = elements::<T>(&source);
+    let numel = out.numel();
+    let mut target = out.write_bytes(OP)?;
+    let target = &mut bytemuck::cast_slice_mut::<u8, T>(&mut target)[..numel];
+    let runs_a_piece = (PIECE / inner).max(1);
+    pool.for_each_chunk(target, runs_a_piece * inner, |piece, target| {
+        for (i, run) in target.chunks_mut(inner).enumerate() {
+            let [add, sub] = loops.start(piece * runs_a_piece + i);
+            let start = last + add - sub;
+            run.iter_mut().enumerate().for_each(|(j, to)| *to = source[start + j * up - j * down]);
+        }
+    });
+    Ok(())
+}

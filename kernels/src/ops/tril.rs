@@ -1,0 +1,64 @@
+//! Triangles of matrices.
+
+use phalanx_tensor::{Element, Error, Result, Tensor};
+
+use crate::real::for_element;
+use crate::source::Source;
+
+/// The elements of each matrix (the last two dimensions) on and below a diagonal, zero above it. Diagonal 0 is the
+/// main one, positive ones lie above it.
+///
+/// # Errors
+/// If there are fewer than two dimensions.
+pub fn tril(x: &Tensor, diagonal: isize) -> Result<Tensor> {
+    triangle("tril", x, |row, columns| (0, (row + 1 + diagonal).clamp(0, columns)))
+}
+
+/// The elements of each matrix on and above a diagonal, zero below it.
+///
+/// # Errors
+/// If there are fewer than two dimensions.
+pub fn triu(x: &Tensor, diagonal: isize) -> Result<Tensor> {
+    triangle("triu", x, |row, columns| ((row + diagonal).clamp(0, columns), columns))
+}
+
+/// Keeps columns `keep(row, columns)` of each row.
+fn triangle(
+    op: &'static str,
+    x: &Tensor,
+    keep: impl Fn(isize, isize) -> (isize, isize) + Sync,
+) -> Result<Tensor> {
+    let &[.., rows, columns] = x.shape() else {
+        return Err(Error::shape(op, format!("{:?}", x.shape()), "at least two dimensions"));
+    };
+    let mut out = x.empty_like()?;
+    if !out.device().is_meta() && out.numel() > 0 {
+        let keep = |row: usize| {
+            let (start, end) = keep((row % rows) as isize, columns as isize);
+            start as usize..end as usize
+        };
+        for_element!(x.dtype(), T => cut::<T>(op, x, columns, keep, &mut out))?;
+    }
+    Ok(out)
+}
+
+fn cut<T: Element>(
+    op: &'static str,
+    x: &Tensor,
+    columns: usize,
+    keep: impl Fn(usize) -> std::ops::Range<usize> + Sync,
+    out: &mut Tensor,
+) -> Result<()> {
+    let (source, pool, numel) = (Source::<T>::open(op, x, x.shape())?, x.device().pool()?, out.numel());
+    let mut target = out.write::<T>(op)?;
+    let rows_a_piece = crate::pointwise::PIECE.div_ceil(columns);
+    pool.for_each_chunk(&mut target[..numel], rows_a_piece * columns, |piece, target| {
+        for (i, target) in target.chunks_mut(columns).enumerate() {
+            let row = piece * rows_a_piece + i;
+            let kept = keep(row);
+            target.fill(T::zeroed());
+            source.copy_to(row * columns + kept.start, &mut target[kept]);
+        }
+    });
+    Ok(())
+}
