@@ -5,6 +5,7 @@
 
 mod arithmetic;
 mod check;
+mod gemm;
 pub mod ops;
 mod pointwise;
 mod real;

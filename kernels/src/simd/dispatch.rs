@@ -20,6 +20,8 @@ pub(crate) trait Isa {
     type F64: Vector<Elem = f64>;
     /// What `PHALANX_ISA` calls it.
     const NAME: &'static str;
+    /// How many vector registers there are.
+    const REGISTERS: usize;
 }
 
 /// A computation with one generic body. Its `run`, and all it calls down to the arithmetic, is `#[inline(always)]`.
@@ -124,15 +126,38 @@ fn choose(wanted: Option<&str>) -> Result<IsaName, String> {
 /// Runs `kernel` on the process's instruction set, [`isa`].
 #[inline]
 pub(crate) fn dispatch<K: Kernel>(kernel: K) -> K::Output {
-    // SAFETY: `isa` returns only instruction sets this CPU has.
-    unsafe { trampoline(isa(), kernel) }
+    Runner::current().run(kernel)
 }
 
 /// Runs `kernel` on `isa`, if this CPU has it.
 #[inline]
 pub(crate) fn dispatch_on<K: Kernel>(isa: IsaName, kernel: K) -> Option<K::Output> {
-    // SAFETY: availability is checked first.
-    isa.is_available().then(|| unsafe { trampoline(isa, kernel) })
+    Runner::on(isa).map(|runner| runner.run(kernel))
+}
+
+/// An instruction set this CPU was seen to have: for kernels that are called many times.
+#[derive(Clone, Copy)]
+pub(crate) struct Runner(IsaName);
+
+impl Runner {
+    /// The process's, [`isa`].
+    #[inline]
+    pub(crate) fn current() -> Runner {
+        Runner(isa())
+    }
+
+    /// The one named, if this CPU has it.
+    #[inline]
+    pub(crate) fn on(isa: IsaName) -> Option<Runner> {
+        isa.is_available().then_some(Runner(isa))
+    }
+
+    /// Runs `kernel` on it.
+    #[inline]
+    pub(crate) fn run<K: Kernel>(self, kernel: K) -> K::Output {
+        // SAFETY: a runner is made only after its instruction set was found available.
+        unsafe { trampoline(self.0, kernel) }
+    }
 }
 
 /// # Safety

@@ -25,7 +25,7 @@ mod tests;
 mod vector;
 
 #[allow(unused_imports)] // not yet used by every kernel
-pub(crate) use dispatch::{Isa, Kernel, dispatch, dispatch_on};
+pub(crate) use dispatch::{Isa, Kernel, Runner, dispatch, dispatch_on};
 pub use dispatch::{IsaName, available_isas, isa};
 #[allow(unused_imports)]
 pub(crate) use float::Float;

@@ -19,6 +19,7 @@ impl Isa for Neon {
     type F32 = F32x4;
     type F64 = F64x2;
     const NAME: &'static str = "neon";
+    const REGISTERS: usize = 32;
 }
 
 macro_rules! vector {

@@ -13,6 +13,7 @@ impl Isa for Scalar {
     type F32 = Lane<f32>;
     type F64 = Lane<f64>;
     const NAME: &'static str = "scalar";
+    const REGISTERS: usize = 16;
 }
 
 /// A vector of one lane.

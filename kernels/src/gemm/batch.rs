@@ -1,0 +1,97 @@
+//! Many products of one shape: checks once, then runs them one after the other on all threads, or side by side.
+
+#![allow(unsafe_code)]
+
+use phalanx_tensor::Pool;
+
+use super::element::GemmElem;
+use super::epilogue::{Epilogue, Write};
+use super::mat::{MatMut, MatRef};
+use super::pack::Shared;
+use super::product::Product;
+use crate::simd::Runner;
+
+/// Multiplications from which a single product keeps all threads busy by itself.
+const LARGE_WORK_MIN: usize = 1 << 25;
+
+/// How the products of a batch lie: item i is the first one shifted by i strides. A stride of 0 uses A or B again.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Batch {
+    /// How many products.
+    pub(crate) count: usize,
+    /// Elements from one A to the next.
+    pub(crate) a: usize,
+    /// Elements from one B to the next.
+    pub(crate) b: usize,
+    /// Elements from one C to the next.
+    pub(crate) c: usize,
+}
+
+/// [`super::gemm_batched`] on a given instruction set.
+pub(super) fn run<T: GemmElem>(
+    runner: Runner,
+    pool: &Pool,
+    batch: Batch,
+    a: MatRef<'_, T>,
+    b: MatRef<'_, T>,
+    mut c: MatMut<'_, T>,
+    (write, epilogue): (Write, Epilogue<'_, T>),
+) {
+    let (m, n, k) = (a.rows(), b.cols(), a.cols());
+    assert!(
+        b.rows() == k && c.rows() == m && c.cols() == n,
+        "{m} x {k} times {} x {n} does not give {} x {}",
+        b.rows(),
+        c.rows(),
+        c.cols()
+    );
+    assert!(
+        epilogue.bias.is_none_or(|bias| bias.len() == n),
+        "the bias needs a value for each of {n} columns"
+    );
+    assert!(c.repeats(batch.count, batch.c), "a batch of {batch:?} does not fit C");
+    if m == 0 || n == 0 || batch.count == 0 {
+        return;
+    }
+    if k == 0 && write == Write::Accumulate && epilogue.is_empty() {
+        return; // Adding a zero would turn -0 into 0.
+    }
+    if let Some((batch, a)) = fold(batch, a, &c) {
+        let c_strides = c.strides();
+        let rows = a.rows();
+        let c = MatMut::new(c.data(), rows, n, c_strides.0, c_strides.1);
+        return run(runner, pool, batch, a, b, c, (write, epilogue));
+    }
+
+    let c_strides = c.strides();
+    let c = Shared::new(c.data());
+    let item = |i: usize, pool: Option<&Pool>| {
+        let product = Product {
+            runner,
+            a: a.shifted(i * batch.a),
+            b: b.shifted(i * batch.b),
+            c,
+            c_start: i * batch.c,
+            c_strides,
+            write,
+            epilogue,
+        };
+        // SAFETY: `repeats` above: every item's C lies within the slice and apart from the others', and the slice is
+        // borrowed for us alone.
+        unsafe { product.run(pool) }
+    };
+    let work = m.saturating_mul(n).saturating_mul(k);
+    let side_by_side = batch.count >= 4 * pool.threads() || (batch.count > 1 && work < LARGE_WORK_MIN);
+    if side_by_side && work.saturating_mul(batch.count) >= super::plan::PARALLEL_WORK_MIN {
+        pool.for_each(batch.count, |i| item(i, None));
+    } else {
+        (0..batch.count).for_each(|i| item(i, Some(pool)));
+    }
+}
+
+/// A batch that shares B and whose A and C go on where the item before ended is one product with more rows.
+fn fold<'a, T: Copy>(batch: Batch, a: MatRef<'a, T>, c: &MatMut<'_, T>) -> Option<(Batch, MatRef<'a, T>)> {
+    let goes_on = |stride: usize, row_stride: usize| stride == a.rows() * row_stride;
+    (batch.count > 1 && batch.b == 0 && goes_on(batch.a, a.strides().0) && goes_on(batch.c, c.strides().0))
+        .then(|| (Batch { count: 1, a: 0, b: 0, c: 0 }, a.with_rows(batch.count * a.rows())))
+}

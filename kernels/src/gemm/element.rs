@@ -1,0 +1,95 @@
+//! What a product's elements may be, and the type their sums are kept in.
+
+use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
+
+use super::scratch::Scratch;
+
+/// An element type of `gemm`. Half types are widened while packing and rounded once when stored.
+pub(crate) trait GemmElem: Copy + Send + Sync + 'static {
+    /// The type of the sums.
+    type Acc: Scratch;
+
+    /// The exact value.
+    fn widen(self) -> Self::Acc;
+    /// The nearest value.
+    fn narrow(x: Self::Acc) -> Self;
+    /// The same elements, if they already are of the sums' type.
+    fn as_acc(src: &[Self]) -> Option<&[Self::Acc]>;
+    /// [`GemmElem::widen`] for each element of two slices of one length.
+    fn widen_slice(src: &[Self], dst: &mut [Self::Acc]);
+    /// Rounds sums to this type's values, where a separate step would have stored them.
+    fn round_slice(sums: &mut [Self::Acc]);
+}
+
+macro_rules! exact {
+    ($elem:ident) => {
+        impl GemmElem for $elem {
+            type Acc = $elem;
+
+            #[inline(always)]
+            fn widen(self) -> $elem {
+                self
+            }
+
+            #[inline(always)]
+            fn narrow(x: $elem) -> $elem {
+                x
+            }
+
+            #[inline(always)]
+            fn as_acc(src: &[$elem]) -> Option<&[$elem]> {
+                Some(src)
+            }
+
+            #[inline(always)]
+            fn widen_slice(src: &[$elem], dst: &mut [$elem]) {
+                dst.copy_from_slice(src);
+            }
+
+            #[inline(always)]
+            fn round_slice(_sums: &mut [$elem]) {}
+        }
+    };
+}
+
+exact!(f32);
+exact!(f64);
+
+macro_rules! half {
+    ($elem:ident) => {
+        impl GemmElem for $elem {
+            type Acc = f32;
+
+            #[inline(always)]
+            fn widen(self) -> f32 {
+                self.to_f32()
+            }
+
+            #[inline(always)]
+            fn narrow(x: f32) -> $elem {
+                $elem::from_f32(x)
+            }
+
+            #[inline(always)]
+            fn as_acc(_src: &[$elem]) -> Option<&[f32]> {
+                None
+            }
+
+            #[inline(always)]
+            fn widen_slice(src: &[$elem], dst: &mut [f32]) {
+                src.convert_to_f32_slice(dst);
+            }
+
+            #[inline(always)]
+            fn round_slice(sums: &mut [f32]) {
+                for sum in sums {
+                    *sum = $elem::from_f32(*sum).to_f32();
+                }
+            }
+        }
+    };
+}
+
+half!(bf16);
+half!(f16);

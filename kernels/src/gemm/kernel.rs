@@ -1,0 +1,161 @@
+//! The microkernel: a tile of C held in registers while k runs.
+//!
+//! A tile is H rows by W vectors of columns. Each of its elements is one chain of fused multiply-adds over ascending k,
+//! begun at zero (or at the sum of the k before, brought from memory): the order is the same for every tile size and
+//! instruction set, which is what makes an element's bits independent of where it lies.
+//!
+//! Registers on AVX-512: 14 x 2 sums, 2 vectors of B, 1 broadcast of A; a step costs 28 FMAs and 16 loads.
+
+#![allow(unsafe_code)]
+
+use crate::simd::{Float, Isa, Kernel, Runner, Vector};
+
+/// The most rows a tile has on any instruction set.
+const ROWS_MAX: usize = 14;
+/// A full tile's columns in vectors.
+pub(super) const VECTORS: usize = 2;
+
+/// A full tile's size on an instruction set.
+#[derive(Clone, Copy)]
+pub(super) struct TileShape {
+    pub(super) rows: usize,
+    pub(super) lanes: usize,
+}
+
+impl TileShape {
+    pub(super) fn of<T: Float>(runner: Runner) -> TileShape {
+        struct Ask<T>(std::marker::PhantomData<T>);
+        impl<T: Float> Kernel for Ask<T> {
+            type Output = TileShape;
+
+            #[inline(always)]
+            fn run<S: Isa>(self) -> TileShape {
+                TileShape { rows: rows::<S>(), lanes: T::Vec::<S>::LANES }
+            }
+        }
+        runner.run(Ask::<T>(std::marker::PhantomData))
+    }
+
+    pub(super) fn cols(self) -> usize {
+        VECTORS * self.lanes
+    }
+}
+
+/// A full tile's rows: all registers but a few hold sums.
+const fn rows<S: Isa>() -> usize {
+    (S::REGISTERS - 4) / VECTORS
+}
+
+/// One tile's work. Elements of A: `a[i * a_row + k * a_step]`; of B: `b[k * b_step + j]`; of the sums:
+/// `sums[i * sums_row + j]`.
+#[derive(Clone, Copy)]
+pub(super) struct Tile<T> {
+    pub(super) steps: usize,
+    pub(super) a: *const T,
+    pub(super) a_row: usize,
+    pub(super) a_step: usize,
+    pub(super) b: *const T,
+    pub(super) b_step: usize,
+    pub(super) sums: *mut T,
+    pub(super) sums_row: usize,
+    /// Whether the sums go on from what is in memory.
+    pub(super) resume: bool,
+}
+
+/// Computes a tile of `rows` by `vectors`. A is packed where `a_row` is 1 and `a_step` is `rows`.
+///
+/// # Safety
+///
+/// For i < rows, j < vectors * lanes and k < steps, the places named at [`Tile`] are valid to read (A and B) and to
+/// read and write (sums, unaliased), and `rows` is at most the instruction set's [`TileShape`], `vectors` 1 or 2.
+pub(super) unsafe fn run_tile<T: Float>(runner: Runner, rows: usize, vectors: usize, tile: Tile<T>) {
+    macro_rules! by_rows {
+        ($($n:literal)*) => {
+            match rows {
+                $($n => run_rows::<T, $n>(runner, vectors, tile),)*
+                _ => unreachable!("a tile has 1 to {ROWS_MAX} rows, not {rows}"),
+            }
+        };
+    }
+    by_rows!(1 2 3 4 5 6 7 8 9 10 11 12 13 14)
+}
+
+#[inline]
+fn run_rows<T: Float, const H: usize>(runner: Runner, vectors: usize, tile: Tile<T>) {
+    let packed = tile.a_row == 1 && tile.a_step == H;
+    match (vectors, packed) {
+        (1, true) => runner.run(Sized::<T, H, 1, true>(tile)),
+        (1, false) => runner.run(Sized::<T, H, 1, false>(tile)),
+        (_, true) => runner.run(Sized::<T, H, VECTORS, true>(tile)),
+        (_, false) => runner.run(Sized::<T, H, VECTORS, false>(tile)),
+    }
+}
+
+/// A tile whose size is known to the compiler.
+struct Sized<T, const H: usize, const W: usize, const PACKED: bool>(Tile<T>);
+
+impl<T: Float, const H: usize, const W: usize, const PACKED: bool> Kernel for Sized<T, H, W, PACKED> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Isa>(self) {
+        // Sizes that an instruction set has no registers for are never asked for; this keeps them uncompiled.
+        if const { H <= rows::<S>() } {
+            // SAFETY: `run_tile`'s contract; the type is made only there.
+            unsafe { compute::<T::Vec<S>, H, W, PACKED>(self.0) }
+        }
+    }
+}
+
+/// # Safety
+///
+/// [`run_tile`]'s.
+#[inline(always)]
+unsafe fn compute<V: Vector, const H: usize, const W: usize, const PACKED: bool>(tile: Tile<V::Elem>) {
+    let mut sums = [[V::zero(); W]; H];
+    if tile.resume {
+        for (i, row) in sums.iter_mut().enumerate() {
+            for (j, sum) in row.iter_mut().enumerate() {
+                // SAFETY: the sums' places are valid.
+                *sum = unsafe { load(tile.sums.add(i * tile.sums_row + j * V::LANES)) };
+            }
+        }
+    }
+    let (mut a, mut b) = (tile.a, tile.b);
+    let a_step = if PACKED { H } else { tile.a_step };
+    for _ in 0..tile.steps {
+        let mut b_row = [V::zero(); W];
+        for (j, lanes) in b_row.iter_mut().enumerate() {
+            // SAFETY: B's places are valid.
+            *lanes = unsafe { load(b.add(j * V::LANES)) };
+        }
+        for (i, row) in sums.iter_mut().enumerate() {
+            // SAFETY: A's places are valid.
+            let x = V::splat(unsafe { *a.add(if PACKED { i } else { i * tile.a_row }) });
+            for (sum, lanes) in row.iter_mut().zip(b_row) {
+                *sum = x.mul_add(lanes, *sum);
+            }
+        }
+        // Wrapping: after the last step they point beyond the matrices and are not used.
+        a = a.wrapping_add(a_step);
+        b = b.wrapping_add(tile.b_step);
+    }
+    for (i, row) in sums.iter().enumerate() {
+        for (j, sum) in row.iter().enumerate() {
+            // SAFETY: the sums' places are valid and nobody else's.
+            let dst = unsafe {
+                std::slice::from_raw_parts_mut(tile.sums.add(i * tile.sums_row + j * V::LANES), V::LANES)
+            };
+            sum.store(dst);
+        }
+    }
+}
+
+/// # Safety
+///
+/// A vector's elements from `src` on must be valid to read.
+#[inline(always)]
+unsafe fn load<V: Vector>(src: *const V::Elem) -> V {
+    // SAFETY: the caller's.
+    V::load(unsafe { std::slice::from_raw_parts(src, V::LANES) })
+}

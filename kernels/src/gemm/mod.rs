@@ -1,0 +1,72 @@
+//! Matrix products over slices with any row and column strides.
+//!
+//! The rule that everything here keeps: an element of A B is one chain of fused multiply-adds over ascending k, begun at
+//! zero, in f32 (f64 for f64). Its bits are those of `for k { sum = a.mul_add(b, sum) }`, whatever the number of rows
+//! and columns, strides, blocking, threads, batch, tile position or instruction set.
+//!
+//! ```text
+//! mat        the views        plan      the cut, pure numbers
+//! element    the types        pack      panels in the order tiles read them
+//! epilogue   the last steps   kernel    a tile of C in registers
+//! scratch    working memory   product   packs, runs jobs, finishes tiles
+//!                             batch     one product after the other, or side by side
+//! ```
+//!
+//! `Accumulate` and half types sum all of k first and touch C once. In half precision the finished sum is rounded once
+//! for a plain product; bias, activation and accumulation each round again, as they would as operations of their own.
+
+mod activation;
+mod batch;
+mod element;
+mod epilogue;
+mod kernel;
+mod mat;
+mod pack;
+mod plan;
+mod product;
+mod scratch;
+#[cfg(test)]
+mod tests;
+
+use phalanx_tensor::Pool;
+
+pub(crate) use activation::Activation;
+pub(crate) use batch::Batch;
+pub(crate) use element::GemmElem;
+pub(crate) use epilogue::{Epilogue, Write};
+pub(crate) use mat::{MatMut, MatRef};
+
+use crate::simd::Runner;
+
+/// C = A B, or C += A B, with an epilogue on the product.
+///
+/// # Panics
+///
+/// If the shapes do not fit together.
+pub(crate) fn gemm<T: GemmElem>(
+    pool: &Pool,
+    a: MatRef<'_, T>,
+    b: MatRef<'_, T>,
+    c: MatMut<'_, T>,
+    write: Write,
+    epilogue: Epilogue<'_, T>,
+) {
+    gemm_batched(pool, Batch { count: 1, a: 0, b: 0, c: 0 }, a, b, c, write, epilogue);
+}
+
+/// A product for each item of a batch; `a`, `b` and `c` are the first item's. The bits are those of [`gemm`] on each.
+///
+/// # Panics
+///
+/// If the shapes do not fit together, an item lies outside its slice, or two items share a place in C.
+pub(crate) fn gemm_batched<T: GemmElem>(
+    pool: &Pool,
+    batch: Batch,
+    a: MatRef<'_, T>,
+    b: MatRef<'_, T>,
+    c: MatMut<'_, T>,
+    write: Write,
+    epilogue: Epilogue<'_, T>,
+) {
+    batch::run(Runner::current(), pool, batch, a, b, c, (write, epilogue));
+}

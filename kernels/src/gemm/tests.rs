@@ -1,0 +1,290 @@
+//! Products against a twin written from the formula, bit for bit, on every instruction set this CPU has.
+
+use half::{bf16, f16};
+use phalanx_tensor::Pool;
+
+use super::*;
+use crate::simd::{Float, Isa, IsaName, Kernel, Vector, available_isas, dispatch_on};
+
+/// Numbers with full mantissas, so that another order of additions shows.
+struct Draws(u64);
+
+impl Draws {
+    fn next(&mut self) -> usize {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (self.0 >> 33) as usize
+    }
+
+    fn values<T: GemmElem>(&mut self, len: usize) -> Vec<T> {
+        let draw = |this: &mut Self| T::Acc::from_f64(this.next() as f64 / (1u64 << 30) as f64 - 1.0);
+        (0..len).map(|_| T::narrow(draw(self))).collect()
+    }
+}
+
+/// How a matrix lies in its slice.
+#[derive(Clone, Copy, Debug)]
+enum Lie {
+    Rows,
+    Cols,
+    /// Column stride 2, rows apart by some more.
+    Sparse,
+}
+
+const LIES: [Lie; 3] = [Lie::Rows, Lie::Cols, Lie::Sparse];
+
+impl Lie {
+    fn strides(self, rows: usize, cols: usize) -> (usize, usize) {
+        match self {
+            Lie::Rows => (cols.max(1), 1),
+            Lie::Cols => (1, rows.max(1)),
+            Lie::Sparse => (2 * cols + 3, 2),
+        }
+    }
+
+    fn len(self, rows: usize, cols: usize) -> usize {
+        let (row, col) = self.strides(rows, cols);
+        if rows == 0 || cols == 0 { 0 } else { (rows - 1) * row + (cols - 1) * col + 1 }
+    }
+}
+
+/// A batch of products with all that may vary.
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    m: usize,
+    n: usize,
+    k: usize,
+    lies: (Lie, Lie, Lie),
+    batch: usize,
+    /// One B for the whole batch.
+    share_b: bool,
+    write: Write,
+    bias: bool,
+    activation: Option<Activation>,
+}
+
+impl Case {
+    fn plain(m: usize, n: usize, k: usize) -> Case {
+        let lies = (Lie::Rows, Lie::Rows, Lie::Rows);
+        Case { m, n, k, lies, batch: 1, share_b: false, write: Write::Store, bias: false, activation: None }
+    }
+
+    fn batch(&self) -> Batch {
+        let Case { m, n, k, lies, .. } = *self;
+        let b = if self.share_b { 0 } else { lies.1.len(k, n) };
+        Batch { count: self.batch, a: lies.0.len(m, k), b, c: lies.2.len(m, n) }
+    }
+}
+
+/// One activation of one number, on the instruction set in question.
+struct Activate<T>(T, Activation);
+
+impl<T: Float> Kernel for Activate<T> {
+    type Output = T;
+
+    #[inline(always)]
+    fn run<S: Isa>(self) -> T {
+        let mut out = [T::ZERO];
+        self.1.apply(T::Vec::<S>::splat(self.0)).store_partial(&mut out);
+        out[0]
+    }
+}
+
+/// The product by the formula, each step on its own.
+fn twin<T: GemmElem>(case: &Case, isa: IsaName, a: &[T], b: &[T], bias: Option<&[T]>, c: &mut [T]) {
+    let Case { m, n, k, lies, .. } = *case;
+    let (a_strides, b_strides, c_strides) =
+        (lies.0.strides(m, k), lies.1.strides(k, n), lies.2.strides(m, n));
+    let batch = case.batch();
+    for (item, i, j) in
+        (0..case.batch).flat_map(|item| (0..m).flat_map(move |i| (0..n).map(move |j| (item, i, j))))
+    {
+        let mut sum = T::Acc::ZERO;
+        for l in 0..k {
+            let x = a[item * batch.a + i * a_strides.0 + l * a_strides.1].widen();
+            sum = x.mul_add(b[item * batch.b + l * b_strides.0 + j * b_strides.1].widen(), sum);
+        }
+        let mut value = T::narrow(sum);
+        if let Some(bias) = bias {
+            value = T::narrow(value.widen() + bias[j].widen());
+        }
+        if let Some(activation) = case.activation {
+            value = T::narrow(dispatch_on(isa, Activate(value.widen(), activation)).expect("available"));
+        }
+        let place = &mut c[item * batch.c + i * c_strides.0 + j * c_strides.1];
+        let nothing = k == 0 && bias.is_none() && case.activation.is_none();
+        *place = match case.write {
+            Write::Store => value,
+            Write::Accumulate if nothing => *place,
+            Write::Accumulate => T::narrow(place.widen() + value.widen()),
+        };
+    }
+}
+
+fn check<T: GemmElem>(case: Case, pools: &[Pool]) {
+    let Case { m, n, k, lies, .. } = case;
+    let batch = case.batch();
+    let mut draws = Draws((m * 31 + n) as u64 * 31 + k as u64);
+    let a: Vec<T> = draws.values(batch.a * case.batch.max(1));
+    let b: Vec<T> = draws.values(lies.1.len(k, n) * case.batch.max(1));
+    let bias: Vec<T> = draws.values(n);
+    let bias = case.bias.then_some(&bias[..]);
+    let before: Vec<T> = draws.values(batch.c * case.batch.max(1));
+    for isa in available_isas() {
+        let mut want = before.clone();
+        twin(&case, isa, &a, &b, bias, &mut want);
+        for pool in pools {
+            let mut got = before.clone();
+            let strides = (lies.0.strides(m, k), lies.1.strides(k, n), lies.2.strides(m, n));
+            batch::run(
+                Runner::on(isa).expect("available"),
+                pool,
+                batch,
+                MatRef::new(&a, m, k, strides.0.0, strides.0.1),
+                MatRef::new(&b, k, n, strides.1.0, strides.1.1),
+                MatMut::new(&mut got, m, n, strides.2.0, strides.2.1),
+                (case.write, Epilogue { bias, activation: case.activation }),
+            );
+            for (place, (got, want)) in got.iter().zip(&want).enumerate() {
+                let (got, want) = (got.widen().to_f64(), want.widen().to_f64());
+                let threads = pool.threads();
+                assert!(
+                    got.to_bits() == want.to_bits(),
+                    "{case:?} {isa} {threads} threads: place {place} is {got:e}, not {want:e}"
+                );
+            }
+        }
+    }
+}
+
+fn pools() -> Vec<Pool> {
+    [1, 2, 8].map(Pool::new).into_iter().collect()
+}
+
+const SIZES: [usize; 6] = [0, 1, 7, 16, 33, 129];
+
+#[test]
+fn every_element_is_one_chain_of_fused_multiply_adds() {
+    let pools = pools();
+    for m in SIZES {
+        for n in SIZES {
+            for k in SIZES {
+                check::<f32>(Case::plain(m, n, k), &pools);
+                check::<f64>(Case::plain(m, n, k), &pools[1..2]);
+                check::<bf16>(Case::plain(m, n, k), &pools[1..2]);
+            }
+        }
+    }
+}
+
+#[test]
+fn strides_and_transposes_change_no_bit() {
+    let pools = pools();
+    for (m, n, k) in [(1, 33, 7), (7, 129, 33), (33, 7, 129), (60, 65, 17), (129, 129, 33)] {
+        for lie in 0..27 {
+            let lies = (LIES[lie % 3], LIES[lie / 3 % 3], LIES[lie / 9]);
+            for write in [Write::Store, Write::Accumulate] {
+                let case = Case { lies, write, ..Case::plain(m, n, k) };
+                check::<f32>(case, &pools[..2]);
+                check::<f64>(case, &pools[1..2]);
+                check::<bf16>(case, &pools[1..2]);
+                check::<f16>(case, &pools[1..2]);
+            }
+        }
+    }
+}
+
+#[test]
+fn blocks_of_k_change_no_bit() {
+    let pools = pools();
+    for (m, n, k) in [(5, 40, 1000), (30, 20, 777), (129, 65, 800), (64, 33, 385)] {
+        for lie in [Lie::Rows, Lie::Cols] {
+            for (write, bias) in [(Write::Store, false), (Write::Accumulate, true)] {
+                let case = Case { lies: (lie, lie, Lie::Rows), write, bias, ..Case::plain(m, n, k) };
+                check::<f32>(case, &pools);
+                check::<f64>(case, &pools[2..]);
+                check::<f16>(case, &pools[2..]);
+            }
+        }
+    }
+}
+
+#[test]
+fn an_epilogue_has_the_bits_of_separate_steps() {
+    let pools = pools();
+    let activations = [
+        None,
+        Some(Activation::Relu),
+        Some(Activation::Silu),
+        Some(Activation::GeluErf),
+        Some(Activation::GeluTanh),
+    ];
+    for activation in activations {
+        for (m, n, k) in [(3, 5, 0), (1, 33, 7), (33, 129, 16), (60, 65, 400)] {
+            for write in [Write::Store, Write::Accumulate] {
+                for bias in [false, true] {
+                    let case = Case { write, bias, activation, ..Case::plain(m, n, k) };
+                    check::<f32>(case, &pools[1..2]);
+                    check::<f64>(case, &pools[1..2]);
+                    check::<bf16>(case, &pools[1..2]);
+                    check::<f16>(case, &pools[1..2]);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_batch_has_the_bits_of_its_products() {
+    let pools = pools();
+    for (m, n, k) in [(0, 3, 4), (1, 7, 33), (33, 17, 20), (64, 64, 64), (130, 65, 70)] {
+        for batch in [0, 1, 2, 9] {
+            for share_b in [false, true] {
+                for lie in LIES {
+                    let lies = (Lie::Rows, lie, Lie::Rows);
+                    let case = Case { batch, share_b, lies, bias: share_b, ..Case::plain(m, n, k) };
+                    check::<f32>(case, &pools);
+                    check::<bf16>(Case { write: Write::Accumulate, ..case }, &pools[1..2]);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_row_has_the_same_bits_whatever_the_number_of_rows() {
+    let (n, k) = (70, 900);
+    let mut draws = Draws(5);
+    let (a, b): (Vec<f32>, Vec<f32>) = (draws.values(200 * k), draws.values(k * n));
+    let rows_of = |m: usize, pool: &Pool| {
+        let mut c = vec![0.0; m * n];
+        let (a, b) = (MatRef::row_major(&a[..m * k], m, k), MatRef::row_major(&b, k, n));
+        gemm(pool, a, b, MatMut::row_major(&mut c, m, n), Write::Store, Epilogue::default());
+        c
+    };
+    let all = rows_of(200, &Pool::new(2));
+    for m in [1, 2, 13, 14, 15, 29, 57, 100] {
+        assert!(
+            rows_of(m, &Pool::new(1)).iter().zip(&all).all(|(x, y)| x.to_bits() == y.to_bits()),
+            "{m} rows"
+        );
+    }
+}
+
+#[test]
+fn broadcast_operands_are_read_and_shared_outputs_refused() {
+    let mut c = vec![0.0f32; 6];
+    let (a, b) = ([1.0, 2.0], [3.0]);
+    let a = MatRef::new(&a, 3, 2, 0, 1);
+    let b = MatRef::new(&b, 2, 2, 0, 0);
+    gemm(&Pool::new(1), a, b, MatMut::row_major(&mut c, 3, 2), Write::Store, Epilogue::default());
+    assert_eq!(c, [9.0; 6]);
+    for (rows, cols, row_stride, col_stride) in
+        [(2, 3, 0, 1), (2, 3, 1, 1), (3, 2, 2, 3), (2, 4, 4, 1), (2, 2, usize::MAX, 1)]
+    {
+        let refused = std::panic::catch_unwind(|| {
+            let mut data = [0.0f32; 6];
+            MatMut::new(&mut data, rows, cols, row_stride, col_stride).rows()
+        });
+        assert!(refused.is_err(), "{rows} x {cols} with strides {row_stride}, {col_stride}");
+    }
+}
