@@ -7,7 +7,9 @@ mod add;
 mod broadcast;
 mod cat;
 mod flip;
+mod linear;
 mod linear_map;
+mod matmul;
 mod mul;
 mod pad;
 mod permute;
@@ -17,5 +19,7 @@ mod split;
 mod subset;
 mod sum;
 mod tanh;
+#[cfg(test)]
+mod testing;
 mod to_device;
 mod tril;

@@ -1,0 +1,69 @@
+//! Batched products on the CPU: the batch dimensions become as few calls of `gemm` as their strides allow.
+
+use phalanx_tensor::{Element, Loops, Result, Tensor, contiguous_strides};
+
+use super::Finish;
+use crate::gemm::{Batch, Epilogue, GemmElem, MatMut, MatRef, gemm_batched};
+
+/// `out = a b` for operands of one batch shape; `out` is contiguous.
+pub(in crate::ops) fn multiply<T: GemmElem + Element>(
+    op: &'static str,
+    a: &Tensor,
+    b: &Tensor,
+    out: &mut Tensor,
+    finish: Finish<'_>,
+) -> Result<()> {
+    let lead = a.rank() - 2;
+    let (m, n) = (a.shape()[lead], b.shape()[lead + 1]);
+    if out.numel() == 0 {
+        return Ok(());
+    }
+    let batch = &a.shape()[..lead];
+    let c_strides = contiguous_strides(&[batch, &[m, n]].concat());
+    let loops = Loops::new(batch, [&a.strides()[..lead], &b.strides()[..lead], &c_strides[..lead]]);
+    // Items may run in any order: the longest loop is the batch, the others go around it.
+    let inner = (0..loops.sizes().len()).max_by_key(|&axis| loops.sizes()[axis]).unwrap_or(0);
+    let (count, [a_step, b_step, c_step]) = (loops.sizes()[inner], loops.strides()[inner]);
+
+    let (pool, offset, numel) = (out.device().pool()?, out.offset(), out.numel());
+    let (a_data, b_data) = (a.read::<T>(op)?, b.read::<T>(op)?);
+    let bias = finish.bias.map(|bias| Ok((bias.read::<T>(op)?, bias.offset()))).transpose()?;
+    let epilogue = Epilogue {
+        bias: bias.as_ref().map(|(values, offset)| &values[*offset..][..n]),
+        activation: finish.activation,
+    };
+    let mut c_data = out.write::<T>(op)?;
+    let c_data = &mut c_data[offset..][..numel];
+    for index in 0..loops.sizes().iter().product::<usize>() / count {
+        let [a_start, b_start, c_start] = start_of(&loops, inner, index);
+        let a_mat = mat(&a_data, a, a_start, a_step);
+        let b_mat = mat(&b_data, b, b_start, b_step);
+        let c_mat = MatMut::row_major(&mut c_data[c_start..], m, n);
+        let batch = Batch { count, a: a_step, b: b_step, c: c_step };
+        gemm_batched(&pool, batch, a_mat, b_mat, c_mat, finish.write, epilogue);
+    }
+    Ok(())
+}
+
+/// The matrix in the last two dimensions, `start` elements after the tensor's first.
+fn mat<'a, T>(data: &'a [T], tensor: &Tensor, start: usize, step: usize) -> MatRef<'a, T> {
+    let (shape, strides) = (tensor.shape(), tensor.strides());
+    let at = tensor.rank() - 2;
+    // A single row's stride says nothing: with the batch's, the batch may become rows of one product.
+    let row_stride = if shape[at] == 1 { step } else { strides[at] };
+    let data = data.get(tensor.offset() + start..).unwrap_or(&[]); // only a tensor without elements ends before
+    MatRef::new(data, shape[at], shape[at + 1], row_stride, strides[at + 1])
+}
+
+/// Where turn `index` of the loops around `inner` begins.
+fn start_of(loops: &Loops<3>, inner: usize, mut index: usize) -> [usize; 3] {
+    let mut at = [0; 3];
+    for axis in (0..loops.sizes().len()).rev().filter(|&axis| axis != inner) {
+        let step = index % loops.sizes()[axis];
+        index /= loops.sizes()[axis];
+        for (at, stride) in at.iter_mut().zip(loops.strides()[axis]) {
+            *at += step * stride;
+        }
+    }
+    at
+}

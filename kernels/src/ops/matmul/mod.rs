@@ -1,0 +1,113 @@
+//! Matrix products, batched and broadcast.
+
+mod cpu;
+
+pub(super) use cpu::multiply;
+
+use phalanx_tensor::{Dims, Error, Result, Tensor, broadcast_shapes};
+
+use crate::check;
+use crate::gemm::{Activation, Write};
+use crate::real::for_real;
+
+/// The product of matrices in the last two dimensions; the dimensions before them broadcast. A tensor of one
+/// dimension is a row on the left and a column on the right, and that dimension is not in the result. Floating-point
+/// dtypes; any strides are read where they lie.
+///
+/// # Errors
+/// If the inner sizes differ, the others do not broadcast, a tensor has no dimensions, or dtypes or devices differ.
+pub fn matmul(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    let product = Product::new("matmul", a, b)?;
+    let mut out = Tensor::empty(&product.out_shape(a, b), a.dtype(), a.device())?;
+    product.run(&mut out, Finish::default())?;
+    Ok(out)
+}
+
+/// `c += a b` in place, all of the product summed before it is added: the bits of [`matmul`] added by
+/// [`crate::accumulate_`]. `c` is contiguous and of the product's shape and dtype.
+///
+/// # Errors
+/// As [`matmul`]; if `c` does not fit or shares a storage with an operand.
+pub fn matmul_accumulate_(c: &mut Tensor, a: &Tensor, b: &Tensor) -> Result<()> {
+    const OP: &str = "matmul_accumulate";
+    let product = Product::new(OP, a, b)?;
+    check::same(OP, &[a, c])?;
+    check::shape(OP, "a sum", c, &product.out_shape(a, b))?;
+    if !c.is_contiguous() {
+        return Err(Error::shape(OP, format!("a sum with strides {:?}", c.strides()), "a contiguous one"));
+    }
+    product.run(c, Finish { write: Write::Accumulate, ..Finish::default() })
+}
+
+/// What is done to the finished sums.
+pub(super) struct Finish<'a> {
+    pub(super) write: Write,
+    /// A contiguous value per column.
+    pub(super) bias: Option<&'a Tensor>,
+    pub(super) activation: Option<Activation>,
+}
+
+impl Default for Finish<'_> {
+    fn default() -> Self {
+        Finish { write: Write::Store, bias: None, activation: None }
+    }
+}
+
+/// A product whose operands fit: matrices of one batch shape, `batch x m x k` and `batch x k x n`.
+pub(super) struct Product {
+    op: &'static str,
+    batch: Dims,
+    a: Tensor,
+    b: Tensor,
+}
+
+impl Product {
+    /// Checks the operands and views them as matrices.
+    pub(super) fn new(op: &'static str, a: &Tensor, b: &Tensor) -> Result<Product> {
+        check::float(op, a)?;
+        check::same(op, &[a, b])?;
+        let wrong = || {
+            let wanted = "[.., m, k] and [.., k, n], in which one dimension alone is k";
+            Error::shape(op, format!("shapes {:?} and {:?}", a.shape(), b.shape()), wanted)
+        };
+        if a.rank() == 0 || b.rank() == 0 {
+            return Err(wrong());
+        }
+        let row = if a.rank() == 1 { a.unsqueeze(0)? } else { a.clone() };
+        let column = if b.rank() == 1 { b.unsqueeze(1)? } else { b.clone() };
+        let ((a_batch, a_size), (b_batch, b_size)) = (split(row.shape()), split(column.shape()));
+        if a_size[1] != b_size[0] {
+            return Err(wrong());
+        }
+        let batch = broadcast_shapes(op, a_batch, b_batch).map_err(|_| wrong())?;
+        let a = row.broadcast_to(&[&batch, a_size].concat())?;
+        let b = column.broadcast_to(&[&batch, b_size].concat())?;
+        Ok(Product { op, batch, a, b })
+    }
+
+    /// The result's shape for operands of these ranks.
+    pub(super) fn out_shape(&self, a: &Tensor, b: &Tensor) -> Dims {
+        let mut shape = self.batch.clone();
+        let (m, n) = (split(self.a.shape()).1[0], split(self.b.shape()).1[1]);
+        shape.extend((a.rank() > 1).then_some(m));
+        shape.extend((b.rank() > 1).then_some(n));
+        shape
+    }
+
+    /// Computes into `out`, which is contiguous.
+    pub(super) fn run(&self, out: &mut Tensor, finish: Finish<'_>) -> Result<()> {
+        if out.device().is_meta() {
+            out.bump_version();
+            return Ok(());
+        }
+        for_real!(self.op, out.dtype(), T => multiply::<T>(self.op, &self.a, &self.b, out, finish))
+    }
+}
+
+/// The batch dimensions and the matrix's two.
+fn split(shape: &[usize]) -> (&[usize], &[usize]) {
+    shape.split_at(shape.len() - 2)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,113 @@
+//! Products against the triple loop in f64.
+
+use phalanx_tensor::{Dims, Tensor, broadcast_shapes};
+
+use super::*;
+use crate::ops::{accumulate_, cast};
+use crate::testing::{FLOATS, assert_close, floats, make, values};
+
+/// `[.., m, k]` times `[.., k, n]`, element by element.
+fn twin(a: &Tensor, b: &Tensor) -> Vec<f64> {
+    let (ar, br) = (a.rank() - 2, b.rank() - 2);
+    let batch = broadcast_shapes("twin", &a.shape()[..ar], &b.shape()[..br]).unwrap();
+    let (m, k, n) = (a.shape()[ar], a.shape()[ar + 1], b.shape()[br + 1]);
+    let full = |t: &Tensor, rows: usize, cols: usize| {
+        values(&t.broadcast_to(&[&batch[..], &[rows, cols]].concat()).unwrap())
+    };
+    let (a, b) = (full(a, m, k), full(b, k, n));
+    let mut out = Vec::new();
+    for item in 0..batch.iter().product() {
+        for i in 0..m {
+            for j in 0..n {
+                let term = |l: usize| a[(item * m + i) * k + l] * b[(item * k + l) * n + j];
+                out.push((0..k).map(term).sum());
+            }
+        }
+    }
+    out
+}
+
+fn tolerance(dtype: phalanx_tensor::DType) -> f64 {
+    10.0 * crate::testing::tolerance(dtype)
+}
+
+#[test]
+fn equals_the_triple_loop_for_every_batch_and_dtype() {
+    let shapes: &[(&[usize], &[usize])] = &[
+        (&[3, 4], &[4, 5]),
+        (&[1, 1], &[1, 1]),
+        (&[33, 17], &[17, 40]),
+        (&[2, 3, 4], &[4, 5]),
+        (&[3, 4], &[2, 4, 5]),
+        (&[2, 1, 3, 4], &[5, 4, 2]),
+        (&[2, 3, 1, 7], &[2, 1, 7, 1]),
+        (&[0, 3, 4], &[4, 5]),
+        (&[2, 3, 0], &[2, 0, 5]),
+        (&[3, 0], &[0, 0]),
+    ];
+    for &(a, b) in shapes {
+        for dtype in FLOATS {
+            let (a, b) = (make(a, dtype, &floats(-1.0, 1.0)), make(b, dtype, &floats(-2.0, 1.0)));
+            let c = matmul(&a, &b).unwrap();
+            assert_eq!(c.dtype(), dtype);
+            for (got, want) in values(&c).into_iter().zip(twin(&a, &b)) {
+                assert_close(got, want, tolerance(dtype));
+            }
+        }
+    }
+}
+
+#[test]
+fn bits_do_not_depend_on_strides_or_batching() {
+    let wide = |shape: &[usize]| make(shape, phalanx_tensor::DType::F32, &floats(-1.0, 1.0));
+    let dense = |t: &Tensor| t.copy().unwrap();
+    let bits = |t: Tensor| t.to_vec::<f32>().unwrap();
+    // Heads of [batch, time, heads, width]: permuted, never merged into one batch stride.
+    let (q, k) = (wide(&[2, 9, 3, 8]).permute(&[0, 2, 1, 3]).unwrap(), wide(&[2, 7, 3, 8]));
+    let k = k.permute(&[0, 2, 3, 1]).unwrap();
+    assert_eq!(bits(matmul(&q, &k).unwrap()), bits(matmul(&dense(&q), &dense(&k)).unwrap()));
+    // Last positions only: rows far apart.
+    let x = wide(&[5, 4, 8]).narrow(1, 3, 1).unwrap();
+    let w = wide(&[6, 8]).transpose(0, 1).unwrap();
+    assert_eq!(bits(matmul(&x, &w).unwrap()), bits(matmul(&dense(&x), &dense(&w)).unwrap()));
+    // A batch is its items.
+    let (a, b) = (wide(&[4, 5, 16]), wide(&[4, 16, 3]));
+    let all = matmul(&a, &b).unwrap();
+    for i in 0..4 {
+        let one = matmul(&a.select(0, i).unwrap(), &b.select(0, i).unwrap()).unwrap();
+        assert_eq!(bits(one), bits(all.select(0, i).unwrap()));
+    }
+}
+
+#[test]
+fn vectors_lose_their_dimension() {
+    let x = |shape: &[usize]| make(shape, phalanx_tensor::DType::F64, &floats(-1.0, 1.0));
+    let shape = |a: &[usize], b: &[usize]| Dims::from_slice(matmul(&x(a), &x(b)).unwrap().shape());
+    assert_eq!(&shape(&[4], &[4])[..], &[0usize; 0]);
+    assert_eq!(&shape(&[3, 4], &[4])[..], &[3]);
+    assert_eq!(&shape(&[4], &[2, 4, 5])[..], &[2, 5]);
+    assert_eq!(&shape(&[2, 3, 4], &[4])[..], &[2, 3]);
+}
+
+#[test]
+fn accumulating_has_the_bits_of_adding_the_product() {
+    for dtype in FLOATS {
+        let (a, b) = (make(&[7, 33], dtype, &floats(-1.0, 1.0)), make(&[33, 9], dtype, &floats(-1.0, 1.0)));
+        let start = make(&[7, 9], dtype, &floats(-3.0, 3.0));
+        let (mut fused, mut apart) = (start.copy().unwrap(), start.copy().unwrap());
+        matmul_accumulate_(&mut fused, &a, &b).unwrap();
+        accumulate_(&mut apart, &matmul(&a, &b).unwrap()).unwrap();
+        assert_eq!(values(&fused), values(&apart));
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_refused_by_name() {
+    let x = |shape: &[usize]| make(shape, phalanx_tensor::DType::F32, &floats(-1.0, 1.0));
+    for (a, b) in [(&[3, 4][..], &[3, 4][..]), (&[], &[3]), (&[2, 3, 4], &[3, 4, 5])] {
+        let message = matmul(&x(a), &x(b)).unwrap_err().to_string();
+        assert!(message.contains("matmul") && message.contains(&format!("{b:?}")), "{message}");
+    }
+    let half = cast(&x(&[4, 2]), phalanx_tensor::DType::BF16).unwrap();
+    assert!(matmul(&x(&[3, 4]), &half).unwrap_err().to_string().contains("bf16"));
+}
