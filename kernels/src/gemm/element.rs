@@ -18,8 +18,8 @@ pub(crate) trait GemmElem: Copy + Send + Sync + 'static {
     fn as_acc(src: &[Self]) -> Option<&[Self::Acc]>;
     /// [`GemmElem::widen`] for each element of two slices of one length.
     fn widen_slice(src: &[Self], dst: &mut [Self::Acc]);
-    /// Rounds sums to this type's values, where a separate step would have stored them.
-    fn round_slice(sums: &mut [Self::Acc]);
+    /// [`GemmElem::as_acc`] to write.
+    fn as_acc_mut(dst: &mut [Self]) -> Option<&mut [Self::Acc]>;
 }
 
 macro_rules! exact {
@@ -48,7 +48,9 @@ macro_rules! exact {
             }
 
             #[inline(always)]
-            fn round_slice(_sums: &mut [$elem]) {}
+            fn as_acc_mut(dst: &mut [$elem]) -> Option<&mut [$elem]> {
+                Some(dst)
+            }
         }
     };
 }
@@ -57,13 +59,14 @@ exact!(f32);
 exact!(f64);
 
 macro_rules! half {
-    ($elem:ident) => {
+    ($elem:ident, |$src:ident, $dst:ident| $widen_slice:expr, |$x:ident| $widen:expr) => {
         impl GemmElem for $elem {
             type Acc = f32;
 
             #[inline(always)]
             fn widen(self) -> f32 {
-                self.to_f32()
+                let $x = self;
+                $widen
             }
 
             #[inline(always)]
@@ -78,18 +81,24 @@ macro_rules! half {
 
             #[inline(always)]
             fn widen_slice(src: &[$elem], dst: &mut [f32]) {
-                src.convert_to_f32_slice(dst);
+                let ($src, $dst) = (src, dst);
+                $widen_slice
             }
 
             #[inline(always)]
-            fn round_slice(sums: &mut [f32]) {
-                for sum in sums {
-                    *sum = $elem::from_f32(*sum).to_f32();
-                }
+            fn as_acc_mut(_dst: &mut [$elem]) -> Option<&mut [f32]> {
+                None
             }
         }
     };
 }
 
-half!(bf16);
-half!(f16);
+// A bf16 is the upper half of an f32; a plain loop over shifts becomes vector code where it is inlined.
+half!(
+    bf16,
+    |src, dst| for (dst, src) in dst.iter_mut().zip(src) {
+        *dst = src.widen();
+    },
+    |x| f32::from_bits(u32::from(x.to_bits()) << 16)
+);
+half!(f16, |src, dst| src.convert_to_f32_slice(dst), |x| x.to_f32());

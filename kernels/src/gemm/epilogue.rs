@@ -1,8 +1,6 @@
-//! What happens to a finished tile of sums on its way to C: bias, activation, addition to what is there.
+//! What the caller may ask for on the product's way to C: bias, activation, addition to what is there.
 
 use super::activation::Activation;
-use super::element::GemmElem;
-use crate::simd::{Float, Isa, Kernel, Vector};
 
 /// Whether a product replaces C or is added to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,41 +31,5 @@ impl<T> Epilogue<'_, T> {
     /// Whether nothing is to be done.
     pub(super) fn is_empty(&self) -> bool {
         self.bias.is_none() && self.activation.is_none()
-    }
-}
-
-/// One row of a tile: its sums, and the steps with the bias cut to the tile's columns. On return the sums are what is
-/// to be written, apart from the last rounding; `old` is C's row, widened, if the product is added to it.
-pub(super) struct FinishRow<'a, T: GemmElem> {
-    pub(super) sums: &'a mut [T::Acc],
-    pub(super) epilogue: Epilogue<'a, T>,
-    pub(super) old: Option<&'a [T::Acc]>,
-}
-
-impl<T: GemmElem> Kernel for FinishRow<'_, T> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Isa>(self) {
-        let FinishRow { sums, epilogue, old } = self;
-        if let Some(bias) = epilogue.bias {
-            T::round_slice(sums);
-            for (sum, bias) in sums.iter_mut().zip(bias) {
-                *sum += bias.widen();
-            }
-        }
-        if let Some(activation) = epilogue.activation {
-            T::round_slice(sums);
-            for lanes in sums.chunks_mut(<T::Acc as Float>::Vec::<S>::LANES) {
-                let x = <T::Acc as Float>::Vec::<S>::load_partial(lanes, T::Acc::ZERO);
-                activation.apply(x).store_partial(lanes);
-            }
-        }
-        if let Some(old) = old {
-            T::round_slice(sums);
-            for (sum, old) in sums.iter_mut().zip(old) {
-                *sum = *old + *sum;
-            }
-        }
     }
 }

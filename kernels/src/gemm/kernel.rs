@@ -58,6 +58,11 @@ pub(super) struct Tile<T> {
     pub(super) b_step: usize,
     pub(super) sums: *mut T,
     pub(super) sums_row: usize,
+    /// The sums of the tile after this one, brought near meanwhile; any address.
+    pub(super) next_sums: *const T,
+    /// What is needed soon, brought near a line per step, `ahead_step` elements apart; any address.
+    pub(super) ahead: *const T,
+    pub(super) ahead_step: usize,
     /// Whether the sums go on from what is in memory.
     pub(super) resume: bool,
 }
@@ -121,7 +126,12 @@ unsafe fn compute<V: Vector, const H: usize, const W: usize, const PACKED: bool>
             }
         }
     }
-    let (mut a, mut b) = (tile.a, tile.b);
+    for i in 0..H {
+        for j in 0..W {
+            V::prefetch(tile.next_sums.wrapping_add(i * tile.sums_row + j * V::LANES));
+        }
+    }
+    let (mut a, mut b, mut ahead) = (tile.a, tile.b, tile.ahead);
     let a_step = if PACKED { H } else { tile.a_step };
     for _ in 0..tile.steps {
         let mut b_row = [V::zero(); W];
@@ -136,6 +146,8 @@ unsafe fn compute<V: Vector, const H: usize, const W: usize, const PACKED: bool>
                 *sum = x.mul_add(lanes, *sum);
             }
         }
+        V::prefetch(ahead);
+        ahead = ahead.wrapping_add(tile.ahead_step);
         // Wrapping: after the last step they point beyond the matrices and are not used.
         a = a.wrapping_add(a_step);
         b = b.wrapping_add(tile.b_step);

@@ -8,6 +8,7 @@
 //! mat        the views        plan      the cut, pure numbers
 //! element    the types        pack      panels in the order tiles read them
 //! epilogue   the last steps   kernel    a tile of C in registers
+//! activation their functions  finish    a tile's sums to C
 //! scratch    working memory   product   packs, runs jobs, finishes tiles
 //!                             batch     one product after the other, or side by side
 //! ```
@@ -19,6 +20,7 @@ mod activation;
 mod batch;
 mod element;
 mod epilogue;
+mod finish;
 mod kernel;
 mod mat;
 mod pack;

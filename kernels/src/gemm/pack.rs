@@ -31,7 +31,7 @@ impl<T: GemmElem> Kernel for Panel<'_, T> {
     #[inline(always)]
     fn run<S: Isa>(mut self) {
         if self.lane_stride == 1 {
-            self.copy_rows();
+            self.copy_rows::<<T::Acc as Float>::Vec<S>>();
         } else if self.step_stride == 1 {
             self.transpose::<<T::Acc as Float>::Vec<S>>();
         } else {
@@ -43,11 +43,18 @@ impl<T: GemmElem> Kernel for Panel<'_, T> {
 impl<T: GemmElem> Panel<'_, T> {
     /// The lanes of a step lie side by side.
     #[inline(always)]
-    fn copy_rows(&mut self) {
+    fn copy_rows<V: Vector<Elem = T::Acc>>(&mut self) {
         for (step, dst) in self.dst.chunks_exact_mut(self.width).enumerate() {
-            let (used, padding) = dst.split_at_mut(self.lanes);
-            T::widen_slice(&self.src[step * self.step_stride..][..self.lanes], used);
-            padding.fill(T::Acc::ZERO);
+            let src = &self.src[step * self.step_stride..][..self.lanes];
+            for (i, dst) in dst.chunks_mut(V::LANES).enumerate() {
+                let first = (i * V::LANES).min(src.len());
+                let lanes = &src[first..(first + V::LANES).min(src.len())];
+                if dst.len() == V::LANES {
+                    load_widened::<T, V>(lanes).store(dst);
+                } else {
+                    load_widened::<T, V>(lanes).store_partial(dst);
+                }
+            }
         }
     }
 
@@ -94,7 +101,7 @@ impl<T: GemmElem> Panel<'_, T> {
 
 /// A vector of `src`, at most LANES elements.
 #[inline(always)]
-fn load_widened<T: GemmElem, V: Vector<Elem = T::Acc>>(src: &[T]) -> V {
+pub(super) fn load_widened<T: GemmElem, V: Vector<Elem = T::Acc>>(src: &[T]) -> V {
     match T::as_acc(src) {
         Some(src) if src.len() == V::LANES => V::load(src),
         Some(src) => V::load_partial(src, T::Acc::ZERO),

@@ -5,16 +5,18 @@ use super::kernel::TileShape;
 use std::ops::Range;
 
 /// Steps of k after which a tile's sums go through memory, so that a panel of B stays in the first-level cache.
-const STEPS_MAX: usize = 384;
+const STEPS_MAX: usize = 512;
 /// A job's size in panels at most: what it reads of A for one block of k fits the second-level cache.
-const JOB_ROW_PANELS_MAX: usize = 18;
-const JOB_COL_PANELS_MAX: usize = 8;
+const JOB_ROW_PANELS_MAX: usize = 36;
+const JOB_COL_PANELS_MAX: usize = 16;
 /// B is packed by the job that uses it, just before, if so few panels of rows use it.
 const LOCAL_ROW_PANELS_MAX: usize = 3;
-/// A is read where it lies if so few panels of columns use it.
-const DIRECT_COL_PANELS_MAX: usize = 2;
 /// B is read where it lies if so few panels of rows use it.
 const DIRECT_ROW_PANELS_MAX: usize = 2;
+/// A is read where it lies, however that is, if so few panels of columns use it besides.
+const DIRECT_COL_PANELS_MAX: usize = 2;
+/// Addresses so far apart share the places of the first-level cache.
+const CACHE_PERIOD_BYTES: usize = 4096;
 /// Elements of A or B packed at a time.
 const PACKED_ELEMENTS_MAX: usize = 1 << 23;
 /// Multiplications below which starting threads costs more than it brings.
@@ -39,6 +41,8 @@ pub(super) struct Problem {
     pub(super) k: usize,
     /// Whether A's and B's elements are of the sums' type, so that a tile can read them.
     pub(super) readable: bool,
+    /// Whether a panel of A's rows can be read in place without falling out of the cache, see [`rows_cache_well`].
+    pub(super) a_cacheable: bool,
     /// Whether B's columns are next to each other.
     pub(super) b_contiguous: bool,
 }
@@ -60,13 +64,15 @@ impl Plan {
         let row_panels = problem.m.div_ceil(shape.rows);
         let col_panels = problem.n.div_ceil(shape.cols());
         let direct_b = problem.readable && problem.b_contiguous && row_panels <= DIRECT_ROW_PANELS_MAX;
+        let k_blocks = problem.k.div_ceil(STEPS_MAX).max(1);
+        let tiny = col_panels <= DIRECT_COL_PANELS_MAX && row_panels <= DIRECT_ROW_PANELS_MAX;
         Plan {
             problem,
             shape,
             row_panels,
             col_panels,
-            k_blocks: problem.k.div_ceil(STEPS_MAX).max(1),
-            a: match problem.readable && col_panels <= DIRECT_COL_PANELS_MAX {
+            k_blocks,
+            a: match problem.readable && (tiny || problem.a_cacheable && k_blocks == 1) {
                 true => Operand::Direct,
                 false => Operand::Shared,
             },
@@ -134,6 +140,14 @@ impl Plan {
     }
 }
 
+/// Whether the rows of a panel, read side by side along k, keep out of each other's way in the cache: they are near, and
+/// not a multiple of the cache's period apart.
+pub(super) fn rows_cache_well(row_stride: usize, step_stride: usize, k: usize, element_bytes: usize) -> bool {
+    step_stride == 1
+        && row_stride <= 2 * k
+        && !(row_stride * element_bytes).is_multiple_of(CACHE_PERIOD_BYTES)
+}
+
 /// The `part`-th of `parts` near-equal shares of `0..total`.
 pub(super) fn share(total: usize, parts: usize, part: usize) -> Range<usize> {
     let (size, longer) = (total / parts, total % parts);
@@ -153,7 +167,7 @@ mod tests {
     use super::*;
 
     fn plan(m: usize, n: usize, k: usize) -> Plan {
-        let problem = Problem { m, n, k, readable: true, b_contiguous: true };
+        let problem = Problem { m, n, k, readable: true, a_cacheable: k != 1024, b_contiguous: true };
         Plan::new(problem, TileShape { rows: 14, lanes: 16 })
     }
 
@@ -180,7 +194,9 @@ mod tests {
     fn small_products_are_not_packed_and_large_ones_are() {
         let tiny = plan(16, 16, 16);
         assert_eq!((tiny.a, tiny.b, tiny.is_parallel()), (Operand::Direct, Operand::Direct, false));
-        let large = plan(512, 512, 512);
+        let middle = plan(512, 512, 512);
+        assert_eq!((middle.a, middle.b, middle.is_parallel()), (Operand::Direct, Operand::Shared, true));
+        let large = plan(2048, 2048, 2048);
         assert_eq!((large.a, large.b, large.is_parallel()), (Operand::Shared, Operand::Shared, true));
         let problem = Problem { b_contiguous: false, ..plan(8, 512, 512).problem };
         assert_eq!(Plan::new(problem, TileShape { rows: 14, lanes: 16 }).b, Operand::Local);
@@ -188,7 +204,7 @@ mod tests {
 
     #[test]
     fn two_threads_get_several_jobs_each_and_one_thread_no_more_than_it_must() {
-        assert_eq!(plan(256, 256, 256).jobs(19, 8, 1), (2, 1));
+        assert_eq!(plan(256, 256, 256).jobs(19, 8, 1), (1, 1));
         assert_eq!(plan(256, 256, 256).jobs(19, 8, 2), (4, 2));
         assert_eq!(plan(1, 32, 32).jobs(1, 1, 8), (1, 1));
     }

@@ -11,16 +11,14 @@ use std::ops::Range;
 use phalanx_tensor::Pool;
 
 use super::element::GemmElem;
-use super::epilogue::{Epilogue, FinishRow, Write};
+use super::epilogue::{Epilogue, Write};
+use super::finish::FinishTile;
 use super::kernel::{Tile, TileShape, run_tile};
 use super::mat::MatRef;
 use super::pack::{Panel, Shared};
-use super::plan::{Operand, Plan, Problem, share};
+use super::plan::{Operand, Plan, Problem, rows_cache_well, share};
 use super::scratch::with_scratch;
-use crate::simd::{Float, LANES_MAX, Runner};
-
-/// The most elements a row of a tile has.
-const TILE_COLS_MAX: usize = 2 * LANES_MAX;
+use crate::simd::Runner;
 
 /// A product to carry out. C is `m` x `n` from `c_start` on.
 pub(super) struct Product<'a, T: GemmElem> {
@@ -78,6 +76,12 @@ impl<T: GemmElem> Product<'_, T> {
             n: self.b.cols(),
             k: self.a.cols(),
             readable: is_acc::<T>(),
+            a_cacheable: rows_cache_well(
+                self.a.strides().0,
+                self.a.strides().1,
+                self.a.cols(),
+                size_of::<T>(),
+            ),
             b_contiguous: self.b.strides().1 == 1,
         }
     }
@@ -232,6 +236,24 @@ impl<T: GemmElem> Job<'_, '_, T> {
         (self.packed.a.ptr().wrapping_add(start), 1, rows.len())
     }
 
+    /// What to bring near during a tile: while A's panels are first read, the next of them; then, spread over the
+    /// panels of rows, the next panel of B.
+    fn find_ahead(&self, block: usize, row: usize, col: usize, b: *const T::Acc) -> (*const T::Acc, usize) {
+        let plan = self.plan;
+        if col == self.cols.start && row + 1 < self.rows.end && plan.a == Operand::Shared {
+            return (self.find_a(block, row + 1).0, plan.shape.rows);
+        }
+        if col + 1 < self.cols.end && plan.b == Operand::Shared {
+            let (next, _) = self.find_b(block, col + 1, &mut []);
+            let lines = (plan.steps(block).len() * plan.shape.cols()).div_ceil(self.rows.len());
+            return (
+                next.wrapping_add((row - self.rows.start) * lines),
+                plan.shape.cols().div_ceil(self.rows.len()),
+            );
+        }
+        (b, 0)
+    }
+
     /// # Safety
     ///
     /// C's elements in this tile are valid and this job's alone; `b` is from [`Job::find_b`].
@@ -261,6 +283,7 @@ impl<T: GemmElem> Job<'_, '_, T> {
             (sums.as_mut_ptr(), plan.shape.cols())
         };
         let steps = plan.steps(block).len();
+        let (ahead, ahead_step) = self.find_ahead(block, row, col, b.0);
         let tile = Tile {
             steps,
             a,
@@ -270,46 +293,30 @@ impl<T: GemmElem> Job<'_, '_, T> {
             b_step: b.1,
             sums: sums_ptr,
             sums_row,
+            ahead,
+            ahead_step,
+            next_sums: sums_ptr.wrapping_add(rows.len() * sums_row),
             resume: block > 0,
         };
         // SAFETY: A's and B's pointers lead to these rows, columns and steps within the matrices (bounds proven when
         // those were made) or their packed panels; the sums are C's own elements or a whole slot of scratch.
         unsafe { run_tile(product.runner, rows.len(), vectors, tile) }
         if !in_place && block + 1 == plan.k_blocks {
-            for (i, row) in rows.enumerate() {
-                let sums = &mut sums[i * plan.shape.cols()..][..cols.len()];
-                // SAFETY: the caller's.
-                unsafe { product.finish_row(row, cols.clone(), sums) }
-            }
-        }
-    }
-}
-
-impl<T: GemmElem> Product<'_, T> {
-    /// Takes finished sums of a row through the epilogue to C.
-    ///
-    /// # Safety
-    ///
-    /// C's elements in this row and these columns are valid and the caller's alone.
-    unsafe fn finish_row(&self, row: usize, cols: Range<usize>, sums: &mut [T::Acc]) {
-        let start = self.c_start + row * self.c_strides.0;
-        let place = |col: usize| self.c.ptr().wrapping_add(start + col * self.c_strides.1);
-        let mut old = [T::Acc::ZERO; TILE_COLS_MAX];
-        let old = (self.write == Write::Accumulate).then(|| {
-            for (col, old) in cols.clone().zip(&mut old) {
-                // SAFETY: the caller's.
-                *old = unsafe { place(col).read() }.widen();
-            }
-            &old[..cols.len()]
-        });
-        let bias = self.epilogue.bias.map(|bias| &bias[cols.clone()]);
-        if old.is_some() || !self.epilogue.is_empty() {
-            let epilogue = Epilogue { bias, ..self.epilogue };
-            self.runner.run(FinishRow { sums, epilogue, old });
-        }
-        for (col, sum) in cols.zip(sums) {
-            // SAFETY: the caller's.
-            unsafe { place(col).write(T::narrow(*sum)) }
+            let finish = FinishTile {
+                sums,
+                sums_row: plan.shape.cols(),
+                bias: product.epilogue.bias.map(|bias| &bias[cols.clone()]),
+                activation: product.epilogue.activation,
+                write: product.write,
+                rows: rows.len(),
+                cols: cols.len(),
+                c: product.c.ptr().wrapping_add(
+                    product.c_start + rows.start * product.c_strides.0 + cols.start * product.c_strides.1,
+                ),
+                c_strides: product.c_strides,
+            };
+            // SAFETY: these are the elements of the tile, the caller's alone.
+            unsafe { finish.run_on(product.runner) }
         }
     }
 }

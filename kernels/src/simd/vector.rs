@@ -80,6 +80,10 @@ pub(crate) trait Vector:
     /// Interleaves: `(a0, b0, a1, b1, ..)`, its lower half first. The step that transpositions are made of.
     fn zip(self, b: Self) -> (Self, Self);
 
+    /// Asks for the cache line at `address`, which need not be valid, to be brought near. A hint: may do nothing.
+    #[inline(always)]
+    fn prefetch(_address: *const Self::Elem) {}
+
     /// Zero in every lane.
     #[inline(always)]
     fn zero() -> Self {

@@ -1,0 +1,112 @@
+//! Takes a finished tile of sums through the epilogue to C.
+
+#![allow(unsafe_code)]
+
+use super::activation::Activation;
+use super::element::GemmElem;
+use super::epilogue::Write;
+use super::pack::load_widened;
+use crate::simd::{Float, Isa, Kernel, LANES_MAX, Runner, Vector};
+
+/// A tile whose sums are complete, and what is left to do.
+pub(super) struct FinishTile<'a, T: GemmElem> {
+    pub(super) sums: &'a mut [T::Acc],
+    /// Elements from one row of sums to the next.
+    pub(super) sums_row: usize,
+    /// The bias of the tile's columns.
+    pub(super) bias: Option<&'a [T]>,
+    pub(super) activation: Option<Activation>,
+    pub(super) write: Write,
+    pub(super) rows: usize,
+    pub(super) cols: usize,
+    /// The tile's first element in C.
+    pub(super) c: *mut T,
+    pub(super) c_strides: (usize, usize),
+}
+
+impl<T: GemmElem> FinishTile<'_, T> {
+    /// # Safety
+    ///
+    /// C's elements in the tile are valid and the caller's alone.
+    pub(super) unsafe fn run_on(self, runner: Runner) {
+        runner.run(Finish(self));
+    }
+}
+
+/// Made only by [`FinishTile::run_on`], whose caller vouches for C.
+struct Finish<'a, T: GemmElem>(FinishTile<'a, T>);
+
+impl<T: GemmElem> Kernel for Finish<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Isa>(mut self) {
+        self.0.rows_with::<<T::Acc as Float>::Vec<S>>();
+    }
+}
+
+impl<T: GemmElem> FinishTile<'_, T> {
+    #[inline(always)]
+    fn rows_with<V: Vector<Elem = T::Acc>>(&mut self) {
+        for i in 0..self.rows {
+            for first in (0..self.cols).step_by(V::LANES) {
+                let len = (self.cols - first).min(V::LANES);
+                let sums = V::load_partial(&self.sums[i * self.sums_row + first..][..len], T::Acc::ZERO);
+                let bias = self.bias.map(|bias| load_widened(&bias[first..first + len]));
+                let c = self.c.wrapping_add(i * self.c_strides.0 + first * self.c_strides.1);
+                if self.c_strides.1 == 1 {
+                    // SAFETY: neighbours in a row of the tile, the caller's of `run_on`.
+                    self.lanes::<V>(sums, bias, unsafe { std::slice::from_raw_parts_mut(c, len) });
+                    continue;
+                }
+                let mut near = [T::narrow(T::Acc::ZERO); LANES_MAX];
+                for (j, near) in near[..len].iter_mut().enumerate() {
+                    // SAFETY: an element of the tile.
+                    *near = unsafe { c.add(j * self.c_strides.1).read() };
+                }
+                self.lanes::<V>(sums, bias, &mut near[..len]);
+                for (j, near) in near[..len].iter().enumerate() {
+                    // SAFETY: an element of the tile.
+                    unsafe { c.add(j * self.c_strides.1).write(*near) }
+                }
+            }
+        }
+    }
+
+    /// The steps for some neighbours in a row.
+    #[inline(always)]
+    fn lanes<V: Vector<Elem = T::Acc>>(&self, sums: V, bias: Option<V>, c: &mut [T]) {
+        let mut value = sums;
+        if let Some(bias) = bias {
+            value = rounded::<T, V>(value) + bias;
+        }
+        if let Some(activation) = self.activation {
+            value = activation.apply(rounded::<T, V>(value));
+        }
+        if self.write == Write::Accumulate {
+            value = load_widened::<T, V>(c) + rounded::<T, V>(value);
+        }
+        if let Some(c) = T::as_acc_mut(c) {
+            return value.store_partial(c);
+        }
+        let mut lanes = [T::Acc::ZERO; LANES_MAX];
+        value.store(&mut lanes);
+        for (c, lane) in c.iter_mut().zip(lanes) {
+            *c = T::narrow(lane);
+        }
+    }
+}
+
+/// The value as a step of its own would have stored it.
+#[inline(always)]
+fn rounded<T: GemmElem, V: Vector<Elem = T::Acc>>(value: V) -> V {
+    if T::as_acc(&[]).is_some() {
+        return value;
+    }
+    let mut lanes = [T::Acc::ZERO; LANES_MAX];
+    value.store(&mut lanes);
+    for lane in &mut lanes[..V::LANES] {
+        *lane = T::narrow(*lane).widen();
+    }
+    V::load(&lanes)
+}
