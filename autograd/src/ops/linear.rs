@@ -58,7 +58,7 @@ impl Backward for Linear {
 
 /// `dyᵀ x`, or nothing if it was added to the weight's gradient buffer.
 fn weight_grad(cx: &Cx<'_>, dy: &Var, x: &Var) -> Result<Option<Var>> {
-    let dy = dy.matrix_transposed()?;
+    let dy = dy.transpose(0, 1)?;
     let direct = !cx.create_graph()
         && cx.accumulate_into(1, |buffer| {
             let fits = buffer.is_contiguous() && buffer.dtype() == x.dtype();

@@ -24,14 +24,6 @@ impl Var {
             Ok(Matmul { shapes, operands: [for_other(0)?, for_other(1)?] })
         })
     }
-
-    /// Rows and columns exchanged: the last two dimensions.
-    pub(crate) fn matrix_transposed(&self) -> Result<Var> {
-        let mut dims: Dims = (0..self.rank()).collect();
-        let last = dims.len() - 1; // callers have matrices
-        dims.swap(last - 1, last);
-        self.permute(&dims)
-    }
 }
 
 struct Matmul {
@@ -54,15 +46,15 @@ impl Backward for Matmul {
         }
         let dy = cx.dy().reshape_to(&dy_shape)?;
         let grad_a = |b: Var| {
-            let b = b.reshape_to(&b_shape)?.matrix_transposed()?;
+            let b = b.reshape_to(&b_shape)?.transpose(-2, -1)?;
             dy.matmul(&b)?.sum_to(&a_shape)?.reshape_to(&self.shapes[0])
         };
         let grad_b = |a: Var| {
             let a = a.reshape_to(&a_shape)?;
             if b_shape.len() == 2 {
-                return rows(&a)?.matrix_transposed()?.matmul(&rows(&dy)?)?.reshape_to(&self.shapes[1]);
+                return rows(&a)?.transpose(-2, -1)?.matmul(&rows(&dy)?)?.reshape_to(&self.shapes[1]);
             }
-            a.matrix_transposed()?.matmul(&dy)?.sum_to(&b_shape)?.reshape_to(&self.shapes[1])
+            a.transpose(-2, -1)?.matmul(&dy)?.sum_to(&b_shape)?.reshape_to(&self.shapes[1])
         };
         let other = |i: usize| self.operands[1 - i].as_ref().filter(|_| cx.needs(i));
         let da = other(0).map(|b| grad_a(cx.get(b)?)).transpose()?;
