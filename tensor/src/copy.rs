@@ -3,7 +3,8 @@
 use bytemuck::Pod;
 
 use crate::layout::Loops;
-use crate::{Error, Result, Tensor};
+use crate::tiles::Tiles;
+use crate::{Dims, Error, Pool, Result, Tensor};
 
 /// Copies `from`'s elements into the contiguous `to`, of one shape and dtype, on any two devices with elements.
 pub(crate) fn copy_strided(op: &'static str, to: &mut Tensor, from: &Tensor) -> Result<()> {
@@ -19,9 +20,6 @@ pub(crate) fn copy_strided(op: &'static str, to: &mut Tensor, from: &Tensor) -> 
     }
 }
 
-/// Elements that a thread copies at least.
-const PIECE: usize = 1 << 14;
-
 fn copy<T: Pod + Send + Sync>(op: &'static str, to: &mut Tensor, from: &Tensor) -> Result<()> {
     let pool = from.device().pool()?;
     let (offset, numel) = (to.offset(), to.numel());
@@ -34,17 +32,29 @@ fn copy<T: Pod + Send + Sync>(op: &'static str, to: &mut Tensor, from: &Tensor) 
     let mut target = to.write_bytes(op)?;
     let target: &mut [T] = &mut bytemuck::cast_slice_mut(&mut target)[offset..offset + numel];
     let loops = Loops::new(layout.shape(), [layout.strides()]);
-    let runs_a_piece = (PIECE / loops.inner().max(1)).max(1);
-    let length = runs_a_piece * loops.inner();
-    let pieces: Vec<_> = target.chunks_mut(length).map(std::sync::Mutex::new).collect();
-    pool.for_each(pieces.len(), |piece| {
-        let mut target = pieces[piece].lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        for (i, run) in target.chunks_mut(loops.inner()).enumerate() {
-            let start = loops.start(piece * runs_a_piece + i)[0];
-            copy_run(run, &source[start..], loops.inner_strides()[0]);
+    match Tiles::new(&loops) {
+        Some(tiles) => tiles.copy(&pool, target, source),
+        None => copy_runs(&pool, target, source, &loops),
+    }
+    Ok(())
+}
+
+/// Elements that a thread copies at a time.
+pub(crate) const PIECE: usize = 1 << 14;
+
+/// Copies run by run. A piece may begin and end inside a run.
+fn copy_runs<T: Pod + Send + Sync>(pool: &Pool, target: &mut [T], source: &[T], loops: &Loops<1>) {
+    let (inner, [stride]) = (loops.inner(), loops.inner_strides());
+    pool.for_each_chunk(target, PIECE, |piece, mut rest| {
+        let mut runs = Runs::new(loops, piece * PIECE / inner);
+        let mut skip = piece * PIECE % inner;
+        while !rest.is_empty() {
+            let (run, after) = rest.split_at_mut(rest.len().min(inner - skip));
+            copy_run(run, &source[runs.start + skip * stride..], stride);
+            (rest, skip) = (after, 0);
+            runs.advance();
         }
     });
-    Ok(())
 }
 
 fn copy_run<T: Pod>(to: &mut [T], from: &[T], stride: usize) {
@@ -52,5 +62,38 @@ fn copy_run<T: Pod>(to: &mut [T], from: &[T], stride: usize) {
         0 => to.fill(from[0]),
         1 => to.copy_from_slice(&from[..to.len()]),
         _ => to.iter_mut().zip(from.iter().step_by(stride)).for_each(|(to, &from)| *to = from),
+    }
+}
+
+/// The runs of a nest of loops, one after the other: [`Loops::start`] without its divisions.
+struct Runs<'a> {
+    loops: &'a Loops<1>,
+    index: Dims,
+    start: usize,
+}
+
+impl Runs<'_> {
+    fn new(loops: &Loops<1>, mut run: usize) -> Runs<'_> {
+        let start = loops.start(run)[0];
+        let mut index = Dims::from_elem(0, loops.sizes().len() - 1);
+        for (index, size) in index.iter_mut().zip(loops.sizes()).rev() {
+            *index = run % size;
+            run /= size;
+        }
+        Runs { loops, index, start }
+    }
+
+    /// To the next run; from the last one to the first.
+    fn advance(&mut self) {
+        for axis in (0..self.index.len()).rev() {
+            let (size, [stride]) = (self.loops.sizes()[axis], self.loops.strides()[axis]);
+            self.index[axis] += 1;
+            self.start += stride;
+            if self.index[axis] < size {
+                return;
+            }
+            self.index[axis] = 0;
+            self.start -= stride * size;
+        }
     }
 }

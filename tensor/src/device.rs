@@ -46,9 +46,10 @@ impl Device {
     pub const CPU: Device = Device::Cpu(0);
 
     pub(crate) fn state(self) -> Result<&'static State> {
-        let (table, index, threads) = match self {
-            Device::Cpu(i) => (&CPUS, i, default_threads()),
-            Device::Meta(i) => (&METAS, i, 1),
+        // The threads are asked for once a device: it takes the system longer than a small operation.
+        let (table, index, threads): (_, _, fn() -> usize) = match self {
+            Device::Cpu(i) => (&CPUS, i, default_threads),
+            Device::Meta(i) => (&METAS, i, || 1),
             Device::Cuda(_) => {
                 return Err(Error::Unsupported {
                     op: "device",
@@ -59,7 +60,7 @@ impl Device {
         };
         let slot = table.get(usize::from(index));
         let slot = slot.ok_or_else(|| Error::range("device", self, format!("an index below {DEVICES}")))?;
-        Ok(slot.get_or_init(|| State::new(threads)))
+        Ok(slot.get_or_init(|| State::new(threads())))
     }
 
     /// The device's books.

@@ -73,7 +73,7 @@ pub fn resolve_shape(op: &'static str, from: &[usize], wanted: &[isize]) -> Resu
     let known = known.ok_or_else(wrong)?;
     let inferred = match wanted.iter().filter(|&&n| n == -1).count() {
         0 if known == numel => 0,
-        1 if known > 0 && numel % known == 0 => numel / known,
+        1 if known > 0 && numel.is_multiple_of(known) => numel / known,
         _ => return Err(wrong()),
     };
     Ok(wanted.iter().map(|&n| if n == -1 { inferred } else { n as usize }).collect())

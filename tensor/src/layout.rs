@@ -98,8 +98,8 @@ impl Layout {
     pub(crate) fn narrow(&self, dim: usize, start: usize, length: usize) -> Layout {
         let mut out = self.clone();
         out.shape[dim] = length;
-        // Without elements the offset stays where it is, inside the storage.
-        if out.numel() > 0 {
+        // Without elements the offset stays where it is known to lie inside the storage.
+        if !out.shape.contains(&0) {
             out.offset += start * self.strides[dim];
         }
         out
@@ -107,6 +107,8 @@ impl Layout {
 
     pub(crate) fn step(&self, dim: usize, step: usize) -> Layout {
         let mut out = self.clone();
+        // A larger step picks the same elements, and its stride might overflow.
+        let step = step.min(self.shape[dim].max(1));
         out.shape[dim] = self.shape[dim].div_ceil(step);
         out.strides[dim] *= step;
         out
@@ -137,6 +139,7 @@ impl Layout {
 
     pub(crate) fn broadcast(&self, shape: &[usize]) -> Option<Layout> {
         let lead = shape.len().checked_sub(self.rank())?;
+        checked_numel(shape)?;
         let mut strides: Dims = SmallVec::from_elem(0, lead);
         for (i, (&size, &stride)) in self.shape.iter().zip(&self.strides).enumerate() {
             strides.push(match (size, shape[lead + i]) {
@@ -173,6 +176,14 @@ impl Layout {
         }
         Some(Layout { shape: Dims::from_slice(shape), strides, offset: self.offset })
     }
+}
+
+/// The number of elements of a shape; `None` if that of its non-zero sizes overflows, so that no order of the
+/// dimensions makes trouble.
+pub(crate) fn checked_numel(shape: &[usize]) -> Option<usize> {
+    let sizes = shape.iter().filter(|&&n| n > 0);
+    let product = sizes.into_iter().try_fold(1usize, |product, &n| product.checked_mul(n))?;
+    Some(if shape.contains(&0) { 0 } else { product })
 }
 
 /// The row-major strides of a shape.

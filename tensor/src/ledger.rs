@@ -1,5 +1,6 @@
 //! The memory ledger: what a device's memory is used for, in requested bytes, now and at peak.
 
+use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 /// What a tensor's bytes serve.
@@ -27,6 +28,17 @@ impl Category {
         Category::Activations,
         Category::Buffers,
     ];
+
+    /// The name in words: `parameters`, `optimizer state`, ...
+    pub const fn name(self) -> &'static str {
+        match self {
+            Category::Parameters => "parameters",
+            Category::Gradients => "gradients",
+            Category::OptimizerState => "optimizer state",
+            Category::Activations => "activations",
+            Category::Buffers => "buffers",
+        }
+    }
 
     pub(crate) fn from_u8(tag: u8) -> Category {
         Category::ALL[tag as usize]
@@ -131,6 +143,30 @@ impl Ledger {
 
     pub(crate) fn pooled_sub(&self, bytes: usize) {
         self.pooled.sub(bytes);
+    }
+}
+
+/// A table of what is in use, now and at peak; categories never used are left out.
+impl fmt::Display for Ledger {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:<16}{:>12}{:>12}", "memory", "now", "peak")?;
+        let categories = Category::ALL.into_iter().map(|c| (c.name(), self.category(c)));
+        let used = categories.filter(|(_, usage)| usage.peak > 0);
+        let sums = [("all tensors", self.total()), ("scratch", self.scratch()), ("pooled", self.pooled())];
+        for (name, usage) in used.chain(sums) {
+            write!(f, "\n{name:<16}{:>12}{:>12}", size(usage.now), size(usage.peak))?;
+        }
+        Ok(())
+    }
+}
+
+/// Bytes in the largest binary unit that leaves at least 1.
+fn size(bytes: usize) -> String {
+    let units = ["KiB", "MiB", "GiB", "TiB"];
+    let unit = (bytes.max(1).ilog2() / 10).min(4) as usize;
+    match unit {
+        0 => format!("{bytes} B"),
+        _ => format!("{:.2} {}", bytes as f64 / (1u64 << (10 * unit)) as f64, units[unit - 1]),
     }
 }
 

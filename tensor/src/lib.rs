@@ -21,6 +21,7 @@ mod rng;
 mod storage;
 mod stream;
 mod tensor;
+mod tiles;
 
 pub use context::{Context, ContextGuard};
 pub use device::Device;

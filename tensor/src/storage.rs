@@ -2,10 +2,11 @@
 //!
 //! Views share a storage, and a storage may be used from several threads. Reading and writing go through guards
 //! that keep the rule of Rust's references at run time: any number of readers, or one writer. A guard that would
-//! break it waits for operations of other threads to finish; one that waits longer than any operation takes gives
-//! up with [`Error::Busy`].
+//! break it waits for operations of other threads to finish; one that waits longer than any operation takes, or for
+//! its own thread, gives up with [`Error::Busy`].
 #![allow(unsafe_code)]
 
+use std::cell::Cell;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -17,8 +18,59 @@ use crate::{Category, Context, Device, Error, Result};
 
 /// How long a guard waits for another thread's.
 const WAIT_MAX: Duration = Duration::from_secs(10);
-/// `users` while a writer holds the storage; else the number of readers.
-const WRITER: u32 = u32::MAX;
+/// How long it waits where only guards taken by its own thread stand in the way: those can go only if they were
+/// moved to another thread.
+const WAIT_SELF_MAX: Duration = Duration::from_millis(100);
+
+/// Who uses a storage: the number of readers, or [`Users::WRITER`], in the lower half, and in the upper half the sum
+/// of the tokens of the threads that took the guards. So it is told without any bookkeeping whether all guards are a
+/// thread's own: of one guard for certain, of several up to a chance of 2^-32.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Users(u64);
+
+impl Users {
+    const WRITER: u32 = u32::MAX;
+
+    fn count(self) -> u32 {
+        self.0 as u32
+    }
+
+    /// With one more reader, unless there is a writer.
+    fn with_reader(self, token: u32) -> Option<Users> {
+        (self.count() < Users::WRITER - 1).then(|| Users(self.0.wrapping_add(Users::reader(token))))
+    }
+
+    /// With a writer, unless there is anybody.
+    fn with_writer(self, token: u32) -> Option<Users> {
+        (self.count() == 0).then_some(Users(u64::from(token) << 32 | u64::from(Users::WRITER)))
+    }
+
+    /// What a reader adds.
+    fn reader(token: u32) -> u64 {
+        u64::from(token) << 32 | 1
+    }
+
+    fn all_of(self, token: u32) -> bool {
+        let guards = if self.count() == Users::WRITER { 1 } else { self.count() };
+        guards > 0 && (self.0 >> 32) as u32 == token.wrapping_mul(guards)
+    }
+}
+
+/// This thread's token: no other thread's, and no simple sum of others'.
+fn token() -> u32 {
+    static NEXT: AtomicU32 = AtomicU32::new(1);
+    thread_local! {
+        static TOKEN: Cell<u32> = const { Cell::new(0) };
+    }
+    if TOKEN.get() == 0 {
+        // A bijection that is far from linear (the finalizer of MurmurHash3).
+        let mut x = NEXT.fetch_add(1, Ordering::Relaxed);
+        x = (x ^ x >> 16).wrapping_mul(0x85eb_ca6b);
+        x = (x ^ x >> 13).wrapping_mul(0xc2b2_ae35);
+        TOKEN.set(x ^ x >> 16);
+    }
+    TOKEN.get()
+}
 
 /// Memory of one device, counted in its ledger.
 pub struct Storage {
@@ -28,7 +80,8 @@ pub struct Storage {
     state: &'static State,
     category: AtomicU8,
     version: AtomicU64,
-    users: AtomicU32,
+    /// A [`Users`].
+    users: AtomicU64,
 }
 
 impl Storage {
@@ -52,7 +105,7 @@ impl Storage {
             state,
             category: AtomicU8::new(category as u8),
             version: AtomicU64::new(0),
-            users: AtomicU32::new(0),
+            users: AtomicU64::new(0),
         })
     }
 
@@ -85,12 +138,16 @@ impl Storage {
     }
 
     pub(crate) fn read<T: bytemuck::Pod>(&self, op: &'static str) -> Result<Read<'_, T>> {
-        self.wait(op, "a writer", |users| (users < WRITER - 1).then_some(users + 1))?;
-        Ok(Read { storage: self, elements: PhantomData })
+        const { assert!(align_of::<T>() <= 64 && size_of::<T>() > 0) };
+        let token = token();
+        self.wait(op, "a writer", token, |users| users.with_reader(token))?;
+        Ok(Read { storage: self, token, elements: PhantomData })
     }
 
     pub(crate) fn write<T: bytemuck::Pod>(&self, op: &'static str) -> Result<Write<'_, T>> {
-        self.wait(op, "another reader or writer", |users| (users == 0).then_some(WRITER))?;
+        const { assert!(align_of::<T>() <= 64 && size_of::<T>() > 0) };
+        let token = token();
+        self.wait(op, "another reader or writer", token, |users| users.with_writer(token))?;
         self.bump_version();
         Ok(Write { storage: self, elements: PhantomData })
     }
@@ -102,15 +159,47 @@ impl Storage {
 
     /// Takes `users` from a state that `admit` accepts to the one it returns, waiting for one to come.
     #[inline]
-    fn wait(&self, op: &'static str, by: &'static str, admit: impl Fn(u32) -> Option<u32>) -> Result<()> {
-        if self.users.fetch_update(Ordering::Acquire, Ordering::Relaxed, &admit).is_ok() {
-            return Ok(());
-        }
+    fn wait(
+        &self,
+        op: &'static str,
+        by: &'static str,
+        token: u32,
+        admit: impl Fn(Users) -> Option<Users>,
+    ) -> Result<()> {
+        if self.enter(&admit) { Ok(()) } else { self.wait_long(op, by, token, &admit) }
+    }
+
+    #[inline]
+    fn enter(&self, admit: &impl Fn(Users) -> Option<Users>) -> bool {
+        let admit = |users| admit(Users(users)).map(|users| users.0);
+        self.users.fetch_update(Ordering::Acquire, Ordering::Relaxed, admit).is_ok()
+    }
+
+    #[cold]
+    fn wait_long(
+        &self,
+        op: &'static str,
+        by: &'static str,
+        token: u32,
+        admit: &impl Fn(Users) -> Option<Users>,
+    ) -> Result<()> {
         let start = Instant::now();
-        while start.elapsed() < WAIT_MAX {
-            std::thread::yield_now();
-            if self.users.fetch_update(Ordering::Acquire, Ordering::Relaxed, &admit).is_ok() {
+        for attempt in 0.. {
+            // Most operations end soon; for the others a core is not kept busy.
+            if attempt < 1000 {
+                std::thread::yield_now()
+            } else {
+                std::thread::sleep(Duration::from_micros(50))
+            }
+            if self.enter(admit) {
                 return Ok(());
+            }
+            let waited = start.elapsed();
+            if waited > WAIT_SELF_MAX && Users(self.users.load(Ordering::Relaxed)).all_of(token) {
+                return Err(Error::Busy { op, by: "a guard that this very thread took" });
+            }
+            if waited > WAIT_MAX {
+                break;
             }
         }
         Err(Error::Busy { op, by })
@@ -143,8 +232,26 @@ impl std::fmt::Debug for Storage {
 }
 
 /// The elements of a whole storage, to read.
+///
+/// A guard cannot outlive its tensor, and gives no way to write:
+///
+/// ```compile_fail,E0505
+/// # use phalanx_tensor::{DType, Device, Tensor};
+/// let x = Tensor::zeros(&[2], DType::F32, Device::CPU).unwrap();
+/// let elements = x.read::<f32>("example").unwrap();
+/// drop(x);
+/// assert_eq!(elements[0], 0.);
+/// ```
+///
+/// ```compile_fail,E0594
+/// # use phalanx_tensor::{DType, Device, Tensor};
+/// let x = Tensor::zeros(&[2], DType::F32, Device::CPU).unwrap();
+/// let mut elements = x.read::<f32>("example").unwrap();
+/// elements[0] = 1.;
+/// ```
 pub struct Read<'a, T> {
     storage: &'a Storage,
+    token: u32,
     elements: PhantomData<&'a [T]>,
 }
 
@@ -161,11 +268,31 @@ impl<T: bytemuck::Pod> Deref for Read<'_, T> {
 
 impl<T> Drop for Read<'_, T> {
     fn drop(&mut self) {
-        self.storage.users.fetch_sub(1, Ordering::Release);
+        self.storage.users.fetch_sub(Users::reader(self.token), Ordering::Release);
     }
 }
 
 /// The elements of a whole storage, to write.
+///
+/// While it is there the same tensor cannot be read, and slices of it cannot outlive it:
+///
+/// ```compile_fail,E0502
+/// # use phalanx_tensor::{DType, Device, Tensor};
+/// let mut x = Tensor::zeros(&[2], DType::F32, Device::CPU).unwrap();
+/// let mut writing = x.write::<f32>("example").unwrap();
+/// let reading = x.read::<f32>("example").unwrap();
+/// writing[0] = reading[1];
+/// ```
+///
+/// ```compile_fail,E0597
+/// # use phalanx_tensor::{DType, Device, Tensor};
+/// let mut x = Tensor::zeros(&[2], DType::F32, Device::CPU).unwrap();
+/// let elements: &mut [f32] = {
+///     let mut writing = x.write::<f32>("example").unwrap();
+///     &mut writing[..]
+/// };
+/// elements[0] = 1.;
+/// ```
 pub struct Write<'a, T> {
     storage: &'a Storage,
     elements: PhantomData<&'a mut [T]>,

@@ -6,6 +6,7 @@ use smallvec::SmallVec;
 
 use crate::copy::copy_strided;
 use crate::dim::{Dim, resolve_shape};
+use crate::layout::checked_numel;
 use crate::storage::{Read, Storage, Write};
 use crate::{Category, DType, Device, Dims, Error, Layout, Result, Value};
 
@@ -298,7 +299,7 @@ impl Tensor {
     /// # Errors
     /// If the number of elements differs.
     pub fn with_shape(&self, shape: &[usize]) -> Result<Tensor> {
-        if shape.iter().product::<usize>() != self.numel() {
+        if checked_numel(shape) != Some(self.numel()) {
             let got = format!("{:?} with {} elements", self.shape(), self.numel());
             return Err(Error::shape("reshape", got, format!("as many elements as {shape:?} has")));
         }
@@ -321,7 +322,7 @@ impl Tensor {
         let end = reach
             .and_then(|r| r.checked_add(offset))
             .and_then(|r| r.checked_add(usize::from(!shape.contains(&0))));
-        let numel = shape.iter().try_fold(1usize, |a, &n| a.checked_mul(n));
+        let numel = checked_numel(shape);
         if shape.len() != strides.len() || numel.is_none() || end.is_none_or(|end| end > held) {
             let got = format!("shape {shape:?}, strides {strides:?}, offset {offset}");
             return Err(Error::range("as_strided", got, format!("a layout inside {held} elements")));
@@ -339,7 +340,9 @@ impl Tensor {
             return Err(Error::shape("view_into", got, "a contiguous buffer"));
         }
         let flat = self.with_shape(&[self.numel()])?;
-        flat.narrow(0, offset, shape.iter().product())?.with_shape(shape)
+        let numel = checked_numel(shape)
+            .ok_or_else(|| Error::shape("view_into", format!("{shape:?}"), "a size that fits in memory"))?;
+        flat.narrow(0, offset, numel)?.with_shape(shape)
     }
 }
 

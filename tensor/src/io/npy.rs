@@ -96,7 +96,9 @@ fn header(descr: &str, fortran: bool, shape: &[usize]) -> Vec<u8> {
         1 => out.extend((length as u16).to_le_bytes()),
         _ => out.extend((length as u32).to_le_bytes()),
     }
-    out.extend(format!("{text:width$}\n", width = length - 1).into_bytes());
+    out.extend(text.as_bytes());
+    out.resize(out.len() + length - 1 - text.len(), b' ');
+    out.push(b'\n');
     out
 }
 

@@ -152,12 +152,13 @@ fn header(tensors: &[(String, &Tensor)], metadata: &BTreeMap<String, String>) ->
         ));
         start = end;
     }
-    let text = format!("{{{}}}", items.join(","));
+    let mut text = format!("{{{}}}", items.join(","));
     let padded = text.len().next_multiple_of(8);
     if padded > HEADER_MAX {
         return Err(format!("a header of {padded} bytes; the format allows {HEADER_MAX}"));
     }
-    Ok(format!("{text:padded$}"))
+    text.push_str(&" ".repeat(padded - text.len()));
+    Ok(text)
 }
 
 type Parsed = (BTreeMap<String, Entry>, BTreeMap<String, String>);

@@ -1,0 +1,142 @@
+//! Transposing copies, tile by tile.
+//!
+//! Where the source's neighbours lie along another dimension than the target's, a copy in either order touches a
+//! cache line (and a page) for every single element. A square tile goes through a buffer that
+//! stays in the first-level cache instead: read along the source's lines, written along the target's.
+//!
+//! ```text
+//! target, contiguous: (outer.., rows, middle.., columns)     source: stride `down` along rows, the smallest,
+//!                                                                    stride `across` along columns, larger
+//! ```
+//!
+//! Through a buffer, not in place: with sizes that are powers of two all lines of a tile would share one cache set.
+
+use bytemuck::Pod;
+
+use crate::Pool;
+use crate::copy::PIECE;
+use crate::layout::Loops;
+
+/// Rows and columns of a tile of elements of 1, 2 or 4 bytes: several cache lines either way, and the buffer fits.
+const SIDE: usize = 64;
+/// The same for elements of 8 bytes.
+const SIDE_WIDE: usize = 32;
+/// Fewer rows or columns are not worth a tile: a line is then used up within a few runs.
+const WORTH_MIN: usize = 8;
+
+/// A nest of loops whose source is best read along an outer one.
+pub(crate) struct Tiles<'a> {
+    loops: &'a Loops<1>,
+    /// The loop of rows.
+    axis: usize,
+}
+
+impl Tiles<'_> {
+    /// `None` where plain runs are as good.
+    pub(crate) fn new(loops: &Loops<1>) -> Option<Tiles<'_>> {
+        let [across] = loops.inner_strides();
+        let outer = loops.sizes().len() - 1;
+        let closer = |&axis: &usize| {
+            let [down] = loops.strides()[axis];
+            down > 0 && down < across && loops.sizes()[axis] >= WORTH_MIN
+        };
+        let axis = (0..outer).filter(closer).min_by_key(|&axis| loops.strides()[axis])?;
+        (loops.inner() >= WORTH_MIN).then_some(Tiles { loops, axis })
+    }
+
+    /// Copies to the contiguous `target`.
+    pub(crate) fn copy<T: Pod + Send + Sync>(&self, pool: &Pool, target: &mut [T], source: &[T]) {
+        match size_of::<T>() {
+            8.. => self.copy_by::<T, SIDE_WIDE>(pool, target, source),
+            _ => self.copy_by::<T, SIDE>(pool, target, source),
+        }
+    }
+
+    /// Copies with tiles of `N` x `N`.
+    fn copy_by<T: Pod + Send + Sync, const N: usize>(&self, pool: &Pool, target: &mut [T], source: &[T]) {
+        let (rows, row) = (self.loops.sizes()[self.axis], self.row());
+        let slab = rows * row;
+        let outer = |i| position(self.loops, 0..self.axis, i);
+        if slab <= PIECE {
+            let slabs = PIECE / slab;
+            return pool.for_each_chunk(target, slabs * slab, |piece, part| {
+                for (i, part) in part.chunks_mut(slab).enumerate() {
+                    self.copy_rows::<T, N>(part, &source[outer(piece * slabs + i)..]);
+                }
+            });
+        }
+        let [down] = self.loops.strides()[self.axis];
+        let rows_a_piece = rows.div_ceil(pool.threads()).next_multiple_of(16).min(N);
+        for (i, slab) in target.chunks_mut(slab).enumerate() {
+            pool.for_each_chunk(slab, rows_a_piece * row, |piece, part| {
+                self.copy_rows::<T, N>(part, &source[outer(i) + piece * rows_a_piece * down..]);
+            });
+        }
+    }
+
+    /// Elements from one row to the next in the target.
+    fn row(&self) -> usize {
+        self.loops.sizes()[self.axis + 1..].iter().product()
+    }
+
+    /// Copies whole rows, the first of which begins at the start of `source`.
+    fn copy_rows<T: Pod, const N: usize>(&self, target: &mut [T], source: &[T]) {
+        let (row, columns) = (self.row(), self.loops.inner());
+        let ([down], [across]) = (self.loops.strides()[self.axis], self.loops.inner_strides());
+        let mut buffer = [[T::zeroed(); N]; N];
+        for (block, target) in target.chunks_mut(N * row).enumerate() {
+            for middle in 0..row / columns {
+                let start = position(self.loops, self.axis + 1..self.loops.sizes().len() - 1, middle);
+                let source = &source[start + block * N * down..];
+                for column in (0..columns).step_by(N) {
+                    let width = N.min(columns - column);
+                    let tile = Tile { row, down, across, width };
+                    let target = &mut target[middle * columns + column..];
+                    tile.copy(target, &source[column * across..], &mut buffer);
+                }
+            }
+        }
+    }
+}
+
+/// Up to `N` rows of `width` elements, one column of which is a line of the source.
+struct Tile {
+    row: usize,
+    down: usize,
+    across: usize,
+    width: usize,
+}
+
+impl Tile {
+    fn copy<T: Pod, const N: usize>(&self, target: &mut [T], source: &[T], lines: &mut [[T; N]; N]) {
+        let rows = target.len().div_ceil(self.row);
+        // Whole lines first, so that many are on their way at a time; then turned inside the cache.
+        for (column, line) in lines[..self.width].iter_mut().enumerate() {
+            let from = &source[column * self.across..];
+            match self.down {
+                // A known length is a few vector moves instead of a call.
+                1 if rows == N => line.copy_from_slice(&from[..N]),
+                1 => line[..rows].copy_from_slice(&from[..rows]),
+                _ => line[..rows].iter_mut().zip(from.iter().step_by(self.down)).for_each(|(to, &x)| *to = x),
+            }
+        }
+        for (row, target) in target.chunks_mut(self.row).enumerate() {
+            let turned: [T; N] = std::array::from_fn(|column| lines[column][row]);
+            match self.width {
+                width if width == N => target[..N].copy_from_slice(&turned),
+                width => target[..width].copy_from_slice(&turned[..width]),
+            }
+        }
+    }
+}
+
+/// Where iteration `index` of the loops `axes` begins in the source.
+fn position(loops: &Loops<1>, axes: std::ops::Range<usize>, mut index: usize) -> usize {
+    let mut at = 0;
+    for axis in axes.rev() {
+        let size = loops.sizes()[axis];
+        at += index % size * loops.strides()[axis][0];
+        index /= size;
+    }
+    at
+}

@@ -1,0 +1,218 @@
+//! Views, versions, guards and the ledger.
+
+use std::time::{Duration, Instant};
+
+use phalanx_tensor::{Category, Context, DType, Device, Error, Layout, Result, Scalar, Storage, Tensor};
+use phalanx_tensor::{ContextGuard, Event, Ledger, Pool, Read, Stream, Write, io::SafeTensors};
+
+const fn send_and_sync<T: Send + Sync>() {}
+const _: () = {
+    send_and_sync::<Tensor>();
+    send_and_sync::<Storage>();
+    send_and_sync::<Read<'static, f32>>();
+    send_and_sync::<Write<'static, f32>>();
+    send_and_sync::<(Layout, DType, Device, Scalar, Context, Error)>();
+    send_and_sync::<(Ledger, Pool, Stream, Event, SafeTensors)>();
+};
+
+/// Fails to compile if `T` becomes `Send`: then both impls apply and the call is ambiguous.
+trait NotSend<A> {
+    fn holds() {}
+}
+impl<T> NotSend<()> for T {}
+impl<T: Send> NotSend<u8> for T {}
+const _: fn() = || <ContextGuard as NotSend<_>>::holds();
+
+#[test]
+fn one_thread_that_stands_in_its_own_way_is_told_so_soon() -> Result<()> {
+    let mut x = Tensor::zeros(&[4], DType::F32, Device::CPU)?;
+    let mut same = x.clone();
+    let start = Instant::now();
+    {
+        let (_one, _two) = (x.read::<f32>("test")?, x.read::<f32>("test")?);
+        let error = same.write::<f32>("add_").err().unwrap().to_string();
+        assert!(error.contains("add_") && error.contains("this very thread"), "{error}");
+    }
+    {
+        let _held = x.write::<f32>("test")?;
+        assert!(matches!(same.read::<f32>("sum"), Err(Error::Busy { .. })));
+    }
+    assert!(start.elapsed() < Duration::from_secs(3));
+    same.write::<f32>("add_")?[0] = 1.;
+    assert_eq!(same.read::<f32>("sum")?[0], 1.);
+    Ok(())
+}
+
+#[test]
+fn a_guard_waits_for_another_threads_longer_than_for_its_own() -> Result<()> {
+    let mut x = Tensor::zeros(&[4], DType::F32, Device::CPU)?;
+    let y = x.clone();
+    let mut held = x.write::<f32>("test")?;
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| y.read::<f32>("sum").map(|x| x[0]));
+        std::thread::sleep(Duration::from_millis(250));
+        held[0] = 3.;
+        drop(held);
+        assert_eq!(reader.join().unwrap().unwrap(), 3.);
+    });
+    Ok(())
+}
+
+#[test]
+fn guards_of_many_threads_lose_no_update_and_show_no_torn_state() -> Result<()> {
+    let x = Tensor::zeros(&[256], DType::I64, Device::CPU)?;
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            let mut x = x.clone();
+            scope.spawn(move || {
+                for _ in 0..300 {
+                    x.write::<i64>("test").unwrap().iter_mut().for_each(|x| *x += 1);
+                }
+            });
+        }
+        for _ in 0..2 {
+            scope.spawn(|| {
+                for _ in 0..300 {
+                    let seen = x.read::<i64>("test").unwrap();
+                    assert!(seen.iter().all(|&v| v == seen[0]));
+                }
+            });
+        }
+    });
+    assert_eq!((x.to_vec::<i64>()?[255], x.version()), (900, 901));
+    Ok(())
+}
+
+#[test]
+fn views_of_views_see_the_writes_and_the_version_of_one_storage() -> Result<()> {
+    let mut x = Tensor::from_vec((0..24).collect::<Vec<i32>>(), &[2, 3, 4], Device::CPU)?;
+    let view = x.transpose(0, 2)?.narrow(1, 1, 2)?.i((3, .., 0))?;
+    assert_eq!(view.to_vec::<i32>()?, [7, 11]);
+    let before = view.version();
+    x.write::<i32>("test")?[7] = 70;
+    assert_eq!((view.to_vec::<i32>()?, view.version()), (vec![70, 11], before + 1));
+    assert!(view.shares_storage(&x));
+    let mut meta = Tensor::zeros(&[2], DType::F32, Device::Meta(0))?;
+    meta.bump_version();
+    assert_eq!(meta.version(), 1);
+    Ok(())
+}
+
+#[test]
+fn tensors_without_elements_can_be_viewed_copied_and_read() -> Result<()> {
+    let x = Tensor::zeros(&[0, 5], DType::F32, Device::CPU)?;
+    for view in [
+        x.clone(),
+        x.narrow(1, 3, 2)?,
+        x.select(1, 4)?,
+        x.transpose(0, 1)?,
+        x.slice(1, 1, 5, 3)?,
+        x.with_shape(&[7, 0])?,
+        x.broadcast_to(&[3, 0, 5])?,
+    ] {
+        assert_eq!((view.numel(), view.to_vec::<f32>()?), (0, vec![]));
+        assert!(view.copy()?.to_bytes()?.is_empty());
+    }
+    Ok(())
+}
+
+#[test]
+fn shapes_that_overflow_are_errors() -> Result<()> {
+    let (cpu, huge) = (Device::CPU, usize::MAX);
+    assert!(Tensor::empty(&[huge, 2], DType::F32, cpu).is_err());
+    assert!(Tensor::empty(&[huge, 0], DType::F32, cpu).is_err());
+    assert!(Tensor::empty(&[1 << 62], DType::F64, Device::Meta(0)).is_err());
+    assert!(Tensor::from_bytes(&[], &[huge, huge], DType::U8, cpu).is_err());
+    let none = Tensor::empty(&[0], DType::F32, cpu)?;
+    assert!(none.with_shape(&[1 << 32, 1 << 32]).is_err());
+    let one = Tensor::zeros(&[1], DType::F32, cpu)?;
+    assert!(one.broadcast_to(&[1 << 32, 1 << 32]).is_err());
+    assert!(one.view_into(0, &[1 << 32, 1 << 32]).is_err());
+    assert_eq!(one.slice(0, 0, 1, huge)?.to_vec::<f32>()?, [0.]);
+    Ok(())
+}
+
+#[test]
+fn as_strided_stays_inside_the_storage() -> Result<()> {
+    let x = Tensor::from_vec((0..12).collect::<Vec<i32>>(), &[12], Device::CPU)?;
+    assert_eq!(x.as_strided(&[3, 2], &[4, 3], 0)?.to_vec::<i32>()?, [0, 3, 4, 7, 8, 11]);
+    assert_eq!(x.as_strided(&[2, 2], &[1, 0], 10)?.to_vec::<i32>()?, [10, 10, 11, 11]);
+    assert!(x.as_strided(&[3, 2], &[4, 4], 0).is_err());
+    assert!(x.as_strided(&[1], &[1], 12).is_err());
+    assert!(x.as_strided(&[2], &[usize::MAX], 1).is_err());
+    assert!(x.as_strided(&[usize::MAX, 2], &[0, 0], 0).is_err());
+    assert!(x.as_strided(&[2], &[1, 1], 0).is_err());
+    assert_eq!(x.as_strided(&[0], &[1], 12)?.numel(), 0);
+    Ok(())
+}
+
+#[test]
+fn the_ledger_follows_categories_peaks_and_releases() -> Result<()> {
+    let device = Device::Meta(30);
+    let ledger = device.ledger()?;
+    let guard = Context::with(|c| c.category = Category::Gradients);
+    let x = Tensor::zeros(&[10], DType::F64, device)?;
+    drop(guard);
+    let y = Tensor::zeros(&[5], DType::F64, device)?;
+    assert_eq!(ledger.category(Category::Gradients).now, 80);
+    let view = x.narrow(0, 0, 2)?;
+    let x = x.tagged(Category::Parameters);
+    assert_eq!(
+        (ledger.category(Category::Gradients).now, ledger.category(Category::Gradients).peak),
+        (0, 80)
+    );
+    assert_eq!((ledger.category(Category::Parameters).now, ledger.total().now), (80, 120));
+    drop((x, y));
+    assert_eq!(ledger.total().now, 80, "the view keeps the storage");
+    drop(view);
+    assert_eq!((ledger.total().now, ledger.total().peak), (0, 120));
+    let table = ledger.to_string();
+    assert!(table.contains("parameters") && table.contains("120 B"), "{table}");
+    Ok(())
+}
+
+#[test]
+fn parts_cover_the_dimension() -> Result<()> {
+    let x = Tensor::from_vec((0..10).collect::<Vec<i32>>(), &[2, 5], Device::CPU)?;
+    let (a, b) = x.split_at(1, 2)?;
+    assert_eq!((a.to_vec::<i32>()?, b.shape()), (vec![0, 1, 5, 6], &[2, 3][..]));
+    let sizes = |n| -> Result<Vec<usize>> { Ok(x.chunk(-1, n)?.iter().map(|c| c.shape()[1]).collect()) };
+    assert_eq!((sizes(2)?, sizes(4)?, sizes(9)?), (vec![3, 2], vec![2, 2, 1], vec![1; 5]));
+    assert_eq!(x.unbind(0)?[1].to_vec::<i32>()?, [5, 6, 7, 8, 9]);
+    assert_eq!(x.unsqueeze(0)?.flatten(0, 1)?.shape(), [2, 5]);
+    assert_eq!(x.flatten(0, -1)?.shape(), [10]);
+    assert!(x.split_at(0, 3).is_err() && x.chunk(0, 0).is_err() && x.flatten(1, 0).is_err());
+    Ok(())
+}
+
+#[test]
+fn indices_outside_are_errors() -> Result<()> {
+    let x = Tensor::from_vec((0..24).collect::<Vec<i32>>(), &[2, 3, 4], Device::CPU)?;
+    assert_eq!(x.i((.., 1..3, 2))?.to_vec::<i32>()?, [6, 10, 18, 22]);
+    assert_eq!(x.i((1.., ..=0, ..2))?.to_vec::<i32>()?, [12, 13]);
+    assert!(x.i(2).is_err() && x.i(1..3).is_err() && x.i((0, 0, 0, 0)).is_err());
+    #[allow(clippy::reversed_empty_ranges)]
+    let reversed = x.i(2..1);
+    assert!(reversed.is_err() && x.i((.., ..=usize::MAX)).is_err());
+    assert_eq!(x.i((.., 3..))?.shape(), [2, 0, 4]);
+    Ok(())
+}
+
+#[test]
+fn large_and_odd_tensors_print_aligned_and_short() -> Result<()> {
+    let x = Tensor::from_vec((0..2000).collect::<Vec<i64>>(), &[40, 50], Device::CPU)?;
+    let text = x.to_string();
+    assert!(text.starts_with("[[   0,    1,    2, ...,   47,   48,   49],\n [  50,"), "{text}");
+    assert!(text.contains(",\n ...,\n [1850,") && text.ends_with("Tensor [40, 50] i64 cpu:0"), "{text}");
+    let odd = Tensor::from_slice(&[f32::NAN, f32::NEG_INFINITY, 1e-9, 2.], &[4], Device::CPU)?;
+    assert!(odd.to_string().starts_with("[      nan,      -inf, 1.0000e-9,  2.0000e0]\n"), "{odd}");
+    assert_eq!(format!("{:?}", Tensor::scalar(true, Device::CPU)?), "true\nTensor [] bool cpu:0");
+    assert_eq!(Tensor::zeros(&[2, 0], DType::F16, Device::CPU)?.to_string(), "[]\nTensor [2, 0] f16 cpu:0");
+    let meta = Tensor::zeros(&[1 << 40], DType::BF16, Device::Meta(0))?;
+    assert_eq!(meta.to_string(), "Tensor [1099511627776] bf16 meta:0");
+    let cube = Tensor::from_slice(&[1u8, 2, 3, 4], &[2, 1, 2], Device::CPU)?;
+    assert!(cube.to_string().starts_with("[[[1, 2]],\n\n [[3, 4]]]\n"), "{cube}");
+    let row = Tensor::zeros(&[100], DType::F32, Device::CPU)?.to_string();
+    assert!(row.lines().count() > 3 && row.lines().all(|l| l.len() <= 80), "{row}");
+    Ok(())
+}
