@@ -9,6 +9,7 @@ mod gemm;
 pub mod ops;
 mod pointwise;
 mod real;
+mod reduce;
 mod simd;
 mod source;
 mod strided;

@@ -85,6 +85,12 @@ impl<'a, T: Element> Source<'a, T> {
 }
 
 impl<T: Real> Source<'_, T> {
+    /// All elements in the type that is computed in, if they lie together in it.
+    #[inline]
+    pub(crate) fn all_wide(&self) -> Option<&[T::Wide]> {
+        if self.contiguous { T::as_wide(&self.elements[self.offset..]) } else { None }
+    }
+
     /// [`Source::block`] in the type that is computed in.
     #[inline]
     pub(crate) fn wide<'b>(&'b self, start: usize, len: usize, scratch: &'b mut [T::Wide]) -> &'b [T::Wide] {

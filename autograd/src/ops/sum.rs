@@ -1,23 +1,24 @@
-//! `y = sum(x)` over dimensions.
+//! `y = sum(x)` and `y = mean(x)` over dimensions.
 //!
-//! Derivative: `dy` repeated along the summed dimensions. Nothing is saved but the shape.
+//! Derivative: `dy` repeated along the summed dimensions, over their number for the mean. Nothing is saved but the
+//! shape.
 
 use phalanx_kernels as kernels;
 use phalanx_tensor::{Dim, Dims, resolve_dims};
 
-use crate::{Backward, Cx, Grads, Result, Saver, Var, grads1, record};
+use super::linear_map::record_linear;
+use crate::{Result, Var};
 
 impl Var {
     /// The sum of all elements, without dimensions.
     ///
     /// # Errors
-    /// If the dtype is no number.
+    /// None but those of the device.
     pub fn sum_all(&self) -> Result<Var> {
-        let dims: Dims = (0..self.rank()).collect();
-        self.sum(&dims, false)
+        self.sum(&all_dims(self), false)
     }
 
-    /// The sum over `dims`, which stay with size 1 if `keepdim`.
+    /// The sum over `dims`, which stay with size 1 if `keepdim`. Integers and bools are summed in i64.
     ///
     /// # Errors
     /// If a dimension does not exist or is named twice.
@@ -25,19 +26,42 @@ impl Var {
         let dims = resolve_dims("sum", dims, self.rank())?;
         let y = kernels::sum(self.tensor(), &dims, keepdim)?;
         let from = Dims::from_slice(self.shape());
-        record("sum", &[self], y, |_: &Saver<'_>| Ok(Sum { from, dims }))
+        record_linear("sum", self, y, move |dy| dy.spread(&from, &dims))
+    }
+
+    /// The mean of all elements, without dimensions.
+    ///
+    /// # Errors
+    /// If the dtype is no floating-point one.
+    pub fn mean_all(&self) -> Result<Var> {
+        self.mean(&all_dims(self), false)
+    }
+
+    /// The mean over `dims`, which stay with size 1 if `keepdim`.
+    ///
+    /// # Errors
+    /// If the dtype is no floating-point one, or a dimension does not exist or is named twice.
+    pub fn mean<D: Dim>(&self, dims: &[D], keepdim: bool) -> Result<Var> {
+        let dims = resolve_dims("mean", dims, self.rank())?;
+        let y = kernels::mean(self.tensor(), &dims, keepdim)?;
+        let from = Dims::from_slice(self.shape());
+        let n: usize = dims.iter().map(|&d| from[d]).product();
+        record_linear("mean", self, y, move |dy| dy.mul_scalar(1.0 / n as f64)?.spread(&from, &dims))
+    }
+
+    /// What a reduction of a tensor of shape `from` over `dims` made, with or without those dimensions, repeated
+    /// along them.
+    pub(super) fn spread(&self, from: &[usize], dims: &[usize]) -> Result<Var> {
+        self.reshape_to(&reduced(from, dims))?.broadcast_to(from)
     }
 }
 
-struct Sum {
-    from: Dims,
-    dims: Dims,
+/// Every dimension.
+pub(super) fn all_dims(x: &Var) -> Dims {
+    (0..x.rank()).collect()
 }
 
-impl Backward for Sum {
-    fn backward(&self, cx: &Cx<'_>) -> Result<Grads> {
-        let kept: Dims =
-            self.from.iter().enumerate().map(|(d, &n)| if self.dims.contains(&d) { 1 } else { n }).collect();
-        grads1(cx.dy().reshape_to(&kept)?.broadcast_to(&self.from)?)
-    }
+/// The shape with `dims` of size 1.
+pub(super) fn reduced(from: &[usize], dims: &[usize]) -> Dims {
+    from.iter().enumerate().map(|(d, &n)| if dims.contains(&d) { 1 } else { n }).collect()
 }

@@ -33,7 +33,7 @@ pub use matmul::{matmul, matmul_accumulate_};
 pub use mul::{mul, mul_scalar};
 pub use pad::pad;
 pub use scale::scale_;
-pub use sum::sum;
+pub use sum::{mean, sum};
 pub use sum_of_squares::{NORM_BLOCK, sum_of_squares_blocks};
 pub use tanh::{tanh, tanh_backward};
 pub use tril::{tril, triu};

@@ -3,6 +3,7 @@
 mod binary;
 mod layout;
 mod matmul;
+mod reduce;
 mod unary;
 
 use std::cell::RefCell;
@@ -33,7 +34,7 @@ type Family = fn(&Call<'_>) -> Option<Result<Vec<Var>>>;
 /// A family that reads and checks its cases itself.
 type Special = fn(&Set, &Case) -> Option<std::result::Result<(), String>>;
 
-const FAMILIES: &[Family] = &[unary::run, binary::run, layout::run, matmul::run];
+const FAMILIES: &[Family] = &[unary::run, binary::run, layout::run, matmul::run, reduce::run];
 
 /// Families that are more than one call.
 pub const SPECIAL: &[Special] = &[];

@@ -1,0 +1,223 @@
+//! The outputs lie together: columns, reduced over rows without being transposed.
+//!
+//! ```text
+//!     rows  0..64   -> f32, in the first-level cache --+
+//!     rows 64..128  -> f32 ----------------------------+-> f64: a part --+
+//!     ...                                                                +-> output
+//!     the rows of another piece of work -----------------> f64: a part --+
+//! ```
+
+use std::ops::Range;
+
+use phalanx_tensor::Result;
+
+use super::{Combine, Fold, Frame, Term, join, pairwise};
+use crate::real::Real;
+use crate::simd::{Float, Isa, Kernel, Vector, dispatch};
+use crate::source::{BLOCK, Source};
+
+/// Rows brought together before f64.
+const ROWS: usize = 64;
+/// Rows read side by side: they are brought together in registers.
+const SIDE: usize = 4;
+/// Elements that make a piece of work.
+const PIECE: usize = 4 * crate::pointwise::PIECE;
+/// Parts that the rows are split into, at most.
+const PARTS_MAX: usize = 64;
+
+pub(super) fn fold<T: Real, C: Combine, F: Term<K>, U: Send, const K: usize>(
+    op: &'static str,
+    frame: &Frame,
+    fold: Fold<'_, T::Wide, C, F>,
+    out: &mut [U],
+    finish: impl Fn(usize, [f64; K]) -> U + Sync,
+) -> Result<()> {
+    let source = Source::<T>::open(op, &frame.view, frame.view.shape())?;
+    let (device, outputs, rows) = (frame.view.device(), out.len(), rows_a_part(frame));
+    let (pool, parts) = (device.pool()?, frame.n.div_ceil(rows).max(1));
+    let whole = frame.inner.min(BLOCK);
+    let width = PIECE.div_ceil(rows.min(frame.n).max(1)).next_multiple_of(whole);
+    let run = |slot: usize, scratch: &mut Scratch<T::Wide, K>, totals: &mut [[f64; K]]| {
+        let (part, output) = (slot / outputs, slot % outputs);
+        let rows = part * rows..frame.n.min((part + 1) * rows);
+        fold_columns(&source, frame, fold, rows, output, scratch, totals);
+    };
+    if parts == 1 {
+        pool.for_each_chunk(out, width, |piece, out| {
+            let (start, mut scratch, mut totals) = (piece * width, Scratch::new(), [[0.0; K]; BLOCK]);
+            for range in segments(start..start + out.len(), frame.inner) {
+                let totals = &mut totals[..range.len()];
+                run(range.start, &mut scratch, totals);
+                for (i, &total) in range.zip(&*totals) {
+                    out[i - start] = finish(i, total);
+                }
+            }
+        });
+        return Ok(());
+    }
+    let mut slots = vec![[0.0; K]; parts * outputs];
+    let _use = device.ledger()?.scratch_of(size_of_val(&slots[..]));
+    pool.for_each_chunk(&mut slots, width, |piece, slots| {
+        let (start, mut scratch) = (piece * width, Scratch::new());
+        for range in segments(start..start + slots.len(), frame.inner) {
+            run(range.start, &mut scratch, &mut slots[range.start - start..range.end - start]);
+        }
+    });
+    pool.for_each_chunk(out, BLOCK, |piece, out| {
+        let mut column = [[0.0; K]; PARTS_MAX];
+        for (i, to) in out.iter_mut().enumerate() {
+            let output = piece * BLOCK + i;
+            (0..parts).for_each(|part| column[part] = slots[part * outputs + output]);
+            *to = finish(output, pairwise(fold.combine, &column[..parts]));
+        }
+    });
+    Ok(())
+}
+
+/// What one thread needs at a time.
+struct Scratch<W, const K: usize> {
+    /// Rows that are gathered.
+    rows: [W; SIDE * BLOCK],
+    /// Columns that are being brought together.
+    sums: [[W; BLOCK]; K],
+}
+
+impl<W: Float, const K: usize> Scratch<W, K> {
+    fn new() -> Self {
+        Scratch { rows: [W::ZERO; SIDE * BLOCK], sums: [[W::ZERO; BLOCK]; K] }
+    }
+}
+
+/// How many rows make a part: all of them, unless that leaves too few pieces of work.
+fn rows_a_part(frame: &Frame) -> usize {
+    if frame.outputs() >= PARTS_MAX * BLOCK {
+        return frame.n.max(1);
+    }
+    let enough = (PIECE / 2).div_ceil(frame.inner.min(BLOCK));
+    frame.n.div_ceil(PARTS_MAX).max(enough).next_multiple_of(ROWS)
+}
+
+/// A range of outputs cut where a row ends and after each block.
+fn segments(range: Range<usize>, inner: usize) -> impl Iterator<Item = Range<usize>> {
+    let mut start = range.start;
+    std::iter::from_fn(move || {
+        let len = (inner - start % inner).min(range.end - start).min(BLOCK);
+        start += len;
+        (len > 0).then(|| start - len..start)
+    })
+}
+
+/// Reduces the columns from `output` on, which lie in one row, over `rows`.
+fn fold_columns<T: Real, C: Combine, F: Term<K>, const K: usize>(
+    source: &Source<'_, T>,
+    frame: &Frame,
+    fold: Fold<'_, T::Wide, C, F>,
+    rows: Range<usize>,
+    output: usize,
+    scratch: &mut Scratch<T::Wide, K>,
+    totals: &mut [[f64; K]],
+) {
+    let (width, inner) = (totals.len(), frame.inner);
+    let first = output / inner * frame.n * inner + output % inner;
+    let fold = fold.of(output..output + width);
+    let Scratch { rows: gathered, sums } = scratch;
+    // Blocks and units begin at multiples of `SIDE` rows, so that the same rows meet whatever the layout.
+    let unit =
+        if source.all_wide().is_some() { ROWS } else { (SIDE * BLOCK / width / SIDE * SIDE).min(ROWS) };
+    totals.fill([C::START; K]);
+    for block in rows.clone().step_by(ROWS) {
+        sums.iter_mut().for_each(|sums| sums[..width].fill(T::Wide::from_f64(C::START)));
+        let end = rows.end.min(block + ROWS);
+        for row in (block..end).step_by(unit) {
+            let rows = unit.min(end - row);
+            let start = first + row * inner;
+            let (x, stride) = match source.all_wide() {
+                Some(x) => (&x[start..][..(rows - 1) * inner + width], inner),
+                None => (gather(source, start, rows, inner, width, gathered), width),
+            };
+            dispatch(Columns { x, stride, rows, width, fold, sums });
+        }
+        for (column, total) in totals.iter_mut().enumerate() {
+            *total = join(fold.combine, *total, std::array::from_fn(|k| sums[k][column].to_f64()));
+        }
+    }
+}
+
+/// `width` elements of each of `rows` rows, together.
+fn gather<'a, T: Real>(
+    source: &Source<'_, T>,
+    start: usize,
+    rows: usize,
+    inner: usize,
+    width: usize,
+    scratch: &'a mut [T::Wide],
+) -> &'a [T::Wide] {
+    // Without a wide form as they are, elements are always put into the scratch.
+    if width == inner {
+        source.wide(start, rows * width, scratch);
+    } else {
+        for row in 0..rows {
+            source.wide(start + row * inner, width, &mut scratch[row * width..]);
+        }
+    }
+    &scratch[..rows * width]
+}
+
+/// Some columns of some rows, brought together with what `sums` holds.
+struct Columns<'a, W, C, F, const K: usize> {
+    x: &'a [W],
+    stride: usize,
+    rows: usize,
+    width: usize,
+    fold: Fold<'a, W, C, F>,
+    sums: &'a mut [[W; BLOCK]; K],
+}
+
+impl<W: Float, C: Combine, F: Term<K>, const K: usize> Kernel for Columns<'_, W, C, F, K> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Isa>(mut self) {
+        let lanes = <W::Vec<S> as Vector>::LANES;
+        for row in (0..self.rows).step_by(SIDE) {
+            for column in (0..self.width).step_by(lanes) {
+                let part = column + lanes > self.width;
+                match (row + SIDE <= self.rows, part) {
+                    (true, false) => self.meet::<S, SIDE, false>(row, column),
+                    (true, true) => self.meet::<S, SIDE, true>(row, column),
+                    (false, _) => (row..self.rows).for_each(|row| self.meet::<S, 1, true>(row, column)),
+                }
+            }
+        }
+    }
+}
+
+impl<W: Float, C: Combine, F: Term<K>, const K: usize> Columns<'_, W, C, F, K> {
+    /// One vector of columns of `N` rows, a power of two.
+    #[inline(always)]
+    fn meet<S: Isa, const N: usize, const PART: bool>(&mut self, row: usize, column: usize) {
+        let lanes = <W::Vec<S> as Vector>::LANES;
+        let end = if PART { self.width.min(column + lanes) } else { column + lanes };
+        let load = |x: &[W]| if PART { W::Vec::<S>::load_partial(x, W::ZERO) } else { W::Vec::<S>::load(x) };
+        let shift = match self.fold.shifts {
+            [] => W::Vec::<S>::zero(),
+            shifts => load(&shifts[column..end]),
+        };
+        let mut terms: [[W::Vec<S>; K]; N] = std::array::from_fn(|i| {
+            let start = (row + i) * self.stride;
+            self.fold.term.of(load(&self.x[start + column..start + end]), shift)
+        });
+        let mut half = N / 2;
+        while half > 0 {
+            for i in 0..half {
+                terms[i] = std::array::from_fn(|k| C::merge(terms[i][k], terms[i + half][k]));
+            }
+            half /= 2;
+        }
+        for (sums, &term) in self.sums.iter_mut().zip(&terms[0]) {
+            let to = &mut sums[column..end];
+            let sum = C::merge(load(to), term);
+            if PART { sum.store_partial(to) } else { sum.store(to) }
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! A tensor as `[outer, n, inner]`, to be reduced over `n`.
+
+use phalanx_tensor::{Dim, Dims, Result, Tensor, resolve_dims};
+
+/// Fewer columns than this do not fill vectors: such a tensor is read with the reduced dimension innermost.
+const COLUMNS_MIN: usize = 8;
+
+/// The input and the shapes of one reduction.
+pub(crate) struct Frame {
+    /// The input, dimensions permuted so that its elements come in the order of `[outer, n, inner]`.
+    pub(crate) view: Tensor,
+    /// Slow outputs.
+    pub(crate) outer: usize,
+    /// Elements an output.
+    pub(crate) n: usize,
+    /// Fast outputs: 1, or at least [`COLUMNS_MIN`].
+    pub(crate) inner: usize,
+    /// The result's shape.
+    pub(crate) shape: Dims,
+}
+
+impl Frame {
+    /// A reduction of `x` over `dims`, which stay with size 1 if `keepdim`.
+    ///
+    /// # Errors
+    /// If a dimension does not exist or is named twice.
+    pub(crate) fn new<D: Dim>(op: &'static str, x: &Tensor, dims: &[D], keepdim: bool) -> Result<Frame> {
+        let dims = resolve_dims(op, dims, x.rank())?;
+        Frame::of(x, &dims, keepdim)
+    }
+
+    fn of(x: &Tensor, dims: &[usize], keepdim: bool) -> Result<Frame> {
+        let size = |d: usize| x.shape()[d];
+        let kept: Dims = (0..x.rank()).filter(|d| !dims.contains(d)).collect();
+        let reduced: Dims = (0..x.rank()).filter(|d| dims.contains(d)).collect();
+        let shape = match keepdim {
+            true => (0..x.rank()).map(|d| if dims.contains(&d) { 1 } else { size(d) }).collect(),
+            false => kept.iter().map(|&d| size(d)).collect(),
+        };
+        let n = reduced.iter().map(|&d| size(d)).product();
+        // Kept dimensions, the reduced ones, kept ones: what lies between the first and the last reduced one
+        // (dimensions of size 1 aside) must be reduced.
+        let wide: Dims = reduced.iter().copied().filter(|&d| size(d) != 1).collect();
+        let (first, last) =
+            (wide.first().copied().unwrap_or(x.rank()), wide.last().copied().unwrap_or(x.rank()));
+        let product = |from: usize, to: usize| (from..to).map(size).product::<usize>();
+        let inner = product((last + 1).min(x.rank()), x.rank());
+        let together = kept.iter().all(|&d| d < first || d > last || size(d) == 1);
+        if together && (inner == 1 || inner >= COLUMNS_MIN) {
+            return Ok(Frame { view: x.clone(), outer: product(0, first), n, inner, shape });
+        }
+        let order: Dims = kept.iter().chain(&reduced).copied().collect();
+        let outer = kept.iter().map(|&d| size(d)).product();
+        Ok(Frame { view: x.permute(&order)?, outer, n, inner: 1, shape })
+    }
+
+    /// The number of results.
+    pub(crate) fn outputs(&self) -> usize {
+        self.outer * self.inner
+    }
+
+    /// The result, yet to be computed, and whether there is anything to compute here.
+    pub(crate) fn output(&self, dtype: phalanx_tensor::DType) -> Result<(Tensor, bool)> {
+        let out = Tensor::empty(&self.shape, dtype, self.view.device())?;
+        let computes = !out.device().is_meta() && out.numel() > 0;
+        Ok((out, computes))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use phalanx_tensor::{DType, Device, Tensor};
+
+    use super::Frame;
+
+    #[test]
+    fn a_tensor_is_permuted_only_where_reduced_dimensions_lie_apart_or_columns_are_few() {
+        let frame = |shape: &[usize], dims: &[usize]| {
+            let x = Tensor::empty(shape, DType::F32, Device::Meta(0)).unwrap();
+            let f = Frame::new("sum", &x, dims, false).unwrap();
+            (f.outer, f.n, f.inner, f.view.shape() == x.shape())
+        };
+        assert_eq!(frame(&[4, 5], &[1]), (4, 5, 1, true));
+        assert_eq!(frame(&[4, 50], &[0]), (1, 4, 50, true));
+        assert_eq!(frame(&[4, 5], &[0]), (5, 4, 1, false));
+        assert_eq!(frame(&[2, 3, 40], &[1]), (2, 3, 40, true));
+        assert_eq!(frame(&[2, 3, 4], &[0, 2]), (3, 8, 1, false));
+        assert_eq!(frame(&[2, 3, 1, 4], &[1, 3]), (2, 12, 1, true));
+        assert_eq!(frame(&[1, 9, 1], &[0, 2]), (9, 1, 1, true));
+        assert_eq!(frame(&[0, 3], &[0]), (3, 0, 1, false));
+        assert_eq!(frame(&[], &[]), (1, 1, 1, true));
+    }
+}

@@ -1,0 +1,131 @@
+//! The reduced elements lie together: each output is a row's.
+
+use phalanx_tensor::Result;
+
+use super::{Combine, Fold, Frame, Term, pairwise};
+use crate::pointwise::PIECE;
+use crate::real::Real;
+use crate::simd::{Float, Isa, Kernel, Vector, dispatch};
+use crate::source::{BLOCK, Source};
+
+/// Vectors that are filled side by side: enough to hide an addition's latency and to keep chains short.
+const SIDE: usize = 8;
+/// Rows that are handed to the vectors at once, at most.
+const ROWS: usize = 128;
+
+pub(super) fn fold<T: Real, C: Combine, F: Term<K>, U: Send, const K: usize>(
+    op: &'static str,
+    frame: &Frame,
+    fold: Fold<'_, T::Wide, C, F>,
+    out: &mut [U],
+    finish: impl Fn(usize, [f64; K]) -> U + Sync,
+) -> Result<()> {
+    let source = Source::<T>::open(op, &frame.view, frame.view.shape())?;
+    if frame.n > BLOCK {
+        return fold_long(&source, frame, fold, out, finish);
+    }
+    let (n, pool) = (frame.n, frame.view.device().pool()?);
+    let rows_a_block = (BLOCK / n.max(1)).clamp(1, ROWS);
+    let rows_a_piece = PIECE.div_ceil(n.max(1)).next_multiple_of(rows_a_block);
+    pool.for_each_chunk(out, rows_a_piece, |piece, out| {
+        let (mut scratch, mut parts) = ([T::Wide::ZERO; BLOCK], [[0.0; K]; ROWS]);
+        for (i, out) in out.chunks_mut(rows_a_block).enumerate() {
+            let row = piece * rows_a_piece + i * rows_a_block;
+            let x = source.wide(row * n, out.len() * n, &mut scratch);
+            let parts = &mut parts[..out.len()];
+            dispatch(Rows { x, n, fold: fold.of(row..row + out.len()), parts });
+            for (j, (to, &part)) in out.iter_mut().zip(&*parts).enumerate() {
+                *to = finish(row + j, part);
+            }
+        }
+    });
+    Ok(())
+}
+
+/// Rows of several blocks: first each block, then each row's blocks.
+fn fold_long<T: Real, C: Combine, F: Term<K>, U: Send, const K: usize>(
+    source: &Source<'_, T>,
+    frame: &Frame,
+    fold: Fold<'_, T::Wide, C, F>,
+    out: &mut [U],
+    finish: impl Fn(usize, [f64; K]) -> U + Sync,
+) -> Result<()> {
+    let (n, device) = (frame.n, frame.view.device());
+    let (blocks, pool) = (n.div_ceil(BLOCK), device.pool()?);
+    let mut parts = vec![[0.0; K]; blocks * out.len()];
+    let _use = device.ledger()?.scratch_of(size_of_val(&parts[..]));
+    let blocks_a_piece = PIECE / BLOCK;
+    pool.for_each_chunk(&mut parts, blocks_a_piece, |piece, parts| {
+        let mut scratch = [T::Wide::ZERO; BLOCK];
+        for (i, part) in parts.iter_mut().enumerate() {
+            let (row, start) = divide(piece * blocks_a_piece + i, blocks, BLOCK);
+            let len = BLOCK.min(n - start);
+            let x = source.wide(row * n + start, len, &mut scratch);
+            let parts = std::slice::from_mut(part);
+            dispatch(Rows { x, n: len, fold: fold.of(row..row + 1), parts });
+        }
+    });
+    pool.for_each_chunk(out, BLOCK.div_ceil(blocks), |piece, out| {
+        for (i, to) in out.iter_mut().enumerate() {
+            let row = piece * BLOCK.div_ceil(blocks) + i;
+            *to = finish(row, pairwise(fold.combine, &parts[row * blocks..][..blocks]));
+        }
+    });
+    Ok(())
+}
+
+/// The row of block number `block`, and its first element there.
+fn divide(block: usize, blocks: usize, size: usize) -> (usize, usize) {
+    (block / blocks, block % blocks * size)
+}
+
+/// Some rows of `n` elements each.
+struct Rows<'a, W, C, F, const K: usize> {
+    x: &'a [W],
+    n: usize,
+    fold: Fold<'a, W, C, F>,
+    parts: &'a mut [[f64; K]],
+}
+
+impl<W: Float, C: Combine, F: Term<K>, const K: usize> Kernel for Rows<'_, W, C, F, K> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Isa>(self) {
+        for (row, part) in self.parts.iter_mut().enumerate() {
+            let shift = self.fold.shifts.get(row).copied().unwrap_or(W::ZERO);
+            *part = fold_row::<S, W, C, F, K>(&self.x[row * self.n..][..self.n], self.fold.term, shift);
+        }
+    }
+}
+
+#[inline(always)]
+fn fold_row<S: Isa, W: Float, C: Combine, F: Term<K>, const K: usize>(
+    x: &[W],
+    term: F,
+    shift: W,
+) -> [f64; K] {
+    let lanes = <W::Vec<S> as Vector>::LANES;
+    let (fill, shift) = (term.neutral(shift), W::Vec::<S>::splat(shift));
+    let mut sides = [[W::Vec::<S>::splat(W::from_f64(C::START)); K]; SIDE];
+    let mut wide = x.chunks_exact(SIDE * lanes);
+    for x in &mut wide {
+        for (side, x) in sides.iter_mut().zip(x.chunks_exact(lanes)) {
+            let terms = term.of(W::Vec::<S>::load(x), shift);
+            *side = std::array::from_fn(|k| C::merge(side[k], terms[k]));
+        }
+    }
+    for (side, x) in sides.iter_mut().zip(wide.remainder().chunks(lanes)) {
+        let x = if x.len() == lanes { W::Vec::<S>::load(x) } else { W::Vec::<S>::load_partial(x, fill) };
+        let terms = term.of(x, shift);
+        *side = std::array::from_fn(|k| C::merge(side[k], terms[k]));
+    }
+    let mut half = SIDE / 2;
+    while half > 0 {
+        for i in 0..half {
+            sides[i] = std::array::from_fn(|k| C::merge(sides[i][k], sides[i + half][k]));
+        }
+        half /= 2;
+    }
+    std::array::from_fn(|k| C::across(sides[0][k]).to_f64())
+}
