@@ -10,7 +10,7 @@ thread_local! {
 /// Until the guard is dropped, operations of this thread note where they were recorded, and a backward pass that
 /// it starts ends with [`crate::Error::Nan`] at the first operation that makes a NaN. Slow; for debugging.
 pub fn detect_anomaly() -> AnomalyGuard {
-    AnomalyGuard { before: DETECT.replace(true), thread: std::marker::PhantomData }
+    set(true)
 }
 
 /// Ends anomaly mode.
@@ -30,8 +30,8 @@ pub(crate) fn is_on() -> bool {
     DETECT.get()
 }
 
-pub(crate) fn set(on: bool) {
-    DETECT.set(on);
+pub(crate) fn set(on: bool) -> AnomalyGuard {
+    AnomalyGuard { before: DETECT.replace(on), thread: std::marker::PhantomData }
 }
 
 pub(crate) fn recorded_here() -> Option<Box<str>> {

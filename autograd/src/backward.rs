@@ -25,6 +25,12 @@ pub trait Backward: Send + Sync {
     /// Whatever its operations refuse, or a saved value that was modified.
     fn backward(&self, cx: &Cx<'_>) -> Result<Grads>;
 
+    /// Called between the two halves of a split backward, when the gradient of input `i` will still be asked for if
+    /// `later(i)`, and no other: frees what serves only the others.
+    fn release(&mut self, later: &dyn Fn(usize) -> bool) {
+        let _ = later;
+    }
+
     /// Whether the output is the input in another shape or dtype. Such an operation on a parameter belongs to the
     /// weight work of a split backward.
     fn is_view(&self) -> bool {

@@ -69,6 +69,10 @@ impl Node {
         self.add_hook(|hooks, id| hooks.accumulated.push((id, hook)))
     }
 
+    pub(crate) fn has_grad_hooks(&self) -> bool {
+        self.hooks.get().is_some_and(|table| !lock(table).grad.is_empty())
+    }
+
     pub(crate) fn retain_grad(&self, output: usize) {
         let mut hooks = lock(self.hooks());
         if !hooks.retained.iter().any(|r| r.0 == output) {

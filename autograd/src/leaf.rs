@@ -6,7 +6,8 @@ use phalanx_kernels as kernels;
 use phalanx_tensor::{Category, Context, DType, Tensor};
 use smallvec::{SmallVec, smallvec};
 
-use crate::node::{Body, Edge, Meta, Node, next_sequence};
+use crate::node::{Body, Edge, Meta, Node};
+use crate::sequence::next_sequence;
 use crate::{Error, Result, Var};
 
 /// Where a leaf's gradient goes.
@@ -60,7 +61,7 @@ impl Leaf {
             name: "leaf",
             inputs: SmallVec::new(),
             outputs,
-            body: Body::Leaf(LeafState { held, slot }),
+            body: Body::Leaf(Box::new(LeafState { held, slot })),
             weight: parameter,
             hooks: Default::default(),
             recorded: None,

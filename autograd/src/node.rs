@@ -9,13 +9,14 @@
 //! ```
 //! There is no tape: a result holds its node, a node holds its inputs' nodes, and what nobody holds is gone.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::cell::Cell;
+use std::sync::{Arc, Mutex, OnceLock};
 
 use phalanx_tensor::{DType, Device, Dims, Tensor};
 use smallvec::SmallVec;
 
 use crate::backward::Backward;
+use crate::checkpoint::Recomputation;
 use crate::hooks::Hooks;
 use crate::leaf::LeafState;
 
@@ -67,16 +68,11 @@ pub(crate) struct Node {
 /// What a node does in backward.
 pub(crate) enum Body {
     /// Accumulates.
-    Leaf(LeafState),
+    Leaf(Box<LeafState>),
     /// Computes its inputs' gradients; gone once its saved values are freed.
     Operation(Mutex<Option<Arc<dyn Backward>>>),
-}
-
-static SEQUENCE: AtomicU64 = AtomicU64::new(0);
-
-/// The next sequence number.
-pub(crate) fn next_sequence() -> u64 {
-    SEQUENCE.fetch_add(1, Ordering::Relaxed)
+    /// Gives way to the graph that it recomputes; gone once that has happened.
+    Checkpoint(Mutex<Option<Arc<Recomputation>>>),
 }
 
 impl Node {
@@ -88,7 +84,7 @@ impl Node {
     pub(crate) fn leaf(&self) -> Option<&LeafState> {
         match &self.body {
             Body::Leaf(state) => Some(state),
-            Body::Operation(_) => None,
+            Body::Operation(_) | Body::Checkpoint(_) => None,
         }
     }
 
@@ -97,29 +93,68 @@ impl Node {
         if self.leaf().is_some() { u64::MAX } else { self.seq }
     }
 
+    /// Whether a gradient may be added to the leaf's buffer unseen.
+    pub(crate) fn takes_in_place(&self) -> bool {
+        self.leaf().is_some_and(LeafState::has_buffer) && !self.has_grad_hooks()
+    }
+
     pub(crate) fn hooks(&self) -> &Mutex<Hooks> {
         self.hooks.get_or_init(Box::default)
     }
 }
 
+/// What a node kept alive.
+struct Kept {
+    _inputs: Edges,
+    _body: Body,
+}
+
+thread_local! {
+    /// What nodes dropped during another node's drop have kept, to be dropped after it; `None` outside of one.
+    static DROPPED: Cell<Option<Vec<Kept>>> = const { Cell::new(None) };
+}
+
 impl Drop for Node {
-    /// Takes the graph behind it apart without recursion: a chain of a million operations must not overflow the
-    /// stack.
+    /// Takes the graph behind it apart without recursion: neither a chain of a million operations nor one that
+    /// runs through saved values overflows the stack.
     fn drop(&mut self) {
-        release_body(&mut self.body);
-        let mut waiting: SmallVec<[Edge; 8]> = self.inputs.drain(..).flatten().collect();
-        while let Some(edge) = waiting.pop() {
-            if let Some(mut node) = Arc::into_inner(edge.node) {
-                // Saved values may hold nodes too, but only nodes that are also among the inputs, which are alive.
-                release_body(&mut node.body);
-                waiting.extend(node.inputs.drain(..).flatten());
-            }
+        if self.leaf().is_some() {
+            return;
         }
+        let body = std::mem::replace(&mut self.body, Body::Operation(Mutex::new(None)));
+        let kept = Kept { _inputs: std::mem::take(&mut self.inputs), _body: body };
+        // While a thread ends its list may be gone; then there is nothing for it but recursion.
+        let _ = DROPPED.try_with(|dropped| match dropped.take() {
+            Some(mut list) => {
+                list.push(kept);
+                dropped.set(Some(list));
+            }
+            None => {
+                dropped.set(Some(Vec::new()));
+                let outermost = Outermost(dropped);
+                drop(kept);
+                while let Some(kept) = outermost.next() {
+                    drop(kept);
+                }
+            }
+        });
     }
 }
 
-fn release_body(body: &mut Body) {
-    if let Body::Operation(backward) = body {
-        drop(backward.get_mut().unwrap_or_else(PoisonError::into_inner).take());
+/// The drop that takes the others' remains apart.
+struct Outermost<'a>(&'a Cell<Option<Vec<Kept>>>);
+
+impl Outermost<'_> {
+    fn next(&self) -> Option<Kept> {
+        let mut list = self.0.take()?;
+        let next = list.pop();
+        self.0.set(Some(list));
+        next
+    }
+}
+
+impl Drop for Outermost<'_> {
+    fn drop(&mut self) {
+        self.0.set(None);
     }
 }

@@ -6,8 +6,10 @@ use phalanx_tensor::{Context, Tensor};
 use smallvec::SmallVec;
 
 use crate::backward::Backward;
-use crate::node::{Body, Edge, Edges, Meta, Node, next_sequence};
+use crate::checkpoint::note_use;
+use crate::node::{Body, Edge, Edges, Meta, Node};
 use crate::saved::Saved;
+use crate::sequence::{next_sequence, pass_over};
 use crate::{Error, Result, Var};
 
 /// Saves values for backward, while an operation is recorded.
@@ -50,7 +52,7 @@ pub fn record<B: Backward + 'static>(
     output: Tensor,
     backward: impl FnOnce(&Saver<'_>) -> Result<B>,
 ) -> Result<Var> {
-    if !is_recording(inputs) {
+    if !joins(name, inputs) {
         return Ok(Var::from_parts(output, None));
     }
     let outputs = std::slice::from_ref(&output);
@@ -68,7 +70,7 @@ pub fn record_many<B: Backward + 'static>(
     outputs: SmallVec<[Tensor; 4]>,
     backward: impl FnOnce(&Saver<'_>) -> Result<B>,
 ) -> Result<SmallVec<[Var; 4]>> {
-    if !is_recording(inputs) || outputs.is_empty() {
+    if !joins(name, inputs) || outputs.is_empty() {
         return Ok(outputs.into_iter().map(|t| Var::from_parts(t, None)).collect());
     }
     let node = new_node(name, inputs, &outputs, backward(&Saver { inputs, outputs: &outputs })?);
@@ -84,7 +86,7 @@ pub fn record_many<B: Backward + 'static>(
 /// # Errors
 /// If gradients are recorded and an input requires one: a gradient is never dropped silently.
 pub fn record_none(name: &'static str, inputs: &[&Var], output: Tensor) -> Result<Var> {
-    if output.dtype().is_float() && is_recording(inputs) {
+    if output.dtype().is_float() && joins(name, inputs) {
         return Err(Error::NotDifferentiable { op: name });
     }
     Ok(Var::from_parts(output, None))
@@ -93,6 +95,20 @@ pub fn record_none(name: &'static str, inputs: &[&Var], output: Tensor) -> Resul
 /// Whether an operation on these inputs joins the graph.
 pub fn is_recording(inputs: &[&Var]) -> bool {
     inputs.iter().any(|v| v.requires_grad()) && Context::current().grad
+}
+
+/// [`is_recording`], and if not, what others must know of the operation.
+fn joins(name: &'static str, inputs: &[&Var]) -> bool {
+    if !inputs.iter().any(|v| v.requires_grad()) {
+        pass_over();
+        return false;
+    }
+    let recording = Context::current().grad;
+    if !recording {
+        pass_over();
+        note_use(name, inputs);
+    }
+    recording
 }
 
 fn new_node<B: Backward + 'static>(

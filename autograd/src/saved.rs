@@ -66,10 +66,19 @@ impl Drop for SavedHooksGuard {
 
 impl Saved {
     pub(crate) fn input(index: usize, var: &Var) -> Result<Saved> {
-        if let Some(leaf) = var.edge().and_then(|e| e.node.leaf()) {
-            return Ok(Saved { value: Value::Leaf, place: Place::Input(index), version: leaf.version() });
+        if var.edge().is_some_and(|e| e.node.leaf().is_some()) {
+            return Ok(Saved::as_it_is(index, var));
         }
         Saved::tensor(var.tensor(), Place::Input(index))
+    }
+
+    /// A value that somebody else keeps alive, for the check that it does not change.
+    pub(crate) fn as_it_is(index: usize, var: &Var) -> Saved {
+        let (value, version) = match var.edge().and_then(|e| e.node.leaf()) {
+            Some(leaf) => (Value::Leaf, leaf.version()),
+            None => (Value::Tensor(var.tensor().clone()), var.tensor().version()),
+        };
+        Saved { value, place: Place::Input(index), version }
     }
 
     pub(crate) fn output(index: usize, tensor: &Tensor) -> Result<Saved> {

@@ -3,79 +3,50 @@
 use std::collections::BinaryHeap;
 use std::sync::Arc;
 
-use super::job::{Job, NodeGrads};
-use super::pending::Pending;
-use super::plan::{NodeMap, Plan, key};
-use crate::node::Node;
+use super::job::{Job, Message, Scheduler, Task};
+use super::pending::Waiting;
+use super::plan::Plan;
+use crate::node::{Edge, Node};
 use crate::{Result, anomaly};
 
-/// A node that can run; the greatest runs first.
-pub(super) struct Ready {
-    pub(super) node: Arc<Node>,
-    pub(super) grads: NodeGrads,
-    pub(super) in_buffer: bool,
-}
-
-impl Ord for Ready {
-    fn cmp(&self, other: &Ready) -> std::cmp::Ordering {
-        let key = |r: &Ready| (r.node.priority(), r.node.seq);
-        key(self).cmp(&key(other))
-    }
-}
-
-impl PartialOrd for Ready {
-    fn partial_cmp(&self, other: &Ready) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl PartialEq for Ready {
-    fn eq(&self, other: &Ready) -> bool {
-        self.node.seq == other.node.seq
-    }
-}
-
-impl Eq for Ready {}
-
 /// Runs a pass to its end.
-pub(super) fn run(job: &Job, mut plan: Plan, roots: Vec<(Arc<Node>, NodeGrads)>) -> Result<()> {
+pub(super) fn run(job: &Job, plan: Plan, roots: Vec<Task>) -> Result<()> {
     let _context = job.context.enter();
-    let anomaly_before = anomaly::is_on();
-    anomaly::set(job.anomaly);
-    let done = run_ready(job, &mut plan, roots);
-    anomaly::set(anomaly_before);
-    done
-}
-
-fn run_ready(job: &Job, plan: &mut Plan, roots: Vec<(Arc<Node>, NodeGrads)>) -> Result<()> {
-    let mut pending: NodeMap<Pending> = NodeMap::default();
-    let mut ready: BinaryHeap<Ready> = BinaryHeap::new();
-    for (node, grads) in roots {
-        let id = key(&node);
-        match plan.waits.get(&id) {
-            Some(&waits) if waits > 0 => {
-                pending.insert(id, Pending::with(grads, waits));
-            }
-            _ => ready.push(Ready { node, grads, in_buffer: false }),
+    let _anomaly = anomaly::set(job.anomaly);
+    let waiting = Waiting::new(true, job.create_graph());
+    let mut inline = Inline { job, plan, waiting, ready: BinaryHeap::new() };
+    for root in roots {
+        match inline.plan.waits(&root.node) {
+            0 => inline.ready.push(root),
+            _ => inline.waiting.hold(root),
         }
     }
-    while let Some(Ready { node, grads, in_buffer }) = ready.pop() {
-        let sole = |edge: &crate::node::Edge| {
-            let id = key(&edge.node);
-            plan.waits.get(&id) == Some(&1) && !pending.contains_key(&id)
-        };
-        for message in job.run_node(&node, grads, in_buffer, sole)? {
-            let to = message.to.node.clone();
-            let id = key(&to);
-            let waits = plan.waits.get(&id).copied().unwrap_or(1);
-            let waiting = pending.entry(id).or_insert_with(|| Pending::new(&to, waits));
-            if waiting.add(message, job.create_graph())?
-                && let Some(complete) = pending.remove(&id)
-            {
-                let (grads, in_buffer) = complete.finish(job.create_graph())?;
-                ready.push(Ready { node: to, grads, in_buffer });
-            }
-        }
+    while let Some(task) = inline.ready.pop() {
+        job.run_node(task, &mut inline)?;
     }
     Ok(())
+}
+
+struct Inline<'a> {
+    job: &'a Job,
+    plan: Plan,
+    waiting: Waiting,
+    ready: BinaryHeap<Task>,
+}
+
+impl Scheduler for Inline<'_> {
+    fn is_sole(&mut self, to: &Arc<Node>) -> bool {
+        self.plan.waits(to) == 1 && !self.waiting.holds(to)
+    }
+
+    fn send(&mut self, message: Message) -> Result<()> {
+        if let Some(complete) = self.waiting.take(&mut self.plan, message)? {
+            self.ready.push(complete.finish(self.job.create_graph())?);
+        }
+        Ok(())
+    }
+
+    fn extend(&mut self, entries: &[Edge]) {
+        self.plan.extend(self.job, entries);
+    }
 }

@@ -2,16 +2,18 @@
 
 use std::any::Any;
 use std::cell::RefCell;
+use std::collections::hash_map::Entry;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use phalanx_kernels as kernels;
 use phalanx_tensor::Context;
 use smallvec::SmallVec;
 
-use super::plan::{Key, NodeMap, key};
+use super::plan::{NodeMap, key};
 use super::{Options, check_gradient};
 use crate::backward::{Backward, Cx};
+use crate::checkpoint::Recomputation;
 use crate::node::{Body, Edge, Node};
 use crate::{Error, Result, Var, anomaly};
 
@@ -40,9 +42,38 @@ pub(super) struct Job {
     pub(super) anomaly: bool,
     targets: Vec<Option<Edge>>,
     captured: Mutex<Vec<Option<Var>>>,
-    needed: OnceLock<NodeMap<bool>>,
-    deferred: Mutex<Vec<(Arc<Node>, NodeGrads)>>,
+    needed: RwLock<NodeMap<bool>>,
+    deferred: Mutex<Vec<Task>>,
 }
+
+/// A node with the gradients that reached it. The greatest runs first.
+pub(super) struct Task {
+    pub(super) node: Arc<Node>,
+    pub(super) grads: NodeGrads,
+    /// Whether a sender has added its gradient to the leaf's buffer itself.
+    pub(super) in_buffer: bool,
+}
+
+impl Ord for Task {
+    fn cmp(&self, other: &Task) -> std::cmp::Ordering {
+        let key = |t: &Task| (t.node.priority(), t.node.seq);
+        key(self).cmp(&key(other))
+    }
+}
+
+impl PartialOrd for Task {
+    fn partial_cmp(&self, other: &Task) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Task {
+    fn eq(&self, other: &Task) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl Eq for Task {}
 
 /// What arrives along an edge.
 pub(super) enum Arrival {
@@ -62,6 +93,16 @@ pub(super) struct Message {
     pub(super) grad: Arrival,
 }
 
+/// Where a node that runs hands its gradients to.
+pub(super) trait Scheduler {
+    /// Whether one message is still to come for the node, and no other came before.
+    fn is_sole(&mut self, to: &Arc<Node>) -> bool;
+    /// Takes a message.
+    fn send(&mut self, message: Message) -> Result<()>;
+    /// Learns of a graph recorded during the pass; a message to each of `entries` follows.
+    fn extend(&mut self, entries: &[Edge]);
+}
+
 impl Job {
     pub(super) fn new(options: Options, mode: Mode, inputs: &[&Var]) -> Job {
         let context = Context { grad: options.create_graph, ..Context::current() };
@@ -72,7 +113,7 @@ impl Job {
             anomaly: anomaly::is_on(),
             targets: inputs.iter().map(|v| v.edge().cloned()).collect(),
             captured: Mutex::new(vec![None; inputs.len()]),
-            needed: OnceLock::new(),
+            needed: RwLock::default(),
             deferred: Mutex::default(),
         }
     }
@@ -86,9 +127,9 @@ impl Job {
     }
 
     /// The deferred nodes, latest first.
-    pub(super) fn into_deferred(self) -> Vec<(Arc<Node>, NodeGrads)> {
+    pub(super) fn into_deferred(self) -> Vec<Task> {
         let mut deferred = self.deferred.into_inner().unwrap_or_else(PoisonError::into_inner);
-        deferred.sort_by_key(|d| std::cmp::Reverse(d.0.seq));
+        deferred.sort_by_key(|task| std::cmp::Reverse(task.node.seq));
         deferred
     }
 
@@ -96,27 +137,27 @@ impl Job {
     pub(super) fn follows(&self, edge: &Edge) -> bool {
         match self.mode {
             Mode::All => true,
-            Mode::Capture => self.needs(key(&edge.node)),
+            Mode::Capture => {
+                let needed = self.needed.read().unwrap_or_else(PoisonError::into_inner);
+                needed.get(&key(&edge.node)).copied().unwrap_or(false)
+            }
             Mode::Inputs => !edge.node.weight,
             Mode::Weights => edge.node.weight,
         }
     }
 
-    fn needs(&self, node: Key) -> bool {
-        self.needed.get().is_some_and(|needed| needed.get(&node).copied().unwrap_or(false))
-    }
-
     /// Marks the nodes from which a wanted value is reached. Inputs were recorded before what uses them, so in
     /// order of sequence numbers a node's inputs are decided before it.
-    pub(super) fn find_needed(&self, roots: &[(Arc<Node>, NodeGrads)]) {
+    pub(super) fn find_needed<'a>(&self, roots: impl Iterator<Item = &'a Arc<Node>>) {
         if self.mode != Mode::Capture {
             return;
         }
-        let mut marks = NodeMap::default();
+        let mut marks = self.needed.write().unwrap_or_else(PoisonError::into_inner);
         let mut order: Vec<&Arc<Node>> = Vec::new();
-        let mut waiting: Vec<&Arc<Node>> = roots.iter().map(|r| &r.0).collect();
+        let mut waiting: Vec<&Arc<Node>> = roots.collect();
         while let Some(node) = waiting.pop() {
-            if marks.insert(key(node), false).is_none() {
+            if let Entry::Vacant(mark) = marks.entry(key(node)) {
+                mark.insert(false);
                 order.push(node);
                 waiting.extend(node.inputs.iter().flatten().map(|e| &e.node));
             }
@@ -133,79 +174,85 @@ impl Job {
                 marks.insert(key(node), true);
             }
         }
-        let _ = self.needed.set(marks);
     }
 
-    /// Runs a node whose gradients are complete. `sole(edge)` tells whether this node is the only one to
-    /// contribute to a leaf.
-    pub(super) fn run_node(
-        &self,
-        node: &Arc<Node>,
-        mut grads: NodeGrads,
-        in_buffer: bool,
-        sole: impl Fn(&Edge) -> bool,
-    ) -> Result<Vec<Message>> {
+    /// Runs a node whose gradients are complete. A panic of its backward function or of a hook is an error.
+    pub(super) fn run_node(&self, task: Task, scheduler: &mut impl Scheduler) -> Result<()> {
+        let op = task.node.name;
+        let done = catch_unwind(AssertUnwindSafe(|| self.run_unguarded(task, scheduler)));
+        done.unwrap_or_else(|panic| Err(Error::Panicked { op, message: message_of(&*panic) }))
+    }
+
+    fn run_unguarded(&self, task: Task, scheduler: &mut impl Scheduler) -> Result<()> {
+        let Task { node, mut grads, in_buffer } = task;
         if grads.iter().all(Option::is_none) && !in_buffer {
-            return Ok(self.pass_nothing(node));
+            return self.pass_nothing(&node, scheduler);
         }
-        if self.mode != Mode::Weights || node.leaf().is_some() {
+        // What was deferred has seen its hooks when its gradients were complete.
+        if self.mode != Mode::Weights || node.weight {
             node.run_grad_hooks(&mut grads)?;
         }
-        self.capture(node, &grads);
+        self.capture(&node, &grads);
         match &node.body {
-            Body::Leaf(_) if self.mode == Mode::Capture => Ok(Vec::new()),
+            Body::Leaf(_) if self.mode == Mode::Capture => Ok(()),
             Body::Leaf(leaf) => {
                 if let Some(grad) = grads[0].take() {
                     leaf.accumulate(grad, self.options.create_graph)?;
                 }
-                node.run_accumulate_hooks()?;
-                Ok(Vec::new())
+                node.run_accumulate_hooks()
             }
-            Body::Operation(body) => {
-                let needs: SmallVec<[bool; 4]> =
-                    node.inputs.iter().map(|e| e.as_ref().is_some_and(|e| self.follows(e))).collect();
-                let defers = self.mode == Mode::Inputs && node.inputs.iter().flatten().any(|e| e.node.weight);
-                let messages = match needs.contains(&true) {
-                    true => self.run_operation(node, body, &grads, &needs, sole)?,
-                    false => Vec::new(),
-                };
-                if defers {
-                    self.deferred.lock().unwrap_or_else(PoisonError::into_inner).push((node.clone(), grads));
-                } else if !self.options.retain_graph && !self.options.create_graph {
-                    body.lock().unwrap_or_else(PoisonError::into_inner).take();
-                }
-                Ok(messages)
-            }
+            Body::Operation(body) => self.run_operation(&node, body, grads, scheduler),
+            Body::Checkpoint(body) => self.run_checkpoint(&node, body, grads, scheduler),
         }
+    }
+
+    fn keeps_graph(&self) -> bool {
+        self.options.retain_graph || self.options.create_graph
     }
 
     fn run_operation(
         &self,
         node: &Arc<Node>,
         body: &Mutex<Option<Arc<dyn Backward>>>,
+        grads: NodeGrads,
+        scheduler: &mut impl Scheduler,
+    ) -> Result<()> {
+        let needs: Flags = node.inputs.iter().map(|e| e.as_ref().is_some_and(|e| self.follows(e))).collect();
+        let defers = self.mode == Mode::Inputs && node.inputs.iter().flatten().any(|e| e.node.weight);
+        if needs.contains(&true) {
+            self.compute(node, body, &grads, &needs, scheduler)?;
+        }
+        if defers {
+            release(body, |i| node.inputs[i].as_ref().is_some_and(|e| e.node.weight));
+            let task = Task { node: node.clone(), grads, in_buffer: false };
+            self.deferred.lock().unwrap_or_else(PoisonError::into_inner).push(task);
+        } else if !self.keeps_graph() {
+            free(body);
+        }
+        Ok(())
+    }
+
+    /// Calls the backward function and sends what it made.
+    fn compute(
+        &self,
+        node: &Arc<Node>,
+        body: &Mutex<Option<Arc<dyn Backward>>>,
         grads: &[Option<Var>],
         needs: &[bool],
-        sole: impl Fn(&Edge) -> bool,
-    ) -> Result<Vec<Message>> {
+        scheduler: &mut impl Scheduler,
+    ) -> Result<()> {
         let operation = body.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let operation = operation.ok_or(Error::Freed { op: node.name })?;
-        let sinks: SmallVec<[bool; 4]> = node
-            .inputs
-            .iter()
-            .zip(needs)
-            .map(|(edge, &needed)| match edge {
-                Some(edge) if needed && !self.options.create_graph && self.mode != Mode::Capture => {
-                    edge.node.leaf().is_some_and(|leaf| leaf.has_buffer()) && sole(edge)
-                }
-                _ => false,
-            })
-            .collect();
+        let may_sink = !self.options.create_graph && self.mode != Mode::Capture;
+        let mut sinks = |(edge, &needed): (&Option<Edge>, &bool)| match edge {
+            Some(edge) if needed && may_sink => edge.node.takes_in_place() && scheduler.is_sole(&edge.node),
+            _ => false,
+        };
+        let sinks: Flags = node.inputs.iter().zip(needs).map(&mut sinks).collect();
         let sunk = RefCell::new(SmallVec::from_elem(false, needs.len()));
         let cx =
             Cx { node, grads, needs, create_graph: self.options.create_graph, sinks: &sinks, sunk: &sunk };
-        let made = catch_unwind(AssertUnwindSafe(|| operation.backward(&cx)));
-        let made = made.map_err(|panic| Error::Panicked { op: node.name, message: message_of(&*panic) })?;
-        let made = made.map_err(|source| match source {
+        let made = operation.backward(&cx).map_err(|source| match source {
             located @ (Error::InBackward { .. } | Error::Panicked { .. } | Error::Modified { .. }) => located,
             source => Error::InBackward { op: node.name, source: Box::new(source) },
         })?;
@@ -215,7 +262,6 @@ impl Job {
         }
         node.run_node_hooks(grads, &made)?;
         let sunk = sunk.into_inner();
-        let mut messages = Vec::with_capacity(made.len());
         for (i, (edge, grad)) in
             node.inputs.iter().zip(made.into_iter().chain(std::iter::repeat(None))).enumerate()
         {
@@ -228,17 +274,57 @@ impl Job {
                 None if sunk[i] => Arrival::InBuffer,
                 None => Arrival::Nothing,
             };
-            messages.push(Message { to: edge.clone(), from: (node.seq, i), grad });
+            scheduler.send(Message { to: edge.clone(), from: (node.seq, i), grad })?;
         }
-        Ok(messages)
+        Ok(())
     }
 
-    /// A node that no gradient has reached tells those behind it not to wait.
-    fn pass_nothing(&self, node: &Arc<Node>) -> Vec<Message> {
-        let followed = node.inputs.iter().enumerate().filter_map(|(i, e)| Some((i, e.as_ref()?)));
-        let tell =
-            |(i, e): (usize, &Edge)| Message { to: e.clone(), from: (node.seq, i), grad: Arrival::Nothing };
-        followed.filter(|(_, e)| self.follows(e)).map(tell).collect()
+    /// Puts the recomputed graph in the checkpoint's place: its gradients go to that graph's outputs, and that graph
+    /// sends to the nodes that the checkpoint stood before.
+    fn run_checkpoint(
+        &self,
+        node: &Arc<Node>,
+        body: &Mutex<Option<Arc<Recomputation>>>,
+        grads: NodeGrads,
+        scheduler: &mut impl Scheduler,
+    ) -> Result<()> {
+        let recomputation = body.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let recomputation = recomputation.ok_or(Error::Freed { op: node.name })?;
+        let outputs = recomputation.take(node)?;
+        if !self.keeps_graph() {
+            free(body);
+        }
+        drop(recomputation);
+        let (mut entries, mut arriving) = (Vec::new(), Vec::new());
+        for (edge, grad) in outputs.into_iter().zip(grads) {
+            if let (Some(edge), Some(grad)) = (edge.filter(|e| self.follows_entry(e)), grad) {
+                entries.push(edge);
+                arriving.push(grad);
+            }
+        }
+        scheduler.extend(&entries);
+        for (i, (to, grad)) in entries.into_iter().zip(arriving).enumerate() {
+            scheduler.send(Message { to, from: (node.seq, i), grad: Arrival::Grad(grad) })?;
+        }
+        self.pass_nothing(node, scheduler)
+    }
+
+    /// Whether a checkpoint's gradient goes to this place of the recomputed graph.
+    fn follows_entry(&self, edge: &Edge) -> bool {
+        self.mode != Mode::Capture || {
+            self.find_needed([&edge.node].into_iter());
+            self.follows(edge)
+        }
+    }
+
+    /// Tells those behind a node not to wait for it.
+    fn pass_nothing(&self, node: &Arc<Node>, scheduler: &mut impl Scheduler) -> Result<()> {
+        for (i, edge) in node.inputs.iter().enumerate() {
+            if let Some(edge) = edge.as_ref().filter(|e| self.follows(e)) {
+                scheduler.send(Message { to: edge.clone(), from: (node.seq, i), grad: Arrival::Nothing })?;
+            }
+        }
+        Ok(())
     }
 
     fn capture(&self, node: &Arc<Node>, grads: &[Option<Var>]) {
@@ -251,6 +337,25 @@ impl Job {
                 *kept = grads[target.output].clone();
             }
         }
+    }
+}
+
+/// One flag an input.
+type Flags = SmallVec<[bool; 4]>;
+
+/// Frees what a node saved.
+fn free<T: ?Sized>(body: &Mutex<Option<Arc<T>>>) {
+    let freed = body.lock().unwrap_or_else(PoisonError::into_inner).take();
+    drop(freed);
+}
+
+/// Frees of what a node saved whatever serves only gradients that are not wanted any more. Where another pass is
+/// using it, it stays.
+fn release(body: &Mutex<Option<Arc<dyn Backward>>>, later: impl Fn(usize) -> bool) {
+    if let Some(operation) = &mut *body.lock().unwrap_or_else(PoisonError::into_inner)
+        && let Some(operation) = Arc::get_mut(operation)
+    {
+        operation.release(&later);
     }
 }
 

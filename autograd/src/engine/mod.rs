@@ -15,11 +15,11 @@ use std::sync::Arc;
 
 use phalanx_kernels as kernels;
 use phalanx_tensor::Scalar;
-use smallvec::{SmallVec, smallvec};
+use smallvec::SmallVec;
 
 use crate::node::{Meta, Node};
 use crate::{Error, Result, Var};
-use job::{Job, Mode, NodeGrads};
+use job::{Job, Mode, NodeGrads, Task};
 
 /// How a backward pass treats the graph.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -38,7 +38,7 @@ pub struct Options {
 /// function or hook fails or panics.
 pub fn backward(roots: &[(Var, Option<Var>)], options: Options) -> Result<()> {
     let job = Job::new(options, Mode::All, &[]);
-    run(&job, root_grads(roots)?)
+    run(&job, root_grads(roots, options)?)
 }
 
 /// The gradients of the sum of `outputs` (each with its own gradient, as in [`backward`]) with respect to
@@ -49,7 +49,7 @@ pub fn backward(roots: &[(Var, Option<Var>)], options: Options) -> Result<()> {
 /// As [`backward`].
 pub fn grad(outputs: &[(Var, Option<Var>)], inputs: &[&Var], options: Options) -> Result<Vec<Option<Var>>> {
     let job = Job::new(options, Mode::Capture, inputs);
-    run(&job, root_grads(outputs)?)?;
+    run(&job, root_grads(outputs, options)?)?;
     Ok(job.into_captured())
 }
 
@@ -59,15 +59,16 @@ pub fn grad(outputs: &[(Var, Option<Var>)], inputs: &[&Var], options: Options) -
 /// # Errors
 /// As [`backward`].
 pub fn backward_inputs(roots: &[(Var, Option<Var>)]) -> Result<WeightWork> {
-    let job = Job::new(Options::default(), Mode::Inputs, &[]);
-    run(&job, root_grads(roots)?)?;
+    let options = Options::default();
+    let job = Job::new(options, Mode::Inputs, &[]);
+    run(&job, root_grads(roots, options)?)?;
     Ok(WeightWork { deferred: job.into_deferred() })
 }
 
 /// The parameters' part of a split backward pass, to be run when there is time for it.
 #[must_use = "the parameters' gradients are computed by `run`"]
 pub struct WeightWork {
-    deferred: Vec<(Arc<Node>, NodeGrads)>,
+    deferred: Vec<Task>,
 }
 
 impl WeightWork {
@@ -91,8 +92,8 @@ impl WeightWork {
     }
 }
 
-fn run(job: &Job, roots: Vec<(Arc<Node>, NodeGrads)>) -> Result<()> {
-    let plan = plan::plan(job, &roots);
+fn run(job: &Job, roots: Vec<Task>) -> Result<()> {
+    let plan = plan::Plan::new(job, &roots);
     if plan.devices.len() > 1 && !workers::on_worker() {
         workers::run(job, plan, roots)
     } else {
@@ -101,8 +102,8 @@ fn run(job: &Job, roots: Vec<(Arc<Node>, NodeGrads)>) -> Result<()> {
 }
 
 /// The nodes of the roots with their gradients, merged where two roots are outputs of one node.
-fn root_grads(roots: &[(Var, Option<Var>)]) -> Result<Vec<(Arc<Node>, NodeGrads)>> {
-    let mut nodes: Vec<(Arc<Node>, NodeGrads)> = Vec::with_capacity(roots.len());
+fn root_grads(roots: &[(Var, Option<Var>)], options: Options) -> Result<Vec<Task>> {
+    let mut nodes: Vec<Task> = Vec::with_capacity(roots.len());
     for (root, grad) in roots {
         let Some(edge) = root.edge() else { continue };
         let grad = match grad {
@@ -113,18 +114,11 @@ fn root_grads(roots: &[(Var, Option<Var>)]) -> Result<Vec<(Arc<Node>, NodeGrads)
             None => return Err(Error::NotScalar { shape: root.shape().to_vec() }),
         };
         check_gradient(&edge.node, edge.output, &grad)?;
-        let entry = match nodes.iter().position(|n| Arc::ptr_eq(&n.0, &edge.node)) {
-            Some(i) => &mut nodes[i].1,
-            None => {
-                nodes.push((edge.node.clone(), smallvec![None; edge.node.outputs.len()]));
-                &mut nodes.last_mut().unwrap_or_else(|| unreachable!("just pushed")).1
-            }
-        };
-        let sum = match entry[edge.output].take() {
-            Some(sum) => sum.add(&grad)?,
-            None => grad,
-        };
-        entry[edge.output] = Some(sum);
+        let i = nodes.iter().position(|n| Arc::ptr_eq(&n.node, &edge.node)).unwrap_or(nodes.len());
+        if i == nodes.len() {
+            nodes.push(Task { node: edge.node.clone(), grads: no_grads(&edge.node), in_buffer: false });
+        }
+        nodes[i].add(edge.output, grad, options.create_graph)?;
     }
     if nodes.is_empty() { Err(Error::NoGraph) } else { Ok(nodes) }
 }

@@ -1,65 +1,96 @@
-//! Gradients that wait at a node until all have arrived.
+//! Gradients that wait at nodes until all have arrived.
 
-use super::job::{Arrival, Message, NodeGrads};
+use std::sync::Arc;
+
+use super::job::{Arrival, Message, Task};
+use super::plan::{NodeMap, Plan, key};
 use super::{add, no_grads};
 use crate::node::Node;
 use crate::{Result, Var};
 
-/// A node that is not ready.
+/// The nodes that some gradients have reached, but not all.
+pub(super) struct Waiting {
+    nodes: NodeMap<Pending>,
+    /// Whether messages arrive in the order of summation: then each is added at once.
+    in_order: bool,
+    create_graph: bool,
+}
+
+/// A node with what has arrived at it.
 pub(super) struct Pending {
-    /// Messages still to come.
-    waits: u32,
-    grads: NodeGrads,
-    /// Whether a sender has written to the leaf's buffer.
-    in_buffer: bool,
+    task: Task,
     /// Gradients that arrived in an order of chance, with where they came from.
     parts: Vec<((u64, usize), usize, Var)>,
 }
 
-impl Pending {
-    pub(super) fn new(node: &Node, waits: u32) -> Pending {
-        Pending { waits, grads: no_grads(node), in_buffer: false, parts: Vec::new() }
+impl Waiting {
+    pub(super) fn new(in_order: bool, create_graph: bool) -> Waiting {
+        Waiting { nodes: NodeMap::default(), in_order, create_graph }
     }
 
     /// A root that other roots lead to: it has a gradient already.
-    pub(super) fn with(grads: NodeGrads, waits: u32) -> Pending {
-        Pending { waits, grads, in_buffer: false, parts: Vec::new() }
+    pub(super) fn hold(&mut self, task: Task) {
+        self.nodes.insert(key(&task.node), Pending { task, parts: Vec::new() });
     }
 
-    /// Takes a message that arrived in the order of summation, and adds it. Whether the node is ready now.
-    pub(super) fn add(&mut self, message: Message, create_graph: bool) -> Result<bool> {
-        self.waits -= 1;
-        match message.grad {
-            Arrival::Grad(grad) => self.sum(message.to.output, grad, create_graph)?,
-            Arrival::InBuffer => self.in_buffer = true,
-            Arrival::Nothing => {}
+    /// Whether something waits at the node.
+    pub(super) fn holds(&self, node: &Arc<Node>) -> bool {
+        !self.nodes.is_empty() && self.nodes.contains_key(&key(node))
+    }
+
+    /// Takes a message; the node with everything, if it was its last.
+    pub(super) fn take(&mut self, plan: &mut Plan, message: Message) -> Result<Option<Pending>> {
+        let (in_order, create_graph) = (self.in_order, self.create_graph);
+        let (node, output) = (message.to.node, message.to.output);
+        let last = plan.arrived(&node);
+        if !last && matches!(message.grad, Arrival::Nothing) {
+            return Ok(None);
         }
-        Ok(self.waits == 0)
-    }
-
-    /// Takes a message that may have overtaken others, and keeps it. Whether the node is ready now.
-    pub(super) fn keep(&mut self, message: Message) -> bool {
-        self.waits -= 1;
-        match message.grad {
-            Arrival::Grad(grad) => self.parts.push((message.from, message.to.output, grad)),
-            Arrival::InBuffer => self.in_buffer = true,
-            Arrival::Nothing => {}
+        let id = key(&node);
+        let add = |pending: &mut Pending| match message.grad {
+            Arrival::Grad(grad) if in_order => pending.task.add(output, grad, create_graph),
+            Arrival::Grad(grad) => {
+                pending.parts.push((message.from, output, grad));
+                Ok(())
+            }
+            Arrival::InBuffer => {
+                pending.task.in_buffer = true;
+                Ok(())
+            }
+            Arrival::Nothing => Ok(()),
+        };
+        if !last {
+            add(self.nodes.entry(id).or_insert_with(|| Pending::new(node)))?;
+            return Ok(None);
         }
-        self.waits == 0
+        // The usual case, a node with a single consumer, touches no table but the plan.
+        let earlier = if self.nodes.is_empty() { None } else { self.nodes.remove(&id) };
+        let mut pending = earlier.unwrap_or_else(|| Pending::new(node));
+        add(&mut pending)?;
+        Ok(Some(pending))
+    }
+}
+
+impl Pending {
+    fn new(node: Arc<Node>) -> Pending {
+        let grads = no_grads(&node);
+        Pending { task: Task { node, grads, in_buffer: false }, parts: Vec::new() }
     }
 
-    /// The sums, and whether a sender has written to the leaf's buffer. What was kept is summed as it would have
-    /// arrived on one thread: the latest sender first, its edges in order.
-    pub(super) fn finish(mut self, create_graph: bool) -> Result<(NodeGrads, bool)> {
-        let mut parts = std::mem::take(&mut self.parts);
+    /// The node with its sums. What was kept is summed as it would have arrived on one thread: the latest sender
+    /// first, its edges in order.
+    pub(super) fn finish(self, create_graph: bool) -> Result<Task> {
+        let Pending { mut task, mut parts } = self;
         parts.sort_by_key(|((seq, edge), ..)| (std::cmp::Reverse(*seq), *edge));
         for (_, output, grad) in parts {
-            self.sum(output, grad, create_graph)?;
+            task.add(output, grad, create_graph)?;
         }
-        Ok((self.grads, self.in_buffer))
+        Ok(task)
     }
+}
 
-    fn sum(&mut self, output: usize, grad: Var, create_graph: bool) -> Result<()> {
+impl Task {
+    pub(super) fn add(&mut self, output: usize, grad: Var, create_graph: bool) -> Result<()> {
         let sum = match self.grads[output].take() {
             Some(sum) => add(sum, grad, create_graph)?,
             None => grad,

@@ -1,14 +1,15 @@
-//! The plan of a backward pass: which nodes run, and how many gradients each waits for.
+//! The plan of a backward pass: which nodes run, and how many gradients each still waits for.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
 use phalanx_tensor::Device;
 use smallvec::SmallVec;
 
-use super::job::{Job, NodeGrads};
-use crate::node::Node;
+use super::job::{Job, Task};
+use crate::node::{Edge, Node};
 
 /// A node's identity: its address, which the graph keeps alive; compared, never followed.
 pub(super) type Key = usize;
@@ -43,35 +44,72 @@ impl Hasher for AddressHasher {
 }
 
 /// What will run.
+#[derive(Default)]
 pub(super) struct Plan {
-    /// Gradients that each node waits for.
-    pub(super) waits: NodeMap<u32>,
+    /// Gradients that each node still waits for.
+    waits: NodeMap<u32>,
     /// Every device that a node runs on.
     pub(super) devices: SmallVec<[Device; 2]>,
 }
 
-/// Walks from the roots along every edge that `job` follows.
-pub(super) fn plan(job: &Job, roots: &[(Arc<Node>, NodeGrads)]) -> Plan {
-    job.find_needed(roots);
-    let mut plan = Plan { waits: NodeMap::default(), devices: SmallVec::new() };
-    let mut waiting: Vec<&Arc<Node>> = Vec::new();
-    for (node, _) in roots {
-        if plan.waits.insert(key(node), 0).is_none() {
-            waiting.push(node);
+impl Plan {
+    /// Everything that `job` reaches from the roots.
+    pub(super) fn new(job: &Job, roots: &[Task]) -> Plan {
+        job.find_needed(roots.iter().map(|r| &r.node));
+        let mut plan = Plan::default();
+        let mut waiting: Vec<&Arc<Node>> = Vec::new();
+        for root in roots {
+            if plan.waits.insert(key(&root.node), 0).is_none() {
+                waiting.push(&root.node);
+            }
+        }
+        plan.walk(job, waiting);
+        plan
+    }
+
+    /// Adds a graph that was recorded during the pass and hangs on what is planned already; each of `entries` is
+    /// where a gradient will come in.
+    pub(super) fn extend(&mut self, job: &Job, entries: &[Edge]) {
+        job.find_needed(entries.iter().map(|e| &e.node));
+        let mut waiting = Vec::new();
+        for edge in entries {
+            self.count(&edge.node, &mut waiting);
+        }
+        self.walk(job, waiting);
+    }
+
+    fn walk<'a>(&mut self, job: &Job, mut waiting: Vec<&'a Arc<Node>>) {
+        while let Some(node) = waiting.pop() {
+            let device = node.device();
+            if !self.devices.contains(&device) {
+                self.devices.push(device);
+            }
+            for edge in node.inputs.iter().flatten().filter(|e| job.follows(e)) {
+                self.count(&edge.node, &mut waiting);
+            }
         }
     }
-    while let Some(node) = waiting.pop() {
-        let device = node.device();
-        if !plan.devices.contains(&device) {
-            plan.devices.push(device);
-        }
-        for edge in node.inputs.iter().flatten().filter(|e| job.follows(e)) {
-            let count = plan.waits.entry(key(&edge.node)).or_insert_with(|| {
-                waiting.push(&edge.node);
-                0
-            });
-            *count += 1;
+
+    fn count<'a>(&mut self, node: &'a Arc<Node>, new: &mut Vec<&'a Arc<Node>>) {
+        match self.waits.entry(key(node)) {
+            Entry::Occupied(mut waits) => *waits.get_mut() += 1,
+            Entry::Vacant(slot) => {
+                slot.insert(1);
+                new.push(node);
+            }
         }
     }
-    plan
+
+    /// Gradients that the node still waits for.
+    pub(super) fn waits(&self, node: &Arc<Node>) -> u32 {
+        self.waits.get(&key(node)).copied().unwrap_or(0)
+    }
+
+    /// Notes that one has come; whether it was the last.
+    pub(super) fn arrived(&mut self, node: &Arc<Node>) -> bool {
+        // Whatever is sent to was counted, each time.
+        let Some(waits) = self.waits.get_mut(&key(node)) else { return true };
+        *waits -= 1;
+        *waits == 0
+    }
 }

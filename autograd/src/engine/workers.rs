@@ -1,17 +1,14 @@
 //! The engine over several devices: one worker thread a device, each with its own ready queue.
 
-use std::any::Any;
 use std::cell::Cell;
 use std::collections::BinaryHeap;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use phalanx_tensor::Device;
 
-use super::inline::Ready;
-use super::job::{Job, Message, NodeGrads, message_of};
-use super::pending::Pending;
-use super::plan::{NodeMap, Plan, key};
+use super::job::{Job, Message, Scheduler, Task};
+use super::pending::Waiting;
+use super::plan::Plan;
 use crate::node::{Edge, Node};
 use crate::{Error, Result, anomaly};
 
@@ -27,38 +24,34 @@ pub(super) fn on_worker() -> bool {
 /// What the workers share.
 struct Shared<'a> {
     job: &'a Job,
-    waits: NodeMap<u32>,
     queues: Mutex<Queues>,
     changed: Condvar,
 }
 
 struct Queues {
-    ready: Vec<(Device, BinaryHeap<Ready>)>,
-    pending: NodeMap<Pending>,
+    plan: Plan,
+    waiting: Waiting,
+    ready: Vec<(Device, BinaryHeap<Task>)>,
     /// Nodes that are ready or running.
     active: usize,
     error: Option<Error>,
 }
 
 /// Runs a pass to its end, or to the first error, after which every worker stops.
-pub(super) fn run(job: &Job, plan: Plan, roots: Vec<(Arc<Node>, NodeGrads)>) -> Result<()> {
-    let ready = plan.devices.iter().map(|&d| (d, BinaryHeap::new())).collect();
-    let queues = Queues { ready, pending: NodeMap::default(), active: 0, error: None };
-    let shared = Shared { job, waits: plan.waits, queues: Mutex::new(queues), changed: Condvar::new() };
-    {
-        let mut queues = shared.lock();
-        for (node, grads) in roots {
-            let id = key(&node);
-            match shared.waits.get(&id) {
-                Some(&waits) if waits > 0 => {
-                    queues.pending.insert(id, Pending::with(grads, waits));
-                }
-                _ => queues.push(Ready { node, grads, in_buffer: false }),
-            }
+pub(super) fn run(job: &Job, plan: Plan, roots: Vec<Task>) -> Result<()> {
+    let devices = plan.devices.clone();
+    let ready = devices.iter().map(|&d| (d, BinaryHeap::new())).collect();
+    let waiting = Waiting::new(false, job.create_graph());
+    let mut queues = Queues { plan, waiting, ready, active: 0, error: None };
+    for root in roots {
+        match queues.plan.waits(&root.node) {
+            0 => queues.push(root),
+            _ => queues.waiting.hold(root),
         }
     }
+    let shared = Shared { job, queues: Mutex::new(queues), changed: Condvar::new() };
     std::thread::scope(|scope| {
-        for &device in &plan.devices {
+        for &device in &devices {
             let shared = &shared;
             let name = format!("backward {device}");
             let started =
@@ -73,15 +66,15 @@ pub(super) fn run(job: &Job, plan: Plan, roots: Vec<(Arc<Node>, NodeGrads)>) -> 
 }
 
 impl Queues {
-    fn push(&mut self, ready: Ready) {
-        let device = ready.node.device();
-        if let Some((_, queue)) = self.ready.iter_mut().find(|q| q.0 == device) {
-            queue.push(ready);
-            self.active += 1;
-        }
+    fn push(&mut self, task: Task) {
+        let device = task.node.device();
+        // A graph that was recorded during the pass may have come to a device without a worker.
+        let queue = self.ready.iter().position(|q| q.0 == device).unwrap_or(0);
+        self.ready[queue].1.push(task);
+        self.active += 1;
     }
 
-    fn pop(&mut self, device: Device) -> Option<Ready> {
+    fn pop(&mut self, device: Device) -> Option<Task> {
         self.ready.iter_mut().find(|q| q.0 == device)?.1.pop()
     }
 }
@@ -100,69 +93,51 @@ impl Shared<'_> {
     fn work(&self, device: Device) {
         ON_WORKER.set(true);
         let _context = self.job.context.enter();
-        anomaly::set(self.job.anomaly);
-        while let Some(ready) = self.next(device) {
-            // A hook may panic too; the others must not wait for this worker then.
-            let done = catch_unwind(AssertUnwindSafe(|| self.run(ready)));
-            let panicked = |p: Box<dyn Any + Send>| Error::Panicked { op: "hook", message: message_of(&*p) };
-            if let Err(error) = done.map_err(panicked).and_then(|result| result) {
-                self.fail(error);
+        let _anomaly = anomaly::set(self.job.anomaly);
+        while let Some(task) = self.next(device) {
+            match self.job.run_node(task, &mut &*self) {
+                Ok(()) => self.lock().active -= 1,
+                Err(error) => self.fail(error),
             }
+            self.changed.notify_all();
         }
     }
 
-    fn next(&self, device: Device) -> Option<Ready> {
+    fn next(&self, device: Device) -> Option<Task> {
         let mut queues = self.lock();
         loop {
             if queues.error.is_some() || queues.active == 0 {
                 return None;
             }
-            if let Some(ready) = queues.pop(device) {
-                return Some(ready);
+            if let Some(task) = queues.pop(device) {
+                return Some(task);
             }
             queues = self.changed.wait(queues).unwrap_or_else(PoisonError::into_inner);
         }
     }
+}
 
-    fn run(&self, Ready { node, grads, in_buffer }: Ready) -> Result<()> {
-        let sole = |edge: &Edge| {
-            let id = key(&edge.node);
-            self.waits.get(&id) == Some(&1) && !self.lock().pending.contains_key(&id)
+impl Scheduler for &Shared<'_> {
+    fn is_sole(&mut self, to: &Arc<Node>) -> bool {
+        let queues = self.lock();
+        queues.plan.waits(to) == 1 && !queues.waiting.holds(to)
+    }
+
+    fn send(&mut self, message: Message) -> Result<()> {
+        let complete = {
+            let Queues { plan, waiting, .. } = &mut *self.lock();
+            waiting.take(plan, message)?
         };
-        let messages = self.job.run_node(&node, grads, in_buffer, sole)?;
-        let complete = self.deliver(messages);
-        let complete: Result<Vec<Ready>> = complete
-            .into_iter()
-            .map(|(node, pending)| {
-                let (grads, in_buffer) = pending.finish(self.job.create_graph())?;
-                Ok(Ready { node, grads, in_buffer })
-            })
-            .collect();
-        let mut queues = self.lock();
-        for ready in complete? {
-            queues.push(ready);
+        // Summed outside the lock.
+        if let Some(complete) = complete {
+            let task = complete.finish(self.job.create_graph())?;
+            self.lock().push(task);
+            self.changed.notify_all();
         }
-        queues.active -= 1;
-        drop(queues);
-        self.changed.notify_all();
         Ok(())
     }
 
-    /// Hands the messages over; the nodes that have all of theirs now.
-    fn deliver(&self, messages: Vec<Message>) -> Vec<(Arc<Node>, Pending)> {
-        let mut queues = self.lock();
-        let mut complete = Vec::new();
-        for message in messages {
-            let to = message.to.node.clone();
-            let id = key(&to);
-            let waits = self.waits.get(&id).copied().unwrap_or(1);
-            let waiting = queues.pending.entry(id).or_insert_with(|| Pending::new(&to, waits));
-            if waiting.keep(message)
-                && let Some(pending) = queues.pending.remove(&id)
-            {
-                complete.push((to, pending));
-            }
-        }
-        complete
+    fn extend(&mut self, entries: &[Edge]) {
+        self.lock().plan.extend(self.job, entries);
     }
 }

@@ -46,6 +46,12 @@ impl Backward for Mul {
         };
         grads2(grad(0)?, grad(1)?)
     }
+
+    fn release(&mut self, later: &dyn Fn(usize) -> bool) {
+        for i in 0..2 {
+            self.operands[1 - i].take_if(|_| !later(i));
+        }
+    }
 }
 
 struct MulScalar {

@@ -1,0 +1,91 @@
+//! [`Function`]: differentiable operations that an embedder writes.
+
+use phalanx_tensor::Tensor;
+use smallvec::SmallVec;
+
+use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, no_grad, record_many};
+
+/// An operation with a derivative of its own: how to compute it, what to keep, how to differentiate it.
+///
+/// ```
+/// use phalanx_autograd::tensor::{Device, Tensor};
+/// use phalanx_autograd::{Cx, Function, Grads, Result, Saved, Saver, Var, grads1};
+/// use phalanx_kernels as kernels;
+/// use smallvec::{SmallVec, smallvec};
+///
+/// /// `y = x³`; `dx = 3 x² dy`.
+/// struct Cube;
+///
+/// impl Function for Cube {
+///     fn name(&self) -> &'static str {
+///         "cube"
+///     }
+///
+///     fn forward(&self, inputs: &[&Tensor]) -> Result<SmallVec<[Tensor; 4]>> {
+///         Ok(smallvec![kernels::mul(&kernels::mul(inputs[0], inputs[0])?, inputs[0])?])
+///     }
+///
+///     fn save(&self, saver: &Saver<'_>) -> Result<SmallVec<[Saved; 2]>> {
+///         Ok(smallvec![saver.input(0)?])
+///     }
+///
+///     fn backward(&self, cx: &Cx<'_>, saved: &[Saved]) -> Result<Grads> {
+///         let x = cx.get(&saved[0])?;
+///         grads1(cx.dy().mul(&x)?.mul(&x)?.mul_scalar(3.0)?)
+///     }
+/// }
+///
+/// let x = Var::leaf(Tensor::scalar(2f64, Device::CPU)?)?;
+/// Cube.apply(&[&x])?[0].backward()?;
+/// assert_eq!(x.grad().unwrap().item::<f64>()?, 12.0);
+/// # Ok::<(), phalanx_autograd::Error>(())
+/// ```
+pub trait Function: Send + Sync + Sized + 'static {
+    /// What errors call it.
+    fn name(&self) -> &'static str;
+
+    /// The outputs. Runs without recording; those of integer or bool dtype get no gradient.
+    ///
+    /// # Errors
+    /// Whatever the operation refuses.
+    fn forward(&self, inputs: &[&Tensor]) -> Result<SmallVec<[Tensor; 4]>>;
+
+    /// What [`Function::backward`] will need. Called only if the operation is recorded.
+    ///
+    /// # Errors
+    /// If a saved-value hook refuses.
+    fn save(&self, saver: &Saver<'_>) -> Result<SmallVec<[Saved; 2]>> {
+        let _ = saver;
+        Ok(SmallVec::new())
+    }
+
+    /// The gradients of the inputs; see [`Backward::backward`]. `saved` is what [`Function::save`] returned, to be
+    /// read with [`Cx::get`].
+    ///
+    /// # Errors
+    /// Whatever its operations refuse.
+    fn backward(&self, cx: &Cx<'_>, saved: &[Saved]) -> Result<Grads>;
+
+    /// Computes the outputs and records the operation.
+    ///
+    /// # Errors
+    /// As [`Function::forward`] and [`Function::save`].
+    fn apply(self, inputs: &[&Var]) -> Result<SmallVec<[Var; 4]>> {
+        let tensors: SmallVec<[&Tensor; 4]> = inputs.iter().map(|v| v.tensor()).collect();
+        let plain = no_grad();
+        let outputs = self.forward(&tensors)?;
+        drop(plain);
+        record_many(self.name(), inputs, outputs, |s| Ok(Applied { saved: self.save(s)?, function: self }))
+    }
+}
+
+struct Applied<F> {
+    function: F,
+    saved: SmallVec<[Saved; 2]>,
+}
+
+impl<F: Function> Backward for Applied<F> {
+    fn backward(&self, cx: &Cx<'_>) -> Result<Grads> {
+        self.function.backward(cx, &self.saved)
+    }
+}
