@@ -55,6 +55,11 @@ impl<'a> Call<'a> {
         self.inputs.iter().find(|(name, _)| !read.contains(name)).map(|(name, _)| format!("input {name}"))
     }
 
+    /// The names of all inputs.
+    pub fn names(&self) -> Vec<String> {
+        self.inputs.iter().map(|(name, _)| name.clone()).collect()
+    }
+
     /// An input that may be absent.
     pub fn opt(&self, name: &str) -> Option<&Var> {
         self.read.borrow_mut().insert(name.into());
