@@ -1,7 +1,6 @@
 //! Phalanx: tensors, autograd and parallel training from scratch in Rust.
 #![forbid(unsafe_code)]
 
-
 pub use phalanx_autograd as autograd;
 pub use phalanx_kernels as kernels;
 pub use phalanx_nn as nn;

@@ -73,15 +73,20 @@ fn every_file_says_what_lives_there() {
 
 #[test]
 fn unsafe_code_stays_where_it_is_fenced() {
-    for path in sources().iter().filter(|p| *p != "tests/tidy.rs" && !UNSAFE.iter().any(|u| p.starts_with(u))) {
+    for path in sources().iter().filter(|p| *p != "tests/tidy.rs" && !UNSAFE.iter().any(|u| p.starts_with(u)))
+    {
         for (number, line) in read(path).lines().enumerate() {
             let code = line.split("//").next().unwrap_or("");
-            let found = code.contains("unsafe {") || code.contains("unsafe fn") || code.contains("unsafe impl");
+            let found =
+                code.contains("unsafe {") || code.contains("unsafe fn") || code.contains("unsafe impl");
             assert!(!found && !code.contains("allow(unsafe_code)"), "{path}:{}: unsafe code", number + 1);
         }
     }
     for name in ["autograd", "nn", "parallel"] {
-        assert!(read(&format!("{name}/src/lib.rs")).contains("#![forbid(unsafe_code)]"), "{name} must forbid it");
+        assert!(
+            read(&format!("{name}/src/lib.rs")).contains("#![forbid(unsafe_code)]"),
+            "{name} must forbid it"
+        );
     }
     assert!(read("src/lib.rs").contains("#![forbid(unsafe_code)]"), "the facade must forbid it");
 }

@@ -237,7 +237,10 @@ impl TrainArgs {
             return Err(format!("--emulate-dp {groups} does not divide --micro-batches {pieces}"));
         }
         if pieces > self.batch {
-            return Err(format!("--micro-batches {pieces} is more than the {} sequences of --batch", self.batch));
+            return Err(format!(
+                "--micro-batches {pieces} is more than the {} sequences of --batch",
+                self.batch
+            ));
         }
         Ok(())
     }
@@ -247,9 +250,16 @@ impl TrainArgs {
         if self.zero > 3 {
             return Err(format!("--zero is {}, wanted 0, 1, 2 or 3", self.zero));
         }
-        let wanted = [("--ranks", self.ranks.unwrap_or(1)), ("--dp", self.dp.unwrap_or(1)), ("--tp", self.tp), ("--pp", self.pp)];
+        let wanted = [
+            ("--ranks", self.ranks.unwrap_or(1)),
+            ("--dp", self.dp.unwrap_or(1)),
+            ("--tp", self.tp),
+            ("--pp", self.pp),
+        ];
         if let Some((flag, n)) = wanted.iter().find(|(_, n)| *n != 1) {
-            return Err(format!("{flag} {n}: this version trains on one rank; use --emulate-dp for the same sums"));
+            return Err(format!(
+                "{flag} {n}: this version trains on one rank; use --emulate-dp for the same sums"
+            ));
         }
         let more: [(&str, bool); 5] = [
             ("--zero", self.zero != 0),
@@ -259,7 +269,9 @@ impl TrainArgs {
             ("--trace", self.trace.is_some()),
         ];
         match more.iter().find(|(_, given)| *given) {
-            Some((flag, _)) => Err(format!("{flag} needs more than one rank, and this version trains on one")),
+            Some((flag, _)) => {
+                Err(format!("{flag} needs more than one rank, and this version trains on one"))
+            }
             None => Ok(()),
         }
     }

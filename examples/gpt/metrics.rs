@@ -48,9 +48,13 @@ impl Metrics {
         }
         if let Some(path) = continued {
             let before = std::fs::read_to_string(path).unwrap_or_default();
-            let step_of = |line: &&str| serde_json::from_str::<serde_json::Value>(line).ok()?.get("step")?.as_u64();
-            let kept: String =
-                before.lines().filter(|l| step_of(l).is_some_and(|s| s < from)).map(|l| format!("{l}\n")).collect();
+            let step_of =
+                |line: &&str| serde_json::from_str::<serde_json::Value>(line).ok()?.get("step")?.as_u64();
+            let kept: String = before
+                .lines()
+                .filter(|l| step_of(l).is_some_and(|s| s < from))
+                .map(|l| format!("{l}\n"))
+                .collect();
             files.push((path.to_path_buf(), create(path, &kept)?));
         }
         Ok(Metrics { files })

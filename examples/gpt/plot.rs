@@ -13,7 +13,8 @@ pub fn loss(path: &Path, points: &[(u64, f64)]) -> Result<(), String> {
         return Ok(());
     }
     let mut svg = String::new();
-    draw(&mut svg, points, first..last.max(first + 1), (low * 0.95)..(high * 1.02)).map_err(|e| e.to_string())?;
+    draw(&mut svg, points, first..last.max(first + 1), (low * 0.95)..(high * 1.02))
+        .map_err(|e| e.to_string())?;
     phalanx::tensor::io::atomic::write(path, |file| file.write_all(svg.as_bytes())).map_err(|e| e.to_string())
 }
 

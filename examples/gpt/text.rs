@@ -62,8 +62,11 @@ pub fn bundled() -> Result<Vec<u8>, String> {
     let mut files: Vec<PathBuf> = Vec::new();
     let mut folders: Vec<PathBuf> =
         ["tensor/src", "kernels/src", "autograd/src", "nn/src", "parallel/src"].map(|f| root.join(f)).into();
-    let list = |folder: &Path| std::fs::read_dir(folder).map(|l| l.flatten().map(|e| e.path()).collect::<Vec<_>>());
-    files.extend(list(root).unwrap_or_default().into_iter().filter(|p| p.extension().is_some_and(|e| e == "md")));
+    let list =
+        |folder: &Path| std::fs::read_dir(folder).map(|l| l.flatten().map(|e| e.path()).collect::<Vec<_>>());
+    files.extend(
+        list(root).unwrap_or_default().into_iter().filter(|p| p.extension().is_some_and(|e| e == "md")),
+    );
     while let Some(folder) = folders.pop() {
         for path in list(&folder).unwrap_or_default() {
             if path.is_dir() {
@@ -76,7 +79,8 @@ pub fn bundled() -> Result<Vec<u8>, String> {
     files.sort();
     let text: Vec<u8> = files.iter().filter_map(|path| std::fs::read(path).ok()).flatten().collect();
     if text.is_empty() {
-        let wanted = "the workspace's own sources, which are the default text, are not there; name a text with --data";
+        let wanted =
+            "the workspace's own sources, which are the default text, are not there; name a text with --data";
         return Err(format!("{}: {wanted}", root.display()));
     }
     Ok(text)

@@ -1,2 +1,35 @@
 //! Parameters, modules, losses, optimizers, data, models.
+//!
+//! A [`Parameter`] is a handle on a trained tensor; a [`Module`] computes with some; [`Parameters`] visits them by
+//! name. Modules are made in a [`Scope`], which gives every parameter its global name and its initial values. See
+//! [`models`] for transformers built over [`Layers`].
 #![forbid(unsafe_code)]
+
+mod buffer;
+mod clip;
+mod error;
+mod init;
+mod module;
+pub mod norm_tree;
+mod optim;
+mod parameter;
+mod parameters;
+mod scaler;
+mod schedule;
+mod scope;
+
+pub use buffer::Buffer;
+pub use clip::{Clip, clip_grad_norm, clip_grad_norm_, grad_norm};
+pub use error::{Error, Mismatch, Result};
+pub use init::Init;
+pub use module::{Module, Sequential};
+pub use optim::{Adagrad, Adam, AdamW, At, Group, Lion, Optimizer, Rmsprop, Rule, Sgd};
+pub use parameter::Parameter;
+#[doc(hidden)]
+pub use parameters::join_path;
+pub use parameters::{Entry, Parameters, load_state_dict, state_dict};
+pub use phalanx_autograd as autograd;
+pub use phalanx_tensor as tensor;
+pub use scaler::LossScaler;
+pub use schedule::{OneCycle, Schedule};
+pub use scope::Scope;

@@ -1,0 +1,119 @@
+//! The norm of all gradients, and clipping by it.
+
+use phalanx_kernels as kernels;
+use phalanx_tensor::Tensor;
+
+use crate::{Error, Parameter, Result, norm_tree};
+
+/// The gradients' norm and the factor that brings it down to the bound.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Clip {
+    /// The norm of all gradients together.
+    pub norm: f64,
+    /// `min(1, max_norm / (norm + 1e-6))`, to be given to [`crate::Optimizer::step_scaled`].
+    pub scale: f64,
+}
+
+impl Clip {
+    /// The factor for gradients of that norm.
+    pub fn new(norm: f64, max_norm: f64) -> Clip {
+        // Not `f64::min`, which would turn a NaN into 1.
+        let scale = max_norm / (norm + 1e-6);
+        Clip { norm, scale: if scale > 1.0 { 1.0 } else { scale } }
+    }
+}
+
+/// The Euclidean norm of all gradients, in an order that no layout changes: each parameter's sum of squares by the
+/// tree of [`norm_tree`], in f64, the parameters in order of their global names, one that comes twice once. Gradient
+/// chains of several sites are added first ([`Parameter::finish_grad`]). On a `meta` device it is 0.
+///
+/// # Errors
+/// If a gradient cannot be read.
+pub fn grad_norm(parameters: &[Parameter]) -> Result<f64> {
+    let mut sorted: Vec<&Parameter> = parameters.iter().collect();
+    sorted.sort_by(|a, b| a.name().cmp(b.name()));
+    sorted.dedup_by(|a, b| a.is(b));
+    let mut total = 0.0;
+    for parameter in sorted {
+        if let Some(grad) = parameter.finish_grad()? {
+            total += norm_tree::sum(&kernels::sum_of_squares_blocks(&grad)?);
+        }
+    }
+    Ok(total.sqrt())
+}
+
+/// The norm of all gradients and the factor that clips it to `max_norm`. The gradients are left as they are: the
+/// optimizer applies the factor as it reads them.
+///
+/// # Errors
+/// If a gradient cannot be read, or the bound is not positive.
+pub fn clip_grad_norm(parameters: &[Parameter], max_norm: f64) -> Result<Clip> {
+    if max_norm.is_nan() || max_norm <= 0.0 {
+        return Err(Error::invalid(
+            "clip_grad_norm",
+            format!("got a bound of {max_norm}, wanted more than 0"),
+        ));
+    }
+    Ok(Clip::new(grad_norm(parameters)?, max_norm))
+}
+
+/// Scales gradients in place so that their joint `p`-norm (infinite `p`: the largest magnitude) is at most
+/// `max_norm`, and returns the norm before.
+///
+/// # Errors
+/// If a gradient is of no floating-point dtype, or `p` is not positive.
+pub fn clip_grad_norm_(grads: &mut [Tensor], max_norm: f64, p: f64) -> Result<f64> {
+    if p.is_nan() || p <= 0.0 {
+        return Err(Error::invalid(
+            "clip_grad_norm_",
+            format!("got a norm of order {p}, wanted more than 0"),
+        ));
+    }
+    let mut sum = 0.0;
+    for grad in &*grads {
+        if p == 2.0 {
+            sum += norm_tree::sum(&kernels::sum_of_squares_blocks(grad)?);
+            continue;
+        }
+        let values = match grad.device().is_meta() {
+            true => Vec::new(),
+            false => kernels::cast(grad, phalanx_tensor::DType::F64)?.to_vec::<f64>()?,
+        };
+        let norm = values.iter().fold(0.0, |sum, x| match p.is_infinite() {
+            true => larger(sum, x.abs()),
+            false => sum + x.abs().powf(p),
+        });
+        sum = if p.is_infinite() { larger(sum, norm) } else { sum + norm };
+    }
+    let norm = if p.is_infinite() { sum } else { sum.powf(1.0 / p) };
+    let clip = Clip::new(norm, max_norm);
+    grads.iter_mut().try_for_each(|grad| kernels::scale_(grad, clip.scale))?;
+    Ok(norm)
+}
+
+fn larger(a: f64, b: f64) -> f64 {
+    if b > a || b.is_nan() { b } else { a }
+}
+
+#[cfg(test)]
+mod tests {
+    use phalanx_tensor::Device;
+
+    use super::*;
+
+    #[test]
+    fn the_norm_counts_every_parameter_once() {
+        let parameter = |name: &str, n: usize| {
+            let p =
+                Parameter::new(name, Tensor::from_slice(&vec![0f32; n], &[n], Device::CPU).unwrap()).unwrap();
+            p.set_grad(Some(Tensor::from_slice(&vec![2f32; n], &[n], Device::CPU).unwrap()));
+            p
+        };
+        let (a, b) = (parameter("a", 200), parameter("b", 25));
+        let norm = grad_norm(&[b.clone(), a.clone(), b.clone()]).unwrap();
+        assert_eq!(norm, 900f64.sqrt());
+        assert_eq!(clip_grad_norm(&[a, b], 60.0).unwrap().scale, 1.0);
+        assert!((Clip::new(30.0, 3.0).scale - 0.1).abs() < 1e-8);
+        assert!(Clip::new(f64::NAN, 3.0).scale.is_nan());
+    }
+}

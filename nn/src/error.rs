@@ -1,0 +1,100 @@
+//! What can go wrong in a module, an optimizer or a model's files.
+
+use std::fmt;
+
+/// The crate's results.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// An error of this crate.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// An operation or a backward pass refused.
+    #[error(transparent)]
+    Autograd(#[from] phalanx_autograd::Error),
+    /// An argument or a setting makes no sense.
+    #[error("{what}: {why}")]
+    Invalid {
+        /// What was asked.
+        what: String,
+        /// What came and what was wanted.
+        why: String,
+    },
+    /// Saved tensors do not fit the parameters.
+    #[error("{what}: {problems}")]
+    State {
+        /// What was loaded.
+        what: String,
+        /// Everything that does not fit.
+        problems: Mismatch,
+    },
+}
+
+/// How saved tensors and wanted ones differ.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Mismatch {
+    /// Wanted and not there.
+    pub missing: Vec<String>,
+    /// There and not wanted.
+    pub unexpected: Vec<String>,
+    /// Of another shape: name, what came, what was wanted.
+    pub misshaped: Vec<(String, Vec<usize>, Vec<usize>)>,
+}
+
+impl Mismatch {
+    /// Whether everything fits.
+    pub fn is_empty(&self) -> bool {
+        self.missing.is_empty() && self.unexpected.is_empty() && self.misshaped.is_empty()
+    }
+
+    /// Nothing, or the error.
+    ///
+    /// # Errors
+    /// If there is a mismatch.
+    pub fn check(self, what: &str) -> Result<()> {
+        if self.is_empty() { Ok(()) } else { Err(Error::State { what: what.into(), problems: self }) }
+    }
+}
+
+/// Names that a message lists before it only counts.
+const LISTED: usize = 8;
+
+impl fmt::Display for Mismatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let shaped = |(name, got, wanted): &(String, Vec<usize>, Vec<usize>)| {
+            format!("{name} (got {got:?}, wanted {wanted:?})")
+        };
+        let shapes: Vec<String> = self.misshaped.iter().map(shaped).collect();
+        let kinds =
+            [("missing", &self.missing), ("unexpected", &self.unexpected), ("of another shape", &shapes)];
+        let parts = kinds.iter().filter(|(_, names)| !names.is_empty()).map(|(kind, names)| {
+            let more = names.len().saturating_sub(LISTED);
+            let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+            format!("{kind}: {}{more}", names[..names.len().min(LISTED)].join(", "))
+        });
+        f.write_str(&parts.collect::<Vec<_>>().join("; "))
+    }
+}
+
+impl Error {
+    /// An [`Error::Invalid`].
+    pub fn invalid(what: impl Into<String>, why: impl Into<String>) -> Error {
+        Error::Invalid { what: what.into(), why: why.into() }
+    }
+}
+
+impl From<phalanx_tensor::Error> for Error {
+    fn from(error: phalanx_tensor::Error) -> Error {
+        Error::Autograd(error.into())
+    }
+}
+
+/// For code of this crate that runs inside a backward pass.
+impl From<Error> for phalanx_autograd::Error {
+    fn from(error: Error) -> phalanx_autograd::Error {
+        match error {
+            Error::Autograd(error) => error,
+            other => phalanx_autograd::Error::Custom(other.to_string()),
+        }
+    }
+}

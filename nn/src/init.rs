@@ -1,0 +1,163 @@
+//! Initial values, drawn by place in the whole tensor.
+
+use phalanx_kernels as kernels;
+use phalanx_tensor::{DType, Device, Stream4, Tensor, Window};
+
+use crate::Result;
+
+/// How a parameter's first values are drawn. Fans are those of the whole tensor: of a weight `[out, in, ..kernel]`,
+/// fan in is `in` and fan out `out`, each times the kernel's elements.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Init {
+    /// The same value everywhere.
+    Constant(f64),
+    /// Uniform between two bounds.
+    Uniform {
+        /// The lower bound.
+        low: f64,
+        /// The upper bound.
+        high: f64,
+    },
+    /// Normal.
+    Normal {
+        /// The mean.
+        mean: f64,
+        /// The standard deviation.
+        std: f64,
+    },
+    /// Normal, cut off at two standard deviations.
+    TruncatedNormal {
+        /// The mean.
+        mean: f64,
+        /// The standard deviation before the cut.
+        std: f64,
+    },
+    /// Uniform with variance `gain² / fan_in`. Source: He et al.: Delving deep into rectifiers (2015).
+    KaimingUniform {
+        /// The gain of the nonlinearity: sqrt 2 for relu.
+        gain: f64,
+    },
+    /// Normal with variance `gain² / fan_in`.
+    KaimingNormal {
+        /// The gain of the nonlinearity: sqrt 2 for relu.
+        gain: f64,
+    },
+    /// Uniform with variance `2 gain² / (fan_in + fan_out)`. Source: Glorot and Bengio (2010).
+    XavierUniform {
+        /// The gain of the nonlinearity.
+        gain: f64,
+    },
+    /// Normal with variance `2 gain² / (fan_in + fan_out)`.
+    XavierNormal {
+        /// The gain of the nonlinearity.
+        gain: f64,
+    },
+}
+
+impl Init {
+    /// Zeros.
+    pub const ZEROS: Init = Init::Constant(0.0);
+    /// Ones.
+    pub const ONES: Init = Init::Constant(1.0);
+
+    /// Uniform between `-bound` and `bound`.
+    pub fn within(bound: f64) -> Init {
+        Init::Uniform { low: -bound, high: bound }
+    }
+
+    /// What PyTorch gives layers with weights `[out, in, ..]` and their biases: uniform within `1 / sqrt(fan_in)`.
+    pub fn layer(fan_in: usize) -> Init {
+        Init::within((fan_in.max(1) as f64).sqrt().recip())
+    }
+
+    /// The draws of the part of shape `shape` that lies at `window` in the whole.
+    ///
+    /// # Errors
+    /// If it cannot be allocated.
+    pub fn sample(
+        self,
+        stream: Stream4,
+        shape: &[usize],
+        window: &Window,
+        dtype: DType,
+        device: Device,
+    ) -> Result<Tensor> {
+        let (fan_in, fan_out) = fans(&window.global);
+        let uniform = |variance: f64| Init::within((3.0 * variance).sqrt());
+        let normal = |variance: f64| Init::Normal { mean: 0.0, std: variance.sqrt() };
+        let both = 2.0 / (fan_in + fan_out);
+        match self {
+            Init::KaimingUniform { gain } => {
+                uniform(gain * gain / fan_in).sample(stream, shape, window, dtype, device)
+            }
+            Init::KaimingNormal { gain } => {
+                normal(gain * gain / fan_in).sample(stream, shape, window, dtype, device)
+            }
+            Init::XavierUniform { gain } => {
+                uniform(gain * gain * both).sample(stream, shape, window, dtype, device)
+            }
+            Init::XavierNormal { gain } => {
+                normal(gain * gain * both).sample(stream, shape, window, dtype, device)
+            }
+            Init::Constant(value) => Ok(kernels::full(shape, value, dtype, device)?),
+            drawn => draw(drawn, stream, shape, window, dtype, device),
+        }
+    }
+}
+
+/// Fan in and fan out of a weight `[out, in, ..kernel]`.
+fn fans(shape: &[usize]) -> (f64, f64) {
+    let kernel: usize = shape.iter().skip(2).product();
+    let size = |d: usize| (shape.get(d).copied().unwrap_or(1) * kernel).max(1) as f64;
+    (size(1), size(0))
+}
+
+fn draw(
+    init: Init,
+    stream: Stream4,
+    shape: &[usize],
+    window: &Window,
+    dtype: DType,
+    device: Device,
+) -> Result<Tensor> {
+    let count: usize = shape.iter().product();
+    let mut values = Vec::new();
+    if !device.is_meta() {
+        values.reserve(count);
+        let strides = phalanx_tensor::contiguous_strides(&window.global);
+        let mut at = vec![0usize; shape.len()];
+        for _ in 0..count {
+            let place: usize =
+                at.iter().zip(&window.offset).zip(&strides).map(|((i, o), s)| (i + o) * s).sum();
+            values.push(one(init, &stream, place as u64) as f32);
+            for d in (0..shape.len()).rev() {
+                at[d] += 1;
+                if at[d] < shape[d] {
+                    break;
+                }
+                at[d] = 0;
+            }
+        }
+    }
+    if device.is_meta() {
+        return Ok(Tensor::empty(shape, dtype, device)?);
+    }
+    Ok(kernels::cast(&Tensor::from_slice(&values, shape, device)?, dtype)?)
+}
+
+fn one(init: Init, stream: &Stream4, place: u64) -> f64 {
+    let unit = |lane: u64| {
+        (f64::from(stream.block(place / 4, lane)[(place % 4) as usize] >> 8) + 0.5) / 16_777_216.0
+    };
+    let standard =
+        |lane: u64| (-2.0 * unit(lane).ln()).sqrt() * (2.0 * std::f64::consts::PI * unit(lane + 1)).cos();
+    match init {
+        Init::Uniform { low, high } => low + (high - low) * unit(0),
+        Init::Normal { mean, std } => mean + std * standard(0),
+        Init::TruncatedNormal { mean, std } => {
+            let kept = (0..64).map(|i| standard(2 * i)).find(|z| z.abs() <= 2.0);
+            mean + std * kept.unwrap_or(0.0)
+        }
+        _ => 0.0,
+    }
+}

@@ -1,0 +1,72 @@
+//! Adam and AdamW.
+
+use phalanx_kernels::optim::{self as kernel, Slice};
+use phalanx_tensor::Tensor;
+
+use super::{At, Rule};
+use crate::{Error, Result};
+
+/// Adam: moments of the gradient, corrected for their start at 0; weight decay is part of the gradient.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Adam {
+    /// Decays of the first and second moment.
+    pub betas: (f64, f64),
+    /// Added to the root of the second moment.
+    pub eps: f64,
+}
+
+/// Adam with weight decay apart from the gradient.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdamW {
+    /// Decays of the first and second moment.
+    pub betas: (f64, f64),
+    /// Added to the root of the second moment.
+    pub eps: f64,
+}
+
+const STATE: [&str; 2] = ["exp_avg", "exp_avg_sq"];
+
+macro_rules! adam {
+    ($rule:ident, $update:path) => {
+        impl Default for $rule {
+            fn default() -> $rule {
+                $rule { betas: (0.9, 0.999), eps: 1e-8 }
+            }
+        }
+
+        impl $rule {
+            /// With these decays of the moments.
+            #[must_use]
+            pub fn with_betas(self, first: f64, second: f64) -> $rule {
+                $rule { betas: (first, second), ..self }
+            }
+
+            /// With this added to the root.
+            #[must_use]
+            pub fn with_eps(self, eps: f64) -> $rule {
+                $rule { eps, ..self }
+            }
+        }
+
+        impl Rule for $rule {
+            fn state(&self) -> Vec<&'static str> {
+                STATE.to_vec()
+            }
+
+            fn update(&self, slice: Slice<'_>, state: &mut [Tensor], at: At) -> Result<()> {
+                let [m, v] = state else { return Err(wrong_state(state.len(), 2)) };
+                let (beta1, beta2) = self.betas;
+                let At { lr, weight_decay, step } = at;
+                let numbers = kernel::Adam { lr, beta1, beta2, eps: self.eps, weight_decay, step };
+                Ok($update(slice, [m, v], numbers)?)
+            }
+        }
+    };
+}
+
+adam!(Adam, kernel::adam_);
+adam!(AdamW, kernel::adamw_);
+
+pub(super) fn wrong_state(got: usize, wanted: usize) -> Error {
+    Error::invalid("optimizer", format!("got {got} state tensors, wanted {wanted}"))
+}

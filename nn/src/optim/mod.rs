@@ -1,0 +1,259 @@
+//! Optimizers: parameter groups, state, and the step that runs a rule over every parameter.
+//!
+//! A rule is a small struct of numbers ([`AdamW`], [`Sgd`], ..); [`Rule::init`] gives it parameters and state and so
+//! makes an [`Optimizer`]. The arithmetic is one fused kernel a rule.
+
+mod adagrad;
+mod adam;
+mod lion;
+mod rmsprop;
+mod sgd;
+
+use phalanx_kernels as kernels;
+use phalanx_kernels::optim::{Slice, optim_state_dtype};
+use phalanx_tensor::{Category, Context, Tensor};
+
+pub use adagrad::Adagrad;
+pub use adam::{Adam, AdamW};
+pub use lion::Lion;
+pub use rmsprop::Rmsprop;
+pub use sgd::Sgd;
+
+use crate::{Error, Mismatch, Parameter, Result};
+
+/// Parameters that share a learning rate and a weight decay.
+#[derive(Clone, Debug)]
+pub struct Group {
+    /// The parameters.
+    pub parameters: Vec<Parameter>,
+    /// Their learning rate.
+    pub lr: f64,
+    /// Their weight decay.
+    pub weight_decay: f64,
+}
+
+impl Group {
+    /// A group without weight decay.
+    pub fn new(parameters: Vec<Parameter>, lr: f64) -> Group {
+        Group { parameters, lr, weight_decay: 0.0 }
+    }
+
+    /// The group with this weight decay.
+    #[must_use]
+    pub fn with_weight_decay(self, weight_decay: f64) -> Group {
+        Group { weight_decay, ..self }
+    }
+
+    /// Two groups: matrices, which decay, and the rest, which do not.
+    pub fn decay_matrices(parameters: Vec<Parameter>, lr: f64, weight_decay: f64) -> Vec<Group> {
+        let (matrices, rest): (Vec<_>, Vec<_>) = parameters.into_iter().partition(Parameter::is_matrix);
+        vec![Group::new(matrices, lr).with_weight_decay(weight_decay), Group::new(rest, lr)]
+    }
+}
+
+/// What a rule is told at a step.
+#[derive(Clone, Copy, Debug)]
+pub struct At {
+    /// The learning rate.
+    pub lr: f64,
+    /// The weight decay.
+    pub weight_decay: f64,
+    /// The number of this parameter's step, from 1.
+    pub step: u64,
+}
+
+/// How an optimizer changes one parameter.
+pub trait Rule: Send + Sync {
+    /// The names of the state tensors that it keeps for a parameter.
+    fn state(&self) -> Vec<&'static str>;
+
+    /// What state tensors are filled with at first.
+    fn initial(&self) -> f64 {
+        0.0
+    }
+
+    /// One step, in place; `state` in the order of [`Rule::state`].
+    ///
+    /// # Errors
+    /// If the tensors do not fit.
+    fn update(&self, slice: Slice<'_>, state: &mut [Tensor], at: At) -> Result<()>;
+
+    /// An optimizer of these parameters by this rule.
+    ///
+    /// # Errors
+    /// If two parameters have one name, or state cannot be allocated.
+    fn init(self, groups: Vec<Group>) -> Result<Optimizer<Self>>
+    where
+        Self: Sized,
+    {
+        Optimizer::new(self, groups)
+    }
+}
+
+impl<R: Rule + ?Sized> Rule for Box<R> {
+    fn state(&self) -> Vec<&'static str> {
+        (**self).state()
+    }
+    fn initial(&self) -> f64 {
+        (**self).initial()
+    }
+    fn update(&self, slice: Slice<'_>, state: &mut [Tensor], at: At) -> Result<()> {
+        (**self).update(slice, state, at)
+    }
+}
+
+/// A rule with the parameters it trains and their state. Parameters of bf16 and f16 keep an f32 master copy, which
+/// is what is updated; the parameter is that, rounded.
+pub struct Optimizer<R> {
+    rule: R,
+    groups: Vec<Group>,
+    /// For each group, for each parameter.
+    states: Vec<Vec<State>>,
+}
+
+struct State {
+    step: u64,
+    tensors: Vec<Tensor>,
+    master: Option<Tensor>,
+}
+
+impl State {
+    fn new(rule: &impl Rule, parameter: &Parameter) -> Result<State> {
+        let _category = Context::with(|c| c.category = Category::OptimizerState);
+        let held = parameter.tensor();
+        let dtype = optim_state_dtype(held.dtype());
+        let full = |_| kernels::full(held.shape(), rule.initial(), dtype, held.device());
+        let tensors = rule.state().into_iter().map(full).collect::<Result<_, _>>()?;
+        let master = (dtype != held.dtype()).then(|| kernels::cast(&held, dtype)).transpose()?;
+        Ok(State { step: 0, tensors, master })
+    }
+}
+
+impl<R: Rule> Optimizer<R> {
+    /// See [`Rule::init`].
+    ///
+    /// # Errors
+    /// If two parameters have one name, or state cannot be allocated.
+    pub fn new(rule: R, groups: Vec<Group>) -> Result<Optimizer<R>> {
+        let mut names: Vec<_> = groups.iter().flat_map(|g| &g.parameters).map(Parameter::name).collect();
+        names.sort_unstable();
+        if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {
+            return Err(Error::invalid("optimizer", format!("two parameters are called {:?}", pair[0])));
+        }
+        let states = |group: &Group| group.parameters.iter().map(|p| State::new(&rule, p)).collect();
+        let states = groups.iter().map(states).collect::<Result<_>>()?;
+        Ok(Optimizer { rule, groups, states })
+    }
+
+    /// The groups, whose rates and decays may be changed at any time. Parameters may not be added.
+    pub fn groups_mut(&mut self) -> &mut [Group] {
+        &mut self.groups
+    }
+
+    /// All parameters.
+    pub fn parameters(&self) -> Vec<Parameter> {
+        self.groups.iter().flat_map(|g| g.parameters.iter().cloned()).collect()
+    }
+
+    /// Sets the learning rate of every group.
+    pub fn set_lr(&mut self, lr: f64) {
+        self.groups.iter_mut().for_each(|group| group.lr = lr);
+    }
+
+    /// Forgets all gradients.
+    ///
+    /// # Errors
+    /// If a gradient buffer cannot be written.
+    pub fn zero_grad(&self) -> Result<()> {
+        self.groups.iter().flat_map(|g| &g.parameters).try_for_each(Parameter::zero_grad)
+    }
+
+    /// One step; parameters without a gradient stay as they are.
+    ///
+    /// # Errors
+    /// If a tensor does not fit or is in use.
+    pub fn step(&mut self) -> Result<()> {
+        self.step_scaled(1.0)
+    }
+
+    /// One step with gradients multiplied by `scale`, as they are read.
+    ///
+    /// # Errors
+    /// If a tensor does not fit or is in use.
+    pub fn step_scaled(&mut self, scale: f64) -> Result<()> {
+        for (group, states) in self.groups.iter().zip(&mut self.states) {
+            for (parameter, state) in group.parameters.iter().zip(states) {
+                let Some(grad) = parameter.finish_grad()? else { continue };
+                state.step += 1;
+                let at = At { lr: group.lr, weight_decay: group.weight_decay, step: state.step };
+                let param = &mut parameter.tensor();
+                let slice = Slice { param, master: state.master.as_mut(), grad: &grad, scale };
+                self.rule.update(slice, &mut state.tensors, at)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// All state as tensors: `NAME.step` (i64), `NAME.master` where there is one, and the rule's, such as
+    /// `NAME.exp_avg`. The tensors are the optimizer's own, not copies.
+    ///
+    /// # Errors
+    /// If a step's number cannot be allocated.
+    pub fn state_dict(&self) -> Result<Vec<(String, Tensor)>> {
+        let mut entries = Vec::new();
+        for (parameter, state) in self.each() {
+            let name = parameter.name();
+            let step = Tensor::scalar(state.step as i64, parameter.device())?;
+            entries.push((format!("{name}.step"), step));
+            let named = self.rule.state().into_iter().zip(&state.tensors);
+            let named = named.chain(state.master.as_ref().map(|m| ("master", m)));
+            entries.extend(named.map(|(kind, tensor)| (format!("{name}.{kind}"), tensor.clone())));
+        }
+        Ok(entries)
+    }
+
+    fn each(&self) -> impl Iterator<Item = (&Parameter, &State)> {
+        self.groups.iter().zip(&self.states).flat_map(|(group, states)| group.parameters.iter().zip(states))
+    }
+
+    /// Restores state, bit for bit.
+    ///
+    /// # Errors
+    /// If tensors are missing, not known or of another shape; then nothing is changed.
+    pub fn load_state_dict(&mut self, entries: impl IntoIterator<Item = (String, Tensor)>) -> Result<()> {
+        let mut given: std::collections::HashMap<String, Tensor> = entries.into_iter().collect();
+        let (mut problems, mut fitting) = (Mismatch::default(), Vec::new());
+        for (name, own) in self.state_dict()? {
+            match given.remove(&name) {
+                None => problems.missing.push(name),
+                Some(t) if t.shape() != own.shape() => {
+                    problems.misshaped.push((name, t.shape().into(), own.shape().into()));
+                }
+                Some(t) => fitting.push((own, t)),
+            }
+        }
+        problems.unexpected = given.into_keys().collect();
+        problems.unexpected.sort();
+        problems.check("optimizer state")?;
+        let steps = fitting.iter().filter(|(own, _)| own.dtype() == phalanx_tensor::DType::I64);
+        let steps: Vec<u64> = steps.map(|(own, t)| step_number(own, t)).collect::<Result<_>>()?;
+        for (mut own, values) in fitting {
+            let values = kernels::cast(&values.to_device(own.device(), false)?, own.dtype())?;
+            kernels::copy_(&mut own, &values)?;
+        }
+        self.states.iter_mut().flatten().zip(steps).for_each(|(state, step)| state.step = step);
+        Ok(())
+    }
+}
+
+/// The step's number; on a `meta` device, where no number is stored, that of the optimizer itself: 0.
+fn step_number(own: &Tensor, given: &Tensor) -> Result<u64> {
+    if own.device().is_meta() || given.device().is_meta() {
+        return Ok(0);
+    }
+    let step = kernels::cast(given, phalanx_tensor::DType::I64)?.item::<i64>()?;
+    u64::try_from(step).map_err(|_| Error::invalid("optimizer state", format!("a step of number {step}")))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,42 @@
+//! RMSprop.
+
+use phalanx_kernels::optim::{self as kernel, Slice};
+use phalanx_tensor::Tensor;
+
+use super::{At, Rule};
+use crate::Result;
+
+/// The gradient over the root of its running square.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rmsprop {
+    /// Decay of the averages.
+    pub alpha: f64,
+    /// Added to the root.
+    pub eps: f64,
+    /// Decay of the momentum buffer; 0: none.
+    pub momentum: f64,
+    /// Whether the variance is taken in place of the second moment.
+    pub centered: bool,
+}
+
+impl Default for Rmsprop {
+    fn default() -> Rmsprop {
+        Rmsprop { alpha: 0.99, eps: 1e-8, momentum: 0.0, centered: false }
+    }
+}
+
+impl Rule for Rmsprop {
+    fn state(&self) -> Vec<&'static str> {
+        let mut names = vec!["square_avg"];
+        names.extend(self.centered.then_some("grad_avg"));
+        names.extend((self.momentum != 0.0).then_some("momentum_buffer"));
+        names
+    }
+
+    fn update(&self, slice: Slice<'_>, state: &mut [Tensor], at: At) -> Result<()> {
+        let Rmsprop { alpha, eps, momentum, centered } = *self;
+        let At { lr, weight_decay, .. } = at;
+        let numbers = kernel::Rmsprop { lr, alpha, eps, weight_decay, momentum, centered };
+        Ok(kernel::rmsprop_(slice, state, numbers)?)
+    }
+}

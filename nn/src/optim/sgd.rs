@@ -1,0 +1,31 @@
+//! Stochastic gradient descent.
+
+use phalanx_kernels::optim::{self as kernel, Slice};
+use phalanx_tensor::Tensor;
+
+use super::{At, Rule};
+use crate::Result;
+
+/// Gradient descent, with momentum if `momentum` is not 0.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Sgd {
+    /// Decay of the momentum buffer.
+    pub momentum: f64,
+    /// How much less of the gradient enters the momentum buffer.
+    pub dampening: f64,
+    /// Nesterov's look ahead.
+    pub nesterov: bool,
+}
+
+impl Rule for Sgd {
+    fn state(&self) -> Vec<&'static str> {
+        if self.momentum == 0.0 { vec![] } else { vec!["momentum_buffer"] }
+    }
+
+    fn update(&self, slice: Slice<'_>, state: &mut [Tensor], at: At) -> Result<()> {
+        let Sgd { momentum, dampening, nesterov } = *self;
+        let At { lr, weight_decay, step } = at;
+        let numbers = kernel::Sgd { lr, momentum, dampening, nesterov, weight_decay, step };
+        Ok(kernel::sgd_(slice, state.first_mut(), numbers)?)
+    }
+}

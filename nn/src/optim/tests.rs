@@ -1,0 +1,80 @@
+//! What the optimizer adds to the kernels: groups, state, masters.
+
+use phalanx_tensor::{DType, Device, Tensor};
+
+use super::*;
+
+fn parameter(name: &str, dtype: DType, value: f64) -> Parameter {
+    Parameter::new(name, kernels::full(&[3, 5], value, dtype, Device::CPU).unwrap()).unwrap()
+}
+
+fn with_grad(p: &Parameter, value: f64) {
+    p.set_grad(Some(kernels::full(&[3, 5], value, p.dtype(), Device::CPU).unwrap()));
+}
+
+fn bits(entries: &[(String, Tensor)]) -> Vec<(String, Vec<u8>)> {
+    entries.iter().map(|(name, t)| (name.clone(), t.to_bytes().unwrap())).collect()
+}
+
+#[test]
+fn groups_have_rates_of_their_own_and_a_parameter_without_gradient_stays() {
+    let (a, b, c) =
+        (parameter("a", DType::F64, 1.0), parameter("b", DType::F64, 1.0), parameter("c", DType::F64, 1.0));
+    let groups = vec![Group::new(vec![a.clone(), c.clone()], 0.5), Group::new(vec![b.clone()], 0.25)];
+    let mut sgd = Sgd::default().init(groups).unwrap();
+    with_grad(&a, 1.0);
+    with_grad(&b, 1.0);
+    sgd.step().unwrap();
+    sgd.groups_mut()[0].lr = 0.0;
+    sgd.step().unwrap();
+    let first = |p: &Parameter| p.tensor().to_vec::<f64>().unwrap()[0];
+    assert_eq!([first(&a), first(&b), first(&c)], [0.5, 0.5, 1.0]);
+}
+
+#[test]
+fn restored_state_continues_bit_for_bit() {
+    let run = |dtype: DType, resume_at: Option<usize>| {
+        let p = parameter("w", dtype, 0.7);
+        let groups = || vec![Group::new(vec![p.clone()], 0.01).with_weight_decay(0.1)];
+        let mut adam = AdamW::default().init(groups()).unwrap();
+        for step in 0..6 {
+            if resume_at == Some(step) {
+                let saved = adam.state_dict().unwrap();
+                let saved: Vec<_> = saved.into_iter().map(|(n, t)| (n, t.copy().unwrap())).collect();
+                adam = AdamW::default().init(groups()).unwrap();
+                adam.load_state_dict(saved).unwrap();
+            }
+            with_grad(&p, 0.3 - step as f64 * 0.2);
+            adam.step().unwrap();
+        }
+        (bits(&adam.state_dict().unwrap()), p.tensor().to_bytes().unwrap())
+    };
+    for dtype in [DType::F32, DType::BF16, DType::F64] {
+        assert!(run(dtype, None) == run(dtype, Some(3)), "{dtype}");
+    }
+}
+
+#[test]
+fn wrong_state_is_named() {
+    let p = parameter("w", DType::F32, 0.7);
+    let mut adam = Adam::default().init(vec![Group::new(vec![p.clone()], 0.01)]).unwrap();
+    let mut saved = adam.state_dict().unwrap();
+    saved.remove(1);
+    saved.push(("w.extra".into(), p.tensor()));
+    let message = adam.load_state_dict(saved).unwrap_err().to_string();
+    assert!(message.contains("missing: w.exp_avg") && message.contains("unexpected: w.extra"), "{message}");
+    let twice = vec![Group::new(vec![p.clone(), p], 0.01)];
+    assert!(Sgd::default().init(twice).is_err());
+}
+
+#[test]
+fn small_updates_reach_a_bf16_parameter_through_its_master() {
+    let p = parameter("w", DType::BF16, 1.0);
+    let mut sgd = Sgd::default().init(vec![Group::new(vec![p.clone()], 1e-4)]).unwrap();
+    for _ in 0..100 {
+        with_grad(&p, 1.0);
+        sgd.step().unwrap();
+    }
+    let got = kernels::cast(&p.tensor(), DType::F64).unwrap().to_vec::<f64>().unwrap()[0];
+    assert!((got - 0.99).abs() < 0.004, "{got}");
+}

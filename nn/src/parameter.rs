@@ -1,0 +1,290 @@
+//! [`Parameter`]: a trained tensor.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use phalanx_autograd::{Leaf, Slot, Var};
+use phalanx_kernels as kernels;
+use phalanx_tensor::{Category, DType, Device, Tensor, Window};
+
+use crate::{Error, Result};
+
+/// A handle on a trained tensor: cloning shares it, an optimizer updates it in place, its storage can be released
+/// and re-pointed between forward and backward.
+///
+/// It knows its name in the whole model and, if it is a shard, its place in the whole tensor. A parameter used at
+/// several *sites* (tied embeddings) keeps one chain of gradients for each, so that the order of additions is the
+/// same whether the sites sit on one device or on two: [`Parameter::grad`] adds the chains, site 0 first.
+#[derive(Clone)]
+pub struct Parameter(Arc<State>);
+
+struct State {
+    name: String,
+    window: Window,
+    trained: AtomicBool,
+    sites: Vec<Leaf>,
+}
+
+impl Parameter {
+    /// A whole parameter.
+    ///
+    /// # Errors
+    /// If the dtype is no floating-point one.
+    pub fn new(name: impl Into<String>, tensor: Tensor) -> Result<Parameter> {
+        let window = Window::whole(tensor.shape());
+        Parameter::shard(name, tensor, window)
+    }
+
+    /// The part of a parameter that lies at `window` in the whole.
+    ///
+    /// # Errors
+    /// If the dtype is no floating-point one.
+    pub fn shard(name: impl Into<String>, tensor: Tensor, window: Window) -> Result<Parameter> {
+        Parameter::build(name.into(), tensor, window, 1)
+    }
+
+    /// The same parameter for use at `sites` places. To be called before it is used.
+    ///
+    /// # Errors
+    /// If `sites` is 0.
+    pub fn with_sites(self, sites: usize) -> Result<Parameter> {
+        if sites == 0 {
+            return Err(Error::invalid(self.name(), "a parameter has at least one site, got 0"));
+        }
+        Parameter::build(self.0.name.clone(), self.tensor(), self.0.window.clone(), sites)
+    }
+
+    fn build(name: String, tensor: Tensor, window: Window, sites: usize) -> Result<Parameter> {
+        tensor.storage().set_category(Category::Parameters);
+        let sites = (0..sites).map(|_| Leaf::new(tensor.clone(), true)).collect::<Result<_, _>>()?;
+        Ok(Parameter(Arc::new(State { name, window, trained: AtomicBool::new(true), sites })))
+    }
+
+    /// The name in the whole model, such as `h.0.attn.c_attn.weight`.
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// The place in the whole tensor.
+    pub fn window(&self) -> &Window {
+        &self.0.window
+    }
+
+    /// The whole tensor's shape.
+    pub fn global_shape(&self) -> &[usize] {
+        &self.0.window.global
+    }
+
+    /// Whether it is a matrix or more: what weight decay is commonly applied to.
+    pub fn is_matrix(&self) -> bool {
+        self.global_shape().len() >= 2
+    }
+
+    /// The values.
+    pub fn tensor(&self) -> Tensor {
+        self.0.sites[0].tensor()
+    }
+
+    /// The values' dtype.
+    pub fn dtype(&self) -> DType {
+        self.tensor().dtype()
+    }
+
+    /// Where the values live.
+    pub fn device(&self) -> Device {
+        self.tensor().device()
+    }
+
+    /// The value to compute with, at the first site.
+    pub fn var(&self) -> Var {
+        self.site(0)
+    }
+
+    /// The value to compute with, at one of the sites; a constant while the parameter is frozen.
+    ///
+    /// # Panics
+    /// If there is no such site, which is fixed where the model is written.
+    pub fn site(&self, site: usize) -> Var {
+        let leaf = &self.0.sites[site];
+        if self.is_trained() { leaf.var() } else { Var::new(leaf.tensor()) }
+    }
+
+    /// The sites' leaves, for hooks and gradient slots.
+    pub fn leaves(&self) -> &[Leaf] {
+        &self.0.sites
+    }
+
+    /// Whether both are handles on the same parameter.
+    pub fn is(&self, other: &Parameter) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// Whether gradients are recorded for it.
+    pub fn is_trained(&self) -> bool {
+        self.0.trained.load(Ordering::Relaxed)
+    }
+
+    /// Records no gradients for it from now on.
+    pub fn freeze(&self) {
+        self.0.trained.store(false, Ordering::Relaxed);
+    }
+
+    /// Undoes [`Parameter::freeze`].
+    pub fn unfreeze(&self) {
+        self.0.trained.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Values.
+impl Parameter {
+    /// Lets it hold another tensor, at every site; see [`Leaf::set_tensor`].
+    ///
+    /// # Errors
+    /// If dtype, device or shape differ.
+    pub fn set_tensor(&self, tensor: Tensor) -> Result<()> {
+        tensor.storage().set_category(Category::Parameters);
+        Ok(self.0.sites.iter().try_for_each(|leaf| leaf.set_tensor(tensor.clone()))?)
+    }
+
+    /// Copies values into the tensor it holds, converted to its dtype and moved to its device.
+    ///
+    /// # Errors
+    /// If the shape differs.
+    pub fn load(&self, values: &Tensor) -> Result<()> {
+        let mut held = self.tensor();
+        let values = kernels::cast(&values.to_device(held.device(), false)?, held.dtype())?;
+        Ok(kernels::copy_(&mut held, &values)?)
+    }
+}
+
+/// Gradients.
+impl Parameter {
+    /// The gradient: the sites' chains added in the order of the sites.
+    ///
+    /// # Errors
+    /// If there are several chains and their sum cannot be allocated.
+    pub fn grad(&self) -> Result<Option<Tensor>> {
+        let mut chains = self.0.sites.iter().filter_map(Leaf::grad).map(Var::into_tensor);
+        let Some(first) = chains.next() else { return Ok(None) };
+        let mut sum = None;
+        for chain in chains {
+            kernels::accumulate_(sum.get_or_insert(first.copy()?), &chain)?;
+        }
+        Ok(Some(sum.unwrap_or(first)))
+    }
+
+    /// Adds the sites' chains into the first, which then holds the gradient, and returns it. For the end of a step:
+    /// what accumulates afterwards would be added in another order.
+    ///
+    /// # Errors
+    /// If a chain cannot be written.
+    pub fn finish_grad(&self) -> Result<Option<Tensor>> {
+        let (first, rest) = self.0.sites.split_at(1);
+        let mut sum = first[0].grad().map(Var::into_tensor);
+        for leaf in rest {
+            let Some(chain) = leaf.grad() else { continue };
+            match &mut sum {
+                Some(sum) => kernels::accumulate_(sum, chain.tensor())?,
+                None => {
+                    first[0].set_grad(Some(chain.clone()));
+                    sum = Some(chain.into_tensor());
+                }
+            }
+            leaf.zero_grad()?;
+        }
+        Ok(sum)
+    }
+
+    /// Takes the gradient away and returns it.
+    ///
+    /// # Errors
+    /// As [`Parameter::finish_grad`].
+    pub fn take_grad(&self) -> Result<Option<Tensor>> {
+        let grad = self.finish_grad()?;
+        self.0.sites[0].set_grad(None);
+        Ok(grad)
+    }
+
+    /// Replaces the gradient.
+    pub fn set_grad(&self, grad: Option<Tensor>) {
+        if let Some(grad) = &grad {
+            grad.storage().set_category(Category::Gradients);
+        }
+        self.0.sites[1..].iter().for_each(|leaf| leaf.set_grad(None));
+        self.0.sites[0].set_grad(grad.map(Var::new));
+    }
+
+    /// Forgets the gradient, of every site.
+    ///
+    /// # Errors
+    /// If a gradient buffer cannot be written.
+    pub fn zero_grad(&self) -> Result<()> {
+        Ok(self.0.sites.iter().try_for_each(Leaf::zero_grad)?)
+    }
+
+    /// Keeps gradients in `dtype` from now on, whatever the parameter's.
+    ///
+    /// # Errors
+    /// Never for a dtype of floats; kept for slots that check more.
+    pub fn set_grad_dtype(&self, dtype: DType) -> Result<()> {
+        if !dtype.is_float() {
+            return Err(Error::invalid(self.name(), format!("gradients of dtype {dtype}")));
+        }
+        Ok(self.0.sites.iter().try_for_each(|leaf| leaf.set_slot(Slot::Owned(Some(dtype))))?)
+    }
+}
+
+impl std::fmt::Debug for Parameter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Parameter({} {:?} {})", self.name(), self.tensor().shape(), self.dtype())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn values(t: &Tensor) -> Vec<f32> {
+        t.to_vec().unwrap()
+    }
+
+    #[test]
+    fn site_chains_are_added_in_the_order_of_the_sites() {
+        let w = Tensor::from_slice(&[1f32, 2.0], &[2], Device::CPU).unwrap();
+        let w = Parameter::new("w", w).unwrap().with_sites(2).unwrap();
+        // Used at the second site first.
+        let y = w.site(1).mul_scalar(3.0).unwrap().add(&w.site(0).mul_scalar(10.0).unwrap()).unwrap();
+        y.sum_all().unwrap().backward().unwrap();
+        assert_eq!(values(w.leaves()[0].grad().unwrap().tensor()), [10.0; 2]);
+        assert_eq!(values(w.leaves()[1].grad().unwrap().tensor()), [3.0; 2]);
+        assert_eq!(values(&w.grad().unwrap().unwrap()), [13.0; 2]);
+        assert_eq!(values(w.leaves()[0].grad().unwrap().tensor()), [10.0; 2], "grad() changes nothing");
+        assert_eq!(values(&w.finish_grad().unwrap().unwrap()), [13.0; 2]);
+        assert!(w.leaves()[1].grad().is_none());
+        assert_eq!(values(&w.take_grad().unwrap().unwrap()), [13.0; 2]);
+        assert!(w.grad().unwrap().is_none());
+    }
+
+    #[test]
+    fn all_sites_hold_the_tensor_that_is_set_and_a_frozen_one_records_nothing() {
+        let w = Tensor::from_slice(&[1f32, 2.0], &[2], Device::CPU).unwrap();
+        let w = Parameter::new("w", w).unwrap().with_sites(2).unwrap();
+        w.set_tensor(Tensor::from_slice(&[5f32, 6.0], &[2], Device::CPU).unwrap()).unwrap();
+        assert_eq!(values(w.site(1).tensor()), [5.0, 6.0]);
+        w.load(&Tensor::from_slice(&[7f64, 8.0], &[2], Device::CPU).unwrap()).unwrap();
+        assert_eq!(values(w.site(1).tensor()), [7.0, 8.0]);
+        w.freeze();
+        assert!(!w.site(0).requires_grad() && !w.is_trained());
+        w.unfreeze();
+        assert!(w.site(0).requires_grad());
+    }
+
+    #[test]
+    fn gradients_of_a_half_precision_parameter_can_be_kept_in_f32() {
+        let w = kernels::full(&[2], 1.0, DType::BF16, Device::CPU).unwrap();
+        let w = Parameter::new("w", w).unwrap();
+        w.set_grad_dtype(DType::F32).unwrap();
+        w.var().sum_all().unwrap().backward().unwrap();
+        assert_eq!(values(&w.grad().unwrap().unwrap()), [1.0; 2]);
+    }
+}

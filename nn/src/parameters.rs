@@ -1,0 +1,163 @@
+//! [`Parameters`]: visiting all parameters and buffers of a module by name.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use phalanx_tensor::Tensor;
+
+use crate::scope::join;
+use crate::{Buffer, Mismatch, Parameter, Result};
+
+/// What a visit comes by.
+#[derive(Clone, Copy, Debug)]
+pub enum Entry<'a> {
+    /// A trained tensor.
+    Parameter(&'a Parameter),
+    /// One that is only kept.
+    Buffer(&'a Buffer),
+}
+
+impl Entry<'_> {
+    /// The values.
+    pub fn tensor(&self) -> Tensor {
+        match self {
+            Entry::Parameter(p) => p.tensor(),
+            Entry::Buffer(b) => b.tensor(),
+        }
+    }
+
+    fn load(&self, values: &Tensor) -> Result<()> {
+        match self {
+            Entry::Parameter(p) => p.load(values),
+            Entry::Buffer(b) => b.load(values),
+        }
+    }
+}
+
+/// Anything that has parameters. Implemented with [`crate::parameters!`] by naming the fields.
+pub trait Parameters {
+    /// Calls `visitor` with every parameter and buffer and its path (`path` in front), in order of registration.
+    fn visit(&self, path: &str, visitor: &mut dyn FnMut(&str, Entry<'_>));
+
+    /// The trained tensors with their paths; a shared one comes once, under its first path.
+    fn named_parameters(&self) -> Vec<(String, Parameter)> {
+        let mut found: Vec<(String, Parameter)> = Vec::new();
+        self.visit("", &mut |path, entry| {
+            if let Entry::Parameter(p) = entry
+                && !found.iter().any(|(_, known)| known.is(p))
+            {
+                found.push((path.into(), p.clone()));
+            }
+        });
+        found
+    }
+
+    /// The trained tensors, each once.
+    fn parameters(&self) -> Vec<Parameter> {
+        self.named_parameters().into_iter().map(|(_, p)| p).collect()
+    }
+}
+
+/// Every parameter and buffer by name, as PyTorch's `state_dict`. The tensors are the module's own, not copies.
+pub fn state_dict(module: &(impl Parameters + ?Sized)) -> Vec<(String, Tensor)> {
+    let mut entries = Vec::new();
+    module.visit("", &mut |path, entry| entries.push((path.into(), entry.tensor())));
+    entries
+}
+
+/// Copies saved tensors into the parameters and buffers of those names, converting dtypes.
+///
+/// # Errors
+/// If names are missing, not known or of another shape; then nothing is changed.
+pub fn load_state_dict(
+    module: &(impl Parameters + ?Sized),
+    entries: impl IntoIterator<Item = (String, Tensor)>,
+) -> Result<()> {
+    let mut given: HashMap<String, Tensor> = entries.into_iter().collect();
+    let mut problems = Mismatch::default();
+    let mut fitting: HashMap<String, Tensor> = HashMap::new();
+    module.visit("", &mut |path, entry| match given.remove(path) {
+        None => problems.missing.push(path.into()),
+        Some(values) if values.shape() != entry.tensor().shape() => {
+            problems.misshaped.push((path.into(), values.shape().into(), entry.tensor().shape().into()));
+        }
+        Some(values) => drop(fitting.insert(path.into(), values)),
+    });
+    problems.unexpected = given.into_keys().collect();
+    problems.unexpected.sort();
+    problems.check("state dict")?;
+    let mut done = Ok(());
+    module.visit("", &mut |path, entry| {
+        if let (Ok(()), Some(values)) = (&done, fitting.get(path)) {
+            done = entry.load(values);
+        }
+    });
+    done
+}
+
+impl Parameters for Parameter {
+    fn visit(&self, path: &str, visitor: &mut dyn FnMut(&str, Entry<'_>)) {
+        visitor(path, Entry::Parameter(self));
+    }
+}
+
+impl Parameters for Buffer {
+    fn visit(&self, path: &str, visitor: &mut dyn FnMut(&str, Entry<'_>)) {
+        visitor(path, Entry::Buffer(self));
+    }
+}
+
+impl<T: Parameters> Parameters for Option<T> {
+    fn visit(&self, path: &str, visitor: &mut dyn FnMut(&str, Entry<'_>)) {
+        self.iter().for_each(|part| part.visit(path, visitor));
+    }
+}
+
+impl<T: Parameters> Parameters for Vec<T> {
+    fn visit(&self, path: &str, visitor: &mut dyn FnMut(&str, Entry<'_>)) {
+        self.iter().enumerate().for_each(|(i, part)| part.visit(&join(path, i), visitor));
+    }
+}
+
+impl<T: Parameters + ?Sized> Parameters for Box<T> {
+    fn visit(&self, path: &str, visitor: &mut dyn FnMut(&str, Entry<'_>)) {
+        (**self).visit(path, visitor);
+    }
+}
+
+impl<T: Parameters + ?Sized> Parameters for Arc<T> {
+    fn visit(&self, path: &str, visitor: &mut dyn FnMut(&str, Entry<'_>)) {
+        (**self).visit(path, visitor);
+    }
+}
+
+#[doc(hidden)]
+pub fn join_path(path: &str, name: &str) -> String {
+    join(path, name)
+}
+
+/// Implements [`Parameters`] for a struct by naming the fields that have some, in order of registration; a field
+/// whose saved name differs is given as `field = "name"`. Generics stand in brackets in front.
+///
+/// ```
+/// use phalanx_nn::{Linear, parameters};
+/// struct Perceptron { c_fc: Linear, c_proj: Linear }
+/// parameters!(Perceptron { c_fc, c_proj });
+/// struct Wrapper<M> { inner: M }
+/// parameters!([M: phalanx_nn::Parameters] Wrapper<M> { inner = "module" });
+/// ```
+#[macro_export]
+macro_rules! parameters {
+    ($([$($generics:tt)*])? $type:ty { $($field:ident $(= $name:literal)?),* $(,)? }) => {
+        impl<$($($generics)*)?> $crate::Parameters for $type {
+            #[allow(unused_variables)]
+            fn visit(&self, path: &str, visitor: &mut dyn FnMut(&str, $crate::Entry<'_>)) {
+                $(
+                    let name: &str = stringify!($field);
+                    $(let name: &str = $name;)?
+                    $crate::Parameters::visit(&self.$field, &$crate::join_path(path, name), visitor);
+                )*
+            }
+        }
+    };
+}

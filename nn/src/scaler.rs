@@ -1,0 +1,78 @@
+//! Dynamic loss scaling, for gradients in f16, whose range is small.
+
+/// Multiplies the loss so that small gradients do not vanish; halves the factor when gradients overflow, doubles it
+/// when they have not for long. Powers of two, so that scaling rounds nothing.
+/// Source: Micikevicius et al.: Mixed precision training (2018).
+///
+/// ```
+/// # use phalanx_nn::LossScaler;
+/// let mut scaler = LossScaler::default();
+/// // scaler.scale() times the loss is run backward; norm is the norm of the scaled gradients.
+/// let norm = f64::INFINITY;
+/// assert!(!scaler.update(norm.is_finite()), "the step is to be left out");
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LossScaler {
+    scale: f64,
+    interval: u64,
+    since: u64,
+}
+
+impl Default for LossScaler {
+    fn default() -> LossScaler {
+        LossScaler::new(65536.0, 2000)
+    }
+}
+
+impl LossScaler {
+    /// A scaler that begins with `scale` and doubles it after `interval` good steps.
+    pub fn new(scale: f64, interval: u64) -> LossScaler {
+        LossScaler { scale, interval, since: 0 }
+    }
+
+    /// What the loss is multiplied with now. Gradients are divided by it: its inverse goes into the optimizer's
+    /// gradient scale.
+    pub fn scale(&self) -> f64 {
+        self.scale
+    }
+
+    /// Good steps since the factor last changed, to be saved with the factor.
+    pub fn steps_since_change(&self) -> u64 {
+        self.since
+    }
+
+    /// A saved state restored.
+    #[must_use]
+    pub fn restored(self, scale: f64, since: u64) -> LossScaler {
+        LossScaler { scale, since, ..self }
+    }
+
+    /// Notes whether the step's gradients were finite, and returns whether the step is to be made.
+    pub fn update(&mut self, finite: bool) -> bool {
+        if !finite {
+            (self.scale, self.since) = ((self.scale / 2.0).max(1.0), 0);
+            return false;
+        }
+        self.since += 1;
+        if self.since == self.interval {
+            (self.scale, self.since) = (self.scale * 2.0, 0);
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_factor_halves_on_overflow_and_doubles_after_the_interval() {
+        let mut scaler = LossScaler::new(8.0, 2);
+        assert!(!scaler.update(false));
+        assert_eq!(scaler.scale(), 4.0);
+        assert!(scaler.update(true) && scaler.update(true));
+        assert_eq!(scaler.scale(), 8.0);
+        let saved = LossScaler::new(1.0, 2).restored(scaler.scale(), scaler.steps_since_change());
+        assert_eq!(saved, scaler);
+    }
+}

@@ -1,0 +1,136 @@
+//! Learning rates as pure functions of the step.
+
+use std::f64::consts::PI;
+
+/// How the learning rate moves; [`Schedule::lr`] of step 0, 1, ..
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Schedule {
+    /// The same rate, after a linear warm-up from 0.
+    Constant {
+        /// The rate.
+        lr: f64,
+        /// Steps of warm-up.
+        warmup: u64,
+    },
+    /// Linear warm-up from 0, then down along a cosine.
+    Cosine {
+        /// The highest rate.
+        lr: f64,
+        /// Steps of warm-up.
+        warmup: u64,
+        /// All steps.
+        total: u64,
+        /// Cosine waves; 0.5 goes down to 0 once.
+        cycles: f64,
+    },
+    /// Multiplied by `gamma` every `step_size` steps.
+    Step {
+        /// The first rate.
+        lr: f64,
+        /// Steps at one rate.
+        step_size: u64,
+        /// The factor.
+        gamma: f64,
+    },
+    /// Up to the highest rate and down again.
+    /// Source: Smith and Topin: Super-convergence (2018).
+    OneCycle(OneCycle),
+}
+
+/// The one-cycle policy's numbers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct OneCycle {
+    /// The highest rate.
+    pub max_lr: f64,
+    /// All steps.
+    pub total: u64,
+    /// The share of steps that go up.
+    pub pct_start: f64,
+    /// Straight legs instead of half cosines.
+    pub linear: bool,
+    /// The highest rate over the first.
+    pub div_factor: f64,
+    /// The first rate over the last.
+    pub final_div_factor: f64,
+    /// Back to the first rate as steeply as up, and only then to the last.
+    pub three_phase: bool,
+}
+
+impl Schedule {
+    /// The rate of a step, from 0.
+    pub fn lr(&self, step: u64) -> f64 {
+        let warm = |lr: f64, warmup: u64| (step < warmup).then(|| lr * step as f64 / warmup.max(1) as f64);
+        match *self {
+            Schedule::Constant { lr, warmup } => warm(lr, warmup).unwrap_or(lr),
+            Schedule::Cosine { lr, warmup, total, cycles } => warm(lr, warmup).unwrap_or_else(|| {
+                let done = (step - warmup) as f64 / total.saturating_sub(warmup).max(1) as f64;
+                lr * ((1.0 + (2.0 * PI * cycles * done).cos()) / 2.0).max(0.0)
+            }),
+            Schedule::Step { lr, step_size, gamma } => lr * gamma.powf((step / step_size.max(1)) as f64),
+            Schedule::OneCycle(cycle) => cycle.lr(step as f64),
+        }
+    }
+}
+
+impl OneCycle {
+    /// The legs: where each ends, and the rate there.
+    fn legs(&self) -> ([(f64, f64); 3], usize) {
+        let n = self.total as f64;
+        let first = self.max_lr / self.div_factor;
+        let (top, last) = ((self.pct_start * n - 1.0, self.max_lr), (n - 1.0, first / self.final_div_factor));
+        match self.three_phase {
+            true => ([top, (2.0 * self.pct_start * n - 2.0, first), last], 3),
+            false => ([top, last, last], 2),
+        }
+    }
+
+    fn lr(&self, step: f64) -> f64 {
+        let (legs, count) = self.legs();
+        let mut from = (0.0, self.max_lr / self.div_factor);
+        for &to in &legs[..count - 1] {
+            if step <= to.0 {
+                return self.between(from, to, step);
+            }
+            from = to;
+        }
+        self.between(from, legs[count - 1], step)
+    }
+
+    fn between(&self, from: (f64, f64), to: (f64, f64), step: f64) -> f64 {
+        let done = (step - from.0) / (to.0 - from.0);
+        match self.linear {
+            true => from.1 + (to.1 - from.1) * done,
+            false => to.1 + (from.1 - to.1) / 2.0 * (1.0 + (PI * done).cos()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn schedules_pass_through_their_corners() {
+        let close = |a: f64, b: f64| assert!((a - b).abs() < 1e-12, "{a} {b}");
+        let cosine = Schedule::Cosine { lr: 1.0, warmup: 4, total: 14, cycles: 0.5 };
+        [(0, 0.0), (2, 0.5), (4, 1.0), (9, 0.5), (14, 0.0)].map(|(step, lr)| close(cosine.lr(step), lr));
+        let constant = Schedule::Constant { lr: 2.0, warmup: 2 };
+        [(0, 0.0), (1, 1.0), (2, 2.0), (99, 2.0)].map(|(step, lr)| close(constant.lr(step), lr));
+        let steps = Schedule::Step { lr: 1.0, step_size: 3, gamma: 0.1 };
+        [(0, 1.0), (2, 1.0), (3, 0.1), (8, 0.01)].map(|(step, lr)| close(steps.lr(step), lr));
+        let cycle = |three_phase| {
+            Schedule::OneCycle(OneCycle {
+                max_lr: 1.0,
+                total: 20,
+                pct_start: 0.3,
+                linear: true,
+                div_factor: 25.0,
+                final_div_factor: 1e4,
+                three_phase,
+            })
+        };
+        [(0, 0.04), (5, 1.0), (12, 1.0 - 0.999996 / 2.0), (19, 4e-6)]
+            .map(|(s, lr)| close(cycle(false).lr(s), lr));
+        [(0, 0.04), (5, 1.0), (10, 0.04), (19, 4e-6)].map(|(s, lr)| close(cycle(true).lr(s), lr));
+    }
+}

@@ -1,0 +1,102 @@
+//! Where a module is made: its path in the model, the run's seed, dtype and device.
+
+use phalanx_tensor::{DType, Device, RngKey, Stream4, Window};
+
+use crate::{Init, Parameter, Result};
+
+/// Handed down while a model is built. The path gives every parameter its global name and every random draw its
+/// site, so that initial values and dropout masks do not depend on what else is built, in which order or where.
+///
+/// ```
+/// use phalanx_nn::{Scope, tensor::{DType, Device}};
+/// let scope = Scope::new(1, DType::F32, Device::CPU);
+/// assert_eq!(scope.child("h").child(0).name("weight"), "h.0.weight");
+/// ```
+#[derive(Clone, Debug)]
+pub struct Scope {
+    path: String,
+    seed: u64,
+    dtype: DType,
+    device: Device,
+}
+
+impl Scope {
+    /// The root, with an empty path.
+    pub fn new(seed: u64, dtype: DType, device: Device) -> Scope {
+        Scope { path: String::new(), seed, dtype, device }
+    }
+
+    /// The place of a part.
+    pub fn child(&self, name: impl std::fmt::Display) -> Scope {
+        Scope { path: self.name(name), ..self.clone() }
+    }
+
+    /// The same place with another dtype.
+    pub fn with_dtype(&self, dtype: DType) -> Scope {
+        Scope { dtype, ..self.clone() }
+    }
+
+    /// The path of what is called `name` here.
+    pub fn name(&self, name: impl std::fmt::Display) -> String {
+        join(&self.path, name)
+    }
+
+    /// The path of this place.
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// The run's seed.
+    pub fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    /// The parameters' dtype.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// The parameters' device.
+    pub fn device(&self) -> Device {
+        self.device
+    }
+
+    /// The number by which this place draws random numbers, the same in every run.
+    pub fn site(&self) -> u64 {
+        site(&self.path)
+    }
+
+    /// A parameter with initial values.
+    ///
+    /// # Errors
+    /// If it cannot be allocated.
+    pub fn parameter(&self, name: &str, shape: &[usize], init: Init) -> Result<Parameter> {
+        self.shard(name, shape, Window::whole(shape), init)
+    }
+
+    /// A part of a parameter, with that part of the initial values.
+    ///
+    /// # Errors
+    /// If it cannot be allocated.
+    pub fn shard(&self, name: &str, shape: &[usize], window: Window, init: Init) -> Result<Parameter> {
+        let name = self.name(name);
+        let values = init.sample(self.draws(&name), shape, &window, self.dtype, self.device)?;
+        Parameter::shard(name, values, window)
+    }
+
+    /// The initial draws of the parameter of that global name.
+    fn draws(&self, name: &str) -> Stream4 {
+        RngKey { seed: self.seed, step: 0 }.site(site(name))
+    }
+}
+
+/// `path.name`
+pub(crate) fn join(path: &str, name: impl std::fmt::Display) -> String {
+    if path.is_empty() { name.to_string() } else { format!("{path}.{name}") }
+}
+
+/// A 64-bit hash of a path: FNV-1a.
+fn site(path: &str) -> u64 {
+    path.bytes()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+}
