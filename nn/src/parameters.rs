@@ -148,8 +148,8 @@ pub fn join_path(path: &str, name: &str) -> String {
 /// ```
 #[macro_export]
 macro_rules! parameters {
-    ($([$($generics:tt)*])? $type:ty { $($field:ident $(= $name:literal)?),* $(,)? }) => {
-        impl<$($($generics)*)?> $crate::Parameters for $type {
+    ([$($generics:tt)*] $type:ty { $($field:ident $(= $name:literal)?),* $(,)? }) => {
+        impl<$($generics)*> $crate::Parameters for $type {
             #[allow(unused_variables)]
             fn visit(&self, path: &str, visitor: &mut dyn FnMut(&str, $crate::Entry<'_>)) {
                 $(
@@ -159,5 +159,8 @@ macro_rules! parameters {
                 )*
             }
         }
+    };
+    ($type:ty { $($fields:tt)* }) => {
+        $crate::parameters!([] $type { $($fields)* });
     };
 }

@@ -112,25 +112,26 @@ mod tests {
     #[test]
     fn schedules_pass_through_their_corners() {
         let close = |a: f64, b: f64| assert!((a - b).abs() < 1e-12, "{a} {b}");
-        let cosine = Schedule::Cosine { lr: 1.0, warmup: 4, total: 14, cycles: 0.5 };
-        [(0, 0.0), (2, 0.5), (4, 1.0), (9, 0.5), (14, 0.0)].map(|(step, lr)| close(cosine.lr(step), lr));
-        let constant = Schedule::Constant { lr: 2.0, warmup: 2 };
-        [(0, 0.0), (1, 1.0), (2, 2.0), (99, 2.0)].map(|(step, lr)| close(constant.lr(step), lr));
-        let steps = Schedule::Step { lr: 1.0, step_size: 3, gamma: 0.1 };
-        [(0, 1.0), (2, 1.0), (3, 0.1), (8, 0.01)].map(|(step, lr)| close(steps.lr(step), lr));
-        let cycle = |three_phase| {
-            Schedule::OneCycle(OneCycle {
-                max_lr: 1.0,
-                total: 20,
-                pct_start: 0.3,
-                linear: true,
-                div_factor: 25.0,
-                final_div_factor: 1e4,
-                three_phase,
-            })
+        let check = |schedule: Schedule, at: &[(u64, f64)]| {
+            at.iter().for_each(|&(step, lr)| close(schedule.lr(step), lr))
         };
-        [(0, 0.04), (5, 1.0), (12, 1.0 - 0.999996 / 2.0), (19, 4e-6)]
-            .map(|(s, lr)| close(cycle(false).lr(s), lr));
-        [(0, 0.04), (5, 1.0), (10, 0.04), (19, 4e-6)].map(|(s, lr)| close(cycle(true).lr(s), lr));
+        let cosine = Schedule::Cosine { lr: 1.0, warmup: 4, total: 14, cycles: 0.5 };
+        check(cosine, &[(0, 0.0), (2, 0.5), (4, 1.0), (9, 0.5), (14, 0.0)]);
+        check(Schedule::Constant { lr: 2.0, warmup: 2 }, &[(0, 0.0), (1, 1.0), (2, 2.0), (99, 2.0)]);
+        let steps = Schedule::Step { lr: 1.0, step_size: 3, gamma: 0.1 };
+        check(steps, &[(0, 1.0), (2, 1.0), (3, 0.1), (8, 0.01)]);
+        let cycle = OneCycle {
+            max_lr: 1.0,
+            total: 20,
+            pct_start: 0.3,
+            linear: true,
+            div_factor: 25.0,
+            final_div_factor: 1e4,
+            three_phase: false,
+        };
+        let middle = 1.0 - 0.999996 / 2.0;
+        check(Schedule::OneCycle(cycle), &[(0, 0.04), (5, 1.0), (12, middle), (19, 4e-6)]);
+        let three = OneCycle { three_phase: true, ..cycle };
+        check(Schedule::OneCycle(three), &[(0, 0.04), (5, 1.0), (10, 0.04), (19, 4e-6)]);
     }
 }
