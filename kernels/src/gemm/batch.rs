@@ -56,6 +56,11 @@ pub(super) fn run<T: GemmElem>(
     if k == 0 && write == Write::Accumulate && epilogue.is_empty() {
         return; // Adding a zero would turn -0 into 0.
     }
+    if c.strides().0 == 1 && c.strides().1 != 1 && epilogue.bias.is_none() {
+        // C lies in columns: its transpose, B^T A^T, lies in rows. Factors trade places in each step; nothing else does.
+        let batch = Batch { a: batch.b, b: batch.a, ..batch };
+        return run(runner, pool, batch, b.transposed(), a.transposed(), c.transposed(), (write, epilogue));
+    }
     if let Some((batch, a)) = fold(batch, a, &c) {
         let c_strides = c.strides();
         let rows = a.rows();

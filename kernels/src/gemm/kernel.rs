@@ -126,14 +126,14 @@ unsafe fn compute<V: Vector, const H: usize, const W: usize, const PACKED: bool>
             }
         }
     }
-    for i in 0..H {
-        for j in 0..W {
-            V::prefetch(tile.next_sums.wrapping_add(i * tile.sums_row + j * V::LANES));
-        }
-    }
     let (mut a, mut b, mut ahead) = (tile.a, tile.b, tile.ahead);
     let a_step = if PACKED { H } else { tile.a_step };
-    for _ in 0..tile.steps {
+    for step in 0..tile.steps {
+        if step < H {
+            for j in 0..W {
+                V::prefetch(tile.next_sums.wrapping_add(step * tile.sums_row + j * V::LANES));
+            }
+        }
         let mut b_row = [V::zero(); W];
         for (j, lanes) in b_row.iter_mut().enumerate() {
             // SAFETY: B's places are valid.

@@ -104,6 +104,17 @@ impl<'a, T> MatMut<'a, T> {
         MatMut::new(data, rows, cols, cols, 1)
     }
 
+    /// The same elements with rows and columns exchanged.
+    pub(crate) fn transposed(self) -> Self {
+        MatMut {
+            rows: self.cols,
+            cols: self.rows,
+            row_stride: self.col_stride,
+            col_stride: self.row_stride,
+            ..self
+        }
+    }
+
     pub(crate) fn rows(&self) -> usize {
         self.rows
     }

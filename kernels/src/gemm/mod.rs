@@ -32,6 +32,7 @@ mod tests;
 
 use phalanx_tensor::Pool;
 
+#[allow(unused_imports)] // until an operation asks for one
 pub(crate) use activation::Activation;
 pub(crate) use batch::Batch;
 pub(crate) use element::GemmElem;

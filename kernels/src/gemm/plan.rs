@@ -5,10 +5,10 @@ use super::kernel::TileShape;
 use std::ops::Range;
 
 /// Steps of k after which a tile's sums go through memory, so that a panel of B stays in the first-level cache.
-const STEPS_MAX: usize = 512;
+const STEPS_MAX: usize = 1024;
 /// A job's size in panels at most: what it reads of A for one block of k fits the second-level cache.
-const JOB_ROW_PANELS_MAX: usize = 36;
-const JOB_COL_PANELS_MAX: usize = 16;
+const JOB_ROW_PANELS_MAX: usize = 14;
+const JOB_COL_PANELS_MAX: usize = 64;
 /// B is packed by the job that uses it, just before, if so few panels of rows use it.
 const LOCAL_ROW_PANELS_MAX: usize = 3;
 /// B is read where it lies if so few panels of rows use it.
@@ -204,7 +204,7 @@ mod tests {
 
     #[test]
     fn two_threads_get_several_jobs_each_and_one_thread_no_more_than_it_must() {
-        assert_eq!(plan(256, 256, 256).jobs(19, 8, 1), (1, 1));
+        assert_eq!(plan(256, 256, 256).jobs(19, 8, 1), (2, 1));
         assert_eq!(plan(256, 256, 256).jobs(19, 8, 2), (4, 2));
         assert_eq!(plan(1, 32, 32).jobs(1, 1, 8), (1, 1));
     }

@@ -185,9 +185,12 @@ fn strides_and_transposes_change_no_bit() {
             for write in [Write::Store, Write::Accumulate] {
                 let case = Case { lies, write, ..Case::plain(m, n, k) };
                 check::<f32>(case, &pools[..2]);
-                check::<f64>(case, &pools[1..2]);
-                check::<bf16>(case, &pools[1..2]);
-                check::<f16>(case, &pools[1..2]);
+                // The other types share the paths; some of the ways are enough.
+                if lie % 4 == 1 {
+                    check::<f64>(case, &pools[1..2]);
+                    check::<bf16>(case, &pools[1..2]);
+                    check::<f16>(case, &pools[1..2]);
+                }
             }
         }
     }
@@ -196,7 +199,7 @@ fn strides_and_transposes_change_no_bit() {
 #[test]
 fn blocks_of_k_change_no_bit() {
     let pools = pools();
-    for (m, n, k) in [(5, 40, 1000), (30, 20, 777), (129, 65, 800), (64, 33, 385)] {
+    for (m, n, k) in [(5, 40, 1025), (30, 20, 2500), (129, 65, 1100), (64, 33, 2049)] {
         for lie in [Lie::Rows, Lie::Cols] {
             for (write, bias) in [(Write::Store, false), (Write::Accumulate, true)] {
                 let case = Case { lies: (lie, lie, Lie::Rows), write, bias, ..Case::plain(m, n, k) };

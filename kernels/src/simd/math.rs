@@ -151,7 +151,9 @@ pub(super) fn tanh<V: Vector>(x: V) -> V {
 pub(super) fn sigmoid<V: Vector>(x: V) -> V {
     let one = c::<V>(1.0);
     let e = exp(-x.abs());
-    keep_nan(x, divide_by_sum(V::select(x.ge(V::zero()), one, e), one, e))
+    // Where e is nothing beside 1 it may as well be larger: subnormal numbers are slow.
+    let inverse = divide_by_sum(one, one, c::<V>(1e-30).max(e));
+    keep_nan(x, V::select(x.ge(V::zero()), inverse, e * inverse))
 }
 
 /// `erf(x)` for `|x| <= 1`.
