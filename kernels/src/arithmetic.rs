@@ -5,6 +5,16 @@ use phalanx_tensor::{DType, Error, Result, Scalar, Tensor};
 use crate::check;
 use crate::pointwise::{Pointwise, common_shape, map, map_scalar};
 
+/// `float` of a floating-point operand, or `int` of an integer one (the result wraps to the dtype).
+pub(crate) fn unary(
+    op: &'static str,
+    float: impl Pointwise<1>,
+    int: impl Fn(i64) -> i64 + Sync,
+    a: &Tensor,
+) -> Result<Tensor> {
+    scalar(op, float, |x, _| int(x), a, Scalar::Int(0))
+}
+
 /// `float` of two floating-point operands, or `int` of two integer ones (the result wraps to the dtype).
 pub(crate) fn binary(
     op: &'static str,

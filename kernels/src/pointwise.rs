@@ -3,17 +3,50 @@
 //! An operation states what it does to vectors, once; this module broadcasts, gathers strided inputs, widens
 //! halves, splits the work over the device's threads and picks the instruction set.
 
-use phalanx_tensor::{Dims, Element, Result, Tensor, broadcast_shapes};
+use phalanx_tensor::{Dims, Element, Error, Loops, Result, Tensor, broadcast_shapes};
 
 use crate::check;
 use crate::real::{Real, for_real};
 use crate::simd::{Float, Isa, Kernel, Vector, dispatch};
-use crate::source::{BLOCK, Source};
+use crate::source::{BLOCK, Source, for_each_part};
 
 /// A function of `N` elements.
 pub(crate) trait Pointwise<const N: usize>: Copy + Sync {
     /// The function, on vectors. To be marked `#[inline(always)]`.
     fn eval<V: Vector>(self, x: [V; N]) -> V;
+}
+
+/// Declares a [`Pointwise`] function: `pointwise!(Name, |x, y| body)`, or with numbers beside the elements
+/// `pointwise!(Name { alpha }, |x| body)`. In the body `V` is the vector type.
+macro_rules! pointwise {
+    ($name:ident, |$($x:ident),+| $body:expr) => {
+        #[derive(Clone, Copy)]
+        struct $name;
+        $crate::pointwise::pointwise!(@impl $name [] |$($x),+| $body);
+    };
+    ($name:ident { $($number:ident),+ }, |$($x:ident),+| $body:expr) => {
+        #[derive(Clone, Copy)]
+        struct $name {
+            $($number: f64),+
+        }
+        $crate::pointwise::pointwise!(@impl $name [$($number),+] |$($x),+| $body);
+    };
+    (@impl $name:ident [$($number:ident),*] |$($x:ident),+| $body:expr) => {
+        impl $crate::pointwise::Pointwise<{ [$(stringify!($x)),+].len() }> for $name {
+            #[inline(always)]
+            fn eval<V: $crate::simd::Vector>(self, [$($x),+]: [V; { [$(stringify!($x)),+].len() }]) -> V {
+                let Self { $($number),* } = self;
+                $body
+            }
+        }
+    };
+}
+pub(crate) use pointwise;
+
+/// A number in every lane.
+#[inline(always)]
+pub(crate) fn c<V: Vector>(x: f64) -> V {
+    V::splat(V::Elem::from_f64(x))
 }
 
 /// Elements that a thread works on at least: 32 KiB of f32.
@@ -38,52 +71,76 @@ pub(crate) fn map<const N: usize>(
     Ok(out)
 }
 
-/// [`map`] into a contiguous tensor of the broadcast shape and the inputs' dtype, which shares no storage with
-/// them.
+/// [`map`] into a tensor of the broadcast shape and the inputs' dtype, which shares no storage with them.
 pub(crate) fn map_into<const N: usize>(
     op: &'static str,
     f: impl Pointwise<N>,
     inputs: [&Tensor; N],
     out: &mut Tensor,
 ) -> Result<()> {
-    debug_assert!(out.is_contiguous());
     if out.device().is_meta() {
         out.bump_version();
         return Ok(());
     }
-    for_real!(op, out.dtype(), T => map_typed::<T, N>(op, f, inputs, out))
+    for_real!(op, out.dtype(), T => map_typed::<T, N>(op, &|inputs, out| run(f, inputs, out), inputs, out))
+}
+
+/// A function of `N` slices of one length into another, erased so that the frame around it is compiled once and
+/// not for every function.
+type Blockwise<'a, T, U, const N: usize> = &'a (dyn Fn([&[T]; N], &mut [U]) + Sync);
+
+/// One block, or more; a function of its own, so that the halves share f32's.
+#[inline(never)]
+fn run<T: Float + Element, const N: usize>(f: impl Pointwise<N>, inputs: [&[T]; N], out: &mut [T]) {
+    dispatch(Block { f, inputs, out });
 }
 
 fn map_typed<T: Real, const N: usize>(
     op: &'static str,
-    f: impl Pointwise<N>,
+    f: Blockwise<'_, T::Wide, T::Wide, N>,
     inputs: [&Tensor; N],
     out: &mut Tensor,
 ) -> Result<()> {
     let shape = Dims::from_slice(out.shape());
-    let (offset, numel, pool) = (out.offset(), out.numel(), out.device().pool()?);
     let sources: [Source<'_, T>; N] = Source::open_all(op, inputs, &shape)?;
-    let mut target = out.write::<T>(op)?;
-    pool.for_each_chunk(&mut target[offset..offset + numel], PIECE, |piece, target| {
-        let mut scratch = [[T::Wide::ZERO; BLOCK]; N];
-        let mut result = [T::Wide::ZERO; BLOCK];
-        for (i, target) in target.chunks_mut(BLOCK).enumerate() {
-            let start = piece * PIECE + i * BLOCK;
-            let mut scratch = scratch.iter_mut();
-            let inputs: [&[T::Wide]; N] = std::array::from_fn(|n| match scratch.next() {
-                Some(scratch) => sources[n].wide(start, target.len(), scratch),
-                None => &[],
-            });
-            match T::as_wide_mut(target) {
-                Some(out) => dispatch(Block { f, inputs, out }),
-                None => {
-                    dispatch(Block { f, inputs, out: &mut result[..target.len()] });
-                    target.iter_mut().zip(&result).for_each(|(to, &x)| *to = T::narrow(x));
-                }
+    let direct = T::as_wide(&[]).is_some() && sources.iter().all(Source::is_contiguous);
+    update(op, out, |start, target: &mut [T]| {
+        let len = target.len();
+        match T::as_wide_mut(target) {
+            Some(out) if direct => {
+                let inputs = std::array::from_fn(|n| sources[n].wide(start, len, &mut []));
+                f(inputs, out);
+            }
+            _ => map_gathered(f, &sources, start, target),
+        }
+    })
+}
+
+/// A piece whose inputs have to be gathered or widened, block by block.
+#[inline(never)]
+fn map_gathered<T: Real, const N: usize>(
+    f: Blockwise<'_, T::Wide, T::Wide, N>,
+    sources: &[Source<'_, T>; N],
+    start: usize,
+    target: &mut [T],
+) {
+    let mut scratch = [[T::Wide::ZERO; BLOCK]; N];
+    let mut result = [T::Wide::ZERO; BLOCK];
+    for (i, target) in target.chunks_mut(BLOCK).enumerate() {
+        let (start, len) = (start + i * BLOCK, target.len());
+        let mut scratch = scratch.iter_mut();
+        let inputs: [&[T::Wide]; N] = std::array::from_fn(|n| match scratch.next() {
+            Some(scratch) => sources[n].wide(start, len, scratch),
+            None => &[],
+        });
+        match T::as_wide_mut(target) {
+            Some(out) => f(inputs, out),
+            None => {
+                f(inputs, &mut result[..len]);
+                T::narrow_all(&result[..len], target);
             }
         }
-    });
-    Ok(())
+    }
 }
 
 /// One block: every slice is of the output's length.
@@ -112,6 +169,53 @@ impl<T: Float + Element, F: Pointwise<N>, const N: usize> Kernel for Block<'_, T
     }
 }
 
+/// Sets `to` to `f(to, x)` in place, for floating-point tensors; without an `x` the second element is the first
+/// again. `to` may be any view that does not overlap itself; `x` has its shape and is converted to its dtype first.
+pub(crate) fn modify(
+    op: &'static str,
+    f: impl Pointwise<2>,
+    to: &mut Tensor,
+    x: Option<&Tensor>,
+) -> Result<()> {
+    check::float(op, to)?;
+    let x = x.map(|x| operand(op, to, x)).transpose()?;
+    if to.device().is_meta() {
+        to.bump_version();
+        return Ok(());
+    }
+    for_real!(op, to.dtype(), T => modify_typed::<T>(op, &|inputs, out| run(f, inputs, out), to, x.as_ref()))
+}
+
+fn operand(op: &'static str, to: &Tensor, x: &Tensor) -> Result<Tensor> {
+    check::same_device(op, &[to, x])?;
+    check::float(op, x)?;
+    check::shape(op, "a tensor", x, to.shape())?;
+    let x = crate::ops::cast(x, to.dtype())?;
+    if to.shares_storage(&x) { x.copy() } else { Ok(x) }
+}
+
+fn modify_typed<T: Real>(
+    op: &'static str,
+    f: Blockwise<'_, T::Wide, T::Wide, 2>,
+    to: &mut Tensor,
+    x: Option<&Tensor>,
+) -> Result<()> {
+    let source = x.map(|x| Source::<T>::open(op, x, x.shape())).transpose()?;
+    update(op, to, |start, target: &mut [T]| {
+        let mut scratch = [[T::Wide::ZERO; BLOCK]; 2];
+        let mut result = [T::Wide::ZERO; BLOCK];
+        let [before, other] = &mut scratch;
+        for (i, target) in target.chunks_mut(BLOCK).enumerate() {
+            let len = target.len();
+            T::widen_all(target, &mut before[..len]);
+            let before = &before[..len];
+            let x = source.as_ref().map_or(before, |s| s.wide(start + i * BLOCK, len, other));
+            f([before, x], &mut result[..len]);
+            T::narrow_all(&result[..len], target);
+        }
+    })
+}
+
 /// Applies a scalar function to the broadcast inputs, for dtypes that are not computed in vectors. `T` is the
 /// inputs' stored type, `U` the output's.
 pub(crate) fn map_scalar<T: Element, U: Element, const N: usize>(
@@ -120,28 +224,89 @@ pub(crate) fn map_scalar<T: Element, U: Element, const N: usize>(
     inputs: [&Tensor; N],
     out: &mut Tensor,
 ) -> Result<()> {
-    debug_assert!(out.is_contiguous());
     if out.device().is_meta() {
         out.bump_version();
         return Ok(());
     }
+    let each = |inputs: [&[T]; N], out: &mut [U]| {
+        assert!(inputs.iter().all(|x| x.len() == out.len())); // lets the loop go without bounds checks
+        for (j, to) in out.iter_mut().enumerate() {
+            *to = f(std::array::from_fn(|n| inputs[n][j]));
+        }
+    };
+    map_blocks(op, &each, inputs, out)
+}
+
+fn map_blocks<T: Element, U: Element, const N: usize>(
+    op: &'static str,
+    f: Blockwise<'_, T, U, N>,
+    inputs: [&Tensor; N],
+    out: &mut Tensor,
+) -> Result<()> {
     let shape = Dims::from_slice(out.shape());
-    let (offset, numel, pool) = (out.offset(), out.numel(), out.device().pool()?);
     let sources: [Source<'_, T>; N] = Source::open_all(op, inputs, &shape)?;
-    let mut target = out.write::<U>(op)?;
-    pool.for_each_chunk(&mut target[offset..offset + numel], PIECE, |piece, target| {
+    update(op, out, |start, target: &mut [U]| {
         let mut scratch = [[T::zeroed(); BLOCK]; N];
         for (i, target) in target.chunks_mut(BLOCK).enumerate() {
-            let start = piece * PIECE + i * BLOCK;
+            let (start, len) = (start + i * BLOCK, target.len());
             let mut scratch = scratch.iter_mut();
             let inputs: [&[T]; N] = std::array::from_fn(|n| match scratch.next() {
-                Some(scratch) => sources[n].block(start, target.len(), scratch),
+                Some(scratch) => sources[n].block(start, len, scratch),
                 None => &[],
             });
-            for (j, to) in target.iter_mut().enumerate() {
-                *to = f(std::array::from_fn(|n| inputs[n][j]));
-            }
+            f(inputs, target);
         }
-    });
+    })
+}
+
+/// Hands `out`'s elements to `f` in pieces, each with the row-major index of its first element, on the device's
+/// threads. `f` finds what the tensor held and leaves what it shall hold. `out` may have any strides as long as it
+/// does not overlap itself.
+pub(crate) fn update<T: Element>(
+    op: &'static str,
+    out: &mut Tensor,
+    f: impl Fn(usize, &mut [T]) + Sync,
+) -> Result<()> {
+    if !out.is_contiguous() {
+        return update_strided(op, out, f);
+    }
+    let (offset, numel) = (out.offset(), out.numel());
+    if numel <= PIECE {
+        let mut target = out.write::<T>(op)?;
+        f(0, &mut target[offset..offset + numel]);
+        return Ok(());
+    }
+    let pool = out.device().pool()?;
+    let mut target = out.write::<T>(op)?;
+    let target = &mut target[offset..offset + numel];
+    pool.for_each_chunk(target, PIECE, |piece, target| f(piece * PIECE, target));
+    Ok(())
+}
+
+/// [`update`] by way of a contiguous block.
+#[inline(never)]
+fn update_strided<T: Element>(op: &'static str, out: &mut Tensor, f: impl Fn(usize, &mut [T])) -> Result<()> {
+    let layout = out.layout().clone();
+    if layout.overlaps_itself() {
+        let why =
+            format!("the destination overlaps itself: shape {:?}, strides {:?}", out.shape(), out.strides());
+        return Err(Error::invalid(op, why));
+    }
+    let mut target = out.write::<T>(op)?;
+    let loops = Loops::new(layout.shape(), [layout.strides()]);
+    let mut scratch = [T::zeroed(); BLOCK];
+    for start in (0..layout.numel()).step_by(BLOCK) {
+        let block = &mut scratch[..BLOCK.min(layout.numel() - start)];
+        let (at, len) = (layout.offset(), block.len());
+        for_each_part(&loops, start, len, |part, from, stride| {
+            let strided = target[at + from..].iter().step_by(stride);
+            block[part].iter_mut().zip(strided).for_each(|(to, &x)| *to = x);
+        });
+        f(start, block);
+        for_each_part(&loops, start, len, |part, to, stride| {
+            let strided = target[at + to..].iter_mut().step_by(stride);
+            strided.zip(&block[part]).for_each(|(to, &x)| *to = x);
+        });
+    }
     Ok(())
 }

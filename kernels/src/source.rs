@@ -1,6 +1,8 @@
 //! A tensor's elements in row-major order, block by block, whatever its strides and however it is broadcast.
 
-use phalanx_tensor::{Element, Layout, Loops, Read, Result, Tensor};
+use std::ops::Range;
+
+use phalanx_tensor::{Element, Loops, Read, Result, Tensor};
 
 use crate::real::Real;
 
@@ -12,25 +14,24 @@ pub(crate) const BLOCK: usize = 1024;
 pub(crate) struct Source<'a, T> {
     elements: Read<'a, T>,
     offset: usize,
-    contiguous: bool,
-    loops: Loops<1>,
+    /// `None` if the elements lie together.
+    loops: Option<Loops<1>>,
 }
 
 impl<'a, T: Element> Source<'a, T> {
     /// Opens `tensor`, whose shape broadcasts to `shape`.
+    #[inline]
     pub(crate) fn open(op: &'static str, tensor: &'a Tensor, shape: &[usize]) -> Result<Source<'a, T>> {
         let same = tensor.shape() == shape;
-        let seen: Layout =
-            if same { tensor.layout().clone() } else { tensor.broadcast_to(shape)?.layout().clone() };
-        Ok(Source {
-            elements: tensor.read(op)?,
-            offset: seen.offset(),
-            contiguous: seen.is_contiguous(),
-            loops: Loops::new(seen.shape(), [seen.strides()]),
-        })
+        let loops = match same && tensor.is_contiguous() {
+            true => None,
+            false => Some(loops_over(tensor, shape)?),
+        };
+        Ok(Source { elements: tensor.read(op)?, offset: tensor.offset(), loops })
     }
 
     /// Opens several.
+    #[inline]
     pub(crate) fn open_all<const N: usize>(
         op: &'static str,
         tensors: [&'a Tensor; N],
@@ -43,44 +44,38 @@ impl<'a, T: Element> Source<'a, T> {
         Ok(opened.map(|source| source.unwrap_or_else(|| unreachable!("every slot was filled"))))
     }
 
+    /// Whether the elements lie together, so that no block is ever gathered.
+    pub(crate) fn is_contiguous(&self) -> bool {
+        self.loops.is_none()
+    }
+
     /// Elements `start .. start + len` in row-major order: where they lie if they lie together, else gathered
     /// into `scratch`, which must have room.
     #[inline]
     pub(crate) fn block<'b>(&'b self, start: usize, len: usize, scratch: &'b mut [T]) -> &'b [T] {
-        if self.contiguous {
-            return &self.elements[self.offset + start..][..len];
-        }
-        self.gather(start, &mut scratch[..len], |to, from| *to = from);
+        let Some(loops) = &self.loops else { return &self.elements[self.offset + start..][..len] };
+        self.gather(loops, start, &mut scratch[..len], |to, from| *to = from);
         &scratch[..len]
     }
 
     /// Copies the elements from `start` on.
     pub(crate) fn copy_to(&self, start: usize, to: &mut [T]) {
-        if self.contiguous {
-            to.copy_from_slice(&self.elements[self.offset + start..][..to.len()]);
-        } else {
-            self.gather(start, to, |to, from| *to = from);
+        match &self.loops {
+            None => to.copy_from_slice(&self.elements[self.offset + start..][..to.len()]),
+            Some(loops) => self.gather(loops, start, to, |to, from| *to = from),
         }
     }
 
     /// Calls `put` for each element of a slice with the elements from `start` on.
-    fn gather<U>(&self, start: usize, to: &mut [U], put: impl Fn(&mut U, T)) {
-        let (inner, stride) = (self.loops.inner(), self.loops.inner_strides()[0]);
-        let (mut run, mut skip, mut done) = (start / inner.max(1), start % inner.max(1), 0);
-        while done < to.len() {
-            let count = (inner - skip).min(to.len() - done);
-            let from = self.offset + self.loops.start(run)[0] + skip * stride;
-            let part = &mut to[done..done + count];
+    fn gather<U>(&self, loops: &Loops<1>, start: usize, to: &mut [U], put: impl Fn(&mut U, T)) {
+        for_each_part(loops, start, to.len(), |part, at, stride| {
+            let (part, from) = (&mut to[part], &self.elements[self.offset + at..]);
             match stride {
-                0 => part.iter_mut().for_each(|to| put(to, self.elements[from])),
-                1 => part.iter_mut().zip(&self.elements[from..from + count]).for_each(|(to, &x)| put(to, x)),
-                _ => {
-                    let strided = self.elements[from..].iter().step_by(stride);
-                    part.iter_mut().zip(strided).for_each(|(to, &x)| put(to, x));
-                }
+                0 => part.iter_mut().for_each(|to| put(to, from[0])),
+                1 => part.iter_mut().zip(from).for_each(|(to, &x)| put(to, x)),
+                _ => part.iter_mut().zip(from.iter().step_by(stride)).for_each(|(to, &x)| put(to, x)),
             }
-            (run, skip, done) = (run + 1, 0, done + count);
-        }
+        });
     }
 }
 
@@ -88,21 +83,47 @@ impl<T: Real> Source<'_, T> {
     /// All elements in the type that is computed in, if they lie together in it.
     #[inline]
     pub(crate) fn all_wide(&self) -> Option<&[T::Wide]> {
-        if self.contiguous { T::as_wide(&self.elements[self.offset..]) } else { None }
+        if self.is_contiguous() { T::as_wide(&self.elements[self.offset..]) } else { None }
     }
 
     /// [`Source::block`] in the type that is computed in.
     #[inline]
     pub(crate) fn wide<'b>(&'b self, start: usize, len: usize, scratch: &'b mut [T::Wide]) -> &'b [T::Wide] {
-        if self.contiguous {
-            let block = &self.elements[self.offset + start..][..len];
-            if let Some(wide) = T::as_wide(block) {
-                return wide;
+        match &self.loops {
+            None => {
+                let block = &self.elements[self.offset + start..][..len];
+                if let Some(wide) = T::as_wide(block) {
+                    return wide;
+                }
+                T::widen_all(block, &mut scratch[..len]);
             }
-            block.iter().zip(&mut *scratch).for_each(|(&x, to)| *to = x.widen());
-        } else {
-            self.gather(start, &mut scratch[..len], |to, from: T| *to = from.widen());
+            Some(loops) => self.gather(loops, start, &mut scratch[..len], |to, from: T| *to = from.widen()),
         }
         &scratch[..len]
+    }
+}
+
+/// The loops over a tensor broadcast to `shape`.
+#[inline(never)]
+fn loops_over(tensor: &Tensor, shape: &[usize]) -> Result<Loops<1>> {
+    let seen = tensor.broadcast_to(shape)?;
+    Ok(Loops::new(shape, [seen.strides()]))
+}
+
+/// Calls `f(part, at, stride)` for the parts of `len` elements from number `start` on that lie a stride apart: which
+/// they are, counted from `start`, and where the first lies.
+#[inline]
+pub(crate) fn for_each_part(
+    loops: &Loops<1>,
+    start: usize,
+    len: usize,
+    mut f: impl FnMut(Range<usize>, usize, usize),
+) {
+    let (inner, [stride]) = (loops.inner(), loops.inner_strides());
+    let (mut run, mut skip, mut done) = (start / inner.max(1), start % inner.max(1), 0);
+    while done < len {
+        let count = (inner - skip).min(len - done);
+        f(done..done + count, loops.start(run)[0] + skip * stride, stride);
+        (run, skip, done) = (run + 1, 0, done + count);
     }
 }

@@ -51,8 +51,8 @@ pub(crate) fn values(x: &Tensor) -> Vec<f64> {
 
 /// Holds a unary operation against its formula in f64, over [`tensors`].
 pub(crate) fn assert_unary(
-    op: fn(&Tensor) -> Result<Tensor>,
-    formula: fn(f64) -> f64,
+    op: impl Fn(&Tensor) -> Result<Tensor>,
+    formula: impl Fn(f64) -> f64,
     value: &dyn Fn(usize) -> f64,
 ) {
     for x in tensors(value) {
@@ -70,4 +70,14 @@ pub(crate) fn assert_unary(
 pub(crate) fn assert_close(got: f64, want: f64, tolerance: f64) {
     let close = (got - want).abs() <= tolerance * want.abs().max(1.0);
     assert!(close || got == want || (got.is_nan() && want.is_nan()), "got {got}, wanted {want}");
+}
+
+/// The error function, by its series with positive terms.
+pub(crate) fn erf(x: f64) -> f64 {
+    let (mut term, mut sum) = (x, x);
+    for n in 1..400 {
+        term *= 2.0 * x * x / f64::from(2 * n + 1);
+        sum += term;
+    }
+    std::f64::consts::FRAC_2_SQRT_PI * (-x * x).exp() * sum
 }

@@ -3,23 +3,52 @@
 //! An operation is a method of [`crate::Var`]. Its backward is written with these operations too, so that it can be
 //! differentiated again; where a fused kernel is faster it is used unless a graph of the gradients is asked for.
 
+mod abs;
 mod add;
 mod broadcast;
 mod cat;
+mod clamp;
+mod compare;
+mod cos;
+mod div;
+mod elementwise;
+mod elu;
+mod erf;
+mod exp;
+mod exp_m1;
 mod flip;
+mod gelu;
+mod leaky_relu;
 mod linear;
 mod linear_map;
+mod ln_1p;
+mod log;
 mod matmul;
+mod maximum;
 mod mul;
+mod neg;
 mod pad;
 mod permute;
+mod pow;
+mod reciprocal;
+mod relu;
 mod reshape;
 mod roll;
+mod rsqrt;
+mod sigmoid;
+mod silu;
+mod sin;
+mod softplus;
 mod split;
+mod sqrt;
+mod square;
+mod sub;
 mod subset;
 mod sum;
 mod tanh;
 #[cfg(test)]
 mod testing;
+mod to;
 mod to_device;
 mod tril;
+mod where_;

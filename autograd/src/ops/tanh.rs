@@ -3,8 +3,10 @@
 //! Derivative: `dx = dy (1 - y²)`. Saves `y`, which the derivative is made of.
 
 use phalanx_kernels as kernels;
+use phalanx_tensor::{Result as TensorResult, Tensor};
 
-use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, grads1, record};
+use super::elementwise::{Elementwise, elementwise};
+use crate::{Result, Var};
 
 impl Var {
     /// The hyperbolic tangent.
@@ -12,22 +14,21 @@ impl Var {
     /// # Errors
     /// If the dtype is no floating-point one.
     pub fn tanh(&self) -> Result<Var> {
-        let y = kernels::tanh(self.tensor())?;
-        record("tanh", &[self], y, |s: &Saver<'_>| Ok(Tanh { y: s.output(0)? }))
+        elementwise(self, kernels::tanh(self.tensor())?, Tanh)
     }
 }
 
-struct Tanh {
-    y: Saved,
-}
+struct Tanh;
 
-impl Backward for Tanh {
-    fn backward(&self, cx: &Cx<'_>) -> Result<Grads> {
-        let y = cx.get(&self.y)?;
-        if !cx.create_graph() {
-            return grads1(Var::new(kernels::tanh_backward(y.tensor(), cx.dy().tensor())?));
-        }
-        let slope = y.mul(&y)?.mul_scalar(-1.0)?.add_scalar(1.0)?;
-        grads1(cx.dy().mul(&slope)?)
+impl Elementwise for Tanh {
+    const NAME: &'static str = "tanh";
+    const OF_OUTPUT: bool = true;
+
+    fn fused(&self, y: &Tensor, dy: &Tensor) -> TensorResult<Tensor> {
+        kernels::tanh_backward(y, dy)
+    }
+
+    fn composed(&self, y: &Var, dy: &Var) -> Result<Var> {
+        dy.mul(&y.square()?.rsub_scalar(1.0)?)
     }
 }

@@ -3,7 +3,7 @@
 use phalanx_tensor::{DType, Element, Result, Tensor, bf16, f16};
 
 use crate::pointwise::map_scalar;
-use crate::real::for_element;
+use crate::real::{Real, for_element};
 
 /// `x` in another dtype; `x` itself if it has that dtype. Floats round to nearest even, float to integer truncates
 /// (saturating, NaN to 0), anything to bool is `x != 0`.
@@ -56,6 +56,15 @@ pub(crate) trait Number: Element {
     /// The low bits.
     fn from_i64(x: i64) -> Self;
 
+    /// From a number given beside tensors.
+    #[inline]
+    fn from_scalar(x: phalanx_tensor::Scalar) -> Self {
+        match x {
+            phalanx_tensor::Scalar::Int(x) => Self::from_i64(x),
+            phalanx_tensor::Scalar::Float(x) => Self::from_f64(x),
+        }
+    }
+
     /// From another number, by way of whichever of f64 and i64 holds it exactly.
     #[inline(always)]
     fn from_number<T: Number>(x: T) -> Self {
@@ -92,8 +101,8 @@ macro_rules! number {
 number! {
     f64, false, x, x, x as i64, x, x as f64;
     f32, false, x, f64::from(x), x as i64, x as f32, x as f32;
-    bf16, false, x, x.to_f64(), x.to_f64() as i64, bf16::from_f32(to_odd(x)), bf16::from_f32(to_odd(x as f64));
-    f16, false, x, x.to_f64(), x.to_f64() as i64, f16::from_f32(to_odd(x)), f16::from_f32(to_odd(x as f64));
+    bf16, false, x, f64::from(x.widen()), x.widen() as i64, bf16::narrow(to_odd(x)), bf16::narrow(to_odd(x as f64));
+    f16, false, x, f64::from(x.widen()), x.widen() as i64, f16::narrow(to_odd(x)), f16::narrow(to_odd(x as f64));
     i64, true, x, x as f64, x, x as i64, x;
     i32, true, x, f64::from(x), i64::from(x), x as i32, x as i32;
     u8, true, x, f64::from(x), i64::from(x), x as i64 as u8, x as u8;

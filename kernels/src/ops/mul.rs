@@ -2,8 +2,7 @@
 
 use phalanx_tensor::{Result, Scalar, Tensor};
 
-use crate::pointwise::Pointwise;
-use crate::simd::{Float, Vector};
+use crate::pointwise::{c, pointwise};
 
 /// `a * b`, broadcast; floating-point or integer, of one dtype.
 ///
@@ -18,25 +17,8 @@ pub fn mul(a: &Tensor, b: &Tensor) -> Result<Tensor> {
 /// # Errors
 /// If the dtype is bool, or an integer one and `s` is no integer.
 pub fn mul_scalar(a: &Tensor, s: Scalar) -> Result<Tensor> {
-    crate::arithmetic::scalar("mul", MulScalar(s.to_f64()), i64::wrapping_mul, a, s)
+    crate::arithmetic::scalar("mul", MulScalar { s: s.to_f64() }, i64::wrapping_mul, a, s)
 }
 
-#[derive(Clone, Copy)]
-struct Mul;
-
-impl Pointwise<2> for Mul {
-    #[inline(always)]
-    fn eval<V: Vector>(self, [a, b]: [V; 2]) -> V {
-        a * b
-    }
-}
-
-#[derive(Clone, Copy)]
-struct MulScalar(f64);
-
-impl Pointwise<1> for MulScalar {
-    #[inline(always)]
-    fn eval<V: Vector>(self, [a]: [V; 1]) -> V {
-        a * V::splat(V::Elem::from_f64(self.0))
-    }
-}
+pointwise!(Mul, |a, b| a * b);
+pointwise!(MulScalar { s }, |a| a * c(s));

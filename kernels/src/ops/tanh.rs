@@ -2,8 +2,7 @@
 
 use phalanx_tensor::{Result, Tensor};
 
-use crate::pointwise::{Pointwise, map};
-use crate::simd::Vector;
+use crate::pointwise::{c, map, pointwise};
 
 /// `tanh(x)`, elementwise, any shape and floating-point dtype.
 ///
@@ -18,28 +17,11 @@ pub fn tanh(x: &Tensor) -> Result<Tensor> {
 /// # Errors
 /// If shapes, dtypes or devices differ.
 pub fn tanh_backward(y: &Tensor, dy: &Tensor) -> Result<Tensor> {
-    map("tanh_backward", BackwardOf, [y, dy])
+    map("tanh_backward", Gradient, [y, dy])
 }
 
-#[derive(Clone, Copy)]
-struct Forward;
-
-impl Pointwise<1> for Forward {
-    #[inline(always)]
-    fn eval<V: Vector>(self, [x]: [V; 1]) -> V {
-        x.tanh()
-    }
-}
-
-#[derive(Clone, Copy)]
-struct BackwardOf;
-
-impl Pointwise<2> for BackwardOf {
-    #[inline(always)]
-    fn eval<V: Vector>(self, [y, dy]: [V; 2]) -> V {
-        dy * (V::splat(<V::Elem as crate::simd::Float>::ONE) - y * y)
-    }
-}
+pointwise!(Forward, |x| x.tanh());
+pointwise!(Gradient, |y, dy| dy * (c::<V>(1.0) - y * y));
 
 #[cfg(test)]
 mod tests {

@@ -1,6 +1,7 @@
 //! The operators by family: each turns a case's arguments into a call of the library.
 
 mod binary;
+mod choice;
 mod layout;
 mod matmul;
 mod reduce;
@@ -34,7 +35,7 @@ type Family = fn(&Call<'_>) -> Option<Result<Vec<Var>>>;
 /// A family that reads and checks its cases itself.
 type Special = fn(&Set, &Case) -> Option<std::result::Result<(), String>>;
 
-const FAMILIES: &[Family] = &[unary::run, binary::run, layout::run, matmul::run, reduce::run];
+const FAMILIES: &[Family] = &[unary::run, binary::run, choice::run, layout::run, matmul::run, reduce::run];
 
 /// Families that are more than one call.
 pub const SPECIAL: &[Special] = &[];

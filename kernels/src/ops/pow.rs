@@ -1,0 +1,219 @@
+//! Powers of two tensors, or of a tensor and a number.
+
+use phalanx_tensor::{DType, Element, Error, Result, Scalar, Tensor};
+
+use crate::check;
+use crate::ops::cast::Number;
+use crate::pointwise::{c, common_shape, map, map_scalar, pointwise};
+
+/// `base^exponent`, broadcast, with IEEE 754's special cases; floating-point or integer, of one dtype.
+///
+/// # Errors
+/// If the shapes do not broadcast, dtypes or devices differ, or the dtype is bool.
+pub fn pow(base: &Tensor, exponent: &Tensor) -> Result<Tensor> {
+    const OP: &str = "pow";
+    if base.dtype().is_float() {
+        return map(OP, Power, [base, exponent]);
+    }
+    check::same(OP, &[base, exponent])?;
+    let mut out = Tensor::empty(&common_shape(OP, &[base, exponent])?, base.dtype(), base.device())?;
+    match base.dtype() {
+        DType::I64 => integers::<i64, 2>(OP, |[b, e]| (b, e), [base, exponent], &mut out),
+        DType::I32 => integers::<i32, 2>(OP, |[b, e]| (b, e), [base, exponent], &mut out),
+        DType::U8 => integers::<u8, 2>(OP, |[b, e]| (b, e), [base, exponent], &mut out),
+        other => Err(Error::dtype(OP, other, "a number dtype")),
+    }?;
+    Ok(out)
+}
+
+/// `base^e` in `base`'s dtype.
+///
+/// # Errors
+/// If the dtype is bool, or an integer one and `e` is not an integer from 0 up.
+pub fn pow_scalar(base: &Tensor, e: Scalar) -> Result<Tensor> {
+    const OP: &str = "pow";
+    if base.dtype().is_float() {
+        return float_power(OP, base, e.to_f64());
+    }
+    let Some(e) = as_integer(e).filter(|&e| e >= 0) else {
+        let dtype = base.dtype();
+        let why =
+            format!("got the exponent {} for a tensor of {dtype}, wanted an integer from 0 up", e.to_f64());
+        return Err(Error::invalid(OP, why));
+    };
+    let mut out = base.empty_like()?;
+    match base.dtype() {
+        DType::I64 => integers::<i64, 1>(OP, |[b]| (b, e), [base], &mut out),
+        DType::I32 => integers::<i32, 1>(OP, |[b]| (b, e), [base], &mut out),
+        DType::U8 => integers::<u8, 1>(OP, |[b]| (b, e), [base], &mut out),
+        other => Err(Error::dtype(OP, other, "a number dtype")),
+    }?;
+    Ok(out)
+}
+
+/// `b^exponent` in `exponent`'s dtype.
+///
+/// # Errors
+/// If the dtype is bool, or an integer one and `b` is no integer.
+pub fn rpow_scalar(exponent: &Tensor, b: Scalar) -> Result<Tensor> {
+    const OP: &str = "pow";
+    if exponent.dtype().is_float() {
+        return map(OP, PowerOf { b: b.to_f64() }, [exponent]);
+    }
+    let Some(b) = as_integer(b) else {
+        let why =
+            format!("got the base {} for a tensor of {}, wanted an integer", b.to_f64(), exponent.dtype());
+        return Err(Error::invalid(OP, why));
+    };
+    let mut out = exponent.empty_like()?;
+    match exponent.dtype() {
+        DType::I64 => integers::<i64, 1>(OP, |[e]| (b, e), [exponent], &mut out),
+        DType::I32 => integers::<i32, 1>(OP, |[e]| (b, e), [exponent], &mut out),
+        DType::U8 => integers::<u8, 1>(OP, |[e]| (b, e), [exponent], &mut out),
+        other => Err(Error::dtype(OP, other, "a number dtype")),
+    }?;
+    Ok(out)
+}
+
+/// The gradient of the base: `dy e base^(e - 1)`, 0 where the exponent is 0.
+///
+/// # Errors
+/// If the shapes do not broadcast, or dtypes or devices differ.
+pub fn pow_backward_base(base: &Tensor, exponent: &Tensor, dy: &Tensor) -> Result<Tensor> {
+    map("pow_backward", BaseGradient, [base, exponent, dy])
+}
+
+/// The gradient of the exponent: `dy y ln(base)` for `y = base^exponent`, 0 where the base is 0 and the exponent
+/// is not below.
+///
+/// # Errors
+/// If the shapes do not broadcast, or dtypes or devices differ.
+pub fn pow_backward_exponent(base: &Tensor, exponent: &Tensor, dy: &Tensor) -> Result<Tensor> {
+    map("pow_backward", ExponentGradient, [base, exponent, dy])
+}
+
+/// The gradient of `x` in `x^e`: `dy e x^(e - 1)`, 0 for `e = 0`.
+///
+/// # Errors
+/// If shapes, dtypes or devices differ.
+pub fn pow_scalar_backward(x: &Tensor, dy: &Tensor, e: f64) -> Result<Tensor> {
+    const OP: &str = "pow_backward";
+    match e {
+        0.0 => map(OP, Nothing, [x, dy]),
+        1.0 => map(OP, Gradient1, [x, dy]),
+        2.0 => map(OP, Gradient2, [x, dy]),
+        3.0 => map(OP, Gradient3, [x, dy]),
+        e => map(OP, GradientTo { e }, [x, dy]),
+    }
+}
+
+/// The gradient of the exponent in `y = b^exponent`: `dy y ln b`, 0 for `b = 0` where `y` is no infinity.
+///
+/// # Errors
+/// If shapes, dtypes or devices differ.
+pub fn rpow_scalar_backward(y: &Tensor, dy: &Tensor, b: f64) -> Result<Tensor> {
+    map("pow_backward", GradientOf { ln: b.ln() }, [y, dy])
+}
+
+/// The common exponents by products and roots, which are faster and rounded less.
+fn float_power(op: &'static str, x: &Tensor, e: f64) -> Result<Tensor> {
+    match e {
+        0.0 => map(op, One, [x]),
+        1.0 => map(op, Itself, [x]),
+        2.0 => map(op, Square, [x]),
+        3.0 => map(op, Cube, [x]),
+        0.5 => map(op, Root, [x]),
+        -0.5 => map(op, InverseRoot, [x]),
+        -1.0 => map(op, Inverse, [x]),
+        -2.0 => map(op, InverseSquare, [x]),
+        e => map(op, PowerTo { e }, [x]),
+    }
+}
+
+fn as_integer(x: Scalar) -> Option<i64> {
+    match x {
+        Scalar::Int(x) => Some(x),
+        Scalar::Float(x) => (x.fract() == 0.0).then_some(x as i64),
+    }
+}
+
+/// Powers of the pairs that `pair` makes of the elements.
+fn integers<T: Number + Element, const N: usize>(
+    op: &'static str,
+    pair: impl Fn([i64; N]) -> (i64, i64) + Sync,
+    inputs: [&Tensor; N],
+    out: &mut Tensor,
+) -> Result<()> {
+    map_scalar(op, |x: [T; N]| T::from_i64(integer_power(pair(x.map(T::to_i64)))), inputs, out)
+}
+
+/// By repeated squaring, wrapping; a negative exponent gives the truncated inverse (0 for 0).
+fn integer_power((mut base, exponent): (i64, i64)) -> i64 {
+    let mut left = match exponent {
+        0.. => exponent as u64,
+        _ if base == 1 || base == -1 => exponent.unsigned_abs(),
+        _ => return 0,
+    };
+    let mut power = 1i64;
+    while left > 0 {
+        if left & 1 == 1 {
+            power = power.wrapping_mul(base);
+        }
+        base = base.wrapping_mul(base);
+        left >>= 1;
+    }
+    power
+}
+
+pointwise!(Power, |x, e| x.pow(e));
+pointwise!(PowerTo { e }, |x| x.pow(c(e)));
+pointwise!(PowerOf { b }, |e| c::<V>(b).pow(e));
+pointwise!(One, |_x| c::<V>(1.0));
+pointwise!(Itself, |x| x);
+pointwise!(Square, |x| x * x);
+pointwise!(Cube, |x| x * x * x);
+pointwise!(Root, |x| x.sqrt());
+pointwise!(InverseRoot, |x| c::<V>(1.0) / x.sqrt());
+pointwise!(Inverse, |x| c::<V>(1.0) / x);
+pointwise!(InverseSquare, |x| c::<V>(1.0) / (x * x));
+pointwise!(Nothing, |_x, dy| V::select(dy.eq(dy), V::zero(), V::zero()));
+pointwise!(Gradient1, |_x, dy| dy);
+pointwise!(Gradient2, |x, dy| dy * (x + x));
+pointwise!(Gradient3, |x, dy| dy * c(3.0) * (x * x));
+pointwise!(GradientTo { e }, |x, dy| dy * c(e) * x.pow(c(e - 1.0)));
+pointwise!(GradientOf { ln }, |y, dy| dy * V::select(y.eq(V::zero()), V::zero(), y * c(ln)));
+pointwise!(BaseGradient, |x, e, dy| V::select(e.eq(V::zero()), V::zero(), dy * e * x.pow(e - c(1.0))));
+pointwise!(ExponentGradient, |x, e, dy| {
+    let flat = x.eq(V::zero()) & e.ge(V::zero());
+    V::select(flat, V::zero(), dy * x.pow(e) * x.ln())
+});
+
+#[cfg(test)]
+mod tests {
+    use phalanx_tensor::Device;
+
+    use super::*;
+    use crate::testing::{assert_unary, floats};
+
+    #[test]
+    fn every_exponent_equals_the_formula() {
+        for e in [0.0, 1.0, 2.0, 3.0, 0.5, -0.5, -1.0, -2.0, 1.7, 5.0] {
+            for x in crate::testing::tensors(&floats(0.1, 3.0)) {
+                let y = crate::testing::values(&pow_scalar(&x, Scalar::Float(e)).unwrap());
+                for (y, x) in y.into_iter().zip(crate::testing::values(&x)) {
+                    crate::testing::assert_close(y, x.powf(e), crate::testing::tolerance(DType::BF16));
+                }
+            }
+        }
+        assert_unary(|e| rpow_scalar(e, Scalar::Int(2)), f64::exp2, &floats(-5.0, 5.0));
+    }
+
+    #[test]
+    fn integers_wrap_and_truncate() {
+        let base = Tensor::from_slice(&[2i64, -1, 3, 0, 7], &[5], Device::CPU).unwrap();
+        let exponent = Tensor::from_slice(&[62i64, -3, -1, 0, 2], &[5], Device::CPU).unwrap();
+        let power = pow(&base, &exponent).unwrap().to_vec::<i64>().unwrap();
+        assert_eq!(power, [1 << 62, -1, 0, 1, 49]);
+        assert!(pow_scalar(&base, Scalar::Int(-1)).is_err());
+    }
+}
