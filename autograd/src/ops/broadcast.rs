@@ -71,3 +71,24 @@ impl Var {
         record_linear("sum_to", self, y, move |dy| dy.broadcast_to(&from))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::ops::testing::check_twice;
+
+    #[test]
+    fn repetitions_have_their_derivatives() {
+        check_twice(&[&[2, 1]], |v| {
+            let y = v[0].expand(&[3, -1, 4])?;
+            y.mul(&y)
+        });
+        check_twice(&[&[2, 3]], |v| {
+            let y = v[0].repeat(&[2, 1, 3])?;
+            y.mul(&y)
+        });
+        check_twice(&[&[2, 3]], |v| {
+            let y = v[0].sum_to(&[3])?;
+            y.mul(&y)
+        });
+    }
+}

@@ -58,3 +58,21 @@ impl Backward for Cat {
         self.sizes.iter().enumerate().map(grad).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::Var;
+    use crate::ops::testing::check_twice;
+
+    #[test]
+    fn joins_have_their_derivatives() {
+        check_twice(&[&[2, 2], &[2, 3]], |v| {
+            let y = Var::cat(v, 1)?;
+            y.mul(&y)
+        });
+        check_twice(&[&[2, 2], &[2, 2]], |v| {
+            let y = Var::stack(v, -1)?;
+            y.mul(&y)
+        });
+    }
+}

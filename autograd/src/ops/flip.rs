@@ -18,3 +18,16 @@ impl Var {
         record_view("flip", self, kernels::flip(self.tensor(), &dims)?, move |dy| dy.flip(&dims))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::ops::testing::check_twice;
+
+    #[test]
+    fn reversals_have_their_derivatives() {
+        check_twice(&[&[2, 3, 2]], |v| {
+            let y = v[0].flip(&[0, -1])?.mul(&v[0])?;
+            y.mul(&y)
+        });
+    }
+}

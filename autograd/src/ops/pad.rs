@@ -22,3 +22,20 @@ impl Var {
         record_view("pad", self, y, move |dy| dy.pad(&back, 0))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::ops::testing::check_twice;
+
+    #[test]
+    fn margins_have_their_derivatives() {
+        check_twice(&[&[2, 3]], |v| {
+            let y = v[0].pad(&[(1, 2), (0, 1)], 0.5)?;
+            y.mul(&y)
+        });
+        check_twice(&[&[4, 3]], |v| {
+            let y = v[0].pad(&[(-1, 1), (2, -3)], 0.5)?;
+            y.mul(&y)
+        });
+    }
+}

@@ -29,3 +29,20 @@ impl Var {
         record_view("transpose", self, self.tensor().transpose(a, b)?, move |dy| dy.transpose(a, b))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::ops::testing::check_twice;
+
+    #[test]
+    fn permutations_have_their_derivatives() {
+        check_twice(&[&[2, 3, 4]], |v| {
+            let y = v[0].permute(&[2, 0, 1])?;
+            y.mul(&y)
+        });
+        check_twice(&[&[2, 3]], |v| {
+            let y = v[0].transpose(0, -1)?;
+            y.mul(&y)
+        });
+    }
+}

@@ -78,3 +78,24 @@ impl Var {
         self.reshape_to(&kept)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::ops::testing::check_twice;
+
+    #[test]
+    fn other_shapes_have_their_derivatives() {
+        check_twice(&[&[2, 3, 1]], |v| {
+            let y = v[0].reshape(&[3, -1])?;
+            y.mul(&y)
+        });
+        check_twice(&[&[2, 3, 1]], |v| {
+            let y = v[0].flatten(0, -2)?.squeeze(&[-1])?.unsqueeze(-1)?;
+            y.mul(&y)
+        });
+        check_twice(&[&[1, 3, 1]], |v| {
+            let y = v[0].squeeze_all()?;
+            y.mul(&y)
+        });
+    }
+}

@@ -36,3 +36,20 @@ impl Var {
         self.reshape_to(&[self.numel()])?.roll(&[shift], &[0])?.reshape_to(&shape)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::ops::testing::check_twice;
+
+    #[test]
+    fn rolls_have_their_derivatives() {
+        check_twice(&[&[3, 4]], |v| {
+            let y = v[0].roll(&[1, -6], &[0, 1])?.mul(&v[0])?;
+            y.mul(&y)
+        });
+        check_twice(&[&[3, 2]], |v| {
+            let y = v[0].roll_all(-5)?.mul(&v[0])?;
+            y.mul(&y)
+        });
+    }
+}

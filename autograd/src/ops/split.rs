@@ -86,3 +86,21 @@ impl Backward for Split {
         true
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::ops::testing::check_twice;
+
+    #[test]
+    fn pieces_have_their_derivatives() {
+        check_twice(&[&[5, 2]], |v| {
+            let pieces = v[0].split(2, 0)?;
+            // One piece stays unused.
+            pieces[0].mul(&pieces[1])
+        });
+        check_twice(&[&[2, 6]], |v| {
+            let pieces = v[0].split_sizes(&[1, 3, 2], -1)?;
+            pieces[0].mul(&pieces[1])?.sum_all()?.mul(&pieces[2])
+        });
+    }
+}

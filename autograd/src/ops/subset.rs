@@ -66,3 +66,24 @@ where
     kernels::copy_(&mut part, x.tensor())?;
     record_view(name, x, whole, move |dy| subset(name, dy, view.clone()))
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::ops::testing::check_twice;
+
+    #[test]
+    fn parts_have_their_derivatives() {
+        check_twice(&[&[4, 3]], |v| {
+            let y = v[0].narrow(0, 1, 2)?;
+            y.mul(&y)
+        });
+        check_twice(&[&[7, 2]], |v| {
+            let y = v[0].slice(0, Some(-6), Some(100), 2)?;
+            y.mul(&y)
+        });
+        check_twice(&[&[2, 3]], |v| {
+            let y = v[0].select(-1, 2)?;
+            y.mul(&y)
+        });
+    }
+}

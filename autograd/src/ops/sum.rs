@@ -65,3 +65,24 @@ pub(super) fn all_dims(x: &Var) -> Dims {
 pub(super) fn reduced(from: &[usize], dims: &[usize]) -> Dims {
     from.iter().enumerate().map(|(d, &n)| if dims.contains(&d) { 1 } else { n }).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::ops::testing::check_twice;
+
+    #[test]
+    fn sums_and_means_have_their_derivatives() {
+        check_twice(&[&[2, 3, 2]], |v| {
+            let y = v[0].sum(&[0, -1], false)?;
+            y.mul(&y)
+        });
+        check_twice(&[&[2, 3]], |v| {
+            let y = v[0].mean(&[1], true)?;
+            y.mul(&y)
+        });
+        check_twice(&[&[2, 3]], |v| {
+            let y = v[0].mean_all()?;
+            y.mul(&y)
+        });
+    }
+}

@@ -25,3 +25,20 @@ impl Var {
         record_linear("triu", self, kernels::triu(self.tensor(), diagonal)?, move |dy| dy.triu(diagonal))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::ops::testing::check_twice;
+
+    #[test]
+    fn triangles_have_their_derivatives() {
+        check_twice(&[&[2, 3, 4]], |v| {
+            let y = v[0].tril(1)?;
+            y.mul(&y)
+        });
+        check_twice(&[&[4, 3]], |v| {
+            let y = v[0].triu(-1)?;
+            y.mul(&y)
+        });
+    }
+}

@@ -5,6 +5,7 @@ mod abs;
 mod accumulate;
 mod add;
 mod any_nan;
+mod arange;
 mod cast;
 mod cat;
 mod clamp;
@@ -19,6 +20,7 @@ mod exp_m1;
 mod flip;
 mod full;
 mod gelu;
+mod index;
 mod leaky_relu;
 mod linear;
 mod ln_1p;
@@ -51,6 +53,7 @@ pub use abs::{abs, abs_backward};
 pub use accumulate::{accumulate_, add_scaled_};
 pub use add::{add, add_scalar};
 pub use any_nan::any_nan;
+pub use arange::arange;
 pub use cast::cast;
 pub use cat::cat;
 pub use clamp::{clamp, clamp_backward};
@@ -65,6 +68,10 @@ pub use exp_m1::exp_m1;
 pub use flip::flip;
 pub use full::{fill_, full};
 pub use gelu::{Gelu, gelu, gelu_backward};
+pub use index::{
+    embedding, embedding_backward, embedding_backward_accumulate_, gather, index_add, index_select, one_hot,
+    scatter_add,
+};
 pub use leaky_relu::{leaky_relu, leaky_relu_backward};
 pub use linear::linear;
 pub use ln_1p::ln_1p;

@@ -2,6 +2,7 @@
 
 mod binary;
 mod choice;
+mod index;
 mod layout;
 mod matmul;
 mod reduce;
@@ -35,7 +36,8 @@ type Family = fn(&Call<'_>) -> Option<Result<Vec<Var>>>;
 /// A family that reads and checks its cases itself.
 type Special = fn(&Set, &Case) -> Option<std::result::Result<(), String>>;
 
-const FAMILIES: &[Family] = &[unary::run, binary::run, choice::run, layout::run, matmul::run, reduce::run];
+const FAMILIES: &[Family] =
+    &[unary::run, binary::run, choice::run, layout::run, matmul::run, reduce::run, index::run];
 
 /// Families that are more than one call.
 pub const SPECIAL: &[Special] = &[];

@@ -1,0 +1,88 @@
+//! `y = x` at indices along a dimension (`gather`), and its transposed map, adding at indices (`scatter_add`).
+//!
+//! Derivative: of `gather` `dx = scatter_add(0, index, dy)`; of `scatter_add` `dx = dy`, `dsource = gather(dy, index)`.
+//! The index is saved.
+
+use phalanx_kernels as kernels;
+use phalanx_tensor::{Dim, Dims, Tensor};
+
+use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, grads1, record};
+
+impl Var {
+    /// `y[.., i, ..] = x[.., index[.., i, ..], ..]`, the index standing in place `dim`. The index (i64 or i32) is no
+    /// larger than this except along `dim`.
+    ///
+    /// # Errors
+    /// If there is no such dimension, the index does not fit, or an index is out of range.
+    pub fn gather(&self, dim: impl Dim, index: &Var) -> Result<Var> {
+        let dim = dim.resolve(self.rank().max(1), "gather")?;
+        let y = kernels::gather(self.tensor(), dim, index.tensor())?;
+        record("gather", &[self, index], y, |s: &Saver<'_>| {
+            Ok(Gather { dim, from: Dims::from_slice(self.shape()), index: s.input(1)? })
+        })
+    }
+
+    /// This, with `source[.., i, ..]` added at `[.., index[.., i, ..], ..]`, the index standing in place `dim`. Index
+    /// and source have one shape, no larger than this one's except along `dim`; repeats add up.
+    ///
+    /// # Errors
+    /// If there is no such dimension, shapes do not fit, or an index is out of range.
+    pub fn scatter_add(&self, dim: impl Dim, index: &Var, source: &Var) -> Result<Var> {
+        let dim = dim.resolve(self.rank().max(1), "scatter_add")?;
+        let y = kernels::scatter_add(self.tensor(), dim, index.tensor(), source.tensor())?;
+        record("scatter_add", &[self, index, source], y, |s: &Saver<'_>| {
+            Ok(ScatterAdd { dim, index: s.needs(2).then(|| s.input(1)).transpose()? })
+        })
+    }
+}
+
+struct Gather {
+    dim: usize,
+    from: Dims,
+    index: Saved,
+}
+
+impl Backward for Gather {
+    fn backward(&self, cx: &Cx<'_>) -> Result<Grads> {
+        grads1(zeros(cx.dy(), &self.from)?.scatter_add(self.dim, &cx.get(&self.index)?, cx.dy())?)
+    }
+}
+
+struct ScatterAdd {
+    dim: usize,
+    index: Option<Saved>,
+}
+
+impl Backward for ScatterAdd {
+    fn backward(&self, cx: &Cx<'_>) -> Result<Grads> {
+        let source = |index: &Saved| cx.dy().gather(self.dim, &cx.get(index)?);
+        let source = self.index.as_ref().filter(|_| cx.needs(2)).map(source).transpose()?;
+        Ok([Some(cx.dy().clone()), None, source].into_iter().collect())
+    }
+}
+
+/// Zeros as a constant, of `like`'s dtype and device.
+pub(super) fn zeros(like: &Var, shape: &[usize]) -> Result<Var> {
+    Ok(Var::new(Tensor::zeros(shape, like.dtype(), like.device())?))
+}
+
+#[cfg(test)]
+mod tests {
+    use phalanx_tensor::Device;
+
+    use crate::Var;
+    use crate::ops::testing::check_twice;
+
+    #[test]
+    fn gather_and_scatter_add_have_each_other_as_derivative() {
+        let index = Var::from_slice(&[0i64, 2, 2, 1], &[2, 2], Device::CPU).unwrap();
+        check_twice(&[&[2, 3]], |v| {
+            let y = v[0].gather(1, &index)?;
+            y.mul(&y)
+        });
+        check_twice(&[&[3, 2], &[2, 2]], |v| {
+            let y = v[0].scatter_add(0, &index, &v[1])?;
+            y.mul(&y)
+        });
+    }
+}

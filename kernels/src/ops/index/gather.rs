@@ -1,0 +1,81 @@
+//! Elements by index.
+
+use phalanx_tensor::{Dim, Dims, Error, Loops, Result, Tensor};
+
+use super::{check_range, indices};
+use crate::ops::copy::elements;
+use crate::pointwise::PIECE;
+
+/// `y[.., i, ..] = x[.., index[.., i, ..], ..]`, the index standing in place `dim`. The index is no larger than `x`
+/// except along `dim`.
+///
+/// # Errors
+/// If there is no such dimension, the index has another rank, is too large or not i64 or i32, or is out of range.
+pub fn gather(x: &Tensor, dim: impl Dim, index: &Tensor) -> Result<Tensor> {
+    const OP: &str = "gather";
+    let dim = dim.resolve(x.rank().max(1), OP)?;
+    check_index(OP, x, dim, index)?;
+    let (index, x) = (indices(OP, index, x)?, x.contiguous()?);
+    let mut out = Tensor::empty(index.shape(), x.dtype(), x.device())?;
+    if out.device().is_meta() {
+        return Ok(out);
+    }
+    let read = index.read::<i64>(OP)?;
+    let at = &read[index.offset()..][..index.numel()];
+    check_range(OP, at, x.shape().get(dim).copied().unwrap_or(1))?;
+    match x.dtype().size() {
+        1 => pick::<u8>(OP, &x, dim, at, &mut out)?,
+        2 => pick::<u16>(OP, &x, dim, at, &mut out)?,
+        4 => pick::<u32>(OP, &x, dim, at, &mut out)?,
+        _ => pick::<u64>(OP, &x, dim, at, &mut out)?,
+    }
+    Ok(out)
+}
+
+/// The index has the rank of `x` and is no larger except along `dim`.
+pub(super) fn check_index(op: &'static str, x: &Tensor, dim: usize, index: &Tensor) -> Result<()> {
+    let fits = |(d, (&i, &n)): (usize, (&usize, &usize))| d == dim || i <= n;
+    if index.rank() == x.rank() && index.shape().iter().zip(x.shape()).enumerate().all(fits) {
+        return Ok(());
+    }
+    let wanted = format!("the rank of {:?}, and no larger except in dimension {dim}", x.shape());
+    Err(Error::shape(op, format!("an index of shape {:?}", index.shape()), wanted))
+}
+
+/// Loops over an index's elements, whose stride is that in the contiguous tensor it points into, 0 along `dim`; and
+/// the stride along `dim`.
+pub(super) fn loops(shape: &[usize], dim: usize, index: &[usize]) -> (Loops<1>, usize) {
+    let mut strides: Dims = phalanx_tensor::contiguous_strides(shape);
+    let along = strides.get_mut(dim).map_or(1, std::mem::take);
+    (Loops::new(index, [&strides]), along)
+}
+
+fn pick<T: bytemuck::Pod + Send + Sync>(
+    op: &'static str,
+    x: &Tensor,
+    dim: usize,
+    at: &[i64],
+    out: &mut Tensor,
+) -> Result<()> {
+    let (numel, pool, (loops, along)) =
+        (out.numel(), out.device().pool()?, loops(x.shape(), dim, out.shape()));
+    if numel == 0 {
+        return Ok(());
+    }
+    let bytes = x.read_bytes(op)?;
+    let source = &elements::<T>(&bytes)[x.offset()..];
+    let mut target = out.write_bytes(op)?;
+    let target = &mut bytemuck::cast_slice_mut::<u8, T>(&mut target)[..numel];
+    let (inner, [stride]) = (loops.inner(), loops.inner_strides());
+    let length = PIECE.div_ceil(inner) * inner;
+    pool.for_each_chunk(target, length, |piece, target| {
+        for (i, run) in target.chunks_mut(inner).enumerate() {
+            let nth = piece * (length / inner) + i;
+            let source = &source[loops.start(nth)[0]..];
+            for (j, (to, &at)) in run.iter_mut().zip(&at[nth * inner..]).enumerate() {
+                *to = source[j * stride + at as usize * along];
+            }
+        }
+    });
+    Ok(())
+}

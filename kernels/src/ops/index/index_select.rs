@@ -1,0 +1,75 @@
+//! Rows by index.
+
+use phalanx_tensor::{Dim, Dims, Error, Result, Tensor};
+
+use super::{check_range, indices};
+use crate::ops::copy::elements;
+use crate::pointwise::PIECE;
+
+/// The parts of `x` at the indices along `dim`, in their order; an index may come several times.
+///
+/// # Errors
+/// If there is no such dimension, `index` has more than one dimension or is not i64 or i32, or an index is out of
+/// range.
+pub fn index_select(x: &Tensor, dim: impl Dim, index: &Tensor) -> Result<Tensor> {
+    const OP: &str = "index_select";
+    let dim = dim.resolve(x.rank(), OP)?;
+    if index.rank() > 1 {
+        return Err(Error::shape(OP, format!("an index of shape {:?}", index.shape()), "one dimension"));
+    }
+    let mut shape = Dims::from_slice(x.shape());
+    shape[dim] = index.numel();
+    select(OP, x, dim, index, &shape)
+}
+
+/// [`index_select`] by indices of any shape into any shape with that many elements.
+pub(super) fn select(
+    op: &'static str,
+    x: &Tensor,
+    dim: usize,
+    index: &Tensor,
+    shape: &[usize],
+) -> Result<Tensor> {
+    let (index, x) = (indices(op, index, x)?, x.contiguous()?);
+    let mut out = Tensor::empty(shape, x.dtype(), x.device())?;
+    if out.device().is_meta() {
+        return Ok(out);
+    }
+    let read = index.read::<i64>(op)?;
+    let at = &read[index.offset()..][..index.numel()];
+    check_range(op, at, x.shape()[dim])?;
+    match x.dtype().size() {
+        1 => copy::<u8>(op, &x, dim, at, &mut out)?,
+        2 => copy::<u16>(op, &x, dim, at, &mut out)?,
+        4 => copy::<u32>(op, &x, dim, at, &mut out)?,
+        _ => copy::<u64>(op, &x, dim, at, &mut out)?,
+    }
+    Ok(out)
+}
+
+fn copy<T: bytemuck::Pod + Send + Sync>(
+    op: &'static str,
+    x: &Tensor,
+    dim: usize,
+    at: &[i64],
+    out: &mut Tensor,
+) -> Result<()> {
+    let (n, numel, pool) = (x.shape()[dim], out.numel(), out.device().pool()?);
+    let inner: usize = x.shape()[dim + 1..].iter().product();
+    if numel == 0 {
+        return Ok(());
+    }
+    let bytes = x.read_bytes(op)?;
+    let source = &elements::<T>(&bytes)[x.offset()..];
+    let mut target = out.write_bytes(op)?;
+    let target = &mut bytemuck::cast_slice_mut::<u8, T>(&mut target)[..numel];
+    let rows_a_piece = PIECE.div_ceil(inner);
+    pool.for_each_chunk(target, rows_a_piece * inner, |piece, target| {
+        for (i, row) in target.chunks_mut(inner).enumerate() {
+            let row_at = piece * rows_a_piece + i;
+            let from = row_at / at.len() * n + at[row_at % at.len()] as usize;
+            row.copy_from_slice(&source[from * inner..][..inner]);
+        }
+    });
+    Ok(())
+}

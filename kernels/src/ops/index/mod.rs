@@ -1,0 +1,41 @@
+//! Rows and elements picked by index, and the reverse, adding to them.
+
+mod add_rows;
+mod embedding;
+mod gather;
+mod index_add;
+mod index_select;
+mod one_hot;
+mod scatter_add;
+mod summand;
+#[cfg(test)]
+mod tests;
+
+use phalanx_tensor::{DType, Error, Result, Tensor};
+
+use crate::check;
+use crate::ops::cast::cast;
+
+pub use embedding::{embedding, embedding_backward, embedding_backward_accumulate_};
+pub use gather::gather;
+pub use index_add::index_add;
+pub use index_select::index_select;
+pub use one_hot::one_hot;
+pub use scatter_add::scatter_add;
+
+/// The indices as contiguous i64, on the device of what they pick from.
+fn indices(op: &'static str, index: &Tensor, from: &Tensor) -> Result<Tensor> {
+    check::same_device(op, &[from, index])?;
+    if !matches!(index.dtype(), DType::I64 | DType::I32) {
+        return Err(Error::dtype(op, index.dtype(), "i64 or i32 for the indices"));
+    }
+    cast(index, DType::I64)?.contiguous()
+}
+
+/// The error of the first index outside `0..size`, if any.
+fn check_range(op: &'static str, indices: &[i64], size: usize) -> Result<()> {
+    match indices.iter().find(|&&i| i < 0 || i as u64 >= size as u64) {
+        Some(i) => Err(Error::range(op, format!("index {i}"), format!("0 up to {size} (exclusive)"))),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,119 @@
+//! Indexing held against loops written from the formulas.
+
+use phalanx_tensor::{DType, Device, Tensor};
+
+use super::*;
+use crate::testing::{FLOATS, assert_close, floats, make, tolerance, values};
+
+fn index(shape: &[usize], n: usize) -> Tensor {
+    let values: Vec<i64> = (0..shape.iter().product()).map(|i| (i * 7 % 11 % n) as i64).collect();
+    Tensor::from_slice(&values, shape, Device::CPU).unwrap()
+}
+
+fn turned(x: &Tensor) -> Tensor {
+    let order: Vec<usize> = (0..x.rank()).rev().collect();
+    x.permute(&order).unwrap().copy().unwrap().permute(&order).unwrap()
+}
+
+#[test]
+fn gather_and_scatter_add_equal_their_formulas() {
+    for dtype in FLOATS {
+        for (shape, dim, at) in
+            [(&[3, 5][..], 0, &[6, 4][..]), (&[3, 5], 1, &[2, 9]), (&[2, 3, 4], 1, &[2, 7, 3])]
+        {
+            let (x, index) = (make(shape, dtype, &floats(-2.0, 2.0)), index(at, shape[dim]));
+            let source = make(at, dtype, &floats(-1.0, 3.0));
+            let (xs, is, ss) = (values(&x), index.to_vec::<i64>().unwrap(), values(&source));
+            let stride = |d: usize| shape[d + 1..].iter().product::<usize>();
+            let place = |flat: usize| -> usize {
+                let digit = |d: usize| flat / at[d + 1..].iter().product::<usize>() % at[d];
+                (0..shape.len())
+                    .map(|d| if d == dim { is[flat] as usize } else { digit(d) } * stride(d))
+                    .sum()
+            };
+            let mut sums = xs.clone();
+            (0..is.len()).for_each(|i| sums[place(i)] += ss[i]);
+            for x in [x.clone(), turned(&x)] {
+                let got = values(&gather(&x, dim, &turned(&index)).unwrap());
+                assert!(got.iter().enumerate().all(|(i, &g)| g == xs[place(i)]));
+                let got = values(&scatter_add(&x, dim, &index, &turned(&source)).unwrap());
+                got.iter().zip(&sums).for_each(|(&got, &want)| assert_close(got, want, tolerance(dtype)));
+            }
+        }
+    }
+}
+
+#[test]
+fn index_add_is_the_transpose_of_index_select() {
+    for dtype in FLOATS {
+        for (shape, dim) in [(&[11, 3][..], 0), (&[4, 13], 1), (&[2, 5, 2000], 1)] {
+            let (x, at) = (make(shape, dtype, &floats(-2.0, 2.0)), index(&[7], shape[dim]));
+            let rows = index_select(&turned(&x), dim, &at).unwrap();
+            let wanted: Vec<Tensor> =
+                at.to_vec::<i64>().unwrap().iter().map(|&i| x.narrow(dim, i as usize, 1).unwrap()).collect();
+            let wanted = crate::ops::cat(&wanted.iter().collect::<Vec<_>>(), dim).unwrap();
+            assert_eq!(values(&rows), values(&wanted));
+            let mut sums = x.copy().unwrap();
+            let zero = x.zeros_like().unwrap();
+            sums = index_add(&sums, dim, &at, &turned(&rows), -0.5).unwrap();
+            let back = values(&index_add(&zero, dim, &at, &rows, 1.0).unwrap());
+            for ((&got, x), back) in values(&sums).iter().zip(values(&x)).zip(back) {
+                assert_close(got, x - 0.5 * back, tolerance(dtype));
+            }
+        }
+    }
+}
+
+#[test]
+fn the_gradient_of_an_embedding_is_a_chain_over_positions_at_any_thread_count() {
+    let (dy, at) = (make(&[50, 20, 33], DType::F32, &floats(-1.0, 1.0)), index(&[50, 20], 9));
+    let mut wanted = vec![0f32; 9 * 33];
+    let positions = at.to_vec::<i64>().unwrap();
+    for (row, &at) in dy.to_vec::<f32>().unwrap().chunks(33).zip(&positions) {
+        wanted[at as usize * 33..][..33].iter_mut().zip(row).for_each(|(to, x)| *to += x);
+    }
+    let device = Device::Cpu(78);
+    for threads in [1, 2, 7] {
+        device.set_threads(threads).unwrap();
+        let (dy, at) = (dy.to_device(device, true).unwrap(), at.to_device(device, true).unwrap());
+        let got = embedding_backward(&dy, &at, 9, None).unwrap();
+        assert_eq!(got.to_vec::<f32>().unwrap(), wanted);
+        let mut buffer = crate::ops::full(&[9, 33], 0.1, DType::F32, device).unwrap();
+        assert!(embedding_backward_accumulate_(&mut buffer, &dy, &at, None).unwrap());
+        let added: Vec<f32> = wanted.iter().map(|x| 0.1 + x).collect();
+        assert_eq!(buffer.to_vec::<f32>().unwrap(), added);
+    }
+    let padded = embedding_backward(&dy, &at, 9, Some(4)).unwrap();
+    assert!(values(&padded.narrow(0, 4, 1).unwrap()).iter().all(|&x| x == 0.0));
+}
+
+#[test]
+fn an_index_out_of_range_is_named() {
+    let w = make(&[5, 2], DType::F32, &|_| 1.0);
+    for bad in [5, -1] {
+        let at = Tensor::from_slice(&[0, bad], &[2], Device::CPU).unwrap();
+        let message = embedding(&w, &at).unwrap_err().to_string();
+        assert!(message.contains("embedding") && message.contains(&format!("index {bad}")), "{message}");
+        assert!(gather(&w.narrow(1, 0, 1).unwrap(), 0, &at.unsqueeze(-1).unwrap()).is_err());
+        assert!(embedding_backward(&w.narrow(0, 0, 2).unwrap(), &at, 5, None).is_err());
+    }
+    assert!(embedding(&w, &w).is_err());
+}
+
+#[test]
+fn integers_are_gathered_and_added_and_ones_are_hot() {
+    let (x, at) = (Tensor::from_slice(&[1i64, 2, 3], &[3], Device::CPU).unwrap(), index(&[4], 3));
+    let at_values: Vec<usize> = at.to_vec::<i64>().unwrap().iter().map(|&i| i as usize).collect();
+    let got = gather(&x, 0, &at).unwrap().to_vec::<i64>().unwrap();
+    assert_eq!(got, at_values.iter().map(|&i| i as i64 + 1).collect::<Vec<_>>());
+    let mut sums = [1, 2, 3];
+    at_values.iter().zip(&got).for_each(|(&i, g)| sums[i] += g);
+    let source = gather(&x, 0, &at).unwrap();
+    assert_eq!(scatter_add(&x, 0, &at, &source).unwrap().to_vec::<i64>().unwrap(), sums);
+    let hot = one_hot(&at, 3).unwrap().to_vec::<i64>().unwrap();
+    assert!(
+        hot.chunks(3)
+            .zip(at_values)
+            .all(|(row, at)| row.iter().enumerate().all(|(i, &x)| x == i64::from(i == at)))
+    );
+}
