@@ -101,8 +101,10 @@ pub fn checkpoint_apart<O: Outputs>(
         numbers: sequence::reserve(sequence::count() - before),
         recomputed: Mutex::new(None),
     });
+    let (seq, id) = next_sequence();
     let node = Arc::new(Node {
-        seq: next_sequence(),
+        seq,
+        id,
         name: "checkpoint",
         inputs: edges,
         outputs: outputs.iter().map(|v| Meta::of(v.tensor())).collect(),

@@ -11,7 +11,6 @@ use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, no_grad, record_many
 /// use phalanx_autograd::tensor::{Device, Tensor};
 /// use phalanx_autograd::{Cx, Function, Grads, Result, Saved, Saver, Var, grads1};
 /// use phalanx_kernels as kernels;
-/// use smallvec::{SmallVec, smallvec};
 ///
 /// /// `y = x³`; `dx = 3 x² dy`.
 /// struct Cube;
@@ -21,12 +20,12 @@ use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, no_grad, record_many
 ///         "cube"
 ///     }
 ///
-///     fn forward(&self, inputs: &[&Tensor]) -> Result<SmallVec<[Tensor; 4]>> {
-///         Ok(smallvec![kernels::mul(&kernels::mul(inputs[0], inputs[0])?, inputs[0])?])
+///     fn forward(&self, inputs: &[&Tensor]) -> Result<Vec<Tensor>> {
+///         Ok(vec![kernels::mul(&kernels::mul(inputs[0], inputs[0])?, inputs[0])?])
 ///     }
 ///
-///     fn save(&self, saver: &Saver<'_>) -> Result<SmallVec<[Saved; 2]>> {
-///         Ok(smallvec![saver.input(0)?])
+///     fn save(&self, saver: &Saver<'_>) -> Result<Vec<Saved>> {
+///         Ok(vec![saver.input(0)?])
 ///     }
 ///
 ///     fn backward(&self, cx: &Cx<'_>, saved: &[Saved]) -> Result<Grads> {
@@ -48,15 +47,15 @@ pub trait Function: Send + Sync + Sized + 'static {
     ///
     /// # Errors
     /// Whatever the operation refuses.
-    fn forward(&self, inputs: &[&Tensor]) -> Result<SmallVec<[Tensor; 4]>>;
+    fn forward(&self, inputs: &[&Tensor]) -> Result<Vec<Tensor>>;
 
     /// What [`Function::backward`] will need. Called only if the operation is recorded.
     ///
     /// # Errors
     /// If a saved-value hook refuses.
-    fn save(&self, saver: &Saver<'_>) -> Result<SmallVec<[Saved; 2]>> {
+    fn save(&self, saver: &Saver<'_>) -> Result<Vec<Saved>> {
         let _ = saver;
-        Ok(SmallVec::new())
+        Ok(Vec::new())
     }
 
     /// The gradients of the inputs; see [`Backward::backward`]. `saved` is what [`Function::save`] returned, to be
@@ -70,18 +69,20 @@ pub trait Function: Send + Sync + Sized + 'static {
     ///
     /// # Errors
     /// As [`Function::forward`] and [`Function::save`].
-    fn apply(self, inputs: &[&Var]) -> Result<SmallVec<[Var; 4]>> {
+    fn apply(self, inputs: &[&Var]) -> Result<Vec<Var>> {
         let tensors: SmallVec<[&Tensor; 4]> = inputs.iter().map(|v| v.tensor()).collect();
         let plain = no_grad();
         let outputs = self.forward(&tensors)?;
         drop(plain);
-        record_many(self.name(), inputs, outputs, |s| Ok(Applied { saved: self.save(s)?, function: self }))
+        let name = self.name();
+        let save = |s: &Saver<'_>| Ok(Applied { saved: self.save(s)?, function: self });
+        Ok(record_many(name, inputs, outputs.into(), save)?.into_vec())
     }
 }
 
 struct Applied<F> {
     function: F,
-    saved: SmallVec<[Saved; 2]>,
+    saved: Vec<Saved>,
 }
 
 impl<F: Function> Backward for Applied<F> {

@@ -56,8 +56,10 @@ impl Leaf {
         let outputs: SmallVec<[Meta; 1]> = smallvec![Meta::of(&tensor)];
         let held = RwLock::new(Held { base: 0, attached: tensor.version(), tensor });
         let slot = Mutex::new(SlotState { slot: Slot::Owned(None), grad: None });
+        let (seq, id) = next_sequence();
         Ok(Leaf(Arc::new(Node {
-            seq: next_sequence(),
+            seq,
+            id,
             name: "leaf",
             inputs: SmallVec::new(),
             outputs,

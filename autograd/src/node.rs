@@ -52,8 +52,10 @@ pub(crate) type Edges = SmallVec<[Option<Edge>; 2]>;
 
 /// An operation's record, or a leaf with its gradient.
 pub(crate) struct Node {
-    /// Later operations have higher numbers.
+    /// Later operations have higher numbers; see [`crate::sequence`].
     pub(crate) seq: u64,
+    /// A number that no other node has.
+    pub(crate) id: u64,
     pub(crate) name: &'static str,
     pub(crate) inputs: Edges,
     pub(crate) outputs: SmallVec<[Meta; 1]>,

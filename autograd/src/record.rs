@@ -119,8 +119,10 @@ fn new_node<B: Backward + 'static>(
 ) -> Arc<Node> {
     let edges: Edges = inputs.iter().map(|v| v.edge().cloned()).collect();
     let weight = backward.is_view() && edges.iter().flatten().all(|e| e.node.weight);
+    let (seq, id) = next_sequence();
     Arc::new(Node {
-        seq: next_sequence(),
+        seq,
+        id,
         name,
         inputs: edges,
         outputs: outputs.iter().map(Meta::of).collect(),

@@ -17,15 +17,16 @@ thread_local! {
     static COUNT: Cell<u64> = const { Cell::new(0) };
 }
 
-/// The next number.
-pub(crate) fn next_sequence() -> u64 {
+/// The next sequence number, and a number that no other node has: the same but for recomputed nodes.
+pub(crate) fn next_sequence() -> (u64, u64) {
     pass_over();
+    let id = NEXT.fetch_add(1, Ordering::Relaxed);
     let (next, end) = RESERVED.get();
     if next < end {
         RESERVED.set((next + 1, end));
-        return next;
+        return (next, id);
     }
-    NEXT.fetch_add(1, Ordering::Relaxed)
+    (id, id)
 }
 
 /// Counts an operation that was not recorded.

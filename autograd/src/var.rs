@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use phalanx_tensor::{DType, Device, Tensor, Value};
 
+use crate::Result;
+use crate::engine::backward_from;
 use crate::hooks::HookHandle;
 use crate::leaf::Leaf;
 use crate::node::Edge;
-use crate::{Options, Result};
 
 /// A tensor that remembers how it was made, if a gradient may be asked of it. All arithmetic is on this type; it
 /// is cheap to clone. See the [`crate::ops`] for what can be done with it.
@@ -133,7 +134,7 @@ impl Var {
     /// # Errors
     /// If it has several elements or no graph, or a backward function fails.
     pub fn backward(&self) -> Result<()> {
-        crate::backward(&[(self.clone(), None)], Options::default())
+        backward_from(self, None)
     }
 
     /// [`Var::backward`] for a value of any shape, given the gradient that it has itself.
@@ -141,7 +142,7 @@ impl Var {
     /// # Errors
     /// If the gradient does not fit, there is no graph, or a backward function fails.
     pub fn backward_with(&self, grad: Var) -> Result<()> {
-        crate::backward(&[(self.clone(), Some(grad))], Options::default())
+        backward_from(self, Some(grad))
     }
 
     /// The gradient: a leaf's accumulated one, or that of a value on which [`Var::retain_grad`] was called.

@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::cell::RefCell;
+use std::cmp::Reverse;
 use std::collections::hash_map::Entry;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -10,7 +11,7 @@ use phalanx_kernels as kernels;
 use phalanx_tensor::Context;
 use smallvec::SmallVec;
 
-use super::plan::{NodeMap, key};
+use super::plan::NodeMap;
 use super::{Options, check_gradient};
 use crate::backward::{Backward, Cx};
 use crate::checkpoint::Recomputation;
@@ -56,7 +57,7 @@ pub(super) struct Task {
 
 impl Ord for Task {
     fn cmp(&self, other: &Task) -> std::cmp::Ordering {
-        let key = |t: &Task| (t.node.priority(), t.node.seq);
+        let key = |t: &Task| (t.node.priority(), t.node.id);
         key(self).cmp(&key(other))
     }
 }
@@ -85,11 +86,19 @@ pub(super) enum Arrival {
     Nothing,
 }
 
+/// Where a gradient comes from: the sender's sequence number and number, the greatest first, and its edge. Gradients
+/// are summed in this order, in which one thread sends them.
+pub(super) type Origin = (Reverse<(u64, u64)>, usize);
+
+/// The origin of what a node sends along its edge `i`.
+fn origin(node: &Node, i: usize) -> Origin {
+    (Reverse((node.seq, node.id)), i)
+}
+
 /// A gradient on its way to a node.
 pub(super) struct Message {
     pub(super) to: Edge,
-    /// Where it comes from: the sender's sequence number and edge, the order in which gradients are summed.
-    pub(super) from: (u64, usize),
+    pub(super) from: Origin,
     pub(super) grad: Arrival,
 }
 
@@ -129,7 +138,7 @@ impl Job {
     /// The deferred nodes, latest first.
     pub(super) fn into_deferred(self) -> Vec<Task> {
         let mut deferred = self.deferred.into_inner().unwrap_or_else(PoisonError::into_inner);
-        deferred.sort_by_key(|task| std::cmp::Reverse(task.node.seq));
+        deferred.sort_by_key(|task| Reverse(task.node.seq));
         deferred
     }
 
@@ -139,7 +148,7 @@ impl Job {
             Mode::All => true,
             Mode::Capture => {
                 let needed = self.needed.read().unwrap_or_else(PoisonError::into_inner);
-                needed.get(&key(&edge.node)).copied().unwrap_or(false)
+                needed.get(&edge.node.id).copied().unwrap_or(false)
             }
             Mode::Inputs => !edge.node.weight,
             Mode::Weights => edge.node.weight,
@@ -156,22 +165,22 @@ impl Job {
         let mut order: Vec<&Arc<Node>> = Vec::new();
         let mut waiting: Vec<&Arc<Node>> = roots.collect();
         while let Some(node) = waiting.pop() {
-            if let Entry::Vacant(mark) = marks.entry(key(node)) {
+            if let Entry::Vacant(mark) = marks.entry(node.id) {
                 mark.insert(false);
                 order.push(node);
                 waiting.extend(node.inputs.iter().flatten().map(|e| &e.node));
             }
         }
         for target in self.targets.iter().flatten() {
-            if let Some(mark) = marks.get_mut(&key(&target.node)) {
+            if let Some(mark) = marks.get_mut(&target.node.id) {
                 *mark = true;
             }
         }
         order.sort_by_key(|node| node.seq);
         for node in order {
-            let reaches = |e: &Edge| marks.get(&key(&e.node)).copied().unwrap_or(false);
+            let reaches = |e: &Edge| marks.get(&e.node.id).copied().unwrap_or(false);
             if node.inputs.iter().flatten().any(reaches) {
-                marks.insert(key(node), true);
+                marks.insert(node.id, true);
             }
         }
     }
@@ -274,7 +283,7 @@ impl Job {
                 None if sunk[i] => Arrival::InBuffer,
                 None => Arrival::Nothing,
             };
-            scheduler.send(Message { to: edge.clone(), from: (node.seq, i), grad })?;
+            scheduler.send(Message { to: edge.clone(), from: origin(node, i), grad })?;
         }
         Ok(())
     }
@@ -304,7 +313,7 @@ impl Job {
         }
         scheduler.extend(&entries);
         for (i, (to, grad)) in entries.into_iter().zip(arriving).enumerate() {
-            scheduler.send(Message { to, from: (node.seq, i), grad: Arrival::Grad(grad) })?;
+            scheduler.send(Message { to, from: origin(node, i), grad: Arrival::Grad(grad) })?;
         }
         self.pass_nothing(node, scheduler)
     }
@@ -321,7 +330,11 @@ impl Job {
     fn pass_nothing(&self, node: &Arc<Node>, scheduler: &mut impl Scheduler) -> Result<()> {
         for (i, edge) in node.inputs.iter().enumerate() {
             if let Some(edge) = edge.as_ref().filter(|e| self.follows(e)) {
-                scheduler.send(Message { to: edge.clone(), from: (node.seq, i), grad: Arrival::Nothing })?;
+                scheduler.send(Message {
+                    to: edge.clone(),
+                    from: origin(node, i),
+                    grad: Arrival::Nothing,
+                })?;
             }
         }
         Ok(())

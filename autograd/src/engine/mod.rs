@@ -41,6 +41,13 @@ pub fn backward(roots: &[(Var, Option<Var>)], options: Options) -> Result<()> {
     run(&job, root_grads(roots, options)?)
 }
 
+/// [`backward`] from one root, whose gradient is let go as soon as it is used.
+pub(crate) fn backward_from(root: &Var, grad: Option<Var>) -> Result<()> {
+    let job = Job::new(Options::default(), Mode::All, &[]);
+    let tasks = root_grads(&[(root.clone(), grad)], Options::default())?;
+    run(&job, tasks)
+}
+
 /// The gradients of the sum of `outputs` (each with its own gradient, as in [`backward`]) with respect to
 /// `inputs`, which may be any values of the graph; `None` for an input that the outputs do not depend on. Slots
 /// are left alone.

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::job::{Arrival, Message, Task};
-use super::plan::{NodeMap, Plan, key};
+use super::job::{Arrival, Message, Origin, Task};
+use super::plan::{NodeMap, Plan};
 use super::{add, no_grads};
 use crate::node::Node;
 use crate::{Result, Var};
@@ -20,7 +20,7 @@ pub(super) struct Waiting {
 pub(super) struct Pending {
     task: Task,
     /// Gradients that arrived in an order of chance, with where they came from.
-    parts: Vec<((u64, usize), usize, Var)>,
+    parts: Vec<(Origin, usize, Var)>,
 }
 
 impl Waiting {
@@ -30,12 +30,12 @@ impl Waiting {
 
     /// A root that other roots lead to: it has a gradient already.
     pub(super) fn hold(&mut self, task: Task) {
-        self.nodes.insert(key(&task.node), Pending { task, parts: Vec::new() });
+        self.nodes.insert(task.node.id, Pending { task, parts: Vec::new() });
     }
 
     /// Whether something waits at the node.
     pub(super) fn holds(&self, node: &Arc<Node>) -> bool {
-        !self.nodes.is_empty() && self.nodes.contains_key(&key(node))
+        !self.nodes.is_empty() && self.nodes.contains_key(&node.id)
     }
 
     /// Takes a message; the node with everything, if it was its last.
@@ -46,7 +46,7 @@ impl Waiting {
         if !last && matches!(message.grad, Arrival::Nothing) {
             return Ok(None);
         }
-        let id = key(&node);
+        let id = node.id;
         let add = |pending: &mut Pending| match message.grad {
             Arrival::Grad(grad) if in_order => pending.task.add(output, grad, create_graph),
             Arrival::Grad(grad) => {
@@ -81,7 +81,7 @@ impl Pending {
     /// first, its edges in order.
     pub(super) fn finish(self, create_graph: bool) -> Result<Task> {
         let Pending { mut task, mut parts } = self;
-        parts.sort_by_key(|((seq, edge), ..)| (std::cmp::Reverse(*seq), *edge));
+        parts.sort_by_key(|part| part.0);
         for (_, output, grad) in parts {
             task.add(output, grad, create_graph)?;
         }

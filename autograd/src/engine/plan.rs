@@ -11,35 +11,30 @@ use smallvec::SmallVec;
 use super::job::{Job, Task};
 use crate::node::{Edge, Node};
 
-/// A node's identity: its address, which the graph keeps alive; compared, never followed.
-pub(super) type Key = usize;
+/// A node's identity: its number. (Not its address: recomputed nodes come and go. Not its sequence number: two
+/// recomputations of one checkpoint have the same.)
+pub(super) type Key = u64;
 
-/// The identity of a node.
-pub(super) fn key(node: &Arc<Node>) -> Key {
-    Arc::as_ptr(node).addr()
-}
+/// A map by node: one multiplication spreads consecutive numbers well enough.
+pub(super) type NodeMap<V> = HashMap<Key, V, BuildHasherDefault<NumberHasher>>;
 
-/// A map by node: an address is random enough for a hash after one multiplication.
-pub(super) type NodeMap<V> = HashMap<Key, V, BuildHasherDefault<AddressHasher>>;
-
-/// Spreads an address over 64 bits.
+/// Spreads a number over 64 bits.
 #[derive(Default)]
-pub(super) struct AddressHasher(u64);
+pub(super) struct NumberHasher(u64);
 
-impl Hasher for AddressHasher {
+impl Hasher for NumberHasher {
     fn finish(&self) -> u64 {
         self.0
     }
 
     fn write(&mut self, bytes: &[u8]) {
         for &byte in bytes {
-            self.write_usize(usize::from(byte));
+            self.write_u64(u64::from(byte));
         }
     }
 
-    fn write_usize(&mut self, n: usize) {
-        self.0 = (self.0.rotate_left(5) ^ n as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        self.0 ^= self.0 >> 29;
+    fn write_u64(&mut self, n: u64) {
+        self.0 = (self.0.rotate_left(5) ^ n).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     }
 }
 
@@ -59,7 +54,7 @@ impl Plan {
         let mut plan = Plan::default();
         let mut waiting: Vec<&Arc<Node>> = Vec::new();
         for root in roots {
-            if plan.waits.insert(key(&root.node), 0).is_none() {
+            if plan.waits.insert(root.node.id, 0).is_none() {
                 waiting.push(&root.node);
             }
         }
@@ -91,7 +86,7 @@ impl Plan {
     }
 
     fn count<'a>(&mut self, node: &'a Arc<Node>, new: &mut Vec<&'a Arc<Node>>) {
-        match self.waits.entry(key(node)) {
+        match self.waits.entry(node.id) {
             Entry::Occupied(mut waits) => *waits.get_mut() += 1,
             Entry::Vacant(slot) => {
                 slot.insert(1);
@@ -102,13 +97,13 @@ impl Plan {
 
     /// Gradients that the node still waits for.
     pub(super) fn waits(&self, node: &Arc<Node>) -> u32 {
-        self.waits.get(&key(node)).copied().unwrap_or(0)
+        self.waits.get(&node.id).copied().unwrap_or(0)
     }
 
     /// Notes that one has come; whether it was the last.
     pub(super) fn arrived(&mut self, node: &Arc<Node>) -> bool {
         // Whatever is sent to was counted, each time.
-        let Some(waits) = self.waits.get_mut(&key(node)) else { return true };
+        let Some(waits) = self.waits.get_mut(&node.id) else { return true };
         *waits -= 1;
         *waits == 0
     }

@@ -1,0 +1,140 @@
+//! Leaves: slots, buffers that others own, tensors that come and go, values modified behind backward's back.
+
+use phalanx_autograd::{Error, Leaf, Slot, Var};
+use phalanx_kernels as kernels;
+use phalanx_tensor::{Category, DType, Device, Tensor};
+
+use crate::support::{grad_of, leaf, numbers, parameter, tensor};
+
+/// The error that backward of `loss` must end with: operation and value.
+fn modified(loss: &Var) -> (&'static str, String) {
+    match loss.backward() {
+        Err(Error::Modified { op, value, .. }) => (op, value),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_leaf_modified_after_it_was_saved_is_named() {
+    let (x, w) = (leaf(&[1.0, 2.0]), leaf(&[3.0, 4.0]));
+    let y = x.mul(&w).unwrap().sum_all().unwrap();
+    kernels::fill_(&mut w.as_leaf().unwrap().tensor(), 0.0).unwrap();
+    assert_eq!(modified(&y), ("mul", "input 1".into()));
+    let y = x.add(&w).unwrap().sum_all().unwrap();
+    kernels::fill_(&mut w.as_leaf().unwrap().tensor(), 1.0).unwrap();
+    y.backward().unwrap();
+}
+
+#[test]
+fn intermediate_inputs_and_outputs_modified_after_they_were_saved_are_named() {
+    let x = leaf(&[1.0, 2.0]);
+    let y = x.tanh().unwrap();
+    let z = y.mul(&x).unwrap().sum_all().unwrap();
+    kernels::fill_(&mut y.tensor().narrow(0, 0, 1).unwrap(), 0.0).unwrap();
+    assert_eq!(modified(&z), ("mul", "input 0".into()));
+    let y = x.tanh().unwrap();
+    kernels::fill_(&mut y.tensor().clone(), 0.0).unwrap();
+    assert_eq!(modified(&y.sum_all().unwrap()), ("tanh", "output 0".into()));
+}
+
+#[test]
+fn the_first_gradient_is_stored_and_further_ones_added() {
+    let w = parameter(&[1.0, 2.0], Device::CPU);
+    let run = || w.var().mul_scalar(3.0).unwrap().sum_all().unwrap().backward().unwrap();
+    assert!(w.grad().is_none());
+    run();
+    run();
+    assert_eq!(w.grad().unwrap().to_vec::<f64>().unwrap(), [6.0; 2]);
+    assert_eq!(w.grad().unwrap().tensor().storage().category(), Category::Gradients);
+    // A gradient handed out is not written to.
+    let held = w.grad().unwrap();
+    run();
+    assert_eq!(
+        (held.to_vec::<f64>().unwrap(), w.grad().unwrap().to_vec::<f64>().unwrap()),
+        (vec![6.0; 2], vec![9.0; 2])
+    );
+    w.zero_grad().unwrap();
+    assert!(w.grad().is_none());
+}
+
+#[test]
+fn a_slot_does_not_alias_the_gradient_that_came() {
+    let (a, b) = (parameter(&[1.0], Device::CPU), parameter(&[1.0], Device::CPU));
+    let sum = || a.var().add(&b.var()).unwrap();
+    sum().backward().unwrap();
+    a.var().mul_scalar(5.0).unwrap().backward().unwrap();
+    assert_eq!(
+        (a.grad().unwrap().item::<f64>().unwrap(), b.grad().unwrap().item::<f64>().unwrap()),
+        (6.0, 1.0)
+    );
+    let root = Var::new(tensor(&[1.0], Device::CPU));
+    sum().backward_with(root.clone()).unwrap();
+    sum().backward_with(root.clone()).unwrap();
+    assert_eq!(root.item::<f64>().unwrap(), 1.0);
+}
+
+#[test]
+fn narrow_models_gather_gradients_in_one_wide_buffer() {
+    let shapes = [3usize, 5];
+    let buffer = Tensor::zeros(&[8], DType::F32, Device::CPU).unwrap();
+    let narrow =
+        |seed: u64, n: usize| kernels::cast(&tensor(&numbers(seed, n), Device::CPU), DType::BF16).unwrap();
+    let leaves: Vec<Leaf> =
+        shapes.iter().zip([0, 1]).map(|(&n, s)| Leaf::new(narrow(s, n), true).unwrap()).collect();
+    for (leaf, at) in leaves.iter().zip([0, 3]) {
+        leaf.set_slot(Slot::Into(buffer.view_into(at, &[leaf.tensor().numel()]).unwrap())).unwrap();
+    }
+    // 2^-9 is lost next to 1 in bf16, not in f32.
+    let step = |factor: f64| {
+        for leaf in &leaves {
+            leaf.var().mul_scalar(factor).unwrap().sum_all().unwrap().backward().unwrap();
+        }
+    };
+    step(1.0);
+    step(1.0 / 512.0);
+    assert_eq!(buffer.to_vec::<f32>().unwrap(), [1.0 + 1.0 / 512.0; 8]);
+    assert_eq!(leaves[1].grad().unwrap().dtype(), DType::F32);
+    leaves[0].zero_grad().unwrap();
+    assert_eq!(buffer.to_vec::<f32>().unwrap()[2..4], [0.0, 1.0 + 1.0 / 512.0]);
+    let wide = Leaf::new(narrow(0, 3), true).unwrap();
+    wide.set_slot(Slot::Owned(Some(DType::F32))).unwrap();
+    wide.var().sum_all().unwrap().backward().unwrap();
+    wide.var().mul_scalar(1.0 / 512.0).unwrap().sum_all().unwrap().backward().unwrap();
+    assert_eq!(wide.grad().unwrap().to_vec::<f32>().unwrap(), [1.0 + 1.0 / 512.0; 3]);
+}
+
+#[test]
+fn a_buffer_must_fit() {
+    let w = parameter(&[1.0, 2.0], Device::CPU);
+    for (shape, dtype, device) in
+        [(3, DType::F64, Device::CPU), (2, DType::I64, Device::CPU), (2, DType::F64, Device::Cpu(1))]
+    {
+        let buffer = Tensor::zeros(&[shape], dtype, device).unwrap();
+        assert!(matches!(w.set_slot(Slot::Into(buffer)), Err(Error::Gradient { op: "set_slot", .. })));
+    }
+    assert!(Leaf::new(Tensor::zeros(&[1], DType::I64, Device::CPU).unwrap(), true).is_err());
+}
+
+#[test]
+fn storage_may_go_and_come_back_between_forward_and_backward() {
+    let device = Device::Cpu(35);
+    let values = numbers(7, 1000);
+    let (x, w) = (crate::support::leaf_on(&numbers(8, 1000), device), parameter(&values, device));
+    let now = || device.ledger().unwrap().total().now;
+    let held = now();
+    let loss = x.mul(&w.var()).unwrap().sum_all().unwrap();
+    let recorded = now();
+    w.set_tensor(Tensor::empty(&[0], DType::F64, device).unwrap()).unwrap();
+    assert_eq!(recorded - now(), 8000, "the graph holds no reference to the storage");
+    assert!(now() < held);
+    w.set_tensor(tensor(&values, device)).unwrap();
+    loss.backward().unwrap();
+    assert_eq!(grad_of(&x), values);
+    // Modified after it was put back, and before: both count.
+    let loss = x.mul(&w.var()).unwrap().sum_all().unwrap();
+    w.set_tensor(tensor(&values, device)).unwrap();
+    kernels::fill_(&mut w.tensor(), 0.0).unwrap();
+    w.set_tensor(tensor(&values, device)).unwrap();
+    assert_eq!(modified(&loss), ("mul", "input 1".into()));
+    assert!(w.set_tensor(tensor(&[1.0], device)).is_err());
+}

@@ -1,0 +1,118 @@
+//! Backward in two halves: gradients of activations now, those of parameters later.
+
+use phalanx_autograd::{Leaf, Result, Var, backward_inputs, checkpoint};
+use phalanx_tensor::{Device, Tensor};
+
+use crate::support::{Journal, Note, backwards, grad_bits, leaf_on, numbers, parameter};
+
+const WIDTH: usize = 1000;
+
+/// Layers of a product with a parameter (used twice by every other layer) and some steps without parameters.
+fn forward(x: &Var, parameters: &[Leaf], checkpointed: bool) -> Result<Var> {
+    let layer = |x: &Var, w: &Leaf, twice: bool| {
+        let y = x.mul(&w.var())?.tanh()?.tanh()?.tanh()?.tanh()?;
+        if twice { y.add(&w.var().reshape_to(&[WIDTH])?) } else { Ok(y) }
+    };
+    let mut y = x.clone();
+    for (i, w) in parameters.iter().enumerate() {
+        let (w, twice) = (w.clone(), i % 2 == 0);
+        y = if checkpointed {
+            checkpoint(move |v| layer(&v[0], &w, twice), &[&y])?
+        } else {
+            layer(&y, &w, twice)?
+        };
+    }
+    y.sum_all()
+}
+
+fn model(device: Device) -> (Var, Vec<Leaf>) {
+    let parameters = (0..5).map(|i| parameter(&numbers(i, WIDTH), device)).collect();
+    (leaf_on(&numbers(77, WIDTH), device), parameters)
+}
+
+#[test]
+fn two_halves_give_the_bits_of_one() {
+    for checkpointed in [false, true] {
+        let bits = |split: bool| {
+            let (x, parameters) = model(Device::CPU);
+            for _ in 0..2 {
+                let loss = forward(&x, &parameters, checkpointed).unwrap();
+                if !split {
+                    loss.backward().unwrap();
+                    continue;
+                }
+                let before: Vec<_> = parameters.iter().map(|p| p.grad().map(|g| g.to_vec::<f64>())).collect();
+                let work = backward_inputs(&[(loss, None)]).unwrap();
+                assert_eq!(work.len(), 8, "a product a layer, and three sums");
+                let now: Vec<_> = parameters.iter().map(|p| p.grad().map(|g| g.to_vec::<f64>())).collect();
+                assert_eq!(format!("{now:?}"), format!("{before:?}"), "parameters are left for later");
+                work.run().unwrap();
+            }
+            let x = x.as_leaf().unwrap();
+            std::iter::once(&x).chain(&parameters).map(grad_bits).collect::<Vec<_>>()
+        };
+        assert_eq!(bits(true), bits(false), "checkpointed: {checkpointed}");
+    }
+}
+
+#[test]
+fn the_first_half_frees_what_only_it_needs() {
+    let device = Device::Cpu(36);
+    let (x, parameters) = model(device);
+    let loss = forward(&x, &parameters, false).unwrap();
+    let now = || device.ledger().unwrap().total().now;
+    let start = now();
+    let work = backward_inputs(&[(loss, None)]).unwrap();
+    // Of a layer's four tanh, all but the last are freed, or all and what is left is the sum. The products' and the
+    // sums' gradients have come, and that of x.
+    assert!(now() + 8 * WIDTH * 8 <= start, "freed {}", start as isize - now() as isize);
+    drop(work);
+}
+
+#[test]
+fn gradients_of_parameters_do_not_add_to_the_peak_of_the_first_half() {
+    const ROWS: usize = 8;
+    let peaks = |split: bool| {
+        let device = Device::Cpu(if split { 37 } else { 41 });
+        let wide = |seed| Tensor::from_slice(&numbers(seed, ROWS * WIDTH), &[ROWS, WIDTH], device).unwrap();
+        let parameters: Vec<Leaf> = (0..5).map(|i| Leaf::new(wide(i), true).unwrap()).collect();
+        let x = leaf_on(&numbers(9, WIDTH), device);
+        let layer = |y: Var, w: &Leaf| y.mul(&w.var())?.sum(&[0], false)?.tanh();
+        let loss = parameters.iter().try_fold(x.clone(), layer).unwrap().sum_all().unwrap();
+        let ledger = device.ledger().unwrap();
+        ledger.reset_peak();
+        let start = ledger.total().now;
+        let peak = || (ledger.total().peak - start) / (WIDTH * 8);
+        if !split {
+            loss.backward().unwrap();
+            return (peak(), peak());
+        }
+        let work = backward_inputs(&[(loss, None)]).unwrap();
+        let first = peak();
+        work.run().unwrap();
+        (first, peak())
+    };
+    let ((first, both), (joint, _)) = (peaks(true), peaks(false));
+    // Five gradients of eight rows are left of either.
+    assert!(2 * first < joint && both < joint, "halves {first} and {both}, joint {joint} vectors");
+}
+
+#[test]
+fn hooks_of_views_of_parameters_run_in_the_second_half() {
+    let journal = Journal::default();
+    let w = parameter(&numbers(1, 4), Device::CPU);
+    let view = w.var().reshape_to(&[2, 2]).unwrap();
+    let hook = journal.clone();
+    view.on_grad(move |_| {
+        hook.lock().unwrap().push("view:backward".into());
+        Ok(None)
+    });
+    let x = leaf_on(&[1.0, 2.0], Device::CPU);
+    let noted = Note::new("x", &journal).on(&x).unwrap();
+    let work = backward_inputs(&[(noted.mul(&view).unwrap().sum_all().unwrap(), None)]).unwrap();
+    assert_eq!(backwards(&journal), ["x"]);
+    assert!(!work.is_empty());
+    work.run().unwrap();
+    assert_eq!(backwards(&journal), ["x", "view"]);
+    assert!(w.grad().is_some());
+}
