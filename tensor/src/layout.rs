@@ -153,7 +153,7 @@ impl Layout {
 
     /// The same elements in another shape, if strides can express it.
     pub(crate) fn reshape(&self, shape: &[usize]) -> Option<Layout> {
-        if self.is_contiguous() {
+        if self.is_contiguous() || self.shape.contains(&0) {
             return Some(Layout { offset: self.offset, ..Layout::contiguous(shape) });
         }
         let loops = Loops::new(&self.shape, [&self.strides]);

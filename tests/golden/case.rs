@@ -147,6 +147,11 @@ impl<'a> Attrs<'a> {
         }
     }
 
+    /// A list of numbers.
+    pub fn floats(&self, name: &str) -> Option<Vec<f64>> {
+        self.get(name)?.as_array()?.iter().map(Value::as_f64).collect()
+    }
+
     /// [`Attrs::ints`] that count or measure something.
     pub fn sizes(&self, name: &str) -> Option<Vec<usize>> {
         self.ints(name)?.into_iter().map(|n| usize::try_from(n).ok()).collect()

@@ -5,6 +5,7 @@ mod choice;
 mod index;
 mod layout;
 mod matmul;
+mod optim;
 mod reduce;
 mod unary;
 
@@ -36,8 +37,17 @@ type Family = fn(&Call<'_>) -> Option<Result<Vec<Var>>>;
 /// A family that reads and checks its cases itself.
 type Special = fn(&Set, &Case) -> Option<std::result::Result<(), String>>;
 
-const FAMILIES: &[Family] =
-    &[unary::run, binary::run, choice::run, layout::run, matmul::run, reduce::run, index::run];
+#[rustfmt::skip] // One a line, so that additions do not meet.
+const FAMILIES: &[Family] = &[
+    unary::run,
+    binary::run,
+    choice::run,
+    layout::run,
+    matmul::run,
+    reduce::run,
+    index::run,
+    optim::run,
+];
 
 /// Families that are more than one call.
 pub const SPECIAL: &[Special] = &[];
