@@ -32,6 +32,7 @@ pub use grad_mode::{enable_grad, is_grad_enabled, no_grad};
 pub use gradcheck::{GradCheck, gradcheck, gradgradcheck};
 pub use hooks::HookHandle;
 pub use leaf::{Leaf, Slot};
+pub use ops::*;
 pub use outputs::Outputs;
 pub use phalanx_tensor as tensor;
 pub use phony::phony;

@@ -3,18 +3,24 @@
 //! Kernels keep no state and know no graph. One that writes takes its destination as `&mut`, bumps its version and
 //! says so in its name. See [`ops`].
 
+mod along;
 mod arithmetic;
 mod check;
+mod classes;
 mod gemm;
 pub mod ops;
 mod pointwise;
 mod real;
 mod reduce;
+mod reduction;
+mod rows;
 mod simd;
 mod source;
 mod strided;
 #[cfg(test)]
 mod testing;
+mod wide;
 
 pub use ops::*;
+pub use reduction::Reduction;
 pub use simd::{IsaName, available_isas, isa};

@@ -86,6 +86,11 @@ impl<T: Real> Source<'_, T> {
         if self.is_contiguous() { T::as_wide(&self.elements[self.offset..]) } else { None }
     }
 
+    /// Whether [`Source::wide`] finds the elements where they lie and needs no scratch.
+    pub(crate) fn is_wide(&self) -> bool {
+        self.is_contiguous() && T::as_wide(&[]).is_some()
+    }
+
     /// [`Source::block`] in the type that is computed in.
     #[inline]
     pub(crate) fn wide<'b>(&'b self, start: usize, len: usize, scratch: &'b mut [T::Wide]) -> &'b [T::Wide] {

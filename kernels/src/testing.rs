@@ -81,3 +81,25 @@ pub(crate) fn erf(x: f64) -> f64 {
     }
     std::f64::consts::FRAC_2_SQRT_PI * (-x * x).exp() * sum
 }
+
+/// Holds an operation on the rows along a dimension against its formula in f64, over [`tensors`] and all dimensions.
+pub(crate) fn assert_along(
+    op: fn(&Tensor, isize) -> Result<Tensor>,
+    value: &dyn Fn(usize) -> f64,
+    formula: fn(&[f64]) -> Vec<f64>,
+) {
+    for x in tensors(value) {
+        for dim in 0..x.rank().max(1) as isize {
+            let y = op(&x, dim).unwrap();
+            assert_eq!((y.shape(), y.dtype()), (x.shape(), x.dtype()));
+            let turn = |t: &Tensor| if t.rank() == 0 { t.clone() } else { t.transpose(dim, -1).unwrap() };
+            let width = if x.rank() == 0 { 1 } else { x.shape()[dim as usize].max(1) };
+            let (xs, ys) = (values(&turn(&x)), values(&turn(&y)));
+            for (x_row, y_row) in xs.chunks(width).zip(ys.chunks(width)) {
+                for (&got, want) in y_row.iter().zip(formula(x_row)) {
+                    assert_close(got, want, tolerance(x.dtype()));
+                }
+            }
+        }
+    }
+}

@@ -3,6 +3,7 @@
 mod binary;
 mod choice;
 mod index;
+mod fused;
 mod layout;
 mod matmul;
 mod optim;
@@ -48,6 +49,8 @@ const FAMILIES: &[Family] = &[
     index::run,
     optim::run,
 ];
+const FAMILIES: &[Family] =
+    &[unary::run, binary::run, choice::run, fused::run, layout::run, matmul::run, reduce::run];
 
 /// Families that are more than one call.
 pub const SPECIAL: &[Special] = &[];

@@ -1,0 +1,81 @@
+//! Cross entropy of logits [N, C, ...] and class indices [N, ...].
+//!
+//! With `p = softmax(x)` over C, weights w and smoothing s an item's loss is
+//! `-(1-s) w[y] log p[y] - s/C sum_c w[c] log p[c]`; the mean divides by the sum of `w[y]` over the items that count.
+//!
+//! Derivative: `dx = dy (p sum(q) - q)` with `q` the smoothed and weighted target, times the item's share in the result.
+//! Saves `x` and two numbers a row (the largest logit, the sum of the exponentials below it): probabilities are never
+//! stored, the backward pass makes them again in its one pass. Losses are added in f64, items in order.
+
+use phalanx_kernels as kernels;
+use phalanx_tensor::Tensor;
+
+pub use phalanx_kernels::{CrossEntropy, Reduction};
+
+use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, grads1, record};
+
+impl Var {
+    /// The cross entropy of these logits and i64 targets, which may hold `ignore_index`.
+    ///
+    /// # Errors
+    /// If shapes, dtypes or devices do not fit, or a target is no class.
+    pub fn cross_entropy(&self, target: &Var, config: &CrossEntropy) -> Result<Var> {
+        let (y, stats) = kernels::cross_entropy(self.tensor(), target.tensor(), config)?;
+        record("cross_entropy", &[self], y, |s: &Saver<'_>| {
+            let target = target.tensor().clone();
+            Ok(Recorded { x: s.input(0)?, target, stats, config: config.clone() })
+        })
+    }
+}
+
+struct Recorded {
+    x: Saved,
+    target: Tensor,
+    stats: Tensor,
+    config: CrossEntropy,
+}
+
+impl Backward for Recorded {
+    fn backward(&self, cx: &Cx<'_>) -> Result<Grads> {
+        let (x, dy) = (cx.get(&self.x)?, cx.dy());
+        if !cx.create_graph() {
+            let tensors = [x.tensor(), &self.target, &self.stats, dy.tensor()];
+            let [x, target, stats, dy] = tensors;
+            return grads1(Var::new(kernels::cross_entropy_backward(x, target, stats, dy, &self.config)?));
+        }
+        let q = Var::new(kernels::cross_entropy_targets(x.tensor(), &self.target, &self.config)?);
+        let slope = x.softmax(1)?.mul(&q.sum(&[1], true)?)?.sub(&q)?;
+        grads1(slope.mul(&beside_classes(dy)?)?)
+    }
+}
+
+/// The gradient of the losses, one an item [N, ...] or one of all, in a shape that broadcasts over the classes.
+pub(super) fn beside_classes(dy: &Var) -> Result<Var> {
+    if dy.rank() == 0 {
+        return Ok(dy.clone());
+    }
+    let mut shape = phalanx_tensor::Dims::from_slice(dy.shape());
+    shape.insert(1, 1);
+    dy.reshape_to(&shape)
+}
+
+#[cfg(test)]
+mod tests {
+    use phalanx_tensor::{Device, Tensor};
+
+    use super::{CrossEntropy, Reduction};
+    use crate::Var;
+    use crate::ops::testing::check_twice;
+
+    #[test]
+    fn first_and_second_derivatives_hold() {
+        let target = Var::from_slice(&[1i64, 0, 2, -100], &[2, 2], Device::CPU).unwrap();
+        let weight = Tensor::from_slice(&[0.5, 2.0, 1.5], &[3], Device::CPU).unwrap();
+        for reduction in [Reduction::None, Reduction::Mean, Reduction::Sum] {
+            for (weight, label_smoothing) in [(None, 0.0), (Some(weight.clone()), 0.2)] {
+                let config = CrossEntropy { weight, label_smoothing, reduction, ..CrossEntropy::default() };
+                check_twice(&[&[2, 3, 2]], |v| v[0].cross_entropy(&target, &config));
+            }
+        }
+    }
+}

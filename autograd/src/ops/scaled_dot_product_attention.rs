@@ -1,0 +1,174 @@
+//! `y = softmax(q kᵀ scale + mask) v`.
+//!
+//! Derivative, with `p` the softmax and `dp = dy vᵀ`: `dv = pᵀ dy`, `ds = p (dp - sum(p dp))`, `dq = ds k scale`,
+//! `dk = dsᵀ q scale`, and `ds` summed over what was broadcast for a floating-point mask.
+//! Shapes: q [.., T, D], k [.., S, D], v [.., S, E], mask broadcasts to [.., T, S], y [.., T, E].
+//! Saves q, k, v, the mask, y and two numbers a query; scores and probabilities are made again tile by tile and never
+//! stored whole, except the scores' gradient where a mask's gradient is asked for. `sum(p dp)` is `sum(y dy)`.
+//! Source: Dao, Fu, Ermon, Rudra, Ré: FlashAttention (2022).
+
+use phalanx_kernels as kernels;
+use phalanx_tensor::{DType, Dims, Tensor};
+use smallvec::SmallVec;
+
+pub use phalanx_kernels::Attention;
+
+use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, record};
+
+const OP: &str = "scaled_dot_product_attention";
+
+impl Var {
+    /// Attention of these queries. A bool mask marks what may be seen; a floating-point one is added to the scores.
+    ///
+    /// # Errors
+    /// If shapes, dtypes or devices do not fit.
+    pub fn scaled_dot_product_attention(
+        &self,
+        key: &Var,
+        value: &Var,
+        mask: Option<&Var>,
+        config: &Attention,
+    ) -> Result<Var> {
+        let [q, k, v] = [self, key, value].map(Var::tensor);
+        let (y, stats) = kernels::scaled_dot_product_attention(q, k, v, mask.map(Var::tensor), config)?;
+        let inputs: SmallVec<[&Var; 4]> = [self, key, value].into_iter().chain(mask).collect();
+        record(OP, &inputs, y, |s: &Saver<'_>| {
+            let mask = mask.is_some().then(|| s.input(3)).transpose()?;
+            let inputs = [s.input(0)?, s.input(1)?, s.input(2)?];
+            Ok(Recorded { inputs, mask, y: s.output(0)?, stats, config: *config })
+        })
+    }
+}
+
+struct Recorded {
+    inputs: [Saved; 3],
+    mask: Option<Saved>,
+    y: Saved,
+    stats: Tensor,
+    config: Attention,
+}
+
+impl Backward for Recorded {
+    fn backward(&self, cx: &Cx<'_>) -> Result<Grads> {
+        let [q, k, v] = &self.inputs;
+        let inputs = [cx.get(q)?, cx.get(k)?, cx.get(v)?];
+        let mask = self.mask.as_ref().map(|m| cx.get(m)).transpose()?;
+        let needs = [0, 1, 2, 3].map(|i| (i < 3 || mask.is_some()) && cx.needs(i));
+        let made = if cx.create_graph() {
+            self.composed(inputs, mask.as_ref(), cx.dy(), needs)?
+        } else {
+            self.fused(inputs, mask.as_ref(), [&cx.get(&self.y)?, cx.dy()], needs)?
+        };
+        Ok(made.into_iter().take(3 + usize::from(mask.is_some())).collect())
+    }
+}
+
+impl Recorded {
+    fn fused(
+        &self,
+        [q, k, v]: [Var; 3],
+        mask: Option<&Var>,
+        [y, dy]: [&Var; 2],
+        needs: [bool; 4],
+    ) -> Result<[Option<Var>; 4]> {
+        let made = kernels::scaled_dot_product_attention_backward(
+            [q.tensor(), k.tensor(), v.tensor()],
+            mask.map(Var::tensor),
+            [y.tensor(), &self.stats],
+            dy.tensor(),
+            &self.config,
+            needs,
+        )?;
+        let [dq, dk, dv, ds] = made.map(|t| t.map(Var::new));
+        let to_mask = |(ds, mask): (Var, &Var)| ds.sum_to(mask.shape())?.to(mask.dtype());
+        Ok([dq, dk, dv, ds.zip(mask).map(to_mask).transpose()?])
+    }
+
+    /// The gradients as differentiable operations on whole score matrices.
+    fn composed(
+        &self,
+        [q, k, v]: [Var; 3],
+        mask: Option<&Var>,
+        dy: &Var,
+        [dq, dk, dv, dm]: [bool; 4],
+    ) -> Result<[Option<Var>; 4]> {
+        let turned = |x: &Var| x.transpose(-2, -1);
+        let scale = self.config.scale.unwrap_or_else(|| 1.0 / (q.shape()[q.rank() - 1] as f64).sqrt());
+        let (wide_k, wide_v) = (repeat_heads(&k, &q)?, repeat_heads(&v, &q)?);
+        let scores = q.matmul(&turned(&wide_k)?)?.mul_scalar(scale)?;
+        let p = self.hide(scores, mask)?.softmax(-1)?;
+        let product = p.mul(&dy.matmul(&turned(&wide_v)?)?)?;
+        let ds = product.sub(&p.mul(&product.sum(&[-1], true)?)?)?;
+        let scaled = ds.mul_scalar(scale)?;
+        Ok([
+            dq.then(|| scaled.matmul(&wide_k)).transpose()?,
+            dk.then(|| sum_heads(&turned(&scaled)?.matmul(&q)?, k.shape())).transpose()?,
+            dv.then(|| sum_heads(&turned(&p)?.matmul(dy)?, v.shape())).transpose()?,
+            mask.filter(|_| dm).map(|mask| ds.sum_to(mask.shape())).transpose()?,
+        ])
+    }
+
+    /// The scores with the mask, and with negative infinity where a key lies behind the query.
+    fn hide(&self, mut scores: Var, mask: Option<&Var>) -> Result<Var> {
+        let hidden = Var::full(f64::NEG_INFINITY, &scores)?;
+        if self.config.is_causal {
+            scores = scores.add(&hidden.triu(1)?)?;
+        }
+        match mask {
+            None => Ok(scores),
+            Some(mask) if mask.dtype() == DType::Bool => scores.where_(mask, &hidden),
+            Some(mask) => scores.add(mask),
+        }
+    }
+}
+
+/// Keys or values with a head for every query head.
+fn repeat_heads(x: &Var, q: &Var) -> Result<Var> {
+    let rank = x.rank();
+    if rank < 3 || x.shape()[rank - 3] == q.shape()[rank - 3] {
+        return Ok(x.clone());
+    }
+    let heads = q.shape()[rank - 3];
+    let mut shape = Dims::from_slice(x.shape());
+    let group = heads / shape[rank - 3];
+    shape.insert(rank - 2, group);
+    let repeated = x.unsqueeze(rank - 2)?.broadcast_to(&shape)?;
+    shape.remove(rank - 2);
+    shape[rank - 3] = heads;
+    repeated.reshape_to(&shape)
+}
+
+/// The reverse of [`repeat_heads`]: the gradients of the heads that shared one, added.
+fn sum_heads(dx: &Var, shape: &[usize]) -> Result<Var> {
+    if dx.shape() == shape {
+        return Ok(dx.clone());
+    }
+    let rank = shape.len();
+    let mut split = Dims::from_slice(shape);
+    split.insert(rank - 2, dx.shape()[rank - 3] / shape[rank - 3]);
+    dx.reshape_to(&split)?.sum(&[rank - 2], false)
+}
+
+#[cfg(test)]
+mod tests {
+    use phalanx_tensor::Device;
+
+    use super::Attention;
+    use crate::Var;
+    use crate::ops::testing::check_twice;
+
+    #[test]
+    fn first_and_second_derivatives_hold() {
+        let causal = Attention { is_causal: true, ..Attention::default() };
+        let shapes: [&[usize]; 3] = [&[2, 3, 4], &[2, 5, 4], &[2, 5, 3]];
+        check_twice(&shapes, |v| v[0].scaled_dot_product_attention(&v[1], &v[2], None, &causal));
+        let grouped = Attention { enable_gqa: true, scale: Some(0.7), ..Attention::default() };
+        let shapes: [&[usize]; 4] = [&[1, 4, 3, 2], &[1, 2, 3, 2], &[1, 2, 3, 2], &[4, 1, 3]];
+        check_twice(&shapes, |v| v[0].scaled_dot_product_attention(&v[1], &v[2], Some(&v[3]), &grouped));
+        let seen = [true, false, true, false, true, true];
+        let mask = Var::from_slice(&seen, &[2, 3], Device::CPU).unwrap();
+        check_twice(&[&[2, 2], &[3, 2], &[3, 2]], |v| {
+            v[0].scaled_dot_product_attention(&v[1], &v[2], Some(&mask), &Attention::default())
+        });
+    }
+}

@@ -1,0 +1,51 @@
+//! Operations on the rows that lie along one dimension of a tensor.
+
+use phalanx_tensor::{Dim, Result, Tensor};
+
+use crate::check;
+use crate::real::{Real, for_real};
+use crate::rows::{self, Outputs, RowKernel, Shape};
+
+/// A kernel for rows of either wide type.
+pub(crate) trait AnyRowKernel<const N: usize>: RowKernel<f32, N> + RowKernel<f64, N> {}
+
+impl<K: RowKernel<f32, N> + RowKernel<f64, N>, const N: usize> AnyRowKernel<N> for K {}
+
+/// A result of the inputs' shape, whose rows along `dim` are `kernel`'s of the inputs' rows. A tensor without
+/// dimensions has one row of one element.
+pub(crate) fn along<const N: usize>(
+    op: &'static str,
+    kernel: impl AnyRowKernel<N>,
+    inputs: [&Tensor; N],
+    dim: impl Dim,
+) -> Result<Tensor> {
+    check::float(op, inputs[0])?;
+    check::same(op, &inputs)?;
+    let shape = inputs[0].shape();
+    inputs[1..].iter().try_for_each(|t| check::shape(op, "a tensor", t, shape))?;
+    let dim = dim.resolve(shape.len().max(1), op)?;
+    let turn = |t: &Tensor| if t.rank() == 0 { t.with_shape(&[1]) } else { t.transpose(dim, -1) };
+    let mut turned = inputs.map(Tensor::clone);
+    for t in &mut turned {
+        *t = turn(t)?;
+    }
+    let mut y = Tensor::empty(turned[0].shape(), turned[0].dtype(), turned[0].device())?;
+    if y.device().is_meta() {
+        y.bump_version();
+    } else {
+        for_real!(op, y.dtype(), T => rows_of::<T, N>(op, &kernel, turned.each_ref(), &mut y))?;
+    }
+    if shape.is_empty() { y.with_shape(&[]) } else { y.transpose(dim, -1) }
+}
+
+fn rows_of<T: Real, const N: usize>(
+    op: &'static str,
+    kernel: &impl RowKernel<T::Wide, N>,
+    inputs: [&Tensor; N],
+    y: &mut Tensor,
+) -> Result<()> {
+    let width = y.size(-1)?;
+    let shape = Shape { rows: y.numel() / width.max(1), width, stats: 0, sums: 0 };
+    rows::run::<T, N>(op, kernel, shape, inputs, Outputs { y: Some(y), stats: None })?;
+    Ok(())
+}

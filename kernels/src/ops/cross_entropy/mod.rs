@@ -1,0 +1,198 @@
+//! Cross entropy between logits and class indices. Probabilities are never stored: the forward pass keeps two numbers
+//! a row, from which the backward pass makes the gradient in one pass over the logits.
+
+mod cpu;
+
+use phalanx_tensor::{DType, Result, Tensor};
+
+use crate::check;
+use crate::classes::{Classes, Weighing, classes_last, classes_second};
+use crate::real::{Real, for_real};
+use crate::reduction::Reduction;
+use crate::rows::{self, Outputs, Shape};
+use crate::simd::Float;
+use crate::source::Source;
+use crate::wide::{elements, store, wide_dtype};
+
+/// What cross entropy is told beside logits and targets.
+#[derive(Clone, Debug)]
+pub struct CrossEntropy {
+    /// A weight a class, in the logits' dtype.
+    pub weight: Option<Tensor>,
+    /// Items with this target give no loss and no gradient (-100).
+    pub ignore_index: i64,
+    /// The share of the target that is spread evenly over all classes (0).
+    pub label_smoothing: f64,
+    /// What becomes of the items' losses (their mean).
+    pub reduction: Reduction,
+    /// A factor on the result (1): with [`Reduction::Sum`] and 1 / (the global batch's counted items), the losses of
+    /// micro-batches add up to the global batch's mean.
+    pub scale: f64,
+}
+
+impl Default for CrossEntropy {
+    fn default() -> CrossEntropy {
+        CrossEntropy {
+            weight: None,
+            ignore_index: -100,
+            label_smoothing: 0.0,
+            reduction: Reduction::Mean,
+            scale: 1.0,
+        }
+    }
+}
+
+impl CrossEntropy {
+    fn weighing(&self) -> Weighing<'_> {
+        let CrossEntropy { weight, ignore_index, reduction, scale, .. } = self;
+        let (ignore_index, reduction, scale) = (*ignore_index, *reduction, *scale);
+        Weighing { weight: weight.as_ref(), ignore_index, reduction, scale }
+    }
+}
+
+/// For logits `x` [N, C, ...] and i64 targets [N, ...], with `p = softmax(x)` over C: an item's loss is
+/// `-(1-s) w[y] log p[y] - s/C sum_c w[c] log p[c]` with weights w and smoothing s. Losses are added in f64. Also gives
+/// what the backward pass needs: of each row the largest logit and the sum of the exponentials below it.
+///
+/// # Errors
+/// If shapes, dtypes or devices do not fit, or a target is no class.
+pub fn cross_entropy(x: &Tensor, target: &Tensor, config: &CrossEntropy) -> Result<(Tensor, Tensor)> {
+    const OP: &str = "cross_entropy";
+    let weighing = config.weighing();
+    weighing.check(OP, x, target)?;
+    let shape = sizes(x, target, if config.label_smoothing == 0.0 { 2 } else { 3 });
+    let mut loss = Tensor::empty(&weighing.result_shape(target), x.dtype(), x.device())?;
+    let mut stats = Tensor::empty(&[shape.rows, shape.stats], wide_dtype(x.dtype()), x.device())?;
+    if x.device().is_meta() {
+        return Ok((loss, stats));
+    }
+    let classes = weighing.read(OP, target, shape.width)?;
+    for_real!(OP, x.dtype(), T => forward::<T>(OP, x, &classes, shape, config, [&mut loss, &mut stats]))?;
+    Ok((loss, stats))
+}
+
+fn forward<T: Real>(
+    op: &'static str,
+    x: &Tensor,
+    classes: &Classes,
+    shape: Shape,
+    config: &CrossEntropy,
+    [loss, stats]: [&mut Tensor; 2],
+) -> Result<()> {
+    let x = classes_last(x)?;
+    let weight = wide_weight::<T>(classes);
+    let kernel = cpu::Forward { targets: &classes.targets, weight: weight.as_deref() };
+    rows::run::<T, 1>(op, &kernel, shape, [&x], Outputs { y: None, stats: Some(stats) })?;
+    let (source, kept) = (Source::<T>::open(op, &x, x.shape())?, elements::<T::Wide>(op, stats)?);
+    let (share, total) = smoothing(classes, config, shape.width);
+    let item = |(row, class): (usize, &Option<usize>)| {
+        let Some(class) = *class else { return 0.0 };
+        let mut one = [T::Wide::ZERO];
+        let logit = source.wide(row * shape.width + class, 1, &mut one)[0];
+        let kept = &kept[row * shape.stats..][..shape.stats];
+        let log = kept[1].to_f64().ln();
+        let below = kept[0].to_f64() - logit.to_f64();
+        let even = if share == 0.0 { 0.0 } else { share * (total * log - kept[2].to_f64()) };
+        (1.0 - config.label_smoothing) * classes.weight_of(class) * (below + log) + even
+    };
+    let losses = classes.reduce(config.reduction, classes.targets.iter().enumerate().map(item));
+    store::<T>(op, loss, &losses)
+}
+
+/// `dx` of [`cross_entropy`], given the result's gradient `dy` and the forward pass's `stats`.
+///
+/// # Errors
+/// As [`cross_entropy`].
+pub fn cross_entropy_backward(
+    x: &Tensor,
+    target: &Tensor,
+    stats: &Tensor,
+    dy: &Tensor,
+    config: &CrossEntropy,
+) -> Result<Tensor> {
+    const OP: &str = "cross_entropy_backward";
+    let weighing = config.weighing();
+    weighing.check(OP, x, target)?;
+    check::same(OP, &[x, dy])?;
+    check::shape(OP, "a gradient", dy, &weighing.result_shape(target))?;
+    let x = classes_last(x)?;
+    let mut dx = Tensor::empty(x.shape(), x.dtype(), x.device())?;
+    let shape = sizes(&x, target, 0);
+    let shape = Shape { width: x.shape()[x.rank() - 1], ..shape };
+    if !x.device().is_meta() {
+        let classes = weighing.read(OP, target, shape.width)?;
+        for_real!(OP, x.dtype(), T => backward::<T>(OP, [&x, stats, dy], &classes, shape, config, &mut dx))?;
+    }
+    classes_second(&dx)
+}
+
+fn backward<T: Real>(
+    op: &'static str,
+    [x, stats, dy]: [&Tensor; 3],
+    classes: &Classes,
+    shape: Shape,
+    config: &CrossEntropy,
+    dx: &mut Tensor,
+) -> Result<()> {
+    let slopes = classes.slopes(config.reduction, &crate::ops::cast(dy, DType::F64)?.to_vec()?);
+    let (share, total) = smoothing(classes, config, shape.width);
+    let (stats_shape, stats) = (stats.shape()[1], elements::<T::Wide>(op, stats)?);
+    let weight = wide_weight::<T>(classes);
+    let row = |(row, slope): (usize, f64)| {
+        let class = classes.targets[row]?;
+        let on_target = slope * (1.0 - config.label_smoothing) * classes.weight_of(class);
+        let all = on_target + slope * share * total;
+        let [max, sum] = [stats[row * stats_shape], stats[row * stats_shape + 1]];
+        let wide = T::Wide::from_f64;
+        let (factor, even) = (wide(all / sum.to_f64()), wide(slope * share));
+        Some(cpu::Gradient { class, max, factor, on_target: wide(on_target), even })
+    };
+    let gradients: Vec<_> = slopes.into_iter().enumerate().map(row).collect();
+    let weight = weight.as_deref().filter(|_| share != 0.0);
+    let kernel = cpu::BackwardOf { gradients: &gradients, weight, smooth: share != 0.0 };
+    rows::run::<T, 1>(op, &kernel, shape, [x], Outputs { y: Some(dx), stats: None })?;
+    Ok(())
+}
+
+/// The distribution that [`cross_entropy`] holds the logits against, times each item's share in the result: `dx` is
+/// `dy (p sum(q) - q)`, sums over C. For gradients that are differentiated again.
+///
+/// # Errors
+/// As [`cross_entropy`].
+pub fn cross_entropy_targets(x: &Tensor, target: &Tensor, config: &CrossEntropy) -> Result<Tensor> {
+    const OP: &str = "cross_entropy_targets";
+    let weighing = config.weighing();
+    weighing.check(OP, x, target)?;
+    let mut q = Tensor::empty(classes_last(x)?.shape(), x.dtype(), x.device())?;
+    if !x.device().is_meta() {
+        let width = x.shape()[1];
+        let classes = weighing.read(OP, target, width)?;
+        let (share, _) = smoothing(&classes, config, width);
+        let mut values = vec![0.0; q.numel()];
+        for (row, class) in values.chunks_mut(width).zip(&classes.targets) {
+            let Some(class) = *class else { continue };
+            row.iter_mut().enumerate().for_each(|(c, q)| *q = classes.factor * share * classes.weight_of(c));
+            row[class] += classes.factor * (1.0 - config.label_smoothing) * classes.weight_of(class);
+        }
+        for_real!(OP, x.dtype(), T => store::<T>(OP, &mut q, &values))?;
+    }
+    classes_second(&q)
+}
+
+/// Rows of [N, C, ...], one an item.
+fn sizes(x: &Tensor, target: &Tensor, stats: usize) -> Shape {
+    Shape { rows: target.numel(), width: x.shape()[1], stats, sums: 0 }
+}
+
+fn wide_weight<T: Real>(classes: &Classes) -> Option<Vec<T::Wide>> {
+    classes.weight.as_ref().map(|w| w.iter().map(|&w| T::Wide::from_f64(w)).collect())
+}
+
+/// Each class's share of the smoothed target, and the sum of all weights.
+fn smoothing(classes: &Classes, config: &CrossEntropy, width: usize) -> (f64, f64) {
+    let total = classes.weight.as_ref().map_or(width as f64, |w| w.iter().sum());
+    (config.label_smoothing / width as f64, total)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,89 @@
+use phalanx_tensor::{DType, Device, Tensor};
+
+use super::{CrossEntropy, cross_entropy, cross_entropy_backward, cross_entropy_targets};
+use crate::Reduction;
+use crate::testing::{FLOATS, assert_close, floats, make, tolerance, values};
+
+const CLASSES: usize = 37;
+
+fn config(weight: Option<Tensor>, label_smoothing: f64, reduction: Reduction) -> CrossEntropy {
+    CrossEntropy { weight, ignore_index: 3, label_smoothing, reduction, scale: 0.5 }
+}
+
+/// Each item's loss and gradient, from the formula.
+fn twin(x: &[f64], y: usize, w: &[f64], s: f64) -> (f64, Vec<f64>) {
+    let max = x.iter().copied().fold(f64::MIN, f64::max);
+    let sum: f64 = x.iter().map(|x| (x - max).exp()).sum();
+    let log_p = |c: usize| x[c] - max - sum.ln();
+    let q = |c: usize| s / x.len() as f64 * w[c] + if c == y { (1.0 - s) * w[y] } else { 0.0 };
+    let all: f64 = (0..x.len()).map(q).sum();
+    let loss = (0..x.len()).map(|c| -q(c) * log_p(c)).sum();
+    (loss, (0..x.len()).map(|c| all * log_p(c).exp() - q(c)).collect())
+}
+
+#[test]
+fn loss_and_gradient_equal_the_formula() {
+    let targets: Vec<i64> = (0..10).map(|i| [5, 3, 36, 0, 3, 7, 7, 20, 1, 30][i]).collect();
+    let target = Tensor::from_slice(&targets, &[2, 5], Device::CPU).unwrap();
+    for dtype in FLOATS {
+        let x = make(&[2, CLASSES, 5], dtype, &floats(-4.0, 9.0));
+        let rows = values(&x.transpose(1, 2).unwrap());
+        for (weighted, s) in [(false, 0.0), (true, 0.0), (false, 0.25), (true, 0.25)] {
+            let weight = weighted.then(|| make(&[CLASSES], dtype, &floats(0.5, 2.0)));
+            let w = weight.as_ref().map_or(vec![1.0; CLASSES], values);
+            for reduction in [Reduction::None, Reduction::Mean, Reduction::Sum] {
+                let config = config(weight.clone(), s, reduction);
+                let (loss, stats) = cross_entropy(&x, &target, &config).unwrap();
+                let dy = make(loss.shape(), dtype, &floats(0.5, 1.5));
+                let dx = cross_entropy_backward(&x, &target, &stats, &dy, &config).unwrap();
+                assert_eq!(dx.shape(), x.shape());
+                let counted = || targets.iter().filter(|&&y| y != 3);
+                let total: f64 = counted().map(|&y| w[y as usize]).sum();
+                let factor = if reduction == Reduction::Mean { 0.5 / total } else { 0.5 };
+                let (dys, mut sum, mut each) = (values(&dy), 0.0, Vec::new());
+                for (item, got) in values(&dx.transpose(1, 2).unwrap()).chunks(CLASSES).enumerate() {
+                    let y = targets[item] as usize;
+                    let (item_loss, slope) = twin(&rows[item * CLASSES..][..CLASSES], y, &w, s);
+                    let counts = if y == 3 { 0.0 } else { factor };
+                    sum += item_loss * counts;
+                    each.push(item_loss * counts);
+                    let dy = dys[if reduction == Reduction::None { item } else { 0 }];
+                    got.iter().zip(slope).for_each(|(&g, want)| {
+                        assert_close(g, want * counts * dy, 4.0 * tolerance(dtype));
+                    });
+                }
+                let want = if reduction == Reduction::None { each } else { vec![sum] };
+                values(&loss).iter().zip(want).for_each(|(&g, w)| assert_close(g, w, 4.0 * tolerance(dtype)));
+                let q = values(&cross_entropy_targets(&x, &target, &config).unwrap());
+                assert_eq!(q.len(), x.numel());
+            }
+        }
+    }
+}
+
+#[test]
+fn huge_logits_lose_nothing_and_a_mean_of_nothing_is_nan() {
+    let x = make(&[2, 3], DType::F32, &|i| [10000.0, 9999.0, -1e30, 3e4, -3e4, 3e4][i]);
+    let target = |t: &[i64]| Tensor::from_slice(t, &[2], Device::CPU).unwrap();
+    let none = CrossEntropy { reduction: Reduction::None, ..CrossEntropy::default() };
+    let (loss, _) = cross_entropy(&x, &target(&[1, 0]), &none).unwrap();
+    assert_close(values(&loss)[0], 1.0 + (1.0 + (-1f64).exp()).ln(), 1e-6);
+    assert_close(values(&loss)[1], 2f64.ln(), 1e-6);
+    let ignored = target(&[-100, -100]);
+    let mean = CrossEntropy::default();
+    let (loss, stats) = cross_entropy(&x, &ignored, &mean).unwrap();
+    assert!(values(&loss)[0].is_nan());
+    let dy = make(&[], DType::F32, &|_| 1.0);
+    let dx = cross_entropy_backward(&x, &ignored, &stats, &dy, &mean).unwrap();
+    assert_eq!(values(&dx), vec![0.0; 6]);
+}
+
+#[test]
+fn a_target_that_is_no_class_is_named() {
+    let x = make(&[2, 3], DType::F32, &|_| 0.0);
+    for wrong in [3i64, -1] {
+        let target = Tensor::from_slice(&[0, wrong], &[2], Device::CPU).unwrap();
+        let error = cross_entropy(&x, &target, &CrossEntropy::default()).map(|_| ()).unwrap_err().to_string();
+        assert!(error.contains(&format!("target {wrong} (item 1)")), "{error}");
+    }
+}

@@ -1,0 +1,129 @@
+//! A row normalised, and the gradients of that. The row stays in the first-level cache between the passes over it.
+//!
+//! The mean is `high + low`: `high` is the rounded mean, `low` the mean of what remains after subtracting it. So the
+//! differences `(x - high) - low` and the variance keep their digits when the spread is small beside the mean.
+
+use crate::rows::{Row, RowKernel, lanes};
+use crate::simd::{Float, Isa, Vector};
+
+/// Numbers kept of a row: the mean's two parts, if there is one, and the inverse deviation.
+pub(super) const fn stats_of<const CENTERED: bool>() -> usize {
+    if CENTERED { 3 } else { 1 }
+}
+
+/// `x` standardised: the two parts of the mean and the inverse deviation, in every lane.
+#[derive(Clone, Copy)]
+struct Standard<V, const CENTERED: bool> {
+    high: V,
+    low: V,
+    inverse: V,
+}
+
+impl<V: Vector, const CENTERED: bool> Standard<V, CENTERED> {
+    #[inline(always)]
+    fn load(stats: &[V::Elem]) -> Self {
+        let mean = |i: usize| if CENTERED { V::splat(stats[i]) } else { V::zero() };
+        let (high, low) = (mean(0), mean(1));
+        Standard { high, low, inverse: V::splat(stats[stats.len() - 1]) }
+    }
+
+    #[inline(always)]
+    fn of(self, x: V) -> V {
+        (if CENTERED { (x - self.high) - self.low } else { x }) * self.inverse
+    }
+}
+
+pub(super) struct Forward<'a, T, const CENTERED: bool> {
+    pub(super) weight: Option<&'a [T]>,
+    pub(super) bias: Option<&'a [T]>,
+    pub(super) eps: f64,
+}
+
+impl<T: Float, const CENTERED: bool> RowKernel<T, 1> for Forward<'_, T, CENTERED> {
+    #[inline(always)]
+    fn run<S: Isa>(&self, row: Row<'_, T, 1>) {
+        let ([x], y, stats) = (row.x, row.y, row.stats);
+        measure::<T::Vec<S>, CENTERED>(x, self.eps, stats);
+        let standard = Standard::<T::Vec<S>, CENTERED>::load(stats);
+        match (self.weight, self.bias) {
+            (None, None) => lanes::map([x], y, |[x]| standard.of(x)),
+            (Some(w), None) => lanes::map([x, w], y, |[x, w]| standard.of(x) * w),
+            (None, Some(b)) => lanes::map([x, b], y, |[x, b]| standard.of(x) + b),
+            (Some(w), Some(b)) => lanes::map([x, w, b], y, |[x, w, b]| standard.of(x).mul_add(w, b)),
+        }
+    }
+}
+
+/// Mean and inverse deviation of a row.
+#[inline(always)]
+fn measure<V: Vector, const CENTERED: bool>(x: &[V::Elem], eps: f64, stats: &mut [V::Elem]) {
+    let n = x.len() as f64;
+    let inverse = |variance: f64| V::Elem::from_f64(1.0 / (variance + eps).sqrt());
+    if !CENTERED {
+        let [squares] = lanes::sums([x], [V::Elem::ZERO], |[x]: [V; 1]| [x * x]);
+        stats[0] = inverse(squares.to_f64() / n);
+        return;
+    }
+    let [sum] = lanes::sums([x], [V::Elem::ZERO], |x: [V; 1]| x);
+    let high = V::Elem::from_f64(sum.to_f64() / n);
+    let shift = V::splat(high);
+    let [rest, squares] = lanes::sums([x], [high], |[x]: [V; 1]| {
+        let d = x - shift;
+        [d, d * d]
+    });
+    let low = rest.to_f64() / n;
+    stats[0] = high;
+    stats[1] = V::Elem::from_f64(low);
+    stats[2] = inverse(squares.to_f64() / n - low * low);
+}
+
+pub(super) struct BackwardOf<'a, T, const CENTERED: bool> {
+    pub(super) weight: Option<&'a [T]>,
+    pub(super) stats: &'a [T],
+    pub(super) dw: bool,
+    pub(super) db: bool,
+}
+
+impl<T: Float, const CENTERED: bool> RowKernel<T, 2> for BackwardOf<'_, T, CENTERED> {
+    #[inline(always)]
+    fn run<S: Isa>(&self, row: Row<'_, T, 2>) {
+        let ([x, dy], width) = (row.x, row.x[0].len());
+        let kept = stats_of::<CENTERED>();
+        let standard = Standard::<T::Vec<S>, CENTERED>::load(&self.stats[row.index * kept..][..kept]);
+        if !row.y.is_empty() {
+            match self.weight {
+                None => input_gradient([x, dy], row.y, standard, |[x, dy]| (x, dy)),
+                Some(w) => input_gradient([x, dy, w], row.y, standard, |[x, dy, w]| (x, dy * w)),
+            }
+        }
+        let (dw, db) = row.sums.split_at_mut(if self.dw { width } else { 0 });
+        if self.dw {
+            lanes::update(dw, [x, dy], |sum: T::Vec<S>, [x, dy]| dy.mul_add(standard.of(x), sum));
+        }
+        if self.db {
+            lanes::update(db, [dy], |sum: T::Vec<S>, [dy]| sum + dy);
+        }
+    }
+}
+
+/// `dx = (g - mean(g) - xhat mean(g xhat)) / deviation` with `g = dy w`; without the first mean if not centred.
+#[inline(always)]
+fn input_gradient<V: Vector, const N: usize, const CENTERED: bool>(
+    inputs: [&[V::Elem]; N],
+    dx: &mut [V::Elem],
+    standard: Standard<V, CENTERED>,
+    split: impl Fn([V; N]) -> (V, V),
+) {
+    let n = V::Elem::from_f64(dx.len() as f64);
+    // Beyond the row's end the gradient is 0, so what stands for x there does not matter.
+    let [sum, product] = lanes::sums(inputs, [V::Elem::ZERO; N], |v| {
+        let (x, g) = split(v);
+        [if CENTERED { g } else { V::zero() }, g * standard.of(x)]
+    });
+    let (mean, product) = (V::splat(sum / n), V::splat(product / n));
+    lanes::map(inputs, dx, |v| {
+        let (x, g) = split(v);
+        let centred = if CENTERED { g - mean } else { g };
+        (centred - standard.of(x) * product) * standard.inverse
+    });
+}

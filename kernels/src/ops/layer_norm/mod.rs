@@ -1,0 +1,124 @@
+//! Layer normalisation, and what it shares with [`rms_norm`](super::rms_norm()), which is the same without the mean.
+
+mod cpu;
+
+use phalanx_tensor::{Dims, Error, Result, Tensor};
+
+use crate::check;
+use crate::real::{Real, for_real};
+use crate::rows::{self, Outputs, Shape};
+use crate::wide::{elements, store, wide_dtype, widened_if};
+
+/// `y = (x - mean) / sqrt(var + eps) * weight + bias` over the last dimensions of `x`, which must be
+/// `normalized_shape`; mean and variance (divided by n) are each row's own. Also gives what the backward pass needs of
+/// each row: the mean in two parts, for rows whose spread is small beside their mean, and the inverse deviation.
+///
+/// # Errors
+/// If shapes, dtypes or devices do not fit.
+pub fn layer_norm(
+    x: &Tensor,
+    normalized_shape: &[usize],
+    weight: Option<&Tensor>,
+    bias: Option<&Tensor>,
+    eps: f64,
+) -> Result<(Tensor, Tensor)> {
+    forward::<true>("layer_norm", x, normalized_shape, [weight, bias], eps)
+}
+
+/// The gradients of [`layer_norm`] with respect to `x`, `weight` and `bias`: those that `needs` names. `weight` and
+/// `stats` are the forward pass's. The last two are sums over the rows, by blocks of rows whose size depends on the
+/// shape only.
+///
+/// # Errors
+/// If shapes, dtypes or devices do not fit.
+pub fn layer_norm_backward(
+    x: &Tensor,
+    stats: &Tensor,
+    normalized_shape: &[usize],
+    weight: Option<&Tensor>,
+    dy: &Tensor,
+    needs: [bool; 3],
+) -> Result<[Option<Tensor>; 3]> {
+    backward::<true>("layer_norm_backward", [x, dy], stats, normalized_shape, weight, needs)
+}
+
+/// The forward pass; `CENTERED` subtracts the mean.
+pub(in crate::ops) fn forward<const CENTERED: bool>(
+    op: &'static str,
+    x: &Tensor,
+    normalized_shape: &[usize],
+    [weight, bias]: [Option<&Tensor>; 2],
+    eps: f64,
+) -> Result<(Tensor, Tensor)> {
+    let mut shape = sizes(op, x, normalized_shape, &[weight, bias])?;
+    shape.stats = cpu::stats_of::<CENTERED>();
+    let mut y = x.empty_like()?;
+    let mut stats_shape = Dims::from_slice(&x.shape()[..x.rank() - normalized_shape.len()]);
+    stats_shape.push(shape.stats);
+    let mut stats = Tensor::empty(&stats_shape, wide_dtype(x.dtype()), x.device())?;
+    if x.device().is_meta() {
+        return Ok((y, stats));
+    }
+    for_real!(op, x.dtype(), T => {
+        let (weight, bias) = (widened_if::<T>(op, weight)?, widened_if::<T>(op, bias)?);
+        let kernel = cpu::Forward::<_, CENTERED> { weight: weight.as_deref(), bias: bias.as_deref(), eps };
+        rows::run::<T, 1>(op, &kernel, shape, [x], Outputs { y: Some(&mut y), stats: Some(&mut stats) })
+    })?;
+    Ok((y, stats))
+}
+
+/// The backward pass of [`forward`].
+pub(in crate::ops) fn backward<const CENTERED: bool>(
+    op: &'static str,
+    [x, dy]: [&Tensor; 2],
+    stats: &Tensor,
+    normalized_shape: &[usize],
+    weight: Option<&Tensor>,
+    [dx, dw, db]: [bool; 3],
+) -> Result<[Option<Tensor>; 3]> {
+    let mut shape = sizes(op, x, normalized_shape, &[weight])?;
+    check::same(op, &[x, dy])?;
+    check::shape(op, "a gradient", dy, x.shape())?;
+    shape.sums = shape.width * (usize::from(dw) + usize::from(db));
+    let mut dx = dx.then(|| x.empty_like()).transpose()?;
+    let sum =
+        |wanted: bool| wanted.then(|| Tensor::empty(normalized_shape, x.dtype(), x.device())).transpose();
+    let [mut dw_out, mut db_out] = [sum(dw)?, sum(db)?];
+    if x.device().is_meta() {
+        return Ok([dx, dw_out, db_out]);
+    }
+    for_real!(op, x.dtype(), T => {
+        let (weight, stats) = (widened_if::<T>(op, weight)?, elements::<<T as Real>::Wide>(op, stats)?);
+        let kernel = cpu::BackwardOf::<_, CENTERED> { weight: weight.as_deref(), stats: &stats, dw, db };
+        let outputs = Outputs { y: dx.as_mut(), stats: None };
+        let sums = rows::run::<T, 2>(op, &kernel, shape, [x, dy], outputs)?;
+        let mut sums = sums.chunks(shape.width.max(1));
+        let mut sum_into = |out: &mut Tensor| store::<T>(op, out, sums.next().unwrap_or_default());
+        [&mut dw_out, &mut db_out].into_iter().flatten().try_for_each(&mut sum_into)
+    })?;
+    Ok([dx, dw_out, db_out])
+}
+
+/// Rows and their width, if everything fits.
+fn sizes(
+    op: &'static str,
+    x: &Tensor,
+    normalized_shape: &[usize],
+    affine: &[Option<&Tensor>],
+) -> Result<Shape> {
+    check::float(op, x)?;
+    if normalized_shape.is_empty() || !x.shape().ends_with(normalized_shape) {
+        let wanted = format!("a shape that ends in {normalized_shape:?}, of at least one dimension");
+        return Err(Error::shape(op, format!("{:?}", x.shape()), wanted));
+    }
+    for t in affine.iter().copied().flatten() {
+        check::same(op, &[x, t])?;
+        check::shape(op, "a weight or bias", t, normalized_shape)?;
+    }
+    let lead = x.rank() - normalized_shape.len();
+    let rows = x.shape()[..lead].iter().product();
+    Ok(Shape { rows, width: normalized_shape.iter().product(), stats: 0, sums: 0 })
+}
+
+#[cfg(test)]
+mod tests;

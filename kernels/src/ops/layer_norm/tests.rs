@@ -1,0 +1,84 @@
+use phalanx_tensor::{DType, Tensor};
+
+use super::{layer_norm, layer_norm_backward};
+use crate::ops::rms_norm::{rms_norm, rms_norm_backward};
+use crate::testing::{FLOATS, assert_close, floats, make, tolerance, values};
+
+/// Rows normalised in f64, straight from the formula.
+fn twin(x: &[f64], w: &[f64], b: Option<&[f64]>, eps: f64) -> (f64, f64, Vec<f64>) {
+    let n = x.len() as f64;
+    let mean = if b.is_some() { x.iter().sum::<f64>() / n } else { 0.0 };
+    let var = x.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / n;
+    let inverse = 1.0 / (var + eps).sqrt();
+    let y = x.iter().enumerate().map(|(i, x)| (x - mean) * inverse * w[i] + b.map_or(0.0, |b| b[i]));
+    (mean, inverse, y.collect())
+}
+
+#[test]
+fn forward_and_backward_equal_the_formula() {
+    for dtype in FLOATS {
+        for (rows, width) in [(1, 1), (3, 7), (70, 33), (2, 1000), (200, 130)] {
+            for centred in [true, false] {
+                check(dtype, rows, width, centred);
+            }
+        }
+    }
+}
+
+fn check(dtype: DType, rows: usize, width: usize, centred: bool) {
+    let x = make(&[width, rows], dtype, &floats(-2.0, 3.0)).transpose(0, 1).unwrap();
+    let dy = make(&[rows, width], dtype, &floats(-1.0, 1.5));
+    let [w, b] = [floats(0.5, 2.0), floats(-1.0, 1.0)].map(|f| make(&[width], dtype, &f));
+    let run = |x: &Tensor| {
+        if centred {
+            let (y, stats) = layer_norm(x, &[width], Some(&w), Some(&b), 1e-3).unwrap();
+            (y, layer_norm_backward(x, &stats, &[width], Some(&w), &dy, [true; 3]).unwrap())
+        } else {
+            let (y, stats) = rms_norm(x, &[width], Some(&w), 1e-3).unwrap();
+            let [dx, dw] = rms_norm_backward(x, &stats, &[width], Some(&w), &dy, [true; 2]).unwrap();
+            (y, [dx, dw, None])
+        }
+    };
+    let (y, [dx, dw, db]) = run(&x);
+    let (again, _) = run(&x.contiguous().unwrap());
+    assert_eq!(values(&y), values(&again), "bits do not depend on strides");
+    let (xs, ys, ws, bs, gs) = (values(&x), values(&y), values(&w), values(&b), values(&dy));
+    let dxs = values(&dx.unwrap());
+    let (mut dw_want, mut db_want) = (vec![0.0; width], vec![0.0; width]);
+    let near = |got: f64, want: f64| assert_close(got, want, 8.0 * tolerance(dtype));
+    for r in 0..rows {
+        let at = r * width..(r + 1) * width;
+        let (x, dy) = (&xs[at.clone()], &gs[at.clone()]);
+        let (mean, inverse, y_want) = twin(x, &ws, centred.then_some(&bs), 1e-3);
+        let hat: Vec<f64> = x.iter().map(|x| (x - mean) * inverse).collect();
+        let g: Vec<f64> = dy.iter().zip(&ws).map(|(dy, w)| dy * w).collect();
+        let c1 = if centred { g.iter().sum::<f64>() / width as f64 } else { 0.0 };
+        let c2 = g.iter().zip(&hat).map(|(g, h)| g * h).sum::<f64>() / width as f64;
+        for i in 0..width {
+            near(ys[r * width + i], y_want[i]);
+            near(dxs[r * width + i], inverse * (g[i] - c1 - hat[i] * c2));
+            dw_want[i] += dy[i] * hat[i];
+            db_want[i] += dy[i];
+        }
+    }
+    values(&dw.unwrap()).iter().zip(&dw_want).for_each(|(&got, &want)| near(got, want));
+    db.iter().for_each(|db| values(db).iter().zip(&db_want).for_each(|(&got, &want)| near(got, want)));
+}
+
+#[test]
+fn a_small_spread_beside_a_large_mean_keeps_its_digits() {
+    let x = make(&[2, 300], DType::F32, &|i| 4096.0 + (i % 7) as f64 / 1024.0);
+    let (y, _) = layer_norm(&x, &[300], None, None, 1e-12).unwrap();
+    let (ones, zeros) = (vec![1.0; 300], vec![0.0; 300]);
+    for (x, y) in values(&x).chunks(300).zip(values(&y).chunks(300)) {
+        let (_, _, want) = twin(x, &ones, Some(&zeros), 1e-12);
+        y.iter().zip(want).for_each(|(&got, want)| assert_close(got, want, 1e-6));
+    }
+}
+
+#[test]
+fn errors_name_both_shapes() {
+    let x = make(&[2, 3], DType::F32, &|_| 0.0);
+    let error = layer_norm(&x, &[2], None, None, 1e-5).map(|_| ()).unwrap_err().to_string();
+    assert!(error.contains("layer_norm") && error.contains("[2, 3]") && error.contains("[2]"), "{error}");
+}

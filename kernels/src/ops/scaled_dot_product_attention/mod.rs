@@ -1,0 +1,151 @@
+//! Attention in tiles: the scores are made a tile at a time and never stored whole, forward and backward.
+//!
+//! ```text
+//! product   small matrix products in registers
+//! tile      a block of keys against a block of queries
+//! operand   strided tensors as padded rows; masks as tiles
+//! forward   all blocks of a head      backward   the same
+//! ```
+
+mod backward;
+mod forward;
+mod operand;
+mod product;
+mod tile;
+
+use phalanx_tensor::{DType, Dims, Error, Result, Tensor, broadcast_shapes};
+
+pub use backward::scaled_dot_product_attention_backward;
+
+use crate::check;
+use crate::real::for_real;
+use crate::wide::wide_dtype;
+
+/// What attention is told beside its tensors.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Attention {
+    /// Whether query i sees only the keys up to i.
+    pub is_causal: bool,
+    /// What scores are multiplied with; 1 / sqrt(depth) if absent.
+    pub scale: Option<f64>,
+    /// Whether several query heads share a key head: query head h uses key head `h / (query heads / key heads)`.
+    pub enable_gqa: bool,
+}
+
+/// The sizes of a call.
+#[derive(Clone, Copy)]
+struct Problem {
+    /// Query heads in all batch items, and how many share a key head.
+    heads: usize,
+    group: usize,
+    queries: usize,
+    keys: usize,
+    depth: usize,
+    value_depth: usize,
+    causal: bool,
+    scale: f64,
+}
+
+/// `softmax(q kᵀ scale + mask) v` for queries [.., T, D], keys [.., S, D] and values [.., S, E]. A bool mask marks what
+/// may be seen, a floating-point one is added to the scores; it broadcasts to [.., T, S]. Queries that see nothing give
+/// 0. Also gives what the backward pass needs of each query: the largest score and the inverse of the sum of the
+/// exponentials below it.
+///
+/// # Errors
+/// If shapes, dtypes or devices do not fit.
+pub fn scaled_dot_product_attention(
+    query: &Tensor,
+    key: &Tensor,
+    value: &Tensor,
+    mask: Option<&Tensor>,
+    config: &Attention,
+) -> Result<(Tensor, Tensor)> {
+    const OP: &str = "scaled_dot_product_attention";
+    let problem = Problem::new(OP, [query, key, value], mask, config)?;
+    let mut shape = Dims::from_slice(query.shape());
+    shape[query.rank() - 1] = problem.value_depth;
+    let mut out = Tensor::empty(&shape, query.dtype(), query.device())?;
+    shape[query.rank() - 1] = 2;
+    let mut stats = Tensor::empty(&shape, wide_dtype(query.dtype()), query.device())?;
+    if query.device().is_meta() {
+        return Ok((out, stats));
+    }
+    for_real!(OP, query.dtype(), T => {
+        forward::run::<T>(OP, problem, [query, key, value], mask, [&mut out, &mut stats])
+    })?;
+    Ok((out, stats))
+}
+
+impl Problem {
+    fn new(
+        op: &'static str,
+        [query, key, value]: [&Tensor; 3],
+        mask: Option<&Tensor>,
+        config: &Attention,
+    ) -> Result<Problem> {
+        check::float(op, query)?;
+        check::same(op, &[query, key, value])?;
+        let shapes =
+            || format!("query {:?}, key {:?}, value {:?}", query.shape(), key.shape(), value.shape());
+        let rank = query.rank();
+        let wrong = |wanted: &str| Err(Error::shape(op, shapes(), wanted));
+        if rank < 2 || key.rank() != rank || value.rank() != rank {
+            return wrong("[.., T, D], [.., S, D] and [.., S, E] of one rank");
+        }
+        let (q, k, v) = (query.shape(), key.shape(), value.shape());
+        if q[rank - 1] != k[rank - 1] || k[..rank - 1] != v[..rank - 1] {
+            return wrong("one depth of query and key, one length of key and value");
+        }
+        let group = if config.enable_gqa && rank > 2 {
+            let (heads, shared) = (q[rank - 3], k[rank - 3]);
+            if shared == 0 || heads % shared != 0 || q[..rank - 3] != k[..rank - 3] {
+                return wrong("query heads that are a multiple of the key heads");
+            }
+            heads / shared
+        } else if q[..rank - 2] != k[..rank - 2] {
+            return wrong("equal leading dimensions (`enable_gqa` lets query heads share key heads)");
+        } else {
+            1
+        };
+        let problem = Problem {
+            heads: q[..rank - 2].iter().product(),
+            group,
+            queries: q[rank - 2],
+            keys: k[rank - 2],
+            depth: q[rank - 1],
+            value_depth: v[rank - 1],
+            causal: config.is_causal,
+            scale: config.scale.unwrap_or_else(|| 1.0 / (q[rank - 1] as f64).sqrt()),
+        };
+        mask.map_or(Ok(()), |mask| problem.check_mask(op, query, mask))?;
+        Ok(problem)
+    }
+
+    fn check_mask(&self, op: &'static str, query: &Tensor, mask: &Tensor) -> Result<()> {
+        check::same_device(op, &[query, mask])?;
+        if mask.dtype() != DType::Bool && mask.dtype() != query.dtype() {
+            return Err(Error::dtype(op, mask.dtype(), format!("a mask of bool or {}", query.dtype())));
+        }
+        let scores = self.scores_shape(query);
+        if broadcast_shapes(op, mask.shape(), &scores)? != scores {
+            let wanted = format!("one that broadcasts to {scores:?}");
+            return Err(Error::shape(op, format!("a mask of shape {:?}", mask.shape()), wanted));
+        }
+        Ok(())
+    }
+
+    /// The scores' shape [.., T, S].
+    fn scores_shape(&self, query: &Tensor) -> Dims {
+        let mut shape = Dims::from_slice(query.shape());
+        shape[query.rank() - 1] = self.keys;
+        shape
+    }
+
+    /// How many keys the queries before `end` may see.
+    fn keys_before(&self, end: usize) -> usize {
+        if self.causal { self.keys.min(end) } else { self.keys }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,136 @@
+//! Strided tensors as a head's kernels want them: padded rows of the wide type, and tiles of what is added to scores.
+
+use phalanx_tensor::{DType, Element, Loops, Read, Result, Tensor};
+
+use super::Problem;
+use crate::real::Real;
+use crate::simd::Float;
+
+/// Bytes that rows are padded to: the longest vector.
+const PAD_BYTES: usize = 64;
+
+/// A row length padded for `T`'s vectors.
+pub(super) fn padded<T: Float>(len: usize) -> usize {
+    len.next_multiple_of(PAD_BYTES / size_of::<T>())
+}
+
+/// An open tensor [.., rows, columns] by heads.
+pub(super) struct Heads<'a, T> {
+    elements: Read<'a, T>,
+    starts: Vec<usize>,
+    row_stride: usize,
+    col_stride: usize,
+    columns: usize,
+}
+
+impl<'a, T: Element> Heads<'a, T> {
+    pub(super) fn open(op: &'static str, tensor: &'a Tensor) -> Result<Heads<'a, T>> {
+        Heads::broadcast(op, tensor, tensor.shape())
+    }
+
+    /// Seen in a shape that it broadcasts to.
+    fn broadcast(op: &'static str, tensor: &'a Tensor, shape: &[usize]) -> Result<Heads<'a, T>> {
+        let seen = tensor.broadcast_to(shape)?;
+        let lead = shape.len() - 2;
+        let strides = seen.strides();
+        // Loops over the leading dimensions, and one more of a single element to be their run.
+        let heads: usize = shape[..lead].iter().product();
+        let loops = Loops::new(&shape[..lead], [&strides[..lead]]);
+        let (inner, [step]) = (loops.inner().max(1), loops.inner_strides());
+        let start = |head: usize| seen.offset() + loops.start(head / inner)[0] + head % inner * step;
+        Ok(Heads {
+            elements: tensor.read(op)?,
+            starts: (0..heads).map(start).collect(),
+            row_stride: strides[lead],
+            col_stride: strides[lead + 1],
+            columns: shape[lead + 1],
+        })
+    }
+}
+
+impl<T: Real> Heads<'_, T> {
+    /// Rows `first ..` of a head, widened, as many as `to` has rows of `stride` for but at most `rows`; what is left is
+    /// set to 0.
+    pub(super) fn rows(&self, head: usize, first: usize, rows: usize, to: &mut [T::Wide], stride: usize) {
+        let mut done = 0;
+        for (i, to) in to.chunks_exact_mut(stride.max(1)).take(rows).enumerate() {
+            let start = self.starts[head] + (first + i) * self.row_stride;
+            let (to, rest) = to.split_at_mut(self.columns);
+            if self.col_stride == 1 {
+                let from = &self.elements[start..][..self.columns];
+                match T::as_wide(from) {
+                    Some(from) => to.copy_from_slice(from),
+                    None => to.iter_mut().zip(from).for_each(|(to, &x)| *to = x.widen()),
+                }
+            } else {
+                let at = |j: usize| self.elements[start + j * self.col_stride];
+                to.iter_mut().enumerate().for_each(|(j, to)| *to = at(j).widen());
+            }
+            rest.fill(T::Wide::ZERO);
+            done += 1;
+        }
+        to[done * stride..].fill(T::Wide::ZERO);
+    }
+}
+
+/// The first `depth` columns of rows of `stride` elements, as rows of `width`.
+pub(super) fn transpose<T: Float>(rows: &[T], stride: usize, depth: usize, to: &mut [T], width: usize) {
+    for (d, to) in to.chunks_exact_mut(width).take(depth).enumerate() {
+        let column = rows[d..].iter().step_by(stride);
+        to.iter_mut().zip(column).for_each(|(to, &x)| *to = x);
+    }
+}
+
+/// A mask over the scores.
+pub(super) enum Mask<'a, T> {
+    None,
+    /// True where a key may be seen.
+    Bool(Heads<'a, u8>),
+    Float(Heads<'a, T>),
+}
+
+impl<'a, T: Real> Mask<'a, T> {
+    pub(super) fn open(op: &'static str, mask: Option<&'a Tensor>, scores: &[usize]) -> Result<Mask<'a, T>> {
+        Ok(match mask {
+            None => Mask::None,
+            Some(mask) if mask.dtype() == DType::Bool => Mask::Bool(Heads::broadcast(op, mask, scores)?),
+            Some(mask) => Mask::Float(Heads::broadcast(op, mask, scores)?),
+        })
+    }
+
+    /// What is added to a tile's scores [keys, width], in `to`; nothing if that is 0 everywhere.
+    pub(super) fn tile<'b>(
+        &self,
+        problem: &Problem,
+        head: usize,
+        [first_query, queries, width]: [usize; 3],
+        [first_key, keys]: [usize; 2],
+        to: &'b mut [T::Wide],
+    ) -> Option<&'b [T::Wide]> {
+        let hides = problem.causal && first_key + keys > first_query + 1;
+        if !hides && matches!(self, Mask::None) {
+            return None;
+        }
+        for (k, row) in to.chunks_exact_mut(width).take(keys).enumerate() {
+            row.fill(T::Wide::ZERO);
+            let key = first_key + k;
+            for (q, to) in row[..queries].iter_mut().enumerate() {
+                let query = first_query + q;
+                *to = match self {
+                    _ if problem.causal && key > query => -T::Wide::INFINITY,
+                    Mask::None => T::Wide::ZERO,
+                    Mask::Bool(mask) if mask.at(head, query, key) == 0 => -T::Wide::INFINITY,
+                    Mask::Bool(_) => T::Wide::ZERO,
+                    Mask::Float(mask) => mask.at(head, query, key).widen(),
+                };
+            }
+        }
+        Some(&to[..keys * width])
+    }
+}
+
+impl<T: Element> Heads<'_, T> {
+    fn at(&self, head: usize, row: usize, column: usize) -> T {
+        self.elements[self.starts[head] + row * self.row_stride + column * self.col_stride]
+    }
+}

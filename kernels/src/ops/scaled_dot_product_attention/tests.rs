@@ -1,0 +1,156 @@
+use phalanx_tensor::{DType, Device, Tensor};
+
+use super::{Attention, scaled_dot_product_attention, scaled_dot_product_attention_backward};
+use crate::testing::{FLOATS, assert_close, floats, make, tolerance, values};
+
+/// One head in f64, straight from the formula: output and the gradients of q, k, v and scores.
+struct Twin {
+    y: Vec<f64>,
+    grads: [Vec<f64>; 4],
+}
+
+fn twin(
+    [q, k, v, dy]: [&[f64]; 4],
+    [t, s, d, e]: [usize; 4],
+    bias: &dyn Fn(usize, usize) -> f64,
+    scale: f64,
+) -> Twin {
+    let mut out = Twin { y: vec![0.0; t * e], grads: [t * d, s * d, s * e, t * s].map(|n| vec![0.0; n]) };
+    for i in 0..t {
+        let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+        let (q, dy) = (&q[i * d..][..d], &dy[i * e..][..e]);
+        let scores: Vec<f64> = (0..s).map(|j| dot(q, &k[j * d..][..d]) * scale + bias(i, j)).collect();
+        let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let exps: Vec<f64> = scores.iter().map(|x| (x - max).exp()).collect();
+        let p: Vec<f64> = exps.iter().map(|x| x / exps.iter().sum::<f64>()).collect();
+        let dp: Vec<f64> = (0..s).map(|j| dot(dy, &v[j * e..][..e])).collect();
+        let mean = dot(&p, &dp);
+        for j in 0..s {
+            let slope = p[j] * (dp[j] - mean);
+            out.grads[3][i * s + j] = slope;
+            (0..e).for_each(|c| out.y[i * e + c] += p[j] * v[j * e + c]);
+            (0..e).for_each(|c| out.grads[2][j * e + c] += p[j] * dy[c]);
+            (0..d).for_each(|c| out.grads[0][i * d + c] += slope * scale * k[j * d + c]);
+            (0..d).for_each(|c| out.grads[1][j * d + c] += slope * scale * q[c]);
+        }
+    }
+    out
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Masked {
+    No,
+    Bool,
+    Float,
+}
+
+fn check(dtype: DType, heads: [usize; 2], [t, s, d, e]: [usize; 4], is_causal: bool, masked: Masked) {
+    // Queries, keys and values lie as [B, T, H, D].
+    let tensor = |h: usize, t: usize, d: usize, low: f64| {
+        make(&[2, t, h, d], dtype, &floats(low, 1.3)).transpose(1, 2).unwrap()
+    };
+    let [hq, hk] = heads;
+    let (q, k, v) = (tensor(hq, t, d, -1.0), tensor(hk, s, d, -1.7), tensor(hk, s, e, -0.9));
+    let mask = match masked {
+        Masked::No => None,
+        Masked::Bool => {
+            let seen: Vec<bool> = (0..t * s).map(|i| i % s == 0 || i % 3 != 1).collect();
+            Some(Tensor::from_slice(&seen, &[t, s], Device::CPU).unwrap())
+        }
+        Masked::Float => Some(make(&[hq, t, s], dtype, &floats(-2.0, 2.0))),
+    };
+    let bias = |head: usize, i: usize, j: usize| match &mask {
+        _ if is_causal && j > i => f64::NEG_INFINITY,
+        Some(m) if masked == Masked::Bool && !m.to_vec::<bool>().unwrap()[i * s + j] => f64::NEG_INFINITY,
+        Some(m) if masked == Masked::Float => values(m)[(head * t + i) * s + j],
+        _ => 0.0,
+    };
+    let config = Attention { is_causal, scale: Some(0.3), enable_gqa: hq != hk };
+    let (y, stats) = scaled_dot_product_attention(&q, &k, &v, mask.as_ref(), &config).unwrap();
+    let dy = tensor(hq, t, e, -1.1);
+    let grads = scaled_dot_product_attention_backward(
+        [&q, &k, &v],
+        mask.as_ref(),
+        [&y, &stats],
+        &dy,
+        &config,
+        [true; 4],
+    );
+    let grads = grads.unwrap().map(|g| values(&g.unwrap()));
+    let (q, k, v, y, dy) = (values(&q), values(&k), values(&v), values(&y), values(&dy));
+    let near = |got: &[f64], want: &[f64]| {
+        assert_eq!(got.len(), want.len());
+        got.iter().zip(want).for_each(|(&g, &w)| assert_close(g, w, 8.0 * tolerance(dtype)));
+    };
+    for b in 0..2 {
+        let (mut dk, mut dv) = (vec![0.0; hk * s * d], vec![0.0; hk * s * e]);
+        for h in 0..hq {
+            let (item, shared) = (b * hq + h, b * hk + h / (hq / hk));
+            let parts = [
+                &q[item * t * d..][..t * d],
+                &k[shared * s * d..][..s * d],
+                &v[shared * s * e..][..s * e],
+                &dy[item * t * e..][..t * e],
+            ];
+            let want = twin(parts, [t, s, d, e], &|i, j| bias(h, i, j), 0.3);
+            near(&y[item * t * e..][..t * e], &want.y);
+            near(&grads[0][item * t * d..][..t * d], &want.grads[0]);
+            near(&grads[3][item * t * s..][..t * s], &want.grads[3]);
+            let at = h / (hq / hk);
+            dk[at * s * d..].iter_mut().zip(&want.grads[1]).for_each(|(to, x)| *to += x);
+            dv[at * s * e..].iter_mut().zip(&want.grads[2]).for_each(|(to, x)| *to += x);
+        }
+        near(&grads[1][b * hk * s * d..][..hk * s * d], &dk);
+        near(&grads[2][b * hk * s * e..][..hk * s * e], &dv);
+    }
+}
+
+#[test]
+fn forward_and_backward_equal_the_formula() {
+    for dtype in FLOATS {
+        check(dtype, [2, 2], [5, 7, 3, 4], false, Masked::No);
+        check(dtype, [4, 2], [9, 9, 8, 8], true, Masked::No);
+        check(dtype, [2, 2], [7, 12, 16, 5], false, Masked::Bool);
+        check(dtype, [4, 1], [6, 5, 17, 16], false, Masked::Float);
+    }
+}
+
+#[test]
+fn several_blocks_of_queries_and_keys_equal_the_formula() {
+    check(DType::F32, [2, 1], [130, 201, 40, 33], false, Masked::No);
+    check(DType::F64, [1, 1], [201, 201, 24, 64], true, Masked::No);
+    check(DType::F32, [1, 1], [70, 130, 64, 64], true, Masked::Float);
+}
+
+#[test]
+fn nothing_to_see_gives_zero_and_empty_sizes_work() {
+    let zeros = |shape: &[usize]| make(shape, DType::F32, &|_| 1.0);
+    let (y, _) = scaled_dot_product_attention(
+        &zeros(&[3, 4]),
+        &zeros(&[0, 4]),
+        &zeros(&[0, 2]),
+        None,
+        &Attention::default(),
+    )
+    .unwrap();
+    assert_eq!(values(&y), vec![0.0; 6]);
+    for [t, d, e] in [[0, 4, 2], [3, 0, 2], [3, 4, 0]] {
+        let (q, k, v) = (zeros(&[2, t, d]), zeros(&[2, 3, d]), zeros(&[2, 3, e]));
+        let config = Attention { scale: Some(1.0), ..Attention::default() };
+        let (y, stats) = scaled_dot_product_attention(&q, &k, &v, None, &config).unwrap();
+        assert_eq!(y.shape(), [2, t, e]);
+        scaled_dot_product_attention_backward([&q, &k, &v], None, [&y, &stats], &y, &config, [true; 4])
+            .unwrap();
+    }
+}
+
+#[test]
+fn shapes_that_do_not_fit_are_named() {
+    let t = |shape: &[usize]| make(shape, DType::F32, &|_| 0.0);
+    let run = |q: &[usize], k: &[usize]| {
+        let made = scaled_dot_product_attention(&t(q), &t(k), &t(k), None, &Attention::default());
+        made.map(|_| ()).unwrap_err().to_string()
+    };
+    assert!(run(&[2, 3, 4], &[2, 3, 5]).contains("[2, 3, 5]"));
+    assert!(run(&[4, 3, 4], &[2, 3, 4]).contains("enable_gqa"));
+}
