@@ -2,8 +2,8 @@
 
 mod binary;
 mod choice;
-mod index;
 mod fused;
+mod index;
 mod layout;
 mod matmul;
 mod optim;
@@ -43,14 +43,13 @@ const FAMILIES: &[Family] = &[
     unary::run,
     binary::run,
     choice::run,
+    fused::run,
     layout::run,
     matmul::run,
     reduce::run,
     index::run,
     optim::run,
 ];
-const FAMILIES: &[Family] =
-    &[unary::run, binary::run, choice::run, fused::run, layout::run, matmul::run, reduce::run];
 
 /// Families that are more than one call.
 pub const SPECIAL: &[Special] = &[];
