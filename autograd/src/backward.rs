@@ -44,9 +44,9 @@ pub struct Cx<'a> {
     pub(crate) grads: &'a [Option<Var>],
     pub(crate) needs: &'a [bool],
     pub(crate) create_graph: bool,
-    /// Inputs whose gradient may go straight into a buffer, and those for which it has.
+    /// Whether an input's gradient may go straight into a buffer (empty if none may), and the inputs for which it has.
     pub(crate) sinks: &'a [bool],
-    pub(crate) sunk: &'a RefCell<SmallVec<[bool; 4]>>,
+    pub(crate) sunk: &'a RefCell<SmallVec<[usize; 2]>>,
 }
 
 impl Cx<'_> {
@@ -88,12 +88,14 @@ impl Cx<'_> {
     /// # Errors
     /// Whatever `write` returns.
     pub fn accumulate_into(&self, i: usize, write: impl FnOnce(&mut Tensor) -> Result<bool>) -> Result<bool> {
-        if !self.sinks[i] {
+        if !self.sinks.get(i).is_some_and(|&may| may) {
             return Ok(false);
         }
         let leaf = self.node.inputs[i].as_ref().and_then(|e| e.node.leaf());
         let done = leaf.map(|leaf| leaf.with_buffer(write)).transpose()?.flatten().unwrap_or(false);
-        self.sunk.borrow_mut()[i] = done;
+        if done {
+            self.sunk.borrow_mut().push(i);
+        }
         Ok(done)
     }
 }

@@ -1,4 +1,44 @@
 //! The graph: variables, nodes, the backward engine, hooks and recomputation.
+//!
+//! A [`Var`] is a tensor that may know how it was made. There is no tape: each result points at the node of the
+//! operation that made it, a node points at the nodes of its inputs, and what nobody points at any more is gone.
+//!
+//! ```text
+//!      values                          graph                       backward
+//!
+//!      w        x                  leaf w   leaf x              w.grad    x.grad
+//!       \      /                        \   /                       ^    ^
+//!        y = w x                         mul  (saves w, x)     dy x  \  /  dy w
+//!           |                             |                           mul
+//!      l = sum(y)                        sum  (saves the shape)        ^  dy = dl, repeated
+//!                                         ^                           sum
+//!                                         l                            ^  dl = 1
+//! ```
+//!
+//! ```
+//! use phalanx_autograd::{Var, tensor::{Device, Tensor}};
+//! let w = Var::leaf(Tensor::from_slice(&[2f32, 3.], &[2], Device::CPU)?)?;
+//! let x = Var::from_slice(&[5f32, 7.], &[2], Device::CPU)?;
+//! let loss = w.mul(&x)?.sum_all()?;
+//! loss.backward()?;
+//! assert_eq!(w.grad().unwrap().to_vec::<f32>()?, [5., 7.]);
+//! # Ok::<(), phalanx_autograd::Error>(())
+//! ```
+//!
+//! What holds:
+//! - A backward pass runs nodes in reverse order of recording. Gradients that meet are summed in that order, so the
+//!   bits depend on the graph alone: not on threads, devices, recomputation, or whether the pass is split in two.
+//! - A node's saved values are freed when it has run, unless the graph is retained. No chain of operations is too long
+//!   for the stack, in backward or when it is dropped.
+//! - A leaf is saved by its handle, everything else by its tensor and version: a value modified in place after it was
+//!   saved is an error that names it.
+//! - Backward functions are made of differentiable operations, so derivatives have derivatives
+//!   ([`Options::create_graph`]).
+//! - A panic in a backward function or hook is an error of the pass.
+//!
+//! Where to look: [`ops`] for operations, [`Function`] to add one, [`backward`], [`grad()`] and [`backward_inputs`] for
+//! passes, [`Leaf`] and [`Slot`] for where gradients go, [`checkpoint()`] for recomputation, [`fork`] and [`join`] for
+//! order, [`gradcheck()`] for tests.
 #![forbid(unsafe_code)]
 
 mod anomaly;

@@ -26,26 +26,32 @@ pub struct Context {
     pub category: Category,
 }
 
+impl Context {
+    /// What a thread starts with.
+    const START: Context = Context {
+        grad: true,
+        train: true,
+        rng: RngKey { seed: 0, step: 0 },
+        batch_offset: 0,
+        checkpointing: false,
+        recomputing: false,
+        category: Category::Activations,
+    };
+}
+
 impl Default for Context {
     fn default() -> Context {
-        Context {
-            grad: true,
-            train: true,
-            rng: RngKey { seed: 0, step: 0 },
-            batch_offset: 0,
-            checkpointing: false,
-            recomputing: false,
-            category: Category::Activations,
-        }
+        Context::START
     }
 }
 
 thread_local! {
-    static CURRENT: Cell<Context> = Cell::new(Context::default());
+    static CURRENT: Cell<Context> = const { Cell::new(Context::START) };
 }
 
 impl Context {
     /// This thread's context.
+    #[inline]
     pub fn current() -> Context {
         CURRENT.get()
     }

@@ -4,19 +4,29 @@ use smallvec::SmallVec;
 
 use crate::{Error, Result};
 
-/// Sizes or strides, one a dimension; inline up to five dimensions.
-pub type Dims = SmallVec<[usize; 5]>;
+/// Sizes or strides, one a dimension; inline up to four dimensions, which keeps a tensor within two cache lines.
+pub type Dims = SmallVec<[usize; 4]>;
 
 /// Element `[i0, i1, ..]` of a tensor lies at `offset + i0 * strides[0] + i1 * strides[1] + ..`, in elements.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 pub struct Layout {
     shape: Dims,
     strides: Dims,
     offset: usize,
 }
 
+impl Clone for Layout {
+    #[inline]
+    fn clone(&self) -> Layout {
+        // `from_slice` copies at once; `Dims::clone` goes element by element.
+        let (shape, strides) = (Dims::from_slice(&self.shape), Dims::from_slice(&self.strides));
+        Layout { shape, strides, offset: self.offset }
+    }
+}
+
 impl Layout {
     /// Row-major without gaps, from offset 0.
+    #[inline]
     pub fn contiguous(shape: &[usize]) -> Layout {
         Layout { shape: Dims::from_slice(shape), strides: contiguous_strides(shape), offset: 0 }
     }
@@ -28,32 +38,38 @@ impl Layout {
     }
 
     /// Sizes, outermost first.
+    #[inline]
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
 
     /// Elements between neighbours along each dimension.
+    #[inline]
     pub fn strides(&self) -> &[usize] {
         &self.strides
     }
 
     /// The first element's position in the storage.
+    #[inline]
     pub fn offset(&self) -> usize {
         self.offset
     }
 
     /// Number of dimensions.
+    #[inline]
     pub fn rank(&self) -> usize {
         self.shape.len()
     }
 
     /// Number of elements.
+    #[inline]
     pub fn numel(&self) -> usize {
         self.shape.iter().product()
     }
 
     /// Whether the elements lie in row-major order without gaps (at any offset). Dimensions of size 1 may have
     /// any stride; a tensor without elements is contiguous.
+    #[inline]
     pub fn is_contiguous(&self) -> bool {
         let mut expected = 1;
         for (&size, &stride) in self.shape.iter().zip(&self.strides).rev() {

@@ -110,16 +110,19 @@ impl Storage {
     }
 
     /// Size in bytes.
+    #[inline]
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
     /// Where it lives.
+    #[inline]
     pub fn device(&self) -> Device {
         self.device
     }
 
     /// How often it was opened for writing. Autograd compares it to find out that a saved value has changed.
+    #[inline]
     pub fn version(&self) -> u64 {
         self.version.load(Ordering::Acquire)
     }

@@ -94,31 +94,37 @@ impl Tensor {
 /// What it is.
 impl Tensor {
     /// Sizes, outermost first.
+    #[inline]
     pub fn shape(&self) -> &[usize] {
         self.layout.shape()
     }
 
     /// Elements between neighbours along each dimension.
+    #[inline]
     pub fn strides(&self) -> &[usize] {
         self.layout.strides()
     }
 
     /// Position of the first element in the storage.
+    #[inline]
     pub fn offset(&self) -> usize {
         self.layout.offset()
     }
 
     /// Where the elements lie.
+    #[inline]
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
 
     /// Number of dimensions.
+    #[inline]
     pub fn rank(&self) -> usize {
         self.layout.rank()
     }
 
     /// Number of elements.
+    #[inline]
     pub fn numel(&self) -> usize {
         self.layout.numel()
     }
@@ -132,21 +138,25 @@ impl Tensor {
     }
 
     /// The elements' type.
+    #[inline]
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
     /// Where it lives.
+    #[inline]
     pub fn device(&self) -> Device {
         self.storage.device()
     }
 
     /// Whether the elements lie in row-major order without gaps.
+    #[inline]
     pub fn is_contiguous(&self) -> bool {
         self.layout.is_contiguous()
     }
 
     /// The bytes that it shares with its views.
+    #[inline]
     pub fn storage(&self) -> &Storage {
         &self.storage
     }
@@ -157,11 +167,13 @@ impl Tensor {
     }
 
     /// Whether nothing else refers to the storage, and the tensor covers all of it.
+    #[inline]
     pub fn is_sole_owner(&self) -> bool {
         Arc::strong_count(&self.storage) == 1 && self.numel() * self.dtype.size() == self.storage.bytes()
     }
 
     /// How often the storage was written.
+    #[inline]
     pub fn version(&self) -> u64 {
         self.storage.version()
     }

@@ -3,9 +3,10 @@
 use std::collections::BinaryHeap;
 use std::sync::Arc;
 
-use super::job::{Job, Message, Scheduler, Task};
+use super::job::Job;
 use super::pending::Waiting;
 use super::plan::Plan;
+use super::task::{Arrival, Origin, Scheduler, Task};
 use crate::node::{Edge, Node};
 use crate::{Result, anomaly};
 
@@ -39,8 +40,8 @@ impl Scheduler for Inline<'_> {
         self.plan.waits(to) == 1 && !self.waiting.holds(to)
     }
 
-    fn send(&mut self, message: Message) -> Result<()> {
-        if let Some(complete) = self.waiting.take(&mut self.plan, message)? {
+    fn send(&mut self, to: &Edge, from: Origin, grad: Arrival) -> Result<()> {
+        if let Some(complete) = self.waiting.take(&mut self.plan, to, from, grad)? {
             self.ready.push(complete.finish(self.job.create_graph())?);
         }
         Ok(())

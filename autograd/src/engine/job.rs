@@ -12,14 +12,12 @@ use phalanx_tensor::Context;
 use smallvec::SmallVec;
 
 use super::plan::NodeMap;
+use super::task::{Arrival, NodeGrads, Scheduler, Task, origin};
 use super::{Options, check_gradient};
 use crate::backward::{Backward, Cx};
 use crate::checkpoint::Recomputation;
 use crate::node::{Body, Edge, Node};
 use crate::{Error, Result, Var, anomaly};
-
-/// Gradients of a node's outputs.
-pub(crate) type NodeGrads = SmallVec<[Option<Var>; 1]>;
 
 /// Which gradients are wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,71 +43,6 @@ pub(super) struct Job {
     captured: Mutex<Vec<Option<Var>>>,
     needed: RwLock<NodeMap<bool>>,
     deferred: Mutex<Vec<Task>>,
-}
-
-/// A node with the gradients that reached it. The greatest runs first.
-pub(super) struct Task {
-    pub(super) node: Arc<Node>,
-    pub(super) grads: NodeGrads,
-    /// Whether a sender has added its gradient to the leaf's buffer itself.
-    pub(super) in_buffer: bool,
-}
-
-impl Ord for Task {
-    fn cmp(&self, other: &Task) -> std::cmp::Ordering {
-        let key = |t: &Task| (t.node.priority(), t.node.id);
-        key(self).cmp(&key(other))
-    }
-}
-
-impl PartialOrd for Task {
-    fn partial_cmp(&self, other: &Task) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl PartialEq for Task {
-    fn eq(&self, other: &Task) -> bool {
-        self.cmp(other).is_eq()
-    }
-}
-
-impl Eq for Task {}
-
-/// What arrives along an edge.
-pub(super) enum Arrival {
-    /// A gradient.
-    Grad(Var),
-    /// The sender has added its gradient to the leaf's buffer itself.
-    InBuffer,
-    /// There is none; the receiver need not wait for it.
-    Nothing,
-}
-
-/// Where a gradient comes from: the sender's sequence number and number, the greatest first, and its edge. Gradients
-/// are summed in this order, in which one thread sends them.
-pub(super) type Origin = (Reverse<(u64, u64)>, usize);
-
-/// The origin of what a node sends along its edge `i`.
-fn origin(node: &Node, i: usize) -> Origin {
-    (Reverse((node.seq, node.id)), i)
-}
-
-/// A gradient on its way to a node.
-pub(super) struct Message {
-    pub(super) to: Edge,
-    pub(super) from: Origin,
-    pub(super) grad: Arrival,
-}
-
-/// Where a node that runs hands its gradients to.
-pub(super) trait Scheduler {
-    /// Whether one message is still to come for the node, and no other came before.
-    fn is_sole(&mut self, to: &Arc<Node>) -> bool;
-    /// Takes a message.
-    fn send(&mut self, message: Message) -> Result<()>;
-    /// Learns of a graph recorded during the pass; a message to each of `entries` follows.
-    fn extend(&mut self, entries: &[Edge]);
 }
 
 impl Job {
@@ -187,21 +120,27 @@ impl Job {
 
     /// Runs a node whose gradients are complete. A panic of its backward function or of a hook is an error.
     pub(super) fn run_node(&self, task: Task, scheduler: &mut impl Scheduler) -> Result<()> {
-        let op = task.node.name;
-        let done = catch_unwind(AssertUnwindSafe(|| self.run_unguarded(task, scheduler)));
-        done.unwrap_or_else(|panic| Err(Error::Panicked { op, message: message_of(&*panic) }))
+        let Task { node, mut grads, in_buffer } = task;
+        let done =
+            catch_unwind(AssertUnwindSafe(|| self.run_unguarded(&node, &mut grads, in_buffer, scheduler)));
+        done.unwrap_or_else(|panic| Err(Error::Panicked { op: node.name, message: message_of(&*panic) }))
     }
 
-    fn run_unguarded(&self, task: Task, scheduler: &mut impl Scheduler) -> Result<()> {
-        let Task { node, mut grads, in_buffer } = task;
+    fn run_unguarded(
+        &self,
+        node: &Arc<Node>,
+        grads: &mut NodeGrads,
+        in_buffer: bool,
+        scheduler: &mut impl Scheduler,
+    ) -> Result<()> {
         if grads.iter().all(Option::is_none) && !in_buffer {
-            return self.pass_nothing(&node, scheduler);
+            return self.pass_nothing(node, scheduler);
         }
         // What was deferred has seen its hooks when its gradients were complete.
         if self.mode != Mode::Weights || node.weight {
-            node.run_grad_hooks(&mut grads)?;
+            node.run_grad_hooks(grads)?;
         }
-        self.capture(&node, &grads);
+        self.capture(node, grads);
         match &node.body {
             Body::Leaf(_) if self.mode == Mode::Capture => Ok(()),
             Body::Leaf(leaf) => {
@@ -210,8 +149,8 @@ impl Job {
                 }
                 node.run_accumulate_hooks()
             }
-            Body::Operation(body) => self.run_operation(&node, body, grads, scheduler),
-            Body::Checkpoint(body) => self.run_checkpoint(&node, body, grads, scheduler),
+            Body::Operation(body) => self.run_operation(node, body, grads, scheduler),
+            Body::Checkpoint(body) => self.run_checkpoint(node, body, grads, scheduler),
         }
     }
 
@@ -223,20 +162,25 @@ impl Job {
         &self,
         node: &Arc<Node>,
         body: &Mutex<Option<Arc<dyn Backward>>>,
-        grads: NodeGrads,
+        grads: &mut NodeGrads,
         scheduler: &mut impl Scheduler,
     ) -> Result<()> {
         let needs: Flags = node.inputs.iter().map(|e| e.as_ref().is_some_and(|e| self.follows(e))).collect();
         let defers = self.mode == Mode::Inputs && node.inputs.iter().flatten().any(|e| e.node.weight);
+        let keeps = defers || self.keeps_graph();
         if needs.contains(&true) {
-            self.compute(node, body, &grads, &needs, scheduler)?;
+            let mut body = body.lock().unwrap_or_else(PoisonError::into_inner);
+            let operation = if keeps { body.clone() } else { body.take() };
+            drop(body);
+            let operation = operation.ok_or(Error::Freed { op: node.name })?;
+            self.compute(node, operation, grads, &needs, scheduler)?;
+        } else if !keeps {
+            free(body);
         }
         if defers {
             release(body, |i| node.inputs[i].as_ref().is_some_and(|e| e.node.weight));
-            let task = Task { node: node.clone(), grads, in_buffer: false };
+            let task = Task { node: node.clone(), grads: std::mem::take(grads), in_buffer: false };
             self.deferred.lock().unwrap_or_else(PoisonError::into_inner).push(task);
-        } else if !self.keeps_graph() {
-            free(body);
         }
         Ok(())
     }
@@ -245,23 +189,24 @@ impl Job {
     fn compute(
         &self,
         node: &Arc<Node>,
-        body: &Mutex<Option<Arc<dyn Backward>>>,
+        operation: Arc<dyn Backward>,
         grads: &[Option<Var>],
         needs: &[bool],
         scheduler: &mut impl Scheduler,
     ) -> Result<()> {
-        let operation = body.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let operation = operation.ok_or(Error::Freed { op: node.name })?;
         let may_sink = !self.options.create_graph && self.mode != Mode::Capture;
-        let mut sinks = |(edge, &needed): (&Option<Edge>, &bool)| match edge {
-            Some(edge) if needed && may_sink => edge.node.takes_in_place() && scheduler.is_sole(&edge.node),
-            _ => false,
-        };
-        let sinks: Flags = node.inputs.iter().zip(needs).map(&mut sinks).collect();
-        let sunk = RefCell::new(SmallVec::from_elem(false, needs.len()));
+        let mut sinks = Flags::new();
+        if may_sink && node.inputs.iter().flatten().any(|e| e.node.takes_in_place()) {
+            let sink = |(i, edge): (usize, &Option<Edge>)| {
+                let edge = edge.as_ref().filter(|e| needs[i] && e.node.takes_in_place());
+                edge.is_some_and(|e| scheduler.is_sole(&e.node))
+            };
+            sinks = node.inputs.iter().enumerate().map(sink).collect();
+        }
+        let sunk = RefCell::new(SmallVec::new());
         let cx =
             Cx { node, grads, needs, create_graph: self.options.create_graph, sinks: &sinks, sunk: &sunk };
-        let made = operation.backward(&cx).map_err(|source| match source {
+        let mut made = operation.backward(&cx).map_err(|source| match source {
             located @ (Error::InBackward { .. } | Error::Panicked { .. } | Error::Modified { .. }) => located,
             source => Error::InBackward { op: node.name, source: Box::new(source) },
         })?;
@@ -271,19 +216,17 @@ impl Job {
         }
         node.run_node_hooks(grads, &made)?;
         let sunk = sunk.into_inner();
-        for (i, (edge, grad)) in
-            node.inputs.iter().zip(made.into_iter().chain(std::iter::repeat(None))).enumerate()
-        {
+        for (i, edge) in node.inputs.iter().enumerate() {
             let (Some(edge), true) = (edge, needs[i]) else { continue };
-            let grad = match grad {
+            let grad = match made.get_mut(i).and_then(Option::take) {
                 Some(grad) => {
                     check_gradient(&edge.node, edge.output, &grad).map_err(|e| named(e, node.name))?;
                     Arrival::Grad(grad)
                 }
-                None if sunk[i] => Arrival::InBuffer,
+                None if sunk.contains(&i) => Arrival::InBuffer,
                 None => Arrival::Nothing,
             };
-            scheduler.send(Message { to: edge.clone(), from: origin(node, i), grad })?;
+            scheduler.send(edge, origin(node, i), grad)?;
         }
         Ok(())
     }
@@ -294,7 +237,7 @@ impl Job {
         &self,
         node: &Arc<Node>,
         body: &Mutex<Option<Arc<Recomputation>>>,
-        grads: NodeGrads,
+        grads: &mut NodeGrads,
         scheduler: &mut impl Scheduler,
     ) -> Result<()> {
         let recomputation = body.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -305,15 +248,15 @@ impl Job {
         }
         drop(recomputation);
         let (mut entries, mut arriving) = (Vec::new(), Vec::new());
-        for (edge, grad) in outputs.into_iter().zip(grads) {
+        for (edge, grad) in outputs.into_iter().zip(std::mem::take(grads)) {
             if let (Some(edge), Some(grad)) = (edge.filter(|e| self.follows_entry(e)), grad) {
                 entries.push(edge);
                 arriving.push(grad);
             }
         }
         scheduler.extend(&entries);
-        for (i, (to, grad)) in entries.into_iter().zip(arriving).enumerate() {
-            scheduler.send(Message { to, from: origin(node, i), grad: Arrival::Grad(grad) })?;
+        for (i, (to, grad)) in entries.iter().zip(arriving).enumerate() {
+            scheduler.send(to, origin(node, i), Arrival::Grad(grad))?;
         }
         self.pass_nothing(node, scheduler)
     }
@@ -330,11 +273,7 @@ impl Job {
     fn pass_nothing(&self, node: &Arc<Node>, scheduler: &mut impl Scheduler) -> Result<()> {
         for (i, edge) in node.inputs.iter().enumerate() {
             if let Some(edge) = edge.as_ref().filter(|e| self.follows(e)) {
-                scheduler.send(Message {
-                    to: edge.clone(),
-                    from: origin(node, i),
-                    grad: Arrival::Nothing,
-                })?;
+                scheduler.send(edge, origin(node, i), Arrival::Nothing)?;
             }
         }
         Ok(())

@@ -9,6 +9,7 @@ mod inline;
 mod job;
 mod pending;
 mod plan;
+mod task;
 mod workers;
 
 use std::sync::Arc;
@@ -19,7 +20,8 @@ use smallvec::SmallVec;
 
 use crate::node::{Meta, Node};
 use crate::{Error, Result, Var};
-use job::{Job, Mode, NodeGrads, Task};
+use job::{Job, Mode};
+use task::{NodeGrads, Task};
 
 /// How a backward pass treats the graph.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use super::job::{Arrival, Message, Origin, Task};
 use super::plan::{NodeMap, Plan};
+use super::task::{Arrival, Origin, Task};
 use super::{add, no_grads};
-use crate::node::Node;
+use crate::node::{Edge, Node};
 use crate::{Result, Var};
 
 /// The nodes that some gradients have reached, but not all.
@@ -38,19 +38,23 @@ impl Waiting {
         !self.nodes.is_empty() && self.nodes.contains_key(&node.id)
     }
 
-    /// Takes a message; the node with everything, if it was its last.
-    pub(super) fn take(&mut self, plan: &mut Plan, message: Message) -> Result<Option<Pending>> {
+    /// Takes what arrives at the end of an edge; the node with everything, if it was the last.
+    pub(super) fn take(
+        &mut self,
+        plan: &mut Plan,
+        to: &Edge,
+        from: Origin,
+        grad: Arrival,
+    ) -> Result<Option<Pending>> {
         let (in_order, create_graph) = (self.in_order, self.create_graph);
-        let (node, output) = (message.to.node, message.to.output);
-        let last = plan.arrived(&node);
-        if !last && matches!(message.grad, Arrival::Nothing) {
+        let last = plan.arrived(&to.node);
+        if !last && matches!(grad, Arrival::Nothing) {
             return Ok(None);
         }
-        let id = node.id;
-        let add = |pending: &mut Pending| match message.grad {
-            Arrival::Grad(grad) if in_order => pending.task.add(output, grad, create_graph),
+        let add = |pending: &mut Pending| match grad {
+            Arrival::Grad(grad) if in_order => pending.task.add(to.output, grad, create_graph),
             Arrival::Grad(grad) => {
-                pending.parts.push((message.from, output, grad));
+                pending.parts.push((from, to.output, grad));
                 Ok(())
             }
             Arrival::InBuffer => {
@@ -60,21 +64,21 @@ impl Waiting {
             Arrival::Nothing => Ok(()),
         };
         if !last {
-            add(self.nodes.entry(id).or_insert_with(|| Pending::new(node)))?;
+            add(self.nodes.entry(to.node.id).or_insert_with(|| Pending::new(&to.node)))?;
             return Ok(None);
         }
         // The usual case, a node with a single consumer, touches no table but the plan.
-        let earlier = if self.nodes.is_empty() { None } else { self.nodes.remove(&id) };
-        let mut pending = earlier.unwrap_or_else(|| Pending::new(node));
+        let earlier = if self.nodes.is_empty() { None } else { self.nodes.remove(&to.node.id) };
+        let mut pending = earlier.unwrap_or_else(|| Pending::new(&to.node));
         add(&mut pending)?;
         Ok(Some(pending))
     }
 }
 
 impl Pending {
-    fn new(node: Arc<Node>) -> Pending {
-        let grads = no_grads(&node);
-        Pending { task: Task { node, grads, in_buffer: false }, parts: Vec::new() }
+    fn new(node: &Arc<Node>) -> Pending {
+        let task = Task { node: node.clone(), grads: no_grads(node), in_buffer: false };
+        Pending { task, parts: Vec::new() }
     }
 
     /// The node with its sums. What was kept is summed as it would have arrived on one thread: the latest sender

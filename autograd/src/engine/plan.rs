@@ -8,7 +8,8 @@ use std::sync::Arc;
 use phalanx_tensor::Device;
 use smallvec::SmallVec;
 
-use super::job::{Job, Task};
+use super::job::Job;
+use super::task::Task;
 use crate::node::{Edge, Node};
 
 /// A node's identity: its number. (Not its address: recomputed nodes come and go. Not its sequence number: two

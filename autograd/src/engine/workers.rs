@@ -6,9 +6,10 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use phalanx_tensor::Device;
 
-use super::job::{Job, Message, Scheduler, Task};
+use super::job::Job;
 use super::pending::Waiting;
 use super::plan::Plan;
+use super::task::{Arrival, Origin, Scheduler, Task};
 use crate::node::{Edge, Node};
 use crate::{Error, Result, anomaly};
 
@@ -123,10 +124,10 @@ impl Scheduler for &Shared<'_> {
         queues.plan.waits(to) == 1 && !queues.waiting.holds(to)
     }
 
-    fn send(&mut self, message: Message) -> Result<()> {
+    fn send(&mut self, to: &Edge, from: Origin, grad: Arrival) -> Result<()> {
         let complete = {
             let Queues { plan, waiting, .. } = &mut *self.lock();
-            waiting.take(plan, message)?
+            waiting.take(plan, to, from, grad)?
         };
         // Summed outside the lock.
         if let Some(complete) = complete {
