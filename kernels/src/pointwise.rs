@@ -91,7 +91,11 @@ type Blockwise<'a, T, U, const N: usize> = &'a (dyn Fn([&[T]; N], &mut [U]) + Sy
 
 /// One block, or more; a function of its own, so that the halves share f32's.
 #[inline(never)]
-fn run<T: Float + Element, const N: usize>(f: impl Pointwise<N>, inputs: [&[T]; N], out: &mut [T]) {
+pub(crate) fn run<T: Float + Element, const N: usize>(
+    f: impl Pointwise<N>,
+    inputs: [&[T]; N],
+    out: &mut [T],
+) {
     dispatch(Block { f, inputs, out });
 }
 

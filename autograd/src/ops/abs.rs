@@ -30,8 +30,12 @@ impl Elementwise for Abs {
     }
 
     fn composed(&self, x: &Var, dy: &Var) -> Result<Var> {
-        let zero = Var::full(0.0, dy)?;
-        let right = dy.where_(&x.gt_scalar(0.0)?, &zero)?;
-        dy.neg()?.where_(&x.lt_scalar(0.0)?, &right)
+        signed(x, dy)
     }
+}
+
+/// `dy sign(x)`, of differentiable operations; 0 at 0.
+pub(super) fn signed(x: &Var, dy: &Var) -> Result<Var> {
+    let right = dy.where_(&x.gt_scalar(0.0)?, &Var::full(0.0, dy)?)?;
+    dy.neg()?.where_(&x.lt_scalar(0.0)?, &right)
 }

@@ -43,3 +43,92 @@ impl<F: Elementwise> Backward for Node<F> {
         grads1(Var::new(self.function.fused(saved.tensor(), dy.tensor())?))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use phalanx_kernels::Gelu;
+
+    use crate::ops::testing::check_twice;
+    use crate::{Options, Result, Var, enable_grad, grad};
+
+    /// The derivative of `f`, elementwise, as a function of its own.
+    fn slope(f: fn(&Var) -> Result<Var>, x: &Var) -> Result<Var> {
+        let _recorded = enable_grad();
+        let options = Options { create_graph: true, ..Options::default() };
+        let made = grad(&[(f(x)?.sum_all()?, None)], &[x], options)?.remove(0);
+        made.map_or_else(|| x.mul_scalar(0.0), Ok)
+    }
+
+    /// Functions on (-1, 1), none of them near a kink there.
+    const SMOOTH: [(&str, fn(&Var) -> Result<Var>); 30] = [
+        ("cos", Var::cos),
+        ("div", |x| x.add_scalar(2.0)?.rdiv_scalar(2.0)?.div_scalar(3.0)),
+        ("elu", |x| x.mul_scalar(0.4)?.sub_scalar(0.5)?.elu(0.7)),
+        ("erf", Var::erf),
+        ("exp", Var::exp),
+        ("exp_m1", Var::exp_m1),
+        ("gelu", |x| x.gelu(Gelu::Exact)),
+        ("gelu tanh", |x| x.gelu(Gelu::Tanh)),
+        ("leaky_relu", |x| x.add_scalar(-3.0)?.leaky_relu(0.3)?.square()),
+        ("ln_1p", |x| x.mul_scalar(0.5)?.ln_1p()),
+        ("log", |x| x.add_scalar(1.5)?.log()),
+        ("neg", Var::neg),
+        ("pow 0", |x| x.pow_scalar(0.0)),
+        ("pow 1", |x| x.pow_scalar(1.0)),
+        ("pow 2", |x| x.pow_scalar(2.0)),
+        ("pow 3", |x| x.pow_scalar(3.0)),
+        ("pow 5", |x| x.pow_scalar(5)),
+        ("pow 1.5", |x| x.add_scalar(1.5)?.pow_scalar(1.5)),
+        ("pow -1", |x| x.add_scalar(2.5)?.pow_scalar(-1)),
+        ("pow of 3", |x| x.rpow_scalar(3.0)),
+        ("reciprocal", |x| x.add_scalar(2.0)?.reciprocal()),
+        ("rsqrt", |x| x.square()?.add_scalar(1.0)?.rsqrt()),
+        ("sigmoid", Var::sigmoid),
+        ("silu", Var::silu),
+        ("sin", Var::sin),
+        ("softplus", |x| x.softplus(1.0, 20.0)),
+        ("softplus beta", |x| x.mul_scalar(0.3)?.softplus(2.0, 1.5)),
+        ("sqrt", |x| x.add_scalar(1.5)?.sqrt()),
+        ("square", Var::square),
+        ("tanh", Var::tanh),
+    ];
+
+    #[test]
+    fn derivatives_are_right_to_the_third() {
+        for (name, f) in SMOOTH {
+            println!("{name}");
+            check_twice(&[&[5]], |v| f(&v[0]));
+            check_twice(&[&[5]], |v| slope(f, &v[0]));
+        }
+    }
+
+    #[test]
+    fn fused_and_composed_derivatives_agree_at_kinks_and_in_tails() {
+        let kinked: [fn(&Var) -> Result<Var>; 10] = [
+            Var::abs,
+            Var::relu,
+            |x| x.leaky_relu(0.1),
+            |x| x.elu(0.5),
+            |x| x.softplus(1.0, 20.0),
+            |x| x.clamp(Some((-1.0).into()), Some(2.0.into())),
+            |x| x.clamp(None, Some(2.into())),
+            |x| x.gelu(Gelu::Exact),
+            |x| x.gelu(Gelu::Tanh),
+            Var::silu,
+        ];
+        let values = [0.0f32, -0.0, -1.0, 2.0, 1e-3, -1e-3, 30.0, -30.0, 1e10, -1e10, 3e38, -3e38];
+        for (i, f) in kinked.into_iter().enumerate() {
+            let of = |create_graph: bool| {
+                let x = Var::leaf(Var::from_slice(&values, &[12], Default::default()).unwrap().into_tensor())
+                    .unwrap();
+                let options = Options { create_graph, ..Options::default() };
+                let roots = [(f(&x).unwrap().sum_all().unwrap(), None)];
+                grad(&roots, &[&x], options).unwrap().remove(0).unwrap().to_vec::<f32>().unwrap()
+            };
+            for (at, (fused, composed)) in of(false).into_iter().zip(of(true)).enumerate() {
+                let close = (fused - composed).abs() <= 1e-6;
+                assert!(close, "function {i} at {}: {fused} and {composed}", values[at]);
+            }
+        }
+    }
+}

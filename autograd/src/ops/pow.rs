@@ -4,10 +4,11 @@
 //! is not below. Both summed over what was broadcast. Saves both operands, not `y`, which is as quickly computed.
 
 use phalanx_kernels as kernels;
-use phalanx_tensor::{Dims, Result as TensorResult, Scalar, Tensor};
+use phalanx_tensor::{Result as TensorResult, Scalar, Tensor};
 
+use super::broadcasting::{Broadcasting, broadcasting};
 use super::elementwise::{Elementwise, elementwise};
-use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, grads2, record};
+use crate::{Result, Var};
 
 impl Var {
     /// `self^exponent`, broadcast; floats or integers of one dtype.
@@ -16,10 +17,7 @@ impl Var {
     /// If the shapes do not broadcast, or dtypes or devices differ.
     pub fn pow(&self, exponent: &Var) -> Result<Var> {
         let y = kernels::pow(self.tensor(), exponent.tensor())?;
-        record("pow", &[self, exponent], y, |s: &Saver<'_>| {
-            let shapes = [Dims::from_slice(self.shape()), Dims::from_slice(exponent.shape())];
-            Ok(Pow { shapes, base: s.input(0)?, exponent: s.input(1)? })
-        })
+        broadcasting(&[self, exponent], y, Pow)
     }
 
     /// `self^exponent`, in this dtype.
@@ -43,27 +41,18 @@ impl Var {
     }
 }
 
-struct Pow {
-    shapes: [Dims; 2],
-    base: Saved,
-    exponent: Saved,
-}
+struct Pow;
 
-impl Backward for Pow {
-    fn backward(&self, cx: &Cx<'_>) -> Result<Grads> {
-        let (a, b, dy) = (cx.get(&self.base)?, cx.get(&self.exponent)?, cx.dy());
-        let fused = !cx.create_graph();
-        let da = || match fused {
-            true => Ok(Var::new(kernels::pow_backward_base(a.tensor(), b.tensor(), dy.tensor())?)),
-            false => base_gradient(&a, &b, dy),
-        };
-        let db = || match fused {
-            true => Ok(Var::new(kernels::pow_backward_exponent(a.tensor(), b.tensor(), dy.tensor())?)),
-            false => exponent_gradient(&a, &b, dy),
-        };
-        let da = cx.needs(0).then(|| da()?.sum_to(&self.shapes[0])).transpose()?;
-        let db = cx.needs(1).then(|| db()?.sum_to(&self.shapes[1])).transpose()?;
-        grads2(da, db)
+impl Broadcasting for Pow {
+    const NAME: &'static str = "pow";
+
+    fn fused(&self, i: usize, x: &[Var], dy: &Tensor) -> TensorResult<Option<Tensor>> {
+        let kernel = if i == 0 { kernels::pow_backward_base } else { kernels::pow_backward_exponent };
+        kernel(x[0].tensor(), x[1].tensor(), dy).map(Some)
+    }
+
+    fn composed(&self, i: usize, x: &[Var], dy: &Var) -> Result<Var> {
+        if i == 0 { base_gradient(&x[0], &x[1], dy) } else { exponent_gradient(&x[0], &x[1], dy) }
     }
 }
 
@@ -76,12 +65,9 @@ fn base_gradient(a: &Var, b: &Var, dy: &Var) -> Result<Var> {
 }
 
 fn exponent_gradient(a: &Var, b: &Var, dy: &Var) -> Result<Var> {
-    let zero = a.eq_scalar(0.0)?;
-    let flat = Var::new(kernels::mul(
-        &kernels::cast(zero.tensor(), phalanx_tensor::DType::U8)?,
-        &kernels::cast(b.ge_scalar(0.0)?.tensor(), phalanx_tensor::DType::U8)?,
-    )?);
-    let flat = Var::new(kernels::cast(flat.tensor(), phalanx_tensor::DType::Bool)?);
+    // Where both hold; a false exponent test puts a 1 in the place of the base.
+    let candidate = Var::full(1.0, a)?.where_(&b.lt_scalar(0.0)?, a)?;
+    let flat = candidate.eq_scalar(0.0)?;
     let a = Var::full(1.0, a)?.where_(&flat, a)?;
     let dx = dy.mul(&a.pow(b)?.mul(&a.log()?)?)?;
     Var::full(0.0, &dx)?.where_(&flat, &dx)

@@ -5,14 +5,16 @@ use phalanx_tensor::{Layout, Loops, Result, Tensor};
 use crate::check;
 use crate::pointwise::PIECE;
 
-/// Sets `to`'s elements to `from`'s, in place: `to` may be any view that does not overlap itself.
+/// Sets `to`'s elements to `from`'s, converted to its dtype, in place: `to` may be any view that does not overlap
+/// itself.
 ///
 /// # Errors
-/// If shapes, dtypes or devices differ.
+/// If shapes or devices differ.
 pub fn copy_(to: &mut Tensor, from: &Tensor) -> Result<()> {
     const OP: &str = "copy";
-    check::same(OP, &[to, from])?;
-    check::shape(OP, "a tensor", from, &to.shape().to_vec())?;
+    check::same_device(OP, &[to, from])?;
+    check::shape(OP, "a tensor", from, to.shape())?;
+    let from = &super::cast(from, to.dtype())?;
     if to.device().is_meta() {
         to.bump_version();
         return Ok(());
@@ -101,6 +103,15 @@ mod tests {
                 assert_eq!(values(&whole).iter().sum::<f64>(), values(&x).iter().sum::<f64>());
             }
         }
+    }
+
+    #[test]
+    fn another_dtype_is_converted() {
+        let mut x = make(&[2, 3], DType::BF16, &|_| 0.0);
+        copy_(&mut x.transpose(0, 1).unwrap(), &make(&[3, 2], DType::F32, &|i| i as f64)).unwrap();
+        assert_eq!(values(&x), [0.0, 2.0, 4.0, 1.0, 3.0, 5.0]);
+        copy_(&mut x, &make(&[2, 3], DType::I64, &|i| -(i as f64))).unwrap();
+        assert_eq!(values(&x), [0.0, -1.0, -2.0, -3.0, -4.0, -5.0]);
     }
 
     #[test]

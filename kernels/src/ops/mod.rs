@@ -28,6 +28,7 @@ mod linear;
 mod ln_1p;
 mod log;
 mod log_softmax;
+mod loss;
 mod matmul;
 mod maximum;
 mod mul;
@@ -35,6 +36,7 @@ mod neg;
 pub mod optim;
 mod pad;
 mod pow;
+pub mod random;
 mod reciprocal;
 mod relu;
 mod rms_norm;
@@ -86,6 +88,11 @@ pub use linear::linear;
 pub use ln_1p::ln_1p;
 pub use log::log;
 pub use log_softmax::{log_softmax, log_softmax_backward};
+pub use loss::{
+    binary_cross_entropy_with_logits, binary_cross_entropy_with_logits_backward, kl_div,
+    kl_div_backward_target, kl_div_log_target, kl_div_log_target_backward, kl_div_log_target_backward_target,
+    l1_loss, l1_loss_backward, mse_loss, mse_loss_backward, smooth_l1_loss, smooth_l1_loss_backward,
+};
 pub use matmul::{matmul, matmul_accumulate_};
 pub use maximum::{maximum, maximum_backward, minimum};
 pub use mul::{mul, mul_scalar};

@@ -7,6 +7,7 @@ mod index;
 mod layout;
 mod matmul;
 mod optim;
+mod pointwise_loss;
 mod reduce;
 mod unary;
 
@@ -49,6 +50,7 @@ const FAMILIES: &[Family] = &[
     reduce::run,
     index::run,
     optim::run,
+    pointwise_loss::run,
 ];
 
 /// Families that are more than one call.

@@ -1,0 +1,182 @@
+//! New tensors of random numbers.
+
+use phalanx_tensor::{DType, Device, Error, Result, Stream4, Tensor, Window};
+
+use super::words::Words;
+use crate::pointwise::{Pointwise, c, pointwise, run, update};
+use crate::real::{Real, for_real};
+use crate::simd::Float;
+use crate::source::BLOCK;
+
+/// Numbers spread evenly from `low` up to, but not including, `high` (which rounding to the dtype may reach): the
+/// part of `shape` that lies at the window's place in the whole. Every dtype gets the same numbers, rounded.
+///
+/// # Errors
+/// If the dtype is no floating-point one, the shard does not fit the window, or it cannot be allocated.
+pub fn uniform(
+    shape: &[usize],
+    window: &Window,
+    stream: Stream4,
+    [low, high]: [f64; 2],
+    dtype: DType,
+    device: Device,
+) -> Result<Tensor> {
+    let make = Spread { low, width: high - low };
+    draw("uniform", make, shape, window, stream, dtype, device)
+}
+
+/// Normally distributed numbers, by the method of Box and Muller; otherwise as [`uniform`].
+///
+/// # Errors
+/// As [`uniform`].
+pub fn normal(
+    shape: &[usize],
+    window: &Window,
+    stream: Stream4,
+    [mean, std]: [f64; 2],
+    dtype: DType,
+    device: Device,
+) -> Result<Tensor> {
+    draw("normal", BoxMuller { mean, std }, shape, window, stream, dtype, device)
+}
+
+// Of two independent numbers from 0 to 1, the first one above 0.
+pointwise!(Spread { low, width }, |u, _v| u.mul_add(c(width), c(low)));
+pointwise!(BoxMuller { mean, std }, |u, v| {
+    let radius = (u.ln() * c(-2.0)).sqrt();
+    let angle = (v - c(0.5)) * c(2.0 * std::f64::consts::PI);
+    (radius * angle.cos()).mul_add(c(std), c(mean))
+});
+
+fn draw(
+    op: &'static str,
+    make: impl Pointwise<2>,
+    shape: &[usize],
+    window: &Window,
+    stream: Stream4,
+    dtype: DType,
+    device: Device,
+) -> Result<Tensor> {
+    if !dtype.is_float() {
+        return Err(Error::dtype(op, dtype, "a floating-point dtype"));
+    }
+    let words = Words::new(op, stream, shape, window)?;
+    let mut out = Tensor::empty(shape, dtype, device)?;
+    if !device.is_meta() {
+        for_real!(op, dtype, T => fill::<T>(op, &|uv, out| run(make, uv, out), &words, &mut out))?;
+    }
+    Ok(out)
+}
+
+fn fill<T: Real>(
+    op: &'static str,
+    make: &(dyn Fn([&[T::Wide]; 2], &mut [T::Wide]) + Sync),
+    words: &Words,
+    out: &mut Tensor,
+) -> Result<()> {
+    update(op, out, |start, target: &mut [T]| {
+        let (mut u, mut v, mut result) =
+            ([T::Wide::ZERO; BLOCK], [T::Wide::ZERO; BLOCK], [T::Wide::ZERO; BLOCK]);
+        for (i, target) in target.chunks_mut(BLOCK).enumerate() {
+            let (start, len) = (start + i * BLOCK, target.len());
+            units(words, 0, start, &mut u[..len]);
+            units(words, 1, start, &mut v[..len]);
+            make([&u[..len], &v[..len]], &mut result[..len]);
+            T::narrow_all(&result[..len], target);
+        }
+    })
+}
+
+/// Numbers between 0 and 1 from word `lane`; f64 takes further digits from word `lane + 2`. The step and its half
+/// above 0 are the type's own, so that the logarithm of the smallest is finite.
+fn units<W: Float>(words: &Words, lane: u64, start: usize, to: &mut [W]) {
+    let mut high = [0; BLOCK];
+    let high = &mut high[..to.len()];
+    words.fill(lane, start, high);
+    if size_of::<W>() == 4 {
+        let unit = |word: u32| (f64::from(word >> 8) + 0.5) * (1.0 / f64::from(1u32 << 24));
+        return to.iter_mut().zip(high).for_each(|(to, high)| *to = W::from_f64(unit(*high)));
+    }
+    let mut low = [0; BLOCK];
+    let low = &mut low[..to.len()];
+    words.fill(lane + 2, start, low);
+    let unit = |high: u32, low: u32| {
+        let digits = (u64::from(high) << 32 | u64::from(low)) >> 12;
+        (digits as f64 + 0.5) * (1.0 / (1u64 << 52) as f64)
+    };
+    to.iter_mut().zip(high).zip(low).for_each(|((to, high), low)| *to = W::from_f64(unit(*high, *low)));
+}
+
+#[cfg(test)]
+mod tests {
+    use phalanx_tensor::{Dims, RngKey};
+
+    use super::*;
+    use crate::testing::{FLOATS, assert_close, tolerance, values};
+
+    const CPU: Device = Device::Cpu(0);
+
+    fn stream() -> Stream4 {
+        RngKey { seed: 5, step: 0 }.site(1)
+    }
+
+    #[test]
+    fn a_shard_draws_its_part_of_the_whole_in_every_dtype() {
+        let whole = [61, 7, 40];
+        let window = Window { global: Dims::from_slice(&whole), offset: Dims::from_slice(&[17, 2, 3]) };
+        for draw in [uniform, normal] {
+            let exact =
+                values(&draw(&whole, &Window::whole(&whole), stream(), [1.0, 3.0], DType::F64, CPU).unwrap());
+            for dtype in FLOATS {
+                let of = |shape: &[usize], window: &Window| {
+                    draw(shape, window, stream(), [1.0, 3.0], dtype, CPU).unwrap()
+                };
+                let all = of(&whole, &Window::whole(&whole));
+                let cut = all.narrow(0, 17, 30).unwrap().narrow(1, 2, 5).unwrap().narrow(2, 3, 37).unwrap();
+                assert_eq!(values(&of(&[30, 5, 37], &window)), values(&cut));
+                let close = if dtype == DType::F32 { 2e-5 } else { tolerance(dtype).max(2e-5) };
+                for (got, want) in values(&all).into_iter().zip(&exact) {
+                    assert_close(got, *want, close * 3.0);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn threads_do_not_change_the_numbers() {
+        let shape = [123_457];
+        let of = |threads: usize| {
+            let device = Device::Cpu(900 + threads as u16);
+            device.set_threads(threads).unwrap();
+            normal(&shape, &Window::whole(&shape), stream(), [0.0, 1.0], DType::F32, device)
+                .unwrap()
+                .to_vec::<f32>()
+        };
+        let one = of(1).unwrap();
+        assert_eq!(one, of(2).unwrap());
+        assert_eq!(one, of(8).unwrap());
+    }
+
+    #[test]
+    fn moments_are_those_of_the_distribution() {
+        let shape = [200_000];
+        for dtype in [DType::F32, DType::F64] {
+            let moments = |x: &Tensor| {
+                let x = values(x);
+                let moment = |p: i32| x.iter().map(|x| x.powi(p)).sum::<f64>() / x.len() as f64;
+                [moment(1), moment(2), moment(3), moment(4)]
+            };
+            let window = Window::whole(&shape);
+            let normal = normal(&shape, &window, stream(), [0.0, 1.0], dtype, CPU).unwrap();
+            for (got, want) in moments(&normal).into_iter().zip([0.0, 1.0, 0.0, 3.0]) {
+                assert_close(got, want, 0.02);
+            }
+            let uniform = uniform(&shape, &window, stream(), [0.0, 1.0], dtype, CPU).unwrap();
+            assert!(values(&uniform).iter().all(|&x| (0.0..1.0).contains(&x)));
+            for (got, want) in moments(&uniform).into_iter().zip([1.0 / 2.0, 1.0 / 3.0, 1.0 / 4.0, 1.0 / 5.0])
+            {
+                assert_close(got, want, 0.005);
+            }
+        }
+    }
+}
