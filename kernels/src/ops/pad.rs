@@ -36,3 +36,21 @@ pub fn pad(x: &Tensor, margins: &[(isize, isize)], value: Scalar) -> Result<Tens
     copy_(&mut places.iter().try_fold(out.clone(), place)?, &inside)?;
     Ok(out)
 }
+
+#[cfg(test)]
+mod tests {
+    use phalanx_tensor::DType;
+
+    use super::pad;
+    use crate::testing::{make, values};
+
+    #[test]
+    fn margins_fill_and_negative_ones_crop() {
+        let x = make(&[2, 3], DType::F16, &|i| i as f64);
+        let y = pad(&x, &[(1, -1), (0, 1)], 9.into()).unwrap();
+        assert_eq!((y.shape(), values(&y)), (&[3, 3][..], vec![9.0, 0.0, 1.0, 9.0, 3.0, 4.0, 9.0, 9.0, 9.0]));
+        assert_eq!(pad(&x, &[(-2, -1)], 0.into()).unwrap().shape(), [2, 0]);
+        assert_eq!(values(&pad(&x, &[(-4, 3)], 7.into()).unwrap()), [7.0; 4]);
+        assert!(pad(&x, &[(-2, -2)], 0.into()).is_err() && pad(&x, &[(0, 0); 3], 0.into()).is_err());
+    }
+}

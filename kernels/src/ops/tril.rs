@@ -62,3 +62,24 @@ fn cut<T: Element>(
     });
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{tril, triu};
+    use crate::testing::{tensors, values};
+
+    #[test]
+    fn triangles_are_cut_at_the_diagonal() {
+        for x in tensors(&|i| i as f64 % 50.0 + 1.0).iter().filter(|x| x.rank() > 1) {
+            let [.., rows, columns] = *x.shape() else { unreachable!() };
+            for diagonal in [-200, -1, 0, 2, 200] {
+                let (low, high) = (values(&tril(x, diagonal).unwrap()), values(&triu(x, diagonal).unwrap()));
+                for (at, x) in values(x).into_iter().enumerate() {
+                    let above = (at % columns) as isize - (at / columns % rows) as isize;
+                    assert_eq!(low[at], if above <= diagonal { x } else { 0.0 });
+                    assert_eq!(high[at], if above >= diagonal { x } else { 0.0 });
+                }
+            }
+        }
+    }
+}

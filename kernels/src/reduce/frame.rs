@@ -25,7 +25,9 @@ impl Frame {
     /// # Errors
     /// If a dimension does not exist or is named twice.
     pub(crate) fn new<D: Dim>(op: &'static str, x: &Tensor, dims: &[D], keepdim: bool) -> Result<Frame> {
-        let dims = resolve_dims(op, dims, x.rank())?;
+        // A scalar may be reduced over its only dimension, as it were.
+        let mut dims = resolve_dims(op, dims, x.rank().max(1))?;
+        dims.retain(|d| *d < x.rank());
         Frame::of(x, &dims, keepdim)
     }
 

@@ -20,7 +20,7 @@ use crate::simd::Float;
 pub(crate) use combine::{Combine, Largest, Smallest, Total};
 pub(crate) use each::fold_each;
 pub(crate) use frame::Frame;
-pub(crate) use term::{Deviation, ExpAbove, Itself, Magnitude, NonZero, Power, Square, Term};
+pub(crate) use term::{Deviation, ExpAbove, Itself, Magnitude, NonZero, Power, Relative, Square, Term};
 
 /// Reduces every output's elements to `K` numbers, and calls `finish(output index, numbers)` for what is to be
 /// stored. `shifts` holds a number for each output that the terms refer to, or nothing.

@@ -29,9 +29,12 @@ impl Term<1> for Itself {
     }
 }
 
-/// `|x|`, of which zeros do not count.
+/// `|x|`.
 #[derive(Clone, Copy)]
-pub(crate) struct Magnitude;
+pub(crate) struct Magnitude {
+    /// What changes nothing: 0, or an infinity for the smallest.
+    pub(crate) neutral: f64,
+}
 
 impl Term<1> for Magnitude {
     #[inline(always)]
@@ -41,7 +44,7 @@ impl Term<1> for Magnitude {
 
     #[inline(always)]
     fn neutral<W: Float>(self, _shift: W) -> W {
-        W::ZERO
+        W::from_f64(self.neutral)
     }
 }
 
@@ -123,5 +126,21 @@ impl Term<2> for Deviation {
     #[inline(always)]
     fn neutral<W: Float>(self, shift: W) -> W {
         shift
+    }
+}
+
+/// `|x / shift|^p`.
+#[derive(Clone, Copy)]
+pub(crate) struct Relative(pub(crate) f64);
+
+impl Term<1> for Relative {
+    #[inline(always)]
+    fn of<V: Vector>(self, x: V, shift: V) -> [V; 1] {
+        Power(self.0).of(x / shift, shift)
+    }
+
+    #[inline(always)]
+    fn neutral<W: Float>(self, shift: W) -> W {
+        Power(self.0).neutral(shift)
     }
 }

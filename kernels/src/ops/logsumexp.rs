@@ -1,0 +1,66 @@
+//! Logarithms of sums of exponentials.
+
+use phalanx_tensor::{Dim, Result, Tensor};
+
+use crate::check;
+use crate::real::{Real, for_real};
+use crate::reduce::{ExpAbove, Frame, Itself, Largest, Total, fold, fold_tensor};
+use crate::simd::Float;
+
+/// `log(sum(e^x))` over `dims`, which stay with size 1 if `keepdim`; -inf over nothing. The largest element is
+/// subtracted first, so that no exponential overflows.
+///
+/// # Errors
+/// If the dtype is no floating-point one, or a dimension does not exist or is named twice.
+pub fn logsumexp<D: Dim>(x: &Tensor, dims: &[D], keepdim: bool) -> Result<Tensor> {
+    const OP: &str = "logsumexp";
+    check::float(OP, x)?;
+    let frame = Frame::new(OP, x, dims, keepdim)?;
+    let (mut out, computes) = frame.output(x.dtype())?;
+    if computes {
+        for_real!(OP, x.dtype(), T => log_sum::<T>(OP, &frame, &mut out))?;
+    }
+    Ok(out)
+}
+
+fn log_sum<T: Real>(op: &'static str, frame: &Frame, out: &mut Tensor) -> Result<()> {
+    let mut tops = vec![T::Wide::ZERO; out.numel()];
+    // Nothing is to be subtracted of an infinite one: the sum says the same.
+    let top = |_: usize, [x]: [f64; 1]| T::Wide::from_f64(if x.is_infinite() { 0.0 } else { x });
+    let term = Itself { neutral: f64::NEG_INFINITY };
+    fold::<T, _, _, _, 1>(op, frame, (Largest, term), &[], &mut tops, top)?;
+    let finish = |i: usize, [sum]: [f64; 1]| tops[i].to_f64() + sum.ln();
+    fold_tensor::<T, _, _, 1>(op, frame, (Total, ExpAbove), &tops, out, finish)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::logsumexp;
+    use crate::testing::{FLOATS, assert_close, floats, make, tolerance, values};
+
+    #[test]
+    fn equals_the_formula_and_bears_infinities() {
+        for dtype in FLOATS {
+            let x = make(&[30, 2000], dtype, &floats(-5.0, 5.0));
+            let all = values(&x);
+            let twin = |line: &mut dyn Iterator<Item = f64>| line.map(f64::exp).sum::<f64>().ln();
+            for (got, line) in values(&logsumexp(&x, &[1], false).unwrap()).iter().zip(all.chunks(2000)) {
+                assert_close(*got, twin(&mut line.iter().copied()), tolerance(dtype));
+            }
+            for (column, got) in values(&logsumexp(&x, &[0], false).unwrap()).iter().enumerate() {
+                assert_close(
+                    *got,
+                    twin(&mut all.iter().skip(column).step_by(2000).copied()),
+                    tolerance(dtype),
+                );
+            }
+            let inf = f64::INFINITY;
+            for (line, want) in [([-inf, -inf], -inf), ([inf, 0.0], inf), ([f64::NAN, inf], f64::NAN)] {
+                let got = values(&logsumexp(&make(&[2], dtype, &|i| line[i]), &[0], false).unwrap())[0];
+                assert!(got == want || got.is_nan() && want.is_nan(), "{line:?}: {got}");
+            }
+            let large = make(&[2], dtype, &|_| 6e4);
+            assert_close(values(&logsumexp(&large, &[0], false).unwrap())[0] / 6e4, 1.0, tolerance(dtype));
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! Vector norms over dimensions.
+
+use phalanx_tensor::{Dim, Result, Tensor};
+
+use super::amax::refuse_empty;
+use crate::check;
+use crate::real::{Real, for_real};
+use crate::reduce::{
+    Combine, Frame, Largest, Magnitude, NonZero, Power, Relative, Smallest, Square, Term, Total, fold,
+    fold_tensor,
+};
+use crate::simd::Float;
+
+/// `sum(|x|^p)^(1/p)` over `dims`, which stay with size 1 if `keepdim`; the largest magnitude for an infinite `p`
+/// (the smallest for `-inf`), the number of elements that are not 0 for `p = 0`. Where the sum would leave the
+/// dtype's range, the elements are taken relative to the largest.
+///
+/// # Errors
+/// If the dtype is no floating-point one, a dimension does not exist or is named twice, or `p` is infinite and
+/// there are no elements.
+pub fn norm<D: Dim>(x: &Tensor, p: f64, dims: &[D], keepdim: bool) -> Result<Tensor> {
+    const OP: &str = "norm";
+    check::float(OP, x)?;
+    let frame = Frame::new(OP, x, dims, keepdim)?;
+    if p.is_infinite() {
+        refuse_empty(OP, x, frame.n)?;
+    }
+    let (mut out, computes) = frame.output(x.dtype())?;
+    if computes {
+        for_real!(OP, x.dtype(), T => norms::<T>(OP, &frame, p, &mut out))?;
+    }
+    Ok(out)
+}
+
+fn norms<T: Real>(op: &'static str, frame: &Frame, p: f64, out: &mut Tensor) -> Result<()> {
+    let sums = if p == f64::INFINITY {
+        parts::<T, _, _>(op, frame, Largest, Magnitude { neutral: 0.0 })?
+    } else if p == f64::NEG_INFINITY {
+        parts::<T, _, _>(op, frame, Smallest, Magnitude { neutral: f64::INFINITY })?
+    } else if p == 0.0 {
+        parts::<T, _, _>(op, frame, Total, NonZero)?
+    } else if p == 1.0 {
+        parts::<T, _, _>(op, frame, Total, Magnitude { neutral: 0.0 })?
+    } else if p == 2.0 {
+        parts::<T, _, _>(op, frame, Total, Square)?
+    } else {
+        parts::<T, _, _>(op, frame, Total, Power(p))?
+    };
+    let rooted = p.is_finite() && p != 0.0;
+    // Of f32's range, and of f64's.
+    let (least, most) = if size_of::<T::Wide>() == 4 { (1e-24, 1e36) } else { (1e-270, 1e300) };
+    let fits = |sum: &f64| sum.is_nan() || (least..=most).contains(sum);
+    let numel = out.numel();
+    if !rooted || sums.iter().all(fits) {
+        let mut target = out.write::<T>(op)?;
+        for (to, sum) in target[..numel].iter_mut().zip(sums) {
+            *to = T::narrow(T::Wide::from_f64(if rooted { sum.powf(1.0 / p) } else { sum }));
+        }
+        return Ok(());
+    }
+    let tops = parts::<T, _, _>(op, frame, Largest, Magnitude { neutral: 0.0 })?;
+    let scale = |&top: &f64| T::Wide::from_f64(if top > 0.0 && top.is_finite() { top } else { 1.0 });
+    let scales: Vec<T::Wide> = tops.iter().map(scale).collect();
+    let finish = |i: usize, [sum]: [f64; 1]| scales[i].to_f64() * sum.powf(1.0 / p);
+    fold_tensor::<T, _, _, 1>(op, frame, (Total, Relative(p)), &scales, out, finish)
+}
+
+fn parts<T: Real, C: Combine, F: Term<1>>(
+    op: &'static str,
+    frame: &Frame,
+    combine: C,
+    term: F,
+) -> Result<Vec<f64>> {
+    let mut parts = vec![0.0; frame.outputs()];
+    fold::<T, C, F, f64, 1>(op, frame, (combine, term), &[], &mut parts, |_, [x]| x)?;
+    Ok(parts)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::norm;
+    use crate::testing::{FLOATS, assert_close, floats, make, tolerance, values};
+
+    #[test]
+    fn equals_the_formula_for_every_order() {
+        for dtype in FLOATS {
+            let x = make(&[37, 50], dtype, &floats(-2.0, 2.0));
+            for p in [0.0, 0.5, 1.0, 2.0, 3.0, -1.0, f64::INFINITY, f64::NEG_INFINITY] {
+                let rows: Vec<f64> = values(&x).iter().map(|x| x.abs()).collect();
+                for (row, &got) in rows.chunks(50).zip(&values(&norm(&x, p, &[1], false).unwrap())) {
+                    let want = match p {
+                        f64::INFINITY => row.iter().copied().fold(0.0, f64::max),
+                        f64::NEG_INFINITY => row.iter().copied().fold(9.0, f64::min),
+                        0.0 => row.iter().filter(|&&x| x != 0.0).count() as f64,
+                        _ => row.iter().map(|x| x.powf(p)).sum::<f64>().powf(1.0 / p),
+                    };
+                    assert_close(got / want, 1.0, 4.0 * tolerance(dtype));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn squares_beyond_the_range_do_no_harm() {
+        for (size, zero) in [(1e30, 0.0), (1e-30, 0.0), (1e300, 0.0), (0.0, 0.0)] {
+            let dtype = if size > 1e100 { phalanx_tensor::DType::F64 } else { phalanx_tensor::DType::F32 };
+            let x = make(&[2, 2], dtype, &|i| [3.0 * size, 4.0 * size, zero, zero][i]);
+            let got = values(&norm(&x, 2.0, &[1], false).unwrap());
+            assert!((got[0] - 5.0 * size).abs() <= 1e-6 * size && got[1] == 0.0, "{got:?}");
+        }
+    }
+}
