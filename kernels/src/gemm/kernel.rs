@@ -17,9 +17,9 @@ pub(super) const VECTORS: usize = 2;
 
 /// A full tile's size on an instruction set.
 #[derive(Clone, Copy)]
-pub(super) struct TileShape {
-    pub(super) rows: usize,
-    pub(super) lanes: usize,
+pub(crate) struct TileShape {
+    pub(crate) rows: usize,
+    pub(crate) lanes: usize,
 }
 
 impl TileShape {
@@ -36,7 +36,7 @@ impl TileShape {
         runner.run(Ask::<T>(std::marker::PhantomData))
     }
 
-    pub(super) fn cols(self) -> usize {
+    pub(crate) fn cols(self) -> usize {
         VECTORS * self.lanes
     }
 }

@@ -37,9 +37,18 @@ pub(crate) use activation::Activation;
 pub(crate) use batch::Batch;
 pub(crate) use element::GemmElem;
 pub(crate) use epilogue::{Epilogue, Write};
+pub(crate) use kernel::TileShape;
 pub(crate) use mat::{MatMut, MatRef};
+pub(crate) use plan::share;
+pub(crate) use scratch::{Scratch, with_scratch};
 
-use crate::simd::Runner;
+use crate::simd::{Float, Runner};
+
+/// The size of the tiles that sums of type `T` are kept in. Operands that lie as a tile reads them, `rows` of A next to
+/// each other and [`TileShape::cols`] of B, are read in place.
+pub(crate) fn tile_shape<T: Float>() -> TileShape {
+    TileShape::of::<T>(Runner::current())
+}
 
 /// C = A B, or C += A B, with an epilogue on the product.
 ///

@@ -149,7 +149,7 @@ pub(super) fn rows_cache_well(row_stride: usize, step_stride: usize, k: usize, e
 }
 
 /// The `part`-th of `parts` near-equal shares of `0..total`.
-pub(super) fn share(total: usize, parts: usize, part: usize) -> Range<usize> {
+pub(crate) fn share(total: usize, parts: usize, part: usize) -> Range<usize> {
     let (size, longer) = (total / parts, total % parts);
     let start = |part: usize| part * size + part.min(longer);
     start(part)..start(part + 1)

@@ -42,7 +42,7 @@ impl Scratch for f64 {
 }
 
 /// Calls `f` with `len` elements of any content, at the start of a cache line. Calls may nest.
-pub(super) fn with_scratch<T: Scratch, R>(len: usize, f: impl FnOnce(&mut [T]) -> R) -> R {
+pub(crate) fn with_scratch<T: Scratch, R>(len: usize, f: impl FnOnce(&mut [T]) -> R) -> R {
     let mut buffer = T::take();
     if buffer.len() < len + SLACK {
         // Old contents need not move along.

@@ -1,0 +1,295 @@
+//! Convolutions on the CPU, plain and transposed: panels of what the kernel elements meet, gathered from a window of the
+//! source, times panels of the weight. Each output is one chain of multiply-adds over channels and kernel elements,
+//! whatever the cut; there is no zero-stuffing and nothing is scattered.
+
+use std::ops::Range;
+
+use phalanx_tensor::{Pool, Result, Tensor};
+
+use super::axis::Axis;
+use super::window::{Frame, Gather, Segment, segments};
+use super::{Cut, Summed};
+use crate::gemm::{Epilogue, MatMut, MatRef, TileShape, Write, gemm, share, tile_shape, with_scratch};
+use crate::real::Real;
+use crate::simd::dispatch;
+
+/// Elements of a window at most, unless a single row of points needs more.
+const WINDOW_MAX: usize = 1 << 18;
+/// Elements gathered before they are multiplied: they stay in the second-level cache.
+const GATHERED_MAX: usize = 1 << 17;
+/// Points that fill panels well.
+pub(super) const POINTS_MIN: usize = 512;
+
+/// A convolution, plain or transposed. The source is contiguous, `[images, groups * channels_in, h, w]`.
+pub(super) struct Correlation<'a> {
+    pub(super) op: &'static str,
+    pub(super) source: &'a Tensor,
+    pub(super) weight: &'a Tensor,
+    /// The weight's strides by group, output channel, input channel, row and column.
+    pub(super) weight_strides: [usize; 5],
+    pub(super) bias: Option<&'a Tensor>,
+    /// Rows and columns of each part of the output.
+    pub(super) passes: Vec<[Axis; 2]>,
+    pub(super) groups: usize,
+    /// Channels of one group.
+    pub(super) channels_in: usize,
+    pub(super) channels_out: usize,
+}
+
+impl Correlation<'_> {
+    /// Computes into `out`, contiguous, `[images, groups * channels_out, h, w]`.
+    pub(super) fn run<T: Real<Wide: Summed>>(&self, out: &mut Tensor) -> Result<()> {
+        let shape: [usize; 4] = [0, 1, 2, 3].map(|d| out.shape()[d]);
+        let (offset, numel, pool) = (out.offset(), out.numel(), out.device().pool()?);
+        if numel == 0 {
+            return Ok(());
+        }
+        let source = self.source.read::<T>(self.op)?;
+        let weight = self.weight.read::<T>(self.op)?;
+        let bias: Option<Vec<T::Wide>> = match self.bias {
+            Some(bias) => Some(
+                bias.read::<T>(self.op)?[bias.offset()..][..shape[1]].iter().map(|x| x.widen()).collect(),
+            ),
+            None => None,
+        };
+        let tile = tile_shape::<T::Wide>();
+        let work =
+            numel * self.channels_in * self.passes[0].iter().map(|axis| axis.taps.len()).product::<usize>();
+        let cut = Cut::new(shape, self.groups, work, pool.threads());
+        let weights: Vec<Packed<T::Wide>> = self
+            .passes
+            .iter()
+            .map(|pass| self.pack::<T>(&weight[self.weight.offset()..], pass, tile.rows, &cut, &pool))
+            .collect();
+        let bytes = weights.iter().map(|w| size_of_val(&w.panels[..])).sum();
+        let _use = out.device().ledger()?.scratch_of(bytes);
+        let side = Side {
+            source: &source[self.source.offset()..],
+            bias: bias.as_deref(),
+            shape,
+            tile,
+            alone: Pool::new(1),
+        };
+        pool.for_each_chunk(&mut out.write::<T>(self.op)?[offset..offset + numel], cut.chunk, |i, out| {
+            let part = cut.part(i);
+            for (pass, weights) in self.passes.iter().zip(&weights) {
+                for unit in part.channels.clone().step_by(cut.unit) {
+                    Unit { job: self, side: &side, pass, weights, first: unit, part: &part, cut: &cut }
+                        .run(out);
+                }
+            }
+        });
+        Ok(())
+    }
+
+    /// The weight's elements of a pass, in panels of output channels: `[panel][channel, row, column][channel of panel]`.
+    fn pack<T: Real<Wide: Summed>>(
+        &self,
+        weight: &[T],
+        [rows, cols]: &[Axis; 2],
+        rows_max: usize,
+        cut: &Cut,
+        pool: &Pool,
+    ) -> Packed<T::Wide> {
+        let count = cut.unit.div_ceil(rows_max);
+        let steps = self.channels_in * rows.taps.len() * cols.taps.len();
+        let len = steps * cut.unit.div_ceil(count);
+        let mut panels = vec![
+            <T::Wide as crate::simd::Float>::ZERO;
+            len * count * (self.groups * self.channels_out / cut.unit)
+        ];
+        let [group_stride, out_stride, in_stride, row_stride, col_stride] = self.weight_strides;
+        pool.for_each_chunk(&mut panels, len.max(1), |i, panel| {
+            let rows_here = share(cut.unit, count, i % count);
+            for (j, row) in rows_here.clone().enumerate() {
+                let channel = i / count * cut.unit + row;
+                let at =
+                    channel / self.channels_out * group_stride + channel % self.channels_out * out_stride;
+                let mut slots = panel[j..].iter_mut().step_by(rows_here.len());
+                for c in 0..self.channels_in {
+                    for y in &rows.taps {
+                        for x in &cols.taps {
+                            let from = at + c * in_stride + y.kernel * row_stride + x.kernel * col_stride;
+                            if let Some(slot) = slots.next() {
+                                *slot = weight[from].widen();
+                            }
+                        }
+                    }
+                }
+            }
+        });
+        Packed { panels, count, len, steps }
+    }
+}
+
+/// Packed weights: `count` panels a unit of channels, `len` elements apart.
+struct Packed<V> {
+    panels: Vec<V>,
+    count: usize,
+    len: usize,
+    steps: usize,
+}
+
+/// What all threads share beside the job.
+struct Side<'a, T: Real> {
+    source: &'a [T],
+    bias: Option<&'a [T::Wide]>,
+    /// The output's.
+    shape: [usize; 4],
+    tile: TileShape,
+    /// A product's pieces stay on the thread that has the task.
+    alone: Pool,
+}
+
+/// A task's part of the output.
+pub(super) struct Part {
+    pub(super) images: Range<usize>,
+    pub(super) channels: Range<usize>,
+}
+
+/// One pass over one unit of output channels, all in one group.
+struct Unit<'a, T: Real> {
+    job: &'a Correlation<'a>,
+    side: &'a Side<'a, T>,
+    pass: &'a [Axis; 2],
+    weights: &'a Packed<T::Wide>,
+    first: usize,
+    part: &'a Part,
+    cut: &'a Cut,
+}
+
+impl<T: Real<Wide: Summed>> Unit<'_, T> {
+    fn run(&self, out: &mut [T]) {
+        let [rows, cols] = self.pass;
+        if rows.count * cols.count == 0 {
+            return;
+        }
+        let (size, channels) = (self.source_size(), self.job.channels_in);
+        let all = 0..rows.count;
+        let images = POINTS_MIN.div_ceil(rows.count * cols.count);
+        if let Some(frame) = Frame::of_source(rows, cols, &all, size, self.job.groups * channels)
+            && let Some(source) = T::as_wide(self.side.source)
+        {
+            for first in self.part.images.clone().step_by(images) {
+                let images = first..self.part.images.end.min(first + images);
+                let start = (first * self.job.groups + self.group()) * channels * frame.channel_len;
+                self.multiply(&frame, &source[start..], &images, &all, out);
+            }
+            return;
+        }
+        let len = |points| Frame::new(rows, cols, &points, channels).image_len.max(1);
+        let band = (WINDOW_MAX / len(0..1)).clamp(1, rows.count);
+        let images = if band < rows.count { 1 } else { images.min((WINDOW_MAX / len(all)).max(1)) };
+        for first in self.part.images.clone().step_by(images) {
+            let images = first..self.part.images.end.min(first + images);
+            for row in (0..rows.count).step_by(band) {
+                let points = row..rows.count.min(row + band);
+                let frame = Frame::new(rows, cols, &points, channels);
+                with_scratch(frame.image_len * images.len(), |window| {
+                    self.fill(&frame, &images, window);
+                    self.multiply(&frame, window, &images, &points, out);
+                });
+            }
+        }
+    }
+
+    fn source_size(&self) -> [usize; 2] {
+        [self.job.source.shape()[2], self.job.source.shape()[3]]
+    }
+
+    fn group(&self) -> usize {
+        self.first / self.job.channels_out
+    }
+
+    fn fill(&self, frame: &Frame, images: &Range<usize>, window: &mut [T::Wide]) {
+        let (size, channels) = (self.source_size(), self.job.channels_in);
+        let plane = size[0] * size[1];
+        for (i, window) in window.chunks_exact_mut(frame.channel_len.max(1)).enumerate() {
+            let (image, channel) = (images.start + i / channels, self.group() * channels + i % channels);
+            let start = (image * self.job.groups * channels + channel) * plane;
+            frame.fill(&self.side.source[start..start + plane], size, window);
+        }
+    }
+
+    /// The product over the points of these rows in these images.
+    fn multiply(
+        &self,
+        frame: &Frame,
+        window: &[T::Wide],
+        images: &Range<usize>,
+        points: &Range<usize>,
+        out: &mut [T],
+    ) {
+        let ([rows, cols], steps, tile) = (self.pass, self.weights.steps, self.side.tile);
+        let taps = frame.taps(rows, cols, self.job.channels_in);
+        let total = images.len() * points.len() * cols.count;
+        let width = tile.cols();
+        let panels = (GATHERED_MAX / (steps * width).max(1)).clamp(1, total.div_ceil(width));
+        let mut found = vec![Vec::new(); panels];
+        let sums_len = self.weights.len.checked_div(steps).unwrap_or(tile.rows).max(1) * width;
+        with_scratch(panels * steps * width, |gathered| {
+            with_scratch(sums_len, |sums| {
+                for start in (0..total).step_by(panels * width) {
+                    let starts = (start..total.min(start + panels * width)).step_by(width);
+                    for (i, (start, found)) in starts.clone().zip(&mut found).enumerate() {
+                        let range = start..total.min(start + width);
+                        segments(frame, (rows, cols), points, self.side.shape[3], range, found);
+                        let panel = &mut gathered[i * steps * width..][..steps * width];
+                        dispatch(Gather { window, taps: &taps, segments: found, panel, row_len: width });
+                    }
+                    for panel in 0..self.weights.count {
+                        for (i, found) in starts.clone().zip(&found).map(|(_, found)| found).enumerate() {
+                            let gathered = &gathered[i * steps * width..][..steps * width];
+                            self.multiply_panel(panel, gathered, found, sums);
+                            self.write(panel, images, found, sums, out);
+                        }
+                    }
+                }
+            });
+        });
+    }
+
+    /// Panel `panel` of the weights times a gathered panel.
+    fn multiply_panel(&self, panel: usize, gathered: &[T::Wide], found: &[Segment], sums: &mut [T::Wide]) {
+        let (steps, tile) = (self.weights.steps, self.side.tile);
+        let rows = share(self.cut.unit, self.weights.count, panel).len();
+        let slot = self.first / self.cut.unit * self.weights.count + panel;
+        let weights = &self.weights.panels[slot * self.weights.len..][..steps * rows];
+        let used = found.last().map_or(0, |last| last.at + last.len);
+        let cols = if used <= tile.lanes { tile.lanes } else { tile.cols() };
+        let a = MatRef::new(weights, rows, steps, 1, rows);
+        let b = MatRef::new(gathered, steps, cols, tile.cols(), 1);
+        let c = MatMut::new(sums, rows, cols, tile.cols(), 1);
+        gemm(&self.side.alone, a, b, c, Write::Store, Epilogue::default());
+    }
+
+    /// Takes a panel's sums to the output.
+    fn write(&self, panel: usize, images: &Range<usize>, found: &[Segment], sums: &[T::Wide], out: &mut [T]) {
+        let (plane, width) = (self.side.shape[2] * self.side.shape[3], self.side.tile.cols());
+        let (channels, step) = (&self.part.channels, self.pass[1].out_step);
+        for (row, sums) in share(self.cut.unit, self.weights.count, panel).zip(sums.chunks(width)) {
+            let channel = self.first + row;
+            let bias = self.side.bias.map(|bias| bias[channel]);
+            for segment in found {
+                let image = images.start + segment.image - self.part.images.start;
+                let start = (image * channels.len() + channel - channels.start) * plane + segment.to;
+                let sums = &sums[segment.at..][..segment.len];
+                let to = &mut out[start..];
+                match bias {
+                    Some(bias) => put(to, step, sums, |sum| T::narrow(sum + bias)),
+                    None => put(to, step, sums, T::narrow),
+                }
+            }
+        }
+    }
+}
+
+/// Writes `f` of each sum to every `step`-th place.
+#[inline(always)]
+fn put<V: Copy, T>(to: &mut [T], step: usize, sums: &[V], f: impl Fn(V) -> T) {
+    if step == 1 {
+        to[..sums.len()].iter_mut().zip(sums).for_each(|(to, &sum)| *to = f(sum));
+    } else {
+        to.iter_mut().step_by(step).zip(sums).for_each(|(to, &sum)| *to = f(sum));
+    }
+}

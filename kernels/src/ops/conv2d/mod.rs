@@ -1,0 +1,226 @@
+//! Convolutions of images `[n, channels, h, w]`: plain, transposed, and the gradient of their weight.
+//!
+//! The three are one trilinear form, `sum over grid points and kernel elements of image[point * stride - padding +
+//! element * dilation] * weight[element] * grid[point]`, solved for each of its tensors. So each is a derivative of the
+//! others.
+
+mod axis;
+mod cpu;
+mod cut;
+mod options;
+#[cfg(test)]
+mod tests;
+mod weight;
+mod window;
+
+use cut::Cut;
+pub use options::ConvOptions;
+
+use phalanx_tensor::{Element, Error, Result, Tensor};
+
+use crate::check;
+use crate::gemm::{GemmElem, Scratch};
+use crate::real::for_real;
+use crate::simd::Float;
+
+/// The type of a product's sums.
+pub(crate) trait Summed: Float + Element + Scratch + GemmElem<Acc = Self> {}
+
+impl Summed for f32 {}
+impl Summed for f64 {}
+
+/// The convolution of `image` `[n, in, h, w]` with `weight` `[out, in / groups, kh, kw]`, plus `bias` `[out]`, at a grid
+/// of `size` points ([`ConvOptions::size`]): `[n, out, ..size]`.
+///
+/// # Errors
+/// If the shapes do not fit, the dtype is no floating-point one, or dtypes or devices differ.
+pub fn conv2d(
+    image: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    options: &ConvOptions,
+    size: [usize; 2],
+) -> Result<Tensor> {
+    const OP: &str = "conv2d";
+    let parts = Parts::new(OP, image, weight, options)?;
+    let [outputs, inputs, kh, kw] = dims(OP, "a weight", weight)?;
+    parts.channels("in / groups", parts.channels_source, inputs)?;
+    parts.divides("output channels", outputs)?;
+    let axis = |i: usize, kernel| {
+        axis::direct(size[i], kernel, options.stride[i], options.padding[i], options.dilation[i])
+    };
+    let strides = weight.strides();
+    parts.run(bias, outputs, size, || {
+        let group_stride = outputs / options.groups * strides[0];
+        let weight_strides = [group_stride, strides[0], strides[1], strides[2], strides[3]];
+        (vec![[axis(0, kh), axis(1, kw)]], weight_strides)
+    })
+}
+
+/// The transpose of [`conv2d`] in its image: `grid` `[n, in, h, w]` with `weight` `[in, out / groups, kh, kw]`, plus
+/// `bias` `[out]`, spread over an image of `size` pixels ([`ConvOptions::transposed_size`]): `[n, out, ..size]`.
+///
+/// # Errors
+/// As [`conv2d`].
+pub fn conv_transpose2d(
+    grid: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    options: &ConvOptions,
+    size: [usize; 2],
+) -> Result<Tensor> {
+    const OP: &str = "conv_transpose2d";
+    let parts = Parts::new(OP, grid, weight, options)?;
+    let [inputs, outputs, kh, kw] = dims(OP, "a weight", weight)?;
+    parts.channels("in", parts.channels_source * options.groups, inputs)?;
+    let axes = |i: usize, kernel| {
+        axis::transposed(size[i], kernel, options.stride[i], options.padding[i], options.dilation[i])
+    };
+    let strides = weight.strides();
+    parts.run(bias, outputs * options.groups, size, || {
+        let group_stride = inputs / options.groups * strides[0];
+        let weight_strides = [group_stride, strides[1], strides[0], strides[2], strides[3]];
+        let pairs = |rows: axis::Axis| axes(1, kw).into_iter().map(move |cols| [rows.clone(), cols]);
+        (axes(0, kh).into_iter().flat_map(pairs).collect(), weight_strides)
+    })
+}
+
+/// The gradient of [`conv2d`]'s weight, for the gradient `grid` of its result: `[out, in / groups, ..kernel]`.
+///
+/// # Errors
+/// As [`conv2d`].
+pub fn conv2d_weight(
+    image: &Tensor,
+    grid: &Tensor,
+    options: &ConvOptions,
+    kernel: [usize; 2],
+) -> Result<Tensor> {
+    const OP: &str = "conv2d_weight";
+    let parts = Parts::new(OP, image, grid, options)?;
+    let [images, outputs, gh, gw] = dims(OP, "a grid", grid)?;
+    if images != image.shape()[0] {
+        let got = format!("{} images and {images} grids", image.shape()[0]);
+        return Err(Error::shape(OP, got, "as many of both"));
+    }
+    parts.divides("output channels", outputs)?;
+    let shape = [outputs, parts.channels_source, kernel[0], kernel[1]];
+    let grid = grid.contiguous()?;
+    let mut out = Tensor::empty(&shape, image.dtype(), image.device())?;
+    if out.device().is_meta() {
+        return Ok(out);
+    }
+    let axis = |i: usize, count| {
+        axis::direct(count, kernel[i], options.stride[i], options.padding[i], options.dilation[i])
+    };
+    let job = weight::WeightGrad {
+        op: OP,
+        image: &parts.source,
+        grid: &grid,
+        axes: [axis(0, gh), axis(1, gw)],
+        groups: options.groups,
+        channels_in: parts.channels_source,
+        channels_out: outputs / options.groups,
+    };
+    for_real!(OP, out.dtype(), T => job.run::<T>(&mut out))?;
+    Ok(out)
+}
+
+/// A tensor's four sizes.
+fn dims(op: &'static str, what: &str, tensor: &Tensor) -> Result<[usize; 4]> {
+    <[usize; 4]>::try_from(tensor.shape())
+        .map_err(|_| Error::shape(op, format!("{what} of shape {:?}", tensor.shape()), "one of 4 dimensions"))
+}
+
+/// The checked arguments that the three have in common.
+struct Parts<'a> {
+    op: &'static str,
+    /// Contiguous.
+    source: Tensor,
+    other: &'a Tensor,
+    options: &'a ConvOptions,
+    /// Channels in a group of the source.
+    channels_source: usize,
+}
+
+impl<'a> Parts<'a> {
+    fn new(
+        op: &'static str,
+        source: &Tensor,
+        other: &'a Tensor,
+        options: &'a ConvOptions,
+    ) -> Result<Parts<'a>> {
+        check::float(op, source)?;
+        check::same(op, &[source, other])?;
+        let [_, channels, _, _] = dims(op, "an input", source)?;
+        let numbers = [options.stride, options.dilation, [options.groups; 2]];
+        if numbers.iter().any(|n| n.contains(&0)) {
+            return Err(Error::range(
+                op,
+                format!("{options:?}"),
+                "a stride, dilation and groups of at least 1",
+            ));
+        }
+        let source = source.contiguous()?;
+        let parts = Parts { op, source, other, options, channels_source: channels / options.groups };
+        parts.divides("input channels", channels)?;
+        Ok(parts)
+    }
+
+    fn divides(&self, what: &str, channels: usize) -> Result<()> {
+        if channels.is_multiple_of(self.options.groups) {
+            return Ok(());
+        }
+        let got = format!("{channels} {what}");
+        Err(Error::shape(self.op, got, format!("a multiple of the {} groups", self.options.groups)))
+    }
+
+    fn channels(&self, what: &str, source: usize, weight: usize) -> Result<()> {
+        if source == weight {
+            return Ok(());
+        }
+        let got = format!(
+            "an input of shape {:?} and a weight of shape {:?}",
+            self.source.shape(),
+            self.other.shape()
+        );
+        let wanted = format!("a weight with {what} = {source} for {} groups", self.options.groups);
+        Err(Error::shape(self.op, got, wanted))
+    }
+
+    /// A result of so many channels and pixels, by the passes and weight strides that `plan` names.
+    fn run(
+        &self,
+        bias: Option<&Tensor>,
+        channels: usize,
+        size: [usize; 2],
+        plan: impl FnOnce() -> (Vec<[axis::Axis; 2]>, [usize; 5]),
+    ) -> Result<Tensor> {
+        let bias = match bias {
+            Some(bias) => {
+                check::same(self.op, &[&self.source, bias])?;
+                check::shape(self.op, "a bias", bias, &[channels])?;
+                Some(bias.contiguous()?)
+            }
+            None => None,
+        };
+        let shape = [self.source.shape()[0], channels, size[0], size[1]];
+        let mut out = Tensor::empty(&shape, self.source.dtype(), self.source.device())?;
+        if out.device().is_meta() || out.numel() == 0 {
+            return Ok(out);
+        }
+        let (passes, weight_strides) = plan();
+        let job = cpu::Correlation {
+            op: self.op,
+            source: &self.source,
+            weight: self.other,
+            weight_strides,
+            bias: bias.as_ref(),
+            passes,
+            groups: self.options.groups,
+            channels_in: self.channels_source,
+            channels_out: channels / self.options.groups,
+        };
+        for_real!(self.op, out.dtype(), T => job.run::<T>(&mut out))?;
+        Ok(out)
+    }
+}

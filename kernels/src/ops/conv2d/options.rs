@@ -1,0 +1,86 @@
+//! What a convolution is told beside its tensors, and the sizes that follow.
+
+use phalanx_tensor::{Error, Result};
+
+/// Stride, padding and dilation along height and width, and the number of channel groups.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConvOptions {
+    /// Image pixels from one grid point to the next.
+    pub stride: [usize; 2],
+    /// Zeros around the image.
+    pub padding: [usize; 2],
+    /// Image pixels from one kernel element to the next.
+    pub dilation: [usize; 2],
+    /// Channels are cut into so many groups that see nothing of each other.
+    pub groups: usize,
+}
+
+impl Default for ConvOptions {
+    fn default() -> ConvOptions {
+        ConvOptions { stride: [1; 2], padding: [0; 2], dilation: [1; 2], groups: 1 }
+    }
+}
+
+impl ConvOptions {
+    /// How many places a kernel has on an image: `(image + 2 padding - dilation (kernel - 1) - 1) / stride + 1`.
+    ///
+    /// # Errors
+    /// If the kernel exceeds the padded image, or a number that must be positive is 0.
+    pub fn size(&self, op: &'static str, image: [usize; 2], kernel: [usize; 2]) -> Result<[usize; 2]> {
+        self.check(op, kernel)?;
+        let reach = self.reach(kernel);
+        let padded = [0, 1].map(|i| image[i] + 2 * self.padding[i]);
+        if (0..2).any(|i| reach[i] > padded[i]) {
+            let got = format!("a kernel that reaches over {reach:?} pixels");
+            return Err(Error::shape(op, got, format!("one inside the padded image of {padded:?}")));
+        }
+        Ok([0, 1].map(|i| (padded[i] - reach[i]) / self.stride[i] + 1))
+    }
+
+    /// The size of the image that a transposed convolution makes of a grid:
+    /// `(grid - 1) stride - 2 padding + dilation (kernel - 1) + output_padding + 1`.
+    ///
+    /// # Errors
+    /// If that is not positive, the output padding is not below the stride or the dilation, or a number that must be
+    /// positive is 0.
+    pub fn transposed_size(
+        &self,
+        op: &'static str,
+        grid: [usize; 2],
+        kernel: [usize; 2],
+        output_padding: [usize; 2],
+    ) -> Result<[usize; 2]> {
+        self.check(op, kernel)?;
+        if (0..2).any(|i| output_padding[i] >= self.stride[i].max(self.dilation[i])) {
+            let wanted = format!("below the stride {:?} or the dilation {:?}", self.stride, self.dilation);
+            return Err(Error::range(op, format!("output padding {output_padding:?}"), wanted));
+        }
+        let (reach, mut size) = (self.reach(kernel), [0; 2]);
+        for i in 0..2 {
+            let whole = (grid[i].max(1) - 1) * self.stride[i] + reach[i] + output_padding[i];
+            size[i] = whole.checked_sub(2 * self.padding[i]).filter(|&n| n > 0 && grid[i] > 0).ok_or_else(
+                || {
+                    let got =
+                        format!("an input of {grid:?}, of which padding {:?} leaves nothing", self.padding);
+                    Error::shape(op, got, "an output of at least one pixel")
+                },
+            )?;
+        }
+        Ok(size)
+    }
+
+    /// Pixels from a kernel's first element to its last, both included.
+    fn reach(&self, kernel: [usize; 2]) -> [usize; 2] {
+        [0, 1].map(|i| self.dilation[i] * (kernel[i] - 1) + 1)
+    }
+
+    fn check(&self, op: &'static str, kernel: [usize; 2]) -> Result<()> {
+        let parts = [("stride", self.stride), ("dilation", self.dilation), ("kernel", kernel)];
+        for (name, part) in parts {
+            if part.contains(&0) {
+                return Err(Error::range(op, format!("{name} {part:?}"), "at least 1"));
+            }
+        }
+        Ok(())
+    }
+}

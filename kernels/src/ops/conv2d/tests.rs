@@ -1,0 +1,209 @@
+//! The three convolutions against their common formula, summed in f64.
+
+use phalanx_tensor::{DType, Device, Tensor};
+
+use super::*;
+use crate::testing::{FLOATS, floats, make, values};
+
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    images: usize,
+    groups: usize,
+    /// Channels of one group.
+    inputs: usize,
+    outputs: usize,
+    image: [usize; 2],
+    kernel: [usize; 2],
+    stride: [usize; 2],
+    padding: [usize; 2],
+    dilation: [usize; 2],
+}
+
+const CASES: &[Case] = &[
+    case(2, 1, 3, 4, [6, 6], [3, 3], [1, 1], [0, 0], [1, 1]),
+    case(2, 1, 3, 4, [7, 6], [3, 3], [2, 2], [1, 1], [1, 1]),
+    case(1, 4, 1, 2, [6, 6], [3, 3], [1, 1], [1, 1], [1, 1]),
+    case(3, 1, 2, 3, [8, 9], [3, 2], [1, 3], [2, 0], [2, 3]),
+    case(2, 1, 4, 17, [5, 5], [1, 1], [1, 1], [0, 0], [1, 1]),
+    case(2, 2, 2, 3, [9, 40], [1, 5], [1, 1], [0, 2], [1, 1]),
+    case(2, 1, 1, 1, [5, 7], [2, 2], [3, 4], [1, 1], [1, 1]),
+    case(0, 1, 2, 3, [4, 4], [2, 2], [1, 1], [0, 0], [1, 1]),
+    case(40, 1, 2, 5, [3, 3], [2, 3], [1, 1], [0, 1], [1, 1]),
+    case(4, 1, 33, 40, [30, 29], [3, 3], [1, 1], [1, 1], [1, 1]),
+    case(1, 1, 40, 33, [30, 29], [3, 3], [2, 1], [1, 1], [1, 1]),
+    case(9, 3, 8, 16, [16, 16], [3, 3], [2, 2], [1, 1], [1, 1]),
+];
+
+#[allow(clippy::too_many_arguments)] // a table's columns
+const fn case(
+    images: usize,
+    groups: usize,
+    inputs: usize,
+    outputs: usize,
+    image: [usize; 2],
+    kernel: [usize; 2],
+    stride: [usize; 2],
+    padding: [usize; 2],
+    dilation: [usize; 2],
+) -> Case {
+    Case { images, groups, inputs, outputs, image, kernel, stride, padding, dilation }
+}
+
+impl Case {
+    fn options(&self) -> ConvOptions {
+        let Case { stride, padding, dilation, groups, .. } = *self;
+        ConvOptions { stride, padding, dilation, groups }
+    }
+
+    fn grid(&self) -> [usize; 2] {
+        self.options().size("conv2d", self.image, self.kernel).unwrap()
+    }
+
+    fn shapes(&self) -> [[usize; 4]; 3] {
+        let (inputs, outputs) = (self.groups * self.inputs, self.groups * self.outputs);
+        let (image, kernel, grid) = (self.image, self.kernel, self.grid());
+        [
+            [self.images, inputs, image[0], image[1]],
+            [outputs, self.inputs, kernel[0], kernel[1]],
+            [self.images, outputs, grid[0], grid[1]],
+        ]
+    }
+
+    /// Calls `f` with the flat indices in image, weight and grid of every term of the trilinear form.
+    fn for_each_term(&self, mut f: impl FnMut(usize, usize, usize)) {
+        let [image, weight, grid] = self.shapes();
+        let flat = |shape: [usize; 4], at: [usize; 4]| (0..4).fold(0, |sum, d| sum * shape[d] + at[d]);
+        let pixel = |i: usize, point: usize, element: usize| {
+            let at = (point * self.stride[i] + element * self.dilation[i]).checked_sub(self.padding[i])?;
+            (at < self.image[i]).then_some(at)
+        };
+        for n in 0..self.images {
+            for o in 0..grid[1] {
+                for c in 0..self.inputs {
+                    let channel = o / self.outputs * self.inputs + c;
+                    for (gy, gx) in (0..grid[2]).flat_map(|y| (0..grid[3]).map(move |x| (y, x))) {
+                        for (ky, kx) in (0..weight[2]).flat_map(|y| (0..weight[3]).map(move |x| (y, x))) {
+                            if let (Some(y), Some(x)) = (pixel(0, gy, ky), pixel(1, gx, kx)) {
+                                let at = flat(image, [n, channel, y, x]);
+                                f(at, flat(weight, [o, c, ky, kx]), flat(grid, [n, o, gy, gx]));
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn check(case: &Case, got: &Tensor, want: &[f64], terms: &[f64], dtype: DType) {
+    assert_eq!(got.dtype(), dtype);
+    // One rounding for each term's sum of magnitudes, and one for the result.
+    for ((got, &want), &terms) in values(got).into_iter().zip(want).zip(terms) {
+        let slack = match dtype {
+            DType::F64 => 1e-14,
+            _ => 1e-6,
+        };
+        let allowed = slack * terms + crate::testing::tolerance(dtype) * want.abs().max(1e-3);
+        assert!((got - want).abs() <= allowed, "{case:?} {dtype}: got {got}, wanted {want}");
+    }
+}
+
+#[test]
+fn each_of_the_three_equals_the_formula() {
+    for case in CASES {
+        for dtype in FLOATS {
+            if dtype != DType::F32 && case.inputs * case.outputs > 1000 {
+                continue; // large cases once: they reach the shared cuts
+            }
+            let [image, weight, grid] = case.shapes();
+            let (image, weight, grid) = (
+                make(&image, dtype, &floats(-1.0, 1.0)),
+                make(&weight, dtype, &floats(-1.0, 0.7)),
+                make(&grid, dtype, &floats(-0.6, 1.0)),
+            );
+            let bias = make(&[grid.shape()[1]], dtype, &floats(-2.0, 2.0));
+            let (x, w, y, b) = (values(&image), values(&weight), values(&grid), values(&bias));
+            let (mut dx, mut dw, mut dy) = (vec![0.0; x.len()], vec![0.0; w.len()], vec![0.0; y.len()]);
+            let (mut sx, mut sw, mut sy) = (dx.clone(), dw.clone(), dy.clone());
+            let plane = case.grid()[0] * case.grid()[1];
+            (0..y.len()).for_each(|i| dy[i] = b[i / plane % b.len()]);
+            case.for_each_term(|i, j, k| {
+                dx[i] += w[j] * y[k];
+                dw[j] += x[i] * y[k];
+                dy[k] += x[i] * w[j];
+                sx[i] += (w[j] * y[k]).abs();
+                sw[j] += (x[i] * y[k]).abs();
+                sy[k] += (x[i] * w[j]).abs();
+            });
+            let options = case.options();
+            check(
+                case,
+                &conv2d(&image, &weight, Some(&bias), &options, case.grid()).unwrap(),
+                &dy,
+                &sy,
+                dtype,
+            );
+            check(
+                case,
+                &conv_transpose2d(&grid, &weight, None, &options, case.image).unwrap(),
+                &dx,
+                &sx,
+                dtype,
+            );
+            check(case, &conv2d_weight(&image, &grid, &options, case.kernel).unwrap(), &dw, &sw, dtype);
+        }
+    }
+}
+
+#[test]
+fn bits_do_not_depend_on_threads_strides_or_the_rest_of_the_batch() {
+    let case = case(5, 2, 9, 24, [20, 21], [3, 3], [1, 2], [1, 1], [1, 1]);
+    let [image, weight, grid] = case.shapes();
+    let make = |shape: &[usize], device| {
+        make(shape, DType::F32, &floats(-1.0, 1.0)).to_device(device, false).unwrap()
+    };
+    let run = |device: Device| {
+        let (x, w, y) = (make(&image, device), make(&weight, device), make(&grid, device));
+        let options = case.options();
+        [
+            conv2d(&x, &w, None, &options, case.grid()).unwrap().to_vec::<f32>().unwrap(),
+            conv_transpose2d(&y, &w, None, &options, case.image).unwrap().to_vec().unwrap(),
+            conv2d_weight(&x, &y, &options, case.kernel).unwrap().to_vec().unwrap(),
+        ]
+    };
+    for (index, threads) in [(41, 1), (42, 3), (43, 8)] {
+        Device::Cpu(index).set_threads(threads).unwrap();
+    }
+    let one = run(Device::Cpu(41));
+    assert!(one == run(Device::Cpu(42)) && one == run(Device::Cpu(43)));
+    let (x, w) = (make(&image, Device::CPU), make(&weight, Device::CPU));
+    let options = case.options();
+    let last = x.permute(&[0, 2, 3, 1]).unwrap().copy().unwrap().permute(&[0, 3, 1, 2]).unwrap();
+    let across = w.permute(&[1, 0, 3, 2]).unwrap().copy().unwrap().permute(&[1, 0, 3, 2]).unwrap();
+    let moved = conv2d(&last, &across, None, &options, case.grid()).unwrap();
+    assert_eq!(moved.to_vec::<f32>().unwrap(), one[0]);
+    let alone = conv2d(&x.narrow(0, 3, 1).unwrap(), &w, None, &options, case.grid()).unwrap();
+    let len = alone.numel();
+    assert_eq!(alone.to_vec::<f32>().unwrap(), one[0][3 * len..4 * len]);
+}
+
+#[test]
+fn sizes_are_the_usual_ones_and_what_does_not_fit_is_refused_by_name() {
+    let options = ConvOptions { stride: [2, 3], padding: [1, 0], dilation: [1, 2], groups: 1 };
+    assert_eq!(options.size("conv2d", [7, 9], [3, 3]).unwrap(), [4, 2]);
+    assert_eq!(options.transposed_size("conv_transpose2d", [4, 2], [3, 3], [0, 1]).unwrap(), [7, 9]);
+    assert!(options.transposed_size("conv_transpose2d", [4, 2], [3, 3], [2, 0]).is_err());
+    assert!(options.size("conv2d", [7, 4], [3, 3]).unwrap_err().to_string().contains("conv2d"));
+    let x = |shape: &[usize]| make(shape, DType::F32, &floats(-1.0, 1.0));
+    let grouped = ConvOptions { groups: 2, ..ConvOptions::default() };
+    let refused = |image: &[usize], weight: &[usize], options: &ConvOptions| {
+        let message = conv2d(&x(image), &x(weight), None, options, [1, 1]).unwrap_err().to_string();
+        assert!(message.contains("conv2d"), "{message}");
+    };
+    refused(&[1, 3, 4, 4], &[2, 4, 3, 3], &ConvOptions::default());
+    refused(&[1, 3, 4, 4], &[2, 1, 3, 3], &grouped);
+    refused(&[1, 4, 4, 4], &[3, 2, 3, 3], &grouped);
+    refused(&[4, 4, 4], &[3, 4, 3, 3], &ConvOptions::default());
+    refused(&[1, 3, 4, 4], &[2, 3, 3, 3], &ConvOptions { stride: [0, 1], ..ConvOptions::default() });
+    refused(&[1, 3, 4, 4], &[2, 3, 3, 3], &ConvOptions { groups: 0, ..ConvOptions::default() });
+}

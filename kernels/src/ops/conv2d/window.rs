@@ -1,0 +1,204 @@
+//! The part of a source that some points of the output meet, laid out so that what neighbouring points meet lies side by
+//! side: zeros around it, and columns sorted by their remainder to the step.
+
+use std::ops::Range;
+
+use super::axis::Axis;
+use crate::real::Real;
+use crate::simd::Float;
+
+/// How a window lies: pixel (y, x) of channel c of the i-th image, counted from the window's corner, is at
+/// `i * image_len + c * channel_len + y * row_len + (x % phases) * phase_len + x / phases`.
+#[derive(Clone, Debug)]
+pub(super) struct Frame {
+    /// The source pixel at the window's corner.
+    top: isize,
+    left: isize,
+    phases: usize,
+    phase_len: usize,
+    first_point: usize,
+    row_step: usize,
+    pub(super) channel_len: usize,
+    pub(super) image_len: usize,
+}
+
+impl Frame {
+    /// The window that these rows of output points meet, for so many channels.
+    pub(super) fn new(rows: &Axis, cols: &Axis, points: &Range<usize>, channels: usize) -> Frame {
+        let (top, bottom) = rows.span(points.start, points.len());
+        let (left, right) = cols.span(0, cols.count);
+        let height = (bottom - top + 1) as usize;
+        let phase_len = ((right - left + 1) as usize).div_ceil(cols.step);
+        let channel_len = height * cols.step * phase_len;
+        let image_len = channels * channel_len;
+        let (first_point, row_step, phases) = (points.start, rows.step, cols.step);
+        Frame { top, left, phases, phase_len, first_point, row_step, channel_len, image_len }
+    }
+
+    /// The source itself as a window, if these points meet nothing outside it and columns need no sorting.
+    pub(super) fn of_source(
+        rows: &Axis,
+        cols: &Axis,
+        points: &Range<usize>,
+        source: [usize; 2],
+        channels: usize,
+    ) -> Option<Frame> {
+        let ((top, bottom), (left, right)) = (rows.span(0, points.end), cols.span(0, cols.count));
+        let inside = top >= 0 && bottom < source[0] as isize && left >= 0 && right < source[1] as isize;
+        (inside && cols.step == 1).then(|| Frame {
+            top: 0,
+            left: 0,
+            phases: 1,
+            phase_len: source[1],
+            first_point: 0,
+            row_step: rows.step,
+            channel_len: source[0] * source[1],
+            image_len: channels * source[0] * source[1],
+        })
+    }
+
+    fn row_len(&self) -> usize {
+        self.phases * self.phase_len
+    }
+
+    /// What a point in row `row` and column `col` of the output adds to a kernel element's place.
+    pub(super) fn point(&self, row: usize, col: usize) -> usize {
+        (row - self.first_point) * self.row_step * self.row_len() + col
+    }
+
+    /// The place of each kernel element, channel by channel, for the window's first point.
+    pub(super) fn taps(&self, rows: &Axis, cols: &Axis, channels: usize) -> Vec<usize> {
+        let first_row = (self.first_point * self.row_step) as isize;
+        let mut places = Vec::with_capacity(channels * rows.taps.len() * cols.taps.len());
+        for channel in 0..channels {
+            for row in &rows.taps {
+                for col in &cols.taps {
+                    // Not negative: the window's corner is the least that any point and element meet.
+                    let (y, x) =
+                        ((first_row + row.offset - self.top) as usize, (col.offset - self.left) as usize);
+                    let place = (x % self.phases) * self.phase_len + x / self.phases;
+                    places.push(channel * self.channel_len + y * self.row_len() + place);
+                }
+            }
+        }
+        places
+    }
+
+    /// Copies the window of one channel out of the source's `plane`.
+    pub(super) fn fill<T: Real>(&self, plane: &[T], source: [usize; 2], window: &mut [T::Wide]) {
+        for (y, row) in window.chunks_exact_mut(self.row_len()).enumerate() {
+            let from = usize::try_from(self.top + y as isize).ok().filter(|&y| y < source[0]);
+            let Some(from) = from.map(|y| &plane[y * source[1]..][..source[1]]) else {
+                row.fill(T::Wide::ZERO);
+                continue;
+            };
+            for (phase, row) in row.chunks_exact_mut(self.phase_len).enumerate() {
+                self.fill_row::<T>(from, self.left + phase as isize, row);
+            }
+        }
+    }
+
+    /// Every `phases`-th pixel of a row from `left` on, zero outside.
+    fn fill_row<T: Real>(&self, from: &[T], left: isize, row: &mut [T::Wide]) {
+        let step = self.phases as isize;
+        // The first index not left of the row, and the first beyond its end.
+        let begin = (-left).max(0).div_euclid(step) + isize::from((-left).max(0) % step != 0);
+        let end = (from.len() as isize - left).max(0);
+        let end = end.div_euclid(step) + isize::from(end % step != 0);
+        let begin = (begin as usize).min(row.len());
+        let end = (end as usize).clamp(begin, row.len());
+        row[..begin].fill(T::Wide::ZERO);
+        row[end..].fill(T::Wide::ZERO);
+        if begin == end {
+            return;
+        }
+        let first = (left + begin as isize * step) as usize;
+        let (row, from) = (&mut row[begin..end], &from[first..]);
+        match T::as_wide(from) {
+            Some(from) if step == 1 => row.copy_from_slice(&from[..row.len()]),
+            _ => row.iter_mut().zip(from.iter().step_by(self.phases)).for_each(|(to, x)| *to = x.widen()),
+        }
+    }
+}
+
+/// Points that lie side by side in a window, the output and a panel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Segment {
+    /// Position in the panel.
+    pub(super) at: usize,
+    pub(super) len: usize,
+    /// Position in the window, to be added to a kernel element's place.
+    pub(super) from: usize,
+    /// Which image, and where in a plane of the output, a step apart.
+    pub(super) image: usize,
+    pub(super) to: usize,
+}
+
+/// The segments of points `range`, counted row by row through the images.
+pub(super) fn segments(
+    frame: &Frame,
+    (rows, cols): (&Axis, &Axis),
+    points: &Range<usize>,
+    width: usize,
+    range: Range<usize>,
+    out: &mut Vec<Segment>,
+) {
+    out.clear();
+    let start = range.start;
+    let mut next = range.start;
+    while next < range.end {
+        let (row, col) = (next / cols.count, next % cols.count);
+        let (image, row) = (row / points.len(), points.start + row % points.len());
+        let len = (cols.count - col).min(range.end - next);
+        let from = image * frame.image_len + frame.point(row, col);
+        let to = (rows.out_start + row * rows.out_step) * width + cols.out_start + col * cols.out_step;
+        match out.last_mut() {
+            Some(last)
+                if last.image == image
+                    && last.from + last.len == from
+                    && last.to + last.len * cols.out_step == to =>
+            {
+                last.len += len;
+            }
+            _ => out.push(Segment { at: next - start, len, from, image, to }),
+        }
+        next += len;
+    }
+}
+
+/// Gathers a panel: row k holds what the k-th kernel element meets at each point. A row is as wide as the panel; what
+/// lies beyond the segments is unspecified.
+pub(super) struct Gather<'a, V> {
+    pub(super) window: &'a [V],
+    pub(super) taps: &'a [usize],
+    pub(super) segments: &'a [Segment],
+    pub(super) panel: &'a mut [V],
+    pub(super) row_len: usize,
+}
+
+impl<V: Float> crate::simd::Kernel for Gather<'_, V> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: crate::simd::Isa>(self) {
+        use crate::simd::Vector;
+        let lanes = <V::Vec<S> as Vector>::LANES;
+        for (k, &tap) in self.taps.iter().enumerate() {
+            for segment in self.segments {
+                let (from, to) = (tap + segment.from, k * self.row_len + segment.at);
+                let whole = segment.len.next_multiple_of(lanes);
+                // Whole vectors where both sides have room: what is too much is overwritten by the segment or row that
+                // follows.
+                if let (Some(from), Some(to)) =
+                    (self.window.get(from..from + whole), self.panel.get_mut(to..to + whole))
+                {
+                    for i in (0..whole).step_by(lanes) {
+                        V::Vec::<S>::load(&from[i..]).store(&mut to[i..]);
+                    }
+                } else {
+                    self.panel[to..to + segment.len].copy_from_slice(&self.window[from..from + segment.len]);
+                }
+            }
+        }
+    }
+}
