@@ -4,11 +4,12 @@
 //! `x` for `dW` and `W` for `dx`. `dW` goes straight into the weight's gradient buffer where there is one of this
 //! dtype.
 
-use phalanx_kernels as kernels;
+use phalanx_kernels::{self as kernels, Gelu};
 use phalanx_tensor::Dims;
+use smallvec::SmallVec;
 
 use super::matmul::rows;
-use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, record};
+use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, is_recording, record};
 
 impl Var {
     /// `self weightᵀ + bias`, with `weight` of shape `[out, in]`.
@@ -17,13 +18,27 @@ impl Var {
     /// If the shapes do not fit, or dtypes or devices differ.
     pub fn linear(&self, weight: &Var, bias: Option<&Var>) -> Result<Var> {
         let y = kernels::linear(self.tensor(), weight.tensor(), bias.map(Var::tensor))?;
-        let inputs: Vec<&Var> = [self, weight].into_iter().chain(bias).collect();
+        let inputs: SmallVec<[&Var; 3]> = [self, weight].into_iter().chain(bias).collect();
         record("linear", &inputs, y, |s: &Saver<'_>| {
             let shape = Dims::from_slice(self.shape());
             let x = s.needs(1).then(|| s.input(0)).transpose()?;
             let weight = s.needs(0).then(|| s.input(1)).transpose()?;
             Ok(Linear { shape, x, weight, has_bias: bias.is_some() })
         })
+    }
+
+    /// [`Var::linear`], then [`Var::gelu`]: in one pass where no gradient is recorded, else as the two operations, with
+    /// the same bits.
+    ///
+    /// # Errors
+    /// As [`Var::linear`].
+    pub fn linear_gelu(&self, weight: &Var, bias: Option<&Var>, kind: Gelu) -> Result<Var> {
+        let inputs: SmallVec<[&Var; 3]> = [self, weight].into_iter().chain(bias).collect();
+        if is_recording(&inputs) {
+            return self.linear(weight, bias)?.gelu(kind);
+        }
+        let y = kernels::linear_gelu(self.tensor(), weight.tensor(), bias.map(Var::tensor), kind)?;
+        Ok(Var::new(y))
     }
 }
 

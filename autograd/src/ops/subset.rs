@@ -45,7 +45,7 @@ impl Var {
 }
 
 /// A view of a part of `x`.
-fn subset<F>(name: &'static str, x: &Var, view: F) -> Result<Var>
+pub(super) fn subset<F>(name: &'static str, x: &Var, view: F) -> Result<Var>
 where
     F: Fn(&Tensor) -> phalanx_tensor::Result<Tensor> + Clone + Send + Sync + 'static,
 {

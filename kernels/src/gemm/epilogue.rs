@@ -1,6 +1,6 @@
 //! What the caller may ask for on the product's way to C: bias, activation, addition to what is there.
 
-use super::activation::Activation;
+use crate::ops::Gelu;
 
 /// Whether a product replaces C or is added to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,7 +18,7 @@ pub(crate) struct Epilogue<'a, T> {
     /// Added to every row: one value per column.
     pub(crate) bias: Option<&'a [T]>,
     /// Applied to every element.
-    pub(crate) activation: Option<Activation>,
+    pub(crate) activation: Option<Gelu>,
 }
 
 impl<T> Default for Epilogue<'_, T> {

@@ -2,10 +2,10 @@
 
 #![allow(unsafe_code)]
 
-use super::activation::Activation;
 use super::element::GemmElem;
 use super::epilogue::Write;
 use super::pack::load_widened;
+use crate::ops::Gelu;
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Runner, Vector};
 
 /// A tile whose sums are complete, and what is left to do.
@@ -15,7 +15,7 @@ pub(super) struct FinishTile<'a, T: GemmElem> {
     pub(super) sums_row: usize,
     /// The bias of the tile's columns.
     pub(super) bias: Option<&'a [T]>,
-    pub(super) activation: Option<Activation>,
+    pub(super) activation: Option<Gelu>,
     pub(super) write: Write,
     pub(super) rows: usize,
     pub(super) cols: usize,

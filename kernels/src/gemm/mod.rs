@@ -8,15 +8,13 @@
 //! mat        the views        plan      the cut, pure numbers
 //! element    the types        pack      panels in the order tiles read them
 //! epilogue   the last steps   kernel    a tile of C in registers
-//! activation their functions  finish    a tile's sums to C
-//! scratch    working memory   product   packs, runs jobs, finishes tiles
-//!                             batch     one product after the other, or side by side
+//! scratch    working memory   finish    a tile's sums to C
+//! batch      several at once  product   packs, runs jobs, finishes tiles
 //! ```
 //!
 //! `Accumulate` and half types sum all of k first and touch C once. In half precision the finished sum is rounded once
 //! for a plain product; bias, activation and accumulation each round again, as they would as operations of their own.
 
-mod activation;
 mod batch;
 mod element;
 mod epilogue;
@@ -32,8 +30,6 @@ mod tests;
 
 use phalanx_tensor::Pool;
 
-#[allow(unused_imports)] // until an operation asks for one
-pub(crate) use activation::Activation;
 pub(crate) use batch::Batch;
 pub(crate) use element::GemmElem;
 pub(crate) use epilogue::{Epilogue, Write};

@@ -15,6 +15,17 @@ pub enum Gelu {
     Tanh,
 }
 
+impl Gelu {
+    /// The function in every lane, for kernels that apply it on the way.
+    #[inline(always)]
+    pub(crate) fn apply<V: Vector>(self, x: V) -> V {
+        match self {
+            Gelu::Exact => gelu_exact(x),
+            Gelu::Tanh => gelu_tanh(x),
+        }
+    }
+}
+
 /// Either gelu, elementwise.
 ///
 /// # Errors

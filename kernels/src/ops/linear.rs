@@ -2,6 +2,7 @@
 
 use phalanx_tensor::{Result, Tensor};
 
+use super::gelu::Gelu;
 use super::matmul::{Finish, Product};
 use crate::check;
 
@@ -12,6 +13,14 @@ use crate::check;
 /// If the shapes do not fit, the dtype is no floating-point one, or dtypes or devices differ.
 pub fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
     run("linear", x, weight, bias, Finish::default())
+}
+
+/// [`linear`], then [`crate::gelu`], in one pass and with the same bits.
+///
+/// # Errors
+/// As [`linear`].
+pub fn linear_gelu(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, kind: Gelu) -> Result<Tensor> {
+    run("linear_gelu", x, weight, bias, Finish { activation: Some(kind), ..Finish::default() })
 }
 
 fn run(
@@ -44,7 +53,7 @@ fn run(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ops::{add, matmul};
+    use crate::ops::{add, gelu, matmul};
     use crate::testing::{FLOATS, floats, make, values};
 
     #[test]
@@ -56,7 +65,12 @@ mod tests {
                     (make(&[33, 17], dtype, &floats(-1.0, 0.5)), make(&[33], dtype, &floats(-1.0, 2.0)));
                 let product = matmul(&x, &w.transpose(0, 1).unwrap()).unwrap();
                 assert_eq!(values(&linear(&x, &w, None).unwrap()), values(&product));
-                assert_eq!(values(&linear(&x, &w, Some(&b)).unwrap()), values(&add(&product, &b).unwrap()));
+                let sum = add(&product, &b).unwrap();
+                assert_eq!(values(&linear(&x, &w, Some(&b)).unwrap()), values(&sum));
+                for kind in [Gelu::Exact, Gelu::Tanh] {
+                    let fused = linear_gelu(&x, &w, Some(&b), kind).unwrap();
+                    assert_eq!(values(&fused), values(&gelu(&sum, kind).unwrap()));
+                }
             }
         }
     }

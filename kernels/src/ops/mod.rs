@@ -41,6 +41,7 @@ mod neg;
 mod norm;
 pub mod optim;
 mod pad;
+mod pool2d;
 mod pow;
 mod prod;
 pub mod random;
@@ -78,7 +79,7 @@ pub use cast::cast;
 pub use cat::cat;
 pub use clamp::{clamp, clamp_backward};
 pub use compare::{eq, eq_scalar, ge, ge_scalar, gt, gt_scalar, le, le_scalar, lt, lt_scalar, ne, ne_scalar};
-pub use conv2d::{ConvOptions, conv_transpose2d, conv2d, conv2d_weight};
+pub use conv2d::{Conv1dOptions, ConvOptions, conv_transpose2d, conv2d, conv2d_weight};
 pub use copy::copy_;
 pub use cos::{cos, cos_backward};
 pub use cross_entropy::{CrossEntropy, cross_entropy, cross_entropy_backward, cross_entropy_targets};
@@ -97,7 +98,7 @@ pub use index::{
 };
 pub use layer_norm::{layer_norm, layer_norm_backward};
 pub use leaky_relu::{leaky_relu, leaky_relu_backward};
-pub use linear::linear;
+pub use linear::{linear, linear_gelu};
 pub use ln_1p::ln_1p;
 pub use log::log;
 pub use log_softmax::{log_softmax, log_softmax_backward};
@@ -113,6 +114,7 @@ pub use mul::{mul, mul_scalar};
 pub use neg::neg;
 pub use norm::norm;
 pub use pad::pad;
+pub use pool2d::{PoolOptions, Windows, max_pick2d, max_pool2d, max_unpool2d, mean_pool2d, mean_unpool2d};
 pub use pow::{
     pow, pow_backward_base, pow_backward_exponent, pow_scalar, pow_scalar_backward, rpow_scalar,
     rpow_scalar_backward,

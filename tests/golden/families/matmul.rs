@@ -10,6 +10,10 @@ pub fn run(call: &Call<'_>) -> Option<Result<Vec<Var>>> {
     match call.op {
         "matmul" => one(call.var("input").and_then(|a| a.matmul(call.var("other")?))),
         "linear" => one(call.var("input").and_then(|x| x.linear(call.var("weight")?, call.opt("bias")))),
+        "einsum" => {
+            let equation = call.attrs.str_or("equation", "");
+            one(Var::einsum(equation, &call.list("operands")))
+        }
         _ => None,
     }
 }

@@ -2,12 +2,14 @@
 
 mod binary;
 mod choice;
+mod conv;
 mod fused;
 mod index;
 mod layout;
 mod matmul;
 mod optim;
 mod pointwise_loss;
+mod pool;
 mod reduce;
 mod unary;
 
@@ -51,6 +53,8 @@ const FAMILIES: &[Family] = &[
     index::run,
     optim::run,
     pointwise_loss::run,
+    conv::run,
+    pool::run,
 ];
 
 /// Families that are more than one call.

@@ -14,7 +14,7 @@ mod weight;
 mod window;
 
 use cut::Cut;
-pub use options::ConvOptions;
+pub use options::{Conv1dOptions, ConvOptions};
 
 use phalanx_tensor::{Element, Error, Result, Tensor};
 

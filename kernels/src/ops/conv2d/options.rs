@@ -84,3 +84,30 @@ impl ConvOptions {
         Ok(())
     }
 }
+
+/// [`ConvOptions`] along one dimension.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Conv1dOptions {
+    /// Elements from one point to the next.
+    pub stride: usize,
+    /// Zeros at both ends.
+    pub padding: usize,
+    /// Elements from one kernel element to the next.
+    pub dilation: usize,
+    /// Channels are cut into so many groups that see nothing of each other.
+    pub groups: usize,
+}
+
+impl Default for Conv1dOptions {
+    fn default() -> Conv1dOptions {
+        Conv1dOptions { stride: 1, padding: 0, dilation: 1, groups: 1 }
+    }
+}
+
+/// The same for images of height 1.
+impl From<Conv1dOptions> for ConvOptions {
+    fn from(options: Conv1dOptions) -> ConvOptions {
+        let Conv1dOptions { stride, padding, dilation, groups } = options;
+        ConvOptions { stride: [1, stride], padding: [0, padding], dilation: [1, dilation], groups }
+    }
+}

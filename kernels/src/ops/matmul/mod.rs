@@ -6,8 +6,9 @@ pub(super) use cpu::multiply;
 
 use phalanx_tensor::{Dims, Error, Result, Tensor, broadcast_shapes};
 
+use super::gelu::Gelu;
 use crate::check;
-use crate::gemm::{Activation, Write};
+use crate::gemm::Write;
 use crate::real::for_real;
 
 /// The product of matrices in the last two dimensions; the dimensions before them broadcast. A tensor of one
@@ -44,7 +45,7 @@ pub(super) struct Finish<'a> {
     pub(super) write: Write,
     /// A contiguous value per column.
     pub(super) bias: Option<&'a Tensor>,
-    pub(super) activation: Option<Activation>,
+    pub(super) activation: Option<Gelu>,
 }
 
 impl Default for Finish<'_> {

@@ -1,0 +1,199 @@
+//! Convolutions of `[n, channels, h, w]` (or one image without `n`), plain and transposed, plus a bias for each output
+//! channel.
+//!
+//! Both are the form `sum of x[p s - m + e d] w[e] y[p]` over grid points p and kernel elements e, solved for one tensor:
+//! `y = conv(x, w)` and `x = conv_transpose(y, w)`. Derivative: the same form solved for the others, so that `dx` of one
+//! is the other, and `dw` of both is `conv_weight(x, y)`, whose derivatives are the two again. Each operand is saved for
+//! the other's gradient, if that is wanted. No zero-stuffed or unfolded image is ever made.
+
+use phalanx_kernels::{self as kernels, Conv1dOptions, ConvOptions};
+use phalanx_tensor::Error;
+use smallvec::SmallVec;
+
+use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, record};
+
+impl Var {
+    /// The convolution with `weight` `[out, in / groups, kh, kw]`, plus `bias` `[out]`.
+    ///
+    /// # Errors
+    /// If the shapes do not fit, or dtypes or devices differ.
+    pub fn conv2d(&self, weight: &Var, bias: Option<&Var>, options: &ConvOptions) -> Result<Var> {
+        const OP: &str = "conv2d";
+        batched(OP, self, weight, |x, [_, _, kh, kw]| {
+            let size = options.size(OP, image(x), [kh, kw])?;
+            solve(Part::Grid, [x, weight], bias, options, [image(x), [kh, kw], size])
+        })
+    }
+
+    /// The transposed convolution with `weight` `[in, out / groups, kh, kw]`, plus `bias` `[out]`; `output_padding` more
+    /// pixels on one side choose among the sizes that a convolution would have brought to this one.
+    ///
+    /// # Errors
+    /// If the shapes do not fit, or dtypes or devices differ.
+    pub fn conv_transpose2d(
+        &self,
+        weight: &Var,
+        bias: Option<&Var>,
+        options: &ConvOptions,
+        output_padding: [usize; 2],
+    ) -> Result<Var> {
+        const OP: &str = "conv_transpose2d";
+        batched(OP, self, weight, |y, [_, _, kh, kw]| {
+            let size = options.transposed_size(OP, image(y), [kh, kw], output_padding)?;
+            solve(Part::Image, [weight, y], bias, options, [size, [kh, kw], image(y)])
+        })
+    }
+
+    /// [`Var::conv2d`] along one dimension: `[n, in, length]` (or without `n`) with `weight` `[out, in / groups, k]`.
+    ///
+    /// # Errors
+    /// As [`Var::conv2d`].
+    pub fn conv1d(&self, weight: &Var, bias: Option<&Var>, options: &Conv1dOptions) -> Result<Var> {
+        if weight.rank() != 3 || !(2..=3).contains(&self.rank()) {
+            let got =
+                format!("an input of shape {:?} and a weight of shape {:?}", self.shape(), weight.shape());
+            let wanted = "[n, in, length] or [in, length], and [out, in / groups, k]";
+            return Err(Error::shape("conv1d", got, wanted).into());
+        }
+        let y = self.unsqueeze(-2)?.conv2d(&weight.unsqueeze(-2)?, bias, &(*options).into())?;
+        y.squeeze(&[-2])
+    }
+}
+
+/// Height and width of a tensor of four dimensions.
+fn image(x: &Var) -> [usize; 2] {
+    [x.shape()[2], x.shape()[3]]
+}
+
+/// Calls `f` with the images as a batch and the weight's shape; of one image, the result is one too.
+fn batched(
+    op: &'static str,
+    x: &Var,
+    weight: &Var,
+    f: impl FnOnce(&Var, [usize; 4]) -> Result<Var>,
+) -> Result<Var> {
+    let kernel = <[usize; 4]>::try_from(weight.shape());
+    match (x.rank(), kernel) {
+        (4, Ok(kernel)) => f(x, kernel),
+        (3, Ok(kernel)) => f(&x.unsqueeze(0)?, kernel)?.squeeze(&[0]),
+        _ => {
+            let got = format!("an input of shape {:?} and a weight of shape {:?}", x.shape(), weight.shape());
+            let wanted = "[n, channels, h, w] or [channels, h, w], and a weight of 4 dimensions";
+            Err(Error::shape(op, got, wanted).into())
+        }
+    }
+}
+
+/// A tensor of the trilinear form.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Part {
+    Image,
+    Weight,
+    Grid,
+}
+
+impl Part {
+    fn name(self) -> &'static str {
+        match self {
+            Part::Image => "conv_transpose2d",
+            Part::Weight => "conv2d_weight",
+            Part::Grid => "conv2d",
+        }
+    }
+
+    /// The two others, in the form's order.
+    fn others(self) -> [Part; 2] {
+        match self {
+            Part::Image => [Part::Weight, Part::Grid],
+            Part::Weight => [Part::Image, Part::Grid],
+            Part::Grid => [Part::Image, Part::Weight],
+        }
+    }
+}
+
+/// Height and width of the form's image, weight and grid.
+type Sizes = [[usize; 2]; 3];
+
+/// The form solved for `part`, of the two others in the form's order, plus a bias for each channel.
+fn solve(
+    part: Part,
+    [a, b]: [&Var; 2],
+    bias: Option<&Var>,
+    options: &ConvOptions,
+    sizes: Sizes,
+) -> Result<Var> {
+    let (x, y, added) = (a.tensor(), b.tensor(), bias.map(Var::tensor));
+    let out = match part {
+        Part::Image => kernels::conv_transpose2d(y, x, added, options, sizes[0])?,
+        Part::Weight => kernels::conv2d_weight(x, y, options, sizes[1])?,
+        Part::Grid => kernels::conv2d(x, y, added, options, sizes[2])?,
+    };
+    let inputs: SmallVec<[&Var; 3]> = [a, b].into_iter().chain(bias).collect();
+    record(part.name(), &inputs, out, |s: &Saver<'_>| {
+        let for_other = |i: usize| s.needs(1 - i).then(|| s.input(i)).transpose();
+        let operands = [for_other(0)?, for_other(1)?];
+        Ok(Form { part, options: *options, sizes, operands, has_bias: bias.is_some() })
+    })
+}
+
+struct Form {
+    part: Part,
+    options: ConvOptions,
+    sizes: Sizes,
+    operands: [Option<Saved>; 2],
+    has_bias: bool,
+}
+
+impl Backward for Form {
+    fn backward(&self, cx: &Cx<'_>) -> Result<Grads> {
+        let dy = cx.dy();
+        let grad = |i: usize| -> Result<Option<Var>> {
+            let Some(other) = self.operands[1 - i].as_ref().filter(|_| cx.needs(i)) else { return Ok(None) };
+            let (wanted, other) = (self.part.others()[i], cx.get(other)?);
+            let known = wanted.others().map(|part| if part == self.part { dy } else { &other });
+            solve(wanted, known, None, &self.options, self.sizes).map(Some)
+        };
+        let mut grads = Grads::from_buf([grad(0)?, grad(1)?]);
+        if self.has_bias {
+            grads.push(cx.needs(2).then(|| dy.sum(&[0, 2, 3], false)).transpose()?);
+        }
+        Ok(grads)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use phalanx_kernels::{Conv1dOptions, ConvOptions};
+
+    use crate::ops::testing::check_twice;
+
+    #[test]
+    fn first_and_second_derivatives_hold() {
+        let plain = ConvOptions::default();
+        let strided = ConvOptions { stride: [2, 1], padding: [1, 2], dilation: [1, 2], groups: 2 };
+        check_twice(&[&[2, 2, 4, 3], &[3, 2, 2, 2], &[3]], |v| v[0].conv2d(&v[1], Some(&v[2]), &plain));
+        check_twice(&[&[2, 5, 4], &[4, 1, 2, 3]], |v| v[0].conv2d(&v[1], None, &strided));
+        check_twice(&[&[2, 3, 2, 2], &[3, 2, 2, 2], &[2]], |v| {
+            v[0].conv_transpose2d(&v[1], Some(&v[2]), &plain, [0, 0])
+        });
+        check_twice(&[&[1, 2, 2, 3], &[2, 1, 3, 3]], |v| {
+            v[0].conv_transpose2d(&v[1], None, &strided, [1, 1])
+        });
+    }
+
+    #[test]
+    fn an_output_padding_beyond_the_stride_has_derivatives_too() {
+        let options = ConvOptions { dilation: [3, 1], ..ConvOptions::default() };
+        check_twice(&[&[1, 1, 2, 2], &[1, 1, 2, 2]], |v| {
+            v[0].conv_transpose2d(&v[1], None, &options, [2, 0])
+        });
+    }
+
+    #[test]
+    fn along_one_dimension_too() {
+        let options = Conv1dOptions { stride: 2, padding: 1, ..Conv1dOptions::default() };
+        for x in [&[2, 3, 5][..], &[3, 5]] {
+            check_twice(&[x, &[2, 3, 3], &[2]], |v| v[0].conv1d(&v[1], Some(&v[2]), &options));
+        }
+    }
+}

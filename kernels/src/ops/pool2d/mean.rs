@@ -1,0 +1,176 @@
+//! The mean of each window, and its transpose.
+
+use phalanx_tensor::{Result, Tensor};
+
+use super::{Windows, image, piece, resized};
+use crate::check;
+use crate::real::{Real, for_real};
+use crate::simd::Float;
+
+/// The sum of each window over its divisor, summed in f64; 0 for a window without pixels.
+///
+/// # Errors
+/// If the windows are another image's, or the dtype is no floating-point one.
+pub fn mean_pool2d(x: &Tensor, windows: &[Windows; 2]) -> Result<Tensor> {
+    const OP: &str = "mean_pool2d";
+    fits(OP, x, [windows[0].image, windows[1].image])?;
+    let x = x.contiguous()?;
+    let mut out = Tensor::empty(&resized(x.shape(), counts(windows)), x.dtype(), x.device())?;
+    if out.device().is_meta() || out.numel() == 0 {
+        return Ok(out);
+    }
+    for_real!(OP, x.dtype(), T => pool::<T>(OP, &x, windows, &mut out))?;
+    Ok(out)
+}
+
+/// The transpose: each pixel's sum of `dy` over its windows, each over its divisor.
+///
+/// # Errors
+/// As [`mean_pool2d`].
+pub fn mean_unpool2d(dy: &Tensor, windows: &[Windows; 2]) -> Result<Tensor> {
+    const OP: &str = "mean_unpool2d";
+    fits(OP, dy, counts(windows))?;
+    let dy = dy.contiguous()?;
+    let mut out =
+        Tensor::empty(&resized(dy.shape(), windows.each_ref().map(|w| w.image)), dy.dtype(), dy.device())?;
+    if out.device().is_meta() || out.numel() == 0 {
+        return Ok(out);
+    }
+    for_real!(OP, dy.dtype(), T => unpool::<T>(OP, &dy, windows, &mut out))?;
+    Ok(out)
+}
+
+fn counts(windows: &[Windows; 2]) -> [usize; 2] {
+    windows.each_ref().map(|w| w.spans.len())
+}
+
+fn fits(op: &'static str, x: &Tensor, wanted: [usize; 2]) -> Result<()> {
+    check::float(op, x)?;
+    image(op, x)?;
+    check::shape(op, "an input", x, &resized(x.shape(), wanted))
+}
+
+fn pool<T: Real>(op: &'static str, x: &Tensor, [rows, cols]: &[Windows; 2], out: &mut Tensor) -> Result<()> {
+    let (offset, numel, pool) = (out.offset(), out.numel(), out.device().pool()?);
+    let source = x.read::<T>(op)?;
+    let source = &source[x.offset()..][..x.numel()];
+    let (width, count) = (cols.image, cols.spans.len());
+    let plane = rows.image * width;
+    let chunk = piece(count);
+    pool.for_each_chunk(&mut out.write::<T>(op)?[offset..offset + numel], chunk, |i, out| {
+        let mut sums = vec![0.0; width];
+        for (j, out) in out.chunks_exact_mut(count).enumerate() {
+            let row = i * (chunk / count) + j;
+            let (pixels, divisor) = &rows.spans[row % rows.spans.len()];
+            let image = &source[row / rows.spans.len() * plane..][..plane];
+            sums.fill(0.0);
+            for from in image[pixels.start * width..pixels.end * width].chunks_exact(width) {
+                sums.iter_mut().zip(from).for_each(|(sum, x)| *sum += x.widen().to_f64());
+            }
+            for (to, (pixels, here)) in out.iter_mut().zip(&cols.spans) {
+                let sum: f64 = sums[pixels.clone()].iter().sum();
+                *to = T::narrow(T::Wide::from_f64(sum / (divisor * here).max(1) as f64));
+            }
+        }
+    });
+    Ok(())
+}
+
+fn unpool<T: Real>(
+    op: &'static str,
+    dy: &Tensor,
+    [rows, cols]: &[Windows; 2],
+    out: &mut Tensor,
+) -> Result<()> {
+    let (offset, numel, pool) = (out.offset(), out.numel(), out.device().pool()?);
+    let source = dy.read::<T>(op)?;
+    let source = &source[dy.offset()..][..dy.numel()];
+    let (width, count) = (cols.image, cols.spans.len());
+    let (plane, outputs) = (rows.image * width, rows.spans.len() * count);
+    let chunk = piece(plane);
+    pool.for_each_chunk(&mut out.write::<T>(op)?[offset..offset + numel], chunk, |i, out| {
+        let (mut row_sums, mut sums) = (vec![0.0; width], vec![0.0; plane]);
+        for (j, out) in out.chunks_exact_mut(plane).enumerate() {
+            let dy = &source[(i * (chunk / plane) + j) * outputs..][..outputs];
+            sums.fill(0.0);
+            for (y, (pixels, divisor)) in rows.spans.iter().enumerate() {
+                row_sums.fill(0.0);
+                for (dy, (pixels, here)) in dy[y * count..].iter().zip(&cols.spans) {
+                    let share = dy.widen().to_f64() / (divisor * here).max(1) as f64;
+                    row_sums[pixels.clone()].iter_mut().for_each(|sum| *sum += share);
+                }
+                for sums in sums[pixels.start * width..pixels.end * width].chunks_exact_mut(width) {
+                    sums.iter_mut().zip(&row_sums).for_each(|(sum, x)| *sum += x);
+                }
+            }
+            out.iter_mut().zip(&sums).for_each(|(to, &sum)| *to = T::narrow(T::Wide::from_f64(sum)));
+        }
+    });
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use phalanx_tensor::DType;
+
+    use super::super::PoolOptions;
+    use super::*;
+    use crate::testing::{FLOATS, assert_close, floats, make, tolerance, values};
+
+    /// Windows of every kind on images of 7 x 9.
+    fn kinds() -> Vec<[Windows; 2]> {
+        let mut kinds = Vec::new();
+        for (kernel, stride, padding) in
+            [([2, 2], [2, 2], [0, 0]), ([3, 4], [2, 1], [1, 2]), ([2, 5], [3, 3], [1, 0])]
+        {
+            for ceil_mode in [false, true] {
+                let options = PoolOptions { stride, padding, ceil_mode, ..PoolOptions::new(kernel) };
+                for count_padding in [false, true] {
+                    kinds.push(Windows::fixed("avg_pool2d", [7, 9], &options, count_padding).unwrap());
+                }
+            }
+        }
+        kinds.extend(
+            [[1, 1], [3, 2], [7, 9], [10, 4]]
+                .map(|size| Windows::adaptive("adaptive", [7, 9], size).unwrap()),
+        );
+        kinds
+    }
+
+    #[test]
+    fn each_output_is_its_windows_mean_and_unpooling_is_the_transpose() {
+        for windows in kinds() {
+            for dtype in FLOATS {
+                let x = make(&[2, 3, 7, 9], dtype, &floats(-1.0, 2.0));
+                let y = mean_pool2d(&x, &windows).unwrap();
+                let (xs, ys) = (values(&x), values(&y));
+                let [h, w] = counts(&windows);
+                let dy = make(y.shape(), dtype, &floats(-2.0, 1.0));
+                let (dys, mut dx) = (values(&dy), vec![0.0; xs.len()]);
+                for (i, &y) in ys.iter().enumerate() {
+                    let (plane, row, col) = (i / (h * w), i / w % h, i % w);
+                    let ((rows, m), (cols, n)) = (&windows[0].spans[row], &windows[1].spans[col]);
+                    let mut sum = 0.0;
+                    for at in rows.clone().flat_map(|r| cols.clone().map(move |c| plane * 63 + r * 9 + c)) {
+                        sum += xs[at];
+                        dx[at] += dys[i] / (m * n) as f64;
+                    }
+                    assert_close(y, sum / (m * n) as f64, tolerance(dtype));
+                }
+                for (got, want) in values(&mean_unpool2d(&dy, &windows).unwrap()).into_iter().zip(dx) {
+                    assert_close(got, want, tolerance(dtype));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_last_window_beyond_the_image_divides_by_what_lies_inside_the_margin() {
+        let options = PoolOptions { stride: [1, 3], ceil_mode: true, ..PoolOptions::new([1, 3]) };
+        let windows = Windows::fixed("avg_pool2d", [1, 5], &options, true).unwrap();
+        assert_eq!(windows[1].spans, [(0..3, 3), (3..5, 2)]);
+        let one = make(&[1, 1, 5], DType::F32, &|_| 1.0);
+        assert_eq!(values(&mean_pool2d(&one, &windows).unwrap()), [1.0, 1.0]);
+        assert!(mean_pool2d(&make(&[1, 1, 4], DType::F32, &|_| 1.0), &windows).is_err());
+    }
+}
