@@ -7,9 +7,13 @@
 
 mod buffer;
 mod clip;
+mod data;
 mod error;
 mod init;
+mod layers;
+pub mod models;
 mod module;
+pub mod modules;
 pub mod norm_tree;
 mod optim;
 mod parameter;
@@ -17,14 +21,18 @@ mod parameters;
 mod scaler;
 mod schedule;
 mod scope;
+mod unit;
 
 pub use buffer::Buffer;
 pub use clip::{Clip, clip_grad_norm, clip_grad_norm_, grad_norm};
+pub use data::{Batch, Loader, Windows, cut};
 pub use error::{Error, Mismatch, Result};
 pub use init::Init;
+pub use layers::{Head, Layers, Map, OneDevice, Table, TableHead, activation_window};
 pub use module::{Module, Sequential};
+pub use modules::*;
 pub use optim::{Adagrad, Adam, AdamW, At, Group, Lion, Optimizer, Rmsprop, Rule, Sgd};
-pub use parameter::Parameter;
+pub use parameter::{Parameter, Shard};
 #[doc(hidden)]
 pub use parameters::join_path;
 pub use parameters::{Entry, Parameters, load_state_dict, state_dict};
@@ -33,3 +41,4 @@ pub use phalanx_tensor as tensor;
 pub use scaler::LossScaler;
 pub use schedule::{OneCycle, Schedule};
 pub use scope::Scope;
+pub use unit::{Unit, UnitHooks};

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use phalanx_autograd::{Leaf, Slot, Var};
 use phalanx_kernels as kernels;
-use phalanx_tensor::{Category, DType, Device, Tensor, Window};
+use phalanx_tensor::{Category, DType, Device, Dims, Tensor, Window};
 
 use crate::{Error, Result};
 
@@ -18,9 +18,39 @@ use crate::{Error, Result};
 #[derive(Clone)]
 pub struct Parameter(Arc<State>);
 
+/// The part of a whole tensor that a parameter is: `extent` elements from `window.offset` on.
+///
+/// The whole may be seen in a finer shape than the tensor's own, where that is what the cut is regular in: the joint
+/// map of queries, keys and values as `[3, out, in]`, of which a rank has `[3, out / ranks, in]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shard {
+    /// The whole's shape, and where the part begins in it.
+    pub window: Window,
+    /// The part's shape, with as many dimensions.
+    pub extent: Dims,
+}
+
+impl Shard {
+    /// The part that is the whole.
+    pub fn whole(shape: &[usize]) -> Shard {
+        Shard { window: Window::whole(shape), extent: Dims::from_slice(shape) }
+    }
+
+    /// This part of a whole tensor, as a view.
+    ///
+    /// # Errors
+    /// If the tensor is not the whole.
+    pub fn of(&self, whole: &Tensor) -> Result<Tensor> {
+        let cuts = self.window.offset.iter().zip(&self.extent).enumerate();
+        let seen = whole.with_shape(&self.window.global)?;
+        Ok(cuts.fold(Ok(seen), |part, (dim, (&offset, &length))| part?.narrow(dim, offset, length))?)
+    }
+}
+
 struct State {
     name: String,
-    window: Window,
+    part: Shard,
+    rank: usize,
     trained: AtomicBool,
     sites: Vec<Leaf>,
 }
@@ -31,16 +61,21 @@ impl Parameter {
     /// # Errors
     /// If the dtype is no floating-point one.
     pub fn new(name: impl Into<String>, tensor: Tensor) -> Result<Parameter> {
-        let window = Window::whole(tensor.shape());
-        Parameter::shard(name, tensor, window)
+        let part = Shard::whole(tensor.shape());
+        Parameter::shard(name, tensor, part)
     }
 
-    /// The part of a parameter that lies at `window` in the whole.
+    /// A part of a parameter. `tensor` may have another shape than the part, with as many elements.
     ///
     /// # Errors
-    /// If the dtype is no floating-point one.
-    pub fn shard(name: impl Into<String>, tensor: Tensor, window: Window) -> Result<Parameter> {
-        Parameter::build(name.into(), tensor, window, 1)
+    /// If the dtype is no floating-point one, or the number of elements is not the part's.
+    pub fn shard(name: impl Into<String>, tensor: Tensor, part: Shard) -> Result<Parameter> {
+        let name = name.into();
+        if tensor.numel() != part.extent.iter().product::<usize>() {
+            let why = format!("got a tensor of shape {:?} for a part of {:?}", tensor.shape(), part.extent);
+            return Err(Error::invalid(name, why));
+        }
+        Parameter::build(name, tensor, part, 1)
     }
 
     /// The same parameter for use at `sites` places. To be called before it is used.
@@ -51,13 +86,14 @@ impl Parameter {
         if sites == 0 {
             return Err(Error::invalid(self.name(), "a parameter has at least one site, got 0"));
         }
-        Parameter::build(self.0.name.clone(), self.tensor(), self.0.window.clone(), sites)
+        Parameter::build(self.0.name.clone(), self.tensor(), self.0.part.clone(), sites)
     }
 
-    fn build(name: String, tensor: Tensor, window: Window, sites: usize) -> Result<Parameter> {
+    fn build(name: String, tensor: Tensor, part: Shard, sites: usize) -> Result<Parameter> {
         tensor.storage().set_category(Category::Parameters);
         let sites = (0..sites).map(|_| Leaf::new(tensor.clone(), true)).collect::<Result<_, _>>()?;
-        Ok(Parameter(Arc::new(State { name, window, trained: AtomicBool::new(true), sites })))
+        let (rank, trained) = (tensor.rank(), AtomicBool::new(true));
+        Ok(Parameter(Arc::new(State { name, part, rank, trained, sites })))
     }
 
     /// The name in the whole model, such as `h.0.attn.c_attn.weight`.
@@ -65,19 +101,19 @@ impl Parameter {
         &self.0.name
     }
 
-    /// The place in the whole tensor.
-    pub fn window(&self) -> &Window {
-        &self.0.window
+    /// Which part of the whole it is.
+    pub fn part(&self) -> &Shard {
+        &self.0.part
     }
 
-    /// The whole tensor's shape.
+    /// The whole tensor's shape, as its cut sees it.
     pub fn global_shape(&self) -> &[usize] {
-        &self.0.window.global
+        &self.0.part.window.global
     }
 
     /// Whether it is a matrix or more: what weight decay is commonly applied to.
     pub fn is_matrix(&self) -> bool {
-        self.global_shape().len() >= 2
+        self.0.rank >= 2
     }
 
     /// The values.

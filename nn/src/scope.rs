@@ -1,8 +1,8 @@
 //! Where a module is made: its path in the model, the run's seed, dtype and device.
 
-use phalanx_tensor::{DType, Device, RngKey, Stream4, Window};
+use phalanx_tensor::{Category, Context, DType, Device, RngKey, Stream4};
 
-use crate::{Init, Parameter, Result};
+use crate::{Init, Parameter, Result, Shard};
 
 /// Handed down while a model is built. The path gives every parameter its global name and every random draw its
 /// site, so that initial values and dropout masks do not depend on what else is built, in which order or where.
@@ -71,17 +71,18 @@ impl Scope {
     /// # Errors
     /// If it cannot be allocated.
     pub fn parameter(&self, name: &str, shape: &[usize], init: Init) -> Result<Parameter> {
-        self.shard(name, shape, Window::whole(shape), init)
+        self.shard(name, shape, Shard::whole(shape), init)
     }
 
-    /// A part of a parameter, with that part of the initial values.
+    /// A part of a parameter, with that part of the initial values, held in `shape`.
     ///
     /// # Errors
-    /// If it cannot be allocated.
-    pub fn shard(&self, name: &str, shape: &[usize], window: Window, init: Init) -> Result<Parameter> {
+    /// If it cannot be allocated, or `shape` has another number of elements than the part.
+    pub fn shard(&self, name: &str, shape: &[usize], part: Shard, init: Init) -> Result<Parameter> {
         let name = self.name(name);
-        let values = init.sample(self.draws(&name), shape, &window, self.dtype, self.device)?;
-        Parameter::shard(name, values, window)
+        let _category = Context::with(|c| c.category = Category::Parameters);
+        let values = init.sample(self.draws(&name), &part.extent, &part.window, self.dtype, self.device)?;
+        Parameter::shard(name, values.with_shape(shape)?, part)
     }
 
     /// The initial draws of the parameter of that global name.

@@ -1,0 +1,225 @@
+//! Batches of token windows: seeded shuffling, cut by rank and micro-batch, read ahead on a thread.
+//!
+//! A position is the number of a step, and everything about a step is a function of (seed, step): nothing else needs
+//! to be saved to continue.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::thread::JoinHandle;
+
+use phalanx_tensor::{Category, Context, Device, RngKey, Stream4, Tensor};
+
+use crate::{Error, Result};
+
+/// Cuts `0 .. n` into `parts` runs in order; where they cannot be even, the first are longer by one.
+///
+/// ```
+/// assert_eq!(phalanx_nn::cut(7, 3), [0..3, 3..5, 5..7]);
+/// ```
+pub fn cut(n: usize, parts: usize) -> Vec<Range<usize>> {
+    let (short, longer) = (n / parts.max(1), n % parts.max(1));
+    let start = |i: usize| i * short + i.min(longer);
+    (0..parts).map(|i| start(i)..start(i + 1)).collect()
+}
+
+/// What is drawn: windows of `context + 1` consecutive tokens (inputs, and the targets one further), in a shuffled
+/// order that covers the text once an epoch. Each epoch cuts the text at another place.
+#[derive(Clone, Debug)]
+pub struct Windows {
+    tokens: Arc<[u32]>,
+    context: usize,
+    /// Windows an epoch.
+    count: u64,
+    stream: Stream4,
+}
+
+/// The draws of the data, apart from those of every parameter and layer.
+const SITE: u64 = 0x6461_7461;
+
+impl Windows {
+    /// Windows of `context` inputs over `tokens`.
+    ///
+    /// # Errors
+    /// If the text is shorter than a window, or the context is 0.
+    pub fn new(tokens: impl Into<Arc<[u32]>>, context: usize, seed: u64) -> Result<Windows> {
+        let tokens = tokens.into();
+        if context == 0 || tokens.len() <= context {
+            let why =
+                format!("{} tokens for a context of {context}, wanted at least one more token", tokens.len());
+            return Err(Error::invalid("data", why));
+        }
+        // One window less than fit, so that there is room to cut elsewhere.
+        let count = ((tokens.len() - context) / context).max(1) as u64;
+        Ok(Windows { tokens, context, count, stream: RngKey { seed, step: 0 }.site(SITE) })
+    }
+
+    /// Windows an epoch.
+    pub fn per_epoch(&self) -> u64 {
+        self.count
+    }
+
+    /// Where the `sample`-th window drawn begins, counted over all epochs.
+    pub fn start(&self, sample: u64) -> usize {
+        let (epoch, index) = (sample / self.count, sample % self.count);
+        let shifts = (self.tokens.len() - self.context * self.count as usize) as u64;
+        let [a, b, ..] = self.stream.block(epoch, 0);
+        let shift = ((u64::from(a) << 32) | u64::from(b)) % shifts;
+        shift as usize + self.permuted(epoch, index) as usize * self.context
+    }
+
+    /// Place `index` of the epoch's permutation: a Feistel network over the next even power of two, walked until it
+    /// comes back inside. Source: Black and Rogaway: Ciphers with arbitrary finite domains (2002).
+    fn permuted(&self, epoch: u64, index: u64) -> u64 {
+        let half = (64 - (self.count - 1).leading_zeros()).div_ceil(2).max(1);
+        let mask = (1u64 << half) - 1;
+        let mut place = index;
+        loop {
+            let (mut left, mut right) = (place >> half, place & mask);
+            for round in 0..4 {
+                let [word, ..] = self.stream.block(epoch, 1 + round + (right << 3));
+                (left, right) = (right, left ^ (u64::from(word) & mask));
+            }
+            place = (left << half) | right;
+            if place < self.count {
+                return place;
+            }
+        }
+    }
+
+    /// Inputs and targets of rows of a step.
+    fn rows(&self, first: u64, rows: Range<usize>) -> (Vec<i64>, Vec<i64>) {
+        let window = |row: usize| &self.tokens[self.start(first + row as u64)..][..=self.context];
+        let part = |skip: usize| {
+            let tokens = rows.clone().flat_map(|row| &window(row)[skip..skip + self.context]);
+            tokens.map(|&token| i64::from(token)).collect()
+        };
+        (part(0), part(1))
+    }
+}
+
+/// Some sequences of a step.
+#[derive(Clone, Debug)]
+pub struct Batch {
+    /// `[rows, context]` i64
+    pub inputs: Tensor,
+    /// `[rows, context]` i64: the tokens one further.
+    pub targets: Tensor,
+    /// The number of the first row in the global batch, for [`Context::batch_offset`].
+    pub first_row: usize,
+}
+
+/// Steps of batches, read ahead by one thread.
+pub struct Loader {
+    batches: Option<Receiver<Result<Vec<Batch>>>>,
+    thread: Option<JoinHandle<()>>,
+    position: u64,
+}
+
+/// Steps that are read ahead.
+const AHEAD: usize = 2;
+
+impl Loader {
+    /// From step `position` on, global batches of `batch` windows, of which each step yields the runs of rows in
+    /// `pieces` (see [`cut`]): a rank's share, cut into micro-batches.
+    pub fn new(
+        windows: Windows,
+        batch: usize,
+        pieces: Vec<Range<usize>>,
+        device: Device,
+        position: u64,
+    ) -> Loader {
+        let (send, batches) = sync_channel(AHEAD);
+        let context = Context { category: Category::Buffers, ..Context::current() };
+        let thread = std::thread::spawn(move || {
+            let _context = context.enter();
+            let step = |step: u64| -> Result<Vec<Batch>> {
+                let first = step * batch as u64;
+                let piece = |rows: &Range<usize>| {
+                    let (inputs, targets) = windows.rows(first, rows.clone());
+                    let tensor = |v: Vec<i64>| Tensor::from_vec(v, &[rows.len(), windows.context], device);
+                    Ok(Batch { inputs: tensor(inputs)?, targets: tensor(targets)?, first_row: rows.start })
+                };
+                pieces.iter().map(piece).collect()
+            };
+            // Ends when nobody receives any more.
+            (position..).try_for_each(|at| send.send(step(at)).ok());
+        });
+        Loader { batches: Some(batches), thread: Some(thread), position }
+    }
+
+    /// The next step's batches.
+    ///
+    /// # Errors
+    /// If a tensor cannot be allocated.
+    pub fn next_step(&mut self) -> Result<Vec<Batch>> {
+        let received = self.batches.as_ref().and_then(|batches| batches.recv().ok());
+        self.position += 1;
+        received.unwrap_or_else(|| Err(Error::invalid("data", "the reading thread has ended")))
+    }
+
+    /// The number of the step that comes next: what is saved to continue.
+    pub fn position(&self) -> u64 {
+        self.position
+    }
+}
+
+impl Drop for Loader {
+    fn drop(&mut self) {
+        // The thread ends when it finds the channel closed.
+        drop(self.batches.take());
+        if let Some(thread) = self.thread.take() {
+            // It reports its errors through the channel; a panic has nobody left to go to.
+            let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn windows(n: u32, context: usize) -> Windows {
+        Windows::new((0..n).collect::<Vec<_>>(), context, 7).unwrap()
+    }
+
+    #[test]
+    fn an_epoch_covers_every_window_once_and_the_next_is_another() {
+        for (n, context) in [(2, 1), (10, 3), (9, 8), (1000, 7), (5000, 4)] {
+            let windows = windows(n, context);
+            let epoch = |e: u64| -> Vec<usize> {
+                (0..windows.per_epoch()).map(|i| windows.start(e * windows.per_epoch() + i)).collect()
+            };
+            let mut sorted = epoch(3);
+            sorted.sort_unstable();
+            assert!(sorted.windows(2).all(|pair| pair[1] - pair[0] == context), "{n} {context}");
+            assert!(sorted[sorted.len() - 1] + context < n as usize);
+            assert!(n < 1000 || epoch(0) != epoch(1));
+        }
+    }
+
+    #[test]
+    fn a_loader_continues_where_another_stopped_and_pieces_are_the_whole() {
+        let read = |pieces: Vec<Range<usize>>, from: u64, steps: usize| -> Vec<Vec<i64>> {
+            let mut loader = Loader::new(windows(500, 5), 6, pieces, Device::CPU, from);
+            let step = |l: &mut Loader| -> Vec<i64> {
+                l.next_step().unwrap().iter().flat_map(|b| b.targets.to_vec::<i64>().unwrap()).collect()
+            };
+            (0..steps).map(|_| step(&mut loader)).collect()
+        };
+        let whole = read(vec![0..6], 0, 8);
+        assert_eq!(whole[5..], read(cut(6, 4), 5, 3));
+        let mut loader = Loader::new(windows(500, 5), 6, cut(6, 4), Device::CPU, 0);
+        let first = loader.next_step().unwrap();
+        assert_eq!(first.iter().map(|b| b.first_row).collect::<Vec<_>>(), [0, 2, 4, 5]);
+        let (x, y): (Vec<i64>, Vec<i64>) =
+            (first[0].inputs.to_vec().unwrap(), first[0].targets.to_vec().unwrap());
+        assert_eq!((x[1..5].to_vec(), x[0] + 5), (y[..4].to_vec(), y[4]));
+    }
+
+    #[test]
+    fn a_text_shorter_than_a_window_is_refused() {
+        assert!(Windows::new(vec![1, 2, 3], 3, 0).unwrap_err().to_string().contains("context of 3"));
+        assert!(Windows::new(vec![], 1, 0).is_err());
+    }
+}

@@ -1,0 +1,177 @@
+//! [`Layers`]: what models are built of, so that one model serves one device and a mesh.
+//!
+//! A tensor-parallel mesh cuts a *column* map by its outputs, the *row* map after it by its inputs, attention by heads,
+//! the embedding and the head by the vocabulary, and perhaps the stream between them by positions. [`OneDevice`] cuts
+//! nothing.
+
+use std::ops::Range;
+
+use phalanx_autograd::{CrossEntropy, Reduction, Var};
+use phalanx_tensor::{Context, DType, Dims, Window};
+
+use crate::modules::{Embedding, EmbeddingConfig, Linear, LinearConfig};
+use crate::{Init, Module, Parameter, Parameters, Result, Scope, parameters};
+
+/// An affine map to be made.
+#[derive(Clone, Copy, Debug)]
+pub struct Map<'a> {
+    /// Features in.
+    pub inputs: usize,
+    /// Features out, in sections that are cut one by one: queries, keys and values of a joint map.
+    pub outputs: &'a [usize],
+    /// Whether there is a bias, which begins as 0.
+    pub bias: bool,
+    /// The initial weights.
+    pub init: Init,
+}
+
+/// A lookup table to be made.
+#[derive(Clone, Copy, Debug)]
+pub struct Table {
+    /// Rows.
+    pub count: usize,
+    /// Features.
+    pub width: usize,
+    /// The initial values.
+    pub init: Init,
+    /// Whether a head shares the table.
+    pub tied: bool,
+}
+
+/// Makes the layers of a model.
+pub trait Layers: Send + Sync + 'static {
+    /// A map whose output may be cut.
+    type Column: Module + 'static;
+    /// A map whose input may be cut and whose output is whole.
+    type Row: Module + 'static;
+    /// A lookup table.
+    type Embedding: Module + 'static;
+    /// The map to the vocabulary, with the loss.
+    type Head: Head + 'static;
+
+    /// A map of the stream to a cut output.
+    ///
+    /// # Errors
+    /// If it cannot be cut or allocated.
+    fn column(&self, scope: &Scope, map: Map<'_>) -> Result<Self::Column>;
+
+    /// A map of a cut input to the stream.
+    ///
+    /// # Errors
+    /// If it cannot be cut or allocated.
+    fn row(&self, scope: &Scope, map: Map<'_>) -> Result<Self::Row>;
+
+    /// A table from indices to the stream.
+    ///
+    /// # Errors
+    /// If it cannot be cut or allocated.
+    fn embedding(&self, scope: &Scope, table: Table) -> Result<Self::Embedding>;
+
+    /// The head on a table: that of `tied`, or one of its own.
+    ///
+    /// # Errors
+    /// If it cannot be cut or allocated.
+    fn head(&self, scope: &Scope, table: Table, tied: Option<&Self::Embedding>) -> Result<Self::Head>;
+
+    /// Which of `heads` attention heads are here.
+    ///
+    /// # Errors
+    /// If they cannot be cut.
+    fn heads(&self, heads: usize) -> Result<Range<usize>>;
+
+    /// Which of `positions` of the stream are here.
+    ///
+    /// # Errors
+    /// If they cannot be cut.
+    fn stream(&self, positions: usize) -> Result<Range<usize>>;
+}
+
+/// The end of a language model.
+pub trait Head: Parameters + Send + Sync {
+    /// Scores of the vocabulary: `[.., width]` to `[.., vocabulary]`.
+    ///
+    /// # Errors
+    /// If the input does not fit.
+    fn logits(&self, x: &Var) -> Result<Var>;
+
+    /// The cross entropies of `targets` (i64, -100 is ignored), added and multiplied by `scale`; in f32 for halves.
+    ///
+    /// # Errors
+    /// If the inputs do not fit.
+    fn loss(&self, x: &Var, targets: &Var, scale: f64) -> Result<Var>;
+}
+
+/// Everything on one device, nothing cut.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct OneDevice;
+
+impl Layers for OneDevice {
+    type Column = Linear;
+    type Row = Linear;
+    type Embedding = Embedding;
+    type Head = TableHead;
+
+    fn column(&self, scope: &Scope, map: Map<'_>) -> Result<Linear> {
+        let config = LinearConfig::new(map.inputs, map.outputs.iter().sum());
+        config.with_bias(map.bias).with_init(map.init).init(scope)
+    }
+
+    fn row(&self, scope: &Scope, map: Map<'_>) -> Result<Linear> {
+        self.column(scope, map)
+    }
+
+    fn embedding(&self, scope: &Scope, table: Table) -> Result<Embedding> {
+        let config = EmbeddingConfig::new(table.count, table.width).with_init(table.init);
+        config.with_tied_head(table.tied).init(scope)
+    }
+
+    fn head(&self, scope: &Scope, table: Table, tied: Option<&Embedding>) -> Result<TableHead> {
+        let weight = match tied {
+            Some(embedding) => embedding.weight.clone(),
+            None => scope.parameter("weight", &[table.count, table.width], table.init)?,
+        };
+        Ok(TableHead { weight })
+    }
+
+    fn heads(&self, heads: usize) -> Result<Range<usize>> {
+        Ok(0..heads)
+    }
+
+    fn stream(&self, positions: usize) -> Result<Range<usize>> {
+        Ok(0..positions)
+    }
+}
+
+/// A head on one device.
+pub struct TableHead {
+    /// `[vocabulary, width]`
+    pub weight: Parameter,
+}
+
+parameters!(TableHead { weight });
+
+impl Head for TableHead {
+    fn logits(&self, x: &Var) -> Result<Var> {
+        Ok(x.linear(&self.weight.var(), None)?)
+    }
+
+    fn loss(&self, x: &Var, targets: &Var, scale: f64) -> Result<Var> {
+        let logits = self.logits(x)?;
+        let wide = if logits.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+        let logits = logits.to(wide)?.flatten(0, -2)?;
+        let config = CrossEntropy { reduction: Reduction::Sum, scale, ..CrossEntropy::default() };
+        Ok(logits.cross_entropy(&targets.flatten(0, -1)?, &config)?)
+    }
+}
+
+/// Where a random draw over activations of `shape`, whose first dimension is the batch, lies in the global batch;
+/// `cut` says for further dimensions where the part here begins and how large the whole is.
+pub fn activation_window(shape: &[usize], cut: &[(usize, usize, usize)]) -> Window {
+    let mut window = Window { global: Dims::from_slice(shape), offset: Dims::from_elem(0, shape.len()) };
+    window.offset[0] = Context::current().batch_offset as usize;
+    window.global[0] += window.offset[0];
+    for &(dim, offset, whole) in cut {
+        (window.offset[dim], window.global[dim]) = (offset, whole);
+    }
+    window
+}

@@ -1,0 +1,360 @@
+//! [`Decoder`]: token embedding, blocks, final norm and head, or a range of them.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use phalanx_autograd::Var;
+use phalanx_tensor::{DType, Device, Tensor};
+
+use super::KvCache;
+use crate::layers::{Table, activation_window};
+use crate::modules::Dropout;
+use crate::scope::join;
+use crate::{Entry, Error, Head, Layers, Module, OneDevice, Parameters, Result, Scope, Unit};
+
+/// Which part of a model is built.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stage {
+    /// The blocks.
+    pub layers: Range<usize>,
+    /// Whether the embedding belongs to it.
+    pub first: bool,
+    /// Whether the final norm and the head belong to it.
+    pub last: bool,
+}
+
+impl Stage {
+    /// The whole of a model of that many blocks.
+    pub fn whole(layers: usize) -> Stage {
+        Stage { layers: 0..layers, first: true, last: true }
+    }
+}
+
+/// Which blocks keep nothing for backward and compute it again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RecomputeMode {
+    /// None.
+    #[default]
+    Never,
+    /// All but the last of the model, whose backward begins at once.
+    ExceptLast,
+    /// All.
+    Always,
+}
+
+/// A transformer block: `[B, T, width]` to the same.
+pub trait Block: Module {
+    /// The block's output for further positions of sequences whose earlier ones are in the cache.
+    ///
+    /// # Errors
+    /// If the input does not fit or the cache is full.
+    fn extend(&self, x: &Var, cache: &mut KvCache) -> Result<Var>;
+
+    /// An empty cache for `batch` sequences of at most `capacity` positions.
+    ///
+    /// # Errors
+    /// If it cannot be allocated.
+    fn cache(&self, batch: usize, capacity: usize) -> Result<KvCache>;
+}
+
+/// What a family of models calls its parts, as the Hugging Face files do.
+pub(crate) struct Names {
+    pub(crate) embedding: &'static str,
+    pub(crate) positions: &'static str,
+    pub(crate) blocks: &'static str,
+    pub(crate) norm: &'static str,
+    pub(crate) head: &'static str,
+}
+
+/// A decoder's parts outside the blocks.
+pub(crate) struct Ends<'a> {
+    pub(crate) names: &'static Names,
+    pub(crate) table: Table,
+    /// The table of learned positions.
+    pub(crate) positions: Option<Table>,
+    pub(crate) dropout: f64,
+    pub(crate) context: usize,
+    pub(crate) blocks: usize,
+    /// The dtype between the blocks.
+    pub(crate) stream: DType,
+    pub(crate) norm: &'a dyn Fn(&Scope) -> Result<Box<dyn Module>>,
+}
+
+/// A language model, or a stage of one.
+pub struct Decoder<L: Layers = OneDevice> {
+    names: &'static Names,
+    stage: Stage,
+    /// Blocks of the whole model.
+    total: usize,
+    context: usize,
+    vocabulary: usize,
+    embed: Option<Unit<Embed<L>>>,
+    blocks: Vec<Unit<dyn Block>>,
+    tail: Option<Unit<Tail<L>>>,
+    recompute: RecomputeMode,
+}
+
+/// Tokens and positions to the stream.
+struct Embed<L: Layers> {
+    layers: Arc<L>,
+    table: L::Embedding,
+    positions: Option<L::Embedding>,
+    dropout: Dropout,
+    stream: DType,
+    names: &'static Names,
+}
+
+/// The stream to scores.
+struct Tail<L: Layers> {
+    norm: Box<dyn Module>,
+    head: L::Head,
+    matrix: DType,
+    /// What the head's table is called here; nothing if the embedding of this stage has it.
+    head_name: Option<&'static str>,
+    names: &'static Names,
+}
+
+impl<L: Layers> Decoder<L> {
+    /// Builds a stage. `block` makes the block of a number at a place.
+    pub(crate) fn build(
+        layers: &Arc<L>,
+        scope: &Scope,
+        stage: Stage,
+        ends: Ends<'_>,
+        block: impl Fn(usize, &Scope) -> Result<Arc<dyn Block>>,
+    ) -> Result<Decoder<L>> {
+        if stage.layers.end > ends.blocks || stage.layers.start > stage.layers.end {
+            let why = format!("got blocks {:?}, wanted a range inside 0..{}", stage.layers, ends.blocks);
+            return Err(Error::invalid("stage", why));
+        }
+        let names = ends.names;
+        let embed = if stage.first { Some(Embed::new(layers, scope, &ends)?) } else { None };
+        let blocks = scope.child(names.blocks);
+        let blocks = stage
+            .layers
+            .clone()
+            .map(|i| Ok(Unit::new(block(i, &blocks.child(i))?)))
+            .collect::<Result<_>>()?;
+        let tail = if stage.last { Some(Tail::new(&**layers, scope, &ends, embed.as_ref())?) } else { None };
+        Ok(Decoder {
+            names,
+            stage,
+            total: ends.blocks,
+            context: ends.context,
+            vocabulary: ends.table.count,
+            embed: embed.map(|e| Unit::new(Arc::new(e))),
+            blocks,
+            tail: tail.map(|t| Unit::new(Arc::new(t))),
+            recompute: RecomputeMode::Never,
+        })
+    }
+
+    /// Says which blocks recompute from now on.
+    pub fn set_recompute(&mut self, mode: RecomputeMode) {
+        self.recompute = mode;
+    }
+
+    /// Which part of the model this is.
+    pub fn stage(&self) -> &Stage {
+        &self.stage
+    }
+
+    /// Positions that a sequence has at most.
+    pub fn context(&self) -> usize {
+        self.context
+    }
+
+    /// Tokens that there are.
+    pub fn vocabulary(&self) -> usize {
+        self.vocabulary
+    }
+
+    /// The blocks, for hooks.
+    pub fn blocks(&self) -> &[Unit<dyn Block>] {
+        &self.blocks
+    }
+
+    /// The device of the parameters.
+    pub fn device(&self) -> Device {
+        self.parameters().first().map_or(Device::CPU, crate::Parameter::device)
+    }
+
+    /// Tokens `[B, T]` (i64) to the stream `[B, T, width]` after the last block here; a stage without the embedding
+    /// gets the stream of the one before.
+    ///
+    /// # Errors
+    /// If the input does not fit.
+    pub fn forward(&self, input: &Var) -> Result<Var> {
+        let mut x = match &self.embed {
+            Some(embed) => {
+                self.check_tokens(input, 0)?;
+                embed.call(input, false, |embed, tokens| embed.run(tokens, 0))?
+            }
+            None => input.clone(),
+        };
+        for (i, block) in self.stage.layers.clone().zip(&self.blocks) {
+            let recompute = match self.recompute {
+                RecomputeMode::Never => false,
+                RecomputeMode::ExceptLast => i + 1 < self.total,
+                RecomputeMode::Always => true,
+            };
+            x = block.call(&x, recompute, |block, x| block.forward(x))?;
+        }
+        Ok(x)
+    }
+
+    /// Scores of the next token, `[B, T, vocabulary]`, from the stream after the last block.
+    ///
+    /// # Errors
+    /// If this stage has no head.
+    pub fn logits(&self, x: &Var) -> Result<Var> {
+        self.tail()?.call(x, false, |tail, x| tail.head.logits(&tail.normed(x)?))
+    }
+
+    /// The cross entropies of the targets `[B, T]` (i64; -100 is ignored), added and multiplied by `scale`: with 1 /
+    /// (the global batch's counted targets), micro-batches' losses add up to the mean.
+    ///
+    /// # Errors
+    /// If this stage has no head, or the targets do not fit.
+    pub fn loss(&self, x: &Var, targets: &Var, scale: f64) -> Result<Var> {
+        let targets = targets.clone();
+        self.tail()?.call(x, false, move |tail, x| tail.head.loss(&tail.normed(x)?, &targets, scale))
+    }
+
+    /// Empty caches for `batch` sequences, one a block.
+    ///
+    /// # Errors
+    /// If they cannot be allocated.
+    pub fn caches(&self, batch: usize) -> Result<Vec<KvCache>> {
+        self.blocks.iter().map(|block| block.module().cache(batch, self.context)).collect()
+    }
+
+    /// Scores of the last of further positions `[B, T]` of sequences whose earlier ones are in the caches:
+    /// `[B, vocabulary]`. For a whole model.
+    ///
+    /// # Errors
+    /// If this is not a whole model, or the caches are full.
+    pub fn extend(&self, tokens: &Var, caches: &mut [KvCache]) -> Result<Var> {
+        let before = caches.first().map_or(0, KvCache::len);
+        let (Some(embed), tail) = (&self.embed, self.tail()?) else {
+            return Err(Error::invalid("extend", "this stage has no embedding"));
+        };
+        self.check_tokens(tokens, before)?;
+        let mut x = embed.module().run(tokens, before)?;
+        for (block, cache) in self.blocks.iter().zip(caches) {
+            x = block.module().extend(&x, cache)?;
+        }
+        let last = x.narrow(1, x.shape()[1] - 1, 1)?.squeeze(&[1])?;
+        let tail = tail.module();
+        tail.head.logits(&tail.normed(&last)?)
+    }
+
+    fn tail(&self) -> Result<&Unit<Tail<L>>> {
+        self.tail.as_ref().ok_or_else(|| Error::invalid("model", "this stage has no head"))
+    }
+
+    fn check_tokens(&self, tokens: &Var, before: usize) -> Result<()> {
+        let fits = tokens.rank() == 2 && tokens.shape()[1] > 0 && before + tokens.shape()[1] <= self.context;
+        if fits && tokens.dtype() == DType::I64 {
+            return Ok(());
+        }
+        let got = format!("got {:?} {} after {before} positions", tokens.shape(), tokens.dtype());
+        Err(Error::invalid(
+            "tokens",
+            format!("{got}, wanted [B, T] i64 with at most {} positions", self.context),
+        ))
+    }
+}
+
+impl<L: Layers> Embed<L> {
+    fn new(layers: &Arc<L>, scope: &Scope, ends: &Ends<'_>) -> Result<Embed<L>> {
+        let names = ends.names;
+        let positions = |table: Table| layers.embedding(&scope.child(names.positions), table);
+        Ok(Embed {
+            table: layers.embedding(&scope.child(names.embedding), ends.table)?,
+            positions: ends.positions.map(positions).transpose()?,
+            dropout: Dropout::new(ends.dropout, &scope.child("drop"))?,
+            layers: layers.clone(),
+            stream: ends.stream,
+            names,
+        })
+    }
+
+    fn run(&self, tokens: &Var, before: usize) -> Result<Var> {
+        let length = tokens.shape()[1];
+        let here = self.layers.stream(length)?;
+        let mut x = self.table.forward(tokens)?.to(self.stream)?;
+        if let Some(table) = &self.positions {
+            let numbers: Vec<i64> = here.clone().map(|i| (before + i) as i64).collect();
+            let numbers = Var::from_slice(&numbers, &[here.len()], tokens.device())?;
+            x = x.add(&table.forward(&numbers)?.to(self.stream)?)?;
+        }
+        if !self.dropout.is_active() {
+            return Ok(x);
+        }
+        self.dropout.forward_in(&x, &activation_window(x.shape(), &[(1, here.start, length)]))
+    }
+}
+
+impl<L: Layers> Parameters for Embed<L> {
+    fn visit(&self, path: &str, visitor: &mut dyn FnMut(&str, Entry<'_>)) {
+        self.table.visit(&join(path, self.names.embedding), visitor);
+        self.positions.visit(&join(path, self.names.positions), visitor);
+    }
+}
+
+impl<L: Layers> Tail<L> {
+    fn new(layers: &L, scope: &Scope, ends: &Ends<'_>, embed: Option<&Embed<L>>) -> Result<Tail<L>> {
+        let names = ends.names;
+        let name = if ends.table.tied { names.embedding } else { names.head };
+        let tied = embed.filter(|_| ends.table.tied).map(|embed| &embed.table);
+        Ok(Tail {
+            norm: (ends.norm)(&scope.child(names.norm).with_dtype(ends.stream))?,
+            head: layers.head(&scope.child(name), ends.table, tied)?,
+            matrix: scope.dtype(),
+            head_name: tied.is_none().then_some(name),
+            names,
+        })
+    }
+
+    fn normed(&self, x: &Var) -> Result<Var> {
+        Ok(self.norm.forward(x)?.to(self.matrix)?)
+    }
+}
+
+impl<L: Layers> Parameters for Tail<L> {
+    fn visit(&self, path: &str, visitor: &mut dyn FnMut(&str, Entry<'_>)) {
+        self.norm.visit(&join(path, self.names.norm), visitor);
+        if let Some(name) = self.head_name {
+            self.head.visit(&join(path, name), visitor);
+        }
+    }
+}
+
+impl<L: Layers> Parameters for Decoder<L> {
+    fn visit(&self, path: &str, visitor: &mut dyn FnMut(&str, Entry<'_>)) {
+        self.embed.visit(path, visitor);
+        let blocks = join(path, self.names.blocks);
+        for (i, block) in self.stage.layers.clone().zip(&self.blocks) {
+            block.visit(&join(&blocks, i), visitor);
+        }
+        self.tail.visit(path, visitor);
+    }
+}
+
+/// Labels `[B, T]` moved so that position t predicts label t + 1; the last position's target is -100. Also the number of
+/// targets that count.
+///
+/// # Errors
+/// If the labels are not a matrix of i64 with elements.
+pub fn next_token_targets(labels: &Tensor) -> Result<(Tensor, usize)> {
+    let (&[_, length], DType::I64) = (labels.shape(), labels.dtype()) else {
+        let got = format!("got {:?} {}, wanted [B, T] i64", labels.shape(), labels.dtype());
+        return Err(Error::invalid("labels", got));
+    };
+    let all = labels.to_vec::<i64>()?;
+    let rows = all.chunks(length.max(1));
+    let moved: Vec<i64> = rows.flat_map(|row| row[1..].iter().copied().chain([-100])).collect();
+    let counted = moved.iter().filter(|&&target| target != -100).count();
+    Ok((Tensor::from_vec(moved, labels.shape(), labels.device())?, counted))
+}

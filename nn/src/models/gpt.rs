@@ -1,0 +1,256 @@
+//! GPT-2: learned positions, norms before the maps, one joint map for queries, keys and values, a tied head.
+//!
+//! ```text
+//! x += c_proj(attention(c_attn(ln_1(x))))
+//! x += c_proj(gelu(c_fc(ln_2(x))))
+//! ```
+//! Source: Radford et al.: Language models are unsupervised multitask learners (2019).
+
+use std::sync::Arc;
+
+use phalanx_autograd::{Gelu, Var};
+use phalanx_tensor::DType;
+
+use super::attend::{Attend, Heads};
+use super::decoder::{Ends, Names};
+use super::{Block, Decoder, KvCache, Stage};
+use crate::layers::{Map, Table, activation_window};
+use crate::modules::{Dropout, LayerNorm, LayerNormConfig};
+use crate::{Error, Init, Layers, Module, OneDevice, Parameters, Result, Scope, parameters};
+
+/// A GPT's sizes and settings.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GptConfig {
+    /// Tokens that there are.
+    pub vocabulary: usize,
+    /// Positions that a sequence has at most.
+    pub context: usize,
+    /// Blocks.
+    pub layers: usize,
+    /// Attention heads.
+    pub heads: usize,
+    /// Features of the stream.
+    pub width: usize,
+    /// Features inside the perceptron; GPT-2's are 4 times the width.
+    pub inner: usize,
+    /// The perceptron's nonlinearity.
+    pub activation: Activation,
+    /// Added to variances in norms.
+    pub eps: f64,
+    /// Whether the head shares the embedding's table.
+    pub tied: bool,
+    /// Dropout of the embedding, of attention's probabilities, and of what is added to the stream.
+    pub dropout: [f64; 3],
+    /// Standard deviation of initial weights.
+    pub init_std: f64,
+    /// The dtype of the stream between blocks and of norms; the matrices' if absent.
+    pub stream: Option<DType>,
+}
+
+/// A perceptron's nonlinearity.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// GPT-2's gelu, by tanh.
+    GeluTanh,
+    /// The exact gelu.
+    Gelu,
+    /// relu.
+    Relu,
+    /// silu.
+    Silu,
+}
+
+impl Activation {
+    fn apply(self, x: &Var) -> Result<Var> {
+        Ok(match self {
+            Activation::GeluTanh => x.gelu(Gelu::Tanh),
+            Activation::Gelu => x.gelu(Gelu::Exact),
+            Activation::Relu => x.relu(),
+            Activation::Silu => x.silu(),
+        }?)
+    }
+}
+
+const NAMES: Names = Names { embedding: "wte", positions: "wpe", blocks: "h", norm: "ln_f", head: "lm_head" };
+
+impl GptConfig {
+    /// GPT-2's settings for a model of that size, without dropout.
+    pub fn new(vocabulary: usize, context: usize, layers: usize, heads: usize, width: usize) -> GptConfig {
+        GptConfig {
+            vocabulary,
+            context,
+            layers,
+            heads,
+            width,
+            inner: 4 * width,
+            activation: Activation::GeluTanh,
+            eps: 1e-5,
+            tied: true,
+            dropout: [0.0; 3],
+            init_std: 0.02,
+            stream: None,
+        }
+    }
+
+    /// With this dropout everywhere.
+    #[must_use]
+    pub fn with_dropout(self, p: f64) -> GptConfig {
+        GptConfig { dropout: [p; 3], ..self }
+    }
+
+    /// The whole model on one device.
+    ///
+    /// # Errors
+    /// If the sizes do not fit each other, or it cannot be allocated.
+    pub fn init(&self, scope: &Scope) -> Result<Decoder> {
+        self.init_stage(&Arc::new(OneDevice), scope, Stage::whole(self.layers))
+    }
+
+    /// A stage of the model, of these layers.
+    ///
+    /// # Errors
+    /// If the sizes do not fit each other, or it cannot be allocated.
+    pub fn init_stage<L: Layers>(&self, layers: &Arc<L>, scope: &Scope, stage: Stage) -> Result<Decoder<L>> {
+        self.check()?;
+        let init = Init::Normal { mean: 0.0, std: self.init_std };
+        let table = |count, tied| Table { count, width: self.width, init, tied };
+        let norm = |scope: &Scope| Ok(Box::new(self.norm(scope)?) as Box<dyn Module>);
+        let ends = Ends {
+            names: &NAMES,
+            table: table(self.vocabulary, self.tied),
+            positions: Some(table(self.context, false)),
+            dropout: self.dropout[0],
+            context: self.context,
+            blocks: self.layers,
+            stream: self.stream.unwrap_or(scope.dtype()),
+            norm: &norm,
+        };
+        let block = |_, place: &Scope| Ok(Arc::new(GptBlock::new(self, layers, place)?) as Arc<dyn Block>);
+        Decoder::build(layers, scope, stage, ends, block)
+    }
+
+    fn norm(&self, scope: &Scope) -> Result<LayerNorm> {
+        LayerNormConfig::new(&[self.width]).with_eps(self.eps).init(scope)
+    }
+
+    fn check(&self) -> Result<()> {
+        let sizes = [self.vocabulary, self.context, self.layers, self.heads, self.width, self.inner];
+        if sizes.contains(&0) {
+            return Err(Error::invalid("GPT", format!("a size is 0 in {self:?}")));
+        }
+        if !self.width.is_multiple_of(self.heads) {
+            let why = format!("{} heads do not divide the width {}", self.heads, self.width);
+            return Err(Error::invalid("GPT", why));
+        }
+        Ok(())
+    }
+}
+
+struct GptBlock<L: Layers> {
+    layers: Arc<L>,
+    ln_1: LayerNorm,
+    attn: Projections<L::Column, L::Row>,
+    ln_2: LayerNorm,
+    mlp: Perceptron<L::Column, L::Row>,
+    attend: Attend,
+    activation: Activation,
+    dropouts: [Dropout; 2],
+    matrix: DType,
+}
+
+parameters!([L: Layers] GptBlock<L> { ln_1, attn, ln_2, mlp });
+
+struct Projections<C, R> {
+    c_attn: C,
+    c_proj: R,
+}
+
+parameters!([C: Parameters, R: Parameters] Projections<C, R> { c_attn, c_proj });
+
+struct Perceptron<C, R> {
+    c_fc: C,
+    c_proj: R,
+}
+
+parameters!([C: Parameters, R: Parameters] Perceptron<C, R> { c_fc, c_proj });
+
+impl<L: Layers> GptBlock<L> {
+    fn new(config: &GptConfig, layers: &Arc<L>, scope: &Scope) -> Result<GptBlock<L>> {
+        let GptConfig { width, inner, heads, dropout, .. } = *config;
+        let init = |std: f64| Init::Normal { mean: 0.0, std };
+        // What is added to the stream is kept small, so that the stream's variance does not grow with the depth.
+        let residual = config.init_std / (2.0 * config.layers as f64).sqrt();
+        let column = |place: &Scope, outputs: &[usize]| {
+            layers.column(place, Map { inputs: width, outputs, bias: true, init: init(config.init_std) })
+        };
+        let row = |place: &Scope, inputs: usize| {
+            layers.row(place, Map { inputs, outputs: &[width], bias: true, init: init(residual) })
+        };
+        let stream = scope.with_dtype(config.stream.unwrap_or(scope.dtype()));
+        let (attn, mlp) = (scope.child("attn"), scope.child("mlp"));
+        let probabilities = Dropout::new(dropout[1], &attn.child("attn_dropout"))?;
+        let all = Heads { query: heads, key: heads, dim: width / heads };
+        Ok(GptBlock {
+            ln_1: config.norm(&stream.child("ln_1"))?,
+            attn: Projections {
+                c_attn: column(&attn.child("c_attn"), &[width; 3])?,
+                c_proj: row(&attn.child("c_proj"), width)?,
+            },
+            ln_2: config.norm(&stream.child("ln_2"))?,
+            mlp: Perceptron {
+                c_fc: column(&mlp.child("c_fc"), &[inner])?,
+                c_proj: row(&mlp.child("c_proj"), inner)?,
+            },
+            attend: Attend::new(&**layers, all, None, probabilities)?,
+            activation: config.activation,
+            dropouts: [
+                Dropout::new(dropout[2], &attn.child("resid_dropout"))?,
+                Dropout::new(dropout[2], &mlp.child("dropout"))?,
+            ],
+            matrix: scope.dtype(),
+            layers: layers.clone(),
+        })
+    }
+
+    fn run(&self, x: &Var, cache: Option<&mut KvCache>) -> Result<Var> {
+        let joint = self.attn.c_attn.forward(&self.ln_1.forward(x)?.to(self.matrix)?)?;
+        let length = joint.shape()[1];
+        let parts = joint.chunk(3, -1)?;
+        let y = self.attend.run([&parts[0], &parts[1], &parts[2]], cache)?;
+        drop((joint, parts));
+        let x = self.add(x, self.attn.c_proj.forward(&y)?, 0, length)?;
+        let y = self.mlp.c_fc.forward(&self.ln_2.forward(&x)?.to(self.matrix)?)?;
+        let y = self.mlp.c_proj.forward(&self.activation.apply(&y)?)?;
+        self.add(&x, y, 1, length)
+    }
+
+    /// The stream with a branch's result added, after dropout.
+    fn add(&self, x: &Var, y: Var, dropout: usize, length: usize) -> Result<Var> {
+        let dropout = &self.dropouts[dropout];
+        let y = match dropout.is_active() {
+            true => {
+                let start = self.layers.stream(length)?.start;
+                dropout.forward_in(&y, &activation_window(y.shape(), &[(1, start, length)]))?
+            }
+            false => y,
+        };
+        Ok(x.add(&y.to(x.dtype())?)?)
+    }
+}
+
+impl<L: Layers> Module for GptBlock<L> {
+    fn forward(&self, x: &Var) -> Result<Var> {
+        self.run(x, None)
+    }
+}
+
+impl<L: Layers> Block for GptBlock<L> {
+    fn extend(&self, x: &Var, cache: &mut KvCache) -> Result<Var> {
+        self.run(x, Some(cache))
+    }
+
+    fn cache(&self, batch: usize, capacity: usize) -> Result<KvCache> {
+        let device = self.parameters().first().map(crate::Parameter::device).unwrap_or_default();
+        self.attend.cache(batch, capacity, self.matrix, device)
+    }
+}

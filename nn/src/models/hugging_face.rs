@@ -1,0 +1,189 @@
+//! Folders as Hugging Face's `save_pretrained` writes them: `config.json` and safetensors.
+//!
+//! Parameters are called as in the files, without the family's prefix (`transformer.`, `model.`). GPT-2's maps are
+//! stored `[in, out]` there; here they are `[out, in]`. A tied head is in no file.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use phalanx_tensor::io::{SafeTensors, atomic, save_safetensors};
+use phalanx_tensor::{Device, Tensor};
+
+use super::{Decoder, ModelConfig};
+use crate::{Error, Layers, Mismatch, Parameter, Parameters, Result, Scope};
+
+const WEIGHTS: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+const CONFIG: &str = "config.json";
+
+/// Reads a folder's `config.json`.
+///
+/// # Errors
+/// If it cannot be read, is not valid, or asks for something that these models do not do.
+pub fn read_config(folder: impl AsRef<Path>) -> Result<ModelConfig> {
+    let path = folder.as_ref().join(CONFIG);
+    ModelConfig::parse(&read_text(&path)?, &path)
+}
+
+/// Builds the model of a folder, with its weights in the scope's dtype.
+///
+/// # Errors
+/// As [`read_config`] and [`load_weights`].
+pub fn load_model(folder: impl AsRef<Path>, scope: &Scope) -> Result<(ModelConfig, Decoder)> {
+    let config = read_config(&folder)?;
+    let model = config.init(scope)?;
+    load_weights(&model, &config, folder)?;
+    Ok((config, model))
+}
+
+/// Fills a model, or a stage of one, from a folder's safetensors: each parameter takes the part of the file's tensor
+/// at its window.
+///
+/// # Errors
+/// If a file cannot be read, or tensors are missing, unknown or of another shape. Then no parameter is changed.
+pub fn load_weights<L: Layers>(
+    model: &Decoder<L>,
+    config: &ModelConfig,
+    folder: impl AsRef<Path>,
+) -> Result<()> {
+    let folder = folder.as_ref();
+    let files = Files::open(folder)?;
+    let (mut problems, mut fitting) = (Mismatch::default(), Vec::new());
+    for parameter in model.parameters() {
+        let name = parameter.name().to_string();
+        let stored = file_name(config, &name);
+        let Some(file) = files.find(&stored).or_else(|| files.find(&name)) else {
+            problems.missing.push(stored);
+            continue;
+        };
+        let stored = if file.contains(&stored) { stored } else { name.clone() };
+        let mut shape = file.shape(&stored)?.to_vec();
+        let turned = is_turned(config, &name);
+        if turned {
+            shape.reverse();
+        }
+        let wanted = parameter.global_shape();
+        let flat = shape == wanted || (shape.len() < wanted.len() && numel(&shape) == numel(wanted));
+        match flat {
+            true => fitting.push((parameter, file, stored, turned)),
+            false => problems.misshaped.push((stored, shape, wanted.to_vec())),
+        }
+    }
+    if model.stage().first && model.stage().last && model.stage().layers.len() == config.layers() {
+        problems.unexpected = unexpected(model, config, &files);
+    }
+    problems.check(&folder.display().to_string())?;
+    // On the CPU first, so that a damaged tensor is found before anything is changed, and only one is held twice.
+    for (parameter, file, stored, turned) in fitting {
+        let tensor = file.tensor(&stored, stored_on(parameter.device()))?;
+        let whole = if turned { tensor.transpose(0, 1)? } else { tensor };
+        parameter.load(&parameter.part().of(&whole)?.with_shape(parameter.tensor().shape())?)?;
+    }
+    Ok(())
+}
+
+/// Writes a folder: `model.safetensors` first, `config.json` last, each atomically.
+///
+/// # Errors
+/// If a file cannot be written, or the model has no elements (`meta`).
+pub fn save_model<L: Layers>(
+    model: &Decoder<L>,
+    config: &ModelConfig,
+    folder: impl AsRef<Path>,
+) -> Result<()> {
+    let folder = folder.as_ref();
+    std::fs::create_dir_all(folder).map_err(|e| phalanx_tensor::Error::file(folder, e))?;
+    let parameters = model.parameters();
+    let dtype = parameters.first().map_or(phalanx_tensor::DType::F32, Parameter::dtype);
+    let tensors: Vec<(String, Tensor)> = parameters
+        .iter()
+        .map(|p| {
+            let tensor = if is_turned(config, p.name()) { p.tensor().transpose(0, 1)? } else { p.tensor() };
+            Ok((file_name(config, p.name()), tensor))
+        })
+        .collect::<Result<_>>()?;
+    let metadata = BTreeMap::from([("format".to_string(), "pt".to_string())]);
+    let named = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor));
+    save_safetensors(folder.join(WEIGHTS), named, &metadata)?;
+    let json = serde_json::to_string_pretty(&config.to_json(dtype))
+        .map_err(|e| Error::invalid(CONFIG, e.to_string()))?;
+    atomic::write(folder.join(CONFIG), |file| {
+        file.write_all(json.as_bytes()).and_then(|()| file.write_all(b"\n"))
+    })?;
+    Ok(())
+}
+
+/// What a parameter is called in a file.
+fn file_name(config: &ModelConfig, name: &str) -> String {
+    match config {
+        _ if name.starts_with("lm_head.") => name.to_string(),
+        ModelConfig::Gpt(_) => format!("transformer.{name}"),
+        ModelConfig::Llama(_) => format!("model.{name}"),
+    }
+}
+
+/// Whether a parameter is stored transposed.
+fn is_turned(config: &ModelConfig, name: &str) -> bool {
+    let maps = ["c_attn.weight", "c_proj.weight", "c_fc.weight"];
+    matches!(config, ModelConfig::Gpt(_)) && maps.iter().any(|map| name.ends_with(map))
+}
+
+/// Tensors of the files that no parameter wants, but for those that old files are known to hold.
+fn unexpected<L: Layers>(model: &Decoder<L>, config: &ModelConfig, files: &Files) -> Vec<String> {
+    let names = model.named_parameters();
+    let wanted =
+        |stored: &str| names.iter().any(|(_, p)| stored == p.name() || stored == file_name(config, p.name()));
+    let masks = [".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq"];
+    let known = |stored: &str| masks.iter().any(|mask| stored.ends_with(mask)) || stored == "lm_head.weight";
+    files.names().filter(|stored| !wanted(stored) && !known(stored)).map(str::to_string).collect()
+}
+
+fn numel(shape: &[usize]) -> usize {
+    shape.iter().product()
+}
+
+/// Where a file's tensor is read to: a model without elements needs none.
+fn stored_on(device: Device) -> Device {
+    if device.is_meta() { device } else { Device::CPU }
+}
+
+/// The open safetensors of a folder.
+struct Files(Vec<SafeTensors>);
+
+impl Files {
+    fn open(folder: &Path) -> Result<Files> {
+        let index = folder.join(INDEX);
+        if folder.join(WEIGHTS).exists() || !index.exists() {
+            return Ok(Files(vec![SafeTensors::open(folder.join(WEIGHTS))?]));
+        }
+        let wrong = |why: String| Error::invalid(index.display().to_string(), why);
+        let value: serde_json::Value =
+            serde_json::from_str(&read_text(&index)?).map_err(|e| wrong(format!("not valid JSON: {e}")))?;
+        let map = value["weight_map"].as_object().ok_or_else(|| wrong("there is no weight_map".into()))?;
+        let mut names: Vec<PathBuf> = map.values().filter_map(|v| v.as_str()).map(PathBuf::from).collect();
+        names.sort();
+        names.dedup();
+        if names.iter().any(|name| name.components().count() != 1 || name.is_absolute()) {
+            return Err(wrong("weight_map names a file outside the folder".into()));
+        }
+        Ok(Files(
+            names
+                .iter()
+                .map(|name| SafeTensors::open(folder.join(name)))
+                .collect::<std::result::Result<_, _>>()?,
+        ))
+    }
+
+    fn find(&self, name: &str) -> Option<&SafeTensors> {
+        self.0.iter().find(|file| file.contains(name))
+    }
+
+    fn names(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().flat_map(|file| file.names())
+    }
+}
+
+fn read_text(path: &Path) -> Result<String> {
+    std::fs::read_to_string(path).map_err(|e: io::Error| phalanx_tensor::Error::file(path, e).into())
+}

@@ -1,0 +1,223 @@
+//! Llama: rotary positions, RMS norms, shared key heads, a gated perceptron.
+//!
+//! ```text
+//! x += o_proj(attention(rope(q_proj(n)), rope(k_proj(n)), v_proj(n)))      n = input_layernorm(x)
+//! x += down_proj(silu(gate_proj(n)) * up_proj(n))                          n = post_attention_layernorm(x)
+//! ```
+//! Source: Touvron et al.: LLaMA (2023); Ainslie et al.: GQA (2023); Shazeer: GLU variants (2020).
+
+use std::sync::Arc;
+
+use phalanx_autograd::Var;
+use phalanx_tensor::DType;
+
+use super::attend::{Attend, Heads};
+use super::decoder::{Ends, Names};
+use super::{Block, Decoder, KvCache, Stage};
+use crate::layers::{Map, Table};
+use crate::modules::{Dropout, RmsNorm, RmsNormConfig};
+use crate::{Error, Init, Layers, Module, OneDevice, Parameters, Result, Scope, parameters};
+
+/// A Llama's sizes and settings.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LlamaConfig {
+    /// Tokens that there are.
+    pub vocabulary: usize,
+    /// Positions that a sequence has at most.
+    pub context: usize,
+    /// Blocks.
+    pub layers: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key heads, each shared by `heads / key_heads` query heads.
+    pub key_heads: usize,
+    /// Features of a head.
+    pub head_dim: usize,
+    /// Features of the stream.
+    pub width: usize,
+    /// Features inside the perceptron.
+    pub inner: usize,
+    /// Added to mean squares in norms.
+    pub eps: f64,
+    /// The base of rotary positions.
+    pub rope_base: f64,
+    /// Whether the head shares the embedding's table.
+    pub tied: bool,
+    /// Whether attention's maps have a bias.
+    pub attention_bias: bool,
+    /// Whether the perceptron's maps have a bias.
+    pub mlp_bias: bool,
+    /// Dropout of attention's probabilities.
+    pub dropout: f64,
+    /// Standard deviation of initial weights.
+    pub init_std: f64,
+    /// The dtype of the stream between blocks and of norms; the matrices' if absent.
+    pub stream: Option<DType>,
+}
+
+const NAMES: Names =
+    Names { embedding: "embed_tokens", positions: "", blocks: "layers", norm: "norm", head: "lm_head" };
+
+impl LlamaConfig {
+    /// Llama's settings for a model of that size, with as many key heads as query heads.
+    pub fn new(vocabulary: usize, context: usize, layers: usize, heads: usize, width: usize) -> LlamaConfig {
+        LlamaConfig {
+            vocabulary,
+            context,
+            layers,
+            heads,
+            key_heads: heads,
+            head_dim: width / heads.max(1),
+            width,
+            inner: (8 * width / 3).next_multiple_of(64),
+            eps: 1e-5,
+            rope_base: 10000.0,
+            tied: false,
+            attention_bias: false,
+            mlp_bias: false,
+            dropout: 0.0,
+            init_std: 0.02,
+            stream: None,
+        }
+    }
+
+    /// The whole model on one device.
+    ///
+    /// # Errors
+    /// If the sizes do not fit each other, or it cannot be allocated.
+    pub fn init(&self, scope: &Scope) -> Result<Decoder> {
+        self.init_stage(&Arc::new(OneDevice), scope, Stage::whole(self.layers))
+    }
+
+    /// A stage of the model, of these layers.
+    ///
+    /// # Errors
+    /// If the sizes do not fit each other, or it cannot be allocated.
+    pub fn init_stage<L: Layers>(&self, layers: &Arc<L>, scope: &Scope, stage: Stage) -> Result<Decoder<L>> {
+        self.check()?;
+        let init = Init::Normal { mean: 0.0, std: self.init_std };
+        let norm = |scope: &Scope| Ok(Box::new(self.norm(scope)?) as Box<dyn Module>);
+        let ends = Ends {
+            names: &NAMES,
+            table: Table { count: self.vocabulary, width: self.width, init, tied: self.tied },
+            positions: None,
+            dropout: 0.0,
+            context: self.context,
+            blocks: self.layers,
+            stream: self.stream.unwrap_or(scope.dtype()),
+            norm: &norm,
+        };
+        let block = |_, place: &Scope| Ok(Arc::new(LlamaBlock::new(self, layers, place)?) as Arc<dyn Block>);
+        Decoder::build(layers, scope, stage, ends, block)
+    }
+
+    fn norm(&self, scope: &Scope) -> Result<RmsNorm> {
+        RmsNormConfig::new(&[self.width]).with_eps(self.eps).init(scope)
+    }
+
+    fn check(&self) -> Result<()> {
+        let sizes = [self.vocabulary, self.context, self.layers, self.heads, self.key_heads, self.head_dim];
+        if sizes.contains(&0) || self.width == 0 || self.inner == 0 {
+            return Err(Error::invalid("Llama", format!("a size is 0 in {self:?}")));
+        }
+        if !self.heads.is_multiple_of(self.key_heads) || !self.head_dim.is_multiple_of(2) {
+            let why = format!(
+                "{} query heads for {} key heads of {} features, wanted a multiple and an even number",
+                self.heads, self.key_heads, self.head_dim
+            );
+            return Err(Error::invalid("Llama", why));
+        }
+        Ok(())
+    }
+}
+
+struct LlamaBlock<L: Layers> {
+    input_layernorm: RmsNorm,
+    self_attn: Projections<L::Column, L::Row>,
+    post_attention_layernorm: RmsNorm,
+    mlp: Gated<L::Column, L::Row>,
+    attend: Attend,
+    matrix: DType,
+}
+
+parameters!([L: Layers] LlamaBlock<L> { self_attn, mlp, input_layernorm, post_attention_layernorm });
+
+struct Projections<C, R> {
+    q_proj: C,
+    k_proj: C,
+    v_proj: C,
+    o_proj: R,
+}
+
+parameters!([C: Parameters, R: Parameters] Projections<C, R> { q_proj, k_proj, v_proj, o_proj });
+
+struct Gated<C, R> {
+    gate_proj: C,
+    up_proj: C,
+    down_proj: R,
+}
+
+parameters!([C: Parameters, R: Parameters] Gated<C, R> { gate_proj, up_proj, down_proj });
+
+impl<L: Layers> LlamaBlock<L> {
+    fn new(config: &LlamaConfig, layers: &Arc<L>, scope: &Scope) -> Result<LlamaBlock<L>> {
+        let LlamaConfig { width, inner, attention_bias, mlp_bias, .. } = *config;
+        let init = Init::Normal { mean: 0.0, std: config.init_std };
+        let column = |place: Scope, out: usize, bias: bool| {
+            layers.column(&place, Map { inputs: width, outputs: &[out], bias, init })
+        };
+        let row = |place: Scope, inputs: usize, bias: bool| {
+            layers.row(&place, Map { inputs, outputs: &[width], bias, init })
+        };
+        let (attn, mlp) = (scope.child("self_attn"), scope.child("mlp"));
+        let (queries, keys) = (config.heads * config.head_dim, config.key_heads * config.head_dim);
+        let stream = scope.with_dtype(config.stream.unwrap_or(scope.dtype()));
+        let heads = Heads { query: config.heads, key: config.key_heads, dim: config.head_dim };
+        let dropout = Dropout::new(config.dropout, &attn.child("dropout"))?;
+        Ok(LlamaBlock {
+            input_layernorm: config.norm(&stream.child("input_layernorm"))?,
+            self_attn: Projections {
+                q_proj: column(attn.child("q_proj"), queries, attention_bias)?,
+                k_proj: column(attn.child("k_proj"), keys, attention_bias)?,
+                v_proj: column(attn.child("v_proj"), keys, attention_bias)?,
+                o_proj: row(attn.child("o_proj"), queries, attention_bias)?,
+            },
+            post_attention_layernorm: config.norm(&stream.child("post_attention_layernorm"))?,
+            mlp: Gated {
+                gate_proj: column(mlp.child("gate_proj"), inner, mlp_bias)?,
+                up_proj: column(mlp.child("up_proj"), inner, mlp_bias)?,
+                down_proj: row(mlp.child("down_proj"), inner, mlp_bias)?,
+            },
+            attend: Attend::new(&**layers, heads, Some(config.rope_base), dropout)?,
+            matrix: scope.dtype(),
+        })
+    }
+
+    fn run(&self, x: &Var, cache: Option<&mut KvCache>) -> Result<Var> {
+        let (attn, mlp) = (&self.self_attn, &self.mlp);
+        let n = self.input_layernorm.forward(x)?.to(self.matrix)?;
+        let qkv = [attn.q_proj.forward(&n)?, attn.k_proj.forward(&n)?, attn.v_proj.forward(&n)?];
+        let y = attn.o_proj.forward(&self.attend.run(qkv.each_ref(), cache)?)?;
+        let x = x.add(&y.to(x.dtype())?)?;
+        let n = self.post_attention_layernorm.forward(&x)?.to(self.matrix)?;
+        let gated = mlp.gate_proj.forward(&n)?.silu()?.mul(&mlp.up_proj.forward(&n)?)?;
+        Ok(x.add(&mlp.down_proj.forward(&gated)?.to(x.dtype())?)?)
+    }
+}
+
+impl<L: Layers> Module for LlamaBlock<L> {
+    fn forward(&self, x: &Var) -> Result<Var> {
+        self.run(x, None)
+    }
+}
+
+impl<L: Layers> Block for LlamaBlock<L> {
+    fn extend(&self, x: &Var, cache: &mut KvCache) -> Result<Var> {
+        self.run(x, Some(cache))
+    }
+
+    fn cache(&self, batch: usize, capacity: usize) -> Result<KvCache> {
+        let device = self.parameters().first().map(crate::Parameter::device).unwrap_or_default();
+        self.attend.cache(batch, capacity, self.matrix, device)
+    }
+}

@@ -1,0 +1,18 @@
+//! Transformers: GPT and Llama, written once over [`crate::Layers`], for a range of layers with or without ends.
+
+mod attend;
+mod cache;
+mod config;
+mod decoder;
+mod generate;
+mod gpt;
+mod hugging_face;
+mod llama;
+
+pub use cache::KvCache;
+pub use config::ModelConfig;
+pub use decoder::{Block, Decoder, RecomputeMode, Stage, next_token_targets};
+pub use generate::{Sampling, generate};
+pub use gpt::{Activation, GptConfig};
+pub use hugging_face::{load_model, load_weights, read_config, save_model};
+pub use llama::LlamaConfig;

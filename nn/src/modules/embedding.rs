@@ -1,0 +1,74 @@
+//! Lookup tables.
+
+use phalanx_autograd::Var;
+
+use crate::{Init, Module, Parameter, Result, Scope, parameters};
+
+/// Row `i` of a table `[count, width]` for every index: `[..]` i64 to `[.., width]`.
+pub struct Embedding {
+    /// `[count, width]`
+    pub weight: Parameter,
+    /// The site at which the table is used: 1 where a head is tied to it and uses it at site 0.
+    site: usize,
+    padding: Option<isize>,
+}
+
+parameters!(Embedding { weight });
+
+/// How an [`Embedding`] is made.
+#[derive(Clone, Copy, Debug)]
+pub struct EmbeddingConfig {
+    count: usize,
+    width: usize,
+    init: Init,
+    padding: Option<isize>,
+    tied: bool,
+}
+
+impl EmbeddingConfig {
+    /// `count` rows of `width`, normal with variance 1.
+    pub fn new(count: usize, width: usize) -> EmbeddingConfig {
+        let init = Init::Normal { mean: 0.0, std: 1.0 };
+        EmbeddingConfig { count, width, init, padding: None, tied: false }
+    }
+
+    /// With these initial values.
+    #[must_use]
+    pub fn with_init(self, init: Init) -> EmbeddingConfig {
+        EmbeddingConfig { init, ..self }
+    }
+
+    /// With a row that gets no gradient and begins as 0.
+    #[must_use]
+    pub fn with_padding(self, row: isize) -> EmbeddingConfig {
+        EmbeddingConfig { padding: Some(row), ..self }
+    }
+
+    /// With a second site, for a head that shares the table.
+    #[must_use]
+    pub fn with_tied_head(self, tied: bool) -> EmbeddingConfig {
+        EmbeddingConfig { tied, ..self }
+    }
+
+    /// The layer.
+    ///
+    /// # Errors
+    /// If it cannot be allocated, or the padding row does not exist.
+    pub fn init(self, scope: &Scope) -> Result<Embedding> {
+        let EmbeddingConfig { count, width, init, padding, tied } = self;
+        let weight = scope.parameter("weight", &[count, width], init)?;
+        if let Some(row) = padding {
+            let place = if row < 0 { row + count as isize } else { row };
+            let place = usize::try_from(place).unwrap_or(count);
+            phalanx_kernels::fill_(&mut weight.tensor().narrow(0, place, 1)?, 0.0)?;
+        }
+        let weight = weight.with_sites(1 + usize::from(tied))?;
+        Ok(Embedding { weight, site: usize::from(tied), padding })
+    }
+}
+
+impl Module for Embedding {
+    fn forward(&self, indices: &Var) -> Result<Var> {
+        Ok(self.weight.site(self.site).embedding(indices, self.padding)?)
+    }
+}

@@ -1,0 +1,70 @@
+//! Normalisation over the last dimensions.
+
+use phalanx_autograd::Var;
+
+use crate::{Init, Module, Parameter, Result, Scope, parameters};
+
+/// `(x - mean) / sqrt(var + eps) * weight + bias`, mean and variance over the last dimensions.
+pub struct LayerNorm {
+    /// The normalized shape; absent without affine map.
+    pub weight: Option<Parameter>,
+    /// The normalized shape; absent without affine map.
+    pub bias: Option<Parameter>,
+    shape: Vec<usize>,
+    eps: f64,
+}
+
+parameters!(LayerNorm { weight, bias });
+
+/// How a [`LayerNorm`] is made.
+#[derive(Clone, Debug)]
+pub struct LayerNormConfig {
+    shape: Vec<usize>,
+    eps: f64,
+    affine: bool,
+    bias: bool,
+}
+
+impl LayerNormConfig {
+    /// Over the last dimensions, of this shape.
+    pub fn new(shape: &[usize]) -> LayerNormConfig {
+        LayerNormConfig { shape: shape.into(), eps: 1e-5, affine: true, bias: true }
+    }
+
+    /// With this added to the variance.
+    #[must_use]
+    pub fn with_eps(self, eps: f64) -> LayerNormConfig {
+        LayerNormConfig { eps, ..self }
+    }
+
+    /// With weight and bias or without.
+    #[must_use]
+    pub fn with_affine(self, affine: bool) -> LayerNormConfig {
+        LayerNormConfig { affine, ..self }
+    }
+
+    /// With a bias beside the weight or without.
+    #[must_use]
+    pub fn with_bias(self, bias: bool) -> LayerNormConfig {
+        LayerNormConfig { bias, ..self }
+    }
+
+    /// The layer.
+    ///
+    /// # Errors
+    /// If it cannot be allocated.
+    pub fn init(self, scope: &Scope) -> Result<LayerNorm> {
+        let LayerNormConfig { shape, eps, affine, bias } = self;
+        let weight = affine.then(|| scope.parameter("weight", &shape, Init::ONES)).transpose()?;
+        let bias = (affine && bias).then(|| scope.parameter("bias", &shape, Init::ZEROS)).transpose()?;
+        Ok(LayerNorm { weight, bias, shape, eps })
+    }
+}
+
+impl Module for LayerNorm {
+    fn forward(&self, x: &Var) -> Result<Var> {
+        let (weight, bias) =
+            (self.weight.as_ref().map(Parameter::var), self.bias.as_ref().map(Parameter::var));
+        Ok(x.layer_norm(&self.shape, weight.as_ref(), bias.as_ref(), self.eps)?)
+    }
+}
