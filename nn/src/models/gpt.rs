@@ -61,7 +61,7 @@ pub enum Activation {
 }
 
 impl Activation {
-    fn apply(self, x: &Var) -> Result<Var> {
+    pub(crate) fn apply(self, x: &Var) -> Result<Var> {
         Ok(match self {
             Activation::GeluTanh => x.gelu(Gelu::Tanh),
             Activation::Gelu => x.gelu(Gelu::Exact),

@@ -11,11 +11,10 @@ use std::sync::Arc;
 use phalanx_autograd::Var;
 use phalanx_tensor::DType;
 
-use super::attend::{Attend, Heads};
 use super::decoder::{Ends, Names};
 use super::{Block, Decoder, KvCache, Stage};
 use crate::layers::{Map, Table};
-use crate::modules::{Dropout, RmsNorm, RmsNormConfig};
+use crate::modules::{GroupedQueryAttention, GroupedQueryAttentionConfig, RmsNorm, RmsNormConfig};
 use crate::{Error, Init, Layers, Module, OneDevice, Parameters, Result, Scope, parameters};
 
 /// A Llama's sizes and settings.
@@ -133,23 +132,13 @@ impl LlamaConfig {
 
 struct LlamaBlock<L: Layers> {
     input_layernorm: RmsNorm,
-    self_attn: Projections<L::Column, L::Row>,
+    self_attn: GroupedQueryAttention<L>,
     post_attention_layernorm: RmsNorm,
     mlp: Gated<L::Column, L::Row>,
-    attend: Attend,
     matrix: DType,
 }
 
 parameters!([L: Layers] LlamaBlock<L> { self_attn, mlp, input_layernorm, post_attention_layernorm });
-
-struct Projections<C, R> {
-    q_proj: C,
-    k_proj: C,
-    v_proj: C,
-    o_proj: R,
-}
-
-parameters!([C: Parameters, R: Parameters] Projections<C, R> { q_proj, k_proj, v_proj, o_proj });
 
 struct Gated<C, R> {
     gate_proj: C,
@@ -169,35 +158,33 @@ impl<L: Layers> LlamaBlock<L> {
         let row = |place: Scope, inputs: usize, bias: bool| {
             layers.row(&place, Map { inputs, outputs: &[width], bias, init })
         };
-        let (attn, mlp) = (scope.child("self_attn"), scope.child("mlp"));
-        let (queries, keys) = (config.heads * config.head_dim, config.key_heads * config.head_dim);
+        let mlp = scope.child("mlp");
         let stream = scope.with_dtype(config.stream.unwrap_or(scope.dtype()));
-        let heads = Heads { query: config.heads, key: config.key_heads, dim: config.head_dim };
-        let dropout = Dropout::new(config.dropout, &attn.child("dropout"))?;
+        let attention = GroupedQueryAttentionConfig {
+            head_dim: config.head_dim,
+            bias: attention_bias,
+            rope_base: Some(config.rope_base),
+            dropout: config.dropout,
+            init,
+            ..GroupedQueryAttentionConfig::new(width, config.heads, config.key_heads)
+        };
         Ok(LlamaBlock {
             input_layernorm: config.norm(&stream.child("input_layernorm"))?,
-            self_attn: Projections {
-                q_proj: column(attn.child("q_proj"), queries, attention_bias)?,
-                k_proj: column(attn.child("k_proj"), keys, attention_bias)?,
-                v_proj: column(attn.child("v_proj"), keys, attention_bias)?,
-                o_proj: row(attn.child("o_proj"), queries, attention_bias)?,
-            },
+            self_attn: attention.init_on(layers, &scope.child("self_attn"))?,
             post_attention_layernorm: config.norm(&stream.child("post_attention_layernorm"))?,
             mlp: Gated {
                 gate_proj: column(mlp.child("gate_proj"), inner, mlp_bias)?,
                 up_proj: column(mlp.child("up_proj"), inner, mlp_bias)?,
                 down_proj: row(mlp.child("down_proj"), inner, mlp_bias)?,
             },
-            attend: Attend::new(&**layers, heads, Some(config.rope_base), dropout)?,
             matrix: scope.dtype(),
         })
     }
 
     fn run(&self, x: &Var, cache: Option<&mut KvCache>) -> Result<Var> {
-        let (attn, mlp) = (&self.self_attn, &self.mlp);
+        let mlp = &self.mlp;
         let n = self.input_layernorm.forward(x)?.to(self.matrix)?;
-        let qkv = [attn.q_proj.forward(&n)?, attn.k_proj.forward(&n)?, attn.v_proj.forward(&n)?];
-        let y = attn.o_proj.forward(&self.attend.run(qkv.each_ref(), cache)?)?;
+        let y = self.self_attn.extend(&n, cache)?;
         let x = x.add(&y.to(x.dtype())?)?;
         let n = self.post_attention_layernorm.forward(&x)?.to(self.matrix)?;
         let gated = mlp.gate_proj.forward(&n)?.silu()?.mul(&mlp.up_proj.forward(&n)?)?;
@@ -217,7 +204,6 @@ impl<L: Layers> Block for LlamaBlock<L> {
     }
 
     fn cache(&self, batch: usize, capacity: usize) -> Result<KvCache> {
-        let device = self.parameters().first().map(crate::Parameter::device).unwrap_or_default();
-        self.attend.cache(batch, capacity, self.matrix, device)
+        self.self_attn.cache(batch, capacity)
     }
 }

@@ -1,6 +1,6 @@
 //! Transformers: GPT and Llama, written once over [`crate::Layers`], for a range of layers with or without ends.
 
-mod attend;
+pub(crate) mod attend;
 mod cache;
 mod config;
 mod decoder;

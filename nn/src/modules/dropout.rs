@@ -3,7 +3,6 @@
 use phalanx_autograd::Var;
 use phalanx_tensor::{Context, Window};
 
-use crate::layers::activation_window;
 use crate::{Entry, Error, Module, Parameters, Result, Scope};
 
 /// In training, each element is 0 with probability `p`, else multiplied by `1 / (1 - p)`; the identity otherwise.
@@ -20,10 +19,10 @@ impl Dropout {
     /// A dropout at this place.
     ///
     /// # Errors
-    /// If `p` is no probability below 1.
+    /// If `p` is no probability.
     pub fn new(p: f64, scope: &Scope) -> Result<Dropout> {
-        if !(0.0..1.0).contains(&p) {
-            let why = format!("got a dropout of {p}, wanted a probability from 0 up to, without, 1");
+        if !(0.0..=1.0).contains(&p) {
+            let why = format!("got a dropout of {p}, wanted a probability");
             return Err(Error::invalid(scope.path(), why));
         }
         Ok(Dropout { p, site: scope.site() })
@@ -39,10 +38,7 @@ impl Dropout {
     /// # Errors
     /// If the dtype is no floating-point one.
     pub fn forward_in(&self, x: &Var, window: &Window) -> Result<Var> {
-        if !self.is_active() {
-            return Ok(x.clone());
-        }
-        Ok(x.dropout(self.p, Context::current().rng.site(self.site), window)?)
+        Ok(x.dropout(self.p, self.site, Some(window))?)
     }
 }
 
@@ -52,9 +48,6 @@ impl Parameters for Dropout {
 
 impl Module for Dropout {
     fn forward(&self, x: &Var) -> Result<Var> {
-        if !self.is_active() {
-            return Ok(x.clone());
-        }
-        self.forward_in(x, &activation_window(x.shape(), &[]))
+        Ok(x.dropout(self.p, self.site, None)?)
     }
 }

@@ -1,14 +1,30 @@
 //! The layers, each with PyTorch's conventions, names and initial values, made from a configuration in a
 //! [`crate::Scope`].
 
+mod activation;
 mod dropout;
 mod embedding;
+mod grouped_query_attention;
+mod gru;
 mod layer_norm;
 mod linear;
+mod lstm;
+mod multihead_attention;
+mod recurrent;
 mod rms_norm;
+mod transformer_encoder_layer;
 
+pub use activation::{
+    Elu, Flatten, Gelu, LeakyRelu, LogSoftmax, Relu, Sigmoid, Silu, Softmax, Softplus, Tanh,
+};
 pub use dropout::Dropout;
 pub use embedding::{Embedding, EmbeddingConfig};
+pub use grouped_query_attention::{GroupedQueryAttention, GroupedQueryAttentionConfig, RotaryEmbedding};
+pub use gru::Gru;
 pub use layer_norm::{LayerNorm, LayerNormConfig};
 pub use linear::{Linear, LinearConfig};
+pub use lstm::{Lstm, LstmOutput};
+pub use multihead_attention::{Hidden, MultiheadAttention, MultiheadAttentionConfig};
+pub use recurrent::RecurrentConfig;
 pub use rms_norm::{RmsNorm, RmsNormConfig};
+pub use transformer_encoder_layer::{TransformerEncoderLayer, TransformerEncoderLayerConfig};

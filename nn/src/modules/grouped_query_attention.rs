@@ -1,0 +1,146 @@
+//! Causal self-attention in which several query heads share a key head, with rotary positions.
+
+use std::sync::Arc;
+
+use phalanx_autograd::{Rope, Var};
+use phalanx_tensor::DType;
+
+use super::Dropout;
+use crate::layers::Map;
+use crate::models::KvCache;
+use crate::models::attend::{Attend, Heads};
+use crate::{Entry, Init, Layers, Module, OneDevice, Parameter, Parameters, Result, Scope, parameters};
+
+/// `o_proj(attention(rope(q_proj(x)), rope(k_proj(x)), v_proj(x)))` for `x` of shape `[B, T, width]`; query i sees the
+/// keys up to i.
+/// Source: Ainslie et al.: GQA (2023).
+pub struct GroupedQueryAttention<L: Layers = OneDevice> {
+    q_proj: L::Column,
+    k_proj: L::Column,
+    v_proj: L::Column,
+    o_proj: L::Row,
+    attend: Attend,
+    dtype: DType,
+}
+
+parameters!([L: Layers] GroupedQueryAttention<L> { q_proj, k_proj, v_proj, o_proj });
+
+/// How a [`GroupedQueryAttention`] is made.
+#[derive(Clone, Copy, Debug)]
+pub struct GroupedQueryAttentionConfig {
+    /// Features of the stream.
+    pub width: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key heads, of which `heads` is a multiple.
+    pub key_heads: usize,
+    /// Features of a head.
+    pub head_dim: usize,
+    /// Whether the maps have biases.
+    pub bias: bool,
+    /// The base of rotary positions; none if absent.
+    pub rope_base: Option<f64>,
+    /// Dropout of the probabilities.
+    pub dropout: f64,
+    /// The initial weights.
+    pub init: Init,
+}
+
+impl GroupedQueryAttentionConfig {
+    /// With heads that share the width evenly, without biases, with rotary positions of base 10000.
+    pub fn new(width: usize, heads: usize, key_heads: usize) -> GroupedQueryAttentionConfig {
+        GroupedQueryAttentionConfig {
+            width,
+            heads,
+            key_heads,
+            head_dim: width / heads.max(1),
+            bias: false,
+            rope_base: Some(10000.0),
+            dropout: 0.0,
+            init: Init::layer(width),
+        }
+    }
+
+    /// The layer on one device.
+    ///
+    /// # Errors
+    /// If it cannot be allocated.
+    pub fn init(self, scope: &Scope) -> Result<GroupedQueryAttention> {
+        self.init_on(&Arc::new(OneDevice), scope)
+    }
+
+    /// The layer, of these maps.
+    ///
+    /// # Errors
+    /// If it cannot be cut or allocated.
+    pub fn init_on<L: Layers>(self, layers: &Arc<L>, scope: &Scope) -> Result<GroupedQueryAttention<L>> {
+        let GroupedQueryAttentionConfig { width, bias, init, .. } = self;
+        let column = |name: &str, heads: usize| {
+            let map = Map { inputs: width, outputs: &[heads * self.head_dim], bias, init };
+            layers.column(&scope.child(name), map)
+        };
+        let row = Map { inputs: self.heads * self.head_dim, outputs: &[width], bias, init };
+        let heads = Heads { query: self.heads, key: self.key_heads, dim: self.head_dim };
+        let dropout = Dropout::new(self.dropout, &scope.child("dropout"))?;
+        Ok(GroupedQueryAttention {
+            q_proj: column("q_proj", self.heads)?,
+            k_proj: column("k_proj", self.key_heads)?,
+            v_proj: column("v_proj", self.key_heads)?,
+            o_proj: layers.row(&scope.child("o_proj"), row)?,
+            attend: Attend::new(&**layers, heads, self.rope_base, dropout)?,
+            dtype: scope.dtype(),
+        })
+    }
+}
+
+impl<L: Layers> GroupedQueryAttention<L> {
+    /// The output for further positions of sequences whose earlier ones are in the cache, if there is one.
+    ///
+    /// # Errors
+    /// If the input does not fit or the cache is full.
+    pub fn extend(&self, x: &Var, cache: Option<&mut KvCache>) -> Result<Var> {
+        let qkv = [self.q_proj.forward(x)?, self.k_proj.forward(x)?, self.v_proj.forward(x)?];
+        self.o_proj.forward(&self.attend.run(qkv.each_ref(), cache)?)
+    }
+
+    /// An empty cache for `batch` sequences of at most `capacity` positions.
+    ///
+    /// # Errors
+    /// If it cannot be allocated.
+    pub fn cache(&self, batch: usize, capacity: usize) -> Result<KvCache> {
+        let device = self.parameters().first().map(Parameter::device).unwrap_or_default();
+        self.attend.cache(batch, capacity, self.dtype, device)
+    }
+}
+
+impl<L: Layers> Module for GroupedQueryAttention<L> {
+    fn forward(&self, x: &Var) -> Result<Var> {
+        self.extend(x, None)
+    }
+}
+
+/// Rotates the halves of each row of `[.., T, D]` by its position.
+/// Source: Su et al.: RoFormer (2021).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RotaryEmbedding {
+    /// The ratio of the slowest to the fastest wavelength, about.
+    pub base: f64,
+    /// The first position.
+    pub offset: i64,
+}
+
+impl Default for RotaryEmbedding {
+    fn default() -> RotaryEmbedding {
+        RotaryEmbedding { base: 10000.0, offset: 0 }
+    }
+}
+
+impl Parameters for RotaryEmbedding {
+    fn visit(&self, _: &str, _: &mut dyn FnMut(&str, Entry<'_>)) {}
+}
+
+impl Module for RotaryEmbedding {
+    fn forward(&self, x: &Var) -> Result<Var> {
+        Ok(x.rope(None, &Rope { base: self.base, offset: self.offset })?)
+    }
+}
