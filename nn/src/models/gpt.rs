@@ -8,7 +8,8 @@
 
 use std::sync::Arc;
 
-use phalanx_autograd::{Gelu, Var};
+use phalanx_autograd::Var;
+use phalanx_kernels::Gelu;
 use phalanx_tensor::DType;
 
 use super::attend::{Attend, Heads};

@@ -36,7 +36,7 @@ activations! {
     /// `x P(X <= x)`, or GPT-2's form of it by tanh.
     Gelu, |self, x| x.gelu(self.kind), {
         /// Which of the two.
-        kind: phalanx_autograd::Gelu = phalanx_autograd::Gelu::Exact
+        kind: phalanx_kernels::Gelu = phalanx_kernels::Gelu::Exact
     };
     /// `x sigmoid(x)`
     Silu, |self, x| x.silu(), {};

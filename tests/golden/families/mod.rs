@@ -7,6 +7,8 @@ mod fused;
 mod index;
 mod layout;
 mod matmul;
+mod model;
+mod module;
 mod optim;
 mod pointwise_loss;
 mod pool;
@@ -58,7 +60,7 @@ const FAMILIES: &[Family] = &[
 ];
 
 /// Families that are more than one call.
-pub const SPECIAL: &[Special] = &[];
+pub const SPECIAL: &[Special] = &[model::run, module::run];
 
 /// Asks each family in turn.
 pub fn call(call: &Call<'_>) -> Reply {
