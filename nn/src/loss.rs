@@ -1,0 +1,97 @@
+//! Losses as values: settings once, then `forward(input, target)`.
+
+use phalanx_autograd::{CrossEntropy as CrossEntropyNumbers, KlReduction, KlTarget, Reduction, Var};
+use phalanx_tensor::Tensor;
+
+use crate::Result;
+
+/// A loss of an input and a target.
+pub trait Loss {
+    /// The loss.
+    ///
+    /// # Errors
+    /// If input and target do not fit.
+    fn forward(&self, input: &Var, target: &Var) -> Result<Var>;
+}
+
+macro_rules! losses {
+    ($($(#[$doc:meta])* $name:ident, |$self:ident, $x:ident, $t:ident| $forward:expr, { $($(#[$field_doc:meta])* $field:ident: $type:ty = $default:expr),* $(,)? };)*) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Debug)]
+        pub struct $name {
+            $($(#[$field_doc])* pub $field: $type,)*
+        }
+
+        impl Default for $name {
+            fn default() -> $name {
+                $name { $($field: $default),* }
+            }
+        }
+
+        impl Loss for $name {
+            fn forward(&$self, $x: &Var, $t: &Var) -> Result<Var> {
+                Ok($forward?)
+            }
+        }
+    )*};
+}
+
+losses! {
+    /// Of logits `[N, C, ..]` and class indices `[N, ..]`.
+    CrossEntropyLoss, |self, x, t| x.cross_entropy(t, &self.numbers()), {
+        /// A weight a class.
+        weight: Option<Tensor> = None,
+        /// Items with this target do not count.
+        ignore_index: i64 = -100,
+        /// The share of the target that is spread evenly over all classes.
+        label_smoothing: f64 = 0.0,
+        /// What becomes of the items' losses.
+        reduction: Reduction = Reduction::Mean,
+    };
+    /// Squared differences.
+    MseLoss, |self, x, t| x.mse_loss(t, self.reduction), {
+        /// What becomes of the elements' losses.
+        reduction: Reduction = Reduction::Mean,
+    };
+    /// Absolute differences.
+    L1Loss, |self, x, t| x.l1_loss(t, self.reduction), {
+        /// What becomes of the elements' losses.
+        reduction: Reduction = Reduction::Mean,
+    };
+    /// Squared differences where they are small, absolute ones where they are large.
+    SmoothL1Loss, |self, x, t| x.smooth_l1_loss(t, self.beta, self.reduction), {
+        /// Where the two meet.
+        beta: f64 = 1.0,
+        /// What becomes of the elements' losses.
+        reduction: Reduction = Reduction::Mean,
+    };
+    /// Cross entropy of two outcomes, of logits.
+    BceWithLogitsLoss,
+    |self, x, t| x.binary_cross_entropy_with_logits(t, self.weight.as_ref(), self.pos_weight.as_ref(), self.reduction), {
+        /// A weight an element.
+        weight: Option<Var> = None,
+        /// A weight of positive targets.
+        pos_weight: Option<Var> = None,
+        /// What becomes of the elements' losses.
+        reduction: Reduction = Reduction::Mean,
+    };
+    /// The Kullback-Leibler divergence of a target from an input of logarithms.
+    KlDivLoss, |self, x, t| x.kl_div(t, self.target, self.reduction), {
+        /// What the target holds.
+        target: KlTarget = KlTarget::Probabilities,
+        /// What becomes of the elements' losses.
+        reduction: KlReduction = KlReduction::Elements(Reduction::Mean),
+    };
+}
+
+impl CrossEntropyLoss {
+    fn numbers(&self) -> CrossEntropyNumbers {
+        CrossEntropyNumbers {
+            weight: self.weight.clone(),
+            ignore_index: self.ignore_index,
+            label_smoothing: self.label_smoothing,
+            reduction: self.reduction,
+            scale: 1.0,
+        }
+    }
+}

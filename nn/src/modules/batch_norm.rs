@@ -1,0 +1,140 @@
+//! Normalisation over the batch, by channel.
+
+use phalanx_autograd::{BatchNorm as Numbers, Var, is_recomputing};
+use phalanx_kernels as kernels;
+use phalanx_tensor::{Category, Context, DType, Tensor};
+
+use crate::{Buffer, Error, Init, Module, Parameter, Result, Scope, parameters};
+
+/// Each channel of `[N, C]` or `[N, C, ..]` to mean 0 and variance 1, then scaled and shifted. In training by the
+/// batch's own statistics, towards which the running ones move; otherwise by those.
+/// Source: Ioffe and Szegedy: Batch normalization (2015).
+pub struct BatchNorm {
+    /// `[C]`; absent without affine map.
+    pub weight: Option<Parameter>,
+    /// `[C]`; absent without affine map.
+    pub bias: Option<Parameter>,
+    /// `[C]`; absent if not tracked.
+    pub running_mean: Option<Buffer>,
+    /// `[C]`; absent if not tracked.
+    pub running_var: Option<Buffer>,
+    /// Training batches seen (i64); absent if not tracked.
+    pub num_batches_tracked: Option<Buffer>,
+    momentum: Option<f64>,
+    eps: f64,
+    ranks: &'static [usize],
+}
+
+parameters!(BatchNorm { weight, bias, running_mean, running_var, num_batches_tracked });
+
+/// How a [`BatchNorm`] is made.
+#[derive(Clone, Copy, Debug)]
+pub struct BatchNormConfig {
+    channels: usize,
+    eps: f64,
+    momentum: Option<f64>,
+    affine: bool,
+    tracked: bool,
+}
+
+impl BatchNormConfig {
+    /// Over that many channels, affine, with running statistics.
+    pub fn new(channels: usize) -> BatchNormConfig {
+        BatchNormConfig { channels, eps: 1e-5, momentum: Some(0.1), affine: true, tracked: true }
+    }
+
+    /// With this added to the variance.
+    #[must_use]
+    pub fn with_eps(self, eps: f64) -> BatchNormConfig {
+        BatchNormConfig { eps, ..self }
+    }
+
+    /// How far running statistics move towards a batch's; `None`: so that they are the mean of all batches'.
+    #[must_use]
+    pub fn with_momentum(self, momentum: Option<f64>) -> BatchNormConfig {
+        BatchNormConfig { momentum, ..self }
+    }
+
+    /// With weight and bias or without.
+    #[must_use]
+    pub fn with_affine(self, affine: bool) -> BatchNormConfig {
+        BatchNormConfig { affine, ..self }
+    }
+
+    /// With running statistics or without.
+    #[must_use]
+    pub fn with_tracking(self, tracked: bool) -> BatchNormConfig {
+        BatchNormConfig { tracked, ..self }
+    }
+
+    /// A layer for `[N, C]` and `[N, C, L]`.
+    ///
+    /// # Errors
+    /// If it cannot be allocated.
+    pub fn init_1d(self, scope: &Scope) -> Result<BatchNorm> {
+        self.init(scope, &[2, 3])
+    }
+
+    /// A layer for `[N, C, H, W]`.
+    ///
+    /// # Errors
+    /// If it cannot be allocated.
+    pub fn init_2d(self, scope: &Scope) -> Result<BatchNorm> {
+        self.init(scope, &[4])
+    }
+
+    fn init(self, scope: &Scope, ranks: &'static [usize]) -> Result<BatchNorm> {
+        let BatchNormConfig { channels, eps, momentum, affine, tracked } = self;
+        let _category = Context::with(|c| c.category = Category::Buffers);
+        let full = |shape: &[usize], value: f64, dtype| {
+            let made = || Ok::<_, Error>(Buffer::new(kernels::full(shape, value, dtype, scope.device())?));
+            tracked.then(made).transpose()
+        };
+        let part = |name: &str, init| affine.then(|| scope.parameter(name, &[channels], init)).transpose();
+        Ok(BatchNorm {
+            weight: part("weight", Init::ONES)?,
+            bias: part("bias", Init::ZEROS)?,
+            running_mean: full(&[channels], 0.0, scope.dtype())?,
+            running_var: full(&[channels], 1.0, scope.dtype())?,
+            num_batches_tracked: full(&[], 0.0, DType::I64)?,
+            momentum,
+            eps,
+            ranks,
+        })
+    }
+}
+
+impl BatchNorm {
+    /// Counts a batch, and returns how far the running statistics move.
+    fn count(&self) -> Result<f64> {
+        let Some(counter) = &self.num_batches_tracked else { return Ok(self.momentum.unwrap_or(0.1)) };
+        let counter_tensor = counter.tensor();
+        if counter_tensor.device().is_meta() {
+            return Ok(self.momentum.unwrap_or(1.0));
+        }
+        let mut seen = counter_tensor.item::<i64>()?;
+        if !is_recomputing() {
+            seen += 1;
+            kernels::fill_(&mut counter.tensor(), seen)?;
+        }
+        Ok(self.momentum.unwrap_or(1.0 / seen.max(1) as f64))
+    }
+}
+
+impl Module for BatchNorm {
+    fn forward(&self, x: &Var) -> Result<Var> {
+        if !self.ranks.contains(&x.rank()) {
+            let why = format!("got an input of shape {:?}, wanted {:?} dimensions", x.shape(), self.ranks);
+            return Err(Error::invalid("BatchNorm", why));
+        }
+        let training = Context::current().train || self.running_mean.is_none();
+        let momentum = if Context::current().train { self.count()? } else { 0.0 };
+        let (weight, bias) = (self.weight.as_ref().map(Parameter::var), self.bias.as_ref().map(Parameter::var));
+        let mut running: Option<[Tensor; 2]> = match (&self.running_mean, &self.running_var) {
+            (Some(mean), Some(var)) => Some([mean.tensor(), var.tensor()]),
+            _ => None,
+        };
+        let numbers = Numbers { training, momentum, eps: self.eps };
+        Ok(x.batch_norm(running.as_mut().map(|r| r.each_mut()), weight.as_ref(), bias.as_ref(), &numbers)?)
+    }
+}
