@@ -1,6 +1,6 @@
 //! Initial values, drawn by place in the whole tensor.
 
-use phalanx_kernels as kernels;
+use phalanx_kernels::{self as kernels, random};
 use phalanx_tensor::{DType, Device, Stream4, Tensor, Window};
 
 use crate::Result;
@@ -100,7 +100,15 @@ impl Init {
                 normal(gain * gain * both).sample(stream, shape, window, dtype, device)
             }
             Init::Constant(value) => Ok(kernels::full(shape, value, dtype, device)?),
-            drawn => draw(drawn, stream, shape, window, dtype, device),
+            Init::Uniform { low, high } => {
+                Ok(random::uniform(shape, window, stream, [low, high], dtype, device)?)
+            }
+            Init::Normal { mean, std } => {
+                Ok(random::normal(shape, window, stream, [mean, std], dtype, device)?)
+            }
+            Init::TruncatedNormal { mean, std } => {
+                Ok(random::truncated_normal(shape, window, stream, [mean, std], dtype, device)?)
+            }
         }
     }
 }
@@ -110,54 +118,4 @@ fn fans(shape: &[usize]) -> (f64, f64) {
     let kernel: usize = shape.iter().skip(2).product();
     let size = |d: usize| (shape.get(d).copied().unwrap_or(1) * kernel).max(1) as f64;
     (size(1), size(0))
-}
-
-fn draw(
-    init: Init,
-    stream: Stream4,
-    shape: &[usize],
-    window: &Window,
-    dtype: DType,
-    device: Device,
-) -> Result<Tensor> {
-    let count: usize = shape.iter().product();
-    let mut values = Vec::new();
-    if !device.is_meta() {
-        values.reserve(count);
-        let strides = phalanx_tensor::contiguous_strides(&window.global);
-        let mut at = vec![0usize; shape.len()];
-        for _ in 0..count {
-            let place: usize =
-                at.iter().zip(&window.offset).zip(&strides).map(|((i, o), s)| (i + o) * s).sum();
-            values.push(one(init, &stream, place as u64) as f32);
-            for d in (0..shape.len()).rev() {
-                at[d] += 1;
-                if at[d] < shape[d] {
-                    break;
-                }
-                at[d] = 0;
-            }
-        }
-    }
-    if device.is_meta() {
-        return Ok(Tensor::empty(shape, dtype, device)?);
-    }
-    Ok(kernels::cast(&Tensor::from_slice(&values, shape, device)?, dtype)?)
-}
-
-fn one(init: Init, stream: &Stream4, place: u64) -> f64 {
-    let unit = |lane: u64| {
-        (f64::from(stream.block(place / 4, lane)[(place % 4) as usize] >> 8) + 0.5) / 16_777_216.0
-    };
-    let standard =
-        |lane: u64| (-2.0 * unit(lane).ln()).sqrt() * (2.0 * std::f64::consts::PI * unit(lane + 1)).cos();
-    match init {
-        Init::Uniform { low, high } => low + (high - low) * unit(0),
-        Init::Normal { mean, std } => mean + std * standard(0),
-        Init::TruncatedNormal { mean, std } => {
-            let kept = (0..64).map(|i| standard(2 * i)).find(|z| z.abs() <= 2.0);
-            mean + std * kept.unwrap_or(0.0)
-        }
-        _ => 0.0,
-    }
 }

@@ -38,8 +38,7 @@ impl Dropout {
     /// # Errors
     /// If the dtype is no floating-point one.
     pub fn forward_in(&self, x: &Var, window: &Window) -> Result<Var> {
-        let _ = (self.site, window);
-        if self.is_active() { Err(Error::invalid("dropout", "not there yet")) } else { Ok(x.clone()) }
+        Ok(x.dropout(self.p, self.site, Some(window))?)
     }
 }
 
@@ -49,6 +48,6 @@ impl Parameters for Dropout {
 
 impl Module for Dropout {
     fn forward(&self, x: &Var) -> Result<Var> {
-        self.forward_in(x, &Window::whole(x.shape()))
+        Ok(x.dropout(self.p, self.site, None)?)
     }
 }

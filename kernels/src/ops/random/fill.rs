@@ -40,6 +40,63 @@ pub fn normal(
     draw("normal", BoxMuller { mean, std }, shape, window, stream, dtype, device)
 }
 
+/// [`normal`] without the numbers beyond two standard deviations: those are drawn anew.
+///
+/// # Errors
+/// As [`uniform`].
+pub fn truncated_normal(
+    shape: &[usize],
+    window: &Window,
+    stream: Stream4,
+    [mean, std]: [f64; 2],
+    dtype: DType,
+    device: Device,
+) -> Result<Tensor> {
+    const OP: &str = "truncated_normal";
+    if !dtype.is_float() {
+        return Err(Error::dtype(OP, dtype, "a floating-point dtype"));
+    }
+    let words = Words::new(OP, stream, shape, window)?;
+    let mut out = Tensor::empty(shape, dtype, device)?;
+    if !device.is_meta() {
+        for_real!(OP, dtype, T => fill_truncated::<T>(OP, [mean, std], &words, &mut out))?;
+    }
+    Ok(out)
+}
+
+/// Draws that an element gets at most; one in 10^13 is outside after all of them, and becomes the mean.
+const TRIES: u64 = 10;
+
+fn fill_truncated<T: Real>(
+    op: &'static str,
+    [mean, std]: [f64; 2],
+    words: &Words,
+    out: &mut Tensor,
+) -> Result<()> {
+    let (mean, std) = (T::Wide::from_f64(mean), T::Wide::from_f64(std));
+    let two = T::Wide::from_f64(2.0);
+    let outside = move |z: T::Wide| z > two || z < -two;
+    update(op, out, |start, target: &mut [T]| {
+        let [mut u, mut v, mut next, mut kept] = [[T::Wide::ZERO; BLOCK]; 4];
+        for (i, target) in target.chunks_mut(BLOCK).enumerate() {
+            let (start, len) = (start + i * BLOCK, target.len());
+            kept[..len].fill(T::Wide::INFINITY);
+            for round in 0..TRIES {
+                units(words, 4 * round, start, &mut u[..len]);
+                units(words, 4 * round + 1, start, &mut v[..len]);
+                run(BoxMuller { mean: 0.0, std: 1.0 }, [&u[..len], &v[..len]], &mut next[..len]);
+                let pairs = kept[..len].iter_mut().zip(&next);
+                pairs.filter(|(kept, _)| outside(**kept)).for_each(|(kept, next)| *kept = *next);
+                if !kept[..len].iter().any(|z| outside(*z)) {
+                    break;
+                }
+            }
+            kept[..len].iter_mut().for_each(|z| *z = if outside(*z) { mean } else { mean + *z * std });
+            T::narrow_all(&kept[..len], target);
+        }
+    })
+}
+
 // Of two independent numbers from 0 to 1, the first one above 0.
 pointwise!(Spread { low, width }, |u, _v| u.mul_add(c(width), c(low)));
 pointwise!(BoxMuller { mean, std }, |u, v| {
@@ -124,7 +181,7 @@ mod tests {
     fn a_shard_draws_its_part_of_the_whole_in_every_dtype() {
         let whole = [61, 7, 40];
         let window = Window { global: Dims::from_slice(&whole), offset: Dims::from_slice(&[17, 2, 3]) };
-        for draw in [uniform, normal] {
+        for draw in [uniform, normal, truncated_normal] {
             let exact =
                 values(&draw(&whole, &Window::whole(&whole), stream(), [1.0, 3.0], DType::F64, CPU).unwrap());
             for dtype in FLOATS {
@@ -170,6 +227,12 @@ mod tests {
             let normal = normal(&shape, &window, stream(), [0.0, 1.0], dtype, CPU).unwrap();
             for (got, want) in moments(&normal).into_iter().zip([0.0, 1.0, 0.0, 3.0]) {
                 assert_close(got, want, 0.02);
+            }
+            let cut = truncated_normal(&shape, &window, stream(), [0.0, 1.0], dtype, CPU).unwrap();
+            assert!(values(&cut).iter().all(|x| x.abs() <= 2.0));
+            // The variance of the normal distribution cut at 2: 1 - 4 pdf(2) / (2 cdf(2) - 1).
+            for (got, want) in moments(&cut).into_iter().take(2).zip([0.0, 0.774_137]) {
+                assert_close(got, want, 0.01);
             }
             let uniform = uniform(&shape, &window, stream(), [0.0, 1.0], dtype, CPU).unwrap();
             assert!(values(&uniform).iter().all(|&x| (0.0..1.0).contains(&x)));

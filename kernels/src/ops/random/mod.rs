@@ -6,4 +6,4 @@ mod fill;
 mod words;
 
 pub use dropout::dropout;
-pub use fill::{normal, uniform};
+pub use fill::{normal, truncated_normal, uniform};
