@@ -46,6 +46,6 @@ fn rows_of<T: Real, const N: usize>(
 ) -> Result<()> {
     let width = y.size(-1)?;
     let shape = Shape { rows: y.numel() / width.max(1), width, stats: 0, sums: 0 };
-    rows::run::<T, N>(op, kernel, shape, inputs, Outputs { y: Some(y), stats: None })?;
+    rows::run::<T, N>(op, kernel, shape, inputs, Outputs { y: Some(y), stats: &mut [] })?;
     Ok(())
 }

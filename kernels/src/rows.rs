@@ -49,10 +49,10 @@ pub(crate) struct Shape {
     pub(crate) sums: usize,
 }
 
-/// Where results go. `y` has rows of the inputs' width, or is absent; `stats` is of the wide dtype.
-pub(crate) struct Outputs<'a> {
+/// Where results go: `y` has rows of the inputs' width, or is absent; `stats` holds each row's numbers.
+pub(crate) struct Outputs<'a, W> {
     pub(crate) y: Option<&'a mut Tensor>,
-    pub(crate) stats: Option<&'a mut Tensor>,
+    pub(crate) stats: &'a mut [W],
 }
 
 /// Runs `kernel` over the rows of the inputs (of one shape and dtype, any strides) and returns the sums.
@@ -61,15 +61,14 @@ pub(crate) fn run<T: Real, const N: usize>(
     kernel: &impl RowKernel<T::Wide, N>,
     shape: Shape,
     inputs: [&Tensor; N],
-    outputs: Outputs<'_>,
+    outputs: Outputs<'_, T::Wide>,
 ) -> Result<Vec<f64>> {
     let pool = inputs[0].device().pool()?;
     let sources: [Source<'_, T>; N] = Source::open_all(op, inputs, inputs[0].shape())?;
     let mut y = outputs.y.map(|y| Ok((y.offset(), y.write::<T>(op)?))).transpose()?;
-    let mut stats = outputs.stats.map(|s| Ok((s.offset(), s.write::<T::Wide>(op)?))).transpose()?;
     let y: &mut [T] = y.as_mut().map_or(&mut [], |(at, y)| &mut y[*at..][..shape.rows * shape.width]);
-    let stats: &mut [T::Wide] =
-        stats.as_mut().map_or(&mut [], |(at, s)| &mut s[*at..][..shape.rows * shape.stats]);
+    let stats = outputs.stats;
+    debug_assert_eq!(stats.len(), shape.rows * shape.stats);
     let mut block = (PIECE / shape.width.max(1)).max(1);
     if shape.sums > 0 {
         block = block.max(shape.rows.div_ceil(SUMS_MAX));

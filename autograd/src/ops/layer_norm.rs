@@ -11,6 +11,7 @@ use phalanx_kernels as kernels;
 use phalanx_tensor::{Dims, Tensor};
 use smallvec::SmallVec;
 
+use super::normalize::Normalization;
 use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, record};
 
 impl Var {
@@ -101,24 +102,10 @@ impl RowNorm {
     }
 
     fn composed(&self, x: &Var, w: Option<&Var>, dy: &Var, needs: [bool; 3]) -> Result<[Option<Var>; 3]> {
-        let (rank, shape) = (x.rank(), &self.form.shape);
-        let dims: Dims = (rank - shape.len()..rank).collect();
-        let count: usize = shape.iter().product();
-        let mean = |v: &Var| v.sum(&dims, true)?.mul_scalar(1.0 / count as f64);
-        let centre = |v: &Var| if self.form.centred { v.sub(&mean(v)?) } else { Ok(v.clone()) };
-        let centred = centre(x)?;
-        let inverse = mean(&centred.mul(&centred)?)?.add_scalar(self.form.eps)?.rsqrt()?;
-        let hat = centred.mul(&inverse)?;
-        let dx = || {
-            let g = w.map_or_else(|| Ok(dy.clone()), |w| dy.mul(w))?;
-            let along = hat.mul(&mean(&g.mul(&hat)?)?)?;
-            centre(&g)?.sub(&along)?.mul(&inverse)
-        };
-        Ok([
-            needs[0].then(dx).transpose()?,
-            needs[1].then(|| dy.mul(&hat)?.sum_to(shape)).transpose()?,
-            needs[2].then(|| dy.sum_to(shape)).transpose()?,
-        ])
+        let shape = &self.form.shape;
+        let dims: Dims = (x.rank() - shape.len()..x.rank()).collect();
+        let Form { centred, eps, .. } = self.form;
+        Normalization { x, weight: w, dy, dims: &dims, centred, eps }.gradients(shape, needs)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Softmax, normalisations, losses over classes, attention: operations with fused kernels.
 
 use phalanx::Var;
-use phalanx::autograd::ops::{Attention, CrossEntropy, Reduction, Rope};
+use phalanx::autograd::ops::{Attention, BatchNorm, CrossEntropy, NllLoss, Reduction, Rope};
 use phalanx::autograd::{Error, Result};
 
 use super::{Call, one};
@@ -13,6 +13,9 @@ pub fn run(call: &Call<'_>) -> Option<Result<Vec<Var>>> {
         "log_softmax" => one(call.int("dim").and_then(|dim| call.var("input")?.log_softmax(dim))),
         "layer_norm" => one(layer_norm(call)),
         "rms_norm" => one(rms_norm(call)),
+        "group_norm" => one(group_norm(call)),
+        "batch_norm" => Some(batch_norm(call)),
+        "nll_loss" => one(nll_loss(call)),
         "cross_entropy" => one(cross_entropy(call)),
         "rope" => one(rope(call)),
         "scaled_dot_product_attention" => one(attention(call)),
@@ -72,4 +75,35 @@ fn cross_entropy(call: &Call<'_>) -> Result<Var> {
         scale: 1.0,
     };
     call.var("input")?.cross_entropy(call.var("target")?, &config)
+}
+
+fn nll_loss(call: &Call<'_>) -> Result<Var> {
+    let config = NllLoss {
+        weight: call.opt("weight").map(|w| w.tensor().clone()),
+        ignore_index: call.attrs.int_or("ignore_index", -100),
+        reduction: reduction(call)?,
+        scale: 1.0,
+    };
+    call.var("input")?.nll_loss(call.var("target")?, &config)
+}
+
+fn group_norm(call: &Call<'_>) -> Result<Var> {
+    let groups = usize::try_from(call.int("num_groups")?).map_err(|e| Error::Custom(e.to_string()))?;
+    let (weight, bias) = (call.opt("weight"), call.opt("bias"));
+    call.var("input")?.group_norm(groups, weight, bias, call.attrs.float_or("eps", 1e-5))
+}
+
+/// The output, and in training the running statistics after the call.
+fn batch_norm(call: &Call<'_>) -> Result<Vec<Var>> {
+    let config = BatchNorm {
+        training: call.attrs.bool_or("training", false),
+        momentum: call.attrs.float_or("momentum", 0.1),
+        eps: call.attrs.float_or("eps", 1e-5),
+    };
+    let copy = |name: &str| call.opt(name).map(|v| v.tensor().copy()).transpose();
+    let mut running = copy("running_mean")?.zip(copy("running_var")?);
+    let given = running.as_mut().map(|(mean, var)| [mean, var]);
+    let y = call.var("input")?.batch_norm(given, call.opt("weight"), call.opt("bias"), &config)?;
+    let after = running.filter(|_| config.training).map(|(mean, var)| [Var::new(mean), Var::new(var)]);
+    Ok([y].into_iter().chain(after.into_iter().flatten()).collect())
 }

@@ -82,7 +82,7 @@ fn forward<T: Real>(
     let x = classes_last(x)?;
     let weight = wide_weight::<T>(classes);
     let kernel = cpu::Forward { targets: &classes.targets, weight: weight.as_deref() };
-    rows::run::<T, 1>(op, &kernel, shape, [&x], Outputs { y: None, stats: Some(stats) })?;
+    rows::run::<T, 1>(op, &kernel, shape, [&x], Outputs { y: None, stats: &mut stats.write(op)? })?;
     let (source, kept) = (Source::<T>::open(op, &x, x.shape())?, elements::<T::Wide>(op, stats)?);
     let (share, total) = smoothing(classes, config, shape.width);
     let item = |(row, class): (usize, &Option<usize>)| {
@@ -150,7 +150,7 @@ fn backward<T: Real>(
     let gradients: Vec<_> = slopes.into_iter().enumerate().map(row).collect();
     let weight = weight.as_deref().filter(|_| share != 0.0);
     let kernel = cpu::BackwardOf { gradients: &gradients, weight, smooth: share != 0.0 };
-    rows::run::<T, 1>(op, &kernel, shape, [x], Outputs { y: Some(dx), stats: None })?;
+    rows::run::<T, 1>(op, &kernel, shape, [x], Outputs { y: Some(dx), stats: &mut [] })?;
     Ok(())
 }
 

@@ -13,22 +13,22 @@ pub(super) const fn stats_of<const CENTERED: bool>() -> usize {
 
 /// `x` standardised: the two parts of the mean and the inverse deviation, in every lane.
 #[derive(Clone, Copy)]
-struct Standard<V, const CENTERED: bool> {
+pub(in crate::ops) struct Standard<V, const CENTERED: bool> {
     high: V,
     low: V,
-    inverse: V,
+    pub(in crate::ops) inverse: V,
 }
 
 impl<V: Vector, const CENTERED: bool> Standard<V, CENTERED> {
     #[inline(always)]
-    fn load(stats: &[V::Elem]) -> Self {
+    pub(in crate::ops) fn load(stats: &[V::Elem]) -> Self {
         let mean = |i: usize| if CENTERED { V::splat(stats[i]) } else { V::zero() };
         let (high, low) = (mean(0), mean(1));
         Standard { high, low, inverse: V::splat(stats[stats.len() - 1]) }
     }
 
     #[inline(always)]
-    fn of(self, x: V) -> V {
+    pub(in crate::ops) fn of(self, x: V) -> V {
         (if CENTERED { (x - self.high) - self.low } else { x }) * self.inverse
     }
 }
@@ -54,15 +54,21 @@ impl<T: Float, const CENTERED: bool> RowKernel<T, 1> for Forward<'_, T, CENTERED
     }
 }
 
-/// Mean and inverse deviation of a row.
+/// Mean and inverse deviation of a row; returns the variance.
 #[inline(always)]
-fn measure<V: Vector, const CENTERED: bool>(x: &[V::Elem], eps: f64, stats: &mut [V::Elem]) {
+pub(in crate::ops) fn measure<V: Vector, const CENTERED: bool>(
+    x: &[V::Elem],
+    eps: f64,
+    stats: &mut [V::Elem],
+) -> V::Elem {
     let n = x.len() as f64;
-    let inverse = |variance: f64| V::Elem::from_f64(1.0 / (variance + eps).sqrt());
+    let mut inverse = |variance: f64| {
+        stats[stats_of::<CENTERED>() - 1] = V::Elem::from_f64(1.0 / (variance + eps).sqrt());
+        V::Elem::from_f64(variance)
+    };
     if !CENTERED {
         let [squares] = lanes::sums([x], [V::Elem::ZERO], |[x]: [V; 1]| [x * x]);
-        stats[0] = inverse(squares.to_f64() / n);
-        return;
+        return inverse(squares.to_f64() / n);
     }
     let [sum] = lanes::sums([x], [V::Elem::ZERO], |x: [V; 1]| x);
     let high = V::Elem::from_f64(sum.to_f64() / n);
@@ -72,9 +78,9 @@ fn measure<V: Vector, const CENTERED: bool>(x: &[V::Elem], eps: f64, stats: &mut
         [d, d * d]
     });
     let low = rest.to_f64() / n;
-    stats[0] = high;
-    stats[1] = V::Elem::from_f64(low);
-    stats[2] = inverse(squares.to_f64() / n - low * low);
+    let variance = inverse(squares.to_f64() / n - low * low);
+    (stats[0], stats[1]) = (high, V::Elem::from_f64(low));
+    variance
 }
 
 pub(super) struct BackwardOf<'a, T, const CENTERED: bool> {

@@ -1,6 +1,6 @@
 //! Layer normalisation, and what it shares with [`rms_norm`](super::rms_norm()), which is the same without the mean.
 
-mod cpu;
+pub(in crate::ops) mod cpu;
 
 use phalanx_tensor::{Dims, Error, Result, Tensor};
 
@@ -62,7 +62,7 @@ pub(in crate::ops) fn forward<const CENTERED: bool>(
     for_real!(op, x.dtype(), T => {
         let (weight, bias) = (widened_if::<T>(op, weight)?, widened_if::<T>(op, bias)?);
         let kernel = cpu::Forward::<_, CENTERED> { weight: weight.as_deref(), bias: bias.as_deref(), eps };
-        rows::run::<T, 1>(op, &kernel, shape, [x], Outputs { y: Some(&mut y), stats: Some(&mut stats) })
+        rows::run::<T, 1>(op, &kernel, shape, [x], Outputs { y: Some(&mut y), stats: &mut stats.write(op)? })
     })?;
     Ok((y, stats))
 }
@@ -90,7 +90,7 @@ pub(in crate::ops) fn backward<const CENTERED: bool>(
     for_real!(op, x.dtype(), T => {
         let (weight, stats) = (widened_if::<T>(op, weight)?, elements::<<T as Real>::Wide>(op, stats)?);
         let kernel = cpu::BackwardOf::<_, CENTERED> { weight: weight.as_deref(), stats: &stats, dw, db };
-        let outputs = Outputs { y: dx.as_mut(), stats: None };
+        let outputs = Outputs { y: dx.as_mut(), stats: &mut [] };
         let sums = rows::run::<T, 2>(op, &kernel, shape, [x, dy], outputs)?;
         let mut sums = sums.chunks(shape.width.max(1));
         let mut sum_into = |out: &mut Tensor| store::<T>(op, out, sums.next().unwrap_or_default());

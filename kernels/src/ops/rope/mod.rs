@@ -98,7 +98,7 @@ fn run<T: Real>(
         &kernel,
         Shape { rows, width, stats: 0, sums: 0 },
         [x],
-        Outputs { y: Some(y), stats: None },
+        Outputs { y: Some(y), stats: &mut [] },
     )?;
     Ok(())
 }

@@ -1,0 +1,107 @@
+//! A channel measured, and elements moved along each channel's line.
+
+use super::{Channels, KEPT};
+use crate::ops::layer_norm::cpu::{Standard, measure};
+use crate::rows::{Row, RowKernel, lanes};
+use crate::simd::{Float, Isa, Vector};
+
+/// Keeps a mean and a variance.
+pub(super) fn keep<T: Float>(mean: f64, var: f64, eps: f64, kept: &mut [T]) {
+    let high = T::from_f64(mean);
+    let rest = [mean - high.to_f64(), 1.0 / (var + eps).sqrt(), var];
+    kept[0] = high;
+    kept[1..].iter_mut().zip(rest).for_each(|(to, x)| *to = T::from_f64(x));
+}
+
+/// Mean and variance of a channel.
+pub(super) struct Measure {
+    pub(super) eps: f64,
+}
+
+impl<T: Float> RowKernel<T, 1> for Measure {
+    #[inline(always)]
+    fn run<S: Isa>(&self, row: Row<'_, T, 1>) {
+        let [x] = row.x;
+        row.stats[3] = measure::<T::Vec<S>, true>(x, self.eps, &mut row.stats[..3]);
+    }
+}
+
+/// The sums of `dy` and `dy xhat` over a channel.
+pub(super) struct Sums<'a, T>(pub(super) &'a [T]);
+
+impl<T: Float> RowKernel<T, 2> for Sums<'_, T> {
+    #[inline(always)]
+    fn run<S: Isa>(&self, row: Row<'_, T, 2>) {
+        let standard = Standard::<T::Vec<S>, true>::load(&self.0[row.index * KEPT..][..3]);
+        let terms = |[x, dy]: [T::Vec<S>; 2]| [dy, dy * standard.of(x)];
+        row.stats.copy_from_slice(&lanes::sums(row.x, [T::ZERO; 2], terms));
+    }
+}
+
+/// For every channel the two parts of its mean and `N` coefficients.
+pub(super) struct Lines<T, const N: usize> {
+    mean: [Vec<T>; 2],
+    coefficients: [Vec<T>; N],
+    /// Whether a row is one channel, else all channels.
+    one: bool,
+}
+
+impl<T: Float, const N: usize> Lines<T, N> {
+    /// `line` gives a channel's coefficients from its number and its inverse deviation.
+    pub(super) fn new(channels: &Channels, stats: &[T], line: impl Fn(usize, T) -> [T; N]) -> Self {
+        let kept = |which: usize| stats.iter().skip(which).step_by(KEPT).copied().collect::<Vec<T>>();
+        let lines: Vec<[T; N]> =
+            kept(2).into_iter().enumerate().map(|(c, inverse)| line(c, inverse)).collect();
+        Lines {
+            mean: [kept(0), kept(1)],
+            coefficients: std::array::from_fn(|n| lines.iter().map(|line| line[n]).collect()),
+            one: channels.places != 1,
+        }
+    }
+
+    /// The channel that a row is.
+    #[inline(always)]
+    fn channel(&self, row: usize) -> usize {
+        row % self.mean[0].len()
+    }
+}
+
+/// `y = (x - mean) scale + shift`
+pub(super) struct Forward<T>(pub(super) Lines<T, 2>);
+
+impl<T: Float> RowKernel<T, 1> for Forward<T> {
+    #[inline(always)]
+    fn run<S: Isa>(&self, row: Row<'_, T, 1>) {
+        let ([x], Lines { mean: [high, low], coefficients: [scale, shift], .. }) = (row.x, &self.0);
+        let f = |[x, high, low, scale, shift]: [T::Vec<S>; 5]| ((x - high) - low).mul_add(scale, shift);
+        if self.0.one {
+            let c = self.0.channel(row.index);
+            let [high, low, scale, shift] = [high, low, scale, shift].map(|all| T::Vec::<S>::splat(all[c]));
+            lanes::map([x], row.y, |[x]| f([x, high, low, scale, shift]));
+        } else {
+            lanes::map([x, high, low, scale, shift], row.y, f);
+        }
+    }
+}
+
+/// `dx = dy scale + (x - mean) slope + shift`
+pub(super) struct BackwardOf<T>(pub(super) Lines<T, 3>);
+
+impl<T: Float> RowKernel<T, 2> for BackwardOf<T> {
+    #[inline(always)]
+    fn run<S: Isa>(&self, row: Row<'_, T, 2>) {
+        let [x, dy] = row.x;
+        let Lines { mean: [high, low], coefficients: [scale, slope, shift], .. } = &self.0;
+        let f = |[x, dy, high, low, scale, slope, shift]: [T::Vec<S>; 7]| {
+            dy.mul_add(scale, ((x - high) - low).mul_add(slope, shift))
+        };
+        if self.0.one {
+            let c = self.0.channel(row.index);
+            let [high, low, scale, slope, shift] =
+                [high, low, scale, slope, shift].map(|all| T::Vec::<S>::splat(all[c]));
+            lanes::map([x, dy], row.y, |[x, dy]| f([x, dy, high, low, scale, slope, shift]));
+        } else {
+            lanes::map([x, dy, high, low, scale, slope, shift], row.y, f);
+        }
+    }
+}

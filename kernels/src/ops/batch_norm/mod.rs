@@ -1,0 +1,226 @@
+//! Batch normalisation: each channel over the items and places of the batch, or by given statistics.
+
+mod cpu;
+
+use phalanx_tensor::{DType, Error, Result, Tensor};
+
+use crate::check;
+use crate::ops::{cast, copy_};
+use crate::real::{Real, for_real};
+use crate::rows::{self, Outputs, Shape};
+use crate::simd::Float;
+use crate::wide::{elements, store, wide_dtype, widened_if};
+
+/// Numbers kept of a channel: the mean's two parts, the inverse deviation, and the variance.
+const KEPT: usize = 4;
+
+/// What batch normalisation is told beside its tensors.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct BatchNorm {
+    /// Whether to use the batch's own statistics, and to move the running ones towards them.
+    pub training: bool,
+    /// How far they move (0.1).
+    pub momentum: f64,
+    /// Added to the variance (1e-5).
+    pub eps: f64,
+}
+
+impl Default for BatchNorm {
+    fn default() -> BatchNorm {
+        BatchNorm { training: true, momentum: 0.1, eps: 1e-5 }
+    }
+}
+
+/// `y = (x - mean) / sqrt(var + eps) * weight + bias` for `x` [N, C, ...] with each channel's mean and variance: the
+/// batch's own in training, else the `running` ones, [C] each. Also gives what the backward pass and
+/// [`batch_norm_update_`] need of each channel.
+///
+/// # Errors
+/// If shapes, dtypes or devices do not fit, there are no running statistics outside training, or fewer than two
+/// elements a channel in it.
+pub fn batch_norm(
+    x: &Tensor,
+    running: Option<[&Tensor; 2]>,
+    weight: Option<&Tensor>,
+    bias: Option<&Tensor>,
+    config: &BatchNorm,
+) -> Result<(Tensor, Tensor)> {
+    const OP: &str = "batch_norm";
+    let channels = Channels::new(OP, x, &[weight, bias])?;
+    if config.training && channels.count < 2 {
+        let got = format!("{:?}", x.shape());
+        return Err(Error::shape(OP, got, "more than one element a channel in training"));
+    }
+    if !config.training && running.is_none() {
+        return Err(Error::invalid(OP, "got no running mean and variance, wanted them outside training"));
+    }
+    for t in running.into_iter().flatten() {
+        check::same_device(OP, &[x, t])?;
+        check::float(OP, t)?;
+        check::shape(OP, "a running mean or variance", t, &[channels.channels])?;
+    }
+    let mut y = x.empty_like()?;
+    let mut stats = Tensor::empty(&[channels.channels, KEPT], wide_dtype(x.dtype()), x.device())?;
+    if x.device().is_meta() {
+        return Ok((y, stats));
+    }
+    for_real!(OP, x.dtype(), T => {
+        match running.filter(|_| !config.training) {
+            Some(running) => given::<T>(OP, running, config.eps, &mut stats)?,
+            None => {
+                let kernel = cpu::Measure { eps: config.eps };
+                let turned = channels.turned(x)?;
+                let outputs = Outputs { y: None, stats: &mut stats.write(OP)? };
+                rows::run::<T, 1>(OP, &kernel, channels.by_channel(KEPT), [&turned], outputs)?;
+            }
+        }
+        let stats = elements::<<T as Real>::Wide>(OP, &stats)?;
+        let [weight, bias] = channels.affine::<T>(OP, [weight, bias])?;
+        let kernel = cpu::Forward(cpu::Lines::new(&channels, &stats, |c, inverse| [weight[c] * inverse, bias[c]]));
+        rows::run::<T, 1>(OP, &kernel, channels.by_place(), [x], Outputs { y: Some(&mut y), stats: &mut [] })
+    })?;
+    Ok((y, stats))
+}
+
+/// Keeps given statistics as the batch's own are.
+fn given<T: Real>(op: &'static str, running: [&Tensor; 2], eps: f64, stats: &mut Tensor) -> Result<()> {
+    let [mean, var] =
+        [cast(running[0], DType::F64)?.to_vec::<f64>()?, cast(running[1], DType::F64)?.to_vec()?];
+    let mut stats = stats.write::<T::Wide>(op)?;
+    for ((kept, mean), var) in stats.chunks_exact_mut(KEPT).zip(mean).zip(var) {
+        cpu::keep(mean, var, eps, kept);
+    }
+    Ok(())
+}
+
+/// Moves running statistics towards the batch's: `(1 - momentum) old + momentum new`, with the unbiased variance.
+/// `x` and `stats` are those of [`batch_norm`] in training.
+///
+/// # Errors
+/// If shapes, dtypes or devices do not fit.
+pub fn batch_norm_update_(
+    running: [&mut Tensor; 2],
+    x: &Tensor,
+    stats: &Tensor,
+    momentum: f64,
+) -> Result<()> {
+    const OP: &str = "batch_norm_update";
+    let channels = Channels::new(OP, x, &[])?;
+    let count = channels.count as f64;
+    for (which, running) in running.into_iter().enumerate() {
+        check::shape(OP, "a running mean or variance", running, &[channels.channels])?;
+        let mut moved = Tensor::empty(running.shape(), running.dtype(), running.device())?;
+        if !running.device().is_meta() {
+            let new: Vec<f64> = cast(stats, DType::F64)?.to_vec()?;
+            let new = new.chunks_exact(KEPT).map(|s| [s[0] + s[1], s[3] * (count / (count - 1.0))][which]);
+            let old = cast(running, DType::F64)?.to_vec::<f64>()?;
+            let values: Vec<f64> =
+                old.iter().zip(new).map(|(old, new)| (1.0 - momentum) * old + momentum * new).collect();
+            for_real!(OP, running.dtype(), T => store::<T>(OP, &mut moved, &values))?;
+        }
+        copy_(running, &moved)?;
+    }
+    Ok(())
+}
+
+/// The gradients of [`batch_norm`] with respect to `x`, `weight` and `bias`: those that `needs` names.
+///
+/// # Errors
+/// As [`batch_norm`].
+pub fn batch_norm_backward(
+    x: &Tensor,
+    stats: &Tensor,
+    weight: Option<&Tensor>,
+    dy: &Tensor,
+    config: &BatchNorm,
+    needs: [bool; 3],
+) -> Result<[Option<Tensor>; 3]> {
+    const OP: &str = "batch_norm_backward";
+    let channels = Channels::new(OP, x, &[weight])?;
+    check::same(OP, &[x, dy])?;
+    check::shape(OP, "a gradient", dy, x.shape())?;
+    let mut dx = needs[0].then(|| x.empty_like()).transpose()?;
+    let sum =
+        |wanted: bool| wanted.then(|| Tensor::empty(&x.shape()[1..2], x.dtype(), x.device())).transpose();
+    let [mut dw, mut db] = [sum(needs[1])?, sum(needs[2])?];
+    if x.device().is_meta() {
+        return Ok([dx, dw, db]);
+    }
+    for_real!(OP, x.dtype(), T => {
+        let wide = <<T as Real>::Wide as Float>::from_f64;
+        let stats = elements::<<T as Real>::Wide>(OP, stats)?;
+        let [weight, _] = channels.affine::<T>(OP, [weight, None])?;
+        let mut sums = vec![wide(0.0); channels.channels * 2];
+        let (turned_x, turned_dy) = (channels.turned(x)?, channels.turned(dy)?);
+        let outputs = Outputs { y: None, stats: &mut sums };
+        rows::run::<T, 2>(OP, &cpu::Sums(&stats), channels.by_channel(2), [&turned_x, &turned_dy], outputs)?;
+        let part = |which: usize| sums.chunks_exact(2).map(|s| s[which].to_f64()).collect::<Vec<f64>>();
+        db.as_mut().map_or(Ok(()), |db| store::<T>(OP, db, &part(0)))?;
+        dw.as_mut().map_or(Ok(()), |dw| store::<T>(OP, dw, &part(1)))?;
+        let Some(dx) = &mut dx else { return Ok([None, dw, db]) };
+        // dx = dy scale + (x - mean) slope + shift
+        let n = wide(channels.count as f64);
+        let line = |c: usize, inverse: <T as Real>::Wide| {
+            let scale = weight[c] * inverse;
+            let own = if config.training { scale / n } else { wide(0.0) };
+            [scale, -(own * inverse * sums[2 * c + 1]), -(own * sums[2 * c])]
+        };
+        let kernel = cpu::BackwardOf(cpu::Lines::new(&channels, &stats, line));
+        let outputs = Outputs { y: Some(dx), stats: &mut [] };
+        rows::run::<T, 2>(OP, &kernel, channels.by_place(), [x, dy], outputs)
+    })?;
+    Ok([dx, dw, db])
+}
+
+/// The sizes of [N, C, ...].
+struct Channels {
+    items: usize,
+    channels: usize,
+    /// Elements of a channel of one item, and of a channel.
+    places: usize,
+    count: usize,
+}
+
+impl Channels {
+    fn new(op: &'static str, x: &Tensor, affine: &[Option<&Tensor>]) -> Result<Channels> {
+        check::float(op, x)?;
+        let [items, channels, ref places @ ..] = *x.shape() else {
+            return Err(Error::shape(op, format!("{:?}", x.shape()), "[N, C] or [N, C, ...]"));
+        };
+        for t in affine.iter().copied().flatten() {
+            check::same(op, &[x, t])?;
+            check::shape(op, "a weight or bias", t, &[channels])?;
+        }
+        let places = places.iter().product();
+        Ok(Channels { items, channels, places, count: items * places })
+    }
+
+    /// `x` with the channels first.
+    fn turned(&self, x: &Tensor) -> Result<Tensor> {
+        x.transpose(0, 1)
+    }
+
+    /// Rows that are the channels of [`Channels::turned`].
+    fn by_channel(&self, stats: usize) -> Shape {
+        Shape { rows: self.channels, width: self.count, stats, sums: 0 }
+    }
+
+    /// Rows that are a channel of an item; where that is a single element, an item's channels.
+    fn by_place(&self) -> Shape {
+        let (rows, width) = match self.places {
+            1 => (self.items, self.channels),
+            _ => (self.items * self.channels, self.places),
+        };
+        Shape { rows, width, stats: 0, sums: 0 }
+    }
+
+    /// Weight and bias of every channel, 1 and 0 where they are absent.
+    fn affine<T: Real>(&self, op: &'static str, [w, b]: [Option<&Tensor>; 2]) -> Result<[Vec<T::Wide>; 2]> {
+        let all = |x: T::Wide| vec![x; self.channels];
+        let (w, b) = (widened_if::<T>(op, w)?, widened_if::<T>(op, b)?);
+        Ok([w.unwrap_or_else(|| all(T::Wide::ONE)), b.unwrap_or_else(|| all(T::Wide::ZERO))])
+    }
+}
+
+#[cfg(test)]
+mod tests;
