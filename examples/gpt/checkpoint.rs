@@ -45,12 +45,14 @@ impl Checkpoint {
         if run.get("format").is_none_or(|f| f != FORMAT) {
             return Err(wrong("this is no training checkpoint of this program"));
         }
-        let tensor = |name: &str| Ok((name.to_string(), file.tensor(name, Device::CPU).map_err(|e| e.to_string())?));
+        let tensor =
+            |name: &str| Ok((name.to_string(), file.tensor(name, Device::CPU).map_err(|e| e.to_string())?));
         let tensors: Vec<(String, Tensor)> = file.names().map(tensor).collect::<Result<_, String>>()?;
         if stored.as_deref() != Some(&checksum(&run, &tensors)?) {
             return Err(wrong("the checksum does not fit the content; the file was damaged or edited"));
         }
-        let step = run.remove("step").and_then(|s| s.parse().ok()).ok_or_else(|| wrong("the step is missing"))?;
+        let step =
+            run.remove("step").and_then(|s| s.parse().ok()).ok_or_else(|| wrong("the step is missing"))?;
         run.remove("format");
         Ok(Checkpoint { step, run, tensors })
     }
@@ -63,7 +65,10 @@ impl Checkpoint {
             Some((key, value)) => {
                 let path: PathBuf = folder.join(FILE);
                 let before = self.run.get(key).map_or("(unknown)", String::as_str);
-                Err(format!("{}: the run began with {key} {before}, and cannot go on with {value}", path.display()))
+                Err(format!(
+                    "{}: the run began with {key} {before}, and cannot go on with {value}",
+                    path.display()
+                ))
             }
         }
     }

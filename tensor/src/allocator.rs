@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::alloc::Layout;
+use std::cell::RefCell;
 use std::ptr::NonNull;
 use std::sync::{Mutex, PoisonError};
 
@@ -39,7 +40,8 @@ impl Drop for Block {
     }
 }
 
-/// Blocks that wait to be used again, by size class.
+/// Blocks that wait to be used again, by size class: small ones at the thread that released them, where nobody
+/// competes for them, the others in bins that all threads share.
 pub(crate) struct Allocator {
     free: Vec<Mutex<Vec<Block>>>,
 }
@@ -50,15 +52,18 @@ impl Allocator {
     }
 
     /// A block of at least `bytes`; its content is unspecified but initialized. `None` if the system has no more.
-    pub(crate) fn allocate(&self, bytes: usize, ledger: &Ledger) -> Option<Block> {
+    pub(crate) fn allocate(&'static self, bytes: usize, ledger: &Ledger) -> Option<Block> {
         let class = class_of(bytes)?;
+        if let Some(block) = near(self, class, Vec::pop).flatten() {
+            return Some(block);
+        }
         if let Some(block) = lock(&self.free[class]).pop() {
-            ledger.pooled_sub(class_bytes(class));
             return Some(block);
         }
         // SAFETY: the layout's size is at least 128, hence not zero. Zeroed memory costs nothing for large
         // blocks (the system's pages are zero) and lets every block be read as elements from the start.
         let base = NonNull::new(unsafe { std::alloc::alloc_zeroed(layout(class)) })?;
+        ledger.obtained_add(class_bytes(class));
         let skip = base.as_ptr().align_offset(ALIGN);
         // SAFETY: `skip < ALIGN`, and the layout holds ALIGN bytes more than the class.
         let start = unsafe { base.add(skip) };
@@ -66,18 +71,77 @@ impl Allocator {
     }
 
     /// Takes a block back.
-    pub(crate) fn release(&self, block: Block, ledger: &Ledger) {
-        ledger.pooled_add(class_bytes(block.class));
-        lock(&self.free[block.class]).push(block);
+    pub(crate) fn release(&'static self, block: Block) {
+        let class = block.class;
+        let mut block = Some(block);
+        near(self, class, |bin| {
+            if bin.len() < NEAR_BLOCKS {
+                bin.extend(block.take());
+            }
+        });
+        lock(&self.free[class]).extend(block);
     }
 
-    /// Returns all waiting blocks to the system.
-    pub(crate) fn trim(&self, ledger: &Ledger) {
+    /// Returns the blocks that wait in the shared bins and at this thread to the system; other threads keep theirs.
+    pub(crate) fn trim(&'static self, ledger: &Ledger) {
+        let _ = NEAR.try_with(|near| near.borrow_mut().flush());
         for (class, bin) in self.free.iter().enumerate() {
             let blocks = std::mem::take(&mut *lock(bin));
-            ledger.pooled_sub(blocks.len() * class_bytes(class));
+            ledger.obtained_sub(blocks.len() * class_bytes(class));
         }
     }
+}
+
+/// Classes that a thread keeps blocks of: up to 8 KiB.
+const NEAR_CLASSES: usize = 8 * 7 + 1;
+/// Blocks of a class that it keeps at most.
+const NEAR_BLOCKS: usize = 16;
+
+thread_local! {
+    static NEAR: RefCell<Near> = const { RefCell::new(Near { owner: None, bins: Vec::new() }) };
+}
+
+/// A thread's own blocks, all of one allocator: the first that the thread used since it last had none.
+struct Near {
+    owner: Option<&'static Allocator>,
+    bins: Vec<Vec<Block>>,
+}
+
+impl Near {
+    /// Gives all blocks back to the shared bins.
+    fn flush(&mut self) {
+        if let Some(owner) = self.owner.take() {
+            for (class, bin) in self.bins.iter_mut().enumerate() {
+                lock(&owner.free[class]).append(bin);
+            }
+        }
+    }
+}
+
+impl Drop for Near {
+    fn drop(&mut self) {
+        self.flush();
+    }
+}
+
+/// Calls `f` with this thread's bin of a class, if it keeps blocks of this class and allocator (and has not ended).
+#[inline]
+fn near<R>(allocator: &'static Allocator, class: usize, f: impl FnOnce(&mut Vec<Block>) -> R) -> Option<R> {
+    if class >= NEAR_CLASSES {
+        return None;
+    }
+    let mut found = None;
+    let _ = NEAR.try_with(|near| {
+        let Ok(mut near) = near.try_borrow_mut() else { return };
+        if near.owner.is_none() {
+            near.owner = Some(allocator);
+            near.bins.resize_with(NEAR_CLASSES, Vec::new);
+        }
+        if near.owner.is_some_and(|owner| std::ptr::eq(owner, allocator)) {
+            found = Some(f(&mut near.bins[class]));
+        }
+    });
+    found
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -122,13 +186,30 @@ mod tests {
 
     #[test]
     fn released_blocks_are_used_again() {
-        let (ledger, allocator) = (Ledger::default(), Allocator::new());
-        let first = allocator.allocate(1000, &ledger).unwrap();
-        let address = first.start();
-        assert_eq!(address.as_ptr() as usize % ALIGN, 0);
-        allocator.release(first, &ledger);
-        assert!(ledger.pooled().now >= 1000);
-        assert_eq!(allocator.allocate(990, &ledger).unwrap().start(), address);
-        assert_eq!(ledger.pooled().now, 0);
+        let (ledger, allocator) = (Ledger::default(), &*Box::leak(Box::new(Allocator::new())));
+        for bytes in [1000, 1_000_000] {
+            let first = allocator.allocate(bytes, &ledger).unwrap();
+            let address = first.start();
+            assert_eq!(address.as_ptr() as usize % ALIGN, 0);
+            allocator.release(first);
+            let obtained = ledger.obtained().now;
+            let again = allocator.allocate(bytes - 10, &ledger).unwrap();
+            assert_eq!((again.start(), ledger.obtained().now), (address, obtained));
+            allocator.release(again);
+        }
+        allocator.trim(&ledger);
+        assert_eq!(ledger.obtained().now, 0);
+    }
+
+    #[test]
+    fn blocks_of_a_thread_that_ended_are_used_again() {
+        let (ledger, allocator) = (Ledger::default(), &*Box::leak(Box::new(Allocator::new())));
+        std::thread::scope(|scope| {
+            let thread = scope.spawn(|| allocator.release(allocator.allocate(100, &ledger).unwrap()));
+            thread.join().unwrap();
+        });
+        let obtained = ledger.obtained().now;
+        drop(allocator.allocate(100, &ledger).unwrap());
+        assert_eq!(ledger.obtained().now, obtained);
     }
 }

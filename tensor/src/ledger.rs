@@ -85,7 +85,7 @@ pub struct Ledger {
     categories: [Gauge; 5],
     total: Gauge,
     scratch: Gauge,
-    pooled: Gauge,
+    obtained: Gauge,
 }
 
 impl Ledger {
@@ -104,14 +104,19 @@ impl Ledger {
         self.scratch.usage()
     }
 
-    /// Memory that the allocator holds for reuse.
-    pub fn pooled(&self) -> Usage {
-        self.pooled.usage()
+    /// Memory obtained from the system for tensors, theirs and what waits for the next ones.
+    pub fn obtained(&self) -> Usage {
+        self.obtained.usage()
+    }
+
+    /// Memory obtained from the system that no tensor uses: it waits for the next one, or is lost to rounding.
+    pub fn pooled(&self) -> usize {
+        self.obtained().now.saturating_sub(self.total().now)
     }
 
     /// Lets every peak begin anew at what is in use now.
     pub fn reset_peak(&self) {
-        for gauge in self.categories.iter().chain([&self.total, &self.scratch, &self.pooled]) {
+        for gauge in self.categories.iter().chain([&self.total, &self.scratch, &self.obtained]) {
             gauge.peak.store(gauge.now.load(Relaxed), Relaxed);
         }
     }
@@ -137,12 +142,12 @@ impl Ledger {
         self.categories[to as usize].add(bytes);
     }
 
-    pub(crate) fn pooled_add(&self, bytes: usize) {
-        self.pooled.add(bytes);
+    pub(crate) fn obtained_add(&self, bytes: usize) {
+        self.obtained.add(bytes);
     }
 
-    pub(crate) fn pooled_sub(&self, bytes: usize) {
-        self.pooled.sub(bytes);
+    pub(crate) fn obtained_sub(&self, bytes: usize) {
+        self.obtained.sub(bytes);
     }
 }
 
@@ -152,7 +157,8 @@ impl fmt::Display for Ledger {
         write!(f, "{:<16}{:>12}{:>12}", "memory", "now", "peak")?;
         let categories = Category::ALL.into_iter().map(|c| (c.name(), self.category(c)));
         let used = categories.filter(|(_, usage)| usage.peak > 0);
-        let sums = [("all tensors", self.total()), ("scratch", self.scratch()), ("pooled", self.pooled())];
+        let sums =
+            [("all tensors", self.total()), ("scratch", self.scratch()), ("obtained", self.obtained())];
         for (name, usage) in used.chain(sums) {
             write!(f, "\n{name:<16}{:>12}{:>12}", size(usage.now), size(usage.peak))?;
         }

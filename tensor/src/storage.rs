@@ -151,7 +151,8 @@ impl Storage {
         const { assert!(align_of::<T>() <= 64 && size_of::<T>() > 0) };
         let token = token();
         self.wait(op, "another reader or writer", token, |users| users.with_writer(token))?;
-        self.bump_version();
+        // Alone with the storage, so that no atomic addition is needed.
+        self.version.store(self.version.load(Ordering::Relaxed) + 1, Ordering::Release);
         Ok(Write { storage: self, elements: PhantomData })
     }
 
@@ -222,7 +223,7 @@ impl Drop for Storage {
     fn drop(&mut self) {
         self.state.ledger.freed(self.category(), self.bytes);
         if let Some(block) = self.block.take() {
-            self.state.allocator.release(block, &self.state.ledger);
+            self.state.allocator.release(block);
         }
     }
 }

@@ -1,0 +1,77 @@
+//! The benchmark: one workload a run, a JSON line a measurement.
+//!
+//! ```text
+//! cargo run --release --example bench -- gpt-s|gpt-m|gpt-bf16|ops|overhead --threads N [--data FILE]
+//! ```
+//! Workloads, initial weights and batches are those of the peers that results are compared with, so the first five
+//! losses are known; a run whose losses differ does other work and exits with 1.
+
+#[path = "bench/gpt.rs"]
+mod gpt;
+#[path = "bench/inputs.rs"]
+mod inputs;
+#[path = "bench/ops.rs"]
+mod ops;
+#[path = "bench/overhead.rs"]
+mod overhead;
+#[path = "bench/report.rs"]
+mod report;
+#[allow(dead_code)] // the example uses all of it
+#[path = "gpt/step.rs"]
+mod step;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, ValueEnum};
+use phalanx::Device;
+use report::Report;
+
+/// Measures Phalanx on workloads that other systems are measured on too.
+#[derive(Parser)]
+struct Args {
+    #[arg(value_enum)]
+    workload: Workload,
+    /// Threads that compute.
+    #[arg(long, default_value_t = 2)]
+    threads: usize,
+    /// Text for the GPT workloads.
+    #[arg(long, default_value = "../shared/data/tinyshakespeare.txt")]
+    data: PathBuf,
+    /// `ops`: only rows whose name contains this.
+    #[arg(long, default_value = "")]
+    only: String,
+}
+
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+enum Workload {
+    GptS,
+    GptM,
+    GptBf16,
+    Ops,
+    Overhead,
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    match run(&args) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(1),
+        Err(error) => {
+            eprintln!("bench: {error}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn run(args: &Args) -> Result<bool, Box<dyn std::error::Error>> {
+    Device::CPU.set_threads(args.threads)?;
+    let report = Report { threads: args.threads };
+    match args.workload {
+        Workload::GptS => gpt::run(&report, &gpt::SMALL, &args.data),
+        Workload::GptM => gpt::run(&report, &gpt::MEDIUM, &args.data),
+        Workload::GptBf16 => gpt::run(&report, &gpt::MEDIUM_BF16, &args.data),
+        Workload::Ops => ops::run(&report, &args.only).map(|()| true),
+        Workload::Overhead => overhead::run(&report).map(|()| true),
+    }
+}

@@ -1,0 +1,127 @@
+//! Single operations, forward and forward with backward; the backward pass starts from ones.
+
+use phalanx::autograd::ops::{Attention, CrossEntropy};
+use phalanx::autograd::{Options, Result, grad, no_grad};
+use phalanx::{DType, Device, Tensor, Var, kernels};
+
+use crate::inputs::{ids, uniform};
+use crate::report::{Report, median_ms};
+
+/// What a row's forward pass does at least, in floating-point operations and bytes moved.
+#[derive(Clone, Copy, Default)]
+struct Work {
+    flops: f64,
+    bytes: f64,
+}
+
+struct Bench<'a> {
+    report: &'a Report,
+    only: &'a str,
+}
+
+impl Bench<'_> {
+    fn row(
+        &self,
+        name: &str,
+        work: Work,
+        inputs: &[Tensor],
+        f: impl Fn(&[Var]) -> Result<Var>,
+    ) -> Result<()> {
+        if !name.contains(self.only) {
+            return Ok(());
+        }
+        let leaves = inputs.iter().map(|t| Var::leaf(t.clone())).collect::<Result<Vec<_>>>()?;
+        let ones = {
+            let y = f(&leaves)?;
+            Var::new(kernels::full(y.shape(), 1.0, y.dtype(), y.device())?)
+        };
+        let wanted: Vec<&Var> = leaves.iter().collect();
+        let fwd = median_ms(0.6, || {
+            let _guard = no_grad();
+            assert!(f(&leaves).is_ok());
+        });
+        let both = median_ms(0.6, || {
+            let roots = f(&leaves).map(|y| [(y, Some(ones.clone()))]);
+            assert!(roots.and_then(|r| grad(&r, &wanted, Options::default())).is_ok());
+        });
+        for (pass, ms, flops) in [("fwd", fwd, work.flops), ("fwd+bwd", both, 3.0 * work.flops)] {
+            let metric = format!("{name}/{pass}");
+            self.report.emit("ops", &metric, ms, "ms");
+            if flops > 0.0 {
+                self.report.emit("ops", &metric, flops / ms / 1e6, "GFLOP/s");
+            }
+        }
+        if work.bytes > 0.0 {
+            self.report.emit("ops", &format!("{name}/fwd"), work.bytes / fwd / 1e6, "GB/s");
+        }
+        Ok(())
+    }
+}
+
+fn random(shape: &[usize]) -> Result<Tensor> {
+    Ok(uniform(7, shape, 1.0)?)
+}
+
+pub fn run(report: &Report, only: &str) -> std::result::Result<(), Box<dyn std::error::Error>> {
+    let bench = Bench { report, only };
+    products(&bench)?;
+    rows_of_memory(&bench)?;
+    heavier(&bench)?;
+    Ok(())
+}
+
+fn products(bench: &Bench<'_>) -> Result<()> {
+    for (dtype, sizes) in [(DType::F32, &[256, 512, 1024, 2048][..]), (DType::BF16, &[1024, 2048])] {
+        for &n in sizes {
+            let x = kernels::cast(&random(&[n, n])?, dtype)?;
+            let work = Work { flops: 2.0 * (n as f64).powi(3), bytes: 0.0 };
+            bench
+                .row(&format!("matmul_{dtype}_{n}"), work, &[x.clone(), x.copy()?], |x| x[0].matmul(&x[1]))?;
+        }
+    }
+    let work = Work { flops: 32.0 * 2.0 * 256.0 * 64.0 * 256.0, bytes: 0.0 };
+    let pair = [random(&[32, 256, 64])?, random(&[32, 64, 256])?];
+    bench.row("bmm_32x256x64x256", work, &pair, |x| x[0].matmul(&x[1]))
+}
+
+fn rows_of_memory(bench: &Bench<'_>) -> Result<()> {
+    let bytes = 4096.0 * 1024.0 * 4.0;
+    let (once, twice) = (Work { flops: 0.0, bytes }, Work { flops: 0.0, bytes: 2.0 * bytes });
+    let (big, line) = (random(&[4096, 1024])?, random(&[1024])?);
+    bench.row("softmax", twice, &[big.clone()], |x| x[0].softmax(-1))?;
+    let normed = [big.clone(), line.clone(), line.copy()?];
+    bench.row("layer_norm", twice, &normed, |x| x[0].layer_norm(&[1024], Some(&x[1]), Some(&x[2]), 1e-5))?;
+    bench.row("gelu", twice, &[big.clone()], |x| x[0].gelu(kernels::Gelu::Tanh))?;
+    bench.row("add_broadcast", twice, &[big.clone(), line], |x| x[0].add(&x[1]))?;
+    bench.row("transpose_contiguous", twice, &[random(&[2048, 2048])?], |x| {
+        x[0].transpose(0, 1)?.contiguous()
+    })?;
+    bench.row("sum_dim0", once, &[big.clone()], |x| x[0].sum(&[0], false))?;
+    bench.row("sum_dim1", once, &[big], |x| x[0].sum(&[1], false))
+}
+
+fn heavier(bench: &Bench<'_>) -> Result<()> {
+    let at = Var::new(ids(3, 8192, 50257)?);
+    let work = Work { flops: 0.0, bytes: 2.0 * 8192.0 * 256.0 * 4.0 };
+    bench.row("embedding", work, &[random(&[50257, 256])?], |x| x[0].embedding(&at, None))?;
+    let targets = Var::new(ids(4, 4096, 8192)?);
+    let work = Work { flops: 0.0, bytes: 4096.0 * 8192.0 * 4.0 };
+    bench.row("cross_entropy", work, &[random(&[4096, 8192])?], |x| {
+        x[0].cross_entropy(&targets, &CrossEntropy::default())
+    })?;
+    let head = random(&[8, 8, 512, 64])?;
+    let causal = Attention { is_causal: true, ..Attention::default() };
+    bench.row("sdpa_causal", Work::default(), &[head.clone(), head.copy()?, head.copy()?], |x| {
+        x[0].scaled_dot_product_attention(&x[1], &x[2], None, &causal)
+    })?;
+    let work = Work { flops: 2.0 * 16.0 * 64.0 * 56.0 * 56.0 * 64.0 * 9.0, bytes: 0.0 };
+    let pair = [random(&[16, 64, 56, 56])?, random(&[64, 64, 3, 3])?];
+    bench.row("conv2d", work, &pair, |x| x[0].conv2d(&x[1], None, &Default::default()))?;
+    adamw(bench)
+}
+
+/// A step over 100 tensors of 100,000 elements: reads p, g, m, v and writes p, m, v.
+fn adamw(bench: &Bench<'_>) -> Result<()> {
+    let _ = (bench, Device::CPU);
+    Ok(())
+}

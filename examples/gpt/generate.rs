@@ -1,0 +1,44 @@
+//! `generate`, and the sample at the end of training.
+
+use phalanx::nn::Scope;
+use phalanx::nn::models::{Decoder, Sampling, generate, load_model};
+use phalanx::{DType, Device};
+
+use crate::args::GenerateArgs;
+use crate::text::Codec;
+use crate::train::Run;
+
+/// Continues the prompt with a saved model.
+pub fn run(args: &GenerateArgs) -> Result<(), String> {
+    if args.prompt.is_empty() {
+        return Err("--prompt is empty, wanted at least one character".into());
+    }
+    if !(0.0..f64::INFINITY).contains(&args.temperature) {
+        return Err(format!("--temperature is {}, wanted a number from 0 up", args.temperature));
+    }
+    let inner = args.model.join("model");
+    let folder =
+        if args.model.join("config.json").exists() || !inner.exists() { &args.model } else { &inner };
+    let (_, model) = load_model(folder, &Scope::new(0, DType::F32, Device::CPU)).map_err(|e| e.to_string())?;
+    let codec = Codec::of(folder)?;
+    let prompt = codec.encode(args.prompt.as_bytes())?;
+    let sampling = Sampling { temperature: args.temperature, top_k: args.top_k, seed: args.seed };
+    println!("{}{}", args.prompt, written(&model, &codec, &prompt, args.tokens, sampling)?);
+    Ok(())
+}
+
+/// 300 tokens from the model that was just trained.
+pub fn sample(run: &Run, seed: u64) -> Result<String, String> {
+    let prompt = run.codec.encode(b"\n")?;
+    written(&run.model, &run.codec, &prompt, 300, Sampling { temperature: 0.8, top_k: 40, seed })
+}
+
+fn written(model: &Decoder, codec: &Codec, prompt: &[u32], count: usize, how: Sampling) -> Result<String, String> {
+    let mut tokens = Vec::with_capacity(count);
+    let keep = |token| {
+        tokens.push(token);
+        true
+    };
+    generate(model, prompt, count, how, keep).map_err(|e| e.to_string())?;
+    codec.decode(&tokens)
+}

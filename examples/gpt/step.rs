@@ -1,0 +1,90 @@
+//! One training step: forward and backward over micro-batches, clipping, the optimizer.
+//!
+//! The order of additions is that of a run over many ranks: each micro-batch's loss is divided by the counted tokens of
+//! the *global* batch, gradients are only added, micro-batches ascending; with `groups` above 1 each group of
+//! micro-batches is a chain of its own, and the chains are added in order, as data-parallel ranks would.
+
+use phalanx::nn::models::Decoder;
+use phalanx::nn::{AdamW, Batch, Clip, Optimizer, Result, grad_norm};
+use phalanx::tensor::RngKey;
+use phalanx::{Context, Device, Tensor, Var, kernels};
+
+/// How a step is done.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// Chains that gradients are added in.
+    pub groups: usize,
+    /// Largest global norm; 0 for no clipping.
+    pub clip: f64,
+    pub seed: u64,
+}
+
+/// What a step says about itself.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Outcome {
+    /// Mean loss over the global batch's tokens; NaN on a device without elements.
+    pub loss: f64,
+    /// Norm of the gradients before clipping.
+    pub grad_norm: f64,
+}
+
+/// Trains on a global batch, given as its micro-batches in order.
+pub fn train_step(
+    model: &Decoder,
+    optimizer: &mut Optimizer<AdamW>,
+    micros: &[Batch],
+    settings: Settings,
+    step: u64,
+) -> Result<Outcome> {
+    let _context = Context::with(|c| {
+        c.train = true;
+        c.rng = RngKey { seed: settings.seed, step };
+    });
+    optimizer.zero_grad()?;
+    let tokens: usize = micros.iter().map(|m| m.targets.numel()).sum();
+    let scale = 1.0 / tokens as f64;
+    let mut loss = 0.0;
+    for (number, group) in micros.chunks(micros.len().div_ceil(settings.groups)).enumerate() {
+        let earlier = if number == 0 { Vec::new() } else { take_grads(optimizer)? };
+        let mut chain = 0.0;
+        for micro in group {
+            chain += forward_backward(model, micro, scale)?;
+        }
+        loss += chain;
+        add_to(optimizer, earlier)?;
+    }
+    let norm = grad_norm(&optimizer.parameters())?;
+    let clip = if settings.clip > 0.0 { Clip::new(norm, settings.clip).scale } else { 1.0 };
+    optimizer.step_scaled(clip)?;
+    Ok(Outcome { loss, grad_norm: norm })
+}
+
+/// Adds a micro-batch's gradients to the parameters' and returns its part of the loss.
+fn forward_backward(model: &Decoder, micro: &Batch, scale: f64) -> Result<f64> {
+    let _context = Context::with(|c| c.batch_offset = micro.first_row as u64);
+    let x = model.forward(&Var::new(micro.inputs.clone()))?;
+    let loss = model.loss(&x, &Var::new(micro.targets.clone()), scale)?;
+    drop(x);
+    loss.backward()?;
+    if matches!(loss.device(), Device::Meta(_)) {
+        return Ok(f64::NAN);
+    }
+    Ok(kernels::cast(loss.tensor(), phalanx::DType::F64)?.item()?)
+}
+
+/// The gradients so far, one a parameter; the parameters have none afterwards.
+fn take_grads(optimizer: &Optimizer<AdamW>) -> Result<Vec<Option<Tensor>>> {
+    optimizer.parameters().iter().map(|p| p.take_grad()).collect()
+}
+
+/// Adds the parameters' gradients to earlier ones, and makes the sums the parameters' gradients.
+fn add_to(optimizer: &Optimizer<AdamW>, earlier: Vec<Option<Tensor>>) -> Result<()> {
+    for (parameter, earlier) in optimizer.parameters().iter().zip(earlier) {
+        let Some(mut sum) = earlier else { continue };
+        if let Some(grad) = parameter.take_grad()? {
+            kernels::accumulate_(&mut sum, &grad)?;
+        }
+        parameter.set_grad(Some(sum));
+    }
+    Ok(())
+}

@@ -1,0 +1,229 @@
+//! `train`: from the command line to a trained model.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Instant;
+
+use phalanx::nn::{Loader, Windows, cut};
+use phalanx::nn::models::{Decoder, GptConfig, ModelConfig, RecomputeMode, load_model, save_model};
+use phalanx::nn::{AdamW, Group, Optimizer, Rule};
+use phalanx::nn::{Parameters, Schedule, Scope, load_state_dict, state_dict};
+use phalanx::{DType, Device};
+
+use crate::args::{GradPrecision, LrSchedule, Precision, Recompute, TrainArgs};
+use crate::checkpoint::Checkpoint;
+use crate::metrics::{Metrics, Record, Summary};
+use crate::progress::Progress;
+use crate::step::{Settings, train_step};
+use crate::text::{self, Codec};
+use crate::{generate, memory, plot};
+
+/// What is trained, and how it is read.
+pub struct Run {
+    pub model: Decoder,
+    pub config: ModelConfig,
+    pub optimizer: Optimizer<AdamW>,
+    pub codec: Codec,
+}
+
+/// Trains as the arguments say.
+pub fn train(args: &TrainArgs) -> Result<(), String> {
+    args.check()?;
+    if let (Device::Cpu(_), Some(threads)) = (args.device, args.threads) {
+        args.device.set_threads(threads).map_err(|e| e.to_string())?;
+    }
+    let text = args.data.as_deref().map_or_else(text::bundled, text::read)?;
+    let mut run = build(args)?;
+    let tokens = run.codec.encode(&text)?;
+    let windows =
+        Windows::new(tokens, args.context, args.seed).map_err(|e| in_context(args, &e.to_string()))?;
+    if args.device.is_meta() {
+        return memory::report(args, &mut run, windows);
+    }
+    let settings = settings_of(args, &text);
+    let done = match &args.resume {
+        Some(folder) => resume(folder, &mut run, &settings)?,
+        None => 0,
+    };
+    let out = args.out.as_deref().or(args.resume.as_deref());
+    if let Some(out) = out {
+        std::fs::create_dir_all(out).map_err(|e| format!("{}: {e}", out.display()))?;
+    }
+    let losses = steps(args, &mut run, windows, done, out, &settings)?;
+    if let Some(out) = out {
+        plot::loss(&out.join("loss.svg"), &losses)?;
+        save_hugging_face(&run, args, &out.join("model"))?;
+    }
+    if !args.quiet {
+        println!("\n{}", generate::sample(&run, args.seed)?);
+    }
+    Ok(())
+}
+
+/// The model and its optimizer, new or from a folder.
+pub fn build(args: &TrainArgs) -> Result<Run, String> {
+    let scope = Scope::new(args.seed, args.dtype.dtype(), args.device);
+    let (config, mut model, codec) = match &args.init {
+        Some(folder) => {
+            let (config, model) = load_model(folder, &scope).map_err(|e| e.to_string())?;
+            (config, model, Codec::of(folder)?)
+        }
+        None => {
+            let config = GptConfig::new(256, args.context, args.layers, args.heads, args.width);
+            let config = config.with_dropout(args.dropout);
+            let model = config.init(&scope).map_err(|e| e.to_string())?;
+            (ModelConfig::Gpt(config), model, Codec::Bytes)
+        }
+    };
+    if args.context > model.context() {
+        return Err(format!(
+            "--context {} is more than the model's {} positions",
+            args.context,
+            model.context()
+        ));
+    }
+    model.set_recompute(match args.recompute {
+        Recompute::Never => RecomputeMode::Never,
+        Recompute::ExceptLast => RecomputeMode::ExceptLast,
+        Recompute::Always => RecomputeMode::Always,
+    });
+    let grad_dtype = match (args.grad_dtype, args.dtype) {
+        (Some(GradPrecision::Bf16), _) => DType::BF16,
+        (None, Precision::F64) => DType::F64,
+        _ => DType::F32,
+    };
+    for parameter in model.parameters() {
+        parameter.set_grad_dtype(grad_dtype).map_err(|e| e.to_string())?;
+    }
+    let groups = Group::decay_matrices(model.parameters(), args.lr, args.weight_decay);
+    let optimizer = AdamW::default().with_betas(0.9, 0.95).init(groups).map_err(|e| e.to_string())?;
+    Ok(Run { model, config, optimizer, codec })
+}
+
+fn in_context(args: &TrainArgs, error: &str) -> String {
+    let from = args.data.as_ref().map_or("the bundled text".into(), |p| p.display().to_string());
+    format!("{from}: {error}")
+}
+
+/// The settings that a resumed run must share with the one it continues: those that change the numbers.
+fn settings_of(args: &TrainArgs, text: &[u8]) -> BTreeMap<String, String> {
+    let digest = text
+        .iter()
+        .fold(0xcbf2_9ce4_8422_2325_u64, |h, &b| (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3));
+    let mut settings = BTreeMap::from([("text".to_string(), format!("{digest:016x}"))]);
+    let mut put = |flag: &str, value: String| settings.insert(format!("--{flag}"), value);
+    put("batch", args.batch.to_string());
+    put("context", args.context.to_string());
+    put("seed", args.seed.to_string());
+    put("dtype", format!("{:?}", args.dtype));
+    put("grad-dtype", format!("{:?}", args.grad_dtype));
+    put("dropout", args.dropout.to_string());
+    put("micro-batches", args.micro_batches.to_string());
+    put("emulate-dp", args.emulate_dp.to_string());
+    settings
+}
+
+/// Puts the run where its checkpoint left it; the steps done.
+fn resume(folder: &Path, run: &mut Run, settings: &BTreeMap<String, String>) -> Result<u64, String> {
+    let saved = Checkpoint::load(folder)?;
+    saved.check_run(folder, settings)?;
+    let named = |e: phalanx::nn::Error| format!("{}: {e}", folder.join(crate::checkpoint::FILE).display());
+    let (model, optimizer): (Vec<_>, Vec<_>) =
+        saved.tensors.into_iter().partition(|(name, _)| name.starts_with("model."));
+    let strip = |prefix: &'static str| move |(name, t): (String, _)| (name[prefix.len()..].to_string(), t);
+    load_state_dict(&run.model, model.into_iter().map(strip("model."))).map_err(named)?;
+    run.optimizer.load_state_dict(optimizer.into_iter().map(strip("optimizer."))).map_err(named)?;
+    Ok(saved.step)
+}
+
+fn save(run: &Run, folder: &Path, step: u64, settings: &BTreeMap<String, String>) -> Result<(), String> {
+    let named = |prefix: &'static str| move |(name, t)| (format!("{prefix}{name}"), t);
+    let mut tensors: Vec<_> = state_dict(&run.model).into_iter().map(named("model.")).collect();
+    let optimizer = run.optimizer.state_dict().map_err(|e| e.to_string())?;
+    tensors.extend(optimizer.into_iter().map(named("optimizer.")));
+    Checkpoint { step, run: settings.clone(), tensors }.save(folder)
+}
+
+fn save_hugging_face(run: &Run, args: &TrainArgs, folder: &Path) -> Result<(), String> {
+    save_model(&run.model, &run.config, folder).map_err(|e| e.to_string())?;
+    let Some(tokenizer) = args.init.as_ref().map(|f| f.join("tokenizer.json")).filter(|f| f.exists()) else {
+        return Ok(());
+    };
+    let copied = std::fs::copy(&tokenizer, folder.join("tokenizer.json"));
+    copied.map(drop).map_err(|e| format!("{}: {e}", tokenizer.display()))
+}
+
+fn schedule(args: &TrainArgs) -> Schedule {
+    let (lr, warmup) = (args.lr, args.warmup);
+    match args.lr_schedule {
+        LrSchedule::Constant => Schedule::Constant { lr, warmup },
+        LrSchedule::Cosine => Schedule::Cosine { lr, warmup, total: args.steps, cycles: 0.5 },
+    }
+}
+
+/// The rows of each micro-batch, in order.
+pub fn pieces(args: &TrainArgs) -> Vec<std::ops::Range<usize>> {
+    let shares = cut(args.batch, args.emulate_dp);
+    let within = args.micro_batches.div_ceil(args.emulate_dp);
+    let of_share = |share: std::ops::Range<usize>| {
+        cut(share.len(), within).into_iter().map(move |r| share.start + r.start..share.start + r.end)
+    };
+    shares.into_iter().flat_map(of_share).collect()
+}
+
+/// Runs the steps from `done` on; the losses of this process.
+fn steps(
+    args: &TrainArgs,
+    run: &mut Run,
+    windows: Windows,
+    done: u64,
+    out: Option<&Path>,
+    settings: &BTreeMap<String, String>,
+) -> Result<Vec<(u64, f64)>, String> {
+    let mut loader = Loader::new(windows, args.batch, pieces(args), args.device, done);
+    let mut metrics =
+        Metrics::create(args.metrics.as_deref(), out.map(|o| o.join("metrics.jsonl")).as_deref(), done)?;
+    let progress = Progress::new(args.quiet, done, args.steps);
+    let plan = Settings { groups: args.emulate_dp, clip: args.clip, seed: args.seed };
+    let (schedule, begin, mut losses) = (schedule(args), Instant::now(), Vec::new());
+    let ledger = args.device.ledger().map_err(|e| e.to_string())?;
+    for step in done..args.steps {
+        let start = Instant::now();
+        let micros = loader.next_step().map_err(|e| e.to_string())?;
+        let lr = schedule.lr(step);
+        run.optimizer.set_lr(lr);
+        let outcome =
+            train_step(&run.model, &mut run.optimizer, &micros, plan, step).map_err(|e| e.to_string())?;
+        let seconds = start.elapsed().as_secs_f64();
+        let record = Record {
+            step,
+            loss: outcome.loss,
+            grad_norm: outcome.grad_norm,
+            lr,
+            step_ms: seconds * 1e3,
+            tokens_per_s: (args.batch * args.context) as f64 / seconds,
+            peak_bytes: vec![ledger.total().peak],
+        };
+        metrics.step(&record)?;
+        progress.step(&record);
+        losses.push((step, outcome.loss));
+        let last = step + 1 == args.steps;
+        if let Some(out) = out.filter(|_| last || (args.save_every > 0 && (step + 1) % args.save_every == 0))
+        {
+            save(run, out, step + 1, settings)?;
+        }
+    }
+    progress.finish();
+    let seconds = begin.elapsed().as_secs_f64();
+    let trained = args.steps.saturating_sub(done);
+    metrics.summary(&Summary {
+        steps: trained,
+        parameters: run.model.parameters().iter().map(|p| p.tensor().numel()).sum(),
+        first_loss: losses.first().map_or(f64::NAN, |l| l.1),
+        last_loss: losses.last().map_or(f64::NAN, |l| l.1),
+        seconds,
+        tokens_per_s: (trained as usize * args.batch * args.context) as f64 / seconds,
+        peak_bytes: vec![ledger.total().peak],
+    })?;
+    Ok(losses)
+}

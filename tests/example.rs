@@ -1,0 +1,233 @@
+//! The bundled example as a user meets it: a process with a command line.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use serde_json::Value;
+
+/// The example's program, built if need be.
+fn program() -> &'static Path {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM.get_or_init(|| {
+        let mut build = Command::new(env!("CARGO"));
+        build.args(["build", "--quiet", "--example", "gpt"]).current_dir(env!("CARGO_MANIFEST_DIR"));
+        if !cfg!(debug_assertions) {
+            build.arg("--release");
+        }
+        assert!(build.status().expect("cargo runs").success(), "the example builds");
+        let tests = std::env::current_exe().expect("a test has a path");
+        tests.parent().and_then(Path::parent).expect("target/PROFILE/deps").join("examples/gpt")
+    })
+}
+
+fn gpt(args: &[&str]) -> Output {
+    Command::new(program()).args(args).stdin(Stdio::null()).output().expect("the example starts")
+}
+
+/// A folder of the test's own, removed at the end.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Folder {
+        let path = std::env::temp_dir().join(format!("phalanx-example-{}-{name}", std::process::id()));
+        let _ = fs::remove_dir_all(&path);
+        fs::create_dir_all(&path).expect("a temporary folder");
+        Folder(path)
+    }
+
+    fn file(&self, name: &str, content: impl AsRef<[u8]>) -> String {
+        let path = self.0.join(name);
+        fs::write(&path, content).expect("a temporary file");
+        path.display().to_string()
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.0.join(name).display().to_string()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+const SMALL: [&str; 14] = [
+    "train", "--layers", "2", "--heads", "2", "--width", "16", "--context", "16", "--batch", "4", "--quiet", "--save-every", "2",
+];
+
+fn text() -> String {
+    (0..4000u32).map(|i| char::from(b'a' + (i * i / 7 % 26) as u8)).collect()
+}
+
+/// The loss of every step in a metrics file, as printed.
+fn losses(path: &str) -> Vec<String> {
+    let lines = fs::read_to_string(path).unwrap_or_default();
+    let of = |line: &str| serde_json::from_str::<Value>(line).ok()?.get("loss").map(Value::to_string);
+    lines.lines().filter_map(of).collect()
+}
+
+fn train(folder: &Folder, name: &str, more: &[&str]) -> Vec<String> {
+    let (data, metrics) = (folder.file("text.txt", text()), folder.path(name));
+    let mut args = SMALL.to_vec();
+    args.extend(["--data", &data, "--metrics", &metrics]);
+    args.extend(more);
+    let output = gpt(&args);
+    assert!(output.status.success(), "{more:?}: {}", String::from_utf8_lossy(&output.stderr));
+    losses(&metrics)
+}
+
+#[test]
+fn bad_input_ends_with_one_line_on_stderr_and_code_2() {
+    let folder = Folder::new("bad");
+    let (good, empty, short) = (folder.file("t", text()), folder.file("e", ""), folder.file("s", "short"));
+    let cases: &[(&[&str], &str)] = &[
+        (&["train", "--data", "/nowhere/text"], "/nowhere/text"),
+        (&["train", "--data", &empty], "empty"),
+        (&["train", "--data", &short], "--context"),
+        (&["train", "--data", &good, "--heads", "3", "--width", "64"], "--heads 3"),
+        (&["train", "--data", &good, "--steps", "0"], "--steps"),
+        (&["train", "--data", &good, "--lr", "nan"], "--lr"),
+        (&["train", "--data", &good, "--lr", "-1"], "--lr"),
+        (&["train", "--data", &good, "--dropout", "1.5"], "--dropout"),
+        (&["train", "--data", &good, "--batch", "0"], "--batch"),
+        (&["train", "--data", &good, "--batch", "4", "--micro-batches", "5"], "--micro-batches"),
+        (&["train", "--data", &good, "--batch", "4", "--emulate-dp", "3"], "--emulate-dp"),
+        (&["train", "--no-such-flag"], "--no-such-flag"),
+        (&["train", "--data", &good, "--device", "gpu"], "gpu"),
+        (&["train", "--data", &good, "--device", "cuda"], "cuda"),
+        (&["train", "--data", &good, "--dp", "2"], "--dp 2"),
+        (&["train", "--data", &good, "--tp", "2"], "--tp 2"),
+        (&["train", "--data", &good, "--zero", "1"], "--zero"),
+        (&["train", "--data", &good, "--resume", "/nowhere/run"], "/nowhere/run"),
+        (&["train", "--data", &good, "--init", "/nowhere/model"], "/nowhere/model"),
+        (&["generate", "--model", "/nowhere/model", "--prompt", "x"], "/nowhere/model"),
+        (&["generate", "--prompt", "x"], "--model"),
+    ];
+    for (args, named) in cases {
+        let output = gpt(args);
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {stderr}");
+        assert_eq!(stderr.trim_end().lines().count(), 1, "{args:?}: {stderr}");
+        assert!(stderr.contains(named) && !stderr.contains("panicked"), "{args:?}: {stderr}");
+    }
+}
+
+#[test]
+fn losses_have_the_same_digits_at_any_thread_count_and_recompute_mode() {
+    let folder = Folder::new("digits");
+    let dropout = ["--steps", "4", "--dropout", "0.1"];
+    let all = |name: &str, more: &[&str]| train(&folder, name, &[&dropout[..], more].concat());
+    let reference = all("a", &["--threads", "1"]);
+    assert_eq!(reference.len(), 4);
+    assert_eq!(all("b", &["--threads", "2"]), reference);
+    assert_eq!(all("c", &["--threads", "8"]), reference);
+    assert_eq!(all("d", &["--recompute", "always"]), reference);
+    assert_eq!(all("e", &["--recompute", "except-last"]), reference);
+}
+
+#[test]
+fn micro_batches_in_groups_add_up_to_the_same_model() {
+    let folder = Folder::new("micro");
+    let close = |a: &[String], b: &[String]| {
+        let number = |s: &String| s.parse::<f64>().expect("a loss");
+        a.len() == b.len() && a.iter().zip(b).all(|(a, b)| (number(a) - number(b)).abs() < 1e-9)
+    };
+    let in_f64 = ["--steps", "4", "--dtype", "f64", "--dropout", "0.1"];
+    let all = |name: &str, more: &[&str]| train(&folder, name, &[&in_f64[..], more].concat());
+    let whole = all("a", &[]);
+    for (name, more) in [
+        ("b", &["--micro-batches", "2"][..]),
+        ("c", &["--micro-batches", "3"]),
+        ("d", &["--micro-batches", "4", "--emulate-dp", "2"]),
+        ("e", &["--micro-batches", "4", "--emulate-dp", "4"]),
+    ] {
+        let cut = all(name, more);
+        assert!(close(&whole, &cut), "{more:?}: {whole:?} {cut:?}");
+    }
+}
+
+#[test]
+fn a_resumed_run_continues_bit_for_bit_after_a_kill_at_any_moment() {
+    let folder = Folder::new("resume");
+    let more = ["--steps", "12", "--dropout", "0.1", "--dtype", "bf16"];
+    let whole = train(&folder, "whole", &more);
+    assert_eq!(whole.len(), 12);
+    let data = folder.file("text.txt", text());
+    for (number, delay_ms) in [5u64, 15, 30, 45, 60, 90].into_iter().enumerate() {
+        let out = folder.path(&format!("run{number}"));
+        let mut args = SMALL.to_vec();
+        args.extend(["--data", &data, "--out", &out]);
+        args.extend(more);
+        let mut child = Command::new(program()).args(&args).stderr(Stdio::null()).spawn().expect("the example starts");
+        std::thread::sleep(Duration::from_millis(delay_ms));
+        child.kill().expect("kill");
+        child.wait().expect("wait");
+        if Path::new(&out).join("checkpoint.safetensors").exists() {
+            args.extend(["--resume", &out]);
+        }
+        let output = gpt(&args);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        assert_eq!(losses(&format!("{out}/metrics.jsonl")), whole, "killed after {delay_ms} ms");
+    }
+}
+
+#[test]
+fn a_damaged_checkpoint_is_named_and_refused() {
+    let folder = Folder::new("damaged");
+    let out = folder.path("run");
+    train(&folder, "m", &["--steps", "2", "--out", &out]);
+    let path = format!("{out}/checkpoint.safetensors");
+    let whole = fs::read(&path).expect("the checkpoint");
+    let data = folder.path("text.txt");
+    let mut edited = whole.clone();
+    let last = edited.len() - 5;
+    edited[last] ^= 0x10;
+    for (what, bytes) in [("cut", &whole[..whole.len() / 2]), ("edited", &edited), ("empty", &[]), ("huge header", &[0xff; 64])] {
+        fs::write(&path, bytes).expect("write");
+        let mut args = SMALL.to_vec();
+        args.extend(["--data", &data, "--steps", "4", "--resume", &out]);
+        let output = gpt(&args);
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{what}: {stderr}");
+        assert!(stderr.contains("checkpoint.safetensors") && stderr.trim_end().lines().count() == 1, "{what}: {stderr}");
+    }
+}
+
+#[test]
+fn a_trained_model_is_a_hugging_face_folder_that_generates() {
+    let folder = Folder::new("generate");
+    let out = folder.path("run");
+    train(&folder, "m", &["--steps", "3", "--out", &out]);
+    for name in ["metrics.jsonl", "loss.svg", "checkpoint.safetensors", "model/config.json", "model/model.safetensors"] {
+        assert!(Path::new(&out).join(name).exists(), "{name}");
+    }
+    let args = ["generate", "--model", &out, "--prompt", "abc", "--tokens", "20", "--seed", "3"];
+    let (first, again) = (gpt(&args), gpt(&args));
+    assert!(first.status.success(), "{}", String::from_utf8_lossy(&first.stderr));
+    assert!(first.stdout.starts_with(b"abc") && first.stdout == again.stdout);
+}
+
+#[test]
+fn meta_says_what_a_step_takes_on_a_cpu() {
+    let folder = Folder::new("meta");
+    let data = folder.file("text.txt", text());
+    for more in [&[][..], &["--dtype", "bf16"], &["--recompute", "always"], &["--micro-batches", "2"]] {
+        let metrics = folder.path("metrics");
+        let mut args = SMALL.to_vec();
+        args.extend(["--data", &data, "--steps", "3", "--metrics", &metrics]);
+        args.extend(more);
+        assert!(gpt(&args).status.success());
+        let lines = fs::read_to_string(&metrics).expect("metrics");
+        let last: Value = serde_json::from_str(lines.lines().last().expect("a summary")).expect("JSON");
+        let on_cpu = last["summary"]["peak_bytes"][0].as_u64().expect("a number");
+        args.extend(["--device", "meta"]);
+        let output = gpt(&args);
+        let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+        let total = printed.lines().find(|l| l.trim_start().starts_with("in all")).expect("a total");
+        assert_eq!(total.split_whitespace().last(), Some(on_cpu.to_string().as_str()), "{more:?}: {printed}");
+    }
+}
