@@ -163,9 +163,12 @@ impl Recompute {
     }
 }
 
+/// What is checkpointed.
+type Part = dyn Fn(&[Var]) -> Result<Vec<Var>> + Send + Sync;
+
 /// Everything that is needed to run the function again.
 pub(crate) struct Recomputation {
-    function: Box<dyn Fn(&[Var]) -> Result<Vec<Var>> + Send + Sync>,
+    function: Box<Part>,
     inputs: Vec<Saved>,
     used: Vec<SavedUse>,
     /// That of the first run: random draws, train or eval.

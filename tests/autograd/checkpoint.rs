@@ -265,7 +265,7 @@ fn operations_inside_write_to_buffers_directly_with_the_same_bits() {
         w.set_slot(Slot::Into(buffer.clone())).unwrap();
         let inside = w.clone();
         let f = move |v: &[Var]| scale(&v[0].tanh()?, &inside.var())?.tanh();
-        let y = if checkpointed { checkpoint(f, &[&x]) } else { f(&[x.clone()]) };
+        let y = if checkpointed { checkpoint(f, &[&x]) } else { f(std::slice::from_ref(&x)) };
         let before = crate::support::DIRECT.get();
         y.unwrap().sum_all().unwrap().backward().unwrap();
         assert_eq!(crate::support::DIRECT.get() - before, 1);

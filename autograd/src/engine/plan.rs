@@ -74,7 +74,7 @@ impl Plan {
         self.walk(job, waiting);
     }
 
-    fn walk<'a>(&mut self, job: &Job, mut waiting: Vec<&'a Arc<Node>>) {
+    fn walk(&mut self, job: &Job, mut waiting: Vec<&Arc<Node>>) {
         while let Some(node) = waiting.pop() {
             let device = node.device();
             if !self.devices.contains(&device) {
