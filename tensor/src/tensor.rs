@@ -331,9 +331,11 @@ impl Tensor {
             .iter()
             .zip(strides)
             .try_fold(0usize, |sum, (&n, &s)| sum.checked_add(n.saturating_sub(1).checked_mul(s)?));
-        let end = reach
-            .and_then(|r| r.checked_add(offset))
-            .and_then(|r| r.checked_add(usize::from(!shape.contains(&0))));
+        // Without elements nothing is reached, whatever the strides.
+        let end = match shape.contains(&0) {
+            true => Some(offset),
+            false => reach.and_then(|r| r.checked_add(offset)?.checked_add(1)),
+        };
         let numel = checked_numel(shape);
         if shape.len() != strides.len() || numel.is_none() || end.is_none_or(|end| end > held) {
             let got = format!("shape {shape:?}, strides {strides:?}, offset {offset}");
