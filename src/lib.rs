@@ -9,3 +9,8 @@ pub use phalanx_tensor as tensor;
 
 pub use phalanx_autograd::{Leaf, Var};
 pub use phalanx_tensor::{Context, DType, Device, Scalar, Tensor};
+
+/// The README's example, compiled and run.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -36,7 +36,7 @@ pub fn train(args: &TrainArgs) -> Result<(), String> {
     let mut run = build(args)?;
     let tokens = run.codec.encode(&text)?;
     let windows =
-        Windows::new(tokens, args.context, args.seed).map_err(|e| in_context(args, &e.to_string()))?;
+        Windows::new(tokens, args.context, args.seed).map_err(|e| of_text(args, &e.to_string()))?;
     if args.device.is_meta() {
         return memory::report(args, &mut run, windows);
     }
@@ -100,9 +100,10 @@ pub fn build(args: &TrainArgs) -> Result<Run, String> {
     Ok(Run { model, config, optimizer, codec })
 }
 
-fn in_context(args: &TrainArgs, error: &str) -> String {
+/// An error of the text, with its name and the flag that asks so much of it.
+fn of_text(args: &TrainArgs, error: &str) -> String {
     let from = args.data.as_ref().map_or("the bundled text".into(), |p| p.display().to_string());
-    format!("{from}: {error}")
+    format!("{from}: {error} (--context {})", args.context)
 }
 
 /// The settings that a resumed run must share with the one it continues: those that change the numbers.

@@ -109,9 +109,16 @@ pub struct Batch {
     pub first_row: usize,
 }
 
-/// Steps of batches, read ahead by one thread.
+/// Tokens of a run of rows: inputs, targets.
+type Rows = (Vec<i64>, Vec<i64>);
+
+/// Steps of batches, read ahead by one thread. It reads tokens; tensors are made when a step asks for them, so that a
+/// device's ledger does not depend on how far ahead the thread is.
 pub struct Loader {
-    batches: Option<Receiver<Result<Vec<Batch>>>>,
+    rows: Option<Receiver<Vec<Rows>>>,
+    context: usize,
+    pieces: Vec<Range<usize>>,
+    device: Device,
     thread: Option<JoinHandle<()>>,
     position: u64,
 }
@@ -129,23 +136,16 @@ impl Loader {
         device: Device,
         position: u64,
     ) -> Loader {
-        let (send, batches) = sync_channel(AHEAD);
-        let context = Context { category: Category::Buffers, ..Context::current() };
+        let (send, rows) = sync_channel(AHEAD);
+        let (context, read) = (windows.context, pieces.clone());
         let thread = std::thread::spawn(move || {
-            let _context = context.enter();
-            let step = |step: u64| -> Result<Vec<Batch>> {
-                let first = step * batch as u64;
-                let piece = |rows: &Range<usize>| {
-                    let (inputs, targets) = windows.rows(first, rows.clone());
-                    let tensor = |v: Vec<i64>| Tensor::from_vec(v, &[rows.len(), windows.context], device);
-                    Ok(Batch { inputs: tensor(inputs)?, targets: tensor(targets)?, first_row: rows.start })
-                };
-                pieces.iter().map(piece).collect()
+            let step = |step: u64| -> Vec<Rows> {
+                read.iter().map(|rows| windows.rows(step * batch as u64, rows.clone())).collect()
             };
             // Ends when nobody receives any more.
             (position..).try_for_each(|at| send.send(step(at)).ok());
         });
-        Loader { batches: Some(batches), thread: Some(thread), position }
+        Loader { rows: Some(rows), context, pieces, device, thread: Some(thread), position }
     }
 
     /// The next step's batches.
@@ -153,9 +153,15 @@ impl Loader {
     /// # Errors
     /// If a tensor cannot be allocated.
     pub fn next_step(&mut self) -> Result<Vec<Batch>> {
-        let received = self.batches.as_ref().and_then(|batches| batches.recv().ok());
+        let received = self.rows.as_ref().and_then(|rows| rows.recv().ok());
+        let rows = received.ok_or_else(|| Error::invalid("data", "the reading thread has ended"))?;
         self.position += 1;
-        received.unwrap_or_else(|| Err(Error::invalid("data", "the reading thread has ended")))
+        let _category = Context::with(|c| c.category = Category::Buffers);
+        let batch = |(piece, (inputs, targets)): (&Range<usize>, Rows)| {
+            let tensor = |v: Vec<i64>| Tensor::from_vec(v, &[piece.len(), self.context], self.device);
+            Ok(Batch { inputs: tensor(inputs)?, targets: tensor(targets)?, first_row: piece.start })
+        };
+        self.pieces.iter().zip(rows).map(batch).collect()
     }
 
     /// The number of the step that comes next: what is saved to continue.
@@ -167,7 +173,7 @@ impl Loader {
 impl Drop for Loader {
     fn drop(&mut self) {
         // The thread ends when it finds the channel closed.
-        drop(self.batches.take());
+        drop(self.rows.take());
         if let Some(thread) = self.thread.take() {
             // It reports its errors through the channel; a panic has nobody left to go to.
             let _ = thread.join();
