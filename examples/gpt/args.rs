@@ -51,7 +51,7 @@ pub struct TrainArgs {
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
     /// Peak learning rate.
-    #[arg(long, default_value_t = 1e-3)]
+    #[arg(long, default_value_t = 1e-3, allow_negative_numbers = true)]
     pub lr: f64,
     /// How the learning rate goes on after the warm-up.
     #[arg(long, value_enum, default_value_t = LrSchedule::Cosine)]
@@ -60,13 +60,13 @@ pub struct TrainArgs {
     #[arg(long, default_value_t = 20)]
     pub warmup: u64,
     /// Weight decay of the matrices.
-    #[arg(long, default_value_t = 0.1)]
+    #[arg(long, default_value_t = 0.1, allow_negative_numbers = true)]
     pub weight_decay: f64,
     /// Probability with which dropout zeroes an element.
-    #[arg(long, default_value_t = 0.0)]
+    #[arg(long, default_value_t = 0.0, allow_negative_numbers = true)]
     pub dropout: f64,
     /// Largest global gradient norm; 0 for no clipping.
-    #[arg(long, default_value_t = 1.0)]
+    #[arg(long, default_value_t = 1.0, allow_negative_numbers = true)]
     pub clip: f64,
     /// Type of weights and activations; bf16 keeps f32 master weights.
     #[arg(long, value_enum, default_value_t = Precision::F32)]
@@ -155,7 +155,7 @@ pub struct GenerateArgs {
     #[arg(long, default_value_t = 300)]
     pub tokens: usize,
     /// Divides the logits; 0 takes the likeliest token always.
-    #[arg(long, default_value_t = 0.8)]
+    #[arg(long, default_value_t = 0.8, allow_negative_numbers = true)]
     pub temperature: f64,
     /// Draw among that many likeliest tokens; 0 for all.
     #[arg(long, default_value_t = 40)]

@@ -7,7 +7,7 @@
 use phalanx::nn::models::Decoder;
 use phalanx::nn::{AdamW, Batch, Clip, Optimizer, Result, grad_norm};
 use phalanx::tensor::RngKey;
-use phalanx::{Context, Device, Tensor, Var, kernels};
+use phalanx::{Context, DType, Tensor, Var, kernels};
 
 /// How a step is done.
 #[derive(Clone, Copy, Debug)]
@@ -66,10 +66,8 @@ fn forward_backward(model: &Decoder, micro: &Batch, scale: f64) -> Result<f64> {
     let loss = model.loss(&x, &Var::new(micro.targets.clone()), scale)?;
     drop(x);
     loss.backward()?;
-    if matches!(loss.device(), Device::Meta(_)) {
-        return Ok(f64::NAN);
-    }
-    Ok(kernels::cast(loss.tensor(), phalanx::DType::F64)?.item()?)
+    let loss = kernels::cast(loss.tensor(), DType::F64)?;
+    Ok(if loss.device().is_meta() { f64::NAN } else { loss.item()? })
 }
 
 /// The gradients so far, one a parameter; the parameters have none afterwards.

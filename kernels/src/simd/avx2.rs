@@ -18,7 +18,6 @@ pub(crate) struct Avx2;
 impl Isa for Avx2 {
     type F32 = F32x8;
     type F64 = F64x4;
-    const NAME: &'static str = "avx2";
     const REGISTERS: usize = 16;
 }
 

@@ -18,7 +18,6 @@ pub(crate) struct Avx512;
 impl Isa for Avx512 {
     type F32 = F32x16;
     type F64 = F64x8;
-    const NAME: &'static str = "avx512";
     const REGISTERS: usize = 32;
 }
 

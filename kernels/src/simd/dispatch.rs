@@ -18,8 +18,6 @@ pub(crate) trait Isa {
     type F32: Vector<Elem = f32>;
     /// Vectors of f64.
     type F64: Vector<Elem = f64>;
-    /// What `PHALANX_ISA` calls it.
-    const NAME: &'static str;
     /// How many vector registers there are.
     const REGISTERS: usize;
 }
@@ -130,7 +128,7 @@ pub(crate) fn dispatch<K: Kernel>(kernel: K) -> K::Output {
 }
 
 /// Runs `kernel` on `isa`, if this CPU has it.
-#[inline]
+#[cfg(test)]
 pub(crate) fn dispatch_on<K: Kernel>(isa: IsaName, kernel: K) -> Option<K::Output> {
     Runner::on(isa).map(|runner| runner.run(kernel))
 }
@@ -147,7 +145,7 @@ impl Runner {
     }
 
     /// The one named, if this CPU has it.
-    #[inline]
+    #[cfg(test)]
     pub(crate) fn on(isa: IsaName) -> Option<Runner> {
         isa.is_available().then_some(Runner(isa))
     }

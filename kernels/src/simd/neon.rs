@@ -18,7 +18,6 @@ pub(crate) struct Neon;
 impl Isa for Neon {
     type F32 = F32x4;
     type F64 = F64x2;
-    const NAME: &'static str = "neon";
     const REGISTERS: usize = 32;
 }
 

@@ -12,7 +12,6 @@ pub(crate) struct Scalar;
 impl Isa for Scalar {
     type F32 = Lane<f32>;
     type F64 = Lane<f64>;
-    const NAME: &'static str = "scalar";
     const REGISTERS: usize = 16;
 }
 
