@@ -2,7 +2,7 @@
 
 use phalanx::nn::models::{GptConfig, RecomputeMode};
 use phalanx::nn::{Adagrad, Adam, AdamW, Group, Lion, Optimizer, Rmsprop, Rule, Sgd};
-use phalanx::nn::{Module, Parameters, Result, Scope, grad_norm};
+use phalanx::nn::{Parameters, Result, Scope, grad_norm};
 use phalanx::tensor::Category;
 use phalanx::{DType, Device, Tensor, Var};
 

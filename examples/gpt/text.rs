@@ -21,14 +21,6 @@ impl Codec {
         Ok(Codec::Tokenizer(Box::new(tokenizer)))
     }
 
-    /// Distinct tokens.
-    pub fn vocabulary(&self) -> usize {
-        match self {
-            Codec::Bytes => 256,
-            Codec::Tokenizer(t) => t.get_vocab_size(true),
-        }
-    }
-
     pub fn encode(&self, text: &[u8]) -> Result<Vec<u32>, String> {
         match self {
             Codec::Bytes => Ok(text.iter().map(|&b| b.into()).collect()),

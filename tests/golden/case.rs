@@ -73,11 +73,6 @@ impl Set {
         self.file(&case.file)?.tensor(key, Device::CPU).map_err(|e| e.to_string())
     }
 
-    /// The names of the tensors in the case's file.
-    pub fn keys(&self, case: &Case) -> Result<Vec<String>, String> {
-        Ok(self.file(&case.file)?.names().map(str::to_string).collect())
-    }
-
     fn file(&self, name: &str) -> Result<Rc<SafeTensors>, String> {
         if let Some(file) = self.files.borrow().get(name) {
             return Ok(file.clone());

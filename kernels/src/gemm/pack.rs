@@ -146,10 +146,6 @@ impl<'a, T> Shared<'a, T> {
         Shared { ptr: slice.as_mut_ptr(), len: slice.len(), lifetime: PhantomData }
     }
 
-    pub(super) fn len(&self) -> usize {
-        self.len
-    }
-
     /// The start, for pointer arithmetic within `len`.
     pub(super) fn ptr(&self) -> *mut T {
         self.ptr

@@ -36,6 +36,7 @@ pub(crate) trait Float:
     /// A quiet NaN.
     const NAN: Self;
     /// The largest finite value.
+    #[cfg(test)]
     const MAX: Self;
 
     /// The nearest value of this type.
@@ -43,9 +44,8 @@ pub(crate) trait Float:
     /// The value as f64, exactly.
     fn to_f64(self) -> f64;
     /// `self * b + c`, rounded once.
+    #[cfg(test)]
     fn mul_add(self, b: Self, c: Self) -> Self;
-    /// The square root, correctly rounded.
-    fn sqrt(self) -> Self;
     /// Whether this is a NaN.
     fn is_nan(self) -> bool;
 }
@@ -59,6 +59,7 @@ macro_rules! float {
             const ONE: Self = 1.0;
             const INFINITY: Self = $elem::INFINITY;
             const NAN: Self = $elem::NAN;
+            #[cfg(test)]
             const MAX: Self = $elem::MAX;
 
             #[inline(always)]
@@ -71,14 +72,9 @@ macro_rules! float {
                 f64::from(self)
             }
 
-            #[inline(always)]
+            #[cfg(test)]
             fn mul_add(self, b: Self, c: Self) -> Self {
                 $elem::mul_add(self, b, c)
-            }
-
-            #[inline(always)]
-            fn sqrt(self) -> Self {
-                $elem::sqrt(self)
             }
 
             #[inline(always)]

@@ -24,10 +24,9 @@ mod tables;
 mod tests;
 mod vector;
 
-#[allow(unused_imports)] // not yet used by every kernel
-pub(crate) use dispatch::{Isa, Kernel, Runner, dispatch, dispatch_on};
+#[cfg(test)]
+pub(crate) use dispatch::dispatch_on;
+pub(crate) use dispatch::{Isa, Kernel, Runner, dispatch};
 pub use dispatch::{IsaName, available_isas, isa};
-#[allow(unused_imports)]
 pub(crate) use float::Float;
-#[allow(unused_imports)]
-pub(crate) use vector::{LANES_MAX, Mask, Vector};
+pub(crate) use vector::{LANES_MAX, Vector};
