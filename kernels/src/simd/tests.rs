@@ -1,5 +1,6 @@
 //! Every function on every instruction set this CPU has, against a scalar twin in f64 written from the formula.
 
+use super::vector::Mask;
 use super::*;
 
 /// What a case does to a vector of any kind: `f(a, b)`.
