@@ -56,7 +56,20 @@ impl Drop for Folder {
 }
 
 const SMALL: [&str; 14] = [
-    "train", "--layers", "2", "--heads", "2", "--width", "16", "--context", "16", "--batch", "4", "--quiet", "--save-every", "2",
+    "train",
+    "--layers",
+    "2",
+    "--heads",
+    "2",
+    "--width",
+    "16",
+    "--context",
+    "16",
+    "--batch",
+    "4",
+    "--quiet",
+    "--save-every",
+    "2",
 ];
 
 fn text() -> String {
@@ -162,7 +175,8 @@ fn a_resumed_run_continues_bit_for_bit_after_a_kill_at_any_moment() {
         let mut args = SMALL.to_vec();
         args.extend(["--data", &data, "--out", &out]);
         args.extend(more);
-        let mut child = Command::new(program()).args(&args).stderr(Stdio::null()).spawn().expect("the example starts");
+        let mut child =
+            Command::new(program()).args(&args).stderr(Stdio::null()).spawn().expect("the example starts");
         std::thread::sleep(Duration::from_millis(delay_ms));
         child.kill().expect("kill");
         child.wait().expect("wait");
@@ -186,14 +200,22 @@ fn a_damaged_checkpoint_is_named_and_refused() {
     let mut edited = whole.clone();
     let last = edited.len() - 5;
     edited[last] ^= 0x10;
-    for (what, bytes) in [("cut", &whole[..whole.len() / 2]), ("edited", &edited), ("empty", &[]), ("huge header", &[0xff; 64])] {
+    for (what, bytes) in [
+        ("cut", &whole[..whole.len() / 2]),
+        ("edited", &edited),
+        ("empty", &[]),
+        ("huge header", &[0xff; 64]),
+    ] {
         fs::write(&path, bytes).expect("write");
         let mut args = SMALL.to_vec();
         args.extend(["--data", &data, "--steps", "4", "--resume", &out]);
         let output = gpt(&args);
         let stderr = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{what}: {stderr}");
-        assert!(stderr.contains("checkpoint.safetensors") && stderr.trim_end().lines().count() == 1, "{what}: {stderr}");
+        assert!(
+            stderr.contains("checkpoint.safetensors") && stderr.trim_end().lines().count() == 1,
+            "{what}: {stderr}"
+        );
     }
 }
 
@@ -202,7 +224,13 @@ fn a_trained_model_is_a_hugging_face_folder_that_generates() {
     let folder = Folder::new("generate");
     let out = folder.path("run");
     train(&folder, "m", &["--steps", "3", "--out", &out]);
-    for name in ["metrics.jsonl", "loss.svg", "checkpoint.safetensors", "model/config.json", "model/model.safetensors"] {
+    for name in [
+        "metrics.jsonl",
+        "loss.svg",
+        "checkpoint.safetensors",
+        "model/config.json",
+        "model/model.safetensors",
+    ] {
         assert!(Path::new(&out).join(name).exists(), "{name}");
     }
     let args = ["generate", "--model", &out, "--prompt", "abc", "--tokens", "20", "--seed", "3"];

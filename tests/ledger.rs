@@ -11,8 +11,10 @@ type Books = Vec<(String, usize, usize)>;
 
 fn books(device: Device) -> Books {
     let ledger = device.ledger().expect("a ledger");
-    let mut books: Books =
-        Category::ALL.iter().map(|&c| (format!("{c:?}"), ledger.category(c).now, ledger.category(c).peak)).collect();
+    let mut books: Books = Category::ALL
+        .iter()
+        .map(|&c| (format!("{c:?}"), ledger.category(c).now, ledger.category(c).peak))
+        .collect();
     books.push(("total".into(), ledger.total().now, ledger.total().peak));
     books
 }
@@ -69,7 +71,8 @@ fn a_gpt_step_takes_the_same_bytes_in_each_dtype_and_recompute_mode() {
 #[test]
 fn a_gpt_step_takes_the_same_bytes_with_each_optimizer() {
     let never = RecomputeMode::Never;
-    let with = |what: &str, number: u16, f: &dyn Fn(Device) -> Result<()>| assert_equal_books(what, number, f);
+    let with =
+        |what: &str, number: u16, f: &dyn Fn(Device) -> Result<()>| assert_equal_books(what, number, f);
     for (i, dtype) in [DType::F32, DType::BF16].into_iter().enumerate() {
         let at = 140 + 10 * i as u16;
         with("sgd", at, &|d| train_gpt(Sgd { momentum: 0.9, ..Sgd::default() }, dtype, never, d));

@@ -19,7 +19,8 @@ pub fn run(args: &GenerateArgs) -> Result<(), String> {
     let inner = args.model.join("model");
     let folder =
         if args.model.join("config.json").exists() || !inner.exists() { &args.model } else { &inner };
-    let (_, model) = load_model(folder, &Scope::new(0, DType::F32, Device::CPU)).map_err(|e| e.to_string())?;
+    let (_, model) =
+        load_model(folder, &Scope::new(0, DType::F32, Device::CPU)).map_err(|e| e.to_string())?;
     let codec = Codec::of(folder)?;
     let prompt = codec.encode(args.prompt.as_bytes())?;
     let sampling = Sampling { temperature: args.temperature, top_k: args.top_k, seed: args.seed };
@@ -33,7 +34,13 @@ pub fn sample(run: &Run, seed: u64) -> Result<String, String> {
     written(&run.model, &run.codec, &prompt, 300, Sampling { temperature: 0.8, top_k: 40, seed })
 }
 
-fn written(model: &Decoder, codec: &Codec, prompt: &[u32], count: usize, how: Sampling) -> Result<String, String> {
+fn written(
+    model: &Decoder,
+    codec: &Codec,
+    prompt: &[u32],
+    count: usize,
+    how: Sampling,
+) -> Result<String, String> {
     let mut tokens = Vec::with_capacity(count);
     let keep = |token| {
         tokens.push(token);

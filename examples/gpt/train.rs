@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Instant;
 
-use phalanx::nn::{Loader, Windows, cut};
 use phalanx::nn::models::{Decoder, GptConfig, ModelConfig, RecomputeMode, load_model, save_model};
 use phalanx::nn::{AdamW, Group, Optimizer, Rule};
+use phalanx::nn::{Loader, Windows, cut};
 use phalanx::nn::{Parameters, Schedule, Scope, load_state_dict, state_dict};
 use phalanx::{DType, Device};
 

@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::sync::LazyLock;
 
 use phalanx::tensor::io::SafeTensors;
 use phalanx::{Device, Tensor};
@@ -94,6 +95,12 @@ impl<'a> Attrs<'a> {
         Attrs { attrs, read: RefCell::default() }
     }
 
+    /// The attributes inside the attribute `name`, none if it is absent.
+    pub fn nested(&self, name: &str) -> Attrs<'a> {
+        static NONE: LazyLock<Map<String, Value>> = LazyLock::new(Map::new);
+        Attrs::new(self.get(name).and_then(Value::as_object).unwrap_or(&NONE))
+    }
+
     /// The first attribute that nobody asked for.
     pub fn unread(&self) -> Option<String> {
         let read = self.read.borrow();
@@ -124,6 +131,12 @@ impl<'a> Attrs<'a> {
 
     pub fn float_or(&self, name: &str, default: f64) -> f64 {
         self.float(name).unwrap_or(default)
+    }
+
+    /// A number, or none where the attribute is there and null.
+    pub fn nullable(&self, name: &str, default: f64) -> Option<f64> {
+        let null = self.attrs.get(name).is_some_and(Value::is_null);
+        (!null).then(|| self.float_or(name, default))
     }
 
     pub fn bool_or(&self, name: &str, default: bool) -> bool {

@@ -38,14 +38,18 @@ fn run_case(set: &Set, case: &Case) -> Outcome {
     let call = Call::new(&case.op, &attrs, seen(case, &inputs));
     let outputs = match crate::families::call(&call) {
         Reply::Unknown => return Outcome::Unsupported(format!("operator {}", case.op)),
-        Reply::Done(Err(error)) => return Outcome::Failed(error.to_string()),
-        Reply::Done(Ok(outputs)) => outputs,
+        Reply::Done(outputs) => outputs,
     };
-    if let Some(what) = call.unread().or_else(|| attrs.unread()) {
+    let unsupported = if outputs.is_ok() { call.unsupported() } else { call.refused() };
+    if let Some(what) = unsupported {
         return Outcome::Unsupported(format!("{what} of {}", case.op));
     }
+    let outputs = match outputs {
+        Ok(outputs) => outputs,
+        Err(error) => return Outcome::Failed(error.to_string()),
+    };
     let checked = check_outputs(set, case, &outputs)
-        .and_then(|()| check_gradients(set, case, &inputs, &outputs))
+        .and_then(|()| check_gradients(set, case, &call.leaves(&inputs), &outputs))
         .and_then(|()| check_meta(set, case, &outputs));
     checked.map_or_else(Outcome::Failed, |()| Outcome::Passed)
 }
@@ -120,7 +124,8 @@ fn check_meta(set: &Set, case: &Case, outputs: &[Var]) -> Result<(), String> {
     let roots: Result<Vec<_>, _> = made.iter().take(case.cotangents.len()).map(cotangent).collect();
     let roots = roots.map_err(|e| e.to_string())?;
     if !roots.is_empty() {
-        let wanted: Vec<&Var> = inputs.iter().collect();
+        let wanted = call.leaves(&inputs);
+        let wanted: Vec<&Var> = wanted.iter().collect();
         grad(&roots, &wanted, Options::default()).map_err(|e| format!("gradients on meta: {e}"))?;
     }
     Ok(())

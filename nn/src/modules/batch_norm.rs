@@ -129,7 +129,8 @@ impl Module for BatchNorm {
         }
         let training = Context::current().train || self.running_mean.is_none();
         let momentum = if Context::current().train { self.count()? } else { 0.0 };
-        let (weight, bias) = (self.weight.as_ref().map(Parameter::var), self.bias.as_ref().map(Parameter::var));
+        let (weight, bias) =
+            (self.weight.as_ref().map(Parameter::var), self.bias.as_ref().map(Parameter::var));
         let mut running: Option<[Tensor; 2]> = match (&self.running_mean, &self.running_var) {
             (Some(mean), Some(var)) => Some([mean.tensor(), var.tensor()]),
             _ => None,

@@ -61,7 +61,8 @@ impl GroupNormConfig {
 
 impl Module for GroupNorm {
     fn forward(&self, x: &Var) -> Result<Var> {
-        let (weight, bias) = (self.weight.as_ref().map(Parameter::var), self.bias.as_ref().map(Parameter::var));
+        let (weight, bias) =
+            (self.weight.as_ref().map(Parameter::var), self.bias.as_ref().map(Parameter::var));
         Ok(x.group_norm(self.groups, weight.as_ref(), bias.as_ref(), self.eps)?)
     }
 }

@@ -1,10 +1,10 @@
 //! Attention with projections, as in the original transformer.
 
 use phalanx_autograd::{Attention, Var};
-use phalanx_kernels as kernels;
+use phalanx_tensor::DType;
 
 use super::{Dropout, Linear, LinearConfig};
-use crate::{Error, Init, Parameter, Result, Scope, parameters};
+use crate::{Error, Init, Module, Parameter, Result, Scope, parameters};
 
 /// `out_proj(concat(softmax(q_h k_hᵀ / sqrt(dim)) v_h))` over heads h, for queries `[B, T, width]`, keys and values
 /// `[B, S, width]`.
@@ -78,7 +78,7 @@ impl MultiheadAttentionConfig {
 /// What may not be seen. True means *hidden*, as in PyTorch's modules.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Hidden<'a> {
-    /// bool, `[T, S]` or `[B heads, T, S]`.
+    /// bool, `[T, S]`, or `[B heads, T, S]` with a mask for each head.
     pub mask: Option<&'a Var>,
     /// bool, `[B, S]`.
     pub keys: Option<&'a Var>,
@@ -90,13 +90,12 @@ impl MultiheadAttention {
     /// # Errors
     /// If the inputs do not fit.
     pub fn forward(&self, query: &Var, key: &Var, value: &Var, hidden: Hidden<'_>) -> Result<Var> {
-        let [q, k, v] = self.project(query, key, value)?;
-        let mask = self.mask(&q, &k, hidden)?;
-        if self.dropout.is_active() {
-            let p = crate::Module::forward(&self.dropout, &self.probabilities(&q, &k, mask.as_ref())?)?;
-            return self.join(&p.matmul(&v)?);
-        }
-        self.join(&q.scaled_dot_product_attention(&k, &v, mask.as_ref(), &Attention::default())?)
+        let [q, k, v] = self.project([query, key, value])?;
+        let seen = self.seen(&q, &k, hidden)?;
+        self.join(&match self.dropout.is_active() {
+            true => self.probabilities(&q, &k, seen.as_ref())?.matmul(&v)?,
+            false => q.scaled_dot_product_attention(&k, &v, seen.as_ref(), &Attention::default())?,
+        })
     }
 
     /// The result and the probabilities `[B, heads, T, S]`, which must exist for that.
@@ -110,64 +109,73 @@ impl MultiheadAttention {
         value: &Var,
         hidden: Hidden<'_>,
     ) -> Result<(Var, Var)> {
-        let [q, k, v] = self.project(query, key, value)?;
-        let mask = self.mask(&q, &k, hidden)?;
-        let p = crate::Module::forward(&self.dropout, &self.probabilities(&q, &k, mask.as_ref())?)?;
+        let [q, k, v] = self.project([query, key, value])?;
+        let p = self.probabilities(&q, &k, self.seen(&q, &k, hidden)?.as_ref())?;
         Ok((self.join(&p.matmul(&v)?)?, p))
     }
 
     /// Queries, keys and values by heads, `[B, heads, T or S, dim]`.
-    fn project(&self, query: &Var, key: &Var, value: &Var) -> Result<[Var; 3]> {
-        let (weights, biases) = (self.in_proj_weight.var(), self.in_proj_bias.as_ref().map(Parameter::var));
-        let mut projected = Vec::with_capacity(3);
-        for (i, x) in [query, key, value].into_iter().enumerate() {
-            if x.rank() != 3 {
-                let why = format!("got an input of shape {:?}, wanted [B, T, {}]", x.shape(), self.width);
-                return Err(Error::invalid("MultiheadAttention", why));
-            }
-            let part = |all: &Var| all.narrow(0, i * self.width, self.width);
-            let y = x.linear(&part(&weights)?, biases.as_ref().map(part).transpose()?.as_ref())?;
-            let shape = [x.shape()[0], x.shape()[1], self.heads, self.width / self.heads];
-            projected.push(y.reshape_to(&shape)?.transpose(1, 2)?);
+    fn project(&self, inputs: [&Var; 3]) -> Result<[Var; 3]> {
+        if let Some(odd) = inputs.iter().find(|x| x.rank() != 3 || x.shape()[2] != self.width) {
+            let why = format!("got an input of shape {:?}, wanted [B, T, {}]", odd.shape(), self.width);
+            return Err(Error::invalid("MultiheadAttention", why));
         }
-        let three = <[Var; 3]>::try_from(projected);
-        Ok(three.unwrap_or_else(|_| unreachable!("one for each of three inputs")))
-    }
-
-    /// What is added to the scores: minus infinity where something is hidden.
-    fn mask(&self, q: &Var, k: &Var, hidden: Hidden<'_>) -> Result<Option<Var>> {
-        let (batch, queries, keys) = (q.shape()[0], q.shape()[2], k.shape()[2]);
-        let mut mask: Option<Var> = None;
-        let mut hide = |hidden: Var, shape: [usize; 4]| -> Result<()> {
-            let before = match mask.take() {
-                Some(mask) => mask.broadcast_to(&[batch, mask.shape()[1], queries, keys])?,
-                None => Var::new(kernels::full(&shape, 0.0, q.dtype(), q.device())?),
-            };
-            mask = Some(before.masked_fill(&hidden.reshape_to(&shape)?, f64::NEG_INFINITY)?);
-            Ok(())
+        let (weight, bias) = (self.in_proj_weight.var(), self.in_proj_bias.as_ref().map(Parameter::var));
+        let projected = if inputs.iter().all(|x| std::ptr::eq(*x, inputs[0])) {
+            // One product for all three.
+            inputs[0].linear(&weight, bias.as_ref())?.split(self.width, -1)?
+        } else {
+            let weights = weight.split(self.width, 0)?;
+            let biases = bias.map(|bias| bias.split(self.width, 0)).transpose()?;
+            let part = |i: usize| inputs[i].linear(&weights[i], biases.as_ref().map(|all| &all[i]));
+            [part(0)?, part(1)?, part(2)?].into_iter().collect()
         };
-        if let Some(all) = hidden.mask {
-            hide(
-                all.clone(),
-                if all.rank() == 3 { [batch, self.heads, queries, keys] } else { [1, 1, queries, keys] },
-            )?;
-        }
-        if let Some(padding) = hidden.keys {
-            hide(padding.clone(), [batch, 1, 1, keys])?;
-        }
-        Ok(mask)
+        let by_heads = |x: &Var| -> Result<Var> {
+            let shape = [x.shape()[0], x.shape()[1], self.heads, self.width / self.heads];
+            Ok(x.reshape_to(&shape)?.transpose(1, 2)?)
+        };
+        Ok([by_heads(&projected[0])?, by_heads(&projected[1])?, by_heads(&projected[2])?])
     }
 
-    fn probabilities(&self, q: &Var, k: &Var, mask: Option<&Var>) -> Result<Var> {
+    /// What may be seen, in a shape that broadcasts to `[B, heads, T, S]`.
+    fn seen(&self, q: &Var, k: &Var, hidden: Hidden<'_>) -> Result<Option<Var>> {
+        let (batch, queries, keys) = (q.shape()[0], q.shape()[2], k.shape()[2]);
+        let mask = match hidden.mask {
+            Some(mask) if mask.rank() == 3 => {
+                let mask = wanted(mask, &[batch * self.heads, queries, keys])?;
+                Some(mask.reshape_to(&[batch, self.heads, queries, keys])?.eq_scalar(false)?)
+            }
+            Some(mask) => Some(wanted(mask, &[queries, keys])?.eq_scalar(false)?),
+            None => None,
+        };
+        let Some(padding) = hidden.keys else { return Ok(mask) };
+        let padding = wanted(padding, &[batch, keys])?.reshape_to(&[batch, 1, 1, keys])?;
+        let Some(mask) = mask else { return Ok(Some(padding.eq_scalar(false)?)) };
+        let shape = [batch, if mask.rank() == 4 { self.heads } else { 1 }, queries, keys];
+        Ok(Some(mask.broadcast_to(&shape)?.masked_fill(&padding, false)?))
+    }
+
+    fn probabilities(&self, q: &Var, k: &Var, seen: Option<&Var>) -> Result<Var> {
         let scale = ((self.width / self.heads) as f64).sqrt().recip();
-        let scores = q.matmul(&k.transpose(2, 3)?)?.mul_scalar(scale)?;
-        let scores = if let Some(mask) = mask { scores.add(mask)? } else { scores };
-        Ok(scores.softmax(-1)?)
+        let mut scores = q.matmul(&k.transpose(2, 3)?)?.mul_scalar(scale)?;
+        if let Some(seen) = seen {
+            scores = scores.masked_fill(&seen.eq_scalar(false)?, f64::NEG_INFINITY)?;
+        }
+        self.dropout.forward(&scores.softmax(-1)?)
     }
 
     /// The heads' results side by side, through the last map.
     fn join(&self, y: &Var) -> Result<Var> {
         let shape = [y.shape()[0], y.shape()[2], self.width];
-        crate::Module::forward(&self.out_proj, &y.transpose(1, 2)?.reshape_to(&shape)?)
+        self.out_proj.forward(&y.transpose(1, 2)?.reshape_to(&shape)?)
     }
+}
+
+/// A mask of that shape.
+fn wanted<'a>(mask: &'a Var, shape: &[usize]) -> Result<&'a Var> {
+    if mask.shape() == shape && mask.dtype() == DType::Bool {
+        return Ok(mask);
+    }
+    let got = format!("got a mask of shape {:?} and dtype {}", mask.shape(), mask.dtype());
+    Err(Error::invalid("MultiheadAttention", format!("{got}, wanted {shape:?} and {}", DType::Bool)))
 }

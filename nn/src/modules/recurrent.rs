@@ -51,14 +51,19 @@ impl RecurrentConfig {
                 bias_hh: bias("bias_hh")?,
             })
         };
-        Ok(Weights { layers: (0..self.layers).map(layer).collect::<Result<_>>()?, hidden: self.hidden })
+        Ok(Weights {
+            layers: (0..self.layers).map(layer).collect::<Result<_>>()?,
+            inputs: self.inputs,
+            hidden: self.hidden,
+        })
     }
 }
 
 /// The weights of all layers.
 pub(super) struct Weights {
-    pub(super) layers: Vec<Layer>,
-    pub(super) hidden: usize,
+    layers: Vec<Layer>,
+    inputs: usize,
+    hidden: usize,
 }
 
 pub(super) struct Layer {
@@ -101,24 +106,17 @@ impl Weights {
         first: [Option<&Var>; N],
         step: impl Fn(&Layer, &Var, [Var; N]) -> Result<[Var; N]>,
     ) -> Result<(Var, [Var; N])> {
-        let &[batch, times, _] = x.shape() else {
-            return Err(Error::invalid("recurrent layer", format!("got {:?}, wanted [B, T, in]", x.shape())));
-        };
+        let &[batch, times, inputs] = x.shape() else { return Err(self.refuse(x)) };
+        if inputs != self.inputs {
+            return Err(self.refuse(x));
+        }
         let (mut outputs, mut last) = (x.clone(), [const { Vec::new() }; N]);
         for (i, layer) in self.layers.iter().enumerate() {
-            let mut states = Vec::with_capacity(N);
-            for given in first {
-                states.push(match given {
-                    Some(all) => all.select(0, i)?,
-                    None => Var::new(kernels::full(&[batch, self.hidden], 0.0, x.dtype(), x.device())?),
-                });
-            }
-            let mut states = <[Var; N]>::try_from(states)
-                .unwrap_or_else(|_| unreachable!("one state was pushed for each of N"));
-            let shares = layer.of_inputs(&outputs)?;
+            let mut states = self.first(i, first, x)?;
             let mut hidden = Vec::with_capacity(times);
-            for t in 0..times {
-                states = step(layer, &shares.select(1, t)?, states)?;
+            // One node for all times: cutting them out one by one would cost each the gradient of the whole.
+            for share in layer.of_inputs(&outputs)?.split_sizes(&vec![1; times], 1)? {
+                states = step(layer, &share.squeeze(&[1])?, states)?;
                 hidden.push(states[0].clone());
             }
             outputs = match hidden.is_empty() {
@@ -127,12 +125,30 @@ impl Weights {
             };
             last.iter_mut().zip(states).for_each(|(all, state)| all.push(state));
         }
-        let mut stacked = Vec::with_capacity(N);
-        for all in &last {
-            stacked.push(Var::stack(all, 0)?);
-        }
-        let stacked =
-            <[Var; N]>::try_from(stacked).unwrap_or_else(|_| unreachable!("one was pushed for each of N"));
-        Ok((outputs, stacked))
+        Ok((outputs, each(last.iter().map(|all| Var::stack(all, 0)))?))
     }
+
+    /// The states that layer `i` begins with.
+    fn first<const N: usize>(&self, i: usize, given: [Option<&Var>; N], x: &Var) -> Result<[Var; N]> {
+        let shape = [self.layers.len(), x.shape()[0], self.hidden];
+        if let Some(odd) = given.into_iter().flatten().find(|state| state.shape() != shape) {
+            let why = format!("got a state of shape {:?}, wanted {shape:?}", odd.shape());
+            return Err(Error::invalid("recurrent layer", why));
+        }
+        each(given.into_iter().map(|state| match state {
+            Some(all) => all.select(0, i),
+            None => Ok(Var::new(kernels::full(&shape[1..], 0.0, x.dtype(), x.device())?)),
+        }))
+    }
+
+    fn refuse(&self, x: &Var) -> Error {
+        let why = format!("got an input of shape {:?}, wanted [B, T, {}]", x.shape(), self.inputs);
+        Error::invalid("recurrent layer", why)
+    }
+}
+
+/// As many values as there are states.
+fn each<const N: usize>(made: impl Iterator<Item = phalanx_autograd::Result<Var>>) -> Result<[Var; N]> {
+    let made = made.collect::<phalanx_autograd::Result<Vec<_>>>()?;
+    Ok(made.try_into().unwrap_or_else(|_| unreachable!("one was made for each of N")))
 }

@@ -1,8 +1,9 @@
 //! Derivatives of derivatives: Hessian-vector products, n-th derivatives, a gradient penalty.
 
 use phalanx::Var;
-use phalanx::autograd::ops::{CrossEntropy, Gelu};
+use phalanx::autograd::CrossEntropy;
 use phalanx::autograd::{Error, Options, Result, grad};
+use phalanx::kernels::{ConvOptions, Gelu};
 
 use super::Call;
 
@@ -26,7 +27,8 @@ fn gradients(y: &Var, inputs: &[&Var]) -> Result<Vec<Var>> {
 /// The value, its gradients, and the gradients of their product with the directions.
 fn hvp(call: &Call<'_>) -> Result<Vec<Var>> {
     let value = scalar(call)?;
-    let names: Vec<String> = call.names().into_iter().filter(|n| call.opt(&format!("dir.{n}")).is_some()).collect();
+    let names: Vec<String> =
+        call.names().into_iter().filter(|n| call.opt(&format!("dir.{n}")).is_some()).collect();
     let inputs: Vec<&Var> = names.iter().map(|n| call.var(n)).collect::<Result<_>>()?;
     let grads = gradients(&value, &inputs)?;
     let mut along: Option<Var> = None;
@@ -77,7 +79,7 @@ fn scalar(call: &Call<'_>) -> Result<Var> {
             x.layer_norm(&[width], Some(v("w")?), Some(v("b")?), 1e-5)?.silu()?.square()?.sum_all()
         }
         "conv_tanh" => {
-            let padding = phalanx::kernels::Conv { padding: vec![1, 1], ..Default::default() };
+            let padding = ConvOptions { padding: [1, 1], ..Default::default() };
             v("x")?.conv2d(v("w")?, Some(v("b")?), &padding)?.tanh()?.square()?.sum_all()
         }
         "attention" => {
@@ -90,7 +92,7 @@ fn scalar(call: &Call<'_>) -> Result<Var> {
             let squares = v("x")?.square()?;
             squares.sum_all()?.pow_scalar(1.5)?.div(&squares.mean_all()?.add_scalar(1.0)?)
         }
-        "var_log" => v("x")?.var(&[-1], 1, false)?.add_scalar(1.0)?.log()?.sum_all(),
+        "var_log" => v("x")?.var(&[-1], 1.0, false)?.add_scalar(1.0)?.log()?.sum_all(),
         other => Err(Error::Custom(format!("unknown function {other}"))),
     }
 }

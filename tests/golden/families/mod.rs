@@ -4,6 +4,7 @@ mod binary;
 mod choice;
 mod conv;
 mod fused;
+mod higher_order;
 mod index;
 mod layout;
 mod matmul;
@@ -29,6 +30,8 @@ pub struct Call<'a> {
     pub attrs: &'a Attrs<'a>,
     inputs: Vec<(String, Var)>,
     read: RefCell<BTreeSet<String>>,
+    stand_ins: RefCell<Vec<(String, Var)>>,
+    refused: RefCell<Option<String>>,
 }
 
 /// What a family says to a call.
@@ -57,10 +60,12 @@ const FAMILIES: &[Family] = &[
     pointwise_loss::run,
     conv::run,
     pool::run,
+    module::run,
+    higher_order::run,
 ];
 
 /// Families that are more than one call.
-pub const SPECIAL: &[Special] = &[model::run, module::run];
+pub const SPECIAL: &[Special] = &[model::run];
 
 /// Asks each family in turn.
 pub fn call(call: &Call<'_>) -> Reply {
@@ -69,13 +74,43 @@ pub fn call(call: &Call<'_>) -> Reply {
 
 impl<'a> Call<'a> {
     pub fn new(op: &'a str, attrs: &'a Attrs<'a>, inputs: Vec<(String, Var)>) -> Call<'a> {
-        Call { op, attrs, inputs, read: RefCell::default() }
+        let (read, stand_ins, refused) = Default::default();
+        Call { op, attrs, inputs, read, stand_ins, refused }
     }
 
-    /// The first input that nobody asked for.
-    pub fn unread(&self) -> Option<String> {
+    /// What is not supported: what a family refused, or else an input or attribute that nobody asked for.
+    pub fn unsupported(&self) -> Option<String> {
         let read = self.read.borrow();
-        self.inputs.iter().find(|(name, _)| !read.contains(name)).map(|(name, _)| format!("input {name}"))
+        let unread = || self.inputs.iter().map(|(name, _)| name).find(|name| !read.contains(*name));
+        self.refused()
+            .or_else(|| unread().map(|name| format!("input {name}")))
+            .or_else(|| self.attrs.unread())
+    }
+
+    /// What a family refused.
+    pub fn refused(&self) -> Option<String> {
+        self.refused.borrow().clone()
+    }
+
+    /// Notes that the case asks for something that is not there; the error to return, if there is nothing better.
+    pub fn refuse(&self, what: String) -> Error {
+        let error = Error::Custom(format!("unsupported: {what}"));
+        self.refused.borrow_mut().get_or_insert(what);
+        error
+    }
+
+    /// Lets `var` be asked for the gradient of the input `name`, from which it was copied.
+    pub fn stand_in(&self, name: String, var: Var) {
+        self.stand_ins.borrow_mut().push((name, var));
+    }
+
+    /// What is asked for the gradients of the inputs: the stand-ins, or else those given.
+    pub fn leaves(&self, given: &[Var]) -> Vec<Var> {
+        let stand_ins = self.stand_ins.borrow();
+        let leaf = |((name, _), given): (&(String, Var), &Var)| {
+            stand_ins.iter().find(|(n, _)| n == name).map_or(given, |(_, var)| var).clone()
+        };
+        self.inputs.iter().zip(given).map(leaf).collect()
     }
 
     /// The names of all inputs.

@@ -1,0 +1,192 @@
+//! What all layers promise: PyTorch's names and shapes, its initial values, modes, errors.
+
+use phalanx_autograd::Var;
+use phalanx_kernels::{ConvOptions, PoolOptions};
+use phalanx_tensor::{Context, DType, Device};
+
+use super::*;
+use crate::{Module, Parameters, Scope, state_dict};
+
+fn scope() -> Scope {
+    Scope::new(7, DType::F64, Device::CPU)
+}
+
+fn wave(shape: &[usize]) -> Var {
+    let count: usize = shape.iter().product();
+    let values: Vec<f64> = (0..count).map(|i| (i as f64 * 0.731).sin() * 1.5 + 0.2).collect();
+    Var::from_slice(&values, shape, Device::CPU).unwrap()
+}
+
+fn values(x: &Var) -> Vec<f64> {
+    x.to_vec().unwrap()
+}
+
+fn close(a: &Var, b: &Var) {
+    assert_eq!(a.shape(), b.shape());
+    let off = values(a).iter().zip(values(b)).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+    assert!(off < 1e-12, "off by {off}");
+}
+
+/// The entries, such as `weight[3, 4]`.
+fn entries(module: &impl Parameters) -> Vec<String> {
+    state_dict(module).iter().map(|(name, tensor)| format!("{name}{:?}", tensor.shape())).collect()
+}
+
+#[test]
+fn names_and_shapes_are_pytorchs() {
+    let s = &scope();
+    let check = |got: Vec<String>, want: &[&str]| assert_eq!(got, want);
+    let grouped = ConvOptions { groups: 2, ..ConvOptions::default() };
+    check(entries(&LinearConfig::new(3, 5).init(s).unwrap()), &["weight[5, 3]", "bias[5]"]);
+    let conv = Conv2dConfig::new(4, 6, [3, 2]).with_options(grouped).init(s).unwrap();
+    check(entries(&conv), &["weight[6, 2, 3, 2]", "bias[6]"]);
+    let conv = Conv1dConfig::new(4, 6, 3).with_bias(false).init(s).unwrap();
+    check(entries(&conv), &["weight[6, 4, 3]"]);
+    let conv = Conv2dConfig::new(4, 6, [3, 3]).with_options(grouped).init_transposed(s).unwrap();
+    check(entries(&conv), &["weight[4, 3, 3, 3]", "bias[6]"]);
+    let norm = BatchNormConfig::new(3);
+    let running = ["running_mean[3]", "running_var[3]", "num_batches_tracked[]"];
+    let all = [&["weight[3]", "bias[3]"][..], &running].concat();
+    check(entries(&norm.init_1d(s).unwrap()), &all);
+    check(entries(&norm.with_affine(false).init_2d(s).unwrap()), &running);
+    check(entries(&norm.with_tracking(false).init_2d(s).unwrap()), &["weight[3]", "bias[3]"]);
+    check(entries(&GroupNormConfig::new(2, 4).init(s).unwrap()), &["weight[4]", "bias[4]"]);
+    check(entries(&RmsNormConfig::new(&[2, 3]).init(s).unwrap()), &["weight[2, 3]"]);
+    let attention =
+        ["in_proj_weight[12, 4]", "in_proj_bias[12]", "out_proj.weight[4, 4]", "out_proj.bias[4]"];
+    check(entries(&MultiheadAttentionConfig::new(4, 2).init(s).unwrap()), &attention);
+    let gates = |n: usize| {
+        [format!("weight_ih_l0[{n}, 3]"), format!("weight_hh_l0[{n}, 4]")]
+            .into_iter()
+            .chain([format!("bias_ih_l0[{n}]"), format!("bias_hh_l0[{n}]")])
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(entries(&RecurrentConfig::new(3, 4).init_lstm(s).unwrap()), gates(16));
+    assert_eq!(entries(&RecurrentConfig::new(3, 4).init_gru(s).unwrap()), gates(12));
+    let config = TransformerEncoderLayerConfig { inner: 6, ..TransformerEncoderLayerConfig::new(4, 2) };
+    let names: Vec<String> = state_dict(&config.init(s).unwrap()).into_iter().map(|(name, _)| name).collect();
+    let parts = ["self_attn.in_proj_weight", "self_attn.in_proj_bias"].map(String::from).into_iter();
+    let maps = ["self_attn.out_proj", "linear1", "linear2", "norm1", "norm2"];
+    let maps = maps.iter().flat_map(|map| [format!("{map}.weight"), format!("{map}.bias")]);
+    assert_eq!(names, parts.chain(maps).collect::<Vec<_>>());
+}
+
+#[test]
+fn initial_values_lie_within_pytorchs_bounds_and_depend_on_the_seed_alone() {
+    let make =
+        |seed| Conv2dConfig::new(4, 64, [3, 3]).init(&Scope::new(seed, DType::F64, Device::CPU)).unwrap();
+    let (one, again, other) = (make(1), make(1), make(2));
+    let weights = |conv: &Conv2d| values(&conv.weight.var());
+    assert_eq!(weights(&one), weights(&again));
+    assert_ne!(weights(&one), weights(&other));
+    let largest = weights(&one).into_iter().map(f64::abs).fold(0.0, f64::max);
+    assert!((0.99 / 6.0..=1.0 / 6.0).contains(&largest), "{largest}");
+    let attention = MultiheadAttentionConfig::new(16, 2).init(&scope()).unwrap();
+    let largest = values(&attention.in_proj_weight.var()).into_iter().map(f64::abs).fold(0.0, f64::max);
+    let bound = (6.0f64 / 64.0).sqrt();
+    assert!((0.97 * bound..=bound).contains(&largest), "{largest}");
+}
+
+#[test]
+fn batch_norm_uses_the_batch_in_training_and_running_statistics_otherwise() {
+    let norm = BatchNormConfig::new(2).with_momentum(Some(0.5)).init_1d(&scope()).unwrap();
+    let x = Var::from_slice(&[1.0, 10.0, 3.0, 30.0], &[2, 2], Device::CPU).unwrap();
+    let y = values(&norm.forward(&x).unwrap());
+    assert!(y.iter().zip([-1.0, -1.0, 1.0, 1.0]).all(|(a, b)| (a - b).abs() < 1e-4), "{y:?}");
+    let running = || {
+        let state = state_dict(&norm);
+        let get = |i: usize| phalanx_kernels::cast(&state[i].1, DType::F64).unwrap().to_vec::<f64>().unwrap();
+        [get(2), get(3), get(4)]
+    };
+    let once = [vec![1.0, 10.0], vec![1.5, 100.5], vec![1.0]];
+    assert_eq!(running(), once);
+    {
+        let _repeated = Context::with(|c| c.recomputing = true);
+        norm.forward(&x).unwrap();
+        assert_eq!(running(), once, "a recomputation is no further batch");
+    }
+    let _eval = Context::with(|c| c.train = false);
+    let y = values(&norm.forward(&x).unwrap());
+    let want = [0.0, 0.0, 2.0 / 1.5f64.sqrt(), 20.0 / 100.5f64.sqrt()];
+    assert!(y.iter().zip(want).all(|(a, b)| (a - b).abs() < 1e-4), "{y:?}");
+    assert_eq!(running(), once);
+}
+
+#[test]
+fn batch_norm_without_running_statistics_uses_the_batch_always() {
+    let norm = BatchNormConfig::new(3).with_tracking(false).init_2d(&scope()).unwrap();
+    let x = wave(&[2, 3, 4, 2]);
+    let trained = norm.forward(&x).unwrap();
+    let _eval = Context::with(|c| c.train = false);
+    close(&norm.forward(&x).unwrap(), &trained);
+}
+
+#[test]
+fn recurrent_layers_continue_from_the_states_they_returned() {
+    let x = wave(&[2, 5, 3]);
+    let (head, tail) = (x.narrow(1, 0, 2).unwrap(), x.narrow(1, 2, 3).unwrap());
+    let lstm = RecurrentConfig::new(3, 4).with_layers(2).init_lstm(&scope()).unwrap();
+    let whole = lstm.forward(&x, None, None).unwrap();
+    let first = lstm.forward(&head, None, None).unwrap();
+    let second = lstm.forward(&tail, Some(&first.hidden), Some(&first.cell)).unwrap();
+    close(&Var::cat(&[first.output, second.output], 1).unwrap(), &whole.output);
+    close(&second.cell, &whole.cell);
+    let gru = RecurrentConfig::new(3, 4).init_gru(&scope()).unwrap();
+    let (whole, last) = gru.forward(&x, None).unwrap();
+    let (first, state) = gru.forward(&head, None).unwrap();
+    let (second, state) = gru.forward(&tail, Some(&state)).unwrap();
+    close(&Var::cat(&[first, second], 1).unwrap(), &whole);
+    close(&state, &last);
+    close(&whole.select(1, 4).unwrap(), &last.select(0, 0).unwrap());
+}
+
+#[test]
+fn hidden_keys_are_as_if_absent_and_one_input_thrice_as_three_alike() {
+    let attention = MultiheadAttentionConfig::new(4, 2).init(&scope()).unwrap();
+    let (q, k) = (wave(&[1, 3, 4]), wave(&[1, 5, 4]));
+    let hidden = Var::from_slice(&[false, false, false, true, true], &[1, 5], Device::CPU).unwrap();
+    let masked = attention.forward(&q, &k, &k, Hidden { keys: Some(&hidden), mask: None }).unwrap();
+    let short = k.narrow(1, 0, 3).unwrap();
+    close(&masked, &attention.forward(&q, &short, &short, Hidden::default()).unwrap());
+    let apart = attention.forward(&q, &q.clone(), &q.clone(), Hidden::default()).unwrap();
+    assert_eq!(values(&attention.forward(&q, &q, &q, Hidden::default()).unwrap()), values(&apart));
+    let (y, p) = attention.forward_with_weights(&q, &q, &q, Hidden::default()).unwrap();
+    close(&y, &apart);
+    assert_eq!(p.shape(), [1, 2, 3, 3]);
+}
+
+#[test]
+fn pooling_modules_cover_the_image() {
+    let x = wave(&[1, 2, 4, 6]);
+    let windows = PoolOptions::new([2, 3]);
+    assert_eq!(MaxPool2d(windows).forward(&x).unwrap().shape(), [1, 2, 2, 2]);
+    let mean = AvgPool2d { options: windows, count_include_pad: true }.forward(&x).unwrap();
+    close(&AdaptiveAvgPool2d([2, 2]).forward(&x).unwrap(), &mean);
+}
+
+#[test]
+fn errors_say_what_came_and_what_was_wanted() {
+    let s = &scope();
+    let grouped = ConvOptions { groups: 2, ..ConvOptions::default() };
+    let said = |error: crate::Error, parts: &[&str]| {
+        let text = error.to_string();
+        assert!(parts.iter().all(|part| text.contains(part)), "{text:?} lacks one of {parts:?}");
+    };
+    said(
+        Conv2dConfig::new(3, 4, [3, 3]).with_options(grouped).init(s).err().unwrap(),
+        &["convolution", "2 groups", "3"],
+    );
+    said(GroupNormConfig::new(2, 3).init(s).err().unwrap(), &["GroupNorm", "2 groups", "3"]);
+    said(MultiheadAttentionConfig::new(5, 2).init(s).err().unwrap(), &["MultiheadAttention", "2", "5"]);
+    let attention = MultiheadAttentionConfig::new(4, 2).init(s).unwrap();
+    let x = wave(&[3, 4]);
+    said(attention.forward(&x, &x, &x, Hidden::default()).err().unwrap(), &["[3, 4]", "[B, T, 4]"]);
+    let lstm = RecurrentConfig::new(3, 4).init_lstm(s).unwrap();
+    said(lstm.forward(&x, None, None).err().unwrap(), &["[3, 4]", "[B, T, 3]"]);
+    let (x, state) = (wave(&[2, 5, 3]), wave(&[1, 3, 4]));
+    said(lstm.forward(&x, Some(&state), None).err().unwrap(), &["[1, 3, 4]", "[1, 2, 4]"]);
+    let norm = BatchNormConfig::new(3);
+    said(norm.init_2d(s).unwrap().forward(&x).err().unwrap(), &["BatchNorm", "[2, 5, 3]", "4"]);
+    let x = wave(&[2, 4]);
+    said(norm.init_1d(s).unwrap().forward(&x).err().unwrap(), &["batch_norm", "[4]", "[3]"]);
+}
