@@ -3,10 +3,10 @@
 //! Derivative: `dy`, shared evenly by the elements that equal the extremum (all NaNs equal each other here).
 
 use phalanx_kernels as kernels;
-use phalanx_tensor::{Dim, Tensor, resolve_dims};
+use phalanx_tensor::{Dim, Tensor};
 
 use super::over_dims::{OverDims, reduce};
-use super::sum::all_dims;
+use super::sum::{all_dims, dims_of};
 use crate::{Result, Var};
 
 macro_rules! extrema {
@@ -17,7 +17,7 @@ macro_rules! extrema {
             /// # Errors
             /// If a dimension does not exist or is named twice, or there are no elements to choose from.
             pub fn $name<D: Dim>(&self, dims: &[D], keepdim: bool) -> Result<Var> {
-                reduce(self, resolve_dims(stringify!($name), dims, self.rank())?, keepdim, $type)
+                reduce(self, dims_of(stringify!($name), dims, self)?, keepdim, $type)
             }
 
             #[doc = concat!("The ", $what, " of all elements, without dimensions.")]

@@ -3,9 +3,10 @@
 //! Derivative: `dx = dy e^(x - y)`.
 
 use phalanx_kernels as kernels;
-use phalanx_tensor::{Dim, Tensor, resolve_dims};
+use phalanx_tensor::{Dim, Tensor};
 
 use super::over_dims::{OverDims, reduce};
+use super::sum::dims_of;
 use crate::{Result, Var};
 
 impl Var {
@@ -15,7 +16,7 @@ impl Var {
     /// # Errors
     /// If the dtype is no floating-point one, or a dimension does not exist or is named twice.
     pub fn logsumexp<D: Dim>(&self, dims: &[D], keepdim: bool) -> Result<Var> {
-        reduce(self, resolve_dims("logsumexp", dims, self.rank())?, keepdim, LogSumExp)
+        reduce(self, dims_of("logsumexp", dims, self)?, keepdim, LogSumExp)
     }
 }
 

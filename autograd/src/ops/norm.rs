@@ -4,10 +4,11 @@
 //! elements of that magnitude. The quotient is taken first, so that no power leaves the dtype's range.
 
 use phalanx_kernels as kernels;
-use phalanx_tensor::{Dim, Tensor, resolve_dims};
+use phalanx_tensor::{Dim, Tensor};
 
 use super::amax::share;
 use super::over_dims::{OverDims, reduce};
+use super::sum::dims_of;
 use crate::{Result, Var};
 
 impl Var {
@@ -18,7 +19,7 @@ impl Var {
     /// If the dtype is no floating-point one, a dimension does not exist or is named twice, or `p` is infinite and
     /// there are no elements.
     pub fn norm<D: Dim>(&self, p: f64, dims: &[D], keepdim: bool) -> Result<Var> {
-        reduce(self, resolve_dims("norm", dims, self.rank())?, keepdim, Norm { p })
+        reduce(self, dims_of("norm", dims, self)?, keepdim, Norm { p })
     }
 }
 

@@ -60,7 +60,7 @@ impl Var {
     /// # Errors
     /// If a dimension does not exist or is named twice.
     pub fn squeeze<D: Dim>(&self, dims: &[D]) -> Result<Var> {
-        let dims = resolve_dims("squeeze", dims, self.rank())?;
+        let dims = resolve_dims("squeeze", dims, self.rank().max(1))?;
         self.squeeze_where(|d| dims.contains(&d))
     }
 

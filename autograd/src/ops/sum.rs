@@ -23,7 +23,7 @@ impl Var {
     /// # Errors
     /// If a dimension does not exist or is named twice.
     pub fn sum<D: Dim>(&self, dims: &[D], keepdim: bool) -> Result<Var> {
-        let dims = resolve_dims("sum", dims, self.rank())?;
+        let dims = dims_of("sum", dims, self)?;
         let y = kernels::sum(self.tensor(), &dims, keepdim)?;
         let from = Dims::from_slice(self.shape());
         record_linear("sum", self, y, move |dy| dy.spread(&from, &dims))
@@ -42,7 +42,7 @@ impl Var {
     /// # Errors
     /// If the dtype is no floating-point one, or a dimension does not exist or is named twice.
     pub fn mean<D: Dim>(&self, dims: &[D], keepdim: bool) -> Result<Var> {
-        let dims = resolve_dims("mean", dims, self.rank())?;
+        let dims = dims_of("mean", dims, self)?;
         let y = kernels::mean(self.tensor(), &dims, keepdim)?;
         let from = Dims::from_slice(self.shape());
         let n: usize = dims.iter().map(|&d| from[d]).product();
@@ -54,6 +54,13 @@ impl Var {
     pub(super) fn spread(&self, from: &[usize], dims: &[usize]) -> Result<Var> {
         self.reshape_to(&reduced(from, dims))?.broadcast_to(from)
     }
+}
+
+/// The dimensions to reduce over; a scalar may be reduced over its only one, as it were.
+pub(super) fn dims_of<D: Dim>(op: &'static str, dims: &[D], x: &Var) -> Result<Dims> {
+    let mut dims = resolve_dims(op, dims, x.rank().max(1))?;
+    dims.retain(|d| *d < x.rank());
+    Ok(dims)
 }
 
 /// Every dimension.

@@ -3,9 +3,10 @@
 //! Derivative: `dx = dy 2 (x - mean) / (n - correction)`.
 
 use phalanx_kernels as kernels;
-use phalanx_tensor::{Dim, Tensor, resolve_dims};
+use phalanx_tensor::{Dim, Tensor};
 
 use super::over_dims::{OverDims, reduce};
+use super::sum::dims_of;
 use crate::{Result, Var};
 
 impl Var {
@@ -15,7 +16,7 @@ impl Var {
     /// # Errors
     /// If the dtype is no floating-point one, or a dimension does not exist or is named twice.
     pub fn var<D: Dim>(&self, dims: &[D], correction: f64, keepdim: bool) -> Result<Var> {
-        let dims = resolve_dims("var", dims, self.rank())?;
+        let dims = dims_of("var", dims, self)?;
         reduce(self, dims, keepdim, Variance { correction })
     }
 }

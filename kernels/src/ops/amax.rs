@@ -11,7 +11,7 @@ use crate::reduce::{Combine, Frame, Itself, Largest, Smallest, fold_each, fold_t
 /// # Errors
 /// If a dimension does not exist or is named twice, or there are no elements to choose from.
 pub fn amax<D: Dim>(x: &Tensor, dims: &[D], keepdim: bool) -> Result<Tensor> {
-    extremum("amax", &Frame::new("amax", x, dims, keepdim)?, Largest, (i64::MIN, i64::max))
+    largest(&Frame::new("amax", x, dims, keepdim)?)
 }
 
 /// The smallest element over `dims`; NaN if there is one. Any dtype.
@@ -19,7 +19,15 @@ pub fn amax<D: Dim>(x: &Tensor, dims: &[D], keepdim: bool) -> Result<Tensor> {
 /// # Errors
 /// As [`amax`].
 pub fn amin<D: Dim>(x: &Tensor, dims: &[D], keepdim: bool) -> Result<Tensor> {
-    extremum("amin", &Frame::new("amin", x, dims, keepdim)?, Smallest, (i64::MAX, i64::min))
+    smallest(&Frame::new("amin", x, dims, keepdim)?)
+}
+
+fn largest(frame: &Frame) -> Result<Tensor> {
+    extremum("amax", frame, Largest, (i64::MIN, i64::max))
+}
+
+fn smallest(frame: &Frame) -> Result<Tensor> {
+    extremum("amin", frame, Smallest, (i64::MAX, i64::min))
 }
 
 /// An extremum of nothing does not exist.

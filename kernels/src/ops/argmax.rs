@@ -50,11 +50,15 @@ fn over<D: Dim>(
         Some(dim) => Frame::new(op, x, &[dim], keepdim)?,
         None => Frame::new(op, x, &(0..x.rank()).collect::<Vec<_>>(), keepdim)?,
     };
-    refuse_empty(op, x, frame.n)?;
-    let (mut values, computes) = frame.output(x.dtype())?;
+    search_all(op, &frame, largest)
+}
+
+fn search_all(op: &'static str, frame: &Frame, largest: bool) -> Result<(Tensor, Tensor)> {
+    refuse_empty(op, &frame.view, frame.n)?;
+    let (mut values, computes) = frame.output(frame.view.dtype())?;
     let (mut indices, _) = frame.output(DType::I64)?;
     if computes {
-        for_element!(x.dtype(), T => search::<T>(op, &frame, largest, &mut values, &mut indices))?;
+        for_element!(values.dtype(), T => search::<T>(op, frame, largest, &mut values, &mut indices))?;
     }
     Ok((values, indices))
 }

@@ -10,10 +10,15 @@ use crate::ops::copy::copy_;
 /// # Errors
 /// If there is none, or ranks, other sizes, dtypes or devices differ.
 pub fn cat(tensors: &[&Tensor], dim: impl Dim) -> Result<Tensor> {
-    const OP: &str = "cat";
+    let rank = tensors.first().map_or(1, |t| t.rank());
+    cat_along(tensors, dim.resolve(rank, OP)?)
+}
+
+const OP: &str = "cat";
+
+fn cat_along(tensors: &[&Tensor], dim: usize) -> Result<Tensor> {
     let first = tensors.first().ok_or_else(|| Error::invalid(OP, "got no tensors, wanted at least one"))?;
     check::same(OP, tensors)?;
-    let dim = dim.resolve(first.rank(), OP)?;
     let others = |t: &Tensor| -> Dims {
         t.shape().iter().enumerate().map(|(d, &n)| if d == dim { 0 } else { n }).collect()
     };

@@ -12,7 +12,7 @@ use crate::real::for_element;
 /// # Errors
 /// If there is no such dimension.
 pub fn cumsum(x: &Tensor, dim: impl Dim) -> Result<Tensor> {
-    running("cumsum", x, dim, false)
+    running("cumsum", x, dim.resolve(x.rank().max(1), "cumsum")?, false)
 }
 
 /// `y[i] = x[i] + .. + x[n - 1]` along `dim`: [`cumsum`] from the end.
@@ -20,11 +20,10 @@ pub fn cumsum(x: &Tensor, dim: impl Dim) -> Result<Tensor> {
 /// # Errors
 /// As [`cumsum`].
 pub fn cumsum_reversed(x: &Tensor, dim: impl Dim) -> Result<Tensor> {
-    running("cumsum_reversed", x, dim, true)
+    running("cumsum_reversed", x, dim.resolve(x.rank().max(1), "cumsum")?, true)
 }
 
-fn running(op: &'static str, x: &Tensor, dim: impl Dim, reversed: bool) -> Result<Tensor> {
-    let dim = dim.resolve(x.rank().max(1), op)?;
+fn running(op: &'static str, x: &Tensor, dim: usize, reversed: bool) -> Result<Tensor> {
     let x = x.contiguous()?;
     let dtype = if x.dtype().is_float() { x.dtype() } else { DType::I64 };
     let mut out = Tensor::empty(x.shape(), dtype, x.device())?;

@@ -10,16 +10,19 @@ use crate::pointwise::PIECE;
 /// # Errors
 /// If a dimension does not exist or is named twice.
 pub fn flip<D: Dim>(x: &Tensor, dims: &[D]) -> Result<Tensor> {
-    let dims = resolve_dims("flip", dims, x.rank())?;
+    flip_over(x, &resolve_dims("flip", dims, x.rank())?)
+}
+
+fn flip_over(x: &Tensor, dims: &[usize]) -> Result<Tensor> {
     let mut out = x.empty_like()?;
     if out.device().is_meta() || out.numel() == 0 {
         return Ok(out);
     }
     match x.dtype().size() {
-        1 => copy::<u8>(x, &dims, &mut out)?,
-        2 => copy::<u16>(x, &dims, &mut out)?,
-        4 => copy::<u32>(x, &dims, &mut out)?,
-        _ => copy::<u64>(x, &dims, &mut out)?,
+        1 => copy::<u8>(x, dims, &mut out)?,
+        2 => copy::<u16>(x, dims, &mut out)?,
+        4 => copy::<u32>(x, dims, &mut out)?,
+        _ => copy::<u64>(x, dims, &mut out)?,
     }
     Ok(out)
 }

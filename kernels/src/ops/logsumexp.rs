@@ -13,12 +13,16 @@ use crate::simd::Float;
 /// # Errors
 /// If the dtype is no floating-point one, or a dimension does not exist or is named twice.
 pub fn logsumexp<D: Dim>(x: &Tensor, dims: &[D], keepdim: bool) -> Result<Tensor> {
-    const OP: &str = "logsumexp";
     check::float(OP, x)?;
-    let frame = Frame::new(OP, x, dims, keepdim)?;
-    let (mut out, computes) = frame.output(x.dtype())?;
+    logsumexp_over(&Frame::new(OP, x, dims, keepdim)?)
+}
+
+const OP: &str = "logsumexp";
+
+fn logsumexp_over(frame: &Frame) -> Result<Tensor> {
+    let (mut out, computes) = frame.output(frame.view.dtype())?;
     if computes {
-        for_real!(OP, x.dtype(), T => log_sum::<T>(OP, &frame, &mut out))?;
+        for_real!(OP, out.dtype(), T => log_sum::<T>(OP, frame, &mut out))?;
     }
     Ok(out)
 }

@@ -19,15 +19,19 @@ use crate::simd::Float;
 /// If the dtype is no floating-point one, a dimension does not exist or is named twice, or `p` is infinite and
 /// there are no elements.
 pub fn norm<D: Dim>(x: &Tensor, p: f64, dims: &[D], keepdim: bool) -> Result<Tensor> {
-    const OP: &str = "norm";
     check::float(OP, x)?;
-    let frame = Frame::new(OP, x, dims, keepdim)?;
+    norm_over(&Frame::new(OP, x, dims, keepdim)?, p)
+}
+
+const OP: &str = "norm";
+
+fn norm_over(frame: &Frame, p: f64) -> Result<Tensor> {
     if p.is_infinite() {
-        refuse_empty(OP, x, frame.n)?;
+        refuse_empty(OP, &frame.view, frame.n)?;
     }
-    let (mut out, computes) = frame.output(x.dtype())?;
+    let (mut out, computes) = frame.output(frame.view.dtype())?;
     if computes {
-        for_real!(OP, x.dtype(), T => norms::<T>(OP, &frame, p, &mut out))?;
+        for_real!(OP, out.dtype(), T => norms::<T>(OP, frame, p, &mut out))?;
     }
     Ok(out)
 }

@@ -12,25 +12,30 @@ use crate::reduce::{Frame, fold_each};
 /// # Errors
 /// If a dimension does not exist or is named twice.
 pub fn prod<D: Dim>(x: &Tensor, dims: &[D], keepdim: bool) -> Result<Tensor> {
-    const OP: &str = "prod";
-    let frame = Frame::new(OP, x, dims, keepdim)?;
-    let dtype = if x.dtype().is_float() { x.dtype() } else { DType::I64 };
+    prod_over(&Frame::new(OP, x, dims, keepdim)?)
+}
+
+const OP: &str = "prod";
+
+fn prod_over(frame: &Frame) -> Result<Tensor> {
+    let from = frame.view.dtype();
+    let dtype = if from.is_float() { from } else { DType::I64 };
     let (mut out, computes) = frame.output(dtype)?;
     if !computes {
         return Ok(out);
     }
     if dtype == DType::I64 {
         let mut target = out.write::<i64>(OP)?;
-        for_element!(x.dtype(), T => {
+        for_element!(from, T => {
             let multiply = |product: &mut i64, _: usize, x: T| *product = product.wrapping_mul(x.to_i64());
-            fold_each::<T, i64>(OP, &frame, 1, &mut target, multiply)
+            fold_each::<T, i64>(OP, frame, 1, &mut target, multiply)
         })?;
         drop(target);
         return Ok(out);
     }
     let mut products = vec![1.0; out.numel()];
     for_element!(dtype, T => {
-        fold_each::<T, f64>(OP, &frame, 1.0, &mut products, |product, _, x| *product *= x.to_f64())?;
+        fold_each::<T, f64>(OP, frame, 1.0, &mut products, |product, _, x| *product *= x.to_f64())?;
         let mut target = out.write::<T>(OP)?;
         target.iter_mut().zip(products).for_each(|(to, x)| *to = <T as Number>::from_f64(x));
     });

@@ -14,22 +14,7 @@ use crate::reduce::{Frame, Itself, Total, fold_each, fold_tensor};
 /// # Errors
 /// If a dimension does not exist or is named twice.
 pub fn sum<D: Dim>(x: &Tensor, dims: &[D], keepdim: bool) -> Result<Tensor> {
-    const OP: &str = "sum";
-    let frame = Frame::new(OP, x, dims, keepdim)?;
-    if x.dtype().is_float() {
-        return scaled_sum(OP, &frame, 1.0);
-    }
-    let (mut out, computes) = frame.output(DType::I64)?;
-    if computes {
-        let numel = out.numel();
-        let mut target = out.write::<i64>(OP)?;
-        for_element!(x.dtype(), T => {
-            let add = |sum: &mut i64, _: usize, x: T| *sum = sum.wrapping_add(x.to_i64());
-            fold_each::<T, i64>(OP, &frame, 0, &mut target[..numel], add)
-        })?;
-        drop(target);
-    }
-    Ok(out)
+    sum_over(&Frame::new("sum", x, dims, keepdim)?)
 }
 
 /// The mean over `dims`; NaN over nothing. Rounded once, so that a sum beyond the dtype does no harm.
@@ -40,6 +25,25 @@ pub fn mean<D: Dim>(x: &Tensor, dims: &[D], keepdim: bool) -> Result<Tensor> {
     check::float("mean", x)?;
     let frame = Frame::new("mean", x, dims, keepdim)?;
     scaled_sum("mean", &frame, frame.n as f64)
+}
+
+fn sum_over(frame: &Frame) -> Result<Tensor> {
+    const OP: &str = "sum";
+    let dtype = frame.view.dtype();
+    if dtype.is_float() {
+        return scaled_sum(OP, frame, 1.0);
+    }
+    let (mut out, computes) = frame.output(DType::I64)?;
+    if computes {
+        let numel = out.numel();
+        let mut target = out.write::<i64>(OP)?;
+        for_element!(dtype, T => {
+            let add = |sum: &mut i64, _: usize, x: T| *sum = sum.wrapping_add(x.to_i64());
+            fold_each::<T, i64>(OP, frame, 0, &mut target[..numel], add)
+        })?;
+        drop(target);
+    }
+    Ok(out)
 }
 
 fn scaled_sum(op: &'static str, frame: &Frame, divisor: f64) -> Result<Tensor> {

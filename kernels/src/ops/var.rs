@@ -13,12 +13,16 @@ use crate::simd::Float;
 /// # Errors
 /// If the dtype is no floating-point one, or a dimension does not exist or is named twice.
 pub fn var<D: Dim>(x: &Tensor, dims: &[D], correction: f64, keepdim: bool) -> Result<Tensor> {
-    const OP: &str = "var";
     check::float(OP, x)?;
-    let frame = Frame::new(OP, x, dims, keepdim)?;
-    let (mut out, computes) = frame.output(x.dtype())?;
+    var_over(&Frame::new(OP, x, dims, keepdim)?, correction)
+}
+
+const OP: &str = "var";
+
+fn var_over(frame: &Frame, correction: f64) -> Result<Tensor> {
+    let (mut out, computes) = frame.output(frame.view.dtype())?;
     if computes {
-        for_real!(OP, x.dtype(), T => variance::<T>(OP, &frame, correction, &mut out))?;
+        for_real!(OP, out.dtype(), T => variance::<T>(OP, frame, correction, &mut out))?;
     }
     Ok(out)
 }

@@ -12,8 +12,12 @@ use crate::pointwise::PIECE;
 /// # Errors
 /// If there is no such dimension, the index has another rank, is too large or not i64 or i32, or is out of range.
 pub fn gather(x: &Tensor, dim: impl Dim, index: &Tensor) -> Result<Tensor> {
-    const OP: &str = "gather";
-    let dim = dim.resolve(x.rank().max(1), OP)?;
+    gather_along(x, dim.resolve(x.rank().max(1), OP)?, index)
+}
+
+const OP: &str = "gather";
+
+fn gather_along(x: &Tensor, dim: usize, index: &Tensor) -> Result<Tensor> {
     check_index(OP, x, dim, index)?;
     let (index, x) = (indices(OP, index, x)?, x.contiguous()?);
     let mut out = Tensor::empty(index.shape(), x.dtype(), x.device())?;

@@ -13,9 +13,13 @@ use crate::check;
 /// # Errors
 /// If there is no such dimension, shapes do not fit, dtypes or devices differ, or an index is out of range.
 pub fn index_add(x: &Tensor, dim: impl Dim, index: &Tensor, source: &Tensor, alpha: f64) -> Result<Tensor> {
-    const OP: &str = "index_add";
+    add_along(x, dim.resolve(x.rank(), OP)?, index, source, alpha)
+}
+
+const OP: &str = "index_add";
+
+fn add_along(x: &Tensor, dim: usize, index: &Tensor, source: &Tensor, alpha: f64) -> Result<Tensor> {
     check::same(OP, &[x, source])?;
-    let dim = dim.resolve(x.rank(), OP)?;
     let mut shape = Dims::from_slice(x.shape());
     shape[dim] = index.numel();
     check::shape(OP, "a source", source, &shape)?;

@@ -12,8 +12,12 @@ use crate::pointwise::PIECE;
 /// If there is no such dimension, `index` has more than one dimension or is not i64 or i32, or an index is out of
 /// range.
 pub fn index_select(x: &Tensor, dim: impl Dim, index: &Tensor) -> Result<Tensor> {
-    const OP: &str = "index_select";
-    let dim = dim.resolve(x.rank(), OP)?;
+    select_along(x, dim.resolve(x.rank(), OP)?, index)
+}
+
+const OP: &str = "index_select";
+
+fn select_along(x: &Tensor, dim: usize, index: &Tensor) -> Result<Tensor> {
     if index.rank() > 1 {
         return Err(Error::shape(OP, format!("an index of shape {:?}", index.shape()), "one dimension"));
     }

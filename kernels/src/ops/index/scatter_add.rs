@@ -16,9 +16,13 @@ use crate::source::{BLOCK, Source};
 /// # Errors
 /// If there is no such dimension, shapes do not fit, dtypes or devices differ, or an index is out of range.
 pub fn scatter_add(x: &Tensor, dim: impl Dim, index: &Tensor, source: &Tensor) -> Result<Tensor> {
-    const OP: &str = "scatter_add";
+    add_along(x, dim.resolve(x.rank().max(1), OP)?, index, source)
+}
+
+const OP: &str = "scatter_add";
+
+fn add_along(x: &Tensor, dim: usize, index: &Tensor, source: &Tensor) -> Result<Tensor> {
     check::same(OP, &[x, source])?;
-    let dim = dim.resolve(x.rank().max(1), OP)?;
     check_index(OP, x, dim, index)?;
     check::shape(OP, "a source", source, index.shape())?;
     let index = indices(OP, index, x)?;
