@@ -7,7 +7,8 @@ use std::ops::Range;
 use phalanx_tensor::{Pool, Result, Tensor};
 
 use super::axis::Axis;
-use super::window::{Frame, Gather, Segment, segments};
+use super::gather::{Gather, THIN_ROWS, Thin};
+use super::window::{Frame, Segment, segments};
 use super::{Cut, Summed};
 use crate::gemm::{Epilogue, MatMut, MatRef, TileShape, Write, gemm, share, tile_shape, with_scratch};
 use crate::real::Real;
@@ -53,13 +54,16 @@ impl Correlation<'_> {
             None => None,
         };
         let tile = tile_shape::<T::Wide>();
+        // Few rows are summed without gathering.
+        let thin = self.channels_out <= 2 * THIN_ROWS;
+        let rows_max = if thin { THIN_ROWS } else { tile.rows };
         let work =
             numel * self.channels_in * self.passes[0].iter().map(|axis| axis.taps.len()).product::<usize>();
         let cut = Cut::new(shape, self.groups, work, pool.threads());
         let weights: Vec<Packed<T::Wide>> = self
             .passes
             .iter()
-            .map(|pass| self.pack::<T>(&weight[self.weight.offset()..], pass, tile.rows, &cut, &pool))
+            .map(|pass| self.pack::<T>(&weight[self.weight.offset()..], pass, rows_max, &cut, &pool))
             .collect();
         let bytes = weights.iter().map(|w| size_of_val(&w.panels[..])).sum();
         let _use = out.device().ledger()?.scratch_of(bytes);
@@ -68,6 +72,7 @@ impl Correlation<'_> {
             bias: bias.as_deref(),
             shape,
             tile,
+            thin,
             alone: Pool::new(1),
         };
         pool.for_each_chunk(&mut out.write::<T>(self.op)?[offset..offset + numel], cut.chunk, |i, out| {
@@ -93,19 +98,20 @@ impl Correlation<'_> {
     ) -> Packed<T::Wide> {
         let count = cut.unit.div_ceil(rows_max);
         let steps = self.channels_in * rows.taps.len() * cols.taps.len();
-        let len = steps * cut.unit.div_ceil(count);
+        let rows_here = cut.unit.div_ceil(count);
+        let len = steps * rows_here;
         let mut panels = vec![
             <T::Wide as crate::simd::Float>::ZERO;
             len * count * (self.groups * self.channels_out / cut.unit)
         ];
         let [group_stride, out_stride, in_stride, row_stride, col_stride] = self.weight_strides;
         pool.for_each_chunk(&mut panels, len.max(1), |i, panel| {
-            let rows_here = share(cut.unit, count, i % count);
-            for (j, row) in rows_here.clone().enumerate() {
+            let range = share(cut.unit, count, i % count);
+            for (j, row) in range.clone().enumerate() {
                 let channel = i / count * cut.unit + row;
                 let at =
                     channel / self.channels_out * group_stride + channel % self.channels_out * out_stride;
-                let mut slots = panel[j..].iter_mut().step_by(rows_here.len());
+                let mut slots = panel[j..].iter_mut().step_by(range.len());
                 for c in 0..self.channels_in {
                     for y in &rows.taps {
                         for x in &cols.taps {
@@ -118,7 +124,7 @@ impl Correlation<'_> {
                 }
             }
         });
-        Packed { panels, count, len, steps }
+        Packed { panels, count, len, rows: rows_here, steps }
     }
 }
 
@@ -127,7 +133,17 @@ struct Packed<V> {
     panels: Vec<V>,
     count: usize,
     len: usize,
+    /// Rows of a panel at most.
+    rows: usize,
     steps: usize,
+}
+
+impl<V> Packed<V> {
+    /// A panel of a unit of so many channels, and its rows.
+    fn panel(&self, unit: usize, panel: usize, channels: usize) -> (&[V], usize) {
+        let rows = share(channels, self.count, panel).len();
+        (&self.panels[(unit * self.count + panel) * self.len..][..self.steps * rows], rows)
+    }
 }
 
 /// What all threads share beside the job.
@@ -137,6 +153,7 @@ struct Side<'a, T: Real> {
     /// The output's.
     shape: [usize; 4],
     tile: TileShape,
+    thin: bool,
     /// A product's pieces stay on the thread that has the task.
     alone: Pool,
 }
@@ -220,42 +237,66 @@ impl<T: Real<Wide: Summed>> Unit<'_, T> {
         points: &Range<usize>,
         out: &mut [T],
     ) {
-        let ([rows, cols], steps, tile) = (self.pass, self.weights.steps, self.side.tile);
+        let ([rows, cols], steps, width) = (self.pass, self.weights.steps, self.side.tile.cols());
         let taps = frame.taps(rows, cols, self.job.channels_in);
         let total = images.len() * points.len() * cols.count;
-        let width = tile.cols();
         let panels = (GATHERED_MAX / (steps * width).max(1)).clamp(1, total.div_ceil(width));
+        let panel_len = if self.side.thin { 0 } else { steps * width };
         let mut found = vec![Vec::new(); panels];
-        let sums_len = self.weights.len.checked_div(steps).unwrap_or(tile.rows).max(1) * width;
-        with_scratch(panels * steps * width, |gathered| {
-            with_scratch(sums_len, |sums| {
-                for start in (0..total).step_by(panels * width) {
-                    let starts = (start..total.min(start + panels * width)).step_by(width);
-                    for (i, (start, found)) in starts.clone().zip(&mut found).enumerate() {
-                        let range = start..total.min(start + width);
-                        segments(frame, (rows, cols), points, self.side.shape[3], range, found);
-                        let panel = &mut gathered[i * steps * width..][..steps * width];
+        with_scratch(panels * panel_len + self.weights.rows * width, |scratch| {
+            let (gathered, sums) = scratch.split_at_mut(panels * panel_len);
+            for start in (0..total).step_by(panels * width) {
+                let starts = (start..total.min(start + panels * width)).step_by(width);
+                let count = starts.len();
+                for (i, (start, found)) in starts.zip(&mut found).enumerate() {
+                    let range = start..total.min(start + width);
+                    segments(frame, (rows, cols), points, self.side.shape[3], range, found);
+                    if !self.side.thin {
+                        let panel = &mut gathered[i * panel_len..][..panel_len];
                         dispatch(Gather { window, taps: &taps, segments: found, panel, row_len: width });
                     }
-                    for panel in 0..self.weights.count {
-                        for (i, found) in starts.clone().zip(&found).map(|(_, found)| found).enumerate() {
-                            let gathered = &gathered[i * steps * width..][..steps * width];
-                            self.multiply_panel(panel, gathered, found, sums);
-                            self.write(panel, images, found, sums, out);
+                }
+                for panel in 0..self.weights.count {
+                    for (i, segments) in found[..count].iter().enumerate() {
+                        let (weights, rows) =
+                            self.weights.panel(self.first / self.cut.unit, panel, self.cut.unit);
+                        if self.side.thin {
+                            dispatch(Thin {
+                                window,
+                                taps: &taps,
+                                segments,
+                                weights,
+                                rows,
+                                sums,
+                                row_len: width,
+                            });
+                        } else {
+                            self.multiply_panel(
+                                weights,
+                                rows,
+                                &gathered[i * panel_len..][..panel_len],
+                                segments,
+                                sums,
+                            );
                         }
+                        self.write(panel, images, segments, sums, out);
                     }
                 }
-            });
+            }
         });
     }
 
-    /// Panel `panel` of the weights times a gathered panel.
-    fn multiply_panel(&self, panel: usize, gathered: &[T::Wide], found: &[Segment], sums: &mut [T::Wide]) {
+    /// A panel of the weights times a gathered panel.
+    fn multiply_panel(
+        &self,
+        weights: &[T::Wide],
+        rows: usize,
+        gathered: &[T::Wide],
+        segments: &[Segment],
+        sums: &mut [T::Wide],
+    ) {
         let (steps, tile) = (self.weights.steps, self.side.tile);
-        let rows = share(self.cut.unit, self.weights.count, panel).len();
-        let slot = self.first / self.cut.unit * self.weights.count + panel;
-        let weights = &self.weights.panels[slot * self.weights.len..][..steps * rows];
-        let used = found.last().map_or(0, |last| last.at + last.len);
+        let used = segments.last().map_or(0, |last| last.at + last.len);
         let cols = if used <= tile.lanes { tile.lanes } else { tile.cols() };
         let a = MatRef::new(weights, rows, steps, 1, rows);
         let b = MatRef::new(gathered, steps, cols, tile.cols(), 1);

@@ -7,6 +7,7 @@
 mod axis;
 mod cpu;
 mod cut;
+mod gather;
 mod options;
 #[cfg(test)]
 mod tests;

@@ -8,7 +8,8 @@ use phalanx_tensor::{Pool, Result, Tensor};
 use super::Summed;
 use super::axis::Axis;
 use super::cpu::POINTS_MIN;
-use super::window::{Frame, Gather, segments};
+use super::gather::{Dots, Gather, THIN_ROWS};
+use super::window::{Frame, segments};
 use crate::gemm::{Epilogue, MatMut, MatRef, Write, gemm, with_scratch};
 use crate::real::Real;
 use crate::simd::{Float, dispatch};
@@ -130,6 +131,11 @@ impl WeightGrad<'_> {
                     self.fill(&frame, image, first + i * channels, count, band, window);
                     let mut found = Vec::new();
                     segments(&frame, (rows, cols), &band.rows, 0, 0..total, &mut found);
+                    if outputs <= THIN_ROWS {
+                        let (segments, rows) = (&found[..], &*dy);
+                        dispatch(Dots { window, taps: &places, segments, rows, row_len: total, sums });
+                        return;
+                    }
                     with_scratch(places.len() * row_len, |panel| {
                         dispatch(Gather {
                             window,
