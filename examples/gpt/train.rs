@@ -35,8 +35,7 @@ pub fn train(args: &TrainArgs) -> Result<(), String> {
     let text = args.data.as_deref().map_or_else(text::bundled, text::read)?;
     let mut run = build(args)?;
     let tokens = run.codec.encode(&text)?;
-    let windows =
-        Windows::new(tokens, args.context, args.seed).map_err(|e| of_text(args, &e.to_string()))?;
+    let windows = Windows::new(tokens, args.context, args.seed).map_err(|e| of_text(args, &e.to_string()))?;
     if args.device.is_meta() {
         return memory::report(args, &mut run, windows);
     }

@@ -66,7 +66,11 @@ pub(crate) fn map<const N: usize>(
 ) -> Result<Tensor> {
     check::float(op, inputs[0])?;
     check::same(op, &inputs)?;
-    let mut out = Tensor::empty(&common_shape(op, &inputs)?, inputs[0].dtype(), inputs[0].device())?;
+    let first = inputs[0];
+    let mut out = match inputs[1..].iter().all(|t| t.shape() == first.shape()) {
+        true => first.empty_like()?,
+        false => Tensor::empty(&common_shape(op, &inputs)?, first.dtype(), first.device())?,
+    };
     map_into(op, f, inputs, &mut out)?;
     Ok(out)
 }
@@ -105,8 +109,7 @@ fn map_typed<T: Real, const N: usize>(
     inputs: [&Tensor; N],
     out: &mut Tensor,
 ) -> Result<()> {
-    let shape = Dims::from_slice(out.shape());
-    let sources: [Source<'_, T>; N] = Source::open_all(op, inputs, &shape)?;
+    let sources: [Source<'_, T>; N] = Source::open_all(op, inputs, out.shape())?;
     let direct = T::as_wide(&[]).is_some() && sources.iter().all(Source::is_contiguous);
     update(op, out, |start, target: &mut [T]| {
         let len = target.len();
@@ -247,8 +250,7 @@ fn map_blocks<T: Element, U: Element, const N: usize>(
     inputs: [&Tensor; N],
     out: &mut Tensor,
 ) -> Result<()> {
-    let shape = Dims::from_slice(out.shape());
-    let sources: [Source<'_, T>; N] = Source::open_all(op, inputs, &shape)?;
+    let sources: [Source<'_, T>; N] = Source::open_all(op, inputs, out.shape())?;
     update(op, out, |start, target: &mut [U]| {
         let mut scratch = [[T::zeroed(); BLOCK]; N];
         for (i, target) in target.chunks_mut(BLOCK).enumerate() {

@@ -14,8 +14,8 @@ pub(crate) const BLOCK: usize = 1024;
 pub(crate) struct Source<'a, T> {
     elements: Read<'a, T>,
     offset: usize,
-    /// `None` if the elements lie together.
-    loops: Option<Loops<1>>,
+    /// `None` if the elements lie together. Boxed: an open tensor is moved about, and most have none.
+    loops: Option<Box<Loops<1>>>,
 }
 
 impl<'a, T: Element> Source<'a, T> {
@@ -110,9 +110,9 @@ impl<T: Real> Source<'_, T> {
 
 /// The loops over a tensor broadcast to `shape`.
 #[inline(never)]
-fn loops_over(tensor: &Tensor, shape: &[usize]) -> Result<Loops<1>> {
+fn loops_over(tensor: &Tensor, shape: &[usize]) -> Result<Box<Loops<1>>> {
     let seen = tensor.broadcast_to(shape)?;
-    Ok(Loops::new(shape, [seen.strides()]))
+    Ok(Box::new(Loops::new(shape, [seen.strides()])))
 }
 
 /// Calls `f(part, at, stride)` for the parts of `len` elements from number `start` on that lie a stride apart: which

@@ -65,7 +65,11 @@ impl Gauge {
     }
 
     fn usage(&self) -> Usage {
-        Usage { now: self.now.load(Relaxed), peak: self.peak.load(Relaxed) }
+        Usage { now: self.now(), peak: self.peak.load(Relaxed) }
+    }
+
+    fn now(&self) -> usize {
+        self.now.load(Relaxed)
     }
 }
 
@@ -83,7 +87,8 @@ pub struct Usage {
 #[derive(Debug, Default)]
 pub struct Ledger {
     categories: [Gauge; 5],
-    total: Gauge,
+    /// Of the sum of the categories, which needs no gauge of its own.
+    total_peak: AtomicUsize,
     scratch: Gauge,
     obtained: Gauge,
 }
@@ -96,7 +101,11 @@ impl Ledger {
 
     /// All tensors.
     pub fn total(&self) -> Usage {
-        self.total.usage()
+        Usage { now: self.total_now(), peak: self.total_peak.load(Relaxed) }
+    }
+
+    fn total_now(&self) -> usize {
+        self.categories.iter().map(Gauge::now).sum()
     }
 
     /// Memory that kernels use for themselves while they run.
@@ -116,9 +125,10 @@ impl Ledger {
 
     /// Lets every peak begin anew at what is in use now.
     pub fn reset_peak(&self) {
-        for gauge in self.categories.iter().chain([&self.total, &self.scratch, &self.obtained]) {
-            gauge.peak.store(gauge.now.load(Relaxed), Relaxed);
+        for gauge in self.categories.iter().chain([&self.scratch, &self.obtained]) {
+            gauge.peak.store(gauge.now(), Relaxed);
         }
+        self.total_peak.store(self.total_now(), Relaxed);
     }
 
     /// Counts kernel scratch until the returned value is dropped.
@@ -129,12 +139,14 @@ impl Ledger {
 
     pub(crate) fn allocated(&self, category: Category, bytes: usize) {
         self.categories[category as usize].add(bytes);
-        self.total.add(bytes);
+        let total = self.total_now();
+        if total > self.total_peak.load(Relaxed) {
+            self.total_peak.fetch_max(total, Relaxed);
+        }
     }
 
     pub(crate) fn freed(&self, category: Category, bytes: usize) {
         self.categories[category as usize].sub(bytes);
-        self.total.sub(bytes);
     }
 
     pub(crate) fn moved(&self, from: Category, to: Category, bytes: usize) {

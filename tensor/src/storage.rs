@@ -9,6 +9,7 @@
 use std::cell::Cell;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -86,7 +87,7 @@ pub struct Storage {
 
 impl Storage {
     /// Uninitialized for the user, initialized for the compiler: whatever the memory held before.
-    pub(crate) fn new(op: &'static str, bytes: usize, device: Device) -> Result<Storage> {
+    pub(crate) fn new(op: &'static str, bytes: usize, device: Device) -> Result<Arc<Storage>> {
         let state = device.state()?;
         let block = match device {
             Device::Meta(_) => None,
@@ -98,7 +99,8 @@ impl Storage {
         };
         let category = Context::current().category;
         state.ledger.allocated(category, bytes);
-        Ok(Storage {
+        // Made where it stays: a move would cost as much as the bookkeeping.
+        Ok(Arc::new(Storage {
             block,
             bytes,
             device,
@@ -106,7 +108,7 @@ impl Storage {
             category: AtomicU8::new(category as u8),
             version: AtomicU64::new(0),
             users: AtomicU64::new(0),
-        })
+        }))
     }
 
     /// Size in bytes.

@@ -31,7 +31,7 @@ impl Tensor {
         let bytes =
             bytes.ok_or_else(|| Error::shape("empty", format!("{shape:?}"), "a size below 2^63 bytes"))?;
         let bytes = if shape.contains(&0) { 0 } else { bytes };
-        let storage = Arc::new(Storage::new("empty", bytes, device)?);
+        let storage = Storage::new("empty", bytes, device)?;
         Ok(Tensor { storage, layout: Layout::contiguous(shape), dtype })
     }
 
