@@ -27,7 +27,7 @@ use args::{Cli, Command};
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
-        Err(error) if error.use_stderr() => return fail(first_line(&error.to_string())),
+        Err(error) if error.use_stderr() => return fail(&first_paragraph(&error.to_string())),
         Err(help) => {
             print!("{help}");
             return ExitCode::SUCCESS;
@@ -46,6 +46,8 @@ fn fail(error: &str) -> ExitCode {
     ExitCode::from(2)
 }
 
-fn first_line(text: &str) -> &str {
-    text.lines().next().unwrap_or(text)
+/// What the error says before it goes on to usage and tips, as one line.
+fn first_paragraph(text: &str) -> String {
+    let lines: Vec<&str> = text.lines().take_while(|line| !line.is_empty()).map(str::trim).collect();
+    lines.join(" ")
 }

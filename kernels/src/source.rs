@@ -4,7 +4,8 @@ use std::ops::Range;
 
 use phalanx_tensor::{Element, Loops, Read, Result, Tensor};
 
-use crate::real::Real;
+use crate::real::{Real, for_real};
+use crate::simd::Float;
 
 /// Elements that a block holds at most: small enough for all blocks of an operation to stay in the first-level
 /// cache, large enough to hide what a block costs.
@@ -77,6 +78,16 @@ impl<'a, T: Element> Source<'a, T> {
             }
         });
     }
+}
+
+/// All elements as f64, for the few that a kernel needs before it starts. Not by way of a tensor, which a meta device
+/// would have to count too.
+pub(crate) fn values_f64(op: &'static str, x: &Tensor) -> Result<Vec<f64>> {
+    for_real!(op, x.dtype(), T => {
+        let source = Source::<T>::open(op, x, x.shape())?;
+        let value = |i| source.wide(i, 1, &mut [<T as Real>::Wide::ZERO])[0].to_f64();
+        Ok((0..x.numel()).map(value).collect())
+    })
 }
 
 impl<T: Real> Source<'_, T> {

@@ -1,13 +1,13 @@
 //! The negative log likelihood of class indices.
 
-use phalanx_tensor::{DType, Result, Tensor};
+use phalanx_tensor::{Result, Tensor};
 
 use crate::check;
 use crate::classes::{Weighing, classes_last, classes_second};
 use crate::real::{Real, for_real};
 use crate::reduction::Reduction;
 use crate::simd::Float;
-use crate::source::Source;
+use crate::source::{Source, values_f64};
 use crate::wide::store;
 
 /// What the loss is told beside log probabilities and targets.
@@ -80,7 +80,7 @@ pub fn nll_loss_backward(x: &Tensor, target: &Tensor, dy: &Tensor, config: &NllL
     if !x.device().is_meta() {
         let width = x.shape()[1];
         let classes = weighing.read(OP, target, width)?;
-        let slopes = classes.slopes(config.reduction, &crate::ops::cast(dy, DType::F64)?.to_vec()?);
+        let slopes = classes.slopes(config.reduction, &values_f64(OP, dy)?);
         for_real!(OP, x.dtype(), T => {
             let mut dx = dx.write::<T>(OP)?;
             for (row, (class, slope)) in classes.targets.iter().zip(slopes).enumerate() {

@@ -1,3 +1,5 @@
+//! Tests: held against the formula in f64.
+
 use phalanx_tensor::DType;
 
 use super::{BatchNorm, batch_norm, batch_norm_backward, batch_norm_update_};

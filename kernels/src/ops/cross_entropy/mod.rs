@@ -3,7 +3,7 @@
 
 mod cpu;
 
-use phalanx_tensor::{DType, Result, Tensor};
+use phalanx_tensor::{Result, Tensor};
 
 use crate::check;
 use crate::classes::{Classes, Weighing, classes_last, classes_second};
@@ -11,7 +11,7 @@ use crate::real::{Real, for_real};
 use crate::reduction::Reduction;
 use crate::rows::{self, Outputs, Shape};
 use crate::simd::Float;
-use crate::source::Source;
+use crate::source::{Source, values_f64};
 use crate::wide::{elements, store, wide_dtype};
 
 /// What cross entropy is told beside logits and targets.
@@ -63,11 +63,12 @@ pub fn cross_entropy(x: &Tensor, target: &Tensor, config: &CrossEntropy) -> Resu
     let shape = sizes(x, target, if config.label_smoothing == 0.0 { 2 } else { 3 });
     let mut loss = Tensor::empty(&weighing.result_shape(target), x.dtype(), x.device())?;
     let mut stats = Tensor::empty(&[shape.rows, shape.stats], wide_dtype(x.dtype()), x.device())?;
+    let x = classes_last(x)?;
     if x.device().is_meta() {
         return Ok((loss, stats));
     }
     let classes = weighing.read(OP, target, shape.width)?;
-    for_real!(OP, x.dtype(), T => forward::<T>(OP, x, &classes, shape, config, [&mut loss, &mut stats]))?;
+    for_real!(OP, x.dtype(), T => forward::<T>(OP, &x, &classes, shape, config, [&mut loss, &mut stats]))?;
     Ok((loss, stats))
 }
 
@@ -79,11 +80,10 @@ fn forward<T: Real>(
     config: &CrossEntropy,
     [loss, stats]: [&mut Tensor; 2],
 ) -> Result<()> {
-    let x = classes_last(x)?;
     let weight = wide_weight::<T>(classes);
     let kernel = cpu::Forward { targets: &classes.targets, weight: weight.as_deref() };
-    rows::run::<T, 1>(op, &kernel, shape, [&x], Outputs { y: None, stats: &mut stats.write(op)? })?;
-    let (source, kept) = (Source::<T>::open(op, &x, x.shape())?, elements::<T::Wide>(op, stats)?);
+    rows::run::<T, 1>(op, &kernel, shape, [x], Outputs { y: None, stats: &mut stats.write(op)? })?;
+    let (source, kept) = (Source::<T>::open(op, x, x.shape())?, elements::<T::Wide>(op, stats)?);
     let (share, total) = smoothing(classes, config, shape.width);
     let item = |(row, class): (usize, &Option<usize>)| {
         let Some(class) = *class else { return 0.0 };
@@ -134,7 +134,7 @@ fn backward<T: Real>(
     config: &CrossEntropy,
     dx: &mut Tensor,
 ) -> Result<()> {
-    let slopes = classes.slopes(config.reduction, &crate::ops::cast(dy, DType::F64)?.to_vec()?);
+    let slopes = classes.slopes(config.reduction, &values_f64(op, dy)?);
     let (share, total) = smoothing(classes, config, shape.width);
     let (stats_shape, stats) = (stats.shape()[1], elements::<T::Wide>(op, stats)?);
     let weight = wide_weight::<T>(classes);

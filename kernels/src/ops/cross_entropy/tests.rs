@@ -1,3 +1,5 @@
+//! Tests: held against the formula in f64.
+
 use phalanx_tensor::{DType, Device, Tensor};
 
 use super::{CrossEntropy, cross_entropy, cross_entropy_backward, cross_entropy_targets};

@@ -1,3 +1,5 @@
+//! Tests: held against the formula in f64.
+
 use phalanx_tensor::{DType, Tensor};
 
 use super::{layer_norm, layer_norm_backward};

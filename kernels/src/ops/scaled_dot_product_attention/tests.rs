@@ -1,3 +1,5 @@
+//! Tests: held against the formula in f64.
+
 use phalanx_tensor::{DType, Device, Tensor};
 
 use super::{Attention, scaled_dot_product_attention, scaled_dot_product_attention_backward};
