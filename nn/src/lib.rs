@@ -22,6 +22,7 @@ mod parameters;
 mod scaler;
 mod schedule;
 mod scope;
+mod shares;
 mod unit;
 
 pub use buffer::Buffer;
@@ -43,4 +44,5 @@ pub use phalanx_tensor as tensor;
 pub use scaler::LossScaler;
 pub use schedule::{OneCycle, Schedule};
 pub use scope::Scope;
+pub use shares::ShareSum;
 pub use unit::{Unit, UnitHooks};

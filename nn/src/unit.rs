@@ -97,12 +97,13 @@ impl<M: ?Sized + Send + Sync + 'static> Unit<M> {
         // Without a gradient to wait for, `enter` stands on a value of its own; recorded before all that the unit
         // records, it runs after all of it.
         let anchor = if x.requires_grad() { x.clone() } else { phony(x.device(), true)? };
-        let entered = boundary("enter", &[&anchor], &hooks, Boundary::Enter)?;
+        let entered = boundary("enter", &[&anchor], &hooks, Side::Enter)?;
         let input = if x.requires_grad() { &entered } else { x };
         let y = self.run(input, recompute, hooks.clone(), forward)?;
         hooks.iter().rev().try_for_each(|h| h.post_forward())?;
         match is_recording(&[&y]) {
-            true => boundary("leave", &[&y, &entered], &hooks, Boundary::Leave),
+            true if x.requires_grad() => boundary("leave", &[&y], &hooks, Side::Leave),
+            true => boundary("leave", &[&y, &entered], &hooks, Side::Leave),
             false => Ok(y),
         }
     }
@@ -134,32 +135,146 @@ impl<M: ?Sized + Parameters> Parameters for Unit<M> {
     }
 }
 
-enum Boundary {
+#[derive(Clone, Copy)]
+enum Side {
     Enter,
     Leave,
 }
 
-/// The identity of the first input, with hooks in backward.
-fn boundary(name: &'static str, inputs: &[&Var], hooks: &[Hooks], side: Boundary) -> Result<Var> {
+/// The identity of the first input, with hooks in backward. A second input is an anchor without elements, which gets
+/// a gradient so that what stands on it runs.
+fn boundary(name: &'static str, inputs: &[&Var], hooks: &[Hooks], side: Side) -> Result<Var> {
     let hooks = hooks.to_vec();
-    let output = inputs[0].tensor().clone();
-    Ok(record(name, inputs, output, |_: &Saver<'_>| Ok(Pass { hooks, side, inputs: inputs.len() }))?)
+    let (output, anchor) = (inputs[0].tensor().clone(), inputs.get(1).map(|v| v.detach()));
+    Ok(record(name, inputs, output, |_: &Saver<'_>| Ok(Boundary { hooks, side, anchor }))?)
 }
 
-struct Pass {
+struct Boundary {
     hooks: Vec<Hooks>,
-    side: Boundary,
-    inputs: usize,
+    side: Side,
+    anchor: Option<Var>,
 }
 
-impl Backward for Pass {
+impl Backward for Boundary {
     fn backward(&self, cx: &Cx<'_>) -> GradResult<Grads> {
         match self.side {
-            Boundary::Enter => self.hooks.iter().rev().try_for_each(|h| h.post_backward())?,
-            Boundary::Leave => self.hooks.iter().try_for_each(|h| h.pre_backward())?,
+            Side::Enter => self.hooks.iter().rev().try_for_each(|h| h.post_backward())?,
+            Side::Leave => self.hooks.iter().try_for_each(|h| h.pre_backward())?,
         }
         let mut grads: Grads = smallvec![Some(cx.dy().clone())];
-        grads.resize(self.inputs, None);
+        grads.extend(self.anchor.clone().map(Some));
         Ok(grads)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use phalanx_tensor::{DType, Device};
+
+    use super::*;
+    use crate::{Embedding, EmbeddingConfig, Linear, LinearConfig, Module, Scope};
+
+    /// Writes down what is called.
+    struct Notes(&'static str, Arc<Mutex<Vec<String>>>);
+
+    impl Notes {
+        fn note(&self, what: &str) -> Result<()> {
+            self.1.lock().unwrap().push(format!("{}.{what}", self.0));
+            Ok(())
+        }
+    }
+
+    impl UnitHooks for Notes {
+        fn pre_forward(&self) -> Result<()> {
+            self.note("pre_forward")
+        }
+        fn post_forward(&self) -> Result<()> {
+            self.note("post_forward")
+        }
+        fn pre_recompute(&self) -> Result<()> {
+            self.note("pre_recompute")
+        }
+        fn pre_backward(&self) -> Result<()> {
+            self.note("pre_backward")
+        }
+        fn post_backward(&self) -> Result<()> {
+            self.note("post_backward")
+        }
+    }
+
+    fn model() -> (Unit<Embedding>, Unit<Linear>, Arc<Mutex<Vec<String>>>) {
+        let scope = Scope::new(1, DType::F64, Device::CPU);
+        let notes = Arc::new(Mutex::new(Vec::new()));
+        let embedding = Unit::new(Arc::new(EmbeddingConfig::new(5, 3).init(&scope.child("e")).unwrap()));
+        let linear = Unit::new(Arc::new(LinearConfig::new(3, 2).init(&scope.child("l")).unwrap()));
+        for (name, parameters) in [("e", embedding.parameters()), ("l", linear.parameters())] {
+            for parameter in parameters {
+                let notes = Notes(name, notes.clone());
+                parameter.leaves()[0].on_accumulate(move |_| Ok(notes.note("grad")?));
+            }
+        }
+        (embedding, linear, notes)
+    }
+
+    fn run(embedding: &Unit<Embedding>, linear: &Unit<Linear>, recompute: bool) {
+        let tokens = Var::from_slice(&[1i64, 4, 1], &[3], Device::CPU).unwrap();
+        let x = embedding.call(&tokens, false, |m, x| m.forward(x)).unwrap();
+        let y = linear.call(&x, recompute, |m, x| m.forward(x)).unwrap();
+        y.sum_all().unwrap().backward().unwrap();
+    }
+
+    #[test]
+    fn hooks_surround_the_passes_and_all_gradients_come_before_the_end() {
+        let (embedding, linear, notes) = model();
+        embedding.add_hooks(Arc::new(Notes("e", notes.clone())));
+        linear.add_hooks(Arc::new(Notes("l", notes.clone())));
+        run(&embedding, &linear, false);
+        let forward = ["e.pre_forward", "e.post_forward", "l.pre_forward", "l.post_forward"];
+        let backward = ["l.pre_backward", "l.grad", "l.grad", "l.post_backward"];
+        let rest = ["e.pre_backward", "e.grad", "e.post_backward"];
+        let wanted: Vec<&str> = forward.into_iter().chain(backward).chain(rest).collect();
+        assert_eq!(*notes.lock().unwrap(), wanted);
+        notes.lock().unwrap().clear();
+        run(&embedding, &linear, true);
+        let notes = notes.lock().unwrap();
+        assert_eq!(notes.iter().filter(|n| *n == "l.pre_recompute").count(), 1);
+        let place = |what: &str| notes.iter().position(|n| n == what).unwrap();
+        assert!(place("l.pre_recompute") < place("l.grad") && place("l.grad") < place("l.post_backward"));
+    }
+
+    #[test]
+    fn hooks_and_recomputation_change_no_gradient() {
+        let grads = |hooks: bool, recompute: bool| -> Vec<Vec<f64>> {
+            let (embedding, linear, notes) = model();
+            if hooks {
+                embedding.add_hooks(Arc::new(Notes("e", notes.clone())));
+                linear.add_hooks(Arc::new(Notes("l", notes.clone())));
+            }
+            run(&embedding, &linear, recompute);
+            let all = embedding.parameters().into_iter().chain(linear.parameters());
+            all.map(|p| p.grad().unwrap().unwrap().to_vec().unwrap()).collect()
+        };
+        let plain = grads(false, false);
+        for (hooks, recompute) in [(true, false), (false, true), (true, true)] {
+            assert_eq!(grads(hooks, recompute), plain);
+        }
+    }
+
+    #[test]
+    fn an_error_of_a_hook_ends_the_pass() {
+        struct Refuse;
+        impl UnitHooks for Refuse {
+            fn pre_backward(&self) -> Result<()> {
+                Err(crate::Error::invalid("hook", "refused"))
+            }
+        }
+        let (_, linear, _) = model();
+        linear.add_hooks(Arc::new(Refuse));
+        let x = Var::from_slice(&[1f64, 2.0, 3.0], &[3], Device::CPU).unwrap();
+        let y = linear.call(&x, false, |m, x| m.forward(x)).unwrap();
+        let error = y.sum_all().unwrap().backward().unwrap_err();
+        assert!(error.to_string().contains("refused"), "{error}");
     }
 }

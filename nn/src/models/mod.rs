@@ -8,6 +8,8 @@ mod generate;
 mod gpt;
 mod hugging_face;
 mod llama;
+#[cfg(test)]
+mod tests;
 
 pub use cache::KvCache;
 pub use config::ModelConfig;

@@ -1,0 +1,283 @@
+//! What the models promise: the same bits however they are run, the same files as elsewhere.
+
+use std::path::PathBuf;
+
+use phalanx_autograd::{Var, no_grad};
+use phalanx_kernels as kernels;
+use phalanx_tensor::{Category, Context, DType, Device, RngKey, Tensor};
+
+use super::*;
+use crate::{AdamW, Group, Parameter, Parameters, Rule, Scope, ShareSum, clip_grad_norm, cut};
+
+fn gpt(dropout: f64) -> ModelConfig {
+    ModelConfig::Gpt(GptConfig::new(37, 12, 3, 2, 16).with_dropout(dropout))
+}
+
+fn llama() -> ModelConfig {
+    ModelConfig::Llama(LlamaConfig { key_heads: 1, ..LlamaConfig::new(37, 12, 3, 2, 16) })
+}
+
+fn build(config: &ModelConfig, dtype: DType, device: Device) -> Decoder {
+    config.init(&Scope::new(3, dtype, device)).unwrap()
+}
+
+/// Tokens and targets `[rows, 12]`.
+fn batch(rows: usize, device: Device) -> (Var, Var) {
+    let tokens = |skip: usize| {
+        let tokens: Vec<i64> = (0..rows * 12).map(|i| ((i + skip) * 7919 % 37) as i64).collect();
+        Var::from_slice(&tokens, &[rows, 12], device).unwrap()
+    };
+    (tokens(0), tokens(1))
+}
+
+/// Runs forward and backward over pieces of four rows; the losses' sum and the gradients' bytes.
+fn train(model: &Decoder, pieces: usize) -> (f64, Vec<Vec<u8>>) {
+    let (tokens, targets) = batch(4, model.device());
+    let mut total = 0.0;
+    for rows in cut(4, pieces) {
+        let _context = Context::with(|c| {
+            c.rng = RngKey { seed: 5, step: 9 };
+            c.batch_offset = rows.start as u64;
+        });
+        let part = |all: &Var| all.narrow(0, rows.start, rows.len()).unwrap();
+        let x = model.forward(&part(&tokens)).unwrap();
+        let loss = model.loss(&x, &part(&targets), 1.0 / 48.0).unwrap();
+        loss.backward().unwrap();
+        total += kernels::cast(loss.tensor(), DType::F64).unwrap().item::<f64>().unwrap();
+    }
+    let grads =
+        model.parameters().iter().map(|p| p.finish_grad().unwrap().unwrap().to_bytes().unwrap()).collect();
+    (total, grads)
+}
+
+#[test]
+fn recomputation_repeats_the_same_bits_with_dropout() {
+    for config in [gpt(0.2), llama()] {
+        let run = |mode: RecomputeMode| {
+            let mut model = build(&config, DType::F32, Device::CPU);
+            model.set_recompute(mode);
+            train(&model, 2)
+        };
+        let plain = run(RecomputeMode::Never);
+        assert!(run(RecomputeMode::ExceptLast) == plain && run(RecomputeMode::Always) == plain);
+    }
+}
+
+#[test]
+fn dropout_and_losses_do_not_depend_on_how_the_batch_is_cut() {
+    let whole = train(&build(&gpt(0.2), DType::F64, Device::CPU), 1);
+    for pieces in [2, 3, 4] {
+        let cut = train(&build(&gpt(0.2), DType::F64, Device::CPU), pieces);
+        assert!((whole.0 - cut.0).abs() < 1e-12, "{} {}", whole.0, cut.0);
+    }
+    let without = train(&build(&gpt(0.0), DType::F64, Device::CPU), 1);
+    assert!((whole.0 - without.0).abs() > 1e-6);
+}
+
+#[test]
+fn stages_have_the_gradients_of_the_whole() {
+    let config = gpt(0.1);
+    let whole = build(&config, DType::F32, Device::CPU);
+    train(&whole, 1);
+    let wanted: Vec<(String, Vec<u8>)> = whole
+        .parameters()
+        .iter()
+        .map(|p| (p.name().to_string(), p.grad().unwrap().unwrap().to_bytes().unwrap()))
+        .collect();
+    let scope = Scope::new(3, DType::F32, Device::CPU);
+    let layers = std::sync::Arc::new(crate::OneDevice);
+    let stage = |layers_of: std::ops::Range<usize>, first: bool, last: bool| {
+        config.init_stage(&layers, &scope, Stage { layers: layers_of, first, last }).unwrap()
+    };
+    let stages = [stage(0..1, true, false), stage(1..3, false, true)];
+    let (tokens, targets) = batch(4, Device::CPU);
+    let _context = Context::with(|c| c.rng = RngKey { seed: 5, step: 9 });
+    let sent = stages[0].forward(&tokens).unwrap();
+    let received = Var::leaf(sent.tensor().clone()).unwrap();
+    let x = stages[1].forward(&received).unwrap();
+    stages[1].loss(&x, &targets, 1.0 / 48.0).unwrap().backward().unwrap();
+    sent.backward_with(received.grad().unwrap()).unwrap();
+    let named = |stage: &Decoder, name: &str| -> Option<Parameter> {
+        stage.parameters().into_iter().find(|p| p.name() == name)
+    };
+    for (name, grad) in &wanted {
+        // Head first, then embedding.
+        let chains = [&stages[1], &stages[0]].into_iter().filter_map(|stage| named(stage, name));
+        let mut chains = chains.map(|p| p.grad().unwrap().unwrap());
+        let mut sum = chains.next().unwrap();
+        chains.for_each(|chain| kernels::accumulate_(&mut sum, &chain).unwrap());
+        assert!(&sum.to_bytes().unwrap() == grad, "{name}");
+    }
+}
+
+#[test]
+fn shares_are_added_in_order() {
+    let model = build(&gpt(0.0), DType::F32, Device::CPU);
+    let parameters = model.parameters();
+    let (tokens, targets) = batch(4, Device::CPU);
+    let share = |rows: std::ops::Range<usize>| {
+        let part = |all: &Var| all.narrow(0, rows.start, rows.len()).unwrap();
+        let x = model.forward(&part(&tokens)).unwrap();
+        model.loss(&x, &part(&targets), 1.0 / 48.0).unwrap().backward().unwrap();
+    };
+    let mut sums = ShareSum::new();
+    for rows in cut(4, 2) {
+        share(rows);
+        sums.add(&parameters).unwrap();
+    }
+    sums.finish(&parameters);
+    let summed: Vec<Tensor> = parameters.iter().map(|p| p.take_grad().unwrap().unwrap()).collect();
+    share(0..2);
+    let mut firsts: Vec<Tensor> = parameters.iter().map(|p| p.take_grad().unwrap().unwrap()).collect();
+    share(2..4);
+    for ((p, first), sum) in parameters.iter().zip(&mut firsts).zip(summed) {
+        kernels::accumulate_(first, &p.take_grad().unwrap().unwrap()).unwrap();
+        assert!(first.to_bytes().unwrap() == sum.to_bytes().unwrap(), "{}", p.name());
+    }
+}
+
+#[test]
+fn generation_with_a_cache_follows_the_whole_forward_pass() {
+    for config in [gpt(0.1), llama()] {
+        let model = build(&config, DType::F64, Device::CPU);
+        let _grad = no_grad();
+        let _eval = Context::with(|c| c.train = false);
+        let tokens: Vec<i64> = (0..12).map(|i| (i * 5 % 37) as i64).collect();
+        let whole = Var::from_slice(&tokens, &[1, 12], Device::CPU).unwrap();
+        let logits = model.logits(&model.forward(&whole).unwrap()).unwrap().to_vec::<f64>().unwrap();
+        let mut caches = model.caches(1).unwrap();
+        // A prompt of 4, then 3 at once, then one by one.
+        for run in [0..4usize, 4..7, 7..8, 8..9, 9..12] {
+            let new = Var::from_slice(&tokens[run.clone()], &[1, run.len()], Device::CPU).unwrap();
+            let got = model.extend(&new, &mut caches).unwrap().to_vec::<f64>().unwrap();
+            for (a, b) in got.iter().zip(&logits[(run.end - 1) * 37..run.end * 37]) {
+                assert!((a - b).abs() < 1e-10, "{run:?}: {a} {b}");
+            }
+        }
+        let mut made = Vec::new();
+        let greedy = Sampling { temperature: 0.0, ..Sampling::default() };
+        generate(&model, &[1, 2, 3], 30, greedy, |token| {
+            made.push(token);
+            true
+        })
+        .unwrap();
+        assert_eq!(made.len(), 30);
+        assert!(generate(&model, &[], 3, greedy, |_| true).is_err());
+        assert!(generate(&model, &[37], 3, greedy, |_| true).unwrap_err().to_string().contains("37"));
+    }
+}
+
+fn folder(name: &str) -> PathBuf {
+    std::env::temp_dir().join(format!("phalanx-nn-{name}-{}", std::process::id()))
+}
+
+#[test]
+fn saved_models_load_back_to_the_same_bits() {
+    let untied = ModelConfig::Gpt(GptConfig { tied: false, ..GptConfig::new(37, 12, 2, 2, 16) });
+    for (i, config) in [gpt(0.0), llama(), untied].into_iter().enumerate() {
+        for dtype in [DType::F32, DType::BF16] {
+            let folder = folder(&format!("save-{i}-{dtype}"));
+            let model = build(&config, dtype, Device::CPU);
+            save_model(&model, &config, &folder).unwrap();
+            let (read, loaded) = load_model(&folder, &Scope::new(99, dtype, Device::CPU)).unwrap();
+            assert_eq!(read, config);
+            for (a, b) in model.parameters().iter().zip(loaded.parameters()) {
+                assert_eq!(a.name(), b.name());
+                assert!(a.tensor().to_bytes().unwrap() == b.tensor().to_bytes().unwrap(), "{}", a.name());
+            }
+            std::fs::remove_dir_all(&folder).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_folder_that_does_not_fit_is_refused_by_name() {
+    let folder = folder("misfit");
+    let config = gpt(0.0);
+    save_model(&build(&config, DType::F32, Device::CPU), &config, &folder).unwrap();
+    let ModelConfig::Gpt(small) = config else { panic!("a GPT") };
+    let wider = ModelConfig::Gpt(GptConfig { vocabulary: 38, layers: 4, ..small });
+    let model = build(&wider, DType::F32, Device::CPU);
+    let before: Vec<_> = model.parameters().iter().map(|p| p.tensor().to_bytes().unwrap()).collect();
+    let message = load_weights(&model, &wider, &folder).unwrap_err().to_string();
+    assert!(message.contains("missing: transformer.h.3."), "{message}");
+    assert!(message.contains("transformer.wte.weight (got [37, 16], wanted [38, 16])"), "{message}");
+    let after: Vec<_> = model.parameters().iter().map(|p| p.tensor().to_bytes().unwrap()).collect();
+    assert!(before == after);
+    std::fs::write(folder.join("config.json"), "{").unwrap();
+    assert!(read_config(&folder).unwrap_err().to_string().contains("not valid JSON"));
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+/// One training step; peak bytes of each category.
+fn step_peaks(device: Device, dtype: DType, mode: RecomputeMode) -> Vec<usize> {
+    let ledger = device.ledger().unwrap();
+    {
+        let mut model = build(&gpt(0.1), dtype, device);
+        model.set_recompute(mode);
+        let parameters = model.parameters();
+        parameters
+            .iter()
+            .for_each(|p| p.set_grad_dtype(if dtype == DType::F64 { dtype } else { DType::F32 }).unwrap());
+        let groups = Group::decay_matrices(parameters.clone(), 1e-3, 0.1);
+        let mut optimizer = AdamW::default().init(groups).unwrap();
+        for _ in 0..2 {
+            optimizer.zero_grad().unwrap();
+            let (tokens, targets) = batch(4, device);
+            for rows in cut(4, 2) {
+                let part = |all: &Var| all.narrow(0, rows.start, rows.len()).unwrap();
+                let x = model.forward(&part(&tokens)).unwrap();
+                model.loss(&x, &part(&targets), 1.0 / 48.0).unwrap().backward().unwrap();
+            }
+            let clip = clip_grad_norm(&parameters, 1.0).unwrap();
+            optimizer.step_scaled(clip.scale).unwrap();
+        }
+    }
+    let peaks =
+        Category::ALL.map(|c| ledger.category(c).peak).into_iter().chain([ledger.total().peak]).collect();
+    assert_eq!(ledger.total().now, 0);
+    ledger.reset_peak();
+    peaks
+}
+
+#[test]
+fn a_training_step_on_meta_counts_the_same_bytes() {
+    for dtype in [DType::F32, DType::BF16, DType::F64] {
+        let mut totals = Vec::new();
+        for mode in [RecomputeMode::Never, RecomputeMode::ExceptLast, RecomputeMode::Always] {
+            let real = step_peaks(Device::Cpu(801), dtype, mode);
+            assert_eq!(real, step_peaks(Device::Meta(801), dtype, mode), "{dtype} {mode:?}");
+            totals.push(real[Category::Activations as usize]);
+        }
+        assert!(totals[2] < totals[0], "{totals:?}");
+    }
+}
+
+#[test]
+fn parameters_are_called_as_in_the_files_and_initial_values_depend_on_nothing_else() {
+    let model = build(&gpt(0.0), DType::F32, Device::CPU);
+    let names: Vec<String> = model.named_parameters().into_iter().map(|(path, _)| path).collect();
+    assert_eq!(names[..4], ["wte.weight", "wpe.weight", "h.0.ln_1.weight", "h.0.ln_1.bias"]);
+    assert!(model.named_parameters().iter().all(|(path, p)| path == p.name()));
+    let scope = Scope::new(3, DType::F32, Device::CPU);
+    let last = Stage { layers: 2..3, first: false, last: true };
+    let stage = gpt(0.0).init_stage(&std::sync::Arc::new(crate::OneDevice), &scope, last).unwrap();
+    for parameter in stage.parameters() {
+        let twin = model.parameters().into_iter().find(|p| p.name() == parameter.name()).unwrap();
+        assert!(twin.tensor().to_bytes().unwrap() == parameter.tensor().to_bytes().unwrap());
+    }
+}
+
+#[test]
+fn sizes_that_do_not_fit_are_refused() {
+    let scope = Scope::new(3, DType::F32, Device::CPU);
+    let refused = |config: GptConfig, what: &str| {
+        let message = config.init(&scope).map(|_| ()).unwrap_err().to_string();
+        assert!(message.contains(what), "{message}");
+    };
+    refused(GptConfig::new(37, 12, 3, 3, 16), "3 heads do not divide the width 16");
+    refused(GptConfig::new(37, 12, 0, 2, 16), "a size is 0");
+    let model = build(&gpt(0.0), DType::F32, Device::CPU);
+    let long = Var::from_slice(&[0i64; 13], &[1, 13], Device::CPU).unwrap();
+    assert!(model.forward(&long).unwrap_err().to_string().contains("at most 12 positions"));
+}
