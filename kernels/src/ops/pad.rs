@@ -13,7 +13,7 @@ use crate::ops::full::full;
 pub fn pad(x: &Tensor, margins: &[(isize, isize)], value: Scalar) -> Result<Tensor> {
     const OP: &str = "pad";
     let wrong = || {
-        let wanted = "margins of at most as many dimensions, which leave sizes of at least 0";
+        let wanted = "margins of at most as many dimensions, which crop no more than there is";
         Error::shape(OP, format!("{margins:?} for shape {:?}", x.shape()), wanted)
     };
     if margins.len() > x.rank() {
@@ -23,13 +23,12 @@ pub fn pad(x: &Tensor, margins: &[(isize, isize)], value: Scalar) -> Result<Tens
     for (i, &(before, after)) in margins.iter().enumerate() {
         let dim = x.rank() - 1 - i;
         let size = x.shape()[dim];
-        let wanted = size.checked_add_signed(before).and_then(|n| n.checked_add_signed(after));
-        shape[dim] = wanted.ok_or_else(wrong)?;
         let (crop, crop_end) = (before.min(0).unsigned_abs(), after.min(0).unsigned_abs());
-        // A crop beyond the elements is filled from the other side's margin.
-        let (start, end) = (crop.min(size), size.saturating_sub(crop_end));
-        inside = inside.narrow(dim, start, end.saturating_sub(start))?;
-        places.push((dim, before.max(0).unsigned_abs().min(shape[dim]), end.saturating_sub(start)));
+        let (margin, margin_end) = (before.max(0).unsigned_abs(), after.max(0).unsigned_abs());
+        let length = size.checked_sub(crop.saturating_add(crop_end)).ok_or_else(wrong)?;
+        shape[dim] = margin + length + margin_end;
+        inside = inside.narrow(dim, crop, length)?;
+        places.push((dim, margin, length));
     }
     let out = full(&shape, value, x.dtype(), x.device())?;
     let place = |t: Tensor, &(dim, start, length): &(usize, usize, usize)| t.narrow(dim, start, length);
@@ -50,7 +49,8 @@ mod tests {
         let y = pad(&x, &[(1, -1), (0, 1)], 9.into()).unwrap();
         assert_eq!((y.shape(), values(&y)), (&[3, 3][..], vec![9.0, 0.0, 1.0, 9.0, 3.0, 4.0, 9.0, 9.0, 9.0]));
         assert_eq!(pad(&x, &[(-2, -1)], 0.into()).unwrap().shape(), [2, 0]);
-        assert_eq!(values(&pad(&x, &[(-4, 3)], 7.into()).unwrap()), [7.0; 4]);
+        assert_eq!(values(&pad(&x, &[(-3, 2)], 7.into()).unwrap()), [7.0; 4]);
+        assert!(pad(&x, &[(-4, 3)], 0.into()).is_err() && pad(&x, &[(3, -4)], 0.into()).is_err());
         assert!(pad(&x, &[(-2, -2)], 0.into()).is_err() && pad(&x, &[(0, 0); 3], 0.into()).is_err());
     }
 }
