@@ -91,7 +91,7 @@ pub(crate) fn map_into<const N: usize>(
 
 /// A function of `N` slices of one length into another, erased so that the frame around it is compiled once and
 /// not for every function.
-type Blockwise<'a, T, U, const N: usize> = &'a (dyn Fn([&[T]; N], &mut [U]) + Sync);
+pub(crate) type Blockwise<'a, T, U, const N: usize> = &'a (dyn Fn([&[T]; N], &mut [U]) + Sync);
 
 /// One block, or more; a function of its own, so that the halves share f32's.
 #[inline(never)]

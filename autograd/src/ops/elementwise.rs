@@ -51,8 +51,10 @@ mod tests {
     use crate::ops::testing::check_twice;
     use crate::{Options, Result, Var, enable_grad, grad};
 
+    type Function = fn(&Var) -> Result<Var>;
+
     /// The derivative of `f`, elementwise, as a function of its own.
-    fn slope(f: fn(&Var) -> Result<Var>, x: &Var) -> Result<Var> {
+    fn slope(f: Function, x: &Var) -> Result<Var> {
         let _recorded = enable_grad();
         let options = Options { create_graph: true, ..Options::default() };
         let made = grad(&[(f(x)?.sum_all()?, None)], &[x], options)?.remove(0);
@@ -60,7 +62,7 @@ mod tests {
     }
 
     /// Functions on (-1, 1), none of them near a kink there.
-    const SMOOTH: [(&str, fn(&Var) -> Result<Var>); 30] = [
+    const SMOOTH: [(&str, Function); 30] = [
         ("cos", Var::cos),
         ("div", |x| x.add_scalar(2.0)?.rdiv_scalar(2.0)?.div_scalar(3.0)),
         ("elu", |x| x.mul_scalar(0.4)?.sub_scalar(0.5)?.elu(0.7)),
@@ -104,7 +106,7 @@ mod tests {
 
     #[test]
     fn fused_and_composed_derivatives_agree_at_kinks_and_in_tails() {
-        let kinked: [fn(&Var) -> Result<Var>; 10] = [
+        let kinked: [Function; 10] = [
             Var::abs,
             Var::relu,
             |x| x.leaky_relu(0.1),

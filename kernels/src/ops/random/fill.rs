@@ -3,7 +3,7 @@
 use phalanx_tensor::{DType, Device, Error, Result, Stream4, Tensor, Window};
 
 use super::words::Words;
-use crate::pointwise::{Pointwise, c, pointwise, run, update};
+use crate::pointwise::{Blockwise, Pointwise, c, pointwise, run, update};
 use crate::real::{Real, for_real};
 use crate::simd::Float;
 use crate::source::BLOCK;
@@ -127,7 +127,7 @@ fn draw(
 
 fn fill<T: Real>(
     op: &'static str,
-    make: &(dyn Fn([&[T::Wide]; 2], &mut [T::Wide]) + Sync),
+    make: Blockwise<'_, T::Wide, T::Wide, 2>,
     words: &Words,
     out: &mut Tensor,
 ) -> Result<()> {
