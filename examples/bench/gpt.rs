@@ -107,7 +107,7 @@ fn load_initial_weights(
             .find(|(path, _)| path == name)
             .ok_or_else(|| format!("the model has no parameter {name}"))?;
         let bound = if name.ends_with("c_proj.weight") { residual } else { bound };
-        let values = uniform(stream as u64, &parameter.tensor().shape().to_vec(), bound as f32)?;
+        let values = uniform(stream as u64, parameter.tensor().shape(), bound as f32)?;
         parameter.load(&kernels::cast(&values, parameter.dtype())?)?;
     }
     Ok(())

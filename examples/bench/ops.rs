@@ -88,15 +88,15 @@ fn rows_of_memory(bench: &Bench<'_>) -> Result<()> {
     let bytes = 4096.0 * 1024.0 * 4.0;
     let (once, twice) = (Work { flops: 0.0, bytes }, Work { flops: 0.0, bytes: 2.0 * bytes });
     let (big, line) = (random(&[4096, 1024])?, random(&[1024])?);
-    bench.row("softmax", twice, &[big.clone()], |x| x[0].softmax(-1))?;
+    bench.row("softmax", twice, std::slice::from_ref(&big), |x| x[0].softmax(-1))?;
     let normed = [big.clone(), line.clone(), line.copy()?];
     bench.row("layer_norm", twice, &normed, |x| x[0].layer_norm(&[1024], Some(&x[1]), Some(&x[2]), 1e-5))?;
-    bench.row("gelu", twice, &[big.clone()], |x| x[0].gelu(kernels::Gelu::Tanh))?;
+    bench.row("gelu", twice, std::slice::from_ref(&big), |x| x[0].gelu(kernels::Gelu::Tanh))?;
     bench.row("add_broadcast", twice, &[big.clone(), line], |x| x[0].add(&x[1]))?;
     bench.row("transpose_contiguous", twice, &[random(&[2048, 2048])?], |x| {
         x[0].transpose(0, 1)?.contiguous()
     })?;
-    bench.row("sum_dim0", once, &[big.clone()], |x| x[0].sum(&[0], false))?;
+    bench.row("sum_dim0", once, std::slice::from_ref(&big), |x| x[0].sum(&[0], false))?;
     bench.row("sum_dim1", once, &[big], |x| x[0].sum(&[1], false))
 }
 

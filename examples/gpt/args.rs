@@ -212,7 +212,7 @@ impl TrainArgs {
         if let Some((flag, _)) = positive.iter().find(|(_, n)| *n == 0) {
             return Err(format!("{flag} is 0, wanted at least 1"));
         }
-        if self.width % self.heads != 0 {
+        if !self.width.is_multiple_of(self.heads) {
             return Err(format!("--heads {} does not divide --width {}", self.heads, self.width));
         }
         let numbers = [
@@ -230,10 +230,10 @@ impl TrainArgs {
 
     fn check_batch(&self) -> Result<(), String> {
         let (groups, pieces) = (self.emulate_dp, self.micro_batches);
-        if self.batch % groups != 0 {
+        if !self.batch.is_multiple_of(groups) {
             return Err(format!("--emulate-dp {groups} does not divide --batch {}", self.batch));
         }
-        if pieces % groups != 0 {
+        if !pieces.is_multiple_of(groups) {
             return Err(format!("--emulate-dp {groups} does not divide --micro-batches {pieces}"));
         }
         if pieces > self.batch {

@@ -208,7 +208,8 @@ fn steps(
         progress.step(&record);
         losses.push((step, outcome.loss));
         let last = step + 1 == args.steps;
-        if let Some(out) = out.filter(|_| last || (args.save_every > 0 && (step + 1) % args.save_every == 0))
+        if let Some(out) =
+            out.filter(|_| last || (args.save_every > 0 && (step + 1).is_multiple_of(args.save_every)))
         {
             save(run, out, step + 1, settings)?;
         }

@@ -213,7 +213,7 @@ mod tests {
             };
             (0..steps).map(|_| step(&mut loader)).collect()
         };
-        let whole = read(vec![0..6], 0, 8);
+        let whole = read(std::iter::once(0..6).collect(), 0, 8);
         assert_eq!(whole[5..], read(cut(6, 4), 5, 3));
         let mut loader = Loader::new(windows(500, 5), 6, cut(6, 4), Device::CPU, 0);
         let first = loader.next_step().unwrap();

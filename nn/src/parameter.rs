@@ -41,9 +41,9 @@ impl Shard {
     /// # Errors
     /// If the tensor is not the whole.
     pub fn of(&self, whole: &Tensor) -> Result<Tensor> {
-        let cuts = self.window.offset.iter().zip(&self.extent).enumerate();
+        let mut cuts = self.window.offset.iter().zip(&self.extent).enumerate();
         let seen = whole.with_shape(&self.window.global)?;
-        Ok(cuts.fold(Ok(seen), |part, (dim, (&offset, &length))| part?.narrow(dim, offset, length))?)
+        Ok(cuts.try_fold(seen, |part, (dim, (&offset, &length))| part.narrow(dim, offset, length))?)
     }
 }
 

@@ -80,7 +80,7 @@ mod tests {
         }
         for values in [[2.0, 0.0, 3.0, 4.0], [2.0, 0.0, 3.0, 0.0]] {
             let x = Tensor::from_slice(&values, &[4], Device::CPU).unwrap();
-            gradcheck(|v| v[0].prod_all(), &[x.clone()], GradCheck::default()).unwrap();
+            gradcheck(|v| v[0].prod_all(), std::slice::from_ref(&x), GradCheck::default()).unwrap();
             gradgradcheck(|v| v[0].prod_all(), &[x], GradCheck::default()).unwrap();
         }
     }

@@ -32,7 +32,7 @@ impl Default for BatchNorm {
 }
 
 /// `y = (x - mean) / sqrt(var + eps) * weight + bias` for `x` [N, C, ...] with each channel's mean and variance: the
-/// batch's own in training, else the `running` ones, [C] each. Also gives what the backward pass and
+/// batch's own in training, else the `running` ones, `[C]` each. Also gives what the backward pass and
 /// [`batch_norm_update_`] need of each channel.
 ///
 /// # Errors

@@ -11,7 +11,7 @@ use crate::simd::Float;
 use crate::wide::{elements, store, wide_dtype, widened_if};
 
 /// `y = (x - mean) / sqrt(var + eps) * weight + bias` for `x` [N, C, ...], with mean and variance of each item's
-/// `num_groups` groups of neighbouring channels; `weight` and `bias` are [C]. Also gives what the backward pass needs
+/// `num_groups` groups of neighbouring channels; `weight` and `bias` are `[C]`. Also gives what the backward pass needs
 /// of each group: the mean in two parts and the inverse deviation.
 ///
 /// # Errors

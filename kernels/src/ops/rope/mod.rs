@@ -26,7 +26,7 @@ impl Default for Rope {
 
 /// Rotates each row of `x` [.., T, D] by its position: with `a, b` the row's halves and
 /// `angle[i] = position * base^(-2i/D)` it becomes `a cos - b sin, b cos + a sin`. Positions are `offset, offset + 1, ..`
-/// or `position_ids`, i64 [T] or [B, T] for `x` [B, .., T, D]. Angles are computed in f64, so that late positions are
+/// or `position_ids`, i64 `[T]` or `[B, T]` for `x` `[B, .., T, D]`. Angles are computed in f64, so that late positions are
 /// as exact as early ones.
 ///
 /// # Errors
