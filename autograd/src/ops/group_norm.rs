@@ -14,7 +14,7 @@ use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, record};
 
 impl Var {
     /// Group normalisation over `num_groups` groups of neighbouring channels, then scaled by `weight` and shifted by
-    /// `bias`, [C] each, where they are given.
+    /// `bias`, `[C]` each, where they are given.
     ///
     /// # Errors
     /// If the groups do not divide the channels, or shapes, dtypes or devices do not fit.

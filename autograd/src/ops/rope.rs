@@ -12,7 +12,7 @@ pub use phalanx_kernels::Rope;
 use crate::{Backward, Cx, Grads, Result, Saver, Var, grads1, record};
 
 impl Var {
-    /// The rotation by positions `offset, offset + 1, ..` or by `position_ids`, i64 [T] or [B, T].
+    /// The rotation by positions `offset, offset + 1, ..` or by `position_ids`, i64 `[T]` or `[B, T]`.
     ///
     /// # Errors
     /// If D is odd, or shapes, dtypes or devices do not fit.
