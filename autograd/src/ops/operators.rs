@@ -8,7 +8,7 @@
 //! let (x, y) = (Var::scalar(3.0, Device::CPU)?, Var::scalar(4.0, Device::CPU)?);
 //! assert_eq!((&x * &y + &x)?.item::<f64>()?, 15.0);
 //! assert_eq!((&x - 2.0 * &y)?.item::<f64>()?, -5.0);
-//! assert_eq!((1 / ((-&x)? / 2)?)?.item::<f64>()?, -2.0 / 3.0);
+//! assert_eq!((-&x)?.item::<f64>()?, -3.0);
 //! # Ok::<(), phalanx_autograd::Error>(())
 //! ```
 
