@@ -5,6 +5,7 @@ use phalanx_tensor::{DType, Dims, Error, Result, Tensor};
 
 use crate::check;
 use crate::reduction::Reduction;
+use crate::source::values_f64;
 use crate::wide::elements;
 
 /// How the items of a loss over classes are weighed and combined.
@@ -45,7 +46,7 @@ impl Weighing<'_> {
 
     /// Reads the targets of `classes` classes.
     pub(crate) fn read(&self, op: &'static str, target: &Tensor, classes: usize) -> Result<Classes> {
-        let weight = self.weight.map(|w| crate::ops::cast(w, DType::F64)?.to_vec::<f64>()).transpose()?;
+        let weight = self.weight.map(|w| values_f64(op, w)).transpose()?;
         let class = |(at, index): (usize, i64)| match usize::try_from(index) {
             _ if index == self.ignore_index => Ok(None),
             Ok(class) if class < classes => Ok(Some(class)),

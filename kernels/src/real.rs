@@ -2,13 +2,14 @@
 
 use phalanx_tensor::{Element, bf16, f16};
 
-use crate::simd::{Float, Isa, Kernel, dispatch};
+use crate::gemm::Scratch;
+use crate::simd::{Isa, Kernel, dispatch};
 
 /// An element type of floating-point tensors. f64 and f32 are computed as they are; bf16 and f16 are widened to
 /// f32, block by block, and rounded once at the end.
 pub(crate) trait Real: Element {
     /// What it is computed in.
-    type Wide: Float + Element;
+    type Wide: Scratch + Element;
 
     /// The elements as they are, where no conversion is needed.
     fn as_wide(x: &[Self]) -> Option<&[Self::Wide]>;

@@ -137,8 +137,7 @@ impl<T: Real> Block<'_, T> {
                 None => {
                     let to = if self.y.is_empty() { 0 } else { width };
                     dispatch(Call { kernel, row: Row { index, x, y: &mut wide[..to], stats, sums } });
-                    let y = &mut self.y[i * to..][..to];
-                    y.iter_mut().zip(&wide).for_each(|(to, &x)| *to = T::narrow(x));
+                    T::narrow_all(&wide[..to], &mut self.y[i * to..][..to]);
                 }
             }
         }
@@ -160,11 +159,32 @@ impl<T: Float, K: RowKernel<T, N>, const N: usize> Kernel for Call<'_, K, T, N> 
 }
 
 /// Loops over the vectors of rows.
+///
+/// What is not inlined is compiled without the instruction set, and a closure cannot be marked to be. So each of these
+/// calls its function in one place only, for whole vectors and a row's end alike, and none hands vectors to a closure of
+/// the standard library.
+#[allow(clippy::needless_range_loop)]
 pub(crate) mod lanes {
     use crate::simd::{Float, Vector};
 
     /// Chains of a reduction that run side by side.
     const CHAINS: usize = 4;
+
+    /// The vectors from `at` on, whole ones or, beyond the end, filled up.
+    #[inline(always)]
+    fn load<V: Vector, const N: usize>(
+        x: &[&[V::Elem]; N],
+        at: usize,
+        whole: bool,
+        fill: &[V::Elem; N],
+    ) -> [V; N] {
+        let mut v = [V::zero(); N];
+        for n in 0..N {
+            let x = &x[n][at.min(x[n].len())..];
+            v[n] = if whole { V::load(x) } else { V::load_partial(x, fill[n]) };
+        }
+        v
+    }
 
     /// `y[i] = f(x[0][i], x[1][i], ..)`.
     #[inline(always)]
@@ -173,14 +193,16 @@ pub(crate) mod lanes {
         y: &mut [V::Elem],
         f: impl Fn([V; N]) -> V,
     ) {
-        let whole = y.len() / V::LANES * V::LANES;
-        for i in (0..whole).step_by(V::LANES) {
-            let v = std::array::from_fn(|n| V::load(&x[n][i..]));
-            f(v).store(&mut y[i..]);
-        }
-        if whole < y.len() {
-            let v = std::array::from_fn(|n| V::load_partial(&x[n][whole..], V::Elem::ZERO));
-            f(v).store_partial(&mut y[whole..]);
+        let mut at = 0;
+        while at < y.len() {
+            let whole = at + V::LANES <= y.len();
+            let result = f(load(&x, at, whole, &[V::Elem::ZERO; N]));
+            if whole {
+                result.store(&mut y[at..])
+            } else {
+                result.store_partial(&mut y[at..])
+            }
+            at += V::LANES;
         }
     }
 
@@ -191,14 +213,17 @@ pub(crate) mod lanes {
         x: [&[V::Elem]; N],
         f: impl Fn(V, [V; N]) -> V,
     ) {
-        let whole = y.len() / V::LANES * V::LANES;
-        for i in (0..whole).step_by(V::LANES) {
-            let v = std::array::from_fn(|n| V::load(&x[n][i..]));
-            f(V::load(&y[i..]), v).store(&mut y[i..]);
-        }
-        if whole < y.len() {
-            let v = std::array::from_fn(|n| V::load_partial(&x[n][whole..], V::Elem::ZERO));
-            f(V::load_partial(&y[whole..], V::Elem::ZERO), v).store_partial(&mut y[whole..]);
+        let mut at = 0;
+        while at < y.len() {
+            let whole = at + V::LANES <= y.len();
+            let [old] = load(&[&*y], at, whole, &[V::Elem::ZERO]);
+            let result = f(old, load(&x, at, whole, &[V::Elem::ZERO; N]));
+            if whole {
+                result.store(&mut y[at..])
+            } else {
+                result.store_partial(&mut y[at..])
+            }
+            at += V::LANES;
         }
     }
 
@@ -212,22 +237,21 @@ pub(crate) mod lanes {
         f: impl Fn([V; M], [V; N]) -> [V; M],
         join: impl Fn(V, V) -> V,
     ) -> [V; M] {
-        let (len, step) = (x[0].len(), CHAINS * V::LANES);
+        let step = CHAINS * V::LANES;
         let mut chains = [[start; M]; CHAINS];
-        let mut i = 0;
-        while i + step <= len {
-            for (c, chain) in chains.iter_mut().enumerate() {
-                *chain = f(*chain, std::array::from_fn(|n| V::load(&x[n][i + c * V::LANES..])));
+        let mut block = 0;
+        while block < x[0].len() {
+            let whole = block + step <= x[0].len();
+            for c in 0..CHAINS {
+                chains[c] = f(chains[c], load(&x, block + c * V::LANES, whole, &fill));
             }
-            i += step;
+            block += step;
         }
-        while i < len {
-            let end = (i + V::LANES).min(len);
-            chains[0] = f(chains[0], std::array::from_fn(|n| V::load_partial(&x[n][i..end], fill[n])));
-            i += V::LANES;
+        let mut result = chains[0];
+        for m in 0..M {
+            result[m] = join(join(chains[0][m], chains[1][m]), join(chains[2][m], chains[3][m]));
         }
-        let [a, b, c, d] = chains;
-        std::array::from_fn(|m| join(join(a[m], b[m]), join(c[m], d[m])))
+        result
     }
 
     /// [`fold`] that adds.
@@ -238,10 +262,18 @@ pub(crate) mod lanes {
         f: impl Fn([V; N]) -> [V; M],
     ) -> [V::Elem; M] {
         let add = |so_far: [V; M], v: [V; N]| {
-            let terms = f(v);
-            std::array::from_fn(|m| so_far[m] + terms[m])
+            let mut terms = f(v);
+            for m in 0..M {
+                terms[m] = so_far[m] + terms[m];
+            }
+            terms
         };
-        fold(x, fill, V::zero(), add, |a, b| a + b).map(V::reduce_sum)
+        let total = fold(x, fill, V::zero(), add, |a, b| a + b);
+        let mut sums = [V::Elem::ZERO; M];
+        for m in 0..M {
+            sums[m] = total[m].reduce_sum();
+        }
+        sums
     }
 
     /// The largest element, NaN passed over; negative infinity of none.
@@ -250,5 +282,11 @@ pub(crate) mod lanes {
         let low = -V::Elem::INFINITY;
         let [max] = fold([x], [low], V::splat(low), |[m]: [V; 1], [v]: [V; 1]| [v.max(m)], |a, b| a.max(b));
         max.reduce_max()
+    }
+
+    /// `e^(x - shift)`.
+    #[inline(always)]
+    pub(crate) fn exp_below<V: Vector>(x: V, shift: V) -> V {
+        (x - shift).exp()
     }
 }

@@ -22,7 +22,6 @@ mod parameters;
 mod scaler;
 mod schedule;
 mod scope;
-mod shares;
 mod unit;
 
 pub use buffer::Buffer;
@@ -40,9 +39,9 @@ pub use parameter::{Parameter, Shard};
 pub use parameters::join_path;
 pub use parameters::{Entry, Parameters, load_state_dict, state_dict};
 pub use phalanx_autograd as autograd;
+pub use phalanx_autograd::NllLoss;
 pub use phalanx_tensor as tensor;
 pub use scaler::LossScaler;
 pub use schedule::{OneCycle, Schedule};
 pub use scope::Scope;
-pub use shares::ShareSum;
 pub use unit::{Unit, UnitHooks};

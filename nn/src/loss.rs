@@ -1,6 +1,6 @@
 //! Losses as values: settings once, then `forward(input, target)`.
 
-use phalanx_autograd::{CrossEntropy as CrossEntropyNumbers, KlReduction, KlTarget, Reduction, Var};
+use phalanx_autograd::{CrossEntropy as CrossEntropyNumbers, KlReduction, KlTarget, NllLoss, Reduction, Var};
 use phalanx_tensor::Tensor;
 
 use crate::Result;
@@ -93,5 +93,30 @@ impl CrossEntropyLoss {
             reduction: self.reduction,
             scale: 1.0,
         }
+    }
+}
+
+/// Of logarithms of probabilities `[N, C, ..]` and class indices `[N, ..]`.
+impl Loss for NllLoss {
+    fn forward(&self, x: &Var, t: &Var) -> Result<Var> {
+        Ok(x.nll_loss(t, self)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use phalanx_tensor::Device;
+
+    use super::*;
+
+    #[test]
+    fn cross_entropy_is_the_likelihood_of_the_softmax() {
+        let x = Var::from_slice(&[0.5, -1.0, 2.0, 0.1, 0.2, 0.3], &[2, 3], Device::CPU).unwrap();
+        let t = Var::from_slice(&[2i64, 0], &[2], Device::CPU).unwrap();
+        let whole: f64 = CrossEntropyLoss::default().forward(&x, &t).unwrap().item().unwrap();
+        let likelihood = NllLoss::default().forward(&x.log_softmax(1).unwrap(), &t).unwrap();
+        assert!((whole - likelihood.item::<f64>().unwrap()).abs() < 1e-12);
+        let sum = CrossEntropyLoss { reduction: Reduction::Sum, ..CrossEntropyLoss::default() };
+        assert!((sum.forward(&x, &t).unwrap().item::<f64>().unwrap() - 2.0 * whole).abs() < 1e-12);
     }
 }

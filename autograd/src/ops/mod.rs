@@ -96,4 +96,4 @@ pub use kl_div::{KlReduction, KlTarget};
 pub use nll_loss::NllLoss;
 pub use operators::Operand;
 pub use rope::Rope;
-pub use scaled_dot_product_attention::Attention;
+pub use scaled_dot_product_attention::{Attention, AttentionDropout};

@@ -4,14 +4,15 @@
 //! `dk = dsᵀ q scale`, and `ds` summed over what was broadcast for a floating-point mask.
 //! Shapes: q [.., T, D], k [.., S, D], v [.., S, E], mask broadcasts to [.., T, S], y [.., T, E].
 //! Saves q, k, v, the mask, y and two numbers a query; scores and probabilities are made again tile by tile and never
-//! stored whole, except the scores' gradient where a mask's gradient is asked for. `sum(p dp)` is `sum(y dy)`.
+//! stored whole, except the scores' gradient where a mask's gradient is asked for. `sum(p dp)` is `sum(y dy)`. Dropout's
+//! draws are functions of their place and drawn again.
 //! Source: Dao, Fu, Ermon, Rudra, Ré: FlashAttention (2022).
 
 use phalanx_kernels as kernels;
 use phalanx_tensor::{DType, Dims, Tensor};
 use smallvec::SmallVec;
 
-pub use phalanx_kernels::Attention;
+pub use phalanx_kernels::{Attention, AttentionDropout};
 
 use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, record};
 
@@ -97,13 +98,17 @@ impl Recorded {
         let (wide_k, wide_v) = (repeat_heads(&k, &q)?, repeat_heads(&v, &q)?);
         let scores = q.matmul(&turned(&wide_k)?)?.mul_scalar(scale)?;
         let p = self.hide(scores, mask)?.softmax(-1)?;
-        let product = p.mul(&dy.matmul(&turned(&wide_v)?)?)?;
+        let keep =
+            self.config.dropout.map(|d| kernels::attention_keep(q.tensor(), k.shape()[k.rank() - 2], d));
+        let keep = keep.transpose()?.map(Var::new);
+        let kept = |x: Var| keep.as_ref().map_or_else(|| Ok(x.clone()), |keep| x.mul(keep));
+        let product = p.mul(&kept(dy.matmul(&turned(&wide_v)?)?)?)?;
         let ds = product.sub(&p.mul(&product.sum(&[-1], true)?)?)?;
         let scaled = ds.mul_scalar(scale)?;
         Ok([
             dq.then(|| scaled.matmul(&wide_k)).transpose()?,
             dk.then(|| sum_heads(&turned(&scaled)?.matmul(&q)?, k.shape())).transpose()?,
-            dv.then(|| sum_heads(&turned(&p)?.matmul(dy)?, v.shape())).transpose()?,
+            dv.then(|| sum_heads(&turned(&kept(p.clone())?)?.matmul(dy)?, v.shape())).transpose()?,
             mask.filter(|_| dm).map(|mask| ds.sum_to(mask.shape())).transpose()?,
         ])
     }
@@ -153,7 +158,7 @@ fn sum_heads(dx: &Var, shape: &[usize]) -> Result<Var> {
 mod tests {
     use phalanx_tensor::Device;
 
-    use super::Attention;
+    use super::{Attention, AttentionDropout};
     use crate::Var;
     use crate::ops::testing::check_twice;
 
@@ -169,6 +174,10 @@ mod tests {
         let mask = Var::from_slice(&seen, &[2, 3], Device::CPU).unwrap();
         check_twice(&[&[2, 2], &[3, 2], &[3, 2]], |v| {
             v[0].scaled_dot_product_attention(&v[1], &v[2], Some(&mask), &Attention::default())
+        });
+        let dropping = Attention { dropout: AttentionDropout::new(0.3, 7), ..causal };
+        check_twice(&[&[2, 3, 2], &[2, 3, 2], &[2, 3, 2]], |v| {
+            v[0].scaled_dot_product_attention(&v[1], &v[2], None, &dropping)
         });
     }
 }

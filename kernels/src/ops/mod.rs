@@ -133,7 +133,8 @@ pub use rope::{Rope, rope, rope_backward};
 pub use rsqrt::{rsqrt, rsqrt_backward};
 pub use scale::scale_;
 pub use scaled_dot_product_attention::{
-    Attention, scaled_dot_product_attention, scaled_dot_product_attention_backward,
+    Attention, AttentionDropout, attention_keep, scaled_dot_product_attention,
+    scaled_dot_product_attention_backward,
 };
 pub use sigmoid::{sigmoid, sigmoid_backward};
 pub use silu::{silu, silu_backward};

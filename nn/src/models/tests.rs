@@ -4,10 +4,10 @@ use std::path::PathBuf;
 
 use phalanx_autograd::{Var, no_grad};
 use phalanx_kernels as kernels;
-use phalanx_tensor::{Category, Context, DType, Device, RngKey, Tensor};
+use phalanx_tensor::{Category, Context, DType, Device, RngKey};
 
 use super::*;
-use crate::{AdamW, Group, Parameter, Parameters, Rule, Scope, ShareSum, clip_grad_norm, cut};
+use crate::{AdamW, Group, Parameter, Parameters, Rule, Scope, clip_grad_norm, cut};
 
 fn gpt(dropout: f64) -> ModelConfig {
     ModelConfig::Gpt(GptConfig::new(37, 12, 3, 2, 16).with_dropout(dropout))
@@ -107,32 +107,6 @@ fn stages_have_the_gradients_of_the_whole() {
         let mut sum = chains.next().unwrap();
         chains.for_each(|chain| kernels::accumulate_(&mut sum, &chain).unwrap());
         assert!(&sum.to_bytes().unwrap() == grad, "{name}");
-    }
-}
-
-#[test]
-fn shares_are_added_in_order() {
-    let model = build(&gpt(0.0), DType::F32, Device::CPU);
-    let parameters = model.parameters();
-    let (tokens, targets) = batch(4, Device::CPU);
-    let share = |rows: std::ops::Range<usize>| {
-        let part = |all: &Var| all.narrow(0, rows.start, rows.len()).unwrap();
-        let x = model.forward(&part(&tokens)).unwrap();
-        model.loss(&x, &part(&targets), 1.0 / 48.0).unwrap().backward().unwrap();
-    };
-    let mut sums = ShareSum::new();
-    for rows in cut(4, 2) {
-        share(rows);
-        sums.add(&parameters).unwrap();
-    }
-    sums.finish(&parameters);
-    let summed: Vec<Tensor> = parameters.iter().map(|p| p.take_grad().unwrap().unwrap()).collect();
-    share(0..2);
-    let mut firsts: Vec<Tensor> = parameters.iter().map(|p| p.take_grad().unwrap().unwrap()).collect();
-    share(2..4);
-    for ((p, first), sum) in parameters.iter().zip(&mut firsts).zip(summed) {
-        kernels::accumulate_(first, &p.take_grad().unwrap().unwrap()).unwrap();
-        assert!(first.to_bytes().unwrap() == sum.to_bytes().unwrap(), "{}", p.name());
     }
 }
 

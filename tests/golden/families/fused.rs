@@ -33,6 +33,7 @@ fn attention(call: &Call<'_>) -> Result<Var> {
         is_causal: call.attrs.bool_or("is_causal", false),
         scale: call.attrs.float("scale"),
         enable_gqa: call.attrs.bool_or("enable_gqa", false),
+        dropout: None,
     };
     let (key, value) = (call.var("key")?, call.var("value")?);
     call.var("query")?.scaled_dot_product_attention(key, value, call.opt("attn_mask"), &config)

@@ -10,6 +10,15 @@ pub(super) enum Label {
     Letter(char),
 }
 
+impl std::fmt::Display for Label {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Label::Ellipsis(i) => write!(f, "...[-{}]", i + 1),
+            Label::Letter(c) => write!(f, "{c}"),
+        }
+    }
+}
+
 /// The labels of each operand's dimensions, and of the result's.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Equation {
@@ -102,29 +111,27 @@ mod tests {
     use super::*;
 
     fn shown(labels: &[Label]) -> String {
-        let show = |l: &Label| match l {
-            Label::Ellipsis(i) => format!("({i})"),
-            Label::Letter(c) => c.to_string(),
-        };
-        labels.iter().map(show).collect()
+        labels.iter().map(|label| format!("{label} ")).collect()
     }
 
     fn parsed(text: &str, ranks: &[usize]) -> Result<String, String> {
         let equation = Equation::parse(text, ranks)?;
         let operands: Vec<String> = equation.operands.iter().map(|o| shown(o)).collect();
-        Ok(format!("{} -> {}", operands.join(", "), shown(&equation.output)))
+        Ok(format!("{}-> {}", operands.join(", "), shown(&equation.output)))
     }
 
     #[test]
     fn equations_are_read() {
-        assert_eq!(parsed(" i j , jk -> i k", &[2, 2]).unwrap(), "ij, jk -> ik");
-        assert_eq!(parsed("ba", &[2]).unwrap(), "ba -> ab");
-        assert_eq!(parsed("bA,aA", &[2, 2]).unwrap(), "bA, aA -> ab");
-        assert_eq!(parsed("ii", &[2]).unwrap(), "ii -> ");
-        assert_eq!(parsed("i...j,...jk", &[4, 3]).unwrap(), "i(1)(0)j, (0)jk -> (1)(0)ik");
-        assert_eq!(parsed("...,...->...", &[0, 2]).unwrap(), ", (1)(0) -> (1)(0)");
-        assert_eq!(parsed("i...->i", &[3]).unwrap(), "i(1)(0) -> i");
-        assert_eq!(parsed(",->", &[0, 0]).unwrap(), ",  -> ");
+        assert_eq!(parsed(" i j , jk -> i k", &[2, 2]).unwrap(), "i j , j k -> i k ");
+        assert_eq!(parsed("ba", &[2]).unwrap(), "b a -> a b ");
+        assert_eq!(parsed("bA,aA", &[2, 2]).unwrap(), "b A , a A -> a b ");
+        assert_eq!(parsed("bA", &[2]).unwrap(), "b A -> A b ");
+        assert_eq!(parsed("ii", &[2]).unwrap(), "i i -> ");
+        let batched = "i ...[-2] ...[-1] j , ...[-1] j k -> ...[-2] ...[-1] i k ";
+        assert_eq!(parsed("i...j,...jk", &[4, 3]).unwrap(), batched);
+        assert_eq!(parsed("...,...->...", &[0, 1]).unwrap(), ", ...[-1] -> ...[-1] ");
+        assert_eq!(parsed("i...->i", &[2]).unwrap(), "i ...[-1] -> i ");
+        assert_eq!(parsed(",->", &[0, 0]).unwrap(), ", -> ");
     }
 
     #[test]

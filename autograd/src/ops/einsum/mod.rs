@@ -63,7 +63,7 @@ fn sizes(terms: &[Term]) -> std::result::Result<BTreeMap<Label, usize>, String> 
             if *known == 1 {
                 *known = size;
             } else if size != 1 && size != *known {
-                return Err(format!("{label:?} has sizes {known} and {size}"));
+                return Err(format!("{label} has sizes {known} and {size}"));
             }
         }
     }
@@ -79,7 +79,7 @@ impl Term {
         while let Some((a, b)) = twice(&self.labels) {
             let (rows, cols) = (self.var.shape()[a], self.var.shape()[b]);
             if rows != cols {
-                return Err(format!("{:?} has sizes {rows} and {cols} in one operand", self.labels[a]));
+                return Err(format!("{} has sizes {rows} and {cols} in one operand", self.labels[a]));
             }
             self.var = match self.var.diagonal(0, a, b) {
                 Ok(var) => var,

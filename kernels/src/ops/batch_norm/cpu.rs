@@ -66,6 +66,12 @@ impl<T: Float, const N: usize> Lines<T, N> {
     }
 }
 
+/// `(x - mean) scale + shift`
+#[inline(always)]
+fn line<V: Vector>(x: V, [high, low]: [V; 2], [scale, shift]: [V; 2]) -> V {
+    ((x - high) - low).mul_add(scale, shift)
+}
+
 /// `y = (x - mean) scale + shift`
 pub(super) struct Forward<T>(pub(super) Lines<T, 2>);
 
@@ -73,13 +79,18 @@ impl<T: Float> RowKernel<T, 1> for Forward<T> {
     #[inline(always)]
     fn run<S: Isa>(&self, row: Row<'_, T, 1>) {
         let ([x], Lines { mean: [high, low], coefficients: [scale, shift], .. }) = (row.x, &self.0);
-        let f = |[x, high, low, scale, shift]: [T::Vec<S>; 5]| ((x - high) - low).mul_add(scale, shift);
         if self.0.one {
             let c = self.0.channel(row.index);
-            let [high, low, scale, shift] = [high, low, scale, shift].map(|all| T::Vec::<S>::splat(all[c]));
-            lanes::map([x], row.y, |[x]| f([x, high, low, scale, shift]));
+            let splat = T::Vec::<S>::splat;
+            let (high, low) = (splat(high[c]), splat(low[c]));
+            let (scale, shift) = (splat(scale[c]), splat(shift[c]));
+            lanes::map([x], row.y, |[x]| line(x, [high, low], [scale, shift]));
         } else {
-            lanes::map([x, high, low, scale, shift], row.y, f);
+            lanes::map(
+                [x, high, low, scale, shift],
+                row.y,
+                |[x, high, low, scale, shift]: [T::Vec<S>; 5]| line(x, [high, low], [scale, shift]),
+            );
         }
     }
 }
@@ -92,16 +103,19 @@ impl<T: Float> RowKernel<T, 2> for BackwardOf<T> {
     fn run<S: Isa>(&self, row: Row<'_, T, 2>) {
         let [x, dy] = row.x;
         let Lines { mean: [high, low], coefficients: [scale, slope, shift], .. } = &self.0;
-        let f = |[x, dy, high, low, scale, slope, shift]: [T::Vec<S>; 7]| {
-            dy.mul_add(scale, ((x - high) - low).mul_add(slope, shift))
-        };
         if self.0.one {
             let c = self.0.channel(row.index);
-            let [high, low, scale, slope, shift] =
-                [high, low, scale, slope, shift].map(|all| T::Vec::<S>::splat(all[c]));
-            lanes::map([x, dy], row.y, |[x, dy]| f([x, dy, high, low, scale, slope, shift]));
+            let splat = T::Vec::<S>::splat;
+            let (high, low) = (splat(high[c]), splat(low[c]));
+            let (scale, slope, shift) = (splat(scale[c]), splat(slope[c]), splat(shift[c]));
+            lanes::map([x, dy], row.y, |[x, dy]: [T::Vec<S>; 2]| {
+                dy.mul_add(scale, line(x, [high, low], [slope, shift]))
+            });
         } else {
-            lanes::map([x, dy, high, low, scale, slope, shift], row.y, f);
+            let inputs = [x, dy, high, low, scale, slope, shift];
+            lanes::map(inputs, row.y, |[x, dy, high, low, scale, slope, shift]: [T::Vec<S>; 7]| {
+                dy.mul_add(scale, line(x, [high, low], [slope, shift]))
+            });
         }
     }
 }

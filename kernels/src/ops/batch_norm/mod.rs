@@ -5,10 +5,11 @@ mod cpu;
 use phalanx_tensor::{DType, Error, Result, Tensor};
 
 use crate::check;
-use crate::ops::{cast, copy_};
+use crate::ops::copy_;
 use crate::real::{Real, for_real};
 use crate::rows::{self, Outputs, Shape};
 use crate::simd::Float;
+use crate::source::values_f64;
 use crate::wide::{elements, store, wide_dtype, widened_if};
 
 /// Numbers kept of a channel: the mean's two parts, the inverse deviation, and the variance.
@@ -84,8 +85,7 @@ pub fn batch_norm(
 
 /// Keeps given statistics as the batch's own are.
 fn given<T: Real>(op: &'static str, running: [&Tensor; 2], eps: f64, stats: &mut Tensor) -> Result<()> {
-    let [mean, var] =
-        [cast(running[0], DType::F64)?.to_vec::<f64>()?, cast(running[1], DType::F64)?.to_vec()?];
+    let [mean, var] = [values_f64(op, running[0])?, values_f64(op, running[1])?];
     let mut stats = stats.write::<T::Wide>(op)?;
     for ((kept, mean), var) in stats.chunks_exact_mut(KEPT).zip(mean).zip(var) {
         cpu::keep(mean, var, eps, kept);
@@ -111,9 +111,9 @@ pub fn batch_norm_update_(
         check::shape(OP, "a running mean or variance", running, &[channels.channels])?;
         let mut moved = Tensor::empty(running.shape(), running.dtype(), running.device())?;
         if !running.device().is_meta() {
-            let new: Vec<f64> = cast(stats, DType::F64)?.to_vec()?;
+            let new = values_f64(OP, stats)?;
             let new = new.chunks_exact(KEPT).map(|s| [s[0] + s[1], s[3] * (count / (count - 1.0))][which]);
-            let old = cast(running, DType::F64)?.to_vec::<f64>()?;
+            let old = values_f64(OP, running)?;
             let values: Vec<f64> =
                 old.iter().zip(new).map(|(old, new)| (1.0 - momentum) * old + momentum * new).collect();
             for_real!(OP, running.dtype(), T => store::<T>(OP, &mut moved, &values))?;

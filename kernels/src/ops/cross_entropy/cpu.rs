@@ -1,6 +1,7 @@
 //! A row of logits: what the loss and its gradient need of it.
 
-use crate::rows::{Row, RowKernel, lanes};
+use crate::rows::lanes::{self, exp_below};
+use crate::rows::{Row, RowKernel};
 use crate::simd::{Float, Isa, Vector};
 
 /// Keeps of each row its largest element, the sum of the exponentials below it and, with smoothing, the sum of the
@@ -55,11 +56,10 @@ impl<T: Float> RowKernel<T, 1> for BackwardOf<'_, T> {
         let splat = T::Vec::<S>::splat;
         let (max, factor) = (splat(gradient.max), splat(gradient.factor));
         let even = splat(gradient.even);
-        let exp = |x: T::Vec<S>| (x - max).exp() * factor;
         match self.weight {
-            Some(w) => lanes::map([x, w], dx, |[x, w]| exp(x) - even * w),
-            None if self.smooth => lanes::map([x], dx, |[x]| exp(x) - even),
-            None => lanes::map([x], dx, |[x]| exp(x)),
+            Some(w) => lanes::map([x, w], dx, |[x, w]| exp_below(x, max) * factor - even * w),
+            None if self.smooth => lanes::map([x], dx, |[x]| exp_below(x, max) * factor - even),
+            None => lanes::map([x], dx, |[x]| exp_below(x, max) * factor),
         }
         dx[gradient.class] = dx[gradient.class] - gradient.on_target;
     }

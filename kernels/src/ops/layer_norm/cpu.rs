@@ -22,8 +22,10 @@ pub(in crate::ops) struct Standard<V, const CENTERED: bool> {
 impl<V: Vector, const CENTERED: bool> Standard<V, CENTERED> {
     #[inline(always)]
     pub(in crate::ops) fn load(stats: &[V::Elem]) -> Self {
-        let mean = |i: usize| if CENTERED { V::splat(stats[i]) } else { V::zero() };
-        let (high, low) = (mean(0), mean(1));
+        let (high, low) = match CENTERED {
+            true => (V::splat(stats[0]), V::splat(stats[1])),
+            false => (V::zero(), V::zero()),
+        };
         Standard { high, low, inverse: V::splat(stats[stats.len() - 1]) }
     }
 

@@ -46,14 +46,14 @@ impl PoolOptions {
             let wanted = format!("at most half of the {reach} pixels that a window reaches over");
             return Err(Error::range(op, format!("padding {padding}"), wanted));
         }
-        let room = (image + 2 * padding).checked_sub(reach).filter(|_| image > 0).ok_or_else(|| {
-            let got = format!("a window that reaches over {reach} pixels");
-            Error::shape(op, got, format!("one inside the padded image of {}", image + 2 * padding))
-        })?;
-        if !self.ceil_mode {
-            return Ok(room / stride + 1);
-        }
-        let count = room.div_ceil(stride) + 1;
-        Ok(if (count - 1) * stride >= image + padding { count - 1 } else { count })
+        let slack = if self.ceil_mode { stride - 1 } else { 0 };
+        let room =
+            (image + 2 * padding + slack).checked_sub(reach).filter(|_| image > 0).ok_or_else(|| {
+                let got = format!("a window that reaches over {reach} pixels");
+                Error::shape(op, got, format!("one inside the padded image of {}", image + 2 * padding))
+            })?;
+        let count = room / stride + 1;
+        let beyond = self.ceil_mode && (count - 1) * stride >= image + padding;
+        Ok(if beyond { count - 1 } else { count })
     }
 }

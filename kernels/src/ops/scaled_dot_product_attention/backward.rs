@@ -5,9 +5,10 @@
 
 use phalanx_tensor::{Result, Tensor};
 
-use super::operand::{Heads, Mask, padded, transpose};
+use super::dropout::Keep;
+use super::operand::{Heads, Mask, carve, padded};
 use super::product::ROWS;
-use super::tile::{self, KEYS, KeyBlock, Needs, QUERIES, QueryBlock, Sizes};
+use super::tile::{self, KEYS_BACKWARD, KeyBlock, Needs, QUERIES, QueryBlock, Sizes};
 use super::{Attention, Problem};
 use crate::check;
 use crate::real::{Real, for_real};
@@ -43,6 +44,7 @@ pub fn scaled_dot_product_attention_backward(
             problem,
             inputs: [query, key, value, out, dy].map(|t| Heads::open(OP, t)).into_iter().collect::<Result<_>>()?,
             mask: Mask::open(OP, mask, &problem.scores_shape(query))?,
+            keep: config.dropout.map(|d| Keep::new(OP, d, query)).transpose()?,
             stats: elements(OP, stats)?,
         };
         pass.run(OP, &mut made)
@@ -56,6 +58,7 @@ struct Pass<'a, T: Real> {
     /// Query, key, value, output and the output's gradient.
     inputs: Vec<Heads<'a, T>>,
     mask: Mask<'a, T>,
+    keep: Option<Keep>,
     stats: Vec<T::Wide>,
 }
 
@@ -69,21 +72,22 @@ struct Part<'a, T: Real> {
 }
 
 /// A thread's working memory.
-struct Scratch<T> {
-    keys: Vec<T>,
-    values: Vec<T>,
-    dk: Vec<T>,
-    dv: Vec<T>,
-    dq: Vec<T>,
+struct Scratch<'a, T> {
+    keys: &'a [T],
+    values: &'a [T],
+    dk: &'a mut [T],
+    dv: &'a mut [T],
+    dq: &'a mut [T],
     /// Queries and gradients of a block, as rows and as columns.
-    rows: Vec<T>,
-    columns: Vec<T>,
-    dy_rows: Vec<T>,
-    dy_columns: Vec<T>,
-    out_rows: Vec<T>,
-    scores: Vec<T>,
-    slopes: Vec<T>,
-    bias: Vec<T>,
+    rows: &'a mut [T],
+    columns: &'a mut [T],
+    dy_rows: &'a mut [T],
+    dy_columns: &'a mut [T],
+    out_rows: &'a mut [T],
+    scores: &'a mut [T],
+    slopes: &'a mut [T],
+    bias: &'a mut [T],
+    kept: &'a mut [T],
 }
 
 impl<T: Real> Pass<'_, T> {
@@ -117,74 +121,113 @@ impl<T: Real> Pass<'_, T> {
 
     fn run_part(&self, part: &mut Part<'_, T>) {
         let p = &self.problem;
-        let mut scratch = Scratch::new(p);
-        let (depth_row, value_row) = (padded::<T::Wide>(p.depth), padded::<T::Wide>(p.value_depth));
-        self.inputs[1].rows(part.key_head, 0, p.keys, &mut scratch.keys, depth_row);
-        self.inputs[2].rows(part.key_head, 0, p.keys, &mut scratch.values, value_row);
-        for member in 0..p.group {
-            for first in (0..p.queries).step_by(QUERIES) {
-                self.run_block(part, member, first, &mut scratch);
-            }
-        }
-        store(part.dk, &scratch.dk, p.depth, depth_row, T::Wide::ONE);
-        store(part.dv, &scratch.dv, p.value_depth, value_row, T::Wide::ONE);
+        let sizes = p.sizes::<T::Wide>();
+        let (depth, value) = (sizes.depth_row, sizes.value_row);
+        let all = p.keys + ROWS;
+        let whole = [all * depth, all * value, all * depth, all * value];
+        let block = [
+            depth,
+            depth,
+            depth,
+            value,
+            value,
+            value,
+            KEYS_BACKWARD,
+            KEYS_BACKWARD,
+            KEYS_BACKWARD,
+            KEYS_BACKWARD,
+        ]
+        .map(|n| QUERIES * n);
+        carve(whole, |[keys, values, dk, dv]| {
+            self.inputs[1].rows(part.key_head, 0, p.keys, keys, depth);
+            self.inputs[2].rows(part.key_head, 0, p.keys, values, value);
+            dk.fill(T::Wide::ZERO);
+            dv.fill(T::Wide::ZERO);
+            carve(block, |[dq, rows, columns, dy_rows, dy_columns, out_rows, scores, slopes, bias, kept]| {
+                let mut scratch = Scratch {
+                    keys,
+                    values,
+                    dk,
+                    dv,
+                    dq,
+                    rows,
+                    columns,
+                    dy_rows,
+                    dy_columns,
+                    out_rows,
+                    scores,
+                    slopes,
+                    bias,
+                    kept,
+                };
+                for member in 0..p.group {
+                    for first in (0..p.queries).step_by(QUERIES) {
+                        self.run_block(part, sizes, member, first, &mut scratch);
+                    }
+                }
+            });
+            store(part.dk, dk, p.depth, depth, T::Wide::ONE);
+            store(part.dv, dv, p.value_depth, value, T::Wide::ONE);
+        });
     }
 
     /// One block of queries of the group's head number `member`.
-    fn run_block(&self, part: &mut Part<'_, T>, member: usize, first: usize, s: &mut Scratch<T::Wide>) {
+    fn run_block(
+        &self,
+        part: &mut Part<'_, T>,
+        sizes: Sizes,
+        member: usize,
+        first: usize,
+        s: &mut Scratch<'_, T::Wide>,
+    ) {
         let p = &self.problem;
         let head = part.key_head * p.group + member;
         let count = QUERIES.min(p.queries - first);
         let width = padded::<T::Wide>(count);
-        let (depth_row, value_row) = (padded::<T::Wide>(p.depth), padded::<T::Wide>(p.value_depth));
+        let Sizes { depth_row, value_row, .. } = sizes;
         let scale = T::Wide::from_f64(p.scale);
-        self.inputs[0].rows(head, first, count, &mut s.rows[..width * depth_row], depth_row);
-        s.rows.iter_mut().for_each(|x| *x = *x * scale);
-        self.inputs[3].rows(head, first, count, &mut s.out_rows[..width * value_row], value_row);
-        self.inputs[4].rows(head, first, count, &mut s.dy_rows[..width * value_row], value_row);
-        transpose(&s.rows, depth_row, p.depth, &mut s.columns, width);
-        transpose(&s.dy_rows, value_row, p.value_depth, &mut s.dy_columns, width);
+        let rows = &mut s.rows[..width * depth_row];
+        let [out_rows, dy_rows] =
+            [&mut *s.out_rows, &mut *s.dy_rows].map(|rows| &mut rows[..width * value_row]);
+        self.inputs[0].rows(head, first, count, rows, depth_row);
+        rows.iter_mut().for_each(|x| *x = *x * scale);
+        self.inputs[3].rows(head, first, count, out_rows, value_row);
+        self.inputs[4].rows(head, first, count, dy_rows, value_row);
+        dispatch(tile::Transpose { rows, row: depth_row, to: s.columns, width });
+        dispatch(tile::Transpose { rows: dy_rows, row: value_row, to: s.dy_columns, width });
         let [mut base, mut inverse, mut delta] = [[T::Wide::ZERO; QUERIES]; 3];
         let stats = self.stats[(head * p.queries + first) * 2..].chunks_exact(2);
         stats.take(count).enumerate().for_each(|(q, stats)| [base[q], inverse[q]] = [stats[0], stats[1]]);
-        if value_row > 0 {
-            let (a, b, out) =
-                (&s.out_rows[..width * value_row], &s.dy_rows[..width * value_row], &mut delta[..]);
-            dispatch(tile::RowProducts { a, b, row: value_row, out });
-        }
+        dispatch(tile::RowProducts { a: out_rows, b: dy_rows, row: value_row, out: &mut delta });
         s.dq[..width * depth_row].fill(T::Wide::ZERO);
         let end = p.keys_before(first + count);
-        for key in (0..end).step_by(KEYS) {
-            let keys = KEYS.min(end - key);
-            let bias = self.mask.tile(p, head, [first, count, width], [key, keys], &mut s.bias);
+        for key in (0..end).step_by(KEYS_BACKWARD) {
+            let keys = KEYS_BACKWARD.min(end - key);
+            let bias = self.mask.tile(p, head, [first, count, width], [key, keys], s.bias);
+            let place = ([first, count, width], [key, keys]);
+            let keep =
+                self.keep.as_ref().map(|k| k.tile(head, [p.queries, p.keys], place.0, place.1, s.kept));
             let (key_at, value_at) = (key * depth_row, key * value_row);
             dispatch(tile::BackwardOf {
-                sizes: Sizes {
-                    keys,
-                    width,
-                    depth: p.depth,
-                    depth_row,
-                    value_depth: p.value_depth,
-                    value_row,
-                },
+                sizes: Sizes { keys, width, ..sizes },
                 needs: Needs {
                     query: !part.dq.is_empty(),
                     key: !part.dk.is_empty(),
                     value: !part.dv.is_empty(),
                 },
-                block: KeyBlock { keys: &s.keys[key_at..], values: &s.values[value_at..], bias },
+                block: KeyBlock { keys: &s.keys[key_at..], values: &s.values[value_at..], bias, keep },
                 queries: QueryBlock {
-                    rows: &s.rows,
-                    columns: &s.columns,
-                    dy_rows: &s.dy_rows,
-                    dy_columns: &s.dy_columns,
+                    rows,
+                    columns: s.columns,
+                    dy_rows,
+                    dy_columns: s.dy_columns,
                     base: &base,
                     inverse: &inverse,
                     delta: &delta,
                 },
-                scores: &mut s.scores,
-                slopes: &mut s.slopes,
-                dq: &mut s.dq,
+                scores: s.scores,
+                slopes: s.slopes,
+                dq: s.dq,
                 dk: &mut s.dk[key_at..],
                 dv: &mut s.dv[value_at..],
             });
@@ -199,7 +242,7 @@ impl<T: Real> Pass<'_, T> {
         self.hide(part, member, [first, count], end);
         if !part.dq.is_empty() {
             let dq = &mut part.dq[(member * p.queries + first) * p.depth..][..count * p.depth];
-            store(dq, &s.dq, p.depth, depth_row, scale);
+            store(dq, s.dq, p.depth, depth_row, scale);
         }
     }
 
@@ -214,35 +257,16 @@ impl<T: Real> Pass<'_, T> {
     }
 }
 
-impl<T: Float> Scratch<T> {
-    fn new(p: &Problem) -> Scratch<T> {
-        let zeros = |rows: usize, row: usize| vec![T::ZERO; rows * row];
-        let (depth_row, value_row) = (padded::<T>(p.depth), padded::<T>(p.value_depth));
-        Scratch {
-            keys: zeros(p.keys + ROWS, depth_row),
-            values: zeros(p.keys + ROWS, value_row),
-            dk: zeros(p.keys + ROWS, depth_row),
-            dv: zeros(p.keys + ROWS, value_row),
-            dq: zeros(QUERIES, depth_row),
-            rows: zeros(QUERIES, depth_row),
-            columns: zeros(QUERIES, p.depth),
-            dy_rows: zeros(QUERIES, value_row),
-            dy_columns: zeros(QUERIES, p.value_depth),
-            out_rows: zeros(QUERIES, value_row),
-            scores: zeros(QUERIES, KEYS),
-            slopes: zeros(QUERIES, KEYS),
-            bias: zeros(QUERIES, KEYS),
-        }
-    }
-}
-
 /// The parts of a slice, one after the other; none of an absent or empty one.
 fn parts<T>(data: Option<&mut [T]>, size: usize) -> std::slice::ChunksMut<'_, T> {
     data.unwrap_or_default().chunks_mut(size.max(1))
 }
 
 /// Rows without their padding, times `scale`, rounded.
-fn store<T: Real>(to: &mut [T], from: &[T::Wide], row: usize, stride: usize, scale: T::Wide) {
-    let rows = to.chunks_exact_mut(row.max(1)).zip(from.chunks(stride.max(1)));
-    rows.for_each(|(to, from)| to.iter_mut().zip(from).for_each(|(to, &x)| *to = T::narrow(x * scale)));
+fn store<T: Real>(to: &mut [T], from: &mut [T::Wide], row: usize, stride: usize, scale: T::Wide) {
+    for (to, from) in to.chunks_exact_mut(row.max(1)).zip(from.chunks_mut(stride.max(1))) {
+        let from = &mut from[..row];
+        from.iter_mut().for_each(|x| *x = *x * scale);
+        T::narrow_all(from, to);
+    }
 }

@@ -4,10 +4,12 @@
 //! product   small matrix products in registers
 //! tile      a block of keys against a block of queries
 //! operand   strided tensors as padded rows; masks as tiles
+//! dropout   probabilities left out, by their place
 //! forward   all blocks of a head      backward   the same
 //! ```
 
 mod backward;
+mod dropout;
 mod forward;
 mod operand;
 mod product;
@@ -16,9 +18,11 @@ mod tile;
 use phalanx_tensor::{DType, Dims, Error, Result, Tensor, broadcast_shapes};
 
 pub use backward::scaled_dot_product_attention_backward;
+pub use dropout::{AttentionDropout, attention_keep};
 
 use crate::check;
 use crate::real::for_real;
+use crate::simd::Float;
 use crate::wide::wide_dtype;
 
 /// What attention is told beside its tensors.
@@ -30,6 +34,8 @@ pub struct Attention {
     pub scale: Option<f64>,
     /// Whether several query heads share a key head: query head h uses key head `h / (query heads / key heads)`.
     pub enable_gqa: bool,
+    /// Which probabilities are left out; none if absent.
+    pub dropout: Option<AttentionDropout>,
 }
 
 /// The sizes of a call.
@@ -71,7 +77,8 @@ pub fn scaled_dot_product_attention(
         return Ok((out, stats));
     }
     for_real!(OP, query.dtype(), T => {
-        forward::run::<T>(OP, problem, [query, key, value], mask, [&mut out, &mut stats])
+        let keep = config.dropout.map(|d| dropout::Keep::new(OP, d, query)).transpose()?;
+        forward::run::<T>(OP, problem, [query, key, value], mask, keep.as_ref(), [&mut out, &mut stats])
     })?;
     Ok((out, stats))
 }
@@ -101,7 +108,7 @@ impl Problem {
             if shared == 0 || heads % shared != 0 || q[..rank - 3] != k[..rank - 3] {
                 return wrong("query heads that are a multiple of the key heads");
             }
-            heads / shared
+            (heads / shared).max(1)
         } else if q[..rank - 2] != k[..rank - 2] {
             return wrong("equal leading dimensions (`enable_gqa` lets query heads share key heads)");
         } else {
@@ -139,6 +146,18 @@ impl Problem {
         let mut shape = Dims::from_slice(query.shape());
         shape[query.rank() - 1] = self.keys;
         shape
+    }
+
+    /// The sizes of tiles, but for their width and keys.
+    fn sizes<T: Float>(&self) -> tile::Sizes {
+        tile::Sizes {
+            keys: 0,
+            width: 0,
+            depth: self.depth,
+            depth_row: operand::padded::<T>(self.depth),
+            value_depth: self.value_depth,
+            value_row: operand::padded::<T>(self.value_depth),
+        }
     }
 
     /// How many keys the queries before `end` may see.

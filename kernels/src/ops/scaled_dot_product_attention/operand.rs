@@ -3,6 +3,7 @@
 use phalanx_tensor::{DType, Element, Loops, Read, Result, Tensor};
 
 use super::Problem;
+use crate::gemm::{Scratch, with_scratch};
 use crate::real::Real;
 use crate::simd::Float;
 
@@ -12,6 +13,15 @@ const PAD_BYTES: usize = 64;
 /// A row length padded for `T`'s vectors.
 pub(super) fn padded<T: Float>(len: usize) -> usize {
     len.next_multiple_of(PAD_BYTES / size_of::<T>())
+}
+
+/// Calls `f` with pieces of this thread's scratch memory, of any content.
+pub(super) fn carve<T: Scratch, const N: usize>(lens: [usize; N], f: impl FnOnce([&mut [T]; N])) {
+    // Whole cache lines, so that each piece begins at one.
+    let lens = lens.map(padded::<T>);
+    with_scratch(lens.iter().sum(), |mut rest: &mut [T]| {
+        f(lens.map(|len| rest.split_off_mut(..len).unwrap_or_default()));
+    });
 }
 
 /// An open tensor [.., rows, columns] by heads.
@@ -57,11 +67,7 @@ impl<T: Real> Heads<'_, T> {
             let start = self.starts[head] + (first + i) * self.row_stride;
             let (to, rest) = to.split_at_mut(self.columns);
             if self.col_stride == 1 {
-                let from = &self.elements[start..][..self.columns];
-                match T::as_wide(from) {
-                    Some(from) => to.copy_from_slice(from),
-                    None => to.iter_mut().zip(from).for_each(|(to, &x)| *to = x.widen()),
-                }
+                T::widen_all(&self.elements[start..][..self.columns], to);
             } else {
                 let at = |j: usize| self.elements[start + j * self.col_stride];
                 to.iter_mut().enumerate().for_each(|(j, to)| *to = at(j).widen());
@@ -70,14 +76,6 @@ impl<T: Real> Heads<'_, T> {
             done += 1;
         }
         to[done * stride..].fill(T::Wide::ZERO);
-    }
-}
-
-/// The first `depth` columns of rows of `stride` elements, as rows of `width`.
-pub(super) fn transpose<T: Float>(rows: &[T], stride: usize, depth: usize, to: &mut [T], width: usize) {
-    for (d, to) in to.chunks_exact_mut(width).take(depth).enumerate() {
-        let column = rows[d..].iter().step_by(stride);
-        to.iter_mut().zip(column).for_each(|(to, &x)| *to = x);
     }
 }
 
@@ -107,6 +105,7 @@ impl<'a, T: Real> Mask<'a, T> {
         [first_key, keys]: [usize; 2],
         to: &'b mut [T::Wide],
     ) -> Option<&'b [T::Wide]> {
+        // The last key is behind the first query.
         let hides = problem.causal && first_key + keys > first_query + 1;
         if !hides && matches!(self, Mask::None) {
             return None;

@@ -101,6 +101,7 @@ fn by_columns<V: Vector, const H: usize>(
 }
 
 #[inline(always)]
+#[allow(clippy::needless_range_loop)]
 fn sum_into<V: Vector, I: Iterator<Item = [V::Elem; H]>, const H: usize, const W: usize>(
     a: I,
     b: Right<'_, V::Elem>,
@@ -108,22 +109,30 @@ fn sum_into<V: Vector, I: Iterator<Item = [V::Elem; H]>, const H: usize, const W
     stride: usize,
     write: Write,
 ) {
+    // Plain loops: vectors stay out of closures; see `lanes`.
     let mut sums = [[V::zero(); W]; H];
     if write == Write::Add {
-        for (h, row) in sums.iter_mut().enumerate() {
-            let c = &c[h * stride..][..W * V::LANES];
-            row.iter_mut().enumerate().for_each(|(w, sum)| *sum = V::load(&c[w * V::LANES..]));
+        for h in 0..H {
+            for w in 0..W {
+                sums[h][w] = V::load(&c[h * stride + w * V::LANES..]);
+            }
         }
     }
     for (column, row) in a.zip(b.0.chunks(b.1)) {
-        let row: [V; W] = std::array::from_fn(|w| V::load(&row[w * V::LANES..]));
-        for (sums, x) in sums.iter_mut().zip(column) {
-            let x = V::splat(x);
-            sums.iter_mut().zip(row).for_each(|(sum, y)| *sum = x.mul_add(y, *sum));
+        let mut lanes = [V::zero(); W];
+        for w in 0..W {
+            lanes[w] = V::load(&row[w * V::LANES..]);
+        }
+        for h in 0..H {
+            let x = V::splat(column[h]);
+            for w in 0..W {
+                sums[h][w] = x.mul_add(lanes[w], sums[h][w]);
+            }
         }
     }
-    for (h, row) in sums.iter().enumerate() {
-        let c = &mut c[h * stride..][..W * V::LANES];
-        row.iter().enumerate().for_each(|(w, sum)| sum.store(&mut c[w * V::LANES..]));
+    for h in 0..H {
+        for w in 0..W {
+            sums[h][w].store(&mut c[h * stride + w * V::LANES..]);
+        }
     }
 }

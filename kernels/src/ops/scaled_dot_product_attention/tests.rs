@@ -1,8 +1,11 @@
 //! Tests: held against the formula in f64.
 
-use phalanx_tensor::{DType, Device, Tensor};
+use phalanx_tensor::{DType, Device, RngKey, Tensor, Window};
 
-use super::{Attention, scaled_dot_product_attention, scaled_dot_product_attention_backward};
+use super::{
+    Attention, AttentionDropout, attention_keep, scaled_dot_product_attention,
+    scaled_dot_product_attention_backward,
+};
 use crate::testing::{FLOATS, assert_close, floats, make, tolerance, values};
 
 /// One head in f64, straight from the formula: output and the gradients of q, k, v and scores.
@@ -14,7 +17,7 @@ struct Twin {
 fn twin(
     [q, k, v, dy]: [&[f64]; 4],
     [t, s, d, e]: [usize; 4],
-    bias: &dyn Fn(usize, usize) -> f64,
+    [bias, keep]: [&dyn Fn(usize, usize) -> f64; 2],
     scale: f64,
 ) -> Twin {
     let mut out = Twin { y: vec![0.0; t * e], grads: [t * d, s * d, s * e, t * s].map(|n| vec![0.0; n]) };
@@ -25,13 +28,13 @@ fn twin(
         let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let exps: Vec<f64> = scores.iter().map(|x| (x - max).exp()).collect();
         let p: Vec<f64> = exps.iter().map(|x| x / exps.iter().sum::<f64>()).collect();
-        let dp: Vec<f64> = (0..s).map(|j| dot(dy, &v[j * e..][..e])).collect();
+        let dp: Vec<f64> = (0..s).map(|j| dot(dy, &v[j * e..][..e]) * keep(i, j)).collect();
         let mean = dot(&p, &dp);
         for j in 0..s {
             let slope = p[j] * (dp[j] - mean);
             out.grads[3][i * s + j] = slope;
-            (0..e).for_each(|c| out.y[i * e + c] += p[j] * v[j * e + c]);
-            (0..e).for_each(|c| out.grads[2][j * e + c] += p[j] * dy[c]);
+            (0..e).for_each(|c| out.y[i * e + c] += p[j] * keep(i, j) * v[j * e + c]);
+            (0..e).for_each(|c| out.grads[2][j * e + c] += p[j] * keep(i, j) * dy[c]);
             (0..d).for_each(|c| out.grads[0][i * d + c] += slope * scale * k[j * d + c]);
             (0..d).for_each(|c| out.grads[1][j * d + c] += slope * scale * q[c]);
         }
@@ -46,7 +49,18 @@ enum Masked {
     Float,
 }
 
-fn check(dtype: DType, heads: [usize; 2], [t, s, d, e]: [usize; 4], is_causal: bool, masked: Masked) {
+fn check(dtype: DType, heads: [usize; 2], sizes: [usize; 4], is_causal: bool, masked: Masked) {
+    check_dropped(dtype, heads, sizes, is_causal, masked, None);
+}
+
+fn check_dropped(
+    dtype: DType,
+    heads: [usize; 2],
+    [t, s, d, e]: [usize; 4],
+    is_causal: bool,
+    masked: Masked,
+    dropout: Option<AttentionDropout>,
+) {
     // Queries, keys and values lie as [B, T, H, D].
     let tensor = |h: usize, t: usize, d: usize, low: f64| {
         make(&[2, t, h, d], dtype, &floats(low, 1.3)).transpose(1, 2).unwrap()
@@ -67,7 +81,8 @@ fn check(dtype: DType, heads: [usize; 2], [t, s, d, e]: [usize; 4], is_causal: b
         Some(m) if masked == Masked::Float => values(m)[(head * t + i) * s + j],
         _ => 0.0,
     };
-    let config = Attention { is_causal, scale: Some(0.3), enable_gqa: hq != hk };
+    let config = Attention { is_causal, scale: Some(0.3), enable_gqa: hq != hk, dropout };
+    let kept = dropout.map(|d| values(&attention_keep(&q.contiguous().unwrap(), s, d).unwrap()));
     let (y, stats) = scaled_dot_product_attention(&q, &k, &v, mask.as_ref(), &config).unwrap();
     let dy = tensor(hq, t, e, -1.1);
     let grads = scaled_dot_product_attention_backward(
@@ -94,7 +109,8 @@ fn check(dtype: DType, heads: [usize; 2], [t, s, d, e]: [usize; 4], is_causal: b
                 &v[shared * s * e..][..s * e],
                 &dy[item * t * e..][..t * e],
             ];
-            let want = twin(parts, [t, s, d, e], &|i, j| bias(h, i, j), 0.3);
+            let keep = |i: usize, j: usize| kept.as_ref().map_or(1.0, |k| k[(item * t + i) * s + j]);
+            let want = twin(parts, [t, s, d, e], [&|i, j| bias(h, i, j), &keep], 0.3);
             near(&y[item * t * e..][..t * e], &want.y);
             near(&grads[0][item * t * d..][..t * d], &want.grads[0]);
             near(&grads[3][item * t * s..][..t * s], &want.grads[3]);
@@ -155,4 +171,22 @@ fn shapes_that_do_not_fit_are_named() {
     };
     assert!(run(&[2, 3, 4], &[2, 3, 5]).contains("[2, 3, 5]"));
     assert!(run(&[4, 3, 4], &[2, 3, 4]).contains("enable_gqa"));
+}
+
+#[test]
+fn dropped_probabilities_are_the_same_forward_and_backward_and_for_parts_of_the_whole() {
+    let stream = RngKey { seed: 5, step: 1 }.site(3);
+    let dropout = AttentionDropout { p: 0.25, stream, batch_offset: 3, heads: None };
+    check_dropped(DType::F64, [2, 2], [70, 130, 8, 8], true, Masked::No, Some(dropout));
+    check_dropped(DType::F32, [4, 2], [9, 101, 8, 5], false, Masked::Float, Some(dropout));
+    let q = make(&[2, 4, 3, 2], DType::F32, &|_| 0.0);
+    let whole = attention_keep(&q, 50, dropout).unwrap();
+    let part = AttentionDropout { batch_offset: 4, heads: Some([4, 1]), ..dropout };
+    let kept = attention_keep(&q.narrow(0, 1, 1).unwrap().narrow(1, 1, 2).unwrap(), 50, part).unwrap();
+    assert_eq!(values(&kept), values(&whole.narrow(0, 1, 1).unwrap().narrow(1, 1, 2).unwrap()));
+    let ones = make(&[5, 4, 3, 50], DType::F32, &|_| 1.0);
+    let dropped = crate::random::dropout(&ones, 0.25, stream, &Window::whole(ones.shape())).unwrap();
+    assert_eq!(values(&whole), values(&dropped.narrow(0, 3, 2).unwrap()));
+    let left = values(&whole).iter().filter(|&&x| x == 0.0).count();
+    assert!((200..400).contains(&left), "{left} of {} left out", whole.numel());
 }

@@ -4,12 +4,14 @@
 //! lanes, and both products that follow read the tile as it lies.
 
 use super::product::{Left, ROWS, Right, Write, product};
-use crate::simd::{Float, Isa, Kernel, Vector};
+use crate::simd::{Float, Isa, Kernel, LANES_MAX, Vector};
 
 /// Queries a block has at most.
 pub(super) const QUERIES: usize = 64;
-/// Keys a block has at most.
+/// Keys a block has at most in the forward pass.
 pub(super) const KEYS: usize = 96;
+/// Keys a block has at most in the backward pass, where two tiles share the first-level cache with four matrices.
+pub(super) const KEYS_BACKWARD: usize = 48;
 
 /// The sizes of a tile. Widths and depths that rows are padded to are multiples of the longest vector.
 #[derive(Clone, Copy)]
@@ -40,13 +42,15 @@ pub(super) struct KeyBlock<'a, T> {
     pub(super) values: &'a [T],
     /// Of the scores' shape [keys, width]; negative infinity hides.
     pub(super) bias: Option<&'a [T]>,
+    /// Of the same shape: what probabilities are multiplied with, 0 where one is left out.
+    pub(super) keep: Option<&'a [T]>,
 }
 
 /// Takes a block of keys into the softmax and the output of a block of queries.
 pub(super) struct Forward<'a, T> {
     pub(super) sizes: Sizes,
     pub(super) block: KeyBlock<'a, T>,
-    /// [depth, width], scaled.
+    /// [depth_row, width], scaled.
     pub(super) queries: &'a [T],
     /// The tile: [key rows, width].
     pub(super) scores: &'a mut [T],
@@ -77,7 +81,11 @@ impl<T: Float> Kernel for Forward<'_, T> {
             let (max, sum) = (&mut self.max[lane..], &mut self.sum[lane..]);
             absorb::<T::Vec<S>>(&mut self.scores[lane..], width, keys, bias, max, sum, &mut shrink[lane..]);
         }
-        for (row, &shrink) in self.out.chunks_exact_mut(value_row).zip(&shrink[..width]) {
+        if let Some(keep) = self.block.keep {
+            let scores = &mut self.scores[..keys * width];
+            crate::rows::lanes::update(scores, [keep], |score: T::Vec<S>, [keep]| score * keep);
+        }
+        for (row, &shrink) in self.out.chunks_exact_mut(value_row.max(1)).zip(&shrink[..width]) {
             if shrink != T::ONE {
                 let shrink = T::Vec::<S>::splat(shrink);
                 crate::rows::lanes::update(row, [], |x: T::Vec<S>, []| x * shrink);
@@ -105,16 +113,24 @@ fn absorb<V: Vector>(
     shrink: &mut [V::Elem],
 ) {
     let old = V::load(max);
-    let mut new = old;
     if let Some(bias) = bias {
         for row in 0..keys {
             let score = V::load(&scores[row * width..]) + V::load(&bias[row * width..]);
             score.store(&mut scores[row * width..]);
         }
     }
-    for row in 0..keys {
-        new = V::load(&scores[row * width..]).max(new);
+    // Four chains, in plain loops (see `lanes`), for a comparison takes several cycles.
+    let mut largest = [old; 4];
+    let mut row = 0;
+    while row < keys {
+        #[allow(clippy::needless_range_loop)]
+        for i in 0..4 {
+            largest[i] = V::load(&scores[(row + i).min(keys - 1) * width..]).max(largest[i]);
+        }
+        row += 4;
     }
+    let [a, b, c, d] = largest;
+    let new = a.max(b).max(c.max(d));
     let base = finite_base(new);
     let mut terms = V::zero();
     for row in 0..keys {
@@ -145,7 +161,7 @@ pub(super) struct Needs {
 /// A block of queries in the backward pass. Padded queries have `inverse` 0, which keeps them out of everything.
 #[derive(Clone, Copy)]
 pub(super) struct QueryBlock<'a, T> {
-    /// Scaled queries as rows [width, depth_row] and as columns [depth, width].
+    /// Scaled queries as rows [width, depth_row] and as columns [depth_row, width].
     pub(super) rows: &'a [T],
     pub(super) columns: &'a [T],
     /// The output's gradient, the same way.
@@ -235,15 +251,60 @@ impl<T: Float> BackwardOf<'_, T> {
             for at in (0..width).step_by(V::LANES) {
                 let place = row * width + at;
                 let score = V::load(&self.scores[place..]);
-                let score = self.block.bias.map_or(score, |bias| score + V::load(&bias[place..]));
+                let score = match self.block.bias {
+                    Some(bias) => score + V::load(&bias[place..]),
+                    None => score,
+                };
                 let p = (score - V::load(&q.base[at..])).exp() * V::load(&q.inverse[at..]);
-                let slope = p * (V::load(&self.slopes[place..]) - V::load(&q.delta[at..]));
-                p.store(&mut self.scores[place..]);
+                let keep = match self.block.keep {
+                    Some(keep) => V::load(&keep[place..]),
+                    None => V::splat(T::ONE),
+                };
+                let slope = p * (V::load(&self.slopes[place..]) * keep - V::load(&q.delta[at..]));
+                (p * keep).store(&mut self.scores[place..]);
                 slope.store(&mut self.slopes[place..]);
             }
         }
         self.scores[keys * width..rows * width].fill(T::ZERO);
         self.slopes[keys * width..rows * width].fill(T::ZERO);
+    }
+}
+
+/// Rows as columns: `to[d * width + q] = rows[q * row + d]`. Both lengths are multiples of the longest vector.
+pub(super) struct Transpose<'a, T> {
+    pub(super) rows: &'a [T],
+    pub(super) row: usize,
+    pub(super) to: &'a mut [T],
+    pub(super) width: usize,
+}
+
+impl<T: Float> Kernel for Transpose<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    #[allow(clippy::needless_range_loop)] // vectors stay out of closures; see `lanes`
+    fn run<S: Isa>(self) {
+        let lanes = T::Vec::<S>::LANES;
+        for q in (0..self.width).step_by(lanes) {
+            for d in (0..self.row).step_by(lanes) {
+                let mut square = [T::Vec::<S>::zero(); LANES_MAX];
+                for i in 0..lanes {
+                    square[i] = T::Vec::<S>::load(&self.rows[(q + i) * self.row + d..]);
+                }
+                // Each round shuffles rows i and i + half together; after log2(lanes) rounds columns are rows.
+                let mut round = 1;
+                while round < lanes {
+                    let old = square;
+                    for i in 0..lanes / 2 {
+                        (square[2 * i], square[2 * i + 1]) = old[i].zip(old[i + lanes / 2]);
+                    }
+                    round *= 2;
+                }
+                for i in 0..lanes {
+                    square[i].store(&mut self.to[(d + i) * self.width + q..]);
+                }
+            }
+        }
     }
 }
 
@@ -260,7 +321,8 @@ impl<T: Float> Kernel for RowProducts<'_, T> {
 
     #[inline(always)]
     fn run<S: Isa>(self) {
-        let rows = self.a.chunks_exact(self.row).zip(self.b.chunks_exact(self.row));
+        let row = self.row.max(1);
+        let rows = self.a.chunks_exact(row).zip(self.b.chunks_exact(row));
         for ((a, b), out) in rows.zip(self.out) {
             [*out] = crate::rows::lanes::sums([a, b], [T::ZERO; 2], |[a, b]: [T::Vec<S>; 2]| [a * b]);
         }

@@ -1,0 +1,129 @@
+//! Dropout of attention's probabilities: each is drawn by its place in the whole model and batch, in the forward pass
+//! and again in the backward pass, and never stored. The draws are those of [`dropout`](crate::random::dropout) on the
+//! whole's probabilities.
+
+use phalanx_tensor::{Context, Error, Result, Stream4, Tensor};
+
+use crate::real::{Real, for_real};
+use crate::simd::Float;
+
+/// Which probabilities are left out: each with probability `p`, the others scaled by `1 / (1 - p)`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AttentionDropout {
+    /// From 0 to 1.
+    pub p: f64,
+    /// The draws.
+    pub stream: Stream4,
+    /// The batch's first row in the global batch.
+    pub batch_offset: u64,
+    /// The heads of the whole model and the first of these among them; absent if these are all.
+    pub heads: Option<[u64; 2]>,
+}
+
+impl AttentionDropout {
+    /// Draws of `site` under the current context: none for `p` = 0 and in evaluation.
+    pub fn new(p: f64, site: u64) -> Option<AttentionDropout> {
+        let context = Context::current();
+        let (stream, batch_offset) = (context.rng.site(site), context.batch_offset);
+        (context.train && p != 0.0).then_some(AttentionDropout { p, stream, batch_offset, heads: None })
+    }
+}
+
+/// What probabilities are multiplied with, 0 or `1 / (1 - p)`, as a tensor [.., T, S] for queries [.., T, D]: for gradients
+/// that are differentiated again.
+///
+/// # Errors
+/// If `p` is no probability.
+pub fn attention_keep(query: &Tensor, keys: usize, dropout: AttentionDropout) -> Result<Tensor> {
+    const OP: &str = "attention_keep";
+    let mut shape = phalanx_tensor::Dims::from_slice(query.shape());
+    shape[query.rank() - 1] = keys;
+    let queries = query.size(-2)?;
+    let mut out = Tensor::empty(&shape, query.dtype(), query.device())?;
+    let keep = Keep::new(OP, dropout, query)?;
+    if out.device().is_meta() {
+        return Ok(out);
+    }
+    for_real!(OP, query.dtype(), T => {
+        let mut out = out.write::<T>(OP)?;
+        for (row, to) in out.chunks_exact_mut(keys.max(1)).enumerate() {
+            let (head, query) = (row / queries, row % queries);
+            let [none, scale] = [0.0, keep.scale].map(|x| T::narrow(<T as Real>::Wide::from_f64(x)));
+            keep.draw(head, query, [queries, keys], [0, keys], |k, kept| to[k] = if kept { scale } else { none });
+        }
+        Ok(())
+    })?;
+    Ok(out)
+}
+
+/// The draws of a call.
+pub(super) struct Keep {
+    dropout: AttentionDropout,
+    /// Heads of these queries, and of the whole model, and the first one's number.
+    heads: usize,
+    all: u64,
+    first: u64,
+    threshold: u64,
+    scale: f64,
+}
+
+impl Keep {
+    pub(super) fn new(op: &'static str, dropout: AttentionDropout, query: &Tensor) -> Result<Keep> {
+        let p = dropout.p;
+        if !(0.0..=1.0).contains(&p) {
+            return Err(Error::range(op, format!("the dropout probability {p}"), "one from 0 to 1"));
+        }
+        let heads = if query.rank() > 2 { query.size(-3)? } else { 1 };
+        let [all, first] = dropout.heads.unwrap_or([heads as u64, 0]);
+        // A probability stays if its word is not below p 2^32.
+        let threshold = (p * 2f64.powi(32)).round() as u64;
+        let scale = if p < 1.0 { 1.0 / (1.0 - p) } else { 0.0 };
+        Ok(Keep { dropout, heads, all, first, threshold, scale })
+    }
+
+    /// The factors of a tile's probabilities [keys, width], in `to`.
+    pub(super) fn tile<'b, T: Float>(
+        &self,
+        head: usize,
+        all: [usize; 2],
+        [first_query, count, width]: [usize; 3],
+        [first_key, keys]: [usize; 2],
+        to: &'b mut [T],
+    ) -> &'b [T] {
+        let scale = T::from_f64(self.scale);
+        for q in 0..width {
+            if q >= count {
+                (0..keys).for_each(|k| to[k * width + q] = T::ZERO);
+                continue;
+            }
+            self.draw(head, first_query + q, all, [first_key, keys], |k, kept| {
+                to[k * width + q] = if kept { scale } else { T::ZERO };
+            });
+        }
+        &to[..keys * width]
+    }
+
+    /// Calls `put` with the number of each of `keys` keys from `first_key` on, counted from there, and whether its
+    /// probability stays. The draws are those of `dropout` on the whole's probabilities [B, H, T, S].
+    fn draw(
+        &self,
+        head: usize,
+        query: usize,
+        [queries, all_keys]: [usize; 2],
+        [first_key, keys]: [usize; 2],
+        mut put: impl FnMut(usize, bool),
+    ) {
+        let batch = (head / self.heads) as u64 + self.dropout.batch_offset;
+        let head = batch * self.all + self.first + (head % self.heads) as u64;
+        let row = (head * queries as u64 + query as u64) * all_keys as u64;
+        let first = row + first_key as u64;
+        let mut words = self.dropout.stream.block(first / 4, 0);
+        for k in 0..keys {
+            let place = first + k as u64;
+            if place.is_multiple_of(4) {
+                words = self.dropout.stream.block(place / 4, 0);
+            }
+            put(k, u64::from(words[(place % 4) as usize]) >= self.threshold);
+        }
+    }
+}
