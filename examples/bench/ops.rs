@@ -2,7 +2,8 @@
 
 use phalanx::autograd::ops::{Attention, CrossEntropy};
 use phalanx::autograd::{Options, Result, grad, no_grad};
-use phalanx::{DType, Device, Tensor, Var, kernels};
+use phalanx::nn::{AdamW, Group, Parameter, Rule};
+use phalanx::{DType, Tensor, Var, kernels};
 
 use crate::inputs::{ids, uniform};
 use crate::report::{Report, median_ms};
@@ -67,6 +68,7 @@ pub fn run(report: &Report, only: &str) -> std::result::Result<(), Box<dyn std::
     products(&bench)?;
     rows_of_memory(&bench)?;
     heavier(&bench)?;
+    adamw(&bench)?;
     Ok(())
 }
 
@@ -116,12 +118,25 @@ fn heavier(bench: &Bench<'_>) -> Result<()> {
     })?;
     let work = Work { flops: 2.0 * 16.0 * 64.0 * 56.0 * 56.0 * 64.0 * 9.0, bytes: 0.0 };
     let pair = [random(&[16, 64, 56, 56])?, random(&[64, 64, 3, 3])?];
-    bench.row("conv2d", work, &pair, |x| x[0].conv2d(&x[1], None, &Default::default()))?;
-    adamw(bench)
+    let padded = kernels::ConvOptions { padding: [1; 2], ..Default::default() };
+    bench.row("conv2d", work, &pair, |x| x[0].conv2d(&x[1], None, &padded))
 }
 
 /// A step over 100 tensors of 100,000 elements: reads p, g, m, v and writes p, m, v.
-fn adamw(bench: &Bench<'_>) -> Result<()> {
-    let _ = (bench, Device::CPU);
+fn adamw(bench: &Bench<'_>) -> phalanx::nn::Result<()> {
+    if !"adamw".contains(bench.only) {
+        return Ok(());
+    }
+    let mut parameters = Vec::new();
+    for i in 0..100 {
+        let parameter = Parameter::new(i.to_string(), random(&[100_000])?)?;
+        parameter.set_grad(Some(random(&[100_000])?));
+        parameters.push(parameter);
+    }
+    let group = Group::new(parameters, 3e-4).with_weight_decay(0.1);
+    let mut optimizer = AdamW::default().with_betas(0.9, 0.95).init(vec![group])?;
+    let ms = median_ms(0.6, || assert!(optimizer.step().is_ok()));
+    bench.report.emit("ops", "adamw", ms, "ms");
+    bench.report.emit("ops", "adamw", 7.0 * 4.0 * 10e6 / ms / 1e6, "GB/s");
     Ok(())
 }
