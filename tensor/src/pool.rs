@@ -1,53 +1,74 @@
 //! A device's thread pool: runs the pieces of one operation, the calling thread among its workers.
+//!
+//! An operation of a training step lasts some ten microseconds to some milliseconds, and the next follows at once. So
+//! workers watch for a while before they sleep, and a job is published by one store and joined by one exchange: waking
+//! a sleeping thread costs more than many an operation. A worker that comes too late is not waited for.
 #![allow(unsafe_code)]
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::any::Any;
+use std::cell::UnsafeCell;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// How long a thread watches for a change, keeping its processor, before it sleeps or lets others run.
+const WATCH: Duration = Duration::from_micros(200);
 
 /// Threads that share the pieces of an operation. The caller of [`Pool::for_each`] takes part, so a pool of
 /// `n` threads keeps `n - 1` workers, and one of a single thread keeps none.
 pub struct Pool {
-    workers: Option<rayon::ThreadPool>,
-    threads: usize,
+    crew: Arc<Crew>,
+    workers: Vec<JoinHandle<()>>,
+    /// Whether an operation has the workers.
+    busy: AtomicBool,
 }
 
 impl Pool {
     /// A pool of `threads` threads, the caller included; 0 counts as 1.
     ///
-    /// If the system refuses to start workers the pool runs everything on the caller.
+    /// If the system refuses to start workers the pool has fewer.
     pub fn new(threads: usize) -> Pool {
-        let workers = (threads > 1)
-            .then(|| rayon::ThreadPoolBuilder::new().num_threads(threads - 1).build().ok())
-            .flatten();
-        Pool { threads: if workers.is_some() { threads } else { 1 }, workers }
+        let crew = Arc::new(Crew::default());
+        let start = |_| {
+            let crew = Arc::clone(&crew);
+            std::thread::Builder::new().name("phalanx".into()).spawn(move || crew.work()).ok()
+        };
+        let workers = (1..threads).map_while(start).collect();
+        Pool { crew, workers, busy: AtomicBool::new(false) }
     }
 
     /// How many threads work on an operation.
     pub fn threads(&self) -> usize {
-        self.threads
+        self.workers.len() + 1
     }
 
     /// Calls `f(0) .. f(pieces - 1)`, each once, on whichever thread is free, and returns when all are done.
     /// A panic in a piece is passed on to the caller after the others have finished.
+    ///
+    /// While one operation has the workers, others (of other threads, or inside a piece) run on their callers.
     pub fn for_each(&self, pieces: usize, f: impl Fn(usize) + Sync) {
-        let Some(workers) = self.workers.as_ref().filter(|_| pieces > 1) else {
+        if pieces < 2 || self.workers.is_empty() || self.busy.swap(true, Ordering::Acquire) {
             return (0..pieces).for_each(f);
-        };
-        let next = AtomicUsize::new(0);
-        let claim = || {
+        }
+        let (next, panicked) = (AtomicUsize::new(0), Mutex::new(None));
+        self.crew.run(&|| {
             loop {
                 let piece = next.fetch_add(1, Ordering::Relaxed);
                 if piece >= pieces {
                     break;
                 }
-                f(piece);
+                if let Err(panic) = catch_unwind(AssertUnwindSafe(|| f(piece))) {
+                    lock(&panicked).get_or_insert(panic);
+                }
             }
-        };
-        workers.in_place_scope(|scope| {
-            for _ in 1..self.threads.min(pieces) {
-                scope.spawn(|_| claim());
-            }
-            claim();
         });
+        self.busy.store(false, Ordering::Release);
+        let panicked: Option<Box<dyn Any + Send>> = lock(&panicked).take();
+        if let Some(panic) = panicked {
+            resume_unwind(panic);
+        }
     }
 
     /// Calls `f(i, data[i * chunk ..][.. chunk])` for every `i`, each once, on whichever thread is free; the last
@@ -77,6 +98,137 @@ impl Pool {
     }
 }
 
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.crew.publish(CLOSING);
+        for worker in self.workers.drain(..) {
+            // Jobs catch their pieces' panics, so there is nothing to hear.
+            let _ = worker.join();
+        }
+    }
+}
+
+/// The state's lowest bits: workers that joined the job.
+const JOINED: u64 = (1 << 30) - 1;
+/// Set while workers may join.
+const OPEN: u64 = 1 << 30;
+/// Set when the pool ends.
+const CLOSING: u64 = 1 << 31;
+/// The job's number is counted in the bits above.
+const NUMBER: u64 = 1 << 32;
+
+/// What the caller and the workers share.
+#[derive(Default)]
+struct Crew {
+    /// The job's number, [`CLOSING`], [`OPEN`], [`JOINED`].
+    state: AtomicU64,
+    /// Workers that have left the job.
+    left: AtomicU64,
+    job: UnsafeCell<Option<Job>>,
+    /// Workers that sleep or are about to.
+    sleepers: AtomicUsize,
+    lock: Mutex<()>,
+    wake: Condvar,
+}
+
+/// What a job's threads call, its lifetime forgotten; [`Crew::run`] outlives every call.
+type Job = &'static (dyn Fn() + Sync);
+
+// SAFETY: `job` is written by the one caller that has the pool (`Pool::busy`) while nobody can join, and read by workers
+// that have joined, after the state was stored with release and loaded with acquire.
+unsafe impl Sync for Crew {}
+
+impl Crew {
+    /// Calls `job` on this thread and on every worker that comes before it is done here.
+    fn run(&self, job: &(dyn Fn() + Sync)) {
+        self.left.store(0, Ordering::Relaxed);
+        // SAFETY: nobody has joined: the last job was closed and all that had joined have left. The lifetime ends
+        // after the wait below, and `job` cannot unwind past it: pieces' panics are caught inside.
+        unsafe { *self.job.get() = Some(std::mem::transmute::<&(dyn Fn() + Sync), Job>(job)) };
+        self.publish(OPEN);
+        job();
+        let joined = self.state.fetch_and(!OPEN, Ordering::AcqRel) & JOINED;
+        let all_left = || (self.left.load(Ordering::Acquire) == joined).then_some(());
+        while watch(all_left).is_none() {
+            std::thread::yield_now();
+        }
+    }
+
+    /// Makes a new job's state known.
+    fn publish(&self, flags: u64) {
+        let number = self.state.load(Ordering::Relaxed) / NUMBER;
+        self.state.store(number.wrapping_add(1) * NUMBER | flags, Ordering::SeqCst);
+        // A worker counts itself among the sleepers before it looks at the state for the last time.
+        if self.sleepers.load(Ordering::SeqCst) > 0 {
+            drop(lock(&self.lock));
+            self.wake.notify_all();
+        }
+    }
+
+    /// A worker's life.
+    fn work(&self) {
+        let mut seen = 0;
+        loop {
+            let state = self.wait_for_change(seen);
+            if state & CLOSING != 0 {
+                return;
+            }
+            seen = state / NUMBER;
+            if self.join(seen) {
+                // SAFETY: written before the state this thread joined at; stays until it has left.
+                if let Some(job) = unsafe { *self.job.get() } {
+                    job();
+                }
+                self.left.fetch_add(1, Ordering::Release);
+            }
+        }
+    }
+
+    /// Joins job `number` unless it is closed.
+    fn join(&self, number: u64) -> bool {
+        let joined = |state: u64| (state / NUMBER == number && state & OPEN != 0).then_some(state + 1);
+        self.state.fetch_update(Ordering::AcqRel, Ordering::Relaxed, joined).is_ok()
+    }
+
+    /// Waits for a state whose number is not `seen`.
+    fn wait_for_change(&self, seen: u64) -> u64 {
+        let changed = || Some(self.state.load(Ordering::SeqCst)).filter(|state| state / NUMBER != seen);
+        if let Some(state) = watch(changed) {
+            return state;
+        }
+        let mut guard = lock(&self.lock);
+        self.sleepers.fetch_add(1, Ordering::SeqCst);
+        let state = loop {
+            match changed() {
+                Some(state) => break state,
+                None => guard = self.wake.wait(guard).unwrap_or_else(PoisonError::into_inner),
+            }
+        };
+        self.sleepers.fetch_sub(1, Ordering::SeqCst);
+        state
+    }
+}
+
+/// Asks again and again for a while.
+fn watch<T>(ask: impl Fn() -> Option<T>) -> Option<T> {
+    let start = Instant::now();
+    loop {
+        for _ in 0..32 {
+            if let Some(answer) = ask() {
+                return Some(answer);
+            }
+            std::hint::spin_loop();
+        }
+        if start.elapsed() > WATCH {
+            return None;
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// A pointer that the workers of one operation share.
 struct Shared<T>(*mut T);
 
@@ -104,6 +256,26 @@ mod tests {
             });
             assert!(counts.iter().all(|c| c.load(Ordering::Relaxed) == 1));
         }
+    }
+
+    #[test]
+    fn callers_at_once_and_pieces_that_call_again_lose_nothing() {
+        let (pool, total) = (Pool::new(3), AtomicUsize::new(0));
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    for round in 0..3000 {
+                        pool.for_each(3, |i| {
+                            pool.for_each(2, |j| drop(total.fetch_add(1 + i + j, Ordering::Relaxed)));
+                        });
+                        if round % 1000 == 999 {
+                            std::thread::sleep(2 * WATCH); // the workers go to sleep
+                        }
+                    }
+                });
+            }
+        });
+        assert_eq!(total.into_inner(), 2 * 3000 * 15);
     }
 
     #[test]

@@ -12,6 +12,8 @@ use crate::simd::{Float, Isa, Kernel, Runner, Vector};
 
 /// The most rows a tile has on any instruction set.
 const ROWS_MAX: usize = 14;
+/// How many steps ahead B is brought near.
+const AHEAD: usize = 12;
 /// A full tile's columns in vectors.
 pub(super) const VECTORS: usize = 2;
 
@@ -46,8 +48,7 @@ const fn rows<S: Isa>() -> usize {
     (S::REGISTERS - 4) / VECTORS
 }
 
-/// One tile's work. Elements of A: `a[i * a_row + k * a_step]`; of B: `b[k * b_step + j]`; of the sums:
-/// `sums[i * sums_row + j]`.
+/// One tile's work. Elements of A: `a[i * a_row + k * a_step]`; of B: `b[k * b_step + j]`.
 #[derive(Clone, Copy)]
 pub(super) struct Tile<T> {
     pub(super) steps: usize,
@@ -56,23 +57,26 @@ pub(super) struct Tile<T> {
     pub(super) a_step: usize,
     pub(super) b: *const T,
     pub(super) b_step: usize,
-    pub(super) sums: *mut T,
-    pub(super) sums_row: usize,
-    /// The sums of the tile after this one, brought near meanwhile; any address.
-    pub(super) next_sums: *const T,
-    /// What is needed soon, brought near a line per step, `ahead_step` elements apart; any address.
-    pub(super) ahead: *const T,
-    pub(super) ahead_step: usize,
-    /// Whether the sums go on from what is in memory.
-    pub(super) resume: bool,
+    /// The sums of the steps before: `from[i * from_row + j]`. Null: there are none.
+    pub(super) from: *const T,
+    pub(super) from_row: usize,
+    /// Added to each row at the end. Null: nothing.
+    pub(super) bias: *const T,
+    /// Where the sums go: `out[i * out_row + j]`.
+    pub(super) out: *mut T,
+    pub(super) out_row: usize,
+    /// Whether they are added to what is there.
+    pub(super) add: bool,
+    /// What the next tile writes, brought near meanwhile; any address.
+    pub(super) next_out: *const T,
 }
 
 /// Computes a tile of `rows` by `vectors`. A is packed where `a_row` is 1 and `a_step` is `rows`.
 ///
 /// # Safety
 ///
-/// For i < rows, j < vectors * lanes and k < steps, the places named at [`Tile`] are valid to read (A and B) and to
-/// read and write (sums, unaliased), and `rows` is at most the instruction set's [`TileShape`], `vectors` 1 or 2.
+/// For i < rows, j < vectors * lanes and k < steps, the places named at [`Tile`] are valid to read, and to write for
+/// `out` (which nobody else touches), and `rows` is at most the instruction set's [`TileShape`], `vectors` 1 or 2.
 pub(super) unsafe fn run_tile<T: Float>(runner: Runner, rows: usize, vectors: usize, tile: Tile<T>) {
     macro_rules! by_rows {
         ($($n:literal)*) => {
@@ -118,26 +122,27 @@ impl<T: Float, const H: usize, const W: usize, const PACKED: bool> Kernel for Si
 #[inline(always)]
 unsafe fn compute<V: Vector, const H: usize, const W: usize, const PACKED: bool>(tile: Tile<V::Elem>) {
     let mut sums = [[V::zero(); W]; H];
-    if tile.resume {
+    if !tile.from.is_null() {
         for (i, row) in sums.iter_mut().enumerate() {
             for (j, sum) in row.iter_mut().enumerate() {
-                // SAFETY: the sums' places are valid.
-                *sum = unsafe { load(tile.sums.add(i * tile.sums_row + j * V::LANES)) };
+                // SAFETY: a place of the sums before.
+                *sum = unsafe { load(tile.from.add(i * tile.from_row + j * V::LANES)) };
             }
         }
     }
-    let (mut a, mut b, mut ahead) = (tile.a, tile.b, tile.ahead);
+    let (mut a, mut b) = (tile.a, tile.b);
     let a_step = if PACKED { H } else { tile.a_step };
     for step in 0..tile.steps {
         if step < H {
             for j in 0..W {
-                V::prefetch(tile.next_sums.wrapping_add(step * tile.sums_row + j * V::LANES));
+                V::prefetch(tile.next_out.wrapping_add(step * tile.out_row + j * V::LANES));
             }
         }
         let mut b_row = [V::zero(); W];
         for (j, lanes) in b_row.iter_mut().enumerate() {
             // SAFETY: B's places are valid.
             *lanes = unsafe { load(b.add(j * V::LANES)) };
+            V::prefetch(b.wrapping_add(AHEAD * tile.b_step + j * V::LANES));
         }
         for (i, row) in sums.iter_mut().enumerate() {
             // SAFETY: A's places are valid.
@@ -146,19 +151,26 @@ unsafe fn compute<V: Vector, const H: usize, const W: usize, const PACKED: bool>
                 *sum = x.mul_add(lanes, *sum);
             }
         }
-        V::prefetch(ahead);
-        ahead = ahead.wrapping_add(tile.ahead_step);
         // Wrapping: after the last step they point beyond the matrices and are not used.
         a = a.wrapping_add(a_step);
         b = b.wrapping_add(tile.b_step);
     }
+    let mut bias = [V::zero(); W];
+    if !tile.bias.is_null() {
+        for (j, bias) in bias.iter_mut().enumerate() {
+            // SAFETY: one of the bias's places.
+            *bias = unsafe { load(tile.bias.add(j * V::LANES)) };
+        }
+    }
     for (i, row) in sums.iter().enumerate() {
-        for (j, sum) in row.iter().enumerate() {
-            // SAFETY: the sums' places are valid and nobody else's.
-            let dst = unsafe {
-                std::slice::from_raw_parts_mut(tile.sums.add(i * tile.sums_row + j * V::LANES), V::LANES)
+        for (j, &sum) in row.iter().enumerate() {
+            // SAFETY: a place of the result, nobody else's.
+            let out = unsafe {
+                std::slice::from_raw_parts_mut(tile.out.add(i * tile.out_row + j * V::LANES), V::LANES)
             };
-            sum.store(dst);
+            // Adding a bias of zero would turn -0 into 0.
+            let sum = if tile.bias.is_null() { sum } else { sum + bias[j] };
+            (if tile.add { V::load(out) + sum } else { sum }).store(out);
         }
     }
 }

@@ -1,8 +1,8 @@
-//! Packing: copies a panel of A (some rows) or of B (some columns) into the order the microkernel reads it, widening
-//! half types on the way.
+//! Packing: copies panels of A (some rows each) or of B (some columns each) into the order the microkernel reads them,
+//! widening half types on the way.
 //!
-//! A panel is `width` lanes by k: lane i of step k at `dst[k * width + i]`, lanes beyond the matrix zero. A's lanes are
-//! rows, B's are columns; beyond that the two are the same job.
+//! A panel is `width` lanes by so many steps: lane i of step k at `k * width + i`, lanes beyond the matrix zero; panels
+//! follow each other. A's lanes are rows, B's are columns; beyond that the two are the same job.
 
 #![allow(unsafe_code)]
 
@@ -11,21 +11,25 @@ use std::marker::PhantomData;
 use super::element::GemmElem;
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Vector};
 
-/// A panel to pack.
-pub(super) struct Panel<'a, T: GemmElem> {
+/// How many steps ahead of a copy its rows are brought near.
+const AHEAD: usize = 16;
+
+/// Panels to pack.
+pub(super) struct Panels<'a, T: GemmElem> {
     /// Starts at lane 0, step 0.
     pub(super) src: &'a [T],
     pub(super) lane_stride: usize,
     pub(super) step_stride: usize,
     /// Lanes that exist.
     pub(super) lanes: usize,
-    /// Lanes to write.
+    pub(super) steps: usize,
+    /// Lanes of a panel.
     pub(super) width: usize,
-    /// `width` elements for each step.
+    /// `width` elements for each step of each panel.
     pub(super) dst: &'a mut [T::Acc],
 }
 
-impl<T: GemmElem> Kernel for Panel<'_, T> {
+impl<T: GemmElem> Kernel for Panels<'_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -40,19 +44,24 @@ impl<T: GemmElem> Kernel for Panel<'_, T> {
     }
 }
 
-impl<T: GemmElem> Panel<'_, T> {
-    /// The lanes of a step lie side by side.
+impl<T: GemmElem> Panels<'_, T> {
+    /// The lanes of a step lie side by side: each step is read once, for all panels.
     #[inline(always)]
     fn copy_rows<V: Vector<Elem = T::Acc>>(&mut self) {
-        for (step, dst) in self.dst.chunks_exact_mut(self.width).enumerate() {
+        let panel = self.width * self.steps;
+        for step in 0..self.steps {
             let src = &self.src[step * self.step_stride..][..self.lanes];
-            for (i, dst) in dst.chunks_mut(V::LANES).enumerate() {
-                let first = (i * V::LANES).min(src.len());
-                let lanes = &src[first..(first + V::LANES).min(src.len())];
-                if dst.len() == V::LANES {
-                    load_widened::<T, V>(lanes).store(dst);
-                } else {
-                    load_widened::<T, V>(lanes).store_partial(dst);
+            for (p, lanes) in src.chunks(self.width).enumerate() {
+                V::prefetch(lanes.as_ptr().wrapping_add(AHEAD * self.step_stride).cast());
+                let dst = &mut self.dst[p * panel + step * self.width..][..self.width];
+                for (i, dst) in dst.chunks_mut(V::LANES).enumerate() {
+                    let first = (i * V::LANES).min(lanes.len());
+                    let lanes = &lanes[first..(first + V::LANES).min(lanes.len())];
+                    if dst.len() == V::LANES {
+                        load_widened::<T, V>(lanes).store(dst);
+                    } else {
+                        load_widened::<T, V>(lanes).store_partial(dst);
+                    }
                 }
             }
         }
@@ -61,37 +70,41 @@ impl<T: GemmElem> Panel<'_, T> {
     /// Any strides.
     #[inline(always)]
     fn gather(&mut self) {
-        for (step, dst) in self.dst.chunks_exact_mut(self.width).enumerate() {
-            let (used, padding) = dst.split_at_mut(self.lanes);
-            for (lane, dst) in used.iter_mut().enumerate() {
-                *dst = self.src[lane * self.lane_stride + step * self.step_stride].widen();
+        for (p, panel) in self.dst.chunks_mut(self.width * self.steps).enumerate() {
+            for (step, dst) in panel.chunks_mut(self.width).enumerate() {
+                for (i, dst) in dst.iter_mut().enumerate() {
+                    let lane = p * self.width + i;
+                    let inside = lane < self.lanes;
+                    let value = || self.src[lane * self.lane_stride + step * self.step_stride].widen();
+                    *dst = if inside { value() } else { T::Acc::ZERO };
+                }
             }
-            padding.fill(T::Acc::ZERO);
         }
     }
 
     /// The steps of a lane lie side by side: squares of LANES x LANES are transposed in registers.
     #[inline(always)]
     fn transpose<V: Vector<Elem = T::Acc>>(&mut self) {
-        let steps = self.dst.len() / self.width;
-        for step in (0..steps).step_by(V::LANES) {
-            let count = (steps - step).min(V::LANES);
-            for first in (0..self.width).step_by(V::LANES) {
-                let width = (self.width - first).min(V::LANES);
-                let mut square = [V::zero(); LANES_MAX];
-                for (i, row) in square[..V::LANES].iter_mut().enumerate() {
-                    let lane = first + i;
-                    if lane < self.lanes {
-                        *row = load_widened(&self.src[lane * self.lane_stride + step..][..count]);
+        for (p, panel) in self.dst.chunks_mut(self.width * self.steps).enumerate() {
+            for step in (0..self.steps).step_by(V::LANES) {
+                let count = (self.steps - step).min(V::LANES);
+                for first in (0..self.width).step_by(V::LANES) {
+                    let width = (self.width - first).min(V::LANES);
+                    let mut square = [V::zero(); LANES_MAX];
+                    for (i, row) in square[..V::LANES].iter_mut().enumerate() {
+                        let lane = p * self.width + first + i;
+                        if i < width && lane < self.lanes {
+                            *row = load_widened(&self.src[lane * self.lane_stride + step..][..count]);
+                        }
                     }
-                }
-                transpose_square(&mut square);
-                for (i, row) in square[..count].iter().enumerate() {
-                    let dst = &mut self.dst[(step + i) * self.width + first..][..width];
-                    if width == V::LANES {
-                        row.store(dst);
-                    } else {
-                        row.store_partial(dst);
+                    transpose_square(&mut square);
+                    for (i, row) in square[..count].iter().enumerate() {
+                        let dst = &mut panel[(step + i) * self.width + first..][..width];
+                        if width == V::LANES {
+                            row.store(dst);
+                        } else {
+                            row.store_partial(dst);
+                        }
                     }
                 }
             }
@@ -128,36 +141,25 @@ fn transpose_square<V: Vector>(square: &mut [V; LANES_MAX]) {
     }
 }
 
-/// A slice whose parts several threads fill.
+/// Where several threads write a matrix, each its own elements.
 #[derive(Clone, Copy)]
 pub(super) struct Shared<'a, T> {
     ptr: *mut T,
-    len: usize,
     lifetime: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: it gives access to elements only through unsafe calls, whose callers keep threads apart.
+// SAFETY: it gives no access but a pointer, whose users keep threads apart.
 unsafe impl<T: Send> Send for Shared<'_, T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Sync for Shared<'_, T> {}
 
 impl<'a, T> Shared<'a, T> {
     pub(super) fn new(slice: &'a mut [T]) -> Self {
-        Shared { ptr: slice.as_mut_ptr(), len: slice.len(), lifetime: PhantomData }
+        Shared { ptr: slice.as_mut_ptr(), lifetime: PhantomData }
     }
 
-    /// The start, for pointer arithmetic within `len`.
+    /// The start, for pointer arithmetic within the slice.
     pub(super) fn ptr(&self) -> *mut T {
         self.ptr
-    }
-
-    /// # Safety
-    ///
-    /// Nothing else may touch the range while the result lives.
-    #[allow(clippy::mut_from_ref)] // disjointness is the caller's proof
-    pub(super) unsafe fn part(&self, start: usize, len: usize) -> &'a mut [T] {
-        assert!(start <= self.len && len <= self.len - start);
-        // SAFETY: within the slice, and the caller keeps everyone else out.
-        unsafe { std::slice::from_raw_parts_mut(self.ptr.add(start), len) }
     }
 }

@@ -1,37 +1,26 @@
-//! How a product is cut: panels, blocks of k, who packs what, and the jobs threads share. Pure numbers; nothing here
-//! can change a bit of the result.
+//! How a product is cut: panels, blocks, and the jobs threads share. Pure numbers; nothing here can change a bit of the
+//! result.
+//!
+//! A job is a block of C's tiles, computed by one thread from operands it packs for itself: a block of B that stays in
+//! the second-level cache, and blocks of A beside it, a panel of which stays in the first-level cache while it passes
+//! along B's block (Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication", 2008).
 
 use super::kernel::TileShape;
 use std::ops::Range;
 
-/// Steps of k after which a tile's sums go through memory, so that a panel of B stays in the first-level cache.
-const STEPS_MAX: usize = 1024;
-/// A job's size in panels at most: what it reads of A for one block of k fits the second-level cache.
-const JOB_ROW_PANELS_MAX: usize = 14;
-const JOB_COL_PANELS_MAX: usize = 64;
-/// B is packed by the job that uses it, just before, if so few panels of rows use it.
-const LOCAL_ROW_PANELS_MAX: usize = 3;
+/// Steps of k in a block at most: two panels of A so long fit the first-level cache.
+const STEPS_MAX: usize = 512;
+/// Elements of A's and B's blocks at most: together they fit the second-level cache.
+const A_BLOCK_MAX: usize = 1 << 16;
+const B_BLOCK_MAX: usize = 1 << 18;
 /// B is read where it lies if so few panels of rows use it.
 const DIRECT_ROW_PANELS_MAX: usize = 2;
 /// A is read where it lies, however that is, if so few panels of columns use it besides.
 const DIRECT_COL_PANELS_MAX: usize = 2;
 /// Addresses so far apart share the places of the first-level cache.
 const CACHE_PERIOD_BYTES: usize = 4096;
-/// Elements of A or B packed at a time.
-const PACKED_ELEMENTS_MAX: usize = 1 << 23;
 /// Multiplications below which starting threads costs more than it brings.
 pub(super) const PARALLEL_WORK_MIN: usize = 1 << 19;
-
-/// Where a tile finds an operand.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Operand {
-    /// In the matrix itself.
-    Direct,
-    /// In a panel packed by the job for itself.
-    Local,
-    /// In panels packed for all jobs beforehand.
-    Shared,
-}
 
 /// A product's shape and what is possible with its operands.
 #[derive(Clone, Copy)]
@@ -54,39 +43,35 @@ pub(super) struct Plan {
     pub(super) shape: TileShape,
     pub(super) row_panels: usize,
     pub(super) col_panels: usize,
+    /// Rows of a panel: as many as it takes for so many panels, so that no tile is much lower than the others.
+    pub(super) height: usize,
     pub(super) k_blocks: usize,
-    pub(super) a: Operand,
-    pub(super) b: Operand,
+    /// Whether tiles read an operand where it lies, or from panels packed before.
+    pub(super) a_direct: bool,
+    pub(super) b_direct: bool,
 }
 
 impl Plan {
     pub(super) fn new(problem: Problem, shape: TileShape) -> Plan {
         let row_panels = problem.m.div_ceil(shape.rows);
         let col_panels = problem.n.div_ceil(shape.cols());
-        let direct_b = problem.readable && problem.b_contiguous && row_panels <= DIRECT_ROW_PANELS_MAX;
-        let k_blocks = problem.k.div_ceil(STEPS_MAX).max(1);
-        let tiny = col_panels <= DIRECT_COL_PANELS_MAX && row_panels <= DIRECT_ROW_PANELS_MAX;
+        let few_rows = row_panels <= DIRECT_ROW_PANELS_MAX;
+        let tiny = few_rows && col_panels <= DIRECT_COL_PANELS_MAX;
         Plan {
             problem,
             shape,
             row_panels,
             col_panels,
-            k_blocks,
-            a: match problem.readable && (tiny || problem.a_cacheable && k_blocks == 1) {
-                true => Operand::Direct,
-                false => Operand::Shared,
-            },
-            b: match row_panels {
-                _ if direct_b => Operand::Direct,
-                0..=LOCAL_ROW_PANELS_MAX => Operand::Local,
-                _ => Operand::Shared,
-            },
+            height: problem.m.div_ceil(row_panels.max(1)),
+            k_blocks: problem.k.div_ceil(STEPS_MAX).max(1),
+            a_direct: problem.readable && (tiny || problem.a_cacheable),
+            b_direct: problem.readable && problem.b_contiguous && few_rows,
         }
     }
 
-    /// The rows of a panel: near-equal shares, so that no tile is much lower than the others.
+    /// The rows of a panel; the last may have fewer.
     pub(super) fn rows(&self, panel: usize) -> Range<usize> {
-        share(self.problem.m, self.row_panels, panel)
+        panel * self.height..((panel + 1) * self.height).min(self.problem.m)
     }
 
     /// The columns of a panel: full tiles, then what is left.
@@ -105,32 +90,38 @@ impl Plan {
         share(self.problem.k, self.k_blocks, block)
     }
 
-    /// Panels of rows (columns) that are packed and worked on at a time; all of them unless packing all is too much.
-    pub(super) fn row_chunk(&self) -> usize {
-        chunk(self.a, self.row_panels, self.shape.rows * self.problem.k)
+    /// The most steps a block has.
+    pub(super) fn steps_max(&self) -> usize {
+        self.problem.k.div_ceil(self.k_blocks)
     }
 
-    pub(super) fn col_chunk(&self) -> usize {
-        chunk(self.b, self.col_panels, self.shape.cols() * self.problem.k)
+    /// Panels of rows (columns) in a block at most.
+    pub(super) fn row_block(&self) -> usize {
+        if self.a_direct { self.row_panels.max(1) } else { self.block(A_BLOCK_MAX, self.height) }
     }
 
-    /// Into how many jobs so many panels of rows and columns are cut.
-    pub(super) fn jobs(&self, row_panels: usize, col_panels: usize, threads: usize) -> (usize, usize) {
-        let mut rows = row_panels.div_ceil(JOB_ROW_PANELS_MAX);
-        let mut cols = col_panels.div_ceil(JOB_COL_PANELS_MAX);
-        let wanted = if threads == 1 { 1 } else { 4 * threads };
-        while rows * cols < wanted {
-            let cut_rows = rows < row_panels && self.b != Operand::Local;
-            let wider = col_panels * self.shape.cols() * rows >= row_panels * self.shape.rows * cols;
-            if cols < col_panels && (wider || !cut_rows) {
-                cols = (2 * cols).min(col_panels);
-            } else if cut_rows {
-                rows = (2 * rows).min(row_panels);
-            } else {
-                break;
-            }
+    pub(super) fn col_block(&self) -> usize {
+        self.block(B_BLOCK_MAX, self.shape.cols())
+    }
+
+    fn block(&self, elements: usize, panel: usize) -> usize {
+        (elements / (panel * self.steps_max()).max(1)).max(1)
+    }
+
+    /// Into how many jobs rows and columns are cut for so many threads: the cut that reads the least, for every job
+    /// reads its rows of A and its columns of B.
+    pub(super) fn jobs(&self, threads: usize) -> (usize, usize) {
+        if threads == 1 {
+            return (1, 1);
         }
-        (rows, cols)
+        let wanted = JOBS_PER_THREAD * threads;
+        let cuts = (1..=wanted).map(|rows| (rows, wanted.div_ceil(rows)));
+        let cuts = cuts.map(|(rows, cols)| (rows.min(self.row_panels), cols.min(self.col_panels)));
+        let read = |&(rows, cols): &(usize, usize)| {
+            let jobs = rows * cols;
+            (wanted.saturating_sub(jobs), rows * self.problem.n + cols * self.problem.m)
+        };
+        cuts.min_by_key(read).unwrap_or((1, 1))
     }
 
     /// Whether the product is worth more than one thread.
@@ -140,11 +131,14 @@ impl Plan {
     }
 }
 
+/// Jobs for each thread, so that one that is held up leaves some to the others.
+const JOBS_PER_THREAD: usize = 2;
+
 /// Whether the rows of a panel, read side by side along k, keep out of each other's way in the cache: they are near, and
 /// not a multiple of the cache's period apart.
 pub(super) fn rows_cache_well(row_stride: usize, step_stride: usize, k: usize, element_bytes: usize) -> bool {
     step_stride == 1
-        && row_stride <= 2 * k
+        && row_stride <= 4 * k
         && !(row_stride * element_bytes).is_multiple_of(CACHE_PERIOD_BYTES)
 }
 
@@ -153,59 +147,4 @@ pub(crate) fn share(total: usize, parts: usize, part: usize) -> Range<usize> {
     let (size, longer) = (total / parts, total % parts);
     let start = |part: usize| part * size + part.min(longer);
     start(part)..start(part + 1)
-}
-
-fn chunk(operand: Operand, panels: usize, panel_elements: usize) -> usize {
-    match operand {
-        Operand::Shared => (PACKED_ELEMENTS_MAX / panel_elements.max(1)).clamp(1, panels.max(1)),
-        _ => panels.max(1),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn plan(m: usize, n: usize, k: usize) -> Plan {
-        let problem = Problem { m, n, k, readable: true, a_cacheable: k != 1024, b_contiguous: true };
-        Plan::new(problem, TileShape { rows: 14, lanes: 16 })
-    }
-
-    #[test]
-    fn panels_cover_rows_columns_and_steps_once() {
-        for (m, n, k) in [(1, 1, 1), (14, 32, 384), (15, 33, 385), (256, 256, 2048), (1000, 17, 777)] {
-            let plan = plan(m, n, k);
-            let join = |ranges: Vec<Range<usize>>| ranges.into_iter().flatten().collect::<Vec<_>>();
-            assert_eq!(
-                join((0..plan.row_panels).map(|p| plan.rows(p)).collect()),
-                (0..m).collect::<Vec<_>>()
-            );
-            assert_eq!(
-                join((0..plan.col_panels).map(|p| plan.cols(p)).collect()),
-                (0..n).collect::<Vec<_>>()
-            );
-            assert_eq!(join((0..plan.k_blocks).map(|b| plan.steps(b)).collect()), (0..k).collect::<Vec<_>>());
-            assert!((0..plan.row_panels).all(|p| (1..=14).contains(&plan.rows(p).len())));
-            assert!((0..plan.col_panels).all(|p| (1..=2).contains(&plan.vectors(p))));
-        }
-    }
-
-    #[test]
-    fn small_products_are_not_packed_and_large_ones_are() {
-        let tiny = plan(16, 16, 16);
-        assert_eq!((tiny.a, tiny.b, tiny.is_parallel()), (Operand::Direct, Operand::Direct, false));
-        let middle = plan(512, 512, 512);
-        assert_eq!((middle.a, middle.b, middle.is_parallel()), (Operand::Direct, Operand::Shared, true));
-        let large = plan(2048, 2048, 2048);
-        assert_eq!((large.a, large.b, large.is_parallel()), (Operand::Shared, Operand::Shared, true));
-        let problem = Problem { b_contiguous: false, ..plan(8, 512, 512).problem };
-        assert_eq!(Plan::new(problem, TileShape { rows: 14, lanes: 16 }).b, Operand::Local);
-    }
-
-    #[test]
-    fn two_threads_get_several_jobs_each_and_one_thread_no_more_than_it_must() {
-        assert_eq!(plan(256, 256, 256).jobs(19, 8, 1), (2, 1));
-        assert_eq!(plan(256, 256, 256).jobs(19, 8, 2), (4, 2));
-        assert_eq!(plan(1, 32, 32).jobs(1, 1, 8), (1, 1));
-    }
 }

@@ -15,8 +15,8 @@ use super::epilogue::{Epilogue, Write};
 use super::finish::FinishTile;
 use super::kernel::{Tile, TileShape, run_tile};
 use super::mat::MatRef;
-use super::pack::{Panel, Shared};
-use super::plan::{Operand, Plan, Problem, rows_cache_well, share};
+use super::pack::{Panels, Shared};
+use super::plan::{Plan, Problem, rows_cache_well, share};
 use super::scratch::with_scratch;
 use crate::simd::Runner;
 
@@ -32,16 +32,6 @@ pub(super) struct Product<'a, T: GemmElem> {
     pub(super) epilogue: Epilogue<'a, T>,
 }
 
-/// Packed panels of both operands, empty where the plan has none.
-#[derive(Clone, Copy)]
-struct Packed<'a, T> {
-    a: Shared<'a, T>,
-    b: Shared<'a, T>,
-    /// The panels that are there.
-    rows: (usize, usize),
-    cols: (usize, usize),
-}
-
 impl<T: GemmElem> Product<'_, T> {
     /// Carries it out on the pool's threads, or on this one alone.
     ///
@@ -51,23 +41,17 @@ impl<T: GemmElem> Product<'_, T> {
     pub(super) unsafe fn run(&self, pool: Option<&Pool>) {
         let plan = Plan::new(self.problem(), TileShape::of::<T::Acc>(self.runner));
         let pool = pool.filter(|pool| pool.threads() > 1 && plan.is_parallel());
-        let (rows, cols) = (plan.row_chunk(), plan.col_chunk());
-        let a_len = if plan.a == Operand::Shared { rows * plan.shape.rows * plan.problem.k } else { 0 };
-        let b_len = if plan.b == Operand::Shared { cols * plan.shape.cols() * plan.problem.k } else { 0 };
-        with_scratch::<T::Acc, _>(a_len, |a| {
-            with_scratch::<T::Acc, _>(b_len, |b| {
-                let (a, b) = (Shared::new(a), Shared::new(b));
-                for first_col in (0..plan.col_panels).step_by(cols) {
-                    for first_row in (0..plan.row_panels).step_by(rows) {
-                        let rows = (first_row, plan.row_panels.min(first_row + rows));
-                        let cols = (first_col, plan.col_panels.min(first_col + cols));
-                        let packed = Packed { a, b, rows, cols };
-                        // SAFETY: the caller's.
-                        unsafe { self.run_chunk(&plan, pool, packed) }
-                    }
-                }
-            });
-        });
+        let (row_jobs, col_jobs) = plan.jobs(pool.map_or(1, Pool::threads));
+        let job = |job: usize| {
+            let rows = share(plan.row_panels, row_jobs, job % row_jobs);
+            let cols = share(plan.col_panels, col_jobs, job / row_jobs);
+            // SAFETY: the caller's; jobs have different panels, hence different elements of C.
+            unsafe { Job { product: self, plan: &plan, rows, cols }.run() }
+        };
+        match pool {
+            Some(pool) => pool.for_each(row_jobs * col_jobs, job),
+            None => (0..row_jobs * col_jobs).for_each(job),
+        }
     }
 
     fn problem(&self) -> Problem {
@@ -85,74 +69,6 @@ impl<T: GemmElem> Product<'_, T> {
             b_contiguous: self.b.strides().1 == 1,
         }
     }
-
-    /// Packs and multiplies the panels named in `packed`.
-    ///
-    /// # Safety
-    ///
-    /// [`Product::run`]'s.
-    unsafe fn run_chunk(&self, plan: &Plan, pool: Option<&Pool>, packed: Packed<'_, T::Acc>) {
-        let (rows, cols) = (packed.rows.1 - packed.rows.0, packed.cols.1 - packed.cols.0);
-        let a_pieces = if plan.a == Operand::Shared { rows } else { 0 };
-        // B's panels stay packed while the chunks of rows pass.
-        let b_pieces = if plan.b == Operand::Shared && packed.rows.0 == 0 { cols } else { 0 };
-        for_each(pool, a_pieces + b_pieces, |piece| {
-            if piece < b_pieces {
-                self.pack_b(plan, packed, packed.cols.0 + piece);
-            } else {
-                self.pack_a(plan, packed, packed.rows.0 + piece - b_pieces);
-            }
-        });
-        let threads = pool.map_or(1, Pool::threads);
-        let (row_jobs, col_jobs) = plan.jobs(rows, cols, threads);
-        for_each(pool, row_jobs * col_jobs, |job| {
-            let rows = share(rows, row_jobs, job % row_jobs);
-            let cols = share(cols, col_jobs, job / row_jobs);
-            let rows = packed.rows.0 + rows.start..packed.rows.0 + rows.end;
-            let cols = packed.cols.0 + cols.start..packed.cols.0 + cols.end;
-            // SAFETY: the caller's; jobs have different panels, hence different elements of C.
-            unsafe { Job { product: self, plan, packed, rows, cols }.run() }
-        });
-    }
-
-    fn pack_a(&self, plan: &Plan, packed: Packed<'_, T::Acc>, panel: usize) {
-        let rows = plan.rows(panel);
-        let start = (rows.start - plan.rows(packed.rows.0).start) * plan.problem.k;
-        // SAFETY: each panel's place is its own and one thread packs it; nobody reads before all are packed.
-        let dst = unsafe { packed.a.part(start, rows.len() * plan.problem.k) };
-        let (row_stride, col_stride) = self.a.strides();
-        self.runner.run(Panel {
-            src: &self.a.data()[(rows.start * row_stride).min(self.a.data().len())..],
-            lane_stride: row_stride,
-            step_stride: col_stride,
-            lanes: rows.len(),
-            width: rows.len(),
-            dst,
-        });
-    }
-
-    fn pack_b(&self, plan: &Plan, packed: Packed<'_, T::Acc>, panel: usize) {
-        let width = plan.vectors(panel) * plan.shape.lanes;
-        let start = (panel - packed.cols.0) * plan.shape.cols() * plan.problem.k;
-        // SAFETY: as in `pack_a`.
-        let dst = unsafe { packed.b.part(start, width * plan.problem.k) };
-        self.pack_b_steps(plan, panel, 0, dst);
-    }
-
-    /// Packs a panel of B from step `first` on, as many steps as `dst` has room for.
-    fn pack_b_steps(&self, plan: &Plan, panel: usize, first: usize, dst: &mut [T::Acc]) {
-        let cols = plan.cols(panel);
-        let (row_stride, col_stride) = self.b.strides();
-        let start = first * row_stride + cols.start * col_stride;
-        self.runner.run(Panel {
-            src: &self.b.data()[start.min(self.b.data().len())..],
-            lane_stride: col_stride,
-            step_stride: row_stride,
-            lanes: cols.len(),
-            width: plan.vectors(panel) * plan.shape.lanes,
-            dst,
-        });
-    }
 }
 
 /// Whether the elements are of the sums' type.
@@ -160,20 +76,22 @@ fn is_acc<T: GemmElem>() -> bool {
     TypeId::of::<T>() == TypeId::of::<T::Acc>()
 }
 
-fn for_each(pool: Option<&Pool>, pieces: usize, f: impl Fn(usize) + Sync) {
-    match pool {
-        Some(pool) => pool.for_each(pieces, f),
-        None => (0..pieces).for_each(f),
-    }
-}
-
 /// A block of C's tiles, done by one thread.
 struct Job<'a, 'p, T: GemmElem> {
     product: &'a Product<'p, T>,
     plan: &'a Plan,
-    packed: Packed<'a, T::Acc>,
     rows: Range<usize>,
     cols: Range<usize>,
+}
+
+/// Part of a job's work: so many panels of columns, and of rows, for one block of k.
+struct Block<'a, T: GemmElem> {
+    block: usize,
+    rows: Range<usize>,
+    cols: Range<usize>,
+    /// Packed panels, empty where an operand is read in place.
+    a: &'a [T::Acc],
+    b: &'a [T::Acc],
 }
 
 impl<T: GemmElem> Job<'_, '_, T> {
@@ -181,142 +99,168 @@ impl<T: GemmElem> Job<'_, '_, T> {
     ///
     /// C's elements in these panels are valid and this job's alone.
     unsafe fn run(&self) {
-        let plan = self.plan;
+        let (plan, steps) = (self.plan, self.plan.steps_max());
+        let (row_block, col_block) = (plan.row_block().min(self.rows.len()), plan.col_block().min(self.cols.len()));
+        let a_len = if plan.a_direct { 0 } else { row_block * plan.height * steps };
+        let b_len = col_block * plan.shape.cols() * steps;
+        let slots = if plan.k_blocks == 1 { 1 } else { self.rows.len() * col_block };
         let tile_len = plan.shape.rows * plan.shape.cols();
-        // Sums outlive a tile's turn only if k comes in several blocks.
-        let slots = if plan.k_blocks == 1 { 1 } else { self.rows.len() * self.cols.len() };
-        let panel_len = plan.shape.cols() * plan.problem.k.div_ceil(plan.k_blocks);
-        with_scratch::<T::Acc, _>(panel_len + slots * tile_len, |scratch| {
-            let (panel, sums) = scratch.split_at_mut(panel_len);
-            for block in 0..plan.k_blocks {
-                for col in self.cols.clone() {
-                    let b = self.find_b(block, col, panel);
-                    for row in self.rows.clone() {
-                        let slot = (col - self.cols.start) * self.rows.len() + row - self.rows.start;
-                        let slot = if slots == 1 { 0 } else { slot };
-                        let sums = &mut sums[slot * tile_len..][..tile_len];
+        with_scratch::<T::Acc, _>(a_len + b_len + slots * tile_len, |scratch| {
+            let (a, rest) = scratch.split_at_mut(a_len);
+            let (b, sums) = rest.split_at_mut(b_len);
+            for cols in blocks(&self.cols, col_block) {
+                for block in 0..plan.k_blocks {
+                    self.pack_b(&cols, block, b);
+                    for rows in blocks(&self.rows, row_block) {
+                        self.pack_a(&rows, block, a);
+                        let part = Block { block, rows, cols: cols.clone(), a, b };
                         // SAFETY: the caller's.
-                        unsafe { self.run_tile(block, row, col, b, sums) }
+                        unsafe { self.run_block(&part, sums) }
                     }
                 }
             }
         });
     }
 
-    /// Where a panel of B's steps lie and how far apart, packed into `panel` first if they have to be.
-    fn find_b(&self, block: usize, col: usize, panel: &mut [T::Acc]) -> (*const T::Acc, usize) {
-        let plan = self.plan;
-        let width = plan.vectors(col) * plan.shape.lanes;
-        let steps = plan.steps(block);
-        if plan.b == Operand::Shared {
-            let start = (col - self.packed.cols.0) * plan.shape.cols() * plan.problem.k + steps.start * width;
-            return (self.packed.b.ptr().wrapping_add(start), width);
+    fn pack_a(&self, rows: &Range<usize>, block: usize, dst: &mut [T::Acc]) {
+        if !self.plan.a_direct {
+            let lanes = self.plan.rows(rows.start).start..self.plan.rows(rows.end - 1).end;
+            self.pack(self.product.a, lanes, self.plan.height, block, dst);
         }
+    }
+
+    fn pack_b(&self, cols: &Range<usize>, block: usize, dst: &mut [T::Acc]) {
+        if !cols.clone().all(|col| self.reads_b(col)) {
+            let lanes = self.plan.cols(cols.start).start..self.plan.cols(cols.end - 1).end;
+            self.pack(self.product.b.transposed(), lanes, self.plan.shape.cols(), block, dst);
+        }
+    }
+
+    /// Packs a block's steps of some lanes, which are `matrix`'s rows.
+    fn pack(&self, matrix: MatRef<'_, T>, lanes: Range<usize>, width: usize, block: usize, dst: &mut [T::Acc]) {
+        let (steps, (lane_stride, step_stride)) = (self.plan.steps(block), matrix.strides());
+        let start = lanes.start * lane_stride + steps.start * step_stride;
+        self.product.runner.run(Panels {
+            src: &matrix.data()[start.min(matrix.data().len())..],
+            lane_stride,
+            step_stride,
+            lanes: lanes.len(),
+            steps: steps.len(),
+            width,
+            dst: &mut dst[..lanes.len().div_ceil(width) * width * steps.len()],
+        });
+    }
+
+    /// Whether a panel of B is read where it lies.
+    fn reads_b(&self, col: usize) -> bool {
+        self.plan.b_direct && self.is_whole(col)
+    }
+
+    /// Whether a panel of columns has no lanes beyond the matrix.
+    fn is_whole(&self, col: usize) -> bool {
+        self.plan.cols(col).len() == self.plan.vectors(col) * self.plan.shape.lanes
+    }
+
+    /// Where a panel of A's steps begin, and its row and step strides.
+    fn find_a(&self, part: &Block<'_, T>, row: usize) -> (*const T::Acc, usize, usize) {
+        let (rows, steps) = (self.plan.rows(row), self.plan.steps(part.block));
+        let a = &self.product.a;
+        if let (true, Some(data)) = (self.plan.a_direct, T::as_acc(a.data())) {
+            let (row_stride, step_stride) = a.strides();
+            let start = rows.start * row_stride + steps.start * step_stride;
+            return (data.as_ptr().wrapping_add(start), row_stride, step_stride);
+        }
+        let start = (row - part.rows.start) * self.plan.height * steps.len();
+        (part.a[start..].as_ptr(), 1, self.plan.height)
+    }
+
+    /// Where a panel of B's steps begin and how far apart they are.
+    fn find_b(&self, part: &Block<'_, T>, col: usize) -> (*const T::Acc, usize) {
+        let (plan, steps) = (self.plan, self.plan.steps(part.block));
         let b = &self.product.b;
-        let whole = plan.cols(col).len() == width;
-        if let (Operand::Direct, true, Some(data)) = (plan.b, whole, T::as_acc(b.data())) {
+        if let (true, Some(data)) = (self.reads_b(col), T::as_acc(b.data())) {
             let start = steps.start * b.strides().0 + plan.cols(col).start;
             return (data.as_ptr().wrapping_add(start), b.strides().0);
         }
-        let panel = &mut panel[..steps.len() * width];
-        self.product.pack_b_steps(plan, col, steps.start, panel);
-        (panel.as_ptr(), width)
+        let start = (col - part.cols.start) * plan.shape.cols() * steps.len();
+        (part.b[start..].as_ptr(), plan.shape.cols())
     }
 
-    /// Where a panel of A's block lies, and its row and step strides.
-    fn find_a(&self, block: usize, row: usize) -> (*const T::Acc, usize, usize) {
-        let (plan, a) = (self.plan, &self.product.a);
-        let (rows, first) = (plan.rows(row), plan.steps(block).start);
-        if let (Operand::Direct, Some(data)) = (plan.a, T::as_acc(a.data())) {
-            let (row_stride, step_stride) = a.strides();
-            let start = rows.start * row_stride + first * step_stride;
-            return (data.as_ptr().wrapping_add(start), row_stride, step_stride);
+    /// A panel of A at a time passes along B's panels.
+    ///
+    /// # Safety
+    ///
+    /// [`Job::run`]'s.
+    unsafe fn run_block(&self, part: &Block<'_, T>, sums: &mut [T::Acc]) {
+        let tile_len = self.plan.shape.rows * self.plan.shape.cols();
+        for row in part.rows.clone() {
+            for col in part.cols.clone() {
+                let slot = (col - part.cols.start) * self.rows.len() + row - self.rows.start;
+                let slot = if self.plan.k_blocks == 1 { 0 } else { slot };
+                // SAFETY: the caller's.
+                unsafe { self.run_tile(part, row, col, &mut sums[slot * tile_len..][..tile_len]) }
+            }
         }
-        let start = (rows.start - plan.rows(self.packed.rows.0).start) * plan.problem.k + first * rows.len();
-        (self.packed.a.ptr().wrapping_add(start), 1, rows.len())
-    }
-
-    /// What to bring near during a tile: while A's panels are first read, the next of them; then, spread over the
-    /// panels of rows, the next panel of B.
-    fn find_ahead(&self, block: usize, row: usize, col: usize, b: *const T::Acc) -> (*const T::Acc, usize) {
-        let plan = self.plan;
-        if col == self.cols.start && row + 1 < self.rows.end && plan.a == Operand::Shared {
-            return (self.find_a(block, row + 1).0, plan.shape.rows);
-        }
-        if col + 1 < self.cols.end && plan.b == Operand::Shared {
-            let (next, _) = self.find_b(block, col + 1, &mut []);
-            let lines = (plan.steps(block).len() * plan.shape.cols()).div_ceil(self.rows.len());
-            return (
-                next.wrapping_add((row - self.rows.start) * lines),
-                plan.shape.cols().div_ceil(self.rows.len()),
-            );
-        }
-        (b, 0)
     }
 
     /// # Safety
     ///
-    /// C's elements in this tile are valid and this job's alone; `b` is from [`Job::find_b`].
-    unsafe fn run_tile(
-        &self,
-        block: usize,
-        row: usize,
-        col: usize,
-        b: (*const T::Acc, usize),
-        sums: &mut [T::Acc],
-    ) {
+    /// [`Job::run`]'s.
+    unsafe fn run_tile(&self, part: &Block<'_, T>, row: usize, col: usize, sums: &mut [T::Acc]) {
         let (plan, product) = (self.plan, self.product);
         let (rows, cols) = (plan.rows(row), plan.cols(col));
-        let vectors = plan.vectors(col);
-        let whole = cols.len() == vectors * plan.shape.lanes;
-        let in_place = whole
-            && product.c_strides.1 == 1
-            && product.write == Write::Store
-            && product.epilogue.is_empty()
-            && is_acc::<T>();
-        let (a, a_row, a_step) = self.find_a(block, row);
-        let (sums_ptr, sums_row) = if in_place {
-            let start = product.c_start + rows.start * product.c_strides.0 + cols.start;
-            // The element type is the sums' own, so the cast changes nothing.
-            (product.c.ptr().wrapping_add(start).cast::<T::Acc>(), product.c_strides.0)
-        } else {
-            (sums.as_mut_ptr(), plan.shape.cols())
-        };
-        let steps = plan.steps(block).len();
-        let (ahead, ahead_step) = self.find_ahead(block, row, col, b.0);
+        let (c_row, c_col) = product.c_strides;
+        let c = product.c.ptr().wrapping_add(product.c_start + rows.start * c_row + cols.start * c_col);
+        let Epilogue { bias, activation } = product.epilogue;
+        let bias = bias.map(|bias| &bias[cols.clone()]);
+        // A tile writes C itself where the elements are of the sums' type, so that the cast changes nothing.
+        let in_place = is_acc::<T>() && c_col == 1 && activation.is_none() && self.is_whole(col);
+        let (last, scratch) = (part.block + 1 == plan.k_blocks, (sums.as_mut_ptr(), plan.shape.cols()));
+        let whole = (c.cast::<T::Acc>(), c_row);
+        let partial = if in_place && product.write == Write::Store { whole } else { scratch };
+        let out = if in_place && last { whole } else { partial };
+        let ((a, a_row, a_step), (b, b_step)) = (self.find_a(part, row), self.find_b(part, col));
         let tile = Tile {
-            steps,
+            steps: plan.steps(part.block).len(),
             a,
             a_row,
             a_step,
-            b: b.0,
-            b_step: b.1,
-            sums: sums_ptr,
-            sums_row,
-            ahead,
-            ahead_step,
-            next_sums: sums_ptr.wrapping_add(rows.len() * sums_row),
-            resume: block > 0,
+            b,
+            b_step,
+            from: if part.block == 0 { std::ptr::null() } else { partial.0 },
+            from_row: partial.1,
+            bias: match bias.and_then(T::as_acc) {
+                Some(bias) if in_place && last => bias.as_ptr(),
+                _ => std::ptr::null(),
+            },
+            out: out.0,
+            out_row: out.1,
+            add: in_place && last && product.write == Write::Accumulate,
+            next_out: if in_place && last { out.0.wrapping_add(cols.len()) } else { out.0 },
         };
         // SAFETY: A's and B's pointers lead to these rows, columns and steps within the matrices (bounds proven when
         // those were made) or their packed panels; the sums are C's own elements or a whole slot of scratch.
-        unsafe { run_tile(product.runner, rows.len(), vectors, tile) }
-        if !in_place && block + 1 == plan.k_blocks {
+        unsafe { run_tile(product.runner, rows.len(), plan.vectors(col), tile) }
+        if last && !in_place {
             let finish = FinishTile {
                 sums,
                 sums_row: plan.shape.cols(),
-                bias: product.epilogue.bias.map(|bias| &bias[cols.clone()]),
-                activation: product.epilogue.activation,
+                bias,
+                activation,
                 write: product.write,
                 rows: rows.len(),
                 cols: cols.len(),
-                c: product.c.ptr().wrapping_add(
-                    product.c_start + rows.start * product.c_strides.0 + cols.start * product.c_strides.1,
-                ),
+                c,
                 c_strides: product.c_strides,
             };
             // SAFETY: these are the elements of the tile, the caller's alone.
             unsafe { finish.run_on(product.runner) }
         }
     }
+}
+
+/// `all` in blocks of so many.
+fn blocks(all: &Range<usize>, size: usize) -> impl Iterator<Item = Range<usize>> + use<> {
+    let end = all.end;
+    all.clone().step_by(size.max(1)).map(move |start| start..end.min(start + size))
 }

@@ -2,7 +2,7 @@
 
 mod cpu;
 
-use phalanx_tensor::{DType, Error, Result, Tensor};
+use phalanx_tensor::{Error, Result, Tensor};
 
 use crate::check;
 use crate::ops::copy_;
