@@ -148,3 +148,48 @@ pub(crate) fn share(total: usize, parts: usize, part: usize) -> Range<usize> {
     let start = |part: usize| part * size + part.min(longer);
     start(part)..start(part + 1)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(m: usize, n: usize, k: usize) -> Plan {
+        let problem = Problem { m, n, k, readable: true, a_cacheable: k != 1024, b_contiguous: true };
+        Plan::new(problem, TileShape { rows: 14, lanes: 16 })
+    }
+
+    #[test]
+    fn panels_cover_rows_columns_and_steps_once() {
+        for (m, n, k) in [(1, 1, 1), (14, 32, 512), (15, 33, 513), (129, 127, 2000), (1000, 7, 0)] {
+            let plan = plan(m, n, k);
+            let all = |parts: usize, part: &dyn Fn(usize) -> Range<usize>| {
+                (0..parts).flat_map(part).collect::<Vec<_>>()
+            };
+            assert_eq!(all(plan.row_panels, &|p| plan.rows(p)), (0..m).collect::<Vec<_>>());
+            assert_eq!(all(plan.col_panels, &|p| plan.cols(p)), (0..n).collect::<Vec<_>>());
+            assert_eq!(all(plan.k_blocks, &|b| plan.steps(b)), (0..k).collect::<Vec<_>>());
+            assert!((0..plan.row_panels).all(|p| (1..=14).contains(&plan.rows(p).len())));
+            assert!((0..plan.col_panels).all(|p| (1..=2).contains(&plan.vectors(p))));
+            assert!((0..plan.k_blocks).all(|b| plan.steps(b).len() <= plan.steps_max()));
+        }
+    }
+
+    #[test]
+    fn what_is_read_once_or_lies_well_is_not_packed() {
+        let direct = |plan: Plan| (plan.a_direct, plan.b_direct);
+        assert_eq!(direct(plan(16, 16, 16)), (true, true));
+        assert_eq!(direct(plan(512, 512, 512)), (true, false));
+        assert_eq!(direct(plan(512, 512, 1024)), (false, false));
+        let problem = Problem { b_contiguous: false, ..plan(8, 512, 512).problem };
+        assert!(!Plan::new(problem, TileShape { rows: 14, lanes: 16 }).b_direct);
+    }
+
+    #[test]
+    fn one_thread_gets_one_job_and_several_share_what_costs_least_to_read() {
+        assert_eq!(plan(256, 256, 256).jobs(1), (1, 1));
+        assert_eq!(plan(2048, 256, 256).jobs(2), (4, 1));
+        assert_eq!(plan(256, 2048, 256).jobs(2), (1, 4));
+        assert_eq!(plan(1024, 1024, 256).jobs(2), (2, 2));
+        assert_eq!(plan(1, 32, 32).jobs(8), (1, 1));
+    }
+}

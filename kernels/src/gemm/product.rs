@@ -100,7 +100,8 @@ impl<T: GemmElem> Job<'_, '_, T> {
     /// C's elements in these panels are valid and this job's alone.
     unsafe fn run(&self) {
         let (plan, steps) = (self.plan, self.plan.steps_max());
-        let (row_block, col_block) = (plan.row_block().min(self.rows.len()), plan.col_block().min(self.cols.len()));
+        let (row_block, col_block) =
+            (plan.row_block().min(self.rows.len()), plan.col_block().min(self.cols.len()));
         let a_len = if plan.a_direct { 0 } else { row_block * plan.height * steps };
         let b_len = col_block * plan.shape.cols() * steps;
         let slots = if plan.k_blocks == 1 { 1 } else { self.rows.len() * col_block };
@@ -137,7 +138,14 @@ impl<T: GemmElem> Job<'_, '_, T> {
     }
 
     /// Packs a block's steps of some lanes, which are `matrix`'s rows.
-    fn pack(&self, matrix: MatRef<'_, T>, lanes: Range<usize>, width: usize, block: usize, dst: &mut [T::Acc]) {
+    fn pack(
+        &self,
+        matrix: MatRef<'_, T>,
+        lanes: Range<usize>,
+        width: usize,
+        block: usize,
+        dst: &mut [T::Acc],
+    ) {
         let (steps, (lane_stride, step_stride)) = (self.plan.steps(block), matrix.strides());
         let start = lanes.start * lane_stride + steps.start * step_stride;
         self.product.runner.run(Panels {
