@@ -1,10 +1,19 @@
-//! A `meta` device's books equal a CPU's, to the byte and category by category, for whole training steps.
+//! A `meta` device's books equal a CPU's, to the byte and category by category, for whole training steps: each
+//! dtype, recompute mode and optimizer, on a transformer and on a convolution net.
 
+use std::sync::Arc;
+
+use phalanx::autograd::no_grad;
+use phalanx::kernels::{ConvOptions, Gelu as Kind, PoolOptions};
 use phalanx::nn::models::{GptConfig, RecomputeMode};
-use phalanx::nn::{Adagrad, Adam, AdamW, Group, Lion, Optimizer, Rmsprop, Rule, Sgd};
-use phalanx::nn::{Parameters, Result, Scope, grad_norm};
-use phalanx::tensor::Category;
-use phalanx::{DType, Device, Tensor, Var};
+use phalanx::nn::{
+    Adagrad, Adam, AdamW, AdaptiveAvgPool2d, AvgPool2d, BatchNormConfig, Clip, Conv2dConfig,
+    CrossEntropyLoss, Dropout, Gelu, Group, Lion, Loss, MaxPool2d, Relu, Rmsprop, Rule, Sgd,
+};
+use phalanx::nn::{Linear, LinearConfig, LossScaler, Module, Parameter, Parameters, Result, Scope};
+use phalanx::nn::{Sequential, Silu, Unit, clip_grad_norm_, grad_norm};
+use phalanx::tensor::{Category, RngKey};
+use phalanx::{Context, DType, Device, Tensor, Var};
 
 /// Bytes now and at peak: each category, then all.
 type Books = Vec<(String, usize, usize)>;
@@ -19,66 +28,189 @@ fn books(device: Device) -> Books {
     books
 }
 
-/// The books after `f` has trained on a CPU and on a meta device, which are this test's own.
-fn assert_equal_books(what: &str, number: u16, f: impl Fn(Device) -> Result<()>) {
+/// The books after each phase of a training on a CPU and on a meta device, which are this test's own.
+fn assert_equal_books(what: &str, number: u16, f: impl Fn(Device) -> Result<Vec<Books>>) {
     let run = |device: Device| {
         let ledger = device.ledger().expect("a ledger");
-        assert_eq!(ledger.total().now, 0, "{device} is in use");
+        assert_eq!(ledger.total().now, 0, "{what}: {device} is in use");
         ledger.reset_peak();
-        f(device).unwrap_or_else(|e| panic!("{what} on {device}: {e}"));
-        books(device)
+        f(device).unwrap_or_else(|e| panic!("{what} on {device}: {e}"))
     };
     let (cpu, meta) = (run(Device::Cpu(number)), run(Device::Meta(number)));
-    assert!(cpu.last().is_some_and(|total| total.2 > 0));
-    assert_eq!(cpu, meta, "{what}");
+    assert!(cpu[0].iter().filter(|(_, _, peak)| *peak > 0).count() >= 5, "{what}: {cpu:?}");
+    for (phase, (cpu, meta)) in cpu.iter().zip(&meta).enumerate() {
+        assert_eq!(cpu, meta, "{what}, phase {phase}");
+    }
 }
 
-fn tokens(device: Device, step: i64) -> Result<(Var, Var)> {
-    let ids: Vec<i64> = (0..4 * 16).map(|i| (i * 7 + step) % 301).collect();
-    let tensor = |ids: &[i64]| Tensor::from_slice(ids, &[4, 16], device);
-    Ok((Var::new(tensor(&ids)?), Var::new(tensor(&ids)?)))
+fn optimizers() -> [(&'static str, Box<dyn Rule>); 6] {
+    [
+        ("sgd", Box::new(Sgd { momentum: 0.9, ..Sgd::default() })),
+        ("adam", Box::new(Adam::default())),
+        ("adamw", Box::new(AdamW::default())),
+        ("rmsprop", Box::new(Rmsprop { centered: true, ..Rmsprop::default() })),
+        ("adagrad", Box::new(Adagrad::default())),
+        ("lion", Box::new(Lion::default())),
+    ]
 }
 
-fn train_gpt<R: Rule>(rule: R, dtype: DType, mode: RecomputeMode, device: Device) -> Result<()> {
+const MODES: [RecomputeMode; 3] = [RecomputeMode::Never, RecomputeMode::ExceptLast, RecomputeMode::Always];
+
+/// Three steps with a scaled loss, clipped gradients and, in bf16, gradients kept in f32, then the loss without a
+/// graph. The books are taken after each phase, whose peak is its own.
+fn train(
+    rule: Box<dyn Rule>,
+    parameters: Vec<Parameter>,
+    device: Device,
+    loss: impl Fn(u64) -> Result<Var>,
+) -> Result<Vec<Books>> {
+    let mut all = Vec::new();
+    let mut note = || -> Result<()> {
+        all.push(books(device));
+        device.ledger()?.reset_peak();
+        Ok(())
+    };
+    for parameter in parameters.iter().filter(|p| p.dtype() == DType::BF16) {
+        parameter.set_grad_dtype(DType::F32)?;
+    }
+    let mut optimizer = rule.init(Group::decay_matrices(parameters, 1e-3, 0.1))?;
+    let mut scaler = LossScaler::new(8.0, 2);
+    for step in 0..3 {
+        let _context = Context::with(|c| {
+            c.train = true;
+            c.rng = RngKey { seed: 1, step };
+        });
+        optimizer.zero_grad()?;
+        loss(step)?.mul_scalar(scaler.scale())?.backward()?;
+        note()?;
+        let norm = grad_norm(&optimizer.parameters())? / scaler.scale();
+        note()?;
+        let grads = optimizer.parameters().into_iter().filter_map(|p| p.grad().transpose());
+        let mut grads = grads.collect::<Result<Vec<Tensor>>>()?;
+        for p in [1.0, 2.0, f64::INFINITY] {
+            clip_grad_norm_(&mut grads, 1e3, p)?;
+            note()?;
+        }
+        drop(grads);
+        assert!(scaler.update(norm.is_finite()), "a step of finite numbers");
+        optimizer.step_scaled(Clip::new(norm, 1.0).scale / scaler.scale())?;
+        note()?;
+    }
+    let _without = no_grad();
+    loss(3)?;
+    note()?;
+    Ok(all)
+}
+
+fn ids(device: Device, shape: &[usize], end: i64, step: u64) -> Result<Var> {
+    let count: usize = shape.iter().product();
+    let ids: Vec<i64> = (0..count as i64).map(|i| (i * 7 + step as i64) % end).collect();
+    Ok(Var::new(Tensor::from_slice(&ids, shape, device)?))
+}
+
+fn train_gpt(rule: Box<dyn Rule>, dtype: DType, mode: RecomputeMode, device: Device) -> Result<Vec<Books>> {
     let config = GptConfig::new(301, 16, 3, 2, 24).with_dropout(0.1);
     let mut model = config.init(&Scope::new(1, dtype, device))?;
     model.set_recompute(mode);
-    let mut optimizer: Optimizer<R> = rule.init(Group::decay_matrices(model.parameters(), 1e-3, 0.1))?;
-    for step in 0..3 {
-        let (x, y) = tokens(device, step)?;
-        optimizer.zero_grad()?;
-        let hidden = model.forward(&x)?;
-        model.loss(&hidden, &y, 1.0 / 64.0)?.backward()?;
-        drop(hidden);
-        grad_norm(&model.parameters())?;
-        optimizer.step()?;
-    }
-    Ok(())
+    train(rule, model.parameters(), device, |step| {
+        let hidden = model.forward(&ids(device, &[4, 16], 301, step)?)?;
+        model.loss(&hidden, &ids(device, &[4, 16], 301, step + 1)?, 1.0 / 64.0)
+    })
 }
 
-#[test]
-fn a_gpt_step_takes_the_same_bytes_in_each_dtype_and_recompute_mode() {
-    let mut number = 100;
+/// Blocks of convolutions, each with another norm, nonlinearity and pooling, and a map to ten classes.
+struct ConvNet {
+    blocks: Vec<Unit<Sequential>>,
+    head: Linear,
+}
+
+impl ConvNet {
+    fn new(scope: &Scope) -> Result<ConvNet> {
+        let at = |i: usize| scope.child(i);
+        let wide = ConvOptions { padding: [1; 2], ..ConvOptions::default() };
+        let grouped = ConvOptions { stride: [2, 1], groups: 4, ..wide };
+        let doubled = ConvOptions { stride: [2; 2], ..wide };
+        let overlapping = PoolOptions { stride: [1; 2], padding: [1; 2], ..PoolOptions::new([2; 2]) };
+        let blocks = [
+            Sequential::new()
+                .with(Conv2dConfig::new(3, 8, [3; 2]).with_options(wide).init(&at(0).child("conv"))?)
+                .with(BatchNormConfig::new(8).init_2d(&at(0).child("norm"))?)
+                .with(Relu::default())
+                .with(MaxPool2d(PoolOptions::new([2; 2])))
+                .with(Dropout::new(0.1, &at(0))?),
+            Sequential::new()
+                .with(
+                    Conv2dConfig::new(8, 12, [3, 2])
+                        .with_options(grouped)
+                        .with_bias(false)
+                        .init(&at(1).child("conv"))?,
+                )
+                .with(BatchNormConfig::new(12).with_momentum(None).init_2d(&at(1).child("norm"))?)
+                .with(Gelu { kind: Kind::Tanh })
+                .with(AvgPool2d { options: overlapping, count_include_pad: false }),
+            Sequential::new()
+                .with(
+                    Conv2dConfig::new(12, 6, [3; 2])
+                        .with_options(doubled)
+                        .with_output_padding([1, 0])
+                        .init_transposed(&at(2).child("conv"))?,
+                )
+                .with(BatchNormConfig::new(6).with_affine(false).init_2d(&at(2).child("norm"))?)
+                .with(Silu::default())
+                .with(AdaptiveAvgPool2d([2, 3])),
+        ];
+        let blocks = blocks.into_iter().map(|block| Unit::new(Arc::new(block))).collect();
+        Ok(ConvNet { blocks, head: LinearConfig::new(36, 10).init(&scope.child("head"))? })
+    }
+
+    fn parameters(&self) -> Vec<Parameter> {
+        let blocks = self.blocks.iter().flat_map(|block| block.module().parameters());
+        blocks.chain(self.head.parameters()).collect()
+    }
+
+    fn loss(&self, images: &Var, classes: &Var, mode: RecomputeMode) -> Result<Var> {
+        let mut x = images.clone();
+        for (i, block) in self.blocks.iter().enumerate() {
+            let recompute = match mode {
+                RecomputeMode::Never => false,
+                RecomputeMode::ExceptLast => i + 1 < self.blocks.len(),
+                RecomputeMode::Always => true,
+            };
+            x = block.call(&x, recompute, |block, x| block.forward(x))?;
+        }
+        let smooth = CrossEntropyLoss { label_smoothing: 0.1, ..CrossEntropyLoss::default() };
+        smooth.forward(&self.head.forward(&x.flatten(1, -1)?)?, classes)
+    }
+}
+
+fn train_conv(rule: Box<dyn Rule>, dtype: DType, mode: RecomputeMode, device: Device) -> Result<Vec<Books>> {
+    let net = ConvNet::new(&Scope::new(1, dtype, device))?;
+    train(rule, net.parameters(), device, |step| {
+        let images = ids(device, &[4, 3, 9, 10], 23, step)?.to(dtype)?.mul_scalar(0.1)?;
+        net.loss(&images, &ids(device, &[4], 10, step)?, mode)
+    })
+}
+
+type Training = fn(Box<dyn Rule>, DType, RecomputeMode, Device) -> Result<Vec<Books>>;
+
+fn in_every_way(number: u16, training: Training) {
     for dtype in [DType::F32, DType::F64, DType::BF16, DType::F16] {
-        for mode in [RecomputeMode::Never, RecomputeMode::ExceptLast, RecomputeMode::Always] {
-            let what = format!("{dtype} {mode:?}");
-            assert_equal_books(&what, number, |device| train_gpt(AdamW::default(), dtype, mode, device));
-            number += 1;
+        for mode in MODES {
+            for (i, (name, _)) in optimizers().iter().enumerate() {
+                let rule = || optimizers().into_iter().nth(i).expect("as many").1;
+                let what = format!("{name} {dtype} {mode:?}");
+                assert_equal_books(&what, number, |device| training(rule(), dtype, mode, device));
+            }
         }
     }
 }
 
 #[test]
-fn a_gpt_step_takes_the_same_bytes_with_each_optimizer() {
-    let never = RecomputeMode::Never;
-    let with =
-        |what: &str, number: u16, f: &dyn Fn(Device) -> Result<()>| assert_equal_books(what, number, f);
-    for (i, dtype) in [DType::F32, DType::BF16].into_iter().enumerate() {
-        let at = 140 + 10 * i as u16;
-        with("sgd", at, &|d| train_gpt(Sgd { momentum: 0.9, ..Sgd::default() }, dtype, never, d));
-        with("adam", at + 1, &|d| train_gpt(Adam::default(), dtype, never, d));
-        with("rmsprop", at + 2, &|d| train_gpt(Rmsprop::default(), dtype, never, d));
-        with("adagrad", at + 3, &|d| train_gpt(Adagrad::default(), dtype, never, d));
-        with("lion", at + 4, &|d| train_gpt(Lion::default(), dtype, never, d));
-    }
+fn training_a_gpt_takes_the_same_bytes_with_each_dtype_recompute_mode_and_optimizer() {
+    in_every_way(100, train_gpt);
+}
+
+#[test]
+fn training_a_convolution_net_takes_the_same_bytes_with_each_dtype_recompute_mode_and_optimizer() {
+    in_every_way(101, train_conv);
 }

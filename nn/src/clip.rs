@@ -75,10 +75,8 @@ pub fn clip_grad_norm_(grads: &mut [Tensor], max_norm: f64, p: f64) -> Result<f6
             sum += norm_tree::sum(&kernels::sum_of_squares_blocks(grad)?);
             continue;
         }
-        let values = match grad.device().is_meta() {
-            true => Vec::new(),
-            false => kernels::cast(grad, phalanx_tensor::DType::F64)?.to_vec::<f64>()?,
-        };
+        let wide = kernels::cast(grad, phalanx_tensor::DType::F64)?;
+        let values = if grad.device().is_meta() { Vec::new() } else { wide.to_vec::<f64>()? };
         let norm = values.iter().fold(0.0, |sum, x| match p.is_infinite() {
             true => larger(sum, x.abs()),
             false => sum + x.abs().powf(p),
