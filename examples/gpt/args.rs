@@ -25,6 +25,7 @@ pub enum Command {
 
 /// `train`.
 #[derive(Args, Clone, Debug)]
+#[command(allow_negative_numbers = true)] // refused by their own flags
 pub struct TrainArgs {
     /// Text to learn; without it, the sources and pages of this workspace.
     #[arg(long, value_name = "FILE")]
@@ -51,7 +52,7 @@ pub struct TrainArgs {
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
     /// Peak learning rate.
-    #[arg(long, default_value_t = 1e-3, allow_negative_numbers = true)]
+    #[arg(long, default_value_t = 1e-3)]
     pub lr: f64,
     /// How the learning rate goes on after the warm-up.
     #[arg(long, value_enum, default_value_t = LrSchedule::Cosine)]
@@ -60,13 +61,13 @@ pub struct TrainArgs {
     #[arg(long, default_value_t = 20)]
     pub warmup: u64,
     /// Weight decay of the matrices.
-    #[arg(long, default_value_t = 0.1, allow_negative_numbers = true)]
+    #[arg(long, default_value_t = 0.1)]
     pub weight_decay: f64,
     /// Probability with which dropout zeroes an element.
-    #[arg(long, default_value_t = 0.0, allow_negative_numbers = true)]
+    #[arg(long, default_value_t = 0.0)]
     pub dropout: f64,
     /// Largest global gradient norm; 0 for no clipping.
-    #[arg(long, default_value_t = 1.0, allow_negative_numbers = true)]
+    #[arg(long, default_value_t = 1.0)]
     pub clip: f64,
     /// Type of weights and activations; bf16 keeps f32 master weights.
     #[arg(long, value_enum, default_value_t = Precision::F32)]
@@ -144,6 +145,7 @@ pub struct TrainArgs {
 
 /// `generate`.
 #[derive(Args, Clone, Debug)]
+#[command(allow_negative_numbers = true)]
 pub struct GenerateArgs {
     /// Hugging Face folder of the model; the `model` folder of a training run, or the run's folder itself.
     #[arg(long, value_name = "DIR")]
@@ -155,7 +157,7 @@ pub struct GenerateArgs {
     #[arg(long, default_value_t = 300)]
     pub tokens: usize,
     /// Divides the logits; 0 takes the likeliest token always.
-    #[arg(long, default_value_t = 0.8, allow_negative_numbers = true)]
+    #[arg(long, default_value_t = 0.8)]
     pub temperature: f64,
     /// Draw among that many likeliest tokens; 0 for all.
     #[arg(long, default_value_t = 40)]
@@ -194,6 +196,9 @@ impl Precision {
     }
 }
 
+/// Threads of a rank at most.
+const THREADS_MAX: usize = 1024;
+
 impl TrainArgs {
     /// Refuses what cannot be, in one line.
     pub fn check(&self) -> Result<(), String> {
@@ -211,6 +216,9 @@ impl TrainArgs {
         ];
         if let Some((flag, _)) = positive.iter().find(|(_, n)| *n == 0) {
             return Err(format!("{flag} is 0, wanted at least 1"));
+        }
+        if self.threads.is_some_and(|n| n > THREADS_MAX) {
+            return Err(format!("--threads is more than {THREADS_MAX}"));
         }
         if !self.width.is_multiple_of(self.heads) {
             return Err(format!("--heads {} does not divide --width {}", self.heads, self.width));
@@ -261,12 +269,11 @@ impl TrainArgs {
                 "{flag} {n}: this version trains on one rank; use --emulate-dp for the same sums"
             ));
         }
-        let more: [(&str, bool); 5] = [
+        let more: [(&str, bool); 4] = [
             ("--zero", self.zero != 0),
             ("--sequence-parallel", self.sequence_parallel),
             ("--schedule", self.schedule != Schedule::Gpipe),
             ("--backend", self.backend != Backend::Threads),
-            ("--trace", self.trace.is_some()),
         ];
         match more.iter().find(|(_, given)| *given) {
             Some((flag, _)) => {

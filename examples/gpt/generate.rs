@@ -22,7 +22,10 @@ pub fn run(args: &GenerateArgs) -> Result<(), String> {
     let (_, model) =
         load_model(folder, &Scope::new(0, DType::F32, Device::CPU)).map_err(|e| e.to_string())?;
     let codec = Codec::of(folder)?;
-    let prompt = codec.encode(args.prompt.as_bytes())?;
+    let prompt = codec.encode(args.prompt.as_bytes(), model.vocabulary())?;
+    if prompt.is_empty() {
+        return Err(format!("{}: the prompt {:?} has no tokens", codec.source(), args.prompt));
+    }
     let sampling = Sampling { temperature: args.temperature, top_k: args.top_k, seed: args.seed };
     println!("{}{}", args.prompt, written(&model, &codec, &prompt, args.tokens, sampling)?);
     Ok(())
@@ -30,7 +33,9 @@ pub fn run(args: &GenerateArgs) -> Result<(), String> {
 
 /// 300 tokens from the model that was just trained.
 pub fn sample(run: &Run, seed: u64) -> Result<String, String> {
-    let prompt = run.codec.encode(b"\n")?;
+    // A tokenizer may drop a line's end.
+    let newline = run.codec.encode(b"\n", run.model.vocabulary()).unwrap_or_default();
+    let prompt = if newline.is_empty() { vec![0] } else { newline };
     written(&run.model, &run.codec, &prompt, 300, Sampling { temperature: 0.8, top_k: 40, seed })
 }
 

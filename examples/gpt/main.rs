@@ -12,10 +12,13 @@ mod checkpoint;
 mod generate;
 mod memory;
 mod metrics;
+mod outputs;
 mod plot;
 mod progress;
+mod room;
 mod step;
 mod text;
+mod trace;
 mod train;
 
 use std::process::ExitCode;

@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 
 use tokenizers::Tokenizer;
 
-/// How text becomes tokens: bytes, or a tokenizer that came with a model.
+/// How text becomes tokens: bytes, or a tokenizer that came with a model, in a file.
 pub enum Codec {
     Bytes,
-    Tokenizer(Box<Tokenizer>),
+    Tokenizer(Box<Tokenizer>, PathBuf),
 }
 
 impl Codec {
@@ -18,16 +18,32 @@ impl Codec {
             return Ok(Codec::Bytes);
         }
         let tokenizer = Tokenizer::from_file(&path).map_err(|e| format!("{}: {e}", path.display()))?;
-        Ok(Codec::Tokenizer(Box::new(tokenizer)))
+        Ok(Codec::Tokenizer(Box::new(tokenizer), path))
     }
 
-    pub fn encode(&self, text: &[u8]) -> Result<Vec<u32>, String> {
+    /// What decides on the tokens, for messages.
+    pub fn source(&self) -> String {
         match self {
-            Codec::Bytes => Ok(text.iter().map(|&b| b.into()).collect()),
-            Codec::Tokenizer(t) => {
+            Codec::Bytes => "bytes are the tokens".into(),
+            Codec::Tokenizer(_, path) => path.display().to_string(),
+        }
+    }
+
+    /// The tokens of a text, all of them in the model's vocabulary.
+    pub fn encode(&self, text: &[u8], vocabulary: usize) -> Result<Vec<u32>, String> {
+        let wrong = |why: &dyn std::fmt::Display| format!("{}: {why}", self.source());
+        let tokens: Vec<u32> = match self {
+            Codec::Bytes => text.iter().map(|&b| b.into()).collect(),
+            Codec::Tokenizer(t, _) => {
                 let text = std::str::from_utf8(text).map_err(|e| format!("the text is not UTF-8: {e}"))?;
-                Ok(t.encode_fast(text, false).map_err(|e| e.to_string())?.get_ids().to_vec())
+                t.encode_fast(text, false).map_err(|e| wrong(&e))?.get_ids().to_vec()
             }
+        };
+        match tokens.iter().max() {
+            Some(&top) if top as usize >= vocabulary => {
+                Err(wrong(&format!("got token {top}, wanted one of the model's vocabulary of {vocabulary}")))
+            }
+            _ => Ok(tokens),
         }
     }
 
@@ -37,7 +53,9 @@ impl Codec {
                 let bytes: Vec<u8> = tokens.iter().map(|&t| t as u8).collect();
                 Ok(String::from_utf8_lossy(&bytes).into_owned())
             }
-            Codec::Tokenizer(t) => t.decode(tokens, false).map_err(|e| e.to_string()),
+            Codec::Tokenizer(t, path) => {
+                t.decode(tokens, false).map_err(|e| format!("{}: {e}", path.display()))
+            }
         }
     }
 }

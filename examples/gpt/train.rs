@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Instant;
 
-use phalanx::nn::models::{Decoder, GptConfig, ModelConfig, RecomputeMode, load_model, save_model};
+use phalanx::nn::models::{
+    Decoder, GptConfig, ModelConfig, RecomputeMode, load_model, read_config, save_model,
+};
 use phalanx::nn::{AdamW, Group, Optimizer, Rule};
 use phalanx::nn::{Loader, Windows, cut};
 use phalanx::nn::{Parameters, Schedule, Scope, load_state_dict, state_dict};
@@ -13,10 +15,12 @@ use phalanx::{DType, Device};
 use crate::args::{GradPrecision, LrSchedule, Precision, Recompute, TrainArgs};
 use crate::checkpoint::Checkpoint;
 use crate::metrics::{Metrics, Record, Summary};
+use crate::outputs::{Outputs, remove_leftovers};
 use crate::progress::Progress;
 use crate::step::{Settings, train_step};
 use crate::text::{self, Codec};
-use crate::{generate, memory, plot};
+use crate::trace::Trace;
+use crate::{generate, memory, plot, room};
 
 /// What is trained, and how it is read.
 pub struct Run {
@@ -33,9 +37,13 @@ pub fn train(args: &TrainArgs) -> Result<(), String> {
         args.device.set_threads(threads).map_err(|e| e.to_string())?;
     }
     let text = args.data.as_deref().map_or_else(text::bundled, text::read)?;
-    let mut run = build(args)?;
-    let tokens = run.codec.encode(&text)?;
-    let windows = Windows::new(tokens, args.context, args.seed).map_err(|e| of_text(args, &e.to_string()))?;
+    let (config, codec) = plan(args)?;
+    let tokens = codec.encode(&text, config.vocabulary())?;
+    let windows = Windows::new(tokens, args.context, args.seed)
+        .map_err(|e| of_text(args, &format!("{e} (--context {}; {})", args.context, codec.source())))?;
+    // What comes from a folder is as large as its files.
+    room::check(args, args.init.is_none().then_some(&config))?;
+    let mut run = build(args, config, codec)?;
     if args.device.is_meta() {
         return memory::report(args, &mut run, windows);
     }
@@ -45,9 +53,6 @@ pub fn train(args: &TrainArgs) -> Result<(), String> {
         None => 0,
     };
     let out = args.out.as_deref().or(args.resume.as_deref());
-    if let Some(out) = out {
-        std::fs::create_dir_all(out).map_err(|e| format!("{}: {e}", out.display()))?;
-    }
     let losses = steps(args, &mut run, windows, done, out, &settings)?;
     if let Some(out) = out {
         plot::loss(&out.join("loss.svg"), &losses)?;
@@ -59,21 +64,23 @@ pub fn train(args: &TrainArgs) -> Result<(), String> {
     Ok(())
 }
 
-/// The model and its optimizer, new or from a folder.
-pub fn build(args: &TrainArgs) -> Result<Run, String> {
-    let scope = Scope::new(args.seed, args.dtype.dtype(), args.device);
-    let (config, mut model, codec) = match &args.init {
-        Some(folder) => {
-            let (config, model) = load_model(folder, &scope).map_err(|e| e.to_string())?;
-            (config, model, Codec::of(folder)?)
-        }
-        None => {
-            let config = GptConfig::new(256, args.context, args.layers, args.heads, args.width);
-            let config = config.with_dropout(args.dropout);
-            let model = config.init(&scope).map_err(|e| e.to_string())?;
-            (ModelConfig::Gpt(config), model, Codec::Bytes)
-        }
+/// What is to be trained, and how text is cut.
+fn plan(args: &TrainArgs) -> Result<(ModelConfig, Codec), String> {
+    let Some(folder) = &args.init else {
+        let config = GptConfig::new(256, args.context, args.layers, args.heads, args.width);
+        return Ok((ModelConfig::Gpt(config.with_dropout(args.dropout)), Codec::Bytes));
     };
+    Ok((read_config(folder).map_err(|e| e.to_string())?, Codec::of(folder)?))
+}
+
+/// The model and its optimizer, new or from a folder.
+fn build(args: &TrainArgs, config: ModelConfig, codec: Codec) -> Result<Run, String> {
+    let scope = Scope::new(args.seed, args.dtype.dtype(), args.device);
+    let model = match &args.init {
+        Some(folder) => load_model(folder, &scope).map(|(_, model)| model),
+        None => config.init(&scope),
+    };
+    let mut model = model.map_err(|e| e.to_string())?;
     if args.context > model.context() {
         return Err(format!(
             "--context {} is more than the model's {} positions",
@@ -99,10 +106,10 @@ pub fn build(args: &TrainArgs) -> Result<Run, String> {
     Ok(Run { model, config, optimizer, codec })
 }
 
-/// An error of the text, with its name and the flag that asks so much of it.
+/// An error of the text, with its name.
 fn of_text(args: &TrainArgs, error: &str) -> String {
     let from = args.data.as_ref().map_or("the bundled text".into(), |p| p.display().to_string());
-    format!("{from}: {error} (--context {})", args.context)
+    format!("{from}: {error}")
 }
 
 /// The settings that a resumed run must share with the one it continues: those that change the numbers.
@@ -171,6 +178,30 @@ pub fn pieces(args: &TrainArgs) -> Vec<std::ops::Range<usize>> {
     shares.into_iter().flat_map(of_share).collect()
 }
 
+/// What a run writes while it goes.
+struct Files {
+    metrics: Metrics,
+    trace: Trace,
+    /// Taken back if there is an error before the first step is done.
+    fresh: Outputs,
+}
+
+impl Files {
+    fn create(args: &TrainArgs, out: Option<&Path>, done: u64) -> Result<Files, String> {
+        let mut fresh = Outputs::default();
+        if let Some(out) = out {
+            fresh.folder(out)?;
+            remove_leftovers(out);
+        }
+        let metrics = out.map(|o| o.join("metrics.jsonl"));
+        for path in [args.metrics.as_ref(), metrics.as_ref(), args.trace.as_ref()].into_iter().flatten() {
+            fresh.file(path);
+        }
+        let metrics = Metrics::create(args.metrics.as_deref(), metrics.as_deref(), done)?;
+        Ok(Files { metrics, trace: Trace::create(args.trace.as_deref())?, fresh })
+    }
+}
+
 /// Runs the steps from `done` on; the losses of this process.
 fn steps(
     args: &TrainArgs,
@@ -181,19 +212,19 @@ fn steps(
     settings: &BTreeMap<String, String>,
 ) -> Result<Vec<(u64, f64)>, String> {
     let mut loader = Loader::new(windows, args.batch, pieces(args), args.device, done);
-    let mut metrics =
-        Metrics::create(args.metrics.as_deref(), out.map(|o| o.join("metrics.jsonl")).as_deref(), done)?;
+    let Files { mut metrics, mut trace, mut fresh } = Files::create(args, out, done)?;
     let progress = Progress::new(args.quiet, done, args.steps);
     let plan = Settings { groups: args.emulate_dp, clip: args.clip, seed: args.seed };
     let (schedule, begin, mut losses) = (schedule(args), Instant::now(), Vec::new());
     let ledger = args.device.ledger().map_err(|e| e.to_string())?;
     for step in done..args.steps {
         let start = Instant::now();
-        let micros = loader.next_step().map_err(|e| e.to_string())?;
+        let micros = trace.span("data", step, || loader.next_step().map_err(|e| e.to_string()))?;
         let lr = schedule.lr(step);
         run.optimizer.set_lr(lr);
-        let outcome =
-            train_step(&run.model, &mut run.optimizer, &micros, plan, step).map_err(|e| e.to_string())?;
+        let outcome = trace.span("step", step, || {
+            train_step(&run.model, &mut run.optimizer, &micros, plan, step).map_err(|e| e.to_string())
+        })?;
         let seconds = start.elapsed().as_secs_f64();
         let record = Record {
             step,
@@ -205,26 +236,29 @@ fn steps(
             peak_bytes: vec![ledger.total().peak],
         };
         metrics.step(&record)?;
+        fresh.keep();
         progress.step(&record);
         losses.push((step, outcome.loss));
-        let last = step + 1 == args.steps;
-        if let Some(out) =
-            out.filter(|_| last || (args.save_every > 0 && (step + 1).is_multiple_of(args.save_every)))
-        {
-            save(run, out, step + 1, settings)?;
+        let due = args.save_every > 0 && (step + 1).is_multiple_of(args.save_every);
+        if let Some(out) = out.filter(|_| due || step + 1 == args.steps) {
+            trace.span("checkpoint", step, || save(run, out, step + 1, settings))?;
         }
     }
+    fresh.keep();
     progress.finish();
-    let seconds = begin.elapsed().as_secs_f64();
-    let trained = args.steps.saturating_sub(done);
-    metrics.summary(&Summary {
-        steps: trained,
+    trace.finish()?;
+    metrics.summary(&summary(args, run, &losses, begin.elapsed().as_secs_f64(), ledger.total().peak))?;
+    Ok(losses)
+}
+
+fn summary(args: &TrainArgs, run: &Run, losses: &[(u64, f64)], seconds: f64, peak: usize) -> Summary {
+    Summary {
+        steps: losses.len() as u64,
         parameters: run.model.parameters().iter().map(|p| p.tensor().numel()).sum(),
         first_loss: losses.first().map_or(f64::NAN, |l| l.1),
         last_loss: losses.last().map_or(f64::NAN, |l| l.1),
         seconds,
-        tokens_per_s: (trained as usize * args.batch * args.context) as f64 / seconds,
-        peak_bytes: vec![ledger.total().peak],
-    })?;
-    Ok(losses)
+        tokens_per_s: (losses.len() * args.batch * args.context) as f64 / seconds,
+        peak_bytes: vec![peak],
+    }
 }

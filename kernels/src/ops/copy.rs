@@ -15,12 +15,12 @@ pub fn copy_(to: &mut Tensor, from: &Tensor) -> Result<()> {
     check::same_device(OP, &[to, from])?;
     check::shape(OP, "a tensor", from, to.shape())?;
     let from = &super::cast(from, to.dtype())?;
+    if to.shares_storage(from) {
+        return copy_(to, &from.copy()?);
+    }
     if to.device().is_meta() {
         to.bump_version();
         return Ok(());
-    }
-    if to.shares_storage(from) {
-        return copy_(to, &from.copy()?);
     }
     match to.dtype().size() {
         1 => copy::<u8>(OP, to, from),

@@ -62,10 +62,26 @@ impl ModelConfig {
         }
     }
 
+    /// Elements of the matrices, which is nearly all that a model has. A float, for a config can ask for anything.
+    pub fn matrix_elements(&self) -> f64 {
+        let f = |n: usize| n as f64;
+        match self {
+            ModelConfig::Gpt(c) => {
+                let width = f(c.width);
+                let block = 4.0 * width * width + 2.0 * width * f(c.inner);
+                f(c.layers) * block + (f(c.vocabulary) + f(c.context)) * width
+            }
+            ModelConfig::Llama(c) => {
+                let attention = 2.0 * (f(c.heads) + f(c.key_heads)) * f(c.head_dim);
+                f(c.layers) * (attention + 3.0 * f(c.inner)) * f(c.width) + f(c.vocabulary) * f(c.width)
+            }
+        }
+    }
+
     /// From the text of a `config.json`; `path` names it in errors.
     ///
     /// # Errors
-    /// If it is not valid, or asks for something that these models do not do.
+    /// If it is not valid, its sizes do not fit each other, or it asks for something that these models do not do.
     pub fn parse(text: &str, path: &Path) -> Result<ModelConfig> {
         let wrong = |why: String| Error::invalid(path.display().to_string(), why);
         let value: Value = serde_json::from_str(text).map_err(|e| wrong(format!("not valid JSON: {e}")))?;
@@ -76,7 +92,13 @@ impl ModelConfig {
             Some("llama") => fields.llama().map(ModelConfig::Llama),
             other => Err(format!("model_type {other:?} is not supported, wanted gpt2 or llama")),
         };
-        config.map_err(wrong)
+        let config = config.map_err(wrong)?;
+        match &config {
+            ModelConfig::Gpt(c) => c.check(),
+            ModelConfig::Llama(c) => c.check(),
+        }
+        .map_err(wrong)?;
+        Ok(config)
     }
 
     /// The `config.json` that transformers reads.
@@ -131,6 +153,27 @@ const ACTIVATIONS: [(&str, Activation); 6] = [
 
 fn activation_name(activation: Activation) -> &'static str {
     ACTIVATIONS.iter().find(|(_, known)| *known == activation).map_or("gelu_new", |(name, _)| name)
+}
+
+/// Refuses a size of 0.
+pub(super) fn check_sizes(sizes: &[(&str, usize)]) -> Parsed<()> {
+    match sizes.iter().find(|(_, size)| *size == 0) {
+        Some((name, _)) => Err(format!("{name} is 0, wanted at least 1")),
+        None => Ok(()),
+    }
+}
+
+/// Refuses what is no addend to a variance, no deviation or no probability.
+pub(super) fn check_numbers(eps: f64, init_std: f64, dropout: &[f64]) -> Parsed<()> {
+    let large = f64::from(f32::MAX);
+    let named = [("eps", eps, large), ("init_std", init_std, large)];
+    let numbers = named.into_iter().chain(dropout.iter().map(|&p| ("dropout", p, 1.0)));
+    for (name, x, high) in numbers {
+        if !(0.0..=high).contains(&x) {
+            return Err(format!("{name} is {x:e}, wanted a number from 0 to {high:e}"));
+        }
+    }
+    Ok(())
 }
 
 /// The fields of a `config.json`; absent and null are the same.
@@ -271,6 +314,9 @@ mod tests {
         assert!(with("hidden_act", json!("gelu")).contains("hidden_act"));
         assert!(with("hidden_size", json!(-1)).contains("hidden_size is -1"));
         assert!(with("rope_parameters", json!({"rope_type": "yarn"})).contains("yarn"));
+        assert!(with("num_hidden_layers", json!(0)).contains("layers is 0"));
+        assert!(with("attention_dropout", json!(1.5)).contains("dropout is 1.5"));
+        assert!(with("rms_norm_eps", json!(-1e-5)).contains("eps is -1e-5"));
         assert!(with("num_hidden_layers", Value::Null).contains("num_hidden_layers is missing"));
     }
 

@@ -221,12 +221,12 @@ impl<L: Layers> Decoder<L> {
         self.tail()?.call(x, false, move |tail, x| tail.head.loss(&tail.normed(x)?, &targets, scale))
     }
 
-    /// Empty caches for `batch` sequences, one a block.
+    /// Empty caches for `batch` sequences of at most `capacity` positions, one a block.
     ///
     /// # Errors
     /// If they cannot be allocated.
-    pub fn caches(&self, batch: usize) -> Result<Vec<KvCache>> {
-        self.blocks.iter().map(|block| block.module().cache(batch, self.context)).collect()
+    pub fn caches(&self, batch: usize, capacity: usize) -> Result<Vec<KvCache>> {
+        self.blocks.iter().map(|block| block.module().cache(batch, capacity)).collect()
     }
 
     /// Scores of the last of further positions `[B, T]` of sequences whose earlier ones are in the caches:

@@ -45,7 +45,7 @@ pub fn generate<L: Layers>(
     check(model, prompt, sampling)?;
     let _grad = no_grad();
     let _eval = Context::with(|c| c.train = false);
-    let mut caches = model.caches(1)?;
+    let mut caches = model.caches(1, model.context().min(prompt.len().saturating_add(count)))?;
     let mut all = prompt.to_vec();
     let mut new = fitting(prompt, model.context());
     for step in 0..count {

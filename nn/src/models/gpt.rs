@@ -13,6 +13,7 @@ use phalanx_kernels::Gelu;
 use phalanx_tensor::DType;
 
 use super::attend::{Attend, Heads};
+use super::config::{check_numbers, check_sizes};
 use super::decoder::{Ends, Names};
 use super::{Block, Decoder, KvCache, Stage};
 use crate::layers::{Map, Table, activation_window};
@@ -83,7 +84,7 @@ impl GptConfig {
             layers,
             heads,
             width,
-            inner: 4 * width,
+            inner: width.saturating_mul(4),
             activation: Activation::GeluTanh,
             eps: 1e-5,
             tied: true,
@@ -112,7 +113,7 @@ impl GptConfig {
     /// # Errors
     /// If the sizes do not fit each other, or it cannot be allocated.
     pub fn init_stage<L: Layers>(&self, layers: &Arc<L>, scope: &Scope, stage: Stage) -> Result<Decoder<L>> {
-        self.check()?;
+        self.check().map_err(|why| Error::invalid("GPT", why))?;
         let init = Init::Normal { mean: 0.0, std: self.init_std };
         let table = |count, tied| Table { count, width: self.width, init, tied };
         let norm = |scope: &Scope| Ok(Box::new(self.norm(scope)?) as Box<dyn Module>);
@@ -134,16 +135,20 @@ impl GptConfig {
         LayerNormConfig::new(&[self.width]).with_eps(self.eps).init(scope)
     }
 
-    fn check(&self) -> Result<()> {
-        let sizes = [self.vocabulary, self.context, self.layers, self.heads, self.width, self.inner];
-        if sizes.contains(&0) {
-            return Err(Error::invalid("GPT", format!("a size is 0 in {self:?}")));
-        }
+    /// What cannot be, in words.
+    pub(super) fn check(&self) -> std::result::Result<(), String> {
+        check_sizes(&[
+            ("vocabulary", self.vocabulary),
+            ("context", self.context),
+            ("layers", self.layers),
+            ("heads", self.heads),
+            ("width", self.width),
+            ("inner", self.inner),
+        ])?;
         if !self.width.is_multiple_of(self.heads) {
-            let why = format!("{} heads do not divide the width {}", self.heads, self.width);
-            return Err(Error::invalid("GPT", why));
+            return Err(format!("{} heads do not divide the width {}", self.heads, self.width));
         }
-        Ok(())
+        check_numbers(self.eps, self.init_std, &self.dropout)
     }
 }
 

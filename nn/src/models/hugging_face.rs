@@ -32,6 +32,12 @@ pub fn read_config(folder: impl AsRef<Path>) -> Result<ModelConfig> {
 /// As [`read_config`] and [`load_weights`].
 pub fn load_model(folder: impl AsRef<Path>, scope: &Scope) -> Result<(ModelConfig, Decoder)> {
     let config = read_config(&folder)?;
+    // Before memory is asked for: a damaged config may want any amount of it. What is merely missing is named later.
+    let (wanted, stored) = (config.matrix_elements(), Files::open(folder.as_ref())?.elements()?);
+    if wanted > 2.0 * stored + 1e6 {
+        let why = format!("a model of at least {wanted} parameters, and the weights beside it are {stored}");
+        return Err(Error::invalid(folder.as_ref().join(CONFIG).display().to_string(), why));
+    }
     let model = config.init(scope)?;
     load_weights(&model, &config, folder)?;
     Ok((config, model))
@@ -58,22 +64,26 @@ pub fn load_weights<L: Layers>(
             continue;
         };
         let stored = if file.contains(&stored) { stored } else { name.clone() };
+        let dtype = file.dtype(&stored)?;
+        if !dtype.is_float() {
+            let why = format!("tensor {stored:?} has dtype {dtype}, wanted a floating-point one");
+            return Err(phalanx_tensor::Error::file(file.path(), why).into());
+        }
         let mut shape = file.shape(&stored)?.to_vec();
         let turned = is_turned(config, &name);
         if turned {
             shape.reverse();
         }
-        let wanted = parameter.global_shape();
-        let flat = shape == wanted || (shape.len() < wanted.len() && numel(&shape) == numel(wanted));
-        match flat {
+        let wanted = whole_shape(&parameter);
+        match shape == wanted {
             true => fitting.push((parameter, file, stored, turned)),
-            false => problems.misshaped.push((stored, shape, wanted.to_vec())),
+            false => problems.misshaped.push((stored, shape, wanted)),
         }
     }
     if model.stage().first && model.stage().last && model.stage().layers.len() == config.layers() {
         problems.unexpected = unexpected(model, config, &files);
     }
-    problems.check(&folder.display().to_string())?;
+    problems.check(&files.what(folder).display().to_string())?;
     // On the CPU first, so that a damaged tensor is found before anything is changed, and only one is held twice.
     for (parameter, file, stored, turned) in fitting {
         let tensor = file.tensor(&stored, stored_on(parameter.device()))?;
@@ -139,8 +149,11 @@ fn unexpected<L: Layers>(model: &Decoder<L>, config: &ModelConfig, files: &Files
     files.names().filter(|stored| !wanted(stored) && !known(stored)).map(str::to_string).collect()
 }
 
-fn numel(shape: &[usize]) -> usize {
-    shape.iter().product()
+/// The shape of the tensor that a parameter is a part of; where its cut sees a finer one, the first sizes are one.
+fn whole_shape(parameter: &Parameter) -> Vec<usize> {
+    let seen = parameter.global_shape();
+    let (first, rest) = seen.split_at((seen.len() + 1).saturating_sub(parameter.tensor().rank().max(1)));
+    if first.is_empty() { seen.to_vec() } else { [&[first.iter().product()], rest].concat() }
 }
 
 /// Where a file's tensor is read to: a model without elements needs none.
@@ -161,7 +174,9 @@ impl Files {
         let value: serde_json::Value =
             serde_json::from_str(&read_text(&index)?).map_err(|e| wrong(format!("not valid JSON: {e}")))?;
         let map = value["weight_map"].as_object().ok_or_else(|| wrong("there is no weight_map".into()))?;
-        let mut names: Vec<PathBuf> = map.values().filter_map(|v| v.as_str()).map(PathBuf::from).collect();
+        let file = |v: &serde_json::Value| v.as_str().map(PathBuf::from);
+        let names: Option<Vec<PathBuf>> = map.values().map(file).collect();
+        let mut names = names.ok_or_else(|| wrong("weight_map has a value that is no file's name".into()))?;
         names.sort();
         names.dedup();
         if names.iter().any(|name| name.components().count() != 1 || name.is_absolute()) {
@@ -173,6 +188,22 @@ impl Files {
                 .map(|name| SafeTensors::open(folder.join(name)))
                 .collect::<std::result::Result<_, _>>()?,
         ))
+    }
+
+    /// Elements of all tensors.
+    fn elements(&self) -> Result<f64> {
+        let mut sum = 0.0;
+        for file in &self.0 {
+            for name in file.names() {
+                sum += file.shape(name)?.iter().map(|&n| n as f64).product::<f64>();
+            }
+        }
+        Ok(sum)
+    }
+
+    /// What an error of the tensors names: the file, or the folder of several.
+    fn what<'a>(&'a self, folder: &'a Path) -> &'a Path {
+        if let [file] = &self.0[..] { file.path() } else { folder }
     }
 
     fn find(&self, name: &str) -> Option<&SafeTensors> {

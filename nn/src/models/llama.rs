@@ -11,6 +11,7 @@ use std::sync::Arc;
 use phalanx_autograd::Var;
 use phalanx_tensor::DType;
 
+use super::config::{check_numbers, check_sizes};
 use super::decoder::{Ends, Names};
 use super::{Block, Decoder, KvCache, Stage};
 use crate::layers::{Map, Table};
@@ -68,7 +69,7 @@ impl LlamaConfig {
             key_heads: heads,
             head_dim: width / heads.max(1),
             width,
-            inner: (8 * width / 3).next_multiple_of(64),
+            inner: (width.saturating_mul(8) / 3).next_multiple_of(64),
             eps: 1e-5,
             rope_base: 10000.0,
             tied: false,
@@ -93,7 +94,7 @@ impl LlamaConfig {
     /// # Errors
     /// If the sizes do not fit each other, or it cannot be allocated.
     pub fn init_stage<L: Layers>(&self, layers: &Arc<L>, scope: &Scope, stage: Stage) -> Result<Decoder<L>> {
-        self.check()?;
+        self.check().map_err(|why| Error::invalid("Llama", why))?;
         let init = Init::Normal { mean: 0.0, std: self.init_std };
         let norm = |scope: &Scope| Ok(Box::new(self.norm(scope)?) as Box<dyn Module>);
         let ends = Ends {
@@ -114,19 +115,28 @@ impl LlamaConfig {
         RmsNormConfig::new(&[self.width]).with_eps(self.eps).init(scope)
     }
 
-    fn check(&self) -> Result<()> {
-        let sizes = [self.vocabulary, self.context, self.layers, self.heads, self.key_heads, self.head_dim];
-        if sizes.contains(&0) || self.width == 0 || self.inner == 0 {
-            return Err(Error::invalid("Llama", format!("a size is 0 in {self:?}")));
-        }
+    /// What cannot be, in words.
+    pub(super) fn check(&self) -> std::result::Result<(), String> {
+        check_sizes(&[
+            ("vocabulary", self.vocabulary),
+            ("context", self.context),
+            ("layers", self.layers),
+            ("heads", self.heads),
+            ("key_heads", self.key_heads),
+            ("head_dim", self.head_dim),
+            ("width", self.width),
+            ("inner", self.inner),
+        ])?;
         if !self.heads.is_multiple_of(self.key_heads) || !self.head_dim.is_multiple_of(2) {
-            let why = format!(
+            return Err(format!(
                 "{} query heads for {} key heads of {} features, wanted a multiple and an even number",
                 self.heads, self.key_heads, self.head_dim
-            );
-            return Err(Error::invalid("Llama", why));
+            ));
         }
-        Ok(())
+        if !self.rope_base.is_finite() || self.rope_base <= 0.0 {
+            return Err(format!("the base of the positions is {}, wanted a number above 0", self.rope_base));
+        }
+        check_numbers(self.eps, self.init_std, &[self.dropout])
     }
 }
 

@@ -119,7 +119,7 @@ fn generation_with_a_cache_follows_the_whole_forward_pass() {
         let tokens: Vec<i64> = (0..12).map(|i| (i * 5 % 37) as i64).collect();
         let whole = Var::from_slice(&tokens, &[1, 12], Device::CPU).unwrap();
         let logits = model.logits(&model.forward(&whole).unwrap()).unwrap().to_vec::<f64>().unwrap();
-        let mut caches = model.caches(1).unwrap();
+        let mut caches = model.caches(1, model.context()).unwrap();
         // A prompt of 4, then 3 at once, then one by one.
         for run in [0..4usize, 4..7, 7..8, 8..9, 9..12] {
             let new = Var::from_slice(&tokens[run.clone()], &[1, run.len()], Device::CPU).unwrap();
@@ -250,7 +250,7 @@ fn sizes_that_do_not_fit_are_refused() {
         assert!(message.contains(what), "{message}");
     };
     refused(GptConfig::new(37, 12, 3, 3, 16), "3 heads do not divide the width 16");
-    refused(GptConfig::new(37, 12, 0, 2, 16), "a size is 0");
+    refused(GptConfig::new(37, 12, 0, 2, 16), "layers is 0");
     let model = build(&gpt(0.0), DType::F32, Device::CPU);
     let long = Var::from_slice(&[0i64; 13], &[1, 13], Device::CPU).unwrap();
     assert!(model.forward(&long).unwrap_err().to_string().contains("at most 12 positions"));

@@ -57,6 +57,11 @@ impl SafeTensors {
         Ok(SafeTensors { path, map, entries, metadata })
     }
 
+    /// Where the file is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// The tensors' names, sorted.
     pub fn names(&self) -> impl ExactSizeIterator<Item = &str> {
         self.entries.keys().map(String::as_str)
