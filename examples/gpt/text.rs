@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 
 use tokenizers::Tokenizer;
 
-/// How text becomes tokens: bytes, or a tokenizer that came with a model, in a file.
+/// How text becomes tokens: bytes (of a model's folder that says nothing else), or a tokenizer that came in a file.
 pub enum Codec {
-    Bytes,
+    Bytes(Option<PathBuf>),
     Tokenizer(Box<Tokenizer>, PathBuf),
 }
 
@@ -15,7 +15,7 @@ impl Codec {
     pub fn of(folder: &Path) -> Result<Codec, String> {
         let path = folder.join("tokenizer.json");
         if !path.exists() {
-            return Ok(Codec::Bytes);
+            return Ok(Codec::Bytes(Some(folder.into())));
         }
         let tokenizer = Tokenizer::from_file(&path).map_err(|e| format!("{}: {e}", path.display()))?;
         Ok(Codec::Tokenizer(Box::new(tokenizer), path))
@@ -24,7 +24,10 @@ impl Codec {
     /// What decides on the tokens, for messages.
     pub fn source(&self) -> String {
         match self {
-            Codec::Bytes => "bytes are the tokens".into(),
+            Codec::Bytes(None) => "bytes are the tokens".into(),
+            Codec::Bytes(Some(folder)) => {
+                format!("{}: without a tokenizer.json, bytes are the tokens", folder.display())
+            }
             Codec::Tokenizer(_, path) => path.display().to_string(),
         }
     }
@@ -33,7 +36,7 @@ impl Codec {
     pub fn encode(&self, text: &[u8], vocabulary: usize) -> Result<Vec<u32>, String> {
         let wrong = |why: &dyn std::fmt::Display| format!("{}: {why}", self.source());
         let tokens: Vec<u32> = match self {
-            Codec::Bytes => text.iter().map(|&b| b.into()).collect(),
+            Codec::Bytes(_) => text.iter().map(|&b| b.into()).collect(),
             Codec::Tokenizer(t, _) => {
                 let text = std::str::from_utf8(text).map_err(|e| format!("the text is not UTF-8: {e}"))?;
                 t.encode_fast(text, false).map_err(|e| wrong(&e))?.get_ids().to_vec()
@@ -49,7 +52,7 @@ impl Codec {
 
     pub fn decode(&self, tokens: &[u32]) -> Result<String, String> {
         match self {
-            Codec::Bytes => {
+            Codec::Bytes(_) => {
                 let bytes: Vec<u8> = tokens.iter().map(|&t| t as u8).collect();
                 Ok(String::from_utf8_lossy(&bytes).into_owned())
             }

@@ -68,9 +68,17 @@ pub fn train(args: &TrainArgs) -> Result<(), String> {
 fn plan(args: &TrainArgs) -> Result<(ModelConfig, Codec), String> {
     let Some(folder) = &args.init else {
         let config = GptConfig::new(256, args.context, args.layers, args.heads, args.width);
-        return Ok((ModelConfig::Gpt(config.with_dropout(args.dropout)), Codec::Bytes));
+        return Ok((ModelConfig::Gpt(config.with_dropout(args.dropout)), Codec::Bytes(None)));
     };
-    Ok((read_config(folder).map_err(|e| e.to_string())?, Codec::of(folder)?))
+    let config = read_config(folder).map_err(|e| e.to_string())?;
+    if args.context > config.context() {
+        let (wanted, got) = (args.context, config.context());
+        return Err(format!(
+            "{}: --context {wanted} is more than the model's {got} positions",
+            folder.display()
+        ));
+    }
+    Ok((config, Codec::of(folder)?))
 }
 
 /// The model and its optimizer, new or from a folder.
@@ -81,13 +89,6 @@ fn build(args: &TrainArgs, config: ModelConfig, codec: Codec) -> Result<Run, Str
         None => config.init(&scope),
     };
     let mut model = model.map_err(|e| e.to_string())?;
-    if args.context > model.context() {
-        return Err(format!(
-            "--context {} is more than the model's {} positions",
-            args.context,
-            model.context()
-        ));
-    }
     model.set_recompute(match args.recompute {
         Recompute::Never => RecomputeMode::Never,
         Recompute::ExceptLast => RecomputeMode::ExceptLast,
