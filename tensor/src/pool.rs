@@ -157,7 +157,7 @@ impl Crew {
     /// Makes a new job's state known.
     fn publish(&self, flags: u64) {
         let number = self.state.load(Ordering::Relaxed) / NUMBER;
-        self.state.store(number.wrapping_add(1) * NUMBER | flags, Ordering::SeqCst);
+        self.state.store((number.wrapping_add(1) * NUMBER) | flags, Ordering::SeqCst);
         // A worker counts itself among the sleepers before it looks at the state for the last time.
         if self.sleepers.load(Ordering::SeqCst) > 0 {
             drop(lock(&self.lock));

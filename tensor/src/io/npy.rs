@@ -10,7 +10,7 @@
 use std::io::{self, Write};
 use std::path::Path;
 
-use super::{atomic, map::Map};
+use super::{atomic, bytes_of, map::Map};
 use crate::{DType, Device, Error, Result, Tensor};
 
 const MAGIC: &[u8] = b"\x93NUMPY";
@@ -138,8 +138,7 @@ fn parse(file: &[u8]) -> Result<(Header, &[u8]), String> {
     let (text, data) = rest.split_at_checked(length).ok_or_else(cut)?;
     let text = text.iter().map(|&b| char::from(b)).collect::<Vec<char>>();
     let header = Dictionary { text: &text }.header().map_err(|why| format!("not a valid npy file: {why}"))?;
-    let count = |sizes: &[usize]| sizes.iter().try_fold(header.dtype.size(), |b, &n| b.checked_mul(n));
-    if count(&header.shape) != Some(data.len()) {
+    if bytes_of(&header.shape, header.dtype) != Some(data.len()) {
         let (shape, dtype) = (&header.shape, header.dtype);
         return Err(format!(
             "not a valid npy file: {} bytes of data for shape {shape:?} of {dtype}",

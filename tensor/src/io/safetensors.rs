@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use super::{atomic, map::Map};
+use super::{atomic, bytes_of, map::Map};
 use crate::{DType, Device, Error, Result, Tensor};
 
 /// The largest header the format allows, in bytes.
@@ -221,12 +221,11 @@ fn check_coverage(
             return Err(format!("tensor {name:?}: data_offsets [{start}, {end}], wanted {wanted}"));
         }
         // Where the dtype is none of ours, its size is unknown and the bytes are never read.
-        if let Some(dtype) = dtype_of(&entry.dtype) {
-            let wanted = entry.shape.iter().try_fold(dtype.size(), |bytes, &n| bytes.checked_mul(n));
-            if wanted != Some(end - start) {
-                let shape = &entry.shape;
-                return Err(format!("tensor {name:?}: {} bytes for shape {shape:?} of {dtype}", end - start));
-            }
+        if let Some(dtype) = dtype_of(&entry.dtype)
+            && bytes_of(&entry.shape, dtype) != Some(end - start)
+        {
+            let shape = &entry.shape;
+            return Err(format!("tensor {name:?}: {} bytes for shape {shape:?} of {dtype}", end - start));
         }
         entry.bytes = data_start + start..data_start + end;
         at = end;
