@@ -10,6 +10,7 @@
 //! epilogue   the last steps   kernel    a tile of C in registers
 //! scratch    working memory   finish    a tile's sums to C
 //! batch      several at once  product   packs, runs jobs, finishes tiles
+//! small      in the caches
 //! ```
 //!
 //! `Accumulate` and half types sum all of k first and touch C once. In half precision the finished sum is rounded once
@@ -25,6 +26,7 @@ mod pack;
 mod plan;
 mod product;
 mod scratch;
+mod small;
 #[cfg(test)]
 mod tests;
 
@@ -37,6 +39,7 @@ pub(crate) use kernel::TileShape;
 pub(crate) use mat::{MatMut, MatRef};
 pub(crate) use plan::share;
 pub(crate) use scratch::{Scratch, with_scratch};
+pub(crate) use small::gemm_small;
 
 use crate::simd::{Float, Runner};
 

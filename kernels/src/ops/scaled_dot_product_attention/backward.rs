@@ -6,9 +6,8 @@
 use phalanx_tensor::{Result, Tensor};
 
 use super::dropout::Keep;
-use super::operand::{Heads, Mask, carve, padded};
-use super::product::ROWS;
-use super::tile::{self, KEYS_BACKWARD, KeyBlock, Needs, QUERIES, QueryBlock, Sizes};
+use super::operand::{Heads, Mask, carve, padded, store};
+use super::tile::{self, Changes, Differentiate, KEYS_BACKWARD, QUERIES, Stats};
 use super::{Attention, Problem};
 use crate::check;
 use crate::real::{Real, for_real};
@@ -77,17 +76,21 @@ struct Scratch<'a, T> {
     values: &'a [T],
     dk: &'a mut [T],
     dv: &'a mut [T],
+    queries: Queries<'a, T>,
+    scores: &'a mut [T],
+    slopes: &'a mut [T],
+    bias: &'a mut [T],
+    kept: &'a mut [T],
+}
+
+/// What is held of a block of queries: themselves and the output's gradient, as rows and as columns.
+struct Queries<'a, T> {
     dq: &'a mut [T],
-    /// Queries and gradients of a block, as rows and as columns.
     rows: &'a mut [T],
     columns: &'a mut [T],
     dy_rows: &'a mut [T],
     dy_columns: &'a mut [T],
     out_rows: &'a mut [T],
-    scores: &'a mut [T],
-    slopes: &'a mut [T],
-    bias: &'a mut [T],
-    kept: &'a mut [T],
 }
 
 impl<T: Real> Pass<'_, T> {
@@ -121,128 +124,98 @@ impl<T: Real> Pass<'_, T> {
 
     fn run_part(&self, part: &mut Part<'_, T>) {
         let p = &self.problem;
-        let sizes = p.sizes::<T::Wide>();
-        let (depth, value) = (sizes.depth_row, sizes.value_row);
-        let all = p.keys + ROWS;
-        let whole = [all * depth, all * value, all * depth, all * value];
-        let block = [
-            depth,
-            depth,
-            depth,
-            value,
-            value,
-            value,
-            KEYS_BACKWARD,
-            KEYS_BACKWARD,
-            KEYS_BACKWARD,
-            KEYS_BACKWARD,
-        ]
-        .map(|n| QUERIES * n);
+        let [depth, value] = p.rows::<T::Wide>();
+        let whole = [depth, value, depth, value].map(|row| p.keys * row);
+        let block = [depth, depth, depth, value, value, value].map(|row| QUERIES * row);
+        let tile = |wanted: bool| if wanted { KEYS_BACKWARD * QUERIES } else { 0 };
+        let tiles =
+            [tile(true), tile(true), tile(!matches!(self.mask, Mask::None)), tile(self.keep.is_some())];
         carve(whole, |[keys, values, dk, dv]| {
             self.inputs[1].rows(part.key_head, 0, p.keys, keys, depth);
             self.inputs[2].rows(part.key_head, 0, p.keys, values, value);
             dk.fill(T::Wide::ZERO);
             dv.fill(T::Wide::ZERO);
-            carve(block, |[dq, rows, columns, dy_rows, dy_columns, out_rows, scores, slopes, bias, kept]| {
-                let mut scratch = Scratch {
-                    keys,
-                    values,
-                    dk,
-                    dv,
-                    dq,
-                    rows,
-                    columns,
-                    dy_rows,
-                    dy_columns,
-                    out_rows,
-                    scores,
-                    slopes,
-                    bias,
-                    kept,
-                };
-                for member in 0..p.group {
-                    for first in (0..p.queries).step_by(QUERIES) {
-                        self.run_block(part, sizes, member, first, &mut scratch);
+            carve(block, |[dq, rows, columns, dy_rows, dy_columns, out_rows]| {
+                carve(tiles, |[scores, slopes, bias, kept]| {
+                    let (dk, dv) = (&mut *dk, &mut *dv);
+                    let queries = Queries { dq, rows, columns, dy_rows, dy_columns, out_rows };
+                    let mut scratch = Scratch { keys, values, dk, dv, queries, scores, slopes, bias, kept };
+                    for member in 0..p.group {
+                        for first in (0..p.queries).step_by(QUERIES) {
+                            self.run_block(part, member, first, &mut scratch);
+                        }
                     }
-                }
+                });
             });
-            store(part.dk, dk, p.depth, depth, T::Wide::ONE);
-            store(part.dv, dv, p.value_depth, value, T::Wide::ONE);
+            store(part.dk, dk, p.depth, depth);
+            store(part.dv, dv, p.value_depth, value);
         });
     }
 
     /// One block of queries of the group's head number `member`.
-    fn run_block(
-        &self,
-        part: &mut Part<'_, T>,
-        sizes: Sizes,
-        member: usize,
-        first: usize,
-        s: &mut Scratch<'_, T::Wide>,
-    ) {
+    fn run_block(&self, part: &mut Part<'_, T>, member: usize, first: usize, s: &mut Scratch<'_, T::Wide>) {
         let p = &self.problem;
         let head = part.key_head * p.group + member;
         let count = QUERIES.min(p.queries - first);
         let width = padded::<T::Wide>(count);
-        let Sizes { depth_row, value_row, .. } = sizes;
-        let scale = T::Wide::from_f64(p.scale);
-        let rows = &mut s.rows[..width * depth_row];
+        let [depth_row, value_row] = p.rows::<T::Wide>();
+        let scale = [T::Wide::from_f64(p.scale); QUERIES];
+        let q = &mut s.queries;
+        let [dq, rows] = [&mut *q.dq, &mut *q.rows].map(|rows| &mut rows[..width * depth_row]);
         let [out_rows, dy_rows] =
-            [&mut *s.out_rows, &mut *s.dy_rows].map(|rows| &mut rows[..width * value_row]);
+            [&mut *q.out_rows, &mut *q.dy_rows].map(|rows| &mut rows[..width * value_row]);
         self.inputs[0].rows(head, first, count, rows, depth_row);
-        rows.iter_mut().for_each(|x| *x = *x * scale);
         self.inputs[3].rows(head, first, count, out_rows, value_row);
         self.inputs[4].rows(head, first, count, dy_rows, value_row);
-        dispatch(tile::Transpose { rows, row: depth_row, to: s.columns, width });
-        dispatch(tile::Transpose { rows: dy_rows, row: value_row, to: s.dy_columns, width });
+        tile::scale_rows(rows, depth_row, &scale);
+        dispatch(tile::Transpose { rows, row: depth_row, to: q.columns, width });
+        dispatch(tile::Transpose { rows: dy_rows, row: value_row, to: q.dy_columns, width });
         let [mut base, mut inverse, mut delta] = [[T::Wide::ZERO; QUERIES]; 3];
         let stats = self.stats[(head * p.queries + first) * 2..].chunks_exact(2);
         stats.take(count).enumerate().for_each(|(q, stats)| [base[q], inverse[q]] = [stats[0], stats[1]]);
         dispatch(tile::RowProducts { a: out_rows, b: dy_rows, row: value_row, out: &mut delta });
-        s.dq[..width * depth_row].fill(T::Wide::ZERO);
-        let end = p.keys_before(first + count);
-        for key in (0..end).step_by(KEYS_BACKWARD) {
-            let keys = KEYS_BACKWARD.min(end - key);
-            let bias = self.mask.tile(p, head, [first, count, width], [key, keys], s.bias);
-            let place = ([first, count, width], [key, keys]);
-            let keep =
-                self.keep.as_ref().map(|k| k.tile(head, [p.queries, p.keys], place.0, place.1, s.kept));
-            let (key_at, value_at) = (key * depth_row, key * value_row);
-            dispatch(tile::BackwardOf {
-                sizes: Sizes { keys, width, ..sizes },
-                needs: Needs {
-                    query: !part.dq.is_empty(),
-                    key: !part.dk.is_empty(),
-                    value: !part.dv.is_empty(),
+        dq.fill(T::Wide::ZERO);
+        for tile in p.tiles::<T::Wide>(head, first, count, KEYS_BACKWARD) {
+            let [key_at, value_at] = [depth_row, value_row].map(|row| tile.key * row);
+            let (keys, values) = (&s.keys[key_at..], &s.values[value_at..]);
+            tile.products((keys, depth_row), (q.columns, p.depth), s.scores);
+            tile.products((values, value_row), (q.dy_columns, p.value_depth), s.slopes);
+            dispatch(Differentiate {
+                tile,
+                changes: Changes {
+                    bias: self.mask.tile(&tile, s.bias),
+                    keep: self.keep.as_ref().map(|k| k.tile(&tile, [p.queries, p.keys], s.kept)),
                 },
-                block: KeyBlock { keys: &s.keys[key_at..], values: &s.values[value_at..], bias, keep },
-                queries: QueryBlock {
-                    rows,
-                    columns: s.columns,
-                    dy_rows,
-                    dy_columns: s.dy_columns,
-                    base: &base,
-                    inverse: &inverse,
-                    delta: &delta,
-                },
+                stats: Stats { base: &base, inverse: &inverse, delta: &delta },
                 scores: s.scores,
                 slopes: s.slopes,
-                dq: s.dq,
-                dk: &mut s.dk[key_at..],
-                dv: &mut s.dv[value_at..],
             });
+            if !part.dv.is_empty() {
+                tile.sum_queries(s.scores, (dy_rows, value_row), &mut s.dv[value_at..]);
+            }
+            if !part.dk.is_empty() {
+                tile.sum_queries(s.slopes, (rows, depth_row), &mut s.dk[key_at..]);
+            }
+            if !part.dq.is_empty() {
+                tile.sum_keys(s.slopes, (keys, depth_row), dq);
+            }
             if !part.slopes.is_empty() {
-                let row = |q: usize| ((member * p.queries + first + q) * p.keys) + key;
+                let row = |q: usize| ((member * p.queries + first + q) * p.keys) + tile.key;
                 for q in 0..count {
-                    let to = part.slopes[row(q)..][..keys].iter_mut();
+                    let to = part.slopes[row(q)..][..tile.keys].iter_mut();
                     to.zip(s.slopes[q..].iter().step_by(width)).for_each(|(to, &x)| *to = x);
                 }
             }
         }
-        self.hide(part, member, [first, count], end);
+        self.hide(part, member, [first, count], p.keys_before(first + count));
         if !part.dq.is_empty() {
-            let dq = &mut part.dq[(member * p.queries + first) * p.depth..][..count * p.depth];
-            store(dq, s.dq, p.depth, depth_row, scale);
+            tile::scale_rows(dq, depth_row, &scale);
+            store(
+                &mut part.dq[(member * p.queries + first) * p.depth..][..count * p.depth],
+                dq,
+                p.depth,
+                depth_row,
+            );
         }
     }
 
@@ -260,13 +233,4 @@ impl<T: Real> Pass<'_, T> {
 /// The parts of a slice, one after the other; none of an absent or empty one.
 fn parts<T>(data: Option<&mut [T]>, size: usize) -> std::slice::ChunksMut<'_, T> {
     data.unwrap_or_default().chunks_mut(size.max(1))
-}
-
-/// Rows without their padding, times `scale`, rounded.
-fn store<T: Real>(to: &mut [T], from: &mut [T::Wide], row: usize, stride: usize, scale: T::Wide) {
-    for (to, from) in to.chunks_exact_mut(row.max(1)).zip(from.chunks_mut(stride.max(1))) {
-        let from = &mut from[..row];
-        from.iter_mut().for_each(|x| *x = *x * scale);
-        T::narrow_all(from, to);
-    }
 }

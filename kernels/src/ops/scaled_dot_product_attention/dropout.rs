@@ -4,6 +4,7 @@
 
 use phalanx_tensor::{Context, Error, Result, Stream4, Tensor};
 
+use super::tile::Tile;
 use crate::real::{Real, for_real};
 use crate::simd::Float;
 
@@ -81,26 +82,18 @@ impl Keep {
         Ok(Keep { dropout, heads, all, first, threshold, scale })
     }
 
-    /// The factors of a tile's probabilities [keys, width], in `to`.
-    pub(super) fn tile<'b, T: Float>(
-        &self,
-        head: usize,
-        all: [usize; 2],
-        [first_query, count, width]: [usize; 3],
-        [first_key, keys]: [usize; 2],
-        to: &'b mut [T],
-    ) -> &'b [T] {
-        let scale = T::from_f64(self.scale);
-        for q in 0..width {
-            if q >= count {
-                (0..keys).for_each(|k| to[k * width + q] = T::ZERO);
-                continue;
-            }
-            self.draw(head, first_query + q, all, [first_key, keys], |k, kept| {
-                to[k * width + q] = if kept { scale } else { T::ZERO };
+    /// The factors of a tile's probabilities [keys, width], in `to`, for heads of [queries, keys].
+    pub(super) fn tile<'b, T: Float>(&self, tile: &Tile, all: [usize; 2], to: &'b mut [T]) -> &'b [T] {
+        let (scale, to) = (T::from_f64(self.scale), &mut to[..tile.keys * tile.width]);
+        to.fill(T::ZERO);
+        for q in 0..tile.queries {
+            self.draw(tile.head, tile.query + q, all, [tile.key, tile.keys], |k, kept| {
+                if kept {
+                    to[k * tile.width + q] = scale;
+                }
             });
         }
-        &to[..keys * width]
+        to
     }
 
     /// Calls `put` with the number of each of `keys` keys from `first_key` on, counted from there, and whether its

@@ -7,9 +7,8 @@ use phalanx_tensor::{Result, Tensor};
 
 use super::Problem;
 use super::dropout::Keep;
-use super::operand::{Heads, Mask, carve, padded};
-use super::product::ROWS;
-use super::tile::{self, KEYS, KeyBlock, QUERIES, Sizes};
+use super::operand::{Heads, Mask, carve, padded, store};
+use super::tile::{self, Changes, Exponentials, KEYS, QUERIES};
 use crate::real::Real;
 use crate::simd::{Float, dispatch};
 
@@ -61,25 +60,26 @@ impl<T: Real> Part<'_, T> {
         mask: &Mask<'_, T>,
         keep: Option<&Keep>,
     ) {
-        let sizes = problem.sizes::<T::Wide>();
+        let [depth_row, value_row] = problem.rows::<T::Wide>();
         let seen = problem.keys_before(self.first + self.stats.len() / 2);
+        let tile = |wanted: bool| if wanted { KEYS * QUERIES } else { 0 };
         let lens = [
-            (seen + ROWS) * sizes.depth_row,
-            (seen + ROWS) * sizes.value_row,
-            QUERIES * sizes.depth_row,
-            QUERIES * sizes.depth_row,
-            QUERIES * sizes.value_row,
-            KEYS * QUERIES,
-            KEYS * QUERIES,
-            if keep.is_some() { KEYS * QUERIES } else { 0 },
+            seen * depth_row,
+            seen * value_row,
+            QUERIES * depth_row,
+            QUERIES * depth_row,
+            QUERIES * value_row,
+            tile(true),
+            tile(!matches!(mask, Mask::None)),
+            tile(keep.is_some()),
         ];
         carve(lens, |[keys, values, rows, columns, out, scores, bias, kept]| {
             let key_head = self.head / problem.group;
-            inputs[1].rows(key_head, 0, seen, keys, sizes.depth_row);
-            inputs[2].rows(key_head, 0, seen, values, sizes.value_row);
+            inputs[1].rows(key_head, 0, seen, keys, depth_row);
+            inputs[2].rows(key_head, 0, seen, values, value_row);
             let mut scratch = Scratch { keys, values, rows, columns, out, scores, bias, kept };
             for at in (0..self.stats.len() / 2).step_by(QUERIES) {
-                self.block(problem, sizes, &inputs[0], (mask, keep), at, &mut scratch);
+                self.block(problem, &inputs[0], (mask, keep), at, &mut scratch);
             }
         });
     }
@@ -88,7 +88,6 @@ impl<T: Real> Part<'_, T> {
     fn block(
         &mut self,
         problem: &Problem,
-        sizes: Sizes,
         query: &Heads<'_, T>,
         (mask, keep): (&Mask<'_, T>, Option<&Keep>),
         at: usize,
@@ -96,46 +95,41 @@ impl<T: Real> Part<'_, T> {
     ) {
         let count = QUERIES.min(self.stats.len() / 2 - at);
         let (width, first) = (padded::<T::Wide>(count), self.first + at);
-        let Sizes { depth_row, value_row, .. } = sizes;
-        let rows = &mut s.rows[..width * depth_row];
+        let [depth_row, value_row] = problem.rows::<T::Wide>();
+        let (rows, out) = (&mut s.rows[..width * depth_row], &mut s.out[..width * value_row]);
         query.rows(self.head, first, count, rows, depth_row);
-        let scale = T::Wide::from_f64(problem.scale);
-        rows.iter_mut().for_each(|x| *x = *x * scale);
+        tile::scale_rows(rows, depth_row, &[T::Wide::from_f64(problem.scale); QUERIES]);
         dispatch(tile::Transpose { rows, row: depth_row, to: s.columns, width });
         let (mut max, mut sum) = ([-T::Wide::INFINITY; QUERIES], [T::Wide::ZERO; QUERIES]);
-        let out = &mut s.out[..width * value_row];
+        let mut factors = [T::Wide::ONE; QUERIES];
         out.fill(T::Wide::ZERO);
-        let end = problem.keys_before(first + count);
-        for key in (0..end).step_by(KEYS) {
-            let keys = KEYS.min(end - key);
-            let bias = mask.tile(problem, self.head, [first, count, width], [key, keys], s.bias);
-            let keep = keep.map(|k| {
-                k.tile(self.head, [problem.queries, problem.keys], [first, count, width], [key, keys], s.kept)
-            });
-            dispatch(tile::Forward {
-                sizes: Sizes { keys, width, ..sizes },
-                block: KeyBlock {
-                    keys: &s.keys[key * depth_row..],
-                    values: &s.values[key * value_row..],
-                    bias,
-                    keep,
+        for tile in problem.tiles::<T::Wide>(self.head, first, count, KEYS) {
+            let keys = (&s.keys[tile.key * depth_row..], depth_row);
+            tile.products(keys, (s.columns, problem.depth), s.scores);
+            dispatch(Exponentials {
+                tile,
+                changes: Changes {
+                    bias: mask.tile(&tile, s.bias),
+                    keep: keep.map(|k| k.tile(&tile, [problem.queries, problem.keys], s.kept)),
                 },
-                queries: s.columns,
                 scores: s.scores,
-                max: &mut max[..width],
-                sum: &mut sum[..width],
-                out,
+                max: &mut max,
+                sum: &mut sum,
+                shrink: &mut factors,
             });
+            if tile.key > 0 {
+                tile::scale_rows(out, value_row, &factors);
+            }
+            tile.sum_keys(s.scores, (&s.values[tile.key * value_row..], value_row), out);
         }
         for (q, stats) in self.stats[at * 2..].chunks_exact_mut(2).take(count).enumerate() {
-            let hidden = sum[q] == T::Wide::ZERO;
-            let inverse = if hidden { T::Wide::ZERO } else { T::Wide::ONE / sum[q] };
+            factors[q] = if sum[q] == T::Wide::ZERO { T::Wide::ZERO } else { T::Wide::ONE / sum[q] };
             let base = if max[q] == -T::Wide::INFINITY { T::Wide::ZERO } else { max[q] };
-            stats.copy_from_slice(&[base, inverse]);
-            let row = &mut out[q * value_row..][..problem.value_depth];
-            row.iter_mut().for_each(|x| *x = *x * inverse);
-            T::narrow_all(row, &mut self.out[(at + q) * problem.value_depth..][..problem.value_depth]);
+            stats.copy_from_slice(&[base, factors[q]]);
         }
+        tile::scale_rows(out, value_row, &factors);
+        let to = &mut self.out[at * problem.value_depth..][..count * problem.value_depth];
+        store(to, out, problem.value_depth, value_row);
     }
 }
 

@@ -1,7 +1,6 @@
 //! Attention in tiles: the scores are made a tile at a time and never stored whole, forward and backward.
 //!
 //! ```text
-//! product   small matrix products in registers
 //! tile      a block of keys against a block of queries
 //! operand   strided tensors as padded rows; masks as tiles
 //! dropout   probabilities left out, by their place
@@ -12,13 +11,14 @@ mod backward;
 mod dropout;
 mod forward;
 mod operand;
-mod product;
 mod tile;
 
 use phalanx_tensor::{DType, Dims, Error, Result, Tensor, broadcast_shapes};
 
 pub use backward::scaled_dot_product_attention_backward;
 pub use dropout::{AttentionDropout, attention_keep};
+
+use tile::Tile;
 
 use crate::check;
 use crate::real::for_real;
@@ -148,16 +148,30 @@ impl Problem {
         shape
     }
 
-    /// The sizes of tiles, but for their width and keys.
-    fn sizes<T: Float>(&self) -> tile::Sizes {
-        tile::Sizes {
-            keys: 0,
-            width: 0,
-            depth: self.depth,
-            depth_row: operand::padded::<T>(self.depth),
-            value_depth: self.value_depth,
-            value_row: operand::padded::<T>(self.value_depth),
-        }
+    /// The padded rows of queries and keys, and of values.
+    fn rows<T: Float>(&self) -> [usize; 2] {
+        [self.depth, self.value_depth].map(operand::padded::<T>)
+    }
+
+    /// The tiles of a block of `queries` queries from number `query` on, with at most `keys` keys each.
+    fn tiles<T: Float>(
+        &self,
+        head: usize,
+        query: usize,
+        queries: usize,
+        keys: usize,
+    ) -> impl Iterator<Item = Tile> {
+        let (width, causal) = (operand::padded::<T>(queries), self.causal);
+        let end = self.keys_before(query + queries);
+        (0..end).step_by(keys).map(move |key| Tile {
+            head,
+            query,
+            queries,
+            width,
+            key,
+            keys: keys.min(end - key),
+            causal,
+        })
     }
 
     /// How many keys the queries before `end` may see.

@@ -2,7 +2,7 @@
 
 use phalanx_tensor::{DType, Element, Loops, Read, Result, Tensor};
 
-use super::Problem;
+use super::tile::Tile;
 use crate::gemm::{Scratch, with_scratch};
 use crate::real::Real;
 use crate::simd::Float;
@@ -79,6 +79,13 @@ impl<T: Real> Heads<'_, T> {
     }
 }
 
+/// Rows without their padding, rounded.
+pub(super) fn store<T: Real>(to: &mut [T], from: &[T::Wide], row: usize, stride: usize) {
+    for (to, from) in to.chunks_exact_mut(row.max(1)).zip(from.chunks(stride.max(1))) {
+        T::narrow_all(&from[..row], to);
+    }
+}
+
 /// A mask over the scores.
 pub(super) enum Mask<'a, T> {
     None,
@@ -96,40 +103,28 @@ impl<'a, T: Real> Mask<'a, T> {
         })
     }
 
-    /// What is added to a tile's scores [keys, width], in `to`; nothing if that is 0 everywhere.
-    pub(super) fn tile<'b>(
-        &self,
-        problem: &Problem,
-        head: usize,
-        [first_query, queries, width]: [usize; 3],
-        [first_key, keys]: [usize; 2],
-        to: &'b mut [T::Wide],
-    ) -> Option<&'b [T::Wide]> {
-        // The last key is behind the first query.
-        let hides = problem.causal && first_key + keys > first_query + 1;
-        if !hides && matches!(self, Mask::None) {
-            return None;
-        }
-        for (k, row) in to.chunks_exact_mut(width).take(keys).enumerate() {
-            row.fill(T::Wide::ZERO);
-            let key = first_key + k;
-            for (q, to) in row[..queries].iter_mut().enumerate() {
-                let query = first_query + q;
-                *to = match self {
-                    _ if problem.causal && key > query => -T::Wide::INFINITY,
-                    Mask::None => T::Wide::ZERO,
-                    Mask::Bool(mask) if mask.at(head, query, key) == 0 => -T::Wide::INFINITY,
-                    Mask::Bool(_) => T::Wide::ZERO,
-                    Mask::Float(mask) => mask.at(head, query, key).widen(),
-                };
+    /// What is added to a tile's scores [keys, width], in `to`; nothing without a mask.
+    pub(super) fn tile<'b>(&self, tile: &Tile, to: &'b mut [T::Wide]) -> Option<&'b [T::Wide]> {
+        match self {
+            Mask::None => return None,
+            Mask::Bool(mask) => {
+                mask.turned(tile, to, |seen| if seen == 0 { -T::Wide::INFINITY } else { T::Wide::ZERO });
             }
+            Mask::Float(mask) => mask.turned(tile, to, T::widen),
         }
-        Some(&to[..keys * width])
+        Some(&to[..tile.keys * tile.width])
     }
 }
 
 impl<T: Element> Heads<'_, T> {
-    fn at(&self, head: usize, row: usize, column: usize) -> T {
-        self.elements[self.starts[head] + row * self.row_stride + column * self.col_stride]
+    /// A tile's elements [queries, keys] as [keys, width].
+    fn turned<U: Float>(&self, tile: &Tile, to: &mut [U], f: impl Fn(T) -> U) {
+        let first = self.starts[tile.head] + tile.query * self.row_stride + tile.key * self.col_stride;
+        for (k, to) in to.chunks_exact_mut(tile.width).take(tile.keys).enumerate() {
+            to[tile.queries..].fill(U::ZERO);
+            for (q, to) in to[..tile.queries].iter_mut().enumerate() {
+                *to = f(self.elements[first + k * self.col_stride + q * self.row_stride]);
+            }
+        }
     }
 }

@@ -1,172 +1,187 @@
-//! One tile of scores, a block of keys against a block of queries, forward and backward.
+//! One tile of scores, a block of keys against a block of queries: its products, and its softmax forward and backward.
 //!
 //! Scores lie transposed, a row a key and a lane a query: then the softmax runs down the columns and needs no sums across
-//! lanes, and both products that follow read the tile as it lies.
+//! lanes, and the products that follow read the tile as it lies.
 
-use super::product::{Left, ROWS, Right, Write, product};
-use crate::simd::{Float, Isa, Kernel, LANES_MAX, Vector};
+use crate::gemm::{MatMut, MatRef, gemm_small};
+use crate::rows::lanes;
+use crate::simd::{Float, Isa, Kernel, LANES_MAX, Vector, dispatch};
 
 /// Queries a block has at most.
 pub(super) const QUERIES: usize = 64;
 /// Keys a block has at most in the forward pass.
-pub(super) const KEYS: usize = 96;
-/// Keys a block has at most in the backward pass, where two tiles share the first-level cache with four matrices.
-pub(super) const KEYS_BACKWARD: usize = 48;
+pub(super) const KEYS: usize = 128;
+/// Keys a block has at most in the backward pass, where two tiles share the caches with eight matrices.
+pub(super) const KEYS_BACKWARD: usize = 64;
 
-/// The sizes of a tile. Widths and depths that rows are padded to are multiples of the longest vector.
+/// Where a tile lies. Widths and rows are padded to multiples of the longest vector.
 #[derive(Clone, Copy)]
-pub(super) struct Sizes {
-    /// Keys in this block.
-    pub(super) keys: usize,
-    /// Queries in this block, padded.
+pub(super) struct Tile {
+    pub(super) head: usize,
+    /// The first query, how many there are, and that padded.
+    pub(super) query: usize,
+    pub(super) queries: usize,
     pub(super) width: usize,
-    /// Elements of a query and a key, and their rows' padded length.
-    pub(super) depth: usize,
-    pub(super) depth_row: usize,
-    /// The same of a value.
-    pub(super) value_depth: usize,
-    pub(super) value_row: usize,
+    /// The first key, and how many there are.
+    pub(super) key: usize,
+    pub(super) keys: usize,
+    /// Whether a query sees only the keys up to its own number.
+    pub(super) causal: bool,
 }
 
-impl Sizes {
-    /// Keys rounded up to what products need.
-    fn key_rows(&self) -> usize {
-        self.keys.next_multiple_of(ROWS)
+impl Tile {
+    /// How many of the keys query number `q` of the block sees.
+    fn seen(&self, q: usize) -> usize {
+        if self.causal { (self.query + q + 1).saturating_sub(self.key).min(self.keys) } else { self.keys }
+    }
+
+    /// The first query of the block that sees its key number `k`.
+    fn first_seeing(&self, k: usize) -> usize {
+        if self.causal { (self.key + k).saturating_sub(self.query).min(self.width) } else { 0 }
+    }
+
+    /// How far key `k` lies ahead of query `q`.
+    fn ahead(&self, k: usize, q: usize) -> f64 {
+        (self.key + k) as f64 - (self.query + q) as f64
+    }
+
+    /// The tile of the inner products of keys [keys, row] and queries [depth, width]; 0 in places where whole blocks of
+    /// registers are hidden.
+    pub(super) fn products<T: Float>(
+        &self,
+        (keys, row): (&[T], usize),
+        (queries, depth): (&[T], usize),
+        to: &mut [T],
+    ) {
+        gemm_small(
+            MatRef::new(keys, self.keys, depth, row, 1),
+            MatRef::new(queries, depth, self.width, self.width, 1),
+            MatMut::new(to, self.keys, self.width, self.width, 1),
+            false,
+            |keys, queries| if keys.start < self.seen(queries.end - 1) { 0..depth } else { 0..0 },
+        );
+    }
+
+    /// `to[q] += Σ_k tile[k, q] from[k]` for rows of keys and queries.
+    pub(super) fn sum_keys<T: Float>(&self, tile: &[T], (from, row): (&[T], usize), to: &mut [T]) {
+        gemm_small(
+            MatRef::new(tile, self.width, self.keys, 1, self.width),
+            MatRef::new(from, self.keys, row, row, 1),
+            MatMut::new(to, self.width, row, row, 1),
+            true,
+            |queries, _| 0..self.seen(queries.end - 1),
+        );
+    }
+
+    /// `to[k] += Σ_q tile[k, q] from[q]` for rows of keys and queries.
+    pub(super) fn sum_queries<T: Float>(&self, tile: &[T], (from, row): (&[T], usize), to: &mut [T]) {
+        gemm_small(
+            MatRef::new(tile, self.keys, self.width, self.width, 1),
+            MatRef::new(from, self.width, row, row, 1),
+            MatMut::new(to, self.keys, row, row, 1),
+            true,
+            |keys, _| self.first_seeing(keys.start)..self.width,
+        );
     }
 }
 
-/// What is known of a block of keys: rows of keys and values, and what is added to the scores.
+/// What changes scores and probabilities besides: both of the tile's shape [keys, width].
 #[derive(Clone, Copy)]
-pub(super) struct KeyBlock<'a, T> {
-    pub(super) keys: &'a [T],
-    pub(super) values: &'a [T],
-    /// Of the scores' shape [keys, width]; negative infinity hides.
+pub(super) struct Changes<'a, T> {
+    /// What is added to the scores; negative infinity hides.
     pub(super) bias: Option<&'a [T]>,
-    /// Of the same shape: what probabilities are multiplied with, 0 where one is left out.
+    /// What probabilities are multiplied with, 0 where one is left out.
     pub(super) keep: Option<&'a [T]>,
 }
 
-/// Takes a block of keys into the softmax and the output of a block of queries.
-pub(super) struct Forward<'a, T> {
-    pub(super) sizes: Sizes,
-    pub(super) block: KeyBlock<'a, T>,
-    /// [depth_row, width], scaled.
-    pub(super) queries: &'a [T],
-    /// The tile: [key rows, width].
+/// Scores become exponentials below each query's largest score so far.
+pub(super) struct Exponentials<'a, T> {
+    pub(super) tile: Tile,
+    pub(super) changes: Changes<'a, T>,
+    /// The tile.
     pub(super) scores: &'a mut [T],
     /// Each query's largest score so far, and the sum of the exponentials below it.
     pub(super) max: &'a mut [T],
     pub(super) sum: &'a mut [T],
-    /// [width, value_row].
-    pub(super) out: &'a mut [T],
+    /// What earlier sums of exponentials were multiplied with to be below the new largest score.
+    pub(super) shrink: &'a mut [T],
 }
 
-impl<T: Float> Kernel for Forward<'_, T> {
+impl<T: Float> Kernel for Exponentials<'_, T> {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Isa>(self) {
-        let Sizes { keys, width, depth, depth_row, value_row, .. } = self.sizes;
-        let rows = self.sizes.key_rows();
-        product::<T::Vec<S>>(
-            Left::Rows(self.block.keys, depth_row),
-            Right(self.queries, width),
-            (self.scores, width),
-            [rows, width, depth],
-            Write::Replace,
-        );
-        let mut shrink = [T::ONE; QUERIES];
-        for lane in (0..width).step_by(T::Vec::<S>::LANES) {
-            let bias = self.block.bias.map(|b| &b[lane..]);
-            let (max, sum) = (&mut self.max[lane..], &mut self.sum[lane..]);
-            absorb::<T::Vec<S>>(&mut self.scores[lane..], width, keys, bias, max, sum, &mut shrink[lane..]);
+    fn run<S: Isa>(mut self) {
+        for lane in (0..self.tile.width).step_by(T::Vec::<S>::LANES) {
+            self.lanes::<T::Vec<S>>(lane);
         }
-        if let Some(keep) = self.block.keep {
-            let scores = &mut self.scores[..keys * width];
-            crate::rows::lanes::update(scores, [keep], |score: T::Vec<S>, [keep]| score * keep);
+        if let Some(keep) = self.changes.keep {
+            let scores = &mut self.scores[..keep.len()];
+            lanes::update(scores, [keep], |score: T::Vec<S>, [keep]| score * keep);
         }
-        for (row, &shrink) in self.out.chunks_exact_mut(value_row.max(1)).zip(&shrink[..width]) {
-            if shrink != T::ONE {
-                let shrink = T::Vec::<S>::splat(shrink);
-                crate::rows::lanes::update(row, [], |x: T::Vec<S>, []| x * shrink);
+    }
+}
+
+impl<T: Float> Exponentials<'_, T> {
+    /// One vector of queries down the tile.
+    #[inline(always)]
+    fn lanes<V: Vector<Elem = T>>(&mut self, lane: usize) {
+        let (tile, width) = (self.tile, self.tile.width);
+        let [seen_by_all, seen] = [tile.seen(lane), tile.seen(lane + V::LANES - 1)];
+        let scores = &mut self.scores[lane..];
+        if let Some(bias) = self.changes.bias {
+            for row in 0..seen {
+                let score = V::load(&scores[row * width..]) + V::load(&bias[row * width + lane..]);
+                score.store(&mut scores[row * width..]);
             }
         }
-        product::<T::Vec<S>>(
-            Left::Columns(self.scores, width),
-            Right(self.block.values, value_row),
-            (self.out, value_row),
-            [width, value_row, keys],
-            Write::Add,
-        );
-    }
-}
-
-/// One vector of queries down a tile: scores become exponentials below the new largest score.
-#[inline(always)]
-fn absorb<V: Vector>(
-    scores: &mut [V::Elem],
-    width: usize,
-    keys: usize,
-    bias: Option<&[V::Elem]>,
-    max: &mut [V::Elem],
-    sum: &mut [V::Elem],
-    shrink: &mut [V::Elem],
-) {
-    let old = V::load(max);
-    if let Some(bias) = bias {
-        for row in 0..keys {
-            let score = V::load(&scores[row * width..]) + V::load(&bias[row * width..]);
+        for row in seen_by_all..seen {
+            let score = hide(V::load(&scores[row * width..]), -T::INFINITY, tile.ahead(row, lane));
             score.store(&mut scores[row * width..]);
         }
-    }
-    // Four chains, in plain loops (see `lanes`), for a comparison takes several cycles.
-    let mut largest = [old; 4];
-    let mut row = 0;
-    while row < keys {
-        #[allow(clippy::needless_range_loop)]
-        for i in 0..4 {
-            largest[i] = V::load(&scores[(row + i).min(keys - 1) * width..]).max(largest[i]);
+        let old = V::load(&self.max[lane..]);
+        // Four chains, in plain loops (see `lanes`), for a comparison takes several cycles.
+        let mut largest = [old; 4];
+        for first in (0..seen).step_by(4) {
+            #[allow(clippy::needless_range_loop)]
+            for i in 0..4 {
+                largest[i] = V::load(&scores[(first + i).min(seen - 1) * width..]).max(largest[i]);
+            }
         }
-        row += 4;
+        let [a, b, c, d] = largest;
+        let new = a.max(b).max(c.max(d));
+        // Where all are hidden they are taken relative to 0, which keeps NaN out.
+        let base = V::select(new.eq(V::splat(-T::INFINITY)), V::zero(), new);
+        let mut terms = V::zero();
+        for row in 0..seen {
+            let term = (V::load(&scores[row * width..]) - base).exp();
+            term.store(&mut scores[row * width..]);
+            terms = terms + term;
+        }
+        for row in seen..tile.keys {
+            V::zero().store(&mut scores[row * width..]);
+        }
+        let factor = (old - base).exp();
+        factor.store(&mut self.shrink[lane..]);
+        V::load(&self.sum[lane..]).mul_add(factor, terms).store(&mut self.sum[lane..]);
+        new.store(&mut self.max[lane..]);
     }
-    let [a, b, c, d] = largest;
-    let new = a.max(b).max(c.max(d));
-    let base = finite_base(new);
-    let mut terms = V::zero();
-    for row in 0..keys {
-        let term = (V::load(&scores[row * width..]) - base).exp();
-        term.store(&mut scores[row * width..]);
-        terms = terms + term;
-    }
-    let factor = (old - base).exp();
-    factor.store(shrink);
-    V::load(sum).mul_add(factor, terms).store(sum);
-    new.store(max);
 }
 
-/// What scores are taken relative to: their largest, or 0 where all are hidden, which keeps NaN out.
+/// `x` with `hidden` in the lanes that do not see a key, which lies `ahead` of the first lane's own.
 #[inline(always)]
-pub(super) fn finite_base<V: Vector>(max: V) -> V {
-    V::select(max.eq(V::splat(-V::Elem::INFINITY)), V::zero(), max)
+fn hide<V: Vector>(x: V, hidden: V::Elem, ahead: f64) -> V {
+    let mut numbers = [V::Elem::ZERO; LANES_MAX];
+    #[allow(clippy::needless_range_loop)] // see `lanes`
+    for i in 0..V::LANES {
+        numbers[i] = V::Elem::from_f64(i as f64);
+    }
+    V::select(V::load(&numbers).lt(V::splat(V::Elem::from_f64(ahead))), V::splat(hidden), x)
 }
 
-/// Which gradients a tile adds to.
+/// What the softmax's derivative needs of a block of queries. Padded queries have `inverse` 0, which keeps them out.
 #[derive(Clone, Copy)]
-pub(super) struct Needs {
-    pub(super) query: bool,
-    pub(super) key: bool,
-    pub(super) value: bool,
-}
-
-/// A block of queries in the backward pass. Padded queries have `inverse` 0, which keeps them out of everything.
-#[derive(Clone, Copy)]
-pub(super) struct QueryBlock<'a, T> {
-    /// Scaled queries as rows [width, depth_row] and as columns [depth_row, width].
-    pub(super) rows: &'a [T],
-    pub(super) columns: &'a [T],
-    /// The output's gradient, the same way.
-    pub(super) dy_rows: &'a [T],
-    pub(super) dy_columns: &'a [T],
+pub(super) struct Stats<'a, T> {
     /// What the scores are taken relative to, and the inverse of the sum of the exponentials.
     pub(super) base: &'a [T],
     pub(super) inverse: &'a [T],
@@ -174,99 +189,57 @@ pub(super) struct QueryBlock<'a, T> {
     pub(super) delta: &'a [T],
 }
 
-/// Adds a tile's share to the gradients.
-pub(super) struct BackwardOf<'a, T> {
-    pub(super) sizes: Sizes,
-    pub(super) needs: Needs,
-    pub(super) block: KeyBlock<'a, T>,
-    pub(super) queries: QueryBlock<'a, T>,
-    /// Two tiles: probabilities, and the scores' gradient.
+/// Scores become probabilities, and the probabilities' gradient the scores'.
+pub(super) struct Differentiate<'a, T> {
+    pub(super) tile: Tile,
+    pub(super) changes: Changes<'a, T>,
+    pub(super) stats: Stats<'a, T>,
     pub(super) scores: &'a mut [T],
     pub(super) slopes: &'a mut [T],
-    /// [width, depth_row], [key rows, depth_row] and [key rows, value_row].
-    pub(super) dq: &'a mut [T],
-    pub(super) dk: &'a mut [T],
-    pub(super) dv: &'a mut [T],
 }
 
-impl<T: Float> Kernel for BackwardOf<'_, T> {
+impl<T: Float> Kernel for Differentiate<'_, T> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Isa>(mut self) {
-        let Sizes { keys, width, depth, depth_row, value_depth, value_row } = self.sizes;
-        let (rows, q) = (self.sizes.key_rows(), self.queries);
-        product::<T::Vec<S>>(
-            Left::Rows(self.block.keys, depth_row),
-            Right(q.columns, width),
-            (self.scores, width),
-            [rows, width, depth],
-            Write::Replace,
-        );
-        product::<T::Vec<S>>(
-            Left::Rows(self.block.values, value_row),
-            Right(q.dy_columns, width),
-            (self.slopes, width),
-            [rows, width, value_depth],
-            Write::Replace,
-        );
-        self.differentiate::<T::Vec<S>>();
-        if self.needs.value {
-            product::<T::Vec<S>>(
-                Left::Rows(self.scores, width),
-                Right(q.dy_rows, value_row),
-                (self.dv, value_row),
-                [rows, value_row, width],
-                Write::Add,
-            );
-        }
-        if self.needs.key {
-            product::<T::Vec<S>>(
-                Left::Rows(self.slopes, width),
-                Right(q.rows, depth_row),
-                (self.dk, depth_row),
-                [rows, depth_row, width],
-                Write::Add,
-            );
-        }
-        if self.needs.query {
-            product::<T::Vec<S>>(
-                Left::Columns(self.slopes, width),
-                Right(self.block.keys, depth_row),
-                (self.dq, depth_row),
-                [width, depth_row, keys],
-                Write::Add,
-            );
+        for lane in (0..self.tile.width).step_by(T::Vec::<S>::LANES) {
+            self.lanes::<T::Vec<S>>(lane);
         }
     }
 }
 
-impl<T: Float> BackwardOf<'_, T> {
-    /// Scores become probabilities, and the probabilities' gradient the scores'.
+impl<T: Float> Differentiate<'_, T> {
+    /// One vector of queries down the tile.
     #[inline(always)]
-    fn differentiate<V: Vector<Elem = T>>(&mut self) {
-        let (width, keys, rows) = (self.sizes.width, self.sizes.keys, self.sizes.key_rows());
-        let q = self.queries;
-        for row in 0..keys {
-            for at in (0..width).step_by(V::LANES) {
-                let place = row * width + at;
-                let score = V::load(&self.scores[place..]);
-                let score = match self.block.bias {
-                    Some(bias) => score + V::load(&bias[place..]),
-                    None => score,
-                };
-                let p = (score - V::load(&q.base[at..])).exp() * V::load(&q.inverse[at..]);
-                let keep = match self.block.keep {
-                    Some(keep) => V::load(&keep[place..]),
-                    None => V::splat(T::ONE),
-                };
-                let slope = p * (V::load(&self.slopes[place..]) * keep - V::load(&q.delta[at..]));
-                (p * keep).store(&mut self.scores[place..]);
-                slope.store(&mut self.slopes[place..]);
+    fn lanes<V: Vector<Elem = T>>(&mut self, lane: usize) {
+        let (tile, width) = (self.tile, self.tile.width);
+        let [seen_by_all, seen] = [tile.seen(lane), tile.seen(lane + V::LANES - 1)];
+        let [base, inverse, delta] =
+            [self.stats.base, self.stats.inverse, self.stats.delta].map(|x| &x[lane..]);
+        let (base, inverse, delta) = (V::load(base), V::load(inverse), V::load(delta));
+        for row in 0..seen {
+            let place = row * width + lane;
+            let score = match self.changes.bias {
+                Some(bias) => V::load(&self.scores[place..]) + V::load(&bias[place..]),
+                None => V::load(&self.scores[place..]),
+            };
+            let mut p = (score - base).exp() * inverse;
+            if row >= seen_by_all {
+                p = hide(p, T::ZERO, tile.ahead(row, lane));
             }
+            let keep = match self.changes.keep {
+                Some(keep) => V::load(&keep[place..]),
+                None => V::splat(T::ONE),
+            };
+            let slope = p * (V::load(&self.slopes[place..]) * keep - delta);
+            (p * keep).store(&mut self.scores[place..]);
+            slope.store(&mut self.slopes[place..]);
         }
-        self.scores[keys * width..rows * width].fill(T::ZERO);
-        self.slopes[keys * width..rows * width].fill(T::ZERO);
+        for place in (seen..tile.keys).map(|row| row * width + lane) {
+            V::zero().store(&mut self.scores[place..]);
+            V::zero().store(&mut self.slopes[place..]);
+        }
     }
 }
 
@@ -308,6 +281,24 @@ impl<T: Float> Kernel for Transpose<'_, T> {
     }
 }
 
+/// Multiplies each of the rows with its factor.
+pub(super) fn scale_rows<T: Float>(rows: &mut [T], row: usize, factors: &[T]) {
+    struct Scale<'a, T>(&'a mut [T], usize, &'a [T]);
+
+    impl<T: Float> Kernel for Scale<'_, T> {
+        type Output = ();
+
+        #[inline(always)]
+        fn run<S: Isa>(self) {
+            for (row, &factor) in self.0.chunks_exact_mut(self.1.max(1)).zip(self.2) {
+                let factor = T::Vec::<S>::splat(factor);
+                lanes::update(row, [], |x: T::Vec<S>, []| x * factor);
+            }
+        }
+    }
+    dispatch(Scale(rows, row, factors));
+}
+
 /// The inner products of the rows of two matrices.
 pub(super) struct RowProducts<'a, T> {
     pub(super) a: &'a [T],
@@ -324,7 +315,7 @@ impl<T: Float> Kernel for RowProducts<'_, T> {
         let row = self.row.max(1);
         let rows = self.a.chunks_exact(row).zip(self.b.chunks_exact(row));
         for ((a, b), out) in rows.zip(self.out) {
-            [*out] = crate::rows::lanes::sums([a, b], [T::ZERO; 2], |[a, b]: [T::Vec<S>; 2]| [a * b]);
+            [*out] = lanes::sums([a, b], [T::ZERO; 2], |[a, b]: [T::Vec<S>; 2]| [a * b]);
         }
     }
 }

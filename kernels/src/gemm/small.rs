@@ -1,0 +1,60 @@
+//! Products of matrices that lie in the caches, on the calling thread: nothing is packed, and terms known to be zero
+//! are left out.
+
+#![allow(unsafe_code)]
+
+use std::ops::Range;
+
+use super::kernel::{Tile, TileShape, VECTORS, run_tile};
+use super::mat::{MatMut, MatRef};
+use super::plan::share;
+use crate::simd::{Float, Runner};
+
+/// C = A B, or C += A B (then a chain of additions goes on from C). B's and C's columns are neighbours and fill whole
+/// vectors. A tile of C takes only the `steps(its rows, its columns)` of k; how C is cut depends on its shape alone.
+///
+/// # Panics
+///
+/// If the shapes or strides are not as stated, or `steps` exceed k.
+pub(crate) fn gemm_small<T: Float>(
+    a: MatRef<'_, T>,
+    b: MatRef<'_, T>,
+    mut c: MatMut<'_, T>,
+    accumulate: bool,
+    steps: impl Fn(Range<usize>, Range<usize>) -> Range<usize>,
+) {
+    let runner = Runner::current();
+    let shape = TileShape::of::<T>(runner);
+    let (m, n, k) = (c.rows(), c.cols(), a.cols());
+    let ((a_row, a_step), (b_step, b_col), (c_row, c_col)) = (a.strides(), b.strides(), c.strides());
+    assert!(a.rows() == m && b.rows() == k && b.cols() == n, "matrices that do not fit together");
+    assert!(b_col == 1 && c_col == 1 && n.is_multiple_of(shape.lanes), "columns that do not fill vectors");
+    let panels = m.div_ceil(shape.rows);
+    for col in (0..n).step_by(shape.cols()) {
+        let vectors = VECTORS.min((n - col) / shape.lanes);
+        for panel in 0..panels {
+            let rows = share(m, panels, panel);
+            let steps = steps(rows.clone(), col..col + vectors * shape.lanes);
+            assert!(steps.start <= steps.end && steps.end <= k, "steps beyond k");
+            let b = b.data().as_ptr().wrapping_add(steps.start * b_step + col);
+            let sums = c.data().as_mut_ptr().wrapping_add(rows.start * c_row + col);
+            let tile = Tile {
+                steps: steps.len(),
+                a: a.data().as_ptr().wrapping_add(rows.start * a_row + steps.start * a_step),
+                a_row,
+                a_step,
+                b,
+                b_step,
+                sums,
+                sums_row: c_row,
+                next_sums: sums.wrapping_add(rows.len() * c_row),
+                ahead: b,
+                ahead_step: 0,
+                resume: accumulate,
+            };
+            // SAFETY: rows, columns and steps lie within the matrices, whose bounds were proven when they were made;
+            // no two of C's elements share a place, and C is borrowed mutably. The tile's size is at most `shape`'s.
+            unsafe { run_tile(runner, rows.len(), vectors, tile) }
+        }
+    }
+}
