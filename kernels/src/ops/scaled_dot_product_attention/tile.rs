@@ -154,18 +154,26 @@ impl<T: Float> Exponentials<'_, T> {
         let base = V::select(new.eq(V::splat(-T::INFINITY)), V::zero(), new);
         let mut terms = V::zero();
         for row in 0..seen {
-            let term = (V::load(&scores[row * width..]) - base).exp();
+            let term = exp_below(V::load(&scores[row * width..]), base);
             term.store(&mut scores[row * width..]);
             terms = terms + term;
         }
         for row in seen..tile.keys {
             V::zero().store(&mut scores[row * width..]);
         }
-        let factor = (old - base).exp();
+        let factor = exp_below(old, base);
         factor.store(&mut self.shrink[lane..]);
         V::load(&self.sum[lane..]).mul_add(factor, terms).store(&mut self.sum[lane..]);
         new.store(&mut self.max[lane..]);
     }
+}
+
+/// `e^(x - base)`, where the largest is about 1; 0 for what is nothing beside that in any type, hidden scores among it:
+/// results that underflow take a processor a hundred times as long.
+#[inline(always)]
+fn exp_below<V: Vector>(x: V, base: V) -> V {
+    let (x, low) = (x - base, V::splat(V::Elem::from_f64(-87.0)));
+    V::select(x.lt(low), V::zero(), low.max(x).exp())
 }
 
 /// `x` with `hidden` in the lanes that do not see a key, which lies `ahead` of the first lane's own.
@@ -224,7 +232,7 @@ impl<T: Float> Differentiate<'_, T> {
                 Some(bias) => V::load(&self.scores[place..]) + V::load(&bias[place..]),
                 None => V::load(&self.scores[place..]),
             };
-            let mut p = (score - base).exp() * inverse;
+            let mut p = exp_below(score, base) * inverse;
             if row >= seen_by_all {
                 p = hide(p, T::ZERO, tile.ahead(row, lane));
             }
