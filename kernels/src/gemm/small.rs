@@ -36,21 +36,21 @@ pub(crate) fn gemm_small<T: Float>(
             let rows = share(m, panels, panel);
             let steps = steps(rows.clone(), col..col + vectors * shape.lanes);
             assert!(steps.start <= steps.end && steps.end <= k, "steps beyond k");
-            let b = b.data().as_ptr().wrapping_add(steps.start * b_step + col);
-            let sums = c.data().as_mut_ptr().wrapping_add(rows.start * c_row + col);
+            let out = c.data().as_mut_ptr().wrapping_add(rows.start * c_row + col);
             let tile = Tile {
                 steps: steps.len(),
                 a: a.data().as_ptr().wrapping_add(rows.start * a_row + steps.start * a_step),
                 a_row,
                 a_step,
-                b,
+                b: b.data().as_ptr().wrapping_add(steps.start * b_step + col),
                 b_step,
-                sums,
-                sums_row: c_row,
-                next_sums: sums.wrapping_add(rows.len() * c_row),
-                ahead: b,
-                ahead_step: 0,
-                resume: accumulate,
+                from: if accumulate { out } else { std::ptr::null() },
+                from_row: c_row,
+                bias: std::ptr::null(),
+                out,
+                out_row: c_row,
+                add: false,
+                next_out: out.wrapping_add(rows.len() * c_row),
             };
             // SAFETY: rows, columns and steps lie within the matrices, whose bounds were proven when they were made;
             // no two of C's elements share a place, and C is borrowed mutably. The tile's size is at most `shape`'s.
