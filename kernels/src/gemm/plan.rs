@@ -108,18 +108,13 @@ impl Plan {
         (elements / (panel * self.steps_max()).max(1)).max(1)
     }
 
-    /// Into how many jobs rows and columns are cut for so many threads: the cut that reads the least, for every job
-    /// reads its rows of A and its columns of B.
+    /// Into how many jobs rows and columns are cut, one for each thread: the cut that reads the least, for every job
+    /// reads (and packs) its rows of A and its columns of B.
     pub(super) fn jobs(&self, threads: usize) -> (usize, usize) {
-        if threads == 1 {
-            return (1, 1);
-        }
-        let wanted = JOBS_PER_THREAD * threads;
-        let cuts = (1..=wanted).map(|rows| (rows, wanted.div_ceil(rows)));
+        let cuts = (1..=threads).map(|rows| (rows, threads.div_ceil(rows)));
         let cuts = cuts.map(|(rows, cols)| (rows.min(self.row_panels), cols.min(self.col_panels)));
         let read = |&(rows, cols): &(usize, usize)| {
-            let jobs = rows * cols;
-            (wanted.saturating_sub(jobs), rows * self.problem.n + cols * self.problem.m)
+            (threads.saturating_sub(rows * cols), rows * self.problem.n + cols * self.problem.m)
         };
         cuts.min_by_key(read).unwrap_or((1, 1))
     }
@@ -130,9 +125,6 @@ impl Plan {
         m.saturating_mul(n).saturating_mul(k) >= PARALLEL_WORK_MIN
     }
 }
-
-/// Jobs for each thread, so that one that is held up leaves some to the others.
-const JOBS_PER_THREAD: usize = 2;
 
 /// Whether the rows of a panel, read side by side along k, keep out of each other's way in the cache: they are near, and
 /// not a multiple of the cache's period apart.
@@ -187,9 +179,9 @@ mod tests {
     #[test]
     fn one_thread_gets_one_job_and_several_share_what_costs_least_to_read() {
         assert_eq!(plan(256, 256, 256).jobs(1), (1, 1));
-        assert_eq!(plan(2048, 256, 256).jobs(2), (4, 1));
-        assert_eq!(plan(256, 2048, 256).jobs(2), (1, 4));
-        assert_eq!(plan(1024, 1024, 256).jobs(2), (2, 2));
+        assert_eq!(plan(2048, 256, 256).jobs(4), (4, 1));
+        assert_eq!(plan(256, 2048, 256).jobs(4), (1, 4));
+        assert_eq!(plan(1024, 1024, 256).jobs(4), (2, 2));
         assert_eq!(plan(1, 32, 32).jobs(8), (1, 1));
     }
 }
