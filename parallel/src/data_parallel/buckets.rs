@@ -1,0 +1,172 @@
+//! [`Buckets`]: which parameters' gradients travel together, and [`Launcher`]: when each bucket may go.
+//!
+//! Gradients become complete from the last layer to the first, so buckets are filled in reverse order of
+//! registration, and a first small one begins the traffic early. Buckets are launched strictly in order on every rank,
+//! whatever the order in which they fill: collectives must meet in one order. Source: Li et al., "PyTorch Distributed"
+//! (VLDB 2020), section 3.2.
+
+use std::collections::HashMap;
+
+use phalanx_tensor::{DType, Device};
+
+/// What a bucket needs to know of a parameter's gradient.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GradSize {
+    /// Elements.
+    pub elements: usize,
+    /// The gradient's dtype.
+    pub dtype: DType,
+    /// Where it lives.
+    pub device: Device,
+}
+
+/// Parameters, by number, whose gradients lie in one buffer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Buckets(Vec<Vec<usize>>);
+
+impl Buckets {
+    /// The first bucket's size in bytes.
+    pub const FIRST_BYTES: usize = 1 << 20;
+    /// A later bucket's.
+    pub const BYTES: usize = 25 << 20;
+
+    /// Fills buckets in the order given, a run for each dtype and device: one is closed by the gradient that fills it.
+    /// Buckets are numbered by when they close; those that never fill come last, by their first gradient.
+    pub fn fill(order: &[usize], sizes: &[GradSize], first: usize, later: usize) -> Buckets {
+        let mut closed: Vec<Vec<usize>> = Vec::new();
+        let mut open: Vec<(Vec<usize>, usize)> = Vec::new();
+        let mut place: HashMap<(DType, Device), usize> = HashMap::new();
+        for &number in order {
+            let GradSize { elements, dtype, device } = sizes[number];
+            let at = *place.entry((dtype, device)).or_insert_with(|| {
+                open.push((Vec::new(), 0));
+                open.len() - 1
+            });
+            let (members, bytes) = &mut open[at];
+            members.push(number);
+            *bytes += elements * dtype.size();
+            if *bytes >= if closed.is_empty() { first } else { later } {
+                closed.push(std::mem::take(members));
+                *bytes = 0;
+            }
+        }
+        let mut rest: Vec<Vec<usize>> = open.into_iter().map(|o| o.0).filter(|m| !m.is_empty()).collect();
+        rest.sort_by_key(|members| order.iter().position(|number| *number == members[0]));
+        closed.extend(rest);
+        Buckets(closed)
+    }
+
+    /// The buckets of a model before anything is known of the order in which gradients arrive.
+    pub fn of_registration(sizes: &[GradSize]) -> Buckets {
+        let order: Vec<usize> = (0..sizes.len()).rev().collect();
+        Buckets::fill(&order, sizes, Buckets::FIRST_BYTES, Buckets::BYTES)
+    }
+
+    /// The members of each bucket.
+    pub fn members(&self) -> &[Vec<usize>] {
+        &self.0
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+/// Counts the gradients that have come and says which buckets may go.
+#[derive(Clone, Debug)]
+pub struct Launcher {
+    /// The bucket of each parameter.
+    bucket: Vec<usize>,
+    /// Gradients that each bucket waits for.
+    missing: Vec<usize>,
+    ready: Vec<bool>,
+    next: usize,
+    arrivals: Vec<usize>,
+}
+
+impl Launcher {
+    /// For one backward pass.
+    pub fn new(buckets: &Buckets) -> Launcher {
+        let parameters = buckets.members().iter().map(Vec::len).sum();
+        let mut bucket = vec![0; parameters];
+        for (b, members) in buckets.members().iter().enumerate() {
+            members.iter().for_each(|&number| bucket[number] = b);
+        }
+        let missing = buckets.members().iter().map(Vec::len).collect();
+        Launcher { bucket, missing, ready: vec![false; parameters], next: 0, arrivals: Vec::new() }
+    }
+
+    /// Notes that a parameter's gradient is complete (a second time changes nothing), and returns the buckets to
+    /// launch now: those next in order that are full.
+    pub fn arrive(&mut self, parameter: usize) -> std::ops::Range<usize> {
+        if !std::mem::replace(&mut self.ready[parameter], true) {
+            self.arrivals.push(parameter);
+            self.missing[self.bucket[parameter]] -= 1;
+        }
+        let first = self.next;
+        while self.missing.get(self.next) == Some(&0) {
+            self.next += 1;
+        }
+        first..self.next
+    }
+
+    /// Parameters whose gradients have not come.
+    pub fn missing(&self) -> Vec<usize> {
+        (0..self.ready.len()).filter(|&parameter| !self.ready[parameter]).collect()
+    }
+
+    /// Parameters in the order of their gradients' arrival.
+    pub fn arrivals(&self) -> &[usize] {
+        &self.arrivals
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sizes(elements: &[usize]) -> Vec<GradSize> {
+        let size = |&elements| GradSize { elements, dtype: DType::F32, device: Device::CPU };
+        elements.iter().map(size).collect()
+    }
+
+    #[test]
+    fn the_first_bucket_is_small_and_a_gradient_that_fills_one_closes_it() {
+        let sizes = sizes(&[10, 10, 10, 10, 10]);
+        let buckets = Buckets::fill(&[4, 3, 2, 1, 0], &sizes, 40, 80);
+        assert_eq!(buckets.members(), [vec![4], vec![3, 2], vec![1, 0]]);
+        let buckets = Buckets::fill(&[4, 3, 2, 1, 0], &sizes, 50, 90);
+        assert_eq!(buckets.members(), [vec![4, 3], vec![2, 1, 0]]);
+        assert_eq!(Buckets::of_registration(&sizes).members(), [vec![4, 3, 2, 1, 0]]);
+        assert!(Buckets::of_registration(&[]).is_empty());
+    }
+
+    #[test]
+    fn dtypes_do_not_mix() {
+        let mut sizes = sizes(&[10, 10, 10, 10]);
+        sizes[1].dtype = DType::BF16;
+        sizes[3].dtype = DType::BF16;
+        let buckets = Buckets::fill(&[3, 2, 1, 0], &sizes, 1 << 20, 1 << 20);
+        assert_eq!(buckets.members(), [vec![3, 1], vec![2, 0]]);
+    }
+
+    #[test]
+    fn buckets_go_in_order_whatever_the_order_of_arrival() {
+        let buckets = Buckets::fill(&[3, 2, 1, 0], &sizes(&[10; 4]), 40, 80);
+        assert_eq!(buckets.members(), [vec![3], vec![2, 1], vec![0]]);
+        let mut launcher = Launcher::new(&buckets);
+        assert_eq!(launcher.arrive(0), 0..0);
+        assert_eq!(launcher.arrive(2), 0..0);
+        assert_eq!(launcher.missing(), [1, 3]);
+        assert_eq!(launcher.arrive(3), 0..1);
+        assert_eq!(launcher.arrive(3), 1..1);
+        assert_eq!(launcher.arrive(1), 1..3);
+        assert_eq!(launcher.arrivals(), [0, 2, 3, 1]);
+    }
+}
