@@ -3,6 +3,7 @@
 use phalanx_tensor::{DType, Error, Result, Tensor};
 
 /// All on one device: a missing copy is an error, on logical CPU devices too.
+#[inline]
 pub(crate) fn same_device(op: &'static str, tensors: &[&Tensor]) -> Result<()> {
     let Some((first, rest)) = tensors.split_first() else { return Ok(()) };
     match rest.iter().find(|t| t.device() != first.device()) {
@@ -12,6 +13,7 @@ pub(crate) fn same_device(op: &'static str, tensors: &[&Tensor]) -> Result<()> {
 }
 
 /// All on one device and of one dtype.
+#[inline]
 pub(crate) fn same(op: &'static str, tensors: &[&Tensor]) -> Result<()> {
     same_device(op, tensors)?;
     let Some((first, rest)) = tensors.split_first() else { return Ok(()) };
@@ -24,6 +26,7 @@ pub(crate) fn same(op: &'static str, tensors: &[&Tensor]) -> Result<()> {
 }
 
 /// A floating-point dtype.
+#[inline]
 pub(crate) fn float(op: &'static str, tensor: &Tensor) -> Result<()> {
     dtype_is(op, tensor, tensor.dtype().is_float(), "a floating-point dtype")
 }
@@ -33,6 +36,7 @@ pub(crate) fn dtype(op: &'static str, tensor: &Tensor, wanted: DType) -> Result<
     dtype_is(op, tensor, tensor.dtype() == wanted, wanted.name())
 }
 
+#[inline]
 fn dtype_is(op: &'static str, tensor: &Tensor, holds: bool, wanted: &str) -> Result<()> {
     if holds { Ok(()) } else { Err(Error::dtype(op, tensor.dtype(), wanted)) }
 }

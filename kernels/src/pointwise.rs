@@ -67,7 +67,7 @@ pub(crate) fn map<const N: usize>(
     check::float(op, inputs[0])?;
     check::same(op, &inputs)?;
     let first = inputs[0];
-    let mut out = match inputs[1..].iter().all(|t| t.shape() == first.shape()) {
+    let mut out = match inputs[1..].iter().all(|t| t.same_shape(first)) {
         true => first.empty_like()?,
         false => Tensor::empty(&common_shape(op, &inputs)?, first.dtype(), first.device())?,
     };
@@ -109,16 +109,32 @@ fn map_typed<T: Real, const N: usize>(
     inputs: [&Tensor; N],
     out: &mut Tensor,
 ) -> Result<()> {
+    if T::as_wide(&[]).is_some() && inputs.iter().all(|t| t.is_contiguous() && t.same_shape(out)) {
+        return map_direct::<T, N>(op, f, inputs, out);
+    }
     let sources: [Source<'_, T>; N] = Source::open_all(op, inputs, out.shape())?;
-    let direct = T::as_wide(&[]).is_some() && sources.iter().all(Source::is_contiguous);
+    update(op, out, |start, target: &mut [T]| map_gathered(f, &sources, start, target))
+}
+
+/// Inputs that lie as the output does, in the type that is computed in.
+fn map_direct<T: Real, const N: usize>(
+    op: &'static str,
+    f: Blockwise<'_, T::Wide, T::Wide, N>,
+    inputs: [&Tensor; N],
+    out: &mut Tensor,
+) -> Result<()> {
+    let mut opened = [const { None }; N];
+    for (opened, tensor) in opened.iter_mut().zip(inputs) {
+        *opened = Some(tensor.read::<T>(op)?);
+    }
     update(op, out, |start, target: &mut [T]| {
         let len = target.len();
-        match T::as_wide_mut(target) {
-            Some(out) if direct => {
-                let inputs = std::array::from_fn(|n| sources[n].wide(start, len, &mut []));
-                f(inputs, out);
-            }
-            _ => map_gathered(f, &sources, start, target),
+        let input = |n: usize| {
+            let elements: &[T] = opened[n].as_deref().unwrap_or_default();
+            T::as_wide(&elements[inputs[n].offset() + start..][..len]).unwrap_or_default()
+        };
+        if let Some(out) = T::as_wide_mut(target) {
+            f(std::array::from_fn(input), out);
         }
     })
 }

@@ -7,11 +7,12 @@ use std::ptr::NonNull;
 use std::sync::{Mutex, PoisonError};
 
 use crate::Ledger;
+use crate::storage::Storage;
 
 /// Alignment of every block, in bytes: a cache line, which is also an AVX-512 vector.
 const ALIGN: usize = 64;
-/// Eight classes to a doubling from 64 bytes up: at most 1/8 of a block is wasted.
-const CLASSES: usize = 8 * 58;
+/// Eight classes to a doubling from 64 bytes up: at most 1/8 of a block is wasted. The first is that of no bytes.
+const CLASSES: usize = 8 * 58 + 1;
 
 /// A piece of memory, aligned to 64 bytes, every byte of it initialized.
 #[derive(Debug)]
@@ -27,7 +28,21 @@ unsafe impl Send for Block {}
 unsafe impl Sync for Block {}
 
 impl Block {
+    /// New memory for at least `bytes`, which are not 0; `None` if the system has no more.
+    pub(crate) fn obtain(bytes: usize, ledger: &Ledger) -> Option<Block> {
+        let class = class_of(bytes)?;
+        // SAFETY: the layout's size is at least 64, hence not zero. Zeroed memory costs nothing for large
+        // blocks (the system's pages are zero) and lets every block be read as elements from the start.
+        let base = NonNull::new(unsafe { std::alloc::alloc_zeroed(layout(class)) })?;
+        ledger.obtained_add(class_bytes(class));
+        let skip = base.as_ptr().align_offset(ALIGN);
+        // SAFETY: `skip < ALIGN`, and the layout holds ALIGN bytes more than the class.
+        let start = unsafe { base.add(skip) };
+        Some(Block { base, start, class })
+    }
+
     /// The first byte.
+    #[inline]
     pub(crate) fn start(&self) -> NonNull<u8> {
         self.start
     }
@@ -40,79 +55,86 @@ impl Drop for Block {
     }
 }
 
-/// Blocks that wait to be used again, by size class: small ones at the thread that released them, where nobody
+/// Storages that wait to be used again, whole, by size class: small ones at the thread that laid them by, where nobody
 /// competes for them, the others in bins that all threads share.
 pub(crate) struct Allocator {
-    free: Vec<Mutex<Vec<Block>>>,
+    bins: Vec<Mutex<Bin>>,
 }
+
+type Bin = Vec<Box<Storage>>;
 
 impl Allocator {
     pub(crate) fn new() -> Allocator {
-        Allocator { free: (0..CLASSES).map(|_| Mutex::default()).collect() }
+        Allocator { bins: (0..CLASSES).map(|_| Mutex::default()).collect() }
     }
 
-    /// A block of at least `bytes`; its content is unspecified but initialized. `None` if the system has no more.
-    pub(crate) fn allocate(&'static self, bytes: usize, ledger: &Ledger) -> Option<Block> {
+    /// A storage with memory for `bytes`, if one waits; what it holds is unspecified.
+    #[inline]
+    pub(crate) fn take(&'static self, bytes: usize) -> Option<Box<Storage>> {
         let class = class_of(bytes)?;
-        if let Some(block) = near(self, class, Vec::pop).flatten() {
-            return Some(block);
-        }
-        if let Some(block) = lock(&self.free[class]).pop() {
-            return Some(block);
-        }
-        // SAFETY: the layout's size is at least 128, hence not zero. Zeroed memory costs nothing for large
-        // blocks (the system's pages are zero) and lets every block be read as elements from the start.
-        let base = NonNull::new(unsafe { std::alloc::alloc_zeroed(layout(class)) })?;
-        ledger.obtained_add(class_bytes(class));
-        let skip = base.as_ptr().align_offset(ALIGN);
-        // SAFETY: `skip < ALIGN`, and the layout holds ALIGN bytes more than the class.
-        let start = unsafe { base.add(skip) };
-        Some(Block { base, start, class })
-    }
-
-    /// Takes a block back.
-    pub(crate) fn release(&'static self, block: Block) {
-        let class = block.class;
-        let mut block = Some(block);
         near(self, class, |bin| {
-            if bin.len() < NEAR_BLOCKS {
-                bin.extend(block.take());
+            if bin.is_empty() {
+                let mut shared = lock(&self.bins[class]);
+                let rest = shared.len().saturating_sub(near_max(class) / 2);
+                bin.extend(shared.drain(rest..));
             }
-        });
-        lock(&self.free[class]).extend(block);
+            bin.pop()
+        })
+        .unwrap_or_else(|| lock(&self.bins[class]).pop())
     }
 
-    /// Returns the blocks that wait in the shared bins and at this thread to the system; other threads keep theirs.
+    /// Takes a storage that nobody uses.
+    #[inline]
+    pub(crate) fn lay_by(&'static self, storage: Box<Storage>) {
+        let class = storage.block().map_or(0, |block| block.class);
+        let mut storage = Some(storage);
+        near(self, class, |bin| {
+            if bin.len() == near_max(class) {
+                lock(&self.bins[class]).extend(bin.drain(near_max(class) / 2..));
+            }
+            bin.extend(storage.take());
+        });
+        if let Some(storage) = storage {
+            lock(&self.bins[class]).push(storage);
+        }
+    }
+
+    /// Returns what waits in the shared bins and at this thread to the system; other threads keep theirs.
     pub(crate) fn trim(&'static self, ledger: &Ledger) {
         let _ = NEAR.try_with(|near| near.borrow_mut().flush());
-        for (class, bin) in self.free.iter().enumerate() {
-            let blocks = std::mem::take(&mut *lock(bin));
-            ledger.obtained_sub(blocks.len() * class_bytes(class));
+        for (class, bin) in self.bins.iter().enumerate() {
+            let waiting = std::mem::take(&mut *lock(bin));
+            ledger.obtained_sub(waiting.len() * class_bytes(class));
         }
     }
 }
 
-/// Classes that a thread keeps blocks of: up to 8 KiB.
-const NEAR_CLASSES: usize = 8 * 7 + 1;
-/// Blocks of a class that it keeps at most.
-const NEAR_BLOCKS: usize = 16;
+/// Classes that a thread keeps storages of: up to 8 KiB.
+const NEAR_CLASSES: usize = 8 * 7 + 2;
+
+/// Storages of a class that a thread keeps at most: 32 KiB, and no fewer than 16. It exchanges half of them at a time
+/// with the others.
+#[inline]
+fn near_max(class: usize) -> usize {
+    (512 >> (class / 8)).max(16)
+}
 
 thread_local! {
     static NEAR: RefCell<Near> = const { RefCell::new(Near { owner: None, bins: Vec::new() }) };
 }
 
-/// A thread's own blocks, all of one allocator: the first that the thread used since it last had none.
+/// A thread's own storages, all of one allocator: the first that the thread used since it last had none.
 struct Near {
     owner: Option<&'static Allocator>,
-    bins: Vec<Vec<Block>>,
+    bins: Vec<Bin>,
 }
 
 impl Near {
-    /// Gives all blocks back to the shared bins.
+    /// Gives everything back to the shared bins.
     fn flush(&mut self) {
         if let Some(owner) = self.owner.take() {
             for (class, bin) in self.bins.iter_mut().enumerate() {
-                lock(&owner.free[class]).append(bin);
+                lock(&owner.bins[class]).append(bin);
             }
         }
     }
@@ -124,9 +146,9 @@ impl Drop for Near {
     }
 }
 
-/// Calls `f` with this thread's bin of a class, if it keeps blocks of this class and allocator (and has not ended).
+/// Calls `f` with this thread's bin of a class, if it keeps storages of this class and allocator (and has not ended).
 #[inline]
-fn near<R>(allocator: &'static Allocator, class: usize, f: impl FnOnce(&mut Vec<Block>) -> R) -> Option<R> {
+fn near<R>(allocator: &'static Allocator, class: usize, f: impl FnOnce(&mut Bin) -> R) -> Option<R> {
     if class >= NEAR_CLASSES {
         return None;
     }
@@ -149,18 +171,23 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 /// The smallest class that holds `bytes`; `None` where no address space could.
+#[inline]
 fn class_of(bytes: usize) -> Option<usize> {
-    let units = bytes.max(64).div_ceil(64);
+    if bytes <= 64 {
+        return Some(bytes.min(1));
+    }
+    let units = bytes.div_ceil(64);
     if units > isize::MAX as usize / 128 {
         return None;
     }
     let doubling = units.ilog2() as usize;
     let base = 1usize << doubling;
     let eighth = ((units - base) * 8).div_ceil(base);
-    Some(doubling * 8 + eighth)
+    Some(1 + doubling * 8 + eighth)
 }
 
 fn class_bytes(class: usize) -> usize {
+    let Some(class) = class.checked_sub(1) else { return 0 };
     let base = 64usize << (class / 8);
     base + (base / 8).max(1) * (class % 8)
 }
@@ -174,6 +201,7 @@ fn layout(class: usize) -> Layout {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Device;
 
     #[test]
     fn a_class_holds_what_it_is_chosen_for_and_wastes_little() {
@@ -185,31 +213,43 @@ mod tests {
     }
 
     #[test]
-    fn released_blocks_are_used_again() {
-        let (ledger, allocator) = (Ledger::default(), &*Box::leak(Box::new(Allocator::new())));
-        for bytes in [1000, 1_000_000] {
-            let first = allocator.allocate(bytes, &ledger).unwrap();
-            let address = first.start();
-            assert_eq!(address.as_ptr() as usize % ALIGN, 0);
-            allocator.release(first);
+    fn what_is_dropped_is_used_again() {
+        let device = Device::Cpu(900);
+        let ledger = device.ledger().unwrap();
+        for bytes in [0, 1000, 1_000_000] {
+            let first = Storage::new("test", bytes, device).unwrap();
+            let address = first.block().map(Block::start);
+            assert!(address.is_none_or(|a| a.as_ptr() as usize % ALIGN == 0));
+            drop(first);
             let obtained = ledger.obtained().now;
-            let again = allocator.allocate(bytes - 10, &ledger).unwrap();
-            assert_eq!((again.start(), ledger.obtained().now), (address, obtained));
-            allocator.release(again);
+            let again = Storage::new("test", bytes.saturating_sub(10), device).unwrap();
+            assert_eq!((again.block().map(Block::start), ledger.obtained().now), (address, obtained));
         }
-        allocator.trim(&ledger);
+        assert_eq!(ledger.total().now, 0);
+        device.trim().unwrap();
         assert_eq!(ledger.obtained().now, 0);
     }
 
     #[test]
-    fn blocks_of_a_thread_that_ended_are_used_again() {
-        let (ledger, allocator) = (Ledger::default(), &*Box::leak(Box::new(Allocator::new())));
-        std::thread::scope(|scope| {
-            let thread = scope.spawn(|| allocator.release(allocator.allocate(100, &ledger).unwrap()));
-            thread.join().unwrap();
-        });
+    fn many_go_by_way_of_the_shared_bins_and_come_back() {
+        let device = Device::Cpu(901);
+        let ledger = device.ledger().unwrap();
+        let many = || (0..3000).map(|_| Storage::new("test", 100, device).unwrap()).collect::<Vec<_>>();
+        drop(many());
         let obtained = ledger.obtained().now;
-        drop(allocator.allocate(100, &ledger).unwrap());
-        assert_eq!(ledger.obtained().now, obtained);
+        drop(many());
+        assert_eq!((ledger.obtained().now, ledger.total().now), (obtained, 0));
+        device.trim().unwrap();
+        assert_eq!(ledger.obtained().now, 0);
+    }
+
+    #[test]
+    fn what_a_thread_that_ended_has_kept_is_used_again() {
+        let device = Device::Cpu(902);
+        let thread = std::thread::spawn(move || drop(Storage::new("test", 100, device).unwrap()));
+        thread.join().unwrap();
+        let obtained = device.ledger().unwrap().obtained().now;
+        drop(Storage::new("test", 100, device).unwrap());
+        assert_eq!(device.ledger().unwrap().obtained().now, obtained);
     }
 }

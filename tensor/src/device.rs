@@ -45,6 +45,7 @@ impl Device {
     /// The device that programs use when they name none.
     pub const CPU: Device = Device::Cpu(0);
 
+    #[inline]
     pub(crate) fn state(self) -> Result<&'static State> {
         // The threads are asked for once a device: it takes the system longer than a small operation.
         let (table, index, threads): (_, _, fn() -> usize) = match self {
@@ -104,6 +105,7 @@ impl Device {
     }
 
     /// Whether tensors here have no elements.
+    #[inline]
     pub fn is_meta(self) -> bool {
         matches!(self, Device::Meta(_))
     }

@@ -4,49 +4,95 @@ use smallvec::SmallVec;
 
 use crate::{Error, Result};
 
-/// Sizes or strides, one a dimension; inline up to four dimensions, which keeps a tensor within two cache lines.
+/// Sizes or strides, one a dimension; inline up to four dimensions.
 pub type Dims = SmallVec<[usize; 4]>;
 
 /// Element `[i0, i1, ..]` of a tensor lies at `offset + i0 * strides[0] + i1 * strides[1] + ..`, in elements.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
-    shape: Dims,
-    strides: Dims,
+    /// Sizes and strides of up to [`FEW`] dimensions, with zeros behind: copied and compared without a loop.
+    few: [[usize; FEW]; 2],
+    /// Those of more.
+    many: Option<Box<[Dims; 2]>>,
+    rank: u32,
+    contiguous: bool,
+    numel: usize,
     offset: usize,
 }
 
-impl Clone for Layout {
-    #[inline]
-    fn clone(&self) -> Layout {
-        // `from_slice` copies at once; `Dims::clone` goes element by element.
-        let (shape, strides) = (Dims::from_slice(&self.shape), Dims::from_slice(&self.strides));
-        Layout { shape, strides, offset: self.offset }
-    }
-}
+/// Dimensions that a layout holds itself.
+const FEW: usize = 4;
 
 impl Layout {
     /// Row-major without gaps, from offset 0.
     #[inline]
     pub fn contiguous(shape: &[usize]) -> Layout {
-        Layout { shape: Dims::from_slice(shape), strides: contiguous_strides(shape), offset: 0 }
+        let (mut few, mut many) = ([[0; FEW]; 2], None);
+        let mut numel = 1;
+        if shape.len() <= FEW {
+            let mut stride = 1;
+            for d in (0..shape.len()).rev() {
+                few[0][d] = shape[d];
+                few[1][d] = stride;
+                stride *= shape[d].max(1);
+                numel *= shape[d];
+            }
+        } else {
+            numel = shape.iter().product();
+            many = Some(Box::new([Dims::from_slice(shape), contiguous_strides(shape)]));
+        }
+        Layout { few, many, rank: shape.len() as u32, contiguous: true, numel, offset: 0 }
     }
 
     /// Any strides. Views that the library makes stay inside their storage; so must this one: see
     /// [`crate::Tensor::as_strided`], which checks it.
     pub(crate) fn strided(shape: Dims, strides: Dims, offset: usize) -> Layout {
-        Layout { shape, strides, offset }
+        let (rank, numel) = (shape.len() as u32, shape.iter().product());
+        let contiguous = is_contiguous(&shape, &strides);
+        let (mut few, mut many) = ([[0; FEW]; 2], None);
+        if shape.len() <= FEW {
+            few[0][..shape.len()].copy_from_slice(&shape);
+            few[1][..shape.len()].copy_from_slice(&strides);
+        } else {
+            many = Some(Box::new([shape, strides]));
+        }
+        Layout { few, many, rank, contiguous, numel, offset }
+    }
+
+    #[inline]
+    fn part(&self, part: usize) -> &[usize] {
+        match &self.many {
+            None => &self.few[part][..self.rank()],
+            Some(many) => &many[part],
+        }
     }
 
     /// Sizes, outermost first.
     #[inline]
     pub fn shape(&self) -> &[usize] {
-        &self.shape
+        self.part(0)
     }
 
     /// Elements between neighbours along each dimension.
     #[inline]
     pub fn strides(&self) -> &[usize] {
-        &self.strides
+        self.part(1)
+    }
+
+    /// The sizes, to keep.
+    #[inline]
+    pub fn dims(&self) -> Dims {
+        match &self.many {
+            None => Dims::from_buf_and_len(self.few[0], self.rank()),
+            Some(many) => many[0].clone(),
+        }
+    }
+
+    /// Whether the sizes are the same.
+    #[inline]
+    pub fn same_shape(&self, other: &Layout) -> bool {
+        let few = self.rank == other.rank && self.few[0] == other.few[0];
+        few && (self.many.is_none() || self.shape() == other.shape())
     }
 
     /// The first element's position in the storage.
@@ -58,30 +104,20 @@ impl Layout {
     /// Number of dimensions.
     #[inline]
     pub fn rank(&self) -> usize {
-        self.shape.len()
+        self.rank as usize
     }
 
     /// Number of elements.
     #[inline]
     pub fn numel(&self) -> usize {
-        self.shape.iter().product()
+        self.numel
     }
 
     /// Whether the elements lie in row-major order without gaps (at any offset). Dimensions of size 1 may have
     /// any stride; a tensor without elements is contiguous.
     #[inline]
     pub fn is_contiguous(&self) -> bool {
-        let mut expected = 1;
-        for (&size, &stride) in self.shape.iter().zip(&self.strides).rev() {
-            if size == 0 {
-                return true;
-            }
-            if size != 1 && stride != expected {
-                return false;
-            }
-            expected *= size;
-        }
-        true
+        self.contiguous
     }
 
     /// One past the highest position touched; `offset` if there are no elements.
@@ -89,7 +125,7 @@ impl Layout {
         if self.numel() == 0 {
             return self.offset;
         }
-        let last: usize = self.shape.iter().zip(&self.strides).map(|(&n, &s)| (n - 1) * s).sum();
+        let last: usize = self.shape().iter().zip(self.strides()).map(|(&n, &s)| (n - 1) * s).sum();
         self.offset + last + 1
     }
 
@@ -99,7 +135,7 @@ impl Layout {
             return false;
         }
         let mut dims: SmallVec<[(usize, usize); 5]> =
-            self.strides.iter().copied().zip(self.shape.iter().copied()).filter(|d| d.1 > 1).collect();
+            self.strides().iter().copied().zip(self.shape().iter().copied()).filter(|d| d.1 > 1).collect();
         dims.sort_unstable();
         let mut reach = 0;
         for (stride, size) in dims {
@@ -111,68 +147,69 @@ impl Layout {
         false
     }
 
+    /// Sizes and strides, to make another layout of.
+    fn to_parts(&self) -> (Dims, Dims) {
+        (self.dims(), Dims::from_slice(self.strides()))
+    }
+
     pub(crate) fn narrow(&self, dim: usize, start: usize, length: usize) -> Layout {
-        let mut out = self.clone();
-        out.shape[dim] = length;
+        let (mut shape, strides) = self.to_parts();
+        shape[dim] = length;
         // Without elements the offset stays where it is known to lie inside the storage.
-        if !out.shape.contains(&0) {
-            out.offset += start * self.strides[dim];
-        }
-        out
+        let skipped = if shape.contains(&0) { 0 } else { start * strides[dim] };
+        Layout::strided(shape, strides, self.offset + skipped)
     }
 
     pub(crate) fn step(&self, dim: usize, step: usize) -> Layout {
-        let mut out = self.clone();
+        let (mut shape, mut strides) = self.to_parts();
         // A larger step picks the same elements, and its stride might overflow.
-        let step = step.min(self.shape[dim].max(1));
-        out.shape[dim] = self.shape[dim].div_ceil(step);
-        out.strides[dim] *= step;
-        out
+        let step = step.min(shape[dim].max(1));
+        shape[dim] = shape[dim].div_ceil(step);
+        strides[dim] *= step;
+        Layout::strided(shape, strides, self.offset)
     }
 
     pub(crate) fn permute(&self, dims: &[usize]) -> Layout {
-        Layout {
-            shape: dims.iter().map(|&d| self.shape[d]).collect(),
-            strides: dims.iter().map(|&d| self.strides[d]).collect(),
-            offset: self.offset,
-        }
+        let (shape, strides) = (self.shape(), self.strides());
+        let picked = |from: &[usize]| dims.iter().map(|&d| from[d]).collect();
+        Layout::strided(picked(shape), picked(strides), self.offset)
     }
 
     pub(crate) fn squeeze(&self, dim: usize) -> Layout {
-        let mut out = self.clone();
-        out.shape.remove(dim);
-        out.strides.remove(dim);
-        out
+        let (mut shape, mut strides) = self.to_parts();
+        shape.remove(dim);
+        strides.remove(dim);
+        Layout::strided(shape, strides, self.offset)
     }
 
     pub(crate) fn unsqueeze(&self, dim: usize) -> Layout {
-        let mut out = self.clone();
-        let stride = self.shape.get(dim).map_or(1, |&n| n * self.strides[dim]);
-        out.shape.insert(dim, 1);
-        out.strides.insert(dim, stride);
-        out
+        let (mut shape, mut strides) = self.to_parts();
+        let stride = shape.get(dim).map_or(1, |&n| n * strides[dim]);
+        shape.insert(dim, 1);
+        strides.insert(dim, stride);
+        Layout::strided(shape, strides, self.offset)
     }
 
     pub(crate) fn broadcast(&self, shape: &[usize]) -> Option<Layout> {
         let lead = shape.len().checked_sub(self.rank())?;
         checked_numel(shape)?;
         let mut strides: Dims = SmallVec::from_elem(0, lead);
-        for (i, (&size, &stride)) in self.shape.iter().zip(&self.strides).enumerate() {
+        for (i, (&size, &stride)) in self.shape().iter().zip(self.strides()).enumerate() {
             strides.push(match (size, shape[lead + i]) {
                 (from, to) if from == to => stride,
                 (1, _) => 0,
                 _ => return None,
             });
         }
-        Some(Layout { shape: Dims::from_slice(shape), strides, offset: self.offset })
+        Some(Layout::strided(Dims::from_slice(shape), strides, self.offset))
     }
 
     /// The same elements in another shape, if strides can express it.
     pub(crate) fn reshape(&self, shape: &[usize]) -> Option<Layout> {
-        if self.is_contiguous() || self.shape.contains(&0) {
+        if self.is_contiguous() {
             return Some(Layout { offset: self.offset, ..Layout::contiguous(shape) });
         }
-        let loops = Loops::new(&self.shape, [&self.strides]);
+        let loops = Loops::new(self.shape(), [self.strides()]);
         let (mut strides, mut dim) = (Dims::from_elem(0, shape.len()), shape.len());
         for axis in (0..loops.sizes.len()).rev() {
             let (mut left, mut stride) = (loops.sizes[axis], loops.strides[axis][0]);
@@ -190,8 +227,18 @@ impl Layout {
                 left /= shape[dim];
             }
         }
-        Some(Layout { shape: Dims::from_slice(shape), strides, offset: self.offset })
+        Some(Layout::strided(Dims::from_slice(shape), strides, self.offset))
     }
+}
+
+fn is_contiguous(shape: &[usize], strides: &[usize]) -> bool {
+    let mut expected = 1;
+    shape.contains(&0)
+        || shape.iter().zip(strides).rev().all(|(&size, &stride)| {
+            let fits = size == 1 || stride == expected;
+            expected *= size;
+            fits
+        })
 }
 
 /// The number of elements of a shape; `None` if that of its non-zero sizes overflows, so that no order of the

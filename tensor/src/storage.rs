@@ -9,8 +9,8 @@
 use std::cell::Cell;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use std::time::{Duration, Instant};
 
 use crate::allocator::Block;
@@ -23,27 +23,21 @@ const WAIT_MAX: Duration = Duration::from_secs(10);
 /// moved to another thread.
 const WAIT_SELF_MAX: Duration = Duration::from_millis(100);
 
-/// Who uses a storage: the number of readers, or [`Users::WRITER`], in the lower half, and in the upper half the sum
-/// of the tokens of the threads that took the guards. So it is told without any bookkeeping whether all guards are a
-/// thread's own: of one guard for certain, of several up to a chance of 2^-32.
+/// Who uses a storage: the number of readers, or of readers that try and [`Users::WRITER`], in the lower half, and in
+/// the upper half the sum of the tokens of the threads that took the guards. So it is told without any bookkeeping
+/// whether all guards are a thread's own: of one guard for certain, of several up to a chance of 2^-32.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Users(u64);
 
 impl Users {
-    const WRITER: u32 = u32::MAX;
+    const WRITER: u32 = 1 << 31;
 
     fn count(self) -> u32 {
         self.0 as u32
     }
 
-    /// With one more reader, unless there is a writer.
-    fn with_reader(self, token: u32) -> Option<Users> {
-        (self.count() < Users::WRITER - 1).then(|| Users(self.0.wrapping_add(Users::reader(token))))
-    }
-
-    /// With a writer, unless there is anybody.
-    fn with_writer(self, token: u32) -> Option<Users> {
-        (self.count() == 0).then_some(Users(u64::from(token) << 32 | u64::from(Users::WRITER)))
+    fn has_writer(self) -> bool {
+        self.count() & Users::WRITER != 0
     }
 
     /// What a reader adds.
@@ -51,64 +45,155 @@ impl Users {
         u64::from(token) << 32 | 1
     }
 
+    /// What a writer adds.
+    fn writer(token: u32) -> u64 {
+        u64::from(token) << 32 | u64::from(Users::WRITER)
+    }
+
     fn all_of(self, token: u32) -> bool {
-        let guards = if self.count() == Users::WRITER { 1 } else { self.count() };
+        let guards = (self.count() & !Users::WRITER) + u32::from(self.has_writer());
         guards > 0 && (self.0 >> 32) as u32 == token.wrapping_mul(guards)
     }
 }
 
 /// This thread's token: no other thread's, and no simple sum of others'.
+#[inline]
 fn token() -> u32 {
-    static NEXT: AtomicU32 = AtomicU32::new(1);
     thread_local! {
         static TOKEN: Cell<u32> = const { Cell::new(0) };
     }
-    if TOKEN.get() == 0 {
+    #[cold]
+    fn next() -> u32 {
+        static NEXT: AtomicU32 = AtomicU32::new(1);
         // A bijection that is far from linear (the finalizer of MurmurHash3).
         let mut x = NEXT.fetch_add(1, Ordering::Relaxed);
         x = (x ^ x >> 16).wrapping_mul(0x85eb_ca6b);
         x = (x ^ x >> 13).wrapping_mul(0xc2b2_ae35);
-        TOKEN.set(x ^ x >> 16);
+        x ^ x >> 16
+    }
+    if TOKEN.get() == 0 {
+        TOKEN.set(next());
     }
     TOKEN.get()
 }
 
 /// Memory of one device, counted in its ledger.
 pub struct Storage {
+    handles: AtomicUsize,
+    /// A [`Users`].
+    users: AtomicU64,
+    version: AtomicU64,
     block: Option<Block>,
     bytes: usize,
     device: Device,
     state: &'static State,
     category: AtomicU8,
-    version: AtomicU64,
-    /// A [`Users`].
-    users: AtomicU64,
+}
+
+/// A counted reference to a storage: an [`std::sync::Arc`] whose last one lays the storage by, header and bytes, for
+/// the next tensor.
+pub(crate) struct Handle(NonNull<Storage>);
+
+// SAFETY: a handle gives out `&Storage`, which may be shared (`Storage: Sync`), and drops the storage on whichever
+// thread is last, which its fields allow (`Storage: Send`).
+unsafe impl Send for Handle {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Handle {}
+const _: fn() = || {
+    fn shareable<T: Send + Sync>() {}
+    shareable::<Storage>();
+};
+
+impl Handle {
+    /// Whether it is the only one. Then nobody else can get another but from this one.
+    #[inline]
+    pub(crate) fn is_sole(&self) -> bool {
+        // Acquire: what was done by way of handles dropped since has happened before.
+        self.handles.load(Ordering::Acquire) == 1
+    }
+
+    /// All of the storage, to write.
+    #[inline]
+    pub(crate) fn write<T: bytemuck::Pod>(&mut self, op: &'static str) -> Result<Write<'_, T>> {
+        // A sole handle that is borrowed mutably cannot be met by another guard, so that nobody need be told.
+        let entered = if self.is_sole() { 0 } else { self.enter_writer(op)? };
+        // Alone with the storage, so that no atomic addition is needed.
+        self.version.store(self.version.load(Ordering::Relaxed) + 1, Ordering::Release);
+        Ok(Write { storage: self, entered, elements: PhantomData })
+    }
+}
+
+impl Deref for Handle {
+    type Target = Storage;
+
+    #[inline]
+    fn deref(&self) -> &Storage {
+        // SAFETY: the storage lives until the last handle is dropped, and is not borrowed mutably before.
+        unsafe { self.0.as_ref() }
+    }
+}
+
+impl Clone for Handle {
+    #[inline]
+    fn clone(&self) -> Handle {
+        // 2^64 handles would not fit into memory, and to leak as many takes centuries.
+        self.handles.fetch_add(1, Ordering::Relaxed);
+        Handle(self.0)
+    }
+}
+
+impl Drop for Handle {
+    #[inline]
+    fn drop(&mut self) {
+        if self.is_sole() || self.handles.fetch_sub(1, Ordering::Release) == 1 {
+            fence(Ordering::Acquire);
+            // SAFETY: this was the last handle, no other can be made, and guards borrow handles. The pointer came
+            // from a box, and the acquire orders every use of the storage before this.
+            unsafe { Box::from_raw(self.0.as_ptr()) }.lay_by();
+        }
+    }
 }
 
 impl Storage {
     /// Uninitialized for the user, initialized for the compiler: whatever the memory held before.
-    pub(crate) fn new(op: &'static str, bytes: usize, device: Device) -> Result<Arc<Storage>> {
+    pub(crate) fn new(op: &'static str, bytes: usize, device: Device) -> Result<Handle> {
         let state = device.state()?;
-        let block = match device {
-            Device::Meta(_) => None,
-            _ if bytes == 0 => None,
-            _ => {
-                let block = state.allocator.allocate(bytes, &state.ledger);
-                Some(block.ok_or(Error::OutOfMemory { op, device, bytes })?)
-            }
+        let held = if device.is_meta() { 0 } else { bytes };
+        let made = match state.allocator.take(held) {
+            Some(waiting) => Some(waiting),
+            None => Storage::obtain(held, device, state),
         };
+        let mut storage = made.ok_or(Error::OutOfMemory { op, device, bytes })?;
         let category = Context::current().category;
         state.ledger.allocated(category, bytes);
-        // Made where it stays: a move would cost as much as the bookkeeping.
-        Ok(Arc::new(Storage {
-            block,
-            bytes,
-            device,
-            state,
-            category: AtomicU8::new(category as u8),
-            version: AtomicU64::new(0),
-            users: AtomicU64::new(0),
-        }))
+        storage.bytes = bytes;
+        storage.category = AtomicU8::new(category as u8);
+        storage.version = AtomicU64::new(0);
+        storage.users = AtomicU64::new(0);
+        storage.handles = AtomicUsize::new(1);
+        Ok(Handle(NonNull::from(Box::leak(storage))))
+    }
+
+    /// A storage of newly obtained memory, or of none; `None` if the system has no more.
+    #[cold]
+    fn obtain(bytes: usize, device: Device, state: &'static State) -> Option<Box<Storage>> {
+        let block = match bytes {
+            0 => None,
+            _ => Some(Block::obtain(bytes, &state.ledger)?),
+        };
+        let (handles, users, version, category) = Default::default();
+        Some(Box::new(Storage { handles, users, version, block, bytes, device, state, category }))
+    }
+
+    /// Counts it as freed and keeps it for the next tensor of about its size.
+    fn lay_by(self: Box<Storage>) {
+        self.state.ledger.freed(self.category(), self.bytes);
+        self.state.allocator.lay_by(self);
+    }
+
+    /// Its memory.
+    pub(crate) fn block(&self) -> Option<&Block> {
+        self.block.as_ref()
     }
 
     /// Size in bytes.
@@ -142,20 +227,32 @@ impl Storage {
         }
     }
 
+    #[inline]
     pub(crate) fn read<T: bytemuck::Pod>(&self, op: &'static str) -> Result<Read<'_, T>> {
         const { assert!(align_of::<T>() <= 64 && size_of::<T>() > 0) };
         let token = token();
-        self.wait(op, "a writer", token, |users| users.with_reader(token))?;
+        let before = Users(self.users.fetch_add(Users::reader(token), Ordering::Acquire));
+        if before.has_writer() {
+            self.enter_reader_late(op, token)?;
+        }
         Ok(Read { storage: self, token, elements: PhantomData })
     }
 
-    pub(crate) fn write<T: bytemuck::Pod>(&self, op: &'static str) -> Result<Write<'_, T>> {
-        const { assert!(align_of::<T>() <= 64 && size_of::<T>() > 0) };
+    #[cold]
+    fn enter_reader_late(&self, op: &'static str, token: u32) -> Result<()> {
+        self.users.fetch_sub(Users::reader(token), Ordering::Relaxed);
+        let add = |users: Users| (!users.has_writer()).then(|| users.0.wrapping_add(Users::reader(token)));
+        self.wait(op, "a writer", token, add)
+    }
+
+    /// What the writer's guard takes away when it ends.
+    fn enter_writer(&self, op: &'static str) -> Result<u64> {
         let token = token();
-        self.wait(op, "another reader or writer", token, |users| users.with_writer(token))?;
-        // Alone with the storage, so that no atomic addition is needed.
-        self.version.store(self.version.load(Ordering::Relaxed) + 1, Ordering::Release);
-        Ok(Write { storage: self, elements: PhantomData })
+        let alone = |users: Users| (users.count() == 0).then(|| Users::writer(token));
+        if !self.enter(&alone) {
+            self.wait(op, "another reader or writer", token, alone)?;
+        }
+        Ok(Users::writer(token))
     }
 
     /// Counts a write that had nothing to do, on a device without bytes.
@@ -163,42 +260,31 @@ impl Storage {
         self.version.fetch_add(1, Ordering::Release);
     }
 
-    /// Takes `users` from a state that `admit` accepts to the one it returns, waiting for one to come.
-    #[inline]
+    /// Takes `users` from a state that `admit` accepts to the one it returns, if it is in one.
+    fn enter(&self, admit: &impl Fn(Users) -> Option<u64>) -> bool {
+        let admit = |users| admit(Users(users));
+        self.users.fetch_update(Ordering::Acquire, Ordering::Relaxed, admit).is_ok()
+    }
+
+    /// [`Storage::enter`], waiting for such a state.
+    #[cold]
     fn wait(
         &self,
         op: &'static str,
         by: &'static str,
         token: u32,
-        admit: impl Fn(Users) -> Option<Users>,
-    ) -> Result<()> {
-        if self.enter(&admit) { Ok(()) } else { self.wait_long(op, by, token, &admit) }
-    }
-
-    #[inline]
-    fn enter(&self, admit: &impl Fn(Users) -> Option<Users>) -> bool {
-        let admit = |users| admit(Users(users)).map(|users| users.0);
-        self.users.fetch_update(Ordering::Acquire, Ordering::Relaxed, admit).is_ok()
-    }
-
-    #[cold]
-    fn wait_long(
-        &self,
-        op: &'static str,
-        by: &'static str,
-        token: u32,
-        admit: &impl Fn(Users) -> Option<Users>,
+        admit: impl Fn(Users) -> Option<u64>,
     ) -> Result<()> {
         let start = Instant::now();
         for attempt in 0.. {
+            if self.enter(&admit) {
+                return Ok(());
+            }
             // Most operations end soon; for the others a core is not kept busy.
             if attempt < 1000 {
                 std::thread::yield_now()
             } else {
                 std::thread::sleep(Duration::from_micros(50))
-            }
-            if self.enter(admit) {
-                return Ok(());
             }
             let waited = start.elapsed();
             if waited > WAIT_SELF_MAX && Users(self.users.load(Ordering::Relaxed)).all_of(token) {
@@ -211,22 +297,15 @@ impl Storage {
         Err(Error::Busy { op, by })
     }
 
+    #[inline]
     fn start(&self) -> *mut u8 {
         // Without bytes: dangling but aligned for every element type.
         self.block.as_ref().map_or(std::ptr::without_provenance_mut(64), |b| b.start().as_ptr())
     }
 
+    #[inline]
     fn elements<T>(&self) -> usize {
         if self.block.is_some() { self.bytes / size_of::<T>() } else { 0 }
-    }
-}
-
-impl Drop for Storage {
-    fn drop(&mut self) {
-        self.state.ledger.freed(self.category(), self.bytes);
-        if let Some(block) = self.block.take() {
-            self.state.allocator.release(block);
-        }
     }
 }
 
@@ -273,6 +352,7 @@ impl<T: bytemuck::Pod> Deref for Read<'_, T> {
 }
 
 impl<T> Drop for Read<'_, T> {
+    #[inline]
     fn drop(&mut self) {
         self.storage.users.fetch_sub(Users::reader(self.token), Ordering::Release);
     }
@@ -301,6 +381,8 @@ impl<T> Drop for Read<'_, T> {
 /// ```
 pub struct Write<'a, T> {
     storage: &'a Storage,
+    /// What `users` counts for this guard: nothing for one that nobody can meet.
+    entered: u64,
     elements: PhantomData<&'a mut [T]>,
 }
 
@@ -309,7 +391,7 @@ impl<T: bytemuck::Pod> Deref for Write<'_, T> {
 
     #[inline]
     fn deref(&self) -> &[T] {
-        // SAFETY: as for `Read`; `users` says that this guard is the only one.
+        // SAFETY: as for `Read`; this guard is the only one, says `users`, or there is only the handle it borrows.
         unsafe { std::slice::from_raw_parts(self.storage.start().cast(), self.storage.elements::<T>()) }
     }
 }
@@ -317,13 +399,16 @@ impl<T: bytemuck::Pod> Deref for Write<'_, T> {
 impl<T: bytemuck::Pod> DerefMut for Write<'_, T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut [T] {
-        // SAFETY: as for `Read`; `users` says that this guard is the only one, and it is borrowed mutably.
+        // SAFETY: as for `Deref`, and the guard is borrowed mutably.
         unsafe { std::slice::from_raw_parts_mut(self.storage.start().cast(), self.storage.elements::<T>()) }
     }
 }
 
 impl<T> Drop for Write<'_, T> {
+    #[inline]
     fn drop(&mut self) {
-        self.storage.users.store(0, Ordering::Release);
+        if self.entered != 0 {
+            self.storage.users.fetch_sub(self.entered, Ordering::Release);
+        }
     }
 }

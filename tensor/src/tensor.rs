@@ -1,20 +1,18 @@
 //! [`Tensor`]: a storage seen through a layout. It stores and views; it never computes.
 
-use std::sync::Arc;
-
 use smallvec::SmallVec;
 
 use crate::copy::copy_strided;
 use crate::dim::{Dim, resolve_shape};
 use crate::layout::checked_numel;
-use crate::storage::{Read, Storage, Write};
+use crate::storage::{Handle, Read, Storage, Write};
 use crate::{Category, DType, Device, Dims, Error, Layout, Result, Value};
 
 /// An n-dimensional array: shared bytes, a layout, a dtype, a device. Cloning shares the bytes, and so do views;
 /// writing through one is seen by all.
 #[derive(Clone)]
 pub struct Tensor {
-    storage: Arc<Storage>,
+    storage: Handle,
     layout: Layout,
     dtype: DType,
 }
@@ -58,7 +56,7 @@ impl Tensor {
             return Err(Error::shape("from_slice", got, format!("{} values", out.numel())));
         }
         if !device.is_meta() {
-            let mut to = out.storage_mut().write::<T::Stored>("from_slice")?;
+            let mut to = out.write_raw::<T::Stored>("from_slice")?;
             for (to, &from) in to.iter_mut().zip(values) {
                 *to = from.store();
             }
@@ -79,7 +77,11 @@ impl Tensor {
     /// # Errors
     /// As [`Tensor::empty`].
     pub fn empty_like(&self) -> Result<Tensor> {
-        Tensor::empty(self.shape(), self.dtype, self.device())
+        if !self.is_contiguous() {
+            return Tensor::empty(self.shape(), self.dtype, self.device());
+        }
+        let storage = Storage::new("empty", self.numel() * self.dtype.size(), self.device())?;
+        Ok(Tensor { storage, layout: Layout::contiguous(self.shape()), dtype: self.dtype })
     }
 
     /// Zeros of the same shape, dtype and device.
@@ -97,6 +99,12 @@ impl Tensor {
     #[inline]
     pub fn shape(&self) -> &[usize] {
         self.layout.shape()
+    }
+
+    /// Whether the other has the same sizes: quicker than to compare the slices.
+    #[inline]
+    pub fn same_shape(&self, other: &Tensor) -> bool {
+        self.layout.same_shape(&other.layout)
     }
 
     /// Elements between neighbours along each dimension.
@@ -163,13 +171,13 @@ impl Tensor {
 
     /// Whether both see the same storage.
     pub fn shares_storage(&self, other: &Tensor) -> bool {
-        Arc::ptr_eq(&self.storage, &other.storage)
+        std::ptr::eq(self.storage(), other.storage())
     }
 
     /// Whether nothing else refers to the storage, and the tensor covers all of it.
     #[inline]
     pub fn is_sole_owner(&self) -> bool {
-        Arc::strong_count(&self.storage) == 1 && self.numel() * self.dtype.size() == self.storage.bytes()
+        self.storage.is_sole() && self.numel() * self.dtype.size() == self.storage.bytes()
     }
 
     /// How often the storage was written.
@@ -421,6 +429,7 @@ impl Tensor {
     ///
     /// # Errors
     /// If `T` is not the dtype's (bools are read as `u8`), the device has no elements, or a writer does not finish.
+    #[inline]
     pub fn read<T: crate::Element>(&self, op: &'static str) -> Result<Read<'_, T>> {
         self.check_element::<T>(op)?;
         self.read_raw(op)
@@ -431,10 +440,10 @@ impl Tensor {
     ///
     /// # Errors
     /// If `T` is not the dtype's (bools are written as `u8`), the device has no elements, or others use the storage.
+    #[inline]
     pub fn write<T: crate::Element>(&mut self, op: &'static str) -> Result<Write<'_, T>> {
         self.check_element::<T>(op)?;
-        self.refuse_meta(op)?;
-        self.storage.write(op)
+        self.write_raw(op)
     }
 
     /// Counts a write on a device without bytes, where there is nothing to write.
@@ -455,33 +464,38 @@ impl Tensor {
     /// # Errors
     /// If the device has no elements, or others use the storage.
     pub fn write_bytes(&mut self, op: &'static str) -> Result<Write<'_, u8>> {
+        self.write_raw(op)
+    }
+
+    #[inline]
+    fn write_raw<T: bytemuck::Pod>(&mut self, op: &'static str) -> Result<Write<'_, T>> {
         self.refuse_meta(op)?;
         self.storage.write(op)
     }
 
-    fn storage_mut(&mut self) -> &Storage {
-        &self.storage
-    }
-
+    #[inline]
     fn read_raw<T: bytemuck::Pod>(&self, op: &'static str) -> Result<Read<'_, T>> {
         self.refuse_meta(op)?;
         self.storage.read(op)
     }
 
+    #[inline]
     fn refuse_meta(&self, op: &'static str) -> Result<()> {
-        match self.device() {
-            device @ Device::Meta(_) => {
-                Err(Error::Unsupported { op, device, why: "a meta tensor has no elements".into() })
-            }
-            _ => Ok(()),
+        #[cold]
+        fn refuse(op: &'static str, device: Device) -> Error {
+            Error::Unsupported { op, device, why: "a meta tensor has no elements".into() }
         }
+        if self.device().is_meta() { Err(refuse(op, self.device())) } else { Ok(()) }
     }
 
+    #[inline]
     fn check_element<T: crate::Element>(&self, op: &'static str) -> Result<()> {
-        let stored = if self.dtype == DType::Bool { DType::U8 } else { self.dtype };
-        if stored != <T as crate::Element>::DTYPE {
-            return Err(Error::dtype(op, self.dtype, <T as crate::Element>::DTYPE.name()));
+        #[cold]
+        fn refuse(op: &'static str, got: DType, wanted: DType) -> Error {
+            Error::dtype(op, got, wanted.name())
         }
-        Ok(())
+        let (wanted, stored) = (<T as crate::Element>::DTYPE, self.dtype);
+        let fits = stored == wanted || (stored == DType::Bool && wanted == DType::U8);
+        if fits { Ok(()) } else { Err(refuse(op, stored, wanted)) }
     }
 }
