@@ -42,7 +42,8 @@ pub trait Backward: Send + Sync {
 pub struct Cx<'a> {
     pub(crate) node: &'a Arc<Node>,
     pub(crate) grads: &'a [Option<Var>],
-    pub(crate) needs: &'a [bool],
+    /// Where the inputs' gradients go; `None` if they are not wanted.
+    pub(crate) targets: &'a [Option<u32>],
     pub(crate) create_graph: bool,
     /// Whether an input's gradient may go straight into a buffer (empty if none may), and the inputs for which it has.
     pub(crate) sinks: &'a [bool],
@@ -63,7 +64,7 @@ impl Cx<'_> {
 
     /// Whether the gradient of input `i` is wanted now.
     pub fn needs(&self, i: usize) -> bool {
-        self.needs[i]
+        self.targets[i].is_some()
     }
 
     /// Whether the gradients will be differentiated again: then everything must be made of differentiable
@@ -78,6 +79,20 @@ impl Cx<'_> {
     /// If it was modified in place since.
     pub fn get(&self, saved: &Saved) -> Result<Var> {
         saved.unpack(self.node, self.create_graph)
+    }
+
+    /// A gradient summed over what was broadcast from input `i`, which requires one.
+    ///
+    /// # Errors
+    /// If the input's shape does not broadcast to the gradient's.
+    pub fn sum_to_input(&self, i: usize, grad: Var) -> Result<Var> {
+        match &self.node.inputs[i] {
+            Some(edge) => {
+                let wanted = &edge.node.outputs[edge.output];
+                if wanted.has_shape_of(grad.tensor()) { Ok(grad) } else { grad.sum_to(&wanted.shape) }
+            }
+            None => Ok(grad),
+        }
     }
 
     /// Accumulates the gradient of input `i` straight into its leaf's buffer instead of returning it: possible if

@@ -26,7 +26,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use phalanx_tensor::{Context, Device};
 
 use crate::dependency::{fork, join};
-use crate::node::{Body, Edge, Meta, Node};
+use crate::node::{Body, Edge, Kind, Meta, Node};
 use crate::saved::Saved;
 use crate::sequence::{self, next_sequence};
 use crate::{Backward, Cx, Error, Grads, Outputs, Result, Saver, Var, grads1, phony, record};
@@ -102,19 +102,19 @@ pub fn checkpoint_apart<O: Outputs>(
         recomputed: Mutex::new(None),
     });
     let (seq, id) = next_sequence();
-    let node = Arc::new(Node {
+    let node: Arc<Node> = Arc::new(Node {
         seq,
         id,
         name: "checkpoint",
         inputs: edges,
         outputs: outputs.iter().map(|v| Meta::of(v.tensor())).collect(),
-        body: Body::Checkpoint(Mutex::new(Some(recomputation.clone()))),
+        body: Checkpoint(Mutex::new(Some(recomputation.clone()))),
         weight: false,
         hooks: Default::default(),
         recorded: crate::anomaly::recorded_here(),
     });
     let link = |(output, var): (usize, Var)| {
-        let edge = var.dtype().is_float().then(|| Edge { node: node.clone(), output });
+        let edge = var.dtype().is_float().then(|| Edge { node: node.clone().into(), output });
         Var::from_parts(var.into_tensor(), edge)
     };
     let outputs = outputs.into_iter().enumerate().map(link).collect();
@@ -177,6 +177,15 @@ pub(crate) struct Recomputation {
     numbers: Range<u64>,
     /// Where the outputs' gradients go, once the function has run again.
     recomputed: Mutex<Option<Vec<Option<Edge>>>>,
+}
+
+/// The body of a checkpoint's node.
+struct Checkpoint(Mutex<Option<Arc<Recomputation>>>);
+
+impl Body for Checkpoint {
+    fn kind(&self) -> Kind<'_> {
+        Kind::Checkpoint(&self.0)
+    }
 }
 
 impl Recomputation {

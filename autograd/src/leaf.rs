@@ -6,7 +6,7 @@ use phalanx_kernels as kernels;
 use phalanx_tensor::{Category, Context, DType, Tensor};
 use smallvec::{SmallVec, smallvec};
 
-use crate::node::{Body, Edge, Meta, Node};
+use crate::node::{Body, Edge, Kind, Meta, Node};
 use crate::sequence::next_sequence;
 use crate::{Error, Result, Var};
 
@@ -63,7 +63,7 @@ impl Leaf {
             name: "leaf",
             inputs: SmallVec::new(),
             outputs,
-            body: Body::Leaf(Box::new(LeafState { held, slot })),
+            body: LeafState { held, slot },
             weight: parameter,
             hooks: Default::default(),
             recorded: None,
@@ -162,9 +162,20 @@ impl Held {
     }
 }
 
+impl Body for LeafState {
+    fn kind(&self) -> Kind<'_> {
+        Kind::Leaf(self)
+    }
+}
+
 impl LeafState {
     pub(crate) fn tensor(&self) -> Tensor {
         self.held.read().unwrap_or_else(PoisonError::into_inner).tensor.clone()
+    }
+
+    pub(crate) fn tensor_and_version(&self) -> (Tensor, u64) {
+        let held = self.held.read().unwrap_or_else(PoisonError::into_inner);
+        (held.tensor.clone(), held.version())
     }
 
     pub(crate) fn version(&self) -> u64 {
@@ -234,6 +245,6 @@ impl Var {
     pub(crate) fn of_leaf(node: &Arc<Node>) -> Var {
         let tensor = node.leaf().map(LeafState::tensor);
         let tensor = tensor.unwrap_or_else(|| unreachable!("called with leaf nodes only"));
-        Var::from_parts(tensor, Some(Edge { node: node.clone(), output: 0 }))
+        Var::from_parts(tensor, Some(Edge { node: node.clone().into(), output: 0 }))
     }
 }

@@ -53,12 +53,14 @@ mod gradcheck;
 mod hooks;
 mod leaf;
 mod node;
+mod operation;
 pub mod ops;
 mod outputs;
 mod phony;
 mod record;
 mod saved;
 mod sequence;
+mod spare;
 mod var;
 
 pub use anomaly::{AnomalyGuard, detect_anomaly};

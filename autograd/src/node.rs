@@ -9,21 +9,24 @@
 //! ```
 //! There is no tape: a result holds its node, a node holds its inputs' nodes, and what nobody holds is gone.
 
+use std::any::Any;
 use std::cell::Cell;
+use std::ops::Deref;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use phalanx_tensor::{DType, Device, Dims, Tensor};
 use smallvec::SmallVec;
 
-use crate::backward::Backward;
 use crate::checkpoint::Recomputation;
 use crate::hooks::Hooks;
 use crate::leaf::LeafState;
+use crate::operation::Operation;
+use crate::spare;
 
 /// One place in the graph: output `output` of `node`.
 #[derive(Clone)]
 pub(crate) struct Edge {
-    pub(crate) node: Arc<Node>,
+    pub(crate) node: Link,
     pub(crate) output: usize,
 }
 
@@ -37,7 +40,13 @@ pub(crate) struct Meta {
 
 impl Meta {
     pub(crate) fn of(tensor: &Tensor) -> Meta {
-        Meta { shape: Dims::from_slice(tensor.shape()), dtype: tensor.dtype(), device: tensor.device() }
+        Meta { shape: tensor.layout().dims(), dtype: tensor.dtype(), device: tensor.device() }
+    }
+
+    /// Whether a tensor has this shape. (A loop: most are too short for a call to compare them.)
+    #[inline]
+    pub(crate) fn has_shape_of(&self, tensor: &Tensor) -> bool {
+        self.shape.iter().eq(tensor.shape())
     }
 }
 
@@ -50,8 +59,8 @@ impl std::fmt::Display for Meta {
 /// Edges to the inputs, in their order; `None` where an input needs no gradient.
 pub(crate) type Edges = SmallVec<[Option<Edge>; 2]>;
 
-/// An operation's record, or a leaf with its gradient.
-pub(crate) struct Node {
+/// An operation's record, or a leaf with its gradient: one allocation, the body at its end.
+pub(crate) struct Node<B: ?Sized = dyn Body> {
     /// Later operations have higher numbers; see [`crate::sequence`].
     pub(crate) seq: u64,
     /// A number that no other node has.
@@ -59,22 +68,33 @@ pub(crate) struct Node {
     pub(crate) name: &'static str,
     pub(crate) inputs: Edges,
     pub(crate) outputs: SmallVec<[Meta; 1]>,
-    pub(crate) body: Body,
     /// A parameter, or a view or cast of one: its gradient is weight work in a split backward.
     pub(crate) weight: bool,
     pub(crate) hooks: OnceLock<Box<Mutex<Hooks>>>,
     /// Where it was recorded, in anomaly mode.
     pub(crate) recorded: Option<Box<str>>,
+    pub(crate) body: B,
 }
 
 /// What a node does in backward.
-pub(crate) enum Body {
+pub(crate) trait Body: Any + Send + Sync {
+    /// Which of the three it is.
+    fn kind(&self) -> Kind<'_>;
+
+    /// Takes away what it holds, if it can be filled again.
+    fn empty(&mut self) -> bool {
+        false
+    }
+}
+
+/// The bodies that there are.
+pub(crate) enum Kind<'a> {
     /// Accumulates.
-    Leaf(Box<LeafState>),
-    /// Computes its inputs' gradients; gone once its saved values are freed.
-    Operation(Mutex<Option<Arc<dyn Backward>>>),
+    Leaf(&'a LeafState),
+    /// Computes its inputs' gradients.
+    Operation(&'a dyn Operation),
     /// Gives way to the graph that it recomputes; gone once that has happened.
-    Checkpoint(Mutex<Option<Arc<Recomputation>>>),
+    Checkpoint(&'a Mutex<Option<Arc<Recomputation>>>),
 }
 
 impl Node {
@@ -84,9 +104,9 @@ impl Node {
     }
 
     pub(crate) fn leaf(&self) -> Option<&LeafState> {
-        match &self.body {
-            Body::Leaf(state) => Some(state),
-            Body::Operation(_) | Body::Checkpoint(_) => None,
+        match self.body.kind() {
+            Kind::Leaf(state) => Some(state),
+            Kind::Operation(_) | Kind::Checkpoint(_) => None,
         }
     }
 
@@ -105,49 +125,65 @@ impl Node {
     }
 }
 
-/// What a node kept alive.
-struct Kept {
-    _inputs: Edges,
-    _body: Body,
-}
+/// A node that is held by the graph. The last link takes the graph behind it apart without recursion: neither a chain
+/// of a million operations nor one that runs through saved values overflows the stack.
+#[derive(Clone)]
+pub(crate) struct Link(Option<Arc<Node>>);
 
-thread_local! {
-    /// What nodes dropped during another node's drop have kept, to be dropped after it; `None` outside of one.
-    static DROPPED: Cell<Option<Vec<Kept>>> = const { Cell::new(None) };
-}
-
-impl Drop for Node {
-    /// Takes the graph behind it apart without recursion: neither a chain of a million operations nor one that
-    /// runs through saved values overflows the stack.
-    fn drop(&mut self) {
-        if self.leaf().is_some() {
-            return;
-        }
-        let body = std::mem::replace(&mut self.body, Body::Operation(Mutex::new(None)));
-        let kept = Kept { _inputs: std::mem::take(&mut self.inputs), _body: body };
-        // While a thread ends its list may be gone; then there is nothing for it but recursion.
-        let _ = DROPPED.try_with(|dropped| match dropped.take() {
-            Some(mut list) => {
-                list.push(kept);
-                dropped.set(Some(list));
-            }
-            None => {
-                dropped.set(Some(Vec::new()));
-                let outermost = Outermost(dropped);
-                drop(kept);
-                while let Some(kept) = outermost.next() {
-                    drop(kept);
-                }
-            }
-        });
+impl From<Arc<Node>> for Link {
+    #[inline]
+    fn from(node: Arc<Node>) -> Link {
+        Link(Some(node))
     }
 }
 
+impl Deref for Link {
+    type Target = Arc<Node>;
+
+    #[inline]
+    fn deref(&self) -> &Arc<Node> {
+        self.0.as_ref().unwrap_or_else(|| unreachable!("only drop takes the node"))
+    }
+}
+
+impl Drop for Link {
+    #[inline]
+    fn drop(&mut self) {
+        // Where others hold it too, and let go at this very moment, the node goes here and its links take over.
+        if let Some(node) = self.0.take_if(|node| Arc::strong_count(node) == 1) {
+            take_apart(node);
+        }
+    }
+}
+
+thread_local! {
+    /// Nodes to be dropped after the one that is being dropped; `None` outside of that.
+    static DROPPED: Cell<Option<Vec<Arc<Node>>>> = const { Cell::new(None) };
+}
+
+fn take_apart(node: Arc<Node>) {
+    // While a thread ends its list may be gone; then there is nothing for it but recursion.
+    let _ = DROPPED.try_with(|dropped| match dropped.take() {
+        Some(mut list) => {
+            list.push(node);
+            dropped.set(Some(list));
+        }
+        None => {
+            dropped.set(Some(Vec::new()));
+            let outermost = Outermost(dropped);
+            spare::keep(node);
+            while let Some(node) = outermost.next() {
+                spare::keep(node);
+            }
+        }
+    });
+}
+
 /// The drop that takes the others' remains apart.
-struct Outermost<'a>(&'a Cell<Option<Vec<Kept>>>);
+struct Outermost<'a>(&'a Cell<Option<Vec<Arc<Node>>>>);
 
 impl Outermost<'_> {
-    fn next(&self) -> Option<Kept> {
+    fn next(&self) -> Option<Arc<Node>> {
         let mut list = self.0.take()?;
         let next = list.pop();
         self.0.set(Some(list));

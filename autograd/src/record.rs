@@ -1,16 +1,18 @@
 //! Recording: how an operation joins the graph.
 
-use std::sync::{Arc, Mutex};
+use std::any::{Any, TypeId};
+use std::sync::Arc;
 
 use phalanx_tensor::{Context, Tensor};
 use smallvec::SmallVec;
 
 use crate::backward::Backward;
 use crate::checkpoint::note_use;
-use crate::node::{Body, Edge, Edges, Meta, Node};
+use crate::node::{Edge, Edges, Link, Meta, Node};
+use crate::operation::Recorded;
 use crate::saved::Saved;
 use crate::sequence::{next_sequence, pass_over};
-use crate::{Error, Result, Var};
+use crate::{Error, Result, Var, spare};
 
 /// Saves values for backward, while an operation is recorded.
 pub struct Saver<'a> {
@@ -56,7 +58,12 @@ pub fn record<B: Backward + 'static>(
         return Ok(Var::from_parts(output, None));
     }
     let outputs = std::slice::from_ref(&output);
-    let node = new_node(name, inputs, outputs, backward(&Saver { inputs, outputs })?);
+    let node = new_node(
+        name,
+        inputs,
+        SmallVec::from_buf([Meta::of(&output)]),
+        backward(&Saver { inputs, outputs })?,
+    );
     Ok(Var::from_parts(output, Some(Edge { node, output: 0 })))
 }
 
@@ -73,7 +80,8 @@ pub fn record_many<B: Backward + 'static>(
     if !joins(name, inputs) || outputs.is_empty() {
         return Ok(outputs.into_iter().map(|t| Var::from_parts(t, None)).collect());
     }
-    let node = new_node(name, inputs, &outputs, backward(&Saver { inputs, outputs: &outputs })?);
+    let metas = outputs.iter().map(Meta::of).collect();
+    let node = new_node(name, inputs, metas, backward(&Saver { inputs, outputs: &outputs })?);
     let link = |(output, tensor): (usize, Tensor)| {
         let edge = tensor.dtype().is_float().then(|| Edge { node: node.clone(), output });
         Var::from_parts(tensor, edge)
@@ -114,21 +122,28 @@ fn joins(name: &'static str, inputs: &[&Var]) -> bool {
 fn new_node<B: Backward + 'static>(
     name: &'static str,
     inputs: &[&Var],
-    outputs: &[Tensor],
+    outputs: SmallVec<[Meta; 1]>,
     backward: B,
-) -> Arc<Node> {
-    let edges: Edges = inputs.iter().map(|v| v.edge().cloned()).collect();
+) -> Link {
+    let edge = |v: &Var| v.edge().cloned();
+    let edges = match *inputs {
+        [a, b] => Edges::from_buf([edge(a), edge(b)]), // much quicker than to collect
+        _ => inputs.iter().map(|v| edge(v)).collect(),
+    };
     let weight = backward.is_view() && edges.iter().flatten().all(|e| e.node.weight);
     let (seq, id) = next_sequence();
-    Arc::new(Node {
-        seq,
-        id,
-        name,
-        inputs: edges,
-        outputs: outputs.iter().map(Meta::of).collect(),
-        body: Body::Operation(Mutex::new(Some(Arc::new(backward)))),
-        weight,
-        hooks: Default::default(),
-        recorded: crate::anomaly::recorded_here(),
-    })
+    let recorded = crate::anomaly::recorded_here();
+    if let Some(mut spare) = spare::take(TypeId::of::<Recorded<B>>())
+        && let Some(node) = Arc::get_mut(&mut spare)
+        && let Some(body) = (&mut node.body as &mut dyn Any).downcast_mut::<Recorded<B>>()
+    {
+        body.set(backward);
+        (node.seq, node.id, node.name, node.weight) = (seq, id, name, weight);
+        (node.inputs, node.outputs, node.recorded) = (edges, outputs, recorded);
+        return spare.into();
+    }
+    let (body, hooks) = (Recorded::new(backward), Default::default());
+    let node: Arc<Node> =
+        Arc::new(Node { seq, id, name, inputs: edges, outputs, weight, hooks, recorded, body });
+    node.into()
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use phalanx_tensor::Tensor;
 
-use crate::node::Node;
+use crate::node::{Edge, Node};
 use crate::{Error, Result, Var};
 
 /// A value saved in the forward pass. A leaf is saved by its *handle*: backward reads whatever tensor the leaf
@@ -21,16 +21,18 @@ enum Value {
     Tensor(Tensor),
     /// In the leaf that the node's edge leads to.
     Leaf,
-    Packed {
-        hooks: Arc<dyn SavedHooks>,
-        packed: Box<dyn Any + Send + Sync>,
-    },
+    Packed(Box<Packed>),
+}
+
+struct Packed {
+    hooks: Arc<dyn SavedHooks>,
+    packed: Box<dyn Any + Send + Sync>,
 }
 
 #[derive(Clone, Copy)]
 enum Place {
-    Input(usize),
-    Output(usize),
+    Input(u32),
+    Output(u32),
 }
 
 /// Turns saved values into something else and back, for example by moving them to another device.
@@ -69,7 +71,7 @@ impl Saved {
         if var.edge().is_some_and(|e| e.node.leaf().is_some()) {
             return Ok(Saved::as_it_is(index, var));
         }
-        Saved::tensor(var.tensor(), Place::Input(index))
+        Saved::tensor(var.tensor(), Place::Input(index as u32))
     }
 
     /// A value that somebody else keeps alive, for the check that it does not change.
@@ -78,18 +80,18 @@ impl Saved {
             Some(leaf) => (Value::Leaf, leaf.version()),
             None => (Value::Tensor(var.tensor().clone()), var.tensor().version()),
         };
-        Saved { value, place: Place::Input(index), version }
+        Saved { value, place: Place::Input(index as u32), version }
     }
 
     pub(crate) fn output(index: usize, tensor: &Tensor) -> Result<Saved> {
-        Saved::tensor(tensor, Place::Output(index))
+        Saved::tensor(tensor, Place::Output(index as u32))
     }
 
     fn tensor(tensor: &Tensor, place: Place) -> Result<Saved> {
         let version = tensor.version();
         let hooks = HOOKS.with_borrow(|stack| stack.last().cloned());
         let value = match hooks {
-            Some(hooks) => Value::Packed { packed: hooks.pack(tensor)?, hooks },
+            Some(hooks) => Value::Packed(Box::new(Packed { packed: hooks.pack(tensor)?, hooks })),
             None => Value::Tensor(tensor.clone()),
         };
         Ok(Saved { value, place, version })
@@ -97,18 +99,15 @@ impl Saved {
 
     /// The value, linked into the graph if the result is to be differentiated again.
     pub(crate) fn unpack(&self, node: &Arc<Node>, link: bool) -> Result<Var> {
-        let edge = match self.place {
-            Place::Input(i) => node.inputs[i].clone(),
-            Place::Output(output) => Some(crate::node::Edge { node: node.clone(), output }),
-        };
-        let (tensor, now) = match &self.value {
-            Value::Tensor(tensor) => (tensor.clone(), tensor.version()),
-            Value::Packed { hooks, packed } => (hooks.unpack(packed.as_ref())?, self.version),
-            Value::Leaf => {
-                let leaf = edge.as_ref().and_then(|e| e.node.leaf());
+        let (tensor, now) = match (&self.value, self.place) {
+            (Value::Tensor(tensor), _) => (tensor.clone(), tensor.version()),
+            (Value::Packed(kept), _) => (kept.hooks.unpack(kept.packed.as_ref())?, self.version),
+            (Value::Leaf, Place::Input(i)) => {
+                let leaf = node.inputs[i as usize].as_ref().and_then(|e| e.node.leaf());
                 let leaf = leaf.unwrap_or_else(|| unreachable!("saved as a leaf, so the edge leads to one"));
-                (leaf.tensor(), leaf.version())
+                leaf.tensor_and_version()
             }
+            (Value::Leaf, Place::Output(_)) => unreachable!("a leaf is no operation's output"),
         };
         if now != self.version {
             let value = match self.place {
@@ -117,6 +116,11 @@ impl Saved {
             };
             return Err(Error::Modified { op: node.name, value, saved: self.version, now });
         }
-        Ok(Var::from_parts(tensor, edge.filter(|_| link)))
+        let edge = match self.place {
+            _ if !link => None,
+            Place::Input(i) => node.inputs[i as usize].clone(),
+            Place::Output(output) => Some(Edge { node: node.clone().into(), output: output as usize }),
+        };
+        Ok(Var::from_parts(tensor, edge))
     }
 }

@@ -109,7 +109,7 @@ impl Var {
     /// The handle on the leaf that it is, if it is one.
     pub fn as_leaf(&self) -> Option<Leaf> {
         let node = &self.edge.as_ref()?.node;
-        node.leaf().map(|_| Leaf(node.clone()))
+        node.leaf().map(|_| Leaf(Arc::clone(node)))
     }
 
     /// The only element.

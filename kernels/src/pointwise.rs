@@ -128,13 +128,13 @@ fn map_direct<T: Real, const N: usize>(
         *opened = Some(tensor.read::<T>(op)?);
     }
     update(op, out, |start, target: &mut [T]| {
-        let len = target.len();
-        let input = |n: usize| {
-            let elements: &[T] = opened[n].as_deref().unwrap_or_default();
-            T::as_wide(&elements[inputs[n].offset() + start..][..len]).unwrap_or_default()
-        };
+        let mut x: [&[T::Wide]; N] = [&[]; N];
+        for ((x, opened), tensor) in x.iter_mut().zip(&opened).zip(inputs) {
+            let elements: &[T] = opened.as_deref().unwrap_or_default();
+            *x = T::as_wide(&elements[tensor.offset() + start..][..target.len()]).unwrap_or_default();
+        }
         if let Some(out) = T::as_wide_mut(target) {
-            f(std::array::from_fn(input), out);
+            f(x, out);
         }
     })
 }
@@ -223,16 +223,28 @@ fn modify_typed<T: Real>(
     to: &mut Tensor,
     x: Option<&Tensor>,
 ) -> Result<()> {
+    // To clear the scratch takes longer than a small operation.
+    const FEW: usize = BLOCK / 16;
+    if to.numel() <= FEW { modify_by::<T, FEW>(op, f, to, x) } else { modify_by::<T, BLOCK>(op, f, to, x) }
+}
+
+/// In blocks of `B` elements.
+fn modify_by<T: Real, const B: usize>(
+    op: &'static str,
+    f: Blockwise<'_, T::Wide, T::Wide, 2>,
+    to: &mut Tensor,
+    x: Option<&Tensor>,
+) -> Result<()> {
     let source = x.map(|x| Source::<T>::open(op, x, x.shape())).transpose()?;
     update(op, to, |start, target: &mut [T]| {
-        let mut scratch = [[T::Wide::ZERO; BLOCK]; 2];
-        let mut result = [T::Wide::ZERO; BLOCK];
+        let mut scratch = [[T::Wide::ZERO; B]; 2];
+        let mut result = [T::Wide::ZERO; B];
         let [before, other] = &mut scratch;
-        for (i, target) in target.chunks_mut(BLOCK).enumerate() {
+        for (i, target) in target.chunks_mut(B).enumerate() {
             let len = target.len();
             T::widen_all(target, &mut before[..len]);
             let before = &before[..len];
-            let x = source.as_ref().map_or(before, |s| s.wide(start + i * BLOCK, len, other));
+            let x = source.as_ref().map_or(before, |s| s.wide(start + i * B, len, other));
             f([before, x], &mut result[..len]);
             T::narrow_all(&result[..len], target);
         }

@@ -2,9 +2,8 @@
 
 use bytemuck::Pod;
 
-use crate::layout::Loops;
 use crate::tiles::Tiles;
-use crate::{Dims, Error, Pool, Result, Tensor};
+use crate::{Dims, Error, Loops, Pool, Result, Tensor};
 
 /// Copies `from`'s elements into the contiguous `to`, of one shape and dtype, on any two devices with elements.
 pub(crate) fn copy_strided(op: &'static str, to: &mut Tensor, from: &Tensor) -> Result<()> {

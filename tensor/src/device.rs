@@ -47,21 +47,34 @@ impl Device {
 
     #[inline]
     pub(crate) fn state(self) -> Result<&'static State> {
+        let (table, index) = match self {
+            Device::Cpu(i) => (&CPUS, i),
+            Device::Meta(i) => (&METAS, i),
+            Device::Cuda(_) => return Err(self.refuse()),
+        };
+        match table.get(usize::from(index)).and_then(OnceLock::get) {
+            Some(state) => Ok(state),
+            None => self.start(table),
+        }
+    }
+
+    /// The first use.
+    #[cold]
+    fn start(self, table: &'static [OnceLock<State>]) -> Result<&'static State> {
         // The threads are asked for once a device: it takes the system longer than a small operation.
-        let (table, index, threads): (_, _, fn() -> usize) = match self {
-            Device::Cpu(i) => (&CPUS, i, default_threads),
-            Device::Meta(i) => (&METAS, i, || 1),
-            Device::Cuda(_) => {
-                return Err(Error::Unsupported {
-                    op: "device",
-                    device: self,
-                    why: "CUDA devices are not part of this version".into(),
-                });
-            }
+        let (index, threads): (_, fn() -> usize) = match self {
+            Device::Cpu(i) => (i, default_threads),
+            Device::Meta(i) | Device::Cuda(i) => (i, || 1),
         };
         let slot = table.get(usize::from(index));
         let slot = slot.ok_or_else(|| Error::range("device", self, format!("an index below {DEVICES}")))?;
         Ok(slot.get_or_init(|| State::new(threads())))
+    }
+
+    #[cold]
+    fn refuse(self) -> Error {
+        let why = "CUDA devices are not part of this version".into();
+        Error::Unsupported { op: "device", device: self, why }
     }
 
     /// The device's books.

@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 
-use crate::{Error, Result};
+use crate::{Error, Loops, Result};
 
 /// Sizes or strides, one a dimension; inline up to four dimensions.
 pub type Dims = SmallVec<[usize; 4]>;
@@ -25,23 +25,33 @@ const FEW: usize = 4;
 
 impl Layout {
     /// Row-major without gaps, from offset 0.
-    #[inline]
     pub fn contiguous(shape: &[usize]) -> Layout {
-        let (mut few, mut many) = ([[0; FEW]; 2], None);
+        let (few, rank, contiguous, numel) = Default::default();
+        let mut out = Layout { few, many: None, rank, contiguous, numel, offset: 0 };
+        out.set_contiguous(shape);
+        out
+    }
+
+    /// [`Layout::contiguous`], made where it stays: to move it would take longer.
+    #[inline]
+    pub(crate) fn set_contiguous(&mut self, shape: &[usize]) {
         let mut numel = 1;
         if shape.len() <= FEW {
             let mut stride = 1;
-            for d in (0..shape.len()).rev() {
-                few[0][d] = shape[d];
-                few[1][d] = stride;
-                stride *= shape[d].max(1);
-                numel *= shape[d];
+            for d in (0..FEW).rev() {
+                let size = shape.get(d).copied();
+                self.few[0][d] = size.unwrap_or(0);
+                self.few[1][d] = if size.is_some() { stride } else { 0 };
+                stride *= size.unwrap_or(1).max(1);
+                numel *= size.unwrap_or(1);
             }
+            self.many = None;
         } else {
             numel = shape.iter().product();
-            many = Some(Box::new([Dims::from_slice(shape), contiguous_strides(shape)]));
+            self.few = Default::default();
+            self.many = Some(Box::new([Dims::from_slice(shape), contiguous_strides(shape)]));
         }
-        Layout { few, many, rank: shape.len() as u32, contiguous: true, numel, offset: 0 }
+        (self.rank, self.contiguous, self.numel, self.offset) = (shape.len() as u32, true, numel, 0);
     }
 
     /// Any strides. Views that the library makes stay inside their storage; so must this one: see
@@ -211,8 +221,8 @@ impl Layout {
         }
         let loops = Loops::new(self.shape(), [self.strides()]);
         let (mut strides, mut dim) = (Dims::from_elem(0, shape.len()), shape.len());
-        for axis in (0..loops.sizes.len()).rev() {
-            let (mut left, mut stride) = (loops.sizes[axis], loops.strides[axis][0]);
+        for axis in (0..loops.sizes().len()).rev() {
+            let (mut left, mut stride) = (loops.sizes()[axis], loops.strides()[axis][0]);
             while left > 1 {
                 dim = dim.checked_sub(1)?;
                 if shape[dim] == 1 {
@@ -281,80 +291,6 @@ pub fn broadcast_shapes(op: &'static str, left: &[usize], right: &[usize]) -> Re
         .collect()
 }
 
-/// A nest of loops over `N` layouts of one shape, with neighbouring dimensions merged wherever all layouts allow,
-/// and dimensions of size 1 dropped. The innermost loop is a run of [`Loops::inner`] elements.
-#[derive(Clone, Debug)]
-pub struct Loops<const N: usize> {
-    sizes: Dims,
-    strides: SmallVec<[[usize; N]; 5]>,
-}
-
-impl<const N: usize> Loops<N> {
-    /// Loops over `shape`, in row-major order.
-    pub fn new(shape: &[usize], strides: [&[usize]; N]) -> Loops<N> {
-        let mut loops = Loops { sizes: Dims::new(), strides: SmallVec::new() };
-        for (dim, &size) in shape.iter().enumerate() {
-            if size == 1 {
-                continue;
-            }
-            let here: [usize; N] = std::array::from_fn(|n| strides[n][dim]);
-            match (loops.sizes.last_mut(), loops.strides.last_mut()) {
-                (Some(outer), Some(last)) if (0..N).all(|n| last[n] == here[n] * size) => {
-                    *outer *= size;
-                    *last = here;
-                }
-                _ => {
-                    loops.sizes.push(size);
-                    loops.strides.push(here);
-                }
-            }
-        }
-        if loops.sizes.is_empty() {
-            loops.sizes.push(1);
-            loops.strides.push([1; N]);
-        }
-        loops
-    }
-
-    /// Elements in one run.
-    pub fn inner(&self) -> usize {
-        self.sizes[self.sizes.len() - 1]
-    }
-
-    /// Strides along a run.
-    pub fn inner_strides(&self) -> [usize; N] {
-        self.strides[self.strides.len() - 1]
-    }
-
-    /// Number of runs.
-    pub fn runs(&self) -> usize {
-        self.sizes[..self.sizes.len() - 1].iter().product()
-    }
-
-    /// Merged sizes, outermost first; the last is the run.
-    pub fn sizes(&self) -> &[usize] {
-        &self.sizes
-    }
-
-    /// Merged strides, outermost first.
-    pub fn strides(&self) -> &[[usize; N]] {
-        &self.strides
-    }
-
-    /// Where run number `run` begins in each layout, without the layouts' own offsets.
-    pub fn start(&self, mut run: usize) -> [usize; N] {
-        let mut at = [0; N];
-        for axis in (0..self.sizes.len() - 1).rev() {
-            let index = run % self.sizes[axis];
-            run /= self.sizes[axis];
-            for (a, stride) in at.iter_mut().zip(self.strides[axis]) {
-                *a += index * stride;
-            }
-        }
-        at
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -367,15 +303,6 @@ mod tests {
         assert_eq!(t.reshape(&[2, 2, 2, 3]).unwrap().strides(), &[12, 2, 1, 4]);
         assert_eq!(base.narrow(1, 1, 2).reshape(&[2, 8]).unwrap().strides(), &[12, 1]);
         assert!(base.narrow(1, 1, 2).reshape(&[16]).is_none());
-    }
-
-    #[test]
-    fn loops_merge_what_is_adjacent() {
-        let l = Layout::contiguous(&[2, 3, 4]);
-        assert_eq!(Loops::new(l.shape(), [l.strides()]).sizes(), &[24]);
-        let p = l.permute(&[1, 0, 2]);
-        let loops = Loops::new(p.shape(), [p.strides()]);
-        assert_eq!((loops.sizes(), loops.runs(), loops.start(3)), (&[3, 2, 4][..], 6, [16]));
     }
 
     #[test]

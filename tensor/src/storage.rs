@@ -6,76 +6,22 @@
 //! its own thread, gives up with [`Error::Busy`].
 #![allow(unsafe_code)]
 
-use std::cell::Cell;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering, fence};
 use std::time::{Duration, Instant};
 
 use crate::allocator::Block;
 use crate::device::State;
-use crate::{Category, Context, Device, Error, Result};
+use crate::users::{Users, token};
+use crate::{Category, Context, Device, Error, Layout, Result};
 
 /// How long a guard waits for another thread's.
 const WAIT_MAX: Duration = Duration::from_secs(10);
 /// How long it waits where only guards taken by its own thread stand in the way: those can go only if they were
 /// moved to another thread.
 const WAIT_SELF_MAX: Duration = Duration::from_millis(100);
-
-/// Who uses a storage: the number of readers, or of readers that try and [`Users::WRITER`], in the lower half, and in
-/// the upper half the sum of the tokens of the threads that took the guards. So it is told without any bookkeeping
-/// whether all guards are a thread's own: of one guard for certain, of several up to a chance of 2^-32.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct Users(u64);
-
-impl Users {
-    const WRITER: u32 = 1 << 31;
-
-    fn count(self) -> u32 {
-        self.0 as u32
-    }
-
-    fn has_writer(self) -> bool {
-        self.count() & Users::WRITER != 0
-    }
-
-    /// What a reader adds.
-    fn reader(token: u32) -> u64 {
-        u64::from(token) << 32 | 1
-    }
-
-    /// What a writer adds.
-    fn writer(token: u32) -> u64 {
-        u64::from(token) << 32 | u64::from(Users::WRITER)
-    }
-
-    fn all_of(self, token: u32) -> bool {
-        let guards = (self.count() & !Users::WRITER) + u32::from(self.has_writer());
-        guards > 0 && (self.0 >> 32) as u32 == token.wrapping_mul(guards)
-    }
-}
-
-/// This thread's token: no other thread's, and no simple sum of others'.
-#[inline]
-fn token() -> u32 {
-    thread_local! {
-        static TOKEN: Cell<u32> = const { Cell::new(0) };
-    }
-    #[cold]
-    fn next() -> u32 {
-        static NEXT: AtomicU32 = AtomicU32::new(1);
-        // A bijection that is far from linear (the finalizer of MurmurHash3).
-        let mut x = NEXT.fetch_add(1, Ordering::Relaxed);
-        x = (x ^ x >> 16).wrapping_mul(0x85eb_ca6b);
-        x = (x ^ x >> 13).wrapping_mul(0xc2b2_ae35);
-        x ^ x >> 16
-    }
-    if TOKEN.get() == 0 {
-        TOKEN.set(next());
-    }
-    TOKEN.get()
-}
 
 /// Memory of one device, counted in its ledger.
 pub struct Storage {
@@ -88,6 +34,8 @@ pub struct Storage {
     device: Device,
     state: &'static State,
     category: AtomicU8,
+    /// Of a tensor that is the whole of it.
+    layout: Layout,
 }
 
 /// A counted reference to a storage: an [`std::sync::Arc`] whose last one lays the storage by, header and bytes, for
@@ -155,9 +103,24 @@ impl Drop for Handle {
 }
 
 impl Storage {
-    /// Uninitialized for the user, initialized for the compiler: whatever the memory held before.
-    pub(crate) fn new(op: &'static str, bytes: usize, device: Device) -> Result<Handle> {
-        let state = device.state()?;
+    /// For `bytes` in a shape. Uninitialized for the user, initialized for the compiler: whatever the memory held before.
+    pub(crate) fn new(op: &'static str, shape: &[usize], bytes: usize, device: Device) -> Result<Handle> {
+        Storage::make(op, bytes, device, device.state()?, |layout| layout.set_contiguous(shape))
+    }
+
+    /// Another of the same size and shape.
+    pub(crate) fn like(&self, op: &'static str) -> Result<Handle> {
+        Storage::make(op, self.bytes, self.device, self.state, |layout| layout.clone_from(&self.layout))
+    }
+
+    #[inline]
+    fn make(
+        op: &'static str,
+        bytes: usize,
+        device: Device,
+        state: &'static State,
+        lay_out: impl FnOnce(&mut Layout),
+    ) -> Result<Handle> {
         let held = if device.is_meta() { 0 } else { bytes };
         let made = match state.allocator.take(held) {
             Some(waiting) => Some(waiting),
@@ -167,6 +130,7 @@ impl Storage {
         let category = Context::current().category;
         state.ledger.allocated(category, bytes);
         storage.bytes = bytes;
+        lay_out(&mut storage.layout);
         storage.category = AtomicU8::new(category as u8);
         storage.version = AtomicU64::new(0);
         storage.users = AtomicU64::new(0);
@@ -182,13 +146,20 @@ impl Storage {
             _ => Some(Block::obtain(bytes, &state.ledger)?),
         };
         let (handles, users, version, category) = Default::default();
-        Some(Box::new(Storage { handles, users, version, block, bytes, device, state, category }))
+        let layout = Layout::contiguous(&[]);
+        Some(Box::new(Storage { handles, users, version, block, bytes, device, state, category, layout }))
     }
 
     /// Counts it as freed and keeps it for the next tensor of about its size.
     fn lay_by(self: Box<Storage>) {
         self.state.ledger.freed(self.category(), self.bytes);
         self.state.allocator.lay_by(self);
+    }
+
+    /// Row-major, of the shape that it was made for.
+    #[inline]
+    pub(crate) fn layout(&self) -> &Layout {
+        &self.layout
     }
 
     /// Its memory.

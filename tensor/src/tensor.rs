@@ -1,5 +1,7 @@
 //! [`Tensor`]: a storage seen through a layout. It stores and views; it never computes.
 
+use std::sync::Arc;
+
 use smallvec::SmallVec;
 
 use crate::copy::copy_strided;
@@ -13,7 +15,8 @@ use crate::{Category, DType, Device, Dims, Error, Layout, Result, Value};
 #[derive(Clone)]
 pub struct Tensor {
     storage: Handle,
-    layout: Layout,
+    /// A view's layout; without one the storage's own.
+    view: Option<Arc<Layout>>,
     dtype: DType,
 }
 
@@ -29,8 +32,7 @@ impl Tensor {
         let bytes =
             bytes.ok_or_else(|| Error::shape("empty", format!("{shape:?}"), "a size below 2^63 bytes"))?;
         let bytes = if shape.contains(&0) { 0 } else { bytes };
-        let storage = Storage::new("empty", bytes, device)?;
-        Ok(Tensor { storage, layout: Layout::contiguous(shape), dtype })
+        Ok(Tensor { storage: Storage::new("empty", shape, bytes, device)?, view: None, dtype })
     }
 
     /// All zeros.
@@ -77,11 +79,10 @@ impl Tensor {
     /// # Errors
     /// As [`Tensor::empty`].
     pub fn empty_like(&self) -> Result<Tensor> {
-        if !self.is_contiguous() {
-            return Tensor::empty(self.shape(), self.dtype, self.device());
+        match self.view {
+            None => Ok(Tensor { storage: self.storage.like("empty")?, view: None, dtype: self.dtype }),
+            Some(_) => Tensor::empty(self.shape(), self.dtype, self.device()),
         }
-        let storage = Storage::new("empty", self.numel() * self.dtype.size(), self.device())?;
-        Ok(Tensor { storage, layout: Layout::contiguous(self.shape()), dtype: self.dtype })
     }
 
     /// Zeros of the same shape, dtype and device.
@@ -98,43 +99,43 @@ impl Tensor {
     /// Sizes, outermost first.
     #[inline]
     pub fn shape(&self) -> &[usize] {
-        self.layout.shape()
+        self.layout().shape()
     }
 
     /// Whether the other has the same sizes: quicker than to compare the slices.
     #[inline]
     pub fn same_shape(&self, other: &Tensor) -> bool {
-        self.layout.same_shape(&other.layout)
+        self.layout().same_shape(other.layout())
     }
 
     /// Elements between neighbours along each dimension.
     #[inline]
     pub fn strides(&self) -> &[usize] {
-        self.layout.strides()
+        self.layout().strides()
     }
 
     /// Position of the first element in the storage.
     #[inline]
     pub fn offset(&self) -> usize {
-        self.layout.offset()
+        self.layout().offset()
     }
 
     /// Where the elements lie.
     #[inline]
     pub fn layout(&self) -> &Layout {
-        &self.layout
+        self.view.as_deref().unwrap_or_else(|| self.storage.layout())
     }
 
     /// Number of dimensions.
     #[inline]
     pub fn rank(&self) -> usize {
-        self.layout.rank()
+        self.layout().rank()
     }
 
     /// Number of elements.
     #[inline]
     pub fn numel(&self) -> usize {
-        self.layout.numel()
+        self.layout().numel()
     }
 
     /// Size of dimension `dim`.
@@ -160,7 +161,7 @@ impl Tensor {
     /// Whether the elements lie in row-major order without gaps.
     #[inline]
     pub fn is_contiguous(&self) -> bool {
-        self.layout.is_contiguous()
+        self.layout().is_contiguous()
     }
 
     /// The bytes that it shares with its views.
@@ -196,7 +197,7 @@ impl Tensor {
 /// Views: other layouts of the same bytes.
 impl Tensor {
     fn view(&self, layout: Layout) -> Tensor {
-        Tensor { storage: self.storage.clone(), layout, dtype: self.dtype }
+        Tensor { storage: self.storage.clone(), view: Some(Arc::new(layout)), dtype: self.dtype }
     }
 
     /// Elements `start .. start + length` along `dim`.
@@ -214,7 +215,7 @@ impl Tensor {
                 format!("a range inside dimension {dim} of size {size}"),
             ));
         }
-        Ok(self.view(self.layout.narrow(dim, start, length)))
+        Ok(self.view(self.layout().narrow(dim, start, length)))
     }
 
     /// Every `step`-th element from `start` up to `end` along `dim`.
@@ -228,7 +229,7 @@ impl Tensor {
             return Err(Error::range("slice", got, "a start up to the end and a step of at least 1"));
         }
         let cut = self.narrow(dim, start, end - start)?;
-        Ok(cut.view(cut.layout.step(dim, step)))
+        Ok(cut.view(cut.layout().step(dim, step)))
     }
 
     /// The sub-tensor at `index` along `dim`, which goes away.
@@ -242,7 +243,7 @@ impl Tensor {
             let wanted = format!("an index below {size}, the size of dimension {dim}");
             return Err(Error::range("select", index, wanted));
         }
-        Ok(self.view(self.layout.narrow(dim, index, 1).squeeze(dim)))
+        Ok(self.view(self.layout().narrow(dim, index, 1).squeeze(dim)))
     }
 
     /// Two dimensions exchanged.
@@ -253,7 +254,7 @@ impl Tensor {
         let (a, b) = (a.resolve(self.rank(), "transpose")?, b.resolve(self.rank(), "transpose")?);
         let mut dims: Dims = (0..self.rank()).collect();
         dims.swap(a, b);
-        Ok(self.view(self.layout.permute(&dims)))
+        Ok(self.view(self.layout().permute(&dims)))
     }
 
     /// Dimension `i` of the result is dimension `dims[i]` of this.
@@ -268,7 +269,7 @@ impl Tensor {
                 format!("a permutation of the {} dimensions of shape {:?}", self.rank(), self.shape());
             return Err(Error::invalid("permute", format!("got {dims:?}, wanted {wanted}")));
         }
-        Ok(self.view(self.layout.permute(dims)))
+        Ok(self.view(self.layout().permute(dims)))
     }
 
     /// Dimensions of size 1 repeated, and dimensions added in front, by strides of 0.
@@ -276,7 +277,7 @@ impl Tensor {
     /// # Errors
     /// If the shape does not broadcast to `shape`.
     pub fn broadcast_to(&self, shape: &[usize]) -> Result<Tensor> {
-        let layout = self.layout.broadcast(shape).ok_or_else(|| {
+        let layout = self.layout().broadcast(shape).ok_or_else(|| {
             Error::shape(
                 "broadcast_to",
                 format!("{:?}", self.shape()),
@@ -292,7 +293,7 @@ impl Tensor {
     /// If there is no such place.
     pub fn unsqueeze(&self, dim: impl Dim) -> Result<Tensor> {
         let dim = dim.resolve(self.rank() + 1, "unsqueeze")?;
-        Ok(self.view(self.layout.unsqueeze(dim)))
+        Ok(self.view(self.layout().unsqueeze(dim)))
     }
 
     /// Dimension `dim` taken out if its size is 1, else no change.
@@ -301,7 +302,7 @@ impl Tensor {
     /// If there is no such dimension.
     pub fn squeeze(&self, dim: impl Dim) -> Result<Tensor> {
         let dim = dim.resolve(self.rank(), "squeeze")?;
-        Ok(if self.shape()[dim] == 1 { self.view(self.layout.squeeze(dim)) } else { self.clone() })
+        Ok(if self.shape()[dim] == 1 { self.view(self.layout().squeeze(dim)) } else { self.clone() })
     }
 
     /// The same elements in row-major order in another shape: a view where strides can express it, else a copy.
@@ -323,7 +324,7 @@ impl Tensor {
             let got = format!("{:?} with {} elements", self.shape(), self.numel());
             return Err(Error::shape("reshape", got, format!("as many elements as {shape:?} has")));
         }
-        match self.layout.reshape(shape) {
+        match self.layout().reshape(shape) {
             Some(layout) => Ok(self.view(layout)),
             None => self.contiguous()?.with_shape(shape),
         }

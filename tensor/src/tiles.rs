@@ -13,9 +13,8 @@
 
 use bytemuck::Pod;
 
-use crate::Pool;
 use crate::copy::PIECE;
-use crate::layout::Loops;
+use crate::{Loops, Pool};
 
 /// Rows and columns of a tile of elements of 1, 2 or 4 bytes: several cache lines either way, and the buffer fits.
 const SIDE: usize = 64;

@@ -3,20 +3,19 @@
 use std::any::Any;
 use std::cell::RefCell;
 use std::cmp::Reverse;
-use std::collections::hash_map::Entry;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use phalanx_kernels as kernels;
 use phalanx_tensor::Context;
 use smallvec::SmallVec;
 
-use super::plan::NodeMap;
-use super::task::{Arrival, NodeGrads, Scheduler, Task, origin};
+use super::task::{Arrival, NodeGrads, Place, Root, Scheduler, Targets, Task, origin};
 use super::{Options, check_gradient};
-use crate::backward::{Backward, Cx};
+use crate::backward::Cx;
 use crate::checkpoint::Recomputation;
-use crate::node::{Body, Edge, Node};
+use crate::node::{Edge, Kind, Node};
+use crate::operation::Operation;
 use crate::{Error, Result, Var, anomaly};
 
 /// Which gradients are wanted.
@@ -39,10 +38,9 @@ pub(super) struct Job {
     /// The context of the call, in which backward functions run.
     pub(super) context: Context,
     pub(super) anomaly: bool,
-    targets: Vec<Option<Edge>>,
+    wanted: Vec<Option<Edge>>,
     captured: Mutex<Vec<Option<Var>>>,
-    needed: RwLock<NodeMap<bool>>,
-    deferred: Mutex<Vec<Task>>,
+    deferred: Mutex<Vec<Root>>,
 }
 
 impl Job {
@@ -53,9 +51,8 @@ impl Job {
             mode,
             context,
             anomaly: anomaly::is_on(),
-            targets: inputs.iter().map(|v| v.edge().cloned()).collect(),
+            wanted: inputs.iter().map(|v| v.edge().cloned()).collect(),
             captured: Mutex::new(vec![None; inputs.len()]),
-            needed: RwLock::default(),
             deferred: Mutex::default(),
         }
     }
@@ -69,88 +66,64 @@ impl Job {
     }
 
     /// The deferred nodes, latest first.
-    pub(super) fn into_deferred(self) -> Vec<Task> {
+    pub(super) fn into_deferred(self) -> Vec<Root> {
         let mut deferred = self.deferred.into_inner().unwrap_or_else(PoisonError::into_inner);
-        deferred.sort_by_key(|task| Reverse(task.node.seq));
+        deferred.sort_by_key(|root| Reverse(root.node.seq));
         deferred
     }
 
-    /// Whether a gradient is passed along this edge.
-    pub(super) fn follows(&self, edge: &Edge) -> bool {
+    /// Whether a gradient may be passed along this edge.
+    pub(super) fn passes(&self, edge: &Edge) -> bool {
         match self.mode {
-            Mode::All => true,
-            Mode::Capture => {
-                let needed = self.needed.read().unwrap_or_else(PoisonError::into_inner);
-                needed.get(&edge.node.id).copied().unwrap_or(false)
-            }
+            Mode::All | Mode::Capture => true,
             Mode::Inputs => !edge.node.weight,
             Mode::Weights => edge.node.weight,
         }
     }
 
-    /// Marks the nodes from which a wanted value is reached. Inputs were recorded before what uses them, so in
-    /// order of sequence numbers a node's inputs are decided before it.
-    pub(super) fn find_needed<'a>(&self, roots: impl Iterator<Item = &'a Arc<Node>>) {
-        if self.mode != Mode::Capture {
-            return;
-        }
-        let mut marks = self.needed.write().unwrap_or_else(PoisonError::into_inner);
-        let mut order: Vec<&Arc<Node>> = Vec::new();
-        let mut waiting: Vec<&Arc<Node>> = roots.collect();
-        while let Some(node) = waiting.pop() {
-            if let Entry::Vacant(mark) = marks.entry(node.id) {
-                mark.insert(false);
-                order.push(node);
-                waiting.extend(node.inputs.iter().flatten().map(|e| &e.node));
-            }
-        }
-        for target in self.targets.iter().flatten() {
-            if let Some(mark) = marks.get_mut(&target.node.id) {
-                *mark = true;
-            }
-        }
-        order.sort_by_key(|node| node.seq);
-        for node in order {
-            let reaches = |e: &Edge| marks.get(&e.node.id).copied().unwrap_or(false);
-            if node.inputs.iter().flatten().any(reaches) {
-                marks.insert(node.id, true);
-            }
-        }
+    /// Whether only the gradients that lead to captured ones are wanted.
+    pub(super) fn captures(&self) -> bool {
+        self.mode == Mode::Capture
+    }
+
+    /// Whether a gradient of this node's is captured.
+    pub(super) fn is_captured(&self, node: &Arc<Node>) -> bool {
+        self.wanted.iter().flatten().any(|wanted| Arc::ptr_eq(&wanted.node, node))
     }
 
     /// Runs a node whose gradients are complete. A panic of its backward function or of a hook is an error.
-    pub(super) fn run_node(&self, task: Task, scheduler: &mut impl Scheduler) -> Result<()> {
-        let Task { node, mut grads, in_buffer } = task;
-        let done =
-            catch_unwind(AssertUnwindSafe(|| self.run_unguarded(&node, &mut grads, in_buffer, scheduler)));
-        done.unwrap_or_else(|panic| Err(Error::Panicked { op: node.name, message: message_of(&*panic) }))
+    pub(super) fn run_node(&self, mut task: Task<'_>, scheduler: &mut impl Scheduler) -> Result<()> {
+        let op = task.node.name;
+        let done = catch_unwind(AssertUnwindSafe(|| self.run_unguarded(&mut task, scheduler)));
+        done.unwrap_or_else(|panic| Err(Error::Panicked { op, message: message_of(&*panic) }))
     }
 
-    fn run_unguarded(
-        &self,
-        node: &Arc<Node>,
-        grads: &mut NodeGrads,
-        in_buffer: bool,
-        scheduler: &mut impl Scheduler,
-    ) -> Result<()> {
-        if grads.iter().all(Option::is_none) && !in_buffer {
-            return self.pass_nothing(node, scheduler);
+    fn run_unguarded(&self, task: &mut Task<'_>, scheduler: &mut impl Scheduler) -> Result<()> {
+        task.pending.finish(self.options.create_graph)?;
+        let (node, grads) = (&*task.node, &mut task.pending.grads);
+        if grads.iter().all(Option::is_none) && !task.pending.in_buffer {
+            return pass_nothing(node, &task.targets, scheduler);
         }
         // What was deferred has seen its hooks when its gradients were complete.
         if self.mode != Mode::Weights || node.weight {
             node.run_grad_hooks(grads)?;
         }
-        self.capture(node, grads);
-        match &node.body {
-            Body::Leaf(_) if self.mode == Mode::Capture => Ok(()),
-            Body::Leaf(leaf) => {
+        if self.captures() {
+            self.capture(node, grads);
+        }
+        match node.body.kind() {
+            Kind::Leaf(_) if self.captures() => Ok(()),
+            Kind::Leaf(leaf) => {
                 if let Some(grad) = grads[0].take() {
                     leaf.accumulate(grad, self.options.create_graph)?;
                 }
                 node.run_accumulate_hooks()
             }
-            Body::Operation(body) => self.run_operation(node, body, grads, scheduler),
-            Body::Checkpoint(body) => self.run_checkpoint(node, body, grads, scheduler),
+            Kind::Operation(operation) => self.run_operation(operation, task, scheduler),
+            Kind::Checkpoint(body) => {
+                let grads = std::mem::take(grads);
+                self.run_checkpoint(node, body, grads, &task.targets, scheduler)
+            }
         }
     }
 
@@ -160,27 +133,23 @@ impl Job {
 
     fn run_operation(
         &self,
-        node: &Arc<Node>,
-        body: &Mutex<Option<Arc<dyn Backward>>>,
-        grads: &mut NodeGrads,
+        operation: &dyn Operation,
+        task: &Task<'_>,
         scheduler: &mut impl Scheduler,
     ) -> Result<()> {
-        let needs: Flags = node.inputs.iter().map(|e| e.as_ref().is_some_and(|e| self.follows(e))).collect();
-        let defers = self.mode == Mode::Inputs && node.inputs.iter().flatten().any(|e| e.node.weight);
+        let (node, grads) = (&*task.node, &task.pending.grads);
+        let weighs = |i: usize| node.inputs[i].as_ref().is_some_and(|e| e.node.weight);
+        let defers = self.mode == Mode::Inputs && (0..node.inputs.len()).any(weighs);
         let keeps = defers || self.keeps_graph();
-        if needs.contains(&true) {
-            let mut body = body.lock().unwrap_or_else(PoisonError::into_inner);
-            let operation = if keeps { body.clone() } else { body.take() };
-            drop(body);
-            let operation = operation.ok_or(Error::Freed { op: node.name })?;
-            self.compute(node, operation, grads, &needs, scheduler)?;
+        if task.targets.iter().any(Option::is_some) {
+            self.compute(operation, keeps, task, scheduler)?;
         } else if !keeps {
-            free(body);
+            operation.free();
         }
         if defers {
-            release(body, |i| node.inputs[i].as_ref().is_some_and(|e| e.node.weight));
-            let task = Task { node: node.clone(), grads: std::mem::take(grads), in_buffer: false };
-            self.deferred.lock().unwrap_or_else(PoisonError::into_inner).push(task);
+            operation.release(&weighs);
+            let root = Root { node: Arc::clone(node), grads: grads.clone() };
+            self.deferred.lock().unwrap_or_else(PoisonError::into_inner).push(root);
         }
         Ok(())
     }
@@ -188,36 +157,36 @@ impl Job {
     /// Calls the backward function and sends what it made.
     fn compute(
         &self,
-        node: &Arc<Node>,
-        operation: Arc<dyn Backward>,
-        grads: &[Option<Var>],
-        needs: &[bool],
+        operation: &dyn Operation,
+        keeps: bool,
+        task: &Task<'_>,
         scheduler: &mut impl Scheduler,
     ) -> Result<()> {
-        let may_sink = !self.options.create_graph && self.mode != Mode::Capture;
-        let mut sinks = Flags::new();
+        let (node, grads, targets) = (&*task.node, &task.pending.grads, &task.targets);
+        let may_sink = !self.options.create_graph && !self.captures();
+        let mut sinks = SmallVec::<[bool; 4]>::new();
         if may_sink && node.inputs.iter().flatten().any(|e| e.node.takes_in_place()) {
-            let sink = |(i, edge): (usize, &Option<Edge>)| {
-                let edge = edge.as_ref().filter(|e| needs[i] && e.node.takes_in_place());
-                edge.is_some_and(|e| scheduler.is_sole(&e.node))
+            let mut sink = |edge: &Option<Edge>, to: Option<Place>| {
+                let takes = edge.as_ref().is_some_and(|e| e.node.takes_in_place());
+                takes && to.is_some_and(|to| scheduler.is_sole(to))
             };
-            sinks = node.inputs.iter().enumerate().map(sink).collect();
+            sinks = node.inputs.iter().zip(targets).map(|(edge, &to)| sink(edge, to)).collect();
         }
         let sunk = RefCell::new(SmallVec::new());
         let cx =
-            Cx { node, grads, needs, create_graph: self.options.create_graph, sinks: &sinks, sunk: &sunk };
-        let mut made = operation.backward(&cx).map_err(|source| match source {
-            located @ (Error::InBackward { .. } | Error::Panicked { .. } | Error::Modified { .. }) => located,
-            source => Error::InBackward { op: node.name, source: Box::new(source) },
-        })?;
-        drop(operation);
+            Cx { node, grads, targets, create_graph: self.options.create_graph, sinks: &sinks, sunk: &sunk };
+        let mut made = match operation.run(&cx, keeps) {
+            Some(Ok(made)) => made,
+            Some(Err(error)) => return Err(located(error, node.name)),
+            None => return Err(Error::Freed { op: node.name }),
+        };
         if self.anomaly {
             check_nan(node, &made)?;
         }
         node.run_node_hooks(grads, &made)?;
         let sunk = sunk.into_inner();
-        for (i, edge) in node.inputs.iter().enumerate() {
-            let (Some(edge), true) = (edge, needs[i]) else { continue };
+        for (i, (edge, to)) in node.inputs.iter().zip(targets).enumerate() {
+            let (Some(edge), &Some(to)) = (edge, to) else { continue };
             let grad = match made.get_mut(i).and_then(Option::take) {
                 Some(grad) => {
                     check_gradient(&edge.node, edge.output, &grad).map_err(|e| named(e, node.name))?;
@@ -226,7 +195,7 @@ impl Job {
                 None if sunk.contains(&i) => Arrival::InBuffer,
                 None => Arrival::Nothing,
             };
-            scheduler.send(edge, origin(node, i), grad)?;
+            scheduler.send(to, edge.output, origin(node, i), grad)?;
         }
         Ok(())
     }
@@ -237,54 +206,41 @@ impl Job {
         &self,
         node: &Arc<Node>,
         body: &Mutex<Option<Arc<Recomputation>>>,
-        grads: &mut NodeGrads,
+        grads: NodeGrads,
+        targets: &Targets,
         scheduler: &mut impl Scheduler,
     ) -> Result<()> {
-        let recomputation = body.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let lock = || body.lock().unwrap_or_else(PoisonError::into_inner);
+        let recomputation = lock().clone();
         let recomputation = recomputation.ok_or(Error::Freed { op: node.name })?;
         let outputs = recomputation.take(node)?;
         if !self.keeps_graph() {
-            free(body);
+            let freed = lock().take();
+            drop(freed);
         }
         drop(recomputation);
         let (mut entries, mut arriving) = (Vec::new(), Vec::new());
-        for (edge, grad) in outputs.into_iter().zip(std::mem::take(grads)) {
-            if let (Some(edge), Some(grad)) = (edge.filter(|e| self.follows_entry(e)), grad) {
+        for (edge, grad) in outputs.into_iter().zip(grads) {
+            if let (Some(edge), Some(grad)) = (edge, grad) {
                 entries.push(edge);
                 arriving.push(grad);
             }
         }
-        scheduler.extend(&entries);
-        for (i, (to, grad)) in entries.iter().zip(arriving).enumerate() {
-            scheduler.send(to, origin(node, i), Arrival::Grad(grad))?;
-        }
-        self.pass_nothing(node, scheduler)
-    }
-
-    /// Whether a checkpoint's gradient goes to this place of the recomputed graph.
-    fn follows_entry(&self, edge: &Edge) -> bool {
-        self.mode != Mode::Capture || {
-            self.find_needed([&edge.node].into_iter());
-            self.follows(edge)
-        }
-    }
-
-    /// Tells those behind a node not to wait for it.
-    fn pass_nothing(&self, node: &Arc<Node>, scheduler: &mut impl Scheduler) -> Result<()> {
-        for (i, edge) in node.inputs.iter().enumerate() {
-            if let Some(edge) = edge.as_ref().filter(|e| self.follows(e)) {
-                scheduler.send(edge, origin(node, i), Arrival::Nothing)?;
+        let places = scheduler.extend(&entries);
+        for (i, ((edge, to), grad)) in entries.iter().zip(places).zip(arriving).enumerate() {
+            if let Some(to) = to {
+                scheduler.send(to, edge.output, origin(node, i), Arrival::Grad(grad))?;
             }
         }
-        Ok(())
+        pass_nothing(node, targets, scheduler)
     }
 
     fn capture(&self, node: &Arc<Node>, grads: &[Option<Var>]) {
-        if self.mode != Mode::Capture {
+        if !self.is_captured(node) {
             return;
         }
         let mut captured = self.captured.lock().unwrap_or_else(PoisonError::into_inner);
-        for (target, kept) in self.targets.iter().zip(captured.iter_mut()) {
+        for (target, kept) in self.wanted.iter().zip(captured.iter_mut()) {
             if let Some(target) = target.as_ref().filter(|t| Arc::ptr_eq(&t.node, node)) {
                 *kept = grads[target.output].clone();
             }
@@ -292,22 +248,22 @@ impl Job {
     }
 }
 
-/// One flag an input.
-type Flags = SmallVec<[bool; 4]>;
-
-/// Frees what a node saved.
-fn free<T: ?Sized>(body: &Mutex<Option<Arc<T>>>) {
-    let freed = body.lock().unwrap_or_else(PoisonError::into_inner).take();
-    drop(freed);
+/// Tells those behind a node not to wait for it.
+fn pass_nothing(node: &Arc<Node>, targets: &Targets, scheduler: &mut impl Scheduler) -> Result<()> {
+    for (i, to) in targets.iter().enumerate() {
+        if let &Some(to) = to {
+            scheduler.send(to, 0, origin(node, i), Arrival::Nothing)?;
+        }
+    }
+    Ok(())
 }
 
-/// Frees of what a node saved whatever serves only gradients that are not wanted any more. Where another pass is
-/// using it, it stays.
-fn release(body: &Mutex<Option<Arc<dyn Backward>>>, later: impl Fn(usize) -> bool) {
-    if let Some(operation) = &mut *body.lock().unwrap_or_else(PoisonError::into_inner)
-        && let Some(operation) = Arc::get_mut(operation)
-    {
-        operation.release(&later);
+/// An error of a backward function, with the operation's name if it has none.
+#[cold]
+fn located(error: Error, op: &'static str) -> Error {
+    match error {
+        Error::InBackward { .. } | Error::Panicked { .. } | Error::Modified { .. } => error,
+        source => Error::InBackward { op, source: Box::new(source) },
     }
 }
 

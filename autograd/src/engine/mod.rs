@@ -7,6 +7,7 @@
 
 mod inline;
 mod job;
+mod numbers;
 mod pending;
 mod plan;
 mod task;
@@ -16,12 +17,12 @@ use std::sync::Arc;
 
 use phalanx_kernels as kernels;
 use phalanx_tensor::Scalar;
-use smallvec::SmallVec;
 
 use crate::node::{Meta, Node};
 use crate::{Error, Result, Var};
 use job::{Job, Mode};
-use task::{NodeGrads, Task};
+use pending::Pending;
+use task::{NodeGrads, Root};
 
 /// How a backward pass treats the graph.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -77,7 +78,7 @@ pub fn backward_inputs(roots: &[(Var, Option<Var>)]) -> Result<WeightWork> {
 /// The parameters' part of a split backward pass, to be run when there is time for it.
 #[must_use = "the parameters' gradients are computed by `run`"]
 pub struct WeightWork {
-    deferred: Vec<Task>,
+    deferred: Vec<Root>,
 }
 
 impl WeightWork {
@@ -101,18 +102,21 @@ impl WeightWork {
     }
 }
 
-fn run(job: &Job, roots: Vec<Task>) -> Result<()> {
-    let plan = plan::Plan::new(job, &roots);
+fn run(job: &Job, roots: Vec<Root>) -> Result<()> {
+    let (nodes, grads): (Vec<Arc<Node>>, Vec<NodeGrads>) =
+        roots.into_iter().map(|r| (r.node, r.grads)).unzip();
+    let mut plan = plan::Plan::new(job, &nodes);
+    let ready = (0..).zip(grads).filter_map(|(place, grads)| plan.begin(place, grads)).collect();
     if plan.devices.len() > 1 && !workers::on_worker() {
-        workers::run(job, plan, roots)
+        workers::run(job, plan, ready)
     } else {
-        inline::run(job, plan, roots)
+        inline::run(job, plan, ready)
     }
 }
 
 /// The nodes of the roots with their gradients, merged where two roots are outputs of one node.
-fn root_grads(roots: &[(Var, Option<Var>)], options: Options) -> Result<Vec<Task>> {
-    let mut nodes: Vec<Task> = Vec::with_capacity(roots.len());
+fn root_grads(roots: &[(Var, Option<Var>)], options: Options) -> Result<Vec<Root>> {
+    let mut found: Vec<(&Arc<Node>, Pending)> = Vec::with_capacity(roots.len());
     for (root, grad) in roots {
         let Some(edge) = root.edge() else { continue };
         let grad = match grad {
@@ -123,20 +127,22 @@ fn root_grads(roots: &[(Var, Option<Var>)], options: Options) -> Result<Vec<Task
             None => return Err(Error::NotScalar { shape: root.shape().to_vec() }),
         };
         check_gradient(&edge.node, edge.output, &grad)?;
-        let i = nodes.iter().position(|n| Arc::ptr_eq(&n.node, &edge.node)).unwrap_or(nodes.len());
-        if i == nodes.len() {
-            nodes.push(Task { node: edge.node.clone(), grads: no_grads(&edge.node), in_buffer: false });
+        let node = &*edge.node;
+        let i = found.iter().position(|(other, _)| Arc::ptr_eq(other, node)).unwrap_or(found.len());
+        if i == found.len() {
+            found.push((node, Pending::new(node.outputs.len())));
         }
-        nodes[i].add(edge.output, grad, options.create_graph)?;
+        found[i].1.add(edge.output, grad, options.create_graph)?;
     }
-    if nodes.is_empty() { Err(Error::NoGraph) } else { Ok(nodes) }
+    let root = |(node, pending): (&Arc<Node>, Pending)| Root { node: node.clone(), grads: pending.grads };
+    if found.is_empty() { Err(Error::NoGraph) } else { Ok(found.into_iter().map(root).collect()) }
 }
 
 /// Refuses a gradient whose shape, dtype or device is not that of the node's output.
 pub(crate) fn check_gradient(node: &Node, output: usize, grad: &Var) -> Result<()> {
     let wanted = &node.outputs[output];
     let t = grad.tensor();
-    if t.shape() == &wanted.shape[..] && t.dtype() == wanted.dtype && t.device() == wanted.device {
+    if wanted.has_shape_of(t) && t.dtype() == wanted.dtype && t.device() == wanted.device {
         return Ok(());
     }
     let got = Meta::of(t).to_string();
@@ -146,11 +152,6 @@ pub(crate) fn check_gradient(node: &Node, output: usize, grad: &Var) -> Result<(
 /// `sum + part`, recorded if asked, else in `sum`'s place where nobody else sees it.
 fn add(sum: Var, part: Var, create_graph: bool) -> Result<Var> {
     if create_graph { sum.add(&part) } else { crate::leaf::add_in_place(sum, part) }
-}
-
-/// Gradients that are waiting at a node, one an output.
-fn no_grads(node: &Node) -> NodeGrads {
-    SmallVec::from_elem(None, node.outputs.len())
 }
 
 #[cfg(test)]

@@ -1,111 +1,194 @@
-//! The plan of a backward pass: which nodes run, and how many gradients each still waits for.
+//! The plan of a backward pass: which nodes run, where their gradients go, and how many each still waits for.
+//!
+//! Every node gets a place, and every edge is resolved to the place it leads to, when the node is found. From then on
+//! nothing is looked up.
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
-use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
 use phalanx_tensor::Device;
 use smallvec::SmallVec;
 
 use super::job::Job;
-use super::task::Task;
+use super::numbers::Numbers;
+use super::pending::{Pending, Rooms, Summation};
+use super::task::{Arrival, Held, NodeGrads, Origin, Place, Ready, Targets, Task};
+use crate::Result;
 use crate::node::{Edge, Node};
 
-/// A node's identity: its number. (Not its address: recomputed nodes come and go. Not its sequence number: two
-/// recomputations of one checkpoint have the same.)
-pub(super) type Key = u64;
-
-/// A map by node: one multiplication spreads consecutive numbers well enough.
-pub(super) type NodeMap<V> = HashMap<Key, V, BuildHasherDefault<NumberHasher>>;
-
-/// Spreads a number over 64 bits.
-#[derive(Default)]
-pub(super) struct NumberHasher(u64);
-
-impl Hasher for NumberHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for &byte in bytes {
-            self.write_u64(u64::from(byte));
-        }
-    }
-
-    fn write_u64(&mut self, n: u64) {
-        self.0 = (self.0.rotate_left(5) ^ n).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    }
-}
-
 /// What will run.
-#[derive(Default)]
-pub(super) struct Plan {
-    /// Gradients that each node still waits for.
-    waits: NodeMap<u32>,
+pub(super) struct Plan<'g> {
+    planned: Vec<Planned<'g>>,
+    /// Every node's targets, one after the other.
+    targets: Vec<Option<Place>>,
+    places: Numbers,
+    rooms: Rooms,
+    summation: Summation,
     /// Every device that a node runs on.
     pub(super) devices: SmallVec<[Device; 2]>,
 }
 
-impl Plan {
-    /// Everything that `job` reaches from the roots.
-    pub(super) fn new(job: &Job, roots: &[Task]) -> Plan {
-        job.find_needed(roots.iter().map(|r| &r.node));
-        let mut plan = Plan::default();
-        let mut waiting: Vec<&Arc<Node>> = Vec::new();
+struct Planned<'g> {
+    node: Held<'g>,
+    /// Where its targets begin.
+    targets: u32,
+    /// Gradients that it still waits for.
+    waits: u32,
+    /// Where those wait that have come.
+    room: Option<u32>,
+    /// Whether a wanted gradient is reached from it.
+    wanted: bool,
+}
+
+impl<'g> Plan<'g> {
+    /// Everything that `job` reaches from the roots, which get the first places.
+    pub(super) fn new(job: &Job, roots: &'g [Arc<Node>]) -> Plan<'g> {
+        let mut plan = Plan {
+            planned: Vec::new(),
+            targets: Vec::new(),
+            places: Numbers::default(),
+            rooms: Rooms::default(),
+            summation: Summation { in_order: true, create_graph: job.create_graph() },
+            devices: SmallVec::new(),
+        };
         for root in roots {
-            if plan.waits.insert(root.node.id, 0).is_none() {
-                waiting.push(&root.node);
-            }
+            plan.place_of(Held::Lent(root));
         }
-        plan.walk(job, waiting);
+        plan.explore(job, 0);
         plan
     }
 
-    /// Adds a graph that was recorded during the pass and hangs on what is planned already; each of `entries` is
-    /// where a gradient will come in.
-    pub(super) fn extend(&mut self, job: &Job, entries: &[Edge]) {
-        job.find_needed(entries.iter().map(|e| &e.node));
-        let mut waiting = Vec::new();
-        for edge in entries {
-            self.count(&edge.node, &mut waiting);
-        }
-        self.walk(job, waiting);
+    /// From now on gradients arrive in an order of chance.
+    pub(super) fn expect_disorder(&mut self) {
+        self.summation.in_order = false;
     }
 
-    fn walk(&mut self, job: &Job, mut waiting: Vec<&Arc<Node>>) {
-        while let Some(node) = waiting.pop() {
-            let device = node.device();
+    /// Adds a graph that was recorded during the pass and hangs on what is planned already; each of `entries` is
+    /// where a gradient will come in, at the place returned.
+    pub(super) fn extend(&mut self, job: &Job, entries: &[Edge]) -> Targets {
+        let new = self.planned.len();
+        let place = |edge: &Edge| job.passes(edge).then(|| self.place_of(Held::Own(Arc::clone(&edge.node))));
+        let found: Targets = entries.iter().map(place).collect();
+        self.explore(job, new);
+        found.into_iter().map(|to| self.expect(to)).collect()
+    }
+
+    fn place_of(&mut self, node: Held<'g>) -> Place {
+        let next = self.planned.len() as Place;
+        let place = self.places.get_or_insert(node.id, next);
+        if place == next {
+            self.planned.push(Planned { node, targets: 0, waits: 0, room: None, wanted: true });
+        }
+        place
+    }
+
+    /// Finds what lies behind the places from `new` on, then counts what is waited for.
+    fn explore(&mut self, job: &Job, new: usize) {
+        let (mut at, first) = (new, self.targets.len());
+        while at < self.planned.len() {
+            let node = self.planned[at].node.clone();
+            self.planned[at].targets = self.targets.len() as u32;
+            match &node {
+                Held::Lent(node) => self.resolve(job, &node.inputs, |edge| Held::Lent(&edge.node)),
+                Held::Own(node) => self.resolve(job, &node.inputs, |edge| Held::Own(Arc::clone(&edge.node))),
+            }
+            at += 1;
+        }
+        if job.captures() {
+            self.find_wanted(job, new);
+        }
+        for i in first..self.targets.len() {
+            self.targets[i] = self.expect(self.targets[i]);
+        }
+        for planned in self.planned[new..].iter().filter(|p| p.wanted) {
+            let device = planned.node.device();
             if !self.devices.contains(&device) {
                 self.devices.push(device);
             }
-            for edge in node.inputs.iter().flatten().filter(|e| job.follows(e)) {
-                self.count(&edge.node, &mut waiting);
-            }
         }
     }
 
-    fn count<'a>(&mut self, node: &'a Arc<Node>, new: &mut Vec<&'a Arc<Node>>) {
-        match self.waits.entry(node.id) {
-            Entry::Occupied(mut waits) => *waits.get_mut() += 1,
-            Entry::Vacant(slot) => {
-                slot.insert(1);
-                new.push(node);
-            }
+    /// Notes where edges lead to.
+    fn resolve<'e>(&mut self, job: &Job, edges: &'e [Option<Edge>], held: impl Fn(&'e Edge) -> Held<'g>) {
+        for edge in edges {
+            let target = edge.as_ref().filter(|edge| job.passes(edge)).map(|edge| self.place_of(held(edge)));
+            self.targets.push(target);
         }
     }
 
-    /// Gradients that the node still waits for.
-    pub(super) fn waits(&self, node: &Arc<Node>) -> u32 {
-        self.waits.get(&node.id).copied().unwrap_or(0)
+    /// Counts one more gradient for a place, if its are wanted.
+    fn expect(&mut self, to: Option<Place>) -> Option<Place> {
+        let to = to.filter(|&to| self.planned[to as usize].wanted)?;
+        self.planned[to as usize].waits += 1;
+        Some(to)
     }
 
-    /// Notes that one has come; whether it was the last.
-    pub(super) fn arrived(&mut self, node: &Arc<Node>) -> bool {
-        // Whatever is sent to was counted, each time.
-        let Some(waits) = self.waits.get_mut(&node.id) else { return true };
-        *waits -= 1;
-        *waits == 0
+    /// Marks the nodes from which a captured value is reached. Inputs were recorded before what uses them, so in
+    /// order of sequence numbers a node's inputs are decided before it.
+    fn find_wanted(&mut self, job: &Job, new: usize) {
+        let seq = |place: Place| self.planned[place as usize].node.seq;
+        let mut order: Vec<(u64, Place)> =
+            (new as Place..).take(self.planned.len() - new).map(|p| (seq(p), p)).collect();
+        order.sort_unstable();
+        for (_, place) in order {
+            let reaches = |to: &Place| self.planned[*to as usize].wanted;
+            let wanted = self.targets(place).iter().flatten().any(reaches)
+                || job.is_captured(&self.planned[place as usize].node);
+            self.planned[place as usize].wanted = wanted;
+        }
+    }
+
+    fn targets(&self, place: Place) -> &[Option<Place>] {
+        let planned = &self.planned[place as usize];
+        &self.targets[planned.targets as usize..][..planned.node.inputs.len()]
+    }
+
+    pub(super) fn device(&self, place: Place) -> Device {
+        self.planned[place as usize].node.device()
+    }
+
+    /// Whether one gradient is still to come, and no other came before.
+    pub(super) fn is_sole(&self, place: Place) -> bool {
+        let planned = &self.planned[place as usize];
+        planned.waits == 1 && planned.room.is_none()
+    }
+
+    /// Gives a root its gradients; it may be ready.
+    pub(super) fn begin(&mut self, place: Place, grads: NodeGrads) -> Option<Ready> {
+        let planned = &mut self.planned[place as usize];
+        planned.room = Some(self.rooms.enter(Pending::of(grads)));
+        (planned.waits == 0).then(|| planned.ready(place))
+    }
+
+    /// Takes what arrives at a node; it is ready with the last.
+    pub(super) fn arrive(
+        &mut self,
+        place: Place,
+        output: usize,
+        from: Origin,
+        grad: Arrival,
+    ) -> Result<Option<Ready>> {
+        let planned = &mut self.planned[place as usize];
+        planned.waits -= 1;
+        if !matches!(grad, Arrival::Nothing) {
+            let outputs = planned.node.outputs.len();
+            let room = *planned.room.get_or_insert_with(|| self.rooms.enter(Pending::new(outputs)));
+            self.rooms.get(room).take(output, from, grad, self.summation)?;
+        }
+        Ok((planned.waits == 0).then(|| planned.ready(place)))
+    }
+
+    /// A ready node, to be run.
+    pub(super) fn start(&mut self, place: Place) -> Task<'g> {
+        let targets = Targets::from_slice(self.targets(place));
+        let planned = &mut self.planned[place as usize];
+        let pending = planned.room.take().map(|room| self.rooms.leave(room));
+        let pending = pending.unwrap_or_else(|| Pending::new(planned.node.outputs.len()));
+        Task { node: planned.node.clone(), targets, pending }
+    }
+}
+
+impl Planned<'_> {
+    fn ready(&self, place: Place) -> Ready {
+        Ready { priority: self.node.priority(), id: self.node.id, place }
     }
 }

@@ -1,44 +1,63 @@
 //! What moves through a pass: nodes with their gradients, and gradients on their way to nodes.
 
 use std::cmp::Reverse;
+use std::ops::Deref;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
 
+use super::pending::Pending;
 use crate::node::{Edge, Node};
 use crate::{Result, Var};
 
 /// Gradients of a node's outputs.
 pub(crate) type NodeGrads = SmallVec<[Option<Var>; 1]>;
 
-/// A node with the gradients that reached it. The greatest runs first.
-pub(super) struct Task {
+/// A node that a pass begins at, with the gradients that it has.
+pub(super) struct Root {
     pub(super) node: Arc<Node>,
     pub(super) grads: NodeGrads,
-    /// Whether a sender has added its gradient to the leaf's buffer itself.
-    pub(super) in_buffer: bool,
 }
 
-impl Ord for Task {
-    fn cmp(&self, other: &Task) -> std::cmp::Ordering {
-        let key = |t: &Task| (t.node.priority(), t.node.id);
-        key(self).cmp(&key(other))
+/// A node of the pass: of the graph behind the roots, which are there until it ends, or of one recorded since.
+#[derive(Clone)]
+pub(super) enum Held<'g> {
+    Lent(&'g Arc<Node>),
+    Own(Arc<Node>),
+}
+
+impl Deref for Held<'_> {
+    type Target = Arc<Node>;
+
+    #[inline]
+    fn deref(&self) -> &Arc<Node> {
+        match self {
+            Held::Lent(node) => node,
+            Held::Own(node) => node,
+        }
     }
 }
 
-impl PartialOrd for Task {
-    fn partial_cmp(&self, other: &Task) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
+/// A node's place in the plan.
+pub(super) type Place = u32;
+
+/// Where the gradients of a node's inputs go; `None` where none is wanted.
+pub(super) type Targets = SmallVec<[Option<Place>; 4]>;
+
+/// A node that has everything it waited for. The greatest runs first.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Ready {
+    pub(super) priority: u64,
+    pub(super) id: u64,
+    pub(super) place: Place,
 }
 
-impl PartialEq for Task {
-    fn eq(&self, other: &Task) -> bool {
-        self.cmp(other).is_eq()
-    }
+/// A node that runs, with what has reached it.
+pub(super) struct Task<'g> {
+    pub(super) node: Held<'g>,
+    pub(super) targets: Targets,
+    pub(super) pending: Pending,
 }
-
-impl Eq for Task {}
 
 /// What arrives along an edge.
 pub(super) enum Arrival {
@@ -62,9 +81,9 @@ pub(super) fn origin(node: &Node, i: usize) -> Origin {
 /// Where a node that runs hands its gradients to.
 pub(super) trait Scheduler {
     /// Whether one gradient is still to come for the node, and no other came before.
-    fn is_sole(&mut self, to: &Arc<Node>) -> bool;
-    /// Takes what arrives at the end of an edge.
-    fn send(&mut self, to: &Edge, from: Origin, grad: Arrival) -> Result<()>;
-    /// Learns of a graph recorded during the pass; a gradient for each of `entries` follows.
-    fn extend(&mut self, entries: &[Edge]);
+    fn is_sole(&mut self, to: Place) -> bool;
+    /// Takes what arrives at an output of a node.
+    fn send(&mut self, to: Place, output: usize, from: Origin, grad: Arrival) -> Result<()>;
+    /// Learns of a graph recorded during the pass; a gradient for each place that it returns follows.
+    fn extend(&mut self, entries: &[Edge]) -> Targets;
 }

@@ -2,15 +2,14 @@
 
 use std::cell::Cell;
 use std::collections::BinaryHeap;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use phalanx_tensor::Device;
 
 use super::job::Job;
-use super::pending::Waiting;
 use super::plan::Plan;
-use super::task::{Arrival, Origin, Scheduler, Task};
-use crate::node::{Edge, Node};
+use super::task::{Arrival, Origin, Place, Ready, Scheduler, Targets, Task};
+use crate::node::Edge;
 use crate::{Error, Result, anomaly};
 
 thread_local! {
@@ -23,33 +22,27 @@ pub(super) fn on_worker() -> bool {
 }
 
 /// What the workers share.
-struct Shared<'a> {
+struct Shared<'a, 'g> {
     job: &'a Job,
-    queues: Mutex<Queues>,
+    queues: Mutex<Queues<'g>>,
     changed: Condvar,
 }
 
-struct Queues {
-    plan: Plan,
-    waiting: Waiting,
-    ready: Vec<(Device, BinaryHeap<Task>)>,
+struct Queues<'g> {
+    plan: Plan<'g>,
+    ready: Vec<(Device, BinaryHeap<Ready>)>,
     /// Nodes that are ready or running.
     active: usize,
     error: Option<Error>,
 }
 
 /// Runs a pass to its end, or to the first error, after which every worker stops.
-pub(super) fn run(job: &Job, plan: Plan, roots: Vec<Task>) -> Result<()> {
+pub(super) fn run(job: &Job, mut plan: Plan<'_>, ready: Vec<Ready>) -> Result<()> {
+    plan.expect_disorder();
     let devices = plan.devices.clone();
-    let ready = devices.iter().map(|&d| (d, BinaryHeap::new())).collect();
-    let waiting = Waiting::new(false, job.create_graph());
-    let mut queues = Queues { plan, waiting, ready, active: 0, error: None };
-    for root in roots {
-        match queues.plan.waits(&root.node) {
-            0 => queues.push(root),
-            _ => queues.waiting.hold(root),
-        }
-    }
+    let queue = devices.iter().map(|&d| (d, BinaryHeap::new())).collect();
+    let mut queues = Queues { plan, ready: queue, active: 0, error: None };
+    ready.into_iter().for_each(|ready| queues.push(ready));
     let shared = Shared { job, queues: Mutex::new(queues), changed: Condvar::new() };
     std::thread::scope(|scope| {
         for &device in &devices {
@@ -66,22 +59,23 @@ pub(super) fn run(job: &Job, plan: Plan, roots: Vec<Task>) -> Result<()> {
     queues.error.take().map_or(Ok(()), Err)
 }
 
-impl Queues {
-    fn push(&mut self, task: Task) {
-        let device = task.node.device();
+impl<'g> Queues<'g> {
+    fn push(&mut self, ready: Ready) {
+        let device = self.plan.device(ready.place);
         // A graph that was recorded during the pass may have come to a device without a worker.
         let queue = self.ready.iter().position(|q| q.0 == device).unwrap_or(0);
-        self.ready[queue].1.push(task);
+        self.ready[queue].1.push(ready);
         self.active += 1;
     }
 
-    fn pop(&mut self, device: Device) -> Option<Task> {
-        self.ready.iter_mut().find(|q| q.0 == device)?.1.pop()
+    fn pop(&mut self, device: Device) -> Option<Task<'g>> {
+        let ready = self.ready.iter_mut().find(|q| q.0 == device)?.1.pop()?;
+        Some(self.plan.start(ready.place))
     }
 }
 
-impl Shared<'_> {
-    fn lock(&self) -> MutexGuard<'_, Queues> {
+impl<'g> Shared<'_, 'g> {
+    fn lock(&self) -> MutexGuard<'_, Queues<'g>> {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -104,7 +98,7 @@ impl Shared<'_> {
         }
     }
 
-    fn next(&self, device: Device) -> Option<Task> {
+    fn next(&self, device: Device) -> Option<Task<'g>> {
         let mut queues = self.lock();
         loop {
             if queues.error.is_some() || queues.active == 0 {
@@ -118,27 +112,22 @@ impl Shared<'_> {
     }
 }
 
-impl Scheduler for &Shared<'_> {
-    fn is_sole(&mut self, to: &Arc<Node>) -> bool {
-        let queues = self.lock();
-        queues.plan.waits(to) == 1 && !queues.waiting.holds(to)
+impl Scheduler for &Shared<'_, '_> {
+    fn is_sole(&mut self, to: Place) -> bool {
+        self.lock().plan.is_sole(to)
     }
 
-    fn send(&mut self, to: &Edge, from: Origin, grad: Arrival) -> Result<()> {
-        let complete = {
-            let Queues { plan, waiting, .. } = &mut *self.lock();
-            waiting.take(plan, to, from, grad)?
-        };
-        // Summed outside the lock.
-        if let Some(complete) = complete {
-            let task = complete.finish(self.job.create_graph())?;
-            self.lock().push(task);
+    fn send(&mut self, to: Place, output: usize, from: Origin, grad: Arrival) -> Result<()> {
+        let mut queues = self.lock();
+        if let Some(ready) = queues.plan.arrive(to, output, from, grad)? {
+            queues.push(ready);
+            drop(queues);
             self.changed.notify_all();
         }
         Ok(())
     }
 
-    fn extend(&mut self, entries: &[Edge]) {
-        self.lock().plan.extend(self.job, entries);
+    fn extend(&mut self, entries: &[Edge]) -> Targets {
+        self.lock().plan.extend(self.job, entries)
     }
 }

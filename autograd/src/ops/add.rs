@@ -1,9 +1,9 @@
 //! `y = a + b`, broadcast, and `y = a + s` with a number.
 //!
-//! Derivative: `da = dy`, `db = dy`, each summed over what was broadcast. Nothing is saved but the shapes.
+//! Derivative: `da = dy`, `db = dy`, each summed over what was broadcast. Nothing is saved.
 
 use phalanx_kernels as kernels;
-use phalanx_tensor::{Dims, Scalar};
+use phalanx_tensor::Scalar;
 
 use crate::{Backward, Cx, Grads, Result, Saver, Var, grads1, grads2, record};
 
@@ -14,8 +14,7 @@ impl Var {
     /// If the shapes do not broadcast, or dtypes or devices differ.
     pub fn add(&self, other: &Var) -> Result<Var> {
         let y = kernels::add(self.tensor(), other.tensor())?;
-        let shapes = || [Dims::from_slice(self.shape()), Dims::from_slice(other.shape())];
-        record("add", &[self, other], y, |_: &Saver<'_>| Ok(Add { shapes: shapes() }))
+        record("add", &[self, other], y, |_: &Saver<'_>| Ok(Add))
     }
 
     /// `self + number`, in this dtype.
@@ -28,13 +27,11 @@ impl Var {
     }
 }
 
-struct Add {
-    shapes: [Dims; 2],
-}
+struct Add;
 
 impl Backward for Add {
     fn backward(&self, cx: &Cx<'_>) -> Result<Grads> {
-        let grad = |i: usize| cx.needs(i).then(|| cx.dy().sum_to(&self.shapes[i])).transpose();
+        let grad = |i: usize| cx.needs(i).then(|| cx.sum_to_input(i, cx.dy().clone())).transpose();
         grads2(grad(0)?, grad(1)?)
     }
 }

@@ -3,7 +3,7 @@
 //! Derivative: `dy` times the partial derivative, summed over what was broadcast. All inputs are saved. Computed in
 //! one pass by a fused kernel, or of differentiable operations if it is to be differentiated again.
 
-use phalanx_tensor::{Dims, Result as TensorResult, Tensor};
+use phalanx_tensor::{Result as TensorResult, Tensor};
 use smallvec::SmallVec;
 
 use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, record};
@@ -24,14 +24,12 @@ pub(crate) trait Broadcasting: Send + Sync + 'static {
 pub(crate) fn broadcasting<F: Broadcasting>(inputs: &[&Var], y: Tensor, function: F) -> Result<Var> {
     record(F::NAME, inputs, y, |s: &Saver<'_>| {
         let saved = (0..inputs.len()).map(|i| s.input(i)).collect::<Result<_>>()?;
-        let shapes = inputs.iter().map(|v| Dims::from_slice(v.shape())).collect();
-        Ok(Node { saved, shapes, function })
+        Ok(Node { saved, function })
     })
 }
 
 struct Node<F> {
     saved: SmallVec<[Saved; 2]>,
-    shapes: SmallVec<[Dims; 2]>,
     function: F,
 }
 
@@ -50,7 +48,7 @@ impl<F: Broadcasting> Backward for Node<F> {
                 Some(dx) => Var::new(dx),
                 None => self.function.composed(i, &x, cx.dy())?,
             };
-            Ok(Some(full.sum_to(&self.shapes[i])?))
+            Ok(Some(cx.sum_to_input(i, full)?))
         };
         (0..x.len()).map(grad).collect()
     }

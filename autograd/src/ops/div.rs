@@ -4,7 +4,7 @@
 //! needs a gradient. Quotients of integers are f32.
 
 use phalanx_kernels as kernels;
-use phalanx_tensor::{Dims, Result as TensorResult, Scalar, Tensor};
+use phalanx_tensor::{Result as TensorResult, Scalar, Tensor};
 
 use super::elementwise::{Elementwise, elementwise};
 use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, grads1, grads2, record};
@@ -18,8 +18,7 @@ impl Var {
         let y = kernels::div(self.tensor(), other.tensor())?;
         record("div", &[self, other], y, |s: &Saver<'_>| {
             let a = s.needs(1).then(|| s.input(0)).transpose()?;
-            let shapes = [Dims::from_slice(self.shape()), Dims::from_slice(other.shape())];
-            Ok(Div { shapes, a, b: s.input(1)? })
+            Ok(Div { a, b: s.input(1)? })
         })
     }
 
@@ -44,7 +43,6 @@ impl Var {
 }
 
 struct Div {
-    shapes: [Dims; 2],
     a: Option<Saved>,
     b: Saved,
 }
@@ -52,14 +50,14 @@ struct Div {
 impl Backward for Div {
     fn backward(&self, cx: &Cx<'_>) -> Result<Grads> {
         let (dy, b) = (cx.dy(), cx.get(&self.b)?);
-        let da = cx.needs(0).then(|| dy.div(&b)?.sum_to(&self.shapes[0])).transpose()?;
+        let da = cx.needs(0).then(|| cx.sum_to_input(0, dy.div(&b)?)).transpose()?;
         let Some(a) = self.a.as_ref().filter(|_| cx.needs(1)) else { return grads2(da, None) };
         let a = cx.get(a)?;
         let db = match cx.create_graph() {
             true => dy.mul(&a.div(&b)?.div(&b)?)?.neg()?,
             false => Var::new(kernels::div_backward_divisor(a.tensor(), b.tensor(), dy.tensor())?),
         };
-        grads2(da, Some(db.sum_to(&self.shapes[1])?))
+        grads2(da, Some(cx.sum_to_input(1, db)?))
     }
 }
 

@@ -4,7 +4,7 @@
 //! other's gradient, if that is wanted.
 
 use phalanx_kernels as kernels;
-use phalanx_tensor::{Dims, Scalar};
+use phalanx_tensor::Scalar;
 
 use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, grads1, grads2, record};
 
@@ -17,8 +17,7 @@ impl Var {
         let y = kernels::mul(self.tensor(), other.tensor())?;
         record("mul", &[self, other], y, |s: &Saver<'_>| {
             let for_other = |i: usize| s.needs(1 - i).then(|| s.input(i)).transpose();
-            let shapes = [Dims::from_slice(self.shape()), Dims::from_slice(other.shape())];
-            Ok(Mul { shapes, operands: [for_other(0)?, for_other(1)?] })
+            Ok(Mul { operands: [for_other(0)?, for_other(1)?] })
         })
     }
 
@@ -34,7 +33,6 @@ impl Var {
 }
 
 struct Mul {
-    shapes: [Dims; 2],
     operands: [Option<Saved>; 2],
 }
 
@@ -42,7 +40,7 @@ impl Backward for Mul {
     fn backward(&self, cx: &Cx<'_>) -> Result<Grads> {
         let grad = |i: usize| -> Result<Option<Var>> {
             let Some(other) = self.operands[1 - i].as_ref().filter(|_| cx.needs(i)) else { return Ok(None) };
-            Ok(Some(cx.dy().mul(&cx.get(other)?)?.sum_to(&self.shapes[i])?))
+            Ok(Some(cx.sum_to_input(i, cx.dy().mul(&cx.get(other)?)?)?))
         };
         grads2(grad(0)?, grad(1)?)
     }
