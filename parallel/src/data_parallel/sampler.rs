@@ -45,7 +45,14 @@ impl DistributedSampler {
         if rank >= ranks {
             return Err(Error::invalid("sampler", format!("rank {rank} of {ranks}, wanted one below it")));
         }
-        Ok(DistributedSampler { samples, ranks, rank, shuffle: None, share: Share::Strided, drop_last: false })
+        Ok(DistributedSampler {
+            samples,
+            ranks,
+            rank,
+            shuffle: None,
+            share: Share::Strided,
+            drop_last: false,
+        })
     }
 
     /// With an order drawn for each epoch.
