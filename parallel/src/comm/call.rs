@@ -1,0 +1,223 @@
+//! [`Call`]: a collective with its tensors, not yet started.
+
+use phalanx_tensor::{DType, Tensor};
+
+use super::{Error, Kind, Reduction, Result, Signature};
+
+/// A collective with its tensors. Tensors that are written must be contiguous; those only read may have any strides.
+/// Between start and end the tensors must not be changed nor, where they are written, read.
+#[derive(Clone, Debug)]
+pub struct Call {
+    pub(crate) signature: Signature,
+    /// What this rank gives, unless it is part of `output`.
+    pub(crate) input: Option<Tensor>,
+    /// What this rank gets.
+    pub(crate) output: Option<Tensor>,
+}
+
+/// Makes them. What does not fit is reported when the call is started.
+impl Call {
+    fn new(kind: Kind, input: Option<Tensor>, output: Option<Tensor>) -> Call {
+        let dtype = output.as_ref().or(input.as_ref()).map(Tensor::dtype);
+        let signature = Signature { kind, by: None, dtype, root: None, counts: vec![], wanted: vec![] };
+        Call { signature, input, output }
+    }
+
+    fn by(mut self, by: Reduction) -> Call {
+        self.signature.by = Some(by);
+        self
+    }
+
+    fn root(mut self, root: usize) -> Call {
+        self.signature.root = Some(root);
+        self
+    }
+
+    /// Every rank waits for all others.
+    pub fn barrier() -> Call {
+        Call::new(Kind::Barrier, None, None)
+    }
+
+    /// `tensor` becomes the reduction of all ranks' tensors.
+    pub fn all_reduce(tensor: Tensor, by: Reduction) -> Call {
+        Call::new(Kind::AllReduce, None, Some(tensor)).by(by)
+    }
+
+    /// `output` becomes this rank's share of the reduction of all ranks' inputs, which consist of as many equal
+    /// shares as there are ranks.
+    pub fn reduce_scatter(output: Tensor, input: Tensor, by: Reduction) -> Call {
+        Call::new(Kind::ReduceScatter, Some(input), Some(output)).by(by)
+    }
+
+    /// [`Call::reduce_scatter`] with shares of `counts` elements, the same on all ranks.
+    pub fn reduce_scatter_uneven(output: Tensor, input: Tensor, counts: &[usize], by: Reduction) -> Call {
+        Call::reduce_scatter(output, input, by).counts(counts)
+    }
+
+    /// `output` becomes the inputs of all ranks, one after another. An input that is this rank's part of the
+    /// output stays where it is.
+    pub fn all_gather(output: Tensor, input: Tensor) -> Call {
+        Call::new(Kind::AllGather, Some(input), Some(output))
+    }
+
+    /// [`Call::all_gather`] of inputs of `counts` elements, the same on all ranks.
+    pub fn all_gather_uneven(output: Tensor, input: Tensor, counts: &[usize]) -> Call {
+        Call::all_gather(output, input).counts(counts)
+    }
+
+    /// `tensor` becomes the root's.
+    pub fn broadcast(tensor: Tensor, root: usize) -> Call {
+        Call::new(Kind::Broadcast, None, Some(tensor)).root(root)
+    }
+
+    /// On the root, `tensor` becomes the reduction of all ranks' tensors; elsewhere it stays.
+    pub fn reduce(tensor: Tensor, root: usize, by: Reduction) -> Call {
+        Call::new(Kind::Reduce, None, Some(tensor)).root(root).by(by)
+    }
+
+    /// On the root, `output` becomes the inputs of all ranks, one after another; elsewhere there is none.
+    pub fn gather(output: Option<Tensor>, input: Tensor, root: usize) -> Call {
+        Call::new(Kind::Gather, Some(input), output).root(root)
+    }
+
+    /// `output` becomes this rank's share of the root's input; elsewhere there is none.
+    pub fn scatter(output: Tensor, input: Option<Tensor>, root: usize) -> Call {
+        Call::new(Kind::Scatter, input, Some(output)).root(root)
+    }
+
+    /// Share `i` of the input goes to rank `i`, and share `j` of the output comes from rank `j`.
+    pub fn all_to_all(output: Tensor, input: Tensor) -> Call {
+        Call::new(Kind::AllToAll, Some(input), Some(output))
+    }
+
+    /// [`Call::all_to_all`] with shares of `sent` and `wanted` elements.
+    pub fn all_to_all_uneven(output: Tensor, wanted: &[usize], input: Tensor, sent: &[usize]) -> Call {
+        let mut call = Call::all_to_all(output, input).counts(sent);
+        call.signature.wanted = wanted.to_vec();
+        call
+    }
+
+    /// Sends `tensor` to rank `to`, which gets what the same pair of ranks sends in that order.
+    pub fn send(tensor: Tensor, to: usize) -> Call {
+        Call::new(Kind::Send, Some(tensor), None).root(to)
+    }
+
+    /// `tensor` becomes the next that rank `from` sends to this one.
+    pub fn recv(tensor: Tensor, from: usize) -> Call {
+        Call::new(Kind::Receive, None, Some(tensor)).root(from)
+    }
+
+    fn counts(mut self, counts: &[usize]) -> Call {
+        self.signature.counts = counts.to_vec();
+        self
+    }
+}
+
+/// Checks.
+impl Call {
+    /// What it is.
+    pub fn kind(&self) -> Kind {
+        self.signature.kind
+    }
+
+    /// The same, if it makes sense on rank `rank` of `size`; its tensors contiguous, its counts filled in.
+    pub(crate) fn checked(mut self, rank: usize, size: usize) -> Result<Call> {
+        let op = self.kind().name();
+        if let Some(root) = self.signature.root.filter(|root| *root >= size) {
+            return Err(Error::invalid(op, format!("got rank {root}, wanted one below {size}")));
+        }
+        self.check_tensors(op)?;
+        self.fill_counts(op, rank, size)?;
+        self.part_from_output(rank)?;
+        Ok(self)
+    }
+
+    fn check_tensors(&mut self, op: &'static str) -> Result<()> {
+        if let (Some(by), Some(dtype)) = (self.signature.by, self.signature.dtype) {
+            by.check(op, dtype)?;
+        }
+        if let Some(output) = self.output.as_ref().filter(|t| !t.is_contiguous()) {
+            let why = format!("got strides {:?} to write to, wanted a contiguous tensor", output.strides());
+            return Err(Error::invalid(op, why));
+        }
+        if let Some(input) = &self.input {
+            let dtype = self.signature.dtype.unwrap_or(input.dtype());
+            if input.dtype() != dtype {
+                let why = format!("got an input of {} for an output of {dtype}", input.dtype());
+                return Err(Error::invalid(op, why));
+            }
+            self.input = Some(input.contiguous()?);
+        }
+        Ok(())
+    }
+
+    /// Fills in the counts and holds the tensors against them.
+    fn fill_counts(&mut self, op: &'static str, rank: usize, size: usize) -> Result<()> {
+        let numel = |tensor: &Option<Tensor>| tensor.as_ref().map(Tensor::numel);
+        let (input, output) = (numel(&self.input), numel(&self.output));
+        let Signature { kind, root, counts, wanted, .. } = &mut self.signature;
+        let at_root = *root == Some(rank);
+        let shares = |count: usize| vec![count; size];
+        if counts.is_empty() {
+            *counts = match kind {
+                Kind::Barrier => vec![],
+                Kind::AllReduce | Kind::Broadcast | Kind::Reduce | Kind::Receive => vec![output.unwrap_or(0)],
+                Kind::Send => vec![input.unwrap_or(0)],
+                Kind::ReduceScatter | Kind::Scatter => shares(output.unwrap_or(0)),
+                Kind::AllGather | Kind::Gather => shares(input.unwrap_or(0)),
+                Kind::AllToAll => shares(input.unwrap_or(0) / size),
+            };
+        }
+        if *kind == Kind::AllToAll && wanted.is_empty() {
+            *wanted = shares(output.unwrap_or(0) / size);
+        }
+        let shared = matches!(
+            kind,
+            Kind::ReduceScatter | Kind::Scatter | Kind::AllGather | Kind::Gather | Kind::AllToAll
+        );
+        if shared && (counts.len() != size || !(wanted.is_empty() || wanted.len() == size)) {
+            let why = format!("got counts {counts:?} and {wanted:?}, wanted one for each of {size} ranks");
+            return Err(Error::invalid(op, why));
+        }
+        let total = counts.iter().sum();
+        let (gives, gets) = match kind {
+            Kind::ReduceScatter => (Some(total), Some(counts[rank])),
+            Kind::AllGather => (Some(counts[rank]), Some(total)),
+            Kind::Gather => (Some(counts[rank]), at_root.then_some(total)),
+            Kind::Scatter => (at_root.then_some(total), Some(counts[rank])),
+            Kind::AllToAll => (Some(total), Some(wanted.iter().sum())),
+            _ => (input, output),
+        };
+        if (input, output) != (gives, gets) {
+            let elements = |n: Option<usize>| n.map_or("no".into(), |n: usize| n.to_string());
+            let [i, o, gives, gets] = [input, output, gives, gets].map(elements);
+            let why = format!("got {i} elements to give and {o} to get, wanted {gives} and {gets}");
+            return Err(Error::invalid(op, why));
+        }
+        Ok(())
+    }
+
+    /// An input in the output's storage: dropped where it is already in its place, else copied out of the way.
+    fn part_from_output(&mut self, rank: usize) -> Result<()> {
+        let (Some(input), Some(output)) = (&self.input, &self.output) else { return Ok(()) };
+        if !input.shares_storage(output) || input.numel() == 0 {
+            return Ok(());
+        }
+        let before: usize = self.signature.counts[..rank].iter().sum();
+        let in_place = matches!(self.kind(), Kind::AllGather | Kind::Gather);
+        let here = in_place && input.offset() == output.offset() + before;
+        self.input = if here { None } else { Some(input.copy()?) };
+        Ok(())
+    }
+
+    /// The other rank of a send or receive.
+    pub(crate) fn peer(&self) -> Option<usize> {
+        self.signature.root.filter(|_| matches!(self.kind(), Kind::Send | Kind::Receive))
+    }
+
+    /// The elements' type.
+    pub(crate) fn dtype(&self) -> DType {
+        // Only barriers have none, and no elements either.
+        self.signature.dtype.unwrap_or(DType::U8)
+    }
+}

@@ -1,0 +1,100 @@
+//! What can go wrong between ranks. Every message names who and where.
+
+use std::time::Duration;
+
+/// The results of communication.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// An error of a call of a communicator, or the end of a whole run. Ranks are those of the whole run, not of a group.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A tensor cannot be used.
+    #[error(transparent)]
+    Tensor(#[from] phalanx_tensor::Error),
+    /// The call makes no sense on this very rank.
+    #[error("{op}: {why}")]
+    Invalid {
+        /// The call.
+        op: &'static str,
+        /// What came and what was wanted.
+        why: String,
+    },
+    /// Two ranks came to the same place with different calls.
+    #[error("the ranks call different things: rank {left} {left_call}, rank {right} {right_call}")]
+    Mismatch {
+        /// A rank.
+        left: usize,
+        /// What it called.
+        left_call: String,
+        /// The first rank that differs.
+        right: usize,
+        /// What that one called.
+        right_call: String,
+    },
+    /// Ranks did not arrive within the timeout.
+    #[error("{call}: ranks {missing:?} did not arrive within {} ms", waited.as_millis())]
+    Late {
+        /// Those that others waited for.
+        missing: Vec<usize>,
+        /// Where they were wanted.
+        call: String,
+        /// The timeout.
+        waited: Duration,
+    },
+    /// A rank ended, without an error, while others wait for it.
+    #[error("{call}: rank {rank} has ended without arriving")]
+    Deserted {
+        /// The rank that ended.
+        rank: usize,
+        /// Where it was wanted.
+        call: String,
+    },
+    /// A rank ended with an error or a panic.
+    #[error("rank {rank} failed: {cause}")]
+    Failed {
+        /// The rank.
+        rank: usize,
+        /// What it said.
+        cause: String,
+    },
+    /// A process is gone, or cannot be reached any more.
+    #[error("rank {rank} is lost: {why}")]
+    Lost {
+        /// The rank.
+        rank: usize,
+        /// How that showed.
+        why: String,
+    },
+    /// The run could not be started.
+    #[error("launch: {0}")]
+    Launch(String),
+    /// Something else went wrong while this rank was in a call.
+    #[error("{call}: {cause}")]
+    Interrupted {
+        /// Where this rank was.
+        call: String,
+        /// What ended the run.
+        cause: Box<Error>,
+    },
+}
+
+impl Error {
+    pub(crate) fn invalid(op: &'static str, why: impl Into<String>) -> Error {
+        Error::Invalid { op, why: why.into() }
+    }
+
+    /// This error as a rank sees it that was in `call` when it ended the run.
+    pub(crate) fn seen_in(&self, call: impl FnOnce() -> String) -> Error {
+        match self {
+            Error::Mismatch { .. } => self.clone(),
+            _ => {
+                let call = call();
+                match self {
+                    Error::Late { call: at, .. } | Error::Deserted { call: at, .. } if *at == call => self.clone(),
+                    _ => Error::Interrupted { call, cause: Box::new(self.clone()) },
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! [`Pending`]: a call that was started.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+use super::{Call, Result};
+
+/// A call that was started. It goes on when this is dropped; its error is then seen by the next call.
+#[must_use = "the tensors are in use until `wait` has returned"]
+#[derive(Debug)]
+pub struct Pending {
+    pub(crate) ticket: Arc<Ticket>,
+    waiter: Option<Arc<dyn Waiter>>,
+}
+
+/// What knows how to wait for a ticket, and whom to blame when it does not come.
+pub(crate) trait Waiter: std::fmt::Debug + Send + Sync {
+    /// Blocks until the ticket is done; never longer than the timeout unless the call's data are on their way.
+    fn wait(&self, ticket: &Ticket) -> Result<()>;
+}
+
+/// One rank's part in one call.
+#[derive(Debug)]
+pub(crate) struct Ticket {
+    pub(crate) call: Call,
+    /// The communicator's group, and the call's number in it (of a send or receive, among those of the pair).
+    pub(crate) group: u64,
+    pub(crate) sequence: u64,
+    pub(crate) started: Instant,
+    outcome: OnceLock<Result<()>>,
+    done: AtomicBool,
+}
+
+impl Ticket {
+    pub(crate) fn new(call: Call, group: u64, sequence: u64) -> Arc<Ticket> {
+        let (outcome, done) = (OnceLock::new(), AtomicBool::new(false));
+        Arc::new(Ticket { call, group, sequence, started: Instant::now(), outcome, done })
+    }
+
+    /// Done, unless it is already.
+    pub(crate) fn finish(&self, outcome: Result<()>) {
+        // The first outcome counts.
+        let _ = self.outcome.set(outcome);
+        self.done.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn is_done(&self) -> bool {
+        self.done.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn outcome(&self) -> Option<Result<()>> {
+        self.outcome.get().cloned()
+    }
+
+    /// The call and its place.
+    pub(crate) fn describe(&self, ranks: &[usize]) -> String {
+        format!("{} (call {} of group {ranks:?})", self.call.signature, self.sequence)
+    }
+}
+
+impl Pending {
+    pub(crate) fn new(ticket: Arc<Ticket>, waiter: Arc<dyn Waiter>) -> Pending {
+        Pending { ticket, waiter: Some(waiter) }
+    }
+
+    /// A call that is over already.
+    pub(crate) fn done(call: Call, outcome: Result<()>) -> Pending {
+        let ticket = Ticket::new(call, 0, 0);
+        ticket.finish(outcome);
+        Pending { ticket, waiter: None }
+    }
+
+    /// Whether it is over.
+    pub fn is_done(&self) -> bool {
+        self.ticket.is_done()
+    }
+
+    /// Blocks until it is over.
+    ///
+    /// # Errors
+    /// If the call does not fit its tensors, the ranks call different things, a rank does not come in time, or
+    /// anything ended the run.
+    pub fn wait(self) -> Result<()> {
+        match (&self.waiter, self.ticket.outcome()) {
+            (Some(waiter), None) => waiter.wait(&self.ticket),
+            (_, outcome) => outcome.unwrap_or(Ok(())),
+        }
+    }
+}

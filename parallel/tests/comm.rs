@@ -1,0 +1,14 @@
+//! Communicators: the same programs over every backend, and what happens when a rank goes wrong.
+
+#[path = "comm/faults.rs"]
+mod faults;
+#[path = "comm/fuzz.rs"]
+mod fuzz;
+#[path = "comm/program.rs"]
+mod program;
+#[path = "comm/suite.rs"]
+mod suite;
+#[path = "comm/threads.rs"]
+mod threads;
+#[path = "comm/twin.rs"]
+mod twin;

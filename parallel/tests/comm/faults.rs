@@ -1,0 +1,1 @@
+//! One rank goes wrong; all must end, and say why.
