@@ -190,7 +190,10 @@ impl Meter {
 /// The members of a group, checked: their numbers in the whole run, and this rank's place.
 pub(crate) fn members(of: &[usize], me: usize, ranks: &[usize]) -> Result<(usize, Vec<usize>)> {
     let wrong = || {
-        let why = format!("got ranks {ranks:?} on rank {me} of {}, wanted some of them, each once, and this", of.len());
+        let why = format!(
+            "got ranks {ranks:?} on rank {me} of {}, wanted some of them, each once, and this",
+            of.len()
+        );
         Error::invalid("group", why)
     };
     let twice = ranks.iter().enumerate().any(|(i, rank)| ranks[..i].contains(rank));

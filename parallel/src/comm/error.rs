@@ -91,7 +91,9 @@ impl Error {
             _ => {
                 let call = call();
                 match self {
-                    Error::Late { call: at, .. } | Error::Deserted { call: at, .. } if *at == call => self.clone(),
+                    Error::Late { call: at, .. } | Error::Deserted { call: at, .. } if *at == call => {
+                        self.clone()
+                    }
                     _ => Error::Interrupted { call, cause: Box::new(self.clone()) },
                 }
             }

@@ -2,7 +2,6 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
 
 use super::{Call, Result};
 
@@ -17,25 +16,26 @@ pub struct Pending {
 /// What knows how to wait for a ticket, and whom to blame when it does not come.
 pub(crate) trait Waiter: std::fmt::Debug + Send + Sync {
     /// Blocks until the ticket is done; never longer than the timeout unless the call's data are on their way.
-    fn wait(&self, ticket: &Ticket) -> Result<()>;
+    fn wait(&self, ticket: &Arc<Ticket>) -> Result<()>;
 }
 
 /// One rank's part in one call.
 #[derive(Debug)]
 pub(crate) struct Ticket {
     pub(crate) call: Call,
+    /// The rank, by its number in the whole run.
+    pub(crate) rank: usize,
     /// The communicator's group, and the call's number in it (of a send or receive, among those of the pair).
     pub(crate) group: u64,
     pub(crate) sequence: u64,
-    pub(crate) started: Instant,
     outcome: OnceLock<Result<()>>,
     done: AtomicBool,
 }
 
 impl Ticket {
-    pub(crate) fn new(call: Call, group: u64, sequence: u64) -> Arc<Ticket> {
+    pub(crate) fn new(call: Call, rank: usize, group: u64, sequence: u64) -> Arc<Ticket> {
         let (outcome, done) = (OnceLock::new(), AtomicBool::new(false));
-        Arc::new(Ticket { call, group, sequence, started: Instant::now(), outcome, done })
+        Arc::new(Ticket { call, rank, group, sequence, outcome, done })
     }
 
     /// Done, unless it is already.
@@ -66,7 +66,7 @@ impl Pending {
 
     /// A call that is over already.
     pub(crate) fn done(call: Call, outcome: Result<()>) -> Pending {
-        let ticket = Ticket::new(call, 0, 0);
+        let ticket = Ticket::new(call, 0, 0, 0);
         ticket.finish(outcome);
         Pending { ticket, waiter: None }
     }

@@ -128,11 +128,41 @@ pub(crate) fn sent(signature: &Signature, rank: usize, size: usize) -> usize {
         }
         Kind::ReduceScatter | Kind::AllToAll => total - counts[rank],
         Kind::AllGather => counts[rank] * (size - 1),
-        Kind::Broadcast => if at_root { total * (size - 1) } else { 0 },
-        Kind::Reduce => if at_root { 0 } else { total },
-        Kind::Gather => if at_root { 0 } else { counts[rank] },
-        Kind::Scatter => if at_root { total - counts[rank] } else { 0 },
-        Kind::Send => if at_root { 0 } else { total },
+        Kind::Broadcast => {
+            if at_root {
+                total * (size - 1)
+            } else {
+                0
+            }
+        }
+        Kind::Reduce => {
+            if at_root {
+                0
+            } else {
+                total
+            }
+        }
+        Kind::Gather => {
+            if at_root {
+                0
+            } else {
+                counts[rank]
+            }
+        }
+        Kind::Scatter => {
+            if at_root {
+                total - counts[rank]
+            } else {
+                0
+            }
+        }
+        Kind::Send => {
+            if at_root {
+                0
+            } else {
+                total
+            }
+        }
     }
 }
 
@@ -192,7 +222,9 @@ mod tests {
                     .iter()
                     .map(|t| match t.owner == rank {
                         true => t.dests.iter().filter(|d| d.rank != rank).map(|d| d.range.len()).sum(),
-                        false => t.sources.iter().filter(|s| s.rank == rank).map(|s| s.range.len()).sum::<usize>(),
+                        false => {
+                            t.sources.iter().filter(|s| s.rank == rank).map(|s| s.range.len()).sum::<usize>()
+                        }
                     })
                     .sum();
                 assert_eq!(sent(signature, rank, size), planned, "{kind:?} on rank {rank}");

@@ -26,7 +26,10 @@ impl Reduction {
     /// Refuses to add and multiply truth values.
     pub(crate) fn check(self, op: &'static str, dtype: DType) -> Result<()> {
         if dtype == DType::Bool && matches!(self, Reduction::Sum | Reduction::Prod) {
-            return Err(Error::invalid(op, format!("got the {self} of bools, wanted max (any) or min (all)")));
+            return Err(Error::invalid(
+                op,
+                format!("got the {self} of bools, wanted max (any) or min (all)"),
+            ));
         }
         Ok(())
     }
@@ -150,7 +153,9 @@ impl<T: Summand> Block<T> {
             self.0.iter_mut().zip(with).for_each(|(wide, &x)| *wide = f(*wide, x.widen()));
         };
         match by {
-            Reduction::Sum => self.0.iter_mut().zip(with).for_each(|(wide, &x)| *wide = T::add(*wide, x.widen())),
+            Reduction::Sum => {
+                self.0.iter_mut().zip(with).for_each(|(wide, &x)| *wide = T::add(*wide, x.widen()))
+            }
             Reduction::Prod => each(T::mul),
             Reduction::Max => each(T::max),
             Reduction::Min => each(T::min),

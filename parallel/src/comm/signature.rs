@@ -88,7 +88,8 @@ impl Signature {
     fn agrees(&self, a: usize, other: &Signature, b: usize) -> bool {
         match (self.kind, other.kind) {
             (Kind::AllToAll, Kind::AllToAll) => {
-                let fits = |from: &Signature, r: usize, to: &Signature, s: usize| from.counts[s] == to.wanted[r];
+                let fits =
+                    |from: &Signature, r: usize, to: &Signature, s: usize| from.counts[s] == to.wanted[r];
                 self.dtype == other.dtype && fits(self, a, other, b) && fits(other, b, self, a)
             }
             _ => self == other,
@@ -108,7 +109,9 @@ impl Signature {
     /// Whether a send and the receive it meets differ in dtype or count.
     pub(crate) fn undeliverable(send: &Self, recv: &Self, ranks: [usize; 2], sequence: u64) -> Option<Error> {
         let same = send.dtype == recv.dtype && send.counts == recv.counts;
-        let call = |call: &Signature| format!("{call} (message {sequence} from rank {} to rank {})", ranks[0], ranks[1]);
+        let call = |call: &Signature| {
+            format!("{call} (message {sequence} from rank {} to rank {})", ranks[0], ranks[1])
+        };
         let (left, right) = (ranks[0], ranks[1]);
         (!same).then(|| Error::Mismatch { left, left_call: call(send), right, right_call: call(recv) })
     }
@@ -180,7 +183,8 @@ mod tests {
     #[test]
     fn both_sides_of_a_mismatch_are_named() {
         let error = Signature::mismatch(&[&sum(3), &sum(3), &sum(4)], &[4, 6, 9], 7).unwrap().to_string();
-        let wanted = "rank 4 all_reduce(sum) of 3 f32 (call 7 of group [4, 6, 9]), rank 9 all_reduce(sum) of 4 f32";
+        let wanted =
+            "rank 4 all_reduce(sum) of 3 f32 (call 7 of group [4, 6, 9]), rank 9 all_reduce(sum) of 4 f32";
         assert!(error.contains(wanted), "{error}");
         assert!(Signature::mismatch(&[&sum(3), &sum(3)], &[0, 1], 0).is_none());
     }

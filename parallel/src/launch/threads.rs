@@ -57,7 +57,8 @@ impl Threads {
     /// As [`threads`].
     pub fn run<T: Send, E: Display>(self, f: impl Fn(Rank) -> Result<T, E> + Sync) -> Result<Vec<T>> {
         let device = |rank: usize| {
-            let index = u16::try_from(rank).map_err(|_| Error::Launch(format!("got {} ranks", self.ranks)))?;
+            let index =
+                u16::try_from(rank).map_err(|_| Error::Launch(format!("got {} ranks", self.ranks)))?;
             Ok(if self.meta { Device::Meta(index) } else { Device::Cpu(index) })
         };
         let devices: Vec<Device> = (0..self.ranks).map(device).collect::<Result<_>>()?;
@@ -82,7 +83,8 @@ impl Threads {
             let threads: Vec<_> = (0..self.ranks).map(spawn).collect();
             threads.into_iter().map(|thread| thread?.join().ok()?).collect()
         });
-        let failed = || world.failure().unwrap_or_else(|| Error::Launch("a rank ended without a result".into()));
+        let failed =
+            || world.failure().unwrap_or_else(|| Error::Launch("a rank ended without a result".into()));
         let results: Option<Vec<T>> = results.into_iter().collect();
         match world.failure() {
             None => results.ok_or_else(failed),

@@ -1,1 +1,149 @@
-//! Random programs with random faults.
+//! Random programs with random faults: never a hang, never a wrong value, and the culprit is named.
+
+use std::time::{Duration, Instant};
+
+use phalanx_parallel::comm::{Call, Comm};
+use phalanx_parallel::launch::{Rank, Threads};
+use phalanx_tensor::{DType, Device, Tensor};
+
+use crate::program::{Running, Step};
+use crate::twin::draw;
+
+/// What goes wrong.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Fault {
+    None,
+    Panic,
+    Error,
+    /// Ends early, as if all were well.
+    Desert,
+    /// Comes too late.
+    Stall,
+    /// Calls something else.
+    Differ,
+}
+
+/// A random program of `size` ranks.
+#[derive(Debug)]
+pub struct Trial {
+    pub seed: u64,
+    pub size: usize,
+    pub steps: usize,
+    pub fault: Fault,
+    /// Where and on which rank.
+    pub at: usize,
+    pub rank: usize,
+    /// More than the ranks' timeout.
+    pub stall: Duration,
+}
+
+impl Trial {
+    pub fn random(seed: u64, size: Option<usize>, timeout: Duration) -> Trial {
+        let pick = |n: u64, of: usize| (draw(seed, n) % of as u64) as usize;
+        let size = size.unwrap_or(1 + pick(0, 4));
+        let steps = 1 + pick(1, 12);
+        let faults = [Fault::Panic, Fault::Error, Fault::Desert, Fault::Stall, Fault::Differ];
+        let fault = match pick(2, 8) {
+            0..3 => Fault::None,
+            n if size > 1 => faults[n - 3],
+            n => faults[n % 2],
+        };
+        Trial { seed, size, steps, fault, at: pick(3, steps), rank: pick(4, size), stall: timeout * 4 }
+    }
+
+    /// One rank's part.
+    pub fn run(&self, comm: &Comm, device: Device) -> Result<(), String> {
+        let text = |e: phalanx_parallel::comm::Error| e.to_string();
+        let (rank, size) = (comm.rank(), comm.size());
+        let parity: Vec<usize> = (0..size).filter(|r| r % 2 == rank % 2).collect();
+        let parity = comm.group(&parity).map_err(text)?;
+        let mut running: Vec<Running> = vec![];
+        for i in 0..self.steps {
+            let seed = draw(self.seed, 100 + i as u64);
+            if self.fault != Fault::None && (i, rank) == (self.at, self.rank) {
+                match self.fault {
+                    Fault::Panic => panic!("a fault of trial {}", self.seed),
+                    Fault::Error => return Err(format!("a fault of trial {}", self.seed)),
+                    Fault::Desert => return Ok(()),
+                    Fault::Stall => std::thread::sleep(self.stall),
+                    _ => comm.barrier().map_err(text)?,
+                }
+            }
+            if seed % 5 == 0 && i != self.at {
+                ring(comm, device, seed).map_err(text)?;
+                continue;
+            }
+            // Culprits of the other faults are only known for certain in the group of all.
+            let group = if seed % 3 == 0 && i != self.at { &parity } else { comm };
+            running.push(Step::random(seed, group.size()).start(group, device));
+            if seed % 2 == 0 || running.len() > 3 {
+                running.drain(..).try_for_each(Running::finish)?;
+            }
+        }
+        running.into_iter().try_for_each(Running::finish)?;
+        comm.barrier().map_err(text)
+    }
+
+    /// Whether the run's end is as it should be.
+    pub fn judge(&self, outcome: Result<(), String>) {
+        match (&outcome, self.fault) {
+            (Ok(()), Fault::None) => {}
+            (Err(why), fault) if fault != Fault::None => {
+                let rank = self.rank;
+                let named = [format!("rank {rank}"), format!("ranks [{rank}]")];
+                let named = named.iter().any(|name| why.contains(name));
+                assert!(named && !why.contains("WRONG"), "{self:?}: {why}");
+            }
+            _ => panic!("{self:?}: {outcome:?}"),
+        }
+    }
+}
+
+/// Each rank sends to the next.
+fn ring(comm: &Comm, device: Device, seed: u64) -> phalanx_parallel::comm::Result<()> {
+    let (rank, size) = (comm.rank(), comm.size());
+    let count = (seed % 50) as usize;
+    let made =
+        |rank: usize| Tensor::from_slice(&vec![draw(seed, rank as u64) as i64; count], &[count], device);
+    let sent = comm.start(Call::send(made(rank)?, (rank + 1) % size));
+    let mut came = Tensor::zeros(&[count], DType::I64, device)?;
+    let from = (rank + size - 1) % size;
+    comm.recv(&mut came, from)?;
+    assert_eq!(came.to_vec::<i64>()?, made(from)?.to_vec::<i64>()?, "WRONG message");
+    sent.wait()
+}
+
+/// `PHALANX_FUZZ_TRIALS`, or so many.
+pub fn trials(default: u64) -> u64 {
+    std::env::var("PHALANX_FUZZ_TRIALS").ok().and_then(|n| n.parse().ok()).unwrap_or(default)
+}
+
+/// `PHALANX_FUZZ_SEED`, or 0.
+pub fn first_seed() -> u64 {
+    std::env::var("PHALANX_FUZZ_SEED").ok().and_then(|n| n.parse().ok()).unwrap_or(0)
+}
+
+#[test]
+fn random_programs_over_threads() {
+    let (first, timeout) = (first_seed(), Duration::from_millis(50));
+    for seed in first..first + trials(60) {
+        // A machine that is busy with something else may make a rank late that is not meant to be.
+        let fault = Trial::random(seed, None, timeout).fault;
+        let timeout = if fault == Fault::Stall { timeout } else { Duration::from_secs(20) };
+        let trial = Trial::random(seed, None, timeout);
+        let start = Instant::now();
+        let run = |rank: Rank| trial.run(rank.comm(), rank.device());
+        let outcome = Threads::new(trial.size).timeout(timeout).run(run);
+        trial.judge(outcome.map(drop).map_err(|e| e.to_string()));
+        assert!(start.elapsed() < Duration::from_secs(15), "{trial:?} took {:?}", start.elapsed());
+    }
+}
+
+#[test]
+fn the_judge_is_not_blind() {
+    let trial = Trial { fault: Fault::None, ..Trial::random(1, Some(2), Duration::ZERO) };
+    assert!(std::panic::catch_unwind(|| trial.judge(Err("WRONG".into()))).is_err());
+    let trial = Trial { fault: Fault::Stall, rank: 1, ..trial };
+    assert!(std::panic::catch_unwind(|| trial.judge(Ok(()))).is_err());
+    assert!(std::panic::catch_unwind(|| trial.judge(Err("ranks [0] did not arrive".into()))).is_err());
+}

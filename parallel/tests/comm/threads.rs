@@ -17,10 +17,8 @@ fn every_number_of_ranks_passes_the_suite() {
 fn ranks_share_the_cores_and_the_device_gets_its_threads_back() {
     let device = Device::Cpu(3);
     let before = device.pool().unwrap().threads();
-    let threads = Threads::new(4)
-        .cores(9)
-        .run(|rank| Ok::<_, Error>(rank.device().pool()?.threads()))
-        .unwrap();
+    let threads =
+        Threads::new(4).cores(9).run(|rank| Ok::<_, Error>(rank.device().pool()?.threads())).unwrap();
     // Other tests run at the same time and may take the devices' pools.
     assert!(threads.iter().sum::<usize>() <= 9 + before * 4, "{threads:?}");
 }

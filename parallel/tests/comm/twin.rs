@@ -60,13 +60,41 @@ pub fn values(dtype: DType, seed: u64, count: usize) -> Vec<Value> {
 macro_rules! each_dtype {
     ($tensor_dtype:expr, $type:ident, $variant:ident => $body:expr, bool => $bool:expr) => {
         match $tensor_dtype {
-            DType::F64 => { type $type = f64; use Value::F64 as $variant; $body }
-            DType::F32 => { type $type = f32; use Value::F32 as $variant; $body }
-            DType::BF16 => { type $type = bf16; use Value::BF16 as $variant; $body }
-            DType::F16 => { type $type = f16; use Value::F16 as $variant; $body }
-            DType::I64 => { type $type = i64; use Value::I64 as $variant; $body }
-            DType::I32 => { type $type = i32; use Value::I32 as $variant; $body }
-            DType::U8 => { type $type = u8; use Value::U8 as $variant; $body }
+            DType::F64 => {
+                type $type = f64;
+                use Value::F64 as $variant;
+                $body
+            }
+            DType::F32 => {
+                type $type = f32;
+                use Value::F32 as $variant;
+                $body
+            }
+            DType::BF16 => {
+                type $type = bf16;
+                use Value::BF16 as $variant;
+                $body
+            }
+            DType::F16 => {
+                type $type = f16;
+                use Value::F16 as $variant;
+                $body
+            }
+            DType::I64 => {
+                type $type = i64;
+                use Value::I64 as $variant;
+                $body
+            }
+            DType::I32 => {
+                type $type = i32;
+                use Value::I32 as $variant;
+                $body
+            }
+            DType::U8 => {
+                type $type = u8;
+                use Value::U8 as $variant;
+                $body
+            }
             DType::Bool => $bool,
         }
     };
@@ -96,7 +124,10 @@ pub fn bits(tensor: &Tensor) -> Vec<u64> {
 pub fn reduce(by: Reduction, ranks: &[Value]) -> Value {
     macro_rules! float {
         ($wide:ty, $variant:ident, $narrow:expr, $widen:expr) => {{
-            let mut wide = ranks.iter().map(|v| match v { Value::$variant(x) => $widen(*x), _ => panic!() });
+            let mut wide = ranks.iter().map(|v| match v {
+                Value::$variant(x) => $widen(*x),
+                _ => panic!(),
+            });
             let first: $wide = wide.next().unwrap();
             let f = |a: $wide, b: $wide| match by {
                 Reduction::Sum => a + b,
@@ -109,7 +140,10 @@ pub fn reduce(by: Reduction, ranks: &[Value]) -> Value {
     }
     macro_rules! integer {
         ($variant:ident) => {{
-            let mut all = ranks.iter().map(|v| match v { Value::$variant(x) => *x, _ => panic!() });
+            let mut all = ranks.iter().map(|v| match v {
+                Value::$variant(x) => *x,
+                _ => panic!(),
+            });
             let first = all.next().unwrap();
             Value::$variant(all.fold(first, |a, b| match by {
                 Reduction::Sum => a.wrapping_add(b),

@@ -56,11 +56,16 @@ fn typed<T: Summand>(calls: &[&Call], ranks: &[usize], plan: &[Transfer], pool: 
     let mut outputs: Vec<Option<Tensor>> = calls.iter().map(|call| call.output.clone()).collect();
     refuse_shared(&outputs, &written, calls, ranks)?;
     if outputs.iter().flatten().any(|t| t.device().is_meta()) {
-        outputs.iter_mut().zip(&written).filter(|(_, w)| **w).for_each(|(t, _)| t.iter_mut().for_each(Tensor::bump_version));
+        outputs
+            .iter_mut()
+            .zip(&written)
+            .filter(|(_, w)| **w)
+            .for_each(|(t, _)| t.iter_mut().for_each(Tensor::bump_version));
         return Ok(());
     }
     let op = calls[0].kind().name();
-    let blame = |r: usize| move |e: phalanx_tensor::Error| Error::Failed { rank: ranks[r], cause: e.to_string() };
+    let blame =
+        |r: usize| move |e: phalanx_tensor::Error| Error::Failed { rank: ranks[r], cause: e.to_string() };
     let inputs = calls.iter().enumerate().map(|(r, call)| {
         call.input.as_ref().map(|tensor| View::read(tensor, op).map_err(blame(r))).transpose()
     });
@@ -81,13 +86,19 @@ fn typed<T: Summand>(calls: &[&Call], ranks: &[usize], plan: &[Transfer], pool: 
 }
 
 /// Tensors that are written must not share a storage with any other rank's.
-fn refuse_shared(outputs: &[Option<Tensor>], written: &[bool], calls: &[&Call], ranks: &[usize]) -> Result<()> {
+fn refuse_shared(
+    outputs: &[Option<Tensor>],
+    written: &[bool],
+    calls: &[&Call],
+    ranks: &[usize],
+) -> Result<()> {
     let tensors = |r: usize| outputs[r].iter().chain(&calls[r].input);
     for (a, output) in outputs.iter().enumerate().filter(|(a, _)| written[*a]) {
         let Some(output) = output.as_ref().filter(|t| t.numel() > 0) else { continue };
         let shared = (0..calls.len()).find(|&b| b != a && tensors(b).any(|t| t.shares_storage(output)));
         if let Some(b) = shared {
-            let why = format!("ranks {} and {} brought views of one storage that is written", ranks[a], ranks[b]);
+            let why =
+                format!("ranks {} and {} brought views of one storage that is written", ranks[a], ranks[b]);
             return Err(Error::invalid(calls[0].kind().name(), why));
         }
     }
@@ -172,9 +183,9 @@ fn cut<'a, T: Summand>(
             let length = step.min(total - start);
             let piece = |place: &Place| place.range.start + start..place.range.start + start + length;
             let source = |place: &Place| match (place.side, &outputs[place.rank]) {
-                (Side::Input, _) => {
-                    Source::Slice(inputs[place.rank].as_ref().map_or(&[][..], |view| &view.elements()[piece(place)]))
-                }
+                (Side::Input, _) => Source::Slice(
+                    inputs[place.rank].as_ref().map_or(&[][..], |view| &view.elements()[piece(place)]),
+                ),
                 (Side::Output, Output::Read(elements)) => Source::Slice(&elements[piece(place)]),
                 // By the plan a destination of this transfer.
                 _ => Source::Dest(dests.iter().position(|d| d.rank == place.rank).unwrap_or(0)),

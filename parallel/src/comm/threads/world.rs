@@ -1,7 +1,7 @@
 //! [`World`]: where the ranks of one process meet.
 
-use std::fmt;
 use std::collections::{HashMap, VecDeque};
+use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -40,6 +40,8 @@ struct State {
     groups: HashMap<u64, Group>,
     /// By group, sender, receiver.
     mail: HashMap<(u64, usize, usize), Mail>,
+    /// Calls that ranks wait for, with the ranks of their groups.
+    waits: Vec<(Arc<Ticket>, Vec<usize>)>,
     /// Complete calls that no rank is there to carry out, in order.
     ready: VecDeque<Work>,
     /// Whether a thread is carrying them out.
@@ -201,7 +203,7 @@ impl State {
         if place == group.rounds.len() {
             group.rounds.push_back(vec![None; ranks.len()]);
         }
-        let ticket = Ticket::new(call, id, sequence);
+        let ticket = Ticket::new(call, ranks[rank], id, sequence);
         group.rounds[place][rank] = Some(Arc::clone(&ticket));
         // Each rank comes to the first round first, so it is complete before any other.
         let complete = group.rounds.front().is_some_and(|round| round.iter().all(Option::is_some));
@@ -225,7 +227,7 @@ impl State {
             true => (&mut mail.sent, &mut mail.sends),
             false => (&mut mail.received, &mut mail.receives),
         };
-        let ticket = Ticket::new(call, id, *count);
+        let ticket = Ticket::new(call, ranks[rank], id, *count);
         *count += 1;
         queue.push_back(Arc::clone(&ticket));
         if mail.sends.is_empty() || mail.receives.is_empty() {
@@ -258,7 +260,28 @@ impl State {
             return Some(Error::Deserted { rank, call: call() });
         }
         let waited = late.filter(|_| !missing.is_empty())?;
-        Some(Error::Late { missing, call: call(), waited })
+        Some(Error::Late { missing: self.culprits(missing), call: call(), waited })
+    }
+
+    /// Of ranks that are waited for, those that do not themselves wait for others; if all do, in a circle, all.
+    fn culprits(&self, missing: Vec<usize>) -> Vec<usize> {
+        let (mut seen, mut queue, mut found) = (missing.clone(), missing.clone(), vec![]);
+        while let Some(rank) = queue.pop() {
+            let waits = self.waits.iter().filter(|(ticket, _)| ticket.rank == rank);
+            let blockers: Vec<usize> =
+                waits.flat_map(|(ticket, ranks)| self.missing(ticket, ranks)).collect();
+            if blockers.is_empty() {
+                found.push(rank);
+            }
+            for blocker in blockers {
+                if !seen.contains(&blocker) {
+                    seen.push(blocker);
+                    queue.push(blocker);
+                }
+            }
+        }
+        found.sort_unstable();
+        if found.is_empty() { missing } else { found }
     }
 }
 
@@ -266,7 +289,9 @@ impl Work {
     fn carry_out(&self, pool: &Pool) -> Result<()> {
         let calls: Vec<&Call> = self.tickets.iter().map(|ticket| &ticket.call).collect();
         match (self.group, &calls[..], &self.ranks[..]) {
-            (None, &[send, recv], &[from, to]) => deliver(send, recv, [from, to], self.tickets[0].sequence, pool),
+            (None, &[send, recv], &[from, to]) => {
+                deliver(send, recv, [from, to], self.tickets[0].sequence, pool)
+            }
             _ => exchange(&calls, &self.ranks, self.tickets[0].sequence, pool),
         }
     }
@@ -281,7 +306,7 @@ pub(super) struct Desk {
 }
 
 impl Waiter for Desk {
-    fn wait(&self, ticket: &Ticket) -> Result<()> {
+    fn wait(&self, ticket: &Arc<Ticket>) -> Result<()> {
         let (world, start) = (&self.world, Instant::now());
         while start.elapsed() < WATCH && !ticket.is_done() {
             (0..32).for_each(|_| std::hint::spin_loop());
@@ -297,26 +322,28 @@ impl Waiter for Desk {
 }
 
 impl World {
-    fn sleep(&self, ticket: &Ticket, ranks: &[usize], start: Instant) -> Result<()> {
+    fn sleep(&self, ticket: &Arc<Ticket>, ranks: &[usize], start: Instant) -> Result<()> {
         let mut state = self.lock();
-        loop {
+        state.waits.push((Arc::clone(ticket), ranks.to_vec()));
+        let outcome = loop {
             if let Some(outcome) = ticket.outcome() {
-                return outcome;
+                break outcome;
             }
             if let Some(failure) = &state.failure {
-                return Err(failure.seen_in(|| ticket.describe(ranks)));
+                break Err(failure.seen_in(|| ticket.describe(ranks)));
             }
             let left = self.timeout.checked_sub(start.elapsed());
             let late = left.is_none().then_some(self.timeout);
             if let Some(error) = state.verdict(ticket, ranks, late) {
                 state.failure = Some(error.clone());
-                drop(state);
                 self.wake.notify_all();
-                return Err(error);
+                break Err(error);
             }
             // Once all have come, nothing but the movement of elements is waited for.
             let left = left.unwrap_or(self.timeout).max(Duration::from_millis(1));
             state = self.wake.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
-        }
+        };
+        state.waits.retain(|(other, _)| !Arc::ptr_eq(other, ticket));
+        outcome
     }
 }
