@@ -4,6 +4,10 @@
 mod faults;
 #[path = "comm/fuzz.rs"]
 mod fuzz;
+#[path = "comm/mpi.rs"]
+mod mpi;
+#[path = "comm/processes.rs"]
+mod processes;
 #[path = "comm/program.rs"]
 mod program;
 #[path = "comm/suite.rs"]

@@ -58,6 +58,14 @@ pub enum Error {
         /// What it said.
         cause: String,
     },
+    /// Another process has ended the run.
+    #[error("{what} (said rank {rank})")]
+    Reported {
+        /// The rank that said so.
+        rank: usize,
+        /// What it said.
+        what: String,
+    },
     /// A process is gone, or cannot be reached any more.
     #[error("rank {rank} is lost: {why}")]
     Lost {

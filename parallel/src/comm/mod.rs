@@ -15,6 +15,7 @@
 
 mod call;
 mod communicator;
+mod culprits;
 mod error;
 mod meta;
 mod pending;
@@ -22,6 +23,7 @@ mod plan;
 mod reduction;
 mod signature;
 pub mod threads;
+pub(crate) mod wire;
 
 pub use call::Call;
 pub use communicator::{Comm, Communicator, Traffic};

@@ -17,9 +17,13 @@
 
 mod caught;
 mod cores;
+mod environment;
+mod place;
 mod rank;
+mod rendezvous;
 mod threads;
 
+pub use environment::{Backend, Environment, environment};
 pub use rank::Rank;
 pub use threads::{Threads, threads};
 

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use phalanx_parallel::comm::{Call, Comm};
+use phalanx_parallel::comm::{Call, Comm, Reduction};
 use phalanx_parallel::launch::{Rank, Threads};
 use phalanx_tensor::{DType, Device, Tensor};
 
@@ -66,7 +66,10 @@ impl Trial {
                     Fault::Error => return Err(format!("a fault of trial {}", self.seed)),
                     Fault::Desert => return Ok(()),
                     Fault::Stall => std::thread::sleep(self.stall),
-                    _ => comm.barrier().map_err(text)?,
+                    // What no other step is.
+                    _ => comm
+                        .all_reduce(&mut zeros(987, device).map_err(text)?, Reduction::Prod)
+                        .map_err(text)?,
                 }
             }
             if seed % 5 == 0 && i != self.at {
@@ -75,7 +78,12 @@ impl Trial {
             }
             // Culprits of the other faults are only known for certain in the group of all.
             let group = if seed % 3 == 0 && i != self.at { &parity } else { comm };
-            running.push(Step::random(seed, group.size()).start(group, device));
+            let mut step = Step::random(seed, group.size());
+            if self.fault == Fault::Stall {
+                // What is wanted of a step takes long to find out for a large one; nobody else may be late.
+                step.count = step.count.min(100);
+            }
+            running.push(step.start(group, device));
             if seed % 2 == 0 || running.len() > 3 {
                 running.drain(..).try_for_each(Running::finish)?;
             }
@@ -99,6 +107,10 @@ impl Trial {
     }
 }
 
+fn zeros(count: usize, device: Device) -> phalanx_parallel::comm::Result<Tensor> {
+    Ok(Tensor::zeros(&[count], DType::I64, device)?)
+}
+
 /// Each rank sends to the next.
 fn ring(comm: &Comm, device: Device, seed: u64) -> phalanx_parallel::comm::Result<()> {
     let (rank, size) = (comm.rank(), comm.size());
@@ -106,7 +118,7 @@ fn ring(comm: &Comm, device: Device, seed: u64) -> phalanx_parallel::comm::Resul
     let made =
         |rank: usize| Tensor::from_slice(&vec![draw(seed, rank as u64) as i64; count], &[count], device);
     let sent = comm.start(Call::send(made(rank)?, (rank + 1) % size));
-    let mut came = Tensor::zeros(&[count], DType::I64, device)?;
+    let mut came = zeros(count, device)?;
     let from = (rank + size - 1) % size;
     comm.recv(&mut came, from)?;
     assert_eq!(came.to_vec::<i64>()?, made(from)?.to_vec::<i64>()?, "WRONG message");

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use phalanx_tensor::Pool;
 
 use super::exchange::{deliver, exchange};
+use crate::comm::culprits::culprits;
 use crate::comm::pending::{Ticket, Waiter};
 use crate::comm::{Call, Error, Kind, Result};
 
@@ -260,28 +261,11 @@ impl State {
             return Some(Error::Deserted { rank, call: call() });
         }
         let waited = late.filter(|_| !missing.is_empty())?;
-        Some(Error::Late { missing: self.culprits(missing), call: call(), waited })
-    }
-
-    /// Of ranks that are waited for, those that do not themselves wait for others; if all do, in a circle, all.
-    fn culprits(&self, missing: Vec<usize>) -> Vec<usize> {
-        let (mut seen, mut queue, mut found) = (missing.clone(), missing.clone(), vec![]);
-        while let Some(rank) = queue.pop() {
+        let blockers = |rank| {
             let waits = self.waits.iter().filter(|(ticket, _)| ticket.rank == rank);
-            let blockers: Vec<usize> =
-                waits.flat_map(|(ticket, ranks)| self.missing(ticket, ranks)).collect();
-            if blockers.is_empty() {
-                found.push(rank);
-            }
-            for blocker in blockers {
-                if !seen.contains(&blocker) {
-                    seen.push(blocker);
-                    queue.push(blocker);
-                }
-            }
-        }
-        found.sort_unstable();
-        if found.is_empty() { missing } else { found }
+            waits.flat_map(|(ticket, ranks)| self.missing(ticket, ranks)).collect()
+        };
+        Some(Error::Late { missing: culprits(missing, blockers), call: call(), waited })
     }
 }
 

@@ -1,0 +1,403 @@
+//! [`Driver`]: the thread that owns a process's wire.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::Wire;
+use super::letter::{Address, Class, Letter};
+use super::task::{Inbox, Task, garbled, read, write};
+use crate::comm::culprits::culprits;
+use crate::comm::pending::Ticket;
+use crate::comm::{Error, Kind, Result, Signature};
+
+/// How long the driver of a polled wire leaves the core to others while calls are under way.
+const POLL: Duration = Duration::from_micros(20);
+/// The same while there are none.
+const POLL_IDLE: Duration = Duration::from_millis(1);
+/// How long a process of a failed run waits for the others to end as well.
+const FAREWELL: Duration = Duration::from_secs(1);
+
+/// What the driver hears.
+#[derive(Debug)]
+pub(crate) enum Event {
+    /// A rank of this process calls something, as this member of these ranks.
+    Start(Arc<Ticket>, Arc<Vec<usize>>, usize),
+    /// A message has come.
+    Message(usize, Vec<u8>),
+    /// A process cannot be reached any more.
+    Lost(usize, String),
+    /// This rank has failed.
+    Fail(Error),
+    /// This rank is through.
+    End,
+}
+
+/// What the driver and those who wait for it share.
+#[derive(Debug, Default)]
+pub(crate) struct Shared {
+    state: Mutex<Outcome>,
+    wake: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Outcome {
+    failure: Option<Error>,
+    closed: bool,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Outcome> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What ended the run.
+    pub(crate) fn failure(&self) -> Option<Error> {
+        self.lock().failure.clone()
+    }
+
+    /// Blocks until the ticket is done, which the driver sees to.
+    pub(crate) fn wait(&self, ticket: &Ticket) -> Result<()> {
+        let mut state = self.lock();
+        loop {
+            match ticket.outcome() {
+                Some(outcome) => return outcome,
+                None if state.closed => return Err(Error::Launch("the process has left the run".into())),
+                None => state = self.wake.wait(state).unwrap_or_else(PoisonError::into_inner),
+            }
+        }
+    }
+
+    fn notify(&self) {
+        drop(self.lock());
+        self.wake.notify_all();
+    }
+
+    /// Nothing will come any more.
+    fn close(&self) {
+        self.lock().closed = true;
+        self.wake.notify_all();
+    }
+}
+
+/// The thread that owns a process's wire.
+pub(crate) struct Driver {
+    wire: Box<dyn Wire>,
+    events: Receiver<Event>,
+    shared: Arc<Shared>,
+    rank: usize,
+    size: usize,
+    timeout: Duration,
+    inbox: Inbox,
+    /// Collectives by group, in order; the first of each is under way.
+    tasks: HashMap<u64, VecDeque<Task>>,
+    /// Receives under way.
+    receives: Vec<(Arc<Ticket>, Arc<Vec<usize>>, usize, Instant)>,
+    /// Whom others wait for, and whom this rank has said it waits for.
+    waits: HashMap<usize, Vec<usize>>,
+    told: Vec<usize>,
+    /// Ranks that are through.
+    gone: HashSet<usize>,
+    /// Whether one of them cannot be reached any more.
+    lost: bool,
+    /// When this rank ended.
+    ended: Option<Instant>,
+}
+
+impl Driver {
+    pub(crate) fn new(
+        wire: Box<dyn Wire>,
+        events: Receiver<Event>,
+        shared: Arc<Shared>,
+        (rank, size): (usize, usize),
+        timeout: Duration,
+    ) -> Driver {
+        let (inbox, tasks, receives) = Default::default();
+        let (waits, told, gone) = Default::default();
+        Driver {
+            wire,
+            events,
+            shared,
+            rank,
+            size,
+            timeout,
+            inbox,
+            tasks,
+            receives,
+            waits,
+            told,
+            gone,
+            lost: false,
+            ended: None,
+        }
+    }
+
+    /// Until this rank has ended and all others have, or the run has failed and this rank has ended.
+    pub(crate) fn run(mut self) {
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.work()));
+        if outcome.is_err() {
+            let cause = "the communication thread panicked".into();
+            self.shared.lock().failure.get_or_insert(Error::Failed { rank: self.rank, cause });
+        }
+        self.abandon();
+        self.shared.close();
+    }
+
+    fn work(&mut self) {
+        let mut quiet = Instant::now();
+        loop {
+            let wait = match (self.wire.is_polled(), self.is_idle()) {
+                (true, false) if quiet.elapsed() < POLL * 10 => Duration::ZERO,
+                (true, false) => POLL,
+                (true, true) => POLL_IDLE,
+                (false, _) => (self.timeout / 10).clamp(POLL_IDLE, POLL_IDLE * 50),
+            };
+            match self.events.recv_timeout(wait) {
+                Ok(event) => {
+                    quiet = Instant::now();
+                    self.hear(event);
+                    while let Ok(event) = self.events.try_recv() {
+                        self.hear(event);
+                    }
+                }
+                Err(RecvTimeoutError::Disconnected) => self.end(),
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            loop {
+                match self.wire.poll() {
+                    Ok(None) => break,
+                    Ok(Some((from, message))) => {
+                        quiet = Instant::now();
+                        self.hear(Event::Message(from, message));
+                    }
+                    Err(error) => {
+                        self.fail(error);
+                        break;
+                    }
+                }
+            }
+            if let Err(error) = self.progress() {
+                self.fail(error);
+            }
+            if self.is_over() {
+                return;
+            }
+        }
+    }
+
+    fn is_idle(&self) -> bool {
+        self.tasks.values().all(VecDeque::is_empty) && self.receives.is_empty()
+    }
+
+    /// Whether nobody needs this thread any more; then the wire is closed.
+    fn is_over(&mut self) -> bool {
+        let Some(ended) = self.ended.filter(|_| self.is_idle()) else { return false };
+        if self.shared.failure().is_none() && ended.elapsed() > self.timeout {
+            let missing = (0..self.size).filter(|r| *r != self.rank && !self.gone.contains(r)).collect();
+            self.fail(Error::Late { missing, call: "the end of the run".into(), waited: self.timeout });
+        }
+        let orderly = self.gone.len() + 1 >= self.size && self.wire.is_flushed();
+        // After a failure others may never come to an end.
+        let over = orderly || (self.shared.failure().is_some() && ended.elapsed() > FAREWELL);
+        if over {
+            self.wire.close(orderly && !self.lost);
+        }
+        over
+    }
+
+    fn hear(&mut self, event: Event) {
+        match event {
+            Event::Start(ticket, ranks, me) => self.start(ticket, ranks, me),
+            Event::Message(from, message) => self.sort(from, message),
+            Event::Lost(rank, why) if !self.gone.contains(&rank) => {
+                self.gone.insert(rank);
+                self.lost = true;
+                self.fail(Error::Lost { rank, why });
+            }
+            Event::Lost(..) => {}
+            Event::Fail(error) => self.fail(error),
+            Event::End => self.end(),
+        }
+    }
+
+    fn end(&mut self) {
+        if self.ended.is_none() {
+            self.ended = Some(Instant::now());
+            self.tell_all(Address::plain(Class::Bye), &[]);
+        }
+    }
+
+    fn tell_all(&mut self, address: Address, content: &[u8]) {
+        for rank in (0..self.size).filter(|rank| *rank != self.rank) {
+            // Who cannot be reached is found out elsewhere.
+            let _ = self.wire.send(rank, address.letter(content));
+        }
+    }
+
+    fn start(&mut self, ticket: Arc<Ticket>, ranks: Arc<Vec<usize>>, me: usize) {
+        if let Some(failure) = self.shared.failure() {
+            ticket.finish(Err(failure.seen_in(|| ticket.describe(&ranks))));
+            return self.shared.notify();
+        }
+        match ticket.call.kind() {
+            Kind::Send => {
+                let outcome = self.post(&ticket, &ranks);
+                let failed = outcome.clone().err();
+                ticket.finish(outcome);
+                self.shared.notify();
+                failed.into_iter().for_each(|error| self.fail(error));
+            }
+            Kind::Receive => self.receives.push((ticket, ranks, me, Instant::now())),
+            _ => self.tasks.entry(ticket.group).or_default().push_back(Task::new(ticket, ranks, me)),
+        }
+    }
+
+    fn sort(&mut self, from: usize, message: Vec<u8>) {
+        let Some(address) = Address::of(&message) else { return self.fail(garbled(from)) };
+        let letter = Letter(message);
+        match address.class {
+            Class::Bye => {
+                self.gone.insert(from);
+            }
+            Class::Waits => {
+                let words = letter.content().as_chunks::<8>().0;
+                self.waits
+                    .insert(from, words.iter().map(|word| u64::from_le_bytes(*word) as usize).collect());
+            }
+            Class::Notice => {
+                let what = String::from_utf8_lossy(letter.content()).into_owned();
+                // Passed on: whoever hears of this process's end must have heard why.
+                self.conclude(
+                    Error::Reported { rank: address.part, what: what.clone() },
+                    address.part,
+                    &what,
+                );
+            }
+            _ => {
+                self.inbox.insert((from, address), letter);
+            }
+        }
+    }
+
+    /// Sends a message of the pair.
+    fn post(&mut self, ticket: &Ticket, ranks: &[usize]) -> Result<()> {
+        let (call, to) = (&ticket.call, ranks[ticket.call.peer().unwrap_or(0)]);
+        let mut content = call.signature.encode();
+        if let Some(tensor) = &call.input {
+            content.extend(read(tensor, 0..tensor.numel(), call.kind().name())?);
+        }
+        self.deliver(to, ticket, &content)
+    }
+
+    fn deliver(&mut self, to: usize, ticket: &Ticket, content: &[u8]) -> Result<()> {
+        let Ticket { group, sequence, .. } = *ticket;
+        let address = Address { class: Class::Mail, group, sequence, part: 0 };
+        if to == self.rank {
+            self.inbox.insert((to, address), Letter(address.letter(content)));
+            return Ok(());
+        }
+        self.wire.send(to, address.letter(content))
+    }
+
+    fn progress(&mut self) -> Result<()> {
+        for queue in self.tasks.values_mut() {
+            while let Some(task) = queue.front_mut() {
+                if !task.progress(&mut self.inbox, &mut *self.wire)? {
+                    break;
+                }
+                task.ticket.finish(Ok(()));
+                self.shared.notify();
+                queue.pop_front();
+                if let Some(next) = queue.front_mut() {
+                    next.since = Instant::now();
+                }
+            }
+        }
+        let mut waiting = std::mem::take(&mut self.receives);
+        let mut outcome = Ok(());
+        waiting.retain(|(ticket, ranks, me, _)| match self.receive(ticket, ranks, *me) {
+            Ok(done) => !done,
+            Err(error) => {
+                outcome = Err(error);
+                true
+            }
+        });
+        self.receives = waiting;
+        outcome.and_then(|()| self.look_for_missing())
+    }
+
+    /// Takes the pair's next message if it has come.
+    fn receive(&mut self, ticket: &Ticket, ranks: &[usize], me: usize) -> Result<bool> {
+        let (call, from) = (&ticket.call, ranks[ticket.call.peer().unwrap_or(0)]);
+        let Ticket { group, sequence, .. } = *ticket;
+        let address = Address { class: Class::Mail, group, sequence, part: 0 };
+        let Some(letter) = self.inbox.remove(&(from, address)) else { return Ok(false) };
+        let head = call.signature.encode().len();
+        let sent = letter.content().get(..head).and_then(Signature::decode).ok_or_else(|| garbled(from))?;
+        if let Some(error) = Signature::undeliverable(&sent, &call.signature, [from, ranks[me]], sequence) {
+            return Err(error);
+        }
+        if let Some(tensor) = &call.output {
+            write(tensor, 0..tensor.numel(), &letter.content()[head..], call.kind().name())?;
+        }
+        ticket.finish(Ok(()));
+        self.shared.notify();
+        Ok(true)
+    }
+
+    /// Whether somebody is late, or will not come.
+    fn look_for_missing(&mut self) -> Result<()> {
+        let tasks = self.tasks.values().filter_map(VecDeque::front);
+        let tasks = tasks.map(|task| (&task.ticket, &task.ranks, task.missing(&self.inbox), task.since));
+        let receives = self.receives.iter().map(|(ticket, ranks, _, since)| {
+            (ticket, ranks, vec![ranks[ticket.call.peer().unwrap_or(0)]], *since)
+        });
+        let mut long = vec![];
+        for (ticket, ranks, missing, since) in tasks.chain(receives) {
+            let call = || ticket.describe(ranks);
+            if let Some(&rank) = missing.iter().find(|rank| self.gone.contains(rank)) {
+                return Err(Error::Deserted { rank, call: call() });
+            }
+            if since.elapsed() > self.timeout {
+                let missing = culprits(missing, |rank| self.waits.get(&rank).cloned().unwrap_or_default());
+                return Err(Error::Late { missing, call: call(), waited: self.timeout });
+            }
+            if since.elapsed() > self.timeout / 2 {
+                long.extend(missing);
+            }
+        }
+        if long != self.told {
+            let words: Vec<u8> = long.iter().flat_map(|&rank| (rank as u64).to_le_bytes()).collect();
+            self.tell_all(Address::plain(Class::Waits), &words);
+            self.told = long;
+        }
+        Ok(())
+    }
+
+    /// Ends the run for an error found here.
+    fn fail(&mut self, error: Error) {
+        let what = error.to_string();
+        self.conclude(error, self.rank, &what);
+    }
+
+    /// Ends the run, unless it has ended already, for what rank `from` said.
+    fn conclude(&mut self, error: Error, from: usize, what: &str) {
+        if self.shared.failure().is_some() {
+            return;
+        }
+        self.shared.lock().failure = Some(error);
+        self.tell_all(Address { part: from, ..Address::plain(Class::Notice) }, what.as_bytes());
+        self.abandon();
+    }
+
+    fn abandon(&mut self) {
+        let failure = self.shared.failure().unwrap_or_else(|| Error::Launch("the run has ended".into()));
+        let tasks = self.tasks.drain().flat_map(|(_, queue)| queue).map(|task| (task.ticket, task.ranks));
+        let receives = self.receives.drain(..).map(|(ticket, ranks, ..)| (ticket, ranks));
+        for (ticket, ranks) in tasks.chain(receives) {
+            ticket.finish(Err(failure.seen_in(|| ticket.describe(&ranks))));
+        }
+        self.shared.notify();
+    }
+}

@@ -1,0 +1,232 @@
+//! [`Task`]: a collective under way, as one rank sees it.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use phalanx_tensor::Tensor;
+
+use super::Wire;
+use super::combine::combine;
+use super::letter::{Address, Class, Letter};
+use crate::comm::pending::Ticket;
+use crate::comm::plan::{Place, Side, Transfer, plan};
+use crate::comm::{Error, Result, Signature};
+
+/// Messages that have come and were not yet wanted, by sender (of the whole run) and address.
+pub(super) type Inbox = HashMap<(usize, Address), Letter>;
+
+/// A collective under way.
+#[derive(Debug)]
+pub(super) struct Task {
+    pub(super) ticket: Arc<Ticket>,
+    pub(super) ranks: Arc<Vec<usize>>,
+    me: usize,
+    phase: Phase,
+    plan: Vec<Transfer>,
+    /// Messages without which it cannot go on.
+    awaited: Vec<(usize, Address)>,
+    /// When the phase began.
+    pub(super) since: Instant,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Phase {
+    New,
+    Check,
+    Give,
+    Results,
+}
+
+impl Task {
+    pub(super) fn new(ticket: Arc<Ticket>, ranks: Arc<Vec<usize>>, me: usize) -> Task {
+        let (plan, awaited) = (vec![], vec![]);
+        Task { ticket, ranks, me, phase: Phase::New, plan, awaited, since: Instant::now() }
+    }
+
+    /// The ranks whose messages are awaited.
+    pub(super) fn missing(&self, inbox: &Inbox) -> Vec<usize> {
+        let absent = self.awaited.iter().filter(|key| !inbox.contains_key(key));
+        let mut ranks: Vec<usize> = absent.map(|(rank, _)| *rank).collect();
+        ranks.sort_unstable();
+        ranks.dedup();
+        ranks
+    }
+
+    /// Goes on as far as the messages allow; true when done.
+    pub(super) fn progress(&mut self, inbox: &mut Inbox, wire: &mut dyn Wire) -> Result<bool> {
+        while self.awaited.iter().all(|key| inbox.contains_key(key)) {
+            self.since = Instant::now();
+            match self.phase {
+                Phase::New => self.check(wire)?,
+                Phase::Check => self.give(inbox, wire)?,
+                Phase::Give => self.results(inbox, wire)?,
+                Phase::Results => {
+                    self.receive(inbox)?;
+                    return Ok(true);
+                }
+            }
+        }
+        Ok(false)
+    }
+
+    fn address(&self, class: Class, part: usize) -> Address {
+        Address { class, group: self.ticket.group, sequence: self.ticket.sequence, part }
+    }
+
+    /// A message of this task from a member of the group.
+    fn key(&self, from: usize, class: Class, part: usize) -> (usize, Address) {
+        (self.ranks[from], self.address(class, part))
+    }
+
+    fn send(&self, wire: &mut dyn Wire, to: usize, class: Class, part: usize, content: &[u8]) -> Result<()> {
+        wire.send(self.ranks[to], self.address(class, part).letter(content))
+    }
+
+    fn others(&self) -> impl Iterator<Item = usize> + use<> {
+        let me = self.me;
+        (0..self.ranks.len()).filter(move |rank| *rank != me)
+    }
+
+    fn check(&mut self, wire: &mut dyn Wire) -> Result<()> {
+        let mine = self.ticket.call.signature.encode();
+        self.others().try_for_each(|rank| self.send(wire, rank, Class::Check, 0, &mine))?;
+        self.awaited = self.others().map(|rank| self.key(rank, Class::Check, 0)).collect();
+        self.phase = Phase::Check;
+        Ok(())
+    }
+
+    fn give(&mut self, inbox: &mut Inbox, wire: &mut dyn Wire) -> Result<()> {
+        let call = &self.ticket.call;
+        let mut signatures = vec![];
+        for (rank, &world) in self.ranks.iter().enumerate() {
+            signatures.push(match inbox.remove(&self.key(rank, Class::Check, 0)) {
+                _ if rank == self.me => call.signature.clone(),
+                None => call.signature.clone(),
+                Some(letter) => Signature::decode(letter.content()).ok_or_else(|| garbled(world))?,
+            });
+        }
+        let signatures: Vec<&Signature> = signatures.iter().collect();
+        if let Some(error) = Signature::mismatch(&signatures, &self.ranks, self.ticket.sequence) {
+            return Err(error);
+        }
+        let in_place: Vec<bool> =
+            (0..self.ranks.len()).map(|rank| rank == self.me && call.input.is_none()).collect();
+        self.plan = plan(&signatures, &in_place);
+        self.awaited.clear();
+        for (part, transfer) in self.plan.iter().enumerate() {
+            for source in &transfer.sources {
+                if transfer.owner == self.me && source.rank != self.me {
+                    self.awaited.push(self.key(source.rank, Class::Give, part));
+                } else if transfer.owner != self.me && source.rank == self.me {
+                    self.send(wire, transfer.owner, Class::Give, part, &self.read(source)?)?;
+                }
+            }
+        }
+        self.phase = Phase::Give;
+        Ok(())
+    }
+
+    fn results(&mut self, inbox: &mut Inbox, wire: &mut dyn Wire) -> Result<()> {
+        self.awaited.clear();
+        for (part, transfer) in self.plan.iter().enumerate() {
+            if transfer.owner == self.me {
+                let result = self.combined(part, transfer, inbox)?;
+                for dest in &transfer.dests {
+                    match dest.rank == self.me {
+                        true => self.write(dest, &result)?,
+                        false => self.send(wire, dest.rank, Class::Result, part, &result)?,
+                    }
+                }
+            } else if transfer.dests.iter().any(|dest| dest.rank == self.me) {
+                self.awaited.push(self.key(transfer.owner, Class::Result, part));
+            }
+        }
+        self.phase = Phase::Results;
+        Ok(())
+    }
+
+    fn combined(&self, part: usize, transfer: &Transfer, inbox: &mut Inbox) -> Result<Vec<u8>> {
+        let mut parts = vec![];
+        for source in &transfer.sources {
+            parts.push(match inbox.remove(&self.key(source.rank, Class::Give, part)) {
+                Some(letter) => letter,
+                None => Letter(Address::plain(Class::Give).letter(&self.read(source)?)),
+            });
+        }
+        let contents: Vec<&[u8]> = parts.iter().map(Letter::content).collect();
+        let length = contents[0].len();
+        if let Some(at) = contents.iter().position(|content| content.len() != length) {
+            return Err(garbled(self.ranks[transfer.sources[at].rank]));
+        }
+        let call = &self.ticket.call;
+        Ok(match call.signature.by.filter(|_| contents.len() > 1) {
+            Some(by) => combine(call.dtype(), by, &contents),
+            None => contents[0].to_vec(),
+        })
+    }
+
+    fn receive(&mut self, inbox: &mut Inbox) -> Result<()> {
+        for (part, transfer) in self.plan.iter().enumerate().filter(|(_, t)| t.owner != self.me) {
+            if let Some(dest) = transfer.dests.iter().find(|dest| dest.rank == self.me)
+                && let Some(letter) = inbox.remove(&self.key(transfer.owner, Class::Result, part))
+            {
+                self.write(dest, letter.content())?;
+            }
+        }
+        Ok(())
+    }
+
+    fn tensor(&self, side: Side) -> Option<&Tensor> {
+        let call = &self.ticket.call;
+        if side == Side::Input { call.input.as_ref() } else { call.output.as_ref() }
+    }
+
+    /// The bytes of a place of this rank; none of a tensor without any.
+    fn read(&self, place: &Place) -> Result<Vec<u8>> {
+        match self.tensor(place.side) {
+            Some(tensor) => read(tensor, place.range.clone(), self.ticket.call.kind().name()),
+            None => Ok(vec![]),
+        }
+    }
+
+    fn write(&self, place: &Place, bytes: &[u8]) -> Result<()> {
+        let Some(tensor) = self.tensor(place.side) else { return Ok(()) };
+        write(tensor, place.range.clone(), bytes, self.ticket.call.kind().name())
+    }
+}
+
+/// A message that makes no sense.
+pub(super) fn garbled(rank: usize) -> Error {
+    Error::Lost { rank, why: "it sent a message of the wrong size or form".into() }
+}
+
+/// The bytes of some elements of a contiguous tensor.
+pub(super) fn read(tensor: &Tensor, range: std::ops::Range<usize>, op: &'static str) -> Result<Vec<u8>> {
+    if tensor.device().is_meta() {
+        return Ok(vec![]);
+    }
+    let (size, first) = (tensor.dtype().size(), tensor.offset());
+    let bytes = tensor.read_bytes(op)?;
+    Ok(bytes[(first + range.start) * size..(first + range.end) * size].to_vec())
+}
+
+/// Overwrites some elements of a contiguous tensor.
+pub(super) fn write(
+    tensor: &Tensor,
+    range: std::ops::Range<usize>,
+    bytes: &[u8],
+    op: &'static str,
+) -> Result<()> {
+    let (mut tensor, size, first) = (tensor.clone(), tensor.dtype().size(), tensor.offset());
+    if tensor.device().is_meta() {
+        tensor.bump_version();
+        return Ok(());
+    }
+    if bytes.len() != range.len() * size {
+        let why = format!("got {} bytes for {} elements of {}", bytes.len(), range.len(), tensor.dtype());
+        return Err(Error::invalid(op, why));
+    }
+    tensor.write_bytes(op)?[(first + range.start) * size..][..bytes.len()].copy_from_slice(bytes);
+    Ok(())
+}

@@ -1,0 +1,286 @@
+//! [`rendezvous`]: processes that know one address find each other.
+//!
+//! ```text
+//! rank 1..   ──hello: rank, size, my port──►  rank 0, at MASTER_ADDR:MASTER_PORT, waits for all
+//!            ◄──where everybody listens─────
+//! rank r     ──hello──►  ranks 1 .. r         so that each pair has one socket
+//! ```
+
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::time::{Duration, Instant};
+
+use crate::comm::{Error, Result};
+
+/// What a hello begins with.
+const MAGIC: u64 = u64::from_le_bytes(*b"phalanx1");
+/// Between two attempts.
+const PAUSE: Duration = Duration::from_millis(2);
+/// How long a stranger may keep everybody waiting.
+const GREETING: Duration = Duration::from_secs(2);
+
+/// A socket to every other rank, in order, this one's own place empty. Rank 0 listens at `master`.
+///
+/// # Errors
+/// If ranks do not come within `timeout`, named on those that did; if two say they are the same, or do not agree on
+/// their number.
+pub(super) fn rendezvous(
+    rank: usize,
+    size: usize,
+    master: (&str, u16),
+    timeout: Duration,
+) -> Result<Vec<Option<TcpStream>>> {
+    if size == 1 {
+        return Ok(vec![None]);
+    }
+    let meeting =
+        Meeting { rank, size, place: format!("{}:{}", master.0, master.1), start: Instant::now(), timeout };
+    let met = if rank == 0 { meeting.host(master) } else { meeting.visit(master) };
+    met.map_err(|error| match error {
+        Trouble::Known(error) => error,
+        Trouble::Io(error) => Error::Launch(format!("rank {rank} at {}: {error}", meeting.place)),
+    })
+}
+
+struct Meeting {
+    rank: usize,
+    size: usize,
+    place: String,
+    start: Instant,
+    timeout: Duration,
+}
+
+enum Trouble {
+    Known(Error),
+    Io(io::Error),
+}
+
+impl From<io::Error> for Trouble {
+    fn from(error: io::Error) -> Trouble {
+        Trouble::Io(error)
+    }
+}
+
+fn launch<T>(why: String) -> Result<T, Trouble> {
+    Err(Trouble::Known(Error::Launch(why)))
+}
+
+/// What a rank says first.
+struct Hello {
+    rank: usize,
+    size: usize,
+    port: u16,
+}
+
+impl Hello {
+    fn write(&self, to: &mut TcpStream) -> io::Result<()> {
+        let words = [MAGIC, self.rank as u64, self.size as u64, self.port.into()];
+        to.write_all(&words.map(u64::to_le_bytes).concat())
+    }
+
+    /// None from somebody who is no rank.
+    fn read(from: &mut TcpStream) -> Option<Hello> {
+        let mut bytes = [0; 32];
+        from.set_nonblocking(false).ok()?;
+        from.set_read_timeout(Some(GREETING)).ok()?;
+        from.read_exact(&mut bytes).ok()?;
+        from.set_read_timeout(None).ok()?;
+        let [magic, rank, size, port] = bytes.as_chunks::<8>().0 else { return None };
+        let [magic, rank, size, port] = [magic, rank, size, port].map(|word| u64::from_le_bytes(*word));
+        let port = u16::try_from(port).ok().filter(|_| magic == MAGIC)?;
+        Some(Hello { rank: rank as usize, size: size as usize, port })
+    }
+}
+
+/// Text with its length before it.
+fn write_text(to: &mut TcpStream, kind: u64, text: &str) -> io::Result<()> {
+    to.write_all(&[kind.to_le_bytes(), (text.len() as u64).to_le_bytes()].concat())?;
+    to.write_all(text.as_bytes())
+}
+
+fn read_text(from: &mut TcpStream) -> io::Result<(u64, String)> {
+    let mut head = [0; 16];
+    from.read_exact(&mut head)?;
+    let [kind, length] = head.as_chunks::<8>().0 else { return Err(io::ErrorKind::InvalidData.into()) };
+    let mut text = String::new();
+    from.take(u64::from_le_bytes(*length)).read_to_string(&mut text)?;
+    Ok((u64::from_le_bytes(*kind), text))
+}
+
+impl Meeting {
+    fn left(&self) -> Option<Duration> {
+        self.timeout.checked_sub(self.start.elapsed()).filter(|left| !left.is_zero())
+    }
+
+    /// Collects a socket and a port from each of the `wanted` ranks.
+    fn collect(
+        &self,
+        listener: &TcpListener,
+        wanted: std::ops::Range<usize>,
+    ) -> Result<Vec<Option<(TcpStream, u16)>>, (Trouble, Vec<Option<(TcpStream, u16)>>)> {
+        let mut come: Vec<Option<(TcpStream, u16)>> = (0..self.size).map(|_| None).collect();
+        if let Err(error) = listener.set_nonblocking(true) {
+            return Err((error.into(), come));
+        }
+        loop {
+            let missing: Vec<usize> = wanted.clone().filter(|&rank| come[rank].is_none()).collect();
+            if missing.is_empty() {
+                return Ok(come);
+            }
+            if self.left().is_none() {
+                let why = format!(
+                    "ranks {missing:?} of {} did not come to {} within {} ms",
+                    self.size,
+                    self.place,
+                    self.timeout.as_millis()
+                );
+                return Err((Trouble::Known(Error::Launch(why)), come));
+            }
+            let Ok((mut socket, _)) = listener.accept() else {
+                std::thread::sleep(PAUSE);
+                continue;
+            };
+            let Some(hello) = Hello::read(&mut socket) else { continue };
+            let wrong = if hello.size != self.size {
+                Some(format!(
+                    "rank {} says there are {} ranks, rank {} says {}",
+                    hello.rank, hello.size, self.rank, self.size
+                ))
+            } else if !wanted.contains(&hello.rank) || come[hello.rank].is_some() {
+                Some(format!("two processes say they are rank {} at {}", hello.rank, self.place))
+            } else {
+                None
+            };
+            if let Some(why) = wrong {
+                // It learns why, if it still listens.
+                let _ = write_text(&mut socket, 1, &why);
+                return Err((Trouble::Known(Error::Launch(why)), come));
+            }
+            come[hello.rank] = Some((socket, hello.port));
+        }
+    }
+
+    /// Rank 0's part.
+    fn host(&self, master: (&str, u16)) -> Result<Vec<Option<TcpStream>>, Trouble> {
+        let listener = TcpListener::bind(master)?;
+        let mut come = match self.collect(&listener, 1..self.size) {
+            Ok(come) => come,
+            Err((trouble, come)) => {
+                if let Trouble::Known(Error::Launch(why)) = &trouble {
+                    come.into_iter()
+                        .flatten()
+                        .for_each(|(mut socket, _)| drop(write_text(&mut socket, 1, why)));
+                }
+                return Err(trouble);
+            }
+        };
+        let mut table = String::new();
+        for (socket, port) in come.iter().flatten() {
+            table += &format!("{}\n", SocketAddr::new(socket.peer_addr()?.ip(), *port));
+        }
+        for (socket, _) in come.iter_mut().flatten() {
+            write_text(socket, 0, &table)?;
+        }
+        Ok(come.into_iter().map(|link| link.map(|(socket, _)| socket)).collect())
+    }
+
+    /// Every other rank's part.
+    fn visit(&self, master: (&str, u16)) -> Result<Vec<Option<TcpStream>>, Trouble> {
+        let mut host = self.connect(master, "rank 0")?;
+        let here: IpAddr = host.local_addr()?.ip();
+        let listener = TcpListener::bind((here, 0))?;
+        let hello = Hello { rank: self.rank, size: self.size, port: listener.local_addr()?.port() };
+        hello.write(&mut host)?;
+        // The host answers when all have come, or the time is over there as well.
+        host.set_read_timeout(Some(self.timeout + GREETING))?;
+        let (kind, text) = match read_text(&mut host) {
+            Ok(answer) => answer,
+            Err(error) => return launch(format!("rank 0 at {} did not answer: {error}", self.place)),
+        };
+        host.set_read_timeout(None)?;
+        if kind != 0 {
+            return launch(text);
+        }
+        let mut sockets: Vec<Option<TcpStream>> = (0..self.size).map(|_| None).collect();
+        for (rank, address) in (1..self.rank).zip(text.lines()) {
+            let mut socket = self.connect(address, &format!("rank {rank}"))?;
+            hello.write(&mut socket)?;
+            sockets[rank] = Some(socket);
+        }
+        let come = self.collect(&listener, self.rank + 1..self.size).map_err(|(trouble, _)| trouble)?;
+        for (rank, link) in come.into_iter().enumerate().filter(|(_, link)| link.is_some()) {
+            sockets[rank] = link.map(|(socket, _)| socket);
+        }
+        sockets[0] = Some(host);
+        Ok(sockets)
+    }
+
+    /// Tries until somebody listens there.
+    fn connect(&self, to: impl ToSocketAddrs, who: &str) -> Result<TcpStream, Trouble> {
+        let addresses: Vec<SocketAddr> = to.to_socket_addrs()?.collect();
+        loop {
+            let Some(left) = self.left() else {
+                let waited = self.timeout.as_millis();
+                return launch(format!(
+                    "rank {}: {who} did not come to {} within {waited} ms",
+                    self.rank, self.place
+                ));
+            };
+            for address in &addresses {
+                if let Ok(socket) = TcpStream::connect_timeout(address, left) {
+                    return Ok(socket);
+                }
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn free_port() -> u16 {
+        TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port()
+    }
+
+    /// What the ranks that come hear.
+    fn meet(come: &[(usize, usize)], timeout_ms: u64) -> Vec<Result<usize>> {
+        let (port, timeout) = (free_port(), Duration::from_millis(timeout_ms));
+        std::thread::scope(|scope| {
+            let join = |&(rank, size)| {
+                let meet = move || rendezvous(rank, size, ("127.0.0.1", port), timeout);
+                scope.spawn(move || meet().map(|sockets| sockets.iter().flatten().count()))
+            };
+            let threads: Vec<_> = come.iter().map(join).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        })
+    }
+
+    #[test]
+    fn each_rank_gets_a_socket_to_each_other() {
+        for met in meet(&[(3, 4), (1, 4), (0, 4), (2, 4)], 20_000) {
+            assert_eq!(met.unwrap(), 3);
+        }
+    }
+
+    #[test]
+    fn ranks_that_do_not_come_are_named_to_those_that_did() {
+        for met in meet(&[(0, 4), (2, 4)], 300) {
+            let error = met.unwrap_err().to_string();
+            assert!(error.contains("ranks [1, 3] of 4 did not come to 127.0.0.1:"), "{error}");
+        }
+        let error = meet(&[(1, 2)], 100).remove(0).unwrap_err().to_string();
+        assert!(error.contains("rank 0 did not come to 127.0.0.1:"), "{error}");
+    }
+
+    #[test]
+    fn ranks_that_contradict_each_other_are_told() {
+        for met in meet(&[(0, 3), (1, 2)], 5000) {
+            let error = met.unwrap_err().to_string();
+            assert!(error.contains("rank 1 says there are 2 ranks, rank 0 says 3"), "{error}");
+        }
+        let errors = meet(&[(0, 3), (1, 3), (1, 3)], 5000);
+        assert!(errors.iter().all(|e| e.as_ref().unwrap_err().to_string().contains("say they are rank 1")));
+    }
+}
