@@ -1,4 +1,9 @@
 //! Parallel training: engine, communicators, data, tensor and pipeline parallelism.
-#![forbid(unsafe_code)]
+//!
+//! Unsafe code is denied but for `comm/wire/mpi.rs`, which calls MPI.
+#![deny(unsafe_code)]
 
+pub mod comm;
 pub mod data_parallel;
+pub mod launch;
+pub mod mesh;

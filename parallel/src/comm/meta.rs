@@ -1,31 +1,31 @@
-//! [`Meta`]: a rank without peers. It counts what it would send, and computes nothing.
+//! [`meta`]: a rank without peers. It counts what it would send, and computes nothing.
 
 use std::sync::Arc;
 
 use super::communicator::{Meter, members};
 use super::{Call, Comm, Communicator, Error, Pending, Result, Traffic};
 
-/// One rank of as many as one likes, whose peers do not exist: for tensors on a `meta` device, which have no elements
-/// to exchange. Checks every call as the other backends do, and counts its bytes.
+/// Rank `rank` of `size`, whose peers do not exist: for tensors on a `meta` device, which have no elements to exchange.
+/// Checks every call as the other backends do, and counts its bytes.
+///
+/// # Errors
+/// If there is no such rank.
+pub fn meta(rank: usize, size: usize) -> Result<Comm> {
+    if rank >= size {
+        return Err(Error::invalid("meta", format!("got rank {rank} of {size}")));
+    }
+    Ok(Arc::new(Meta { rank, ranks: (0..size).collect(), meter: Meter::default() }))
+}
+
+/// The rank.
 #[derive(Debug)]
-pub struct Meta {
+struct Meta {
     rank: usize,
     ranks: Vec<usize>,
     meter: Meter,
 }
 
 impl Meta {
-    /// Rank `rank` of `size`.
-    ///
-    /// # Errors
-    /// If there is no such rank.
-    pub fn new(rank: usize, size: usize) -> Result<Comm> {
-        if rank >= size {
-            return Err(Error::invalid("meta", format!("got rank {rank} of {size}")));
-        }
-        Ok(Arc::new(Meta { rank, ranks: (0..size).collect(), meter: Meter::default() }))
-    }
-
     fn pretend(&self, call: Call) -> Result<()> {
         let Call { signature, input, output } = call.checked(self.rank, self.size())?;
         if let Some(tensor) = input.iter().chain(&output).find(|t| !t.device().is_meta()) {
@@ -80,7 +80,7 @@ mod tests {
     #[test]
     fn counts_what_a_ring_would_send() {
         let tensor = |n: usize, device| Tensor::empty(&[n], DType::BF16, device).unwrap();
-        let comm = Meta::new(3, 64).unwrap();
+        let comm = meta(3, 64).unwrap();
         let (mut whole, mut share) = (tensor(6400, Device::Meta(0)), tensor(100, Device::Meta(0)));
         comm.all_reduce(&mut whole, Reduction::Sum).unwrap();
         assert_eq!(comm.traffic(), Traffic { calls: 1, bytes: 2 * 2 * 6300 });

@@ -28,7 +28,7 @@ pub(crate) mod wire;
 pub use call::Call;
 pub use communicator::{Comm, Communicator, Traffic};
 pub use error::{Error, Result};
-pub use meta::Meta;
+pub use meta::meta;
 pub use pending::Pending;
 pub use plan::shares;
 pub use reduction::Reduction;

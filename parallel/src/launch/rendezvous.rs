@@ -50,6 +50,9 @@ struct Meeting {
     timeout: Duration,
 }
 
+/// By rank, who has come, and where it listens.
+type Come = Vec<Option<(TcpStream, u16)>>;
+
 enum Trouble {
     Known(Error),
     Io(io::Error),
@@ -117,8 +120,8 @@ impl Meeting {
         &self,
         listener: &TcpListener,
         wanted: std::ops::Range<usize>,
-    ) -> Result<Vec<Option<(TcpStream, u16)>>, (Trouble, Vec<Option<(TcpStream, u16)>>)> {
-        let mut come: Vec<Option<(TcpStream, u16)>> = (0..self.size).map(|_| None).collect();
+    ) -> Result<Come, (Trouble, Come)> {
+        let mut come: Come = (0..self.size).map(|_| None).collect();
         if let Err(error) = listener.set_nonblocking(true) {
             return Err((error.into(), come));
         }

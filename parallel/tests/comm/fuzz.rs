@@ -72,19 +72,19 @@ impl Trial {
                         .map_err(text)?,
                 }
             }
-            if seed % 5 == 0 && i != self.at {
+            if seed.is_multiple_of(5) && i != self.at {
                 ring(comm, device, seed).map_err(text)?;
                 continue;
             }
             // Culprits of the other faults are only known for certain in the group of all.
-            let group = if seed % 3 == 0 && i != self.at { &parity } else { comm };
+            let group = if seed.is_multiple_of(3) && i != self.at { &parity } else { comm };
             let mut step = Step::random(seed, group.size());
             if self.fault == Fault::Stall {
                 // What is wanted of a step takes long to find out for a large one; nobody else may be late.
                 step.count = step.count.min(100);
             }
             running.push(step.start(group, device));
-            if seed % 2 == 0 || running.len() > 3 {
+            if seed.is_multiple_of(2) || running.len() > 3 {
                 running.drain(..).try_for_each(Running::finish)?;
             }
         }

@@ -55,7 +55,13 @@ fn typed<T: Summand>(calls: &[&Call], ranks: &[usize], plan: &[Transfer], pool: 
         (0..calls.len()).map(|r| plan.iter().any(|t| t.dests.iter().any(|d| d.rank == r))).collect();
     let mut outputs: Vec<Option<Tensor>> = calls.iter().map(|call| call.output.clone()).collect();
     refuse_shared(&outputs, &written, calls, ranks)?;
-    if outputs.iter().flatten().any(|t| t.device().is_meta()) {
+    let is_meta = |tensor: &Tensor| tensor.device().is_meta();
+    if outputs.iter().flatten().any(is_meta) {
+        let elements = calls.iter().position(|c| c.output.iter().chain(&c.input).any(|t| !is_meta(t)));
+        if let Some(r) = elements {
+            let why = format!("rank {} brought elements to others' meta tensors", ranks[r]);
+            return Err(Error::invalid(calls[0].kind().name(), why));
+        }
         outputs
             .iter_mut()
             .zip(&written)

@@ -52,7 +52,6 @@ struct State {
 /// A group's calls that have begun.
 #[derive(Debug)]
 struct Group {
-    ranks: Vec<usize>,
     /// The number of each rank's next call.
     next: Vec<u64>,
     /// The number of `rounds`' first.
@@ -192,7 +191,6 @@ impl State {
     /// Enters a collective; complete if all have come.
     fn join(&mut self, (id, ranks): (u64, &[usize]), rank: usize, call: Call) -> (Arc<Ticket>, Option<Work>) {
         let group = self.groups.entry(id).or_insert_with(|| Group {
-            ranks: ranks.to_vec(),
             next: vec![0; ranks.len()],
             first: 0,
             rounds: VecDeque::new(),

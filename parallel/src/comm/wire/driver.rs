@@ -1,12 +1,13 @@
 //! [`Driver`]: the thread that owns a process's wire.
 
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::Wire;
 use super::letter::{Address, Class, Letter};
+use super::shared::Shared;
 use super::task::{Inbox, Task, garbled, read, write};
 use crate::comm::culprits::culprits;
 use crate::comm::pending::Ticket;
@@ -34,53 +35,6 @@ pub(crate) enum Event {
     End,
 }
 
-/// What the driver and those who wait for it share.
-#[derive(Debug, Default)]
-pub(crate) struct Shared {
-    state: Mutex<Outcome>,
-    wake: Condvar,
-}
-
-#[derive(Debug, Default)]
-struct Outcome {
-    failure: Option<Error>,
-    closed: bool,
-}
-
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Outcome> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// What ended the run.
-    pub(crate) fn failure(&self) -> Option<Error> {
-        self.lock().failure.clone()
-    }
-
-    /// Blocks until the ticket is done, which the driver sees to.
-    pub(crate) fn wait(&self, ticket: &Ticket) -> Result<()> {
-        let mut state = self.lock();
-        loop {
-            match ticket.outcome() {
-                Some(outcome) => return outcome,
-                None if state.closed => return Err(Error::Launch("the process has left the run".into())),
-                None => state = self.wake.wait(state).unwrap_or_else(PoisonError::into_inner),
-            }
-        }
-    }
-
-    fn notify(&self) {
-        drop(self.lock());
-        self.wake.notify_all();
-    }
-
-    /// Nothing will come any more.
-    fn close(&self) {
-        self.lock().closed = true;
-        self.wake.notify_all();
-    }
-}
-
 /// The thread that owns a process's wire.
 pub(crate) struct Driver {
     wire: Box<dyn Wire>,
@@ -93,7 +47,7 @@ pub(crate) struct Driver {
     /// Collectives by group, in order; the first of each is under way.
     tasks: HashMap<u64, VecDeque<Task>>,
     /// Receives under way.
-    receives: Vec<(Arc<Ticket>, Arc<Vec<usize>>, usize, Instant)>,
+    receives: Vec<Receive>,
     /// Whom others wait for, and whom this rank has said it waits for.
     waits: HashMap<usize, Vec<usize>>,
     told: Vec<usize>,
@@ -103,6 +57,21 @@ pub(crate) struct Driver {
     lost: bool,
     /// When this rank ended.
     ended: Option<Instant>,
+}
+
+/// A receive under way, as a member of these ranks.
+struct Receive {
+    ticket: Arc<Ticket>,
+    ranks: Arc<Vec<usize>>,
+    me: usize,
+    since: Instant,
+}
+
+impl Receive {
+    /// The sender, by its number in the whole run.
+    fn from(&self) -> usize {
+        self.ranks[self.ticket.call.peer().unwrap_or(self.me)]
+    }
 }
 
 impl Driver {
@@ -138,7 +107,7 @@ impl Driver {
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.work()));
         if outcome.is_err() {
             let cause = "the communication thread panicked".into();
-            self.shared.lock().failure.get_or_insert(Error::Failed { rank: self.rank, cause });
+            self.shared.fail(Error::Failed { rank: self.rank, cause });
         }
         self.abandon();
         self.shared.close();
@@ -248,7 +217,9 @@ impl Driver {
                 self.shared.notify();
                 failed.into_iter().for_each(|error| self.fail(error));
             }
-            Kind::Receive => self.receives.push((ticket, ranks, me, Instant::now())),
+            Kind::Receive => {
+                self.receives.push(Receive { ticket, ranks, me, since: Instant::now() });
+            }
             _ => self.tasks.entry(ticket.group).or_default().push_back(Task::new(ticket, ranks, me)),
         }
     }
@@ -316,7 +287,7 @@ impl Driver {
         }
         let mut waiting = std::mem::take(&mut self.receives);
         let mut outcome = Ok(());
-        waiting.retain(|(ticket, ranks, me, _)| match self.receive(ticket, ranks, *me) {
+        waiting.retain(|receive| match self.receive(receive) {
             Ok(done) => !done,
             Err(error) => {
                 outcome = Err(error);
@@ -328,14 +299,15 @@ impl Driver {
     }
 
     /// Takes the pair's next message if it has come.
-    fn receive(&mut self, ticket: &Ticket, ranks: &[usize], me: usize) -> Result<bool> {
-        let (call, from) = (&ticket.call, ranks[ticket.call.peer().unwrap_or(0)]);
-        let Ticket { group, sequence, .. } = *ticket;
+    fn receive(&mut self, receive: &Receive) -> Result<bool> {
+        let Receive { ticket, ranks, me, .. } = receive;
+        let (call, from) = (&ticket.call, receive.from());
+        let Ticket { group, sequence, .. } = **ticket;
         let address = Address { class: Class::Mail, group, sequence, part: 0 };
         let Some(letter) = self.inbox.remove(&(from, address)) else { return Ok(false) };
         let head = call.signature.encode().len();
         let sent = letter.content().get(..head).and_then(Signature::decode).ok_or_else(|| garbled(from))?;
-        if let Some(error) = Signature::undeliverable(&sent, &call.signature, [from, ranks[me]], sequence) {
+        if let Some(error) = Signature::undeliverable(&sent, &call.signature, [from, ranks[*me]], sequence) {
             return Err(error);
         }
         if let Some(tensor) = &call.output {
@@ -350,9 +322,7 @@ impl Driver {
     fn look_for_missing(&mut self) -> Result<()> {
         let tasks = self.tasks.values().filter_map(VecDeque::front);
         let tasks = tasks.map(|task| (&task.ticket, &task.ranks, task.missing(&self.inbox), task.since));
-        let receives = self.receives.iter().map(|(ticket, ranks, _, since)| {
-            (ticket, ranks, vec![ranks[ticket.call.peer().unwrap_or(0)]], *since)
-        });
+        let receives = self.receives.iter().map(|r| (&r.ticket, &r.ranks, vec![r.from()], r.since));
         let mut long = vec![];
         for (ticket, ranks, missing, since) in tasks.chain(receives) {
             let call = || ticket.describe(ranks);
@@ -386,7 +356,7 @@ impl Driver {
         if self.shared.failure().is_some() {
             return;
         }
-        self.shared.lock().failure = Some(error);
+        self.shared.fail(error);
         self.tell_all(Address { part: from, ..Address::plain(Class::Notice) }, what.as_bytes());
         self.abandon();
     }
@@ -394,7 +364,7 @@ impl Driver {
     fn abandon(&mut self) {
         let failure = self.shared.failure().unwrap_or_else(|| Error::Launch("the run has ended".into()));
         let tasks = self.tasks.drain().flat_map(|(_, queue)| queue).map(|task| (task.ticket, task.ranks));
-        let receives = self.receives.drain(..).map(|(ticket, ranks, ..)| (ticket, ranks));
+        let receives = self.receives.drain(..).map(|receive| (receive.ticket, receive.ranks));
         for (ticket, ranks) in tasks.chain(receives) {
             ticket.finish(Err(failure.seen_in(|| ticket.describe(&ranks))));
         }

@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use super::driver::{Event, Shared};
+use super::driver::Event;
+use super::shared::Shared;
 use super::{Driver, Wire};
 use crate::comm::communicator::{Children, Meter, members};
 use crate::comm::pending::{Ticket, Waiter};

@@ -17,6 +17,7 @@ mod letter;
 mod member;
 #[cfg(feature = "mpi")]
 pub(crate) mod mpi;
+mod shared;
 mod task;
 pub(crate) mod tcp;
 
