@@ -131,6 +131,38 @@ fn micro_batches_in_groups_add_up_to_the_same_model() {
 }
 
 #[test]
+fn ranks_have_the_digits_of_one_that_adds_in_their_order() {
+    let folder = Folder::new("ranks");
+    let all = |name: &str, more: &[&str]| train(&folder, name, &[&["--steps", "4"], more].concat());
+    for more in [&["--dropout", "0.1", "--clip", "0.1"][..], &["--dtype", "bf16"], &["--recompute", "always"]]
+    {
+        let with = |name: &str, ranks: &[&str]| all(name, &[more, ranks].concat());
+        let alone = with("a", &["--micro-batches", "2", "--emulate-dp", "2"]);
+        assert_eq!(with("b", &["--dp", "2"]), alone, "{more:?}");
+        let alone = with("c", &["--micro-batches", "4", "--emulate-dp", "2"]);
+        assert_eq!(with("d", &["--ranks", "2", "--micro-batches", "2", "--threads", "1"]), alone, "{more:?}");
+        let alone = with("e", &["--micro-batches", "4", "--emulate-dp", "4"]);
+        assert_eq!(with("f", &["--dp", "4"]), alone, "{more:?}");
+    }
+    let lines = fs::read_to_string(folder.path("f")).expect("metrics");
+    let first: Value = serde_json::from_str(lines.lines().next().expect("a step")).expect("JSON");
+    assert_eq!(first["peak_bytes"].as_array().map(Vec::len), Some(4));
+}
+
+#[test]
+fn a_run_goes_on_with_other_ranks_bit_for_bit() {
+    let folder = Folder::new("regroup");
+    let (out, more) = (folder.path("out"), ["--dropout", "0.1", "--lr-schedule", "constant"]);
+    let run = |name: &str, steps: &str, layout: &[&str]| {
+        train(&folder, name, &[&more[..], &["--steps", steps, "--out", &out], layout].concat())
+    };
+    let whole = train(&folder, "whole", &[&more[..], &["--steps", "6", "--dp", "2"]].concat());
+    assert_eq!(run("a", "3", &["--dp", "2"]), whole[..3]);
+    let alone = ["--resume", &out, "--micro-batches", "2", "--emulate-dp", "2"];
+    assert_eq!(run("b", "6", &alone), whole[3..]);
+}
+
+#[test]
 fn a_resumed_run_continues_bit_for_bit_after_a_kill_at_any_moment() {
     let folder = Folder::new("resume");
     let more = ["--steps", "12", "--dropout", "0.1", "--dtype", "bf16"];

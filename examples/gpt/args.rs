@@ -198,6 +198,8 @@ impl Precision {
 
 /// Threads of a rank at most.
 const THREADS_MAX: usize = 1024;
+/// Ranks in one process at most.
+const RANKS_MAX: usize = 256;
 
 impl TrainArgs {
     /// Refuses what cannot be, in one line.
@@ -232,42 +234,52 @@ impl TrainArgs {
         if let Some((flag, x, range)) = numbers.iter().find(|(_, x, range)| !range.contains(x)) {
             return Err(format!("{flag} is {x}, wanted a number from {} up to {}", range.start, range.end));
         }
-        self.check_batch()?;
-        self.check_one_rank()
+        self.check_ranks()?;
+        self.check_batch()
+    }
+
+    /// Ranks that share the batch.
+    pub fn data_ranks(&self) -> usize {
+        self.dp.or(self.ranks).unwrap_or(1)
     }
 
     fn check_batch(&self) -> Result<(), String> {
-        let (groups, pieces) = (self.emulate_dp, self.micro_batches);
+        let (groups, pieces, ranks) = (self.emulate_dp, self.micro_batches, self.data_ranks());
+        if !self.batch.is_multiple_of(ranks) {
+            return Err(format!("--dp {ranks} does not divide --batch {}", self.batch));
+        }
         if !self.batch.is_multiple_of(groups) {
             return Err(format!("--emulate-dp {groups} does not divide --batch {}", self.batch));
         }
         if !pieces.is_multiple_of(groups) {
             return Err(format!("--emulate-dp {groups} does not divide --micro-batches {pieces}"));
         }
-        if pieces > self.batch {
-            return Err(format!(
-                "--micro-batches {pieces} is more than the {} sequences of --batch",
-                self.batch
-            ));
+        let share = self.batch / ranks;
+        if pieces > share {
+            return Err(format!("--micro-batches {pieces} is more than the {share} sequences of a rank"));
         }
         Ok(())
     }
 
-    /// More than one rank is for a later version.
-    fn check_one_rank(&self) -> Result<(), String> {
+    /// Which ranks there are; all but data-parallel ones are for a later version.
+    fn check_ranks(&self) -> Result<(), String> {
         if self.zero > 3 {
             return Err(format!("--zero is {}, wanted 0, 1, 2 or 3", self.zero));
         }
-        let wanted = [
-            ("--ranks", self.ranks.unwrap_or(1)),
-            ("--dp", self.dp.unwrap_or(1)),
-            ("--tp", self.tp),
-            ("--pp", self.pp),
-        ];
-        if let Some((flag, n)) = wanted.iter().find(|(_, n)| *n != 1) {
-            return Err(format!(
-                "{flag} {n}: this version trains on one rank; use --emulate-dp for the same sums"
-            ));
+        if let Some((flag, n)) = [("--tp", self.tp), ("--pp", self.pp)].iter().find(|(_, n)| *n != 1) {
+            return Err(format!("{flag} is {n}: this version has data-parallel ranks only, wanted 1"));
+        }
+        let ranks = self.data_ranks();
+        if !(1..=RANKS_MAX).contains(&ranks) {
+            return Err(format!("got {ranks} ranks, wanted 1 to {RANKS_MAX}"));
+        }
+        if let (Some(all), Some(dp)) = (self.ranks, self.dp)
+            && all != dp
+        {
+            return Err(format!("--ranks {all} is not --dp {dp} x --tp 1 x --pp 1"));
+        }
+        if ranks > 1 && self.emulate_dp > 1 {
+            return Err(format!("--emulate-dp is for one rank, got {ranks} ranks"));
         }
         let more: [(&str, bool); 4] = [
             ("--zero", self.zero != 0),
@@ -276,9 +288,7 @@ impl TrainArgs {
             ("--backend", self.backend != Backend::Threads),
         ];
         match more.iter().find(|(_, given)| *given) {
-            Some((flag, _)) => {
-                Err(format!("{flag} needs more than one rank, and this version trains on one"))
-            }
+            Some((flag, _)) => Err(format!("{flag}: this version cannot do that yet")),
             None => Ok(()),
         }
     }

@@ -15,6 +15,7 @@ mod metrics;
 mod outputs;
 mod plot;
 mod progress;
+mod ranks;
 mod room;
 mod step;
 mod text;

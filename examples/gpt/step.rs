@@ -5,15 +5,21 @@
 //! micro-batches is a chain of its own, and the chains are added in order, as data-parallel ranks would.
 
 use phalanx::nn::models::Decoder;
-use phalanx::nn::{AdamW, Batch, Clip, Optimizer, Result, grad_norm};
+use phalanx::nn::{AdamW, Batch, Clip, Optimizer, grad_norm};
+use phalanx::parallel::Result;
+use phalanx::parallel::data_parallel::Ddp;
 use phalanx::tensor::RngKey;
 use phalanx::{Context, DType, Tensor, Var, kernels};
 
 /// How a step is done.
-#[derive(Clone, Copy, Debug)]
-pub struct Settings {
+#[derive(Clone, Copy)]
+pub struct Settings<'a> {
     /// Chains that gradients are added in.
     pub groups: usize,
+    /// Tokens of the global batch.
+    pub tokens: usize,
+    /// What adds gradients over the ranks that share the batch.
+    pub ddp: Option<&'a Ddp>,
     /// Largest global norm; 0 for no clipping.
     pub clip: f64,
     pub seed: u64,
@@ -22,18 +28,18 @@ pub struct Settings {
 /// What a step says about itself.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Outcome {
-    /// Mean loss over the global batch's tokens; NaN on a device without elements.
+    /// This rank's part of the mean loss over the global batch's tokens; NaN on a device without elements.
     pub loss: f64,
     /// Norm of the gradients before clipping.
     pub grad_norm: f64,
 }
 
-/// Trains on a global batch, given as its micro-batches in order.
+/// Trains on a batch, or this rank's share of it, given as its micro-batches in order.
 pub fn train_step(
     model: &Decoder,
     optimizer: &mut Optimizer<AdamW>,
     micros: &[Batch],
-    settings: Settings,
+    settings: Settings<'_>,
     step: u64,
 ) -> Result<Outcome> {
     let _context = Context::with(|c| {
@@ -41,14 +47,15 @@ pub fn train_step(
         c.rng = RngKey { seed: settings.seed, step };
     });
     optimizer.zero_grad()?;
-    let tokens: usize = micros.iter().map(|m| m.targets.numel()).sum();
-    let scale = 1.0 / tokens as f64;
+    let scale = 1.0 / settings.tokens as f64;
     let mut loss = 0.0;
     for (number, group) in micros.chunks(micros.len().div_ceil(settings.groups)).enumerate() {
         let earlier = if number == 0 { Vec::new() } else { take_grads(optimizer)? };
         let mut chain = 0.0;
-        for micro in group {
-            chain += forward_backward(model, micro, scale)?;
+        for (number, micro) in group.iter().enumerate() {
+            let accumulate = settings.ddp.filter(|_| number + 1 < group.len());
+            let _accumulate = accumulate.map(Ddp::no_sync);
+            chain += forward_backward(model, micro, scale, settings.ddp)?;
         }
         loss += chain;
         add_to(optimizer, earlier)?;
@@ -60,19 +67,22 @@ pub fn train_step(
 }
 
 /// Adds a micro-batch's gradients to the parameters' and returns its part of the loss.
-fn forward_backward(model: &Decoder, micro: &Batch, scale: f64) -> Result<f64> {
+fn forward_backward(model: &Decoder, micro: &Batch, scale: f64, ddp: Option<&Ddp>) -> Result<f64> {
     let _context = Context::with(|c| c.batch_offset = micro.first_row as u64);
     let x = model.forward(&Var::new(micro.inputs.clone()))?;
     let loss = model.loss(&x, &Var::new(micro.targets.clone()), scale)?;
     drop(x);
-    loss.backward()?;
+    match ddp {
+        Some(ddp) => ddp.backward(&loss)?,
+        None => loss.backward()?,
+    }
     let loss = kernels::cast(loss.tensor(), DType::F64)?;
     Ok(if loss.device().is_meta() { f64::NAN } else { loss.item()? })
 }
 
 /// The gradients so far, one a parameter; the parameters have none afterwards.
 fn take_grads(optimizer: &Optimizer<AdamW>) -> Result<Vec<Option<Tensor>>> {
-    optimizer.parameters().iter().map(|p| p.take_grad()).collect()
+    Ok(optimizer.parameters().iter().map(|p| p.take_grad()).collect::<Result<_, _>>()?)
 }
 
 /// Adds the parameters' gradients to earlier ones, and makes the sums the parameters' gradients.

@@ -2,40 +2,42 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Instant;
 
+use phalanx::DType;
 use phalanx::nn::models::{
     Decoder, GptConfig, ModelConfig, RecomputeMode, load_model, read_config, save_model,
 };
 use phalanx::nn::{AdamW, Group, Optimizer, Rule};
 use phalanx::nn::{Loader, Windows, cut};
 use phalanx::nn::{Parameters, Schedule, Scope, load_state_dict, state_dict};
-use phalanx::{DType, Device};
+use phalanx::parallel::data_parallel::Ddp;
 
 use crate::args::{GradPrecision, LrSchedule, Precision, Recompute, TrainArgs};
 use crate::checkpoint::Checkpoint;
 use crate::metrics::{Metrics, Record, Summary};
 use crate::outputs::{Outputs, remove_leftovers};
 use crate::progress::Progress;
-use crate::step::{Settings, train_step};
+use crate::ranks::{self, Place};
+use crate::step::{Outcome, Settings, train_step};
 use crate::text::{self, Codec};
 use crate::trace::Trace;
 use crate::{generate, memory, plot, room};
 
-/// What is trained, and how it is read.
+/// What is trained on this rank, and how it is read.
 pub struct Run {
+    pub place: Place,
     pub model: Decoder,
+    pub ddp: Option<Ddp>,
     pub config: ModelConfig,
     pub optimizer: Optimizer<AdamW>,
-    pub codec: Codec,
+    pub codec: Arc<Codec>,
 }
 
 /// Trains as the arguments say.
 pub fn train(args: &TrainArgs) -> Result<(), String> {
     args.check()?;
-    if let (Device::Cpu(_), Some(threads)) = (args.device, args.threads) {
-        args.device.set_threads(threads).map_err(|e| e.to_string())?;
-    }
     let text = args.data.as_deref().map_or_else(text::bundled, text::read)?;
     let (config, codec) = plan(args)?;
     let tokens = codec.encode(&text, config.vocabulary())?;
@@ -43,25 +45,42 @@ pub fn train(args: &TrainArgs) -> Result<(), String> {
         .map_err(|e| of_text(args, &format!("{e} (--context {}; {})", args.context, codec.source())))?;
     // What comes from a folder is as large as its files.
     room::check(args, args.init.is_none().then_some(&config))?;
-    let mut run = build(args, config, codec)?;
-    if args.device.is_meta() {
-        return memory::report(args, &mut run, windows);
+    let (codec, identity) = (Arc::new(codec), identity(args, &text));
+    let said = ranks::run(args, |place| {
+        let run = build(args, place, config.clone(), codec.clone())?;
+        train_rank(args, run, windows.clone(), &identity)
+    })?;
+    if let Some(said) = said.into_iter().next().flatten() {
+        println!("{said}");
     }
-    let settings = settings_of(args, &text);
+    Ok(())
+}
+
+/// One rank's part; what is to be said at the end.
+fn train_rank(
+    args: &TrainArgs,
+    mut run: Run,
+    windows: Windows,
+    identity: &BTreeMap<String, String>,
+) -> Result<Option<String>, String> {
+    if args.device.is_meta() {
+        return memory::report(args, &mut run, windows).map(Some);
+    }
     let done = match &args.resume {
-        Some(folder) => resume(folder, &mut run, &settings)?,
+        Some(folder) => resume(folder, &mut run, identity)?,
         None => 0,
     };
     let out = args.out.as_deref().or(args.resume.as_deref());
-    let losses = steps(args, &mut run, windows, done, out, &settings)?;
+    let losses = steps(args, &mut run, windows, done, out, identity)?;
+    if !run.place.is_first() {
+        return Ok(None);
+    }
     if let Some(out) = out {
         plot::loss(&out.join("loss.svg"), &losses)?;
         save_hugging_face(&run, args, &out.join("model"))?;
     }
-    if !args.quiet {
-        println!("\n{}", generate::sample(&run, args.seed)?);
-    }
-    Ok(())
+    let sample = || Ok(format!("\n{}", generate::sample(&run, args.seed)?));
+    (!args.quiet).then(sample).transpose()
 }
 
 /// What is to be trained, and how text is cut.
@@ -82,8 +101,8 @@ fn plan(args: &TrainArgs) -> Result<(ModelConfig, Codec), String> {
 }
 
 /// The model and its optimizer, new or from a folder.
-fn build(args: &TrainArgs, config: ModelConfig, codec: Codec) -> Result<Run, String> {
-    let scope = Scope::new(args.seed, args.dtype.dtype(), args.device);
+fn build(args: &TrainArgs, place: Place, config: ModelConfig, codec: Arc<Codec>) -> Result<Run, String> {
+    let scope = Scope::new(args.seed, args.dtype.dtype(), place.device);
     let model = match &args.init {
         Some(folder) => load_model(folder, &scope).map(|(_, model)| model),
         None => config.init(&scope),
@@ -102,9 +121,10 @@ fn build(args: &TrainArgs, config: ModelConfig, codec: Codec) -> Result<Run, Str
     for parameter in model.parameters() {
         parameter.set_grad_dtype(grad_dtype).map_err(|e| e.to_string())?;
     }
+    let ddp = place.ddp(&model, grad_dtype).map_err(|e| e.to_string())?;
     let groups = Group::decay_matrices(model.parameters(), args.lr, args.weight_decay);
     let optimizer = AdamW::default().with_betas(0.9, 0.95).init(groups).map_err(|e| e.to_string())?;
-    Ok(Run { model, config, optimizer, codec })
+    Ok(Run { place, model, ddp, config, optimizer, codec })
 }
 
 /// An error of the text, with its name.
@@ -113,8 +133,9 @@ fn of_text(args: &TrainArgs, error: &str) -> String {
     format!("{from}: {error}")
 }
 
-/// The settings that a resumed run must share with the one it continues: those that change the numbers.
-fn settings_of(args: &TrainArgs, text: &[u8]) -> BTreeMap<String, String> {
+/// The settings that a resumed run must share with the one it continues: those that change the numbers. Ranks and
+/// groups that stand for ranks are the same.
+fn identity(args: &TrainArgs, text: &[u8]) -> BTreeMap<String, String> {
     let digest = text
         .iter()
         .fold(0xcbf2_9ce4_8422_2325_u64, |h, &b| (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3));
@@ -126,8 +147,9 @@ fn settings_of(args: &TrainArgs, text: &[u8]) -> BTreeMap<String, String> {
     put("dtype", format!("{:?}", args.dtype));
     put("grad-dtype", format!("{:?}", args.grad_dtype));
     put("dropout", args.dropout.to_string());
-    put("micro-batches", args.micro_batches.to_string());
-    put("emulate-dp", args.emulate_dp.to_string());
+    let ranks = args.data_ranks();
+    put("micro-batches", (ranks * args.micro_batches).to_string());
+    put("emulate-dp", (ranks * args.emulate_dp).to_string());
     settings
 }
 
@@ -169,9 +191,12 @@ fn schedule(args: &TrainArgs) -> Schedule {
     }
 }
 
-/// The rows of each micro-batch, in order.
-pub fn pieces(args: &TrainArgs) -> Vec<std::ops::Range<usize>> {
-    let shares = cut(args.batch, args.emulate_dp);
+/// The rows of each of this rank's micro-batches, in order.
+pub fn pieces(args: &TrainArgs, place: &Place) -> Vec<std::ops::Range<usize>> {
+    let shares = match place.size() {
+        1 => cut(args.batch, args.emulate_dp),
+        ranks => vec![cut(args.batch, ranks).swap_remove(place.rank())],
+    };
     let within = args.micro_batches.div_ceil(args.emulate_dp);
     let of_share = |share: std::ops::Range<usize>| {
         cut(share.len(), within).into_iter().map(move |r| share.start + r.start..share.start + r.end)
@@ -179,7 +204,13 @@ pub fn pieces(args: &TrainArgs) -> Vec<std::ops::Range<usize>> {
     shares.into_iter().flat_map(of_share).collect()
 }
 
-/// What a run writes while it goes.
+/// How this rank does its steps.
+pub fn settings<'a>(args: &TrainArgs, ddp: Option<&'a Ddp>) -> Settings<'a> {
+    let (groups, tokens) = (args.emulate_dp, args.batch * args.context);
+    Settings { groups, tokens, ddp, clip: args.clip, seed: args.seed }
+}
+
+/// What the first rank writes while a run goes.
 struct Files {
     metrics: Metrics,
     trace: Trace,
@@ -188,6 +219,12 @@ struct Files {
 }
 
 impl Files {
+    /// Those of a rank that writes nothing.
+    fn none() -> Result<Files, String> {
+        let (metrics, trace) = (Metrics::create(None, None, 0)?, Trace::create(None)?);
+        Ok(Files { metrics, trace, fresh: Outputs::default() })
+    }
+
     fn create(args: &TrainArgs, out: Option<&Path>, done: u64) -> Result<Files, String> {
         let mut fresh = Outputs::default();
         if let Some(out) = out {
@@ -210,21 +247,32 @@ fn steps(
     windows: Windows,
     done: u64,
     out: Option<&Path>,
-    settings: &BTreeMap<String, String>,
+    identity: &BTreeMap<String, String>,
 ) -> Result<Vec<(u64, f64)>, String> {
-    let mut loader = Loader::new(windows, args.batch, pieces(args), args.device, done);
-    let Files { mut metrics, mut trace, mut fresh } = Files::create(args, out, done)?;
-    let progress = Progress::new(args.quiet, done, args.steps);
-    let plan = Settings { groups: args.emulate_dp, clip: args.clip, seed: args.seed };
+    let place = run.place.clone();
+    let mut loader = Loader::new(windows, args.batch, pieces(args, &place), place.device, done);
+    let out = out.filter(|_| place.is_first());
+    let Files { mut metrics, mut trace, mut fresh } = match place.is_first() {
+        true => Files::create(args, out, done)?,
+        false => Files::none()?,
+    };
+    let progress = Progress::new(args.quiet || !place.is_first(), done, args.steps);
+    let settings = settings(args, run.ddp.as_ref());
     let (schedule, begin, mut losses) = (schedule(args), Instant::now(), Vec::new());
-    let ledger = args.device.ledger().map_err(|e| e.to_string())?;
+    let ledger = place.device.ledger().map_err(|e| e.to_string())?;
+    let peaks = || {
+        let peaks = place.all(ledger.total().peak as f64).map_err(|e| e.to_string())?;
+        Ok::<_, String>(peaks.into_iter().map(|peak| peak as usize).collect::<Vec<_>>())
+    };
     for step in done..args.steps {
         let start = Instant::now();
         let micros = trace.span("data", step, || loader.next_step().map_err(|e| e.to_string()))?;
         let lr = schedule.lr(step);
         run.optimizer.set_lr(lr);
         let outcome = trace.span("step", step, || {
-            train_step(&run.model, &mut run.optimizer, &micros, plan, step).map_err(|e| e.to_string())
+            let own = train_step(&run.model, &mut run.optimizer, &micros, settings, step);
+            let whole = own.and_then(|own| Ok(Outcome { loss: place.sum(own.loss)?, ..own }));
+            whole.map_err(|e| e.to_string())
         })?;
         let seconds = start.elapsed().as_secs_f64();
         let record = Record {
@@ -234,7 +282,7 @@ fn steps(
             lr,
             step_ms: seconds * 1e3,
             tokens_per_s: (args.batch * args.context) as f64 / seconds,
-            peak_bytes: vec![ledger.total().peak],
+            peak_bytes: peaks()?,
         };
         metrics.step(&record)?;
         fresh.keep();
@@ -242,17 +290,23 @@ fn steps(
         losses.push((step, outcome.loss));
         let due = args.save_every > 0 && (step + 1).is_multiple_of(args.save_every);
         if let Some(out) = out.filter(|_| due || step + 1 == args.steps) {
-            trace.span("checkpoint", step, || save(run, out, step + 1, settings))?;
+            trace.span("checkpoint", step, || save(run, out, step + 1, identity))?;
         }
     }
     fresh.keep();
     progress.finish();
     trace.finish()?;
-    metrics.summary(&summary(args, run, &losses, begin.elapsed().as_secs_f64(), ledger.total().peak))?;
+    metrics.summary(&summary(args, run, &losses, begin.elapsed().as_secs_f64(), peaks()?))?;
     Ok(losses)
 }
 
-fn summary(args: &TrainArgs, run: &Run, losses: &[(u64, f64)], seconds: f64, peak: usize) -> Summary {
+fn summary(
+    args: &TrainArgs,
+    run: &Run,
+    losses: &[(u64, f64)],
+    seconds: f64,
+    peak_bytes: Vec<usize>,
+) -> Summary {
     Summary {
         steps: losses.len() as u64,
         parameters: run.model.parameters().iter().map(|p| p.tensor().numel()).sum(),
@@ -260,6 +314,6 @@ fn summary(args: &TrainArgs, run: &Run, losses: &[(u64, f64)], seconds: f64, pea
         last_loss: losses.last().map_or(f64::NAN, |l| l.1),
         seconds,
         tokens_per_s: (losses.len() * args.batch * args.context) as f64 / seconds,
-        peak_bytes: vec![peak],
+        peak_bytes,
     }
 }

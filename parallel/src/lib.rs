@@ -5,5 +5,8 @@
 
 pub mod comm;
 pub mod data_parallel;
+mod error;
 pub mod launch;
 pub mod mesh;
+
+pub use error::{Error, Result};

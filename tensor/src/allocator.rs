@@ -217,12 +217,12 @@ mod tests {
         let device = Device::Cpu(900);
         let ledger = device.ledger().unwrap();
         for bytes in [0, 1000, 1_000_000] {
-            let first = Storage::new("test", &[], bytes, device).unwrap();
+            let first = Storage::allocate("test", &[], bytes, device).unwrap();
             let address = first.block().map(Block::start);
-            assert!(address.is_none_or(|a| a.as_ptr() as usize % ALIGN == 0));
+            assert!(address.is_none_or(|a| a.as_ptr().addr().is_multiple_of(ALIGN)));
             drop(first);
             let obtained = ledger.obtained().now;
-            let again = Storage::new("test", &[], bytes.saturating_sub(10), device).unwrap();
+            let again = Storage::allocate("test", &[], bytes.saturating_sub(10), device).unwrap();
             assert_eq!((again.block().map(Block::start), ledger.obtained().now), (address, obtained));
         }
         assert_eq!(ledger.total().now, 0);
@@ -234,7 +234,8 @@ mod tests {
     fn many_go_by_way_of_the_shared_bins_and_come_back() {
         let device = Device::Cpu(901);
         let ledger = device.ledger().unwrap();
-        let many = || (0..3000).map(|_| Storage::new("test", &[], 100, device).unwrap()).collect::<Vec<_>>();
+        let many =
+            || (0..3000).map(|_| Storage::allocate("test", &[], 100, device).unwrap()).collect::<Vec<_>>();
         drop(many());
         let obtained = ledger.obtained().now;
         drop(many());
@@ -246,10 +247,10 @@ mod tests {
     #[test]
     fn what_a_thread_that_ended_has_kept_is_used_again() {
         let device = Device::Cpu(902);
-        let thread = std::thread::spawn(move || drop(Storage::new("test", &[], 100, device).unwrap()));
+        let thread = std::thread::spawn(move || drop(Storage::allocate("test", &[], 100, device).unwrap()));
         thread.join().unwrap();
         let obtained = device.ledger().unwrap().obtained().now;
-        drop(Storage::new("test", &[], 100, device).unwrap());
+        drop(Storage::allocate("test", &[], 100, device).unwrap());
         assert_eq!(device.ledger().unwrap().obtained().now, obtained);
     }
 }

@@ -104,7 +104,12 @@ impl Drop for Handle {
 
 impl Storage {
     /// For `bytes` in a shape. Uninitialized for the user, initialized for the compiler: whatever the memory held before.
-    pub(crate) fn new(op: &'static str, shape: &[usize], bytes: usize, device: Device) -> Result<Handle> {
+    pub(crate) fn allocate(
+        op: &'static str,
+        shape: &[usize],
+        bytes: usize,
+        device: Device,
+    ) -> Result<Handle> {
         Storage::make(op, bytes, device, device.state()?, |layout| layout.set_contiguous(shape))
     }
 

@@ -32,7 +32,7 @@ impl Tensor {
         let bytes =
             bytes.ok_or_else(|| Error::shape("empty", format!("{shape:?}"), "a size below 2^63 bytes"))?;
         let bytes = if shape.contains(&0) { 0 } else { bytes };
-        Ok(Tensor { storage: Storage::new("empty", shape, bytes, device)?, view: None, dtype })
+        Ok(Tensor { storage: Storage::allocate("empty", shape, bytes, device)?, view: None, dtype })
     }
 
     /// All zeros.

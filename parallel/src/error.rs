@@ -1,0 +1,54 @@
+//! What can go wrong in parallel training.
+
+use crate::comm;
+
+/// The crate's results.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// An error of this crate.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Between ranks.
+    #[error(transparent)]
+    Comm(#[from] comm::Error),
+    /// In the model, its gradients or its optimizer.
+    #[error(transparent)]
+    Nn(#[from] phalanx_nn::Error),
+    /// The ranks hold different models.
+    #[error("ranks {ranks:?} hold a model other than rank 0's: {why}")]
+    Models {
+        /// Those that differ.
+        ranks: Vec<usize>,
+        /// Where.
+        why: String,
+    },
+    /// Gradients that every rank waits for did not come.
+    #[error("backward gave no gradient to {}; let unused parameters be looked for (`find_unused`)", parameters.join(", "))]
+    Unused {
+        /// The parameters' names.
+        parameters: Vec<String>,
+    },
+}
+
+impl From<phalanx_tensor::Error> for Error {
+    fn from(error: phalanx_tensor::Error) -> Error {
+        Error::Nn(error.into())
+    }
+}
+
+impl From<phalanx_nn::autograd::Error> for Error {
+    fn from(error: phalanx_nn::autograd::Error) -> Error {
+        Error::Nn(error.into())
+    }
+}
+
+/// For hooks, which run inside a backward pass.
+impl From<Error> for phalanx_nn::autograd::Error {
+    fn from(error: Error) -> phalanx_nn::autograd::Error {
+        match error {
+            Error::Nn(error) => error.into(),
+            other => phalanx_nn::autograd::Error::Custom(other.to_string()),
+        }
+    }
+}

@@ -1,0 +1,244 @@
+//! Data parallelism: the bits of one device, whatever the ranks.
+
+use std::sync::Arc;
+
+use phalanx_kernels as kernels;
+use phalanx_nn::autograd::Var;
+use phalanx_nn::models::{Decoder, GptConfig, ModelConfig};
+use phalanx_nn::{
+    AdamW, BatchNorm, BatchNormConfig, Clip, Group, LinearConfig, Module, Optimizer, Parameter, Parameters,
+    Rule, Scope, cut, grad_norm,
+};
+use phalanx_parallel::comm::Comm;
+use phalanx_parallel::data_parallel::{Average, Compress, Ddp, DdpConfig};
+use phalanx_parallel::{Result, launch};
+use phalanx_tensor::{Context, DType, Device, RngKey, Tensor};
+
+/// Sequences of a global batch, and their length.
+const ROWS: usize = 12;
+const LENGTH: usize = 8;
+
+fn model(dtype: DType, device: Device) -> Decoder {
+    let config = ModelConfig::Gpt(GptConfig::new(37, LENGTH, 2, 2, 16).with_dropout(0.2));
+    let model = config.init(&Scope::new(3, dtype, device)).unwrap();
+    model.parameters().iter().for_each(|p| p.set_grad_dtype(DType::F32).unwrap());
+    model
+}
+
+fn optimizer(model: &Decoder) -> Optimizer<AdamW> {
+    AdamW::default().init(Group::decay_matrices(model.parameters(), 1e-2, 0.1)).unwrap()
+}
+
+/// Runs forward over some rows of a step's batch; the loss is their part of the global mean.
+fn loss(model: &Decoder, step: u64, rows: std::ops::Range<usize>) -> Result<Var> {
+    let _context = Context::with(|c| {
+        c.train = true;
+        c.rng = RngKey { seed: 5, step };
+        c.batch_offset = rows.start as u64;
+    });
+    let tokens = |skip: usize| {
+        let places = rows.start * LENGTH..rows.end * LENGTH;
+        let tokens: Vec<i64> = places.map(|i| ((i + skip) * 7919 + step as usize * 31) as i64 % 37).collect();
+        Var::from_slice(&tokens, &[rows.len(), LENGTH], model.device())
+    };
+    let x = model.forward(&tokens(0)?)?;
+    Ok(model.loss(&x, &tokens(1)?, 1.0 / (ROWS * LENGTH) as f64)?)
+}
+
+fn update(optimizer: &mut Optimizer<AdamW>) -> Result<f64> {
+    let norm = grad_norm(&optimizer.parameters())?;
+    optimizer.step_scaled(Clip::new(norm, 0.05).scale)?;
+    Ok(norm)
+}
+
+fn bytes(parameters: &[Parameter]) -> Vec<Vec<u8>> {
+    parameters.iter().map(|p| p.tensor().to_bytes().unwrap()).collect()
+}
+
+/// One device: a chain of micro-batches for each of `groups`, added in order.
+fn alone(dtype: DType, groups: usize, micros: usize, steps: u64) -> (Vec<f64>, Vec<Vec<u8>>) {
+    let model = model(dtype, Device::CPU);
+    let (mut optimizer, parameters) = (optimizer(&model), model.parameters());
+    let mut norms = Vec::new();
+    for step in 0..steps {
+        let mut sums: Vec<Option<Tensor>> = vec![None; parameters.len()];
+        for share in cut(ROWS, groups) {
+            for piece in cut(share.len(), micros) {
+                let rows = share.start + piece.start..share.start + piece.end;
+                loss(&model, step, rows).unwrap().backward().unwrap();
+            }
+            for (sum, parameter) in sums.iter_mut().zip(&parameters) {
+                let grad = parameter.take_grad().unwrap().unwrap();
+                match sum {
+                    Some(sum) => kernels::accumulate_(sum, &grad).unwrap(),
+                    None => *sum = Some(grad),
+                }
+            }
+        }
+        parameters.iter().zip(sums).for_each(|(parameter, sum)| parameter.set_grad(sum));
+        norms.push(update(&mut optimizer).unwrap());
+        optimizer.zero_grad().unwrap();
+    }
+    (norms, bytes(&parameters))
+}
+
+/// The same over ranks.
+fn together(
+    dtype: DType,
+    ranks: usize,
+    micros: usize,
+    steps: u64,
+    config: &DdpConfig,
+) -> (Vec<f64>, Vec<Vec<u8>>) {
+    let run = |rank: launch::Rank| -> Result<_> {
+        let model = model(dtype, rank.device());
+        let config = DdpConfig { grad_dtype: Some(DType::F32), ..config.clone() };
+        let ddp = Ddp::new(&model, rank.comm().clone(), config)?;
+        let mut optimizer = optimizer(&model);
+        let share = cut(ROWS, ranks).swap_remove(rank.rank());
+        let mut norms = Vec::new();
+        for step in 0..steps {
+            for (number, piece) in cut(share.len(), micros).into_iter().enumerate() {
+                let loss = loss(&model, step, share.start + piece.start..share.start + piece.end)?;
+                let _accumulate = (number + 1 < micros).then(|| ddp.no_sync());
+                ddp.backward(&loss)?;
+            }
+            norms.push(update(&mut optimizer)?);
+            optimizer.zero_grad()?;
+        }
+        Ok((norms, bytes(&model.parameters())))
+    };
+    let mut all = launch::threads(ranks, run).unwrap();
+    let first = all.swap_remove(0);
+    assert!(all.iter().all(|other| *other == first), "ranks differ");
+    first
+}
+
+#[test]
+fn every_number_of_ranks_and_micro_batches_has_the_bits_of_one_device() {
+    for (dtype, micros) in [(DType::F32, 1), (DType::F32, 2), (DType::BF16, 1)] {
+        for ranks in [1, 2, 3, 4] {
+            let wanted = alone(dtype, ranks, micros, 4);
+            assert!(wanted.0.iter().all(|&norm| norm > 0.05), "clipping has to act");
+            for bucket_bytes in [1, 1 << 12, 1 << 25] {
+                let config =
+                    DdpConfig { bucket_bytes, first_bucket_bytes: bucket_bytes, ..DdpConfig::default() };
+                let got = together(dtype, ranks, micros, 4, &config);
+                assert_eq!(got.0, wanted.0, "{dtype}, {ranks} ranks, {micros} micro-batches");
+                assert!(got.1 == wanted.1, "{dtype}, {ranks} ranks, {micros} micro-batches");
+            }
+        }
+    }
+}
+
+#[test]
+fn gradients_sent_in_bf16_are_near() {
+    let config = DdpConfig { hook: Arc::new(Compress(DType::BF16)), ..DdpConfig::default() };
+    let (norms, _) = together(DType::F32, 3, 1, 3, &config);
+    let (wanted, _) = alone(DType::F32, 3, 1, 3);
+    for (norm, wanted) in norms.iter().zip(&wanted) {
+        assert!((norm / wanted - 1.0).abs() < 0.02 && norm != wanted, "{norm} {wanted}");
+    }
+}
+
+/// Two maps, of which a rank may use one.
+struct Branches {
+    a: phalanx_nn::Linear,
+    b: phalanx_nn::Linear,
+}
+phalanx_nn::parameters!(Branches { a, b });
+
+fn branches(rank: &launch::Rank) -> Branches {
+    let scope = Scope::new(1, DType::F32, rank.device());
+    let linear = |name: &str| LinearConfig::new(2, 1).with_bias(false).init(&scope.child(name)).unwrap();
+    Branches { a: linear("a"), b: linear("b") }
+}
+
+fn ones(rank: &launch::Rank) -> Var {
+    Var::from_slice(&[1f32, 1.0], &[1, 2], rank.device()).unwrap()
+}
+
+fn grads(model: &Branches) -> Vec<Option<Vec<f32>>> {
+    model.parameters().iter().map(|p| p.grad().unwrap().map(|g| g.to_vec().unwrap())).collect()
+}
+
+#[test]
+fn a_gradient_that_no_rank_has_stays_away_and_comes_back() {
+    let config = DdpConfig { find_unused: true, average: Average::Mean, ..DdpConfig::default() };
+    let all = launch::threads(2, |rank| -> Result<_> {
+        let (model, x) = (branches(&rank), ones(&rank));
+        let ddp = Ddp::new(&model, rank.comm().clone(), config.clone())?;
+        let mut seen = Vec::new();
+        // Both use a; rank 1 uses b; nobody uses a.
+        for uses in [[true, false], [true, rank.rank() == 1], [false, true]] {
+            let mut y = x.sum_all()?;
+            y = if uses[0] { y.add(&model.a.forward(&x)?.sum_all()?)? } else { y };
+            y = if uses[1] { y.add(&model.b.forward(&x)?.sum_all()?)? } else { y };
+            ddp.backward(&y)?;
+            seen.push(grads(&model));
+            model.parameters().iter().try_for_each(Parameter::zero_grad)?;
+        }
+        Ok(seen)
+    });
+    let (one, half) = (Some(vec![1.0, 1.0]), Some(vec![0.5, 0.5]));
+    let wanted = vec![vec![one.clone(), None], vec![one.clone(), half], vec![None, one]];
+    assert_eq!(all.unwrap(), [wanted.clone(), wanted]);
+}
+
+#[test]
+fn a_missing_gradient_is_named_on_every_rank() {
+    let run = |rank: launch::Rank| -> Result<()> {
+        let (model, x) = (branches(&rank), ones(&rank));
+        let ddp = Ddp::new(&model, rank.comm().clone(), DdpConfig::default())?;
+        let used = if rank.rank() == 1 { &model.a } else { &model.b };
+        ddp.backward(&used.forward(&x)?.sum_all()?)
+    };
+    let error = launch::threads(3, run).unwrap_err().to_string();
+    assert!(error.contains("weight") && error.contains("find_unused"), "{error}");
+}
+
+#[test]
+fn different_models_are_refused() {
+    let run = |rank: launch::Rank| -> Result<()> {
+        let width = if rank.rank() == 2 { 3 } else { 2 };
+        let model = LinearConfig::new(width, 1).init(&Scope::new(1, DType::F32, rank.device()))?;
+        Ddp::new(&model, rank.comm().clone(), DdpConfig::default()).map(|_| ())
+    };
+    let error = launch::threads(3, run).unwrap_err().to_string();
+    assert!(error.contains("[2]") && error.contains("weight"), "{error}");
+}
+
+#[test]
+fn values_and_running_statistics_are_rank_0s_and_buckets_follow_arrival() {
+    let all = launch::threads(2, |rank| -> Result<_> {
+        let scope = Scope::new(rank.rank() as u64, DType::F32, rank.device());
+        let model: BatchNorm = BatchNormConfig::new(2).init_1d(&scope.child("n"))?;
+        let comm: Comm = rank.comm().clone();
+        let first = LinearConfig::new(2, 2).init(&scope.child("l"))?;
+        let net = Net { linear: first, norm: model };
+        let config = DdpConfig { first_bucket_bytes: 1, bucket_bytes: 1, ..DdpConfig::default() };
+        let ddp = Ddp::new(&net, comm, config)?;
+        let before = ddp.buckets();
+        let x = Var::from_slice(&[1f32, 2.0, 3.0, 5.0 + rank.rank() as f32], &[2, 2], rank.device())?;
+        let train = Context::with(|c| c.train = true);
+        ddp.backward(&net.norm.forward(&net.linear.forward(&x)?)?.sum_all()?)?;
+        drop(train);
+        ddp.broadcast_buffers()?;
+        let state: Vec<Vec<u8>> =
+            phalanx_nn::state_dict(&net).iter().map(|(_, t)| t.to_bytes().unwrap()).collect();
+        Ok((state, before, ddp.buckets()))
+    });
+    let all = all.unwrap();
+    assert_eq!(all[0], all[1]);
+    assert_eq!(all[0].1.len(), 4);
+    let mut sorted = [all[0].1.clone(), all[0].2.clone()];
+    sorted.iter_mut().for_each(|buckets| buckets.sort());
+    assert_eq!(sorted[0], sorted[1]);
+}
+
+/// A map and a norm.
+struct Net {
+    linear: phalanx_nn::Linear,
+    norm: BatchNorm,
+}
+phalanx_nn::parameters!(Net { linear, norm });
