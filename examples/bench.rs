@@ -1,13 +1,15 @@
 //! The benchmark: one workload a run, a JSON line a measurement.
 //!
 //! ```text
-//! cargo run --release --example bench -- gpt-s|gpt-m|gpt-bf16|ops|overhead|allreduce --threads N [--data FILE]
+//! cargo run --release --example bench -- gpt-s|gpt-m|gpt-bf16|ops|overhead|allreduce|engine --threads N [--data FILE]
 //! ```
 //! Workloads, initial weights and batches are those of the peers that results are compared with, so the first five
 //! losses are known; a run whose losses differ does other work and exits with 1.
 
 #[path = "bench/allreduce.rs"]
 mod allreduce;
+#[path = "bench/engine.rs"]
+mod engine;
 #[path = "bench/gpt.rs"]
 mod gpt;
 #[path = "bench/inputs.rs"]
@@ -53,6 +55,7 @@ enum Workload {
     Ops,
     Overhead,
     Allreduce,
+    Engine,
 }
 
 fn main() -> ExitCode {
@@ -77,5 +80,6 @@ fn run(args: &Args) -> Result<bool, Box<dyn std::error::Error>> {
         Workload::Ops => ops::run(&report, &args.only).map(|()| true),
         Workload::Overhead => overhead::run(&report).map(|()| true),
         Workload::Allreduce => allreduce::run(args.threads).map(|()| true),
+        Workload::Engine => engine::run(&report).map(|()| true),
     }
 }

@@ -5,6 +5,7 @@
 
 pub mod comm;
 pub mod data_parallel;
+pub mod engine;
 mod error;
 pub mod launch;
 pub mod mesh;

@@ -1,0 +1,171 @@
+//! loom's models of the engine's state machine: every interleaving of a few threads, up to a number of preemptions.
+//!
+//! `cargo test -p phalanx-parallel --release --features loom --lib models`
+//!
+//! loom finds races that are lost in a million runs: it runs a model once for each order in which its threads can touch
+//! the locks and atomics, and reports a thread that waits for ever as a deadlock.
+
+use std::sync::Arc;
+
+use loom::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use loom::thread;
+use smallvec::smallvec;
+
+use super::node::{Ended, Kind, Node, Task};
+use super::op::Op;
+use super::progress::Progress;
+use super::queue::Queue;
+use super::signal::Signal;
+use super::track::{Ready, enter, leave};
+use super::variable::Variable;
+
+fn model(run: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound.get_or_insert(3);
+    builder.check(run);
+}
+
+/// Counts its runs, and fails if another one that may not runs at the same time.
+struct Probe {
+    /// Writes count 100, reads 1.
+    inside: Arc<AtomicUsize>,
+    ran: Arc<AtomicUsize>,
+    weight: usize,
+}
+
+impl Task for Probe {
+    fn taint(&self, _: &Arc<super::failure::Failure>) {}
+
+    fn run(&self, _: bool) -> Ended {
+        let before = self.inside.fetch_add(self.weight, Ordering::Relaxed);
+        assert!(if self.weight == 100 { before == 0 } else { before < 100 }, "not alone");
+        self.inside.fetch_sub(self.weight, Ordering::Relaxed);
+        self.ran.fetch_add(1, Ordering::Relaxed);
+        Ended::Done
+    }
+}
+
+/// Pushes an operation, and runs what that makes ready and what those do.
+fn push_and_run(op: Op<'_>, probe: Probe, pushed: &AtomicU64) {
+    let node: Arc<Node> = Arc::new(Node::new(op, 0, Kind::Plain, probe));
+    let mut ready: Ready = enter(node, pushed).unwrap().into_iter().collect();
+    while let Some(node) = ready.pop() {
+        node.task.run(false);
+        leave(&node, true, None, &mut ready);
+    }
+}
+
+/// Threads that each push one operation, which writes or reads both of two variables, named in either order.
+fn pushes(writes: &'static [bool]) {
+    model(move || {
+        let variables = [Variable::new(1, 0), Variable::new(2, 0)];
+        let (inside, ran) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        let pushed = Arc::new(AtomicU64::new(0));
+        let push = |n: usize| {
+            let ([a, b], pushed) = (variables.clone(), pushed.clone());
+            let weight = if writes[n] { 100 } else { 1 };
+            let probe = Probe { inside: inside.clone(), ran: ran.clone(), weight };
+            move || {
+                let both = if n % 2 == 0 { [&a, &b] } else { [&b, &a] };
+                let op = Op::new("op");
+                let op = if writes[n] { op.mutates(&both) } else { op.reads(&both) };
+                push_and_run(op, probe, &pushed);
+            }
+        };
+        let threads: Vec<_> = (1..writes.len()).map(|n| thread::spawn(push(n))).collect();
+        push(0)();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        assert_eq!(ran.load(Ordering::Relaxed), writes.len(), "each runs once, and nobody waits for ever");
+        let written = writes.iter().filter(|w| **w).count() as u64;
+        assert_eq!(variables.map(|v| v.version()), [written; 2]);
+    });
+}
+
+#[test]
+fn two_writes_of_two_variables() {
+    pushes(&[true, true]);
+}
+
+#[test]
+fn a_write_and_two_reads() {
+    pushes(&[true, false, false]);
+}
+
+#[test]
+fn two_writes_and_a_read() {
+    pushes(&[true, true, false]);
+}
+
+#[test]
+fn a_queue_loses_no_item_and_no_worker() {
+    for workers in [1, 2] {
+        model(move || {
+            let (queue, taken) = (Arc::new(Queue::new()), Arc::new(AtomicUsize::new(0)));
+            let work = || {
+                let (queue, taken) = (queue.clone(), taken.clone());
+                // Half of the items bring one more.
+                move || {
+                    let mut more: Option<(i32, usize)> = None;
+                    while let Some(item) = queue.exchange(more.take().into_iter(), || ()) {
+                        more = (item == 1).then_some((1, 2));
+                        if taken.fetch_add(1, Ordering::Relaxed) == 2 {
+                            queue.close(); // an item that nobody was woken for leaves all asleep
+                        }
+                    }
+                }
+            };
+            let threads: Vec<_> = (0..workers).map(|_| thread::spawn(work())).collect();
+            queue.push(0, 0);
+            queue.push(0, 1);
+            threads.into_iter().for_each(|thread| thread.join().unwrap());
+            assert_eq!(taken.load(Ordering::Relaxed), 3);
+        });
+    }
+}
+
+#[test]
+fn a_wait_for_all_hears_the_last_worker() {
+    model(|| {
+        let progress = Arc::new(Progress::new(2));
+        progress.pushed.0.store(2, Ordering::Relaxed);
+        let ran = Arc::new(AtomicUsize::new(0));
+        let work = |worker| {
+            let (progress, ran) = (progress.clone(), ran.clone());
+            move || {
+                ran.fetch_add(1, Ordering::Relaxed);
+                progress.done(worker);
+                progress.idle();
+            }
+        };
+        let threads = [0, 1].map(|worker| thread::spawn(work(worker)));
+        progress.wait();
+        assert_eq!(ran.load(Ordering::Relaxed), 2, "it has run, and what it did is seen");
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    });
+}
+
+#[test]
+fn a_wait_for_one_hears_its_signal() {
+    model(|| {
+        let (variable, pushed) = (Variable::new(1, 0), Arc::new(AtomicU64::new(0)));
+        let (inside, ran) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        let probe = Probe { inside, ran: ran.clone(), weight: 100 };
+        let node: Arc<Node> = Arc::new(Node::new(Op::new("op").mutates(&[&variable]), 0, Kind::Plain, probe));
+        let node = enter(node, &pushed).unwrap().unwrap();
+        let worker = thread::spawn(move || {
+            node.task.run(false);
+            let mut ready: Ready = smallvec![];
+            leave(&node, true, None, &mut ready);
+            super::core::tell(&mut ready);
+        });
+        let signal = Arc::new(Signal::new());
+        let wait: Arc<Node> =
+            Arc::new(Node::new(Op::new("wait").mutates(&[&variable]), 0, Kind::Wait, signal.clone()));
+        if let Some(wait) = enter(wait, &pushed).unwrap() {
+            super::core::tell(&mut smallvec![wait]);
+        }
+        signal.wait().unwrap();
+        assert_eq!((ran.load(Ordering::Relaxed), variable.version()), (1, 1));
+        worker.join().unwrap();
+    });
+}

@@ -1,0 +1,73 @@
+//! [`Op`]: what the engine is told about an operation. [`Lane`]: where it runs.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use phalanx_tensor::Device;
+
+use super::variable::Variable;
+
+/// An operation's name, the variables it reads and mutates, its priority and its lane.
+///
+/// A variable named twice counts once, and as mutated if it is in both lists.
+#[derive(Clone, Debug)]
+pub struct Op<'a> {
+    pub(crate) name: Cow<'static, str>,
+    pub(crate) reads: &'a [&'a Variable],
+    pub(crate) mutates: &'a [&'a Variable],
+    pub(crate) priority: i32,
+    /// `None`: the engine's first.
+    pub(crate) lane: Option<Lane>,
+}
+
+impl<'a> Op<'a> {
+    /// An operation on the engine's first lane, of priority 0, that uses nothing. Errors call it `name`.
+    pub fn new(name: impl Into<Cow<'static, str>>) -> Op<'a> {
+        Op { name: name.into(), reads: &[], mutates: &[], priority: 0, lane: None }
+    }
+
+    /// The variables it reads.
+    pub fn reads(self, reads: &'a [&'a Variable]) -> Op<'a> {
+        Op { reads, ..self }
+    }
+
+    /// The variables it changes.
+    pub fn mutates(self, mutates: &'a [&'a Variable]) -> Op<'a> {
+        Op { mutates, ..self }
+    }
+
+    /// Of the operations that could run on its lane the one of highest priority does, and of equals the one that
+    /// could first.
+    pub fn priority(self, priority: i32) -> Op<'a> {
+        Op { priority, ..self }
+    }
+
+    /// Where it runs.
+    pub fn on(self, lane: impl Into<Lane>) -> Op<'a> {
+        Op { lane: Some(lane.into()), ..self }
+    }
+}
+
+/// Threads of an engine with a queue of their own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Lane {
+    /// A device's pool.
+    Device(Device),
+    /// The lane for copies and communication, which no computation holds up.
+    Priority,
+}
+
+impl From<Device> for Lane {
+    fn from(device: Device) -> Lane {
+        Lane::Device(device)
+    }
+}
+
+impl fmt::Display for Lane {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Lane::Device(device) => write!(f, "a pool of {device}"),
+            Lane::Priority => f.write_str("a priority lane"),
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! [`Serial`]: everything on the caller, one operation after another. For debugging, and to hold the threads against.
+
+use std::sync::Arc;
+
+use smallvec::smallvec;
+
+use super::core::Core;
+use super::failure::Failures;
+use super::levels::Levels;
+use super::node::Node;
+use super::op::Lane;
+use super::progress::Progress;
+use super::runner::Runner;
+use super::sync::{Mutex, lock};
+use super::track::Ready;
+
+/// Runs an operation before `push` returns; one that an operation pushes runs after that operation.
+pub(crate) struct Serial {
+    core: Core,
+    ready: Mutex<Levels<Arc<Node>>>,
+    /// Held by the thread that runs operations.
+    driver: Mutex<()>,
+}
+
+impl Serial {
+    pub(crate) fn new(id: u64) -> Serial {
+        let core = Core { id, progress: Progress::new(1), failures: Failures::new() };
+        Serial { core, ready: Mutex::new(Levels::new()), driver: Mutex::new(()) }
+    }
+
+    /// Adds what may run and takes the first of all.
+    fn exchange(&self, ready: &mut Ready) -> Option<Arc<Node>> {
+        let mut levels = lock(&self.ready);
+        ready.drain(..).for_each(|node| levels.push(node.priority, node));
+        levels.pop()
+    }
+}
+
+impl Runner for Serial {
+    fn core(&self) -> &Core {
+        &self.core
+    }
+
+    fn lane(&self, _: Lane) -> Result<u32, String> {
+        Ok(0)
+    }
+
+    fn start(&self, node: Arc<Node>) {
+        if self.core.inside() {
+            // Whoever runs the operation that pushed this comes to it.
+            return lock(&self.ready).push(node.priority, node);
+        }
+        let _driver = lock(&self.driver);
+        let mut ready: Ready = smallvec![node];
+        while let Some(node) = self.exchange(&mut ready) {
+            self.core.run(&node, 0, &mut ready);
+        }
+        self.core.progress.idle();
+    }
+}
