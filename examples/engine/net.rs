@@ -1,6 +1,7 @@
 //! A two-layer network on two devices: `y = relu(x w1) w2`, which learns what another such network does.
 
-use phalanx::kernels::{add_scaled_, matmul, mean, normal, relu, relu_backward, square, sub};
+use phalanx::kernels::random::normal;
+use phalanx::kernels::{add_scaled_, matmul, mean, relu, relu_backward, square, sub};
 use phalanx::parallel::engine::{Engine, Lane, Op, Resource, Variable};
 use phalanx::tensor::{Result as Computed, RngKey, Window};
 use phalanx::{DType, Device, Tensor};
