@@ -58,13 +58,12 @@ fn run(path: &str) -> Result<bool> {
 
     println!("loss {:.4} -> {:.4} in {STEPS} steps", threaded.0[0], threaded.0[STEPS - 1]);
     println!("threaded engine {threaded_s:.2} s, serial engine {serial_s:.2} s");
-    for name in ["copy dw2", "copy dw1"] {
-        let (overlap, total) = trace.overlap(name, "backward");
-        println!(
-            "{name}: {:.0} % of {:.1} ms beside the backward pass",
-            100.0 * overlap / total,
-            1e3 * total
-        );
+    for (copies, layers) in
+        [("copy dw2", "second layer"), ("copy dw1", "first layer"), ("copy dw", "both layers")]
+    {
+        let (overlap, total) = trace.overlap(copies, "backward");
+        let (share, total_ms) = (100.0 * overlap / total, 1e3 * total);
+        println!("gradient copies, {layers}: {share:.0} % of {total_ms:.1} ms beside the backward pass");
     }
     trace.write(path)?;
     println!("trace: {path}");

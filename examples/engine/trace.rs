@@ -46,9 +46,10 @@ impl Trace {
         spans
     }
 
-    /// Seconds that operations `name` ran, and how many of those others, whose names begin with `beside`, did too.
-    pub fn overlap(&self, name: &str, beside: &str) -> (f64, f64) {
-        let (ours, others) = (self.spans(name), self.spans(beside));
+    /// For how many seconds operations whose names begin with `ours` ran beside others whose names begin with `beside`,
+    /// and for how many in all.
+    pub fn overlap(&self, ours: &str, beside: &str) -> (f64, f64) {
+        let (ours, others) = (self.spans(ours), self.spans(beside));
         let both = |span: &Span| {
             let (mut seconds, mut from) = (0.0, span.start);
             for other in &others {

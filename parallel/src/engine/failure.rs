@@ -1,6 +1,5 @@
 //! [`Failure`]: what went wrong first, and whom it has reached.
 
-use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -25,8 +24,8 @@ pub(crate) enum Reason {
 }
 
 impl Failure {
-    pub(crate) fn new(sequence: u64, op: &Cow<'static, str>, reason: Reason) -> Arc<Failure> {
-        let op = op.clone().into_owned();
+    pub(crate) fn new(sequence: u64, op: &str, reason: Reason) -> Arc<Failure> {
+        let op = op.to_string();
         let error = match reason {
             Reason::Error(cause) => Error::Failed { op, cause: cause.into() },
             Reason::Panic(message) => Error::Panicked { op, message },

@@ -135,7 +135,11 @@ fn lanes_run_on_threads_of_their_own_in_the_context_of_the_push() {
         };
         engine.push(Op::new("where").on(lane), work).unwrap();
     }
-    engine.push(Op::new("first"), || Ok(assert_eq!(Context::current().batch_offset, 0))).unwrap();
+    let outside = || {
+        assert_eq!(Context::current().batch_offset, 0);
+        Ok(())
+    };
+    engine.push(Op::new("first"), outside).unwrap();
     engine.wait_for_all().unwrap();
 }
 

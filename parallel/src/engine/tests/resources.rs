@@ -60,7 +60,10 @@ fn a_resource_is_freed_after_its_last_use() {
     let value = Arc::new(5);
     let (alive, resource): (Weak<_>, _) = (Arc::downgrade(&value), engine.resource(value));
     let (reader, variable) = (resource.clone(), resource.variable().clone());
-    let read = move || Ok(assert_eq!(**reader.read()?, 5));
+    let read = move || {
+        assert_eq!(**reader.read()?, 5);
+        Ok(())
+    };
     engine.push(Op::new("read").reads(&[&variable]), read).unwrap();
     resource.delete(&engine).unwrap();
     assert!(alive.upgrade().is_some(), "its reader has not run");
@@ -75,7 +78,11 @@ fn a_resource_that_was_not_named_is_an_error_and_not_a_race() {
     let resource = engine.resource(0);
     let held = resource.write().unwrap();
     let other = resource.clone();
-    engine.push(Op::new("careless"), move || Ok(*other.write()? += 1)).unwrap();
+    let careless = move || {
+        *other.write()? += 1;
+        Ok(())
+    };
+    engine.push(Op::new("careless"), careless).unwrap();
     let failed = engine.wait_for_all().unwrap_err();
     assert!(matches!(&failed, Error::Failed { op, .. } if op == "careless"), "{failed}");
     assert!(failed.to_string().contains("in use"), "{failed}");
