@@ -1,8 +1,9 @@
 //! The command line, which is a contract, and the checks that need no file.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use phalanx::nn::models::ModelConfig;
 use phalanx::{DType, Device};
 
 /// Trains a GPT on text, or continues a text with a trained one.
@@ -39,15 +40,15 @@ pub struct TrainArgs {
     /// Tokens in a sequence.
     #[arg(long, default_value_t = 256)]
     pub context: usize,
-    /// Transformer blocks.
-    #[arg(long, default_value_t = 4)]
-    pub layers: usize,
-    /// Attention heads of a block.
-    #[arg(long, default_value_t = 4)]
-    pub heads: usize,
-    /// Width of the residual stream.
-    #[arg(long, default_value_t = 192)]
-    pub width: usize,
+    /// Transformer blocks [default: 4, or those of the model that is continued].
+    #[arg(long)]
+    pub layers: Option<usize>,
+    /// Attention heads of a block [default: 4, or as above].
+    #[arg(long)]
+    pub heads: Option<usize>,
+    /// Width of the residual stream [default: 192, or as above].
+    #[arg(long)]
+    pub width: Option<usize>,
     /// Seed of initial weights, dropout and the order of the data.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
@@ -198,6 +199,8 @@ impl Precision {
 
 /// Threads of a rank at most.
 const THREADS_MAX: usize = 1024;
+/// Blocks of a model at most.
+const LAYERS_MAX: usize = 1 << 16;
 /// Ranks in one process at most.
 const RANKS_MAX: usize = 256;
 
@@ -208,9 +211,9 @@ impl TrainArgs {
             ("--steps", self.steps as usize),
             ("--batch", self.batch),
             ("--context", self.context),
-            ("--layers", self.layers),
-            ("--heads", self.heads),
-            ("--width", self.width),
+            ("--layers", self.layers.unwrap_or(1)),
+            ("--heads", self.heads.unwrap_or(1)),
+            ("--width", self.width.unwrap_or(1)),
             ("--micro-batches", self.micro_batches),
             ("--emulate-dp", self.emulate_dp),
             ("--threads", self.threads.unwrap_or(1)),
@@ -222,8 +225,12 @@ impl TrainArgs {
         if self.threads.is_some_and(|n| n > THREADS_MAX) {
             return Err(format!("--threads is more than {THREADS_MAX}"));
         }
-        if !self.width.is_multiple_of(self.heads) {
-            return Err(format!("--heads {} does not divide --width {}", self.heads, self.width));
+        let [layers, heads, width] = self.sizes();
+        if layers > LAYERS_MAX {
+            return Err(format!("--layers is {layers}, wanted at most {LAYERS_MAX}"));
+        }
+        if !width.is_multiple_of(heads) {
+            return Err(format!("--heads {heads} does not divide --width {width}"));
         }
         let numbers = [
             ("--lr", self.lr, 0.0..f64::INFINITY),
@@ -236,6 +243,27 @@ impl TrainArgs {
         }
         self.check_ranks()?;
         self.check_batch()
+    }
+
+    /// Layers, heads and width of a new model.
+    pub fn sizes(&self) -> [usize; 3] {
+        [self.layers.unwrap_or(4), self.heads.unwrap_or(4), self.width.unwrap_or(192)]
+    }
+
+    /// Refuses sizes that are not those of the model that is continued, which `file` describes.
+    pub fn check_sizes(&self, config: &ModelConfig, file: &Path) -> Result<(), String> {
+        let sizes = [
+            ("--layers", self.layers, config.layers()),
+            ("--heads", self.heads, config.heads()),
+            ("--width", self.width, config.width()),
+        ];
+        match sizes.iter().find(|(_, wanted, got)| wanted.is_some_and(|n| n != *got)) {
+            Some((flag, wanted, got)) => {
+                let (file, wanted) = (file.display(), wanted.unwrap_or(0));
+                Err(format!("{file}: {flag} is {wanted}, and the model has {got}"))
+            }
+            None => Ok(()),
+        }
     }
 
     /// Ranks that share the batch.

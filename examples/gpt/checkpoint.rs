@@ -57,6 +57,12 @@ impl Checkpoint {
         Ok(Checkpoint { step, run, tensors })
     }
 
+    /// What a run's checkpoint says of the run, its tensors unread and unchecked.
+    pub fn describe(folder: &Path) -> Result<BTreeMap<String, String>, String> {
+        let file = SafeTensors::open(folder.join(FILE)).map_err(|e| e.to_string())?;
+        Ok(file.metadata().clone())
+    }
+
     /// Refuses to continue a run with other settings than it began with.
     pub fn check_run(&self, folder: &Path, run: &BTreeMap<String, String>) -> Result<(), String> {
         let differing = run.iter().find(|(key, value)| self.run.get(*key) != Some(value));

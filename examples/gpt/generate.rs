@@ -27,7 +27,7 @@ pub fn run(args: &GenerateArgs) -> Result<(), String> {
         return Err(format!("{}: the prompt {:?} has no tokens", codec.source(), args.prompt));
     }
     let sampling = Sampling { temperature: args.temperature, top_k: args.top_k, seed: args.seed };
-    println!("{}{}", args.prompt, written(&model, &codec, &prompt, args.tokens, sampling)?);
+    crate::say(&format!("{}{}", args.prompt, written(&model, &codec, &prompt, args.tokens, sampling)?));
     Ok(())
 }
 
@@ -46,7 +46,7 @@ fn written(
     count: usize,
     how: Sampling,
 ) -> Result<String, String> {
-    let mut tokens = Vec::with_capacity(count);
+    let mut tokens = Vec::new();
     let keep = |token| {
         tokens.push(token);
         true

@@ -22,6 +22,7 @@ mod text;
 mod trace;
 mod train;
 
+use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -33,7 +34,7 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) if error.use_stderr() => return fail(&first_paragraph(&error.to_string())),
         Err(help) => {
-            print!("{help}");
+            say(&help.to_string());
             return ExitCode::SUCCESS;
         }
     };
@@ -43,6 +44,11 @@ fn main() -> ExitCode {
         Some(Command::Generate(args)) => generate::run(&args),
     };
     done.map_or_else(|error| fail(&error), |()| ExitCode::SUCCESS)
+}
+
+/// Prints a line. Whoever closed the pipe wants no more of it, which is no reason to stop.
+fn say(text: &str) {
+    let _ = writeln!(std::io::stdout(), "{}", text.trim_end_matches('\n'));
 }
 
 fn fail(error: &str) -> ExitCode {

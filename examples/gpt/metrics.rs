@@ -34,6 +34,15 @@ pub struct Summary {
     pub peak_bytes: Vec<usize>,
 }
 
+/// The steps in a file and their losses.
+pub fn losses(path: &Path) -> Vec<(u64, f64)> {
+    let point = |line: &str| {
+        let record: serde_json::Value = serde_json::from_str(line).ok()?;
+        Some((record.get("step")?.as_u64()?, record.get("loss")?.as_f64()?))
+    };
+    std::fs::read_to_string(path).unwrap_or_default().lines().filter_map(point).collect()
+}
+
 /// Files that get every line.
 pub struct Metrics {
     files: Vec<(PathBuf, BufWriter<File>)>,

@@ -25,7 +25,7 @@ impl Progress {
         self.bar.set_position(record.step + 1);
         // Where there is no terminal for a bar, a line now and then.
         if self.bar.is_hidden() && self.bar.length().is_some() && (record.step + 1).is_multiple_of(25) {
-            println!("step {}  loss {loss:.4}  {tokens_per_s:.0} tokens/s", record.step + 1);
+            crate::say(&format!("step {}  loss {loss:.4}  {tokens_per_s:.0} tokens/s", record.step + 1));
         }
     }
 

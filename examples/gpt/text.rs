@@ -4,6 +4,9 @@ use std::path::{Path, PathBuf};
 
 use tokenizers::Tokenizer;
 
+/// The tokenizer's file in a model's folder.
+pub const TOKENIZER: &str = "tokenizer.json";
+
 /// How text becomes tokens: bytes (of a model's folder that says nothing else), or a tokenizer that came in a file.
 pub enum Codec {
     Bytes(Option<PathBuf>),
@@ -13,7 +16,7 @@ pub enum Codec {
 impl Codec {
     /// The tokenizer of a model folder, or bytes where it has none.
     pub fn of(folder: &Path) -> Result<Codec, String> {
-        let path = folder.join("tokenizer.json");
+        let path = folder.join(TOKENIZER);
         if !path.exists() {
             return Ok(Codec::Bytes(Some(folder.into())));
         }

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use phalanx::DType;
 use phalanx::nn::models::{
-    Decoder, GptConfig, ModelConfig, RecomputeMode, load_model, read_config, save_model,
+    Decoder, GptConfig, ModelConfig, RecomputeMode, load_configured, read_config, save_model,
 };
 use phalanx::nn::{AdamW, Group, Optimizer, Rule};
 use phalanx::nn::{Loader, Windows, cut};
@@ -15,13 +15,13 @@ use phalanx::nn::{Parameters, Schedule, Scope, load_state_dict, state_dict};
 use phalanx::parallel::data_parallel::Ddp;
 
 use crate::args::{GradPrecision, LrSchedule, Precision, Recompute, TrainArgs};
-use crate::checkpoint::Checkpoint;
-use crate::metrics::{Metrics, Record, Summary};
+use crate::checkpoint::{self, Checkpoint};
+use crate::metrics::{self, Metrics, Record, Summary};
 use crate::outputs::{Outputs, remove_leftovers};
 use crate::progress::Progress;
 use crate::ranks::{self, Place};
 use crate::step::{Outcome, Settings, train_step};
-use crate::text::{self, Codec};
+use crate::text::{self, Codec, TOKENIZER};
 use crate::trace::Trace;
 use crate::{generate, memory, plot, room};
 
@@ -45,13 +45,13 @@ pub fn train(args: &TrainArgs) -> Result<(), String> {
         .map_err(|e| of_text(args, &format!("{e} (--context {}; {})", args.context, codec.source())))?;
     // What comes from a folder is as large as its files.
     room::check(args, args.init.is_none().then_some(&config))?;
-    let (codec, identity) = (Arc::new(codec), identity(args, &text));
+    let (identity, codec) = (identity(args, &text, &config), Arc::new(codec));
     let said = ranks::run(args, |place| {
         let run = build(args, place, config.clone(), codec.clone())?;
         train_rank(args, run, windows.clone(), &identity)
     })?;
     if let Some(said) = said.into_iter().next().flatten() {
-        println!("{said}");
+        crate::say(&said);
     }
     Ok(())
 }
@@ -71,13 +71,16 @@ fn train_rank(
         None => 0,
     };
     let out = args.out.as_deref().or(args.resume.as_deref());
-    let losses = steps(args, &mut run, windows, done, out, identity)?;
+    if done > args.steps {
+        return Err(format!("--steps {} is the total, and the run has done {done}", args.steps));
+    }
+    steps(args, &mut run, windows, done, out, identity)?;
     if !run.place.is_first() {
         return Ok(None);
     }
     if let Some(out) = out {
-        plot::loss(&out.join("loss.svg"), &losses)?;
-        save_hugging_face(&run, args, &out.join("model"))?;
+        plot::loss(&out.join("loss.svg"), &metrics::losses(&out.join("metrics.jsonl")))?;
+        save_hugging_face(&run, out)?;
     }
     let sample = || Ok(format!("\n{}", generate::sample(&run, args.seed)?));
     (!args.quiet).then(sample).transpose()
@@ -85,11 +88,26 @@ fn train_rank(
 
 /// What is to be trained, and how text is cut.
 fn plan(args: &TrainArgs) -> Result<(ModelConfig, Codec), String> {
-    let Some(folder) = &args.init else {
-        let config = GptConfig::new(256, args.context, args.layers, args.heads, args.width);
-        return Ok((ModelConfig::Gpt(config.with_dropout(args.dropout)), Codec::Bytes(None)));
+    let began_with = match args.resume.as_ref().filter(|run| began_with_folder(run)) {
+        // Whole, so that nothing is built by a damaged one.
+        Some(folder) => Checkpoint::load(folder)?.run.remove(FROM_FOLDER).zip(Some(folder)),
+        None => None,
     };
-    let config = read_config(folder).map_err(|e| e.to_string())?;
+    let (folder, file, config) = match (&args.init, began_with) {
+        (Some(folder), _) => (folder, folder.join("config.json"), read_config(folder)),
+        (None, Some((config, folder))) => {
+            let file = folder.join(checkpoint::FILE);
+            (folder, file.clone(), ModelConfig::parse(&config, &file))
+        }
+        (None, None) => {
+            let [layers, heads, width] = args.sizes();
+            let config = GptConfig::new(256, args.context, layers, heads, width);
+            return Ok((ModelConfig::Gpt(config.with_dropout(args.dropout)), Codec::Bytes(None)));
+        }
+    };
+    let mut config = config.map_err(|e| e.to_string())?;
+    args.check_sizes(&config, &file)?;
+    config.set_dropout(args.dropout);
     if args.context > config.context() {
         let (wanted, got) = (args.context, config.context());
         return Err(format!(
@@ -104,7 +122,7 @@ fn plan(args: &TrainArgs) -> Result<(ModelConfig, Codec), String> {
 fn build(args: &TrainArgs, place: Place, config: ModelConfig, codec: Arc<Codec>) -> Result<Run, String> {
     let scope = Scope::new(args.seed, args.dtype.dtype(), place.device);
     let model = match &args.init {
-        Some(folder) => load_model(folder, &scope).map(|(_, model)| model),
+        Some(folder) => load_configured(&config, folder, &scope),
         None => config.init(&scope),
     };
     let mut model = model.map_err(|e| e.to_string())?;
@@ -133,14 +151,28 @@ fn of_text(args: &TrainArgs, error: &str) -> String {
     format!("{from}: {error}")
 }
 
+/// Where a checkpoint keeps the model's sizes if they came from a folder and not from flags.
+const FROM_FOLDER: &str = "model";
+
+fn began_with_folder(run: &Path) -> bool {
+    Checkpoint::describe(run).is_ok_and(|saved| saved.contains_key(FROM_FOLDER))
+}
+
 /// The settings that a resumed run must share with the one it continues: those that change the numbers. Ranks and
 /// groups that stand for ranks are the same.
-fn identity(args: &TrainArgs, text: &[u8]) -> BTreeMap<String, String> {
+fn identity(args: &TrainArgs, text: &[u8], config: &ModelConfig) -> BTreeMap<String, String> {
     let digest = text
         .iter()
         .fold(0xcbf2_9ce4_8422_2325_u64, |h, &b| (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3));
     let mut settings = BTreeMap::from([("text".to_string(), format!("{digest:016x}"))]);
+    if args.init.is_some() || args.resume.as_deref().is_some_and(began_with_folder) {
+        settings.insert(FROM_FOLDER.into(), config.to_json(args.dtype.dtype()).to_string());
+    }
     let mut put = |flag: &str, value: String| settings.insert(format!("--{flag}"), value);
+    let [layers, heads, width] = args.sizes();
+    put("layers", layers.to_string());
+    put("heads", heads.to_string());
+    put("width", width.to_string());
     put("batch", args.batch.to_string());
     put("context", args.context.to_string());
     put("seed", args.seed.to_string());
@@ -157,7 +189,7 @@ fn identity(args: &TrainArgs, text: &[u8]) -> BTreeMap<String, String> {
 fn resume(folder: &Path, run: &mut Run, settings: &BTreeMap<String, String>) -> Result<u64, String> {
     let saved = Checkpoint::load(folder)?;
     saved.check_run(folder, settings)?;
-    let named = |e: phalanx::nn::Error| format!("{}: {e}", folder.join(crate::checkpoint::FILE).display());
+    let named = |e: phalanx::nn::Error| format!("{}: {e}", folder.join(checkpoint::FILE).display());
     let (model, optimizer): (Vec<_>, Vec<_>) =
         saved.tensors.into_iter().partition(|(name, _)| name.starts_with("model."));
     let strip = |prefix: &'static str| move |(name, t): (String, _)| (name[prefix.len()..].to_string(), t);
@@ -174,13 +206,29 @@ fn save(run: &Run, folder: &Path, step: u64, settings: &BTreeMap<String, String>
     Checkpoint { step, run: settings.clone(), tensors }.save(folder)
 }
 
-fn save_hugging_face(run: &Run, args: &TrainArgs, folder: &Path) -> Result<(), String> {
-    save_model(&run.model, &run.config, folder).map_err(|e| e.to_string())?;
-    let Some(tokenizer) = args.init.as_ref().map(|f| f.join("tokenizer.json")).filter(|f| f.exists()) else {
+fn save_hugging_face(run: &Run, out: &Path) -> Result<(), String> {
+    let folder = out.join("model");
+    save_model(&run.model, &run.config, &folder).map_err(|e| e.to_string())?;
+    copy_tokenizer(out, &folder)
+}
+
+fn copy_tokenizer(from: &Path, to: &Path) -> Result<(), String> {
+    let (from, to) = (from.join(TOKENIZER), to.join(TOKENIZER));
+    if !from.exists() || same_folder(&from, &to) {
         return Ok(());
-    };
-    let copied = std::fs::copy(&tokenizer, folder.join("tokenizer.json"));
-    copied.map(drop).map_err(|e| format!("{}: {e}", tokenizer.display()))
+    }
+    std::fs::copy(&from, to).map(drop).map_err(|e| format!("{}: {e}", from.display()))
+}
+
+/// Keeps the tokenizer of the folder that a run begins with beside its checkpoint, for when it is resumed.
+fn keep_tokenizer(args: &TrainArgs, out: &Path, fresh: &mut Outputs) -> Result<(), String> {
+    let Some(from) = args.init.as_ref().or(args.resume.as_ref()) else { return Ok(()) };
+    fresh.file(&out.join(TOKENIZER));
+    copy_tokenizer(from, out)
+}
+
+fn same_folder(a: &Path, b: &Path) -> bool {
+    a == b || a.canonicalize().ok().zip(b.canonicalize().ok()).is_some_and(|(a, b)| a == b)
 }
 
 fn schedule(args: &TrainArgs) -> Schedule {
@@ -228,8 +276,16 @@ impl Files {
     fn create(args: &TrainArgs, out: Option<&Path>, done: u64) -> Result<Files, String> {
         let mut fresh = Outputs::default();
         if let Some(out) = out {
+            let continued = args.resume.as_deref().is_some_and(|from| same_folder(from, out));
+            if !continued && out.join(checkpoint::FILE).exists() {
+                let out = out.display();
+                return Err(format!(
+                    "{out} holds a run: continue it with --resume {out}, or choose another --out"
+                ));
+            }
             fresh.folder(out)?;
             remove_leftovers(out);
+            keep_tokenizer(args, out, &mut fresh)?;
         }
         let metrics = out.map(|o| o.join("metrics.jsonl"));
         for path in [args.metrics.as_ref(), metrics.as_ref(), args.trace.as_ref()].into_iter().flatten() {

@@ -46,6 +46,22 @@ impl ModelConfig {
         }
     }
 
+    /// Attention heads of a block.
+    pub fn heads(&self) -> usize {
+        match self {
+            ModelConfig::Gpt(config) => config.heads,
+            ModelConfig::Llama(config) => config.heads,
+        }
+    }
+
+    /// Width of the residual stream.
+    pub fn width(&self) -> usize {
+        match self {
+            ModelConfig::Gpt(config) => config.width,
+            ModelConfig::Llama(config) => config.width,
+        }
+    }
+
     /// Positions that a sequence has at most.
     pub fn context(&self) -> usize {
         match self {
@@ -59,6 +75,14 @@ impl ModelConfig {
         match self {
             ModelConfig::Gpt(config) => config.vocabulary,
             ModelConfig::Llama(config) => config.vocabulary,
+        }
+    }
+
+    /// Lets dropout be `p` everywhere.
+    pub fn set_dropout(&mut self, p: f64) {
+        match self {
+            ModelConfig::Gpt(config) => config.dropout = [p; 3],
+            ModelConfig::Llama(config) => config.dropout = p,
         }
     }
 

@@ -32,6 +32,16 @@ pub fn read_config(folder: impl AsRef<Path>) -> Result<ModelConfig> {
 /// As [`read_config`] and [`load_weights`].
 pub fn load_model(folder: impl AsRef<Path>, scope: &Scope) -> Result<(ModelConfig, Decoder)> {
     let config = read_config(&folder)?;
+    let model = load_configured(&config, folder, scope)?;
+    Ok((config, model))
+}
+
+/// Builds the model of a folder by a config of its sizes, which may differ from the folder's in what weights do not
+/// show, such as dropout.
+///
+/// # Errors
+/// As [`load_weights`].
+pub fn load_configured(config: &ModelConfig, folder: impl AsRef<Path>, scope: &Scope) -> Result<Decoder> {
     // Before memory is asked for: a damaged config may want any amount of it. What is merely missing is named later.
     let (wanted, stored) = (config.matrix_elements(), Files::open(folder.as_ref())?.elements()?);
     if wanted > 2.0 * stored + 1e6 {
@@ -39,8 +49,8 @@ pub fn load_model(folder: impl AsRef<Path>, scope: &Scope) -> Result<(ModelConfi
         return Err(Error::invalid(folder.as_ref().join(CONFIG).display().to_string(), why));
     }
     let model = config.init(scope)?;
-    load_weights(&model, &config, folder)?;
-    Ok((config, model))
+    load_weights(&model, config, folder)?;
+    Ok(model)
 }
 
 /// Fills a model, or a stage of one, from a folder's safetensors: each parameter takes the part of the file's tensor
