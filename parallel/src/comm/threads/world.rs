@@ -2,7 +2,8 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -171,7 +172,10 @@ impl World {
         let pool = self.pool.get_or_init(|| {
             Pool::new(self.size.min(std::thread::available_parallelism().map_or(1, |n| n.get())))
         });
-        let outcome = work.carry_out(pool);
+        let outcome = catch_unwind(AssertUnwindSafe(|| work.carry_out(pool))).unwrap_or_else(|_| {
+            // Ours: what ranks bring is checked before. Nobody may wait for it for ever.
+            Err(Error::Launch(format!("moving the elements of {:?} panicked", work.tickets[0].call.kind())))
+        });
         if let Err(error) = &outcome {
             self.lock().failure.get_or_insert(error.clone());
         }
@@ -179,7 +183,9 @@ impl World {
             let seen = |e: &Error| e.seen_in(|| ticket.describe(&work.ranks));
             ticket.finish(outcome.as_ref().copied().map_err(seen));
         }
-        // A rank counts itself among the sleepers before it looks at its ticket for the last time.
+        // A rank counts itself among the sleepers before it looks at its ticket for the last time; the fences keep both
+        // sides from looking before what they did is seen.
+        fence(Ordering::SeqCst);
         if self.sleepers.load(Ordering::SeqCst) > 0 || outcome.is_err() {
             drop(self.lock());
             self.wake.notify_all();
@@ -297,6 +303,7 @@ impl Waiter for Desk {
             return outcome;
         }
         world.sleepers.fetch_add(1, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
         let outcome = world.sleep(ticket, &self.ranks, start);
         world.sleepers.fetch_sub(1, Ordering::SeqCst);
         outcome
