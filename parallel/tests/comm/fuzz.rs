@@ -48,7 +48,7 @@ impl Trial {
             n if size > 1 => faults[n - 3],
             n => faults[n % 2],
         };
-        Trial { seed, size, steps, fault, at: pick(3, steps), rank: pick(4, size), stall: timeout * 4 }
+        Trial { seed, size, steps, fault, at: pick(3, steps), rank: pick(4, size), stall: timeout * 2 }
     }
 
     /// One rank's part.

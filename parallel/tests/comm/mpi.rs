@@ -63,7 +63,7 @@ mod ranks {
     const LONG: Duration = Duration::from_secs(20);
 
     fn trial(seed: u64) -> (Trial, Duration) {
-        let short = Duration::from_millis(500);
+        let short = Duration::from_secs(2);
         let timeout = if Trial::random(seed, None, short).fault == Fault::Stall { short } else { LONG };
         (Trial::random(seed, None, timeout), timeout)
     }
