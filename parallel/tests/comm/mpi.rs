@@ -81,7 +81,7 @@ mod ranks {
             for outcome in outcomes {
                 trial.judge(if outcome == "ok" { Ok(()) } else { Err(outcome.into()) });
             }
-            assert!(start.elapsed() < Duration::from_secs(15), "{trial:?} took {:?}", start.elapsed());
+            assert!(start.elapsed() < Duration::from_secs(60), "{trial:?} took {:?}", start.elapsed());
         }
     }
 
