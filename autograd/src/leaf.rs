@@ -129,8 +129,14 @@ impl Leaf {
     /// Says where gradients go from now on; a gradient in the old place stays there.
     ///
     /// # Errors
-    /// If an `Into` buffer has another shape or device.
+    /// If an `Into` buffer has another shape or device, or the dtype is not a floating-point one.
     pub fn set_slot(&self, slot: Slot) -> Result<()> {
+        if let Slot::Owned(Some(dtype)) = slot
+            && !dtype.is_float()
+        {
+            let wanted = "a floating-point dtype".into();
+            return Err(Error::Gradient { op: "set_slot", got: dtype.to_string(), wanted });
+        }
         if let Slot::Into(buffer) = &slot {
             let (got, wanted) = (Meta::of(buffer), &self.0.outputs[0]);
             if got.shape != wanted.shape || got.device != wanted.device || !got.dtype.is_float() {

@@ -10,7 +10,7 @@ use phalanx_autograd::{CrossEntropy, Reduction, Var};
 use phalanx_tensor::{Context, DType, Dims, Window};
 
 use crate::modules::{Embedding, EmbeddingConfig, Linear, LinearConfig};
-use crate::{Init, Module, Parameter, Parameters, Result, Scope, parameters};
+use crate::{Error, Init, Module, Parameter, Parameters, Result, Scope, parameters};
 
 /// An affine map to be made.
 #[derive(Clone, Copy, Debug)]
@@ -166,12 +166,32 @@ impl Head for TableHead {
 
 /// Where a random draw over activations of `shape`, whose first dimension is the batch, lies in the global batch;
 /// `cut` says for further dimensions where the part here begins and how large the whole is.
-pub fn activation_window(shape: &[usize], cut: &[(usize, usize, usize)]) -> Window {
+///
+/// # Errors
+/// If there is no batch, or no such further dimension.
+pub fn activation_window(shape: &[usize], cut: &[(usize, usize, usize)]) -> Result<Window> {
+    if shape.is_empty() || cut.iter().any(|&(dim, ..)| dim >= shape.len()) {
+        let dims: Vec<usize> = cut.iter().map(|&(dim, ..)| dim).collect();
+        let why = format!("got shape {shape:?}, wanted a batch and dimensions {dims:?}");
+        return Err(Error::invalid("activation_window", why));
+    }
     let mut window = Window { global: Dims::from_slice(shape), offset: Dims::from_elem(0, shape.len()) };
     window.offset[0] = Context::current().batch_offset as usize;
     window.global[0] += window.offset[0];
     for &(dim, offset, whole) in cut {
         (window.offset[dim], window.global[dim]) = (offset, whole);
     }
-    window
+    Ok(window)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::activation_window;
+
+    #[test]
+    fn windows_of_absent_dimensions_are_refused() {
+        assert!(activation_window(&[], &[]).is_err());
+        assert!(activation_window(&[2, 3], &[(2, 0, 4)]).is_err());
+        assert_eq!(activation_window(&[2, 3], &[(1, 1, 4)]).unwrap().global[1], 4);
+    }
 }

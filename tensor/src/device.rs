@@ -20,6 +20,8 @@ pub enum Device {
 
 /// Logical devices of one kind.
 const DEVICES: usize = 1024;
+/// Threads of a device at most: more than the cores of any machine, less than a process may start.
+const THREADS_MAX: usize = 1024;
 
 static CPUS: [OnceLock<State>; DEVICES] = [const { OnceLock::new() }; DEVICES];
 static METAS: [OnceLock<State>; DEVICES] = [const { OnceLock::new() }; DEVICES];
@@ -97,10 +99,14 @@ impl Device {
     /// not depend on it.
     ///
     /// # Errors
-    /// If the device cannot be used or `threads` is 0.
+    /// If the device cannot be used, or `threads` is 0 or more than 1024.
     pub fn set_threads(self, threads: usize) -> Result<()> {
-        if threads == 0 {
-            return Err(Error::invalid("set_threads", "got 0 threads, wanted at least 1"));
+        if !(1..=THREADS_MAX).contains(&threads) {
+            return Err(Error::range(
+                "set_threads",
+                format!("{threads} threads"),
+                format!("1 to {THREADS_MAX}"),
+            ));
         }
         let state = self.state()?;
         *state.pool.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(Pool::new(threads));
@@ -126,7 +132,7 @@ impl Device {
 
 /// The cores this process may use.
 fn default_threads() -> usize {
-    std::thread::available_parallelism().map_or(1, |n| n.get())
+    std::thread::available_parallelism().map_or(1, |n| n.get().min(THREADS_MAX))
 }
 
 impl Default for Device {
@@ -179,5 +185,13 @@ mod tests {
         assert_eq!("cpu".parse::<Device>().unwrap(), Device::CPU);
         assert!("gpu".parse::<Device>().unwrap_err().to_string().contains("cpu, cuda or meta"));
         assert!(Device::Cpu(5000).ledger().is_err());
+    }
+
+    #[test]
+    fn threads_beyond_all_reason_are_refused() {
+        for threads in [0, 1025, 20000, usize::MAX] {
+            let message = Device::Cpu(9).set_threads(threads).unwrap_err().to_string();
+            assert!(message.contains(&threads.to_string()) && message.contains("1 to 1024"), "{message}");
+        }
     }
 }

@@ -97,6 +97,7 @@ fn narrow_models_gather_gradients_in_one_wide_buffer() {
     leaves[0].zero_grad().unwrap();
     assert_eq!(buffer.to_vec::<f32>().unwrap()[2..4], [0.0, 1.0 + 1.0 / 512.0]);
     let wide = Leaf::new(narrow(0, 3), true).unwrap();
+    assert!(wide.set_slot(Slot::Owned(Some(DType::I64))).is_err());
     wide.set_slot(Slot::Owned(Some(DType::F32))).unwrap();
     wide.var().sum_all().unwrap().backward().unwrap();
     wide.var().mul_scalar(1.0 / 512.0).unwrap().sum_all().unwrap().backward().unwrap();

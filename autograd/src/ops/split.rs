@@ -8,6 +8,9 @@ use smallvec::SmallVec;
 
 use crate::{Backward, Cx, Grads, Result, Saver, Var, grads1, record_many};
 
+/// An empty dimension limits the number of its pieces by nothing else.
+const EMPTY_PIECES_MAX: usize = 1 << 20;
+
 impl Var {
     /// Pieces of `size` along `dim`, the last one perhaps smaller.
     ///
@@ -30,7 +33,8 @@ impl Var {
     /// If there is no such dimension, or the sizes do not add up to its size.
     pub fn split_sizes(&self, sizes: &[usize], dim: impl Dim) -> Result<SmallVec<[Var; 4]>> {
         let dim = dim.resolve(self.rank(), "split")?;
-        if sizes.iter().sum::<usize>() != self.shape()[dim] {
+        let sum = sizes.iter().try_fold(0_usize, |sum, &size| sum.checked_add(size));
+        if sum != Some(self.shape()[dim]) {
             let wanted = format!("{}, the size of dimension {dim}, as their sum", self.shape()[dim]);
             return Err(Error::shape("split", format!("sizes {sizes:?}"), wanted).into());
         }
@@ -47,13 +51,17 @@ impl Var {
     /// At most `chunks` pieces of one size along `dim`, the last one perhaps smaller.
     ///
     /// # Errors
-    /// If there is no such dimension or `chunks` is 0.
+    /// If there is no such dimension, `chunks` is 0, or an empty dimension is to make millions of pieces.
     pub fn chunk(&self, chunks: usize, dim: impl Dim) -> Result<SmallVec<[Var; 4]>> {
         let dim = dim.resolve(self.rank(), "chunk")?;
         if chunks == 0 {
             return Err(Error::range("chunk", "0 chunks", "at least 1").into());
         }
         match self.shape()[dim] {
+            0 if chunks > EMPTY_PIECES_MAX => {
+                let wanted = format!("at most {EMPTY_PIECES_MAX} of an empty dimension");
+                Err(Error::range("chunk", format!("{chunks} chunks"), wanted).into())
+            }
             0 => self.split_sizes(&Dims::from_elem(0, chunks), dim),
             size => self.split(size.div_ceil(chunks), dim),
         }
@@ -89,7 +97,22 @@ impl Backward for Split {
 
 #[cfg(test)]
 mod tests {
+    use phalanx_tensor::{DType, Device};
+
+    use crate::Var;
     use crate::ops::testing::check_twice;
+
+    #[test]
+    fn sizes_without_a_sum_and_endless_pieces_are_refused() {
+        let x = Var::arange(0, 2, 1, DType::F32, Device::CPU).unwrap();
+        assert!(x.split_sizes(&[usize::MAX, 3], 0).is_err());
+        assert_eq!(x.chunk(usize::MAX, 0).unwrap().len(), 2);
+        let none = x.narrow(0, 0, 0).unwrap();
+        assert_eq!(none.chunk(3, 0).unwrap().len(), 3);
+        for chunks in [1 << 50, usize::MAX] {
+            assert!(none.chunk(chunks, 0).unwrap_err().to_string().contains("chunk"));
+        }
+    }
 
     #[test]
     fn pieces_have_their_derivatives() {

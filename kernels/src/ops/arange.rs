@@ -1,6 +1,6 @@
 //! Evenly spaced numbers.
 
-use phalanx_tensor::{DType, Device, Error, Result, Scalar, Tensor};
+use phalanx_tensor::{DType, Device, Element, Error, Result, Scalar, Tensor};
 
 use crate::ops::cast::cast;
 
@@ -8,7 +8,7 @@ use crate::ops::cast::cast;
 /// and converted to `dtype`.
 ///
 /// # Errors
-/// If `step` is 0 or leads away from `end`, or a bound is not finite.
+/// If `step` is 0 or leads away from `end`, a bound is not finite, or there is no memory for so many.
 pub fn arange(
     start: impl Into<Scalar>,
     end: impl Into<Scalar>,
@@ -25,14 +25,36 @@ pub fn arange(
     let count = count as usize;
     let exact = match (start, step) {
         (Scalar::Int(start), Scalar::Int(step)) => {
-            let values: Vec<i64> =
-                (0..count).map(|i| start.wrapping_add(step.wrapping_mul(i as i64))).collect();
-            Tensor::from_slice(&values, &[count], device)?
+            filled(count, device, |i| start.wrapping_add(step.wrapping_mul(i as i64)))?
         }
-        _ => {
-            let values: Vec<f64> = (0..count).map(|i| start.to_f64() + step.to_f64() * i as f64).collect();
-            Tensor::from_slice(&values, &[count], device)?
-        }
+        _ => filled(count, device, |i| start.to_f64() + step.to_f64() * i as f64)?,
     };
     cast(&exact, dtype)
+}
+
+fn filled<T: Element>(count: usize, device: Device, value: impl Fn(usize) -> T) -> Result<Tensor> {
+    let mut out = Tensor::empty(&[count], T::DTYPE, device)?;
+    if !device.is_meta() {
+        let mut target = out.write::<T>("arange")?;
+        target[..count].iter_mut().enumerate().for_each(|(i, to)| *to = value(i));
+    }
+    Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use phalanx_tensor::{DType, Device};
+
+    use super::arange;
+    use crate::testing::values;
+
+    #[test]
+    fn counts_are_whole_and_what_has_no_memory_is_refused() {
+        let run = |end: i64, device| arange(0, end, 1, DType::F32, device);
+        assert_eq!(values(&run(4, Device::CPU).unwrap()), [0.0, 1.0, 2.0, 3.0]);
+        assert_eq!(values(&arange(1.0, 0.0, -0.5, DType::F64, Device::CPU).unwrap()), [1.0, 0.5]);
+        assert!(run(i64::MAX, Device::CPU).is_err());
+        assert!(run(i64::MAX, Device::Meta(0)).is_err());
+        assert_eq!(run(1 << 43, Device::Meta(0)).unwrap().shape(), [1 << 43]);
+    }
 }

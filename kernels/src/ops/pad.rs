@@ -9,7 +9,7 @@ use crate::ops::full::full;
 /// `margins[i]` is `(before, after)` of dimension `rank - 1 - i`. Negative margins crop.
 ///
 /// # Errors
-/// If there are more margins than dimensions, or they crop more than there is.
+/// If there are more margins than dimensions, they crop more than there is, or the result is too large.
 pub fn pad(x: &Tensor, margins: &[(isize, isize)], value: Scalar) -> Result<Tensor> {
     const OP: &str = "pad";
     let wrong = || {
@@ -26,7 +26,8 @@ pub fn pad(x: &Tensor, margins: &[(isize, isize)], value: Scalar) -> Result<Tens
         let (crop, crop_end) = (before.min(0).unsigned_abs(), after.min(0).unsigned_abs());
         let (margin, margin_end) = (before.max(0).unsigned_abs(), after.max(0).unsigned_abs());
         let length = size.checked_sub(crop.saturating_add(crop_end)).ok_or_else(wrong)?;
-        shape[dim] = margin + length + margin_end;
+        let padded = margin.checked_add(length).and_then(|n| n.checked_add(margin_end));
+        shape[dim] = padded.ok_or_else(wrong)?;
         inside = inside.narrow(dim, crop, length)?;
         places.push((dim, margin, length));
     }
@@ -52,5 +53,6 @@ mod tests {
         assert_eq!(values(&pad(&x, &[(-3, 2)], 7.into()).unwrap()), [7.0; 4]);
         assert!(pad(&x, &[(-4, 3)], 0.into()).is_err() && pad(&x, &[(3, -4)], 0.into()).is_err());
         assert!(pad(&x, &[(-2, -2)], 0.into()).is_err() && pad(&x, &[(0, 0); 3], 0.into()).is_err());
+        assert!(pad(&x, &[(isize::MAX, isize::MAX)], 0.into()).is_err());
     }
 }

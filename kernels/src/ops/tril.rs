@@ -11,7 +11,7 @@ use crate::source::Source;
 /// # Errors
 /// If there are fewer than two dimensions.
 pub fn tril(x: &Tensor, diagonal: isize) -> Result<Tensor> {
-    triangle("tril", x, |row, columns| (0, (row + 1 + diagonal).clamp(0, columns)))
+    triangle("tril", x, |row, columns| (0, (row + 1).saturating_add(diagonal).clamp(0, columns)))
 }
 
 /// The elements of each matrix on and above a diagonal, zero below it.
@@ -19,7 +19,7 @@ pub fn tril(x: &Tensor, diagonal: isize) -> Result<Tensor> {
 /// # Errors
 /// If there are fewer than two dimensions.
 pub fn triu(x: &Tensor, diagonal: isize) -> Result<Tensor> {
-    triangle("triu", x, |row, columns| ((row + diagonal).clamp(0, columns), columns))
+    triangle("triu", x, |row, columns| (row.saturating_add(diagonal).clamp(0, columns), columns))
 }
 
 /// Keeps columns `keep(row, columns)` of each row.
@@ -72,7 +72,7 @@ mod tests {
     fn triangles_are_cut_at_the_diagonal() {
         for x in tensors(&|i| i as f64 % 50.0 + 1.0).iter().filter(|x| x.rank() > 1) {
             let [.., rows, columns] = *x.shape() else { unreachable!() };
-            for diagonal in [-200, -1, 0, 2, 200] {
+            for diagonal in [isize::MIN, -200, -1, 0, 2, 200, isize::MAX] {
                 let (low, high) = (values(&tril(x, diagonal).unwrap()), values(&triu(x, diagonal).unwrap()));
                 for (at, x) in values(x).into_iter().enumerate() {
                     let above = (at % columns) as isize - (at / columns % rows) as isize;

@@ -8,7 +8,7 @@ use phalanx_tensor::{DType, Device};
 use super::KvCache;
 use crate::layers::activation_window;
 use crate::modules::Dropout;
-use crate::{Layers, Result};
+use crate::{Error, Layers, Result};
 
 /// What attention of one layer needs beside queries, keys and values.
 pub(crate) struct Attend {
@@ -54,6 +54,10 @@ impl Attend {
 
     /// Queries `[B, T, heads dim]`, keys and values `[B, T, key heads dim]`: the heads' results, as the queries.
     pub(crate) fn run(&self, [q, k, v]: [&Var; 3], cache: Option<&mut KvCache>) -> Result<Var> {
+        if let Some(odd) = [q, k, v].into_iter().find(|x| x.rank() != 3) {
+            let why = format!("got {:?} after the first map, wanted [B, T, features]", odd.shape());
+            return Err(Error::invalid("attention", why));
+        }
         let before = cache.as_ref().map_or(0, |cache| cache.len());
         let split = |x: &Var, heads: usize| -> Result<Var> {
             let shape = [x.shape()[0], x.shape()[1], heads, self.dim];
@@ -100,7 +104,7 @@ impl Attend {
         let hidden = causal_mask(queries, before, q.device())?.eq_scalar(false)?;
         let p = scores.masked_fill(&hidden, f64::NEG_INFINITY)?.softmax(-1)?;
         let window =
-            activation_window(p.shape(), &[(1, self.heads.start, self.all), (2, before, before + queries)]);
+            activation_window(p.shape(), &[(1, self.heads.start, self.all), (2, before, before + queries)])?;
         debug_assert_eq!(keys, before + queries);
         Ok(self.dropout.forward_in(&p, &window)?.matmul(&v)?)
     }

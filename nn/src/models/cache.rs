@@ -32,6 +32,11 @@ impl KvCache {
         Ok(KvCache { keys: zeros()?, values: zeros()?, len: 0 })
     }
 
+    /// Sequences.
+    pub fn batch(&self) -> usize {
+        self.keys.shape()[0]
+    }
+
     /// Positions filled.
     pub fn len(&self) -> usize {
         self.len

@@ -233,13 +233,22 @@ impl<L: Layers> Decoder<L> {
     /// `[B, vocabulary]`. For a whole model.
     ///
     /// # Errors
-    /// If this is not a whole model, or the caches are full.
+    /// If this is not a whole model, or the caches are full or not alike, one a block.
     pub fn extend(&self, tokens: &Var, caches: &mut [KvCache]) -> Result<Var> {
         let before = caches.first().map_or(0, KvCache::len);
         let (Some(embed), tail) = (&self.embed, self.tail()?) else {
             return Err(Error::invalid("extend", "this stage has no embedding"));
         };
         self.check_tokens(tokens, before)?;
+        let (batch, new) = (tokens.shape()[0], tokens.shape()[1]);
+        let fits = |c: &KvCache| c.batch() == batch && c.len() == before && c.capacity() - before >= new;
+        if caches.len() != self.blocks.len() || !caches.iter().all(fits) {
+            let each: Vec<_> = caches.iter().map(|c| (c.batch(), c.len(), c.capacity())).collect();
+            let got = format!("got caches of (batch, positions, capacity) {each:?}");
+            let wanted =
+                format!("wanted {} of ({batch}, {before}, {} or more)", self.blocks.len(), before + new);
+            return Err(Error::invalid("extend", format!("{got}, {wanted}")));
+        }
         let mut x = embed.module().run(tokens, before)?;
         for (block, cache) in self.blocks.iter().zip(caches) {
             x = block.module().extend(&x, cache)?;
@@ -292,7 +301,7 @@ impl<L: Layers> Embed<L> {
         if !self.dropout.is_active() {
             return Ok(x);
         }
-        self.dropout.forward_in(&x, &activation_window(x.shape(), &[(1, here.start, length)]))
+        self.dropout.forward_in(&x, &activation_window(x.shape(), &[(1, here.start, length)])?)
     }
 }
 

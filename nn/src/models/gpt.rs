@@ -220,10 +220,10 @@ impl<L: Layers> GptBlock<L> {
 
     fn run(&self, x: &Var, cache: Option<&mut KvCache>) -> Result<Var> {
         let joint = self.attn.c_attn.forward(&self.ln_1.forward(x)?.to(self.matrix)?)?;
-        let length = joint.shape()[1];
         let parts = joint.chunk(3, -1)?;
         let y = self.attend.run([&parts[0], &parts[1], &parts[2]], cache)?;
         drop((joint, parts));
+        let length = y.shape()[1];
         let x = self.add(x, self.attn.c_proj.forward(&y)?, 0, length)?;
         let y = self.mlp.c_fc.forward(&self.ln_2.forward(&x)?.to(self.matrix)?)?;
         let y = self.mlp.c_proj.forward(&self.activation.apply(&y)?)?;
@@ -236,7 +236,7 @@ impl<L: Layers> GptBlock<L> {
         let y = match dropout.is_active() {
             true => {
                 let start = self.layers.stream(length)?.start;
-                dropout.forward_in(&y, &activation_window(y.shape(), &[(1, start, length)]))?
+                dropout.forward_in(&y, &activation_window(y.shape(), &[(1, start, length)])?)?
             }
             false => y,
         };

@@ -128,6 +128,17 @@ fn generation_with_a_cache_follows_the_whole_forward_pass() {
                 assert!((a - b).abs() < 1e-10, "{run:?}: {a} {b}");
             }
         }
+        let one = whole.narrow(1, 0, 1).unwrap();
+        let mut odd = model.caches(1, 12).unwrap();
+        model.extend(&one, &mut odd).unwrap();
+        odd[0].clear();
+        let few = model.caches(1, 12).unwrap().split_off(1);
+        let more = (0..2).flat_map(|_| model.caches(1, 12).unwrap()).collect();
+        for mut caches in [odd, few, more, vec![], model.caches(2, 12).unwrap(), model.caches(1, 0).unwrap()]
+        {
+            let message = model.extend(&one, &mut caches).unwrap_err().to_string();
+            assert!(message.contains("caches"), "{message}");
+        }
         let mut made = Vec::new();
         let greedy = Sampling { temperature: 0.0, ..Sampling::default() };
         generate(&model, &[1, 2, 3], 30, greedy, |token| {

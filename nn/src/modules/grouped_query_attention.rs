@@ -9,7 +9,9 @@ use super::Dropout;
 use crate::layers::Map;
 use crate::models::KvCache;
 use crate::models::attend::{Attend, Heads};
-use crate::{Entry, Init, Layers, Module, OneDevice, Parameter, Parameters, Result, Scope, parameters};
+use crate::{
+    Entry, Error, Init, Layers, Module, OneDevice, Parameter, Parameters, Result, Scope, parameters,
+};
 
 /// `o_proj(attention(rope(q_proj(x)), rope(k_proj(x)), v_proj(x)))` for `x` of shape `[B, T, width]`; query i sees the
 /// keys up to i.
@@ -64,7 +66,7 @@ impl GroupedQueryAttentionConfig {
     /// The layer on one device.
     ///
     /// # Errors
-    /// If it cannot be allocated.
+    /// If the key heads do not divide the heads, or it cannot be allocated.
     pub fn init(self, scope: &Scope) -> Result<GroupedQueryAttention> {
         self.init_on(&Arc::new(OneDevice), scope)
     }
@@ -72,20 +74,26 @@ impl GroupedQueryAttentionConfig {
     /// The layer, of these maps.
     ///
     /// # Errors
-    /// If it cannot be cut or allocated.
+    /// If the key heads do not divide the heads, or it cannot be cut or allocated.
     pub fn init_on<L: Layers>(self, layers: &Arc<L>, scope: &Scope) -> Result<GroupedQueryAttention<L>> {
-        let GroupedQueryAttentionConfig { width, bias, init, .. } = self;
+        let GroupedQueryAttentionConfig { width, heads, key_heads, head_dim, bias, init, .. } = self;
+        let sound = heads > 0 && key_heads > 0 && heads.is_multiple_of(key_heads);
+        let Some(inner) = heads.checked_mul(head_dim).filter(|_| sound) else {
+            let why = format!("got {heads} heads of {head_dim} features for {key_heads} key heads");
+            let wanted = "wanted at least one, a multiple, and features that can be counted";
+            return Err(Error::invalid("GroupedQueryAttention", format!("{why}, {wanted}")));
+        };
         let column = |name: &str, heads: usize| {
-            let map = Map { inputs: width, outputs: &[heads * self.head_dim], bias, init };
+            let map = Map { inputs: width, outputs: &[heads * head_dim], bias, init };
             layers.column(&scope.child(name), map)
         };
-        let row = Map { inputs: self.heads * self.head_dim, outputs: &[width], bias, init };
-        let heads = Heads { query: self.heads, key: self.key_heads, dim: self.head_dim };
+        let row = Map { inputs: inner, outputs: &[width], bias, init };
+        let heads = Heads { query: heads, key: key_heads, dim: head_dim };
         let dropout = Dropout::new(self.dropout, &scope.child("dropout"))?;
         Ok(GroupedQueryAttention {
-            q_proj: column("q_proj", self.heads)?,
-            k_proj: column("k_proj", self.key_heads)?,
-            v_proj: column("v_proj", self.key_heads)?,
+            q_proj: column("q_proj", heads.query)?,
+            k_proj: column("k_proj", heads.key)?,
+            v_proj: column("v_proj", heads.key)?,
             o_proj: layers.row(&scope.child("o_proj"), row)?,
             attend: Attend::new(&**layers, heads, self.rope_base, dropout)?,
             dtype: scope.dtype(),

@@ -53,19 +53,19 @@ impl MultiheadAttentionConfig {
     /// The layer.
     ///
     /// # Errors
-    /// If the heads do not divide the width, or it cannot be allocated.
+    /// If the width is no multiple of the heads, or it cannot be allocated.
     pub fn init(self, scope: &Scope) -> Result<MultiheadAttention> {
         let MultiheadAttentionConfig { width, heads, bias, dropout } = self;
-        if heads == 0 || !width.is_multiple_of(heads) {
-            let why = format!("{heads} heads do not divide the width {width}");
+        let sound = heads > 0 && width > 0 && width.is_multiple_of(heads);
+        let Some(rows) = width.checked_mul(3).filter(|_| sound) else {
+            let why = format!("got {heads} heads of a width of {width}, wanted a multiple of the heads");
             return Err(Error::invalid("MultiheadAttention", why));
-        }
+        };
         let weights = Init::XavierUniform { gain: 1.0 };
-        let in_proj_bias =
-            bias.then(|| scope.parameter("in_proj_bias", &[3 * width], Init::ZEROS)).transpose()?;
+        let in_proj_bias = bias.then(|| scope.parameter("in_proj_bias", &[rows], Init::ZEROS)).transpose()?;
         let out_proj = LinearConfig::new(width, width).with_bias(bias).with_init(Init::layer(width));
         Ok(MultiheadAttention {
-            in_proj_weight: scope.parameter("in_proj_weight", &[3 * width, width], weights)?,
+            in_proj_weight: scope.parameter("in_proj_weight", &[rows, width], weights)?,
             in_proj_bias,
             out_proj: out_proj.init(&scope.child("out_proj"))?,
             heads,

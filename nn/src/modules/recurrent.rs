@@ -35,7 +35,10 @@ impl RecurrentConfig {
 
     /// Weights of `gates` gates stacked, uniform within `1 / sqrt(hidden)`.
     pub(super) fn weights(self, scope: &Scope, gates: usize) -> Result<Weights> {
-        let rows = gates * self.hidden;
+        let rows = gates.checked_mul(self.hidden).ok_or_else(|| {
+            let why = format!("got {} hidden features, wanted {gates} times as many countable", self.hidden);
+            Error::invalid("recurrent layer", why)
+        })?;
         let init = Init::layer(self.hidden);
         let layer = |i: usize| -> Result<Layer> {
             let inputs = if i == 0 { self.inputs } else { self.hidden };

@@ -190,3 +190,23 @@ fn errors_say_what_came_and_what_was_wanted() {
     let x = wave(&[2, 4]);
     said(norm.init_1d(s).unwrap().forward(&x).err().unwrap(), &["batch_norm", "[4]", "[3]"]);
 }
+
+#[test]
+fn sizes_that_make_no_heads_or_cannot_be_counted_are_refused() {
+    let gqa = GroupedQueryAttentionConfig::new;
+    for (width, heads, key_heads) in [(8, 4, 3), (8, 0, 1), (8, 4, 0)] {
+        assert!(gqa(width, heads, key_heads).init(&scope()).is_err());
+    }
+    let wide = GroupedQueryAttentionConfig { head_dim: usize::MAX, ..gqa(8, 2, 1) };
+    assert!(wide.init(&scope()).is_err());
+    let attention = gqa(8, 2, 1).init(&scope()).unwrap();
+    for shape in [&[8][..], &[3, 8], &[1, 2, 3, 8]] {
+        let message = attention.forward(&wave(shape)).unwrap_err().to_string();
+        assert!(message.contains("[B, T, features]"), "{message}");
+    }
+    for (width, heads) in [(0, 1), (usize::MAX, 1), (4, 0)] {
+        let message = MultiheadAttentionConfig::new(width, heads).init(&scope()).err().unwrap().to_string();
+        assert!(message.contains("MultiheadAttention"), "{message}");
+    }
+    assert!(RecurrentConfig::new(1, 1 << 62).init_lstm(&scope()).is_err());
+}

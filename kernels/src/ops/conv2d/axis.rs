@@ -18,10 +18,11 @@ pub(super) struct Tap {
     pub(super) offset: isize,
 }
 
-/// A convolution's axis: every output is made of all kernel elements.
+/// A convolution's axis: every output is made of all kernel elements. A single point needs no step, however large.
 pub(super) fn direct(count: usize, kernel: usize, stride: usize, padding: usize, dilation: usize) -> Axis {
     let tap = |k: usize| Tap { kernel: k, offset: (k * dilation) as isize - padding as isize };
-    Axis { count, step: stride, taps: (0..kernel).map(tap).collect(), out_start: 0, out_step: 1 }
+    let step = if count > 1 { stride } else { 1 };
+    Axis { count, step, taps: (0..kernel).map(tap).collect(), out_start: 0, out_step: 1 }
 }
 
 /// A transposed convolution's axes: the output pixels that leave one remainder to the stride are made of the kernel
@@ -34,6 +35,8 @@ pub(super) fn transposed(
     padding: usize,
     dilation: usize,
 ) -> Vec<Axis> {
+    // No distance is as large.
+    let stride = stride.min(isize::MAX as usize);
     let axis = |start: usize| {
         let tap = |k: usize| {
             let distance = (start + padding) as isize - (k * dilation) as isize;

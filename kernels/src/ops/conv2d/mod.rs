@@ -78,7 +78,7 @@ pub fn conv_transpose2d(
         axis::transposed(size[i], kernel, options.stride[i], options.padding[i], options.dilation[i])
     };
     let strides = weight.strides();
-    parts.run(bias, outputs * options.groups, size, || {
+    parts.run(bias, outputs.saturating_mul(options.groups), size, || {
         let group_stride = inputs / options.groups * strides[0];
         let weight_strides = [group_stride, strides[1], strides[0], strides[2], strides[3]];
         let pairs = |rows: axis::Axis| axes(1, kw).into_iter().map(move |cols| [rows.clone(), cols]);

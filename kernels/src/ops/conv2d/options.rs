@@ -25,11 +25,17 @@ impl ConvOptions {
     /// How many places a kernel has on an image: `(image + 2 padding - dilation (kernel - 1) - 1) / stride + 1`.
     ///
     /// # Errors
-    /// If the kernel exceeds the padded image, or a number that must be positive is 0.
+    /// If the kernel exceeds the padded image, a number that must be positive is 0, or one is too large.
     pub fn size(&self, op: &'static str, image: [usize; 2], kernel: [usize; 2]) -> Result<[usize; 2]> {
         self.check(op, kernel)?;
-        let reach = self.reach(kernel);
-        let padded = [0, 1].map(|i| image[i] + 2 * self.padding[i]);
+        let reach = self.reach(op, kernel)?;
+        let mut padded = [0; 2];
+        for i in 0..2 {
+            padded[i] = sum(&[Some(image[i]), self.padding[i].checked_mul(2)]).ok_or_else(|| {
+                let wanted = "a padded image below 2^63 pixels";
+                Error::range(op, format!("padding {:?} of an image of {image:?}", self.padding), wanted)
+            })?;
+        }
         if (0..2).any(|i| reach[i] > padded[i]) {
             let got = format!("a kernel that reaches over {reach:?} pixels");
             return Err(Error::shape(op, got, format!("one inside the padded image of {padded:?}")));
@@ -41,8 +47,8 @@ impl ConvOptions {
     /// `(grid - 1) stride - 2 padding + dilation (kernel - 1) + output_padding + 1`.
     ///
     /// # Errors
-    /// If that is not positive, the output padding is not below the stride or the dilation, or a number that must be
-    /// positive is 0.
+    /// If that is not positive, the output padding is not below the stride or the dilation, a number that must be
+    /// positive is 0, or one is too large.
     pub fn transposed_size(
         &self,
         op: &'static str,
@@ -55,23 +61,34 @@ impl ConvOptions {
             let wanted = format!("below the stride {:?} or the dilation {:?}", self.stride, self.dilation);
             return Err(Error::range(op, format!("output padding {output_padding:?}"), wanted));
         }
-        let (reach, mut size) = (self.reach(kernel), [0; 2]);
+        let (reach, mut size) = (self.reach(op, kernel)?, [0; 2]);
         for i in 0..2 {
-            let whole = (grid[i].max(1) - 1) * self.stride[i] + reach[i] + output_padding[i];
-            size[i] = whole.checked_sub(2 * self.padding[i]).filter(|&n| n > 0 && grid[i] > 0).ok_or_else(
-                || {
+            let steps = (grid[i].max(1) - 1).checked_mul(self.stride[i]);
+            let whole = sum(&[steps, Some(reach[i]), Some(output_padding[i])]).ok_or_else(|| {
+                let got = format!("stride {:?}, output padding {output_padding:?} for {grid:?}", self.stride);
+                Error::range(op, got, "an output below 2^63 pixels")
+            })?;
+            size[i] = whole
+                .checked_sub(self.padding[i].saturating_mul(2))
+                .filter(|&n| n > 0 && grid[i] > 0)
+                .ok_or_else(|| {
                     let got =
                         format!("an input of {grid:?}, of which padding {:?} leaves nothing", self.padding);
                     Error::shape(op, got, "an output of at least one pixel")
-                },
-            )?;
+                })?;
         }
         Ok(size)
     }
 
     /// Pixels from a kernel's first element to its last, both included.
-    fn reach(&self, kernel: [usize; 2]) -> [usize; 2] {
-        [0, 1].map(|i| self.dilation[i] * (kernel[i] - 1) + 1)
+    fn reach(&self, op: &'static str, kernel: [usize; 2]) -> Result<[usize; 2]> {
+        let along = |i: usize| {
+            sum(&[self.dilation[i].checked_mul(kernel[i] - 1), Some(1)]).ok_or_else(|| {
+                let got = format!("dilation {:?} of a kernel of {kernel:?}", self.dilation);
+                Error::range(op, got, "a reach below 2^63 pixels")
+            })
+        };
+        Ok([along(0)?, along(1)?])
     }
 
     fn check(&self, op: &'static str, kernel: [usize; 2]) -> Result<()> {
@@ -83,6 +100,12 @@ impl ConvOptions {
         }
         Ok(())
     }
+}
+
+/// The sum, if it and all its parts can be places.
+fn sum(parts: &[Option<usize>]) -> Option<usize> {
+    let sum = parts.iter().try_fold(0_usize, |sum, part| sum.checked_add((*part)?))?;
+    isize::try_from(sum).is_ok().then_some(sum)
 }
 
 /// [`ConvOptions`] along one dimension.

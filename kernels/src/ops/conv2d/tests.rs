@@ -207,3 +207,39 @@ fn sizes_are_the_usual_ones_and_what_does_not_fit_is_refused_by_name() {
     refused(&[1, 3, 4, 4], &[2, 3, 3, 3], &ConvOptions { stride: [0, 1], ..ConvOptions::default() });
     refused(&[1, 3, 4, 4], &[2, 3, 3, 3], &ConvOptions { groups: 0, ..ConvOptions::default() });
 }
+
+#[test]
+fn numbers_beyond_all_sizes_are_refused_by_name() {
+    let plain = ConvOptions::default();
+    for huge in [1 << 63, usize::MAX] {
+        let padded = ConvOptions { padding: [huge, 0], ..plain };
+        let dilated = ConvOptions { dilation: [1, huge], ..plain };
+        for options in [padded, dilated] {
+            let direct = options.size("conv2d", [4, 4], [3, 3]).unwrap_err().to_string();
+            assert!(direct.contains("conv2d"), "{direct}");
+            let back = options.transposed_size("conv_transpose2d", [4, 4], [3, 3], [0, 0]).unwrap_err();
+            assert!(back.to_string().contains("conv_transpose2d"), "{back}");
+        }
+        let strided = ConvOptions { stride: [huge, 1], ..plain };
+        assert!(strided.transposed_size("conv_transpose2d", [4, 4], [3, 3], [0, 0]).is_err());
+    }
+}
+
+#[test]
+fn a_stride_beyond_the_image_makes_one_point() {
+    let image = make(&[1, 2, 5, 5], DType::F32, &floats(-1.0, 1.0));
+    let weight = make(&[3, 2, 3, 3], DType::F32, &floats(-1.0, 1.0));
+    let run = |stride: [usize; 2]| {
+        let options = ConvOptions { stride, ..ConvOptions::default() };
+        let size = options.size("conv2d", [5, 5], [3, 3]).unwrap();
+        let y = conv2d(&image, &weight, None, &options, size).unwrap();
+        let back = conv_transpose2d(&y, &weight, None, &options, [5, 5]).unwrap();
+        let grad = conv2d_weight(&image, &y, &options, [3, 3]).unwrap();
+        [y, back, grad].map(|t| (t.shape().to_vec(), values(&t)))
+    };
+    assert_eq!(run([5, 5])[0].0, [1, 3, 1, 1]);
+    for stride in [[usize::MAX; 2], [1 << 32; 2], [1 << 63; 2]] {
+        assert_eq!(run(stride), run([5, 5]));
+    }
+    run([1, 1 << 32]);
+}

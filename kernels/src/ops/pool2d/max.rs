@@ -226,12 +226,23 @@ mod tests {
     }
 
     #[test]
+    fn a_stride_beyond_the_image_makes_one_window() {
+        for ceil_mode in [false, true] {
+            let options = PoolOptions { stride: [usize::MAX; 2], ceil_mode, ..PoolOptions::new([2, 2]) };
+            assert_eq!(options.size("max_pool2d", [3, 3]).unwrap(), [1, 1]);
+        }
+    }
+
+    #[test]
     fn windows_that_do_not_fit_are_refused_by_name() {
         let x = make(&[1, 3, 3], DType::F32, &|i| i as f64);
         for options in [
             PoolOptions::new([4, 1]),
             PoolOptions { padding: [2, 0], ..PoolOptions::new([2, 2]) },
             PoolOptions { stride: [0, 1], ..PoolOptions::new([2, 2]) },
+            PoolOptions { dilation: [1 << 63, 1], ..PoolOptions::new([3, 1]) },
+            PoolOptions { dilation: [2, 1], ..PoolOptions::new([(1 << 63) + 1, 1]) },
+            PoolOptions::new([(1 << 63) + 1, 1]),
         ] {
             let message = max_pool2d(&x, &options).unwrap_err().to_string();
             assert!(message.contains("max_pool2d"), "{message}");

@@ -41,7 +41,7 @@ pub fn mean_unpool2d(dy: &Tensor, windows: &[Windows; 2]) -> Result<Tensor> {
 }
 
 fn counts(windows: &[Windows; 2]) -> [usize; 2] {
-    windows.each_ref().map(|w| w.spans.len())
+    windows.each_ref().map(|w| w.count)
 }
 
 fn fits(op: &'static str, x: &Tensor, wanted: [usize; 2]) -> Result<()> {
@@ -54,22 +54,23 @@ fn pool<T: Real>(op: &'static str, x: &Tensor, [rows, cols]: &[Windows; 2], out:
     let (offset, numel, pool) = (out.offset(), out.numel(), out.device().pool()?);
     let source = x.read::<T>(op)?;
     let source = &source[x.offset()..][..x.numel()];
-    let (width, count) = (cols.image, cols.spans.len());
+    let (width, count) = (cols.image, cols.count);
     let plane = rows.image * width;
+    let (row_spans, col_spans) = (rows.spans(op)?, cols.spans(op)?);
     let chunk = piece(count);
     pool.for_each_chunk(&mut out.write::<T>(op)?[offset..offset + numel], chunk, |i, out| {
         let mut sums = vec![0.0; width];
         for (j, out) in out.chunks_exact_mut(count).enumerate() {
             let row = i * (chunk / count) + j;
-            let (pixels, divisor) = &rows.spans[row % rows.spans.len()];
-            let image = &source[row / rows.spans.len() * plane..][..plane];
+            let (pixels, divisor) = &row_spans[row % rows.count];
+            let image = &source[row / rows.count * plane..][..plane];
             sums.fill(0.0);
             for from in image[pixels.start * width..pixels.end * width].chunks_exact(width) {
                 sums.iter_mut().zip(from).for_each(|(sum, x)| *sum += x.widen().to_f64());
             }
-            for (to, (pixels, here)) in out.iter_mut().zip(&cols.spans) {
+            for (to, (pixels, here)) in out.iter_mut().zip(&col_spans) {
                 let sum: f64 = sums[pixels.clone()].iter().sum();
-                *to = T::narrow(T::Wide::from_f64(sum / (divisor * here).max(1) as f64));
+                *to = T::narrow(T::Wide::from_f64(sum / (*divisor as f64 * *here as f64).max(1.0)));
             }
         }
     });
@@ -85,18 +86,19 @@ fn unpool<T: Real>(
     let (offset, numel, pool) = (out.offset(), out.numel(), out.device().pool()?);
     let source = dy.read::<T>(op)?;
     let source = &source[dy.offset()..][..dy.numel()];
-    let (width, count) = (cols.image, cols.spans.len());
-    let (plane, outputs) = (rows.image * width, rows.spans.len() * count);
+    let (width, count) = (cols.image, cols.count);
+    let (plane, outputs) = (rows.image * width, rows.count * count);
+    let (row_spans, col_spans) = (rows.spans(op)?, cols.spans(op)?);
     let chunk = piece(plane);
     pool.for_each_chunk(&mut out.write::<T>(op)?[offset..offset + numel], chunk, |i, out| {
         let (mut row_sums, mut sums) = (vec![0.0; width], vec![0.0; plane]);
         for (j, out) in out.chunks_exact_mut(plane).enumerate() {
             let dy = &source[(i * (chunk / plane) + j) * outputs..][..outputs];
             sums.fill(0.0);
-            for (y, (pixels, divisor)) in rows.spans.iter().enumerate() {
+            for (y, (pixels, divisor)) in row_spans.iter().enumerate() {
                 row_sums.fill(0.0);
-                for (dy, (pixels, here)) in dy[y * count..].iter().zip(&cols.spans) {
-                    let share = dy.widen().to_f64() / (divisor * here).max(1) as f64;
+                for (dy, (pixels, here)) in dy[y * count..].iter().zip(&col_spans) {
+                    let share = dy.widen().to_f64() / (*divisor as f64 * *here as f64).max(1.0);
                     row_sums[pixels.clone()].iter_mut().for_each(|sum| *sum += share);
                 }
                 for sums in sums[pixels.start * width..pixels.end * width].chunks_exact_mut(width) {
@@ -149,7 +151,7 @@ mod tests {
                 let (dys, mut dx) = (values(&dy), vec![0.0; xs.len()]);
                 for (i, &y) in ys.iter().enumerate() {
                     let (plane, row, col) = (i / (h * w), i / w % h, i % w);
-                    let ((rows, m), (cols, n)) = (&windows[0].spans[row], &windows[1].spans[col]);
+                    let ((rows, m), (cols, n)) = (windows[0].span(row), windows[1].span(col));
                     let mut sum = 0.0;
                     for at in rows.clone().flat_map(|r| cols.clone().map(move |c| plane * 63 + r * 9 + c)) {
                         sum += xs[at];
@@ -165,10 +167,17 @@ mod tests {
     }
 
     #[test]
+    fn windows_without_memory_for_their_means_are_refused() {
+        let image = make(&[1, 4, 5], DType::F32, &floats(-1.0, 1.0));
+        let windows = Windows::adaptive("adaptive_avg_pool2d", [4, 5], [1 << 44, 1]).unwrap();
+        assert!(mean_pool2d(&image, &windows).is_err());
+    }
+
+    #[test]
     fn a_last_window_beyond_the_image_divides_by_what_lies_inside_the_margin() {
         let options = PoolOptions { stride: [1, 3], ceil_mode: true, ..PoolOptions::new([1, 3]) };
         let windows = Windows::fixed("avg_pool2d", [1, 5], &options, true).unwrap();
-        assert_eq!(windows[1].spans, [(0..3, 3), (3..5, 2)]);
+        assert_eq!(windows[1].spans("avg_pool2d").unwrap(), [(0..3, 3), (3..5, 2)]);
         let one = make(&[1, 1, 5], DType::F32, &|_| 1.0);
         assert_eq!(values(&mean_pool2d(&one, &windows).unwrap()), [1.0, 1.0]);
         assert!(mean_pool2d(&make(&[1, 1, 4], DType::F32, &|_| 1.0), &windows).is_err());

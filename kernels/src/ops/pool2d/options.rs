@@ -26,7 +26,8 @@ impl PoolOptions {
     /// How many windows there are on an image.
     ///
     /// # Errors
-    /// If the window exceeds the padded image, the padding half the window, or a number that must be positive is 0.
+    /// If the window exceeds the padded image, the padding half the window, a number that must be positive is 0, or
+    /// one is too large.
     pub fn size(&self, op: &'static str, image: [usize; 2]) -> Result<[usize; 2]> {
         let mut size = [0; 2];
         for (i, size) in size.iter_mut().enumerate() {
@@ -41,16 +42,22 @@ impl PoolOptions {
         if kernel == 0 || stride == 0 || dilation == 0 {
             return Err(Error::range(op, format!("{self:?}"), "a kernel, stride and dilation of at least 1"));
         }
-        let reach = dilation * (kernel - 1) + 1;
+        let reach = dilation.checked_mul(kernel - 1).filter(|&n| n < isize::MAX as usize);
+        let reach = 1 + reach.ok_or_else(|| {
+            let got = format!("dilation {dilation} of a kernel of {kernel}");
+            Error::range(op, got, "a reach below 2^63 pixels")
+        })?;
         if padding > reach / 2 {
             let wanted = format!("at most half of the {reach} pixels that a window reaches over");
             return Err(Error::range(op, format!("padding {padding}"), wanted));
         }
         let slack = if self.ceil_mode { stride - 1 } else { 0 };
+        // The image and both margins are below 2^63 each.
+        let padded = image + 2 * padding;
         let room =
-            (image + 2 * padding + slack).checked_sub(reach).filter(|_| image > 0).ok_or_else(|| {
+            padded.saturating_add(slack).checked_sub(reach).filter(|_| image > 0).ok_or_else(|| {
                 let got = format!("a window that reaches over {reach} pixels");
-                Error::shape(op, got, format!("one inside the padded image of {}", image + 2 * padding))
+                Error::shape(op, got, format!("one inside the padded image of {padded}"))
             })?;
         let count = room / stride + 1;
         let beyond = self.ceil_mode && (count - 1) * stride >= image + padding;

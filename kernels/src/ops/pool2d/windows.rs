@@ -10,7 +10,14 @@ use super::PoolOptions;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Windows {
     pub(super) image: usize,
-    pub(super) spans: Vec<(Range<usize>, usize)>,
+    pub(super) count: usize,
+    rule: Rule,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Rule {
+    Fixed { kernel: usize, stride: usize, padding: usize, count_padding: bool },
+    Adaptive,
 }
 
 impl Windows {
@@ -30,16 +37,9 @@ impl Windows {
         }
         let counts = options.size(op, image)?;
         let axis = |i: usize| {
-            let padding = options.padding[i];
-            let span = |at: usize| {
-                let (start, end) = (at * options.stride[i], at * options.stride[i] + options.kernel[i]);
-                let end = end.min(image[i] + 2 * padding);
-                let inside = |x: usize| x.saturating_sub(padding).min(image[i]);
-                let pixels = inside(start)..inside(end);
-                let divisor = if count_padding { end - start } else { pixels.len() };
-                (pixels, divisor)
-            };
-            Windows { image: image[i], spans: (0..counts[i]).map(span).collect() }
+            let (kernel, stride, padding) = (options.kernel[i], options.stride[i], options.padding[i]);
+            let rule = Rule::Fixed { kernel, stride, padding, count_padding };
+            Windows { image: image[i], count: counts[i], rule }
         };
         Ok([axis(0), axis(1)])
     }
@@ -53,13 +53,33 @@ impl Windows {
         if (0..2).any(|i| image[i] == 0 && size[i] > 0) {
             return Err(Error::shape(op, format!("an image of {image:?}"), "one of at least one pixel"));
         }
-        let axis = |i: usize| {
-            let span = |at: usize| {
-                let pixels = at * image[i] / size[i]..((at + 1) * image[i]).div_ceil(size[i]);
-                (pixels.clone(), pixels.len())
-            };
-            Windows { image: image[i], spans: (0..size[i]).map(span).collect() }
-        };
+        let axis = |i: usize| Windows { image: image[i], count: size[i], rule: Rule::Adaptive };
         Ok([axis(0), axis(1)])
+    }
+
+    /// The pixels and the divisor of each. As long as a side of the pooled images, so made once these have their memory.
+    pub(super) fn spans(&self, op: &'static str) -> Result<Vec<(Range<usize>, usize)>> {
+        let mut spans = Vec::new();
+        let room = spans.try_reserve_exact(self.count);
+        room.map_err(|_| Error::range(op, format!("{} windows", self.count), "a table that fits in memory"))?;
+        spans.extend((0..self.count).map(|at| self.span(at)));
+        Ok(spans)
+    }
+
+    pub(super) fn span(&self, at: usize) -> (Range<usize>, usize) {
+        match self.rule {
+            Rule::Fixed { kernel, stride, padding, count_padding } => {
+                let start = at * stride;
+                let end = start.saturating_add(kernel).min(self.image + 2 * padding);
+                let inside = |x: usize| x.saturating_sub(padding).min(self.image);
+                let pixels = inside(start)..inside(end);
+                let divisor = if count_padding { end - start } else { pixels.len() };
+                (pixels, divisor)
+            }
+            Rule::Adaptive => {
+                let pixels = at * self.image / self.count..((at + 1) * self.image).div_ceil(self.count);
+                (pixels.clone(), pixels.len())
+            }
+        }
     }
 }
