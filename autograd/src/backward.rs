@@ -115,12 +115,18 @@ impl Cx<'_> {
     }
 }
 
-/// One gradient.
+/// One gradient, as a backward function returns it.
+///
+/// # Errors
+/// Never; a result so that a backward function can end with it.
 pub fn grads1(a: Var) -> Result<Grads> {
     Ok(SmallVec::from_buf_and_len([Some(a), None], 1))
 }
 
-/// Two gradients, each perhaps none.
+/// Two gradients, each perhaps none, as a backward function returns them.
+///
+/// # Errors
+/// Never; a result so that a backward function can end with it.
 pub fn grads2(a: Option<Var>, b: Option<Var>) -> Result<Grads> {
     Ok(SmallVec::from_buf([a, b]))
 }

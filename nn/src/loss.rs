@@ -37,7 +37,7 @@ macro_rules! losses {
 }
 
 losses! {
-    /// Of logits `[N, C, ..]` and class indices `[N, ..]`.
+    /// Of logits `[N, C, ..]` and class indices `[N, ..]` (i64), in nats; a scalar, or with `Reduction::None` `[N, ..]`.
     CrossEntropyLoss, |self, x, t| x.cross_entropy(t, &self.numbers()), {
         /// A weight a class.
         weight: Option<Tensor> = None,
@@ -48,24 +48,26 @@ losses! {
         /// What becomes of the items' losses.
         reduction: Reduction = Reduction::Mean,
     };
-    /// Squared differences.
+    /// Squared differences of `x` and `t` of one shape; a scalar, or with `Reduction::None` that shape.
     MseLoss, |self, x, t| x.mse_loss(t, self.reduction), {
         /// What becomes of the elements' losses.
         reduction: Reduction = Reduction::Mean,
     };
-    /// Absolute differences.
+    /// Absolute differences of `x` and `t` of one shape; a scalar, or with `Reduction::None` that shape.
     L1Loss, |self, x, t| x.l1_loss(t, self.reduction), {
         /// What becomes of the elements' losses.
         reduction: Reduction = Reduction::Mean,
     };
-    /// Squared differences where they are small, absolute ones where they are large.
+    /// Squared differences where they are small, absolute ones where they are large, of `x` and `t` of one shape; a
+    /// scalar, or with `Reduction::None` that shape.
     SmoothL1Loss, |self, x, t| x.smooth_l1_loss(t, self.beta, self.reduction), {
         /// Where the two meet.
         beta: f64 = 1.0,
         /// What becomes of the elements' losses.
         reduction: Reduction = Reduction::Mean,
     };
-    /// Cross entropy of two outcomes, of logits.
+    /// Cross entropy of two outcomes, of logits `x` and probabilities `t` of one shape, in nats; a scalar, or with
+    /// `Reduction::None` that shape.
     BceWithLogitsLoss,
     |self, x, t| x.binary_cross_entropy_with_logits(t, self.weight.as_ref(), self.pos_weight.as_ref(), self.reduction), {
         /// A weight an element.
@@ -75,7 +77,8 @@ losses! {
         /// What becomes of the elements' losses.
         reduction: Reduction = Reduction::Mean,
     };
-    /// The Kullback-Leibler divergence of a target from an input of logarithms.
+    /// The Kullback-Leibler divergence of a target from an input of logarithms, of one shape, in nats; a scalar, or
+    /// with `Reduction::None` that shape.
     KlDivLoss, |self, x, t| x.kl_div(t, self.target, self.reduction), {
         /// What the target holds.
         target: KlTarget = KlTarget::Probabilities,

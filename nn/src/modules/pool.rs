@@ -5,11 +5,12 @@ use phalanx_kernels::PoolOptions;
 
 use crate::{Entry, Module, Parameters, Result};
 
-/// The largest element of each window.
+/// The largest element of each window: `[N, C, H, W]` to `[N, C, H', W']`, the sizes as [`PoolOptions`] say. Padding is
+/// never the largest; NaN wins.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MaxPool2d(pub PoolOptions);
 
-/// The mean of each window.
+/// The mean of each window: `[N, C, H, W]` to `[N, C, H', W']`, the sizes as [`PoolOptions`] say.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AvgPool2d {
     /// The windows.
@@ -18,7 +19,8 @@ pub struct AvgPool2d {
     pub count_include_pad: bool,
 }
 
-/// The means of windows that make an image of this size.
+/// The means of windows that make an image of this size, `[N, C, H, W]` to `[N, C, size[0], size[1]]`: window i of n
+/// covers rows `i H / n` to `ceil((i + 1) H / n)`, as in PyTorch.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdaptiveAvgPool2d(pub [usize; 2]);
 
