@@ -34,6 +34,9 @@ impl<T: GemmElem> Kernel for Panels<'_, T> {
 
     #[inline(always)]
     fn run<S: Isa>(mut self) {
+        if self.dst.is_empty() {
+            return; // a product without steps has nothing to pack
+        }
         if self.lane_stride == 1 {
             self.copy_rows::<<T::Acc as Float>::Vec<S>>();
         } else if self.step_stride == 1 {
