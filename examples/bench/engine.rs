@@ -32,7 +32,7 @@ pub fn run(report: &Report) -> std::result::Result<(), Box<dyn std::error::Error
     let read = || engine.push(Op::new("op").reads(&[first]), || Ok(()));
     measure(report, &engine, "independent", || variables.iter().try_for_each(write))?;
     measure(report, &engine, "chain", || (0..OPS).try_for_each(|_| counted()))?;
-    let fan = |i: usize| if i % (READERS + 1) == 0 { counted() } else { read() };
+    let fan = |i: usize| if i.is_multiple_of(READERS + 1) { counted() } else { read() };
     measure(report, &engine, "fan", || (0..OPS).try_for_each(fan))?;
     let expected = (REPEATS + 1) * (OPS + OPS.div_ceil(READERS + 1));
     let ran = count.load(Ordering::Relaxed) as usize;
