@@ -122,6 +122,9 @@ impl Ddp {
     /// Runs backward from a loss of one element; afterwards, unless [`Ddp::no_sync`] is in force, the parameters'
     /// gradients are those of all ranks, added. An error here ends the run of all ranks with it.
     ///
+    /// Gradients are to be forgotten (`zero_grad`) before the next pass that synchronises: a sum of all ranks that is
+    /// still there would be added once a rank.
+    ///
     /// # Errors
     /// As [`Var::backward`] and [`Ddp::finish`].
     pub fn backward(&self, loss: &Var) -> Result<()> {

@@ -170,7 +170,6 @@ impl Reducer {
 
     /// Fills buckets anew, once, in the order in which rank 0's gradients came.
     fn rebuild(&self, state: &mut State, mut order: Vec<usize>) -> Result<()> {
-        order.extend((0..self.parameters.len()).filter(|number| !state.launcher.arrivals().contains(number)));
         let late: Vec<usize> = (0..self.parameters.len()).filter(|number| !order.contains(number)).collect();
         order.extend(late);
         let mine: Vec<i64> = order.iter().map(|&number| number as i64).collect();
