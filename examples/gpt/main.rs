@@ -26,6 +26,7 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Parser;
+use phalanx::kernels;
 
 use args::{Cli, Command};
 
@@ -38,11 +39,11 @@ fn main() -> ExitCode {
             return ExitCode::SUCCESS;
         }
     };
-    let done = match cli.command {
+    let done = kernels::checked_isa().and_then(|_| match cli.command {
         None => train::train(&cli.train),
         Some(Command::Train(args)) => train::train(&args),
         Some(Command::Generate(args)) => generate::run(&args),
-    };
+    });
     done.map_or_else(|error| fail(&error), |()| ExitCode::SUCCESS)
 }
 

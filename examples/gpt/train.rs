@@ -39,13 +39,13 @@ pub struct Run {
 pub fn train(args: &TrainArgs) -> Result<(), String> {
     args.check()?;
     let text = args.data.as_deref().map_or_else(text::bundled, text::read)?;
-    let (config, codec) = plan(args)?;
+    let (config, codec, from_folder) = plan(args)?;
     let tokens = codec.encode(&text, config.vocabulary())?;
     let windows = Windows::new(tokens, args.context, args.seed)
         .map_err(|e| of_text(args, &format!("{e} (--context {}; {})", args.context, codec.source())))?;
     // What comes from a folder is as large as its files.
     room::check(args, args.init.is_none().then_some(&config))?;
-    let (identity, codec) = (identity(args, &text, &config), Arc::new(codec));
+    let (identity, codec) = (identity(args, &text, from_folder.then_some(&config)), Arc::new(codec));
     let said = ranks::run(args, |place| {
         let run = build(args, place, config.clone(), codec.clone())?;
         train_rank(args, run, windows.clone(), &identity)
@@ -86,8 +86,8 @@ fn train_rank(
     (!args.quiet).then(sample).transpose()
 }
 
-/// What is to be trained, and how text is cut.
-fn plan(args: &TrainArgs) -> Result<(ModelConfig, Codec), String> {
+/// What is to be trained, how text is cut, and whether a folder said so and not the flags.
+fn plan(args: &TrainArgs) -> Result<(ModelConfig, Codec, bool), String> {
     let began_with = match args.resume.as_ref().filter(|run| began_with_folder(run)) {
         // Whole, so that nothing is built by a damaged one.
         Some(folder) => Checkpoint::load(folder)?.run.remove(FROM_FOLDER).zip(Some(folder)),
@@ -102,7 +102,7 @@ fn plan(args: &TrainArgs) -> Result<(ModelConfig, Codec), String> {
         (None, None) => {
             let [layers, heads, width] = args.sizes();
             let config = GptConfig::new(256, args.context, layers, heads, width);
-            return Ok((ModelConfig::Gpt(config.with_dropout(args.dropout)), Codec::Bytes(None)));
+            return Ok((ModelConfig::Gpt(config.with_dropout(args.dropout)), Codec::Bytes(None), false));
         }
     };
     let mut config = config.map_err(|e| e.to_string())?;
@@ -115,7 +115,7 @@ fn plan(args: &TrainArgs) -> Result<(ModelConfig, Codec), String> {
             folder.display()
         ));
     }
-    Ok((config, Codec::of(folder)?))
+    Ok((config, Codec::of(folder)?, true))
 }
 
 /// The model and its optimizer, new or from a folder.
@@ -160,12 +160,12 @@ fn began_with_folder(run: &Path) -> bool {
 
 /// The settings that a resumed run must share with the one it continues: those that change the numbers. Ranks and
 /// groups that stand for ranks are the same.
-fn identity(args: &TrainArgs, text: &[u8], config: &ModelConfig) -> BTreeMap<String, String> {
+fn identity(args: &TrainArgs, text: &[u8], of_folder: Option<&ModelConfig>) -> BTreeMap<String, String> {
     let digest = text
         .iter()
         .fold(0xcbf2_9ce4_8422_2325_u64, |h, &b| (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3));
     let mut settings = BTreeMap::from([("text".to_string(), format!("{digest:016x}"))]);
-    if args.init.is_some() || args.resume.as_deref().is_some_and(began_with_folder) {
+    if let Some(config) = of_folder {
         settings.insert(FROM_FOLDER.into(), config.to_json(args.dtype.dtype()).to_string());
     }
     let mut put = |flag: &str, value: String| settings.insert(format!("--{flag}"), value);

@@ -23,4 +23,4 @@ mod wide;
 
 pub use ops::*;
 pub use reduction::Reduction;
-pub use simd::{IsaName, available_isas, isa};
+pub use simd::{IsaName, available_isas, checked_isa, isa};

@@ -99,12 +99,20 @@ pub fn available_isas() -> Vec<IsaName> {
 /// At the first call, if `PHALANX_ISA` is set to an unknown name or one this CPU lacks. A silent second choice would
 /// give other bits than the ones asked for.
 pub fn isa() -> IsaName {
-    static CHOSEN: OnceLock<IsaName> = OnceLock::new();
-    *CHOSEN.get_or_init(|| {
+    checked_isa().unwrap_or_else(|message| panic!("{message}"))
+}
+
+/// [`isa`] for a program that would rather tell its user than panic: to be called before anything is computed.
+///
+/// # Errors
+/// If `PHALANX_ISA` is set to an unknown name or one this CPU lacks, with the names there are.
+pub fn checked_isa() -> Result<IsaName, String> {
+    static CHOSEN: OnceLock<Result<IsaName, String>> = OnceLock::new();
+    let choose = || {
         let wanted = std::env::var_os("PHALANX_ISA").filter(|name| !name.is_empty());
         choose(wanted.map(|name| name.to_string_lossy().into_owned()).as_deref())
-            .unwrap_or_else(|message| panic!("{message}"))
-    })
+    };
+    CHOSEN.get_or_init(choose).clone()
 }
 
 /// The instruction set for a value of `PHALANX_ISA`, or what to tell the user.

@@ -27,6 +27,6 @@ mod vector;
 #[cfg(test)]
 pub(crate) use dispatch::dispatch_on;
 pub(crate) use dispatch::{Isa, Kernel, Runner, dispatch};
-pub use dispatch::{IsaName, available_isas, isa};
+pub use dispatch::{IsaName, available_isas, checked_isa, isa};
 pub(crate) use float::Float;
 pub(crate) use vector::{LANES_MAX, Vector};
