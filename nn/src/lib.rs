@@ -44,4 +44,4 @@ pub use phalanx_tensor as tensor;
 pub use scaler::LossScaler;
 pub use schedule::{OneCycle, Schedule};
 pub use scope::Scope;
-pub use unit::{Unit, UnitHooks};
+pub use unit::{AnyUnit, Unit, UnitHooks, UnitHooksHandle};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use phalanx_autograd::Var;
 
-use crate::{Entry, Parameters, Result};
+use crate::{AnyUnit, Entry, Parameter, Parameters, Result};
 
 /// A layer that maps one value to one value.
 pub trait Module: Parameters + Send + Sync {
@@ -55,6 +55,14 @@ impl Sequential {
 impl Parameters for Sequential {
     fn visit(&self, path: &str, visitor: &mut dyn FnMut(&str, Entry<'_>)) {
         self.modules.visit(path, visitor);
+    }
+
+    fn visit_units(&self, visitor: &mut dyn FnMut(&dyn AnyUnit)) {
+        self.modules.visit_units(visitor);
+    }
+
+    fn borrowed(&self) -> Vec<Parameter> {
+        self.modules.borrowed()
     }
 }
 

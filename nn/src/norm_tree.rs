@@ -32,20 +32,28 @@ pub fn sum(blocks: &[f64]) -> f64 {
     level.first().copied().unwrap_or(0.0)
 }
 
-/// The largest nodes inside a shard that holds `blocks`, the first of which is number `first`, from left to right.
-pub fn nodes(first: u64, blocks: &[f64]) -> Vec<TreeNode> {
-    let (mut at, end) = (first, first + blocks.len() as u64);
+/// The largest nodes inside a shard of `count` blocks, the first of which is number `first`, from left to right, as
+/// `(level, index)`.
+pub fn cover(first: u64, count: u64) -> Vec<(u32, u64)> {
+    let (mut at, end) = (first, first + count);
     let mut found = Vec::new();
     while at < end {
         // The largest node that begins here and ends inside.
         let fits = |level: &u32| at.is_multiple_of(1 << level) && at + (1 << level) <= end;
         let level = (0..63).rev().find(fits).unwrap_or(0);
-        let stop = at + (1 << level);
-        let inside = &blocks[(at - first) as usize..(stop - first) as usize];
-        found.push(TreeNode { level, index: at >> level, sum: sum(inside) });
-        at = stop;
+        found.push((level, at >> level));
+        at += 1 << level;
     }
     found
+}
+
+/// The nodes of [`cover`] with their sums, of a shard that holds `blocks`.
+pub fn nodes(first: u64, blocks: &[f64]) -> Vec<TreeNode> {
+    let node = |(level, index): (u32, u64)| {
+        let start = ((index << level) - first) as usize;
+        TreeNode { level, index, sum: sum(&blocks[start..start + (1 << level)]) }
+    };
+    cover(first, blocks.len() as u64).into_iter().map(node).collect()
 }
 
 /// The sum of a parameter of `total` blocks from nodes that cover it.

@@ -1,5 +1,6 @@
 //! [`Parameter`]: a trained tensor.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -75,7 +76,8 @@ impl Parameter {
             let why = format!("got a tensor of shape {:?} for a part of {:?}", tensor.shape(), part.extent);
             return Err(Error::invalid(name, why));
         }
-        Parameter::build(name, tensor, part, 1)
+        let rank = tensor.rank();
+        Parameter::build(name, tensor, part, 1, rank)
     }
 
     /// The same parameter for use at `sites` places. To be called before it is used.
@@ -86,13 +88,29 @@ impl Parameter {
         if sites == 0 {
             return Err(Error::invalid(self.name(), "a parameter has at least one site, got 0"));
         }
-        Parameter::build(self.0.name.clone(), self.tensor(), self.0.part.clone(), sites)
+        Parameter::build(self.0.name.clone(), self.tensor(), self.0.part.clone(), sites, self.0.rank)
     }
 
-    fn build(name: String, tensor: Tensor, part: Shard, sites: usize) -> Result<Parameter> {
+    /// Elements `range` of this one, in row-major order, held by `tensor` (one dimension, any floating-point dtype) and
+    /// updated there: what an optimizer gets of a parameter that is spread over ranks. It is a matrix if this one is.
+    ///
+    /// # Errors
+    /// If the range is not inside, or the tensor has another number of elements.
+    pub fn piece(&self, tensor: Tensor, range: Range<usize>) -> Result<Parameter> {
+        let whole = self.0.part.extent.iter().product();
+        if range.end > whole || range.len() != tensor.numel() {
+            let why = format!("got {:?} for elements {range:?} of {whole}", tensor.shape());
+            return Err(Error::invalid(self.name(), why));
+        }
+        let window = Window { global: Dims::from_slice(&[whole]), offset: Dims::from_slice(&[range.start]) };
+        let part = Shard { window, extent: Dims::from_slice(&[range.len()]) };
+        Parameter::build(self.0.name.clone(), tensor, part, 1, self.0.rank)
+    }
+
+    fn build(name: String, tensor: Tensor, part: Shard, sites: usize, rank: usize) -> Result<Parameter> {
         tensor.storage().set_category(Category::Parameters);
         let sites = (0..sites).map(|_| Leaf::new(tensor.clone(), true)).collect::<Result<_, _>>()?;
-        let (rank, trained) = (tensor.rank(), AtomicBool::new(true));
+        let trained = AtomicBool::new(true);
         Ok(Parameter(Arc::new(State { name, part, rank, trained, sites })))
     }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use phalanx_tensor::Tensor;
 
 use crate::scope::join;
-use crate::{Buffer, Mismatch, Parameter, Result};
+use crate::{AnyUnit, Buffer, Mismatch, Parameter, Result};
 
 /// What a visit comes by.
 #[derive(Clone, Copy, Debug)]
@@ -38,6 +38,14 @@ impl Entry<'_> {
 pub trait Parameters {
     /// Calls `visitor` with every parameter and buffer and its path (`path` in front), in order of registration.
     fn visit(&self, path: &str, visitor: &mut dyn FnMut(&str, Entry<'_>));
+
+    /// Calls `visitor` with every [`crate::Unit`] that is not inside another, in order of registration.
+    fn visit_units(&self, _visitor: &mut dyn FnMut(&dyn AnyUnit)) {}
+
+    /// Parameters that are used here and visited elsewhere: the table of a tied head.
+    fn borrowed(&self) -> Vec<Parameter> {
+        Vec::new()
+    }
 
     /// The trained tensors with their paths; a shared one comes once, under its first path.
     fn named_parameters(&self) -> Vec<(String, Parameter)> {
@@ -111,11 +119,27 @@ impl<T: Parameters> Parameters for Option<T> {
     fn visit(&self, path: &str, visitor: &mut dyn FnMut(&str, Entry<'_>)) {
         self.iter().for_each(|part| part.visit(path, visitor));
     }
+
+    fn visit_units(&self, visitor: &mut dyn FnMut(&dyn AnyUnit)) {
+        self.iter().for_each(|part| part.visit_units(visitor));
+    }
+
+    fn borrowed(&self) -> Vec<Parameter> {
+        self.iter().flat_map(Parameters::borrowed).collect()
+    }
 }
 
 impl<T: Parameters> Parameters for Vec<T> {
     fn visit(&self, path: &str, visitor: &mut dyn FnMut(&str, Entry<'_>)) {
         self.iter().enumerate().for_each(|(i, part)| part.visit(&join(path, i), visitor));
+    }
+
+    fn visit_units(&self, visitor: &mut dyn FnMut(&dyn AnyUnit)) {
+        self.iter().for_each(|part| part.visit_units(visitor));
+    }
+
+    fn borrowed(&self) -> Vec<Parameter> {
+        self.iter().flat_map(Parameters::borrowed).collect()
     }
 }
 
@@ -123,11 +147,27 @@ impl<T: Parameters + ?Sized> Parameters for Box<T> {
     fn visit(&self, path: &str, visitor: &mut dyn FnMut(&str, Entry<'_>)) {
         (**self).visit(path, visitor);
     }
+
+    fn visit_units(&self, visitor: &mut dyn FnMut(&dyn AnyUnit)) {
+        (**self).visit_units(visitor);
+    }
+
+    fn borrowed(&self) -> Vec<Parameter> {
+        (**self).borrowed()
+    }
 }
 
 impl<T: Parameters + ?Sized> Parameters for Arc<T> {
     fn visit(&self, path: &str, visitor: &mut dyn FnMut(&str, Entry<'_>)) {
         (**self).visit(path, visitor);
+    }
+
+    fn visit_units(&self, visitor: &mut dyn FnMut(&dyn AnyUnit)) {
+        (**self).visit_units(visitor);
+    }
+
+    fn borrowed(&self) -> Vec<Parameter> {
+        (**self).borrowed()
     }
 }
 
@@ -157,6 +197,15 @@ macro_rules! parameters {
                     $(let name: &str = $name;)?
                     $crate::Parameters::visit(&self.$field, &$crate::join_path(path, name), visitor);
                 )*
+            }
+
+            #[allow(unused_variables)]
+            fn visit_units(&self, visitor: &mut dyn FnMut(&dyn $crate::AnyUnit)) {
+                $($crate::Parameters::visit_units(&self.$field, visitor);)*
+            }
+
+            fn borrowed(&self) -> Vec<$crate::Parameter> {
+                [$($crate::Parameters::borrowed(&self.$field)),*].concat()
             }
         }
     };

@@ -6,7 +6,7 @@
 //! ```
 //! `enter` and `leave` are identities that run hooks in backward. They are recorded only where there are hooks.
 
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock, Weak};
 
 use phalanx_autograd::{
     Backward, Cx, Grads, Result as GradResult, Saver, Var, checkpoint, is_recomputing, is_recording, phony,
@@ -14,7 +14,7 @@ use phalanx_autograd::{
 };
 use smallvec::smallvec;
 
-use crate::{Entry, Parameters, Result};
+use crate::{Entry, Module, Parameter, Parameters, Result};
 
 /// What can be done around a unit's passes: sharded training gathers and frees parameters there.
 pub trait UnitHooks: Send + Sync {
@@ -57,16 +57,39 @@ pub trait UnitHooks: Send + Sync {
 
 type Hooks = Arc<dyn UnitHooks>;
 
+type HookList = RwLock<Vec<Hooks>>;
+
 /// A module and the hooks around it.
 pub struct Unit<M: ?Sized> {
-    hooks: RwLock<Vec<Hooks>>,
+    hooks: Arc<HookList>,
     module: Arc<M>,
+}
+
+/// A [`Unit`], whatever its module.
+pub trait AnyUnit: Parameters {
+    /// Adds hooks. Those that begin something run in order of their registration, those that end it in reverse.
+    fn add_hooks(&self, hooks: Arc<dyn UnitHooks>) -> UnitHooksHandle;
+}
+
+/// Hooks that were added to a unit.
+pub struct UnitHooksHandle {
+    list: Weak<HookList>,
+    hooks: Hooks,
+}
+
+impl UnitHooksHandle {
+    /// Takes the hooks away; does nothing the second time.
+    pub fn remove(&self) {
+        if let Some(list) = self.list.upgrade() {
+            list.write().unwrap_or_else(PoisonError::into_inner).retain(|h| !Arc::ptr_eq(h, &self.hooks));
+        }
+    }
 }
 
 impl<M: ?Sized + Send + Sync + 'static> Unit<M> {
     /// A unit without hooks.
     pub fn new(module: Arc<M>) -> Unit<M> {
-        Unit { hooks: RwLock::default(), module }
+        Unit { hooks: Arc::default(), module }
     }
 
     /// The module itself.
@@ -74,9 +97,10 @@ impl<M: ?Sized + Send + Sync + 'static> Unit<M> {
         &self.module
     }
 
-    /// Adds hooks. Those that begin something run in order of their registration, those that end it in reverse.
-    pub fn add_hooks(&self, hooks: Arc<dyn UnitHooks>) {
-        self.hooks.write().unwrap_or_else(PoisonError::into_inner).push(hooks);
+    /// See [`AnyUnit::add_hooks`].
+    pub fn add_hooks(&self, hooks: Arc<dyn UnitHooks>) -> UnitHooksHandle {
+        self.hooks.write().unwrap_or_else(PoisonError::into_inner).push(hooks.clone());
+        UnitHooksHandle { list: Arc::downgrade(&self.hooks), hooks }
     }
 
     /// Calls the module through `forward`; with `recompute`, without keeping what it computes.
@@ -129,9 +153,29 @@ impl<M: ?Sized + Send + Sync + 'static> Unit<M> {
     }
 }
 
-impl<M: ?Sized + Parameters> Parameters for Unit<M> {
+impl<M: ?Sized + Parameters + Send + Sync + 'static> Parameters for Unit<M> {
     fn visit(&self, path: &str, visitor: &mut dyn FnMut(&str, Entry<'_>)) {
         self.module.visit(path, visitor);
+    }
+
+    fn visit_units(&self, visitor: &mut dyn FnMut(&dyn AnyUnit)) {
+        visitor(self);
+    }
+
+    fn borrowed(&self) -> Vec<Parameter> {
+        self.module.borrowed()
+    }
+}
+
+impl<M: ?Sized + Module + 'static> Module for Unit<M> {
+    fn forward(&self, x: &Var) -> Result<Var> {
+        self.call(x, false, |module, x| module.forward(x))
+    }
+}
+
+impl<M: ?Sized + Parameters + Send + Sync + 'static> AnyUnit for Unit<M> {
+    fn add_hooks(&self, hooks: Arc<dyn UnitHooks>) -> UnitHooksHandle {
+        Unit::add_hooks(self, hooks)
     }
 }
 
@@ -174,7 +218,7 @@ mod tests {
     use phalanx_tensor::{DType, Device};
 
     use super::*;
-    use crate::{Embedding, EmbeddingConfig, Linear, LinearConfig, Module, Scope};
+    use crate::{Embedding, EmbeddingConfig, Linear, LinearConfig, Scope};
 
     /// Writes down what is called.
     struct Notes(&'static str, Arc<Mutex<Vec<String>>>);

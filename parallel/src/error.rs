@@ -23,6 +23,9 @@ pub enum Error {
         /// Where.
         why: String,
     },
+    /// Settings that do not fit each other, the ranks or the model.
+    #[error("{0}")]
+    Config(String),
     /// Gradients that every rank waits for did not come.
     #[error("backward gave no gradient to {}; let unused parameters be looked for (`find_unused`)", parameters.join(", "))]
     Unused {

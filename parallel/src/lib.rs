@@ -9,5 +9,6 @@ pub mod engine;
 mod error;
 pub mod launch;
 pub mod mesh;
+pub mod sharded;
 
 pub use error::{Error, Result};

@@ -10,7 +10,9 @@ use super::KvCache;
 use crate::layers::{Table, activation_window};
 use crate::modules::Dropout;
 use crate::scope::join;
-use crate::{Entry, Error, Head, Layers, Module, OneDevice, Parameters, Result, Scope, Unit};
+use crate::{
+    AnyUnit, Entry, Error, Head, Layers, Module, OneDevice, Parameter, Parameters, Result, Scope, Unit,
+};
 
 /// Which part of a model is built.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -176,7 +178,7 @@ impl<L: Layers> Decoder<L> {
 
     /// The device of the parameters.
     pub fn device(&self) -> Device {
-        self.parameters().first().map_or(Device::CPU, crate::Parameter::device)
+        self.parameters().first().map_or(Device::CPU, Parameter::device)
     }
 
     /// Tokens `[B, T]` (i64) to the stream `[B, T, width]` after the last block here; a stage without the embedding
@@ -338,6 +340,10 @@ impl<L: Layers> Parameters for Tail<L> {
             self.head.visit(&join(path, name), visitor);
         }
     }
+
+    fn borrowed(&self) -> Vec<Parameter> {
+        if self.head_name.is_none() { self.head.parameters() } else { Vec::new() }
+    }
 }
 
 impl<L: Layers> Parameters for Decoder<L> {
@@ -348,6 +354,12 @@ impl<L: Layers> Parameters for Decoder<L> {
             block.visit(&join(&blocks, i), visitor);
         }
         self.tail.visit(path, visitor);
+    }
+
+    fn visit_units(&self, visitor: &mut dyn FnMut(&dyn AnyUnit)) {
+        self.embed.visit_units(visitor);
+        self.blocks.visit_units(visitor);
+        self.tail.visit_units(visitor);
     }
 }
 

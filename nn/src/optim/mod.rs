@@ -145,6 +145,11 @@ impl<R: Rule> Optimizer<R> {
         Ok(Optimizer { rule, groups, states })
     }
 
+    /// The rule.
+    pub fn rule(&self) -> &R {
+        &self.rule
+    }
+
     /// The groups, whose rates and decays may be changed at any time. Parameters may not be added.
     pub fn groups_mut(&mut self) -> &mut [Group] {
         &mut self.groups

@@ -146,9 +146,8 @@ impl Ddp {
 
     /// While the result lives, backward passes only accumulate on this rank: for all micro-batches but the last.
     /// What counts is whether it lives when *backward* runs.
-    #[must_use = "gradients are added again when it is dropped"]
     pub fn no_sync(&self) -> NoSync {
-        NoSync { before: self.synchronise.swap(false, Ordering::Relaxed), flag: self.synchronise.clone() }
+        NoSync::new(&self.synchronise)
     }
 
     /// Gives all ranks rank 0's buffers (running statistics), as before a forward pass in training.
@@ -172,9 +171,16 @@ impl Drop for Ddp {
 }
 
 /// See [`Ddp::no_sync`].
+#[must_use = "gradients are added again when it is dropped"]
 pub struct NoSync {
     flag: Arc<AtomicBool>,
     before: bool,
+}
+
+impl NoSync {
+    pub(crate) fn new(synchronise: &Arc<AtomicBool>) -> NoSync {
+        NoSync { before: synchronise.swap(false, Ordering::Relaxed), flag: synchronise.clone() }
+    }
 }
 
 impl Drop for NoSync {

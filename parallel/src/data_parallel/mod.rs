@@ -11,7 +11,7 @@ mod buckets;
 mod ddp;
 mod hook;
 mod reducer;
-mod same;
+pub(crate) mod same;
 mod sampler;
 
 pub use buckets::{Buckets, GradSize, Launcher};

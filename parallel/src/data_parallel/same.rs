@@ -7,7 +7,7 @@ use crate::comm::Comm;
 use crate::{Error, Result};
 
 /// Compares this rank's model with rank 0's; every rank learns who differs.
-pub(super) fn check(model: &(impl Parameters + ?Sized), comm: &Comm) -> Result<()> {
+pub(crate) fn check(model: &(impl Parameters + ?Sized), comm: &Comm) -> Result<()> {
     let mut entries: Vec<String> = Vec::new();
     model.visit("", &mut |path, entry| {
         let (tensor, kind) = match entry {

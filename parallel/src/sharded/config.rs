@@ -1,0 +1,113 @@
+//! [`ZeroConfig`]: what is spread over the ranks, and how.
+
+use phalanx_tensor::{DType, Device};
+
+use super::Ownership;
+use crate::data_parallel::Average;
+use crate::{Error, Result};
+
+/// What is spread over the ranks. Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion
+/// Parameter Models" (2020), section 5.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Stage {
+    /// Optimizer state (ZeRO-1).
+    Optimizer = 1,
+    /// And gradients (ZeRO-2).
+    Gradients = 2,
+    /// And parameters (ZeRO-3, fully sharded data parallelism).
+    Parameters = 3,
+}
+
+/// Which units' parameters stay gathered between forward and backward, in [`Stage::Parameters`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Reshard {
+    /// None: every unit is gathered twice a step.
+    Always,
+    /// Those of the last unit, whose backward begins at once.
+    #[default]
+    ExceptLast,
+    /// All: a unit is gathered once a step, and freed after its backward.
+    Never,
+}
+
+/// How [`Zero`](super::Zero) spreads a model.
+#[derive(Clone, Debug)]
+pub struct ZeroConfig {
+    /// What is spread.
+    pub stage: Stage,
+    /// How parameters are cut.
+    pub ownership: Ownership,
+    /// Which units stay gathered.
+    pub reshard: Reshard,
+    /// Whether the next unit's parameters are gathered while a unit computes.
+    pub prefetch: bool,
+    /// How many ranks share one copy (hybrid sharding): consecutive ones, a divisor of the group's size. The groups' sums
+    /// are then added, in order of the groups: an order of additions of its own. `None`: all.
+    pub shard_ranks: Option<usize>,
+    /// Sum or mean of the ranks' gradients.
+    pub average: Average,
+    /// Whether parameters may get no gradient; see [`DdpConfig::find_unused`](crate::data_parallel::DdpConfig).
+    pub find_unused: bool,
+    /// The gradients' dtype; `None`: each parameter's own.
+    pub grad_dtype: Option<DType>,
+    /// The dtype that ranks keep their shares in, wider than what is computed with: f32 shares of a bf16 model are
+    /// rounded as they are gathered, and no master copy is needed. `None`: each parameter's own.
+    pub shard_dtype: Option<DType>,
+    /// Where shares, their gradients and their optimizer state live, if not on the model's device.
+    pub offload: Option<Device>,
+}
+
+impl ZeroConfig {
+    /// A stage, with the rest as most want it.
+    pub fn new(stage: Stage) -> ZeroConfig {
+        ZeroConfig {
+            stage,
+            ownership: Ownership::Even,
+            reshard: Reshard::ExceptLast,
+            prefetch: true,
+            shard_ranks: None,
+            average: Average::Sum,
+            find_unused: false,
+            grad_dtype: None,
+            shard_dtype: None,
+            offload: None,
+        }
+    }
+
+    /// The ranks of the group of `ranks` ranks that share a copy with `rank`, and those that hold the same share.
+    pub(super) fn groups(&self, rank: usize, ranks: usize) -> Result<(Vec<usize>, Vec<usize>)> {
+        let each = self.shard_ranks.unwrap_or(ranks);
+        if each == 0 || !ranks.is_multiple_of(each) {
+            return Err(Error::Config(format!("got shard_ranks {each}, wanted a divisor of {ranks} ranks")));
+        }
+        let first = rank - rank % each;
+        Ok(((first..first + each).collect(), (rank % each..ranks).step_by(each).collect()))
+    }
+}
+
+impl TryFrom<u8> for Stage {
+    type Error = Error;
+
+    fn try_from(number: u8) -> Result<Stage> {
+        match number {
+            1 => Ok(Stage::Optimizer),
+            2 => Ok(Stage::Gradients),
+            3 => Ok(Stage::Parameters),
+            _ => Err(Error::Config(format!("got ZeRO stage {number}, wanted 1, 2 or 3"))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hybrid_groups() {
+        let config = ZeroConfig { shard_ranks: Some(2), ..ZeroConfig::new(Stage::Parameters) };
+        assert_eq!(config.groups(3, 6).unwrap(), (vec![2, 3], vec![1, 3, 5]));
+        assert!(config.groups(0, 3).is_err());
+        assert_eq!(ZeroConfig::new(Stage::Optimizer).groups(1, 3).unwrap(), (vec![0, 1, 2], vec![1]));
+        assert!(Stage::try_from(4).unwrap_err().to_string().contains("ZeRO stage 4"));
+    }
+}

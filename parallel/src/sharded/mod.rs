@@ -1,0 +1,27 @@
+//! Data parallelism in which every rank keeps a share of optimizer state, gradients and parameters: ZeRO, FSDP.
+//!
+//! ```text
+//! config   what is spread, and how         cuts   which elements each rank owns
+//! zero     the wrapper around a model      core   when values are gathered and freed, when gradients are sent
+//! flat     the buffers                     norm   the gradients' norm        whole   state dicts of everything
+//! ```
+//!
+//! | of a parameter's bytes | every rank keeps                        | and sends a step, of the parameters' bytes |
+//! |------------------------|-----------------------------------------|--------------------------------------------|
+//! | `Stage::Optimizer`     | parameters, gradients, 1/N of the state | 2 (N-1)/N                                  |
+//! | `Stage::Gradients`     | parameters, 1/N of the rest             | 2 (N-1)/N                                  |
+//! | `Stage::Parameters`    | 1/N                                     | 3 (N-1)/N, less units that are not resharded |
+//!
+//! Sources: Rajbhandari et al., "ZeRO" (2020); Zhao et al., "PyTorch FSDP" (2023).
+
+mod config;
+mod core;
+mod cuts;
+mod flat;
+mod norm;
+mod whole;
+mod zero;
+
+pub use config::{Reshard, Stage, ZeroConfig};
+pub use cuts::{Cuts, Ownership};
+pub use zero::{Gathered, Zero};

@@ -1,0 +1,307 @@
+//! [`Zero`]: data parallelism in which every rank keeps a share of the state.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use phalanx_nn::autograd::{HookHandle, Var};
+use phalanx_nn::{Entry, Parameter, Parameters, UnitHooks, UnitHooksHandle};
+use phalanx_tensor::{DType, Device};
+
+use super::core::{Core, Group, Pass};
+use super::flat::{Flat, Ranks};
+use super::{Cuts, Stage, ZeroConfig, norm};
+use crate::comm::Comm;
+use crate::data_parallel::{NoSync, same};
+use crate::Result;
+
+/// A model whose optimizer state, gradients and parameters are spread over a group of ranks, each of which computes on its
+/// share of the batch. The bits are those of [`Ddp`](crate::data_parallel::Ddp) and of one device.
+///
+/// What is gathered and freed together are the model's [units](phalanx_nn::Unit). Parameters outside all units are never
+/// freed, as in ZeRO-2. An optimizer is built over [`Zero::parameters`], and [`Zero::updated`] follows its step.
+///
+/// ```
+/// use phalanx_nn::{Group, LinearConfig, Module, Rule, Scope, Sequential, Sgd, Unit};
+/// use phalanx_parallel::{Result, launch, sharded::{Stage, Zero, ZeroConfig}};
+/// use phalanx_tensor::DType;
+///
+/// let values = launch::threads(2, |rank| -> Result<Vec<f32>> {
+///     let linear = LinearConfig::new(1, 1).init(&Scope::new(7, DType::F32, rank.device()))?;
+///     let model = Sequential::new().with(Unit::new(std::sync::Arc::new(linear)));
+///     let zero = Zero::new(&model, rank.comm().clone(), ZeroConfig::new(Stage::Parameters))?;
+///     let mut optimizer = Sgd::default().init(vec![Group::new(zero.parameters(), 0.5)])?;
+///     let x = phalanx_nn::autograd::Var::from_slice(&[1.0 + rank.rank() as f32], &[1, 1], rank.device())?;
+///     zero.backward(&model.forward(&x)?.sum_all()?)?;
+///     let grads = zero.parameters().iter().map(|p| Ok(p.grad()?.unwrap().to_vec::<f32>()?)).collect::<Result<Vec<_>>>()?;
+///     optimizer.step()?;
+///     zero.updated()?;
+///     Ok(grads.concat())
+/// });
+/// assert_eq!(values.unwrap().concat(), [3.0, 2.0]); // the weight's gradient on one rank, the bias's on the other
+/// ```
+pub struct Zero {
+    pub(super) core: Arc<Core>,
+    pub(super) entries: Vec<(String, Source)>,
+    synchronise: Arc<AtomicBool>,
+    hooks: Vec<HookHandle>,
+    units: Vec<UnitHooksHandle>,
+}
+
+/// Where an entry of the model's state dict is kept.
+pub(super) enum Source {
+    /// Group, buffer, member.
+    Flat(usize, usize, usize),
+    Parameter(Parameter),
+    Buffer(phalanx_nn::Buffer),
+}
+
+impl Zero {
+    /// Gives all ranks rank 0's values and takes the parameters in hand. All ranks of `comm` call it with models of the
+    /// same parameters.
+    ///
+    /// # Errors
+    /// If the ranks hold different models, which are named; if the settings do not fit; if memory is short, or as
+    /// [`crate::comm::Pending::wait`].
+    pub fn new(model: &(impl Parameters + ?Sized), comm: Comm, config: ZeroConfig) -> Result<Zero> {
+        same::check(model, &comm)?;
+        let mut entries = Vec::new();
+        let mut done = Ok(());
+        model.visit("", &mut |path, entry| {
+            if done.is_ok() {
+                done = comm.broadcast(&mut entry.tensor(), 0);
+            }
+            entries.push((path.to_string(), match entry {
+                Entry::Parameter(p) => Source::Parameter(p.clone()),
+                Entry::Buffer(b) => Source::Buffer(b.clone()),
+            }));
+        });
+        done?;
+        let (shard, replicas) = config.groups(comm.rank(), comm.size())?;
+        let ranks = Ranks { shard: comm.group(&shard)?, replicas: comm.group(&replicas)?, all: comm };
+        let (grouped, units) = group(model);
+        let mut loads = vec![0; ranks.shard.size()];
+        let mut groups = Vec::new();
+        for (parameters, bounds) in grouped {
+            let mut flats = Vec::new();
+            for alike in runs(parameters, config.stage) {
+                let stage = if bounds.is_none() { config.stage.min(Stage::Gradients) } else { config.stage };
+                let elements: Vec<usize> = alike.iter().map(|p| p.tensor().numel()).collect();
+                let cuts = Cuts::new(config.ownership, &elements, &mut loads);
+                flats.push(Flat::new(&alike, cuts, ranks.shard.rank(), stage, &config)?);
+            }
+            groups.push(Group::new(flats, bounds));
+        }
+        place(&mut entries, &groups);
+        let core = Arc::new(Core::new(ranks, config, groups, units));
+        let mut zero = Zero {
+            core,
+            entries,
+            synchronise: Arc::new(AtomicBool::new(true)),
+            hooks: Vec::new(),
+            units: Vec::new(),
+        };
+        zero.hook(model);
+        Ok(zero)
+    }
+
+    /// The parameters hold the hooks and the core the parameters, so the hooks hold the core weakly.
+    fn hook(&mut self, model: &(impl Parameters + ?Sized)) {
+        for (number, parameter) in self.core.parameters().enumerate() {
+            for leaf in parameter.leaves() {
+                let (core, synchronise) = (Arc::downgrade(&self.core), self.synchronise.clone());
+                self.hooks.push(leaf.on_accumulate(move |_| {
+                    let Some(core) = core.upgrade() else { return Ok(()) };
+                    Ok(core.arrived(number, synchronise.load(Ordering::Relaxed))?)
+                }));
+            }
+        }
+        model.visit_units(&mut |unit| {
+            let hooks = Hooks { core: Arc::downgrade(&self.core), unit: self.units.len() };
+            self.units.push(unit.add_hooks(Arc::new(hooks)));
+        });
+    }
+
+    /// What an optimizer is built over: this rank's parts of the trained parameters, under their names. Their gradients
+    /// are those of all ranks, added.
+    pub fn parameters(&self) -> Vec<Parameter> {
+        let state = self.core.lock();
+        state.groups.iter().flat_map(|g| &g.flats).flat_map(|f| f.pieces.iter().cloned()).collect()
+    }
+
+    /// Runs backward from a loss of one element; afterwards, unless [`Zero::no_sync`] is in force, the parameters that
+    /// [`Zero::parameters`] gives have the gradients of all ranks added to theirs. An error here ends the run of all ranks.
+    ///
+    /// # Errors
+    /// As [`Var::backward`] and [`Zero::finish`].
+    pub fn backward(&self, loss: &Var) -> Result<()> {
+        let done = self.core.check_fresh().and_then(|()| Ok(loss.backward()?));
+        done.and_then(|()| self.finish()).inspect_err(|error| self.core.ranks.all.fail(&error.to_string()))
+    }
+
+    /// What [`Zero::backward`] does after the backward pass, for those who run that themselves: sends what is left, waits
+    /// for everything, frees gathered parameters.
+    ///
+    /// # Errors
+    /// If a parameter got no gradient (see [`ZeroConfig::find_unused`]), or as [`crate::comm::Pending::wait`].
+    pub fn finish(&self) -> Result<()> {
+        match self.synchronise.load(Ordering::Relaxed) {
+            true => self.core.finish(),
+            false => self.core.free(),
+        }
+    }
+
+    /// While the result lives, backward passes only accumulate on this rank, unspread: for all micro-batches but the last.
+    /// What counts is whether it lives when *backward* runs.
+    pub fn no_sync(&self) -> NoSync {
+        NoSync::new(&self.synchronise)
+    }
+
+    /// The Euclidean norm of all ranks' gradients, the same bits as [`phalanx_nn::grad_norm`] of the whole gradients. All
+    /// ranks call it.
+    ///
+    /// # Errors
+    /// If a gradient cannot be read, or as [`crate::comm::Pending::wait`].
+    pub fn grad_norm(&self) -> Result<f64> {
+        norm::grad_norm(&self.core)
+    }
+
+    /// To be called by all ranks after the optimizer's step: gives all ranks what each has updated (in ZeRO-1 and 2).
+    ///
+    /// # Errors
+    /// As [`crate::comm::Pending::wait`].
+    pub fn updated(&self) -> Result<()> {
+        self.core.updated()
+    }
+
+    /// Lets the model hold all its values until the result is dropped: to evaluate, generate or inspect it outside of its
+    /// units. All ranks call it.
+    ///
+    /// # Errors
+    /// As [`crate::comm::Pending::wait`].
+    pub fn gathered(&self) -> Result<Gathered> {
+        self.core.gather()?;
+        Ok(Gathered(self.core.clone()))
+    }
+
+    /// How many elements of the trained parameters each rank that shares a copy owns.
+    pub fn shares(&self) -> Vec<usize> {
+        let state = self.core.lock();
+        let mut shares = vec![0; self.core.ranks.shard.size()];
+        for flat in state.groups.iter().flat_map(|g| &g.flats).filter(|f| f.trained) {
+            shares.iter_mut().zip(flat.cuts.counts()).for_each(|(share, count)| *share += count);
+        }
+        shares
+    }
+}
+
+impl Drop for Zero {
+    fn drop(&mut self) {
+        self.hooks.iter().for_each(HookHandle::remove);
+        self.units.iter().for_each(UnitHooksHandle::remove);
+    }
+}
+
+/// See [`Zero::gathered`].
+#[must_use = "values are freed when it is dropped"]
+pub struct Gathered(Arc<Core>);
+
+impl Drop for Gathered {
+    fn drop(&mut self) {
+        // Freeing waits for nothing that was not waited for, and an empty stand-in always fits.
+        let _ = self.0.free();
+    }
+}
+
+/// A unit's part.
+struct Hooks {
+    core: std::sync::Weak<Core>,
+    unit: usize,
+}
+
+impl Hooks {
+    fn with(&self, f: impl FnOnce(&Core) -> Result<()>) -> phalanx_nn::Result<()> {
+        let done = self.core.upgrade().map_or(Ok(()), |core| f(&core));
+        Ok(done.map_err(phalanx_nn::autograd::Error::from)?)
+    }
+}
+
+impl UnitHooks for Hooks {
+    fn pre_forward(&self) -> phalanx_nn::Result<()> {
+        self.with(|core| core.enter(self.unit, Pass::Forward))
+    }
+    fn post_forward(&self) -> phalanx_nn::Result<()> {
+        self.with(|core| core.leave(self.unit, Pass::Forward))
+    }
+    fn pre_recompute(&self) -> phalanx_nn::Result<()> {
+        self.with(|core| core.enter_again(self.unit))
+    }
+    fn pre_backward(&self) -> phalanx_nn::Result<()> {
+        self.with(|core| core.enter(self.unit, Pass::Backward))
+    }
+    fn post_backward(&self) -> phalanx_nn::Result<()> {
+        self.with(|core| core.leave(self.unit, Pass::Backward))
+    }
+}
+
+/// Parameters that are gathered together, and the first and last of the units that use them.
+type Grouped = (Vec<Parameter>, Option<(usize, usize)>);
+
+/// The groups of a model, in the order of their first units, those of no unit in front; and each unit's group.
+fn group(model: &(impl Parameters + ?Sized)) -> (Vec<Grouped>, Vec<usize>) {
+    let mut used: Vec<Vec<Parameter>> = Vec::new();
+    model.visit_units(&mut |unit| used.push([unit.parameters(), unit.borrowed()].concat()));
+    // Units that share a parameter are one group, which has the number of its first unit.
+    let mut units: Vec<usize> = (0..used.len()).collect();
+    for (a, b) in (0..used.len()).flat_map(|a| (a + 1..used.len()).map(move |b| (a, b))) {
+        if used[a].iter().any(|p| used[b].iter().any(|q| p.is(q))) {
+            let (from, to) = (units[a].max(units[b]), units[a].min(units[b]));
+            units.iter_mut().filter(|unit| **unit == from).for_each(|unit| *unit = to);
+        }
+    }
+    let mut groups: Vec<Grouped> = vec![(Vec::new(), None)];
+    let mut numbers: BTreeMap<usize, usize> = BTreeMap::new();
+    for (unit, group) in units.iter_mut().enumerate() {
+        let number = *numbers.entry(*group).or_insert(groups.len());
+        match groups.get_mut(number) {
+            Some((_, bounds)) => *bounds = bounds.map(|(first, _)| (first, unit)),
+            None => groups.push((Vec::new(), Some((unit, unit)))),
+        }
+        *group = number;
+    }
+    for parameter in model.parameters() {
+        let unit = used.iter().position(|used| used.iter().any(|p| p.is(&parameter)));
+        groups[unit.map_or(0, |unit| units[unit])].0.push(parameter);
+    }
+    (groups, units)
+}
+
+/// A group's parameters in sets that can lie in one buffer. Frozen ones are spread only where parameters are.
+fn runs(parameters: Vec<Parameter>, stage: Stage) -> Vec<Vec<Parameter>> {
+    let mut sets: Vec<((DType, Device, bool), Vec<Parameter>)> = Vec::new();
+    let spread = |p: &Parameter| p.is_trained() || stage == Stage::Parameters;
+    for parameter in parameters.into_iter().filter(spread) {
+        let kind = (parameter.dtype(), parameter.device(), parameter.is_trained());
+        match sets.iter_mut().find(|(known, _)| *known == kind) {
+            Some((_, set)) => set.push(parameter),
+            None => sets.push((kind, vec![parameter])),
+        }
+    }
+    sets.into_iter().map(|(_, set)| set).collect()
+}
+
+/// Notes which entries are in which buffers.
+fn place(entries: &mut [(String, Source)], groups: &[Group]) {
+    for (_, source) in entries {
+        let Source::Parameter(parameter) = source else { continue };
+        let flats = groups.iter().enumerate().flat_map(|(g, group)| {
+            group.flats.iter().enumerate().map(move |(f, flat)| (g, f, flat))
+        });
+        let mut places = flats.filter_map(|(g, f, flat)| {
+            Some((g, f, flat.members.iter().position(|m| m.parameter.is(parameter))?))
+        });
+        if let Some((g, f, m)) = places.next() {
+            *source = Source::Flat(g, f, m);
+        }
+    }
+}
