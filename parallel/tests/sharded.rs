@@ -3,9 +3,12 @@
 mod gpt;
 
 use gpt::{Trained, alone, bytes, loss, model, optimizer, rows, update};
+use std::sync::Arc;
+
+use phalanx_nn::autograd::Var;
+use phalanx_nn::{Group, Linear, LinearConfig, Module, Parameter, Parameters, Rule, Scope, Sgd, Unit};
 use phalanx_parallel::sharded::{Ownership, Reshard, Stage, Zero, ZeroConfig};
 use phalanx_parallel::{Result, launch};
-use phalanx_nn::Parameters;
 use phalanx_tensor::{DType, Device};
 
 const STAGES: [Stage; 3] = [Stage::Optimizer, Stage::Gradients, Stage::Parameters];
@@ -72,5 +75,61 @@ fn choices_change_no_bit() {
             let config = ZeroConfig { ownership, reshard, prefetch, offload, ..config(stage) };
             same(&together(DType::F32, 3, 2, 3, &config), &wanted, &format!("{config:?}"));
         }
+    }
+}
+
+#[test]
+fn frozen_and_shared_parameters_and_those_of_no_unit() {
+    let build = |device: Device| {
+        let (linear, scope) = (LinearConfig::new(5, 5), Scope::new(2, DType::F64, device));
+        let [a, b, c] = ["a", "b", "c"].map(|name| linear.clone().init(&scope.child(name)).unwrap());
+        b.parameters()[0].freeze();
+        Odd { a: Unit::new(Arc::new(a)), b: Unit::new(Arc::new(b)), c }
+    };
+    let input = |device| Var::from_slice(&[0.5, -1.0, 2.0, 0.25, 3.0], &[1, 5], device);
+    let run = |rank: launch::Rank, stage: Stage| -> Result<_> {
+        let model = build(rank.device());
+        let zero = Zero::new(&model, rank.comm().clone(), ZeroConfig::new(stage))?;
+        let mut optimizer = Sgd::default().init(vec![Group::new(zero.parameters(), 0.1)])?;
+        for _ in 0..3 {
+            // Twice through a, whose unit is gathered twice.
+            zero.backward(&model.forward(&input(rank.device())?)?.sum_all()?)?;
+            optimizer.step()?;
+            optimizer.zero_grad()?;
+            zero.updated()?;
+        }
+        let _all = zero.gathered()?;
+        Ok(bytes(&phalanx_nn::state_dict(&model)))
+    };
+    let model = build(Device::CPU);
+    let trained = model.parameters().into_iter().filter(Parameter::is_trained).collect();
+    let mut optimizer = Sgd::default().init(vec![Group::new(trained, 0.1)]).unwrap();
+    for _ in 0..3 {
+        // Three ranks bring the same gradient; it is added twice to itself.
+        for _ in 0..3 {
+            model.forward(&input(Device::CPU).unwrap()).unwrap().sum_all().unwrap().backward().unwrap();
+        }
+        optimizer.step().unwrap();
+        optimizer.zero_grad().unwrap();
+    }
+    let wanted = bytes(&phalanx_nn::state_dict(&model));
+    for stage in STAGES {
+        let all = launch::threads(3, |rank| run(rank, stage)).unwrap();
+        assert!(all.iter().all(|got| *got == wanted), "{stage:?}");
+    }
+}
+
+/// A map that is used twice, one that is partly frozen, one that is no unit.
+struct Odd {
+    a: Unit<Linear>,
+    b: Unit<Linear>,
+    c: Linear,
+}
+phalanx_nn::parameters!(Odd { a, b, c });
+
+impl Odd {
+    fn forward(&self, x: &Var) -> Result<Var> {
+        let x = self.b.forward(&self.a.forward(x)?)?;
+        Ok(self.c.forward(&self.a.forward(&x)?)?)
     }
 }

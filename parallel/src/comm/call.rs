@@ -200,12 +200,12 @@ impl Call {
     /// An input in the output's storage: dropped where it is already in its place, else copied out of the way.
     fn part_from_output(&mut self, rank: usize) -> Result<()> {
         let (Some(input), Some(output)) = (&self.input, &self.output) else { return Ok(()) };
-        if !input.shares_storage(output) || input.numel() == 0 {
+        if !input.shares_storage(output) {
             return Ok(());
         }
         let before: usize = self.signature.counts[..rank].iter().sum();
         let in_place = matches!(self.kind(), Kind::AllGather | Kind::Gather);
-        let here = in_place && input.offset() == output.offset() + before;
+        let here = in_place && (input.numel() == 0 || input.offset() == output.offset() + before);
         self.input = if here { None } else { Some(input.copy()?) };
         Ok(())
     }

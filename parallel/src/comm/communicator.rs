@@ -38,6 +38,11 @@ pub trait Communicator: fmt::Debug + Send + Sync {
     /// Ends the run of all ranks with this rank's error, unless it has ended already.
     fn fail(&self, cause: &str);
 
+    /// Whether the other ranks exist, to be asked; see [`meta`](super::meta).
+    fn has_peers(&self) -> bool {
+        true
+    }
+
     /// The number of ranks.
     fn size(&self) -> usize {
         self.ranks().len()

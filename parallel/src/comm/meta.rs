@@ -65,6 +65,10 @@ impl Communicator for Meta {
 
     fn fail(&self, _cause: &str) {}
 
+    fn has_peers(&self) -> bool {
+        false
+    }
+
     fn split(&self, _color: Option<u32>, _key: i64) -> Result<Option<Comm>> {
         Err(Error::invalid("split", "there are no peers to ask for their colors; use `group`"))
     }

@@ -8,6 +8,9 @@ use crate::{Error, Result};
 
 /// Compares this rank's model with rank 0's; every rank learns who differs.
 pub(crate) fn check(model: &(impl Parameters + ?Sized), comm: &Comm) -> Result<()> {
+    if !comm.has_peers() {
+        return Ok(());
+    }
     let mut entries: Vec<String> = Vec::new();
     model.visit("", &mut |path, entry| {
         let (tensor, kind) = match entry {

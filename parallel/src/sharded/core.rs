@@ -12,7 +12,7 @@ use phalanx_nn::autograd::is_grad_enabled;
 use phalanx_tensor::{Device, Tensor};
 
 use super::flat::{Flat, Ranks, Sent};
-use super::{Reshard, Stage, ZeroConfig};
+use super::{Reshard, ZeroConfig};
 use crate::comm::Reduction;
 use crate::{Error, Result};
 
@@ -135,17 +135,15 @@ impl Core {
         }
     }
 
-    /// Gives every rank what others have updated, where all ranks keep all values; elsewhere frees what was gathered.
-    pub(super) fn updated(&self) -> Result<()> {
+    /// Gives every rank what others have updated, where all ranks keep all values; frees what else is gathered. Whether
+    /// this rank has updated anything says nothing about others, so all take part.
+    pub(super) fn updated(&self, frozen: bool) -> Result<()> {
         let state = &mut *self.lock();
         let mut flats: Vec<&mut Flat> = state.groups.iter_mut().flat_map(|g| &mut g.flats).collect();
-        for flat in &mut flats {
-            flat.free()?;
-            if flat.is_stale() {
-                flat.start_gather(&self.ranks)?;
-            }
-        }
-        flats.into_iter().filter(|flat| flat.is_gathering()).try_for_each(|flat| flat.gather(&self.ranks))
+        flats.iter_mut().try_for_each(|flat| flat.free())?;
+        flats.retain(|flat| flat.keeps_full() && (flat.trained || frozen));
+        flats.iter_mut().try_for_each(|flat| flat.start_renewal(&self.ranks))?;
+        flats.into_iter().try_for_each(|flat| flat.gather(&self.ranks))
     }
 
     /// Gathers everything.
@@ -160,12 +158,12 @@ impl Core {
         state.groups.iter_mut().flat_map(|g| &mut g.flats).try_for_each(Flat::free)
     }
 
-    /// Refuses values of before the last update, which no unit's hook would renew.
+    /// Refuses to go on from values of before the last update.
     pub(super) fn check_fresh(&self) -> Result<()> {
-        let state = self.lock();
-        let stale = |group: &Group| group.units.is_none() && group.flats.iter().any(Flat::is_stale);
-        match self.config.stage < Stage::Parameters && state.groups.iter().any(stale) {
-            true => Err(Error::Config("the optimizer has changed parameters since `updated` was called".into())),
+        match self.lock().groups.iter().flat_map(|g| &g.flats).any(Flat::is_stale) {
+            true => Err(Error::Config(
+                "parameters were changed and `updated` was not called before backward".into(),
+            )),
             false => Ok(()),
         }
     }
@@ -241,7 +239,9 @@ impl Core {
     fn forget_unused(&self, state: &mut State) -> Result<()> {
         let touched: Vec<i32> = state.touched.iter().map(|&t| i32::from(t)).collect();
         let mut touched = Tensor::from_slice(&touched, &[touched.len()], Device::CPU)?;
-        self.ranks.all.all_reduce(&mut touched, Reduction::Max)?;
+        if self.ranks.all.has_peers() {
+            self.ranks.all.all_reduce(&mut touched, Reduction::Max)?;
+        }
         let touched = touched.to_vec::<i32>()?;
         let unused: Vec<&str> =
             self.parameters().zip(touched).filter(|(_, t)| *t == 0).map(|(p, _)| p.name()).collect();

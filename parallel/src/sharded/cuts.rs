@@ -114,7 +114,8 @@ mod tests {
     #[test]
     fn even_shares_differ_by_less_than_a_block() {
         for (ranks, seed) in (1..9).flat_map(|ranks| (0..50).map(move |seed| (ranks, seed))) {
-            let elements: Vec<usize> = (0..1 + seed % 7).map(|i| (seed * 7919 + i * 104_729) % 1000).collect();
+            let elements: Vec<usize> =
+                (0..1 + seed % 7).map(|i| (seed * 7919 + i * 104_729) % 1000).collect();
             let total: usize = elements.iter().sum();
             let cuts = Cuts::new(Ownership::Even, &elements, &mut vec![0; ranks]);
             assert_eq!(cuts.counts().iter().sum::<usize>(), total);

@@ -167,9 +167,11 @@ impl Member {
 impl Flat {
     /// Starts to gather the values, unless they are here or on their way.
     pub(super) fn start_gather(&mut self, ranks: &Ranks) -> Result<()> {
-        if self.gathering.is_some() || (self.full.is_some() && self.gathered == self.shard.version()) {
-            return Ok(());
-        }
+        if self.full.is_some() { Ok(()) } else { self.start_renewal(ranks) }
+    }
+
+    /// Starts to gather the values, here or not.
+    pub(super) fn start_renewal(&mut self, ranks: &Ranks) -> Result<()> {
         let full = match self.full.take() {
             Some(full) => full,
             None => {
@@ -210,11 +212,12 @@ impl Flat {
         Ok(())
     }
 
-    pub(super) fn is_gathering(&self) -> bool {
-        self.gathering.is_some()
+    /// Whether all values stay with every rank.
+    pub(super) fn keeps_full(&self) -> bool {
+        self.keeps_full
     }
 
-    /// Whether the values that all ranks keep are those of before the last update.
+    /// Whether the values that are here are those of before this rank's last update.
     pub(super) fn is_stale(&self) -> bool {
         self.full.is_some() && self.gathered != self.shard.version()
     }
@@ -278,8 +281,7 @@ impl Flat {
         let sums = Tensor::empty(&[self.own.len()], self.grad_dtype, self.device)?;
         let sums = sums.tagged(Category::Gradients);
         let counts = self.cuts.counts();
-        let call =
-            Call::reduce_scatter_uneven(sums.clone(), full_grad.clone(), &counts, Reduction::Sum);
+        let call = Call::reduce_scatter_uneven(sums.clone(), full_grad.clone(), &counts, Reduction::Sum);
         Ok(Sent { pending: ranks.shard.start(call), sums, full_grad })
     }
 

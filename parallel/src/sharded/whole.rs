@@ -78,7 +78,7 @@ impl Zero {
                 }
             }
         }
-        self.core.updated()
+        self.core.updated(true)
     }
 
     /// An optimizer's state as if it trained whole parameters: what its [`Optimizer::state_dict`] would be on one device,
@@ -117,14 +117,20 @@ impl Zero {
         let steps = flat.members.iter().map(|m| step(m.parameter.name()).map_or(Ok(0), Tensor::item::<i64>));
         let steps = steps.collect::<phalanx_tensor::Result<Vec<i64>>>()?;
         let mut steps = Tensor::from_slice(&steps, &[steps.len()], Device::CPU)?;
-        if !flat.is_meta() {
+        if self.core.ranks.all.has_peers() {
             self.core.ranks.shard.all_reduce(&mut steps, Reduction::Max)?;
         }
         Ok(steps.to_vec()?)
     }
 
     /// One kind of state of one parameter, whole, on rank 0.
-    fn gather_member(&self, flat: &Flat, m: usize, own: Option<&Tensor>, dtype: DType) -> Result<Option<Tensor>> {
+    fn gather_member(
+        &self,
+        flat: &Flat,
+        m: usize,
+        own: Option<&Tensor>,
+        dtype: DType,
+    ) -> Result<Option<Tensor>> {
         let (member, comm) = (&flat.members[m], &self.core.ranks.shard);
         let inside = |rank: usize| member.inside(&flat.cuts.range(rank)).map_or(0, |part| part.len());
         let counts: Vec<usize> = (0..comm.size()).map(inside).collect();
@@ -145,11 +151,16 @@ impl Zero {
     ///
     /// # Errors
     /// If a tensor is not of its parameter's shape.
-    pub fn part_of_optimizer_state(&self, whole: impl IntoIterator<Item = (String, Tensor)>) -> Result<Entries> {
+    pub fn part_of_optimizer_state(
+        &self,
+        whole: impl IntoIterator<Item = (String, Tensor)>,
+    ) -> Result<Entries> {
         let state = self.core.lock();
         let flats = || state.groups.iter().flat_map(|g| &g.flats).filter(|f| f.trained);
         let members: HashMap<&str, (&Flat, usize)> = flats()
-            .flat_map(|f| f.members.iter().enumerate().map(move |(m, member)| (member.parameter.name(), (f, m))))
+            .flat_map(|f| {
+                f.members.iter().enumerate().map(move |(m, member)| (member.parameter.name(), (f, m)))
+            })
             .collect();
         let mut part = Entries::new();
         for (name, tensor) in whole {
@@ -159,7 +170,9 @@ impl Zero {
                 continue;
             };
             let member = &flat.members[m];
-            let Some(inside) = member.inside(&flat.cuts.range(self.core.ranks.shard.rank())) else { continue };
+            let Some(inside) = member.inside(&flat.cuts.range(self.core.ranks.shard.rank())) else {
+                continue;
+            };
             if name.ends_with(".step") {
                 part.push((name, tensor));
             } else if tensor.shape() == &member.shape[..] {

@@ -11,9 +11,9 @@ use phalanx_tensor::{DType, Device};
 use super::core::{Core, Group, Pass};
 use super::flat::{Flat, Ranks};
 use super::{Cuts, Stage, ZeroConfig, norm};
-use crate::comm::Comm;
-use crate::data_parallel::{NoSync, same};
 use crate::Result;
+use crate::comm::{Comm, Traffic};
+use crate::data_parallel::{NoSync, same};
 
 /// A model whose optimizer state, gradients and parameters are spread over a group of ranks, each of which computes on its
 /// share of the batch. The bits are those of [`Ddp`](crate::data_parallel::Ddp) and of one device.
@@ -71,10 +71,13 @@ impl Zero {
             if done.is_ok() {
                 done = comm.broadcast(&mut entry.tensor(), 0);
             }
-            entries.push((path.to_string(), match entry {
-                Entry::Parameter(p) => Source::Parameter(p.clone()),
-                Entry::Buffer(b) => Source::Buffer(b.clone()),
-            }));
+            entries.push((
+                path.to_string(),
+                match entry {
+                    Entry::Parameter(p) => Source::Parameter(p.clone()),
+                    Entry::Buffer(b) => Source::Buffer(b.clone()),
+                },
+            ));
         });
         done?;
         let (shard, replicas) = config.groups(comm.rank(), comm.size())?;
@@ -171,7 +174,7 @@ impl Zero {
     /// # Errors
     /// As [`crate::comm::Pending::wait`].
     pub fn updated(&self) -> Result<()> {
-        self.core.updated()
+        self.core.updated(false)
     }
 
     /// Lets the model hold all its values until the result is dropped: to evaluate, generate or inspect it outside of its
@@ -182,6 +185,12 @@ impl Zero {
     pub fn gathered(&self) -> Result<Gathered> {
         self.core.gather()?;
         Ok(Gathered(self.core.clone()))
+    }
+
+    /// What this rank has sent for values and gradients so far; exchanging norms and state dicts counts too.
+    pub fn traffic(&self) -> Traffic {
+        let (shard, replicas) = (self.core.ranks.shard.traffic(), self.core.ranks.replicas.traffic());
+        Traffic { calls: shard.calls + replicas.calls, bytes: shard.bytes + replicas.bytes }
     }
 
     /// How many elements of the trained parameters each rank that shares a copy owns.
@@ -294,9 +303,10 @@ fn runs(parameters: Vec<Parameter>, stage: Stage) -> Vec<Vec<Parameter>> {
 fn place(entries: &mut [(String, Source)], groups: &[Group]) {
     for (_, source) in entries {
         let Source::Parameter(parameter) = source else { continue };
-        let flats = groups.iter().enumerate().flat_map(|(g, group)| {
-            group.flats.iter().enumerate().map(move |(f, flat)| (g, f, flat))
-        });
+        let flats = groups
+            .iter()
+            .enumerate()
+            .flat_map(|(g, group)| group.flats.iter().enumerate().map(move |(f, flat)| (g, f, flat)));
         let mut places = flats.filter_map(|(g, f, flat)| {
             Some((g, f, flat.members.iter().position(|m| m.parameter.is(parameter))?))
         });

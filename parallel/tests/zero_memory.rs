@@ -1,0 +1,134 @@
+//! ZeRO: the bytes of the formulas, from the ledger. Alone in this file, whose ledgers nobody else may touch.
+
+mod gpt;
+
+use std::sync::{Arc, Mutex};
+
+use phalanx_nn::autograd::Var;
+use phalanx_nn::{AdamW, Group, LinearConfig, Module, Rule, Scope, Sequential, Unit};
+use phalanx_parallel::comm::{self, Comm};
+use phalanx_parallel::sharded::{Reshard, Stage, Zero, ZeroConfig};
+use phalanx_parallel::{Result, launch};
+use phalanx_tensor::{Category, DType, Device, Tensor};
+
+const STAGES: [Stage; 3] = [Stage::Optimizer, Stage::Gradients, Stage::Parameters];
+/// The ledgers are the process's.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+/// Maps without bias, each a unit.
+fn maps(count: usize, width: usize, dtype: DType, device: Device) -> Sequential {
+    (0..count).fold(Sequential::new(), |model, i| {
+        let scope = Scope::new(1, dtype, device).child(i.to_string());
+        let linear = LinearConfig::new(width, width).with_bias(false).init(&scope).unwrap();
+        model.with(Unit::new(Arc::new(linear)))
+    })
+}
+
+/// Bytes of parameters, gradients and optimizer state after a step's backward, at rest, and sent in the step.
+fn books(
+    comm: &Comm,
+    device: Device,
+    dtypes: [DType; 2],
+    config: &ZeroConfig,
+) -> Result<([usize; 3], u64, Vec<usize>)> {
+    let model = maps(4, 128, dtypes[0], device);
+    let zero = Zero::new(&model, comm.clone(), ZeroConfig { grad_dtype: Some(dtypes[1]), ..config.clone() })?;
+    let mut optimizer = AdamW::default().init(vec![Group::new(zero.parameters(), 1e-3)])?;
+    let x = Var::new(Tensor::zeros(&[2, 128], dtypes[0], device)?);
+    let mut sent = 0;
+    for last in [false, true] {
+        let before = zero.traffic();
+        zero.backward(&model.forward(&x)?.sum_all()?)?;
+        if last {
+            break;
+        }
+        optimizer.step()?;
+        optimizer.zero_grad()?;
+        zero.updated()?;
+        sent = zero.traffic().bytes - before.bytes;
+    }
+    let ledger = device.ledger()?;
+    let of = |category| ledger.category(category).now;
+    let bytes = [Category::Parameters, Category::Gradients, Category::OptimizerState].map(of);
+    Ok((bytes, sent, zero.shares()))
+}
+
+#[test]
+fn memory_and_traffic_are_those_of_the_formulas() {
+    let _alone = ONE_AT_A_TIME.lock().unwrap();
+    const PARAMETERS: usize = 4 * 128 * 128;
+    for grads in [DType::BF16, DType::F32] {
+        for (ranks, stage) in [1, 2, 3, 4, 8].into_iter().flat_map(|ranks| STAGES.map(|stage| (ranks, stage)))
+        {
+            let config = ZeroConfig { reshard: Reshard::Always, ..ZeroConfig::new(stage) };
+            let (g, dtypes) = (grads.size(), [DType::BF16, grads]);
+            let all =
+                launch::threads(ranks, |rank| books(rank.comm(), rank.device(), dtypes, &config)).unwrap();
+            for (rank, (bytes, sent, shares)) in all.into_iter().enumerate() {
+                let own = shares[rank];
+                assert!((own * ranks).abs_diff(PARAMETERS) <= 4 * 64 * ranks, "{shares:?}");
+                assert!(!ranks.is_power_of_two() || own * ranks == PARAMETERS, "{shares:?}");
+                let wanted = match stage {
+                    Stage::Optimizer => [2 * PARAMETERS, g * PARAMETERS, 12 * own],
+                    Stage::Gradients => [2 * PARAMETERS, g * own, 12 * own],
+                    Stage::Parameters => [2 * own, g * own, 12 * own],
+                };
+                assert_eq!(bytes, wanted, "{stage:?}, rank {rank} of {ranks}");
+                // A gradient is sent but for the own share, and values are sent to all others.
+                let passes = if stage == Stage::Parameters { 2 } else { 1 };
+                let wanted = g * (PARAMETERS - own) + passes * 2 * own * (ranks - 1);
+                assert_eq!(sent, wanted as u64, "{stage:?}, rank {rank} of {ranks}");
+                let meta = comm::meta(rank, ranks).unwrap();
+                let alone = books(&meta, Device::Meta(rank as u16), dtypes, &config).unwrap();
+                assert_eq!(alone, (bytes, sent, shares), "without peers");
+            }
+        }
+    }
+}
+
+/// Bytes of every category now and at peak, after two steps of a GPT and a third's backward.
+fn gpt_books(comm: &Comm, device: Device, stage: Stage, recompute: bool) -> Result<Vec<[usize; 2]>> {
+    let mut model = gpt::model(DType::BF16, device);
+    if recompute {
+        model.set_recompute(phalanx_nn::models::RecomputeMode::Always);
+    }
+    let config = ZeroConfig { grad_dtype: Some(DType::F32), ..ZeroConfig::new(stage) };
+    let zero = Zero::new(&model, comm.clone(), config)?;
+    let mut optimizer = gpt::optimizer(zero.parameters());
+    for step in 0..3 {
+        for (number, rows) in gpt::rows(comm.size(), comm.rank(), 2).into_iter().enumerate() {
+            let loss = gpt::loss(&model, step, rows)?;
+            let _accumulate = (number == 0).then(|| zero.no_sync());
+            zero.backward(&loss)?;
+        }
+        if step < 2 {
+            gpt::update(&mut optimizer, zero.grad_norm()?)?;
+            zero.updated()?;
+        }
+    }
+    let ledger = device.ledger()?;
+    let usage = Category::ALL.map(|category| ledger.category(category));
+    let books = usage.iter().chain([&ledger.total()]).map(|usage| [usage.now, usage.peak]).collect();
+    Ok(books)
+}
+
+#[test]
+fn a_rank_without_peers_on_meta_has_the_books_of_one_among_all() {
+    let _alone = ONE_AT_A_TIME.lock().unwrap();
+    for (ranks, stage, recompute) in [1, 2, 3, 4, 8]
+        .into_iter()
+        .flat_map(|ranks| STAGES.map(|stage| (ranks, stage)))
+        .flat_map(|(ranks, stage)| [false, true].map(|recompute| (ranks, stage, recompute)))
+    {
+        let fresh = |device: Device| device.ledger().unwrap().reset_peak();
+        (0..ranks).for_each(|rank| fresh(Device::Cpu(rank as u16)));
+        let all =
+            launch::threads(ranks, |rank| gpt_books(rank.comm(), rank.device(), stage, recompute)).unwrap();
+        for (rank, wanted) in all.into_iter().enumerate() {
+            let device = Device::Meta(rank as u16);
+            fresh(device);
+            let got = gpt_books(&comm::meta(rank, ranks).unwrap(), device, stage, recompute).unwrap();
+            assert_eq!(got, wanted, "{stage:?}, rank {rank} of {ranks}, recompute {recompute}");
+        }
+    }
+}
