@@ -65,7 +65,8 @@ pub fn run(report: &Report, size: &Size, data: &Path) -> Result<bool, Box<dyn st
     let group = Group::new(model.parameters(), 3e-4).with_weight_decay(0.1);
     let mut optimizer = AdamW::default().with_betas(0.9, 0.95).init(vec![group])?;
     load_initial_masters(&optimizer, size)?;
-    let settings = Settings { groups: 1, tokens: size.batch * CONTEXT, ddp: None, clip: 0.0, seed: 0 };
+    let settings =
+        Settings { groups: 1, tokens: size.batch * CONTEXT, ddp: None, clip: 0.0, seed: 0, watch: None };
     let (mut times, mut losses) = (Vec::new(), Vec::new());
     for n in 0..WARMUP + STEPS {
         let start = Instant::now();

@@ -118,9 +118,10 @@ pub struct TrainArgs {
     /// Which micro-batches repeat their forward pass in backward instead of keeping activations.
     #[arg(long, value_enum, default_value_t = Recompute::Never)]
     pub recompute: Recompute,
-    /// How ranks talk.
-    #[arg(long, value_enum, default_value_t = Backend::Threads)]
-    pub backend: Backend,
+    /// How ranks talk: as threads of this process, or as processes that `mpirun` has started
+    /// [default: threads; TCP between processes where RANK and WORLD_SIZE are set].
+    #[arg(long, value_enum)]
+    pub backend: Option<Backend>,
     /// Folder for metrics.jsonl, loss.svg, the model and a training checkpoint.
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
@@ -136,7 +137,8 @@ pub struct TrainArgs {
     /// File for a JSON object a step.
     #[arg(long, value_name = "FILE")]
     pub metrics: Option<PathBuf>,
-    /// File for a trace of what ran when.
+    /// File for a trace of what ran when: two lanes a rank, one for its communication. It is the first rank's file;
+    /// those of other processes send theirs at the end.
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
     /// No progress bar, no sample.
@@ -309,11 +311,10 @@ impl TrainArgs {
         if ranks > 1 && self.emulate_dp > 1 {
             return Err(format!("--emulate-dp is for one rank, got {ranks} ranks"));
         }
-        let more: [(&str, bool); 4] = [
+        let more: [(&str, bool); 3] = [
             ("--zero", self.zero != 0),
             ("--sequence-parallel", self.sequence_parallel),
             ("--schedule", self.schedule != Schedule::Gpipe),
-            ("--backend", self.backend != Backend::Threads),
         ];
         match more.iter().find(|(_, given)| *given) {
             Some((flag, _)) => Err(format!("{flag}: this version cannot do that yet")),

@@ -52,8 +52,16 @@ fn say(text: &str) {
     let _ = writeln!(std::io::stdout(), "{}", text.trim_end_matches('\n'));
 }
 
-fn fail(error: &str) -> ExitCode {
+/// Prints an error, as one line.
+fn complain(error: &str) {
     eprintln!("gpt: {}", error.trim_start_matches("error: ").replace('\n', " "));
+}
+
+/// Prints an error, unless it has no text: then it was printed already.
+fn fail(error: &str) -> ExitCode {
+    if !error.is_empty() {
+        complain(error);
+    }
     ExitCode::from(2)
 }
 

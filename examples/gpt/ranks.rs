@@ -1,11 +1,17 @@
-//! The ranks of a run: this one alone, or several in this process that each take a share of the batch.
+//! The ranks of a run: this process alone, several in it, or one of several that a launcher has started. Each takes a
+//! share of the batch.
 
-use phalanx::parallel::comm::Comm;
+use std::time::{Duration, Instant};
+
+use phalanx::parallel::comm::{Comm, Error, Observer, observed};
 use phalanx::parallel::data_parallel::{Ddp, DdpConfig};
 use phalanx::parallel::{Result, launch};
 use phalanx::{DType, Device, Tensor};
 
-use crate::args::TrainArgs;
+use crate::args::{Backend, TrainArgs};
+
+/// How long a rank that fails listens, for each rank before it, whether one of those has said so already.
+const PATIENCE: Duration = Duration::from_millis(100);
 
 /// One rank's place among all.
 #[derive(Clone, Debug)]
@@ -15,17 +21,80 @@ pub struct Place {
     comm: Option<Comm>,
 }
 
-/// Runs `f` on every rank; the results in order.
+/// Runs `f` in this process; as one rank, where a launcher has made it one. An error without text was printed already,
+/// here or by another rank.
+pub fn start(
+    args: &TrainArgs,
+    f: impl FnOnce(Option<&launch::Rank>) -> Result<(), String>,
+) -> Result<(), String> {
+    let Some(backend) = backend(args)? else { return f(None) };
+    let mut said = false;
+    let outcome = launch::Environment::new().backend(backend).run(|rank| {
+        let done = fits(args, rank.size()).and_then(|()| f(Some(&rank)));
+        said = done.as_ref().is_err_and(|error| say(rank.comm(), error));
+        done
+    });
+    outcome.map_err(|error| match error {
+        Error::Reported { .. } => String::new(),
+        _ if said => String::new(),
+        error => error.to_string(),
+    })
+}
+
+/// What carries messages between processes; none where all ranks are in this one.
+fn backend(args: &TrainArgs) -> Result<Option<launch::Backend>, String> {
+    match args.backend {
+        Some(Backend::Threads) => Ok(None),
+        #[cfg(feature = "mpi")]
+        Some(Backend::Mpi) => Ok(Some(launch::Backend::Mpi)),
+        #[cfg(not(feature = "mpi"))]
+        Some(Backend::Mpi) => {
+            Err("--backend mpi: built without MPI, wanted a build with `--features mpi`".into())
+        }
+        Some(Backend::Nccl) => Err("--backend nccl: this version has no NCCL, wanted threads or mpi".into()),
+        None => {
+            let launched = ["RANK", "WORLD_SIZE"].iter().all(|name| std::env::var_os(name).is_some());
+            Ok(launched.then_some(launch::Backend::Tcp))
+        }
+    }
+}
+
+/// Refuses a run of other ranks than the launcher has started.
+fn fits(args: &TrainArgs, started: usize) -> Result<(), String> {
+    let wanted = args.data_ranks();
+    match wanted == started {
+        true => Ok(()),
+        false => Err(format!("--dp {wanted} wants {wanted} ranks, and the launcher has started {started}")),
+    }
+}
+
+/// Prints what ended the run, unless another rank has; ranks often fail of one cause. True if it was printed here.
+fn say(comm: &Comm, error: &str) -> bool {
+    let (begin, patience) = (Instant::now(), PATIENCE * comm.rank().min(10) as u32);
+    while comm.failure().is_none() && begin.elapsed() < patience {
+        std::thread::sleep(PATIENCE / 20);
+    }
+    match comm.failure() {
+        Some(Error::Reported { .. }) => return false,
+        Some(failure) => crate::complain(&failure.to_string()),
+        None => crate::complain(&format!("rank {} failed: {error}", comm.rank())),
+    }
+    true
+}
+
+/// Runs `f` on every rank of this process, or on the one that it is; the results in order.
 pub fn run<T: Send>(
     args: &TrainArgs,
+    process: Option<&launch::Rank>,
     f: impl Fn(Place) -> Result<T, String> + Sync,
 ) -> Result<Vec<T>, String> {
     let ranks = args.data_ranks();
-    if ranks == 1 {
+    if ranks == 1 || process.is_some() {
         if let (Device::Cpu(_), Some(threads)) = (args.device, args.threads) {
             args.device.set_threads(threads).map_err(|e| e.to_string())?;
         }
-        return Ok(vec![f(Place { device: args.device, comm: None })?]);
+        let comm = process.filter(|_| ranks > 1).map(|rank| rank.comm().clone());
+        return Ok(vec![f(Place { device: args.device, comm })?]);
     }
     let threads = launch::Threads::new(ranks);
     let threads = args.threads.map_or(threads, |each| threads.cores(each * ranks));
@@ -35,6 +104,14 @@ pub fn run<T: Send>(
 }
 
 impl Place {
+    /// The same, its calls observed.
+    pub fn observed(mut self, observer: Option<Observer>) -> Place {
+        if let Some(observer) = observer {
+            self.comm = self.comm.map(|comm| observed(comm, observer));
+        }
+        self
+    }
+
     /// This rank's number.
     pub fn rank(&self) -> usize {
         self.comm.as_ref().map_or(0, |comm| comm.rank())

@@ -4,6 +4,8 @@
 //! the *global* batch, gradients are only added, micro-batches ascending; with `groups` above 1 each group of
 //! micro-batches is a chain of its own, and the chains are added in order, as data-parallel ranks would.
 
+use std::time::Instant;
+
 use phalanx::nn::models::Decoder;
 use phalanx::nn::{AdamW, Batch, Clip, Optimizer, grad_norm};
 use phalanx::parallel::Result;
@@ -23,6 +25,17 @@ pub struct Settings<'a> {
     /// Largest global norm; 0 for no clipping.
     pub clip: f64,
     pub seed: u64,
+    /// Hears of each phase when it is over: its name, and when it began.
+    pub watch: Option<&'a dyn Fn(&'static str, Instant)>,
+}
+
+impl Settings<'_> {
+    fn phase<T>(&self, name: &'static str, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        let begin = Instant::now();
+        let done = work()?;
+        self.watch.iter().for_each(|watch| watch(name, begin));
+        Ok(done)
+    }
 }
 
 /// What a step says about itself.
@@ -55,26 +68,30 @@ pub fn train_step(
         for (number, micro) in group.iter().enumerate() {
             let accumulate = settings.ddp.filter(|_| number + 1 < group.len());
             let _accumulate = accumulate.map(Ddp::no_sync);
-            chain += forward_backward(model, micro, scale, settings.ddp)?;
+            chain += forward_backward(model, micro, scale, settings)?;
         }
         loss += chain;
         add_to(optimizer, earlier)?;
     }
-    let norm = grad_norm(&optimizer.parameters())?;
-    let clip = if settings.clip > 0.0 { Clip::new(norm, settings.clip).scale } else { 1.0 };
-    optimizer.step_scaled(clip)?;
-    Ok(Outcome { loss, grad_norm: norm })
+    settings.phase("optimizer", || {
+        let norm = grad_norm(&optimizer.parameters())?;
+        let clip = if settings.clip > 0.0 { Clip::new(norm, settings.clip).scale } else { 1.0 };
+        optimizer.step_scaled(clip)?;
+        Ok(Outcome { loss, grad_norm: norm })
+    })
 }
 
 /// Adds a micro-batch's gradients to the parameters' and returns its part of the loss.
-fn forward_backward(model: &Decoder, micro: &Batch, scale: f64, ddp: Option<&Ddp>) -> Result<f64> {
+fn forward_backward(model: &Decoder, micro: &Batch, scale: f64, settings: Settings<'_>) -> Result<f64> {
     let _context = Context::with(|c| c.batch_offset = micro.first_row as u64);
-    let x = model.forward(&Var::new(micro.inputs.clone()))?;
-    let loss = model.loss(&x, &Var::new(micro.targets.clone()), scale)?;
-    drop(x);
-    match ddp {
-        Some(ddp) => ddp.backward(&loss)?,
-        None => loss.backward()?,
+    let loss = settings.phase("forward", || {
+        let x = model.forward(&Var::new(micro.inputs.clone()))?;
+        Ok(model.loss(&x, &Var::new(micro.targets.clone()), scale)?)
+    })?;
+    settings.phase("backward", || Ok(loss.backward()?))?;
+    if let Some(ddp) = settings.ddp {
+        // What is still on its way when backward is over.
+        settings.phase("wait", || ddp.finish())?;
     }
     let loss = kernels::cast(loss.tensor(), DType::F64)?;
     Ok(if loss.device().is_meta() { f64::NAN } else { loss.item()? })

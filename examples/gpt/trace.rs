@@ -1,54 +1,160 @@
-//! `--trace`: what ran when, as trace events that browsers draw.
+//! `--trace`: what ran when, as trace events that browsers draw: rank `r` computes on lane `2r` and communicates on
+//! lane `2r + 1`, where a span lasts from the start of a call until its tensors are free again.
 //!
+//! Ranks of one process share one sink. Ranks that are processes keep their events, which the first gathers at the end.
 //! Source: Trace Event Format, the JSON array form, whose closing bracket may be missing: a killed run's file is valid.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-/// A file of spans, or nothing.
+use phalanx::parallel::comm::{self, Comm, Observer};
+use phalanx::{DType, Device, Tensor};
+use serde_json::{Value, json};
+
+/// The spans of this process's ranks, or nothing.
+#[derive(Clone)]
 pub struct Trace {
-    file: Option<(PathBuf, BufWriter<File>)>,
+    sink: Option<Arc<Mutex<Sink>>>,
     begin: Instant,
 }
 
+/// Where events go: into a file once there is one.
+#[derive(Default)]
+struct Sink {
+    file: Option<(PathBuf, BufWriter<File>)>,
+    waiting: String,
+}
+
+/// One rank's two lanes.
+#[derive(Clone)]
+pub struct Lane {
+    trace: Trace,
+    rank: usize,
+}
+
 impl Trace {
-    pub fn create(path: Option<&Path>) -> Result<Trace, String> {
-        let create = |path: &Path| {
-            let file = File::create(path).map_err(|e| format!("{}: {e}", path.display()))?;
-            Ok::<_, String>((path.to_path_buf(), BufWriter::new(file)))
-        };
-        let mut trace = Trace { file: path.map(create).transpose()?, begin: Instant::now() };
-        trace.write("[")?;
-        Ok(trace)
+    /// Time begins now, or where `processes` trace together, when all have come.
+    pub fn new(wanted: bool, processes: Option<&Comm>) -> Result<Trace, String> {
+        if let Some(comm) = processes.filter(|_| wanted) {
+            comm.barrier().map_err(|e| e.to_string())?;
+        }
+        Ok(Trace { sink: wanted.then(Arc::default), begin: Instant::now() })
+    }
+
+    /// Rank `rank`'s lanes.
+    pub fn lane(&self, rank: usize) -> Lane {
+        Lane { trace: self.clone(), rank }
+    }
+
+    /// Begins the file.
+    pub fn open(&self, path: &Path) -> Result<(), String> {
+        let Some(sink) = &self.sink else { return Ok(()) };
+        let file = File::create(path).map_err(|e| format!("{}: {e}", path.display()))?;
+        let mut sink = sink.lock().unwrap_or_else(PoisonError::into_inner);
+        sink.file = Some((path.to_path_buf(), BufWriter::new(file)));
+        sink.waiting.insert_str(0, "[\n");
+        sink.write("")
+    }
+
+    /// Adds what other processes have noted and closes the array, so that any JSON parser reads it.
+    pub fn finish(&self, processes: Option<&Comm>) -> Result<(), String> {
+        let Some(sink) = &self.sink else { return Ok(()) };
+        let mut sink = sink.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(comm) = processes {
+            let others = gather(comm, &sink.waiting).map_err(|e| e.to_string())?;
+            sink.waiting = others;
+        }
+        match sink.file {
+            Some(_) => sink.write(
+                "{\"name\": \"end\", \"ph\": \"i\", \"ts\": 0, \"pid\": 0, \"tid\": 0, \"s\": \"g\"}]\n",
+            ),
+            None => Ok(()),
+        }
+    }
+
+    fn note(&self, event: &Value) -> Result<(), String> {
+        let Some(sink) = &self.sink else { return Ok(()) };
+        sink.lock().unwrap_or_else(PoisonError::into_inner).write(&format!("{event},\n"))
+    }
+
+    fn name(&self, lane: usize, name: &str) {
+        // What cannot be written is said by the next span.
+        let _ = self.note(&json!({
+            "name": "thread_name", "ph": "M", "pid": 0, "tid": lane, "args": {"name": name}
+        }));
+    }
+
+    fn span(&self, lane: usize, name: &str, times: [Instant; 2], args: &Value) -> Result<(), String> {
+        let [start, end] = times.map(|t| t.saturating_duration_since(self.begin).as_secs_f64() * 1e6);
+        self.note(&json!({
+            "name": name, "ph": "X", "ts": start, "dur": end - start, "pid": 0, "tid": lane, "args": args
+        }))
+    }
+}
+
+impl Lane {
+    /// Begins the file of all lanes, and names this one's.
+    pub fn open(&self, path: &Path) -> Result<(), String> {
+        self.trace.open(path)
     }
 
     /// Runs `work` and notes when it ran, under the step's number.
     pub fn span<T>(
-        &mut self,
+        &self,
         name: &str,
         step: u64,
         work: impl FnOnce() -> Result<T, String>,
     ) -> Result<T, String> {
-        let start = self.begin.elapsed();
+        let start = Instant::now();
         let done = work()?;
-        let (start, end) = (start.as_secs_f64() * 1e6, self.begin.elapsed().as_secs_f64() * 1e6);
-        let event = serde_json::json!({
-            "name": name, "ph": "X", "ts": start, "dur": end - start, "pid": 0, "tid": 0, "args": {"step": step}
-        });
-        self.write(&format!("{event},"))?;
+        self.note(name, step, start)?;
         Ok(done)
     }
 
-    fn write(&mut self, line: &str) -> Result<(), String> {
-        let Some((path, file)) = &mut self.file else { return Ok(()) };
-        let written = writeln!(file, "{line}").and_then(|()| file.flush());
-        written.map_err(|e| format!("{}: {e}", path.display()))
+    /// Notes what ran from `start` until now.
+    pub fn note(&self, name: &str, step: u64, start: Instant) -> Result<(), String> {
+        if self.trace.sink.is_none() {
+            return Ok(());
+        }
+        self.trace.span(2 * self.rank, name, [start, Instant::now()], &json!({"step": step}))
     }
 
-    /// Closes the array, so that any JSON parser reads it.
-    pub fn finish(mut self) -> Result<(), String> {
-        self.write(r#"{"name": "end", "ph": "i", "ts": 0, "pid": 0, "tid": 0, "s": "g"}]"#)
+    /// Names the lanes; what hears of this rank's calls, if they are to be traced.
+    pub fn observer(&self) -> Option<Observer> {
+        self.trace.sink.as_ref()?;
+        let (trace, lane) = (self.trace.clone(), 2 * self.rank + 1);
+        trace.name(lane - 1, &format!("rank {}", self.rank));
+        trace.name(lane, &format!("rank {} communication", self.rank));
+        Some(Arc::new(move |call| {
+            let args = json!({"kind": call.kind.name(), "bytes": call.bytes});
+            // What cannot be written is said by the next span.
+            let _ = trace.span(lane, "communication", [call.started, call.ended], &args);
+        }))
     }
+}
+
+impl Sink {
+    /// Writes what waits and `text`, or lets it wait too.
+    fn write(&mut self, text: &str) -> Result<(), String> {
+        self.waiting += text;
+        let Some((path, file)) = &mut self.file else { return Ok(()) };
+        let text = std::mem::take(&mut self.waiting);
+        let written = file.write_all(text.as_bytes()).and_then(|()| file.flush());
+        written.map_err(|e| format!("{}: {e}", path.display()))
+    }
+}
+
+/// What every process has, one after another.
+fn gather(comm: &Comm, own: &str) -> comm::Result<String> {
+    let mine = Tensor::from_slice(&[own.len() as i64], &[1], Device::CPU)?;
+    let mut lengths = Tensor::zeros(&[comm.size()], DType::I64, Device::CPU)?;
+    comm.all_gather(&mut lengths, &mine)?;
+    let counts: Vec<usize> = lengths.to_vec::<i64>()?.into_iter().map(|n| n as usize).collect();
+    let mine = Tensor::from_slice(own.as_bytes(), &[own.len()], Device::CPU)?;
+    let all = Tensor::zeros(&[counts.iter().sum()], DType::U8, Device::CPU)?;
+    comm.run(comm::Call::all_gather_uneven(all.clone(), mine, &counts))?;
+    Ok(String::from_utf8_lossy(&all.to_vec::<u8>()?).into_owned())
 }

@@ -13,6 +13,7 @@ use phalanx::nn::{AdamW, Group, Optimizer, Rule};
 use phalanx::nn::{Loader, Windows, cut};
 use phalanx::nn::{Parameters, Schedule, Scope, load_state_dict, state_dict};
 use phalanx::parallel::data_parallel::Ddp;
+use phalanx::parallel::launch;
 
 use crate::args::{GradPrecision, LrSchedule, Precision, Recompute, TrainArgs};
 use crate::checkpoint::{self, Checkpoint};
@@ -22,12 +23,13 @@ use crate::progress::Progress;
 use crate::ranks::{self, Place};
 use crate::step::{Outcome, Settings, train_step};
 use crate::text::{self, Codec, TOKENIZER};
-use crate::trace::Trace;
+use crate::trace::{Lane, Trace};
 use crate::{generate, memory, plot, room};
 
 /// What is trained on this rank, and how it is read.
 pub struct Run {
     pub place: Place,
+    lane: Lane,
     pub model: Decoder,
     pub ddp: Option<Ddp>,
     pub config: ModelConfig,
@@ -37,6 +39,11 @@ pub struct Run {
 
 /// Trains as the arguments say.
 pub fn train(args: &TrainArgs) -> Result<(), String> {
+    ranks::start(args, |process| train_here(args, process))
+}
+
+/// What this process does of it: everything, or one rank's part.
+fn train_here(args: &TrainArgs, process: Option<&launch::Rank>) -> Result<(), String> {
     args.check()?;
     let text = args.data.as_deref().map_or_else(text::bundled, text::read)?;
     let (config, codec, from_folder) = plan(args)?;
@@ -46,10 +53,14 @@ pub fn train(args: &TrainArgs) -> Result<(), String> {
     // What comes from a folder is as large as its files.
     room::check(args, args.init.is_none().then_some(&config))?;
     let (identity, codec) = (identity(args, &text, from_folder.then_some(&config)), Arc::new(codec));
-    let said = ranks::run(args, |place| {
-        let run = build(args, place, config.clone(), codec.clone())?;
+    let processes = process.map(launch::Rank::comm);
+    let trace = Trace::new(args.trace.is_some(), processes)?;
+    let said = ranks::run(args, process, |place| {
+        let lane = trace.lane(place.rank());
+        let run = build(args, place.observed(lane.observer()), lane, config.clone(), codec.clone())?;
         train_rank(args, run, windows.clone(), &identity)
     })?;
+    trace.finish(processes)?;
     if let Some(said) = said.into_iter().next().flatten() {
         crate::say(&said);
     }
@@ -119,7 +130,13 @@ fn plan(args: &TrainArgs) -> Result<(ModelConfig, Codec, bool), String> {
 }
 
 /// The model and its optimizer, new or from a folder.
-fn build(args: &TrainArgs, place: Place, config: ModelConfig, codec: Arc<Codec>) -> Result<Run, String> {
+fn build(
+    args: &TrainArgs,
+    place: Place,
+    lane: Lane,
+    config: ModelConfig,
+    codec: Arc<Codec>,
+) -> Result<Run, String> {
     let scope = Scope::new(args.seed, args.dtype.dtype(), place.device);
     let model = match &args.init {
         Some(folder) => load_configured(&config, folder, &scope),
@@ -142,7 +159,7 @@ fn build(args: &TrainArgs, place: Place, config: ModelConfig, codec: Arc<Codec>)
     let ddp = place.ddp(&model, grad_dtype).map_err(|e| e.to_string())?;
     let groups = Group::decay_matrices(model.parameters(), args.lr, args.weight_decay);
     let optimizer = AdamW::default().with_betas(0.9, 0.95).init(groups).map_err(|e| e.to_string())?;
-    Ok(Run { place, model, ddp, config, optimizer, codec })
+    Ok(Run { place, lane, model, ddp, config, optimizer, codec })
 }
 
 /// An error of the text, with its name.
@@ -255,13 +272,12 @@ pub fn pieces(args: &TrainArgs, place: &Place) -> Vec<std::ops::Range<usize>> {
 /// How this rank does its steps.
 pub fn settings<'a>(args: &TrainArgs, ddp: Option<&'a Ddp>) -> Settings<'a> {
     let (groups, tokens) = (args.emulate_dp, args.batch * args.context);
-    Settings { groups, tokens, ddp, clip: args.clip, seed: args.seed }
+    Settings { groups, tokens, ddp, clip: args.clip, seed: args.seed, watch: None }
 }
 
 /// What the first rank writes while a run goes.
 struct Files {
     metrics: Metrics,
-    trace: Trace,
     /// Taken back if there is an error before the first step is done.
     fresh: Outputs,
 }
@@ -269,11 +285,10 @@ struct Files {
 impl Files {
     /// Those of a rank that writes nothing.
     fn none() -> Result<Files, String> {
-        let (metrics, trace) = (Metrics::create(None, None, 0)?, Trace::create(None)?);
-        Ok(Files { metrics, trace, fresh: Outputs::default() })
+        Ok(Files { metrics: Metrics::create(None, None, 0)?, fresh: Outputs::default() })
     }
 
-    fn create(args: &TrainArgs, out: Option<&Path>, done: u64) -> Result<Files, String> {
+    fn create(args: &TrainArgs, lane: &Lane, out: Option<&Path>, done: u64) -> Result<Files, String> {
         let mut fresh = Outputs::default();
         if let Some(out) = out {
             let continued = args.resume.as_deref().is_some_and(|from| same_folder(from, out));
@@ -292,7 +307,8 @@ impl Files {
             fresh.file(path);
         }
         let metrics = Metrics::create(args.metrics.as_deref(), metrics.as_deref(), done)?;
-        Ok(Files { metrics, trace: Trace::create(args.trace.as_deref())?, fresh })
+        args.trace.as_ref().map_or(Ok(()), |path| lane.open(path))?;
+        Ok(Files { metrics, fresh })
     }
 }
 
@@ -305,11 +321,11 @@ fn steps(
     out: Option<&Path>,
     identity: &BTreeMap<String, String>,
 ) -> Result<Vec<(u64, f64)>, String> {
-    let place = run.place.clone();
+    let (place, lane) = (run.place.clone(), run.lane.clone());
     let mut loader = Loader::new(windows, args.batch, pieces(args, &place), place.device, done);
     let out = out.filter(|_| place.is_first());
-    let Files { mut metrics, mut trace, mut fresh } = match place.is_first() {
-        true => Files::create(args, out, done)?,
+    let Files { mut metrics, mut fresh } = match place.is_first() {
+        true => Files::create(args, &lane, out, done)?,
         false => Files::none()?,
     };
     let progress = Progress::new(args.quiet || !place.is_first(), done, args.steps);
@@ -322,10 +338,13 @@ fn steps(
     };
     for step in done..args.steps {
         let start = Instant::now();
-        let micros = trace.span("data", step, || loader.next_step().map_err(|e| e.to_string()))?;
+        let micros = lane.span("data", step, || loader.next_step().map_err(|e| e.to_string()))?;
         let lr = schedule.lr(step);
         run.optimizer.set_lr(lr);
-        let outcome = trace.span("step", step, || {
+        // What cannot be written is said by the next span.
+        let watch = |phase: &'static str, begin| drop(lane.note(phase, step, begin));
+        let settings = Settings { watch: Some(&watch), ..settings };
+        let outcome = lane.span("step", step, || {
             let own = train_step(&run.model, &mut run.optimizer, &micros, settings, step);
             let whole = own.and_then(|own| Ok(Outcome { loss: place.sum(own.loss)?, ..own }));
             whole.map_err(|e| e.to_string())
@@ -346,12 +365,11 @@ fn steps(
         losses.push((step, outcome.loss));
         let due = args.save_every > 0 && (step + 1).is_multiple_of(args.save_every);
         if let Some(out) = out.filter(|_| due || step + 1 == args.steps) {
-            trace.span("checkpoint", step, || save(run, out, step + 1, identity))?;
+            lane.span("checkpoint", step, || save(run, out, step + 1, identity))?;
         }
     }
     fresh.keep();
     progress.finish();
-    trace.finish()?;
     metrics.summary(&summary(args, run, &losses, begin.elapsed().as_secs_f64(), peaks()?))?;
     Ok(losses)
 }

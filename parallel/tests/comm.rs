@@ -6,6 +6,8 @@ mod faults;
 mod fuzz;
 #[path = "comm/mpi.rs"]
 mod mpi;
+#[path = "comm/observed.rs"]
+mod observed;
 #[path = "comm/processes.rs"]
 mod processes;
 #[path = "comm/program.rs"]

@@ -61,7 +61,7 @@ fn bad_arguments_and_texts_are_refused_by_name() {
         (&["--zero", "1"], "--zero"),
         (&["--sequence-parallel"], "--sequence-parallel"),
         (&["--schedule", "zb-v"], "--schedule"),
-        (&["--backend", "mpi"], "--backend"),
+        (&["--backend", "nccl"], "--backend nccl"),
         (&["--metrics", "/nowhere/m.jsonl"], "/nowhere/m.jsonl"),
         (&["--trace", &here], &here),
         (&["--resume", "/nowhere/run"], "/nowhere/run"),

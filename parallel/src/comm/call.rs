@@ -2,6 +2,7 @@
 
 use phalanx_tensor::{DType, Tensor};
 
+use super::observed::Observation;
 use super::{Error, Kind, Reduction, Result, Signature};
 
 /// A collective with its tensors. Tensors that are written must be contiguous; those only read may have any strides.
@@ -13,6 +14,8 @@ pub struct Call {
     pub(crate) input: Option<Tensor>,
     /// What this rank gets.
     pub(crate) output: Option<Tensor>,
+    /// Who wants to know when it is over.
+    pub(crate) observation: Option<Observation>,
 }
 
 /// Makes them. What does not fit is reported when the call is started.
@@ -20,7 +23,7 @@ impl Call {
     fn new(kind: Kind, input: Option<Tensor>, output: Option<Tensor>) -> Call {
         let dtype = output.as_ref().or(input.as_ref()).map(Tensor::dtype);
         let signature = Signature { kind, by: None, dtype, root: None, counts: vec![], wanted: vec![] };
-        Call { signature, input, output }
+        Call { signature, input, output, observation: None }
     }
 
     fn by(mut self, by: Reduction) -> Call {

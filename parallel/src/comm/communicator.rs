@@ -38,6 +38,9 @@ pub trait Communicator: fmt::Debug + Send + Sync {
     /// Ends the run of all ranks with this rank's error, unless it has ended already.
     fn fail(&self, cause: &str);
 
+    /// What ended the run, as far as this rank knows; none while it goes on.
+    fn failure(&self) -> Option<Error>;
+
     /// Whether the other ranks exist, to be asked; see [`meta`](super::meta).
     fn has_peers(&self) -> bool {
         true

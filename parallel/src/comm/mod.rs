@@ -7,6 +7,7 @@
 //! threads    ranks in one process: whoever comes last moves the elements of all, directly between their tensors
 //! wire       ranks in several processes, over messages: TCP, or MPI with the feature `mpi`
 //! meta       one rank without peers, which counts bytes
+//! observed   any of them, with an observer of what ran when
 //! ```
 //!
 //! Sums are added in order of the ranks on every backend, so a result depends on the values and the number of ranks
@@ -18,6 +19,7 @@ mod communicator;
 mod culprits;
 mod error;
 mod meta;
+mod observed;
 mod pending;
 mod plan;
 mod reduction;
@@ -29,6 +31,7 @@ pub use call::Call;
 pub use communicator::{Comm, Communicator, Traffic};
 pub use error::{Error, Result};
 pub use meta::meta;
+pub use observed::{Observed, Observer, observed};
 pub use pending::Pending;
 pub use plan::shares;
 pub use reduction::Reduction;

@@ -40,6 +40,9 @@ impl Ticket {
 
     /// Done, unless it is already.
     pub(crate) fn finish(&self, outcome: Result<()>) {
+        if let Some(observation) = self.call.observation.as_ref().filter(|_| self.outcome.get().is_none()) {
+            observation.report(self.call.kind());
+        }
         // The first outcome counts.
         let _ = self.outcome.set(outcome);
         self.done.store(true, Ordering::Release);

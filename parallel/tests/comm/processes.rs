@@ -16,7 +16,7 @@ pub fn free_port() -> u16 {
 }
 
 /// Runs `f` on ranks that meet over TCP, each on a thread in place of a process.
-fn run<T: Send>(
+pub fn run<T: Send>(
     size: usize,
     timeout: Duration,
     f: impl Fn(Rank) -> Result<T, String> + Sync,
@@ -33,7 +33,7 @@ fn run<T: Send>(
     })
 }
 
-const LONG: Duration = Duration::from_secs(20);
+pub const LONG: Duration = Duration::from_secs(20);
 
 #[test]
 fn every_number_of_processes_passes_the_suite() {

@@ -77,4 +77,8 @@ impl Communicator for Member {
         let rank = self.desk.ranks[self.rank];
         self.desk.world.fail(Error::Failed { rank, cause: cause.into() });
     }
+
+    fn failure(&self) -> Option<Error> {
+        self.desk.world.failure()
+    }
 }

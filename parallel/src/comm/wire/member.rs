@@ -147,4 +147,8 @@ impl Communicator for Member {
         // Where the driver has ended, so has the run.
         let _ = self.events.send(Event::Fail(Error::Failed { rank, cause: cause.into() }));
     }
+
+    fn failure(&self) -> Option<Error> {
+        self.desk.shared.failure()
+    }
 }
