@@ -1,6 +1,6 @@
 //! What can go wrong in parallel training.
 
-use crate::comm;
+use crate::{comm, engine};
 
 /// The crate's results.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -15,6 +15,9 @@ pub enum Error {
     /// In the model, its gradients or its optimizer.
     #[error(transparent)]
     Nn(#[from] phalanx_nn::Error),
+    /// In work that was handed to an engine.
+    #[error(transparent)]
+    Engine(#[from] engine::Error),
     /// The ranks hold different models.
     #[error("ranks {ranks:?} hold a model other than rank 0's: {why}")]
     Models {
@@ -31,6 +34,22 @@ pub enum Error {
     Unused {
         /// The parameters' names.
         parameters: Vec<String>,
+    },
+    /// Ranks ran out of batches before others, which was not to be.
+    #[error("join: ranks {ranks:?} have run out of batches, others have more")]
+    Exhausted {
+        /// Those that did.
+        ranks: Vec<usize>,
+    },
+    /// Ranks run different numbers of synchronised passes for a batch.
+    #[error(
+        "join: ranks {pass:?} begin a pass that synchronises where ranks {batch:?} come to their next batch"
+    )]
+    Passes {
+        /// Those with a pass more.
+        pass: Vec<usize>,
+        /// Those that are through with their batch.
+        batch: Vec<usize>,
     },
 }
 

@@ -2,61 +2,20 @@
 //!
 //! Each gradient lies in a view of its bucket's buffer, so that what is sent is what the optimizer reads. A hook behind
 //! every parameter counts arrivals; a full bucket is launched when those before it were. Gradients are only added: a
-//! loss divided by the tokens of the *global* batch needs no division after ([`Average::Sum`]).
+//! loss divided by the tokens of the *global* batch needs no division after ([`super::Average::Sum`]).
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use phalanx_nn::autograd::{HookHandle, Var};
-use phalanx_nn::{Entry, Parameter, Parameters};
-use phalanx_tensor::DType;
+use phalanx_nn::{Buffer, Entry, Parameter, Parameters};
+use phalanx_tensor::Tensor;
 
-use super::hook::{AllReduce, BucketHook};
-use super::reducer::Reducer;
-use super::{Buckets, same};
+use super::join::{Move, Uneven};
+use super::reducer::{Reducer, Roles};
+use super::{DdpConfig, broadcast, same};
 use crate::comm::Comm;
 use crate::{Error, Result};
-
-/// What the ranks' gradients are combined to.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Average {
-    /// Their sum.
-    #[default]
-    Sum,
-    /// Their mean: each is divided by the number of ranks, then they are added (PyTorch's).
-    Mean,
-}
-
-/// How gradients are added.
-#[derive(Clone, Debug)]
-pub struct DdpConfig {
-    /// The first bucket's size in bytes.
-    pub first_bucket_bytes: usize,
-    /// A later bucket's.
-    pub bucket_bytes: usize,
-    /// Sum or mean.
-    pub average: Average,
-    /// Whether parameters may get no gradient. Those that got one on another rank count as zero here; those that got
-    /// none anywhere keep none. Without it, a missing gradient is an error.
-    pub find_unused: bool,
-    /// The gradients' dtype; `None`: each parameter's own.
-    pub grad_dtype: Option<DType>,
-    /// How a bucket is added over the ranks.
-    pub hook: Arc<dyn BucketHook>,
-}
-
-impl Default for DdpConfig {
-    fn default() -> DdpConfig {
-        DdpConfig {
-            first_bucket_bytes: Buckets::FIRST_BYTES,
-            bucket_bytes: Buckets::BYTES,
-            average: Average::Sum,
-            find_unused: false,
-            grad_dtype: None,
-            hook: Arc::new(AllReduce),
-        }
-    }
-}
 
 /// A model whose gradients are added over a group of ranks, each of which computes on its share of the batch.
 ///
@@ -75,10 +34,14 @@ impl Default for DdpConfig {
 /// assert_eq!(grads.unwrap(), [[3.0], [3.0]]);
 /// ```
 pub struct Ddp {
-    reducer: Arc<Reducer>,
-    buffers: Vec<phalanx_nn::Buffer>,
-    comm: Comm,
+    pub(super) reducer: Arc<Reducer>,
+    parameters: Vec<Parameter>,
+    buffers: Vec<Buffer>,
+    broadcasts: bool,
+    pub(super) comm: Comm,
     synchronise: Arc<AtomicBool>,
+    /// While the ranks' batches may be of different number.
+    pub(super) uneven: Mutex<Option<(Uneven, Roles)>>,
     hooks: Vec<HookHandle>,
 }
 
@@ -87,7 +50,8 @@ impl Ddp {
     /// with models of the same parameters.
     ///
     /// # Errors
-    /// If the ranks hold different models, which are named; if memory is short, or as [`crate::comm::Pending::wait`].
+    /// If the ranks hold different models, which are named; if memory is short, or as [`crate::comm::Pending::wait`]; if
+    /// the engine has no priority lane.
     pub fn new(model: &(impl Parameters + ?Sized), comm: Comm, config: DdpConfig) -> Result<Ddp> {
         same::check(model, &comm)?;
         let mut buffers = Vec::new();
@@ -97,10 +61,8 @@ impl Ddp {
             }
         });
         let parameters: Vec<Parameter> = model.parameters();
-        for parameter in &parameters {
-            comm.broadcast(&mut parameter.tensor(), 0)?;
-        }
-        let trained: Vec<Parameter> = parameters.into_iter().filter(Parameter::is_trained).collect();
+        let trained: Vec<Parameter> = parameters.iter().filter(|p| p.is_trained()).cloned().collect();
+        let broadcasts = config.broadcast_buffers && !buffers.is_empty();
         let reducer = Arc::new(Reducer::new(trained, comm.clone(), config)?);
         let synchronise = Arc::new(AtomicBool::new(true));
         let mut hooks = Vec::new();
@@ -114,34 +76,57 @@ impl Ddp {
                 }));
             }
         }
-        let ddp = Ddp { reducer, buffers, comm, synchronise, hooks };
-        ddp.broadcast_buffers()?;
+        let uneven = Mutex::new(None);
+        let ddp = Ddp { reducer, parameters, buffers, broadcasts, comm, synchronise, uneven, hooks };
+        ddp.broadcast_values(0)?;
         Ok(ddp)
     }
 
     /// Runs backward from a loss of one element; afterwards, unless [`Ddp::no_sync`] is in force, the parameters'
     /// gradients are those of all ranks, added. An error here ends the run of all ranks with it.
     ///
-    /// Gradients are to be forgotten (`zero_grad`) before the next pass that synchronises: a sum of all ranks that is
-    /// still there would be added once a rank.
+    /// Gradients of an earlier pass that are still there (no `zero_grad`) are added to, whether that pass was
+    /// synchronised or not. Either all ranks forget them or none does.
     ///
     /// # Errors
     /// As [`Var::backward`] and [`Ddp::finish`].
     pub fn backward(&self, loss: &Var) -> Result<()> {
-        let done = loss.backward().map_err(Error::from);
-        done.and_then(|()| self.finish()).inspect_err(|error| self.comm.fail(&error.to_string()))
+        let pass = || {
+            self.begin()?;
+            loss.backward()?;
+            self.finish()
+        };
+        pass().inspect_err(|error: &Error| self.comm.fail(&error.to_string()))
+    }
+
+    /// What [`Ddp::backward`] does before the backward pass, for those who run that themselves: after a synchronised
+    /// pass the next one, synchronised or not, begins with it.
+    ///
+    /// # Errors
+    /// Inside [`Ddp::join`], if other ranks do something else; or as [`crate::comm::Pending::wait`].
+    pub fn begin(&self) -> Result<()> {
+        let uneven = self.uneven().is_some();
+        if uneven && self.synchronise.load(Ordering::Relaxed) {
+            self.announce(Move::Pass)?;
+        }
+        self.reducer.begin(self.roles())
     }
 
     /// What [`Ddp::backward`] does after the backward pass, for those who run that themselves: launches what is left,
-    /// waits for all buckets.
+    /// waits for all buckets, gives all ranks rank 0's buffers ([`DdpConfig::broadcast_buffers`]).
     ///
     /// # Errors
     /// If a parameter got no gradient (see [`DdpConfig::find_unused`]), or as [`crate::comm::Pending::wait`].
     pub fn finish(&self) -> Result<()> {
         match self.synchronise.load(Ordering::Relaxed) {
-            true => self.reducer.finish(),
+            true => self.reducer.finish().and_then(|()| self.end_pass()),
             false => Ok(()),
         }
+    }
+
+    /// What ranks do together after the buckets of a pass.
+    pub(super) fn end_pass(&self) -> Result<()> {
+        if self.broadcasts { self.send_buffers(self.roles().first) } else { Ok(()) }
     }
 
     /// While the result lives, backward passes only accumulate on this rank: for all micro-batches but the last.
@@ -150,12 +135,33 @@ impl Ddp {
         NoSync::new(&self.synchronise)
     }
 
-    /// Gives all ranks rank 0's buffers (running statistics), as before a forward pass in training.
+    /// Gives all ranks rank 0's buffers (running statistics). Passes that synchronise do so by themselves unless told not
+    /// to ([`DdpConfig::broadcast_buffers`]).
     ///
     /// # Errors
     /// As [`crate::comm::Pending::wait`].
     pub fn broadcast_buffers(&self) -> Result<()> {
-        self.buffers.iter().try_for_each(|buffer| Ok(self.comm.broadcast(&mut buffer.tensor(), 0)?))
+        self.send_buffers(0)
+    }
+
+    fn send_buffers(&self, root: usize) -> Result<()> {
+        let buffers: Vec<Tensor> = self.buffers.iter().map(Buffer::tensor).collect();
+        broadcast::together(&buffers, root, &self.comm)
+    }
+
+    /// Gives all ranks `root`'s parameters and buffers.
+    pub(super) fn broadcast_values(&self, root: usize) -> Result<()> {
+        self.parameters.iter().try_for_each(|p| self.comm.broadcast(&mut p.tensor(), root))?;
+        self.send_buffers(root)
+    }
+
+    /// Who takes part in passes now.
+    pub(super) fn roles(&self) -> Roles {
+        self.uneven().map_or(Roles { first: 0, divisor: self.comm.size() }, |(_, roles)| roles)
+    }
+
+    pub(super) fn uneven(&self) -> Option<(Uneven, Roles)> {
+        *self.uneven.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The buckets that gradients travel in now, as names of parameters.

@@ -1,20 +1,58 @@
 //! [`BucketHook`]: how a bucket's gradients are added over the ranks.
 
 use std::fmt;
+use std::sync::Arc;
 
 use phalanx_kernels as kernels;
-use phalanx_tensor::{DType, Tensor};
+use phalanx_tensor::{DType, Dims, Tensor};
 
 use crate::Result;
 use crate::comm::{Call, Comm, Pending, Reduction};
 
-/// Adds a bucket's gradients over the ranks. All ranks use the same hook.
+/// Adds a bucket's gradients over the ranks. All ranks use the same hook. Where the mean is wanted
+/// ([`super::Average::Mean`]) the gradients were divided before.
 pub trait BucketHook: fmt::Debug + Send + Sync {
-    /// Starts it. `gradients` is the bucket's buffer, one dimension, which nobody else uses until the rest is done.
+    /// Starts it.
     ///
     /// # Errors
     /// If memory is short or the communicator refuses.
-    fn start(&self, bucket: usize, gradients: &Tensor, comm: &Comm) -> Result<Rest>;
+    fn start(&self, bucket: &Bucket<'_>, comm: &Comm) -> Result<Rest>;
+
+    /// The same hook with a state of its own, which every [`super::Ddp`] asks for; `None` of a hook without state.
+    fn fresh(&self) -> Option<Arc<dyn BucketHook>> {
+        None
+    }
+}
+
+/// A bucket as a hook sees it.
+#[derive(Clone, Copy, Debug)]
+pub struct Bucket<'a> {
+    /// Its number; buckets start in this order.
+    pub index: usize,
+    /// Its buffer, one dimension, which nobody else uses until the rest is done.
+    pub gradients: &'a Tensor,
+    /// The parameters whose gradients lie in it, one after the other, by their numbers among the trained ones. A
+    /// parameter keeps its number when buckets are filled anew.
+    pub parameters: &'a [usize],
+    /// Their shapes.
+    pub shapes: &'a [Dims],
+}
+
+impl Bucket<'_> {
+    /// Each parameter's gradient, a view of the buffer in the parameter's shape.
+    ///
+    /// # Errors
+    /// If the shapes want more than the buffer has.
+    pub fn views(&self) -> Result<Vec<Tensor>> {
+        let mut at = 0;
+        let mut view = |shape: &Dims| -> Result<Tensor> {
+            let elements = shape.iter().product();
+            let part = self.gradients.narrow(0, at, elements)?;
+            at += elements;
+            Ok(part.with_shape(shape)?)
+        };
+        self.shapes.iter().map(&mut view).collect()
+    }
 }
 
 /// What is left to do when a bucket was started; it leaves the sums in the bucket's buffer.
@@ -25,8 +63,8 @@ pub type Rest = Box<dyn FnOnce() -> Result<()> + Send>;
 pub struct AllReduce;
 
 impl BucketHook for AllReduce {
-    fn start(&self, _bucket: usize, gradients: &Tensor, comm: &Comm) -> Result<Rest> {
-        let pending: Pending = comm.start(Call::all_reduce(gradients.clone(), Reduction::Sum));
+    fn start(&self, bucket: &Bucket<'_>, comm: &Comm) -> Result<Rest> {
+        let pending: Pending = comm.start(Call::all_reduce(bucket.gradients.clone(), Reduction::Sum));
         Ok(Box::new(move || Ok(pending.wait()?)))
     }
 }
@@ -39,10 +77,10 @@ pub struct Compress(
 );
 
 impl BucketHook for Compress {
-    fn start(&self, _bucket: usize, gradients: &Tensor, comm: &Comm) -> Result<Rest> {
-        let small = kernels::cast(gradients, self.0)?;
+    fn start(&self, bucket: &Bucket<'_>, comm: &Comm) -> Result<Rest> {
+        let small = kernels::cast(bucket.gradients, self.0)?;
         let pending = comm.start(Call::all_reduce(small.clone(), Reduction::Sum));
-        let mut gradients = gradients.clone();
+        let mut gradients = bucket.gradients.clone();
         Ok(Box::new(move || {
             pending.wait()?;
             let sums = kernels::cast(&small, gradients.dtype())?;

@@ -3,18 +3,30 @@
 //! ```text
 //! sampler   which samples of a data set a rank draws
 //! buckets   which parameters' gradients travel together, and when
-//! ddp       the wrapper around a model     reducer   its buffers, and what has come to them
-//! hook      how a bucket is added          same      whether the ranks hold the same model
+//! ddp       the wrapper around a model     reducer   what has come to the buckets, and when they go
+//! join      ranks that run out of batches  store     their buffers
+//! hook      how a bucket is added          courier   a bucket's work as an operation of an engine
+//! same      whether all hold one model     carry     gradients that an earlier pass has left
+//! power_sgd           buckets in few numbers, what they leave out added to the next
+//! sync_batch_norm     normalisation over the batch of all ranks
 //! ```
 
+mod broadcast;
 mod buckets;
+mod carry;
+mod config;
+mod courier;
 mod ddp;
 mod hook;
+mod join;
 mod reducer;
 pub(crate) mod same;
 mod sampler;
+mod store;
 
 pub use buckets::{Buckets, GradSize, Launcher};
-pub use ddp::{Average, Ddp, DdpConfig, NoSync};
-pub use hook::{AllReduce, BucketHook, Compress, Rest};
+pub use config::{Average, DdpConfig};
+pub use ddp::{Ddp, NoSync};
+pub use hook::{AllReduce, Bucket, BucketHook, Compress, Rest};
+pub use join::{Divisor, Uneven};
 pub use sampler::{DistributedSampler, Share};

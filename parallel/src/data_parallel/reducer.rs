@@ -1,13 +1,15 @@
-//! [`Reducer`]: the buckets' buffers, and what has come to them in this pass.
+//! [`Reducer`]: what has come to the buckets in this pass, and when they go.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use phalanx_kernels as kernels;
 use phalanx_nn::Parameter;
 use phalanx_nn::autograd::Slot;
-use phalanx_tensor::{Category, DType, Device, Tensor};
+use phalanx_tensor::{Device, Tensor};
 
-use super::hook::Rest;
+use super::carry::{Held, carry};
+use super::courier::Courier;
+use super::store::Store;
 use super::{Average, Buckets, DdpConfig, GradSize, Launcher};
 use crate::comm::{Comm, Reduction};
 use crate::{Error, Result};
@@ -17,26 +19,33 @@ pub(super) struct Reducer {
     sizes: Vec<GradSize>,
     comm: Comm,
     config: DdpConfig,
+    courier: Courier,
     state: Mutex<State>,
 }
 
+/// Who takes part in a pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Roles {
+    /// The first rank that computes.
+    pub(super) first: usize,
+    /// What a mean is divided by.
+    pub(super) divisor: usize,
+}
+
 struct State {
-    buckets: Buckets,
-    /// Each bucket's gradients, one after the other.
-    buffers: Vec<Tensor>,
-    /// Each parameter's part of a buffer, in its shape.
-    views: Vec<Tensor>,
+    store: Store,
     /// Whether the buckets were rebuilt in the order of arrival.
     rebuilt: bool,
     launcher: Launcher,
-    /// What is left of the buckets that were launched.
-    started: Vec<Rest>,
+    roles: Roles,
     /// Sites of each parameter that backward has not come to.
     sites: Vec<usize>,
     /// Whether a parameter got a gradient since the last synchronisation.
     touched: Vec<bool>,
     /// Parameters without a gradient anywhere, whose slot is their own until they get one.
     apart: Vec<bool>,
+    /// What the last synchronised pass left, until the next pass begins.
+    held: Held,
 }
 
 impl Reducer {
@@ -49,24 +58,23 @@ impl Reducer {
         let sizes: Vec<GradSize> = parameters.iter().map(size).collect();
         let order: Vec<usize> = (0..sizes.len()).rev().collect();
         let buckets = Buckets::fill(&order, &sizes, config.first_bucket_bytes, config.bucket_bytes);
-        let (buffers, views) = allocate(&buckets, &sizes, &parameters)?;
-        let sites = parameters.iter().map(|p| p.leaves().len()).collect();
-        for (parameter, (view, size)) in parameters.iter().zip(views.iter().zip(&sizes)) {
+        let courier = Courier::new(&config, Arc::clone(&comm))?;
+        let store = Store::new(buckets, &sizes, &parameters, &courier.engine)?;
+        for (parameter, (view, size)) in parameters.iter().zip(store.views.iter().zip(&sizes)) {
             parameter.set_grad_dtype(size.dtype)?;
             parameter.leaves()[0].set_slot(Slot::Into(view.clone()))?;
         }
         let state = State {
-            launcher: Launcher::new(&buckets),
-            buckets,
-            buffers,
-            views,
+            launcher: Launcher::new(&store.buckets),
+            store,
             rebuilt: false,
-            started: Vec::new(),
-            sites,
+            roles: Roles { first: 0, divisor: comm.size() },
+            sites: sites(&parameters),
             touched: vec![false; sizes.len()],
             apart: vec![false; sizes.len()],
+            held: Held::none(sizes.len()),
         };
-        Ok(Reducer { parameters, sizes, comm, config, state: Mutex::new(state) })
+        Ok(Reducer { parameters, sizes, comm, config, courier, state: Mutex::new(state) })
     }
 
     pub(super) fn parameters(&self) -> &[Parameter] {
@@ -75,16 +83,39 @@ impl Reducer {
 
     pub(super) fn buckets(&self) -> Vec<Vec<String>> {
         let name = |&number: &usize| self.parameters[number].name().to_string();
-        self.lock().buckets.members().iter().map(|members| members.iter().map(name).collect()).collect()
+        let members = |members: &Vec<usize>| members.iter().map(name).collect();
+        self.lock().store.buckets.members().iter().map(members).collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// What a bucket is divided by.
+    fn divisor(&self, roles: Roles) -> Option<f64> {
+        (self.config.average == Average::Mean).then_some(roles.divisor as f64)
+    }
+
+    /// A pass begins, synchronised or not: gradients of all ranks that are still there stay on the first alone.
+    pub(super) fn begin(&self, roles: Roles) -> Result<()> {
+        let state = &mut *self.lock();
+        state.roles = roles;
+        let held = std::mem::replace(&mut state.held, Held::none(self.sizes.len()));
+        for number in held.remaining(&state.store.views)? {
+            let keeper = self.comm.rank() == roles.first;
+            carry(&mut state.store.views[number], keeper, self.divisor(roles))?;
+            state.touched[number] = true;
+        }
+        Ok(())
+    }
+
     /// A site of a parameter has its gradient of this pass.
     pub(super) fn arrived(&self, number: usize, site: usize, synchronise: bool) -> Result<()> {
         let mut state = self.lock();
+        let wrong = |why| Err(phalanx_nn::Error::invalid(self.parameters[number].name(), why).into());
+        if !state.held.is_none() {
+            return wrong("a backward pass of your own has to be announced to Ddp with `begin`");
+        }
         state.touched[number] = true;
         if site == 0 && state.apart[number] {
             self.rejoin(&mut state, number)?;
@@ -93,8 +124,7 @@ impl Reducer {
             return Ok(());
         }
         let Some(left) = state.sites[number].checked_sub(1) else {
-            let why = "its gradient came again after it was sent; give each use a site of its own";
-            return Err(phalanx_nn::Error::invalid(self.parameters[number].name(), why).into());
+            return wrong("its gradient came again after it was sent; give each use a site of its own");
         };
         state.sites[number] = left;
         if left == 0 { self.launch(&mut state, number) } else { Ok(()) }
@@ -102,7 +132,7 @@ impl Reducer {
 
     /// Puts a gradient that came after all into its bucket.
     fn rejoin(&self, state: &mut State, number: usize) -> Result<()> {
-        let (leaf, view) = (&self.parameters[number].leaves()[0], &mut state.views[number]);
+        let (leaf, view) = (&self.parameters[number].leaves()[0], &mut state.store.views[number]);
         if let Some(grad) = leaf.grad() {
             kernels::copy_(view, grad.tensor())?;
         }
@@ -114,16 +144,12 @@ impl Reducer {
     /// Starts the buckets that may go now that a parameter's gradient is complete.
     fn launch(&self, state: &mut State, number: usize) -> Result<()> {
         for bucket in state.launcher.arrive(number) {
-            for &member in &state.buckets.members()[bucket] {
+            for &member in &state.store.buckets.members()[bucket] {
                 if !state.apart[member] {
                     self.parameters[member].finish_grad()?;
                 }
             }
-            let buffer = &mut state.buffers[bucket];
-            if self.config.average == Average::Mean {
-                kernels::scale_(buffer, 1.0 / self.comm.size() as f64)?;
-            }
-            state.started.push(self.config.hook.start(bucket, buffer, &self.comm)?);
+            self.courier.send(&state.store.slots[bucket], bucket, self.divisor(state.roles))?;
         }
         Ok(())
     }
@@ -136,19 +162,48 @@ impl Reducer {
             let parameters = missing.iter().map(|&number| self.parameters[number].name().into()).collect();
             return Err(Error::Unused { parameters });
         }
+        self.end_pass(state, missing)
+    }
+
+    /// A synchronised pass of a rank that has nothing to compute: it adds -0, to which every number adds to itself,
+    /// and what passes that did not synchronise have left.
+    pub(super) fn shadow(&self, roles: Roles) -> Result<()> {
+        let state = &mut *self.lock();
+        state.roles = roles;
+        for (view, _) in state.store.views.iter_mut().zip(&state.touched).filter(|(_, touched)| !**touched) {
+            kernels::fill_(view, -0.0)?;
+        }
+        self.end_pass(state, (0..self.parameters.len()).collect())
+    }
+
+    /// `missing`: what has not come.
+    fn end_pass(&self, state: &mut State, missing: Vec<usize>) -> Result<()> {
         let arrivals = state.launcher.arrivals().to_vec();
         missing.into_iter().try_for_each(|number| self.launch(state, number))?;
-        std::mem::take(&mut state.started).into_iter().try_for_each(|rest| rest())?;
+        self.courier.settle(&state.store.slots)?;
         if self.config.find_unused {
             self.set_unused_apart(state)?;
         }
         if !state.rebuilt {
             self.rebuild(state, arrivals)?;
         }
-        state.launcher = Launcher::new(&state.buckets);
-        state.sites = self.parameters.iter().map(|p| p.leaves().len()).collect();
+        state.launcher = Launcher::new(&state.store.buckets);
+        state.sites = sites(&self.parameters);
         state.touched.fill(false);
+        state.held = Held::of(&state.store.views)?;
         Ok(())
+    }
+
+    /// Lets all ranks hold gradients where `root` does, and none where it has zeroed them.
+    pub(super) fn agree(&self, root: usize) -> Result<()> {
+        let state = &mut *self.lock();
+        let mut mine = vec![0i32; self.sizes.len()];
+        state.held.remaining(&state.store.views)?.into_iter().for_each(|number| mine[number] = 1);
+        let mut flags = Tensor::from_slice(&mine, &[mine.len()], Device::CPU)?;
+        self.comm.broadcast(&mut flags, root)?;
+        let held = flags.to_vec::<i32>()?;
+        let forgotten = state.store.views.iter_mut().zip(held).filter(|(_, held)| *held == 0);
+        Ok(forgotten.map(|(view, _)| kernels::fill_(view, 0.0)).collect::<Result<(), _>>()?)
     }
 
     /// A parameter that no rank used has no gradient, rather than one of zeros, which an optimizer would act on.
@@ -160,60 +215,43 @@ impl Reducer {
             let leaf = &self.parameters[number].leaves()[0];
             if touched == 0 {
                 leaf.set_slot(Slot::Owned(Some(self.sizes[number].dtype)))?;
+                // What a hook with a memory may have put there is nobody's.
+                kernels::fill_(&mut state.store.views[number], 0.0)?;
             } else if state.apart[number] {
-                leaf.set_slot(Slot::Into(state.views[number].clone()))?;
+                leaf.set_slot(Slot::Into(state.store.views[number].clone()))?;
             }
             state.apart[number] = touched == 0;
         }
         Ok(())
     }
 
-    /// Fills buckets anew, once, in the order in which rank 0's gradients came.
+    /// Fills buckets anew, once, in the order in which the first rank's gradients came.
     fn rebuild(&self, state: &mut State, mut order: Vec<usize>) -> Result<()> {
         let late: Vec<usize> = (0..self.parameters.len()).filter(|number| !order.contains(number)).collect();
         order.extend(late);
         let mine: Vec<i64> = order.iter().map(|&number| number as i64).collect();
         let mut first = Tensor::from_slice(&mine, &[mine.len()], Device::CPU)?;
-        self.comm.broadcast(&mut first, 0)?;
+        self.comm.broadcast(&mut first, state.roles.first)?;
         let order: Vec<usize> = first.to_vec::<i64>()?.into_iter().map(|number| number as usize).collect();
         let sizes = (self.config.first_bucket_bytes, self.config.bucket_bytes);
         let buckets = Buckets::fill(&order, &self.sizes, sizes.0, sizes.1);
         state.rebuilt = true;
-        if buckets == state.buckets {
+        if buckets == state.store.buckets {
             return Ok(());
         }
-        let (buffers, mut views) = allocate(&buckets, &self.sizes, &self.parameters)?;
+        let mut store = Store::new(buckets, &self.sizes, &self.parameters, &self.courier.engine)?;
         for (number, parameter) in self.parameters.iter().enumerate() {
-            kernels::copy_(&mut views[number], &state.views[number])?;
+            kernels::copy_(&mut store.views[number], &state.store.views[number])?;
             if !state.apart[number] {
-                parameter.leaves()[0].set_slot(Slot::Into(views[number].clone()))?;
+                parameter.leaves()[0].set_slot(Slot::Into(store.views[number].clone()))?;
             }
         }
-        (state.buckets, state.buffers, state.views) = (buckets, buffers, views);
+        state.store = store;
         Ok(())
     }
 }
 
-/// A buffer of zeros for each bucket, and each parameter's view of one.
-fn allocate(
-    buckets: &Buckets,
-    sizes: &[GradSize],
-    parameters: &[Parameter],
-) -> Result<(Vec<Tensor>, Vec<Tensor>)> {
-    let (mut buffers, mut views) = (Vec::new(), vec![None; sizes.len()]);
-    for members in buckets.members() {
-        let total = members.iter().map(|&number| sizes[number].elements).sum();
-        let (dtype, device): (DType, Device) = members
-            .first()
-            .map_or((DType::F32, Device::CPU), |&number| (sizes[number].dtype, sizes[number].device));
-        let buffer = Tensor::zeros(&[total], dtype, device)?.tagged(Category::Gradients);
-        let mut at = 0;
-        for &number in members {
-            let part = buffer.narrow(0, at, sizes[number].elements)?;
-            views[number] = Some(part.with_shape(parameters[number].tensor().shape())?);
-            at += sizes[number].elements;
-        }
-        buffers.push(buffer);
-    }
-    Ok((buffers, views.into_iter().flatten().collect()))
+/// How many sites backward will come to.
+fn sites(parameters: &[Parameter]) -> Vec<usize> {
+    parameters.iter().map(|p| p.leaves().len()).collect()
 }

@@ -1,0 +1,60 @@
+//! [`DdpConfig`]: how gradients are added.
+
+use std::sync::Arc;
+
+use phalanx_tensor::DType;
+
+use super::Buckets;
+use super::hook::{AllReduce, BucketHook};
+use crate::engine::Engine;
+
+/// What the ranks' gradients are combined to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Average {
+    /// Their sum.
+    #[default]
+    Sum,
+    /// Their mean: each is divided by the number of ranks, then they are added (PyTorch's).
+    Mean,
+}
+
+/// How gradients are added.
+#[derive(Clone, Debug)]
+pub struct DdpConfig {
+    /// The first bucket's size in bytes.
+    pub first_bucket_bytes: usize,
+    /// A later bucket's.
+    pub bucket_bytes: usize,
+    /// Sum or mean.
+    pub average: Average,
+    /// Whether parameters may get no gradient. Those that got one on another rank count as zero here; those that got
+    /// none anywhere keep none. Without it, a missing gradient is an error.
+    pub find_unused: bool,
+    /// The gradients' dtype; `None`: each parameter's own.
+    pub grad_dtype: Option<DType>,
+    /// How a bucket is added over the ranks.
+    pub hook: Arc<dyn BucketHook>,
+    /// Whether all ranks take rank 0's buffers (running statistics) at the end of each pass that synchronises, so that
+    /// the next forward pass, an evaluation or a checkpoint finds the same ones everywhere.
+    pub broadcast_buffers: bool,
+    /// What runs the buckets' work. `None`: the thread that runs backward starts a bucket, the communicator carries it
+    /// out at the same time, and what a hook leaves is done at the end. With an engine of this rank's own, with a
+    /// [priority lane](crate::engine::Lane::Priority), all of a bucket's work is an operation there: better where hooks
+    /// compute much and there is a core for them. Nothing else may then use the communicator during a pass.
+    pub engine: Option<Arc<Engine>>,
+}
+
+impl Default for DdpConfig {
+    fn default() -> DdpConfig {
+        DdpConfig {
+            first_bucket_bytes: Buckets::FIRST_BYTES,
+            bucket_bytes: Buckets::BYTES,
+            average: Average::Sum,
+            find_unused: false,
+            grad_dtype: None,
+            hook: Arc::new(AllReduce),
+            broadcast_buffers: true,
+            engine: None,
+        }
+    }
+}
