@@ -123,6 +123,11 @@ impl Device {
         Ok(())
     }
 
+    /// Where few numbers about a tensor here are best kept for the host to read: here if elements are the host's.
+    pub fn host(self) -> Device {
+        if let Device::Cpu(_) = self { self } else { Device::CPU }
+    }
+
     /// Whether tensors here have no elements.
     #[inline]
     pub fn is_meta(self) -> bool {

@@ -125,6 +125,10 @@ impl Communicator for Watched {
         self.comm.failure()
     }
 
+    fn has_peers(&self) -> bool {
+        self.comm.has_peers()
+    }
+
     fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Comm>> {
         let group = self.comm.split(color, key)?;
         Ok(group.map(|group| observed(group, Arc::clone(&self.observer))))

@@ -1,8 +1,11 @@
 //! [`Pending`]: a call that was started.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use phalanx_tensor::Tensor;
+
+use super::plan::Side;
 use super::{Call, Result};
 
 /// A call that was started. It goes on when this is dropped; its error is then seen by the next call.
@@ -22,7 +25,10 @@ pub(crate) trait Waiter: std::fmt::Debug + Send + Sync {
 /// One rank's part in one call.
 #[derive(Debug)]
 pub(crate) struct Ticket {
+    /// Without its tensors.
     pub(crate) call: Call,
+    /// The input and the output, until it is over: who waits may count on their being free then.
+    tensors: Mutex<[Option<Tensor>; 2]>,
     /// The rank, by its number in the whole run.
     pub(crate) rank: usize,
     /// The communicator's group, and the call's number in it (of a send or receive, among those of the pair).
@@ -33,13 +39,30 @@ pub(crate) struct Ticket {
 }
 
 impl Ticket {
-    pub(crate) fn new(call: Call, rank: usize, group: u64, sequence: u64) -> Arc<Ticket> {
+    pub(crate) fn new(mut call: Call, rank: usize, group: u64, sequence: u64) -> Arc<Ticket> {
         let (outcome, done) = (OnceLock::new(), AtomicBool::new(false));
-        Arc::new(Ticket { call, rank, group, sequence, outcome, done })
+        let tensors = Mutex::new([call.input.take(), call.output.take()]);
+        Arc::new(Ticket { call, tensors, rank, group, sequence, outcome, done })
+    }
+
+    fn tensors(&self) -> MutexGuard<'_, [Option<Tensor>; 2]> {
+        self.tensors.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The tensor of a side, if there is one and the call is not over.
+    pub(crate) fn tensor(&self, side: Side) -> Option<Tensor> {
+        self.tensors()[usize::from(side == Side::Output)].clone()
+    }
+
+    /// The call with its tensors.
+    pub(crate) fn whole_call(&self) -> Call {
+        let [input, output] = self.tensors().clone();
+        Call { input, output, ..self.call.clone() }
     }
 
     /// Done, unless it is already.
     pub(crate) fn finish(&self, outcome: Result<()>) {
+        *self.tensors() = [None, None];
         if let Some(observation) = self.call.observation.as_ref().filter(|_| self.outcome.get().is_none()) {
             observation.report(self.call.kind());
         }

@@ -11,21 +11,22 @@ pub(crate) fn check(model: &(impl Parameters + ?Sized), comm: &Comm) -> Result<(
     if !comm.has_peers() {
         return Ok(());
     }
-    let mut entries: Vec<String> = Vec::new();
+    let (mut entries, mut device) = (Vec::<String>::new(), Device::CPU);
     model.visit("", &mut |path, entry| {
         let (tensor, kind) = match entry {
             Entry::Parameter(p) => (p.tensor(), if p.is_trained() { "trained" } else { "frozen" }),
             Entry::Buffer(b) => (b.tensor(), "buffer"),
         };
+        device = tensor.device().host();
         entries.push(format!("{path}: {kind}, {} {:?}", tensor.dtype(), tensor.shape()));
     });
-    let counts = gather(comm, &[entries.len() as i64])?;
+    let counts = gather(comm, device, &[entries.len() as i64])?;
     if let Some(ranks) = others(&counts, 1) {
         let why = format!("{} tensors, here {}", counts[0], entries.len());
         return Err(Error::Models { ranks, why });
     }
     let hashes: Vec<i64> = entries.iter().map(|entry| hash(entry)).collect();
-    let all = gather(comm, &hashes)?;
+    let all = gather(comm, device, &hashes)?;
     let Some(ranks) = others(&all, hashes.len()) else { return Ok(()) };
     let differs = |i: &usize| (0..comm.size()).any(|rank| all[rank * hashes.len() + i] != all[*i]);
     let first = (0..hashes.len()).find(differs).unwrap_or(0);
@@ -33,9 +34,9 @@ pub(crate) fn check(model: &(impl Parameters + ?Sized), comm: &Comm) -> Result<(
 }
 
 /// Every rank's values, one after the other.
-fn gather(comm: &Comm, own: &[i64]) -> Result<Vec<i64>> {
-    let own = Tensor::from_slice(own, &[own.len()], Device::CPU)?;
-    let mut all = Tensor::zeros(&[own.numel() * comm.size()], own.dtype(), Device::CPU)?;
+fn gather(comm: &Comm, device: Device, own: &[i64]) -> Result<Vec<i64>> {
+    let own = Tensor::from_slice(own, &[own.len()], device)?;
+    let mut all = Tensor::zeros(&[own.numel() * comm.size()], own.dtype(), device)?;
     comm.all_gather(&mut all, &own)?;
     Ok(all.to_vec()?)
 }

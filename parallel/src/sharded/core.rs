@@ -237,8 +237,9 @@ impl Core {
 
     /// A parameter that no rank used has no gradient, rather than one of zeros, which an optimizer would act on.
     fn forget_unused(&self, state: &mut State) -> Result<()> {
+        let device = self.parameters.first().map_or(Device::CPU, |(p, _)| p.device().host());
         let touched: Vec<i32> = state.touched.iter().map(|&t| i32::from(t)).collect();
-        let mut touched = Tensor::from_slice(&touched, &[touched.len()], Device::CPU)?;
+        let mut touched = Tensor::from_slice(&touched, &[touched.len()], device)?;
         if self.ranks.all.has_peers() {
             self.ranks.all.all_reduce(&mut touched, Reduction::Max)?;
         }

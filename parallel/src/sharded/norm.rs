@@ -2,7 +2,7 @@
 
 use phalanx_kernels as kernels;
 use phalanx_nn::norm_tree::{TreeNode, cover, nodes, root};
-use phalanx_tensor::{DType, Device, Tensor};
+use phalanx_tensor::{DType, Tensor};
 
 use super::core::Core;
 use super::flat::Flat;
@@ -13,9 +13,10 @@ use crate::comm::Call;
 pub(super) fn grad_norm(core: &Core) -> Result<f64> {
     let state = core.lock();
     let flats: Vec<&Flat> = state.groups.iter().flat_map(|g| &g.flats).filter(|f| f.trained).collect();
-    if flats.iter().any(|flat| flat.is_meta()) {
+    let Some(device) = flats.first().map(|flat| flat.device()).filter(|device| !device.is_meta()) else {
         return Ok(0.0);
-    }
+    };
+    let device = device.host();
     let comm = &core.ranks.shard;
     let covers: Vec<Vec<Cover>> = (0..comm.size()).map(|rank| cover_of(&flats, rank)).collect();
     let mut own = Vec::new();
@@ -29,8 +30,8 @@ pub(super) fn grad_norm(core: &Core) -> Result<f64> {
         }
     }
     let counts: Vec<usize> = covers.iter().map(|c| c.iter().map(|c| c.nodes.len()).sum()).collect();
-    let all = Tensor::zeros(&[counts.iter().sum()], DType::F64, Device::CPU)?;
-    let own = Tensor::from_slice(&own, &[own.len()], Device::CPU)?;
+    let all = Tensor::zeros(&[counts.iter().sum()], DType::F64, device)?;
+    let own = Tensor::from_slice(&own, &[own.len()], device)?;
     comm.run(Call::all_gather_uneven(all.clone(), own, &counts))?;
     let mut sums = all.to_vec::<f64>()?.into_iter();
     // By name, then parameter.

@@ -116,7 +116,7 @@ impl Zero {
         let step = |name: &str| own.get(&format!("{name}.step")).filter(|t| !t.device().is_meta());
         let steps = flat.members.iter().map(|m| step(m.parameter.name()).map_or(Ok(0), Tensor::item::<i64>));
         let steps = steps.collect::<phalanx_tensor::Result<Vec<i64>>>()?;
-        let mut steps = Tensor::from_slice(&steps, &[steps.len()], Device::CPU)?;
+        let mut steps = Tensor::from_slice(&steps, &[steps.len()], flat.device().host())?;
         if self.core.ranks.all.has_peers() {
             self.core.ranks.shard.all_reduce(&mut steps, Reduction::Max)?;
         }

@@ -275,7 +275,8 @@ impl State {
 
 impl Work {
     fn carry_out(&self, pool: &Pool) -> Result<()> {
-        let calls: Vec<&Call> = self.tickets.iter().map(|ticket| &ticket.call).collect();
+        let calls: Vec<Call> = self.tickets.iter().map(|ticket| ticket.whole_call()).collect();
+        let calls: Vec<&Call> = calls.iter().collect();
         match (self.group, &calls[..], &self.ranks[..]) {
             (None, &[send, recv], &[from, to]) => {
                 deliver(send, recv, [from, to], self.tickets[0].sequence, pool)

@@ -11,6 +11,7 @@ use super::shared::Shared;
 use super::task::{Inbox, Task, garbled, read, write};
 use crate::comm::culprits::culprits;
 use crate::comm::pending::Ticket;
+use crate::comm::plan::Side;
 use crate::comm::{Error, Kind, Result, Signature};
 
 /// How long the driver of a polled wire leaves the core to others while calls are under way.
@@ -255,7 +256,7 @@ impl Driver {
     fn post(&mut self, ticket: &Ticket, ranks: &[usize]) -> Result<()> {
         let (call, to) = (&ticket.call, ranks[ticket.call.peer().unwrap_or(0)]);
         let mut content = call.signature.encode();
-        if let Some(tensor) = &call.input {
+        if let Some(tensor) = &ticket.tensor(Side::Input) {
             content.extend(read(tensor, 0..tensor.numel(), call.kind().name())?);
         }
         self.deliver(to, ticket, &content)
@@ -310,7 +311,7 @@ impl Driver {
         if let Some(error) = Signature::undeliverable(&sent, &call.signature, [from, ranks[*me]], sequence) {
             return Err(error);
         }
-        if let Some(tensor) = &call.output {
+        if let Some(tensor) = &ticket.tensor(Side::Output) {
             write(tensor, 0..tensor.numel(), &letter.content()[head..], call.kind().name())?;
         }
         ticket.finish(Ok(()));

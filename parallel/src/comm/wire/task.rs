@@ -110,8 +110,9 @@ impl Task {
         if let Some(error) = Signature::mismatch(&signatures, &self.ranks, self.ticket.sequence) {
             return Err(error);
         }
-        let in_place: Vec<bool> =
-            (0..self.ranks.len()).map(|rank| rank == self.me && call.input.is_none()).collect();
+        let in_place: Vec<bool> = (0..self.ranks.len())
+            .map(|rank| rank == self.me && self.ticket.tensor(Side::Input).is_none())
+            .collect();
         self.plan = plan(&signatures, &in_place);
         self.awaited.clear();
         for (part, transfer) in self.plan.iter().enumerate() {
@@ -177,22 +178,17 @@ impl Task {
         Ok(())
     }
 
-    fn tensor(&self, side: Side) -> Option<&Tensor> {
-        let call = &self.ticket.call;
-        if side == Side::Input { call.input.as_ref() } else { call.output.as_ref() }
-    }
-
     /// The bytes of a place of this rank; none of a tensor without any.
     fn read(&self, place: &Place) -> Result<Vec<u8>> {
-        match self.tensor(place.side) {
-            Some(tensor) => read(tensor, place.range.clone(), self.ticket.call.kind().name()),
+        match self.ticket.tensor(place.side) {
+            Some(tensor) => read(&tensor, place.range.clone(), self.ticket.call.kind().name()),
             None => Ok(vec![]),
         }
     }
 
     fn write(&self, place: &Place, bytes: &[u8]) -> Result<()> {
-        let Some(tensor) = self.tensor(place.side) else { return Ok(()) };
-        write(tensor, place.range.clone(), bytes, self.ticket.call.kind().name())
+        let Some(tensor) = self.ticket.tensor(place.side) else { return Ok(()) };
+        write(&tensor, place.range.clone(), bytes, self.ticket.call.kind().name())
     }
 }
 
