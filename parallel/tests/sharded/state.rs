@@ -1,0 +1,83 @@
+//! State dicts: whole ones are those of one device and load under any other layout.
+
+use phalanx_nn::{Group, Rule, Sgd};
+use phalanx_parallel::sharded::{Ownership, Stage, Zero, ZeroConfig};
+use phalanx_parallel::{Result, launch};
+use phalanx_tensor::{DType, Device, Tensor};
+
+use crate::gpt::{self, bytes};
+use crate::{STAGES, config};
+
+type Entries = Vec<(String, Tensor)>;
+
+/// Trains from a state, or from the beginning, for some steps; the state then.
+fn train(ranks: usize, config: &ZeroConfig, from: Option<&(Entries, Entries)>, steps: std::ops::Range<u64>) -> (Entries, Entries) {
+    let run = |rank: launch::Rank| -> Result<_> {
+        let model = gpt::model(DType::BF16, rank.device());
+        let zero = Zero::new(&model, rank.comm().clone(), config.clone())?;
+        let mut optimizer = gpt::optimizer(zero.parameters());
+        if let Some((values, state)) = from {
+            zero.load_full_state_dict(values.iter().cloned())?;
+            optimizer.load_state_dict(zero.part_of_optimizer_state(state.iter().cloned())?)?;
+        }
+        for step in steps.clone() {
+            // All ranks bring the whole batch: the layouts' gradients differ, so their number is made up for.
+            let loss = gpt::loss(&model, step, 0..gpt::ROWS)?.mul_scalar(1.0 / ranks as f64)?;
+            zero.backward(&loss)?;
+            gpt::update(&mut optimizer, zero.grad_norm()?)?;
+            zero.updated()?;
+        }
+        let state = (zero.full_state_dict()?, zero.full_optimizer_state(&optimizer)?);
+        Ok(state)
+    };
+    let mut all = launch::threads(ranks, run).unwrap();
+    assert!(all[1..].iter().all(|(values, state)| values.is_empty() && state.is_empty()));
+    all.swap_remove(0)
+}
+
+fn sorted(entries: &Entries) -> Vec<(String, Vec<u8>)> {
+    let mut bytes = bytes(entries);
+    bytes.sort();
+    bytes
+}
+
+#[test]
+fn a_run_goes_on_under_every_other_layout() {
+    // Numbers of ranks that are powers of two, by which gradients are divided without rounding.
+    let whole = train(2, &config(Stage::Optimizer), None, 0..4);
+    let half = train(4, &config(Stage::Parameters), None, 0..2);
+    let names: Vec<&String> = half.0.iter().map(|(name, _)| name).collect();
+    let model = gpt::model(DType::BF16, Device::CPU);
+    assert_eq!(names, phalanx_nn::state_dict(&model).iter().map(|(name, _)| name).collect::<Vec<_>>());
+    for stage in STAGES {
+        for (ranks, ownership) in [(1, Ownership::Even), (2, Ownership::Whole), (8, Ownership::Even)] {
+            let config = ZeroConfig { ownership, ..config(stage) };
+            let end = train(ranks, &config, Some(&half), 2..4);
+            assert!(sorted(&end.0) == sorted(&whole.0), "{stage:?} over {ranks}");
+            assert!(sorted(&end.1) == sorted(&whole.1), "{stage:?} over {ranks}");
+        }
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_named_and_changes_nothing() {
+    let run = |rank: launch::Rank| -> Result<Vec<String>> {
+        let model = gpt::model(DType::F32, rank.device());
+        let zero = Zero::new(&model, rank.comm().clone(), config(Stage::Parameters))?;
+        let before = bytes(&zero.full_state_dict()?);
+        let mut values = phalanx_nn::state_dict(&gpt::model(DType::F32, rank.device()));
+        let (name, tensor) = values.remove(0);
+        values.push(("extra".into(), tensor.clone()));
+        let missing = zero.load_full_state_dict(values).unwrap_err().to_string();
+        assert!(missing.contains(&name) && missing.contains("extra"), "{missing}");
+        assert!(bytes(&zero.full_state_dict()?) == before);
+        let wrong = (format!("{name}.exp_avg"), tensor.narrow(0, 0, 1)?);
+        let shape = zero.part_of_optimizer_state([wrong]).map(drop);
+        let foreign = Sgd::default().init(vec![Group::new(vec![], 1.0)])?;
+        let other = zero.full_optimizer_state(&foreign).map(drop);
+        Ok([shape, other].into_iter().filter_map(|r| r.err().map(|e| e.to_string())).collect())
+    };
+    for messages in launch::threads(2, run).unwrap() {
+        assert!(messages.iter().any(|m| m.contains("exp_avg")), "{messages:?}");
+    }
+}
