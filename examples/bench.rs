@@ -1,13 +1,15 @@
 //! The benchmark: one workload a run, a JSON line a measurement.
 //!
 //! ```text
-//! cargo run --release --example bench -- gpt-s|gpt-m|gpt-bf16|ops|overhead|allreduce|engine --threads N [--data FILE]
+//! cargo run --release --example bench -- gpt-s|gpt-m|gpt-bf16|ops|overhead|dist|allreduce|engine --threads N [--data FILE]
 //! ```
 //! Workloads, initial weights and batches are those of the peers that results are compared with, so the first five
 //! losses are known; a run whose losses differ does other work and exits with 1.
 
 #[path = "bench/allreduce.rs"]
 mod allreduce;
+#[path = "bench/dist.rs"]
+mod dist;
 #[path = "bench/engine.rs"]
 mod engine;
 #[path = "bench/gpt.rs"]
@@ -54,6 +56,7 @@ enum Workload {
     GptBf16,
     Ops,
     Overhead,
+    Dist,
     Allreduce,
     Engine,
 }
@@ -79,6 +82,7 @@ fn run(args: &Args) -> Result<bool, Box<dyn std::error::Error>> {
         Workload::GptBf16 => gpt::run(&report, &gpt::MEDIUM_BF16, &args.data),
         Workload::Ops => ops::run(&report, &args.only).map(|()| true),
         Workload::Overhead => overhead::run(&report).map(|()| true),
+        Workload::Dist => dist::run(&args.data),
         Workload::Allreduce => allreduce::run(args.threads).map(|()| true),
         Workload::Engine => engine::run(&report).map(|()| true),
     }

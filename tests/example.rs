@@ -4,6 +4,8 @@
 mod continued;
 #[path = "example/damage.rs"]
 mod damage;
+#[path = "example/launched.rs"]
+mod launched;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,6 +23,9 @@ fn program() -> &'static Path {
         build.args(["build", "--quiet", "--example", "gpt"]).current_dir(env!("CARGO_MANIFEST_DIR"));
         if !cfg!(debug_assertions) {
             build.arg("--release");
+        }
+        if cfg!(feature = "mpi") {
+            build.args(["--features", "mpi"]);
         }
         assert!(build.status().expect("cargo runs").success(), "the example builds");
         let tests = std::env::current_exe().expect("a test has a path");

@@ -1,10 +1,13 @@
 //! Training steps of `nn`'s GPT, with the library's own loss and optimizer, through the example's step function.
 
+use std::error::Error;
 use std::path::Path;
 use std::time::Instant;
 
 use phalanx::nn::models::{Decoder, GptConfig};
 use phalanx::nn::{AdamW, Batch, Group, Optimizer, Parameters, Result, Rule, Scope};
+use phalanx::parallel::data_parallel::Ddp;
+use phalanx::parallel::launch::Rank;
 use phalanx::{DType, Device, Tensor, kernels};
 
 use crate::inputs::{Windows, uniform};
@@ -18,7 +21,7 @@ const STEPS: usize = 20;
 
 /// A workload.
 pub struct Size {
-    name: &'static str,
+    pub name: &'static str,
     layers: usize,
     heads: usize,
     width: usize,
@@ -54,40 +57,82 @@ pub const MEDIUM: Size = Size {
 
 pub const MEDIUM_BF16: Size = Size { name: "gpt-bf16", dtype: DType::BF16, tolerance: 7e-4, ..MEDIUM };
 
+/// What training has shown.
+#[derive(Default)]
+pub struct Trained {
+    /// A step's milliseconds, after the warm-ups.
+    pub times_ms: Vec<f64>,
+    /// Of every step, in nats; a rank's part of them.
+    losses: Vec<f64>,
+}
+
+impl Trained {
+    /// The first rank's, with the losses of the next added.
+    pub fn with(mut self, next: Trained) -> Trained {
+        self.losses.iter_mut().zip(next.losses).for_each(|(sum, loss)| *sum += loss);
+        self
+    }
+}
+
 /// Whether the first losses were the known ones.
-pub fn run(report: &Report, size: &Size, data: &Path) -> Result<bool, Box<dyn std::error::Error>> {
+pub fn run(report: &Report, size: &Size, data: &Path) -> Result<bool, Box<dyn Error>> {
+    let mut trained = train(size, data, None, |_| {
+        report.emit(size.name, "rss_before", peak_rss(), "MiB");
+        Ok(None)
+    })?;
+    let same = emit(report, size.name, size, &mut trained);
+    report.emit(size.name, "peak_rss", peak_rss(), "MiB");
+    Ok(same)
+}
+
+/// Trains alone or, as one of several ranks, on an equal share of every batch; `wrap` makes of the model what adds
+/// gradients over the ranks.
+pub fn train(
+    size: &Size,
+    data: &Path,
+    rank: Option<&Rank>,
+    wrap: impl FnOnce(&Decoder) -> phalanx::parallel::Result<Option<Ddp>>,
+) -> Result<Trained, Box<dyn Error>> {
+    let (device, me, ranks) = rank.map_or((Device::CPU, 0, 1), |r| (r.device(), r.rank(), r.size()));
     let windows = Windows::open(data, size.batch, CONTEXT)?;
     let mut config = GptConfig::new(VOCABULARY, CONTEXT, size.layers, size.heads, size.width);
     config.stream = (size.dtype != DType::F32).then_some(DType::F32);
-    let model = config.init(&Scope::new(0, size.dtype, Device::CPU))?;
+    let model = config.init(&Scope::new(0, size.dtype, device))?;
     load_initial_weights(&model, size)?;
-    report.emit(size.name, "rss_before", peak_rss(), "MiB");
+    let ddp = wrap(&model)?;
     let group = Group::new(model.parameters(), 3e-4).with_weight_decay(0.1);
     let mut optimizer = AdamW::default().with_betas(0.9, 0.95).init(vec![group])?;
     load_initial_masters(&optimizer, size)?;
-    let settings =
-        Settings { groups: 1, tokens: size.batch * CONTEXT, ddp: None, clip: 0.0, seed: 0, watch: None };
-    let (mut times, mut losses) = (Vec::new(), Vec::new());
+    let tokens = size.batch * CONTEXT;
+    let settings = Settings { groups: 1, tokens, ddp: ddp.as_ref(), clip: 0.0, seed: 0, watch: None };
+    let (share, mut trained) = (size.batch / ranks, Trained::default());
     for n in 0..WARMUP + STEPS {
         let start = Instant::now();
         let (inputs, targets) = windows.batch(n)?;
-        let micro = [Batch { inputs, targets, first_row: 0 }];
-        losses.push(train_step(&model, &mut optimizer, &micro, settings, n as u64)?.loss);
-        times.push(millis(start.elapsed()));
+        let part = |all: Tensor| all.narrow(0, me * share, share)?.to_device(device, false);
+        let micro = [Batch { inputs: part(inputs)?, targets: part(targets)?, first_row: me * share }];
+        trained.losses.push(train_step(&model, &mut optimizer, &micro, settings, n as u64)?.loss);
+        trained.times_ms.push(millis(start.elapsed()));
     }
-    let ms = median(&mut times[WARMUP..]);
-    report.emit(size.name, "step", ms, "ms");
-    report.emit(size.name, "throughput", (size.batch * CONTEXT) as f64 / ms * 1e3, "tokens/s");
-    for (n, &loss) in losses.iter().take(5).enumerate() {
-        report.emit(size.name, &format!("loss{n}"), loss, "nat");
+    trained.times_ms.drain(..WARMUP);
+    Ok(trained)
+}
+
+/// Writes the rows that all GPT workloads have; whether the first losses were the known ones.
+pub fn emit(report: &Report, workload: &str, size: &Size, trained: &mut Trained) -> bool {
+    let ms = median(&mut trained.times_ms);
+    report.emit(workload, "step", ms, "ms");
+    report.emit(workload, "throughput", (size.batch * CONTEXT) as f64 / ms * 1e3, "tokens/s");
+    let losses = &trained.losses[..5];
+    for (n, &loss) in losses.iter().enumerate() {
+        report.emit(workload, &format!("loss{n}"), loss, "nat");
     }
-    report.emit(size.name, "peak_rss", peak_rss(), "MiB");
     let agrees = |(got, want): (&f64, &f64)| (got - want).abs() <= size.tolerance;
     let same = losses.iter().zip(&size.losses).all(agrees);
     if !same {
-        eprintln!("bench: the first losses are {:?}, wanted {:?}", &losses[..5], size.losses);
+        eprintln!("bench: {workload}: the first losses are {losses:?}, wanted {:?}", size.losses);
     }
-    Ok(same)
+    same
 }
 
 /// Every matrix takes the next stream of the generator in GPT-2's order; biases are 0 and gains 1. Where a matrix

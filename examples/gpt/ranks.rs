@@ -3,8 +3,9 @@
 
 use std::time::{Duration, Instant};
 
+use phalanx::nn::Parameters;
 use phalanx::parallel::comm::{Comm, Error, Observer, observed};
-use phalanx::parallel::data_parallel::{Ddp, DdpConfig};
+use phalanx::parallel::data_parallel::{Buckets, Ddp, DdpConfig};
 use phalanx::parallel::{Result, launch};
 use phalanx::{DType, Device, Tensor};
 
@@ -12,6 +13,10 @@ use crate::args::{Backend, TrainArgs};
 
 /// How long a rank that fails listens, for each rank before it, whether one of those has said so already.
 const PATIENCE: Duration = Duration::from_millis(100);
+
+/// How many buckets of gradients there are to be, and how small one may become for it.
+const BUCKETS: usize = 8;
+const BUCKET_BYTES_MIN: usize = 1 << 16;
 
 /// One rank's place among all.
 #[derive(Clone, Debug)]
@@ -127,9 +132,14 @@ impl Place {
         self.rank() == 0
     }
 
-    /// What adds the model's gradients over the ranks, if there are several.
-    pub fn ddp(&self, model: &impl phalanx::nn::Parameters, grad_dtype: DType) -> Result<Option<Ddp>> {
-        let config = DdpConfig { grad_dtype: Some(grad_dtype), ..DdpConfig::default() };
+    /// What adds the model's gradients over the ranks, if there are several. A small model's buckets are small too, so
+    /// that most of them are on their way before backward is over.
+    pub fn ddp(&self, model: &impl Parameters, grad_dtype: DType) -> Result<Option<Ddp>> {
+        let elements: usize = model.parameters().iter().map(|p| p.tensor().numel()).sum();
+        let bucket_bytes = (elements * grad_dtype.size() / BUCKETS).clamp(BUCKET_BYTES_MIN, Buckets::BYTES);
+        let first_bucket_bytes = bucket_bytes.min(Buckets::FIRST_BYTES);
+        let (grad_dtype, default) = (Some(grad_dtype), DdpConfig::default());
+        let config = DdpConfig { first_bucket_bytes, bucket_bytes, grad_dtype, ..default };
         self.comm.as_ref().map(|comm| Ddp::new(model, comm.clone(), config)).transpose()
     }
 

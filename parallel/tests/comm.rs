@@ -16,5 +16,7 @@ mod program;
 mod suite;
 #[path = "comm/threads.rs"]
 mod threads;
+#[path = "comm/training.rs"]
+mod training;
 #[path = "comm/twin.rs"]
 mod twin;

@@ -130,6 +130,11 @@ pub fn trials(default: u64) -> u64 {
     std::env::var("PHALANX_FUZZ_TRIALS").ok().and_then(|n| n.parse().ok()).unwrap_or(default)
 }
 
+/// A tenth of `PHALANX_FUZZ_TRIALS`, or so many: processes take long to start, and timeouts over wires are longer.
+pub fn trials_over_wires(default: u64) -> u64 {
+    trials(default * 10).div_ceil(10)
+}
+
 /// `PHALANX_FUZZ_SEED`, or 0.
 pub fn first_seed() -> u64 {
     std::env::var("PHALANX_FUZZ_SEED").ok().and_then(|n| n.parse().ok()).unwrap_or(0)

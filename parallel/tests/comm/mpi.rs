@@ -51,14 +51,15 @@ fn a_killed_process_ends_all() {
 
 #[cfg(feature = "mpi")]
 mod ranks {
+    use std::sync::Mutex;
     use std::time::{Duration, Instant};
 
     use phalanx_parallel::comm::Error;
     use phalanx_parallel::launch::{Backend, Environment, Rank};
 
     use super::mpirun;
-    use crate::fuzz::{Fault, Trial, first_seed, trials};
-    use crate::suite;
+    use crate::fuzz::{Fault, Trial, first_seed, trials_over_wires};
+    use crate::{suite, training};
 
     const LONG: Duration = Duration::from_secs(20);
 
@@ -71,7 +72,7 @@ mod ranks {
     #[test]
     fn random_programs() {
         let first = first_seed();
-        for seed in first..first + trials(6) {
+        for seed in first..first + trials_over_wires(6) {
             let trial = trial(seed).0;
             let start = Instant::now();
             let Some((output, _)) = mpirun(trial.size, &format!("fuzz {seed}")) else { return };
@@ -85,6 +86,44 @@ mod ranks {
         }
     }
 
+    fn training(seed: u64) -> training::Trial {
+        training::Trial::random(seed, true, Duration::from_secs(2))
+    }
+
+    #[test]
+    fn random_faults_in_training() {
+        let first = first_seed();
+        for seed in first..first + trials_over_wires(6) {
+            let trial = training(seed);
+            let Some((output, took)) = mpirun(trial.size, &format!("training {seed}")) else { return };
+            let (mut said, mut late) = (vec![], Duration::ZERO);
+            // A rank's number, how late it was, and its error, if any.
+            for line in output.lines().filter_map(|line| line.split(" trained: ").nth(1)) {
+                let mut parts = line.splitn(3, ' ');
+                let mut number = || parts.next().unwrap().parse::<u64>().unwrap();
+                let rank = number() as usize;
+                late = late.max(Duration::from_millis(number()));
+                said.push((rank, parts.next().map_or(Ok(()), |error| Err(error.to_string()))));
+            }
+            trial.judge(&said, late);
+            // The launcher ends the others when it sees one end in disorder, so not all come to say something.
+            let reported = trial.is_named_by_launcher(&output);
+            assert!(reported || said.iter().any(|(rank, _)| trial.is_innocent(*rank)), "{trial:?}: {output}");
+            assert!(took < Duration::from_secs(60), "{trial:?} took {took:?}");
+        }
+    }
+
+    fn train(mpi: Environment, trial: &training::Trial) -> Result<(), Error> {
+        let late = Mutex::default();
+        mpi.timeout(trial.timeout).run(|rank: Rank| {
+            let outcome = trial.run(&rank, &late);
+            let late = late.lock().unwrap().as_millis();
+            let error = outcome.as_ref().map_or_else(|why| format!(" {why}"), |()| String::new());
+            println!("\nrank trained: {} {late}{error}", rank.rank());
+            outcome
+        })
+    }
+
     /// What the processes do.
     pub fn child(what: &str) {
         let text = |e: Error| e.to_string();
@@ -94,6 +133,7 @@ mod ranks {
                 let (trial, timeout) = trial(seed.parse().unwrap());
                 mpi.timeout(timeout).run(|rank: Rank| trial.run(rank.comm(), rank.device()))
             }
+            Some(("training", seed)) => train(mpi, &training(seed.parse().unwrap())),
             _ if what == "suite" => mpi.run(|rank: Rank| suite::all(rank.comm(), rank.device())),
             _ => mpi.run(|rank: Rank| {
                 rank.comm().barrier().map_err(text)?;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use phalanx_parallel::comm::Error;
 use phalanx_parallel::launch::{Environment, Rank, environment};
 
-use crate::fuzz::{Fault, Trial, first_seed, trials};
+use crate::fuzz::{Fault, Trial, first_seed, trials_over_wires};
 use crate::suite;
 
 pub fn free_port() -> u16 {
@@ -47,7 +47,7 @@ fn every_number_of_processes_passes_the_suite() {
 #[test]
 fn random_programs_over_tcp() {
     let first = first_seed();
-    for seed in first..first + trials(20) {
+    for seed in first..first + trials_over_wires(20) {
         let short = Duration::from_secs(1);
         let fault = Trial::random(seed, None, short).fault;
         let timeout = if fault == Fault::Stall { short } else { LONG };

@@ -1,0 +1,246 @@
+//! Random faults in the middle of training over `Ddp`, in forward, backward or the optimizer: every other rank ends in
+//! time, with an error that names the culprit and the call in which it was missed.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use phalanx_nn::autograd::{self, Var};
+use phalanx_nn::models::{Decoder, GptConfig, ModelConfig};
+use phalanx_nn::{AdamW, Group, Parameters, Rule, Scope, grad_norm};
+use phalanx_parallel::Result;
+use phalanx_parallel::data_parallel::{Ddp, DdpConfig};
+use phalanx_parallel::launch::{Rank, Threads};
+use phalanx_tensor::DType;
+
+use crate::fuzz::{first_seed, trials, trials_over_wires};
+use crate::processes::{LONG, run};
+use crate::twin::draw;
+
+/// Tokens of a sequence, and how many kinds there are.
+const LENGTH: usize = 4;
+const KINDS: usize = 11;
+
+/// What goes wrong.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Fault {
+    None,
+    Panic,
+    Error,
+    /// Ends early, as if all were well.
+    Desert,
+    /// Comes too late.
+    Stall,
+    /// The process dies.
+    Kill,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Phase {
+    Forward,
+    Backward,
+    Optimizer,
+}
+
+/// A run of training in which one rank goes wrong.
+#[derive(Clone, Debug)]
+pub struct Trial {
+    seed: u64,
+    pub size: usize,
+    pub fault: Fault,
+    rank: usize,
+    steps: u64,
+    /// Where.
+    step: u64,
+    phase: Phase,
+    /// How long ranks wait for each other.
+    pub timeout: Duration,
+}
+
+impl Trial {
+    /// Only a rank that stalls needs the short timeout.
+    pub fn random(seed: u64, killable: bool, short: Duration) -> Trial {
+        let pick = |n: u64, of: u64| draw(seed ^ 0x7472_6169, n) % of;
+        let faults = [Fault::Panic, Fault::Error, Fault::Desert, Fault::Stall, Fault::Kill];
+        let fault = match pick(0, 11) as usize {
+            0 => Fault::None,
+            n if killable => faults[(n - 1) / 2],
+            n => faults[(n - 1) % 4],
+        };
+        let phase = [Phase::Forward, Phase::Backward, Phase::Optimizer][pick(1, 3) as usize];
+        let (size, steps) = (2 + pick(2, 3) as usize, 1 + pick(3, 3));
+        let timeout = if fault == Fault::Stall { short } else { LONG };
+        Trial {
+            seed,
+            size,
+            fault,
+            rank: pick(4, size as u64) as usize,
+            steps,
+            step: pick(5, steps),
+            phase,
+            timeout,
+        }
+    }
+
+    /// One rank's part. `late` becomes the longest that a rank which should be in time has kept others waiting.
+    pub fn run(&self, rank: &Rank, late: &Mutex<Duration>) -> Result<(), String> {
+        match self.train(rank, late) {
+            Err(_) if self.fault == Fault::Desert && rank.rank() == self.rank => Ok(()),
+            outcome => outcome.map_err(|e| e.to_string()),
+        }
+    }
+
+    fn train(&self, rank: &Rank, late: &Mutex<Duration>) -> Result<()> {
+        let is_culprit = self.fault != Fault::None && rank.rank() == self.rank;
+        let mut begin = Instant::now();
+        let came = |begin: Instant| {
+            let mut late = late.lock().unwrap();
+            *late = if is_culprit { *late } else { begin.elapsed().max(*late) };
+        };
+        let config = GptConfig::new(KINDS, LENGTH, 1, 1, 8);
+        let model: Decoder = ModelConfig::Gpt(config).init(&Scope::new(1, DType::F32, rank.device()))?;
+        came(begin);
+        let buckets = DdpConfig { first_bucket_bytes: 1 << 8, bucket_bytes: 1 << 10, ..DdpConfig::default() };
+        let ddp = Ddp::new(&model, rank.comm().clone(), buckets)?;
+        let mut optimizer = AdamW::default().init(vec![Group::new(model.parameters(), 1e-3)])?;
+        let (due, trial, parameters) = (Arc::new(AtomicBool::new(false)), self.clone(), model.parameters());
+        let in_backward = Arc::clone(&due);
+        let _hook = parameters[parameters.len() / 2].leaves()[0].on_accumulate(move |_| {
+            if in_backward.swap(false, Ordering::Relaxed) { trial.strike() } else { Ok(()) }
+        });
+        for step in 0..self.steps {
+            let strikes = |phase| is_culprit && (self.step, self.phase) == (step, phase);
+            let tokens = |salt| {
+                let tokens: Vec<i64> =
+                    (0..LENGTH as u64).map(|i| (draw(salt, i) % KINDS as u64) as i64).collect();
+                Var::from_slice(&tokens, &[1, LENGTH], rank.device())
+            };
+            let x = model.forward(&tokens(step)?)?;
+            if strikes(Phase::Forward) {
+                self.strike()?;
+            }
+            let loss = model.loss(&x, &tokens(step + 1)?, 1.0 / (LENGTH * self.size) as f64)?;
+            due.store(strikes(Phase::Backward), Ordering::Relaxed);
+            loss.backward()?;
+            came(begin);
+            ddp.finish()?;
+            begin = Instant::now();
+            grad_norm(&parameters)?;
+            if strikes(Phase::Optimizer) {
+                self.strike()?;
+            }
+            optimizer.step()?;
+            optimizer.zero_grad()?;
+        }
+        came(begin);
+        Ok(rank.comm().barrier()?)
+    }
+
+    fn strike(&self) -> autograd::Result<()> {
+        let text = format!("a fault of trial {}", self.seed);
+        match self.fault {
+            Fault::Panic => panic!("{text}"),
+            Fault::Stall => std::thread::sleep(self.timeout * 2),
+            Fault::Kill => {
+                let me = std::process::id().to_string();
+                std::process::Command::new("kill").args(["-9", &me]).status().unwrap();
+            }
+            _ => return Err(autograd::Error::Custom(text)),
+        }
+        Ok(())
+    }
+
+    /// Whether a rank is to end only because of another.
+    pub fn is_innocent(&self, rank: usize) -> bool {
+        self.fault == Fault::None || rank != self.rank
+    }
+
+    /// Whether a launcher's output says which process has died.
+    pub fn is_named_by_launcher(&self, output: &str) -> bool {
+        self.fault == Fault::Kill
+            && output.contains("signal 9")
+            && output.contains(&format!("rank {}", self.rank))
+    }
+
+    /// Whether every rank has ended as it should, by what each of them says.
+    pub fn judge(&self, said: &[(usize, Result<(), String>)], late: Duration) {
+        let named = [format!("rank {}", self.rank), format!("ranks [{}]", self.rank)];
+        // A machine that is busy with something else makes ranks late that are not meant to be.
+        let named = |why: &str| late > self.timeout / 2 || named.iter().any(|name| why.contains(name));
+        for (rank, outcome) in said {
+            let fine = match (outcome, self.fault) {
+                (Ok(()), fault) => fault == Fault::None || (*rank == self.rank && fault != Fault::Stall),
+                (Err(_), Fault::None) => false,
+                (Err(_), _) if *rank == self.rank => true,
+                (Err(why), fault) => {
+                    let cause = match fault {
+                        // Backward turns a panic into an error of the operation.
+                        Fault::Panic if self.phase == Phase::Backward => {
+                            why.contains("leaf: panicked in backward")
+                        }
+                        Fault::Panic => why.contains("panicked at ") && why.contains("training.rs:"),
+                        Fault::Error => why.contains(&format!("a fault of trial {}", self.seed)),
+                        _ => true,
+                    };
+                    named(why) && why.contains("(call ") && why.contains(" of group [") && cause
+                }
+            };
+            assert!(fine, "{self:?}: rank {rank}, {late:?} late: {outcome:?}");
+        }
+    }
+}
+
+/// The trial over threads, and whether all have ended in time.
+fn over_threads(trial: &Trial) {
+    let (late, start) = (Mutex::default(), Instant::now());
+    let said = Mutex::new(vec![]);
+    let outcome = Threads::new(trial.size).timeout(trial.timeout).run(|rank| {
+        let outcome = trial.run(&rank, &late);
+        said.lock().unwrap().push((rank.rank(), outcome.clone()));
+        outcome
+    });
+    let (said, late) = (said.into_inner().unwrap(), late.into_inner().unwrap());
+    trial.judge(&said, late);
+    assert_eq!(outcome.is_ok(), trial.fault == Fault::None, "{trial:?}: {:?}", outcome.err());
+    // A rank that panics says nothing itself.
+    let silent = trial.fault == Fault::Panic && trial.phase != Phase::Backward;
+    assert!(said.len() + usize::from(silent) == trial.size, "{trial:?}: {said:?}");
+    assert!(start.elapsed() < Duration::from_secs(15), "{trial:?} took {:?}", start.elapsed());
+}
+
+#[test]
+fn random_faults_in_training_over_threads() {
+    for seed in first_seed()..first_seed() + trials(60) {
+        over_threads(&Trial::random(seed, false, Duration::from_millis(50)));
+    }
+}
+
+#[test]
+fn random_faults_in_training_over_tcp() {
+    for seed in first_seed()..first_seed() + trials_over_wires(10) {
+        let trial = Trial::random(seed, false, Duration::from_secs(1));
+        let (late, said, start) = (Mutex::default(), Mutex::new(vec![]), Instant::now());
+        run(trial.size, trial.timeout, |rank| {
+            let outcome = trial.run(&rank, &late);
+            said.lock().unwrap().push((rank.rank(), outcome.clone()));
+            outcome
+        });
+        trial.judge(&said.into_inner().unwrap(), late.into_inner().unwrap());
+        assert!(start.elapsed() < Duration::from_secs(15), "{trial:?} took {:?}", start.elapsed());
+    }
+}
+
+#[test]
+fn the_judge_of_training_is_not_blind() {
+    let of = |fault| Trial { fault, rank: 1, timeout: LONG, ..Trial::random(1, false, LONG) };
+    let blind = |trial: Trial, rank, outcome: Result<(), &str>| {
+        let said = [(rank, outcome.map_err(String::from))];
+        std::panic::catch_unwind(|| trial.judge(&said, Duration::ZERO)).is_ok()
+    };
+    assert!(!blind(of(Fault::None), 0, Err("barrier (call 1 of group [0, 1]): ranks [1] did not arrive")));
+    assert!(!blind(of(Fault::Stall), 0, Ok(())) && !blind(of(Fault::Stall), 1, Ok(())));
+    assert!(!blind(of(Fault::Desert), 0, Err("barrier (call 1 of group [0, 1]): rank 0 has ended")));
+    assert!(!blind(of(Fault::Desert), 0, Err("rank 1 has ended")));
+    assert!(!blind(of(Fault::Panic), 0, Err("barrier (call 1 of group [0, 1]): rank 1 failed: panicked")));
+    assert!(blind(of(Fault::Desert), 0, Err("barrier (call 1 of group [0, 1]): rank 1 has ended")));
+}

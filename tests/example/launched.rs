@@ -1,0 +1,171 @@
+//! Ranks as processes: over TCP by the environment's variables, and under `mpirun` where there is one.
+
+use std::fs;
+use std::io::Write;
+use std::net::TcpListener;
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+use super::{Folder, SMALL, gpt, losses, program, text, train};
+
+/// What each of `ranks` processes says that meet over TCP.
+fn over_tcp(ranks: usize, args: &[&str]) -> Vec<Output> {
+    let port = TcpListener::bind(("127.0.0.1", 0)).and_then(|l| l.local_addr()).expect("a free port").port();
+    let start = |rank: usize| {
+        let mut command = Command::new(program());
+        let variables = [("RANK", rank), ("WORLD_SIZE", ranks), ("MASTER_PORT", port.into())];
+        command.args(args).envs(variables.map(|(name, n)| (name, n.to_string())));
+        command.env("MASTER_ADDR", "127.0.0.1").stdin(Stdio::null()).stdout(Stdio::piped());
+        command.stderr(Stdio::piped()).spawn().expect("the example starts")
+    };
+    let children: Vec<_> = (0..ranks).map(start).collect();
+    children.into_iter().map(|child| child.wait_with_output().expect("the example ends")).collect()
+}
+
+/// What `mpirun` says; nothing, but for a line on the terminal, where it cannot be.
+fn under_mpirun(ranks: usize, args: &[&str]) -> Option<Output> {
+    let absent = if !cfg!(feature = "mpi") {
+        "the feature `mpi` is off"
+    } else if Command::new("mpirun").arg("--version").output().is_err() {
+        "there is no mpirun"
+    } else {
+        let mut command = Command::new("mpirun");
+        // Open MPI would refuse more ranks than cores, and root; other MPIs do not care.
+        let allow =
+            ["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "OMPI_MCA_rmaps_base_oversubscribe"];
+        command.args(["-n", &ranks.to_string()]).arg(program()).args(args).args(["--backend", "mpi"]);
+        return Some(command.envs(allow.map(|name| (name, "1"))).output().expect("mpirun starts"));
+    };
+    // Written directly: the test harness shows nothing that a test prints and passes.
+    let _ = writeln!(std::io::stderr(), "skipped under mpirun: the example on {ranks} ranks: {absent}");
+    None
+}
+
+/// The lines that the example has printed on stderr, whatever the launcher added.
+fn complaints(outputs: &[Output]) -> Vec<String> {
+    let of = |output: &Output| String::from_utf8_lossy(&output.stderr).into_owned();
+    let all: String = outputs.iter().map(of).collect();
+    all.lines().filter(|line| line.starts_with("gpt: ")).map(String::from).collect()
+}
+
+#[test]
+fn ranks_that_are_processes_have_the_digits_of_threads() {
+    let folder = Folder::new("processes");
+    let more = ["--steps", "4", "--dropout", "0.1", "--clip", "0.1"];
+    let common = [&SMALL[..], &more, &["--data", &folder.file("text.txt", text())]].concat();
+    for ranks in [2, 4] {
+        let n = ranks.to_string();
+        let threads = train(&folder, "threads", &[&more[..], &["--dp", &n]].concat());
+        let alone = train(&folder, "a", &[&more[..], &["--micro-batches", &n, "--emulate-dp", &n]].concat());
+        assert!(threads.len() == 4 && alone == threads);
+        let [metrics, out] = ["metrics", "out"].map(|name| folder.path(&format!("{name}{n}")));
+        let args = [&common[..], &["--dp", &n, "--metrics", &metrics]].concat();
+        let outputs = over_tcp(ranks, &[&args[..], &["--out", &out]].concat());
+        let ended = outputs.iter().all(|o| o.status.success() && o.stdout.is_empty() && o.stderr.is_empty());
+        assert!(ended, "{outputs:?}");
+        assert_eq!(losses(&metrics), threads);
+        assert!(fs::exists(format!("{out}/model/model.safetensors")).expect("a folder"));
+        fs::remove_file(&metrics).expect("a file");
+        let Some(output) = under_mpirun(ranks, &args) else { continue };
+        assert!(output.status.success() && output.stdout.is_empty(), "{output:?}");
+        assert_eq!(losses(&metrics), threads);
+    }
+}
+
+#[test]
+fn an_error_of_processes_is_said_once_with_its_rank() {
+    let folder = Folder::new("launched");
+    let data = folder.file("text.txt", text());
+    let common = [&SMALL[..], &["--data", &data]].concat();
+    for (more, named) in [
+        // Of one rank, of all, and of the numbers.
+        (&["--dp", "2", "--metrics", "/nowhere/m"][..], "rank 0 failed: /nowhere/m"),
+        (&["--dp", "2", "--resume", "/nowhere/run"], "failed: /nowhere/run"),
+        (&["--dp", "4"], "--dp 4 wants 4 ranks, and the launcher has started 2"),
+    ] {
+        let args = [&common[..], more].concat();
+        let mut runs = vec![over_tcp(2, &args)];
+        runs.extend(under_mpirun(2, &args).map(|output| vec![output]));
+        for outputs in runs {
+            assert!(outputs.iter().all(|o| o.status.code() == Some(2)), "{outputs:?}");
+            let said = complaints(&outputs);
+            assert!(said.len() == 1 && said[0].contains(named), "{more:?}: {said:?}");
+        }
+    }
+}
+
+#[cfg(not(feature = "mpi"))]
+#[test]
+fn without_its_feature_mpi_is_refused_in_a_line_that_names_it() {
+    let output = gpt(&["train", "--backend", "mpi"]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(2) && said.lines().count() == 1, "{output:?}");
+    assert!(said.contains("--backend mpi") && said.contains("--features mpi"), "{said}");
+}
+
+/// The spans of a trace on one lane that have a name, as start and end, in microseconds.
+fn spans(events: &Value, lane: u64, wanted: impl Fn(&Value) -> bool) -> Vec<(f64, f64)> {
+    let on_lane = events.as_array().expect("events").iter().filter(|e| e["tid"] == lane && e["ph"] == "X");
+    let times = |e: &Value| (e["ts"].as_f64().expect("a time"), e["dur"].as_f64().expect("a time"));
+    on_lane.filter(|e| wanted(e)).map(times).map(|(start, took)| (start, start + took)).collect()
+}
+
+/// How much of some spans lies inside others.
+fn inside(spans: &[(f64, f64)], others: &[(f64, f64)]) -> f64 {
+    let common = |a: &(f64, f64), b: &(f64, f64)| (a.1.min(b.1) - a.0.max(b.0)).max(0.0);
+    let all: f64 = spans.iter().map(|(start, end)| end - start).sum();
+    spans.iter().flat_map(|a| others.iter().map(move |b| common(a, b))).sum::<f64>() / all
+}
+
+fn of(path: &str) -> Value {
+    serde_json::from_slice(&fs::read(path).expect("the trace")).expect("JSON")
+}
+
+#[test]
+fn a_trace_has_two_lanes_for_each_rank_wherever_it_runs() {
+    let folder = Folder::new("lanes");
+    let (data, trace) = (folder.file("text.txt", text()), folder.path("trace.json"));
+    let args = [&SMALL[..], &["--data", &data, "--steps", "3", "--dp", "2", "--trace", &trace]].concat();
+    for run in 0..3 {
+        match run {
+            0 => assert!(gpt(&args).status.success()),
+            1 => assert!(over_tcp(2, &args).iter().all(|o| o.status.success())),
+            _ => match under_mpirun(2, &args) {
+                Some(output) => assert!(output.status.success()),
+                None => return,
+            },
+        }
+        let events = of(&trace);
+        for (lane, name) in [(0, "rank 0"), (1, "rank 0 communication"), (2, "rank 1")] {
+            let is_name = |e: &&Value| e["name"] == "thread_name" && e["tid"] == lane;
+            let names = events.as_array().expect("events").iter().filter(is_name);
+            assert_eq!(names.map(|e| &e["args"]["name"]).collect::<Vec<_>>(), [name]);
+        }
+        for rank in 0..2 {
+            let phases = ["data", "forward", "backward", "optimizer", "step"];
+            let count = |lane, name| spans(&events, lane, |e| e["name"] == name).len();
+            assert_eq!(phases.map(|name| count(2 * rank, name)), [3; 5]);
+            assert!(count(2 * rank + 1, "communication") > 3);
+        }
+        fs::remove_file(&trace).expect("a file");
+    }
+}
+
+#[test]
+fn at_least_half_of_the_buckets_time_lies_inside_backward() {
+    let folder = Folder::new("overlap");
+    let (data, trace) = (folder.file("text.txt", text()), folder.path("trace.json"));
+    let sizes = ["--layers", "4", "--heads", "4", "--width", "128", "--context", "64", "--batch", "4"];
+    let run = ["train", "--quiet", "--steps", "4", "--dp", "2", "--data", &data, "--trace", &trace];
+    let output = gpt(&[&run[..], &sizes].concat());
+    assert!(output.status.success(), "{output:?}");
+    let events = of(&trace);
+    let share = [0, 2].map(|lane| {
+        let buckets = spans(&events, lane + 1, |e| e["args"]["kind"] == "all_reduce");
+        let backward = spans(&events, lane, |e| e["name"] == "backward");
+        assert!(backward.len() == 4 && buckets.len() > 4 * 2, "{} buckets", buckets.len());
+        inside(&buckets, &backward)
+    });
+    assert!(share.iter().all(|share| *share >= 0.5), "{share:?}");
+}
