@@ -6,6 +6,8 @@ mod accumulate;
 mod engine;
 #[path = "ddp/join.rs"]
 mod join;
+#[path = "ddp/power_sgd.rs"]
+mod power_sgd;
 #[path = "ddp/small.rs"]
 mod small;
 
