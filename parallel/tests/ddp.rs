@@ -10,6 +10,8 @@ mod join;
 mod power_sgd;
 #[path = "ddp/small.rs"]
 mod small;
+#[path = "ddp/sync_batch_norm.rs"]
+mod sync_batch_norm;
 
 use std::sync::Arc;
 

@@ -24,6 +24,7 @@ mod reducer;
 mod same;
 mod sampler;
 mod store;
+mod sync_batch_norm;
 
 pub use buckets::{Buckets, GradSize, Launcher};
 pub use config::{Average, DdpConfig};
@@ -32,3 +33,4 @@ pub use hook::{AllReduce, Bucket, BucketHook, Compress, Rest};
 pub use join::{Divisor, Uneven};
 pub use power_sgd::{PowerSgd, PowerSgdConfig};
 pub use sampler::{DistributedSampler, Share};
+pub use sync_batch_norm::SyncBatchNorm;
