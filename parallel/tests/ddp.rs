@@ -6,8 +6,12 @@ mod accumulate;
 mod engine;
 #[path = "ddp/join.rs"]
 mod join;
+#[path = "ddp/power_sgd.rs"]
+mod power_sgd;
 #[path = "ddp/small.rs"]
 mod small;
+#[path = "ddp/sync_batch_norm.rs"]
+mod sync_batch_norm;
 
 use std::sync::Arc;
 

@@ -8,7 +8,8 @@ use crate::{Buffer, Error, Init, Module, Parameter, Result, Scope, parameters};
 
 /// Each channel of `[N, C]` or `[N, C, ..]` to mean 0 and variance 1, then scaled and shifted. In training by the
 /// batch's own statistics, towards which the running ones move; otherwise by those.
-/// Source: Ioffe and Szegedy: Batch normalization (2015).
+/// Cloning shares parameters and buffers. Source: Ioffe and Szegedy: Batch normalization (2015).
+#[derive(Clone)]
 pub struct BatchNorm {
     /// `[C]`; absent without affine map.
     pub weight: Option<Parameter>,
@@ -105,8 +106,29 @@ impl BatchNormConfig {
 }
 
 impl BatchNorm {
-    /// Counts a batch, and returns how far the running statistics move.
-    fn count(&self) -> Result<f64> {
+    /// What is added to the variance.
+    pub fn eps(&self) -> f64 {
+        self.eps
+    }
+
+    /// Refuses an input without the dimensions that the layer is for.
+    ///
+    /// # Errors
+    /// If it has others.
+    pub fn check(&self, x: &Var) -> Result<()> {
+        if self.ranks.contains(&x.rank()) {
+            return Ok(());
+        }
+        let why = format!("got an input of shape {:?}, wanted {:?} dimensions", x.shape(), self.ranks);
+        Err(Error::invalid("BatchNorm", why))
+    }
+
+    /// Counts a training batch, unless its forward pass is repeated, and returns how far the running statistics move
+    /// towards its own. For layers that compute those in another way.
+    ///
+    /// # Errors
+    /// If the counter cannot be written.
+    pub fn count(&self) -> Result<f64> {
         let Some(counter) = &self.num_batches_tracked else { return Ok(self.momentum.unwrap_or(0.1)) };
         let counter_tensor = counter.tensor();
         if counter_tensor.device().is_meta() {
@@ -123,10 +145,7 @@ impl BatchNorm {
 
 impl Module for BatchNorm {
     fn forward(&self, x: &Var) -> Result<Var> {
-        if !self.ranks.contains(&x.rank()) {
-            let why = format!("got an input of shape {:?}, wanted {:?} dimensions", x.shape(), self.ranks);
-            return Err(Error::invalid("BatchNorm", why));
-        }
+        self.check(x)?;
         let training = Context::current().train || self.running_mean.is_none();
         let momentum = if Context::current().train { self.count()? } else { 0.0 };
         let (weight, bias) =

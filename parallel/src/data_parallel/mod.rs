@@ -19,14 +19,18 @@ mod courier;
 mod ddp;
 mod hook;
 mod join;
+mod power_sgd;
 mod reducer;
 pub(crate) mod same;
 mod sampler;
 mod store;
+mod sync_batch_norm;
 
 pub use buckets::{Buckets, GradSize, Launcher};
 pub use config::{Average, DdpConfig};
 pub use ddp::{Ddp, NoSync};
 pub use hook::{AllReduce, Bucket, BucketHook, Compress, Rest};
 pub use join::{Divisor, Uneven};
+pub use power_sgd::{PowerSgd, PowerSgdConfig};
 pub use sampler::{DistributedSampler, Share};
+pub use sync_batch_norm::SyncBatchNorm;
