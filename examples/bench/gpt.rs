@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use phalanx::nn::models::{Decoder, GptConfig};
 use phalanx::nn::{AdamW, Batch, Group, Optimizer, Parameters, Result, Rule, Scope};
-use phalanx::parallel::data_parallel::Ddp;
+use phalanx::parallel::data_parallel::{Alone, DataParallel};
 use phalanx::parallel::launch::Rank;
 use phalanx::{DType, Device, Tensor, kernels};
 
@@ -76,9 +76,9 @@ impl Trained {
 
 /// Whether the first losses were the known ones.
 pub fn run(report: &Report, size: &Size, data: &Path) -> Result<bool, Box<dyn Error>> {
-    let mut trained = train(size, data, None, |_| {
+    let mut trained = train(size, data, None, |model| {
         report.emit(size.name, "rss_before", peak_rss(), "MiB");
-        Ok(None)
+        Ok(Box::new(Alone::new(model)))
     })?;
     let same = emit(report, size.name, size, &mut trained);
     report.emit(size.name, "peak_rss", peak_rss(), "MiB");
@@ -91,7 +91,7 @@ pub fn train(
     size: &Size,
     data: &Path,
     rank: Option<&Rank>,
-    wrap: impl FnOnce(&Decoder) -> phalanx::parallel::Result<Option<Ddp>>,
+    wrap: impl FnOnce(&Decoder) -> phalanx::parallel::Result<Box<dyn DataParallel>>,
 ) -> Result<Trained, Box<dyn Error>> {
     let (device, me, ranks) = rank.map_or((Device::CPU, 0, 1), |r| (r.device(), r.rank(), r.size()));
     let windows = Windows::open(data, size.batch, CONTEXT)?;
@@ -99,12 +99,12 @@ pub fn train(
     config.stream = (size.dtype != DType::F32).then_some(DType::F32);
     let model = config.init(&Scope::new(0, size.dtype, device))?;
     load_initial_weights(&model, size)?;
-    let ddp = wrap(&model)?;
-    let group = Group::new(model.parameters(), 3e-4).with_weight_decay(0.1);
+    let share = wrap(&model)?;
+    let group = Group::new(share.parameters(), 3e-4).with_weight_decay(0.1);
     let mut optimizer = AdamW::default().with_betas(0.9, 0.95).init(vec![group])?;
     load_initial_masters(&optimizer, size)?;
     let tokens = size.batch * CONTEXT;
-    let settings = Settings { groups: 1, tokens, ddp: ddp.as_ref(), clip: 0.0, seed: 0, watch: None };
+    let settings = Settings { groups: 1, tokens, ranks: &*share, clip: 0.0, seed: 0, watch: None };
     let (share, mut trained) = (size.batch / ranks, Trained::default());
     for n in 0..WARMUP + STEPS {
         let start = Instant::now();

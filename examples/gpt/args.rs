@@ -300,8 +300,10 @@ impl TrainArgs {
             return Err(format!("{flag} is {n}: this version has data-parallel ranks only, wanted 1"));
         }
         let ranks = self.data_ranks();
-        if !(1..=RANKS_MAX).contains(&ranks) {
-            return Err(format!("got {ranks} ranks, wanted 1 to {RANKS_MAX}"));
+        // On a device without elements one rank stands for all.
+        let most = if self.device.is_meta() { usize::from(u16::MAX) } else { RANKS_MAX };
+        if !(1..=most).contains(&ranks) {
+            return Err(format!("got {ranks} ranks, wanted 1 to {most}"));
         }
         if let (Some(all), Some(dp)) = (self.ranks, self.dp)
             && all != dp
@@ -311,8 +313,7 @@ impl TrainArgs {
         if ranks > 1 && self.emulate_dp > 1 {
             return Err(format!("--emulate-dp is for one rank, got {ranks} ranks"));
         }
-        let more: [(&str, bool); 3] = [
-            ("--zero", self.zero != 0),
+        let more: [(&str, bool); 2] = [
             ("--sequence-parallel", self.sequence_parallel),
             ("--schedule", self.schedule != Schedule::Gpipe),
         ];

@@ -1,6 +1,5 @@
 //! `--device meta`: the memory of a step, without computing it.
 
-use phalanx::nn::Parameters;
 use phalanx::nn::{Loader, Windows};
 use phalanx::tensor::Category;
 
@@ -9,22 +8,29 @@ use crate::step::train_step;
 use crate::train::{Run, pieces, settings};
 
 /// Runs two steps where there are no elements (the first makes gradients, the second meets them) and tells what the
-/// ledger counted at peak.
+/// ledger counted at peak and after the second's backward, and what a step sends. Of several ranks it is the first, which
+/// stands for all: their shares differ by less than a block of 64 elements where they are cut.
 pub fn report(args: &TrainArgs, run: &mut Run, windows: Windows) -> Result<String, String> {
     let place = &run.place;
     let mut loader = Loader::new(windows, args.batch, pieces(args, place), place.device, 0);
-    let settings = settings(args, run.ddp.as_ref());
+    let settings = settings(args, &*run.share);
+    let mut sent = 0;
     for step in 0..2 {
         let micros = loader.next_step().map_err(|e| e.to_string())?;
+        sent = run.share.traffic().bytes;
         train_step(&run.model, &mut run.optimizer, &micros, settings, step).map_err(|e| e.to_string())?;
     }
+    sent = run.share.traffic().bytes - sent;
     let ledger = run.place.device.ledger().map_err(|e| e.to_string())?;
-    let parameters: usize = run.model.parameters().iter().map(|p| p.tensor().numel()).sum();
-    let of = if place.size() > 1 { ", for each rank" } else { "" };
-    let mut report = format!("{parameters} parameters; peak bytes of a training step{of}:\n");
-    let rows = Category::ALL.map(|category| (category.name(), ledger.category(category).peak));
-    for (name, peak) in rows.into_iter().chain([("in all", ledger.total().peak)]) {
-        report += &format!("  {name:<16} {peak:>15}\n");
+    let rank = if place.size() > 1 { format!(", on each of {} ranks", place.size()) } else { String::new() };
+    let mut report = format!("{} parameters; bytes of a training step{rank}:\n", run.parameters);
+    report += &format!("  {:<16} {:>18} {:>18}\n", "", "peak", "after backward");
+    let rows = Category::ALL.map(|category| (category.name(), ledger.category(category)));
+    for (name, usage) in rows.into_iter().chain([("in all", ledger.total())]) {
+        report += &format!("  {name:<16} {:>18} {:>18}\n", usage.peak, usage.now);
+    }
+    if place.size() > 1 {
+        report += &format!("  {:<16} {sent:>18}\n", "sent");
     }
     Ok(report)
 }

@@ -4,8 +4,9 @@
 use std::time::{Duration, Instant};
 
 use phalanx::nn::Parameters;
-use phalanx::parallel::comm::{Comm, Error, Observer, observed};
-use phalanx::parallel::data_parallel::{Buckets, Ddp, DdpConfig};
+use phalanx::parallel::comm::{self, Comm, Error, Observer, observed};
+use phalanx::parallel::data_parallel::{Alone, Buckets, DataParallel, Ddp, DdpConfig};
+use phalanx::parallel::sharded::{Stage, Zero, ZeroConfig};
 use phalanx::parallel::{Result, launch};
 use phalanx::{DType, Device, Tensor};
 
@@ -94,6 +95,10 @@ pub fn run<T: Send>(
     f: impl Fn(Place) -> Result<T, String> + Sync,
 ) -> Result<Vec<T>, String> {
     let ranks = args.data_ranks();
+    if args.device.is_meta() {
+        let comm = comm::meta(0, ranks).map_err(|e| e.to_string())?;
+        return Ok(vec![f(Place { device: args.device, comm: Some(comm) })?]);
+    }
     if ranks == 1 || process.is_some() {
         if let (Device::Cpu(_), Some(threads)) = (args.device, args.threads) {
             args.device.set_threads(threads).map_err(|e| e.to_string())?;
@@ -103,7 +108,6 @@ pub fn run<T: Send>(
     }
     let threads = launch::Threads::new(ranks);
     let threads = args.threads.map_or(threads, |each| threads.cores(each * ranks));
-    let threads = if args.device.is_meta() { threads.meta() } else { threads };
     let place = |rank: launch::Rank| Place { device: rank.device(), comm: Some(rank.comm().clone()) };
     threads.run(|rank| f(place(rank))).map_err(|e| e.to_string())
 }
@@ -132,15 +136,33 @@ impl Place {
         self.rank() == 0
     }
 
-    /// What adds the model's gradients over the ranks, if there are several. A small model's buckets are small too, so
-    /// that most of them are on their way before backward is over.
-    pub fn ddp(&self, model: &impl Parameters, grad_dtype: DType) -> Result<Option<Ddp>> {
+    /// What these ranks share of a model: gradients, or what ZeRO's stage `zero` spreads over them.
+    pub fn share(
+        &self,
+        model: &impl Parameters,
+        grad_dtype: DType,
+        zero: u8,
+    ) -> Result<Box<dyn DataParallel>> {
+        Ok(match (zero, &self.comm) {
+            (0, None) => Box::new(Alone::new(model)),
+            (0, Some(comm)) => Box::new(self.ddp(model, comm, grad_dtype)?),
+            (stage, comm) => {
+                let alone = || comm::threads::world(1, launch::TIMEOUT).swap_remove(0);
+                let config = ZeroConfig::new(Stage::try_from(stage)?);
+                let config = ZeroConfig { grad_dtype: Some(grad_dtype), ..config };
+                Box::new(Zero::new(model, comm.clone().unwrap_or_else(alone), config)?)
+            }
+        })
+    }
+
+    /// A small model's buckets are small too, so that most of them are on their way before backward is over.
+    fn ddp(&self, model: &impl Parameters, comm: &Comm, grad_dtype: DType) -> Result<Ddp> {
         let elements: usize = model.parameters().iter().map(|p| p.tensor().numel()).sum();
         let bucket_bytes = (elements * grad_dtype.size() / BUCKETS).clamp(BUCKET_BYTES_MIN, Buckets::BYTES);
         let first_bucket_bytes = bucket_bytes.min(Buckets::FIRST_BYTES);
         let (grad_dtype, default) = (Some(grad_dtype), DdpConfig::default());
         let config = DdpConfig { first_bucket_bytes, bucket_bytes, grad_dtype, ..default };
-        self.comm.as_ref().map(|comm| Ddp::new(model, comm.clone(), config)).transpose()
+        Ddp::new(model, comm.clone(), config)
     }
 
     /// The sum of a number of each rank, added in their order.

@@ -7,9 +7,9 @@
 use std::time::Instant;
 
 use phalanx::nn::models::Decoder;
-use phalanx::nn::{AdamW, Batch, Clip, Optimizer, grad_norm};
+use phalanx::nn::{AdamW, Batch, Clip, Optimizer};
 use phalanx::parallel::Result;
-use phalanx::parallel::data_parallel::Ddp;
+use phalanx::parallel::data_parallel::DataParallel;
 use phalanx::tensor::RngKey;
 use phalanx::{Context, DType, Tensor, Var, kernels};
 
@@ -20,8 +20,8 @@ pub struct Settings<'a> {
     pub groups: usize,
     /// Tokens of the global batch.
     pub tokens: usize,
-    /// What adds gradients over the ranks that share the batch.
-    pub ddp: Option<&'a Ddp>,
+    /// The ranks that share the batch.
+    pub ranks: &'a dyn DataParallel,
     /// Largest global norm; 0 for no clipping.
     pub clip: f64,
     pub seed: u64,
@@ -66,17 +66,17 @@ pub fn train_step(
         let earlier = if number == 0 { Vec::new() } else { take_grads(optimizer)? };
         let mut chain = 0.0;
         for (number, micro) in group.iter().enumerate() {
-            let accumulate = settings.ddp.filter(|_| number + 1 < group.len());
-            let _accumulate = accumulate.map(Ddp::no_sync);
+            let _accumulate = (number + 1 < group.len()).then(|| settings.ranks.no_sync());
             chain += forward_backward(model, micro, scale, settings)?;
         }
         loss += chain;
         add_to(optimizer, earlier)?;
     }
     settings.phase("optimizer", || {
-        let norm = grad_norm(&optimizer.parameters())?;
+        let norm = settings.ranks.grad_norm()?;
         let clip = if settings.clip > 0.0 { Clip::new(norm, settings.clip).scale } else { 1.0 };
         optimizer.step_scaled(clip)?;
+        settings.ranks.updated()?;
         Ok(Outcome { loss, grad_norm: norm })
     })
 }
@@ -88,11 +88,12 @@ fn forward_backward(model: &Decoder, micro: &Batch, scale: f64, settings: Settin
         let x = model.forward(&Var::new(micro.inputs.clone()))?;
         Ok(model.loss(&x, &Var::new(micro.targets.clone()), scale)?)
     })?;
-    settings.phase("backward", || Ok(loss.backward()?))?;
-    if let Some(ddp) = settings.ddp {
-        // What is still on its way when backward is over.
-        settings.phase("wait", || ddp.finish())?;
-    }
+    settings.phase("backward", || {
+        settings.ranks.begin()?;
+        Ok(loss.backward()?)
+    })?;
+    // What is still on its way when backward is over.
+    settings.phase("wait", || settings.ranks.finish())?;
     let loss = kernels::cast(loss.tensor(), DType::F64)?;
     Ok(if loss.device().is_meta() { f64::NAN } else { loss.item()? })
 }

@@ -12,7 +12,7 @@ use phalanx::nn::models::{
 use phalanx::nn::{AdamW, Group, Optimizer, Rule};
 use phalanx::nn::{Loader, Windows, cut};
 use phalanx::nn::{Parameters, Schedule, Scope, load_state_dict, state_dict};
-use phalanx::parallel::data_parallel::Ddp;
+use phalanx::parallel::data_parallel::DataParallel;
 use phalanx::parallel::launch;
 
 use crate::args::{GradPrecision, LrSchedule, Precision, Recompute, TrainArgs};
@@ -31,7 +31,10 @@ pub struct Run {
     pub place: Place,
     lane: Lane,
     pub model: Decoder,
-    pub ddp: Option<Ddp>,
+    /// What the ranks share of the model, which may hold no values outside of a step.
+    pub share: Box<dyn DataParallel>,
+    /// Elements of the whole model's parameters.
+    pub parameters: usize,
     pub config: ModelConfig,
     pub optimizer: Optimizer<AdamW>,
     pub codec: Arc<Codec>,
@@ -86,6 +89,7 @@ fn train_rank(
         return Err(format!("--steps {} is the total, and the run has done {done}", args.steps));
     }
     steps(args, &mut run, windows, done, out, identity)?;
+    let _whole = run.share.gathered().map_err(|e| e.to_string())?;
     if !run.place.is_first() {
         return Ok(None);
     }
@@ -156,10 +160,11 @@ fn build(
     for parameter in model.parameters() {
         parameter.set_grad_dtype(grad_dtype).map_err(|e| e.to_string())?;
     }
-    let ddp = place.ddp(&model, grad_dtype).map_err(|e| e.to_string())?;
-    let groups = Group::decay_matrices(model.parameters(), args.lr, args.weight_decay);
+    let parameters = model.parameters().iter().map(|p| p.tensor().numel()).sum();
+    let share = place.share(&model, grad_dtype, args.zero).map_err(|e| e.to_string())?;
+    let groups = Group::decay_matrices(share.parameters(), args.lr, args.weight_decay);
     let optimizer = AdamW::default().with_betas(0.9, 0.95).init(groups).map_err(|e| e.to_string())?;
-    Ok(Run { place, lane, model, ddp, config, optimizer, codec })
+    Ok(Run { place, lane, model, share, parameters, config, optimizer, codec })
 }
 
 /// An error of the text, with its name.
@@ -206,19 +211,34 @@ fn identity(args: &TrainArgs, text: &[u8], of_folder: Option<&ModelConfig>) -> B
 fn resume(folder: &Path, run: &mut Run, settings: &BTreeMap<String, String>) -> Result<u64, String> {
     let saved = Checkpoint::load(folder)?;
     saved.check_run(folder, settings)?;
-    let named = |e: phalanx::nn::Error| format!("{}: {e}", folder.join(checkpoint::FILE).display());
+    let file = folder.join(checkpoint::FILE);
+    let named = |e: &dyn std::fmt::Display| format!("{}: {e}", file.display());
     let (model, optimizer): (Vec<_>, Vec<_>) =
         saved.tensors.into_iter().partition(|(name, _)| name.starts_with("model."));
     let strip = |prefix: &'static str| move |(name, t): (String, _)| (name[prefix.len()..].to_string(), t);
-    load_state_dict(&run.model, model.into_iter().map(strip("model."))).map_err(named)?;
-    run.optimizer.load_state_dict(optimizer.into_iter().map(strip("optimizer."))).map_err(named)?;
+    let (model, optimizer) = (
+        model.into_iter().map(strip("model.")).collect(),
+        optimizer.into_iter().map(strip("optimizer.")).collect(),
+    );
+    run.share.load_full_state_dict(&run.model, model).map_err(|e| named(&e))?;
+    let optimizer = run.share.part_of_optimizer_state(optimizer).map_err(|e| named(&e))?;
+    run.optimizer.load_state_dict(optimizer).map_err(|e| named(&e))?;
     Ok(saved.step)
 }
 
+/// Writes a checkpoint of the whole run, on the first rank.
 fn save(run: &Run, folder: &Path, step: u64, settings: &BTreeMap<String, String>) -> Result<(), String> {
     let named = |prefix: &'static str| move |(name, t)| (format!("{prefix}{name}"), t);
-    let mut tensors: Vec<_> = state_dict(&run.model).into_iter().map(named("model.")).collect();
-    let optimizer = run.optimizer.state_dict().map_err(|e| e.to_string())?;
+    let whole = || {
+        let own = run.optimizer.state_dict()?;
+        let optimizer = run.share.full_optimizer_state(own, &run.optimizer.kinds())?;
+        Ok::<_, phalanx::parallel::Error>((run.share.full_state_dict(&run.model)?, optimizer))
+    };
+    let (model, optimizer) = whole().map_err(|e| e.to_string())?;
+    if !run.place.is_first() {
+        return Ok(());
+    }
+    let mut tensors: Vec<_> = model.into_iter().map(named("model.")).collect();
     tensors.extend(optimizer.into_iter().map(named("optimizer.")));
     Checkpoint { step, run: settings.clone(), tensors }.save(folder)
 }
@@ -270,9 +290,9 @@ pub fn pieces(args: &TrainArgs, place: &Place) -> Vec<std::ops::Range<usize>> {
 }
 
 /// How this rank does its steps.
-pub fn settings<'a>(args: &TrainArgs, ddp: Option<&'a Ddp>) -> Settings<'a> {
+pub fn settings<'a>(args: &TrainArgs, ranks: &'a dyn DataParallel) -> Settings<'a> {
     let (groups, tokens) = (args.emulate_dp, args.batch * args.context);
-    Settings { groups, tokens, ddp, clip: args.clip, seed: args.seed, watch: None }
+    Settings { groups, tokens, ranks, clip: args.clip, seed: args.seed, watch: None }
 }
 
 /// What the first rank writes while a run goes.
@@ -323,13 +343,12 @@ fn steps(
 ) -> Result<Vec<(u64, f64)>, String> {
     let (place, lane) = (run.place.clone(), run.lane.clone());
     let mut loader = Loader::new(windows, args.batch, pieces(args, &place), place.device, done);
-    let out = out.filter(|_| place.is_first());
     let Files { mut metrics, mut fresh } = match place.is_first() {
         true => Files::create(args, &lane, out, done)?,
         false => Files::none()?,
     };
     let progress = Progress::new(args.quiet || !place.is_first(), done, args.steps);
-    let settings = settings(args, run.ddp.as_ref());
+    let settings = settings(args, &*run.share);
     let (schedule, begin, mut losses) = (schedule(args), Instant::now(), Vec::new());
     let ledger = place.device.ledger().map_err(|e| e.to_string())?;
     let peaks = || {
@@ -383,7 +402,7 @@ fn summary(
 ) -> Summary {
     Summary {
         steps: losses.len() as u64,
-        parameters: run.model.parameters().iter().map(|p| p.tensor().numel()).sum(),
+        parameters: run.parameters,
         first_loss: losses.first().map_or(f64::NAN, |l| l.1),
         last_loss: losses.last().map_or(f64::NAN, |l| l.1),
         seconds,

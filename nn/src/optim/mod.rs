@@ -145,9 +145,9 @@ impl<R: Rule> Optimizer<R> {
         Ok(Optimizer { rule, groups, states })
     }
 
-    /// The rule.
-    pub fn rule(&self) -> &R {
-        &self.rule
+    /// The names of the tensors that its rule keeps for a parameter.
+    pub fn kinds(&self) -> Vec<&'static str> {
+        self.rule.state()
     }
 
     /// The groups, whose rates and decays may be changed at any time. Parameters may not be added.

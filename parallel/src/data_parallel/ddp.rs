@@ -82,6 +82,11 @@ impl Ddp {
         Ok(ddp)
     }
 
+    /// The trained parameters.
+    pub fn parameters(&self) -> Vec<Parameter> {
+        self.reducer.parameters().to_vec()
+    }
+
     /// Runs backward from a loss of one element; afterwards, unless [`Ddp::no_sync`] is in force, the parameters'
     /// gradients are those of all ranks, added. An error here ends the run of all ranks with it.
     ///

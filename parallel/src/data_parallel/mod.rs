@@ -1,6 +1,7 @@
 //! Data parallelism: every rank holds the model, each computes on its share of the batch, gradients are added.
 //!
 //! ```text
+//! wrapper   what a training loop needs of any of the ways to train over ranks
 //! sampler   which samples of a data set a rank draws
 //! buckets   which parameters' gradients travel together, and when
 //! ddp       the wrapper around a model     reducer   what has come to the buckets, and when they go
@@ -25,6 +26,7 @@ pub(crate) mod same;
 mod sampler;
 mod store;
 mod sync_batch_norm;
+mod wrapper;
 
 pub use buckets::{Buckets, GradSize, Launcher};
 pub use config::{Average, DdpConfig};
@@ -34,3 +36,4 @@ pub use join::{Divisor, Uneven};
 pub use power_sgd::{PowerSgd, PowerSgdConfig};
 pub use sampler::{DistributedSampler, Share};
 pub use sync_batch_norm::SyncBatchNorm;
+pub use wrapper::{Alone, DataParallel, Entries};

@@ -3,17 +3,15 @@
 use std::collections::HashMap;
 
 use phalanx_kernels::optim::optim_state_dtype;
-use phalanx_nn::{Mismatch, Optimizer, Rule};
+use phalanx_nn::Mismatch;
 use phalanx_tensor::{DType, Device, Tensor};
 
 use super::Zero;
 use super::flat::Flat;
 use super::zero::Source;
 use crate::comm::{Call, Reduction};
+use crate::data_parallel::Entries;
 use crate::{Error, Result};
-
-/// Tensors by name.
-type Entries = Vec<(String, Tensor)>;
 
 impl Zero {
     /// Every parameter and buffer by name, as [`phalanx_nn::state_dict`] of a whole model, on the CPU; parameters in the
@@ -48,7 +46,7 @@ impl Zero {
     ///
     /// # Errors
     /// If names are missing, not known or of another shape; then nothing is changed.
-    pub fn load_full_state_dict(&self, entries: impl IntoIterator<Item = (String, Tensor)>) -> Result<()> {
+    pub fn load_full_state_dict(&self, entries: Entries) -> Result<()> {
         let mut given: HashMap<String, Tensor> = entries.into_iter().collect();
         let (mut problems, mut fitting) = (Mismatch::default(), Vec::new());
         {
@@ -81,19 +79,22 @@ impl Zero {
         self.core.updated(true)
     }
 
-    /// An optimizer's state as if it trained whole parameters: what its [`Optimizer::state_dict`] would be on one device,
-    /// in the order of the buffers, on the CPU. On rank 0; elsewhere nothing. All ranks call it.
+    /// An optimizer's state as if it trained whole parameters, on the CPU: what the [`Optimizer::state_dict`] that is given
+    /// would be on one device, in the order of the buffers. `kinds`: what its rule keeps of a parameter
+    /// ([`phalanx_nn::Rule::state`]). On rank 0; elsewhere nothing. All ranks call it.
     ///
     /// # Errors
     /// If the optimizer is not one of [`Zero::parameters`], or as [`crate::comm::Pending::wait`].
-    pub fn full_optimizer_state<R: Rule>(&self, optimizer: &Optimizer<R>) -> Result<Entries> {
-        let own: HashMap<String, Tensor> = optimizer.state_dict()?.into_iter().collect();
+    ///
+    /// [`Optimizer::state_dict`]: phalanx_nn::Optimizer::state_dict
+    pub fn full_optimizer_state(&self, own: Entries, kinds: &[&'static str]) -> Result<Entries> {
+        let own: HashMap<String, Tensor> = own.into_iter().collect();
         let (state, first) = (self.core.lock(), self.core.ranks.all.rank() == 0);
         let mut whole = Entries::new();
         for flat in state.groups.iter().flat_map(|g| &g.flats).filter(|f| f.trained) {
             let steps = self.steps(flat, &own)?;
             let dtype = optim_state_dtype(flat.shard_dtype());
-            let mut kinds = optimizer.rule().state();
+            let mut kinds = kinds.to_vec();
             kinds.extend((dtype != flat.shard_dtype()).then_some("master"));
             for (m, (member, step)) in flat.members.iter().zip(steps).enumerate() {
                 let name = member.parameter.name();
@@ -147,14 +148,11 @@ impl Zero {
         (self.core.ranks.all.rank() == 0).then(whole).transpose()
     }
 
-    /// This rank's part of an optimizer's state of whole parameters, for [`Optimizer::load_state_dict`].
+    /// This rank's part of an optimizer's state of whole parameters, for [`phalanx_nn::Optimizer::load_state_dict`].
     ///
     /// # Errors
     /// If a tensor is not of its parameter's shape.
-    pub fn part_of_optimizer_state(
-        &self,
-        whole: impl IntoIterator<Item = (String, Tensor)>,
-    ) -> Result<Entries> {
+    pub fn part_of_optimizer_state(&self, whole: Entries) -> Result<Entries> {
         let state = self.core.lock();
         let flats = || state.groups.iter().flat_map(|g| &g.flats).filter(|f| f.trained);
         let members: HashMap<&str, (&Flat, usize)> = flats()

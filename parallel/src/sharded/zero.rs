@@ -13,7 +13,7 @@ use super::flat::{Flat, Ranks};
 use super::{Cuts, Stage, ZeroConfig, norm};
 use crate::Result;
 use crate::comm::{Comm, Traffic};
-use crate::data_parallel::{NoSync, same};
+use crate::data_parallel::{DataParallel, Entries, NoSync, same};
 
 /// A model whose optimizer state, gradients and parameters are spread over a group of ranks, each of which computes on its
 /// share of the batch. The bits are those of [`Ddp`](crate::data_parallel::Ddp) and of one device.
@@ -132,13 +132,21 @@ impl Zero {
         state.groups.iter().flat_map(|g| &g.flats).flat_map(|f| f.pieces.iter().cloned()).collect()
     }
 
+    /// What [`Zero::backward`] does before the backward pass, for those who run that themselves.
+    ///
+    /// # Errors
+    /// If parameters were changed and [`Zero::updated`] was not called.
+    pub fn begin(&self) -> Result<()> {
+        self.core.check_fresh()
+    }
+
     /// Runs backward from a loss of one element; afterwards, unless [`Zero::no_sync`] is in force, the parameters that
     /// [`Zero::parameters`] gives have the gradients of all ranks added to theirs. An error here ends the run of all ranks.
     ///
     /// # Errors
     /// As [`Var::backward`] and [`Zero::finish`].
     pub fn backward(&self, loss: &Var) -> Result<()> {
-        let done = self.core.check_fresh().and_then(|()| Ok(loss.backward()?));
+        let done = self.begin().and_then(|()| Ok(loss.backward()?));
         done.and_then(|()| self.finish()).inspect_err(|error| self.core.ranks.all.fail(&error.to_string()))
     }
 
@@ -201,6 +209,48 @@ impl Zero {
             shares.iter_mut().zip(flat.cuts.counts()).for_each(|(share, count)| *share += count);
         }
         shares
+    }
+}
+
+impl DataParallel for Zero {
+    fn parameters(&self) -> Vec<Parameter> {
+        Zero::parameters(self)
+    }
+    fn no_sync(&self) -> NoSync {
+        Zero::no_sync(self)
+    }
+    fn begin(&self) -> Result<()> {
+        Zero::begin(self)
+    }
+    fn finish(&self) -> Result<()> {
+        Zero::finish(self)
+    }
+    fn backward(&self, loss: &Var) -> Result<()> {
+        Zero::backward(self, loss)
+    }
+    fn grad_norm(&self) -> Result<f64> {
+        Zero::grad_norm(self)
+    }
+    fn updated(&self) -> Result<()> {
+        Zero::updated(self)
+    }
+    fn traffic(&self) -> Traffic {
+        Zero::traffic(self)
+    }
+    fn gathered(&self) -> Result<Option<Gathered>> {
+        Zero::gathered(self).map(Some)
+    }
+    fn full_state_dict(&self, _model: &dyn Parameters) -> Result<Entries> {
+        Zero::full_state_dict(self)
+    }
+    fn load_full_state_dict(&self, _model: &dyn Parameters, entries: Entries) -> Result<()> {
+        Zero::load_full_state_dict(self, entries)
+    }
+    fn full_optimizer_state(&self, own: Entries, kinds: &[&'static str]) -> Result<Entries> {
+        Zero::full_optimizer_state(self, own, kinds)
+    }
+    fn part_of_optimizer_state(&self, whole: Entries) -> Result<Entries> {
+        Zero::part_of_optimizer_state(self, whole)
     }
 }
 

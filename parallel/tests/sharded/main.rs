@@ -1,8 +1,8 @@
 //! ZeRO: the bits of one device, the memory and the traffic of the formulas.
 
+mod choices;
 #[path = "../gpt/mod.rs"]
 mod gpt;
-mod choices;
 mod odd;
 mod state;
 
@@ -32,7 +32,7 @@ fn together(dtype: DType, ranks: usize, micros: usize, steps: u64, config: &Zero
             norms.push(update(&mut optimizer, zero.grad_norm()?)?);
             zero.updated()?;
         }
-        let mut state = bytes(&zero.full_optimizer_state(&optimizer)?);
+        let mut state = bytes(&zero.full_optimizer_state(optimizer.state_dict()?, &optimizer.kinds())?);
         state.sort();
         Ok((norms, bytes(&zero.full_state_dict()?), state))
     };

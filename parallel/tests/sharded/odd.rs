@@ -71,7 +71,8 @@ impl Odd {
 fn two_forward_passes_before_their_backward_passes_and_one_without() {
     let run = |rank: &launch::Rank, together: bool, reshard: Reshard| -> Result<_> {
         let model = gpt::model(DType::F32, rank.device());
-        let zero = Zero::new(&model, rank.comm().clone(), ZeroConfig { reshard, ..config(Stage::Parameters) })?;
+        let zero =
+            Zero::new(&model, rank.comm().clone(), ZeroConfig { reshard, ..config(Stage::Parameters) })?;
         let mut optimizer = gpt::optimizer(zero.parameters());
         for step in 0..2 {
             let [a, b] = [gpt::rows(2, rank.rank(), 2)[0].clone(), gpt::rows(2, rank.rank(), 2)[1].clone()];
@@ -108,13 +109,19 @@ fn an_unused_parameter_is_an_error_or_has_no_gradient() {
         let [a, b] = ["a", "b"].map(|name| LinearConfig::new(9, 9).init(&scope.child(name)).unwrap());
         let c = LinearConfig::new(9, 9).init(&scope.child("c"))?;
         let model = Odd { a: Unit::new(Arc::new(a)), b: Unit::new(Arc::new(b)), c };
-        let zero = Zero::new(&model, rank.comm().clone(), ZeroConfig { find_unused, ..ZeroConfig::new(stage) })?;
+        let zero =
+            Zero::new(&model, rank.comm().clone(), ZeroConfig { find_unused, ..ZeroConfig::new(stage) })?;
         let x = Var::new(phalanx_tensor::Tensor::zeros(&[1, 9], DType::F32, rank.device())?);
         // All ranks use a, one uses c, none uses b.
         let y = model.a.forward(&x)?;
         let y = if rank.rank() == 1 { model.c.forward(&y)? } else { y };
         zero.backward(&y.sum_all()?)?;
-        let with = |name: &str| zero.parameters().iter().filter(|p| p.name().starts_with(name)).all(|p| p.grad().unwrap().is_some());
+        let with = |name: &str| {
+            zero.parameters()
+                .iter()
+                .filter(|p| p.name().starts_with(name))
+                .all(|p| p.grad().unwrap().is_some())
+        };
         Ok(["a.", "b.", "c."].map(with).to_vec())
     };
     for stage in STAGES {

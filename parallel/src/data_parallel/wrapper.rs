@@ -1,0 +1,166 @@
+//! [`DataParallel`]: what a training loop needs of ranks that share a batch, whatever each of them keeps.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use phalanx_nn::autograd::Var;
+use phalanx_nn::{Parameter, Parameters, grad_norm, load_state_dict, state_dict};
+use phalanx_tensor::Tensor;
+
+use super::{Ddp, NoSync};
+use crate::Result;
+use crate::comm::Traffic;
+use crate::sharded::Gathered;
+
+/// Tensors by name.
+pub type Entries = Vec<(String, Tensor)>;
+
+/// Ranks that share a batch: [`Ddp`], [`Zero`], or a device [`Alone`], in one training loop.
+///
+/// ```text
+/// optimizer over parameters()
+/// each step:  for all micro-batches but the last: let _accumulate = no_sync(); backward(loss)
+///             backward(loss); grad_norm(); optimizer.step_scaled(..); updated(); optimizer.zero_grad()
+/// ```
+///
+/// What is written out below holds where every rank keeps everything.
+pub trait DataParallel: Send + Sync {
+    /// What an optimizer is built over: trained parameters, or this rank's parts of them.
+    fn parameters(&self) -> Vec<Parameter>;
+
+    /// While the result lives, backward passes only accumulate on this rank.
+    fn no_sync(&self) -> NoSync;
+
+    /// Before a backward pass that the caller runs.
+    ///
+    /// # Errors
+    /// As the implementation's.
+    fn begin(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// After a backward pass that the caller has run.
+    ///
+    /// # Errors
+    /// As the implementation's.
+    fn finish(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Runs backward; afterwards the parameters' gradients are those of all ranks, added.
+    ///
+    /// # Errors
+    /// As the implementation's.
+    fn backward(&self, loss: &Var) -> Result<()> {
+        self.begin()?;
+        loss.backward()?;
+        self.finish()
+    }
+
+    /// The Euclidean norm of the gradients, the same bits on all ranks and in every layout.
+    ///
+    /// # Errors
+    /// As the implementation's.
+    fn grad_norm(&self) -> Result<f64> {
+        Ok(grad_norm(&self.parameters())?)
+    }
+
+    /// After the optimizer's step: gives all ranks what each has updated.
+    ///
+    /// # Errors
+    /// As the implementation's.
+    fn updated(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// What this rank has sent for values and gradients so far.
+    fn traffic(&self) -> Traffic {
+        Traffic::default()
+    }
+
+    /// Lets the model hold all its values until the result is dropped.
+    ///
+    /// # Errors
+    /// As the implementation's.
+    fn gathered(&self) -> Result<Option<Gathered>> {
+        Ok(None)
+    }
+
+    /// The whole model's state dict, at least on rank 0. All ranks call it.
+    ///
+    /// # Errors
+    /// As the implementation's.
+    fn full_state_dict(&self, model: &dyn Parameters) -> Result<Entries> {
+        Ok(state_dict(model))
+    }
+
+    /// Takes the model's values from a whole state dict, which every rank has.
+    ///
+    /// # Errors
+    /// If names or shapes do not fit.
+    fn load_full_state_dict(&self, model: &dyn Parameters, entries: Entries) -> Result<()> {
+        Ok(load_state_dict(model, entries)?)
+    }
+
+    /// The state of an optimizer of whole parameters, at least on rank 0, made of this rank's
+    /// [`phalanx_nn::Optimizer::state_dict`], whose rule keeps tensors of these `kinds` ([`phalanx_nn::Rule::state`]).
+    /// All ranks call it.
+    ///
+    /// # Errors
+    /// As the implementation's.
+    fn full_optimizer_state(&self, own: Entries, _kinds: &[&'static str]) -> Result<Entries> {
+        Ok(own)
+    }
+
+    /// This rank's part of it, for [`phalanx_nn::Optimizer::load_state_dict`].
+    ///
+    /// # Errors
+    /// If a tensor is not of its parameter's shape.
+    fn part_of_optimizer_state(&self, whole: Entries) -> Result<Entries> {
+        Ok(whole)
+    }
+}
+
+/// One device that shares with nobody.
+pub struct Alone {
+    parameters: Vec<Parameter>,
+    synchronise: Arc<AtomicBool>,
+}
+
+impl Alone {
+    /// Trains a model's parameters.
+    pub fn new(model: &(impl Parameters + ?Sized)) -> Alone {
+        let parameters = model.parameters().into_iter().filter(Parameter::is_trained).collect();
+        Alone { parameters, synchronise: Arc::new(AtomicBool::new(true)) }
+    }
+}
+
+impl DataParallel for Alone {
+    fn parameters(&self) -> Vec<Parameter> {
+        self.parameters.clone()
+    }
+    fn no_sync(&self) -> NoSync {
+        NoSync::new(&self.synchronise)
+    }
+}
+
+impl DataParallel for Ddp {
+    fn parameters(&self) -> Vec<Parameter> {
+        Ddp::parameters(self)
+    }
+    fn no_sync(&self) -> NoSync {
+        Ddp::no_sync(self)
+    }
+    fn begin(&self) -> Result<()> {
+        Ddp::begin(self)
+    }
+    fn finish(&self) -> Result<()> {
+        Ddp::finish(self)
+    }
+    fn backward(&self, loss: &Var) -> Result<()> {
+        Ddp::backward(self, loss)
+    }
+    fn traffic(&self) -> Traffic {
+        self.comm.traffic()
+    }
+}
