@@ -53,7 +53,8 @@ fn complaints(outputs: &[Output]) -> Vec<String> {
 fn ranks_that_are_processes_have_the_digits_of_threads() {
     let folder = Folder::new("processes");
     let more = ["--steps", "4", "--dropout", "0.1", "--clip", "0.1"];
-    let common = [&SMALL[..], &more, &["--data", &folder.file("text.txt", text())]].concat();
+    let data = folder.file("text.txt", text());
+    let common = [&SMALL[..], &more, &["--data", &data]].concat();
     for ranks in [2, 4] {
         let n = ranks.to_string();
         let threads = train(&folder, "threads", &[&more[..], &["--dp", &n]].concat());

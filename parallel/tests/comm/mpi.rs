@@ -51,89 +51,87 @@ fn a_killed_process_ends_all() {
 
 #[cfg(feature = "mpi")]
 mod ranks {
-    use std::sync::Mutex;
-    use std::time::{Duration, Instant};
+    use std::time::Duration;
 
     use phalanx_parallel::comm::Error;
     use phalanx_parallel::launch::{Backend, Environment, Rank};
 
     use super::mpirun;
-    use crate::fuzz::{Fault, Trial, first_seed, trials_over_wires};
+    use crate::fuzz::{Fault, Trial, first_seed, patiently, trials_over_wires};
+    use crate::processes::LONG;
     use crate::{suite, training};
 
-    const LONG: Duration = Duration::from_secs(20);
+    /// Processes of a busy machine come at very different times.
+    const SHORT: Duration = Duration::from_secs(1);
 
-    fn trial(seed: u64) -> (Trial, Duration) {
-        let short = Duration::from_secs(2);
-        let timeout = if Trial::random(seed, None, short).fault == Fault::Stall { short } else { LONG };
-        (Trial::random(seed, None, timeout), timeout)
+    /// What `ranks` processes print of `what`, a part of a test, with a timeout; and whether they took too long.
+    fn launch(ranks: usize, what: &str, seed: u64, timeout: Duration) -> Option<String> {
+        let (output, took) = mpirun(ranks, &format!("{what} {seed} {}", timeout.as_millis()))?;
+        assert!(took < Duration::from_secs(60), "{what} {seed} took {took:?}: {output}");
+        Some(output)
     }
 
     #[test]
     fn random_programs() {
         let first = first_seed();
         for seed in first..first + trials_over_wires(6) {
-            let trial = trial(seed).0;
-            let start = Instant::now();
-            let Some((output, _)) = mpirun(trial.size, &format!("fuzz {seed}")) else { return };
-            let outcomes: Vec<&str> =
-                output.lines().filter_map(|line| line.split(" outcome: ").nth(1)).collect();
-            assert!(!outcomes.is_empty(), "{trial:?}: {output}");
-            for outcome in outcomes {
-                trial.judge(if outcome == "ok" { Ok(()) } else { Err(outcome.into()) });
-            }
-            assert!(start.elapsed() < Duration::from_secs(60), "{trial:?} took {:?}", start.elapsed());
+            let trial = Trial::random(seed);
+            patiently(trial.fault == Fault::Stall, SHORT, |timeout| {
+                let Some(output) = launch(trial.size, "fuzz", seed, timeout) else { return Ok(()) };
+                let outcomes: Vec<&str> =
+                    output.lines().filter_map(|line| line.split(" outcome: ").nth(1)).collect();
+                assert!(!outcomes.is_empty(), "{trial:?}: {output}");
+                let outcome = |said: &str| if said == "ok" { Ok(()) } else { Err(said.to_string()) };
+                outcomes.into_iter().try_for_each(|said| trial.judge(outcome(said)))
+            });
         }
-    }
-
-    fn training(seed: u64) -> training::Trial {
-        training::Trial::random(seed, true, Duration::from_secs(2))
     }
 
     #[test]
     fn random_faults_in_training() {
         let first = first_seed();
         for seed in first..first + trials_over_wires(6) {
-            let trial = training(seed);
-            let Some((output, took)) = mpirun(trial.size, &format!("training {seed}")) else { return };
-            let (mut said, mut late) = (vec![], Duration::ZERO);
-            // A rank's number, how late it was, and its error, if any.
-            for line in output.lines().filter_map(|line| line.split(" trained: ").nth(1)) {
-                let mut parts = line.splitn(3, ' ');
-                let mut number = || parts.next().unwrap().parse::<u64>().unwrap();
-                let rank = number() as usize;
-                late = late.max(Duration::from_millis(number()));
-                said.push((rank, parts.next().map_or(Ok(()), |error| Err(error.to_string()))));
-            }
-            trial.judge(&said, late);
-            // The launcher ends the others when it sees one end in disorder, so not all come to say something.
-            let reported = trial.is_named_by_launcher(&output);
-            assert!(reported || said.iter().any(|(rank, _)| trial.is_innocent(*rank)), "{trial:?}: {output}");
-            assert!(took < Duration::from_secs(60), "{trial:?} took {took:?}");
+            let trial = training::Trial::random(seed, true);
+            patiently(trial.stalls(), SHORT, |timeout| {
+                let Some(output) = launch(trial.size, "training", seed, timeout) else { return Ok(()) };
+                let said: Vec<_> = output.lines().filter_map(heard).collect();
+                // The launcher ends the others when it sees one end in disorder, so not all come to say something.
+                let reported = trial.is_named_by_launcher(&output);
+                assert!(
+                    reported || said.iter().any(|(rank, _)| trial.is_innocent(*rank)),
+                    "{trial:?}: {output}"
+                );
+                trial.judge(&said)
+            });
         }
     }
 
-    fn train(mpi: Environment, trial: &training::Trial) -> Result<(), Error> {
-        let late = Mutex::default();
-        mpi.timeout(trial.timeout).run(|rank: Rank| {
-            let outcome = trial.run(&rank, &late);
-            let late = late.lock().unwrap().as_millis();
-            let error = outcome.as_ref().map_or_else(|why| format!(" {why}"), |()| String::new());
-            println!("\nrank trained: {} {late}{error}", rank.rank());
-            outcome
-        })
+    /// A rank's number and how its training has ended, from the line it printed.
+    fn heard(line: &str) -> Option<(usize, Result<(), String>)> {
+        let (rank, outcome) = line.split(" trained: ").nth(1)?.split_once(' ')?;
+        Some((rank.parse().ok()?, if outcome == "ok" { Ok(()) } else { Err(outcome.into()) }))
+    }
+
+    fn train(rank: &Rank, seed: u64) -> Result<(), String> {
+        let outcome = training::Trial::random(seed, true).run(rank);
+        let said = outcome.clone().map_or_else(|why| why, |()| "ok".into());
+        println!("\nrank trained: {} {said}", rank.rank());
+        outcome
     }
 
     /// What the processes do.
     pub fn child(what: &str) {
         let text = |e: Error| e.to_string();
         let mpi = Environment::new().backend(Backend::Mpi).timeout(LONG);
-        let outcome = match what.split_once(' ') {
-            Some(("fuzz", seed)) => {
-                let (trial, timeout) = trial(seed.parse().unwrap());
-                mpi.timeout(timeout).run(|rank: Rank| trial.run(rank.comm(), rank.device()))
+        let words: Vec<&str> = what.split(' ').collect();
+        let outcome = match words[..] {
+            [what, seed, timeout_ms] => {
+                let seed = seed.parse().unwrap();
+                mpi.timeout(Duration::from_millis(timeout_ms.parse().unwrap())).run(|rank: Rank| match what {
+                    "fuzz" => Trial::random(seed).run(rank.comm(), rank.device()),
+                    _ => train(&rank, seed),
+                })
             }
-            Some(("training", seed)) => train(mpi, &training(seed.parse().unwrap())),
             _ if what == "suite" => mpi.run(|rank: Rank| suite::all(rank.comm(), rank.device())),
             _ => mpi.run(|rank: Rank| {
                 rank.comm().barrier().map_err(text)?;

@@ -9,12 +9,13 @@ use phalanx_nn::autograd::{self, Var};
 use phalanx_nn::models::{Decoder, GptConfig, ModelConfig};
 use phalanx_nn::{AdamW, Group, Parameters, Rule, Scope, grad_norm};
 use phalanx_parallel::Result;
+use phalanx_parallel::comm::Comm;
 use phalanx_parallel::data_parallel::{Ddp, DdpConfig};
 use phalanx_parallel::launch::{Rank, Threads};
 use phalanx_tensor::DType;
 
-use crate::fuzz::{first_seed, trials, trials_over_wires};
-use crate::processes::{LONG, run};
+use crate::fuzz::{first_seed, patiently, stall, trials, trials_over_wires};
+use crate::processes::run;
 use crate::twin::draw;
 
 /// Tokens of a sequence, and how many kinds there are.
@@ -53,13 +54,11 @@ pub struct Trial {
     /// Where.
     step: u64,
     phase: Phase,
-    /// How long ranks wait for each other.
-    pub timeout: Duration,
 }
 
 impl Trial {
-    /// Only a rank that stalls needs the short timeout.
-    pub fn random(seed: u64, killable: bool, short: Duration) -> Trial {
+    /// Where ranks are processes they may be killed, too.
+    pub fn random(seed: u64, killable: bool) -> Trial {
         let pick = |n: u64, of: u64| draw(seed ^ 0x7472_6169, n) % of;
         let faults = [Fault::Panic, Fault::Error, Fault::Desert, Fault::Stall, Fault::Kill];
         let fault = match pick(0, 11) as usize {
@@ -69,47 +68,32 @@ impl Trial {
         };
         let phase = [Phase::Forward, Phase::Backward, Phase::Optimizer][pick(1, 3) as usize];
         let (size, steps) = (2 + pick(2, 3) as usize, 1 + pick(3, 3));
-        let timeout = if fault == Fault::Stall { short } else { LONG };
-        Trial {
-            seed,
-            size,
-            fault,
-            rank: pick(4, size as u64) as usize,
-            steps,
-            step: pick(5, steps),
-            phase,
-            timeout,
-        }
+        let (rank, step) = (pick(4, size as u64) as usize, pick(5, steps));
+        Trial { seed, size, fault, rank, steps, step, phase }
     }
 
-    /// One rank's part. `late` becomes the longest that a rank which should be in time has kept others waiting.
-    pub fn run(&self, rank: &Rank, late: &Mutex<Duration>) -> Result<(), String> {
-        match self.train(rank, late) {
+    /// One rank's part.
+    pub fn run(&self, rank: &Rank) -> Result<(), String> {
+        match self.train(rank) {
             Err(_) if self.fault == Fault::Desert && rank.rank() == self.rank => Ok(()),
             outcome => outcome.map_err(|e| e.to_string()),
         }
     }
 
-    fn train(&self, rank: &Rank, late: &Mutex<Duration>) -> Result<()> {
-        let is_culprit = self.fault != Fault::None && rank.rank() == self.rank;
-        let mut begin = Instant::now();
-        let came = |begin: Instant| {
-            let mut late = late.lock().unwrap();
-            *late = if is_culprit { *late } else { begin.elapsed().max(*late) };
-        };
+    fn train(&self, rank: &Rank) -> Result<()> {
         let config = GptConfig::new(KINDS, LENGTH, 1, 1, 8);
         let model: Decoder = ModelConfig::Gpt(config).init(&Scope::new(1, DType::F32, rank.device()))?;
-        came(begin);
         let buckets = DdpConfig { first_bucket_bytes: 1 << 8, bucket_bytes: 1 << 10, ..DdpConfig::default() };
         let ddp = Ddp::new(&model, rank.comm().clone(), buckets)?;
         let mut optimizer = AdamW::default().init(vec![Group::new(model.parameters(), 1e-3)])?;
         let (due, trial, parameters) = (Arc::new(AtomicBool::new(false)), self.clone(), model.parameters());
+        let comm = rank.comm().clone();
         let in_backward = Arc::clone(&due);
         let _hook = parameters[parameters.len() / 2].leaves()[0].on_accumulate(move |_| {
-            if in_backward.swap(false, Ordering::Relaxed) { trial.strike() } else { Ok(()) }
+            if in_backward.swap(false, Ordering::Relaxed) { trial.strike(&comm) } else { Ok(()) }
         });
         for step in 0..self.steps {
-            let strikes = |phase| is_culprit && (self.step, self.phase) == (step, phase);
+            let strikes = |phase| !self.is_innocent(rank.rank()) && (self.step, self.phase) == (step, phase);
             let tokens = |salt| {
                 let tokens: Vec<i64> =
                     (0..LENGTH as u64).map(|i| (draw(salt, i) % KINDS as u64) as i64).collect();
@@ -117,30 +101,27 @@ impl Trial {
             };
             let x = model.forward(&tokens(step)?)?;
             if strikes(Phase::Forward) {
-                self.strike()?;
+                self.strike(rank.comm())?;
             }
             let loss = model.loss(&x, &tokens(step + 1)?, 1.0 / (LENGTH * self.size) as f64)?;
             due.store(strikes(Phase::Backward), Ordering::Relaxed);
             loss.backward()?;
-            came(begin);
             ddp.finish()?;
-            begin = Instant::now();
             grad_norm(&parameters)?;
             if strikes(Phase::Optimizer) {
-                self.strike()?;
+                self.strike(rank.comm())?;
             }
             optimizer.step()?;
             optimizer.zero_grad()?;
         }
-        came(begin);
         Ok(rank.comm().barrier()?)
     }
 
-    fn strike(&self) -> autograd::Result<()> {
+    fn strike(&self, comm: &Comm) -> autograd::Result<()> {
         let text = format!("a fault of trial {}", self.seed);
         match self.fault {
             Fault::Panic => panic!("{text}"),
-            Fault::Stall => std::thread::sleep(self.timeout * 2),
+            Fault::Stall => stall(comm),
             Fault::Kill => {
                 let me = std::process::id().to_string();
                 std::process::Command::new("kill").args(["-9", &me]).status().unwrap();
@@ -162,11 +143,15 @@ impl Trial {
             && output.contains(&format!("rank {}", self.rank))
     }
 
-    /// Whether every rank has ended as it should, by what each of them says.
-    pub fn judge(&self, said: &[(usize, Result<(), String>)], late: Duration) {
+    /// Whether its ranks need a short timeout.
+    pub fn stalls(&self) -> bool {
+        self.fault == Fault::Stall
+    }
+
+    /// Whether every rank has ended as it should, by what each of them says; if not, why.
+    pub fn judge(&self, said: &[(usize, Result<(), String>)]) -> Result<(), String> {
         let named = [format!("rank {}", self.rank), format!("ranks [{}]", self.rank)];
-        // A machine that is busy with something else makes ranks late that are not meant to be.
-        let named = |why: &str| late > self.timeout / 2 || named.iter().any(|name| why.contains(name));
+        let named = |why: &str| named.iter().any(|name| why.contains(name));
         for (rank, outcome) in said {
             let fine = match (outcome, self.fault) {
                 (Ok(()), fault) => fault == Fault::None || (*rank == self.rank && fault != Fault::Stall),
@@ -185,62 +170,64 @@ impl Trial {
                     named(why) && why.contains("(call ") && why.contains(" of group [") && cause
                 }
             };
-            assert!(fine, "{self:?}: rank {rank}, {late:?} late: {outcome:?}");
+            if !fine {
+                return Err(format!("{self:?}: rank {rank}: {outcome:?}"));
+            }
         }
+        Ok(())
     }
 }
 
-/// The trial over threads, and whether all have ended in time.
-fn over_threads(trial: &Trial) {
-    let (late, start) = (Mutex::default(), Instant::now());
-    let said = Mutex::new(vec![]);
-    let outcome = Threads::new(trial.size).timeout(trial.timeout).run(|rank| {
-        let outcome = trial.run(&rank, &late);
+/// Runs the trial by `run`, which starts its ranks with this timeout; whether all have ended as they should.
+fn judged(
+    trial: &Trial,
+    run: impl FnOnce(&(dyn Fn(Rank) -> Result<(), String> + Sync)) -> bool,
+) -> Result<(), String> {
+    let (said, start) = (Mutex::new(vec![]), Instant::now());
+    let ended_well = run(&|rank| {
+        let outcome = trial.run(&rank);
         said.lock().unwrap().push((rank.rank(), outcome.clone()));
         outcome
     });
-    let (said, late) = (said.into_inner().unwrap(), late.into_inner().unwrap());
-    trial.judge(&said, late);
-    assert_eq!(outcome.is_ok(), trial.fault == Fault::None, "{trial:?}: {:?}", outcome.err());
+    let said = said.into_inner().unwrap();
     // A rank that panics says nothing itself.
     let silent = trial.fault == Fault::Panic && trial.phase != Phase::Backward;
     assert!(said.len() + usize::from(silent) == trial.size, "{trial:?}: {said:?}");
-    assert!(start.elapsed() < Duration::from_secs(15), "{trial:?} took {:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(30), "{trial:?} took {:?}", start.elapsed());
+    assert_eq!(ended_well, trial.fault == Fault::None, "{trial:?}: {said:?}");
+    trial.judge(&said)
 }
 
 #[test]
 fn random_faults_in_training_over_threads() {
     for seed in first_seed()..first_seed() + trials(60) {
-        over_threads(&Trial::random(seed, false, Duration::from_millis(50)));
+        let trial = Trial::random(seed, false);
+        patiently(trial.stalls(), Duration::from_millis(50), |timeout| {
+            judged(&trial, |f| Threads::new(trial.size).timeout(timeout).run(f).is_ok())
+        });
     }
 }
 
 #[test]
 fn random_faults_in_training_over_tcp() {
     for seed in first_seed()..first_seed() + trials_over_wires(10) {
-        let trial = Trial::random(seed, false, Duration::from_secs(1));
-        let (late, said, start) = (Mutex::default(), Mutex::new(vec![]), Instant::now());
-        run(trial.size, trial.timeout, |rank| {
-            let outcome = trial.run(&rank, &late);
-            said.lock().unwrap().push((rank.rank(), outcome.clone()));
-            outcome
+        let trial = Trial::random(seed, false);
+        patiently(trial.stalls(), Duration::from_secs(1), |timeout| {
+            judged(&trial, |f| run(trial.size, timeout, f).iter().all(Result::is_ok))
         });
-        trial.judge(&said.into_inner().unwrap(), late.into_inner().unwrap());
-        assert!(start.elapsed() < Duration::from_secs(15), "{trial:?} took {:?}", start.elapsed());
     }
 }
 
 #[test]
 fn the_judge_of_training_is_not_blind() {
-    let of = |fault| Trial { fault, rank: 1, timeout: LONG, ..Trial::random(1, false, LONG) };
-    let blind = |trial: Trial, rank, outcome: Result<(), &str>| {
-        let said = [(rank, outcome.map_err(String::from))];
-        std::panic::catch_unwind(|| trial.judge(&said, Duration::ZERO)).is_ok()
+    let blind = |fault, rank, outcome: Result<(), &str>| {
+        let trial = Trial { fault, rank: 1, phase: Phase::Forward, ..Trial::random(1, false) };
+        trial.judge(&[(rank, outcome.map_err(String::from))]).is_ok()
     };
-    assert!(!blind(of(Fault::None), 0, Err("barrier (call 1 of group [0, 1]): ranks [1] did not arrive")));
-    assert!(!blind(of(Fault::Stall), 0, Ok(())) && !blind(of(Fault::Stall), 1, Ok(())));
-    assert!(!blind(of(Fault::Desert), 0, Err("barrier (call 1 of group [0, 1]): rank 0 has ended")));
-    assert!(!blind(of(Fault::Desert), 0, Err("rank 1 has ended")));
-    assert!(!blind(of(Fault::Panic), 0, Err("barrier (call 1 of group [0, 1]): rank 1 failed: panicked")));
-    assert!(blind(of(Fault::Desert), 0, Err("barrier (call 1 of group [0, 1]): rank 1 has ended")));
+    assert!(!blind(Fault::None, 0, Err("barrier (call 1 of group [0, 1]): ranks [1] did not arrive")));
+    assert!(!blind(Fault::Stall, 0, Ok(())) && !blind(Fault::Stall, 1, Ok(())));
+    assert!(!blind(Fault::Desert, 0, Err("barrier (call 1 of group [0, 1]): rank 0 has ended")));
+    assert!(!blind(Fault::Desert, 0, Err("rank 1 has ended")));
+    assert!(!blind(Fault::Panic, 0, Err("barrier (call 1 of group [0, 1]): rank 1 failed: panicked")));
+    assert!(blind(Fault::Desert, 0, Err("barrier (call 1 of group [0, 1]): rank 1 has ended")));
 }
