@@ -6,6 +6,8 @@ mod continued;
 mod damage;
 #[path = "example/launched.rs"]
 mod launched;
+#[path = "example/layouts.rs"]
+mod layouts;
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -14,6 +14,9 @@ pub fn report(args: &TrainArgs, run: &mut Run, windows: Windows) -> Result<Strin
     let place = &run.place;
     let mut loader = Loader::new(windows, args.batch, pieces(args, place), place.device, 0);
     let settings = settings(args, &*run.share);
+    let ledger = run.place.device.ledger().map_err(|e| e.to_string())?;
+    // Building the model, all of it, is not part of a step.
+    ledger.reset_peak();
     let mut sent = 0;
     for step in 0..2 {
         let micros = loader.next_step().map_err(|e| e.to_string())?;
@@ -21,7 +24,6 @@ pub fn report(args: &TrainArgs, run: &mut Run, windows: Windows) -> Result<Strin
         train_step(&run.model, &mut run.optimizer, &micros, settings, step).map_err(|e| e.to_string())?;
     }
     sent = run.share.traffic().bytes - sent;
-    let ledger = run.place.device.ledger().map_err(|e| e.to_string())?;
     let rank = if place.size() > 1 { format!(", on each of {} ranks", place.size()) } else { String::new() };
     let mut report = format!("{} parameters; bytes of a training step{rank}:\n", run.parameters);
     report += &format!("  {:<16} {:>18} {:>18}\n", "", "peak", "after backward");

@@ -11,7 +11,7 @@ use phalanx::nn::models::{
 };
 use phalanx::nn::{AdamW, Group, Optimizer, Rule};
 use phalanx::nn::{Loader, Windows, cut};
-use phalanx::nn::{Parameters, Schedule, Scope, load_state_dict, state_dict};
+use phalanx::nn::{Parameters, Schedule, Scope};
 use phalanx::parallel::data_parallel::DataParallel;
 use phalanx::parallel::launch;
 

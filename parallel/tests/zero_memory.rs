@@ -5,7 +5,8 @@ mod gpt;
 use std::sync::{Arc, Mutex};
 
 use phalanx_nn::autograd::Var;
-use phalanx_nn::{AdamW, Group, LinearConfig, Module, Rule, Scope, Sequential, Unit};
+use phalanx_nn::models::GptConfig;
+use phalanx_nn::{AdamW, Group, LinearConfig, Module, Parameters, Rule, Scope, Sequential, Unit};
 use phalanx_parallel::comm::{self, Comm};
 use phalanx_parallel::sharded::{Reshard, Stage, Zero, ZeroConfig};
 use phalanx_parallel::{Result, launch};
@@ -129,6 +130,52 @@ fn a_rank_without_peers_on_meta_has_the_books_of_one_among_all() {
             fresh(device);
             let got = gpt_books(&comm::meta(rank, ranks).unwrap(), device, stage, recompute).unwrap();
             assert_eq!(got, wanted, "{stage:?}, rank {rank} of {ranks}, recompute {recompute}");
+        }
+    }
+}
+
+/// The state of one of `ranks` ranks between the backward pass and the step, of a GPT trained in bf16.
+fn state_bytes(config: &GptConfig, ranks: usize, stage: Stage) -> (usize, usize) {
+    let device = Device::Meta(40);
+    let model = config.init(&Scope::new(1, DType::BF16, device)).unwrap();
+    let parameters = model.parameters().iter().map(|p| p.tensor().numel()).sum();
+    let zero = Zero::new(&model, comm::meta(0, ranks).unwrap(), ZeroConfig::new(stage)).unwrap();
+    let mut optimizer = gpt::optimizer(zero.parameters());
+    let tokens = Var::new(Tensor::empty(&[1, config.context], DType::I64, device).unwrap());
+    let mut state = 0;
+    for _ in 0..2 {
+        optimizer.zero_grad().unwrap();
+        let loss = model.loss(&model.forward(&tokens).unwrap(), &tokens, 1.0).unwrap();
+        zero.backward(&loss).unwrap();
+        drop(loss);
+        let ledger = device.ledger().unwrap();
+        let of = [Category::Parameters, Category::Gradients, Category::OptimizerState];
+        state = of.map(|category| ledger.category(category).now).iter().sum();
+        optimizer.step().unwrap();
+        zero.updated().unwrap();
+    }
+    (parameters, state)
+}
+
+/// Source: Rajbhandari et al. (2020), table 1.
+#[test]
+fn models_of_billions_and_a_trillion_have_the_published_bytes() {
+    let _alone = ONE_AT_A_TIME.lock().unwrap();
+    let billions = GptConfig::new(60_088, 1024, 36, 32, 4096);
+    let trillion = GptConfig::new(46_900, 1024, 127, 128, 25_600);
+    for (config, ranks, wanted, gigabytes) in
+        [(billions, 64, 7.5e9, [31.4, 16.6, 1.88]), (trillion, 1024, 1e12, [4011.0, 2013.0, 15.6])]
+    {
+        for ((stage, gigabytes), units) in STAGES.into_iter().zip(gigabytes).zip([[4, 12], [2, 14], [0, 16]])
+        {
+            let (parameters, state) = state_bytes(&config, ranks, stage);
+            assert!((parameters as f64 / wanted - 1.0).abs() < 1e-4, "{parameters}");
+            let formula = units[0] as f64 * parameters as f64 + (units[1] * parameters) as f64 / ranks as f64;
+            // Where a buffer is cut, a share is up to 32 elements longer or shorter at each end.
+            let rounding = (64 * units[1] * (config.layers + 3)) as f64;
+            assert!((state as f64 - formula).abs() <= rounding, "{stage:?} over {ranks}: {state}, {formula}");
+            let got = state as f64 / 1e9;
+            assert!((got / gigabytes - 1.0).abs() < 4e-3, "{stage:?} over {ranks}: {got} GB, {gigabytes}");
         }
     }
 }
