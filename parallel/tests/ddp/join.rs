@@ -6,6 +6,7 @@ use phalanx_parallel::data_parallel::{Average, Ddp, DdpConfig, Divisor, Uneven};
 use phalanx_parallel::{Error, Result, launch};
 use phalanx_tensor::{Context, DType, Tensor};
 
+use super::engine::threaded;
 use super::small::{Small, add_shares};
 
 /// Batches of each rank.
@@ -33,6 +34,8 @@ struct Run {
     all_step: bool,
     /// Whether one part of the model is seldom used.
     unused: bool,
+    /// Whether buckets' work has a thread of its own.
+    threaded: bool,
 }
 
 impl Run {
@@ -80,6 +83,7 @@ fn together(counts: &[usize], run: Run) -> Vec<Vec<Vec<u8>>> {
             bucket_bytes: run.bucket_bytes,
             average: run.average,
             find_unused: run.unused,
+            engine: if run.threaded { threaded() } else { None },
             ..DdpConfig::default()
         };
         let ddp = Ddp::new(&model, rank.comm().clone(), config)?;
@@ -129,11 +133,13 @@ fn ranks_with_any_numbers_of_batches_have_the_bits_of_one_device() {
         divisor: Divisor::World,
         all_step: true,
         unused: true,
+        threaded: false,
     };
     let runs = [
         plain,
         Run { bucket_bytes: 1, micros: 2, ..plain },
         Run { bucket_bytes: 64, all_step: false, ..plain },
+        Run { bucket_bytes: 1, threaded: true, ..plain },
         Run { average: Average::Mean, bucket_bytes: 1, unused: false, ..plain },
         Run { average: Average::Mean, divisor: Divisor::Active, micros: 2, all_step: false, ..plain },
     ];

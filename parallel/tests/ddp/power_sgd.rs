@@ -187,6 +187,25 @@ fn ranks_without_batches_and_unused_parameters_go_along() {
 }
 
 #[test]
+fn ranks_without_elements_count_the_same_bytes() {
+    let bytes = |ranks: launch::Threads| {
+        let body = |rank: launch::Rank| -> Result<u64> {
+            let model = Small::new(rank.device());
+            let hook = Arc::new(PowerSgd::new(PowerSgdConfig { rank: 1, min_rate: 1.0, ..ALL })?);
+            let ddp = Ddp::new(&model, rank.comm().clone(), DdpConfig { hook, ..DdpConfig::default() })?;
+            let before = rank.comm().traffic().bytes;
+            for seed in 0..3 {
+                ddp.backward(&model.loss(seed, 2, true)?)?;
+                model.zero_grad()?;
+            }
+            Ok(rank.comm().traffic().bytes - before)
+        };
+        ranks.run(body).unwrap()
+    };
+    assert_eq!(bytes(launch::Threads::new(3).meta()), bytes(launch::Threads::new(3)));
+}
+
+#[test]
 fn rank_0_is_refused() {
     assert!(PowerSgd::new(PowerSgdConfig { rank: 0, ..ALL }).unwrap_err().to_string().contains("rank 0"));
 }
