@@ -2,7 +2,8 @@
 //!
 //! Every rank holds the sum of the last synchronised pass. If nobody has zeroed it, the next sum over the ranks would
 //! count it once a rank. So one rank keeps it and the others forget theirs: the sum of both passes comes out, as on one
-//! device, the earlier one first. Whether a gradient was zeroed is asked of one element that was not zero when the pass
+//! device, the earlier one first. (It travels again: a mean is multiplied and divided anew, and a hook that rounds rounds
+//! it once more.) Whether a gradient was zeroed is asked of one element that was not zero when the pass
 //! ended, so that the ordinary case costs two looks a parameter.
 
 use phalanx_kernels as kernels;

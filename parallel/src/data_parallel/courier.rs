@@ -77,7 +77,8 @@ impl Courier {
             self.engine.push(op.mutates(&[slot.variable()]), work)?;
         }
         let variables = slots.iter().map(Resource::variable).chain([&self.order]);
-        let outcomes = variables.map(|variable| self.engine.wait_for_var(variable));
-        Ok(outcomes.fold(Ok(()), |first, outcome| first.and(outcome))?)
+        // All of them, so that nothing is under way any more.
+        let outcomes: Vec<_> = variables.map(|variable| self.engine.wait_for_var(variable)).collect();
+        Ok(outcomes.into_iter().collect::<Result<(), _>>()?)
     }
 }

@@ -56,8 +56,12 @@ impl Ddp {
     /// Whoever has run out adds zeros to the synchronised passes of the others, and calls `step(None)` after each: the
     /// gradients are then those of all ranks, so an optimizer that steps here as well stays equal to theirs, its state
     /// included. One that does not step gets the parameters at the end, when all take the values of the rank that had
-    /// most batches, of several the last. The last pass of a `step` synchronises. What else ranks do together in a step (synchronised norms in forward) a rank without batches cannot
-    /// know of: the error then names both. An error on one rank ends the run of all.
+    /// most batches, of several the last. The last pass of a `step` synchronises. An error on one rank ends the run of
+    /// all.
+    ///
+    /// What else ranks do together in a step, such as [`super::SyncBatchNorm`], a rank without batches cannot know of, and
+    /// the others wait for it until the communicator's timeout. There it is better to run passes over batches without
+    /// rows.
     ///
     /// # Errors
     /// Whatever `step` returns; if a rank runs out early and [`Uneven::refuse`] is set, or ranks that compute do different

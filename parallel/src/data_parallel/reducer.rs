@@ -202,8 +202,8 @@ impl Reducer {
         let mut flags = Tensor::from_slice(&mine, &[mine.len()], Device::CPU)?;
         self.comm.broadcast(&mut flags, root)?;
         let held = flags.to_vec::<i32>()?;
-        let forgotten = state.store.views.iter_mut().zip(held).filter(|(_, held)| *held == 0);
-        Ok(forgotten.map(|(view, _)| kernels::fill_(view, 0.0)).collect::<Result<(), _>>()?)
+        let mut forgotten = state.store.views.iter_mut().zip(held).filter(|(_, held)| *held == 0);
+        Ok(forgotten.try_for_each(|(view, _)| kernels::fill_(view, 0.0))?)
     }
 
     /// A parameter that no rank used has no gradient, rather than one of zeros, which an optimizer would act on.

@@ -1,8 +1,12 @@
 //! Passes that find gradients of earlier ones.
 
+use std::sync::Arc;
+
+use phalanx_kernels as kernels;
 use phalanx_nn::autograd::Var;
 use phalanx_nn::{Parameter, Parameters};
-use phalanx_parallel::data_parallel::{Average, Ddp, DdpConfig};
+use phalanx_parallel::comm::Comm;
+use phalanx_parallel::data_parallel::{AllReduce, Average, Bucket, BucketHook, Ddp, DdpConfig, Rest};
 use phalanx_parallel::{Result, launch};
 
 use super::small::Small;
@@ -110,4 +114,43 @@ fn a_backward_pass_of_ones_own_is_announced() {
     assert_eq!(all[0], all[1]);
     let error = launch::threads(2, |rank| run(rank, false)).unwrap_err().to_string();
     assert!(error.contains("begin"), "{error}");
+}
+
+/// Adds 1 to every sum, as a hook does that remembers what it has not sent.
+#[derive(Debug)]
+struct Remembers;
+
+impl BucketHook for Remembers {
+    fn start(&self, bucket: &Bucket<'_>, comm: &Comm) -> Result<Rest> {
+        let (rest, mut sums) = (AllReduce.start(bucket, comm)?, bucket.gradients.clone());
+        Ok(Box::new(move || {
+            rest()?;
+            let more = kernels::add_scalar(&sums, 1.0.into())?;
+            Ok(kernels::copy_(&mut sums, &more)?)
+        }))
+    }
+}
+
+#[test]
+fn what_a_hook_leaves_for_an_unused_parameter_is_not_counted() {
+    let all = launch::threads(2, |rank| -> Result<_> {
+        let model = Small::new(rank.device());
+        let config = DdpConfig { find_unused: true, hook: Arc::new(Remembers), ..DdpConfig::default() };
+        let ddp = Ddp::new(&model, rank.comm().clone(), config)?;
+        let mut seen = Vec::new();
+        for used in [false, false, rank.rank() == 1] {
+            ddp.backward(&model.loss(3, 2, used)?)?;
+            seen.push(model.grads()[..2].to_vec());
+            model.zero_grad()?;
+        }
+        let plain = Small::new(rank.device());
+        plain.loss(3, 2, true)?.backward()?;
+        assert_eq!(seen[..2], [[None, None], [None, None]]);
+        for (got, alone) in seen[2].iter().zip(plain.grads()) {
+            let wanted: Vec<f32> = alone.unwrap().iter().map(|g| g + 1.0).collect();
+            assert_eq!(got.as_ref().unwrap(), &wanted);
+        }
+        Ok(())
+    });
+    all.unwrap();
 }

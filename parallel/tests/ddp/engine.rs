@@ -11,7 +11,8 @@ use phalanx_tensor::Device;
 
 use super::small::Small;
 
-fn threaded() -> Option<Arc<Engine>> {
+/// With threads for communication.
+pub fn threaded() -> Option<Arc<Engine>> {
     let config = EngineConfig::new().lane(Lane::Priority, 2);
     Some(Arc::new(Engine::threaded(&config).unwrap()))
 }

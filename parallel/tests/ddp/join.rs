@@ -1,10 +1,12 @@
 //! Ranks with different numbers of batches.
 
+use phalanx_nn::autograd::Var;
 use phalanx_nn::{BatchNormConfig, Module, Parameters, Scope};
 use phalanx_parallel::data_parallel::{Average, Ddp, DdpConfig, Divisor, Uneven};
 use phalanx_parallel::{Error, Result, launch};
 use phalanx_tensor::{Context, DType, Tensor};
 
+use super::engine::threaded;
 use super::small::{Small, add_shares};
 
 /// Batches of each rank.
@@ -30,11 +32,17 @@ struct Run {
     divisor: Divisor,
     /// Whether ranks without a batch step as well.
     all_step: bool,
+    /// Whether one part of the model is seldom used.
+    unused: bool,
+    /// Whether buckets' work has a thread of its own.
+    threaded: bool,
 }
 
-/// Whether a batch uses the part that is seldom used.
-fn spare(rank: usize, number: usize) -> bool {
-    rank == 1 && number == 1
+impl Run {
+    /// Whether a batch uses that part.
+    fn spare(self, rank: usize, number: usize) -> bool {
+        !self.unused || rank == 1 && number == 1
+    }
 }
 
 /// A rank's batch: its micro-batches, one after the other.
@@ -56,7 +64,7 @@ fn alone(counts: &[usize], run: Run) -> Vec<Vec<u8>> {
         let share = |rank: usize| {
             move || {
                 (0..run.micros).try_for_each(|micro| {
-                    Ok(model.loss(seed(rank, number, micro), 2, spare(rank, number))?.backward()?)
+                    Ok(model.loss(seed(rank, number, micro), 2, run.spare(rank, number))?.backward()?)
                 })
             }
         };
@@ -74,7 +82,8 @@ fn together(counts: &[usize], run: Run) -> Vec<Vec<Vec<u8>>> {
             first_bucket_bytes: run.bucket_bytes,
             bucket_bytes: run.bucket_bytes,
             average: run.average,
-            find_unused: true,
+            find_unused: run.unused,
+            engine: if run.threaded { threaded() } else { None },
             ..DdpConfig::default()
         };
         let ddp = Ddp::new(&model, rank.comm().clone(), config)?;
@@ -83,7 +92,8 @@ fn together(counts: &[usize], run: Run) -> Vec<Vec<Vec<u8>>> {
         ddp.join(0..counts[rank.rank()], uneven, |number| {
             if let Some(number) = number {
                 for micro in 0..run.micros {
-                    let loss = model.loss(seed(rank.rank(), number, micro), 2, spare(rank.rank(), number))?;
+                    let loss =
+                        model.loss(seed(rank.rank(), number, micro), 2, run.spare(rank.rank(), number))?;
                     let _accumulate = (micro + 1 < run.micros).then(|| ddp.no_sync());
                     ddp.backward(&loss)?;
                 }
@@ -122,12 +132,15 @@ fn ranks_with_any_numbers_of_batches_have_the_bits_of_one_device() {
         average: Average::Sum,
         divisor: Divisor::World,
         all_step: true,
+        unused: true,
+        threaded: false,
     };
     let runs = [
         plain,
         Run { bucket_bytes: 1, micros: 2, ..plain },
         Run { bucket_bytes: 64, all_step: false, ..plain },
-        Run { average: Average::Mean, bucket_bytes: 1, ..plain },
+        Run { bucket_bytes: 1, threaded: true, ..plain },
+        Run { average: Average::Mean, bucket_bytes: 1, unused: false, ..plain },
         Run { average: Average::Mean, divisor: Divisor::Active, micros: 2, all_step: false, ..plain },
     ];
     for counts in COUNTS {
@@ -187,31 +200,40 @@ fn different_numbers_of_passes_and_failing_steps_end_all_ranks() {
     assert!(error.contains("rank 2") && error.contains("no more"), "{error}");
 }
 
-#[test]
-fn buffers_are_those_of_the_first_rank_that_computes_and_at_the_end_of_the_last() {
-    let all = launch::threads(3, |rank| -> Result<_> {
+/// What the ranks see of a running mean after each batch, theirs or another's, and at the end.
+fn running(broadcast_buffers: bool) -> Vec<Vec<f32>> {
+    let body = |rank: launch::Rank| -> Result<Vec<f32>> {
         let model = BatchNormConfig::new(2).init_1d(&Scope::new(0, DType::F32, rank.device()))?;
-        let ddp = Ddp::new(&model, rank.comm().clone(), DdpConfig::default())?;
+        let config = DdpConfig { broadcast_buffers, ..DdpConfig::default() };
+        let ddp = Ddp::new(&model, rank.comm().clone(), config)?;
         let _train = Context::with(|c| c.train = true);
+        let mean = || -> Result<f32> { Ok(model.running_mean.as_ref().unwrap().tensor().to_vec()?[1]) };
         let mut seen = Vec::new();
         ddp.join(0..[1, 2, 2][rank.rank()], Uneven::default(), |number| {
             if let Some(number) = number {
                 let x = [0f32, 0.0, 2.0, (10 * (rank.rank() + 1) + number) as f32];
-                let x = Tensor::from_slice(&x, &[2, 2], rank.device())?;
-                ddp.backward(&model.forward(&phalanx_nn::autograd::Var::new(x))?.sum_all()?)?;
+                let x = Var::new(Tensor::from_slice(&x, &[2, 2], rank.device())?);
+                ddp.backward(&model.forward(&x)?.sum_all()?)?;
             }
-            let mean: Vec<f32> = model.running_mean.as_ref().unwrap().tensor().to_vec()?;
-            seen.push(mean[1]);
-            model.parameters().iter().try_for_each(|p| p.zero_grad())?;
-            Ok(())
+            seen.push(mean()?);
+            Ok(model.parameters().iter().try_for_each(|p| p.zero_grad())?)
         })?;
-        seen.push(model.running_mean.as_ref().unwrap().tensor().to_vec::<f32>()?[1]);
+        seen.push(mean()?);
         Ok(seen)
-    });
-    let all = all.unwrap();
+    };
+    launch::threads(3, body).unwrap()
+}
+
+#[test]
+fn buffers_are_those_of_the_first_rank_that_computes_and_at_the_end_of_the_last() {
+    let close = |seen: &[f32], wanted: [f32; 3]| {
+        assert!(seen.iter().zip(wanted).all(|(a, b)| (a - b).abs() < 1e-6), "{seen:?}, wanted {wanted:?}");
+    };
     // 0.1 times 10 / 2 of rank 0; then 0.9 of that and 0.1 times 21 / 2 of rank 1.
-    let wanted = [0.5, 0.9 * 0.5 + 1.05, 0.9 * 0.5 + 1.05];
-    for seen in all {
-        assert!(seen.iter().zip(wanted).all(|(a, b)| (a - b).abs() < 1e-6), "{seen:?}");
-    }
+    running(true).iter().for_each(|seen| close(seen, [0.5, 0.9 * 0.5 + 1.05, 0.9 * 0.5 + 1.05]));
+    let all = running(false);
+    let end = 0.9 * 1.5 + 1.55;
+    close(&all[0], [0.5, 0.5, end]);
+    close(&all[1], [1.0, 0.9 * 1.0 + 1.05, end]);
+    close(&all[2], [1.5, end, end]);
 }

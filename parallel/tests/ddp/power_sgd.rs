@@ -88,13 +88,12 @@ fn what_was_sent_and_the_residuals_are_the_gradients() {
             Ok((sent, given, values(&hook.residual(4).unwrap())?))
         });
         let all = all.unwrap();
-        let sum = |part: fn(&(Vec<f64>, Vec<f64>, Vec<f64>)) -> &Vec<f64>, i: usize| {
-            all.iter().map(|rank| part(rank).get(i).copied().unwrap_or(0.0)).sum::<f64>()
-        };
-        let both: Vec<f64> = (0..113).map(|i| all[0].0[i] + sum(|r| &r.2, i)).collect();
-        let given: Vec<f64> = (0..113).map(|i| sum(|r| &r.1, i)).collect();
+        // The vector has no residual.
+        let sum = |i: usize| all.iter().map(|rank| rank.2.get(i).copied().unwrap_or(0.0)).sum::<f64>();
+        let both: Vec<f64> = (0..113).map(|i| all[0].0[i] + sum(i)).collect();
+        let given: Vec<f64> = (0..113).map(|i| all.iter().map(|rank| rank.1[i]).sum()).collect();
         close(&both, &given, 1e-12);
-        let left = (0..113).map(|i| sum(|r| &r.2, i).abs()).fold(0.0, f64::max);
+        let left = (0..113).map(|i| sum(i).abs()).fold(0.0, f64::max);
         assert!(left > 0.1, "factors of rank 2 leave something out");
     }
 }
@@ -185,6 +184,25 @@ fn ranks_without_batches_and_unused_parameters_go_along() {
         all[0].1[..2].iter().all(Option::is_none),
         "what a residual says of an unused one is not a gradient"
     );
+}
+
+#[test]
+fn ranks_without_elements_count_the_same_bytes() {
+    let bytes = |ranks: launch::Threads| {
+        let body = |rank: launch::Rank| -> Result<u64> {
+            let model = Small::new(rank.device());
+            let hook = Arc::new(PowerSgd::new(PowerSgdConfig { rank: 1, min_rate: 1.0, ..ALL })?);
+            let ddp = Ddp::new(&model, rank.comm().clone(), DdpConfig { hook, ..DdpConfig::default() })?;
+            let before = rank.comm().traffic().bytes;
+            for seed in 0..3 {
+                ddp.backward(&model.loss(seed, 2, true)?)?;
+                model.zero_grad()?;
+            }
+            Ok(rank.comm().traffic().bytes - before)
+        };
+        ranks.run(body).unwrap()
+    };
+    assert_eq!(bytes(launch::Threads::new(3).meta()), bytes(launch::Threads::new(3)));
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use phalanx_nn::autograd::{GradCheck, Var, checkpoint, gradcheck, gradgradcheck};
+use phalanx_nn::autograd::{GradCheck, Options, Var, checkpoint, grad, gradcheck, gradgradcheck};
 use phalanx_nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig, Module, Parameters, Scope, parameters};
 use phalanx_parallel::comm::Reduction;
 use phalanx_parallel::data_parallel::{Ddp, DdpConfig, SyncBatchNorm};
@@ -170,6 +170,33 @@ fn first_and_second_derivatives_hold() {
         Ok(())
     });
     all.unwrap();
+}
+
+/// The gradients of the squared length of the gradient of x, by x and by the weight.
+fn penalty(layer: &impl Module, share: Range<usize>) -> [Vec<f64>; 2] {
+    let _train = train();
+    let device = layer.parameters()[0].device();
+    let x = Var::leaf(tensor(rows(share.clone(), &[2], 0, 0.0, 1.0), DType::F64, device)).unwrap();
+    let y = layer.forward(&x).unwrap();
+    let dy = Var::new(tensor(rows(share, &[2], 9, 0.1, 1.0), DType::F64, device));
+    let options = Options { create_graph: true, ..Options::default() };
+    let dx = grad(&[(y, Some(dy))], &[&x], options).unwrap().swap_remove(0).unwrap();
+    dx.mul(&dx).unwrap().sum_all().unwrap().backward().unwrap();
+    [x.grad().unwrap(), Var::new(layer.parameters()[0].grad().unwrap().unwrap())].map(|g| wide(g.tensor()))
+}
+
+#[test]
+fn second_derivatives_are_those_of_the_whole_batch() {
+    let config = BatchNormConfig::new(CHANNELS).with_eps(1e-2);
+    let [dx, dw] = penalty(&norm(&[2], DType::F64, Device::CPU, config), 0..5);
+    let all = launch::threads(3, |rank| -> Result<_> {
+        let layer = SyncBatchNorm::of(&norm(&[2], DType::F64, rank.device(), config), rank.comm())?;
+        Ok(penalty(&layer, [0..1, 1..1, 1..5][rank.rank()].clone()))
+    });
+    let all = all.unwrap();
+    close(&all.iter().flat_map(|own| own[0].clone()).collect::<Vec<f64>>(), &dx, 1e-11, "x");
+    let sum: Vec<f64> = (0..CHANNELS).map(|c| all.iter().map(|own| own[1][c]).sum()).collect();
+    close(&sum, &dw, 1e-11, "weight");
 }
 
 #[test]
