@@ -7,7 +7,7 @@ use crate::Result;
 use crate::comm::Comm;
 
 /// Gives all ranks `root`'s small tensors, those of a dtype and device in one message.
-pub(super) fn together(tensors: &[Tensor], root: usize, comm: &Comm) -> Result<()> {
+pub(crate) fn together(tensors: &[Tensor], root: usize, comm: &Comm) -> Result<()> {
     let mut kinds: Vec<(DType, Device)> = tensors.iter().map(|t| (t.dtype(), t.device())).collect();
     kinds.sort_by_key(|kind| tensors.iter().position(|t| (t.dtype(), t.device()) == *kind));
     kinds.dedup();

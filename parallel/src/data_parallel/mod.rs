@@ -12,7 +12,7 @@
 //! sync_batch_norm     normalisation over the batch of all ranks
 //! ```
 
-mod broadcast;
+pub(crate) mod broadcast;
 mod buckets;
 mod carry;
 mod config;

@@ -48,6 +48,9 @@ pub struct ZeroConfig {
     pub average: Average,
     /// Whether parameters may get no gradient; see [`DdpConfig::find_unused`](crate::data_parallel::DdpConfig).
     pub find_unused: bool,
+    /// Whether all ranks take rank 0's buffers at the end of each pass that synchronises; see
+    /// [`DdpConfig::broadcast_buffers`](crate::data_parallel::DdpConfig).
+    pub broadcast_buffers: bool,
     /// The gradients' dtype; `None`: each parameter's own.
     pub grad_dtype: Option<DType>,
     /// The dtype that ranks keep their shares in, wider than what is computed with: f32 shares of a bf16 model are
@@ -68,6 +71,7 @@ impl ZeroConfig {
             shard_ranks: None,
             average: Average::Sum,
             find_unused: false,
+            broadcast_buffers: true,
             grad_dtype: None,
             shard_dtype: None,
             offload: None,

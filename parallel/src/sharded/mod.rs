@@ -1,9 +1,10 @@
 //! Data parallelism in which every rank keeps a share of optimizer state, gradients and parameters: ZeRO, FSDP.
 //!
 //! ```text
-//! config   what is spread, and how         cuts   which elements each rank owns
-//! zero     the wrapper around a model      core   when values are gathered and freed, when gradients are sent
-//! flat     the buffers                     norm   the gradients' norm        whole   state dicts of everything
+//! config    what is spread, and how        cuts   which elements each rank owns
+//! grouping  what is gathered together      flat   the buffers
+//! zero      the wrapper around a model     core   when values are gathered and freed, when gradients are sent
+//! hooks     around a unit's passes         norm   the gradients' norm        whole   state dicts of everything
 //! ```
 //!
 //! | of a parameter's bytes | every rank keeps                        | and sends a step, of the parameters' bytes |
@@ -18,6 +19,8 @@ mod config;
 mod core;
 mod cuts;
 mod flat;
+mod grouping;
+mod hooks;
 mod norm;
 mod whole;
 mod zero;

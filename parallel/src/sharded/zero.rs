@@ -1,19 +1,20 @@
 //! [`Zero`]: data parallelism in which every rank keeps a share of the state.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use phalanx_nn::autograd::{HookHandle, Var};
-use phalanx_nn::{Entry, Parameter, Parameters, UnitHooks, UnitHooksHandle};
-use phalanx_tensor::{DType, Device};
+use phalanx_nn::{Buffer, Entry, Parameter, Parameters, UnitHooksHandle};
+use phalanx_tensor::Tensor;
 
-use super::core::{Core, Group, Pass};
+use super::core::{Core, Group};
 use super::flat::{Flat, Ranks};
+use super::grouping::{group, runs};
+use super::hooks::Hooks;
 use super::{Cuts, Stage, ZeroConfig, norm};
 use crate::Result;
 use crate::comm::{Comm, Traffic};
-use crate::data_parallel::{DataParallel, Entries, NoSync, same};
+use crate::data_parallel::{DataParallel, Entries, NoSync, broadcast, same};
 
 /// A model whose optimizer state, gradients and parameters are spread over a group of ranks, each of which computes on its
 /// share of the batch. The bits are those of [`Ddp`](crate::data_parallel::Ddp) and of one device.
@@ -53,7 +54,7 @@ pub(super) enum Source {
     /// Group, buffer, member.
     Flat(usize, usize, usize),
     Parameter(Parameter),
-    Buffer(phalanx_nn::Buffer),
+    Buffer(Buffer),
 }
 
 impl Zero {
@@ -151,15 +152,24 @@ impl Zero {
     }
 
     /// What [`Zero::backward`] does after the backward pass, for those who run that themselves: sends what is left, waits
-    /// for everything, frees gathered parameters.
+    /// for everything, frees gathered parameters, gives all ranks rank 0's buffers ([`ZeroConfig::broadcast_buffers`]).
     ///
     /// # Errors
     /// If a parameter got no gradient (see [`ZeroConfig::find_unused`]), or as [`crate::comm::Pending::wait`].
     pub fn finish(&self) -> Result<()> {
         match self.synchronise.load(Ordering::Relaxed) {
-            true => self.core.finish(),
+            true => self.core.finish().and_then(|()| self.broadcast_buffers()),
             false => self.core.free(),
         }
+    }
+
+    fn broadcast_buffers(&self) -> Result<()> {
+        let buffer = |(_, source): &(String, Source)| match source {
+            Source::Buffer(buffer) if self.core.config.broadcast_buffers => Some(buffer.tensor()),
+            _ => None,
+        };
+        let buffers: Vec<Tensor> = self.entries.iter().filter_map(buffer).collect();
+        broadcast::together(&buffers, 0, &self.core.ranks.all)
     }
 
     /// While the result lives, backward passes only accumulate on this rank, unspread: for all micro-batches but the last.
@@ -270,83 +280,6 @@ impl Drop for Gathered {
         // Freeing waits for nothing that was not waited for, and an empty stand-in always fits.
         let _ = self.0.free();
     }
-}
-
-/// A unit's part.
-struct Hooks {
-    core: std::sync::Weak<Core>,
-    unit: usize,
-}
-
-impl Hooks {
-    fn with(&self, f: impl FnOnce(&Core) -> Result<()>) -> phalanx_nn::Result<()> {
-        let done = self.core.upgrade().map_or(Ok(()), |core| f(&core));
-        Ok(done.map_err(phalanx_nn::autograd::Error::from)?)
-    }
-}
-
-impl UnitHooks for Hooks {
-    fn pre_forward(&self) -> phalanx_nn::Result<()> {
-        self.with(|core| core.enter(self.unit, Pass::Forward))
-    }
-    fn post_forward(&self) -> phalanx_nn::Result<()> {
-        self.with(|core| core.leave(self.unit, Pass::Forward))
-    }
-    fn pre_recompute(&self) -> phalanx_nn::Result<()> {
-        self.with(|core| core.enter_again(self.unit))
-    }
-    fn pre_backward(&self) -> phalanx_nn::Result<()> {
-        self.with(|core| core.enter(self.unit, Pass::Backward))
-    }
-    fn post_backward(&self) -> phalanx_nn::Result<()> {
-        self.with(|core| core.leave(self.unit, Pass::Backward))
-    }
-}
-
-/// Parameters that are gathered together, and the first and last of the units that use them.
-type Grouped = (Vec<Parameter>, Option<(usize, usize)>);
-
-/// The groups of a model, in the order of their first units, those of no unit in front; and each unit's group.
-fn group(model: &(impl Parameters + ?Sized)) -> (Vec<Grouped>, Vec<usize>) {
-    let mut used: Vec<Vec<Parameter>> = Vec::new();
-    model.visit_units(&mut |unit| used.push([unit.parameters(), unit.borrowed()].concat()));
-    // Units that share a parameter are one group, which has the number of its first unit.
-    let mut units: Vec<usize> = (0..used.len()).collect();
-    for (a, b) in (0..used.len()).flat_map(|a| (a + 1..used.len()).map(move |b| (a, b))) {
-        if used[a].iter().any(|p| used[b].iter().any(|q| p.is(q))) {
-            let (from, to) = (units[a].max(units[b]), units[a].min(units[b]));
-            units.iter_mut().filter(|unit| **unit == from).for_each(|unit| *unit = to);
-        }
-    }
-    let mut groups: Vec<Grouped> = vec![(Vec::new(), None)];
-    let mut numbers: BTreeMap<usize, usize> = BTreeMap::new();
-    for (unit, group) in units.iter_mut().enumerate() {
-        let number = *numbers.entry(*group).or_insert(groups.len());
-        match groups.get_mut(number) {
-            Some((_, bounds)) => *bounds = bounds.map(|(first, _)| (first, unit)),
-            None => groups.push((Vec::new(), Some((unit, unit)))),
-        }
-        *group = number;
-    }
-    for parameter in model.parameters() {
-        let unit = used.iter().position(|used| used.iter().any(|p| p.is(&parameter)));
-        groups[unit.map_or(0, |unit| units[unit])].0.push(parameter);
-    }
-    (groups, units)
-}
-
-/// A group's parameters in sets that can lie in one buffer. Frozen ones are spread only where parameters are.
-fn runs(parameters: Vec<Parameter>, stage: Stage) -> Vec<Vec<Parameter>> {
-    let mut sets: Vec<((DType, Device, bool), Vec<Parameter>)> = Vec::new();
-    let spread = |p: &Parameter| p.is_trained() || stage == Stage::Parameters;
-    for parameter in parameters.into_iter().filter(spread) {
-        let kind = (parameter.dtype(), parameter.device(), parameter.is_trained());
-        match sets.iter_mut().find(|(known, _)| *known == kind) {
-            Some((_, set)) => set.push(parameter),
-            None => sets.push((kind, vec![parameter])),
-        }
-    }
-    sets.into_iter().map(|(_, set)| set).collect()
 }
 
 /// Notes which entries are in which buffers.
