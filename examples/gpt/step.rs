@@ -11,7 +11,7 @@ use phalanx::nn::{AdamW, Batch, Clip, Optimizer};
 use phalanx::parallel::Result;
 use phalanx::parallel::data_parallel::DataParallel;
 use phalanx::tensor::RngKey;
-use phalanx::{Context, DType, Tensor, Var, kernels};
+use phalanx::{Context, DType, Leaf, Var, kernels};
 
 /// How a step is done.
 #[derive(Clone, Copy)]
@@ -63,7 +63,7 @@ pub fn train_step(
     let scale = 1.0 / settings.tokens as f64;
     let mut loss = 0.0;
     for (number, group) in micros.chunks(micros.len().div_ceil(settings.groups)).enumerate() {
-        let earlier = if number == 0 { Vec::new() } else { take_grads(optimizer)? };
+        let earlier = if number == 0 { Vec::new() } else { take_grads(optimizer) };
         let mut chain = 0.0;
         for (number, micro) in group.iter().enumerate() {
             let _accumulate = (number + 1 < group.len()).then(|| settings.ranks.no_sync());
@@ -98,19 +98,25 @@ fn forward_backward(model: &Decoder, micro: &Batch, scale: f64, settings: Settin
     Ok(if loss.device().is_meta() { f64::NAN } else { loss.item()? })
 }
 
-/// The gradients so far, one a parameter; the parameters have none afterwards.
-fn take_grads(optimizer: &Optimizer<AdamW>) -> Result<Vec<Option<Tensor>>> {
-    Ok(optimizer.parameters().iter().map(|p| p.take_grad()).collect::<Result<_, _>>()?)
+/// The gradients so far, one for each site of each parameter; there are none afterwards.
+fn take_grads(optimizer: &Optimizer<AdamW>) -> Vec<Option<Var>> {
+    let take = |leaf: &Leaf| {
+        let grad = leaf.grad();
+        leaf.set_grad(None);
+        grad
+    };
+    optimizer.parameters().iter().flat_map(|p| p.leaves().iter().map(take).collect::<Vec<_>>()).collect()
 }
 
-/// Adds the parameters' gradients to earlier ones, and makes the sums the parameters' gradients.
-fn add_to(optimizer: &Optimizer<AdamW>, earlier: Vec<Option<Tensor>>) -> Result<()> {
-    for (parameter, earlier) in optimizer.parameters().iter().zip(earlier) {
-        let Some(mut sum) = earlier else { continue };
-        if let Some(grad) = parameter.take_grad()? {
-            kernels::accumulate_(&mut sum, &grad)?;
+/// Adds the gradients to earlier ones, site by site, and makes the sums the parameters' gradients.
+fn add_to(optimizer: &Optimizer<AdamW>, earlier: Vec<Option<Var>>) -> Result<()> {
+    let parameters = optimizer.parameters();
+    for (leaf, earlier) in parameters.iter().flat_map(|p| p.leaves()).zip(earlier) {
+        let Some(mut sum) = earlier.map(Var::into_tensor) else { continue };
+        if let Some(grad) = leaf.grad() {
+            kernels::accumulate_(&mut sum, grad.tensor())?;
         }
-        parameter.set_grad(Some(sum));
+        leaf.set_grad(Some(Var::new(sum)));
     }
     Ok(())
 }

@@ -92,7 +92,7 @@ impl Parameter {
     }
 
     /// Elements `range` of this one, in row-major order, held by `tensor` (one dimension, any floating-point dtype) and
-    /// updated there: what an optimizer gets of a parameter that is spread over ranks. It is a matrix if this one is.
+    /// updated there: what an optimizer gets of a parameter that is spread over ranks. It is a matrix if this one is, and has its sites.
     ///
     /// # Errors
     /// If the range is not inside, or the tensor has another number of elements.
@@ -104,7 +104,7 @@ impl Parameter {
         }
         let window = Window { global: Dims::from_slice(&[whole]), offset: Dims::from_slice(&[range.start]) };
         let part = Shard { window, extent: Dims::from_slice(&[range.len()]) };
-        Parameter::build(self.0.name.clone(), tensor, part, 1, self.0.rank)
+        Parameter::build(self.0.name.clone(), tensor, part, self.0.sites.len(), self.0.rank)
     }
 
     fn build(name: String, tensor: Tensor, part: Shard, sites: usize, rank: usize) -> Result<Parameter> {

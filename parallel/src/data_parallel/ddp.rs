@@ -66,15 +66,13 @@ impl Ddp {
         let reducer = Arc::new(Reducer::new(trained, comm.clone(), config)?);
         let synchronise = Arc::new(AtomicBool::new(true));
         let mut hooks = Vec::new();
-        for (number, parameter) in reducer.parameters().iter().enumerate() {
-            for (site, leaf) in parameter.leaves().iter().enumerate() {
-                // The reducer holds the parameters and they the hooks, so the hooks hold it weakly.
-                let (reducer, synchronise) = (Arc::downgrade(&reducer), synchronise.clone());
-                hooks.push(leaf.on_accumulate(move |_| {
-                    let Some(reducer) = reducer.upgrade() else { return Ok(()) };
-                    Ok(reducer.arrived(number, site, synchronise.load(Ordering::Relaxed))?)
-                }));
-            }
+        for (number, (_, leaf)) in reducer.leaves().iter().enumerate() {
+            // The reducer holds the parameters and they the hooks, so the hooks hold it weakly.
+            let (reducer, synchronise) = (Arc::downgrade(&reducer), synchronise.clone());
+            hooks.push(leaf.on_accumulate(move |_| {
+                let Some(reducer) = reducer.upgrade() else { return Ok(()) };
+                Ok(reducer.arrived(number, synchronise.load(Ordering::Relaxed))?)
+            }));
         }
         let uneven = Mutex::new(None);
         let ddp = Ddp { reducer, parameters, buffers, broadcasts, comm, synchronise, uneven, hooks };
@@ -84,7 +82,7 @@ impl Ddp {
 
     /// The trained parameters.
     pub fn parameters(&self) -> Vec<Parameter> {
-        self.reducer.parameters().to_vec()
+        self.parameters.iter().filter(|p| p.is_trained()).cloned().collect()
     }
 
     /// Runs backward from a loss of one element; afterwards, unless [`Ddp::no_sync`] is in force, the parameters'

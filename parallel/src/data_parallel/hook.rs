@@ -31,8 +31,8 @@ pub struct Bucket<'a> {
     pub index: usize,
     /// Its buffer, one dimension, which nobody else uses until the rest is done.
     pub gradients: &'a Tensor,
-    /// The parameters whose gradients lie in it, one after the other, by their numbers among the trained ones. A
-    /// parameter keeps its number when buckets are filled anew.
+    /// The gradients that lie in it, one after the other, by number: those of the trained parameters in order of their
+    /// registration, one for each site. A gradient keeps its number when buckets are filled anew.
     pub parameters: &'a [usize],
     /// Their shapes.
     pub shapes: &'a [Dims],

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use phalanx_kernels as kernels;
 use phalanx_nn::Parameter;
-use phalanx_nn::autograd::Slot;
+use phalanx_nn::autograd::{Leaf, Slot};
 use phalanx_tensor::{Device, Tensor};
 
 use super::carry::{Held, carry};
@@ -15,7 +15,9 @@ use crate::comm::{Comm, Reduction};
 use crate::{Error, Result};
 
 pub(super) struct Reducer {
-    parameters: Vec<Parameter>,
+    /// Whose gradients are added: a leaf for each site of each parameter. Sites are added to each other only after the
+    /// ranks, so that ranks are what micro-batches of one device are.
+    leaves: Vec<(Parameter, Leaf)>,
     sizes: Vec<GradSize>,
     comm: Comm,
     config: DdpConfig,
@@ -38,11 +40,11 @@ struct State {
     rebuilt: bool,
     launcher: Launcher,
     roles: Roles,
-    /// Sites of each parameter that backward has not come to.
-    sites: Vec<usize>,
-    /// Whether a parameter got a gradient since the last synchronisation.
+    /// Whether a leaf has its gradient of this pass.
+    came: Vec<bool>,
+    /// Whether one got a gradient since the last synchronisation.
     touched: Vec<bool>,
-    /// Parameters without a gradient anywhere, whose slot is their own until they get one.
+    /// Leaves without a gradient anywhere, whose slot is their own until they get one.
     apart: Vec<bool>,
     /// What the last synchronised pass left, until the next pass begins.
     held: Held,
@@ -55,34 +57,39 @@ impl Reducer {
             dtype: config.grad_dtype.unwrap_or(p.dtype()),
             device: p.device(),
         };
-        let sizes: Vec<GradSize> = parameters.iter().map(size).collect();
+        let of = |p: Parameter| p.leaves().to_vec().into_iter().map(move |leaf| (p.clone(), leaf));
+        let leaves: Vec<(Parameter, Leaf)> = parameters.into_iter().flat_map(of).collect();
+        let sizes: Vec<GradSize> = leaves.iter().map(|(p, _)| size(p)).collect();
         let order: Vec<usize> = (0..sizes.len()).rev().collect();
         let buckets = Buckets::fill(&order, &sizes, config.first_bucket_bytes, config.bucket_bytes);
         let courier = Courier::new(&config, Arc::clone(&comm))?;
-        let store = Store::new(buckets, &sizes, &parameters, &courier.engine)?;
-        for (parameter, (view, size)) in parameters.iter().zip(store.views.iter().zip(&sizes)) {
-            parameter.set_grad_dtype(size.dtype)?;
-            parameter.leaves()[0].set_slot(Slot::Into(view.clone()))?;
+        let store = Store::new(buckets, &sizes, &leaves, &courier.engine)?;
+        for ((_, leaf), view) in leaves.iter().zip(&store.views) {
+            leaf.set_slot(Slot::Into(view.clone()))?;
         }
         let state = State {
             launcher: Launcher::new(&store.buckets),
             store,
             rebuilt: false,
             roles: Roles { first: 0, divisor: comm.size() },
-            sites: sites(&parameters),
+            came: vec![false; sizes.len()],
             touched: vec![false; sizes.len()],
             apart: vec![false; sizes.len()],
             held: Held::none(sizes.len()),
         };
-        Ok(Reducer { parameters, sizes, comm, config, courier, state: Mutex::new(state) })
+        Ok(Reducer { leaves, sizes, comm, config, courier, state: Mutex::new(state) })
     }
 
-    pub(super) fn parameters(&self) -> &[Parameter] {
-        &self.parameters
+    pub(super) fn leaves(&self) -> &[(Parameter, Leaf)] {
+        &self.leaves
+    }
+
+    fn name(&self, number: usize) -> &str {
+        self.leaves[number].0.name()
     }
 
     pub(super) fn buckets(&self) -> Vec<Vec<String>> {
-        let name = |&number: &usize| self.parameters[number].name().to_string();
+        let name = |&number: &usize| self.name(number).to_string();
         let members = |members: &Vec<usize>| members.iter().map(name).collect();
         self.lock().store.buckets.members().iter().map(members).collect()
     }
@@ -109,30 +116,29 @@ impl Reducer {
         Ok(())
     }
 
-    /// A site of a parameter has its gradient of this pass.
-    pub(super) fn arrived(&self, number: usize, site: usize, synchronise: bool) -> Result<()> {
+    /// A leaf has its gradient of this pass.
+    pub(super) fn arrived(&self, number: usize, synchronise: bool) -> Result<()> {
         let mut state = self.lock();
-        let wrong = |why| Err(phalanx_nn::Error::invalid(self.parameters[number].name(), why).into());
+        let wrong = |why| Err(phalanx_nn::Error::invalid(self.name(number), why).into());
         if !state.held.is_none() {
             return wrong("a backward pass of your own has to be announced to Ddp with `begin`");
         }
         state.touched[number] = true;
-        if site == 0 && state.apart[number] {
+        if state.apart[number] {
             self.rejoin(&mut state, number)?;
         }
         if !synchronise {
             return Ok(());
         }
-        let Some(left) = state.sites[number].checked_sub(1) else {
+        if std::mem::replace(&mut state.came[number], true) {
             return wrong("its gradient came again after it was sent; give each use a site of its own");
-        };
-        state.sites[number] = left;
-        if left == 0 { self.launch(&mut state, number) } else { Ok(()) }
+        }
+        self.launch(&mut state, number)
     }
 
     /// Puts a gradient that came after all into its bucket.
     fn rejoin(&self, state: &mut State, number: usize) -> Result<()> {
-        let (leaf, view) = (&self.parameters[number].leaves()[0], &mut state.store.views[number]);
+        let (leaf, view) = (&self.leaves[number].1, &mut state.store.views[number]);
         if let Some(grad) = leaf.grad() {
             kernels::copy_(view, grad.tensor())?;
         }
@@ -141,14 +147,9 @@ impl Reducer {
         Ok(())
     }
 
-    /// Starts the buckets that may go now that a parameter's gradient is complete.
+    /// Starts the buckets that may go now that a leaf's gradient is complete.
     fn launch(&self, state: &mut State, number: usize) -> Result<()> {
         for bucket in state.launcher.arrive(number) {
-            for &member in &state.store.buckets.members()[bucket] {
-                if !state.apart[member] {
-                    self.parameters[member].finish_grad()?;
-                }
-            }
             self.courier.send(&state.store.slots[bucket], bucket, self.divisor(state.roles))?;
         }
         Ok(())
@@ -159,7 +160,8 @@ impl Reducer {
         let state = &mut *self.lock();
         let missing = state.launcher.missing();
         if !missing.is_empty() && !self.config.find_unused {
-            let parameters = missing.iter().map(|&number| self.parameters[number].name().into()).collect();
+            let mut parameters: Vec<String> = missing.iter().map(|&n| self.name(n).into()).collect();
+            parameters.dedup();
             return Err(Error::Unused { parameters });
         }
         self.end_pass(state, missing)
@@ -173,7 +175,7 @@ impl Reducer {
         for (view, _) in state.store.views.iter_mut().zip(&state.touched).filter(|(_, touched)| !**touched) {
             kernels::fill_(view, -0.0)?;
         }
-        self.end_pass(state, (0..self.parameters.len()).collect())
+        self.end_pass(state, (0..self.leaves.len()).collect())
     }
 
     /// `missing`: what has not come.
@@ -188,7 +190,7 @@ impl Reducer {
             self.rebuild(state, arrivals)?;
         }
         state.launcher = Launcher::new(&state.store.buckets);
-        state.sites = sites(&self.parameters);
+        state.came.fill(false);
         state.touched.fill(false);
         state.held = Held::of(&state.store.views)?;
         Ok(())
@@ -206,13 +208,13 @@ impl Reducer {
         Ok(forgotten.try_for_each(|(view, _)| kernels::fill_(view, 0.0))?)
     }
 
-    /// A parameter that no rank used has no gradient, rather than one of zeros, which an optimizer would act on.
+    /// A leaf that no rank used has no gradient, rather than one of zeros, which an optimizer would act on.
     fn set_unused_apart(&self, state: &mut State) -> Result<()> {
         let touched: Vec<i32> = state.touched.iter().map(|&t| i32::from(t)).collect();
         let mut touched = Tensor::from_slice(&touched, &[touched.len()], Device::CPU)?;
         self.comm.all_reduce(&mut touched, Reduction::Max)?;
         for (number, touched) in touched.to_vec::<i32>()?.into_iter().enumerate() {
-            let leaf = &self.parameters[number].leaves()[0];
+            let leaf = &self.leaves[number].1;
             if touched == 0 {
                 leaf.set_slot(Slot::Owned(Some(self.sizes[number].dtype)))?;
                 // What a hook with a memory may have put there is nobody's.
@@ -227,7 +229,7 @@ impl Reducer {
 
     /// Fills buckets anew, once, in the order in which the first rank's gradients came.
     fn rebuild(&self, state: &mut State, mut order: Vec<usize>) -> Result<()> {
-        let late: Vec<usize> = (0..self.parameters.len()).filter(|number| !order.contains(number)).collect();
+        let late: Vec<usize> = (0..self.leaves.len()).filter(|number| !order.contains(number)).collect();
         order.extend(late);
         let mine: Vec<i64> = order.iter().map(|&number| number as i64).collect();
         let mut first = Tensor::from_slice(&mine, &[mine.len()], Device::CPU)?;
@@ -239,19 +241,14 @@ impl Reducer {
         if buckets == state.store.buckets {
             return Ok(());
         }
-        let mut store = Store::new(buckets, &self.sizes, &self.parameters, &self.courier.engine)?;
-        for (number, parameter) in self.parameters.iter().enumerate() {
+        let mut store = Store::new(buckets, &self.sizes, &self.leaves, &self.courier.engine)?;
+        for (number, (_, leaf)) in self.leaves.iter().enumerate() {
             kernels::copy_(&mut store.views[number], &state.store.views[number])?;
             if !state.apart[number] {
-                parameter.leaves()[0].set_slot(Slot::Into(store.views[number].clone()))?;
+                leaf.set_slot(Slot::Into(store.views[number].clone()))?;
             }
         }
         state.store = store;
         Ok(())
     }
-}
-
-/// How many sites backward will come to.
-fn sites(parameters: &[Parameter]) -> Vec<usize> {
-    parameters.iter().map(|p| p.leaves().len()).collect()
 }

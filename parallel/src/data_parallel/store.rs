@@ -1,8 +1,9 @@
-//! [`Store`]: the buckets' buffers, and each parameter's view of one.
+//! [`Store`]: the buckets' buffers, and each gradient's view of one.
 
 use std::sync::Mutex;
 
 use phalanx_nn::Parameter;
+use phalanx_nn::autograd::Leaf;
 use phalanx_tensor::{Category, DType, Device, Dims, Tensor};
 
 use super::hook::{Bucket, Rest};
@@ -14,7 +15,7 @@ pub(super) struct Store {
     pub(super) buckets: Buckets,
     /// What the engine orders a bucket's work by.
     pub(super) slots: Vec<Resource<Slot>>,
-    /// Each parameter's part of a buffer, in its shape.
+    /// Each gradient's part of a buffer, in its shape.
     pub(super) views: Vec<Tensor>,
 }
 
@@ -41,7 +42,7 @@ impl Store {
     pub(super) fn new(
         buckets: Buckets,
         sizes: &[GradSize],
-        parameters: &[Parameter],
+        leaves: &[(Parameter, Leaf)],
         engine: &Engine,
     ) -> Result<Store> {
         let mut views = vec![None; sizes.len()];
@@ -52,7 +53,7 @@ impl Store {
                 .first()
                 .map_or((DType::F32, Device::CPU), |&number| (sizes[number].dtype, sizes[number].device));
             let gradients = Tensor::zeros(&[total], dtype, device)?.tagged(Category::Gradients);
-            let shape = |&number: &usize| Dims::from_slice(parameters[number].tensor().shape());
+            let shape = |&number: &usize| Dims::from_slice(leaves[number].0.tensor().shape());
             let shapes = members.iter().map(shape).collect();
             let slot = Slot { index, gradients, parameters: members.clone(), shapes, rest: Mutex::new(None) };
             for (&number, view) in members.iter().zip(slot.bucket().views()?) {

@@ -11,7 +11,8 @@ use phalanx_nn::Parameter;
 use phalanx_nn::autograd::is_grad_enabled;
 use phalanx_tensor::{Device, Tensor};
 
-use super::flat::{Flat, Ranks, Sent};
+use super::flat::{Flat, Ranks};
+use super::gradients::Sent;
 use super::{Reshard, ZeroConfig};
 use crate::comm::Reduction;
 use crate::{Error, Result};
@@ -198,7 +199,8 @@ impl Core {
         state.unsent -= 1;
         let group = state.unsent;
         for (number, flat) in state.groups[group].flats.iter_mut().enumerate().filter(|(_, f)| f.trained) {
-            state.sent.push_back((group, number, flat.send(&self.ranks, self.config.average)?));
+            let sent = flat.send(&self.ranks, self.config.average)?;
+            state.sent.extend(sent.into_iter().map(|sent| (group, number, sent)));
         }
         while state.sent.len() > IN_FLIGHT {
             Self::receive_next(&self.ranks, state)?;

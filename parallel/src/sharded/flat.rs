@@ -9,13 +9,12 @@ use std::ops::Range;
 
 use phalanx_kernels as kernels;
 use phalanx_nn::Parameter;
-use phalanx_nn::autograd::Slot;
 use phalanx_tensor::{Category, DType, Device, Dims, Tensor};
 
+use super::gradients::Gradients;
 use super::{Cuts, Stage, ZeroConfig};
 use crate::Result;
-use crate::comm::{Call, Comm, Pending, Reduction};
-use crate::data_parallel::Average;
+use crate::comm::{Call, Comm, Pending};
 
 /// A parameter's place in a buffer.
 pub(super) struct Member {
@@ -40,29 +39,22 @@ pub(super) struct Flat {
     pub(super) trained: bool,
     /// This rank's parts of parameters, as an optimizer gets them.
     pub(super) pieces: Vec<Parameter>,
-    own: Range<usize>,
-    dtype: DType,
-    device: Device,
-    grad_dtype: DType,
+    pub(super) own: Range<usize>,
+    pub(super) dtype: DType,
+    pub(super) device: Device,
+    pub(super) grad_dtype: DType,
     /// This rank's values.
-    shard: Tensor,
+    pub(super) shard: Tensor,
     /// Whether all values stay with every rank, the shard being a part of them if it is of their dtype and device.
     keeps_full: bool,
     apart: bool,
-    keeps_grads: bool,
+    pub(super) keeps_grads: bool,
     full: Option<Tensor>,
     gathering: Option<Pending>,
     /// The shard's version that `full` has.
     gathered: u64,
-    full_grad: Option<Tensor>,
-}
-
-/// Gradients on their way to the ranks that own them.
-pub(super) struct Sent {
-    pending: Pending,
-    /// The sums that this rank owns.
-    sums: Tensor,
-    full_grad: Tensor,
+    /// One buffer of gradients for each site that any parameter has.
+    pub(super) gradients: Vec<Gradients>,
 }
 
 impl Flat {
@@ -106,7 +98,7 @@ impl Flat {
             grad_dtype: config.grad_dtype.unwrap_or(dtype),
             keeps_grads: stage == Stage::Optimizer,
             gathering: None,
-            full_grad: None,
+            gradients: Vec::new(),
             full: Some(full),
             members,
             cuts,
@@ -118,6 +110,9 @@ impl Flat {
             apart,
             gathered,
         };
+        let sites = flat.members.iter().map(|m| m.parameter.leaves().len()).max().unwrap_or(0);
+        let ranks = flat.cuts.bounds.len() - 1;
+        flat.gradients = (0..sites).map(|site| Gradients::new(&flat, site, ranks)).collect();
         flat.make_pieces()?;
         flat.free()?;
         Ok(flat)
@@ -244,74 +239,5 @@ impl Flat {
 
     fn members_end(&self) -> usize {
         self.members.last().map_or(0, |member| member.range.end)
-    }
-}
-
-/// Gradients.
-impl Flat {
-    /// Makes room for gradients, unless there is.
-    pub(super) fn open(&mut self) -> Result<&Tensor> {
-        if self.full_grad.is_none() {
-            let zeros = Tensor::zeros(&[self.members_end()], self.grad_dtype, self.device)?;
-            let zeros = zeros.tagged(Category::Gradients);
-            for member in &self.members {
-                let (leaf, mut view) = (&member.parameter.leaves()[0], member.of(&zeros)?);
-                if let Some(grad) = leaf.grad() {
-                    kernels::copy_(&mut view, grad.tensor())?;
-                }
-                leaf.set_slot(Slot::Into(view))?;
-            }
-            self.full_grad = Some(zeros);
-        }
-        // Just made.
-        self.full_grad.as_ref().ok_or_else(|| crate::Error::Config("gradients without room".into()))
-    }
-
-    /// Sends gradients to the ranks that own them.
-    pub(super) fn send(&mut self, ranks: &Ranks, average: Average) -> Result<Sent> {
-        let mut full_grad = self.open()?.clone();
-        for member in &self.members {
-            member.parameter.finish_grad()?;
-            member.parameter.set_grad_dtype(self.grad_dtype)?;
-        }
-        self.full_grad = None;
-        if average == Average::Mean {
-            kernels::scale_(&mut full_grad, 1.0 / ranks.all.size() as f64)?;
-        }
-        let sums = Tensor::empty(&[self.own.len()], self.grad_dtype, self.device)?;
-        let sums = sums.tagged(Category::Gradients);
-        let counts = self.cuts.counts();
-        let call = Call::reduce_scatter_uneven(sums.clone(), full_grad.clone(), &counts, Reduction::Sum);
-        Ok(Sent { pending: ranks.shard.start(call), sums, full_grad })
-    }
-
-    /// Waits for the sums and gives them to the pieces, added to what these have.
-    pub(super) fn receive(&self, sent: Sent, ranks: &Ranks) -> Result<()> {
-        let Sent { pending, mut sums, full_grad } = sent;
-        pending.wait()?;
-        if ranks.replicas.size() > 1 {
-            ranks.replicas.all_reduce(&mut sums, Reduction::Sum)?;
-        }
-        if self.shard.dtype() != self.dtype {
-            sums = kernels::cast(&sums, self.shard.dtype())?;
-        }
-        sums = sums.to_device(self.shard.device(), false)?;
-        if self.keeps_grads && full_grad.dtype() == sums.dtype() && full_grad.device() == sums.device() {
-            let mut part = full_grad.narrow(0, self.own.start, self.own.len())?;
-            kernels::copy_(&mut part, &sums)?;
-            sums = part;
-        }
-        drop(full_grad);
-        let mut start = 0;
-        for piece in &self.pieces {
-            let count = piece.tensor().numel();
-            let part = sums.narrow(0, start, count)?;
-            start += count;
-            match piece.grad()? {
-                Some(mut sum) => kernels::accumulate_(&mut sum, &part)?,
-                None => piece.set_grad(Some(part)),
-            }
-        }
-        Ok(())
     }
 }

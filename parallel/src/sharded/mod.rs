@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! config    what is spread, and how        cuts   which elements each rank owns
-//! grouping  what is gathered together      flat   the buffers
+//! grouping  what is gathered together      flat   the buffers                gradients   on their way to owners
 //! zero      the wrapper around a model     core   when values are gathered and freed, when gradients are sent
 //! hooks     around a unit's passes         norm   the gradients' norm        whole   state dicts of everything
 //! ```
@@ -13,12 +13,15 @@
 //! | `Stage::Gradients`     | parameters, 1/N of the rest             | 2 (N-1)/N                                  |
 //! | `Stage::Parameters`    | 1/N                                     | 3 (N-1)/N, less units that are not resharded |
 //!
+//! A table that is tied to a head sends a gradient for each of its two sites.
+//!
 //! Sources: Rajbhandari et al., "ZeRO" (2020); Zhao et al., "PyTorch FSDP" (2023).
 
 mod config;
 mod core;
 mod cuts;
 mod flat;
+mod gradients;
 mod grouping;
 mod hooks;
 mod norm;

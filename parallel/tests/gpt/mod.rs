@@ -74,20 +74,23 @@ pub fn alone(dtype: DType, groups: usize, micros: usize, steps: u64) -> Trained 
     let (mut optimizer, parameters) = (optimizer(model.parameters()), model.parameters());
     let mut norms = Vec::new();
     for step in 0..steps {
-        let mut sums: Vec<Option<Tensor>> = vec![None; parameters.len()];
+        // One chain for each site; sites are added last.
+        let leaves: Vec<_> = parameters.iter().flat_map(|p| p.leaves().to_vec()).collect();
+        let mut sums: Vec<Option<Tensor>> = vec![None; leaves.len()];
         for group in 0..groups {
             for rows in rows(groups, group, micros) {
                 loss(&model, step, rows).unwrap().backward().unwrap();
             }
-            for (sum, parameter) in sums.iter_mut().zip(&parameters) {
-                let grad = parameter.take_grad().unwrap().unwrap();
+            for (sum, leaf) in sums.iter_mut().zip(&leaves) {
+                let grad = leaf.grad().unwrap().into_tensor();
+                leaf.set_grad(None);
                 match sum {
                     Some(sum) => kernels::accumulate_(sum, &grad).unwrap(),
                     None => *sum = Some(grad),
                 }
             }
         }
-        parameters.iter().zip(sums).for_each(|(parameter, sum)| parameter.set_grad(sum));
+        leaves.iter().zip(sums).for_each(|(leaf, sum)| leaf.set_grad(sum.map(Var::new)));
         let norm = grad_norm(&parameters).unwrap();
         norms.push(update(&mut optimizer, norm).unwrap());
     }
