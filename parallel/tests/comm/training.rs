@@ -137,6 +137,7 @@ impl Trial {
     }
 
     /// Whether a launcher's output says which process has died.
+    #[cfg(feature = "mpi")]
     pub fn is_named_by_launcher(&self, output: &str) -> bool {
         self.fault == Fault::Kill
             && output.contains("signal 9")
