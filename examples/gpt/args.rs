@@ -313,6 +313,9 @@ impl TrainArgs {
         if ranks > 1 && self.emulate_dp > 1 {
             return Err(format!("--emulate-dp is for one rank, got {ranks} ranks"));
         }
+        if self.zero > 0 && self.emulate_dp > 1 {
+            return Err(format!("--emulate-dp {} does not go with --zero {}", self.emulate_dp, self.zero));
+        }
         let more: [(&str, bool); 2] = [
             ("--sequence-parallel", self.sequence_parallel),
             ("--schedule", self.schedule != Schedule::Gpipe),

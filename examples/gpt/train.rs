@@ -203,7 +203,9 @@ fn identity(args: &TrainArgs, text: &[u8], of_folder: Option<&ModelConfig>) -> B
     put("dropout", args.dropout.to_string());
     let ranks = args.data_ranks();
     put("micro-batches", (ranks * args.micro_batches).to_string());
-    put("emulate-dp", (ranks * args.emulate_dp).to_string());
+    // Chains of one link each, added in order, are one chain.
+    let chains = if args.emulate_dp == args.micro_batches { 1 } else { ranks * args.emulate_dp };
+    put("emulate-dp", chains.to_string());
     settings
 }
 

@@ -117,7 +117,7 @@ fn a_run_goes_on_under_another_layout() {
     for layout in [
         &["--dp", "4", "--zero", "0"][..],
         &["--dp", "4", "--zero", "2"],
-        &["--dp", "1", "--zero", "3", "--micro-batches", "4", "--emulate-dp", "4"],
+        &["--dp", "1", "--zero", "3", "--micro-batches", "4"],
         &["--micro-batches", "4", "--emulate-dp", "4"],
     ] {
         run(&["--steps", "8", "--resume", &half, "--out", &out], &[layout, &constant].concat());

@@ -227,6 +227,9 @@ impl Core {
         while !state.sent.is_empty() {
             Self::receive_next(&self.ranks, state)?;
         }
+        for piece in state.groups.iter().flat_map(|g| &g.flats).flat_map(|f| &f.pieces) {
+            piece.finish_grad()?;
+        }
         if self.config.find_unused {
             self.forget_unused(state)?;
         }
