@@ -55,13 +55,13 @@ fn ranks_that_are_processes_have_the_digits_of_threads() {
     let more = ["--steps", "4", "--dropout", "0.1", "--clip", "0.1"];
     let data = folder.file("text.txt", text());
     let common = [&SMALL[..], &more, &["--data", &data]].concat();
-    for ranks in [2, 4] {
+    for (ranks, zero) in [2, 4].into_iter().flat_map(|ranks| ["0", "1", "2", "3"].map(|zero| (ranks, zero))) {
         let n = ranks.to_string();
         let threads = train(&folder, "threads", &[&more[..], &["--dp", &n]].concat());
         let alone = train(&folder, "a", &[&more[..], &["--micro-batches", &n, "--emulate-dp", &n]].concat());
         assert!(threads.len() == 4 && alone == threads);
-        let [metrics, out] = ["metrics", "out"].map(|name| folder.path(&format!("{name}{n}")));
-        let args = [&common[..], &["--dp", &n, "--metrics", &metrics]].concat();
+        let [metrics, out] = ["metrics", "out"].map(|name| folder.path(&format!("{name}-{n}-{zero}")));
+        let args = [&common[..], &["--dp", &n, "--zero", zero, "--metrics", &metrics]].concat();
         let outputs = over_tcp(ranks, &[&args[..], &["--out", &out]].concat());
         let ended = outputs.iter().all(|o| o.status.success() && o.stdout.is_empty() && o.stderr.is_empty());
         assert!(ended, "{outputs:?}");
