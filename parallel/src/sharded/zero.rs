@@ -11,10 +11,10 @@ use super::core::{Core, Group};
 use super::flat::{Flat, Ranks};
 use super::grouping::{group, runs};
 use super::hooks::Hooks;
-use super::{Cuts, Stage, ZeroConfig, norm};
+use super::{Cuts, Gathered, Stage, ZeroConfig, norm};
 use crate::Result;
 use crate::comm::{Comm, Traffic};
-use crate::data_parallel::{DataParallel, Entries, NoSync, broadcast, same};
+use crate::data_parallel::{NoSync, broadcast, same};
 
 /// A model whose optimizer state, gradients and parameters are spread over a group of ranks, each of which computes on its
 /// share of the batch. The bits are those of [`Ddp`](crate::data_parallel::Ddp) and of one device.
@@ -222,63 +222,10 @@ impl Zero {
     }
 }
 
-impl DataParallel for Zero {
-    fn parameters(&self) -> Vec<Parameter> {
-        Zero::parameters(self)
-    }
-    fn no_sync(&self) -> NoSync {
-        Zero::no_sync(self)
-    }
-    fn begin(&self) -> Result<()> {
-        Zero::begin(self)
-    }
-    fn finish(&self) -> Result<()> {
-        Zero::finish(self)
-    }
-    fn backward(&self, loss: &Var) -> Result<()> {
-        Zero::backward(self, loss)
-    }
-    fn grad_norm(&self) -> Result<f64> {
-        Zero::grad_norm(self)
-    }
-    fn updated(&self) -> Result<()> {
-        Zero::updated(self)
-    }
-    fn traffic(&self) -> Traffic {
-        Zero::traffic(self)
-    }
-    fn gathered(&self) -> Result<Option<Gathered>> {
-        Zero::gathered(self).map(Some)
-    }
-    fn full_state_dict(&self, _model: &dyn Parameters) -> Result<Entries> {
-        Zero::full_state_dict(self)
-    }
-    fn load_full_state_dict(&self, _model: &dyn Parameters, entries: Entries) -> Result<()> {
-        Zero::load_full_state_dict(self, entries)
-    }
-    fn full_optimizer_state(&self, own: Entries, kinds: &[&'static str]) -> Result<Entries> {
-        Zero::full_optimizer_state(self, own, kinds)
-    }
-    fn part_of_optimizer_state(&self, whole: Entries) -> Result<Entries> {
-        Zero::part_of_optimizer_state(self, whole)
-    }
-}
-
 impl Drop for Zero {
     fn drop(&mut self) {
         self.hooks.iter().for_each(HookHandle::remove);
         self.units.iter().for_each(UnitHooksHandle::remove);
-    }
-}
-
-/// See [`Zero::gathered`].
-#[must_use = "values are freed when it is dropped"]
-pub struct Gathered(Arc<Core>);
-
-impl Drop for Gathered {
-    fn drop(&mut self) {
-        // Freeing waits for nothing that was not waited for, and an empty stand-in always fits.
-        let _ = self.0.free();
     }
 }
 
