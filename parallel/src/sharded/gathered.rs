@@ -11,6 +11,6 @@ pub struct Gathered(pub(super) Arc<Core>);
 impl Drop for Gathered {
     fn drop(&mut self) {
         // Freeing waits for nothing that was not waited for, and an empty stand-in always fits.
-        let _ = self.0.free();
+        let _ = self.0.release();
     }
 }

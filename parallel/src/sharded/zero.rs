@@ -196,12 +196,12 @@ impl Zero {
     }
 
     /// Lets the model hold all its values until the result is dropped: to evaluate, generate or inspect it outside of its
-    /// units. All ranks call it.
+    /// units, or to run several passes with all values at hand. All ranks call it, and drop it at the same place.
     ///
     /// # Errors
     /// As [`crate::comm::Pending::wait`].
     pub fn gathered(&self) -> Result<Gathered> {
-        self.core.gather()?;
+        self.core.hold()?;
         Ok(Gathered(self.core.clone()))
     }
 

@@ -4,7 +4,7 @@ use phalanx_tensor::{Device, Tensor};
 
 use super::{Core, State};
 use crate::comm::Reduction;
-use crate::sharded::flat::{Flat, Ranks};
+use crate::sharded::flat::Ranks;
 use crate::{Error, Result};
 
 /// Groups whose gradients are under way at a time.
@@ -72,7 +72,7 @@ impl Core {
         state.groups.iter_mut().for_each(|group| group.missing = group.trained);
         state.sites = self.parameters.iter().map(|(p, _)| p.leaves().len()).collect();
         state.touched.fill(false);
-        state.groups.iter_mut().flat_map(|g| &mut g.flats).try_for_each(Flat::free)
+        state.free()
     }
 
     /// A parameter that no rank used has no gradient, rather than one of zeros, which an optimizer would act on.

@@ -2,7 +2,7 @@
 
 use phalanx_nn::autograd::is_grad_enabled;
 
-use super::Core;
+use super::{Core, State};
 use crate::sharded::Reshard;
 use crate::sharded::flat::Flat;
 use crate::{Error, Result};
@@ -42,8 +42,9 @@ impl Core {
 
     /// A unit has computed.
     pub(in crate::sharded) fn leave(&self, unit: usize, pass: Pass) -> Result<()> {
-        let group = &mut self.lock().groups[self.units[unit]];
-        let Some((first, last)) = group.units else { return Ok(()) };
+        let state = &mut *self.lock();
+        let group = &mut state.groups[self.units[unit]];
+        let Some((first, last)) = group.units.filter(|_| state.held == 0) else { return Ok(()) };
         let over = match pass {
             Pass::Forward => unit == last && !(is_grad_enabled() && self.stays(unit)),
             Pass::Backward => unit == first,
@@ -64,23 +65,32 @@ impl Core {
     /// this rank has updated anything says nothing about others, so all take part.
     pub(in crate::sharded) fn updated(&self, frozen: bool) -> Result<()> {
         let state = &mut *self.lock();
+        state.free()?;
+        let held = state.held > 0;
         let mut flats: Vec<&mut Flat> = state.groups.iter_mut().flat_map(|g| &mut g.flats).collect();
-        flats.iter_mut().try_for_each(|flat| flat.free())?;
-        flats.retain(|flat| flat.keeps_full() && (flat.trained || frozen));
+        flats.retain(|flat| (held || flat.keeps_full()) && (flat.trained || frozen));
         flats.iter_mut().try_for_each(|flat| flat.start_renewal(&self.ranks))?;
         flats.into_iter().try_for_each(|flat| flat.gather(&self.ranks))
     }
 
-    /// Gathers everything.
-    pub(in crate::sharded) fn gather(&self) -> Result<()> {
+    /// Gathers everything, to stay until [`Core::release`] was called as often.
+    pub(in crate::sharded) fn hold(&self) -> Result<()> {
         let state = &mut *self.lock();
-        state.groups.iter_mut().flat_map(|g| &mut g.flats).try_for_each(|flat| flat.gather(&self.ranks))
+        state.groups.iter_mut().flat_map(|g| &mut g.flats).try_for_each(|flat| flat.gather(&self.ranks))?;
+        state.held += 1;
+        Ok(())
+    }
+
+    /// See [`Core::hold`].
+    pub(in crate::sharded) fn release(&self) -> Result<()> {
+        let state = &mut *self.lock();
+        state.held = state.held.saturating_sub(1);
+        state.free()
     }
 
     /// Frees everything that need not be here.
     pub(in crate::sharded) fn free(&self) -> Result<()> {
-        let state = &mut *self.lock();
-        state.groups.iter_mut().flat_map(|g| &mut g.flats).try_for_each(Flat::free)
+        self.lock().free()
     }
 
     /// Refuses to go on from values of before the last update.
@@ -90,6 +100,16 @@ impl Core {
                 "parameters were changed and `updated` was not called before backward".into(),
             )),
             false => Ok(()),
+        }
+    }
+}
+
+impl State {
+    /// Frees everything that need not be here.
+    pub(super) fn free(&mut self) -> Result<()> {
+        match self.held {
+            0 => self.groups.iter_mut().flat_map(|g| &mut g.flats).try_for_each(Flat::free),
+            _ => Ok(()),
         }
     }
 }

@@ -25,6 +25,7 @@ impl Flat {
         };
         let call = Call::all_gather_uneven(full.clone(), input, &self.cuts.counts());
         self.gathering = Some(ranks.shard.start(call));
+        self.gathered = self.shard.version();
         self.full = Some(full);
         Ok(())
     }
@@ -33,8 +34,15 @@ impl Flat {
     pub(in crate::sharded) fn gather(&mut self, ranks: &Ranks) -> Result<()> {
         self.start_gather(ranks)?;
         let (Some(pending), Some(full)) = (self.gathering.take(), &self.full) else { return Ok(()) };
-        pending.wait()?;
-        self.gathered = self.shard.version();
+        if let Err(error) = pending.wait() {
+            // Nobody is to take for values what is in there.
+            self.full = if self.keeps_full { self.full.take() } else { None };
+            return Err(error.into());
+        }
+        if !self.apart {
+            // The shard, a part of what was written, is as new.
+            self.gathered = self.shard.version();
+        }
         self.members.iter().try_for_each(|member| Ok(member.parameter.set_tensor(member.of(full)?)?))
     }
 
