@@ -46,7 +46,8 @@ pub struct ZeroConfig {
     pub shard_ranks: Option<usize>,
     /// Sum or mean of the ranks' gradients.
     pub average: Average,
-    /// Whether parameters may get no gradient; see [`DdpConfig::find_unused`](crate::data_parallel::DdpConfig).
+    /// Whether parameters may get no gradient; see [`DdpConfig::find_unused`](crate::data_parallel::DdpConfig). Ranks may
+    /// leave out different ones, but in [`Stage::Parameters`] no units; there all gradients are sent after the pass.
     pub find_unused: bool,
     /// Whether all ranks take rank 0's buffers at the end of each pass that synchronises; see
     /// [`DdpConfig::broadcast_buffers`](crate::data_parallel::DdpConfig).

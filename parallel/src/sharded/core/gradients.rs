@@ -4,7 +4,8 @@ use phalanx_tensor::{Device, Tensor};
 
 use super::{Core, State};
 use crate::comm::Reduction;
-use crate::sharded::flat::Ranks;
+use crate::sharded::Stage;
+use crate::sharded::flat::{Flat, Ranks};
 use crate::{Error, Result};
 
 /// Groups whose gradients are under way at a time.
@@ -27,10 +28,16 @@ impl Core {
         if left == 0 {
             state.groups[*group].missing -= 1;
         }
-        while state.unsent > 0 && state.groups[state.unsent - 1].missing == 0 {
+        while self.sends_early() && state.unsent > 0 && state.groups[state.unsent - 1].missing == 0 {
             self.send_next(state)?;
         }
         Ok(())
+    }
+
+    /// Whether gradients are sent while backward runs. Where values are gathered between them and ranks may leave out
+    /// different parameters, the ranks would not meet in one order.
+    fn sends_early(&self) -> bool {
+        !(self.config.find_unused && self.config.stage == Stage::Parameters)
     }
 
     /// Sends the gradients of the next group in order, and waits for earlier ones if there are many.
@@ -75,7 +82,8 @@ impl Core {
         state.free()
     }
 
-    /// A parameter that no rank used has no gradient, rather than one of zeros, which an optimizer would act on.
+    /// A parameter that no rank used has no gradient, rather than one of zeros, which an optimizer would act on. One
+    /// that an earlier pass has left stays.
     fn forget_unused(&self, state: &mut State) -> Result<()> {
         let device = self.parameters.first().map_or(Device::CPU, |(p, _)| p.device().host());
         let touched: Vec<i32> = state.touched.iter().map(|&t| i32::from(t)).collect();
@@ -86,7 +94,7 @@ impl Core {
         let touched = touched.to_vec::<i32>()?;
         let unused: Vec<&str> =
             self.parameters().zip(touched).filter(|(_, t)| *t == 0).map(|(p, _)| p.name()).collect();
-        let pieces = state.groups.iter().flat_map(|g| &g.flats).flat_map(|f| &f.pieces);
+        let pieces = state.groups.iter().flat_map(|g| &g.flats).flat_map(Flat::first_grads);
         pieces.filter(|piece| unused.contains(&piece.name())).for_each(|piece| piece.set_grad(None));
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! Where [`Flat`]'s gradients are collected, and where they go.
 
 use phalanx_kernels as kernels;
+use phalanx_nn::Parameter;
 use phalanx_nn::autograd::Slot;
 use phalanx_tensor::{Category, Tensor};
 
@@ -55,7 +56,7 @@ impl Flat {
     }
 
     /// Waits for the sums and gives them to the pieces, added to what these have.
-    pub(in crate::sharded) fn receive(&self, sent: Sent, ranks: &Ranks) -> Result<()> {
+    pub(in crate::sharded) fn receive(&mut self, sent: Sent, ranks: &Ranks) -> Result<()> {
         let Sent { pending, mut sums, full_grad } = sent;
         pending.wait()?;
         if ranks.replicas.size() > 1 {
@@ -72,15 +73,24 @@ impl Flat {
         }
         drop(full_grad);
         let mut start = 0;
-        for piece in &self.pieces {
+        self.first_grads.clear();
+        for (number, piece) in self.pieces.iter().enumerate() {
             let count = piece.tensor().numel();
             let part = sums.narrow(0, start, count)?;
             start += count;
             match piece.grad()? {
                 Some(mut sum) => kernels::accumulate_(&mut sum, &part)?,
-                None => piece.set_grad(Some(part)),
+                None => {
+                    piece.set_grad(Some(part));
+                    self.first_grads.push(number);
+                }
             }
         }
         Ok(())
+    }
+
+    /// The pieces whose gradients are the last pass's alone.
+    pub(in crate::sharded) fn first_grads(&self) -> impl Iterator<Item = &Parameter> {
+        self.first_grads.iter().map(|&number| &self.pieces[number])
     }
 }

@@ -58,6 +58,8 @@ pub(in crate::sharded) struct Flat {
     /// The shard's version that `full` has.
     gathered: u64,
     full_grad: Option<Tensor>,
+    /// The numbers of the pieces that had no gradient before the last pass.
+    first_grads: Vec<usize>,
 }
 
 impl Flat {
@@ -102,6 +104,7 @@ impl Flat {
             keeps_grads: stage == Stage::Optimizer,
             gathering: None,
             full_grad: None,
+            first_grads: Vec::new(),
             full: Some(full),
             members,
             cuts,
