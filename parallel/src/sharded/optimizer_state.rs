@@ -7,6 +7,7 @@ use phalanx_tensor::{DType, Device, Tensor};
 
 use super::Zero;
 use super::flat::Flat;
+use super::whole::to_host;
 use crate::comm::{Call, Reduction};
 use crate::data_parallel::Entries;
 use crate::{Error, Result};
@@ -76,8 +77,7 @@ impl Zero {
         };
         let all = Tensor::empty(&[counts.iter().sum()], dtype, device)?;
         comm.run(Call::all_gather_uneven(all.clone(), own, &counts))?;
-        let home = if device.is_meta() { device } else { Device::CPU };
-        let whole = || Ok(all.to_device(home, false)?.with_shape(&member.shape)?);
+        let whole = || Ok(to_host(&all)?.with_shape(&member.shape)?);
         (self.core.ranks.all.rank() == 0).then(whole).transpose()
     }
 

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use phalanx_nn::Mismatch;
-use phalanx_tensor::Tensor;
+use phalanx_tensor::{Device, Tensor};
 
 use super::Zero;
 use super::zero::Source;
@@ -11,8 +11,8 @@ use crate::Result;
 use crate::data_parallel::Entries;
 
 impl Zero {
-    /// Every parameter and buffer by name, as [`phalanx_nn::state_dict`] of a whole model, on the CPU; parameters in the
-    /// dtype that shares are kept in. On rank 0; elsewhere nothing. All ranks call it. One group of parameters is gathered
+    /// Every parameter and buffer by name, as [`phalanx_nn::state_dict`] of a whole model, copied to the CPU; parameters in
+    /// the dtype that shares are kept in. On rank 0; elsewhere nothing. All ranks call it. One group of parameters is gathered
     /// at a time.
     ///
     /// # Errors
@@ -23,20 +23,25 @@ impl Zero {
         for (g, group) in state.groups.iter().enumerate() {
             for (f, flat) in group.flats.iter().enumerate() {
                 let whole = flat.whole(&self.core.ranks)?;
-                for (m, member) in flat.members.iter().enumerate().filter(|_| first) {
+                if !first {
+                    continue;
+                }
+                let whole = to_host(&whole)?;
+                for (m, member) in flat.members.iter().enumerate() {
                     found.insert((g, f, m), member.of(&whole)?);
                 }
             }
         }
-        let entry = |(path, source): &(String, Source)| {
+        let entry = |(path, source): &(String, Source)| -> Result<Option<(String, Tensor)>> {
             let tensor = match source {
                 Source::Flat(g, f, m) => found.get(&(*g, *f, *m)).cloned(),
-                Source::Parameter(p) => Some(p.tensor()),
-                Source::Buffer(b) => Some(b.tensor()),
+                Source::Parameter(p) => Some(copy(&p.tensor())?),
+                Source::Buffer(b) => Some(copy(&b.tensor())?),
             };
-            Some((path.clone(), tensor?))
+            Ok(tensor.map(|tensor| (path.clone(), tensor)))
         };
-        Ok(if first { self.entries.iter().filter_map(entry).collect() } else { Vec::new() })
+        let entries = self.entries.iter().filter(|_| first);
+        entries.filter_map(|named| entry(named).transpose()).collect()
     }
 
     /// Takes parameters and buffers from a state dict of the whole model, which every rank has; converts dtypes.
@@ -75,4 +80,16 @@ impl Zero {
         }
         self.core.updated(true)
     }
+}
+
+/// On the CPU, unless there are no values.
+pub(super) fn to_host(tensor: &Tensor) -> Result<Tensor> {
+    let home = if tensor.device().is_meta() { tensor.device() } else { Device::CPU };
+    Ok(tensor.to_device(home, false)?)
+}
+
+/// The same, in a storage of its own.
+fn copy(tensor: &Tensor) -> Result<Tensor> {
+    let copy = to_host(tensor)?;
+    if copy.shares_storage(tensor) { Ok(copy.copy()?) } else { Ok(copy) }
 }

@@ -140,10 +140,6 @@ impl Flat {
         self.members.last().map_or(0, |member| member.range.end)
     }
 
-    pub(in crate::sharded) fn is_meta(&self) -> bool {
-        self.device.is_meta()
-    }
-
     pub(in crate::sharded) fn device(&self) -> Device {
         self.device
     }

@@ -1,7 +1,7 @@
 //! When [`Flat`]'s values are here, and where from.
 
 use phalanx_kernels as kernels;
-use phalanx_tensor::{Category, Device, Tensor};
+use phalanx_tensor::{Category, Tensor};
 
 use super::{Flat, Ranks};
 use crate::Result;
@@ -71,12 +71,12 @@ impl Flat {
         self.full.is_some() && self.gathered != self.shard.version()
     }
 
-    /// All values in the shards' dtype, for a state dict.
+    /// All values in the shards' dtype, for a state dict, on the parameters' device.
     pub(in crate::sharded) fn whole(&self, ranks: &Ranks) -> Result<Tensor> {
         let all = Tensor::empty(&[self.elements()], self.shard.dtype(), self.device)?;
         let own = self.shard.to_device(self.device, false)?;
         ranks.shard.run(Call::all_gather_uneven(all.clone(), own, &self.cuts.counts()))?;
-        Ok(if self.is_meta() { all } else { all.to_device(Device::CPU, false)? })
+        Ok(all)
     }
 
     /// Takes a parameter's values from a tensor of all of it.
