@@ -15,6 +15,9 @@ impl DataParallel for Zero {
     fn no_sync(&self) -> NoSync {
         Zero::no_sync(self)
     }
+    fn zero_grad(&self) -> Result<()> {
+        Zero::zero_grad(self)
+    }
     fn begin(&self) -> Result<()> {
         Zero::begin(self)
     }

@@ -1,5 +1,6 @@
 //! When gradients are sent.
 
+use phalanx_nn::Parameter;
 use phalanx_tensor::{Device, Tensor};
 
 use super::{Core, State};
@@ -80,6 +81,17 @@ impl Core {
         state.sites = self.parameters.iter().map(|(p, _)| p.leaves().len()).collect();
         state.touched.fill(false);
         state.free()
+    }
+
+    /// Forgets all gradients, also those that no rank has sent.
+    pub(in crate::sharded) fn zero_grad(&self) -> Result<()> {
+        let state = &mut *self.lock();
+        state.touched.fill(false);
+        for flat in state.groups.iter_mut().flat_map(|g| &mut g.flats) {
+            flat.pieces.iter().try_for_each(Parameter::zero_grad)?;
+            flat.close()?;
+        }
+        Ok(())
     }
 
     /// A parameter that no rank used has no gradient, rather than one of zeros, which an optimizer would act on. One

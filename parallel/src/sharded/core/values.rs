@@ -104,6 +104,20 @@ impl Core {
     }
 }
 
+/// The end.
+impl Core {
+    /// Gives up gathered values, unless somebody holds them, and gradients that were not sent. Waits for nothing.
+    pub(in crate::sharded) fn abandon(&self) {
+        let state = &mut *self.lock();
+        let held = state.held > 0;
+        for flat in state.groups.iter_mut().flat_map(|g| &mut g.flats) {
+            // An empty stand-in and an empty slot always fit.
+            let _ = if held { Ok(()) } else { flat.abandon() };
+            let _ = flat.close();
+        }
+    }
+}
+
 impl State {
     /// Frees everything that need not be here.
     pub(super) fn free(&mut self) -> Result<()> {

@@ -22,7 +22,8 @@ impl Flat {
     /// Makes room for gradients, unless there is.
     pub(in crate::sharded) fn open(&mut self) -> Result<&Tensor> {
         if self.full_grad.is_none() {
-            let zeros = Tensor::zeros(&[self.elements()], self.grad_dtype, self.device)?;
+            // What changes nothing that is added to it; 0 would make 0 of -0.
+            let zeros = kernels::full(&[self.elements()], -0.0, self.grad_dtype, self.device)?;
             let zeros = zeros.tagged(Category::Gradients);
             for member in &self.members {
                 let (leaf, mut view) = (&member.parameter.leaves()[0], member.of(&zeros)?);
@@ -37,14 +38,19 @@ impl Flat {
         self.full_grad.as_ref().ok_or_else(|| crate::Error::Config("gradients without room".into()))
     }
 
+    /// Forgets what has come and was not sent.
+    pub(in crate::sharded) fn close(&mut self) -> Result<()> {
+        self.full_grad = None;
+        let trained = self.members.iter().filter(|_| self.trained);
+        // A slot of its own, which is empty.
+        trained.map(|m| &m.parameter).try_for_each(|p| Ok(p.set_grad_dtype(self.grad_dtype)?))
+    }
+
     /// Sends gradients to the ranks that own them.
     pub(in crate::sharded) fn send(&mut self, ranks: &Ranks, average: Average) -> Result<Sent> {
         let mut full_grad = self.open()?.clone();
-        for member in &self.members {
-            member.parameter.finish_grad()?;
-            member.parameter.set_grad_dtype(self.grad_dtype)?;
-        }
-        self.full_grad = None;
+        self.members.iter().try_for_each(|m| m.parameter.finish_grad().map(drop))?;
+        self.close()?;
         if average == Average::Mean {
             kernels::scale_(&mut full_grad, 1.0 / ranks.all.size() as f64)?;
         }

@@ -129,10 +129,7 @@ impl Flat {
                 self.pieces.push(piece);
             }
         }
-        for member in self.members.iter().filter(|_| self.trained) {
-            member.parameter.set_grad_dtype(self.grad_dtype)?;
-        }
-        Ok(())
+        self.close()
     }
 
     /// Elements of all its parameters.

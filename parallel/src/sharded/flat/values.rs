@@ -46,6 +46,12 @@ impl Flat {
         self.members.iter().try_for_each(|member| Ok(member.parameter.set_tensor(member.of(full)?)?))
     }
 
+    /// Gives up all values but this rank's, whatever is under way.
+    pub(in crate::sharded) fn abandon(&mut self) -> Result<()> {
+        self.gathering = None;
+        self.free()
+    }
+
     /// Gives up all values but this rank's.
     pub(in crate::sharded) fn free(&mut self) -> Result<()> {
         if self.keeps_full {
