@@ -4,7 +4,6 @@
 //! every parameter counts arrivals; a full bucket is launched when those before it were. Gradients are only added: a
 //! loss divided by the tokens of the *global* batch needs no division after ([`super::Average::Sum`]).
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use phalanx_nn::autograd::{HookHandle, Var};
@@ -13,7 +12,7 @@ use phalanx_tensor::Tensor;
 
 use super::join::{Move, Uneven};
 use super::reducer::{Reducer, Roles};
-use super::{DdpConfig, broadcast, same};
+use super::{DdpConfig, NoSync, Synchronise, broadcast, same};
 use crate::comm::Comm;
 use crate::{Error, Result};
 
@@ -39,7 +38,7 @@ pub struct Ddp {
     buffers: Vec<Buffer>,
     broadcasts: bool,
     pub(super) comm: Comm,
-    synchronise: Arc<AtomicBool>,
+    synchronise: Synchronise,
     /// While the ranks' batches may be of different number.
     pub(super) uneven: Mutex<Option<(Uneven, Roles)>>,
     hooks: Vec<HookHandle>,
@@ -64,14 +63,14 @@ impl Ddp {
         let trained: Vec<Parameter> = parameters.iter().filter(|p| p.is_trained()).cloned().collect();
         let broadcasts = config.broadcast_buffers && !buffers.is_empty();
         let reducer = Arc::new(Reducer::new(trained, comm.clone(), config)?);
-        let synchronise = Arc::new(AtomicBool::new(true));
+        let synchronise = Synchronise::default();
         let mut hooks = Vec::new();
         for (number, (_, leaf)) in reducer.leaves().iter().enumerate() {
             // The reducer holds the parameters and they the hooks, so the hooks hold it weakly.
             let (reducer, synchronise) = (Arc::downgrade(&reducer), synchronise.clone());
             hooks.push(leaf.on_accumulate(move |_| {
                 let Some(reducer) = reducer.upgrade() else { return Ok(()) };
-                Ok(reducer.arrived(number, synchronise.load(Ordering::Relaxed))?)
+                Ok(reducer.arrived(number, synchronise.is_on())?)
             }));
         }
         let uneven = Mutex::new(None);
@@ -109,7 +108,7 @@ impl Ddp {
     /// Inside [`Ddp::join`], if other ranks do something else; or as [`crate::comm::Pending::wait`].
     pub fn begin(&self) -> Result<()> {
         let uneven = self.uneven().is_some();
-        if uneven && self.synchronise.load(Ordering::Relaxed) {
+        if uneven && self.synchronise.is_on() {
             self.announce(Move::Pass)?;
         }
         self.reducer.begin(self.roles())
@@ -121,7 +120,7 @@ impl Ddp {
     /// # Errors
     /// If a parameter got no gradient (see [`DdpConfig::find_unused`]), or as [`crate::comm::Pending::wait`].
     pub fn finish(&self) -> Result<()> {
-        match self.synchronise.load(Ordering::Relaxed) {
+        match self.synchronise.is_on() {
             true => self.reducer.finish().and_then(|()| self.end_pass()),
             false => Ok(()),
         }
@@ -135,7 +134,7 @@ impl Ddp {
     /// While the result lives, backward passes only accumulate on this rank: for all micro-batches but the last.
     /// What counts is whether it lives when *backward* runs.
     pub fn no_sync(&self) -> NoSync {
-        NoSync::new(&self.synchronise)
+        self.synchronise.off()
     }
 
     /// Gives all ranks rank 0's buffers (running statistics). Passes that synchronise do so by themselves unless told not
@@ -176,24 +175,5 @@ impl Ddp {
 impl Drop for Ddp {
     fn drop(&mut self) {
         self.hooks.iter().for_each(HookHandle::remove);
-    }
-}
-
-/// See [`Ddp::no_sync`].
-#[must_use = "gradients are added again when it is dropped"]
-pub struct NoSync {
-    flag: Arc<AtomicBool>,
-    before: bool,
-}
-
-impl NoSync {
-    pub(crate) fn new(synchronise: &Arc<AtomicBool>) -> NoSync {
-        NoSync { before: synchronise.swap(false, Ordering::Relaxed), flag: synchronise.clone() }
-    }
-}
-
-impl Drop for NoSync {
-    fn drop(&mut self) {
-        self.flag.store(self.before, Ordering::Relaxed);
     }
 }

@@ -7,6 +7,7 @@
 //! ddp       the wrapper around a model     reducer   what has come to the buckets, and when they go
 //! join      ranks that run out of batches  store     their buffers
 //! hook      how a bucket is added          courier   a bucket's work as an operation of an engine
+//! no_sync   passes that only accumulate
 //! same      whether all hold one model     carry     gradients that an earlier pass has left
 //! power_sgd           buckets in few numbers, what they leave out added to the next
 //! sync_batch_norm     normalisation over the batch of all ranks
@@ -20,6 +21,7 @@ mod courier;
 mod ddp;
 mod hook;
 mod join;
+mod no_sync;
 mod power_sgd;
 mod reducer;
 pub(crate) mod same;
@@ -30,9 +32,11 @@ mod wrapper;
 
 pub use buckets::{Buckets, GradSize, Launcher};
 pub use config::{Average, DdpConfig};
-pub use ddp::{Ddp, NoSync};
+pub use ddp::Ddp;
 pub use hook::{AllReduce, Bucket, BucketHook, Compress, Rest};
 pub use join::{Divisor, Uneven};
+pub use no_sync::NoSync;
+pub(crate) use no_sync::Synchronise;
 pub use power_sgd::{PowerSgd, PowerSgdConfig};
 pub use sampler::{DistributedSampler, Share};
 pub use sync_batch_norm::SyncBatchNorm;

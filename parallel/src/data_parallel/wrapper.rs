@@ -1,13 +1,10 @@
 //! [`DataParallel`]: what a training loop needs of ranks that share a batch, whatever each of them keeps.
 
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-
 use phalanx_nn::autograd::Var;
 use phalanx_nn::{Parameter, Parameters, grad_norm, load_state_dict, state_dict};
 use phalanx_tensor::Tensor;
 
-use super::{Ddp, NoSync};
+use super::{Ddp, NoSync, Synchronise};
 use crate::Result;
 use crate::comm::Traffic;
 use crate::sharded::Gathered;
@@ -30,6 +27,14 @@ pub trait DataParallel: Send + Sync {
 
     /// While the result lives, backward passes only accumulate on this rank.
     fn no_sync(&self) -> NoSync;
+
+    /// Forgets the gradients of these, and what passes that did not synchronise have left.
+    ///
+    /// # Errors
+    /// If a gradient's buffer cannot be written.
+    fn zero_grad(&self) -> Result<()> {
+        Ok(self.parameters().iter().try_for_each(Parameter::zero_grad)?)
+    }
 
     /// Before a backward pass that the caller runs.
     ///
@@ -124,14 +129,14 @@ pub trait DataParallel: Send + Sync {
 /// One device that shares with nobody.
 pub struct Alone {
     parameters: Vec<Parameter>,
-    synchronise: Arc<AtomicBool>,
+    synchronise: Synchronise,
 }
 
 impl Alone {
     /// Trains a model's parameters.
     pub fn new(model: &(impl Parameters + ?Sized)) -> Alone {
         let parameters = model.parameters().into_iter().filter(Parameter::is_trained).collect();
-        Alone { parameters, synchronise: Arc::new(AtomicBool::new(true)) }
+        Alone { parameters, synchronise: Synchronise::default() }
     }
 }
 
@@ -140,7 +145,7 @@ impl DataParallel for Alone {
         self.parameters.clone()
     }
     fn no_sync(&self) -> NoSync {
-        NoSync::new(&self.synchronise)
+        self.synchronise.off()
     }
 }
 

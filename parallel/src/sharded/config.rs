@@ -1,5 +1,6 @@
 //! [`ZeroConfig`]: what is spread over the ranks, and how.
 
+use phalanx_nn::Parameters;
 use phalanx_tensor::{DType, Device};
 
 use super::Ownership;
@@ -46,7 +47,8 @@ pub struct ZeroConfig {
     pub shard_ranks: Option<usize>,
     /// Sum or mean of the ranks' gradients.
     pub average: Average,
-    /// Whether parameters may get no gradient; see [`DdpConfig::find_unused`](crate::data_parallel::DdpConfig).
+    /// Whether parameters may get no gradient; see [`DdpConfig::find_unused`](crate::data_parallel::DdpConfig). Ranks may
+    /// leave out different ones, but in [`Stage::Parameters`] no units; there all gradients are sent after the pass.
     pub find_unused: bool,
     /// Whether all ranks take rank 0's buffers at the end of each pass that synchronises; see
     /// [`DdpConfig::broadcast_buffers`](crate::data_parallel::DdpConfig).
@@ -76,6 +78,27 @@ impl ZeroConfig {
             shard_dtype: None,
             offload: None,
         }
+    }
+
+    /// Whether it fits a model, which still has its values.
+    pub(super) fn check(&self, model: &(impl Parameters + ?Sized)) -> Result<()> {
+        for parameter in model.parameters() {
+            let (name, dtype) = (parameter.name(), parameter.dtype());
+            let refuse = |what: String| Err(Error::Config(format!("Zero: {name} of {dtype}: {what}")));
+            let whole: usize = parameter.part().extent.iter().product();
+            if parameter.tensor().numel() != whole {
+                let held = parameter.tensor().numel();
+                return refuse(format!("got {held} of {whole} elements; are they spread by another `Zero`?"));
+            }
+            if let Some(got) = self.grad_dtype.filter(|dtype| !dtype.is_float()) {
+                return refuse(format!("got grad_dtype {got}, wanted a floating-point one"));
+            }
+            let loses = |to: &DType| !to.is_float() || (*to != dtype && to.size() <= dtype.size());
+            if let Some(got) = self.shard_dtype.filter(loses) {
+                return refuse(format!("got shard_dtype {got}, wanted the parameter's or a wider one"));
+            }
+        }
+        Ok(())
     }
 
     /// The ranks of the group of `ranks` ranks that share a copy with `rank`, and those that hold the same share.

@@ -2,9 +2,10 @@
 //!
 //! ```text
 //! config    what is spread, and how        cuts   which elements each rank owns
-//! grouping  what is gathered together      flat   the buffers                gradients   on their way to owners
+//! grouping  what is gathered together      flat   the buffers
 //! zero      the wrapper around a model     core   when values are gathered and freed, when gradients are sent
-//! hooks     around a unit's passes         norm   the gradients' norm        whole   state dicts of everything
+//! hooks     around a unit's passes         norm   the gradients' norm
+//! whole     the model's state dict         optimizer_state  the optimizer's    gathered  all values for a while
 //! ```
 //!
 //! | of a parameter's bytes | every rank keeps                        | and sends a step, of the parameters' bytes |
@@ -20,14 +21,17 @@
 mod config;
 mod core;
 mod cuts;
+mod data_parallel;
 mod flat;
-mod gradients;
+mod gathered;
 mod grouping;
 mod hooks;
 mod norm;
+mod optimizer_state;
 mod whole;
 mod zero;
 
 pub use config::{Reshard, Stage, ZeroConfig};
 pub use cuts::{Cuts, Ownership};
-pub use zero::{Gathered, Zero};
+pub use gathered::Gathered;
+pub use zero::Zero;

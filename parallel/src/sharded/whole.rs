@@ -1,21 +1,18 @@
-//! State dicts of everything, made of all ranks' shares, and the way back.
+//! The model's state dict, made of all ranks' shares, and the way back.
 
 use std::collections::HashMap;
 
-use phalanx_kernels::optim::optim_state_dtype;
 use phalanx_nn::Mismatch;
-use phalanx_tensor::{DType, Device, Tensor};
+use phalanx_tensor::{Device, Tensor};
 
 use super::Zero;
-use super::flat::Flat;
 use super::zero::Source;
-use crate::comm::{Call, Reduction};
+use crate::Result;
 use crate::data_parallel::Entries;
-use crate::{Error, Result};
 
 impl Zero {
-    /// Every parameter and buffer by name, as [`phalanx_nn::state_dict`] of a whole model, on the CPU; parameters in the
-    /// dtype that shares are kept in. On rank 0; elsewhere nothing. All ranks call it. One group of parameters is gathered
+    /// Every parameter and buffer by name, as [`phalanx_nn::state_dict`] of a whole model, copied to the CPU; parameters in
+    /// the dtype that shares are kept in. On rank 0; elsewhere nothing. All ranks call it. One group of parameters is gathered
     /// at a time.
     ///
     /// # Errors
@@ -26,20 +23,25 @@ impl Zero {
         for (g, group) in state.groups.iter().enumerate() {
             for (f, flat) in group.flats.iter().enumerate() {
                 let whole = flat.whole(&self.core.ranks)?;
-                for (m, member) in flat.members.iter().enumerate().filter(|_| first) {
+                if !first {
+                    continue;
+                }
+                let whole = to_host(&whole)?;
+                for (m, member) in flat.members.iter().enumerate() {
                     found.insert((g, f, m), member.of(&whole)?);
                 }
             }
         }
-        let entry = |(path, source): &(String, Source)| {
+        let entry = |(path, source): &(String, Source)| -> Result<Option<(String, Tensor)>> {
             let tensor = match source {
                 Source::Flat(g, f, m) => found.get(&(*g, *f, *m)).cloned(),
-                Source::Parameter(p) => Some(p.tensor()),
-                Source::Buffer(b) => Some(b.tensor()),
+                Source::Parameter(p) => Some(copy(&p.tensor())?),
+                Source::Buffer(b) => Some(copy(&b.tensor())?),
             };
-            Some((path.clone(), tensor?))
+            Ok(tensor.map(|tensor| (path.clone(), tensor)))
         };
-        Ok(if first { self.entries.iter().filter_map(entry).collect() } else { Vec::new() })
+        let entries = self.entries.iter().filter(|_| first);
+        entries.filter_map(|named| entry(named).transpose()).collect()
     }
 
     /// Takes parameters and buffers from a state dict of the whole model, which every rank has; converts dtypes.
@@ -78,109 +80,16 @@ impl Zero {
         }
         self.core.updated(true)
     }
+}
 
-    /// An optimizer's state as if it trained whole parameters, on the CPU: what the [`Optimizer::state_dict`] that is given
-    /// would be on one device, in the order of the buffers. `kinds`: what its rule keeps of a parameter
-    /// ([`phalanx_nn::Rule::state`]). On rank 0; elsewhere nothing. All ranks call it.
-    ///
-    /// # Errors
-    /// If the optimizer is not one of [`Zero::parameters`], or as [`crate::comm::Pending::wait`].
-    ///
-    /// [`Optimizer::state_dict`]: phalanx_nn::Optimizer::state_dict
-    pub fn full_optimizer_state(&self, own: Entries, kinds: &[&'static str]) -> Result<Entries> {
-        let own: HashMap<String, Tensor> = own.into_iter().collect();
-        let (state, first) = (self.core.lock(), self.core.ranks.all.rank() == 0);
-        let mut whole = Entries::new();
-        for flat in state.groups.iter().flat_map(|g| &g.flats).filter(|f| f.trained) {
-            let steps = self.steps(flat, &own)?;
-            let dtype = optim_state_dtype(flat.shard_dtype());
-            let mut kinds = kinds.to_vec();
-            kinds.extend((dtype != flat.shard_dtype()).then_some("master"));
-            for (m, (member, step)) in flat.members.iter().zip(steps).enumerate() {
-                let name = member.parameter.name();
-                if first {
-                    whole.push((format!("{name}.step"), Tensor::scalar(step, Device::CPU)?));
-                }
-                for kind in &kinds {
-                    let own = own.get(&format!("{name}.{kind}"));
-                    if let Some(tensor) = self.gather_member(flat, m, own, dtype)? {
-                        whole.push((format!("{name}.{kind}"), tensor));
-                    }
-                }
-            }
-        }
-        Ok(whole)
-    }
+/// On the CPU, unless there are no values.
+pub(super) fn to_host(tensor: &Tensor) -> Result<Tensor> {
+    let home = if tensor.device().is_meta() { tensor.device() } else { Device::CPU };
+    Ok(tensor.to_device(home, false)?)
+}
 
-    /// The number of steps of each of a buffer's parameters.
-    fn steps(&self, flat: &Flat, own: &HashMap<String, Tensor>) -> Result<Vec<i64>> {
-        let step = |name: &str| own.get(&format!("{name}.step")).filter(|t| !t.device().is_meta());
-        let steps = flat.members.iter().map(|m| step(m.parameter.name()).map_or(Ok(0), Tensor::item::<i64>));
-        let steps = steps.collect::<phalanx_tensor::Result<Vec<i64>>>()?;
-        let mut steps = Tensor::from_slice(&steps, &[steps.len()], flat.device().host())?;
-        if self.core.ranks.all.has_peers() {
-            self.core.ranks.shard.all_reduce(&mut steps, Reduction::Max)?;
-        }
-        Ok(steps.to_vec()?)
-    }
-
-    /// One kind of state of one parameter, whole, on rank 0.
-    fn gather_member(
-        &self,
-        flat: &Flat,
-        m: usize,
-        own: Option<&Tensor>,
-        dtype: DType,
-    ) -> Result<Option<Tensor>> {
-        let (member, comm) = (&flat.members[m], &self.core.ranks.shard);
-        let inside = |rank: usize| member.inside(&flat.cuts.range(rank)).map_or(0, |part| part.len());
-        let counts: Vec<usize> = (0..comm.size()).map(inside).collect();
-        let device = flat.device();
-        let own = match own {
-            Some(own) => own.to_device(device, false)?,
-            None if counts[comm.rank()] == 0 => Tensor::empty(&[0], dtype, device)?,
-            None => return Err(Error::Config("the optimizer does not train `Zero::parameters`".into())),
-        };
-        let all = Tensor::empty(&[counts.iter().sum()], dtype, device)?;
-        comm.run(Call::all_gather_uneven(all.clone(), own, &counts))?;
-        let home = if device.is_meta() { device } else { Device::CPU };
-        let whole = || Ok(all.to_device(home, false)?.with_shape(&member.shape)?);
-        (self.core.ranks.all.rank() == 0).then(whole).transpose()
-    }
-
-    /// This rank's part of an optimizer's state of whole parameters, for [`phalanx_nn::Optimizer::load_state_dict`].
-    ///
-    /// # Errors
-    /// If a tensor is not of its parameter's shape.
-    pub fn part_of_optimizer_state(&self, whole: Entries) -> Result<Entries> {
-        let state = self.core.lock();
-        let flats = || state.groups.iter().flat_map(|g| &g.flats).filter(|f| f.trained);
-        let members: HashMap<&str, (&Flat, usize)> = flats()
-            .flat_map(|f| {
-                f.members.iter().enumerate().map(move |(m, member)| (member.parameter.name(), (f, m)))
-            })
-            .collect();
-        let mut part = Entries::new();
-        for (name, tensor) in whole {
-            let place = name.rsplit_once('.').and_then(|(parameter, _)| members.get(parameter));
-            let Some(&(flat, m)) = place else {
-                part.push((name, tensor));
-                continue;
-            };
-            let member = &flat.members[m];
-            let Some(inside) = member.inside(&flat.cuts.range(self.core.ranks.shard.rank())) else {
-                continue;
-            };
-            if name.ends_with(".step") {
-                part.push((name, tensor));
-            } else if tensor.shape() == &member.shape[..] {
-                let flat = tensor.with_shape(&[member.range.len()])?;
-                part.push((name, flat.narrow(0, inside.start, inside.len())?));
-            } else {
-                let (got, wanted) = (tensor.shape(), &member.shape);
-                return Err(Error::Config(format!("{name}: got shape {got:?}, wanted {wanted:?}")));
-            }
-        }
-        Ok(part)
-    }
+/// The same, in a storage of its own.
+fn copy(tensor: &Tensor) -> Result<Tensor> {
+    let copy = to_host(tensor)?;
+    if copy.shares_storage(tensor) { Ok(copy.copy()?) } else { Ok(copy) }
 }

@@ -1,7 +1,6 @@
 //! [`Zero`]: data parallelism in which every rank keeps a share of the state.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use phalanx_nn::autograd::{HookHandle, Var};
 use phalanx_nn::{Buffer, Entry, Parameter, Parameters, UnitHooksHandle};
@@ -11,13 +10,16 @@ use super::core::{Core, Group};
 use super::flat::{Flat, Ranks};
 use super::grouping::{group, runs};
 use super::hooks::Hooks;
-use super::{Cuts, Stage, ZeroConfig, norm};
+use super::{Cuts, Gathered, Stage, ZeroConfig, norm};
 use crate::Result;
 use crate::comm::{Comm, Traffic};
-use crate::data_parallel::{DataParallel, Entries, NoSync, broadcast, same};
+use crate::data_parallel::{NoSync, Synchronise, broadcast, same};
 
 /// A model whose optimizer state, gradients and parameters are spread over a group of ranks, each of which computes on its
 /// share of the batch. The bits are those of [`Ddp`](crate::data_parallel::Ddp) and of one device.
+///
+/// When it is dropped, the model keeps its values; in [`Stage::Parameters`] it has none then, unless they are
+/// [gathered](Zero::gathered), nor can it be given to another before it has: take a state dict first.
 ///
 /// What is gathered and freed together are the model's [units](phalanx_nn::Unit). Parameters outside all units are never
 /// freed, as in ZeRO-2. An optimizer is built over [`Zero::parameters`], and [`Zero::updated`] follows its step.
@@ -44,7 +46,8 @@ use crate::data_parallel::{DataParallel, Entries, NoSync, broadcast, same};
 pub struct Zero {
     pub(super) core: Arc<Core>,
     pub(super) entries: Vec<(String, Source)>,
-    synchronise: Arc<AtomicBool>,
+    frozen: Vec<Parameter>,
+    synchronise: Synchronise,
     hooks: Vec<HookHandle>,
     units: Vec<UnitHooksHandle>,
 }
@@ -62,10 +65,12 @@ impl Zero {
     /// same parameters.
     ///
     /// # Errors
-    /// If the ranks hold different models, which are named; if the settings do not fit; if memory is short, or as
-    /// [`crate::comm::Pending::wait`].
+    /// If the ranks hold different models, which are named; if the settings do not fit the model or the ranks; if the model
+    /// has no values, because another `Zero` spreads them; if memory is short, or as [`crate::comm::Pending::wait`].
     pub fn new(model: &(impl Parameters + ?Sized), comm: Comm, config: ZeroConfig) -> Result<Zero> {
         same::check(model, &comm)?;
+        config.check(model)?;
+        let (shard, replicas) = config.groups(comm.rank(), comm.size())?;
         let mut entries = Vec::new();
         let mut done = Ok(());
         model.visit("", &mut |path, entry| {
@@ -81,7 +86,6 @@ impl Zero {
             ));
         });
         done?;
-        let (shard, replicas) = config.groups(comm.rank(), comm.size())?;
         let ranks = Ranks { shard: comm.group(&shard)?, replicas: comm.group(&replicas)?, all: comm };
         let (grouped, units) = group(model);
         let mut loads = vec![0; ranks.shard.size()];
@@ -101,7 +105,8 @@ impl Zero {
         let mut zero = Zero {
             core,
             entries,
-            synchronise: Arc::new(AtomicBool::new(true)),
+            frozen: model.parameters().into_iter().filter(|p| !p.is_trained()).collect(),
+            synchronise: Synchronise::default(),
             hooks: Vec::new(),
             units: Vec::new(),
         };
@@ -116,7 +121,7 @@ impl Zero {
                 let (core, synchronise) = (Arc::downgrade(&self.core), self.synchronise.clone());
                 self.hooks.push(leaf.on_accumulate(move |_| {
                     let Some(core) = core.upgrade() else { return Ok(()) };
-                    Ok(core.arrived(number, synchronise.load(Ordering::Relaxed))?)
+                    Ok(core.arrived(number, synchronise.is_on())?)
                 }));
             }
         }
@@ -133,11 +138,28 @@ impl Zero {
         state.groups.iter().flat_map(|g| &g.flats).flat_map(|f| f.pieces.iter().cloned()).collect()
     }
 
+    /// Forgets the gradients of [`Zero::parameters`], as an optimizer's `zero_grad` does, and also those that passes under
+    /// [`Zero::no_sync`] have left on this rank.
+    ///
+    /// # Errors
+    /// If a gradient's buffer cannot be replaced.
+    pub fn zero_grad(&self) -> Result<()> {
+        self.core.zero_grad()
+    }
+
     /// What [`Zero::backward`] does before the backward pass, for those who run that themselves.
     ///
     /// # Errors
-    /// If parameters were changed and [`Zero::updated`] was not called.
+    /// If parameters were changed and [`Zero::updated`] was not called; if one is trained that was frozen when this was
+    /// made; if an earlier error has ended the run.
     pub fn begin(&self) -> Result<()> {
+        if let Some(error) = self.core.ranks.all.failure() {
+            return Err(error.into());
+        }
+        if let Some(parameter) = self.frozen.iter().find(|p| p.is_trained()) {
+            let why = "is trained now, and was frozen when `Zero` was made; make it anew";
+            return Err(phalanx_nn::Error::invalid(parameter.name(), why).into());
+        }
         self.core.check_fresh()
     }
 
@@ -157,7 +179,7 @@ impl Zero {
     /// # Errors
     /// If a parameter got no gradient (see [`ZeroConfig::find_unused`]), or as [`crate::comm::Pending::wait`].
     pub fn finish(&self) -> Result<()> {
-        match self.synchronise.load(Ordering::Relaxed) {
+        match self.synchronise.is_on() {
             true => self.core.finish().and_then(|()| self.broadcast_buffers()),
             false => self.core.free(),
         }
@@ -175,7 +197,7 @@ impl Zero {
     /// While the result lives, backward passes only accumulate on this rank, unspread: for all micro-batches but the last.
     /// What counts is whether it lives when *backward* runs.
     pub fn no_sync(&self) -> NoSync {
-        NoSync::new(&self.synchronise)
+        self.synchronise.off()
     }
 
     /// The Euclidean norm of all ranks' gradients, the same bits as [`phalanx_nn::grad_norm`] of the whole gradients. All
@@ -196,12 +218,12 @@ impl Zero {
     }
 
     /// Lets the model hold all its values until the result is dropped: to evaluate, generate or inspect it outside of its
-    /// units. All ranks call it.
+    /// units, or to run several passes with all values at hand. All ranks call it, and drop it at the same place.
     ///
     /// # Errors
     /// As [`crate::comm::Pending::wait`].
     pub fn gathered(&self) -> Result<Gathered> {
-        self.core.gather()?;
+        self.core.hold()?;
         Ok(Gathered(self.core.clone()))
     }
 
@@ -222,63 +244,11 @@ impl Zero {
     }
 }
 
-impl DataParallel for Zero {
-    fn parameters(&self) -> Vec<Parameter> {
-        Zero::parameters(self)
-    }
-    fn no_sync(&self) -> NoSync {
-        Zero::no_sync(self)
-    }
-    fn begin(&self) -> Result<()> {
-        Zero::begin(self)
-    }
-    fn finish(&self) -> Result<()> {
-        Zero::finish(self)
-    }
-    fn backward(&self, loss: &Var) -> Result<()> {
-        Zero::backward(self, loss)
-    }
-    fn grad_norm(&self) -> Result<f64> {
-        Zero::grad_norm(self)
-    }
-    fn updated(&self) -> Result<()> {
-        Zero::updated(self)
-    }
-    fn traffic(&self) -> Traffic {
-        Zero::traffic(self)
-    }
-    fn gathered(&self) -> Result<Option<Gathered>> {
-        Zero::gathered(self).map(Some)
-    }
-    fn full_state_dict(&self, _model: &dyn Parameters) -> Result<Entries> {
-        Zero::full_state_dict(self)
-    }
-    fn load_full_state_dict(&self, _model: &dyn Parameters, entries: Entries) -> Result<()> {
-        Zero::load_full_state_dict(self, entries)
-    }
-    fn full_optimizer_state(&self, own: Entries, kinds: &[&'static str]) -> Result<Entries> {
-        Zero::full_optimizer_state(self, own, kinds)
-    }
-    fn part_of_optimizer_state(&self, whole: Entries) -> Result<Entries> {
-        Zero::part_of_optimizer_state(self, whole)
-    }
-}
-
 impl Drop for Zero {
     fn drop(&mut self) {
         self.hooks.iter().for_each(HookHandle::remove);
         self.units.iter().for_each(UnitHooksHandle::remove);
-    }
-}
-
-/// See [`Zero::gathered`].
-#[must_use = "values are freed when it is dropped"]
-pub struct Gathered(Arc<Core>);
-
-impl Drop for Gathered {
-    fn drop(&mut self) {
-        // Freeing waits for nothing that was not waited for, and an empty stand-in always fits.
-        let _ = self.0.free();
+        self.core.abandon();
     }
 }
 

@@ -84,5 +84,9 @@ fn settings_that_do_not_fit_are_refused() {
     let shards = try_it(ZeroConfig { shard_ranks: Some(2), ..config(Stage::Parameters) });
     assert!(shards.contains("shard_ranks 2") && shards.contains("3 ranks"), "{shards}");
     let dtype = try_it(ZeroConfig { shard_dtype: Some(DType::I64), ..config(Stage::Parameters) });
-    assert!(dtype.contains("i64"), "{dtype}");
+    assert!(dtype.contains("shard_dtype i64"), "{dtype}");
+    let narrow = try_it(ZeroConfig { shard_dtype: Some(DType::BF16), ..config(Stage::Parameters) });
+    assert!(narrow.contains("wte.weight") && narrow.contains("shard_dtype bf16"), "{narrow}");
+    let grads = try_it(ZeroConfig { grad_dtype: Some(DType::Bool), ..config(Stage::Parameters) });
+    assert!(grads.contains("grad_dtype bool"), "{grads}");
 }

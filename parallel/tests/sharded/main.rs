@@ -1,8 +1,11 @@
 //! ZeRO: the bits of one device, the memory and the traffic of the formulas.
 
+mod bits;
+mod bugs;
 mod choices;
 #[path = "../gpt/mod.rs"]
 mod gpt;
+mod kit;
 mod odd;
 mod state;
 

@@ -1,0 +1,99 @@
+//! When [`Flat`]'s values are here, and where from.
+
+use phalanx_kernels as kernels;
+use phalanx_tensor::{Category, Tensor};
+
+use super::{Flat, Ranks};
+use crate::Result;
+use crate::comm::Call;
+
+impl Flat {
+    /// Starts to gather the values, unless they are here or on their way.
+    pub(in crate::sharded) fn start_gather(&mut self, ranks: &Ranks) -> Result<()> {
+        if self.full.is_some() { Ok(()) } else { self.start_renewal(ranks) }
+    }
+
+    /// Starts to gather the values, here or not.
+    pub(in crate::sharded) fn start_renewal(&mut self, ranks: &Ranks) -> Result<()> {
+        let full = match self.full.take() {
+            Some(full) => full,
+            None => Tensor::empty(&[self.elements()], self.dtype, self.device)?.tagged(Category::Parameters),
+        };
+        let input = match self.apart {
+            true => kernels::cast(&self.shard.to_device(self.device, false)?, self.dtype)?,
+            false => self.shard.clone(),
+        };
+        let call = Call::all_gather_uneven(full.clone(), input, &self.cuts.counts());
+        self.gathering = Some(ranks.shard.start(call));
+        self.gathered = self.shard.version();
+        self.full = Some(full);
+        Ok(())
+    }
+
+    /// Lets the parameters hold their values.
+    pub(in crate::sharded) fn gather(&mut self, ranks: &Ranks) -> Result<()> {
+        self.start_gather(ranks)?;
+        let (Some(pending), Some(full)) = (self.gathering.take(), &self.full) else { return Ok(()) };
+        if let Err(error) = pending.wait() {
+            // Nobody is to take for values what is in there.
+            self.full = if self.keeps_full { self.full.take() } else { None };
+            return Err(error.into());
+        }
+        if !self.apart {
+            // The shard, a part of what was written, is as new.
+            self.gathered = self.shard.version();
+        }
+        self.members.iter().try_for_each(|member| Ok(member.parameter.set_tensor(member.of(full)?)?))
+    }
+
+    /// Gives up all values but this rank's, whatever is under way.
+    pub(in crate::sharded) fn abandon(&mut self) -> Result<()> {
+        self.gathering = None;
+        self.free()
+    }
+
+    /// Gives up all values but this rank's.
+    pub(in crate::sharded) fn free(&mut self) -> Result<()> {
+        if self.keeps_full {
+            return Ok(());
+        }
+        if let Some(pending) = self.gathering.take() {
+            pending.wait()?;
+        }
+        if self.full.take().is_some() {
+            let nothing = Tensor::empty(&[0], self.dtype, self.device)?;
+            self.members.iter().try_for_each(|m| m.parameter.set_tensor(nothing.clone()))?;
+        }
+        Ok(())
+    }
+
+    /// Whether all values stay with every rank.
+    pub(in crate::sharded) fn keeps_full(&self) -> bool {
+        self.keeps_full
+    }
+
+    /// Whether the values that are here are those of before this rank's last update.
+    pub(in crate::sharded) fn is_stale(&self) -> bool {
+        self.full.is_some() && self.gathered != self.shard.version()
+    }
+
+    /// All values in the shards' dtype, for a state dict, on the parameters' device.
+    pub(in crate::sharded) fn whole(&self, ranks: &Ranks) -> Result<Tensor> {
+        let all = Tensor::empty(&[self.elements()], self.shard.dtype(), self.device)?;
+        let own = self.shard.to_device(self.device, false)?;
+        ranks.shard.run(Call::all_gather_uneven(all.clone(), own, &self.cuts.counts()))?;
+        Ok(all)
+    }
+
+    /// Takes a parameter's values from a tensor of all of it.
+    pub(in crate::sharded) fn load(&mut self, member: usize, values: &Tensor) -> Result<()> {
+        let member = &self.members[member];
+        if let Some(inside) = member.inside(&self.own) {
+            let start = member.range.start + inside.start - self.own.start;
+            let values = values.with_shape(&[member.range.len()])?.narrow(0, inside.start, inside.len())?;
+            let values = kernels::cast(&values.to_device(self.shard.device(), false)?, self.shard.dtype())?;
+            kernels::copy_(&mut self.shard.narrow(0, start, inside.len())?, &values)?;
+        }
+        Ok(())
+    }
+}

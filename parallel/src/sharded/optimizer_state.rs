@@ -1,0 +1,119 @@
+//! An optimizer's state of whole parameters, made of all ranks' shares, and the way back.
+
+use std::collections::HashMap;
+
+use phalanx_kernels::optim::optim_state_dtype;
+use phalanx_tensor::{DType, Device, Tensor};
+
+use super::Zero;
+use super::flat::Flat;
+use super::whole::to_host;
+use crate::comm::{Call, Reduction};
+use crate::data_parallel::Entries;
+use crate::{Error, Result};
+
+impl Zero {
+    /// An optimizer's state as if it trained whole parameters, on the CPU: what the [`Optimizer::state_dict`] that is given
+    /// would be on one device, in the order of the buffers. `kinds`: what its rule keeps of a parameter
+    /// ([`phalanx_nn::Rule::state`]). On rank 0; elsewhere nothing. All ranks call it.
+    ///
+    /// # Errors
+    /// If the optimizer is not one of [`Zero::parameters`], or as [`crate::comm::Pending::wait`].
+    ///
+    /// [`Optimizer::state_dict`]: phalanx_nn::Optimizer::state_dict
+    pub fn full_optimizer_state(&self, own: Entries, kinds: &[&'static str]) -> Result<Entries> {
+        let own: HashMap<String, Tensor> = own.into_iter().collect();
+        let (state, first) = (self.core.lock(), self.core.ranks.all.rank() == 0);
+        let mut whole = Entries::new();
+        for flat in state.groups.iter().flat_map(|g| &g.flats).filter(|f| f.trained) {
+            let steps = self.steps(flat, &own)?;
+            let dtype = optim_state_dtype(flat.shard_dtype());
+            let mut kinds = kinds.to_vec();
+            kinds.extend((dtype != flat.shard_dtype()).then_some("master"));
+            for (m, (member, step)) in flat.members.iter().zip(steps).enumerate() {
+                let name = member.parameter.name();
+                if first {
+                    whole.push((format!("{name}.step"), Tensor::scalar(step, Device::CPU)?));
+                }
+                for kind in &kinds {
+                    let own = own.get(&format!("{name}.{kind}"));
+                    if let Some(tensor) = self.gather_member(flat, m, own, dtype)? {
+                        whole.push((format!("{name}.{kind}"), tensor));
+                    }
+                }
+            }
+        }
+        Ok(whole)
+    }
+
+    /// The number of steps of each of a buffer's parameters.
+    fn steps(&self, flat: &Flat, own: &HashMap<String, Tensor>) -> Result<Vec<i64>> {
+        let step = |name: &str| own.get(&format!("{name}.step")).filter(|t| !t.device().is_meta());
+        let steps = flat.members.iter().map(|m| step(m.parameter.name()).map_or(Ok(0), Tensor::item::<i64>));
+        let steps = steps.collect::<phalanx_tensor::Result<Vec<i64>>>()?;
+        let mut steps = Tensor::from_slice(&steps, &[steps.len()], flat.device().host())?;
+        if self.core.ranks.all.has_peers() {
+            self.core.ranks.shard.all_reduce(&mut steps, Reduction::Max)?;
+        }
+        Ok(steps.to_vec()?)
+    }
+
+    /// One kind of state of one parameter, whole, on rank 0.
+    fn gather_member(
+        &self,
+        flat: &Flat,
+        m: usize,
+        own: Option<&Tensor>,
+        dtype: DType,
+    ) -> Result<Option<Tensor>> {
+        let (member, comm) = (&flat.members[m], &self.core.ranks.shard);
+        let inside = |rank: usize| member.inside(&flat.cuts.range(rank)).map_or(0, |part| part.len());
+        let counts: Vec<usize> = (0..comm.size()).map(inside).collect();
+        let device = flat.device();
+        let own = match own {
+            Some(own) => own.to_device(device, false)?,
+            None if counts[comm.rank()] == 0 => Tensor::empty(&[0], dtype, device)?,
+            None => return Err(Error::Config("the optimizer does not train `Zero::parameters`".into())),
+        };
+        let all = Tensor::empty(&[counts.iter().sum()], dtype, device)?;
+        comm.run(Call::all_gather_uneven(all.clone(), own, &counts))?;
+        let whole = || Ok(to_host(&all)?.with_shape(&member.shape)?);
+        (self.core.ranks.all.rank() == 0).then(whole).transpose()
+    }
+
+    /// This rank's part of an optimizer's state of whole parameters, for [`phalanx_nn::Optimizer::load_state_dict`].
+    ///
+    /// # Errors
+    /// If a tensor is not of its parameter's shape.
+    pub fn part_of_optimizer_state(&self, whole: Entries) -> Result<Entries> {
+        let state = self.core.lock();
+        let flats = || state.groups.iter().flat_map(|g| &g.flats).filter(|f| f.trained);
+        let members: HashMap<&str, (&Flat, usize)> = flats()
+            .flat_map(|f| {
+                f.members.iter().enumerate().map(move |(m, member)| (member.parameter.name(), (f, m)))
+            })
+            .collect();
+        let mut part = Entries::new();
+        for (name, tensor) in whole {
+            let place = name.rsplit_once('.').and_then(|(parameter, _)| members.get(parameter));
+            let Some(&(flat, m)) = place else {
+                part.push((name, tensor));
+                continue;
+            };
+            let member = &flat.members[m];
+            let Some(inside) = member.inside(&flat.cuts.range(self.core.ranks.shard.rank())) else {
+                continue;
+            };
+            if name.ends_with(".step") {
+                part.push((name, tensor));
+            } else if tensor.shape() == &member.shape[..] {
+                let flat = tensor.with_shape(&[member.range.len()])?;
+                part.push((name, flat.narrow(0, inside.start, inside.len())?));
+            } else {
+                let (got, wanted) = (tensor.shape(), &member.shape);
+                return Err(Error::Config(format!("{name}: got shape {got:?}, wanted {wanted:?}")));
+            }
+        }
+        Ok(part)
+    }
+}

@@ -1,0 +1,260 @@
+//! What once went wrong.
+
+use std::sync::Arc;
+
+use phalanx_nn::autograd::Var;
+use phalanx_nn::{
+    BatchNormConfig, Entry, Linear, LinearConfig, Module, Parameters, Scope, Sequential, Unit, parameters,
+};
+use phalanx_parallel::sharded::{Stage, Zero, ZeroConfig};
+use phalanx_parallel::{Result, launch};
+use phalanx_tensor::{DType, Device};
+
+use crate::gpt::{self, bytes};
+use crate::{STAGES, config};
+
+/// Two maps in a unit, of which one may be left out.
+struct Pair {
+    a: Linear,
+    b: Linear,
+}
+parameters!(Pair { a, b });
+
+struct Pairs {
+    zeroth: Unit<Pair>,
+    first: Unit<Pair>,
+    second: Unit<Pair>,
+}
+parameters!(Pairs { zeroth, first, second });
+
+impl Pairs {
+    fn new(device: Device) -> Pairs {
+        let scope = Scope::new(2, DType::F32, device);
+        let linear = |name: &str| LinearConfig::new(9, 9).init(&scope.child(name)).unwrap();
+        let pair = |name: &str| {
+            Unit::new(Arc::new(Pair { a: linear(&format!("{name}.a")), b: linear(&format!("{name}.b")) }))
+        };
+        Pairs { zeroth: pair("zeroth"), first: pair("first"), second: pair("second") }
+    }
+
+    /// With or without the second maps of each.
+    fn forward(&self, with: [bool; 2]) -> Result<Var> {
+        let mut x =
+            Var::new(phalanx_kernels::full(&[1, 9], 0.5, DType::F32, self.first.module().a.weight.device())?);
+        for (unit, with) in
+            [&self.zeroth, &self.first, &self.second].into_iter().zip([true, with[0], with[1]])
+        {
+            x = unit.call(&x, false, move |pair, x| {
+                let x = pair.a.forward(x)?;
+                if with { pair.b.forward(&x) } else { Ok(x) }
+            })?;
+        }
+        Ok(x.sum_all()?)
+    }
+}
+
+fn grads(zero: &Zero) -> Vec<(String, Option<Vec<f32>>)> {
+    let grad = |p: &phalanx_nn::Parameter| p.grad().unwrap().map(|g| g.to_vec().unwrap());
+    zero.parameters().iter().map(|p| (p.name().to_string(), grad(p))).collect()
+}
+
+#[test]
+fn ranks_may_leave_out_different_parameters() {
+    for stage in STAGES {
+        let run = |rank: launch::Rank| -> Result<()> {
+            let model = Pairs::new(rank.device());
+            let zero = Zero::new(
+                &model,
+                rank.comm().clone(),
+                ZeroConfig { find_unused: true, ..ZeroConfig::new(stage) },
+            )?;
+            for step in 0..3 {
+                let with = [rank.rank() == step, rank.rank() != step];
+                zero.backward(&model.forward(with)?)?;
+            }
+            Ok(())
+        };
+        launch::threads(2, run).unwrap_or_else(|e| panic!("{stage:?}: {e}"));
+    }
+}
+
+#[test]
+fn what_an_earlier_pass_has_left_is_kept_where_a_later_one_brings_nothing() {
+    for stage in STAGES {
+        let run = |rank: launch::Rank| -> Result<()> {
+            let model = Pairs::new(rank.device());
+            let zero = Zero::new(
+                &model,
+                rank.comm().clone(),
+                ZeroConfig { find_unused: true, ..ZeroConfig::new(stage) },
+            )?;
+            zero.backward(&model.forward([true, true])?)?;
+            let of_b = |all: Vec<(String, Option<Vec<f32>>)>| -> Vec<_> {
+                all.into_iter().filter(|(name, _)| name.starts_with("second.b")).collect()
+            };
+            let before = of_b(grads(&zero));
+            assert!(before.iter().all(|(_, grad)| grad.is_some()));
+            zero.backward(&model.forward([true, false])?)?;
+            assert_eq!(of_b(grads(&zero)), before, "{stage:?}");
+            Ok(())
+        };
+        launch::threads(2, run).unwrap();
+    }
+}
+
+#[test]
+fn gathered_values_stay_whatever_runs() {
+    for stage in STAGES {
+        let run = |rank: launch::Rank| -> Result<()> {
+            let model = gpt::model(DType::F32, rank.device());
+            let zero = Zero::new(&model, rank.comm().clone(), config(stage))?;
+            let whole = || model.parameters().iter().all(|p| p.tensor().numel() > 0);
+            let held = zero.gathered()?;
+            drop(zero.gathered()?);
+            assert!(whole(), "{stage:?}: after a second");
+            zero.backward(&gpt::loss(&model, 0, 0..2)?)?;
+            assert!(whole(), "{stage:?}: after a pass");
+            let mut optimizer = gpt::optimizer(zero.parameters());
+            gpt::update(&mut optimizer, zero.grad_norm()?)?;
+            zero.updated()?;
+            let now = bytes(&phalanx_nn::state_dict(&model));
+            drop(held);
+            assert!(stage < Stage::Parameters || !whole());
+            let state = bytes(&zero.full_state_dict()?);
+            assert!(rank.rank() > 0 || state == now, "{stage:?}: after an update");
+            Ok(())
+        };
+        launch::threads(2, run).unwrap();
+    }
+}
+
+#[test]
+fn a_full_state_dict_is_a_copy() {
+    for stage in STAGES {
+        let run = |rank: launch::Rank| -> Result<()> {
+            let norm = BatchNormConfig::new(3).init_1d(&Scope::new(2, DType::F32, rank.device()))?;
+            norm.bias.as_ref().unwrap().freeze();
+            let model = Sequential::new().with(Unit::new(Arc::new(norm)));
+            let mut other = Vec::new();
+            model.visit("", &mut |path, entry| {
+                let (shape, dtype) = (entry.tensor().shape().to_vec(), entry.tensor().dtype());
+                let kind = matches!(entry, Entry::Buffer(_));
+                let values = phalanx_kernels::full(&shape, if kind { 3.0 } else { 5.0 }, dtype, Device::CPU);
+                other.push((path.to_string(), values.unwrap()));
+            });
+            let zero = Zero::new(&model, rank.comm().clone(), ZeroConfig::new(stage))?;
+            let state = zero.full_state_dict()?;
+            assert!(state.iter().all(|(_, tensor)| tensor.device() == Device::CPU));
+            let before = bytes(&state);
+            zero.load_full_state_dict(other.clone())?;
+            assert!(bytes(&state) == before, "{stage:?}");
+            let now = bytes(&zero.full_state_dict()?);
+            assert!(rank.rank() > 0 || now == bytes(&other), "{stage:?}");
+            Ok(())
+        };
+        launch::threads(2, run).unwrap();
+    }
+}
+
+#[test]
+fn nothing_is_left_when_it_is_dropped() {
+    for stage in STAGES {
+        let run = |rank: launch::Rank| -> Result<()> {
+            let model = gpt::model(DType::F32, rank.device());
+            let zero = Zero::new(&model, rank.comm().clone(), config(stage))?;
+            let all = zero.gathered()?;
+            let before = bytes(&phalanx_nn::state_dict(&model));
+            drop(all);
+            let accumulate = zero.no_sync();
+            zero.backward(&gpt::loss(&model, 0, 0..2)?)?;
+            // The last unit's values stay for a backward pass that never comes.
+            drop(gpt::loss(&model, 0, 0..2)?);
+            drop((zero, accumulate));
+            if stage == Stage::Parameters {
+                assert!(model.parameters().iter().all(|p| p.tensor().numel() == 0));
+                let again = Zero::new(&model, rank.comm().clone(), config(stage)).map(drop);
+                let error = again.unwrap_err().to_string();
+                assert!(error.contains("wte") && error.contains("another `Zero`"), "{error}");
+            } else {
+                assert!(bytes(&phalanx_nn::state_dict(&model)) == before);
+                Zero::new(&model, rank.comm().clone(), config(stage))?;
+            }
+            assert!(model.parameters().iter().all(|p| p.grad().unwrap().is_none()), "{stage:?}");
+            Ok(())
+        };
+        launch::threads(2, run).unwrap();
+    }
+}
+
+#[test]
+fn unused_parameters_on_meta_devices() {
+    for stage in STAGES {
+        let model = Pairs::new(Device::Meta(3));
+        let zero = Zero::new(
+            &model,
+            phalanx_parallel::comm::meta(0, 4).unwrap(),
+            ZeroConfig { find_unused: true, ..ZeroConfig::new(stage) },
+        )
+        .unwrap();
+        zero.backward(&model.forward([true, false]).unwrap()).unwrap();
+        zero.grad_norm().unwrap();
+        zero.full_state_dict().unwrap();
+    }
+}
+
+#[test]
+fn after_an_error_every_call_names_it() {
+    for stage in STAGES {
+        let run = |rank: launch::Rank| -> Result<()> {
+            let model = Pairs::new(rank.device());
+            let zero = Zero::new(&model, rank.comm().clone(), ZeroConfig::new(stage))?;
+            let error = zero.backward(&model.forward([true, false])?).unwrap_err().to_string();
+            assert!(error.contains("second.b.weight"), "{error}");
+            for _ in 0..2 {
+                let again = model.forward([true, true]).and_then(|loss| zero.backward(&loss)).unwrap_err();
+                assert!(again.to_string().contains("second.b.weight"), "{stage:?}: {again}");
+            }
+            Ok(())
+        };
+        // The error is the run's, whatever the ranks make of it.
+        let error = launch::threads(2, run).unwrap_err().to_string();
+        assert!(error.contains("second.b.weight") && !error.contains("panicked"), "{error}");
+    }
+}
+
+#[test]
+fn what_is_trained_only_later_is_refused() {
+    for stage in STAGES {
+        let run = |rank: launch::Rank| -> Result<()> {
+            let model = Pairs::new(rank.device());
+            model.first.module().a.weight.freeze();
+            let zero = Zero::new(&model, rank.comm().clone(), ZeroConfig::new(stage))?;
+            zero.backward(&model.forward([true; 2])?)?;
+            model.first.module().a.weight.unfreeze();
+            zero.backward(&model.forward([true; 2])?)
+        };
+        let error = launch::threads(2, run).unwrap_err().to_string();
+        assert!(error.contains("first.a.weight") && error.contains("frozen"), "{error}");
+    }
+}
+
+#[test]
+fn what_passes_without_synchronisation_have_left_can_be_forgotten() {
+    for stage in STAGES {
+        let run = |rank: launch::Rank| -> Result<()> {
+            let model = Pairs::new(rank.device());
+            let zero = Zero::new(&model, rank.comm().clone(), ZeroConfig::new(stage))?;
+            zero.backward(&model.forward([true; 2])?)?;
+            let wanted = grads(&zero);
+            let accumulate = zero.no_sync();
+            zero.backward(&model.forward([true; 2])?)?;
+            drop(accumulate);
+            zero.zero_grad()?;
+            assert!(grads(&zero).iter().all(|(_, grad)| grad.is_none()));
+            zero.backward(&model.forward([true; 2])?)?;
+            assert_eq!(grads(&zero), wanted, "{stage:?}");
+            Ok(())
+        };
+        launch::threads(2, run).unwrap();
+    }
+}
