@@ -5,12 +5,12 @@ mod gpt;
 use std::sync::{Arc, Mutex};
 
 use phalanx_nn::autograd::Var;
-use phalanx_nn::models::GptConfig;
+use phalanx_nn::models::{GptConfig, LlamaConfig, ModelConfig, RecomputeMode};
 use phalanx_nn::{AdamW, Group, LinearConfig, Module, Parameters, Rule, Scope, Sequential, Unit};
 use phalanx_parallel::comm::{self, Comm};
 use phalanx_parallel::sharded::{Reshard, Stage, Zero, ZeroConfig};
 use phalanx_parallel::{Result, launch};
-use phalanx_tensor::{Category, DType, Device, Tensor};
+use phalanx_tensor::{Category, Context, DType, Device, Tensor};
 
 const STAGES: [Stage; 3] = [Stage::Optimizer, Stage::Gradients, Stage::Parameters];
 /// The ledgers are the process's.
@@ -176,6 +176,77 @@ fn models_of_billions_and_a_trillion_have_the_published_bytes() {
             assert!((state as f64 - formula).abs() <= rounding, "{stage:?} over {ranks}: {state}, {formula}");
             let got = state as f64 / 1e9;
             assert!((got / gigabytes - 1.0).abs() < 4e-3, "{stage:?} over {ranks}: {got} GB, {gigabytes}");
+        }
+    }
+}
+
+/// The peaks of parameters and gradients in the second of two steps, in bytes, over what is there between steps.
+fn peaks(model: &dyn Parameters, loss: &dyn Fn() -> Var, config: &ZeroConfig) -> [usize; 2] {
+    let device = model.parameters()[0].device();
+    let ledger = device.ledger().unwrap();
+    let zero = Zero::new(model, comm::meta(0, 64).unwrap(), config.clone()).unwrap();
+    let mut optimizer = AdamW::default().init(vec![Group::new(zero.parameters(), 1e-3)]).unwrap();
+    let mut peaks = [0; 2];
+    for _ in 0..2 {
+        ledger.reset_peak();
+        let categories = [Category::Parameters, Category::Gradients].map(|c| ledger.category(c));
+        let rest = categories.map(|usage| usage.now);
+        zero.backward(&loss()).unwrap();
+        let categories = [Category::Parameters, Category::Gradients].map(|c| ledger.category(c));
+        peaks = [0, 1].map(|i| categories[i].peak - rest[i]);
+        optimizer.step().unwrap();
+        optimizer.zero_grad().unwrap();
+        zero.updated().unwrap();
+    }
+    peaks
+}
+
+#[test]
+fn two_units_are_gathered_at_a_time_and_the_gradients_of_three_are_here() {
+    let _alone = ONE_AT_A_TIME.lock().unwrap();
+    const UNIT: usize = 512 * 512 * 2;
+    for (prefetch, reshard, shard_dtype, units) in [
+        (true, Reshard::Always, None, 2),
+        (true, Reshard::ExceptLast, Some(DType::F32), 2),
+        (false, Reshard::Always, Some(DType::F32), 1),
+        (false, Reshard::ExceptLast, None, 1),
+        (true, Reshard::Never, None, 8),
+    ] {
+        for stage in [Stage::Gradients, Stage::Parameters] {
+            let model = maps(8, 512, DType::BF16, Device::Meta(41));
+            let x = || Var::new(Tensor::zeros(&[1, 512], DType::BF16, Device::Meta(41)).unwrap());
+            let loss = || model.forward(&x()).unwrap().sum_all().unwrap();
+            let config = ZeroConfig { prefetch, reshard, shard_dtype, ..ZeroConfig::new(stage) };
+            let [values, gradients] = peaks(&model, &loss, &config);
+            assert_eq!(values, if stage == Stage::Parameters { units * UNIT } else { 0 }, "{config:?}");
+            // One that is computed, two under way, and the shares.
+            assert!((3 * UNIT..3 * UNIT + UNIT / 4).contains(&gradients), "{config:?}: {gradients}");
+        }
+    }
+}
+
+#[test]
+fn no_view_keeps_the_values_of_a_decoder_that_were_given_up() {
+    let _alone = ONE_AT_A_TIME.lock().unwrap();
+    let gpt =
+        ModelConfig::Gpt(GptConfig { tied: false, ..GptConfig::new(100, 16, 6, 2, 64).with_dropout(0.1) });
+    let llama = ModelConfig::Llama(LlamaConfig { tied: false, ..LlamaConfig::new(100, 16, 6, 2, 64) });
+    for config in [gpt, llama] {
+        for recompute in [RecomputeMode::Never, RecomputeMode::Always] {
+            let mut model = config.init(&Scope::new(1, DType::BF16, Device::Meta(42))).unwrap();
+            model.set_recompute(recompute);
+            let mut units = Vec::new();
+            model.visit_units(&mut |unit| {
+                units.push(unit.parameters().iter().map(|p| 2 * p.tensor().numel()).sum::<usize>());
+            });
+            let wanted = units.windows(2).map(|pair| pair[0] + pair[1]).max().unwrap();
+            let loss = || {
+                let _train = Context::with(|c| c.train = true);
+                let tokens = Var::new(Tensor::empty(&[2, 16], DType::I64, Device::Meta(42)).unwrap());
+                model.loss(&model.forward(&tokens).unwrap(), &tokens, 1.0).unwrap()
+            };
+            let [values, _] = peaks(&model, &loss, &ZeroConfig::new(Stage::Parameters));
+            assert_eq!(values, wanted, "{recompute:?}, {config:?}");
         }
     }
 }

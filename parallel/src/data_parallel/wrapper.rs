@@ -117,10 +117,11 @@ pub trait DataParallel: Send + Sync {
         Ok(own)
     }
 
-    /// This rank's part of it, for [`phalanx_nn::Optimizer::load_state_dict`].
+    /// This rank's part of it, for [`phalanx_nn::Optimizer::load_state_dict`]. All ranks call it, after
+    /// [`DataParallel::load_full_state_dict`].
     ///
     /// # Errors
-    /// If a tensor is not of its parameter's shape.
+    /// If a tensor is not of its parameter's shape, or as the implementation's.
     fn part_of_optimizer_state(&self, whole: Entries) -> Result<Entries> {
         Ok(whole)
     }

@@ -17,6 +17,9 @@ impl Zero {
     /// would be on one device, in the order of the buffers. `kinds`: what its rule keeps of a parameter
     /// ([`phalanx_nn::Rule::state`]). On rank 0; elsewhere nothing. All ranks call it.
     ///
+    /// It is the same for every layout: shares that are kept wider than what is computed with
+    /// ([`ZeroConfig::shard_dtype`](super::ZeroConfig)) are in it as the master copies that one device would have.
+    ///
     /// # Errors
     /// If the optimizer is not one of [`Zero::parameters`], or as [`crate::comm::Pending::wait`].
     ///
@@ -29,14 +32,18 @@ impl Zero {
             let steps = self.steps(flat, &own)?;
             let dtype = optim_state_dtype(flat.shard_dtype());
             let mut kinds = kinds.to_vec();
-            kinds.extend((dtype != flat.shard_dtype()).then_some("master"));
+            kinds.extend(flat.has_master().then_some("master"));
+            let shares: HashMap<&str, Tensor> = flat.pieces.iter().map(|p| (p.name(), p.tensor())).collect();
             for (m, (member, step)) in flat.members.iter().zip(steps).enumerate() {
                 let name = member.parameter.name();
                 if first {
                     whole.push((format!("{name}.step"), Tensor::scalar(step, Device::CPU)?));
                 }
                 for kind in &kinds {
-                    let own = own.get(&format!("{name}.{kind}"));
+                    let own = match *kind == "master" && flat.share_is_master() {
+                        true => shares.get(name),
+                        false => own.get(&format!("{name}.{kind}")),
+                    };
                     if let Some(tensor) = self.gather_member(flat, m, own, dtype)? {
                         whole.push((format!("{name}.{kind}"), tensor));
                     }
@@ -82,36 +89,55 @@ impl Zero {
     }
 
     /// This rank's part of an optimizer's state of whole parameters, for [`phalanx_nn::Optimizer::load_state_dict`].
+    /// Where shares are kept wider than what is computed with, they become the master copies in it. All ranks call it with
+    /// the same, after [`Zero::load_full_state_dict`].
     ///
     /// # Errors
-    /// If a tensor is not of its parameter's shape.
+    /// If a tensor is not of its parameter's shape, or as [`crate::comm::Pending::wait`].
     pub fn part_of_optimizer_state(&self, whole: Entries) -> Result<Entries> {
-        let state = self.core.lock();
-        let flats = || state.groups.iter().flat_map(|g| &g.flats).filter(|f| f.trained);
-        let members: HashMap<&str, (&Flat, usize)> = flats()
-            .flat_map(|f| {
-                f.members.iter().enumerate().map(move |(m, member)| (member.parameter.name(), (f, m)))
-            })
-            .collect();
+        let part = self.own_part(whole)?;
+        if self.core.lock().groups.iter().flat_map(|g| &g.flats).any(Flat::share_is_master) {
+            self.core.updated(false)?;
+        }
+        Ok(part)
+    }
+
+    fn own_part(&self, whole: Entries) -> Result<Entries> {
+        let mut state = self.core.lock();
+        let mut flats: Vec<&mut Flat> =
+            state.groups.iter_mut().flat_map(|g| &mut g.flats).filter(|f| f.trained).collect();
+        let places = flats.iter().enumerate().flat_map(|(f, flat)| {
+            flat.members
+                .iter()
+                .enumerate()
+                .map(move |(m, member)| (member.parameter.name().to_string(), (f, m)))
+        });
+        let places: HashMap<String, (usize, usize)> = places.collect();
         let mut part = Entries::new();
         for (name, tensor) in whole {
-            let place = name.rsplit_once('.').and_then(|(parameter, _)| members.get(parameter));
-            let Some(&(flat, m)) = place else {
+            let split = name.rsplit_once('.').and_then(|(name, kind)| Some((*places.get(name)?, kind)));
+            let Some(((f, m), kind)) = split else {
                 part.push((name, tensor));
                 continue;
             };
+            let (flat, rank) = (&mut *flats[f], self.core.ranks.shard.rank());
             let member = &flat.members[m];
-            let Some(inside) = member.inside(&flat.cuts.range(self.core.ranks.shard.rank())) else {
+            let inside = member.inside(&flat.cuts.range(rank));
+            if kind == "step" {
+                part.extend(inside.map(|_| (name, tensor)));
                 continue;
-            };
-            if name.ends_with(".step") {
-                part.push((name, tensor));
-            } else if tensor.shape() == &member.shape[..] {
-                let flat = tensor.with_shape(&[member.range.len()])?;
-                part.push((name, flat.narrow(0, inside.start, inside.len())?));
-            } else {
+            }
+            if tensor.shape() != &member.shape[..] {
                 let (got, wanted) = (tensor.shape(), &member.shape);
-                return Err(Error::Config(format!("{name}: got shape {got:?}, wanted {wanted:?}")));
+                return Err(Error::Config(format!(
+                    "optimizer state: {name}: got shape {got:?}, wanted {wanted:?}"
+                )));
+            }
+            if kind == "master" && flat.share_is_master() {
+                flat.load(m, &tensor)?;
+            } else if let Some(inside) = inside {
+                let all = tensor.with_shape(&[member.range.len()])?;
+                part.push((name, all.narrow(0, inside.start, inside.len())?));
             }
         }
         Ok(part)

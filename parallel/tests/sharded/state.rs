@@ -68,6 +68,31 @@ fn a_run_goes_on_under_every_other_layout() {
 }
 
 #[test]
+fn a_run_goes_on_with_other_dtypes_of_shares_offload_and_groups() {
+    let whole = train(2, &config(Stage::Optimizer), None, 0..4);
+    let [narrow, wide] = [None, Some(DType::F32)]
+        .map(|shard_dtype| train(4, &ZeroConfig { shard_dtype, ..config(Stage::Parameters) }, None, 0..2));
+    assert!(sorted(&narrow.1) == sorted(&wide.1));
+    for stage in STAGES {
+        for (half, shard_dtype, offload, shard_ranks) in [
+            (&narrow, Some(DType::F32), None, None),
+            (&wide, None, None, None),
+            (&wide, Some(DType::F32), Some(Device::Cpu(9)), None),
+            (&narrow, None, Some(Device::Cpu(9)), Some(2)),
+            (&wide, Some(DType::F32), None, Some(1)),
+        ] {
+            let config = ZeroConfig { shard_dtype, offload, shard_ranks, ..config(stage) };
+            // Sums of two equal numbers, twice, have the bits of sums of four.
+            let end = train(4, &config, Some(half), 2..4);
+            assert!(sorted(&end.1) == sorted(&whole.1), "{config:?}");
+            let dtype = shard_dtype.unwrap_or(DType::BF16);
+            assert!(end.0.iter().all(|(_, t)| t.dtype() == dtype && t.device() == Device::CPU));
+            assert!(shard_dtype.is_some() || sorted(&end.0) == sorted(&whole.0), "{config:?}");
+        }
+    }
+}
+
+#[test]
 fn what_does_not_fit_is_named_and_changes_nothing() {
     let run = |rank: launch::Rank| -> Result<Vec<String>> {
         let model = gpt::model(DType::F32, rank.device());

@@ -11,6 +11,7 @@ mod values;
 use std::ops::Range;
 
 use phalanx_kernels as kernels;
+use phalanx_kernels::optim::optim_state_dtype;
 use phalanx_nn::Parameter;
 use phalanx_tensor::{Category, DType, Device, Dims, Tensor};
 
@@ -144,6 +145,16 @@ impl Flat {
 
     pub(in crate::sharded) fn device(&self) -> Device {
         self.device
+    }
+
+    /// Whether an optimizer of the parameters themselves keeps master copies.
+    pub(in crate::sharded) fn has_master(&self) -> bool {
+        self.trained && optim_state_dtype(self.dtype) != self.dtype
+    }
+
+    /// Whether the shares are that precise themselves.
+    pub(in crate::sharded) fn share_is_master(&self) -> bool {
+        self.has_master() && optim_state_dtype(self.shard_dtype()) == self.shard_dtype()
     }
 
     pub(in crate::sharded) fn shard_dtype(&self) -> DType {
