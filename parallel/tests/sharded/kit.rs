@@ -47,20 +47,23 @@ impl Course {
         let mut optimizer = self.optimizer(parameters.clone());
         let mut norms = Vec::new();
         for step in 0..self.steps {
-            let mut sums: Vec<Option<Tensor>> = vec![None; parameters.len()];
+            // One chain for each site; sites are added last.
+            let leaves: Vec<_> = parameters.iter().flat_map(|p| p.leaves().to_vec()).collect();
+            let mut sums: Vec<Option<Tensor>> = vec![None; leaves.len()];
             for rank in 0..self.ranks {
                 for micro in 0..self.micros {
                     model.loss(step, self.row(rank, micro)).unwrap().backward().unwrap();
                 }
-                for (sum, parameter) in sums.iter_mut().zip(&parameters) {
-                    let Some(grad) = parameter.take_grad().unwrap() else { continue };
+                for (sum, leaf) in sums.iter_mut().zip(&leaves) {
+                    let Some(grad) = leaf.grad().map(Var::into_tensor) else { continue };
+                    leaf.set_grad(None);
                     match sum {
                         Some(sum) => kernels::accumulate_(sum, &grad).unwrap(),
                         None => *sum = Some(grad),
                     }
                 }
             }
-            parameters.iter().zip(sums).for_each(|(parameter, sum)| parameter.set_grad(sum));
+            leaves.iter().zip(sums).for_each(|(leaf, sum)| leaf.set_grad(sum.map(Var::new)));
             let norm = grad_norm(&parameters).unwrap();
             optimizer.step_scaled(Clip::new(norm, 1.0).scale).unwrap();
             optimizer.zero_grad().unwrap();
