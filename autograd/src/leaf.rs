@@ -79,6 +79,16 @@ impl Leaf {
         Var::of_leaf(&self.0)
     }
 
+    /// The leaf as a constant to compute with: no gradient is recorded for it, and backward reads whatever tensor the leaf
+    /// holds then, as it does of [`Leaf::var`].
+    pub fn constant(&self) -> Var {
+        Var::held_by(self.tensor(), self.clone())
+    }
+
+    pub(crate) fn tensor_and_version(&self) -> (Tensor, u64) {
+        self.state().tensor_and_version()
+    }
+
     /// The tensor it holds now.
     pub fn tensor(&self) -> Tensor {
         self.state().tensor()

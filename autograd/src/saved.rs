@@ -7,7 +7,7 @@ use std::sync::Arc;
 use phalanx_tensor::Tensor;
 
 use crate::node::{Edge, Node};
-use crate::{Error, Result, Var};
+use crate::{Error, Leaf, Result, Var};
 
 /// A value saved in the forward pass. A leaf is saved by its *handle*: backward reads whatever tensor the leaf
 /// holds then, so its storage can be released and filled again in between, as FSDP does.
@@ -21,6 +21,8 @@ enum Value {
     Tensor(Tensor),
     /// In the leaf that the node's edge leads to.
     Leaf,
+    /// In a leaf whose gradient nobody wants.
+    Held(Leaf),
     Packed(Box<Packed>),
 }
 
@@ -71,6 +73,10 @@ impl Saved {
         if var.edge().is_some_and(|e| e.node.leaf().is_some()) {
             return Ok(Saved::as_it_is(index, var));
         }
+        if let Some(leaf) = var.holder() {
+            let place = Place::Input(index as u32);
+            return Ok(Saved { value: Value::Held(leaf.clone()), place, version: leaf.version() });
+        }
         Saved::tensor(var.tensor(), Place::Input(index as u32))
     }
 
@@ -100,6 +106,7 @@ impl Saved {
     /// The value, linked into the graph if the result is to be differentiated again.
     pub(crate) fn unpack(&self, node: &Arc<Node>, link: bool) -> Result<Var> {
         let (tensor, now) = match (&self.value, self.place) {
+            (Value::Held(leaf), _) => leaf.tensor_and_version(),
             (Value::Tensor(tensor), _) => (tensor.clone(), tensor.version()),
             (Value::Packed(kept), _) => (kept.hooks.unpack(kept.packed.as_ref())?, self.version),
             (Value::Leaf, Place::Input(i)) => {

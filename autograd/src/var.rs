@@ -15,13 +15,23 @@ use crate::node::Edge;
 #[derive(Clone)]
 pub struct Var {
     tensor: Tensor,
-    edge: Option<Edge>,
+    origin: Origin,
+}
+
+/// Where a value comes from.
+#[derive(Clone)]
+enum Origin {
+    /// No gradient is asked of it.
+    Constant,
+    /// Nor of this one, which a leaf holds.
+    Held(Leaf),
+    Made(Edge),
 }
 
 impl Var {
     /// A constant: no gradient is recorded for it.
     pub fn new(tensor: Tensor) -> Var {
-        Var { tensor, edge: None }
+        Var { tensor, origin: Origin::Constant }
     }
 
     /// A leaf that requires a gradient; see [`Leaf`].
@@ -49,11 +59,26 @@ impl Var {
     }
 
     pub(crate) fn from_parts(tensor: Tensor, edge: Option<Edge>) -> Var {
-        Var { tensor, edge }
+        Var { tensor, origin: edge.map_or(Origin::Constant, Origin::Made) }
+    }
+
+    pub(crate) fn held_by(tensor: Tensor, leaf: Leaf) -> Var {
+        Var { tensor, origin: Origin::Held(leaf) }
+    }
+
+    /// The leaf that holds it, if it is a constant.
+    pub(crate) fn holder(&self) -> Option<&Leaf> {
+        match &self.origin {
+            Origin::Held(leaf) => Some(leaf),
+            Origin::Constant | Origin::Made(_) => None,
+        }
     }
 
     pub(crate) fn edge(&self) -> Option<&Edge> {
-        self.edge.as_ref()
+        match &self.origin {
+            Origin::Made(edge) => Some(edge),
+            Origin::Constant | Origin::Held(_) => None,
+        }
     }
 
     /// The values.
@@ -93,12 +118,12 @@ impl Var {
 
     /// Whether a gradient may be asked of it.
     pub fn requires_grad(&self) -> bool {
-        self.edge.is_some()
+        self.edge().is_some()
     }
 
     /// The name of the operation that made it; `leaf` for a leaf, `None` for a constant.
     pub fn op(&self) -> Option<&'static str> {
-        Some(self.edge.as_ref()?.node.name)
+        Some(self.edge()?.node.name)
     }
 
     /// The same values as a constant.
@@ -108,7 +133,7 @@ impl Var {
 
     /// The handle on the leaf that it is, if it is one.
     pub fn as_leaf(&self) -> Option<Leaf> {
-        let node = &self.edge.as_ref()?.node;
+        let node = &self.edge()?.node;
         node.leaf().map(|_| Leaf(Arc::clone(node)))
     }
 
@@ -147,7 +172,7 @@ impl Var {
 
     /// The gradient: a leaf's accumulated one, or that of a value on which [`Var::retain_grad`] was called.
     pub fn grad(&self) -> Option<Var> {
-        let edge = self.edge.as_ref()?;
+        let edge = self.edge()?;
         match self.as_leaf() {
             Some(leaf) => leaf.grad(),
             None => edge.node.retained_grad(edge.output),
@@ -156,7 +181,7 @@ impl Var {
 
     /// Lets the next backward passes keep this value's gradient for [`Var::grad`].
     pub fn retain_grad(&self) {
-        if let Some(edge) = &self.edge
+        if let Some(edge) = self.edge()
             && edge.node.leaf().is_none()
         {
             edge.node.retain_grad(edge.output);
@@ -169,7 +194,7 @@ impl Var {
         &self,
         hook: impl Fn(&Var) -> Result<Option<Var>> + Send + Sync + 'static,
     ) -> Option<HookHandle> {
-        let edge = self.edge.as_ref()?;
+        let edge = self.edge()?;
         Some(edge.node.add_grad_hook(edge.output, Arc::new(hook)))
     }
 
@@ -179,7 +204,7 @@ impl Var {
         &self,
         hook: impl Fn(&[Option<Var>], &[Option<Var>]) -> Result<()> + Send + Sync + 'static,
     ) -> Option<HookHandle> {
-        Some(self.edge.as_ref()?.node.add_node_hook(Arc::new(hook)))
+        Some(self.edge()?.node.add_node_hook(Arc::new(hook)))
     }
 }
 

@@ -160,7 +160,7 @@ impl Parameter {
     /// If there is no such site, which is fixed where the model is written.
     pub fn site(&self, site: usize) -> Var {
         let leaf = &self.0.sites[site];
-        if self.is_trained() { leaf.var() } else { Var::new(leaf.tensor()) }
+        if self.is_trained() { leaf.var() } else { leaf.constant() }
     }
 
     /// The sites' leaves, for hooks and gradient slots.
@@ -331,6 +331,22 @@ mod tests {
         assert!(!w.site(0).requires_grad() && !w.is_trained());
         w.unfreeze();
         assert!(w.site(0).requires_grad());
+    }
+
+    #[test]
+    fn backward_reads_what_a_frozen_parameter_holds_then() {
+        let make = |x: f32| Tensor::from_slice(&[x], &[1], Device::CPU).unwrap();
+        let w = Parameter::new("w", make(2.0)).unwrap();
+        w.freeze();
+        let x = Var::leaf(make(3.0)).unwrap();
+        let y = x.mul(&w.var()).unwrap();
+        w.set_tensor(make(5.0)).unwrap();
+        y.backward().unwrap();
+        assert_eq!(values(x.grad().unwrap().tensor()), [5.0]);
+        assert!(w.grad().unwrap().is_none());
+        let y = x.mul(&w.var()).unwrap();
+        w.load(&make(7.0)).unwrap();
+        assert!(y.backward().unwrap_err().to_string().contains("mul"), "modified");
     }
 
     #[test]

@@ -250,3 +250,16 @@ fn no_view_keeps_the_values_of_a_decoder_that_were_given_up() {
         }
     }
 }
+
+#[test]
+fn frozen_values_are_given_up_between_the_passes_too() {
+    let _alone = ONE_AT_A_TIME.lock().unwrap();
+    const UNIT: usize = 512 * 512 * 2;
+    let model = maps(8, 512, DType::BF16, Device::Meta(43));
+    // The first one alone is trained, so that a gradient passes through all others.
+    model.parameters()[1..].iter().for_each(phalanx_nn::Parameter::freeze);
+    let x = || Var::new(Tensor::zeros(&[1, 512], DType::BF16, Device::Meta(43)).unwrap());
+    let loss = || model.forward(&x()).unwrap().sum_all().unwrap();
+    let [values, _] = peaks(&model, &loss, &ZeroConfig::new(Stage::Parameters));
+    assert_eq!(values, 2 * UNIT);
+}

@@ -3,6 +3,7 @@
 mod bits;
 mod bugs;
 mod choices;
+mod convolutions;
 #[path = "../gpt/mod.rs"]
 mod gpt;
 mod kit;
