@@ -1,7 +1,7 @@
 //! [`DataParallel`]: what a training loop needs of ranks that share a batch, whatever each of them keeps.
 
 use phalanx_nn::autograd::Var;
-use phalanx_nn::{Parameter, Parameters, grad_norm, load_state_dict, state_dict};
+use phalanx_nn::{Clip, Parameter, Parameters, grad_norm, load_state_dict, state_dict};
 use phalanx_tensor::Tensor;
 
 use super::{Ddp, NoSync, Synchronise};
@@ -68,6 +68,18 @@ pub trait DataParallel: Send + Sync {
     /// As the implementation's.
     fn grad_norm(&self) -> Result<f64> {
         Ok(grad_norm(&self.parameters())?)
+    }
+
+    /// The norm of all gradients and the factor that clips it to `max_norm`, for [`phalanx_nn::Optimizer::step_scaled`].
+    ///
+    /// # Errors
+    /// As [`DataParallel::grad_norm`], or if the bound is not positive.
+    fn clip_grad_norm(&self, max_norm: f64) -> Result<Clip> {
+        if max_norm.is_nan() || max_norm <= 0.0 {
+            let why = format!("got a bound of {max_norm}, wanted more than 0");
+            return Err(phalanx_nn::Error::invalid("clip_grad_norm", why).into());
+        }
+        Ok(Clip::new(self.grad_norm()?, max_norm))
     }
 
     /// After the optimizer's step: gives all ranks what each has updated.

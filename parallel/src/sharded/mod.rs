@@ -6,6 +6,7 @@
 //! zero      the wrapper around a model     core   when values are gathered and freed, when gradients are sent
 //! hooks     around a unit's passes         norm   the gradients' norm
 //! whole     the model's state dict         optimizer_state  the optimizer's    gathered  all values for a while
+//! sharded_state   the state dict in parts
 //! ```
 //!
 //! | of a parameter's bytes | every rank keeps                        | and sends a step, of the parameters' bytes |
@@ -28,10 +29,12 @@ mod grouping;
 mod hooks;
 mod norm;
 mod optimizer_state;
+mod sharded_state;
 mod whole;
 mod zero;
 
 pub use config::{Reshard, Stage, ZeroConfig};
 pub use cuts::{Cuts, Ownership};
 pub use gathered::Gathered;
+pub use sharded_state::StatePart;
 pub use zero::Zero;

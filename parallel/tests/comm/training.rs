@@ -1,4 +1,4 @@
-//! Random faults in the middle of training over `Ddp`, in forward, backward or the optimizer: every other rank ends in
+//! Random faults in the middle of training over `Ddp` or `Zero`, in forward, backward or the optimizer: every other rank ends in
 //! time, with an error that names the culprit and the call in which it was missed.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 
 use phalanx_nn::autograd::{self, Var};
 use phalanx_nn::models::{Decoder, GptConfig, ModelConfig};
-use phalanx_nn::{AdamW, Group, Parameters, Rule, Scope, grad_norm};
+use phalanx_nn::{AdamW, Group, Parameters, Rule, Scope};
 use phalanx_parallel::Result;
 use phalanx_parallel::comm::Comm;
-use phalanx_parallel::data_parallel::{Ddp, DdpConfig};
+use phalanx_parallel::data_parallel::{DataParallel, Ddp, DdpConfig};
 use phalanx_parallel::launch::{Rank, Threads};
+use phalanx_parallel::sharded::{Stage, Zero, ZeroConfig};
 use phalanx_tensor::DType;
 
 use crate::fuzz::{first_seed, patiently, stall, trials, trials_over_wires};
@@ -54,6 +55,8 @@ pub struct Trial {
     /// Where.
     step: u64,
     phase: Phase,
+    /// What is spread over the ranks: ZeRO's stage, or nothing.
+    zero: u8,
 }
 
 impl Trial {
@@ -69,7 +72,7 @@ impl Trial {
         let phase = [Phase::Forward, Phase::Backward, Phase::Optimizer][pick(1, 3) as usize];
         let (size, steps) = (2 + pick(2, 3) as usize, 1 + pick(3, 3));
         let (rank, step) = (pick(4, size as u64) as usize, pick(5, steps));
-        Trial { seed, size, fault, rank, steps, step, phase }
+        Trial { seed, size, fault, rank, steps, step, phase, zero: pick(6, 4) as u8 }
     }
 
     /// One rank's part.
@@ -84,10 +87,13 @@ impl Trial {
         let config = GptConfig::new(KINDS, LENGTH, 1, 1, 8);
         let model: Decoder = ModelConfig::Gpt(config).init(&Scope::new(1, DType::F32, rank.device()))?;
         let buckets = DdpConfig { first_bucket_bytes: 1 << 8, bucket_bytes: 1 << 10, ..DdpConfig::default() };
-        let ddp = Ddp::new(&model, rank.comm().clone(), buckets)?;
-        let mut optimizer = AdamW::default().init(vec![Group::new(model.parameters(), 1e-3)])?;
-        let (due, trial, parameters) = (Arc::new(AtomicBool::new(false)), self.clone(), model.parameters());
         let comm = rank.comm().clone();
+        let share: Box<dyn DataParallel> = match Stage::try_from(self.zero) {
+            Ok(stage) => Box::new(Zero::new(&model, comm.clone(), ZeroConfig::new(stage))?),
+            Err(_) => Box::new(Ddp::new(&model, comm.clone(), buckets)?),
+        };
+        let mut optimizer = AdamW::default().init(vec![Group::new(share.parameters(), 1e-3)])?;
+        let (due, trial, parameters) = (Arc::new(AtomicBool::new(false)), self.clone(), model.parameters());
         let in_backward = Arc::clone(&due);
         let _hook = parameters[parameters.len() / 2].leaves()[0].on_accumulate(move |_| {
             if in_backward.swap(false, Ordering::Relaxed) { trial.strike(&comm) } else { Ok(()) }
@@ -105,14 +111,16 @@ impl Trial {
             }
             let loss = model.loss(&x, &tokens(step + 1)?, 1.0 / (LENGTH * self.size) as f64)?;
             due.store(strikes(Phase::Backward), Ordering::Relaxed);
+            share.begin()?;
             loss.backward()?;
-            ddp.finish()?;
-            grad_norm(&parameters)?;
+            share.finish()?;
+            share.grad_norm()?;
             if strikes(Phase::Optimizer) {
                 self.strike(rank.comm())?;
             }
             optimizer.step()?;
-            optimizer.zero_grad()?;
+            share.updated()?;
+            share.zero_grad()?;
         }
         Ok(rank.comm().barrier()?)
     }

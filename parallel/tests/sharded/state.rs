@@ -1,7 +1,7 @@
 //! State dicts: whole ones are those of one device and load under any other layout.
 
-use phalanx_nn::{Group, Rule, Sgd};
-use phalanx_parallel::sharded::{Ownership, Stage, Zero, ZeroConfig};
+use phalanx_nn::{Group, Parameters, Rule, Sgd};
+use phalanx_parallel::sharded::{Ownership, Stage, StatePart, Zero, ZeroConfig};
 use phalanx_parallel::{Result, launch};
 use phalanx_tensor::{DType, Device, Tensor};
 
@@ -113,4 +113,42 @@ fn what_does_not_fit_is_named_and_changes_nothing() {
     for messages in launch::threads(2, run).unwrap() {
         assert!(messages.iter().any(|m| m.contains("exp_avg")), "{messages:?}");
     }
+}
+
+#[test]
+fn parts_of_any_layout_are_loaded_by_any_other() {
+    let save = |ranks: usize, config: ZeroConfig| {
+        let run = |rank: launch::Rank| -> Result<_> {
+            let model = gpt::model(DType::BF16, rank.device());
+            let zero = Zero::new(&model, rank.comm().clone(), config.clone())?;
+            let parts = zero.sharded_state_dict()?.into_iter();
+            let copied = parts.map(|part| Ok(StatePart { values: part.values.copy()?, ..part }));
+            Ok((copied.collect::<Result<Vec<_>>>()?, zero.full_state_dict()?))
+        };
+        let (parts, whole): (Vec<_>, Vec<_>) = launch::threads(ranks, run).unwrap().into_iter().unzip();
+        (parts.concat(), whole.into_iter().next().unwrap())
+    };
+    let load = |ranks: usize, config: &ZeroConfig, parts: &[StatePart]| {
+        let run = |rank: launch::Rank| -> Result<_> {
+            let model = gpt::model(DType::BF16, rank.device());
+            model.parameters().iter().try_for_each(|p| {
+                Ok::<_, phalanx_parallel::Error>(phalanx_kernels::fill_(&mut p.tensor(), 0.5)?)
+            })?;
+            let zero = Zero::new(&model, rank.comm().clone(), config.clone())?;
+            zero.load_sharded_state_dict(parts)?;
+            zero.full_state_dict()
+        };
+        launch::threads(ranks, run).map(|mut all| all.swap_remove(0))
+    };
+    let (parts, whole) = save(3, config(Stage::Parameters));
+    for stage in STAGES {
+        let config = ZeroConfig { ownership: Ownership::Whole, ..config(stage) };
+        assert!(bytes(&load(4, &config, &parts).unwrap()) == bytes(&whole), "{stage:?}");
+        let hybrid = ZeroConfig { shard_ranks: Some(2), ..config };
+        assert!(bytes(&load(4, &hybrid, &parts).unwrap()) == bytes(&whole), "{stage:?}");
+    }
+    let mut short = parts;
+    let lost = short.remove(2);
+    let error = load(2, &config(Stage::Parameters), &short).unwrap_err().to_string();
+    assert!(error.contains(&lost.name), "{error}");
 }

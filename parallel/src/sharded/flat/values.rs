@@ -1,5 +1,7 @@
 //! When [`Flat`]'s values are here, and where from.
 
+use std::ops::Range;
+
 use phalanx_kernels as kernels;
 use phalanx_tensor::{Category, Tensor};
 
@@ -85,14 +87,27 @@ impl Flat {
         Ok(all)
     }
 
-    /// Takes a parameter's values from a tensor of all of it.
-    pub(in crate::sharded) fn load(&mut self, member: usize, values: &Tensor) -> Result<()> {
+    /// Which of a member's elements this rank has, and their values.
+    pub(in crate::sharded) fn part(&self, member: usize) -> Result<Option<(Range<usize>, Tensor)>> {
         let member = &self.members[member];
-        if let Some(inside) = member.inside(&self.own) {
-            let start = member.range.start + inside.start - self.own.start;
-            let values = values.with_shape(&[member.range.len()])?.narrow(0, inside.start, inside.len())?;
-            let values = kernels::cast(&values.to_device(self.shard.device(), false)?, self.shard.dtype())?;
-            kernels::copy_(&mut self.shard.narrow(0, start, inside.len())?, &values)?;
+        let Some(inside) = member.inside(&self.own) else { return Ok(None) };
+        let start = member.range.start + inside.start - self.own.start;
+        Ok(Some((inside.clone(), self.shard.narrow(0, start, inside.len())?)))
+    }
+
+    /// Takes what this rank has of a member from a tensor of all of it.
+    pub(in crate::sharded) fn load(&mut self, member: usize, values: &Tensor) -> Result<()> {
+        self.put(member, 0, &values.with_shape(&[values.numel()])?)
+    }
+
+    /// Takes what this rank has of a member from values of its elements from `first` on.
+    pub(in crate::sharded) fn put(&mut self, member: usize, first: usize, values: &Tensor) -> Result<()> {
+        let Some((own, part)) = self.part(member)? else { return Ok(()) };
+        let (start, end) = (own.start.max(first), own.end.min(first + values.numel()));
+        if start < end {
+            let values = values.narrow(0, start - first, end - start)?;
+            let values = kernels::cast(&values.to_device(part.device(), false)?, part.dtype())?;
+            kernels::copy_(&mut part.narrow(0, start - own.start, end - start)?, &values)?;
         }
         Ok(())
     }
