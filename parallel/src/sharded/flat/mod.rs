@@ -58,6 +58,8 @@ pub(in crate::sharded) struct Flat {
     gathering: Option<Pending>,
     /// The shard's version that `full` has.
     gathered: u64,
+    /// Where full is kept apart from the shard, its version when it was gathered.
+    written: Option<u64>,
     full_grad: Option<Tensor>,
     /// The numbers of the pieces that had no gradient before the last pass.
     first_grads: Vec<usize>,
@@ -116,7 +118,9 @@ impl Flat {
             keeps_full,
             apart,
             gathered,
+            written: None,
         };
+        flat.note_written();
         flat.make_pieces()?;
         flat.free()?;
         Ok(flat)
