@@ -137,7 +137,7 @@ fn odd_units_and_every_rule() {
 /// A decoder over a small batch.
 impl Task for Decoder {
     fn loss(&self, step: u64, row: usize) -> Result<Var> {
-        Ok(crate::gpt::loss(self, step, row..row + 1)?)
+        crate::gpt::loss(self, step, row..row + 1)
     }
 }
 
