@@ -92,7 +92,7 @@ pub fn checkpoint_apart<O: Outputs>(
     }
     let saved = inputs.iter().enumerate().map(|(i, v)| Saved::input(i, v)).collect::<Result<_>>()?;
     let own = inputs.iter().map(|v| v.edge().cloned());
-    let edges = own.chain(used.iter().map(|u| u.value.edge().cloned())).collect();
+    let edges = own.chain(used.iter().map(|u| Some(u.edge.clone()))).collect();
     let recomputation = Arc::new(Recomputation {
         function: Box::new(move |vars| Ok(f(vars)?.into_vars())),
         inputs: saved,
@@ -234,7 +234,9 @@ thread_local! {
 
 /// A value from outside, and who used it first.
 struct Use {
-    value: Var,
+    edge: Edge,
+    /// By handle, if it is a leaf: what that holds may be given up before the function ends.
+    saved: Saved,
     op: &'static str,
     input: usize,
 }
@@ -248,7 +250,7 @@ struct SavedUse {
 
 impl Use {
     fn save(self, place: usize) -> SavedUse {
-        SavedUse { saved: Saved::as_it_is(place, &self.value), op: self.op, input: self.input }
+        SavedUse { saved: self.saved.at(place), op: self.op, input: self.input }
     }
 }
 
@@ -293,11 +295,9 @@ pub(crate) fn note_use(op: &'static str, inputs: &[&Var]) {
         let Some(uses) = uses else { return };
         for (input, var) in inputs.iter().enumerate() {
             let Some(edge) = var.edge() else { continue };
-            let same = |u: &Use| {
-                u.value.edge().is_some_and(|e| Arc::ptr_eq(&e.node, &edge.node) && e.output == edge.output)
-            };
+            let same = |u: &Use| Arc::ptr_eq(&u.edge.node, &edge.node) && u.edge.output == edge.output;
             if !uses.iter().any(same) {
-                uses.push(Use { value: (*var).clone(), op, input });
+                uses.push(Use { edge: edge.clone(), saved: Saved::as_it_is(input, var), op, input });
             }
         }
     });

@@ -89,6 +89,11 @@ impl Saved {
         Saved { value, place: Place::Input(index as u32), version }
     }
 
+    /// The same as another input.
+    pub(crate) fn at(self, index: usize) -> Saved {
+        Saved { place: Place::Input(index as u32), ..self }
+    }
+
     pub(crate) fn output(index: usize, tensor: &Tensor) -> Result<Saved> {
         Saved::tensor(tensor, Place::Output(index as u32))
     }

@@ -4,7 +4,7 @@ mod gpt;
 
 use std::sync::{Arc, Mutex};
 
-use phalanx_nn::autograd::Var;
+use phalanx_nn::autograd::{Var, checkpoint};
 use phalanx_nn::models::{GptConfig, LlamaConfig, ModelConfig, RecomputeMode};
 use phalanx_nn::{AdamW, Group, LinearConfig, Module, Parameters, Rule, Scope, Sequential, Unit};
 use phalanx_parallel::comm::{self, Comm};
@@ -262,4 +262,36 @@ fn frozen_values_are_given_up_between_the_passes_too() {
     let loss = || model.forward(&x()).unwrap().sum_all().unwrap();
     let [values, _] = peaks(&model, &loss, &ZeroConfig::new(Stage::Parameters));
     assert_eq!(values, 2 * UNIT);
+}
+
+#[test]
+fn a_wrong_guess_of_what_comes_next_is_given_up() {
+    let _alone = ONE_AT_A_TIME.lock().unwrap();
+    const UNIT: usize = 512 * 512 * 2;
+    let x = || Var::new(Tensor::zeros(&[1, 512], DType::BF16, Device::Meta(44)).unwrap());
+    let units = |device| -> Vec<Arc<Sequential>> {
+        let unit = |i: usize| {
+            let scope = Scope::new(1, DType::BF16, device).child(i.to_string());
+            Unit::new(Arc::new(LinearConfig::new(512, 512).with_bias(false).init(&scope).unwrap()))
+        };
+        (0..8).map(|i| Arc::new(Sequential::new().with(unit(i)))).collect()
+    };
+    let config = ZeroConfig { reshard: Reshard::Always, ..ZeroConfig::new(Stage::Parameters) };
+    // From the last to the first.
+    let model = units(Device::Meta(44));
+    let backwards = || {
+        let y = model.iter().rev().try_fold(x(), |x, unit| unit.forward(&x));
+        y.unwrap().sum_all().unwrap()
+    };
+    assert_eq!(peaks(&model, &backwards, &config)[0], 2 * UNIT);
+    // Two at a time under a checkpoint.
+    let model = units(Device::Meta(44));
+    let pairs = || {
+        let y = model.chunks(2).try_fold(x(), |x, pair| {
+            let pair = pair.to_vec();
+            checkpoint(move |x| Ok(pair.iter().try_fold(x[0].clone(), |x, unit| unit.forward(&x))?), &[&x])
+        });
+        y.unwrap().sum_all().unwrap()
+    };
+    assert_eq!(peaks(&model, &pairs, &config)[0], 2 * UNIT);
 }

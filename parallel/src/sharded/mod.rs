@@ -3,7 +3,8 @@
 //! ```text
 //! config    what is spread, and how        cuts   which elements each rank owns
 //! grouping  what is gathered together      flat   the buffers
-//! zero      the wrapper around a model     core   when values are gathered and freed, when gradients are sent
+//! zero      the wrapper around a model     build  how it takes one in hand
+//! core      when values are gathered and freed, when gradients are sent
 //! hooks     around a unit's passes         norm   the gradients' norm
 //! whole     the model's state dict         optimizer_state  the optimizer's    gathered  all values for a while
 //! sharded_state   the state dict in parts
@@ -19,6 +20,7 @@
 //!
 //! Sources: Rajbhandari et al., "ZeRO" (2020); Zhao et al., "PyTorch FSDP" (2023).
 
+mod build;
 mod config;
 mod core;
 mod cuts;

@@ -7,7 +7,7 @@ use phalanx_nn::Mismatch;
 use phalanx_tensor::{Dims, Tensor};
 
 use super::Zero;
-use super::zero::Source;
+use super::build::Source;
 use crate::Result;
 
 /// A part of an entry of a model's state dict.

@@ -6,7 +6,7 @@ use phalanx_nn::Mismatch;
 use phalanx_tensor::{Device, Tensor};
 
 use super::Zero;
-use super::zero::Source;
+use super::build::Source;
 use crate::Result;
 use crate::data_parallel::Entries;
 

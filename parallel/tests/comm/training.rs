@@ -176,7 +176,8 @@ impl Trial {
                         Fault::Error => why.contains(&format!("a fault of trial {}", self.seed)),
                         _ => true,
                     };
-                    named(why) && why.contains("(call ") && why.contains(" of group [") && cause
+                    let place = why.contains("(call ") && why.contains(" of group [");
+                    named(why) && (place || why.contains("the beginning of a backward pass")) && cause
                 }
             };
             if !fine {

@@ -137,7 +137,7 @@ fn odd_units_and_every_rule() {
 /// A decoder over a small batch.
 impl Task for Decoder {
     fn loss(&self, step: u64, row: usize) -> Result<Var> {
-        Ok(crate::gpt::loss(self, step, row..row + 1)?)
+        crate::gpt::loss(self, step, row..row + 1)
     }
 }
 
@@ -163,14 +163,10 @@ fn decoders_tied_and_not_with_every_recomputation() {
             model
         };
         let wanted = course.alone(|device| build(device, RecomputeMode::Never));
-        for mode in [RecomputeMode::Never, RecomputeMode::ExceptLast, RecomputeMode::Always] {
-            for (stage, reshard) in [
-                (Stage::Optimizer, Reshard::Always),
-                (Stage::Gradients, Reshard::Always),
-                (Stage::Parameters, Reshard::Always),
-                (Stage::Parameters, Reshard::ExceptLast),
-                (Stage::Parameters, Reshard::Never),
-            ] {
+        let modes = [RecomputeMode::Never, RecomputeMode::ExceptLast, RecomputeMode::Always];
+        for (number, mode) in modes.into_iter().enumerate() {
+            let reshard = [Reshard::Always, Reshard::ExceptLast, Reshard::Never][number];
+            for (stage, reshard) in [(STAGES[number % 2], reshard), (Stage::Parameters, reshard)] {
                 let config = ZeroConfig { reshard, ..ZeroConfig::new(stage) };
                 let what = format!("{name}, {mode:?}, {stage:?}, {reshard:?}");
                 let got = course.together(&config, |device| build(device, mode));

@@ -258,3 +258,24 @@ fn what_passes_without_synchronisation_have_left_can_be_forgotten() {
         launch::threads(2, run).unwrap();
     }
 }
+
+#[test]
+fn values_written_to_the_model_alone_are_not_lost_in_silence() {
+    for stage in [Stage::Optimizer, Stage::Gradients] {
+        let run = |rank: launch::Rank| -> Result<()> {
+            let model = gpt::model(DType::BF16, rank.device());
+            let config = ZeroConfig { shard_dtype: Some(DType::F32), ..config(stage) };
+            let zero = Zero::new(&model, rank.comm().clone(), config)?;
+            for step in 0..2 {
+                zero.backward(&gpt::loss(&model, step, 0..2)?)?;
+                gpt::update(&mut gpt::optimizer(zero.parameters()), zero.grad_norm()?)?;
+                zero.updated()?;
+            }
+            let other = gpt::model(DType::BF16, rank.device());
+            phalanx_nn::load_state_dict(&model, phalanx_nn::state_dict(&other))?;
+            zero.backward(&gpt::loss(&model, 0, 0..2)?)
+        };
+        let error = launch::threads(2, run).unwrap_err().to_string();
+        assert!(error.contains("load_full_state_dict"), "{error}");
+    }
+}

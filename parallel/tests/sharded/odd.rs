@@ -15,7 +15,7 @@ use crate::{STAGES, config};
 fn frozen_and_shared_parameters_and_those_of_no_unit() {
     let build = |device: Device| {
         let (linear, scope) = (LinearConfig::new(5, 5), Scope::new(2, DType::F64, device));
-        let [a, b, c] = ["a", "b", "c"].map(|name| linear.clone().init(&scope.child(name)).unwrap());
+        let [a, b, c] = ["a", "b", "c"].map(|name| linear.init(&scope.child(name)).unwrap());
         b.parameters()[0].freeze();
         Odd { a: Unit::new(Arc::new(a)), b: Unit::new(Arc::new(b)), c }
     };

@@ -33,6 +33,8 @@ pub(in crate::sharded) struct State {
     sites: Vec<usize>,
     /// Whether a parameter got a gradient since the last synchronisation.
     touched: Vec<bool>,
+    /// A group that is gathered for a unit that has not come yet. If another comes, the guess was wrong.
+    ahead: Option<usize>,
     /// How many want all values to stay here.
     held: usize,
     /// Groups whose gradients are not yet sent in this pass: those below this number.
@@ -72,7 +74,7 @@ impl Core {
         let parameters: Vec<_> = groups.iter().enumerate().flat_map(of_group).collect();
         let sites = parameters.iter().map(|(p, _)| p.leaves().len()).collect();
         let (touched, unsent) = (vec![false; parameters.len()], groups.len());
-        let state = State { groups, sites, touched, held: 0, unsent, sent: VecDeque::new() };
+        let state = State { groups, sites, touched, ahead: None, held: 0, unsent, sent: VecDeque::new() };
         Core { ranks, config, units, parameters, state: Mutex::new(state) }
     }
 

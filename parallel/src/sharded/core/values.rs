@@ -1,6 +1,6 @@
 //! When values are gathered and freed.
 
-use phalanx_nn::autograd::is_grad_enabled;
+use phalanx_nn::autograd::{is_grad_enabled, is_recomputing};
 
 use super::{Core, State};
 use crate::sharded::Reshard;
@@ -18,20 +18,39 @@ impl Core {
     /// A unit is about to compute.
     pub(in crate::sharded) fn enter(&self, unit: usize, pass: Pass) -> Result<()> {
         let state = &mut *self.lock();
-        for flat in &mut state.groups[self.units[unit]].flats {
+        let here = self.units[unit];
+        if let Some(other) = state.ahead.take().filter(|ahead| *ahead != here && state.held == 0) {
+            state.groups[other].flats.iter_mut().try_for_each(Flat::free)?;
+        }
+        for flat in &mut state.groups[here].flats {
             flat.gather(&self.ranks)?;
             if matches!(pass, Pass::Backward) && flat.trained {
                 flat.open()?;
             }
         }
-        let next = match pass {
-            Pass::Forward => self.units.get(unit + 1),
-            Pass::Backward => unit.checked_sub(1).and_then(|before| self.units.get(before)),
-        };
-        match next.filter(|_| self.config.prefetch) {
-            Some(&next) => state.groups[next].flats.iter_mut().try_for_each(|f| f.start_gather(&self.ranks)),
+        match self.following(unit, pass) {
+            Some(next) => self.gather_ahead(state, next),
             None => Ok(()),
         }
+    }
+
+    /// The group of the unit that presumably computes next: units are registered in that order. Nothing says where a
+    /// forward pass ends that is repeated during backward.
+    fn following(&self, unit: usize, pass: Pass) -> Option<usize> {
+        let next = match pass {
+            Pass::Forward if is_recomputing() => None,
+            Pass::Forward => Some(unit + 1),
+            Pass::Backward => unit.checked_sub(1),
+        };
+        next.filter(|_| self.config.prefetch).and_then(|next| self.units.get(next)).copied()
+    }
+
+    fn gather_ahead(&self, state: &mut State, group: usize) -> Result<()> {
+        let flats = &mut state.groups[group].flats;
+        if flats.iter().any(|flat| !flat.is_here()) {
+            state.ahead = Some(group);
+        }
+        flats.iter_mut().try_for_each(|flat| flat.start_gather(&self.ranks))
     }
 
     /// Before a unit's forward pass is repeated.
@@ -95,12 +114,18 @@ impl Core {
 
     /// Refuses to go on from values of before the last update.
     pub(in crate::sharded) fn check_fresh(&self) -> Result<()> {
-        match self.lock().groups.iter().flat_map(|g| &g.flats).any(Flat::is_stale) {
-            true => Err(Error::Config(
-                "parameters were changed and `updated` was not called before backward".into(),
-            )),
-            false => Ok(()),
+        let state = self.lock();
+        let is = |what: fn(&Flat) -> bool| state.groups.iter().flat_map(|g| &g.flats).any(what);
+        let refuse = |why: &str| Err(Error::Config(format!("Zero: {why}")));
+        if is(Flat::is_stale) {
+            return refuse("parameters were changed and `updated` was not called before backward");
         }
+        if is(Flat::is_overwritten) {
+            return refuse(
+                "values of the model were changed, wanted `load_full_state_dict`: shares are kept apart",
+            );
+        }
+        Ok(())
     }
 }
 

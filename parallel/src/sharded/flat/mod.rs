@@ -59,6 +59,8 @@ pub(in crate::sharded) struct Flat {
     gathering: Option<Pending>,
     /// The shard's version that `full` has.
     gathered: u64,
+    /// Where full is kept apart from the shard, its version when it was gathered.
+    written: Option<u64>,
     /// Of each site that any of the parameters has, if they are trained.
     gradients: Vec<Gradients>,
     /// The numbers of the pieces that had no gradient before the last pass.
@@ -118,10 +120,12 @@ impl Flat {
             keeps_full,
             apart,
             gathered,
+            written: None,
         };
         if flat.trained {
             flat.gradients = Gradients::of(&flat);
         }
+        flat.note_written();
         flat.make_pieces()?;
         flat.free()?;
         Ok(flat)

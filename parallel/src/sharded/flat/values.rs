@@ -35,7 +35,7 @@ impl Flat {
     /// Lets the parameters hold their values.
     pub(in crate::sharded) fn gather(&mut self, ranks: &Ranks) -> Result<()> {
         self.start_gather(ranks)?;
-        let (Some(pending), Some(full)) = (self.gathering.take(), &self.full) else { return Ok(()) };
+        let Some(pending) = self.gathering.take() else { return Ok(()) };
         if let Err(error) = pending.wait() {
             // Nobody is to take for values what is in there.
             self.full = if self.keeps_full { self.full.take() } else { None };
@@ -45,6 +45,8 @@ impl Flat {
             // The shard, a part of what was written, is as new.
             self.gathered = self.shard.version();
         }
+        self.note_written();
+        let Some(full) = &self.full else { return Ok(()) };
         self.members.iter().try_for_each(|member| Ok(member.parameter.set_tensor(member.of(full)?)?))
     }
 
@@ -69,6 +71,11 @@ impl Flat {
         Ok(())
     }
 
+    /// Whether all values are here or on their way.
+    pub(in crate::sharded) fn is_here(&self) -> bool {
+        self.full.is_some()
+    }
+
     /// Whether all values stay with every rank.
     pub(in crate::sharded) fn keeps_full(&self) -> bool {
         self.keeps_full
@@ -77,6 +84,17 @@ impl Flat {
     /// Whether the values that are here are those of before this rank's last update.
     pub(in crate::sharded) fn is_stale(&self) -> bool {
         self.full.is_some() && self.gathered != self.shard.version()
+    }
+
+    /// Remembers that the values that stay are those of the shards.
+    pub(super) fn note_written(&mut self) {
+        let kept = self.full.as_ref().filter(|_| self.apart && self.keeps_full);
+        self.written = kept.map(Tensor::version);
+    }
+
+    /// Whether somebody has changed the model's own values, which are given by the shards.
+    pub(in crate::sharded) fn is_overwritten(&self) -> bool {
+        self.written.is_some_and(|version| self.full.as_ref().is_some_and(|full| full.version() != version))
     }
 
     /// All values in the shards' dtype, for a state dict, on the parameters' device.
