@@ -12,7 +12,7 @@ use crate::sharded::Gathered;
 /// Tensors by name.
 pub type Entries = Vec<(String, Tensor)>;
 
-/// Ranks that share a batch: [`Ddp`], [`Zero`], or a device [`Alone`], in one training loop.
+/// Ranks that share a batch: [`Ddp`], [`Zero`](crate::sharded::Zero), or a device [`Alone`], in one training loop.
 ///
 /// ```text
 /// optimizer over parameters()

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::core::Core;
 
-/// See [`Zero::gathered`].
+/// See [`Zero::gathered`](super::Zero::gathered).
 #[must_use = "values are freed when it is dropped"]
 pub struct Gathered(pub(super) Arc<Core>);
 
