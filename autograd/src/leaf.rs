@@ -167,7 +167,8 @@ impl Leaf {
         state.grad = None;
         match &mut state.slot {
             Slot::Owned(_) => Ok(()),
-            Slot::Into(buffer) => Ok(kernels::fill_(buffer, 0.0)?),
+            // What changes nothing that is added to it; 0 would make 0 of -0.
+            Slot::Into(buffer) => Ok(kernels::fill_(buffer, -0.0)?),
         }
     }
 }

@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 use phalanx::tensor::io::{SafeTensors, save_safetensors};
 use phalanx::{Device, Tensor};
 
+use crate::train::Run;
+
 /// The file's name in a run's folder.
 pub const FILE: &str = "checkpoint.safetensors";
 const FORMAT: &str = "phalanx-gpt-1";
@@ -103,4 +105,40 @@ fn checksum(metadata: &BTreeMap<String, String>, tensors: &[(String, Tensor)]) -
         add(&tensor.to_bytes().map_err(|e| e.to_string())?);
     }
     Ok(format!("{hash:016x}"))
+}
+
+/// Puts the run where its checkpoint left it; the steps done.
+pub fn resume(folder: &Path, run: &mut Run, settings: &BTreeMap<String, String>) -> Result<u64, String> {
+    let saved = Checkpoint::load(folder)?;
+    saved.check_run(folder, settings)?;
+    let file = folder.join(FILE);
+    let named = |e: &dyn std::fmt::Display| format!("{}: {e}", file.display());
+    let (model, optimizer): (Vec<_>, Vec<_>) =
+        saved.tensors.into_iter().partition(|(name, _)| name.starts_with("model."));
+    let strip = |prefix: &'static str| move |(name, t): (String, _)| (name[prefix.len()..].to_string(), t);
+    let (model, optimizer) = (
+        model.into_iter().map(strip("model.")).collect(),
+        optimizer.into_iter().map(strip("optimizer.")).collect(),
+    );
+    run.share.load_full_state_dict(&run.model, model).map_err(|e| named(&e))?;
+    let optimizer = run.share.part_of_optimizer_state(optimizer).map_err(|e| named(&e))?;
+    run.optimizer.load_state_dict(optimizer).map_err(|e| named(&e))?;
+    Ok(saved.step)
+}
+
+/// Writes a checkpoint of the whole run, on the first rank.
+pub fn save(run: &Run, folder: &Path, step: u64, settings: &BTreeMap<String, String>) -> Result<(), String> {
+    let named = |prefix: &'static str| move |(name, t)| (format!("{prefix}{name}"), t);
+    let whole = || {
+        let own = run.optimizer.state_dict()?;
+        let optimizer = run.share.full_optimizer_state(own, &run.optimizer.kinds())?;
+        Ok::<_, phalanx::parallel::Error>((run.share.full_state_dict(&run.model)?, optimizer))
+    };
+    let (model, optimizer) = whole().map_err(|e| e.to_string())?;
+    if !run.place.is_first() {
+        return Ok(());
+    }
+    let mut tensors: Vec<_> = model.into_iter().map(named("model.")).collect();
+    tensors.extend(optimizer.into_iter().map(named("optimizer.")));
+    Checkpoint { step, run: settings.clone(), tensors }.save(folder)
 }

@@ -24,15 +24,17 @@ pub fn report(args: &TrainArgs, run: &mut Run, windows: Windows) -> Result<Strin
         train_step(&run.model, &mut run.optimizer, &micros, settings, step).map_err(|e| e.to_string())?;
     }
     sent = run.share.traffic().bytes - sent;
-    let rank = if place.size() > 1 { format!(", on each of {} ranks", place.size()) } else { String::new() };
-    let mut report = format!("{} parameters; bytes of a training step{rank}:\n", run.parameters);
-    report += &format!("  {:<16} {:>18} {:>18}\n", "", "peak", "after backward");
-    let rows = Category::ALL.map(|category| (category.name(), ledger.category(category)));
-    for (name, usage) in rows.into_iter().chain([("in all", ledger.total())]) {
-        report += &format!("  {name:<16} {:>18} {:>18}\n", usage.peak, usage.now);
-    }
+    let of = if place.size() > 1 { ", for each rank" } else { "" };
+    let mut report = format!("{} parameters; peak bytes of a training step{of}:\n", run.parameters);
+    let rows = || {
+        let of = |category: Category| (category.name(), ledger.category(category));
+        Category::ALL.map(of).into_iter().chain([("in all", ledger.total())])
+    };
+    rows().for_each(|(name, usage)| report += &format!("  {name:<16} {:>15}\n", usage.peak));
+    report += "after backward:\n";
+    rows().for_each(|(name, usage)| report += &format!("  {name:<16} {:>15}\n", usage.now));
     if place.size() > 1 {
-        report += &format!("  {:<16} {sent:>18}\n", "sent");
+        report += &format!("sent in a step:    {sent:>15}\n");
     }
     Ok(report)
 }

@@ -16,7 +16,7 @@ use phalanx::parallel::data_parallel::DataParallel;
 use phalanx::parallel::launch;
 
 use crate::args::{GradPrecision, LrSchedule, Precision, Recompute, TrainArgs};
-use crate::checkpoint::{self, Checkpoint};
+use crate::checkpoint::{self, Checkpoint, resume, save};
 use crate::metrics::{self, Metrics, Record, Summary};
 use crate::outputs::{Outputs, remove_leftovers};
 use crate::progress::Progress;
@@ -209,42 +209,6 @@ fn identity(args: &TrainArgs, text: &[u8], of_folder: Option<&ModelConfig>) -> B
     settings
 }
 
-/// Puts the run where its checkpoint left it; the steps done.
-fn resume(folder: &Path, run: &mut Run, settings: &BTreeMap<String, String>) -> Result<u64, String> {
-    let saved = Checkpoint::load(folder)?;
-    saved.check_run(folder, settings)?;
-    let file = folder.join(checkpoint::FILE);
-    let named = |e: &dyn std::fmt::Display| format!("{}: {e}", file.display());
-    let (model, optimizer): (Vec<_>, Vec<_>) =
-        saved.tensors.into_iter().partition(|(name, _)| name.starts_with("model."));
-    let strip = |prefix: &'static str| move |(name, t): (String, _)| (name[prefix.len()..].to_string(), t);
-    let (model, optimizer) = (
-        model.into_iter().map(strip("model.")).collect(),
-        optimizer.into_iter().map(strip("optimizer.")).collect(),
-    );
-    run.share.load_full_state_dict(&run.model, model).map_err(|e| named(&e))?;
-    let optimizer = run.share.part_of_optimizer_state(optimizer).map_err(|e| named(&e))?;
-    run.optimizer.load_state_dict(optimizer).map_err(|e| named(&e))?;
-    Ok(saved.step)
-}
-
-/// Writes a checkpoint of the whole run, on the first rank.
-fn save(run: &Run, folder: &Path, step: u64, settings: &BTreeMap<String, String>) -> Result<(), String> {
-    let named = |prefix: &'static str| move |(name, t)| (format!("{prefix}{name}"), t);
-    let whole = || {
-        let own = run.optimizer.state_dict()?;
-        let optimizer = run.share.full_optimizer_state(own, &run.optimizer.kinds())?;
-        Ok::<_, phalanx::parallel::Error>((run.share.full_state_dict(&run.model)?, optimizer))
-    };
-    let (model, optimizer) = whole().map_err(|e| e.to_string())?;
-    if !run.place.is_first() {
-        return Ok(());
-    }
-    let mut tensors: Vec<_> = model.into_iter().map(named("model.")).collect();
-    tensors.extend(optimizer.into_iter().map(named("optimizer.")));
-    Checkpoint { step, run: settings.clone(), tensors }.save(folder)
-}
-
 fn save_hugging_face(run: &Run, out: &Path) -> Result<(), String> {
     let folder = out.join("model");
     save_model(&run.model, &run.config, &folder).map_err(|e| e.to_string())?;
@@ -353,6 +317,8 @@ fn steps(
     let settings = settings(args, &*run.share);
     let (schedule, begin, mut losses) = (schedule(args), Instant::now(), Vec::new());
     let ledger = place.device.ledger().map_err(|e| e.to_string())?;
+    // Peaks are the steps', not those of building the model.
+    ledger.reset_peak();
     let peaks = || {
         let peaks = place.all(ledger.total().peak as f64).map_err(|e| e.to_string())?;
         Ok::<_, String>(peaks.into_iter().map(|peak| peak as usize).collect::<Vec<_>>())

@@ -51,7 +51,7 @@ pub(super) fn carry(view: &mut Tensor, keeper: bool, divisor: Option<f64>) -> Re
     match (keeper, divisor) {
         (true, None) => Ok(()),
         (true, Some(divisor)) => Ok(kernels::scale_(view, divisor)?),
-        (false, _) => Ok(kernels::fill_(view, 0.0)?),
+        (false, _) => Ok(kernels::fill_(view, -0.0)?),
     }
 }
 

@@ -205,7 +205,7 @@ impl Reducer {
         self.comm.broadcast(&mut flags, root)?;
         let held = flags.to_vec::<i32>()?;
         let mut forgotten = state.store.views.iter_mut().zip(held).filter(|(_, held)| *held == 0);
-        Ok(forgotten.try_for_each(|(view, _)| kernels::fill_(view, 0.0))?)
+        Ok(forgotten.try_for_each(|(view, _)| kernels::fill_(view, -0.0))?)
     }
 
     /// A leaf that no rank used has no gradient, rather than one of zeros, which an optimizer would act on.

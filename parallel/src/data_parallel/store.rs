@@ -2,6 +2,7 @@
 
 use std::sync::Mutex;
 
+use phalanx_kernels as kernels;
 use phalanx_nn::Parameter;
 use phalanx_nn::autograd::Leaf;
 use phalanx_tensor::{Category, DType, Device, Dims, Tensor};
@@ -52,7 +53,8 @@ impl Store {
             let (dtype, device): (DType, Device) = members
                 .first()
                 .map_or((DType::F32, Device::CPU), |&number| (sizes[number].dtype, sizes[number].device));
-            let gradients = Tensor::zeros(&[total], dtype, device)?.tagged(Category::Gradients);
+            // As `Leaf::zero_grad`.
+            let gradients = kernels::full(&[total], -0.0, dtype, device)?.tagged(Category::Gradients);
             let shape = |&number: &usize| Dims::from_slice(leaves[number].0.tensor().shape());
             let shapes = members.iter().map(shape).collect();
             let slot = Slot { index, gradients, parameters: members.clone(), shapes, rest: Mutex::new(None) };
