@@ -95,7 +95,7 @@ pub fn run<T: Send>(
     f: impl Fn(Place) -> Result<T, String> + Sync,
 ) -> Result<Vec<T>, String> {
     let ranks = args.data_ranks();
-    if args.device.is_meta() {
+    if args.device.is_meta() && ranks > 1 {
         let comm = comm::meta(0, ranks).map_err(|e| e.to_string())?;
         return Ok(vec![f(Place { device: args.device, comm: Some(comm) })?]);
     }

@@ -84,6 +84,11 @@ impl Reducer {
         &self.leaves
     }
 
+    /// Where numbers that ranks exchange about their work are kept.
+    fn host(&self) -> Device {
+        self.sizes.first().map_or(Device::CPU, |size| size.device.host())
+    }
+
     fn name(&self, number: usize) -> &str {
         self.leaves[number].0.name()
     }
@@ -201,7 +206,7 @@ impl Reducer {
         let state = &mut *self.lock();
         let mut mine = vec![0i32; self.sizes.len()];
         state.held.remaining(&state.store.views)?.into_iter().for_each(|number| mine[number] = 1);
-        let mut flags = Tensor::from_slice(&mine, &[mine.len()], Device::CPU)?;
+        let mut flags = Tensor::from_slice(&mine, &[mine.len()], self.host())?;
         self.comm.broadcast(&mut flags, root)?;
         let held = flags.to_vec::<i32>()?;
         let mut forgotten = state.store.views.iter_mut().zip(held).filter(|(_, held)| *held == 0);
@@ -211,8 +216,10 @@ impl Reducer {
     /// A leaf that no rank used has no gradient, rather than one of zeros, which an optimizer would act on.
     fn set_unused_apart(&self, state: &mut State) -> Result<()> {
         let touched: Vec<i32> = state.touched.iter().map(|&t| i32::from(t)).collect();
-        let mut touched = Tensor::from_slice(&touched, &[touched.len()], Device::CPU)?;
-        self.comm.all_reduce(&mut touched, Reduction::Max)?;
+        let mut touched = Tensor::from_slice(&touched, &[touched.len()], self.host())?;
+        if self.comm.has_peers() {
+            self.comm.all_reduce(&mut touched, Reduction::Max)?;
+        }
         for (number, touched) in touched.to_vec::<i32>()?.into_iter().enumerate() {
             let leaf = &self.leaves[number].1;
             if touched == 0 {
@@ -232,8 +239,10 @@ impl Reducer {
         let late: Vec<usize> = (0..self.leaves.len()).filter(|number| !order.contains(number)).collect();
         order.extend(late);
         let mine: Vec<i64> = order.iter().map(|&number| number as i64).collect();
-        let mut first = Tensor::from_slice(&mine, &[mine.len()], Device::CPU)?;
-        self.comm.broadcast(&mut first, state.roles.first)?;
+        let mut first = Tensor::from_slice(&mine, &[mine.len()], self.host())?;
+        if self.comm.has_peers() {
+            self.comm.broadcast(&mut first, state.roles.first)?;
+        }
         let order: Vec<usize> = first.to_vec::<i64>()?.into_iter().map(|number| number as usize).collect();
         let sizes = (self.config.first_bucket_bytes, self.config.bucket_bytes);
         let buckets = Buckets::fill(&order, &self.sizes, sizes.0, sizes.1);
