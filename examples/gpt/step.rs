@@ -59,7 +59,7 @@ pub fn train_step(
         c.train = true;
         c.rng = RngKey { seed: settings.seed, step };
     });
-    optimizer.zero_grad()?;
+    settings.ranks.zero_grad()?;
     let scale = 1.0 / settings.tokens as f64;
     let mut loss = 0.0;
     for (number, group) in micros.chunks(micros.len().div_ceil(settings.groups)).enumerate() {

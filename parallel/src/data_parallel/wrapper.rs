@@ -17,7 +17,7 @@ pub type Entries = Vec<(String, Tensor)>;
 /// ```text
 /// optimizer over parameters()
 /// each step:  for all micro-batches but the last: let _accumulate = no_sync(); backward(loss)
-///             backward(loss); grad_norm(); optimizer.step_scaled(..); updated(); optimizer.zero_grad()
+///             backward(loss); grad_norm(); optimizer.step_scaled(..); updated(); zero_grad()
 /// ```
 ///
 /// What is written out below holds where every rank keeps everything.
