@@ -35,11 +35,13 @@ impl Zero {
         for (path, source) in &self.entries {
             let (shape, part) = match source {
                 Source::Flat(g, f, m) => {
-                    let flat = &state.groups[*g].flats[*f];
-                    (flat.members[*m].shape.clone(), flat.part(*m)?)
+                    let buffer = &state.groups[*g].flats[*f];
+                    (buffer.members[*m].shape.clone(), buffer.part(*m)?)
                 }
-                Source::Parameter(p) => whole(&p.tensor(), first)?,
-                Source::Buffer(b) => whole(&b.tensor(), first)?,
+                Source::Parameter(p) => {
+                    (all_of(&p.tensor()).0, first.then(|| flat(&p.tensor())).transpose()?)
+                }
+                Source::Buffer(b) => (all_of(&b.tensor()).0, first.then(|| flat(&b.tensor())).transpose()?),
             };
             if let Some((range, values)) = part {
                 parts.push(StatePart { name: path.clone(), shape, range, values });
@@ -95,10 +97,9 @@ impl Zero {
     }
 }
 
-/// A tensor that one rank has all of.
-fn whole(tensor: &Tensor, has: bool) -> Result<(Dims, Option<(Range<usize>, Tensor)>)> {
-    let flat = || Ok::<_, crate::Error>((0..tensor.numel(), tensor.with_shape(&[tensor.numel()])?));
-    Ok((Dims::from_slice(tensor.shape()), has.then(flat).transpose()?))
+/// A tensor's elements and their values in one dimension.
+fn flat(tensor: &Tensor) -> Result<(Range<usize>, Tensor)> {
+    Ok((0..tensor.numel(), tensor.with_shape(&[tensor.numel()])?))
 }
 
 fn all_of(tensor: &Tensor) -> (Dims, Option<Range<usize>>) {
