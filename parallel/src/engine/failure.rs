@@ -55,9 +55,13 @@ impl Failure {
         }
     }
 
+    fn reported(&self) -> bool {
+        self.reported.load(Ordering::Relaxed)
+    }
+
     /// Nobody needs to hear of it: it was reported, and no variable is poisoned by it. The list's is the last handle.
     fn settled(self: &Arc<Failure>) -> bool {
-        self.reported.load(Ordering::Relaxed) && Arc::strong_count(self) == 1
+        self.reported() && Arc::strong_count(self) == 1
     }
 }
 
@@ -71,10 +75,13 @@ impl Failures {
 
     pub(crate) fn add(&self, failure: &Arc<Failure>) {
         let mut list = lock(&self.0);
+        // Each is asked once whether it poisons anything: the answer may change meanwhile.
+        let poisons: Vec<bool> = list.iter().map(|f| Arc::strong_count(f) > 1).collect();
         // Of those that poison nothing the first is enough to report, so the list does not grow without end.
-        let first =
-            list.iter().filter(|f| Arc::strong_count(f) == 1 && !f.settled()).map(|f| f.sequence).min();
-        list.retain(|f| Arc::strong_count(f) > 1 || Some(f.sequence) == first);
+        let idle = list.iter().zip(&poisons).filter(|(f, poisons)| !**poisons && !f.reported());
+        let first = idle.map(|(f, _)| f.sequence).min();
+        let mut poisons = poisons.into_iter();
+        list.retain(|f| poisons.next() == Some(true) || Some(f.sequence) == first);
         list.push(failure.clone());
     }
 
