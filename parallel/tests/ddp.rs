@@ -4,6 +4,7 @@
 mod accumulate;
 #[path = "ddp/engine.rs"]
 mod engine;
+mod gpt;
 #[path = "ddp/join.rs"]
 mod join;
 #[path = "ddp/power_sgd.rs"]
@@ -15,114 +16,33 @@ mod sync_batch_norm;
 
 use std::sync::Arc;
 
-use phalanx_kernels as kernels;
+use gpt::Trained;
 use phalanx_nn::autograd::Var;
-use phalanx_nn::models::{Decoder, GptConfig, ModelConfig};
-use phalanx_nn::{
-    AdamW, BatchNorm, BatchNormConfig, Clip, Group, LinearConfig, Module, Optimizer, Parameter, Parameters,
-    Rule, Scope, cut, grad_norm,
-};
+use phalanx_nn::{BatchNorm, BatchNormConfig, LinearConfig, Module, Parameter, Parameters, Scope, grad_norm};
 use phalanx_parallel::comm::Comm;
 use phalanx_parallel::data_parallel::{Average, Compress, Ddp, DdpConfig};
 use phalanx_parallel::{Result, launch};
-use phalanx_tensor::{Context, DType, Device, RngKey, Tensor};
-
-/// Sequences of a global batch, and their length.
-const ROWS: usize = 12;
-const LENGTH: usize = 8;
-
-fn model(dtype: DType, device: Device) -> Decoder {
-    let config = ModelConfig::Gpt(GptConfig::new(37, LENGTH, 2, 2, 16).with_dropout(0.2));
-    let model = config.init(&Scope::new(3, dtype, device)).unwrap();
-    model.parameters().iter().for_each(|p| p.set_grad_dtype(DType::F32).unwrap());
-    model
-}
-
-fn optimizer(model: &Decoder) -> Optimizer<AdamW> {
-    AdamW::default().init(Group::decay_matrices(model.parameters(), 1e-2, 0.1)).unwrap()
-}
-
-/// Runs forward over some rows of a step's batch; the loss is their part of the global mean.
-fn loss(model: &Decoder, step: u64, rows: std::ops::Range<usize>) -> Result<Var> {
-    let _context = Context::with(|c| {
-        c.train = true;
-        c.rng = RngKey { seed: 5, step };
-        c.batch_offset = rows.start as u64;
-    });
-    let tokens = |skip: usize| {
-        let places = rows.start * LENGTH..rows.end * LENGTH;
-        let tokens: Vec<i64> = places.map(|i| ((i + skip) * 7919 + step as usize * 31) as i64 % 37).collect();
-        Var::from_slice(&tokens, &[rows.len(), LENGTH], model.device())
-    };
-    let x = model.forward(&tokens(0)?)?;
-    Ok(model.loss(&x, &tokens(1)?, 1.0 / (ROWS * LENGTH) as f64)?)
-}
-
-fn update(optimizer: &mut Optimizer<AdamW>) -> Result<f64> {
-    let norm = grad_norm(&optimizer.parameters())?;
-    optimizer.step_scaled(Clip::new(norm, 0.05).scale)?;
-    Ok(norm)
-}
-
-fn bytes(parameters: &[Parameter]) -> Vec<Vec<u8>> {
-    parameters.iter().map(|p| p.tensor().to_bytes().unwrap()).collect()
-}
-
-/// One device: a chain of micro-batches for each of `groups`, added in order.
-fn alone(dtype: DType, groups: usize, micros: usize, steps: u64) -> (Vec<f64>, Vec<Vec<u8>>) {
-    let model = model(dtype, Device::CPU);
-    let (mut optimizer, parameters) = (optimizer(&model), model.parameters());
-    let mut norms = Vec::new();
-    for step in 0..steps {
-        // One chain for each site; sites are added last.
-        let leaves: Vec<_> = parameters.iter().flat_map(|p| p.leaves().to_vec()).collect();
-        let mut sums: Vec<Option<Tensor>> = vec![None; leaves.len()];
-        for share in cut(ROWS, groups) {
-            for piece in cut(share.len(), micros) {
-                let rows = share.start + piece.start..share.start + piece.end;
-                loss(&model, step, rows).unwrap().backward().unwrap();
-            }
-            for (sum, leaf) in sums.iter_mut().zip(&leaves) {
-                let grad = leaf.grad().unwrap().into_tensor();
-                leaf.set_grad(None);
-                match sum {
-                    Some(sum) => kernels::accumulate_(sum, &grad).unwrap(),
-                    None => *sum = Some(grad),
-                }
-            }
-        }
-        leaves.iter().zip(sums).for_each(|(leaf, sum)| leaf.set_grad(sum.map(Var::new)));
-        norms.push(update(&mut optimizer).unwrap());
-        optimizer.zero_grad().unwrap();
-    }
-    (norms, bytes(&parameters))
-}
+use phalanx_tensor::{Context, DType};
 
 /// The same over ranks.
-fn together(
-    dtype: DType,
-    ranks: usize,
-    micros: usize,
-    steps: u64,
-    config: &DdpConfig,
-) -> (Vec<f64>, Vec<Vec<u8>>) {
-    let run = |rank: launch::Rank| -> Result<_> {
-        let model = model(dtype, rank.device());
+fn together(dtype: DType, ranks: usize, micros: usize, steps: u64, config: &DdpConfig) -> Trained {
+    let run = |rank: launch::Rank| -> Result<Trained> {
+        let model = gpt::model(dtype, rank.device());
         let config = DdpConfig { grad_dtype: Some(DType::F32), ..config.clone() };
         let ddp = Ddp::new(&model, rank.comm().clone(), config)?;
-        let mut optimizer = optimizer(&model);
-        let share = cut(ROWS, ranks).swap_remove(rank.rank());
+        let mut optimizer = gpt::optimizer(model.parameters());
         let mut norms = Vec::new();
         for step in 0..steps {
-            for (number, piece) in cut(share.len(), micros).into_iter().enumerate() {
-                let loss = loss(&model, step, share.start + piece.start..share.start + piece.end)?;
+            for (number, rows) in gpt::rows(ranks, rank.rank(), micros).into_iter().enumerate() {
+                let loss = gpt::loss(&model, step, rows)?;
                 let _accumulate = (number + 1 < micros).then(|| ddp.no_sync());
                 ddp.backward(&loss)?;
             }
-            norms.push(update(&mut optimizer)?);
-            optimizer.zero_grad()?;
+            norms.push(gpt::update(&mut optimizer, grad_norm(&model.parameters())?)?);
         }
-        Ok((norms, bytes(&model.parameters())))
+        let mut state = gpt::bytes(&optimizer.state_dict()?);
+        state.sort();
+        Ok((norms, gpt::bytes(&phalanx_nn::state_dict(&model)), state))
     };
     let mut all = launch::threads(ranks, run).unwrap();
     let first = all.swap_remove(0);
@@ -134,14 +54,14 @@ fn together(
 fn every_number_of_ranks_and_micro_batches_has_the_bits_of_one_device() {
     for (dtype, micros) in [(DType::F32, 1), (DType::F32, 2), (DType::BF16, 1)] {
         for ranks in [1, 2, 3, 4] {
-            let wanted = alone(dtype, ranks, micros, 4);
-            assert!(wanted.0.iter().all(|&norm| norm > 0.05), "clipping has to act");
+            let wanted = gpt::alone(dtype, ranks, micros, 4);
+            assert!(wanted.0.iter().all(|&norm| norm > gpt::CLIP), "clipping has to act");
             for bucket_bytes in [1, 1 << 12, 1 << 25] {
                 let config =
                     DdpConfig { bucket_bytes, first_bucket_bytes: bucket_bytes, ..DdpConfig::default() };
                 let got = together(dtype, ranks, micros, 4, &config);
                 assert_eq!(got.0, wanted.0, "{dtype}, {ranks} ranks, {micros} micro-batches");
-                assert!(got.1 == wanted.1, "{dtype}, {ranks} ranks, {micros} micro-batches");
+                assert!(got == wanted, "{dtype}, {ranks} ranks, {micros} micro-batches");
             }
         }
     }
@@ -150,8 +70,8 @@ fn every_number_of_ranks_and_micro_batches_has_the_bits_of_one_device() {
 #[test]
 fn gradients_sent_in_bf16_are_near() {
     let config = DdpConfig { hook: Arc::new(Compress(DType::BF16)), ..DdpConfig::default() };
-    let (norms, _) = together(DType::F32, 3, 1, 3, &config);
-    let (wanted, _) = alone(DType::F32, 3, 1, 3);
+    let (norms, ..) = together(DType::F32, 3, 1, 3, &config);
+    let (wanted, ..) = gpt::alone(DType::F32, 3, 1, 3);
     for (norm, wanted) in norms.iter().zip(&wanted) {
         assert!((norm / wanted - 1.0).abs() < 0.02 && norm != wanted, "{norm} {wanted}");
     }

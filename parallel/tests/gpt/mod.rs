@@ -65,6 +65,25 @@ pub fn bytes(tensors: &[(String, Tensor)]) -> Vec<(String, Vec<u8>)> {
     tensors.iter().map(|(name, t)| (name.clone(), t.to_bytes().unwrap())).collect()
 }
 
+/// One device in the place of ranks: `backward` adds a rank's gradients; each rank's are a chain of its own for each
+/// site, the chains are added in order, and sites are added last.
+pub fn add_chains(parameters: &[Parameter], ranks: usize, mut backward: impl FnMut(usize)) {
+    let leaves: Vec<_> = parameters.iter().flat_map(|p| p.leaves().to_vec()).collect();
+    let mut sums: Vec<Option<Tensor>> = vec![None; leaves.len()];
+    for rank in 0..ranks {
+        backward(rank);
+        for (sum, leaf) in sums.iter_mut().zip(&leaves) {
+            let Some(grad) = leaf.grad().map(Var::into_tensor) else { continue };
+            leaf.set_grad(None);
+            match sum {
+                Some(sum) => kernels::accumulate_(sum, &grad).unwrap(),
+                None => *sum = Some(grad),
+            }
+        }
+    }
+    leaves.iter().zip(sums).for_each(|(leaf, sum)| leaf.set_grad(sum.map(Var::new)));
+}
+
 /// The norms of the steps, and the state at the end: values, optimizer.
 pub type Trained = (Vec<f64>, Vec<(String, Vec<u8>)>, Vec<(String, Vec<u8>)>);
 
@@ -74,23 +93,11 @@ pub fn alone(dtype: DType, groups: usize, micros: usize, steps: u64) -> Trained 
     let (mut optimizer, parameters) = (optimizer(model.parameters()), model.parameters());
     let mut norms = Vec::new();
     for step in 0..steps {
-        // One chain for each site; sites are added last.
-        let leaves: Vec<_> = parameters.iter().flat_map(|p| p.leaves().to_vec()).collect();
-        let mut sums: Vec<Option<Tensor>> = vec![None; leaves.len()];
-        for group in 0..groups {
+        add_chains(&parameters, groups, |group| {
             for rows in rows(groups, group, micros) {
                 loss(&model, step, rows).unwrap().backward().unwrap();
             }
-            for (sum, leaf) in sums.iter_mut().zip(&leaves) {
-                let grad = leaf.grad().unwrap().into_tensor();
-                leaf.set_grad(None);
-                match sum {
-                    Some(sum) => kernels::accumulate_(sum, &grad).unwrap(),
-                    None => *sum = Some(grad),
-                }
-            }
-        }
-        leaves.iter().zip(sums).for_each(|(leaf, sum)| leaf.set_grad(sum.map(Var::new)));
+        });
         let norm = grad_norm(&parameters).unwrap();
         norms.push(update(&mut optimizer, norm).unwrap());
     }

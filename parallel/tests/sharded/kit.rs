@@ -1,13 +1,12 @@
 //! Models of any kind, trained on one device and on several, with any rule.
 
-use phalanx_kernels as kernels;
 use phalanx_nn::autograd::Var;
 use phalanx_nn::{Clip, Group, Optimizer, Parameter, Parameters, Rule, grad_norm};
 use phalanx_parallel::sharded::{Zero, ZeroConfig};
 use phalanx_parallel::{Result, launch};
-use phalanx_tensor::{Context, DType, Device, Tensor};
+use phalanx_tensor::{Context, DType, Device};
 
-use crate::gpt::{Trained, bytes};
+use crate::gpt::{Trained, add_chains, bytes};
 
 /// A model and what it is trained by: the loss of a row of a step's batch.
 pub trait Task: Parameters {
@@ -47,23 +46,11 @@ impl Course {
         let mut optimizer = self.optimizer(parameters.clone());
         let mut norms = Vec::new();
         for step in 0..self.steps {
-            // One chain for each site; sites are added last.
-            let leaves: Vec<_> = parameters.iter().flat_map(|p| p.leaves().to_vec()).collect();
-            let mut sums: Vec<Option<Tensor>> = vec![None; leaves.len()];
-            for rank in 0..self.ranks {
+            add_chains(&parameters, self.ranks, |rank| {
                 for micro in 0..self.micros {
                     model.loss(step, self.row(rank, micro)).unwrap().backward().unwrap();
                 }
-                for (sum, leaf) in sums.iter_mut().zip(&leaves) {
-                    let Some(grad) = leaf.grad().map(Var::into_tensor) else { continue };
-                    leaf.set_grad(None);
-                    match sum {
-                        Some(sum) => kernels::accumulate_(sum, &grad).unwrap(),
-                        None => *sum = Some(grad),
-                    }
-                }
-            }
-            leaves.iter().zip(sums).for_each(|(leaf, sum)| leaf.set_grad(sum.map(Var::new)));
+            });
             let norm = grad_norm(&parameters).unwrap();
             optimizer.step_scaled(Clip::new(norm, 1.0).scale).unwrap();
             optimizer.zero_grad().unwrap();
