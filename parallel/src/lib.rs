@@ -3,12 +3,15 @@
 //! Unsafe code is denied but for `comm/wire/mpi.rs`, which calls MPI.
 #![deny(unsafe_code)]
 
+pub mod checkpoint;
 pub mod comm;
 pub mod data_parallel;
 pub mod engine;
 mod error;
 pub mod launch;
 pub mod mesh;
+pub mod pipeline;
 pub mod sharded;
+pub mod tensor_parallel;
 
 pub use error::{Error, Result};

@@ -1,0 +1,1 @@
+//! One process that drives several devices (torchgpipe, arXiv:2004.09910).

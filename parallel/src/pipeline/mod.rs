@@ -1,0 +1,5 @@
+//! Pipelines: models deeper than one device, as one process over several devices ([`gpipe`]) and over ranks ([`ranks`]).
+
+pub mod gpipe;
+pub mod ranks;
+pub mod schedule;

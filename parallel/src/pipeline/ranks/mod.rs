@@ -1,0 +1,1 @@
+//! A pipeline over ranks: each runs its part of a [schedule](super::schedule).

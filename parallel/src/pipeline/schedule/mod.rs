@@ -1,0 +1,5 @@
+//! Schedules as data: who computes what, in which order.
+
+mod action;
+
+pub use action::{Action, Kind, Schedule};

@@ -1,0 +1,1 @@
+//! Tensor parallelism: layers cut over ranks.
