@@ -23,23 +23,31 @@ impl Clip {
     }
 }
 
-/// The Euclidean norm of all gradients, in an order that no layout changes: each parameter's sum of squares by the
-/// tree of [`norm_tree`], in f64, the parameters in order of their global names, one that comes twice once. Gradient
-/// chains of several sites are added first ([`Parameter::finish_grad`]). On a `meta` device it is 0.
+/// The Euclidean norm of all gradients, in an order that no layout changes: that of [`grad_squares`], added.
+/// On a `meta` device it is 0.
 ///
 /// # Errors
 /// If a gradient cannot be read.
 pub fn grad_norm(parameters: &[Parameter]) -> Result<f64> {
+    Ok(grad_squares(parameters)?.into_iter().fold(0.0, |sum, (_, square)| sum + square).sqrt())
+}
+
+/// The sum of the squares of each parameter's gradient, by the tree of [`norm_tree`], in f64; the parameters in order of their
+/// global names, one that comes twice once; 0 without a gradient. Gradient chains of several sites are added first
+/// ([`Parameter::finish_grad`]).
+///
+/// # Errors
+/// If a gradient cannot be read.
+pub fn grad_squares(parameters: &[Parameter]) -> Result<Vec<(String, f64)>> {
     let mut sorted: Vec<&Parameter> = parameters.iter().collect();
     sorted.sort_by(|a, b| a.name().cmp(b.name()));
     sorted.dedup_by(|a, b| a.is(b));
-    let mut total = 0.0;
-    for parameter in sorted {
-        if let Some(grad) = parameter.finish_grad()? {
-            total += norm_tree::sum(&kernels::sum_of_squares_blocks(&grad)?);
-        }
-    }
-    Ok(total.sqrt())
+    let square = |parameter: &Parameter| {
+        let grad = parameter.finish_grad()?;
+        let square = grad.map_or(Ok(0.0), |grad| Ok(norm_tree::sum(&kernels::sum_of_squares_blocks(&grad)?)));
+        square.map(|square| (parameter.name().to_string(), square))
+    };
+    sorted.into_iter().map(square).collect()
 }
 
 /// The norm of all gradients and the factor that clips it to `max_norm`. The gradients are left as they are: the

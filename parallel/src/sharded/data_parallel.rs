@@ -27,8 +27,8 @@ impl DataParallel for Zero {
     fn backward(&self, loss: &Var) -> Result<()> {
         Zero::backward(self, loss)
     }
-    fn grad_norm(&self) -> Result<f64> {
-        Zero::grad_norm(self)
+    fn grad_squares(&self) -> Result<Vec<(String, f64)>> {
+        Zero::grad_squares(self)
     }
     fn updated(&self) -> Result<()> {
         Zero::updated(self)

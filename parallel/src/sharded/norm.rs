@@ -9,12 +9,12 @@ use super::flat::Flat;
 use crate::Result;
 use crate::comm::Call;
 
-/// The Euclidean norm, on all ranks. On a `meta` device it is 0.
-pub(super) fn grad_norm(core: &Core) -> Result<f64> {
+/// The sum of the squares of each trained parameter's gradient, by name, on all ranks. On a `meta` device there are none.
+pub(super) fn grad_squares(core: &Core) -> Result<Vec<(String, f64)>> {
     let state = core.lock();
     let flats: Vec<&Flat> = state.groups.iter().flat_map(|g| &g.flats).filter(|f| f.trained).collect();
     let Some(device) = flats.first().map(|flat| flat.device()).filter(|device| !device.is_meta()) else {
-        return Ok(0.0);
+        return Ok(Vec::new());
     };
     let device = device.host();
     let comm = &core.ranks.shard;
@@ -46,7 +46,7 @@ pub(super) fn grad_norm(core: &Core) -> Result<f64> {
         parameters[part.parameter].2.extend(nodes);
     }
     parameters.sort_by(|a, b| a.0.cmp(b.0));
-    Ok(parameters.into_iter().map(|(_, total, nodes)| root(nodes, total)).sum::<f64>().sqrt())
+    Ok(parameters.into_iter().map(|(name, total, nodes)| (name.to_string(), root(nodes, total))).collect())
 }
 
 /// The nodes that cover a rank's part of a parameter.
