@@ -7,10 +7,10 @@ use phalanx_nn::autograd::Var;
 use phalanx_nn::models::{Decoder, GptConfig, ModelConfig, RecomputeMode};
 use phalanx_nn::{AdamW, Group, OneDevice, Optimizer, Parameter, Parameters, Rule, Scope, cut};
 use phalanx_parallel::launch::Rank;
-use phalanx_parallel::pipeline::ranks::{Pipeline, Stages, TiedTable, place};
+use phalanx_parallel::pipeline::ranks::{Pipeline, Spec, Stages, TiedTable, place};
 use phalanx_parallel::pipeline::schedule::{Action, Kind, Schedule};
 use phalanx_parallel::{Result, launch};
-use phalanx_tensor::{Context, DType, Device, RngKey, Tensor};
+use phalanx_tensor::{Context, DType, Device, Dims, RngKey, Tensor};
 
 use crate::gpt::{LENGTH, ROWS};
 
@@ -63,6 +63,13 @@ impl Work {
 }
 
 impl Stages for Work {
+    /// Only every second step, so that headers are sent in the others.
+    fn input_spec(&self, _: usize, micro_batch: usize) -> Option<Spec> {
+        let rows = cut(ROWS, self.micro_batches)[micro_batch].len();
+        let spec = Spec { shape: Dims::from_slice(&[rows, LENGTH, WIDTH]), dtype: DType::F32 };
+        (self.step % 2 == 1).then_some(spec)
+    }
+
     fn forward(&self, stage: usize, micro_batch: usize, input: Option<&Var>) -> Result<Var> {
         let (_, model) = self.models.iter().find(|(number, _)| *number == stage).unwrap();
         let rows = cut(ROWS, self.micro_batches).swap_remove(micro_batch);

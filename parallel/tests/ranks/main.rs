@@ -5,3 +5,4 @@ mod gpt;
 
 mod bits;
 mod kit;
+mod memory;

@@ -38,11 +38,12 @@ impl<'a, S: Stages> Run<'a, S> {
         for &action in schedule.ranks[comm.rank()].iter().filter(|action| wanted(action.kind)) {
             let started = Instant::now();
             self.guarded(action, |run| run.perform(action))?;
+            let ended = Instant::now();
+            self.settle(false)?;
             // Sends are reported by whoever ends them.
             if let Some(observer) = observer.as_ref().filter(|_| !is_send(action.kind)) {
-                observer(Executed { action, started, ended: Instant::now() });
+                observer(Executed { action, started, ended });
             }
-            self.settle(false)?;
         }
         self.settle(true)?;
         Ok(self.losses.into_iter().flatten().collect())
