@@ -1,5 +1,6 @@
 //! What can go wrong in parallel training.
 
+use crate::pipeline::schedule;
 use crate::{comm, engine};
 
 /// The crate's results.
@@ -18,6 +19,9 @@ pub enum Error {
     /// In work that was handed to an engine.
     #[error(transparent)]
     Engine(#[from] engine::Error),
+    /// In a pipeline's schedule.
+    #[error(transparent)]
+    Schedule(#[from] schedule::Error),
     /// The ranks hold different models.
     #[error("ranks {ranks:?} hold a model other than rank 0's: {why}")]
     Models {
