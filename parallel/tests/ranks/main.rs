@@ -4,5 +4,6 @@
 mod gpt;
 
 mod bits;
+mod data_parallel;
+mod faults;
 mod kit;
-mod memory;

@@ -15,21 +15,30 @@
 //! Sends are started and go on beside what follows; receives wait. Between stages of one rank tensors are handed over.
 //! Each stage adds micro-batches' gradients in ascending order, so every schedule gives the bits of one device.
 //!
-//! [`Pipeline`] runs a schedule; [`Stages`] is the work, which the caller brings; [`place`] lays a model's blocks over stages;
-//! [`TiedTable`] adds the gradients of a table that the first and the last stage both have; [`Replicas`] are the stages'
-//! data parallelism.
+//! [`Pipeline`] runs a schedule; [`Stages`] is the work, which the caller brings; [`place`] lays a model's blocks over stages,
+//! and [`Chunks`] are those of one rank, as one model; [`TiedTable`] exchanges the gradients of a table that the first
+//! stage and the last both have.
+//!
+//! Data parallelism, over the ranks with the same stages of other pipelines, goes around it:
+//!
+//! ```text
+//! share.begin()
+//! pipeline.train(..)      gradients only accumulate (Stages::no_sync) but in each stage's last B or W, from where they are sent
+//! tied.exchange()         where a table is tied
+//! share.finish()
+//! ```
 
 mod cell;
+mod chunks;
 mod pipeline;
 mod place;
-mod replicas;
 mod run;
 mod stages;
 mod tied;
 mod transfer;
 
+pub use chunks::Chunks;
 pub use pipeline::{Executed, Observer, Pipeline};
 pub use place::place;
-pub use replicas::Replicas;
 pub use stages::{Spec, Stages};
 pub use tied::TiedTable;

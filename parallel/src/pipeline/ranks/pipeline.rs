@@ -10,7 +10,7 @@ use phalanx_tensor::{Device, Tensor};
 use super::Stages;
 use super::run::Run;
 use crate::comm::Comm;
-use crate::pipeline::schedule::{Action, Kind, Schedule};
+use crate::pipeline::schedule::{Action, Kind, Schedule, verify, with_transfers};
 use crate::{Error, Result};
 
 /// An action that is over.
@@ -33,7 +33,7 @@ pub type Observer = Arc<dyn Fn(Executed) + Send + Sync>;
 /// use std::sync::Arc;
 /// use phalanx_nn::{Linear, LinearConfig, Module, Parameters, Scope, autograd::Var};
 /// use phalanx_parallel::pipeline::ranks::{Pipeline, Stages};
-/// use phalanx_parallel::pipeline::schedule::{Action, Kind::*, Schedule};
+/// use phalanx_parallel::pipeline::schedule::one_f_one_b;
 /// use phalanx_parallel::{Result, launch};
 /// use phalanx_tensor::DType;
 ///
@@ -48,19 +48,15 @@ pub type Observer = Arc<dyn Fn(Executed) + Send + Sync>;
 ///     }
 /// }
 ///
-/// let list = |stage, kinds: &[(_, usize)]| -> Vec<Action> {
-///     kinds.iter().map(|&(kind, micro_batch)| Action { stage, kind, micro_batch }).collect()
-/// };
-/// let first = [(Forward, 0), (SendForward, 0), (RecvBackward, 0), (Backward, 0)];
-/// let last = [(RecvForward, 0), (Forward, 0), (Backward, 0), (SendBackward, 0)];
-/// let schedule = Schedule { placement: vec![0, 1], micro_batches: 1, ranks: vec![list(0, &first), list(1, &last)] };
+/// let schedule = one_f_one_b(2, 3)?;
 /// let losses = launch::threads(2, |rank| -> Result<_> {
 ///     let linear = LinearConfig::new(1, 1).init(&Scope::new(7, DType::F32, rank.device()))?;
-///     let pipeline = Pipeline::new(schedule.clone(), rank.comm().clone(), rank.device())?;
+///     let pipeline = Pipeline::new(&schedule, rank.comm().clone(), rank.device())?;
 ///     let losses = pipeline.train(&Arc::new(Work(linear)))?;
 ///     Ok(losses.len())
 /// });
-/// assert_eq!(losses.unwrap(), [0, 1]);
+/// assert_eq!(losses.unwrap(), [0, 3]);
+/// # Ok::<(), phalanx_parallel::Error>(())
 /// ```
 pub struct Pipeline {
     pub(super) schedule: Schedule,
@@ -71,35 +67,22 @@ pub struct Pipeline {
 }
 
 impl Pipeline {
-    /// Rank `comm.rank()`'s part of a schedule with transfers; `device` is where its stages compute.
+    /// Rank `comm.rank()`'s part of a schedule, which gets its transfers if it has none; `device` is where its stages compute.
     ///
     /// # Errors
-    /// If the schedule is of another number of ranks or names a rank or stage that there is not, or if a stage here does not
-    /// complete every micro-batch's gradients once, ascending.
-    pub fn new(schedule: Schedule, comm: Comm, device: Device) -> Result<Pipeline> {
-        let (ranks, stages) = (comm.size(), schedule.placement.len());
-        let wrong = |why: String| Err(Error::Config(format!("pipeline: {why}")));
-        if schedule.ranks.len() != ranks
-            || schedule.placement.iter().any(|&rank| rank >= ranks)
-            || stages == 0
-        {
-            let (lists, placement) = (schedule.ranks.len(), &schedule.placement);
-            return wrong(format!(
-                "got {lists} ranks and stages on ranks {placement:?}, wanted {ranks} ranks"
-            ));
+    /// If the schedule is of another number of ranks than the group, or as [`verify`], by which it is checked.
+    pub fn new(schedule: &Schedule, comm: Comm, device: Device) -> Result<Pipeline> {
+        if schedule.ranks.len() != comm.size() {
+            let (got, wanted) = (schedule.ranks.len(), comm.size());
+            return Err(Error::Config(format!(
+                "pipeline: got a schedule of {got} ranks for a group of {wanted}"
+            )));
         }
-        let own = &schedule.ranks[comm.rank()];
-        if let Some(action) = own.iter().find(|a| schedule.placement.get(a.stage) != Some(&comm.rank())) {
-            return wrong(format!("got {action:?} on rank {}, which has not that stage", comm.rank()));
-        }
-        for stage in (0..stages).filter(|&stage| schedule.placement[stage] == comm.rank()) {
-            let completes = |a: &&Action| a.stage == stage && matches!(a.kind, Kind::Backward | Kind::Weight);
-            let order: Vec<usize> = own.iter().filter(completes).map(|a| a.micro_batch).collect();
-            if !order.iter().copied().eq(0..schedule.micro_batches) {
-                let wanted = format!("wanted each of {}, ascending", schedule.micro_batches);
-                return wrong(format!("got B or W of stage {stage} for micro-batches {order:?}, {wanted}"));
-            }
-        }
+        let schedule = match schedule.ranks.iter().flatten().any(|action| action.kind.is_transfer()) {
+            // Here no send waits for its receive.
+            true => verify(schedule, usize::MAX).map(|_| schedule.clone())?,
+            false => with_transfers(schedule)?,
+        };
         Ok(Pipeline { schedule, comm, device, recompute: RecomputeMode::Never, observer: None })
     }
 
@@ -119,8 +102,7 @@ impl Pipeline {
 
     /// The stages of this rank, ascending.
     pub fn stages(&self) -> Vec<usize> {
-        let here = |&stage: &usize| self.schedule.placement[stage] == self.comm.rank();
-        (0..self.schedule.placement.len()).filter(here).collect()
+        self.schedule.stages_of(self.comm.rank()).collect()
     }
 
     /// Runs the schedule. Afterwards the parameters' gradients are those of all micro-batches, added to what was there. Returns the

@@ -12,6 +12,7 @@ use super::cell::{Cell, Graph, Weights};
 use super::transfer::{header, receive, receive_spec};
 use super::{Executed, Pipeline, Spec, Stages};
 use crate::comm::{Call, Pending};
+use crate::data_parallel::NoSync;
 use crate::launch::caught;
 use crate::pipeline::schedule::{Action, Kind};
 use crate::{Error, Result};
@@ -41,7 +42,8 @@ impl<'a, S: Stages> Run<'a, S> {
             let ended = Instant::now();
             self.settle(false)?;
             // Sends are reported by whoever ends them.
-            if let Some(observer) = observer.as_ref().filter(|_| !is_send(action.kind)) {
+            let reports = !matches!(action.kind, Kind::SendForward | Kind::SendBackward);
+            if let Some(observer) = observer.as_ref().filter(|_| reports) {
                 observer(Executed { action, started, ended });
             }
         }
@@ -53,7 +55,7 @@ impl<'a, S: Stages> Run<'a, S> {
     fn guarded<T>(&mut self, action: Action, f: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         let comm = &self.pipeline.comm;
         caught(|| f(self)).map_err(|cause| {
-            let error = Error::Action { action: token(action), cause };
+            let error = Error::Action { action: action.to_string(), cause };
             comm.fail(&error.to_string());
             error
         })
@@ -120,9 +122,7 @@ impl<S: Stages> Run<'_, S> {
 
     /// `B`, or `I`, which leaves the weights' part.
     fn backward(&mut self, Action { stage, micro_batch, kind }: Action) -> Result<()> {
-        if kind == Kind::Backward {
-            self.announce(stage, micro_batch)?;
-        }
+        let _accumulate = self.no_sync(micro_batch);
         let last = self.is_last(stage);
         let cell = self.cell(stage, micro_batch);
         let Graph { input, root, .. } = cell.graph.take().ok_or_else(|| missing("graph"))?;
@@ -152,15 +152,15 @@ impl<S: Stages> Run<'_, S> {
     }
 
     fn weight(&mut self, Action { stage, micro_batch, .. }: Action) -> Result<()> {
-        self.announce(stage, micro_batch)?;
+        let _accumulate = self.no_sync(micro_batch);
         let weights = self.cell(stage, micro_batch).weights.take();
         let Weights(weights) = weights.ok_or_else(|| missing("weights' part of a backward pass"))?;
         Ok(weights.map_or(Ok(()), |weights| weights.run())?)
     }
 
-    /// Tells the caller if a stage's gradients will be complete after this.
-    fn announce(&self, stage: usize, micro_batch: usize) -> Result<()> {
-        if micro_batch + 1 == self.losses.len() { self.work.last_backward(stage) } else { Ok(()) }
+    /// Keeps a stage's gradients here until the last micro-batch completes them.
+    fn no_sync(&self, micro_batch: usize) -> Option<NoSync> {
+        if micro_batch + 1 < self.losses.len() { self.work.no_sync() } else { None }
     }
 }
 
@@ -266,15 +266,6 @@ fn input_grad(input: &Leaf) -> Result<Tensor> {
     Ok(grad)
 }
 
-fn is_send(kind: Kind) -> bool {
-    matches!(kind, Kind::SendForward | Kind::SendBackward)
-}
-
 fn missing(what: &str) -> Error {
     Error::Config(format!("there is no {what} of this micro-batch at this stage"))
-}
-
-/// An action in the notation of schedules.
-fn token(action: Action) -> String {
-    format!("{action:?}")
 }

@@ -4,6 +4,7 @@ use phalanx_nn::autograd::Var;
 use phalanx_tensor::{DType, Dims, Tensor};
 
 use crate::Result;
+use crate::data_parallel::NoSync;
 
 /// The work of a rank's stages, numbered over the whole model.
 ///
@@ -23,13 +24,10 @@ pub trait Stages: Send + Sync + 'static {
         None
     }
 
-    /// Before the action that completes the gradients of a stage's parameters: its last `B` or `W`. For
-    /// [`Replicas::last_backward`](super::Replicas::last_backward).
-    ///
-    /// # Errors
-    /// Whatever goes wrong; it ends the run of all ranks.
-    fn last_backward(&self, _stage: usize) -> Result<()> {
-        Ok(())
+    /// Called before every `B` and `W` but the last of each stage: while what it returns lives, gradients only accumulate.
+    /// With data parallelism, its [`no_sync`](crate::data_parallel::DataParallel::no_sync).
+    fn no_sync(&self) -> Option<NoSync> {
+        None
     }
 }
 

@@ -4,94 +4,74 @@ use phalanx_nn::autograd::Var;
 use phalanx_nn::{Parameter, Parameters};
 use phalanx_tensor::Tensor;
 
+use crate::Result;
 use crate::comm::{Call, Comm};
-use crate::{Error, Result};
+use crate::pipeline::schedule::Schedule;
 
-/// The head's, 0, and the embedding's, 1.
-const SITES: usize = 2;
-
-/// The table that embeds and the one that scores, where a model ties them and they are at different stages.
+/// This rank's copy of a table that embeds on the first stage and scores on the last, where these are on two ranks.
 ///
 /// ```text
 /// first stage     site 0 (head)  <-------  site 0     last stage
 ///                 site 1 (embedding) --->  site 1
 /// ```
-/// Each stage has a copy, with the same initial values, and of each copy both sites. Backward gives each copy the gradients of
-/// its own site; [`TiedTable::exchange`] adds the other site's, as a backward pass would. From there on both are what the one
-/// table of one device is: data parallelism adds the ranks, site by site, then the head's chain and the embedding's are
-/// added, and both copies take the same step.
+/// Each copy has both sites, and the same initial values. Backward gives it the gradients of its own site;
+/// [`TiedTable::exchange`] adds the other's, as a backward pass would. From there on both copies are what the one table
+/// of one device is: data parallelism adds the ranks, site by site, then the head's chain and the embedding's are added,
+/// and both take the same step.
 pub struct TiedTable {
-    /// This rank's copies: the head's, the embedding's.
-    copies: [Option<Parameter>; 2],
-    /// The group of the ranks of the last stage and the first, and the other's number in it; none if both are here.
-    other: Option<(Comm, usize)>,
+    table: Parameter,
+    /// The first stage's rank and the last's.
+    pair: Comm,
 }
 
 impl TiedTable {
-    /// What this rank has of a tied table: its first stage's and its last stage's, if it has them, the parameter of two sites.
-    /// `group` is that of both stages' ranks ([`Groups::embedding`](crate::mesh::Groups::embedding)). `None` where there is
-    /// nothing to exchange: without such stages or tables, or where both stages are one.
+    /// The parameter of two sites of this rank's part of a model, which is a rank of `comm`, the group that runs the
+    /// schedule. None on ranks without an end of the model, where both ends are on one rank, and without such a
+    /// parameter.
     ///
     /// # Errors
-    /// If this rank needs the other's and the group is not of two.
-    pub fn new(
-        first: Option<&dyn Parameters>,
-        last: Option<&dyn Parameters>,
-        group: Option<&Comm>,
-    ) -> Result<Option<TiedTable>> {
-        let table = |stage: &dyn Parameters| {
-            stage.parameters().into_iter().find(|parameter| parameter.leaves().len() == SITES)
+    /// If the schedule is of other ranks.
+    pub fn new(model: &impl Parameters, schedule: &Schedule, comm: &Comm) -> Result<Option<TiedTable>> {
+        let (Some(&first), Some(&last)) = (schedule.placement.first(), schedule.placement.last()) else {
+            return Ok(None);
         };
-        let copies = [last.and_then(table), first.and_then(table)];
-        let other = match (&copies, group) {
-            ([None, None], _) => return Ok(None),
-            ([Some(head), Some(embedding)], _) if head.is(embedding) => return Ok(None),
-            ([Some(_), Some(_)], _) => None,
-            (_, Some(group)) if group.size() == 2 => Some((group.clone(), 1 - group.rank())),
-            (_, group) => {
-                let size = group.map_or(0, |group| group.size());
-                return Err(Error::Config(format!("tied table: got a group of {size} ranks, wanted 2")));
-            }
-        };
-        Ok(Some(TiedTable { copies, other }))
+        if first == last || ![first, last].contains(&comm.rank()) {
+            return Ok(None);
+        }
+        let pair = comm.group(&[first, last])?;
+        let table = model.parameters().into_iter().find(|parameter| parameter.leaves().len() == 2);
+        Ok(table.map(|table| TiedTable { table, pair }))
     }
 
-    /// The copy that another stage has too and that is not to be counted in what is summed over all parameters, such as a norm: the
-    /// head's.
-    pub fn duplicate(&self) -> Option<&Parameter> {
-        self.copies[0].as_ref()
+    /// Whether this copy is to be left out of what is summed over all parameters of all stages, such as a norm: the last
+    /// stage's is, the first stage's counts.
+    pub fn is_duplicate(&self) -> bool {
+        self.pair.rank() == 1
     }
 
-    /// Gives each copy the other's chain of gradients. To be called by the ranks of both stages after their last backward
-    /// passes, before data parallelism finishes.
+    /// The table.
+    pub fn table(&self) -> &Parameter {
+        &self.table
+    }
+
+    /// Adds the other copy's gradients to its site. Both ranks call it after their last backward passes, and before data
+    /// parallelism finishes.
     ///
     /// # Errors
-    /// As [`Pending::wait`](crate::comm::Pending::wait); if a copy has no gradient, or its hooks fail.
+    /// If backward gave the table no gradient; if a hook fails; or as [`Pending::wait`](crate::comm::Pending::wait).
     pub fn exchange(&self) -> Result<()> {
-        let chain = |site: usize| -> Result<Option<Tensor>> {
-            let Some(copy) = self.copies[site].as_ref().filter(|copy| copy.is_trained()) else {
-                return Ok(None);
-            };
-            let chain = copy.leaves()[site].grad().map(Var::into_tensor);
-            let missing =
-                || phalanx_nn::Error::invalid(copy.name(), "backward gave a tied table no gradient");
-            Ok(Some(chain.ok_or_else(missing)?))
-        };
-        let [mut head, mut embedding] = [chain(0)?, chain(1)?];
-        if let Some((group, other)) = &self.other
-            && let Some(own) = head.as_ref().or(embedding.as_ref())
-        {
-            let theirs = Tensor::empty(own.shape(), own.dtype(), own.device())?;
-            let send = group.start(Call::send(own.clone(), *other));
-            group.run(Call::recv(theirs.clone(), *other))?;
-            send.wait()?;
-            if head.is_none() { head = Some(theirs) } else { embedding = Some(theirs) }
+        if !self.table.is_trained() {
+            return Ok(());
         }
-        for (copy, (site, chain)) in self.copies.iter().zip([(1, embedding), (0, head)]) {
-            if let (Some(copy), Some(chain)) = (copy.as_ref().filter(|copy| copy.is_trained()), chain) {
-                copy.leaves()[site].accumulate(chain)?;
-            }
-        }
-        Ok(())
+        let (here, there) = (self.pair.rank(), 1 - self.pair.rank());
+        let [own, other] = [there, here].map(|site| &self.table.leaves()[site]);
+        let missing =
+            || phalanx_nn::Error::invalid(self.table.name(), "backward gave a tied table no gradient");
+        let sent = own.grad().map(Var::into_tensor).ok_or_else(missing)?;
+        let received = Tensor::empty(sent.shape(), sent.dtype(), sent.device())?;
+        let send = self.pair.start(Call::send(sent, there));
+        self.pair.run(Call::recv(received.clone(), there))?;
+        send.wait()?;
+        Ok(other.accumulate(received)?)
     }
 }
