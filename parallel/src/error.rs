@@ -1,5 +1,6 @@
 //! What can go wrong in parallel training.
 
+use crate::pipeline::schedule;
 use crate::{comm, engine};
 
 /// The crate's results.
@@ -18,6 +19,9 @@ pub enum Error {
     /// In work that was handed to an engine.
     #[error(transparent)]
     Engine(#[from] engine::Error),
+    /// In a pipeline's schedule.
+    #[error(transparent)]
+    Schedule(#[from] schedule::Error),
     /// The ranks hold different models.
     #[error("ranks {ranks:?} hold a model other than rank 0's: {why}")]
     Models {
@@ -29,6 +33,14 @@ pub enum Error {
     /// Settings that do not fit each other, the ranks or the model.
     #[error("{0}")]
     Config(String),
+    /// An action of a pipeline's schedule failed or panicked on this rank.
+    #[error("{action}: {cause}")]
+    Action {
+        /// The action, in the notation of schedules.
+        action: String,
+        /// What it said.
+        cause: String,
+    },
     /// Gradients that every rank waits for did not come.
     #[error("backward gave no gradient to {}; let unused parameters be looked for (`find_unused`)", parameters.join(", "))]
     Unused {

@@ -117,11 +117,12 @@ struct Tail<L: Layers> {
 }
 
 impl<L: Layers> Decoder<L> {
-    /// Builds a stage. `block` makes the block of a number at a place.
+    /// Builds a stage, perhaps beside the first. `block` makes the block of a number at a place.
     pub(crate) fn build(
         layers: &Arc<L>,
         scope: &Scope,
         stage: Stage,
+        first: Option<&Decoder<L>>,
         ends: Ends<'_>,
         block: impl Fn(usize, &Scope) -> Result<Arc<dyn Block>>,
     ) -> Result<Decoder<L>> {
@@ -131,13 +132,15 @@ impl<L: Layers> Decoder<L> {
         }
         let names = ends.names;
         let embed = if stage.first { Some(Embed::new(layers, scope, &ends)?) } else { None };
+        let elsewhere = first.and_then(|first| first.embed.as_ref()).map(Unit::module);
         let blocks = scope.child(names.blocks);
         let blocks = stage
             .layers
             .clone()
             .map(|i| Ok(Unit::new(block(i, &blocks.child(i))?)))
             .collect::<Result<_>>()?;
-        let tail = if stage.last { Some(Tail::new(&**layers, scope, &ends, embed.as_ref())?) } else { None };
+        let table = embed.as_ref().or(elsewhere);
+        let tail = if stage.last { Some(Tail::new(&**layers, scope, &ends, table)?) } else { None };
         Ok(Decoder {
             names,
             stage,
