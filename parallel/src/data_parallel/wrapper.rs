@@ -1,7 +1,7 @@
 //! [`DataParallel`]: what a training loop needs of ranks that share a batch, whatever each of them keeps.
 
 use phalanx_nn::autograd::Var;
-use phalanx_nn::{Clip, Parameter, Parameters, grad_squares, load_state_dict, state_dict};
+use phalanx_nn::{Clip, Parameter, Parameters, Square, grad_squares, load_state_dict, norm_of, state_dict};
 use phalanx_tensor::Tensor;
 
 use super::{Ddp, NoSync, Synchronise};
@@ -67,15 +67,14 @@ pub trait DataParallel: Send + Sync {
     /// # Errors
     /// As the implementation's.
     fn grad_norm(&self) -> Result<f64> {
-        Ok(self.grad_squares()?.into_iter().fold(0.0, |sum, (_, square)| sum + square).sqrt())
+        Ok(norm_of(self.grad_squares()?))
     }
 
-    /// The sum of the squares of each trained parameter's gradient, by name in order of the names: what a norm over more
-    /// than these ranks is made of. On a `meta` device they are 0, or there are none.
+    /// The sum of the squares of each trained parameter's gradient: what a norm over more than these ranks is made of. On a `meta` device they are 0, or there are none.
     ///
     /// # Errors
     /// As the implementation's.
-    fn grad_squares(&self) -> Result<Vec<(String, f64)>> {
+    fn grad_squares(&self) -> Result<Vec<Square>> {
         Ok(grad_squares(&self.parameters())?)
     }
 

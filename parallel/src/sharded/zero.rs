@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use phalanx_nn::autograd::{HookHandle, Var};
-use phalanx_nn::{Parameter, UnitHooksHandle};
+use phalanx_nn::{Parameter, Square, UnitHooksHandle};
 use phalanx_tensor::Tensor;
 
 use super::build::Source;
@@ -136,7 +136,7 @@ impl Zero {
     ///
     /// # Errors
     /// As [`Zero::grad_norm`].
-    pub fn grad_squares(&self) -> Result<Vec<(String, f64)>> {
+    pub fn grad_squares(&self) -> Result<Vec<Square>> {
         norm::grad_squares(&self.core)
     }
 
