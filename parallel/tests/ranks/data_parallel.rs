@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use phalanx_nn::autograd::Var;
 use phalanx_nn::models::{Decoder, RecomputeMode};
-use phalanx_nn::{OneDevice, Parameters, Rule};
+use phalanx_nn::{OneDevice, Parameters};
 use phalanx_parallel::data_parallel::{DataParallel, Ddp, DdpConfig, NoSync};
 use phalanx_parallel::launch::Rank;
 use phalanx_parallel::mesh::{Axis, Groups, Mesh};
