@@ -8,7 +8,7 @@ use phalanx_nn::Parameters;
 use phalanx_nn::autograd::{self, Var};
 use phalanx_parallel::comm::{self, Call, Comm, Communicator, Pending, Traffic};
 use phalanx_parallel::launch::{Rank, Threads};
-use phalanx_parallel::pipeline::ranks::{Pipeline, Stages};
+use phalanx_parallel::pipeline::ranks::{Pipeline, Spec, Stages};
 use phalanx_parallel::pipeline::schedule::{Action, Kind, Schedule, one_f_one_b, with_transfers, zb_h1};
 use phalanx_parallel::{Error, Result};
 use phalanx_tensor::{DType, Device, Tensor};
@@ -36,6 +36,10 @@ struct Faulty {
 }
 
 impl Stages for Faulty {
+    fn input_spec(&self, stage: usize, micro_batch: usize) -> Option<Spec> {
+        self.work.input_spec(stage, micro_batch)
+    }
+
     fn forward(&self, stage: usize, micro_batch: usize, input: Option<&Var>) -> Result<Var> {
         let fault = self.fault;
         let here = (fault.action.stage, fault.action.micro_batch) == (stage, micro_batch);
