@@ -19,6 +19,16 @@ impl<M> Chunks<M> {
         Chunks(chunks)
     }
 
+    /// All, stages ascending.
+    pub fn iter(&self) -> impl Iterator<Item = &M> {
+        self.0.iter().map(|(_, chunk)| chunk)
+    }
+
+    /// All, stages ascending.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut M> {
+        self.0.iter_mut().map(|(_, chunk)| chunk)
+    }
+
     /// A stage's part.
     ///
     /// # Errors
