@@ -122,8 +122,7 @@ fn weights_may_be_gone_when_the_second_half_runs() {
     let grads = |gone: bool| {
         let x = leaf_on(&numbers(3, 2 * 4 * 6), Device::CPU).reshape(&[2, 4, 6]).unwrap();
         let sizes = [6, 6, 6, 4, 4, 36, 6];
-        let w: Vec<Leaf> =
-            (0..).zip(sizes).map(|(i, n)| parameter(&numbers(i, n), Device::CPU)).collect();
+        let w: Vec<Leaf> = (0..).zip(sizes).map(|(i, n)| parameter(&numbers(i, n), Device::CPU)).collect();
         let y = x.layer_norm(&[6], Some(&w[0].var()), Some(&w[1].var()), 1e-5).unwrap();
         let y = y.rms_norm(&[6], Some(&w[2].var()), 1e-5).unwrap();
         let y = y.group_norm(2, Some(&w[3].var()), Some(&w[4].var()), 1e-5).unwrap();

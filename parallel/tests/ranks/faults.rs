@@ -13,7 +13,7 @@ use phalanx_parallel::pipeline::schedule::{Action, Kind, Schedule, one_f_one_b, 
 use phalanx_parallel::{Error, Result};
 use phalanx_tensor::{DType, Device, Tensor};
 
-use crate::kit::Work;
+use crate::kit::{Work, config};
 
 /// What goes wrong, where.
 #[derive(Clone, Copy, Debug)]
@@ -111,7 +111,7 @@ impl Communicator for Broken {
 
 /// A step of a rank's pipeline, and a barrier after it.
 fn step(schedule: &Schedule, fault: Option<Fault>, rank: &Rank) -> Result<()> {
-    let mut work = Work::new(3, schedule, rank.rank(), rank.device())?;
+    let mut work = Work::new(&config(3), schedule, rank.rank(), rank.device())?;
     // One in which shapes are known to all, so that a transfer is one call.
     work.step = 1;
     let faulty = fault.filter(|fault| schedule.placement[fault.action.stage] == rank.rank());

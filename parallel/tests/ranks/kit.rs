@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use phalanx_nn::autograd::Var;
-use phalanx_nn::models::{Decoder, GptConfig, ModelConfig, RecomputeMode};
+use phalanx_nn::models::{Decoder, GptConfig, LlamaConfig, ModelConfig, RecomputeMode};
 use phalanx_nn::{AdamW, Group, OneDevice, Optimizer, Parameter, Parameters, Rule, Scope, cut};
 use phalanx_parallel::launch::Rank;
 use phalanx_parallel::pipeline::ranks::{Chunks, Pipeline, Spec, Stages, TiedTable};
@@ -22,6 +22,11 @@ pub fn config(layers: usize) -> ModelConfig {
     ModelConfig::Gpt(GptConfig::new(37, LENGTH, layers, 2, WIDTH).with_dropout(0.2))
 }
 
+/// Without dropout, tied tables or learned positions.
+pub fn llama(layers: usize) -> ModelConfig {
+    ModelConfig::Llama(LlamaConfig::new(37, LENGTH, layers, 2, WIDTH))
+}
+
 pub fn scope(device: Device) -> Scope {
     Scope::new(3, DType::F32, device)
 }
@@ -35,9 +40,9 @@ pub struct Work {
 }
 
 impl Work {
-    /// A rank's, of a model of `layers` blocks.
-    pub fn new(layers: usize, schedule: &Schedule, rank: usize, device: Device) -> Result<Work> {
-        let model = Chunks::build(&config(layers), &Arc::new(OneDevice), &scope(device), schedule, rank)?;
+    /// A rank's.
+    pub fn new(config: &ModelConfig, schedule: &Schedule, rank: usize, device: Device) -> Result<Work> {
+        let model = Chunks::build(config, &Arc::new(OneDevice), &scope(device), schedule, rank)?;
         Ok(Work { model, rows: cut(ROWS, schedule.micro_batches), step: 0 })
     }
 }
@@ -113,8 +118,8 @@ pub fn optimizer(parameters: &[Parameter]) -> Optimizer<AdamW> {
 }
 
 /// One device that runs the micro-batches one after the other.
-pub fn alone(layers: usize, micro_batches: usize) -> Trained {
-    let mut work = Work::new(layers, &gpipe(1, micro_batches).unwrap(), 0, Device::CPU).unwrap();
+pub fn alone(config: &ModelConfig, micro_batches: usize) -> Trained {
+    let mut work = Work::new(config, &gpipe(1, micro_batches).unwrap(), 0, Device::CPU).unwrap();
     let parameters = work.model.parameters();
     let (mut optimizer, mut trained) = (optimizer(&parameters), Trained::default());
     for step in 0..STEPS {
@@ -130,13 +135,13 @@ pub fn alone(layers: usize, micro_batches: usize) -> Trained {
 }
 
 /// The ranks of a schedule.
-pub fn together(layers: usize, schedule: &Schedule, mode: RecomputeMode) -> Result<Vec<Trained>> {
-    Ok(launch::threads(schedule.ranks.len(), |rank| train(layers, schedule, mode, &rank))?)
+pub fn together(config: &ModelConfig, schedule: &Schedule, mode: RecomputeMode) -> Result<Vec<Trained>> {
+    Ok(launch::threads(schedule.ranks.len(), |rank| train(config, schedule, mode, &rank))?)
 }
 
-fn train(layers: usize, schedule: &Schedule, mode: RecomputeMode, rank: &Rank) -> Result<Trained> {
+fn train(config: &ModelConfig, schedule: &Schedule, mode: RecomputeMode, rank: &Rank) -> Result<Trained> {
     let pipeline = Pipeline::new(schedule, rank.comm().clone(), rank.device())?.recompute(mode);
-    let mut work = Work::new(layers, schedule, rank.rank(), rank.device())?;
+    let mut work = Work::new(config, schedule, rank.rank(), rank.device())?;
     let tied = TiedTable::new(&work.model, schedule, rank.comm())?;
     let parameters = work.model.parameters();
     let (mut optimizer, mut trained) = (optimizer(&parameters), Trained::default());

@@ -7,3 +7,4 @@ mod bits;
 mod data_parallel;
 mod faults;
 mod kit;
+mod odd;
