@@ -1,6 +1,9 @@
-//! The formulas against the tables of the papers.
+//! The formulas against the tables of the papers, and against our own models.
 
+use phalanx_nn::models::{GptConfig, ModelConfig};
+use phalanx_nn::{Parameters, Scope};
 use phalanx_parallel::estimate::{Layout, Recompute, Transformer};
+use phalanx_tensor::{DType, Device};
 
 fn gpt(hidden: usize, layers: usize) -> Transformer {
     Transformer { layers, hidden, heads: hidden / 128, vocabulary: 51200, sequence: 2048 }
@@ -24,6 +27,17 @@ const TABLE: [(usize, usize, usize, usize, f64, &str); 10] = [
 fn megatrons_ten_models_have_their_parameters() {
     for (hidden, layers, .., wanted) in TABLE {
         assert_eq!(format!("{:.1}", gpt(hidden, layers).parameters() / 1e9), wanted);
+    }
+}
+
+#[test]
+fn our_models_have_the_parameters_of_the_formula_and_a_last_norm() {
+    for (hidden, layers, ..) in TABLE {
+        let model = gpt(hidden, layers);
+        let config = GptConfig::new(model.vocabulary, model.sequence, layers, model.heads, hidden);
+        let built = ModelConfig::Gpt(config).init(&Scope::new(0, DType::BF16, Device::Meta(9))).unwrap();
+        let elements: usize = built.parameters().iter().map(|p| p.tensor().numel()).sum();
+        assert_eq!(elements as f64, model.parameters() + 2.0 * hidden as f64, "{layers} layers of {hidden}");
     }
 }
 

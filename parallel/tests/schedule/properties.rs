@@ -51,6 +51,8 @@ fn is_tight(schedule: &Schedule, costs: &Costs, timeline: &Timeline) -> bool {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig::with_cases(100))]
+
     #[test]
     fn every_schedule_runs_without_buffers_and_holds_what_it_says((name, ranks, chunks, micro_batches) in any()) {
         let schedule = by_name(name, ranks, chunks, micro_batches).unwrap();

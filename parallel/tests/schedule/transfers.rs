@@ -73,11 +73,11 @@ fn run(schedule: &Schedule) {
             for &action in &schedule.ranks[rank] {
                 match action.kind {
                     Kind::SendForward | Kind::SendBackward => {
-                        let transfer = schedule.output(action).unwrap();
+                        let transfer = schedule.transfer(action).unwrap();
                         senders[&(rank, schedule.placement[transfer.to])].send(transfer).unwrap();
                     }
                     Kind::RecvForward | Kind::RecvBackward => {
-                        let transfer = schedule.input(action).unwrap();
+                        let transfer = schedule.transfer(action).unwrap();
                         let got = receivers[&(schedule.placement[transfer.from], rank)].recv().unwrap();
                         assert_eq!(got, transfer);
                     }
