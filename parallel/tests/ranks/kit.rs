@@ -139,7 +139,7 @@ pub fn together(config: &ModelConfig, schedule: &Schedule, mode: RecomputeMode) 
     Ok(launch::threads(schedule.ranks.len(), |rank| train(config, schedule, mode, &rank))?)
 }
 
-fn train(config: &ModelConfig, schedule: &Schedule, mode: RecomputeMode, rank: &Rank) -> Result<Trained> {
+pub fn train(config: &ModelConfig, schedule: &Schedule, mode: RecomputeMode, rank: &Rank) -> Result<Trained> {
     let pipeline = Pipeline::new(schedule, rank.comm().clone(), rank.device())?.recompute(mode);
     let mut work = Work::new(config, schedule, rank.rank(), rank.device())?;
     let tied = TiedTable::new(&work.model, schedule, rank.comm())?;

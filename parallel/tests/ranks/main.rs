@@ -8,3 +8,4 @@ mod data_parallel;
 mod faults;
 mod kit;
 mod odd;
+mod processes;
