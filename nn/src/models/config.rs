@@ -76,6 +76,14 @@ impl ModelConfig {
         }
     }
 
+    /// Features inside a block's perceptron.
+    pub fn inner(&self) -> usize {
+        match self {
+            ModelConfig::Gpt(config) => config.inner,
+            ModelConfig::Llama(config) => config.inner,
+        }
+    }
+
     /// Positions that a sequence has at most.
     pub fn context(&self) -> usize {
         match self {

@@ -8,7 +8,7 @@ use phalanx_tensor::{DType, Device, Tensor};
 
 use super::KvCache;
 use crate::layers::{Table, activation_window};
-use crate::modules::Dropout;
+use crate::modules::{Dropout, Embedding};
 use crate::scope::join;
 use crate::{
     AnyUnit, Entry, Error, Head, Layers, Module, OneDevice, Parameter, Parameters, Result, Scope, Unit,
@@ -100,7 +100,7 @@ pub struct Decoder<L: Layers = OneDevice> {
 struct Embed<L: Layers> {
     layers: Arc<L>,
     table: L::Embedding,
-    positions: Option<L::Embedding>,
+    positions: Option<Embedding>,
     dropout: Dropout,
     stream: DType,
     names: &'static Names,
@@ -141,7 +141,7 @@ impl<L: Layers> Decoder<L> {
             .collect::<Result<_>>()?;
         let table = embed.as_ref().or(elsewhere);
         let tail = if stage.last { Some(Tail::new(&**layers, scope, &ends, table)?) } else { None };
-        Ok(Decoder {
+        let decoder = Decoder {
             names,
             stage,
             total: ends.blocks,
@@ -151,7 +151,9 @@ impl<L: Layers> Decoder<L> {
             blocks,
             tail: tail.map(|t| Unit::new(Arc::new(t))),
             recompute: RecomputeMode::Never,
-        })
+        };
+        layers.built(&decoder.parameters())?;
+        Ok(decoder)
     }
 
     /// Says which blocks recompute from now on.
@@ -238,7 +240,7 @@ impl<L: Layers> Decoder<L> {
     /// `[B, vocabulary]`. For a whole model.
     ///
     /// # Errors
-    /// If this is not a whole model, or the caches are full or not alike, one a block.
+    /// If this is not a whole model, the stream is cut by positions, or the caches are full or not alike, one a block.
     pub fn extend(&self, tokens: &Var, caches: &mut [KvCache]) -> Result<Var> {
         let before = caches.first().map_or(0, KvCache::len);
         let (Some(embed), tail) = (&self.embed, self.tail()?) else {
@@ -253,6 +255,9 @@ impl<L: Layers> Decoder<L> {
             let wanted =
                 format!("wanted {} of ({batch}, {before}, {} or more)", self.blocks.len(), before + new);
             return Err(Error::invalid("extend", format!("{got}, {wanted}")));
+        }
+        if embed.module().layers.stream(new)?.len() != new {
+            return Err(Error::invalid("extend", "the stream is cut by positions, wanted all of them here"));
         }
         let mut x = embed.module().run(tokens, before)?;
         for (block, cache) in self.blocks.iter().zip(caches) {
@@ -283,7 +288,8 @@ impl<L: Layers> Decoder<L> {
 impl<L: Layers> Embed<L> {
     fn new(layers: &Arc<L>, scope: &Scope, ends: &Ends<'_>) -> Result<Embed<L>> {
         let names = ends.names;
-        let positions = |table: Table| layers.embedding(&scope.child(names.positions), table);
+        // Small, and looked up by whoever has the positions: nobody cuts it.
+        let positions = |table: Table| OneDevice.embedding(&scope.child(names.positions), table);
         Ok(Embed {
             table: layers.embedding(&scope.child(names.embedding), ends.table)?,
             positions: ends.positions.map(positions).transpose()?,

@@ -201,10 +201,12 @@ impl<L: Layers> GptBlock<L> {
         // What is added to the stream is kept small, so that the stream's variance does not grow with the depth.
         let residual = config.init_std / (2.0 * config.layers as f64).sqrt();
         let column = |place: &Scope, outputs: &[usize]| {
-            layers.column(place, Map { inputs: width, outputs, bias: true, init: init(config.init_std) })
+            let init = init(config.init_std);
+            layers.column(place, Map { inputs: width, outputs, bias: true, init, whole: false })
         };
         let row = |place: &Scope, inputs: usize| {
-            layers.row(place, Map { inputs, outputs: &[width], bias: true, init: init(residual) })
+            let init = init(residual);
+            layers.row(place, Map { inputs, outputs: &[width], bias: true, init, whole: true })
         };
         let stream = scope.with_dtype(config.stream.unwrap_or(scope.dtype()));
         let (attn, mlp) = (scope.child("attn"), scope.child("mlp"));

@@ -160,6 +160,7 @@ struct LlamaBlock<L: Layers> {
     post_attention_layernorm: RmsNorm,
     mlp: Gated<L::Column, L::Row>,
     matrix: DType,
+    layers: Arc<L>,
 }
 
 parameters!([L: Layers] LlamaBlock<L> { self_attn, mlp, input_layernorm, post_attention_layernorm });
@@ -177,10 +178,10 @@ impl<L: Layers> LlamaBlock<L> {
         let LlamaConfig { width, inner, attention_bias, mlp_bias, .. } = *config;
         let init = Init::Normal { mean: 0.0, std: config.init_std };
         let column = |place: Scope, out: usize, bias: bool| {
-            layers.column(&place, Map { inputs: width, outputs: &[out], bias, init })
+            layers.column(&place, Map { inputs: width, outputs: &[out], bias, init, whole: false })
         };
         let row = |place: Scope, inputs: usize, bias: bool| {
-            layers.row(&place, Map { inputs, outputs: &[width], bias, init })
+            layers.row(&place, Map { inputs, outputs: &[width], bias, init, whole: true })
         };
         let mlp = scope.child("mlp");
         let stream = scope.with_dtype(config.stream.unwrap_or(scope.dtype()));
@@ -202,6 +203,7 @@ impl<L: Layers> LlamaBlock<L> {
                 down_proj: row(mlp.child("down_proj"), inner, mlp_bias)?,
             },
             matrix: scope.dtype(),
+            layers: layers.clone(),
         })
     }
 
@@ -211,7 +213,8 @@ impl<L: Layers> LlamaBlock<L> {
         let y = self.self_attn.extend(&n, cache)?;
         let x = x.add(&y.to(x.dtype())?)?;
         let n = self.post_attention_layernorm.forward(&x)?.to(self.matrix)?;
-        let gated = mlp.gate_proj.forward(&n)?.silu()?.mul(&mlp.up_proj.forward(&n)?)?;
+        let inner = self.layers.columns(&[&mlp.gate_proj, &mlp.up_proj], &n)?;
+        let gated = inner[0].silu()?.mul(&inner[1])?;
         Ok(x.add(&mlp.down_proj.forward(&gated)?.to(x.dtype())?)?)
     }
 }
