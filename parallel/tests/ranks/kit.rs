@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use phalanx_nn::autograd::Var;
 use phalanx_nn::models::{Decoder, GptConfig, LlamaConfig, ModelConfig, RecomputeMode};
-use phalanx_nn::{AdamW, Group, OneDevice, Optimizer, Parameter, Parameters, Rule, Scope, cut};
+use phalanx_nn::{AdamW, Group, Layers, OneDevice, Optimizer, Parameter, Parameters, Rule, Scope, cut};
+use phalanx_parallel::comm::Comm;
 use phalanx_parallel::launch::Rank;
 use phalanx_parallel::pipeline::ranks::{Chunks, Pipeline, Spec, Stages, TiedTable};
 use phalanx_parallel::pipeline::schedule::{Schedule, gpipe};
@@ -32,26 +33,40 @@ pub fn scope(device: Device) -> Scope {
 }
 
 /// The stages of a rank, and a step's micro-batches.
-pub struct Work {
-    pub model: Chunks<Decoder>,
+pub struct Work<L: Layers = OneDevice> {
+    layers: Arc<L>,
+    pub model: Chunks<Decoder<L>>,
     /// The rows of the micro-batches.
     pub rows: Vec<Range<usize>>,
     pub step: u64,
 }
 
 impl Work {
-    /// A rank's.
+    /// A rank's, of a model whose layers are not cut.
     pub fn new(config: &ModelConfig, schedule: &Schedule, rank: usize, device: Device) -> Result<Work> {
-        let model = Chunks::build(config, &Arc::new(OneDevice), &scope(device), schedule, rank)?;
-        Ok(Work { model, rows: cut(ROWS, schedule.micro_batches), step: 0 })
+        Work::of(&Arc::new(OneDevice), config, schedule, rank, device)
     }
 }
 
-impl Stages for Work {
+impl<L: Layers> Work<L> {
+    /// A rank's.
+    pub fn of(
+        layers: &Arc<L>,
+        config: &ModelConfig,
+        schedule: &Schedule,
+        rank: usize,
+        device: Device,
+    ) -> Result<Work<L>> {
+        let model = Chunks::build(config, layers, &scope(device), schedule, rank)?;
+        Ok(Work { layers: layers.clone(), model, rows: cut(ROWS, schedule.micro_batches), step: 0 })
+    }
+}
+
+impl<L: Layers> Stages for Work<L> {
     /// Only every second step, so that headers are sent in the others.
     fn input_spec(&self, _: usize, micro_batch: usize) -> Option<Spec> {
-        let rows = self.rows[micro_batch].len();
-        let spec = Spec { shape: Dims::from_slice(&[rows, LENGTH, WIDTH]), dtype: DType::F32 };
+        let (rows, length) = (self.rows[micro_batch].len(), self.layers.stream(LENGTH).unwrap().len());
+        let spec = Spec { shape: Dims::from_slice(&[rows, length, WIDTH]), dtype: DType::F32 };
         (self.step % 2 == 1).then_some(spec)
     }
 
@@ -140,9 +155,21 @@ pub fn together(config: &ModelConfig, schedule: &Schedule, mode: RecomputeMode) 
 }
 
 pub fn train(config: &ModelConfig, schedule: &Schedule, mode: RecomputeMode, rank: &Rank) -> Result<Trained> {
-    let pipeline = Pipeline::new(schedule, rank.comm().clone(), rank.device())?.recompute(mode);
-    let mut work = Work::new(config, schedule, rank.rank(), rank.device())?;
-    let tied = TiedTable::new(&work.model, schedule, rank.comm())?;
+    train_on(&Arc::new(OneDevice), rank.comm(), config, schedule, mode, rank.device())
+}
+
+/// One rank of a pipeline's, whose layers may be cut.
+pub fn train_on<L: Layers>(
+    layers: &Arc<L>,
+    line: &Comm,
+    config: &ModelConfig,
+    schedule: &Schedule,
+    mode: RecomputeMode,
+    device: Device,
+) -> Result<Trained> {
+    let pipeline = Pipeline::new(schedule, line.clone(), device)?.recompute(mode);
+    let mut work = Work::of(layers, config, schedule, line.rank(), device)?;
+    let tied = TiedTable::new(&work.model, schedule, line)?;
     let parameters = work.model.parameters();
     let (mut optimizer, mut trained) = (optimizer(&parameters), Trained::default());
     for step in 0..STEPS {

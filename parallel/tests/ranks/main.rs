@@ -9,3 +9,4 @@ mod faults;
 mod kit;
 mod odd;
 mod processes;
+mod tensor_parallel;
