@@ -8,6 +8,7 @@ pub mod comm;
 pub mod data_parallel;
 pub mod engine;
 mod error;
+pub mod estimate;
 pub mod hybrid;
 pub mod launch;
 pub mod mesh;

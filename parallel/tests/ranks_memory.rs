@@ -14,7 +14,7 @@ use phalanx_parallel::{comm, launch};
 use phalanx_tensor::{Category, Device};
 
 use crate::gpt::{LENGTH, ROWS};
-use crate::kit::{WIDTH, Work};
+use crate::kit::{WIDTH, Work, config};
 
 /// The ledgers are the process's.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
@@ -46,7 +46,7 @@ fn books(
     };
     let pipeline = Pipeline::new(schedule, comm, device).unwrap().recompute(mode);
     let pipeline = pipeline.observer(Arc::new(observer));
-    let mut work = Work::new(2 * ranks, schedule, rank, device).unwrap();
+    let mut work = Work::new(&config(2 * ranks), schedule, rank, device).unwrap();
     // A step in which shapes are known to all.
     (work.rows, work.step) = (phalanx_nn::cut(ROWS, pieces), 1);
     device.ledger().unwrap().reset_peak();
@@ -141,7 +141,7 @@ fn ranks_on_cpus_hold_what_they_hold_on_meta_and_what_is_being_sent() {
     let schedule = one_f_one_b(3, 4).unwrap();
     let peaks = launch::threads(3, |rank| -> phalanx_parallel::Result<usize> {
         let pipeline = Pipeline::new(&schedule, rank.comm().clone(), rank.device())?;
-        let mut work = Work::new(6, &schedule, rank.rank(), rank.device())?;
+        let mut work = Work::new(&config(6), &schedule, rank.rank(), rank.device())?;
         work.step = 1;
         rank.device().ledger()?.reset_peak();
         let before = activations(rank.device()).now;

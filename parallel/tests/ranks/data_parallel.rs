@@ -37,7 +37,7 @@ type State = Vec<(String, Vec<u8>)>;
 
 /// One device in the place of all: a chain of micro-batches a replica.
 fn alone(layers: usize, replicas: usize, micro_batches: usize) -> State {
-    let mut work = Work::new(layers, &gpipe(1, micro_batches).unwrap(), 0, Device::CPU).unwrap();
+    let mut work = Work::new(&config(layers), &gpipe(1, micro_batches).unwrap(), 0, Device::CPU).unwrap();
     let parameters = work.model.parameters();
     let mut optimizer = optimizer(&parameters);
     for step in 0..STEPS {
@@ -66,7 +66,7 @@ fn train(
     // Whole stages are recomputed here, and units gathered again.
     let pipeline =
         Pipeline::new(&schedule, line.clone(), rank.device())?.recompute(RecomputeMode::ExceptLast);
-    let mut work = Work::new(layers, &schedule, line.rank(), rank.device())?;
+    let mut work = Work::new(&config(layers), &schedule, line.rank(), rank.device())?;
     work.rows = rows(replicas.size(), replicas.rank(), micro_batches);
     let tied = TiedTable::new(&work.model, &schedule, line)?;
     let share: Box<dyn DataParallel> = match Stage::try_from(zero) {

@@ -1,5 +1,6 @@
 //! One rank goes wrong in one action; all must end, and say where and why.
 
+use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -13,18 +14,30 @@ use phalanx_parallel::pipeline::schedule::{Action, Kind, Schedule, one_f_one_b, 
 use phalanx_parallel::{Error, Result};
 use phalanx_tensor::{DType, Device, Tensor};
 
-use crate::kit::Work;
+use crate::kit::{Work, config};
 
 /// What goes wrong, where.
 #[derive(Clone, Copy, Debug)]
-struct Fault {
-    action: Action,
-    panics: bool,
+pub struct Fault {
+    pub action: Action,
+    pub how: How,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum How {
+    Error,
+    Panic,
+    /// The process dies.
+    Kill,
 }
 
 impl Fault {
     fn strike(&self) -> autograd::Error {
-        assert!(!self.panics, "the layer is broken");
+        assert!(self.how != How::Panic, "the layer is broken");
+        if self.how == How::Kill {
+            let me = std::process::id().to_string();
+            Command::new("kill").args(["-9", &me]).status().unwrap();
+        }
         autograd::Error::Custom("the layer is broken".into())
     }
 }
@@ -110,8 +123,8 @@ impl Communicator for Broken {
 }
 
 /// A step of a rank's pipeline, and a barrier after it.
-fn step(schedule: &Schedule, fault: Option<Fault>, rank: &Rank) -> Result<()> {
-    let mut work = Work::new(3, schedule, rank.rank(), rank.device())?;
+pub fn step(schedule: &Schedule, fault: Option<Fault>, rank: &Rank) -> Result<()> {
+    let mut work = Work::new(&config(3), schedule, rank.rank(), rank.device())?;
     // One in which shapes are known to all, so that a transfer is one call.
     work.step = 1;
     let faulty = fault.filter(|fault| schedule.placement[fault.action.stage] == rank.rank());
@@ -159,8 +172,9 @@ fn a_fault_in_any_action_ends_all_ranks_with_its_cause_rank_and_action() {
         for (culprit, &action) in
             schedule.ranks.iter().enumerate().flat_map(|(rank, list)| list.iter().map(move |a| (rank, a)))
         {
-            for panics in [false, true] {
-                let heard = run(&schedule, |rank| step(&schedule, Some(Fault { action, panics }), rank));
+            for how in [How::Error, How::Panic] {
+                let heard = run(&schedule, |rank| step(&schedule, Some(Fault { action, how }), rank));
+                let panics = how == How::Panic;
                 let is_send = matches!(action.kind, Kind::SendForward | Kind::SendBackward);
                 let cause = if is_send && !panics { "got rank 3" } else { "the layer is broken" };
                 for (rank, text) in heard.into_iter().enumerate() {

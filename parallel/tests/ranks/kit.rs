@@ -6,8 +6,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use phalanx_nn::autograd::Var;
-use phalanx_nn::models::{Decoder, GptConfig, ModelConfig, RecomputeMode};
-use phalanx_nn::{AdamW, Group, OneDevice, Optimizer, Parameter, Parameters, Rule, Scope, cut};
+use phalanx_nn::models::{Decoder, GptConfig, LlamaConfig, ModelConfig, RecomputeMode};
+use phalanx_nn::{AdamW, Group, Layers, OneDevice, Optimizer, Parameter, Parameters, Rule, Scope, cut};
+use phalanx_parallel::comm::Comm;
 use phalanx_parallel::launch::Rank;
 use phalanx_parallel::pipeline::ranks::{Chunks, Pipeline, Spec, Stages, TiedTable};
 use phalanx_parallel::pipeline::schedule::{Schedule, gpipe};
@@ -22,31 +23,50 @@ pub fn config(layers: usize) -> ModelConfig {
     ModelConfig::Gpt(GptConfig::new(37, LENGTH, layers, 2, WIDTH).with_dropout(0.2))
 }
 
+/// Without dropout, tied tables or learned positions.
+pub fn llama(layers: usize) -> ModelConfig {
+    ModelConfig::Llama(LlamaConfig::new(37, LENGTH, layers, 2, WIDTH))
+}
+
 pub fn scope(device: Device) -> Scope {
     Scope::new(3, DType::F32, device)
 }
 
 /// The stages of a rank, and a step's micro-batches.
-pub struct Work {
-    pub model: Chunks<Decoder>,
+pub struct Work<L: Layers = OneDevice> {
+    layers: Arc<L>,
+    pub model: Chunks<Decoder<L>>,
     /// The rows of the micro-batches.
     pub rows: Vec<Range<usize>>,
     pub step: u64,
 }
 
 impl Work {
-    /// A rank's, of a model of `layers` blocks.
-    pub fn new(layers: usize, schedule: &Schedule, rank: usize, device: Device) -> Result<Work> {
-        let model = Chunks::build(&config(layers), &Arc::new(OneDevice), &scope(device), schedule, rank)?;
-        Ok(Work { model, rows: cut(ROWS, schedule.micro_batches), step: 0 })
+    /// A rank's, of a model whose layers are not cut.
+    pub fn new(config: &ModelConfig, schedule: &Schedule, rank: usize, device: Device) -> Result<Work> {
+        Work::of(&Arc::new(OneDevice), config, schedule, rank, device)
     }
 }
 
-impl Stages for Work {
+impl<L: Layers> Work<L> {
+    /// A rank's.
+    pub fn of(
+        layers: &Arc<L>,
+        config: &ModelConfig,
+        schedule: &Schedule,
+        rank: usize,
+        device: Device,
+    ) -> Result<Work<L>> {
+        let model = Chunks::build(config, layers, &scope(device), schedule, rank)?;
+        Ok(Work { layers: layers.clone(), model, rows: cut(ROWS, schedule.micro_batches), step: 0 })
+    }
+}
+
+impl<L: Layers> Stages for Work<L> {
     /// Only every second step, so that headers are sent in the others.
     fn input_spec(&self, _: usize, micro_batch: usize) -> Option<Spec> {
-        let rows = self.rows[micro_batch].len();
-        let spec = Spec { shape: Dims::from_slice(&[rows, LENGTH, WIDTH]), dtype: DType::F32 };
+        let (rows, length) = (self.rows[micro_batch].len(), self.layers.stream(LENGTH).unwrap().len());
+        let spec = Spec { shape: Dims::from_slice(&[rows, length, WIDTH]), dtype: DType::F32 };
         (self.step % 2 == 1).then_some(spec)
     }
 
@@ -113,8 +133,8 @@ pub fn optimizer(parameters: &[Parameter]) -> Optimizer<AdamW> {
 }
 
 /// One device that runs the micro-batches one after the other.
-pub fn alone(layers: usize, micro_batches: usize) -> Trained {
-    let mut work = Work::new(layers, &gpipe(1, micro_batches).unwrap(), 0, Device::CPU).unwrap();
+pub fn alone(config: &ModelConfig, micro_batches: usize) -> Trained {
+    let mut work = Work::new(config, &gpipe(1, micro_batches).unwrap(), 0, Device::CPU).unwrap();
     let parameters = work.model.parameters();
     let (mut optimizer, mut trained) = (optimizer(&parameters), Trained::default());
     for step in 0..STEPS {
@@ -130,14 +150,26 @@ pub fn alone(layers: usize, micro_batches: usize) -> Trained {
 }
 
 /// The ranks of a schedule.
-pub fn together(layers: usize, schedule: &Schedule, mode: RecomputeMode) -> Result<Vec<Trained>> {
-    Ok(launch::threads(schedule.ranks.len(), |rank| train(layers, schedule, mode, &rank))?)
+pub fn together(config: &ModelConfig, schedule: &Schedule, mode: RecomputeMode) -> Result<Vec<Trained>> {
+    Ok(launch::threads(schedule.ranks.len(), |rank| train(config, schedule, mode, &rank))?)
 }
 
-fn train(layers: usize, schedule: &Schedule, mode: RecomputeMode, rank: &Rank) -> Result<Trained> {
-    let pipeline = Pipeline::new(schedule, rank.comm().clone(), rank.device())?.recompute(mode);
-    let mut work = Work::new(layers, schedule, rank.rank(), rank.device())?;
-    let tied = TiedTable::new(&work.model, schedule, rank.comm())?;
+pub fn train(config: &ModelConfig, schedule: &Schedule, mode: RecomputeMode, rank: &Rank) -> Result<Trained> {
+    train_on(&Arc::new(OneDevice), rank.comm(), config, schedule, mode, rank.device())
+}
+
+/// One rank of a pipeline's, whose layers may be cut.
+pub fn train_on<L: Layers>(
+    layers: &Arc<L>,
+    line: &Comm,
+    config: &ModelConfig,
+    schedule: &Schedule,
+    mode: RecomputeMode,
+    device: Device,
+) -> Result<Trained> {
+    let pipeline = Pipeline::new(schedule, line.clone(), device)?.recompute(mode);
+    let mut work = Work::of(layers, config, schedule, line.rank(), device)?;
+    let tied = TiedTable::new(&work.model, schedule, line)?;
     let parameters = work.model.parameters();
     let (mut optimizer, mut trained) = (optimizer(&parameters), Trained::default());
     for step in 0..STEPS {

@@ -7,3 +7,6 @@ mod bits;
 mod data_parallel;
 mod faults;
 mod kit;
+mod odd;
+mod processes;
+mod tensor_parallel;

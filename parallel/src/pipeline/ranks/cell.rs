@@ -1,6 +1,6 @@
 //! [`Cell`]: what a rank keeps of a micro-batch at one of its stages.
 
-use phalanx_nn::autograd::{Leaf, Var, WeightWork};
+use phalanx_nn::autograd::{Leaf, Recompute, Var, WeightWork};
 use phalanx_tensor::Tensor;
 
 use super::Spec;
@@ -30,6 +30,8 @@ pub(super) struct Graph {
     pub(super) root: Var,
     /// What the output was.
     pub(super) output: Spec,
+    /// What computes again what was not kept.
+    pub(super) recompute: Option<Recompute>,
 }
 
 /// What `I` leaves for `W`; nothing where no parameter is trained.

@@ -30,6 +30,8 @@
 
 mod cell;
 mod chunks;
+mod compute;
+mod header;
 mod pipeline;
 mod place;
 mod run;

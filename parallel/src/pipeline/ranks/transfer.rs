@@ -1,80 +1,96 @@
-//! Tensors whose shapes the receiver may not know: a header goes ahead.
+//! Sends and receives.
 
-use phalanx_tensor::{Category, Context, DType, Device, Dims, Tensor};
+use std::sync::Arc;
 
-use super::Spec;
-use crate::comm::{Call, Comm};
+use phalanx_tensor::Tensor;
+
+use super::header::{header, receive_spec};
+use super::run::{Run, missing};
+use super::{Executed, Pipeline, Spec, Stages};
+use crate::comm::Call;
+use crate::pipeline::schedule::Action;
 use crate::{Error, Result};
 
-/// Numbers of a header: the dtype, the number of dimensions, and as many sizes as there may be.
-const HEADER: usize = 2 + MAX_DIMS;
-const MAX_DIMS: usize = 8;
-
-/// What goes ahead of a tensor.
-pub(super) fn header(spec: &Spec, device: Device) -> Result<Tensor> {
-    if spec.shape.len() > MAX_DIMS {
-        let why = format!("got an output of shape {:?}, wanted at most {MAX_DIMS} dimensions", spec.shape);
-        return Err(Error::Config(why));
-    }
-    let dtype = DType::ALL.iter().position(|&d| d == spec.dtype).unwrap_or_default();
-    let mut numbers = [0; HEADER];
-    (numbers[0], numbers[1]) = (dtype as i64, spec.shape.len() as i64);
-    numbers[2..].iter_mut().zip(&spec.shape).for_each(|(number, &size)| *number = size as i64);
-    let _category = Context::with(|c| c.category = Category::Buffers);
-    Ok(Tensor::from_slice(&numbers, &[HEADER], device.host())?)
-}
-
-/// Receives a header.
-pub(super) fn receive_spec(comm: &Comm, from: usize, device: Device) -> Result<Spec> {
-    let _category = Context::with(|c| c.category = Category::Buffers);
-    let mut header = Tensor::empty(&[HEADER], DType::I64, device.host())?;
-    comm.recv(&mut header, from)?;
-    let numbers = header.to_vec::<i64>()?;
-    let spec = || {
-        let numbers: Vec<usize> = numbers.iter().map(|&n| usize::try_from(n).ok()).collect::<Option<_>>()?;
-        let dtype = *DType::ALL.get(numbers[0])?;
-        Some(Spec { shape: Dims::from_slice(numbers[2..].get(..numbers[1])?), dtype })
-    };
-    spec()
-        .ok_or_else(|| Error::Config(format!("got {numbers:?}, wanted a dtype, a number of sizes and sizes")))
-}
-
-/// Receives a tensor.
-pub(super) fn receive(comm: &Comm, from: usize, spec: &Spec, device: Device) -> Result<Tensor> {
-    let tensor = Tensor::empty(&spec.shape, spec.dtype, device)?;
-    comm.run(Call::recv(tensor.clone(), from))?;
-    Ok(tensor)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::launch;
-
-    #[test]
-    fn a_tensor_of_any_shape_and_dtype_comes_as_it_was() {
-        let got = launch::threads(2, |rank| -> Result<_> {
-            let (comm, device) = (rank.comm(), rank.device());
-            let mut specs = Vec::new();
-            for (shape, dtype) in [(&[][..], DType::F64), (&[2, 0, 3], DType::BF16), (&[5; 8], DType::I32)] {
-                let spec = Spec { shape: Dims::from_slice(shape), dtype };
-                match rank.rank() {
-                    0 => {
-                        comm.send(&header(&spec, device)?, 1)?;
-                        comm.send(&Tensor::zeros(shape, dtype, device)?, 1)?;
-                    }
-                    _ => {
-                        let heard = receive_spec(comm, 0, device)?;
-                        assert_eq!(Spec::of(&receive(comm, 0, &heard, device)?), spec);
-                        specs.push(heard);
-                    }
-                }
+impl<S: Stages> Run<'_, S> {
+    pub(super) fn send_forward(&mut self, action: Action) -> Result<()> {
+        let Action { stage, micro_batch, .. } = action;
+        let output = self.cell(stage, micro_batch).output.take().ok_or_else(|| missing("output"))?;
+        let to = self.neighbour(stage.checked_add(1))?;
+        let spec = Spec::of(&output);
+        match self.work.input_spec(stage + 1, micro_batch) {
+            None => {
+                let header = header(&spec, self.pipeline.device)?;
+                self.sent.push((action, self.pipeline.comm.start(Call::send(header, to))));
             }
-            Ok(specs.len())
-        });
-        assert_eq!(got.unwrap(), [0, 3]);
-        let nine = Spec { shape: Dims::from_slice(&[1; 9]), dtype: DType::F32 };
-        let error = header(&nine, Device::CPU).unwrap_err().to_string();
-        assert!(error.contains("[1, 1, 1, 1, 1, 1, 1, 1, 1], wanted at most 8 dimensions"), "{error}");
+            Some(said) if said == spec => {}
+            Some(said) => {
+                let why = format!("got an output of {spec:?}, and the next stage's input is to be {said:?}");
+                return Err(Error::Config(why));
+            }
+        }
+        self.send(action, output, to);
+        Ok(())
+    }
+
+    pub(super) fn send_backward(&mut self, action: Action) -> Result<()> {
+        let Action { stage, micro_batch, .. } = action;
+        let grad = self.cell(stage, micro_batch).input_grad.take();
+        let to = self.neighbour(stage.checked_sub(1))?;
+        self.send(action, grad.ok_or_else(|| missing("gradient of the input"))?, to);
+        Ok(())
+    }
+
+    fn send(&mut self, action: Action, tensor: Tensor, to: usize) {
+        let mut call = Call::send(tensor, to);
+        if let Some(observer) = self.pipeline.observer.clone() {
+            call = call.observed(Arc::new(move |call| {
+                observer(Executed { action, started: call.started, ended: call.ended });
+            }));
+        }
+        self.sent.push((action, self.pipeline.comm.start(call)));
+    }
+
+    pub(super) fn receive_forward(&mut self, Action { stage, micro_batch, .. }: Action) -> Result<()> {
+        let Pipeline { comm, device, .. } = self.pipeline;
+        let from = self.neighbour(stage.checked_sub(1))?;
+        let spec = match self.work.input_spec(stage, micro_batch) {
+            Some(spec) => spec,
+            None => receive_spec(comm, from, *device)?,
+        };
+        let mut input = Tensor::empty(&spec.shape, spec.dtype, *device)?;
+        comm.recv(&mut input, from)?;
+        self.cell(stage, micro_batch).input = Some(input);
+        Ok(())
+    }
+
+    /// While the gradient is on its way, what was not kept for its use is computed again.
+    pub(super) fn receive_backward(&mut self, Action { stage, micro_batch, .. }: Action) -> Result<()> {
+        let Pipeline { comm, device, .. } = self.pipeline;
+        let from = self.neighbour(stage.checked_add(1))?;
+        let used_next =
+            self.following.is_some_and(|next| (next.stage, next.micro_batch) == (stage, micro_batch));
+        let cell = self.cell(stage, micro_batch);
+        let graph =
+            cell.graph.as_ref().ok_or_else(|| missing("output that this would be the gradient of"))?;
+        let grad = Tensor::empty(&graph.output.shape, graph.output.dtype, *device)?;
+        let call = Call::recv(grad.clone(), from);
+        match graph.recompute.as_ref().filter(|_| used_next) {
+            None => comm.run(call)?,
+            Some(recompute) => {
+                let coming = comm.start(call);
+                recompute.now()?;
+                coming.wait()?;
+            }
+        }
+        cell.output_grad = Some(grad);
+        Ok(())
+    }
+}
+
+impl<S> Run<'_, S> {
+    /// The rank of a stage next to one of ours.
+    fn neighbour(&self, stage: Option<usize>) -> Result<usize> {
+        let rank = stage.and_then(|stage| self.rank_of(stage));
+        rank.ok_or_else(|| Error::Config("there is no stage on that side".into()))
     }
 }

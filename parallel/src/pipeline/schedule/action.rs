@@ -112,6 +112,20 @@ impl Schedule {
         (to < self.stages()).then_some(transfer)
     }
 
+    /// What a send or a receive moves. Nothing of a computation, or towards a stage that there is not.
+    pub fn transfer(&self, action: Action) -> Option<Transfer> {
+        match action.kind {
+            Kind::SendForward | Kind::SendBackward => self.output(action),
+            Kind::RecvForward | Kind::RecvBackward => self.input(action),
+            _ => None,
+        }
+    }
+
+    /// Whether there is any send or receive: see [`with_transfers`](super::with_transfers).
+    pub fn has_transfers(&self) -> bool {
+        self.ranks.iter().flatten().any(|action| action.kind.is_transfer())
+    }
+
     /// Whether a transfer is between two ranks. If not, there is nothing to send.
     pub fn travels(&self, transfer: Transfer) -> bool {
         self.placement.get(transfer.from) != self.placement.get(transfer.to)

@@ -99,13 +99,3 @@ fn check(op: &'static str, numbers: &[(&str, usize)]) -> Result<()> {
         None => Ok(()),
     }
 }
-
-/// The schedule without the micro-batches from `micro_batches` on. What is left keeps its order, and no micro-batch needs
-/// another, so a schedule that can run stays one.
-fn truncated(mut schedule: Schedule, micro_batches: usize) -> Schedule {
-    schedule.micro_batches = micro_batches;
-    for actions in &mut schedule.ranks {
-        actions.retain(|action| action.micro_batch < micro_batches);
-    }
-    schedule
-}

@@ -6,8 +6,8 @@ use super::{Backward, Result, Schedule, one_stage_each};
 /// It holds at most `p - r` micro-batches.
 ///
 /// ```text
-/// rank 0 | F0 F1       B0    F2 B1          B2
-/// rank 1 |    F0 B0    F1 B1    F2 B2
+/// rank 0 | F0 F1       B0--- F2 B1---    B2---
+/// rank 1 |    F0 B0--- F1 B1--- F2 B2---
 /// ```
 ///
 /// Source: Narayanan et al., "PipeDream" (2019), section 3.2, with a flush after the last micro-batch (arXiv:2104.04473,

@@ -6,7 +6,7 @@ use super::{Backward, Result, Schedule, one_stage_each};
 /// `r` computes a `W` after `r` further `I`s, so every rank holds at most `p` micro-batches; what is put off fills the end.
 ///
 /// ```text
-/// rank 0 | F0 F1    I0 W0 F2 I1 W1    I2 W2
+/// rank 0 | F0 F1    I0 W0 F2 I1 W1 I2 W2
 /// rank 1 |    F0 I0 F1 I1 W0 F2 I2 W1 W2
 /// ```
 ///

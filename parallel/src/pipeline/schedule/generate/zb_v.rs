@@ -1,6 +1,6 @@
 //! ZB-V: two stages a rank, laid out as a V, with 1F1B's memory and no bubbles between a rank's first and last action.
 
-use super::{Action, Kind, Result, Schedule, check, truncated};
+use super::{Action, Kind, Result, Schedule, check};
 
 /// Rank `r` of `p` has the stages `r` and `2 p - 1 - r`, so a micro-batch comes back to where it began, the loss is computed on rank 0,
 /// and the last stage's backward pass can follow at once. A rank holds at most `2 p` activations of a stage, which is
@@ -17,15 +17,13 @@ pub fn zb_v(ranks: usize, micro_batches: usize) -> Result<Schedule> {
     check("zb-v", &[("ranks", ranks), ("micro-batches", micro_batches)])?;
     let count = micro_batches.max(2 * ranks - 1);
     let placement = (0..2 * ranks).map(|stage| stage.min(2 * ranks - 1 - stage)).collect();
-    let whole = Schedule {
-        placement,
-        micro_batches: count,
-        ranks: (0..ranks).map(|rank| list(ranks, rank, count)).collect(),
-    };
-    Ok(truncated(whole, micro_batches))
+    // No micro-batch needs another, so lists stay right without some of them.
+    let exists = |action: &Action| action.micro_batch < micro_batches;
+    let list = |rank| list(ranks, rank, count).into_iter().filter(exists).collect();
+    Ok(Schedule { placement, micro_batches, ranks: (0..ranks).map(list).collect() })
 }
 
-/// What a rank does. `Down` is its stage on the way down the V, `up` the one on the way back.
+/// What a rank does with that many micro-batches, `2 ranks - 1` or more. `Down` is its stage on the way down the V, `up` the one on the way back.
 fn list(ranks: usize, rank: usize, count: usize) -> Vec<Action> {
     use Kind::{Forward, Input, Weight};
     let (mut down, mut up) = (Stage::new(rank), Stage::new(2 * ranks - 1 - rank));

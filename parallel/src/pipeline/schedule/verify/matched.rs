@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::super::{Action, Error, Kind, Result, Schedule, Transfer};
+use super::super::{Action, Error, Result, Schedule, Transfer};
 
 /// One end of a transfer: rank, position, action.
 type End = (usize, usize, Action);
@@ -18,12 +18,10 @@ pub(super) fn check(schedule: &Schedule) -> Result<()> {
     let mut pairs: BTreeMap<(usize, usize), Pair> = BTreeMap::new();
     for (rank, actions) in schedule.ranks.iter().enumerate() {
         for (position, &action) in actions.iter().enumerate() {
-            let sends = matches!(action.kind, Kind::SendForward | Kind::SendBackward);
-            let transfer = if sends { schedule.output(action) } else { schedule.input(action) };
-            let Some(transfer) = transfer.filter(|_| action.kind.is_transfer()) else { continue };
-            let pair = pairs.entry((schedule.placement[transfer.from], schedule.placement[transfer.to]));
-            let Pair { sends: sent, receives } = pair.or_default();
-            let list = if sends { sent } else { receives };
+            let Some(transfer) = schedule.transfer(action) else { continue };
+            let place = |stage: usize| schedule.placement[stage];
+            let pair = pairs.entry((place(transfer.from), place(transfer.to))).or_default();
+            let list = if action == transfer.send() { &mut pair.sends } else { &mut pair.receives };
             list.push((transfer, (rank, position, action)));
         }
     }

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use super::super::{Action, Error, Kind, Result, Schedule, Transfer};
 
 pub(super) fn check(schedule: &Schedule) -> Result<()> {
-    let transfers = schedule.ranks.iter().flatten().any(|action| action.kind.is_transfer());
+    let transfers = schedule.has_transfers();
     for (rank, actions) in schedule.ranks.iter().enumerate() {
         let mut list = List { schedule, transfers, done: HashSet::new(), added: HashMap::new() };
         for (position, &action) in actions.iter().enumerate() {
@@ -35,19 +35,14 @@ impl List<'_> {
         if let Some(kind) = own {
             self.wants(action.with(kind))?;
         }
-        match action.kind {
-            Kind::SendForward | Kind::SendBackward => {
-                let transfer = self.between_ranks(self.schedule.output(action))?;
-                self.has_computed(transfer)?;
+        if action.kind.is_transfer() {
+            self.transfer(action)?;
+        } else if let Some(input) = self.schedule.input(action) {
+            if !self.schedule.travels(input) {
+                self.has_computed(input)?;
+            } else if self.transfers {
+                self.wants(input.receive())?;
             }
-            Kind::RecvForward | Kind::RecvBackward => {
-                self.between_ranks(self.schedule.input(action))?;
-            }
-            _ => match self.schedule.input(action) {
-                Some(input) if !self.schedule.travels(input) => self.has_computed(input)?,
-                Some(input) if self.transfers => self.wants(input.receive())?,
-                _ => {}
-            },
         }
         if matches!(action.kind, Kind::Backward | Kind::Weight) {
             let last = self.added.insert(action.stage, action.micro_batch);
@@ -76,10 +71,12 @@ impl List<'_> {
         self.wants(action(Kind::Input)).or_else(|_| self.wants(action(Kind::Backward)))
     }
 
-    fn between_ranks(&self, transfer: Option<Transfer>) -> Result<Transfer, String> {
-        let transfer = transfer.ok_or("there is no stage on that side")?;
+    fn transfer(&self, action: Action) -> Result<(), String> {
+        let transfer = self.schedule.transfer(action).ok_or("there is no stage on that side")?;
         let Transfer { from, to, .. } = transfer;
-        let travels = self.schedule.travels(transfer);
-        travels.then_some(transfer).ok_or_else(|| format!("stages {from} and {to} are on one rank"))
+        if !self.schedule.travels(transfer) {
+            return Err(format!("stages {from} and {to} are on one rank"));
+        }
+        if action == transfer.send() { self.has_computed(transfer) } else { Ok(()) }
     }
 }

@@ -14,7 +14,7 @@ pub(super) fn check(schedule: &Schedule, capacity: usize) -> Result<()> {
         sent: vec![false; ranks],
         in_flight: HashMap::new(),
         given: HashSet::new(),
-        transfers: schedule.ranks.iter().flatten().any(|action| action.kind.is_transfer()),
+        transfers: schedule.has_transfers(),
     };
     loop {
         let mut moved = false;
@@ -87,8 +87,7 @@ impl Run<'_> {
 
     /// The ranks that send and receive, or give and need, the action's data.
     fn pair(&self, action: Action) -> (usize, usize) {
-        let sends = matches!(action.kind, Kind::SendForward | Kind::SendBackward);
-        let transfer = if sends { self.schedule.output(action) } else { self.schedule.input(action) };
+        let transfer = self.schedule.transfer(action).or_else(|| self.schedule.input(action));
         let place = |stage: usize| self.schedule.placement[stage];
         let own = place(action.stage);
         transfer.map_or((own, own), |transfer| (place(transfer.from), place(transfer.to)))
