@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use phalanx_nn::autograd::{HookHandle, Var};
-use phalanx_nn::{Parameter, UnitHooksHandle};
+use phalanx_nn::{Parameter, Square, UnitHooksHandle, norm_of};
 use phalanx_tensor::Tensor;
 
 use super::build::Source;
@@ -120,13 +120,22 @@ impl Zero {
         self.synchronise.off()
     }
 
+    /// Each trained parameter's sum of squared gradients of all ranks, the same bits as [`phalanx_nn::grad_squares`] of the
+    /// whole gradients. All ranks call it.
+    ///
+    /// # Errors
+    /// If a gradient cannot be read, or as [`crate::comm::Pending::wait`].
+    pub fn grad_squares(&self) -> Result<Vec<Square>> {
+        norm::grad_squares(&self.core)
+    }
+
     /// The Euclidean norm of all ranks' gradients, the same bits as [`phalanx_nn::grad_norm`] of the whole gradients. All
     /// ranks call it.
     ///
     /// # Errors
-    /// If a gradient cannot be read, or as [`crate::comm::Pending::wait`].
+    /// As [`Zero::grad_squares`].
     pub fn grad_norm(&self) -> Result<f64> {
-        norm::grad_norm(&self.core)
+        Ok(norm_of(self.grad_squares()?))
     }
 
     /// To be called by all ranks after the optimizer's step: gives all ranks what each has updated (in ZeRO-1 and 2).

@@ -1,0 +1,4 @@
+//! Tensor parallelism, held against one device.
+
+mod kit;
+mod models;
