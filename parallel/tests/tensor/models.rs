@@ -5,7 +5,9 @@ use phalanx_nn::{Group, OneDevice, Parameters, Rule, Sgd};
 use phalanx_parallel::{Result, launch};
 use phalanx_tensor::{DType, Device, Tensor};
 
-use crate::kit::{Cut, ROWS, STEPS, assert_close, backward, build, gpt, llama, part_of, train_alone, train_cut};
+use crate::kit::{
+    Cut, ROWS, STEPS, assert_close, backward, build, gpt, llama, part_of, train_alone, train_cut,
+};
 
 /// Every kind of cut: heads that divide by all ranks tried, key heads that do, and key heads that do not.
 fn cases() -> Vec<(ModelConfig, Cut)> {
