@@ -42,6 +42,13 @@ impl Shard {
         self.extent == self.window.global
     }
 
+    /// The shape of the whole tensor, which has `rank` dimensions: where the cut sees a finer one, the first sizes are one.
+    pub fn whole_shape(&self, rank: usize) -> Vec<usize> {
+        let seen = &self.window.global;
+        let (first, rest) = seen.split_at((seen.len() + 1).saturating_sub(rank.max(1)));
+        if first.is_empty() { seen.to_vec() } else { [&[first.iter().product()], rest].concat() }
+    }
+
     /// This part of a whole tensor, as a view.
     ///
     /// # Errors

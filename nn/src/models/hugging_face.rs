@@ -6,12 +6,13 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use phalanx_tensor::io::{SafeTensors, atomic, save_safetensors};
 use phalanx_tensor::{Device, Tensor};
 
-use super::{Decoder, ModelConfig};
-use crate::{Error, Layers, Mismatch, Parameter, Parameters, Result, Scope};
+use super::{Decoder, ModelConfig, Stage};
+use crate::{Error, Layers, Mismatch, OneDevice, Parameters, Result, Scope};
 
 const WEIGHTS: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
@@ -42,13 +43,27 @@ pub fn load_model(folder: impl AsRef<Path>, scope: &Scope) -> Result<(ModelConfi
 /// # Errors
 /// As [`load_weights`].
 pub fn load_configured(config: &ModelConfig, folder: impl AsRef<Path>, scope: &Scope) -> Result<Decoder> {
+    load_stage(config, folder, &Arc::new(OneDevice), scope, Stage::whole(config.layers()))
+}
+
+/// Builds a stage of a folder's model of these layers, which take their parts of its weights.
+///
+/// # Errors
+/// As [`load_weights`], or if the layers cannot be cut.
+pub fn load_stage<L: Layers>(
+    config: &ModelConfig,
+    folder: impl AsRef<Path>,
+    layers: &Arc<L>,
+    scope: &Scope,
+    stage: Stage,
+) -> Result<Decoder<L>> {
     // Before memory is asked for: a damaged config may want any amount of it. What is merely missing is named later.
     let (wanted, stored) = (config.matrix_elements(), Files::open(folder.as_ref())?.elements()?);
     if wanted > 2.0 * stored + 1e6 {
         let why = format!("a model of at least {wanted} parameters, and the weights beside it are {stored}");
         return Err(Error::invalid(folder.as_ref().join(CONFIG).display().to_string(), why));
     }
-    let model = config.init(scope)?;
+    let model = config.init_stage(layers, scope, stage)?;
     load_weights(&model, config, folder)?;
     Ok(model)
 }
@@ -84,7 +99,7 @@ pub fn load_weights<L: Layers>(
         if turned {
             shape.reverse();
         }
-        let wanted = whole_shape(&parameter);
+        let wanted = parameter.part().whole_shape(parameter.tensor().rank());
         match shape == wanted {
             true => fitting.push((parameter, file, stored, turned)),
             false => problems.misshaped.push((stored, shape, wanted)),
@@ -106,23 +121,37 @@ pub fn load_weights<L: Layers>(
 /// Writes a folder: `model.safetensors` first, `config.json` last, each atomically.
 ///
 /// # Errors
-/// If a file cannot be written, or the model has no elements (`meta`).
+/// If a file cannot be written, the model has no elements (`meta`), or it is a part of a model.
 pub fn save_model<L: Layers>(
     model: &Decoder<L>,
     config: &ModelConfig,
     folder: impl AsRef<Path>,
 ) -> Result<()> {
+    let parameters = model.parameters();
+    if *model.stage() != Stage::whole(config.layers()) || !parameters.iter().all(|p| p.part().is_whole()) {
+        return Err(Error::invalid("save_model", "got a part of a model, wanted a whole one"));
+    }
+    let tensors = parameters.iter().map(|p| (p.name().to_string(), p.tensor())).collect();
+    save_tensors(tensors, config, folder)
+}
+
+/// [`save_model`] of whole tensors by the parameters' names.
+///
+/// # Errors
+/// If a file cannot be written, or tensors have no elements (`meta`).
+pub fn save_tensors(
+    tensors: Vec<(String, Tensor)>,
+    config: &ModelConfig,
+    folder: impl AsRef<Path>,
+) -> Result<()> {
     let folder = folder.as_ref();
     std::fs::create_dir_all(folder).map_err(|e| phalanx_tensor::Error::file(folder, e))?;
-    let parameters = model.parameters();
-    let dtype = parameters.first().map_or(phalanx_tensor::DType::F32, Parameter::dtype);
-    let tensors: Vec<(String, Tensor)> = parameters
-        .iter()
-        .map(|p| {
-            let tensor = if is_turned(config, p.name()) { p.tensor().transpose(0, 1)? } else { p.tensor() };
-            Ok((file_name(config, p.name()), tensor))
-        })
-        .collect::<Result<_>>()?;
+    let dtype = tensors.first().map_or(phalanx_tensor::DType::F32, |(_, tensor)| tensor.dtype());
+    let stored = |(name, tensor): (String, Tensor)| {
+        let tensor = if is_turned(config, &name) { tensor.transpose(0, 1)? } else { tensor };
+        Ok((file_name(config, &name), tensor))
+    };
+    let tensors: Vec<(String, Tensor)> = tensors.into_iter().map(stored).collect::<Result<_>>()?;
     let metadata = BTreeMap::from([("format".to_string(), "pt".to_string())]);
     let named = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor));
     save_safetensors(folder.join(WEIGHTS), named, &metadata)?;
@@ -157,13 +186,6 @@ fn unexpected<L: Layers>(model: &Decoder<L>, config: &ModelConfig, files: &Files
     let masks = [".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq"];
     let known = |stored: &str| masks.iter().any(|mask| stored.ends_with(mask)) || stored == "lm_head.weight";
     files.names().filter(|stored| !wanted(stored) && !known(stored)).map(str::to_string).collect()
-}
-
-/// The shape of the tensor that a parameter is a part of; where its cut sees a finer one, the first sizes are one.
-fn whole_shape(parameter: &Parameter) -> Vec<usize> {
-    let seen = parameter.global_shape();
-    let (first, rest) = seen.split_at((seen.len() + 1).saturating_sub(parameter.tensor().rank().max(1)));
-    if first.is_empty() { seen.to_vec() } else { [&[first.iter().product()], rest].concat() }
 }
 
 /// Where a file's tensor is read to: a model without elements needs none.

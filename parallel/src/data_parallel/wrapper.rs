@@ -62,20 +62,21 @@ pub trait DataParallel: Send + Sync {
         self.finish()
     }
 
+    /// Each parameter's sum of squared gradients, the same bits on all ranks and in every layout; of parameters that are
+    /// cut over other ranks than these, of this rank's part ([`crate::tensor_parallel::sum_squares`]).
+    ///
+    /// # Errors
+    /// As the implementation's.
+    fn grad_squares(&self) -> Result<Vec<Square>> {
+        Ok(grad_squares(&self.parameters())?)
+    }
+
     /// The Euclidean norm of the gradients, the same bits on all ranks and in every layout.
     ///
     /// # Errors
     /// As the implementation's.
     fn grad_norm(&self) -> Result<f64> {
         Ok(norm_of(self.grad_squares()?))
-    }
-
-    /// The sum of the squares of each trained parameter's gradient: what a norm over more than these ranks is made of. On a `meta` device they are 0, or there are none.
-    ///
-    /// # Errors
-    /// As the implementation's.
-    fn grad_squares(&self) -> Result<Vec<Square>> {
-        Ok(grad_squares(&self.parameters())?)
     }
 
     /// The norm of all gradients and the factor that clips it to `max_norm`, for [`phalanx_nn::Optimizer::step_scaled`].

@@ -1,16 +1,16 @@
 //! The gradients' norm when every rank has a part of them: nodes of the tree of [`phalanx_nn::norm_tree`] are exchanged.
 
 use phalanx_kernels as kernels;
+use phalanx_nn::Square;
 use phalanx_nn::norm_tree::{TreeNode, cover, nodes, root};
-use phalanx_nn::{Parameter, Square};
 use phalanx_tensor::{DType, Tensor};
 
 use super::core::Core;
-use super::flat::Flat;
+use super::flat::{Flat, Member};
 use crate::Result;
 use crate::comm::Call;
 
-/// The sum of the squares of each trained parameter's gradient, by name, on all ranks. On a `meta` device there are none.
+/// Each parameter's sum of squares, on all ranks. On a `meta` device there are none.
 pub(super) fn grad_squares(core: &Core) -> Result<Vec<Square>> {
     let state = core.lock();
     let flats: Vec<&Flat> = state.groups.iter().flat_map(|g| &g.flats).filter(|f| f.trained).collect();
@@ -35,21 +35,19 @@ pub(super) fn grad_squares(core: &Core) -> Result<Vec<Square>> {
     let own = Tensor::from_slice(&own, &[own.len()], device)?;
     comm.run(Call::all_gather_uneven(all.clone(), own, &counts))?;
     let mut sums = all.to_vec::<f64>()?.into_iter();
-    // By name, then parameter.
-    let members = flats.iter().flat_map(|f| &f.members);
-    let mut parameters: Vec<(&Parameter, u64, Vec<TreeNode>)> =
-        members.map(|m| (&m.parameter, blocks(m.range.len()), Vec::new())).collect();
+    let members: Vec<_> = flats.iter().flat_map(|flat| &flat.members).collect();
+    let mut trees: Vec<Vec<TreeNode>> = vec![Vec::new(); members.len()];
     for part in covers.iter().flatten() {
         let sums = sums.by_ref().take(part.nodes.len());
         let nodes = part.nodes.iter().zip(sums).map(|(&(level, index), sum)| TreeNode { level, index, sum });
-        parameters[part.parameter].2.extend(nodes);
+        trees[part.parameter].extend(nodes);
     }
-    parameters.sort_by(|a, b| a.0.name().cmp(b.0.name()));
-    let square = |(parameter, total, nodes): (&Parameter, u64, Vec<TreeNode>)| {
-        let (name, whole) = (parameter.name().to_string(), parameter.part().is_whole());
-        Square { name, sum: root(nodes, total), whole }
+    let square = |(member, nodes): (&Member, Vec<TreeNode>)| Square {
+        name: member.parameter.name().to_string(),
+        sum: root(nodes, blocks(member.range.len())),
+        whole: member.parameter.part().is_whole(),
     };
-    Ok(parameters.into_iter().map(square).collect())
+    Ok(members.into_iter().zip(trees).map(square).collect())
 }
 
 /// The nodes that cover a rank's part of a parameter.

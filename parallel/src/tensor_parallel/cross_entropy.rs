@@ -170,8 +170,10 @@ struct Recorded {
 
 impl Backward for Recorded {
     fn backward(&self, cx: &Cx<'_>) -> Result<Grads> {
-        let (x, dy) = (cx.get(&self.x)?, cx.dy());
-        let slope = if dy.rank() == 0 { dy.clone() } else { dy.unsqueeze(1)? }.mul(&self.factors)?;
+        let x = cx.get(&self.x)?;
+        // Every rank makes something else of it.
+        let dy = if cx.create_graph() { copy_to_region(cx.dy(), &self.comm)? } else { cx.dy().clone() };
+        let slope = if dy.rank() == 0 { dy } else { dy.unsqueeze(1)? }.mul(&self.factors)?;
         let below = x.sub(&self.max)?.exp()?;
         let sum = match cx.create_graph() {
             // The sum depends on the logits, of all ranks.

@@ -1,0 +1,255 @@
+//! The layers by themselves: values, gradients, initial values, and what runs while ranks exchange.
+
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use phalanx_nn::autograd::{Leaf, Options, Slot, Var, backward_inputs, grad};
+use phalanx_nn::{
+    EmbeddingConfig, Init, Layers, LinearConfig, Map, Module, OneDevice, Parameter, Parameters, Scope, Table,
+};
+use phalanx_parallel::tensor_parallel::{
+    ColumnParallelLinear, RowParallelLinear, TensorParallel, VocabParallelEmbedding,
+};
+use phalanx_parallel::{Result, launch};
+use phalanx_tensor::{DType, Device, Tensor};
+
+use crate::kit::{Cut, assert_close, part_of};
+
+fn scope(device: Device) -> Scope {
+    Scope::new(11, DType::F64, device).child("layer")
+}
+
+fn map(inputs: usize, outputs: &[usize]) -> Map<'_> {
+    Map { inputs, outputs, bias: true, init: Init::KaimingUniform { gain: 1.0 }, whole: false }
+}
+
+fn numbers(shape: &[usize], device: Device) -> Result<Tensor> {
+    let values: Vec<f64> = (0..shape.iter().product()).map(|i: usize| (i as f64 * 0.37).sin()).collect();
+    Ok(Tensor::from_slice(&values, shape, device)?)
+}
+
+/// Output, the input's gradient, and the parameters with their gradients, for a gradient of sines.
+type Found = (Vec<f64>, Vec<f64>, Vec<(String, Tensor)>);
+
+fn run(layer: &dyn Module, x: &[usize], device: Device) -> Result<Found> {
+    let x = Var::leaf(numbers(x, device)?)?;
+    let y = layer.forward(&x)?;
+    y.backward_with(Var::new(numbers(y.shape(), device)?))?;
+    let grads = layer.parameters().into_iter().map(|p| Ok((p.name().to_string(), p.grad()?.unwrap())));
+    Ok((y.to_vec()?, x.grad().unwrap().to_vec()?, grads.collect::<Result<_>>()?))
+}
+
+/// Gives biases values, which are otherwise 0 and would hide that they are added twice.
+fn set_biases(parameters: &[Parameter]) -> Result<()> {
+    for p in parameters.iter().filter(|p| p.name().ends_with("bias")) {
+        let whole = numbers(&p.part().whole_shape(1), p.device())?;
+        p.load(&p.part().of(&whole)?.with_shape(p.tensor().shape())?)?;
+    }
+    Ok(())
+}
+
+/// Holds a layer that is made on 3 ranks, and gives whole outputs of whole inputs, against one device's.
+fn assert_like_linear(make: fn(&TensorParallel, &Scope) -> phalanx_nn::Result<Box<dyn Module>>) {
+    let alone = LinearConfig::new(7, 8).with_init(map(7, &[8]).init).init(&scope(Device::CPU)).unwrap();
+    set_biases(&alone.parameters()).unwrap();
+    let (y, dx, grads) = run(&alone, &[2, 3, 7], Device::CPU).unwrap();
+    launch::threads(3, |rank| -> Result<()> {
+        let layer = make(&TensorParallel::new(rank.comm()), &scope(rank.device()))?;
+        set_biases(&layer.parameters())?;
+        let (own_y, own_dx, own_grads) = run(&*layer, &[2, 3, 7], rank.device())?;
+        assert_close("y", &own_y, &y, 1e-14);
+        assert_close("dx", &own_dx, &dx, 1e-14);
+        for (parameter, (name, grad)) in layer.parameters().iter().zip(&own_grads) {
+            assert_close(name, &grad.to_vec::<f64>()?, &part_of(parameter, &grads), 1e-14);
+        }
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_column_cut_map_that_gathers_is_the_map() {
+    assert_like_linear(|group, scope| {
+        Ok(Box::new(ColumnParallelLinear::new(group, scope, map(7, &[8]))?.gather_output()?))
+    });
+}
+
+#[test]
+fn a_row_cut_map_that_scatters_is_the_map_and_adds_its_bias_once() {
+    assert_like_linear(|group, scope| {
+        Ok(Box::new(RowParallelLinear::new(group, scope, map(7, &[8]))?.scatter_input()))
+    });
+}
+
+#[test]
+fn a_column_whose_output_is_wanted_everywhere_is_the_map_on_every_rank() {
+    let alone = LinearConfig::new(7, 8).with_init(map(7, &[8]).init).init(&scope(Device::CPU)).unwrap();
+    let (y, ..) = run(&alone, &[2, 6, 7], Device::CPU).unwrap();
+    for cut in Cut::both(3) {
+        launch::threads(3, |rank| -> Result<()> {
+            let group = cut.layers(rank.comm());
+            let whole = Map { whole: true, ..map(7, &[8]) };
+            let layer = ColumnParallelLinear::new(&group, &scope(rank.device()), whole)?;
+            let here = group.stream(6)?;
+            let x = Var::new(numbers(&[2, 6, 7], rank.device())?).narrow(1, here.start, here.len())?;
+            assert_close("y", &layer.forward(&x)?.to_vec::<f64>()?, &y, 1e-14);
+            Ok(())
+        })
+        .unwrap();
+    }
+}
+
+#[test]
+fn initial_values_are_parts_of_one_devices_whatever_the_ranks() {
+    let inits = [
+        Init::Normal { mean: 0.0, std: 0.02 },
+        Init::TruncatedNormal { mean: 0.0, std: 1.0 },
+        Init::XavierUniform { gain: 1.0 },
+        Init::KaimingNormal { gain: 2.0 },
+    ];
+    for init in inits {
+        let column = Map { init, ..map(10, &[8, 8, 8]) };
+        let (row, table) = (Map { init, ..map(10, &[6]) }, Table { count: 11, width: 5, init, tied: true });
+        fn build<L: Layers>(
+            layers: &L,
+            at: &Scope,
+            column: Map<'_>,
+            row: Map<'_>,
+            table: Table,
+        ) -> Vec<Parameter> {
+            let column = layers.column(&at.child("column"), column).unwrap().parameters();
+            let row = layers.row(&at.child("row"), row).unwrap().parameters();
+            let table = layers.embedding(&at.child("table"), table).unwrap().parameters();
+            [column, row, table].concat()
+        }
+        let whole = build(&OneDevice, &scope(Device::CPU), column, row, table);
+        let whole: Vec<_> = whole.iter().map(|p| (p.name().to_string(), p.tensor())).collect();
+        for ranks in 1..=5 {
+            launch::threads(ranks, |rank| -> Result<()> {
+                let group = TensorParallel::new(rank.comm());
+                for p in build(&group, &scope(rank.device()), column, row, table) {
+                    assert_eq!(p.tensor().to_vec::<f64>()?, part_of(&p, &whole), "{}", p.name());
+                }
+                Ok(())
+            })
+            .unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_cut_table_gives_the_bits_of_the_whole_even_of_negative_zeros() {
+    let config = EmbeddingConfig::new(11, 3);
+    let alone = config.init(&scope(Device::CPU)).unwrap();
+    let negative = |p: &Parameter| {
+        let mut row = p.tensor().narrow(0, 0, 1).unwrap();
+        phalanx_kernels::fill_(&mut row, -0.0).unwrap();
+    };
+    negative(&alone.weight);
+    let indices = [0i64, 10, 4, 4, 0, 7];
+    let x = Var::from_slice(&indices, &[2, 3], Device::CPU).unwrap();
+    let y = alone.forward(&x).unwrap();
+    y.backward_with(Var::new(numbers(&[2, 3, 3], Device::CPU).unwrap())).unwrap();
+    let whole = [("layer.weight".to_string(), alone.weight.grad().unwrap().unwrap())];
+    launch::threads(3, |rank| -> Result<()> {
+        let table = Table { count: 11, width: 3, init: Init::Normal { mean: 0.0, std: 1.0 }, tied: false };
+        let layer =
+            VocabParallelEmbedding::new(&TensorParallel::new(rank.comm()), &scope(rank.device()), table)?;
+        if rank.rank() == 0 {
+            negative(&layer.weight);
+        }
+        let own = layer.forward(&Var::from_slice(&indices, &[2, 3], rank.device())?)?;
+        assert_eq!(own.tensor().to_bytes()?, y.tensor().to_bytes()?);
+        own.backward_with(Var::new(numbers(&[2, 3, 3], rank.device())?))?;
+        assert_eq!(layer.weight.grad()?.unwrap().to_vec::<f64>()?, part_of(&layer.weight, &whole));
+        let unknown = layer.forward(&Var::from_slice(&[11i64], &[1, 1], rank.device())?);
+        assert!(unknown.map(drop).unwrap_err().to_string().contains("index 11"));
+        Ok(())
+    })
+    .unwrap();
+}
+
+/// Columns over 2 ranks, whose weights accumulate into buffers: the buffers, the gradient of x, whatever the pass.
+fn accumulated(sequence: bool, pass: fn(&Var, Var, &Var) -> Result<Vec<f64>>) -> Vec<Vec<f64>> {
+    let run = |rank: launch::Rank| -> Result<Vec<f64>> {
+        let group = TensorParallel::new(rank.comm()).with_sequence_parallel(sequence);
+        let at = scope(rank.device());
+        let maps = [("a", [4]), ("b", [6])]
+            .map(|(name, out)| ColumnParallelLinear::new(&group, &at.child(name), map(5, &out)));
+        let [a, b] = maps.map(|map| map.unwrap());
+        for leaf in [&a, &b].iter().flat_map(|map| map.parameters()).flat_map(|p| p.leaves().to_vec()) {
+            leaf.set_slot(Slot::Into(numbers(leaf.tensor().shape(), rank.device())?))?;
+        }
+        let here = group.stream(4)?;
+        let x = numbers(&[2, 4, 5], rank.device())?.narrow(1, here.start, here.len())?.copy()?;
+        let x = Var::leaf(x)?;
+        let ys = ColumnParallelLinear::apply(&[&a, &b], &x)?;
+        let y = Var::cat(&ys, -1)?;
+        let dy = Var::new(numbers(y.shape(), rank.device())?);
+        let mut found = pass(&y, dy, &x)?;
+        for p in [&a, &b].iter().flat_map(|map| map.parameters()) {
+            found.extend(p.grad()?.unwrap().to_vec::<f64>()?);
+        }
+        Ok(found)
+    };
+    launch::threads(2, run).unwrap()
+}
+
+#[test]
+fn weights_accumulate_into_buffers_alike_in_joint_split_and_recorded_passes() {
+    for sequence in [false, true] {
+        let joint = accumulated(sequence, |y, dy, x| {
+            y.backward_with(dy)?;
+            Ok(x.grad().unwrap().to_vec()?)
+        });
+        let split = accumulated(sequence, |y, dy, x| {
+            let later = backward_inputs(&[(y.clone(), Some(dy))])?;
+            let dx = x.grad().unwrap().to_vec()?;
+            later.run()?;
+            Ok(dx)
+        });
+        assert_eq!(joint, split);
+        let recorded = accumulated(sequence, |y, dy, x| {
+            let options = Options { create_graph: true, ..Options::default() };
+            let dx = grad(&[(y.clone(), Some(dy.clone()))], &[x], options)?.remove(0).unwrap();
+            y.backward_with(dy)?;
+            Ok(dx.to_vec()?)
+        });
+        for (joint, recorded) in joint.iter().zip(&recorded) {
+            assert_close("recorded", recorded, joint, 1e-14);
+        }
+    }
+}
+
+/// Rank 1 does not begin its backward pass before rank 0 has its weight's gradient, for which rank 0 would wait forever if
+/// it waited for the sum of the input's gradient first.
+#[test]
+fn the_weights_gradient_is_computed_while_the_inputs_is_exchanged() {
+    let first: OnceLock<Leaf> = OnceLock::new();
+    launch::threads(2, |rank| -> Result<()> {
+        let layer = ColumnParallelLinear::new(
+            &TensorParallel::new(rank.comm()),
+            &scope(rank.device()),
+            map(5, &[4]),
+        )?;
+        let leaf = layer.weight.leaves()[0].clone();
+        leaf.set_slot(Slot::Into(Tensor::zeros(&[2, 5], DType::F64, rank.device())?))?;
+        let x = Var::leaf(numbers(&[1, 3, 5], rank.device())?)?;
+        let y = layer.forward(&x)?;
+        if rank.rank() == 0 {
+            let _ = first.set(leaf);
+        } else {
+            let begin = Instant::now();
+            let is_there = || match first.get().and_then(Leaf::grad) {
+                Some(grad) => Ok(grad.to_vec::<f64>()?.iter().any(|x| *x != 0.0)),
+                None => Ok::<_, phalanx_nn::autograd::Error>(false),
+            };
+            while !is_there()? {
+                assert!(begin.elapsed() < Duration::from_secs(20), "rank 0 has no gradient of its weight");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        Ok(y.sum_all()?.backward()?)
+    })
+    .unwrap();
+}
