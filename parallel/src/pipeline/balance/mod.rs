@@ -2,7 +2,8 @@
 //! stand on, [`block_partition`]. Source: torchgpipe (arXiv:2004.09910), its `balance`.
 //!
 //! A layer costs what it is seen to cost when it runs alone, on the device where it is. Models come out as they were: the
-//! layers run on copies of their buffers, and gradients are asked for without a slot being touched.
+//! layers run on copies of their buffers, and gradients are asked for without a slot being touched. Skips work as in the plain
+//! model.
 
 mod block_partition;
 mod profile;
@@ -10,11 +11,9 @@ mod sandbox;
 
 use std::time::Duration;
 
-use phalanx_nn::Module;
-use phalanx_nn::autograd::Var;
-
 pub use block_partition::block_partition;
 
+use super::gpipe::{Batch, Sequence};
 use crate::Result;
 
 /// Layers for each of `partitions` stages, so that a forward and a backward pass in train mode take them about the same
@@ -27,24 +26,24 @@ use crate::Result;
 ///
 /// ```
 /// # use std::time::Duration;
-/// # use phalanx_nn::{LinearConfig, Scope, Sequential, Tanh, autograd::Var};
-/// # use phalanx_parallel::pipeline::balance::balance_by_time;
+/// # use phalanx_nn::{LinearConfig, Scope, Tanh, autograd::Var};
+/// # use phalanx_parallel::pipeline::{balance::balance_by_time, gpipe::Sequence};
 /// # use phalanx_tensor::{DType, Device};
 /// let scope = Scope::new(7, DType::F32, Device::CPU);
 /// let linear = |name: &str| LinearConfig::new(32, 32).init(&scope.child(name));
-/// let model = Sequential::new().with(linear("a")?).with(Tanh {}).with(linear("b")?).with(Tanh {});
+/// let model = Sequence::new().with(linear("a")?).with(Tanh {}).with(linear("b")?).with(Tanh {});
 /// let sample = Var::from_slice(&[0.5f32; 64 * 32], &[64, 32], Device::CPU)?;
-/// let balance = balance_by_time(2, model.modules(), &sample, Duration::from_millis(10))?;
+/// let balance = balance_by_time(2, &model, &sample, Duration::from_millis(10))?;
 /// assert_eq!((balance.len(), balance.iter().sum::<usize>()), (2, 4));
 /// # Ok::<(), phalanx_parallel::Error>(())
 /// ```
-pub fn balance_by_time<M: Module>(
+pub fn balance_by_time(
     partitions: usize,
-    layers: &[M],
-    sample: &Var,
+    layers: &Sequence,
+    sample: impl Into<Batch>,
     budget: Duration,
 ) -> Result<Vec<usize>> {
-    block_partition(&profile::times(layers, sample, budget)?, partitions)
+    block_partition(&profile::times(layers, &sample.into(), budget)?, partitions)
 }
 
 /// What memory [`balance_by_size`] reckons with.
@@ -70,13 +69,13 @@ impl Default for SizeConfig {
 /// # Errors
 /// If there are more partitions than layers, a parameter has a gradient already, there are no micro-batches or rows, the
 /// scale is no positive number, or a layer fails.
-pub fn balance_by_size<M: Module>(
+pub fn balance_by_size(
     partitions: usize,
-    layers: &[M],
-    sample: &Var,
+    layers: &Sequence,
+    sample: impl Into<Batch>,
     config: SizeConfig,
 ) -> Result<Vec<usize>> {
-    block_partition(&profile::sizes(layers, sample, config)?, partitions)
+    block_partition(&profile::sizes(layers, &sample.into(), config)?, partitions)
 }
 
 #[cfg(test)]

@@ -1,8 +1,9 @@
 //! [`Sandbox`]: layers run on trial.
 
-use phalanx_nn::{Buffer, Entry, Module, Parameter};
+use phalanx_nn::{Buffer, Entry, Parameter, Parameters};
 use phalanx_tensor::{Context, ContextGuard, Tensor};
 
+use crate::pipeline::gpipe::Sequence;
 use crate::{Error, Result};
 
 /// As long as it lives, this thread is in train mode and the layers' buffers are copies.
@@ -15,31 +16,25 @@ pub(super) struct Sandbox {
 impl Sandbox {
     /// # Errors
     /// If a parameter has a gradient, or a buffer cannot be copied.
-    pub(super) fn of<M: Module>(layers: &[M]) -> Result<Sandbox> {
+    pub(super) fn of(layers: &Sequence) -> Result<Sandbox> {
         let has_grad = |p: &Parameter| p.leaves().iter().any(|leaf| leaf.grad().is_some());
-        if let Some(parameter) = layers.iter().flat_map(M::parameters).find(has_grad) {
+        if let Some(parameter) = layers.parameters().into_iter().find(has_grad) {
             let why = format!("got a gradient of {}, wanted a model that has none yet", parameter.name());
             return Err(Error::Config(format!("balance: {why}")));
         }
         let context = Context::with(|c| (c.train, c.grad, c.recomputing) = (true, true, false));
         let mut sandbox = Sandbox { buffers: Vec::new(), _context: context };
         let mut buffers = Vec::new();
-        for layer in layers {
-            layer.visit("", &mut |_, entry| buffers.extend(buffer(entry)));
-        }
+        layers.visit("", &mut |_, entry| match entry {
+            Entry::Buffer(buffer) => buffers.push(buffer.clone()),
+            Entry::Parameter(_) => {}
+        });
         for buffer in buffers {
             let held = buffer.tensor();
             buffer.set(held.copy()?);
             sandbox.buffers.push((buffer, held));
         }
         Ok(sandbox)
-    }
-}
-
-fn buffer(entry: Entry<'_>) -> Option<Buffer> {
-    match entry {
-        Entry::Buffer(buffer) => Some(buffer.clone()),
-        Entry::Parameter(_) => None,
     }
 }
 
