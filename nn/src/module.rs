@@ -47,6 +47,11 @@ impl Sequential {
         self
     }
 
+    /// The modules, taken apart.
+    pub fn into_modules(self) -> Vec<Box<dyn Module>> {
+        self.modules
+    }
+
     /// The modules, in order.
     pub fn modules(&self) -> &[Box<dyn Module>] {
         &self.modules
