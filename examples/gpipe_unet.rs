@@ -68,7 +68,10 @@ fn run(path: &Path) -> Result<bool> {
     let (m, n) = (MICRO_BATCHES as f64, DEVICES.len() as f64);
     let (bubble, formula) = (100.0 * bubble(&spans), 100.0 * (n - 1.0) / (m + n - 1.0));
     println!("loss {:.4} -> {:.4} in {STEPS} steps", piped.losses[0], piped.losses[STEPS as usize - 1]);
-    println!("bubble {bubble:.0} % of the last step ({formula:.0} % were all stages equal): {}", path.display());
+    println!(
+        "bubble {bubble:.0} % of the last step ({formula:.0} % were all stages equal): {}",
+        path.display()
+    );
 
     let plain = train(one, Checkpoint::Never, &Timeline::new())?;
     println!("{:.0} ms a step over two devices, {:.0} ms on one", piped.step_ms, plain.step_ms);
@@ -89,7 +92,8 @@ struct Outcome {
 fn train(partition: Partition, checkpoint: Checkpoint, timeline: &Timeline) -> Result<Outcome> {
     let devices = partition.devices();
     let model = NET.build(&partition)?;
-    let config = GPipeConfig::new(MICRO_BATCHES).with_checkpoint(checkpoint).with_observer(timeline.observer());
+    let config =
+        GPipeConfig::new(MICRO_BATCHES).with_checkpoint(checkpoint).with_observer(timeline.observer());
     let model = GPipe::new(model, partition, config)?;
     let mut optimizer = AdamW::default().init(vec![Group::new(model.parameters(), 2e-3)])?;
     let (mut losses, begin) = (Vec::new(), Instant::now());

@@ -47,7 +47,10 @@ const fn row(
 /// Prints the table, a row as soon as it is known.
 pub fn table() -> Result<()> {
     println!("memory of training with {BATCH} images of {SIDE} x {SIDE} in f32, all devices together");
-    println!("{:<12}{:>10}{:>9}{:>17}{:>8}{:>12}{:>13}", "", "U-Net", "devices", "parameters", "", "GiB", "torchgpipe");
+    println!(
+        "{:<12}{:>10}{:>9}{:>17}{:>8}{:>12}{:>13}",
+        "", "U-Net", "devices", "parameters", "", "GiB", "torchgpipe"
+    );
     for row in &ROWS {
         let Row { name, convs, channels, balance, theirs_gib, .. } = row;
         let (parameters, bytes) = measure(row)?;
@@ -56,7 +59,9 @@ pub fn table() -> Result<()> {
         let short = in_words(parameters);
         println!("{name:<12}{net:>10}{devices:>9}{parameters:>17}{short:>8}{gib:>12.1}{theirs_gib:>13.1}");
     }
-    println!("GiB: the tensors' bytes at the peak of each device; theirs has the allocator's rest and cuDNN's workspaces too");
+    println!(
+        "GiB: the tensors' bytes at the peak of each device; theirs has the allocator's rest and cuDNN's workspaces too"
+    );
     Ok(())
 }
 

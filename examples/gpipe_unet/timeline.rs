@@ -51,9 +51,14 @@ fn svg(spans: &[Span]) -> Result<String> {
         let row = rows.iter().position(|row| *row == row_of(span)).unwrap_or_default();
         let x = |t: std::time::Instant| MARGIN + WIDTH * (t - begin).as_secs_f64() / total_s.max(1e-9);
         let (left, wide, y) = (x(span.begin), x(span.end) - x(span.begin), TOP + ROW * row as f64);
-        let color = PHASES.iter().find(|(phase, ..)| *phase == span.phase).map_or("gray", |(_, _, color)| color);
+        let color =
+            PHASES.iter().find(|(phase, ..)| *phase == span.phase).map_or("gray", |(_, _, color)| color);
         let micro_batch = span.cell.micro_batch;
-        write!(svg, "<rect x=\"{left:.1}\" y=\"{y}\" width=\"{wide:.1}\" height=\"{}\" fill=\"{color}\"", ROW - 4.0)?;
+        write!(
+            svg,
+            "<rect x=\"{left:.1}\" y=\"{y}\" width=\"{wide:.1}\" height=\"{}\" fill=\"{color}\"",
+            ROW - 4.0
+        )?;
         let (stage, ms) = (span.cell.stage, 1e3 * (span.end - span.begin).as_secs_f64());
         writeln!(svg, "><title>{:?} {micro_batch}, stage {stage}: {ms:.2} ms</title></rect>", span.phase)?;
         if wide > 8.0 {

@@ -24,7 +24,7 @@ pub(super) fn times(layers: &Sequence, sample: &Batch, budget: Duration) -> Resu
         for (i, (layer, time)) in layers.layers().iter().zip(&mut times).enumerate() {
             let tick = Instant::now();
             let y = layers.run_layers(i..i + 1, x.clone(), &mut skips)?;
-            backward(layer, &x, &y)?;
+            backward(&**layer, &x, &y)?;
             *time += tick.elapsed();
             x = alone(&y)?;
             skips.map(value_alone)?;
@@ -40,7 +40,8 @@ pub(super) fn sizes(layers: &Sequence, sample: &Batch, config: SizeConfig) -> Re
     let SizeConfig { micro_batches, parameter_scale } = config;
     let rows = sample.rows()?;
     if micro_batches == 0 || rows == 0 || !(parameter_scale >= 0.0 && parameter_scale.is_finite()) {
-        let why = format!("got {rows} rows and {config:?}, wanted rows, micro-batches, and a scale of at least 0");
+        let why =
+            format!("got {rows} rows and {config:?}, wanted rows, micro-batches, and a scale of at least 0");
         return Err(Error::Config(format!("balance_by_size: {why}")));
     }
     let _sandbox = Sandbox::of(layers)?;

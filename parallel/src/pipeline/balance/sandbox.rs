@@ -3,7 +3,7 @@
 use phalanx_nn::{Buffer, Entry, Parameter, Parameters};
 use phalanx_tensor::{Context, ContextGuard, Tensor};
 
-use crate::pipeline::gpipe::Sequence;
+use crate::pipeline::gpipe::{Sequence, verify_skips};
 use crate::{Error, Result};
 
 /// As long as it lives, this thread is in train mode and the layers' buffers are copies.
@@ -15,8 +15,9 @@ pub(super) struct Sandbox {
 
 impl Sandbox {
     /// # Errors
-    /// If a parameter has a gradient, or a buffer cannot be copied.
+    /// If skips do not match, a parameter has a gradient, or a buffer cannot be copied.
     pub(super) fn of(layers: &Sequence) -> Result<Sandbox> {
+        verify_skips(&layers.skippables())?;
         let has_grad = |p: &Parameter| p.leaves().iter().any(|leaf| leaf.grad().is_some());
         if let Some(parameter) = layers.parameters().into_iter().find(has_grad) {
             let why = format!("got a gradient of {}, wanted a model that has none yet", parameter.name());

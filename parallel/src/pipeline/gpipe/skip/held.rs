@@ -22,11 +22,14 @@ impl Skips {
     /// # Errors
     /// If the layer does not declare that it stashes this one, has done so already, or the last one is still there.
     pub fn stash(&mut self, skip: &Skip, value: impl Into<Option<Var>>) -> Result<()> {
-        close(&mut self.open.stashes, skip)
-            .ok_or_else(|| self.wrong(format!("stashes {skip}, which it does not declare or has done already")))?;
+        close(&mut self.open.stashes, skip).ok_or_else(|| {
+            self.wrong(format!("stashes {skip}, which it does not declare or has done already"))
+        })?;
         match self.held.insert(skip.clone(), value.into()) {
             None => Ok(()),
-            Some(_) => Err(self.wrong(format!("stashes {skip}, which nobody has popped since it was stashed"))),
+            Some(_) => {
+                Err(self.wrong(format!("stashes {skip}, which nobody has popped since it was stashed")))
+            }
         }
     }
 
@@ -35,8 +38,9 @@ impl Skips {
     /// # Errors
     /// If the layer does not declare that it pops this one, or nobody has stashed it.
     pub fn pop(&mut self, skip: &Skip) -> Result<Option<Var>> {
-        close(&mut self.open.pops, skip)
-            .ok_or_else(|| self.wrong(format!("pops {skip}, which it does not declare or has done already")))?;
+        close(&mut self.open.pops, skip).ok_or_else(|| {
+            self.wrong(format!("pops {skip}, which it does not declare or has done already"))
+        })?;
         self.take(skip).ok_or_else(|| self.wrong(format!("pops {skip}, which nobody has stashed")))
     }
 
@@ -48,6 +52,14 @@ impl Skips {
     /// Takes what goes to another stage.
     pub(in super::super) fn take(&mut self, skip: &Skip) -> Option<Option<Var>> {
         self.held.remove(skip)
+    }
+
+    /// Puts `f` of each value in its place.
+    pub(in crate::pipeline) fn map(&mut self, f: impl Fn(Var) -> Result<Var>) -> Result<()> {
+        self.held.values_mut().flatten().try_for_each(|value| {
+            *value = f(value.clone())?;
+            Ok(())
+        })
     }
 
     /// Runs a layer and holds it to what it declares.
