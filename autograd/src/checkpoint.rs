@@ -81,6 +81,8 @@ pub fn checkpoint_apart<O: Outputs>(
         (0..NODES).for_each(|_| sequence::pass_over());
         return Ok((f(&inputs.iter().map(|&v| v.clone()).collect::<Vec<_>>())?, None));
     }
+    // Before `f` runs, so that an input that it modifies is found.
+    let saved = inputs.iter().enumerate().map(|(i, v)| Saved::input(i, v)).collect::<Result<_>>()?;
     let before = sequence::count();
     let (outputs, used) = {
         let _context = Context { grad: false, checkpointing: true, ..context }.enter();
@@ -90,7 +92,6 @@ pub fn checkpoint_apart<O: Outputs>(
     if !outputs.iter().any(|v| v.dtype().is_float()) {
         return Ok((same(outputs), None));
     }
-    let saved = inputs.iter().enumerate().map(|(i, v)| Saved::input(i, v)).collect::<Result<_>>()?;
     let own = inputs.iter().map(|v| v.edge().cloned());
     let edges = own.chain(used.iter().map(|u| Some(u.edge.clone()))).collect();
     let recomputation = Arc::new(Recomputation {

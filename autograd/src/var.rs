@@ -9,7 +9,6 @@ use crate::engine::backward_from;
 use crate::hooks::HookHandle;
 use crate::leaf::Leaf;
 use crate::node::Edge;
-use crate::phony;
 
 /// A tensor that remembers how it was made, if a gradient may be asked of it. All arithmetic is on this type; it
 /// is cheap to clone. See the [`crate::ops`] for what can be done with it.
@@ -132,13 +131,15 @@ impl Var {
         Var::new(self.tensor.clone())
     }
 
-    /// The same place in the graph without the values, whose memory may go: the root of a backward pass whose gradient is
-    /// given.
+    /// Its place in the graph without its elements: what is recorded on that sends gradients of this value's shape, dtype
+    /// and device. For operations whose result was computed before they are recorded, so that nobody holds the elements
+    /// in between.
     ///
     /// # Errors
     /// If the device refuses.
-    pub fn without_values(&self) -> Result<Var> {
-        Ok(Var { tensor: phony(self.device(), false)?.into_tensor(), origin: self.origin.clone() })
+    pub fn place(&self) -> Result<Var> {
+        let tensor = Tensor::empty(&[0], self.dtype(), self.device())?;
+        Ok(Var::from_parts(tensor, self.edge().cloned()))
     }
 
     /// The handle on the leaf that it is, if it is one.

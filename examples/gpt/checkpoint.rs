@@ -7,7 +7,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use phalanx::nn::models::Decoder;
-use phalanx::nn::{Scope, load_state_dict};
+use phalanx::nn::{Parameter, Parameters, Scope, load_state_dict};
+use phalanx::parallel::tensor_parallel::gather_parameters;
 use phalanx::tensor::io::{SafeTensors, save_safetensors};
 use phalanx::{DType, Device, Tensor};
 
@@ -147,12 +148,22 @@ pub fn save(run: &Run, folder: &Path, step: u64, settings: &BTreeMap<String, Str
 
 /// The whole model, on the first rank. All ranks call it.
 pub fn whole(run: &Run) -> Result<Option<Decoder>, String> {
-    let entries = run.share.full_state_dict(&*run.model).map_err(|e| e.to_string())?;
-    if !run.place.is_first() {
-        return Ok(None);
-    }
-    let dtype = entries.first().map_or(DType::F32, |(_, tensor)| tensor.dtype());
-    let model = run.config.init(&Scope::new(0, dtype, run.place.device)).map_err(|e| e.to_string())?;
-    load_state_dict(&model, entries).map_err(|e| e.to_string())?;
-    Ok(Some(model))
+    let gather = || {
+        let _values = run.share.gathered()?;
+        let groups = &run.place.groups;
+        // The other replicas have the same.
+        if groups.at().dp > 0 {
+            return Ok(None);
+        }
+        let parameters = run.model.parameters();
+        let entries = gather_parameters(&parameters, groups.model())?;
+        if !run.place.is_first() {
+            return Ok(None);
+        }
+        let dtype = parameters.first().map_or(DType::F32, Parameter::dtype);
+        let model = run.config.init(&Scope::new(0, dtype, run.place.device))?;
+        load_state_dict(&model, entries)?;
+        Ok::<_, phalanx::parallel::Error>(Some(model))
+    };
+    gather().map_err(|e| e.to_string())
 }

@@ -41,6 +41,19 @@ pub enum Error {
         /// What it said.
         cause: String,
     },
+    /// In a cell of a pipeline.
+    #[error("gpipe: stage {stage} on {device}, micro-batch {micro_batch}: {source}")]
+    Stage {
+        /// The stage.
+        stage: usize,
+        /// Its device.
+        device: phalanx_tensor::Device,
+        /// The micro-batch.
+        micro_batch: usize,
+        /// What happened there.
+        #[source]
+        source: Box<Error>,
+    },
     /// Gradients that every rank waits for did not come.
     #[error("backward gave no gradient to {}; let unused parameters be looked for (`find_unused`)", parameters.join(", "))]
     Unused {

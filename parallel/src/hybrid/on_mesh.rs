@@ -4,7 +4,7 @@ use phalanx_nn::{Parameter, Parameters, Square};
 use phalanx_tensor::{DType, Device, Tensor};
 
 use crate::comm::{Call, Comm, Traffic};
-use crate::data_parallel::{DataParallel, Entries, NoSync};
+use crate::data_parallel::{DataParallel, NoSync};
 use crate::mesh::{Axis, Groups};
 use crate::pipeline::ranks::TiedTable;
 use crate::pipeline::schedule::Schedule;

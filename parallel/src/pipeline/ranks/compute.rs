@@ -23,7 +23,7 @@ impl<S: Stages> Run<'_, S> {
             }
         };
         let (output, recompute) = self.compute(stage, micro_batch, input.as_ref().map(Leaf::var).as_ref())?;
-        let root = if self.is_last(stage) { output.clone() } else { output.without_values()? };
+        let root = if self.is_last(stage) { output.clone() } else { output.place()? };
         let (spec, output) = (Spec::of(output.tensor()), output.into_tensor());
         let graph = Graph { input, root, output: spec, recompute };
         self.cell(stage, micro_batch).graph = is_grad_enabled().then_some(graph);
