@@ -141,6 +141,7 @@ pub fn is_recomputing() -> bool {
 }
 
 /// The second half of a [`checkpoint_apart`].
+#[derive(Clone)]
 pub struct Recompute {
     node: Arc<Node>,
     recomputation: Arc<Recomputation>,
@@ -156,10 +157,18 @@ impl Recompute {
         let (at, forked) = fork(at)?;
         let mark = phony(self.node.device(), false)?.into_tensor();
         let device = at.device();
-        let again = |_: &Saver<'_>| {
-            Ok(RunAgain { node: self.node.clone(), recomputation: self.recomputation.clone(), device })
-        };
+        let again = |_: &Saver<'_>| Ok(RunAgain { recompute: self.clone(), device });
         join(&at, &record("recompute", &[&forked], mark, again)?)
+    }
+
+    /// Computes the values again at once, for a backward pass that is yet to come.
+    ///
+    /// # Errors
+    /// If what the function uses was modified in place, or whatever the function returns.
+    pub fn now(&self) -> Result<()> {
+        let edges = self.recomputation.run(&self.node)?;
+        *self.recomputation.recomputed.lock().unwrap_or_else(PoisonError::into_inner) = Some(edges);
+        Ok(())
     }
 }
 
@@ -214,15 +223,13 @@ impl Recomputation {
 }
 
 struct RunAgain {
-    node: Arc<Node>,
-    recomputation: Arc<Recomputation>,
+    recompute: Recompute,
     device: Device,
 }
 
 impl Backward for RunAgain {
     fn backward(&self, _: &Cx<'_>) -> Result<Grads> {
-        let edges = self.recomputation.run(&self.node)?;
-        *self.recomputation.recomputed.lock().unwrap_or_else(PoisonError::into_inner) = Some(edges);
+        self.recompute.now()?;
         grads1(phony(self.device, false)?)
     }
 }

@@ -9,6 +9,7 @@ use crate::engine::backward_from;
 use crate::hooks::HookHandle;
 use crate::leaf::Leaf;
 use crate::node::Edge;
+use crate::phony;
 
 /// A tensor that remembers how it was made, if a gradient may be asked of it. All arithmetic is on this type; it
 /// is cheap to clone. See the [`crate::ops`] for what can be done with it.
@@ -129,6 +130,15 @@ impl Var {
     /// The same values as a constant.
     pub fn detach(&self) -> Var {
         Var::new(self.tensor.clone())
+    }
+
+    /// The same place in the graph without the values, whose memory may go: the root of a backward pass whose gradient is
+    /// given.
+    ///
+    /// # Errors
+    /// If the device refuses.
+    pub fn without_values(&self) -> Result<Var> {
+        Ok(Var { tensor: phony(self.device(), false)?.into_tensor(), origin: self.origin.clone() })
     }
 
     /// The handle on the leaf that it is, if it is one.

@@ -6,8 +6,10 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use phalanx::nn::models::Decoder;
+use phalanx::nn::{Scope, load_state_dict};
 use phalanx::tensor::io::{SafeTensors, save_safetensors};
-use phalanx::{Device, Tensor};
+use phalanx::{DType, Device, Tensor};
 
 use crate::train::Run;
 
@@ -120,7 +122,7 @@ pub fn resume(folder: &Path, run: &mut Run, settings: &BTreeMap<String, String>)
         model.into_iter().map(strip("model.")).collect(),
         optimizer.into_iter().map(strip("optimizer.")).collect(),
     );
-    run.share.load_full_state_dict(&run.model, model).map_err(|e| named(&e))?;
+    run.share.load_full_state_dict(&*run.model, model).map_err(|e| named(&e))?;
     let optimizer = run.share.part_of_optimizer_state(optimizer).map_err(|e| named(&e))?;
     run.optimizer.load_state_dict(optimizer).map_err(|e| named(&e))?;
     Ok(saved.step)
@@ -132,7 +134,7 @@ pub fn save(run: &Run, folder: &Path, step: u64, settings: &BTreeMap<String, Str
     let whole = || {
         let own = run.optimizer.state_dict()?;
         let optimizer = run.share.full_optimizer_state(own, &run.optimizer.kinds())?;
-        Ok::<_, phalanx::parallel::Error>((run.share.full_state_dict(&run.model)?, optimizer))
+        Ok::<_, phalanx::parallel::Error>((run.share.full_state_dict(&*run.model)?, optimizer))
     };
     let (model, optimizer) = whole().map_err(|e| e.to_string())?;
     if !run.place.is_first() {
@@ -141,4 +143,16 @@ pub fn save(run: &Run, folder: &Path, step: u64, settings: &BTreeMap<String, Str
     let mut tensors: Vec<_> = model.into_iter().map(named("model.")).collect();
     tensors.extend(optimizer.into_iter().map(named("optimizer.")));
     Checkpoint { step, run: settings.clone(), tensors }.save(folder)
+}
+
+/// The whole model, on the first rank. All ranks call it.
+pub fn whole(run: &Run) -> Result<Option<Decoder>, String> {
+    let entries = run.share.full_state_dict(&*run.model).map_err(|e| e.to_string())?;
+    if !run.place.is_first() {
+        return Ok(None);
+    }
+    let dtype = entries.first().map_or(DType::F32, |(_, tensor)| tensor.dtype());
+    let model = run.config.init(&Scope::new(0, dtype, run.place.device)).map_err(|e| e.to_string())?;
+    load_state_dict(&model, entries).map_err(|e| e.to_string())?;
+    Ok(Some(model))
 }

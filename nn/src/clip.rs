@@ -23,6 +23,17 @@ impl Clip {
     }
 }
 
+/// A parameter's gradient in the norm.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Square {
+    /// The parameter's global name.
+    pub name: String,
+    /// The sum of the squares of what is here of its gradient.
+    pub sum: f64,
+    /// Whether that is all of it, or a part of a parameter that is cut ([`crate::Shard::is_whole`]).
+    pub whole: bool,
+}
+
 /// The Euclidean norm of all gradients, in an order that no layout changes: each parameter's sum of squares by the
 /// tree of [`norm_tree`], in f64, the parameters in order of their global names, one that comes twice once. Gradient
 /// chains of several sites are added first ([`Parameter::finish_grad`]). On a `meta` device it is 0.
@@ -30,16 +41,30 @@ impl Clip {
 /// # Errors
 /// If a gradient cannot be read.
 pub fn grad_norm(parameters: &[Parameter]) -> Result<f64> {
+    Ok(norm_of(grad_squares(parameters)?))
+}
+
+/// The sums of squares of [`grad_norm`], of parameters that have a gradient or not.
+///
+/// # Errors
+/// If a gradient cannot be read.
+pub fn grad_squares(parameters: &[Parameter]) -> Result<Vec<Square>> {
     let mut sorted: Vec<&Parameter> = parameters.iter().collect();
     sorted.sort_by(|a, b| a.name().cmp(b.name()));
     sorted.dedup_by(|a, b| a.is(b));
-    let mut total = 0.0;
-    for parameter in sorted {
-        if let Some(grad) = parameter.finish_grad()? {
-            total += norm_tree::sum(&kernels::sum_of_squares_blocks(&grad)?);
-        }
-    }
-    Ok(total.sqrt())
+    let square = |parameter: &&Parameter| {
+        let grad = parameter.finish_grad()?;
+        let sum = grad.map(|grad| Ok::<_, Error>(norm_tree::sum(&kernels::sum_of_squares_blocks(&grad)?)));
+        let (name, whole) = (parameter.name().to_string(), parameter.part().is_whole());
+        Ok(Square { name, sum: sum.transpose()?.unwrap_or(0.0), whole })
+    };
+    sorted.iter().map(square).collect()
+}
+
+/// The root of all sums, added in order of the names.
+pub fn norm_of(mut squares: Vec<Square>) -> f64 {
+    squares.sort_by(|a, b| a.name.cmp(&b.name));
+    squares.iter().fold(0.0, |sum, square| sum + square.sum).sqrt()
 }
 
 /// The norm of all gradients and the factor that clips it to `max_norm`. The gradients are left as they are: the

@@ -82,23 +82,7 @@ impl Init {
         dtype: DType,
         device: Device,
     ) -> Result<Tensor> {
-        let (fan_in, fan_out) = fans(&window.global);
-        let uniform = |variance: f64| Init::within((3.0 * variance).sqrt());
-        let normal = |variance: f64| Init::Normal { mean: 0.0, std: variance.sqrt() };
-        let both = 2.0 / (fan_in + fan_out);
         match self {
-            Init::KaimingUniform { gain } => {
-                uniform(gain * gain / fan_in).sample(stream, shape, window, dtype, device)
-            }
-            Init::KaimingNormal { gain } => {
-                normal(gain * gain / fan_in).sample(stream, shape, window, dtype, device)
-            }
-            Init::XavierUniform { gain } => {
-                uniform(gain * gain * both).sample(stream, shape, window, dtype, device)
-            }
-            Init::XavierNormal { gain } => {
-                normal(gain * gain * both).sample(stream, shape, window, dtype, device)
-            }
             Init::Constant(value) => Ok(kernels::full(shape, value, dtype, device)?),
             Init::Uniform { low, high } => {
                 Ok(random::uniform(shape, window, stream, [low, high], dtype, device)?)
@@ -109,6 +93,24 @@ impl Init {
             Init::TruncatedNormal { mean, std } => {
                 Ok(random::truncated_normal(shape, window, stream, [mean, std], dtype, device)?)
             }
+            fanned => fanned.for_shape(&window.global).sample(stream, shape, window, dtype, device),
+        }
+    }
+
+    /// The same draws for a weight of this shape, without asking for its fans: for a whole that its cut sees in another
+    /// shape.
+    #[must_use]
+    pub fn for_shape(self, shape: &[usize]) -> Init {
+        let (fan_in, fan_out) = fans(shape);
+        let uniform = |variance: f64| Init::within((3.0 * variance).sqrt());
+        let normal = |variance: f64| Init::Normal { mean: 0.0, std: variance.sqrt() };
+        let both = 2.0 / (fan_in + fan_out);
+        match self {
+            Init::KaimingUniform { gain } => uniform(gain * gain / fan_in),
+            Init::KaimingNormal { gain } => normal(gain * gain / fan_in),
+            Init::XavierUniform { gain } => uniform(gain * gain * both),
+            Init::XavierNormal { gain } => normal(gain * gain * both),
+            plain => plain,
         }
     }
 }

@@ -23,6 +23,8 @@ pub struct Map<'a> {
     pub bias: bool,
     /// The initial weights.
     pub init: Init,
+    /// Whether all of the output is wanted wherever a part of the model is.
+    pub whole: bool,
 }
 
 /// A lookup table to be made.
@@ -61,6 +63,14 @@ pub trait Layers: Send + Sync + 'static {
     /// If it cannot be cut or allocated.
     fn row(&self, scope: &Scope, map: Map<'_>) -> Result<Self::Row>;
 
+    /// What these maps make of one input. Where the input has to be fetched, that is done once for all.
+    ///
+    /// # Errors
+    /// If the input does not fit.
+    fn columns(&self, maps: &[&Self::Column], x: &Var) -> Result<Vec<Var>> {
+        maps.iter().map(|map| map.forward(x)).collect()
+    }
+
     /// A table from indices to the stream.
     ///
     /// # Errors
@@ -79,11 +89,26 @@ pub trait Layers: Send + Sync + 'static {
     /// If they cannot be cut.
     fn heads(&self, heads: usize) -> Result<Range<usize>>;
 
+    /// Which of `keys` key heads are here, shared evenly by `queries` query heads: those of [`Layers::heads`], or all,
+    /// where they cannot be cut as the query heads are.
+    ///
+    /// # Errors
+    /// If the query heads cannot be cut.
+    fn key_heads(&self, queries: usize, keys: usize) -> Result<Range<usize>>;
+
     /// Which of `positions` of the stream are here.
     ///
     /// # Errors
     /// If they cannot be cut.
     fn stream(&self, positions: usize) -> Result<Range<usize>>;
+
+    /// Hears of the parameters of a model, or of a stage, that is complete.
+    ///
+    /// # Errors
+    /// If they do not fit these layers.
+    fn built(&self, _parameters: &[Parameter]) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// The end of a language model.
@@ -128,13 +153,20 @@ impl Layers for OneDevice {
     fn head(&self, scope: &Scope, table: Table, tied: Option<&Embedding>) -> Result<TableHead> {
         let weight = match tied {
             Some(embedding) => embedding.weight.clone(),
-            None => scope.parameter("weight", &[table.count, table.width], table.init)?,
+            // The embedding's site is on another stage, whose chain of gradients comes from there.
+            None => scope
+                .parameter("weight", &[table.count, table.width], table.init)?
+                .with_sites(1 + usize::from(table.tied))?,
         };
         Ok(TableHead { weight })
     }
 
     fn heads(&self, heads: usize) -> Result<Range<usize>> {
         Ok(0..heads)
+    }
+
+    fn key_heads(&self, _queries: usize, keys: usize) -> Result<Range<usize>> {
+        Ok(0..keys)
     }
 
     fn stream(&self, positions: usize) -> Result<Range<usize>> {

@@ -25,7 +25,7 @@ mod scope;
 mod unit;
 
 pub use buffer::Buffer;
-pub use clip::{Clip, clip_grad_norm, clip_grad_norm_, grad_norm};
+pub use clip::{Clip, Square, clip_grad_norm, clip_grad_norm_, grad_norm, grad_squares, norm_of};
 pub use data::{Batch, Loader, Windows, cut};
 pub use error::{Error, Mismatch, Result};
 pub use init::Init;

@@ -37,6 +37,11 @@ impl Shard {
         Shard { window: Window::whole(shape), extent: Dims::from_slice(shape) }
     }
 
+    /// Whether it is the whole.
+    pub fn is_whole(&self) -> bool {
+        self.extent == self.window.global
+    }
+
     /// This part of a whole tensor, as a view.
     ///
     /// # Errors

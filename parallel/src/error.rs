@@ -33,6 +33,14 @@ pub enum Error {
     /// Settings that do not fit each other, the ranks or the model.
     #[error("{0}")]
     Config(String),
+    /// An action of a pipeline's schedule failed or panicked on this rank.
+    #[error("{action}: {cause}")]
+    Action {
+        /// The action, in the notation of schedules.
+        action: String,
+        /// What it said.
+        cause: String,
+    },
     /// Gradients that every rank waits for did not come.
     #[error("backward gave no gradient to {}; let unused parameters be looked for (`find_unused`)", parameters.join(", "))]
     Unused {

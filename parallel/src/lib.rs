@@ -9,6 +9,7 @@ pub mod data_parallel;
 pub mod engine;
 mod error;
 pub mod estimate;
+pub mod hybrid;
 pub mod launch;
 pub mod mesh;
 pub mod pipeline;

@@ -60,7 +60,7 @@ impl Backward for Linear {
             None => None,
         };
         let dw = match wanted(&self.x, 1)? {
-            Some(x) => weight_grad(cx, &dy, &rows(&x)?)?,
+            Some(x) => linear_weight_grad(cx, 1, &dy, &rows(&x)?)?,
             None => None,
         };
         let mut grads = Grads::from_buf([dx, dw]);
@@ -71,11 +71,15 @@ impl Backward for Linear {
     }
 }
 
-/// `dyᵀ x`, or nothing if it was added to the weight's gradient buffer.
-fn weight_grad(cx: &Cx<'_>, dy: &Var, x: &Var) -> Result<Option<Var>> {
+/// The gradient `dyᵀ x` of a linear map's weight, which is input `i` of the operation, of `dy` `[rows, out]` and `x` `[rows,
+/// in]`; nothing if it was added to the weight's gradient buffer. For operations that are made of linear maps.
+///
+/// # Errors
+/// If the shapes do not fit.
+pub fn linear_weight_grad(cx: &Cx<'_>, i: usize, dy: &Var, x: &Var) -> Result<Option<Var>> {
     let dy = dy.transpose(0, 1)?;
     let direct = !cx.create_graph()
-        && cx.accumulate_into(1, |buffer| {
+        && cx.accumulate_into(i, |buffer| {
             let fits = buffer.is_contiguous() && buffer.dtype() == x.dtype();
             if fits {
                 kernels::matmul_accumulate_(buffer, dy.tensor(), x.tensor())?;

@@ -93,6 +93,7 @@ mod where_;
 pub use batch_norm::BatchNorm;
 pub use cross_entropy::{CrossEntropy, Reduction};
 pub use kl_div::{KlReduction, KlTarget};
+pub use linear::linear_weight_grad;
 pub use nll_loss::NllLoss;
 pub use operators::Operand;
 pub use rope::Rope;

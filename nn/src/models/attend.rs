@@ -17,6 +17,8 @@ pub(crate) struct Attend {
     all: usize,
     /// Key heads here.
     key_heads: usize,
+    /// The key head of each query head, where they do not share them evenly.
+    uses: Option<Vec<i64>>,
     dim: usize,
     rope: Option<f64>,
     dropout: Dropout,
@@ -37,8 +39,14 @@ impl Attend {
         rope: Option<f64>,
         dropout: Dropout,
     ) -> Result<Attend> {
-        let (here, keys) = (layers.heads(heads.query)?, layers.heads(heads.key)?);
-        Ok(Attend { heads: here, all: heads.query, key_heads: keys.len(), dim: heads.dim, rope, dropout })
+        let here = layers.heads(heads.query)?;
+        let keys = layers.key_heads(heads.query, heads.key)?;
+        let uses: Vec<usize> = here.clone().map(|i| i * heads.key / heads.query - keys.start).collect();
+        let even = |(i, &key): (usize, &usize)| key == i * keys.len() / here.len();
+        let evenly = here.len().is_multiple_of(keys.len()) && uses.iter().enumerate().all(even);
+        let uses = (!evenly).then(|| uses.into_iter().map(|key| key as i64).collect());
+        let (all, dim) = (heads.query, heads.dim);
+        Ok(Attend { heads: here, all, key_heads: keys.len(), uses, dim, rope, dropout })
     }
 
     /// An empty cache for `batch` sequences of at most `capacity` positions.
@@ -73,6 +81,7 @@ impl Attend {
             Some(cache) => cache.append(&k, &v)?,
             None => (k, v),
         };
+        let (k, v) = (self.used(k)?, self.used(v)?);
         let y = if self.dropout.is_active() {
             self.composed(&q, &k, &v, before)?
         } else {
@@ -82,11 +91,17 @@ impl Attend {
         Ok(y.transpose(1, 2)?.reshape_to(&[batch, positions, self.heads.len() * self.dim])?)
     }
 
+    /// Keys or values of a head for each query head, unless they are shared evenly.
+    fn used(&self, x: Var) -> Result<Var> {
+        let Some(uses) = &self.uses else { return Ok(x) };
+        Ok(x.index_select(1, &Var::from_slice(uses, &[uses.len()], x.device())?)?)
+    }
+
     fn fused(&self, q: &Var, k: &Var, v: &Var, before: usize) -> Result<Var> {
         let positions = q.shape()[2];
         let config = Attention {
             is_causal: before == 0,
-            enable_gqa: self.key_heads != self.heads.len(),
+            enable_gqa: k.shape()[1] != self.heads.len(),
             ..Attention::default()
         };
         let mask = match before > 0 && positions > 1 {
@@ -111,7 +126,7 @@ impl Attend {
 
     /// Keys or values repeated for the query heads that share them.
     fn shared(&self, x: &Var) -> Result<Var> {
-        let group = self.heads.len() / self.key_heads;
+        let group = self.heads.len() / x.shape()[1];
         if group == 1 {
             return Ok(x.clone());
         }

@@ -8,7 +8,7 @@ use phalanx_tensor::{DType, Device, Tensor};
 
 use super::KvCache;
 use crate::layers::{Table, activation_window};
-use crate::modules::Dropout;
+use crate::modules::{Dropout, Embedding};
 use crate::scope::join;
 use crate::{
     AnyUnit, Entry, Error, Head, Layers, Module, OneDevice, Parameter, Parameters, Result, Scope, Unit,
@@ -100,7 +100,7 @@ pub struct Decoder<L: Layers = OneDevice> {
 struct Embed<L: Layers> {
     layers: Arc<L>,
     table: L::Embedding,
-    positions: Option<L::Embedding>,
+    positions: Option<Embedding>,
     dropout: Dropout,
     stream: DType,
     names: &'static Names,
@@ -117,11 +117,12 @@ struct Tail<L: Layers> {
 }
 
 impl<L: Layers> Decoder<L> {
-    /// Builds a stage. `block` makes the block of a number at a place.
+    /// Builds a stage, perhaps beside the first. `block` makes the block of a number at a place.
     pub(crate) fn build(
         layers: &Arc<L>,
         scope: &Scope,
         stage: Stage,
+        first: Option<&Decoder<L>>,
         ends: Ends<'_>,
         block: impl Fn(usize, &Scope) -> Result<Arc<dyn Block>>,
     ) -> Result<Decoder<L>> {
@@ -131,14 +132,16 @@ impl<L: Layers> Decoder<L> {
         }
         let names = ends.names;
         let embed = if stage.first { Some(Embed::new(layers, scope, &ends)?) } else { None };
+        let elsewhere = first.and_then(|first| first.embed.as_ref()).map(Unit::module);
         let blocks = scope.child(names.blocks);
         let blocks = stage
             .layers
             .clone()
             .map(|i| Ok(Unit::new(block(i, &blocks.child(i))?)))
             .collect::<Result<_>>()?;
-        let tail = if stage.last { Some(Tail::new(&**layers, scope, &ends, embed.as_ref())?) } else { None };
-        Ok(Decoder {
+        let table = embed.as_ref().or(elsewhere);
+        let tail = if stage.last { Some(Tail::new(&**layers, scope, &ends, table)?) } else { None };
+        let decoder = Decoder {
             names,
             stage,
             total: ends.blocks,
@@ -148,7 +151,9 @@ impl<L: Layers> Decoder<L> {
             blocks,
             tail: tail.map(|t| Unit::new(Arc::new(t))),
             recompute: RecomputeMode::Never,
-        })
+        };
+        layers.built(&decoder.parameters())?;
+        Ok(decoder)
     }
 
     /// Says which blocks recompute from now on.
@@ -235,7 +240,7 @@ impl<L: Layers> Decoder<L> {
     /// `[B, vocabulary]`. For a whole model.
     ///
     /// # Errors
-    /// If this is not a whole model, or the caches are full or not alike, one a block.
+    /// If this is not a whole model, the stream is cut by positions, or the caches are full or not alike, one a block.
     pub fn extend(&self, tokens: &Var, caches: &mut [KvCache]) -> Result<Var> {
         let before = caches.first().map_or(0, KvCache::len);
         let (Some(embed), tail) = (&self.embed, self.tail()?) else {
@@ -250,6 +255,9 @@ impl<L: Layers> Decoder<L> {
             let wanted =
                 format!("wanted {} of ({batch}, {before}, {} or more)", self.blocks.len(), before + new);
             return Err(Error::invalid("extend", format!("{got}, {wanted}")));
+        }
+        if embed.module().layers.stream(new)?.len() != new {
+            return Err(Error::invalid("extend", "the stream is cut by positions, wanted all of them here"));
         }
         let mut x = embed.module().run(tokens, before)?;
         for (block, cache) in self.blocks.iter().zip(caches) {
@@ -280,7 +288,8 @@ impl<L: Layers> Decoder<L> {
 impl<L: Layers> Embed<L> {
     fn new(layers: &Arc<L>, scope: &Scope, ends: &Ends<'_>) -> Result<Embed<L>> {
         let names = ends.names;
-        let positions = |table: Table| layers.embedding(&scope.child(names.positions), table);
+        // Small, and looked up by whoever has the positions: nobody cuts it.
+        let positions = |table: Table| OneDevice.embedding(&scope.child(names.positions), table);
         Ok(Embed {
             table: layers.embedding(&scope.child(names.embedding), ends.table)?,
             positions: ends.positions.map(positions).transpose()?,

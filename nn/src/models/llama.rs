@@ -94,6 +94,20 @@ impl LlamaConfig {
     /// # Errors
     /// If the sizes do not fit each other, or it cannot be allocated.
     pub fn init_stage<L: Layers>(&self, layers: &Arc<L>, scope: &Scope, stage: Stage) -> Result<Decoder<L>> {
+        self.init_stage_beside(layers, scope, stage, None)
+    }
+
+    /// [`LlamaConfig::init_stage`], with the first stage of the same model if that is here too: a tied head then shares its table.
+    ///
+    /// # Errors
+    /// If the sizes do not fit each other, or it cannot be allocated.
+    pub fn init_stage_beside<L: Layers>(
+        &self,
+        layers: &Arc<L>,
+        scope: &Scope,
+        stage: Stage,
+        first: Option<&Decoder<L>>,
+    ) -> Result<Decoder<L>> {
         self.check().map_err(|why| Error::invalid("Llama", why))?;
         let init = Init::Normal { mean: 0.0, std: self.init_std };
         let norm = |scope: &Scope| Ok(Box::new(self.norm(scope)?) as Box<dyn Module>);
@@ -108,7 +122,7 @@ impl LlamaConfig {
             norm: &norm,
         };
         let block = |_, place: &Scope| Ok(Arc::new(LlamaBlock::new(self, layers, place)?) as Arc<dyn Block>);
-        Decoder::build(layers, scope, stage, ends, block)
+        Decoder::build(layers, scope, stage, first, ends, block)
     }
 
     fn norm(&self, scope: &Scope) -> Result<RmsNorm> {
@@ -146,6 +160,7 @@ struct LlamaBlock<L: Layers> {
     post_attention_layernorm: RmsNorm,
     mlp: Gated<L::Column, L::Row>,
     matrix: DType,
+    layers: Arc<L>,
 }
 
 parameters!([L: Layers] LlamaBlock<L> { self_attn, mlp, input_layernorm, post_attention_layernorm });
@@ -163,10 +178,10 @@ impl<L: Layers> LlamaBlock<L> {
         let LlamaConfig { width, inner, attention_bias, mlp_bias, .. } = *config;
         let init = Init::Normal { mean: 0.0, std: config.init_std };
         let column = |place: Scope, out: usize, bias: bool| {
-            layers.column(&place, Map { inputs: width, outputs: &[out], bias, init })
+            layers.column(&place, Map { inputs: width, outputs: &[out], bias, init, whole: false })
         };
         let row = |place: Scope, inputs: usize, bias: bool| {
-            layers.row(&place, Map { inputs, outputs: &[width], bias, init })
+            layers.row(&place, Map { inputs, outputs: &[width], bias, init, whole: true })
         };
         let mlp = scope.child("mlp");
         let stream = scope.with_dtype(config.stream.unwrap_or(scope.dtype()));
@@ -188,6 +203,7 @@ impl<L: Layers> LlamaBlock<L> {
                 down_proj: row(mlp.child("down_proj"), inner, mlp_bias)?,
             },
             matrix: scope.dtype(),
+            layers: layers.clone(),
         })
     }
 
@@ -197,7 +213,8 @@ impl<L: Layers> LlamaBlock<L> {
         let y = self.self_attn.extend(&n, cache)?;
         let x = x.add(&y.to(x.dtype())?)?;
         let n = self.post_attention_layernorm.forward(&x)?.to(self.matrix)?;
-        let gated = mlp.gate_proj.forward(&n)?.silu()?.mul(&mlp.up_proj.forward(&n)?)?;
+        let inner = self.layers.columns(&[&mlp.gate_proj, &mlp.up_proj], &n)?;
+        let gated = inner[0].silu()?.mul(&inner[1])?;
         Ok(x.add(&mlp.down_proj.forward(&gated)?.to(x.dtype())?)?)
     }
 }

@@ -23,6 +23,7 @@ pub struct GroupedQueryAttention<L: Layers = OneDevice> {
     o_proj: L::Row,
     attend: Attend,
     dtype: DType,
+    layers: Arc<L>,
 }
 
 parameters!([L: Layers] GroupedQueryAttention<L> { q_proj, k_proj, v_proj, o_proj });
@@ -83,20 +84,22 @@ impl GroupedQueryAttentionConfig {
             let wanted = "wanted at least one, a multiple, and features that can be counted";
             return Err(Error::invalid("GroupedQueryAttention", format!("{why}, {wanted}")));
         };
-        let column = |name: &str, heads: usize| {
-            let map = Map { inputs: width, outputs: &[heads * head_dim], bias, init };
+        let column = |name: &str, heads: usize, whole: bool| {
+            let map = Map { inputs: width, outputs: &[heads * head_dim], bias, init, whole };
             layers.column(&scope.child(name), map)
         };
-        let row = Map { inputs: inner, outputs: &[width], bias, init };
+        let all_keys = layers.key_heads(heads, key_heads)?.len() == key_heads;
+        let row = Map { inputs: inner, outputs: &[width], bias, init, whole: true };
         let heads = Heads { query: heads, key: key_heads, dim: head_dim };
         let dropout = Dropout::new(self.dropout, &scope.child("dropout"))?;
         Ok(GroupedQueryAttention {
-            q_proj: column("q_proj", heads.query)?,
-            k_proj: column("k_proj", heads.key)?,
-            v_proj: column("v_proj", heads.key)?,
+            q_proj: column("q_proj", heads.query, false)?,
+            k_proj: column("k_proj", heads.key, all_keys)?,
+            v_proj: column("v_proj", heads.key, all_keys)?,
             o_proj: layers.row(&scope.child("o_proj"), row)?,
             attend: Attend::new(&**layers, heads, self.rope_base, dropout)?,
             dtype: scope.dtype(),
+            layers: layers.clone(),
         })
     }
 }
@@ -107,8 +110,8 @@ impl<L: Layers> GroupedQueryAttention<L> {
     /// # Errors
     /// If the input does not fit or the cache is full.
     pub fn extend(&self, x: &Var, cache: Option<&mut KvCache>) -> Result<Var> {
-        let qkv = [self.q_proj.forward(x)?, self.k_proj.forward(x)?, self.v_proj.forward(x)?];
-        self.o_proj.forward(&self.attend.run(qkv.each_ref(), cache)?)
+        let qkv = self.layers.columns(&[&self.q_proj, &self.k_proj, &self.v_proj], x)?;
+        self.o_proj.forward(&self.attend.run([&qkv[0], &qkv[1], &qkv[2]], cache)?)
     }
 
     /// An empty cache for `batch` sequences of at most `capacity` positions.

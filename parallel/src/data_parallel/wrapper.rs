@@ -1,7 +1,7 @@
 //! [`DataParallel`]: what a training loop needs of ranks that share a batch, whatever each of them keeps.
 
 use phalanx_nn::autograd::Var;
-use phalanx_nn::{Clip, Parameter, Parameters, grad_norm, load_state_dict, state_dict};
+use phalanx_nn::{Clip, Parameter, Parameters, Square, grad_squares, load_state_dict, norm_of, state_dict};
 use phalanx_tensor::Tensor;
 
 use super::{Ddp, NoSync, Synchronise};
@@ -67,7 +67,15 @@ pub trait DataParallel: Send + Sync {
     /// # Errors
     /// As the implementation's.
     fn grad_norm(&self) -> Result<f64> {
-        Ok(grad_norm(&self.parameters())?)
+        Ok(norm_of(self.grad_squares()?))
+    }
+
+    /// The sum of the squares of each trained parameter's gradient: what a norm over more than these ranks is made of. On a `meta` device they are 0, or there are none.
+    ///
+    /// # Errors
+    /// As the implementation's.
+    fn grad_squares(&self) -> Result<Vec<Square>> {
+        Ok(grad_squares(&self.parameters())?)
     }
 
     /// The norm of all gradients and the factor that clips it to `max_norm`, for [`phalanx_nn::Optimizer::step_scaled`].

@@ -1,7 +1,7 @@
 //! [`Zero`] as one of the ways to train over ranks.
 
 use phalanx_nn::autograd::Var;
-use phalanx_nn::{Parameter, Parameters};
+use phalanx_nn::{Parameter, Parameters, Square};
 
 use super::{Gathered, Zero};
 use crate::Result;
@@ -27,8 +27,8 @@ impl DataParallel for Zero {
     fn backward(&self, loss: &Var) -> Result<()> {
         Zero::backward(self, loss)
     }
-    fn grad_norm(&self) -> Result<f64> {
-        Zero::grad_norm(self)
+    fn grad_squares(&self) -> Result<Vec<Square>> {
+        Zero::grad_squares(self)
     }
     fn updated(&self) -> Result<()> {
         Zero::updated(self)

@@ -2,6 +2,7 @@
 
 use phalanx_kernels as kernels;
 use phalanx_nn::norm_tree::{TreeNode, cover, nodes, root};
+use phalanx_nn::{Parameter, Square};
 use phalanx_tensor::{DType, Tensor};
 
 use super::core::Core;
@@ -9,12 +10,12 @@ use super::flat::Flat;
 use crate::Result;
 use crate::comm::Call;
 
-/// The Euclidean norm, on all ranks. On a `meta` device it is 0.
-pub(super) fn grad_norm(core: &Core) -> Result<f64> {
+/// The sum of the squares of each trained parameter's gradient, by name, on all ranks. On a `meta` device there are none.
+pub(super) fn grad_squares(core: &Core) -> Result<Vec<Square>> {
     let state = core.lock();
     let flats: Vec<&Flat> = state.groups.iter().flat_map(|g| &g.flats).filter(|f| f.trained).collect();
     let Some(device) = flats.first().map(|flat| flat.device()).filter(|device| !device.is_meta()) else {
-        return Ok(0.0);
+        return Ok(Vec::new());
     };
     let device = device.host();
     let comm = &core.ranks.shard;
@@ -35,18 +36,20 @@ pub(super) fn grad_norm(core: &Core) -> Result<f64> {
     comm.run(Call::all_gather_uneven(all.clone(), own, &counts))?;
     let mut sums = all.to_vec::<f64>()?.into_iter();
     // By name, then parameter.
-    let mut parameters: Vec<(&str, u64, Vec<TreeNode>)> = flats
-        .iter()
-        .flat_map(|f| &f.members)
-        .map(|m| (m.parameter.name(), blocks(m.range.len()), Vec::new()))
-        .collect();
+    let members = flats.iter().flat_map(|f| &f.members);
+    let mut parameters: Vec<(&Parameter, u64, Vec<TreeNode>)> =
+        members.map(|m| (&m.parameter, blocks(m.range.len()), Vec::new())).collect();
     for part in covers.iter().flatten() {
         let sums = sums.by_ref().take(part.nodes.len());
         let nodes = part.nodes.iter().zip(sums).map(|(&(level, index), sum)| TreeNode { level, index, sum });
         parameters[part.parameter].2.extend(nodes);
     }
-    parameters.sort_by(|a, b| a.0.cmp(b.0));
-    Ok(parameters.into_iter().map(|(_, total, nodes)| root(nodes, total)).sum::<f64>().sqrt())
+    parameters.sort_by(|a, b| a.0.name().cmp(b.0.name()));
+    let square = |(parameter, total, nodes): (&Parameter, u64, Vec<TreeNode>)| {
+        let (name, whole) = (parameter.name().to_string(), parameter.part().is_whole());
+        Square { name, sum: root(nodes, total), whole }
+    };
+    Ok(parameters.into_iter().map(square).collect())
 }
 
 /// The nodes that cover a rank's part of a parameter.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use phalanx_nn::autograd::{HookHandle, Var};
-use phalanx_nn::{Parameter, UnitHooksHandle};
+use phalanx_nn::{Parameter, Square, UnitHooksHandle};
 use phalanx_tensor::Tensor;
 
 use super::build::Source;
@@ -11,7 +11,9 @@ use super::core::Core;
 use super::{Gathered, norm};
 use crate::Result;
 use crate::comm::Traffic;
-use crate::data_parallel::{NoSync, Synchronise, broadcast};
+use crate::data_parallel::{
+    DataParallel, {NoSync, Synchronise, broadcast},
+};
 
 /// A model whose optimizer state, gradients and parameters are spread over a group of ranks, each of which computes on its
 /// share of the batch. The bits are those of [`Ddp`](crate::data_parallel::Ddp) and of one device.
@@ -126,7 +128,16 @@ impl Zero {
     /// # Errors
     /// If a gradient cannot be read, or as [`crate::comm::Pending::wait`].
     pub fn grad_norm(&self) -> Result<f64> {
-        norm::grad_norm(&self.core)
+        DataParallel::grad_norm(self)
+    }
+
+    /// The sum of the squares of each trained parameter's gradient, by name; on a `meta` device there are none. All ranks
+    /// call it.
+    ///
+    /// # Errors
+    /// As [`Zero::grad_norm`].
+    pub fn grad_squares(&self) -> Result<Vec<Square>> {
+        norm::grad_squares(&self.core)
     }
 
     /// To be called by all ranks after the optimizer's step: gives all ranks what each has updated (in ZeRO-1 and 2).

@@ -1,0 +1,88 @@
+//! [`TensorParallel`] as the maker of a model's layers.
+
+use std::ops::Range;
+
+use phalanx_nn::autograd::Var;
+use phalanx_nn::models::ModelConfig;
+use phalanx_nn::{Error, Layers, Map, Parameter, Result, Scope, Table};
+
+use super::cut::Cut;
+use super::{
+    ColumnParallelLinear, RowParallelLinear, TensorParallel, VocabParallelEmbedding, VocabParallelHead,
+};
+
+impl Layers for TensorParallel {
+    type Column = ColumnParallelLinear;
+    type Row = RowParallelLinear;
+    type Embedding = VocabParallelEmbedding;
+    type Head = VocabParallelHead;
+
+    fn column(&self, scope: &Scope, map: Map<'_>) -> Result<ColumnParallelLinear> {
+        ColumnParallelLinear::new(self, scope, map)
+    }
+
+    fn row(&self, scope: &Scope, map: Map<'_>) -> Result<RowParallelLinear> {
+        RowParallelLinear::new(self, scope, map)
+    }
+
+    fn columns(&self, maps: &[&ColumnParallelLinear], x: &Var) -> Result<Vec<Var>> {
+        ColumnParallelLinear::apply(maps, x)
+    }
+
+    fn embedding(&self, scope: &Scope, table: Table) -> Result<VocabParallelEmbedding> {
+        VocabParallelEmbedding::new(self, scope, table)
+    }
+
+    fn head(
+        &self,
+        scope: &Scope,
+        table: Table,
+        tied: Option<&VocabParallelEmbedding>,
+    ) -> Result<VocabParallelHead> {
+        VocabParallelHead::new(self, scope, table, tied)
+    }
+
+    fn heads(&self, heads: usize) -> Result<Range<usize>> {
+        let comm = self.comm();
+        Ok(Cut::even("attention heads", 0, heads, comm.size())?.range(comm.rank()))
+    }
+
+    /// Key heads are cut where their number divides by the ranks. Otherwise all are on every rank, each rank's query
+    /// heads use some of them, and their maps are applied to the stream ([`Map::whole`]).
+    fn key_heads(&self, queries: usize, keys: usize) -> Result<Range<usize>> {
+        self.heads(queries)?;
+        if keys.is_multiple_of(self.comm().size()) { self.heads(keys) } else { Ok(0..keys) }
+    }
+
+    fn stream(&self, positions: usize) -> Result<Range<usize>> {
+        let comm = self.comm();
+        if !self.is_sequence_parallel() {
+            return Ok(0..positions);
+        }
+        let cut = Cut::even("sequence parallelism: positions", 1, positions, comm.size())?;
+        Ok(cut.range(comm.rank()))
+    }
+
+    fn built(&self, parameters: &[Parameter]) -> Result<()> {
+        Ok(self.share(parameters)?)
+    }
+}
+
+impl TensorParallel {
+    /// Whether a model can be cut over `ranks`, before anything of it is made; `positions` of a sequence if the stream is to
+    /// be cut by them.
+    ///
+    /// # Errors
+    /// What cannot be cut, with both numbers: query heads or positions that do not divide by the ranks, fewer tokens or
+    /// inner features than ranks.
+    pub fn check(config: &ModelConfig, ranks: usize, positions: Option<usize>) -> Result<()> {
+        if ranks == 0 {
+            return Err(Error::invalid("tensor parallelism", "got no ranks, wanted at least one"));
+        }
+        Cut::even("attention heads", 0, config.heads(), ranks)?;
+        Cut::shares("inner features", 0, config.inner(), ranks)?;
+        Cut::shares("vocabulary", 0, config.vocabulary(), ranks)?;
+        let positions = positions.map(|n| Cut::even("sequence parallelism: positions", 1, n, ranks));
+        positions.transpose().map(drop)
+    }
+}
