@@ -64,8 +64,8 @@ impl Transformer {
     }
 
     /// What a rank of the first pipeline stage keeps with 1F1B, which is the most of any: as many blocks as the whole model
-    /// has, times `1 + (p - 1) / (p v)` if it has several stages; and `s b h p / t` of the embedding's dropout. Without a pipeline also
-    /// `4 s b h / t (1 + V / h)` of the last norm, the output layer and the loss (in four bytes).
+    /// has, times `1 + (p - 1) / (p v)` if it has several stages; and `s b h p / t` of the embedding's dropout. Without a
+    /// pipeline also `4 s b h / t (1 + V / h)` of the last norm, the output layer and the loss (in four bytes).
     ///
     /// The ends are those with sequence parallelism, as in the paper; without it they are small beside the blocks too.
     pub fn activation_bytes(&self, layout: &Layout, b: usize) -> f64 {

@@ -16,8 +16,8 @@ pub struct Transformer {
 }
 
 impl Transformer {
-    /// How many parameters there are: `12 l h^2 (1 + 13 / (12 h) + (V + s) / (12 l h))`, which is whole, and exact below `2^53`. Left
-    /// out are the last norm's `2 h`.
+    /// How many parameters there are: `12 l h^2 (1 + 13 / (12 h) + (V + s) / (12 l h))`, which is whole, and exact below
+    /// `2^53`. Left out are the last norm's `2 h`.
     ///
     /// Source: Narayanan et al., "Efficient large-scale language model training on GPU clusters" (arXiv:2104.04473),
     /// equation 2.

@@ -1,7 +1,7 @@
 //! What the generators give, literally.
 
 use phalanx_parallel::pipeline::schedule::{
-    NAMES, Schedule, by_name, gpipe, interleaved, one_f_one_b, verify, zb_h1, zb_h2, zb_v,
+    Action, NAMES, Schedule, by_name, gpipe, interleaved, one_f_one_b, verify, zb_h1, zb_h2, zb_v,
 };
 
 fn same(schedule: Schedule, ranks: &[&str]) {
@@ -88,6 +88,22 @@ fn zb_v_comes_back_to_the_first_rank() {
         &[
             "0F0 0F1 0F2 3F0 3I0 3W0 3F1 3I1 3W1 0I0 0W0 3F2 3I2 3W2 0I1 0W1 0I2 0W2",
             "1F0 2F0 1F1 2F1 2I0 2W0 1F2 1I0 1W0 2F2 2I1 2W1 1I1 2I2 1I2 1W1 2W2 1W2",
+        ],
+    );
+}
+
+#[test]
+fn zb_v_leaves_out_what_fewer_micro_batches_do_not_have() {
+    let (whole, part) = (zb_v(3, 5).unwrap(), zb_v(3, 2).unwrap());
+    let exists = |action: &Action| action.micro_batch < 2;
+    let kept: Vec<Vec<Action>> =
+        whole.ranks.iter().map(|list| list.iter().copied().filter(exists).collect()).collect();
+    assert_eq!(part.ranks, kept);
+    same(
+        zb_v(2, 2).unwrap(),
+        &[
+            "0F0 0F1 3F0 3I0 3W0 3F1 3I1 3W1 0I0 0W0 0I1 0W1",
+            "1F0 2F0 1F1 2F1 2I0 2W0 1I0 1W0 2I1 2W1 1I1 1W1",
         ],
     );
 }

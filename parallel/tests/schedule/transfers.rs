@@ -6,7 +6,8 @@ use std::thread;
 use std::time::Duration;
 
 use phalanx_parallel::pipeline::schedule::{
-    Kind, NAMES, Schedule, Transfer, by_name, gpipe, one_f_one_b, verify, with_transfers, zb_v,
+    Costs, Kind, NAMES, Schedule, Transfer, by_name, gpipe, one_f_one_b, simulate, verify, with_transfers,
+    zb_v,
 };
 
 fn lowered(schedule: Schedule) -> Vec<String> {
@@ -100,6 +101,55 @@ fn threads_over_channels_without_buffers_come_to_their_ends() {
             let schedule = with_transfers(&by_name(name, ranks, chunks, micro_batches).unwrap()).unwrap();
             verify(&schedule, 0).unwrap();
             run(&schedule);
+        }
+    }
+}
+
+/// When the last rank ends if `B` takes 2, other computations 1, transfers nothing, and a receive blocks its rank.
+fn makespan(schedule: &Schedule) -> u64 {
+    let ranks = schedule.ranks.len();
+    let (mut positions, mut clocks, mut sent) = (vec![0; ranks], vec![0; ranks], HashMap::new());
+    while (0..ranks).any(|rank| positions[rank] < schedule.ranks[rank].len()) {
+        for rank in 0..ranks {
+            while let Some(&action) = schedule.ranks[rank].get(positions[rank]) {
+                match (action.kind, schedule.transfer(action)) {
+                    (Kind::SendForward | Kind::SendBackward, transfer) => {
+                        sent.insert(transfer, clocks[rank]);
+                    }
+                    (Kind::RecvForward | Kind::RecvBackward, transfer) => match sent.get(&transfer) {
+                        Some(&time) => clocks[rank] = time.max(clocks[rank]),
+                        None => break,
+                    },
+                    (kind, _) => clocks[rank] += if kind == Kind::Backward { 2 } else { 1 },
+                }
+                positions[rank] += 1;
+            }
+        }
+    }
+    clocks.into_iter().max().unwrap()
+}
+
+#[test]
+fn receives_that_block_lose_no_time() {
+    for name in NAMES {
+        for (ranks, chunks, micro_batches) in (1..7).flat_map(|p| (1..14).map(move |m| (p, 1 + m % 3, m))) {
+            let schedule = by_name(name, ranks, chunks, micro_batches).unwrap();
+            let stages = schedule.stages();
+            let costs = Costs {
+                backward: vec![2.0; stages],
+                forward: vec![1.0; stages],
+                input: vec![1.0; stages],
+                weight: vec![1.0; stages],
+                transfer: vec![0.0; stages - 1],
+                activation: vec![1.0; stages],
+            };
+            let best = simulate(&schedule, &costs).unwrap().makespan();
+            let lowered = with_transfers(&schedule).unwrap();
+            assert_eq!(
+                makespan(&lowered) as f64,
+                best,
+                "{name}, {ranks} ranks, {micro_batches} micro-batches"
+            );
         }
     }
 }

@@ -36,11 +36,11 @@ impl Plan {
 
 /// The partition of the layers over all workers whose slowest part is fastest.
 ///
-/// A stage of the layers `i..j` on `m` workers takes `T = max(C, 2 (m - 1) W / bandwidth) / m` for a micro-batch: `C` is the time of its
-/// layers, or that of the level beneath's best partition of them, and `W` the bytes of its parameters, whose gradients the
-/// replicas synchronise meanwhile. Between stages, `2 a / bandwidth` is spent on the output `a` and its gradient. The best
-/// partition of `i..j` over `m` workers has one stage, or a last stage `s..j` on some of them and the best partition of
-/// `i..s` on the others. `levels` are the lowest first.
+/// A stage of the layers `i..j` on `m` workers takes `T = max(C, 2 (m - 1) W / bandwidth) / m` for a micro-batch: `C` is
+/// the time of its layers, or that of the level beneath's best partition of them, and `W` the bytes of its parameters,
+/// whose gradients the replicas synchronise meanwhile. Between stages, `2 a / bandwidth` is spent on the output `a` and its
+/// gradient. The best partition of `i..j` over `m` workers has one stage, or a last stage `s..j` on some of them and the
+/// best partition of `i..s` on the others. `levels` are the lowest first.
 ///
 /// # Errors
 /// If there is no layer, no level, an empty level, or a number that is negative or not finite (of bandwidths, not above 0).

@@ -21,8 +21,8 @@ pub struct Asynchronous {
     pub versions: Vec<Vec<usize>>,
 }
 
-/// PipeDream: 1F1B without flush, an update after every backward pass. A forward pass uses the newest weights, and the backward pass
-/// the same again, so rank `r` of `p` keeps `p - r` versions: one more than its warm-up.
+/// PipeDream: 1F1B without flush, an update after every backward pass. A forward pass uses the newest weights, and the
+/// backward pass the same again, so rank `r` of `p` keeps `p - r` versions: one more than its warm-up.
 ///
 /// Source: Narayanan et al., "PipeDream" (2019), section 3.3, "weight stashing".
 ///

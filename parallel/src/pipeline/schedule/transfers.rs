@@ -10,8 +10,9 @@ use super::{Action, Error, Kind, Result, Schedule, Transfer, Wait, verify};
 /// a transfer has as much time as there is. Where ranks would then wait for each other in a circle if sends waited for
 /// their receives, one of them receives before it sends. So the lists can run over any buffering, none included.
 ///
-/// It is done by running the lists with sends that wait: whenever no rank can go on, one transfer is received early, the one
-/// that holds its receiver up least if `B` takes 2 and everything else 1.
+/// It is done by running the lists with sends that wait: whenever no rank can go on, the transfer that was ready first is
+/// received early, on a clock by which `B` takes 2 and everything else 1. On that clock a receive that blocks its rank then
+/// loses no time.
 ///
 /// # Errors
 /// If the schedule has transfers already, or [`verify`] finds it wrong.
@@ -104,13 +105,11 @@ impl<'a> Run<'a> {
         self.received.insert(transfer)
     }
 
-    /// Lets one rank receive what it does not need yet: where that holds it up least.
+    /// Lets a rank receive what it does not need yet.
     fn receive_early(&mut self) -> bool {
-        let clock = |stage: usize| self.clocks[self.schedule.placement[stage]];
-        let delay = |offer: &Transfer| clock(offer.from).saturating_sub(clock(offer.to));
-        let offers = self.offers.iter().copied().flatten();
-        let best = offers.min_by_key(|offer| (delay(offer), clock(offer.from), *offer));
-        best.is_some_and(|offer| self.carry(offer))
+        let ready = |offer: &Transfer| self.clocks[self.schedule.placement[offer.from]];
+        let first = self.offers.iter().copied().flatten().min_by_key(|offer| (ready(offer), *offer));
+        first.is_some_and(|offer| self.carry(offer))
     }
 
     /// Where the ranks stand.

@@ -2,9 +2,10 @@
 
 use super::{Backward, Cell, Result, Schedule, alternate, check, one_f_one_b};
 
-/// Rank `r` of `p` has the stages `r`, `r + p`, `r + 2 p` and so on, `chunks` of them. Micro-batches go in groups: a group passes all of a
-/// rank's stages before the next begins, forward from the first stage, backward from the last. The warm-up is
-/// `2 (p - r - 1) + (chunks - 1) g` forward passes of one stage each, `g` being the largest group. One chunk is [`one_f_one_b`].
+/// Rank `r` of `p` has the stages `r`, `r + p`, `r + 2 p` and so on, `chunks` of them. Micro-batches go in groups: a group
+/// passes all of a rank's stages before the next begins, forward from the first stage, backward from the last. The warm-up
+/// is `2 (p - r - 1) + (chunks - 1) g` forward passes of one stage each, `g` being the largest group. One chunk is
+/// [`one_f_one_b`].
 ///
 /// Groups have `p` micro-batches. If these do not divide, there are as many groups as there could be of `p`, whose sizes differ
 /// by one at the most, larger first. So with `p` micro-batches or more the bubble is `(p - 1) / (chunks m + p - 1)` for any number

@@ -2,10 +2,10 @@
 
 use super::{Action, Kind, Result, Schedule, check};
 
-/// Rank `r` of `p` has the stages `r` and `2 p - 1 - r`, so a micro-batch comes back to where it began, the loss is computed on rank 0,
-/// and the last stage's backward pass can follow at once. A rank holds at most `2 p` activations of a stage, which is
-/// what 1F1B holds. If `F`, `I` and `W` take equally long, and there are `2 p - 1` micro-batches or more, no rank is idle between its
-/// first and its last action.
+/// Rank `r` of `p` has the stages `r` and `2 p - 1 - r`, so a micro-batch comes back to where it began, the loss is
+/// computed on rank 0, and the last stage's backward pass can follow at once. A rank holds at most `2 p` activations of a
+/// stage, which is what 1F1B holds. If `F`, `I` and `W` take equally long, and there are `2 p - 1` micro-batches or more,
+/// no rank is idle between its first and its last action.
 ///
 /// Fewer micro-batches are scheduled as if there were `2 p - 1`, and what does not exist left out.
 ///
@@ -23,11 +23,12 @@ pub fn zb_v(ranks: usize, micro_batches: usize) -> Result<Schedule> {
     Ok(Schedule { placement, micro_batches, ranks: (0..ranks).map(list).collect() })
 }
 
-/// What a rank does with that many micro-batches, `2 ranks - 1` or more. `Down` is its stage on the way down the V, `up` the one on the way back.
+/// What a rank does with that many micro-batches, `2 ranks - 1` or more. `Down` is its stage on the way down the V, `up`
+/// the one on the way back.
 fn list(ranks: usize, rank: usize, count: usize) -> Vec<Action> {
     use Kind::{Forward, Input, Weight};
     let (mut down, mut up) = (Stage::new(rank), Stage::new(2 * ranks - 1 - rank));
-    let mut actions = Vec::with_capacity(6 * count);
+    let mut actions = Vec::new();
 
     // The V fills: as many micro-batches go down as others need to come back up to here.
     for _ in 0..2 * (ranks - rank) - 1 {

@@ -27,8 +27,10 @@ impl Timeline {
                 let (begin, end) =
                     ((span.begin * scale).round() as usize, (span.end * scale).round() as usize);
                 let width = end.saturating_sub(begin);
-                let idle = begin.saturating_sub(cells.len());
-                cells.push_str(&format!("{:idle$}{:.<width$}", "", label(span, width)));
+                let name = label(span, width);
+                cells += &" ".repeat(begin.saturating_sub(cells.len()));
+                cells += &name;
+                cells += &".".repeat(width - name.len());
             }
             format!("rank {rank:digits$} |{cells}\n")
         };

@@ -55,8 +55,8 @@ impl Run<'_> {
 
     /// Carries out a rank's next action, if it can be done.
     ///
-    /// A send that finds the buffer full is in flight as well, but its rank stays until there is room: so with a capacity of 0 until
-    /// it has been received.
+    /// A send that finds the buffer full is in flight as well, but its rank stays until there is room: so with a capacity
+    /// of 0 until it has been received.
     fn step(&mut self, rank: usize) -> bool {
         let Some(action) = self.action(rank) else { return false };
         let pair = self.pair(action);
