@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use phalanx_autograd::Var;
-use phalanx_tensor::{DType, Device, Tensor};
+use phalanx_tensor::{DType, Device, Dims, Tensor};
 
 use super::KvCache;
 use crate::layers::{Table, activation_window};
@@ -90,6 +90,10 @@ pub struct Decoder<L: Layers = OneDevice> {
     total: usize,
     context: usize,
     vocabulary: usize,
+    layers: Arc<L>,
+    /// Of the stream between the blocks.
+    width: usize,
+    dtype: DType,
     embed: Option<Unit<Embed<L>>>,
     blocks: Vec<Unit<dyn Block>>,
     tail: Option<Unit<Tail<L>>>,
@@ -147,6 +151,9 @@ impl<L: Layers> Decoder<L> {
             total: ends.blocks,
             context: ends.context,
             vocabulary: ends.table.count,
+            layers: layers.clone(),
+            width: ends.table.width,
+            dtype: ends.stream,
             embed: embed.map(|e| Unit::new(Arc::new(e))),
             blocks,
             tail: tail.map(|t| Unit::new(Arc::new(t))),
@@ -174,6 +181,16 @@ impl<L: Layers> Decoder<L> {
     /// Tokens that there are.
     pub fn vocabulary(&self) -> usize {
         self.vocabulary
+    }
+
+    /// Shape and dtype of what goes from one stage to the next, for that many sequences of that many positions:
+    /// `[rows, positions here, width]`.
+    ///
+    /// # Errors
+    /// If the positions cannot be cut as the layers want.
+    pub fn stream(&self, rows: usize, positions: usize) -> Result<(Dims, DType)> {
+        let positions = self.layers.stream(positions)?.len();
+        Ok((Dims::from_slice(&[rows, positions, self.width]), self.dtype))
     }
 
     /// The blocks, for hooks.

@@ -9,7 +9,7 @@ use phalanx_tensor::Context;
 
 use crate::Result;
 use crate::data_parallel::{DataParallel, NoSync};
-use crate::pipeline::ranks::{Chunks, Stages};
+use crate::pipeline::ranks::{Chunks, Spec, Stages};
 
 /// A rank's stages of a language model, whatever their layers are made of.
 pub trait Part: Parameters + Send + Sync + 'static {
@@ -18,6 +18,9 @@ pub trait Part: Parameters + Send + Sync + 'static {
     /// # Errors
     /// If the stage is not here, or the batch does not fit.
     fn run(&self, stage: usize, input: Option<&Var>, batch: &Batch, scale: f64) -> Result<Var>;
+
+    /// What a batch is between two stages; none if only the stage before knows.
+    fn stream(&self, batch: &Batch) -> Option<Spec>;
 }
 
 impl<L: Layers> Part for Chunks<Decoder<L>> {
@@ -31,6 +34,12 @@ impl<L: Layers> Part for Chunks<Decoder<L>> {
             return Ok(x);
         }
         Ok(model.loss(&x, &Var::new(batch.targets.clone()), scale)?)
+    }
+
+    fn stream(&self, batch: &Batch) -> Option<Spec> {
+        let [rows, positions] = *batch.inputs.shape() else { return None };
+        let (shape, dtype) = self.iter().next()?.stream(rows, positions).ok()?;
+        Some(Spec { shape, dtype })
     }
 }
 
@@ -52,6 +61,10 @@ impl Stages for Step {
         let batch = &self.micro_batches[micro_batch];
         let _context = Context::with(|c| c.batch_offset = batch.first_row as u64);
         self.model.run(stage, input, batch, self.scale)
+    }
+
+    fn input_spec(&self, _stage: usize, micro_batch: usize) -> Option<Spec> {
+        self.model.stream(&self.micro_batches[micro_batch])
     }
 
     fn no_sync(&self) -> Option<NoSync> {
