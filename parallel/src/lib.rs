@@ -10,6 +10,7 @@ pub mod engine;
 mod error;
 pub mod launch;
 pub mod mesh;
+pub mod part;
 pub mod pipeline;
 pub mod sharded;
 pub mod tensor_parallel;
