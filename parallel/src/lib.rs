@@ -12,6 +12,7 @@ pub mod estimate;
 pub mod hybrid;
 pub mod launch;
 pub mod mesh;
+pub mod part;
 pub mod pipeline;
 pub mod sharded;
 pub mod tensor_parallel;
