@@ -137,7 +137,9 @@ pub fn train<L: Layers>(
     load_initial_masters(&optimizer, size)?;
     let tokens = size.batch * CONTEXT;
     let pipeline = &pipeline;
-    let settings = Settings { groups: 1, tokens, ranks: &share, pipeline, clip: 0.0, seed: 0, watch: None };
+    let ranks = &share;
+    let settings =
+        Settings { groups: 1, tokens, ranks, pipeline, saver: None, clip: 0.0, seed: 0, watch: None };
     let (rows, mut trained) = (size.batch / replicas.size(), Trained::default());
     let counts = groups.at().tp == 0;
     for n in 0..WARMUP + STEPS {

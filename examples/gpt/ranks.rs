@@ -137,6 +137,11 @@ impl Place {
         }
     }
 
+    /// All ranks.
+    pub fn all_ranks(&self) -> &Comm {
+        &self.comm
+    }
+
     /// This rank's number.
     pub fn rank(&self) -> usize {
         self.comm.rank()

@@ -4,14 +4,16 @@
 //! the *global* batch, gradients are only added, micro-batches ascending; with `groups` above 1 each group of
 //! micro-batches is a chain of its own, and the chains are added in order, as data-parallel ranks would.
 
-use std::sync::Arc;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use phalanx::nn::{AdamW, Batch, Clip, Optimizer};
-use phalanx::parallel::Result;
+use phalanx::parallel::checkpoint::{self, Saver};
 use phalanx::parallel::data_parallel::DataParallel;
 use phalanx::parallel::hybrid::{Part, Step};
 use phalanx::parallel::pipeline::ranks::Pipeline;
+use phalanx::parallel::{Result, part};
 use phalanx::tensor::RngKey;
 use phalanx::{Context, DType, Leaf, Tensor, Var, kernels};
 
@@ -26,11 +28,36 @@ pub struct Settings<'a> {
     pub ranks: &'a Arc<dyn DataParallel>,
     /// What this rank runs of the model, and in which order.
     pub pipeline: &'a Pipeline,
+    /// Saves that may be under way, which an update has to wait for.
+    pub saver: Option<&'a Saving>,
     /// Largest global norm; 0 for no clipping.
     pub clip: f64,
     pub seed: u64,
     /// Hears of each phase when it is over: its name, and when it began.
     pub watch: Option<&'a dyn Fn(&'static str, Instant)>,
+}
+
+/// What saves the run in the background.
+pub struct Saving(Mutex<Saver>);
+
+impl Saving {
+    pub fn new(saver: Saver) -> Saving {
+        Saving(Mutex::new(saver))
+    }
+
+    /// Begins a save, after the one before.
+    pub fn save(&self, folder: &Path, parts: Vec<part::Part>, settings: &checkpoint::Settings) -> Result<()> {
+        self.lock().save(folder, parts, settings)
+    }
+
+    /// Until the save that is under way is complete.
+    pub fn wait(&self) -> Result<()> {
+        self.lock().wait()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Saver> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Settings<'_> {
@@ -73,6 +100,7 @@ pub fn train_step(
     }
     settings.phase("optimizer", || {
         let norm = settings.ranks.grad_norm()?;
+        settings.saver.map_or(Ok(()), Saving::wait)?;
         let clip = if settings.clip > 0.0 { Clip::new(norm, settings.clip).scale } else { 1.0 };
         optimizer.step_scaled(clip)?;
         settings.ranks.updated()?;

@@ -5,25 +5,26 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use phalanx::DType;
 use phalanx::nn::models::{Decoder, GptConfig, ModelConfig, load_weights, read_config, save_model};
 use phalanx::nn::{AdamW, Group, Optimizer, Rule};
 use phalanx::nn::{Layers, OneDevice, Parameters, Schedule, Scope};
 use phalanx::nn::{Loader, Windows, cut};
+use phalanx::parallel::checkpoint::Saver;
 use phalanx::parallel::data_parallel::DataParallel;
 use phalanx::parallel::hybrid::{OnMesh, Part};
 use phalanx::parallel::launch;
 use phalanx::parallel::mesh::Axis;
 use phalanx::parallel::pipeline::ranks::{Chunks, Pipeline};
 use phalanx::parallel::tensor_parallel::TensorParallel;
+use phalanx::{DType, Device};
 
 use crate::args::{GradPrecision, LrSchedule, Precision, TrainArgs};
-use crate::checkpoint::{self, Checkpoint, resume, save};
+use crate::checkpoint::{self, resume, save};
 use crate::metrics::{self, Metrics, Record, Summary};
 use crate::outputs::{Outputs, remove_leftovers};
 use crate::progress::Progress;
 use crate::ranks::{self, Place};
-use crate::step::{Outcome, Settings, train_step};
+use crate::step::{Outcome, Saving, Settings, train_step};
 use crate::text::{self, Codec, TOKENIZER};
 use crate::trace::{Lane, Trace};
 use crate::{generate, memory, plot, room};
@@ -37,10 +38,11 @@ pub struct Run {
     pub pipeline: Pipeline,
     /// What the ranks share of it.
     pub share: Arc<dyn DataParallel>,
-    /// Elements of this rank's parameters.
+    /// Elements of the whole model's parameters.
     pub parameters: usize,
     pub config: ModelConfig,
     pub optimizer: Optimizer<AdamW>,
+    pub saver: Saving,
     pub codec: Arc<Codec>,
 }
 
@@ -106,14 +108,13 @@ fn train_rank(
 /// What is to be trained, how text is cut, and whether a folder said so and not the flags.
 fn plan(args: &TrainArgs) -> Result<(ModelConfig, Codec, bool), String> {
     let began_with = match args.resume.as_ref().filter(|run| began_with_folder(run)) {
-        // Whole, so that nothing is built by a damaged one.
-        Some(folder) => Checkpoint::load(folder)?.run.remove(FROM_FOLDER).zip(Some(folder)),
+        Some(folder) => checkpoint::open(folder)?.settings().get(FROM_FOLDER).cloned().zip(Some(folder)),
         None => None,
     };
     let (folder, file, config) = match (&args.init, began_with) {
         (Some(folder), _) => (folder, folder.join("config.json"), read_config(folder)),
         (None, Some((config, folder))) => {
-            let file = folder.join(checkpoint::FILE);
+            let file = folder.join(checkpoint::NAME);
             (folder, file.clone(), ModelConfig::parse(&config, &file))
         }
         (None, None) => {
@@ -182,16 +183,23 @@ fn build_of(
             pipeline = pipeline.observer(observer);
         }
         model.parameters().iter().try_for_each(|p| p.set_grad_dtype(grad_dtype))?;
-        let parameters = model.parameters().iter().map(|p| p.tensor().numel()).sum();
         let replicas = place.share(&model, grad_dtype, args.zero)?;
         let share: Arc<dyn DataParallel> =
             Arc::new(OnMesh::new(&model, replicas, place.groups.clone(), &schedule)?);
         let groups = Group::decay_matrices(share.parameters(), args.lr, args.weight_decay);
         let optimizer = AdamW::default().with_betas(0.9, 0.95).init(groups)?;
-        Ok::<_, phalanx::parallel::Error>((model, pipeline, share, parameters, optimizer))
+        let saver = Saving::new(Saver::new(place.all_ranks())?);
+        Ok::<_, phalanx::parallel::Error>((model, pipeline, share, optimizer, saver))
     };
-    let (model, pipeline, share, parameters, optimizer) = build().map_err(|e| e.to_string())?;
-    Ok(Run { place, lane, model: Arc::new(model), pipeline, share, parameters, config, optimizer, codec })
+    let (model, pipeline, share, optimizer, saver) = build().map_err(|e| e.to_string())?;
+    let (model, parameters) = (Arc::new(model), count(&config).map_err(|e| e.to_string())?);
+    Ok(Run { place, lane, model, pipeline, share, parameters, config, optimizer, saver, codec })
+}
+
+/// Elements of a model's parameters.
+fn count(config: &ModelConfig) -> phalanx::nn::Result<usize> {
+    let model = config.init(&Scope::new(0, DType::F32, Device::Meta))?;
+    Ok(model.parameters().iter().map(|p| p.tensor().numel()).sum())
 }
 
 /// An error of the text, with its name.
@@ -204,11 +212,11 @@ fn of_text(args: &TrainArgs, error: &str) -> String {
 const FROM_FOLDER: &str = "model";
 
 fn began_with_folder(run: &Path) -> bool {
-    Checkpoint::describe(run).is_ok_and(|saved| saved.contains_key(FROM_FOLDER))
+    checkpoint::open(run).is_ok_and(|saved| saved.settings().contains_key(FROM_FOLDER))
 }
 
-/// The settings that a resumed run must share with the one it continues: those that change the numbers. Ranks and
-/// groups that stand for ranks are the same.
+/// The settings that a resumed run must share with the one it continues: those that change the numbers by more than the
+/// order of additions, which is the layout's.
 fn identity(args: &TrainArgs, text: &[u8], of_folder: Option<&ModelConfig>) -> BTreeMap<String, String> {
     let digest = text
         .iter()
@@ -228,11 +236,6 @@ fn identity(args: &TrainArgs, text: &[u8], of_folder: Option<&ModelConfig>) -> B
     put("dtype", format!("{:?}", args.dtype));
     put("grad-dtype", format!("{:?}", args.grad_dtype));
     put("dropout", args.dropout.to_string());
-    let ranks = args.layout().dp;
-    put("micro-batches", (ranks * args.micro_batches).to_string());
-    // Chains of one link each, added in order, are one chain.
-    let chains = if args.emulate_dp == args.micro_batches { 1 } else { ranks * args.emulate_dp };
-    put("emulate-dp", chains.to_string());
     settings
 }
 
@@ -290,7 +293,7 @@ pub fn settings<'a>(
     pipeline: &'a Pipeline,
 ) -> Settings<'a> {
     let (groups, tokens) = (args.emulate_dp, args.batch * args.context);
-    Settings { groups, tokens, ranks, pipeline, clip: args.clip, seed: args.seed, watch: None }
+    Settings { groups, tokens, ranks, pipeline, saver: None, clip: args.clip, seed: args.seed, watch: None }
 }
 
 /// What the first rank writes while a run goes.
@@ -310,7 +313,7 @@ impl Files {
         let mut fresh = Outputs::default();
         if let Some(out) = out {
             let continued = args.resume.as_deref().is_some_and(|from| same_folder(from, out));
-            if !continued && out.join(checkpoint::FILE).exists() {
+            if !continued && out.join(checkpoint::NAME).exists() {
                 let out = out.display();
                 return Err(format!(
                     "{out} holds a run: continue it with --resume {out}, or choose another --out"
@@ -362,7 +365,7 @@ fn steps(
         run.optimizer.set_lr(lr);
         // What cannot be written is said by the next span.
         let watch = |phase: &'static str, begin| drop(lane.note(phase, step, begin));
-        let settings = Settings { watch: Some(&watch), ..settings };
+        let settings = Settings { watch: Some(&watch), saver: Some(&run.saver), ..settings };
         lane.begin(step);
         let outcome = lane.span("step", step, || {
             let own = train_step(&run.model, &mut run.optimizer, &micros, settings, step);
@@ -389,6 +392,7 @@ fn steps(
             lane.span("checkpoint", step, || save(run, out, step + 1, identity))?;
         }
     }
+    run.saver.wait().map_err(|e| e.to_string())?;
     fresh.keep();
     progress.finish();
     metrics.summary(&summary(args, run, &losses, begin.elapsed().as_secs_f64(), peaks()?))?;

@@ -4,12 +4,13 @@ use phalanx_nn::{Parameter, Parameters, Square};
 use phalanx_tensor::{DType, Device, Tensor};
 
 use crate::comm::{Call, Comm, Traffic};
-use crate::data_parallel::{DataParallel, NoSync};
+use crate::data_parallel::{DataParallel, Entries, NoSync};
 use crate::mesh::{Axis, Groups};
+use crate::part::Part;
 use crate::pipeline::ranks::TiedTable;
 use crate::pipeline::schedule::Schedule;
 use crate::sharded::Gathered;
-use crate::tensor_parallel::sum_squares;
+use crate::tensor_parallel::{gather_parameters, sum_squares};
 use crate::{Error, Result};
 
 /// A rank's part of a model on a mesh, in the place of [`DataParallel`]: replicas are added by what it is built over, the two
@@ -112,7 +113,55 @@ impl DataParallel for OnMesh {
     fn gathered(&self) -> Result<Option<Gathered>> {
         self.replicas.gathered()
     }
+
+    /// On rank 0 of each replica.
+    fn full_state_dict(&self, model: &dyn Parameters) -> Result<Entries> {
+        let _values = self.gathered()?;
+        gather_parameters(&model.parameters(), self.groups.model())
+    }
+
+    fn load_full_state_dict(&self, model: &dyn Parameters, entries: Entries) -> Result<()> {
+        let whole: Vec<Part> = entries
+            .into_iter()
+            .map(|(name, values)| Ok(Part::whole(name, values.contiguous()?)))
+            .collect::<Result<_>>()?;
+        for part in self.parts(model)? {
+            let given: Vec<&Part> = whole.iter().filter(|given| given.name == part.name).collect();
+            match given
+                .iter()
+                .all(|given| given.values.numel() == part.shard.window.global.iter().product::<usize>())
+            {
+                true if !given.is_empty() => part.take(&given)?,
+                _ => {
+                    return Err(Error::Config(format!(
+                        "state dict: missing or of another size: {}",
+                        part.name
+                    )));
+                }
+            }
+        }
+        self.reloaded()
+    }
+
+    fn full_optimizer_state(&self, _: Entries, _: &[&'static str]) -> Result<Entries> {
+        Err(Error::Config(WHOLE_OPTIMIZER.into()))
+    }
+
+    fn part_of_optimizer_state(&self, _: Entries) -> Result<Entries> {
+        Err(Error::Config(WHOLE_OPTIMIZER.into()))
+    }
+
+    fn parts(&self, model: &dyn Parameters) -> Result<Vec<Part>> {
+        self.replicas.parts(model)
+    }
+
+    fn reloaded(&self) -> Result<()> {
+        self.replicas.reloaded()
+    }
 }
+
+const WHOLE_OPTIMIZER: &str =
+    "no rank of a mesh has room for the whole optimizer's state; save and restore it in parts (`checkpoint`)";
 
 /// What each rank has, in order of the ranks.
 fn gather(comm: &Comm, own: &[f64], counts: &[usize]) -> Result<Vec<f64>> {
