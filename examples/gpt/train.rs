@@ -198,7 +198,7 @@ fn build_of(
 
 /// Elements of a model's parameters.
 fn count(config: &ModelConfig) -> phalanx::nn::Result<usize> {
-    let model = config.init(&Scope::new(0, DType::F32, Device::Meta))?;
+    let model = config.init(&Scope::new(0, DType::F32, Device::Meta(0)))?;
     Ok(model.parameters().iter().map(|p| p.tensor().numel()).sum())
 }
 
