@@ -1,0 +1,138 @@
+//! A case: a model, a layout, and all of both that there are.
+
+use std::fmt;
+
+use phalanx_nn::models::{GptConfig, LlamaConfig, ModelConfig, RecomputeMode};
+use phalanx_nn::{Batch, Windows, cut};
+use phalanx_parallel::hybrid::Layout;
+use phalanx_tensor::{DType, Device, Tensor};
+
+/// Positions of a sequence, which divide by 2, 3, 4 and 6.
+pub const LENGTH: usize = 12;
+/// Features of the stream.
+pub const WIDTH: usize = 24;
+
+/// A GPT over bytes, with dropout.
+pub fn gpt(layers: usize, heads: usize) -> ModelConfig {
+    ModelConfig::Gpt(GptConfig::new(256, LENGTH, layers, heads, WIDTH).with_dropout(0.1))
+}
+
+/// A Llama over bytes, with dropout and fewer key heads than query heads.
+pub fn llama(layers: usize, heads: usize, key_heads: usize) -> ModelConfig {
+    let config = LlamaConfig::new(256, LENGTH, layers, heads, WIDTH);
+    ModelConfig::Llama(LlamaConfig { key_heads, inner: 40, dropout: 0.1, ..config })
+}
+
+/// What is trained, and how it lies on its ranks.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Case {
+    pub model: ModelConfig,
+    pub dtype: DType,
+    pub layout: Layout,
+    /// ZeRO's stage; 0 for none.
+    pub zero: u8,
+    /// How many targets in a row do not count, of every 40; 0 for none.
+    pub ignored: usize,
+}
+
+impl Case {
+    pub fn new(model: ModelConfig, layout: Layout) -> Case {
+        Case { model, dtype: DType::F32, layout, zero: 0, ignored: 0 }
+    }
+
+    pub fn ranks(&self) -> usize {
+        self.layout.dp * self.layout.tp * self.layout.pp
+    }
+
+    /// Sequences of a replica's share: micro-batches are of different sizes unless there is one.
+    pub fn share(&self) -> usize {
+        self.layout.micro_batches.max(4) + 1
+    }
+
+    /// Sequences of a batch.
+    pub fn rows(&self) -> usize {
+        self.layout.dp * self.share()
+    }
+
+    /// A replica's micro-batches of a step over real text, and the targets that count in the whole batch.
+    pub fn batches(&self, step: u64, replica: usize, device: Device) -> (Vec<Batch>, usize) {
+        let text: Vec<u32> =
+            include_bytes!("../../../ARCHITECTURE.md").iter().map(|&byte| byte.into()).collect();
+        let windows = Windows::new(text.clone(), LENGTH, 11).unwrap();
+        let window = |row: usize| {
+            let start = windows.start(step * self.rows() as u64 + row as u64);
+            text[start..=start + LENGTH].iter().map(|&token| i64::from(token))
+        };
+        let target = |row: usize| {
+            let counts = move |at: usize| (row * LENGTH + at) % 40 >= self.ignored;
+            window(row).skip(1).enumerate().map(move |(at, token)| if counts(at) { token } else { -100 })
+        };
+        let counted = (0..self.rows()).flat_map(target).filter(|&token| token >= 0).count();
+        let batch = |piece: std::ops::Range<usize>| {
+            let rows = || (piece.start..piece.end).map(|row| row + replica * self.share());
+            let tensor = |tokens: Vec<i64>| Tensor::from_vec(tokens, &[piece.len(), LENGTH], device).unwrap();
+            Batch {
+                inputs: tensor(rows().flat_map(|row| window(row).take(LENGTH)).collect()),
+                targets: tensor(rows().flat_map(target).collect()),
+                first_row: replica * self.share() + piece.start,
+            }
+        };
+        (cut(self.share(), self.layout.micro_batches).into_iter().map(batch).collect(), counted)
+    }
+}
+
+/// Words that a filter may name.
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Layout { dp, tp, pp, schedule, recompute, micro_batches, .. } = &self.layout;
+        let kind = if matches!(self.model, ModelConfig::Gpt(_)) { "gpt" } else { "llama" };
+        write!(f, "{kind}{} {} dp{dp} tp{tp} pp{pp} {schedule} ", self.model.layers(), self.dtype)?;
+        write!(f, "recompute-{recompute:?} zero{} micro{micro_batches}", self.zero)?;
+        write!(f, "{}", if self.layout.sequence_parallel { " sequence-parallel" } else { "" })
+    }
+}
+
+/// Ranks that there are at most.
+const RANKS: usize = 8;
+const SCHEDULES: [&str; 5] = ["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"];
+const MODES: [RecomputeMode; 3] = [RecomputeMode::Never, RecomputeMode::ExceptLast, RecomputeMode::Always];
+
+/// Layouts of up to 8 ranks, of everything but the mesh: `(dp, tp, pp)`.
+fn meshes() -> impl Iterator<Item = (usize, usize, usize)> {
+    let all = (1..=RANKS)
+        .flat_map(|dp| [1, 2, 3, 6].into_iter().flat_map(move |tp| (1..=RANKS).map(move |pp| (dp, tp, pp))));
+    all.filter(|(dp, tp, pp)| dp * tp * pp <= RANKS)
+}
+
+/// All that is promised: both models of 4 and 6 layers and 6 heads, under every layout.
+pub fn all() -> Vec<Case> {
+    let models = [gpt(4, 6), gpt(6, 6), llama(4, 6, 2), llama(6, 6, 2)];
+    let mut cases = Vec::new();
+    for (dp, tp, pp) in meshes() {
+        // Where there is one stage, these are the same.
+        let schedules = SCHEDULES.iter().filter(|name| pp > 1 || !["gpipe", "zb-h1"].contains(name));
+        let dtypes = if tp == 1 { &[DType::F32][..] } else { &[DType::F32, DType::F64] };
+        for (&schedule, &dtype) in schedules.flat_map(|name| dtypes.iter().map(move |dtype| (name, dtype))) {
+            for (recompute, zero) in MODES.into_iter().flat_map(|mode| (0..4).map(move |zero| (mode, zero))) {
+                for (micro_batches, model) in
+                    [1, 2, 3, 5, 8].into_iter().flat_map(|m| models.iter().map(move |c| (m, c)))
+                {
+                    for sequence_parallel in [false, true].into_iter().take(tp.min(2)) {
+                        let layout = Layout {
+                            dp,
+                            tp,
+                            pp,
+                            schedule: schedule.into(),
+                            micro_batches,
+                            recompute,
+                            sequence_parallel,
+                            ..Layout::default()
+                        };
+                        cases.push(Case { dtype, zero, ..Case::new(model.clone(), layout) });
+                    }
+                }
+            }
+        }
+    }
+    cases
+}

@@ -1,0 +1,156 @@
+//! How ranks train, as a program would: a run built of a layout, and its steps.
+
+use std::sync::Arc;
+
+use phalanx_nn::{AdamW, Clip, Group, Layers, OneDevice, Optimizer, Parameter, Parameters, Rule, Scope, Sgd};
+use phalanx_parallel::checkpoint::{self, Trained};
+use phalanx_parallel::comm::Comm;
+use phalanx_parallel::data_parallel::{Alone, DataParallel, Ddp, DdpConfig};
+use phalanx_parallel::hybrid::{self, OnMesh, Step};
+use phalanx_parallel::mesh::{Axis, Groups};
+use phalanx_parallel::part::Part;
+use phalanx_parallel::pipeline::ranks::{Chunks, Pipeline};
+use phalanx_parallel::sharded::{Stage, Zero, ZeroConfig};
+use phalanx_parallel::tensor_parallel::TensorParallel;
+use phalanx_parallel::{Error, Result};
+use phalanx_tensor::{Context, DType, Device, RngKey, Tensor};
+
+use crate::case::Case;
+
+/// The bound of the gradients' norm, which clipping has to meet.
+pub const CLIP: f64 = 0.5;
+
+/// What a run begins with and draws by.
+pub const SEED: u64 = 3;
+
+/// How parameters are updated.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Update {
+    AdamW,
+    Sgd,
+}
+
+impl Update {
+    pub fn optimizer(self, parameters: Vec<Parameter>) -> Result<Optimizer<Box<dyn Rule>>> {
+        let (rule, lr): (Box<dyn Rule>, f64) = match self {
+            Update::AdamW => (Box::new(AdamW::default()), 3e-3),
+            Update::Sgd => (Box::new(Sgd::default()), 0.1),
+        };
+        Ok(rule.init(Group::decay_matrices(parameters, lr, 0.1))?)
+    }
+}
+
+/// The gradients' dtype.
+pub fn grad_dtype(case: &Case) -> DType {
+    if case.dtype == DType::F64 { DType::F64 } else { DType::F32 }
+}
+
+/// A step's context.
+pub fn context(step: u64) -> impl Drop {
+    Context::with(|c| (c.train, c.rng) = (true, RngKey { seed: 5, step }))
+}
+
+pub fn number(loss: &Tensor) -> Result<f64> {
+    Ok(phalanx_kernels::cast(loss, DType::F64)?.item()?)
+}
+
+/// One rank of a run.
+pub struct Run {
+    case: Case,
+    pub device: Device,
+    pub groups: Groups,
+    pub model: Arc<dyn hybrid::Part>,
+    pub pipeline: Pipeline,
+    pub share: Arc<dyn DataParallel>,
+    pub optimizer: Optimizer<Box<dyn Rule>>,
+}
+
+impl Run {
+    pub fn new(case: &Case, comm: &Comm, device: Device, update: Update) -> Result<Run> {
+        case.layout.check(&case.model, case.rows(), crate::case::LENGTH)?;
+        let groups = Groups::new(case.layout.mesh()?, comm)?;
+        let tp = groups.along(Axis::Tp).clone();
+        if case.layout.tp == 1 {
+            return Run::of(case, OneDevice, groups, device, update);
+        }
+        let layers = TensorParallel::new(&tp).with_sequence_parallel(case.layout.sequence_parallel);
+        Run::of(case, layers, groups, device, update)
+    }
+
+    fn of(case: &Case, layers: impl Layers, groups: Groups, device: Device, update: Update) -> Result<Run> {
+        let (line, schedule) = (groups.along(Axis::Pp).clone(), case.layout.schedule()?);
+        let scope = Scope::new(SEED, case.dtype, device);
+        let mut model = Chunks::build(&case.model, &Arc::new(layers), &scope, &schedule, line.rank())?;
+        let mut pipeline = Pipeline::new(&schedule, line, device)?;
+        if schedule.stages() == 1 {
+            model.iter_mut().for_each(|stage| stage.set_recompute(case.layout.recompute));
+        } else {
+            pipeline = pipeline.recompute(case.layout.recompute);
+        }
+        model.parameters().iter().try_for_each(|p| p.set_grad_dtype(grad_dtype(case)))?;
+        let replicas = replicas(case, &model, groups.along(Axis::Dp))?;
+        let share: Arc<dyn DataParallel> =
+            Arc::new(OnMesh::new(&model, replicas, groups.clone(), &schedule)?);
+        let optimizer = update.optimizer(share.parameters())?;
+        Ok(Run { case: case.clone(), device, groups, model: Arc::new(model), pipeline, share, optimizer })
+    }
+
+    /// Runs forward and backward of a step; the losses of this replica's micro-batches, if the last stage is here.
+    pub fn pass(&self, step: u64) -> Result<Vec<f64>> {
+        let (micro_batches, counted) = self.case.batches(step, self.groups.at().dp, self.device);
+        let (model, replicas) = (self.model.clone(), self.share.clone());
+        let work = Arc::new(Step { model, replicas, micro_batches, scale: 1.0 / counted as f64 });
+        self.share.zero_grad()?;
+        self.share.begin()?;
+        let losses = self.pipeline.train(&work)?;
+        self.share.finish()?;
+        losses.iter().map(number).collect()
+    }
+
+    /// Clips and updates; the norm before.
+    pub fn update(&mut self) -> Result<f64> {
+        let norm = self.share.grad_norm()?;
+        self.optimizer.step_scaled(Clip::new(norm, CLIP).scale)?;
+        self.share.updated()?;
+        Ok(norm)
+    }
+
+    /// A step: losses, and the norm.
+    pub fn step(&mut self, step: u64) -> Result<(Vec<f64>, f64)> {
+        let _context = context(step);
+        Ok((self.pass(step)?, self.update()?))
+    }
+
+    pub fn trained(&self) -> [Trained<'_>; 1] {
+        [Trained { model: &*self.model, share: &*self.share }]
+    }
+
+    /// What this rank has of the model and the optimizer.
+    pub fn parts(&self) -> Result<Vec<Part>> {
+        checkpoint::parts(&self.trained(), &self.optimizer)
+    }
+
+    /// What this rank has of the gradients.
+    pub fn gradients(&self) -> Result<Vec<Part>> {
+        let of = |p: Parameter| {
+            let grad = p.grad()?.ok_or_else(|| Error::Config(format!("no gradient of {}", p.name())))?;
+            Ok(Part { values: grad.contiguous()?.copy()?, ..Part::of_parameter(&p) })
+        };
+        self.share.parameters().into_iter().map(of).collect()
+    }
+}
+
+/// What adds up replicas, in buckets so small that there are several.
+fn replicas(case: &Case, model: &impl Parameters, comm: &Comm) -> Result<Box<dyn DataParallel>> {
+    let grad_dtype = Some(grad_dtype(case));
+    let ddp =
+        DdpConfig { first_bucket_bytes: 1 << 11, bucket_bytes: 1 << 13, grad_dtype, ..DdpConfig::default() };
+    Ok(match (case.zero, comm.size()) {
+        (0, 1) => Box::new(Alone::new(model)),
+        (0, _) => Box::new(Ddp::new(model, comm.clone(), ddp)?),
+        (stage, _) => {
+            let config = ZeroConfig { grad_dtype, ..ZeroConfig::new(Stage::try_from(stage)?) };
+            Box::new(Zero::new(model, comm.clone(), config)?)
+        }
+    })
+}
