@@ -62,7 +62,10 @@ impl Ddp {
         let parameters: Vec<Parameter> = model.parameters();
         let trained: Vec<Parameter> = parameters.iter().filter(|p| p.is_trained()).cloned().collect();
         let broadcasts = config.broadcast_buffers && !buffers.is_empty();
-        let reducer = Arc::new(Reducer::new(trained, comm.clone(), config)?);
+        let mut borrowed = Vec::new();
+        model.visit_units(&mut |unit| borrowed.extend(unit.borrowed()));
+        let is_local = |p: &Parameter| borrowed.iter().any(|other| other.is(p));
+        let reducer = Arc::new(Reducer::new(trained, is_local, comm.clone(), config)?);
         let synchronise = Synchronise::default();
         let mut hooks = Vec::new();
         for (number, (_, leaf)) in reducer.leaves().iter().enumerate() {

@@ -1,5 +1,6 @@
 //! [`Reducer`]: what has come to the buckets in this pass, and when they go.
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use phalanx_kernels as kernels;
@@ -18,6 +19,8 @@ pub(super) struct Reducer {
     /// Whose gradients are added: a leaf for each site of each parameter. Sites are added to each other only after the
     /// ranks, so that ranks are what micro-batches of one device are.
     leaves: Vec<(Parameter, Leaf)>,
+    /// For each leaf those that go when all of them have come.
+    together: Vec<Range<usize>>,
     sizes: Vec<GradSize>,
     comm: Comm,
     config: DdpConfig,
@@ -51,7 +54,15 @@ struct State {
 }
 
 impl Reducer {
-    pub(super) fn new(parameters: Vec<Parameter>, comm: Comm, config: DdpConfig) -> Result<Reducer> {
+    /// `is_local`: whether a parameter gets the gradients of all its sites from this rank's backward pass, so that each may go
+    /// when it has come. Otherwise another rank adds some after it, to which it has to give its own as they are
+    /// ([`TiedTable`](crate::pipeline::ranks::TiedTable)).
+    pub(super) fn new(
+        parameters: Vec<Parameter>,
+        is_local: impl Fn(&Parameter) -> bool,
+        comm: Comm,
+        config: DdpConfig,
+    ) -> Result<Reducer> {
         let size = |p: &Parameter| GradSize {
             elements: p.tensor().numel(),
             dtype: config.grad_dtype.unwrap_or(p.dtype()),
@@ -60,6 +71,13 @@ impl Reducer {
         let of = |p: Parameter| p.leaves().to_vec().into_iter().map(move |leaf| (p.clone(), leaf));
         let leaves: Vec<(Parameter, Leaf)> = parameters.into_iter().flat_map(of).collect();
         let sizes: Vec<GradSize> = leaves.iter().map(|(p, _)| size(p)).collect();
+        let mut together: Vec<Range<usize>> = Vec::new();
+        for (number, (p, _)) in leaves.iter().enumerate() {
+            let sites = number..number + p.leaves().len();
+            let before = together.last().filter(|before| before.contains(&number)).cloned();
+            let alone = number..number + 1;
+            together.push(if is_local(p) { alone } else { before.unwrap_or(sites) });
+        }
         let order: Vec<usize> = (0..sizes.len()).rev().collect();
         let buckets = Buckets::fill(&order, &sizes, config.first_bucket_bytes, config.bucket_bytes);
         let courier = Courier::new(&config, Arc::clone(&comm))?;
@@ -77,7 +95,7 @@ impl Reducer {
             apart: vec![false; sizes.len()],
             held: Held::none(sizes.len()),
         };
-        Ok(Reducer { leaves, sizes, comm, config, courier, state: Mutex::new(state) })
+        Ok(Reducer { leaves, together, sizes, comm, config, courier, state: Mutex::new(state) })
     }
 
     pub(super) fn leaves(&self) -> &[(Parameter, Leaf)] {
@@ -138,7 +156,11 @@ impl Reducer {
         if std::mem::replace(&mut state.came[number], true) {
             return wrong("its gradient came again after it was sent; give each use a site of its own");
         }
-        self.launch(&mut state, number)
+        let mut together = self.together[number].clone();
+        match together.clone().all(|number| state.came[number]) {
+            true => together.try_for_each(|number| self.launch(&mut state, number)),
+            false => Ok(()),
+        }
     }
 
     /// Puts a gradient that came after all into its bucket.

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use phalanx_nn::models::{GptConfig, LlamaConfig, ModelConfig, RecomputeMode};
-use phalanx_nn::{Batch, Windows, cut};
+use phalanx_nn::{Batch, Parameter, Windows, cut};
 use phalanx_parallel::hybrid::Layout;
 use phalanx_tensor::{DType, Device, Tensor};
 
@@ -31,53 +31,56 @@ pub struct Case {
     pub layout: Layout,
     /// ZeRO's stage; 0 for none.
     pub zero: u8,
+    /// Sequences of a batch.
+    pub rows: usize,
+    /// What frozen parameters have in their names.
+    pub frozen: &'static [&'static str],
     /// How many targets in a row do not count, of every 40; 0 for none.
     pub ignored: usize,
 }
 
 impl Case {
+    /// With micro-batches of different sizes, unless there is one.
     pub fn new(model: ModelConfig, layout: Layout) -> Case {
-        Case { model, dtype: DType::F32, layout, zero: 0, ignored: 0 }
+        let rows = layout.dp * (layout.micro_batches.max(4) + 1);
+        Case { model, dtype: DType::F32, layout, zero: 0, rows, frozen: &[], ignored: 0 }
     }
 
     pub fn ranks(&self) -> usize {
         self.layout.dp * self.layout.tp * self.layout.pp
     }
 
-    /// Sequences of a replica's share: micro-batches are of different sizes unless there is one.
-    pub fn share(&self) -> usize {
-        self.layout.micro_batches.max(4) + 1
-    }
-
-    /// Sequences of a batch.
-    pub fn rows(&self) -> usize {
-        self.layout.dp * self.share()
+    /// Freezes what is to be frozen.
+    pub fn freeze(&self, parameters: &[Parameter]) {
+        let frozen = parameters.iter().filter(|p| self.frozen.iter().any(|part| p.name().contains(part)));
+        frozen.for_each(Parameter::freeze);
     }
 
     /// A replica's micro-batches of a step over real text, and the targets that count in the whole batch.
     pub fn batches(&self, step: u64, replica: usize, device: Device) -> (Vec<Batch>, usize) {
+        let share = self.rows / self.layout.dp;
         let text: Vec<u32> =
             include_bytes!("../../../ARCHITECTURE.md").iter().map(|&byte| byte.into()).collect();
         let windows = Windows::new(text.clone(), LENGTH, 11).unwrap();
         let window = |row: usize| {
-            let start = windows.start(step * self.rows() as u64 + row as u64);
+            let start = windows.start(step * self.rows as u64 + row as u64);
             text[start..=start + LENGTH].iter().map(|&token| i64::from(token))
         };
         let target = |row: usize| {
             let counts = move |at: usize| (row * LENGTH + at) % 40 >= self.ignored;
             window(row).skip(1).enumerate().map(move |(at, token)| if counts(at) { token } else { -100 })
         };
-        let counted = (0..self.rows()).flat_map(target).filter(|&token| token >= 0).count();
+        let counted = (0..self.rows).flat_map(target).filter(|&token| token >= 0).count();
         let batch = |piece: std::ops::Range<usize>| {
-            let rows = || (piece.start..piece.end).map(|row| row + replica * self.share());
+            let rows = || (piece.start..piece.end).map(|row| row + replica * share);
             let tensor = |tokens: Vec<i64>| Tensor::from_vec(tokens, &[piece.len(), LENGTH], device).unwrap();
             Batch {
                 inputs: tensor(rows().flat_map(|row| window(row).take(LENGTH)).collect()),
                 targets: tensor(rows().flat_map(target).collect()),
-                first_row: replica * self.share() + piece.start,
+                first_row: replica * share + piece.start,
             }
         };
-        (cut(self.share(), self.layout.micro_batches).into_iter().map(batch).collect(), counted)
+        (cut(share, self.layout.micro_batches).into_iter().map(batch).collect(), counted)
     }
 }
 

@@ -5,6 +5,7 @@ use std::io::Write;
 use std::time::Instant;
 
 use crate::case::{Case, all};
+use crate::draws::Draws;
 use crate::outcome::{Alike, STEPS, alone, assert_same, together};
 
 /// One device's runs, which many layouts share.
@@ -19,20 +20,6 @@ impl Wanted {
 
     fn check(&mut self, case: &Case) {
         assert_same(case, &together(case, 0..STEPS), self.of(case));
-    }
-}
-
-/// Numbers that look random, by a seed.
-struct Draws(u64);
-
-impl Draws {
-    /// One below `n`. Source: Steele et al.: Fast splittable pseudorandom number generators (2014).
-    fn below(&mut self, n: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ (z >> 31)) % n as u64) as usize
     }
 }
 
@@ -57,7 +44,8 @@ fn sample(all: &[Case]) -> Vec<&Case> {
         let drawn = (0..40).map(|_| candidates[draws.below(candidates.len())]);
         let new = |case: &&Case| pairs(case).iter().filter(|pair| open.contains(pair)).count();
         let best = drawn.max_by_key(new).unwrap();
-        pairs(best).iter().for_each(|pair| drop(open.remove(pair)));
+        let met = pairs(best);
+        open.retain(|pair| !met.contains(pair));
         chosen.push(best);
     }
     chosen

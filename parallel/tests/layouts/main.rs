@@ -1,6 +1,7 @@
 //! Layout equality: whatever a run is laid out over, it is the same run.
 
 mod case;
+mod draws;
 mod every;
 mod faults;
 #[path = "../gpt/mod.rs"]

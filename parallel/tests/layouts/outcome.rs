@@ -5,15 +5,16 @@ use std::ops::Range;
 use std::time::Duration;
 
 use phalanx_kernels as kernels;
+use phalanx_nn::autograd::Var;
 use phalanx_nn::models::Decoder;
-use phalanx_nn::{Clip, Optimizer, Parameters, Rule, Scope, grad_norm};
+use phalanx_nn::{Clip, Optimizer, Parameters, Rule, Scope};
 use phalanx_parallel::Result;
-use phalanx_parallel::checkpoint::{self, Trained};
+use phalanx_parallel::checkpoint::{self, Checkpoint, Trained};
 use phalanx_parallel::comm;
-use phalanx_parallel::data_parallel::Alone;
+use phalanx_parallel::data_parallel::{Alone, DataParallel};
 use phalanx_parallel::launch::{Rank, Threads};
 use phalanx_parallel::part::Part;
-use phalanx_tensor::{DType, Device, Tensor};
+use phalanx_tensor::{Context, DType, Device, Tensor};
 
 use crate::case::Case;
 use crate::gpt::add_chains;
@@ -70,8 +71,17 @@ impl Single {
     pub fn new(case: &Case, update: Update) -> Single {
         let model = case.model.init(&Scope::new(SEED, case.dtype, Device::CPU)).unwrap();
         model.parameters().iter().for_each(|p| p.set_grad_dtype(grad_dtype(case)).unwrap());
-        let optimizer = update.optimizer(model.parameters()).unwrap();
-        Single { case: case.clone(), share: Alone::new(&model), model, optimizer }
+        case.freeze(&model.parameters());
+        let share = Alone::new(&model);
+        let optimizer = update.optimizer(share.parameters()).unwrap();
+        Single { case: case.clone(), share, model, optimizer }
+    }
+
+    /// Goes on from a checkpoint.
+    pub fn restore(&mut self, saved: &Checkpoint) {
+        let comm = comm::threads::world(1, Duration::ZERO).swap_remove(0);
+        let trained = [Trained { model: &self.model, share: &self.share }];
+        saved.restore(&comm, &trained, &mut self.optimizer).unwrap();
     }
 
     /// Every replica's micro-batches are a chain of its own; the losses of all.
@@ -81,9 +91,9 @@ impl Single {
         add_chains(&model.parameters(), self.case.layout.dp, |replica| {
             let (batches, counted) = self.case.batches(step, replica, Device::CPU);
             for batch in batches {
-                let _row = phalanx_tensor::Context::with(|c| c.batch_offset = batch.first_row as u64);
-                let x = model.forward(&phalanx_nn::autograd::Var::new(batch.inputs)).unwrap();
-                let targets = phalanx_nn::autograd::Var::new(batch.targets);
+                let _row = Context::with(|c| c.batch_offset = batch.first_row as u64);
+                let x = model.forward(&Var::new(batch.inputs)).unwrap();
+                let targets = Var::new(batch.targets);
                 let loss = model.loss(&x, &targets, 1.0 / counted as f64).unwrap();
                 loss.backward().unwrap();
                 losses.push(number(loss.tensor()).unwrap());
@@ -92,22 +102,31 @@ impl Single {
         losses
     }
 
+    /// Clips and updates; the norm before.
+    pub fn update(&mut self) -> f64 {
+        let norm = self.share.grad_norm().unwrap();
+        self.optimizer.step_scaled(Clip::new(norm, CLIP).scale).unwrap();
+        norm
+    }
+
+    /// The model and its optimizer.
+    pub fn parts(&self) -> Vec<Part> {
+        let trained = [Trained { model: &self.model, share: &self.share }];
+        checkpoint::parts(&trained, &self.optimizer).unwrap()
+    }
+
     pub fn train(mut self, steps: Range<u64>) -> Alike {
         let (mut losses, mut norms) = (Vec::new(), Vec::new());
         for step in steps {
             let _context = context(step);
             losses.push(self.pass(step));
-            let norm = grad_norm(&self.model.parameters()).unwrap();
-            self.optimizer.step_scaled(Clip::new(norm, CLIP).scale).unwrap();
-            norms.push(norm);
+            norms.push(self.update());
         }
         assert!(
             norms.iter().filter(|&&norm| norm > CLIP).count() * 2 > norms.len(),
             "clipping has to act: {norms:?}"
         );
-        let trained = [Trained { model: &self.model, share: &self.share }];
-        let parts = checkpoint::parts(&trained, &self.optimizer).unwrap();
-        Alike { losses, norms, tensors: named(parts) }
+        Alike { losses, norms, tensors: named(self.parts()) }
     }
 }
 

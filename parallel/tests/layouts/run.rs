@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use phalanx_nn::{AdamW, Clip, Group, Layers, OneDevice, Optimizer, Parameter, Parameters, Rule, Scope, Sgd};
-use phalanx_parallel::checkpoint::{self, Trained};
+use phalanx_parallel::checkpoint::{self, Checkpoint, Trained};
 use phalanx_parallel::comm::Comm;
 use phalanx_parallel::data_parallel::{Alone, DataParallel, Ddp, DdpConfig};
 use phalanx_parallel::hybrid::{self, OnMesh, Step};
@@ -67,7 +67,7 @@ pub struct Run {
 
 impl Run {
     pub fn new(case: &Case, comm: &Comm, device: Device, update: Update) -> Result<Run> {
-        case.layout.check(&case.model, case.rows(), crate::case::LENGTH)?;
+        case.layout.check(&case.model, case.rows, crate::case::LENGTH)?;
         let groups = Groups::new(case.layout.mesh()?, comm)?;
         let tp = groups.along(Axis::Tp).clone();
         if case.layout.tp == 1 {
@@ -88,6 +88,7 @@ impl Run {
             pipeline = pipeline.recompute(case.layout.recompute);
         }
         model.parameters().iter().try_for_each(|p| p.set_grad_dtype(grad_dtype(case)))?;
+        case.freeze(&model.parameters());
         let replicas = replicas(case, &model, groups.along(Axis::Dp))?;
         let share: Arc<dyn DataParallel> =
             Arc::new(OnMesh::new(&model, replicas, groups.clone(), &schedule)?);
@@ -121,22 +122,18 @@ impl Run {
         Ok((self.pass(step)?, self.update()?))
     }
 
-    pub fn trained(&self) -> [Trained<'_>; 1] {
-        [Trained { model: &*self.model, share: &*self.share }]
-    }
-
     /// What this rank has of the model and the optimizer.
     pub fn parts(&self) -> Result<Vec<Part>> {
-        checkpoint::parts(&self.trained(), &self.optimizer)
+        let trained = Trained { model: &*self.model, share: &*self.share };
+        checkpoint::parts(&[trained], &self.optimizer)
     }
 
-    /// What this rank has of the gradients.
-    pub fn gradients(&self) -> Result<Vec<Part>> {
-        let of = |p: Parameter| {
-            let grad = p.grad()?.ok_or_else(|| Error::Config(format!("no gradient of {}", p.name())))?;
-            Ok(Part { values: grad.contiguous()?.copy()?, ..Part::of_parameter(&p) })
-        };
-        self.share.parameters().into_iter().map(of).collect()
+    /// Goes on from a checkpoint; what is read must not be there already.
+    pub fn restore(&mut self, saved: &Checkpoint, comm: &Comm) -> Result<()> {
+        let own = self.share.parts(&*self.model)?;
+        own.into_iter().try_for_each(|mut part| phalanx_kernels::fill_(&mut part.values, 9.0))?;
+        let trained = Trained { model: &*self.model, share: &*self.share };
+        saved.restore(comm, &[trained], &mut self.optimizer)
     }
 }
 
@@ -153,4 +150,13 @@ fn replicas(case: &Case, model: &impl Parameters, comm: &Comm) -> Result<Box<dyn
             Box::new(Zero::new(model, comm.clone(), config)?)
         }
     })
+}
+
+/// Gradients of parameters or of parts of them.
+pub fn gradients(share: &dyn DataParallel) -> Result<Vec<Part>> {
+    let of = |p: Parameter| {
+        let grad = p.grad()?.ok_or_else(|| Error::Config(format!("no gradient of {}", p.name())))?;
+        Ok(Part { values: grad.contiguous()?.copy()?, ..Part::of_parameter(&p) })
+    };
+    share.parameters().into_iter().map(of).collect()
 }
