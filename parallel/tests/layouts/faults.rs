@@ -88,7 +88,7 @@ impl Trial {
         let gone = Arc::new(AtomicBool::new(false));
         let quiet: Comm = Arc::new(Quiet { comm: rank.comm().clone(), gone: Arc::clone(&gone) });
         let mut run = Run::new(&self.case, &quiet, rank.device(), Update::AdamW)?;
-        let fault = (rank.rank() == self.rank).then(|| Fault::new(self.clone(), gone));
+        let fault = (rank.rank() == self.rank).then(|| Fault::new(self.clone(), &run, gone));
         let _hooks = fault.as_ref().map(|fault| fault.lay_in_wait(&mut run));
         for step in 0..2 {
             let _context = context(step);
@@ -142,7 +142,11 @@ struct Fault {
 }
 
 impl Fault {
-    fn new(trial: Trial, gone: Arc<AtomicBool>) -> Arc<Fault> {
+    fn new(mut trial: Trial, run: &Run, gone: Arc<AtomicBool>) -> Arc<Fault> {
+        // Stages without blocks have none.
+        if trial.phase == Phase::Backward && run.model.parameters().is_empty() {
+            trial.phase = Phase::Forward;
+        }
         // Only these come several times a step.
         let repeats = matches!(trial.phase, Phase::Forward | Phase::Backward);
         let left = AtomicUsize::new(if repeats { trial.after } else { 0 });
@@ -156,7 +160,8 @@ impl Fault {
             let fault = Arc::clone(self);
             leaf.on_accumulate(move |_| fault.pass(Phase::Backward))
         };
-        parameters[self.trial.parameter % parameters.len()].leaves().iter().map(hook).collect()
+        let parameter = parameters.get(self.trial.parameter % parameters.len().max(1));
+        parameter.iter().flat_map(|p| p.leaves()).map(hook).collect()
     }
 
     /// This rank comes to a place where it may go wrong.

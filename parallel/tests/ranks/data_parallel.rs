@@ -69,9 +69,11 @@ fn train(
     let mut work = Work::new(&config(layers), &schedule, line.rank(), rank.device())?;
     work.rows = rows(replicas.size(), replicas.rank(), micro_batches);
     let tied = TiedTable::new(&work.model, &schedule, line)?;
+    // In which the two sites of the tied table are not together.
+    let buckets = DdpConfig { first_bucket_bytes: 1 << 8, bucket_bytes: 1 << 10, ..DdpConfig::default() };
     let share: Box<dyn DataParallel> = match Stage::try_from(zero) {
         Ok(stage) => Box::new(Zero::new(&work.model, replicas.clone(), ZeroConfig::new(stage))?),
-        Err(_) => Box::new(Ddp::new(&work.model, replicas.clone(), DdpConfig::default())?),
+        Err(_) => Box::new(Ddp::new(&work.model, replicas.clone(), buckets)?),
     };
     let mut optimizer = optimizer(&share.parameters());
     let replica = Arc::new(Replica { work: Mutex::new(work), share });
