@@ -88,6 +88,11 @@ fn text() -> String {
     (0..4000u32).map(|i| char::from(b'a' + (i * i / 7 % 26) as u8)).collect()
 }
 
+/// Whether a run's folder has a complete checkpoint; that before, if the run was killed as it replaced one.
+fn has_checkpoint(run: &str) -> bool {
+    ["checkpoint", ".checkpoint.old"].iter().any(|name| Path::new(run).join(name).exists())
+}
+
 /// The loss of every step in a metrics file, as printed.
 fn losses(path: &str) -> Vec<String> {
     let lines = fs::read_to_string(path).unwrap_or_default();
@@ -188,7 +193,7 @@ fn a_resumed_run_continues_bit_for_bit_after_a_kill_at_any_moment() {
         std::thread::sleep(Duration::from_millis(delay_ms));
         child.kill().expect("kill");
         child.wait().expect("wait");
-        if Path::new(&out).join("checkpoint.safetensors").exists() {
+        if has_checkpoint(&out) {
             args.extend(["--resume", &out]);
         }
         let output = gpt(&args);
@@ -206,18 +211,20 @@ fn a_run_killed_while_it_writes_a_checkpoint_continues_bit_for_bit_and_leaves_no
     let begin = [&SMALL[..], &["--data", &data, "--out", &out], &more].concat();
     let scraps = || {
         let names = fs::read_dir(&out).into_iter().flatten().flatten().map(|e| e.file_name());
-        names.filter(|name| name.to_string_lossy().ends_with(".tmp")).collect::<Vec<_>>()
+        names.filter(|name| name.to_string_lossy().starts_with(".checkpoint")).collect::<Vec<_>>()
     };
-    let checkpoint = Path::new(&out).join("checkpoint.safetensors");
-    let resume = || if checkpoint.exists() { vec!["--resume", &out[..]] } else { vec![] };
+    let resume = || if has_checkpoint(&out) { vec!["--resume", &out[..]] } else { vec![] };
     let mut caught = 0;
     for attempt in 0..60 {
         let args = [&begin[..], &resume()].concat();
         let mut child =
             Command::new(program()).args(&args).stderr(Stdio::null()).spawn().expect("the example starts");
-        // The first file that a process writes has number 0.
-        let written = format!(".checkpoint.safetensors.{}.{}.tmp", child.id(), attempt % 3);
-        while child.try_wait().expect("a child").is_none() && !Path::new(&out).join(&written).exists() {}
+        // What the run before has left does not count: this one's first save removes it.
+        let written = Path::new(&out).join(".checkpoint.saving");
+        if attempt > 0 {
+            while child.try_wait().expect("a child").is_none() && written.exists() {}
+        }
+        while child.try_wait().expect("a child").is_none() && !written.exists() {}
         child.kill().expect("kill");
         child.wait().expect("wait");
         caught += usize::from(!scraps().is_empty());
@@ -256,7 +263,8 @@ fn a_trained_model_is_a_hugging_face_folder_that_generates() {
     for name in [
         "metrics.jsonl",
         "loss.svg",
-        "checkpoint.safetensors",
+        "checkpoint/checkpoint.json",
+        "checkpoint/rank-0.safetensors",
         "model/config.json",
         "model/model.safetensors",
     ] {

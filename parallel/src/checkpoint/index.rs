@@ -111,7 +111,7 @@ impl Index {
         let foreign = || "this is no checkpoint's index, or its beginning is damaged".to_string();
         let (checksum, rest) =
             text.strip_prefix("{\"checksum\":\"").and_then(|t| t.split_once("\",")).ok_or_else(foreign)?;
-        if u64::from_str_radix(checksum, 16) != Ok(xxh64(rest.as_bytes())) {
+        if checksum != format!("{:016x}", xxh64(rest.as_bytes())) {
             return Err("the checksum does not fit the text; it was cut, damaged or edited".into());
         }
         let value: serde_json::Value =
