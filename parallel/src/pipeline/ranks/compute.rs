@@ -61,21 +61,20 @@ impl<S: Stages> Run<'_, S> {
         let last = self.is_last(stage);
         let cell = self.cell(stage, micro_batch);
         let Graph { input, root, .. } = cell.graph.take().ok_or_else(|| missing("graph"))?;
-        let grad = match last {
-            true => None,
-            false => {
-                Some(Var::new(cell.output_grad.take().ok_or_else(|| missing("gradient of the output"))?))
-            }
-        };
+        let grad = cell.output_grad.take().map(Var::new);
+        if grad.is_none() && !last {
+            return Err(missing("gradient of the output"));
+        }
+        // Nothing is trained up to here if the root requires no gradient.
         let trains = root.requires_grad();
         match (kind, grad) {
             (Kind::Input, grad) => {
                 let weights = trains.then(|| backward_inputs(&[(root, grad)])).transpose()?;
                 cell.weights = Some(Weights(weights));
             }
-            (_, Some(grad)) if trains => root.backward_with(grad)?,
-            (_, None) if trains => root.backward()?,
-            _ => {}
+            _ if !trains => {}
+            (_, Some(grad)) => root.backward_with(grad)?,
+            (_, None) => root.backward()?,
         }
         let Some(input) = input else { return Ok(()) };
         let grad = input_grad(&input)?;
