@@ -26,7 +26,8 @@ impl Drop for AnomalyGuard {
     }
 }
 
-pub(crate) fn is_on() -> bool {
+/// Whether this thread is in anomaly mode.
+pub fn is_detecting_anomaly() -> bool {
     DETECT.get()
 }
 
@@ -35,5 +36,5 @@ pub(crate) fn set(on: bool) -> AnomalyGuard {
 }
 
 pub(crate) fn recorded_here() -> Option<Box<str>> {
-    is_on().then(|| Backtrace::force_capture().to_string().into_boxed_str())
+    is_detecting_anomaly().then(|| Backtrace::force_capture().to_string().into_boxed_str())
 }

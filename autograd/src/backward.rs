@@ -62,6 +62,11 @@ impl Cx<'_> {
         self.grads[i].as_ref()
     }
 
+    /// How many outputs the operation has.
+    pub fn outputs(&self) -> usize {
+        self.grads.len()
+    }
+
     /// Whether the gradient of input `i` is wanted now.
     pub fn needs(&self, i: usize) -> bool {
         self.targets[i].is_some()

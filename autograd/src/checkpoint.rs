@@ -81,6 +81,8 @@ pub fn checkpoint_apart<O: Outputs>(
         (0..NODES).for_each(|_| sequence::pass_over());
         return Ok((f(&inputs.iter().map(|&v| v.clone()).collect::<Vec<_>>())?, None));
     }
+    // Before `f` runs, so that an input that it modifies is found.
+    let saved = inputs.iter().enumerate().map(|(i, v)| Saved::input(i, v)).collect::<Result<_>>()?;
     let before = sequence::count();
     let (outputs, used) = {
         let _context = Context { grad: false, checkpointing: true, ..context }.enter();
@@ -90,7 +92,6 @@ pub fn checkpoint_apart<O: Outputs>(
     if !outputs.iter().any(|v| v.dtype().is_float()) {
         return Ok((same(outputs), None));
     }
-    let saved = inputs.iter().enumerate().map(|(i, v)| Saved::input(i, v)).collect::<Result<_>>()?;
     let own = inputs.iter().map(|v| v.edge().cloned());
     let edges = own.chain(used.iter().map(|u| Some(u.edge.clone()))).collect();
     let recomputation = Arc::new(Recomputation {
@@ -141,6 +142,7 @@ pub fn is_recomputing() -> bool {
 }
 
 /// The second half of a [`checkpoint_apart`].
+#[derive(Clone)]
 pub struct Recompute {
     node: Arc<Node>,
     recomputation: Arc<Recomputation>,
@@ -156,10 +158,18 @@ impl Recompute {
         let (at, forked) = fork(at)?;
         let mark = phony(self.node.device(), false)?.into_tensor();
         let device = at.device();
-        let again = |_: &Saver<'_>| {
-            Ok(RunAgain { node: self.node.clone(), recomputation: self.recomputation.clone(), device })
-        };
+        let again = |_: &Saver<'_>| Ok(RunAgain { recompute: self.clone(), device });
         join(&at, &record("recompute", &[&forked], mark, again)?)
+    }
+
+    /// Computes the values again at once, for a backward pass that is yet to come.
+    ///
+    /// # Errors
+    /// If what the function uses was modified in place, or whatever the function returns.
+    pub fn now(&self) -> Result<()> {
+        let edges = self.recomputation.run(&self.node)?;
+        *self.recomputation.recomputed.lock().unwrap_or_else(PoisonError::into_inner) = Some(edges);
+        Ok(())
     }
 }
 
@@ -214,15 +224,13 @@ impl Recomputation {
 }
 
 struct RunAgain {
-    node: Arc<Node>,
-    recomputation: Arc<Recomputation>,
+    recompute: Recompute,
     device: Device,
 }
 
 impl Backward for RunAgain {
     fn backward(&self, _: &Cx<'_>) -> Result<Grads> {
-        let edges = self.recomputation.run(&self.node)?;
-        *self.recomputation.recomputed.lock().unwrap_or_else(PoisonError::into_inner) = Some(edges);
+        self.recompute.now()?;
         grads1(phony(self.device, false)?)
     }
 }

@@ -136,6 +136,21 @@ impl Leaf {
         self.state().lock().grad = grad;
     }
 
+    /// Takes a gradient that was computed elsewhere as a backward pass does one of its own: adds it to the slot and calls the
+    /// hooks. Its dtype may be the slot's instead of the leaf's.
+    ///
+    /// # Errors
+    /// If the shape or device differs, or a hook fails.
+    pub fn accumulate(&self, grad: Tensor) -> Result<()> {
+        let (got, wanted) = (Meta::of(&grad), &self.0.outputs[0]);
+        if got.shape != wanted.shape || got.device != wanted.device || !got.dtype.is_float() {
+            let wanted = format!("{wanted}, in any floating-point dtype");
+            return Err(Error::Gradient { op: "accumulate", got: got.to_string(), wanted });
+        }
+        self.state().accumulate(Var::new(grad), false)?;
+        self.0.run_accumulate_hooks()
+    }
+
     /// Says where gradients go from now on; a gradient in the old place stays there.
     ///
     /// # Errors

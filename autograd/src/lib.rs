@@ -63,7 +63,7 @@ mod sequence;
 mod spare;
 mod var;
 
-pub use anomaly::{AnomalyGuard, detect_anomaly};
+pub use anomaly::{AnomalyGuard, detect_anomaly, is_detecting_anomaly};
 pub use backward::{Backward, Cx, Grads, grads1, grads2};
 pub use checkpoint::{Recompute, checkpoint, checkpoint_apart, is_checkpointing, is_recomputing};
 pub use dependency::{fork, join};

@@ -131,6 +131,17 @@ impl Var {
         Var::new(self.tensor.clone())
     }
 
+    /// Its place in the graph without its elements: what is recorded on that sends gradients of this value's shape, dtype
+    /// and device. For operations whose result was computed before they are recorded, so that nobody holds the elements
+    /// in between.
+    ///
+    /// # Errors
+    /// If the device refuses.
+    pub fn place(&self) -> Result<Var> {
+        let tensor = Tensor::empty(&[0], self.dtype(), self.device())?;
+        Ok(Var::from_parts(tensor, self.edge().cloned()))
+    }
+
     /// The handle on the leaf that it is, if it is one.
     pub fn as_leaf(&self) -> Option<Leaf> {
         let node = &self.edge()?.node;

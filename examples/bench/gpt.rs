@@ -1,13 +1,20 @@
 //! Training steps of `nn`'s GPT, with the library's own loss and optimizer, through the example's step function.
 
 use std::error::Error;
+use std::ops::Range;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Instant;
 
-use phalanx::nn::models::{Decoder, GptConfig};
-use phalanx::nn::{AdamW, Batch, Group, Optimizer, Parameters, Result, Rule, Scope};
+use phalanx::nn::models::{Decoder, GptConfig, ModelConfig};
+use phalanx::nn::{AdamW, Batch, Group, Layers, OneDevice, Optimizer, Parameters, Rule, Scope, cut};
+use phalanx::parallel::comm::Comm;
+use phalanx::parallel::comm::threads::world;
 use phalanx::parallel::data_parallel::{Alone, DataParallel};
-use phalanx::parallel::launch::Rank;
+use phalanx::parallel::hybrid::{Layout, OnMesh, Part};
+use phalanx::parallel::launch::TIMEOUT;
+use phalanx::parallel::mesh::{Axis, Groups};
+use phalanx::parallel::pipeline::ranks::{Chunks, Pipeline};
 use phalanx::{DType, Device, Tensor, kernels};
 
 use crate::inputs::{Windows, uniform};
@@ -76,42 +83,76 @@ impl Trained {
 
 /// Whether the first losses were the known ones.
 pub fn run(report: &Report, size: &Size, data: &Path) -> Result<bool, Box<dyn Error>> {
-    let mut trained = train(size, data, None, |model| {
-        report.emit(size.name, "rss_before", peak_rss(), "MiB");
-        Ok(Box::new(Alone::new(model)))
-    })?;
+    let at = At { comm: world(1, TIMEOUT).swap_remove(0), device: Device::CPU };
+    let mut trained = train(
+        size,
+        data,
+        &at,
+        &Layout::default(),
+        |_| OneDevice,
+        |model, _| {
+            report.emit(size.name, "rss_before", peak_rss(), "MiB");
+            Ok(Box::new(Alone::new(model)))
+        },
+    )?;
     let same = emit(report, size.name, size, &mut trained);
     report.emit(size.name, "peak_rss", peak_rss(), "MiB");
     Ok(same)
 }
 
-/// Trains alone or, as one of several ranks, on an equal share of every batch; `wrap` makes of the model what adds
-/// gradients over the ranks.
-pub fn train(
+/// Where a rank is.
+pub struct At {
+    pub comm: Comm,
+    pub device: Device,
+}
+
+/// What replicas share of a rank's part of the model.
+pub type Share = phalanx::parallel::Result<Box<dyn DataParallel>>;
+
+/// Trains as a layout says; `wrap` makes of a rank's part of the model what adds gradients over its replicas.
+pub fn train<L: Layers>(
     size: &Size,
     data: &Path,
-    rank: Option<&Rank>,
-    wrap: impl FnOnce(&Decoder) -> phalanx::parallel::Result<Box<dyn DataParallel>>,
+    at: &At,
+    layout: &Layout,
+    layers: impl FnOnce(&Groups) -> L,
+    wrap: impl FnOnce(&Chunks<Decoder<L>>, &Comm) -> Share,
 ) -> Result<Trained, Box<dyn Error>> {
-    let (device, me, ranks) = rank.map_or((Device::CPU, 0, 1), |r| (r.device(), r.rank(), r.size()));
+    let At { comm, device } = at;
     let windows = Windows::open(data, size.batch, CONTEXT)?;
     let mut config = GptConfig::new(VOCABULARY, CONTEXT, size.layers, size.heads, size.width);
     config.stream = (size.dtype != DType::F32).then_some(DType::F32);
-    let model = config.init(&Scope::new(0, size.dtype, device))?;
+    let groups = Groups::new(layout.mesh()?, comm)?;
+    let (layers, scope) = (Arc::new(layers(&groups)), Scope::new(0, size.dtype, *device));
+    let (schedule, line) = (layout.schedule()?, groups.along(Axis::Pp));
+    let model = Chunks::build(&ModelConfig::Gpt(config), &layers, &scope, &schedule, line.rank())?;
     load_initial_weights(&model, size)?;
-    let share = wrap(&model)?;
+    let pipeline = Pipeline::new(&schedule, line.clone(), *device)?;
+    let replicas = groups.along(Axis::Dp).clone();
+    let share = wrap(&model, &replicas)?;
+    let share: Arc<dyn DataParallel> = Arc::new(OnMesh::new(&model, share, groups.clone(), &schedule)?);
+    let model: Arc<dyn Part> = Arc::new(model);
     let group = Group::new(share.parameters(), 3e-4).with_weight_decay(0.1);
     let mut optimizer = AdamW::default().with_betas(0.9, 0.95).init(vec![group])?;
     load_initial_masters(&optimizer, size)?;
     let tokens = size.batch * CONTEXT;
-    let settings = Settings { groups: 1, tokens, ranks: &*share, clip: 0.0, seed: 0, watch: None };
-    let (share, mut trained) = (size.batch / ranks, Trained::default());
+    let pipeline = &pipeline;
+    let ranks = &share;
+    let settings =
+        Settings { groups: 1, tokens, ranks, pipeline, saver: None, clip: 0.0, seed: 0, watch: None };
+    let (rows, mut trained) = (size.batch / replicas.size(), Trained::default());
+    let counts = groups.at().tp == 0;
     for n in 0..WARMUP + STEPS {
         let start = Instant::now();
         let (inputs, targets) = windows.batch(n)?;
-        let part = |all: Tensor| all.narrow(0, me * share, share)?.to_device(device, false);
-        let micro = [Batch { inputs: part(inputs)?, targets: part(targets)?, first_row: me * share }];
-        trained.losses.push(train_step(&model, &mut optimizer, &micro, settings, n as u64)?.loss);
+        let micro = |piece: Range<usize>| -> Result<Batch, Box<dyn Error>> {
+            let first_row = replicas.rank() * rows + piece.start;
+            let part = |all: &Tensor| all.narrow(0, first_row, piece.len())?.to_device(*device, false);
+            Ok(Batch { inputs: part(&inputs)?, targets: part(&targets)?, first_row })
+        };
+        let micros = cut(rows, layout.micro_batches).into_iter().map(micro).collect::<Result<Vec<_>, _>>()?;
+        let outcome = train_step(&model, &mut optimizer, &micros, settings, n as u64)?;
+        trained.losses.push(if counts { outcome.loss } else { 0.0 });
         trained.times_ms.push(millis(start.elapsed()));
     }
     trained.times_ms.drain(..WARMUP);
@@ -135,7 +176,7 @@ pub fn emit(report: &Report, workload: &str, size: &Size, trained: &mut Trained)
     same
 }
 
-/// Every matrix takes the next stream of the generator in GPT-2's order; biases are 0 and gains 1. Where a matrix
+/// Every matrix takes the next stream of the generator in GPT-2's order (`shape` is the whole's); biases are 0 and gains 1. Where a matrix
 /// ends in the residual stream its bound is smaller.
 fn initial_weight(size: &Size, name: &str, shape: &[usize]) -> phalanx::tensor::Result<Option<Tensor>> {
     let bound = 0.02 * 3f64.sqrt();
@@ -150,17 +191,18 @@ fn initial_weight(size: &Size, name: &str, shape: &[usize]) -> phalanx::tensor::
     uniform(stream as u64, shape, bound as f32).map(Some)
 }
 
-fn load_initial_weights(model: &Decoder, size: &Size) -> Result<()> {
+fn load_initial_weights(model: &impl Parameters, size: &Size) -> Result<(), Box<dyn Error>> {
     for (name, parameter) in model.named_parameters() {
-        if let Some(values) = initial_weight(size, &name, parameter.tensor().shape())? {
-            parameter.load(&values)?;
+        if let Some(whole) = initial_weight(size, &name, parameter.global_shape())? {
+            let part = parameter.part().of(&whole)?.contiguous()?;
+            parameter.load(&part.with_shape(parameter.tensor().shape())?)?;
         }
     }
     Ok(())
 }
 
 /// The weights that training changes are f32 in every system: they begin as drawn, not as rounded to bf16.
-fn load_initial_masters(optimizer: &Optimizer<AdamW>, size: &Size) -> Result<()> {
+fn load_initial_masters(optimizer: &Optimizer<AdamW>, size: &Size) -> Result<(), Box<dyn Error>> {
     for (key, mut master) in optimizer.state_dict()? {
         let Some(name) = key.strip_suffix(".master") else { continue };
         if let Some(values) = initial_weight(size, name, master.shape())? {

@@ -3,7 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use phalanx::nn::models::ModelConfig;
+use phalanx::nn::models::{ModelConfig, RecomputeMode};
+use phalanx::parallel::hybrid::Layout;
 use phalanx::{DType, Device};
 
 /// Trains a GPT on text, or continues a text with a trained one.
@@ -94,10 +95,10 @@ pub struct TrainArgs {
     /// Tensor-parallel ranks.
     #[arg(long, default_value_t = 1)]
     pub tp: usize,
-    /// Pipeline stages.
+    /// Pipeline ranks.
     #[arg(long, default_value_t = 1)]
     pub pp: usize,
-    /// Chunks of a stage in interleaved schedules.
+    /// Stages of a pipeline rank in interleaved schedules (zb-v always has 2).
     #[arg(long, default_value_t = 2)]
     pub virtual_stages: usize,
     /// Pieces into which a rank cuts its share of the batch.
@@ -113,9 +114,10 @@ pub struct TrainArgs {
     #[arg(long)]
     pub sequence_parallel: bool,
     /// Pipeline schedule.
-    #[arg(long, value_enum, default_value_t = Schedule::Gpipe)]
+    #[arg(long, value_enum, default_value_t = Schedule::OneFOneB)]
     pub schedule: Schedule,
-    /// Which micro-batches repeat their forward pass in backward instead of keeping activations.
+    /// What repeats its forward pass in backward instead of keeping activations: blocks, or with --pp the stages of
+    /// micro-batches.
     #[arg(long, value_enum, default_value_t = Recompute::Never)]
     pub recompute: Recompute,
     /// How ranks talk: as threads of this process, or as processes that `mpirun` has started
@@ -219,6 +221,10 @@ impl TrainArgs {
             ("--micro-batches", self.micro_batches),
             ("--emulate-dp", self.emulate_dp),
             ("--threads", self.threads.unwrap_or(1)),
+            ("--ranks", self.ranks.unwrap_or(1)),
+            ("--dp", self.dp.unwrap_or(1)),
+            ("--tp", self.tp),
+            ("--pp", self.pp),
             ("--virtual-stages", self.virtual_stages),
         ];
         if let Some((flag, _)) = positive.iter().find(|(_, n)| *n == 0) {
@@ -268,47 +274,72 @@ impl TrainArgs {
         }
     }
 
-    /// Ranks that share the batch.
-    pub fn data_ranks(&self) -> usize {
-        self.dp.or(self.ranks).unwrap_or(1)
+    /// Ranks in all.
+    pub fn all_ranks(&self) -> usize {
+        self.dp.or(self.replicas()).unwrap_or(1).saturating_mul(self.model_ranks())
+    }
+
+    /// Ranks that hold one replica of the model together.
+    fn model_ranks(&self) -> usize {
+        self.tp.saturating_mul(self.pp)
+    }
+
+    /// How many replicas `--ranks` makes.
+    fn replicas(&self) -> Option<usize> {
+        self.ranks.map(|ranks| (ranks / self.model_ranks()).max(1))
+    }
+
+    /// How the run lies on its ranks.
+    pub fn layout(&self) -> Layout {
+        Layout {
+            dp: self.dp.or(self.replicas()).unwrap_or(1),
+            tp: self.tp,
+            pp: self.pp,
+            schedule: self.schedule.name().into(),
+            chunks: self.virtual_stages,
+            // Each of the chains has its pass of the pipeline.
+            micro_batches: self.micro_batches / self.emulate_dp.max(1),
+            recompute: self.recompute.mode(),
+            sequence_parallel: self.sequence_parallel,
+        }
+    }
+
+    /// Refuses what these ranks cannot do with a model, and says what they could.
+    pub fn check_layout(&self, model: &ModelConfig) -> Result<(), String> {
+        let layout = Layout { micro_batches: self.micro_batches, ..self.layout() };
+        layout.check(model, self.batch, self.context).map_err(|e| e.to_string())
     }
 
     fn check_batch(&self) -> Result<(), String> {
-        let (groups, pieces, ranks) = (self.emulate_dp, self.micro_batches, self.data_ranks());
-        if !self.batch.is_multiple_of(ranks) {
-            return Err(format!("--dp {ranks} does not divide --batch {}", self.batch));
-        }
+        let (groups, pieces) = (self.emulate_dp, self.micro_batches);
         if !self.batch.is_multiple_of(groups) {
             return Err(format!("--emulate-dp {groups} does not divide --batch {}", self.batch));
         }
         if !pieces.is_multiple_of(groups) {
             return Err(format!("--emulate-dp {groups} does not divide --micro-batches {pieces}"));
         }
-        let share = self.batch / ranks;
-        if pieces > share {
-            return Err(format!("--micro-batches {pieces} is more than the {share} sequences of a rank"));
-        }
         Ok(())
     }
 
-    /// Which ranks there are; all but data-parallel ones are for a later version.
+    /// Which ranks there are.
     fn check_ranks(&self) -> Result<(), String> {
         if self.zero > 3 {
             return Err(format!("--zero is {}, wanted 0, 1, 2 or 3", self.zero));
         }
-        if let Some((flag, n)) = [("--tp", self.tp), ("--pp", self.pp)].iter().find(|(_, n)| *n != 1) {
-            return Err(format!("{flag} is {n}: this version has data-parallel ranks only, wanted 1"));
-        }
-        let ranks = self.data_ranks();
+        let ranks = self.all_ranks();
         // On a device without elements one rank stands for all.
         let most = if self.device.is_meta() { usize::from(u16::MAX) } else { RANKS_MAX };
         if !(1..=most).contains(&ranks) {
             return Err(format!("got {ranks} ranks, wanted 1 to {most}"));
         }
-        if let (Some(all), Some(dp)) = (self.ranks, self.dp)
-            && all != dp
-        {
-            return Err(format!("--ranks {all} is not --dp {dp} x --tp 1 x --pp 1"));
+        if let Some(all) = self.ranks.filter(|all| *all != ranks) {
+            let (dp, TrainArgs { tp, pp, .. }) = (ranks / self.model_ranks(), self);
+            return Err(match self.dp {
+                Some(dp) => format!("--ranks {all} is not --dp {dp} x --tp {tp} x --pp {pp}"),
+                None => format!(
+                    "--ranks {all} is no multiple of --tp {tp} x --pp {pp}; the nearest is --dp {dp}, {ranks} ranks"
+                ),
+            });
         }
         if ranks > 1 && self.emulate_dp > 1 {
             return Err(format!("--emulate-dp is for one rank, got {ranks} ranks"));
@@ -316,13 +347,32 @@ impl TrainArgs {
         if self.zero > 0 && self.emulate_dp > 1 {
             return Err(format!("--emulate-dp {} does not go with --zero {}", self.emulate_dp, self.zero));
         }
-        let more: [(&str, bool); 2] = [
-            ("--sequence-parallel", self.sequence_parallel),
-            ("--schedule", self.schedule != Schedule::Gpipe),
-        ];
-        match more.iter().find(|(_, given)| *given) {
-            Some((flag, _)) => Err(format!("{flag}: this version cannot do that yet")),
-            None => Ok(()),
+        if self.sequence_parallel && self.tp == 1 {
+            return Err("--sequence-parallel goes with --tp, got --tp 1".into());
+        }
+        Ok(())
+    }
+}
+
+impl Schedule {
+    /// As the library calls it.
+    fn name(self) -> &'static str {
+        match self {
+            Schedule::Gpipe => "gpipe",
+            Schedule::OneFOneB => "1f1b",
+            Schedule::Interleaved => "interleaved",
+            Schedule::ZbH1 => "zb-h1",
+            Schedule::ZbV => "zb-v",
+        }
+    }
+}
+
+impl Recompute {
+    fn mode(self) -> RecomputeMode {
+        match self {
+            Recompute::Never => RecomputeMode::Never,
+            Recompute::ExceptLast => RecomputeMode::ExceptLast,
+            Recompute::Always => RecomputeMode::Always,
         }
     }
 }

@@ -6,7 +6,6 @@ use phalanx::{DType, Device};
 
 use crate::args::GenerateArgs;
 use crate::text::Codec;
-use crate::train::Run;
 
 /// Continues the prompt with a saved model.
 pub fn run(args: &GenerateArgs) -> Result<(), String> {
@@ -32,11 +31,11 @@ pub fn run(args: &GenerateArgs) -> Result<(), String> {
 }
 
 /// 300 tokens from the model that was just trained.
-pub fn sample(run: &Run, seed: u64) -> Result<String, String> {
+pub fn sample(model: &Decoder, codec: &Codec, seed: u64) -> Result<String, String> {
     // A tokenizer may drop a line's end.
-    let newline = run.codec.encode(b"\n", run.model.vocabulary()).unwrap_or_default();
+    let newline = codec.encode(b"\n", model.vocabulary()).unwrap_or_default();
     let prompt = if newline.is_empty() { vec![0] } else { newline };
-    written(&run.model, &run.codec, &prompt, 300, Sampling { temperature: 0.8, top_k: 40, seed })
+    written(model, codec, &prompt, 300, Sampling { temperature: 0.8, top_k: 40, seed })
 }
 
 fn written(

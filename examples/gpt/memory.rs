@@ -1,6 +1,7 @@
 //! `--device meta`: the memory of a step, without computing it.
 
 use phalanx::nn::{Loader, Windows};
+use phalanx::parallel::mesh::Axis;
 use phalanx::tensor::Category;
 
 use crate::args::TrainArgs;
@@ -13,7 +14,7 @@ use crate::train::{Run, pieces, settings};
 pub fn report(args: &TrainArgs, run: &mut Run, windows: Windows) -> Result<String, String> {
     let place = &run.place;
     let mut loader = Loader::new(windows, args.batch, pieces(args, place), place.device, 0);
-    let settings = settings(args, &*run.share);
+    let settings = settings(args, &run.share, &run.pipeline);
     let ledger = run.place.device.ledger().map_err(|e| e.to_string())?;
     // Building the model, all of it, is not part of a step.
     ledger.reset_peak();
@@ -25,7 +26,11 @@ pub fn report(args: &TrainArgs, run: &mut Run, windows: Windows) -> Result<Strin
     }
     sent = run.share.traffic().bytes - sent;
     let of = if place.size() > 1 { ", for each rank" } else { "" };
-    let mut report = format!("{} parameters; peak bytes of a training step{of}:\n", run.parameters);
+    let stage = match place.groups.mesh().size(Axis::Pp) {
+        1 => String::new(),
+        n => format!("stage {} of {n}: ", place.groups.at().pp + 1),
+    };
+    let mut report = format!("{stage}{} parameters; peak bytes of a training step{of}:\n", run.parameters);
     let rows = || {
         let of = |category: Category| (category.name(), ledger.category(category));
         Category::ALL.map(of).into_iter().chain([("in all", ledger.total())])

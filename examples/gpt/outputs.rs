@@ -35,7 +35,7 @@ pub fn remove_leftovers(folder: &Path) {
     for folder in [folder, &folder.join("model")] {
         for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
-            let known = [".checkpoint.safetensors.", ".model.safetensors.", ".config.json.", ".loss.svg."];
+            let known = [".model.safetensors.", ".config.json.", ".loss.svg."];
             if name.ends_with(".tmp") && known.iter().any(|start| name.starts_with(start)) {
                 // What cannot be removed only takes room.
                 let _ = std::fs::remove_file(entry.path());

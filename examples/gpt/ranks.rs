@@ -1,11 +1,12 @@
-//! The ranks of a run: this process alone, several in it, or one of several that a launcher has started. Each takes a
-//! share of the batch.
+//! The ranks of a run: this process alone, several in it, or one of several that a launcher has started.
 
 use std::time::{Duration, Instant};
 
 use phalanx::nn::Parameters;
 use phalanx::parallel::comm::{self, Comm, Error, Observer, observed};
 use phalanx::parallel::data_parallel::{Alone, Buckets, DataParallel, Ddp, DdpConfig};
+use phalanx::parallel::hybrid::Layout;
+use phalanx::parallel::mesh::{Axis, Coordinates, Groups, Mesh};
 use phalanx::parallel::sharded::{Stage, Zero, ZeroConfig};
 use phalanx::parallel::{Result, launch};
 use phalanx::{DType, Device, Tensor};
@@ -24,7 +25,10 @@ const BUCKET_BYTES_MIN: usize = 1 << 16;
 pub struct Place {
     /// The device that is this rank's alone.
     pub device: Device,
-    comm: Option<Comm>,
+    /// All ranks.
+    comm: Comm,
+    /// Those along each axis.
+    pub groups: Groups,
 }
 
 /// Runs `f` in this process; as one rank, where a launcher has made it one. An error without text was printed already,
@@ -67,10 +71,12 @@ fn backend(args: &TrainArgs) -> Result<Option<launch::Backend>, String> {
 
 /// Refuses a run of other ranks than the launcher has started.
 fn fits(args: &TrainArgs, started: usize) -> Result<(), String> {
-    let wanted = args.data_ranks();
+    let (wanted, Layout { dp, tp, pp, .. }) = (args.all_ranks(), args.layout());
     match wanted == started {
         true => Ok(()),
-        false => Err(format!("--dp {wanted} wants {wanted} ranks, and the launcher has started {started}")),
+        false => Err(format!(
+            "--dp {dp} x --tp {tp} x --pp {pp} wants {wanted} ranks, and the launcher has started {started}"
+        )),
     }
 }
 
@@ -94,41 +100,56 @@ pub fn run<T: Send>(
     process: Option<&launch::Rank>,
     f: impl Fn(Place) -> Result<T, String> + Sync,
 ) -> Result<Vec<T>, String> {
-    let ranks = args.data_ranks();
+    let (ranks, mesh) = (args.all_ranks(), args.layout().mesh().map_err(|e| e.to_string())?);
+    let run = |device, comm| f(Place::new(device, comm, mesh).map_err(|e| e.to_string())?);
     if args.device.is_meta() && ranks > 1 {
-        let comm = comm::meta(0, ranks).map_err(|e| e.to_string())?;
-        return Ok(vec![f(Place { device: args.device, comm: Some(comm) })?]);
+        // One rank of each stage stands for all of its stage.
+        let first = |pp| mesh.rank(Coordinates { tp: 0, dp: 0, pp });
+        let stand = |pp| run(args.device, comm::meta(first(pp), ranks).map_err(|e| e.to_string())?);
+        return (0..mesh.size(Axis::Pp)).map(stand).collect();
     }
     if ranks == 1 || process.is_some() {
         if let (Device::Cpu(_), Some(threads)) = (args.device, args.threads) {
             args.device.set_threads(threads).map_err(|e| e.to_string())?;
         }
-        let comm = process.filter(|_| ranks > 1).map(|rank| rank.comm().clone());
-        return Ok(vec![f(Place { device: args.device, comm })?]);
+        let comm = match process.filter(|_| ranks > 1) {
+            Some(rank) => rank.comm().clone(),
+            None => comm::threads::world(1, launch::TIMEOUT).swap_remove(0),
+        };
+        return Ok(vec![run(args.device, comm)?]);
     }
     let threads = launch::Threads::new(ranks);
     let threads = args.threads.map_or(threads, |each| threads.cores(each * ranks));
-    let place = |rank: launch::Rank| Place { device: rank.device(), comm: Some(rank.comm().clone()) };
-    threads.run(|rank| f(place(rank))).map_err(|e| e.to_string())
+    threads.run(|rank| run(rank.device(), rank.comm().clone())).map_err(|e| e.to_string())
 }
 
 impl Place {
+    fn new(device: Device, comm: Comm, mesh: Mesh) -> Result<Place> {
+        let groups = Groups::new(mesh, &comm)?;
+        Ok(Place { device, comm, groups })
+    }
+
     /// The same, its calls observed.
-    pub fn observed(mut self, observer: Option<Observer>) -> Place {
-        if let Some(observer) = observer {
-            self.comm = self.comm.map(|comm| observed(comm, observer));
+    pub fn observed(self, observer: Option<Observer>) -> Result<Place> {
+        match observer {
+            Some(observer) => Place::new(self.device, observed(self.comm, observer), *self.groups.mesh()),
+            None => Ok(self),
         }
-        self
+    }
+
+    /// All ranks.
+    pub fn all_ranks(&self) -> &Comm {
+        &self.comm
     }
 
     /// This rank's number.
     pub fn rank(&self) -> usize {
-        self.comm.as_ref().map_or(0, |comm| comm.rank())
+        self.comm.rank()
     }
 
-    /// How many ranks share the batch.
+    /// How many ranks there are.
     pub fn size(&self) -> usize {
-        self.comm.as_ref().map_or(1, |comm| comm.size())
+        self.comm.size()
     }
 
     /// Whether this rank writes files and shows progress.
@@ -136,21 +157,31 @@ impl Place {
         self.rank() == 0
     }
 
-    /// What these ranks share of a model: gradients, or what ZeRO's stage `zero` spreads over them.
+    /// The ranks that share the batch with this one.
+    pub fn replicas(&self) -> &Comm {
+        self.groups.along(Axis::Dp)
+    }
+
+    /// Whether this rank's losses count: it has the last stage, and is the first of those that hold it together.
+    pub fn tells_loss(&self) -> bool {
+        self.groups.at().tp == 0
+    }
+
+    /// What replicas share of a model: gradients, or what ZeRO's stage `zero` spreads over them.
     pub fn share(
         &self,
         model: &impl Parameters,
         grad_dtype: DType,
         zero: u8,
     ) -> Result<Box<dyn DataParallel>> {
-        Ok(match (zero, &self.comm) {
-            (0, None) => Box::new(Alone::new(model)),
-            (0, Some(comm)) => Box::new(self.ddp(model, comm, grad_dtype)?),
-            (stage, comm) => {
-                let alone = || comm::threads::world(1, launch::TIMEOUT).swap_remove(0);
+        let replicas = self.replicas();
+        Ok(match zero {
+            0 if replicas.size() == 1 => Box::new(Alone::new(model)),
+            0 => Box::new(self.ddp(model, replicas, grad_dtype)?),
+            stage => {
                 let config = ZeroConfig::new(Stage::try_from(stage)?);
                 let config = ZeroConfig { grad_dtype: Some(grad_dtype), ..config };
-                Box::new(Zero::new(model, comm.clone().unwrap_or_else(alone), config)?)
+                Box::new(Zero::new(model, replicas.clone(), config)?)
             }
         })
     }
@@ -172,7 +203,7 @@ impl Place {
 
     /// A number of each rank, in their order.
     pub fn all(&self, own: f64) -> Result<Vec<f64>> {
-        let Some(comm) = &self.comm else { return Ok(vec![own]) };
+        let comm = &self.comm;
         let own = Tensor::from_slice(&[own], &[1], Device::CPU)?;
         let mut all = Tensor::zeros(&[comm.size()], DType::F64, Device::CPU)?;
         comm.all_gather(&mut all, &own)?;

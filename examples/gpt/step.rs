@@ -4,14 +4,18 @@
 //! the *global* batch, gradients are only added, micro-batches ascending; with `groups` above 1 each group of
 //! micro-batches is a chain of its own, and the chains are added in order, as data-parallel ranks would.
 
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use phalanx::nn::models::Decoder;
 use phalanx::nn::{AdamW, Batch, Clip, Optimizer};
-use phalanx::parallel::Result;
+use phalanx::parallel::checkpoint::{self, Saver};
 use phalanx::parallel::data_parallel::DataParallel;
+use phalanx::parallel::hybrid::{Part, Step};
+use phalanx::parallel::pipeline::ranks::Pipeline;
+use phalanx::parallel::{Result, part};
 use phalanx::tensor::RngKey;
-use phalanx::{Context, DType, Leaf, Var, kernels};
+use phalanx::{Context, DType, Leaf, Tensor, Var, kernels};
 
 /// How a step is done.
 #[derive(Clone, Copy)]
@@ -20,13 +24,40 @@ pub struct Settings<'a> {
     pub groups: usize,
     /// Tokens of the global batch.
     pub tokens: usize,
-    /// The ranks that share the batch.
-    pub ranks: &'a dyn DataParallel,
+    /// The ranks that share the batch and the model.
+    pub ranks: &'a Arc<dyn DataParallel>,
+    /// What this rank runs of the model, and in which order.
+    pub pipeline: &'a Pipeline,
+    /// Saves that may be under way, which an update has to wait for.
+    pub saver: Option<&'a Saving>,
     /// Largest global norm; 0 for no clipping.
     pub clip: f64,
     pub seed: u64,
     /// Hears of each phase when it is over: its name, and when it began.
     pub watch: Option<&'a dyn Fn(&'static str, Instant)>,
+}
+
+/// What saves the run in the background.
+pub struct Saving(Mutex<Saver>);
+
+impl Saving {
+    pub fn new(saver: Saver) -> Saving {
+        Saving(Mutex::new(saver))
+    }
+
+    /// Begins a save, after the one before.
+    pub fn save(&self, folder: &Path, parts: Vec<part::Part>, settings: &checkpoint::Settings) -> Result<()> {
+        self.lock().save(folder, parts, settings)
+    }
+
+    /// Until the save that is under way is complete.
+    pub fn wait(&self) -> Result<()> {
+        self.lock().wait()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Saver> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Settings<'_> {
@@ -47,9 +78,9 @@ pub struct Outcome {
     pub grad_norm: f64,
 }
 
-/// Trains on a batch, or this rank's share of it, given as its micro-batches in order.
+/// Trains on this rank's part of a batch, given as its micro-batches in order.
 pub fn train_step(
-    model: &Decoder,
+    model: &Arc<dyn Part>,
     optimizer: &mut Optimizer<AdamW>,
     micros: &[Batch],
     settings: Settings<'_>,
@@ -64,16 +95,12 @@ pub fn train_step(
     let mut loss = 0.0;
     for (number, group) in micros.chunks(micros.len().div_ceil(settings.groups)).enumerate() {
         let earlier = if number == 0 { Vec::new() } else { take_grads(optimizer) };
-        let mut chain = 0.0;
-        for (number, micro) in group.iter().enumerate() {
-            let _accumulate = (number + 1 < group.len()).then(|| settings.ranks.no_sync());
-            chain += forward_backward(model, micro, scale, settings)?;
-        }
-        loss += chain;
+        loss += forward_backward(model, group, scale, settings)?;
         add_to(optimizer, earlier)?;
     }
     settings.phase("optimizer", || {
         let norm = settings.ranks.grad_norm()?;
+        settings.saver.map_or(Ok(()), Saving::wait)?;
         let clip = if settings.clip > 0.0 { Clip::new(norm, settings.clip).scale } else { 1.0 };
         optimizer.step_scaled(clip)?;
         settings.ranks.updated()?;
@@ -81,20 +108,24 @@ pub fn train_step(
     })
 }
 
-/// Adds a micro-batch's gradients to the parameters' and returns its part of the loss.
-fn forward_backward(model: &Decoder, micro: &Batch, scale: f64, settings: Settings<'_>) -> Result<f64> {
-    let _context = Context::with(|c| c.batch_offset = micro.first_row as u64);
-    let loss = settings.phase("forward", || {
-        let x = model.forward(&Var::new(micro.inputs.clone()))?;
-        Ok(model.loss(&x, &Var::new(micro.targets.clone()), scale)?)
-    })?;
-    settings.phase("backward", || {
-        settings.ranks.begin()?;
-        Ok(loss.backward()?)
-    })?;
+/// Adds the gradients of micro-batches to the parameters', and returns their part of the loss.
+fn forward_backward(
+    model: &Arc<dyn Part>,
+    micros: &[Batch],
+    scale: f64,
+    settings: Settings<'_>,
+) -> Result<f64> {
+    let (model, replicas, micro_batches) = (model.clone(), settings.ranks.clone(), micros.to_vec());
+    let work = Arc::new(Step { model, replicas, micro_batches, scale });
+    settings.ranks.begin()?;
+    let losses = settings.pipeline.train(&work)?;
     // What is still on its way when backward is over.
     settings.phase("wait", || settings.ranks.finish())?;
-    let loss = kernels::cast(loss.tensor(), DType::F64)?;
+    losses.iter().try_fold(0.0, |sum, loss| Ok(sum + number(loss)?))
+}
+
+fn number(loss: &Tensor) -> Result<f64> {
+    let loss = kernels::cast(loss, DType::F64)?;
     Ok(if loss.device().is_meta() { f64::NAN } else { loss.item()? })
 }
 

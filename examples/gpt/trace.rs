@@ -7,10 +7,13 @@
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use phalanx::parallel::comm::{self, Comm, Observer};
+use phalanx::parallel::pipeline::ranks::{self as actions, Executed};
+use phalanx::parallel::pipeline::schedule::Kind;
 use phalanx::{DType, Device, Tensor};
 use serde_json::{Value, json};
 
@@ -33,6 +36,8 @@ struct Sink {
 pub struct Lane {
     trace: Trace,
     rank: usize,
+    /// The step under way.
+    step: Arc<AtomicU64>,
 }
 
 impl Trace {
@@ -46,7 +51,7 @@ impl Trace {
 
     /// Rank `rank`'s lanes.
     pub fn lane(&self, rank: usize) -> Lane {
-        Lane { trace: self.clone(), rank }
+        Lane { trace: self.clone(), rank, step: Arc::default() }
     }
 
     /// Begins the file.
@@ -120,6 +125,33 @@ impl Lane {
             return Ok(());
         }
         self.trace.span(2 * self.rank, name, [start, Instant::now()], &json!({"step": step}))
+    }
+
+    /// A step begins.
+    pub fn begin(&self, step: u64) {
+        self.step.store(step, Ordering::Relaxed);
+    }
+
+    /// What hears of a pipeline's actions, if they are to be traced. Sends are calls, which are heard of anyway.
+    pub fn actions(&self) -> Option<actions::Observer> {
+        self.trace.sink.as_ref()?;
+        let lane = self.clone();
+        Some(Arc::new(move |done: Executed| {
+            let name = match done.action.kind {
+                Kind::Forward => "forward",
+                Kind::Backward => "backward",
+                Kind::Input => "backward of inputs",
+                Kind::Weight => "backward of weights",
+                Kind::RecvForward => "receive input",
+                Kind::RecvBackward => "receive gradient",
+                Kind::SendForward | Kind::SendBackward => return,
+            };
+            let Executed { action, started, ended } = done;
+            let step = lane.step.load(Ordering::Relaxed);
+            let args = json!({"step": step, "stage": action.stage, "micro_batch": action.micro_batch});
+            // What cannot be written is said by the next span.
+            let _ = lane.trace.span(2 * lane.rank, name, [started, ended], &args);
+        }))
     }
 
     /// Names the lanes; what hears of this rank's calls, if they are to be traced.

@@ -5,23 +5,26 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use phalanx::DType;
-use phalanx::nn::models::{
-    Decoder, GptConfig, ModelConfig, RecomputeMode, load_configured, read_config, save_model,
-};
+use phalanx::nn::models::{Decoder, GptConfig, ModelConfig, load_weights, read_config, save_model};
 use phalanx::nn::{AdamW, Group, Optimizer, Rule};
+use phalanx::nn::{Layers, OneDevice, Parameters, Schedule, Scope};
 use phalanx::nn::{Loader, Windows, cut};
-use phalanx::nn::{Parameters, Schedule, Scope};
+use phalanx::parallel::checkpoint::Saver;
 use phalanx::parallel::data_parallel::DataParallel;
+use phalanx::parallel::hybrid::{OnMesh, Part};
 use phalanx::parallel::launch;
+use phalanx::parallel::mesh::Axis;
+use phalanx::parallel::pipeline::ranks::{Chunks, Pipeline};
+use phalanx::parallel::tensor_parallel::TensorParallel;
+use phalanx::{DType, Device};
 
-use crate::args::{GradPrecision, LrSchedule, Precision, Recompute, TrainArgs};
-use crate::checkpoint::{self, Checkpoint, resume, save};
+use crate::args::{GradPrecision, LrSchedule, Precision, TrainArgs};
+use crate::checkpoint::{self, resume, save};
 use crate::metrics::{self, Metrics, Record, Summary};
 use crate::outputs::{Outputs, remove_leftovers};
 use crate::progress::Progress;
 use crate::ranks::{self, Place};
-use crate::step::{Outcome, Settings, train_step};
+use crate::step::{Outcome, Saving, Settings, train_step};
 use crate::text::{self, Codec, TOKENIZER};
 use crate::trace::{Lane, Trace};
 use crate::{generate, memory, plot, room};
@@ -30,13 +33,16 @@ use crate::{generate, memory, plot, room};
 pub struct Run {
     pub place: Place,
     lane: Lane,
-    pub model: Decoder,
-    /// What the ranks share of the model, which may hold no values outside of a step.
-    pub share: Box<dyn DataParallel>,
+    /// This rank's part of the model, which may hold no values outside of a step.
+    pub model: Arc<dyn Part>,
+    pub pipeline: Pipeline,
+    /// What the ranks share of it.
+    pub share: Arc<dyn DataParallel>,
     /// Elements of the whole model's parameters.
     pub parameters: usize,
     pub config: ModelConfig,
     pub optimizer: Optimizer<AdamW>,
+    pub saver: Saving,
     pub codec: Arc<Codec>,
 }
 
@@ -53,6 +59,7 @@ fn train_here(args: &TrainArgs, process: Option<&launch::Rank>) -> Result<(), St
     let tokens = codec.encode(&text, config.vocabulary())?;
     let windows = Windows::new(tokens, args.context, args.seed)
         .map_err(|e| of_text(args, &format!("{e} (--context {}; {})", args.context, codec.source())))?;
+    args.check_layout(&config)?;
     // What comes from a folder is as large as its files.
     room::check(args, args.init.is_none().then_some(&config))?;
     let (identity, codec) = (identity(args, &text, from_folder.then_some(&config)), Arc::new(codec));
@@ -60,13 +67,12 @@ fn train_here(args: &TrainArgs, process: Option<&launch::Rank>) -> Result<(), St
     let trace = Trace::new(args.trace.is_some(), processes)?;
     let said = ranks::run(args, process, |place| {
         let lane = trace.lane(place.rank());
-        let run = build(args, place.observed(lane.observer()), lane, config.clone(), codec.clone())?;
+        let place = place.observed(lane.observer()).map_err(|e| e.to_string())?;
+        let run = build(args, place, lane, config.clone(), codec.clone())?;
         train_rank(args, run, windows.clone(), &identity)
     })?;
     trace.finish(processes)?;
-    if let Some(said) = said.into_iter().next().flatten() {
-        crate::say(&said);
-    }
+    said.into_iter().flatten().for_each(|said| crate::say(&said));
     Ok(())
 }
 
@@ -89,29 +95,26 @@ fn train_rank(
         return Err(format!("--steps {} is the total, and the run has done {done}", args.steps));
     }
     steps(args, &mut run, windows, done, out, identity)?;
-    let _whole = run.share.gathered().map_err(|e| e.to_string())?;
-    if !run.place.is_first() {
-        return Ok(None);
-    }
+    let whole = checkpoint::whole(&run)?;
+    let Some(model) = whole else { return Ok(None) };
     if let Some(out) = out {
         plot::loss(&out.join("loss.svg"), &metrics::losses(&out.join("metrics.jsonl")))?;
-        save_hugging_face(&run, out)?;
+        save_hugging_face(&model, &run.config, out)?;
     }
-    let sample = || Ok(format!("\n{}", generate::sample(&run, args.seed)?));
+    let sample = || Ok(format!("\n{}", generate::sample(&model, &run.codec, args.seed)?));
     (!args.quiet).then(sample).transpose()
 }
 
 /// What is to be trained, how text is cut, and whether a folder said so and not the flags.
 fn plan(args: &TrainArgs) -> Result<(ModelConfig, Codec, bool), String> {
     let began_with = match args.resume.as_ref().filter(|run| began_with_folder(run)) {
-        // Whole, so that nothing is built by a damaged one.
-        Some(folder) => Checkpoint::load(folder)?.run.remove(FROM_FOLDER).zip(Some(folder)),
+        Some(folder) => checkpoint::open(folder)?.settings().get(FROM_FOLDER).cloned().zip(Some(folder)),
         None => None,
     };
     let (folder, file, config) = match (&args.init, began_with) {
         (Some(folder), _) => (folder, folder.join("config.json"), read_config(folder)),
         (None, Some((config, folder))) => {
-            let file = folder.join(checkpoint::FILE);
+            let file = folder.join(checkpoint::NAME);
             (folder, file.clone(), ModelConfig::parse(&config, &file))
         }
         (None, None) => {
@@ -133,7 +136,7 @@ fn plan(args: &TrainArgs) -> Result<(ModelConfig, Codec, bool), String> {
     Ok((config, Codec::of(folder)?, true))
 }
 
-/// The model and its optimizer, new or from a folder.
+/// This rank's part of the model and its optimizer, new or from a folder.
 fn build(
     args: &TrainArgs,
     place: Place,
@@ -141,30 +144,62 @@ fn build(
     config: ModelConfig,
     codec: Arc<Codec>,
 ) -> Result<Run, String> {
-    let scope = Scope::new(args.seed, args.dtype.dtype(), place.device);
-    let model = match &args.init {
-        Some(folder) => load_configured(&config, folder, &scope),
-        None => config.init(&scope),
-    };
-    let mut model = model.map_err(|e| e.to_string())?;
-    model.set_recompute(match args.recompute {
-        Recompute::Never => RecomputeMode::Never,
-        Recompute::ExceptLast => RecomputeMode::ExceptLast,
-        Recompute::Always => RecomputeMode::Always,
-    });
+    let tp = place.groups.along(Axis::Tp);
+    if tp.size() == 1 {
+        return build_of(args, OneDevice, place, lane, config, codec);
+    }
+    let layers = TensorParallel::new(tp).with_sequence_parallel(args.sequence_parallel);
+    build_of(args, layers, place, lane, config, codec)
+}
+
+fn build_of(
+    args: &TrainArgs,
+    layers: impl Layers,
+    place: Place,
+    lane: Lane,
+    config: ModelConfig,
+    codec: Arc<Codec>,
+) -> Result<Run, String> {
     let grad_dtype = match (args.grad_dtype, args.dtype) {
         (Some(GradPrecision::Bf16), _) => DType::BF16,
         (None, Precision::F64) => DType::F64,
         _ => DType::F32,
     };
-    for parameter in model.parameters() {
-        parameter.set_grad_dtype(grad_dtype).map_err(|e| e.to_string())?;
-    }
-    let parameters = model.parameters().iter().map(|p| p.tensor().numel()).sum();
-    let share = place.share(&model, grad_dtype, args.zero).map_err(|e| e.to_string())?;
-    let groups = Group::decay_matrices(share.parameters(), args.lr, args.weight_decay);
-    let optimizer = AdamW::default().with_betas(0.9, 0.95).init(groups).map_err(|e| e.to_string())?;
-    Ok(Run { place, lane, model, share, parameters, config, optimizer, codec })
+    let scope = Scope::new(args.seed, args.dtype.dtype(), place.device);
+    let (layout, line) = (args.layout(), place.groups.along(Axis::Pp));
+    let build = || {
+        let schedule = layout.schedule()?;
+        let mut model = Chunks::build(&config, &Arc::new(layers), &scope, &schedule, line.rank())?;
+        if let Some(folder) = &args.init {
+            model.iter().try_for_each(|stage| load_weights(stage, &config, folder))?;
+        }
+        let mut pipeline = Pipeline::new(&schedule, line.clone(), place.device)?;
+        if schedule.stages() == 1 {
+            model.iter_mut().for_each(|stage| stage.set_recompute(layout.recompute));
+        } else {
+            pipeline = pipeline.recompute(layout.recompute);
+        }
+        if let Some(observer) = lane.actions() {
+            pipeline = pipeline.observer(observer);
+        }
+        model.parameters().iter().try_for_each(|p| p.set_grad_dtype(grad_dtype))?;
+        let replicas = place.share(&model, grad_dtype, args.zero)?;
+        let share: Arc<dyn DataParallel> =
+            Arc::new(OnMesh::new(&model, replicas, place.groups.clone(), &schedule)?);
+        let groups = Group::decay_matrices(share.parameters(), args.lr, args.weight_decay);
+        let optimizer = AdamW::default().with_betas(0.9, 0.95).init(groups)?;
+        let saver = Saving::new(Saver::new(place.all_ranks())?);
+        Ok::<_, phalanx::parallel::Error>((model, pipeline, share, optimizer, saver))
+    };
+    let (model, pipeline, share, optimizer, saver) = build().map_err(|e| e.to_string())?;
+    let (model, parameters) = (Arc::new(model), count(&config).map_err(|e| e.to_string())?);
+    Ok(Run { place, lane, model, pipeline, share, parameters, config, optimizer, saver, codec })
+}
+
+/// Elements of a model's parameters.
+fn count(config: &ModelConfig) -> phalanx::nn::Result<usize> {
+    let model = config.init(&Scope::new(0, DType::F32, Device::Meta(0)))?;
+    Ok(model.parameters().iter().map(|p| p.tensor().numel()).sum())
 }
 
 /// An error of the text, with its name.
@@ -177,11 +212,11 @@ fn of_text(args: &TrainArgs, error: &str) -> String {
 const FROM_FOLDER: &str = "model";
 
 fn began_with_folder(run: &Path) -> bool {
-    Checkpoint::describe(run).is_ok_and(|saved| saved.contains_key(FROM_FOLDER))
+    checkpoint::open(run).is_ok_and(|saved| saved.settings().contains_key(FROM_FOLDER))
 }
 
-/// The settings that a resumed run must share with the one it continues: those that change the numbers. Ranks and
-/// groups that stand for ranks are the same.
+/// The settings that a resumed run must share with the one it continues: those that change the numbers by more than the
+/// order of additions, which is the layout's.
 fn identity(args: &TrainArgs, text: &[u8], of_folder: Option<&ModelConfig>) -> BTreeMap<String, String> {
     let digest = text
         .iter()
@@ -201,17 +236,12 @@ fn identity(args: &TrainArgs, text: &[u8], of_folder: Option<&ModelConfig>) -> B
     put("dtype", format!("{:?}", args.dtype));
     put("grad-dtype", format!("{:?}", args.grad_dtype));
     put("dropout", args.dropout.to_string());
-    let ranks = args.data_ranks();
-    put("micro-batches", (ranks * args.micro_batches).to_string());
-    // Chains of one link each, added in order, are one chain.
-    let chains = if args.emulate_dp == args.micro_batches { 1 } else { ranks * args.emulate_dp };
-    put("emulate-dp", chains.to_string());
     settings
 }
 
-fn save_hugging_face(run: &Run, out: &Path) -> Result<(), String> {
+fn save_hugging_face(model: &Decoder, config: &ModelConfig, out: &Path) -> Result<(), String> {
     let folder = out.join("model");
-    save_model(&run.model, &run.config, &folder).map_err(|e| e.to_string())?;
+    save_model(model, config, &folder).map_err(|e| e.to_string())?;
     copy_tokenizer(out, &folder)
 }
 
@@ -242,11 +272,12 @@ fn schedule(args: &TrainArgs) -> Schedule {
     }
 }
 
-/// The rows of each of this rank's micro-batches, in order.
+/// The rows of each micro-batch of this rank's replica, in order.
 pub fn pieces(args: &TrainArgs, place: &Place) -> Vec<std::ops::Range<usize>> {
-    let shares = match place.size() {
+    let replicas = place.replicas();
+    let shares = match replicas.size() {
         1 => cut(args.batch, args.emulate_dp),
-        ranks => vec![cut(args.batch, ranks).swap_remove(place.rank())],
+        ranks => vec![cut(args.batch, ranks).swap_remove(replicas.rank())],
     };
     let within = args.micro_batches.div_ceil(args.emulate_dp);
     let of_share = |share: std::ops::Range<usize>| {
@@ -256,9 +287,13 @@ pub fn pieces(args: &TrainArgs, place: &Place) -> Vec<std::ops::Range<usize>> {
 }
 
 /// How this rank does its steps.
-pub fn settings<'a>(args: &TrainArgs, ranks: &'a dyn DataParallel) -> Settings<'a> {
+pub fn settings<'a>(
+    args: &TrainArgs,
+    ranks: &'a Arc<dyn DataParallel>,
+    pipeline: &'a Pipeline,
+) -> Settings<'a> {
     let (groups, tokens) = (args.emulate_dp, args.batch * args.context);
-    Settings { groups, tokens, ranks, clip: args.clip, seed: args.seed, watch: None }
+    Settings { groups, tokens, ranks, pipeline, saver: None, clip: args.clip, seed: args.seed, watch: None }
 }
 
 /// What the first rank writes while a run goes.
@@ -278,7 +313,7 @@ impl Files {
         let mut fresh = Outputs::default();
         if let Some(out) = out {
             let continued = args.resume.as_deref().is_some_and(|from| same_folder(from, out));
-            if !continued && out.join(checkpoint::FILE).exists() {
+            if !continued && out.join(checkpoint::NAME).exists() {
                 let out = out.display();
                 return Err(format!(
                     "{out} holds a run: continue it with --resume {out}, or choose another --out"
@@ -314,7 +349,7 @@ fn steps(
         false => Files::none()?,
     };
     let progress = Progress::new(args.quiet || !place.is_first(), done, args.steps);
-    let settings = settings(args, &*run.share);
+    let settings = settings(args, &run.share, &run.pipeline);
     let (schedule, begin, mut losses) = (schedule(args), Instant::now(), Vec::new());
     let ledger = place.device.ledger().map_err(|e| e.to_string())?;
     // Peaks are the steps', not those of building the model.
@@ -330,10 +365,12 @@ fn steps(
         run.optimizer.set_lr(lr);
         // What cannot be written is said by the next span.
         let watch = |phase: &'static str, begin| drop(lane.note(phase, step, begin));
-        let settings = Settings { watch: Some(&watch), ..settings };
+        let settings = Settings { watch: Some(&watch), saver: Some(&run.saver), ..settings };
+        lane.begin(step);
         let outcome = lane.span("step", step, || {
             let own = train_step(&run.model, &mut run.optimizer, &micros, settings, step);
-            let whole = own.and_then(|own| Ok(Outcome { loss: place.sum(own.loss)?, ..own }));
+            let told = |own: f64| if place.tells_loss() { own } else { 0.0 };
+            let whole = own.and_then(|own| Ok(Outcome { loss: place.sum(told(own.loss))?, ..own }));
             whole.map_err(|e| e.to_string())
         })?;
         let seconds = start.elapsed().as_secs_f64();
@@ -355,6 +392,7 @@ fn steps(
             lane.span("checkpoint", step, || save(run, out, step + 1, identity))?;
         }
     }
+    run.saver.wait().map_err(|e| e.to_string())?;
     fresh.keep();
     progress.finish();
     metrics.summary(&summary(args, run, &losses, begin.elapsed().as_secs_f64(), peaks()?))?;

@@ -153,7 +153,10 @@ impl Layers for OneDevice {
     fn head(&self, scope: &Scope, table: Table, tied: Option<&Embedding>) -> Result<TableHead> {
         let weight = match tied {
             Some(embedding) => embedding.weight.clone(),
-            None => scope.parameter("weight", &[table.count, table.width], table.init)?,
+            // The embedding's site is on another stage, whose chain of gradients comes from there.
+            None => scope
+                .parameter("weight", &[table.count, table.width], table.init)?
+                .with_sites(1 + usize::from(table.tied))?,
         };
         Ok(TableHead { weight })
     }

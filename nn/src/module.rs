@@ -1,13 +1,14 @@
 //! [`Module`]: a layer of one input, and [`Sequential`], several in a row.
 
+use std::any::Any;
 use std::sync::Arc;
 
 use phalanx_autograd::Var;
 
 use crate::{AnyUnit, Entry, Parameter, Parameters, Result};
 
-/// A layer that maps one value to one value.
-pub trait Module: Parameters + Send + Sync {
+/// A layer that maps one value to one value. It is [`Any`], so that whoever replaces layers can tell them apart.
+pub trait Module: Parameters + Any + Send + Sync {
     /// The layer's output.
     ///
     /// # Errors
@@ -46,9 +47,19 @@ impl Sequential {
         self
     }
 
+    /// The modules, taken apart.
+    pub fn into_modules(self) -> Vec<Box<dyn Module>> {
+        self.modules
+    }
+
     /// The modules, in order.
     pub fn modules(&self) -> &[Box<dyn Module>] {
         &self.modules
+    }
+
+    /// The modules, in order, to put others in their places.
+    pub fn modules_mut(&mut self) -> &mut [Box<dyn Module>] {
+        &mut self.modules
     }
 }
 

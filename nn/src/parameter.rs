@@ -63,6 +63,7 @@ impl Shard {
 struct State {
     name: String,
     part: Shard,
+    range: Range<usize>,
     rank: usize,
     trained: AtomicBool,
     sites: Vec<Leaf>,
@@ -88,8 +89,8 @@ impl Parameter {
             let why = format!("got a tensor of shape {:?} for a part of {:?}", tensor.shape(), part.extent);
             return Err(Error::invalid(name, why));
         }
-        let rank = tensor.rank();
-        Parameter::build(name, tensor, part, 1, rank)
+        let (range, rank) = (0..tensor.numel(), tensor.rank());
+        Parameter::build(name, tensor, (part, range), 1, rank)
     }
 
     /// The same parameter for use at `sites` places. To be called before it is used.
@@ -100,11 +101,13 @@ impl Parameter {
         if sites == 0 {
             return Err(Error::invalid(self.name(), "a parameter has at least one site, got 0"));
         }
-        Parameter::build(self.0.name.clone(), self.tensor(), self.0.part.clone(), sites, self.0.rank)
+        let place = (self.0.part.clone(), self.range());
+        Parameter::build(self.0.name.clone(), self.tensor(), place, sites, self.0.rank)
     }
 
-    /// Elements `range` of this one, in row-major order, held by `tensor` (one dimension, any floating-point dtype) and
-    /// updated there: what an optimizer gets of a parameter that is spread over ranks. It is a matrix if this one is, and has its sites.
+    /// Elements `range` of this one's part, in row-major order, held by `tensor` (one dimension, any floating-point dtype) and
+    /// updated there: what an optimizer gets of a parameter that is spread over ranks. It is a matrix if this one is, and has
+    /// its sites and its part.
     ///
     /// # Errors
     /// If the range is not inside, or the tensor has another number of elements.
@@ -114,16 +117,21 @@ impl Parameter {
             let why = format!("got {:?} for elements {range:?} of {whole}", tensor.shape());
             return Err(Error::invalid(self.name(), why));
         }
-        let window = Window { global: Dims::from_slice(&[whole]), offset: Dims::from_slice(&[range.start]) };
-        let part = Shard { window, extent: Dims::from_slice(&[range.len()]) };
-        Parameter::build(self.0.name.clone(), tensor, part, self.0.sites.len(), self.0.rank)
+        let place = (self.0.part.clone(), range);
+        Parameter::build(self.0.name.clone(), tensor, place, self.0.sites.len(), self.0.rank)
     }
 
-    fn build(name: String, tensor: Tensor, part: Shard, sites: usize, rank: usize) -> Result<Parameter> {
+    fn build(
+        name: String,
+        tensor: Tensor,
+        (part, range): (Shard, Range<usize>),
+        sites: usize,
+        rank: usize,
+    ) -> Result<Parameter> {
         tensor.storage().set_category(Category::Parameters);
         let sites = (0..sites).map(|_| Leaf::new(tensor.clone(), true)).collect::<Result<_, _>>()?;
         let trained = AtomicBool::new(true);
-        Ok(Parameter(Arc::new(State { name, part, rank, trained, sites })))
+        Ok(Parameter(Arc::new(State { name, part, range, rank, trained, sites })))
     }
 
     /// The name in the whole model, such as `h.0.attn.c_attn.weight`.
@@ -134,6 +142,11 @@ impl Parameter {
     /// Which part of the whole it is.
     pub fn part(&self) -> &Shard {
         &self.0.part
+    }
+
+    /// Which elements of the part it holds, in row-major order: all, unless it is a [`Parameter::piece`].
+    pub fn range(&self) -> Range<usize> {
+        self.0.range.clone()
     }
 
     /// The whole tensor's shape, as its cut sees it.

@@ -1,5 +1,6 @@
 //! What can go wrong in parallel training.
 
+use crate::pipeline::schedule;
 use crate::{comm, engine};
 
 /// The crate's results.
@@ -18,6 +19,9 @@ pub enum Error {
     /// In work that was handed to an engine.
     #[error(transparent)]
     Engine(#[from] engine::Error),
+    /// In a pipeline's schedule.
+    #[error(transparent)]
+    Schedule(#[from] schedule::Error),
     /// The ranks hold different models.
     #[error("ranks {ranks:?} hold a model other than rank 0's: {why}")]
     Models {
@@ -29,6 +33,27 @@ pub enum Error {
     /// Settings that do not fit each other, the ranks or the model.
     #[error("{0}")]
     Config(String),
+    /// An action of a pipeline's schedule failed or panicked on this rank.
+    #[error("{action}: {cause}")]
+    Action {
+        /// The action, in the notation of schedules.
+        action: String,
+        /// What it said.
+        cause: String,
+    },
+    /// In a cell of a pipeline.
+    #[error("gpipe: stage {stage} on {device}, micro-batch {micro_batch}: {source}")]
+    Stage {
+        /// The stage.
+        stage: usize,
+        /// Its device.
+        device: phalanx_tensor::Device,
+        /// The micro-batch.
+        micro_batch: usize,
+        /// What happened there.
+        #[source]
+        source: Box<Error>,
+    },
     /// Gradients that every rank waits for did not come.
     #[error("backward gave no gradient to {}; let unused parameters be looked for (`find_unused`)", parameters.join(", "))]
     Unused {

@@ -5,7 +5,7 @@ use std::collections::BinaryHeap;
 use super::job::Job;
 use super::plan::Plan;
 use super::task::{Arrival, Origin, Place, Ready, Scheduler, Targets};
-use crate::node::Edge;
+use crate::node::{Edge, Node};
 use crate::{Result, anomaly};
 
 /// Runs a pass to its end.
@@ -31,14 +31,14 @@ impl Scheduler for Inline<'_, '_> {
         self.plan.is_sole(to)
     }
 
-    fn send(&mut self, to: Place, output: usize, from: Origin, grad: Arrival) -> Result<()> {
-        if let Some(ready) = self.plan.arrive(to, output, from, grad)? {
+    fn send(&mut self, to: Place, output: usize, _: Origin, grad: Arrival) -> Result<()> {
+        if let Some(ready) = self.plan.arrive(to, output, grad)? {
             self.ready.push(ready);
         }
         Ok(())
     }
 
-    fn extend(&mut self, entries: &[Edge]) -> Targets {
-        self.plan.extend(self.job, entries)
+    fn extend(&mut self, node: &Node, entries: &[Edge]) -> Targets {
+        self.plan.extend(self.job, node, entries)
     }
 }

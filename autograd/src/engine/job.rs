@@ -50,7 +50,7 @@ impl Job {
             options,
             mode,
             context,
-            anomaly: anomaly::is_on(),
+            anomaly: anomaly::is_detecting_anomaly(),
             wanted: inputs.iter().map(|v| v.edge().cloned()).collect(),
             captured: Mutex::new(vec![None; inputs.len()]),
             deferred: Mutex::default(),
@@ -99,7 +99,6 @@ impl Job {
     }
 
     fn run_unguarded(&self, task: &mut Task<'_>, scheduler: &mut impl Scheduler) -> Result<()> {
-        task.pending.finish(self.options.create_graph)?;
         let (node, grads) = (&*task.node, &mut task.pending.grads);
         if grads.iter().all(Option::is_none) && !task.pending.in_buffer {
             return pass_nothing(node, &task.targets, scheduler);
@@ -226,7 +225,7 @@ impl Job {
                 arriving.push(grad);
             }
         }
-        let places = scheduler.extend(&entries);
+        let places = scheduler.extend(node, &entries);
         for (i, ((edge, to), grad)) in entries.iter().zip(places).zip(arriving).enumerate() {
             if let Some(to) = to {
                 scheduler.send(to, edge.output, origin(node, i), Arrival::Grad(grad))?;

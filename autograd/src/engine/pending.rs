@@ -1,17 +1,15 @@
 //! Gradients that wait at nodes until all have arrived.
 
 use super::add;
-use super::task::{Arrival, NodeGrads, Origin};
+use super::task::{Arrival, NodeGrads};
 use crate::{Result, Var};
 
-/// What has arrived at a node.
+/// The sum of what has arrived at a node.
 #[derive(Default)]
 pub(super) struct Pending {
     pub(super) grads: NodeGrads,
     /// Whether a sender has added its gradient to the leaf's buffer itself.
     pub(super) in_buffer: bool,
-    /// Gradients that arrived in an order of chance, with where they came from.
-    parts: Vec<(Origin, usize, Var)>,
 }
 
 impl Pending {
@@ -28,25 +26,14 @@ impl Pending {
         Pending { grads, ..Pending::default() }
     }
 
-    /// Keeps what arrives: added at once if it arrives in the order of summation.
-    pub(super) fn take(&mut self, output: usize, from: Origin, grad: Arrival, how: Summation) -> Result<()> {
+    /// Adds what arrives.
+    pub(super) fn take(&mut self, output: usize, grad: Arrival, create_graph: bool) -> Result<()> {
         match grad {
-            Arrival::Grad(grad) if how.in_order => return self.add(output, grad, how.create_graph),
-            Arrival::Grad(grad) => self.parts.push((from, output, grad)),
+            Arrival::Grad(grad) => return self.add(output, grad, create_graph),
             Arrival::InBuffer => self.in_buffer = true,
             Arrival::Nothing => {}
         }
         Ok(())
-    }
-
-    /// Sums what was kept, as it would have arrived on one thread: the latest sender first, its edges in order.
-    pub(super) fn finish(&mut self, create_graph: bool) -> Result<()> {
-        if self.parts.is_empty() {
-            return Ok(());
-        }
-        let mut parts = std::mem::take(&mut self.parts);
-        parts.sort_by_key(|part| part.0);
-        parts.into_iter().try_for_each(|(_, output, grad)| self.add(output, grad, create_graph))
     }
 
     pub(super) fn add(&mut self, output: usize, grad: Var, create_graph: bool) -> Result<()> {
@@ -57,14 +44,6 @@ impl Pending {
         });
         Ok(())
     }
-}
-
-/// How gradients that meet are summed.
-#[derive(Clone, Copy)]
-pub(super) struct Summation {
-    /// Whether they arrive in the order of summation.
-    pub(super) in_order: bool,
-    pub(super) create_graph: bool,
 }
 
 /// Rooms for what is pending, used again and again.

@@ -2,7 +2,12 @@
 //!
 //! Every node gets a place, and every edge is resolved to the place it leads to, when the node is found. From then on
 //! nothing is looked up.
+//!
+//! Gradients that meet are summed in the order of their origins, in which one thread sends them. Where several threads
+//! do, a place knows whom it awaits, and adds each gradient as soon as all before it have come: no more are kept than
+//! have to be.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use phalanx_tensor::Device;
@@ -10,10 +15,10 @@ use smallvec::SmallVec;
 
 use super::job::Job;
 use super::numbers::Numbers;
-use super::pending::{Pending, Rooms, Summation};
-use super::task::{Arrival, Held, NodeGrads, Origin, Place, Ready, Targets, Task};
-use crate::Result;
+use super::pending::{Pending, Rooms};
+use super::task::{Arrival, Held, NodeGrads, Origin, Place, Ready, Targets, Task, origin};
 use crate::node::{Edge, Node};
+use crate::{Result, Var};
 
 /// What will run.
 pub(super) struct Plan<'g> {
@@ -22,7 +27,9 @@ pub(super) struct Plan<'g> {
     targets: Vec<Option<Place>>,
     places: Numbers,
     rooms: Rooms,
-    summation: Summation,
+    create_graph: bool,
+    /// Whether gradients arrive in an order of chance.
+    disorder: bool,
     /// Every device that a node runs on.
     pub(super) devices: SmallVec<[Device; 2]>,
 }
@@ -37,6 +44,20 @@ struct Planned<'g> {
     room: Option<u32>,
     /// Whether a wanted gradient is reached from it.
     wanted: bool,
+    /// Where gradients arrive in an order of chance: those still awaited, and those that have come before their turn.
+    awaited: BTreeMap<Origin, Option<(usize, Var)>>,
+    /// Whether a worker sums what has come.
+    summing: bool,
+}
+
+/// What is to be done after an arrival in an order of chance.
+pub(super) enum Step {
+    /// Nothing; others will come.
+    Wait,
+    /// Add to what has come already; then [`Plan::settle`].
+    Sum(Pending, Vec<(usize, Var)>),
+    /// Run the node.
+    Ready(Ready),
 }
 
 impl<'g> Plan<'g> {
@@ -47,7 +68,8 @@ impl<'g> Plan<'g> {
             targets: Vec::new(),
             places: Numbers::default(),
             rooms: Rooms::default(),
-            summation: Summation { in_order: true, create_graph: job.create_graph() },
+            create_graph: job.create_graph(),
+            disorder: false,
             devices: SmallVec::new(),
         };
         for root in roots {
@@ -59,24 +81,46 @@ impl<'g> Plan<'g> {
 
     /// From now on gradients arrive in an order of chance.
     pub(super) fn expect_disorder(&mut self) {
-        self.summation.in_order = false;
+        self.disorder = true;
+        self.await_targets_of(0);
+    }
+
+    /// Notes the origins of what the places from `new` on will send.
+    fn await_targets_of(&mut self, new: usize) {
+        for place in new..self.planned.len() {
+            let node = self.planned[place].node.clone();
+            for (i, to) in Targets::from_slice(self.targets(place as Place)).into_iter().enumerate() {
+                self.await_one(to, origin(&node, i));
+            }
+        }
+    }
+
+    fn await_one(&mut self, to: Option<Place>, from: Origin) {
+        if let Some(to) = to {
+            self.planned[to as usize].awaited.insert(from, None);
+        }
     }
 
     /// Adds a graph that was recorded during the pass and hangs on what is planned already; each of `entries` is
-    /// where a gradient will come in, at the place returned.
-    pub(super) fn extend(&mut self, job: &Job, entries: &[Edge]) -> Targets {
+    /// where a gradient will come in from `node`, at the place returned.
+    pub(super) fn extend(&mut self, job: &Job, node: &Node, entries: &[Edge]) -> Targets {
         let new = self.planned.len();
         let place = |edge: &Edge| job.passes(edge).then(|| self.place_of(Held::Own(Arc::clone(&edge.node))));
         let found: Targets = entries.iter().map(place).collect();
         self.explore(job, new);
-        found.into_iter().map(|to| self.expect(to)).collect()
+        let found: Targets = found.into_iter().map(|to| self.expect(to)).collect();
+        if self.disorder {
+            self.await_targets_of(new);
+            found.iter().enumerate().for_each(|(i, &to)| self.await_one(to, origin(node, i)));
+        }
+        found
     }
 
     fn place_of(&mut self, node: Held<'g>) -> Place {
         let next = self.planned.len() as Place;
         let place = self.places.get_or_insert(node.id, next);
         if place == next {
-            self.planned.push(Planned { node, targets: 0, waits: 0, room: None, wanted: true });
+            self.planned.push(Planned::new(node));
         }
         place
     }
@@ -149,7 +193,7 @@ impl<'g> Plan<'g> {
     /// Whether one gradient is still to come, and no other came before.
     pub(super) fn is_sole(&self, place: Place) -> bool {
         let planned = &self.planned[place as usize];
-        planned.waits == 1 && planned.room.is_none()
+        planned.waits == 1 && planned.room.is_none() && planned.awaited.len() <= 1
     }
 
     /// Gives a root its gradients; it may be ready.
@@ -159,22 +203,57 @@ impl<'g> Plan<'g> {
         (planned.waits == 0).then(|| planned.ready(place))
     }
 
-    /// Takes what arrives at a node; it is ready with the last.
-    pub(super) fn arrive(
-        &mut self,
-        place: Place,
-        output: usize,
-        from: Origin,
-        grad: Arrival,
-    ) -> Result<Option<Ready>> {
+    /// Takes what arrives at a node, in the order of summation; it is ready with the last.
+    pub(super) fn arrive(&mut self, place: Place, output: usize, grad: Arrival) -> Result<Option<Ready>> {
+        let create_graph = self.create_graph;
         let planned = &mut self.planned[place as usize];
         planned.waits -= 1;
         if !matches!(grad, Arrival::Nothing) {
-            let outputs = planned.node.outputs.len();
-            let room = *planned.room.get_or_insert_with(|| self.rooms.enter(Pending::new(outputs)));
-            self.rooms.get(room).take(output, from, grad, self.summation)?;
+            planned.room(&mut self.rooms).take(output, grad, create_graph)?;
         }
+        let planned = &self.planned[place as usize];
         Ok((planned.waits == 0).then(|| planned.ready(place)))
+    }
+
+    /// Takes what arrives at a node in an order of chance.
+    pub(super) fn deposit(&mut self, place: Place, output: usize, from: Origin, grad: Arrival) -> Step {
+        let planned = &mut self.planned[place as usize];
+        planned.waits -= 1;
+        match grad {
+            Arrival::Grad(grad) => drop(planned.awaited.insert(from, Some((output, grad)))),
+            Arrival::InBuffer => {
+                planned.awaited.remove(&from);
+                planned.room(&mut self.rooms).in_buffer = true;
+            }
+            Arrival::Nothing => drop(planned.awaited.remove(&from)),
+        }
+        self.step(place)
+    }
+
+    /// Puts back what was summed.
+    pub(super) fn settle(&mut self, place: Place, sum: Pending) -> Step {
+        let planned = &mut self.planned[place as usize];
+        planned.summing = false;
+        *planned.room(&mut self.rooms) = sum;
+        self.step(place)
+    }
+
+    fn step(&mut self, place: Place) -> Step {
+        let planned = &mut self.planned[place as usize];
+        if planned.summing {
+            return Step::Wait;
+        }
+        let mut parts = Vec::new();
+        while let Some(first) = planned.awaited.first_entry()
+            && first.get().is_some()
+        {
+            parts.extend(first.remove());
+        }
+        if !parts.is_empty() {
+            planned.summing = true;
+            return Step::Sum(std::mem::take(planned.room(&mut self.rooms)), parts);
+        }
+        if planned.waits == 0 { Step::Ready(planned.ready(place)) } else { Step::Wait }
     }
 
     /// A ready node, to be run.
@@ -187,7 +266,19 @@ impl<'g> Plan<'g> {
     }
 }
 
-impl Planned<'_> {
+impl<'g> Planned<'g> {
+    fn new(node: Held<'g>) -> Planned<'g> {
+        let awaited = BTreeMap::new();
+        Planned { node, targets: 0, waits: 0, room: None, wanted: true, awaited, summing: false }
+    }
+
+    /// Where what has come waits.
+    fn room<'r>(&mut self, rooms: &'r mut Rooms) -> &'r mut Pending {
+        let outputs = self.node.outputs.len();
+        let room = *self.room.get_or_insert_with(|| rooms.enter(Pending::new(outputs)));
+        rooms.get(room)
+    }
+
     fn ready(&self, place: Place) -> Ready {
         Ready { priority: self.node.priority(), id: self.node.id, place }
     }

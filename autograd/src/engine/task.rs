@@ -84,6 +84,6 @@ pub(super) trait Scheduler {
     fn is_sole(&mut self, to: Place) -> bool;
     /// Takes what arrives at an output of a node.
     fn send(&mut self, to: Place, output: usize, from: Origin, grad: Arrival) -> Result<()>;
-    /// Learns of a graph recorded during the pass; a gradient for each place that it returns follows.
-    fn extend(&mut self, entries: &[Edge]) -> Targets;
+    /// Learns of a graph recorded during the pass; a gradient for each place that it returns follows, from `node`.
+    fn extend(&mut self, node: &Node, entries: &[Edge]) -> Targets;
 }

@@ -7,9 +7,9 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use phalanx_tensor::Device;
 
 use super::job::Job;
-use super::plan::Plan;
+use super::plan::{Plan, Step};
 use super::task::{Arrival, Origin, Place, Ready, Scheduler, Targets, Task};
-use crate::node::Edge;
+use crate::node::{Edge, Node};
 use crate::{Error, Result, anomaly};
 
 thread_local! {
@@ -119,7 +119,17 @@ impl Scheduler for &Shared<'_, '_> {
 
     fn send(&mut self, to: Place, output: usize, from: Origin, grad: Arrival) -> Result<()> {
         let mut queues = self.lock();
-        if let Some(ready) = queues.plan.arrive(to, output, from, grad)? {
+        let mut step = queues.plan.deposit(to, output, from, grad);
+        // Sums are computed while others go on.
+        while let Step::Sum(mut pending, parts) = step {
+            drop(queues);
+            for (output, grad) in parts {
+                pending.add(output, grad, self.job.create_graph())?;
+            }
+            queues = self.lock();
+            step = queues.plan.settle(to, pending);
+        }
+        if let Step::Ready(ready) = step {
             queues.push(ready);
             drop(queues);
             self.changed.notify_all();
@@ -127,7 +137,7 @@ impl Scheduler for &Shared<'_, '_> {
         Ok(())
     }
 
-    fn extend(&mut self, entries: &[Edge]) -> Targets {
-        self.lock().plan.extend(self.job, entries)
+    fn extend(&mut self, node: &Node, entries: &[Edge]) -> Targets {
+        self.lock().plan.extend(self.job, node, entries)
     }
 }

@@ -50,7 +50,8 @@ struct GroupNorm {
 impl Backward for GroupNorm {
     fn backward(&self, cx: &Cx<'_>) -> Result<Grads> {
         let x = cx.get(&self.x)?;
-        let weight = self.weight.as_ref().map(|w| cx.get(w)).transpose()?;
+        // The weight may be gone when a split backward comes to its gradient.
+        let weight = self.weight.as_ref().filter(|_| cx.needs(0)).map(|w| cx.get(w)).transpose()?;
         let needs = affine_needs(cx, self.has);
         let made = if cx.create_graph() {
             self.composed(&x, weight.as_ref(), cx.dy(), needs)?

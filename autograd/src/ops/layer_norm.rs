@@ -77,7 +77,8 @@ struct RowNorm {
 impl Backward for RowNorm {
     fn backward(&self, cx: &Cx<'_>) -> Result<Grads> {
         let x = cx.get(&self.x)?;
-        let weight = self.weight.as_ref().map(|w| cx.get(w)).transpose()?;
+        // The weight may be gone when a split backward comes to its gradient.
+        let weight = self.weight.as_ref().filter(|_| cx.needs(0)).map(|w| cx.get(w)).transpose()?;
         let bias = 1 + usize::from(self.weighted);
         let needs = [cx.needs(0), self.weighted && cx.needs(1), bias < self.inputs && cx.needs(bias)];
         let [dx, dw, db] = match cx.create_graph() {

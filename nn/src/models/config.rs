@@ -24,9 +24,23 @@ impl ModelConfig {
     /// # Errors
     /// If the sizes do not fit each other, or it cannot be allocated.
     pub fn init_stage<L: Layers>(&self, layers: &Arc<L>, scope: &Scope, stage: Stage) -> Result<Decoder<L>> {
+        self.init_stage_beside(layers, scope, stage, None)
+    }
+
+    /// A stage beside the first one; see [`GptConfig::init_stage_beside`].
+    ///
+    /// # Errors
+    /// If the sizes do not fit each other, or it cannot be allocated.
+    pub fn init_stage_beside<L: Layers>(
+        &self,
+        layers: &Arc<L>,
+        scope: &Scope,
+        stage: Stage,
+        first: Option<&Decoder<L>>,
+    ) -> Result<Decoder<L>> {
         match self {
-            ModelConfig::Gpt(config) => config.init_stage(layers, scope, stage),
-            ModelConfig::Llama(config) => config.init_stage(layers, scope, stage),
+            ModelConfig::Gpt(config) => config.init_stage_beside(layers, scope, stage, first),
+            ModelConfig::Llama(config) => config.init_stage_beside(layers, scope, stage, first),
         }
     }
 

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use phalanx_autograd::Var;
-use phalanx_tensor::{DType, Device, Tensor};
+use phalanx_tensor::{DType, Device, Dims, Tensor};
 
 use super::KvCache;
 use crate::layers::{Table, activation_window};
@@ -90,6 +90,10 @@ pub struct Decoder<L: Layers = OneDevice> {
     total: usize,
     context: usize,
     vocabulary: usize,
+    layers: Arc<L>,
+    /// Of the stream between the blocks.
+    width: usize,
+    dtype: DType,
     embed: Option<Unit<Embed<L>>>,
     blocks: Vec<Unit<dyn Block>>,
     tail: Option<Unit<Tail<L>>>,
@@ -117,11 +121,12 @@ struct Tail<L: Layers> {
 }
 
 impl<L: Layers> Decoder<L> {
-    /// Builds a stage. `block` makes the block of a number at a place.
+    /// Builds a stage, perhaps beside the first. `block` makes the block of a number at a place.
     pub(crate) fn build(
         layers: &Arc<L>,
         scope: &Scope,
         stage: Stage,
+        first: Option<&Decoder<L>>,
         ends: Ends<'_>,
         block: impl Fn(usize, &Scope) -> Result<Arc<dyn Block>>,
     ) -> Result<Decoder<L>> {
@@ -131,19 +136,24 @@ impl<L: Layers> Decoder<L> {
         }
         let names = ends.names;
         let embed = if stage.first { Some(Embed::new(layers, scope, &ends)?) } else { None };
+        let elsewhere = first.and_then(|first| first.embed.as_ref()).map(Unit::module);
         let blocks = scope.child(names.blocks);
         let blocks = stage
             .layers
             .clone()
             .map(|i| Ok(Unit::new(block(i, &blocks.child(i))?)))
             .collect::<Result<_>>()?;
-        let tail = if stage.last { Some(Tail::new(&**layers, scope, &ends, embed.as_ref())?) } else { None };
+        let table = embed.as_ref().or(elsewhere);
+        let tail = if stage.last { Some(Tail::new(&**layers, scope, &ends, table)?) } else { None };
         let decoder = Decoder {
             names,
             stage,
             total: ends.blocks,
             context: ends.context,
             vocabulary: ends.table.count,
+            layers: layers.clone(),
+            width: ends.table.width,
+            dtype: ends.stream,
             embed: embed.map(|e| Unit::new(Arc::new(e))),
             blocks,
             tail: tail.map(|t| Unit::new(Arc::new(t))),
@@ -171,6 +181,16 @@ impl<L: Layers> Decoder<L> {
     /// Tokens that there are.
     pub fn vocabulary(&self) -> usize {
         self.vocabulary
+    }
+
+    /// Shape and dtype of what goes from one stage to the next, for that many sequences of that many positions:
+    /// `[rows, positions here, width]`.
+    ///
+    /// # Errors
+    /// If the positions cannot be cut as the layers want.
+    pub fn stream(&self, rows: usize, positions: usize) -> Result<(Dims, DType)> {
+        let positions = self.layers.stream(positions)?.len();
+        Ok((Dims::from_slice(&[rows, positions, self.width]), self.dtype))
     }
 
     /// The blocks, for hooks.

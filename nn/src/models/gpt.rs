@@ -113,6 +113,20 @@ impl GptConfig {
     /// # Errors
     /// If the sizes do not fit each other, or it cannot be allocated.
     pub fn init_stage<L: Layers>(&self, layers: &Arc<L>, scope: &Scope, stage: Stage) -> Result<Decoder<L>> {
+        self.init_stage_beside(layers, scope, stage, None)
+    }
+
+    /// [`GptConfig::init_stage`], with the first stage of the same model if that is here too: a tied head then shares its table.
+    ///
+    /// # Errors
+    /// If the sizes do not fit each other, or it cannot be allocated.
+    pub fn init_stage_beside<L: Layers>(
+        &self,
+        layers: &Arc<L>,
+        scope: &Scope,
+        stage: Stage,
+        first: Option<&Decoder<L>>,
+    ) -> Result<Decoder<L>> {
         self.check().map_err(|why| Error::invalid("GPT", why))?;
         let init = Init::Normal { mean: 0.0, std: self.init_std };
         let table = |count, tied| Table { count, width: self.width, init, tied };
@@ -128,7 +142,7 @@ impl GptConfig {
             norm: &norm,
         };
         let block = |_, place: &Scope| Ok(Arc::new(GptBlock::new(self, layers, place)?) as Arc<dyn Block>);
-        Decoder::build(layers, scope, stage, ends, block)
+        Decoder::build(layers, scope, stage, first, ends, block)
     }
 
     fn norm(&self, scope: &Scope) -> Result<LayerNorm> {

@@ -221,7 +221,7 @@ impl<R: Rule> Optimizer<R> {
         self.groups.iter().zip(&self.states).flat_map(|(group, states)| group.parameters.iter().zip(states))
     }
 
-    /// Restores state, bit for bit.
+    /// Restores state, bit for bit. The tensors of [`Optimizer::state_dict`] itself may come back, written in place.
     ///
     /// # Errors
     /// If tensors are missing, not known or of another shape; then nothing is changed.
@@ -242,7 +242,7 @@ impl<R: Rule> Optimizer<R> {
         problems.check("optimizer state")?;
         let steps = fitting.iter().filter(|(own, _)| own.dtype() == phalanx_tensor::DType::I64);
         let steps: Vec<u64> = steps.map(|(own, t)| step_number(own, t)).collect::<Result<_>>()?;
-        for (mut own, values) in fitting {
+        for (mut own, values) in fitting.into_iter().filter(|(own, values)| !own.shares_storage(values)) {
             let values = kernels::cast(&values.to_device(own.device(), false)?, own.dtype())?;
             kernels::copy_(&mut own, &values)?;
         }

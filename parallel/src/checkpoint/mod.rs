@@ -1,1 +1,82 @@
 //! Checkpoints that many ranks write and any other number of them reads, under any other layout.
+//!
+//! ```text
+//! folder/rank-0.safetensors, rank-1.safetensors, ..    pieces of tensors, one file a rank
+//! folder/checkpoint.json                               which pieces of which tensors are where, and their checksums
+//!
+//! assign   which rank writes what       contents  what stands where in a rank's file
+//! index    checkpoint.json              folder    what a killed save leaves, and the moment when all is there
+//! stream   a rank's file, block by block          job    a save, in the background       saver   who starts them
+//! reader   blocks of files, checked               open   a checkpoint, and reading parts of it
+//! state    a model and its optimizer              tell   what ranks say to each other    xxh64   the checksum
+//! ```
+//!
+//! A tensor is known by its name and the row-major order of its elements, so cuts of any kind are read by any other:
+//! other numbers of ranks for data, tensor and pipeline parallelism, other stages of ZeRO.
+//!
+//! ```no_run
+//! # use phalanx_parallel::{Result, checkpoint::{self, Checkpoint, Saver, Trained}, data_parallel::Alone, launch};
+//! # fn run(rank: &launch::Rank, model: &dyn phalanx_nn::Parameters) -> Result<()> {
+//! # let share = Alone::new(model);
+//! # let mut optimizer = phalanx_nn::Rule::init(phalanx_nn::Sgd::default(), vec![])?;
+//! let trained = [Trained { model, share: &share }];
+//! let mut saver = Saver::new(rank.comm())?;
+//! let settings = [("step".to_string(), "100".to_string())].into();
+//! saver.save("run/checkpoint", checkpoint::parts(&trained, &optimizer)?, &settings)?;
+//! // .. forward and backward of the next step ..
+//! saver.wait()?; // before the optimizer's step
+//!
+//! // Later, with as many ranks as there are then:
+//! let saved = Checkpoint::open("run/checkpoint")?;
+//! saved.restore(rank.comm(), &trained, &mut optimizer)?;
+//! assert_eq!(saved.settings()["step"], "100");
+//! # Ok(())
+//! # }
+//! ```
+
+mod assign;
+mod contents;
+mod folder;
+mod index;
+mod job;
+mod open;
+mod reader;
+mod saver;
+mod state;
+mod stream;
+mod tell;
+#[cfg(test)]
+mod tests;
+mod xxh64;
+
+use std::collections::BTreeMap;
+
+pub use open::Checkpoint;
+pub use saver::Saver;
+pub use state::{Trained, parts};
+
+/// What a run says of itself besides tensors: its step, its place in the data, its settings.
+pub type Settings = BTreeMap<String, String>;
+
+/// Bytes that have a checksum of their own, and that a save holds besides the tensors.
+pub const BLOCK: usize = 4 << 20;
+
+/// Dtypes by their names.
+mod dtype_text {
+    use phalanx_tensor::DType;
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    pub(super) fn serialize<S: Serializer>(dtype: &DType, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(dtype.name())
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<DType, D::Error> {
+        let name = String::deserialize(from)?;
+        DType::parse(&name).ok_or_else(|| D::Error::custom(format!("there is no dtype {name:?}")))
+    }
+}
+
+/// An error of a file or folder.
+fn file_error(path: &std::path::Path, why: impl std::fmt::Display) -> crate::Error {
+    phalanx_tensor::Error::file(path, why).into()
+}

@@ -15,7 +15,7 @@ pub struct Call {
     /// What this rank gets.
     pub(crate) output: Option<Tensor>,
     /// Who wants to know when it is over.
-    pub(crate) observation: Option<Observation>,
+    pub(crate) observations: Vec<Observation>,
 }
 
 /// Makes them. What does not fit is reported when the call is started.
@@ -23,7 +23,7 @@ impl Call {
     fn new(kind: Kind, input: Option<Tensor>, output: Option<Tensor>) -> Call {
         let dtype = output.as_ref().or(input.as_ref()).map(Tensor::dtype);
         let signature = Signature { kind, by: None, dtype, root: None, counts: vec![], wanted: vec![] };
-        Call { signature, input, output, observation: None }
+        Call { signature, input, output, observations: vec![] }
     }
 
     fn by(mut self, by: Reduction) -> Call {

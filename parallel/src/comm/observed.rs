@@ -70,6 +70,16 @@ impl fmt::Debug for Observation {
     }
 }
 
+impl Call {
+    /// With one more who hears of its end; it begins now.
+    pub(crate) fn observed(mut self, observer: Observer) -> Call {
+        let tensors = self.input.iter().chain(&self.output);
+        let bytes = tensors.map(|tensor| tensor.numel() * tensor.dtype().size()).max().unwrap_or(0);
+        self.observations.push(Observation { bytes, started: Instant::now(), observer });
+        self
+    }
+}
+
 /// A communicator and its observer.
 struct Watched {
     comm: Comm,
@@ -77,12 +87,8 @@ struct Watched {
 }
 
 impl Watched {
-    fn watch(&self, mut call: Call) -> Call {
-        let tensors = call.input.iter().chain(&call.output);
-        let bytes = tensors.map(|tensor| tensor.numel() * tensor.dtype().size()).max().unwrap_or(0);
-        let observer = Arc::clone(&self.observer);
-        call.observation = Some(Observation { bytes, started: Instant::now(), observer });
-        call
+    fn watch(&self, call: Call) -> Call {
+        call.observed(Arc::clone(&self.observer))
     }
 }
 

@@ -63,8 +63,8 @@ impl Ticket {
     /// Done, unless it is already.
     pub(crate) fn finish(&self, outcome: Result<()>) {
         *self.tensors() = [None, None];
-        if let Some(observation) = self.call.observation.as_ref().filter(|_| self.outcome.get().is_none()) {
-            observation.report(self.call.kind());
+        if self.outcome.get().is_none() {
+            self.call.observations.iter().for_each(|observation| observation.report(self.call.kind()));
         }
         // The first outcome counts.
         let _ = self.outcome.set(outcome);

@@ -39,5 +39,6 @@ pub use no_sync::NoSync;
 pub(crate) use no_sync::Synchronise;
 pub use power_sgd::{PowerSgd, PowerSgdConfig};
 pub use sampler::{DistributedSampler, Share};
+pub(crate) use sync_batch_norm::Moments;
 pub use sync_batch_norm::SyncBatchNorm;
 pub use wrapper::{Alone, DataParallel, Entries};

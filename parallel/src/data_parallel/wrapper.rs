@@ -7,6 +7,7 @@ use phalanx_tensor::Tensor;
 use super::{Ddp, NoSync, Synchronise};
 use crate::Result;
 use crate::comm::Traffic;
+use crate::part::Part;
 use crate::sharded::Gathered;
 
 /// Tensors by name.
@@ -126,6 +127,23 @@ pub trait DataParallel: Send + Sync {
     /// If names or shapes do not fit.
     fn load_full_state_dict(&self, model: &dyn Parameters, entries: Entries) -> Result<()> {
         Ok(load_state_dict(model, entries)?)
+    }
+
+    /// What this rank keeps of the model's parameters and buffers. The tensors are its own, not copies; after they were
+    /// written, all ranks call [`DataParallel::reloaded`].
+    ///
+    /// # Errors
+    /// As the implementation's.
+    fn parts(&self, model: &dyn Parameters) -> Result<Vec<Part>> {
+        Ok(Part::all_of(model))
+    }
+
+    /// After the tensors of [`DataParallel::parts`] were written: gives all ranks what each has. All ranks call it.
+    ///
+    /// # Errors
+    /// As the implementation's.
+    fn reloaded(&self) -> Result<()> {
+        Ok(())
     }
 
     /// The state of an optimizer of whole parameters, at least on rank 0, made of this rank's

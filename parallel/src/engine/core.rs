@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::failure::{Failure, Failures};
 use super::node::{Ended, Kind, Node};
 use super::progress::Progress;
+use super::spare::Spare;
 use super::sync::Ordering;
 use super::track::{Ready, leave};
 
@@ -15,6 +16,7 @@ pub(crate) struct Core {
     pub(crate) id: u64,
     pub(crate) progress: Progress,
     pub(crate) failures: Failures,
+    pub(crate) spare: Spare,
 }
 
 thread_local! {
@@ -23,6 +25,10 @@ thread_local! {
 }
 
 impl Core {
+    pub(crate) fn new(id: u64, workers: usize) -> Core {
+        Core { id, progress: Progress::new(workers), failures: Failures::new(), spare: Spare::new() }
+    }
+
     /// Whether the caller is an operation of this engine.
     pub(crate) fn inside(&self) -> bool {
         INSIDE.with_borrow(|engines| engines.contains(&self.id))
@@ -31,7 +37,7 @@ impl Core {
     /// Runs an operation for `worker`; adds to `ready` those that may run now.
     pub(crate) fn run(&self, node: &Node, worker: usize, ready: &mut Ready) {
         INSIDE.with_borrow_mut(|engines| engines.push(self.id));
-        let ended = node.task.run(node.kind == Kind::Delete);
+        let ended = node.run();
         INSIDE.with_borrow_mut(|engines| engines.pop());
         let (run, failure) = match ended {
             Ended::Done => (true, None),
@@ -53,7 +59,7 @@ impl Core {
 pub(crate) fn tell(ready: &mut Ready) {
     while let Some(at) = ready.iter().position(|node: &Arc<Node>| node.kind == Kind::Wait) {
         let wait = ready.remove(at);
-        wait.task.run(true);
+        wait.run();
         leave(&wait, true, None, ready);
     }
 }

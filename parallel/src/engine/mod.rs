@@ -23,7 +23,7 @@
 //! **Nothing hangs.** The queues of an operation's variables are entered all at once, so pushes of several threads cannot wait
 //! for each other in a circle; a wait inside an operation is an error; dropping the engine runs all that was pushed.
 //!
-//! Modules, each using those before it: `error`, `fifo` (one variable's queue), `failure`, `node` (a pushed operation), `variable`, `track`;
+//! Modules, each using those before it: `error`, `fifo` (one variable's queue), `failure`, `node` (a pushed operation), `spare`, `variable`, `track`;
 //! `levels` (priorities), `queue` (a lane's), `progress` (waiting for all), `signal` (waiting for one); `core`, `serial`, `threaded`;
 //! `resource`.
 #![forbid(unsafe_code)]
@@ -44,6 +44,7 @@ mod resource;
 mod runner;
 mod serial;
 mod signal;
+mod spare;
 mod sync;
 #[cfg(all(test, not(feature = "loom")))]
 mod tests;
@@ -63,8 +64,9 @@ pub use op::{Lane, Op};
 pub use resource::{Generator, Resource, ResourceRef, ResourceRefMut, Scratch};
 pub use variable::Variable;
 
+use failure::Failure;
 use fifo::Access;
-use node::{Job, Kind, Node};
+use node::Kind;
 use runner::Runner;
 use serial::Serial;
 use signal::Signal;
@@ -130,7 +132,7 @@ impl Engine {
     where
         F: FnOnce() -> Result<(), Cause> + Send + 'static,
     {
-        self.enter(op, Kind::Plain, Job::new(work))
+        self.enter(op, Kind::Plain, move |_| work())
     }
 
     /// Queues the end of a variable: `free` runs after all that use it, poisoned or not. Nobody can use the variable
@@ -139,11 +141,10 @@ impl Engine {
     /// # Errors
     /// As [`Engine::push`].
     pub fn delete_variable(&self, variable: &Variable, free: impl FnOnce() + Send + 'static) -> Result<()> {
-        let job = Job::new(move || {
+        self.enter(Op::new("delete").mutates(&[variable]), Kind::Delete, move |_| {
             free();
             Ok(())
-        });
-        self.enter(Op::new("delete").mutates(&[variable]), Kind::Delete, job)
+        })
     }
 
     /// Blocks until all operations pushed so far that use the variable have run, readers too. (To wait for what was
@@ -188,11 +189,14 @@ impl Engine {
             Access::Read => Op::new(wait).reads(&variables),
             Access::Write => Op::new(wait).mutates(&variables),
         };
-        self.enter(op, Kind::Wait, signal.clone())?;
+        self.enter(op, Kind::Wait, signal.clone().teller())?;
         signal.wait()
     }
 
-    fn enter<T: node::Task + 'static>(&self, op: Op<'_>, kind: Kind, task: T) -> Result<()> {
+    fn enter<F>(&self, op: Op<'_>, kind: Kind, work: F) -> Result<()>
+    where
+        F: FnOnce(Option<Arc<Failure>>) -> Result<(), Cause> + Send + 'static,
+    {
         let core = self.runner.core();
         if let Some(foreign) = op.reads.iter().chain(op.mutates).find(|v| v.0.engine != core.id) {
             return Err(Error::Foreign { op: op.name.into(), variable: foreign.0.id });
@@ -204,7 +208,7 @@ impl Engine {
                 Error::NoLane { op, lane, known }
             })?,
         };
-        let node: Arc<Node> = Arc::new(Node::new(op, lane, kind, task));
+        let node = core.spare.take(|node| node.fill(op, lane, kind, work));
         let Some(node) = track::enter(node, &core.progress.pushed.0)? else { return Ok(()) };
         if kind == Kind::Wait {
             let mut ready = smallvec![node];

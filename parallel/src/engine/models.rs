@@ -11,11 +11,12 @@ use loom::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use loom::thread;
 use smallvec::smallvec;
 
-use super::node::{Ended, Kind, Node, Task};
+use super::node::Kind;
 use super::op::Op;
 use super::progress::Progress;
 use super::queue::Queue;
 use super::signal::Signal;
+use super::spare::{Spare, empty};
 use super::track::{Ready, enter, leave};
 use super::variable::Variable;
 
@@ -33,25 +34,27 @@ struct Probe {
     weight: usize,
 }
 
-impl Task for Probe {
-    fn taint(&self, _: &Arc<super::failure::Failure>) {}
-
-    fn run(&self, _: bool) -> Ended {
+impl Probe {
+    fn run(&self) {
         let before = self.inside.fetch_add(self.weight, Ordering::Relaxed);
         assert!(if self.weight == 100 { before == 0 } else { before < 100 }, "not alone");
         self.inside.fetch_sub(self.weight, Ordering::Relaxed);
         self.ran.fetch_add(1, Ordering::Relaxed);
-        Ended::Done
     }
 }
 
 /// Pushes an operation, and runs what that makes ready and what those do.
-fn push_and_run(op: Op<'_>, probe: Probe, pushed: &AtomicU64) {
-    let node: Arc<Node> = Arc::new(Node::new(op, 0, Kind::Plain, probe));
+fn push_and_run(op: Op<'_>, probe: Probe, pushed: &AtomicU64, spare: &Spare) {
+    let work = move |_| {
+        probe.run();
+        Ok(())
+    };
+    let node = spare.take(|node| node.fill(op, 0, Kind::Plain, work));
     let mut ready: Ready = enter(node, pushed).unwrap().into_iter().collect();
     while let Some(node) = ready.pop() {
-        node.task.run(false);
+        node.run();
         leave(&node, true, None, &mut ready);
+        spare.keep(empty(node));
     }
 }
 
@@ -60,16 +63,16 @@ fn pushes(writes: &'static [bool]) {
     model(move || {
         let variables = [Variable::new(1, 0), Variable::new(2, 0)];
         let (inside, ran) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
-        let pushed = Arc::new(AtomicU64::new(0));
+        let (pushed, spare) = (Arc::new(AtomicU64::new(0)), Arc::new(Spare::new()));
         let push = |n: usize| {
-            let ([a, b], pushed) = (variables.clone(), pushed.clone());
+            let ([a, b], pushed, spare) = (variables.clone(), pushed.clone(), spare.clone());
             let weight = if writes[n] { 100 } else { 1 };
             let probe = Probe { inside: inside.clone(), ran: ran.clone(), weight };
             move || {
                 let both = if n % 2 == 0 { [&a, &b] } else { [&b, &a] };
                 let op = Op::new("op");
                 let op = if writes[n] { op.mutates(&both) } else { op.reads(&both) };
-                push_and_run(op, probe, &pushed);
+                push_and_run(op, probe, &pushed, &spare);
             }
         };
         let threads: Vec<_> = (1..writes.len()).map(|n| thread::spawn(push(n))).collect();
@@ -148,19 +151,25 @@ fn a_wait_for_all_hears_the_last_worker() {
 fn a_wait_for_one_hears_its_signal() {
     model(|| {
         let (variable, pushed) = (Variable::new(1, 0), Arc::new(AtomicU64::new(0)));
-        let (inside, ran) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
-        let probe = Probe { inside, ran: ran.clone(), weight: 100 };
-        let node: Arc<Node> = Arc::new(Node::new(Op::new("op").mutates(&[&variable]), 0, Kind::Plain, probe));
+        let (spare, ran) = (Spare::new(), Arc::new(AtomicUsize::new(0)));
+        let counted = ran.clone();
+        let work = move |_| {
+            counted.fetch_add(1, Ordering::Relaxed);
+            Ok(())
+        };
+        let mutates = [&variable];
+        let write = Op::new("op").mutates(&mutates);
+        let node = spare.take(|node| node.fill(write, 0, Kind::Plain, work));
         let node = enter(node, &pushed).unwrap().unwrap();
         let worker = thread::spawn(move || {
-            node.task.run(false);
+            node.run();
             let mut ready: Ready = smallvec![];
             leave(&node, true, None, &mut ready);
             super::core::tell(&mut ready);
         });
         let signal = Arc::new(Signal::new());
-        let wait: Arc<Node> =
-            Arc::new(Node::new(Op::new("wait").mutates(&[&variable]), 0, Kind::Wait, signal.clone()));
+        let wait = Op::new("wait").mutates(&mutates);
+        let wait = spare.take(|node| node.fill(wait, 0, Kind::Wait, signal.clone().teller()));
         if let Some(wait) = enter(wait, &pushed).unwrap() {
             super::core::tell(&mut smallvec![wait]);
         }

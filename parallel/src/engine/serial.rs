@@ -5,12 +5,11 @@ use std::sync::Arc;
 use smallvec::smallvec;
 
 use super::core::Core;
-use super::failure::Failures;
 use super::levels::Levels;
 use super::node::Node;
 use super::op::Lane;
-use super::progress::Progress;
 use super::runner::Runner;
+use super::spare;
 use super::sync::{Mutex, lock};
 use super::track::Ready;
 
@@ -24,8 +23,7 @@ pub(crate) struct Serial {
 
 impl Serial {
     pub(crate) fn new(id: u64) -> Serial {
-        let core = Core { id, progress: Progress::new(1), failures: Failures::new() };
-        Serial { core, ready: Mutex::new(Levels::new()), driver: Mutex::new(()) }
+        Serial { core: Core::new(id, 1), ready: Mutex::new(Levels::new()), driver: Mutex::new(()) }
     }
 
     /// Adds what may run and takes the first of all.
@@ -54,6 +52,7 @@ impl Runner for Serial {
         let mut ready: Ready = smallvec![node];
         while let Some(node) = self.exchange(&mut ready) {
             self.core.run(&node, 0, &mut ready);
+            self.core.spare.keep(spare::empty(node));
         }
         self.core.progress.idle();
     }

@@ -2,12 +2,11 @@
 
 use std::sync::Arc;
 
-use super::error::Result;
+use super::error::{Cause, Result};
 use super::failure::Failure;
-use super::node::{Ended, Task};
 use super::sync::{AtomicU32, Condvar, Mutex, Ordering, lock, sleep, watch};
 
-/// A task that tells one thread. It is granted a variable like any other, so all that was pushed before has run.
+/// Tells one thread. Its operation is granted a variable like any other, so all that was pushed before has run.
 pub(crate) struct Signal {
     told: AtomicU32,
     failure: Mutex<Option<Arc<Failure>>>,
@@ -29,18 +28,16 @@ impl Signal {
         }
         failure.take().map_or(Ok(()), |failure| Err(failure.report()))
     }
-}
 
-impl Task for Arc<Signal> {
-    fn taint(&self, failure: &Arc<Failure>) {
-        Failure::first(&mut lock(&self.failure), failure);
-    }
-
-    fn run(&self, _: bool) -> Ended {
-        let guard = lock(&self.failure);
-        self.told.store(1, Ordering::Release);
-        drop(guard);
-        self.wake.notify_all();
-        Ended::Done
+    /// What the operation does: tells, with the poison of the variable.
+    pub(crate) fn teller(self: Arc<Signal>) -> impl FnOnce(Option<Arc<Failure>>) -> Result<(), Cause> + Send {
+        move |poison| {
+            let mut failure = lock(&self.failure);
+            *failure = poison;
+            self.told.store(1, Ordering::Release);
+            drop(failure);
+            self.wake.notify_all();
+            Ok(())
+        }
     }
 }

@@ -11,13 +11,15 @@ use std::thread::JoinHandle;
 use super::config::EngineConfig;
 use super::core::Core;
 use super::error::{Error, Result};
-use super::failure::Failures;
 use super::node::Node;
 use super::op::Lane;
-use super::progress::Progress;
 use super::queue::Queue;
 use super::runner::Runner;
+use super::spare;
 use super::track::Ready;
+
+/// Nodes that a worker brings back at once.
+const BATCH: usize = 64;
 
 /// The threads of an engine.
 pub(crate) struct Threaded {
@@ -35,7 +37,7 @@ impl Threaded {
     pub(crate) fn new(id: u64, config: &EngineConfig) -> Result<Threaded> {
         let config = config.lanes();
         let workers = config.iter().map(|(_, threads)| threads).sum();
-        let core = Core { id, progress: Progress::new(workers), failures: Failures::new() };
+        let core = Core::new(id, workers);
         let lanes = config.iter().map(|&(lane, _)| (lane, Queue::new())).collect();
         let mut threaded = Threaded { crew: Arc::new(Crew { core, lanes }), threads: Vec::new() };
         for (at, &(lane, threads)) in config.iter().enumerate() {
@@ -71,10 +73,15 @@ impl Crew {
     /// A worker's life.
     fn work(&self, lane: usize, worker: usize) {
         let (queue, mut ready) = (&self.lanes[lane].1, Ready::new());
+        let mut empty = Vec::with_capacity(BATCH);
         loop {
             let own = ready.drain(..).map(|node| (node.priority, node));
             let Some(node) = queue.exchange(own, || self.core.progress.idle()) else { return };
             self.core.run(&node, worker, &mut ready);
+            empty.extend(spare::empty(node));
+            if empty.len() == BATCH {
+                self.core.spare.keep(empty.drain(..));
+            }
             while let Some(at) = ready.iter().position(|node| node.lane as usize != lane) {
                 self.hand_over(ready.remove(at));
             }

@@ -49,7 +49,7 @@ impl Queue {
     pub(crate) fn hand_to(poison: &mut Option<Arc<Failure>>, node: &Node) {
         poison.take_if(|failure| failure.lifted());
         if let Some(failure) = poison {
-            node.task.taint(failure);
+            node.taint(failure);
             if node.heals() {
                 *poison = None;
             }

@@ -23,6 +23,7 @@ mod rank;
 mod rendezvous;
 mod threads;
 
+pub(crate) use caught::caught;
 pub use environment::{Backend, Environment, environment};
 pub use rank::Rank;
 pub use threads::{Threads, threads};

@@ -7,6 +7,7 @@ use super::{Gathered, Zero};
 use crate::Result;
 use crate::comm::Traffic;
 use crate::data_parallel::{DataParallel, Entries, NoSync};
+use crate::part::Part;
 
 impl DataParallel for Zero {
     fn parameters(&self) -> Vec<Parameter> {
@@ -44,6 +45,12 @@ impl DataParallel for Zero {
     }
     fn load_full_state_dict(&self, _model: &dyn Parameters, entries: Entries) -> Result<()> {
         Zero::load_full_state_dict(self, entries)
+    }
+    fn parts(&self, _model: &dyn Parameters) -> Result<Vec<Part>> {
+        Zero::sharded_state_dict(self)
+    }
+    fn reloaded(&self) -> Result<()> {
+        self.core.updated(true)
     }
     fn full_optimizer_state(&self, own: Entries, kinds: &[&'static str]) -> Result<Entries> {
         Zero::full_optimizer_state(self, own, kinds)

@@ -38,5 +38,4 @@ mod zero;
 pub use config::{Reshard, Stage, ZeroConfig};
 pub use cuts::{Cuts, Ownership};
 pub use gathered::Gathered;
-pub use sharded_state::StatePart;
 pub use zero::Zero;

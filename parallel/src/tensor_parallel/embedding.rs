@@ -27,8 +27,7 @@ impl VocabParallelEmbedding {
     /// If there are fewer rows than ranks, or memory is short.
     pub fn new(group: &TensorParallel, scope: &Scope, table: Table) -> Result<VocabParallelEmbedding> {
         let (weight, cut) = rows(group, scope, table)?;
-        let site = usize::from(table.tied);
-        Ok(VocabParallelEmbedding { weight: weight.with_sites(1 + site)?, group: group.clone(), cut, site })
+        Ok(VocabParallelEmbedding { weight, group: group.clone(), cut, site: usize::from(table.tied) })
     }
 
     /// How the rows are cut.
@@ -48,7 +47,8 @@ impl Module for VocabParallelEmbedding {
     }
 }
 
-/// This rank's rows of a table, with their part of the initial values.
+/// This rank's rows of a table, with their part of the initial values, and of a tied one with a site for the head and one for
+/// the embedding, of which one may be on another stage.
 pub(super) fn rows(group: &TensorParallel, scope: &Scope, table: Table) -> Result<(Parameter, Cut)> {
     let comm = group.comm();
     let cut = Cut::shares(&format!("{}: rows", scope.path()), 0, table.count, comm.size())?;
@@ -59,7 +59,8 @@ pub(super) fn rows(group: &TensorParallel, scope: &Scope, table: Table) -> Resul
     };
     let held = [range.len(), table.width];
     let part = Shard { window, extent: Dims::from_slice(&held) };
-    Ok((scope.shard("weight", &held, part, table.init)?, cut))
+    let weight = scope.shard("weight", &held, part, table.init)?;
+    Ok((weight.with_sites(1 + usize::from(table.tied))?, cut))
 }
 
 /// Indices of rows of the whole, as those of this rank's, and a bool for each: whether its row is elsewhere (the index is 0

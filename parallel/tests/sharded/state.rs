@@ -1,8 +1,8 @@
 //! State dicts: whole ones are those of one device and load under any other layout.
 
 use phalanx_nn::{Group, Parameters, Rule, Sgd};
-use phalanx_parallel::sharded::{Ownership, Stage, StatePart, Zero, ZeroConfig};
-use phalanx_parallel::{Result, launch};
+use phalanx_parallel::sharded::{Ownership, Stage, Zero, ZeroConfig};
+use phalanx_parallel::{Result, launch, part::Part};
 use phalanx_tensor::{DType, Device, Tensor};
 
 use crate::gpt::{self, bytes};
@@ -122,13 +122,13 @@ fn parts_of_any_layout_are_loaded_by_any_other() {
             let model = gpt::model(DType::BF16, rank.device());
             let zero = Zero::new(&model, rank.comm().clone(), config.clone())?;
             let parts = zero.sharded_state_dict()?.into_iter();
-            let copied = parts.map(|part| Ok(StatePart { values: part.values.copy()?, ..part }));
+            let copied = parts.map(|part| Ok(Part { values: part.values.copy()?, ..part }));
             Ok((copied.collect::<Result<Vec<_>>>()?, zero.full_state_dict()?))
         };
         let (parts, whole): (Vec<_>, Vec<_>) = launch::threads(ranks, run).unwrap().into_iter().unzip();
         (parts.concat(), whole.into_iter().next().unwrap())
     };
-    let load = |ranks: usize, config: &ZeroConfig, parts: &[StatePart]| {
+    let load = |ranks: usize, config: &ZeroConfig, parts: &[Part]| {
         let run = |rank: launch::Rank| -> Result<_> {
             let model = gpt::model(DType::BF16, rank.device());
             model.parameters().iter().try_for_each(|p| {
@@ -149,6 +149,7 @@ fn parts_of_any_layout_are_loaded_by_any_other() {
     }
     let mut short = parts;
     let lost = short.remove(2);
+    assert!(!lost.range.is_empty());
     let error = load(2, &config(Stage::Parameters), &short).unwrap_err().to_string();
     assert!(error.contains(&lost.name), "{error}");
 }

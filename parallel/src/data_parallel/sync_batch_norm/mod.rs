@@ -20,7 +20,7 @@ use phalanx_tensor::{Context, Tensor};
 
 use crate::comm::Comm;
 use crate::{Error, Result};
-use moments::Moments;
+pub(crate) use moments::Moments;
 use recorded::Recorded;
 
 /// A [`BatchNorm`] whose statistics in training are those of the batches of all ranks together, exactly: the same as of
@@ -67,14 +67,13 @@ impl SyncBatchNorm {
             let why = format!("got {} elements a channel on all ranks together, wanted 2", moments.count);
             return Err(phalanx_nn::Error::invalid("SyncBatchNorm", why).into());
         }
-        let momentum = self.norm.count()?;
         if !is_recomputing() {
-            self.move_running(&moments, momentum)?;
+            moments.commit(&self.norm)?;
         }
         let BatchNorm { weight, bias, .. } = &self.norm;
         let [weight, bias] = [weight, bias].map(|p| p.as_ref().map(Parameter::var));
         let eps = self.norm.eps();
-        let numbers = Numbers { training: false, momentum, eps };
+        let numbers = Numbers { training: false, momentum: 0.0, eps };
         let [mean, var] = [&moments.mean, &moments.variance()]
             .map(|values| Tensor::from_slice(values, &[values.len()], x.device()));
         let given = [&mean?, &var?];
@@ -94,22 +93,6 @@ impl SyncBatchNorm {
             })
         };
         Ok(record("sync_batch_norm", &inputs, y, recorded)?)
-    }
-
-    /// Moves running statistics towards these, the variance unbiased.
-    fn move_running(&self, moments: &Moments, momentum: f64) -> Result<()> {
-        let unbiased = moments.squares.iter().map(|m2| m2 / (moments.count - 1.0)).collect();
-        let BatchNorm { running_mean, running_var, .. } = &self.norm;
-        for (buffer, new) in [(running_mean, moments.mean.clone()), (running_var, unbiased)] {
-            let Some(buffer) = buffer else { continue };
-            let held = buffer.tensor();
-            let old = kernels::cast(&held, phalanx_tensor::DType::F64)?.to_vec::<f64>()?;
-            let new: Vec<f64> = new;
-            let moved: Vec<f64> =
-                old.iter().zip(new).map(|(old, new)| (1.0 - momentum) * old + momentum * new).collect();
-            buffer.load(&Tensor::from_slice(&moved, held.shape(), held.device())?)?;
-        }
-        Ok(())
     }
 }
 

@@ -1,6 +1,7 @@
-//! [`Moments`]: count, means and squared deviations of the channels, and how those of several ranks become one.
+//! [`Moments`]: count, means and squared deviations of the channels, and how those of several parts become one.
 
 use phalanx_kernels as kernels;
+use phalanx_nn::BatchNorm;
 use phalanx_tensor::{DType, Device, Tensor};
 
 use crate::Result;
@@ -8,13 +9,13 @@ use crate::comm::Comm;
 
 /// Of [N, C, ...], in f64.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Moments {
+pub(crate) struct Moments {
     /// Elements of a channel.
-    pub(super) count: f64,
+    pub(crate) count: f64,
     /// Of each channel.
-    pub(super) mean: Vec<f64>,
+    pub(crate) mean: Vec<f64>,
     /// Of each channel the sum of the squares of the distances from its mean.
-    pub(super) squares: Vec<f64>,
+    pub(crate) squares: Vec<f64>,
 }
 
 impl Moments {
@@ -45,31 +46,48 @@ impl Moments {
             mean: numbers[1..=channels].to_vec(),
             squares: numbers[1 + channels..].to_vec(),
         };
-        Ok(merge(all.chunks_exact(numbers.len()).map(of), channels))
+        let nothing = Moments { count: 0.0, mean: vec![0.0; channels], squares: vec![0.0; channels] };
+        Ok(all.chunks_exact(numbers.len()).map(of).fold(nothing, Moments::with))
+    }
+
+    /// Of both parts together, by Chan, Golub and LeVeque's formula; never a difference of large squares.
+    pub(crate) fn with(mut self, part: Moments) -> Moments {
+        if self.count == 0.0 || part.count == 0.0 {
+            return if self.count == 0.0 { part } else { self };
+        }
+        let count = self.count + part.count;
+        for channel in 0..self.mean.len() {
+            let apart = part.mean[channel] - self.mean[channel];
+            self.mean[channel] += apart * (part.count / count);
+            self.squares[channel] +=
+                part.squares[channel] + apart * apart * (self.count * part.count / count);
+        }
+        self.count = count;
+        self
     }
 
     /// Biased: what a batch is normalised by.
     pub(super) fn variance(&self) -> Vec<f64> {
         self.squares.iter().map(|m2| m2 / self.count).collect()
     }
-}
 
-/// Chan, Golub and LeVeque's formula, one after the other; never a difference of large squares.
-fn merge(parts: impl Iterator<Item = Moments>, channels: usize) -> Moments {
-    let nothing = Moments { count: 0.0, mean: vec![0.0; channels], squares: vec![0.0; channels] };
-    parts.filter(|part| part.count > 0.0).fold(nothing, |mut sum, part| {
-        if sum.count == 0.0 {
-            return part;
+    /// Moves a layer's running statistics towards these, the variance unbiased, and counts a batch.
+    pub(crate) fn commit(&self, norm: &BatchNorm) -> Result<()> {
+        let momentum = norm.count()?;
+        let unbiased: Vec<f64> = self.squares.iter().map(|m2| m2 / (self.count - 1.0)).collect();
+        let BatchNorm { running_mean, running_var, .. } = norm;
+        for (buffer, new) in [(running_mean, &self.mean), (running_var, &unbiased)] {
+            let Some(buffer) = buffer else { continue };
+            let held = buffer.tensor();
+            let wide = kernels::cast(&held, DType::F64)?;
+            let old = if held.device().is_meta() { vec![0.0; held.numel()] } else { wide.to_vec::<f64>()? };
+            let moved = |(old, new): (f64, &f64)| (1.0 - momentum) * old + momentum * new;
+            let moved: Vec<f64> = old.into_iter().zip(new).map(moved).collect();
+            let moved = Tensor::from_slice(&moved, held.shape(), held.device())?;
+            buffer.load(&moved)?;
         }
-        let count = sum.count + part.count;
-        for channel in 0..channels {
-            let apart = part.mean[channel] - sum.mean[channel];
-            sum.mean[channel] += apart * (part.count / count);
-            sum.squares[channel] += part.squares[channel] + apart * apart * (sum.count * part.count / count);
-        }
-        sum.count = count;
-        sum
-    })
+        Ok(())
+    }
 }
 
 #[cfg(test)]
@@ -85,7 +103,7 @@ mod tests {
         let whole = of(&values);
         for cuts in [vec![0, 12, 12], vec![0, 0, 5, 12], vec![0, 1, 2, 9, 9, 12]] {
             let parts = cuts.windows(2).map(|cut| of(&values[cut[0]..cut[1]]));
-            let merged = merge(parts, 1);
+            let merged = parts.reduce(Moments::with).unwrap();
             assert_eq!(merged.count, 12.0);
             assert!((merged.mean[0] - whole.mean[0]).abs() < 1e-9);
             assert!((merged.squares[0] / whole.squares[0] - 1.0).abs() < 1e-6, "{merged:?}, {whole:?}");

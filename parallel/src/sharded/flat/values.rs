@@ -106,27 +106,18 @@ impl Flat {
     }
 
     /// Which of a member's elements this rank has, and their values.
-    pub(in crate::sharded) fn part(&self, member: usize) -> Result<Option<(Range<usize>, Tensor)>> {
+    pub(in crate::sharded) fn share_of(&self, member: usize) -> Result<(Range<usize>, Tensor)> {
         let member = &self.members[member];
-        let Some(inside) = member.inside(&self.own) else { return Ok(None) };
-        let start = member.range.start + inside.start - self.own.start;
-        Ok(Some((inside.clone(), self.shard.narrow(0, start, inside.len())?)))
+        let inside = member.inside(&self.own).unwrap_or(0..0);
+        let start = (member.range.start + inside.start).saturating_sub(self.own.start);
+        Ok((inside.clone(), self.shard.narrow(0, start.min(self.own.len()), inside.len())?))
     }
 
     /// Takes what this rank has of a member from a tensor of all of it.
     pub(in crate::sharded) fn load(&mut self, member: usize, values: &Tensor) -> Result<()> {
-        self.put(member, 0, &values.with_shape(&[values.numel()])?)
-    }
-
-    /// Takes what this rank has of a member from values of its elements from `first` on.
-    pub(in crate::sharded) fn put(&mut self, member: usize, first: usize, values: &Tensor) -> Result<()> {
-        let Some((own, part)) = self.part(member)? else { return Ok(()) };
-        let (start, end) = (own.start.max(first), own.end.min(first + values.numel()));
-        if start < end {
-            let values = values.narrow(0, start - first, end - start)?;
-            let values = kernels::cast(&values.to_device(part.device(), false)?, part.dtype())?;
-            kernels::copy_(&mut part.narrow(0, start - own.start, end - start)?, &values)?;
-        }
-        Ok(())
+        let (own, mut share) = self.share_of(member)?;
+        let values = values.with_shape(&[values.numel()])?.narrow(0, own.start, own.len())?;
+        let values = kernels::cast(&values.to_device(share.device(), false)?, share.dtype())?;
+        Ok(kernels::copy_(&mut share, &values)?)
     }
 }

@@ -1,0 +1,112 @@
+//! A U-Net with long skip connections over two devices as a pipeline (torchgpipe, arXiv:2004.09910).
+//!
+//! ```text
+//! cargo run --release --example gpipe_unet [TIMELINE.svg]
+//! ```
+//! A small one learns to find discs, on two logical CPU devices of one thread each: the layers are balanced by time, the skips
+//! go straight from the first stage to the second, all micro-batches but the last are recomputed. The picture shows the last
+//! step. One device does the same micro-batches, with the same bits.
+//!
+//! Then meta devices count the memory of torchgpipe's U-Nets, up to 15.8 billion parameters on eight devices.
+
+#[path = "gpipe_unet/discs.rs"]
+mod discs;
+#[path = "gpipe_unet/layers.rs"]
+mod layers;
+#[path = "gpipe_unet/memory.rs"]
+mod memory;
+#[path = "gpipe_unet/timeline.rs"]
+mod timeline;
+#[path = "gpipe_unet/unet.rs"]
+mod unet;
+
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use phalanx::nn::{AdamW, BceWithLogitsLoss, Group, Loss, Module, Parameters, Rule};
+use phalanx::parallel::pipeline::balance::balance_by_time;
+use phalanx::parallel::pipeline::gpipe::{Checkpoint, GPipe, GPipeConfig, Partition, Timeline, bubble};
+use phalanx::tensor::RngKey;
+use phalanx::{Context, Device};
+use unet::UNet;
+
+const NET: UNet = UNet { depth: 3, convs: 2, channels: 12 };
+const DEVICES: [Device; 2] = [Device::Cpu(0), Device::Cpu(1)];
+const IMAGES: usize = 16;
+const MICRO_BATCHES: usize = 8;
+const STEPS: u64 = 20;
+
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+
+fn main() -> ExitCode {
+    let path = std::env::args().nth(1).unwrap_or_else(|| "target/gpipe_unet.svg".into());
+    match run(Path::new(&path)) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(1),
+        Err(error) => {
+            eprintln!("gpipe_unet: {error}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn run(path: &Path) -> Result<bool> {
+    for device in DEVICES {
+        device.set_threads(1)?; // the pipeline's workers are the threads
+    }
+    let layers = NET.parts().len();
+    let one = Partition::new(&[layers], &DEVICES)?;
+    let sample = discs::batch(0, IMAGES / MICRO_BATCHES, DEVICES[0])?.0;
+    let balance = balance_by_time(DEVICES.len(), &NET.build(&one)?, sample, Duration::from_millis(500))?;
+    println!("{layers} layers, balanced by time: {balance:?}");
+
+    let timeline = Timeline::new();
+    let piped = train(Partition::new(&balance, &DEVICES)?, Checkpoint::ExceptLast, &timeline)?;
+    let spans = timeline.take();
+    timeline::draw(path, &spans)?;
+    let (m, n) = (MICRO_BATCHES as f64, DEVICES.len() as f64);
+    let (bubble, formula) = (100.0 * bubble(&spans), 100.0 * (n - 1.0) / (m + n - 1.0));
+    println!("loss {:.4} -> {:.4} in {STEPS} steps", piped.losses[0], piped.losses[STEPS as usize - 1]);
+    println!(
+        "bubble {bubble:.0} % of the last step ({formula:.0} % were all stages equal): {}",
+        path.display()
+    );
+
+    let plain = train(one, Checkpoint::Never, &Timeline::new())?;
+    println!("{:.0} ms a step over two devices, {:.0} ms on one", piped.step_ms, plain.step_ms);
+    let equal = piped.losses == plain.losses;
+    println!("one device's losses: {}", if equal { "equal, bit for bit" } else { "DIFFERENT" });
+    println!();
+    memory::table()?;
+    Ok(equal)
+}
+
+/// A run's losses, and how long a step took.
+struct Outcome {
+    losses: Vec<f32>,
+    step_ms: f64,
+}
+
+/// Trains the small net; the timeline is that of the last step.
+fn train(partition: Partition, checkpoint: Checkpoint, timeline: &Timeline) -> Result<Outcome> {
+    let devices = partition.devices();
+    let model = NET.build(&partition)?;
+    let config =
+        GPipeConfig::new(MICRO_BATCHES).with_checkpoint(checkpoint).with_observer(timeline.observer());
+    let model = GPipe::new(model, partition, config)?;
+    let mut optimizer = AdamW::default().init(vec![Group::new(model.parameters(), 2e-3)])?;
+    let (mut losses, begin) = (Vec::new(), Instant::now());
+    for step in 0..STEPS {
+        timeline.take();
+        let _step = Context::with(|c| c.rng = RngKey { seed: 1, step });
+        let (x, _) = discs::batch(step, IMAGES, devices[0])?;
+        let (_, target) = discs::batch(step, IMAGES, devices[devices.len() - 1])?;
+        let loss = BceWithLogitsLoss::default().forward(&model.forward(&x)?, &target)?;
+        loss.backward()?;
+        optimizer.step()?;
+        optimizer.zero_grad()?;
+        losses.push(loss.item()?);
+    }
+    Ok(Outcome { losses, step_ms: 1e3 * begin.elapsed().as_secs_f64() / STEPS as f64 })
+}

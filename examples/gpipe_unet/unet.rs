@@ -1,0 +1,115 @@
+//! torchgpipe's simplified U-Net (its `benchmarks/models/unet`): the plan as a flat list of parts, and the layers.
+//!
+//! ```text
+//! [encoder]------------------[decoder]--[segment]        each encoder and decoder and the bottleneck:
+//!    [encoder]------------[decoder]                       convolution, dropout, norm, leaky relu, several times
+//!        [encoder]----[decoder]                           encoders end with a skip and a halving,
+//!             [bottleneck]                                decoders begin with a doubling and that skip
+//! ```
+
+use phalanx::nn::{Conv2dConfig, GroupNormConfig, LeakyRelu, MaxPool2d, Scope};
+use phalanx::parallel::pipeline::gpipe::{Layer, Partition, Sequence};
+use phalanx::{DType, kernels};
+
+use crate::Result;
+use crate::layers::{Dropout2d, PopCat, Stash, Upsample};
+
+/// Colours of the images.
+pub const INPUTS: usize = 3;
+/// Numbers for each pixel of the output.
+pub const OUTPUTS: usize = 1;
+
+/// A U-Net's sizes.
+#[derive(Clone, Copy, Debug)]
+pub struct UNet {
+    /// Halvings of the image, at least 1.
+    pub depth: usize,
+    /// Convolutions in a row: torchgpipe's B, at least 2.
+    pub convs: usize,
+    /// Channels of the first encoder: torchgpipe's C.
+    pub channels: usize,
+}
+
+/// A layer to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// A convolution without bias that keeps the image's size.
+    Conv { inputs: usize, outputs: usize, kernel: usize },
+    /// A tenth of the channels left out.
+    Dropout,
+    /// Each channel of each image to mean 0 and variance 1.
+    Norm { channels: usize },
+    /// The leaky relu.
+    Relu,
+    /// Keeps the image for the decoder of this level.
+    Stash { level: usize },
+    /// Half as high and wide.
+    Down,
+    /// Twice as high and wide.
+    Up,
+    /// Puts the channels of the encoder of this level behind those that come.
+    PopCat { level: usize },
+}
+
+impl UNet {
+    /// All layers, in order.
+    pub fn parts(&self) -> Vec<Part> {
+        let UNet { depth, channels, .. } = *self;
+        let wide = |level: usize| channels << level;
+        let mut parts = Vec::new();
+        for level in 0..depth {
+            let inputs = if level == 0 { INPUTS } else { wide(level - 1) };
+            self.cell(&mut parts, [inputs, wide(level), wide(level)]);
+            parts.extend([Part::Stash { level }, Part::Down]);
+        }
+        self.cell(&mut parts, [wide(depth - 1), wide(depth), wide(depth - 1)]);
+        for level in (0..depth).rev() {
+            parts.extend([Part::Up, Part::PopCat { level }]);
+            self.cell(&mut parts, [wide(level + 1), wide(level) / 2, wide(level) / 2]);
+        }
+        parts.push(Part::Conv { inputs: channels / 2, outputs: OUTPUTS, kernel: 1 });
+        parts
+    }
+
+    /// Convolutions from the first number of channels over the second to the last.
+    fn cell(&self, parts: &mut Vec<Part>, [first, middle, last]: [usize; 3]) {
+        for conv in 0..self.convs {
+            let inputs = if conv == 0 { first } else { middle };
+            let outputs = if conv + 1 == self.convs { last } else { middle };
+            let conv = Part::Conv { inputs, outputs, kernel: 3 };
+            parts.extend([conv, Part::Dropout, Part::Norm { channels: outputs }, Part::Relu]);
+        }
+    }
+
+    /// The layers, each on the device that the partition gives it.
+    pub fn build(&self, partition: &Partition) -> Result<Sequence> {
+        let layer = |(i, part): (usize, Part)| {
+            let device = partition.device(i).ok_or("the partition is of fewer layers than the model")?;
+            part.build(&Scope::new(1, DType::F32, device).child(i))
+        };
+        let layers: Result<Vec<Box<dyn Layer>>> = self.parts().into_iter().enumerate().map(layer).collect();
+        Ok(layers?.into())
+    }
+}
+
+impl Part {
+    fn build(self, scope: &Scope) -> Result<Box<dyn Layer>> {
+        Ok(match self {
+            Part::Conv { inputs, outputs, kernel } => {
+                let padding = [kernel / 2; 2];
+                let options = kernels::ConvOptions { padding, ..Default::default() };
+                let conv = Conv2dConfig::new(inputs, outputs, [kernel; 2]).with_options(options);
+                Box::new(conv.with_bias(false).init(scope)?)
+            }
+            Part::Dropout => Box::new(Dropout2d { p: 0.1, site: scope.site() }),
+            Part::Norm { channels } => {
+                Box::new(GroupNormConfig::new(channels, channels).with_affine(false).init(scope)?)
+            }
+            Part::Relu => Box::new(LeakyRelu { slope: 0.01 }),
+            Part::Stash { level } => Box::new(Stash { level }),
+            Part::Down => Box::new(MaxPool2d(kernels::PoolOptions::new([2, 2]))),
+            Part::Up => Box::new(Upsample),
+            Part::PopCat { level } => Box::new(PopCat { level }),
+        })
+    }
+}

@@ -1,0 +1,189 @@
+//! Which rank writes which piece of which tensor. Pure: every rank computes the same from what all have said they have.
+//!
+//! ```text
+//! rank 0   w: rows 0..2, elements 0..64       b: all       parts of one box are cut where any of them begins or ends;
+//! rank 1   w: rows 0..2, elements 64..100     b: all       each piece is written once, by one of those who have it
+//! rank 2   w: rows 2..4, all                  b: all
+//! ```
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+
+use phalanx_tensor::DType;
+use serde::{Deserialize, Serialize};
+
+use super::dtype_text;
+use crate::part::Place;
+
+/// What a rank says of a part.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Described {
+    pub(super) name: String,
+    #[serde(with = "dtype_text")]
+    pub(super) dtype: DType,
+    pub(super) place: Place,
+    pub(super) buffer: bool,
+}
+
+/// A tensor, and the pieces of it that are written.
+#[derive(Debug)]
+pub(super) struct Whole {
+    pub(super) dtype: DType,
+    pub(super) shape: Vec<usize>,
+    pub(super) pieces: Vec<Piece>,
+}
+
+/// A piece, and whose: the rank, the number of its part, and the first element there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Piece {
+    pub(super) place: Place,
+    pub(super) rank: usize,
+    pub(super) part: usize,
+    pub(super) first: usize,
+}
+
+/// A rank's part: rank, number, and what it says.
+type Held<'a> = (usize, usize, &'a Described);
+
+/// Gives every piece to one of the ranks that have it: what one rank alone has to that one, then the largest first to
+/// whoever has least to write. A buffer, in which ranks may differ, is the first one's.
+///
+/// # Errors
+/// If ranks disagree on a tensor's size or dtype, or no rank has some of its elements.
+pub(super) fn assign(ranks: &[Vec<Described>]) -> Result<BTreeMap<String, Whole>, String> {
+    let mut named: BTreeMap<&str, Vec<Held<'_>>> = BTreeMap::new();
+    for (rank, parts) in ranks.iter().enumerate() {
+        for (number, part) in parts.iter().enumerate() {
+            named.entry(&part.name).or_default().push((rank, number, part));
+        }
+    }
+    let (mut wholes, mut open) = (BTreeMap::new(), Vec::new());
+    for (name, held) in named {
+        let (_, _, first) = held[0];
+        check(name, &held)?;
+        let pieces = pieces(&held);
+        let (there, wanted) =
+            (pieces.iter().map(|p| p[0].place.elements()).sum::<usize>(), first.place.whole());
+        if there < wanted {
+            let why = "all ranks that share a tensor save it together";
+            return Err(format!("tensor {name:?}: got {there} of {wanted} elements; {why}"));
+        }
+        let shape = first.place.shape.clone();
+        wholes.insert(name.to_string(), Whole { dtype: first.dtype, shape, pieces: Vec::new() });
+        open.extend(pieces.into_iter().map(|owners| (name, first, owners)));
+    }
+    let bytes = |d: &Described, owners: &[Piece]| d.dtype.size() * owners[0].place.elements();
+    open.sort_by_key(|(_, d, owners)| (owners.len() > 1, Reverse(bytes(d, owners))));
+    let mut loads = vec![0; ranks.len()];
+    for (name, described, owners) in open {
+        let owners = if described.buffer { &owners[..1] } else { &owners[..] };
+        let Some(piece) = owners.iter().min_by_key(|piece| loads[piece.rank]) else { continue };
+        loads[piece.rank] += bytes(described, owners);
+        wholes.entry(name.to_string()).and_modify(|whole| whole.pieces.push(piece.clone()));
+    }
+    let start = |piece: &Piece| piece.place.runs().next().map_or(0, |run| run.whole);
+    wholes.values_mut().for_each(|whole| whole.pieces.sort_by_key(start));
+    Ok(wholes)
+}
+
+/// Whether all mean the same tensor.
+fn check(name: &str, held: &[Held<'_>]) -> Result<(), String> {
+    let (rank, _, first) = held[0];
+    let differs =
+        |(_, _, other): &&Held<'_>| other.dtype != first.dtype || other.place.whole() != first.place.whole();
+    let Some((other, _, d)) = held.iter().find(differs) else { return Ok(()) };
+    let say = |d: &Described| format!("{} {:?}", d.dtype, d.place.shape);
+    Err(format!("tensor {name:?}: rank {rank} has {}, rank {other} {}", say(first), say(d)))
+}
+
+/// The pieces that parts consist of, each as every rank has it that does.
+fn pieces(held: &[Held<'_>]) -> Vec<Vec<Piece>> {
+    let mut boxes: BTreeMap<_, Vec<&Held<'_>>> = BTreeMap::new();
+    for part in held {
+        let Place { shape, offset, extent, .. } = &part.2.place;
+        boxes.entry((shape, offset, extent)).or_default().push(part);
+    }
+    let mut pieces = Vec::new();
+    for alike in boxes.values() {
+        let bounds: BTreeSet<usize> =
+            alike.iter().flat_map(|(_, _, d)| [d.place.range.start, d.place.range.end]).collect();
+        let bounds = Vec::from_iter(bounds);
+        for pair in bounds.windows(2) {
+            let inside =
+                |(_, _, d): &&&Held<'_>| d.place.range.start <= pair[0] && pair[1] <= d.place.range.end;
+            let of = |&&(rank, part, d): &&Held<'_>| {
+                let place = Place { range: pair[0]..pair[1], ..d.place.clone() };
+                Piece { place, rank, part, first: pair[0] - d.place.range.start }
+            };
+            let owners: Vec<Piece> = alike.iter().filter(inside).map(of).collect();
+            pieces.extend((!owners.is_empty()).then_some(owners));
+        }
+    }
+    pieces
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ops::Range;
+
+    use super::*;
+
+    fn part(name: &str, shape: &[usize], rows: Range<usize>, range: Range<usize>) -> Described {
+        let (mut offset, mut extent) = (vec![0; shape.len()], shape.to_vec());
+        (offset[0], extent[0]) = (rows.start, rows.len());
+        let place = Place { shape: shape.into(), offset, extent, range };
+        place.check().unwrap();
+        Described { name: name.into(), dtype: DType::F32, place, buffer: false }
+    }
+
+    /// Of a tensor's pieces: rank, part, first element there, first row of the box, range of the box.
+    fn assigned(ranks: &[Vec<Described>], name: &str) -> Vec<(usize, usize, usize, usize, Range<usize>)> {
+        let row = |p: &Piece| (p.rank, p.part, p.first, p.place.offset[0], p.place.range.clone());
+        assign(ranks).unwrap()[name].pieces.iter().map(row).collect()
+    }
+
+    #[test]
+    fn what_one_rank_has_it_writes_and_copies_are_spread() {
+        let ranks = |rank: usize| {
+            let w = part("w", &[4, 25], 2 * rank..2 * rank + 2, 0..50);
+            vec![part("b", &[30], 0..30, 0..30), w, part("c", &[40], 0..40, 0..40)]
+        };
+        let ranks = [ranks(0), ranks(1)];
+        assert_eq!(assigned(&ranks, "w"), [(0, 1, 0, 0, 0..50), (1, 1, 0, 2, 0..50)]);
+        assert_eq!(assigned(&ranks, "c"), [(0, 2, 0, 0, 0..40)]);
+        assert_eq!(assigned(&ranks, "b"), [(1, 0, 0, 0, 0..30)]);
+    }
+
+    #[test]
+    fn shares_that_were_cut_differently_are_cut_everywhere() {
+        // Two copies of a tensor, one in shares cut at 64, the other at 100.
+        let share = |range| vec![part("w", &[150], 0..150, range)];
+        let ranks = [share(0..64), share(64..150), share(0..100), share(100..150)];
+        let wanted = [(0, 0, 0, 0, 0..64), (2, 0, 64, 0, 64..100), (1, 0, 36, 0, 100..150)];
+        assert_eq!(assigned(&ranks, "w"), wanted);
+    }
+
+    #[test]
+    fn a_buffer_is_the_first_ranks() {
+        let buffer = || vec![Described { buffer: true, ..part("b", &[8], 0..8, 0..8) }];
+        assert_eq!(assigned(&[vec![part("w", &[99], 0..99, 0..99)], buffer(), buffer()], "b")[0].0, 1);
+    }
+
+    #[test]
+    fn tensors_without_elements_have_no_pieces() {
+        let ranks = [vec![part("w", &[0, 3], 0..0, 0..0)], vec![part("w", &[0, 3], 0..0, 0..0)]];
+        assert!(assigned(&ranks, "w").is_empty());
+    }
+
+    #[test]
+    fn disagreement_and_gaps_are_named() {
+        let whole = vec![part("w", &[4, 3], 0..4, 0..12)];
+        let seen_otherwise = vec![part("w", &[12], 0..12, 0..12)];
+        assert!(assign(&[whole.clone(), seen_otherwise]).is_ok(), "only the number of elements counts");
+        let error = assign(&[whole.clone(), vec![part("w", &[4, 4], 0..4, 0..16)]]).unwrap_err();
+        assert!(error.contains("\"w\"") && error.contains("rank 1 f32 [4, 4]"), "{error}");
+        let error = assign(&[vec![part("w", &[4, 3], 0..2, 0..6)]]).unwrap_err();
+        assert!(error.contains("6 of 12 elements"), "{error}");
+        assert!(assign(&[whole, vec![]]).is_ok());
+    }
+}

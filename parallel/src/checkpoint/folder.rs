@@ -1,0 +1,129 @@
+//! [`Folder`]: where a checkpoint is, what a killed save leaves there, and the moment when all is there.
+//!
+//! ```text
+//! begin   .NAME.saving is made                  a save that is killed leaves it; the next one removes it
+//! commit  NAME, if there is one -> .NAME.old    killed here, the old one is found as .NAME.old
+//!         .NAME.saving -> NAME                  from here on the new one is found
+//!         .NAME.old is removed
+//! ```
+//!
+//! One run writes at a time.
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use super::file_error;
+use crate::Result;
+
+/// The file whose presence makes a folder a checkpoint.
+const INDEX: &str = "checkpoint.json";
+
+/// Where a checkpoint is or will be.
+#[derive(Clone, Debug)]
+pub(super) struct Folder {
+    path: PathBuf,
+    saving: PathBuf,
+    old: PathBuf,
+}
+
+impl Folder {
+    /// Of that name.
+    ///
+    /// # Errors
+    /// If the path does not end in a name.
+    pub(super) fn new(path: &Path) -> Result<Folder> {
+        let name =
+            path.file_name().ok_or_else(|| file_error(path, "the path does not end in a folder's name"))?;
+        let beside = |end: &str| path.with_file_name(format!(".{}.{end}", name.to_string_lossy()));
+        Ok(Folder { path: path.into(), saving: beside("saving"), old: beside("old") })
+    }
+
+    /// Where a save is written, before it is a checkpoint.
+    pub(super) fn saving(&self) -> &Path {
+        &self.saving
+    }
+
+    /// The checkpoint that is there, and the text of its index.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub(super) fn read_index(&self) -> Result<(&Path, PathBuf, String)> {
+        let found = |folder: &&Path| folder.join(INDEX).exists();
+        let folder = [&*self.path, &*self.old].into_iter().find(found).unwrap_or(&self.path);
+        let path = folder.join(INDEX);
+        let text = fs::read_to_string(&path).map_err(|e| file_error(&path, e))?;
+        Ok((folder, path, text))
+    }
+
+    /// Makes room for a save, and removes what a killed one has left.
+    ///
+    /// # Errors
+    /// If something else is there that is no checkpoint, or the disk refuses.
+    pub(super) fn begin(&self) -> Result<()> {
+        let empty = |folder: &Path| fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_none());
+        if self.path.exists() && !self.path.join(INDEX).exists() && !empty(&self.path) {
+            return Err(file_error(&self.path, "is there and is no checkpoint; it is left as it is"));
+        }
+        let done = || -> io::Result<()> {
+            if self.old.exists() {
+                match self.path.join(INDEX).exists() {
+                    true => fs::remove_dir_all(&self.old)?,
+                    false => fs::rename(&self.old, &self.path)?,
+                }
+            }
+            if self.saving.exists() {
+                fs::remove_dir_all(&self.saving)?;
+            }
+            fs::create_dir_all(&self.saving)
+        };
+        done().map_err(|e| file_error(&self.saving, e))
+    }
+
+    /// Makes a checkpoint of what was written: the index, and the folder's name.
+    ///
+    /// # Errors
+    /// If a file is not there as long as it was written, or the disk refuses.
+    pub(super) fn commit(&self, index: &str, files: &[(String, usize)]) -> Result<()> {
+        for (name, bytes) in files {
+            let path = self.saving.join(name);
+            let there =
+                fs::metadata(&path).map_err(|e| file_error(&path, format!("{e}; ranks share one disk")))?;
+            if there.len() != *bytes as u64 {
+                return Err(file_error(&path, format!("got {} bytes, {bytes} were written", there.len())));
+            }
+        }
+        let done = || -> io::Result<()> {
+            let mut file = fs::File::create_new(self.saving.join(INDEX))?;
+            file.write_all(index.as_bytes())?;
+            file.sync_all()?;
+            sync(&self.saving)?;
+            if self.path.join(INDEX).exists() {
+                fs::rename(&self.path, &self.old)?;
+            }
+            fs::rename(&self.saving, &self.path)?;
+            sync(match self.path.parent() {
+                Some(parent) if !parent.as_os_str().is_empty() => parent,
+                _ => Path::new("."),
+            })
+        };
+        done().map_err(|e| file_error(&self.path, e))?;
+        self.remove(&self.old);
+        Ok(())
+    }
+
+    /// Gives up what was written.
+    pub(super) fn give_up(&self) {
+        self.remove(&self.saving);
+    }
+
+    /// What cannot be removed now is removed by the next save.
+    fn remove(&self, folder: &Path) {
+        let _ = fs::remove_dir_all(folder);
+    }
+}
+
+/// Puts a folder's entries on disk.
+fn sync(folder: &Path) -> io::Result<()> {
+    if cfg!(unix) { fs::File::open(folder)?.sync_all() } else { Ok(()) }
+}

@@ -1,0 +1,168 @@
+//! [`Index`]: `checkpoint.json`.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use phalanx_tensor::DType;
+use serde::{Deserialize, Serialize};
+
+use super::assign::{self, Whole};
+use super::contents::Contents;
+use super::xxh64::xxh64;
+use super::{Settings, dtype_text};
+use crate::part::Place;
+
+const FORMAT: &str = "phalanx checkpoint";
+const VERSION: u32 = 1;
+/// Blocks that a reader has room for.
+const BLOCK_MAX: usize = 1 << 30;
+
+/// Which pieces of which tensors are where.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Index {
+    format: String,
+    version: u32,
+    /// What the user has said.
+    pub(super) settings: Settings,
+    /// Bytes of a piece that have a checksum of their own.
+    pub(super) block: usize,
+    pub(super) files: Vec<File>,
+    pub(super) tensors: BTreeMap<String, Stored>,
+}
+
+/// A rank's file.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct File {
+    pub(super) name: String,
+    /// Its size.
+    pub(super) bytes: usize,
+    /// The bytes before the first piece, and their checksum.
+    pub(super) header: usize,
+    pub(super) checksum: u64,
+}
+
+/// A tensor.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Stored {
+    #[serde(with = "dtype_text")]
+    pub(super) dtype: DType,
+    pub(super) shape: Vec<usize>,
+    pub(super) pieces: Vec<Piece>,
+}
+
+/// A piece of it.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Piece {
+    #[serde(flatten)]
+    pub(super) place: Place,
+    /// The number of its file, and where it begins there.
+    pub(super) file: usize,
+    pub(super) at: usize,
+    /// Of each of its blocks.
+    pub(super) checksums: Vec<u64>,
+}
+
+impl Index {
+    /// Of what ranks have written, and the checksums of their blocks in the order of their files.
+    pub(super) fn new(
+        settings: &Settings,
+        block: usize,
+        wholes: &BTreeMap<String, Whole>,
+        contents: &[Contents],
+        checksums: &[Vec<u64>],
+    ) -> Index {
+        let piece =
+            |p: &assign::Piece| Piece { place: p.place.clone(), file: p.rank, at: 0, checksums: Vec::new() };
+        let stored = |(name, Whole { dtype, shape, pieces }): (&String, &Whole)| {
+            let pieces = pieces.iter().map(piece).collect();
+            (name.clone(), Stored { dtype: *dtype, shape: shape.clone(), pieces })
+        };
+        let mut tensors: BTreeMap<String, Stored> = wholes.iter().map(stored).collect();
+        let mut files = Vec::new();
+        for (rank, (contents, checksums)) in contents.iter().zip(checksums).enumerate() {
+            let mut rest = checksums.iter().copied();
+            for placed in &contents.pieces {
+                let of_piece = rest.by_ref().take(placed.blocks(block).count()).collect();
+                if let Some(piece) = tensors.get_mut(&placed.tensor).map(|s| &mut s.pieces[placed.number]) {
+                    (piece.at, piece.checksums) = (placed.at, of_piece);
+                }
+            }
+            let (header, checksum) = (contents.header.len(), xxh64(&contents.header));
+            files.push(File { name: file_name(rank), bytes: contents.bytes, header, checksum });
+        }
+        Index { format: FORMAT.into(), version: VERSION, settings: settings.clone(), block, files, tensors }
+    }
+
+    /// As text, which begins with a checksum of what follows.
+    ///
+    /// # Errors
+    /// Never for an index.
+    pub(super) fn text(&self) -> Result<String, String> {
+        let text = serde_json::to_string(self).map_err(|e| e.to_string())?;
+        let rest = &text[1..];
+        Ok(format!("{{\"checksum\":\"{:016x}\",{rest}", xxh64(rest.as_bytes())))
+    }
+
+    /// From text.
+    ///
+    /// # Errors
+    /// If it is anything but what [`Index::text`] made of a well-formed index.
+    pub(super) fn parse(text: &str) -> Result<Index, String> {
+        let foreign = || "this is no checkpoint's index, or its beginning is damaged".to_string();
+        let (checksum, rest) =
+            text.strip_prefix("{\"checksum\":\"").and_then(|t| t.split_once("\",")).ok_or_else(foreign)?;
+        if u64::from_str_radix(checksum, 16) != Ok(xxh64(rest.as_bytes())) {
+            return Err("the checksum does not fit the text; it was cut, damaged or edited".into());
+        }
+        let value: serde_json::Value =
+            serde_json::from_str(&format!("{{{rest}")).map_err(|e| e.to_string())?;
+        if value["format"] != FORMAT || value["version"] != VERSION {
+            let (format, version) = (&value["format"], &value["version"]);
+            return Err(format!("got {format}, version {version}, wanted {FORMAT:?}, version {VERSION}"));
+        }
+        let index: Index = serde_json::from_value(value).map_err(|e| e.to_string())?;
+        index.check()?;
+        Ok(index)
+    }
+
+    /// Whether every piece lies inside its tensor and its file.
+    fn check(&self) -> Result<(), String> {
+        if self.block == 0 || !self.block.is_multiple_of(8) || self.block > BLOCK_MAX {
+            return Err(format!(
+                "got blocks of {} bytes, wanted a multiple of 8 up to {BLOCK_MAX}",
+                self.block
+            ));
+        }
+        if let Some(file) = self.files.iter().find(|f| Path::new(&f.name).components().count() != 1) {
+            return Err(format!("got a file {:?}, wanted one of this folder", file.name));
+        }
+        for (name, stored) in &self.tensors {
+            stored.check(self).map_err(|why| format!("tensor {name:?}: {why}"))?;
+        }
+        Ok(())
+    }
+}
+
+impl Stored {
+    fn check(&self, index: &Index) -> Result<(), String> {
+        let all = self.shape.iter().try_fold(1usize, |product, &n| product.checked_mul(n));
+        for piece in &self.pieces {
+            piece.place.check()?;
+            let bytes = piece.place.elements().checked_mul(self.dtype.size());
+            let end = bytes.and_then(|bytes| bytes.checked_add(piece.at));
+            let file = index.files.get(piece.file);
+            let inside =
+                file.is_some_and(|file| piece.at >= file.header && end.is_some_and(|end| end <= file.bytes));
+            let blocks = bytes.map(|bytes| bytes.div_ceil(index.block));
+            if !inside || Some(piece.place.whole()) != all || blocks != Some(piece.checksums.len()) {
+                return Err(format!("a piece of {:?} does not fit tensor and file", piece.place));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The name of a rank's file.
+pub(super) fn file_name(rank: usize) -> String {
+    format!("rank-{rank}.safetensors")
+}

@@ -1,0 +1,103 @@
+//! [`Stream`]: a rank's file, written block by block through one buffer.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::ops::Range;
+
+use phalanx_tensor::{DType, Tensor};
+
+use super::xxh64::xxh64;
+use crate::Result;
+
+/// Bytes that the system may hold back, so that the end of a file is not the end of a long wait.
+const UNSYNCED_MAX: usize = 64 << 20;
+
+/// A tensor that must not change while it is written.
+pub(super) struct Pinned {
+    name: String,
+    values: Tensor,
+    version: u64,
+}
+
+impl Pinned {
+    /// As it is now.
+    pub(super) fn new(name: &str, values: Tensor) -> Pinned {
+        Pinned { name: name.into(), version: values.version(), values }
+    }
+
+    /// Adds the bytes of some elements to a buffer. The tensor is held for reading only meanwhile.
+    ///
+    /// # Errors
+    /// If the tensor has been written since it was pinned, or cannot be read.
+    pub(super) fn append(&self, elements: Range<usize>, buffer: &mut Vec<u8>) -> Result<()> {
+        let (size, start) = (self.values.dtype().size(), self.values.offset() + elements.start);
+        let bytes = self.values.read_bytes("save")?;
+        let bytes = &bytes[start * size..(start + elements.len()) * size];
+        match self.values.dtype() {
+            // Any byte but 0 is true, which other readers need not know.
+            DType::Bool => buffer.extend(bytes.iter().map(|&byte| u8::from(byte != 0))),
+            _ => buffer.extend_from_slice(bytes),
+        }
+        if self.values.version() != self.version {
+            let why = "it was written while it was being saved; wait for the save first";
+            return Err(phalanx_nn::Error::invalid(format!("saving {}", self.name), why).into());
+        }
+        Ok(())
+    }
+}
+
+/// An open file, and the checksums of what went there.
+pub(super) struct Stream {
+    file: File,
+    buffer: Vec<u8>,
+    unsynced: usize,
+    /// Of the blocks, in order.
+    pub(super) checksums: Vec<u64>,
+}
+
+impl Stream {
+    /// Into an empty file, with a buffer of that many bytes.
+    ///
+    /// # Errors
+    /// If the header cannot be written.
+    pub(super) fn new(mut file: File, header: &[u8], buffer: usize) -> io::Result<Stream> {
+        file.write_all(header)?;
+        Ok(Stream { file, buffer: Vec::with_capacity(buffer), unsynced: 0, checksums: Vec::new() })
+    }
+
+    /// Adds a block, which is not larger than the buffer.
+    ///
+    /// # Errors
+    /// As [`Pinned::append`], or if the file cannot be written.
+    pub(super) fn add(&mut self, tensor: &Pinned, elements: Range<usize>) -> Result<(), String> {
+        let bytes = elements.len() * tensor.values.dtype().size();
+        if self.buffer.len() + bytes > self.buffer.capacity() {
+            self.flush().map_err(|e| e.to_string())?;
+        }
+        let start = self.buffer.len();
+        tensor.append(elements, &mut self.buffer).map_err(|e| e.to_string())?;
+        self.checksums.push(xxh64(&self.buffer[start..]));
+        Ok(())
+    }
+
+    /// Puts everything on disk; the checksums.
+    ///
+    /// # Errors
+    /// If the file cannot be written.
+    pub(super) fn finish(mut self) -> io::Result<Vec<u64>> {
+        self.flush()?;
+        self.file.sync_all()?;
+        Ok(self.checksums)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.write_all(&self.buffer)?;
+        self.unsynced += self.buffer.len();
+        self.buffer.clear();
+        if self.unsynced > UNSYNCED_MAX {
+            self.file.sync_data()?;
+            self.unsynced = 0;
+        }
+        Ok(())
+    }
+}

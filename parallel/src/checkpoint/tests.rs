@@ -1,0 +1,94 @@
+//! Disks that refuse, on one rank of several.
+
+use std::fs::File;
+use std::io;
+use std::path::Path;
+
+use phalanx_tensor::{DType, Device, Tensor};
+
+use super::job::Create;
+use super::{Checkpoint, Saver, Settings};
+use crate::part::Part;
+use crate::{Result, launch};
+
+/// Rank 1's file is made by `create`: what every rank hears, and whether the save before is still there.
+fn save_with(name: &str, create: Create) -> Vec<String> {
+    let place = std::env::temp_dir().join(format!("phalanx-disk-{}-{name}", std::process::id()));
+    let folder = place.join("saved");
+    let run = |rank: launch::Rank| -> Result<String> {
+        let mut saver = Saver::new(rank.comm())?.with_block(64)?;
+        let values = Tensor::zeros(&[5000], DType::F32, Device::CPU)?;
+        let parts = || vec![Part::whole(format!("w{}", rank.rank()), values.clone())];
+        saver.save(&folder, parts(), &Settings::new())?;
+        saver.wait()?;
+        saver.create = create;
+        saver.save(&folder, parts(), &Settings::new())?;
+        let heard = saver.wait().unwrap_err().to_string();
+        Checkpoint::open(&folder)?.verify()?;
+        // A disk that is good again is used again.
+        saver.create = |path| File::create_new(path);
+        saver.save(&folder, parts(), &Settings::new())?;
+        saver.wait()?;
+        Ok(heard)
+    };
+    let heard = launch::threads(3, run).unwrap();
+    assert_eq!(std::fs::read_dir(&place).unwrap().count(), 1, "nothing is left behind");
+    std::fs::remove_dir_all(&place).unwrap();
+    heard
+}
+
+fn is_second(path: &Path) -> bool {
+    path.ends_with("rank-1.safetensors")
+}
+
+#[test]
+fn a_file_that_cannot_be_made_is_heard_of_everywhere() {
+    let create: Create = |path| match is_second(path) {
+        true => Err(io::Error::other("no inodes left")),
+        false => File::create_new(path),
+    };
+    for heard in save_with("made", create) {
+        assert!(heard.contains("rank 1") && heard.contains("no inodes left"), "{heard}");
+    }
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_full_disk_is_heard_of_everywhere() {
+    let create: Create = |path| match is_second(path) {
+        true => File::options().write(true).open("/dev/full"),
+        false => File::create_new(path),
+    };
+    for heard in save_with("full", create) {
+        assert!(heard.contains("rank-1.safetensors") && heard.contains("No space left"), "{heard}");
+    }
+}
+
+#[test]
+fn a_file_that_does_not_arrive_is_missed() {
+    let create: Create = |path| match is_second(path) {
+        true => File::create_new(path.with_extension("elsewhere")),
+        false => File::create_new(path),
+    };
+    for heard in save_with("missed", create) {
+        assert!(heard.contains("rank 0") && heard.contains("rank-1.safetensors"), "{heard}");
+    }
+}
+
+#[test]
+fn a_panic_while_saving_ends_all() {
+    let place = std::env::temp_dir().join(format!("phalanx-disk-{}-panic", std::process::id()));
+    let run = |rank: launch::Rank| -> Result<()> {
+        let mut saver = Saver::new(rank.comm())?;
+        saver.create = |path| match is_second(path) {
+            true => panic!("a panic on purpose"),
+            false => File::create_new(path),
+        };
+        let values = Tensor::zeros(&[5000], DType::F32, Device::CPU)?;
+        saver.save(place.join("saved"), vec![Part::whole("w", values)], &Settings::new())?;
+        saver.wait()
+    };
+    let error = launch::threads(2, run).unwrap_err().to_string();
+    assert!(error.contains("rank 1") && error.contains("panicked"), "{error}");
+    std::fs::remove_dir_all(&place).unwrap();
+}

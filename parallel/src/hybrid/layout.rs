@@ -1,0 +1,163 @@
+//! [`Layout`]: how a run lies on its ranks. Pure.
+
+use phalanx_nn::models::{ModelConfig, RecomputeMode};
+
+use crate::mesh::Mesh;
+use crate::pipeline::schedule::{Schedule, by_name, one_f_one_b};
+use crate::tensor_parallel::TensorParallel;
+use crate::{Error, Result};
+
+/// How a run lies on its ranks.
+///
+/// ```
+/// use phalanx_nn::models::{GptConfig, ModelConfig};
+/// use phalanx_parallel::hybrid::Layout;
+///
+/// let model = ModelConfig::Gpt(GptConfig::new(256, 64, 4, 6, 96));
+/// let layout = Layout { tp: 4, dp: 2, ..Layout::default() };
+/// let error = layout.check(&model, 8, 64).unwrap_err().to_string();
+/// assert!(error.ends_with("the nearest layout that can be: dp 2 x tp 3 x pp 1"), "{error}");
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// Replicas of the model.
+    pub dp: usize,
+    /// Ranks over which layers are cut.
+    pub tp: usize,
+    /// Ranks over which the model's stages are spread.
+    pub pp: usize,
+    /// The pipeline's schedule, of [`NAMES`](crate::pipeline::schedule::NAMES).
+    pub schedule: String,
+    /// Stages of a rank, in schedules that have several.
+    pub chunks: usize,
+    /// Pieces into which a replica's share of the batch is cut.
+    pub micro_batches: usize,
+    /// What backward computes again: whole stages of micro-batches if there are several stages, otherwise blocks.
+    pub recompute: RecomputeMode,
+    /// Whether the stream between the layers is cut by positions.
+    pub sequence_parallel: bool,
+}
+
+impl Default for Layout {
+    /// One rank.
+    fn default() -> Layout {
+        Layout {
+            dp: 1,
+            tp: 1,
+            pp: 1,
+            schedule: "1f1b".into(),
+            chunks: 2,
+            micro_batches: 1,
+            recompute: RecomputeMode::Never,
+            sequence_parallel: false,
+        }
+    }
+}
+
+impl Layout {
+    /// The ranks' mesh.
+    ///
+    /// # Errors
+    /// If an axis has no ranks.
+    pub fn mesh(&self) -> Result<Mesh> {
+        Ok(Mesh::new(self.tp, self.dp, self.pp)?)
+    }
+
+    /// What a replica's ranks do. One rank with one stage runs one micro-batch after the other, whatever the schedule's name.
+    ///
+    /// # Errors
+    /// For an unknown name, and if a number is 0.
+    pub fn schedule(&self) -> Result<Schedule> {
+        let schedule = by_name(&self.schedule, self.pp, self.chunks, self.micro_batches)?;
+        Ok(if schedule.stages() == 1 { one_f_one_b(1, self.micro_batches)? } else { schedule })
+    }
+
+    /// Whether a model can be trained so on batches of that many sequences of that many positions.
+    ///
+    /// # Errors
+    /// The reason why not, and the nearest layout that can be.
+    pub fn check(&self, model: &ModelConfig, sequences: usize, positions: usize) -> Result<()> {
+        let Err(error) = self.possible(model, sequences, positions) else { return Ok(()) };
+        let nearest = self.nearest(|layout| layout.possible(model, sequences, positions).is_ok());
+        let Some(Layout { dp, tp, pp, .. }) = nearest else { return Err(error) };
+        Err(Error::Config(format!("{error}; the nearest layout that can be: dp {dp} x tp {tp} x pp {pp}")))
+    }
+
+    fn possible(&self, model: &ModelConfig, sequences: usize, positions: usize) -> Result<()> {
+        let refuse = |why: String| Err(Error::Config(why));
+        self.mesh()?;
+        if self.chunks == 0 || self.micro_batches == 0 {
+            return refuse(format!(
+                "got {} chunks and {} micro-batches, wanted at least 1",
+                self.chunks, self.micro_batches
+            ));
+        }
+        if !sequences.is_multiple_of(self.dp) {
+            return refuse(format!("a batch of {sequences} sequences cannot be shared by dp {}", self.dp));
+        }
+        let share = sequences / self.dp;
+        if self.micro_batches > share {
+            let pieces = self.micro_batches;
+            return refuse(format!("a share of {share} sequences cannot be cut into {pieces} micro-batches"));
+        }
+        let cut = self.sequence_parallel.then_some(positions);
+        Ok(TensorParallel::check(model, self.tp, cut)?)
+    }
+
+    /// The layout that differs least, in ranks along the axes together; of several the one with the most ranks.
+    fn nearest(&self, possible: impl Fn(&Layout) -> bool) -> Option<Layout> {
+        let around = |n: usize| 1..=n.saturating_mul(2).clamp(1, SEARCHED);
+        let candidates = around(self.dp).flat_map(|dp| around(self.tp).map(move |tp| (dp, tp)));
+        let layouts = candidates.map(|(dp, tp)| Layout { dp, tp, ..self.clone() });
+        let far = |layout: &Layout| {
+            let distance = layout.dp.abs_diff(self.dp) + layout.tp.abs_diff(self.tp);
+            (distance, std::cmp::Reverse(layout.dp * layout.tp))
+        };
+        layouts.filter(possible).min_by_key(far)
+    }
+}
+
+/// Ranks along an axis up to which a possible layout is looked for.
+const SEARCHED: usize = 128;
+
+#[cfg(test)]
+mod tests {
+    use phalanx_nn::models::GptConfig;
+
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_is_refused_with_the_nearest_that_can() {
+        let model = ModelConfig::Gpt(GptConfig::new(256, 60, 4, 6, 96));
+        let nearest = |layout: Layout| layout.check(&model, 12, 60).err().map(|e| e.to_string());
+        for (tp, dp, wanted) in [
+            (1, 1, None),
+            (6, 4, None),
+            (4, 1, Some("dp 1 x tp 3 x pp 2")),
+            (1, 5, Some("dp 6 x tp 1 x pp 2")),
+            (5, 8, Some("dp 6 x tp 6 x pp 2")),
+            (12, 1, Some("dp 1 x tp 6 x pp 2")),
+        ] {
+            let got = nearest(Layout { tp, dp, pp: 2, ..Layout::default() });
+            match wanted {
+                None => assert_eq!(got, None),
+                Some(wanted) => {
+                    assert!(got.as_deref().is_some_and(|e| e.ends_with(wanted)), "{got:?}, {wanted}")
+                }
+            }
+        }
+        let got = nearest(Layout { micro_batches: 13, ..Layout::default() }).unwrap();
+        assert!(got.contains("12 sequences cannot be cut into 13 micro-batches"), "{got}");
+        let sequence = Layout { tp: 3, sequence_parallel: true, ..Layout::default() };
+        assert!(sequence.check(&model, 12, 60).is_ok());
+        assert!(sequence.check(&model, 12, 61).is_err());
+    }
+
+    #[test]
+    fn one_stage_runs_one_micro_batch_after_the_other() {
+        let layout = Layout { schedule: "gpipe".into(), micro_batches: 3, ..Layout::default() };
+        assert_eq!(layout.schedule().unwrap().to_string().trim(), "0F0 0B0 0F1 0B1 0F2 0B2");
+        assert_eq!(Layout { pp: 2, ..layout }.schedule().unwrap().placement, [0, 1]);
+        assert!(Layout { schedule: "other".into(), ..Layout::default() }.schedule().is_err());
+    }
+}

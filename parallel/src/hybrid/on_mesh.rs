@@ -1,0 +1,193 @@
+//! [`OnMesh`]: what the ranks of a mesh share.
+
+use phalanx_nn::{Parameter, Parameters, Square};
+use phalanx_tensor::{DType, Device, Tensor};
+
+use crate::comm::{Call, Comm, Traffic};
+use crate::data_parallel::{DataParallel, Entries, NoSync};
+use crate::mesh::{Axis, Groups};
+use crate::part::Part;
+use crate::pipeline::ranks::TiedTable;
+use crate::pipeline::schedule::Schedule;
+use crate::sharded::Gathered;
+use crate::tensor_parallel::{gather_parameters, sum_squares};
+use crate::{Error, Result};
+
+/// A rank's part of a model on a mesh, in the place of [`DataParallel`]: replicas are added by what it is built over, the two
+/// copies of a tied table are kept alike, and the norm is that of the whole model, with the bits of one device where
+/// layers are not cut.
+///
+/// ```text
+/// begin()              pipeline.train(work)              finish()
+/// replicas begin       schedule, last pass synchronises  tied table's sites exchanged, replicas finish
+/// ```
+pub struct OnMesh {
+    replicas: Box<dyn DataParallel>,
+    groups: Groups,
+    tied: Option<TiedTable>,
+    /// The names of the parameters that count in the norm, on every rank of the pipeline.
+    counted: Vec<Vec<String>>,
+}
+
+impl OnMesh {
+    /// Over the replicas of this rank's part of a `model`. All ranks of the mesh call it.
+    ///
+    /// # Errors
+    /// If the schedule is of other ranks than the pipeline, or as [`crate::comm::Pending::wait`].
+    pub fn new(
+        model: &impl Parameters,
+        replicas: Box<dyn DataParallel>,
+        groups: Groups,
+        schedule: &Schedule,
+    ) -> Result<OnMesh> {
+        let line = groups.along(Axis::Pp);
+        let tied = TiedTable::new(model, schedule, line)?;
+        let duplicate =
+            tied.as_ref().filter(|tied| tied.is_duplicate()).map(|tied| tied.table().name().to_string());
+        let mut names: Vec<String> =
+            model.parameters().iter().filter(|p| p.is_trained()).map(|p| p.name().into()).collect();
+        names.retain(|name| Some(name) != duplicate.as_ref());
+        names.sort();
+        names.dedup();
+        let counted = all_names(line, &names)?;
+        Ok(OnMesh { replicas, groups, tied, counted })
+    }
+
+    /// The communicators.
+    pub fn groups(&self) -> &Groups {
+        &self.groups
+    }
+
+    /// The squares of the pipeline's other ranks too.
+    fn of_all_stages(&self, own: &[Square]) -> Result<Vec<Square>> {
+        let line = self.groups.along(Axis::Pp);
+        if line.size() == 1 || !line.has_peers() {
+            return Ok(own.to_vec());
+        }
+        let sum = |name: &String| own.iter().find(|square| square.name == *name).map(|square| square.sum);
+        let missing = || Error::Config("the parameters that are trained have changed".into());
+        let sums: Option<Vec<f64>> = self.counted[line.rank()].iter().map(sum).collect();
+        let all =
+            gather(line, &sums.ok_or_else(missing)?, &self.counted.iter().map(Vec::len).collect::<Vec<_>>())?;
+        let names = self.counted.iter().flatten().cloned();
+        Ok(names.zip(all).map(|(name, sum)| Square { name, sum, whole: true }).collect())
+    }
+}
+
+impl DataParallel for OnMesh {
+    fn parameters(&self) -> Vec<Parameter> {
+        self.replicas.parameters()
+    }
+
+    fn no_sync(&self) -> NoSync {
+        self.replicas.no_sync()
+    }
+
+    fn zero_grad(&self) -> Result<()> {
+        self.replicas.zero_grad()
+    }
+
+    fn begin(&self) -> Result<()> {
+        self.replicas.begin()
+    }
+
+    /// After the pipeline's schedule.
+    fn finish(&self) -> Result<()> {
+        self.tied.iter().try_for_each(TiedTable::exchange)?;
+        self.replicas.finish()
+    }
+
+    fn grad_squares(&self) -> Result<Vec<Square>> {
+        let own = sum_squares(self.replicas.grad_squares()?, self.groups.along(Axis::Tp))?;
+        self.of_all_stages(&own)
+    }
+
+    fn updated(&self) -> Result<()> {
+        self.replicas.updated()
+    }
+
+    fn traffic(&self) -> Traffic {
+        self.replicas.traffic()
+    }
+
+    fn gathered(&self) -> Result<Option<Gathered>> {
+        self.replicas.gathered()
+    }
+
+    /// On rank 0 of each replica.
+    fn full_state_dict(&self, model: &dyn Parameters) -> Result<Entries> {
+        let _values = self.gathered()?;
+        gather_parameters(&model.parameters(), self.groups.model())
+    }
+
+    fn load_full_state_dict(&self, model: &dyn Parameters, entries: Entries) -> Result<()> {
+        let whole: Vec<Part> = entries
+            .into_iter()
+            .map(|(name, values)| Ok(Part::whole(name, values.contiguous()?)))
+            .collect::<Result<_>>()?;
+        for part in self.parts(model)? {
+            let given: Vec<&Part> = whole.iter().filter(|given| given.name == part.name).collect();
+            match given
+                .iter()
+                .all(|given| given.values.numel() == part.shard.window.global.iter().product::<usize>())
+            {
+                true if !given.is_empty() => part.take(&given)?,
+                _ => {
+                    return Err(Error::Config(format!(
+                        "state dict: missing or of another size: {}",
+                        part.name
+                    )));
+                }
+            }
+        }
+        self.reloaded()
+    }
+
+    fn full_optimizer_state(&self, _: Entries, _: &[&'static str]) -> Result<Entries> {
+        Err(Error::Config(WHOLE_OPTIMIZER.into()))
+    }
+
+    fn part_of_optimizer_state(&self, _: Entries) -> Result<Entries> {
+        Err(Error::Config(WHOLE_OPTIMIZER.into()))
+    }
+
+    fn parts(&self, model: &dyn Parameters) -> Result<Vec<Part>> {
+        self.replicas.parts(model)
+    }
+
+    fn reloaded(&self) -> Result<()> {
+        self.replicas.reloaded()
+    }
+}
+
+const WHOLE_OPTIMIZER: &str =
+    "no rank of a mesh has room for the whole optimizer's state; save and restore it in parts (`checkpoint`)";
+
+/// What each rank has, in order of the ranks.
+fn gather(comm: &Comm, own: &[f64], counts: &[usize]) -> Result<Vec<f64>> {
+    let own = Tensor::from_slice(own, &[own.len()], Device::CPU)?;
+    let all = Tensor::zeros(&[counts.iter().sum()], DType::F64, Device::CPU)?;
+    comm.run(Call::all_gather_uneven(all.clone(), own, counts))?;
+    Ok(all.to_vec()?)
+}
+
+/// The names that each rank has.
+fn all_names(comm: &Comm, own: &[String]) -> Result<Vec<Vec<String>>> {
+    if comm.size() == 1 || !comm.has_peers() {
+        return Ok(vec![own.to_vec(); comm.size()]);
+    }
+    let text = own.join("\n").into_bytes();
+    let counts: Vec<usize> =
+        gather(comm, &[text.len() as f64], &vec![1; comm.size()])?.into_iter().map(|n| n as usize).collect();
+    let own = Tensor::from_slice(&text, &[text.len()], Device::CPU)?;
+    let all = Tensor::zeros(&[counts.iter().sum()], DType::U8, Device::CPU)?;
+    comm.run(Call::all_gather_uneven(all.clone(), own, &counts))?;
+    let bytes = all.to_vec::<u8>()?;
+    let mut rest = &bytes[..];
+    let text = |count| {
+        let (text, after) = rest.split_at(count);
+        rest = after;
+        String::from_utf8_lossy(text).lines().map(String::from).collect()
+    };
+    Ok(counts.into_iter().map(text).collect())
+}

@@ -1,0 +1,108 @@
+//! The two nodes that a cell stands between, so that backward is the mirror of the clock cycles.
+//!
+//! ```text
+//!   cell (i-1, j)                     cell (i, j)
+//!   x ─ ops ─ leave ─ y               x ─ ops ─ leave ─ y            forward: left to right
+//!                │                                │
+//!   enter ───────┴── phony ── enter ──────────────┴── phony ──       backward: right to left
+//! ```
+//! The phony ties the cells of a device together in the order in which it computes them: torchgpipe's fork and join, over
+//! all values of a cell at once. In backward, `leave` comes first: it waits for the gradients of all that left the cell. Then
+//! come the cell's operations, and after them `enter`, since it was recorded before them and a device runs what was recorded
+//! last first. Only then may the `leave` of the cell before run. A recomputation hangs on the phony between the two: it
+//! begins as soon as the device is free, while the gradient is still on its way.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use phalanx_nn::autograd::{
+    Backward, Cx, Grads, Result as GradResult, Saver, Var, grads1, phony, record, record_many,
+};
+use phalanx_tensor::{Device, Tensor};
+
+use super::copy::Arrivals;
+use super::timeline::{Phase, Watch};
+use crate::Result;
+
+/// When a cell's backward pass began.
+pub(super) struct Mark {
+    watch: Watch,
+    begun: Mutex<Option<Instant>>,
+}
+
+impl Mark {
+    pub(super) fn new(watch: Watch) -> Arc<Mark> {
+        Arc::new(Mark { watch, begun: Mutex::default() })
+    }
+
+    fn set(&self, begun: Option<Instant>) -> Option<Instant> {
+        std::mem::replace(&mut *self.begun.lock().unwrap_or_else(PoisonError::into_inner), begun)
+    }
+}
+
+/// The beginning of a cell, after the one whose phony is given.
+///
+/// # Errors
+/// If the device refuses.
+pub(super) fn enter(after: Option<&Var>, mark: &Arc<Mark>) -> Result<Var> {
+    let device = mark.watch.device;
+    let first = phony(device, true)?;
+    let node = |_: &Saver<'_>| Ok(Enter(mark.clone()));
+    Ok(record("enter", &[after.unwrap_or(&first)], empty(device)?, node)?)
+}
+
+/// The end of a cell that was entered: the values that leave it, and the phony for the next one. `None` if none of them
+/// requires a gradient.
+///
+/// # Errors
+/// If the device refuses.
+pub(super) fn leave(
+    mut values: Vec<Var>,
+    entered: &Var,
+    mark: &Arc<Mark>,
+    arrivals: Arrivals,
+) -> Result<(Vec<Var>, Option<Var>)> {
+    let mut tied: Vec<&mut Var> = values.iter_mut().filter(|value| value.requires_grad()).collect();
+    if tied.is_empty() {
+        return Ok((values, None));
+    }
+    let tensors = tied.iter().map(|value| value.tensor().clone());
+    let outputs = tensors.chain([empty(mark.watch.device)?]).collect();
+    let node = |_: &Saver<'_>| Ok(Leave { mark: mark.clone(), arrivals });
+    let inputs: Vec<&Var> = tied.iter().map(|value| &**value).chain([entered]).collect();
+    let mut left = record_many("leave", &inputs, outputs, node)?;
+    let phony = left.pop();
+    tied.iter_mut().zip(left).for_each(|(value, left)| **value = left);
+    Ok((values, phony))
+}
+
+fn empty(device: Device) -> Result<Tensor> {
+    Ok(phony(device, false)?.into_tensor())
+}
+
+struct Enter(Arc<Mark>);
+
+impl Backward for Enter {
+    fn backward(&self, _: &Cx<'_>) -> GradResult<Grads> {
+        if let Some(begun) = self.0.set(None) {
+            self.0.watch.over(Phase::Backward, begun);
+        }
+        grads1(phony(self.0.watch.device, false)?)
+    }
+}
+
+struct Leave {
+    mark: Arc<Mark>,
+    arrivals: Arrivals,
+}
+
+impl Backward for Leave {
+    fn backward(&self, cx: &Cx<'_>) -> GradResult<Grads> {
+        self.arrivals.wait()?;
+        self.mark.set(Some(Instant::now()));
+        // Of the values, and in the phony's place its own.
+        let values = cx.outputs() - 1;
+        let phony = phony(self.mark.watch.device, false)?;
+        Ok((0..values).map(|i| cx.dy_at(i).cloned()).chain([Some(phony)]).collect())
+    }
+}

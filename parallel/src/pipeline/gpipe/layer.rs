@@ -1,0 +1,108 @@
+//! [`Layer`]: what a pipeline is made of; and [`Sequence`], several in a row.
+
+use std::ops::Range;
+
+use phalanx_nn::{AnyUnit, Entry, Module, Parameter, Parameters, Sequential};
+
+use super::{Batch, Skippable, Skips, verify_skips};
+use crate::Result;
+
+/// A layer of one input or several, which may stash and pop skips. Every [`Module`] is one.
+pub trait Layer: Parameters + Send + Sync {
+    /// The output. It must be a function of the input, the parameters and the ambient context: where values are not kept,
+    /// it is computed twice.
+    ///
+    /// # Errors
+    /// If the input does not fit.
+    fn run(&self, input: Batch, skips: &mut Skips) -> Result<Batch>;
+
+    /// The skips that it stashes and pops.
+    fn skippable(&self) -> Skippable {
+        Skippable::new()
+    }
+}
+
+impl<M: Module> Layer for M {
+    fn run(&self, input: Batch, _: &mut Skips) -> Result<Batch> {
+        Ok(self.forward(&input.one()?)?.into())
+    }
+}
+
+/// Layers in a row; their parameters' paths begin with their number.
+#[derive(Default)]
+pub struct Sequence {
+    layers: Vec<Box<dyn Layer>>,
+}
+
+impl Sequence {
+    /// Without layers: the identity.
+    pub fn new() -> Sequence {
+        Sequence::default()
+    }
+
+    /// With one more layer at the end.
+    #[must_use]
+    pub fn with(mut self, layer: impl Layer + 'static) -> Sequence {
+        self.layers.push(Box::new(layer));
+        self
+    }
+
+    /// The layers, in order.
+    pub fn layers(&self) -> &[Box<dyn Layer>] {
+        &self.layers
+    }
+
+    /// The skips that each layer stashes and pops.
+    pub fn skippables(&self) -> Vec<Skippable> {
+        self.layers.iter().map(|layer| layer.skippable()).collect()
+    }
+
+    /// The output of the plain model, whose layers are all on one device: no micro-batches, no copies.
+    ///
+    /// # Errors
+    /// If skips do not match, or a layer refuses.
+    pub fn run(&self, input: impl Into<Batch>) -> Result<Batch> {
+        verify_skips(&self.skippables())?;
+        self.run_layers(0..self.layers.len(), input.into(), &mut Skips::default())
+    }
+
+    /// The output of some of the layers, given skips that layers before them stashed.
+    pub(in crate::pipeline) fn run_layers(
+        &self,
+        layers: Range<usize>,
+        input: Batch,
+        skips: &mut Skips,
+    ) -> Result<Batch> {
+        let layers = self.layers.iter().enumerate().take(layers.end).skip(layers.start);
+        layers.into_iter().try_fold(input, |batch, (i, layer)| {
+            skips.within(i, layer.skippable(), |skips| layer.run(batch, skips))
+        })
+    }
+}
+
+impl From<Vec<Box<dyn Layer>>> for Sequence {
+    fn from(layers: Vec<Box<dyn Layer>>) -> Sequence {
+        Sequence { layers }
+    }
+}
+
+impl From<Sequential> for Sequence {
+    fn from(modules: Sequential) -> Sequence {
+        let layer = |module| Box::new(module) as Box<dyn Layer>;
+        Sequence { layers: modules.into_modules().into_iter().map(layer).collect() }
+    }
+}
+
+impl Parameters for Sequence {
+    fn visit(&self, path: &str, visitor: &mut dyn FnMut(&str, Entry<'_>)) {
+        self.layers.visit(path, visitor);
+    }
+
+    fn visit_units(&self, visitor: &mut dyn FnMut(&dyn AnyUnit)) {
+        self.layers.visit_units(visitor);
+    }
+
+    fn borrowed(&self) -> Vec<Parameter> {
+        self.layers.borrowed()
+    }
+}

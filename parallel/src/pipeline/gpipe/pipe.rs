@@ -1,0 +1,187 @@
+//! [`GPipe`]: a model over several devices.
+
+use std::sync::Arc;
+
+use phalanx_nn::autograd::{Var, join};
+use phalanx_nn::{AnyUnit, Entry, Module, Parameter, Parameters, Result as NnResult};
+use phalanx_tensor::{Context, Device};
+
+use super::board::Board;
+use super::copy::{Lanes, Sent};
+use super::stage::Stage;
+use super::worker::Pass;
+use super::{Batch, Cell, GPipeConfig, Layer, Partition, Sequence, gather, routes, scatter, verify_skips};
+use crate::{Error, Result};
+
+/// A model cut into stages, each on a device. A batch goes through it in micro-batches, of which the stages compute several
+/// at a time; see the [module](super).
+///
+/// Its parameters have the names that they have in the plain model, whatever the partition.
+pub struct GPipe {
+    model: Arc<Sequence>,
+    partition: Partition,
+    stages: Vec<Arc<Stage>>,
+    lanes: Arc<Lanes>,
+    config: GPipeConfig,
+}
+
+impl GPipe {
+    /// A pipeline of the model's layers, which were built on the devices that the partition names.
+    ///
+    /// # Errors
+    /// If the partition is of another number of layers, a parameter or buffer lies elsewhere or belongs to two stages, skips
+    /// do not match, or there are to be no micro-batches.
+    pub fn new(model: Sequence, partition: Partition, config: GPipeConfig) -> Result<GPipe> {
+        check(&model, &partition, &config)?;
+        let routes = routes(&model.skippables(), &partition);
+        let model = Arc::new(model);
+        let stage = |(i, own): (usize, &super::StageLayers)| {
+            let incoming = routes.iter().filter(|route| route.to == i).cloned().collect();
+            let outgoing = routes.iter().filter(|route| route.from == i).cloned().collect();
+            Arc::new(Stage { model: model.clone(), own: own.clone(), incoming, outgoing })
+        };
+        let stages = partition.stages().iter().enumerate().map(stage).collect();
+        let devices = partition.devices();
+        let neighbours = devices.windows(2).map(|pair| (pair[0], pair[1]));
+        let skips = routes.iter().map(|route| (devices[route.from], devices[route.to]));
+        let lanes = Arc::new(Lanes::new(neighbours.chain(skips))?);
+        Ok(GPipe { stages, lanes, model, partition, config })
+    }
+
+    /// The output, on the last stage's device, of a batch of one value or several on the first one's.
+    ///
+    /// # Errors
+    /// If the batch's values have different numbers of rows or lie elsewhere, or the first error of a stage. All workers have
+    /// ended by then.
+    pub fn run(&self, input: impl Into<Batch>) -> Result<Batch> {
+        let input = input.into();
+        let Some(first) = self.stages.first() else { return Ok(input) };
+        input.check_device(first.own.device)?;
+        let micro_batches = scatter(&input, self.config.micro_batches)?;
+        drop(input);
+        let context = Context::current();
+        let recomputed =
+            if context.train { self.config.checkpoint.recomputed(micro_batches.len()) } else { 0 };
+        let pass = Pass {
+            stages: &self.stages,
+            lanes: &self.lanes,
+            observer: &self.config.observer,
+            offsets: micro_batches.iter().map(|(_, rows)| rows.start).collect(),
+            recomputed,
+            context,
+            board: Board::default(),
+        };
+        for (micro_batch, (batch, _)) in micro_batches.into_iter().enumerate() {
+            let values = batch.into_values().into_iter().map(Sent::Here).collect();
+            pass.board.post(Cell { micro_batch, stage: 0 }, values);
+        }
+        pass.run();
+        let (outputs, ties) = pass.board.end()?;
+        tied(gather(outputs.into_iter().map(Batch::from).collect())?, &ties)
+    }
+
+    /// The layers, in order.
+    pub fn layers(&self) -> &[Box<dyn Layer>] {
+        self.model.layers()
+    }
+
+    /// How many layers there are.
+    pub fn len(&self) -> usize {
+        self.layers().len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.layers().is_empty()
+    }
+
+    /// The stages.
+    pub fn partition(&self) -> &Partition {
+        &self.partition
+    }
+
+    /// The device of each stage: inputs belong on the first, outputs come on the last.
+    pub fn devices(&self) -> Vec<Device> {
+        self.partition.devices()
+    }
+
+    /// How it runs.
+    pub fn config(&self) -> &GPipeConfig {
+        &self.config
+    }
+}
+
+/// The output, whose backward begins with the phonies of the devices' last cells: what hangs on them (recomputations) need
+/// not wait for a gradient.
+fn tied(mut output: Batch, ties: &[Var]) -> Result<Batch> {
+    let place = output.values().iter().position(Var::requires_grad);
+    if let Some(place) = place {
+        for tie in ties {
+            output[place] = join(&output[place], tie)?;
+        }
+    }
+    Ok(output)
+}
+
+fn check(model: &Sequence, partition: &Partition, config: &GPipeConfig) -> Result<()> {
+    let wrong = |why: String| Err(Error::Config(format!("gpipe: {why}")));
+    let (layers, balanced) = (model.layers().len(), partition.layers());
+    if layers != balanced {
+        let balance: Vec<usize> = partition.stages().iter().map(|stage| stage.layers.len()).collect();
+        return wrong(format!(
+            "got a balance of {balance:?}, which is {balanced} layers, wanted the model's {layers}"
+        ));
+    }
+    if config.micro_batches == 0 {
+        return wrong("got 0 micro-batches, wanted at least 1".into());
+    }
+    let mut seen: Vec<(usize, String, Parameter)> = Vec::new();
+    for (layer, module) in model.layers().iter().enumerate() {
+        let stage = partition.stage(layer).unwrap_or_default();
+        let wanted = partition.stages()[stage].device;
+        let mut problem = None;
+        module.visit(&layer.to_string(), &mut |path, entry| {
+            let device = entry.tensor().device();
+            if device != wanted {
+                problem = Some(format!("got {path} on {device}, wanted it on {wanted}, where its layer is"));
+            } else if let Entry::Parameter(parameter) = entry {
+                match seen.iter().find(|(other, _, known)| *other != stage && known.is(parameter)) {
+                    Some((other, known, _)) => {
+                        problem = Some(format!(
+                            "{path} of stage {stage} is {known} of stage {other}; wanted one stage"
+                        ));
+                    }
+                    None => seen.push((stage, path.to_string(), parameter.clone())),
+                }
+            }
+        });
+        if let Some(problem) = problem {
+            return wrong(problem);
+        }
+    }
+    verify_skips(&model.skippables())
+}
+
+impl Parameters for GPipe {
+    fn visit(&self, path: &str, visitor: &mut dyn FnMut(&str, Entry<'_>)) {
+        self.model.visit(path, visitor);
+    }
+
+    fn visit_units(&self, visitor: &mut dyn FnMut(&dyn AnyUnit)) {
+        self.model.visit_units(visitor);
+    }
+
+    fn borrowed(&self) -> Vec<Parameter> {
+        self.model.borrowed()
+    }
+}
+
+impl Module for GPipe {
+    fn forward(&self, x: &Var) -> NnResult<Var> {
+        let output = self.run(x).and_then(Batch::one);
+        output.map_err(|error| match error {
+            Error::Nn(error) => error,
+            other => phalanx_nn::autograd::Error::from(other).into(),
+        })
+    }
+}

@@ -1,0 +1,202 @@
+//! When a checkpoint is there: after a save, while one is under way, after one that was killed or went wrong.
+
+use std::fs;
+use std::time::Duration;
+
+use phalanx_nn::{BatchNormConfig, Buffer, Module, Parameters, Scope};
+use phalanx_parallel::checkpoint::{Checkpoint, Saver};
+use phalanx_parallel::part::Part;
+use phalanx_parallel::{Result, launch};
+use phalanx_tensor::{Context, DType, Device, Tensor};
+
+use crate::{Place, save, settings};
+
+fn filled(value: f64, n: usize) -> Tensor {
+    phalanx_kernels::full(&[n], value, DType::F32, Device::CPU).unwrap()
+}
+
+fn step(saved: &Checkpoint) -> &str {
+    &saved.settings()["step"]
+}
+
+#[test]
+fn each_save_replaces_the_one_before() {
+    let place = Place::new("replace");
+    let folder = place.join("run/deeper/saved");
+    let run = |rank: launch::Rank| -> Result<()> {
+        let mut saver = Saver::new(rank.comm())?;
+        let mut w = filled(0.0, 1000);
+        for number in 1..4 {
+            saver.wait()?;
+            phalanx_kernels::fill_(&mut w, number as f64)?;
+            saver.save(&folder, vec![Part::whole("w", w.clone())], &settings(number))?;
+        }
+        // Another follows at once, and one is left to the end.
+        saver.save(&folder, vec![Part::whole("w", w.clone())], &settings(4))
+    };
+    launch::threads(3, run).unwrap();
+    let saved = Checkpoint::open(&folder).unwrap();
+    assert_eq!(step(&saved), "4");
+    let part = Part::whole("w", filled(0.0, 1000));
+    saved.read(std::slice::from_ref(&part)).unwrap();
+    assert_eq!(part.values.to_vec::<f32>().unwrap(), [3.0; 1000]);
+    let beside: Vec<_> = fs::read_dir(folder.parent().unwrap()).unwrap().collect();
+    assert_eq!(beside.len(), 1, "{beside:?}");
+}
+
+#[test]
+fn what_a_killed_save_leaves_is_no_checkpoint_and_the_next_removes_it() {
+    let place = Place::new("killed");
+    let (folder, half) = (place.join("saved"), place.join(".saved.saving"));
+    let part = || vec![Part::whole("w", filled(1.0, 100))];
+    let write = |number| {
+        launch::threads(2, |rank| save(&rank, &folder, part(), &settings(number))).unwrap();
+    };
+    let leave = || {
+        fs::create_dir_all(&half).unwrap();
+        fs::write(half.join("rank-0.safetensors"), "half of it").unwrap();
+    };
+    leave();
+    assert!(Checkpoint::open(&folder).is_err());
+    write(1);
+    leave();
+    assert_eq!(step(&Checkpoint::open(&folder).unwrap()), "1");
+    write(2);
+    assert!(!half.exists());
+    // Killed between the two renames: the old one is found, by the next save too.
+    fs::rename(&folder, place.join(".saved.old")).unwrap();
+    leave();
+    assert_eq!(step(&Checkpoint::open(&folder).unwrap()), "2");
+    write(3);
+    assert_eq!(step(&Checkpoint::open(&folder).unwrap()), "3");
+    assert!(!place.join(".saved.old").exists());
+    // Killed before the old one was removed.
+    fs::create_dir(place.join(".saved.old")).unwrap();
+    fs::write(place.join(".saved.old/checkpoint.json"), "old").unwrap();
+    assert_eq!(step(&Checkpoint::open(&folder).unwrap()), "3");
+    write(4);
+    assert!(!place.join(".saved.old").exists());
+}
+
+#[test]
+fn a_tensor_that_is_written_meanwhile_is_an_error_on_every_rank() {
+    let place = Place::new("written");
+    let folder = place.join("saved");
+    let run = |rank: launch::Rank| -> Result<String> {
+        let mut saver = Saver::new(rank.comm())?.with_block(8)?;
+        let mut w = filled(rank.rank() as f64, 200_000);
+        save(&rank, &folder, vec![Part::whole(format!("w{}", rank.rank()), w.clone())], &settings(1))?;
+        saver.save(&folder, vec![Part::whole(format!("w{}", rank.rank()), w.clone())], &settings(2))?;
+        if rank.rank() == 1 {
+            phalanx_kernels::fill_(&mut w, 9.0)?;
+        }
+        Ok(saver.wait().unwrap_err().to_string())
+    };
+    for error in launch::threads(3, run).unwrap() {
+        assert!(error.contains("rank 1") && error.contains("w1") && error.contains("written"), "{error}");
+    }
+    assert_eq!(step(&Checkpoint::open(&folder).unwrap()), "1");
+    assert!(!place.join(".saved.saving").exists());
+}
+
+#[test]
+fn buffers_are_those_of_the_first_rank_when_the_save_began() {
+    let place = Place::new("buffers");
+    let folder = place.join("saved");
+    let run = |rank: launch::Rank| -> Result<()> {
+        let norm = BatchNormConfig::new(3).init_1d(&Scope::new(1, DType::F32, rank.device()))?;
+        let _train = Context::with(|c| c.train = true);
+        let pass = || {
+            let x =
+                filled(2.0 + rank.rank() as f64, 6).with_shape(&[2, 3])?.to_device(rank.device(), false)?;
+            norm.forward(&phalanx_nn::autograd::Var::new(x))
+        };
+        pass()?;
+        let mut saver = Saver::new(rank.comm())?;
+        saver.save(&folder, Part::all_of(&norm), &settings(1))?;
+        for _ in 0..5 {
+            pass()?;
+        }
+        saver.wait()
+    };
+    launch::threads(2, run).unwrap();
+    let norm = BatchNormConfig::new(3).init_1d(&Scope::new(1, DType::F32, Device::CPU)).unwrap();
+    Checkpoint::open(&folder).unwrap().read(&Part::all_of(&norm)).unwrap();
+    let mut means = Vec::new();
+    norm.visit("", &mut |path, entry| {
+        if path == "running_mean" {
+            means = entry.tensor().to_vec::<f32>().unwrap();
+        }
+    });
+    assert_eq!(means, [0.2; 3], "a tenth of the first rank's mean");
+    let plain = Buffer::new(filled(1.0, 2));
+    assert!(Part::of_buffer("b", &plain).buffer);
+}
+
+#[test]
+fn a_rank_that_fails_while_others_save_ends_all_with_its_cause() {
+    let place = Place::new("fails");
+    for panics in [false, true] {
+        let run = |rank: launch::Rank| -> Result<()> {
+            let mut saver = Saver::new(rank.comm())?.with_block(8)?;
+            let w = Part::whole(format!("w{}", rank.rank()), filled(1.0, 300_000));
+            saver.save(place.join("saved"), vec![w], &settings(1))?;
+            if rank.rank() == 1 {
+                assert!(!panics, "the panic of rank 1");
+                return Err(phalanx_parallel::Error::Config("the error of rank 1".into()));
+            }
+            saver.wait()?;
+            rank.comm().barrier()?;
+            Ok(())
+        };
+        let ended = launch::Threads::new(3).timeout(Duration::from_secs(20)).run(run);
+        let error = ended.unwrap_err().to_string();
+        assert!(error.contains("of rank 1"), "{error}");
+    }
+}
+
+#[test]
+fn a_rank_that_does_not_come_is_named() {
+    let place = Place::new("missing");
+    let run = |rank: launch::Rank| -> Result<()> {
+        let mut saver = Saver::new(rank.comm())?;
+        if rank.rank() == 2 {
+            return Ok(());
+        }
+        saver.save(place.join("saved"), vec![Part::whole("w", filled(1.0, 3))], &settings(1))?;
+        saver.wait()
+    };
+    let ended = launch::Threads::new(3).timeout(Duration::from_secs(20)).run(run);
+    assert!(ended.unwrap_err().to_string().contains("rank 2"));
+}
+
+#[test]
+fn what_cannot_be_saved_is_refused_on_every_rank() {
+    let place = Place::new("refused");
+    type Make = fn(usize) -> Part;
+    let cases: [(Make, &str); 5] = [
+        (|rank| Part { range: 0..rank + 3, ..Part::whole("w", filled(1.0, 4)) }, "part of w"),
+        (|rank| Part::whole("w", filled(1.0, 3 + rank)), "rank 0 has f32 [3], rank 1 f32 [4]"),
+        (
+            |_| Part { range: 0..2, ..Part { values: filled(1.0, 2), ..Part::whole("w", filled(1.0, 3)) } },
+            "2 of 3",
+        ),
+        (|_| Part::whole("w", Tensor::zeros(&[2], DType::F32, Device::Meta(0)).unwrap()), "on meta"),
+        (|_| Part::whole("w", filled(1.0, 6).slice(0, 0, 6, 2).unwrap()), "contiguous"),
+    ];
+    for (part, says) in cases {
+        let run = |rank: launch::Rank| -> Result<String> {
+            let mut saver = Saver::new(rank.comm())?;
+            let saved = saver.save(place.join("saved"), vec![part(rank.rank())], &settings(1));
+            Ok(saved.unwrap_err().to_string())
+        };
+        for error in launch::threads(2, run).unwrap() {
+            assert!(error.contains(says), "{error}");
+        }
+    }
+    let run = |rank: launch::Rank| -> Result<()> {
+        let folder = place.join(&format!("saved-{}", rank.rank()));
+        save(&rank, &folder, vec![Part::whole("w", filled(1.0, 3))], &settings(1))
+    };
+    assert!(launch::threads(2, run).unwrap_err().to_string().contains("saved-1"));
+}

@@ -1,0 +1,157 @@
+//! What a rank of a pipeline holds, from the ledger: on meta devices, where a rank needs no peers, to the byte. Alone in this
+//! file, whose ledgers nobody else may touch.
+
+mod gpt;
+#[path = "ranks/kit.rs"]
+mod kit;
+
+use std::sync::{Arc, Mutex};
+
+use phalanx_nn::models::RecomputeMode::{self, Always, ExceptLast, Never};
+use phalanx_parallel::pipeline::ranks::{Executed, Pipeline};
+use phalanx_parallel::pipeline::schedule::{Kind, Schedule, gpipe, one_f_one_b, zb_h1};
+use phalanx_parallel::{comm, launch};
+use phalanx_tensor::{Category, Device};
+
+use crate::gpt::{LENGTH, ROWS};
+use crate::kit::{WIDTH, Work, config};
+
+/// The ledgers are the process's.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+fn activations(device: Device) -> phalanx_tensor::Usage {
+    device.ledger().unwrap().category(Category::Activations)
+}
+
+/// Bytes of a stage's input.
+fn input(micro_batches: usize) -> usize {
+    ROWS / micro_batches * LENGTH * WIDTH * size_of::<f32>()
+}
+
+/// Bytes of activations after each action, and at peak, of a rank without peers that runs a schedule over the first of
+/// `pieces` pieces of a batch. Each stage has two blocks.
+fn books(
+    schedule: &Schedule,
+    pieces: usize,
+    rank: usize,
+    mode: RecomputeMode,
+) -> (Vec<(Kind, usize)>, usize) {
+    let device = Device::Meta(700);
+    let ranks = schedule.ranks.len();
+    let comm = comm::meta(rank, ranks).unwrap();
+    let heard = Arc::new(Mutex::new(Vec::new()));
+    let told = Arc::clone(&heard);
+    let observer = move |done: Executed| {
+        told.lock().unwrap().push((done.action.kind, activations(device).now));
+    };
+    let pipeline = Pipeline::new(schedule, comm, device).unwrap().recompute(mode);
+    let pipeline = pipeline.observer(Arc::new(observer));
+    let mut work = Work::new(&config(2 * ranks), schedule, rank, device).unwrap();
+    // A step in which shapes are known to all.
+    (work.rows, work.step) = (phalanx_nn::cut(ROWS, pieces), 1);
+    device.ledger().unwrap().reset_peak();
+    pipeline.train(&Arc::new(work)).unwrap();
+    let heard = heard.lock().unwrap().clone();
+    (heard, activations(device).peak)
+}
+
+/// Bytes that a stage keeps of each micro-batch for backward, the loss aside.
+fn kept(ranks: usize, micro_batches: usize, rank: usize, mode: RecomputeMode) -> usize {
+    let (books, _) = books(&gpipe(ranks, micro_batches).unwrap(), micro_batches, rank, mode);
+    let forwards: Vec<usize> =
+        books.iter().filter(|(kind, _)| *kind == Kind::Forward).map(|(_, bytes)| *bytes).collect();
+    forwards[1] - forwards[0] - loss(ranks, rank)
+}
+
+/// Bytes of a loss, where there is one.
+fn loss(ranks: usize, rank: usize) -> usize {
+    if rank + 1 == ranks { size_of::<f32>() } else { 0 }
+}
+
+#[test]
+fn one_f_one_b_holds_stages_minus_rank_micro_batches_and_sent_outputs_are_gone() {
+    let _alone = ONE_AT_A_TIME.lock().unwrap();
+    for (ranks, micro_batches) in [(4, 6), (3, 2), (2, 4)] {
+        for rank in 0..ranks {
+            let each = kept(ranks, micro_batches, rank, Never);
+            let (books, _) = books(&one_f_one_b(ranks, micro_batches).unwrap(), micro_batches, rank, Never);
+            let (mut live, mut most, mut forwards, mut waits) = (0, 0, 0, 0);
+            for &(kind, bytes) in &books {
+                match kind {
+                    Kind::Forward => (live, forwards) = (live + 1, forwards + 1),
+                    Kind::Backward => live -= 1,
+                    _ => {}
+                }
+                most = most.max(live);
+                // What came and is not yet used, or is not yet sent.
+                waits += usize::from(matches!(kind, Kind::RecvForward | Kind::RecvBackward));
+                waits -= usize::from(kind == Kind::Forward && rank > 0);
+                waits -= usize::from(kind == Kind::Backward && rank + 1 < ranks);
+                waits += usize::from(kind == Kind::Forward && rank + 1 < ranks);
+                waits += usize::from(kind == Kind::Backward && rank > 0);
+                if matches!(kind, Kind::SendForward | Kind::SendBackward) {
+                    // Said while the tensor is still there.
+                    waits -= 1;
+                    continue;
+                }
+                let wanted = live * each + forwards * loss(ranks, rank) + waits * input(micro_batches);
+                assert_eq!(bytes, wanted, "rank {rank} of {ranks}, {kind:?}: {books:?}");
+            }
+            assert_eq!(most, micro_batches.min(ranks - rank));
+        }
+    }
+}
+
+#[test]
+fn a_split_backward_leaves_less_than_it_found_and_nothing_in_the_end() {
+    let _alone = ONE_AT_A_TIME.lock().unwrap();
+    let (ranks, micro_batches) = (3, 4);
+    for rank in 0..ranks {
+        let each = kept(ranks, micro_batches, rank, Never);
+        let (books, peak) = books(&zb_h1(ranks, micro_batches).unwrap(), micro_batches, rank, Never);
+        assert!(peak < (ranks + 1) * each, "rank {rank}: {peak} of {each} each");
+        assert_eq!(books.last().unwrap(), &(Kind::Weight, micro_batches * loss(ranks, rank)));
+    }
+}
+
+#[test]
+fn recomputation_holds_the_inputs_of_all_and_the_activations_of_one_micro_batch() {
+    let _alone = ONE_AT_A_TIME.lock().unwrap();
+    let ranks = 3;
+    for (rank, m) in (0..ranks).flat_map(|rank| [2, 3, 4, 6].map(|m| (rank, m))) {
+        // The first stage has tokens instead, which are the caller's.
+        let input = if rank == 0 { 0 } else { input(m) };
+        let whole = kept(ranks, m, rank, Never);
+        assert_eq!(kept(ranks, m, rank, Always), input);
+        // One micro-batch alone: its activations and what its backward pass works with.
+        let one = books(&gpipe(ranks, 1).unwrap(), m, rank, Never).1;
+        let peak = |mode| books(&gpipe(ranks, m).unwrap(), m, rank, mode).1 - (m - 1) * loss(ranks, rank);
+        assert_eq!(peak(Never), (m - 1) * whole + one, "never, rank {rank}, {m} micro-batches");
+        assert_eq!(peak(Always), (m - 1) * input + one, "always, rank {rank}, {m} micro-batches");
+        // While the first is computed again, the last is still there.
+        let wanted = (m - 2) * input + whole + one;
+        assert_eq!(peak(ExceptLast), wanted, "except the last, rank {rank}, {m} micro-batches");
+        assert!(one < 3 * whole / 2, "rank {rank}: {one} for one micro-batch, of which {whole} are kept");
+    }
+}
+
+#[test]
+fn ranks_on_cpus_hold_what_they_hold_on_meta_and_what_is_being_sent() {
+    let _alone = ONE_AT_A_TIME.lock().unwrap();
+    let schedule = one_f_one_b(3, 4).unwrap();
+    let peaks = launch::threads(3, |rank| -> phalanx_parallel::Result<usize> {
+        let pipeline = Pipeline::new(&schedule, rank.comm().clone(), rank.device())?;
+        let mut work = Work::new(&config(6), &schedule, rank.rank(), rank.device())?;
+        work.step = 1;
+        rank.device().ledger()?.reset_peak();
+        let before = activations(rank.device()).now;
+        pipeline.train(&Arc::new(work))?;
+        Ok(activations(rank.device()).peak - before)
+    });
+    for (rank, peak) in peaks.unwrap().into_iter().enumerate() {
+        let (_, alone) = books(&schedule, 4, rank, Never);
+        // An output and a gradient may still be on their way for every micro-batch that is held.
+        let on_their_way = 2 * (3 - rank) * input(4);
+        assert!((alone..=alone + on_their_way).contains(&peak), "rank {rank}: {peak}, alone {alone}");
+    }
+}

@@ -1,0 +1,155 @@
+//! Sends and receives.
+
+use std::collections::HashMap;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::Duration;
+
+use phalanx_parallel::pipeline::schedule::{
+    Costs, Kind, NAMES, Schedule, Transfer, by_name, gpipe, one_f_one_b, simulate, verify, with_transfers,
+    zb_v,
+};
+
+fn lowered(schedule: Schedule) -> Vec<String> {
+    with_transfers(&schedule).unwrap().to_string().lines().map(str::to_string).collect()
+}
+
+#[test]
+fn sends_come_early_and_receives_late() {
+    assert_eq!(
+        lowered(gpipe(2, 2).unwrap()),
+        [
+            "0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1",
+            "1RECV_F0 1F0 1RECV_F1 1F1 1B0 1SEND_B0 1B1 1SEND_B1",
+        ]
+    );
+}
+
+#[test]
+fn a_rank_receives_before_it_sends_where_both_would_send() {
+    assert_eq!(
+        lowered(one_f_one_b(2, 3).unwrap()),
+        [
+            "0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0F2 0SEND_F2 0RECV_B1 0B1 0RECV_B2 0B2",
+            "1RECV_F0 1F0 1B0 1RECV_F1 1SEND_B0 1F1 1B1 1RECV_F2 1SEND_B1 1F2 1B2 1SEND_B2",
+        ]
+    );
+}
+
+#[test]
+fn nothing_is_sent_between_stages_of_one_rank() {
+    assert_eq!(
+        lowered(zb_v(2, 1).unwrap()),
+        [
+            "0F0 0SEND_F0 3RECV_F0 3F0 3I0 3SEND_B0 3W0 0RECV_B0 0I0 0W0",
+            "1RECV_F0 1F0 2F0 2SEND_F0 2RECV_B0 2I0 2W0 1I0 1SEND_B0 1W0",
+        ]
+    );
+}
+
+#[test]
+fn a_schedule_with_transfers_or_faults_gets_none() {
+    let schedule = with_transfers(&gpipe(2, 1).unwrap()).unwrap();
+    let again = with_transfers(&schedule).unwrap_err().to_string();
+    assert_eq!(again, "with_transfers: got a schedule with 0SEND_F0, wanted one without transfers");
+    let wrong = with_transfers(&"0F0 0B0\n1F0".parse().unwrap()).unwrap_err().to_string();
+    assert_eq!(wrong, "rank 1: nothing does 1B0");
+}
+
+/// Runs the lists on threads, over channels in which a send waits for its receive.
+fn run(schedule: &Schedule) {
+    let mut senders: HashMap<(usize, usize), mpsc::SyncSender<Transfer>> = HashMap::new();
+    let mut receivers = HashMap::new();
+    for (from, to) in (0..schedule.ranks.len()).flat_map(|a| (0..schedule.ranks.len()).map(move |b| (a, b))) {
+        let (sender, receiver) = mpsc::sync_channel(0);
+        senders.insert((from, to), sender);
+        receivers.insert((from, to), receiver);
+    }
+    let (done, end) = mpsc::channel();
+    for rank in 0..schedule.ranks.len() {
+        let senders = senders.clone();
+        let receivers: HashMap<_, _> = receivers.extract_if(|&(_, to), _| to == rank).collect();
+        let (schedule, done) = (schedule.clone(), done.clone());
+        thread::spawn(move || {
+            for &action in &schedule.ranks[rank] {
+                match action.kind {
+                    Kind::SendForward | Kind::SendBackward => {
+                        let transfer = schedule.transfer(action).unwrap();
+                        senders[&(rank, schedule.placement[transfer.to])].send(transfer).unwrap();
+                    }
+                    Kind::RecvForward | Kind::RecvBackward => {
+                        let transfer = schedule.transfer(action).unwrap();
+                        let got = receivers[&(schedule.placement[transfer.from], rank)].recv().unwrap();
+                        assert_eq!(got, transfer);
+                    }
+                    _ => {}
+                }
+            }
+            done.send(()).unwrap();
+        });
+    }
+    for _ in 0..schedule.ranks.len() {
+        let ended = end.recv_timeout(Duration::from_secs(60));
+        assert_ne!(ended, Err(RecvTimeoutError::Timeout), "no end:\n{schedule}");
+    }
+}
+
+#[test]
+fn threads_over_channels_without_buffers_come_to_their_ends() {
+    for name in NAMES {
+        for (ranks, chunks, micro_batches) in [(2, 2, 5), (3, 3, 7), (4, 2, 8), (8, 2, 3), (5, 4, 11)] {
+            let schedule = with_transfers(&by_name(name, ranks, chunks, micro_batches).unwrap()).unwrap();
+            verify(&schedule, 0).unwrap();
+            run(&schedule);
+        }
+    }
+}
+
+/// When the last rank ends if `B` takes 2, other computations 1, transfers nothing, and a receive blocks its rank.
+fn makespan(schedule: &Schedule) -> u64 {
+    let ranks = schedule.ranks.len();
+    let (mut positions, mut clocks, mut sent) = (vec![0; ranks], vec![0; ranks], HashMap::new());
+    while (0..ranks).any(|rank| positions[rank] < schedule.ranks[rank].len()) {
+        for rank in 0..ranks {
+            while let Some(&action) = schedule.ranks[rank].get(positions[rank]) {
+                match (action.kind, schedule.transfer(action)) {
+                    (Kind::SendForward | Kind::SendBackward, transfer) => {
+                        sent.insert(transfer, clocks[rank]);
+                    }
+                    (Kind::RecvForward | Kind::RecvBackward, transfer) => match sent.get(&transfer) {
+                        Some(&time) => clocks[rank] = time.max(clocks[rank]),
+                        None => break,
+                    },
+                    (kind, _) => clocks[rank] += if kind == Kind::Backward { 2 } else { 1 },
+                }
+                positions[rank] += 1;
+            }
+        }
+    }
+    clocks.into_iter().max().unwrap()
+}
+
+#[test]
+fn receives_that_block_lose_no_time() {
+    for name in NAMES {
+        for (ranks, chunks, micro_batches) in (1..7).flat_map(|p| (1..14).map(move |m| (p, 1 + m % 3, m))) {
+            let schedule = by_name(name, ranks, chunks, micro_batches).unwrap();
+            let stages = schedule.stages();
+            let costs = Costs {
+                backward: vec![2.0; stages],
+                forward: vec![1.0; stages],
+                input: vec![1.0; stages],
+                weight: vec![1.0; stages],
+                transfer: vec![0.0; stages - 1],
+                activation: vec![1.0; stages],
+            };
+            let best = simulate(&schedule, &costs).unwrap().makespan();
+            let lowered = with_transfers(&schedule).unwrap();
+            assert_eq!(
+                makespan(&lowered) as f64,
+                best,
+                "{name}, {ranks} ranks, {micro_batches} micro-batches"
+            );
+        }
+    }
+}

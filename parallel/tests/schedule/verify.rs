@@ -1,0 +1,124 @@
+//! What `verify` finds.
+
+use phalanx_parallel::pipeline::schedule::{Error, Schedule, gpipe, one_f_one_b, verify};
+
+/// What is wrong with a text, over buffers of that many transfers.
+fn found(text: &str, capacity: usize) -> String {
+    verify(&text.parse::<Schedule>().unwrap(), capacity).unwrap_err().to_string()
+}
+
+#[test]
+fn what_is_missing_is_named() {
+    assert_eq!(found("0F0 0F1 0B0", 0), "rank 0: nothing does 0B1");
+    assert_eq!(found("0F0 0B0 0B1", 0), "rank 0: nothing does 0F1");
+    assert_eq!(found("0F0 0I0", 0), "rank 0: nothing does 0W0");
+    assert_eq!(found("0F0 0W0", 0), "rank 0: nothing does 0B0");
+}
+
+#[test]
+fn what_is_done_twice_is_named() {
+    assert_eq!(found("0F0 0F0 0B0", 0), "rank 0, action 1 (0F0): 0F0 has been done");
+    assert_eq!(found("0F0 0B0 0W0", 0), "rank 0, action 2 (0W0): 0B0 has been done");
+    assert_eq!(found("0F0 0I0 0W0 0B0", 0), "rank 0, action 3 (0B0): 0I0 has been done");
+}
+
+#[test]
+fn a_rank_must_have_what_it_uses() {
+    assert_eq!(found("0B0 0F0", 0), "rank 0, action 0 (0B0): needs 0F0 before it on the rank");
+    assert_eq!(found("0F0 0W0 0I0", 0), "rank 0, action 1 (0W0): needs 0I0 before it on the rank");
+    assert_eq!(found("1F0 0F0 1B0 0B0", 0), "rank 0, action 0 (1F0): needs 0F0 before it on the rank");
+    assert_eq!(
+        found("0F0 1F0 0I0 1I0 0W0 1W0", 0),
+        "rank 0, action 2 (0I0): needs 1B0 before it on the rank"
+    );
+    let late = "0F0 0SEND_F0 0RECV_B0 0B0\n1F0 1RECV_F0 1B0 1SEND_B0";
+    assert_eq!(found(late, 0), "rank 1, action 0 (1F0): needs 1RECV_F0 before it on the rank");
+    let early = "0SEND_F0 0F0 0RECV_B0 0B0\n1RECV_F0 1F0 1B0 1SEND_B0";
+    assert_eq!(found(early, 0), "rank 0, action 0 (0SEND_F0): needs 0F0 before it on the rank");
+}
+
+#[test]
+fn gradients_are_added_ascending() {
+    let wrong = "adds gradients after those of micro-batch 1, wanted ascending";
+    assert_eq!(found("0F0 0F1 0B1 0B0", 0), format!("rank 0, action 3 (0B0): {wrong}"));
+    assert_eq!(found("0F0 0F1 0I0 0B1 0W0", 0), format!("rank 0, action 4 (0W0): {wrong}"));
+    verify(&"0F0 0F1 0I1 0I0 0W0 0W1".parse().unwrap(), 0).unwrap();
+}
+
+#[test]
+fn sends_and_receives_of_a_pair_are_in_one_order() {
+    let order = "0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1\n1RECV_F1 1RECV_F0 1F0 1B0 1SEND_B0 1F1 1B1 1SEND_B1";
+    assert_eq!(found(order, 9), "rank 1, action 0 (1RECV_F1): rank 0 sends 0SEND_F0 at this point");
+    let lost = "0F0 0SEND_F0 0RECV_B0 0B0\n1RECV_F0 1F0 1B0";
+    assert_eq!(found(lost, 9), "rank 0, action 2 (0RECV_B0): rank 1 does not send it");
+}
+
+#[test]
+fn there_is_nothing_to_send_at_the_ends_or_within_a_rank() {
+    assert_eq!(found("0F0 0SEND_F0 0B0", 0), "rank 0, action 1 (0SEND_F0): there is no stage on that side");
+    assert_eq!(found("0F0 0B0 0SEND_B0", 0), "rank 0, action 2 (0SEND_B0): there is no stage on that side");
+    assert_eq!(
+        found("0F0 0SEND_F0 1RECV_F0 1F0 1B0 0B0", 0),
+        "rank 0, action 1 (0SEND_F0): stages 0 and 1 are on one rank"
+    );
+}
+
+#[test]
+fn sends_that_wait_for_each_other_are_a_deadlock_without_buffers_only() {
+    let text = "0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1\n1RECV_F0 1F0 1B0 1SEND_B0 1RECV_F1 1F1 1B1 1SEND_B1";
+    assert_eq!(
+        found(text, 0),
+        "deadlock: rank 0, action 3 (0SEND_F1), waits for rank 1; rank 1, action 3 (1SEND_B0), waits for rank 0"
+    );
+    assert_eq!(verify(&text.parse().unwrap(), 1), Ok(vec![2, 1]));
+}
+
+#[test]
+fn buffers_hold_as_many_as_they_may_and_no_more() {
+    // Rank 1 looks at what comes from rank 0 only when it has been sent three times.
+    let text = "0F0 0SEND_F0 0F1 0SEND_F1 0F2 0SEND_F2 2RECV_F0 2F0 2B0 2SEND_B0 0RECV_B0 0B0 2RECV_F1 2F1 2B1 2SEND_B1 0RECV_B1 0B1 \
+                2RECV_F2 2F2 2B2 2SEND_B2 0RECV_B2 0B2\n\
+                1RECV_F0 1F0 1SEND_F0 1RECV_F1 1RECV_F2 1RECV_B0 1B0 1SEND_B0 1F1 1SEND_F1 1RECV_B1 1B1 1SEND_B1 1F2 1SEND_F2 1RECV_B2 1B2 1SEND_B2";
+    let schedule = text.parse().unwrap();
+    let stuck = |capacity| matches!(verify(&schedule, capacity), Err(Error::Deadlock { .. }));
+    assert_eq!([stuck(0), stuck(1), stuck(2)], [true, false, false]);
+}
+
+#[test]
+fn computations_that_wait_for_each_other_are_a_deadlock() {
+    // Rank 0 wants micro-batch 1 back before it lets micro-batch 0 go on, rank 1 the other way round.
+    let text = "0F0 0F1 3F1 3B1 3F0 3B0 0B0 0B1\n1F0 2F0 2B0 1B0 1F1 2F1 2B1 1B1";
+    let ascending = text.replace("3F1 3B1 3F0 3B0", "3F0 3B0 3F1 3B1");
+    assert_eq!(verify(&ascending.parse().unwrap(), 0), Ok(vec![3, 2]));
+    let text = text.replace("3F1 3B1 3F0 3B0", "3F1 3F0 3B0 3B1");
+    assert_eq!(
+        found(&text, 0),
+        "deadlock: rank 0, action 2 (3F1), waits for rank 1; rank 1, action 2 (2B0), waits for rank 0"
+    );
+}
+
+#[test]
+fn sizes_that_do_not_fit_are_refused() {
+    let mut schedule = one_f_one_b(2, 2).unwrap();
+    schedule.placement[1] = 0;
+    assert_eq!(
+        verify(&schedule, 0).unwrap_err().to_string(),
+        "rank 1, action 0 (1F0): the stage is on rank 0"
+    );
+    schedule.placement[1] = 2;
+    let wrong = "verify: got stage 1 on rank 2 of 2, wanted stages on ranks that there are";
+    assert_eq!(verify(&schedule, 0).unwrap_err().to_string(), wrong);
+    schedule = gpipe(2, 2).unwrap();
+    schedule.micro_batches = 1;
+    assert_eq!(
+        verify(&schedule, 0).unwrap_err().to_string(),
+        "rank 0, action 1 (0F1): there are 1 micro-batches"
+    );
+    schedule.placement.pop();
+    assert_eq!(
+        verify(&schedule, 0).unwrap_err().to_string(),
+        "rank 0, action 1 (0F1): there are 1 micro-batches"
+    );
+    schedule.micro_batches = 2;
+    assert_eq!(verify(&schedule, 0).unwrap_err().to_string(), "rank 1, action 0 (1F0): there are 1 stages");
+}
