@@ -17,8 +17,8 @@ use super::job::Job;
 use super::numbers::Numbers;
 use super::pending::{Pending, Rooms};
 use super::task::{Arrival, Held, NodeGrads, Origin, Place, Ready, Targets, Task, origin};
-use crate::{Result, Var};
 use crate::node::{Edge, Node};
+use crate::{Result, Var};
 
 /// What will run.
 pub(super) struct Plan<'g> {
@@ -204,12 +204,7 @@ impl<'g> Plan<'g> {
     }
 
     /// Takes what arrives at a node, in the order of summation; it is ready with the last.
-    pub(super) fn arrive(
-        &mut self,
-        place: Place,
-        output: usize,
-        grad: Arrival,
-    ) -> Result<Option<Ready>> {
+    pub(super) fn arrive(&mut self, place: Place, output: usize, grad: Arrival) -> Result<Option<Ready>> {
         let create_graph = self.create_graph;
         let planned = &mut self.planned[place as usize];
         planned.waits -= 1;

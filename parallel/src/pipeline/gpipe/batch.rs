@@ -2,8 +2,8 @@
 
 use std::ops::{Index, IndexMut, Range};
 
-use phalanx_nn::autograd::Var;
 use phalanx_nn::Error as NnError;
+use phalanx_nn::autograd::Var;
 use phalanx_tensor::Device;
 use smallvec::SmallVec;
 
@@ -128,9 +128,8 @@ pub fn scatter(batch: &Batch, micro_batches: usize) -> Result<Vec<MicroBatchRows
     let rows = batch.rows()?;
     let size = rows.div_ceil(micro_batches.max(1)).max(1);
     let count = rows.div_ceil(size).max(1);
-    let mut pieces: Vec<MicroBatchRows> = (0..count)
-        .map(|i| (Batch(SmallVec::new()), i * size..((i + 1) * size).min(rows)))
-        .collect();
+    let mut pieces: Vec<MicroBatchRows> =
+        (0..count).map(|i| (Batch(SmallVec::new()), i * size..((i + 1) * size).min(rows))).collect();
     for value in &batch.0 {
         let values = if count == 1 { SmallVec::from_iter([value.clone()]) } else { value.split(size, 0)? };
         pieces.iter_mut().zip(values).for_each(|(piece, value)| piece.0.0.push(value));

@@ -67,7 +67,8 @@ impl Board {
                 return None;
             }
             if let Some(batch) = state.batches.remove(&cell) {
-                let mut skip = |route: &Route| state.skips.remove(&(cell.micro_batch, route.skip.clone())).flatten();
+                let mut skip =
+                    |route: &Route| state.skips.remove(&(cell.micro_batch, route.skip.clone())).flatten();
                 return Some(Arrived { batch, skips: incoming.iter().map(&mut skip).collect() });
             }
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);

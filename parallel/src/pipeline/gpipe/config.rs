@@ -48,7 +48,8 @@ impl FromStr for Checkpoint {
 
     fn from_str(text: &str) -> Result<Checkpoint, Error> {
         let known = Checkpoint::NAMES.iter().find(|(name, _)| *name == text);
-        let wrong = || Error::Config(format!("recomputation: got {text:?}, wanted always, except-last or never"));
+        let wrong =
+            || Error::Config(format!("recomputation: got {text:?}, wanted always, except-last or never"));
         known.map(|(_, mode)| *mode).ok_or_else(wrong)
     }
 }

@@ -38,11 +38,15 @@ impl Partition {
     /// If a stage has no layer, or there are fewer devices than stages.
     pub fn new(balance: &[usize], devices: &[Device]) -> Result<Partition> {
         if balance.contains(&0) {
-            return Err(Error::Config(format!("gpipe: got a balance of {balance:?}, wanted at least 1 layer a stage")));
+            return Err(Error::Config(format!(
+                "gpipe: got a balance of {balance:?}, wanted at least 1 layer a stage"
+            )));
         }
         if devices.len() < balance.len() {
             let (got, wanted) = (devices.len(), balance.len());
-            return Err(Error::Config(format!("gpipe: got {got} devices, wanted {wanted}, one for each stage")));
+            return Err(Error::Config(format!(
+                "gpipe: got {got} devices, wanted {wanted}, one for each stage"
+            )));
         }
         let mut end = 0;
         let stage = |(&layers, &device): (&usize, &Device)| {

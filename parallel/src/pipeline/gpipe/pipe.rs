@@ -60,7 +60,8 @@ impl GPipe {
         let micro_batches = scatter(&input, self.config.micro_batches)?;
         drop(input);
         let context = Context::current();
-        let recomputed = if context.train { self.config.checkpoint.recomputed(micro_batches.len()) } else { 0 };
+        let recomputed =
+            if context.train { self.config.checkpoint.recomputed(micro_batches.len()) } else { 0 };
         let pass = Pass {
             stages: &self.stages,
             lanes: &self.lanes,
@@ -127,7 +128,9 @@ fn check(model: &Sequence, partition: &Partition, config: &GPipeConfig) -> Resul
     let (layers, balanced) = (model.layers().len(), partition.layers());
     if layers != balanced {
         let balance: Vec<usize> = partition.stages().iter().map(|stage| stage.layers.len()).collect();
-        return wrong(format!("got a balance of {balance:?}, which is {balanced} layers, wanted the model's {layers}"));
+        return wrong(format!(
+            "got a balance of {balance:?}, which is {balanced} layers, wanted the model's {layers}"
+        ));
     }
     if config.micro_batches == 0 {
         return wrong("got 0 micro-batches, wanted at least 1".into());
@@ -144,7 +147,9 @@ fn check(model: &Sequence, partition: &Partition, config: &GPipeConfig) -> Resul
             } else if let Entry::Parameter(parameter) = entry {
                 match seen.iter().find(|(other, _, known)| *other != stage && known.is(parameter)) {
                     Some((other, known, _)) => {
-                        problem = Some(format!("{path} of stage {stage} is {known} of stage {other}; wanted one stage"));
+                        problem = Some(format!(
+                            "{path} of stage {stage} is {known} of stage {other}; wanted one stage"
+                        ));
                     }
                     None => seen.push((stage, path.to_string(), parameter.clone())),
                 }

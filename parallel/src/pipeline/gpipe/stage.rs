@@ -28,7 +28,8 @@ pub(super) struct Parcel {
 impl Parcel {
     /// The values in a row; and what it takes to undo that.
     pub(super) fn pack(self) -> (Vec<Var>, Packing) {
-        let packing = Packing { batch: self.batch.len(), skips: self.skips.iter().map(Option::is_some).collect() };
+        let packing =
+            Packing { batch: self.batch.len(), skips: self.skips.iter().map(Option::is_some).collect() };
         (self.batch.into_iter().chain(self.skips.into_iter().flatten()).collect(), packing)
     }
 }

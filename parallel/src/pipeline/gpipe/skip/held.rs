@@ -22,11 +22,14 @@ impl Skips {
     /// # Errors
     /// If the layer does not declare that it stashes this one, has done so already, or the last one is still there.
     pub fn stash(&mut self, skip: &Skip, value: impl Into<Option<Var>>) -> Result<()> {
-        close(&mut self.open.stashes, skip)
-            .ok_or_else(|| self.wrong(format!("stashes {skip}, which it does not declare or has done already")))?;
+        close(&mut self.open.stashes, skip).ok_or_else(|| {
+            self.wrong(format!("stashes {skip}, which it does not declare or has done already"))
+        })?;
         match self.held.insert(skip.clone(), value.into()) {
             None => Ok(()),
-            Some(_) => Err(self.wrong(format!("stashes {skip}, which nobody has popped since it was stashed"))),
+            Some(_) => {
+                Err(self.wrong(format!("stashes {skip}, which nobody has popped since it was stashed")))
+            }
         }
     }
 
@@ -35,8 +38,9 @@ impl Skips {
     /// # Errors
     /// If the layer does not declare that it pops this one, or nobody has stashed it.
     pub fn pop(&mut self, skip: &Skip) -> Result<Option<Var>> {
-        close(&mut self.open.pops, skip)
-            .ok_or_else(|| self.wrong(format!("pops {skip}, which it does not declare or has done already")))?;
+        close(&mut self.open.pops, skip).ok_or_else(|| {
+            self.wrong(format!("pops {skip}, which it does not declare or has done already"))
+        })?;
         self.take(skip).ok_or_else(|| self.wrong(format!("pops {skip}, which nobody has stashed")))
     }
 
@@ -74,4 +78,33 @@ impl Skips {
 fn close(open: &mut Vec<Skip>, skip: &Skip) -> Option<Skip> {
     let place = open.iter().position(|other| other == skip)?;
     Some(open.swap_remove(place))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn popping_what_nobody_has_stashed_is_an_error() {
+        let (mut skips, a) = (Skips::default(), Skip::new("a"));
+        let pop = |skips: &mut Skips| skips.within(4, Skippable::new().pop(Skip::new("a")), |s| s.pop(&a));
+        assert_eq!(
+            pop(&mut skips).unwrap_err().to_string(),
+            "gpipe: layer 4 pops `a`, which nobody has stashed"
+        );
+        skips.hold(&a, None);
+        assert!(pop(&mut skips).unwrap().is_none());
+        assert!(pop(&mut skips).is_err(), "it is gone");
+    }
+
+    #[test]
+    fn stashing_over_what_is_still_there_is_an_error() {
+        let (mut skips, a) = (Skips::default(), Skip::new("a"));
+        let stash = |skips: &mut Skips| {
+            skips.within(1, Skippable::new().stash(Skip::new("a")), |s| s.stash(&a, None))
+        };
+        stash(&mut skips).unwrap();
+        let message = stash(&mut skips).unwrap_err().to_string();
+        assert_eq!(message, "gpipe: layer 1 stashes `a`, which nobody has popped since it was stashed");
+    }
 }

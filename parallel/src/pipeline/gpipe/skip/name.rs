@@ -85,7 +85,8 @@ impl Skippable {
 impl fmt::Display for Skippable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let verbs = [("stashes", &self.stashes), ("pops", &self.pops)];
-        let each = verbs.into_iter().flat_map(|(verb, skips)| skips.iter().map(move |s| format!("{verb} {s}")));
+        let each =
+            verbs.into_iter().flat_map(|(verb, skips)| skips.iter().map(move |s| format!("{verb} {s}")));
         f.write_str(&each.collect::<Vec<_>>().join(", "))
     }
 }

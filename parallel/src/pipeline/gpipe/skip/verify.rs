@@ -32,7 +32,8 @@ pub fn verify_skips(layers: &[Skippable]) -> Result<()> {
             }
         }
     }
-    problems.extend(stashed.difference(&popped).map(|skip| format!("no layer pops {skip}, which is stashed")));
+    problems
+        .extend(stashed.difference(&popped).map(|skip| format!("no layer pops {skip}, which is stashed")));
     if problems.is_empty() {
         return Ok(());
     }
@@ -81,7 +82,10 @@ mod tests {
     #[test]
     fn a_pair_of_layers_comes_twice_only_in_two_namespaces() {
         let twice = problem(&[stash("a"), pop("a"), stash("a"), pop("a")]);
-        assert_eq!(twice, "layer 2 stashes `a`, which was stashed before; layer 3 pops `a`, which was popped before");
+        assert_eq!(
+            twice,
+            "layer 2 stashes `a`, which was stashed before; layer 3 pops `a`, which was popped before"
+        );
         let (m, n) = (Namespace::new(), Namespace::new());
         let pair = |n: Namespace| [Skippable::new().stash(n.skip("a")), Skippable::new().pop(n.skip("a"))];
         verify_skips(&[pair(m), pair(n)].concat()).unwrap();
