@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use phalanx_nn::Error as NnError;
-use phalanx_nn::autograd::{Function, Var, grads1};
+use phalanx_nn::autograd::{Function, Var};
 use phalanx_parallel::pipeline::gpipe::{Batch, Checkpoint, GPipeConfig, Layer};
 use phalanx_tensor::{Context, Tensor};
 
