@@ -146,7 +146,7 @@ fn the_bubble_of_two_equal_stages_is_that_of_the_formula() {
     let config = |m, mode| GPipeConfig::new(m).with_checkpoint(mode).with_observer(timeline.observer());
     for (m, mode) in [2, 4, 8].into_iter().flat_map(|m| MODES.map(|mode| (m, mode))) {
         let formula = 1.0 / (m + 1) as f64;
-        let model = probes(&own, config(m, mode), &Journal::default(), |_| [20, 20]);
+        let model = probes(&own, config(m, mode), &Journal::default(), |_| [60, 60]);
         let slept = median_bubble(&model, &leaf(1, &[m, 1], own[0]), &timeline);
         println!("{m} micro-batches, recomputed {mode}: formula {formula:.3}, sleeping {slept:.3}");
         if cfg!(debug_assertions) {
