@@ -98,10 +98,11 @@ struct Leave {
 
 impl Backward for Leave {
     fn backward(&self, cx: &Cx<'_>) -> GradResult<Grads> {
-        self.arrivals.wait()?;
-        self.mark.set(Some(Instant::now()));
         // Of the values, and in the phony's place its own.
         let values = cx.outputs() - 1;
+        let grads: Vec<&Tensor> = (0..values).filter_map(|i| cx.dy_at(i)).map(Var::tensor).collect();
+        self.arrivals.wait(&grads)?;
+        self.mark.set(Some(Instant::now()));
         let phony = phony(self.mark.watch.device, false)?;
         Ok((0..values).map(|i| cx.dy_at(i).cloned()).chain([Some(phony)]).collect())
     }
