@@ -24,10 +24,9 @@ fn runs(rows: usize, micro_batches: usize, mode: Checkpoint, train: bool) -> [us
     };
     let model = each(vec![layer(), layer()], &own, GPipeConfig::new(micro_batches).with_checkpoint(mode));
     let _context = Context::with(|c| c.train = train);
-    let y = model.run(&leaf(1, &[rows, 2], own[0])).and_then(Batch::one).unwrap();
+    let y = model.run(leaf(1, &[rows, 2], own[0])).and_then(Batch::one).unwrap();
     y.sum_all().unwrap().backward().unwrap();
-    let seen = *seen.lock().unwrap();
-    seen
+    *seen.lock().unwrap()
 }
 
 #[test]
@@ -67,7 +66,7 @@ fn layers_know_their_micro_batch_when_they_are_recomputed_too() {
         Ok(batch.map(|x| x.tanh())?)
     };
     let model = each(vec![apply(note)], &own, GPipeConfig::new(4).with_checkpoint(Checkpoint::Always));
-    let y = model.run(&leaf(1, &[5, 2], own[0])).and_then(Batch::one).unwrap();
+    let y = model.run(leaf(1, &[5, 2], own[0])).and_then(Batch::one).unwrap();
     y.sum_all().unwrap().backward().unwrap();
     let part = |index| MicroBatch { index, count: 3 };
     let seen = seen.lock().unwrap();

@@ -111,7 +111,7 @@ fn anomaly_mode_sees_the_operations_of_every_device() {
         &own,
         GPipeConfig::new(2).with_checkpoint(Checkpoint::Never),
     );
-    let y = model.run(&leaf(1, &[2, 3], own[0])).and_then(Batch::one).unwrap();
+    let y = model.run(leaf(1, &[2, 3], own[0])).and_then(Batch::one).unwrap();
     let message = y.sum_all().unwrap().backward().unwrap_err().to_string();
     assert!(message.contains("made a NaN") && message.contains("sqrt"), "{message}");
 }

@@ -56,7 +56,7 @@ fn an_error_names_the_stage_and_leaves_nothing_behind() {
 fn a_panic_is_an_error_that_says_where() {
     let own = devices(2);
     let model = each(vec![pass(), apply(|_| panic!("on purpose"))], &own, GPipeConfig::new(3));
-    let message = model.run(&constant(1, &[3, 2], own[0])).unwrap_err().to_string();
+    let message = model.run(constant(1, &[3, 2], own[0])).unwrap_err().to_string();
     assert!(message.contains("stage 1") && message.contains("on purpose"), "{message}");
     assert!(message.contains("faults.rs"), "{message}");
 }
@@ -72,7 +72,7 @@ fn stages_before_the_one_that_failed_stop_early() {
     });
     let places = vec![own[0]; 4];
     let model = each(vec![pass(), pass(), counter, refuse()], &places, GPipeConfig::new(3));
-    assert!(model.run(&constant(1, &[3, 1], own[0])).is_err());
+    assert!(model.run(constant(1, &[3, 1], own[0])).is_err());
     // The last stage refuses in the tick after the one in which the counter has its first micro-batch.
     assert_eq!(count.load(Ordering::Relaxed), 2);
 }
@@ -88,7 +88,7 @@ fn other_devices_stop_before_their_next_cell() {
         Ok(b)
     });
     let model = each(vec![counter, refuse()], &own, GPipeConfig::new(20));
-    assert!(model.run(&constant(1, &[20, 1], own[0])).is_err());
+    assert!(model.run(constant(1, &[20, 1], own[0])).is_err());
     assert!(count.load(Ordering::Relaxed) < 10);
 }
 
@@ -139,7 +139,7 @@ fn an_error_in_backward_ends_all_devices() {
                 let mut layers = vec![pass(), pass(), pass()];
                 layers[failing] = apply(bad);
                 let model = each(layers, &own, GPipeConfig::new(3).with_checkpoint(mode));
-                let y = model.run(&leaf(1, &[3, 2], own[0])).and_then(Batch::one).unwrap();
+                let y = model.run(leaf(1, &[3, 2], own[0])).and_then(Batch::one).unwrap();
                 let message = y.sum_all().unwrap().backward().unwrap_err().to_string();
                 let wanted = if panics { "panicked in backward: on purpose" } else { "refused" };
                 assert!(message.contains(wanted), "{message}");
@@ -164,7 +164,7 @@ fn workers_have_the_callers_context() {
         let _context = Context::with(|c| {
             (c.grad, c.train, c.rng.step, c.batch_offset) = (grad, train, 7, 40);
         });
-        model.run(&constant(1, &[2, 1], own[0])).unwrap();
+        model.run(constant(1, &[2, 1], own[0])).unwrap();
     }
 }
 
@@ -182,7 +182,7 @@ fn a_device_has_one_worker_whatever_its_stages() {
     };
     let places = [own[0], own[1], own[0]];
     let model = each(vec![layer(), layer(), layer()], &places, GPipeConfig::new(3));
-    model.run(&constant(1, &[3, 1], own[0])).unwrap();
+    model.run(constant(1, &[3, 1], own[0])).unwrap();
     let named: Vec<_> = names.lock().unwrap().iter().filter_map(|n| n.1.clone()).collect();
     let mut wanted: Vec<_> = own.iter().map(|d| format!("gpipe {d}")).collect();
     wanted.sort();

@@ -109,7 +109,7 @@ fn a_parameters_gradients_of_all_micro_batches_are_not_held_at_once() {
             as Box<dyn Layer>
     };
     let model = each(vec![linear(0), linear(1)], &own, GPipeConfig::new(m));
-    let y = model.run(&constant(1, &[m, 200], own[0])).and_then(Batch::one).unwrap().sum_all().unwrap();
+    let y = model.run(constant(1, &[m, 200], own[0])).and_then(Batch::one).unwrap().sum_all().unwrap();
     let ledgers = own.iter().map(|d| d.ledger().unwrap());
     let before: Vec<usize> = ledgers.clone().map(|l| l.total().now).collect();
     ledgers.clone().for_each(|l| l.reset_peak());

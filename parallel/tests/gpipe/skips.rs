@@ -87,7 +87,7 @@ fn a_skip_goes_straight_to_the_stage_that_pops_it() {
     for mode in MODES {
         let config = GPipeConfig::new(2).with_checkpoint(mode).with_observer(timeline.observer());
         let model = each(vec![stash(skip("a")), pass(), pop(skip("a"))], &own, config);
-        let y = model.run(&leaf(1, &[2, 3], own[0])).and_then(Batch::one).unwrap();
+        let y = model.run(leaf(1, &[2, 3], own[0])).and_then(Batch::one).unwrap();
         y.sum_all().unwrap().backward().unwrap();
         let mut copies: Vec<Device> =
             timeline.take().iter().filter(|s| s.phase == Phase::Copy).map(|s| s.device).collect();
@@ -150,9 +150,17 @@ fn a_skip_leaves_its_device_when_it_has_been_copied_and_the_next_one_when_it_is_
     let bytes = |device: Device| device.ledger().unwrap().total().now;
     let size = 2 * 1000 * 8;
     let seen = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
-    // The stage between sees neither the source nor itself hold the skip; that copy is over when its own input has come.
+    // The stage between sees neither the source nor itself hold the skip.
     let (noted, places) = (seen.clone(), own.clone());
     let between = apply(move |b: Batch| {
+        // That copy has a lane of its own, and ends when it does.
+        let gone = || bytes(places[0]) == size;
+        (0..1000).any(|_| {
+            gone() || {
+                std::thread::sleep(std::time::Duration::from_millis(2));
+                false
+            }
+        });
         noted.lock().unwrap().push([bytes(places[0]), bytes(places[1]), bytes(places[2])]);
         Ok(b.map(|x| x.mul_scalar(1.5))?)
     });
@@ -239,7 +247,7 @@ fn a_layer_is_held_to_what_it_declares() {
         if first_pops {
             layers.reverse();
         }
-        Sequence::from(layers).run(&constant(1, &[1, 1], device)).map(drop).unwrap_err().to_string()
+        Sequence::from(layers).run(constant(1, &[1, 1], device)).map(drop).unwrap_err().to_string()
     };
     let pass: Run = |batch, _| Ok(batch);
     assert_eq!(

@@ -129,7 +129,7 @@ fn a_layer_that_gets_or_makes_what_it_cannot_is_an_error() {
         Ok(if x.shape()[0] == 1 { Batch::from(x) } else { Batch::from([x.clone(), x]) })
     });
     let message =
-        each(vec![uneven], &own, GPipeConfig::new(2)).run(&constant(1, &[3, 2], own[0])).unwrap_err();
+        each(vec![uneven], &own, GPipeConfig::new(2)).run(constant(1, &[3, 2], own[0])).unwrap_err();
     assert!(message.to_string().contains("micro-batches of [2, 1] values"), "{message}");
 }
 

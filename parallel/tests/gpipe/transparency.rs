@@ -99,7 +99,7 @@ fn evaluation_computes_the_same_and_records_no_recomputation() {
     let x = constant(1, &[6, WIDTH], own[0]);
     let got = model.run(&x).and_then(Batch::one).unwrap();
     let twin = net(|_| Device::CPU);
-    let wanted = twin.run(&constant(1, &[6, WIDTH], Device::CPU)).and_then(Batch::one).unwrap();
+    let wanted = twin.run(constant(1, &[6, WIDTH], Device::CPU)).and_then(Batch::one).unwrap();
     assert_eq!(bits(&got), bits(&wanted));
     got.sum_all().unwrap().backward().unwrap();
     wanted.sum_all().unwrap().backward().unwrap();
