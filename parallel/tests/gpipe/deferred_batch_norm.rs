@@ -42,7 +42,7 @@ fn plain(model: &Sequence, x: &Var, micro_batches: usize) {
         model.run(part).and_then(Batch::one).unwrap()
     };
     let ys: Vec<Var> = parts.into_iter().enumerate().map(run).collect();
-    ys.iter().rev().for_each(|y| backward(y));
+    ys.iter().rev().for_each(backward);
 }
 
 fn backward(y: &Var) {
