@@ -83,6 +83,7 @@ fn measure(row: &Row) -> Result<(usize, usize)> {
     for _ in 0..2 {
         loss.forward(&model.forward(&x)?, &target)?.backward()?;
         optimizer.step()?;
+        optimizer.zero_grad()?;
     }
     let elements = |p: &Parameter| p.tensor().numel();
     let peaks = devices.iter().map(|device| Ok(device.ledger()?.total().peak)).sum::<Result<usize>>()?;

@@ -5,7 +5,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use phalanx::nn::models::{Decoder, GptConfig, ModelConfig, load_weights, read_config, save_model};
+use phalanx::nn::models::{
+    Decoder, GptConfig, ModelConfig, check_size, load_weights, read_config, save_model,
+};
 use phalanx::nn::{AdamW, Group, Optimizer, Rule};
 use phalanx::nn::{Layers, OneDevice, Parameters, Schedule, Scope};
 use phalanx::nn::{Loader, Windows, cut};
@@ -169,6 +171,7 @@ fn build_of(
     let (layout, line) = (args.layout(), place.groups.along(Axis::Pp));
     let build = || {
         let schedule = layout.schedule()?;
+        args.init.iter().try_for_each(|folder| check_size(&config, folder))?;
         let mut model = Chunks::build(&config, &Arc::new(layers), &scope, &schedule, line.rank())?;
         if let Some(folder) = &args.init {
             model.iter().try_for_each(|stage| load_weights(stage, &config, folder))?;

@@ -17,6 +17,6 @@ pub use decoder::{Block, Decoder, RecomputeMode, Stage, next_token_targets};
 pub use generate::{Sampling, generate};
 pub use gpt::{Activation, GptConfig};
 pub use hugging_face::{
-    load_configured, load_model, load_stage, load_weights, read_config, save_model, save_tensors,
+    check_size, load_configured, load_model, load_stage, load_weights, read_config, save_model, save_tensors,
 };
 pub use llama::LlamaConfig;

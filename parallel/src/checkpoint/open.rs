@@ -99,7 +99,7 @@ impl Checkpoint {
     /// If a file cannot be read or is damaged, naming file and tensor.
     pub fn verify(&self) -> Result<()> {
         let mut reader = Reader::new(&self.path, &self.index);
-        (0..self.index.files.len()).try_for_each(|file| reader.check_header(file))?;
+        (0..self.index.files.len()).try_for_each(|file| reader.open(file))?;
         for (name, stored) in &self.index.tensors {
             for piece in &stored.pieces {
                 for number in 0..piece.checksums.len() {

@@ -2,9 +2,11 @@
 
 mod checkpoint;
 mod copy;
+mod deferred_batch_norm;
 mod faults;
 mod kit;
 mod memory;
+mod one_to_three;
 mod order;
 mod skips;
 mod surface;

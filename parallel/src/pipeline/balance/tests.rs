@@ -178,8 +178,8 @@ fn a_model_comes_out_as_it_was_though_a_layer_fails_or_panics() {
     for (number, model) in models.iter().enumerate() {
         let before = state(model);
         let run = || {
-            let by_time = balance_by_time(1, &model, &sample, SHORT);
-            by_time.and(balance_by_size(1, &model, &sample, SizeConfig::default()))
+            let by_time = balance_by_time(1, model, &sample, SHORT);
+            by_time.and(balance_by_size(1, model, &sample, SizeConfig::default()))
         };
         let done = catch_unwind(AssertUnwindSafe(run));
         assert_eq!(done.is_err(), number == 2);
