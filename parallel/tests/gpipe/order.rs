@@ -180,3 +180,27 @@ fn a_copy_holds_up_only_who_needs_it() {
     assert!(end(Phase::Copy, 1, 2) < end(Phase::Forward, 1, 0));
     assert!(end(Phase::Forward, 0, 2) + Duration::from_millis(10) < end(Phase::Forward, 1, 0));
 }
+
+#[test]
+fn no_stage_is_more_than_three_micro_batches_ahead_of_the_next() {
+    let own = devices(2);
+    let (m, ahead, timeline) = (8, 3, Timeline::new());
+    for mode in MODES {
+        let config = GPipeConfig::new(m).with_checkpoint(mode).with_observer(timeline.observer());
+        // In each direction the stage that comes first is the faster one.
+        let ms = |stage| if stage == 0 { [0, 10] } else { [10, 0] };
+        let model = probes(&own, config, &Journal::default(), ms);
+        model.forward(&leaf(1, &[m, 1], own[0])).unwrap().sum_all().unwrap().backward().unwrap();
+        let spans = timeline.take();
+        let find = |phase: Phase, stage: usize, i: usize| {
+            let cell = |s: &&Span| (s.phase, s.cell.stage, s.cell.micro_batch) == (phase, stage, i);
+            spans.iter().find(cell).unwrap()
+        };
+        for i in ahead..m {
+            let [first, second] = [0, 1].map(|stage| find(Phase::Forward, stage, i - stage * ahead));
+            assert!(second.end <= first.begin, "forward of {i}, {mode}");
+            let [first, second] = [0, 1].map(|stage| find(Phase::Backward, stage, i - stage * ahead));
+            assert!(first.end <= second.begin, "backward of {i}, {mode}");
+        }
+    }
+}
