@@ -97,7 +97,7 @@ fn train(partition: Partition, checkpoint: Checkpoint, timeline: &Timeline, step
     let config =
         GPipeConfig::new(MICRO_BATCHES).with_checkpoint(checkpoint).with_observer(timeline.observer());
     let model = GPipe::new(model, partition, config)?;
-    let mut optimizer = AdamW::default().init(vec![Group::new(model.parameters(), 2e-3)])?;
+    let mut optimizer = AdamW::default().init(vec![Group::new(model.parameters(), 1e-2)])?;
     let (mut losses, begin) = (Vec::new(), Instant::now());
     for step in 0..steps {
         timeline.take();
