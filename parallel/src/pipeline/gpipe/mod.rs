@@ -27,7 +27,7 @@
 //! let [first, last] = [0, 1].map(|i| Scope::new(1, DType::F32, Device::Cpu(i)));
 //! let model = Sequence::new()
 //!     .with(LinearConfig::new(3, 8).init(&first.child(0))?)
-//!     .with(Relu)
+//!     .with(Relu {})
 //!     .with(LinearConfig::new(8, 2).init(&last.child(2))?);
 //! let model = GPipe::new(model, partition, GPipeConfig::new(4))?;
 //! let x = Var::new(Tensor::zeros(&[9, 3], DType::F32, Device::Cpu(0))?);

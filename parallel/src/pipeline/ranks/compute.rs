@@ -11,6 +11,7 @@ use super::run::{Run, missing};
 use super::{Spec, Stages};
 use crate::Result;
 use crate::data_parallel::NoSync;
+use crate::pipeline::MicroBatch;
 use crate::pipeline::schedule::{Action, Kind};
 
 impl<S: Stages> Run<'_, S> {
@@ -47,11 +48,16 @@ impl<S: Stages> Run<'_, S> {
             RecomputeMode::ExceptLast => micro_batch + 1 < self.losses.len(),
             RecomputeMode::Always => true,
         };
+        let place = MicroBatch { index: micro_batch, count: self.losses.len() };
         if !recompute {
+            let _place = place.enter();
             return Ok((self.work.forward(stage, micro_batch, input)?, None));
         }
         let work = Arc::clone(self.work);
-        let forward = move |inputs: &[Var]| Ok(work.forward(stage, micro_batch, inputs.first())?);
+        let forward = move |inputs: &[Var]| {
+            let _place = place.enter();
+            Ok(work.forward(stage, micro_batch, inputs.first())?)
+        };
         Ok(checkpoint_apart(forward, input.as_slice())?)
     }
 
