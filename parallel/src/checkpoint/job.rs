@@ -16,10 +16,10 @@ use super::contents::Contents;
 use super::folder::Folder;
 use super::index::{Index, file_name};
 use super::stream::{Pinned, Stream};
-use super::tell::{all_ok, tell};
 use super::{Settings, file_error};
 use crate::Result;
 use crate::comm::Comm;
+use crate::tell::{all_ok, tell};
 
 /// How long a rank writes before it hears of the others.
 const INTERVAL: Duration = Duration::from_millis(200);

@@ -8,7 +8,7 @@
 //! index    checkpoint.json              folder    what a killed save leaves, and the moment when all is there
 //! stream   a rank's file, block by block          job    a save, in the background       saver   who starts them
 //! reader   blocks of files, checked               open   a checkpoint, and reading parts of it
-//! state    a model and its optimizer              tell   what ranks say to each other    xxh64   the checksum
+//! state    a model and its optimizer              xxh64   the checksum
 //! ```
 //!
 //! A tensor is known by its name and the row-major order of its elements, so cuts of any kind are read by any other:
@@ -44,7 +44,6 @@ mod reader;
 mod saver;
 mod state;
 mod stream;
-mod tell;
 #[cfg(test)]
 mod tests;
 mod xxh64;

@@ -10,11 +10,11 @@ use phalanx_tensor::{DType, Tensor};
 use super::folder::Folder;
 use super::index::{Index, Stored};
 use super::reader::{Reader, by_block};
-use super::tell::{all_ok, tell};
 use super::{Settings, file_error};
 use crate::Result;
 use crate::comm::Comm;
 use crate::part::{Overlap, Part, Place, fill};
+use crate::tell::{all_ok, tell};
 
 /// A complete checkpoint. Opening reads its index only; reading parts reads the blocks that hold some of them.
 #[derive(Debug)]

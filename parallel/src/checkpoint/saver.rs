@@ -13,10 +13,10 @@ use super::contents::contents;
 use super::folder::Folder;
 use super::job::{Create, Job};
 use super::stream::Pinned;
-use super::tell::{all_ok, tell};
 use super::{BLOCK, Settings};
 use crate::comm::Comm;
 use crate::part::Part;
+use crate::tell::{all_ok, tell};
 use crate::{Error, Result};
 
 /// Saves what ranks have as one checkpoint, in the background and atomically: whenever a run is killed, the last checkpoint

@@ -11,9 +11,8 @@ use crate::{Error, Result};
 ///
 /// # Errors
 /// As [`crate::comm::Pending::wait`]; or if the ranks do not exist, to be asked.
-pub(super) fn tell<T: Serialize + DeserializeOwned>(comm: &Comm, value: &T) -> Result<Vec<T>> {
-    let wrong =
-        |e: serde_json::Error| Error::Config(format!("checkpoint: ranks do not understand each other: {e}"));
+pub(crate) fn tell<T: Serialize + DeserializeOwned>(comm: &Comm, value: &T) -> Result<Vec<T>> {
+    let wrong = |e: serde_json::Error| Error::Config(format!("ranks do not understand each other: {e}"));
     let own = serde_json::to_vec(value).map_err(wrong)?;
     let texts = if comm.size() == 1 { vec![own] } else { gather(comm, &own)? };
     texts.iter().map(|text| serde_json::from_slice(text).map_err(wrong)).collect()
@@ -21,9 +20,7 @@ pub(super) fn tell<T: Serialize + DeserializeOwned>(comm: &Comm, value: &T) -> R
 
 fn gather(comm: &Comm, own: &[u8]) -> Result<Vec<Vec<u8>>> {
     if !comm.has_peers() {
-        return Err(Error::Config(
-            "checkpoint: ranks without peers, such as those on meta, have nothing to save".into(),
-        ));
+        return Err(Error::Config("ranks without peers, such as those on meta, have nothing to tell".into()));
     }
     let count = Tensor::from_slice(&[own.len() as i64], &[1], Device::CPU)?;
     let mut counts = Tensor::empty(&[comm.size()], DType::I64, Device::CPU)?;
@@ -46,7 +43,7 @@ fn gather(comm: &Comm, own: &[u8]) -> Result<Vec<Vec<u8>>> {
 ///
 /// # Errors
 /// The failure, which names the rank.
-pub(super) fn all_ok<T>(comm: &Comm, told: Vec<Result<T, String>>) -> Result<Vec<T>> {
+pub(crate) fn all_ok<T>(comm: &Comm, told: Vec<Result<T, String>>) -> Result<Vec<T>> {
     let name = |(rank, told): (usize, Result<T, String>)| {
         told.map_err(|cause| crate::comm::Error::Failed { rank: comm.ranks()[rank], cause }.into())
     };
