@@ -100,7 +100,7 @@ impl Index {
     pub(super) fn text(&self) -> Result<String, String> {
         let text = serde_json::to_string(self).map_err(|e| e.to_string())?;
         let rest = &text[1..];
-        Ok(format!("{{\"checksum\":\"{:016x}\",{rest}", xxh64(rest.as_bytes())))
+        Ok(format!("{{\"checksum\":\"{}\",{rest}", hex(rest)))
     }
 
     /// From text.
@@ -111,7 +111,7 @@ impl Index {
         let foreign = || "this is no checkpoint's index, or its beginning is damaged".to_string();
         let (checksum, rest) =
             text.strip_prefix("{\"checksum\":\"").and_then(|t| t.split_once("\",")).ok_or_else(foreign)?;
-        if u64::from_str_radix(checksum, 16) != Ok(xxh64(rest.as_bytes())) {
+        if checksum != hex(rest) {
             return Err("the checksum does not fit the text; it was cut, damaged or edited".into());
         }
         let value: serde_json::Value =
@@ -160,6 +160,11 @@ impl Stored {
         }
         Ok(())
     }
+}
+
+/// A text's checksum.
+fn hex(text: &str) -> String {
+    format!("{:016x}", xxh64(text.as_bytes()))
 }
 
 /// The name of a rank's file.

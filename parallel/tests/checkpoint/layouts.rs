@@ -21,16 +21,16 @@ pub fn layouts() -> Vec<Layout> {
 }
 
 fn share(model: &dyn Parameters, rank: &launch::Rank, zero: usize) -> Result<Box<dyn DataParallel>> {
-    let comm = rank.comm().clone();
+    let (comm, grad_dtype) = (rank.comm().clone(), Some(DType::F32));
     let stage = match zero {
-        0 => return Ok(Box::new(Ddp::new(model, comm, DdpConfig::default())?)),
+        0 => return Ok(Box::new(Ddp::new(model, comm, DdpConfig { grad_dtype, ..DdpConfig::default() })?)),
         1 => Stage::Optimizer,
         2 => Stage::Gradients,
         _ => Stage::Parameters,
     };
     // Cuts of both kinds.
     let ownership = if rank.size() % 2 == 0 { Ownership::Even } else { Ownership::Whole };
-    let config = ZeroConfig { grad_dtype: Some(DType::F32), ownership, ..ZeroConfig::new(stage) };
+    let config = ZeroConfig { grad_dtype, ownership, ..ZeroConfig::new(stage) };
     Ok(Box::new(Zero::new(model, comm, config)?))
 }
 

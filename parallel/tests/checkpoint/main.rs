@@ -4,6 +4,7 @@ mod boxes;
 mod damage;
 #[path = "../gpt/mod.rs"]
 mod gpt;
+mod killed;
 mod layouts;
 mod moments;
 mod precision;
