@@ -7,7 +7,7 @@ use phalanx_tensor::DType;
 use serde::{Deserialize, Serialize};
 
 use super::assign::{self, Whole};
-use super::contents::Contents;
+use super::outline::Outline;
 use super::xxh64::xxh64;
 use super::{Settings, dtype_text};
 use crate::part::Place;
@@ -64,13 +64,8 @@ pub(super) struct Piece {
 
 impl Index {
     /// Of what ranks have written, and the checksums of their blocks in the order of their files.
-    pub(super) fn new(
-        settings: &Settings,
-        block: usize,
-        wholes: &BTreeMap<String, Whole>,
-        contents: &[Contents],
-        checksums: &[Vec<u64>],
-    ) -> Index {
+    pub(super) fn new(settings: &Settings, block: usize, outline: &Outline, checksums: &[Vec<u64>]) -> Index {
+        let Outline { wholes, contents } = outline;
         let piece =
             |p: &assign::Piece| Piece { place: p.place.clone(), file: p.rank, at: 0, checksums: Vec::new() };
         let stored = |(name, Whole { dtype, shape, pieces }): (&String, &Whole)| {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use phalanx_parallel::checkpoint::{Checkpoint, Saver};
 use phalanx_parallel::part::Part;
 use phalanx_parallel::{Result, launch};
-use phalanx_tensor::{DType, Device, Tensor};
+use phalanx_tensor::{DType, Device};
 
 use crate::{Place, settings};
 
