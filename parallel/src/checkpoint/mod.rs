@@ -4,11 +4,13 @@
 //! folder/rank-0.safetensors, rank-1.safetensors, ..    pieces of tensors, one file a rank
 //! folder/checkpoint.json                               which pieces of which tensors are where, and their checksums
 //!
-//! assign   which rank writes what       contents  what stands where in a rank's file
-//! index    checkpoint.json              folder    what a killed save leaves, and the moment when all is there
-//! stream   a rank's file, block by block          job    a save, in the background       saver   who starts them
-//! reader   blocks of files, checked               open   a checkpoint, and reading parts of it
-//! state    a model and its optimizer              xxh64   the checksum
+//! assign    which rank writes what            contents  what stands where in a rank's file (both pure)
+//! outline   that, as all ranks agree
+//! stream    a rank's file, block by block     folder    what a killed save leaves, and the moment when all is there
+//! index     checkpoint.json                   xxh64     the checksum of blocks
+//! job       a save, in the background         saver     who starts saves and waits for them
+//! reader    blocks of files, checked          open      a checkpoint, and reading parts of it
+//! state     a model and its optimizer
 //! ```
 //!
 //! A tensor is known by its name and the row-major order of its elements, so cuts of any kind are read by any other:
@@ -40,6 +42,7 @@ mod folder;
 mod index;
 mod job;
 mod open;
+mod outline;
 mod reader;
 mod saver;
 mod state;

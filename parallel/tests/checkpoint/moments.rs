@@ -187,8 +187,8 @@ fn what_cannot_be_saved_is_refused_on_every_rank() {
     for (part, says) in cases {
         let run = |rank: launch::Rank| -> Result<String> {
             let mut saver = Saver::new(rank.comm())?;
-            let saved = saver.save(place.join("saved"), vec![part(rank.rank())], &settings(1));
-            Ok(saved.unwrap_err().to_string())
+            saver.save(place.join("saved"), vec![part(rank.rank())], &settings(1))?;
+            Ok(saver.wait().unwrap_err().to_string())
         };
         for error in launch::threads(2, run).unwrap() {
             assert!(error.contains(says), "{error}");
