@@ -128,7 +128,8 @@ impl Index {
                 self.block
             ));
         }
-        if let Some(file) = self.files.iter().find(|f| Path::new(&f.name).components().count() != 1) {
+        let is_plain = |name: &str| Path::new(name).file_name().is_some_and(|file| file == name);
+        if let Some(file) = self.files.iter().find(|file| !is_plain(&file.name)) {
             return Err(format!("got a file {:?}, wanted one of this folder", file.name));
         }
         for (name, stored) in &self.tensors {

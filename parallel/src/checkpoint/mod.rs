@@ -9,8 +9,8 @@
 //! stream    a rank's file, block by block     folder    what a killed save leaves, and the moment when all is there
 //! index     checkpoint.json                   xxh64     the checksum of blocks
 //! job       a save, in the background         saver     who starts saves and waits for them
-//! reader    blocks of files, checked          open      a checkpoint, and reading parts of it
-//! state     a model and its optimizer
+//! open      a checkpoint that is there        load      reading parts of it
+//! reader    blocks of files, checked          state     a model and its optimizers
 //! ```
 //!
 //! A tensor is known by its name and the row-major order of its elements, so cuts of any kind are read by any other:
@@ -24,13 +24,13 @@
 //! let trained = [Trained { model, share: &share }];
 //! let mut saver = Saver::new(rank.comm())?;
 //! let settings = [("step".to_string(), "100".to_string())].into();
-//! saver.save("run/checkpoint", checkpoint::parts(&trained, &optimizer)?, &settings)?;
+//! saver.save("run/checkpoint", checkpoint::parts(&trained, &[&optimizer])?, &settings)?;
 //! // .. forward and backward of the next step ..
 //! saver.wait()?; // before the optimizer's step
 //!
 //! // Later, with as many ranks as there are then:
 //! let saved = Checkpoint::open("run/checkpoint")?;
-//! saved.restore(rank.comm(), &trained, &mut optimizer)?;
+//! saved.restore(rank.comm(), &trained, &mut [&mut optimizer])?;
 //! assert_eq!(saved.settings()["step"], "100");
 //! # Ok(())
 //! # }
@@ -41,6 +41,7 @@ mod contents;
 mod folder;
 mod index;
 mod job;
+mod load;
 mod open;
 mod outline;
 mod reader;

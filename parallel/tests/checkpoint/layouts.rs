@@ -29,7 +29,7 @@ fn share(model: &dyn Parameters, rank: &launch::Rank, zero: usize) -> Result<Box
         _ => Stage::Parameters,
     };
     // Cuts of both kinds.
-    let ownership = if rank.size() % 2 == 0 { Ownership::Even } else { Ownership::Whole };
+    let ownership = if rank.size().is_multiple_of(2) { Ownership::Even } else { Ownership::Whole };
     let config = ZeroConfig { grad_dtype, ownership, ..ZeroConfig::new(stage) };
     Ok(Box::new(Zero::new(model, comm, config)?))
 }
@@ -53,14 +53,14 @@ fn train(
             model.parameters().iter().for_each(|p| phalanx_kernels::fill_(&mut p.tensor(), 9.0).unwrap());
             let saved = Checkpoint::open(folder)?;
             saved.verify()?;
-            saved.restore(rank.comm(), &trained, &mut optimizer)?;
+            saved.restore(rank.comm(), &trained, &mut [&mut optimizer])?;
             assert_eq!(saved.settings(), &settings(steps.start));
         }
         let mut saver = Saver::new(rank.comm())?.with_block(64)?;
         let mut norms = Vec::new();
         for step in steps.clone() {
             if let Some(folder) = to.filter(|_| step == STEPS.0) {
-                saver.save(folder, checkpoint::parts(&trained, &optimizer)?, &settings(step))?;
+                saver.save(folder, checkpoint::parts(&trained, &[&optimizer])?, &settings(step))?;
             }
             share.backward(&gpt::loss(&model, step, gpt::rows(ranks, rank.rank(), 1).remove(0))?)?;
             saver.wait()?;
@@ -118,5 +118,5 @@ fn every_layout_goes_on_from_every_other() {
 
 #[test]
 fn so_it_is_in_bf16_with_master_copies() {
-    all_pairs("masters", DType::BF16, |i, j| (5 * i + j) % 7 == 0);
+    all_pairs("masters", DType::BF16, |i, j| (5 * i + j).is_multiple_of(7));
 }

@@ -9,6 +9,7 @@ mod layouts;
 mod moments;
 mod precision;
 mod stages;
+mod wires;
 
 use std::path::{Path, PathBuf};
 

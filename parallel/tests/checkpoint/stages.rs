@@ -60,15 +60,15 @@ fn write(stages: usize, each: usize, folder: &Path) {
     over(stages, each, 1, |rank, trained, optimizer| {
         step(&trained[0].share.parameters(), optimizer)?;
         trained[0].share.updated()?;
-        save(rank, folder, checkpoint::parts(trained, optimizer)?, &settings(1))
+        save(rank, folder, checkpoint::parts(trained, &[optimizer])?, &settings(1))
     });
 }
 
 /// Everything in a checkpoint, as one device reads it.
 fn everything(folder: &Path) -> Vec<(String, Vec<u8>)> {
     over(1, 1, 2, |rank, trained, optimizer| {
-        Checkpoint::open(folder)?.restore(rank.comm(), trained, optimizer)?;
-        let parts: Vec<Part> = checkpoint::parts(trained, optimizer)?;
+        Checkpoint::open(folder)?.restore(rank.comm(), trained, &mut [optimizer])?;
+        let parts: Vec<Part> = checkpoint::parts(trained, &[optimizer])?;
         parts.into_iter().map(|part| Ok((part.name, part.values.to_bytes()?))).collect::<Result<Vec<_>>>()
     })
     .swap_remove(0)
@@ -88,8 +88,8 @@ fn stages_of_any_number_read_what_others_have_saved() {
         // And on to another number of stages.
         let again = place.join("again");
         over(3, 2, 2, |rank, trained, optimizer| {
-            Checkpoint::open(&folder)?.restore(rank.comm(), trained, optimizer)?;
-            save(rank, &again, checkpoint::parts(trained, optimizer)?, &settings(1))
+            Checkpoint::open(&folder)?.restore(rank.comm(), trained, &mut [optimizer])?;
+            save(rank, &again, checkpoint::parts(trained, &[optimizer])?, &settings(1))
         });
         assert!(everything(&again) == wanted, "{stages} stages of {each}, by 3 of 2");
     }
