@@ -7,6 +7,9 @@ use serde::de::DeserializeOwned;
 use crate::comm::{Call, Comm};
 use crate::{Error, Result};
 
+/// Where what ranks say lies: on a device that no rank has, so that no rank's books count it, whenever that is.
+const HOST: Device = Device::Cpu(1023);
+
 /// Every rank's value, in order of the ranks. All ranks of a group call it.
 ///
 /// # Errors
@@ -22,12 +25,12 @@ fn gather(comm: &Comm, own: &[u8]) -> Result<Vec<Vec<u8>>> {
     if !comm.has_peers() {
         return Err(Error::Config("ranks without peers, such as those on meta, have nothing to tell".into()));
     }
-    let count = Tensor::from_slice(&[own.len() as i64], &[1], Device::CPU)?;
-    let mut counts = Tensor::empty(&[comm.size()], DType::I64, Device::CPU)?;
+    let count = Tensor::from_slice(&[own.len() as i64], &[1], HOST)?;
+    let mut counts = Tensor::empty(&[comm.size()], DType::I64, HOST)?;
     comm.all_gather(&mut counts, &count)?;
     let counts: Vec<usize> = counts.to_vec::<i64>()?.into_iter().map(|n| n as usize).collect();
-    let all = Tensor::empty(&[counts.iter().sum()], DType::U8, Device::CPU)?;
-    let own = Tensor::from_slice(own, &[own.len()], Device::CPU)?;
+    let all = Tensor::empty(&[counts.iter().sum()], DType::U8, HOST)?;
+    let own = Tensor::from_slice(own, &[own.len()], HOST)?;
     comm.run(Call::all_gather_uneven(all.clone(), own, &counts))?;
     let all = all.to_bytes()?;
     let mut rest = &all[..];

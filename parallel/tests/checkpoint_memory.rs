@@ -2,8 +2,8 @@
 #![cfg(target_os = "linux")]
 
 use phalanx_parallel::checkpoint::{BLOCK, Checkpoint, Saver, Settings};
-use phalanx_parallel::comm;
 use phalanx_parallel::part::Part;
+use phalanx_parallel::{Result, comm, launch};
 use phalanx_tensor::{DType, Device};
 
 /// Of the tensors, in bytes.
@@ -27,7 +27,27 @@ fn growth(f: impl FnOnce()) -> usize {
 }
 
 #[test]
-fn a_save_and_a_load_hold_one_block() {
+fn a_save_and_a_load_hold_one_block_and_ranks_books_count_nothing() {
+    one_block();
+    let folder = std::env::temp_dir().join(format!("phalanx-books-{}", std::process::id()));
+    let run = |rank: launch::Rank| -> Result<()> {
+        let parts = vec![Part::whole("w", phalanx_kernels::full(&[5000], 1.0, DType::F32, rank.device())?)];
+        let ledger = rank.device().ledger()?;
+        rank.comm().barrier()?;
+        ledger.reset_peak();
+        let before = ledger.total().now;
+        let mut saver = Saver::new(rank.comm())?;
+        saver.save(&folder, parts.clone(), &Settings::new())?;
+        saver.wait()?;
+        Checkpoint::open(&folder)?.load(rank.comm(), &parts)?;
+        assert_eq!((ledger.total().now, ledger.total().peak), (before, before));
+        Ok(())
+    };
+    launch::threads(3, run).unwrap();
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+fn one_block() {
     let folder = std::env::temp_dir().join(format!("phalanx-memory-{}", std::process::id()));
     let device = Device::Cpu(3);
     let tensor = |value| phalanx_kernels::full(&[BYTES / 4 / 2], value, DType::F32, device).unwrap();
