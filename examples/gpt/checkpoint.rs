@@ -11,7 +11,7 @@ use phalanx::nn::{Parameter, Parameters, Scope, load_state_dict};
 use phalanx::parallel::checkpoint::{Checkpoint, Trained, parts};
 use phalanx::parallel::tensor_parallel::gather_parameters;
 
-use crate::train::Run;
+use crate::build::Run;
 
 /// The checkpoint's name in a run's folder.
 pub const NAME: &str = "checkpoint";
