@@ -1,7 +1,7 @@
 //! A U-Net with long skip connections over two devices as a pipeline (torchgpipe, arXiv:2004.09910).
 //!
 //! ```text
-//! cargo run --release --example gpipe_unet [TIMELINE.svg]
+//! cargo run --release --example gpipe_unet [TIMELINE.svg [STEPS]]
 //! ```
 //! A small one learns to find discs, on two logical CPU devices of one thread each: the layers are balanced by time, the skips
 //! go straight from the first stage to the second, all micro-batches but the last are recomputed. The picture shows the last
@@ -20,6 +20,7 @@ mod timeline;
 #[path = "gpipe_unet/unet.rs"]
 mod unet;
 
+use std::num::NonZeroU64;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -31,17 +32,17 @@ use phalanx::tensor::RngKey;
 use phalanx::{Context, Device};
 use unet::UNet;
 
-const NET: UNet = UNet { depth: 3, convs: 2, channels: 12 };
+const NET: UNet = UNet { depth: 3, convs: 2, channels: 8 };
 const DEVICES: [Device; 2] = [Device::Cpu(0), Device::Cpu(1)];
 const IMAGES: usize = 16;
 const MICRO_BATCHES: usize = 8;
-const STEPS: u64 = 20;
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
 fn main() -> ExitCode {
-    let path = std::env::args().nth(1).unwrap_or_else(|| "target/gpipe_unet.svg".into());
-    match run(Path::new(&path)) {
+    let mut arguments = std::env::args().skip(1);
+    let path = arguments.next().unwrap_or_else(|| "target/gpipe_unet.svg".into());
+    match run(Path::new(&path), arguments.next().as_deref().unwrap_or("30")) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::from(1),
         Err(error) => {
@@ -51,7 +52,8 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(path: &Path) -> Result<bool> {
+fn run(path: &Path, steps: &str) -> Result<bool> {
+    let steps = steps.parse::<NonZeroU64>().map_err(|e| format!("got {steps:?} steps: {e}"))?.get();
     for device in DEVICES {
         device.set_threads(1)?; // the pipeline's workers are the threads
     }
@@ -62,18 +64,18 @@ fn run(path: &Path) -> Result<bool> {
     println!("{layers} layers, balanced by time: {balance:?}");
 
     let timeline = Timeline::new();
-    let piped = train(Partition::new(&balance, &DEVICES)?, Checkpoint::ExceptLast, &timeline)?;
+    let piped = train(Partition::new(&balance, &DEVICES)?, Checkpoint::ExceptLast, &timeline, steps)?;
     let spans = timeline.take();
     timeline::draw(path, &spans)?;
     let (m, n) = (MICRO_BATCHES as f64, DEVICES.len() as f64);
     let (bubble, formula) = (100.0 * bubble(&spans), 100.0 * (n - 1.0) / (m + n - 1.0));
-    println!("loss {:.4} -> {:.4} in {STEPS} steps", piped.losses[0], piped.losses[STEPS as usize - 1]);
+    println!("loss {:.4} -> {:.4} in {steps} steps", piped.losses[0], piped.losses[steps as usize - 1]);
     println!(
         "bubble {bubble:.0} % of the last step ({formula:.0} % were all stages equal): {}",
         path.display()
     );
 
-    let plain = train(one, Checkpoint::Never, &Timeline::new())?;
+    let plain = train(one, Checkpoint::Never, &Timeline::new(), steps)?;
     println!("{:.0} ms a step over two devices, {:.0} ms on one", piped.step_ms, plain.step_ms);
     let equal = piped.losses == plain.losses;
     println!("one device's losses: {}", if equal { "equal, bit for bit" } else { "DIFFERENT" });
@@ -89,15 +91,15 @@ struct Outcome {
 }
 
 /// Trains the small net; the timeline is that of the last step.
-fn train(partition: Partition, checkpoint: Checkpoint, timeline: &Timeline) -> Result<Outcome> {
+fn train(partition: Partition, checkpoint: Checkpoint, timeline: &Timeline, steps: u64) -> Result<Outcome> {
     let devices = partition.devices();
     let model = NET.build(&partition)?;
     let config =
         GPipeConfig::new(MICRO_BATCHES).with_checkpoint(checkpoint).with_observer(timeline.observer());
     let model = GPipe::new(model, partition, config)?;
-    let mut optimizer = AdamW::default().init(vec![Group::new(model.parameters(), 2e-3)])?;
+    let mut optimizer = AdamW::default().init(vec![Group::new(model.parameters(), 1e-2)])?;
     let (mut losses, begin) = (Vec::new(), Instant::now());
-    for step in 0..STEPS {
+    for step in 0..steps {
         timeline.take();
         let _step = Context::with(|c| c.rng = RngKey { seed: 1, step });
         let (x, _) = discs::batch(step, IMAGES, devices[0])?;
@@ -108,5 +110,5 @@ fn train(partition: Partition, checkpoint: Checkpoint, timeline: &Timeline) -> R
         optimizer.zero_grad()?;
         losses.push(loss.item()?);
     }
-    Ok(Outcome { losses, step_ms: 1e3 * begin.elapsed().as_secs_f64() / STEPS as f64 })
+    Ok(Outcome { losses, step_ms: 1e3 * begin.elapsed().as_secs_f64() / steps as f64 })
 }

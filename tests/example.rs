@@ -8,6 +8,8 @@ mod damage;
 mod launched;
 #[path = "example/layouts.rs"]
 mod layouts;
+#[path = "example/unet.rs"]
+mod unet;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,26 +19,28 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-/// The example's program, built if need be.
-fn program() -> &'static Path {
-    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
-    PROGRAM.get_or_init(|| {
+/// An example, built if need be.
+fn example(name: &str) -> Command {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    let folder = FOLDER.get_or_init(|| {
         let mut build = Command::new(env!("CARGO"));
-        build.args(["build", "--quiet", "--example", "gpt"]).current_dir(env!("CARGO_MANIFEST_DIR"));
+        build.args(["build", "--quiet", "--example", "gpt", "--example", "gpipe_unet"]);
+        build.current_dir(env!("CARGO_MANIFEST_DIR"));
         if !cfg!(debug_assertions) {
             build.arg("--release");
         }
         if cfg!(feature = "mpi") {
             build.args(["--features", "mpi"]);
         }
-        assert!(build.status().expect("cargo runs").success(), "the example builds");
+        assert!(build.status().expect("cargo runs").success(), "the examples build");
         let tests = std::env::current_exe().expect("a test has a path");
-        tests.parent().and_then(Path::parent).expect("target/PROFILE/deps").join("examples/gpt")
-    })
+        tests.parent().and_then(Path::parent).expect("target/PROFILE/deps").join("examples")
+    });
+    Command::new(folder.join(name))
 }
 
 fn gpt(args: &[&str]) -> Output {
-    Command::new(program()).args(args).stdin(Stdio::null()).output().expect("the example starts")
+    example("gpt").args(args).stdin(Stdio::null()).output().expect("the example starts")
 }
 
 /// A folder of the test's own, removed at the end.
@@ -86,6 +90,11 @@ const SMALL: [&str; 14] = [
 
 fn text() -> String {
     (0..4000u32).map(|i| char::from(b'a' + (i * i / 7 % 26) as u8)).collect()
+}
+
+/// Whether a run's folder has a complete checkpoint; that before, if the run was killed as it replaced one.
+fn has_checkpoint(run: &str) -> bool {
+    ["checkpoint", ".checkpoint.old"].iter().any(|name| Path::new(run).join(name).exists())
 }
 
 /// The loss of every step in a metrics file, as printed.
@@ -183,12 +192,11 @@ fn a_resumed_run_continues_bit_for_bit_after_a_kill_at_any_moment() {
         let mut args = SMALL.to_vec();
         args.extend(["--data", &data, "--out", &out]);
         args.extend(more);
-        let mut child =
-            Command::new(program()).args(&args).stderr(Stdio::null()).spawn().expect("the example starts");
+        let mut child = example("gpt").args(&args).stderr(Stdio::null()).spawn().expect("the example starts");
         std::thread::sleep(Duration::from_millis(delay_ms));
         child.kill().expect("kill");
         child.wait().expect("wait");
-        if Path::new(&out).join("checkpoint.safetensors").exists() {
+        if has_checkpoint(&out) {
             args.extend(["--resume", &out]);
         }
         let output = gpt(&args);
@@ -206,18 +214,19 @@ fn a_run_killed_while_it_writes_a_checkpoint_continues_bit_for_bit_and_leaves_no
     let begin = [&SMALL[..], &["--data", &data, "--out", &out], &more].concat();
     let scraps = || {
         let names = fs::read_dir(&out).into_iter().flatten().flatten().map(|e| e.file_name());
-        names.filter(|name| name.to_string_lossy().ends_with(".tmp")).collect::<Vec<_>>()
+        names.filter(|name| name.to_string_lossy().starts_with(".checkpoint")).collect::<Vec<_>>()
     };
-    let checkpoint = Path::new(&out).join("checkpoint.safetensors");
-    let resume = || if checkpoint.exists() { vec!["--resume", &out[..]] } else { vec![] };
+    let resume = || if has_checkpoint(&out) { vec!["--resume", &out[..]] } else { vec![] };
     let mut caught = 0;
     for attempt in 0..60 {
         let args = [&begin[..], &resume()].concat();
-        let mut child =
-            Command::new(program()).args(&args).stderr(Stdio::null()).spawn().expect("the example starts");
-        // The first file that a process writes has number 0.
-        let written = format!(".checkpoint.safetensors.{}.{}.tmp", child.id(), attempt % 3);
-        while child.try_wait().expect("a child").is_none() && !Path::new(&out).join(&written).exists() {}
+        let mut child = example("gpt").args(&args).stderr(Stdio::null()).spawn().expect("the example starts");
+        // What the run before has left does not count: this one's first save removes it.
+        let written = Path::new(&out).join(".checkpoint.saving");
+        if attempt > 0 {
+            while child.try_wait().expect("a child").is_none() && written.exists() {}
+        }
+        while child.try_wait().expect("a child").is_none() && !written.exists() {}
         child.kill().expect("kill");
         child.wait().expect("wait");
         caught += usize::from(!scraps().is_empty());
@@ -256,7 +265,8 @@ fn a_trained_model_is_a_hugging_face_folder_that_generates() {
     for name in [
         "metrics.jsonl",
         "loss.svg",
-        "checkpoint.safetensors",
+        "checkpoint/checkpoint.json",
+        "checkpoint/rank-0.safetensors",
         "model/config.json",
         "model/model.safetensors",
     ] {

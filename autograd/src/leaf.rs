@@ -218,17 +218,14 @@ impl LeafState {
         self.slot.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether gradients go straight into a buffer.
+    /// Whether there is a tensor that gradients are added to.
     pub(crate) fn has_buffer(&self) -> bool {
-        matches!(self.lock().slot, Slot::Into(_))
+        self.lock().buffer(|_| ()).is_some()
     }
 
-    /// Calls `write` with the buffer; `None` if there is none.
+    /// Calls `write` with the tensor that gradients are added to; `None` if there is none.
     pub(crate) fn with_buffer<T>(&self, write: impl FnOnce(&mut Tensor) -> Result<T>) -> Result<Option<T>> {
-        match &mut self.lock().slot {
-            Slot::Into(buffer) => write(buffer).map(Some),
-            Slot::Owned(_) => Ok(None),
-        }
+        self.lock().buffer(write).transpose()
     }
 
     /// Takes a finished gradient: stores the first, adds each further one.
@@ -248,6 +245,21 @@ impl LeafState {
         sum.tensor().storage().set_category(Category::Gradients);
         *kept = Some(sum);
         Ok(())
+    }
+}
+
+impl SlotState {
+    /// Calls `write` with the tensor that the next gradient is added to: a buffer, or an earlier gradient that nobody else sees
+    /// and that has no graph of its own.
+    fn buffer<T>(&mut self, write: impl FnOnce(&mut Tensor) -> T) -> Option<T> {
+        if let Slot::Into(buffer) = &mut self.slot {
+            return Some(write(buffer));
+        }
+        let kept = self.grad.take_if(|grad| !grad.requires_grad())?;
+        let mut sum = kept.into_tensor();
+        let done = (sum.is_contiguous() && sum.is_sole_owner()).then(|| write(&mut sum));
+        self.grad = Some(Var::new(sum));
+        done
     }
 }
 

@@ -5,14 +5,14 @@ use phalanx::{Device, Var};
 use crate::Result;
 use crate::unet::{INPUTS, OUTPUTS};
 
-const SIDE: usize = 48;
+const SIDE: usize = 32;
 
-/// Images `[count, 3, 48, 48]`, and 1 for each pixel of a disc `[count, 1, 48, 48]`; a function of the step.
+/// Images `[count, 3, 32, 32]`, and 1 for each pixel of a disc `[count, 1, 32, 32]`; a function of the step.
 pub fn batch(step: u64, count: usize, device: Device) -> Result<(Var, Var)> {
     let mut noise = Noise(step.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(1));
     let (mut images, mut discs) = (Vec::new(), Vec::new());
     for _ in 0..count {
-        let [x, y, radius] = [16.0, 16.0, 6.0].map(|span: f32| span * (1.0 + noise.next()));
+        let [x, y, radius] = [11.0, 11.0, 4.0].map(|span: f32| span * (1.0 + noise.next()));
         let inside = |pixel: usize| {
             let (dx, dy) = ((pixel % SIDE) as f32 - x, (pixel / SIDE) as f32 - y);
             f32::from(u8::from(dx * dx + dy * dy < radius * radius))

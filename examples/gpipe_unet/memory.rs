@@ -1,8 +1,7 @@
 //! torchgpipe's memory table on meta devices: the same training steps, counted and not computed.
 
-use phalanx::nn::autograd::Reduction;
 use phalanx::nn::{BceWithLogitsLoss, Group, Loss, Module, Parameter, Parameters, Rule, Sgd};
-use phalanx::parallel::pipeline::gpipe::{Checkpoint, GPipe, GPipeConfig, Partition};
+use phalanx::parallel::pipeline::gpipe::{GPipe, GPipeConfig, Partition};
 use phalanx::{DType, Device, Tensor, Var};
 
 use crate::Result;
@@ -14,35 +13,21 @@ const SIDE: usize = 192;
 
 /// A row of torchgpipe's table (`benchmarks/unet-memory`).
 struct Row {
-    name: &'static str,
-    convs: usize,
-    channels: usize,
+    /// Convolutions in a row, and channels.
+    net: [usize; 2],
     balance: &'static [usize],
     micro_batches: usize,
-    checkpoint: Checkpoint,
     /// What torchgpipe measured on Tesla P40s, all devices together.
-    theirs_gib: f64,
+    gib: f64,
 }
 
 const ROWS: [Row; 5] = [
-    row("baseline", 6, 72, &[285], 1, Checkpoint::Never, 20.3),
-    row("pipeline-1", 11, 128, &[505], 32, Checkpoint::ExceptLast, 20.5),
-    row("pipeline-2", 24, 128, &[526, 551], 32, Checkpoint::ExceptLast, 43.4),
-    row("pipeline-4", 24, 160, &[472, 54, 36, 515], 32, Checkpoint::ExceptLast, 79.1),
-    row("pipeline-8", 48, 160, &[800, 140, 62, 36, 36, 36, 36, 987], 128, Checkpoint::ExceptLast, 154.1),
+    Row { net: [6, 72], balance: &[285], micro_batches: 1, gib: 20.3 },
+    Row { net: [11, 128], balance: &[505], micro_batches: 32, gib: 20.5 },
+    Row { net: [24, 128], balance: &[526, 551], micro_batches: 32, gib: 43.4 },
+    Row { net: [24, 160], balance: &[472, 54, 36, 515], micro_batches: 32, gib: 79.1 },
+    Row { net: [48, 160], balance: &[800, 140, 62, 36, 36, 36, 36, 987], micro_batches: 128, gib: 154.1 },
 ];
-
-const fn row(
-    name: &'static str,
-    convs: usize,
-    channels: usize,
-    balance: &'static [usize],
-    micro_batches: usize,
-    checkpoint: Checkpoint,
-    theirs_gib: f64,
-) -> Row {
-    Row { name, convs, channels, balance, micro_batches, checkpoint, theirs_gib }
-}
 
 /// Prints the table, a row as soon as it is known.
 pub fn table() -> Result<()> {
@@ -52,12 +37,14 @@ pub fn table() -> Result<()> {
         "", "U-Net", "devices", "parameters", "", "GiB", "torchgpipe"
     );
     for row in &ROWS {
-        let Row { name, convs, channels, balance, theirs_gib, .. } = row;
         let (parameters, bytes) = measure(row)?;
-        let (net, gib) = (format!("({convs}, {channels})"), bytes as f64 / f64::from(1 << 30));
-        let devices = balance.len();
+        let [convs, channels] = row.net;
+        let (net, gib, theirs) =
+            (format!("({convs}, {channels})"), bytes as f64 / f64::from(1 << 30), row.gib);
+        let devices = row.balance.len();
+        let name = if row.micro_batches == 1 { "baseline".into() } else { format!("pipeline-{devices}") };
         let short = in_words(parameters);
-        println!("{name:<12}{net:>10}{devices:>9}{parameters:>17}{short:>8}{gib:>12.1}{theirs_gib:>13.1}");
+        println!("{name:<12}{net:>10}{devices:>9}{parameters:>17}{short:>8}{gib:>12.1}{theirs:>13.1}");
     }
     println!(
         "GiB: the tensors' bytes at the peak of each device; theirs has the allocator's rest and cuDNN's workspaces too"
@@ -69,9 +56,9 @@ pub fn table() -> Result<()> {
 fn measure(row: &Row) -> Result<(usize, usize)> {
     let devices: Vec<Device> = (0..row.balance.len() as u16).map(Device::Meta).collect();
     let partition = Partition::new(row.balance, &devices)?;
-    let model = UNet { depth: 5, convs: row.convs, channels: row.channels }.build(&partition)?;
-    let config = GPipeConfig::new(row.micro_batches).with_checkpoint(row.checkpoint);
-    let model = GPipe::new(model, partition, config)?;
+    let model = UNet { depth: 5, convs: row.net[0], channels: row.net[1] }.build(&partition)?;
+    // All but the last micro-batch are recomputed: of one alone, none.
+    let model = GPipe::new(model, partition, GPipeConfig::new(row.micro_batches))?;
     let last = devices[devices.len() - 1];
     let x = Var::new(Tensor::zeros(&[BATCH, INPUTS, SIDE, SIDE], DType::F32, devices[0])?);
     let target = Var::new(Tensor::zeros(&[BATCH, OUTPUTS, SIDE, SIDE], DType::F32, last)?);
@@ -79,10 +66,11 @@ fn measure(row: &Row) -> Result<(usize, usize)> {
         device.ledger()?.reset_peak();
     }
     let mut optimizer = Sgd::default().init(vec![Group::new(model.parameters(), 0.1)])?;
-    let loss = BceWithLogitsLoss { reduction: Reduction::Mean, ..Default::default() };
+    let loss = BceWithLogitsLoss::default();
     for _ in 0..2 {
         loss.forward(&model.forward(&x)?, &target)?.backward()?;
         optimizer.step()?;
+        optimizer.zero_grad()?;
     }
     let elements = |p: &Parameter| p.tensor().numel();
     let peaks = devices.iter().map(|device| Ok(device.ledger()?.total().peak)).sum::<Result<usize>>()?;

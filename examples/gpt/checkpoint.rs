@@ -11,7 +11,7 @@ use phalanx::nn::{Parameter, Parameters, Scope, load_state_dict};
 use phalanx::parallel::checkpoint::{Checkpoint, Trained, parts};
 use phalanx::parallel::tensor_parallel::gather_parameters;
 
-use crate::train::Run;
+use crate::build::Run;
 
 /// The checkpoint's name in a run's folder.
 pub const NAME: &str = "checkpoint";
@@ -39,7 +39,7 @@ pub fn resume(folder: &Path, run: &mut Run, settings: &Settings) -> Result<u64, 
         return Err(format!("{file}: the run began with {key} {before}, and cannot go on with {value}"));
     }
     let trained = [Trained { model: &*run.model, share: &*run.share }];
-    saved.restore(run.place.all_ranks(), &trained, &mut run.optimizer).map_err(|e| e.to_string())?;
+    saved.restore(run.place.all_ranks(), &trained, &mut [&mut run.optimizer]).map_err(|e| e.to_string())?;
     let step = saved.settings().get("step").and_then(|step| step.parse().ok());
     step.ok_or_else(|| format!("{file}: the step is missing"))
 }
@@ -50,7 +50,7 @@ pub fn save(run: &Run, folder: &Path, step: u64, settings: &Settings) -> Result<
     settings.insert("format".into(), FORMAT.into());
     settings.insert("step".into(), step.to_string());
     let trained = [Trained { model: &*run.model, share: &*run.share }];
-    let begin = || run.saver.save(&folder.join(NAME), parts(&trained, &run.optimizer)?, &settings);
+    let begin = || run.saver.save(&folder.join(NAME), parts(&trained, &[&run.optimizer])?, &settings);
     begin().map_err(|e| e.to_string())
 }
 

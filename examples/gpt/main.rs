@@ -8,6 +8,7 @@
 //! Bad input ends with one line on stderr and exit code 2.
 
 mod args;
+mod build;
 mod checkpoint;
 mod generate;
 mod memory;

@@ -5,8 +5,9 @@ use phalanx::parallel::mesh::Axis;
 use phalanx::tensor::Category;
 
 use crate::args::TrainArgs;
+use crate::build::Run;
 use crate::step::train_step;
-use crate::train::{Run, pieces, settings};
+use crate::train::{pieces, settings};
 
 /// Runs two steps where there are no elements (the first makes gradients, the second meets them) and tells what the
 /// ledger counted at peak and after the second's backward, and what a step sends. Of several ranks it is the first, which

@@ -5,46 +5,23 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use phalanx::nn::models::{Decoder, GptConfig, ModelConfig, load_weights, read_config, save_model};
-use phalanx::nn::{AdamW, Group, Optimizer, Rule};
-use phalanx::nn::{Layers, OneDevice, Parameters, Schedule, Scope};
-use phalanx::nn::{Loader, Windows, cut};
-use phalanx::parallel::checkpoint::Saver;
+use phalanx::nn::models::{Decoder, ModelConfig, save_model};
+use phalanx::nn::{Loader, Schedule, Windows, cut};
 use phalanx::parallel::data_parallel::DataParallel;
-use phalanx::parallel::hybrid::{OnMesh, Part};
 use phalanx::parallel::launch;
-use phalanx::parallel::mesh::Axis;
-use phalanx::parallel::pipeline::ranks::{Chunks, Pipeline};
-use phalanx::parallel::tensor_parallel::TensorParallel;
-use phalanx::{DType, Device};
+use phalanx::parallel::pipeline::ranks::Pipeline;
 
-use crate::args::{GradPrecision, LrSchedule, Precision, TrainArgs};
+use crate::args::{LrSchedule, TrainArgs};
+use crate::build::{FROM_FOLDER, Run, build, plan};
 use crate::checkpoint::{self, resume, save};
 use crate::metrics::{self, Metrics, Record, Summary};
 use crate::outputs::{Outputs, remove_leftovers};
 use crate::progress::Progress;
 use crate::ranks::{self, Place};
-use crate::step::{Outcome, Saving, Settings, train_step};
-use crate::text::{self, Codec, TOKENIZER};
+use crate::step::{Outcome, Settings, train_step};
+use crate::text::{self, TOKENIZER};
 use crate::trace::{Lane, Trace};
 use crate::{generate, memory, plot, room};
-
-/// What is trained on this rank, and how it is read.
-pub struct Run {
-    pub place: Place,
-    lane: Lane,
-    /// This rank's part of the model, which may hold no values outside of a step.
-    pub model: Arc<dyn Part>,
-    pub pipeline: Pipeline,
-    /// What the ranks share of it.
-    pub share: Arc<dyn DataParallel>,
-    /// Elements of the whole model's parameters.
-    pub parameters: usize,
-    pub config: ModelConfig,
-    pub optimizer: Optimizer<AdamW>,
-    pub saver: Saving,
-    pub codec: Arc<Codec>,
-}
 
 /// Trains as the arguments say.
 pub fn train(args: &TrainArgs) -> Result<(), String> {
@@ -105,114 +82,10 @@ fn train_rank(
     (!args.quiet).then(sample).transpose()
 }
 
-/// What is to be trained, how text is cut, and whether a folder said so and not the flags.
-fn plan(args: &TrainArgs) -> Result<(ModelConfig, Codec, bool), String> {
-    let began_with = match args.resume.as_ref().filter(|run| began_with_folder(run)) {
-        Some(folder) => checkpoint::open(folder)?.settings().get(FROM_FOLDER).cloned().zip(Some(folder)),
-        None => None,
-    };
-    let (folder, file, config) = match (&args.init, began_with) {
-        (Some(folder), _) => (folder, folder.join("config.json"), read_config(folder)),
-        (None, Some((config, folder))) => {
-            let file = folder.join(checkpoint::NAME);
-            (folder, file.clone(), ModelConfig::parse(&config, &file))
-        }
-        (None, None) => {
-            let [layers, heads, width] = args.sizes();
-            let config = GptConfig::new(256, args.context, layers, heads, width);
-            return Ok((ModelConfig::Gpt(config.with_dropout(args.dropout)), Codec::Bytes(None), false));
-        }
-    };
-    let mut config = config.map_err(|e| e.to_string())?;
-    args.check_sizes(&config, &file)?;
-    config.set_dropout(args.dropout);
-    if args.context > config.context() {
-        let (wanted, got) = (args.context, config.context());
-        return Err(format!(
-            "{}: --context {wanted} is more than the model's {got} positions",
-            folder.display()
-        ));
-    }
-    Ok((config, Codec::of(folder)?, true))
-}
-
-/// This rank's part of the model and its optimizer, new or from a folder.
-fn build(
-    args: &TrainArgs,
-    place: Place,
-    lane: Lane,
-    config: ModelConfig,
-    codec: Arc<Codec>,
-) -> Result<Run, String> {
-    let tp = place.groups.along(Axis::Tp);
-    if tp.size() == 1 {
-        return build_of(args, OneDevice, place, lane, config, codec);
-    }
-    let layers = TensorParallel::new(tp).with_sequence_parallel(args.sequence_parallel);
-    build_of(args, layers, place, lane, config, codec)
-}
-
-fn build_of(
-    args: &TrainArgs,
-    layers: impl Layers,
-    place: Place,
-    lane: Lane,
-    config: ModelConfig,
-    codec: Arc<Codec>,
-) -> Result<Run, String> {
-    let grad_dtype = match (args.grad_dtype, args.dtype) {
-        (Some(GradPrecision::Bf16), _) => DType::BF16,
-        (None, Precision::F64) => DType::F64,
-        _ => DType::F32,
-    };
-    let scope = Scope::new(args.seed, args.dtype.dtype(), place.device);
-    let (layout, line) = (args.layout(), place.groups.along(Axis::Pp));
-    let build = || {
-        let schedule = layout.schedule()?;
-        let mut model = Chunks::build(&config, &Arc::new(layers), &scope, &schedule, line.rank())?;
-        if let Some(folder) = &args.init {
-            model.iter().try_for_each(|stage| load_weights(stage, &config, folder))?;
-        }
-        let mut pipeline = Pipeline::new(&schedule, line.clone(), place.device)?;
-        if schedule.stages() == 1 {
-            model.iter_mut().for_each(|stage| stage.set_recompute(layout.recompute));
-        } else {
-            pipeline = pipeline.recompute(layout.recompute);
-        }
-        if let Some(observer) = lane.actions() {
-            pipeline = pipeline.observer(observer);
-        }
-        model.parameters().iter().try_for_each(|p| p.set_grad_dtype(grad_dtype))?;
-        let replicas = place.share(&model, grad_dtype, args.zero)?;
-        let share: Arc<dyn DataParallel> =
-            Arc::new(OnMesh::new(&model, replicas, place.groups.clone(), &schedule)?);
-        let groups = Group::decay_matrices(share.parameters(), args.lr, args.weight_decay);
-        let optimizer = AdamW::default().with_betas(0.9, 0.95).init(groups)?;
-        let saver = Saving::new(Saver::new(place.all_ranks())?);
-        Ok::<_, phalanx::parallel::Error>((model, pipeline, share, optimizer, saver))
-    };
-    let (model, pipeline, share, optimizer, saver) = build().map_err(|e| e.to_string())?;
-    let (model, parameters) = (Arc::new(model), count(&config).map_err(|e| e.to_string())?);
-    Ok(Run { place, lane, model, pipeline, share, parameters, config, optimizer, saver, codec })
-}
-
-/// Elements of a model's parameters.
-fn count(config: &ModelConfig) -> phalanx::nn::Result<usize> {
-    let model = config.init(&Scope::new(0, DType::F32, Device::Meta(0)))?;
-    Ok(model.parameters().iter().map(|p| p.tensor().numel()).sum())
-}
-
 /// An error of the text, with its name.
 fn of_text(args: &TrainArgs, error: &str) -> String {
     let from = args.data.as_ref().map_or("the bundled text".into(), |p| p.display().to_string());
     format!("{from}: {error}")
-}
-
-/// Where a checkpoint keeps the model's sizes if they came from a folder and not from flags.
-const FROM_FOLDER: &str = "model";
-
-fn began_with_folder(run: &Path) -> bool {
-    checkpoint::open(run).is_ok_and(|saved| saved.settings().contains_key(FROM_FOLDER))
 }
 
 /// The settings that a resumed run must share with the one it continues: those that change the numbers by more than the

@@ -359,6 +359,18 @@ mod tests {
     }
 
     #[test]
+    fn a_piece_knows_its_part_of_the_whole_and_its_range_there() {
+        let window = Window { global: Dims::from_slice(&[4, 3]), offset: Dims::from_slice(&[2, 0]) };
+        let part = Shard { window, extent: Dims::from_slice(&[2, 3]) };
+        let rows = Tensor::from_slice(&[0f32; 6], &[2, 3], Device::CPU).unwrap();
+        let w = Parameter::shard("w", rows.clone(), part.clone()).unwrap();
+        assert_eq!((w.part(), w.range()), (&part, 0..6));
+        let piece = w.piece(rows.with_shape(&[6]).unwrap().narrow(0, 2, 3).unwrap(), 2..5).unwrap();
+        assert_eq!((piece.part(), piece.range(), piece.is_matrix()), (&part, 2..5, true));
+        assert!(w.piece(rows.with_shape(&[6]).unwrap(), 1..7).is_err());
+    }
+
+    #[test]
     fn backward_reads_what_a_frozen_parameter_holds_then() {
         let make = |x: f32| Tensor::from_slice(&[x], &[1], Device::CPU).unwrap();
         let w = Parameter::new("w", make(2.0)).unwrap();

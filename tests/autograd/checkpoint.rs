@@ -236,6 +236,23 @@ fn what_was_modified_before_it_is_used_again_is_named() {
 }
 
 #[test]
+fn an_input_that_the_function_itself_modifies_is_found() {
+    for constant in [false, true] {
+        let (x, y) = (leaf(&[1.0]), leaf(&[5.0]));
+        let y = if constant { y.detach() } else { y };
+        let f = |v: &[Var]| {
+            let mut target = v[1].tensor().clone();
+            kernels::fill_(&mut target, v[1].item::<f64>()? + 1.0)?;
+            v[0].mul(&v[1])
+        };
+        let z = checkpoint(f, &[&x, &y]).unwrap();
+        // Computed again, it would add once more, and the gradient would be 7.
+        let error = z.backward().unwrap_err().to_string();
+        assert!(error.contains("checkpoint: input 1 was modified in place"), "{error}");
+    }
+}
+
+#[test]
 fn errors_and_panics_of_the_recomputation_end_the_pass() {
     for (again, wanted) in [
         ((|| Err(Error::Custom("refused".into()))) as fn() -> Result<Var>, "backward of recompute: refused"),

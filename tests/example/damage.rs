@@ -46,22 +46,24 @@ fn bad_arguments_and_texts_are_refused_by_name() {
         (&["--batch", "18446744073709551615"], "--batch"),
         (&["--layers", "18446744073709551615"], "--layers"),
         (&["--width", "4000000", "--heads", "1"], "--width"),
-        (&["--batch", "4", "--micro-batches", "5"], "--micro-batches"),
+        (&["--batch", "4", "--micro-batches", "5"], "5 micro-batches"),
         (&["--batch", "4", "--emulate-dp", "3"], "--emulate-dp"),
         (&["--no-such-flag"], "--no-such-flag"),
         (&["--device", "gpu"], "gpu"),
         (&["--device", "cuda"], "cuda"),
         (&["--dtype", "f8"], "--dtype"),
-        (&["--ranks", "3", "--batch", "4"], "--dp 3"),
+        (&["--ranks", "3", "--batch", "4"], "dp 4 x tp 1 x pp 1"),
         (&["--ranks", "2", "--dp", "4"], "--ranks 2"),
-        (&["--dp", "0"], "0 ranks"),
+        (&["--dp", "0"], "--dp is 0"),
         (&["--dp", "2", "--emulate-dp", "2"], "--emulate-dp"),
-        (&["--tp", "2"], "--tp is 2"),
-        (&["--pp", "2"], "--pp is 2"),
+        (&["--tp", "3", "--heads", "4"], "dp 1 x tp 4 x pp 1"),
+        (&["--tp", "2", "--sequence-parallel", "--context", "7"], "wanted a multiple of 2"),
+        (&["--sequence-parallel"], "--tp 1"),
+        (&["--ranks", "3", "--pp", "2"], "--dp 1, 2 ranks"),
+        (&["--pp", "300"], "300 ranks"),
         (&["--zero", "4"], "--zero"),
         (&["--zero", "1", "--micro-batches", "2", "--emulate-dp", "2"], "--emulate-dp"),
         (&["--sequence-parallel"], "--sequence-parallel"),
-        (&["--schedule", "zb-v"], "--schedule"),
         (&["--backend", "nccl"], "--backend nccl"),
         (&["--metrics", "/nowhere/m.jsonl"], "/nowhere/m.jsonl"),
         (&["--trace", &here], &here),
@@ -156,25 +158,32 @@ fn a_damaged_checkpoint_is_named_and_refused() {
     let folder = Folder::new("damaged");
     let (run, out) = (folder.path("run"), folder.path("out"));
     train(&folder, "m", &["--steps", "2", "--out", &run]);
-    let (path, data) = (format!("{run}/checkpoint.safetensors"), folder.path("text.txt"));
+    let (path, data) = (format!("{run}/checkpoint"), folder.path("text.txt"));
     let args = [&SMALL[..], &["--data", &data, "--steps", "4", "--resume", &run, "--out", &out]].concat();
-    let refused = |what: &str, bytes: &[u8]| {
-        fs::write(&path, bytes).expect("write");
-        refused(what, &args, &path, &out);
+    let damaged = |name: &str, cases: Vec<(String, Vec<u8>)>| {
+        let file = format!("{path}/{name}");
+        let whole = fs::read(&file).expect("a file");
+        for (what, bytes) in cases {
+            fs::write(&file, bytes).expect("write");
+            refused(&format!("{name}: {what}"), &args, &path, &out);
+        }
+        fs::write(&file, whole).expect("write");
     };
-    let whole = fs::read(&path).expect("the checkpoint");
-    for (what, bytes) in damaged_headers(&whole, "model.h.0.mlp.c_fc.weight") {
-        refused(what, &bytes);
-    }
-    cuts(&whole).for_each(|(length, bytes)| refused(&format!("cut at {length}"), bytes));
-    let header = parts(&whole).0.len();
-    for (at, bytes) in flips(&whole, header, 60).chain(flips(&whole, whole.len(), 60)) {
-        refused(&format!("a bit of byte {at}"), &bytes);
-    }
-    let scaled = |h: &mut Value, _: &mut Vec<u8>| h["__metadata__"]["step"] = json!("1");
-    refused("another step", &edited(&whole, scaled));
-    fs::write(&path, &whole).expect("write");
-    self::refused("another seed", &[&args[..], &["--seed", "2"]].concat(), &path, &out);
+    let flipped = |file: &[u8], end: usize| -> Vec<(String, Vec<u8>)> {
+        flips(file, end, 60).map(|(at, bytes)| (format!("a bit of byte {at}"), bytes)).collect()
+    };
+    let index = fs::read(format!("{path}/checkpoint.json")).expect("an index");
+    let lengths = (0..30).map(|i| i * index.len() / 30).chain([index.len() - 1]);
+    let cut = lengths.map(|n| (format!("cut at {n}"), index[..n].to_vec()));
+    damaged("checkpoint.json", cut.chain(flipped(&index, index.len())).collect());
+    let whole = fs::read(format!("{path}/rank-0.safetensors")).expect("a file");
+    let headers = damaged_headers(&whole, "model.h.0.mlp.c_fc.weight");
+    let mut cases: Vec<_> = headers.into_iter().map(|(what, bytes)| (what.to_string(), bytes)).collect();
+    cases.extend(cuts(&whole).map(|(length, bytes)| (format!("cut at {length}"), bytes.to_vec())));
+    cases.extend(flipped(&whole, parts(&whole).0.len()));
+    cases.extend(flipped(&whole, whole.len()));
+    damaged("rank-0.safetensors", cases);
+    refused("another seed", &[&args[..], &["--seed", "2"]].concat(), &path, &out);
     assert!(gpt(&args).status.success(), "the whole one is taken");
 }
 

@@ -7,13 +7,13 @@ use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
-use super::{Folder, SMALL, gpt, losses, program, text, train};
+use super::{Folder, SMALL, example, gpt, losses, text, train};
 
 /// What each of `ranks` processes says that meet over TCP.
 fn over_tcp(ranks: usize, args: &[&str]) -> Vec<Output> {
     let port = TcpListener::bind(("127.0.0.1", 0)).and_then(|l| l.local_addr()).expect("a free port").port();
     let start = |rank: usize| {
-        let mut command = Command::new(program());
+        let mut command = example("gpt");
         let variables = [("RANK", rank), ("WORLD_SIZE", ranks), ("MASTER_PORT", port.into())];
         command.args(args).envs(variables.map(|(name, n)| (name, n.to_string())));
         command.env("MASTER_ADDR", "127.0.0.1").stdin(Stdio::null()).stdout(Stdio::piped());
@@ -34,7 +34,11 @@ fn under_mpirun(ranks: usize, args: &[&str]) -> Option<Output> {
         // Open MPI would refuse more ranks than cores, and root; other MPIs do not care.
         let allow =
             ["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "OMPI_MCA_rmaps_base_oversubscribe"];
-        command.args(["-n", &ranks.to_string()]).arg(program()).args(args).args(["--backend", "mpi"]);
+        command
+            .args(["-n", &ranks.to_string()])
+            .arg(example("gpt").get_program())
+            .args(args)
+            .args(["--backend", "mpi"]);
         return Some(command.envs(allow.map(|name| (name, "1"))).output().expect("mpirun starts"));
     };
     // Written directly: the test harness shows nothing that a test prints and passes.
@@ -83,7 +87,7 @@ fn an_error_of_processes_is_said_once_with_its_rank() {
         // Of one rank, of all, and of the numbers.
         (&["--dp", "2", "--metrics", "/nowhere/m"][..], "rank 0 failed: /nowhere/m"),
         (&["--dp", "2", "--resume", "/nowhere/run"], "failed: /nowhere/run"),
-        (&["--dp", "4"], "--dp 4 wants 4 ranks, and the launcher has started 2"),
+        (&["--dp", "4"], "wants 4 ranks, and the launcher has started 2"),
     ] {
         let args = [&common[..], more].concat();
         let mut runs = vec![over_tcp(2, &args)];

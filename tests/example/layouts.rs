@@ -92,6 +92,33 @@ fn every_layout_has_the_bits_of_one_rank() {
 }
 
 #[test]
+fn pipelines_and_cut_layers_train_the_same_model() {
+    let folder = Folder::new("layouts-all");
+    let chain = train(&folder, &["--micro-batches", "4"]);
+    let chains = train(&folder, &["--micro-batches", "6", "--emulate-dp", "2"]);
+    for (layout, wanted) in [
+        ("--pp 2 --micro-batches 4 --schedule gpipe", &chain),
+        ("--pp 3 --micro-batches 4 --schedule 1f1b --recompute always", &chain),
+        ("--pp 2 --virtual-stages 3 --micro-batches 4 --schedule interleaved", &chain),
+        ("--pp 3 --micro-batches 4 --schedule zb-h1 --recompute except-last", &chain),
+        ("--pp 2 --dp 2 --micro-batches 3 --schedule zb-v --zero 3", &chains),
+        ("--pp 2 --dp 2 --micro-batches 3 --zero 1", &chains),
+    ] {
+        let layout: Vec<&str> = layout.split(' ').collect();
+        same(&train(&folder, &layout), wanted, &layout);
+    }
+    for layout in
+        ["--tp 2 --micro-batches 4", "--tp 2 --dp 2 --pp 2 --micro-batches 3 --sequence-parallel --zero 2"]
+    {
+        let layout: Vec<&str> = layout.split(' ').collect();
+        let wanted = if layout.contains(&"--dp") { &chains } else { &chain };
+        for ([loss, _], [wanted, _]) in train(&folder, &layout).steps.iter().zip(&wanted.steps) {
+            assert!((loss / wanted - 1.0).abs() < 1e-5, "{layout:?}: {loss}, wanted {wanted}");
+        }
+    }
+}
+
+#[test]
 fn gradients_in_bf16_come_near() {
     let folder = Folder::new("layouts-bf16");
     let wanted = train(&folder, &[]);
@@ -108,10 +135,7 @@ fn a_run_goes_on_under_another_layout() {
     let folder = Folder::new("layouts-resume");
     let [whole, half, out] = ["whole", "half", "out"].map(|name| folder.path(name));
     let constant = ["--lr-schedule", "constant"];
-    let parts = |out: &str| {
-        let read = |file: &str| fs::read(format!("{out}/{file}")).expect("a file");
-        [read("checkpoint.safetensors"), read("model/model.safetensors")]
-    };
+    let model = |out: &str| fs::read(format!("{out}/model/model.safetensors")).expect("a file");
     run(&["--steps", "8", "--micro-batches", "4", "--emulate-dp", "4", "--out", &whole], &constant);
     run(&["--steps", "4", "--dp", "4", "--zero", "3", "--out", &half], &constant);
     for layout in [
@@ -119,9 +143,10 @@ fn a_run_goes_on_under_another_layout() {
         &["--dp", "4", "--zero", "2"],
         &["--dp", "1", "--zero", "3", "--micro-batches", "4"],
         &["--micro-batches", "4", "--emulate-dp", "4"],
+        &["--pp", "2", "--dp", "4", "--zero", "2", "--schedule", "zb-h1"],
     ] {
         run(&["--steps", "8", "--resume", &half, "--out", &out], &[layout, &constant].concat());
-        assert!(parts(&out) == parts(&whole), "{layout:?}");
+        assert!(model(&out) == model(&whole), "{layout:?}");
         fs::remove_dir_all(&out).expect("a folder");
     }
 }

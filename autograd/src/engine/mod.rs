@@ -7,6 +7,7 @@
 
 mod inline;
 mod job;
+mod meeting;
 mod numbers;
 mod pending;
 mod plan;

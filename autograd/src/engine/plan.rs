@@ -4,16 +4,15 @@
 //! nothing is looked up.
 //!
 //! Gradients that meet are summed in the order of their origins, in which one thread sends them. Where several threads
-//! do, a place knows whom it awaits, and adds each gradient as soon as all before it have come: no more are kept than
-//! have to be.
+//! do, a place has a [`Meeting`], which knows whom it awaits.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use phalanx_tensor::Device;
 use smallvec::SmallVec;
 
 use super::job::Job;
+use super::meeting::Meeting;
 use super::numbers::Numbers;
 use super::pending::{Pending, Rooms};
 use super::task::{Arrival, Held, NodeGrads, Origin, Place, Ready, Targets, Task, origin};
@@ -28,8 +27,8 @@ pub(super) struct Plan<'g> {
     places: Numbers,
     rooms: Rooms,
     create_graph: bool,
-    /// Whether gradients arrive in an order of chance.
-    disorder: bool,
+    /// A place's, if gradients arrive in an order of chance; else there are none.
+    meetings: Vec<Meeting>,
     /// Every device that a node runs on.
     pub(super) devices: SmallVec<[Device; 2]>,
 }
@@ -44,10 +43,6 @@ struct Planned<'g> {
     room: Option<u32>,
     /// Whether a wanted gradient is reached from it.
     wanted: bool,
-    /// Where gradients arrive in an order of chance: those still awaited, and those that have come before their turn.
-    awaited: BTreeMap<Origin, Option<(usize, Var)>>,
-    /// Whether a worker sums what has come.
-    summing: bool,
 }
 
 /// What is to be done after an arrival in an order of chance.
@@ -69,7 +64,7 @@ impl<'g> Plan<'g> {
             places: Numbers::default(),
             rooms: Rooms::default(),
             create_graph: job.create_graph(),
-            disorder: false,
+            meetings: Vec::new(),
             devices: SmallVec::new(),
         };
         for root in roots {
@@ -81,23 +76,23 @@ impl<'g> Plan<'g> {
 
     /// From now on gradients arrive in an order of chance.
     pub(super) fn expect_disorder(&mut self) {
-        self.disorder = true;
-        self.await_targets_of(0);
+        self.meet_targets_of(0);
     }
 
     /// Notes the origins of what the places from `new` on will send.
-    fn await_targets_of(&mut self, new: usize) {
+    fn meet_targets_of(&mut self, new: usize) {
+        self.meetings.resize_with(self.planned.len(), Meeting::default);
         for place in new..self.planned.len() {
             let node = self.planned[place].node.clone();
             for (i, to) in Targets::from_slice(self.targets(place as Place)).into_iter().enumerate() {
-                self.await_one(to, origin(&node, i));
+                self.meet(to, origin(&node, i));
             }
         }
     }
 
-    fn await_one(&mut self, to: Option<Place>, from: Origin) {
+    fn meet(&mut self, to: Option<Place>, from: Origin) {
         if let Some(to) = to {
-            self.planned[to as usize].awaited.insert(from, None);
+            self.meetings[to as usize].expect(from);
         }
     }
 
@@ -109,9 +104,9 @@ impl<'g> Plan<'g> {
         let found: Targets = entries.iter().map(place).collect();
         self.explore(job, new);
         let found: Targets = found.into_iter().map(|to| self.expect(to)).collect();
-        if self.disorder {
-            self.await_targets_of(new);
-            found.iter().enumerate().for_each(|(i, &to)| self.await_one(to, origin(node, i)));
+        if !self.meetings.is_empty() {
+            self.meet_targets_of(new);
+            found.iter().enumerate().for_each(|(i, &to)| self.meet(to, origin(node, i)));
         }
         found
     }
@@ -120,7 +115,7 @@ impl<'g> Plan<'g> {
         let next = self.planned.len() as Place;
         let place = self.places.get_or_insert(node.id, next);
         if place == next {
-            self.planned.push(Planned::new(node));
+            self.planned.push(Planned { node, targets: 0, waits: 0, room: None, wanted: true });
         }
         place
     }
@@ -193,7 +188,8 @@ impl<'g> Plan<'g> {
     /// Whether one gradient is still to come, and no other came before.
     pub(super) fn is_sole(&self, place: Place) -> bool {
         let planned = &self.planned[place as usize];
-        planned.waits == 1 && planned.room.is_none() && planned.awaited.len() <= 1
+        let met = self.meetings.get(place as usize).is_some_and(|meeting| meeting.len() > 1);
+        planned.waits == 1 && planned.room.is_none() && !met
     }
 
     /// Gives a root its gradients; it may be ready.
@@ -219,41 +215,29 @@ impl<'g> Plan<'g> {
     pub(super) fn deposit(&mut self, place: Place, output: usize, from: Origin, grad: Arrival) -> Step {
         let planned = &mut self.planned[place as usize];
         planned.waits -= 1;
-        match grad {
-            Arrival::Grad(grad) => drop(planned.awaited.insert(from, Some((output, grad)))),
-            Arrival::InBuffer => {
-                planned.awaited.remove(&from);
-                planned.room(&mut self.rooms).in_buffer = true;
-            }
-            Arrival::Nothing => drop(planned.awaited.remove(&from)),
+        if matches!(grad, Arrival::InBuffer) {
+            planned.room(&mut self.rooms).in_buffer = true;
         }
+        self.meetings[place as usize].arrive(from, output, grad);
         self.step(place)
     }
 
     /// Puts back what was summed.
     pub(super) fn settle(&mut self, place: Place, sum: Pending) -> Step {
-        let planned = &mut self.planned[place as usize];
-        planned.summing = false;
-        *planned.room(&mut self.rooms) = sum;
+        *self.planned[place as usize].room(&mut self.rooms) = sum;
+        self.meetings[place as usize].summed();
         self.step(place)
     }
 
     fn step(&mut self, place: Place) -> Step {
         let planned = &mut self.planned[place as usize];
-        if planned.summing {
-            return Step::Wait;
+        match self.meetings[place as usize].due() {
+            Some(parts) if !parts.is_empty() => {
+                Step::Sum(std::mem::take(planned.room(&mut self.rooms)), parts)
+            }
+            Some(_) if planned.waits == 0 => Step::Ready(planned.ready(place)),
+            _ => Step::Wait,
         }
-        let mut parts = Vec::new();
-        while let Some(first) = planned.awaited.first_entry()
-            && first.get().is_some()
-        {
-            parts.extend(first.remove());
-        }
-        if !parts.is_empty() {
-            planned.summing = true;
-            return Step::Sum(std::mem::take(planned.room(&mut self.rooms)), parts);
-        }
-        if planned.waits == 0 { Step::Ready(planned.ready(place)) } else { Step::Wait }
     }
 
     /// A ready node, to be run.
@@ -266,12 +250,7 @@ impl<'g> Plan<'g> {
     }
 }
 
-impl<'g> Planned<'g> {
-    fn new(node: Held<'g>) -> Planned<'g> {
-        let awaited = BTreeMap::new();
-        Planned { node, targets: 0, waits: 0, room: None, wanted: true, awaited, summing: false }
-    }
-
+impl Planned<'_> {
     /// Where what has come waits.
     fn room<'r>(&mut self, rooms: &'r mut Rooms) -> &'r mut Pending {
         let outputs = self.node.outputs.len();

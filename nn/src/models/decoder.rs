@@ -1,48 +1,17 @@
 //! [`Decoder`]: token embedding, blocks, final norm and head, or a range of them.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use phalanx_autograd::Var;
 use phalanx_tensor::{DType, Device, Dims, Tensor};
 
-use super::KvCache;
+use super::{KvCache, RecomputeMode, Stage};
 use crate::layers::{Table, activation_window};
 use crate::modules::{Dropout, Embedding};
 use crate::scope::join;
 use crate::{
     AnyUnit, Entry, Error, Head, Layers, Module, OneDevice, Parameter, Parameters, Result, Scope, Unit,
 };
-
-/// Which part of a model is built.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Stage {
-    /// The blocks.
-    pub layers: Range<usize>,
-    /// Whether the embedding belongs to it.
-    pub first: bool,
-    /// Whether the final norm and the head belong to it.
-    pub last: bool,
-}
-
-impl Stage {
-    /// The whole of a model of that many blocks.
-    pub fn whole(layers: usize) -> Stage {
-        Stage { layers: 0..layers, first: true, last: true }
-    }
-}
-
-/// Which blocks keep nothing for backward and compute it again.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum RecomputeMode {
-    /// None.
-    #[default]
-    Never,
-    /// All but the last of the model, whose backward begins at once.
-    ExceptLast,
-    /// All.
-    Always,
-}
 
 /// A transformer block: `[B, T, width]` to the same.
 pub trait Block: Module {

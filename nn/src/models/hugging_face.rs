@@ -57,15 +57,24 @@ pub fn load_stage<L: Layers>(
     scope: &Scope,
     stage: Stage,
 ) -> Result<Decoder<L>> {
-    // Before memory is asked for: a damaged config may want any amount of it. What is merely missing is named later.
+    check_size(config, &folder)?;
+    let model = config.init_stage(layers, scope, stage)?;
+    load_weights(&model, config, folder)?;
+    Ok(model)
+}
+
+/// Refuses a config of a model that is far larger than the weights beside it, before memory is asked for: a damaged one may
+/// want any amount. What is merely missing is named by [`load_weights`].
+///
+/// # Errors
+/// If it is, or the files cannot be read.
+pub fn check_size(config: &ModelConfig, folder: impl AsRef<Path>) -> Result<()> {
     let (wanted, stored) = (config.matrix_elements(), Files::open(folder.as_ref())?.elements()?);
     if wanted > 2.0 * stored + 1e6 {
         let why = format!("a model of at least {wanted} parameters, and the weights beside it are {stored}");
         return Err(Error::invalid(folder.as_ref().join(CONFIG).display().to_string(), why));
     }
-    let model = config.init_stage(layers, scope, stage)?;
-    load_weights(&model, config, folder)?;
-    Ok(model)
+    Ok(())
 }
 
 /// Fills a model, or a stage of one, from a folder's safetensors: each parameter takes the part of the file's tensor

@@ -8,15 +8,17 @@ mod generate;
 mod gpt;
 mod hugging_face;
 mod llama;
+mod stage;
 #[cfg(test)]
 mod tests;
 
 pub use cache::KvCache;
 pub use config::ModelConfig;
-pub use decoder::{Block, Decoder, RecomputeMode, Stage, next_token_targets};
+pub use decoder::{Block, Decoder, next_token_targets};
 pub use generate::{Sampling, generate};
 pub use gpt::{Activation, GptConfig};
 pub use hugging_face::{
-    load_configured, load_model, load_stage, load_weights, read_config, save_model, save_tensors,
+    check_size, load_configured, load_model, load_stage, load_weights, read_config, save_model, save_tensors,
 };
 pub use llama::LlamaConfig;
+pub use stage::{RecomputeMode, Stage};

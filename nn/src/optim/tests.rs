@@ -55,6 +55,18 @@ fn restored_state_continues_bit_for_bit() {
 }
 
 #[test]
+fn its_own_tensors_come_back_written_in_place() {
+    let p = parameter("w", DType::F32, 0.7);
+    let mut adam = Adam::default().init(vec![Group::new(vec![p], 0.01)]).unwrap();
+    let mut own = adam.state_dict().unwrap();
+    for (name, tensor) in &mut own {
+        kernels::fill_(tensor, if name == "w.step" { 9.0 } else { 0.25 }).unwrap();
+    }
+    adam.load_state_dict(own.clone()).unwrap();
+    assert_eq!(bits(&adam.state_dict().unwrap()), bits(&own));
+}
+
+#[test]
 fn wrong_state_is_named() {
     let p = parameter("w", DType::F32, 0.7);
     let mut adam = Adam::default().init(vec![Group::new(vec![p.clone()], 0.01)]).unwrap();

@@ -5,6 +5,7 @@
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use serde_json::json;
 
@@ -75,9 +76,9 @@ impl Contents {
 }
 
 impl Placed {
-    /// Its elements in blocks of so many bytes.
-    pub(super) fn blocks(&self, block: usize) -> impl Iterator<Item = std::ops::Range<usize>> + use<> {
-        let (each, end) = (block / self.size, self.elements);
-        (0..end).step_by(each).map(move |start| start..end.min(start + each))
+    /// The part's elements that it has, in blocks of so many bytes.
+    pub(super) fn blocks(&self, block: usize) -> impl Iterator<Item = Range<usize>> + use<> {
+        let (each, end) = (block / self.size, self.first + self.elements);
+        (self.first..end).step_by(each).map(move |start| start..end.min(start + each))
     }
 }

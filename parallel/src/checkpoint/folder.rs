@@ -39,6 +39,11 @@ impl Folder {
         Ok(Folder { path: path.into(), saving: beside("saving"), old: beside("old") })
     }
 
+    /// Where the checkpoint is.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Where a save is written, before it is a checkpoint.
     pub(super) fn saving(&self) -> &Path {
         &self.saving

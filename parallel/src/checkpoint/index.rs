@@ -7,7 +7,7 @@ use phalanx_tensor::DType;
 use serde::{Deserialize, Serialize};
 
 use super::assign::{self, Whole};
-use super::contents::Contents;
+use super::outline::Outline;
 use super::xxh64::xxh64;
 use super::{Settings, dtype_text};
 use crate::part::Place;
@@ -64,13 +64,8 @@ pub(super) struct Piece {
 
 impl Index {
     /// Of what ranks have written, and the checksums of their blocks in the order of their files.
-    pub(super) fn new(
-        settings: &Settings,
-        block: usize,
-        wholes: &BTreeMap<String, Whole>,
-        contents: &[Contents],
-        checksums: &[Vec<u64>],
-    ) -> Index {
+    pub(super) fn new(settings: &Settings, block: usize, outline: &Outline, checksums: &[Vec<u64>]) -> Index {
+        let Outline { wholes, contents } = outline;
         let piece =
             |p: &assign::Piece| Piece { place: p.place.clone(), file: p.rank, at: 0, checksums: Vec::new() };
         let stored = |(name, Whole { dtype, shape, pieces }): (&String, &Whole)| {
@@ -100,7 +95,7 @@ impl Index {
     pub(super) fn text(&self) -> Result<String, String> {
         let text = serde_json::to_string(self).map_err(|e| e.to_string())?;
         let rest = &text[1..];
-        Ok(format!("{{\"checksum\":\"{:016x}\",{rest}", xxh64(rest.as_bytes())))
+        Ok(format!("{{\"checksum\":\"{}\",{rest}", hex(rest)))
     }
 
     /// From text.
@@ -111,7 +106,7 @@ impl Index {
         let foreign = || "this is no checkpoint's index, or its beginning is damaged".to_string();
         let (checksum, rest) =
             text.strip_prefix("{\"checksum\":\"").and_then(|t| t.split_once("\",")).ok_or_else(foreign)?;
-        if u64::from_str_radix(checksum, 16) != Ok(xxh64(rest.as_bytes())) {
+        if checksum != hex(rest) {
             return Err("the checksum does not fit the text; it was cut, damaged or edited".into());
         }
         let value: serde_json::Value =
@@ -133,7 +128,8 @@ impl Index {
                 self.block
             ));
         }
-        if let Some(file) = self.files.iter().find(|f| Path::new(&f.name).components().count() != 1) {
+        let is_plain = |name: &str| Path::new(name).file_name().is_some_and(|file| file == name);
+        if let Some(file) = self.files.iter().find(|file| !is_plain(&file.name)) {
             return Err(format!("got a file {:?}, wanted one of this folder", file.name));
         }
         for (name, stored) in &self.tensors {
@@ -160,6 +156,11 @@ impl Stored {
         }
         Ok(())
     }
+}
+
+/// A text's checksum.
+fn hex(text: &str) -> String {
+    format!("{:016x}", xxh64(text.as_bytes()))
 }
 
 /// The name of a rank's file.

@@ -4,11 +4,13 @@
 //! folder/rank-0.safetensors, rank-1.safetensors, ..    pieces of tensors, one file a rank
 //! folder/checkpoint.json                               which pieces of which tensors are where, and their checksums
 //!
-//! assign   which rank writes what       contents  what stands where in a rank's file
-//! index    checkpoint.json              folder    what a killed save leaves, and the moment when all is there
-//! stream   a rank's file, block by block          job    a save, in the background       saver   who starts them
-//! reader   blocks of files, checked               open   a checkpoint, and reading parts of it
-//! state    a model and its optimizer              tell   what ranks say to each other    xxh64   the checksum
+//! assign    which rank writes what            contents  what stands where in a rank's file (both pure)
+//! outline   that, as all ranks agree
+//! stream    a rank's file, block by block     folder    what a killed save leaves, and the moment when all is there
+//! index     checkpoint.json                   xxh64     the checksum of blocks
+//! job       a save, in the background         saver     who starts saves and waits for them
+//! open      a checkpoint that is there        load      reading parts of it
+//! reader    blocks of files, checked          state     a model and its optimizers
 //! ```
 //!
 //! A tensor is known by its name and the row-major order of its elements, so cuts of any kind are read by any other:
@@ -22,13 +24,13 @@
 //! let trained = [Trained { model, share: &share }];
 //! let mut saver = Saver::new(rank.comm())?;
 //! let settings = [("step".to_string(), "100".to_string())].into();
-//! saver.save("run/checkpoint", checkpoint::parts(&trained, &optimizer)?, &settings)?;
+//! saver.save("run/checkpoint", checkpoint::parts(&trained, &[&optimizer])?, &settings)?;
 //! // .. forward and backward of the next step ..
 //! saver.wait()?; // before the optimizer's step
 //!
 //! // Later, with as many ranks as there are then:
 //! let saved = Checkpoint::open("run/checkpoint")?;
-//! saved.restore(rank.comm(), &trained, &mut optimizer)?;
+//! saved.restore(rank.comm(), &trained, &mut [&mut optimizer])?;
 //! assert_eq!(saved.settings()["step"], "100");
 //! # Ok(())
 //! # }
@@ -39,12 +41,13 @@ mod contents;
 mod folder;
 mod index;
 mod job;
+mod load;
 mod open;
+mod outline;
 mod reader;
 mod saver;
 mod state;
 mod stream;
-mod tell;
 #[cfg(test)]
 mod tests;
 mod xxh64;

@@ -43,31 +43,35 @@ impl<'a> Reader<'a> {
         Ok(&self.buffer)
     }
 
-    /// Whether the beginning of a file is what was written.
+    /// A file, whose beginning is what was written.
     ///
     /// # Errors
     /// If it is not, or cannot be read.
-    pub(super) fn check_header(&mut self, file: usize) -> Result<()> {
-        let index = self.index;
-        self.read(file, 0, index.files[file].header)?;
-        match xxh64(&self.buffer) == index.files[file].checksum {
+    pub(super) fn open(&mut self, file: usize) -> Result<()> {
+        if self.files.contains_key(&file) {
+            return Ok(());
+        }
+        let said = &self.index.files[file];
+        let path = self.folder.join(&said.name);
+        let open = fs::File::open(&path).map_err(|e| file_error(&path, e))?;
+        self.files.insert(file, open);
+        self.read(file, 0, said.header)?;
+        match xxh64(&self.buffer) == said.checksum {
             true => Ok(()),
-            false => Err(file_error(&self.folder.join(&index.files[file].name), "the header is damaged")),
+            false => Err(file_error(&path, "the header is damaged")),
         }
     }
 
     /// Fills the buffer.
     fn read(&mut self, file: usize, at: usize, bytes: usize) -> Result<()> {
-        let path = self.folder.join(&self.index.files[file].name);
-        let wrong = |e| file_error(&path, e);
-        let open = match self.files.remove(&file) {
-            Some(open) => open,
-            None => fs::File::open(&path).map_err(wrong)?,
-        };
-        let open = self.files.entry(file).or_insert(open);
+        self.open(file)?;
         self.buffer.resize(bytes, 0);
-        open.seek(SeekFrom::Start(at as u64)).map_err(wrong)?;
-        open.read_exact(&mut self.buffer).map_err(wrong)
+        let mut read = || {
+            let Some(mut open) = self.files.get(&file) else { return Ok(()) };
+            open.seek(SeekFrom::Start(at as u64))?;
+            open.read_exact(&mut self.buffer)
+        };
+        read().map_err(|e| file_error(&self.folder.join(&self.index.files[file].name), e))
     }
 }
 

@@ -1,14 +1,14 @@
-//! A model and its optimizer as parts, and the way back.
+//! A model and its optimizers as parts, and the way back.
 //!
-//! Parameters and buffers are called `model.NAME`, an optimizer's tensors `optimizer.NAME.KIND`.
+//! Parameters and buffers are called `model.NAME`, optimizers' tensors `optimizer.NAME.KIND`.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use phalanx_nn::{Optimizer, Parameter, Parameters, Rule};
 use phalanx_tensor::{DType, Tensor};
 
 use super::Checkpoint;
-use super::open::Wanted;
+use super::load::Wanted;
 use crate::Result;
 use crate::comm::Comm;
 use crate::data_parallel::{DataParallel, Entries};
@@ -23,13 +23,16 @@ pub struct Trained<'a> {
     pub share: &'a dyn DataParallel,
 }
 
-/// What this rank has of models and of the optimizer of all of them, to be saved or read. The tensors are their own.
+/// What this rank has of models and of the optimizers that train them, to be saved or read. The tensors are their own.
 ///
 /// # Errors
 /// If a step's number cannot be allocated.
-pub fn parts<R: Rule>(trained: &[Trained<'_>], optimizer: &Optimizer<R>) -> Result<Vec<Part>> {
-    let own = optimizer.state_dict()?;
-    Ok([model_parts(trained)?, optimizer_parts(&optimizer.parameters(), &own)].concat())
+pub fn parts<R: Rule>(trained: &[Trained<'_>], optimizers: &[&Optimizer<R>]) -> Result<Vec<Part>> {
+    let mut parts = model_parts(trained)?;
+    for optimizer in optimizers {
+        parts.extend(optimizer_parts(&optimizer.parameters(), &optimizer.state_dict()?));
+    }
+    Ok(parts)
 }
 
 fn model_parts(trained: &[Trained<'_>]) -> Result<Vec<Part>> {
@@ -56,7 +59,7 @@ fn optimizer_parts(parameters: &[Parameter], entries: &Entries) -> Vec<Part> {
 }
 
 impl Checkpoint {
-    /// Puts models and the optimizer of all of them where they were when they were saved, under any layout: bit for bit.
+    /// Puts models and the optimizers that train them where they were when they were saved, under any layout: bit for bit.
     /// All ranks call it.
     ///
     /// Where values are computed with in bf16 and updated in f32, the f32 are the optimizer's master copies in some layouts, and
@@ -69,27 +72,34 @@ impl Checkpoint {
         &self,
         comm: &Comm,
         trained: &[Trained<'_>],
-        optimizer: &mut Optimizer<R>,
+        optimizers: &mut [&mut Optimizer<R>],
     ) -> Result<()> {
-        let entries = optimizer.state_dict()?;
-        let parts = [model_parts(trained)?, optimizer_parts(&optimizer.parameters(), &entries)].concat();
+        let (mut parts, mut states) = (model_parts(trained)?, Vec::new());
+        for optimizer in optimizers.iter() {
+            let entries = optimizer.state_dict()?;
+            parts.extend(optimizer_parts(&optimizer.parameters(), &entries));
+            states.push(entries);
+        }
         let masters: Vec<String> = parts.iter().filter_map(|part| master_of(&part.name)).collect();
-        let names: Vec<&str> =
+        let names: HashSet<&str> =
             parts.iter().map(|part| &part.name).chain(&masters).map(String::as_str).collect();
         let wanted: Vec<Wanted> = parts.iter().map(|part| self.source_of(part, &parts)).collect();
         self.load_wanted(comm, &wanted, &names)?;
         trained.iter().try_for_each(|trained| trained.share.reloaded())?;
-        Ok(optimizer.load_state_dict(entries)?)
+        for (optimizer, entries) in optimizers.iter_mut().zip(states) {
+            optimizer.load_state_dict(entries)?;
+        }
+        Ok(())
     }
 
     /// Where a part's values are to be read, with all their bits.
     fn source_of(&self, part: &Part, parts: &[Part]) -> Wanted {
         let dtype = part.values.dtype();
         let saved_as = |name: &str| self.index.tensors.get(name).map(|stored| stored.dtype);
-        let from = |name: String| Wanted { part: Part { name, ..part.clone() }, convert: false };
+        let from = |name: String| Wanted::exactly(&Part { name, ..part.clone() });
         let is = |name: &str, dtype: DType| saved_as(name) == Some(dtype);
         if is(&part.name, dtype) {
-            return from(part.name.clone());
+            return Wanted::exactly(part);
         }
         if let Some(master) = master_of(&part.name) {
             if is(&master, dtype) {
@@ -97,11 +107,11 @@ impl Checkpoint {
             }
             // Rounded to what is computed with, where the master has all bits.
             let kept = parts.iter().any(|p| p.name == master && is(&part.name, p.values.dtype()));
-            return Wanted { convert: kept, ..from(part.name.clone()) };
+            return if kept { Wanted::converted(part) } else { Wanted::exactly(part) };
         }
         match model_of(&part.name).filter(|model| saved_as(&part.name).is_none() && is(model, dtype)) {
             Some(model) => from(model),
-            None => from(part.name.clone()),
+            None => Wanted::exactly(part),
         }
     }
 }

@@ -4,25 +4,44 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::ops::Range;
 
-use phalanx_tensor::{DType, Tensor};
+use phalanx_tensor::DType;
 
+use super::assign::Described;
 use super::xxh64::xxh64;
-use crate::Result;
+use crate::part::Part;
+use crate::{Error, Result};
 
 /// Bytes that the system may hold back, so that the end of a file is not the end of a long wait.
 const UNSYNCED_MAX: usize = 64 << 20;
 
-/// A tensor that must not change while it is written.
+/// A part that must not change while it is written.
 pub(super) struct Pinned {
-    name: String,
-    values: Tensor,
+    part: Part,
     version: u64,
 }
 
 impl Pinned {
-    /// As it is now.
-    pub(super) fn new(name: &str, values: Tensor) -> Pinned {
-        Pinned { name: name.into(), version: values.version(), values }
+    /// As it is now; a buffer is copied, since passes change it.
+    ///
+    /// # Errors
+    /// If a buffer cannot be copied.
+    pub(super) fn new(part: Part) -> Result<Pinned> {
+        let values = if part.buffer { part.values.copy()? } else { part.values };
+        let version = values.version();
+        Ok(Pinned { part: Part { values, ..part }, version })
+    }
+
+    /// What other ranks are told of it.
+    ///
+    /// # Errors
+    /// If it is not well-formed or has no elements to write.
+    pub(super) fn describe(&self) -> Result<Described> {
+        let Part { name, values, buffer, .. } = &self.part;
+        if values.device().is_meta() {
+            return Err(Error::Config(format!("save: {name} is on meta and has no elements")));
+        }
+        let place = self.part.place()?;
+        Ok(Described { name: name.clone(), dtype: values.dtype(), place, buffer: *buffer })
     }
 
     /// Adds the bytes of some elements to a buffer. The tensor is held for reading only meanwhile.
@@ -30,17 +49,18 @@ impl Pinned {
     /// # Errors
     /// If the tensor has been written since it was pinned, or cannot be read.
     pub(super) fn append(&self, elements: Range<usize>, buffer: &mut Vec<u8>) -> Result<()> {
-        let (size, start) = (self.values.dtype().size(), self.values.offset() + elements.start);
-        let bytes = self.values.read_bytes("save")?;
+        let values = &self.part.values;
+        let (size, start) = (values.dtype().size(), values.offset() + elements.start);
+        let bytes = values.read_bytes("save")?;
         let bytes = &bytes[start * size..(start + elements.len()) * size];
-        match self.values.dtype() {
+        match values.dtype() {
             // Any byte but 0 is true, which other readers need not know.
             DType::Bool => buffer.extend(bytes.iter().map(|&byte| u8::from(byte != 0))),
             _ => buffer.extend_from_slice(bytes),
         }
-        if self.values.version() != self.version {
+        if values.version() != self.version {
             let why = "it was written while it was being saved; wait for the save first";
-            return Err(phalanx_nn::Error::invalid(format!("saving {}", self.name), why).into());
+            return Err(phalanx_nn::Error::invalid(format!("saving {}", self.part.name), why).into());
         }
         Ok(())
     }
@@ -70,7 +90,7 @@ impl Stream {
     /// # Errors
     /// As [`Pinned::append`], or if the file cannot be written.
     pub(super) fn add(&mut self, tensor: &Pinned, elements: Range<usize>) -> Result<(), String> {
-        let bytes = elements.len() * tensor.values.dtype().size();
+        let bytes = elements.len() * tensor.part.values.dtype().size();
         if self.buffer.len() + bytes > self.buffer.capacity() {
             self.flush().map_err(|e| e.to_string())?;
         }

@@ -1,4 +1,4 @@
-//! Disks that refuse, on one rank of several.
+//! Disks that refuse, on one rank of several; an index that somebody made up.
 
 use std::fs::File;
 use std::io;
@@ -6,8 +6,11 @@ use std::path::Path;
 
 use phalanx_tensor::{DType, Device, Tensor};
 
+use super::index::Index;
 use super::job::Create;
+use super::xxh64::xxh64;
 use super::{Checkpoint, Saver, Settings};
+use crate::comm;
 use crate::part::Part;
 use crate::{Result, launch};
 
@@ -91,4 +94,40 @@ fn a_panic_while_saving_ends_all() {
     let error = launch::threads(2, run).unwrap_err().to_string();
     assert!(error.contains("rank 1") && error.contains("panicked"), "{error}");
     std::fs::remove_dir_all(&place).unwrap();
+}
+
+#[test]
+fn an_index_that_was_made_up_is_refused() {
+    let place = std::env::temp_dir().join(format!("phalanx-index-{}", std::process::id()));
+    let mut saver = Saver::new(&comm::meta(0, 1).unwrap()).unwrap().with_block(64).unwrap();
+    let of = |shape: &[usize], dtype| Tensor::zeros(shape, dtype, Device::CPU).unwrap();
+    let parts = vec![Part::whole("w", of(&[50], DType::F32)), Part::whole("v", of(&[3, 11], DType::F64))];
+    saver.save(&place, parts, &Settings::new()).unwrap();
+    saver.wait().unwrap();
+    let text = std::fs::read_to_string(place.join("checkpoint.json")).unwrap();
+    std::fs::remove_dir_all(&place).unwrap();
+    Index::parse(&text).unwrap();
+    let (_, rest) = text.split_once(',').unwrap();
+    for (was, is) in [
+        ("\"version\":1", "\"version\":2"),
+        ("\"block\":64", "\"block\":0"),
+        ("\"block\":64", "\"block\":12"),
+        ("\"name\":\"rank-0.safetensors\"", "\"name\":\"../rank-0.safetensors\""),
+        ("\"name\":\"rank-0.safetensors\"", "\"name\":\"/\""),
+        ("\"name\":\"rank-0.safetensors\"", "\"name\":\"..\""),
+        ("\"file\":0", "\"file\":9"),
+        ("\"shape\":[3,11]", "\"shape\":[3,12]"),
+        ("\"shape\":[3,11]", "\"shape\":[18446744073709551615,11]"),
+        ("\"end\":50", "\"end\":51"),
+        ("\"dtype\":\"f64\"", "\"dtype\":\"f99\""),
+        ("\"dtype\":\"f64\"", "\"dtype\":\"f32\""),
+        ("\"offset\":[0]", "\"offset\":[1]"),
+        ("\"offset\":[0]", "\"offset\":[18446744073709551615]"),
+        ("\"offset\":[0]", "\"offset\":[]"),
+    ] {
+        assert!(rest.contains(was), "{was} in {rest}");
+        let rest = rest.replacen(was, is, 1);
+        let text = format!("{{\"checksum\":\"{:016x}\",{rest}", xxh64(rest.as_bytes()));
+        Index::parse(&text).expect_err(is);
+    }
 }

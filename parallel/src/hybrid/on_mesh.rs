@@ -10,6 +10,7 @@ use crate::part::Part;
 use crate::pipeline::ranks::TiedTable;
 use crate::pipeline::schedule::Schedule;
 use crate::sharded::Gathered;
+use crate::tell::tell;
 use crate::tensor_parallel::{gather_parameters, sum_squares};
 use crate::{Error, Result};
 
@@ -176,18 +177,5 @@ fn all_names(comm: &Comm, own: &[String]) -> Result<Vec<Vec<String>>> {
     if comm.size() == 1 || !comm.has_peers() {
         return Ok(vec![own.to_vec(); comm.size()]);
     }
-    let text = own.join("\n").into_bytes();
-    let counts: Vec<usize> =
-        gather(comm, &[text.len() as f64], &vec![1; comm.size()])?.into_iter().map(|n| n as usize).collect();
-    let own = Tensor::from_slice(&text, &[text.len()], Device::CPU)?;
-    let all = Tensor::zeros(&[counts.iter().sum()], DType::U8, Device::CPU)?;
-    comm.run(Call::all_gather_uneven(all.clone(), own, &counts))?;
-    let bytes = all.to_vec::<u8>()?;
-    let mut rest = &bytes[..];
-    let text = |count| {
-        let (text, after) = rest.split_at(count);
-        rest = after;
-        String::from_utf8_lossy(text).lines().map(String::from).collect()
-    };
-    Ok(counts.into_iter().map(text).collect())
+    tell(comm, &own.to_vec())
 }

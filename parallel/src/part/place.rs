@@ -10,6 +10,7 @@
 
 use std::ops::Range;
 
+use phalanx_tensor::Dims;
 use serde::{Deserialize, Serialize};
 
 /// A box of a whole tensor, and a range of its elements in row-major order.
@@ -70,32 +71,28 @@ impl Place {
     }
 
     /// Its runs, ascending in the whole and in itself.
-    pub(crate) fn runs(&self) -> impl Iterator<Item = Run> + '_ {
+    pub(crate) fn runs(&self) -> Runs<'_> {
         // Behind the last dimension that is cut all is whole: that one and those are a run.
         let cut = (0..self.shape.len()).rev().find(|&dim| self.extent[dim] != self.shape[dim]);
         let outer = &self.extent[..cut.unwrap_or(0)];
         let length: usize = self.extent[outer.len()..].iter().product();
         let strides = phalanx_tensor::contiguous_strides(&self.shape);
-        let corner: usize = self.offset.iter().zip(&strides).map(|(offset, stride)| offset * stride).sum();
+        let corner = self.offset.iter().zip(&strides).map(|(offset, stride)| offset * stride).sum();
         let numbers = match self.range.is_empty() {
             true => 0..0,
             false => self.range.start / length..(self.range.end - 1) / length + 1,
         };
-        numbers.map(move |number| {
-            let (mut rest, mut whole) = (number, corner);
-            for (size, stride) in outer.iter().zip(&strides).rev() {
-                whole += rest % size * stride;
-                rest /= size;
-            }
-            let first = number * length;
-            let (start, end) = (first.max(self.range.start), (first + length).min(self.range.end));
-            Run { own: start - self.range.start, whole: whole + start - first, count: end - start }
-        })
+        Runs { range: self.range.clone(), outer, length, strides, corner, numbers }
     }
 
     /// What it has of another place, of a whole with as many elements.
     pub(crate) fn overlaps(&self, to: &Place) -> Vec<Overlap> {
         let (mut sources, mut targets, mut found) = (self.runs(), to.runs(), Vec::new());
+        // Most pieces of a tensor have little of one place, so what cannot overlap is skipped at once.
+        let begin = |runs: &Runs<'_>| runs.clone().next().map_or(0, |run| run.whole);
+        let (source, target) = (begin(&sources), begin(&targets));
+        sources.skip_to(target);
+        targets.skip_to(source);
         let (mut source, mut target) = (sources.next(), targets.next());
         while let (Some(from), Some(into)) = (source, target) {
             let (from_end, into_end) = (from.whole + from.count, into.whole + into.count);
@@ -112,6 +109,55 @@ impl Place {
             }
         }
         found
+    }
+}
+
+/// The runs of a place.
+#[derive(Clone)]
+pub(crate) struct Runs<'a> {
+    /// Of the place.
+    range: Range<usize>,
+    /// The box's sizes in the dimensions that runs are counted by, and the elements of a run that is not cut.
+    outer: &'a [usize],
+    length: usize,
+    /// Of the whole, and where the box begins there.
+    strides: Dims,
+    corner: usize,
+    /// Those that are left.
+    numbers: Range<usize>,
+}
+
+impl Runs<'_> {
+    fn at(&self, number: usize) -> Run {
+        let (mut rest, mut whole) = (number, self.corner);
+        for (size, stride) in self.outer.iter().zip(&self.strides).rev() {
+            whole += rest % size * stride;
+            rest /= size;
+        }
+        let first = number * self.length;
+        let (start, end) = (first.max(self.range.start), (first + self.length).min(self.range.end));
+        Run { own: start - self.range.start, whole: whole + start - first, count: end - start }
+    }
+
+    /// Leaves out the runs that end by an element of the whole.
+    fn skip_to(&mut self, element: usize) {
+        let mut end = self.numbers.end;
+        while self.numbers.start < end {
+            let middle = self.numbers.start + (end - self.numbers.start) / 2;
+            let run = self.at(middle);
+            match run.whole + run.count <= element {
+                true => self.numbers.start = middle + 1,
+                false => end = middle,
+            }
+        }
+    }
+}
+
+impl Iterator for Runs<'_> {
+    type Item = Run;
+
+    fn next(&mut self) -> Option<Run> {
+        self.numbers.next().map(|number| self.at(number))
     }
 }
 

@@ -25,7 +25,7 @@ use super::exchange::failed;
 use super::regions::{copy_to_region, reduce_from_region};
 use crate::comm::Comm;
 
-/// The cross entropy of `logits` [N, C / ranks], f32 or f64, this rank's of `classes`, and `targets` [N], i64 classes of the
+/// The cross entropy of `logits` `[N, C / ranks]`, f32 or f64, this rank's of `classes`, and i64 `targets` `[N]` of the
 /// whole, which all ranks have; see [`phalanx_kernels::cross_entropy`]. The same on every rank.
 ///
 /// # Errors

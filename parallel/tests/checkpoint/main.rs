@@ -4,9 +4,12 @@ mod boxes;
 mod damage;
 #[path = "../gpt/mod.rs"]
 mod gpt;
+mod killed;
 mod layouts;
 mod moments;
 mod precision;
+mod stages;
+mod wires;
 
 use std::path::{Path, PathBuf};
 
@@ -15,17 +18,17 @@ use phalanx_parallel::part::Part;
 use phalanx_parallel::{Result, launch};
 
 /// A folder of a test's own, removed when it ends.
-pub struct Place(PathBuf);
+struct Place(PathBuf);
 
 impl Place {
-    pub fn new(test: &str) -> Place {
+    fn new(test: &str) -> Place {
         let path = std::env::temp_dir().join(format!("phalanx-checkpoint-{}-{test}", std::process::id()));
         let _ = std::fs::remove_dir_all(&path);
         std::fs::create_dir_all(&path).unwrap();
         Place(path)
     }
 
-    pub fn join(&self, name: &str) -> PathBuf {
+    fn join(&self, name: &str) -> PathBuf {
         self.0.join(name)
     }
 }
@@ -37,12 +40,12 @@ impl Drop for Place {
 }
 
 /// Saves and waits, with small blocks, so that tensors have several.
-pub fn save(rank: &launch::Rank, folder: &Path, parts: Vec<Part>, settings: &Settings) -> Result<()> {
+fn save(rank: &launch::Rank, folder: &Path, parts: Vec<Part>, settings: &Settings) -> Result<()> {
     let mut saver = Saver::new(rank.comm())?.with_block(64)?;
     saver.save(folder, parts, settings)?;
     saver.wait()
 }
 
-pub fn settings(step: u64) -> Settings {
+fn settings(step: u64) -> Settings {
     [("step".to_string(), step.to_string()), ("text".to_string(), "\"quoted\" \u{1f600}".to_string())].into()
 }

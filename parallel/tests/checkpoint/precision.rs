@@ -22,7 +22,7 @@ fn train(wide: bool, from: Option<&str>, to: Option<&str>, place: &Place) -> Sta
         let mut optimizer = gpt::optimizer(zero.parameters());
         let trained = [Trained { model: &model, share: &zero }];
         if let Some(from) = from {
-            Checkpoint::open(place.join(from))?.restore(rank.comm(), &trained, &mut optimizer)?;
+            Checkpoint::open(place.join(from))?.restore(rank.comm(), &trained, &mut [&mut optimizer])?;
         }
         let begin = if from.is_some() { 2 } else { 0 };
         for step in begin..begin + 2 {
@@ -31,7 +31,7 @@ fn train(wide: bool, from: Option<&str>, to: Option<&str>, place: &Place) -> Sta
             zero.updated()?;
         }
         if let Some(to) = to {
-            save(&rank, &place.join(to), checkpoint::parts(&trained, &optimizer)?, &settings(2))?;
+            save(&rank, &place.join(to), checkpoint::parts(&trained, &[&optimizer])?, &settings(2))?;
         }
         let mut state = bytes(&zero.full_optimizer_state(optimizer.state_dict()?, &optimizer.kinds())?);
         state.sort();
@@ -60,7 +60,7 @@ fn nothing_is_rounded_where_the_bits_would_be_lost() {
         let mut optimizer = phalanx_nn::Rule::init(phalanx_nn::Sgd::default(), vec![])?;
         let trained = [Trained { model: &model, share: &share }];
         let saved = Checkpoint::open(place.join("wide"))?;
-        Ok(saved.restore(rank.comm(), &trained, &mut optimizer).unwrap_err().to_string())
+        Ok(saved.restore(rank.comm(), &trained, &mut [&mut optimizer]).unwrap_err().to_string())
     };
     let error = launch::threads(1, run).unwrap().remove(0);
     assert!(error.contains("saved as f32, wanted bf16"), "{error}");

@@ -50,16 +50,18 @@ pub fn loss<L: Layers>(model: &Decoder<L>, step: u64, rows: Range<usize>) -> Res
         c.batch_offset = rows.start as u64;
     });
     let device = model.device();
-    let text = |row: usize| &TEXT[(step as usize * ROWS + row) * LENGTH..][..LENGTH];
-    let tokens: Vec<i64> = rows.clone().flat_map(text).map(|&byte| i64::from(byte)).collect();
-    let tokens = Tensor::from_slice(&tokens, &[rows.len(), LENGTH], device.host())?;
-    let targets = next_token_targets(&tokens)?.0;
-    let there = |t: Tensor| match device.is_meta() {
-        true => Ok(Var::new(Tensor::empty(t.shape(), t.dtype(), device)?)),
-        false => t.to_device(device, false).map(Var::new),
+    let (tokens, targets) = if device.is_meta() {
+        let empty = || Tensor::empty(&[rows.len(), LENGTH], DType::I64, device);
+        (empty()?, empty()?)
+    } else {
+        let text = |row: usize| &TEXT[(step as usize * ROWS + row) * LENGTH..][..LENGTH];
+        let bytes: Vec<i64> = rows.clone().flat_map(text).map(|&byte| i64::from(byte)).collect();
+        let tokens = Tensor::from_slice(&bytes, &[rows.len(), LENGTH], device)?;
+        let targets = next_token_targets(&tokens)?.0;
+        (tokens, targets)
     };
-    let x = model.forward(&there(tokens)?)?;
-    Ok(model.loss(&x, &there(targets)?, 1.0 / (ROWS * (LENGTH - 1)) as f64)?)
+    let x = model.forward(&Var::new(tokens))?;
+    Ok(model.loss(&x, &Var::new(targets), 1.0 / (ROWS * (LENGTH - 1)) as f64)?)
 }
 
 /// The losses of some steps of AdamW with clipping, the batch cut into micro-batches.

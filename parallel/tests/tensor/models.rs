@@ -1,9 +1,10 @@
 //! GPT and Llama over ranks have one device's losses, gradients and parameters.
 
-use phalanx_nn::models::{GptConfig, LlamaConfig, ModelConfig};
-use phalanx_nn::{Group, OneDevice, Parameters, Rule, Sgd};
+use phalanx_nn::models::{Decoder, GptConfig, LlamaConfig, ModelConfig};
+use phalanx_nn::{Group, Layers, OneDevice, Parameters, Rule, Sgd};
+use phalanx_parallel::data_parallel::Entries;
 use phalanx_parallel::{Result, launch};
-use phalanx_tensor::{DType, Device, Tensor};
+use phalanx_tensor::{DType, Device};
 
 use crate::kit::{
     Cut, ROWS, STEPS, assert_close, backward, build, gpt, llama, part_of, train_alone, train_cut,
@@ -35,25 +36,25 @@ fn cases() -> Vec<(ModelConfig, Cut)> {
     models.into_iter().flat_map(cuts).collect()
 }
 
+/// The loss, and gradients and values by name after one step of SGD.
+fn step<L: Layers>(model: &Decoder<L>) -> Result<(f64, [Entries; 2])> {
+    let parameters = model.parameters();
+    let mut optimizer = Sgd::default().init(vec![Group::new(parameters.clone(), 0.1)])?;
+    let loss = backward(model, 0, 0..ROWS)?;
+    let grads = parameters.iter().map(|p| Ok((p.name().to_string(), p.grad()?.unwrap().copy()?)));
+    let grads = grads.collect::<Result<_>>()?;
+    optimizer.step()?;
+    Ok((loss, [grads, parameters.iter().map(|p| (p.name().to_string(), p.tensor())).collect()]))
+}
+
 #[test]
 fn one_step_of_sgd_gives_one_devices_gradients_and_parameters() {
     for (config, cut) in cases() {
-        let step = |model: &dyn Parameters,
-                    backward: &dyn Fn() -> Result<f64>|
-         -> Result<(f64, [Vec<(String, Tensor)>; 2])> {
-            let parameters = model.parameters();
-            let mut optimizer = Sgd::default().init(vec![Group::new(parameters.clone(), 0.1)])?;
-            let loss = backward()?;
-            let grads = parameters.iter().map(|p| Ok((p.name().to_string(), p.grad()?.unwrap().copy()?)));
-            let grads = grads.collect::<Result<_>>()?;
-            optimizer.step()?;
-            Ok((loss, [grads, parameters.iter().map(|p| (p.name().to_string(), p.tensor())).collect()]))
-        };
         let alone = build(&config, OneDevice, DType::F64, Device::CPU).unwrap();
-        let (loss, whole) = step(&alone, &|| backward(&alone, 0, 0..ROWS)).unwrap();
+        let (loss, whole) = step(&alone).unwrap();
         launch::threads(cut.ranks, |rank| -> Result<()> {
             let model = build(&config, cut.layers(rank.comm()), DType::F64, rank.device())?;
-            let (own_loss, own) = step(&model, &|| backward(&model, 0, 0..ROWS))?;
+            let (own_loss, own) = step(&model)?;
             assert_close("loss", &[own_loss], &[loss], 1e-13);
             for (what, own, whole) in [("gradient", &own[0], &whole[0]), ("value", &own[1], &whole[1])] {
                 for (parameter, (_, values)) in model.parameters().iter().zip(own) {

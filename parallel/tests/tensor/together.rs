@@ -1,5 +1,6 @@
 //! Tensor parallelism beside data parallelism, ZeRO and recomputation.
 
+use phalanx_nn::autograd::backward_inputs;
 use phalanx_nn::models::RecomputeMode;
 use phalanx_nn::{AdamW, Clip, Group, OneDevice, Parameters, Rule, cut, norm_of};
 use phalanx_parallel::data_parallel::{Alone, DataParallel, Ddp, DdpConfig};
@@ -9,7 +10,7 @@ use phalanx_parallel::tensor_parallel::sum_squares;
 use phalanx_parallel::{Result, launch};
 use phalanx_tensor::{DType, Device};
 
-use crate::kit::{Cut, ROWS, assert_close, backward, build, gpt, llama, loss, train};
+use crate::kit::{Cut, ROWS, assert_close, backward, build, gpt, llama, loss, train, train_alone, train_cut};
 
 /// Losses and norms of two steps of two micro-batches on a mesh of two replicas of two ranks.
 fn on_mesh(config: &phalanx_nn::models::ModelConfig, sequence: bool, zero: Option<Stage>) -> Vec<Vec<f64>> {
@@ -104,5 +105,35 @@ fn what_all_ranks_hold_stays_the_same_bits_on_all() {
         let ranks = launch::threads(3, rank).unwrap();
         assert!(ranks[0].len() == 4 * 4 + 1, "norms, keys and values");
         assert!(ranks.iter().all(|own| *own == ranks[0]));
+    }
+}
+
+#[test]
+fn a_split_backward_pass_has_the_bits_of_the_joint_one() {
+    for cut in Cut::both(2) {
+        let run = |split: bool| {
+            let rank = |rank: launch::Rank| -> Result<Vec<Vec<u8>>> {
+                let model = build(&llama(4, 1, 0.1), cut.layers(rank.comm()), DType::F64, rank.device())?;
+                let loss = loss(&model, 0, 0..ROWS)?;
+                match split {
+                    true => backward_inputs(&[(loss, None)])?.run()?,
+                    false => loss.backward()?,
+                }
+                model.parameters().iter().map(|p| Ok(p.grad()?.unwrap().to_bytes()?)).collect()
+            };
+            launch::threads(2, rank).unwrap()
+        };
+        assert!(run(true) == run(false), "{cut:?}");
+    }
+}
+
+#[test]
+fn models_in_bf16_lose_no_more_than_one_device_does() {
+    for config in [gpt(6, 0.1), llama(6, 2, 0.1)] {
+        let exact = train_alone(&config, DType::F64, 1, 1)[0];
+        for cut in Cut::both(3) {
+            let found = train_cut(&config, DType::BF16, cut, 1, 1)[0][0];
+            assert!((found - exact).abs() < 1e-2 * exact, "{found}, wanted {exact}, {cut:?}");
+        }
     }
 }

@@ -51,7 +51,7 @@ pub(super) fn sizes(layers: &Sequence, sample: &Batch, config: SizeConfig) -> Re
     let mut sizes = Vec::with_capacity(layers.layers().len());
     for (i, layer) in layers.layers().iter().enumerate() {
         let before = ledger.total().now;
-        let y = layers.run_layers(i..i + 1, x, &mut skips)?;
+        let y = layers.run_layers(i..i + 1, x.clone(), &mut skips)?;
         let latent = ledger.total().now.saturating_sub(before) as f64;
         let bytes = |p: &Parameter| p.tensor().numel() * p.dtype().size();
         let parameters: usize = layer.parameters().iter().map(bytes).sum();

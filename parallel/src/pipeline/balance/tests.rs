@@ -178,8 +178,8 @@ fn a_model_comes_out_as_it_was_though_a_layer_fails_or_panics() {
     for (number, model) in models.iter().enumerate() {
         let before = state(model);
         let run = || {
-            let by_time = balance_by_time(1, &model, &sample, SHORT);
-            by_time.and(balance_by_size(1, &model, &sample, SizeConfig::default()))
+            let by_time = balance_by_time(1, model, &sample, SHORT);
+            by_time.and(balance_by_size(1, model, &sample, SizeConfig::default()))
         };
         let done = catch_unwind(AssertUnwindSafe(run));
         assert_eq!(done.is_err(), number == 2);
@@ -263,7 +263,7 @@ fn layers_of_several_values_and_skips_are_balanced_too() {
     let model = Sequence::new().with(Twin::Split).with(Twin::Join).with(Tanh {});
     assert_eq!(balance_by_time(1, &model, &sample, SHORT).unwrap(), [3]);
     let bytes = profile::sizes(&model, &(&sample).into(), SizeConfig::default()).unwrap();
-    // The product and the skip; the sum of two while that of three is made is gone; the output.
+    // The product and the skip; the sum of three, as that of two is gone; the output.
     assert_eq!(bytes, [64, 32, 32]);
     assert!(sample.grad().is_none());
     let alone = Sequence::new().with(Twin::Split);

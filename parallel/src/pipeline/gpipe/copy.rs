@@ -10,7 +10,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use phalanx_nn::autograd::{
@@ -46,7 +46,7 @@ impl Lanes {
         let (landed, landing) = sync_channel(1);
         if to.device.is_meta() {
             let _ = landed.send(Ok(()));
-            return Ok(Flight { tensor, landing: Landing(landing) });
+            return Ok(Flight { tensor, landing });
         }
         let (source, mut target, watch) = (from.clone(), tensor.clone(), to.clone());
         let job = move || {
@@ -62,22 +62,21 @@ impl Lanes {
             Some(lane) => lane.submit(job),
             None => job()?,
         }
-        Ok(Flight { tensor, landing: Landing(landing) })
+        Ok(Flight { tensor, landing })
     }
 }
 
 /// A copy under way. Nobody reads the tensor before it has landed.
 pub(super) struct Flight {
     tensor: Tensor,
-    landing: Landing,
+    landing: Receiver<TensorResult<()>>,
 }
 
-struct Landing(Receiver<TensorResult<()>>);
-
-impl Landing {
-    fn wait(self) -> GradResult<()> {
+impl Flight {
+    fn land(self) -> GradResult<Tensor> {
         let ended = |_| GradError::Custom("copy: the lane ended before it was copied".into());
-        Ok(self.0.recv().map_err(ended)??)
+        self.landing.recv().map_err(ended)??;
+        Ok(self.tensor)
     }
 }
 
@@ -92,17 +91,18 @@ fn copy_elements(to: &mut Tensor, from: &Tensor) -> TensorResult<()> {
 
 /// Gradients on their way to a cell.
 #[derive(Clone, Default)]
-pub(super) struct Arrivals(Arc<Mutex<Vec<Landing>>>);
+pub(super) struct Arrivals(Arc<Mutex<Vec<Flight>>>);
 
 impl Arrivals {
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Landing>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<Flight>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for all.
-    pub(super) fn wait(&self) -> GradResult<()> {
-        let landings = std::mem::take(&mut *self.lock());
-        landings.into_iter().try_for_each(Landing::wait)
+    /// Waits for these gradients, if they are still under way. (Another pass over the same graph may have others.)
+    pub(super) fn wait(&self, grads: &[&Tensor]) -> GradResult<()> {
+        let ours = |flight: &mut Flight| grads.iter().any(|grad| grad.shares_storage(&flight.tensor));
+        let flights: Vec<Flight> = self.lock().extract_if(.., ours).collect();
+        flights.into_iter().try_for_each(|flight| flight.land().map(drop))
     }
 }
 
@@ -144,8 +144,8 @@ impl Sent {
     pub(super) fn receive(self) -> Result<Var> {
         match self {
             Sent::Here(value) => Ok(value),
-            Sent::Away { place, flight: Flight { tensor, landing }, sender } => {
-                landing.wait()?;
+            Sent::Away { place, flight, sender } => {
+                let tensor = flight.land()?;
                 Ok(record("copy", &[&place], tensor, |_: &Saver<'_>| Ok(Copy(sender)))?)
             }
         }
@@ -161,8 +161,9 @@ impl Backward for Copy {
         if cx.create_graph() || is_detecting_anomaly() {
             return grads1(cx.dy().to_device(watch.device)?);
         }
-        let Flight { tensor, landing } = lanes.copy(cx.dy().tensor(), watch)?;
-        arrivals.lock().push(landing);
-        grads1(Var::new(tensor))
+        let flight = lanes.copy(cx.dy().tensor(), watch)?;
+        let dx = Var::new(flight.tensor.clone());
+        arrivals.lock().push(flight);
+        grads1(dx)
     }
 }

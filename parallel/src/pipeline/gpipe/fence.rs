@@ -11,12 +11,14 @@
 //! come the cell's operations, and after them `enter`, since it was recorded before them and a device runs what was recorded
 //! last first. Only then may the `leave` of the cell before run. A recomputation hangs on the phony between the two: it
 //! begins as soon as the device is free, while the gradient is still on its way.
+//!
+//! Cells are tied to those of the next stage too, so that no stage is far ahead of it ([`super::board::AHEAD`]).
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use phalanx_nn::autograd::{
-    Backward, Cx, Grads, Result as GradResult, Saver, Var, grads1, phony, record, record_many,
+    Backward, Cx, Grads, Result as GradResult, Saver, Var, phony, record, record_many,
 };
 use phalanx_tensor::{Device, Tensor};
 
@@ -40,15 +42,17 @@ impl Mark {
     }
 }
 
-/// The beginning of a cell, after the one whose phony is given.
+/// The beginning of a cell, after those whose phonies are given.
 ///
 /// # Errors
 /// If the device refuses.
-pub(super) fn enter(after: Option<&Var>, mark: &Arc<Mark>) -> Result<Var> {
+pub(super) fn enter(after: &[&Var], mark: &Arc<Mark>) -> Result<Var> {
     let device = mark.watch.device;
     let first = phony(device, true)?;
-    let node = |_: &Saver<'_>| Ok(Enter(mark.clone()));
-    Ok(record("enter", &[after.unwrap_or(&first)], empty(device)?, node)?)
+    let inputs = if after.is_empty() { &[&first] } else { after };
+    let devices = inputs.iter().map(|phony| phony.device()).collect();
+    let node = |_: &Saver<'_>| Ok(Enter { mark: mark.clone(), devices });
+    Ok(record("enter", inputs, empty(device)?, node)?)
 }
 
 /// The end of a cell that was entered: the values that leave it, and the phony for the next one. `None` if none of them
@@ -80,14 +84,18 @@ fn empty(device: Device) -> Result<Tensor> {
     Ok(phony(device, false)?.into_tensor())
 }
 
-struct Enter(Arc<Mark>);
+struct Enter {
+    mark: Arc<Mark>,
+    /// Those of the phonies that it comes after.
+    devices: Vec<Device>,
+}
 
 impl Backward for Enter {
     fn backward(&self, _: &Cx<'_>) -> GradResult<Grads> {
-        if let Some(begun) = self.0.set(None) {
-            self.0.watch.over(Phase::Backward, begun);
+        if let Some(begun) = self.mark.set(None) {
+            self.mark.watch.over(Phase::Backward, begun);
         }
-        grads1(phony(self.0.watch.device, false)?)
+        self.devices.iter().map(|&device| Ok(Some(phony(device, false)?))).collect()
     }
 }
 
@@ -98,10 +106,11 @@ struct Leave {
 
 impl Backward for Leave {
     fn backward(&self, cx: &Cx<'_>) -> GradResult<Grads> {
-        self.arrivals.wait()?;
-        self.mark.set(Some(Instant::now()));
         // Of the values, and in the phony's place its own.
         let values = cx.outputs() - 1;
+        let grads: Vec<&Tensor> = (0..values).filter_map(|i| cx.dy_at(i)).map(Var::tensor).collect();
+        self.arrivals.wait(&grads)?;
+        self.mark.set(Some(Instant::now()));
         let phony = phony(self.mark.watch.device, false)?;
         Ok((0..values).map(|i| cx.dy_at(i).cloned()).chain([Some(phony)]).collect())
     }

@@ -9,7 +9,7 @@
 //! ```
 //! - A model is a [`Sequence`] of [`Layer`]s; a [`Partition`] says which of them each device has.
 //! - A batch is cut into micro-batches ([`scatter`]). [`clock_cycles`] is the order of their cells; each device has a worker
-//!   that computes its cells in that order, as soon as their inputs are there.
+//!   that computes its cells in that order, as soon as their inputs are there, never far ahead of the next stage.
 //! - Cells stand between fences (`fence.rs`), so that backward runs the mirror: the gradient of a parameter is the sum over the
 //!   micro-batches, the last one first, bit for bit that of the plain model over the same micro-batches.
 //! - Copies run on lanes of their own (`copy.rs`); only the cell that needs a value waits for it.
@@ -18,7 +18,7 @@
 //! - Whatever fails first ends the pass; no worker is left behind.
 //!
 //! ```
-//! use phalanx_nn::{LinearConfig, Module, Parameters, Scope, modules::Relu};
+//! use phalanx_nn::{LinearConfig, Module, Parameters, Relu, Scope};
 //! use phalanx_nn::autograd::Var;
 //! use phalanx_parallel::pipeline::gpipe::{GPipe, GPipeConfig, Partition, Sequence};
 //! use phalanx_tensor::{DType, Device, Tensor};
@@ -27,7 +27,7 @@
 //! let [first, last] = [0, 1].map(|i| Scope::new(1, DType::F32, Device::Cpu(i)));
 //! let model = Sequence::new()
 //!     .with(LinearConfig::new(3, 8).init(&first.child(0))?)
-//!     .with(Relu)
+//!     .with(Relu {})
 //!     .with(LinearConfig::new(8, 2).init(&last.child(2))?);
 //! let model = GPipe::new(model, partition, GPipeConfig::new(4))?;
 //! let x = Var::new(Tensor::zeros(&[9, 3], DType::F32, Device::Cpu(0))?);

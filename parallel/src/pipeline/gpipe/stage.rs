@@ -4,12 +4,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use phalanx_nn::autograd::{Recompute, Result as GradResult, Var, checkpoint_apart, is_recomputing};
-use phalanx_tensor::Device;
 
 use super::timeline::{Phase, Watch};
-use super::{Route, Sequence, Skips, StageLayers};
+use super::{Batch, Route, Sequence, Skips, StageLayers};
+use crate::Result;
 use crate::pipeline::MicroBatch;
-use crate::{Error, Result};
 
 /// A stage, and the skips that enter and leave it.
 pub(super) struct Stage {
@@ -94,17 +93,8 @@ impl Stage {
         self.incoming.iter().zip(input.skips).for_each(|(route, value)| skips.hold(&route.skip, value));
         let batch = self.model.run_layers(self.own.layers.clone(), input.batch.into(), &mut skips)?;
         batch.check_device(self.own.device)?;
-        let stashed = |route: &Route| {
-            let value = skips.take(&route.skip).flatten();
-            let elsewhere = value.as_ref().map(Var::device).filter(|&device| device != self.own.device);
-            elsewhere.map_or(Ok(value), |device| Err(elsewhere_error(route, device, self.own.device)))
-        };
-        let skips = self.outgoing.iter().map(stashed).collect::<Result<_>>()?;
+        let skips: Vec<_> = self.outgoing.iter().map(|route| skips.take(&route.skip).flatten()).collect();
+        Batch::from(skips.iter().flatten().cloned().collect::<Vec<_>>()).check_device(self.own.device)?;
         Ok(Parcel { batch: batch.into_values(), skips })
     }
-}
-
-#[cold]
-fn elsewhere_error(route: &Route, device: Device, wanted: Device) -> Error {
-    Error::Config(format!("gpipe: got skip {} on {device}, wanted it on {wanted}", route.skip))
 }

@@ -53,7 +53,7 @@ impl Pass<'_> {
         let mut tie = None;
         for &cell in order {
             let stage = &self.stages[cell.stage];
-            let Some(arrived) = self.board.take(cell, &stage.incoming) else { return };
+            let Some(arrived) = self.board.take(cell, self.stages.len(), &stage.incoming) else { return };
             let outcome = caught(|| Ok::<_, Error>(self.compute(cell, arrived, &mut tie)));
             let panicked = |why| Err(Error::Config(why));
             if let Err(error) = outcome.unwrap_or_else(panicked) {
@@ -71,7 +71,8 @@ impl Pass<'_> {
         let _context = Context { batch_offset: offset, ..self.context }.enter();
         let (watch, arrivals) = (self.watch(cell), Arrivals::default());
         let mark = Mark::new(watch.clone());
-        let entered = enter(tie.as_ref(), &mark)?;
+        let after: Vec<&Var> = tie.iter().chain(&arrived.after).collect();
+        let entered = enter(&after, &mark)?;
         let skips = arrived.skips.into_iter().map(|sent| sent.map(Sent::receive).transpose());
         let input = Parcel {
             batch: arrived.batch.into_iter().map(Sent::receive).collect::<Result<_>>()?,
@@ -82,9 +83,10 @@ impl Pass<'_> {
         let Computed { values, packing, recompute } =
             self.stages[cell.stage].compute(input, recomputed, part, &watch)?;
         let (values, phony) = leave(values, &entered, &mark, arrivals.clone())?;
-        if let Some(phony) = phony {
-            *tie = Some(recompute.map_or(Ok(phony.clone()), |recompute| recompute.before(&phony))?);
+        if let Some(phony) = &phony {
+            *tie = Some(recompute.map_or(Ok(phony.clone()), |recompute| recompute.before(phony))?);
         }
+        self.board.post_end(cell, phony);
         let sender = Sender { lanes: self.lanes.clone(), watch, arrivals };
         self.send(cell, packing.unpack(values), &sender)
     }

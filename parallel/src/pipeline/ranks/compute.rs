@@ -11,6 +11,7 @@ use super::run::{Run, missing};
 use super::{Spec, Stages};
 use crate::Result;
 use crate::data_parallel::NoSync;
+use crate::pipeline::MicroBatch;
 use crate::pipeline::schedule::{Action, Kind};
 
 impl<S: Stages> Run<'_, S> {
@@ -47,11 +48,16 @@ impl<S: Stages> Run<'_, S> {
             RecomputeMode::ExceptLast => micro_batch + 1 < self.losses.len(),
             RecomputeMode::Always => true,
         };
+        let place = MicroBatch { index: micro_batch, count: self.losses.len() };
         if !recompute {
+            let _place = place.enter();
             return Ok((self.work.forward(stage, micro_batch, input)?, None));
         }
         let work = Arc::clone(self.work);
-        let forward = move |inputs: &[Var]| Ok(work.forward(stage, micro_batch, inputs.first())?);
+        let forward = move |inputs: &[Var]| {
+            let _place = place.enter();
+            Ok(work.forward(stage, micro_batch, inputs.first())?)
+        };
         Ok(checkpoint_apart(forward, input.as_slice())?)
     }
 
@@ -61,21 +67,20 @@ impl<S: Stages> Run<'_, S> {
         let last = self.is_last(stage);
         let cell = self.cell(stage, micro_batch);
         let Graph { input, root, .. } = cell.graph.take().ok_or_else(|| missing("graph"))?;
-        let grad = match last {
-            true => None,
-            false => {
-                Some(Var::new(cell.output_grad.take().ok_or_else(|| missing("gradient of the output"))?))
-            }
-        };
+        let grad = cell.output_grad.take().map(Var::new);
+        if grad.is_none() && !last {
+            return Err(missing("gradient of the output"));
+        }
+        // Nothing is trained up to here if the root requires no gradient.
         let trains = root.requires_grad();
         match (kind, grad) {
             (Kind::Input, grad) => {
                 let weights = trains.then(|| backward_inputs(&[(root, grad)])).transpose()?;
                 cell.weights = Some(Weights(weights));
             }
-            (_, Some(grad)) if trains => root.backward_with(grad)?,
-            (_, None) if trains => root.backward()?,
-            _ => {}
+            _ if !trains => {}
+            (_, Some(grad)) => root.backward_with(grad)?,
+            (_, None) => root.backward()?,
         }
         let Some(input) = input else { return Ok(()) };
         let grad = input_grad(&input)?;

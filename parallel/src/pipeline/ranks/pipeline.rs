@@ -88,7 +88,7 @@ impl Pipeline {
 
     /// Lets stages keep only their inputs and compute the rest again in backward: never (unless set), always, or of all
     /// micro-batches but the last of the schedule, counted as they are, whatever the order of backward passes. A stage is
-    /// recomputed as a whole, when the gradient of its output is there.
+    /// recomputed as a whole, while the gradient of its output is on its way.
     #[must_use]
     pub fn recompute(self, mode: RecomputeMode) -> Pipeline {
         Pipeline { recompute: mode, ..self }

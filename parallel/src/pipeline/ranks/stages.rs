@@ -24,8 +24,8 @@ pub trait Stages: Send + Sync + 'static {
         None
     }
 
-    /// Called before every `B` and `W` but the last of each stage: while what it returns lives, gradients only accumulate.
-    /// With data parallelism, its [`no_sync`](crate::data_parallel::DataParallel::no_sync).
+    /// Called before every `B`, `I` and `W` but those of a stage's last micro-batch: while what it returns lives, gradients only
+    /// accumulate. With data parallelism, its [`no_sync`](crate::data_parallel::DataParallel::no_sync).
     fn no_sync(&self) -> Option<NoSync> {
         None
     }

@@ -87,3 +87,32 @@ fn close(open: &mut Vec<Skip>, skip: &Skip) -> Option<Skip> {
     let place = open.iter().position(|other| other == skip)?;
     Some(open.swap_remove(place))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn popping_what_nobody_has_stashed_is_an_error() {
+        let (mut skips, a) = (Skips::default(), Skip::new("a"));
+        let pop = |skips: &mut Skips| skips.within(4, Skippable::new().pop(Skip::new("a")), |s| s.pop(&a));
+        assert_eq!(
+            pop(&mut skips).unwrap_err().to_string(),
+            "gpipe: layer 4 pops `a`, which nobody has stashed"
+        );
+        skips.hold(&a, None);
+        assert!(pop(&mut skips).unwrap().is_none());
+        assert!(pop(&mut skips).is_err(), "it is gone");
+    }
+
+    #[test]
+    fn stashing_over_what_is_still_there_is_an_error() {
+        let (mut skips, a) = (Skips::default(), Skip::new("a"));
+        let stash = |skips: &mut Skips| {
+            skips.within(1, Skippable::new().stash(Skip::new("a")), |s| s.stash(&a, None))
+        };
+        stash(&mut skips).unwrap();
+        let message = stash(&mut skips).unwrap_err().to_string();
+        assert_eq!(message, "gpipe: layer 1 stashes `a`, which nobody has popped since it was stashed");
+    }
+}

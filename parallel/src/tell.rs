@@ -7,13 +7,15 @@ use serde::de::DeserializeOwned;
 use crate::comm::{Call, Comm};
 use crate::{Error, Result};
 
+/// Where what ranks say lies: on a device that no rank has, so that no rank's books count it, whenever that is.
+const HOST: Device = Device::Cpu(1023);
+
 /// Every rank's value, in order of the ranks. All ranks of a group call it.
 ///
 /// # Errors
 /// As [`crate::comm::Pending::wait`]; or if the ranks do not exist, to be asked.
-pub(super) fn tell<T: Serialize + DeserializeOwned>(comm: &Comm, value: &T) -> Result<Vec<T>> {
-    let wrong =
-        |e: serde_json::Error| Error::Config(format!("checkpoint: ranks do not understand each other: {e}"));
+pub(crate) fn tell<T: Serialize + DeserializeOwned>(comm: &Comm, value: &T) -> Result<Vec<T>> {
+    let wrong = |e: serde_json::Error| Error::Config(format!("ranks do not understand each other: {e}"));
     let own = serde_json::to_vec(value).map_err(wrong)?;
     let texts = if comm.size() == 1 { vec![own] } else { gather(comm, &own)? };
     texts.iter().map(|text| serde_json::from_slice(text).map_err(wrong)).collect()
@@ -21,16 +23,14 @@ pub(super) fn tell<T: Serialize + DeserializeOwned>(comm: &Comm, value: &T) -> R
 
 fn gather(comm: &Comm, own: &[u8]) -> Result<Vec<Vec<u8>>> {
     if !comm.has_peers() {
-        return Err(Error::Config(
-            "checkpoint: ranks without peers, such as those on meta, have nothing to save".into(),
-        ));
+        return Err(Error::Config("ranks without peers, such as those on meta, have nothing to tell".into()));
     }
-    let count = Tensor::from_slice(&[own.len() as i64], &[1], Device::CPU)?;
-    let mut counts = Tensor::empty(&[comm.size()], DType::I64, Device::CPU)?;
+    let count = Tensor::from_slice(&[own.len() as i64], &[1], HOST)?;
+    let mut counts = Tensor::empty(&[comm.size()], DType::I64, HOST)?;
     comm.all_gather(&mut counts, &count)?;
     let counts: Vec<usize> = counts.to_vec::<i64>()?.into_iter().map(|n| n as usize).collect();
-    let all = Tensor::empty(&[counts.iter().sum()], DType::U8, Device::CPU)?;
-    let own = Tensor::from_slice(own, &[own.len()], Device::CPU)?;
+    let all = Tensor::empty(&[counts.iter().sum()], DType::U8, HOST)?;
+    let own = Tensor::from_slice(own, &[own.len()], HOST)?;
     comm.run(Call::all_gather_uneven(all.clone(), own, &counts))?;
     let all = all.to_bytes()?;
     let mut rest = &all[..];
@@ -46,7 +46,7 @@ fn gather(comm: &Comm, own: &[u8]) -> Result<Vec<Vec<u8>>> {
 ///
 /// # Errors
 /// The failure, which names the rank.
-pub(super) fn all_ok<T>(comm: &Comm, told: Vec<Result<T, String>>) -> Result<Vec<T>> {
+pub(crate) fn all_ok<T>(comm: &Comm, told: Vec<Result<T, String>>) -> Result<Vec<T>> {
     let name = |(rank, told): (usize, Result<T, String>)| {
         told.map_err(|cause| crate::comm::Error::Failed { rank: comm.ranks()[rank], cause }.into())
     };

@@ -1,0 +1,69 @@
+//! Saving and reading hold one block besides the tensors: by the ledger, and by what the system counts.
+#![cfg(target_os = "linux")]
+
+use phalanx_parallel::checkpoint::{BLOCK, Checkpoint, Saver, Settings};
+use phalanx_parallel::part::Part;
+use phalanx_parallel::{Result, comm, launch};
+use phalanx_tensor::{DType, Device};
+
+/// Of the tensors, in bytes.
+const BYTES: usize = 160 << 20;
+/// What else the process does.
+const SLACK: usize = 4 << 20;
+
+/// Bytes of physical memory: now (`VmRSS`) or at most (`VmHWM`).
+fn resident(field: &str) -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with(field)).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() << 10
+}
+
+/// How much more than before there was at a time while `f` ran.
+fn growth(f: impl FnOnce()) -> usize {
+    std::fs::write("/proc/self/clear_refs", "5").unwrap();
+    let before = resident("VmRSS");
+    f();
+    resident("VmHWM").saturating_sub(before)
+}
+
+#[test]
+fn a_save_and_a_load_hold_one_block_and_ranks_books_count_nothing() {
+    one_block();
+    let folder = std::env::temp_dir().join(format!("phalanx-books-{}", std::process::id()));
+    let run = |rank: launch::Rank| -> Result<()> {
+        let parts = vec![Part::whole("w", phalanx_kernels::full(&[5000], 1.0, DType::F32, rank.device())?)];
+        let ledger = rank.device().ledger()?;
+        rank.comm().barrier()?;
+        ledger.reset_peak();
+        let before = ledger.total().now;
+        let mut saver = Saver::new(rank.comm())?;
+        saver.save(&folder, parts.clone(), &Settings::new())?;
+        saver.wait()?;
+        Checkpoint::open(&folder)?.load(rank.comm(), &parts)?;
+        assert_eq!((ledger.total().now, ledger.total().peak), (before, before));
+        Ok(())
+    };
+    launch::threads(3, run).unwrap();
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+fn one_block() {
+    let folder = std::env::temp_dir().join(format!("phalanx-memory-{}", std::process::id()));
+    let device = Device::Cpu(3);
+    let tensor = |value| phalanx_kernels::full(&[BYTES / 4 / 2], value, DType::F32, device).unwrap();
+    let parts = [1.0, 2.0].map(|value| Part::whole(format!("w{value}"), tensor(value))).to_vec();
+    let ledger = device.ledger().unwrap();
+    ledger.reset_peak();
+    let before = ledger.total().now;
+    let mut saver = Saver::new(&comm::meta(0, 1).unwrap()).unwrap();
+    let saving = growth(|| {
+        saver.save(&folder, parts.clone(), &Settings::new()).unwrap();
+        saver.wait().unwrap();
+    });
+    let loading = growth(|| Checkpoint::open(&folder).unwrap().read(&parts).unwrap());
+    std::fs::remove_dir_all(&folder).unwrap();
+    assert_eq!((ledger.total().now, ledger.total().peak), (before, before));
+    for (what, grown) in [("saving", saving), ("loading", loading)] {
+        assert!(grown < BLOCK + SLACK, "{what}: {grown} bytes");
+    }
+}

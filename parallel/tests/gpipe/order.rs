@@ -1,0 +1,206 @@
+//! Each device computes its cells in the order of the clock cycles, and backward in its mirror.
+
+use std::time::{Duration, Instant};
+
+use phalanx_nn::autograd::Var;
+use phalanx_nn::{LinearConfig, Module, Scope};
+use phalanx_parallel::pipeline::gpipe::{
+    Batch, Checkpoint, GPipe, GPipeConfig, Layer, Partition, Phase, Span, Timeline, bubble, device_orders,
+};
+use phalanx_tensor::{DType, Device};
+
+use crate::kit::*;
+
+/// Stages of one probe each, which take as long as `ms` says of the stage, forward and backward.
+fn probes(
+    places: &[Device],
+    config: GPipeConfig,
+    journal: &Journal,
+    ms: impl Fn(usize) -> [u64; 2],
+) -> GPipe {
+    let probe = |(stage, &device): (usize, &Device)| {
+        let [forward_ms, backward_ms] = ms(stage);
+        let probe = Probe { forward_ms, backward_ms, ..Probe::new(stage, device, journal) };
+        Box::new(probe) as Box<dyn Layer>
+    };
+    each(places.iter().enumerate().map(probe).collect(), places, config)
+}
+
+fn reversed(mut order: Vec<(usize, usize)>) -> Vec<(usize, usize)> {
+    order.reverse();
+    order
+}
+
+#[test]
+fn every_device_follows_the_clock_cycles_and_their_mirror() {
+    let own = devices(3);
+    let placements = [vec![0], vec![0, 1], vec![0, 1, 2], vec![0, 0], vec![0, 1, 0], vec![0, 1, 0, 1]];
+    for places in placements {
+        let places: Vec<Device> = places.into_iter().map(|i| own[i]).collect();
+        for (mode, micro_batches) in MODES.into_iter().zip([5, 4, 6]) {
+            // Fast and slow stages in both orders, so that devices wait for each other in all ways.
+            for slow in [0, 1] {
+                let journal = Journal::default();
+                let ms = |stage| [(stage as u64 + slow) % 2 * 2, (stage as u64 + slow + 1) % 2 * 3];
+                let config = GPipeConfig::new(micro_batches).with_checkpoint(mode);
+                let model = probes(&places, config, &journal, ms);
+                let x = constant(1, &[micro_batches, 1], places[0]);
+                model.forward(&x).unwrap().sum_all().unwrap().backward().unwrap();
+                for (device, order) in device_orders(micro_batches, &places) {
+                    let order: Vec<_> = order.into_iter().map(|c| (c.micro_batch, c.stage)).collect();
+                    let kept = |cell: &(usize, usize)| cell.0 >= mode.recomputed(micro_batches);
+                    let mirror = reversed(order.clone());
+                    assert_eq!(done(&journal, device, "forward"), order, "{places:?} {mode}");
+                    assert_eq!(done(&journal, device, "backward"), mirror, "{places:?} {mode}");
+                    let again: Vec<_> = mirror.into_iter().filter(|cell| !kept(cell)).collect();
+                    assert_eq!(done(&journal, device, "again"), again, "{places:?} {mode}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_cell_is_recomputed_after_the_backward_of_the_one_before() {
+    let own = devices(2);
+    let journal = Journal::default();
+    let config = GPipeConfig::new(3).with_checkpoint(Checkpoint::Always);
+    let model = probes(&own, config, &journal, |_| [0, 2]);
+    model.forward(&constant(1, &[3, 1], own[0])).unwrap().sum_all().unwrap().backward().unwrap();
+    for (stage, &device) in own.iter().enumerate() {
+        let noted: Vec<_> = journal.lock().unwrap().iter().filter(|e| e.0 == device).copied().collect();
+        let backward: Vec<_> = noted[3..].iter().map(|e| (e.1, e.2)).collect();
+        let cell = |i| [("again", i), ("backward", i)];
+        assert_eq!(backward, [cell(2), cell(1), cell(0)].concat(), "stage {stage}");
+    }
+}
+
+#[test]
+fn a_stage_recomputes_while_its_gradient_is_on_the_way() {
+    let own = devices(2);
+    let timeline = Timeline::new();
+    let config = GPipeConfig::new(1).with_checkpoint(Checkpoint::Always).with_observer(timeline.observer());
+    let model = probes(&own, config, &Journal::default(), |stage| [20, if stage == 1 { 80 } else { 0 }]);
+    let y = model.forward(&constant(1, &[1, 1], own[0])).unwrap().sum_all().unwrap();
+    timeline.take();
+    y.backward().unwrap();
+    let spans = timeline.take();
+    let find = |stage, phase| spans.iter().find(|s| s.cell.stage == stage && s.phase == phase).unwrap();
+    assert!(find(0, Phase::Recompute).end < find(1, Phase::Backward).end);
+}
+
+#[test]
+fn the_observer_hears_of_every_phase_of_every_cell_once() {
+    let own = devices(2);
+    let timeline = Timeline::new();
+    let (m, n) = (4, 2);
+    let config = GPipeConfig::new(m).with_observer(timeline.observer());
+    let model = probes(&own, config, &Journal::default(), |_| [1, 1]);
+    let begin = Instant::now();
+    model.forward(&leaf(1, &[m, 1], own[0])).unwrap().sum_all().unwrap().backward().unwrap();
+    let spans = timeline.take();
+    let count = |phase| spans.iter().filter(|s| s.phase == phase).count();
+    // Forward and backward, a copy of each micro-batch to the second stage, one of each gradient back.
+    assert_eq!([count(Phase::Forward), count(Phase::Backward)], [m * n; 2]);
+    assert_eq!([count(Phase::Recompute), count(Phase::Copy)], [(m - 1) * n, 2 * m * (n - 1)]);
+    for span in &spans {
+        assert_eq!(span.device, own[span.cell.stage]);
+        assert!(begin <= span.begin && span.begin <= span.end && span.end <= Instant::now());
+    }
+    let computed = |device| {
+        let spans = spans.iter().filter(move |s| s.device == device && s.phase != Phase::Copy);
+        spans.collect::<Vec<_>>()
+    };
+    for device in own {
+        let spans = computed(device);
+        assert!(spans.windows(2).all(|pair| pair[0].end <= pair[1].begin), "one thing at a time");
+        let backward = spans.iter().filter(|s| s.phase == Phase::Backward).map(|s| s.cell.micro_batch);
+        assert_eq!(backward.collect::<Vec<_>>(), [3, 2, 1, 0]);
+    }
+    assert!(timeline.take().is_empty());
+}
+
+/// The median bubble of forward and backward together, of a model whose spans go to `timeline`.
+fn median_bubble(model: &GPipe, x: &Var, timeline: &Timeline) -> f64 {
+    let mut measured: Vec<f64> = (0..5)
+        .map(|_| {
+            timeline.take();
+            let y = model.run(x).and_then(Batch::one).unwrap();
+            let forward = bubble(&timeline.take());
+            let dy = phalanx_kernels::full(y.shape(), 1.0, y.dtype(), y.device()).unwrap();
+            y.backward_with(Var::new(dy)).unwrap();
+            (forward + bubble(&timeline.take())) / 2.0
+        })
+        .collect();
+    measured.sort_by(f64::total_cmp);
+    measured[2]
+}
+
+/// `cargo test --release -p phalanx-parallel --test gpipe bubble -- --ignored --nocapture`. First with stages that sleep, which
+/// shows what the order costs; then with stages that compute on a thread each, which takes an idle machine of two cores.
+#[test]
+#[ignore = "measures time"]
+fn the_bubble_of_two_equal_stages_is_that_of_the_formula() {
+    let own = devices(2);
+    let timeline = Timeline::new();
+    let config = |m, mode| GPipeConfig::new(m).with_checkpoint(mode).with_observer(timeline.observer());
+    for (m, mode) in [2, 4, 8].into_iter().flat_map(|m| MODES.map(|mode| (m, mode))) {
+        let formula = 1.0 / (m + 1) as f64;
+        let model = probes(&own, config(m, mode), &Journal::default(), |_| [60, 60]);
+        let slept = median_bubble(&model, &leaf(1, &[m, 1], own[0]), &timeline);
+        println!("{m} micro-batches, recomputed {mode}: formula {formula:.3}, sleeping {slept:.3}");
+        if cfg!(debug_assertions) {
+            continue;
+        }
+        let partition = Partition::new(&[4, 4], &own).unwrap();
+        let linear = |i: usize| {
+            let scope = Scope::new(1, DType::F32, partition.device(i).unwrap()).child(i);
+            Box::new(LinearConfig::new(512, 512).init(&scope).unwrap()) as Box<dyn Layer>
+        };
+        let layers: Vec<_> = (0..8).map(linear).collect();
+        let model = GPipe::new(layers.into(), partition, config(m, mode)).unwrap();
+        let x = phalanx_kernels::full(&[m * 512, 512], 0.5, DType::F32, own[0]).unwrap();
+        println!("  computing {:.3}", median_bubble(&model, &Var::leaf(x).unwrap(), &timeline));
+    }
+}
+
+#[test]
+fn a_copy_holds_up_only_who_needs_it() {
+    let own = devices(2);
+    let timeline = Timeline::new();
+    let config = GPipeConfig::new(3).with_observer(timeline.observer());
+    let model = probes(&own, config, &Journal::default(), |stage| [if stage == 1 { 30 } else { 0 }, 0]);
+    model.forward(&constant(1, &[3, 1], own[0])).unwrap();
+    let spans = timeline.take();
+    let end = |phase: Phase, stage: usize, i: usize| {
+        let cell = |s: &&Span| (s.phase, s.cell.stage, s.cell.micro_batch) == (phase, stage, i);
+        spans.iter().find(cell).unwrap().end
+    };
+    // All is copied while the second stage still computes the first micro-batch; the first stage waits for nobody.
+    assert!(end(Phase::Copy, 1, 2) < end(Phase::Forward, 1, 0));
+    assert!(end(Phase::Forward, 0, 2) + Duration::from_millis(10) < end(Phase::Forward, 1, 0));
+}
+
+#[test]
+fn no_stage_is_more_than_three_micro_batches_ahead_of_the_next() {
+    let own = devices(2);
+    let (m, ahead, timeline) = (8, 3, Timeline::new());
+    for mode in MODES {
+        let config = GPipeConfig::new(m).with_checkpoint(mode).with_observer(timeline.observer());
+        // In each direction the stage that comes first is the faster one.
+        let ms = |stage| if stage == 0 { [0, 10] } else { [10, 0] };
+        let model = probes(&own, config, &Journal::default(), ms);
+        model.forward(&leaf(1, &[m, 1], own[0])).unwrap().sum_all().unwrap().backward().unwrap();
+        let spans = timeline.take();
+        let find = |phase: Phase, stage: usize, i: usize| {
+            let cell = |s: &&Span| (s.phase, s.cell.stage, s.cell.micro_batch) == (phase, stage, i);
+            spans.iter().find(cell).unwrap()
+        };
+        for i in ahead..m {
+            let [first, second] = [0, 1].map(|stage| find(Phase::Forward, stage, i - stage * ahead));
+            assert!(second.end <= first.begin, "forward of {i}, {mode}");
+            let [first, second] = [0, 1].map(|stage| find(Phase::Backward, stage, i - stage * ahead));
+            assert!(first.end <= second.begin, "backward of {i}, {mode}");
+        }
+    }
+}

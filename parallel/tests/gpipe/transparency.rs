@@ -1,0 +1,258 @@
+//! A pipeline computes what the plain model computes over the same micro-batches.
+
+use phalanx_nn::autograd::Var;
+use phalanx_nn::{EmbeddingConfig, LinearConfig, Parameters, Scope, TransformerEncoderLayerConfig};
+use phalanx_parallel::pipeline::gpipe::{Batch, Checkpoint, GPipe, GPipeConfig, Partition, Sequence};
+use phalanx_tensor::{Context, DType, Device};
+
+use crate::kit::*;
+
+type Outcome = (Vec<u64>, Vec<u64>, Vec<(String, Vec<u64>)>);
+
+/// The plain model: micro-batches forward in order, then backward in the mirror's, the last first. Returns the outputs,
+/// the input's gradient and the parameters'.
+fn plain(rows: usize, micro_batches: usize) -> Outcome {
+    let model = net(|_| Device::CPU);
+    let (x, c) = (leaf(1, &[rows, WIDTH], Device::CPU), constant(2, &[rows, WIDTH], Device::CPU));
+    let size = rows.div_ceil(micro_batches);
+    let (mut output, mut losses) = (Vec::new(), Vec::new());
+    let pieces = x.split(size, 0).unwrap().into_iter().zip(c.split(size, 0).unwrap());
+    for (i, (x, c)) in pieces.enumerate() {
+        let _context = Context::with(|context| {
+            key(context);
+            context.batch_offset = (i * size) as u64;
+        });
+        let y = model.run(&x).and_then(Batch::one).unwrap();
+        output.extend(bits(&y));
+        losses.push(y.mul(&c).unwrap().sum_all().unwrap());
+    }
+    let retain = phalanx_nn::autograd::Options { retain_graph: true, ..Default::default() };
+    for loss in losses.into_iter().rev() {
+        phalanx_nn::autograd::backward(&[(loss, None)], retain).unwrap();
+    }
+    (output, bits(&x.grad().unwrap()), gradients(&model))
+}
+
+fn piped(rows: usize, balance: &[usize], devices: &[Device], config: GPipeConfig) -> Outcome {
+    let model = pipe(balance, devices, config);
+    let (first, last) = (devices[0], devices[balance.len() - 1]);
+    let (x, c) = (leaf(1, &[rows, WIDTH], first), constant(2, &[rows, WIDTH], last));
+    let mut outcome = None;
+    for _ in 0..2 {
+        let _context = Context::with(key);
+        let y = model.run(&x).and_then(Batch::one).unwrap();
+        let output = bits(&y);
+        y.mul(&c).unwrap().sum_all().unwrap().backward().unwrap();
+        let now = (output, bits(&x.grad().unwrap()), gradients(&model));
+        assert!(outcome.is_none_or(|before| before == now), "a second step is as the first");
+        outcome = Some(now);
+        model.parameters().iter().for_each(|p| p.zero_grad().unwrap());
+        x.as_leaf().unwrap().zero_grad().unwrap();
+    }
+    outcome.unwrap()
+}
+
+#[test]
+fn gradients_are_the_plain_models_bit_for_bit() {
+    let own = devices(4);
+    for (rows, micro_batches) in [(9, 4), (5, 4), (8, 8), (7, 1), (3, 8)] {
+        let wanted = plain(rows, micro_batches);
+        assert!(wanted.2.iter().all(|(_, grad)| !grad.is_empty()));
+        for balance in [&[8][..], &[3, 5], &[1, 2, 5], &[2, 3, 1, 2]] {
+            for mode in MODES {
+                let config = GPipeConfig::new(micro_batches).with_checkpoint(mode);
+                let got = piped(rows, balance, &own, config);
+                assert!(got == wanted, "{rows} rows, {micro_batches} micro-batches, {balance:?}, {mode}");
+            }
+        }
+    }
+}
+
+#[test]
+fn stages_that_share_devices_compute_the_same() {
+    let own = devices(2);
+    let wanted = plain(9, 4);
+    for places in [[0, 0, 0], [0, 1, 0], [0, 0, 1], [1, 0, 0]] {
+        let places = places.map(|i| own[i]);
+        for mode in MODES {
+            let got = piped(9, &[3, 3, 2], &places, GPipeConfig::new(4).with_checkpoint(mode));
+            assert!(got == wanted, "{places:?}, {mode}");
+        }
+    }
+}
+
+#[test]
+fn dropout_draws_what_the_whole_batch_draws() {
+    let own = devices(2);
+    let whole = plain(9, 1).0;
+    for micro_batches in [1, 2, 4, 9] {
+        let got = piped(9, &[4, 4], &own, GPipeConfig::new(micro_batches));
+        assert_eq!(got.0, whole, "{micro_batches} micro-batches");
+    }
+}
+
+#[test]
+fn evaluation_computes_the_same_and_records_no_recomputation() {
+    let own = devices(2);
+    let model = pipe(&[4, 4], &own, GPipeConfig::new(4).with_checkpoint(Checkpoint::Always));
+    let _context = Context::with(|c| c.train = false);
+    let x = constant(1, &[6, WIDTH], own[0]);
+    let got = model.run(&x).and_then(Batch::one).unwrap();
+    let twin = net(|_| Device::CPU);
+    let wanted = twin.run(constant(1, &[6, WIDTH], Device::CPU)).and_then(Batch::one).unwrap();
+    assert_eq!(bits(&got), bits(&wanted));
+    got.sum_all().unwrap().backward().unwrap();
+    wanted.sum_all().unwrap().backward().unwrap();
+    let close = |a: u64, b: u64| (f64::from_bits(a) - f64::from_bits(b)).abs() < 1e-12;
+    for (got, wanted) in gradients(&model).into_iter().zip(gradients(&twin)) {
+        assert!(got.1.iter().zip(&wanted.1).all(|(&a, &b)| close(a, b)), "{}", got.0);
+    }
+}
+
+#[test]
+fn without_gradients_nothing_is_recorded_and_no_memory_stays() {
+    let own = devices(2);
+    let model = pipe(&[4, 4], &own, GPipeConfig::new(3));
+    let x = constant(1, &[6, WIDTH], own[0]);
+    let bytes = || own.iter().map(|d| d.ledger().unwrap().total().now).collect::<Vec<_>>();
+    let before = bytes();
+    let _plain = phalanx_nn::autograd::no_grad();
+    let y = model.run(&x).and_then(Batch::one).unwrap();
+    assert_eq!((y.op(), y.requires_grad()), (None, false));
+    assert_eq!(bytes(), [before[0], before[1] + 6 * WIDTH * 8], "only the output");
+}
+
+/// Tokens (rows, 6) to logits; layers built where `place` says.
+fn transformer(place: impl Fn(usize) -> Device) -> Sequence {
+    let scope = |i: usize| Scope::new(4, DType::F32, place(i)).child(i);
+    let block = |i| TransformerEncoderLayerConfig::new(8, 2).init(&scope(i)).unwrap();
+    Sequence::new()
+        .with(EmbeddingConfig::new(17, 8).init(&scope(0)).unwrap())
+        .with(block(1))
+        .with(block(2))
+        .with(LinearConfig::new(8, 17).init(&scope(3)).unwrap())
+}
+
+#[test]
+fn a_transformer_over_tokens_has_the_plain_models_gradients() {
+    let (rows, micro_batches, own) = (7, 3, devices(3));
+    let tokens: Vec<i64> = (0..rows as i64 * 6).map(|i| i * 7919 % 17).collect();
+    let tokens = |device| Var::from_slice(&tokens, &[rows, 6], device).unwrap();
+    let c = |device| constant(2, &[rows, 6, 17], device).to(DType::F32).unwrap();
+    let gradients = |model: &dyn Parameters| -> Vec<Vec<f32>> {
+        let grads = model.parameters().into_iter().map(|p| p.grad().unwrap().unwrap());
+        grads.map(|grad| grad.to_vec().unwrap()).collect()
+    };
+    let plain = transformer(|_| Device::CPU);
+    let pieces =
+        tokens(Device::CPU).split(3, 0).unwrap().into_iter().zip(c(Device::CPU).split(3, 0).unwrap());
+    let losses: Vec<Var> = pieces
+        .enumerate()
+        .map(|(i, (x, c))| {
+            let _context = Context::with(|context| {
+                key(context);
+                context.batch_offset = 3 * i as u64;
+            });
+            let y = plain.run(&x).and_then(Batch::one).unwrap();
+            y.mul(&c).unwrap().sum_all().unwrap()
+        })
+        .collect();
+    losses.into_iter().rev().for_each(|loss| loss.backward().unwrap());
+    let wanted = gradients(&plain);
+    for balance in [&[2, 2][..], &[1, 2, 1]] {
+        for mode in MODES {
+            let partition = Partition::new(balance, &own).unwrap();
+            let model = transformer(|layer| partition.device(layer).unwrap());
+            let config = GPipeConfig::new(micro_batches).with_checkpoint(mode);
+            let model = GPipe::new(model, partition, config).unwrap();
+            let _context = Context::with(key);
+            let y = model.run(tokens(own[0])).and_then(Batch::one).unwrap();
+            let loss = y.mul(&c(own[balance.len() - 1])).unwrap().sum_all().unwrap();
+            loss.backward().unwrap();
+            assert!(gradients(&model) == wanted, "{balance:?}, {mode}");
+        }
+    }
+}
+
+#[test]
+fn a_retained_graph_is_run_by_two_threads_at_once() {
+    let own = devices(2);
+    let x = leaf(1, &[4, WIDTH], own[0]);
+    let model = pipe(&[4, 4], &own, GPipeConfig::new(4));
+    let y = model.run(&x).and_then(Batch::one).unwrap().sum_all().unwrap();
+    let options = phalanx_nn::autograd::Options { retain_graph: true, ..Default::default() };
+    let dx = || {
+        let grads = phalanx_nn::autograd::grad(&[(y.clone(), None)], &[&x], options).unwrap();
+        bits(grads[0].as_ref().unwrap())
+    };
+    let wanted = dx();
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| (0..20).for_each(|_| assert_eq!(dx(), wanted)));
+        }
+    });
+}
+
+#[test]
+fn batches_of_several_values_pass_through_stages() {
+    let own = devices(2);
+    let halves = |batch: Batch| -> phalanx_parallel::Result<Batch> {
+        let [x, mask] = batch.many()?;
+        Ok([x.mul(&mask.to(x.dtype())?)?, x.tanh()?].into())
+    };
+    let sum = |batch: Batch| -> phalanx_parallel::Result<Batch> {
+        let [a, b] = batch.many()?;
+        Ok(a.mul(&b)?.into())
+    };
+    let x = leaf(1, &[5, 3], own[0]);
+    let mask = Var::from_slice(&(0..15).map(|i| i % 2).collect::<Vec<i64>>(), &[5, 3], own[0]).unwrap();
+    for mode in MODES {
+        let model = each(vec![apply(halves), apply(sum)], &own, GPipeConfig::new(2).with_checkpoint(mode));
+        let y = model.run([x.clone(), mask.clone()]).and_then(Batch::one).unwrap();
+        y.sum_all().unwrap().backward().unwrap();
+        let got = (bits(&y), bits(&x.grad().unwrap()));
+        x.as_leaf().unwrap().zero_grad().unwrap();
+        let model = Sequence::from(vec![apply(halves), apply(sum)]);
+        let y = model.run([x.clone(), mask.clone()]).and_then(Batch::one).unwrap();
+        y.sum_all().unwrap().backward().unwrap();
+        assert_eq!(got, (bits(&y), bits(&x.grad().unwrap())), "{mode}");
+        x.as_leaf().unwrap().zero_grad().unwrap();
+    }
+}
+
+#[test]
+fn gradients_of_gradients_pass_through_copies() {
+    let own = devices(2);
+    let model = each(
+        vec![apply(|b| Ok(b.map(|x| x.tanh()?.mul(&x))?)), apply(|b| Ok(b.map(|x| x.mul(&x))?))],
+        &own,
+        GPipeConfig::new(2),
+    );
+    let options = phalanx_nn::autograd::Options { create_graph: true, ..Default::default() };
+    let second = |run: &dyn Fn(&Var) -> Var, x: &Var| {
+        let y = run(x).sum_all().unwrap();
+        let dx = phalanx_nn::autograd::grad(&[(y, None)], &[x], options).unwrap()[0].clone().unwrap();
+        let ddx = phalanx_nn::autograd::grad(&[(dx.sum_all().unwrap(), None)], &[x], Default::default());
+        ddx.unwrap()[0].as_ref().unwrap().to_vec::<f64>().unwrap()
+    };
+    let x = leaf(4, &[4, 2], own[0]);
+    let got = second(&|x| model.run(x).and_then(Batch::one).unwrap(), &x);
+    let plain = |x: &Var| {
+        let y = x.tanh().unwrap().mul(x).unwrap();
+        y.mul(&y).unwrap()
+    };
+    for (got, wanted) in got.into_iter().zip(second(&plain, &x)) {
+        assert!((got - wanted).abs() < 1e-12);
+    }
+}
+
+#[test]
+fn a_pipeline_is_driven_by_several_threads_at_once() {
+    let own = devices(2);
+    let wanted = plain(9, 4);
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| assert!(piped(9, &[3, 5], &own, GPipeConfig::new(4)) == wanted));
+        }
+    });
+}
