@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use phalanx::nn::models::{ModelConfig, RecomputeMode};
 use phalanx::parallel::hybrid::Layout;
-use phalanx::{DType, Device};
+use phalanx::{DType, Device, Tensor};
 
 /// Trains a GPT on text, or continues a text with a trained one.
 #[derive(Parser)]
@@ -249,6 +249,8 @@ impl TrainArgs {
         if let Some((flag, x, range)) = numbers.iter().find(|(_, x, range)| !range.contains(x)) {
             return Err(format!("{flag} is {x}, wanted a number from {} up to {}", range.start, range.end));
         }
+        // Whether there is such a device at all.
+        Tensor::empty(&[0], DType::F32, self.device).map_err(|e| format!("--device {}: {e}", self.device))?;
         self.check_ranks()?;
         self.check_batch()
     }
@@ -287,6 +289,16 @@ impl TrainArgs {
     /// How many replicas `--ranks` makes.
     fn replicas(&self) -> Option<usize> {
         self.ranks.map(|ranks| (ranks / self.model_ranks()).max(1))
+    }
+
+    /// All that ranks must have in common, as text: paths, threads and devices are each rank's own.
+    pub fn in_common(&self) -> String {
+        let own = || None::<PathBuf>;
+        let (data, out, resume, init) = (own(), own(), self.resume.as_ref().map(|_| PathBuf::new()), own());
+        let (metrics, trace) = (own(), own());
+        let common =
+            TrainArgs { data, out, resume, init, metrics, trace, threads: None, quiet: true, ..self.clone() };
+        format!("{:?}", TrainArgs { device: Device::CPU, ..common })
     }
 
     /// How the run lies on its ranks.
@@ -335,7 +347,9 @@ impl TrainArgs {
         if let Some(all) = self.ranks.filter(|all| *all != ranks) {
             let (dp, TrainArgs { tp, pp, .. }) = (ranks / self.model_ranks(), self);
             return Err(match self.dp {
-                Some(dp) => format!("--ranks {all} is not --dp {dp} x --tp {tp} x --pp {pp}"),
+                Some(dp) => {
+                    format!("--ranks {all} is not --dp {dp} x --tp {tp} x --pp {pp}, which is {ranks}")
+                }
                 None => format!(
                     "--ranks {all} is no multiple of --tp {tp} x --pp {pp}; the nearest is --dp {dp}, {ranks} ranks"
                 ),

@@ -27,11 +27,11 @@ pub fn report(args: &TrainArgs, run: &mut Run, windows: Windows) -> Result<Strin
     }
     sent = run.share.traffic().bytes - sent;
     let of = if place.size() > 1 { ", for each rank" } else { "" };
-    let stage = match place.groups.mesh().size(Axis::Pp) {
-        1 => String::new(),
-        n => format!("stage {} of {n}: ", place.groups.at().pp + 1),
+    let mut report = match place.groups.mesh().size(Axis::Pp) {
+        1 => format!("{} parameters; ", run.parameters),
+        n => format!("pipeline rank {} of {n}, without what waits to be received; ", place.groups.at().pp),
     };
-    let mut report = format!("{stage}{} parameters; peak bytes of a training step{of}:\n", run.parameters);
+    report += &format!("peak bytes of a training step{of}:\n");
     let rows = || {
         let of = |category: Category| (category.name(), ledger.category(category));
         Category::ALL.map(of).into_iter().chain([("in all", ledger.total())])

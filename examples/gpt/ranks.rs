@@ -80,6 +80,11 @@ fn fits(args: &TrainArgs, started: usize) -> Result<(), String> {
     }
 }
 
+/// FNV-1a (Fowler, Noll, Vo).
+pub fn digest(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |h, &b| (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3))
+}
+
 /// Prints what ended the run, unless another rank has; ranks often fail of one cause. True if it was printed here.
 fn say(comm: &Comm, error: &str) -> bool {
     let (begin, patience) = (Instant::now(), PATIENCE * comm.rank().min(10) as u32);
@@ -194,6 +199,15 @@ impl Place {
         let (grad_dtype, default) = (Some(grad_dtype), DdpConfig::default());
         let config = DdpConfig { first_bucket_bytes, bucket_bytes, grad_dtype, ..default };
         Ddp::new(model, comm.clone(), config)
+    }
+
+    /// Refuses to go on where ranks were told different things.
+    pub fn agree(&self, told: &str) -> Result<(), String> {
+        let digests = self.all((digest(told.as_bytes()) >> 12) as f64).map_err(|e| e.to_string())?;
+        match digests.iter().position(|other| *other != digests[0]) {
+            None => Ok(()),
+            Some(other) => Err(format!("ranks 0 and {other} were given different flags or texts")),
+        }
     }
 
     /// The sum of a number of each rank, added in their order.

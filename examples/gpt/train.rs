@@ -43,6 +43,9 @@ fn train_here(args: &TrainArgs, process: Option<&launch::Rank>) -> Result<(), St
     let processes = process.map(launch::Rank::comm);
     let trace = Trace::new(args.trace.is_some(), processes)?;
     let said = ranks::run(args, process, |place| {
+        if process.is_some() {
+            place.agree(&format!("{}{identity:?}", args.in_common()))?;
+        }
         let lane = trace.lane(place.rank());
         let place = place.observed(lane.observer()).map_err(|e| e.to_string())?;
         let run = build(args, place, lane, config.clone(), codec.clone())?;
@@ -91,10 +94,8 @@ fn of_text(args: &TrainArgs, error: &str) -> String {
 /// The settings that a resumed run must share with the one it continues: those that change the numbers by more than the
 /// order of additions, which is the layout's.
 fn identity(args: &TrainArgs, text: &[u8], of_folder: Option<&ModelConfig>) -> BTreeMap<String, String> {
-    let digest = text
-        .iter()
-        .fold(0xcbf2_9ce4_8422_2325_u64, |h, &b| (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3));
-    let mut settings = BTreeMap::from([("text".to_string(), format!("{digest:016x}"))]);
+    let digest = format!("{:016x}", ranks::digest(text));
+    let mut settings = BTreeMap::from([("text".to_string(), digest)]);
     if let Some(config) = of_folder {
         settings.insert(FROM_FOLDER.into(), config.to_json(args.dtype.dtype()).to_string());
     }

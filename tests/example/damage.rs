@@ -61,6 +61,11 @@ fn bad_arguments_and_texts_are_refused_by_name() {
         (&["--sequence-parallel"], "--tp 1"),
         (&["--ranks", "3", "--pp", "2"], "--dp 1, 2 ranks"),
         (&["--pp", "300"], "300 ranks"),
+        (&["--device", "cuda", "--dp", "2"], "cuda"),
+        (
+            &["--pp", "2", "--schedule", "interleaved", "--virtual-stages", "18446744073709551615"],
+            "stages a rank",
+        ),
         (&["--zero", "4"], "--zero"),
         (&["--zero", "1", "--micro-batches", "2", "--emulate-dp", "2"], "--emulate-dp"),
         (&["--sequence-parallel"], "--sequence-parallel"),

@@ -11,11 +11,17 @@ use super::{Folder, SMALL, example, gpt, losses, text, train};
 
 /// What each of `ranks` processes says that meet over TCP.
 fn over_tcp(ranks: usize, args: &[&str]) -> Vec<Output> {
+    over_tcp_each(&vec![args.to_vec(); ranks])
+}
+
+/// The same, each with arguments of its own.
+fn over_tcp_each(args: &[Vec<&str>]) -> Vec<Output> {
+    let ranks = args.len();
     let port = TcpListener::bind(("127.0.0.1", 0)).and_then(|l| l.local_addr()).expect("a free port").port();
     let start = |rank: usize| {
         let mut command = example("gpt");
         let variables = [("RANK", rank), ("WORLD_SIZE", ranks), ("MASTER_PORT", port.into())];
-        command.args(args).envs(variables.map(|(name, n)| (name, n.to_string())));
+        command.args(&args[rank]).envs(variables.map(|(name, n)| (name, n.to_string())));
         command.env("MASTER_ADDR", "127.0.0.1").stdin(Stdio::null()).stdout(Stdio::piped());
         command.stderr(Stdio::piped()).spawn().expect("the example starts")
     };
@@ -98,6 +104,16 @@ fn an_error_of_processes_is_said_once_with_its_rank() {
             assert!(said.len() == 1 && said[0].contains(named), "{more:?}: {said:?}");
         }
     }
+}
+
+#[test]
+fn processes_that_were_told_different_things_are_refused() {
+    let folder = Folder::new("unlike");
+    let data = folder.file("text.txt", text());
+    let seeds = ["1", "2"].map(|seed| [&SMALL[..], &["--data", &data, "--pp", "2", "--seed", seed]].concat());
+    let outputs = over_tcp_each(&seeds);
+    assert!(outputs.iter().all(|o| o.status.code() == Some(2)), "{outputs:?}");
+    assert!(complaints(&outputs).iter().all(|said| said.contains("different flags")), "{outputs:?}");
 }
 
 #[cfg(not(feature = "mpi"))]

@@ -103,6 +103,7 @@ fn pipelines_and_cut_layers_train_the_same_model() {
         ("--pp 3 --micro-batches 4 --schedule zb-h1 --recompute except-last", &chain),
         ("--pp 2 --dp 2 --micro-batches 3 --schedule zb-v --zero 3", &chains),
         ("--pp 2 --dp 2 --micro-batches 3 --zero 1", &chains),
+        ("--pp 2 --dp 2 --micro-batches 3 --zero 0", &chains),
     ] {
         let layout: Vec<&str> = layout.split(' ').collect();
         same(&train(&folder, &layout), wanted, &layout);

@@ -176,6 +176,13 @@ pub struct Traffic {
     pub bytes: u64,
 }
 
+impl std::ops::Add for Traffic {
+    type Output = Traffic;
+    fn add(self, more: Traffic) -> Traffic {
+        Traffic { calls: self.calls + more.calls, bytes: self.bytes + more.bytes }
+    }
+}
+
 /// Counts it.
 #[derive(Debug, Default)]
 pub(crate) struct Meter {

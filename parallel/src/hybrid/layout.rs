@@ -78,9 +78,9 @@ impl Layout {
     /// The reason why not, and the nearest layout that can be.
     pub fn check(&self, model: &ModelConfig, sequences: usize, positions: usize) -> Result<()> {
         let Err(error) = self.possible(model, sequences, positions) else { return Ok(()) };
-        let nearest = self.nearest(|layout| layout.possible(model, sequences, positions).is_ok());
-        let Some(Layout { dp, tp, pp, .. }) = nearest else { return Err(error) };
-        Err(Error::Config(format!("{error}; the nearest layout that can be: dp {dp} x tp {tp} x pp {pp}")))
+        let possible = |layout: &Layout| layout.possible(model, sequences, positions).is_ok();
+        let Some(nearest) = self.nearest(model, sequences, possible) else { return Err(error) };
+        Err(Error::Config(format!("{error}; the nearest layout that can be: {}", self.told(&nearest))))
     }
 
     fn possible(&self, model: &ModelConfig, sequences: usize, positions: usize) -> Result<()> {
@@ -95,6 +95,13 @@ impl Layout {
         if !sequences.is_multiple_of(self.dp) {
             return refuse(format!("a batch of {sequences} sequences cannot be shared by dp {}", self.dp));
         }
+        let most = model.layers().max(2);
+        if self.chunks > most {
+            let (got, blocks) = (self.chunks, model.layers());
+            return refuse(format!(
+                "{blocks} blocks are to be {got} stages of each rank, wanted at most {most}"
+            ));
+        }
         let share = sequences / self.dp;
         if self.micro_batches > share {
             let pieces = self.micro_batches;
@@ -104,16 +111,39 @@ impl Layout {
         Ok(TensorParallel::check(model, self.tp, cut)?)
     }
 
-    /// The layout that differs least, in ranks along the axes together; of several the one with the most ranks.
-    fn nearest(&self, possible: impl Fn(&Layout) -> bool) -> Option<Layout> {
+    /// The layout that differs least, in all numbers together; of several the one with the most ranks.
+    fn nearest(
+        &self,
+        model: &ModelConfig,
+        sequences: usize,
+        possible: impl Fn(&Layout) -> bool,
+    ) -> Option<Layout> {
         let around = |n: usize| 1..=n.saturating_mul(2).clamp(1, SEARCHED);
         let candidates = around(self.dp).flat_map(|dp| around(self.tp).map(move |tp| (dp, tp)));
-        let layouts = candidates.map(|(dp, tp)| Layout { dp, tp, ..self.clone() });
+        let chunks = self.chunks.clamp(1, model.layers().max(2));
+        let layouts = candidates.map(|(dp, tp)| {
+            let micro_batches = self.micro_batches.clamp(1, (sequences / dp).max(1));
+            Layout { dp, tp, micro_batches, chunks, ..self.clone() }
+        });
         let far = |layout: &Layout| {
-            let distance = layout.dp.abs_diff(self.dp) + layout.tp.abs_diff(self.tp);
+            let ranks = layout.dp.abs_diff(self.dp) + layout.tp.abs_diff(self.tp);
+            let distance = ranks + layout.micro_batches.abs_diff(self.micro_batches);
             (distance, std::cmp::Reverse(layout.dp * layout.tp))
         };
         layouts.filter(possible).min_by_key(far)
+    }
+
+    /// The ranks of another layout, and what else of it differs.
+    fn told(&self, other: &Layout) -> String {
+        let Layout { dp, tp, pp, micro_batches, chunks, .. } = other;
+        let mut told = format!("dp {dp} x tp {tp} x pp {pp}");
+        if *micro_batches != self.micro_batches {
+            told += &format!(", {micro_batches} micro-batches");
+        }
+        if *chunks != self.chunks {
+            told += &format!(", {chunks} stages a rank");
+        }
+        told
     }
 }
 
@@ -148,6 +178,9 @@ mod tests {
         }
         let got = nearest(Layout { micro_batches: 13, ..Layout::default() }).unwrap();
         assert!(got.contains("12 sequences cannot be cut into 13 micro-batches"), "{got}");
+        assert!(got.ends_with("dp 1 x tp 1 x pp 1, 12 micro-batches"), "{got}");
+        let got = nearest(Layout { pp: 2, chunks: usize::MAX, ..Layout::default() }).unwrap();
+        assert!(got.ends_with("dp 1 x tp 1 x pp 2, 4 stages a rank"), "{got}");
         let sequence = Layout { tp: 3, sequence_parallel: true, ..Layout::default() };
         assert!(sequence.check(&model, 12, 60).is_ok());
         assert!(sequence.check(&model, 12, 61).is_err());

@@ -108,7 +108,8 @@ impl DataParallel for OnMesh {
     }
 
     fn traffic(&self) -> Traffic {
-        self.replicas.traffic()
+        let along = [Axis::Tp, Axis::Pp].map(|axis| self.groups.along(axis).traffic());
+        along.into_iter().fold(self.replicas.traffic(), |sum, more| sum + more)
     }
 
     fn gathered(&self) -> Result<Option<Gathered>> {
