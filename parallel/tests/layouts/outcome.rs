@@ -81,7 +81,7 @@ impl Single {
     pub fn restore(&mut self, saved: &Checkpoint) {
         let comm = comm::threads::world(1, Duration::ZERO).swap_remove(0);
         let trained = [Trained { model: &self.model, share: &self.share }];
-        saved.restore(&comm, &trained, &mut self.optimizer).unwrap();
+        saved.restore(&comm, &trained, &mut [&mut self.optimizer]).unwrap();
     }
 
     /// Every replica's micro-batches are a chain of its own; the losses of all.
@@ -112,7 +112,7 @@ impl Single {
     /// The model and its optimizer.
     pub fn parts(&self) -> Vec<Part> {
         let trained = [Trained { model: &self.model, share: &self.share }];
-        checkpoint::parts(&trained, &self.optimizer).unwrap()
+        checkpoint::parts(&trained, &[&self.optimizer]).unwrap()
     }
 
     pub fn train(mut self, steps: Range<u64>) -> Alike {

@@ -125,7 +125,7 @@ impl Run {
     /// What this rank has of the model and the optimizer.
     pub fn parts(&self) -> Result<Vec<Part>> {
         let trained = Trained { model: &*self.model, share: &*self.share };
-        checkpoint::parts(&[trained], &self.optimizer)
+        checkpoint::parts(&[trained], &[&self.optimizer])
     }
 
     /// Goes on from a checkpoint; what is read must not be there already.
@@ -133,7 +133,7 @@ impl Run {
         let own = self.share.parts(&*self.model)?;
         own.into_iter().try_for_each(|mut part| phalanx_kernels::fill_(&mut part.values, 9.0))?;
         let trained = Trained { model: &*self.model, share: &*self.share };
-        saved.restore(comm, &[trained], &mut self.optimizer)
+        saved.restore(comm, &[trained], &mut [&mut self.optimizer])
     }
 }
 
