@@ -62,6 +62,7 @@ impl Ddp {
         let parameters: Vec<Parameter> = model.parameters();
         let trained: Vec<Parameter> = parameters.iter().filter(|p| p.is_trained()).cloned().collect();
         let broadcasts = config.broadcast_buffers && !buffers.is_empty();
+        // Parameters that several units use have all their sites here; a tied table may have one on another stage.
         let mut borrowed = Vec::new();
         model.visit_units(&mut |unit| borrowed.extend(unit.borrowed()));
         let is_local = |p: &Parameter| borrowed.iter().any(|other| other.is(p));

@@ -19,7 +19,7 @@ pub(super) struct Reducer {
     /// Whose gradients are added: a leaf for each site of each parameter. Sites are added to each other only after the
     /// ranks, so that ranks are what micro-batches of one device are.
     leaves: Vec<(Parameter, Leaf)>,
-    /// For each leaf those that go when all of them have come.
+    /// For each leaf those with which it goes when all of them have come.
     together: Vec<Range<usize>>,
     sizes: Vec<GradSize>,
     comm: Comm,
@@ -68,16 +68,14 @@ impl Reducer {
             dtype: config.grad_dtype.unwrap_or(p.dtype()),
             device: p.device(),
         };
-        let of = |p: Parameter| p.leaves().to_vec().into_iter().map(move |leaf| (p.clone(), leaf));
-        let leaves: Vec<(Parameter, Leaf)> = parameters.into_iter().flat_map(of).collect();
-        let sizes: Vec<GradSize> = leaves.iter().map(|(p, _)| size(p)).collect();
-        let mut together: Vec<Range<usize>> = Vec::new();
-        for (number, (p, _)) in leaves.iter().enumerate() {
-            let sites = number..number + p.leaves().len();
-            let before = together.last().filter(|before| before.contains(&number)).cloned();
-            let alone = number..number + 1;
-            together.push(if is_local(p) { alone } else { before.unwrap_or(sites) });
+        let (mut leaves, mut together) = (Vec::new(), Vec::new());
+        for p in parameters {
+            let sites = leaves.len()..leaves.len() + p.leaves().len();
+            let alone = is_local(&p);
+            together.extend(sites.clone().map(|site| if alone { site..site + 1 } else { sites.clone() }));
+            leaves.extend(p.leaves().iter().map(|leaf| (p.clone(), leaf.clone())));
         }
+        let sizes: Vec<GradSize> = leaves.iter().map(|(p, _)| size(p)).collect();
         let order: Vec<usize> = (0..sizes.len()).rev().collect();
         let buckets = Buckets::fill(&order, &sizes, config.first_bucket_bytes, config.bucket_bytes);
         let courier = Courier::new(&config, Arc::clone(&comm))?;

@@ -176,7 +176,8 @@ pub fn tolerance(case: &Case) -> f64 {
     }
 }
 
-/// Panics unless the ranks have what the one device has. Norms of cut models agree to ten times the tolerance of losses.
+/// Panics unless the ranks have what the one device has. Norms of cut models agree to a hundred times the
+/// tolerance of losses: AdamW makes as much of a small gradient as of a large one, and so of its rounding.
 pub fn assert_same(case: &Case, ranks: &[Own], wanted: &Alike) {
     let tolerance = tolerance(case);
     let close = |what: &str, got: f64, wanted: f64, tolerance: f64| {
@@ -200,7 +201,7 @@ pub fn assert_same(case: &Case, ranks: &[Own], wanted: &Alike) {
     for (rank, own) in ranks.iter().enumerate() {
         assert_eq!(own.norms, ranks[0].norms, "{case}: norms of rank {rank}");
         for (step, (&got, &wanted)) in own.norms.iter().zip(&wanted.norms).enumerate() {
-            close(&format!("norm of step {step}"), got, wanted, 10.0 * tolerance);
+            close(&format!("norm of step {step}"), got, wanted, 100.0 * tolerance);
         }
     }
     if case.layout.tp == 1 {
