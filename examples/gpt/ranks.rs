@@ -45,8 +45,8 @@ pub fn start(
         done
     });
     outcome.map_err(|error| match error {
-        Error::Reported { .. } => String::new(),
         _ if said => String::new(),
+        Error::Reported { .. } if !error.is_loss() => String::new(),
         error => error.to_string(),
     })
 }
@@ -85,14 +85,15 @@ pub fn digest(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |h, &b| (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3))
 }
 
-/// Prints what ended the run, unless another rank has; ranks often fail of one cause. True if it was printed here.
+/// Prints what ended the run, unless another rank has; ranks often fail of one cause. That a process is gone is said by all
+/// others, each perhaps on a machine of its own. True if it was printed here.
 fn say(comm: &Comm, error: &str) -> bool {
     let (begin, patience) = (Instant::now(), PATIENCE * comm.rank().min(10) as u32);
     while comm.failure().is_none() && begin.elapsed() < patience {
         std::thread::sleep(PATIENCE / 20);
     }
     match comm.failure() {
-        Some(Error::Reported { .. }) => return false,
+        Some(failure @ Error::Reported { .. }) if !failure.is_loss() => return false,
         Some(failure) => crate::complain(&failure.to_string()),
         None => crate::complain(&format!("rank {} failed: {error}", comm.rank())),
     }

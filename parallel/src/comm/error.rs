@@ -92,6 +92,16 @@ impl Error {
         Error::Invalid { op, why: why.into() }
     }
 
+    /// Whether a process is gone, which cannot say so itself, however this rank has heard of it.
+    pub fn is_loss(&self) -> bool {
+        match self {
+            Error::Lost { .. } => true,
+            Error::Reported { what, .. } => what.contains(" is lost: "),
+            Error::Interrupted { cause, .. } => cause.is_loss(),
+            _ => false,
+        }
+    }
+
     /// This error as a rank sees it that was in `call` when it ended the run.
     pub(crate) fn seen_in(&self, call: impl FnOnce() -> String) -> Error {
         match self {
@@ -106,5 +116,19 @@ impl Error {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_loss_is_one_whoever_tells_of_it() {
+        let lost = Error::Lost { rank: 2, why: "its connection broke".into() };
+        let told = Error::Reported { rank: 3, what: format!("1RECV_F0: {lost}") };
+        let inside = Error::Interrupted { call: "recv".into(), cause: Box::new(told.clone()) };
+        assert!([lost, told, inside].iter().all(Error::is_loss));
+        assert!(!Error::Reported { rank: 1, what: "rank 1 failed: no such file".into() }.is_loss());
     }
 }
