@@ -1,12 +1,14 @@
 //! [`OnMesh`]: what the ranks of a mesh share.
 
+use std::collections::HashMap;
+
 use phalanx_nn::{Parameter, Parameters, Square};
 use phalanx_tensor::{DType, Device, Tensor};
 
 use crate::comm::{Call, Comm, Traffic};
 use crate::data_parallel::{DataParallel, Entries, NoSync};
 use crate::mesh::{Axis, Groups};
-use crate::part::Part;
+use crate::part::{self, Part};
 use crate::pipeline::ranks::TiedTable;
 use crate::pipeline::schedule::Schedule;
 use crate::sharded::Gathered;
@@ -65,11 +67,12 @@ impl OnMesh {
         if line.size() == 1 || !line.has_peers() {
             return Ok(own.to_vec());
         }
-        let sum = |name: &String| own.iter().find(|square| square.name == *name).map(|square| square.sum);
+        let own: HashMap<&str, f64> = own.iter().map(|square| (&*square.name, square.sum)).collect();
+        let sum = |name: &String| own.get(&**name).copied();
         let missing = || Error::Config("the parameters that are trained have changed".into());
         let sums: Option<Vec<f64>> = self.counted[line.rank()].iter().map(sum).collect();
-        let all =
-            gather(line, &sums.ok_or_else(missing)?, &self.counted.iter().map(Vec::len).collect::<Vec<_>>())?;
+        let counts: Vec<usize> = self.counted.iter().map(Vec::len).collect();
+        let all = gather(line, &sums.ok_or_else(missing)?, &counts)?;
         let names = self.counted.iter().flatten().cloned();
         Ok(names.zip(all).map(|(name, sum)| Square { name, sum, whole: true }).collect())
     }
@@ -116,32 +119,17 @@ impl DataParallel for OnMesh {
         self.replicas.gathered()
     }
 
-    /// On rank 0 of each replica.
+    /// The parameters of all stages, on rank 0 of each replica.
     fn full_state_dict(&self, model: &dyn Parameters) -> Result<Entries> {
         let _values = self.gathered()?;
         gather_parameters(&model.parameters(), self.groups.model())
     }
 
     fn load_full_state_dict(&self, model: &dyn Parameters, entries: Entries) -> Result<()> {
-        let whole: Vec<Part> = entries
-            .into_iter()
-            .map(|(name, values)| Ok(Part::whole(name, values.contiguous()?)))
-            .collect::<Result<_>>()?;
-        for part in self.parts(model)? {
-            let given: Vec<&Part> = whole.iter().filter(|given| given.name == part.name).collect();
-            match given
-                .iter()
-                .all(|given| given.values.numel() == part.shard.window.global.iter().product::<usize>())
-            {
-                true if !given.is_empty() => part.take(&given)?,
-                _ => {
-                    return Err(Error::Config(format!(
-                        "state dict: missing or of another size: {}",
-                        part.name
-                    )));
-                }
-            }
-        }
+        let whole = |(name, values): (String, Tensor)| Ok(Part::whole(name, values.contiguous()?));
+        let given = entries.into_iter().map(whole).collect::<Result<Vec<Part>>>()?;
+        // Of other stages' entries this one knows nothing.
+        part::load("state dict", &self.parts(model)?, &given, false)?;
         self.reloaded()
     }
 

@@ -9,7 +9,7 @@ mod place;
 use std::ops::Range;
 
 use phalanx_kernels as kernels;
-use phalanx_nn::{Buffer, Error, Parameter, Parameters, Shard};
+use phalanx_nn::{Buffer, Error, Mismatch, Parameter, Parameters, Shard};
 use phalanx_tensor::Tensor;
 
 pub(crate) use place::{Overlap, Place, fill};
@@ -88,7 +88,7 @@ impl Part {
     ///
     /// # Errors
     /// If a tensor cannot be copied or a part is not well-formed.
-    pub(crate) fn take(&self, others: &[&Part]) -> Result<()> {
+    fn take(&self, others: &[&Part]) -> Result<()> {
         let (place, own) = (self.place()?, self.values.with_shape(&[self.values.numel()])?);
         for other in others.iter().rev() {
             let values = other.values.with_shape(&[other.values.numel()])?;
@@ -99,4 +99,29 @@ impl Part {
         }
         Ok(())
     }
+}
+
+/// Lets `own` parts take their values from those `given`, of any layout; converts dtypes.
+///
+/// # Errors
+/// If parts of what is wanted are missing or of another size, or, where `all` that is given has to be wanted, names are not
+/// known; then nothing is changed. Both begin with `what`.
+pub(crate) fn load(what: &str, own: &[Part], given: &[Part], all: bool) -> Result<()> {
+    let mut problems = Mismatch::default();
+    let named = |name: &str| given.iter().filter(|part| part.name == name).collect::<Vec<_>>();
+    for part in own {
+        let (place, others) = (part.place()?, named(&part.name));
+        let places = others.iter().map(|other| other.place()).collect::<Result<Vec<_>>>()?;
+        if let Some(other) = places.iter().find(|other| other.whole() != place.whole()) {
+            problems.misshaped.push((part.name.clone(), other.shape.clone(), place.shape));
+        } else if !fill(place.elements(), places.iter().flat_map(|other| other.overlaps(&place))) {
+            problems.missing.push(part.name.clone());
+        }
+    }
+    let unknown = |name: &String| all && !own.iter().any(|part| part.name == *name);
+    problems.unexpected = given.iter().map(|part| part.name.clone()).filter(unknown).collect();
+    problems.unexpected.sort();
+    problems.unexpected.dedup();
+    problems.check(what)?;
+    own.iter().try_for_each(|part| part.take(&named(&part.name)))
 }

@@ -1,11 +1,9 @@
 //! State dicts in parts: what each rank has of the model, and the way back from the parts of any layout.
 
-use phalanx_nn::Mismatch;
-
 use super::Zero;
 use super::build::Source;
 use crate::Result;
-use crate::part::{Part, fill};
+use crate::part::{self, Part};
 
 impl Zero {
     /// This rank's part of every parameter, in the dtype that shares are kept in, by the parameter's name, and every tensor
@@ -39,23 +37,7 @@ impl Zero {
     /// # Errors
     /// If parts of what this rank has are missing, or names are not known or of another size; then nothing is changed.
     pub fn load_sharded_state_dict(&self, parts: &[Part]) -> Result<()> {
-        let (own, mut problems) = (self.sharded_state_dict()?, Mismatch::default());
-        let named = |name: &str| parts.iter().filter(|part| part.name == name).collect::<Vec<_>>();
-        for part in &own {
-            let (place, others) = (part.place()?, named(&part.name));
-            let places = others.iter().map(|other| other.place()).collect::<Result<Vec<_>>>()?;
-            if let Some(other) = places.iter().find(|other| other.whole() != place.whole()) {
-                problems.misshaped.push((part.name.clone(), other.shape.clone(), place.shape));
-            } else if !fill(place.elements(), places.iter().flat_map(|other| other.overlaps(&place))) {
-                problems.missing.push(part.name.clone());
-            }
-        }
-        let known = |name: &str| own.iter().any(|part| part.name == name);
-        problems.unexpected = parts.iter().map(|p| p.name.clone()).filter(|name| !known(name)).collect();
-        problems.unexpected.sort();
-        problems.unexpected.dedup();
-        problems.check("sharded state dict")?;
-        own.iter().try_for_each(|part| part.take(&named(&part.name)))?;
+        part::load("sharded state dict", &self.sharded_state_dict()?, parts, true)?;
         self.core.updated(true)
     }
 }

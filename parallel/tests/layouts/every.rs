@@ -74,7 +74,7 @@ fn a_sample_in_which_all_pairs_of_settings_meet_trains_as_one_device_does() {
 
 /// `PHALANX_LAYOUTS`: how many (all), `PHALANX_LAYOUTS_SEED`: which (0), `PHALANX_LAYOUTS_ONLY`: words that their names have.
 #[test]
-#[ignore = "takes hours"]
+#[ignore = "takes a day"]
 fn every_layout() {
     let variable = |name: &str| std::env::var(format!("PHALANX_LAYOUTS{name}")).ok();
     let number = |name: &str| variable(name).map(|text| text.parse::<usize>().expect("a number"));

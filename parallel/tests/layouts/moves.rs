@@ -1,11 +1,13 @@
 //! A run that moves: it goes on from its checkpoint under another layout, as one device does that goes on from the same
 //! checkpoint with the new layout's additions.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use phalanx_nn::models::{ModelConfig, RecomputeMode};
 use phalanx_parallel::Result;
 use phalanx_parallel::checkpoint::{Checkpoint, Saver, Settings};
+use phalanx_parallel::data_parallel::Entries;
 use phalanx_parallel::hybrid::Layout;
 use phalanx_parallel::launch::Rank;
 use phalanx_tensor::DType;
@@ -53,6 +55,48 @@ fn save(case: &Case, folder: &Path) {
         saver.wait()
     };
     on_ranks(case, rank).unwrap_or_else(|e| panic!("{case}: {e}"));
+}
+
+/// The whole state dict that a run gives after it has taken one.
+fn whole(case: &Case, given: Option<&Entries>) -> Entries {
+    let rank = |rank: Rank| -> Result<Entries> {
+        let run = Run::new(case, rank.comm(), rank.device(), Update::Sgd)?;
+        if let Some(given) = given {
+            run.forget()?;
+            run.share.load_full_state_dict(&*run.model, given.clone())?;
+        }
+        run.share.full_state_dict(&*run.model)
+    };
+    on_ranks(case, rank).unwrap_or_else(|e| panic!("{case}: {e}")).swap_remove(0)
+}
+
+#[test]
+fn a_whole_state_dict_is_given_and_taken_by_any_mesh() {
+    let bytes = |entries: &Entries| -> BTreeMap<String, Vec<u8>> {
+        entries.iter().map(|(name, t)| (name.clone(), t.to_bytes().unwrap())).collect()
+    };
+    for model in [gpt(4, 6), llama(4, 6, 2)] {
+        let first = whole(&case(&model, [1, 1, 1], "1f1b", 0, 2), None);
+        for (mesh, schedule, zero) in
+            [([2, 2, 2], "1f1b", 3), ([1, 3, 2], "zb-v", 0), ([2, 1, 3], "interleaved", 2)]
+        {
+            let case = case(&model, mesh, schedule, zero, 2);
+            let again = whole(&case, Some(&first));
+            assert_eq!(bytes(&again), bytes(&first), "{case}");
+        }
+        let lacking = |rank: Rank| -> Result<String> {
+            let case = case(&model, [1, 2, 1], "1f1b", 0, 2);
+            let run = Run::new(&case, rank.comm(), rank.device(), Update::Sgd)?;
+            let before = run.parts()?.iter().map(|p| p.values.to_bytes()).collect::<Result<Vec<_>, _>>()?;
+            let error = run.share.load_full_state_dict(&*run.model, first[1..].to_vec()).unwrap_err();
+            let after = run.parts()?.iter().map(|p| p.values.to_bytes()).collect::<Result<Vec<_>, _>>()?;
+            assert_eq!(before, after, "nothing is changed");
+            Ok(error.to_string())
+        };
+        for said in phalanx_parallel::launch::threads(2, lacking).unwrap() {
+            assert!(said.contains("state dict: missing") && said.contains(&first[0].0), "{said}");
+        }
+    }
 }
 
 fn goes_on(case: &Case, folder: &Path) {

@@ -128,10 +128,15 @@ impl Run {
         checkpoint::parts(&[trained], &[&self.optimizer])
     }
 
+    /// Overwrites the values, so that what is read cannot be there already.
+    pub fn forget(&self) -> Result<()> {
+        let own = self.share.parts(&*self.model)?;
+        Ok(own.into_iter().try_for_each(|mut part| phalanx_kernels::fill_(&mut part.values, 9.0))?)
+    }
+
     /// Goes on from a checkpoint; what is read must not be there already.
     pub fn restore(&mut self, saved: &Checkpoint, comm: &Comm) -> Result<()> {
-        let own = self.share.parts(&*self.model)?;
-        own.into_iter().try_for_each(|mut part| phalanx_kernels::fill_(&mut part.values, 9.0))?;
+        self.forget()?;
         let trained = Trained { model: &*self.model, share: &*self.share };
         saved.restore(comm, &[trained], &mut [&mut self.optimizer])
     }
