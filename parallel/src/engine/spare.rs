@@ -34,11 +34,8 @@ impl Spare {
         }
         let kept = near.pop();
         drop(near);
-        // What is kept has one handle, so it can be filled.
         let mut node = kept.unwrap_or_else(|| Arc::new(Node::empty()));
-        if let Some(node) = Arc::get_mut(&mut node) {
-            fill(node);
-        }
+        fill(Arc::get_mut(&mut node).unwrap_or_else(|| unreachable!("what is kept has one handle")));
         node
     }
 
