@@ -20,6 +20,7 @@ mod timeline;
 #[path = "gpipe_unet/unet.rs"]
 mod unet;
 
+use std::io::Write;
 use std::num::NonZeroU64;
 use std::path::Path;
 use std::process::ExitCode;
@@ -37,11 +38,20 @@ const DEVICES: [Device; 2] = [Device::Cpu(0), Device::Cpu(1)];
 const IMAGES: usize = 16;
 const MICRO_BATCHES: usize = 8;
 
+/// A line on stdout, if anybody reads there.
+fn say(line: &str) {
+    let _ = writeln!(std::io::stdout(), "{line}");
+}
+
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1);
     let path = arguments.next().unwrap_or_else(|| "target/gpipe_unet.svg".into());
+    if path.starts_with('-') {
+        say("gpipe_unet [FILE.svg [STEPS]]");
+        return ExitCode::from(if ["-h", "--help"].contains(&&*path) { 0 } else { 2 });
+    }
     match run(Path::new(&path), arguments.next().as_deref().unwrap_or("30")) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::from(1),
@@ -61,7 +71,7 @@ fn run(path: &Path, steps: &str) -> Result<bool> {
     let one = Partition::new(&[layers], &DEVICES)?;
     let sample = discs::batch(0, IMAGES / MICRO_BATCHES, DEVICES[0])?.0;
     let balance = balance_by_time(DEVICES.len(), &NET.build(&one)?, sample, Duration::from_millis(500))?;
-    println!("{layers} layers, balanced by time: {balance:?}");
+    say(&format!("{layers} layers, balanced by time: {balance:?}"));
 
     let timeline = Timeline::new();
     let piped = train(Partition::new(&balance, &DEVICES)?, Checkpoint::ExceptLast, &timeline, steps)?;
@@ -69,17 +79,17 @@ fn run(path: &Path, steps: &str) -> Result<bool> {
     timeline::draw(path, &spans)?;
     let (m, n) = (MICRO_BATCHES as f64, DEVICES.len() as f64);
     let (bubble, formula) = (100.0 * bubble(&spans), 100.0 * (n - 1.0) / (m + n - 1.0));
-    println!("loss {:.4} -> {:.4} in {steps} steps", piped.losses[0], piped.losses[steps as usize - 1]);
-    println!(
+    say(&format!("loss {:.4} -> {:.4} in {steps} steps", piped.losses[0], piped.losses[steps as usize - 1]));
+    say(&format!(
         "bubble {bubble:.0} % of the last step ({formula:.0} % were all stages equal): {}",
         path.display()
-    );
+    ));
 
     let plain = train(one, Checkpoint::Never, &Timeline::new(), steps)?;
-    println!("{:.0} ms a step over two devices, {:.0} ms on one", piped.step_ms, plain.step_ms);
+    say(&format!("{:.0} ms a step over two devices, {:.0} ms on one", piped.step_ms, plain.step_ms));
     let equal = piped.losses == plain.losses;
-    println!("one device's losses: {}", if equal { "equal, bit for bit" } else { "DIFFERENT" });
-    println!();
+    say(&format!("one device's losses: {}", if equal { "equal, bit for bit" } else { "DIFFERENT" }));
+    say("");
     memory::table()?;
     Ok(equal)
 }

@@ -31,11 +31,13 @@ const ROWS: [Row; 5] = [
 
 /// Prints the table, a row as soon as it is known.
 pub fn table() -> Result<()> {
-    println!("memory of training with {BATCH} images of {SIDE} x {SIDE} in f32, all devices together");
-    println!(
+    crate::say(&format!(
+        "memory of training with {BATCH} images of {SIDE} x {SIDE} in f32, all devices together"
+    ));
+    crate::say(&format!(
         "{:<12}{:>10}{:>9}{:>17}{:>8}{:>12}{:>13}",
         "", "U-Net", "devices", "parameters", "", "GiB", "torchgpipe"
-    );
+    ));
     for row in &ROWS {
         let (parameters, bytes) = measure(row)?;
         let [convs, channels] = row.net;
@@ -44,11 +46,13 @@ pub fn table() -> Result<()> {
         let devices = row.balance.len();
         let name = if row.micro_batches == 1 { "baseline".into() } else { format!("pipeline-{devices}") };
         let short = in_words(parameters);
-        println!("{name:<12}{net:>10}{devices:>9}{parameters:>17}{short:>8}{gib:>12.1}{theirs:>13.1}");
+        crate::say(&format!(
+            "{name:<12}{net:>10}{devices:>9}{parameters:>17}{short:>8}{gib:>12.1}{theirs:>13.1}"
+        ));
     }
-    println!(
+    crate::say(&format!(
         "GiB: the tensors' bytes at the peak of each device; theirs has the allocator's rest and cuDNN's workspaces too"
-    );
+    ));
     Ok(())
 }
 

@@ -38,10 +38,11 @@ pub fn resume(folder: &Path, run: &mut Run, settings: &Settings) -> Result<u64, 
         let before = saved.settings().get(key).map_or("(unknown)", String::as_str);
         return Err(format!("{file}: the run began with {key} {before}, and cannot go on with {value}"));
     }
+    let step = saved.settings().get("step").and_then(|step| step.parse().ok());
+    let step = step.ok_or_else(|| format!("{file}: the step is missing"))?;
     let trained = [Trained { model: &*run.model, share: &*run.share }];
     saved.restore(run.place.all_ranks(), &trained, &mut [&mut run.optimizer]).map_err(|e| e.to_string())?;
-    let step = saved.settings().get("step").and_then(|step| step.parse().ok());
-    step.ok_or_else(|| format!("{file}: the step is missing"))
+    Ok(step)
 }
 
 /// Begins to write a checkpoint of the whole run; it is complete when the saver has waited for it.

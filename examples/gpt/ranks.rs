@@ -168,7 +168,7 @@ impl Place {
         self.groups.along(Axis::Dp)
     }
 
-    /// Whether this rank's losses count: it has the last stage, and is the first of those that hold it together.
+    /// Whether this rank's losses count: of those that hold a stage together all have the same.
     pub fn tells_loss(&self) -> bool {
         self.groups.at().tp == 0
     }
