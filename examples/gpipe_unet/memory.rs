@@ -50,9 +50,9 @@ pub fn table() -> Result<()> {
             "{name:<12}{net:>10}{devices:>9}{parameters:>17}{short:>8}{gib:>12.1}{theirs:>13.1}"
         ));
     }
-    crate::say(&format!(
-        "GiB: the tensors' bytes at the peak of each device; theirs has the allocator's rest and cuDNN's workspaces too"
-    ));
+    crate::say(
+        "GiB: the tensors' bytes at the peak of each device; theirs has the allocator's rest and cuDNN's workspaces too",
+    );
     Ok(())
 }
 
