@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! cargo run --release --example bench -- gpt-s|gpt-m|gpt-bf16|ops|overhead|dist|allreduce|engine --threads N [--data FILE]
+//! cargo run --release --example bench -- gpt2-124m|gpu-ops --device cuda
 //! ```
 //! Workloads, initial weights and batches are those of the peers that results are compared with, so the first five
 //! losses are known; a run whose losses differ does other work and exits with 1.
@@ -14,6 +15,8 @@ mod dist;
 mod engine;
 #[path = "bench/gpt.rs"]
 mod gpt;
+#[path = "bench/gpu_ops.rs"]
+mod gpu_ops;
 #[path = "bench/inputs.rs"]
 mod inputs;
 #[path = "bench/ops.rs"]
@@ -44,6 +47,9 @@ struct Args {
     /// Text for the GPT workloads.
     #[arg(long, default_value = "../shared/data/tinyshakespeare.txt")]
     data: PathBuf,
+    /// Where the GPT workloads and `gpu-ops` run.
+    #[arg(long, default_value = "cpu")]
+    device: Device,
     /// `ops`: only rows whose name contains this.
     #[arg(long, default_value = "")]
     only: String,
@@ -54,6 +60,9 @@ enum Workload {
     GptS,
     GptM,
     GptBf16,
+    #[value(name = "gpt2-124m")]
+    Gpt2,
+    GpuOps,
     Ops,
     Overhead,
     Dist,
@@ -77,9 +86,11 @@ fn run(args: &Args) -> Result<bool, Box<dyn std::error::Error>> {
     Device::CPU.set_threads(args.threads)?;
     let report = Report { threads: args.threads };
     match args.workload {
-        Workload::GptS => gpt::run(&report, &gpt::SMALL, &args.data),
-        Workload::GptM => gpt::run(&report, &gpt::MEDIUM, &args.data),
-        Workload::GptBf16 => gpt::run(&report, &gpt::MEDIUM_BF16, &args.data),
+        Workload::GptS => gpt::run(&report, &gpt::SMALL, &args.data, args.device),
+        Workload::GptM => gpt::run(&report, &gpt::MEDIUM, &args.data, args.device),
+        Workload::GptBf16 => gpt::run(&report, &gpt::MEDIUM_BF16, &args.data, args.device),
+        Workload::Gpt2 => gpt::run(&report, &gpt::GPT2, &args.data, args.device),
+        Workload::GpuOps => gpu_ops::run(&report, args.device, &args.only).map(|()| true),
         Workload::Ops => ops::run(&report, &args.only).map(|()| true),
         Workload::Overhead => overhead::run(&report).map(|()| true),
         Workload::Dist => dist::run(&args.data),

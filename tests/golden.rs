@@ -3,6 +3,9 @@
 //! `PHALANX_GOLDEN` names a folder with an `index.json`; without it the repository's own small set runs, and
 //! `../shared/golden` where that exists. A case whose operator, input or attribute is unknown here is *unsupported*,
 //! printed by name, and fails the run unless `PHALANX_GOLDEN_ALLOW_UNSUPPORTED=1`.
+//!
+//! `PHALANX_GOLDEN_DEVICE` names the device, `cpu` if absent; with `cuda` on a machine without a GPU,
+//! `PHALANX_CUDA=emulator` runs the kernels on the CPU.
 
 #[path = "golden/case.rs"]
 mod case;
@@ -18,6 +21,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use case::Set;
+use phalanx::Device;
 use run::Outcome;
 
 /// Counts of one family: passed, failed, unsupported.
@@ -33,10 +37,17 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let filter = args.iter().find(|a| !a.starts_with('-') && *a != "golden");
+    let device = match device() {
+        Ok(device) => device,
+        Err(error) => {
+            println!("PHALANX_GOLDEN_DEVICE: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
     let mut counts: BTreeMap<String, Counts> = BTreeMap::new();
     for folder in folders() {
         println!("golden set {}", folder.display());
-        match Set::open(&folder) {
+        match Set::open(&folder, device) {
             Ok(set) => run_set(&set, filter.map(String::as_str), &mut counts),
             Err(error) => {
                 println!("  cannot be read: {error}");
@@ -45,6 +56,16 @@ fn main() -> ExitCode {
         }
     }
     summarise(&counts)
+}
+
+/// The device to run on; of a GPU, says which driver serves it.
+fn device() -> Result<Device, phalanx::tensor::Error> {
+    let device: Device = std::env::var("PHALANX_GOLDEN_DEVICE").as_deref().unwrap_or("cpu").parse()?;
+    device.ledger()?;
+    if device.is_cuda() {
+        println!("{:?} by {}", device.gpu()?, phalanx::tensor::cuda::driver_name().unwrap_or("?"));
+    }
+    Ok(device)
 }
 
 fn folders() -> Vec<PathBuf> {

@@ -27,6 +27,7 @@ pub(crate) struct LeafState {
 }
 
 /// The tensor and a version that counts on when the tensor is replaced.
+#[derive(Clone)]
 struct Held {
     tensor: Tensor,
     base: u64,
@@ -36,7 +37,13 @@ struct Held {
 struct SlotState {
     slot: Slot,
     grad: Option<Var>,
+    /// How often it was forgotten.
+    zeroed: u64,
 }
+
+/// A value that a leaf has held, by handle: see [`Leaf::stash`].
+#[derive(Clone)]
+pub struct Stash(Held);
 
 /// A handle on a leaf: the tensor it holds, its gradient slot, its hooks. Cloning shares it.
 #[derive(Clone)]
@@ -55,7 +62,7 @@ impl Leaf {
         }
         let outputs: SmallVec<[Meta; 1]> = smallvec![Meta::of(&tensor)];
         let held = RwLock::new(Held { base: 0, attached: tensor.version(), tensor });
-        let slot = Mutex::new(SlotState { slot: Slot::Owned(None), grad: None });
+        let slot = Mutex::new(SlotState { slot: Slot::Owned(None), grad: None, zeroed: 0 });
         let (seq, id) = next_sequence();
         Ok(Leaf(Arc::new(Node {
             seq,
@@ -117,6 +124,23 @@ impl Leaf {
         Ok(())
     }
 
+    /// The value that it holds, to be [restored](Leaf::restore) after it has held others. The tensor is the leaf's own, no copy: to
+    /// keep its elements, let the leaf hold a copy before it is written.
+    pub fn stash(&self) -> Stash {
+        Stash(self.state().held.read().unwrap_or_else(PoisonError::into_inner).clone())
+    }
+
+    /// Lets it hold a value again, and be of the version that it was of then: what was saved for backward of this value is
+    /// valid again, and what was saved of a later one is found to be modified until that one is restored.
+    ///
+    /// # Errors
+    /// As [`Leaf::set_tensor`], if it is another leaf's.
+    pub fn restore(&self, stash: &Stash) -> Result<()> {
+        self.set_tensor(stash.0.tensor.clone())?;
+        *self.state().held.write().unwrap_or_else(PoisonError::into_inner) = stash.0.clone();
+        Ok(())
+    }
+
     /// How often the value was modified; not changed by [`Leaf::set_tensor`].
     pub fn version(&self) -> u64 {
         self.state().version()
@@ -151,6 +175,11 @@ impl Leaf {
         self.0.run_accumulate_hooks()
     }
 
+    /// Where gradients go.
+    pub fn slot(&self) -> Slot {
+        self.state().lock().slot.clone()
+    }
+
     /// Says where gradients go from now on; a gradient in the old place stays there.
     ///
     /// # Errors
@@ -169,7 +198,8 @@ impl Leaf {
                 return Err(Error::Gradient { op: "set_slot", got: got.to_string(), wanted });
             }
         }
-        *self.state().lock() = SlotState { slot, grad: None };
+        let mut state = self.state().lock();
+        *state = SlotState { slot, grad: None, zeroed: state.zeroed };
         Ok(())
     }
 
@@ -180,11 +210,17 @@ impl Leaf {
     pub fn zero_grad(&self) -> Result<()> {
         let mut state = self.state().lock();
         state.grad = None;
+        state.zeroed += 1;
         match &mut state.slot {
             Slot::Owned(_) => Ok(()),
             // What changes nothing that is added to it; 0 would make 0 of -0.
             Slot::Into(buffer) => Ok(kernels::fill_(buffer, -0.0)?),
         }
+    }
+
+    /// How often [`Leaf::zero_grad`] was called: whether a gradient is still there without looking at it.
+    pub fn times_zeroed(&self) -> u64 {
+        self.state().lock().zeroed
     }
 }
 
@@ -231,7 +267,7 @@ impl LeafState {
     /// Takes a finished gradient: stores the first, adds each further one.
     pub(crate) fn accumulate(&self, grad: Var, create_graph: bool) -> Result<()> {
         let mut state = self.lock();
-        let SlotState { slot, grad: kept } = &mut *state;
+        let SlotState { slot, grad: kept, .. } = &mut *state;
         let dtype = match slot {
             Slot::Into(buffer) => return Ok(kernels::accumulate_(buffer, grad.tensor())?),
             Slot::Owned(dtype) => dtype.unwrap_or(grad.tensor().dtype()),

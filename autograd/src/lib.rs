@@ -73,7 +73,7 @@ pub use function::Function;
 pub use grad_mode::{enable_grad, is_grad_enabled, no_grad};
 pub use gradcheck::{GradCheck, gradcheck, gradgradcheck};
 pub use hooks::HookHandle;
-pub use leaf::{Leaf, Slot};
+pub use leaf::{Leaf, Slot, Stash};
 pub use ops::*;
 pub use outputs::Outputs;
 pub use phalanx_tensor as tensor;

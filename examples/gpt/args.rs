@@ -2,10 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
-use phalanx::nn::models::{ModelConfig, RecomputeMode};
+use clap::{Args, Parser, Subcommand};
+use phalanx::nn::models::ModelConfig;
 use phalanx::parallel::hybrid::Layout;
 use phalanx::{DType, Device, Tensor};
+
+pub use crate::choices::{Backend, GradPrecision, LrSchedule, Precision, Recompute, Schedule};
 
 /// Trains a GPT on text, or continues a text with a trained one.
 #[derive(Parser)]
@@ -77,7 +79,8 @@ pub struct TrainArgs {
     /// Type of accumulated gradients; by default f32 (f64 in an f64 run).
     #[arg(long, value_enum)]
     pub grad_dtype: Option<GradPrecision>,
-    /// `cpu`, `cuda[:i]` or `meta`, which measures the memory of a step without computing it.
+    /// `cpu`, `cuda[:i]` or `meta`, which measures the memory of a step without computing it. Several ranks take a GPU of
+    /// their machine each.
     #[arg(long, default_value = "cpu")]
     pub device: Device,
     /// Threads of a rank [default: cores / ranks].
@@ -95,12 +98,12 @@ pub struct TrainArgs {
     /// Tensor-parallel ranks.
     #[arg(long, default_value_t = 1)]
     pub tp: usize,
-    /// Pipeline ranks.
-    #[arg(long, default_value_t = 1)]
-    pub pp: usize,
-    /// Stages of a pipeline rank in interleaved schedules (zb-v always has 2).
-    #[arg(long, default_value_t = 2)]
-    pub virtual_stages: usize,
+    /// Pipeline ranks [default: 1].
+    #[arg(long)]
+    pub pp: Option<usize>,
+    /// Stages of a pipeline rank in interleaved schedules [default: 2] (zb-v always has 2).
+    #[arg(long)]
+    pub virtual_stages: Option<usize>,
     /// Pieces into which a rank cuts its share of the batch.
     #[arg(long, default_value_t = 1)]
     pub micro_batches: usize,
@@ -113,15 +116,17 @@ pub struct TrainArgs {
     /// Split norms and dropout along the sequence between tensor-parallel ranks.
     #[arg(long)]
     pub sequence_parallel: bool,
-    /// Pipeline schedule.
-    #[arg(long, value_enum, default_value_t = Schedule::OneFOneB)]
-    pub schedule: Schedule,
+    /// Pipeline schedule [default: 1f1b]. pipedream and pipedream-2bw do not flush between steps: gradients are of weights some steps
+    /// old, and not those of one device; --clip is for each stage's norm, and there are flushes where checkpoints are saved.
+    #[arg(long, value_enum)]
+    pub schedule: Option<Schedule>,
     /// What repeats its forward pass in backward instead of keeping activations: blocks, or with --pp the stages of
     /// micro-batches.
     #[arg(long, value_enum, default_value_t = Recompute::Never)]
     pub recompute: Recompute,
-    /// How ranks talk: as threads of this process, or as processes that `mpirun` has started
-    /// [default: threads; TCP between processes where RANK and WORLD_SIZE are set].
+    /// How ranks talk: as threads of this process, as processes that `mpirun` has started, or over NCCL, each with a GPU,
+    /// as threads or as processes of any launcher [default: threads; TCP between processes where RANK and WORLD_SIZE are
+    /// set]. Where it is not NCCL, what is on GPUs goes by way of the host.
     #[arg(long, value_enum)]
     pub backend: Option<Backend>,
     /// Folder for metrics.jsonl, loss.svg, the model and a training checkpoint.
@@ -172,35 +177,6 @@ pub struct GenerateArgs {
     pub seed: u64,
 }
 
-macro_rules! choices {
-    ($($(#[$doc:meta])* $name:ident { $($value:ident = $text:literal),* $(,)? })*) => {$(
-        $(#[$doc])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-        pub enum $name {
-            $(#[value(name = $text)] $value,)*
-        }
-    )*};
-}
-
-choices! {
-    LrSchedule { Constant = "constant", Cosine = "cosine" }
-    Precision { F32 = "f32", Bf16 = "bf16", F64 = "f64" }
-    GradPrecision { F32 = "f32", Bf16 = "bf16" }
-    Schedule { Gpipe = "gpipe", OneFOneB = "1f1b", Interleaved = "interleaved", ZbH1 = "zb-h1", ZbV = "zb-v" }
-    Recompute { Never = "never", ExceptLast = "except-last", Always = "always" }
-    Backend { Threads = "threads", Mpi = "mpi", Nccl = "nccl" }
-}
-
-impl Precision {
-    pub fn dtype(self) -> DType {
-        match self {
-            Precision::F32 => DType::F32,
-            Precision::Bf16 => DType::BF16,
-            Precision::F64 => DType::F64,
-        }
-    }
-}
-
 /// Threads of a rank at most.
 const THREADS_MAX: usize = 1024;
 /// Blocks of a model at most.
@@ -224,8 +200,8 @@ impl TrainArgs {
             ("--ranks", self.ranks.unwrap_or(1)),
             ("--dp", self.dp.unwrap_or(1)),
             ("--tp", self.tp),
-            ("--pp", self.pp),
-            ("--virtual-stages", self.virtual_stages),
+            ("--pp", self.pipeline_ranks()),
+            ("--virtual-stages", self.virtual_stages.unwrap_or(1)),
         ];
         if let Some((flag, _)) = positive.iter().find(|(_, n)| *n == 0) {
             return Err(format!("{flag} is 0, wanted at least 1"));
@@ -252,6 +228,7 @@ impl TrainArgs {
         // Whether there is such a device at all.
         Tensor::empty(&[0], DType::F32, self.device).map_err(|e| format!("--device {}: {e}", self.device))?;
         self.check_ranks()?;
+        self.check_schedule()?;
         self.check_batch()
     }
 
@@ -281,9 +258,14 @@ impl TrainArgs {
         self.dp.or(self.replicas()).unwrap_or(1).saturating_mul(self.model_ranks())
     }
 
+    /// Ranks of a pipeline.
+    fn pipeline_ranks(&self) -> usize {
+        self.pp.unwrap_or(1)
+    }
+
     /// Ranks that hold one replica of the model together.
     fn model_ranks(&self) -> usize {
-        self.tp.saturating_mul(self.pp)
+        self.tp.saturating_mul(self.pipeline_ranks())
     }
 
     /// How many replicas `--ranks` makes.
@@ -306,9 +288,9 @@ impl TrainArgs {
         Layout {
             dp: self.dp.or(self.replicas()).unwrap_or(1),
             tp: self.tp,
-            pp: self.pp,
-            schedule: self.schedule.name().into(),
-            chunks: self.virtual_stages,
+            pp: self.pipeline_ranks(),
+            schedule: self.flushed().name().into(),
+            chunks: self.virtual_stages.unwrap_or(2),
             // Each of the chains has its pass of the pipeline.
             micro_batches: self.micro_batches / self.emulate_dp.max(1),
             recompute: self.recompute.mode(),
@@ -345,7 +327,7 @@ impl TrainArgs {
             return Err(format!("got {ranks} ranks, wanted 1 to {most}"));
         }
         if let Some(all) = self.ranks.filter(|all| *all != ranks) {
-            let (dp, TrainArgs { tp, pp, .. }) = (ranks / self.model_ranks(), self);
+            let (dp, tp, pp) = (ranks / self.model_ranks(), self.tp, self.pipeline_ranks());
             return Err(match self.dp {
                 Some(dp) => {
                     format!("--ranks {all} is not --dp {dp} x --tp {tp} x --pp {pp}, which is {ranks}")
@@ -354,6 +336,9 @@ impl TrainArgs {
                     "--ranks {all} is no multiple of --tp {tp} x --pp {pp}; the nearest is --dp {dp}, {ranks} ranks"
                 ),
             });
+        }
+        if let (Device::Cuda(1..), true) = (self.device, ranks > 1) {
+            return Err(format!("--device {} is one, got {ranks} ranks, wanted --device cuda", self.device));
         }
         if ranks > 1 && self.emulate_dp > 1 {
             return Err(format!("--emulate-dp is for one rank, got {ranks} ranks"));
@@ -365,28 +350,5 @@ impl TrainArgs {
             return Err("--sequence-parallel goes with --tp, got --tp 1".into());
         }
         Ok(())
-    }
-}
-
-impl Schedule {
-    /// As the library calls it.
-    fn name(self) -> &'static str {
-        match self {
-            Schedule::Gpipe => "gpipe",
-            Schedule::OneFOneB => "1f1b",
-            Schedule::Interleaved => "interleaved",
-            Schedule::ZbH1 => "zb-h1",
-            Schedule::ZbV => "zb-v",
-        }
-    }
-}
-
-impl Recompute {
-    fn mode(self) -> RecomputeMode {
-        match self {
-            Recompute::Never => RecomputeMode::Never,
-            Recompute::ExceptLast => RecomputeMode::ExceptLast,
-            Recompute::Always => RecomputeMode::Always,
-        }
     }
 }

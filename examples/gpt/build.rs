@@ -9,7 +9,7 @@ use phalanx::parallel::checkpoint::Saver;
 use phalanx::parallel::data_parallel::DataParallel;
 use phalanx::parallel::hybrid::{OnMesh, Part};
 use phalanx::parallel::mesh::Axis;
-use phalanx::parallel::pipeline::ranks::{Chunks, Pipeline};
+use phalanx::parallel::pipeline::ranks::{Chunks, Pipeline, TiedTable};
 use phalanx::parallel::tensor_parallel::TensorParallel;
 use phalanx::{DType, Device};
 
@@ -112,6 +112,9 @@ fn build_of(
         } else {
             pipeline = pipeline.recompute(layout.recompute);
         }
+        if args.device.is_meta() {
+            pipeline = pipeline.with_slow_receivers()?;
+        }
         if let Some(observer) = lane.actions() {
             pipeline = pipeline.observer(observer);
         }
@@ -119,7 +122,14 @@ fn build_of(
         let replicas = place.share(&model, grad_dtype, args.zero)?;
         let share: Arc<dyn DataParallel> =
             Arc::new(OnMesh::new(&model, replicas, place.groups.clone(), &schedule)?);
-        let groups = Group::decay_matrices(share.parameters(), args.lr, args.weight_decay);
+        let mut trained = share.parameters();
+        if args.scheme().is_some()
+            && let Some(follower) = TiedTable::new(&model, &schedule, line)?.filter(TiedTable::is_duplicate)
+        {
+            // Without flushes the last stage receives the tied table's values.
+            trained.retain(|p| !p.is(follower.table()));
+        }
+        let groups = Group::decay_matrices(trained, args.lr, args.weight_decay);
         let optimizer = AdamW::default().with_betas(0.9, 0.95).init(groups)?;
         let saver = Saving::new(Saver::new(place.all_ranks())?);
         Ok::<_, phalanx::parallel::Error>((model, pipeline, share, optimizer, saver))

@@ -8,8 +8,10 @@
 //! Bad input ends with one line on stderr and exit code 2.
 
 mod args;
+mod asynchronous;
 mod build;
 mod checkpoint;
+mod choices;
 mod generate;
 mod memory;
 mod metrics;
@@ -18,6 +20,7 @@ mod plot;
 mod progress;
 mod ranks;
 mod room;
+mod schedule;
 mod step;
 mod text;
 mod trace;

@@ -11,7 +11,8 @@ use crate::train::{pieces, settings};
 
 /// Runs two steps where there are no elements (the first makes gradients, the second meets them) and tells what the
 /// ledger counted at peak and after the second's backward, and what a step sends. Of several ranks it is the first, which
-/// stands for all: their shares differ by less than a block of 64 elements where they are cut.
+/// stands for all: their shares differ by less than a block of 64 elements where they are cut. How long a pipeline's sends wait for
+/// their receivers is a matter of time; what is told is the most, as if receivers came as late as the schedule lets them.
 pub fn report(args: &TrainArgs, run: &mut Run, windows: Windows) -> Result<String, String> {
     let place = &run.place;
     let mut loader = Loader::new(windows, args.batch, pieces(args, place), place.device, 0);
@@ -29,7 +30,10 @@ pub fn report(args: &TrainArgs, run: &mut Run, windows: Windows) -> Result<Strin
     let of = if place.size() > 1 { ", for each rank" } else { "" };
     let mut report = match place.groups.mesh().size(Axis::Pp) {
         1 => format!("{} parameters; ", run.parameters),
-        n => format!("pipeline rank {} of {n}, without what waits to be received; ", place.groups.at().pp),
+        n => format!(
+            "pipeline rank {} of {n}, if all that it sends waits as long as it can; ",
+            place.groups.at().pp
+        ),
     };
     report += &format!("peak bytes of a training step{of}:\n");
     let rows = || {

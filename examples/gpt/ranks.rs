@@ -39,7 +39,7 @@ pub fn start(
 ) -> Result<(), String> {
     let Some(backend) = backend(args)? else { return f(None) };
     let mut said = false;
-    let outcome = launch::Environment::new().backend(backend).run(|rank| {
+    let outcome = environment(args, backend).run(|rank| {
         let done = fits(args, rank.size()).and_then(|()| f(Some(&rank)));
         said = done.as_ref().is_err_and(|error| say(rank.comm(), error));
         done
@@ -61,11 +61,51 @@ fn backend(args: &TrainArgs) -> Result<Option<launch::Backend>, String> {
         Some(Backend::Mpi) => {
             Err("--backend mpi: built without MPI, wanted a build with `--features mpi`".into())
         }
-        Some(Backend::Nccl) => Err("--backend nccl: this version has no NCCL, wanted threads or mpi".into()),
+        Some(Backend::Nccl) => {
+            check_nccl(args)?;
+            Ok(launch::is_launched().then_some(launch::Backend::Tcp))
+        }
         None => {
             let launched = ["RANK", "WORLD_SIZE"].iter().all(|name| std::env::var_os(name).is_some());
             Ok(launched.then_some(launch::Backend::Tcp))
         }
+    }
+}
+
+/// Refuses NCCL where it cannot be.
+fn check_nccl(args: &TrainArgs) -> Result<(), String> {
+    if !args.device.is_cuda() {
+        return Err(format!(
+            "--backend nccl is between GPUs, got --device {}, wanted --device cuda",
+            args.device
+        ));
+    }
+    #[cfg(feature = "nccl")]
+    return comm::check_nccl().map(drop).map_err(|e| format!("--backend nccl: {e}"));
+    #[cfg(not(feature = "nccl"))]
+    Err("--backend nccl: built without NCCL, wanted a build with `--features nccl`".into())
+}
+
+/// How this process joins the others.
+fn environment(args: &TrainArgs, backend: launch::Backend) -> launch::Environment {
+    let environment = launch::Environment::new().backend(backend);
+    match args.device {
+        #[cfg(feature = "nccl")]
+        Device::Cuda(_) if args.backend == Some(Backend::Nccl) => environment.nccl(Default::default()),
+        Device::Cuda(_) => environment.cuda(),
+        _ => environment,
+    }
+}
+
+/// How the ranks of this process are started.
+fn threads(args: &TrainArgs, ranks: usize) -> launch::Threads {
+    let threads = launch::Threads::new(ranks);
+    let threads = args.threads.map_or(threads, |each| threads.cores(each * ranks));
+    match args.device {
+        #[cfg(feature = "nccl")]
+        Device::Cuda(_) if args.backend == Some(Backend::Nccl) => threads.nccl(Default::default()),
+        Device::Cuda(_) => threads.cuda(),
+        _ => threads,
     }
 }
 
@@ -118,15 +158,14 @@ pub fn run<T: Send>(
         if let (Device::Cpu(_), Some(threads)) = (args.device, args.threads) {
             args.device.set_threads(threads).map_err(|e| e.to_string())?;
         }
-        let comm = match process.filter(|_| ranks > 1) {
-            Some(rank) => rank.comm().clone(),
-            None => comm::threads::world(1, launch::TIMEOUT).swap_remove(0),
+        let (device, comm) = match process.filter(|_| ranks > 1) {
+            Some(rank) if args.device.is_cuda() => (rank.device(), rank.comm().clone()),
+            Some(rank) => (args.device, rank.comm().clone()),
+            None => (args.device, comm::threads::world(1, launch::TIMEOUT).swap_remove(0)),
         };
-        return Ok(vec![run(args.device, comm)?]);
+        return Ok(vec![run(device, comm)?]);
     }
-    let threads = launch::Threads::new(ranks);
-    let threads = args.threads.map_or(threads, |each| threads.cores(each * ranks));
-    threads.run(|rank| run(rank.device(), rank.comm().clone())).map_err(|e| e.to_string())
+    threads(args, ranks).run(|rank| run(rank.device(), rank.comm().clone())).map_err(|e| e.to_string())
 }
 
 impl Place {

@@ -124,7 +124,8 @@ fn forward_backward(
     losses.iter().try_fold(0.0, |sum, loss| Ok(sum + number(loss)?))
 }
 
-fn number(loss: &Tensor) -> Result<f64> {
+/// A loss; NaN on a device without elements.
+pub fn number(loss: &Tensor) -> Result<f64> {
     let loss = kernels::cast(loss, DType::F64)?;
     Ok(if loss.device().is_meta() { f64::NAN } else { loss.item()? })
 }

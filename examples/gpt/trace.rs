@@ -142,6 +142,7 @@ impl Lane {
                 Kind::Backward => "backward",
                 Kind::Input => "backward of inputs",
                 Kind::Weight => "backward of weights",
+                Kind::Update => "update",
                 Kind::RecvForward => "receive input",
                 Kind::RecvBackward => "receive gradient",
                 Kind::SendForward | Kind::SendBackward => return,

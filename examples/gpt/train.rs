@@ -12,6 +12,7 @@ use phalanx::parallel::launch;
 use phalanx::parallel::pipeline::ranks::Pipeline;
 
 use crate::args::{LrSchedule, TrainArgs};
+use crate::asynchronous::stretch;
 use crate::build::{FROM_FOLDER, Run, build, plan};
 use crate::checkpoint::{self, resume, save};
 use crate::metrics::{self, Metrics, Record, Summary};
@@ -217,13 +218,12 @@ fn steps(
     identity: &BTreeMap<String, String>,
 ) -> Result<Vec<(u64, f64)>, String> {
     let (place, lane) = (run.place.clone(), run.lane.clone());
-    let mut loader = Loader::new(windows, args.batch, pieces(args, &place), place.device, done);
+    let mut loader = Loader::new(windows.clone(), args.batch, pieces(args, &place), place.device, done);
     let Files { mut metrics, mut fresh } = match place.is_first() {
         true => Files::create(args, &lane, out, done)?,
         false => Files::none()?,
     };
     let progress = Progress::new(args.quiet || !place.is_first(), done, args.steps);
-    let settings = settings(args, &run.share, &run.pipeline);
     let (schedule, begin, mut losses) = (schedule(args), Instant::now(), Vec::new());
     let ledger = place.device.ledger().map_err(|e| e.to_string())?;
     // Peaks are the steps', not those of building the model.
@@ -232,38 +232,34 @@ fn steps(
         let peaks = place.all(ledger.total().peak as f64).map_err(|e| e.to_string())?;
         Ok::<_, String>(peaks.into_iter().map(|peak| peak as usize).collect::<Vec<_>>())
     };
-    for step in done..args.steps {
-        let start = Instant::now();
-        let micros = lane.span("data", step, || loader.next_step().map_err(|e| e.to_string()))?;
-        let lr = schedule.lr(step);
-        run.optimizer.set_lr(lr);
-        // What cannot be written is said by the next span.
-        let watch = |phase: &'static str, begin| drop(lane.note(phase, step, begin));
-        let settings = Settings { watch: Some(&watch), saver: Some(&run.saver), ..settings };
-        lane.begin(step);
-        let outcome = lane.span("step", step, || {
-            let own = train_step(&run.model, &mut run.optimizer, &micros, settings, step);
-            let told = |own: f64| if place.tells_loss() { own } else { 0.0 };
-            let whole = own.and_then(|own| Ok(Outcome { loss: place.sum(told(own.loss))?, ..own }));
-            whole.map_err(|e| e.to_string())
-        })?;
-        let seconds = start.elapsed().as_secs_f64();
-        let record = Record {
-            step,
-            loss: outcome.loss,
-            grad_norm: outcome.grad_norm,
-            lr,
-            step_ms: seconds * 1e3,
-            tokens_per_s: (args.batch * args.context) as f64 / seconds,
-            peak_bytes: peaks()?,
+    let mut step = done;
+    while step < args.steps {
+        let told = match args.scheme() {
+            None => vec![one_step(args, run, &mut loader, step, schedule.lr(step))?],
+            Some(scheme) => {
+                let steps = step..next_save(args, step);
+                stretch(args, scheme, run, &windows, steps, schedule).map_err(|e| e.to_string())?
+            }
         };
-        metrics.step(&record)?;
-        fresh.keep();
-        progress.step(&record);
-        losses.push((step, outcome.loss));
-        let due = args.save_every > 0 && (step + 1).is_multiple_of(args.save_every);
-        if let Some(out) = out.filter(|_| due || step + 1 == args.steps) {
-            lane.span("checkpoint", step, || save(run, out, step + 1, identity))?;
+        let peak_bytes = peaks()?;
+        for Told { step, outcome, seconds } in &told {
+            let record = Record {
+                step: *step,
+                loss: outcome.loss,
+                grad_norm: outcome.grad_norm,
+                lr: schedule.lr(*step),
+                step_ms: seconds * 1e3,
+                tokens_per_s: (args.batch * args.context) as f64 / seconds,
+                peak_bytes: peak_bytes.clone(),
+            };
+            metrics.step(&record)?;
+            fresh.keep();
+            progress.step(&record);
+            losses.push((*step, outcome.loss));
+        }
+        step += told.len() as u64;
+        if let Some(out) = out.filter(|_| step == next_save(args, step - 1)) {
+            lane.span("checkpoint", step - 1, || save(run, out, step, identity))?;
         }
     }
     run.saver.wait().map_err(|e| e.to_string())?;
@@ -271,6 +267,44 @@ fn steps(
     progress.finish();
     metrics.summary(&summary(args, run, &losses, begin.elapsed().as_secs_f64(), peaks()?))?;
     Ok(losses)
+}
+
+/// What is known of a step when it is done.
+pub struct Told {
+    pub step: u64,
+    pub outcome: Outcome,
+    pub seconds: f64,
+}
+
+/// A step of all ranks, whose loss is the whole batch's.
+fn one_step(
+    args: &TrainArgs,
+    run: &mut Run,
+    loader: &mut Loader,
+    step: u64,
+    lr: f64,
+) -> Result<Told, String> {
+    let (place, lane, start) = (run.place.clone(), run.lane.clone(), Instant::now());
+    let micros = lane.span("data", step, || loader.next_step().map_err(|e| e.to_string()))?;
+    run.optimizer.set_lr(lr);
+    // What cannot be written is said by the next span.
+    let watch = |phase: &'static str, begin| drop(lane.note(phase, step, begin));
+    let settings = settings(args, &run.share, &run.pipeline);
+    let settings = Settings { watch: Some(&watch), saver: Some(&run.saver), ..settings };
+    lane.begin(step);
+    let outcome = lane.span("step", step, || {
+        let own = train_step(&run.model, &mut run.optimizer, &micros, settings, step);
+        let told = |own: f64| if place.tells_loss() { own } else { 0.0 };
+        let whole = own.and_then(|own| Ok(Outcome { loss: place.sum(told(own.loss))?, ..own }));
+        whole.map_err(|e| e.to_string())
+    })?;
+    Ok(Told { step, outcome, seconds: start.elapsed().as_secs_f64() })
+}
+
+/// The number of steps after which a checkpoint is due, once there are more than `done`.
+fn next_save(args: &TrainArgs, done: u64) -> u64 {
+    let every = if args.save_every == 0 { args.steps } else { args.save_every };
+    ((done / every + 1) * every).min(args.steps)
 }
 
 fn summary(

@@ -4,6 +4,7 @@ use phalanx_tensor::{Dim, Result, Tensor};
 
 use crate::check;
 use crate::real::{Real, for_real};
+use crate::rows::cuda::RowProgram;
 use crate::rows::{self, Outputs, RowKernel, Shape};
 
 /// A kernel for rows of either wide type.
@@ -11,11 +12,12 @@ pub(crate) trait AnyRowKernel<const N: usize>: RowKernel<f32, N> + RowKernel<f64
 
 impl<K: RowKernel<f32, N> + RowKernel<f64, N>, const N: usize> AnyRowKernel<N> for K {}
 
-/// A result of the inputs' shape, whose rows along `dim` are `kernel`'s of the inputs' rows. A tensor without
-/// dimensions has one row of one element.
+/// A result of the inputs' shape, whose rows along `dim` are `kernel`'s of the inputs' rows, or on a GPU those of a
+/// program's kernel. A tensor without dimensions has one row of one element.
 pub(crate) fn along<const N: usize>(
     op: &'static str,
     kernel: impl AnyRowKernel<N>,
+    program: (RowProgram, &str),
     inputs: [&Tensor; N],
     dim: impl Dim,
 ) -> Result<Tensor> {
@@ -32,6 +34,8 @@ pub(crate) fn along<const N: usize>(
     let mut y = Tensor::empty(turned[0].shape(), turned[0].dtype(), turned[0].device())?;
     if y.device().is_meta() {
         y.bump_version();
+    } else if y.device().is_cuda() {
+        rows::cuda::map(op, program, turned.each_ref(), &mut y)?;
     } else {
         for_real!(op, y.dtype(), T => rows_of::<T, N>(op, &kernel, turned.each_ref(), &mut y))?;
     }

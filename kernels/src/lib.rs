@@ -7,6 +7,7 @@ mod along;
 mod arithmetic;
 mod check;
 mod classes;
+pub mod cuda;
 mod gemm;
 pub mod ops;
 mod pointwise;

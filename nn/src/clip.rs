@@ -1,7 +1,9 @@
 //! The norm of all gradients, and clipping by it.
 
+use std::collections::BTreeMap;
+
 use phalanx_kernels as kernels;
-use phalanx_tensor::Tensor;
+use phalanx_tensor::{Device, Tensor};
 
 use crate::{Error, Parameter, Result, norm_tree};
 
@@ -52,13 +54,34 @@ pub fn grad_squares(parameters: &[Parameter]) -> Result<Vec<Square>> {
     let mut sorted: Vec<&Parameter> = parameters.iter().collect();
     sorted.sort_by(|a, b| a.name().cmp(b.name()));
     sorted.dedup_by(|a, b| a.is(b));
-    let square = |parameter: &&Parameter| {
-        let grad = parameter.finish_grad()?;
-        let sum = grad.map(|grad| Ok::<_, Error>(norm_tree::sum(&kernels::sum_of_squares_blocks(&grad)?)));
+    let grads = sorted.iter().map(|parameter| parameter.finish_grad()).collect::<Result<Vec<_>>>()?;
+    let sums = sums_of_squares(&grads)?;
+    let square = |(parameter, sum): (&&Parameter, f64)| {
         let (name, whole) = (parameter.name().to_string(), parameter.part().is_whole());
-        Ok(Square { name, sum: sum.transpose()?.unwrap_or(0.0), whole })
+        Square { name, sum, whole }
     };
-    sorted.iter().map(square).collect()
+    Ok(sorted.iter().zip(sums).map(square).collect())
+}
+
+/// The sum of the squares of each gradient; 0 where there is none. A GPU is waited for once, not for each.
+fn sums_of_squares(grads: &[Option<Tensor>]) -> Result<Vec<f64>> {
+    let mut sums = vec![0.0; grads.len()];
+    let mut roots: BTreeMap<Device, (Vec<usize>, Vec<Tensor>)> = BTreeMap::new();
+    for (at, grad) in grads.iter().enumerate() {
+        let Some(grad) = grad else { continue };
+        if grad.device().is_cuda() {
+            let (places, roots) = roots.entry(grad.device()).or_default();
+            places.push(at);
+            roots.push(kernels::sum_of_squares(grad)?.with_shape(&[1])?);
+        } else {
+            sums[at] = norm_tree::sum(&kernels::sum_of_squares_blocks(grad)?);
+        }
+    }
+    for (places, roots) in roots.into_values() {
+        let all = kernels::cat(&roots.iter().collect::<Vec<_>>(), 0)?.to_vec::<f64>()?;
+        places.into_iter().zip(all).for_each(|(at, sum)| sums[at] = sum);
+    }
+    Ok(sums)
 }
 
 /// The root of all sums, added in order of the names.
@@ -120,8 +143,6 @@ fn larger(a: f64, b: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use phalanx_tensor::Device;
-
     use super::*;
 
     #[test]

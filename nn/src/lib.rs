@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod buffer;
+mod captured;
 mod clip;
 mod data;
 mod error;
@@ -25,6 +26,7 @@ mod scope;
 mod unit;
 
 pub use buffer::Buffer;
+pub use captured::CapturedStep;
 pub use clip::{Clip, Square, clip_grad_norm, clip_grad_norm_, grad_norm, grad_squares, norm_of};
 pub use data::{Batch, Loader, Windows, cut};
 pub use error::{Error, Mismatch, Result};

@@ -1,6 +1,6 @@
 //! Parallel training: engine, communicators, data, tensor and pipeline parallelism.
 //!
-//! Unsafe code is denied but for `comm/wire/mpi.rs`, which calls MPI.
+//! Unsafe code is denied but for `comm/wire/mpi.rs` and `comm/nccl/`, which call MPI and NCCL.
 #![deny(unsafe_code)]
 
 pub mod checkpoint;

@@ -4,17 +4,21 @@
 mod gpt;
 #[path = "ranks/kit.rs"]
 mod kit;
+#[path = "ranks/twin.rs"]
+mod twin;
 
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use phalanx_nn::models::RecomputeMode::{self, Always, ExceptLast, Never};
-use phalanx_parallel::pipeline::ranks::{Executed, Pipeline};
+use phalanx_parallel::pipeline::ranks::{AsynchronousPipeline, Executed, Pipeline};
 use phalanx_parallel::pipeline::schedule::{Kind, Schedule, gpipe, one_f_one_b, zb_h1};
 use phalanx_parallel::{comm, launch};
 use phalanx_tensor::{Category, Device};
 
 use crate::gpt::{LENGTH, ROWS};
-use crate::kit::{WIDTH, Work, config};
+use crate::kit::{WIDTH, config};
+use crate::twin::{Case, Descent, Scheme, Work};
 
 /// The ledgers are the process's.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
@@ -36,6 +40,17 @@ fn books(
     rank: usize,
     mode: RecomputeMode,
 ) -> (Vec<(Kind, usize)>, usize) {
+    books_for(schedule, pieces, rank, mode, false)
+}
+
+/// The same, what it sends being gone at once or held for receivers that may be slow.
+fn books_for(
+    schedule: &Schedule,
+    pieces: usize,
+    rank: usize,
+    mode: RecomputeMode,
+    slow: bool,
+) -> (Vec<(Kind, usize)>, usize) {
     let device = Device::Meta(700);
     let ranks = schedule.ranks.len();
     let comm = comm::meta(rank, ranks).unwrap();
@@ -46,7 +61,8 @@ fn books(
     };
     let pipeline = Pipeline::new(schedule, comm, device).unwrap().recompute(mode);
     let pipeline = pipeline.observer(Arc::new(observer));
-    let mut work = Work::new(&config(2 * ranks), schedule, rank, device).unwrap();
+    let pipeline = if slow { pipeline.with_slow_receivers().unwrap() } else { pipeline };
+    let mut work = kit::Work::new(&config(2 * ranks), schedule, rank, device).unwrap();
     // A step in which shapes are known to all.
     (work.rows, work.step) = (phalanx_nn::cut(ROWS, pieces), 1);
     device.ledger().unwrap().reset_peak();
@@ -135,23 +151,100 @@ fn recomputation_holds_the_inputs_of_all_and_the_activations_of_one_micro_batch(
     }
 }
 
-#[test]
-fn ranks_on_cpus_hold_what_they_hold_on_meta_and_what_is_being_sent() {
-    let _alone = ONE_AT_A_TIME.lock().unwrap();
-    let schedule = one_f_one_b(3, 4).unwrap();
-    let peaks = launch::threads(3, |rank| -> phalanx_parallel::Result<usize> {
-        let pipeline = Pipeline::new(&schedule, rank.comm().clone(), rank.device())?;
-        let mut work = Work::new(&config(6), &schedule, rank.rank(), rank.device())?;
-        work.step = 1;
+/// Bytes of activations after each forward pass and at peak, of each rank on a CPU; stages but the first begin late by that
+/// much.
+fn on_cpus(schedule: &Schedule, pieces: usize, late: Duration) -> Vec<(Vec<usize>, usize)> {
+    let ranks = schedule.ranks.len();
+    let books = launch::threads(ranks, |rank| -> phalanx_parallel::Result<(Vec<usize>, usize)> {
+        let heard = Arc::new(Mutex::new(Vec::new()));
+        let (told, device) = (Arc::clone(&heard), rank.device());
+        let observer = move |done: Executed| {
+            let forward = done.action.kind == Kind::Forward;
+            told.lock().unwrap().extend(forward.then(|| activations(device).now));
+        };
+        let pipeline = Pipeline::new(schedule, rank.comm().clone(), rank.device())?;
+        let mut work = kit::Work::new(&config(2 * ranks), schedule, rank.rank(), rank.device())?;
+        (work.rows, work.step) = (phalanx_nn::cut(ROWS, pieces), 1);
         rank.device().ledger()?.reset_peak();
-        let before = activations(rank.device()).now;
-        pipeline.train(&Arc::new(work))?;
-        Ok(activations(rank.device()).peak - before)
+        if rank.rank() > 0 {
+            std::thread::sleep(late);
+        }
+        pipeline.observer(Arc::new(observer)).train(&Arc::new(work))?;
+        let heard = heard.lock().unwrap().clone();
+        Ok((heard, activations(rank.device()).peak))
     });
-    for (rank, peak) in peaks.unwrap().into_iter().enumerate() {
-        let (_, alone) = books(&schedule, 4, rank, Never);
-        // An output and a gradient may still be on their way for every micro-batch that is held.
-        let on_their_way = 2 * (3 - rank) * input(4);
-        assert!((alone..=alone + on_their_way).contains(&peak), "rank {rank}: {peak}, alone {alone}");
+    books.unwrap()
+}
+
+#[test]
+fn ranks_on_cpus_hold_at_most_what_they_hold_on_meta_for_slow_receivers() {
+    let _alone = ONE_AT_A_TIME.lock().unwrap();
+    for schedule in [one_f_one_b(3, 4).unwrap(), zb_h1(3, 4).unwrap(), gpipe(2, 4).unwrap()] {
+        for (rank, (_, peak)) in on_cpus(&schedule, 4, Duration::ZERO).into_iter().enumerate() {
+            let [least, most] = [false, true].map(|slow| books_for(&schedule, 4, rank, Never, slow).1);
+            assert!((least..=most).contains(&peak), "rank {rank}: {peak}, wanted {least} to {most}");
+        }
+    }
+    // Late enough, and the first stage has all its outputs at once.
+    let schedule = gpipe(2, 4).unwrap();
+    let (books, _) = books_for(&schedule, 4, 0, Never, true);
+    let after: Vec<usize> =
+        books.iter().filter(|(kind, _)| *kind == Kind::Forward).map(|&(_, b)| b).collect();
+    assert_eq!(after[3] - after[2], after[0], "{after:?}: each with its output");
+    assert_eq!(on_cpus(&schedule, 4, Duration::from_secs(2))[0].0, after);
+}
+
+/// Bytes of parameters after each action, and at peak, of a rank without peers; and of the stage's parameters alone.
+fn weights(case: &Case, rank: usize) -> (Vec<(Kind, usize)>, usize, usize) {
+    let device = Device::Meta(701);
+    let parameters = move || device.ledger().unwrap().category(Category::Parameters);
+    let heard = Arc::new(Mutex::new(Vec::new()));
+    let told = Arc::clone(&heard);
+    let observer = move |done: Executed| told.lock().unwrap().push((done.action.kind, parameters().now));
+    let comm = comm::meta(rank, case.stages).unwrap();
+    let pipeline = AsynchronousPipeline::new(&case.plan(), comm, device).unwrap();
+    let pipeline = pipeline.observer(Arc::new(observer));
+    let work = Work { known: true, ..Work::new(case, rank, device).unwrap() };
+    let (mut descent, before) = (Descent::new(case, &work), parameters().now);
+    device.ledger().unwrap().reset_peak();
+    pipeline.train(&Arc::new(work), &mut descent).unwrap();
+    assert_eq!(parameters().now, before, "one version is left");
+    let heard = heard.lock().unwrap().clone();
+    (heard, parameters().peak, before)
+}
+
+#[test]
+fn weight_stashing_holds_a_version_more_than_the_warm_up() {
+    let _alone = ONE_AT_A_TIME.lock().unwrap();
+    for (stages, micro_batches) in [(1, 5), (2, 7), (4, 11)] {
+        for rank in 0..stages {
+            let case = Case::new(Scheme::Stashing, stages, micro_batches);
+            let (books, peak, each) = weights(&case, rank);
+            let warm_up = stages - rank - 1;
+            assert_eq!(peak, (warm_up + 1) * each, "rank {rank} of {stages}");
+            // After update u the micro-batches u + 1 to u + warm_up are on their way, with the versions from u + 1 - warm_up on.
+            let updates = books.iter().filter(|(kind, _)| *kind == Kind::Update);
+            for (u, &(_, bytes)) in updates.enumerate() {
+                let under_way = u + 1..(u + 1 + warm_up).min(micro_batches);
+                let mut versions: Vec<usize> = under_way.map(|m| m.saturating_sub(warm_up)).collect();
+                versions.push(u + 1);
+                versions.dedup();
+                assert_eq!(bytes, versions.len() * each, "rank {rank} of {stages}, update {u}: {books:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn double_buffers_hold_two_versions() {
+    let _alone = ONE_AT_A_TIME.lock().unwrap();
+    for (stages, interval) in [(1, 1), (1, 3), (2, 2), (4, 4), (4, 6)] {
+        for rank in 0..stages {
+            let case = Case::new(Scheme::DoubleBuffered(interval), stages, 3 * interval + 1);
+            let (books, peak, each) = weights(&case, rank);
+            assert_eq!(peak, 2 * each, "rank {rank} of {stages}, an update every {interval}");
+            let most = books.iter().map(|&(_, bytes)| bytes).max();
+            assert_eq!(most, Some(2 * each), "rank {rank} of {stages}, an update every {interval}");
+        }
     }
 }

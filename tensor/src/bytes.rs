@@ -29,6 +29,9 @@ impl Tensor {
         if bytes.len() != wanted {
             return Err(wrong(wanted));
         }
+        if device.is_cuda() {
+            return Tensor::from_bytes(bytes, shape, dtype, device.host())?.to_device(device, true);
+        }
         let mut out = Tensor::empty(shape, dtype, device)?;
         if !device.is_meta() {
             let mut to = out.write_bytes("from_bytes")?;
@@ -50,7 +53,7 @@ impl Tensor {
 
     /// Calls `f` with what [`Tensor::to_bytes`] returns, without a copy where this is contiguous.
     pub(crate) fn with_bytes<R>(&self, op: &'static str, f: impl FnOnce(&[u8]) -> R) -> Result<R> {
-        let dense = self.contiguous()?;
+        let dense = self.on_host()?.contiguous()?;
         let size = self.dtype().size();
         let bytes = dense.read_bytes(op)?;
         let bytes = &bytes[dense.offset() * size..][..dense.numel() * size];

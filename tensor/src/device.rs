@@ -1,9 +1,10 @@
 //! Devices and what each owns: a thread pool, a caching allocator, a memory ledger.
 
 use std::fmt;
-use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use crate::allocator::Allocator;
+use crate::cuda::Gpu;
 use crate::{Error, Ledger, Pool, Result};
 
 /// Where a tensor lives.
@@ -24,20 +25,24 @@ const DEVICES: usize = 1024;
 const THREADS_MAX: usize = 1024;
 
 static CPUS: [OnceLock<State>; DEVICES] = [const { OnceLock::new() }; DEVICES];
+static CUDAS: [OnceLock<State>; DEVICES] = [const { OnceLock::new() }; DEVICES];
 static METAS: [OnceLock<State>; DEVICES] = [const { OnceLock::new() }; DEVICES];
 
 /// What a device owns.
 pub(crate) struct State {
     pub(crate) ledger: Ledger,
     pub(crate) allocator: Allocator,
+    /// Of a CUDA device.
+    pub(crate) gpu: Option<Gpu>,
     pool: RwLock<Arc<Pool>>,
 }
 
 impl State {
-    fn new(threads: usize) -> State {
+    fn new(threads: usize, gpu: Option<Gpu>) -> State {
         State {
             ledger: Ledger::default(),
             allocator: Allocator::new(),
+            gpu,
             pool: RwLock::new(Arc::new(Pool::new(threads))),
         }
     }
@@ -52,7 +57,7 @@ impl Device {
         let (table, index) = match self {
             Device::Cpu(i) => (&CPUS, i),
             Device::Meta(i) => (&METAS, i),
-            Device::Cuda(_) => return Err(self.refuse()),
+            Device::Cuda(i) => (&CUDAS, i),
         };
         match table.get(usize::from(index)).and_then(OnceLock::get) {
             Some(state) => Ok(state),
@@ -63,20 +68,33 @@ impl Device {
     /// The first use.
     #[cold]
     fn start(self, table: &'static [OnceLock<State>]) -> Result<&'static State> {
-        // The threads are asked for once a device: it takes the system longer than a small operation.
-        let (index, threads): (_, fn() -> usize) = match self {
-            Device::Cpu(i) => (i, default_threads),
-            Device::Meta(i) | Device::Cuda(i) => (i, || 1),
-        };
+        let (Device::Cpu(index) | Device::Cuda(index) | Device::Meta(index)) = self;
         let slot = table.get(usize::from(index));
         let slot = slot.ok_or_else(|| Error::range("device", self, format!("an index below {DEVICES}")))?;
-        Ok(slot.get_or_init(|| State::new(threads())))
+        // The threads are asked for once a device: it takes the system longer than a small operation.
+        let Device::Cuda(index) = self else {
+            let threads = if self.is_meta() { 1 } else { default_threads() };
+            return Ok(slot.get_or_init(|| State::new(threads, None)));
+        };
+        static OPENING: Mutex<()> = Mutex::new(());
+        let _one = OPENING.lock().unwrap_or_else(PoisonError::into_inner);
+        match slot.get() {
+            Some(state) => Ok(state),
+            None => {
+                let gpu = Gpu::open(index)?;
+                Ok(slot.get_or_init(|| State::new(1, Some(gpu))))
+            }
+        }
     }
 
-    #[cold]
-    fn refuse(self) -> Error {
-        let why = "CUDA devices are not part of this version".into();
-        Error::Unsupported { op: "device", device: self, why }
+    /// The GPU behind a CUDA device, opened if it is not yet.
+    ///
+    /// # Errors
+    /// If there is none: what was looked for. If this is another kind of device.
+    #[inline]
+    pub fn gpu(self) -> Result<&'static Gpu> {
+        let refuse = || Error::Unsupported { op: "gpu", device: self, why: "it is no CUDA device".into() };
+        self.state()?.gpu.as_ref().ok_or_else(refuse)
     }
 
     /// The device's books.
@@ -120,12 +138,26 @@ impl Device {
     pub fn trim(self) -> Result<()> {
         let state = self.state()?;
         state.allocator.trim(&state.ledger);
-        Ok(())
+        state.gpu.as_ref().map_or(Ok(()), Gpu::trim)
     }
 
     /// Where few numbers about a tensor here are best kept for the host to read: here if elements are the host's.
     pub fn host(self) -> Device {
         if let Device::Cpu(_) = self { self } else { Device::CPU }
+    }
+
+    /// Waits until all work given to the device by this thread is done. Only a GPU's work outlives its call.
+    ///
+    /// # Errors
+    /// If the device cannot be used, or what its work has reported.
+    pub fn synchronize(self) -> Result<()> {
+        self.state()?.gpu.as_ref().map_or(Ok(()), Gpu::synchronize)
+    }
+
+    /// Whether tensors here are a GPU's, whose elements the host cannot touch.
+    #[inline]
+    pub fn is_cuda(self) -> bool {
+        matches!(self, Device::Cuda(_))
     }
 
     /// Whether tensors here have no elements.

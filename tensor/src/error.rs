@@ -70,6 +70,16 @@ pub enum Error {
         /// The size of the request.
         bytes: usize,
     },
+    /// A GPU, its driver or its compiler reported a failure.
+    #[error("{op}: {device}: {what}")]
+    Gpu {
+        /// The operation; of work that runs on its own time, the one that found out.
+        op: &'static str,
+        /// The device.
+        device: Device,
+        /// What was reported.
+        what: String,
+    },
     /// Two operations use one storage at the same time and at least one of them writes.
     #[error("{op}: the tensor's storage is in use by {by}; a write needs it alone")]
     Busy {

@@ -6,6 +6,7 @@ mod allocator;
 mod bytes;
 mod context;
 mod copy;
+pub mod cuda;
 mod device;
 mod dim;
 mod display;

@@ -18,7 +18,7 @@ impl RngKey {
     pub fn site(self, site: u64) -> Stream4 {
         let counter = [lo(self.step), hi(self.step), lo(site), hi(site)];
         let [k0, k1, ..] = philox(counter, [lo(self.seed), hi(self.seed)]);
-        Stream4 { key: [k0, k1] }
+        Stream4 { key: [k0, k1], of: self, site }
     }
 }
 
@@ -26,6 +26,8 @@ impl RngKey {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stream4 {
     key: [u32; 2],
+    of: RngKey,
+    site: u64,
 }
 
 impl Stream4 {
@@ -38,6 +40,16 @@ impl Stream4 {
     /// The key after the site was mixed in, for kernels that run the generator themselves.
     pub fn key(&self) -> [u32; 2] {
         self.key
+    }
+
+    /// What the step's draws have in common.
+    pub fn of(&self) -> RngKey {
+        self.of
+    }
+
+    /// The site.
+    pub fn site(&self) -> u64 {
+        self.site
     }
 }
 

@@ -9,7 +9,8 @@
 //! ```
 //!
 //! Lanes cannot deadlock. A `wait` names an event recorded before it, so the items of all queues can always be run
-//! in the order they were queued. Only work that blocks on an event itself could close a circle; that is found out
+//! in the order they were queued. On a GPU a lane's thread gives its work to a stream of its own; what it waits for, and who
+//! waits for it, is the GPU's streams, while the threads go on. Only work that blocks on an event itself could close a circle; that is found out
 //! before it blocks, and is an error (see [`Event::synchronize`]).
 
 use std::any::Any;
@@ -20,6 +21,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
+use crate::cuda::{GpuEvent, lane_stream};
 use crate::{Context, Device, Error, Result, Tensor};
 
 /// A lane of a device: work submitted to it runs in order, on a thread of the lane. Clones are handles of one lane.
@@ -48,6 +50,7 @@ type Job = Box<dyn FnOnce(&Lane) + Send>;
 #[derive(Debug)]
 struct Lane {
     id: u64,
+    device: Device,
     error: Mutex<Option<Error>>,
 }
 
@@ -59,7 +62,8 @@ impl Stream {
     pub fn new(device: Device) -> Result<Stream> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         device.state()?;
-        let lane = Arc::new(Lane { id: NEXT.fetch_add(1, Ordering::Relaxed), error: Mutex::new(None) });
+        let lane =
+            Arc::new(Lane { id: NEXT.fetch_add(1, Ordering::Relaxed), device, error: Mutex::new(None) });
         let (jobs, queue) = channel();
         let thread = std::thread::Builder::new().name(format!("lane {} of {device}", lane.id));
         let shared = lane.clone();
@@ -77,9 +81,14 @@ impl Stream {
     /// [`Stream::synchronize`]; later work runs all the same.
     pub fn submit(&self, work: impl FnOnce() -> Result<()> + Send + 'static) {
         let context = Context::current();
+        // Of a GPU, what the caller has given it so far comes first.
+        let before = point(self.device);
         self.push(move |lane| {
             let entered = move || {
                 let _guard = context.enter();
+                if let Some(before) = before? {
+                    before.order(lane.device.gpu()?)?;
+                }
                 work()
             };
             let outcome = catch_unwind(AssertUnwindSafe(entered));
@@ -93,7 +102,13 @@ impl Stream {
     pub fn record(&self) -> Event {
         let event = Event::new(self.lane.id);
         let signal = Signal(event.clone());
-        self.push(move |lane| signal.0.fire(lock(&lane.error).clone()));
+        self.push(move |lane| {
+            match point(lane.device) {
+                Ok(point) => *lock(&signal.0.0.point) = point.map(Arc::new),
+                Err(error) => lane.fail(error),
+            }
+            signal.0.fire(lock(&lane.error).clone());
+        });
         event
     }
 
@@ -108,7 +123,8 @@ impl Stream {
         });
     }
 
-    /// Blocks until all work queued so far has run.
+    /// Blocks until all work queued so far has run, or has been given to the GPU and the caller's later work there waits
+    /// for it.
     ///
     /// # Errors
     /// The first error (or panic, as [`Error::Panic`]) of the work since the last `synchronize`, which takes it; or
@@ -128,7 +144,20 @@ impl Stream {
 /// on the lane that was given its bytes, not the tensor.
 pub fn record_stream(tensor: &Tensor, stream: &Stream) {
     let tensor = tensor.clone();
-    stream.push(move |_| drop(tensor));
+    stream.push(move |lane| {
+        // A GPU may not have come as far as its lane's thread. Only the lane waits, not the device.
+        if let Ok(Some(point)) = point(lane.device)
+            && let Err(error) = point.synchronize()
+        {
+            lane.fail(error);
+        }
+        drop(tensor);
+    });
+}
+
+/// Where this thread's work on a GPU has come to.
+fn point(device: Device) -> Result<Option<GpuEvent>> {
+    if device.is_cuda() { GpuEvent::record(device.gpu()?).map(Some) } else { Ok(None) }
 }
 
 impl Lane {
@@ -148,6 +177,7 @@ fn current_lane() -> &'static std::thread::LocalKey<Cell<u64>> {
 
 fn run(queue: &Receiver<Job>, lane: &Lane) {
     current_lane().set(lane.id);
+    let _stream = lane_stream(lane.device).map_err(|error| lane.fail(error));
     for job in queue {
         job(lane);
     }
@@ -173,12 +203,14 @@ struct State {
     lane: u64,
     /// None until done; then the lane's error at that point, if any.
     done: Mutex<Option<Option<Error>>>,
+    /// On a GPU: where the lane's stream was then.
+    point: Mutex<Option<Arc<GpuEvent>>>,
     wake: Condvar,
 }
 
 impl Event {
     fn new(lane: u64) -> Event {
-        Event(Arc::new(State { lane, done: Mutex::new(None), wake: Condvar::new() }))
+        Event(Arc::new(State { lane, done: Mutex::new(None), point: Mutex::new(None), wake: Condvar::new() }))
     }
 
     fn fire(&self, error: Option<Error>) {
@@ -188,10 +220,14 @@ impl Event {
 
     /// Whether the work before it has run.
     pub fn is_done(&self) -> bool {
-        lock(&self.0.done).is_some()
+        let point = lock(&self.0.point).clone();
+        // A point that failed is done: the failure is told to whoever waits.
+        lock(&self.0.done).is_some() && point.is_none_or(|point| point.is_done().unwrap_or(true))
     }
 
-    /// Blocks until the work before it has run. Does not hang if the stream is dropped: its queue still runs dry.
+    /// Blocks until the work before it has run. On a GPU: until it has been given to the GPU, and lets what this thread
+    /// gives to it from now on wait; reading elements waits for both. Does not hang if the stream is dropped: its queue still
+    /// runs dry.
     ///
     /// # Errors
     /// The error that the lane had at this point, which stays with the lane. When called from a lane's work, and
@@ -206,7 +242,11 @@ impl Event {
         let mut done = lock(&self.0.done);
         loop {
             if let Some(error) = &*done {
-                return Ok(error.clone());
+                let error = error.clone();
+                drop(done);
+                let point = lock(&self.0.point).clone();
+                let ordered = point.map_or(Ok(()), |point| point.order_here());
+                return Ok(error.or(ordered.err()));
             }
             done = self.0.wake.wait(done).unwrap_or_else(PoisonError::into_inner);
         }

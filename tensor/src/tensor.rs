@@ -41,8 +41,10 @@ impl Tensor {
     /// As [`Tensor::empty`].
     pub fn zeros(shape: &[usize], dtype: DType, device: Device) -> Result<Tensor> {
         let mut out = Tensor::empty(shape, dtype, device)?;
-        if !device.is_meta() {
-            out.write_bytes("zeros")?.fill(0);
+        match device {
+            Device::Cpu(_) => out.write_bytes("zeros")?.fill(0),
+            Device::Cuda(_) => crate::cuda::zero("zeros", &mut out)?,
+            Device::Meta(_) => (),
         }
         Ok(out)
     }
@@ -52,6 +54,9 @@ impl Tensor {
     /// # Errors
     /// If their number is not the shape's; else as [`Tensor::empty`].
     pub fn from_slice<T: Value>(values: &[T], shape: &[usize], device: Device) -> Result<Tensor> {
+        if device.is_cuda() {
+            return Tensor::from_slice(values, shape, device.host())?.to_device(device, true);
+        }
         let mut out = Tensor::empty(shape, T::DTYPE, device)?;
         if values.len() != out.numel() {
             let got = format!("{} values for shape {shape:?}", values.len());
@@ -396,10 +401,41 @@ impl Tensor {
             return Ok(self.clone());
         }
         let mut out = Tensor::empty(self.shape(), self.dtype, device)?;
-        if !device.is_meta() {
-            copy_strided("copy", &mut out, self)?;
+        if !device.is_meta() && self.numel() > 0 {
+            match device.is_cuda() || self.device().is_cuda() {
+                true => crate::cuda::copy_strided("copy", &mut out, self)?,
+                false => copy_strided("copy", &mut out, self)?,
+            }
         }
         Ok(out)
+    }
+
+    /// Overwrites all elements by those of a tensor of the same shape and dtype on any device. This one is contiguous; between
+    /// a GPU and the host, the caller waits for what leaves the GPU, not for what goes there.
+    ///
+    /// # Errors
+    /// If they differ in shape or dtype, this is not contiguous, elements are wanted of a `meta` tensor, or others use this
+    /// one's storage.
+    pub fn copy_from(&mut self, from: &Tensor) -> Result<()> {
+        const OP: &str = "copy_from";
+        if from.shape() != self.shape() {
+            return Err(Error::shape(OP, format!("{:?}", from.shape()), format!("{:?}", self.shape())));
+        }
+        if from.dtype != self.dtype {
+            return Err(Error::dtype(OP, from.dtype, self.dtype.name()));
+        }
+        if !self.is_contiguous() {
+            let why = format!("got strides {:?} to write to, wanted a contiguous tensor", self.strides());
+            return Err(Error::invalid(OP, why));
+        }
+        match (self.device().is_meta(), self.device().is_cuda() || from.device().is_cuda()) {
+            (true, _) => self.bump_version(),
+            _ if self.numel() == 0 => {}
+            _ if self.shares_storage(from) => return self.copy_from(&from.copy()?),
+            (false, true) => crate::cuda::copy_strided(OP, self, from)?,
+            (false, false) => copy_strided(OP, self, from)?,
+        }
+        Ok(())
     }
 
     /// All elements in row-major order.
@@ -410,7 +446,7 @@ impl Tensor {
         if self.dtype != T::DTYPE {
             return Err(Error::dtype("to_vec", self.dtype, T::DTYPE.name()));
         }
-        let dense = self.contiguous()?;
+        let dense = self.on_host()?.contiguous()?;
         let elements = dense.read_raw::<T::Stored>("to_vec")?;
         Ok(elements[dense.offset()..][..dense.numel()].iter().map(|&x| T::load(x)).collect())
     }
@@ -468,25 +504,49 @@ impl Tensor {
         self.write_raw(op)
     }
 
+    /// This, or a copy where the host can read it. A GPU's work is waited for.
+    pub(crate) fn on_host(&self) -> Result<Tensor> {
+        if self.device().is_cuda() { self.to_device(self.device().host(), false) } else { Ok(self.clone()) }
+    }
+
+    /// Where its first element is on a GPU.
+    pub(crate) fn device_address(&self) -> u64 {
+        self.storage.device_address() + (self.offset() * self.dtype.size()) as u64
+    }
+
+    /// Keeps others from writing while a GPU is given work that reads.
+    pub(crate) fn lock_read(&self, op: &'static str) -> Result<Read<'_, u8>> {
+        self.storage.read(op)
+    }
+
+    /// Keeps others away while a GPU is given work that writes.
+    pub(crate) fn lock_write(&mut self, op: &'static str) -> Result<Write<'_, u8>> {
+        self.storage.write(op)
+    }
+
     #[inline]
     fn write_raw<T: bytemuck::Pod>(&mut self, op: &'static str) -> Result<Write<'_, T>> {
-        self.refuse_meta(op)?;
+        self.refuse_without_elements(op)?;
         self.storage.write(op)
     }
 
     #[inline]
     fn read_raw<T: bytemuck::Pod>(&self, op: &'static str) -> Result<Read<'_, T>> {
-        self.refuse_meta(op)?;
+        self.refuse_without_elements(op)?;
         self.storage.read(op)
     }
 
     #[inline]
-    fn refuse_meta(&self, op: &'static str) -> Result<()> {
+    fn refuse_without_elements(&self, op: &'static str) -> Result<()> {
         #[cold]
         fn refuse(op: &'static str, device: Device) -> Error {
-            Error::Unsupported { op, device, why: "a meta tensor has no elements".into() }
+            let why = match device.is_meta() {
+                true => "a meta tensor has no elements",
+                false => "its elements are the GPU's; copy it with `to_device`",
+            };
+            Error::Unsupported { op, device, why: why.into() }
         }
-        if self.device().is_meta() { Err(refuse(op, self.device())) } else { Ok(()) }
+        if let Device::Cpu(_) = self.device() { Ok(()) } else { Err(refuse(op, self.device())) }
     }
 
     #[inline]

@@ -90,3 +90,20 @@ fn large_permutations_are_moved_in_pieces_without_loss() -> Result<()> {
     }
     Ok(())
 }
+
+#[test]
+fn a_tensor_is_overwritten_by_another_of_its_form() {
+    let from = Tensor::from_slice(&[1i32, 2, 3, 4], &[2, 2], Device::CPU).unwrap();
+    let whole = Tensor::zeros(&[3, 2], DType::I32, Device::Cpu(1)).unwrap();
+    whole.narrow(0, 1, 2).unwrap().copy_from(&from.transpose(0, 1).unwrap()).unwrap();
+    assert_eq!(whole.to_vec::<i32>().unwrap(), [0, 0, 1, 3, 2, 4]);
+    // Parts of one storage that overlap: read before they are written.
+    whole.narrow(0, 0, 2).unwrap().copy_from(&whole.narrow(0, 1, 2).unwrap()).unwrap();
+    assert_eq!(whole.to_vec::<i32>().unwrap(), [1, 3, 2, 4, 2, 4]);
+    let refused = |from: &Tensor| whole.clone().copy_from(from).unwrap_err().to_string();
+    assert!(refused(&from).contains("copy_from"), "{}", refused(&from));
+    let other = Tensor::zeros(&[3, 2], DType::F32, Device::CPU).unwrap();
+    assert!(refused(&other).contains("f32"), "{}", refused(&other));
+    let mut strided = from.transpose(0, 1).unwrap();
+    assert!(strided.copy_from(&from).unwrap_err().to_string().contains("contiguous"));
+}

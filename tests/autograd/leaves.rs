@@ -139,3 +139,37 @@ fn storage_may_go_and_come_back_between_forward_and_backward() {
     assert_eq!(modified(&loss), ("mul", "input 1".into()));
     assert!(w.set_tensor(tensor(&[1.0], device)).is_err());
 }
+
+#[test]
+fn a_stashed_value_comes_back_with_its_version_and_no_other_is_taken_for_it() {
+    let w = parameter(&[2.0, 3.0], Device::CPU);
+    let x = leaf(&[5.0, 7.0]);
+    let before = x.mul(&w.var()).unwrap().sum_all().unwrap();
+    let old = w.stash();
+    w.set_tensor(w.tensor().copy().unwrap()).unwrap();
+    kernels::fill_(&mut w.tensor(), 4.0).unwrap();
+    let (after, new) = (x.mul(&w.var()).unwrap().sum_all().unwrap(), w.stash());
+    assert_eq!(modified(&before), ("mul", "input 1".into()), "the leaf holds the new value");
+    w.restore(&old).unwrap();
+    assert_eq!(modified(&after), ("mul", "input 1".into()), "the leaf holds the old value");
+    let grad = |loss: &Var| {
+        x.as_leaf().unwrap().zero_grad().unwrap();
+        loss.backward().unwrap();
+        grad_of(&x)
+    };
+    let before = x.mul(&w.var()).unwrap().sum_all().unwrap();
+    w.restore(&new).unwrap();
+    let after = x.mul(&w.var()).unwrap().sum_all().unwrap();
+    w.restore(&old).unwrap();
+    assert_eq!(grad(&before), [2.0, 3.0]);
+    w.restore(&new).unwrap();
+    assert_eq!(grad(&after), [4.0, 4.0]);
+    // Written after it was stashed: found.
+    let after = x.mul(&w.var()).unwrap().sum_all().unwrap();
+    kernels::fill_(&mut w.tensor(), 1.0).unwrap();
+    w.restore(&old).unwrap();
+    w.restore(&new).unwrap();
+    assert_eq!(modified(&after), ("mul", "input 1".into()));
+    let other = parameter(&[1.0], Device::CPU);
+    assert!(other.restore(&new).unwrap_err().to_string().contains("set_tensor"), "another leaf's");
+}

@@ -151,3 +151,25 @@ fn a_run_goes_on_under_another_layout() {
         fs::remove_dir_all(&out).expect("a folder");
     }
 }
+
+#[test]
+fn pipelines_without_flushes_train_go_on_and_are_plain_training_on_one_rank() {
+    let folder = Folder::new("layouts-asynchronous");
+    let wanted = train(&folder, &[]);
+    let split = |layout: &'static str| -> Vec<&str> { layout.split(' ').collect() };
+    let one = split("--pp 1 --schedule pipedream");
+    same(&train(&folder, &one), &wanted, &one);
+    let layout = split("--pp 3 --schedule pipedream-2bw --micro-batches 4 --recompute always");
+    let got = train(&folder, &layout);
+    assert!((got.steps[0][0] / wanted.steps[0][0] - 1.0).abs() < 1e-5, "the first weights");
+    assert!(got.steps[2..] != wanted.steps[2..], "gradients are of older weights");
+    assert!(got.steps[STEPS - 1][0] < got.steps[0][0] - 0.3, "{:?}", got.steps);
+    // There is a flush where a checkpoint is saved, whoever goes on.
+    let [whole, half, out] = ["whole", "half", "out"].map(|name| folder.path(name));
+    let layout = split("--pp 2 --schedule pipedream --lr-schedule constant --save-every 4");
+    let model = |out: &str| fs::read(format!("{out}/model/model.safetensors")).expect("a file");
+    run(&["--steps", "7", "--out", &whole], &layout);
+    run(&["--steps", "4", "--out", &half], &layout);
+    run(&["--steps", "7", "--resume", &half, "--out", &out], &layout);
+    assert!(model(&out) == model(&whole), "resumed");
+}

@@ -13,6 +13,8 @@ use serde_json::{Map, Value};
 
 /// A folder of cases.
 pub struct Set {
+    /// The device that the cases are run on.
+    pub device: Device,
     pub folder: PathBuf,
     pub cases: Vec<Case>,
     files: RefCell<HashMap<String, Rc<SafeTensors>>>,
@@ -59,19 +61,19 @@ impl Case {
 
 impl Set {
     /// Reads the index.
-    pub fn open(folder: &Path) -> Result<Set, String> {
+    pub fn open(folder: &Path, device: Device) -> Result<Set, String> {
         let path = folder.join("index.json");
         let text = std::fs::read_to_string(&path).map_err(|e| format!("{}: {e}", path.display()))?;
         let index: Index = serde_json::from_str(&text).map_err(|e| format!("{}: {e}", path.display()))?;
         if index.format != 1 {
             return Err(format!("format {} is unknown, wanted 1", index.format));
         }
-        Ok(Set { folder: folder.into(), cases: index.cases, files: RefCell::default() })
+        Ok(Set { folder: folder.into(), device, cases: index.cases, files: RefCell::default() })
     }
 
-    /// A tensor of the case's file.
+    /// A tensor of the case's file, on the device that is tried.
     pub fn tensor(&self, case: &Case, key: &str) -> Result<Tensor, String> {
-        self.file(&case.file)?.tensor(key, Device::CPU).map_err(|e| e.to_string())
+        self.file(&case.file)?.tensor(key, self.device).map_err(|e| e.to_string())
     }
 
     fn file(&self, name: &str) -> Result<Rc<SafeTensors>, String> {

@@ -1,6 +1,6 @@
 //! When a result agrees with what was expected.
 
-use phalanx::{DType, Tensor, kernels};
+use phalanx::{DType, Device, Tensor, kernels};
 
 /// `|a - e| <= atol + rtol |e|` everywhere, or both NaN, or equal; shapes and dtypes must agree, integers be equal.
 pub fn compare(what: &str, got: &Tensor, want: &Tensor, rtol: f64, atol: f64) -> Result<(), String> {
@@ -8,6 +8,8 @@ pub fn compare(what: &str, got: &Tensor, want: &Tensor, rtol: f64, atol: f64) ->
         let form = |t: &Tensor| format!("{:?} {}", t.shape(), t.dtype());
         return Err(format!("{what} is {}, wanted {}", form(got), form(want)));
     }
+    let host = |t: &Tensor| t.to_device(Device::CPU, false).map_err(|e| e.to_string());
+    let (got, want) = (&host(got)?, &host(want)?);
     if !got.dtype().is_float() {
         let ints = |t: &Tensor| {
             kernels::cast(t, DType::I64).and_then(|t| t.to_vec::<i64>()).map_err(|e| e.to_string())

@@ -30,7 +30,7 @@ fn run_case(set: &Set, case: &Case) -> Outcome {
             None => {}
         }
     }
-    let inputs = match leaves(set, case, Device::CPU) {
+    let inputs = match leaves(set, case, set.device) {
         Ok(inputs) => inputs,
         Err(why) => return Outcome::Failed(why),
     };

@@ -10,13 +10,14 @@
 //! epilogue   the last steps   kernel    a tile of C in registers
 //! scratch    working memory   finish    a tile's sums to C
 //! batch      several at once  product   packs, runs jobs, finishes tiles
-//! small      in the caches
+//! small      in the caches           cuda     on a GPU, a kernel of its own
 //! ```
 //!
 //! `Accumulate` and half types sum all of k first and touch C once. In half precision the finished sum is rounded once
 //! for a plain product; bias, activation and accumulation each round again, as they would as operations of their own.
 
 mod batch;
+mod cuda;
 mod element;
 mod epilogue;
 mod finish;
@@ -33,6 +34,7 @@ mod tests;
 use phalanx_tensor::Pool;
 
 pub(crate) use batch::Batch;
+pub(crate) use cuda::multiply_on_gpu;
 pub(crate) use element::GemmElem;
 pub(crate) use epilogue::{Epilogue, Write};
 pub(crate) use kernel::TileShape;

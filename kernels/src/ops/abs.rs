@@ -9,7 +9,12 @@ use crate::pointwise::{map, pointwise};
 /// # Errors
 /// If the dtype is bool.
 pub fn abs(x: &Tensor) -> Result<Tensor> {
-    crate::arithmetic::unary("abs", Forward, i64::wrapping_abs, x)
+    crate::arithmetic::unary(
+        "abs",
+        Forward,
+        (i64::wrapping_abs, "x[0] < 0 ? wrapping_sub(0, x[0]) : x[0]"),
+        x,
+    )
 }
 
 /// `dy sign(x)`, 0 at 0.

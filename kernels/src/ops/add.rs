@@ -9,7 +9,7 @@ use crate::pointwise::{c, pointwise};
 /// # Errors
 /// If the shapes do not broadcast, dtypes or devices differ, or the dtype is bool.
 pub fn add(a: &Tensor, b: &Tensor) -> Result<Tensor> {
-    crate::arithmetic::binary("add", Add, i64::wrapping_add, a, b)
+    crate::arithmetic::binary("add", Add, (i64::wrapping_add, "wrapping_add(x[0], x[1])"), a, b)
 }
 
 /// `a + s` in `a`'s dtype.
@@ -17,7 +17,13 @@ pub fn add(a: &Tensor, b: &Tensor) -> Result<Tensor> {
 /// # Errors
 /// If the dtype is bool, or an integer one and `s` is no integer.
 pub fn add_scalar(a: &Tensor, s: Scalar) -> Result<Tensor> {
-    crate::arithmetic::scalar("add", AddScalar { s: s.to_f64() }, i64::wrapping_add, a, s)
+    crate::arithmetic::scalar(
+        "add",
+        AddScalar { s: s.to_f64() },
+        (i64::wrapping_add, "wrapping_add(x[0], k[0])"),
+        a,
+        s,
+    )
 }
 
 pointwise!(Add, |a, b| a + b);

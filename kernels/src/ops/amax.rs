@@ -4,7 +4,8 @@ use phalanx_tensor::{Dim, Error, Result, Tensor};
 
 use crate::ops::cast::Number;
 use crate::real::{for_element, for_real};
-use crate::reduce::{Combine, Frame, Itself, Largest, Smallest, fold_each, fold_tensor};
+use crate::reduce::cuda::{self, Finish, Precision, Target};
+use crate::reduce::{Combine, Frame, Itself, Kind, Largest, Smallest, each, fold_each, fold_tensor};
 
 /// The largest element over `dims`, which stay with size 1 if `keepdim`; NaN if there is one. Any dtype.
 ///
@@ -51,9 +52,20 @@ fn extremum<C: Combine>(
     }
     if out.dtype().is_float() {
         let term = Itself { neutral: C::START };
+        if out.device().is_cuda() {
+            let finish = Finish { text: "set(out, o, x[0])", numbers: [0.0; 2] };
+            let target = Target::Tensor(&mut out);
+            cuda::fold(op, frame, (combine, term), Precision::Plain, None, target, &finish)?;
+            return Ok(out);
+        }
         for_real!(op, out.dtype(), T => {
             fold_tensor::<T, _, _, 1>(op, frame, (combine, term), &[], &mut out, |_, [x]| x)
         })?;
+        return Ok(out);
+    }
+    if out.device().is_cuda() {
+        let kind = if C::START < 0.0 { Kind::Largest } else { Kind::Smallest };
+        each(op, frame, kind, &mut out, None)?;
         return Ok(out);
     }
     let mut best = vec![start; out.numel()];

@@ -1,7 +1,9 @@
 //! The search for NaN.
 
-use phalanx_tensor::{Result, Tensor};
+use phalanx_tensor::cuda::{Args, Grid, Program, Scratch};
+use phalanx_tensor::{DType, Result, Tensor};
 
+use crate::cuda::{PRELUDE, type_name};
 use crate::real::{Real, for_real};
 use crate::source::{BLOCK, Source};
 
@@ -10,11 +12,36 @@ use crate::source::{BLOCK, Source};
 /// # Errors
 /// If the dtype is no floating-point one, or the device has no elements.
 pub fn any_nan(x: &Tensor) -> Result<bool> {
-    for_real!("any_nan", x.dtype(), T => search::<T>(x))
+    if x.device().is_cuda() {
+        crate::check::float(OP, x)?;
+        return search_on_gpu(x);
+    }
+    for_real!(OP, x.dtype(), T => search::<T>(x))
+}
+
+const OP: &str = "any_nan";
+
+/// Waits for the answer.
+fn search_on_gpu(x: &Tensor) -> Result<bool> {
+    let gpu = x.device().gpu()?;
+    let gathered = if x.is_contiguous() { None } else { Some(Scratch::of(OP, x)?) };
+    let defines = [("ELEM", type_name(x.dtype()))];
+    let files = &[PRELUDE, ("any_nan.cu", include_str!("any_nan.cu"))];
+    let program = Program { name: "any_nan.cu", files, defines: &defines };
+    let mut found = Tensor::zeros(&[1], DType::U8, x.device())?;
+    let args = Args::new(OP, gpu).write(&mut found)?;
+    let args = match &gathered {
+        Some(gathered) => args.scratch(gathered),
+        None => args.read(x)?,
+    };
+    let args = args.value(x.numel() as u64);
+    let grid = Grid::over(gpu, x.numel() * x.dtype().size() / 16 + 1, 256);
+    gpu.kernel(OP, &program, "any_nan")?.launch(grid, args)?;
+    Ok(found.to_vec::<u8>()? != [0])
 }
 
 fn search<T: Real>(x: &Tensor) -> Result<bool> {
-    let source = Source::<T>::open("any_nan", x, x.shape())?;
+    let source = Source::<T>::open(OP, x, x.shape())?;
     let mut scratch = [T::zeroed(); BLOCK];
     let is_nan = |x: &T| x.partial_cmp(x).is_none();
     let starts = (0..x.numel()).step_by(BLOCK);

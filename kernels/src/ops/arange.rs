@@ -3,6 +3,7 @@
 use phalanx_tensor::{DType, Device, Element, Error, Result, Scalar, Tensor};
 
 use crate::ops::cast::cast;
+use crate::pointwise::cuda::{self, Expression, Numbers};
 
 /// `start, start + step, ..` up to but not including `end`, on `device`. Computed in i64 or f64, each element apart,
 /// and converted to `dtype`.
@@ -25,16 +26,31 @@ pub fn arange(
     let count = count as usize;
     let exact = match (start, step) {
         (Scalar::Int(start), Scalar::Int(step)) => {
-            filled(count, device, |i| start.wrapping_add(step.wrapping_mul(i as i64)))?
+            let numbers = [start, step];
+            let cuda = Expression::of_integers("wrapping_add(k[0], wrapping_mul(k[1], (i64)i))", &numbers);
+            filled(count, device, |i| start.wrapping_add(step.wrapping_mul(i as i64)), &cuda)?
         }
-        _ => filled(count, device, |i| start.to_f64() + step.to_f64() * i as f64)?,
+        _ => {
+            let (start, step) = (start.to_f64(), step.to_f64());
+            let text = "__dadd_rn(k[0], __dmul_rn(k[1], (f64)i))";
+            let cuda = Expression { text, value: "f64", numbers: Numbers::Floats(&[start, step]) };
+            filled(count, device, |i| start + step * i as f64, &cuda)?
+        }
     };
     cast(&exact, dtype)
 }
 
-fn filled<T: Element>(count: usize, device: Device, value: impl Fn(usize) -> T) -> Result<Tensor> {
+fn filled<T: Element>(
+    count: usize,
+    device: Device,
+    value: impl Fn(usize) -> T,
+    expression: &Expression<'_>,
+) -> Result<Tensor> {
     let mut out = Tensor::empty(&[count], T::DTYPE, device)?;
-    if !device.is_meta() {
+    if device.is_cuda() {
+        let before = out.clone();
+        cuda::evaluate("arange", expression, [&before], &mut out)?;
+    } else if !device.is_meta() {
         let mut target = out.write::<T>("arange")?;
         target[..count].iter_mut().enumerate().for_each(|(i, to)| *to = value(i));
     }

@@ -4,7 +4,7 @@ use phalanx_tensor::{DType, Dim, Element, Result, Tensor};
 
 use super::amax::refuse_empty;
 use crate::real::for_element;
-use crate::reduce::{Frame, fold_each};
+use crate::reduce::{Frame, Kind, each, fold_each};
 
 /// Along `dim`, or over all elements in row-major order without one: the index of the largest element, the first of
 /// equal ones, or of the first NaN. i64; any dtype.
@@ -57,7 +57,10 @@ fn search_all(op: &'static str, frame: &Frame, largest: bool) -> Result<(Tensor,
     refuse_empty(op, &frame.view, frame.n)?;
     let (mut values, computes) = frame.output(frame.view.dtype())?;
     let (mut indices, _) = frame.output(DType::I64)?;
-    if computes {
+    if computes && values.device().is_cuda() {
+        let kind = if largest { Kind::Largest } else { Kind::Smallest };
+        each(op, frame, kind, &mut values, Some(&mut indices))?;
+    } else if computes {
         for_element!(values.dtype(), T => search::<T>(op, frame, largest, &mut values, &mut indices))?;
     }
     Ok((values, indices))

@@ -2,11 +2,12 @@
 
 use phalanx_tensor::{DType, Element, Result, Tensor, bf16, f16};
 
+use crate::pointwise::cuda::{Expression, Numbers, converted_name};
 use crate::pointwise::map_scalar;
 use crate::real::{Real, for_element};
 
 /// `x` in another dtype; `x` itself if it has that dtype. Floats round to nearest even, float to integer truncates
-/// (saturating, NaN to 0), anything to bool is `x != 0`.
+/// (saturating, NaN to 0; a u8 keeps the low bits), anything to bool is `x != 0`.
 ///
 /// # Errors
 /// If the copy cannot be allocated.
@@ -21,13 +22,15 @@ pub fn cast(x: &Tensor, dtype: DType) -> Result<Tensor> {
 
 /// [`cast`] into a contiguous tensor of `x`'s shape.
 pub(crate) fn cast_into(x: &Tensor, out: &mut Tensor) -> Result<()> {
+    let text = if out.dtype() == DType::Bool { "x[0] != 0" } else { "convert<OUT>(x[0])" };
+    let cuda = &Expression { text, value: converted_name(x.dtype()), numbers: Numbers::Integers(&[]) };
     if out.dtype() == DType::Bool {
         return for_element!(x.dtype(), T => {
-            map_scalar("cast", |[x]: [T; 1]| u8::from(x.to_f64() != 0.0), [x], out)
+            map_scalar("cast", |[x]: [T; 1]| u8::from(x.to_f64() != 0.0), cuda, [x], out)
         });
     }
     for_element!(x.dtype(), T => for_element!(out.dtype(), U => {
-        map_scalar("cast", |[x]: [T; 1]| <U as Number>::from_number(x), [x], out)
+        map_scalar("cast", |[x]: [T; 1]| <U as Number>::from_number(x), cuda, [x], out)
     }))
 }
 

@@ -3,6 +3,7 @@
 use phalanx_tensor::{DType, Element, Error, Result, Scalar, Tensor};
 
 use crate::ops::cast::Number;
+use crate::pointwise::cuda::Expression;
 use crate::pointwise::{c, map, map_scalar, pointwise};
 
 /// `min(max(x, min), max)`, elementwise; an absent bound does not bind, NaN stays. Floating-point or integer.
@@ -56,7 +57,12 @@ fn clamp_integers<T: Number + Element>(
     max: i64,
     out: &mut Tensor,
 ) -> Result<()> {
-    map_scalar(op, |[x]: [T; 1]| T::from_i64(x.to_i64().max(min).min(max)), [x], out)
+    let numbers = [min, max];
+    let cuda = Expression::of_integers(
+        "x[0] < k[0] ? k[0] < k[1] ? k[0] : k[1] : x[0] > k[1] ? k[1] : x[0]",
+        &numbers,
+    );
+    map_scalar(op, |[x]: [T; 1]| T::from_i64(x.to_i64().max(min).min(max)), &cuda, [x], out)
 }
 
 // An absent bound is NaN, with which every comparison is false.

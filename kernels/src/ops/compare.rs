@@ -4,6 +4,7 @@ use phalanx_tensor::{DType, Element, Result, Scalar, Tensor};
 
 use crate::check;
 use crate::ops::cast::Number;
+use crate::pointwise::cuda::{Expression, Numbers, computed_name};
 use crate::pointwise::{common_shape, map_scalar};
 use crate::real::for_element;
 
@@ -16,8 +17,10 @@ macro_rules! comparisons {
         pub fn $name(a: &Tensor, b: &Tensor) -> Result<Tensor> {
             check::same(stringify!($name), &[a, b])?;
             let mut out = Tensor::empty(&common_shape(stringify!($name), &[a, b])?, DType::Bool, a.device())?;
+            let (text, value) = (concat!("x[0] ", stringify!($op), " x[1]"), computed_name(a.dtype()));
+            let cuda = Expression { text, value, numbers: Numbers::Integers(&[]) };
             for_element!(a.dtype(), T => {
-                map_scalar(stringify!($name), |[a, b]: [T; 2]| u8::from(a $op b), [a, b], &mut out)
+                map_scalar(stringify!($name), |[a, b]: [T; 2]| u8::from(a $op b), &cuda, [a, b], &mut out)
             })?;
             Ok(out)
         }
@@ -28,12 +31,16 @@ macro_rules! comparisons {
         /// If the result cannot be allocated.
         pub fn $name_scalar(a: &Tensor, s: Scalar) -> Result<Tensor> {
             let mut out = Tensor::empty(a.shape(), DType::Bool, a.device())?;
+            let text = concat!("x[0] ", stringify!($op), " k[0]");
             for_element!(a.dtype(), T => match comparable::<T>(s) {
                 Scalar::Int(s) => {
-                    map_scalar(stringify!($name), |[a]: [T; 1]| u8::from(a.to_i64() $op s), [a], &mut out)
+                    let numbers = [s];
+                    let cuda = Expression::of_integers(text, &numbers);
+                    map_scalar(stringify!($name), |[a]: [T; 1]| u8::from(a.to_i64() $op s), &cuda, [a], &mut out)
                 }
                 Scalar::Float(s) => {
-                    map_scalar(stringify!($name), |[a]: [T; 1]| u8::from(a.to_f64() $op s), [a], &mut out)
+                    let cuda = Expression { text, value: "f64", numbers: Numbers::Floats(&[s]) };
+                    map_scalar(stringify!($name), |[a]: [T; 1]| u8::from(a.to_f64() $op s), &cuda, [a], &mut out)
                 }
             })?;
             Ok(out)

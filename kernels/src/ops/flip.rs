@@ -2,8 +2,10 @@
 
 use phalanx_tensor::{Dim, Loops, Result, Tensor, resolve_dims};
 
+use crate::cuda::Strided;
 use crate::ops::copy::elements;
 use crate::pointwise::PIECE;
+use crate::pointwise::cuda::{self, Arrangement, Expression, bits_name};
 
 /// `x` with the order along each of `dims` reversed.
 ///
@@ -18,6 +20,10 @@ fn flip_over(x: &Tensor, dims: &[usize]) -> Result<Tensor> {
     if out.device().is_meta() || out.numel() == 0 {
         return Ok(out);
     }
+    if out.device().is_cuda() {
+        flip_on_gpu(x, dims, &mut out)?;
+        return Ok(out);
+    }
     match x.dtype().size() {
         1 => copy::<u8>(x, dims, &mut out)?,
         2 => copy::<u16>(x, dims, &mut out)?,
@@ -27,15 +33,30 @@ fn flip_over(x: &Tensor, dims: &[usize]) -> Result<Tensor> {
     Ok(out)
 }
 
+/// The strides of the dimensions that keep their order, and of those that are reversed; 0 for the others.
+fn strides(x: &Tensor, dims: &[usize]) -> [Vec<usize>; 2] {
+    [false, true].map(|flipped| {
+        (0..x.rank()).map(|d| if dims.contains(&d) == flipped { x.strides()[d] } else { 0 }).collect()
+    })
+}
+
+/// As [`copy`]: the differences of strides wrap around, and so do the sums of positions.
+fn flip_on_gpu(x: &Tensor, dims: &[usize], out: &mut Tensor) -> Result<()> {
+    const OP: &str = "flip";
+    let [up, down] = strides(x, dims);
+    let mut layout = Strided::of(OP, &Loops::new(x.shape(), [&up, out.strides(), &down]))?;
+    layout.subtract(0, 2);
+    let last = dims.iter().try_fold(x.clone(), |x, &d| x.narrow(d, x.shape()[d] - 1, 1))?;
+    let (bits, same) = (bits_name(x.dtype()), Expression::of_bits("x[0]", x.dtype(), &[]));
+    cuda::evaluate_in(OP, &same, Arrangement::singly(layout), [bits; 3], [&last], out)
+}
+
 /// Counts the reversed dimensions from their last element down: element `i` of such a dimension has the source's
 /// position of `n - 1 - i`. A stride is then negative, which the two sides' difference from the start expresses.
 fn copy<T: bytemuck::Pod + Send + Sync>(x: &Tensor, dims: &[usize], out: &mut Tensor) -> Result<()> {
     const OP: &str = "flip";
     let (shape, pool) = (x.shape(), x.device().pool()?);
-    let only = |flipped: bool| -> Vec<usize> {
-        (0..x.rank()).map(|d| if dims.contains(&d) == flipped { x.strides()[d] } else { 0 }).collect()
-    };
-    let (up, down) = (only(false), only(true));
+    let [up, down] = strides(x, dims);
     let last = x.offset() + down.iter().zip(shape).map(|(stride, n)| stride * (n - 1)).sum::<usize>();
     let loops = Loops::new(shape, [&up, &down]);
     let (inner, [up, down]) = (loops.inner(), loops.inner_strides());

@@ -3,6 +3,7 @@
 use phalanx_tensor::{DType, Device, Element, Result, Scalar, Tensor, bf16, f16};
 
 use crate::ops::cast::to_odd;
+use crate::pointwise::cuda::{self, Expression};
 
 /// A tensor of `shape` with `value` everywhere.
 ///
@@ -37,6 +38,12 @@ pub fn fill_(out: &mut Tensor, value: impl Into<Scalar>) -> Result<()> {
 }
 
 fn fill<T: Element>(out: &mut Tensor, value: T) -> Result<()> {
+    if out.device().is_cuda() {
+        let bits = [cuda::bits(value)];
+        let constant = Expression::of_bits("k[0]", T::DTYPE, &bits);
+        let before = out.clone();
+        return cuda::evaluate("fill", &constant, [&before], out);
+    }
     let layout = out.layout().clone();
     let mut target = out.write::<T>("fill")?;
     crate::strided::for_each_run_mut(&mut target, &layout, |run| run.set(value));

@@ -2,7 +2,7 @@
 
 use phalanx_tensor::{Result, Tensor};
 
-use crate::pointwise::{c, map, pointwise};
+use crate::pointwise::{c, map, modify, pointwise};
 use crate::simd::Vector;
 
 /// Which function is meant by "gelu".
@@ -34,6 +34,14 @@ pub fn gelu(x: &Tensor, kind: Gelu) -> Result<Tensor> {
     match kind {
         Gelu::Exact => map("gelu", Exact, [x]),
         Gelu::Tanh => map("gelu", Tanh, [x]),
+    }
+}
+
+/// [`gelu`] in place, on the way of another operation.
+pub(super) fn gelu_(op: &'static str, x: &mut Tensor, kind: Gelu) -> Result<()> {
+    match kind {
+        Gelu::Exact => modify(op, ExactOfFirst, x, None),
+        Gelu::Tanh => modify(op, TanhOfFirst, x, None),
     }
 }
 
@@ -95,6 +103,8 @@ fn tanh_gate<V: Vector>(x: V) -> V {
 
 pointwise!(Exact, |x| gelu_exact(x));
 pointwise!(Tanh, |x| gelu_tanh(x));
+pointwise!(ExactOfFirst, |x, _again| gelu_exact(x));
+pointwise!(TanhOfFirst, |x, _again| gelu_tanh(x));
 pointwise!(ExactGradient, |x, dy| dy * gelu_exact_slope(x));
 pointwise!(TanhGradient, |x, dy| dy * gelu_tanh_slope(x));
 

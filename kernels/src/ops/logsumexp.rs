@@ -4,6 +4,7 @@ use phalanx_tensor::{Dim, Result, Tensor};
 
 use crate::check;
 use crate::real::{Real, for_real};
+use crate::reduce::cuda::{self, Finish, Precision, Target};
 use crate::reduce::{ExpAbove, Frame, Itself, Largest, Total, fold, fold_tensor};
 use crate::simd::Float;
 
@@ -21,7 +22,9 @@ const OP: &str = "logsumexp";
 
 fn logsumexp_over(frame: &Frame) -> Result<Tensor> {
     let (mut out, computes) = frame.output(frame.view.dtype())?;
-    if computes {
+    if computes && out.device().is_cuda() {
+        log_sum_on_gpu(frame, &mut out)?;
+    } else if computes {
         for_real!(OP, out.dtype(), T => log_sum::<T>(OP, frame, &mut out))?;
     }
     Ok(out)
@@ -35,6 +38,16 @@ fn log_sum<T: Real>(op: &'static str, frame: &Frame, out: &mut Tensor) -> Result
     fold::<T, _, _, _, 1>(op, frame, (Largest, term), &[], &mut tops, top)?;
     let finish = |i: usize, [sum]: [f64; 1]| tops[i].to_f64() + sum.ln();
     fold_tensor::<T, _, _, 1>(op, frame, (Total, ExpAbove), &tops, out, finish)
+}
+
+fn log_sum_on_gpu(frame: &Frame, out: &mut Tensor) -> Result<()> {
+    let tops = cuda::numbers(OP, frame)?;
+    let top = Finish { text: "set(out, o, isinf(x[0]) ? 0.0 : x[0])", numbers: [0.0; 2] };
+    let with = (Largest, Itself { neutral: f64::NEG_INFINITY });
+    cuda::fold(OP, frame, with, Precision::Plain, None, Target::Scratch(&tops), &top)?;
+    let finish = Finish { text: "set(out, o, shift + log(x[0]))", numbers: [0.0; 2] };
+    let target = Target::Tensor(out);
+    cuda::fold(OP, frame, (Total, ExpAbove), Precision::Plain, Some(&tops), target, &finish)
 }
 
 #[cfg(test)]

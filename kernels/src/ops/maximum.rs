@@ -10,7 +10,7 @@ use crate::pointwise::{c, map, pointwise};
 /// # Errors
 /// If the shapes do not broadcast, dtypes or devices differ, or the dtype is bool.
 pub fn maximum(a: &Tensor, b: &Tensor) -> Result<Tensor> {
-    binary("maximum", Maximum, i64::max, a, b)
+    binary("maximum", Maximum, (i64::max, "x[0] > x[1] ? x[0] : x[1]"), a, b)
 }
 
 /// The smaller element, broadcast; NaN where either is. Floating-point or integer, of one dtype.
@@ -18,7 +18,7 @@ pub fn maximum(a: &Tensor, b: &Tensor) -> Result<Tensor> {
 /// # Errors
 /// If the shapes do not broadcast, dtypes or devices differ, or the dtype is bool.
 pub fn minimum(a: &Tensor, b: &Tensor) -> Result<Tensor> {
-    binary("minimum", Minimum, i64::min, a, b)
+    binary("minimum", Minimum, (i64::min, "x[0] < x[1] ? x[0] : x[1]"), a, b)
 }
 
 /// The gradient of `high` in `maximum(high, low)`, and of `low` in `minimum(low, high)` with the two exchanged:

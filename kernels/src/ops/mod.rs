@@ -146,7 +146,7 @@ pub use sqrt::{sqrt, sqrt_backward};
 pub use square::{square, square_backward};
 pub use sub::{rsub_scalar, sub, sub_scalar};
 pub use sum::{mean, sum};
-pub use sum_of_squares::{NORM_BLOCK, sum_of_squares_blocks};
+pub use sum_of_squares::{NORM_BLOCK, sum_of_squares, sum_of_squares_blocks};
 pub use tanh::{tanh, tanh_backward};
 pub use tril::{tril, triu};
 pub use var::var;

@@ -9,7 +9,7 @@ use crate::pointwise::{c, pointwise};
 /// # Errors
 /// If the shapes do not broadcast, dtypes or devices differ, or the dtype is bool.
 pub fn mul(a: &Tensor, b: &Tensor) -> Result<Tensor> {
-    crate::arithmetic::binary("mul", Mul, i64::wrapping_mul, a, b)
+    crate::arithmetic::binary("mul", Mul, (i64::wrapping_mul, "wrapping_mul(x[0], x[1])"), a, b)
 }
 
 /// `a * s` in `a`'s dtype.
@@ -17,7 +17,13 @@ pub fn mul(a: &Tensor, b: &Tensor) -> Result<Tensor> {
 /// # Errors
 /// If the dtype is bool, or an integer one and `s` is no integer.
 pub fn mul_scalar(a: &Tensor, s: Scalar) -> Result<Tensor> {
-    crate::arithmetic::scalar("mul", MulScalar { s: s.to_f64() }, i64::wrapping_mul, a, s)
+    crate::arithmetic::scalar(
+        "mul",
+        MulScalar { s: s.to_f64() },
+        (i64::wrapping_mul, "wrapping_mul(x[0], k[0])"),
+        a,
+        s,
+    )
 }
 
 pointwise!(Mul, |a, b| a * b);

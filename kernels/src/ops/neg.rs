@@ -9,7 +9,7 @@ use crate::pointwise::pointwise;
 /// # Errors
 /// If the dtype is bool.
 pub fn neg(x: &Tensor) -> Result<Tensor> {
-    crate::arithmetic::unary("neg", Forward, i64::wrapping_neg, x)
+    crate::arithmetic::unary("neg", Forward, (i64::wrapping_neg, "wrapping_sub(0, x[0])"), x)
 }
 
 pointwise!(Forward, |x| -x);

@@ -1,10 +1,11 @@
 //! Vector norms over dimensions.
 
-use phalanx_tensor::{Dim, Result, Tensor};
+use phalanx_tensor::{DType, Dim, Result, Tensor};
 
 use super::amax::refuse_empty;
 use crate::check;
 use crate::real::{Real, for_real};
+use crate::reduce::cuda::{self, Finish, Precision, Target};
 use crate::reduce::{
     Combine, Frame, Largest, Magnitude, NonZero, Power, Relative, Smallest, Square, Term, Total, fold,
     fold_tensor,
@@ -30,7 +31,9 @@ fn norm_over(frame: &Frame, p: f64) -> Result<Tensor> {
         refuse_empty(OP, &frame.view, frame.n)?;
     }
     let (mut out, computes) = frame.output(frame.view.dtype())?;
-    if computes {
+    if computes && out.device().is_cuda() {
+        norms_on_gpu(frame, p, &mut out)?;
+    } else if computes {
         for_real!(OP, out.dtype(), T => norms::<T>(OP, frame, p, &mut out))?;
     }
     Ok(out)
@@ -78,6 +81,38 @@ fn parts<T: Real, C: Combine, F: Term<1>>(
     let mut parts = vec![0.0; frame.outputs()];
     fold::<T, C, F, f64, 1>(op, frame, (combine, term), &[], &mut parts, |_, [x]| x)?;
     Ok(parts)
+}
+
+/// Squares of narrow floats are added in f64, whose range they do not leave; other powers are taken relative to the
+/// largest element.
+fn norms_on_gpu(frame: &Frame, p: f64, out: &mut Tensor) -> Result<()> {
+    const AS_IS: Finish = Finish { text: "set(out, o, x[0])", numbers: [0.0; 2] };
+    let wide = out.dtype() == DType::F64;
+    let magnitude = Magnitude { neutral: 0.0 };
+    if p.abs() == f64::INFINITY || p == 0.0 || p == 1.0 {
+        let (precision, target) = (Precision::Double, Target::Tensor(out));
+        return if p == f64::INFINITY {
+            cuda::fold(OP, frame, (Largest, magnitude), Precision::Plain, None, target, &AS_IS)
+        } else if p == f64::NEG_INFINITY {
+            cuda::fold(OP, frame, (Smallest, magnitude), Precision::Plain, None, target, &AS_IS)
+        } else if p == 0.0 {
+            cuda::fold(OP, frame, (Total, NonZero), Precision::Plain, None, target, &AS_IS)
+        } else {
+            cuda::fold(OP, frame, (Total, magnitude), precision, None, target, &AS_IS)
+        };
+    }
+    if p == 2.0 && !wide {
+        let finish = Finish { text: "set(out, o, sqrt(x[0]))", numbers: [0.0; 2] };
+        let target = Target::Tensor(out);
+        return cuda::fold(OP, frame, (Total, Square), Precision::Double, None, target, &finish);
+    }
+    let tops = cuda::numbers(OP, frame)?;
+    let text = "set(out, o, x[0] > 0.0 && isfinite(x[0]) ? x[0] : 1.0)";
+    let (top, target) = (Finish { text, numbers: [0.0; 2] }, Target::Scratch(&tops));
+    cuda::fold(OP, frame, (Largest, magnitude), Precision::Plain, None, target, &top)?;
+    let finish = Finish { text: "set(out, o, shift * pow(x[0], a))", numbers: [1.0 / p, 0.0] };
+    let target = Target::Tensor(out);
+    cuda::fold(OP, frame, (Total, Relative(p)), Precision::Plain, Some(&tops), target, &finish)
 }
 
 #[cfg(test)]

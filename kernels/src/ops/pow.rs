@@ -4,6 +4,7 @@ use phalanx_tensor::{DType, Element, Error, Result, Scalar, Tensor};
 
 use crate::check;
 use crate::ops::cast::Number;
+use crate::pointwise::cuda::Expression;
 use crate::pointwise::{c, common_shape, map, map_scalar, pointwise};
 
 /// `base^exponent`, broadcast, with IEEE 754's special cases; floating-point or integer, of one dtype.
@@ -17,10 +18,11 @@ pub fn pow(base: &Tensor, exponent: &Tensor) -> Result<Tensor> {
     }
     check::same(OP, &[base, exponent])?;
     let mut out = Tensor::empty(&common_shape(OP, &[base, exponent])?, base.dtype(), base.device())?;
+    let cuda = &Expression::of_integers("power(x[0], x[1])", &[]);
     match base.dtype() {
-        DType::I64 => integers::<i64, 2>(OP, |[b, e]| (b, e), [base, exponent], &mut out),
-        DType::I32 => integers::<i32, 2>(OP, |[b, e]| (b, e), [base, exponent], &mut out),
-        DType::U8 => integers::<u8, 2>(OP, |[b, e]| (b, e), [base, exponent], &mut out),
+        DType::I64 => integers::<i64, 2>(OP, |[b, e]| (b, e), cuda, [base, exponent], &mut out),
+        DType::I32 => integers::<i32, 2>(OP, |[b, e]| (b, e), cuda, [base, exponent], &mut out),
+        DType::U8 => integers::<u8, 2>(OP, |[b, e]| (b, e), cuda, [base, exponent], &mut out),
         other => Err(Error::dtype(OP, other, "a number dtype")),
     }?;
     Ok(out)
@@ -42,10 +44,12 @@ pub fn pow_scalar(base: &Tensor, e: Scalar) -> Result<Tensor> {
         return Err(Error::invalid(OP, why));
     };
     let mut out = base.empty_like()?;
+    let numbers = [e];
+    let cuda = &Expression::of_integers("power(x[0], k[0])", &numbers);
     match base.dtype() {
-        DType::I64 => integers::<i64, 1>(OP, |[b]| (b, e), [base], &mut out),
-        DType::I32 => integers::<i32, 1>(OP, |[b]| (b, e), [base], &mut out),
-        DType::U8 => integers::<u8, 1>(OP, |[b]| (b, e), [base], &mut out),
+        DType::I64 => integers::<i64, 1>(OP, |[b]| (b, e), cuda, [base], &mut out),
+        DType::I32 => integers::<i32, 1>(OP, |[b]| (b, e), cuda, [base], &mut out),
+        DType::U8 => integers::<u8, 1>(OP, |[b]| (b, e), cuda, [base], &mut out),
         other => Err(Error::dtype(OP, other, "a number dtype")),
     }?;
     Ok(out)
@@ -66,10 +70,12 @@ pub fn rpow_scalar(exponent: &Tensor, b: Scalar) -> Result<Tensor> {
         return Err(Error::invalid(OP, why));
     };
     let mut out = exponent.empty_like()?;
+    let numbers = [b];
+    let cuda = &Expression::of_integers("power(k[0], x[0])", &numbers);
     match exponent.dtype() {
-        DType::I64 => integers::<i64, 1>(OP, |[e]| (b, e), [exponent], &mut out),
-        DType::I32 => integers::<i32, 1>(OP, |[e]| (b, e), [exponent], &mut out),
-        DType::U8 => integers::<u8, 1>(OP, |[e]| (b, e), [exponent], &mut out),
+        DType::I64 => integers::<i64, 1>(OP, |[e]| (b, e), cuda, [exponent], &mut out),
+        DType::I32 => integers::<i32, 1>(OP, |[e]| (b, e), cuda, [exponent], &mut out),
+        DType::U8 => integers::<u8, 1>(OP, |[e]| (b, e), cuda, [exponent], &mut out),
         other => Err(Error::dtype(OP, other, "a number dtype")),
     }?;
     Ok(out)
@@ -141,10 +147,11 @@ fn as_integer(x: Scalar) -> Option<i64> {
 fn integers<T: Number + Element, const N: usize>(
     op: &'static str,
     pair: impl Fn([i64; N]) -> (i64, i64) + Sync,
+    cuda: &Expression<'_>,
     inputs: [&Tensor; N],
     out: &mut Tensor,
 ) -> Result<()> {
-    map_scalar(op, |x: [T; N]| T::from_i64(integer_power(pair(x.map(T::to_i64)))), inputs, out)
+    map_scalar(op, |x: [T; N]| T::from_i64(integer_power(pair(x.map(T::to_i64)))), cuda, inputs, out)
 }
 
 /// By repeated squaring, wrapping; a negative exponent gives the truncated inverse (0 for 0).

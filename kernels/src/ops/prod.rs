@@ -4,7 +4,7 @@ use phalanx_tensor::{DType, Dim, Result, Tensor};
 
 use crate::ops::cast::Number;
 use crate::real::for_element;
-use crate::reduce::{Frame, fold_each};
+use crate::reduce::{Frame, Kind, each, fold_each};
 
 /// The product over `dims`, which stay with size 1 if `keepdim`; 1 over nothing. Floats are multiplied in f64 and
 /// rounded once; integers and bools in i64, where they wrap.
@@ -22,6 +22,10 @@ fn prod_over(frame: &Frame) -> Result<Tensor> {
     let dtype = if from.is_float() { from } else { DType::I64 };
     let (mut out, computes) = frame.output(dtype)?;
     if !computes {
+        return Ok(out);
+    }
+    if out.device().is_cuda() {
+        each(OP, frame, Kind::Multiply, &mut out, None)?;
         return Ok(out);
     }
     if dtype == DType::I64 {

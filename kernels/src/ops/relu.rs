@@ -9,7 +9,7 @@ use crate::pointwise::{map, pointwise};
 /// # Errors
 /// If the dtype is bool.
 pub fn relu(x: &Tensor) -> Result<Tensor> {
-    crate::arithmetic::unary("relu", Forward, |x| x.max(0), x)
+    crate::arithmetic::unary("relu", Forward, (|x| x.max(0), "x[0] > 0 ? x[0] : 0"), x)
 }
 
 /// `dy` where `y > 0`, else 0, for `y = relu(x)`; `dy` where it is NaN.

@@ -9,7 +9,7 @@ use crate::pointwise::{map, pointwise};
 /// # Errors
 /// If the dtype is bool.
 pub fn square(x: &Tensor) -> Result<Tensor> {
-    crate::arithmetic::unary("square", Forward, |x| x.wrapping_mul(x), x)
+    crate::arithmetic::unary("square", Forward, (|x| x.wrapping_mul(x), "wrapping_mul(x[0], x[0])"), x)
 }
 
 /// `2 x dy`.

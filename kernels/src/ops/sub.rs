@@ -10,7 +10,7 @@ use crate::pointwise::{c, pointwise};
 /// # Errors
 /// If the shapes do not broadcast, dtypes or devices differ, or the dtype is bool.
 pub fn sub(a: &Tensor, b: &Tensor) -> Result<Tensor> {
-    binary("sub", Sub, i64::wrapping_sub, a, b)
+    binary("sub", Sub, (i64::wrapping_sub, "wrapping_sub(x[0], x[1])"), a, b)
 }
 
 /// `a - s` in `a`'s dtype.
@@ -18,7 +18,7 @@ pub fn sub(a: &Tensor, b: &Tensor) -> Result<Tensor> {
 /// # Errors
 /// If the dtype is bool, or an integer one and `s` is no integer.
 pub fn sub_scalar(a: &Tensor, s: Scalar) -> Result<Tensor> {
-    scalar("sub", SubScalar { s: s.to_f64() }, i64::wrapping_sub, a, s)
+    scalar("sub", SubScalar { s: s.to_f64() }, (i64::wrapping_sub, "wrapping_sub(x[0], k[0])"), a, s)
 }
 
 /// `s - a` in `a`'s dtype.
@@ -26,7 +26,7 @@ pub fn sub_scalar(a: &Tensor, s: Scalar) -> Result<Tensor> {
 /// # Errors
 /// If the dtype is bool, or an integer one and `s` is no integer.
 pub fn rsub_scalar(a: &Tensor, s: Scalar) -> Result<Tensor> {
-    scalar("sub", ScalarSub { s: s.to_f64() }, |a, s| s.wrapping_sub(a), a, s)
+    scalar("sub", ScalarSub { s: s.to_f64() }, (|a, s| s.wrapping_sub(a), "wrapping_sub(k[0], x[0])"), a, s)
 }
 
 pointwise!(Sub, |a, b| a - b);

@@ -5,7 +5,8 @@ use phalanx_tensor::{DType, Dim, Result, Tensor};
 use crate::check;
 use crate::ops::cast::Number;
 use crate::real::{for_element, for_real};
-use crate::reduce::{Frame, Itself, Total, fold_each, fold_tensor};
+use crate::reduce::cuda::{self, Finish, Precision, Target};
+use crate::reduce::{Frame, Itself, Kind, Total, each, fold_each, fold_tensor};
 
 /// The sum over `dims`, which stay with size 1 if `keepdim`; 0 over nothing. Integers and bools are summed in i64
 /// and wrap. Of floats a block's elements are added in the type that is computed in, over many chains side by side,
@@ -34,7 +35,9 @@ fn sum_over(frame: &Frame) -> Result<Tensor> {
         return scaled_sum(OP, frame, 1.0);
     }
     let (mut out, computes) = frame.output(DType::I64)?;
-    if computes {
+    if computes && out.device().is_cuda() {
+        each(OP, frame, Kind::Add, &mut out, None)?;
+    } else if computes {
         let numel = out.numel();
         let mut target = out.write::<i64>(OP)?;
         for_element!(dtype, T => {
@@ -48,8 +51,12 @@ fn sum_over(frame: &Frame) -> Result<Tensor> {
 
 fn scaled_sum(op: &'static str, frame: &Frame, divisor: f64) -> Result<Tensor> {
     let (mut out, computes) = frame.output(frame.view.dtype())?;
-    if computes {
-        let term = Itself { neutral: 0.0 };
+    let term = Itself { neutral: 0.0 };
+    if computes && out.device().is_cuda() {
+        let finish = Finish { text: "set(out, o, x[0] / a)", numbers: [divisor, 0.0] };
+        let target = Target::Tensor(&mut out);
+        cuda::fold(op, frame, (Total, term), Precision::Plain, None, target, &finish)?;
+    } else if computes {
         for_real!(op, out.dtype(), T => {
             fold_tensor::<T, _, _, 1>(op, frame, (Total, term), &[], &mut out, |_, [sum]| sum / divisor)
         })?;

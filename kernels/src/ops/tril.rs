@@ -2,6 +2,7 @@
 
 use phalanx_tensor::{Element, Error, Result, Tensor};
 
+use crate::pointwise::cuda::{self, Expression};
 use crate::real::for_element;
 use crate::source::Source;
 
@@ -11,7 +12,10 @@ use crate::source::Source;
 /// # Errors
 /// If there are fewer than two dimensions.
 pub fn tril(x: &Tensor, diagonal: isize) -> Result<Tensor> {
-    triangle("tril", x, |row, columns| (0, (row + 1).saturating_add(diagonal).clamp(0, columns)))
+    let cuda = "(i64)(i % k[0]) - (i64)(i / k[0] % k[1]) <= k[2] ? x[0] : X(0)";
+    triangle("tril", x, (diagonal, cuda), |row, columns| {
+        (0, (row + 1).saturating_add(diagonal).clamp(0, columns))
+    })
 }
 
 /// The elements of each matrix on and above a diagonal, zero below it.
@@ -19,20 +23,29 @@ pub fn tril(x: &Tensor, diagonal: isize) -> Result<Tensor> {
 /// # Errors
 /// If there are fewer than two dimensions.
 pub fn triu(x: &Tensor, diagonal: isize) -> Result<Tensor> {
-    triangle("triu", x, |row, columns| (row.saturating_add(diagonal).clamp(0, columns), columns))
+    let cuda = "(i64)(i % k[0]) - (i64)(i / k[0] % k[1]) >= k[2] ? x[0] : X(0)";
+    triangle("triu", x, (diagonal, cuda), |row, columns| {
+        (row.saturating_add(diagonal).clamp(0, columns), columns)
+    })
 }
 
-/// Keeps columns `keep(row, columns)` of each row.
+/// Keeps columns `keep(row, columns)` of each row; on a GPU, what the text says for the columns, the rows and the
+/// diagonal.
 fn triangle(
     op: &'static str,
     x: &Tensor,
+    (diagonal, text): (isize, &'static str),
     keep: impl Fn(isize, isize) -> (isize, isize) + Sync,
 ) -> Result<Tensor> {
     let &[.., rows, columns] = x.shape() else {
         return Err(Error::shape(op, format!("{:?}", x.shape()), "at least two dimensions"));
     };
     let mut out = x.empty_like()?;
-    if !out.device().is_meta() && out.numel() > 0 {
+    if out.device().is_cuda() {
+        let (rows, columns) = (rows as i64, columns as i64);
+        let numbers = [columns, rows, (diagonal as i64).clamp(-rows, columns)];
+        cuda::evaluate(op, &Expression::of_bits(text, x.dtype(), &numbers), [x], &mut out)?;
+    } else if !out.device().is_meta() && out.numel() > 0 {
         let keep = |row: usize| {
             let (start, end) = keep((row % rows) as isize, columns as isize);
             start as usize..end as usize

@@ -4,6 +4,7 @@ use phalanx_tensor::{Dim, Result, Tensor};
 
 use crate::check;
 use crate::real::{Real, for_real};
+use crate::reduce::cuda::{self, Finish, Precision, Target};
 use crate::reduce::{Deviation, Frame, Itself, Total, fold, fold_tensor};
 use crate::simd::Float;
 
@@ -21,7 +22,9 @@ const OP: &str = "var";
 
 fn var_over(frame: &Frame, correction: f64) -> Result<Tensor> {
     let (mut out, computes) = frame.output(frame.view.dtype())?;
-    if computes {
+    if computes && out.device().is_cuda() {
+        variance_on_gpu(frame, correction, &mut out)?;
+    } else if computes {
         for_real!(OP, out.dtype(), T => variance::<T>(OP, frame, correction, &mut out))?;
     }
     Ok(out)
@@ -37,6 +40,18 @@ fn variance<T: Real>(op: &'static str, frame: &Frame, correction: f64, out: &mut
         let rest = squares - sum * sum / n;
         if rest < 0.0 { 0.0 } else { rest / divisor }
     })
+}
+
+fn variance_on_gpu(frame: &Frame, correction: f64, out: &mut Tensor) -> Result<()> {
+    let (n, divisor) = (frame.n as f64, (frame.n as f64 - correction).max(0.0));
+    let means = cuda::numbers(OP, frame)?;
+    let mean = Finish { text: "set(out, o, x[0] / a)", numbers: [n, 0.0] };
+    let with = (Total, Itself { neutral: 0.0 });
+    cuda::fold(OP, frame, with, Precision::Plain, None, Target::Scratch(&means), &mean)?;
+    let text = "const f64 rest = x[1] - x[0] * x[0] / a; set(out, o, rest < 0.0 ? 0.0 : rest / b)";
+    let finish = Finish { text, numbers: [n, divisor] };
+    let target = Target::Tensor(out);
+    cuda::fold(OP, frame, (Total, Deviation), Precision::Plain, Some(&means), target, &finish)
 }
 
 #[cfg(test)]

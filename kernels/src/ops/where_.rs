@@ -4,6 +4,7 @@ use phalanx_tensor::{DType, Dims, Element, Result, Scalar, Tensor};
 
 use crate::check;
 use crate::ops::cast::Number;
+use crate::pointwise::cuda::{self, Expression};
 use crate::pointwise::{common_shape, update};
 use crate::real::for_element;
 use crate::source::{BLOCK, Source};
@@ -18,7 +19,10 @@ pub fn where_(condition: &Tensor, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     check::same(OP, &[a, b])?;
     check::same_device(OP, &[condition, a])?;
     let mut out = Tensor::empty(&common_shape(OP, &[condition, a, b])?, a.dtype(), a.device())?;
-    if !out.device().is_meta() {
+    if out.device().is_cuda() {
+        let choice = Expression::of_bits("x[0] ? x[1] : x[2]", a.dtype(), &[]);
+        cuda::evaluate(OP, &choice, [condition, a, b], &mut out)?;
+    } else if !out.device().is_meta() {
         for_element!(a.dtype(), T => choose::<T>(OP, condition, a, b, &mut out))?;
     }
     Ok(out)
@@ -34,7 +38,11 @@ pub fn masked_fill(x: &Tensor, mask: &Tensor, value: Scalar) -> Result<Tensor> {
     check::same_device(OP, &[x, mask])?;
     let mask = mask.broadcast_to(x.shape())?;
     let mut out = x.empty_like()?;
-    if !out.device().is_meta() {
+    if out.device().is_cuda() {
+        let bits = [for_element!(x.dtype(), T => cuda::bits(T::from_scalar(value)))];
+        let choice = Expression::of_bits("x[0] ? (X)k[0] : x[1]", x.dtype(), &bits);
+        cuda::evaluate(OP, &choice, [&mask, x], &mut out)?;
+    } else if !out.device().is_meta() {
         for_element!(x.dtype(), T => fill::<T>(OP, x, &mask, T::from_scalar(value), &mut out))?;
     }
     Ok(out)

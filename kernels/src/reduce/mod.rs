@@ -7,7 +7,9 @@
 
 mod columns;
 mod combine;
+pub(crate) mod cuda;
 mod each;
+mod each_cuda;
 mod frame;
 mod rows;
 mod term;
@@ -19,6 +21,7 @@ use crate::simd::Float;
 
 pub(crate) use combine::{Combine, Largest, Smallest, Total};
 pub(crate) use each::fold_each;
+pub(crate) use each_cuda::{Kind, VALUE, each, stored};
 pub(crate) use frame::Frame;
 pub(crate) use term::{Deviation, ExpAbove, Itself, Magnitude, NonZero, Power, Relative, Square, Term};
 

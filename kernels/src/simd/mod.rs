@@ -29,4 +29,4 @@ pub(crate) use dispatch::dispatch_on;
 pub(crate) use dispatch::{Isa, Kernel, Runner, dispatch};
 pub use dispatch::{IsaName, available_isas, checked_isa, isa};
 pub(crate) use float::Float;
-pub(crate) use vector::{LANES_MAX, Vector};
+pub(crate) use vector::{LANES_MAX, Mask, Vector};

@@ -1,9 +1,8 @@
 //! Adagrad.
 
-use phalanx_kernels::optim::{self as kernel, Slice};
-use phalanx_tensor::Tensor;
+use phalanx_kernels::optim::{self as kernel, Step};
 
-use super::{At, Rule, adam::wrong_state};
+use super::{At, Rule};
 use crate::Result;
 
 /// The gradient over the root of the sum of all its squares.
@@ -32,10 +31,10 @@ impl Rule for Adagrad {
         self.initial_accumulator_value
     }
 
-    fn update(&self, slice: Slice<'_>, state: &mut [Tensor], at: At) -> Result<()> {
-        let [sum] = state else { return Err(wrong_state(state.len(), 1)) };
-        let At { lr, weight_decay, step } = at;
-        let numbers = kernel::Adagrad { lr, lr_decay: self.lr_decay, eps: self.eps, weight_decay, step };
-        Ok(kernel::adagrad_(slice, sum, numbers)?)
+    fn update(&self, step: Step<'_>, at: At) -> Result<()> {
+        let At { lr, weight_decay, step: number } = at;
+        let (lr_decay, eps) = (self.lr_decay, self.eps);
+        let numbers = kernel::Adagrad { lr, lr_decay, eps, weight_decay, step: number };
+        Ok(kernel::adagrad_(step, numbers)?)
     }
 }

@@ -1,10 +1,9 @@
 //! Adam and AdamW.
 
-use phalanx_kernels::optim::{self as kernel, Slice};
-use phalanx_tensor::Tensor;
+use phalanx_kernels::optim::{self as kernel, Step};
 
 use super::{At, Rule};
-use crate::{Error, Result};
+use crate::Result;
 
 /// Adam: moments of the gradient, corrected for their start at 0; weight decay is part of the gradient.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -53,12 +52,11 @@ macro_rules! adam {
                 STATE.to_vec()
             }
 
-            fn update(&self, slice: Slice<'_>, state: &mut [Tensor], at: At) -> Result<()> {
-                let [m, v] = state else { return Err(wrong_state(state.len(), 2)) };
+            fn update(&self, step: Step<'_>, at: At) -> Result<()> {
                 let (beta1, beta2) = self.betas;
-                let At { lr, weight_decay, step } = at;
-                let numbers = kernel::Adam { lr, beta1, beta2, eps: self.eps, weight_decay, step };
-                Ok($update(slice, [m, v], numbers)?)
+                let At { lr, weight_decay, step: number } = at;
+                let numbers = kernel::Adam { lr, beta1, beta2, eps: self.eps, weight_decay, step: number };
+                Ok($update(step, numbers)?)
             }
         }
     };
@@ -66,7 +64,3 @@ macro_rules! adam {
 
 adam!(Adam, kernel::adam_);
 adam!(AdamW, kernel::adamw_);
-
-pub(super) fn wrong_state(got: usize, wanted: usize) -> Error {
-    Error::invalid("optimizer", format!("got {got} state tensors, wanted {wanted}"))
-}

@@ -1,9 +1,8 @@
 //! Lion.
 
-use phalanx_kernels::optim::{self as kernel, Slice};
-use phalanx_tensor::Tensor;
+use phalanx_kernels::optim::{self as kernel, Step};
 
-use super::{At, Rule, adam::wrong_state};
+use super::{At, Rule};
 use crate::Result;
 
 /// The sign of a mean of momentum and gradient.
@@ -24,10 +23,9 @@ impl Rule for Lion {
         vec!["exp_avg"]
     }
 
-    fn update(&self, slice: Slice<'_>, state: &mut [Tensor], at: At) -> Result<()> {
-        let [momentum] = state else { return Err(wrong_state(state.len(), 1)) };
+    fn update(&self, step: Step<'_>, at: At) -> Result<()> {
         let (beta1, beta2) = self.betas;
         let numbers = kernel::Lion { lr: at.lr, beta1, beta2, weight_decay: at.weight_decay };
-        Ok(kernel::lion_(slice, momentum, numbers)?)
+        Ok(kernel::lion_(step, numbers)?)
     }
 }

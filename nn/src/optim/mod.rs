@@ -10,7 +10,7 @@ mod rmsprop;
 mod sgd;
 
 use phalanx_kernels as kernels;
-use phalanx_kernels::optim::{Slice, optim_state_dtype};
+use phalanx_kernels::optim::{Item, Numbers, Slice, Step, optim_state_dtype};
 use phalanx_tensor::{Category, Context, Tensor};
 
 pub use adagrad::Adagrad;
@@ -62,7 +62,7 @@ pub struct At {
     pub step: u64,
 }
 
-/// How an optimizer changes one parameter.
+/// How an optimizer changes parameters.
 pub trait Rule: Send + Sync {
     /// The names of the state tensors that it keeps for a parameter.
     fn state(&self) -> Vec<&'static str>;
@@ -72,11 +72,11 @@ pub trait Rule: Send + Sync {
         0.0
     }
 
-    /// One step, in place; `state` in the order of [`Rule::state`].
+    /// One step of parameters that are at the same one, in place; their state in the order of [`Rule::state`].
     ///
     /// # Errors
     /// If the tensors do not fit.
-    fn update(&self, slice: Slice<'_>, state: &mut [Tensor], at: At) -> Result<()>;
+    fn update(&self, step: Step<'_>, at: At) -> Result<()>;
 
     /// An optimizer of these parameters by this rule.
     ///
@@ -97,8 +97,8 @@ impl<R: Rule + ?Sized> Rule for Box<R> {
     fn initial(&self) -> f64 {
         (**self).initial()
     }
-    fn update(&self, slice: Slice<'_>, state: &mut [Tensor], at: At) -> Result<()> {
-        (**self).update(slice, state, at)
+    fn update(&self, step: Step<'_>, at: At) -> Result<()> {
+        (**self).update(step, at)
     }
 }
 
@@ -187,16 +187,79 @@ impl<R: Rule> Optimizer<R> {
     /// If a tensor does not fit or is in use.
     pub fn step_scaled(&mut self, scale: f64) -> Result<()> {
         for (group, states) in self.groups.iter().zip(&mut self.states) {
+            let mut due = Vec::new();
             for (parameter, state) in group.parameters.iter().zip(states) {
-                let Some(grad) = parameter.finish_grad()? else { continue };
-                state.step += 1;
-                let at = At { lr: group.lr, weight_decay: group.weight_decay, step: state.step };
-                let param = &mut parameter.tensor();
-                let slice = Slice { param, master: state.master.as_mut(), grad: &grad, scale };
-                self.rule.update(slice, &mut state.tensors, at)?;
+                if let Some(grad) = parameter.finish_grad()? {
+                    state.step += 1;
+                    due.push((parameter.tensor(), grad, state));
+                }
+            }
+            // Parameters that had no gradient at some time are behind the others.
+            due.sort_by_key(|(_, _, state)| state.step);
+            for same in due.chunk_by_mut(|a, b| a.2.step == b.2.step) {
+                let step = same.first().map_or(0, |(_, _, state)| state.step);
+                let at = At { lr: group.lr, weight_decay: group.weight_decay, step };
+                let items = same.iter_mut().map(|(param, grad, state)| {
+                    let slice = Slice { param, master: state.master.as_mut(), grad, scale };
+                    Item { slice, state: &mut state.tensors }
+                });
+                self.rule.update(Step::new(items.collect()), at)?;
             }
         }
         Ok(())
+    }
+
+    /// Counts a step of every parameter, and tells the numbers that the rule has for it, group by group: for
+    /// [`Optimizer::update_by`].
+    pub(crate) fn advance(&mut self) -> Result<Vec<Vec<f64>>> {
+        let mut all = Vec::new();
+        for (group, states) in self.groups.iter().zip(&mut self.states) {
+            states.iter_mut().for_each(|state| state.step += 1);
+            let step = states.first().map_or(1, |state| state.step);
+            if let Some(other) = states.iter().find(|state| state.step != step) {
+                let why = format!("parameters of one group are at steps {step} and {}", other.step);
+                return Err(Error::invalid("captured_step", why));
+            }
+            let at = At { lr: group.lr, weight_decay: group.weight_decay, step };
+            let mut numbers = Vec::new();
+            let ask = Step { items: Vec::new(), factor: None, numbers: Numbers::Ask(&mut numbers) };
+            self.rule.update(ask, at)?;
+            all.push(numbers);
+        }
+        Ok(all)
+    }
+
+    /// Updates every parameter by numbers in its GPU's memory, its gradient multiplied by `factor` there.
+    pub(crate) fn update_by(&mut self, numbers: &[Tensor], factor: &Tensor) -> Result<()> {
+        for ((group, states), numbers) in self.groups.iter().zip(&mut self.states).zip(numbers) {
+            let mut due = Vec::new();
+            for (parameter, state) in group.parameters.iter().zip(states) {
+                let none =
+                    || Error::invalid("captured_step", format!("{:?} got no gradient", parameter.name()));
+                due.push((parameter.tensor(), parameter.finish_grad()?.ok_or_else(none)?, state));
+            }
+            let items = due.iter_mut().map(|(param, grad, state)| {
+                let slice = Slice { param, master: state.master.as_mut(), grad, scale: 1.0 };
+                Item { slice, state: &mut state.tensors }
+            });
+            let step =
+                Step { items: items.collect(), factor: Some(factor), numbers: Numbers::OnDevice(numbers) };
+            // The rule's own numbers only say what it leaves out.
+            self.rule.update(step, At { lr: group.lr, weight_decay: group.weight_decay, step: 1 })?;
+        }
+        Ok(())
+    }
+
+    /// The norm of all gradients, on their device.
+    pub(crate) fn device_norm(&self) -> Result<Tensor> {
+        let mut roots = Vec::new();
+        for parameter in self.groups.iter().flat_map(|group| &group.parameters) {
+            if let Some(grad) = parameter.finish_grad()? {
+                roots.push(kernels::sum_of_squares(&grad)?.with_shape(&[1])?);
+            }
+        }
+        let all = kernels::cat(&roots.iter().collect::<Vec<_>>(), 0)?;
+        Ok(kernels::sqrt(&kernels::sum(&all, &[0], false)?)?)
     }
 
     /// All state as tensors: `NAME.step` (i64), `NAME.master` where there is one, and the rule's, such as

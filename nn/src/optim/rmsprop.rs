@@ -1,7 +1,6 @@
 //! RMSprop.
 
-use phalanx_kernels::optim::{self as kernel, Slice};
-use phalanx_tensor::Tensor;
+use phalanx_kernels::optim::{self as kernel, Step};
 
 use super::{At, Rule};
 use crate::Result;
@@ -33,10 +32,10 @@ impl Rule for Rmsprop {
         names
     }
 
-    fn update(&self, slice: Slice<'_>, state: &mut [Tensor], at: At) -> Result<()> {
+    fn update(&self, step: Step<'_>, at: At) -> Result<()> {
         let Rmsprop { alpha, eps, momentum, centered } = *self;
         let At { lr, weight_decay, .. } = at;
         let numbers = kernel::Rmsprop { lr, alpha, eps, weight_decay, momentum, centered };
-        Ok(kernel::rmsprop_(slice, state, numbers)?)
+        Ok(kernel::rmsprop_(step, numbers)?)
     }
 }

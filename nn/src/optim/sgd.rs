@@ -1,7 +1,6 @@
 //! Stochastic gradient descent.
 
-use phalanx_kernels::optim::{self as kernel, Slice};
-use phalanx_tensor::Tensor;
+use phalanx_kernels::optim::{self as kernel, Step};
 
 use super::{At, Rule};
 use crate::Result;
@@ -22,10 +21,10 @@ impl Rule for Sgd {
         if self.momentum == 0.0 { vec![] } else { vec!["momentum_buffer"] }
     }
 
-    fn update(&self, slice: Slice<'_>, state: &mut [Tensor], at: At) -> Result<()> {
+    fn update(&self, step: Step<'_>, at: At) -> Result<()> {
         let Sgd { momentum, dampening, nesterov } = *self;
-        let At { lr, weight_decay, step } = at;
-        let numbers = kernel::Sgd { lr, momentum, dampening, nesterov, weight_decay, step };
-        Ok(kernel::sgd_(slice, state.first_mut(), numbers)?)
+        let At { lr, weight_decay, step: number } = at;
+        let numbers = kernel::Sgd { lr, momentum, dampening, nesterov, weight_decay, step: number };
+        Ok(kernel::sgd_(step, numbers)?)
     }
 }

@@ -9,10 +9,11 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
+use phalanx_nn::cut;
 use phalanx_tensor::DType;
 use serde::{Deserialize, Serialize};
 
-use super::dtype_text;
+use super::{BLOCK, dtype_text};
 use crate::part::Place;
 
 /// What a rank says of a part.
@@ -46,7 +47,8 @@ pub(super) struct Piece {
 type Held<'a> = (usize, usize, &'a Described);
 
 /// Gives every piece to one of the ranks that have it: what one rank alone has to that one, then the largest first to
-/// whoever has least to write. A buffer, in which ranks may differ, is the first one's.
+/// whoever has least to write. A large piece that several have is cut before, so that all of them can write of it. A buffer, in
+/// which ranks may differ, is the first one's, whole.
 ///
 /// # Errors
 /// If ranks disagree on a tensor's size or dtype, or no rank has some of its elements.
@@ -70,7 +72,8 @@ pub(super) fn assign(ranks: &[Vec<Described>]) -> Result<BTreeMap<String, Whole>
         }
         let shape = first.place.shape.clone();
         wholes.insert(name.to_string(), Whole { dtype: first.dtype, shape, pieces: Vec::new() });
-        open.extend(pieces.into_iter().map(|owners| (name, first, owners)));
+        let cut = |owners| if first.buffer { vec![owners] } else { shared_out(owners, first.dtype) };
+        open.extend(pieces.into_iter().flat_map(cut).map(|owners| (name, first, owners)));
     }
     let bytes = |d: &Described, owners: &[Piece]| d.dtype.size() * owners[0].place.elements();
     open.sort_by_key(|(_, d, owners)| (owners.len() > 1, Reverse(bytes(d, owners))));
@@ -84,6 +87,21 @@ pub(super) fn assign(ranks: &[Vec<Described>]) -> Result<BTreeMap<String, Whole>
     let start = |piece: &Piece| piece.place.runs().next().map_or(0, |run| run.whole);
     wholes.values_mut().for_each(|whole| whole.pieces.sort_by_key(start));
     Ok(wholes)
+}
+
+/// A piece as several, one for each rank that has it, but none smaller than a block.
+fn shared_out(owners: Vec<Piece>, dtype: DType) -> Vec<Vec<Piece>> {
+    let range = owners[0].place.range.clone();
+    let most = range.len() * dtype.size() / BLOCK;
+    let part = |cut: std::ops::Range<usize>| {
+        let of = |piece: &Piece| {
+            let place =
+                Place { range: range.start + cut.start..range.start + cut.end, ..piece.place.clone() };
+            Piece { place, first: piece.first + cut.start, ..*piece }
+        };
+        owners.iter().map(of).collect()
+    };
+    cut(range.len(), owners.len().min(most).max(1)).into_iter().map(part).collect()
 }
 
 /// Whether all mean the same tensor.
@@ -161,6 +179,30 @@ mod tests {
         let ranks = [share(0..64), share(64..150), share(0..100), share(100..150)];
         let wanted = [(0, 0, 0, 0, 0..64), (2, 0, 64, 0, 64..100), (1, 0, 36, 0, 100..150)];
         assert_eq!(assigned(&ranks, "w"), wanted);
+    }
+
+    #[test]
+    fn a_huge_copy_is_cut_between_those_who_have_it() {
+        let elements = 3 * BLOCK / 4 + 5;
+        let ranks = |count: usize| -> Vec<Vec<Described>> {
+            (0..count).map(|_| vec![part("w", &[elements], 0..elements, 0..elements)]).collect()
+        };
+        let half = elements.div_ceil(2);
+        assert_eq!(assigned(&ranks(2), "w"), [(0, 0, 0, 0, 0..half), (1, 0, half, 0, half..elements)]);
+        let third = elements.div_ceil(3);
+        let pieces = assigned(&ranks(8), "w");
+        let ranges: Vec<_> = pieces.iter().map(|piece| piece.4.clone()).collect();
+        assert_eq!(ranges, [0..third, third..2 * third, 2 * third..elements], "none below {BLOCK} bytes");
+        assert!(pieces.iter().all(|piece| piece.2 == piece.4.start));
+        assert_eq!(BTreeSet::from_iter(pieces.iter().map(|piece| piece.0)).len(), 3, "each by another rank");
+        assert_eq!(assigned(&ranks(1), "w"), [(0, 0, 0, 0, 0..elements)]);
+        // Half of the box, beside a rank that has the rest: the first element is counted from its part's.
+        let (low, high) = (elements / 2, part("w", &[elements], 0..elements, elements / 2..elements));
+        let rest = vec![part("w", &[elements], 0..elements, 0..low)];
+        let cut = assigned(&[vec![high.clone()], vec![high], rest], "w");
+        assert_eq!(cut.iter().map(|piece| (piece.0, piece.2)).collect::<Vec<_>>(), [(2, 0), (0, 0)]);
+        let large = |count| vec![Described { buffer: true, ..ranks(1)[0][0].clone() }; count];
+        assert_eq!(assigned(&[large(1), large(1)], "w"), [(0, 0, 0, 0, 0..elements)], "a buffer is not");
     }
 
     #[test]

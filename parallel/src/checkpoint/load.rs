@@ -119,12 +119,12 @@ impl Checkpoint {
             return Ok(());
         }
         let flat = part.values.with_shape(&[part.values.numel()])?;
-        if stored.dtype == flat.dtype() {
+        if stored.dtype == flat.dtype() && !flat.device().is_cuda() {
             return self.read_into(reader, &part.name, &mut flat.clone(), stored, sources);
         }
-        let mut read = Tensor::empty(flat.shape(), stored.dtype, flat.device())?;
+        let mut read = Tensor::empty(flat.shape(), stored.dtype, flat.device().host())?;
         self.read_into(reader, &part.name, &mut read, stored, sources)?;
-        Ok(kernels::copy_(&mut flat.clone(), &kernels::cast(&read, flat.dtype())?)?)
+        Ok(flat.clone().copy_from(&kernels::cast(&read, flat.dtype())?)?)
     }
 
     /// Reads what pieces have of a tensor of one dimension.

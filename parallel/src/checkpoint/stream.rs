@@ -50,9 +50,12 @@ impl Pinned {
     /// If the tensor has been written since it was pinned, or cannot be read.
     pub(super) fn append(&self, elements: Range<usize>, buffer: &mut Vec<u8>) -> Result<()> {
         let values = &self.part.values;
-        let (size, start) = (values.dtype().size(), values.offset() + elements.start);
-        let bytes = values.read_bytes("save")?;
-        let bytes = &bytes[start * size..(start + elements.len()) * size];
+        let (size, count) = (values.dtype().size(), elements.len());
+        let here = values.view_into(elements.start, &[count])?;
+        // A GPU's elements are waited for.
+        let here = if here.device().is_cuda() { here.to_device(here.device().host(), true)? } else { here };
+        let bytes = here.read_bytes("save")?;
+        let bytes = &bytes[here.offset() * size..][..count * size];
         match values.dtype() {
             // Any byte but 0 is true, which other readers need not know.
             DType::Bool => buffer.extend(bytes.iter().map(|&byte| u8::from(byte != 0))),

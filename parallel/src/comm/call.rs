@@ -1,8 +1,11 @@
 //! [`Call`]: a collective with its tensors, not yet started.
 
+use std::sync::Arc;
+
 use phalanx_tensor::{DType, Tensor};
 
 use super::observed::Observation;
+use super::staged::Staged;
 use super::{Error, Kind, Reduction, Result, Signature};
 
 /// A collective with its tensors. Tensors that are written must be contiguous; those only read may have any strides.
@@ -14,6 +17,8 @@ pub struct Call {
     pub(crate) input: Option<Tensor>,
     /// What this rank gets.
     pub(crate) output: Option<Tensor>,
+    /// Where the output goes if it is a GPU's.
+    pub(crate) staged: Option<Arc<Staged>>,
     /// Who wants to know when it is over.
     pub(crate) observations: Vec<Observation>,
 }
@@ -22,8 +27,9 @@ pub struct Call {
 impl Call {
     fn new(kind: Kind, input: Option<Tensor>, output: Option<Tensor>) -> Call {
         let dtype = output.as_ref().or(input.as_ref()).map(Tensor::dtype);
-        let signature = Signature { kind, by: None, dtype, root: None, counts: vec![], wanted: vec![] };
-        Call { signature, input, output, observations: vec![] }
+        let (by, root, counts, wanted) = Default::default();
+        let signature = Signature { kind, by, dtype, root, counts, wanted, on_gpus: false };
+        Call { signature, input, output, staged: None, observations: vec![] }
     }
 
     fn by(mut self, by: Reduction) -> Call {
@@ -118,6 +124,13 @@ impl Call {
 
 /// Checks.
 impl Call {
+    /// The same without its tensors, to be compared between ranks while somebody else moves the elements of the GPUs.
+    #[cfg(feature = "nccl")]
+    pub(crate) fn announcement(&self) -> Call {
+        let signature = Signature { on_gpus: true, ..self.signature.clone() };
+        Call { signature, input: None, output: None, staged: None, observations: vec![] }
+    }
+
     /// What it is.
     pub fn kind(&self) -> Kind {
         self.signature.kind
@@ -126,6 +139,9 @@ impl Call {
     /// The same, if it makes sense on rank `rank` of `size`; its tensors contiguous, its counts filled in.
     pub(crate) fn checked(mut self, rank: usize, size: usize) -> Result<Call> {
         let op = self.kind().name();
+        if self.signature.on_gpus {
+            return Ok(self);
+        }
         if let Some(root) = self.signature.root.filter(|root| *root >= size) {
             return Err(Error::invalid(op, format!("got rank {root}, wanted one below {size}")));
         }

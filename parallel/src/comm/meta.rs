@@ -27,7 +27,7 @@ struct Meta {
 
 impl Meta {
     fn pretend(&self, call: Call) -> Result<()> {
-        let Call { signature, input, output, observations } = call.checked(self.rank, self.size())?;
+        let Call { signature, input, output, observations, .. } = call.checked(self.rank, self.size())?;
         if let Some(tensor) = input.iter().chain(&output).find(|t| !t.device().is_meta()) {
             let why = format!("got a tensor on {}, wanted one on meta: there are no peers", tensor.device());
             return Err(Error::invalid(signature.kind.name(), why));

@@ -6,6 +6,8 @@
 //! Pending    a call that was started                  Communicator  a rank's membership in a group
 //! threads    ranks in one process: whoever comes last moves the elements of all, directly between their tensors
 //! wire       ranks in several processes, over messages: TCP, or MPI with the feature `mpi`
+//! staged     how those take tensors of a GPU: by way of the host's memory
+//! nccl       ranks with a GPU each, over one of the above and NCCL, with the feature `nccl`
 //! meta       one rank without peers, which counts bytes
 //! observed   any of them, with an observer of what ran when
 //! ```
@@ -19,11 +21,14 @@ mod communicator;
 mod culprits;
 mod error;
 mod meta;
+#[cfg(feature = "nccl")]
+mod nccl;
 mod observed;
 mod pending;
 mod plan;
 mod reduction;
 mod signature;
+mod staged;
 pub mod threads;
 pub(crate) mod wire;
 
@@ -31,10 +36,14 @@ pub use call::Call;
 pub use communicator::{Comm, Communicator, Traffic};
 pub use error::{Error, Result};
 pub use meta::meta;
+#[cfg(feature = "nccl")]
+pub use nccl::{NcclConfig, Sums, check_nccl, nccl};
 pub use observed::{Observed, Observer, observed};
 pub use pending::Pending;
 pub use plan::shares;
 pub use reduction::Reduction;
 pub use signature::Kind;
 
+#[cfg(feature = "nccl")]
+pub(crate) use nccl::{Session as NcclSession, join as join_nccl};
 pub(crate) use signature::Signature;

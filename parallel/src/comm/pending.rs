@@ -20,6 +20,11 @@ pub struct Pending {
 pub(crate) trait Waiter: std::fmt::Debug + Send + Sync {
     /// Blocks until the ticket is done; never longer than the timeout unless the call's data are on their way.
     fn wait(&self, ticket: &Arc<Ticket>) -> Result<()>;
+
+    /// Lets what this thread gives to a GPU from now on come after the call, which is done.
+    fn order(&self) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// One rank's part in one call.
@@ -62,8 +67,12 @@ impl Ticket {
 
     /// Done, unless it is already.
     pub(crate) fn finish(&self, outcome: Result<()>) {
-        *self.tensors() = [None, None];
+        let [_, output] = std::mem::take(&mut *self.tensors());
+        let mut outcome = outcome;
         if self.outcome.get().is_none() {
+            if let (Ok(()), Some(staged)) = (&outcome, &self.call.staged) {
+                outcome = staged.deliver(output);
+            }
             self.call.observations.iter().for_each(|observation| observation.report(self.call.kind()));
         }
         // The first outcome counts.
@@ -109,8 +118,10 @@ impl Pending {
     /// anything ended the run.
     pub fn wait(self) -> Result<()> {
         match (&self.waiter, self.ticket.outcome()) {
-            (Some(waiter), None) => waiter.wait(&self.ticket),
-            (_, outcome) => outcome.unwrap_or(Ok(())),
+            (Some(waiter), None) => waiter.wait(&self.ticket)?,
+            (_, outcome) => outcome.unwrap_or(Ok(()))?,
         }
+        self.waiter.as_ref().map_or(Ok(()), |waiter| waiter.order())?;
+        self.ticket.call.staged.as_ref().map_or(Ok(()), |staged| staged.order())
     }
 }

@@ -62,9 +62,10 @@ fn output(rank: usize, range: Range<usize>) -> Place {
 }
 
 /// The transfers of a collective among the ranks whose signatures these are; `in_place[r]`: rank `r` has no input
-/// because its part is in the output already. The destinations in each output ascend.
+/// because its part is in the output already. The destinations in each output ascend. There are none if the elements are
+/// moved elsewhere.
 pub(crate) fn plan(all: &[&Signature], in_place: &[bool]) -> Vec<Transfer> {
-    let Some(first) = all.first() else { return vec![] };
+    let Some(first) = all.first().filter(|first| !first.on_gpus) else { return vec![] };
     let (size, root) = (all.len(), first.root.unwrap_or(0));
     let count = first.counts.first().copied().unwrap_or(0);
     let blocks = ranges(&first.counts);
@@ -174,7 +175,7 @@ mod tests {
 
     fn signature(kind: Kind, counts: &[usize], wanted: &[usize]) -> Signature {
         let (counts, wanted) = (counts.to_vec(), wanted.to_vec());
-        Signature { kind, by: None, dtype: Some(DType::F32), root: Some(1), counts, wanted }
+        Signature { kind, by: None, dtype: Some(DType::F32), root: Some(1), counts, wanted, on_gpus: false }
     }
 
     #[test]

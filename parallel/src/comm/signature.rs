@@ -81,6 +81,8 @@ pub(crate) struct Signature {
     pub(crate) counts: Vec<usize>,
     /// Of an all-to-all what this rank gets from each.
     pub(crate) wanted: Vec<usize>,
+    /// Whether the elements are moved between GPUs, by somebody else than who compares this.
+    pub(crate) on_gpus: bool,
 }
 
 impl Signature {
@@ -90,7 +92,9 @@ impl Signature {
             (Kind::AllToAll, Kind::AllToAll) => {
                 let fits =
                     |from: &Signature, r: usize, to: &Signature, s: usize| from.counts[s] == to.wanted[r];
-                self.dtype == other.dtype && fits(self, a, other, b) && fits(other, b, self, a)
+                (self.dtype, self.on_gpus) == (other.dtype, other.on_gpus)
+                    && fits(self, a, other, b)
+                    && fits(other, b, self, a)
             }
             _ => self == other,
         }
@@ -108,7 +112,8 @@ impl Signature {
 
     /// Whether a send and the receive it meets differ in dtype or count.
     pub(crate) fn undeliverable(send: &Self, recv: &Self, ranks: [usize; 2], sequence: u64) -> Option<Error> {
-        let same = send.dtype == recv.dtype && send.counts == recv.counts;
+        let form = |call: &Signature| (call.dtype, call.counts.clone(), call.on_gpus);
+        let same = form(send) == form(recv);
         let call = |call: &Signature| {
             format!("{call} (message {sequence} from rank {} to rank {})", ranks[0], ranks[1])
         };
@@ -122,7 +127,8 @@ impl Signature {
         let kind = Kind::ALL.iter().position(|k| *k == self.kind);
         let by = self.by.and_then(|by| Reduction::ALL.iter().position(|r| *r == by));
         let dtype = self.dtype.and_then(|dtype| DType::ALL.iter().position(|d| *d == dtype));
-        let head = [at(kind), at(by), at(dtype), at(self.root), self.counts.len() as u64];
+        let head =
+            [at(kind), at(by), at(dtype), at(self.root), self.on_gpus.into(), self.counts.len() as u64];
         let counts = self.counts.iter().chain(&self.wanted).map(|&n| n as u64);
         head.into_iter().chain(counts).flat_map(u64::to_le_bytes).collect()
     }
@@ -131,7 +137,7 @@ impl Signature {
     pub(crate) fn decode(bytes: &[u8]) -> Option<Signature> {
         let words: Vec<usize> =
             bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word) as usize).collect();
-        let (&[kind, by, dtype, root, counts], rest) = words.split_first_chunk::<5>()?;
+        let (&[kind, by, dtype, root, on_gpus, counts], rest) = words.split_first_chunk::<6>()?;
         Some(Signature {
             kind: *Kind::ALL.get(kind.checked_sub(1)?)?,
             by: by.checked_sub(1).and_then(|i| Reduction::ALL.get(i).copied()),
@@ -139,6 +145,7 @@ impl Signature {
             root: root.checked_sub(1),
             counts: rest.get(..counts)?.to_vec(),
             wanted: rest.get(counts..)?.to_vec(),
+            on_gpus: on_gpus == 1,
         })
     }
 }
@@ -158,11 +165,12 @@ impl fmt::Display for Signature {
             }
         }
         match (self.kind, self.root) {
-            (_, None) => Ok(()),
-            (Kind::Send, Some(peer)) => write!(f, " to {peer}"),
-            (Kind::Receive | Kind::Broadcast | Kind::Scatter, Some(root)) => write!(f, " from {root}"),
-            (_, Some(root)) => write!(f, " to {root}"),
+            (_, None) => {}
+            (Kind::Send, Some(peer)) => write!(f, " to {peer}")?,
+            (Kind::Receive | Kind::Broadcast | Kind::Scatter, Some(root)) => write!(f, " from {root}")?,
+            (_, Some(root)) => write!(f, " to {root}")?,
         }
+        if self.on_gpus { f.write_str(" on GPUs") } else { Ok(()) }
     }
 }
 
@@ -172,12 +180,28 @@ mod tests {
 
     fn sum(count: usize) -> Signature {
         let (by, dtype) = (Some(Reduction::Sum), Some(DType::F32));
-        Signature { kind: Kind::AllReduce, by, dtype, root: None, counts: vec![count], wanted: vec![] }
+        Signature {
+            kind: Kind::AllReduce,
+            by,
+            dtype,
+            root: None,
+            counts: vec![count],
+            wanted: vec![],
+            on_gpus: false,
+        }
     }
 
     fn all_to_all(counts: [usize; 2], wanted: [usize; 2]) -> Signature {
         let (counts, wanted) = (counts.to_vec(), wanted.to_vec());
-        Signature { kind: Kind::AllToAll, by: None, dtype: Some(DType::I64), root: None, counts, wanted }
+        Signature {
+            kind: Kind::AllToAll,
+            by: None,
+            dtype: Some(DType::I64),
+            root: None,
+            counts,
+            wanted,
+            on_gpus: false,
+        }
     }
 
     #[test]

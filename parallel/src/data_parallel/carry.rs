@@ -4,27 +4,42 @@
 //! count it once a rank. So one rank keeps it and the others forget theirs: the sum of both passes comes out, as on one
 //! device, the earlier one first. (It travels again: a mean is multiplied and divided anew, and a hook that rounds rounds
 //! it once more.) Whether a gradient was zeroed is asked of one element that was not zero when the pass
-//! ended, so that the ordinary case costs two looks a parameter.
+//! ended, so that the ordinary case costs two looks a parameter. A GPU's elements would have to be waited for; there the leaf
+//! says whether it was zeroed. Who zeroes it in another way loses nothing: zeros stay zeros.
 
 use phalanx_kernels as kernels;
+use phalanx_nn::Parameter;
+use phalanx_nn::autograd::Leaf;
 use phalanx_tensor::{DType, Element, Tensor, bf16, f16};
 
 use crate::Result;
 
 const OP: &str = "ddp";
 
-/// For each parameter the place of an element that is not zero; `None` if all are.
-pub(super) struct Held(Vec<Option<usize>>);
+/// For each gradient how to find out whether it is still there; `None` if there was none.
+pub(super) struct Held(Vec<Option<Mark>>);
+
+/// What tells that a gradient is still there.
+enum Mark {
+    /// The element at this place is not zero.
+    Element(usize),
+    /// The leaf was zeroed this often.
+    Zeroed(u64),
+}
 
 impl Held {
     /// Nothing.
     pub(super) fn none(parameters: usize) -> Held {
-        Held(vec![None; parameters])
+        Held((0..parameters).map(|_| None).collect())
     }
 
-    /// What these gradients hold.
-    pub(super) fn of(views: &[Tensor]) -> Result<Held> {
-        Ok(Held(views.iter().map(|view| nonzero(view, 0..view.numel())).collect::<Result<_>>()?))
+    /// What these gradients, which are the leaves', hold.
+    pub(super) fn of(views: &[Tensor], leaves: &[(Parameter, Leaf)]) -> Result<Held> {
+        let mark = |(view, (_, leaf)): (&Tensor, &(Parameter, Leaf))| match view.device().is_cuda() {
+            true => Ok(Some(Mark::Zeroed(leaf.times_zeroed()))),
+            false => Ok(nonzero(view, 0..view.numel())?.map(Mark::Element)),
+        };
+        Ok(Held(views.iter().zip(leaves).map(mark).collect::<Result<_>>()?))
     }
 
     /// Whether it says anything.
@@ -33,12 +48,15 @@ impl Held {
     }
 
     /// The parameters whose gradients are still there.
-    pub(super) fn remaining(&self, views: &[Tensor]) -> Result<Vec<usize>> {
+    pub(super) fn remaining(&self, views: &[Tensor], leaves: &[(Parameter, Leaf)]) -> Result<Vec<usize>> {
         let mut remaining = Vec::new();
-        for (number, view) in views.iter().enumerate() {
-            if let Some(place) = self.0[number]
-                && nonzero(view, place..place + 1)?.is_some()
-            {
+        for (number, (view, (_, leaf))) in views.iter().zip(leaves).enumerate() {
+            let remains = match &self.0[number] {
+                None => false,
+                Some(Mark::Element(place)) => nonzero(view, *place..place + 1)?.is_some(),
+                Some(Mark::Zeroed(times)) => leaf.times_zeroed() == *times,
+            };
+            if remains {
                 remaining.push(number);
             }
         }

@@ -129,7 +129,7 @@ impl Reducer {
         let state = &mut *self.lock();
         state.roles = roles;
         let held = std::mem::replace(&mut state.held, Held::none(self.sizes.len()));
-        for number in held.remaining(&state.store.views)? {
+        for number in held.remaining(&state.store.views, &self.leaves)? {
             let keeper = self.comm.rank() == roles.first;
             carry(&mut state.store.views[number], keeper, self.divisor(roles))?;
             state.touched[number] = true;
@@ -217,7 +217,7 @@ impl Reducer {
         state.launcher = Launcher::new(&state.store.buckets);
         state.came.fill(false);
         state.touched.fill(false);
-        state.held = Held::of(&state.store.views)?;
+        state.held = Held::of(&state.store.views, &self.leaves)?;
         Ok(())
     }
 
@@ -225,7 +225,11 @@ impl Reducer {
     pub(super) fn agree(&self, root: usize) -> Result<()> {
         let state = &mut *self.lock();
         let mut mine = vec![0i32; self.sizes.len()];
-        state.held.remaining(&state.store.views)?.into_iter().for_each(|number| mine[number] = 1);
+        state
+            .held
+            .remaining(&state.store.views, &self.leaves)?
+            .into_iter()
+            .for_each(|number| mine[number] = 1);
         let mut flags = Tensor::from_slice(&mine, &[mine.len()], self.host())?;
         self.comm.broadcast(&mut flags, root)?;
         let held = flags.to_vec::<i32>()?;

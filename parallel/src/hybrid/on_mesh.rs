@@ -13,7 +13,7 @@ use crate::pipeline::ranks::TiedTable;
 use crate::pipeline::schedule::Schedule;
 use crate::sharded::Gathered;
 use crate::tell::tell;
-use crate::tensor_parallel::{gather_parameters, sum_squares};
+use crate::tensor_parallel::{gather_parts, sum_squares};
 use crate::{Error, Result};
 
 /// A rank's part of a model on a mesh, in the place of [`DataParallel`]: replicas are added by what it is built over, the two
@@ -119,10 +119,10 @@ impl DataParallel for OnMesh {
         self.replicas.gathered()
     }
 
-    /// The parameters of all stages, on rank 0 of each replica.
+    /// The parameters and buffers of all stages, on rank 0 of each replica; buffers are those of that replica.
     fn full_state_dict(&self, model: &dyn Parameters) -> Result<Entries> {
         let _values = self.gathered()?;
-        gather_parameters(&model.parameters(), self.groups.model())
+        gather_parts(&Part::all_of(model), self.groups.model())
     }
 
     fn load_full_state_dict(&self, model: &dyn Parameters, entries: Entries) -> Result<()> {

@@ -22,7 +22,7 @@ impl Cores {
         let cores = cores.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, NonZero::get));
         let threads = shares(cores, ranks);
         let mut shared = Cores { before: vec![] };
-        for &(rank, device) in devices.iter().filter(|(_, device)| !device.is_meta()) {
+        for &(rank, device) in devices.iter().filter(|(_, device)| matches!(device, Device::Cpu(_))) {
             let (wanted, now) = (threads[rank].max(1), device.pool()?.threads());
             if wanted != now {
                 shared.before.push((device, now));

@@ -10,6 +10,7 @@ use super::caught::caught;
 use super::cores::Cores;
 use super::place::Place;
 use super::rendezvous::rendezvous;
+use super::seat::Seat;
 use super::{Rank, TIMEOUT};
 use crate::comm::wire::tcp::Tcp;
 use crate::comm::wire::{Process, Wire, connect};
@@ -21,6 +22,11 @@ use crate::comm::{Comm, Error, Result};
 /// What went wrong first: this rank's error or panic, or that of another.
 pub fn environment<T, E: Display>(f: impl FnOnce(Rank) -> Result<T, E>) -> Result<T> {
     Environment::new().run(f)
+}
+
+/// Whether a launcher has started this process as one of several, as far as its environment says.
+pub fn is_launched() -> bool {
+    Place::is_named(|name| std::env::var(name).ok())
 }
 
 /// What carries messages between processes.
@@ -43,11 +49,12 @@ pub struct Environment {
     backend: Backend,
     timeout: Duration,
     cores: Option<usize>,
+    seat: Seat,
 }
 
 impl Default for Environment {
     fn default() -> Environment {
-        Environment { place: None, backend: Backend::Tcp, timeout: TIMEOUT, cores: None }
+        Environment { place: None, backend: Backend::Tcp, timeout: TIMEOUT, cores: None, seat: Seat::Cpu }
     }
 }
 
@@ -82,6 +89,19 @@ impl Environment {
         self
     }
 
+    /// Each rank on a GPU of its machine, by its number there. What is there is exchanged by way of the host's memory.
+    pub fn cuda(mut self) -> Environment {
+        self.seat = Seat::Cuda;
+        self
+    }
+
+    /// [`Environment::cuda`], but what is on the GPUs is exchanged over NCCL.
+    #[cfg(feature = "nccl")]
+    pub fn nccl(mut self, config: crate::comm::NcclConfig) -> Environment {
+        self.seat = Seat::Nccl(config);
+        self
+    }
+
     /// Runs `f` as this process's rank, and waits for the others to end.
     ///
     /// # Errors
@@ -92,9 +112,19 @@ impl Environment {
             None => Place::find(|name| std::env::var(name).ok())?,
         };
         let _cores = Cores::share(self.cores, place.local_size, &[(place.local_rank, Device::CPU)])?;
-        let (mut process, comm) = self.join(place)?;
-        let me = Rank::new(comm, Device::CPU);
-        let outcome = caught(|| f(me.clone())).map_err(|cause| me.fail(&cause));
+        let (seat, local) = (self.seat, place.local_rank);
+        let (mut process, control) = self.join(place)?;
+        // Whoever has no GPU says so to all.
+        let seated = caught(|| {
+            // Processes share no memory: their CPUs need no numbers.
+            let device = if let Seat::Cpu = seat { Device::CPU } else { seat.device(local)? };
+            seat.join(&control, device).map(|(comm, session)| (Rank::new(comm, device), session))
+        });
+        let outcome = seated.map_err(|cause| control.fail(&cause)).and_then(|(me, session)| {
+            let outcome = caught(|| f(me)).map_err(|cause| control.fail(&cause));
+            session.leave();
+            outcome
+        });
         process.leave();
         match (process.failure(), outcome) {
             (None, Ok(result)) => Ok(result),

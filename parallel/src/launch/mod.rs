@@ -21,10 +21,11 @@ mod environment;
 mod place;
 mod rank;
 mod rendezvous;
+mod seat;
 mod threads;
 
 pub(crate) use caught::caught;
-pub use environment::{Backend, Environment, environment};
+pub use environment::{Backend, Environment, environment, is_launched};
 pub use rank::Rank;
 pub use threads::{Threads, threads};
 

@@ -41,8 +41,7 @@ impl Place {
             let wrong = |text: &String| Error::Launch(format!("got {name}={text}, wanted a number"));
             variable(name).map(|text| text.trim().parse().map_err(|_| wrong(&text))).transpose()
         };
-        let names = NAMES.iter().find(|names| variable(names[0]).is_some() && variable(names[1]).is_some());
-        let Some(names) = names else {
+        let Some(names) = Place::names(&variable) else {
             let master = ("127.0.0.1".into(), PORT);
             return Ok(Place { rank: 0, size: 1, local_rank: 0, local_size: 1, master });
         };
@@ -64,6 +63,15 @@ impl Place {
         let local_size = local_size.unwrap_or(size);
         let local_rank = local_rank.unwrap_or(rank % local_size.max(1));
         Place { rank, size, local_rank, local_size, master }.checked()
+    }
+
+    /// Whether a launcher has named a rank.
+    pub(super) fn is_named(variable: impl Fn(&str) -> Option<String>) -> bool {
+        Place::names(&variable).is_some()
+    }
+
+    fn names(variable: &impl Fn(&str) -> Option<String>) -> Option<&'static [&'static str; 4]> {
+        NAMES.iter().find(|names| variable(names[0]).is_some() && variable(names[1]).is_some())
     }
 
     /// This, if there is such a rank.
@@ -91,6 +99,9 @@ mod tests {
         let alone = place(0, 1, (0, 1), ("127.0.0.1", PORT));
         assert_eq!(find(&[]).unwrap(), alone);
         assert_eq!(find(&[("RANK", "0")]).unwrap(), alone);
+        let named =
+            |variables: &[&str]| Place::is_named(|name| variables.contains(&name).then(|| "1".into()));
+        assert!(!named(&[]) && !named(&["RANK"]) && named(&["PMI_RANK", "PMI_SIZE"]));
         let torchrun =
             [("RANK", "3"), ("WORLD_SIZE", "4"), ("MASTER_ADDR", "node0"), ("MASTER_PORT", "1234")];
         assert_eq!(find(&torchrun).unwrap(), place(3, 4, (3, 4), ("node0", 1234)));

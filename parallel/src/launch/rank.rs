@@ -35,9 +35,4 @@ impl Rank {
     pub fn comm(&self) -> &Comm {
         &self.comm
     }
-
-    /// Ends the run of all ranks.
-    pub(super) fn fail(&self, cause: &str) {
-        self.comm.fail(cause);
-    }
 }

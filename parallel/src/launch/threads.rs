@@ -6,6 +6,7 @@ use std::time::Duration;
 use phalanx_tensor::{Context, Device};
 
 use super::cores::Cores;
+use super::seat::Seat;
 use super::{Rank, TIMEOUT, caught::caught};
 use crate::comm::threads::{World, member};
 use crate::comm::{Error, Result};
@@ -24,13 +25,13 @@ pub struct Threads {
     ranks: usize,
     timeout: Duration,
     cores: Option<usize>,
-    meta: bool,
+    seat: Seat,
 }
 
 impl Threads {
     /// This many.
     pub fn new(ranks: usize) -> Threads {
-        Threads { ranks, timeout: TIMEOUT, cores: None, meta: false }
+        Threads { ranks, timeout: TIMEOUT, cores: None, seat: Seat::Cpu }
     }
 
     /// How long a rank waits for others ([`TIMEOUT`] unless set).
@@ -47,7 +48,20 @@ impl Threads {
 
     /// Ranks on `meta` devices instead of CPUs.
     pub fn meta(mut self) -> Threads {
-        self.meta = true;
+        self.seat = Seat::Meta;
+        self
+    }
+
+    /// Rank `i` on `cuda:i`. What is there is exchanged by way of the host's memory.
+    pub fn cuda(mut self) -> Threads {
+        self.seat = Seat::Cuda;
+        self
+    }
+
+    /// Rank `i` on `cuda:i`. What is there is exchanged over NCCL.
+    #[cfg(feature = "nccl")]
+    pub fn nccl(mut self, config: crate::comm::NcclConfig) -> Threads {
+        self.seat = Seat::Nccl(config);
         self
     }
 
@@ -56,21 +70,23 @@ impl Threads {
     /// # Errors
     /// As [`threads`].
     pub fn run<T: Send, E: Display>(self, f: impl Fn(Rank) -> Result<T, E> + Sync) -> Result<Vec<T>> {
-        let device = |rank: usize| {
-            let index =
-                u16::try_from(rank).map_err(|_| Error::Launch(format!("got {} ranks", self.ranks)))?;
-            Ok(if self.meta { Device::Meta(index) } else { Device::Cpu(index) })
-        };
-        let devices: Vec<Device> = (0..self.ranks).map(device).collect::<Result<_>>()?;
+        let devices: Vec<Device> =
+            (0..self.ranks).map(|rank| self.seat.device(rank)).collect::<Result<_>>()?;
+        devices.iter().try_for_each(|device| self.seat.check(*device))?;
         let numbered: Vec<_> = devices.iter().copied().enumerate().collect();
         let _cores = Cores::share(self.cores, self.ranks, &numbered)?;
         let world = World::new(self.ranks, self.timeout);
         let context = Context::current();
         let work = |rank: usize| {
             let _context = context.enter();
-            let me = Rank::new(member(&world, rank), devices[rank]);
-            let outcome = caught(|| f(me.clone()));
-            let outcome = outcome.map_err(|cause| me.fail(&cause)).ok();
+            let control = member(&world, rank);
+            let outcome = caught(|| self.seat.join(&control, devices[rank]));
+            let outcome = outcome.map_err(|cause| control.fail(&cause)).ok().and_then(|(comm, session)| {
+                let outcome = caught(|| f(Rank::new(comm, devices[rank])));
+                let outcome = outcome.map_err(|cause| control.fail(&cause)).ok();
+                session.leave();
+                outcome
+            });
             world.end(rank);
             outcome
         };

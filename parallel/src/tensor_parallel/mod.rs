@@ -59,4 +59,4 @@ pub use regions::{
     all_gather, copy_to_region, gather_from_region, reduce_from_region, reduce_scatter, scatter_to_region,
 };
 pub use row::RowParallelLinear;
-pub use whole::{gather_parameters, save_model};
+pub use whole::{gather_parameters, gather_parts, save_model};

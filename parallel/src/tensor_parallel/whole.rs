@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::comm::Comm;
 use crate::data_parallel::Entries;
+use crate::part::Part;
 use crate::tell::tell;
 use crate::{Error, Result};
 
@@ -47,21 +48,29 @@ pub fn save_model<L: Layers>(
 /// # Errors
 /// If parts are missing, or as [`crate::comm::Pending::wait`].
 pub fn gather_parameters(parameters: &[Parameter], comm: &Comm) -> Result<Entries> {
-    let held = tell(comm, &parameters.iter().map(Held::of).collect::<Vec<_>>())?;
+    gather_parts(&parameters.iter().map(Part::of_parameter).collect::<Vec<_>>(), comm)
+}
+
+/// [`gather_parameters`] of any parts: buffers too ([`Part::all_of`]), which are whole wherever they are.
+///
+/// # Errors
+/// As [`gather_parameters`].
+pub fn gather_parts(parts: &[Part], comm: &Comm) -> Result<Entries> {
+    let held = tell(comm, &parts.iter().map(Held::of).collect::<Vec<_>>())?;
     let wanted = plan(&held);
     if comm.rank() != 0 {
         for &(_, i) in wanted.iter().filter(|(rank, _)| *rank == comm.rank()) {
-            comm.send(&parameters[i].tensor(), 0)?;
+            comm.send(&parts[i].values, 0)?;
         }
         return Ok(Vec::new());
     }
-    let host = parameters.first().map_or(Device::CPU, Parameter::device).host();
+    let host = parts.first().map_or(Device::CPU, |part| part.values.device()).host();
     let mut whole: HashMap<&str, (Tensor, usize)> = HashMap::new();
     for (rank, i) in wanted {
         let one = &held[rank][i];
         let (Held { name, shape, .. }, dtype, part) = (one, one.dtype()?, one.part());
         let tensor = match rank {
-            0 => parameters[i].tensor().to_device(host, false)?,
+            0 => parts[i].values.to_device(host, false)?,
             _ => {
                 let mut tensor = Tensor::empty(shape, dtype, host)?;
                 comm.recv(&mut tensor, rank)?;
@@ -88,7 +97,7 @@ pub fn gather_parameters(parameters: &[Parameter], comm: &Comm) -> Result<Entrie
     Ok(entries)
 }
 
-/// What a rank has of a parameter.
+/// What a rank has of a tensor.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Held {
     name: String,
@@ -100,7 +109,7 @@ struct Held {
     shape: Vec<usize>,
 }
 
-/// The first rank that has a part, and the parameter's number there; for every part, in order of the ranks.
+/// The first rank that has a part, and its number there; for every part, in order of the ranks.
 fn plan(held: &[Vec<Held>]) -> Vec<(usize, usize)> {
     let mut seen: HashSet<(&str, &[usize])> = HashSet::new();
     let all = held
@@ -112,16 +121,15 @@ fn plan(held: &[Vec<Held>]) -> Vec<(usize, usize)> {
 }
 
 impl Held {
-    fn of(parameter: &Parameter) -> Held {
-        let Shard { window: Window { global, offset }, extent } = parameter.part();
-        let tensor = parameter.tensor();
+    fn of(part: &Part) -> Held {
+        let Shard { window: Window { global, offset }, extent } = &part.shard;
         Held {
-            name: parameter.name().to_string(),
-            dtype: tensor.dtype().to_string(),
+            name: part.name.clone(),
+            dtype: part.values.dtype().to_string(),
             global: global.to_vec(),
             offset: offset.to_vec(),
             extent: extent.to_vec(),
-            shape: tensor.shape().to_vec(),
+            shape: part.values.shape().to_vec(),
         }
     }
 

@@ -1,6 +1,7 @@
 //! Sharded checkpoints: any layout reads what any other has saved, and nothing that is torn or damaged is read.
 
 mod boxes;
+mod copies;
 mod damage;
 #[path = "../gpt/mod.rs"]
 mod gpt;

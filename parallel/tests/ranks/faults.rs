@@ -32,7 +32,7 @@ pub enum How {
 }
 
 impl Fault {
-    fn strike(&self) -> autograd::Error {
+    pub fn strike(&self) -> autograd::Error {
         assert!(self.how != How::Panic, "the layer is broken");
         if self.how == How::Kill {
             let me = std::process::id().to_string();
@@ -43,12 +43,12 @@ impl Fault {
 }
 
 /// Work that goes wrong in computing.
-struct Faulty {
-    work: Work,
-    fault: Fault,
+pub struct Faulty<W> {
+    pub work: W,
+    pub fault: Fault,
 }
 
-impl Stages for Faulty {
+impl<W: Stages> Stages for Faulty<W> {
     fn input_spec(&self, stage: usize, micro_batch: usize) -> Option<Spec> {
         self.work.input_spec(stage, micro_batch)
     }
@@ -69,7 +69,7 @@ impl Stages for Faulty {
 
 /// A communicator that goes wrong in one of its sends or receives.
 #[derive(Debug)]
-struct Broken {
+pub struct Broken {
     comm: Comm,
     fault: Fault,
     kind: comm::Kind,
@@ -78,6 +78,20 @@ struct Broken {
 }
 
 impl Broken {
+    /// One that goes wrong in the fault's transfer, if it is one of this rank's list, whose transfers are a call each.
+    pub fn over(comm: &Comm, list: &[Action], fault: Fault) -> Comm {
+        let kind = |action: &Action| match action.kind {
+            Kind::SendForward | Kind::SendBackward => comm::Kind::Send,
+            Kind::RecvForward | Kind::RecvBackward => comm::Kind::Receive,
+            // There is none.
+            _ => comm::Kind::Scatter,
+        };
+        let (calls, kind_of) =
+            (list.iter().take_while(|action| **action != fault.action), kind(&fault.action));
+        let left = AtomicUsize::new(calls.filter(|action| kind(action) == kind_of).count());
+        Arc::new(Broken { comm: comm.clone(), fault, kind: kind_of, left })
+    }
+
     fn check(&self, call: &Call) -> comm::Result<()> {
         let counts = call.kind() == self.kind;
         if counts && self.left.fetch_sub(1, Ordering::Relaxed) == 0 {
@@ -132,28 +146,19 @@ pub fn step(schedule: &Schedule, fault: Option<Fault>, rank: &Rank) -> Result<()
         Pipeline::new(schedule, rank.comm().clone(), rank.device())?.train(&Arc::new(work))?;
         return Ok(rank.comm().barrier()?);
     };
-    let kind = |action: &Action| match action.kind {
-        Kind::SendForward | Kind::SendBackward => comm::Kind::Send,
-        Kind::RecvForward | Kind::RecvBackward => comm::Kind::Receive,
-        // There is none.
-        _ => comm::Kind::Scatter,
-    };
-    let calls = schedule.ranks[rank.rank()].iter().take_while(|action| **action != fault.action);
-    let left = calls.filter(|action| kind(action) == kind(&fault.action)).count();
-    let broken =
-        Broken { comm: rank.comm().clone(), fault, kind: kind(&fault.action), left: AtomicUsize::new(left) };
+    let broken = Broken::over(rank.comm(), &schedule.ranks[rank.rank()], fault);
     let weights = work.model.of(fault.action.stage)?.parameters();
     let left = AtomicUsize::new(fault.action.micro_batch);
     let _hook = weights[weights.len() - 1].leaves()[0].on_accumulate(move |_| {
         let due = fault.action.kind == Kind::Weight && left.fetch_sub(1, Ordering::Relaxed) == 0;
         if due { Err(fault.strike()) } else { Ok(()) }
     });
-    Pipeline::new(schedule, Arc::new(broken), rank.device())?.train(&Arc::new(Faulty { work, fault }))?;
+    Pipeline::new(schedule, broken, rank.device())?.train(&Arc::new(Faulty { work, fault }))?;
     Ok(rank.comm().barrier()?)
 }
 
 /// What each rank said in the end; nobody may take long.
-fn run(schedule: &Schedule, f: impl Fn(&Rank) -> Result<()> + Sync) -> Vec<String> {
+pub fn run(schedule: &Schedule, f: impl Fn(&Rank) -> Result<()> + Sync) -> Vec<String> {
     let (heard, start) = (Mutex::new(vec![String::new(); schedule.ranks.len()]), Instant::now());
     let outcome = Threads::new(schedule.ranks.len()).timeout(Duration::from_secs(60)).run(|rank| {
         let outcome = f(&rank);
@@ -173,20 +178,25 @@ fn a_fault_in_any_action_ends_all_ranks_with_its_cause_rank_and_action() {
             schedule.ranks.iter().enumerate().flat_map(|(rank, list)| list.iter().map(move |a| (rank, a)))
         {
             for how in [How::Error, How::Panic] {
-                let heard = run(&schedule, |rank| step(&schedule, Some(Fault { action, how }), rank));
-                let panics = how == How::Panic;
-                let is_send = matches!(action.kind, Kind::SendForward | Kind::SendBackward);
-                let cause = if is_send && !panics { "got rank 3" } else { "the layer is broken" };
-                for (rank, text) in heard.into_iter().enumerate() {
-                    let place = match rank == culprit {
-                        true => format!("{action}: "),
-                        false => format!("rank {culprit} failed: {action}: "),
-                    };
-                    assert!(text.contains(&place) && text.contains(cause), "{action}, rank {rank}: {text}");
-                    assert!(!panics || text.contains("panicked"), "{action}, rank {rank}: {text}");
-                }
+                let fault = Fault { action, how };
+                assert_named(run(&schedule, |rank| step(&schedule, Some(fault), rank)), culprit, fault);
             }
         }
+    }
+}
+
+/// Panics unless every rank says what went wrong where.
+pub fn assert_named(heard: Vec<String>, culprit: usize, Fault { action, how }: Fault) {
+    let panics = how == How::Panic;
+    let is_send = matches!(action.kind, Kind::SendForward | Kind::SendBackward);
+    let cause = if is_send && !panics { "got rank 3" } else { "the layer is broken" };
+    for (rank, text) in heard.into_iter().enumerate() {
+        let place = match rank == culprit {
+            true => format!("{action}: "),
+            false => format!("rank {culprit} failed: {action}: "),
+        };
+        assert!(text.contains(&place) && text.contains(cause), "{action}, rank {rank}: {text}");
+        assert!(!panics || text.contains("panicked"), "{action}, rank {rank}: {text}");
     }
 }
 

@@ -3,10 +3,14 @@
 #[path = "../gpt/mod.rs"]
 mod gpt;
 
+mod asynchronous;
+mod asynchronous_replicas;
 mod bits;
 mod data_parallel;
 mod faults;
 mod kit;
 mod odd;
 mod processes;
+mod sync_batch_norm;
 mod tensor_parallel;
+mod twin;

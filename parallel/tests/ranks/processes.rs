@@ -8,8 +8,10 @@ use phalanx_nn::models::RecomputeMode;
 use phalanx_parallel::launch::{Environment, Rank, environment};
 use phalanx_parallel::pipeline::schedule::{Schedule, by_name, one_f_one_b, with_transfers};
 
+use crate::asynchronous;
 use crate::faults::{Fault, How, step};
 use crate::kit::{alone, assert_equal, config, train};
+use crate::twin::{Case, Scheme, simulated};
 
 fn free_port() -> u16 {
     TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port()
@@ -32,6 +34,22 @@ fn over_tcp_the_bits_are_the_same() {
         });
         assert_equal(ranks, &wanted, name);
     }
+}
+
+#[test]
+fn so_they_are_without_flushes() {
+    let case = Case { tied: true, ..Case::new(Scheme::DoubleBuffered(3), 3, 9) };
+    let port = free_port();
+    let process = |rank: usize| {
+        let place = Environment::new().local(rank, 3, port).timeout(Duration::from_secs(60));
+        place.run(|rank: Rank| asynchronous::train(&case, RecomputeMode::ExceptLast, &rank)).unwrap()
+    };
+    let ranks = std::thread::scope(|scope| {
+        let process = &process;
+        let threads: Vec<_> = (0..3).map(|rank| scope.spawn(move || process(rank))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    asynchronous::assert_same(asynchronous::joined(ranks), &simulated(&case), "over TCP");
 }
 
 const SIZE: usize = 3;

@@ -1,6 +1,8 @@
 //! Schedules without flushes.
 
-use phalanx_parallel::pipeline::schedule::{double_buffered, weight_stashing};
+use phalanx_parallel::pipeline::schedule::{
+    Action, Costs, Kind, double_buffered, one_f_one_b, simulate, verify, weight_stashing, with_transfers,
+};
 
 #[test]
 fn weight_stashing_uses_the_newest_weights_forward_and_the_same_backward() {
@@ -46,7 +48,7 @@ fn double_buffers_keep_two_versions() {
 fn versions_that_do_not_exist_yet_are_found() {
     let mut plan = weight_stashing(2, 4).unwrap();
     plan.versions[0][2] = 2;
-    let wanted = "rank 0, action 3 (0F2): uses version 2 of the weights, the newest is 1";
+    let wanted = "rank 0, action 4 (0F2): uses version 2 of the weights, the newest is 1";
     assert_eq!(plan.verify(0).unwrap_err().to_string(), wanted);
     plan.versions[0].pop();
     let wanted = "verify: got versions for [3, 4] micro-batches, an update every 1, wanted one for each stage and micro-batch, 1 or more";
@@ -54,6 +56,59 @@ fn versions_that_do_not_exist_yet_are_found() {
     let early = double_buffered(4, 3, 8).unwrap_err().to_string();
     let wanted = "double_buffered: got an update every 3 micro-batches over 4 ranks, wanted at least as many as there are ranks";
     assert_eq!(early, wanted);
+}
+
+#[test]
+fn an_update_stands_after_each_whole_interval() {
+    let plan = double_buffered(2, 2, 5).unwrap();
+    let wanted =
+        "0F0 0F1 0B0 0F2 0B1 0U1 0F3 0B2 0F4 0B3 0U3 0B4\n1F0 1B0 1F1 1B1 1U1 1F2 1B2 1F3 1B3 1U3 1F4 1B4\n";
+    assert_eq!(plan.schedule.to_string(), wanted);
+    let plan = weight_stashing(2, 2).unwrap();
+    assert_eq!(plan.schedule.to_string(), "0F0 0F1 0B0 0U0 0B1 0U1\n1F0 1B0 1U0 1F1 1B1 1U1\n");
+    assert!(plan.schedule.has_updates() && !one_f_one_b(2, 2).unwrap().has_updates());
+}
+
+#[test]
+fn updates_that_stand_elsewhere_or_nowhere_are_found() {
+    let plan = double_buffered(1, 2, 4).unwrap();
+    assert_eq!(plan.schedule.to_string(), "0F0 0B0 0F1 0B1 0U1 0F2 0B2 0F3 0B3 0U3\n");
+    let moved = |from: usize, to: usize| {
+        let mut plan = plan.clone();
+        let update = plan.schedule.ranks[0].remove(from);
+        plan.schedule.ranks[0].insert(to, update);
+        plan.verify(0).unwrap_err().to_string()
+    };
+    assert_eq!(moved(4, 0), "rank 0, action 0 (0U1): there are no gradients yet");
+    assert_eq!(moved(4, 2), "rank 0, action 2 (0U1): the last gradients are those of micro-batch 0");
+    assert_eq!(moved(4, 6), "rank 0, action 6 (0U1): the last gradients are those of micro-batch 2");
+    let mut less = plan.clone();
+    less.schedule.ranks[0].remove(4);
+    let wanted = "rank 0, action 5 (0B2): an update was due after micro-batch 1";
+    assert_eq!(less.verify(0).unwrap_err().to_string(), wanted);
+    let mut less = plan.clone();
+    less.schedule.ranks[0].pop();
+    assert_eq!(less.verify(0).unwrap_err().to_string(), "rank 0: nothing does 0U3");
+    let mut more = plan.clone();
+    more.schedule.ranks[0].insert(2, Action::new(0, Kind::Update, 0));
+    let wanted = "rank 0, action 2 (0U0): the next update is due after micro-batch 1";
+    assert_eq!(more.verify(0).unwrap_err().to_string(), wanted);
+    more.schedule.ranks[0].insert(3, Action::new(0, Kind::Update, 0));
+    assert_eq!(more.verify(0).unwrap_err().to_string(), "rank 0, action 3 (0U0): 0U0 has been done");
+}
+
+#[test]
+fn updates_change_neither_transfers_nor_times() {
+    for (ranks, micro_batches) in [(1, 3), (2, 5), (4, 9)] {
+        let (plan, plain) =
+            (weight_stashing(ranks, micro_batches).unwrap(), one_f_one_b(ranks, micro_batches).unwrap());
+        let mut travelling = with_transfers(&plan.schedule).unwrap();
+        assert_eq!(verify(&travelling, 0), verify(&plain, 0));
+        travelling.ranks.iter_mut().for_each(|list| list.retain(|action| action.kind != Kind::Update));
+        assert_eq!(travelling, with_transfers(&plain).unwrap());
+        let costs = Costs::even(&plain, 1.0, 1.0, 1.0, 0.1);
+        assert_eq!(simulate(&plan.schedule, &costs), simulate(&plain, &costs));
+    }
 }
 
 #[test]

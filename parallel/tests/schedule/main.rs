@@ -5,6 +5,7 @@ mod estimate;
 mod golden;
 mod planner;
 mod properties;
+mod receipts;
 mod simulate;
 mod text;
 mod transfers;

@@ -9,7 +9,10 @@ fn refused(text: &str) -> String {
 #[test]
 fn every_kind_of_action_has_a_token() {
     let tokens = Kind::ALL.map(|kind| Action::new(12, kind, 3).to_string());
-    assert_eq!(tokens, ["12F3", "12B3", "12I3", "12W3", "12SEND_F3", "12RECV_F3", "12SEND_B3", "12RECV_B3"]);
+    assert_eq!(
+        tokens,
+        ["12F3", "12B3", "12I3", "12W3", "12U3", "12SEND_F3", "12RECV_F3", "12SEND_B3", "12RECV_B3"]
+    );
 }
 
 #[test]
@@ -33,7 +36,7 @@ fn what_cannot_be_read_is_named_with_its_line() {
     );
     assert_eq!(
         refused("0F0 0X1"),
-        "schedule, line 1: got \"0X1\", wanted F, B, I, W, SEND_F, RECV_F, SEND_B or RECV_B after the stage"
+        "schedule, line 1: got \"0X1\", wanted F, B, I, W, U, SEND_F, RECV_F, SEND_B or RECV_B after the stage"
     );
     assert_eq!(refused("0F"), "schedule, line 1: got \"0F\", wanted a micro-batch's number at the end");
     assert_eq!(

@@ -22,7 +22,7 @@ fn said(error: impl std::fmt::Display) -> String {
 fn check(set: &Set, case: &Case) -> Checked {
     let attrs = Attrs::new(&case.attrs);
     let folder = set.folder.join(attrs.str_or("dir", ""));
-    let (config, model) = load_model(folder, &Scope::new(0, DType::F32, Device::CPU)).map_err(said)?;
+    let (config, model) = load_model(folder, &Scope::new(0, DType::F32, set.device)).map_err(said)?;
     let train = attrs.get("train").ok_or("no training")?;
     let prefixes = [attrs.str_or("grad_prefix", "grad."), attrs.str_or("final_prefix", "final.")];
     let losses = attrs.str_or("losses", "losses");

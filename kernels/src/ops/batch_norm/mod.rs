@@ -1,8 +1,9 @@
 //! Batch normalisation: each channel over the items and places of the batch, or by given statistics.
 
 mod cpu;
+pub(in crate::ops) mod cuda;
 
-use phalanx_tensor::{Error, Result, Tensor};
+use phalanx_tensor::{Device, Error, Result, Tensor};
 
 use crate::check;
 use crate::ops::copy_;
@@ -65,6 +66,14 @@ pub fn batch_norm(
     if x.device().is_meta() {
         return Ok((y, stats));
     }
+    if x.device().is_cuda() {
+        match running.filter(|_| !config.training) {
+            Some(running) => cuda::given(OP, x.dtype(), running, config.eps, &mut stats)?,
+            None => cuda::measure(OP, &channels, x, config.eps, &mut stats)?,
+        }
+        cuda::apply(OP, &channels, [x, &stats], [weight, bias], &mut y)?;
+        return Ok((y, stats));
+    }
     for_real!(OP, x.dtype(), T => {
         match running.filter(|_| !config.training) {
             Some(running) => given::<T>(OP, running, config.eps, &mut stats)?,
@@ -110,7 +119,10 @@ pub fn batch_norm_update_(
     for (which, running) in running.into_iter().enumerate() {
         check::shape(OP, "a running mean or variance", running, &[channels.channels])?;
         let mut moved = Tensor::empty(running.shape(), running.dtype(), running.device())?;
-        if !running.device().is_meta() {
+        if running.device().is_cuda() {
+            let numbers = [momentum, count / (count - 1.0)];
+            cuda::update(OP, (running, &mut moved), stats, which, numbers)?;
+        } else if !running.device().is_meta() {
             let new = values_f64(OP, stats)?;
             let new = new.chunks_exact(KEPT).map(|s| [s[0] + s[1], s[3] * (count / (count - 1.0))][which]);
             let old = values_f64(OP, running)?;
@@ -146,6 +158,11 @@ pub fn batch_norm_backward(
     if x.device().is_meta() {
         return Ok([dx, dw, db]);
     }
+    if x.device().is_cuda() {
+        let outputs = [dx.as_mut(), dw.as_mut(), db.as_mut()];
+        cuda::backward(OP, &channels, [x, dy, stats], weight, config.training, outputs)?;
+        return Ok([dx, dw, db]);
+    }
     for_real!(OP, x.dtype(), T => {
         let wide = <<T as Real>::Wide as Float>::from_f64;
         let stats = elements::<<T as Real>::Wide>(OP, stats)?;
@@ -173,12 +190,13 @@ pub fn batch_norm_backward(
 }
 
 /// The sizes of [N, C, ...].
-struct Channels {
-    items: usize,
-    channels: usize,
+pub(in crate::ops) struct Channels {
+    pub(in crate::ops) device: Device,
+    pub(in crate::ops) items: usize,
+    pub(in crate::ops) channels: usize,
     /// Elements of a channel of one item, and of a channel.
-    places: usize,
-    count: usize,
+    pub(in crate::ops) places: usize,
+    pub(in crate::ops) count: usize,
 }
 
 impl Channels {
@@ -192,7 +210,7 @@ impl Channels {
             check::shape(op, "a weight or bias", t, &[channels])?;
         }
         let places = places.iter().product();
-        Ok(Channels { items, channels, places, count: items * places })
+        Ok(Channels { device: x.device(), items, channels, places, count: items * places })
     }
 
     /// `x` with the channels first.

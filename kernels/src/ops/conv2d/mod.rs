@@ -6,6 +6,7 @@
 
 mod axis;
 mod cpu;
+mod cuda;
 mod cut;
 mod gather;
 mod options;
@@ -51,7 +52,9 @@ pub fn conv2d(
         axis::direct(size[i], kernel, options.stride[i], options.padding[i], options.dilation[i])
     };
     let strides = weight.strides();
-    parts.run(bias, outputs, size, || {
+    let form = parts.form(parts.size(), size, [kh, kw]);
+    let on_gpu = |bias: Option<&Tensor>, out: &mut Tensor| form.direct(&parts.source, weight, bias, out);
+    parts.run(bias, outputs, size, on_gpu, || {
         let group_stride = outputs / options.groups * strides[0];
         let weight_strides = [group_stride, strides[0], strides[1], strides[2], strides[3]];
         (vec![[axis(0, kh), axis(1, kw)]], weight_strides)
@@ -78,7 +81,9 @@ pub fn conv_transpose2d(
         axis::transposed(size[i], kernel, options.stride[i], options.padding[i], options.dilation[i])
     };
     let strides = weight.strides();
-    parts.run(bias, outputs.saturating_mul(options.groups), size, || {
+    let form = parts.form(size, parts.size(), [kh, kw]);
+    let on_gpu = |bias: Option<&Tensor>, out: &mut Tensor| form.transposed(&parts.source, weight, bias, out);
+    parts.run(bias, outputs.saturating_mul(options.groups), size, on_gpu, || {
         let group_stride = inputs / options.groups * strides[0];
         let weight_strides = [group_stride, strides[1], strides[0], strides[2], strides[3]];
         let pairs = |rows: axis::Axis| axes(1, kw).into_iter().map(move |cols| [rows.clone(), cols]);
@@ -108,6 +113,12 @@ pub fn conv2d_weight(
     let grid = grid.contiguous()?;
     let mut out = Tensor::empty(&shape, image.dtype(), image.device())?;
     if out.device().is_meta() {
+        return Ok(out);
+    }
+    if out.device().is_cuda() {
+        if out.numel() > 0 {
+            parts.form(parts.size(), [gh, gw], kernel).weight(&parts.source, &grid, &mut out)?;
+        }
         return Ok(out);
     }
     let axis = |i: usize, count| {
@@ -188,12 +199,22 @@ impl<'a> Parts<'a> {
         Err(Error::shape(self.op, got, wanted))
     }
 
-    /// A result of so many channels and pixels, by the passes and weight strides that `plan` names.
+    /// The source's pixels.
+    fn size(&self) -> [usize; 2] {
+        [self.source.shape()[2], self.source.shape()[3]]
+    }
+
+    fn form(&self, image: [usize; 2], grid: [usize; 2], kernel: [usize; 2]) -> cuda::Form<'a> {
+        cuda::Form { op: self.op, options: self.options, image, grid, kernel }
+    }
+
+    /// A result of so many channels and pixels, by `on_gpu`, or by the passes and weight strides that `plan` names.
     fn run(
         &self,
         bias: Option<&Tensor>,
         channels: usize,
         size: [usize; 2],
+        on_gpu: impl FnOnce(Option<&Tensor>, &mut Tensor) -> Result<()>,
         plan: impl FnOnce() -> (Vec<[axis::Axis; 2]>, [usize; 5]),
     ) -> Result<Tensor> {
         let bias = match bias {
@@ -207,6 +228,10 @@ impl<'a> Parts<'a> {
         let shape = [self.source.shape()[0], channels, size[0], size[1]];
         let mut out = Tensor::empty(&shape, self.source.dtype(), self.source.device())?;
         if out.device().is_meta() || out.numel() == 0 {
+            return Ok(out);
+        }
+        if out.device().is_cuda() {
+            on_gpu(bias.as_ref(), &mut out)?;
             return Ok(out);
         }
         let (passes, weight_strides) = plan();

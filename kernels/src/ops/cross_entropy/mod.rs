@@ -2,6 +2,7 @@
 //! a row, from which the backward pass makes the gradient in one pass over the logits.
 
 mod cpu;
+mod cuda;
 
 use phalanx_tensor::{Result, Tensor};
 
@@ -67,6 +68,10 @@ pub fn cross_entropy(x: &Tensor, target: &Tensor, config: &CrossEntropy) -> Resu
     if x.device().is_meta() {
         return Ok((loss, stats));
     }
+    if x.device().is_cuda() {
+        cuda::forward(OP, [&x, target], shape, config, [&mut loss, &mut stats])?;
+        return Ok((loss, stats));
+    }
     let classes = weighing.read(OP, target, shape.width)?;
     for_real!(OP, x.dtype(), T => forward::<T>(OP, &x, &classes, shape, config, [&mut loss, &mut stats]))?;
     Ok((loss, stats))
@@ -119,7 +124,9 @@ pub fn cross_entropy_backward(
     let mut dx = Tensor::empty(x.shape(), x.dtype(), x.device())?;
     let shape = sizes(&x, target, 0);
     let shape = Shape { width: x.shape()[x.rank() - 1], ..shape };
-    if !x.device().is_meta() {
+    if x.device().is_cuda() {
+        cuda::backward(OP, [&x, target, stats, dy], shape, config, &mut dx)?;
+    } else if !x.device().is_meta() {
         let classes = weighing.read(OP, target, shape.width)?;
         for_real!(OP, x.dtype(), T => backward::<T>(OP, [&x, stats, dy], &classes, shape, config, &mut dx))?;
     }
@@ -164,7 +171,9 @@ pub fn cross_entropy_targets(x: &Tensor, target: &Tensor, config: &CrossEntropy)
     let weighing = config.weighing();
     weighing.check(OP, x, target)?;
     let mut q = Tensor::empty(classes_last(x)?.shape(), x.dtype(), x.device())?;
-    if !x.device().is_meta() {
+    if x.device().is_cuda() {
+        cuda::targets(OP, target, config, &mut q)?;
+    } else if !x.device().is_meta() {
         let width = x.shape()[1];
         let classes = weighing.read(OP, target, width)?;
         let (share, _) = smoothing(&classes, config, width);

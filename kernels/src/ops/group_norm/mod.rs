@@ -1,10 +1,12 @@
 //! Group normalisation: the channels of an item in groups, each normalised over its channels and places.
 
 mod cpu;
+mod cuda;
 
 use phalanx_tensor::{Error, Result, Tensor};
 
 use crate::check;
+use crate::ops::batch_norm::Channels;
 use crate::real::{Real, for_real};
 use crate::rows::{self, Outputs, Shape};
 use crate::simd::Float;
@@ -28,6 +30,10 @@ pub fn group_norm(
     let mut y = x.empty_like()?;
     let mut stats = Tensor::empty(&[groups.shape.rows, 3], wide_dtype(x.dtype()), x.device())?;
     if x.device().is_meta() {
+        return Ok((y, stats));
+    }
+    if x.device().is_cuda() {
+        cuda::forward(OP, &groups, x, [weight, bias], eps, [&mut y, &mut stats])?;
         return Ok((y, stats));
     }
     for_real!(OP, x.dtype(), T => {
@@ -62,6 +68,11 @@ pub fn group_norm_backward(
     if x.device().is_meta() {
         return Ok([dx, dw, db]);
     }
+    if x.device().is_cuda() {
+        let outputs = [dx.as_mut(), dw.as_mut(), db.as_mut()];
+        cuda::backward(OP, &groups, [x, dy, stats], weight, outputs)?;
+        return Ok([dx, dw, db]);
+    }
     for_real!(OP, x.dtype(), T => {
         let stats = elements::<<T as Real>::Wide>(OP, stats)?;
         let [weight, _] = groups.affine::<T>(OP, [weight, None])?;
@@ -78,6 +89,7 @@ pub fn group_norm_backward(
 /// The sizes: a row is a group of one item.
 struct Groups {
     shape: Shape,
+    groups: usize,
     channels: usize,
     /// Elements of a channel of one item.
     places: usize,
@@ -99,7 +111,14 @@ impl Groups {
         }
         let places = places.iter().product();
         let width = channels / num_groups * places;
-        Ok(Groups { shape: Shape { rows: items * num_groups, width, stats: 0, sums: 0 }, channels, places })
+        let shape = Shape { rows: items * num_groups, width, stats: 0, sums: 0 };
+        Ok(Groups { shape, groups: num_groups, channels, places })
+    }
+
+    /// The sizes of `x` by channels.
+    fn as_channels(&self, x: &Tensor) -> Channels {
+        let (items, channels, places) = (x.shape()[0], self.channels, self.places);
+        Channels { device: x.device(), items, channels, places, count: items * places }
     }
 
     /// Weight and bias of every channel, 1 and 0 where they are absent.

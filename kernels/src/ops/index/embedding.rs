@@ -4,8 +4,8 @@ use phalanx_tensor::{Dims, Error, Result, Tensor};
 
 use super::add_rows::add_rows;
 use super::index_select::select;
-use super::indices;
 use super::summand::Summand;
+use super::{cuda, indices};
 use crate::check;
 use crate::real::for_real;
 
@@ -40,6 +40,13 @@ pub fn embedding_backward(
     let index = indices(OP, index, dy)?;
     let mut out = Tensor::empty(&shape, dy.dtype(), dy.device())?;
     if out.device().is_meta() {
+        return Ok(out);
+    }
+    if out.device().is_cuda() {
+        if padding.is_some_and(|row| row >= rows) {
+            out.narrow(0, padding.unwrap_or(0), 1)?;
+        }
+        cuda::add_rows(OP, &index, dy, [rows, inner], &mut out, cuda::Rows::Store { padding })?;
         return Ok(out);
     }
     for_real!(OP, dy.dtype(), T => {
@@ -77,6 +84,10 @@ pub fn embedding_backward_accumulate_(
     let (rows, inner, index) = (*rows, row.iter().product(), indices(OP, index, dy)?);
     if to.device().is_meta() {
         to.bump_version();
+        return Ok(true);
+    }
+    if to.device().is_cuda() {
+        cuda::add_rows(OP, &index, dy, [rows, inner], to, cuda::Rows::Add)?;
         return Ok(true);
     }
     for_real!(OP, dy.dtype(), T => {

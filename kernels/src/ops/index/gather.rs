@@ -2,7 +2,7 @@
 
 use phalanx_tensor::{Dim, Dims, Error, Loops, Result, Tensor};
 
-use super::{check_range, indices};
+use super::{check_range, cuda, indices};
 use crate::ops::copy::elements;
 use crate::pointwise::PIECE;
 
@@ -19,11 +19,16 @@ const OP: &str = "gather";
 
 fn gather_along(x: &Tensor, dim: usize, index: &Tensor) -> Result<Tensor> {
     check_index(OP, x, dim, index)?;
-    let (index, x) = (indices(OP, index, x)?, x.contiguous()?);
+    let index = indices(OP, index, x)?;
     let mut out = Tensor::empty(index.shape(), x.dtype(), x.device())?;
     if out.device().is_meta() {
         return Ok(out);
     }
+    if out.device().is_cuda() {
+        cuda::elements(OP, x, dim, &index, &mut out)?;
+        return Ok(out);
+    }
+    let x = x.contiguous()?;
     let read = index.read::<i64>(OP)?;
     let at = &read[index.offset()..][..index.numel()];
     check_range(OP, at, x.shape().get(dim).copied().unwrap_or(1))?;

@@ -3,8 +3,8 @@
 use phalanx_tensor::{DType, Dim, Dims, Error, Result, Tensor, bf16, f16};
 
 use super::add_rows::add_rows;
-use super::indices;
 use super::summand::Summand;
+use super::{cuda, indices};
 use crate::check;
 
 /// `x`, with `alpha` times part `i` of `source` added to its part `index[i]` along `dim`, for each `i`. Floats and
@@ -29,6 +29,12 @@ fn add_along(x: &Tensor, dim: usize, index: &Tensor, source: &Tensor, alpha: f64
     let index = indices(OP, index, x)?;
     let mut out = x.copy()?;
     if out.device().is_meta() {
+        return Ok(out);
+    }
+    if out.device().is_cuda() && x.dtype() != DType::Bool {
+        let inner = out.shape()[dim + 1..].iter().product();
+        let rows = out.shape()[dim];
+        cuda::add_rows(OP, &index, source, [rows, inner], &mut out, cuda::Rows::AddScaled(alpha))?;
         return Ok(out);
     }
     match x.dtype() {

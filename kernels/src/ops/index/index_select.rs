@@ -2,7 +2,7 @@
 
 use phalanx_tensor::{Dim, Dims, Error, Result, Tensor};
 
-use super::{check_range, indices};
+use super::{check_range, cuda, indices};
 use crate::ops::copy::elements;
 use crate::pointwise::PIECE;
 
@@ -37,6 +37,10 @@ pub(super) fn select(
     let (index, x) = (indices(op, index, x)?, x.contiguous()?);
     let mut out = Tensor::empty(shape, x.dtype(), x.device())?;
     if out.device().is_meta() {
+        return Ok(out);
+    }
+    if out.device().is_cuda() {
+        cuda::rows(op, &x, dim, &index, &mut out)?;
         return Ok(out);
     }
     let read = index.read::<i64>(op)?;

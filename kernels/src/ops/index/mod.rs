@@ -1,6 +1,7 @@
 //! Rows and elements picked by index, and the reverse, adding to them.
 
 mod add_rows;
+mod cuda;
 mod embedding;
 mod gather;
 mod index_add;
@@ -23,6 +24,8 @@ pub use index_select::index_select;
 pub use one_hot::one_hot;
 pub use scatter_add::scatter_add;
 
+pub(super) use cuda::add_to_planes;
+
 /// The indices as contiguous i64, on the device of what they pick from.
 fn indices(op: &'static str, index: &Tensor, from: &Tensor) -> Result<Tensor> {
     check::same_device(op, &[from, index])?;
@@ -34,8 +37,11 @@ fn indices(op: &'static str, index: &Tensor, from: &Tensor) -> Result<Tensor> {
 
 /// The error of the first index outside `0..size`, if any.
 fn check_range(op: &'static str, indices: &[i64], size: usize) -> Result<()> {
-    match indices.iter().find(|&&i| i < 0 || i as u64 >= size as u64) {
-        Some(i) => Err(Error::range(op, format!("index {i}"), format!("0 up to {size} (exclusive)"))),
+    match indices.iter().position(|&i| i < 0 || i as u64 >= size as u64) {
+        Some(item) => {
+            let got = format!("index {} (item {item})", indices[item]);
+            Err(Error::range(op, got, format!("an index below {size}")))
+        }
         None => Ok(()),
     }
 }

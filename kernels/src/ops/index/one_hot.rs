@@ -1,19 +1,24 @@
 //! Indices as unit vectors.
 
+use phalanx_tensor::cuda::{Args, Grid, Program};
 use phalanx_tensor::{DType, Dims, Result, Tensor};
 
 use super::{check_range, indices};
+use crate::cuda::{FAULT, File, PRELUDE};
 
 /// `[index's shape, classes]` of i64: 1 where the last dimension's place is the index, else 0.
 ///
 /// # Errors
 /// If the indices are not i64 or i32, or one is out of range.
 pub fn one_hot(index: &Tensor, classes: usize) -> Result<Tensor> {
-    const OP: &str = "one_hot";
     let shape: Dims = index.shape().iter().chain([&classes]).copied().collect();
     let index = indices(OP, index, index)?;
     let mut out = Tensor::zeros(&shape, DType::I64, index.device())?;
     if out.device().is_meta() {
+        return Ok(out);
+    }
+    if out.device().is_cuda() {
+        set_on_gpu(&mut out, &index, classes)?;
         return Ok(out);
     }
     let read = index.read::<i64>(OP)?;
@@ -23,4 +28,15 @@ pub fn one_hot(index: &Tensor, classes: usize) -> Result<Tensor> {
     at.iter().enumerate().for_each(|(row, &at)| target[row * classes + at as usize] = 1);
     drop(target);
     Ok(out)
+}
+
+const OP: &str = "one_hot";
+
+fn set_on_gpu(out: &mut Tensor, index: &Tensor, classes: usize) -> Result<()> {
+    const FILES: &[File] = &[PRELUDE, FAULT, ("one_hot.cu", include_str!("one_hot.cu"))];
+    let (gpu, rows) = (out.device().gpu()?, index.numel());
+    let program = Program { name: "one_hot.cu", files: FILES, defines: &[] };
+    let args =
+        Args::new(OP, gpu).write(out)?.read(index)?.value(rows as u64).value(classes as u64).faults()?;
+    gpu.kernel(OP, &program, "one_hot")?.launch(Grid::over(gpu, rows, 256), args)
 }

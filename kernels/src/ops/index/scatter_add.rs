@@ -4,7 +4,7 @@ use phalanx_tensor::{DType, Dim, Error, Result, Tensor, bf16, f16};
 
 use super::gather::{check_index, loops};
 use super::summand::Summand;
-use super::{check_range, indices};
+use super::{check_range, cuda, indices};
 use crate::check;
 use crate::pointwise::PIECE;
 use crate::source::{BLOCK, Source};
@@ -28,6 +28,10 @@ fn add_along(x: &Tensor, dim: usize, index: &Tensor, source: &Tensor) -> Result<
     let index = indices(OP, index, x)?;
     let mut out = x.copy()?;
     if out.device().is_meta() {
+        return Ok(out);
+    }
+    if out.device().is_cuda() && x.dtype() != DType::Bool {
+        cuda::add_elements(OP, dim, &index, source, &mut out)?;
         return Ok(out);
     }
     match x.dtype() {

@@ -1,6 +1,7 @@
 //! Layer normalisation, and what it shares with [`rms_norm`](super::rms_norm()), which is the same without the mean.
 
 pub(in crate::ops) mod cpu;
+mod cuda;
 
 use phalanx_tensor::{Dims, Error, Result, Tensor};
 
@@ -59,6 +60,10 @@ pub(in crate::ops) fn forward<const CENTERED: bool>(
     if x.device().is_meta() {
         return Ok((y, stats));
     }
+    if x.device().is_cuda() {
+        cuda::forward::<CENTERED>(op, shape, x, [weight, bias], eps, [&mut y, &mut stats])?;
+        return Ok((y, stats));
+    }
     for_real!(op, x.dtype(), T => {
         let (weight, bias) = (widened_if::<T>(op, weight)?, widened_if::<T>(op, bias)?);
         let kernel = cpu::Forward::<_, CENTERED> { weight: weight.as_deref(), bias: bias.as_deref(), eps };
@@ -85,6 +90,11 @@ pub(in crate::ops) fn backward<const CENTERED: bool>(
         |wanted: bool| wanted.then(|| Tensor::empty(normalized_shape, x.dtype(), x.device())).transpose();
     let [mut dw_out, mut db_out] = [sum(dw)?, sum(db)?];
     if x.device().is_meta() {
+        return Ok([dx, dw_out, db_out]);
+    }
+    if x.device().is_cuda() {
+        let outputs = [dx.as_mut(), dw_out.as_mut(), db_out.as_mut()];
+        cuda::backward::<CENTERED>(op, shape, [x, dy], stats, weight, outputs)?;
         return Ok([dx, dw_out, db_out]);
     }
     for_real!(op, x.dtype(), T => {

@@ -5,13 +5,16 @@ mod cpu;
 use phalanx_tensor::{Dim, Result, Tensor};
 
 use crate::along::along;
+use crate::rows::cuda::{RowProgram, row_program};
+
+const PROGRAM: RowProgram = row_program!("log_softmax.cu");
 
 /// `x - log(sum(e^x))` along `dim`, any shape and strides, floating-point.
 ///
 /// # Errors
 /// If there is no such dimension, or the dtype is no floating-point one.
 pub fn log_softmax(x: &Tensor, dim: impl Dim) -> Result<Tensor> {
-    along("log_softmax", cpu::Forward, [x], dim)
+    along("log_softmax", cpu::Forward, (PROGRAM, "forward"), [x], dim)
 }
 
 /// `dx = dy - e^y sum(dy)` for `y = log_softmax(x)`.
@@ -19,7 +22,7 @@ pub fn log_softmax(x: &Tensor, dim: impl Dim) -> Result<Tensor> {
 /// # Errors
 /// If there is no such dimension, or shapes, dtypes or devices differ.
 pub fn log_softmax_backward(y: &Tensor, dy: &Tensor, dim: impl Dim) -> Result<Tensor> {
-    along("log_softmax_backward", cpu::BackwardOf, [y, dy], dim)
+    along("log_softmax_backward", cpu::BackwardOf, (PROGRAM, "backward"), [y, dy], dim)
 }
 
 #[cfg(test)]

@@ -56,7 +56,7 @@ fn mat<'a, T>(data: &'a [T], tensor: &Tensor, start: usize, step: usize) -> MatR
 }
 
 /// Where turn `index` of the loops around `inner` begins.
-fn start_of(loops: &Loops<3>, inner: usize, mut index: usize) -> [usize; 3] {
+pub(super) fn start_of(loops: &Loops<3>, inner: usize, mut index: usize) -> [usize; 3] {
     let mut at = [0; 3];
     for axis in (0..loops.sizes().len()).rev().filter(|&axis| axis != inner) {
         let step = index % loops.sizes()[axis];

@@ -1,11 +1,14 @@
 //! Matrix products, batched and broadcast.
 
 mod cpu;
+mod cuda;
 
 pub(super) use cpu::multiply;
+pub(super) use cuda::multiply as multiply_on_gpu;
 
-use phalanx_tensor::{Dims, Error, Result, Tensor, broadcast_shapes};
+use phalanx_tensor::{DType, Dims, Error, Result, Tensor, broadcast_shapes};
 
+use super::cast::cast;
 use super::gelu::Gelu;
 use crate::check;
 use crate::gemm::Write;
@@ -25,14 +28,21 @@ pub fn matmul(a: &Tensor, b: &Tensor) -> Result<Tensor> {
 }
 
 /// `c += a b` in place, all of the product summed before it is added: the bits of [`matmul`] added by
-/// [`crate::accumulate_`]. `c` is contiguous and of the product's shape and dtype.
+/// [`crate::accumulate_`]. `c` is contiguous and of the product's shape and dtype, or f32 where that is a half: then the
+/// product is not rounded before it is added.
 ///
 /// # Errors
 /// As [`matmul`]; if `c` does not fit or shares a storage with an operand.
 pub fn matmul_accumulate_(c: &mut Tensor, a: &Tensor, b: &Tensor) -> Result<()> {
     const OP: &str = "matmul_accumulate";
     let product = Product::new(OP, a, b)?;
-    check::same(OP, &[a, c])?;
+    if c.dtype() == DType::F32 && a.dtype().size() == 2 && !c.device().is_cuda() {
+        return matmul_accumulate_(c, &cast(a, DType::F32)?, &cast(b, DType::F32)?);
+    }
+    check::same_device(OP, &[a, c])?;
+    if c.dtype() != a.dtype() && !(c.dtype() == DType::F32 && a.dtype().size() == 2) {
+        return Err(Error::dtype(OP, c.dtype(), a.dtype().name()));
+    }
     check::shape(OP, "a sum", c, &product.out_shape(a, b))?;
     if !c.is_contiguous() {
         return Err(Error::shape(OP, format!("a sum with strides {:?}", c.strides()), "a contiguous one"));
@@ -100,6 +110,9 @@ impl Product {
         if out.device().is_meta() {
             out.bump_version();
             return Ok(());
+        }
+        if out.device().is_cuda() {
+            return cuda::multiply(self.op, &self.a, &self.b, out, finish);
         }
         for_real!(self.op, out.dtype(), T => multiply::<T>(self.op, &self.a, &self.b, out, finish))
     }

@@ -111,3 +111,17 @@ fn what_does_not_fit_is_refused_by_name() {
     let half = cast(&x(&[4, 2]), phalanx_tensor::DType::BF16).unwrap();
     assert!(matmul(&x(&[3, 4]), &half).unwrap_err().to_string().contains("bf16"));
 }
+
+#[test]
+fn a_wide_sum_takes_the_unrounded_product_of_halves() {
+    for dtype in [phalanx_tensor::DType::BF16, phalanx_tensor::DType::F16] {
+        let (a, b) = (make(&[7, 33], dtype, &floats(-1.0, 1.0)), make(&[33, 9], dtype, &floats(-1.0, 1.0)));
+        let start = make(&[7, 9], phalanx_tensor::DType::F32, &floats(-3.0, 3.0));
+        let mut sum = start.copy().unwrap();
+        matmul_accumulate_(&mut sum, &a, &b).unwrap();
+        for ((got, start), product) in values(&sum).into_iter().zip(values(&start)).zip(twin(&a, &b)) {
+            assert_close(got, start + product, 1e-5);
+        }
+        assert!(matmul_accumulate_(&mut start.copy().unwrap(), &sum, &b).is_err());
+    }
+}

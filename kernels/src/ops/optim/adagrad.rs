@@ -3,9 +3,9 @@
 //! `g += decay p`; `s += g²`; `p -= lr / (1 + (t - 1) lr_decay) * g / (sqrt(s) + eps)`.
 //! Source: Duchi, Hazan, Singer: Adaptive subgradient methods (2011).
 
-use phalanx_tensor::{Result, Tensor};
+use phalanx_tensor::Result;
 
-use super::{Rule, Slice, decayed, splat, update};
+use super::{Rule, Step, decayed, splat, update};
 use crate::simd::Vector;
 
 /// The numbers of one step.
@@ -23,12 +23,12 @@ pub struct Adagrad {
     pub step: u64,
 }
 
-/// A step of Adagrad; `state` is the sum of squares.
+/// A step of Adagrad; each item's state is the sum of squares.
 ///
 /// # Errors
 /// If shapes, dtypes or devices do not fit.
-pub fn adagrad_(slice: Slice<'_>, state: &mut Tensor, adagrad: Adagrad) -> Result<()> {
-    update("adagrad", adagrad, slice, [state])
+pub fn adagrad_(step: Step<'_>, adagrad: Adagrad) -> Result<()> {
+    update("adagrad", adagrad, step)
 }
 
 impl Rule<1> for Adagrad {

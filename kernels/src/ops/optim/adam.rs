@@ -4,9 +4,9 @@
 //! Adam adds `decay * p` to the gradient first; AdamW multiplies `p` by `1 - lr * decay` first.
 //! Sources: Kingma and Ba: Adam (2015); Loshchilov and Hutter: Decoupled weight decay regularization (2019).
 
-use phalanx_tensor::{Result, Tensor};
+use phalanx_tensor::Result;
 
-use super::{Rule, Slice, decayed, splat, update};
+use super::{Rule, Step, decayed, splat, update};
 use crate::simd::{Float, Vector};
 
 /// Adam's numbers for one step.
@@ -26,25 +26,25 @@ pub struct Adam {
     pub step: u64,
 }
 
-/// A step of Adam; `state` is the two moments.
+/// A step of Adam; each item's state is the two moments.
 ///
 /// # Errors
 /// If shapes, dtypes or devices do not fit.
-pub fn adam_(slice: Slice<'_>, state: [&mut Tensor; 2], adam: Adam) -> Result<()> {
-    update("adam", Step::<false>::new(adam), slice, state)
+pub fn adam_(step: Step<'_>, adam: Adam) -> Result<()> {
+    update("adam", Corrected::<false>::new(adam), step)
 }
 
-/// A step of AdamW; `state` is the two moments.
+/// A step of AdamW; each item's state is the two moments.
 ///
 /// # Errors
 /// If shapes, dtypes or devices do not fit.
-pub fn adamw_(slice: Slice<'_>, state: [&mut Tensor; 2], adam: Adam) -> Result<()> {
-    update("adamw", Step::<true>::new(adam), slice, state)
+pub fn adamw_(step: Step<'_>, adam: Adam) -> Result<()> {
+    update("adamw", Corrected::<true>::new(adam), step)
 }
 
 /// Adam with what depends on the step's number computed; `W`: decoupled weight decay.
 #[derive(Clone, Copy)]
-struct Step<const W: bool> {
+struct Corrected<const W: bool> {
     adam: Adam,
     /// `lr / (1 - b1^t)`
     rate: f64,
@@ -52,14 +52,18 @@ struct Step<const W: bool> {
     root: f64,
 }
 
-impl<const W: bool> Step<W> {
+impl<const W: bool> Corrected<W> {
     fn new(adam: Adam) -> Self {
         let correction = |beta: f64| 1.0 - beta.powf(adam.step as f64);
-        Step { adam, rate: adam.lr / correction(adam.beta1), root: correction(adam.beta2).sqrt().recip() }
+        Corrected {
+            adam,
+            rate: adam.lr / correction(adam.beta1),
+            root: correction(adam.beta2).sqrt().recip(),
+        }
     }
 }
 
-impl<const W: bool> Rule<2> for Step<W> {
+impl<const W: bool> Rule<2> for Corrected<W> {
     #[inline(always)]
     fn eval<V: Vector>(self, p: V, g: V, [m, v]: [V; 2]) -> (V, [V; 2]) {
         let Adam { lr, beta1, beta2, eps, weight_decay, .. } = self.adam;

@@ -3,9 +3,9 @@
 //! `p -= lr (decay p + sign(b1 m + (1 - b1) g))`, then `m = b2 m + (1 - b2) g`; `sign(0) = 0`.
 //! Source: Chen et al.: Symbolic discovery of optimization algorithms (2023).
 
-use phalanx_tensor::{Result, Tensor};
+use phalanx_tensor::Result;
 
-use super::{Rule, Slice, splat, update};
+use super::{Rule, Step, splat, update};
 use crate::simd::Vector;
 
 /// The numbers of one step.
@@ -21,12 +21,12 @@ pub struct Lion {
     pub weight_decay: f64,
 }
 
-/// A step of Lion; `state` is the momentum.
+/// A step of Lion; each item's state is the momentum.
 ///
 /// # Errors
 /// If shapes, dtypes or devices do not fit.
-pub fn lion_(slice: Slice<'_>, state: &mut Tensor, lion: Lion) -> Result<()> {
-    update("lion", lion, slice, [state])
+pub fn lion_(step: Step<'_>, lion: Lion) -> Result<()> {
+    update("lion", lion, step)
 }
 
 impl Rule<1> for Lion {

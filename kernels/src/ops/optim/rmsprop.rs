@@ -4,9 +4,9 @@
 //! v; `b = momentum b + g / (sqrt(v) + eps)`; `p -= lr b`.
 //! Source: Tieleman and Hinton: Neural networks for machine learning, lecture 6.5 (2012).
 
-use phalanx_tensor::{Error, Result, Tensor};
+use phalanx_tensor::Result;
 
-use super::{Rule, Slice, decayed, splat, update};
+use super::{Rule, Step, decayed, splat, update};
 use crate::simd::{Float, Vector};
 
 /// The numbers of one step.
@@ -26,18 +26,16 @@ pub struct Rmsprop {
     pub centered: bool,
 }
 
-/// A step of RMSprop; `state` is the square average, then the gradient average if centered, then the momentum
+/// A step of RMSprop; each item's state is the square average, then the gradient average if centered, then the momentum
 /// buffer if the momentum is not 0.
 ///
 /// # Errors
 /// If the number of state tensors, shapes, dtypes or devices do not fit.
-pub fn rmsprop_(slice: Slice<'_>, state: &mut [Tensor], rmsprop: Rmsprop) -> Result<()> {
-    let wanted = 1 + usize::from(rmsprop.centered) + usize::from(rmsprop.momentum != 0.0);
-    match state {
-        [v] if wanted == 1 => update("rmsprop", rmsprop, slice, [v]),
-        [v, a] if wanted == 2 => update("rmsprop", rmsprop, slice, [v, a]),
-        [v, a, b] if wanted == 3 => update("rmsprop", rmsprop, slice, [v, a, b]),
-        _ => Err(Error::invalid("rmsprop", format!("got {} state tensors, wanted {wanted}", state.len()))),
+pub fn rmsprop_(step: Step<'_>, rmsprop: Rmsprop) -> Result<()> {
+    match 1 + usize::from(rmsprop.centered) + usize::from(rmsprop.momentum != 0.0) {
+        1 => update::<1>("rmsprop", rmsprop, step),
+        2 => update::<2>("rmsprop", rmsprop, step),
+        _ => update::<3>("rmsprop", rmsprop, step),
     }
 }
 

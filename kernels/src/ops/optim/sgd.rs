@@ -4,9 +4,9 @@
 //! `g + momentum b` after Nesterov; `p -= lr g`.
 //! Source: Sutskever, Martens, Dahl, Hinton: On the importance of initialization and momentum (2013).
 
-use phalanx_tensor::{Result, Tensor};
+use phalanx_tensor::Result;
 
-use super::{Rule, Slice, decayed, splat, update};
+use super::{Rule, Step, decayed, splat, update};
 use crate::simd::Vector;
 
 /// The numbers of one step.
@@ -26,14 +26,14 @@ pub struct Sgd {
     pub step: u64,
 }
 
-/// A step of SGD; `momentum` is the momentum buffer, needed where the momentum is not 0.
+/// A step of SGD; each item's state is the momentum buffer, or none where the momentum is 0.
 ///
 /// # Errors
-/// If shapes, dtypes or devices do not fit.
-pub fn sgd_(slice: Slice<'_>, momentum: Option<&mut Tensor>, sgd: Sgd) -> Result<()> {
-    match momentum {
-        Some(buffer) => update("sgd", sgd, slice, [buffer]),
-        None => update("sgd", sgd, slice, []),
+/// If the number of state tensors, shapes, dtypes or devices do not fit.
+pub fn sgd_(step: Step<'_>, sgd: Sgd) -> Result<()> {
+    match step.items.iter().any(|item| !item.state.is_empty()) {
+        true => update::<1>("sgd", sgd, step),
+        false => update::<0>("sgd", sgd, step),
     }
 }
 

@@ -6,7 +6,7 @@ use super::*;
 use crate::testing::{FLOATS, assert_close, floats, make, values};
 
 type Twin = fn(f64, f64, &mut [f64], u64) -> f64;
-type Update = fn(Slice<'_>, &mut [Tensor], u64) -> Result<()>;
+type Update = fn(Step<'_>, u64) -> Result<()>;
 
 const ADAM: Adam = Adam { lr: 0.01, beta1: 0.9, beta2: 0.99, eps: 1e-3, weight_decay: 0.1, step: 0 };
 
@@ -17,33 +17,28 @@ fn adam_twin(p: f64, g: f64, s: &mut [f64], t: u64) -> f64 {
     p - 0.01 * m / (v.sqrt() + 1e-3)
 }
 
-fn two(state: &mut [Tensor]) -> [&mut Tensor; 2] {
-    let [a, b] = state else { panic!("two state tensors") };
-    [a, b]
-}
-
 /// Name, state tensors, the kernel, the formula.
 fn rules() -> Vec<(&'static str, usize, Update, Twin)> {
     vec![
         (
             "adam",
             2,
-            |slice, s, step| adam_(slice, two(s), Adam { step, ..ADAM }),
+            |items, step| adam_(items, Adam { step, ..ADAM }),
             |p, g, s, t| adam_twin(p, g + 0.1 * p, s, t),
         ),
         (
             "adamw",
             2,
-            |slice, s, step| adamw_(slice, two(s), Adam { step, ..ADAM }),
+            |items, step| adamw_(items, Adam { step, ..ADAM }),
             |p, g, s, t| adam_twin(p * (1.0 - 0.001), g, s, t),
         ),
         (
             "sgd",
             1,
-            |slice, s, step| {
+            |items, step| {
                 let rest =
                     Sgd { lr: 0.1, momentum: 0.8, dampening: 0.1, nesterov: true, weight_decay: 0.1, step };
-                sgd_(slice, s.first_mut(), rest)
+                sgd_(items, rest)
             },
             |p, g, s, t| {
                 let g = g + 0.1 * p;
@@ -54,7 +49,7 @@ fn rules() -> Vec<(&'static str, usize, Update, Twin)> {
         (
             "rmsprop",
             3,
-            |slice, s, _| {
+            |items, _| {
                 let rest = Rmsprop {
                     lr: 0.01,
                     alpha: 0.9,
@@ -63,7 +58,7 @@ fn rules() -> Vec<(&'static str, usize, Update, Twin)> {
                     momentum: 0.5,
                     centered: true,
                 };
-                rmsprop_(slice, s, rest)
+                rmsprop_(items, rest)
             },
             |p, g, s, _| {
                 let g = g + 0.1 * p;
@@ -76,12 +71,8 @@ fn rules() -> Vec<(&'static str, usize, Update, Twin)> {
         (
             "adagrad",
             1,
-            |slice, s, step| {
-                adagrad_(
-                    slice,
-                    &mut s[0],
-                    Adagrad { lr: 0.1, lr_decay: 0.1, eps: 0.01, weight_decay: 0.1, step },
-                )
+            |items, step| {
+                adagrad_(items, Adagrad { lr: 0.1, lr_decay: 0.1, eps: 0.01, weight_decay: 0.1, step })
             },
             |p, g, s, t| {
                 let g = g + 0.1 * p;
@@ -92,9 +83,7 @@ fn rules() -> Vec<(&'static str, usize, Update, Twin)> {
         (
             "lion",
             1,
-            |slice, s, _| {
-                lion_(slice, &mut s[0], Lion { lr: 0.01, beta1: 0.9, beta2: 0.99, weight_decay: 0.1 })
-            },
+            |items, _| lion_(items, Lion { lr: 0.01, beta1: 0.9, beta2: 0.99, weight_decay: 0.1 }),
             |p, g, s, _| {
                 let direction = 0.9 * s[0] + 0.1 * g;
                 s[0] = 0.99 * s[0] + 0.01 * g;
@@ -126,7 +115,7 @@ fn updates_equal_their_formulas() {
                         grad: &grad,
                         scale: 0.5,
                     };
-                    update(slice, &mut state, t).unwrap();
+                    update(Step::new(vec![Item { slice, state: &mut state }]), t).unwrap();
                     for (i, g) in values(&grad).into_iter().enumerate() {
                         want[i] = twin(want[i], g * 0.5, &mut twins[i], t);
                     }
@@ -151,7 +140,7 @@ fn a_wide_gradient_of_a_half_parameter_is_used_as_it_is() {
     let mut master = cast(&param, DType::F32).unwrap();
     let sgd = Sgd { lr: 1.0, momentum: 0.0, dampening: 0.0, nesterov: false, weight_decay: 0.0, step: 1 };
     let slice = Slice { param: &mut param, master: Some(&mut master), grad: &grad, scale: 1.0 };
-    sgd_(slice, None, sgd).unwrap();
+    sgd_(Step::new(vec![Item { slice, state: &mut [] }]), sgd).unwrap();
     for ((got, p), g) in values(&master).into_iter().zip(before).zip(values(&grad)) {
         assert_eq!(got as f32, p as f32 - g as f32);
     }
@@ -162,6 +151,30 @@ fn a_misfit_is_refused() {
     let mut param = make(&[4], DType::F32, &|_| 0.0);
     let grad = make(&[5], DType::F32, &|_| 0.0);
     let sgd = Sgd { lr: 1.0, momentum: 0.0, dampening: 0.0, nesterov: false, weight_decay: 0.0, step: 1 };
-    let error = sgd_(Slice { param: &mut param, master: None, grad: &grad, scale: 1.0 }, None, sgd);
+    let slice = Slice { param: &mut param, master: None, grad: &grad, scale: 1.0 };
+    let error = sgd_(Step::new(vec![Item { slice, state: &mut [] }]), sgd);
     assert!(error.unwrap_err().to_string().contains("[5]"));
+}
+
+#[test]
+fn a_factor_multiplies_all_gradients_and_numbers_are_told_without_an_update() {
+    let lion = Lion { lr: 0.5, beta1: 0.5, beta2: 0.0, weight_decay: 0.0 };
+    let sgd = Sgd { lr: 0.5, momentum: 0.0, dampening: 0.0, nesterov: false, weight_decay: 0.0, step: 1 };
+    let (mut a, mut b) = (make(&[3], DType::F32, &|_| 1.0), make(&[2], DType::F64, &|_| 1.0));
+    let (ga, gb) = (make(&[3], DType::F32, &|_| 4.0), make(&[2], DType::F64, &|_| 8.0));
+    let factor = Tensor::from_slice(&[0.25f32], &[], Device::CPU).unwrap();
+    let mut told = Vec::new();
+    for ask in [true, false] {
+        let items = [(&mut a, &ga), (&mut b, &gb)].map(|(param, grad)| Item {
+            slice: Slice { param, master: None, grad, scale: 2.0 },
+            state: &mut [],
+        });
+        let numbers = if ask { Numbers::Ask(&mut told) } else { Numbers::Given };
+        sgd_(Step { items: items.into(), factor: Some(&factor), numbers }, sgd).unwrap();
+    }
+    assert_eq!((values(&a), values(&b)), (vec![0.0; 3], vec![-1.0; 2]));
+    assert_eq!(told, [0.5, 2.0]);
+    let step = Step { items: Vec::new(), factor: None, numbers: Numbers::Ask(&mut told) };
+    lion_(step, lion).unwrap();
+    assert_eq!((told.first(), told.last()), (Some(&0.5), Some(&1.0)));
 }

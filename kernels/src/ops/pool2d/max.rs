@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use phalanx_tensor::{DType, Error, Result, Tensor};
 
-use super::{PoolOptions, image, piece, resized};
+use super::{PoolOptions, cuda, image, piece, resized};
 use crate::check;
 use crate::real::{Real, for_real};
 use crate::simd::Float;
@@ -24,7 +24,9 @@ pub fn max_pool2d(x: &Tensor, options: &PoolOptions) -> Result<(Tensor, Tensor)>
     let x = x.contiguous()?;
     let shape = resized(x.shape(), options.size(OP, size)?);
     let mut places = Tensor::empty(&shape, DType::I32, x.device())?;
-    if !x.device().is_meta() && places.numel() > 0 {
+    if x.device().is_cuda() && places.numel() > 0 {
+        cuda::find(OP, &x, options, &mut places)?;
+    } else if !x.device().is_meta() && places.numel() > 0 {
         for_real!(OP, x.dtype(), T => find::<T>(OP, &x, options, &mut places))?;
     }
     let values = max_pick2d(&x, &places)?;
@@ -43,6 +45,10 @@ pub fn max_pick2d(x: &Tensor, places: &Tensor) -> Result<Tensor> {
     if out.device().is_meta() || out.numel() == 0 {
         return Ok(out);
     }
+    if out.device().is_cuda() {
+        cuda::pick(OP, &x, &places, size, &mut out)?;
+        return Ok(out);
+    }
     for_real!(OP, x.dtype(), T => pick::<T>(OP, &x, &places, size, &mut out))?;
     Ok(out)
 }
@@ -58,6 +64,10 @@ pub fn max_unpool2d(dy: &Tensor, places: &Tensor, size: [usize; 2]) -> Result<Te
     let (dy, places) = (dy.contiguous()?, places.contiguous()?);
     let mut out = Tensor::empty(&resized(dy.shape(), size), dy.dtype(), dy.device())?;
     if out.device().is_meta() || out.numel() == 0 {
+        return Ok(out);
+    }
+    if out.device().is_cuda() {
+        cuda::unpool(OP, &dy, &places, size, &mut out)?;
         return Ok(out);
     }
     for_real!(OP, dy.dtype(), T => unpool::<T>(OP, &dy, &places, size, &mut out))?;

@@ -2,7 +2,7 @@
 
 use phalanx_tensor::{Result, Tensor};
 
-use super::{Windows, image, piece, resized};
+use super::{Windows, cuda, image, piece, resized};
 use crate::check;
 use crate::real::{Real, for_real};
 use crate::simd::Float;
@@ -17,6 +17,10 @@ pub fn mean_pool2d(x: &Tensor, windows: &[Windows; 2]) -> Result<Tensor> {
     let x = x.contiguous()?;
     let mut out = Tensor::empty(&resized(x.shape(), counts(windows)), x.dtype(), x.device())?;
     if out.device().is_meta() || out.numel() == 0 {
+        return Ok(out);
+    }
+    if out.device().is_cuda() {
+        cuda::mean(OP, &x, windows, &mut out)?;
         return Ok(out);
     }
     for_real!(OP, x.dtype(), T => pool::<T>(OP, &x, windows, &mut out))?;
@@ -34,6 +38,10 @@ pub fn mean_unpool2d(dy: &Tensor, windows: &[Windows; 2]) -> Result<Tensor> {
     let mut out =
         Tensor::empty(&resized(dy.shape(), windows.each_ref().map(|w| w.image)), dy.dtype(), dy.device())?;
     if out.device().is_meta() || out.numel() == 0 {
+        return Ok(out);
+    }
+    if out.device().is_cuda() {
+        cuda::spread(OP, &dy, windows, &mut out)?;
         return Ok(out);
     }
     for_real!(OP, dy.dtype(), T => unpool::<T>(OP, &dy, windows, &mut out))?;

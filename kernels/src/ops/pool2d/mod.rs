@@ -1,5 +1,6 @@
 //! Pooling: images reduced window by window, `[channels, h, w]` or `[n, channels, h, w]`.
 
+mod cuda;
 mod max;
 mod mean;
 mod options;

@@ -11,11 +11,11 @@ use super::PoolOptions;
 pub struct Windows {
     pub(super) image: usize,
     pub(super) count: usize,
-    rule: Rule,
+    pub(super) rule: Rule,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Rule {
+pub(super) enum Rule {
     Fixed { kernel: usize, stride: usize, padding: usize, count_padding: bool },
     Adaptive,
 }

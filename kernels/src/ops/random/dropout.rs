@@ -2,8 +2,10 @@
 
 use phalanx_tensor::{Error, Result, Stream4, Tensor, Window};
 
+use super::cuda;
 use super::words::Words;
 use crate::check;
+use crate::ops::full::fill_;
 use crate::pointwise::update;
 use crate::real::{Real, for_real};
 use crate::simd::{Float, Isa, Kernel, dispatch};
@@ -23,7 +25,14 @@ pub fn dropout(x: &Tensor, p: f64, stream: Stream4, window: &Window) -> Result<T
     check::float(OP, x)?;
     let words = Words::new(OP, stream, x.shape(), window)?;
     let mut out = x.empty_like()?;
-    if !out.device().is_meta() {
+    if out.device().is_cuda() {
+        match threshold(p) {
+            Some(threshold) => {
+                cuda::drop_out(OP, x, (threshold, 1.0 / (1.0 - p)), (&words, stream), &mut out)?;
+            }
+            None => fill_(&mut out, 0.0)?,
+        }
+    } else if !out.device().is_meta() {
         for_real!(OP, x.dtype(), T => drop_out::<T>(OP, x, p, &words, &mut out))?;
     }
     Ok(out)
@@ -31,8 +40,7 @@ pub fn dropout(x: &Tensor, p: f64, stream: Stream4, window: &Window) -> Result<T
 
 fn drop_out<T: Real>(op: &'static str, x: &Tensor, p: f64, words: &Words, out: &mut Tensor) -> Result<()> {
     let source = Source::<T>::open(op, x, x.shape())?;
-    // An element stays if its word is not below p 2^32, which is beyond every word for p = 1.
-    let threshold = u32::try_from((p * 2f64.powi(32)).round() as u64).ok();
+    let threshold = threshold(p);
     let scale = T::Wide::from_f64(1.0 / (1.0 - p));
     update(op, out, |start, target: &mut [T]| {
         let Some(threshold) = threshold else { return target.fill(T::zeroed()) };
@@ -45,6 +53,11 @@ fn drop_out<T: Real>(op: &'static str, x: &Tensor, p: f64, words: &Words, out: &
             T::narrow_all(&kept[..len], target);
         }
     })
+}
+
+/// An element stays if its word is not below p 2^32, which is beyond every word for p = 1.
+fn threshold(p: f64) -> Option<u32> {
+    u32::try_from((p * 2f64.powi(32)).round() as u64).ok()
 }
 
 struct Keep<'a, W> {

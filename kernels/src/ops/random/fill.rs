@@ -2,6 +2,7 @@
 
 use phalanx_tensor::{DType, Device, Error, Result, Stream4, Tensor, Window};
 
+use super::cuda;
 use super::words::Words;
 use crate::pointwise::{Blockwise, Pointwise, c, pointwise, run, update};
 use crate::real::{Real, for_real};
@@ -58,12 +59,17 @@ pub fn truncated_normal(
     }
     let words = Words::new(OP, stream, shape, window)?;
     let mut out = Tensor::empty(shape, dtype, device)?;
-    if !device.is_meta() {
+    if device.is_cuda() {
+        let make = BoxMuller { mean: 0.0, std: 1.0 };
+        cuda::fill_truncated(OP, make, ([mean, std], BOUND, TRIES), (&words, stream), &mut out)?;
+    } else if !device.is_meta() {
         for_real!(OP, dtype, T => fill_truncated::<T>(OP, [mean, std], &words, &mut out))?;
     }
     Ok(out)
 }
 
+/// Standard deviations that are kept.
+const BOUND: f64 = 2.0;
 /// Draws that an element gets at most; one in 10^13 is outside after all of them, and becomes the mean.
 const TRIES: u64 = 10;
 
@@ -74,8 +80,8 @@ fn fill_truncated<T: Real>(
     out: &mut Tensor,
 ) -> Result<()> {
     let (mean, std) = (T::Wide::from_f64(mean), T::Wide::from_f64(std));
-    let two = T::Wide::from_f64(2.0);
-    let outside = move |z: T::Wide| z > two || z < -two;
+    let bound = T::Wide::from_f64(BOUND);
+    let outside = move |z: T::Wide| z > bound || z < -bound;
     update(op, out, |start, target: &mut [T]| {
         let [mut u, mut v, mut next, mut kept] = [[T::Wide::ZERO; BLOCK]; 4];
         for (i, target) in target.chunks_mut(BLOCK).enumerate() {
@@ -119,7 +125,9 @@ fn draw(
     }
     let words = Words::new(op, stream, shape, window)?;
     let mut out = Tensor::empty(shape, dtype, device)?;
-    if !device.is_meta() {
+    if device.is_cuda() {
+        cuda::fill(op, make, (&words, stream), &mut out)?;
+    } else if !device.is_meta() {
         for_real!(op, dtype, T => fill::<T>(op, &|uv, out| run(make, uv, out), &words, &mut out))?;
     }
     Ok(out)

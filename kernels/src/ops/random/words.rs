@@ -27,6 +27,16 @@ impl Words {
         Ok(Words { stream, first, loops: Loops::new(shape, [&strides]) })
     }
 
+    /// The place of the shard's first element in the whole.
+    pub(super) fn first(&self) -> u64 {
+        self.first
+    }
+
+    /// The places of its elements, counted from the first's.
+    pub(super) fn loops(&self) -> &Loops<1> {
+        &self.loops
+    }
+
     /// Word number `lane` of each of the shard's elements from `start` on, in row-major order.
     pub(crate) fn fill(&self, lane: u64, start: usize, to: &mut [u32]) {
         for_each_part(&self.loops, start, to.len(), |part, at, stride| {

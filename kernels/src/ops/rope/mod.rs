@@ -1,6 +1,7 @@
 //! Rotary position embedding.
 
 mod cpu;
+mod cuda;
 
 use phalanx_tensor::{DType, Error, Result, Tensor};
 
@@ -68,6 +69,10 @@ fn rotate(
     }
     let mut y = x.empty_like()?;
     if y.numel() == 0 || y.device().is_meta() {
+        return Ok(y);
+    }
+    if y.device().is_cuda() {
+        cuda::rotate(op, x, position_ids, config, sense, &mut y)?;
         return Ok(y);
     }
     let positions = match position_ids {

@@ -5,6 +5,7 @@
 
 use phalanx_tensor::{Result, Tensor};
 
+use super::cuda;
 use super::dropout::Keep;
 use super::operand::{Heads, Mask, carve, padded, store};
 use super::tile::{self, Changes, Differentiate, KEYS_BACKWARD, QUERIES, Stats};
@@ -36,6 +37,12 @@ pub fn scaled_dot_product_attention_backward(
     let scores = || Tensor::empty(&problem.scores_shape(query), wide_dtype(query.dtype()), query.device());
     let mut made = [like(0, query)?, like(1, key)?, like(2, value)?, needs[3].then(scores).transpose()?];
     if query.device().is_meta() {
+        return Ok(made);
+    }
+    if query.device().is_cuda() {
+        let keep = config.dropout.map(|d| Keep::new(OP, d, query)).transpose()?;
+        let inputs = [query, key, value, out, dy];
+        cuda::backward(OP, &problem, inputs, stats, (mask, keep.as_ref()), &mut made)?;
         return Ok(made);
     }
     for_real!(OP, query.dtype(), T => {

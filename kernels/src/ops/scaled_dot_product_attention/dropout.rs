@@ -4,6 +4,7 @@
 
 use phalanx_tensor::{Context, Error, Result, Stream4, Tensor};
 
+use super::cuda;
 use super::tile::Tile;
 use crate::real::{Real, for_real};
 use crate::simd::Float;
@@ -45,6 +46,10 @@ pub fn attention_keep(query: &Tensor, keys: usize, dropout: AttentionDropout) ->
     if out.device().is_meta() {
         return Ok(out);
     }
+    if out.device().is_cuda() {
+        cuda::keep(OP, query, keys, &keep, &mut out)?;
+        return Ok(out);
+    }
     for_real!(OP, query.dtype(), T => {
         let mut out = out.write::<T>(OP)?;
         for (row, to) in out.chunks_exact_mut(keys.max(1)).enumerate() {
@@ -59,13 +64,13 @@ pub fn attention_keep(query: &Tensor, keys: usize, dropout: AttentionDropout) ->
 
 /// The draws of a call.
 pub(super) struct Keep {
-    dropout: AttentionDropout,
+    pub(super) dropout: AttentionDropout,
     /// Heads of these queries, and of the whole model, and the first one's number.
     heads: usize,
-    all: u64,
-    first: u64,
-    threshold: u64,
-    scale: f64,
+    pub(super) all: u64,
+    pub(super) first: u64,
+    pub(super) threshold: u64,
+    pub(super) scale: f64,
 }
 
 impl Keep {

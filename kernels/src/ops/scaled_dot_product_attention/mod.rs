@@ -5,9 +5,11 @@
 //! operand   strided tensors as padded rows; masks as tiles
 //! dropout   probabilities left out, by their place
 //! forward   all blocks of a head      backward   the same
+//! cuda      the same on a GPU
 //! ```
 
 mod backward;
+mod cuda;
 mod dropout;
 mod forward;
 mod operand;
@@ -76,8 +78,12 @@ pub fn scaled_dot_product_attention(
     if query.device().is_meta() {
         return Ok((out, stats));
     }
+    let keep = config.dropout.map(|d| dropout::Keep::new(OP, d, query)).transpose()?;
+    if query.device().is_cuda() {
+        cuda::forward(OP, &problem, [query, key, value], mask, keep.as_ref(), [&mut out, &mut stats])?;
+        return Ok((out, stats));
+    }
     for_real!(OP, query.dtype(), T => {
-        let keep = config.dropout.map(|d| dropout::Keep::new(OP, d, query)).transpose()?;
         forward::run::<T>(OP, problem, [query, key, value], mask, keep.as_ref(), [&mut out, &mut stats])
     })?;
     Ok((out, stats))

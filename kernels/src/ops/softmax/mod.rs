@@ -5,13 +5,16 @@ mod cpu;
 use phalanx_tensor::{Dim, Result, Tensor};
 
 use crate::along::along;
+use crate::rows::cuda::{RowProgram, row_program};
+
+const PROGRAM: RowProgram = row_program!("softmax.cu");
 
 /// `e^x / sum(e^x)` along `dim`, any shape and strides, floating-point.
 ///
 /// # Errors
 /// If there is no such dimension, or the dtype is no floating-point one.
 pub fn softmax(x: &Tensor, dim: impl Dim) -> Result<Tensor> {
-    along("softmax", cpu::Forward, [x], dim)
+    along("softmax", cpu::Forward, (PROGRAM, "forward"), [x], dim)
 }
 
 /// `dx = y (dy - sum(y dy))` for `y = softmax(x)`.
@@ -19,7 +22,7 @@ pub fn softmax(x: &Tensor, dim: impl Dim) -> Result<Tensor> {
 /// # Errors
 /// If there is no such dimension, or shapes, dtypes or devices differ.
 pub fn softmax_backward(y: &Tensor, dy: &Tensor, dim: impl Dim) -> Result<Tensor> {
-    along("softmax_backward", cpu::BackwardOf, [y, dy], dim)
+    along("softmax_backward", cpu::BackwardOf, (PROGRAM, "backward"), [y, dy], dim)
 }
 
 #[cfg(test)]

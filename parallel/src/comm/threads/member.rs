@@ -35,7 +35,7 @@ impl Member {
     }
 
     fn begin(&self, call: Call, waits: bool) -> Pending {
-        let call = match call.checked(self.rank, self.size()) {
+        let call = match call.checked(self.rank, self.size()).and_then(|call| call.on_host(self.rank)) {
             Ok(call) => call,
             Err(error) => return Pending::done(Call::barrier(), Err(error)),
         };

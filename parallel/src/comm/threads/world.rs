@@ -130,7 +130,8 @@ impl World {
         }
         let Some(work) = work else { return ticket };
         let mut before = work.group.and_then(|id| state.groups.get_mut(&id)).map(|group| &mut group.waiting);
-        if waits && before.as_ref().is_none_or(|waiting| **waiting == 0) {
+        // Whoever comes last carries out what moves nothing, too: a thread would take longer.
+        if (waits || ticket.call.signature.on_gpus) && before.as_ref().is_none_or(|waiting| **waiting == 0) {
             drop(state);
             self.carry_out(&work);
             return ticket;

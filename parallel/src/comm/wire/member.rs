@@ -112,7 +112,7 @@ impl Communicator for Member {
     }
 
     fn start(&self, call: Call) -> Pending {
-        let call = match call.checked(self.rank, self.size()) {
+        let call = match call.checked(self.rank, self.size()).and_then(|call| call.on_host(self.rank)) {
             Ok(call) => call,
             Err(error) => return Pending::done(Call::barrier(), Err(error)),
         };

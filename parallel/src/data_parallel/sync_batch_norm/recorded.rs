@@ -27,9 +27,10 @@ pub(super) struct Recorded {
 impl Backward for Recorded {
     fn backward(&self, cx: &Cx<'_>) -> Result<Grads> {
         let x = cx.get(&self.x)?;
-        let weight = self.weight.as_ref().map(|w| cx.get(w)).transpose()?;
         let needs =
             [cx.needs(0), self.has[0] && cx.needs(1), self.has[1] && cx.needs(1 + usize::from(self.has[0]))];
+        // The weight may be gone when a split backward comes to its gradient.
+        let weight = self.weight.as_ref().filter(|_| needs[0]).map(|w| cx.get(w)).transpose()?;
         let [dx, dw, db] = match cx.create_graph() {
             true => self.composed(&x, weight.as_ref(), cx.dy(), needs)?,
             false => self.computed(x.tensor(), weight.as_ref().map(Var::tensor), cx.dy().tensor(), needs)?,

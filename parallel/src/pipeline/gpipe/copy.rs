@@ -17,7 +17,7 @@ use phalanx_nn::autograd::{
     Backward, Cx, Error as GradError, Grads, Result as GradResult, Saver, Var, grads1, is_detecting_anomaly,
     record,
 };
-use phalanx_tensor::{Device, Result as TensorResult, Stream, Tensor};
+use phalanx_tensor::{Device, Result as TensorResult, Stream, Tensor, record_stream};
 
 use super::timeline::{Phase, Watch};
 use crate::Result;
@@ -51,7 +51,7 @@ impl Lanes {
         let (source, mut target, watch) = (from.clone(), tensor.clone(), to.clone());
         let job = move || {
             let begin = Instant::now();
-            let outcome = copy_elements(&mut target, &source);
+            let outcome = target.copy_from(&source);
             // Gone before anybody hears of it.
             drop((source, target));
             watch.over(Phase::Copy, begin);
@@ -59,7 +59,13 @@ impl Lanes {
             Ok(())
         };
         match self.0.get(&(from.device(), to.device)) {
-            Some(lane) => lane.submit(job),
+            Some(lane) => {
+                lane.submit(job);
+                // A GPU reads it after the lane's thread has gone on.
+                if from.device().is_cuda() {
+                    record_stream(from, lane);
+                }
+            }
             None => job()?,
         }
         Ok(Flight { tensor, landing })
@@ -78,15 +84,6 @@ impl Flight {
         self.landing.recv().map_err(ended)??;
         Ok(self.tensor)
     }
-}
-
-/// Copies all elements of a tensor into a contiguous one of the same shape and dtype that has its storage alone.
-fn copy_elements(to: &mut Tensor, from: &Tensor) -> TensorResult<()> {
-    let (from, bytes) = (from.contiguous()?, from.numel() * from.dtype().size());
-    let start = from.offset() * from.dtype().size();
-    let source = from.read_bytes("copy")?;
-    to.write_bytes("copy")?[..bytes].copy_from_slice(&source[start..start + bytes]);
-    Ok(())
 }
 
 /// Gradients on their way to a cell.

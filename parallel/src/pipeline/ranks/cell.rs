@@ -22,6 +22,15 @@ pub(super) struct Cell {
     pub(super) weights: Option<Weights>,
 }
 
+impl Cell {
+    /// Whether nothing waits here.
+    pub(super) fn is_empty(&self) -> bool {
+        let Cell { input, output, graph, output_grad, input_grad, weights } = self;
+        let tensors = [input, output, output_grad, input_grad];
+        tensors.iter().all(|tensor| tensor.is_none()) && graph.is_none() && weights.is_none()
+    }
+}
+
 /// What a forward pass leaves for the backward pass.
 pub(super) struct Graph {
     /// The input, whose gradient the stage before waits for.

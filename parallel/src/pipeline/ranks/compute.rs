@@ -48,7 +48,8 @@ impl<S: Stages> Run<'_, S> {
             RecomputeMode::ExceptLast => micro_batch + 1 < self.losses.len(),
             RecomputeMode::Always => true,
         };
-        let place = MicroBatch { index: micro_batch, count: self.losses.len() };
+        let count = self.interval();
+        let place = MicroBatch { index: micro_batch % count, count };
         if !recompute {
             let _place = place.enter();
             return Ok((self.work.forward(stage, micro_batch, input)?, None));
@@ -98,9 +99,9 @@ impl<S: Stages> Run<'_, S> {
         Ok(weights.map_or(Ok(()), |weights| weights.run())?)
     }
 
-    /// Keeps a stage's gradients here until the last micro-batch completes them.
+    /// Keeps a stage's gradients here until the last micro-batch, of all or of an update, completes them.
     fn no_sync(&self, micro_batch: usize) -> Option<NoSync> {
-        if micro_batch + 1 < self.losses.len() { self.work.no_sync() } else { None }
+        if (micro_batch + 1).is_multiple_of(self.interval()) { None } else { self.work.no_sync() }
     }
 }
 

@@ -17,7 +17,7 @@
 //!
 //! [`Pipeline`] runs a schedule; [`Stages`] is the work, which the caller brings; [`place`] lays a model's blocks over stages,
 //! and [`Chunks`] are those of one rank, as one model; [`TiedTable`] exchanges the gradients of a table that the first
-//! stage and the last both have.
+//! stage and the last both have. [`AsynchronousPipeline`] runs schedules without flushes, in which updates are actions.
 //!
 //! Data parallelism, over the ranks with the same stages of other pipelines, goes around it:
 //!
@@ -28,6 +28,7 @@
 //! share.finish()
 //! ```
 
+mod asynchronous;
 mod cell;
 mod chunks;
 mod compute;
@@ -36,9 +37,13 @@ mod pipeline;
 mod place;
 mod run;
 mod stages;
+mod table;
 mod tied;
 mod transfer;
+mod updates;
+mod versions;
 
+pub use asynchronous::{AsynchronousPipeline, Weights};
 pub use chunks::Chunks;
 pub use pipeline::{Executed, Observer, Pipeline};
 pub use place::place;

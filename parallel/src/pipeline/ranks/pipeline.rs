@@ -1,5 +1,6 @@
 //! [`Pipeline`]: one rank's part of a schedule.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -10,7 +11,7 @@ use phalanx_tensor::{Device, Tensor};
 use super::Stages;
 use super::run::Run;
 use crate::comm::Comm;
-use crate::pipeline::schedule::{Action, Kind, Schedule, verify, with_transfers};
+use crate::pipeline::schedule::{Action, Kind, Schedule, receipts, verify, with_transfers};
 use crate::{Error, Result};
 
 /// An action that is over.
@@ -64,26 +65,43 @@ pub struct Pipeline {
     pub(super) device: Device,
     pub(super) recompute: RecomputeMode,
     pub(super) observer: Option<Observer>,
+    /// Of this rank's sends, the action by which they have certainly come; none if they need not be held until then.
+    pub(super) receipts: Option<HashMap<Action, Option<Action>>>,
 }
 
 impl Pipeline {
     /// Rank `comm.rank()`'s part of a schedule, which gets its transfers if it has none; `device` is where its stages compute.
     ///
     /// # Errors
-    /// If the schedule is of another number of ranks than the group, or as [`verify`], by which it is checked.
+    /// If the schedule is of another number of ranks than the group or has updates, or as [`verify`], by which it is checked.
     pub fn new(schedule: &Schedule, comm: Comm, device: Device) -> Result<Pipeline> {
+        if schedule.has_updates() {
+            let why = "pipeline: got a schedule with updates, wanted one without; `AsynchronousPipeline` runs those";
+            return Err(Error::Config(why.into()));
+        }
+        Pipeline::of(schedule, comm, device)
+    }
+
+    pub(super) fn of(schedule: &Schedule, comm: Comm, device: Device) -> Result<Pipeline> {
         if schedule.ranks.len() != comm.size() {
             let (got, wanted) = (schedule.ranks.len(), comm.size());
             return Err(Error::Config(format!(
                 "pipeline: got a schedule of {got} ranks for a group of {wanted}"
             )));
         }
-        let schedule = match schedule.ranks.iter().flatten().any(|action| action.kind.is_transfer()) {
+        let schedule = match schedule.has_transfers() {
             // Here no send waits for its receive.
             true => verify(schedule, usize::MAX).map(|_| schedule.clone())?,
             false => with_transfers(schedule)?,
         };
-        Ok(Pipeline { schedule, comm, device, recompute: RecomputeMode::Never, observer: None })
+        Ok(Pipeline {
+            schedule,
+            comm,
+            device,
+            recompute: RecomputeMode::Never,
+            observer: None,
+            receipts: None,
+        })
     }
 
     /// Lets stages keep only their inputs and compute the rest again in backward: never (unless set), always, or of all
@@ -98,6 +116,16 @@ impl Pipeline {
     #[must_use]
     pub fn observer(self, observer: Observer) -> Pipeline {
         Pipeline { observer: Some(observer), ..self }
+    }
+
+    /// Holds what is sent as long as its receiver may need to come to it. A rank without peers (on meta devices) then holds
+    /// the most that one with peers may, however slow they are; otherwise what it sends is gone at once.
+    ///
+    /// # Errors
+    /// As [`receipts`].
+    pub fn with_slow_receivers(self) -> Result<Pipeline> {
+        let own = receipts(&self.schedule)?.swap_remove(self.comm.rank());
+        Ok(Pipeline { receipts: Some(own), ..self })
     }
 
     /// The stages of this rank, ascending.

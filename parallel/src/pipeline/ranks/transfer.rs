@@ -41,6 +41,10 @@ impl<S: Stages> Run<'_, S> {
     }
 
     fn send(&mut self, action: Action, tensor: Tensor, to: usize) {
+        if let Some(receipts) = &self.pipeline.receipts {
+            let by = receipts.get(&action).copied().flatten();
+            self.held.entry(by).or_default().push(tensor.clone());
+        }
         let mut call = Call::send(tensor, to);
         if let Some(observer) = self.pipeline.observer.clone() {
             call = call.observed(Arc::new(move |call| {

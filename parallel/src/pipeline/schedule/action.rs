@@ -11,6 +11,9 @@ pub enum Kind {
     Input,
     /// `W`: the backward pass of the weights, some time after [`Kind::Input`].
     Weight,
+    /// `U`: the update of the stage's weights by the gradients so far, the last being this micro-batch's. Only in schedules
+    /// without flushes ([`Asynchronous`](super::Asynchronous)); elsewhere the optimizer's step follows the whole schedule.
+    Update,
     /// `SEND_F`: sends the stage's output to the next stage's rank.
     SendForward,
     /// `RECV_F`: receives the stage's input from the stage before.
@@ -23,18 +26,19 @@ pub enum Kind {
 
 impl Kind {
     /// Every kind.
-    pub const ALL: [Kind; 8] = [
+    pub const ALL: [Kind; 9] = [
         Kind::Forward,
         Kind::Backward,
         Kind::Input,
         Kind::Weight,
+        Kind::Update,
         Kind::SendForward,
         Kind::RecvForward,
         Kind::SendBackward,
         Kind::RecvBackward,
     ];
 
-    /// Whether it moves data between ranks, instead of computing.
+    /// Whether it moves data between ranks.
     pub fn is_transfer(self) -> bool {
         use Kind::{RecvBackward, RecvForward, SendBackward, SendForward};
         matches!(self, SendForward | RecvForward | SendBackward | RecvBackward)
@@ -119,6 +123,11 @@ impl Schedule {
             Kind::RecvForward | Kind::RecvBackward => self.input(action),
             _ => None,
         }
+    }
+
+    /// Whether weights are updated while it runs: see [`Asynchronous`](super::Asynchronous).
+    pub fn has_updates(&self) -> bool {
+        self.ranks.iter().flatten().any(|action| action.kind == Kind::Update)
     }
 
     /// Whether there is any send or receive: see [`with_transfers`](super::with_transfers).

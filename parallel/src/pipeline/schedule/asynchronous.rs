@@ -3,19 +3,22 @@
 //!
 //! Not what one device computes: gradients are of weights some updates old. So nothing uses these schedules unless asked to.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 use super::{Action, Error, Kind, Result, Schedule, one_f_one_b, verify};
 
 /// A schedule of many updates, and which weights it uses.
 ///
 /// A stage makes version `u + 1` of its weights from version `u` once it has the gradients of the micro-batches
-/// `u * interval .. (u + 1) * interval`. Version 0 is what it begins with.
+/// `u * interval .. (u + 1) * interval`; that is an action of the schedule, `U` of the last of them. Version 0 is what it begins
+/// with. Micro-batches that are left over after the last whole interval only add gradients.
+///
+/// [`AsynchronousPipeline`](crate::pipeline::ranks::AsynchronousPipeline) runs it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Asynchronous {
     /// The actions.
     pub schedule: Schedule,
-    /// The micro-batches of an update, whose gradients are averaged.
+    /// The micro-batches of an update, whose gradients are added.
     pub interval: usize,
     /// For each stage, for each micro-batch, the version that its forward and its backward pass use.
     pub versions: Vec<Vec<usize>>,
@@ -24,26 +27,28 @@ pub struct Asynchronous {
 /// PipeDream: 1F1B without flush, an update after every backward pass. A forward pass uses the newest weights, and the
 /// backward pass the same again, so rank `r` of `p` keeps `p - r` versions: one more than its warm-up.
 ///
+/// ```text
+/// rank 0 | F0 F1       B0--- U F2 B1--- U    B2--- U      F2 uses version 1, B1 still version 0
+/// rank 1 |    F0 B0--- U F1 B1--- U F2 B2--- U            F1 and B1 use version 1
+/// ```
+///
 /// Source: Narayanan et al., "PipeDream" (2019), section 3.3, "weight stashing".
 ///
 /// # Errors
 /// If a number is 0.
 pub fn weight_stashing(ranks: usize, micro_batches: usize) -> Result<Asynchronous> {
-    let schedule = one_f_one_b(ranks, micro_batches)?;
     let version = |stage: usize, micro_batch: usize| micro_batch.saturating_sub(ranks - stage - 1);
-    let of_stage = |stage| (0..micro_batches).map(|micro_batch| version(stage, micro_batch)).collect();
-    Ok(Asynchronous { interval: 1, versions: (0..ranks).map(of_stage).collect(), schedule })
+    build(ranks, micro_batches, 1, version)
 }
 
 /// PipeDream-2BW: 1F1B without flush, an update after every `interval` backward passes. The micro-batches of update `u` use the
-/// weights of version `u - 1` on every stage, so two versions are enough.
+/// weights of version `u - 1` on every stage, so two versions are enough: `W(u + 1) = W(u) - lr * gradient(W(u - 1))`.
 ///
 /// Source: Narayanan et al., "Memory-efficient pipeline-parallel DNN training" (arXiv:2006.09503), section 3.1.
 ///
 /// # Errors
 /// If a number is 0, or `interval` is smaller than `ranks`: then version `u - 1` would come too late.
 pub fn double_buffered(ranks: usize, interval: usize, micro_batches: usize) -> Result<Asynchronous> {
-    let schedule = one_f_one_b(ranks, micro_batches)?;
     if interval < ranks {
         let got = format!("an update every {interval} micro-batches over {ranks} ranks");
         return Err(Error::Invalid {
@@ -52,13 +57,32 @@ pub fn double_buffered(ranks: usize, interval: usize, micro_batches: usize) -> R
             wanted: "at least as many as there are ranks",
         });
     }
-    let of_stage: Vec<usize> = (0..micro_batches).map(|m| (m / interval).saturating_sub(1)).collect();
-    Ok(Asynchronous { interval, versions: vec![of_stage; ranks], schedule })
+    build(ranks, micro_batches, interval, |_, micro_batch| (micro_batch / interval).saturating_sub(1))
+}
+
+/// 1F1B with an update after each whole interval; `version` of a stage and micro-batch.
+fn build(
+    ranks: usize,
+    micro_batches: usize,
+    interval: usize,
+    version: impl Fn(usize, usize) -> usize,
+) -> Result<Asynchronous> {
+    let mut schedule = one_f_one_b(ranks, micro_batches)?;
+    for list in &mut schedule.ranks {
+        let updated = |action: &Action| {
+            let due = action.kind == Kind::Backward && (action.micro_batch + 1).is_multiple_of(interval);
+            due.then_some(action.with(Kind::Update))
+        };
+        *list = list.iter().flat_map(|action| std::iter::once(*action).chain(updated(action))).collect();
+    }
+    let of_stage = |stage| (0..micro_batches).map(|micro_batch| version(stage, micro_batch)).collect();
+    Ok(Asynchronous { interval, versions: (0..ranks).map(of_stage).collect(), schedule })
 }
 
 impl Asynchronous {
-    /// Checks the schedule as [`verify`] does, and that every version has been made before it is used. Returned is how
-    /// many versions each stage keeps at the most: those that will be used again, and the newest.
+    /// Checks the schedule as [`verify`] does, that updates stand where `interval` wants them, and that every version has been made
+    /// before it is used. Returned is how many versions each stage keeps at the most: those that will be used again, and
+    /// the newest.
     ///
     /// # Errors
     /// What is wrong first.
@@ -78,29 +102,52 @@ impl Asynchronous {
         (0..stages).map(|stage| self.kept(stage)).collect()
     }
 
+    /// How many of a stage's computations use each version, of its own weights or of another stage's.
+    pub(crate) fn uses(&self, stage: usize, of: usize) -> BTreeMap<usize, usize> {
+        let mut uses = BTreeMap::new();
+        for (_, action) in self.work(stage).filter(|(_, action)| action.kind != Kind::Update) {
+            *uses.entry(self.versions[of][action.micro_batch]).or_default() += 1;
+        }
+        uses
+    }
+
+    /// A stage's computations and updates, and their places in its rank's list.
+    fn work(&self, stage: usize) -> impl Iterator<Item = (usize, Action)> + '_ {
+        let all = self.schedule.ranks[self.schedule.placement[stage]].iter().copied().enumerate();
+        all.filter(move |(_, action)| action.stage == stage && !action.kind.is_transfer())
+    }
+
     /// The most versions that a stage keeps at once.
     fn kept(&self, stage: usize) -> Result<usize> {
         let rank = self.schedule.placement[stage];
-        let all = self.schedule.ranks[rank].iter().copied().enumerate();
-        let uses = || all.clone().filter(|(_, a)| a.stage == stage && !a.kind.is_transfer());
-        let version = |action: Action| self.versions[stage][action.micro_batch];
-        let mut left: HashMap<usize, usize> = HashMap::new();
-        uses().for_each(|(_, action)| *left.entry(version(action)).or_default() += 1);
-        let (mut newest, mut gradients, mut most) = (0, 0, 1);
-        for (position, action) in uses() {
-            let used = version(action);
-            if used > newest {
-                let why = format!("uses version {used} of the weights, the newest is {newest}");
-                return Err(Error::Action { rank, position, action, why });
+        let (mut left, mut newest, mut most) = (self.uses(stage, stage), 0, 1);
+        for (position, action) in self.work(stage) {
+            let wrong = |why| Err(Error::Action { rank, position, action, why });
+            let due = (newest + 1) * self.interval;
+            let used = self.versions[stage][action.micro_batch];
+            match action.kind {
+                Kind::Update if action.micro_batch + 1 == due => newest += 1,
+                Kind::Update => {
+                    return wrong(format!("the next update is due after micro-batch {}", due - 1));
+                }
+                Kind::Backward | Kind::Weight if action.micro_batch >= due => {
+                    return wrong(format!("an update was due after micro-batch {}", due - 1));
+                }
+                _ if used > newest => {
+                    return wrong(format!("uses version {used} of the weights, the newest is {newest}"));
+                }
+                _ => {}
             }
-            left.entry(used).and_modify(|count| *count -= 1);
-            if matches!(action.kind, Kind::Backward | Kind::Weight) {
-                gradients += 1;
-                newest = gradients / self.interval;
-            }
-            let again = left.iter().filter(|&(&v, &count)| v < newest && count > 0).count();
+            let again = left.iter().filter(|&(&version, &count)| version < newest && count > 0).count();
             most = most.max(again + 1);
+            if action.kind != Kind::Update {
+                left.entry(used).and_modify(|count| *count -= 1);
+            }
         }
-        Ok(most)
+        let last = (newest + 1) * self.interval;
+        match last <= self.schedule.micro_batches {
+            true => Err(Error::Missing { rank, action: Action::new(stage, Kind::Update, last - 1) }),
+            false => Ok(most),
+        }
     }
 }

@@ -18,6 +18,7 @@ impl fmt::Display for Kind {
             Kind::Backward => "B",
             Kind::Input => "I",
             Kind::Weight => "W",
+            Kind::Update => "U",
             Kind::SendForward => "SEND_F",
             Kind::RecvForward => "RECV_F",
             Kind::SendBackward => "SEND_B",
@@ -76,7 +77,7 @@ impl FromStr for Schedule {
 
 /// Reads one token; what was wanted if it is none.
 fn action(token: &str) -> Result<Action, &'static str> {
-    const KINDS: &str = "F, B, I, W, SEND_F, RECV_F, SEND_B or RECV_B after the stage";
+    const KINDS: &str = "F, B, I, W, U, SEND_F, RECV_F, SEND_B or RECV_B after the stage";
     let (stage, rest) = number(token).ok_or("an action such as 2F3, beginning with a stage's number")?;
     let symbol = rest.trim_end_matches(|c: char| c.is_ascii_digit());
     let kind = Kind::ALL.into_iter().find(|kind| kind.to_string() == symbol).ok_or(KINDS)?;

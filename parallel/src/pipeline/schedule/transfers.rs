@@ -11,7 +11,7 @@ use super::{Action, Error, Kind, Result, Schedule, Transfer, Wait, verify};
 /// their receives, one of them receives before it sends. So the lists can run over any buffering, none included.
 ///
 /// It is done by running the lists with sends that wait: whenever no rank can go on, the transfer that was ready first is
-/// received early, on a clock by which `B` takes 2 and everything else 1. On that clock a receive that blocks its rank then
+/// received early, on a clock by which `B` takes 2, an update nothing, and everything else 1. On that clock a receive that blocks its rank then
 /// loses no time.
 ///
 /// # Errors
@@ -84,7 +84,11 @@ impl<'a> Run<'a> {
         }
         self.lists[rank].push(action);
         self.next[rank] += 1;
-        self.clocks[rank] += if action.kind == Kind::Backward { 2 } else { 1 };
+        self.clocks[rank] += match action.kind {
+            Kind::Backward => 2,
+            Kind::Update => 0,
+            _ => 1,
+        };
         self.offers[rank] = self.schedule.output(action).filter(|&output| self.schedule.travels(output));
         true
     }

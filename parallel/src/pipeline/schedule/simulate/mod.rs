@@ -16,7 +16,7 @@ pub use timeline::{Span, Timeline};
 ///
 /// A rank does one computation after the other, each as soon as the one before has ended and what it needs is there. A transfer
 /// starts when there is something to send, takes the time of its boundary, holds up neither rank and no other
-/// transfer; so it does not matter whether the schedule has [transfers](super::with_transfers).
+/// transfer; so it does not matter whether the schedule has [transfers](super::with_transfers). Updates take no time.
 ///
 /// # Errors
 /// If the schedule is wrong, or the costs do not fit it.
@@ -24,8 +24,7 @@ pub fn simulate(schedule: &Schedule, costs: &Costs) -> Result<Timeline> {
     verify(schedule, usize::MAX)?;
     costs.check(schedule)?;
     let ranks = schedule.ranks.len();
-    let computations =
-        |actions: &Vec<Action>| actions.iter().copied().filter(|a| !a.kind.is_transfer()).collect();
+    let computations = |actions: &Vec<Action>| actions.iter().copied().filter(|a| computes(a.kind)).collect();
     let lists: Vec<Vec<Action>> = schedule.ranks.iter().map(computations).collect();
     let mut spans: Vec<Vec<Span>> = vec![Vec::new(); ranks];
     let mut arrivals: HashMap<Transfer, f64> = HashMap::new();
@@ -50,6 +49,10 @@ pub fn simulate(schedule: &Schedule, costs: &Costs) -> Result<Timeline> {
     }
     let peaks = lists.iter().map(|actions| peak(actions, costs)).collect();
     Ok(Timeline { ranks: spans, peak_activations: peaks })
+}
+
+fn computes(kind: Kind) -> bool {
+    !kind.is_transfer() && kind != Kind::Update
 }
 
 /// The most that a rank holds at once: from the beginning of an `F` to the end of its `B` or `W`.

@@ -14,6 +14,7 @@ use super::{Kind, Result, Schedule};
 ///   stage's `F` and the gradient of the next stage, `W` its `I`. A stage adds its weights' gradients (`B` or `W`) ascending.
 /// - If there is any transfer, there is each between ranks, none within one, and every rank receives from
 ///   another what that one sends, in the same order.
+/// - An update (`U`) comes right after the gradients of its micro-batch have been added, before any others.
 /// - The ranks come to their ends if up to `capacity` transfers of a pair of ranks may be sent before they are received; with 0, a
 ///   send waits for its receive. (Without transfers: if a computation waits for those it needs.)
 ///

@@ -50,6 +50,9 @@ impl List<'_> {
                 return Err(format!("adds gradients after those of micro-batch {last}, wanted ascending"));
             }
         }
+        if action.kind == Kind::Update {
+            self.has_just_added(action)?;
+        }
         self.done.insert(action);
         Ok(())
     }
@@ -59,6 +62,15 @@ impl List<'_> {
             Ok(())
         } else {
             Err(format!("needs {action} before it on the rank"))
+        }
+    }
+
+    /// An update wants its micro-batch's gradients, and no later ones.
+    fn has_just_added(&self, Action { stage, micro_batch, .. }: Action) -> Result<(), String> {
+        match self.added.get(&stage) {
+            Some(last) if *last == micro_batch => Ok(()),
+            Some(last) => Err(format!("the last gradients are those of micro-batch {last}")),
+            None => Err("there are no gradients yet".into()),
         }
     }
 

@@ -1,0 +1,79 @@
+//! Statuses, and how the end of a call is told.
+
+use std::ffi::c_char;
+use std::panic::{self, AssertUnwindSafe};
+
+/// A `cublasStatus_t` other than success.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Status(pub i32);
+
+impl Status {
+    pub(crate) const NOT_INITIALIZED: Status = Status(1);
+    pub(crate) const INVALID_VALUE: Status = Status(7);
+    pub(crate) const EXECUTION_FAILED: Status = Status(13);
+    pub(crate) const NOT_SUPPORTED: Status = Status(15);
+    pub(crate) const INTERNAL_ERROR: Status = Status(14);
+
+    pub(crate) fn because(self, message: impl Into<String>) -> Failure {
+        Failure { status: self, message: message.into() }
+    }
+}
+
+/// Why a call did not succeed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Failure {
+    pub status: Status,
+    pub message: String,
+}
+
+pub(crate) type Result<T> = std::result::Result<T, Failure>;
+
+/// A null pointer where something has to be.
+pub(crate) fn present<T>(value: Option<T>, name: &str) -> Result<T> {
+    value.ok_or_else(|| Status::INVALID_VALUE.because(format!("{name} is null")))
+}
+
+/// Exports functions whose bodies give `Result<()>`.
+macro_rules! export {
+    ($(fn $name:ident($($arg:ident: $type:ty),* $(,)?) $body:block)*) => {
+        phalanx_emulator_link::export! {
+            $(fn $name($($arg: $type),*) -> i32 { crate::call::answer(stringify!($name), || $body) })*
+        }
+    };
+}
+
+/// The status of a call; why it did not succeed is said.
+pub(crate) fn answer(name: &str, body: impl FnOnce() -> Result<()>) -> i32 {
+    // A panic is a mistake of the emulator's own, and must not take the program down.
+    let bug = |_| Err(Status::INTERNAL_ERROR.because("a bug of the emulator: it panicked, see above"));
+    match panic::catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(bug) {
+        Ok(()) => 0,
+        Err(Failure { status, message }) => {
+            eprintln!("phalanx emulated cuBLASLt: {name}: {message}");
+            status.0
+        }
+    }
+}
+
+fn name(status: i32) -> &'static std::ffi::CStr {
+    match status {
+        0 => c"CUBLAS_STATUS_SUCCESS",
+        1 => c"CUBLAS_STATUS_NOT_INITIALIZED",
+        3 => c"CUBLAS_STATUS_ALLOC_FAILED",
+        7 => c"CUBLAS_STATUS_INVALID_VALUE",
+        8 => c"CUBLAS_STATUS_ARCH_MISMATCH",
+        11 => c"CUBLAS_STATUS_MAPPING_ERROR",
+        13 => c"CUBLAS_STATUS_EXECUTION_FAILED",
+        14 => c"CUBLAS_STATUS_INTERNAL_ERROR",
+        15 => c"CUBLAS_STATUS_NOT_SUPPORTED",
+        _ => c"an unknown status",
+    }
+}
+
+phalanx_emulator_link::export! {
+    fn phalanx_emulated_cublaslt_name() -> *const c_char { c"phalanx emulated cuBLASLt".as_ptr() }
+    fn cublasLtGetStatusName(status: i32) -> *const c_char { name(status).as_ptr() }
+    fn cublasLtGetStatusString(status: i32) -> *const c_char { name(status).as_ptr() }
+    fn cublasLtGetVersion() -> usize { 130_000 }
+    fn cublasLtGetCudartVersion() -> usize { 13_000 }
+}

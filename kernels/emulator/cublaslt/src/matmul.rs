@@ -1,0 +1,223 @@
+//! A product in stream order: what it touches is said when it is queued, and read when it is its turn.
+
+use phalanx_emulator_link::driver::{Access, Driver, Progress};
+use phalanx_emulator_link::pointer::{Host, In};
+
+use crate::call::{Result, Status, present};
+use crate::element::{Inputs, Number};
+use crate::epilogue::{Activation, Bias, gelu, gelu_derivative};
+use crate::heuristic::{Algorithm, check, plan};
+use crate::layout::Layout;
+use crate::plan::Plan;
+use crate::product::product;
+use crate::scale::Scale;
+
+/// Ranges of one matrix that are told to those who look for missing waits.
+const RANGES_MAX: usize = 256;
+
+/// A product with everything it needs.
+#[derive(Debug, Clone, Copy)]
+struct Work {
+    plan: Plan,
+    alpha: Scale,
+    beta: Scale,
+    a: u64,
+    b: u64,
+    c: u64,
+    d: u64,
+}
+
+/// The driver's status of an access that went wrong, with what it was for.
+type Step<T> = std::result::Result<T, (i32, String)>;
+
+fn ranges(layout: &Layout, address: u64, written: bool) -> impl Iterator<Item = Access> {
+    let at = move |(offset, bytes): (i64, usize)| Access {
+        address: address.wrapping_add_signed(offset),
+        bytes: bytes as u64,
+        written: u32::from(written),
+    };
+    layout.ranges(RANGES_MAX).into_iter().map(at)
+}
+
+/// The bytes of one matrix of a batch.
+fn read(driver: &Driver, name: &str, layout: &Layout, address: u64, batch: usize) -> Step<Vec<u8>> {
+    let mut bytes = vec![0; layout.bytes()];
+    let status = driver.read(address.wrapping_add_signed(layout.offset(batch)), &mut bytes);
+    status.map_err(|status| (status, format!("{name} is not where it is said to be")))?;
+    Ok(bytes)
+}
+
+/// Writes the elements of one matrix of a batch, and nothing between its columns.
+fn write(driver: &Driver, name: &str, layout: &Layout, address: u64, batch: usize, bytes: &[u8]) -> Step<()> {
+    let one = Layout { batches: 1, ..*layout };
+    for (offset, length) in one.ranges(usize::MAX) {
+        let to = address.wrapping_add_signed(layout.offset(batch) + offset);
+        let status = driver.write(to, &bytes[offset as usize..][..length]);
+        status.map_err(|status| (status, format!("{name} is not where it is said to be")))?;
+    }
+    Ok(())
+}
+
+impl Work {
+    fn accesses(&self) -> Vec<Access> {
+        let Plan { description, a, b, c, d, .. } = &self.plan;
+        let mut all: Vec<Access> = [self.alpha, self.beta].into_iter().filter_map(Scale::access).collect();
+        all.extend(ranges(a, self.a, false));
+        all.extend(ranges(b, self.b, false));
+        if self.beta != Scale::Known(0.0) {
+            all.extend(ranges(c, self.c, false));
+        }
+        all.extend(ranges(d, self.d, true));
+        let epilogue = description.epilogue;
+        if epilogue.bias != Bias::None {
+            all.extend(ranges(&self.plan.bias(), description.bias, epilogue.bias != Bias::Added));
+        }
+        if epilogue.uses_aux() {
+            all.extend(ranges(&self.plan.aux(), description.aux, epilogue.keeps_input));
+        }
+        all
+    }
+
+    fn run<T: Number>(&self, driver: &Driver) -> Step<()> {
+        let scale = |scale: Scale| scale.value(driver).map_err(|status| (status, "alpha or beta".into()));
+        let (alpha, beta) = (scale(self.alpha)?, scale(self.beta)?);
+        (0..self.plan.d.batches).try_for_each(|batch| self.run_one::<T>(driver, batch, alpha, beta))
+    }
+
+    fn run_one<T: Number>(&self, driver: &Driver, batch: usize, alpha: f64, beta: f64) -> Step<()> {
+        let Plan { description, a, b, c, d, m, n, k } = &self.plan;
+        let (left, right) = (read(driver, "A", a, self.a, batch)?, read(driver, "B", b, self.b, batch)?);
+        let element = |layout: &Layout, transposed: bool| {
+            let (row, column) = layout.strides();
+            if transposed { (column, row) } else { (row, column) }
+        };
+        let (a_row, a_column) = element(a, description.transposed[0]);
+        let (b_row, b_column) = element(b, description.transposed[1]);
+        let inputs = description.inputs;
+        let op_a = |i: usize, p: usize| T::load(a.kind, inputs, &left, i * a_row + p * a_column);
+        let op_b = |p: usize, j: usize| T::load(b.kind, inputs, &right, p * b_row + j * b_column);
+        let mut z = product(*m, *n, *k, &op_a, &op_b);
+        let before = if beta == 0.0 { Vec::new() } else { read(driver, "C", c, self.c, batch)? };
+        let (c_row, c_column) = c.strides();
+        let (alpha, beta) = (T::from_f64(alpha), T::from_f64(beta));
+        for (at, z) in z.iter_mut().enumerate() {
+            let (i, j) = (at % m, at / m);
+            let scaled = alpha.plain(*z, T::default());
+            let c = |bytes: &[u8]| T::load(c.kind, Inputs::AsTheyAre, bytes, i * c_row + j * c_column);
+            *z = if before.is_empty() { scaled } else { beta.plain(c(&before), scaled) };
+        }
+        self.finish(driver, batch, &mut z)?;
+        let sums = match description.epilogue.bias {
+            Bias::GradientOfA => sums(*m, *k, &op_a),
+            Bias::GradientOfB => sums(*n, *k, &|j, p| op_b(p, j)),
+            Bias::GradientOfD => sums(*m, *n, &|i, j| z[j * m + i]),
+            Bias::None | Bias::Added => Vec::new(),
+        };
+        if !sums.is_empty() {
+            self.put(driver, "the bias gradient", &self.plan.bias(), description.bias, batch, &sums)?;
+        }
+        self.put(driver, "D", d, self.d, batch, &z)
+    }
+
+    /// Bias and activation.
+    fn finish<T: Number>(&self, driver: &Driver, batch: usize, z: &mut [T]) -> Step<()> {
+        let Plan { description, m, .. } = &self.plan;
+        let epilogue = description.epilogue;
+        if epilogue.bias == Bias::Added {
+            let layout = self.plan.bias();
+            let bias = read(driver, "the bias", &layout, description.bias, batch)?;
+            for (at, z) in z.iter_mut().enumerate() {
+                *z = T::from_f64(1.0).plain(*z, T::load(layout.kind, Inputs::AsTheyAre, &bias, at % m));
+            }
+        }
+        if epilogue.keeps_input {
+            self.put(driver, "aux", &self.plan.aux(), description.aux, batch, z)?;
+        }
+        match epilogue.activation {
+            Activation::None => {}
+            Activation::Relu => z.iter_mut().for_each(|z| *z = T::from_f64(z.to_f64().max(0.0))),
+            Activation::Gelu => z.iter_mut().for_each(|z| *z = T::from_f64(gelu(z.to_f64()))),
+            Activation::GeluGradient => {
+                let layout = self.plan.aux();
+                let aux = read(driver, "aux", &layout, description.aux, batch)?;
+                for (at, z) in z.iter_mut().enumerate() {
+                    let (i, j) = (at % m, at / m);
+                    let input = T::load(layout.kind, Inputs::AsTheyAre, &aux, j * layout.leading + i);
+                    *z = T::from_f64(z.to_f64() * gelu_derivative(input.to_f64()));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes values that lie by columns into a matrix.
+    fn put<T: Number>(
+        &self,
+        driver: &Driver,
+        name: &str,
+        layout: &Layout,
+        address: u64,
+        batch: usize,
+        values: &[T],
+    ) -> Step<()> {
+        let (row, column) = layout.strides();
+        let mut bytes = vec![0; layout.bytes()];
+        for (at, value) in values.iter().enumerate() {
+            let (i, j) = (at % layout.rows, at / layout.rows);
+            value.store(layout.kind, &mut bytes, i * row + j * column);
+        }
+        write(driver, name, layout, address, batch, &bytes)
+    }
+}
+
+/// The sums over `length` elements each.
+fn sums<T: Number>(count: usize, length: usize, element: &dyn Fn(usize, usize) -> T) -> Vec<T> {
+    let one = T::from_f64(1.0);
+    (0..count).map(|i| (0..length).fold(T::default(), |sum, p| element(i, p).plain(one, sum))).collect()
+}
+
+fn address(pointer: Host, name: &str) -> Result<u64> {
+    present((!pointer.is_null()).then_some(pointer.address() as u64), name)
+}
+
+fn submit(work: Work, stream: usize) -> Result<()> {
+    let driver = Driver::loaded().map_err(|why| Status::NOT_INITIALIZED.because(why))?;
+    let Plan { description, m, n, k, d, .. } = &work.plan;
+    let what = match d.batches {
+        1 => format!("a cublasLt product of {m} x {n} x {k}"),
+        batches => format!("{batches} cublasLt products of {m} x {n} x {k}"),
+    };
+    let double = description.double;
+    let run = move |_| {
+        let done = if double { work.run::<f64>(driver) } else { work.run::<f32>(driver) };
+        done.map_or_else(|(status, why)| Progress::Failed(status, why), |()| Progress::Done)
+    };
+    let queued = driver.submit(stream, &what, &work.accesses(), run);
+    queued.map_err(|status| Status::EXECUTION_FAILED.because(format!("the driver refuses it with {status}")))
+}
+
+export! {
+    fn cublasLtMatmul(
+        library: usize, operation: usize, alpha: Host, a: Host, a_layout: usize, b: Host, b_layout: usize, beta: Host,
+        c: Host, c_layout: usize, d: Host, d_layout: usize, algorithm: In<Algorithm>, workspace: Host,
+        workspace_bytes: usize, stream: usize,
+    ) {
+        let plan = plan(library, operation, [a_layout, b_layout, c_layout, d_layout])?;
+        check(algorithm)?;
+        let description = plan.description;
+        let scale = |at, name| Scale::new(at, description.scale, description.scale_on_device, name);
+        let (alpha, beta) = (scale(alpha, "alpha")?, scale(beta, "beta")?);
+        let c = if beta == Scale::Known(0.0) { 0 } else { address(c, "C")? };
+        if c == d.address() as u64 && plan.c != plan.d {
+            return Err(Status::INVALID_VALUE.because("C and D are at the same place with different layouts"));
+        }
+        if description.epilogue.bias != Bias::None && description.bias == 0 {
+            return Err(Status::INVALID_VALUE.because("the epilogue has a bias, but the bias pointer is not set"));
+        }
+        if description.epilogue.uses_aux() && description.aux == 0 {
+            return Err(Status::INVALID_VALUE.because("the epilogue has an aux, but the aux pointer is not set"));
+        }
+        let (a, b, d) = (address(a, "A")?, address(b, "B")?, address(d, "D")?);
+        submit(Work { plan, alpha, beta, a, b, c, d }, stream)
+    }
+}

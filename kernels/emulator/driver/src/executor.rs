@@ -1,0 +1,181 @@
+//! Runs what is queued: at once, or, deferred, when something waits for it and in an order that a GPU could choose.
+//!
+//! Any thread that calls the driver may run any operation; what runs is out of the queue's lock, so two threads run
+//! two operations at the same time.
+
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::access::{Access, Party};
+use crate::call::caught;
+use crate::queue::{Point, Queue};
+use crate::random::Random;
+use crate::settings::{Races, Streams};
+use crate::status::Status;
+use crate::task::{Progress, Task, Turn};
+
+/// Deferred work is run although nothing waits for it when more operations than this are queued.
+const QUEUED_MAX: usize = 20_000;
+/// How soon an operation is asked again that waits for something else and about which nothing is heard.
+const ASK_AGAIN: Duration = Duration::from_millis(2);
+
+/// The queue with those who run it.
+#[derive(Debug)]
+pub(crate) struct Executor {
+    queue: Mutex<Queue>,
+    changed: Condvar,
+    random: Mutex<Random>,
+    streams: Streams,
+    races: Races,
+    /// Finds the allocation that an address is in.
+    allocation: fn(u64) -> Option<u64>,
+}
+
+/// Which of the runnable operations a waiting thread takes; drawn for each wait.
+#[derive(Debug, Clone, Copy)]
+enum Preference {
+    /// Only what it waits for: everything else comes as late as possible.
+    Needed,
+    /// Everything else first.
+    Others,
+    /// Any.
+    Any,
+}
+
+impl Executor {
+    pub(crate) fn new(streams: Streams, races: Races, allocation: fn(u64) -> Option<u64>) -> Executor {
+        let seed = if let Streams::Deferred { seed } = streams { seed } else { 0 };
+        Executor {
+            queue: Mutex::default(),
+            changed: Condvar::new(),
+            random: Mutex::new(Random::new(seed)),
+            streams,
+            races,
+            allocation,
+        }
+    }
+
+    /// The queue, to look at it or to add to it. [`added`](Executor::added) has to be called afterwards.
+    pub(crate) fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Something was queued: runs what can run now, unless work is deferred.
+    pub(crate) fn added(&self) {
+        let mut queue = self.queue();
+        while self.streams == Streams::Eager || queue.len() > QUEUED_MAX {
+            let Some(turn) = queue.runnable().next() else { break };
+            queue = self.run(queue, turn);
+        }
+        drop(queue);
+        self.changed.notify_all();
+    }
+
+    /// Runs what `point` needs, until it is passed. The host knows then that it is.
+    pub(crate) fn wait(&self, point: &Point) {
+        let preference = self.preference();
+        let mut queue = self.queue();
+        while !queue.passed(point) {
+            queue = match self.choose(&queue, point.turn, preference) {
+                Some(turn) => self.run(queue, turn),
+                None => self.listen(queue),
+            };
+        }
+        queue.host_waited(point);
+    }
+
+    /// Whether `point` is passed. Deferred, a question runs an operation, so that asking again and again comes to an
+    /// end.
+    pub(crate) fn query(&self, point: &Point) -> bool {
+        let mut queue = self.queue();
+        if !queue.passed(point) {
+            queue.changes += 1;
+            if let Some(turn) = self.choose(&queue, point.turn, Preference::Any) {
+                queue = self.run(queue, turn);
+            }
+        }
+        let passed = queue.passed(point);
+        if passed {
+            queue.host_waited(point);
+        }
+        passed
+    }
+
+    fn preference(&self) -> Preference {
+        if self.streams == Streams::Eager {
+            return Preference::Any;
+        }
+        [Preference::Needed, Preference::Others, Preference::Any][self.below(3)]
+    }
+
+    fn below(&self, bound: usize) -> usize {
+        self.random.lock().unwrap_or_else(PoisonError::into_inner).below(bound)
+    }
+
+    fn choose(&self, queue: &Queue, target: Turn, preference: Preference) -> Option<Turn> {
+        let runnable: Vec<Turn> = queue.runnable().collect();
+        if self.streams == Streams::Eager || runnable.len() <= 1 {
+            return runnable.first().copied();
+        }
+        let needed = queue.needed(target);
+        let (wanted, others): (Vec<Turn>, Vec<Turn>) =
+            runnable.iter().partition(|turn| needed.contains(turn));
+        let among = match preference {
+            // What is needed may itself wait for something that only the others bring about.
+            Preference::Needed if !wanted.is_empty() => wanted,
+            Preference::Others if !others.is_empty() => others,
+            _ => runnable,
+        };
+        among.get(self.below(among.len())).copied()
+    }
+
+    /// Nothing can run here: others run something, or somebody has to queue something first.
+    fn listen<'a>(&'a self, queue: MutexGuard<'a, Queue>) -> MutexGuard<'a, Queue> {
+        let before = queue.changes;
+        let waited = self.changed.wait_timeout(queue, ASK_AGAIN).unwrap_or_else(PoisonError::into_inner);
+        let mut queue = waited.0;
+        if queue.changes == before {
+            queue.changes += 1;
+        }
+        queue
+    }
+
+    fn run<'a>(&'a self, mut queue: MutexGuard<'a, Queue>, turn: Turn) -> MutexGuard<'a, Queue> {
+        let Some((task, party)) = queue.start(turn) else { return queue };
+        drop(queue);
+        // A lost context runs nothing any more, but others must not wait for it for ever.
+        let progress = match task.context.is_lost() {
+            true => Progress::Done(Vec::new()),
+            false => caught(|| Ok((task.run)(turn))).unwrap_or_else(Progress::Failed),
+        };
+        let mut queue = self.queue();
+        match progress {
+            Progress::Waiting => queue.postpone(turn),
+            Progress::Failed(failure) => {
+                task.context.lose(failure, &party.what);
+                queue.finish(turn);
+            }
+            Progress::Done(touched) => {
+                self.record(&mut queue, &task, &party, &touched);
+                queue.finish(turn);
+            }
+        }
+        self.changed.notify_all();
+        queue
+    }
+
+    fn record(&self, queue: &mut Queue, task: &Task, party: &Party, touched: &[Access]) {
+        if self.races == Races::Off || task.context.is_lost() {
+            return;
+        }
+        for access in task.accesses.iter().chain(touched) {
+            let allocation = (self.allocation)(access.start).unwrap_or(access.start);
+            let Some(conflict) = queue.accesses.touch(allocation, *access, party) else { continue };
+            match self.races {
+                Races::Error => task.context.lose(Status::LAUNCH_FAILED.because(conflict), &party.what),
+                _ => crate::report::say(&format!("{}: {conflict}", party.what)),
+            }
+            break;
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! All queued work as one graph: each operation knows which operations come before it.
+//!
+//! A stream is nothing but the last operation queued on it, an event the operation it was recorded behind. So stream
+//! order, events, the legacy default stream and graphs are all the same thing here: edges. Who runs what, and when,
+//! is the business of [`executor`](crate::executor).
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::sync::Arc;
+
+use crate::access::{Accesses, Party};
+use crate::clock::{Clock, Stamp};
+use crate::task::{Task, Turn};
+
+/// How many states of the host's knowledge are kept; what is left out is forgotten later.
+const KNOWN_MAX: usize = 8;
+/// How many chains a clock may know of without anybody looking which are needed.
+const CHAINS_MAX: usize = 256;
+
+/// A place in the order: behind an operation. It keeps its clock after the operation has run.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Point {
+    /// 0 is before everything.
+    pub turn: Turn,
+    pub clock: Arc<Clock>,
+}
+
+/// An operation that has not run yet.
+#[derive(Debug)]
+pub(crate) struct Operation {
+    pub task: Arc<Task>,
+    pub party: Party,
+    /// Operations that have not run and come before this one.
+    before: BTreeSet<Turn>,
+    after: Vec<Turn>,
+    /// The state of the world at which it said that it has to wait for something else.
+    asked_at: Option<u64>,
+    pub running: bool,
+}
+
+/// What is queued, and what was touched by what has run.
+#[derive(Debug, Default)]
+pub(crate) struct Queue {
+    operations: BTreeMap<Turn, Operation>,
+    /// Those whose predecessors have all run, and which do not run already.
+    ready: BTreeSet<Turn>,
+    last: Turn,
+    /// Counts changes that an operation that waits for something else may want to look at.
+    pub changes: u64,
+    ticks: HashMap<u64, u64>,
+    chains: u64,
+    /// What the host knows to have run.
+    host: Clock,
+    /// What it knew when so many operations had been queued: records of those can be forgotten when what was queued
+    /// until then has run, for it may be in conflict with them.
+    known: VecDeque<(Turn, Clock)>,
+    /// Chains that get no more operations.
+    retired: Vec<u64>,
+    /// How long a clock has to be to be worth pruning.
+    long: usize,
+    pub accesses: Accesses,
+}
+
+impl Queue {
+    /// A new chain, as a stream is one.
+    pub(crate) fn chain(&mut self) -> u64 {
+        self.chains += 1;
+        self.chains
+    }
+
+    /// Queues a task behind `before`. `place` is added to its name.
+    pub(crate) fn push(&mut self, task: Arc<Task>, place: &str, chain: u64, before: &[Point]) -> Point {
+        self.last += 1;
+        self.changes += 1;
+        let turn = self.last;
+        let tick = self.ticks.entry(chain).or_default();
+        *tick += 1;
+        let stamp = Stamp { chain, tick: *tick };
+        let mut clock = self.host.clone();
+        before.iter().for_each(|point| clock.join(&point.clock));
+        self.prune(&mut clock);
+        clock.add(stamp);
+        let clock = Arc::new(clock);
+        let waits: BTreeSet<Turn> =
+            before.iter().map(|point| point.turn).filter(|turn| self.operations.contains_key(turn)).collect();
+        for earlier in &waits {
+            if let Some(operation) = self.operations.get_mut(earlier) {
+                operation.after.push(turn);
+            }
+        }
+        if waits.is_empty() {
+            self.ready.insert(turn);
+        }
+        let party = Party { what: format!("{}{place}", task.what).into(), stamp, clock: clock.clone() };
+        let operation =
+            Operation { task, party, before: waits, after: Vec::new(), asked_at: None, running: false };
+        self.operations.insert(turn, operation);
+        Point { turn, clock }
+    }
+
+    /// Whether the operation behind which the point lies has run.
+    pub(crate) fn passed(&self, point: &Point) -> bool {
+        !self.operations.contains_key(&point.turn)
+    }
+
+    /// How many operations have not run.
+    pub(crate) fn len(&self) -> usize {
+        self.operations.len()
+    }
+
+    /// Operations that may run now, in the order in which they were queued: those that wait for something else only
+    /// if something has changed since they were asked.
+    pub(crate) fn runnable(&self) -> impl Iterator<Item = Turn> {
+        let fresh = |turn: &Turn| self.operations.get(turn).is_some_and(|o| o.asked_at != Some(self.changes));
+        self.ready.iter().copied().filter(fresh)
+    }
+
+    /// `turn` and everything that has to run before it.
+    pub(crate) fn needed(&self, turn: Turn) -> BTreeSet<Turn> {
+        let (mut needed, mut waiting) = (BTreeSet::new(), vec![turn]);
+        while let Some(turn) = waiting.pop() {
+            if let Some(operation) = self.operations.get(&turn)
+                && needed.insert(turn)
+            {
+                waiting.extend(&operation.before);
+            }
+        }
+        needed
+    }
+
+    /// Takes an operation to run it.
+    pub(crate) fn start(&mut self, turn: Turn) -> Option<(Arc<Task>, Party)> {
+        self.ready.remove(&turn);
+        let operation = self.operations.get_mut(&turn)?;
+        operation.running = true;
+        operation.asked_at = Some(self.changes);
+        Some((operation.task.clone(), operation.party.clone()))
+    }
+
+    /// Puts an operation back that waits for something else.
+    pub(crate) fn postpone(&mut self, turn: Turn) {
+        if let Some(operation) = self.operations.get_mut(&turn) {
+            operation.running = false;
+            self.ready.insert(turn);
+        }
+    }
+
+    /// An operation has run: those behind it may.
+    pub(crate) fn finish(&mut self, turn: Turn) {
+        let Some(operation) = self.operations.remove(&turn) else { return };
+        self.changes += 1;
+        for later in operation.after {
+            if let Some(waiting) = self.operations.get_mut(&later) {
+                waiting.before.remove(&turn);
+                if waiting.before.is_empty() {
+                    self.ready.insert(later);
+                }
+            }
+        }
+    }
+
+    /// The host has waited for `point`: all that is queued from now on comes behind it.
+    pub(crate) fn host_waited(&mut self, point: &Point) {
+        self.host.join(&point.clock);
+        if self.known.len() == KNOWN_MAX || self.known.back().is_some_and(|(turn, _)| *turn == self.last) {
+            self.known.pop_back();
+        }
+        self.known.push_back((self.last, self.host.clone()));
+        let oldest = self.operations.keys().next().copied().unwrap_or(Turn::MAX);
+        while self.known.front().is_some_and(|(turn, _)| *turn < oldest) {
+            if let Some((_, host)) = self.known.pop_front() {
+                self.accesses.forget(&host);
+            }
+        }
+    }
+
+    /// A chain gets no more operations. What clocks say of it is forgotten when nothing can ask for it any more.
+    pub(crate) fn retire(&mut self, chain: u64) {
+        self.retired.push(chain);
+    }
+
+    /// Drops chains from a clock that are gone, so that clocks do not grow with every stream that ever was.
+    fn prune(&mut self, clock: &mut Clock) {
+        if clock.len() <= self.long.max(CHAINS_MAX) {
+            return;
+        }
+        let (recorded, host, ticks) = (self.accesses.chains(), &mut self.host, &mut self.ticks);
+        self.retired.retain(|&chain| {
+            let last = Stamp { chain, tick: ticks.get(&chain).copied().unwrap_or(0) };
+            let gone = host.covers(last) && !recorded.contains(&chain);
+            if gone {
+                ticks.remove(&chain);
+            }
+            !gone
+        });
+        clock.retain(|stamp| ticks.contains_key(&stamp.chain));
+        host.retain(|stamp| ticks.contains_key(&stamp.chain));
+        self.long = 2 * clock.len();
+    }
+
+    /// The operations of a context that have not run.
+    pub(crate) fn of_context(&self, id: u64) -> Vec<Point> {
+        let of_it = self.operations.iter().filter(|(_, o)| o.task.context.id == id);
+        of_it.map(|(turn, o)| Point { turn: *turn, clock: o.party.clock.clone() }).collect()
+    }
+
+    /// Operations that have not run and use page-locked memory in `start .. end`.
+    pub(crate) fn using_host(&self, start: usize, end: usize) -> Vec<(Point, Arc<str>)> {
+        let point = |turn: &Turn, o: &Operation| Point { turn: *turn, clock: o.party.clock.clone() };
+        let uses = |o: &Operation| o.task.host.is_some_and(|(s, e)| s < end && start < e);
+        self.operations
+            .iter()
+            .filter(|(_, o)| uses(o))
+            .map(|(t, o)| (point(t, o), o.party.what.clone()))
+            .collect()
+    }
+}

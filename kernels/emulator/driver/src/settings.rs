@@ -1,0 +1,93 @@
+//! What the environment says about the emulated machine. Read once, at `cuInit`.
+
+use std::env;
+
+/// How many devices there are; 2 if unset.
+pub(crate) const DEVICES: &str = "PHALANX_EMULATED_DEVICES";
+/// Bytes of memory of each device; 16 GiB if unset.
+pub(crate) const MEMORY: &str = "PHALANX_EMULATED_MEMORY_BYTES";
+/// When queued work runs: `eager` (the default), `deferred` or `deferred:SEED`.
+pub(crate) const STREAMS: &str = "PHALANX_EMULATOR_STREAMS";
+/// What becomes of two unordered operations that touch the same bytes: `error` (the default), `warn` or `off`.
+pub(crate) const RACES: &str = "PHALANX_EMULATOR_RACES";
+
+/// When work that is queued on streams runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Streams {
+    /// As soon as what it waits for has run; most of the time before the call that queues it returns.
+    Eager,
+    /// When something waits for it, in a random order that respects only what CUDA guarantees.
+    Deferred { seed: u64 },
+}
+
+/// What becomes of a missing wait that was found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Races {
+    /// It is reported, and the context is lost as after a kernel's fault.
+    Error,
+    /// It is reported.
+    Warn,
+    /// Nobody looks.
+    Off,
+}
+
+/// The emulated machine.
+#[derive(Debug, Clone)]
+pub(crate) struct Settings {
+    pub devices: usize,
+    pub memory_bytes: u64,
+    pub streams: Streams,
+    pub races: Races,
+}
+
+impl Settings {
+    /// From the environment. What cannot be understood is said and taken as unset.
+    pub(crate) fn from_environment() -> Settings {
+        Settings {
+            devices: parsed(DEVICES, 2, |text| text.parse().ok().filter(|n| (1..=64).contains(n))),
+            memory_bytes: parsed(MEMORY, 16 << 30, |text| text.parse().ok()),
+            streams: parsed(STREAMS, Streams::Eager, streams),
+            races: parsed(RACES, Races::Error, races),
+        }
+    }
+}
+
+fn parsed<T>(name: &str, default: T, parse: impl Fn(&str) -> Option<T>) -> T {
+    let Ok(text) = env::var(name) else { return default };
+    parse(text.trim()).unwrap_or_else(|| {
+        eprintln!("phalanx emulated driver: {name}={text} is not understood, so it is left out of account");
+        default
+    })
+}
+
+fn streams(text: &str) -> Option<Streams> {
+    match text.split_once(':') {
+        None if text == "eager" => Some(Streams::Eager),
+        None if text == "deferred" => Some(Streams::Deferred { seed: 0 }),
+        Some(("deferred", seed)) => Some(Streams::Deferred { seed: seed.parse().ok()? }),
+        _ => None,
+    }
+}
+
+fn races(text: &str) -> Option<Races> {
+    match text {
+        "error" => Some(Races::Error),
+        "warn" => Some(Races::Warn),
+        "off" => Some(Races::Off),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn modes_are_read_with_and_without_a_seed() {
+        assert_eq!(streams("eager"), Some(Streams::Eager));
+        assert_eq!(streams("deferred"), Some(Streams::Deferred { seed: 0 }));
+        assert_eq!(streams("deferred:17"), Some(Streams::Deferred { seed: 17 }));
+        assert_eq!(streams("deferred:x"), None);
+        assert_eq!(streams("lazy"), None);
+    }
+}

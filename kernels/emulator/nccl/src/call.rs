@@ -1,0 +1,92 @@
+//! What one rank asks for.
+
+use std::fmt;
+
+use phalanx_emulator_link::driver::Access;
+
+use crate::element::Kind;
+use crate::reduction::Reduction;
+
+/// The operation of a call, without what differs between ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Operation {
+    AllReduce(Reduction),
+    Reduce(Reduction, usize),
+    ReduceScatter(Reduction),
+    AllGather,
+    Broadcast(usize),
+    AllToAll,
+    Gather(usize),
+    Scatter(usize),
+    /// To a rank.
+    Send(usize),
+    /// From a rank.
+    Receive(usize),
+}
+
+/// A call of one rank. `count` is what NCCL calls it for the operation: of a gather the elements of one rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Call {
+    pub operation: Operation,
+    pub kind: Kind,
+    pub count: usize,
+    pub from: u64,
+    pub to: u64,
+}
+
+impl Call {
+    /// Elements that the rank's own buffers have: read and written.
+    pub(crate) fn lengths(&self, rank: usize, ranks: usize) -> (usize, usize) {
+        let (one, all) = (self.count, self.count * ranks);
+        match self.operation {
+            Operation::AllReduce(_) => (one, one),
+            Operation::Reduce(_, root) => (one, if rank == root { one } else { 0 }),
+            Operation::ReduceScatter(_) => (all, one),
+            Operation::AllGather => (one, all),
+            Operation::Broadcast(root) => (if rank == root { one } else { 0 }, one),
+            Operation::AllToAll => (all, all),
+            Operation::Gather(root) => (one, if rank == root { all } else { 0 }),
+            Operation::Scatter(root) => (if rank == root { all } else { 0 }, one),
+            Operation::Send(_) => (one, 0),
+            Operation::Receive(_) => (0, one),
+        }
+    }
+
+    /// The device memory that it touches.
+    pub(crate) fn accesses(&self, rank: usize, ranks: usize) -> Vec<Access> {
+        let (read, written) = self.lengths(rank, ranks);
+        let access =
+            |address, count, written| Access { address, bytes: (count * self.kind.bytes()) as u64, written };
+        let both = [access(self.from, read, 0), access(self.to, written, 1)];
+        // What is written in place is one access: a read of the same operation is no conflict with itself.
+        both.into_iter().filter(|access| access.bytes > 0).collect()
+    }
+
+    /// Whether it is one of two ranks' calls rather than all ranks'.
+    pub(crate) fn is_between_two(&self) -> bool {
+        matches!(self.operation, Operation::Send(_) | Operation::Receive(_))
+    }
+
+    /// Whether all ranks' calls are the same but for the addresses.
+    pub(crate) fn fits(&self, other: &Call) -> bool {
+        (self.operation, self.kind, self.count) == (other.operation, other.kind, other.count)
+    }
+}
+
+impl fmt::Display for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let what = format!("{} {:?}", self.count, self.kind).to_lowercase();
+        match self.operation {
+            Operation::AllReduce(reduction) => write!(f, "all_reduce of {what} ({reduction})"),
+            Operation::Reduce(reduction, root) => write!(f, "reduce of {what} ({reduction}) to rank {root}"),
+            Operation::ReduceScatter(reduction) => write!(f, "reduce_scatter of {what} a rank ({reduction})"),
+            Operation::AllGather => write!(f, "all_gather of {what} a rank"),
+            Operation::Broadcast(root) => write!(f, "broadcast of {what} from rank {root}"),
+            Operation::AllToAll => write!(f, "all_to_all of {what} a pair"),
+            Operation::Gather(root) => write!(f, "gather of {what} a rank to rank {root}"),
+            Operation::Scatter(root) => write!(f, "scatter of {what} a rank from rank {root}"),
+            Operation::Send(peer) => write!(f, "send of {what} to rank {peer}"),
+            Operation::Receive(peer) => write!(f, "receive of {what} from rank {peer}"),
+        }
+    }
+}

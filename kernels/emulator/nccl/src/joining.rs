@@ -1,0 +1,159 @@
+//! How ranks become a communicator: those with the same id, or those of a communicator that is split.
+
+use std::collections::{BTreeMap, HashMap};
+use std::env;
+use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::id::Id;
+use crate::meeting::Meeting;
+use crate::status::{Result, Status};
+
+/// How long a rank waits for others, in milliseconds.
+const TIMEOUT: &str = "PHALANX_EMULATOR_NCCL_TIMEOUT_MS";
+
+/// How long a rank waits for others.
+pub(crate) fn timeout() -> Duration {
+    let set = env::var(TIMEOUT).ok().and_then(|text| text.parse().ok());
+    Duration::from_millis(set.unwrap_or(60_000))
+}
+
+/// A gathering of ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Place {
+    Id(Id),
+    /// The n-th split of the communicator whose meeting is at this address; it is kept alive by its ranks.
+    Split(usize, u64),
+}
+
+/// What a rank brings: its colour and key, of a split; zeros otherwise.
+type Wish = (i32, i32);
+/// Where a rank ends up.
+type Seat = (Arc<Meeting>, usize);
+
+#[derive(Debug, Default)]
+struct Gathering {
+    ranks: usize,
+    wishes: BTreeMap<usize, Wish>,
+    seats: BTreeMap<usize, Seat>,
+}
+
+static GATHERINGS: LazyLock<Mutex<HashMap<Place, Gathering>>> = LazyLock::new(Mutex::default);
+static CHANGED: Condvar = Condvar::new();
+
+fn gatherings() -> MutexGuard<'static, HashMap<Place, Gathering>> {
+    GATHERINGS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A rank that has come, and waits for the others.
+#[derive(Debug)]
+pub(crate) struct Joining {
+    place: Place,
+    rank: usize,
+}
+
+impl Joining {
+    /// A rank of a new communicator comes.
+    pub(crate) fn by_id(id: Id, rank: usize, ranks: usize) -> Result<Joining> {
+        if !id.is_ours() {
+            let why =
+                "the unique id was made by another process or library: all ranks have to be in this process";
+            return Err(Status::INVALID_ARGUMENT.because(why));
+        }
+        Joining::come(Place::Id(id), rank, ranks, (0, 0))
+    }
+
+    /// A rank of a communicator that is split comes, for the `number`th time.
+    pub(crate) fn by_split(meeting: &Arc<Meeting>, number: u64, rank: usize, wish: Wish) -> Result<Joining> {
+        Joining::come(Place::Split(Arc::as_ptr(meeting) as usize, number), rank, meeting.ranks, wish)
+    }
+
+    fn come(place: Place, rank: usize, ranks: usize, wish: Wish) -> Result<Joining> {
+        let mut gatherings = gatherings();
+        let gathering = gatherings.entry(place).or_default();
+        let wrong = |why: String| Err(Status::INVALID_ARGUMENT.because(why));
+        if gathering.wishes.is_empty() {
+            gathering.ranks = ranks;
+        } else if gathering.ranks != ranks {
+            return wrong(format!("rank {rank} says {ranks} ranks, another one said {}", gathering.ranks));
+        }
+        if gathering.wishes.insert(rank, wish).is_some() {
+            return wrong(format!("rank {rank} comes twice"));
+        }
+        if gathering.wishes.len() == ranks {
+            gathering.seats = seats(&gathering.wishes);
+        }
+        drop(gatherings);
+        CHANGED.notify_all();
+        Ok(Joining { place, rank })
+    }
+
+    /// The rank's seat, if all have come.
+    pub(crate) fn seat(&self) -> Option<Seat> {
+        let mut gatherings = gatherings();
+        let gathering = gatherings.get_mut(&self.place)?;
+        let seat = gathering.seats.remove(&self.rank)?;
+        if gathering.seats.is_empty() {
+            gatherings.remove(&self.place);
+        }
+        Some(seat)
+    }
+
+    /// Waits for the others.
+    ///
+    /// # Errors
+    /// Who does not come in time.
+    pub(crate) fn wait(&self) -> Result<Seat> {
+        let start = Instant::now();
+        loop {
+            if let Some(seat) = self.seat() {
+                return Ok(seat);
+            }
+            let gatherings = gatherings();
+            let (absent, ranks) = gatherings.get(&self.place).map_or((Vec::new(), 0), |gathering| {
+                let absent =
+                    (0..gathering.ranks).filter(|rank| !gathering.wishes.contains_key(rank)).collect();
+                (absent, gathering.ranks)
+            });
+            if start.elapsed() > timeout() {
+                let why =
+                    format!("rank {} of {ranks} waits for ranks {absent:?}, which do not come", self.rank);
+                return Err(Status::TIMEOUT.because(why));
+            }
+            if !absent.is_empty() {
+                let waited = CHANGED.wait_timeout(gatherings, Duration::from_millis(20));
+                drop(waited.unwrap_or_else(PoisonError::into_inner));
+            }
+        }
+    }
+}
+
+/// One meeting a colour, ranks by key and then by their old rank.
+fn seats(wishes: &BTreeMap<usize, Wish>) -> BTreeMap<usize, Seat> {
+    let mut colours: BTreeMap<i32, Vec<(i32, usize)>> = BTreeMap::new();
+    for (rank, (colour, key)) in wishes {
+        colours.entry(*colour).or_default().push((*key, *rank));
+    }
+    let mut seats = BTreeMap::new();
+    for members in colours.values_mut() {
+        members.sort_unstable();
+        let meeting = Arc::new(Meeting::new(members.len(), timeout()));
+        for (seat, (_, rank)) in members.iter().enumerate() {
+            seats.insert(*rank, (meeting.clone(), seat));
+        }
+    }
+    seats
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_split_seats_ranks_of_a_colour_by_key() {
+        let seats = seats(&BTreeMap::from([(0, (7, 5)), (1, (3, 0)), (2, (7, 1)), (3, (3, 0))]));
+        let seat = |rank: usize| (seats[&rank].1, seats[&rank].0.ranks);
+        assert_eq!([0, 1, 2, 3].map(seat), [(1, 2), (0, 2), (0, 2), (1, 2)]);
+        assert!(Arc::ptr_eq(&seats[&0].0, &seats[&2].0) && !Arc::ptr_eq(&seats[&0].0, &seats[&1].0));
+    }
+}

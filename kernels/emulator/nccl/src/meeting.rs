@@ -1,0 +1,245 @@
+//! Where the calls of a communicator's ranks meet.
+//!
+//! The ranks' calls are matched by their number: the n-th call of all ranks is one, whatever streams they are on. Sends and
+//! receives are matched in order for each pair of ranks. A rank posts its calls when it is their turn on its stream,
+//! and asks again until all have been carried out; whoever posts the last part carries it out.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use phalanx_emulator_link::driver::{Driver, Progress};
+
+use crate::call::{Call, Operation};
+use crate::movement;
+use crate::status::{Failure, Status};
+
+/// `CUDA_ERROR_LAUNCH_FAILED`: what the stream of a call that cannot be carried out gets.
+const LAUNCH_FAILED: i32 = 719;
+
+/// Calls of one rank that are carried out together, whose turn has come.
+#[derive(Debug)]
+struct Turn {
+    left: usize,
+    since: Instant,
+    calls: Vec<Call>,
+}
+
+/// Part of a call: whose, and of which turn.
+#[derive(Debug, Clone, Copy)]
+struct Part {
+    rank: usize,
+    turn: u64,
+    call: Call,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    turns: HashMap<(usize, u64), Turn>,
+    /// Calls of all ranks that not all have posted, by number.
+    together: BTreeMap<u64, Vec<Part>>,
+    /// The number of each rank's next one.
+    next: Vec<u64>,
+    /// Sends (or receives) that wait for the other side, by sender and receiver.
+    mail: HashMap<(usize, usize), VecDeque<Part>>,
+    left: Vec<usize>,
+    error: Option<(i32, Failure)>,
+}
+
+/// The ranks of one communicator.
+#[derive(Debug)]
+pub(crate) struct Meeting {
+    pub ranks: usize,
+    timeout: Duration,
+    state: Mutex<State>,
+}
+
+impl Meeting {
+    pub(crate) fn new(ranks: usize, timeout: Duration) -> Meeting {
+        let state = State { next: vec![0; ranks], ..State::default() };
+        Meeting { ranks, timeout, state: Mutex::new(state) }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Why the communicator does not work any more.
+    pub(crate) fn error(&self) -> Option<Failure> {
+        self.state().error.clone().map(|(_, failure)| failure)
+    }
+
+    /// A rank takes part no more: what waits for it fails.
+    pub(crate) fn leave(&self, rank: usize) {
+        let mut state = self.state();
+        state.left.push(rank);
+        state.turns.retain(|(of, _), _| *of != rank);
+        // Its buffers may be gone.
+        state.mail.values_mut().for_each(|parts| parts.retain(|part| part.rank != rank));
+        state.together.values_mut().for_each(|parts| parts.retain(|part| part.rank != rank));
+    }
+
+    /// It is the turn of a rank's calls: posts them the first time, and says how they are.
+    pub(crate) fn ask(&self, driver: &Driver, rank: usize, turn: u64, calls: &[Call]) -> Progress {
+        let mut state = self.state();
+        if state.left.contains(&rank) {
+            eprintln!("phalanx emulated NCCL: rank {rank} left with {} not carried out", list(calls));
+            calls.iter().for_each(|call| movement::forsake(driver, rank, self.ranks, call));
+            return Progress::Done;
+        }
+        if state.error.is_none() && !state.turns.contains_key(&(rank, turn)) {
+            let waiting = Turn { left: calls.len(), since: Instant::now(), calls: calls.to_vec() };
+            state.turns.insert((rank, turn), waiting);
+            for call in calls {
+                if let Err(error) = state.post(driver, self.ranks, Part { rank, turn, call: *call }) {
+                    state.fail(error);
+                    break;
+                }
+            }
+        }
+        state.progress(rank, turn, self.ranks, self.timeout)
+    }
+}
+
+type Error = (i32, Failure);
+
+fn usage(message: String) -> Error {
+    (LAUNCH_FAILED, Status::INVALID_USAGE.because(message))
+}
+
+fn list(calls: &[Call]) -> String {
+    calls.iter().map(Call::to_string).collect::<Vec<_>>().join(", ")
+}
+
+impl State {
+    fn fail(&mut self, error: Error) {
+        if self.error.is_none() {
+            self.error = Some(error);
+        }
+    }
+
+    fn post(&mut self, driver: &Driver, ranks: usize, part: Part) -> Result<(), Error> {
+        let refused = |(status, message)| (status, Status::UNHANDLED_CUDA_ERROR.because(message));
+        if part.call.is_between_two() {
+            let Some((send, receive)) = self.pair(part)? else { return Ok(()) };
+            movement::between(driver, (send.rank, &send.call), (receive.rank, &receive.call))
+                .map_err(refused)?;
+            self.carried_out(&[send, receive]);
+            return Ok(());
+        }
+        let number = self.next[part.rank];
+        self.next[part.rank] += 1;
+        let posted = self.together.entry(number).or_default();
+        if let Some(other) = posted.first().filter(|other| !other.call.fits(&part.call)) {
+            return Err(usage(format!(
+                "call {number} of the communicator differs between ranks: rank {} calls {}, rank {} calls {}",
+                other.rank, other.call, part.rank, part.call
+            )));
+        }
+        posted.push(part);
+        if posted.len() < ranks {
+            return Ok(());
+        }
+        let mut parts = self.together.remove(&number).unwrap_or_default();
+        parts.sort_by_key(|part| part.rank);
+        let calls: Vec<Call> = parts.iter().map(|part| part.call).collect();
+        movement::together(driver, &calls).map_err(refused)?;
+        self.carried_out(&parts);
+        Ok(())
+    }
+
+    /// The send and the receive, if the other side is there already.
+    fn pair(&mut self, part: Part) -> Result<Option<(Part, Part)>, Error> {
+        let ends = match part.call.operation {
+            Operation::Send(to) => (part.rank, to),
+            Operation::Receive(from) => (from, part.rank),
+            _ => return Ok(None),
+        };
+        let sends = |part: &Part| matches!(part.call.operation, Operation::Send(_));
+        let mail = self.mail.entry(ends).or_default();
+        if mail.front().is_none_or(|other| sends(other) == sends(&part)) {
+            mail.push_back(part);
+            return Ok(None);
+        }
+        let Some(other) = mail.pop_front() else { return Ok(None) };
+        let (send, receive) = if sends(&part) { (part, other) } else { (other, part) };
+        if (send.call.kind, send.call.count) != (receive.call.kind, receive.call.count) {
+            let (sent, received) = (send.call, receive.call);
+            return Err(usage(format!("rank {} calls {sent}, rank {} calls {received}", ends.0, ends.1)));
+        }
+        Ok(Some((send, receive)))
+    }
+
+    fn carried_out(&mut self, parts: &[Part]) {
+        for part in parts {
+            if let Some(turn) = self.turns.get_mut(&(part.rank, part.turn)) {
+                turn.left -= 1;
+            }
+        }
+    }
+
+    fn progress(&mut self, rank: usize, turn: u64, ranks: usize, timeout: Duration) -> Progress {
+        if self.turns.get(&(rank, turn)).is_some_and(|turn| turn.left == 0) {
+            self.turns.remove(&(rank, turn));
+            return Progress::Done;
+        }
+        let late = self.turns.get(&(rank, turn)).is_some_and(|turn| turn.since.elapsed() > timeout);
+        if let (None, Some(waiting)) = (&self.error, self.turns.get(&(rank, turn))) {
+            self.error = self.trouble(rank, waiting, ranks, late);
+        }
+        match &self.error {
+            // As on a GPU the call stays there until this rank aborts as well; but not for ever.
+            Some((_, failure)) if failure.status == Status::REMOTE_ERROR && !late => Progress::Waiting,
+            Some((status, failure)) => {
+                self.turns.remove(&(rank, turn));
+                Progress::Failed(*status, failure.message.clone())
+            }
+            None => Progress::Waiting,
+        }
+    }
+
+    /// What is wrong if a rank still waits: somebody it waits for has left, or it is too late.
+    fn trouble(&self, rank: usize, waiting: &Turn, ranks: usize, late: bool) -> Option<Error> {
+        let missing = self.missing(rank, waiting, ranks);
+        let calls = list(&waiting.calls);
+        if let Some(gone) = missing.iter().find(|missing| self.left.contains(missing)) {
+            let why = format!("rank {rank} waits in {calls} for rank {gone}, which has left");
+            eprintln!("phalanx emulated NCCL: {why}");
+            return Some((LAUNCH_FAILED, Status::REMOTE_ERROR.because(why)));
+        }
+        let (waited, others) = (waiting.since.elapsed().as_secs_f64(), self.others(rank));
+        let why = format!("rank {rank} has waited {waited:.1} s in {calls} for {missing:?}; {others}");
+        late.then(|| (LAUNCH_FAILED, Status::TIMEOUT.because(why)))
+    }
+
+    /// The ranks that a turn waits for.
+    fn missing(&self, rank: usize, waiting: &Turn, ranks: usize) -> Vec<usize> {
+        let mut missing = Vec::new();
+        for call in &waiting.calls {
+            match call.operation {
+                Operation::Send(peer) | Operation::Receive(peer) => missing.push(peer),
+                _ => missing.extend((0..ranks).filter(|other| self.is_missing(rank, *other))),
+            }
+        }
+        missing.sort_unstable();
+        missing.dedup();
+        missing
+    }
+
+    fn is_missing(&self, rank: usize, other: usize) -> bool {
+        let waits =
+            |parts: &Vec<Part>| parts.iter().any(|p| p.rank == rank) && parts.iter().all(|p| p.rank != other);
+        self.together.values().any(waits)
+    }
+
+    /// What the others are doing.
+    fn others(&self, rank: usize) -> String {
+        let doing: Vec<String> = self
+            .turns
+            .iter()
+            .filter(|((other, _), _)| *other != rank)
+            .map(|((other, _), turn)| format!("rank {other} is in {}", list(&turn.calls)))
+            .collect();
+        if doing.is_empty() { "no other rank is in any call".into() } else { doing.join(", ") }
+    }
+}

@@ -1,0 +1,212 @@
+//! Arithmetic of whole numbers.
+
+use super::{Lane, Map, integers, map};
+
+/// Sources of a multiplication, with the next wider type.
+trait Wide: Lane + Copy {
+    type Wider: Lane;
+    fn wide(self, other: Self) -> Self::Wider;
+    fn high(self, other: Self) -> Self;
+}
+
+macro_rules! wide {
+    ($($narrow:ty => $wider:ty, $bits:expr);*) => {$(
+        impl Wide for $narrow {
+            type Wider = $wider;
+            #[inline(always)]
+            fn wide(self, other: Self) -> $wider { (self as $wider).wrapping_mul(other as $wider) }
+            #[inline(always)]
+            fn high(self, other: Self) -> Self { ((self as $wider).wrapping_mul(other as $wider) >> $bits) as $narrow }
+        }
+    )*};
+}
+wide!(u16 => u32, 16; i16 => i32, 16; u32 => u64, 32; i32 => i64, 32);
+
+macro_rules! high64 {
+    ($($narrow:ty => $wider:ty),*) => {$(
+        impl Wide for $narrow {
+            type Wider = $narrow;
+            #[inline(always)]
+            fn wide(self, other: Self) -> $narrow { self.wrapping_mul(other) }
+            #[inline(always)]
+            fn high(self, other: Self) -> Self { (self as $wider).wrapping_mul(other as $wider).wrapping_shr(64) as $narrow }
+        }
+    )*};
+}
+high64!(u64 => u128, i64 => i128);
+
+macro_rules! wide_kinds {
+    ($kind:expr, $t:ident, $map:expr) => {
+        match $kind {
+            "u16" => {
+                type $t = u16;
+                Some($map)
+            }
+            "s16" => {
+                type $t = i16;
+                Some($map)
+            }
+            "u32" => {
+                type $t = u32;
+                Some($map)
+            }
+            "s32" => {
+                type $t = i32;
+                Some($map)
+            }
+            _ => None,
+        }
+    };
+}
+
+/// Sums and the like: `name` without its type.
+pub(crate) fn plain(name: &str, kind: &str) -> Option<Map> {
+    match name {
+        "add" => integers!(kind, T, map!((a: T, b: T) -> T { a.wrapping_add(b) })),
+        "sub" => integers!(kind, T, map!((a: T, b: T) -> T { a.wrapping_sub(b) })),
+        "mul.lo" => integers!(kind, T, map!((a: T, b: T) -> T { a.wrapping_mul(b) })),
+        "mul.hi" => integers!(kind, T, map!((a: T, b: T) -> T { a.high(b) })),
+        "mul.wide" => wide_kinds!(kind, T, map!((a: T, b: T) -> <T as Wide>::Wider { a.wide(b) })),
+        "mad.lo" => integers!(kind, T, map!((a: T, b: T, c: T) -> T { a.wrapping_mul(b).wrapping_add(c) })),
+        "mad.hi" => integers!(kind, T, map!((a: T, b: T, c: T) -> T { a.high(b).wrapping_add(c) })),
+        "mad.wide" => wide_kinds!(
+            kind,
+            T,
+            map!((a: T, b: T, c: <T as Wide>::Wider) -> <T as Wide>::Wider {
+                a.wide(b).wrapping_add(c)
+            })
+        ),
+        // Division by zero: PTX leaves it open; hardware gives all ones, and the dividend as the remainder.
+        "div" => integers!(kind, T, map!((a: T, b: T) -> T { if b == 0 { !0 } else { a.wrapping_div(b) } })),
+        "rem" => integers!(kind, T, map!((a: T, b: T) -> T { if b == 0 { a } else { a.wrapping_rem(b) } })),
+        "min" => integers!(kind, T, map!((a: T, b: T) -> T { a.min(b) })),
+        "max" => integers!(kind, T, map!((a: T, b: T) -> T { a.max(b) })),
+        "sad" => integers!(
+            kind,
+            T,
+            map!((a: T, b: T, c: T) -> T {
+                c.wrapping_add(if a < b { b.wrapping_sub(a) } else { a.wrapping_sub(b) })
+            })
+        ),
+        _ => signed(name, kind).or_else(|| saturating(name, kind)),
+    }
+    .or_else(|| pairs(name, kind))
+}
+
+/// An operation on both halves.
+fn halves(a: u32, b: u32, f: impl Fn(u16, u16) -> u16) -> u32 {
+    (f((a >> 16) as u16, (b >> 16) as u16) as u32) << 16 | f(a as u16, b as u16) as u32
+}
+
+fn pairs(name: &str, kind: &str) -> Option<Map> {
+    Some(match (name, kind) {
+        ("add", "u16x2" | "s16x2") => map!((a: u32, b: u32) -> u32 { halves(a, b, u16::wrapping_add) }),
+        ("min", "u16x2") => map!((a: u32, b: u32) -> u32 { halves(a, b, u16::min) }),
+        ("max", "u16x2") => map!((a: u32, b: u32) -> u32 { halves(a, b, u16::max) }),
+        ("min", "s16x2") => {
+            map!((a: u32, b: u32) -> u32 { halves(a, b, |x, y| (x as i16).min(y as i16) as u16) })
+        }
+        ("max", "s16x2") => {
+            map!((a: u32, b: u32) -> u32 { halves(a, b, |x, y| (x as i16).max(y as i16) as u16) })
+        }
+        _ => return None,
+    })
+}
+
+fn signed(name: &str, kind: &str) -> Option<Map> {
+    Some(match (name, kind) {
+        ("abs", "s16") => map!((a: i16) -> i16 { a.wrapping_abs() }),
+        ("abs", "s32") => map!((a: i32) -> i32 { a.wrapping_abs() }),
+        ("abs", "s64") => map!((a: i64) -> i64 { a.wrapping_abs() }),
+        ("neg", "s16") => map!((a: i16) -> i16 { a.wrapping_neg() }),
+        ("neg", "s32") => map!((a: i32) -> i32 { a.wrapping_neg() }),
+        ("neg", "s64") => map!((a: i64) -> i64 { a.wrapping_neg() }),
+        _ => return None,
+    })
+}
+
+fn saturating(name: &str, kind: &str) -> Option<Map> {
+    Some(match (name, kind) {
+        ("add.sat", "s32") => map!((a: i32, b: i32) -> i32 { a.saturating_add(b) }),
+        ("sub.sat", "s32") => map!((a: i32, b: i32) -> i32 { a.saturating_sub(b) }),
+        ("mad.hi.sat", "s32") => map!((a: i32, b: i32, c: i32) -> i32 { a.high(b).saturating_add(c) }),
+        ("min.relu", "s32") => map!((a: i32, b: i32) -> i32 { a.min(b).max(0) }),
+        ("max.relu", "s32") => map!((a: i32, b: i32) -> i32 { a.max(b).max(0) }),
+        ("mul24.lo", "s32") => {
+            map!((a: i32, b: i32) -> i32 { ((a << 8 >> 8) as i64 * (b << 8 >> 8) as i64) as i32 })
+        }
+        ("mul24.lo", "u32") => map!((a: u32, b: u32) -> u32 { (a & 0xff_ffff).wrapping_mul(b & 0xff_ffff) }),
+        ("mad24.lo", "s32") => map!((a: i32, b: i32, c: i32) -> i32 {
+            (((a << 8 >> 8) as i64 * (b << 8 >> 8) as i64) as i32).wrapping_add(c)
+        }),
+        ("mad24.lo", "u32") => map!((a: u32, b: u32, c: u32) -> u32 {
+            (a & 0xff_ffff).wrapping_mul(b & 0xff_ffff).wrapping_add(c)
+        }),
+        _ => return None,
+    })
+}
+
+/// The carry that an addition of `bits` leaves: `a + b + carry`, or of `a - b - borrow` the borrow.
+pub(crate) fn carry(subtract: bool, bits: u32) -> Map {
+    match (subtract, bits) {
+        (false, 32) => {
+            map!((a: u32, b: u32, c: bool) -> bool { a as u64 + b as u64 + c as u64 > u32::MAX as u64 })
+        }
+        (false, _) => {
+            map!((a: u64, b: u64, c: bool) -> bool { a as u128 + b as u128 + c as u128 > u64::MAX as u128 })
+        }
+        (true, 32) => map!((a: u32, b: u32, c: bool) -> bool { (a as u64) < b as u64 + c as u64 }),
+        (true, _) => map!((a: u64, b: u64, c: bool) -> bool { (a as u128) < b as u128 + c as u128 }),
+    }
+}
+
+/// The sum or difference with the carry in.
+pub(crate) fn with_carry(subtract: bool, bits: u32) -> Map {
+    match (subtract, bits) {
+        (false, 32) => map!((a: u32, b: u32, c: bool) -> u32 { a.wrapping_add(b).wrapping_add(c as u32) }),
+        (false, _) => map!((a: u64, b: u64, c: bool) -> u64 { a.wrapping_add(b).wrapping_add(c as u64) }),
+        (true, 32) => map!((a: u32, b: u32, c: bool) -> u32 { a.wrapping_sub(b).wrapping_sub(c as u32) }),
+        (true, _) => map!((a: u64, b: u64, c: bool) -> u64 { a.wrapping_sub(b).wrapping_sub(c as u64) }),
+    }
+}
+
+macro_rules! bytes_dot {
+    ($ta:ty, $tb:ty) => {
+        map!((a: u32, b: u32, c: u32) -> u32 {
+            let (x, y) = (a.to_le_bytes(), b.to_le_bytes());
+            (0..4).fold(c, |sum, i| sum.wrapping_add(((x[i] as $ta as i32) * (y[i] as $tb as i32)) as u32))
+        })
+    };
+}
+
+macro_rules! words_dot {
+    ($ta:ty, $tb:ty, $from:expr) => {
+        map!((a: u32, b: u32, c: u32) -> u32 {
+            let (x, y) = (a.to_le_bytes(), b.to_le_bytes());
+            let word = |i: usize| if i == 0 { a as u16 } else { (a >> 16) as u16 };
+            let _ = x;
+            (0..2).fold(c, |sum, i| {
+                sum.wrapping_add((word(i) as $ta as i32).wrapping_mul(y[$from + i] as $tb as i32) as u32)
+            })
+        })
+    };
+}
+
+/// `dp4a` and `dp2a`: sums of products of the bytes of `a` (or its halves) and `b`, and `c`.
+pub(crate) fn dot(name: &str, high: bool, a: &str, b: &str) -> Option<Map> {
+    Some(match (name, high, a, b) {
+        ("dp4a", _, "u32", "u32") => bytes_dot!(u8, u8),
+        ("dp4a", _, "u32", "s32") => bytes_dot!(u8, i8),
+        ("dp4a", _, "s32", "u32") => bytes_dot!(i8, u8),
+        ("dp4a", _, "s32", "s32") => bytes_dot!(i8, i8),
+        ("dp2a", false, "u32", "u32") => words_dot!(u16, u8, 0),
+        ("dp2a", false, "u32", "s32") => words_dot!(u16, i8, 0),
+        ("dp2a", false, "s32", "u32") => words_dot!(i16, u8, 0),
+        ("dp2a", false, "s32", "s32") => words_dot!(i16, i8, 0),
+        ("dp2a", true, "u32", "u32") => words_dot!(u16, u8, 2),
+        ("dp2a", true, "u32", "s32") => words_dot!(u16, i8, 2),
+        ("dp2a", true, "s32", "u32") => words_dot!(i16, u8, 2),
+        ("dp2a", true, "s32", "s32") => words_dot!(i16, i8, 2),
+        _ => return None,
+    })
+}

@@ -1,0 +1,138 @@
+//! A launch: what is asked for, what is checked, and what is reported.
+
+use std::sync::MutexGuard;
+
+use crate::memory::Space;
+use crate::{Fault, FaultKind, Kernel, Loaded, Memory, machine};
+
+/// The shape of a launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Launch {
+    /// Blocks along x, y and z.
+    pub grid: [u32; 3],
+    /// Threads of a block along x, y and z.
+    pub block: [u32; 3],
+    /// Dynamic shared memory a block, in bytes.
+    pub shared_bytes: u32,
+    /// Blocks of a cluster along x, y and z; all 1 for none.
+    pub cluster: [u32; 3],
+}
+
+/// Which of the checks that cost time are made. Bounds, alignment, barriers and shuffles are always checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Checks {
+    /// Reads of bytes that nothing has written.
+    pub uninitialised: bool,
+    /// Races in shared memory.
+    pub shared_races: bool,
+    /// Races in global memory.
+    pub global_races: bool,
+    /// How many instructions of a warp may be executed while no thread writes anything or gets past a barrier, before the launch
+    /// counts as stuck.
+    pub stuck_after: u64,
+}
+
+impl Default for Checks {
+    fn default() -> Checks {
+        Checks { uninitialised: true, shared_races: true, global_races: true, stuck_after: 1 << 28 }
+    }
+}
+
+/// What a launch did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Instructions executed by warps, whatever the number of their active lanes.
+    pub warp_instructions: u64,
+    /// Instructions executed by threads.
+    pub lane_instructions: u64,
+    /// Bytes read from global memory.
+    pub global_bytes_read: u64,
+    /// Bytes written to global memory.
+    pub global_bytes_written: u64,
+    /// Barriers that a block passed together.
+    pub barriers: u64,
+    /// What the kernel printed.
+    pub output: String,
+    /// Which bytes of global memory it read and wrote, in ascending order in each allocation; those of an allocation that it touches
+    /// in very many places are not all there. Empty if races in global memory are not looked for.
+    pub touched: Vec<Touched>,
+}
+
+/// Bytes of global memory that a launch touched: `start .. end`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Touched {
+    /// The first byte's address.
+    pub start: u64,
+    /// The address behind the last byte.
+    pub end: u64,
+    /// Whether they were written; if so they may have been read as well.
+    pub written: bool,
+}
+
+/// Runs a kernel to its end: the blocks in order of their index, x fastest.
+///
+/// `memory` is the module's own device, then those whose memory the kernel may reach too. `parameters` are the bytes of the
+/// kernel's parameters as [`crate::Kernel::parameters`] lays them out.
+///
+/// # Errors
+/// The first fault. What the kernel has written until then stays written.
+pub fn launch(
+    loaded: &Loaded,
+    kernel: &str,
+    memory: &[&Memory],
+    launch: &Launch,
+    parameters: &[u8],
+    checks: &Checks,
+) -> Result<Report, Fault> {
+    let refused = |why: String| Fault { kernel: kernel.into(), ..Fault::outside(FaultKind::BadLaunch, why) };
+    let Some(found) = loaded.module().kernel(kernel) else { return Err(refused("no such kernel".into())) };
+    let mut launch = *launch;
+    if let (Some(cluster), [1, 1, 1]) = (found.cluster, launch.cluster) {
+        launch.cluster = cluster;
+    }
+    fits(found, &launch, parameters).map_err(refused)?;
+    machine::run(loaded, found, lock(memory), launch, parameters, *checks)
+}
+
+/// Locks memories, each once, in one order for all threads; the first stays first.
+fn lock<'m>(memory: &[&'m Memory]) -> Vec<MutexGuard<'m, Space>> {
+    let mut order: Vec<usize> = (0..memory.len()).collect();
+    order.sort_by_key(|&i| memory[i].order());
+    order.dedup_by_key(|i| memory[*i].order());
+    let mut locked: Vec<_> = order.into_iter().map(|i| (i, memory[i].lock())).collect();
+    locked.sort_by_key(|(i, _)| *i);
+    locked.into_iter().map(|(_, space)| space).collect()
+}
+
+/// Shared memory that a block can have, in bytes (compute capability 9.0).
+const SHARED_MAX: u32 = 227 * 1024;
+
+/// Whether a device would take the launch, or why not.
+fn fits(kernel: &Kernel, launch: &Launch, parameters: &[u8]) -> Result<(), String> {
+    let Launch { grid, block, shared_bytes, cluster } = *launch;
+    let product = |[x, y, z]: [u32; 3]| x as u64 * y as u64 * z as u64;
+    let threads = product(block);
+    let limit = kernel.max_threads().unwrap_or(1024).min(1024) as u64;
+    if threads == 0 || threads > limit || block[2] > 64 {
+        return Err(format!("a block of {block:?} threads, where 1 to {limit} can be"));
+    }
+    if product(grid) == 0 || product(grid) > u32::MAX as u64 || grid[1] > 65535 || grid[2] > 65535 {
+        return Err(format!("a grid of {grid:?} blocks"));
+    }
+    let aligned = product(cluster) > 0 && (0..3).all(|axis| grid[axis] % cluster[axis] == 0);
+    if !aligned || product(cluster) > 16 {
+        return Err(format!("clusters of {cluster:?} blocks in a grid of {grid:?}"));
+    }
+    let shared = kernel.shared_bytes() as u64 + shared_bytes as u64;
+    if shared > SHARED_MAX as u64 {
+        return Err(format!("{shared} bytes of shared memory, where {SHARED_MAX} can be"));
+    }
+    if parameters.len() != kernel.parameter_bytes() as usize {
+        return Err(format!(
+            "{} bytes of parameters where {} are wanted",
+            parameters.len(),
+            kernel.parameter_bytes()
+        ));
+    }
+    Ok(())
+}

@@ -1,0 +1,256 @@
+//! Bulk copies: of plain bytes, and of boxes of a tensor.
+//!
+//! What a copy brings to shared memory under a barrier is there for whoever has seen the barrier's phase end; what it brings to global memory is
+//! there at once, since a later `wait_group` is not followed.
+
+use super::bytes::{Range, Site};
+use super::mbarrier::{Landing, Which};
+use super::target::Target;
+use super::warp::Warp;
+use super::{Machine, Outcome};
+use crate::FaultKind;
+use crate::code::{Atomic, Bulk, Kind, Order, Space, Update};
+use crate::tensor_map::{Fill, TensorMap, TensorType};
+
+impl Machine<'_> {
+    pub(crate) fn bulk(&mut self, warp: &mut Warp, site: Site, bulk: Bulk) -> Outcome<()> {
+        self.idle = 0;
+        if bulk.rank > 0 {
+            return self.tensor(warp, site, bulk);
+        }
+        let (i, lane) = (site.i, site.lane);
+        let [to, from, size, barrier] = [i.a, i.b, i.c, i.e].map(|reg| warp.get(reg)[lane]);
+        let size = size as u32 as usize;
+        if !size.is_multiple_of(16) {
+            return self.fault(
+                FaultKind::Misaligned,
+                warp,
+                i,
+                lane,
+                format!("bulk copy of {size} bytes, no multiple of 16"),
+            );
+        }
+        let source = self.locate(warp, site, "bulk read", (bulk.from, from), (size, 16))?;
+        self.touch(warp, site, source, false, 0)?;
+        let (data, written) = self.copy_out(source);
+        if bulk.from == Space::Global {
+            self.report.global_bytes_read += size as u64;
+        }
+        let which = if bulk.barrier { Some(self.which(warp, site, false, barrier)?) } else { None };
+        let first = self.locate(warp, site, "bulk write", (bulk.to, to), (size, 16))?;
+        for (range, which) in self.destinations(warp, site, bulk, first, which) {
+            self.arrives(warp, site, bulk, range, (data.clone(), written.clone()), which)?;
+        }
+        Ok(())
+    }
+
+    /// Where a copy goes: to the same place in every block that a multicast names.
+    fn destinations(
+        &self,
+        warp: &Warp,
+        site: Site,
+        bulk: Bulk,
+        first: Range,
+        which: Option<Which>,
+    ) -> Vec<(Range, Option<Which>)> {
+        if !bulk.multicast {
+            return vec![(first, which)];
+        }
+        let mask = warp.get(self.program.lists[bulk.list as usize + bulk.rank as usize])[site.lane];
+        let blocks = (0..self.blocks.len()).filter(|b| mask >> b & 1 == 1);
+        let each = |block| {
+            let range = Range { target: Target::Shared { block }, ..first };
+            (range, which.map(|which| self.in_block(which, block)))
+        };
+        blocks.map(each).collect()
+    }
+
+    /// Bytes come to a range: at once, by a reduction, or with the end of a phase.
+    fn arrives(
+        &mut self,
+        warp: &mut Warp,
+        site: Site,
+        bulk: Bulk,
+        range: Range,
+        (mut data, written): (Vec<u8>, Vec<bool>),
+        which: Option<Which>,
+    ) -> Outcome<()> {
+        let strong = if bulk.reduce.is_some() { super::shadow::STRONG } else { 0 };
+        self.touch(warp, site, range, true, strong)?;
+        if bulk.to == Space::Global {
+            self.report.global_bytes_written += range.bytes as u64;
+        }
+        if let (Some((update, kind, size)), Some(contents)) = (bulk.reduce, self.contents_of(range.target)) {
+            let old = &contents.data[range.offset..range.offset + range.bytes];
+            data = reduced((update, kind, size), old, &data);
+        }
+        let bytes = range.bytes as i64;
+        match which {
+            Some(which) => {
+                self.barrier_brings(which, Landing { range, data, written });
+                self.barrier_publish(warp, which);
+                self.barrier_bytes(which, -bytes);
+            }
+            None => {
+                if let Some(contents) = self.contents_of(range.target) {
+                    contents.land(range.offset, &data, |byte| written[byte]);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn tensor(&mut self, warp: &mut Warp, site: Site, mut bulk: Bulk) -> Outcome<()> {
+        let (i, lane) = (site.i, site.lane);
+        let [shared, map, barrier] = [i.a, i.b, i.e].map(|reg| warp.get(reg)[lane]);
+        let range = self.locate(warp, site, "read of a tensor map", (Space::Generic, map), (128, 64))?;
+        let (bytes, _) = self.copy_out(range);
+        let Some(map) = TensorMap::decode(&bytes) else {
+            return self.fault(FaultKind::InvalidOperand, warp, i, lane, "no tensor map at the address");
+        };
+        let rank = bulk.rank as usize;
+        if map.sides.len() != rank {
+            let message = format!("{rank} coordinates for a tensor of {} sides", map.sides.len());
+            return self.fault(FaultKind::InvalidOperand, warp, i, lane, message);
+        }
+        let registers = &self.program.lists[bulk.list as usize..][..rank];
+        let start: Vec<i64> = registers.iter().map(|&reg| warp.get(reg)[lane] as u32 as i32 as i64).collect();
+        if let Some((update, _, _)) = bulk.reduce {
+            bulk.reduce = Some(typed(update, map.kind));
+        }
+        let pieces = pieces(&map, &start);
+        let total = pieces.iter().map(|piece| piece.bytes).sum::<usize>();
+        let align = if map.swizzle == crate::Swizzle::None { 128 } else { 256 };
+        let verb = if bulk.to == Space::Shared { "tensor write" } else { "tensor read" };
+        let first = self.locate(warp, site, verb, (Space::Shared, shared), (total, align.min(128)))?;
+        if bulk.to == Space::Shared {
+            let which = self.which(warp, site, false, barrier)?;
+            let (data, written) = self.gather(warp, site, &map, &pieces, first.offset)?;
+            for (range, which) in self.destinations(warp, site, bulk, first, Some(which)) {
+                self.arrives(warp, site, bulk, range, (data.clone(), written.clone()), which)?;
+            }
+            return Ok(());
+        }
+        self.touch(warp, site, first, false, 0)?;
+        let (data, written) = self.copy_out(first);
+        for piece in pieces.iter().filter(|piece| piece.inside) {
+            let place = |byte: usize| placed(&map, first.offset, piece.shared + byte);
+            let part = (0..piece.bytes).map(|byte| data[place(byte)]).collect();
+            let known = (0..piece.bytes).map(|byte| written[place(byte)]).collect();
+            let (bytes, align) = (piece.bytes, map.kind.bytes() as usize);
+            let range =
+                self.locate(warp, site, "tensor write", (Space::Global, piece.global), (bytes, align))?;
+            self.arrives(warp, site, bulk, range, (part, known), None)?;
+        }
+        Ok(())
+    }
+
+    /// The bytes of a box as they lie in shared memory.
+    fn gather(
+        &mut self,
+        warp: &mut Warp,
+        site: Site,
+        map: &TensorMap,
+        pieces: &[Piece],
+        start: usize,
+    ) -> Outcome<(Vec<u8>, Vec<bool>)> {
+        let total = pieces.iter().map(|piece| piece.bytes).sum();
+        let (mut data, mut written) = (vec![0; total], vec![true; total]);
+        for piece in pieces {
+            let mut part = outside(map, piece.bytes);
+            let mut known = vec![true; piece.bytes];
+            if piece.inside {
+                let (bytes, align) = (piece.bytes, map.kind.bytes() as usize);
+                let range =
+                    self.locate(warp, site, "tensor read", (Space::Global, piece.global), (bytes, align))?;
+                self.touch(warp, site, range, false, 0)?;
+                (part, known) = self.copy_out(range);
+                self.report.global_bytes_read += bytes as u64;
+            }
+            for byte in 0..piece.bytes {
+                let place = placed(map, start, piece.shared + byte);
+                (data[place], written[place]) = (part[byte], known[byte]);
+            }
+        }
+        Ok((data, written))
+    }
+}
+
+/// A run of elements of a box: where it is in shared memory, and in global memory if it is inside of the tensor.
+struct Piece {
+    shared: usize,
+    global: u64,
+    bytes: usize,
+    inside: bool,
+}
+
+/// Where a byte of a box is within the box's range once it is permuted. The permutation is of addresses, not of offsets in the box.
+fn placed(map: &TensorMap, start: usize, byte: usize) -> usize {
+    map.swizzle.apply((start + byte) as u64) as usize - start
+}
+
+fn outside(map: &TensorMap, bytes: usize) -> Vec<u8> {
+    match (map.fill, map.kind) {
+        (Fill::Zero, _) => vec![0; bytes],
+        (Fill::Nan, TensorType::F16) => [0xff, 0x7f].repeat(bytes / 2),
+        (Fill::Nan, TensorType::Bf16) => [0xff, 0x7f].repeat(bytes / 2),
+        (Fill::Nan, TensorType::F64) => f64::NAN.to_le_bytes().repeat(bytes / 8),
+        (Fill::Nan, _) => 0x7fff_ffffu32.to_le_bytes().repeat(bytes / 4),
+    }
+}
+
+/// The elements of a box one by one, those that lie behind each other joined.
+fn pieces(map: &TensorMap, start: &[i64]) -> Vec<Piece> {
+    let rank = start.len();
+    let size = map.kind.bytes() as usize;
+    let sides: Vec<u64> = (0..rank).map(|a| (map.window[a] as u64).div_ceil(map.steps[a] as u64)).collect();
+    let mut pieces: Vec<Piece> = Vec::new();
+    let mut at = vec![0u64; rank];
+    for number in 0..sides.iter().product::<u64>() as usize {
+        let place: Vec<i64> = (0..rank).map(|a| start[a] + (at[a] * map.steps[a] as u64) as i64).collect();
+        let inside = (0..rank).all(|a| place[a] >= 0 && (place[a] as u64) < map.sides[a]);
+        let mut global = map.address.wrapping_add_signed(place[0] * size as i64);
+        for a in 1..rank {
+            global = global.wrapping_add_signed(place[a] * map.strides[a - 1] as i64);
+        }
+        match pieces.last_mut() {
+            Some(last) if last.inside == inside && (!inside || last.global + last.bytes as u64 == global) => {
+                last.bytes += size;
+            }
+            _ => pieces.push(Piece { shared: number * size, global, bytes: size, inside }),
+        }
+        for a in 0..rank {
+            at[a] += 1;
+            if at[a] < sides[a] {
+                break;
+            }
+            at[a] = 0;
+        }
+    }
+    pieces
+}
+
+fn typed(update: Update, kind: TensorType) -> (Update, Kind, u8) {
+    let number = match kind {
+        TensorType::F16 => Kind::F16,
+        TensorType::Bf16 => Kind::Bf16,
+        TensorType::F32 | TensorType::Tf32 => Kind::F32,
+        TensorType::F64 => Kind::F64,
+        TensorType::I32 | TensorType::I64 => Kind::Signed,
+        TensorType::U8 | TensorType::U16 | TensorType::U32 | TensorType::U64 => Kind::Bits,
+    };
+    (update, number, kind.bytes() as u8)
+}
+
+fn reduced((update, kind, size): (Update, Kind, u8), old: &[u8], new: &[u8]) -> Vec<u8> {
+    let atomic =
+        Atomic { space: Space::Global, update, kind, size, order: Order::Relaxed, count: 1, list: 0 };
+    let number = |bytes: &[u8]| bytes.iter().rev().fold(0u64, |value, &byte| value << 8 | byte as u64);
+    let size = size as usize;
+    let pairs = old.chunks_exact(size).zip(new.chunks_exact(size));
+    pairs
+        .flat_map(|(old, new)| {
+            super::atomic::updated(atomic, number(old), number(new), 0).to_le_bytes()[..size].to_vec()
+        })
+        .collect()
+}

@@ -1,0 +1,294 @@
+//! A launch from its first block to its last.
+
+use std::sync::MutexGuard;
+
+use super::block::Block;
+use super::call::FUNCTION_WINDOW;
+use super::clocks::Clocks;
+use super::target::Cached;
+use super::warp::{Warp, lanes};
+use super::{Machine, Outcome};
+use crate::code::{Instruction, Op, Preset, Special};
+use crate::lanes::LANES;
+use crate::memory::{Contents, Space};
+use crate::{Checks, Fault, FaultKind, Kernel, Launch, Loaded, Report};
+
+/// Records after which shadows are wiped, so that their numbers can begin anew.
+const RECORDS_MAX: u32 = 3 << 30;
+
+/// What registers of all lanes hold before a kernel writes them: no value that a program relies on by accident.
+const GARBAGE: u64 = 0xfbfb_fbfb;
+
+/// Runs a checked launch.
+pub(crate) fn run(
+    loaded: &Loaded,
+    kernel: &Kernel,
+    mut spaces: Vec<MutexGuard<'_, Space>>,
+    launch: Launch,
+    parameters: &[u8],
+    checks: Checks,
+) -> Result<Report, Fault> {
+    let mut first = spaces.iter().map(|s| s.record).max().unwrap_or(1);
+    if first > RECORDS_MAX {
+        spaces.iter_mut().for_each(|s| s.forget_shadows());
+        first = 1;
+    }
+    let program = &kernel.program;
+    let mut machine = Machine {
+        kernel,
+        program,
+        launch,
+        checks,
+        parameters,
+        spaces,
+        blocks: Vec::new(),
+        clocks: Clocks::new(first),
+        cache: vec![Cached::default(); program.code.len()],
+        report: Report::default(),
+        idle: 0,
+        cluster: Default::default(),
+    };
+    let outcome = machine.grid(loaded);
+    let next = machine.clocks.next();
+    machine.spaces.iter_mut().for_each(|s| s.record = next);
+    outcome.map_err(|fault| *fault)?;
+    let touched = machine.spaces.iter().flat_map(|s| s.touched(first)).collect();
+    Ok(Report { touched, ..machine.report })
+}
+
+impl Machine<'_> {
+    fn grid(&mut self, loaded: &Loaded) -> Outcome<()> {
+        let Launch { grid, cluster, .. } = self.launch;
+        self.make_blocks(cluster.iter().product::<u32>() as usize, loaded);
+        for z in (0..grid[2]).step_by(cluster[2] as usize) {
+            for y in (0..grid[1]).step_by(cluster[1] as usize) {
+                for x in (0..grid[0]).step_by(cluster[0] as usize) {
+                    self.begin([x, y, z]);
+                    self.cluster_runs()?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn make_blocks(&mut self, blocks: usize, loaded: &Loaded) {
+        let shared = match self.launch.shared_bytes {
+            0 => self.kernel.shared_bytes,
+            bytes => self.program.dynamic_start + bytes,
+        };
+        let per_block = self.warps_a_block();
+        for b in 0..blocks {
+            let shared = Contents::new(shared as usize);
+            let warps = (0..per_block).map(|w| self.make_warp(b, w, per_block)).collect();
+            self.blocks.push(Block { shared, warps, rank: b as u32, ..Block::default() });
+        }
+        for b in 0..blocks {
+            for w in 0..per_block {
+                let mut warp = std::mem::take(&mut self.blocks[b].warps[w]);
+                for &(reg, preset) in &self.program.presets {
+                    warp.registers[reg as usize] =
+                        std::array::from_fn(|l| self.preset(&warp, preset, l, loaded));
+                }
+                self.blocks[b].warps[w] = warp;
+            }
+        }
+    }
+
+    fn make_warp(&self, block: usize, number: usize, per_block: usize) -> Warp {
+        let threads = self.threads() as usize - number * 32;
+        let local = Contents::new(self.program.local_bytes as usize * LANES);
+        Warp {
+            number,
+            block,
+            resident: block * per_block + number,
+            registers: vec![[GARBAGE; LANES]; self.program.registers as usize],
+            calls: vec![Vec::new(); LANES],
+            lanes: if threads >= 32 { u32::MAX } else { (1 << threads) - 1 },
+            local,
+            ..Warp::default()
+        }
+    }
+
+    fn preset(&self, warp: &Warp, preset: Preset, lane: usize, loaded: &Loaded) -> u64 {
+        match preset {
+            Preset::Bits(bits) => bits,
+            Preset::Variable(number, added) => loaded.addresses()[number as usize].wrapping_add(added),
+            Preset::Dynamic(added) => self.program.dynamic_start as u64 + added,
+            Preset::Function(number) => FUNCTION_WINDOW + number as u64,
+            Preset::Special(special) => self.special(warp, special, lane),
+            Preset::Parameter { offset, size, extend } => {
+                let (offset, size) = (offset as usize, size as usize);
+                let mut bytes = [0; 8];
+                bytes[..size].copy_from_slice(&self.parameters[offset..offset + size]);
+                let value = u64::from_le_bytes(bytes);
+                if extend == 0 {
+                    return value;
+                }
+                let up = 64 - size as u32 * 8;
+                ((value << up) as i64 >> up) as u64 & (u64::MAX >> (64 - extend as u32))
+            }
+        }
+    }
+
+    /// The next blocks come in.
+    fn begin(&mut self, start: [u32; 3]) {
+        let Launch { grid, cluster, .. } = self.launch;
+        for b in 0..self.blocks.len() {
+            let rank = b as u32;
+            let index = [
+                start[0] + rank % cluster[0],
+                start[1] + rank / cluster[0] % cluster[1],
+                start[2] + rank / cluster[0] / cluster[1],
+            ];
+            let block = &mut self.blocks[b];
+            block.index = index;
+            block.number = index[0] + grid[0] * (index[1] + grid[1] * index[2]);
+            block.shared.forget();
+            block.barriers = Default::default();
+            block.mbarriers.clear();
+            for w in 0..self.blocks[b].warps.len() {
+                let mut warp = std::mem::take(&mut self.blocks[b].warps[w]);
+                self.begin_warp(&mut warp);
+                self.blocks[b].warps[w] = warp;
+            }
+        }
+        self.cluster.clear();
+        let per_block = self.warps_a_block();
+        let numbers: Vec<u32> = self.blocks.iter().map(|b| b.number).collect();
+        self.clocks.begin(numbers.into_iter().flat_map(|n| std::iter::repeat_n(n, per_block)));
+    }
+
+    fn begin_warp(&self, warp: &mut Warp) {
+        warp.at = [0; LANES];
+        warp.cluster_round = [0; LANES];
+        warp.live = warp.lanes;
+        (warp.parked, warp.stopped, warp.rested, warp.deep) = (0, 0, 0, false);
+        warp.calls.iter_mut().for_each(Vec::clear);
+        warp.unwritten.clear();
+        warp.copies.clear();
+        warp.held.clear();
+        (warp.groups, warp.held_groups, warp.worked) = ([0; LANES], 0, 0);
+        if !warp.local.data.is_empty() {
+            warp.local.forget();
+        }
+        for &(reg, preset) in &self.program.presets {
+            if let Preset::Special(special) = preset
+                && !matches!(
+                    special,
+                    Special::Thread(_) | Special::Threads(_) | Special::Blocks(_) | Special::Lane
+                )
+            {
+                warp.registers[reg as usize] = std::array::from_fn(|l| self.special(warp, special, l));
+            }
+        }
+    }
+
+    /// Runs the resident blocks to their ends.
+    fn cluster_runs(&mut self) -> Outcome<()> {
+        loop {
+            let (mut ran, mut left) = (false, false);
+            for b in 0..self.blocks.len() {
+                for w in 0..self.blocks[b].warps.len() {
+                    if self.blocks[b].warps[w].runnable() == 0 {
+                        left |= self.blocks[b].warps[w].live != 0;
+                        continue;
+                    }
+                    let mut warp = std::mem::take(&mut self.blocks[b].warps[w]);
+                    let outcome = self.run_warp(&mut warp).and_then(|()| self.unpark(&mut warp));
+                    left |= warp.live != 0;
+                    ran = true;
+                    self.blocks[b].warps[w] = warp;
+                    outcome?;
+                }
+            }
+            if !left {
+                return Ok(());
+            }
+            self.pass_without_exited();
+            if !ran {
+                return self.stuck();
+            }
+            if self.idle > self.checks.stuck_after {
+                return self.spinning();
+            }
+        }
+    }
+
+    /// Some warp with threads left that satisfies a condition.
+    fn some_warp(&self, is: impl Fn(&Warp) -> bool) -> Option<&Warp> {
+        self.blocks.iter().flat_map(|b| &b.warps).find(|w| w.live != 0 && is(w))
+    }
+
+    fn at(&self, warp: &Warp, lane: usize) -> &Instruction {
+        &self.program.code[warp.at[lane] as usize]
+    }
+
+    /// Nobody can go on: names who waits where.
+    #[cold]
+    fn stuck(&self) -> Outcome<()> {
+        if let Some(warp) = self.some_warp(|w| w.parked != 0) {
+            let lane = warp.parked.trailing_zeros() as usize;
+            let i = self.at(warp, lane);
+            let named = warp.get(i.e)[lane] as u32;
+            let missing = named & warp.live & !warp.parked;
+            let other = lanes(if missing != 0 { missing } else { named & warp.live & !(1 << lane) }).next();
+            let whereabouts = other
+                .map_or(String::new(), |l| format!("; lane {l} waits at {}", self.place(self.at(warp, l))));
+            let what = match i.op {
+                Op::Together(crate::code::Together::Synchronize, _) => "__syncwarp",
+                _ => "the operation",
+            };
+            let message = format!("mask {named:#010x} of {what} names lanes that do not come{whereabouts}");
+            return self.fault(FaultKind::DivergentShuffle, warp, i, lane, message);
+        }
+        let Some(warp) = self.some_warp(|w| w.stopped != 0) else { return Ok(()) };
+        let lane = warp.stopped.trailing_zeros() as usize;
+        let i = self.at(warp, lane);
+        let mut kind = FaultKind::Deadlock;
+        let block = &self.blocks[warp.block];
+        let exited: u32 = block.warps.iter().map(|w| w.exited().count_ones()).sum();
+        let mut elsewhere = Vec::new();
+        for other in block
+            .warps
+            .iter()
+            .chain(self.blocks.iter().filter(|b| b.rank != block.rank).flat_map(|b| &b.warps))
+        {
+            for l in lanes(other.stopped).filter(|&l| other.at[l] != warp.at[lane]) {
+                let place = self.place(self.at(other, l));
+                if elsewhere.iter().all(|(_, p)| *p != place) {
+                    elsewhere.push((self.thread(other.number, l), place));
+                }
+            }
+        }
+        let mut message = "waits at a barrier that others of the block do not reach".to_string();
+        if exited > 0 {
+            kind = FaultKind::DivergentBarrier;
+            message += &format!("; {exited} threads of the block have exited");
+        }
+        for ([x, y, z], place) in elsewhere.iter().take(4) {
+            kind = FaultKind::DivergentBarrier;
+            message += &format!("; thread ({x}, {y}, {z}) waits at {place}");
+        }
+        self.fault(kind, warp, i, lane, message)
+    }
+
+    /// Threads run and run, and nothing comes of it.
+    #[cold]
+    fn spinning(&self) -> Outcome<()> {
+        let Some(warp) = self.some_warp(|w| w.runnable() != 0) else { return Ok(()) };
+        let lane = warp.runnable().trailing_zeros() as usize;
+        let mut message = format!("no thread has written anything in {} instructions of warps", self.idle);
+        let mut named = 0;
+        for (block, other) in self.blocks.iter().flat_map(|b| b.warps.iter().map(move |w| (b, w))) {
+            if other.live == 0 || other.resident == warp.resident || named == 4 {
+                continue;
+            }
+            named += 1;
+            let l = other.live.trailing_zeros() as usize;
+            let ([x, y, z], [bx, by, bz]) = (self.thread(other.number, l), block.index);
+            let place = self.place(self.at(other, l));
+            message += &format!("; thread ({x}, {y}, {z}) of block ({bx}, {by}, {bz}) is at {place}");
+        }
+        self.fault(FaultKind::Deadlock, warp, self.at(warp, lane), lane, message)
+    }
+}

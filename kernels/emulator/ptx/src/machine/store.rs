@@ -1,0 +1,233 @@
+//! Stores.
+
+use super::access::{Run, Touch, bits, raced, run, strength};
+use super::shadow::SAME;
+use super::target::Target;
+use super::warp::{Warp, lanes};
+use super::{Machine, Outcome};
+use crate::FaultKind;
+use crate::code::{Access, Instruction, Order, Space};
+use crate::lanes::{LANES, Lanes};
+
+impl Machine<'_> {
+    pub(crate) fn store(
+        &mut self,
+        warp: &mut Warp,
+        at: u32,
+        i: &Instruction,
+        access: Access,
+        mask: u32,
+    ) -> Outcome<()> {
+        let mut addresses = self.addresses(warp, i);
+        let total = access.size as usize * access.count as usize;
+        self.idle = 0;
+        let mut rest = mask;
+        while rest != 0 {
+            let (space, mut same) = self.same_space(access.space, &mut addresses, rest);
+            rest &= !same;
+            if access.order != Order::Weak {
+                self.publish(warp, space, &addresses, same, access.order);
+            }
+            if space == Space::Global {
+                self.report.global_bytes_written += total as u64 * same.count_ones() as u64;
+            }
+            let mut again = 0;
+            if space != Space::Local {
+                again = self.same_place(warp, i, access, space, &addresses, same)?;
+                same &= !again;
+            }
+            while same != 0 {
+                let run = match space {
+                    Space::Local => Run { lane: same.trailing_zeros() as usize, lanes: 1, uniform: false },
+                    _ => run(&addresses, same, total as u64),
+                };
+                same &= !bits(run.lane, run.lanes);
+                self.store_run(warp, at, i, access, (space, addresses[run.lane], run), again != 0)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Lanes whose store another lane makes too, with the same value. Different values are a race.
+    #[inline(always)]
+    fn same_place(
+        &self,
+        warp: &Warp,
+        i: &Instruction,
+        access: Access,
+        space: Space,
+        addresses: &Lanes,
+        mask: u32,
+    ) -> Outcome<u32> {
+        let total = access.size as u64 * access.count as u64;
+        let mut last = None;
+        let mut rising = true;
+        for l in 0..LANES {
+            if mask >> l & 1 == 1 {
+                rising &= last.is_none_or(|last: u64| addresses[l] >= last.wrapping_add(total));
+                last = Some(addresses[l]);
+            }
+        }
+        if rising { Ok(0) } else { self.overlaps(warp, i, access, space, addresses, mask) }
+    }
+
+    #[inline(never)]
+    fn overlaps(
+        &self,
+        warp: &Warp,
+        i: &Instruction,
+        access: Access,
+        space: Space,
+        addresses: &Lanes,
+        mask: u32,
+    ) -> Outcome<u32> {
+        let total = access.size as u64 * access.count as u64;
+        let registers = &self.program.lists[access.list as usize..][..access.count as usize];
+        let width = u64::MAX >> (64 - access.size as u32 * 8);
+        // A misaligned address is a fault of its own, found later.
+        if lanes(mask).any(|l| !addresses[l].is_multiple_of(total)) {
+            return Ok(0);
+        }
+        let mut again = 0;
+        for a in lanes(mask) {
+            for b in lanes(mask & !(u32::MAX >> (31 - a))) {
+                let apart = addresses[a].abs_diff(addresses[b]);
+                if apart >= total {
+                    continue;
+                }
+                let equal = |&r: &u32| (warp.get(r)[a] ^ warp.get(r)[b]) & width == 0;
+                if apart == 0 && registers.iter().all(equal) {
+                    again |= 1 << a;
+                    continue;
+                }
+                let Some(kind) = raced(&self.checks, space) else { continue };
+                let [x, y, z] = self.thread(warp.number, a);
+                let address = addresses[b];
+                let message = format!(
+                    "writes {total} bytes at {address:#x}, to which thread ({x}, {y}, {z}) writes another value in the same instruction"
+                );
+                return self.fault(kind, warp, i, b, message);
+            }
+        }
+        Ok(if raced(&self.checks, space).is_some() { again } else { 0 })
+    }
+
+    #[inline(always)]
+    fn store_run(
+        &mut self,
+        warp: &mut Warp,
+        at: u32,
+        i: &Instruction,
+        access: Access,
+        (space, address, run): (Space, u64, Run),
+        again: bool,
+    ) -> Outcome<()> {
+        let (size, count) = (access.size as usize, access.count as usize);
+        let total = size * count;
+        // Of lanes that write the same place the last one's value stays.
+        let (lane, n) = if run.uniform { (run.lane + run.lanes - 1, 1) } else { (run.lane, run.lanes) };
+        let Some((target, offset)) = self.find(warp, at, space, address, (total * n) as u64) else {
+            if n > 1 {
+                for k in 0..n {
+                    let one = Run { lane: lane + k, lanes: 1, uniform: false };
+                    self.store_run(
+                        warp,
+                        at,
+                        i,
+                        access,
+                        (space, address.wrapping_add((k * total) as u64), one),
+                        again,
+                    )?;
+                }
+                return Ok(());
+            }
+            return self.outside(warp, i, lane, "write", (space, address, total as u64));
+        };
+        if address % total as u64 != 0 {
+            return self.misaligned(warp, i, lane, "write", total, address);
+        }
+        let offset =
+            if target == Target::Local { offset + lane * self.program.local_bytes as usize } else { offset };
+        let race = raced(&self.checks, space);
+        let resident = warp.resident;
+        let Warp { local, registers, .. } = warp;
+        let contents = match target {
+            Target::Global { space, slot } => self.spaces[space].at(slot).map(|a| &mut a.contents),
+            Target::Shared { block } => Some(&mut self.blocks[block].shared),
+            Target::Local => Some(local),
+            Target::Parameter => None,
+        };
+        let Some(contents) = contents else {
+            return self.fault(FaultKind::InvalidOperand, warp, i, lane, "write to the kernel's parameters");
+        };
+        let mut found = None;
+        if race.is_some() {
+            let flags = strength(access.order) | if again { SAME } else { 0 };
+            let shared = space == Space::Shared;
+            let touch = Touch { at, resident, lane, lanes: n, offset, bytes: total, flags, shared };
+            found = touch.write(&mut self.clocks, contents);
+        }
+        let list = &self.program.lists[access.list as usize..][..count];
+        for (k, &reg) in list.iter().enumerate() {
+            let values = &registers[reg as usize][lane..lane + n];
+            store_values(&mut contents.data[offset..offset + total * n], values, size, total, k);
+        }
+        contents.written.set(offset, offset + total * n);
+        if let (Some((cell, lane, wrote)), Some(kind)) = (found, race) {
+            let what = format!("{total} bytes at {}", self.name(target, offset));
+            return self.race(kind, warp, i, (lane, true), (cell, wrote), &what);
+        }
+        if !warp.unwritten.is_empty() {
+            self.carry_unwritten(warp, access, target, (lane, n, offset));
+        }
+        Ok(())
+    }
+
+    /// What a register carried without its ever having been written is not written at its new place either.
+    #[cold]
+    fn carry_unwritten(
+        &mut self,
+        warp: &mut Warp,
+        access: Access,
+        target: Target,
+        (lane, n, offset): (usize, usize, usize),
+    ) {
+        let (size, count) = (access.size as usize, access.count as usize);
+        for k in 0..count {
+            let reg = self.program.lists[access.list as usize + k];
+            let Some(missing) = warp.unwritten.get(&reg).copied() else { continue };
+            let Some(contents) = self.contents(warp, target) else { continue };
+            for l in 0..n {
+                let start = offset + (l * count + k) * size;
+                for byte in (0..size).filter(|b| missing[lane + l] >> b & 1 == 1) {
+                    contents.written.unset(start + byte, start + byte + 1);
+                }
+            }
+        }
+    }
+}
+
+/// Puts element `k` of each lane into its place.
+#[inline(always)]
+fn store_values(data: &mut [u8], values: &[u64], size: usize, total: usize, k: usize) {
+    macro_rules! of {
+        ($t:ty) => {
+            if total == size_of::<$t>() {
+                let (chunks, _) = data.as_chunks_mut::<{ size_of::<$t>() }>();
+                for (chunk, value) in chunks.iter_mut().zip(values) {
+                    *chunk = (*value as $t).to_le_bytes();
+                }
+            } else {
+                for (chunk, value) in data.chunks_exact_mut(total).zip(values) {
+                    chunk[k * size..(k + 1) * size].copy_from_slice(&(*value as $t).to_le_bytes());
+                }
+            }
+        };
+    }
+    match size {
+        1 => of!(u8),
+        2 => of!(u16),
+        4 => of!(u32),
+        _ => of!(u64),
+    }
+}

@@ -1,0 +1,147 @@
+//! `wgmma`: products of four warps whose matrices lie in shared memory, described by 64 bits each.
+
+use super::bytes::Site;
+use super::product::{dot, part, rows};
+use super::warp::Warp;
+use super::{Machine, Outcome};
+use crate::code::{Element, Instruction, Space, WarpgroupProduct};
+use crate::lanes::LANES;
+use crate::tensor_map::Swizzle;
+
+/// A matrix in shared memory, as its descriptor says.
+#[derive(Clone, Copy, Debug)]
+struct Described {
+    start: u64,
+    /// Byte offsets between core matrices ("leading" and "stride").
+    leading: u64,
+    stride: u64,
+    swizzle: Swizzle,
+    /// Neighbours in memory are neighbours along M or N, not along K.
+    across: bool,
+    bytes: u64,
+}
+
+impl Described {
+    fn new(bits: u64, kind: Element, across: bool) -> Described {
+        let field = |at: u32| (bits >> at & 0x3fff) << 4;
+        let swizzle =
+            [Swizzle::None, Swizzle::Bytes128, Swizzle::Bytes64, Swizzle::Bytes32][(bits >> 62) as usize];
+        let bytes = kind.bits() as u64 / 8;
+        Described { start: field(0), leading: field(16), stride: field(32), swizzle, across, bytes }
+    }
+
+    /// 16-byte pieces of a row of the pattern that is repeated.
+    fn pieces(&self) -> u64 {
+        match self.swizzle {
+            Swizzle::None => 1,
+            Swizzle::Bytes32 => 2,
+            Swizzle::Bytes64 => 4,
+            Swizzle::Bytes128 => 8,
+        }
+    }
+
+    /// The address of the element at `outer` along M or N and `k` along K.
+    fn address(&self, outer: u64, k: u64) -> u64 {
+        let (each, pieces) = (16 / self.bytes, self.pieces());
+        let offset = match (self.across, self.swizzle) {
+            (false, Swizzle::None) => {
+                outer / 8 * self.stride + outer % 8 * 16 + k / each * self.leading + k % each * self.bytes
+            }
+            (false, _) => outer / 8 * self.stride + outer % 8 * pieces * 16 + k * self.bytes,
+            (true, Swizzle::None) => {
+                outer % each * self.bytes + outer / each * self.stride + k % 8 * 16 + k / 8 * self.leading
+            }
+            (true, _) => {
+                let row = each * pieces;
+                outer % row * self.bytes
+                    + outer / row * self.leading
+                    + k % 8 * pieces * 16
+                    + k / 8 * self.stride
+            }
+        };
+        self.swizzle.apply(self.start + offset)
+    }
+}
+
+impl Machine<'_> {
+    /// The part of the product that is this warp's: 16 rows of the 64.
+    pub(crate) fn warpgroup(
+        &mut self,
+        warp: &mut Warp,
+        at: u32,
+        i: &Instruction,
+        p: WarpgroupProduct,
+    ) -> Outcome<()> {
+        let (n, k) = (p.n as usize, p.k as usize);
+        let site = Site { at, i, lane: 0 };
+        let a = match p.a_count {
+            0 => {
+                let matrix = Described::new(warp.get(i.a)[0], p.kind, p.transpose_a);
+                let first = warp.number as u64 % 4 * 16;
+                let mut a = [[0.0; 32]; 16];
+                self.described(warp, site, matrix, p.kind, (first, 16), k, &mut a)?;
+                a
+            }
+            count => {
+                let list = &self.program.lists[p.a as usize..][..count as usize];
+                rows(p.kind, k, list.iter().map(|&reg| warp.get(reg)))
+            }
+        };
+        let mut b = vec![[0.0; 32]; n];
+        let matrix = Described::new(warp.get(i.b)[0], p.b_kind, p.transpose_b);
+        self.described(warp, site, matrix, p.b_kind, (0, n as u64), k, &mut b)?;
+        let sign = if p.negate_a != p.negate_b { -1.0 } else { 1.0 };
+        let adds = warp.get(i.c)[0] & 1 == 1;
+        let per = 32 / p.d_kind.bits() as usize;
+        for r in 0..p.d_count as usize {
+            let reg = self.program.lists[p.d as usize + r];
+            let old = *warp.get(reg);
+            let mut values = [0; LANES];
+            for (lane, value) in values.iter_mut().enumerate() {
+                for e in 0..per {
+                    let number = r * per + e;
+                    let (row, column) = (
+                        lane / 4 + number / 2 % 2 * 8,
+                        number / 4 * 8 + lane % 4 * 2 + e % 2 + number % 2 * (per % 2),
+                    );
+                    let addend = if adds { part(p.d_kind, old[lane], e) } else { 0.0 };
+                    let sum = addend + sign * dot(&a[row][..k], &b[column][..k]);
+                    *value |= (p.d_kind.rounded(sum) as u64) << (e as u32 * p.d_kind.bits());
+                }
+            }
+            warp.set(reg, u32::MAX, &values);
+            warp.held.insert(reg, warp.held_groups);
+        }
+        Ok(())
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    /// Reads `outer` rows or columns of a described matrix.
+    fn described(
+        &mut self,
+        warp: &Warp,
+        site: Site,
+        matrix: Described,
+        kind: Element,
+        (first, count): (u64, u64),
+        k: usize,
+        into: &mut [[f64; 32]],
+    ) -> Outcome<()> {
+        let size = kind.bits() as usize / 8;
+        for o in 0..count {
+            for c in 0..k as u64 {
+                let address = matrix.address(first + o, c);
+                let range = self.locate(warp, site, "wgmma read", (Space::Shared, address), (size, size))?;
+                // Pieces of 16 bytes are checked as one.
+                if address.is_multiple_of(16) {
+                    let whole = self.locate(warp, site, "wgmma read", (Space::Shared, address), (16, 16))?;
+                    self.touch(warp, site, whole, false, 0)?;
+                    self.written(warp, site, whole)?;
+                }
+                let Some(contents) = self.contents_of(range.target) else { continue };
+                into[o as usize][c as usize] = kind.value(contents.number(range.offset, size) as u32);
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,115 @@
+//! Class indices as the targets of a loss: checked once, with the weight of each item and what the reduction makes of
+//! it.
+
+pub(crate) mod cuda;
+
+use phalanx_tensor::{DType, Dims, Error, Result, Tensor};
+
+use crate::check;
+use crate::reduction::Reduction;
+use crate::source::values_f64;
+use crate::wide::elements;
+
+/// How the items of a loss over classes are weighed and combined.
+#[derive(Clone, Copy)]
+pub(crate) struct Weighing<'a> {
+    /// A weight a class.
+    pub(crate) weight: Option<&'a Tensor>,
+    /// The target of items that do not count.
+    pub(crate) ignore_index: i64,
+    /// What becomes of the items' losses.
+    pub(crate) reduction: Reduction,
+    /// A factor on the result.
+    pub(crate) scale: f64,
+}
+
+impl Weighing<'_> {
+    /// Checks shapes, dtypes and devices: `x` is [N, C, ...], `target` [N, ...].
+    pub(crate) fn check(&self, op: &'static str, x: &Tensor, target: &Tensor) -> Result<()> {
+        check::float(op, x)?;
+        check::same_device(op, &[x, target])?;
+        check::dtype(op, target, DType::I64)?;
+        if x.rank() < 2 || x.shape()[1] == 0 {
+            let got = format!("{:?}", x.shape());
+            return Err(Error::shape(op, got, "[N, C, ...] with at least one class"));
+        }
+        let mut items = Dims::from_slice(x.shape());
+        items.remove(1);
+        check::shape(op, "a target", target, &items)?;
+        let Some(weight) = self.weight else { return Ok(()) };
+        check::same(op, &[x, weight])?;
+        check::shape(op, "a weight", weight, &x.shape()[1..2])
+    }
+
+    /// The result's shape.
+    pub(crate) fn result_shape(&self, target: &Tensor) -> Dims {
+        if self.reduction == Reduction::None { Dims::from_slice(target.shape()) } else { Dims::new() }
+    }
+
+    /// Reads the targets of `classes` classes.
+    pub(crate) fn read(&self, op: &'static str, target: &Tensor, classes: usize) -> Result<Classes> {
+        let weight = self.weight.map(|w| values_f64(op, w)).transpose()?;
+        let class = |(at, index): (usize, i64)| match usize::try_from(index) {
+            _ if index == self.ignore_index => Ok(None),
+            Ok(class) if class < classes => Ok(Some(class)),
+            _ => Err(Error::range(
+                op,
+                format!("target {index} (item {at})"),
+                format!("a class below {classes}, or {} for an item to ignore", self.ignore_index),
+            )),
+        };
+        let targets = elements::<i64>(op, target)?.into_iter().enumerate().map(class);
+        let mut classes = Classes { targets: targets.collect::<Result<_>>()?, weight, factor: self.scale };
+        if self.reduction == Reduction::Mean {
+            let total: f64 = classes.targets.iter().flatten().map(|&class| classes.weight_of(class)).sum();
+            classes.factor /= total;
+        }
+        Ok(classes)
+    }
+}
+
+/// Targets ready for use.
+pub(crate) struct Classes {
+    /// Each item's class; none if it is ignored.
+    pub(crate) targets: Vec<Option<usize>>,
+    /// Each class's weight; 1 if absent.
+    pub(crate) weight: Option<Vec<f64>>,
+    /// What an item's loss is multiplied with in the result.
+    pub(crate) factor: f64,
+}
+
+impl Classes {
+    pub(crate) fn weight_of(&self, class: usize) -> f64 {
+        self.weight.as_ref().map_or(1.0, |w| w[class])
+    }
+
+    /// What items' losses add up to, or each of them, times the factor. Items are added in order, in f64.
+    pub(crate) fn reduce(&self, reduction: Reduction, losses: impl Iterator<Item = f64>) -> Vec<f64> {
+        match reduction {
+            Reduction::None => losses.map(|loss| loss * self.factor).collect(),
+            // An infinite factor (nothing counts) makes NaN of the empty sum.
+            _ => vec![losses.sum::<f64>() * self.factor],
+        }
+    }
+
+    /// The factor of each item's gradient: the result's gradient `dy` (one number, or one an item) times the factor;
+    /// 0 for ignored items.
+    pub(crate) fn slopes(&self, reduction: Reduction, dy: &[f64]) -> Vec<f64> {
+        let dy = |item: usize| if reduction == Reduction::None { dy[item] } else { dy[0] };
+        let slope = |(item, class): (usize, &Option<usize>)| class.map_or(0.0, |_| dy(item) * self.factor);
+        self.targets.iter().enumerate().map(slope).collect()
+    }
+}
+
+/// `x` with its classes last, and the number of items.
+pub(crate) fn classes_last(x: &Tensor) -> Result<Tensor> {
+    let order: Dims = (0..x.rank()).filter(|&d| d != 1).chain([1]).collect();
+    x.permute(&order)
+}
+
+/// The reverse of [`classes_last`].
+pub(crate) fn classes_second(x: &Tensor) -> Result<Tensor> {
+    let last = x.rank() - 1;
+    let order: Dims = [0, last].into_iter().chain(1..last).collect();
+    x.permute(&order)
+}

@@ -1,0 +1,126 @@
+//! Running sums.
+
+mod cuda;
+
+use phalanx_tensor::{DType, Dim, Element, Result, Tensor};
+
+use crate::ops::cast::Number;
+use crate::pointwise::PIECE;
+use crate::real::for_element;
+
+/// `y[i] = x[0] + .. + x[i]` along `dim`. Floats are summed in f64, each result rounded once; integers and bools in
+/// i64.
+///
+/// # Errors
+/// If there is no such dimension.
+pub fn cumsum(x: &Tensor, dim: impl Dim) -> Result<Tensor> {
+    running("cumsum", x, dim.resolve(x.rank().max(1), "cumsum")?, false)
+}
+
+/// `y[i] = x[i] + .. + x[n - 1]` along `dim`: [`cumsum`] from the end.
+///
+/// # Errors
+/// As [`cumsum`].
+pub fn cumsum_reversed(x: &Tensor, dim: impl Dim) -> Result<Tensor> {
+    running("cumsum_reversed", x, dim.resolve(x.rank().max(1), "cumsum")?, true)
+}
+
+fn running(op: &'static str, x: &Tensor, dim: usize, reversed: bool) -> Result<Tensor> {
+    let x = x.contiguous()?;
+    let dtype = if x.dtype().is_float() { x.dtype() } else { DType::I64 };
+    let mut out = Tensor::empty(x.shape(), dtype, x.device())?;
+    if out.device().is_meta() || out.numel() == 0 {
+        return Ok(out);
+    }
+    let scan = Scan {
+        op,
+        n: x.shape().get(dim).copied().unwrap_or(1),
+        inner: x.shape().iter().skip(dim + 1).product(),
+        reversed,
+    };
+    if x.device().is_cuda() {
+        cuda::run(&scan, &x, &mut out)?;
+        return Ok(out);
+    }
+    for_element!(x.dtype(), T => {
+        if dtype.is_float() {
+            scan.run::<T, T, f64>(&x, &mut out, 0.0, |sum, x| sum + x.to_f64(), <T as Number>::from_f64)
+        } else {
+            scan.run::<T, i64, i64>(&x, &mut out, 0, |sum, x| sum.wrapping_add(x.to_i64()), |sum| sum)
+        }
+    })?;
+    Ok(out)
+}
+
+#[derive(Clone, Copy)]
+struct Scan {
+    op: &'static str,
+    n: usize,
+    inner: usize,
+    reversed: bool,
+}
+
+impl Scan {
+    fn run<T: Element, U: Element, A: Copy + Sync>(
+        &self,
+        x: &Tensor,
+        out: &mut Tensor,
+        start: A,
+        add: impl Fn(A, T) -> A + Sync,
+        narrow: impl Fn(A) -> U + Sync,
+    ) -> Result<()> {
+        let (inner, slab, numel) = (self.inner, self.n * self.inner, out.numel());
+        let source = x.read::<T>(self.op)?;
+        let source = &source[x.offset()..][..numel];
+        let slabs_a_piece = PIECE.div_ceil(slab);
+        let mut target = out.write::<U>(self.op)?;
+        x.device().pool()?.for_each_chunk(&mut target[..numel], slabs_a_piece * slab, |piece, target| {
+            let mut sums = vec![start; inner];
+            let source = &source[piece * slabs_a_piece * slab..][..target.len()];
+            for (x, to) in source.chunks(slab).zip(target.chunks_mut(slab)) {
+                sums.fill(start);
+                for i in 0..self.n {
+                    let row = if self.reversed { self.n - 1 - i } else { i } * inner;
+                    for ((sum, &x), to) in sums.iter_mut().zip(&x[row..]).zip(&mut to[row..]) {
+                        *sum = add(*sum, x);
+                        *to = narrow(*sum);
+                    }
+                }
+            }
+        });
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{cumsum, cumsum_reversed};
+    use crate::testing::{assert_close, floats, tensors, tolerance, values};
+
+    #[test]
+    fn equals_plain_running_sums_from_either_end() {
+        for x in tensors(&floats(-1.0, 2.0)) {
+            for dim in 0..x.rank().max(1) {
+                let n = x.shape().get(dim).copied().unwrap_or(1);
+                let inner: usize = x.shape().iter().skip(dim + 1).product();
+                let mut wanted = values(&x);
+                for i in inner..wanted.len() {
+                    if !(i / inner).is_multiple_of(n) {
+                        wanted[i] += wanted[i - inner];
+                    }
+                }
+                let sums = values(&cumsum(&x, dim).unwrap());
+                let back = if x.rank() == 0 {
+                    sums.clone()
+                } else {
+                    let turned = crate::ops::flip(&x, &[dim]).unwrap();
+                    values(&crate::ops::flip(&cumsum_reversed(&turned, dim).unwrap(), &[dim]).unwrap())
+                };
+                for ((&got, &back), want) in sums.iter().zip(&back).zip(wanted) {
+                    assert_close(got, want, tolerance(x.dtype()));
+                    assert_eq!(got, back);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,163 @@
+// Layer normalisation of rows, and root-mean-square normalisation, which is the same without the mean (CENTERED false).
+//
+// Forward reads x and writes y once. Backward reads x and dy and writes dx once; each block walks down some rows and
+// keeps their part of the sums over rows (dweight, dbias) in registers, a column a thread; `sums` adds the blocks' parts
+// in their order. How many blocks there are depends on the shape alone.
+
+constexpr int STATS = CENTERED ? 3 : 1;
+
+DEVICE Standard load_standard(const W* stats) {
+    return CENTERED ? Standard{stats[0], stats[1], stats[2]} : Standard{0, 0, stats[0]};
+}
+
+TEAM_KERNEL forward(T* y, W* stats, Rows x, const T* weight, const T* bias, f64 eps, f64 share, u64 rows, u64 width) {
+    const u64 row = team_row();
+    if (row >= rows) return;
+    const T zero = narrow<T>(W(0));
+    const Line line(x, row, width, zero);
+    W variance;
+    const Standard standard = standard_of<CENTERED>(line, eps, share, variance);
+    if (team_rank() == 0) {
+        W* kept = stats + row * STATS;
+        if (CENTERED) {
+            kept[0] = standard.high;
+            kept[1] = standard.low;
+        }
+        kept[STATS - 1] = standard.inverse;
+    }
+    T* const to = y + row * width;
+    each_packet(width, [&](int i, i64 at) {
+        Packet<T> p = line.packet(i, at), w, b;
+        if (weight) w = read_packet(weight, at, width, zero);
+        if (bias) b = read_packet(bias, at, width, zero);
+#pragma unroll
+        for (int j = 0; j < LEN; j++) {
+            W x = standard.of(widen(p.at[j]));
+            if (weight) x *= widen(w.at[j]);
+            if (bias) x += widen(b.at[j]);
+            p.at[j] = narrow<T>(x);
+        }
+        write_packet(to, at, width, p);
+    });
+}
+
+// dx = (g - mean(g) - xhat mean(g xhat)) inverse with g = dy w; without the first mean if not CENTERED.
+DEVICE void input_gradient(T* dx, const Line& x, const Line& dy, const T* weight, const Standard& standard) {
+    const i64 width = x.width;
+    const T zero = narrow<T>(W(0));
+    const auto gradient = [&](int i, i64 at, W (&g)[LEN]) {
+        const Packet<T> q = dy.packet(i, at);
+        Packet<T> w;
+        if (weight) w = read_packet(weight, at, width, zero);
+#pragma unroll
+        for (int j = 0; j < LEN; j++) g[j] = weight ? widen(q.at[j]) * widen(w.at[j]) : widen(q.at[j]);
+    };
+    W sum = 0, product = 0;
+    each_packet(width, [&](int i, i64 at) {
+        const Packet<T> p = x.packet(i, at);
+        W g[LEN];
+        gradient(i, at, g);
+#pragma unroll
+        for (int j = 0; j < LEN; j++) {
+            sum += g[j];
+            product += g[j] * standard.of(widen(p.at[j]));
+        }
+    });
+    const W mean = CENTERED ? team_sum(sum) / W(width) : W(0);
+    product = team_sum(product) / W(width);
+    each_packet(width, [&](int i, i64 at) {
+        Packet<T> p = x.packet(i, at);
+        W g[LEN];
+        gradient(i, at, g);
+#pragma unroll
+        for (int j = 0; j < LEN; j++)
+            p.at[j] = narrow<T>((g[j] - mean - standard.of(widen(p.at[j])) * product) * standard.inverse);
+        write_packet(dx, at, width, p);
+    });
+}
+
+// What a thread has of the sums over rows.
+struct Sums {
+    W dw[KEPT][LEN], db[KEPT][LEN];
+
+    DEVICE void add(const Line& x, const Line& dy, const Standard& standard) {
+        each_packet(x.width, [&](int i, i64 at) {
+            const Packet<T> p = x.packet(i, at), q = dy.packet(i, at);
+#pragma unroll
+            for (int j = 0; j < LEN; j++) {
+                const W g = widen(q.at[j]);
+                dw[i][j] += g * standard.of(widen(p.at[j]));
+                db[i][j] += g;
+            }
+        });
+    }
+};
+
+// The block's teams' sums together, into `to`.
+DEVICE void store_sums(W* to, const W (&sums)[KEPT][LEN], i64 width) {
+    __shared__ W parts[TEAMS][TEAM * LEN];
+    each_packet((i64)KEPT * TEAM * LEN, [&](int i, i64 at) {
+        const int team = TEAM == 32 ? warp_number() : 0, place = team_rank() * LEN;
+#pragma unroll
+        for (int j = 0; j < LEN; j++) parts[team][place + j] = sums[i][j];
+        __syncthreads();
+        for (int k = threadIdx.x; k < TEAM * LEN; k += THREADS) {
+            W sum = 0;
+            for (int t = 0; t < TEAMS; t++) sum += parts[t][k];
+            const i64 column = (i64)i * TEAM * LEN + k;
+            if (column < width) to[column] = sum;
+        }
+        __syncthreads();
+    });
+}
+
+// A block takes the rows `rows_a_block` long from its own on; `parts` holds its sums: dweight's `width`, then dbias's.
+TEAM_KERNEL backward(T* dx, W* parts, Rows x, Rows dy, const T* weight, const W* stats, u64 rows_a_block, u64 rows, u64 width) {
+    const T zero = narrow<T>(W(0));
+    const u64 first = blockIdx.x * rows_a_block, end = min(first + rows_a_block, rows);
+    Sums sums = {};
+    for (u64 row = first + (TEAM == 32 ? warp_number() : 0); row < end; row += TEAMS) {
+        const Line values(x, row, width, zero), slopes(dy, row, width, zero);
+        const Standard standard = load_standard(stats + row * STATS);
+        if (dx) input_gradient(dx + row * width, values, slopes, weight, standard);
+        if constexpr (PACKETS > 0)
+            if (parts) sums.add(values, slopes, standard);
+    }
+    if constexpr (PACKETS > 0) {
+        if (!parts) return;
+        W* const own = parts + (u64)blockIdx.x * 2 * width;
+        store_sums(own, sums.dw, width);
+        store_sums(own + width, sums.db, width);
+    }
+}
+
+// `parts` for rows that no team can keep: a thread a column.
+extern "C" __global__ void __launch_bounds__(256)
+    columns(W* parts, Rows x, Rows dy, const W* stats, u64 rows_a_block, u64 rows, u64 width) {
+    const u64 first = blockIdx.x * rows_a_block, end = min(first + rows_a_block, rows);
+    const u64 column = (u64)blockIdx.y * blockDim.x + threadIdx.x;
+    if (column >= width) return;
+    W dw = 0, db = 0;
+    for (u64 row = first; row < end; row++) {
+        const W g = widen(dy.data[row * dy.stride + column]);
+        dw += g * load_standard(stats + row * STATS).of(widen(x.data[row * x.stride + column]));
+        db += g;
+    }
+    parts[(u64)blockIdx.x * 2 * width + column] = dw;
+    parts[(u64)blockIdx.x * 2 * width + width + column] = db;
+}
+
+// The parts of all blocks, added in f64: eight threads a column.
+extern "C" __global__ void __launch_bounds__(256) sums(T* dw, T* db, const W* parts, u64 blocks, u64 width) {
+    __shared__ f64 shared[8][32];
+    const u64 column = (u64)blockIdx.x * 32 + lane_number();
+    f64 sum = 0;
+    if (column < 2 * width)
+        for (u64 b = warp_number(); b < blocks; b += 8) sum += parts[b * 2 * width + column];
+    shared[warp_number()][lane_number()] = sum;
+    __syncthreads();
+    if (warp_number() > 0 || column >= 2 * width) return;
+    for (int w = 1; w < 8; w++) sum += shared[w][lane_number()];
+    T* const to = column < width ? dw : db;
+    if (to) to[column % width] = narrow<T>(W(sum));
+}

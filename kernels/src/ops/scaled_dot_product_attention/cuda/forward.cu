@@ -1,0 +1,195 @@
+// Attention's forward pass on tensor cores: y = softmax(q kᵀ scale + mask) v in tiles, with a running softmax.
+//
+// Parallel: a block of 4 warps takes 128 queries of one head, a warp 32 of them (two blocks of 16 rows, so that each
+// fragment of keys and values read from shared memory feeds four matrix instructions: 1 cycle of shared memory for 1
+// instruction, half of what the tensor cores take). Two blocks share a multiprocessor, so that one's softmax (the
+// exponentials take two thirds of the matrix instructions' time at depth 64) runs beside the other's products. Under a
+// causal mask blocks with more keys start first, tiles above the diagonal are skipped, and warps skip their own.
+// The queries' fragments stay in registers up to depth 64. Scores and probabilities never leave registers.
+//
+// Bytes: q, k, v read and y written once from device memory as far as the cache holds a head's keys and values; from
+// the cache each block reads all the keys and values it sees: 4 D bytes per key for 128 queries, 512 D operations:
+// 128 operations a byte. Tiles of 64 keys are copied asynchronously, the next one while one is computed.
+//
+// Shared memory: 128 rows of queries, 2 x 64 of keys and of values (54 KiB at depth 64), or 2 x 32 of deeper ones
+// (68 KiB at depth 128).
+//
+// Source: Dao: FlashAttention-2 (2023). Exponentials in base 2, log2 e being part of the scale.
+
+// Sizes that registers suffice for, with what masks and dropout take of them.
+constexpr bool PLAIN = MASK == 0 && DROPOUT == 0 && PACKETS;
+constexpr int M = PLAIN || HEAD <= 96 ? 2 : 1, THREADS = 128, QUERIES = THREADS / 32 * 16 * M;
+constexpr int KEYS = HEAD <= (PLAIN ? 80 : 32) ? 64 : 32;
+constexpr bool HELD = PLAIN && HEAD <= 64;  // the queries' fragments
+constexpr int N = KEYS / 8;
+
+struct Shared {
+    u8 queries[QUERIES * PITCH];
+    u8 keys[2][KEYS * PITCH];
+    u8 values[2][KEYS * PITCH];
+#if DROPOUT
+    u32 kept[QUERIES][KEYS / 32];
+#endif
+};
+
+static_assert(QUERIES == BLOCK_ROWS && THREADS == BLOCK_THREADS && sizeof(Shared) == BLOCK_BYTES, "as launched");
+
+// Scores are kept as products; `unit` is what they are multiplied with to be exponents of 2, above 0 always.
+struct Scale {
+    f32 unit, factor;
+
+    DEVICE explicit Scale(const Problem& p) {
+        const f32 scale = (f32)p.scale * (f32)LOG2_E;
+        const bool plain = MASK == 0 && scale > 0;
+        unit = plain ? scale : 1;
+        factor = plain ? 1 : scale;
+    }
+};
+
+// Applies scale, mask and limits to a warp's scores of queries `query ..` and keys `key ..`.
+DEVICE void finish(f32 (&s)[M][N][4], const Problem& p, Place at, f32 factor, int query, int key) {
+    const int g = lane_number() / 4, t = lane_number() % 4;
+    if (MASK || factor != 1) {
+#pragma unroll
+        for (int m = 0; m < M; m++)
+#pragma unroll
+            for (int n = 0; n < N; n++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    s[m][n][i] *= factor;
+                    if (MASK)
+                        s[m][n][i] += (f32)LOG2_E * bias_at(p, at.item, at.head, query + m * 16 + i / 2 * 8 + g, key + n * 8 + 2 * t + i % 2);
+                }
+    }
+    if (key + KEYS > p.keys || (p.causal && key + KEYS > query + 1)) {
+#pragma unroll
+        for (int m = 0; m < M; m++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const int end = p.keys_before(query + m * 16 + i / 2 * 8 + g + 1) - key - 2 * t - i % 2;
+#pragma unroll
+                for (int n = 0; n < N; n++)
+                    if (n * 8 >= end) s[m][n][i] = least<f32>();
+            }
+    }
+}
+
+// Scores of two rows become exponentials below the largest score so far; earlier sums shrink.
+DEVICE void exponentials(f32 (&s)[N][4], f32 (&o)[CHUNKS][4], f32 (&largest)[2], f32 (&sum)[2], f32 unit) {
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        f32 high = largest[half];
+#pragma unroll
+        for (int n = 0; n < N; n++) high = fmaxf(high, fmaxf(s[n][half * 2], s[n][half * 2 + 1]));
+        high = warp_max<4>(high);
+        // Of rows that saw nothing yet all exponentials are to be 0.
+        const f32 base = high == least<f32>() ? 0 : high * unit;
+        const f32 shrink = exp2_fast(largest[half] * unit - base);
+        largest[half] = high;
+        sum[half] *= shrink;
+#pragma unroll
+        for (int n = 0; n < CHUNKS; n++) {
+            o[n][half * 2] *= shrink;
+            o[n][half * 2 + 1] *= shrink;
+        }
+#pragma unroll
+        for (int n = 0; n < N; n++)
+#pragma unroll
+            for (int i = half * 2; i < half * 2 + 2; i++) {
+                s[n][i] = exp2_fast(s[n][i] * unit - base);
+                sum[half] += s[n][i];
+            }
+    }
+}
+
+// Sets to 0 what `bits` leaves out: a row of words a query, from the warp's first on.
+DEVICE void drop(f32 (&s)[M][N][4], const u32 (*bits)[KEYS / 32]) {
+    const int g = lane_number() / 4, t = lane_number() % 4;
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+#pragma unroll
+            for (int n = 0; n < N; n++) {
+                const u32 two = bits[m * 16 + half * 8 + g][n / 4] >> (n % 4 * 8 + 2 * t);
+                if (!(two & 1)) s[m][n][half * 2] = 0;
+                if (!(two & 2)) s[m][n][half * 2 + 1] = 0;
+            }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_forward(const __grid_constant__ Problem p) {
+    DYNAMIC_SHARED(bytes);
+    Shared& shared = *(Shared*)bytes;
+    const int blocks = blocks_of(p.queries, QUERIES);
+    const Place at = place_of_block(p.heads, blocks);
+    // Under a causal mask the last block has the most keys.
+    const int first = (blocks - 1 - at.block) * QUERIES, my_row = my_warp() * 16 * M, mine = first + my_row;
+    const int end = p.keys_before(first + QUERIES), tiles = blocks_of(end, KEYS);
+    const T* keys = p.key.at(at.item, at.head / p.group);
+    const T* values = p.value.at(at.item, at.head / p.group);
+    auto load_keys = [&](int tile) {
+        load_tile<KEYS, THREADS>(shared.keys[tile & 1], keys, p.key.row, tile * KEYS, end, p.depth);
+        load_tile<KEYS, THREADS>(shared.values[tile & 1], values, p.value.row, tile * KEYS, end, p.value_depth);
+        copy_async_commit();
+    };
+
+    load_tile<QUERIES, THREADS>(shared.queries, p.query.at(at.item, at.head), p.query.row, first, p.queries, p.depth);
+    copy_async_commit();
+    if (tiles > 0) load_keys(0);
+    if (tiles > 0) copy_async_wait<1>();
+    else copy_async_wait<0>();
+    __syncthreads();
+    u8* my_rows = shared.queries + my_row * PITCH;
+    Left<M, HELD> queries;
+    queries.open(shared_address(my_rows));
+
+    const Scale scale(p);
+    f32 o[M][CHUNKS][4], largest[M][2], sum[M][2];
+    clear(o);
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            largest[m][half] = least<f32>();
+            sum[m][half] = 0;
+        }
+#pragma unroll 1
+    for (int tile = 0; tile < tiles; tile++) {
+        const int key = tile * KEYS;
+        copy_async_wait<0>();
+        __syncthreads();  // this tile is here, and nobody reads the one before
+        if (tile + 1 < tiles) load_keys(tile + 1);
+#if DROPOUT
+        draw_tile<QUERIES, KEYS>(&shared.kept[0][0], p, at.item, at.head, first, key);
+        __syncthreads();
+#endif
+        if (p.causal && key >= mine + 16 * M) continue;
+        f32 s[M][N][4];
+        products(s, queries, shared_address(shared.keys[tile & 1]));
+        finish(s, p, at, scale.factor, mine, key);
+#pragma unroll
+        for (int m = 0; m < M; m++) exponentials(s[m], o[m], largest[m], sum[m], scale.unit);
+#if DROPOUT
+        drop(s, shared.kept + my_row);
+#endif
+        add_products(o, s, shared_address(shared.values[tile & 1]));
+    }
+
+    f32 factor[M][2];
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const f32 total = warp_sum<4>(sum[m][half]);
+            const f32 inverse = total == 0 ? 0 : 1 / total;
+            const int query = mine + m * 16 + half * 8 + lane_number() / 4;
+            factor[m][half] = DROPOUT ? inverse * (f32)p.keep_scale : inverse;
+            if (lane_number() % 4 == 0 && query < p.queries) {
+                W* stats = p.stats + (((i64)at.item * p.heads + at.head) * p.queries + query) * 2;
+                const f32 high = largest[m][half];
+                stats[0] = high == least<f32>() ? 0 : high * (scale.unit / (f32)LOG2_E);
+                stats[1] = inverse;
+            }
+        }
+    store_rows(o, factor, my_rows, p.out.at(at.item, at.head), p.out.row, mine, p.queries, p.value_depth);
+}

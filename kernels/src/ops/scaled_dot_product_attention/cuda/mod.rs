@@ -1,0 +1,264 @@
+//! Attention on a GPU: which kernels, compiled for what, and their arguments.
+//!
+//! ```text
+//! view      strided tensors as kernels take them       variant   what kernels are compiled for, sizes of blocks
+//! forward.cu   backward_keys.cu   backward_queries.cu  on tensor cores, over tile.cuh
+//! general.cu   the same without                        sums.cu, keep.cu   what surrounds them
+//! ```
+
+mod variant;
+mod view;
+
+use phalanx_tensor::cuda::{Args, Gpu, Grid, Program, Scratch};
+use phalanx_tensor::{DType, Error, Result, Tensor};
+
+use super::Problem;
+use super::dropout::Keep;
+use crate::cuda::{File, PRELUDE};
+use crate::wide::wide_dtype;
+use variant::{Block, DEPTH_MAX, Variant};
+use view::{View, contiguous};
+
+const PROBLEM: File = ("problem.cuh", include_str!("problem.cuh"));
+const TILE: File = ("tile.cuh", include_str!("tile.cuh"));
+const FORWARD: &[File] = &[PRELUDE, PROBLEM, TILE, ("forward.cu", include_str!("forward.cu"))];
+const KEYS: &[File] = &[PRELUDE, PROBLEM, TILE, ("backward_keys.cu", include_str!("backward_keys.cu"))];
+const QUERIES: &[File] =
+    &[PRELUDE, PROBLEM, TILE, ("backward_queries.cu", include_str!("backward_queries.cu"))];
+const GENERAL: &[File] = &[PRELUDE, PROBLEM, ("general.cu", include_str!("general.cu"))];
+const SUMS: &[File] = &[PRELUDE, PROBLEM, ("sums.cu", include_str!("sums.cu"))];
+const KEEP: &[File] = &[PRELUDE, PROBLEM, ("keep.cu", include_str!("keep.cu"))];
+
+/// Output and numbers of each query.
+pub(super) fn forward(
+    op: &'static str,
+    problem: &Problem,
+    inputs: [&Tensor; 3],
+    mask: Option<&Tensor>,
+    keep: Option<&Keep>,
+    [out, stats]: [&mut Tensor; 2],
+) -> Result<()> {
+    let call = Call::new(op, problem, &inputs, mask, keep, false)?;
+    let block = call.variant.forward();
+    let [query, key, value] = &call.views[..] else { return Ok(()) };
+    let slots = [Slot::Read(query), Slot::Read(key), Slot::Read(value), Slot::Write(out)];
+    let args = call.args(slots, Numbers { stats: Slot::Write(stats), ..Numbers::default() })?;
+    call.launch((FORWARD, "forward.cu"), "attention_forward", block, (problem.heads, problem.queries), args)
+}
+
+/// The gradients of query, key, value and scores that are wanted. Inputs are query, key, value, output and its gradient.
+pub(super) fn backward(
+    op: &'static str,
+    problem: &Problem,
+    inputs: [&Tensor; 5],
+    stats: &Tensor,
+    (mask, keep): (Option<&Tensor>, Option<&Keep>),
+    [dquery, dkey, dvalue, slopes]: &mut [Option<Tensor>; 4],
+) -> Result<()> {
+    let call = Call::new(op, problem, &inputs, mask, keep, slopes.is_some())?;
+    let stats = stats.contiguous()?;
+    let rows = problem.heads * problem.queries;
+    let sums = call.gpu.scratch(op, 2 * rows * wide_dtype(inputs[0].dtype()).size())?;
+    let [query, key, value, out, dy] = &call.views[..] else { return Ok(()) };
+    let read = || [query, key, value, out, dy].map(Slot::Read);
+    let numbers = |slopes| Numbers { stats: Slot::Whole(&stats), sums: Some(&sums), slopes };
+    if rows > 0 {
+        let args = call.args(read(), numbers(Slot::None))?;
+        let block = Block { rows: 32, threads: 256, bytes: 0 };
+        call.launch((SUMS, "sums.cu"), "attention_sums", block, (1, rows), args)?;
+    }
+    if dkey.is_some() || dvalue.is_some() {
+        let [q, k, v, o, g] = read();
+        let slots = [q, k, v, o, g, Slot::None, Slot::made(dkey), Slot::made(dvalue)];
+        let args = call.args(slots, numbers(Slot::None))?;
+        let made = (problem.heads / problem.group, problem.keys);
+        call.launch((KEYS, "backward_keys.cu"), "attention_backward_keys", call.variant.keys(), made, args)?;
+    }
+    if dquery.is_some() || slopes.is_some() {
+        let [q, k, v, o, g] = read();
+        let slots = [q, k, v, o, g, Slot::made(dquery)];
+        let args = call.args(slots, numbers(Slot::made(slopes)))?;
+        let (made, block) = ((problem.heads, problem.queries), call.variant.queries());
+        call.launch((QUERIES, "backward_queries.cu"), "attention_backward_queries", block, made, args)?;
+    }
+    Ok(())
+}
+
+/// What the dropout multiplies probabilities with.
+pub(super) fn keep(
+    op: &'static str,
+    query: &Tensor,
+    keys: usize,
+    keep: &Keep,
+    out: &mut Tensor,
+) -> Result<()> {
+    let shape = query.shape();
+    let heads = shape[..shape.len() - 2].iter().product();
+    let queries = query.size(-2)?;
+    let problem =
+        Problem { heads, group: 1, queries, keys, depth: 0, value_depth: 0, causal: false, scale: 1.0 };
+    let call = Call::new(op, &problem, &[query], None, Some(keep), false)?;
+    let slots = [Slot::None, Slot::None, Slot::None, Slot::Write(out)];
+    let args = call.args(slots, Numbers::default())?;
+    let block = Block { rows: 256, threads: 256, bytes: 0 };
+    let words = heads * queries * keys.div_ceil(32);
+    call.launch((KEEP, "keep.cu"), "attention_keep", block, (usize::from(words > 0), words), args)
+}
+
+/// What is given for a pointer.
+#[derive(Default)]
+enum Slot<'a> {
+    #[default]
+    None,
+    Read(&'a View),
+    /// A contiguous tensor.
+    Whole(&'a Tensor),
+    /// The same, to write.
+    Write(&'a mut Tensor),
+}
+
+impl<'a> Slot<'a> {
+    fn made(tensor: &'a mut Option<Tensor>) -> Slot<'a> {
+        tensor.as_mut().map_or(Slot::None, Slot::Write)
+    }
+
+    /// The pointer, and the strides of batch, head and row.
+    fn operand(self, args: Args<'a>) -> Result<Args<'a>> {
+        let strides = match &self {
+            Slot::None => [0; 3],
+            Slot::Read(view) => view.strides(),
+            Slot::Whole(tensor) => contiguous_strides(tensor),
+            Slot::Write(tensor) => contiguous_strides(tensor),
+        };
+        Ok(self.pointer(args)?.value(strides))
+    }
+
+    fn pointer(self, args: Args<'a>) -> Result<Args<'a>> {
+        match self {
+            Slot::None => Ok(args.value(0u64)),
+            Slot::Read(view) => view.pointer(args),
+            Slot::Whole(tensor) => args.read(tensor),
+            Slot::Write(tensor) => args.write(tensor),
+        }
+    }
+}
+
+fn contiguous_strides(tensor: &Tensor) -> [u64; 3] {
+    let [batch, head, row, _] = contiguous(tensor.shape());
+    [batch, head, row].map(|n| n as u64)
+}
+
+/// What is kept of each query, and the scores' gradient.
+#[derive(Default)]
+struct Numbers<'a> {
+    stats: Slot<'a>,
+    sums: Option<&'a Scratch>,
+    slopes: Slot<'a>,
+}
+
+/// What the launches of a call have in common.
+struct Call<'c> {
+    op: &'static str,
+    gpu: &'static Gpu,
+    problem: &'c Problem,
+    keep: Option<&'c Keep>,
+    views: Vec<View>,
+    mask: Option<View>,
+    variant: Variant,
+    /// Query heads of each batch item.
+    heads: usize,
+}
+
+impl<'c> Call<'c> {
+    fn new(
+        op: &'static str,
+        problem: &'c Problem,
+        inputs: &[&Tensor],
+        mask: Option<&Tensor>,
+        keep: Option<&'c Keep>,
+        slopes: bool,
+    ) -> Result<Call<'c>> {
+        let query = inputs[0];
+        let depth = problem.depth.max(problem.value_depth);
+        if depth > DEPTH_MAX {
+            let wanted = format!("depths of at most {DEPTH_MAX} on a GPU");
+            return Err(Error::shape(op, format!("a depth of {depth}"), wanted));
+        }
+        let views: Vec<View> = inputs.iter().map(|t| View::operand(op, t)).collect::<Result<_>>()?;
+        let scores = problem.scores_shape(query);
+        let variant = Variant {
+            dtype: query.dtype(),
+            depth,
+            mask: mask.map_or(0, |mask| if mask.dtype() == DType::Bool { 1 } else { 2 }),
+            dropout: keep.is_some(),
+            slopes,
+            packets: views.iter().all(View::is_packed),
+        };
+        Ok(Call {
+            op,
+            gpu: query.device().gpu()?,
+            problem,
+            keep,
+            views,
+            mask: mask.map(|mask| View::mask(op, mask, &scores)).transpose()?,
+            variant,
+            heads: if query.rank() > 2 { query.size(-3)? } else { 1 },
+        })
+    }
+
+    /// The kernels' `Problem`, field by field.
+    fn args<'a, const N: usize>(&'a self, operands: [Slot<'a>; N], numbers: Numbers<'a>) -> Result<Args<'a>> {
+        let p = self.problem;
+        let mut args = Args::new(self.op, self.gpu);
+        for slot in operands.into_iter().chain(std::iter::repeat_with(Slot::default)).take(8) {
+            args = slot.operand(args)?;
+        }
+        args = match &self.mask {
+            Some(mask) => mask.pointer(args)?.value(mask.strides::<4>()),
+            None => args.value([0u64; 5]),
+        };
+        args = numbers.stats.pointer(args)?;
+        args = match numbers.sums {
+            Some(sums) => args.scratch(sums),
+            None => args.value(0u64),
+        };
+        args = numbers.slopes.pointer(args)?;
+        args = match self.keep {
+            Some(keep) => {
+                let first = keep.dropout.batch_offset * keep.all + keep.first;
+                args.value([keep.threshold, first, keep.all]).draws(keep.dropout.stream)
+            }
+            None => args.value([0u64; 7]),
+        };
+        let batches = p.heads.checked_div(self.heads).unwrap_or(0);
+        let sizes = [batches, self.heads, p.group, p.queries, p.keys, p.depth, p.value_depth];
+        let mut counts = [i32::from(p.causal); 8];
+        for (count, size) in counts.iter_mut().zip(sizes) {
+            let wrong = |_| Error::range(self.op, format!("a size of {size}"), "sizes below 2^31");
+            *count = i32::try_from(size).map_err(wrong)?;
+        }
+        Ok(args.value([p.scale, self.keep.map_or(1.0, |keep| keep.scale)]).value(counts))
+    }
+
+    /// Launches a kernel for so many heads of so many rows.
+    fn launch(
+        &self,
+        (files, name): (&'static [File], &str),
+        entry: &str,
+        block: Block,
+        (heads, rows): (usize, usize),
+        args: Args<'_>,
+    ) -> Result<()> {
+        let general = block.bytes > 0 && !self.variant.on_tensor_cores();
+        let (files, name) = if general { (GENERAL, "general.cu") } else { (files, name) };
+        let defines = self.variant.defines(block);
+        let defines = defines.each_ref().map(|(name, value)| (*name, value.as_str()));
+        let program = Program { name, files, defines: &defines };
+        let blocks = heads * rows.div_ceil(block.rows);
+        if blocks > i32::MAX as usize {
+            return Err(Error::range(self.op, format!("{blocks} blocks"), "below 2^31"));
+        }
+        let grid = Grid::new(blocks, block.threads).shared(block.bytes);
+        self.gpu.kernel(self.op, &program, entry)?.launch(grid, args)
+    }
+}

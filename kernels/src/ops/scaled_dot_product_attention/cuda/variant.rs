@@ -1,0 +1,117 @@
+//! [`Variant`]: what the kernels are compiled for, and how many rows their blocks then make.
+//!
+//! The sizes are the kernels' own, which assert them when they are compiled.
+
+use phalanx_tensor::DType;
+
+use crate::cuda::type_name;
+use crate::wide::wide_dtype;
+
+/// What the kernels are compiled for.
+#[derive(Clone, Copy)]
+pub(super) struct Variant {
+    pub(super) dtype: DType,
+    /// The larger of depth and the values' depth.
+    pub(super) depth: usize,
+    /// 0 none, 1 bool, 2 floating-point.
+    pub(super) mask: u8,
+    pub(super) dropout: bool,
+    pub(super) slopes: bool,
+    pub(super) packets: bool,
+}
+
+/// The blocks of a kernel: the rows that one makes, its threads, its shared memory.
+#[derive(Clone, Copy)]
+pub(super) struct Block {
+    pub(super) rows: usize,
+    pub(super) threads: u32,
+    pub(super) bytes: usize,
+}
+
+/// Depths that tensor cores take, and any kernel.
+const TENSOR_CORES_MAX: usize = 128;
+pub(super) const DEPTH_MAX: usize = 256;
+
+impl Variant {
+    /// Whether tensor cores do it.
+    pub(super) fn on_tensor_cores(&self) -> bool {
+        self.dtype.size() == 2 && self.depth <= TENSOR_CORES_MAX
+    }
+
+    /// The depth that rows are padded to.
+    fn head(&self) -> usize {
+        if self.on_tensor_cores() {
+            self.depth.next_multiple_of(16).max(32)
+        } else {
+            self.depth.next_multiple_of(64).max(64)
+        }
+    }
+
+    /// Whether registers hold the larger tiles.
+    fn is_plain(&self) -> bool {
+        self.mask == 0 && !self.dropout && self.packets
+    }
+
+    /// Bytes of `rows` rows of 16-bit elements, and of as many rows of a bit for each of `bits` probabilities.
+    fn tile_bytes(&self, rows: usize, kept_rows: usize, bits: usize) -> usize {
+        let kept = if self.dropout { kept_rows * bits / 8 } else { 0 };
+        rows * (self.head() * 2 + 16) + kept
+    }
+
+    /// The forward pass, which makes queries.
+    pub(super) fn forward(&self) -> Block {
+        if !self.on_tensor_cores() {
+            return self.general(3);
+        }
+        let (head, plain) = (self.head(), self.is_plain());
+        let rows = if plain || head <= 96 { 128 } else { 64 };
+        let keys = if head <= if plain { 80 } else { 32 } { 64 } else { 32 };
+        Block { rows, threads: 128, bytes: self.tile_bytes(rows + 4 * keys, rows, keys) }
+    }
+
+    /// The backward pass that makes keys.
+    pub(super) fn keys(&self) -> Block {
+        if !self.on_tensor_cores() {
+            return self.general(4);
+        }
+        let threads = if self.head() <= 64 { 128 } else { 256 };
+        let sums = 4 * 64 * size_of::<f32>();
+        Block { rows: 128, threads, bytes: self.tile_bytes(2 * 128 + 4 * 64, 64, 128) + sums }
+    }
+
+    /// The backward pass that makes queries.
+    pub(super) fn queries(&self) -> Block {
+        if !self.on_tensor_cores() {
+            return self.general(4);
+        }
+        let narrow = self.head() <= 64;
+        let rows = if narrow || (self.is_plain() && !self.slopes) { 128 } else { 64 };
+        let keys = if narrow { 64 } else { 32 };
+        Block { rows, threads: 128, bytes: self.tile_bytes(2 * rows + 4 * keys, rows, keys) }
+    }
+
+    /// Either pass by multiply-adds, with so many tiles of operands.
+    fn general(&self, tiles: usize) -> Block {
+        let (head, size) = (self.head(), wide_dtype(self.dtype).size());
+        let rows = 16 * (2048 / (head * size)).clamp(1, if size == 8 { 2 } else { 4 });
+        let packet = 16 / size;
+        let elements = tiles * rows * (head + packet) + rows * (rows + packet);
+        Block { rows, threads: 256, bytes: elements * size + rows * rows.div_ceil(32) * 4 }
+    }
+
+    /// The macros of a program whose blocks are these.
+    pub(super) fn defines(&self, block: Block) -> [(&'static str, String); 9] {
+        let flag = |on: bool| u8::from(on).to_string();
+        [
+            ("ELEM", type_name(self.dtype).to_string()),
+            ("HEAD", self.head().to_string()),
+            ("MASK", self.mask.to_string()),
+            ("DROPOUT", flag(self.dropout)),
+            ("SLOPES", flag(self.slopes)),
+            ("PACKETS", flag(self.packets)),
+            ("BLOCK_ROWS", block.rows.to_string()),
+            ("BLOCK_THREADS", block.threads.to_string()),
+            ("BLOCK_BYTES", block.bytes.to_string()),
+        ]
+    }
+}

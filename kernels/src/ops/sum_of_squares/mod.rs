@@ -1,0 +1,125 @@
+//! Sums of squares for the gradient norm, in an order that no cut into shards changes.
+
+mod cuda;
+
+use phalanx_tensor::{DType, Result, Tensor};
+
+use crate::check;
+use crate::real::{Real, for_real};
+use crate::simd::{Float, Isa, Kernel, dispatch};
+
+/// Elements in a block of [`sum_of_squares_blocks`].
+pub const NORM_BLOCK: usize = 64;
+/// Blocks that a thread works on at least.
+const PIECE: usize = 128;
+
+/// The sum of squares of every 64 consecutive elements in row-major order (the last block may be shorter), in f64:
+/// the leaves of the tree that a gradient norm is summed by. Eight partial sums run over the block, element `i` into
+/// sum `i % 8`; they are added halves first. On a `meta` device all are 0.
+///
+/// # Errors
+/// If the dtype is no floating-point one.
+pub fn sum_of_squares_blocks(x: &Tensor) -> Result<Vec<f64>> {
+    const OP: &str = "sum_of_squares_blocks";
+    check::float(OP, x)?;
+    let x = x.contiguous()?;
+    if x.device().is_cuda() {
+        return cuda::blocks(OP, &x);
+    }
+    let mut sums = vec![0.0; x.numel().div_ceil(NORM_BLOCK)];
+    if x.device().is_meta() {
+        return Ok(sums);
+    }
+    for_real!(OP, x.dtype(), T => fill::<T>(OP, &x, &mut sums))?;
+    Ok(sums)
+}
+
+/// The root of the tree over [`sum_of_squares_blocks`], an f64 scalar on the device of `x`: a pair of neighbouring blocks
+/// is added, then a pair of pairs, and so on; what has no neighbour stays alone. Nothing waits for it.
+///
+/// # Errors
+/// If the dtype is no floating-point one.
+pub fn sum_of_squares(x: &Tensor) -> Result<Tensor> {
+    const OP: &str = "sum_of_squares";
+    check::float(OP, x)?;
+    let x = x.contiguous()?;
+    let mut root = Tensor::empty(&[], DType::F64, x.device())?;
+    if x.device().is_cuda() {
+        cuda::root(OP, &x, &mut root)?;
+    } else if !x.device().is_meta() {
+        root.write::<f64>(OP)?[0] = dyadic(sum_of_squares_blocks(&x)?);
+    }
+    Ok(root)
+}
+
+fn dyadic(mut level: Vec<f64>) -> f64 {
+    while level.len() > 1 {
+        level =
+            level.chunks(2).map(|pair| pair.iter().copied().reduce(|a, b| a + b).unwrap_or(0.0)).collect();
+    }
+    level.first().copied().unwrap_or(0.0)
+}
+
+fn fill<T: Real>(op: &'static str, x: &Tensor, sums: &mut [f64]) -> Result<()> {
+    let elements = x.read::<T>(op)?;
+    let elements = &elements[x.offset()..][..x.numel()];
+    x.device().pool()?.for_each_chunk(sums, PIECE, |piece, sums| {
+        for (i, sum) in sums.iter_mut().enumerate() {
+            let start = (piece * PIECE + i) * NORM_BLOCK;
+            let block = &elements[start..elements.len().min(start + NORM_BLOCK)];
+            let mut wide = [T::Wide::ZERO; NORM_BLOCK];
+            wide.iter_mut().zip(block).for_each(|(to, x)| *to = x.widen());
+            *sum = dispatch(Block { wide: &wide });
+        }
+    });
+    Ok(())
+}
+
+/// One block, filled up with zeros, which change no sum of squares.
+struct Block<'a, T> {
+    wide: &'a [T; NORM_BLOCK],
+}
+
+impl<T: Float> Kernel for Block<'_, T> {
+    type Output = f64;
+
+    #[inline(always)]
+    fn run<S: Isa>(self) -> f64 {
+        let mut sums = [0.0f64; 8];
+        for row in self.wide.chunks_exact(8) {
+            for (sum, x) in sums.iter_mut().zip(row) {
+                let x = x.to_f64();
+                *sum += x * x;
+            }
+        }
+        let [a, b, c, d, e, f, g, h] = sums;
+        ((a + e) + (c + g)) + ((b + f) + (d + h))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{assert_close, floats, make, tensors, values};
+
+    #[test]
+    fn the_root_adds_neighbours_first() {
+        let x = make(&[64 * 5], DType::F64, &|i| [1e8, 1.0, 1.0, 1.0, 1.0][i / 64] / 8.0);
+        let [a, b, c, d, e] = sum_of_squares_blocks(&x).unwrap()[..] else { panic!("five blocks") };
+        let root = sum_of_squares(&x).unwrap().item::<f64>().unwrap();
+        assert_eq!(root, ((a + b) + (c + d)) + e);
+        assert_ne!(root, (((a + b) + c) + d) + e);
+    }
+
+    #[test]
+    fn blocks_are_the_sums_of_64_squares() {
+        for x in tensors(&floats(-3.0, 3.0)) {
+            let sums = sum_of_squares_blocks(&x).unwrap();
+            let all = values(&x);
+            assert_eq!(sums.len(), all.len().div_ceil(NORM_BLOCK));
+            for (sum, block) in sums.iter().zip(all.chunks(NORM_BLOCK)) {
+                assert_close(*sum, block.iter().map(|x| x * x).sum(), 1e-14);
+            }
+        }
+    }
+}

@@ -1,0 +1,369 @@
+//! Pointwise operations: each output element depends on the input elements of its own place only.
+//!
+//! An operation states what it does to vectors, once; this module broadcasts, gathers strided inputs, widens
+//! halves, splits the work over the device's threads and picks the instruction set. On a GPU the same statement becomes
+//! a kernel ([`trace`]).
+
+pub(crate) mod cuda;
+pub(crate) mod trace;
+
+use phalanx_tensor::{Dims, Element, Error, Loops, Result, Tensor, broadcast_shapes};
+
+use cuda::Expression;
+
+use crate::check;
+use crate::real::{Real, for_real};
+use crate::simd::{Float, Isa, Kernel, Vector, dispatch};
+use crate::source::{BLOCK, Source, for_each_part};
+
+/// A function of `N` elements.
+pub(crate) trait Pointwise<const N: usize>: Copy + Sync {
+    /// The function, on vectors. To be marked `#[inline(always)]`.
+    fn eval<V: Vector>(self, x: [V; N]) -> V;
+}
+
+/// Declares a [`Pointwise`] function: `pointwise!(Name, |x, y| body)`, or with numbers beside the elements
+/// `pointwise!(Name { alpha }, |x| body)`. In the body `V` is the vector type.
+macro_rules! pointwise {
+    ($name:ident, |$($x:ident),+| $body:expr) => {
+        #[derive(Clone, Copy)]
+        struct $name;
+        $crate::pointwise::pointwise!(@impl $name [] |$($x),+| $body);
+    };
+    ($name:ident { $($number:ident),+ }, |$($x:ident),+| $body:expr) => {
+        #[derive(Clone, Copy)]
+        struct $name {
+            $($number: f64),+
+        }
+        $crate::pointwise::pointwise!(@impl $name [$($number),+] |$($x),+| $body);
+    };
+    (@impl $name:ident [$($number:ident),*] |$($x:ident),+| $body:expr) => {
+        impl $crate::pointwise::Pointwise<{ [$(stringify!($x)),+].len() }> for $name {
+            #[inline(always)]
+            fn eval<V: $crate::simd::Vector>(self, [$($x),+]: [V; { [$(stringify!($x)),+].len() }]) -> V {
+                let Self { $($number),* } = self;
+                $body
+            }
+        }
+    };
+}
+pub(crate) use pointwise;
+
+/// A number in every lane.
+#[inline(always)]
+pub(crate) fn c<V: Vector>(x: f64) -> V {
+    V::splat(V::Elem::from_f64(x))
+}
+
+/// Elements that a thread works on at least: 32 KiB of f32.
+pub(crate) const PIECE: usize = 8 * BLOCK;
+
+/// The shape that all inputs broadcast to.
+pub(crate) fn common_shape(op: &'static str, inputs: &[&Tensor]) -> Result<Dims> {
+    let first = Dims::from_slice(inputs[0].shape());
+    inputs[1..].iter().try_fold(first, |shape, t| broadcast_shapes(op, &shape, t.shape()))
+}
+
+/// Applies `f` to the broadcast inputs, which must be floating-point, of one dtype and on one device.
+pub(crate) fn map<const N: usize>(
+    op: &'static str,
+    f: impl Pointwise<N>,
+    inputs: [&Tensor; N],
+) -> Result<Tensor> {
+    check::float(op, inputs[0])?;
+    check::same(op, &inputs)?;
+    let first = inputs[0];
+    let mut out = match inputs[1..].iter().all(|t| t.same_shape(first)) {
+        true => first.empty_like()?,
+        false => Tensor::empty(&common_shape(op, &inputs)?, first.dtype(), first.device())?,
+    };
+    map_into(op, f, inputs, &mut out)?;
+    Ok(out)
+}
+
+/// [`map`] into a tensor of the broadcast shape and the inputs' dtype, which shares no storage with them.
+pub(crate) fn map_into<const N: usize>(
+    op: &'static str,
+    f: impl Pointwise<N>,
+    inputs: [&Tensor; N],
+    out: &mut Tensor,
+) -> Result<()> {
+    if out.device().is_meta() {
+        out.bump_version();
+        return Ok(());
+    }
+    if out.device().is_cuda() {
+        return cuda::map(op, f, inputs, out);
+    }
+    for_real!(op, out.dtype(), T => map_typed::<T, N>(op, &|inputs, out| run(f, inputs, out), inputs, out))
+}
+
+/// A function of `N` slices of one length into another, erased so that the frame around it is compiled once and
+/// not for every function.
+pub(crate) type Blockwise<'a, T, U, const N: usize> = &'a (dyn Fn([&[T]; N], &mut [U]) + Sync);
+
+/// One block, or more; a function of its own, so that the halves share f32's.
+#[inline(never)]
+pub(crate) fn run<T: Float + Element, const N: usize>(
+    f: impl Pointwise<N>,
+    inputs: [&[T]; N],
+    out: &mut [T],
+) {
+    dispatch(Block { f, inputs, out });
+}
+
+fn map_typed<T: Real, const N: usize>(
+    op: &'static str,
+    f: Blockwise<'_, T::Wide, T::Wide, N>,
+    inputs: [&Tensor; N],
+    out: &mut Tensor,
+) -> Result<()> {
+    if T::as_wide(&[]).is_some() && inputs.iter().all(|t| t.is_contiguous() && t.same_shape(out)) {
+        return map_direct::<T, N>(op, f, inputs, out);
+    }
+    let sources: [Source<'_, T>; N] = Source::open_all(op, inputs, out.shape())?;
+    update(op, out, |start, target: &mut [T]| map_gathered(f, &sources, start, target))
+}
+
+/// Inputs that lie as the output does, in the type that is computed in.
+fn map_direct<T: Real, const N: usize>(
+    op: &'static str,
+    f: Blockwise<'_, T::Wide, T::Wide, N>,
+    inputs: [&Tensor; N],
+    out: &mut Tensor,
+) -> Result<()> {
+    let mut opened = [const { None }; N];
+    for (opened, tensor) in opened.iter_mut().zip(inputs) {
+        *opened = Some(tensor.read::<T>(op)?);
+    }
+    update(op, out, |start, target: &mut [T]| {
+        let mut x: [&[T::Wide]; N] = [&[]; N];
+        for ((x, opened), tensor) in x.iter_mut().zip(&opened).zip(inputs) {
+            let elements: &[T] = opened.as_deref().unwrap_or_default();
+            *x = T::as_wide(&elements[tensor.offset() + start..][..target.len()]).unwrap_or_default();
+        }
+        if let Some(out) = T::as_wide_mut(target) {
+            f(x, out);
+        }
+    })
+}
+
+/// A piece whose inputs have to be gathered or widened, block by block.
+#[inline(never)]
+fn map_gathered<T: Real, const N: usize>(
+    f: Blockwise<'_, T::Wide, T::Wide, N>,
+    sources: &[Source<'_, T>; N],
+    start: usize,
+    target: &mut [T],
+) {
+    let mut scratch = [[T::Wide::ZERO; BLOCK]; N];
+    let mut result = [T::Wide::ZERO; BLOCK];
+    for (i, target) in target.chunks_mut(BLOCK).enumerate() {
+        let (start, len) = (start + i * BLOCK, target.len());
+        let mut scratch = scratch.iter_mut();
+        let inputs: [&[T::Wide]; N] = std::array::from_fn(|n| match scratch.next() {
+            Some(scratch) => sources[n].wide(start, len, scratch),
+            None => &[],
+        });
+        match T::as_wide_mut(target) {
+            Some(out) => f(inputs, out),
+            None => {
+                f(inputs, &mut result[..len]);
+                T::narrow_all(&result[..len], target);
+            }
+        }
+    }
+}
+
+/// One block: every slice is of the output's length.
+struct Block<'a, T, F, const N: usize> {
+    f: F,
+    inputs: [&'a [T]; N],
+    out: &'a mut [T],
+}
+
+impl<T: Float + Element, F: Pointwise<N>, const N: usize> Kernel for Block<'_, T, F, N> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Isa>(self) {
+        let lanes = <T::Vec<S> as Vector>::LANES;
+        let whole = self.out.len() / lanes * lanes;
+        let (body, tail) = self.out.split_at_mut(whole);
+        for (i, out) in body.chunks_exact_mut(lanes).enumerate() {
+            let x = std::array::from_fn(|n| T::Vec::<S>::load(&self.inputs[n][i * lanes..]));
+            self.f.eval(x).store(out);
+        }
+        if !tail.is_empty() {
+            let x = std::array::from_fn(|n| T::Vec::<S>::load_partial(&self.inputs[n][whole..], T::ONE));
+            self.f.eval(x).store_partial(tail);
+        }
+    }
+}
+
+/// Sets `to` to `f(to, x)` in place, for floating-point tensors; without an `x` the second element is the first
+/// again. `to` may be any view that does not overlap itself; `x` has its shape and is converted to its dtype first.
+pub(crate) fn modify(
+    op: &'static str,
+    f: impl Pointwise<2>,
+    to: &mut Tensor,
+    x: Option<&Tensor>,
+) -> Result<()> {
+    check::float(op, to)?;
+    let x = x.map(|x| operand(op, to, x)).transpose()?;
+    if to.device().is_meta() {
+        to.bump_version();
+        return Ok(());
+    }
+    if to.device().is_cuda() {
+        let before = to.clone();
+        return cuda::map(op, f, [&before, x.as_ref().unwrap_or(&before)], to);
+    }
+    for_real!(op, to.dtype(), T => modify_typed::<T>(op, &|inputs, out| run(f, inputs, out), to, x.as_ref()))
+}
+
+fn operand(op: &'static str, to: &Tensor, x: &Tensor) -> Result<Tensor> {
+    check::same_device(op, &[to, x])?;
+    check::float(op, x)?;
+    check::shape(op, "a tensor", x, to.shape())?;
+    let x = crate::ops::cast(x, to.dtype())?;
+    if to.shares_storage(&x) { x.copy() } else { Ok(x) }
+}
+
+fn modify_typed<T: Real>(
+    op: &'static str,
+    f: Blockwise<'_, T::Wide, T::Wide, 2>,
+    to: &mut Tensor,
+    x: Option<&Tensor>,
+) -> Result<()> {
+    // To clear the scratch takes longer than a small operation.
+    const FEW: usize = BLOCK / 16;
+    if to.numel() <= FEW { modify_by::<T, FEW>(op, f, to, x) } else { modify_by::<T, BLOCK>(op, f, to, x) }
+}
+
+/// In blocks of `B` elements.
+fn modify_by<T: Real, const B: usize>(
+    op: &'static str,
+    f: Blockwise<'_, T::Wide, T::Wide, 2>,
+    to: &mut Tensor,
+    x: Option<&Tensor>,
+) -> Result<()> {
+    let source = x.map(|x| Source::<T>::open(op, x, x.shape())).transpose()?;
+    update(op, to, |start, target: &mut [T]| {
+        let mut scratch = [[T::Wide::ZERO; B]; 2];
+        let mut result = [T::Wide::ZERO; B];
+        let [before, other] = &mut scratch;
+        for (i, target) in target.chunks_mut(B).enumerate() {
+            let len = target.len();
+            T::widen_all(target, &mut before[..len]);
+            let before = &before[..len];
+            let x = source.as_ref().map_or(before, |s| s.wide(start + i * B, len, other));
+            f([before, x], &mut result[..len]);
+            T::narrow_all(&result[..len], target);
+        }
+    })
+}
+
+/// Applies a scalar function to the broadcast inputs, for dtypes that are not computed in vectors; on a GPU it is
+/// `expression`. `T` is the inputs' stored type, `U` the output's.
+pub(crate) fn map_scalar<T: Element, U: Element, const N: usize>(
+    op: &'static str,
+    f: impl Fn([T; N]) -> U + Sync,
+    expression: &Expression<'_>,
+    inputs: [&Tensor; N],
+    out: &mut Tensor,
+) -> Result<()> {
+    if out.device().is_meta() {
+        out.bump_version();
+        return Ok(());
+    }
+    if out.device().is_cuda() {
+        return cuda::evaluate(op, expression, inputs, out);
+    }
+    let each = |inputs: [&[T]; N], out: &mut [U]| {
+        assert!(inputs.iter().all(|x| x.len() == out.len())); // lets the loop go without bounds checks
+        for (j, to) in out.iter_mut().enumerate() {
+            *to = f(std::array::from_fn(|n| inputs[n][j]));
+        }
+    };
+    map_blocks(op, &each, inputs, out)
+}
+
+fn map_blocks<T: Element, U: Element, const N: usize>(
+    op: &'static str,
+    f: Blockwise<'_, T, U, N>,
+    inputs: [&Tensor; N],
+    out: &mut Tensor,
+) -> Result<()> {
+    let sources: [Source<'_, T>; N] = Source::open_all(op, inputs, out.shape())?;
+    update(op, out, |start, target: &mut [U]| {
+        let mut scratch = [[T::zeroed(); BLOCK]; N];
+        for (i, target) in target.chunks_mut(BLOCK).enumerate() {
+            let (start, len) = (start + i * BLOCK, target.len());
+            let mut scratch = scratch.iter_mut();
+            let inputs: [&[T]; N] = std::array::from_fn(|n| match scratch.next() {
+                Some(scratch) => sources[n].block(start, len, scratch),
+                None => &[],
+            });
+            f(inputs, target);
+        }
+    })
+}
+
+/// Hands `out`'s elements to `f` in pieces, each with the row-major index of its first element, on the device's
+/// threads. `f` finds what the tensor held and leaves what it shall hold. `out` may have any strides as long as it
+/// does not overlap itself.
+pub(crate) fn update<T: Element>(
+    op: &'static str,
+    out: &mut Tensor,
+    f: impl Fn(usize, &mut [T]) + Sync,
+) -> Result<()> {
+    if !out.is_contiguous() {
+        return update_strided(op, out, f);
+    }
+    let (offset, numel) = (out.offset(), out.numel());
+    if numel <= PIECE {
+        let mut target = out.write::<T>(op)?;
+        f(0, &mut target[offset..offset + numel]);
+        return Ok(());
+    }
+    let pool = out.device().pool()?;
+    let mut target = out.write::<T>(op)?;
+    let target = &mut target[offset..offset + numel];
+    pool.for_each_chunk(target, PIECE, |piece, target| f(piece * PIECE, target));
+    Ok(())
+}
+
+/// [`update`] by way of a contiguous block.
+#[inline(never)]
+fn update_strided<T: Element>(op: &'static str, out: &mut Tensor, f: impl Fn(usize, &mut [T])) -> Result<()> {
+    refuse_overlap(op, out)?;
+    let layout = out.layout().clone();
+    let mut target = out.write::<T>(op)?;
+    let loops = Loops::new(layout.shape(), [layout.strides()]);
+    let mut scratch = [T::zeroed(); BLOCK];
+    for start in (0..layout.numel()).step_by(BLOCK) {
+        let block = &mut scratch[..BLOCK.min(layout.numel() - start)];
+        let (at, len) = (layout.offset(), block.len());
+        for_each_part(&loops, start, len, |part, from, stride| {
+            let strided = target[at + from..].iter().step_by(stride);
+            block[part].iter_mut().zip(strided).for_each(|(to, &x)| *to = x);
+        });
+        f(start, block);
+        for_each_part(&loops, start, len, |part, to, stride| {
+            let strided = target[at + to..].iter_mut().step_by(stride);
+            strided.zip(&block[part]).for_each(|(to, &x)| *to = x);
+        });
+    }
+    Ok(())
+}
+
+/// An error for a destination that has an element at two places.
+pub(crate) fn refuse_overlap(op: &'static str, out: &Tensor) -> Result<()> {
+    if out.is_contiguous() || !out.layout().overlaps_itself() {
+        return Ok(());
+    }
+    let why =
+        format!("the destination overlaps itself: shape {:?}, strides {:?}", out.shape(), out.strides());
+    Err(Error::invalid(op, why))
+}

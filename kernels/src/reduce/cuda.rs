@@ -1,0 +1,249 @@
+//! Reductions on a GPU: where an output's elements lie, how many threads take them, and what becomes of the result.
+
+use phalanx_tensor::cuda::{Args, Gpu, Grid, Kernel, Program, Scratch};
+use phalanx_tensor::{DType, Loops, Result, Tensor};
+
+use super::{Combine, Frame, Term};
+use crate::cuda::{File, PRELUDE, type_name};
+use crate::pointwise::trace::{self, Traced, VECTOR};
+use crate::rows::cuda::ROWS;
+use crate::wide::wide_dtype;
+
+const FILES: &[File] = &[
+    PRELUDE,
+    VECTOR,
+    ROWS,
+    ("view.cuh", include_str!("view.cuh")),
+    ("reduce.cu", include_str!("reduce.cu")),
+];
+/// Blocks that keep a large device busy; a number of its own, so that the order of sums is the same on every device.
+const BLOCKS: usize = 1024;
+/// Elements that a warp reduces alone.
+const WARP_MAX: usize = 1024;
+/// Threads of a larger team, and of a block of columns.
+const THREADS: usize = 256;
+/// Rows that a thread of such a block takes at once.
+const SIDE: usize = 4;
+
+/// What is made of an output's numbers.
+pub(crate) struct Finish {
+    /// CUDA statements: see `view.cuh`'s `Output`.
+    pub(crate) text: &'static str,
+    /// `a` and `b` there.
+    pub(crate) numbers: [f64; 2],
+}
+
+/// Where results go.
+pub(crate) enum Target<'a> {
+    /// A tensor, in its dtype.
+    Tensor(&'a mut Tensor),
+    /// Numbers of the type that is computed in.
+    Scratch(&'a Scratch),
+}
+
+/// What terms are computed in.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Precision {
+    /// In the type that elements are computed in.
+    Plain,
+    /// In f64.
+    Double,
+}
+
+/// The counterpart of [`super::fold`]. `shifts` holds a number for each output, of the type that is computed in.
+pub(crate) fn fold<C: Combine, F: Term<K>, const K: usize>(
+    op: &'static str,
+    frame: &Frame,
+    (_, term): (C, F),
+    precision: Precision,
+    shifts: Option<&Scratch>,
+    target: Target<'_>,
+    finish: &Finish,
+) -> Result<()> {
+    let gpu = frame.view.device().gpu()?;
+    let dtype = frame.view.dtype();
+    let computed = if precision == Precision::Double { DType::F64 } else { wide_dtype(dtype) };
+    let result = match &target {
+        Target::Tensor(out) => out.dtype(),
+        Target::Scratch(_) => wide_dtype(dtype),
+    };
+    let term = trace::function(|[x, shift]| term.of(x, shift));
+    let merge = trace::function(|[a, b]| [C::merge(a, b)]);
+    let plan = Plan::new(frame, 16 / dtype.size());
+    let names = Names { dtype, computed, result, terms: K, term: &term, merge: &merge, finish: finish.text };
+    let kernel = |entry| names.kernel(op, gpu, plan.team, entry);
+    let outputs = frame.outputs();
+    let parts = (plan.parts > 1).then(|| gpu.scratch(op, outputs * K * plan.parts * 8)).transpose()?;
+    let operand = View::of(op, frame)?;
+    let mut target = target;
+    let args = output(Args::new(op, gpu), &mut target, parts.as_ref(), finish)?;
+    let args = shifts_of(operand.put(args, frame)?, shifts).value(plan.part_len as u64).value(C::START);
+    let (entry, grid) = plan.launch(frame);
+    let args = if entry == "columns" { args.value(plan.lanes as u64) } else { args };
+    kernel(entry)?.launch(grid, term.pass(args, computed))?;
+    let Some(parts) = parts else { return Ok(()) };
+    let args = output(Args::new(op, gpu), &mut target, None, finish)?.scratch(&parts);
+    let args = shifts_of(args.value(plan.parts as u64), shifts).value(C::START).value(outputs as u64);
+    kernel("finish")?.launch(Grid::new(outputs.div_ceil(4), 128), args)
+}
+
+/// Room for a number for each output, of the type that is computed in.
+pub(crate) fn numbers(op: &'static str, frame: &Frame) -> Result<Scratch> {
+    let bytes = wide_dtype(frame.view.dtype()).size();
+    frame.view.device().gpu()?.scratch(op, frame.outputs() * bytes)
+}
+
+/// The argument `Output`.
+fn output<'a>(
+    args: Args<'a>,
+    target: &'a mut Target<'_>,
+    parts: Option<&Scratch>,
+    finish: &Finish,
+) -> Result<Args<'a>> {
+    let args = match target {
+        Target::Tensor(out) => args.write(out)?,
+        Target::Scratch(scratch) => args.scratch(scratch),
+    };
+    let args = match parts {
+        Some(parts) => args.scratch(parts),
+        None => args.value(0u64),
+    };
+    Ok(args.value(finish.numbers))
+}
+
+fn shifts_of<'a>(args: Args<'a>, shifts: Option<&Scratch>) -> Args<'a> {
+    match shifts {
+        Some(shifts) => args.scratch(shifts),
+        None => args.value(0u64),
+    }
+}
+
+/// What a program is compiled for.
+struct Names<'a> {
+    dtype: DType,
+    computed: DType,
+    result: DType,
+    terms: usize,
+    term: &'a Traced,
+    merge: &'a Traced,
+    finish: &'static str,
+}
+
+impl Names<'_> {
+    fn kernel(&self, op: &'static str, gpu: &'static Gpu, team: usize, entry: &str) -> Result<Kernel> {
+        let (team, terms) = (team.to_string(), self.terms.to_string());
+        let defines = [
+            ("ELEMENT", type_name(self.dtype)),
+            ("COMPUTED", type_name(self.computed)),
+            ("RESULT", type_name(self.result)),
+            ("TEAM", &team),
+            ("PACKETS", "0"),
+            ("TERMS", &terms),
+            ("TERM", self.term.text),
+            ("MERGE", self.merge.text),
+            ("FINISH", self.finish),
+        ];
+        gpu.kernel(op, &Program { name: "reduce.cu", files: FILES, defines: &defines }, entry)
+    }
+}
+
+/// How a shape is spread over threads.
+struct Plan {
+    /// Threads an output, where its elements lie together.
+    team: usize,
+    /// Threads side by side, where outputs lie together.
+    lanes: usize,
+    /// Blocks of columns.
+    tiles: usize,
+    /// Blocks along n.
+    parts: usize,
+    part_len: usize,
+}
+
+impl Plan {
+    /// `len` elements are a packet.
+    fn new(frame: &Frame, len: usize) -> Plan {
+        let (n, inner) = (frame.n, frame.inner);
+        if inner == 1 && n <= WARP_MAX {
+            return Plan { team: 32, lanes: 0, tiles: 0, parts: 1, part_len: n.max(1) };
+        }
+        let lanes = inner.div_ceil(len).next_power_of_two().min(32);
+        let tiles = frame.outer * inner.div_ceil(lanes * len);
+        // Each thread is to have a few packets.
+        let (blocks, least) = match inner {
+            1 => (frame.outer, THREADS * len * 4),
+            _ => (tiles, THREADS / lanes * SIDE * 2),
+        };
+        let parts = (BLOCKS / blocks.max(1)).clamp(1, n.div_ceil(least).max(1));
+        let part_len = n.div_ceil(parts).max(1).next_multiple_of(len.max(SIDE));
+        Plan { team: THREADS, lanes, tiles, parts: n.div_ceil(part_len).max(1), part_len }
+    }
+
+    fn launch(&self, frame: &Frame) -> (&'static str, Grid) {
+        let (rows_a_block, threads) = if self.team == 32 { (4, 128) } else { (1, THREADS as u32) };
+        match frame.inner {
+            1 => ("rows", Grid::new(frame.outer.div_ceil(rows_a_block), threads).by(self.parts, 1)),
+            _ => ("columns", Grid::new(self.tiles, threads).by(self.parts, 1)),
+        }
+    }
+}
+
+/// The argument `View`: where the elements lie.
+struct View<'a> {
+    tensor: &'a Tensor,
+    /// The elements, together, unless they can be read where they lie.
+    gathered: Option<Scratch>,
+    outer: [u64; 3],
+    run: [u64; 3],
+}
+
+impl<'a> View<'a> {
+    fn of(op: &'static str, frame: &'a Frame) -> Result<View<'a>> {
+        let tensor = &frame.view;
+        if let Some((outer, run)) = runs(frame) {
+            return Ok(View { tensor, gathered: None, outer, run });
+        }
+        let (n, inner) = (frame.n as u64, frame.inner as u64);
+        let (outer, run) = ([frame.outer.max(1) as u64, 0, n * inner], [n, 0, inner]);
+        Ok(View { tensor, gathered: Some(Scratch::of(op, tensor)?), outer, run })
+    }
+
+    fn put<'b>(&'b self, args: Args<'b>, frame: &Frame) -> Result<Args<'b>> {
+        let args = match &self.gathered {
+            Some(scratch) => args.scratch(scratch),
+            None => args.read(self.tensor)?,
+        };
+        let args = args.value([frame.inner as u64, frame.n as u64, frame.outputs() as u64]);
+        Ok(args.value(self.outer).value(self.run))
+    }
+}
+
+/// The strides of the outer and of the reduced dimensions, each as `[length of a run, stride of runs, stride within]`,
+/// if there are so few of them that kernels can read the elements where they lie.
+fn runs(frame: &Frame) -> Option<([u64; 3], [u64; 3])> {
+    let (shape, strides) = (frame.view.shape(), frame.view.strides());
+    let take = |from: usize, count: usize| {
+        let mut end = from;
+        let mut product = 1;
+        while product != count && end < shape.len() {
+            product *= shape[end];
+            end += 1;
+        }
+        end
+    };
+    let first = take(0, frame.outer);
+    let second = take(first, frame.n);
+    let group = |from: usize, to: usize, count: usize| {
+        let loops = Loops::new(&shape[from..to], [&strides[from..to]]);
+        match (loops.sizes(), loops.strides()) {
+            ([_], [[stride]]) => Some([count as u64, 0, *stride as u64]),
+            ([_, run], [[outer], [stride]]) => Some([*run as u64, *outer as u64, *stride as u64]),
+            _ => None,
+        }
+    };
+    let (outer, run) = (group(0, first, frame.outer)?, group(first, second, frame.n)?);
+    let inner = group(second, shape.len(), frame.inner)?;
+    let together = |[_, between, stride]: [u64; 3]| between == 0 && stride == 1;
+    let fits = if frame.inner == 1 { run[2] == 1 || frame.n == 1 } else { together(inner) };
+    (fits && frame.view.numel() > 0).then_some((outer, run))
+}

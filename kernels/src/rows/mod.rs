@@ -1,0 +1,294 @@
+//! Operations on rows: each row of the output depends on the same row of the inputs, and sums over rows are the
+//! only thing that rows share.
+//!
+//! An operation states what it does to one row of vectors; this module gathers strided inputs, widens halves, splits
+//! the rows over the device's threads and adds the sums of fixed blocks of rows in their order, so that bits do not
+//! depend on the number of threads.
+
+pub(crate) mod cuda;
+
+use phalanx_tensor::{Result, Tensor};
+
+use crate::real::Real;
+use crate::simd::{Float, Isa, Kernel, dispatch};
+use crate::source::Source;
+
+/// Elements of the inputs that a thread works on at least.
+const PIECE: usize = 8192;
+/// Blocks of rows that have sums of their own, at most.
+const SUMS_MAX: usize = 64;
+
+/// One row's work.
+pub(crate) struct Row<'a, T, const N: usize> {
+    /// Its number.
+    pub(crate) index: usize,
+    /// The inputs' rows.
+    pub(crate) x: [&'a [T]; N],
+    /// The output's row; empty if the operation has no such output.
+    pub(crate) y: &'a mut [T],
+    /// What is kept of the row besides.
+    pub(crate) stats: &'a mut [T],
+    /// Sums over the rows of a block, to add to.
+    pub(crate) sums: &'a mut [T],
+}
+
+/// What an operation does to a row.
+pub(crate) trait RowKernel<T: Float, const N: usize>: Sync {
+    /// The row's computation. To be marked `#[inline(always)]`.
+    fn run<S: Isa>(&self, row: Row<'_, T, N>);
+}
+
+/// The sizes of an operation on rows.
+#[derive(Clone, Copy)]
+pub(crate) struct Shape {
+    /// How many rows.
+    pub(crate) rows: usize,
+    /// Elements of an input's row.
+    pub(crate) width: usize,
+    /// Numbers kept of each row.
+    pub(crate) stats: usize,
+    /// Sums over all rows.
+    pub(crate) sums: usize,
+}
+
+/// Where results go: `y` has rows of the inputs' width, or is absent; `stats` holds each row's numbers.
+pub(crate) struct Outputs<'a, W> {
+    pub(crate) y: Option<&'a mut Tensor>,
+    pub(crate) stats: &'a mut [W],
+}
+
+/// Runs `kernel` over the rows of the inputs (of one shape and dtype, any strides) and returns the sums.
+pub(crate) fn run<T: Real, const N: usize>(
+    op: &'static str,
+    kernel: &impl RowKernel<T::Wide, N>,
+    shape: Shape,
+    inputs: [&Tensor; N],
+    outputs: Outputs<'_, T::Wide>,
+) -> Result<Vec<f64>> {
+    let pool = inputs[0].device().pool()?;
+    let sources: [Source<'_, T>; N] = Source::open_all(op, inputs, inputs[0].shape())?;
+    let mut y = outputs.y.map(|y| Ok((y.offset(), y.write::<T>(op)?))).transpose()?;
+    let y: &mut [T] = y.as_mut().map_or(&mut [], |(at, y)| &mut y[*at..][..shape.rows * shape.width]);
+    let stats = outputs.stats;
+    debug_assert_eq!(stats.len(), shape.rows * shape.stats);
+    let mut block = (PIECE / shape.width.max(1)).max(1);
+    if shape.sums > 0 {
+        block = block.max(shape.rows.div_ceil(SUMS_MAX));
+    }
+    let mut sums = vec![T::Wide::ZERO; shape.rows.div_ceil(block) * shape.sums];
+    let mut y_parts = parts(y, block * shape.width);
+    let mut stats_parts = parts(stats, block * shape.stats);
+    let mut sums_parts = parts(&mut sums, shape.sums);
+    let mut blocks: Vec<Block<'_, T>> = (0..shape.rows.div_ceil(block))
+        .map(|i| Block {
+            first: i * block,
+            count: block.min(shape.rows - i * block),
+            y: y_parts.next().unwrap_or_default(),
+            stats: stats_parts.next().unwrap_or_default(),
+            sums: sums_parts.next().unwrap_or_default(),
+        })
+        .collect();
+    pool.for_each_chunk(&mut blocks, 1, |_, blocks| {
+        blocks.iter_mut().for_each(|block| block.run(kernel, shape, &sources));
+    });
+    drop(blocks);
+    let mut total = vec![0.0; shape.sums];
+    for block in sums.chunks(shape.sums.max(1)) {
+        total.iter_mut().zip(block).for_each(|(to, x)| *to += x.to_f64());
+    }
+    Ok(total)
+}
+
+/// The parts of a slice, one after the other; none of an empty slice.
+fn parts<T>(data: &mut [T], size: usize) -> std::slice::ChunksMut<'_, T> {
+    data.chunks_mut(size.max(1))
+}
+
+/// Some neighbouring rows, worked on by one thread.
+struct Block<'a, T: Real> {
+    first: usize,
+    count: usize,
+    y: &'a mut [T],
+    stats: &'a mut [T::Wide],
+    sums: &'a mut [T::Wide],
+}
+
+impl<T: Real> Block<'_, T> {
+    fn run<const N: usize>(
+        &mut self,
+        kernel: &impl RowKernel<T::Wide, N>,
+        shape: Shape,
+        sources: &[Source<'_, T>; N],
+    ) {
+        let width = shape.width;
+        let room = |direct: bool| vec![T::Wide::ZERO; if direct { 0 } else { width }];
+        let mut gathered: [Vec<T::Wide>; N] = std::array::from_fn(|n| room(sources[n].is_wide()));
+        let mut wide = room(T::as_wide(&[]).is_some() || self.y.is_empty());
+        for i in 0..self.count {
+            let index = self.first + i;
+            let mut gathered = gathered.iter_mut();
+            let x = std::array::from_fn(|n| match gathered.next() {
+                Some(room) => sources[n].wide(index * width, width, room),
+                None => &[],
+            });
+            let y = if self.y.is_empty() { &mut [] } else { &mut self.y[i * width..][..width] };
+            let stats = &mut self.stats[i * shape.stats..][..shape.stats];
+            let sums = &mut *self.sums;
+            match T::as_wide_mut(y) {
+                Some(y) => dispatch(Call { kernel, row: Row { index, x, y, stats, sums } }),
+                None => {
+                    let to = if self.y.is_empty() { 0 } else { width };
+                    dispatch(Call { kernel, row: Row { index, x, y: &mut wide[..to], stats, sums } });
+                    T::narrow_all(&wide[..to], &mut self.y[i * to..][..to]);
+                }
+            }
+        }
+    }
+}
+
+struct Call<'a, K, T, const N: usize> {
+    kernel: &'a K,
+    row: Row<'a, T, N>,
+}
+
+impl<T: Float, K: RowKernel<T, N>, const N: usize> Kernel for Call<'_, K, T, N> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Isa>(self) {
+        self.kernel.run::<S>(self.row);
+    }
+}
+
+/// Loops over the vectors of rows.
+///
+/// What is not inlined is compiled without the instruction set, and a closure cannot be marked to be. So each of these
+/// calls its function in one place only, for whole vectors and a row's end alike, and none hands vectors to a closure of
+/// the standard library.
+#[allow(clippy::needless_range_loop)]
+pub(crate) mod lanes {
+    use crate::simd::{Float, Vector};
+
+    /// Chains of a reduction that run side by side.
+    const CHAINS: usize = 4;
+
+    /// The vectors from `at` on, whole ones or, beyond the end, filled up.
+    #[inline(always)]
+    fn load<V: Vector, const N: usize>(
+        x: &[&[V::Elem]; N],
+        at: usize,
+        whole: bool,
+        fill: &[V::Elem; N],
+    ) -> [V; N] {
+        let mut v = [V::zero(); N];
+        for n in 0..N {
+            let x = &x[n][at.min(x[n].len())..];
+            v[n] = if whole { V::load(x) } else { V::load_partial(x, fill[n]) };
+        }
+        v
+    }
+
+    /// `y[i] = f(x[0][i], x[1][i], ..)`.
+    #[inline(always)]
+    pub(crate) fn map<V: Vector, const N: usize>(
+        x: [&[V::Elem]; N],
+        y: &mut [V::Elem],
+        f: impl Fn([V; N]) -> V,
+    ) {
+        let mut at = 0;
+        while at < y.len() {
+            let whole = at + V::LANES <= y.len();
+            let result = f(load(&x, at, whole, &[V::Elem::ZERO; N]));
+            if whole {
+                result.store(&mut y[at..])
+            } else {
+                result.store_partial(&mut y[at..])
+            }
+            at += V::LANES;
+        }
+    }
+
+    /// `y[i] = f(y[i], x[0][i], ..)`.
+    #[inline(always)]
+    pub(crate) fn update<V: Vector, const N: usize>(
+        y: &mut [V::Elem],
+        x: [&[V::Elem]; N],
+        f: impl Fn(V, [V; N]) -> V,
+    ) {
+        let mut at = 0;
+        while at < y.len() {
+            let whole = at + V::LANES <= y.len();
+            let [old] = load(&[&*y], at, whole, &[V::Elem::ZERO]);
+            let result = f(old, load(&x, at, whole, &[V::Elem::ZERO; N]));
+            if whole {
+                result.store(&mut y[at..])
+            } else {
+                result.store_partial(&mut y[at..])
+            }
+            at += V::LANES;
+        }
+    }
+
+    /// Folds vectors of the rows into `M` values at once: `f` takes the values so far and the next vectors, `join`
+    /// joins two partial results. Beyond a row's end its elements are `fill`, which must not change the result.
+    #[inline(always)]
+    pub(crate) fn fold<V: Vector, const N: usize, const M: usize>(
+        x: [&[V::Elem]; N],
+        fill: [V::Elem; N],
+        start: V,
+        f: impl Fn([V; M], [V; N]) -> [V; M],
+        join: impl Fn(V, V) -> V,
+    ) -> [V; M] {
+        let step = CHAINS * V::LANES;
+        let mut chains = [[start; M]; CHAINS];
+        let mut block = 0;
+        while block < x[0].len() {
+            let whole = block + step <= x[0].len();
+            for c in 0..CHAINS {
+                chains[c] = f(chains[c], load(&x, block + c * V::LANES, whole, &fill));
+            }
+            block += step;
+        }
+        let mut result = chains[0];
+        for m in 0..M {
+            result[m] = join(join(chains[0][m], chains[1][m]), join(chains[2][m], chains[3][m]));
+        }
+        result
+    }
+
+    /// [`fold`] that adds.
+    #[inline(always)]
+    pub(crate) fn sums<V: Vector, const N: usize, const M: usize>(
+        x: [&[V::Elem]; N],
+        fill: [V::Elem; N],
+        f: impl Fn([V; N]) -> [V; M],
+    ) -> [V::Elem; M] {
+        let add = |so_far: [V; M], v: [V; N]| {
+            let mut terms = f(v);
+            for m in 0..M {
+                terms[m] = so_far[m] + terms[m];
+            }
+            terms
+        };
+        let total = fold(x, fill, V::zero(), add, |a, b| a + b);
+        let mut sums = [V::Elem::ZERO; M];
+        for m in 0..M {
+            sums[m] = total[m].reduce_sum();
+        }
+        sums
+    }
+
+    /// The largest element, NaN passed over; negative infinity of none.
+    #[inline(always)]
+    pub(crate) fn max<V: Vector>(x: &[V::Elem]) -> V::Elem {
+        let low = -V::Elem::INFINITY;
+        let [max] = fold([x], [low], V::splat(low), |[m]: [V; 1], [v]: [V; 1]| [v.max(m)], |a, b| a.max(b));
+        max.reduce_max()
+    }
+
+    /// `e^(x - shift)`.
+    #[inline(always)]
+    pub(crate) fn exp_below<V: Vector>(x: V, shift: V) -> V {
+        (x - shift).exp()
+    }
+}

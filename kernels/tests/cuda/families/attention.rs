@@ -1,0 +1,163 @@
+//! Attention: every dtype, tensor cores and not, masks, shared key heads, dropout, strides; forward and backward.
+
+use phalanx_kernels::{
+    Attention, AttentionDropout, attention_keep, scaled_dot_product_attention,
+    scaled_dot_product_attention_backward,
+};
+use phalanx_tensor::{DType, Device, Result, RngKey, Tensor};
+
+use crate::case::{Case, FLOATS, make, spread, tolerance};
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Masked {
+    No,
+    /// [T, S], of which query 3 sees nothing.
+    Bool,
+    /// [H, T, S].
+    Float,
+}
+
+/// How queries, keys and values lie.
+#[derive(Clone, Copy, Debug)]
+enum Lie {
+    /// [B, H, T, D] in order.
+    Whole,
+    /// [B, T, H, D], as a projection leaves them.
+    Turned,
+    /// Parts of rows that are longer, at odd addresses.
+    Cut,
+    /// [B, H, D, T], so that columns do not lie together.
+    Across,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Call {
+    dtype: DType,
+    heads: [usize; 2],
+    /// T, S, D, E.
+    sizes: [usize; 4],
+    is_causal: bool,
+    masked: Masked,
+    dropout: f64,
+    lie: Lie,
+    needs: [bool; 4],
+}
+
+const ALL: [bool; 4] = [true; 4];
+const INPUTS: [bool; 4] = [true, true, true, false];
+
+impl Call {
+    fn new(dtype: DType, heads: [usize; 2], sizes: [usize; 4]) -> Call {
+        let (masked, lie) = (Masked::No, Lie::Turned);
+        Call { dtype, heads, sizes, is_causal: false, masked, dropout: 0.0, lie, needs: INPUTS }
+    }
+
+    fn causal(self) -> Call {
+        Call { is_causal: true, ..self }
+    }
+
+    fn operand(&self, device: Device, [heads, rows, columns]: [usize; 3], seed: usize) -> Result<Tensor> {
+        let of = |shape: &[usize]| make(shape, self.dtype, device, spread(seed, -1.0, 1.3));
+        match self.lie {
+            Lie::Whole => Ok(of(&[2, heads, rows, columns])),
+            Lie::Turned => of(&[2, rows, heads, columns]).transpose(1, 2),
+            Lie::Cut => of(&[2, heads, rows, columns + 3]).narrow(3, 1, columns),
+            Lie::Across => of(&[2, heads, columns, rows]).transpose(2, 3),
+        }
+    }
+
+    fn mask(&self, device: Device) -> Result<Option<Tensor>> {
+        let [t, s, ..] = self.sizes;
+        let hidden = move |i: usize| i / s % t == 3 || i % 11 == 5;
+        match self.masked {
+            Masked::No => Ok(None),
+            Masked::Bool => {
+                let seen: Vec<bool> = (0..t * s).map(|i| !hidden(i)).collect();
+                Tensor::from_slice(&seen, &[t, s], Device::CPU)?.to_device(device, false).map(Some)
+            }
+            Masked::Float => {
+                let add = spread(9, -2.0, 2.0);
+                let value = |i: usize| if hidden(i) { f64::NEG_INFINITY } else { add(i) };
+                Ok(Some(make(&[self.heads[0], t, s], self.dtype, device, value)))
+            }
+        }
+    }
+
+    fn run(&self, device: Device) -> Result<Vec<Tensor>> {
+        let ([hq, hk], [t, s, d, e]) = (self.heads, self.sizes);
+        let query = self.operand(device, [hq, t, d], 1)?;
+        let (key, value) = (self.operand(device, [hk, s, d], 2)?, self.operand(device, [hk, s, e], 3)?);
+        let dy = self.operand(device, [hq, t, e], 4)?;
+        let mask = self.mask(device)?;
+        let stream = RngKey { seed: 5 << 32 | 7, step: 1 }.site(3);
+        let dropout = AttentionDropout { p: self.dropout, stream, batch_offset: 3, heads: Some([9, 2]) };
+        let dropout = (self.dropout > 0.0).then_some(dropout);
+        let config = Attention { is_causal: self.is_causal, scale: Some(0.3), enable_gqa: hq != hk, dropout };
+        let inputs = [&query, &key, &value];
+        let (y, stats) =
+            scaled_dot_product_attention(inputs[0], inputs[1], inputs[2], mask.as_ref(), &config)?;
+        let grads = scaled_dot_product_attention_backward(
+            inputs,
+            mask.as_ref(),
+            [&y, &stats],
+            &dy,
+            &config,
+            self.needs,
+        )?;
+        Ok([y, stats].into_iter().chain(grads.into_iter().flatten()).collect())
+    }
+
+    fn case(self) -> Case {
+        let name = format!(
+            "attention {} {:?} of {:?} {}{:?} {} {:?} {:?}",
+            self.dtype,
+            self.sizes,
+            self.heads,
+            if self.is_causal { "causal " } else { "" },
+            self.masked,
+            self.dropout,
+            self.lie,
+            self.needs
+        );
+        Case::new(name, self.dtype, move |device| self.run(device)).within(2.5 * tolerance(self.dtype))
+    }
+}
+
+pub fn cases() -> Vec<Case> {
+    let mut calls = Vec::new();
+    for dtype in FLOATS {
+        let call = |heads, sizes| Call::new(dtype, heads, sizes);
+        for [t, s] in [[1, 1], [7, 33], [33, 7], [65, 129]] {
+            calls.extend([call([3, 1], [t, s, 64, 64]), call([3, 3], [t, s, 64, 64]).causal()]);
+        }
+        let short = call([2, 2], [20, 35, 40, 40]);
+        calls.push(Call { masked: Masked::Float, dropout: 0.25, needs: ALL, ..short }.causal());
+        calls.push(call([1, 1], [17, 20, 160, 136]).causal());
+    }
+    // Both families of kernels, in the dtype that they are used in most.
+    for dtype in [DType::F32, DType::BF16] {
+        let call = |heads, sizes| Call::new(dtype, heads, sizes);
+        let short = call([2, 2], [20, 35, 40, 40]);
+        calls.extend([Masked::Bool, Masked::Float].map(|masked| Call { masked, ..short }));
+        calls.extend([0.25, 1.0].map(|dropout| Call { dropout, ..short }));
+        calls.extend([Lie::Whole, Lie::Cut, Lie::Across].map(|lie| Call { lie, ..short }));
+        let needs = [[true, false, false, false], [false, true, false, false], [false, false, true, true]];
+        calls.extend(needs.map(|needs| Call { needs, ..short }));
+        calls.extend([call([1, 1], [5, 0, 8, 8]), call([1, 1], [0, 5, 8, 8]), call([2, 1], [9, 6, 13, 5])]);
+    }
+    for depth in [32, 80, 96, 112, 128] {
+        let call = Call::new(DType::BF16, [2, 1], [70, 65, depth, depth]);
+        calls.extend([call.causal(), Call { masked: Masked::Bool, dropout: 0.5, needs: ALL, ..call }]);
+    }
+    calls.push(Call::new(DType::BF16, [1, 1], [300, 300, 64, 64]).causal());
+    let mut cases: Vec<Case> = calls.into_iter().map(Call::case).collect();
+    for dtype in FLOATS {
+        let stream = RngKey { seed: 5, step: 1 }.site(3);
+        let dropout = AttentionDropout { p: 0.25, stream, batch_offset: 3, heads: None };
+        let keep = move |device| {
+            Ok(vec![attention_keep(&make(&[2, 3, 4, 2], dtype, device, |_| 0.0), 50, dropout)?])
+        };
+        cases.push(Case::new(format!("attention keep {dtype}"), dtype, keep).within(0.0));
+    }
+    cases
+}

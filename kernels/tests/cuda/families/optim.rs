@@ -1,0 +1,119 @@
+//! Optimizers' steps, of many tensors at once.
+
+use phalanx_kernels::cast;
+use phalanx_kernels::optim::{
+    Adagrad, Adam, Item, Lion, Numbers, Rmsprop, Sgd, Slice, Step, adagrad_, adam_, adamw_, lion_,
+    optim_state_dtype, rmsprop_, sgd_,
+};
+use phalanx_tensor::{DType, Device, Result, Tensor};
+
+use crate::case::{Case, FLOATS, make, spread};
+
+type Update = fn(Step<'_>, u64) -> Result<()>;
+
+const ADAM: Adam = Adam { lr: 0.01, beta1: 0.9, beta2: 0.99, eps: 1e-3, weight_decay: 0.1, step: 0 };
+const SGD: Sgd = Sgd { lr: 0.1, momentum: 0.8, dampening: 0.1, nesterov: true, weight_decay: 0.1, step: 0 };
+const RMSPROP: Rmsprop =
+    Rmsprop { lr: 0.01, alpha: 0.9, eps: 0.1, weight_decay: 0.1, momentum: 0.5, centered: true };
+
+/// Name, state tensors, the step.
+const RULES: [(&str, usize, Update); 9] = [
+    ("adam", 2, |step, t| adam_(step, Adam { step: t, ..ADAM })),
+    ("adamw", 2, |step, t| adamw_(step, Adam { step: t, ..ADAM })),
+    ("adamw without decay", 2, |step, t| adamw_(step, Adam { step: t, weight_decay: 0.0, ..ADAM })),
+    ("sgd", 0, |step, t| sgd_(step, Sgd { step: t, momentum: 0.0, weight_decay: 0.0, ..SGD })),
+    ("sgd with momentum", 1, |step, t| sgd_(step, Sgd { step: t, ..SGD })),
+    ("rmsprop", 3, |step, _| rmsprop_(step, RMSPROP)),
+    ("rmsprop plain", 1, |step, _| rmsprop_(step, Rmsprop { centered: false, momentum: 0.0, ..RMSPROP })),
+    ("adagrad", 1, |step, t| {
+        adagrad_(step, Adagrad { lr: 0.1, lr_decay: 0.1, eps: 0.01, weight_decay: 0.1, step: t })
+    }),
+    ("lion", 1, |step, _| lion_(step, Lion { lr: 0.01, beta1: 0.9, beta2: 0.99, weight_decay: 0.1 })),
+];
+
+pub fn cases() -> Vec<Case> {
+    let mut all = Vec::new();
+    for (name, states, update) in RULES {
+        for dtype in FLOATS {
+            let sizes: &[usize] = &[1, 7, 0, 33, 8, 1024, 9000];
+            all.push(Case::new(format!("optim {name} {dtype}"), dtype, move |d| {
+                steps(update, states, sizes, dtype, d, Told::Given)
+            }));
+        }
+    }
+    for dtype in [DType::F32, DType::BF16] {
+        all.push(Case::new(format!("optim 130 tensors of {dtype}"), dtype, move |d| {
+            steps(RULES[1].2, 2, &[3; 130], dtype, d, Told::Given)
+        }));
+        for rule in [1, 3, 5] {
+            let (name, states, update) = RULES[rule];
+            all.push(Case::new(format!("optim {name} {dtype} told on the device"), dtype, move |d| {
+                steps(update, states, &[5, 70], dtype, d, Told::OnDevice)
+            }));
+        }
+    }
+    all
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Told {
+    Given,
+    OnDevice,
+}
+
+struct Owned {
+    param: Tensor,
+    master: Option<Tensor>,
+    state: Vec<Tensor>,
+}
+
+/// Three steps; the second with gradients in f32, the third with a factor. Parameters are views into one buffer, that begin
+/// where no packet does.
+fn steps(
+    update: Update,
+    states: usize,
+    sizes: &[usize],
+    dtype: DType,
+    d: Device,
+    told: Told,
+) -> Result<Vec<Tensor>> {
+    let (wide, mut all, mut start) = (optim_state_dtype(dtype), Vec::new(), 1);
+    let buffer = make(&[1 + sizes.iter().sum::<usize>()], dtype, d, spread(1, -2.0, 2.0));
+    for (i, &n) in sizes.iter().enumerate() {
+        let param =
+            if i % 2 == 0 { buffer.narrow(0, start, n)? } else { make(&[n], dtype, d, spread(i, -2.0, 2.0)) };
+        start += n;
+        let master = (dtype.size() == 2 && i % 3 != 0).then(|| cast(&param, wide)?.copy()).transpose()?;
+        let state = (0..states).map(|_| Tensor::zeros(&[n], wide, d)).collect::<Result<_>>()?;
+        all.push(Owned { param, master, state });
+    }
+    for t in 1..=3u64 {
+        let grad_dtype = if t == 2 { wide } else { dtype };
+        let grads: Vec<_> =
+            sizes.iter().map(|&n| make(&[n], grad_dtype, d, spread(t as usize, -1.0, 1.5))).collect();
+        let factor = make(&[], wide, d, |_| 0.25);
+        let factor = (t == 3).then_some(&factor);
+        let mut asked = Vec::new();
+        // The CPU, which has no such numbers, gets them as ever.
+        if told == Told::OnDevice && d.is_cuda() {
+            let step = Step { items: items(&mut all, &grads), factor, numbers: Numbers::Ask(&mut asked) };
+            update(step, t)?;
+            let numbers = Tensor::from_slice(&asked, &[asked.len()], Device::CPU)?.to_device(d, false)?;
+            let step = Step { items: items(&mut all, &grads), factor, numbers: Numbers::OnDevice(&numbers) };
+            // Of the rule itself only the structure counts: another step's numbers change nothing.
+            update(step, t + 50)?;
+        } else {
+            update(Step { items: items(&mut all, &grads), factor, numbers: Numbers::Given }, t)?;
+        }
+    }
+    let results = all.into_iter().flat_map(|o| [o.param].into_iter().chain(o.master).chain(o.state));
+    Ok(results.chain([buffer]).collect())
+}
+
+fn items<'a>(all: &'a mut [Owned], grads: &'a [Tensor]) -> Vec<Item<'a>> {
+    let item = |(owned, grad): (&'a mut Owned, &'a Tensor)| Item {
+        slice: Slice { param: &mut owned.param, master: owned.master.as_mut(), grad, scale: 0.5 },
+        state: &mut owned.state,
+    };
+    all.iter_mut().zip(grads).map(item).collect()
+}

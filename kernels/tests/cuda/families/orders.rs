@@ -1,0 +1,104 @@
+//! Reductions element by element, running sums, orders, and the tree of squares.
+
+use phalanx_kernels::{
+    amax, amin, argmax, argmin, cumsum, cumsum_reversed, max, min, prod, sort, sum, sum_of_squares,
+    sum_of_squares_blocks, topk,
+};
+use phalanx_tensor::{DType, Device, Tensor};
+
+use crate::case::{Case, FLOATS, make, spread};
+
+const SHAPES: [(&[usize], usize); 8] = [
+    (&[1], 0),
+    (&[33], 0),
+    (&[5, 300], 1),
+    (&[300, 5], 0),
+    (&[40, 9], 0),
+    (&[2, 5000], 1),
+    (&[2500, 8], 0),
+    (&[3, 7, 10], 1),
+];
+const ALL: [DType; 8] =
+    [DType::F64, DType::F32, DType::F16, DType::BF16, DType::I64, DType::I32, DType::U8, DType::Bool];
+
+pub fn cases() -> Vec<Case> {
+    let mut all = Vec::new();
+    for dtype in ALL {
+        for (shape, dim) in SHAPES {
+            let many = [DType::F32, DType::U8].contains(&dtype);
+            if many || shape.iter().product::<usize>() < 2000 {
+                all.push(places(dtype, shape, dim));
+                all.push(running(dtype, shape, dim));
+                all.push(order(dtype, shape, dim));
+            }
+        }
+    }
+    for dtype in FLOATS {
+        all.push(Case::new(format!("sort {dtype} of NaN, infinities and zeros"), dtype, move |device| {
+            let (inf, nan) = (f64::INFINITY, f64::NAN);
+            let line = [0.0, nan, -0.0, inf, 1.0, nan, -inf, 0.0, -1.0];
+            let x = make(&[9], dtype, device, |i| line[i]);
+            let (up, down, best) = (sort(&x, 0, false)?, sort(&x, 0, true)?, topk(&x, 4, 0, true)?);
+            let (top, low) = (max(&x, 0, false)?, min(&x, 0, false)?);
+            Ok(vec![up.0, up.1, down.0, down.1, best.0, best.1, top.0, top.1, low.0, low.1])
+        }));
+        for n in [0, 1, 63, 64, 65, 2047, 2049, 20000] {
+            let run = move |device| {
+                let x = make(&[n], dtype, device, spread(1, -3.0, 5.0));
+                let blocks = sum_of_squares_blocks(&x)?;
+                Ok(vec![Tensor::from_slice(&blocks, &[blocks.len()], Device::CPU)?, sum_of_squares(&x)?])
+            };
+            all.push(
+                Case::new(format!("sum_of_squares {dtype} of {n}, bit for bit"), dtype, run).within(0.0),
+            );
+        }
+    }
+    all.push(Case::new("argmax f32 of nothing", DType::F32, |device| {
+        Ok(vec![argmax::<usize>(&make(&[0, 3], DType::F32, device, |_| 0.0), None, false)?])
+    }));
+    all
+}
+
+/// Small whole numbers, with equal ones among them.
+fn wholes(dtype: DType, shape: &[usize], device: Device) -> Tensor {
+    let low = if [DType::U8, DType::Bool].contains(&dtype) { 0 } else { 6 };
+    let most = if dtype == DType::Bool { 2 } else { 13 };
+    make(shape, dtype, device, move |i| (i * 7 % most) as f64 - low as f64)
+}
+
+fn places(dtype: DType, shape: &'static [usize], dim: usize) -> Case {
+    let run = move |device| {
+        let x = wholes(dtype, shape, device);
+        let (top, low) = (max(&x, dim, false)?, min(&x, dim, true)?);
+        let whole = [argmax::<usize>(&x, None, false)?, argmin(&x, Some(dim), true)?];
+        let mut all = vec![top.0, top.1, low.0, low.1, amax(&x, &[dim], false)?, amin(&x, &[dim], false)?];
+        all.extend(whole);
+        all.push(sum(&x, &[dim], false)?);
+        // Near 1, so that products stay within range.
+        let near =
+            make(shape, dtype, device, |i| if dtype.is_float() { 1.0 + 1e-3 * (i % 7) as f64 } else { 3.0 });
+        all.push(prod(&near, &[dim], false)?);
+        Ok(all)
+    };
+    Case::new(format!("places {dtype} {shape:?} along {dim}"), dtype, run)
+}
+
+fn running(dtype: DType, shape: &'static [usize], dim: usize) -> Case {
+    let run = move |device| {
+        let x = wholes(dtype, shape, device);
+        let turned = x.transpose(0, -1)?;
+        Ok(vec![cumsum(&x, dim)?, cumsum_reversed(&x, dim)?, cumsum(&turned, dim)?])
+    };
+    Case::new(format!("cumsum {dtype} {shape:?} along {dim}"), dtype, run)
+}
+
+fn order(dtype: DType, shape: &'static [usize], dim: usize) -> Case {
+    let run = move |device| {
+        let x = wholes(dtype, shape, device);
+        let (up, down) = (sort(&x, dim, false)?, sort(&x, dim, true)?);
+        let best = topk(&x, shape[dim].min(5), dim, true)?;
+        let least = topk(&x, shape[dim].min(3), dim, false)?;
+        Ok(vec![up.0, up.1, down.0, down.1, best.0, best.1, least.0, least.1])
+    };
+    Case::new(format!("sort {dtype} {shape:?} along {dim}"), dtype, run)
+}

@@ -1,0 +1,121 @@
+//! Operations on rows: softmax and what is like it, normalisations.
+
+use phalanx_kernels::{
+    layer_norm, layer_norm_backward, log_softmax, log_softmax_backward, rms_norm, rms_norm_backward, softmax,
+    softmax_backward,
+};
+use phalanx_tensor::{DType, Device, Result, Tensor};
+
+use crate::case::{Case, FLOATS, make, spread, tolerance};
+
+/// Rows and widths, as short as nothing and longer than a team of 256 threads keeps.
+const ROWS: [(usize, usize); 10] =
+    [(0, 5), (1, 1), (3, 7), (5, 33), (6, 129), (2, 768), (1, 1100), (2, 5003), (1, 9001), (67, 8)];
+
+pub fn cases() -> Vec<Case> {
+    let mut all = Vec::new();
+    for dtype in FLOATS {
+        let many = [DType::F32, DType::BF16].contains(&dtype);
+        for (rows, width) in ROWS.into_iter().filter(|&(rows, width)| many || rows * width < 5000) {
+            all.push(alike(
+                format!("softmax {dtype} [{rows}, {width}]"),
+                dtype,
+                [rows, width],
+                (softmax, softmax_backward),
+            ));
+            let both: (Forward, Backward) = (log_softmax, log_softmax_backward);
+            all.push(alike(format!("log_softmax {dtype} [{rows}, {width}]"), dtype, [rows, width], both));
+            all.push(layer(dtype, [rows, width], [true, true]));
+            all.push(rms(dtype, [rows, width], true));
+        }
+        all.push(layer(dtype, [9, 40], [true, false]));
+        all.push(layer(dtype, [9, 40], [false, true]));
+        all.push(rms(dtype, [9, 40], false));
+        all.push(Case::new(format!("softmax {dtype} of infinities and NaN"), dtype, move |device| {
+            let (inf, nan) = (f64::INFINITY, f64::NAN);
+            let rows =
+                [[0.0, inf, 1.0], [-inf, -inf, -inf], [-inf, 1.0, 2.0], [nan, 1.0, 2.0], [nan, -inf, -inf]];
+            let x = make(&[5, 3], dtype, device, |i| rows[i / 3][i % 3]);
+            Ok(vec![softmax(&x, 1)?, log_softmax(&x, 1)?])
+        }));
+        all.push(Case::new(format!("softmax {dtype} along other dimensions"), dtype, move |device| {
+            let x = make(&[3, 10, 7], dtype, device, spread(1, -5.0, 5.0));
+            let rows = x.narrow(2, 1, 5)?;
+            Ok(vec![
+                softmax(&x, 0)?,
+                log_softmax(&x, 1)?,
+                softmax(&rows, 2)?,
+                softmax(&rows.transpose(0, 1)?, 2)?,
+            ])
+        }));
+    }
+    all.push(Case::new("layer_norm f32 of a part of each row, over two dimensions", DType::F32, |device| {
+        let x = make(&[5, 4, 9], DType::F32, device, spread(1, -2.0, 3.0)).narrow(2, 1, 7)?;
+        let part = make(&[3, 7, 12], DType::F32, device, spread(2, -2.0, 3.0)).narrow(2, 3, 8)?;
+        let w = make(&[4, 7], DType::F32, device, spread(3, 0.5, 2.0));
+        let (y, stats) = layer_norm(&x, &[4, 7], Some(&w), None, 1e-5)?;
+        let dy = make(&[1], DType::F32, device, |_| 0.5).broadcast_to(&[5, 4, 7])?;
+        let all = layer_norm_backward(&x, &stats, &[4, 7], Some(&w), &dy, [true; 3])?;
+        Ok([vec![y, stats, rms_norm(&part, &[8], None, 1e-5)?.0], some(all)].concat())
+    }));
+    all.push(
+        Case::new("layer_norm f32 of a small spread beside its mean", DType::F32, |device| {
+            let x = make(&[4, 3000], DType::F32, device, spread(1, 9999.9, 10000.1));
+            Ok(vec![layer_norm(&x, &[3000], None, None, 0.0)?.0])
+        })
+        .within(1e-3),
+    );
+    all
+}
+
+type Forward = fn(&Tensor, i32) -> Result<Tensor>;
+type Backward = fn(&Tensor, &Tensor, i32) -> Result<Tensor>;
+
+fn alike(name: String, dtype: DType, shape: [usize; 2], (forward, backward): (Forward, Backward)) -> Case {
+    Case::new(name, dtype, move |device| {
+        let y = forward(&make(&shape, dtype, device, spread(1, -6.0, 6.0)), 1)?;
+        let dy = make(&shape, dtype, device, spread(2, -1.0, 1.0));
+        let dx = backward(&y, &dy, 1)?;
+        Ok(vec![y, dx])
+    })
+}
+
+/// The operands of a normalisation: x, dy, weight, bias.
+fn operands(shape: [usize; 2], dtype: DType, device: Device) -> [Tensor; 4] {
+    let width = &shape[1..];
+    [
+        make(&shape, dtype, device, spread(1, -2.0, 3.0)),
+        make(&shape, dtype, device, spread(2, -1.0, 1.0)),
+        make(width, dtype, device, spread(3, 0.5, 2.0)),
+        make(width, dtype, device, spread(4, -1.0, 1.0)),
+    ]
+}
+
+fn some(outputs: impl IntoIterator<Item = Option<Tensor>>) -> Vec<Tensor> {
+    outputs.into_iter().flatten().collect()
+}
+
+fn layer(dtype: DType, shape: [usize; 2], [weighed, biased]: [bool; 2]) -> Case {
+    let name = format!("layer_norm {dtype} {shape:?} weight {weighed} bias {biased}");
+    let run = move |device| {
+        let [x, dy, w, b] = operands(shape, dtype, device);
+        let weight = weighed.then_some(&w);
+        let (y, stats) = layer_norm(&x, &shape[1..], weight, biased.then_some(&b), 1e-3)?;
+        let all = layer_norm_backward(&x, &stats, &shape[1..], weight, &dy, [true; 3])?;
+        let few = layer_norm_backward(&x, &stats, &shape[1..], weight, &dy, [!weighed, weighed, false])?;
+        Ok([vec![y, stats], some(all), some(few)].concat())
+    };
+    Case::new(name, dtype, run).within(2.0 * tolerance(dtype))
+}
+
+fn rms(dtype: DType, shape: [usize; 2], weighed: bool) -> Case {
+    let run = move |device| {
+        let [x, dy, w, _] = operands(shape, dtype, device);
+        let weight = weighed.then_some(&w);
+        let (y, stats) = rms_norm(&x, &shape[1..], weight, 1e-3)?;
+        let all = rms_norm_backward(&x, &stats, &shape[1..], weight, &dy, [true; 2])?;
+        Ok([vec![y, stats], some(all)].concat())
+    };
+    Case::new(format!("rms_norm {dtype} {shape:?} weight {weighed}"), dtype, run)
+        .within(2.0 * tolerance(dtype))
+}

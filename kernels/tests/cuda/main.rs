@@ -1,0 +1,64 @@
+//! Every CUDA kernel against the CPU's operation, on a GPU or on the emulator.
+//!
+//! One table of cases ([`Case`]), three levels:
+//!
+//! 1. every program that the cases compiled is assembled for sm_80 and sm_90a, and none may spill registers;
+//! 2. without a GPU the cases run on the emulator (`PHALANX_CUDA=emulator`, which this program sets for itself);
+//! 3. with one they run there.
+//!
+//! Where neither a driver nor the compiler can be had, cases are reported as skipped. `cargo test --test cuda NAME` runs
+//! those whose name contains NAME.
+
+mod case;
+mod driver;
+mod families;
+mod programs;
+
+use std::process::ExitCode;
+use std::time::Instant;
+
+use case::Outcome;
+use phalanx_tensor::{Device, Error, cuda};
+
+fn main() -> ExitCode {
+    driver::serve("cuda", families::all().len(), run)
+}
+
+fn run(filter: Option<&str>) -> bool {
+    // A GPU has assembled what it ran.
+    let ((passed, failed), wrong) = match cuda::emulated() {
+        true => programs::assembled_beside(|| cases(filter)),
+        false => (cases(filter), 0),
+    };
+    println!("cuda: {passed} passed, {failed} failed; {wrong} programs do not assemble as they should");
+    failed + wrong == 0
+}
+
+/// Runs the chosen cases; how many passed and failed.
+fn cases(filter: Option<&str>) -> (usize, usize) {
+    let cases = families::all();
+    let mut chosen = cases.iter().filter(|case| filter.is_none_or(|f| case.name.contains(f)));
+    let (mut passed, mut failed, mut slowest) = (0, 0, Vec::new());
+    while let Some(case) = chosen.next() {
+        let start = Instant::now();
+        match case.run() {
+            Outcome::Passed => passed += 1,
+            Outcome::Failed(why) => {
+                failed += 1;
+                println!("  FAILED {}: {why}", case.name);
+            }
+        }
+        slowest.push((start.elapsed(), &case.name));
+        // After a wrong access a GPU does nothing any more in this process.
+        if let Err(error @ Error::Gpu { .. }) = Device::Cuda(0).synchronize() {
+            let left = chosen.count();
+            println!("  FAILED {}: the device is lost: {error}; {left} cases were not run", case.name);
+            return (passed, failed + 1 + left);
+        }
+    }
+    slowest.sort_by(|a, b| b.cmp(a));
+    for (time, name) in slowest.iter().take(5) {
+        println!("  {:.2} s {name}", time.as_secs_f64());
+    }
+    (passed, failed)
+}

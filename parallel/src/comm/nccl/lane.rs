@@ -1,0 +1,318 @@
+//! [`Lane`]: the calls of a group, or the messages of a pair in one direction, in order, on a stream of their own.
+#![allow(unsafe_code)]
+
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use phalanx_tensor::cuda::{DevicePointer, Gpu, GpuEvent};
+use phalanx_tensor::{DType, Device, Event, Stream, Tensor};
+
+use super::Sums;
+use super::combine::combine;
+use super::library::{ID_BYTES, Link, Op, unique_id};
+use super::route::{Message, Step, Whole, route};
+use super::watch::{Kept, Watch, Work};
+use crate::comm::pending::{Ticket, Waiter};
+use crate::comm::plan::Side;
+use crate::comm::{Call, Comm, Error, Kind, Pending, Result};
+
+/// How long a lane leaves the core to others while NCCL works.
+const NAP: Duration = Duration::from_micros(50);
+
+/// Calls in order.
+#[derive(Debug)]
+pub(super) struct Lane {
+    watch: Arc<Watch>,
+    stream: Stream,
+    /// The control plane's group for the lanes' own messages.
+    private: Comm,
+    /// The other rank and whether this one sends; none for the collectives of the group.
+    pair: Option<(usize, bool)>,
+    sums: Sums,
+    link: OnceLock<Arc<Link>>,
+}
+
+impl Lane {
+    pub(super) fn new(
+        watch: Arc<Watch>,
+        private: Comm,
+        pair: Option<(usize, bool)>,
+        sums: Sums,
+    ) -> Result<Arc<Lane>> {
+        let stream = Stream::new(watch.gpu.device())?;
+        Ok(Arc::new(Lane { watch, stream, private, pair, sums, link: OnceLock::new() }))
+    }
+
+    /// Takes a call that was announced to the control plane.
+    pub(super) fn start(self: &Arc<Lane>, call: Call, announced: Pending) -> Pending {
+        let kept = Kept::new(call.input.iter().chain(&call.output).cloned());
+        let Ticket { rank, group, sequence, .. } = *announced.ticket;
+        let ticket = Ticket::new(call, rank, group, sequence);
+        self.watch.queued();
+        let (lane, ours, tensors) = (Arc::clone(self), Arc::clone(&ticket), Arc::clone(&kept));
+        self.stream.submit(move || {
+            let mut queued = Queued { watch: &lane.watch, work: None };
+            let outcome = lane.carry_out(&ours, announced, &tensors, &mut queued.work);
+            if outcome.is_err() && queued.work.is_none() {
+                tensors.give_up();
+            }
+            drop(queued);
+            ours.finish(outcome);
+            Ok(())
+        });
+        let event = self.stream.record();
+        let stream = self.watch.gpu.stream_handle().addr();
+        Pending::new(ticket, Arc::new(Desk { gpu: self.watch.gpu, stream, event, kept }))
+    }
+
+    fn carry_out(
+        &self,
+        ticket: &Ticket,
+        announced: Pending,
+        kept: &Arc<Kept>,
+        work: &mut Option<Work>,
+    ) -> Result<()> {
+        let text = announced.ticket.describe(self.private.ranks());
+        announced.wait()?;
+        let blame = |error: Error| match self.watch.control.failure() {
+            Some(failure) => failure.seen_in(|| text.clone()),
+            None => self.watch.fail(&text, &error.to_string()).seen_in(|| text.clone()),
+        };
+        let link = self.meet().map_err(blame)?;
+        let (gpu, call) = (self.watch.gpu, ticket.whole_call());
+        let began = || -> Result<GpuEvent> {
+            gpu.make_current()?;
+            Ok(GpuEvent::record(gpu)?)
+        };
+        let begun = began().map_err(blame)?;
+        let (steps, mut room) = (self.steps(&call), None);
+        let done = steps.into_iter().try_for_each(|step| self.step(&link, &call, step, &mut room));
+        // Recorded after a failure too: what was given to the GPU before it must leave it.
+        let ended = GpuEvent::record(gpu).map(Arc::new).map_err(Error::from);
+        if let Ok(ended) = &ended {
+            let (call, ended, kept) = (text.clone(), Arc::clone(ended), Arc::clone(kept));
+            *work = Some(Work { call, begun, ended, kept });
+        }
+        let ended = done.and(ended).map_err(blame)?;
+        if !call.observations.is_empty() {
+            ended.synchronize().map_err(Error::from).map_err(blame)?;
+        }
+        Ok(())
+    }
+
+    /// The link, when all its ranks are there.
+    fn meet(&self) -> Result<Arc<Link>> {
+        let known = self.link.get();
+        let mut letter =
+            Tensor::zeros(&[if known.is_some() { 0 } else { ID_BYTES }], DType::U8, Device::CPU)?;
+        let makes_id = match self.pair {
+            None => self.private.rank() == 0,
+            Some((_, sends)) => !sends,
+        };
+        if known.is_none() && makes_id {
+            let id = unique_id().map_err(Error::Launch)?;
+            letter = Tensor::from_slice(&id, &[ID_BYTES], Device::CPU)?;
+        }
+        match (self.pair, known) {
+            // All have announced the call.
+            (None, Some(_)) => {}
+            (None, None) => self.private.broadcast(&mut letter, 0)?,
+            // The sender learns that the receiver is there.
+            (Some((peer, true)), _) => self.private.recv(&mut letter, peer)?,
+            (Some((peer, false)), _) => self.private.send(&letter, peer)?,
+        }
+        if let Some(link) = known {
+            return Ok(Arc::clone(link));
+        }
+        let id = letter.to_vec::<u8>()?.try_into().unwrap_or([0; ID_BYTES]);
+        let (rank, size) = match self.pair {
+            None => (self.private.rank(), self.private.size()),
+            Some((_, sends)) => (usize::from(!sends), 2),
+        };
+        self.watch.gpu.make_current()?;
+        let link = Arc::new(Link::begin(id, rank, size).map_err(Error::Launch)?);
+        self.watch.linked(Arc::clone(&link));
+        self.settle(&link)?;
+        Ok(Arc::clone(self.link.get_or_init(|| link)))
+    }
+
+    /// Waits until NCCL has done what it was asked for, or given it to the GPU.
+    fn settle(&self, link: &Link) -> Result<()> {
+        let begin = Instant::now();
+        while !link.is_settled().map_err(Error::Launch)? {
+            if let Some(failure) = self.watch.control.failure() {
+                link.abort();
+                return Err(failure);
+            }
+            if begin.elapsed() > self.watch.timeout() {
+                link.abort();
+                let waited = self.watch.timeout().as_millis();
+                return Err(Error::Launch(format!("NCCL has not found all ranks within {waited} ms")));
+            }
+            std::thread::sleep(NAP);
+        }
+        Ok(())
+    }
+
+    fn steps(&self, call: &Call) -> Vec<Step> {
+        let count = call.signature.counts.first().copied().unwrap_or(0);
+        match call.kind() {
+            Kind::Send | Kind::Receive if count == 0 => vec![],
+            Kind::Send => {
+                vec![Step::Exchange(vec![Message::Send { from: Side::Input, range: 0..count, to: 1 }])]
+            }
+            Kind::Receive => vec![Step::Exchange(vec![Message::Receive { range: 0..count, from: 0 }])],
+            _ => {
+                let place = (self.private.rank(), self.private.size());
+                route(&call.signature, place, call.input.is_none(), self.sums)
+            }
+        }
+    }
+
+    /// Does a step; `room` is what owners are given into.
+    fn step(&self, link: &Link, call: &Call, step: Step, room: &mut Option<Tensor>) -> Result<()> {
+        match step {
+            Step::Whole(whole) => {
+                let rank = self.private.rank();
+                let reads = matches!(whole, Whole::Broadcast { root, .. } if root == rank)
+                    || matches!(whole, Whole::Reduce { root, .. } if root != rank);
+                self.enqueue(link, call, !reads, None, |at| vec![at.whole(&whole)])
+            }
+            Step::Exchange(messages) => {
+                let given = messages.iter().filter_map(|message| match message {
+                    Message::Given { range, .. } => Some(range.end),
+                    _ => None,
+                });
+                *room = match given.max() {
+                    Some(count) => Some(Tensor::empty(&[count], call.dtype(), self.watch.gpu.device())?),
+                    None => None,
+                };
+                let writes = messages.iter().any(|message| matches!(message, Message::Receive { .. }));
+                let ops = |at: Addresses| messages.iter().map(|message| at.message(message)).collect();
+                self.enqueue(link, call, writes, room.as_mut(), ops)
+            }
+            Step::Combine { own: (side, own), out, by } => {
+                let of = if side == Side::Input { &call.input } else { &call.output };
+                let (Some(of), Some(output), Some(others)) = (of, &call.output, room.take()) else {
+                    return Err(Error::invalid(call.kind().name(), "got no tensors to combine"));
+                };
+                let own = of.view_into(own.start, &[own.len()])?;
+                let mut out = output.view_into(out.start, &[out.len()])?;
+                Ok(combine(call.kind().name(), &mut out, &own, &others, self.private.rank(), by)?)
+            }
+        }
+    }
+
+    /// Gives NCCL calls on the tensors' addresses, and waits until it has given them to the GPU.
+    fn enqueue(
+        &self,
+        link: &Link,
+        call: &Call,
+        writes: bool,
+        room: Option<&mut Tensor>,
+        ops: impl FnOnce(Addresses) -> Vec<Op>,
+    ) -> Result<()> {
+        let (op, dtype, gpu) = (call.kind().name(), call.dtype(), self.watch.gpu);
+        let input = call.input.as_ref().map(|input| input.device_read(op)).transpose()?;
+        let mut output = call.output.clone();
+        let output = match writes {
+            true => output.as_mut().map(|output| output.device_write(op)).transpose()?,
+            false => output.as_ref().map(|output| output.device_read(op)).transpose()?,
+        };
+        let room = room.map(|room| room.device_write(op)).transpose()?;
+        let address = |of: &Option<DevicePointer<'_>>| of.as_ref().map_or(0, DevicePointer::address);
+        let [input_at, output_at, room_at] = [&input, &output, &room].map(address);
+        let ops = ops(Addresses { input: input_at, output: output_at, room: room_at, size: dtype.size() });
+        gpu.make_current()?;
+        // SAFETY: the stream is this lane's, of this GPU, on whose thread this runs. The ranges are the route's, inside
+        // tensors of the call, whose counts `Call::checked` holds against them. `kept` holds the tensors until the stream
+        // has passed this point, or the waiting thread's stream comes after it; the room was obtained on this stream
+        // and is freed in its order.
+        unsafe { link.enqueue(dtype, &ops, gpu.stream_handle()) }.map_err(Error::Launch)?;
+        self.settle(link)
+    }
+}
+
+/// Where a call's tensors begin.
+struct Addresses {
+    input: u64,
+    output: u64,
+    room: u64,
+    /// Bytes of an element.
+    size: usize,
+}
+
+impl Addresses {
+    fn of(&self, side: Side, start: usize) -> u64 {
+        let base = if side == Side::Input { self.input } else { self.output };
+        base + (start * self.size) as u64
+    }
+
+    fn message(&self, message: &Message) -> Op {
+        match message {
+            Message::Send { from, range, to } => {
+                Op::Send { from: self.of(*from, range.start), count: range.len(), peer: *to }
+            }
+            Message::Receive { range, from } => {
+                Op::Receive { to: self.of(Side::Output, range.start), count: range.len(), peer: *from }
+            }
+            Message::Given { range, from } => {
+                let to = self.room + (range.start * self.size) as u64;
+                Op::Receive { to, count: range.len(), peer: *from }
+            }
+        }
+    }
+
+    fn whole(&self, whole: &Whole) -> Op {
+        let (from, at) = (self.input, self.output);
+        match *whole {
+            Whole::Broadcast { root, count } => Op::Broadcast { at, count, root },
+            Whole::AllGather { own: (side, start), count } => {
+                Op::AllGather { from: self.of(side, start), to: at, count }
+            }
+            Whole::AllReduce { by, count } => Op::AllReduce { at, count, by },
+            Whole::ReduceScatter { by, count } => Op::ReduceScatter { from, to: at, count, by },
+            Whole::Reduce { by, root, count } => Op::Reduce { at, count, by, root },
+        }
+    }
+}
+
+/// A call that a lane has taken, until it has given it to the GPU or given up, whatever happens.
+struct Queued<'a> {
+    watch: &'a Watch,
+    work: Option<Work>,
+}
+
+impl Drop for Queued<'_> {
+    fn drop(&mut self) {
+        self.watch.given(self.work.take());
+    }
+}
+
+/// Who waits for a call of a lane.
+#[derive(Debug)]
+struct Desk {
+    gpu: &'static Gpu,
+    /// The caller's stream, on which its tensors are freed.
+    stream: usize,
+    /// The lane has given it to the GPU.
+    event: Event,
+    kept: Arc<Kept>,
+}
+
+impl Waiter for Desk {
+    fn wait(&self, ticket: &Arc<Ticket>) -> Result<()> {
+        self.event.synchronize()?;
+        ticket.outcome().unwrap_or_else(|| Err(Error::Launch("a lane of NCCL has ended early".into())))
+    }
+
+    fn order(&self) -> Result<()> {
+        self.event.synchronize()?;
+        // What is given to this stream from now on, and so the next user of this memory, comes after. On another stream the
+        // watch gives them up when the GPU has done with them.
+        if self.gpu.stream_handle().addr() == self.stream {
+            self.kept.give_up();
+        }
+        Ok(())
+    }
+}

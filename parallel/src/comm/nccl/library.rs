@@ -1,0 +1,242 @@
+//! [`Link`]: a communicator of NCCL's. No call of it blocks: what takes time is asked for with [`Link::is_settled`].
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ptr::{null, null_mut};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use phalanx_tensor::DType;
+use phalanx_tensor::cuda::cudarc::nccl::sys;
+
+use crate::comm::Reduction;
+
+/// What NCCL says of a call that failed.
+pub(super) type Called<T = ()> = Result<T, String>;
+
+/// Bytes by which the ranks of a communicator find each other.
+pub(super) const ID_BYTES: usize = 128;
+
+/// `NCCL_CONFIG_UNDEF_INT`: NCCL chooses.
+const UNDEFINED: c_int = c_int::MIN;
+/// What a configuration begins with.
+const MAGIC: u32 = 0xcafe_beef;
+/// The version whose configuration the bindings describe: 2.30.0.
+const VERSION: u32 = 2_30_00;
+
+/// A communicator of NCCL's, until it is aborted or destroyed.
+#[derive(Debug)]
+pub(super) struct Link(Mutex<Option<Handle>>);
+
+#[derive(Debug)]
+struct Handle(sys::ncclComm_t);
+
+// SAFETY: NCCL allows a communicator's calls from any thread, one at a time, which the mutex sees to.
+unsafe impl Send for Handle {}
+
+/// One call, on addresses of the GPU's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Op {
+    Send { from: u64, count: usize, peer: usize },
+    Receive { to: u64, count: usize, peer: usize },
+    Broadcast { at: u64, count: usize, root: usize },
+    AllGather { from: u64, to: u64, count: usize },
+    AllReduce { at: u64, count: usize, by: Reduction },
+    ReduceScatter { from: u64, to: u64, count: usize, by: Reduction },
+    Reduce { at: u64, count: usize, by: Reduction, root: usize },
+}
+
+/// A new identity.
+pub(super) fn unique_id() -> Called<[u8; ID_BYTES]> {
+    let mut id = sys::ncclUniqueId { internal: [0; ID_BYTES] };
+    // SAFETY: the library is loaded, says `join`; it writes the whole of it.
+    check(unsafe { sys::ncclGetUniqueId(&mut id) }, None)?;
+    Ok(id.internal.map(|byte| byte as u8))
+}
+
+impl Link {
+    /// Begins to meet the other ranks, on the GPU that is current on this thread.
+    pub(super) fn begin(id: [u8; ID_BYTES], rank: usize, size: usize) -> Called<Link> {
+        let number = |n: usize| c_int::try_from(n).map_err(|_| format!("{n} ranks are too many for NCCL"));
+        let (rank, size) = (number(rank)?, number(size)?);
+        let id = sys::ncclUniqueId { internal: id.map(|byte| byte as c_char) };
+        let (mut comm, mut config) = (null_mut(), not_blocking());
+        // SAFETY: the library is loaded; it writes a handle, and reads the configuration before it returns.
+        check(unsafe { sys::ncclCommInitRankConfig(&mut comm, size, id, rank, &mut config) }, None)?;
+        Ok(Link(Mutex::new(Some(Handle(comm)))))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Handle>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn with<T>(&self, call: impl FnOnce(sys::ncclComm_t) -> Called<T>) -> Called<T> {
+        match &*self.lock() {
+            Some(Handle(comm)) => call(*comm),
+            None => Err("the communicator has been aborted".into()),
+        }
+    }
+
+    /// Whether what was asked of it has been done, or given to the GPU.
+    pub(super) fn is_settled(&self) -> Called<bool> {
+        self.with(|comm| {
+            let mut state = sys::ncclResult_t::ncclSuccess;
+            // SAFETY: the handle exists, and the state is written whole.
+            check(unsafe { sys::ncclCommGetAsyncError(comm, &mut state) }, Some(comm))?;
+            check(state, Some(comm))?;
+            Ok(state != sys::ncclResult_t::ncclInProgress)
+        })
+    }
+
+    /// Gives calls that belong together to a stream.
+    ///
+    /// # Safety
+    /// The stream is one of the link's GPU. The addresses are of as many elements of `dtype` there, and as many times more as
+    /// there are ranks where a call gathers or scatters, which live, and nobody else uses, until the stream has passed
+    /// this point.
+    pub(super) unsafe fn enqueue(&self, dtype: DType, ops: &[Op], stream: *mut c_void) -> Called {
+        self.with(|comm| {
+            // SAFETY: beginning a group needs nothing but the library.
+            check(unsafe { sys::ncclGroupStart() }, Some(comm))?;
+            let given = ops.iter().try_for_each(|op| {
+                // SAFETY: the handle exists; the rest is this function's contract.
+                check(unsafe { call(comm, *op, datatype(dtype), stream.cast()) }, Some(comm))
+            });
+            // SAFETY: this thread began a group above.
+            let ended = check(unsafe { sys::ncclGroupEnd() }, Some(comm));
+            given.and(ended)
+        })
+    }
+
+    /// Ends it at once, and what it still does on the GPU.
+    pub(super) fn abort(&self) {
+        if let Some(Handle(comm)) = self.lock().take() {
+            // SAFETY: the handle exists, and nobody has it any more. There is nothing to be done about an error.
+            let _ = unsafe { sys::ncclCommAbort(comm) };
+        }
+    }
+
+    /// Begins to end it in order; all ranks do.
+    pub(super) fn finalize(&self) -> Called {
+        // SAFETY: the handle exists.
+        self.with(|comm| check(unsafe { sys::ncclCommFinalize(comm) }, Some(comm)))
+    }
+
+    /// Ends it, after `finalize` has settled.
+    pub(super) fn destroy(&self) {
+        if let Some(Handle(comm)) = self.lock().take() {
+            // SAFETY: as for `abort`.
+            let _ = unsafe { sys::ncclCommDestroy(comm) };
+        }
+    }
+}
+
+/// # Safety
+/// As for [`Link::enqueue`].
+unsafe fn call(
+    comm: sys::ncclComm_t,
+    op: Op,
+    dtype: sys::ncclDataType_t,
+    stream: sys::cudaStream_t,
+) -> sys::ncclResult_t {
+    let from = |address: u64| address as *const c_void;
+    let to = |address: u64| address as *mut c_void;
+    // SAFETY: the caller's contract is NCCL's. Ranks are those of the communicator, so they fit.
+    unsafe {
+        match op {
+            Op::Send { from: at, count, peer } => {
+                sys::ncclSend(from(at), count, dtype, peer as c_int, comm, stream)
+            }
+            Op::Receive { to: at, count, peer } => {
+                sys::ncclRecv(to(at), count, dtype, peer as c_int, comm, stream)
+            }
+            Op::Broadcast { at, count, root } => {
+                sys::ncclBroadcast(from(at), to(at), count, dtype, root as c_int, comm, stream)
+            }
+            Op::AllGather { from: own, to: all, count } => {
+                sys::ncclAllGather(from(own), to(all), count, dtype, comm, stream)
+            }
+            Op::AllReduce { at, count, by } => {
+                sys::ncclAllReduce(from(at), to(at), count, dtype, reduction(by), comm, stream)
+            }
+            Op::ReduceScatter { from: all, to: own, count, by } => {
+                sys::ncclReduceScatter(from(all), to(own), count, dtype, reduction(by), comm, stream)
+            }
+            Op::Reduce { at, count, by, root } => {
+                sys::ncclReduce(from(at), to(at), count, dtype, reduction(by), root as c_int, comm, stream)
+            }
+        }
+    }
+}
+
+fn reduction(by: Reduction) -> sys::ncclRedOp_t {
+    match by {
+        Reduction::Sum => sys::ncclRedOp_t::ncclSum,
+        Reduction::Prod => sys::ncclRedOp_t::ncclProd,
+        Reduction::Max => sys::ncclRedOp_t::ncclMax,
+        Reduction::Min => sys::ncclRedOp_t::ncclMin,
+    }
+}
+
+fn datatype(dtype: DType) -> sys::ncclDataType_t {
+    match dtype {
+        DType::F64 => sys::ncclDataType_t::ncclFloat64,
+        DType::F32 => sys::ncclDataType_t::ncclFloat32,
+        DType::BF16 => sys::ncclDataType_t::ncclBfloat16,
+        DType::F16 => sys::ncclDataType_t::ncclFloat16,
+        DType::I64 => sys::ncclDataType_t::ncclInt64,
+        DType::I32 => sys::ncclDataType_t::ncclInt32,
+        DType::U8 | DType::Bool => sys::ncclDataType_t::ncclUint8,
+    }
+}
+
+/// Calls return at once; everything else NCCL chooses. A library that knows less of it reads less.
+fn not_blocking() -> sys::ncclConfig_t {
+    sys::ncclConfig_t {
+        size: size_of::<sys::ncclConfig_t>(),
+        magic: MAGIC,
+        version: VERSION,
+        blocking: 0,
+        cgaClusterSize: UNDEFINED,
+        minCTAs: UNDEFINED,
+        maxCTAs: UNDEFINED,
+        netName: null(),
+        splitShare: UNDEFINED,
+        trafficClass: UNDEFINED,
+        commName: null(),
+        collnetEnable: UNDEFINED,
+        CTAPolicy: UNDEFINED,
+        shrinkShare: UNDEFINED,
+        nvlsCTAs: UNDEFINED,
+        nChannelsPerNetPeer: UNDEFINED,
+        nvlinkCentricSched: UNDEFINED,
+        graphUsageMode: UNDEFINED,
+        numRmaCtx: UNDEFINED,
+        maxP2pPeers: UNDEFINED,
+    }
+}
+
+fn check(result: sys::ncclResult_t, comm: Option<sys::ncclComm_t>) -> Called {
+    if matches!(result, sys::ncclResult_t::ncclSuccess | sys::ncclResult_t::ncclInProgress) {
+        return Ok(());
+    }
+    // SAFETY: it returns a constant text for every result.
+    let what = text(unsafe { sys::ncclGetErrorString(result) });
+    // SAFETY: the handle exists, or is null, which is allowed: then it is the last error of any.
+    let more = text(unsafe { sys::ncclGetLastError(comm.unwrap_or(null_mut())) });
+    let hint = match result {
+        sys::ncclResult_t::ncclInvalidUsage if more.to_lowercase().contains("duplicate gpu") => {
+            "; each rank wants a GPU of its own, or NCCL 2.30 with NCCL_MULTI_RANK_GPU_ENABLE=1"
+        }
+        _ => "",
+    };
+    let more = if more.is_empty() { more } else { format!(": {more}") };
+    Err(format!("NCCL: {what} ({result:?}){more}{hint}"))
+}
+
+fn text(from: *const c_char) -> String {
+    if from.is_null() {
+        return String::new();
+    }
+    // SAFETY: NCCL's texts end with a zero, and live until its next call of this thread.
+    unsafe { CStr::from_ptr(from) }.to_string_lossy().trim().to_string()
+}

@@ -1,0 +1,65 @@
+//! Ranks with a GPU each, under a GPU's driver or the emulator: every collective, whoever moves the elements; what happens
+//! when a rank goes wrong; training.
+//!
+//! There are as many logical devices as ranks, dealt out over the GPUs at hand.
+
+#[allow(dead_code)] // other tests use the rest
+#[path = "../layouts/case.rs"]
+mod case;
+#[path = "../../../kernels/tests/cuda/driver.rs"]
+mod driver;
+#[cfg(feature = "nccl")]
+mod nccl;
+#[allow(dead_code)]
+#[path = "../comm/program.rs"]
+mod program;
+#[path = "../../../kernels/tests/cuda/programs.rs"]
+mod programs;
+#[allow(dead_code)]
+#[path = "../layouts/run.rs"]
+mod run;
+mod staged;
+#[path = "../comm/suite.rs"]
+mod suite;
+mod training;
+#[allow(dead_code)]
+#[path = "../comm/twin.rs"]
+mod twin;
+
+use std::process::{Command, ExitCode};
+
+/// A claim, and what finds out.
+type Test = (&'static str, fn() -> Result<(), String>);
+
+/// Set before anything asks for a device: enough of them, and that NCCL may put several on a GPU.
+const SETTINGS: [(&str, &str); 2] = [("PHALANX_CUDA_DEVICES", "4"), ("NCCL_MULTI_RANK_GPU_ENABLE", "1")];
+
+fn main() -> ExitCode {
+    if std::env::var_os(SETTINGS[0].0).is_none() {
+        let again = std::env::current_exe()
+            .and_then(|exe| Command::new(exe).args(std::env::args().skip(1)).envs(SETTINGS).status());
+        let succeeded = again.is_ok_and(|status| status.success());
+        return if succeeded { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+    }
+    let mut tests: Vec<Test> = staged::TESTS.to_vec();
+    #[cfg(feature = "nccl")]
+    tests.extend(nccl::TESTS);
+    tests.extend(training::tests());
+    driver::serve("cuda", tests.len(), |filter| {
+        let chosen = tests.iter().filter(|(name, _)| filter.is_none_or(|f| name.contains(f)));
+        // All of them run, whichever fails.
+        let (failed, wrong) = programs::assembled_beside(|| chosen.map(run).filter(|passed| !passed).count());
+        failed + wrong == 0
+    })
+}
+
+fn run((name, test): &Test) -> bool {
+    let start = std::time::Instant::now();
+    let outcome = std::panic::catch_unwind(test).unwrap_or_else(|_| Err("panicked".into()));
+    let seconds = start.elapsed().as_secs_f64();
+    match &outcome {
+        Ok(()) => println!("cuda: {name} ... ok ({seconds:.1} s)"),
+        Err(why) => println!("cuda: {name} ... FAILED ({seconds:.1} s): {why}"),
+    }
+    outcome.is_ok()
+}

@@ -1,0 +1,281 @@
+//! Schedules without flushes give what the papers' formulas say, bit for bit.
+
+use std::sync::{Arc, Mutex};
+
+use phalanx_nn::autograd::Var;
+use phalanx_nn::models::RecomputeMode::{self, Always, ExceptLast, Never};
+use phalanx_nn::{Parameter, Parameters};
+use phalanx_parallel::launch::Rank;
+use phalanx_parallel::pipeline::ranks::{AsynchronousPipeline, Executed, Pipeline, Stages, Weights};
+use phalanx_parallel::pipeline::schedule::{
+    Action, Asynchronous, Kind, Schedule, weight_stashing, with_transfers,
+};
+use phalanx_parallel::{Result, comm, launch};
+use phalanx_tensor::{DType, Device};
+
+use crate::faults::{Broken, Fault, Faulty, How, assert_named, run};
+use crate::twin::{By, Case, Descent, Outcome, Scheme, Twin, Work, simulated};
+
+pub fn train(case: &Case, mode: RecomputeMode, rank: &Rank) -> Result<Outcome> {
+    let work = Arc::new(Work::new(case, rank.rank(), rank.device())?);
+    let mut descent = Descent::new(case, &work);
+    let pipeline = AsynchronousPipeline::new(&case.plan(), rank.comm().clone(), rank.device())?;
+    let losses = pipeline.recompute(mode).train(&work, &mut descent)?;
+    let mut outcome = Outcome::default();
+    outcome.add(&losses, &work.model.parameters());
+    Ok(outcome)
+}
+
+/// All ranks' together.
+pub fn joined(ranks: Vec<Outcome>) -> Outcome {
+    let mut all = Outcome::default();
+    for rank in ranks {
+        all.losses.extend(rank.losses);
+        for (name, state) in rank.state {
+            // The two copies of a tied table.
+            let other = all.state.insert(name.clone(), state.clone());
+            assert!(other.is_none_or(|other| other == state), "{name}: two values");
+        }
+    }
+    all
+}
+
+fn together(case: &Case, mode: RecomputeMode) -> Outcome {
+    let ranks = launch::threads(case.stages, |rank| train(case, mode, &rank));
+    joined(ranks.unwrap_or_else(|e| panic!("{case:?}: {e}")))
+}
+
+pub fn assert_same(got: Outcome, wanted: &Outcome, what: &str) {
+    assert_eq!(got.losses, wanted.losses, "losses: {what}");
+    assert_eq!(got.state.len(), wanted.state.len());
+    for (name, state) in &got.state {
+        assert!(*state == wanted.state[name], "{name}: {what}");
+    }
+}
+
+fn check(case: &Case, modes: &[RecomputeMode]) {
+    let wanted = simulated(case);
+    for &mode in modes {
+        assert_same(together(case, mode), &wanted, &format!("{case:?}, {mode:?}"));
+    }
+}
+
+fn schemes(stages: usize) -> Vec<Scheme> {
+    let intervals = [stages, stages + 1, 2 * stages + 1];
+    [Scheme::Stashing].into_iter().chain(intervals.map(Scheme::DoubleBuffered)).collect()
+}
+
+#[test]
+fn every_stage_uses_the_versions_of_the_formulas_and_makes_the_same_updates() {
+    for stages in 1..=4 {
+        for scheme in schemes(stages) {
+            for (by, dtype) in [(By::Momentum, DType::F32), (By::AdamW, DType::F64)] {
+                check(&Case { by, dtype, ..Case::new(scheme, stages, 11) }, &[Never]);
+            }
+        }
+    }
+}
+
+#[test]
+fn so_it_is_with_any_number_of_micro_batches_in_the_other_dtypes() {
+    for (stages, micro_batches) in [(1, 1), (2, 1), (2, 4), (3, 2), (3, 9), (4, 3), (4, 20)] {
+        for scheme in [Scheme::Stashing, Scheme::DoubleBuffered(stages)] {
+            for (by, dtype) in [(By::Momentum, DType::F64), (By::AdamW, DType::F32), (By::AdamW, DType::BF16)]
+            {
+                check(&Case { by, dtype, ..Case::new(scheme, stages, micro_batches) }, &[Never]);
+            }
+        }
+    }
+}
+
+#[test]
+fn recomputation_uses_the_version_of_the_forward_pass() {
+    for scheme in [Scheme::Stashing, Scheme::DoubleBuffered(3)] {
+        check(&Case::new(scheme, 3, 8), &[ExceptLast, Always]);
+    }
+}
+
+#[test]
+fn a_tied_table_is_of_the_first_stages_version_at_both_ends() {
+    for (stages, rounds) in [(1, 3), (2, 1), (2, 4), (3, 3), (4, 5)] {
+        for scheme in schemes(stages) {
+            for (by, dtype) in [(By::Momentum, DType::F64), (By::AdamW, DType::F32)] {
+                let case = Case::new(scheme, stages, 1);
+                let case = Case { micro_batches: rounds * case.interval(), by, dtype, tied: true, ..case };
+                check(&case, &[Never]);
+            }
+        }
+    }
+    let case = Case { tied: true, clip: 0.05, ..Case::new(Scheme::DoubleBuffered(3), 3, 9) };
+    check(&case, &[Always]);
+}
+
+#[test]
+fn each_stages_norm_can_be_bounded() {
+    for scheme in [Scheme::Stashing, Scheme::DoubleBuffered(4)] {
+        let clipped = Case { clip: 0.05, ..Case::new(scheme, 3, 9) };
+        check(&clipped, &[Never]);
+        let free = simulated(&Case { clip: 0.0, by: By::Momentum, ..clipped.clone() });
+        assert!(free != simulated(&Case { by: By::Momentum, ..clipped }), "the bound has to act");
+    }
+}
+
+#[test]
+fn one_stage_with_an_update_after_every_micro_batch_is_plain_descent() {
+    for by in [By::Momentum, By::AdamW] {
+        let case = Case { by, ..Case::new(Scheme::Stashing, 1, 6) };
+        let work = Work::new(&case, 0, Device::CPU).unwrap();
+        let (parameters, mut wanted) = (work.model.parameters(), Outcome::default());
+        let mut optimizer = case.optimizer(parameters.clone());
+        for micro_batch in 0..case.micro_batches {
+            let loss = work.forward(0, micro_batch, None).unwrap();
+            loss.backward().unwrap();
+            optimizer.step().unwrap();
+            optimizer.zero_grad().unwrap();
+            wanted.add(&[loss.into_tensor()], &[]);
+        }
+        wanted.add(&[], &parameters);
+        assert!(together(&case, Never) == wanted, "{by:?}");
+    }
+}
+
+/// Updates that go wrong at one of them.
+struct Faltering {
+    descent: Descent,
+    fault: Fault,
+}
+
+impl Weights for Faltering {
+    fn parameters(&self, stage: usize) -> Result<Vec<Parameter>> {
+        self.descent.parameters(stage)
+    }
+
+    fn update(&mut self, stage: usize, update: usize) -> Result<()> {
+        let Action { kind, micro_batch, .. } = self.fault.action;
+        let due = kind == Kind::Update && update == micro_batch / self.descent.case.interval();
+        if due { Err(self.fault.strike().into()) } else { self.descent.update(stage, update) }
+    }
+}
+
+/// A rank's run, in which something may go wrong, and a barrier after it.
+fn faulty(case: &Case, plan: &Asynchronous, fault: Option<Fault>, rank: &Rank) -> Result<()> {
+    let work = Work { known: true, ..Work::new(case, rank.rank(), rank.device())? };
+    let descent = Descent::new(case, &work);
+    let mine = fault.filter(|fault| plan.schedule.placement[fault.action.stage] == rank.rank());
+    match mine {
+        None => {
+            let pipeline = AsynchronousPipeline::new(plan, rank.comm().clone(), rank.device())?;
+            pipeline.train(&Arc::new(work), &mut { descent })?;
+        }
+        Some(fault) => {
+            let broken = Broken::over(rank.comm(), &plan.schedule.ranks[rank.rank()], fault);
+            let pipeline = AsynchronousPipeline::new(plan, broken, rank.device())?;
+            pipeline.train(&Arc::new(Faulty { work, fault }), &mut Faltering { descent, fault })?;
+        }
+    }
+    Ok(rank.comm().barrier()?)
+}
+
+#[test]
+fn a_fault_in_any_action_ends_all_ranks_with_its_cause_rank_and_action() {
+    let case = Case::new(Scheme::DoubleBuffered(3), 3, 4);
+    let plan = Asynchronous { schedule: with_transfers(&case.plan().schedule).unwrap(), ..case.plan() };
+    launch::threads(3, |rank| faulty(&case, &plan, None, &rank)).unwrap();
+    for (culprit, &action) in
+        plan.schedule.ranks.iter().enumerate().flat_map(|(rank, list)| list.iter().map(move |a| (rank, a)))
+    {
+        for how in [How::Error, How::Panic] {
+            let fault = Fault { action, how };
+            assert_named(run(&plan.schedule, |rank| faulty(&case, &plan, Some(fault), rank)), culprit, fault);
+        }
+    }
+}
+
+#[test]
+fn an_observer_hears_of_every_update_between_the_passes() {
+    let case = Case::new(Scheme::Stashing, 1, 3);
+    let heard = Arc::new(Mutex::new(Vec::new()));
+    let (told, rank) = (heard.clone(), comm::threads::world(1, launch::TIMEOUT).swap_remove(0));
+    let pipeline = AsynchronousPipeline::new(&case.plan(), rank, Device::CPU).unwrap();
+    let pipeline = pipeline.observer(Arc::new(move |done: Executed| {
+        assert!(done.started <= done.ended);
+        told.lock().unwrap().push(done.action.to_string());
+    }));
+    let work = Arc::new(Work::new(&case, 0, Device::CPU).unwrap());
+    pipeline.train(&work, &mut Descent::new(&case, &work)).unwrap();
+    assert_eq!(heard.lock().unwrap().join(" "), "0F0 0B0 0U0 0F1 0B1 0U1 0F2 0B2 0U2");
+}
+
+#[test]
+fn every_run_begins_with_the_newest_weights_and_the_gradients_that_are_left() {
+    let cases = [Scheme::Stashing, Scheme::DoubleBuffered(3)].map(|scheme| Case::new(scheme, 3, 0));
+    let tied = Case { tied: true, ..cases[1].clone() };
+    for (whole, runs) in
+        [(&cases[0], [0..4, 4..5, 5..12]), (&cases[1], [0..4, 4..5, 5..12]), (&tied, [0..3, 3..6, 6..15])]
+    {
+        let mut twin = Twin::new(whole);
+        runs.iter().cloned().for_each(|run| twin.run(run));
+        let wanted = twin.end();
+        let ranks = launch::threads(3, |rank| {
+            let mut outcome = Outcome::default();
+            let case = Case { micro_batches: 1, ..whole.clone() };
+            let work = Work::new(&case, rank.rank(), rank.device())?;
+            let mut descent = Descent::new(&case, &work);
+            for run in runs.iter().cloned() {
+                let plan = Case { micro_batches: run.len(), ..whole.clone() }.plan();
+                let pipeline = AsynchronousPipeline::new(&plan, rank.comm().clone(), rank.device())?;
+                let work = Work { first: run.start, model: work.model.clone(), ..work };
+                outcome.add(&pipeline.train(&Arc::new(work), &mut descent)?, &[]);
+            }
+            outcome.add(&[], &work.model.parameters());
+            Ok::<_, phalanx_parallel::Error>(outcome)
+        });
+        assert_same(joined(ranks.unwrap()), &wanted, &format!("{whole:?}"));
+    }
+}
+
+/// Says that two stages share a parameter, or brings one that has no storage of its own.
+struct Odd(Vec<Parameter>);
+
+impl Weights for Odd {
+    fn parameters(&self, _: usize) -> Result<Vec<Parameter>> {
+        Ok(self.0.clone())
+    }
+    fn update(&mut self, _: usize, _: usize) -> Result<()> {
+        Ok(())
+    }
+}
+
+struct Nothing;
+
+impl Stages for Nothing {
+    fn forward(&self, _: usize, _: usize, _: Option<&Var>) -> Result<Var> {
+        unreachable!("refused before")
+    }
+}
+
+#[test]
+fn what_has_no_versions_is_refused() {
+    let plan = weight_stashing(2, 3).unwrap();
+    let lone = || comm::threads::world(1, launch::TIMEOUT).swap_remove(0);
+    let error =
+        |plan: &Asynchronous| AsynchronousPipeline::new(plan, lone(), Device::CPU).err().unwrap().to_string();
+    assert!(error(&plan).contains("got a schedule of 2 ranks for a group of 1"), "{}", error(&plan));
+    let error = Pipeline::new(&weight_stashing(1, 3).unwrap().schedule, lone(), Device::CPU).err().unwrap();
+    assert!(error.to_string().contains("`AsynchronousPipeline` runs those"), "{error}");
+
+    let both: Schedule = "0F0 1F0 1B0 1U0 0B0 0U0".parse().unwrap();
+    let plan = Asynchronous { schedule: both, interval: 1, versions: vec![vec![0]; 2] };
+    let pipeline = AsynchronousPipeline::new(&plan, lone(), Device::CPU).unwrap();
+    let refused = |parameter: Parameter| {
+        pipeline.train(&Arc::new(Nothing), &mut Odd(vec![parameter])).unwrap_err().to_string()
+    };
+    let values = Var::from_slice(&[0f32; 6], &[6], Device::CPU).unwrap().into_tensor();
+    let error = refused(Parameter::new("table", values.clone()).unwrap());
+    assert_eq!(error, "table: two stages of this rank share it, and each wants a version of its own");
+    let error = refused(Parameter::new("part", values.narrow(0, 0, 2).unwrap()).unwrap());
+    assert!(
+        error.starts_with("part: got a parameter of 8 bytes in a storage of 24, as ZeRO's are"),
+        "{error}"
+    );
+}

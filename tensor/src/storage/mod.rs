@@ -1,0 +1,321 @@
+//! A tensor's bytes: who may touch them when, how often they were written, what they count as.
+//!
+//! Views share a storage, and a storage may be used from several threads. Reading and writing go through guards
+//! that keep the rule of Rust's references at run time: any number of readers, or one writer. A guard that would
+//! break it waits for operations of other threads to finish; one that waits longer than any operation takes, or for
+//! its own thread, gives up with [`Error::Busy`].
+#![allow(unsafe_code)]
+
+mod guard;
+
+use std::ops::Deref;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering, fence};
+use std::time::{Duration, Instant};
+
+use crate::allocator::Block;
+use crate::cuda::DeviceBlock;
+use crate::device::State;
+use crate::users::{Users, token};
+use crate::{Category, Context, Device, Error, Layout, Result};
+
+pub use guard::{Read, Write};
+
+/// How long a guard waits for another thread's.
+const WAIT_MAX: Duration = Duration::from_secs(10);
+/// How long it waits where only guards taken by its own thread stand in the way: those can go only if they were
+/// moved to another thread.
+const WAIT_SELF_MAX: Duration = Duration::from_millis(100);
+
+/// Memory of one device, counted in its ledger.
+pub struct Storage {
+    handles: AtomicUsize,
+    /// A [`Users`].
+    users: AtomicU64,
+    version: AtomicU64,
+    block: Option<Memory>,
+    bytes: usize,
+    device: Device,
+    state: &'static State,
+    category: AtomicU8,
+    /// Of a tensor that is the whole of it.
+    layout: Layout,
+}
+
+/// Where the bytes are.
+enum Memory {
+    Host(Block),
+    Device(DeviceBlock),
+}
+
+/// A counted reference to a storage: an [`std::sync::Arc`] whose last one lays the storage by, header and bytes, for
+/// the next tensor.
+pub(crate) struct Handle(NonNull<Storage>);
+
+// SAFETY: a handle gives out `&Storage`, which may be shared (`Storage: Sync`), and drops the storage on whichever
+// thread is last, which its fields allow (`Storage: Send`).
+unsafe impl Send for Handle {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Handle {}
+const _: fn() = || {
+    fn shareable<T: Send + Sync>() {}
+    shareable::<Storage>();
+};
+
+impl Handle {
+    /// Whether it is the only one. Then nobody else can get another but from this one.
+    #[inline]
+    pub(crate) fn is_sole(&self) -> bool {
+        // Acquire: what was done by way of handles dropped since has happened before.
+        self.handles.load(Ordering::Acquire) == 1
+    }
+
+    /// All of the storage, to write.
+    #[inline]
+    pub(crate) fn write<T: bytemuck::Pod>(&mut self, op: &'static str) -> Result<Write<'_, T>> {
+        // A sole handle that is borrowed mutably cannot be met by another guard, so that nobody need be told.
+        let entered = if self.is_sole() { 0 } else { self.enter_writer(op)? };
+        // Alone with the storage, so that no atomic addition is needed.
+        self.version.store(self.version.load(Ordering::Relaxed) + 1, Ordering::Release);
+        Ok(Write::new(self, entered))
+    }
+}
+
+impl Deref for Handle {
+    type Target = Storage;
+
+    #[inline]
+    fn deref(&self) -> &Storage {
+        // SAFETY: the storage lives until the last handle is dropped, and is not borrowed mutably before.
+        unsafe { self.0.as_ref() }
+    }
+}
+
+impl Clone for Handle {
+    #[inline]
+    fn clone(&self) -> Handle {
+        // 2^64 handles would not fit into memory, and to leak as many takes centuries.
+        self.handles.fetch_add(1, Ordering::Relaxed);
+        Handle(self.0)
+    }
+}
+
+impl Drop for Handle {
+    #[inline]
+    fn drop(&mut self) {
+        if self.is_sole() || self.handles.fetch_sub(1, Ordering::Release) == 1 {
+            fence(Ordering::Acquire);
+            // SAFETY: this was the last handle, no other can be made, and guards borrow handles. The pointer came
+            // from a box, and the acquire orders every use of the storage before this.
+            unsafe { Box::from_raw(self.0.as_ptr()) }.lay_by();
+        }
+    }
+}
+
+impl Storage {
+    /// For `bytes` in a shape. Uninitialized for the user, initialized for the compiler: whatever the memory held before.
+    pub(crate) fn allocate(
+        op: &'static str,
+        shape: &[usize],
+        bytes: usize,
+        device: Device,
+    ) -> Result<Handle> {
+        Storage::make(op, bytes, device, device.state()?, |layout| layout.set_contiguous(shape))
+    }
+
+    /// Another of the same size and shape.
+    pub(crate) fn like(&self, op: &'static str) -> Result<Handle> {
+        Storage::make(op, self.bytes, self.device, self.state, |layout| layout.clone_from(&self.layout))
+    }
+
+    #[inline]
+    fn make(
+        op: &'static str,
+        bytes: usize,
+        device: Device,
+        state: &'static State,
+        lay_out: impl FnOnce(&mut Layout),
+    ) -> Result<Handle> {
+        let held = if device.is_meta() { 0 } else { bytes };
+        let waiting = if state.gpu.is_some() { None } else { state.allocator.take(held) };
+        let mut storage = match waiting {
+            Some(waiting) => waiting,
+            None => Storage::obtain(op, held, device, state)?,
+        };
+        let category = Context::current().category;
+        state.ledger.allocated(category, bytes);
+        storage.bytes = bytes;
+        lay_out(&mut storage.layout);
+        storage.category = AtomicU8::new(category as u8);
+        storage.version = AtomicU64::new(0);
+        storage.users = AtomicU64::new(0);
+        storage.handles = AtomicUsize::new(1);
+        Ok(Handle(NonNull::from(Box::leak(storage))))
+    }
+
+    /// A storage of newly obtained memory, or of none.
+    #[cold]
+    fn obtain(op: &'static str, bytes: usize, device: Device, state: &'static State) -> Result<Box<Storage>> {
+        let block = match &state.gpu {
+            _ if bytes == 0 => None,
+            Some(gpu) => Some(Memory::Device(gpu.allocate(op, bytes)?)),
+            None => {
+                let block = Block::obtain(bytes, &state.ledger);
+                Some(Memory::Host(block.ok_or(Error::OutOfMemory { op, device, bytes })?))
+            }
+        };
+        let (handles, users, version, category) = Default::default();
+        let layout = Layout::contiguous(&[]);
+        Ok(Box::new(Storage { handles, users, version, block, bytes, device, state, category, layout }))
+    }
+
+    /// Counts it as freed and keeps it for the next tensor of about its size.
+    fn lay_by(self: Box<Storage>) {
+        self.state.ledger.freed(self.category(), self.bytes);
+        // A GPU's memory goes back to the driver's pool, which keeps it in the order of its stream.
+        if self.state.gpu.is_none() {
+            self.state.allocator.lay_by(self);
+        }
+    }
+
+    /// Row-major, of the shape that it was made for.
+    #[inline]
+    pub(crate) fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// Its memory, if it is the host's.
+    pub(crate) fn block(&self) -> Option<&Block> {
+        match &self.block {
+            Some(Memory::Host(block)) => Some(block),
+            _ => None,
+        }
+    }
+
+    /// Where its memory begins on a GPU; 0 if it has none there.
+    pub(crate) fn device_address(&self) -> u64 {
+        match &self.block {
+            Some(Memory::Device(block)) => block.address(),
+            _ => 0,
+        }
+    }
+
+    /// Size in bytes.
+    #[inline]
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Where it lives.
+    #[inline]
+    pub fn device(&self) -> Device {
+        self.device
+    }
+
+    /// How often it was opened for writing. Autograd compares it to find out that a saved value has changed.
+    #[inline]
+    pub fn version(&self) -> u64 {
+        self.version.load(Ordering::Acquire)
+    }
+
+    /// What it counts as.
+    pub fn category(&self) -> Category {
+        Category::from_u8(self.category.load(Ordering::Relaxed))
+    }
+
+    /// Counts it as something else from now on.
+    pub fn set_category(&self, category: Category) {
+        let before = Category::from_u8(self.category.swap(category as u8, Ordering::Relaxed));
+        if before != category {
+            self.state.ledger.moved(before, category, self.bytes);
+        }
+    }
+
+    #[inline]
+    pub(crate) fn read<T: bytemuck::Pod>(&self, op: &'static str) -> Result<Read<'_, T>> {
+        const { assert!(align_of::<T>() <= 64 && size_of::<T>() > 0) };
+        let token = token();
+        let before = Users(self.users.fetch_add(Users::reader(token), Ordering::Acquire));
+        if before.has_writer() {
+            self.enter_reader_late(op, token)?;
+        }
+        Ok(Read::new(self, token))
+    }
+
+    #[cold]
+    fn enter_reader_late(&self, op: &'static str, token: u32) -> Result<()> {
+        self.users.fetch_sub(Users::reader(token), Ordering::Relaxed);
+        let add = |users: Users| (!users.has_writer()).then(|| users.0.wrapping_add(Users::reader(token)));
+        self.wait(op, "a writer", token, add)
+    }
+
+    /// What the writer's guard takes away when it ends.
+    fn enter_writer(&self, op: &'static str) -> Result<u64> {
+        let token = token();
+        let alone = |users: Users| (users.count() == 0).then(|| Users::writer(token));
+        if !self.enter(&alone) {
+            self.wait(op, "another reader or writer", token, alone)?;
+        }
+        Ok(Users::writer(token))
+    }
+
+    /// Counts a write that had nothing to do, on a device without bytes.
+    pub(crate) fn bump_version(&self) {
+        self.version.fetch_add(1, Ordering::Release);
+    }
+
+    /// Takes `users` from a state that `admit` accepts to the one it returns, if it is in one.
+    fn enter(&self, admit: &impl Fn(Users) -> Option<u64>) -> bool {
+        let admit = |users| admit(Users(users));
+        self.users.fetch_update(Ordering::Acquire, Ordering::Relaxed, admit).is_ok()
+    }
+
+    /// [`Storage::enter`], waiting for such a state.
+    #[cold]
+    fn wait(
+        &self,
+        op: &'static str,
+        by: &'static str,
+        token: u32,
+        admit: impl Fn(Users) -> Option<u64>,
+    ) -> Result<()> {
+        let start = Instant::now();
+        for attempt in 0.. {
+            if self.enter(&admit) {
+                return Ok(());
+            }
+            // Most operations end soon; for the others a core is not kept busy.
+            if attempt < 1000 {
+                std::thread::yield_now()
+            } else {
+                std::thread::sleep(Duration::from_micros(50))
+            }
+            let waited = start.elapsed();
+            if waited > WAIT_SELF_MAX && Users(self.users.load(Ordering::Relaxed)).all_of(token) {
+                return Err(Error::Busy { op, by: "a guard that this very thread took" });
+            }
+            if waited > WAIT_MAX {
+                break;
+            }
+        }
+        Err(Error::Busy { op, by })
+    }
+
+    #[inline]
+    fn start(&self) -> *mut u8 {
+        // Without bytes: dangling but aligned for every element type.
+        self.block().map_or(std::ptr::without_provenance_mut(64), |b| b.start().as_ptr())
+    }
+
+    #[inline]
+    fn elements<T>(&self) -> usize {
+        if self.block().is_some() { self.bytes / size_of::<T>() } else { 0 }
+    }
+}
+
+impl std::fmt::Debug for Storage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Storage { bytes, device, .. } = self;
+        write!(f, "Storage({bytes} bytes on {device}, version {})", self.version())
+    }
+}

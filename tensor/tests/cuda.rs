@@ -1,0 +1,330 @@
+//! CUDA devices, on a GPU or on the emulator: memory, streams, several devices, programs, graphs, faults.
+//!
+//! The emulator runs all of it twice: at once, and with its streams held back and run in a random order that only what was
+//! asked for restricts, so that a wait that is missing shows.
+
+#[path = "../../kernels/tests/cuda/driver.rs"]
+mod driver;
+
+use std::process::{Command, ExitCode};
+
+use phalanx_tensor::cuda::{Args, Graph, Grid, Pinned, Program, Target, compile, emulated};
+use phalanx_tensor::{Category, Context, DType, Device, Error, Stream, Tensor, record_stream};
+
+type Outcome = Result<(), Error>;
+type Test = (&'static str, fn() -> Outcome);
+type View = fn(&Tensor) -> Result<Tensor, Error>;
+
+const TESTS: [Test; 11] = [
+    ("elements come back from every view", views_come_back),
+    ("the ledger counts a GPU's tensors", ledger_counts),
+    ("devices do not mix and copies between them are ordered", devices),
+    ("a lane sees what its submitter has done and its submitter what it did", lanes),
+    ("a tensor used by a lane outlives its handles", recorded),
+    ("a kernel runs on views and refuses other devices' tensors", kernels),
+    ("a wrong program says what is wrong with it", wrong_programs),
+    ("what a kernel finds wrong comes back at the next wait", faults),
+    ("a captured step runs again with other inputs and draws", graphs),
+    ("pinned memory is the host's", pinned),
+    ("the host cannot touch a GPU's elements", untouchable),
+];
+
+/// How the emulator runs streams.
+const STREAMS: &str = "PHALANX_EMULATOR_STREAMS";
+const SEEDS: u64 = 5;
+
+fn main() -> ExitCode {
+    driver::serve("cuda", TESTS.len(), |filter| {
+        let chosen = TESTS.iter().filter(|(name, _)| filter.is_none_or(|f| name.contains(f)));
+        let outcomes: Vec<bool> = chosen.map(|(name, test)| told(name, test())).collect();
+        let passed = outcomes.into_iter().all(|passed| passed);
+        passed && (!emulated() || std::env::var_os(STREAMS).is_some() || in_other_orders(filter))
+    })
+}
+
+fn told(name: &str, outcome: Outcome) -> bool {
+    match &outcome {
+        Ok(()) => println!("cuda: {name} ... ok"),
+        Err(error) => println!("cuda: {name} ... FAILED: {error}"),
+    }
+    outcome.is_ok()
+}
+
+/// The same tests with streams held back.
+fn in_other_orders(filter: Option<&str>) -> bool {
+    let run = |seed: u64| {
+        let mut again = Command::new(std::env::current_exe()?);
+        let output = again.args(filter).env(STREAMS, format!("deferred:{seed}")).output()?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        let failed: Vec<&str> = text.lines().filter(|line| line.contains("FAILED")).collect();
+        let said = String::from_utf8_lossy(&output.stderr);
+        println!(
+            "cuda: streams in random order {seed} ... {}",
+            if output.status.success() { "ok" } else { "FAILED" }
+        );
+        if !output.status.success() {
+            println!("{}\n{said}", failed.join("\n"));
+        }
+        Ok::<bool, std::io::Error>(output.status.success())
+    };
+    (0..SEEDS).all(|seed| run(seed).unwrap_or(false))
+}
+
+fn wrong(why: impl Into<String>) -> Outcome {
+    Err(Error::invalid("test", why))
+}
+
+fn same<T: PartialEq + std::fmt::Debug>(got: T, wanted: T) -> Outcome {
+    if got == wanted { Ok(()) } else { wrong(format!("got {got:?}, wanted {wanted:?}")) }
+}
+
+const GPU: Device = Device::Cuda(0);
+
+fn counted(shape: &[usize], device: Device) -> Result<Tensor, Error> {
+    let values: Vec<i64> = (0..shape.iter().product::<usize>() as i64).collect();
+    Tensor::from_slice(&values, shape, device)
+}
+
+fn views_come_back() -> Outcome {
+    let (host, there) = (counted(&[5, 7, 3], Device::CPU)?, counted(&[5, 7, 3], GPU)?);
+    let views: [View; 5] = [
+        |t| Ok(t.clone()),
+        |t| t.permute(&[2, 0, 1]),
+        |t| t.slice(1, 1, 7, 2),
+        |t| t.select(0, 3)?.broadcast_to(&[4, 7, 3]),
+        |t| t.narrow(1, 3, 0),
+    ];
+    for view in views {
+        same(view(&there)?.to_vec::<i64>()?, view(&host)?.to_vec()?)?;
+        same(view(&there)?.to_bytes()?, view(&host)?.to_bytes()?)?;
+    }
+    let many =
+        Tensor::from_slice(&[1f32; 1 << 10], &[2; 10], GPU)?.permute(&[0, 2, 4, 6, 8, 1, 3, 5, 7, 9])?;
+    same(many.contiguous()?.to_vec::<f32>()?, vec![1.0; 1 << 10])
+}
+
+fn ledger_counts() -> Outcome {
+    let device = Device::Cuda(1);
+    let ledger = device.ledger()?;
+    let _category = Context::with(|c| c.category = Category::Parameters);
+    let x = Tensor::zeros(&[1000], DType::F32, device)?;
+    same(ledger.category(Category::Parameters).now, 4000)?;
+    same(x.to_vec::<f32>()?, vec![0.0; 1000])?;
+    drop(x);
+    same((ledger.total().now, ledger.total().peak), (0, 4000))
+}
+
+fn devices() -> Outcome {
+    let other = Device::Cuda(1);
+    for round in 0..20 {
+        let x = Tensor::from_slice(&[round; 3000], &[3000], GPU)?;
+        let y = x.to_device(other, false)?;
+        // Its memory may be used again at once: the copy has to be first.
+        drop(x);
+        let z = Tensor::from_slice(&[-1i64; 3000], &[3000], GPU)?;
+        same(y.to_vec::<i64>()?, vec![round; 3000])?;
+        same(z.to_device(other, false)?.to_device(GPU, false)?.to_vec::<i64>()?, vec![-1; 3000])?;
+    }
+    let refused = Device::Cuda(900).ledger();
+    if refused.is_ok() { wrong("there is a device number 900") } else { Ok(()) }
+}
+
+fn lanes() -> Outcome {
+    let lane = Stream::new(GPU)?;
+    for round in 0..20 {
+        let x = counted(&[40, 30], GPU)?;
+        let y = std::sync::Arc::new(std::sync::Mutex::new(None));
+        let (turned, to) = (x.transpose(0, 1)?, y.clone());
+        lane.submit(move || {
+            *to.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(turned.contiguous()?);
+            Ok(())
+        });
+        if round % 2 == 0 {
+            lane.synchronize()?;
+        } else {
+            lane.record().synchronize()?;
+        }
+        let y = y.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
+        let y = y.ok_or(Error::invalid("test", "the lane's work did not run"))?;
+        same(y.to_vec::<i64>()?, counted(&[40, 30], Device::CPU)?.transpose(0, 1)?.to_vec()?)?;
+    }
+    lane.synchronize()
+}
+
+fn recorded() -> Outcome {
+    let (lane, copies) = (Stream::new(GPU)?, Stream::new(GPU)?);
+    for round in 0..10 {
+        let x = Tensor::from_slice(&[round; 500], &[500], GPU)?;
+        let seen = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
+        let (to, used) = (seen.clone(), x.clone());
+        lane.submit(move || {
+            *to.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = used.copy()?.to_vec::<i64>()?;
+            Ok(())
+        });
+        record_stream(&x, &lane);
+        copies.wait(&lane.record());
+        drop(x);
+        drop(Tensor::from_slice(&[-7i64; 500], &[500], GPU)?);
+        lane.synchronize()?;
+        same(seen.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone(), vec![round; 500])?;
+    }
+    copies.synchronize()
+}
+
+/// Adds a number; with `LIMIT`, reports elements from it on.
+const ADD: Program<'static> = Program {
+    name: "add.cu",
+    files: &[
+        ("fault.cuh", phalanx_tensor::cuda::FAULT),
+        (
+            "add.cu",
+            r#"
+extern "C" __global__ void add(long long* x, unsigned long long n, int number, Faults* faults, unsigned code) {
+    unsigned long long i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= n) return;
+    x[i] += number;
+    if (x[i] >= 1000) fault(faults, code, i, x[i], 1000);
+}
+"#,
+        ),
+    ],
+    defines: &[],
+};
+
+fn add(x: &mut Tensor, number: i32) -> Outcome {
+    let (gpu, n) = (GPU.gpu()?, x.numel());
+    let args = Args::new("add", gpu).write(x)?.value(n as u64).value(number).faults()?;
+    gpu.kernel("add", &ADD, "add")?.launch(Grid::new(n.div_ceil(64), 64), args)
+}
+
+fn kernels() -> Outcome {
+    let x = counted(&[10, 20], GPU)?;
+    add(&mut x.narrow(0, 3, 2)?, 100)?;
+    let wanted: Vec<i64> = (0..200).map(|i| if (60..100).contains(&i) { i + 100 } else { i }).collect();
+    same(x.to_vec::<i64>()?, wanted)?;
+    let before = x.version();
+    add(&mut x.clone(), 1)?;
+    same(x.version(), before + 1)?;
+    match add(&mut counted(&[4], Device::Cuda(1))?, 1) {
+        Err(Error::Device { op: "add", .. }) => Ok(()),
+        other => wrong(format!("another device's tensor: {other:?}")),
+    }
+}
+
+fn wrong_programs() -> Outcome {
+    let gpu = GPU.gpu()?;
+    let broken = Program { name: "broken.cu", files: &[("broken.cu", "\nint x = ;")], defines: &[] };
+    match gpu.kernel("test", &broken, "f").map(drop) {
+        Err(error) if error.to_string().contains("broken.cu(2)") => {}
+        other => return wrong(format!("a program that does not compile: {other:?}")),
+    }
+    match gpu.kernel("test", &ADD, "subtract").map(drop) {
+        Err(error) if error.to_string().contains("subtract") => {}
+        other => return wrong(format!("a kernel that is not there: {other:?}")),
+    }
+    // The assembler checks what the compiler does not.
+    let nonsense = "extern \"C\" __global__ void f() { asm(\"nonsense.f32 x;\"); }";
+    match compile("nonsense.cu", nonsense, Target::Cubin(90)) {
+        Err(_) => Ok(()),
+        Ok(_) => wrong("nonsense assembles"),
+    }
+}
+
+fn faults() -> Outcome {
+    let mut x = counted(&[100], GPU)?;
+    add(&mut x, 901)?;
+    match x.to_vec::<i64>() {
+        Err(Error::Range { op: "add", got, wanted }) => {
+            same((got.as_str(), wanted.as_str()), ("index 1000 (item 99)", "an index below 1000"))?;
+        }
+        other => return wrong(format!("{:?}", other.map(|x| x.len()))),
+    }
+    // It is told once, and the device goes on.
+    same(x.narrow(0, 0, 1)?.to_vec::<i64>()?, vec![901])
+}
+
+fn graphs() -> Outcome {
+    let (input, output) = (counted(&[50], GPU)?, counted(&[50], GPU)?);
+    let drawn = Tensor::zeros(&[1], DType::I64, GPU)?;
+    let step = || {
+        step_number(&mut drawn.clone())?;
+        let mut made = input.copy()?;
+        add(&mut made, 5)?;
+        let mut sum = made.copy()?;
+        add(&mut sum, 1)?;
+        drop(made);
+        let mut target = output.clone();
+        to_place(&mut target, &sum)
+    };
+    step()?;
+    GPU.synchronize()?;
+    let mut graph = Graph::capture(GPU, step)?;
+    for round in 0..5u64 {
+        add(&mut input.clone(), 10)?;
+        graph.launch(round)?;
+        let wanted: Vec<i64> = (0..50).map(|i| i + 10 * (round as i64 + 1) + 6).collect();
+        same(output.to_vec::<i64>()?, wanted)?;
+        same(drawn.to_vec::<i64>()?, vec![round as i64])?;
+    }
+    // What cannot be captured is refused, and the device goes on.
+    match Graph::capture(GPU, || input.to_vec::<i64>().map(drop)) {
+        Err(_) => same(input.to_vec::<i64>()?, (50..100).collect()),
+        Ok(_) => wrong("a copy to the host was captured"),
+    }
+}
+
+/// The step that random draws are made for.
+fn step_number(to: &mut Tensor) -> Outcome {
+    const STEP: Program<'static> = Program {
+        name: "step.cu",
+        files: &[(
+            "step.cu",
+            "typedef unsigned long long u64; struct Draws { u64 seed, site, step; const u64* step_now; }; \
+             extern \"C\" __global__ void step(u64* to, Draws d) { *to = d.step_now ? *d.step_now : d.step; }",
+        )],
+        defines: &[],
+    };
+    let gpu = GPU.gpu()?;
+    let args = Args::new("step", gpu).write(to)?.draws(Context::current().rng.site(3));
+    gpu.kernel("step", &STEP, "step")?.launch(Grid::new(1, 1), args)
+}
+
+/// Copies by a kernel, into memory that stays.
+fn to_place(to: &mut Tensor, from: &Tensor) -> Outcome {
+    const COPY: Program<'static> = Program {
+        name: "place.cu",
+        files: &[(
+            "place.cu",
+            "extern \"C\" __global__ void place(long long* to, const long long* from, unsigned long long n) { \
+             if (threadIdx.x < n) to[threadIdx.x] = from[threadIdx.x]; }",
+        )],
+        defines: &[],
+    };
+    let gpu = GPU.gpu()?;
+    let n = from.numel() as u64;
+    let args = Args::new("place", gpu).write(to)?.read(from)?.value(n);
+    gpu.kernel("place", &COPY, "place")?.launch(Grid::new(1, 64), args)
+}
+
+fn pinned() -> Outcome {
+    let mut memory = Pinned::zeros(GPU.gpu()?, 100)?;
+    same(memory.iter().map(|&b| usize::from(b)).sum::<usize>(), 0)?;
+    memory.fill(3);
+    same(memory.to_vec(), vec![3; 100])
+}
+
+fn untouchable() -> Outcome {
+    let mut x = counted(&[4], GPU)?;
+    let read = x.read::<i64>("test").map(drop);
+    let write = x.write::<i64>("test").map(drop);
+    for outcome in [read, write] {
+        match outcome {
+            Err(error) if error.to_string().contains("to_device") => {}
+            other => return wrong(format!("{other:?}")),
+        }
+    }
+    match counted(&[4], Device::CPU)?.device_read("test").map(drop) {
+        Err(_) => Ok(()),
+        Ok(()) => wrong("a CPU's tensor has a GPU's address"),
+    }
+}
