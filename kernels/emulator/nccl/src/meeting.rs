@@ -20,16 +20,17 @@ const LAUNCH_FAILED: i32 = 719;
 /// Calls of one rank that are carried out together, whose turn has come.
 #[derive(Debug)]
 struct Turn {
-    left: usize,
     since: Instant,
-    calls: Vec<Call>,
+    /// Those that have not been carried out, by their place in the turn.
+    open: BTreeMap<usize, Call>,
 }
 
-/// Part of a call: whose, and of which turn.
+/// Part of a call: whose, and where in which turn.
 #[derive(Debug, Clone, Copy)]
 struct Part {
     rank: usize,
     turn: u64,
+    place: usize,
     call: Call,
 }
 
@@ -88,10 +89,10 @@ impl Meeting {
             return Progress::Done;
         }
         if state.error.is_none() && !state.turns.contains_key(&(rank, turn)) {
-            let waiting = Turn { left: calls.len(), since: Instant::now(), calls: calls.to_vec() };
-            state.turns.insert((rank, turn), waiting);
-            for call in calls {
-                if let Err(error) = state.post(driver, self.ranks, Part { rank, turn, call: *call }) {
+            let open = calls.iter().copied().enumerate().collect();
+            state.turns.insert((rank, turn), Turn { since: Instant::now(), open });
+            for (place, call) in calls.iter().copied().enumerate() {
+                if let Err(error) = state.post(driver, self.ranks, Part { rank, turn, place, call }) {
                     state.fail(error);
                     break;
                 }
@@ -107,8 +108,8 @@ fn usage(message: String) -> Error {
     (LAUNCH_FAILED, Status::INVALID_USAGE.because(message))
 }
 
-fn list(calls: &[Call]) -> String {
-    calls.iter().map(Call::to_string).collect::<Vec<_>>().join(", ")
+fn list<'a>(calls: impl IntoIterator<Item = &'a Call>) -> String {
+    calls.into_iter().map(Call::to_string).collect::<Vec<_>>().join(", ")
 }
 
 impl State {
@@ -173,13 +174,13 @@ impl State {
     fn carried_out(&mut self, parts: &[Part]) {
         for part in parts {
             if let Some(turn) = self.turns.get_mut(&(part.rank, part.turn)) {
-                turn.left -= 1;
+                turn.open.remove(&part.place);
             }
         }
     }
 
     fn progress(&mut self, rank: usize, turn: u64, ranks: usize, timeout: Duration) -> Progress {
-        if self.turns.get(&(rank, turn)).is_some_and(|turn| turn.left == 0) {
+        if self.turns.get(&(rank, turn)).is_some_and(|turn| turn.open.is_empty()) {
             self.turns.remove(&(rank, turn));
             return Progress::Done;
         }
@@ -201,7 +202,7 @@ impl State {
     /// What is wrong if a rank still waits: somebody it waits for has left, or it is too late.
     fn trouble(&self, rank: usize, waiting: &Turn, ranks: usize, late: bool) -> Option<Error> {
         let missing = self.missing(rank, waiting, ranks);
-        let calls = list(&waiting.calls);
+        let calls = list(waiting.open.values());
         if let Some(gone) = missing.iter().find(|missing| self.left.contains(missing)) {
             let why = format!("rank {rank} waits in {calls} for rank {gone}, which has left");
             eprintln!("phalanx emulated NCCL: {why}");
@@ -215,7 +216,7 @@ impl State {
     /// The ranks that a turn waits for.
     fn missing(&self, rank: usize, waiting: &Turn, ranks: usize) -> Vec<usize> {
         let mut missing = Vec::new();
-        for call in &waiting.calls {
+        for call in waiting.open.values() {
             match call.operation {
                 Operation::Send(peer) | Operation::Receive(peer) => missing.push(peer),
                 _ => missing.extend((0..ranks).filter(|other| self.is_missing(rank, *other))),
@@ -238,7 +239,7 @@ impl State {
             .turns
             .iter()
             .filter(|((other, _), _)| *other != rank)
-            .map(|((other, _), turn)| format!("rank {other} is in {}", list(&turn.calls)))
+            .map(|((other, _), turn)| format!("rank {other} is in {}", list(turn.open.values())))
             .collect();
         if doing.is_empty() { "no other rank is in any call".into() } else { doing.join(", ") }
     }

@@ -82,6 +82,40 @@ fn a_ring_of_sends_within_a_group_does_not_wait_for_itself() {
 }
 
 #[test]
+fn who_has_done_its_part_of_a_group_may_leave() {
+    let (left, late) = (std::sync::Barrier::new(2), std::time::Duration::from_millis(20));
+    let results = ranks(3, |comm| {
+        let stream = comm.stream();
+        let mut to = stream.alloc_zeros::<f32>(5).unwrap();
+        let from = stream.clone_htod(&values(comm.rank(), 5)).unwrap();
+        match comm.rank() {
+            0 => {
+                group_start().unwrap();
+                comm.send(&from, 1).unwrap();
+                comm.recv(&mut to, 2).unwrap();
+                group_end().unwrap();
+            }
+            1 => {
+                comm.recv(&mut to, 0).unwrap();
+                let got = stream.clone_dtoh(&to).unwrap();
+                drop(comm);
+                left.wait();
+                return got;
+            }
+            _ => {
+                left.wait();
+                // The first rank asks how its calls are meanwhile.
+                std::thread::sleep(late);
+                comm.send(&from, 0).unwrap();
+            }
+        }
+        stream.clone_dtoh(&to).unwrap()
+    });
+    assert_eq!(results[0], values(2, 5));
+    assert_eq!(results[1], values(0, 5));
+}
+
+#[test]
 fn all_to_all_is_a_transposition() {
     const RANKS: usize = 3;
     let results = raw_ranks(RANKS, |comm| {
