@@ -54,7 +54,9 @@ pub(crate) fn check(algorithm: In<Algorithm>) -> Result<u64> {
     match algorithm.get() {
         None => Ok(0),
         Some([MARK, bytes, 0, 0, 0, 0, 0, 0]) => Ok(bytes),
-        Some(_) => Err(Status::INVALID_VALUE.because("the algorithm is none that this library's heuristic gave")),
+        Some(_) => {
+            Err(Status::INVALID_VALUE.because("the algorithm is none that this library's heuristic gave"))
+        }
     }
 }
 

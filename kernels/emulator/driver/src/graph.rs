@@ -48,7 +48,15 @@ fn instantiate(out: Out<usize>, graph: usize, flags: u64) -> Result<()> {
     }
     let graph = world()?.graphs.get(graph)?;
     let (nodes, memory) = (Mutex::new(graph.nodes.clone()), Mutex::new(graph.memory.clone()));
-    set!(out, world()?.executables.add(Arc::new(Executable { nodes, last: Mutex::default(), memory, frees_first: flags & 1 != 0 })))
+    set!(
+        out,
+        world()?.executables.add(Arc::new(Executable {
+            nodes,
+            last: Mutex::default(),
+            memory,
+            frees_first: flags & 1 != 0
+        }))
+    )
 }
 
 fn launch(executable: usize, stream: usize) -> Result<()> {

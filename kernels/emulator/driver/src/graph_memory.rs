@@ -80,7 +80,8 @@ impl GraphMemory {
         let left: Vec<u64> = self.allocated.iter().copied().filter(|a| !self.freed.contains(a)).collect();
         let is_held = |address: &&u64| addresses.get(address).is_some_and(|held| held.queued);
         if let (false, Some(address)) = (frees_first, left.iter().find(is_held)) {
-            let why = format!("memory at {address:#x}, which the graph's last launch allocated, is not freed yet");
+            let why =
+                format!("memory at {address:#x}, which the graph's last launch allocated, is not freed yet");
             return Err(Status::INVALID_VALUE.because(why));
         }
         for address in left {

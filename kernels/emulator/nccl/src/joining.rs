@@ -63,7 +63,8 @@ impl Joining {
             return Err(Status::INVALID_ARGUMENT.because("the unique id was made by another library"));
         }
         let relay = relay::open(id).map_err(|error| {
-            Status::SYSTEM_ERROR.because(format!("the process that made the unique id cannot be reached: {error}"))
+            Status::SYSTEM_ERROR
+                .because(format!("the process that made the unique id cannot be reached: {error}"))
         })?;
         let joining = Joining::come(Place::Id(id), rank, ranks, (0, 0))?;
         relay.tell(&Message::Hello { rank, ranks });
@@ -142,7 +143,9 @@ fn add(place: Place, rank: usize, ranks: usize, wish: Wish, is_elsewhere: bool) 
     }
     if gathering.wishes.len() == ranks {
         gathering.seats = match place {
-            Place::Id(id) if !gathering.elsewhere.is_empty() => seats_across(id, ranks, &gathering.elsewhere)?,
+            Place::Id(id) if !gathering.elsewhere.is_empty() => {
+                seats_across(id, ranks, &gathering.elsewhere)?
+            }
             _ => seats(&gathering.wishes),
         };
     }

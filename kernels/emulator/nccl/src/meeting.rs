@@ -70,7 +70,12 @@ impl Meeting {
     }
 
     /// With ranks in other processes.
-    pub(crate) fn across(ranks: usize, timeout: Duration, elsewhere: Vec<usize>, relay: Arc<Relay>) -> Meeting {
+    pub(crate) fn across(
+        ranks: usize,
+        timeout: Duration,
+        elsewhere: Vec<usize>,
+        relay: Arc<Relay>,
+    ) -> Meeting {
         let state = State { next: vec![0; ranks], elsewhere, ..State::default() };
         Meeting { ranks, timeout, state: Mutex::new(state), relay: Some(relay) }
     }
@@ -156,7 +161,14 @@ impl State {
         }
     }
 
-    fn post_all(&mut self, driver: &Driver, ranks: usize, rank: usize, turn: u64, calls: Vec<(Call, Vec<u8>)>) {
+    fn post_all(
+        &mut self,
+        driver: &Driver,
+        ranks: usize,
+        rank: usize,
+        turn: u64,
+        calls: Vec<(Call, Vec<u8>)>,
+    ) {
         for (place, (call, data)) in calls.into_iter().enumerate() {
             if let Err(error) = self.post(driver, ranks, Part { rank, turn, place, call, data }) {
                 return self.fail(error);

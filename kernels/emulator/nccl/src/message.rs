@@ -22,8 +22,7 @@ pub(crate) enum Message {
 
 impl Message {
     pub(crate) fn bytes(&self) -> Vec<u8> {
-        let numbers =
-            |numbers: &[u64]| numbers.iter().flat_map(|n| n.to_le_bytes()).collect::<Vec<u8>>();
+        let numbers = |numbers: &[u64]| numbers.iter().flat_map(|n| n.to_le_bytes()).collect::<Vec<u8>>();
         match self {
             Message::Hello { rank, ranks } => numbers(&[0, *rank as u64, *ranks as u64]),
             Message::Leave { rank } => numbers(&[2, *rank as u64]),
@@ -48,7 +47,11 @@ impl Message {
             1 => {
                 let (rank, turn) = (place(&mut rest)?, number(&mut rest)?);
                 let count = number(&mut rest)?;
-                Message::Post { rank, turn, calls: (0..count).map(|_| called(&mut rest)).collect::<Option<_>>()? }
+                Message::Post {
+                    rank,
+                    turn,
+                    calls: (0..count).map(|_| called(&mut rest)).collect::<Option<_>>()?,
+                }
             }
             2 => Message::Leave { rank: place(&mut rest)? },
             _ => return None,

@@ -43,7 +43,8 @@ pub(crate) fn port() -> u16 {
     let listen = || {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).ok()?;
         let port = listener.local_addr().ok()?.port();
-        let accept = move || listener.incoming().flatten().for_each(|line| drop(thread::spawn(|| welcome(line))));
+        let accept =
+            move || listener.incoming().flatten().for_each(|line| drop(thread::spawn(|| welcome(line))));
         thread::Builder::new().name("phalanx emulated nccl".into()).spawn(accept).ok().map(|_| port)
     };
     *PORT.get_or_init(|| listen().unwrap_or(0))
@@ -135,7 +136,9 @@ impl Relay {
     /// Hears what a line says until it ends, and passes it on if it is a line of who listens; its ranks leave with it.
     fn listen(&self, mut reader: BufReader<TcpStream>, place: Option<usize>) {
         let mut ranks = Vec::new();
-        while let Some(message) = message::read(&mut reader).ok().and_then(|bytes| Message::from_bytes(&bytes)) {
+        while let Some(message) =
+            message::read(&mut reader).ok().and_then(|bytes| Message::from_bytes(&bytes))
+        {
             if let Message::Hello { rank, .. } = message {
                 ranks.push(rank);
             }
