@@ -25,6 +25,8 @@ pub(crate) struct Instruction {
     /// The predicate, and the value of it for which a lane takes part. Register `NOWHERE` for all.
     pub(crate) guard: Reg,
     pub(crate) wanted: bool,
+    /// A register of it is used by a `wgmma`, too.
+    pub(crate) watched: bool,
     pub(crate) d: Reg,
     pub(crate) a: Reg,
     pub(crate) b: Reg,
@@ -203,6 +205,8 @@ pub(crate) enum Op {
     ReadClock(Clock),
     Barrier(Barrier),
     Fence,
+    /// What threads did and what runs beside them see each other's memory.
+    ProxyFence,
     /// Others may go first.
     Yield,
     /// An instruction with many operands: its number among them.

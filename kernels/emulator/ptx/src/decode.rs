@@ -9,6 +9,7 @@ mod memory;
 mod names;
 mod special;
 mod together;
+mod watch;
 
 use std::collections::HashMap;
 
@@ -112,6 +113,7 @@ impl<'a> Builder<'a> {
         let static_bytes = self.shared_bytes;
         self.program.dynamic_start = aligned(static_bytes, self.dynamic_align);
         self.program.computed = self.computed();
+        self.watch();
         Ok(Kernel {
             name: function.name.clone(),
             parameters: self.parameters,
@@ -307,6 +309,7 @@ impl<'a> Builder<'a> {
             op,
             guard: self.guard.0,
             wanted: self.guard.1,
+            watched: false,
             d,
             a: source(0),
             b: source(1),

@@ -30,11 +30,14 @@ pub struct Checks {
     /// How many instructions of a warp may be executed while no thread writes anything or gets past a barrier, before the launch
     /// counts as stuck.
     pub stuck_after: u64,
+    /// How many instructions of a warp a block (of a cluster: all its blocks) may execute before the launch counts as endless.
+    pub instructions_max: u64,
 }
 
 impl Default for Checks {
     fn default() -> Checks {
-        Checks { uninitialised: true, shared_races: true, global_races: true, stuck_after: 1 << 28 }
+        let (uninitialised, shared_races, global_races) = (true, true, true);
+        Checks { uninitialised, shared_races, global_races, stuck_after: 1 << 28, instructions_max: 1 << 29 }
     }
 }
 

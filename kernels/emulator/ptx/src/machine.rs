@@ -15,6 +15,7 @@ mod load;
 mod matrix;
 mod mbarrier;
 mod product;
+mod proxy;
 mod run;
 mod shadow;
 mod store;
@@ -23,6 +24,7 @@ mod together;
 mod touched;
 mod warp;
 mod warpgroup;
+mod watched;
 
 pub(crate) use grid::run;
 pub(crate) use shadow::Shadow;

@@ -42,7 +42,7 @@ pub(crate) fn run(
         parameters,
         spaces,
         blocks: Vec::new(),
-        clocks: Clocks::new(first),
+        clocks: Clocks::new(first, program.beside()),
         cache: vec![Cached::default(); program.code.len()],
         report: Report::default(),
         idle: 0,
@@ -167,6 +167,8 @@ impl Machine<'_> {
         warp.unwritten.clear();
         warp.copies.clear();
         warp.held.clear();
+        warp.computed.clear();
+        warp.fenced = false;
         (warp.groups, warp.held_groups, warp.worked) = ([0; LANES], 0, 0);
         if !warp.local.data.is_empty() {
             warp.local.forget();
@@ -185,6 +187,7 @@ impl Machine<'_> {
 
     /// Runs the resident blocks to their ends.
     fn cluster_runs(&mut self) -> Outcome<()> {
+        let start = self.report.warp_instructions;
         loop {
             let (mut ran, mut left) = (false, false);
             for b in 0..self.blocks.len() {
@@ -210,6 +213,9 @@ impl Machine<'_> {
             }
             if self.idle > self.checks.stuck_after {
                 return self.spinning();
+            }
+            if self.report.warp_instructions - start > self.checks.instructions_max {
+                return self.endless();
             }
         }
     }
@@ -275,9 +281,22 @@ impl Machine<'_> {
     /// Threads run and run, and nothing comes of it.
     #[cold]
     fn spinning(&self) -> Outcome<()> {
+        let message = format!("no thread has written anything in {} instructions of warps", self.idle);
+        self.running(FaultKind::Deadlock, message)
+    }
+
+    /// A block runs longer than any should.
+    #[cold]
+    fn endless(&self) -> Outcome<()> {
+        let message =
+            format!("the block is not over after {} instructions of warps", self.checks.instructions_max);
+        self.running(FaultKind::Endless, message)
+    }
+
+    /// The fault of a thread that could go on; says where others are.
+    fn running(&self, kind: FaultKind, mut message: String) -> Outcome<()> {
         let Some(warp) = self.some_warp(|w| w.runnable() != 0) else { return Ok(()) };
         let lane = warp.runnable().trailing_zeros() as usize;
-        let mut message = format!("no thread has written anything in {} instructions of warps", self.idle);
         let mut named = 0;
         for (block, other) in self.blocks.iter().flat_map(|b| b.warps.iter().map(move |w| (b, w))) {
             if other.live == 0 || other.resident == warp.resident || named == 4 {
@@ -289,6 +308,6 @@ impl Machine<'_> {
             let place = self.place(self.at(other, l));
             message += &format!("; thread ({x}, {y}, {z}) of block ({bx}, {by}, {bz}) is at {place}");
         }
-        self.fault(FaultKind::Deadlock, warp, self.at(warp, lane), lane, message)
+        self.fault(kind, warp, self.at(warp, lane), lane, message)
     }
 }
