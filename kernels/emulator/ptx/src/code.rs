@@ -3,7 +3,7 @@
 mod operands;
 
 pub(crate) use operands::{
-    Arrival, Asynchronous, Bulk, Element, Fragment, Matrix, Product, WarpgroupProduct,
+    Arrival, Asynchronous, Bulk, Element, Fragment, Matrix, Product, Tile, TileProduct, WarpgroupProduct,
 };
 
 use crate::Location;

@@ -10,6 +10,7 @@ mod names;
 mod special;
 mod together;
 mod watch;
+mod wmma;
 
 use std::collections::HashMap;
 
@@ -265,6 +266,10 @@ impl<'a> Builder<'a> {
                 }
                 Op::Matrix(number) => match self.program.matrices[number as usize] {
                     Matrix::Fragment(f) if !f.loads => self.mark(&mut computed, f.list, f.count),
+                    Matrix::Tile(t) if !t.loads => self.mark(&mut computed, t.list, t.count),
+                    Matrix::TileProduct(p) => {
+                        (0..3).for_each(|i| self.mark(&mut computed, p.lists[i], p.counts[i]));
+                    }
                     Matrix::Product(p) => {
                         let registers = p.k * p.a_kind.bits() / 64;
                         self.mark(&mut computed, p.a, registers);

@@ -25,6 +25,7 @@ mod touched;
 mod warp;
 mod warpgroup;
 mod watched;
+mod wmma;
 
 pub(crate) use grid::run;
 pub(crate) use shadow::Shadow;

@@ -3,7 +3,7 @@
 use super::shadow::{Cell, SAME, instruction, lane, record};
 use super::warp::Warp;
 use super::{Machine, Outcome};
-use crate::code::Instruction;
+use crate::code::{Atomic, Instruction, Op, Update};
 use crate::{Fault, FaultKind, Location};
 
 impl Machine<'_> {
@@ -37,6 +37,14 @@ impl Machine<'_> {
         let number = (warp * 32 + lane) as u32;
         let [x, y, _] = self.launch.block;
         [number % x, number / x % y, number / x / y]
+    }
+
+    /// Whether the access in a cell is a compare-and-swap. A plain read may meet one: such a loop begins with it (CUDA programming guide,
+    /// atomic functions), and the swap itself finds out whether the value was right.
+    #[cold]
+    pub(crate) fn swapped(&self, cell: Cell) -> bool {
+        let i = &self.program.code[instruction(cell) as usize];
+        matches!(i.op, Op::Atomic(Atomic { update: Update::Swap, .. }))
     }
 
     /// A race between a lane and the access in a cell.

@@ -69,6 +69,12 @@ impl Machine<'_> {
                 self.product(warp, product);
                 Ok(())
             }
+            Matrix::Tile(tile) if tile.loads => self.load_tile(warp, at, i, tile),
+            Matrix::Tile(tile) => self.store_tile(warp, at, i, tile),
+            Matrix::TileProduct(product) => {
+                self.tile_product(warp, product);
+                Ok(())
+            }
             Matrix::Warpgroup(product) => self.warpgroup(warp, at, i, product),
             Matrix::WarpgroupFence => {
                 warp.fenced = true;
