@@ -260,6 +260,8 @@ pub(crate) enum Special {
     ClusterRank,
     ClusterSize,
     ExplicitCluster,
+    /// What a driver hands over: in 1 and 2 the upper and lower half of the address of a cooperative launch's barrier.
+    Environment(u8),
 }
 
 /// A function that a call can reach.

@@ -67,4 +67,6 @@ pub(crate) struct Machine<'a> {
     /// Instructions since anything was written or anyone got past a barrier.
     idle: u64,
     cluster: ClusterMeeting,
+    /// Of a cooperative launch, whose blocks are all resident: where its barrier is.
+    workspace: Option<u64>,
 }

@@ -27,6 +27,7 @@ pub(crate) fn run(
     launch: Launch,
     parameters: &[u8],
     checks: Checks,
+    workspace: Option<u64>,
 ) -> Result<Report, Fault> {
     let mut first = spaces.iter().map(|s| s.record).max().unwrap_or(1);
     if first > RECORDS_MAX {
@@ -47,6 +48,7 @@ pub(crate) fn run(
         report: Report::default(),
         idle: 0,
         cluster: Default::default(),
+        workspace,
     };
     let outcome = machine.grid(loaded);
     let next = machine.clocks.next();
@@ -57,12 +59,17 @@ pub(crate) fn run(
 }
 
 impl Machine<'_> {
+    /// Blocks along x, y and z that are resident together.
+    fn resident(&self) -> [u32; 3] {
+        if self.workspace.is_some() { self.launch.grid } else { self.launch.cluster }
+    }
+
     fn grid(&mut self, loaded: &Loaded) -> Outcome<()> {
-        let Launch { grid, cluster, .. } = self.launch;
-        self.make_blocks(cluster.iter().product::<u32>() as usize, loaded);
-        for z in (0..grid[2]).step_by(cluster[2] as usize) {
-            for y in (0..grid[1]).step_by(cluster[1] as usize) {
-                for x in (0..grid[0]).step_by(cluster[0] as usize) {
+        let (grid, resident) = (self.launch.grid, self.resident());
+        self.make_blocks(resident.iter().product::<u32>() as usize, loaded);
+        for z in (0..grid[2]).step_by(resident[2] as usize) {
+            for y in (0..grid[1]).step_by(resident[1] as usize) {
+                for x in (0..grid[0]).step_by(resident[0] as usize) {
                     self.begin([x, y, z]);
                     self.cluster_runs()?;
                 }
@@ -80,7 +87,8 @@ impl Machine<'_> {
         for b in 0..blocks {
             let shared = Contents::new(shared as usize);
             let warps = (0..per_block).map(|w| self.make_warp(b, w, per_block)).collect();
-            self.blocks.push(Block { shared, warps, rank: b as u32, ..Block::default() });
+            let rank = if self.workspace.is_some() { 0 } else { b as u32 };
+            self.blocks.push(Block { shared, warps, rank, ..Block::default() });
         }
         for b in 0..blocks {
             for w in 0..per_block {
@@ -132,13 +140,13 @@ impl Machine<'_> {
 
     /// The next blocks come in.
     fn begin(&mut self, start: [u32; 3]) {
-        let Launch { grid, cluster, .. } = self.launch;
+        let (grid, resident) = (self.launch.grid, self.resident());
         for b in 0..self.blocks.len() {
-            let rank = b as u32;
+            let place = b as u32;
             let index = [
-                start[0] + rank % cluster[0],
-                start[1] + rank / cluster[0] % cluster[1],
-                start[2] + rank / cluster[0] / cluster[1],
+                start[0] + place % resident[0],
+                start[1] + place / resident[0] % resident[1],
+                start[2] + place / resident[0] / resident[1],
             ];
             let block = &mut self.blocks[b];
             block.index = index;

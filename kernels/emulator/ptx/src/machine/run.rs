@@ -254,6 +254,9 @@ impl Machine<'_> {
             Special::Clusters(axis) => grid[axis as usize] / cluster[axis as usize],
             Special::ClusterRank => block.rank,
             Special::ClusterSize => cluster.iter().product(),
+            Special::Environment(1) => (self.workspace.unwrap_or(0) >> 32) as u32,
+            Special::Environment(2) => self.workspace.unwrap_or(0) as u32,
+            Special::Environment(_) => 0,
             Special::ExplicitCluster => (cluster != [1, 1, 1]) as u32,
         };
         value as u64
