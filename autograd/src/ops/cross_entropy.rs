@@ -5,7 +5,8 @@
 //!
 //! Derivative: `dx = dy (p sum(q) - q)` with `q` the smoothed and weighted target, times the item's share in the result.
 //! Saves `x` and two numbers a row (the largest logit, the sum of the exponentials below it): probabilities are never
-//! stored, the backward pass makes them again in its one pass. Losses are added in f64, items in order.
+//! stored, the backward pass makes them again in its one pass. Losses are added in f64, items in order. The loss of halves
+//! may be in f32; their gradient is rounded once, from f32.
 
 use phalanx_kernels as kernels;
 use phalanx_tensor::Tensor;
@@ -44,8 +45,8 @@ impl Backward for Recorded {
             return grads1(Var::new(kernels::cross_entropy_backward(x, target, stats, dy, &self.config)?));
         }
         let q = Var::new(kernels::cross_entropy_targets(x.tensor(), &self.target, &self.config)?);
-        let slope = x.softmax(1)?.mul(&q.sum(&[1], true)?)?.sub(&q)?;
-        grads1(slope.mul(&beside_classes(dy)?)?)
+        let slope = x.to(dy.dtype())?.softmax(1)?.mul(&q.sum(&[1], true)?)?.sub(&q)?;
+        grads1(slope.mul(&beside_classes(dy)?)?.to(x.dtype())?)
     }
 }
 
