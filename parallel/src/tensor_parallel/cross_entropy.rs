@@ -61,7 +61,8 @@ pub fn vocab_parallel_cross_entropy(
         Reduction::Mean | Reduction::Sum => like(x, result, &[losses.sum::<f64>() * factor], &[])?,
     };
     record(OP, &[logits], y, |s: &Saver<'_>| {
-        let column = |values: Vec<f64>| Ok::<_, tensor::Error>(Var::new(like(x, wide(x), &values, &[items, 1])?));
+        let column =
+            |values: Vec<f64>| Ok::<_, tensor::Error>(Var::new(like(x, wide(x), &values, &[items, 1])?));
         let on_target =
             values(elsewhere.tensor())?.into_iter().map(|away| if away { -0.0 } else { smoothing - 1.0 });
         Ok(Recorded {

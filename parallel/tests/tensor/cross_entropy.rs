@@ -81,7 +81,8 @@ fn losses_and_gradients_are_those_of_one_device() {
 #[test]
 fn halves_give_what_they_give_widened() {
     let (logits, targets) = inputs(7);
-    for (dtype, config) in [DType::BF16, DType::F16].into_iter().flat_map(|d| settings().into_iter().map(move |c| (d, c)))
+    for (dtype, config) in
+        [DType::BF16, DType::F16].into_iter().flat_map(|d| settings().into_iter().map(move |c| (d, c)))
     {
         launch::threads(2, |rank| -> Result<()> {
             let (start, count) = [(0, 4), (4, 3)][rank.rank()];
@@ -103,6 +104,23 @@ fn halves_give_what_they_give_widened() {
         })
         .unwrap();
     }
+}
+
+#[test]
+fn halves_are_not_copied() {
+    launch::threads(2, |rank| -> Result<()> {
+        let own = Var::leaf(Tensor::zeros(&[64, 2048], DType::BF16, rank.device())?)?;
+        let y = Var::new(Tensor::zeros(&[64], DType::I64, rank.device())?);
+        let ledger = rank.device().ledger()?;
+        let before = ledger.total().now;
+        ledger.reset_peak();
+        let config = CrossEntropy { wide: true, ..CrossEntropy::default() };
+        let loss = vocab_parallel_cross_entropy(&own, &y, 4096, rank.comm(), &config)?;
+        assert!(ledger.total().peak - before < 64 * 2048, "{:?}", ledger.total());
+        drop(loss);
+        Ok(())
+    })
+    .unwrap();
 }
 
 #[test]

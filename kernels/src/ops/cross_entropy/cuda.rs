@@ -47,7 +47,8 @@ pub(super) fn backward(
     let (stats, dy) = (stats.contiguous()?, dy.contiguous()?);
     let args = operand.put(targets.args().write(dx)?)?.read(&stats)?.value(stats.shape()[1] as u64);
     let args = targets.put_factor(args.read(&dy)?.value(targets.slope_step()), factor.as_ref());
-    kernel(op, x, &dy, team, "backward")?.launch(team.grid(), targets.put(args.value(config.label_smoothing))?)
+    kernel(op, x, &dy, team, "backward")?
+        .launch(team.grid(), targets.put(args.value(config.label_smoothing))?)
 }
 
 /// `q` has its classes last.

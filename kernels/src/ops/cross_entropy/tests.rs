@@ -66,7 +66,7 @@ fn loss_and_gradient_equal_the_formula() {
 
 #[test]
 fn halves_give_what_they_give_widened_and_a_gradient_of_their_own() {
-    let target = Tensor::from_slice(&[5, 3, 36, 0, 7, 20], &[2, 3], Device::CPU).unwrap();
+    let target = Tensor::from_slice(&[5i64, 3, 36, 0, 7, 20], &[2, 3], Device::CPU).unwrap();
     for dtype in [DType::BF16, DType::F16] {
         let x = make(&[2, CLASSES, 3], dtype, &floats(-4.0, 9.0));
         let widened = cast(&x, DType::F32).unwrap();

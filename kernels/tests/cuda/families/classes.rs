@@ -1,8 +1,8 @@
 //! Losses over classes: cross entropy and the negative log likelihood.
 
 use phalanx_kernels::{
-    CrossEntropy, NllLoss, Reduction, cast, cross_entropy, cross_entropy_backward, cross_entropy_targets, nll_loss,
-    nll_loss_backward,
+    CrossEntropy, NllLoss, Reduction, cast, cross_entropy, cross_entropy_backward, cross_entropy_targets,
+    nll_loss, nll_loss_backward,
 };
 use phalanx_tensor::{DType, Device, Result, Tensor};
 

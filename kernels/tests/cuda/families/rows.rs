@@ -1,7 +1,8 @@
 //! Operations on rows: softmax and what is like it, normalisations.
 
 use phalanx_kernels::{
-    add_layer_norm, add_layer_norm_backward, add_rms_norm, add_rms_norm_backward, layer_norm, layer_norm_backward, log_softmax, log_softmax_backward, rms_norm, rms_norm_backward, softmax,
+    add_layer_norm, add_layer_norm_backward, add_rms_norm, add_rms_norm_backward, layer_norm,
+    layer_norm_backward, log_softmax, log_softmax_backward, rms_norm, rms_norm_backward, softmax,
     softmax_backward,
 };
 use phalanx_tensor::{DType, Device, Result, Tensor};
@@ -60,14 +61,19 @@ pub fn cases() -> Vec<Case> {
         let all = layer_norm_backward(&x, &stats, &[4, 7], Some(&w), &dy, [true; 3])?;
         Ok([vec![y, stats, rms_norm(&part, &[8], None, 1e-5)?.0], some(all)].concat())
     }));
-    all.push(Case::new("add_rms_norm f32 of parts of rows, beside one that is broadcast", DType::F32, |device| {
-        let wide = |seed| make(&[3, 7, 12], DType::F32, device, spread(seed, -2.0, 3.0));
-        let (x, dy) = (wide(1).narrow(2, 3, 8)?, wide(2).transpose(0, 1)?.narrow(2, 1, 8)?.transpose(0, 1)?);
-        let residual = make(&[8], DType::F32, device, spread(3, -1.0, 1.0)).broadcast_to(&[3, 7, 8])?;
-        let [sum, y, stats] = add_rms_norm(&x, &residual, &[8], None, 1e-5)?;
-        let all = add_rms_norm_backward(&sum, &stats, &[8], None, [&dy, &residual], [true; 2])?;
-        Ok([vec![sum, y, stats], some(all)].concat())
-    }));
+    all.push(Case::new(
+        "add_rms_norm f32 of parts of rows, beside one that is broadcast",
+        DType::F32,
+        |device| {
+            let wide = |seed| make(&[3, 7, 12], DType::F32, device, spread(seed, -2.0, 3.0));
+            let (x, dy) =
+                (wide(1).narrow(2, 3, 8)?, wide(2).transpose(0, 1)?.narrow(2, 1, 8)?.transpose(0, 1)?);
+            let residual = make(&[8], DType::F32, device, spread(3, -1.0, 1.0)).broadcast_to(&[3, 7, 8])?;
+            let [sum, y, stats] = add_rms_norm(&x, &residual, &[8], None, 1e-5)?;
+            let all = add_rms_norm_backward(&sum, &stats, &[8], None, [&dy, &residual], [true; 2])?;
+            Ok([vec![sum, y, stats], some(all)].concat())
+        },
+    ));
     all.push(
         Case::new("layer_norm f32 of a small spread beside its mean", DType::F32, |device| {
             let x = make(&[4, 3000], DType::F32, device, spread(1, 9999.9, 10000.1));
