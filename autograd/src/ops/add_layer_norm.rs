@@ -37,7 +37,7 @@ mod tests {
     use phalanx_tensor::{DType, Device};
 
     use crate::ops::testing::check_twice;
-    use crate::{Options, Result, Var, grad};
+    use crate::{Leaf, Options, Result, Var, backward, backward_inputs, grad};
 
     #[test]
     fn first_and_second_derivatives_hold() {
@@ -82,6 +82,35 @@ mod tests {
         let all = [sum, y].into_iter().chain(grads.into_iter().flatten());
         let bits = |v: Var| Ok(v.to(DType::F64)?.to_vec::<f64>()?.into_iter().map(f64::to_bits).collect());
         all.map(bits).collect()
+    }
+
+    #[test]
+    fn a_split_backward_gives_the_same_bits_and_keeps_no_gradient_of_the_sum() {
+        let device = Device::Cpu(37);
+        let run = |split: bool, with_sum: bool| {
+            let of = |seed: usize, shape: &[usize]| {
+                input(DType::F64, seed, shape).unwrap().tensor().to_device(device, true).unwrap()
+            };
+            let [x, r] = [0, 1].map(|seed| Var::leaf(of(seed, &[9, 33])).unwrap());
+            let w = Leaf::new(of(2, &[33]), true).unwrap();
+            let (sum, y) = x.add_layer_norm(&r, &[33], Some(&w.var()), None, 1e-2).unwrap();
+            let mut roots = vec![(y, Some(Var::new(of(3, &[9, 33]))))];
+            if with_sum {
+                roots.push((sum, Some(Var::new(of(4, &[9, 33])))));
+            }
+            if !split {
+                backward(&roots, Options::default()).unwrap();
+            }
+            let work = split.then(|| backward_inputs(&roots).unwrap());
+            drop(roots);
+            let left = device.ledger().unwrap().total().now;
+            work.into_iter().for_each(|work| work.run().unwrap());
+            let grads = [x.grad(), r.grad(), w.grad()].map(|g| g.unwrap().to_vec::<f64>().unwrap());
+            (grads, left)
+        };
+        let (joint, (halves, left)) = (run(false, true).0, run(true, true));
+        assert_eq!(joint, halves);
+        assert_eq!(left, run(true, false).1, "bytes between the halves");
     }
 
     #[test]

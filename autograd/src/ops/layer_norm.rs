@@ -112,6 +112,11 @@ impl Backward for RowNorm {
         let summands = std::iter::repeat_n(dx, summands);
         Ok(summands.chain(affine.into_iter().flatten()).take(self.inputs).collect())
     }
+
+    /// Weight and bias ask for that of the normalised rows alone.
+    fn keeps_gradient(&self, i: usize) -> bool {
+        !self.added || i == 1
+    }
 }
 
 impl RowNorm {
