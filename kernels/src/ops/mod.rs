@@ -4,6 +4,8 @@
 mod abs;
 mod accumulate;
 mod add;
+mod add_layer_norm;
+mod add_rms_norm;
 mod amax;
 mod any_nan;
 mod arange;
@@ -74,6 +76,8 @@ mod where_;
 pub use abs::{abs, abs_backward};
 pub use accumulate::{accumulate_, add_scaled_};
 pub use add::{add, add_scalar};
+pub use add_layer_norm::{add_layer_norm, add_layer_norm_backward};
+pub use add_rms_norm::{add_rms_norm, add_rms_norm_backward};
 pub use amax::{amax, amin};
 pub use any_nan::any_nan;
 pub use arange::arange;
