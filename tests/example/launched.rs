@@ -2,11 +2,11 @@
 
 use std::fs;
 use std::io::Write;
-use std::net::TcpListener;
 use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
+use super::port::free_port;
 use super::{Folder, SMALL, example, gpt, losses, text, train};
 
 /// What each of `ranks` processes says that meet over TCP.
@@ -22,7 +22,7 @@ fn over_tcp_each(args: &[Vec<&str>]) -> Vec<Output> {
 /// The same, started as `on` changes it.
 fn over_tcp_each_on(args: &[Vec<&str>], on: &dyn Fn(Command) -> Command) -> Vec<Output> {
     let ranks = args.len();
-    let port = TcpListener::bind(("127.0.0.1", 0)).and_then(|l| l.local_addr()).expect("a free port").port();
+    let port = free_port();
     let start = |rank: usize| {
         let mut command = on(example("gpt"));
         let variables = [("RANK", rank), ("WORLD_SIZE", ranks), ("MASTER_PORT", port.into())];

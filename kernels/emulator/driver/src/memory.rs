@@ -22,7 +22,7 @@ pub(crate) fn failure(fault: &Fault) -> Failure {
         FaultKind::OutOfBounds | FaultKind::InvalidFree => Status::ILLEGAL_ADDRESS,
         FaultKind::Misaligned => Status::MISALIGNED_ADDRESS,
         FaultKind::Assert => Status::ASSERT,
-        FaultKind::Deadlock => Status::LAUNCH_TIMEOUT,
+        FaultKind::Deadlock | FaultKind::Endless => Status::LAUNCH_TIMEOUT,
         FaultKind::Unsupported => Status::ILLEGAL_INSTRUCTION,
         FaultKind::BadLaunch => Status::INVALID_VALUE,
         _ => Status::LAUNCH_FAILED,

@@ -137,13 +137,20 @@ impl Link {
 
     /// Whether what was asked of it has been done, or given to the GPU.
     pub(super) fn is_settled(&self) -> Called<bool> {
-        self.with(|comm| {
-            let mut state = sys::ncclResult_t::ncclSuccess;
-            // SAFETY: the handle exists, and the state is written whole.
-            self.nccl.check(unsafe { (self.nccl.async_error)(comm, &mut state) }, Some(comm))?;
-            self.nccl.check(state, Some(comm))?;
-            Ok(state != sys::ncclResult_t::ncclInProgress)
-        })
+        self.with(|comm| self.settled(comm))
+    }
+
+    /// What is wrong with it. Whoever aborts it says himself why.
+    pub(super) fn fault(&self) -> Option<String> {
+        self.lock().as_ref().and_then(|&Handle(comm)| self.settled(comm).err())
+    }
+
+    fn settled(&self, comm: Comm) -> Called<bool> {
+        let mut state = sys::ncclResult_t::ncclSuccess;
+        // SAFETY: the handle exists, and the state is written whole.
+        self.nccl.check(unsafe { (self.nccl.async_error)(comm, &mut state) }, Some(comm))?;
+        self.nccl.check(state, Some(comm))?;
+        Ok(state != sys::ncclResult_t::ncclInProgress)
     }
 
     /// Gives calls that belong together to a stream.
