@@ -5,8 +5,8 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use super::driver::{self, CUcontext, CUstream, Failure};
 use super::GpuEvent;
+use super::driver::{self, CUcontext, CUstream, Failure};
 use super::fault::Faults;
 use super::kernel::Kernels;
 use super::memory::DeviceBlock;
