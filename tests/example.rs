@@ -8,6 +8,8 @@ mod damage;
 mod launched;
 #[path = "example/layouts.rs"]
 mod layouts;
+#[path = "../parallel/tests/comm/port.rs"]
+mod port;
 #[path = "example/unet.rs"]
 mod unet;
 

@@ -2,11 +2,11 @@
 
 use std::fs;
 use std::io::Write;
-use std::net::TcpListener;
 use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
+use super::port::free_port;
 use super::{Folder, SMALL, example, gpt, losses, text, train};
 
 /// What each of `ranks` processes says that meet over TCP.
@@ -17,7 +17,7 @@ fn over_tcp(ranks: usize, args: &[&str]) -> Vec<Output> {
 /// The same, each with arguments of its own.
 fn over_tcp_each(args: &[Vec<&str>]) -> Vec<Output> {
     let ranks = args.len();
-    let port = TcpListener::bind(("127.0.0.1", 0)).and_then(|l| l.local_addr()).expect("a free port").port();
+    let port = free_port();
     let start = |rank: usize| {
         let mut command = example("gpt");
         let variables = [("RANK", rank), ("WORLD_SIZE", ranks), ("MASTER_PORT", port.into())];

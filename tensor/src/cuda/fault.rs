@@ -82,8 +82,11 @@ impl Gpu {
         let word = |i: usize| i64::from_le_bytes(std::array::from_fn(|b| record[i * 8 + b]));
         let code = word(0) as u32 as usize;
         let Some(place) = code.checked_sub(1) else { return Ok(()) };
-        // SAFETY: as above.
-        self.called("faults", unsafe { driver::fill(address, 0, BYTES, stream) })?;
+        // SAFETY: as above. Other streams look and report here too: they come later.
+        unsafe {
+            self.called("faults", driver::fill(address, 0, BYTES, stream))?;
+            self.called("faults", driver::synchronize(stream))?;
+        }
         let op = faults.ops.lock().unwrap_or_else(PoisonError::into_inner).get(place).copied();
         let got = format!("index {} (item {})", word(2), word(1));
         Err(Error::range(op.unwrap_or("kernel"), got, format!("an index below {}", word(3))))

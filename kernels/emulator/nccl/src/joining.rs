@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::env;
-use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::id::Id;
@@ -50,6 +50,7 @@ fn gatherings() -> MutexGuard<'static, HashMap<Place, Gathering>> {
 pub(crate) struct Joining {
     place: Place,
     rank: usize,
+    seat: OnceLock<Seat>,
 }
 
 impl Joining {
@@ -85,25 +86,32 @@ impl Joining {
         }
         drop(gatherings);
         CHANGED.notify_all();
-        Ok(Joining { place, rank })
+        Ok(Joining { place, rank, seat: OnceLock::new() })
     }
 
     /// The rank's seat, if all have come.
-    pub(crate) fn seat(&self) -> Option<Seat> {
-        let mut gatherings = gatherings();
-        let gathering = gatherings.get_mut(&self.place)?;
-        let seat = gathering.seats.remove(&self.rank)?;
-        if gathering.seats.is_empty() {
-            gatherings.remove(&self.place);
+    pub(crate) fn seat(&self) -> Option<&Seat> {
+        if let Some(seat) = self.seat.get() {
+            return Some(seat);
         }
-        Some(seat)
+        // Of several threads that ask, one takes it from the gathering; the others find it here when they get the lock.
+        let mut gatherings = gatherings();
+        if let Some(gathering) = gatherings.get_mut(&self.place)
+            && let Some(seat) = gathering.seats.remove(&self.rank)
+        {
+            if gathering.seats.is_empty() {
+                gatherings.remove(&self.place);
+            }
+            self.seat.get_or_init(|| seat);
+        }
+        self.seat.get()
     }
 
     /// Waits for the others.
     ///
     /// # Errors
     /// Who does not come in time.
-    pub(crate) fn wait(&self) -> Result<Seat> {
+    pub(crate) fn wait(&self) -> Result<&Seat> {
         let start = Instant::now();
         loop {
             if let Some(seat) = self.seat() {
@@ -147,6 +155,8 @@ fn seats(wishes: &BTreeMap<usize, Wish>) -> BTreeMap<usize, Seat> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Barrier;
+
     use super::*;
 
     #[test]
@@ -155,5 +165,24 @@ mod tests {
         let seat = |rank: usize| (seats[&rank].1, seats[&rank].0.ranks);
         assert_eq!([0, 1, 2, 3].map(seat), [(1, 2), (0, 2), (0, 2), (1, 2)]);
         assert!(Arc::ptr_eq(&seats[&0].0, &seats[&2].0) && !Arc::ptr_eq(&seats[&0].0, &seats[&1].0));
+    }
+
+    #[test]
+    fn of_several_threads_that_ask_for_a_seat_at_once_all_get_it() {
+        for _ in 0..200 {
+            let (id, begin) = (Id::new(), Barrier::new(3));
+            let rank = |rank| Joining::by_id(id, rank, 2).unwrap();
+            let (joining, _other) = (rank(0), rank(1));
+            std::thread::scope(|scope| {
+                for asks in [true, false, false] {
+                    let (joining, begin) = (&joining, &begin);
+                    scope.spawn(move || {
+                        begin.wait();
+                        if asks { joining.seat().is_some() } else { joining.wait().is_ok() }
+                    });
+                }
+            });
+            assert_eq!(joining.seat().unwrap().1, 0);
+        }
     }
 }

@@ -74,7 +74,8 @@ impl Meeting {
     pub(crate) fn leave(&self, rank: usize) {
         let mut state = self.state();
         state.left.push(rank);
-        state.turns.retain(|(of, _), _| *of != rank);
+        // What was carried out is done, whether or not anybody has asked.
+        state.turns.retain(|(of, _), turn| *of != rank || turn.open.is_empty());
         // Its buffers may be gone.
         state.mail.values_mut().for_each(|parts| parts.retain(|part| part.rank != rank));
         state.together.values_mut().for_each(|parts| parts.retain(|part| part.rank != rank));
@@ -83,15 +84,18 @@ impl Meeting {
     /// It is the turn of a rank's calls: posts them the first time, and says how they are.
     pub(crate) fn ask(&self, driver: &Driver, rank: usize, turn: u64, calls: &[Call]) -> Progress {
         let mut state = self.state();
-        if state.left.contains(&rank) {
+        let is_known = state.turns.contains_key(&(rank, turn));
+        if state.left.contains(&rank) && !is_known {
             eprintln!("phalanx emulated NCCL: rank {rank} left with {} not carried out", list(calls));
             calls.iter().for_each(|call| movement::forsake(driver, rank, self.ranks, call));
             return Progress::Done;
         }
-        if state.error.is_none() && !state.turns.contains_key(&(rank, turn)) {
+        if !is_known {
             let open = calls.iter().copied().enumerate().collect();
             state.turns.insert((rank, turn), Turn { since: Instant::now(), open });
-            for (place, call) in calls.iter().copied().enumerate() {
+            // After an error nobody comes to meet them: they wait for their rank to leave, or for the time to be over.
+            let posted = if state.error.is_some() { &[] } else { calls };
+            for (place, call) in posted.iter().copied().enumerate() {
                 if let Err(error) = state.post(driver, self.ranks, Part { rank, turn, place, call }) {
                     state.fail(error);
                     break;

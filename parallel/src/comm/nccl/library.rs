@@ -69,22 +69,21 @@ impl Link {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn with<T>(&self, call: impl FnOnce(sys::ncclComm_t) -> Called<T>) -> Called<T> {
+    fn with<T>(&self, call: impl FnOnce(&Handle) -> Called<T>) -> Called<T> {
         match &*self.lock() {
-            Some(Handle(comm)) => call(*comm),
+            Some(handle) => call(handle),
             None => Err("the communicator has been aborted".into()),
         }
     }
 
     /// Whether what was asked of it has been done, or given to the GPU.
     pub(super) fn is_settled(&self) -> Called<bool> {
-        self.with(|comm| {
-            let mut state = sys::ncclResult_t::ncclSuccess;
-            // SAFETY: the handle exists, and the state is written whole.
-            check(unsafe { sys::ncclCommGetAsyncError(comm, &mut state) }, Some(comm))?;
-            check(state, Some(comm))?;
-            Ok(state != sys::ncclResult_t::ncclInProgress)
-        })
+        self.with(Handle::is_settled)
+    }
+
+    /// What is wrong with it. Whoever aborts it says himself why.
+    pub(super) fn fault(&self) -> Option<String> {
+        self.lock().as_ref().and_then(|handle| handle.is_settled().err())
     }
 
     /// Gives calls that belong together to a stream.
@@ -94,7 +93,7 @@ impl Link {
     /// there are ranks where a call gathers or scatters, which live, and nobody else uses, until the stream has passed
     /// this point.
     pub(super) unsafe fn enqueue(&self, dtype: DType, ops: &[Op], stream: *mut c_void) -> Called {
-        self.with(|comm| {
+        self.with(|&Handle(comm)| {
             // SAFETY: beginning a group needs nothing but the library.
             check(unsafe { sys::ncclGroupStart() }, Some(comm))?;
             let given = ops.iter().try_for_each(|op| {
@@ -118,7 +117,7 @@ impl Link {
     /// Begins to end it in order; all ranks do.
     pub(super) fn finalize(&self) -> Called {
         // SAFETY: the handle exists.
-        self.with(|comm| check(unsafe { sys::ncclCommFinalize(comm) }, Some(comm)))
+        self.with(|&Handle(comm)| check(unsafe { sys::ncclCommFinalize(comm) }, Some(comm)))
     }
 
     /// Ends it, after `finalize` has settled.
@@ -127,6 +126,16 @@ impl Link {
             // SAFETY: as for `abort`.
             let _ = unsafe { sys::ncclCommDestroy(comm) };
         }
+    }
+}
+
+impl Handle {
+    fn is_settled(&self) -> Called<bool> {
+        let mut state = sys::ncclResult_t::ncclSuccess;
+        // SAFETY: the handle exists, and the state is written whole.
+        check(unsafe { sys::ncclCommGetAsyncError(self.0, &mut state) }, Some(self.0))?;
+        check(state, Some(self.0))?;
+        Ok(state != sys::ncclResult_t::ncclInProgress)
     }
 }
 
