@@ -4,6 +4,8 @@
 mod abs;
 mod accumulate;
 mod add;
+mod add_layer_norm;
+mod add_rms_norm;
 mod amax;
 mod any_nan;
 mod arange;
@@ -74,6 +76,8 @@ mod where_;
 pub use abs::{abs, abs_backward};
 pub use accumulate::{accumulate_, add_scaled_};
 pub use add::{add, add_scalar};
+pub use add_layer_norm::{add_layer_norm, add_layer_norm_backward};
+pub use add_rms_norm::{add_rms_norm, add_rms_norm_backward};
 pub use amax::{amax, amin};
 pub use any_nan::any_nan;
 pub use arange::arange;
@@ -113,7 +117,7 @@ pub use loss::{
     kl_div_backward_target, kl_div_log_target, kl_div_log_target_backward, kl_div_log_target_backward_target,
     l1_loss, l1_loss_backward, mse_loss, mse_loss_backward, smooth_l1_loss, smooth_l1_loss_backward,
 };
-pub use matmul::{matmul, matmul_accumulate_};
+pub use matmul::{matmul, matmul_accumulate_, matmul_into};
 pub use maximum::{maximum, maximum_backward, minimum};
 pub use mul::{mul, mul_scalar};
 pub use neg::neg;

@@ -14,6 +14,7 @@
 //! scratch   memory between an op's launches
 //! gather    views made contiguous
 //! event     points in a stream's work          raw      addresses and handles for other libraries
+//! quiet     loads and collectives kept apart
 //! ```
 
 #[cfg(feature = "cuda")]
@@ -36,6 +37,7 @@ mod memory;
 #[cfg_attr(not(feature = "cuda"), path = "nvrtc_off.rs")]
 mod nvrtc;
 mod product;
+mod quiet;
 mod raw;
 mod scratch;
 
@@ -49,10 +51,13 @@ pub use graph::Graph;
 pub use image::{Image, Target};
 pub use kernel::{Kernel, Program};
 pub use launch::{Args, Grid};
+#[cfg(feature = "cuda")]
+pub use library::symbol;
 pub use library::{Library, driver_name, emulated, require};
 pub use memory::Pinned;
 pub use nvrtc::{compile, compiled};
 pub use product::{Matrices, Products, Sums, multiply};
+pub use quiet::Meeting;
 pub use raw::DevicePointer;
 pub use scratch::Scratch;
 

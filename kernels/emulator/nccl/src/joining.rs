@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 
 use crate::id::Id;
 use crate::meeting::Meeting;
+use crate::message::Message;
+use crate::relay;
 use crate::status::{Result, Status};
 
 /// How long a rank waits for others, in milliseconds.
@@ -35,6 +37,8 @@ type Seat = (Arc<Meeting>, usize);
 struct Gathering {
     ranks: usize,
     wishes: BTreeMap<usize, Wish>,
+    /// Those of them that are in other processes.
+    elsewhere: Vec<usize>,
     seats: BTreeMap<usize, Seat>,
 }
 
@@ -56,36 +60,29 @@ pub(crate) struct Joining {
 impl Joining {
     /// A rank of a new communicator comes.
     pub(crate) fn by_id(id: Id, rank: usize, ranks: usize) -> Result<Joining> {
-        if !id.is_ours() {
-            let why =
-                "the unique id was made by another process or library: all ranks have to be in this process";
-            return Err(Status::INVALID_ARGUMENT.because(why));
+        if !id.is_ours() && !id.is_emulated() {
+            return Err(Status::INVALID_ARGUMENT.because("the unique id was made by another library"));
         }
-        Joining::come(Place::Id(id), rank, ranks, (0, 0))
+        let relay = relay::open(id).map_err(|error| {
+            Status::SYSTEM_ERROR
+                .because(format!("the process that made the unique id cannot be reached: {error}"))
+        })?;
+        let joining = Joining::come(Place::Id(id), rank, ranks, (0, 0))?;
+        relay.tell(&Message::Hello { rank, ranks });
+        Ok(joining)
     }
 
     /// A rank of a communicator that is split comes, for the `number`th time.
     pub(crate) fn by_split(meeting: &Arc<Meeting>, number: u64, rank: usize, wish: Wish) -> Result<Joining> {
+        if !meeting.is_here() {
+            let why = "a split of a communicator of several processes is not emulated";
+            return Err(Status::INVALID_USAGE.because(why));
+        }
         Joining::come(Place::Split(Arc::as_ptr(meeting) as usize, number), rank, meeting.ranks, wish)
     }
 
     fn come(place: Place, rank: usize, ranks: usize, wish: Wish) -> Result<Joining> {
-        let mut gatherings = gatherings();
-        let gathering = gatherings.entry(place).or_default();
-        let wrong = |why: String| Err(Status::INVALID_ARGUMENT.because(why));
-        if gathering.wishes.is_empty() {
-            gathering.ranks = ranks;
-        } else if gathering.ranks != ranks {
-            return wrong(format!("rank {rank} says {ranks} ranks, another one said {}", gathering.ranks));
-        }
-        if gathering.wishes.insert(rank, wish).is_some() {
-            return wrong(format!("rank {rank} comes twice"));
-        }
-        if gathering.wishes.len() == ranks {
-            gathering.seats = seats(&gathering.wishes);
-        }
-        drop(gatherings);
-        CHANGED.notify_all();
+        add(place, rank, ranks, wish, false)?;
         Ok(Joining { place, rank, seat: OnceLock::new() })
     }
 
@@ -134,6 +131,51 @@ impl Joining {
             }
         }
     }
+}
+
+/// Notes that a rank has come; with the last, all have seats.
+fn add(place: Place, rank: usize, ranks: usize, wish: Wish, is_elsewhere: bool) -> Result<()> {
+    let mut gatherings = gatherings();
+    let gathering = gatherings.entry(place).or_default();
+    let wrong = |why: String| Err(Status::INVALID_ARGUMENT.because(why));
+    if gathering.wishes.is_empty() {
+        gathering.ranks = ranks;
+    } else if gathering.ranks != ranks {
+        return wrong(format!("rank {rank} says {ranks} ranks, another one said {}", gathering.ranks));
+    }
+    if gathering.wishes.insert(rank, wish).is_some() {
+        return wrong(format!("rank {rank} comes twice"));
+    }
+    if is_elsewhere {
+        gathering.elsewhere.push(rank);
+    }
+    if gathering.wishes.len() == ranks {
+        gathering.seats = match place {
+            Place::Id(id) if !gathering.elsewhere.is_empty() => {
+                seats_across(id, ranks, &gathering.elsewhere)?
+            }
+            _ => seats(&gathering.wishes),
+        };
+    }
+    drop(gatherings);
+    CHANGED.notify_all();
+    Ok(())
+}
+
+/// A rank has come in another process.
+pub(crate) fn arrived(id: Id, rank: usize, ranks: usize) {
+    if let Err(error) = add(Place::Id(id), rank, ranks, (0, 0), true) {
+        eprintln!("phalanx emulated NCCL: {}", error.message);
+    }
+}
+
+/// One meeting, with seats for the ranks that are here.
+fn seats_across(id: Id, ranks: usize, elsewhere: &[usize]) -> Result<BTreeMap<usize, Seat>> {
+    let relay = relay::open(id).map_err(|error| Status::SYSTEM_ERROR.because(error.to_string()))?;
+    let meeting = Arc::new(Meeting::across(ranks, timeout(), elsewhere.to_vec(), relay.clone()));
+    relay.meet(&meeting);
+    let here = (0..ranks).filter(|rank| !elsewhere.contains(rank));
+    Ok(here.map(|rank| (rank, (meeting.clone(), rank))).collect())
 }
 
 /// One meeting a colour, ranks by key and then by their old rank.
