@@ -175,7 +175,7 @@ impl Weights for Descent<'_> {
     }
 
     fn update(&mut self, _stage: usize, update: usize) -> Result<()> {
-        let norm = norm_of(sum_squares(grad_squares(&self.parameters)?, self.cut)?);
+        let norm = norm_of(&sum_squares(grad_squares(&self.parameters)?, self.cut)?)?;
         self.saver.wait()?;
         self.optimizer.set_lr(self.rates.lr(self.first + update as u64));
         self.optimizer.step_scaled(if self.clip > 0.0 { Clip::new(norm, self.clip).scale } else { 1.0 })?;

@@ -14,10 +14,12 @@
 //! scratch   memory between an op's launches
 //! gather    views made contiguous
 //! event     points in a stream's work          raw      addresses and handles for other libraries
+//! readback  numbers for the host, later        calls    how often a thread has waited
 //! ```
 
 #[cfg(feature = "cuda")]
 mod cache;
+mod calls;
 #[cfg_attr(not(feature = "cuda"), path = "cublaslt_off.rs")]
 mod cublaslt;
 #[cfg_attr(not(feature = "cuda"), path = "driver_off.rs")]
@@ -37,8 +39,10 @@ mod memory;
 mod nvrtc;
 mod product;
 mod raw;
+mod readback;
 mod scratch;
 
+pub use calls::{Calls, calls};
 /// The bindings to the CUDA libraries, for crates that call more of them than this one does.
 #[cfg(feature = "cuda")]
 pub use cudarc;
@@ -54,6 +58,7 @@ pub use memory::Pinned;
 pub use nvrtc::{compile, compiled};
 pub use product::{Matrices, Products, Sums, multiply};
 pub use raw::DevicePointer;
+pub use readback::Readback;
 pub use scratch::Scratch;
 
 pub(crate) use event::lane_stream;
