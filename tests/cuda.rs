@@ -141,7 +141,7 @@ fn dropout_steps(capture: bool) -> std::result::Result<Vec<f64>, String> {
         };
         let loss =
             |batch: &[Var]| model.loss(&model.forward(&batch[0])?, &batch[1], 1.0 / (3 * CONTEXT) as f64);
-        let mut captured = CapturedStep::new(&batch(0)?, Some(1.0))?;
+        let mut captured = CapturedStep::new(device, &batch(0)?, Some(1.0))?;
         let mut all = Vec::new();
         for step in 0..6 {
             let _context = Context::with(|c| {
@@ -151,7 +151,7 @@ fn dropout_steps(capture: bool) -> std::result::Result<Vec<f64>, String> {
             optimizer.set_lr(1e-2 / (step + 1) as f64);
             if capture {
                 captured.run(&mut optimizer, &batch(step)?, loss)?;
-                all.extend(captured.results()?);
+                all.extend(captured.results().to_vec::<f64>()?);
                 continue;
             }
             optimizer.zero_grad()?;

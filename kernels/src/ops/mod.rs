@@ -101,7 +101,7 @@ pub use gelu::{Gelu, gelu, gelu_backward};
 pub use group_norm::{group_norm, group_norm_backward};
 pub use index::{
     embedding, embedding_backward, embedding_backward_accumulate_, gather, index_add, index_select, one_hot,
-    scatter_add,
+    scatter_add, split_indices,
 };
 pub use layer_norm::{layer_norm, layer_norm_backward};
 pub use leaky_relu::{leaky_relu, leaky_relu_backward};

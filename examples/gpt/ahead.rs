@@ -1,0 +1,82 @@
+//! [`Ahead`]: the steps whose losses are on their way, so that the host prepares the next one while a GPU is at work.
+
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use phalanx::parallel::Result;
+use phalanx::tensor::cuda::Readback;
+use phalanx::{Device, Tensor};
+
+use crate::step::Outcome;
+use crate::train::Told;
+
+/// Steps that may be on their way when the next one has begun: a GPU's queue is never empty then.
+const DEPTH: usize = 1;
+
+/// Steps begun, in order, whose numbers are still to come. A GPU's come later; others are there at once.
+pub struct Ahead {
+    device: Device,
+    depth: usize,
+    steps: VecDeque<Begun>,
+    /// To be used again.
+    idle: Vec<Readback>,
+    /// When the last step was over.
+    over: Instant,
+}
+
+struct Begun {
+    step: u64,
+    since: Instant,
+    peak: usize,
+    numbers: Numbers,
+}
+
+enum Numbers {
+    Here(Vec<f64>),
+    Coming(Readback),
+}
+
+impl Ahead {
+    /// Of a rank on `device`; `waits` for each step at once.
+    pub fn new(device: Device, waits: bool) -> Ahead {
+        let depth = if device.is_cuda() && !waits { DEPTH } else { 0 };
+        Ahead { device, depth, steps: VecDeque::new(), idle: Vec::new(), over: Instant::now() }
+    }
+
+    /// A step that was begun at `since` will have these `results` (f64 `[2]`: loss and norm), and had `peak` bytes at most.
+    pub fn begun(&mut self, step: u64, since: Instant, peak: usize, results: &Tensor) -> Result<()> {
+        let numbers = match self.depth {
+            0 => Numbers::Here(results.to_vec()?),
+            _ => {
+                let mut readback = match self.idle.pop() {
+                    Some(idle) => idle,
+                    None => Readback::new(self.device, 2)?,
+                };
+                readback.start(results)?;
+                Numbers::Coming(readback)
+            }
+        };
+        self.steps.push_back(Begun { step, since, peak, numbers });
+        Ok(())
+    }
+
+    /// The first step of which nothing was told: if its numbers are there or others wait behind it, or in any case if `all` are
+    /// wanted.
+    pub fn next(&mut self, all: bool) -> Result<Option<Told>> {
+        if self.steps.len() <= if all { 0 } else { self.depth } {
+            return Ok(None);
+        }
+        let Some(Begun { step, since, peak, numbers }) = self.steps.pop_front() else { return Ok(None) };
+        let numbers = match numbers {
+            Numbers::Here(numbers) => numbers,
+            Numbers::Coming(mut readback) => {
+                let numbers = readback.finish()?;
+                self.idle.push(readback);
+                numbers
+            }
+        };
+        let since = since.max(std::mem::replace(&mut self.over, Instant::now()));
+        let outcome = Outcome { loss: numbers[0], grad_norm: numbers[1] };
+        Ok(Some(Told { step, outcome, seconds: (self.over - since).as_secs_f64(), peak }))
+    }
+}
