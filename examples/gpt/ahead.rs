@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use phalanx::parallel::Result;
-use phalanx::tensor::cuda::Readback;
+use phalanx::tensor::cuda::{GpuEvent, Readback};
 use phalanx::{Device, Tensor};
 
 use crate::step::Outcome;
@@ -17,6 +17,8 @@ const DEPTH: usize = 1;
 pub struct Ahead {
     device: Device,
     depth: usize,
+    /// No other rank has to hear of a step at the same time.
+    alone: bool,
     steps: VecDeque<Begun>,
     /// To be used again.
     idle: Vec<Readback>,
@@ -33,14 +35,24 @@ struct Begun {
 
 enum Numbers {
     Here(Vec<f64>),
-    Coming(Readback),
+    /// And the point in the device's work at which they are there.
+    Coming(Readback, GpuEvent),
+}
+
+impl Numbers {
+    fn are_here(&self) -> Result<bool> {
+        match self {
+            Numbers::Here(_) => Ok(true),
+            Numbers::Coming(_, there) => Ok(there.is_done()?),
+        }
+    }
 }
 
 impl Ahead {
-    /// Of a rank on `device`; `waits` for each step at once.
-    pub fn new(device: Device, waits: bool) -> Ahead {
+    /// Of a rank on `device`, `alone` or of many; `waits` for each step at once.
+    pub fn new(device: Device, alone: bool, waits: bool) -> Ahead {
         let depth = if device.is_cuda() && !waits { DEPTH } else { 0 };
-        Ahead { device, depth, steps: VecDeque::new(), idle: Vec::new(), over: Instant::now() }
+        Ahead { device, depth, alone, steps: VecDeque::new(), idle: Vec::new(), over: Instant::now() }
     }
 
     /// A step that was begun at `since` will have these `results` (f64 `[2]`: loss and norm), and had `peak` bytes at most.
@@ -53,23 +65,24 @@ impl Ahead {
                     None => Readback::new(self.device, 2)?,
                 };
                 readback.start(results)?;
-                Numbers::Coming(readback)
+                Numbers::Coming(readback, GpuEvent::record(self.device.gpu()?)?)
             }
         };
         self.steps.push_back(Begun { step, since, peak, numbers });
         Ok(())
     }
 
-    /// The first step of which nothing was told: if its numbers are there or others wait behind it, or in any case if `all` are
-    /// wanted.
+    /// The first step of which nothing was told: if others wait behind it, its numbers are there, or `all` are wanted. Ranks do
+    /// the same at the same time.
     pub fn next(&mut self, all: bool) -> Result<Option<Told>> {
-        if self.steps.len() <= if all { 0 } else { self.depth } {
+        let Some(first) = self.steps.front() else { return Ok(None) };
+        let due = all || self.steps.len() > self.depth || self.alone && first.numbers.are_here()?;
+        let Some(Begun { step, since, peak, numbers }) = due.then(|| self.steps.pop_front()).flatten() else {
             return Ok(None);
-        }
-        let Some(Begun { step, since, peak, numbers }) = self.steps.pop_front() else { return Ok(None) };
+        };
         let numbers = match numbers {
             Numbers::Here(numbers) => numbers,
-            Numbers::Coming(mut readback) => {
+            Numbers::Coming(mut readback, _) => {
                 let numbers = readback.finish()?;
                 self.idle.push(readback);
                 numbers

@@ -7,15 +7,7 @@ use phalanx::parallel::Result;
 use phalanx::parallel::hybrid::Part;
 use phalanx::{Device, Tensor};
 
-use crate::args::TrainArgs;
 use crate::step::{Saving, Settings, context, gradients};
-
-/// Whether a run's steps are to be captured: on one GPU, unless told otherwise. Ranks meet on the host in each step, and a trace
-/// wants to know what a step consists of.
-pub fn is_wanted(args: &TrainArgs) -> bool {
-    let alone = args.all_ranks() == 1 && args.zero == 0 && args.scheme().is_none();
-    args.device.is_cuda() && alone && args.trace.is_none() && !args.no_capture
-}
 
 /// The step of [`crate::step::train_step`], whose micro-batches are the host's.
 pub struct Captured {

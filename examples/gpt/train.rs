@@ -16,7 +16,7 @@ use crate::ahead::Ahead;
 use crate::args::{LrSchedule, TrainArgs};
 use crate::asynchronous::stretch;
 use crate::build::{FROM_FOLDER, Run, build, plan};
-use crate::captured::{self, Captured};
+use crate::captured::Captured;
 use crate::checkpoint::{self, resume, save};
 use crate::metrics::{self, Metrics, Record, Summary};
 use crate::outputs::{Outputs, remove_leftovers};
@@ -232,7 +232,7 @@ fn steps(
     ledger.reset_peak();
     let peak = || ledger.total().peak;
     let mut feed = Feed::new(args, run, windows, done);
-    let mut ahead = Ahead::new(place.device, args.trace.is_some());
+    let mut ahead = Ahead::new(place.device, place.size() == 1, args.trace.is_some());
     let mut step = done;
     while step < args.steps {
         let (since, end) = (Instant::now(), next_save(args, step));
@@ -272,6 +272,13 @@ fn steps(
     Ok(losses)
 }
 
+/// Whether a run's steps are to be captured: on one GPU, unless told otherwise. Ranks meet on the host in each step, and a trace
+/// wants to know what a step consists of.
+fn captures(args: &TrainArgs) -> bool {
+    let alone = args.all_ranks() == 1 && args.zero == 0 && args.scheme().is_none();
+    args.device.is_cuda() && alone && args.trace.is_none() && !args.no_capture
+}
+
 /// What is known of a step when it is done.
 pub struct Told {
     pub step: u64,
@@ -291,7 +298,7 @@ struct Feed {
 
 impl Feed {
     fn new(args: &TrainArgs, run: &Run, windows: Windows, done: u64) -> Feed {
-        let captured = captured::is_wanted(args).then(|| Captured::new(run.place.device));
+        let captured = captures(args).then(|| Captured::new(run.place.device));
         // What is captured has room of its own for the batch.
         let device = if captured.is_some() { Device::CPU } else { run.place.device };
         let loader = Loader::new(windows.clone(), args.batch, pieces(args, &run.place), device, done);
