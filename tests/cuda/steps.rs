@@ -177,8 +177,8 @@ pub fn what_cannot_be_captured_trains_all_the_same() -> std::result::Result<(), 
     }
 }
 
-/// A token beyond the vocabulary is told with the numbers of its step, though the next one has begun.
-pub fn a_wrong_token_is_told_late() -> std::result::Result<(), String> {
+/// A target beyond the vocabulary is told with the numbers of its step, though the next one has begun.
+pub fn a_wrong_target_is_told_late() -> std::result::Result<(), String> {
     let run = || -> Result<String> {
         let form = FORMS[0];
         let Run { model, .. } = Run::new(form, How::OneByOne)?;
@@ -186,7 +186,7 @@ pub fn a_wrong_token_is_told_late() -> std::result::Result<(), String> {
         let mut batch = micros(form, 0, GPU)?.remove(0);
         let mut tokens = [1i64; CONTEXT];
         tokens[5] = 101;
-        batch.inputs = Tensor::from_slice(&tokens, &[1, CONTEXT], GPU)?;
+        batch.targets = Tensor::from_slice(&tokens, &[1, CONTEXT], GPU)?;
         let loss = model.run(0, None, &batch, 1.0)?;
         readback.start(&kernels::cast(loss.tensor(), DType::F64)?)?;
         let fine = micros(form, 1, GPU)?.remove(0);
