@@ -50,9 +50,12 @@ struct Args {
     /// Where the GPT workloads and `gpu-ops` run.
     #[arg(long, default_value = "cpu")]
     device: Device,
-    /// `ops`: only rows whose name contains this.
+    /// `ops`, `gpu-ops`: only rows whose name contains this.
     #[arg(long, default_value = "")]
     only: String,
+    /// `gpu-ops`: the same kernels at sizes for an emulator; times mean nothing.
+    #[arg(long)]
+    small: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
@@ -90,7 +93,7 @@ fn run(args: &Args) -> Result<bool, Box<dyn std::error::Error>> {
         Workload::GptM => gpt::run(&report, &gpt::MEDIUM, &args.data, args.device),
         Workload::GptBf16 => gpt::run(&report, &gpt::MEDIUM_BF16, &args.data, args.device),
         Workload::Gpt2 => gpt::run(&report, &gpt::GPT2, &args.data, args.device),
-        Workload::GpuOps => gpu_ops::run(&report, args.device, &args.only).map(|()| true),
+        Workload::GpuOps => gpu_ops::run(&report, args.device, &args.only, args.small).map(|()| true),
         Workload::Ops => ops::run(&report, &args.only).map(|()| true),
         Workload::Overhead => overhead::run(&report).map(|()| true),
         Workload::Dist => dist::run(&args.data),

@@ -28,7 +28,7 @@ const TESTS: [Test; 9] = [
     ("a captured step trains as one that is not", captured_step),
     ("the example's captured steps have the bits of others", steps::captured_have_the_bits_of_others),
     ("what cannot be captured trains all the same", steps::what_cannot_be_captured_trains_all_the_same),
-    ("a wrong target is told late", steps::a_wrong_target_is_told_late),
+    ("a wrong token is told late", steps::a_wrong_token_is_told_late),
 ];
 
 fn main() -> ExitCode {

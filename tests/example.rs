@@ -8,6 +8,8 @@ mod damage;
 mod launched;
 #[path = "example/layouts.rs"]
 mod layouts;
+#[path = "../parallel/tests/comm/port.rs"]
+mod port;
 #[path = "example/unet.rs"]
 mod unet;
 
@@ -29,8 +31,9 @@ fn example(name: &str) -> Command {
         if !cfg!(debug_assertions) {
             build.arg("--release");
         }
-        if cfg!(feature = "mpi") {
-            build.args(["--features", "mpi"]);
+        let features = [("mpi", cfg!(feature = "mpi")), ("nccl", cfg!(feature = "nccl"))];
+        for (feature, _) in features.iter().filter(|(_, is_on)| *is_on) {
+            build.args(["--features", feature]);
         }
         assert!(build.status().expect("cargo runs").success(), "the examples build");
         let tests = std::env::current_exe().expect("a test has a path");

@@ -8,7 +8,8 @@ use phalanx::kernels::{ConvOptions, Gelu as Kind, PoolOptions};
 use phalanx::nn::models::{GptConfig, RecomputeMode};
 use phalanx::nn::{
     Adagrad, Adam, AdamW, AdaptiveAvgPool2d, AvgPool2d, BatchNormConfig, Clip, Conv2dConfig,
-    CrossEntropyLoss, Dropout, Gelu, Group, Lion, Loss, MaxPool2d, Relu, Rmsprop, Rule, Sgd,
+    CrossEntropyLoss, Dropout, Gelu, Group, Head, Init, Layers, Lion, Loss, MaxPool2d, OneDevice, Relu,
+    Rmsprop, Rule, Sgd, Table,
 };
 use phalanx::nn::{Linear, LinearConfig, LossScaler, Module, Parameter, Parameters, Result, Scope};
 use phalanx::nn::{Sequential, Silu, Unit, clip_grad_norm_, grad_norm};
@@ -189,6 +190,33 @@ fn train_conv(rule: Box<dyn Rule>, dtype: DType, mode: RecomputeMode, device: De
         let images = ids(device, &[4, 3, 9, 10], 23, step)?.to(dtype)?.mul_scalar(0.1)?;
         net.loss(&images, &ids(device, &[4], 10, step)?, mode)
     })
+}
+
+/// What a head's loss and its gradients take beyond what was there before.
+fn head_peak(dtype: DType, device: Device) -> Result<usize> {
+    let scope = Scope::new(1, dtype, device);
+    let table = Table { count: 301, width: 8, init: Init::ZEROS, tied: false };
+    let head = OneDevice.head(&scope, table, None)?;
+    let x = Var::leaf(Tensor::zeros(&[4, 128, 8], dtype, device)?)?;
+    let targets = ids(device, &[4, 128], 301, 1)?;
+    let (ledger, before) = (device.ledger()?, device.ledger()?.total().now);
+    ledger.reset_peak();
+    let loss = head.loss(&x, &targets, 1.0)?;
+    assert_eq!(loss.dtype(), DType::F32);
+    loss.backward()?;
+    Ok(ledger.total().peak - before)
+}
+
+#[test]
+fn the_loss_of_halves_holds_their_logits_and_the_gradient_and_no_copy() {
+    let logits = 4 * 128 * 301;
+    for device in [Device::Cpu(102), Device::Meta(102)] {
+        for dtype in [DType::BF16, DType::F16] {
+            let (half, whole) = (head_peak(dtype, device).unwrap(), head_peak(DType::F32, device).unwrap());
+            assert!((4 * logits..5 * logits).contains(&half), "{half} bytes for {logits} logits");
+            assert!(2 * half < whole + logits, "{half} and {whole} bytes");
+        }
+    }
 }
 
 type Training = fn(Box<dyn Rule>, DType, RecomputeMode, Device) -> Result<Vec<Books>>;

@@ -31,6 +31,13 @@ pub trait Backward: Send + Sync {
         let _ = later;
     }
 
+    /// Whether the second half of a split backward will look at the gradient of output `i`; if not, it is freed between
+    /// the halves.
+    fn keeps_gradient(&self, i: usize) -> bool {
+        let _ = i;
+        true
+    }
+
     /// Whether the output is the input in another shape or dtype. Such an operation on a parameter belongs to the
     /// weight work of a split backward.
     fn is_view(&self) -> bool {

@@ -16,6 +16,9 @@ pub(crate) trait Operation: Send + Sync {
 
     /// [`Backward::release`]. Where another pass is using the function, nothing is freed.
     fn release(&self, later: &dyn Fn(usize) -> bool);
+
+    /// [`Backward::keeps_gradient`].
+    fn keeps_gradient(&self, i: usize) -> bool;
 }
 
 /// An operation as a node holds it.
@@ -87,6 +90,14 @@ impl<B: Backward> Operation for Recorded<B> {
                 }
             }
             State::Freed => {}
+        }
+    }
+
+    fn keeps_gradient(&self, i: usize) -> bool {
+        match &*self.lock() {
+            State::Own(backward) => backward.keeps_gradient(i),
+            State::Shared(backward) => backward.keeps_gradient(i),
+            State::Freed => true,
         }
     }
 }

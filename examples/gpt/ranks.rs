@@ -63,6 +63,10 @@ fn backend(args: &TrainArgs) -> Result<Option<launch::Backend>, String> {
         }
         Some(Backend::Nccl) => {
             check_nccl(args)?;
+            #[cfg(feature = "mpi")]
+            if is_under_mpi() {
+                return Ok(Some(launch::Backend::Mpi));
+            }
             Ok(launch::is_launched().then_some(launch::Backend::Tcp))
         }
         None => {
@@ -70,6 +74,13 @@ fn backend(args: &TrainArgs) -> Result<Option<launch::Backend>, String> {
             Ok(launched.then_some(launch::Backend::Tcp))
         }
     }
+}
+
+/// Whether MPI's own launcher has started this process, and nobody says where else ranks meet.
+#[cfg(feature = "mpi")]
+fn is_under_mpi() -> bool {
+    let is_set = |name: &str| std::env::var_os(name).is_some();
+    ["OMPI_COMM_WORLD_RANK", "PMI_RANK"].into_iter().any(is_set) && !is_set("RANK") && !is_set("MASTER_ADDR")
 }
 
 /// Refuses NCCL where it cannot be.

@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use phalanx_autograd::{CrossEntropy, Reduction, Var};
-use phalanx_tensor::{Context, DType, Dims, Window};
+use phalanx_tensor::{Context, Dims, Window};
 
 use crate::modules::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use crate::{Error, Init, Module, Parameter, Parameters, Result, Scope, parameters};
@@ -188,10 +188,9 @@ impl Head for TableHead {
     }
 
     fn loss(&self, x: &Var, targets: &Var, scale: f64) -> Result<Var> {
-        let logits = self.logits(x)?;
-        let wide = if logits.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
-        let logits = logits.to(wide)?.flatten(0, -2)?;
-        let config = CrossEntropy { reduction: Reduction::Sum, scale, ..CrossEntropy::default() };
+        let logits = self.logits(x)?.flatten(0, -2)?;
+        let reduction = Reduction::Sum;
+        let config = CrossEntropy { reduction, scale, wide: true, ..CrossEntropy::default() };
         Ok(logits.cross_entropy(&targets.flatten(0, -1)?, &config)?)
     }
 }

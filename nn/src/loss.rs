@@ -95,6 +95,7 @@ impl CrossEntropyLoss {
             label_smoothing: self.label_smoothing,
             reduction: self.reduction,
             scale: 1.0,
+            wide: false,
         }
     }
 }

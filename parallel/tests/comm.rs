@@ -8,6 +8,8 @@ mod fuzz;
 mod mpi;
 #[path = "comm/observed.rs"]
 mod observed;
+#[path = "comm/port.rs"]
+mod port;
 #[path = "comm/processes.rs"]
 mod processes;
 #[path = "comm/program.rs"]

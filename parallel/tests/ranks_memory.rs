@@ -7,6 +7,7 @@ mod kit;
 #[path = "ranks/twin.rs"]
 mod twin;
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -151,23 +152,26 @@ fn recomputation_holds_the_inputs_of_all_and_the_activations_of_one_micro_batch(
     }
 }
 
-/// Bytes of activations after each forward pass and at peak, of each rank on a CPU; stages but the first begin late by that
-/// much.
-fn on_cpus(schedule: &Schedule, pieces: usize, late: Duration) -> Vec<(Vec<usize>, usize)> {
+/// Bytes of activations after each forward pass and at peak, of each rank on a CPU; `late`: stages but the first begin when
+/// that has done all its forward passes.
+fn on_cpus(schedule: &Schedule, pieces: usize, late: bool) -> Vec<(Vec<usize>, usize)> {
     let ranks = schedule.ranks.len();
+    let done = &Arc::new(AtomicUsize::new(0));
     let books = launch::threads(ranks, |rank| -> phalanx_parallel::Result<(Vec<usize>, usize)> {
         let heard = Arc::new(Mutex::new(Vec::new()));
-        let (told, device) = (Arc::clone(&heard), rank.device());
+        let (told, device, first) = (Arc::clone(&heard), rank.device(), rank.rank() == 0);
+        let counted = Arc::clone(done);
         let observer = move |done: Executed| {
             let forward = done.action.kind == Kind::Forward;
             told.lock().unwrap().extend(forward.then(|| activations(device).now));
+            counted.fetch_add(usize::from(forward && first), Ordering::Relaxed);
         };
         let pipeline = Pipeline::new(schedule, rank.comm().clone(), rank.device())?;
         let mut work = kit::Work::new(&config(2 * ranks), schedule, rank.rank(), rank.device())?;
         (work.rows, work.step) = (phalanx_nn::cut(ROWS, pieces), 1);
         rank.device().ledger()?.reset_peak();
-        if rank.rank() > 0 {
-            std::thread::sleep(late);
+        while late && !first && done.load(Ordering::Relaxed) < pieces && rank.comm().failure().is_none() {
+            std::thread::sleep(Duration::from_millis(1));
         }
         pipeline.observer(Arc::new(observer)).train(&Arc::new(work))?;
         let heard = heard.lock().unwrap().clone();
@@ -180,7 +184,7 @@ fn on_cpus(schedule: &Schedule, pieces: usize, late: Duration) -> Vec<(Vec<usize
 fn ranks_on_cpus_hold_at_most_what_they_hold_on_meta_for_slow_receivers() {
     let _alone = ONE_AT_A_TIME.lock().unwrap();
     for schedule in [one_f_one_b(3, 4).unwrap(), zb_h1(3, 4).unwrap(), gpipe(2, 4).unwrap()] {
-        for (rank, (_, peak)) in on_cpus(&schedule, 4, Duration::ZERO).into_iter().enumerate() {
+        for (rank, (_, peak)) in on_cpus(&schedule, 4, false).into_iter().enumerate() {
             let [least, most] = [false, true].map(|slow| books_for(&schedule, 4, rank, Never, slow).1);
             assert!((least..=most).contains(&peak), "rank {rank}: {peak}, wanted {least} to {most}");
         }
@@ -191,7 +195,7 @@ fn ranks_on_cpus_hold_at_most_what_they_hold_on_meta_for_slow_receivers() {
     let after: Vec<usize> =
         books.iter().filter(|(kind, _)| *kind == Kind::Forward).map(|&(_, b)| b).collect();
     assert_eq!(after[3] - after[2], after[0], "{after:?}: each with its output");
-    assert_eq!(on_cpus(&schedule, 4, Duration::from_secs(2))[0].0, after);
+    assert_eq!(on_cpus(&schedule, 4, true)[0].0, after);
 }
 
 /// Bytes of parameters after each action, and at peak, of a rank without peers; and of the stage's parameters alone.

@@ -220,9 +220,11 @@ impl Event {
 
     /// Whether the work before it has run.
     pub fn is_done(&self) -> bool {
+        // The point is there before the event is done, and not the other way round.
+        let is_done = lock(&self.0.done).is_some();
         let point = lock(&self.0.point).clone();
         // A point that failed is done: the failure is told to whoever waits.
-        lock(&self.0.done).is_some() && point.is_none_or(|point| point.is_done().unwrap_or(true))
+        is_done && point.is_none_or(|point| point.is_done().unwrap_or(true))
     }
 
     /// Blocks until the work before it has run. On a GPU: until it has been given to the GPU, and lets what this thread

@@ -19,6 +19,7 @@ const TESTS: [Test; 12] = [
     ("elements come back from every view", views_come_back),
     ("the ledger counts a GPU's tensors", ledger_counts),
     ("devices do not mix and copies between them are ordered", devices),
+    ("a program of two kernels is loaded once", two_kernels),
     ("a lane sees what its submitter has done and its submitter what it did", lanes),
     ("a tensor used by a lane outlives its handles", recorded),
     ("a kernel runs on views and refuses other devices' tensors", kernels),
@@ -128,6 +129,31 @@ fn devices() -> Outcome {
     }
     let refused = Device::Cuda(900).ledger();
     if refused.is_ok() { wrong("there is a device number 900") } else { Ok(()) }
+}
+
+/// Both use a variable of their module, so it must be the same one.
+fn two_kernels() -> Outcome {
+    const PROGRAM: Program<'static> = Program {
+        name: "two.cu",
+        files: &[(
+            "two.cu",
+            r#"
+__device__ long long kept;
+extern "C" __global__ void put(const long long* x) { kept = *x; }
+extern "C" __global__ void get(long long* x) { *x = kept; }
+"#,
+        )],
+        defines: &[],
+    };
+    let (gpu, x) = (GPU.gpu()?, Tensor::from_slice(&[41i64], &[1], GPU)?);
+    let mut y = Tensor::zeros(&[1], DType::I64, GPU)?;
+    gpu.kernel("put", &PROGRAM, "put")?.launch(Grid::new(1, 1), Args::new("put", gpu).read(&x)?)?;
+    gpu.kernel("get", &PROGRAM, "get")?.launch(Grid::new(1, 1), Args::new("get", gpu).write(&mut y)?)?;
+    let said = gpu.kernel("neither", &PROGRAM, "neither").map(drop).map_err(|e| e.to_string());
+    match said {
+        Err(why) if why.contains("neither of two.cu") => same(y.item::<i64>()?, 41),
+        other => wrong(format!("got {other:?}")),
+    }
 }
 
 fn lanes() -> Outcome {

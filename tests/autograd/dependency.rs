@@ -1,6 +1,7 @@
 //! Phonies, fork and join: order in backward and nothing else.
 
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use phalanx_autograd::{Function, Var, fork, join, no_grad, phony};
 use phalanx_tensor::Device;
@@ -43,7 +44,7 @@ fn a_value_that_only_the_phony_uses_still_runs_with_zeros() {
     assert_eq!(a.grad().unwrap().to_vec::<f64>().unwrap(), [0.0]);
 }
 
-/// Two devices, hence two workers: nothing but the join keeps `1` from running while `2` sleeps.
+/// Two devices, hence two workers: nothing but the join keeps `1` from running while `2` waits for it.
 fn order_on_two_devices(tie: bool) -> Vec<String> {
     let journal: Journal = Arc::new(Mutex::default());
     let (cpu0, cpu1) = (Device::Cpu(20), Device::Cpu(21));
@@ -52,7 +53,9 @@ fn order_on_two_devices(tie: bool) -> Vec<String> {
     if tie {
         b = join(&b, &phony).unwrap();
     }
-    let b = Note { backward_ms: 60, ..Note::new("2", &journal) }.on(&b).unwrap();
+    // Tied, it waits in vain.
+    let patience = if tie { Duration::from_millis(60) } else { Duration::from_secs(20) };
+    let b = Note { patience, after: "1", ..Note::new("2", &journal) }.on(&b).unwrap();
     a.add(&b.to_device(cpu0).unwrap()).unwrap().backward().unwrap();
     backwards(&journal)
 }

@@ -121,10 +121,12 @@ fn hooks_of_views_of_parameters_run_in_the_second_half() {
 fn weights_may_be_gone_when_the_second_half_runs() {
     let grads = |gone: bool| {
         let x = leaf_on(&numbers(3, 2 * 4 * 6), Device::CPU).reshape(&[2, 4, 6]).unwrap();
-        let sizes = [6, 6, 6, 4, 4, 36, 6];
+        let sizes = [6, 6, 6, 4, 4, 36, 6, 6, 6, 6];
         let w: Vec<Leaf> = (0..).zip(sizes).map(|(i, n)| parameter(&numbers(i, n), Device::CPU)).collect();
         let y = x.layer_norm(&[6], Some(&w[0].var()), Some(&w[1].var()), 1e-5).unwrap();
         let y = y.rms_norm(&[6], Some(&w[2].var()), 1e-5).unwrap();
+        let (sum, y) = x.add_layer_norm(&y, &[6], Some(&w[7].var()), Some(&w[8].var()), 1e-5).unwrap();
+        let y = sum.add_rms_norm(&y, &[6], Some(&w[9].var()), 1e-5).unwrap().1;
         let y = y.group_norm(2, Some(&w[3].var()), Some(&w[4].var()), 1e-5).unwrap();
         let y = y.linear(&w[5].var().reshape(&[6, 6]).unwrap(), Some(&w[6].var())).unwrap();
         let work = backward_inputs(&[(y.tanh().unwrap().sum_all().unwrap(), None)]).unwrap();

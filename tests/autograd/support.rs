@@ -1,6 +1,7 @@
 //! What these tests share: values, operations that tell when they run, and a dropout.
 
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use phalanx_autograd::{
     Cx, Error, Function, Grads, Leaf, Result, Saved, Saver, Var, grads1, grads2, is_recomputing,
@@ -51,13 +52,14 @@ pub type Journal = Arc<Mutex<Vec<String>>>;
 pub struct Note {
     pub name: &'static str,
     pub journal: Journal,
-    /// How long its backward takes.
-    pub backward_ms: u64,
+    /// How long its backward waits for that of `after`.
+    pub patience: Duration,
+    pub after: &'static str,
 }
 
 impl Note {
     pub fn new(name: &'static str, journal: &Journal) -> Note {
-        Note { name, journal: journal.clone(), backward_ms: 0 }
+        Note { name, journal: journal.clone(), patience: Duration::ZERO, after: "" }
     }
 
     pub fn on(&self, x: &Var) -> Result<Var> {
@@ -80,7 +82,10 @@ impl Function for Note {
     }
 
     fn backward(&self, cx: &Cx<'_>, _: &[Saved]) -> Result<Grads> {
-        std::thread::sleep(std::time::Duration::from_millis(self.backward_ms));
+        let (begin, after) = (Instant::now(), format!("{}:backward", self.after));
+        while begin.elapsed() < self.patience && !self.journal.lock().unwrap().contains(&after) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         self.note("backward");
         grads1(cx.dy().clone())
     }

@@ -177,22 +177,27 @@ pub fn what_cannot_be_captured_trains_all_the_same() -> std::result::Result<(), 
     }
 }
 
-/// A target beyond the vocabulary is told with the numbers of its step, though the next one has begun.
-pub fn a_wrong_target_is_told_late() -> std::result::Result<(), String> {
-    let run = || -> Result<String> {
+/// A token beyond the vocabulary, among inputs or targets, is told with the numbers of its step, though the next one has begun.
+pub fn a_wrong_token_is_told_late() -> std::result::Result<(), String> {
+    let run = |of_inputs: bool| -> Result<String> {
         let form = FORMS[0];
         let Run { model, .. } = Run::new(form, How::OneByOne)?;
         let mut readback = Readback::new(GPU, 1)?;
-        let mut batch = micros(form, 0, GPU)?.remove(0);
-        let mut tokens = [1i64; CONTEXT];
+        let (mut batch, mut tokens) = (micros(form, 0, GPU)?.remove(0), [1i64; CONTEXT]);
         tokens[5] = 101;
-        batch.targets = Tensor::from_slice(&tokens, &[1, CONTEXT], GPU)?;
+        let wrong = Tensor::from_slice(&tokens, &[1, CONTEXT], GPU)?;
+        *(if of_inputs { &mut batch.inputs } else { &mut batch.targets }) = wrong;
         let loss = model.run(0, None, &batch, 1.0)?;
         readback.start(&kernels::cast(loss.tensor(), DType::F64)?)?;
         let fine = micros(form, 1, GPU)?.remove(0);
         drop::<Var>(model.run(0, None, &fine, 1.0)?);
         Ok(readback.finish().map_or_else(|error| error.to_string(), |_| "nothing".into()))
     };
-    let said = run().map_err(|e| e.to_string())?;
-    if said.contains("index 101 (item 5)") { Ok(()) } else { Err(format!("{said} was said")) }
+    for of_inputs in [false, true] {
+        let said = run(of_inputs).map_err(|e| e.to_string())?;
+        if !said.contains("index 101 (item 5)") {
+            return Err(format!("{said} was said"));
+        }
+    }
+    Ok(())
 }

@@ -2,11 +2,11 @@
 
 use std::fs;
 use std::io::Write;
-use std::net::TcpListener;
 use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
+use super::port::free_port;
 use super::{Folder, SMALL, example, gpt, losses, text, train};
 
 /// What each of `ranks` processes says that meet over TCP.
@@ -16,10 +16,15 @@ fn over_tcp(ranks: usize, args: &[&str]) -> Vec<Output> {
 
 /// The same, each with arguments of its own.
 fn over_tcp_each(args: &[Vec<&str>]) -> Vec<Output> {
+    over_tcp_each_on(args, &|command| command)
+}
+
+/// The same, started as `on` changes it.
+fn over_tcp_each_on(args: &[Vec<&str>], on: &dyn Fn(Command) -> Command) -> Vec<Output> {
     let ranks = args.len();
-    let port = TcpListener::bind(("127.0.0.1", 0)).and_then(|l| l.local_addr()).expect("a free port").port();
+    let port = free_port();
     let start = |rank: usize| {
-        let mut command = example("gpt");
+        let mut command = on(example("gpt"));
         let variables = [("RANK", rank), ("WORLD_SIZE", ranks), ("MASTER_PORT", port.into())];
         command.args(&args[rank]).envs(variables.map(|(name, n)| (name, n.to_string())));
         command.env("MASTER_ADDR", "127.0.0.1").stdin(Stdio::null()).stdout(Stdio::piped());
@@ -29,27 +34,33 @@ fn over_tcp_each(args: &[Vec<&str>]) -> Vec<Output> {
     children.into_iter().map(|child| child.wait_with_output().expect("the example ends")).collect()
 }
 
+/// The example under `mpirun`; why not, where that cannot be.
+fn mpirun(ranks: usize, args: &[&str]) -> Result<Command, &'static str> {
+    if !cfg!(feature = "mpi") {
+        return Err("the feature `mpi` is off");
+    }
+    Command::new("mpirun").arg("--version").output().map_err(|_| "there is no mpirun")?;
+    let mut command = Command::new("mpirun");
+    // Open MPI would refuse more ranks than cores, and root; other MPIs do not care.
+    let allow =
+        ["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "OMPI_MCA_rmaps_base_oversubscribe"];
+    command.args(["-n", &ranks.to_string()]).arg(example("gpt").get_program()).args(args);
+    command.envs(allow.map(|name| (name, "1")));
+    Ok(command)
+}
+
 /// What `mpirun` says; nothing, but for a line on the terminal, where it cannot be.
 fn under_mpirun(ranks: usize, args: &[&str]) -> Option<Output> {
-    let absent = if !cfg!(feature = "mpi") {
-        "the feature `mpi` is off"
-    } else if Command::new("mpirun").arg("--version").output().is_err() {
-        "there is no mpirun"
-    } else {
-        let mut command = Command::new("mpirun");
-        // Open MPI would refuse more ranks than cores, and root; other MPIs do not care.
-        let allow =
-            ["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "OMPI_MCA_rmaps_base_oversubscribe"];
-        command
-            .args(["-n", &ranks.to_string()])
-            .arg(example("gpt").get_program())
-            .args(args)
-            .args(["--backend", "mpi"]);
-        return Some(command.envs(allow.map(|name| (name, "1"))).output().expect("mpirun starts"));
-    };
-    // Written directly: the test harness shows nothing that a test prints and passes.
-    let _ = writeln!(std::io::stderr(), "skipped under mpirun: the example on {ranks} ranks: {absent}");
+    match mpirun(ranks, &[args, &["--backend", "mpi"]].concat()) {
+        Ok(mut command) => return Some(command.output().expect("mpirun starts")),
+        Err(absent) => skipped(ranks, absent),
+    }
     None
+}
+
+/// Written directly: the test harness shows nothing that a test prints and passes.
+fn skipped(ranks: usize, absent: &str) {
+    let _ = writeln!(std::io::stderr(), "skipped under mpirun: the example on {ranks} ranks: {absent}");
 }
 
 /// The lines that the example has printed on stderr, whatever the launcher added.
@@ -114,6 +125,50 @@ fn processes_that_were_told_different_things_are_refused() {
     let outputs = over_tcp_each(&seeds);
     assert!(outputs.iter().all(|o| o.status.code() == Some(2)), "{outputs:?}");
     assert!(complaints(&outputs).iter().all(|said| said.contains("different flags")), "{outputs:?}");
+}
+
+/// On GPUs, or on the emulator: each process has a GPU, and NCCL is between them.
+#[cfg(feature = "nccl")]
+#[test]
+fn processes_over_nccl_have_the_losses_of_threads() {
+    use phalanx::tensor::cuda::{Library, require};
+    let has_gpus = phalanx::Device::Cuda(1).gpu().is_ok();
+    if !has_gpus {
+        // The example, and what mpirun starts, inherit it.
+        if let Err(why) = require(Library::Nvrtc) {
+            let _ = writeln!(std::io::stderr(), "skipped: the example over NCCL: {why}");
+            return;
+        }
+    }
+    let folder = Folder::new("nccl");
+    let (data, metrics) = (folder.file("text.txt", text()), folder.path("metrics"));
+    let common = [&SMALL[..], &["--data", &data, "--steps", "2", "--dp", "2", "--zero", "1"]].concat();
+    let args = [&common[..], &["--metrics", &metrics, "--device", "cuda", "--backend", "nccl"]].concat();
+    let on_gpus = |mut command: Command| {
+        if !has_gpus {
+            command.env("PHALANX_CUDA", "emulator");
+        }
+        command
+    };
+    let run = |command: Command| {
+        let output = on_gpus(command).output().expect("it starts");
+        assert!(output.status.success(), "{output:?}");
+        let found = losses(&metrics);
+        fs::remove_file(&metrics).expect("a file");
+        found
+    };
+    let mut threads = example("gpt");
+    threads.args(&args);
+    let wanted = run(threads);
+    assert_eq!(wanted.len(), 2);
+    let outputs = over_tcp_each_on(&[args.clone(), args.clone()], &on_gpus);
+    assert!(outputs.iter().all(|output| output.status.success()), "{outputs:?}");
+    assert_eq!(losses(&metrics), wanted);
+    fs::remove_file(&metrics).expect("a file");
+    match mpirun(2, &args) {
+        Ok(command) => assert_eq!(run(command), wanted),
+        Err(absent) => skipped(2, absent),
+    }
 }
 
 #[cfg(not(feature = "mpi"))]

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Makes a golden set: inputs, outputs and gradients of operators, evaluated by PyTorch in float64.
 
-    generate.py OUT [--cases N] [--seed S] [--only OP]
+    generate.py OUT [--cases N] [--seed S] [--only OP] [--sizes small|borders]
 
 N cases an operator over random shapes (odd, empty, single), dtypes, permuted inputs and attributes. The set in `data/`
-was made with the defaults. Needs torch, numpy and safetensors.
+was made with the defaults. `--sizes borders` takes sizes around warps, blocks and tiles. Needs torch, numpy and safetensors.
 """
 
 import argparse
@@ -25,12 +25,22 @@ ATOL = {"f64": 1e-11, "f32": 2e-6, "f16": 2e-3, "bf16": 1.6e-2}
 R = random.Random()
 
 
+# Sizes, rarer ones, and how many times the elements of a small set a tensor may have.
+SIZES = {"small": ([0, 1, 1, 2, 3, 3, 4, 5, 7, 8, 9, 17, 33], [65], 1),
+         "borders": ([0, 1, 2, 3, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129], [255, 256, 257, 513, 1025, 4099], 40)}
+KIND = "small"
+
+
 def size(least=0):
-    return max(least, R.choice([0, 1, 1, 2, 3, 3, 4, 5, 7, 8, 9, 17, 33]) if R.random() < 0.9 else 65)
+    often, rarely, _ = SIZES[KIND]
+    if R.random() < 0.9:
+        return max(least, R.choice(often))
+    return max(least, R.choice(rarely) if rarely[1:] else rarely[0])  # a choice of one would draw, too
 
 
 def shape(rank=None, least=0, most=700):
     rank = R.choice([0, 1, 1, 2, 2, 3, 4]) if rank is None else rank
+    most *= SIZES[KIND][2]
     while True:
         s = [size(least) for _ in range(rank)]
         if math.prod(s) <= most:
@@ -648,7 +658,10 @@ def main():
     parser.add_argument("--cases", type=int, default=3)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only")
+    parser.add_argument("--sizes", choices=list(SIZES), default="small")
     args = parser.parse_args()
+    global KIND
+    KIND = args.sizes
     R.seed(args.seed)
     torch.manual_seed(args.seed)
     files, cases = {}, []

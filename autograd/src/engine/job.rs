@@ -147,7 +147,10 @@ impl Job {
         }
         if defers {
             operation.release(&weighs);
-            let root = Root { node: Arc::clone(node), grads: grads.clone() };
+            let kept =
+                |(i, grad): (usize, &Option<Var>)| grad.clone().filter(|_| operation.keeps_gradient(i));
+            let grads = grads.iter().enumerate().map(kept).collect();
+            let root = Root { node: Arc::clone(node), grads };
             self.deferred.lock().unwrap_or_else(PoisonError::into_inner).push(root);
         }
         Ok(())

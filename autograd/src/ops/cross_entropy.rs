@@ -5,7 +5,8 @@
 //!
 //! Derivative: `dx = dy (p sum(q) - q)` with `q` the smoothed and weighted target, times the item's share in the result.
 //! Saves `x` and two numbers a row (the largest logit, the sum of the exponentials below it): probabilities are never
-//! stored, the backward pass makes them again in its one pass. Losses are added in f64, items in order.
+//! stored, the backward pass makes them again in its one pass. Losses are added in f64, items in order. The loss of halves
+//! may be in f32; their gradient is rounded once, from f32.
 
 use phalanx_kernels as kernels;
 use phalanx_tensor::Tensor;
@@ -44,8 +45,8 @@ impl Backward for Recorded {
             return grads1(Var::new(kernels::cross_entropy_backward(x, target, stats, dy, &self.config)?));
         }
         let q = Var::new(kernels::cross_entropy_targets(x.tensor(), &self.target, &self.config)?);
-        let slope = x.softmax(1)?.mul(&q.sum(&[1], true)?)?.sub(&q)?;
-        grads1(slope.mul(&beside_classes(dy)?)?)
+        let slope = x.to(dy.dtype())?.softmax(1)?.mul(&q.sum(&[1], true)?)?.sub(&q)?;
+        grads1(slope.mul(&beside_classes(dy)?)?.to(x.dtype())?)
     }
 }
 
@@ -61,11 +62,47 @@ pub(super) fn beside_classes(dy: &Var) -> Result<Var> {
 
 #[cfg(test)]
 mod tests {
-    use phalanx_tensor::{Device, Tensor};
+    use phalanx_tensor::{DType, Device, Tensor};
 
     use super::{CrossEntropy, Reduction};
-    use crate::Var;
     use crate::ops::testing::check_twice;
+    use crate::{Options, Var, grad};
+
+    #[test]
+    fn halves_have_the_derivatives_that_they_have_widened() {
+        let target = Var::from_slice(&[1i64, 0, 2, -100], &[2, 2], Device::CPU).unwrap();
+        let values: Vec<f64> = (0..12).map(|i| 4.0 * (i as f64 * 0.618).fract() - 2.0).collect();
+        for (dtype, label_smoothing) in [(DType::BF16, 0.0), (DType::BF16, 0.2), (DType::F16, 0.2)] {
+            let run = |widened: bool| {
+                let x = Var::from_slice(&values, &[2, 3, 2], Device::CPU)?.to(dtype)?;
+                let x = Var::leaf(x.tensor().clone())?;
+                let seen = if widened { x.to(DType::F32)? } else { x.clone() };
+                let config = CrossEntropy { label_smoothing, wide: true, ..CrossEntropy::default() };
+                let loss = seen.cross_entropy(&target, &config)?;
+                assert_eq!(loss.dtype(), DType::F32);
+                let plain = grad(
+                    &[(loss.clone(), None)],
+                    &[&x],
+                    Options { retain_graph: true, ..Options::default() },
+                )?;
+                let options = Options { create_graph: true, ..Options::default() };
+                let dx = grad(&[(loss.square()?, None)], &[&x], options)?.remove(0).unwrap();
+                let twice = grad(&[(dx.square()?.sum_all()?, None)], &[&x], Options::default())?;
+                let all = [loss, dx].into_iter().chain(plain.into_iter().chain(twice).flatten());
+                all.map(|v| v.to(DType::F64)?.to_vec::<f64>()).collect::<crate::Result<Vec<_>>>()
+            };
+            let (mut got, mut want) = (run(false).unwrap(), run(true).unwrap());
+            // What meets at the logits is added in their dtype, two roundings more.
+            let (got_twice, want_twice) = (got.pop().unwrap(), want.pop().unwrap());
+            assert_eq!((got.len(), &got), (3, &want), "{dtype}");
+            for (got, want) in got_twice.into_iter().zip(want_twice) {
+                assert!(
+                    (got - want).abs() <= 2.0 * 2f64.powi(-8) * (1.0 + want.abs()),
+                    "{dtype}: {got}, {want}"
+                );
+            }
+        }
+    }
 
     #[test]
     fn first_and_second_derivatives_hold() {

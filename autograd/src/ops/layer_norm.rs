@@ -12,7 +12,7 @@ use phalanx_tensor::{Dims, Tensor};
 use smallvec::SmallVec;
 
 use super::normalize::Normalization;
-use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, record};
+use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, record, record_many};
 
 impl Var {
     /// Layer normalisation over the last dimensions, which must be `normalized_shape`, then scaled by `weight` and
@@ -56,48 +56,110 @@ pub(super) fn record_norm<'a>(
     weighted: bool,
     (y, stats): (Tensor, Tensor),
 ) -> Result<Var> {
-    let inputs: SmallVec<[&Var; 3]> = inputs.collect();
+    let inputs: SmallVec<[&Var; 4]> = inputs.collect();
     record(name, &inputs, y, |s: &Saver<'_>| {
         let weight = (weighted && s.needs(0)).then(|| s.input(1)).transpose()?;
-        Ok(RowNorm { x: s.input(0)?, weight, weighted, inputs: inputs.len(), stats, form })
+        Ok(RowNorm { x: s.input(0)?, weight, weighted, inputs: inputs.len(), added: false, stats, form })
     })
 }
 
+/// Records a normalisation of x + residual, of the inputs x, residual, weight?, bias?, that gave the sum, `y` and the rows'
+/// numbers.
+pub(super) fn record_added<'a>(
+    name: &'static str,
+    form: Form,
+    inputs: impl Iterator<Item = &'a Var>,
+    weighted: bool,
+    [sum, y, stats]: [Tensor; 3],
+) -> Result<(Var, Var)> {
+    let inputs: SmallVec<[&Var; 4]> = inputs.collect();
+    let mut made = record_many(name, &inputs, [sum, y].into_iter().collect(), |s: &Saver<'_>| {
+        let weight = (weighted && (s.needs(0) || s.needs(1))).then(|| s.input(2)).transpose()?;
+        Ok(RowNorm { x: s.output(0)?, weight, weighted, inputs: inputs.len(), added: true, stats, form })
+    })?;
+    let y = made.remove(1);
+    Ok((made.remove(0), y))
+}
+
 struct RowNorm {
+    /// What was normalised.
     x: Saved,
     /// Saved only if the gradient of x is wanted.
     weight: Option<Saved>,
     weighted: bool,
     /// How many inputs were recorded.
     inputs: usize,
+    /// Whether x is the sum of the first two, and the first output.
+    added: bool,
     stats: Tensor,
     form: Form,
 }
 
 impl Backward for RowNorm {
     fn backward(&self, cx: &Cx<'_>) -> Result<Grads> {
-        let x = cx.get(&self.x)?;
-        // The weight may be gone when a split backward comes to its gradient.
-        let weight = self.weight.as_ref().filter(|_| cx.needs(0)).map(|w| cx.get(w)).transpose()?;
-        let bias = 1 + usize::from(self.weighted);
-        let needs = [cx.needs(0), self.weighted && cx.needs(1), bias < self.inputs && cx.needs(bias)];
-        let [dx, dw, db] = match cx.create_graph() {
-            true => self.composed(&x, weight.as_ref(), cx.dy(), needs)?,
-            false => self.fused(&x, weight.as_ref(), cx.dy(), needs)?,
+        let summands = 1 + usize::from(self.added);
+        let (dy, dsum) = if self.added { (cx.dy_at(1), cx.dy_at(0)) } else { (Some(cx.dy()), None) };
+        let needs_x = (0..summands).any(|i| cx.needs(i));
+        let [dx, dw, db] = match dy {
+            None => [dsum.cloned(), None, None],
+            Some(dy) => {
+                let bias = summands + usize::from(self.weighted);
+                let needs = |i: usize| i < self.inputs && cx.needs(i);
+                self.gradients(cx, dy, dsum, [needs_x, self.weighted && needs(summands), needs(bias)])?
+            }
         };
         let affine = [Some(dw).filter(|_| self.weighted), Some(db)];
-        Ok([dx].into_iter().chain(affine.into_iter().flatten()).take(self.inputs).collect())
+        let summands = std::iter::repeat_n(dx, summands);
+        Ok(summands.chain(affine.into_iter().flatten()).take(self.inputs).collect())
+    }
+
+    /// Weight and bias ask for that of the normalised rows alone.
+    fn keeps_gradient(&self, i: usize) -> bool {
+        !self.added || i == 1
     }
 }
 
 impl RowNorm {
-    fn fused(&self, x: &Var, w: Option<&Var>, dy: &Var, needs: [bool; 3]) -> Result<[Option<Var>; 3]> {
-        let ([x, dy], w, shape) = ([x.tensor(), dy.tensor()], w.map(Var::tensor), &self.form.shape);
-        let made = if self.form.centred {
-            kernels::layer_norm_backward(x, &self.stats, shape, w, dy, needs)?
-        } else {
-            let [dx, dw] = kernels::rms_norm_backward(x, &self.stats, shape, w, dy, [needs[0], needs[1]])?;
-            [dx, dw, None]
+    /// Of x, weight and bias, given those of `y` and, where x is an output, of x.
+    fn gradients(
+        &self,
+        cx: &Cx<'_>,
+        dy: &Var,
+        dsum: Option<&Var>,
+        needs: [bool; 3],
+    ) -> Result<[Option<Var>; 3]> {
+        let x = cx.get(&self.x)?;
+        // The weight may be gone when a split backward comes to its gradient.
+        let weight = self.weight.as_ref().filter(|_| needs[0]).map(|w| cx.get(w)).transpose()?;
+        if !cx.create_graph() {
+            return self.fused(&x, weight.as_ref(), dy, dsum, needs);
+        }
+        let [dx, dw, db] = self.composed(&x, weight.as_ref(), dy, needs)?;
+        let dx = match (dx, dsum) {
+            (Some(dx), Some(dsum)) => Some(dsum.add(&dx)?),
+            (dx, _) => dx,
+        };
+        Ok([dx, dw, db])
+    }
+
+    fn fused(
+        &self,
+        x: &Var,
+        w: Option<&Var>,
+        dy: &Var,
+        dsum: Option<&Var>,
+        needs: [bool; 3],
+    ) -> Result<[Option<Var>; 3]> {
+        let ([x, dy], w) = ([x.tensor(), dy.tensor()], w.map(Var::tensor));
+        let (shape, stats) = (&self.form.shape, &self.stats);
+        let without_bias = [needs[0], needs[1]];
+        let made = match (self.form.centred, dsum.map(Var::tensor)) {
+            (true, None) => kernels::layer_norm_backward(x, stats, shape, w, dy, needs)?,
+            (true, Some(dsum)) => kernels::add_layer_norm_backward(x, stats, shape, w, [dy, dsum], needs)?,
+            (false, None) => with_none(kernels::rms_norm_backward(x, stats, shape, w, dy, without_bias)?),
+            (false, Some(dsum)) => {
+                with_none(kernels::add_rms_norm_backward(x, stats, shape, w, [dy, dsum], without_bias)?)
+            }
         };
         Ok(made.map(|t| t.map(Var::new)))
     }
@@ -108,6 +170,10 @@ impl RowNorm {
         let Form { centred, eps, .. } = self.form;
         Normalization { x, weight: w, dy, dims: &dims, centred, eps }.gradients(shape, needs)
     }
+}
+
+fn with_none([dx, dw]: [Option<Tensor>; 2]) -> [Option<Tensor>; 3] {
+    [dx, dw, None]
 }
 
 #[cfg(test)]

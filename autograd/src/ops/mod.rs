@@ -5,6 +5,8 @@
 
 mod abs;
 mod add;
+mod add_layer_norm;
+mod add_rms_norm;
 mod amax;
 mod avg_pool2d;
 mod batch_norm;

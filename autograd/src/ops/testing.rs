@@ -2,11 +2,11 @@
 
 use phalanx_tensor::{Device, Tensor};
 
-use crate::{GradCheck, Result, Var, gradcheck, gradgradcheck};
+use crate::{GradCheck, Outputs, Result, Var, gradcheck, gradgradcheck};
 
 /// Holds the first and second derivatives of `f`, at inputs of these shapes, against differences.
 #[track_caller]
-pub(crate) fn check_twice(shapes: &[&[usize]], f: impl Fn(&[Var]) -> Result<Var>) {
+pub(crate) fn check_twice<O: Outputs>(shapes: &[&[usize]], f: impl Fn(&[Var]) -> Result<O>) {
     let input = |(i, shape): (usize, &&[usize])| {
         let value = |at: usize| 2.0 * (at as f64 * 0.618_033_988_749_894_9 + i as f64 * 0.37).fract() - 1.0;
         let values: Vec<f64> = (0..shape.iter().product()).map(value).collect();

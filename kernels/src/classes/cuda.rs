@@ -73,7 +73,7 @@ impl<'a> Targets<'a> {
         }
         let factor = self.gpu.scratch(self.op, size_of::<f64>())?;
         let args = self.put(self.args().scratch(&factor).value(self.weighing.scale))?;
-        self.kernel("factor")?.launch(Grid::new(1, 1024), args)?;
+        self.kernel("factor", self.element)?.launch(Grid::new(1, 1024), args)?;
         Ok(Some(factor))
     }
 
@@ -85,13 +85,14 @@ impl<'a> Targets<'a> {
     /// What the items' losses become.
     pub(crate) fn reduce(&self, losses: &Scratch, loss: &mut Tensor) -> Result<()> {
         let (reduction, scale) = (self.weighing.reduction, self.weighing.scale);
+        let result = type_name(loss.dtype());
         let args = self.args().write(loss)?.scratch(losses);
         if reduction == Reduction::None {
             let args = args.value(scale).value(self.items() as u64);
-            return self.kernel("each")?.launch(self.grid(), args);
+            return self.kernel("each", result)?.launch(self.grid(), args);
         }
         let args = self.put(args.value(u64::from(reduction == Reduction::Mean)).value(scale))?;
-        self.kernel("reduce")?.launch(Grid::new(1, 1024), args)
+        self.kernel("reduce", result)?.launch(Grid::new(1, 1024), args)
     }
 
     /// How far apart the gradients of two items' losses lie: 0 if there is but one.
@@ -99,8 +100,10 @@ impl<'a> Targets<'a> {
         u64::from(self.weighing.reduction == Reduction::None)
     }
 
-    fn kernel(&self, entry: &str) -> Result<Kernel> {
-        let program = Program { name: "classes.cu", files: PROGRAM, defines: &[("ELEMENT", self.element)] };
+    /// For a result of that type.
+    fn kernel(&self, entry: &str, result: &str) -> Result<Kernel> {
+        let defines = &[("ELEMENT", self.element), ("RESULT", result)];
+        let program = Program { name: "classes.cu", files: PROGRAM, defines };
         self.gpu.kernel(self.op, &program, entry)
     }
 }

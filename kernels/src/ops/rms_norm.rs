@@ -15,7 +15,7 @@ pub fn rms_norm(
     weight: Option<&Tensor>,
     eps: f64,
 ) -> Result<(Tensor, Tensor)> {
-    forward::<false>("rms_norm", x, normalized_shape, [weight, None], eps)
+    forward::<false>("rms_norm", x, None, normalized_shape, [weight, None], eps)
 }
 
 /// The gradients of [`rms_norm`] with respect to `x` and `weight`: those that `needs` names.
@@ -31,6 +31,6 @@ pub fn rms_norm_backward(
     [dx, dw]: [bool; 2],
 ) -> Result<[Option<Tensor>; 2]> {
     let op = "rms_norm_backward";
-    let [dx, dw, _] = backward::<false>(op, [x, dy], stats, normalized_shape, weight, [dx, dw, false])?;
+    let [dx, dw, _] = backward::<false>(op, [x, dy], None, stats, normalized_shape, weight, [dx, dw, false])?;
     Ok([dx, dw])
 }

@@ -65,10 +65,24 @@ pub(crate) fn run<T: Real, const N: usize>(
     inputs: [&Tensor; N],
     outputs: Outputs<'_, T::Wide>,
 ) -> Result<Vec<f64>> {
+    run_added::<T, N>(op, kernel, shape, inputs, None, outputs)
+}
+
+/// [`run`]; with `sum`, the first two inputs are added and rounded into it, and what is there is the kernel's first input.
+pub(crate) fn run_added<T: Real, const N: usize>(
+    op: &'static str,
+    kernel: &impl RowKernel<T::Wide, N>,
+    shape: Shape,
+    inputs: [&Tensor; N],
+    sum: Option<&mut Tensor>,
+    outputs: Outputs<'_, T::Wide>,
+) -> Result<Vec<f64>> {
     let pool = inputs[0].device().pool()?;
     let sources: [Source<'_, T>; N] = Source::open_all(op, inputs, inputs[0].shape())?;
     let mut y = outputs.y.map(|y| Ok((y.offset(), y.write::<T>(op)?))).transpose()?;
     let y: &mut [T] = y.as_mut().map_or(&mut [], |(at, y)| &mut y[*at..][..shape.rows * shape.width]);
+    let mut sum = sum.map(|sum| Ok((sum.offset(), sum.write::<T>(op)?))).transpose()?;
+    let sum: &mut [T] = sum.as_mut().map_or(&mut [], |(at, sum)| &mut sum[*at..][..shape.rows * shape.width]);
     let stats = outputs.stats;
     debug_assert_eq!(stats.len(), shape.rows * shape.stats);
     let mut block = (PIECE / shape.width.max(1)).max(1);
@@ -77,6 +91,7 @@ pub(crate) fn run<T: Real, const N: usize>(
     }
     let mut sums = vec![T::Wide::ZERO; shape.rows.div_ceil(block) * shape.sums];
     let mut y_parts = parts(y, block * shape.width);
+    let mut sum_parts = parts(sum, block * shape.width);
     let mut stats_parts = parts(stats, block * shape.stats);
     let mut sums_parts = parts(&mut sums, shape.sums);
     let mut blocks: Vec<Block<'_, T>> = (0..shape.rows.div_ceil(block))
@@ -84,6 +99,7 @@ pub(crate) fn run<T: Real, const N: usize>(
             first: i * block,
             count: block.min(shape.rows - i * block),
             y: y_parts.next().unwrap_or_default(),
+            sum: sum_parts.next().unwrap_or_default(),
             stats: stats_parts.next().unwrap_or_default(),
             sums: sums_parts.next().unwrap_or_default(),
         })
@@ -109,6 +125,7 @@ struct Block<'a, T: Real> {
     first: usize,
     count: usize,
     y: &'a mut [T],
+    sum: &'a mut [T],
     stats: &'a mut [T::Wide],
     sums: &'a mut [T::Wide],
 }
@@ -124,13 +141,17 @@ impl<T: Real> Block<'_, T> {
         let room = |direct: bool| vec![T::Wide::ZERO; if direct { 0 } else { width }];
         let mut gathered: [Vec<T::Wide>; N] = std::array::from_fn(|n| room(sources[n].is_wide()));
         let mut wide = room(T::as_wide(&[]).is_some() || self.y.is_empty());
+        let mut wide_sum = room(T::as_wide(&[]).is_some() || self.sum.is_empty());
         for i in 0..self.count {
             let index = self.first + i;
             let mut gathered = gathered.iter_mut();
-            let x = std::array::from_fn(|n| match gathered.next() {
+            let mut x = std::array::from_fn(|n| match gathered.next() {
                 Some(room) => sources[n].wide(index * width, width, room),
                 None => &[],
             });
+            if !self.sum.is_empty() {
+                x[0] = added::<T>([x[0], x[1]], &mut self.sum[i * width..][..width], &mut wide_sum);
+            }
             let y = if self.y.is_empty() { &mut [] } else { &mut self.y[i * width..][..width] };
             let stats = &mut self.stats[i * shape.stats..][..shape.stats];
             let sums = &mut *self.sums;
@@ -143,6 +164,33 @@ impl<T: Real> Block<'_, T> {
                 }
             }
         }
+    }
+}
+
+/// Sets `to` to the sum of two rows, rounded, and returns what is there, widened in `room`.
+fn added<'a, T: Real>(x: [&[T::Wide]; 2], to: &'a mut [T], room: &'a mut [T::Wide]) -> &'a [T::Wide] {
+    match T::as_wide_mut(to) {
+        Some(to) => dispatch(Add { x, to }),
+        None => {
+            dispatch(Add { x, to: room });
+            T::narrow_all(room, to);
+            T::widen_all(to, room);
+        }
+    }
+    T::as_wide(to).unwrap_or(room)
+}
+
+struct Add<'a, T> {
+    x: [&'a [T]; 2],
+    to: &'a mut [T],
+}
+
+impl<T: Float> Kernel for Add<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Isa>(self) {
+        lanes::map(self.x, self.to, |[a, b]: [T::Vec<S>; 2]| a + b);
     }
 }
 

@@ -8,8 +8,8 @@ struct Standard {
     DEVICE W of(W x) const { return (x - high - low) * inverse; }
 };
 
-// The sums of `x - shift` and of its square over a row.
-DEVICE void moments(const Line& x, W shift, W& rest, W& squares) {
+// The sums of `x - shift` and of its square over a row (a Line, or what has packets and a width as that).
+template <typename L> DEVICE void moments(const L& x, W shift, W& rest, W& squares) {
     rest = squares = 0;
     each_packet(x.width, [&](int i, i64 at) {
         const Packet<T> p = x.packet(i, at);
@@ -25,7 +25,7 @@ DEVICE void moments(const Line& x, W shift, W& rest, W& squares) {
 }
 
 // Of a row of 1 / share elements; without a mean if not WITH_MEAN.
-template <bool WITH_MEAN> DEVICE Standard standard_of(const Line& x, f64 eps, f64 share, W& variance) {
+template <bool WITH_MEAN, typename L> DEVICE Standard standard_of(const L& x, f64 eps, f64 share, W& variance) {
     Standard row = {0, 0, 0};
     W rest, squares;
     if (WITH_MEAN) {

@@ -240,14 +240,16 @@ impl<L: Layers> GptBlock<L> {
         let y = self.attend.run([&parts[0], &parts[1], &parts[2]], cache)?;
         drop((joint, parts));
         let length = y.shape()[1];
-        let x = self.add(x, self.attn.c_proj.forward(&y)?, 0, length)?;
-        let y = self.mlp.c_fc.forward(&self.ln_2.forward(&x)?.to(self.matrix)?)?;
+        let y = self.attn.c_proj.forward(&y)?;
+        let (x, n) = self.ln_2.add_forward(x, &self.branch(y, x.dtype(), 0, length)?)?;
+        let y = self.mlp.c_fc.forward(&n.to(self.matrix)?)?;
+        drop(n);
         let y = self.mlp.c_proj.forward(&self.activation.apply(&y)?)?;
-        self.add(&x, y, 1, length)
+        Ok(x.add(&self.branch(y, x.dtype(), 1, length)?)?)
     }
 
-    /// The stream with a branch's result added, after dropout.
-    fn add(&self, x: &Var, y: Var, dropout: usize, length: usize) -> Result<Var> {
+    /// What a branch adds to the stream: its result after dropout.
+    fn branch(&self, y: Var, stream: DType, dropout: usize, length: usize) -> Result<Var> {
         let dropout = &self.dropouts[dropout];
         let y = match dropout.is_active() {
             true => {
@@ -256,7 +258,7 @@ impl<L: Layers> GptBlock<L> {
             }
             false => y,
         };
-        Ok(x.add(&y.to(x.dtype())?)?)
+        Ok(y.to(stream)?)
     }
 }
 

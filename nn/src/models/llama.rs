@@ -211,8 +211,9 @@ impl<L: Layers> LlamaBlock<L> {
         let mlp = &self.mlp;
         let n = self.input_layernorm.forward(x)?.to(self.matrix)?;
         let y = self.self_attn.extend(&n, cache)?;
-        let x = x.add(&y.to(x.dtype())?)?;
-        let n = self.post_attention_layernorm.forward(&x)?.to(self.matrix)?;
+        let (x, wide) = self.post_attention_layernorm.add_forward(x, &y.to(x.dtype())?)?;
+        let n = wide.to(self.matrix)?;
+        drop(wide);
         let inner = self.layers.columns(&[&mlp.gate_proj, &mlp.up_proj], &n)?;
         let gated = inner[0].silu()?.mul(&inner[1])?;
         Ok(x.add(&mlp.down_proj.forward(&gated)?.to(x.dtype())?)?)

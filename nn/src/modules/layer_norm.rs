@@ -61,10 +61,24 @@ impl LayerNormConfig {
     }
 }
 
+impl LayerNorm {
+    /// `x + residual` and its norm, in one pass: the values of the sum and [`Module::forward`] of it.
+    ///
+    /// # Errors
+    /// If the shapes do not fit.
+    pub fn add_forward(&self, x: &Var, residual: &Var) -> Result<(Var, Var)> {
+        let [weight, bias] = self.affine();
+        Ok(x.add_layer_norm(residual, &self.shape, weight.as_ref(), bias.as_ref(), self.eps)?)
+    }
+
+    fn affine(&self) -> [Option<Var>; 2] {
+        [&self.weight, &self.bias].map(|p| p.as_ref().map(Parameter::var))
+    }
+}
+
 impl Module for LayerNorm {
     fn forward(&self, x: &Var) -> Result<Var> {
-        let (weight, bias) =
-            (self.weight.as_ref().map(Parameter::var), self.bias.as_ref().map(Parameter::var));
+        let [weight, bias] = self.affine();
         Ok(x.layer_norm(&self.shape, weight.as_ref(), bias.as_ref(), self.eps)?)
     }
 }

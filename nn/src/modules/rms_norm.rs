@@ -52,6 +52,17 @@ impl RmsNormConfig {
     }
 }
 
+impl RmsNorm {
+    /// `x + residual` and its norm, in one pass: the values of the sum and [`Module::forward`] of it.
+    ///
+    /// # Errors
+    /// If the shapes do not fit.
+    pub fn add_forward(&self, x: &Var, residual: &Var) -> Result<(Var, Var)> {
+        let weight = self.weight.as_ref().map(Parameter::var);
+        Ok(x.add_rms_norm(residual, &self.shape, weight.as_ref(), self.eps)?)
+    }
+}
+
 impl Module for RmsNorm {
     fn forward(&self, x: &Var) -> Result<Var> {
         Ok(x.rms_norm(&self.shape, self.weight.as_ref().map(Parameter::var).as_ref(), self.eps)?)

@@ -269,7 +269,7 @@ mod tests {
 
     #[test]
     fn ranks_that_do_not_come_are_named_to_those_that_did() {
-        for met in meet(&[(0, 4), (2, 4)], 300) {
+        for met in meet(&[(0, 4), (2, 4)], 2000) {
             let error = met.unwrap_err().to_string();
             assert!(error.contains("ranks [1, 3] of 4 did not come to 127.0.0.1:"), "{error}");
         }

@@ -6,7 +6,7 @@
 //! loss                      (1 - a) (M - T + ln Z) + a / C (C ln Z - S)       with smoothing a over all C classes
 //! ```
 //! merged in f64 in order of the ranks, so every rank has the same bits. Derivative: `dx = dy (e^(x - M) / Z - q)` with q
-//! the smoothed target: the rank's classes alone, no exchange. Saves x and two numbers an item.
+//! the smoothed target: the rank's classes alone, no exchange. Saves x and two numbers an item. Halves are computed in f32.
 //!
 //! The vocabulary is not padded: ranks have shares that differ by at most one class. Smoothing spreads over all classes
 //! and averages over all of them; Megatron-LM's (0.11) spreads over the rank's.
@@ -26,8 +26,8 @@ use super::merged::{Merged, merged};
 use super::regions::{copy_to_region, reduce_from_region};
 use crate::comm::Comm;
 
-/// The cross entropy of `logits` `[N, C / ranks]`, f32 or f64, this rank's of `classes`, and i64 `targets` `[N]` of the
-/// whole, which all ranks have; see [`phalanx_kernels::cross_entropy`]. The same on every rank.
+/// The cross entropy of `logits` `[N, C / ranks]`, this rank's of `classes`, and i64 `targets` `[N]` of the whole, which
+/// all ranks have; see [`phalanx_kernels::cross_entropy`]. The same on every rank.
 ///
 /// # Errors
 /// If shapes or dtypes do not fit, a target is no class, class weights are asked for, or as
@@ -49,10 +49,11 @@ pub fn vocab_parallel_cross_entropy(
     let mut all = Tensor::empty(&[comm.size() * own.numel()], own.dtype(), own.device())?;
     comm.all_gather(&mut all, &own).map_err(failed)?;
     drop(own);
-    let Merged { y, max, sum, factors } = merged(&all, targets.tensor(), x.dtype(), &cut, config)?;
+    let dtypes = [config.result_dtype(x.dtype()), wide(x)];
+    let Merged { y, max, sum, factors } = merged(&all, targets.tensor(), dtypes, &cut, config)?;
     drop(all);
     record(OP, &[logits], y, |s: &Saver<'_>| {
-        let on_target = kernels::full(elsewhere.shape(), smoothing - 1.0, x.dtype(), x.device())?;
+        let on_target = kernels::full(elsewhere.shape(), smoothing - 1.0, wide(x), x.device())?;
         let on_target = kernels::masked_fill(&on_target, &elsewhere, Scalar::Float(-0.0))?;
         let [max, sum, factors, target, on_target] = [max, sum, factors, target, on_target].map(Var::new);
         let even = smoothing / classes as f64;
@@ -66,12 +67,12 @@ fn check(logits: &Var, targets: &Var, classes: usize, config: &CrossEntropy) -> 
     let got = match (logits.shape(), targets.shape()) {
         _ if config.weight.is_some() => "weights of the classes".to_string(),
         (&[items, own], &[count]) if items == count && own == classes => match logits.dtype() {
-            DType::F32 | DType::F64 if targets.dtype() == DType::I64 => return Ok(()),
+            dtype if dtype.is_float() && targets.dtype() == DType::I64 => return Ok(()),
             dtype => format!("{dtype} logits and {} targets", targets.dtype()),
         },
         (logits, targets) => format!("logits {logits:?} and targets {targets:?}"),
     };
-    let wanted = format!("wanted logits [N, {classes}] in f32 or f64, i64 targets [N], and no weights");
+    let wanted = format!("wanted logits [N, {classes}] of floats, i64 targets [N], and no weights");
     Err(Error::invalid(OP, format!("got {got}, {wanted}")).into())
 }
 
@@ -81,10 +82,15 @@ fn numbers(x: &Tensor, target: &Tensor, elsewhere: &Tensor, smoothing: f64) -> t
     let (reduction, label_smoothing) = (Reduction::None, smoothing);
     let config = CrossEntropy { reduction, label_smoothing, ..CrossEntropy::default() };
     let stats = kernels::cross_entropy(x, &target.squeeze(1)?, &config)?.1;
-    let at = kernels::gather(x, 1, target)?;
+    let at = kernels::cast(&kernels::gather(x, 1, target)?, wide(x))?;
     let at = kernels::masked_fill(&at, elsewhere, Scalar::Float(0.0))?;
     let below = stats.narrow(1, 2, stats.shape()[1] - 2)?;
     kernels::cat(&[&stats.narrow(1, 0, 2)?, &at, &below], 1)
+}
+
+/// The dtype that `x` is computed in.
+fn wide(x: &Tensor) -> DType {
+    CrossEntropy { wide: true, ..CrossEntropy::default() }.result_dtype(x.dtype())
 }
 
 /// What the forward pass leaves; all but the logits `[N, 1]`.
@@ -104,11 +110,17 @@ struct Recorded {
 
 impl Backward for Recorded {
     fn backward(&self, cx: &Cx<'_>) -> Result<Grads> {
-        let x = cx.get(&self.x)?;
+        let (x, wide) = (cx.get(&self.x)?, self.max.dtype());
         // Every rank makes something else of it.
         let dy = if cx.create_graph() { copy_to_region(cx.dy(), &self.comm)? } else { cx.dy().clone() };
+        let dy = dy.to(wide)?;
         let slope = if dy.rank() == 0 { dy } else { dy.unsqueeze(1)? }.mul(&self.factors)?;
-        let below = x.sub(&self.max)?.exp()?;
+        let shifted = {
+            let x = x.to(wide)?;
+            x.sub(&self.max)?
+        };
+        let below = shifted.exp()?;
+        drop(shifted);
         let sum = match cx.create_graph() {
             // The sum depends on the logits, of all ranks.
             true => copy_to_region(&reduce_from_region(&below.sum(&[1], true)?, &self.comm)?, &self.comm)?,
@@ -119,6 +131,6 @@ impl Backward for Recorded {
         if self.even != 0.0 {
             dx = dx.sub(&slope.mul_scalar(self.even)?)?;
         }
-        grads1(dx.scatter_add(1, &self.target, &slope.mul(&self.on_target)?)?)
+        grads1(dx.scatter_add(1, &self.target, &slope.mul(&self.on_target)?)?.to(x.dtype())?)
     }
 }

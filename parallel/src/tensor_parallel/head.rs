@@ -1,7 +1,6 @@
 //! [`VocabParallelHead`]: scores of a vocabulary that is cut, with the loss.
 
 use phalanx_nn::autograd::{CrossEntropy, Reduction, Var};
-use phalanx_nn::tensor::DType;
 use phalanx_nn::{Head, Parameter, Result, Scope, Table, parameters};
 
 use super::columns::columns;
@@ -55,10 +54,9 @@ impl Head for VocabParallelHead {
     }
 
     fn loss(&self, x: &Var, targets: &Var, scale: f64) -> Result<Var> {
-        let own = self.own(x)?;
-        let wide = if own.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
-        let own = own.to(wide)?.flatten(0, -2)?;
-        let config = CrossEntropy { reduction: Reduction::Sum, scale, ..CrossEntropy::default() };
+        let own = self.own(x)?.flatten(0, -2)?;
+        let reduction = Reduction::Sum;
+        let config = CrossEntropy { reduction, scale, wide: true, ..CrossEntropy::default() };
         let targets = targets.flatten(0, -1)?;
         Ok(vocab_parallel_cross_entropy(&own, &targets, self.cut.whole(), self.group.comm(), &config)?)
     }

@@ -7,7 +7,7 @@ use phalanx_tensor::{DType, Result, Scalar, Tensor, Value};
 
 use super::cut::Cut;
 
-/// A loss, and what its derivative needs, all in the dtype of the logits.
+/// A loss, and what its derivative needs.
 pub(super) struct Merged {
     /// The loss, reduced.
     pub(super) y: Tensor,
@@ -20,17 +20,18 @@ pub(super) struct Merged {
 }
 
 /// The loss of `all` ranks' numbers, one rank after another: of each item of `targets` the largest logit, the sum of the
-/// exponentials below it, the target's logit or 0 and, if there is smoothing, the sum of all logits less the largest.
+/// exponentials below it, the target's logit or 0 and, if there is smoothing, the sum of all logits less the largest. The loss is
+/// in the first dtype, the rest in the second.
 pub(super) fn merged(
     all: &Tensor,
     targets: &Tensor,
-    dtype: DType,
+    [result, wide]: [DType; 2],
     cut: &Cut,
     config: &CrossEntropy,
 ) -> Result<Merged> {
     let all = kernels::cast(all, DType::F64)?;
     let merged = if all.device().is_cuda() { on_gpu } else { on_host };
-    merged(&all, targets, dtype, cut, config)
+    merged(&all, targets, [result, wide], cut, config)
 }
 
 fn on_host(all: &Tensor, targets: &Tensor, dtype: DType, cut: &Cut, config: &CrossEntropy) -> Result<Merged> {
@@ -44,14 +45,14 @@ fn on_host(all: &Tensor, targets: &Tensor, dtype: DType, cut: &Cut, config: &Cro
         .iter()
         .zip(&merged)
         .map(|(&counts, item)| if counts { item.loss(smoothing, classes) } else { 0.0 });
-    let like = |values: &[f64], shape: &[usize]| {
+    let like = |dtype: DType, values: &[f64], shape: &[usize]| {
         kernels::cast(&Tensor::from_slice(values, shape, all.device())?, dtype)
     };
-    let column = |values: Vec<f64>| like(&values, &[items, 1]);
+    let column = |values: Vec<f64>| like(wide, &values, &[items, 1]);
     Ok(Merged {
         y: match config.reduction {
-            Reduction::None => like(&losses.map(|loss| loss * factor).collect::<Vec<_>>(), &[items])?,
-            Reduction::Mean | Reduction::Sum => like(&[losses.sum::<f64>() * factor], &[])?,
+            Reduction::None => like(result, &losses.map(|loss| loss * factor).collect::<Vec<_>>(), &[items])?,
+            Reduction::Mean | Reduction::Sum => like(result, &[losses.sum::<f64>() * factor], &[])?,
         },
         max: column(merged.iter().map(|item| item.max).collect())?,
         sum: column(merged.iter().map(|item| item.sum).collect())?,
@@ -95,9 +96,9 @@ fn on_gpu(all: &Tensor, targets: &Tensor, dtype: DType, cut: &Cut, config: &Cros
             kernels::mul(&kernels::sum(&losses, &[0], true)?, &factor)?.with_shape(&[])?
         }
     };
-    let column = |x: &Tensor| kernels::cast(x, dtype)?.with_shape(&[items, 1]);
+    let column = |x: &Tensor| kernels::cast(x, wide)?.with_shape(&[items, 1]);
     Ok(Merged {
-        y: kernels::cast(&y, dtype)?,
+        y: kernels::cast(&y, result)?,
         max: column(&max)?,
         sum: column(&sum)?,
         factors: column(&factors)?,

@@ -8,6 +8,8 @@ mod gpt;
 mod killed;
 mod layouts;
 mod moments;
+#[path = "../comm/port.rs"]
+mod port;
 mod precision;
 mod stages;
 mod wires;

@@ -1,6 +1,5 @@
 //! Saves over sockets, on which ranks also do other things meanwhile.
 
-use std::net::TcpListener;
 use std::time::Duration;
 
 use phalanx_parallel::checkpoint::{Checkpoint, Saver};
@@ -10,13 +9,14 @@ use phalanx_parallel::part::Part;
 use phalanx_parallel::{Error, Result};
 use phalanx_tensor::{DType, Device, Tensor};
 
+use crate::port::free_port;
 use crate::{Place, settings};
 
 const RANKS: usize = 3;
 
 /// Ranks that meet over TCP, each on a thread in place of a process.
 fn run(f: impl Fn(Rank) -> Result<()> + Sync) -> Vec<Result<(), String>> {
-    let port = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
+    let port = free_port();
     let process = |rank| {
         let place = Environment::new().local(rank, RANKS, port).timeout(Duration::from_secs(20));
         place.run(&f).map_err(|e| e.to_string())

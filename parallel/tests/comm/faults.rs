@@ -1,11 +1,13 @@
 //! One rank goes wrong; all must end, and say why.
 
-use std::sync::Mutex;
+use std::sync::{Barrier, Mutex};
 use std::time::{Duration, Instant};
 
 use phalanx_parallel::comm::{Call, Error, Reduction};
 use phalanx_parallel::launch::{Rank, Threads};
 use phalanx_tensor::{DType, Tensor};
+
+use crate::fuzz::stall;
 
 type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -60,14 +62,16 @@ fn messages_that_do_not_fit_name_both_sides() {
 
 #[test]
 fn a_rank_that_does_not_arrive_is_named() {
-    let (said, heard) = run(3, 50, |rank| {
-        if rank.rank() == 2 {
-            std::thread::sleep(Duration::from_millis(300));
+    let there = Barrier::new(2);
+    let (said, heard) = run(3, 500, |rank| {
+        match rank.rank() {
+            2 => stall(rank.comm()),
+            _ => drop(there.wait()),
         }
         rank.comm().barrier()
     });
     assert!(
-        said.contains("barrier (call 0 of group [0, 1, 2]): ranks [2] did not arrive within 50 ms"),
+        said.contains("barrier (call 0 of group [0, 1, 2]): ranks [2] did not arrive within 500 ms"),
         "{said}"
     );
     assert!(heard.iter().all(|text| text.contains("[2] did not arrive")), "{heard:?}");
@@ -75,18 +79,23 @@ fn a_rank_that_does_not_arrive_is_named() {
 
 #[test]
 fn who_only_waits_for_the_late_one_is_not_blamed() {
-    let (said, _) = run(3, 100, |rank| {
+    let there = Barrier::new(2);
+    let (said, _) = run(3, 500, |rank| {
         let pair = |a, b| rank.comm().group(&[a, b]);
         match rank.rank() {
             // Waits longest, but for a rank that itself waits.
-            0 => pair(0, 1)?.barrier(),
+            0 => {
+                let pending = pair(0, 1)?.start(Call::barrier());
+                there.wait();
+                pending.wait()
+            }
             1 => {
-                std::thread::sleep(Duration::from_millis(50));
+                there.wait();
                 pair(1, 2)?.barrier()?;
                 pair(0, 1)?.barrier()
             }
             _ => {
-                std::thread::sleep(Duration::from_millis(500));
+                stall(rank.comm());
                 pair(1, 2)?.barrier()
             }
         }

@@ -1,7 +1,6 @@
 //! The suite, the fuzz and dead processes over TCP: ranks that share nothing but a port.
 
 use std::io::{BufRead, BufReader, Read};
-use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -9,11 +8,8 @@ use phalanx_parallel::comm::Error;
 use phalanx_parallel::launch::{Environment, Rank, environment};
 
 use crate::fuzz::{Fault, Trial, first_seed, patiently, trials_over_wires};
+use crate::port::free_port;
 use crate::suite;
-
-pub fn free_port() -> u16 {
-    TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port()
-}
 
 /// Runs `f` on ranks that meet over TCP, each on a thread in place of a process.
 pub fn run<T: Send>(

@@ -10,6 +10,8 @@ mod case;
 mod driver;
 #[cfg(feature = "nccl")]
 mod nccl;
+#[path = "../comm/port.rs"]
+mod port;
 #[allow(dead_code)]
 #[path = "../comm/program.rs"]
 mod program;

@@ -1,15 +1,17 @@
 //! The same over NCCL: bits, order on the GPU, errors.
 
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Barrier, Mutex};
 use std::time::{Duration, Instant};
 
-use phalanx_parallel::comm::{Call, Error, NcclConfig, Reduction, Sums};
+use phalanx_parallel::comm::{Call, Error, NcclConfig, Reduction, Sums, observed};
 use phalanx_parallel::launch::{Environment, Rank, Threads};
 use phalanx_tensor::{DType, Device, Tensor};
 
-use crate::staged::free_port;
+use crate::port::free_port;
 use crate::{Test, suite};
 
-pub const TESTS: [Test; 9] = [
+pub const TESTS: [Test; 10] = [
     ("the suite passes over NCCL on 1 to 4 ranks", over_threads),
     ("the suite passes over NCCL with TCP as control plane", over_tcp),
     ("NCCL's own sums are those in order, to rounding", own_sums),
@@ -18,6 +20,7 @@ pub const TESTS: [Test; 9] = [
     ("over NCCL different calls are named on every rank", mismatches),
     ("over NCCL a tensor of the host and one of a GPU in one call are named", mixed),
     ("over NCCL a rank that fails ends the others, what is under way included", failures),
+    ("over NCCL a call that is observed ends with the run", observed_call),
     ("over NCCL a rank that does not come is named", late),
 ];
 
@@ -131,7 +134,7 @@ fn both_directions() -> Result<(), String> {
 
 /// The errors of all ranks.
 fn errors(ranks: usize, timeout: Duration, f: impl Fn(&Rank) -> Result<(), Error> + Sync) -> Vec<String> {
-    let said = std::sync::Mutex::new(vec![String::new(); ranks]);
+    let said = Mutex::new(vec![String::new(); ranks]);
     let config = NcclConfig { timeout, ..NcclConfig::default() };
     let run = Threads::new(ranks).timeout(timeout).nccl(config).run(|rank| {
         let outcome = f(&rank);
@@ -194,10 +197,42 @@ fn failures() -> Result<(), String> {
     all_say(&[said[0].clone(), said[2].clone()], &["rank 1 failed", "of group [0, 1, 2]"])
 }
 
+fn observed_call() -> Result<(), String> {
+    let (started, (ended, end)) = (Barrier::new(2), channel());
+    let end = Mutex::new(end);
+    let said = errors(2, LONG, |rank| {
+        let mut x = ones(64, rank.device())?;
+        rank.comm().all_reduce(&mut x, Reduction::Sum)?;
+        if rank.rank() == 0 {
+            let comm = observed(rank.comm().clone(), Arc::new(|_| ()));
+            let pending = comm.start(Call::all_reduce(x, Reduction::Sum));
+            started.wait();
+            let outcome = pending.wait();
+            ended.send(()).unwrap();
+            return outcome.and_then(|()| comm.barrier());
+        }
+        // All have called it, but while somebody else uses the tensor this rank's lane cannot give it to NCCL.
+        let held = x.device_read("test")?;
+        let pending = rank.comm().start(Call::all_reduce(x.clone(), Reduction::Sum));
+        started.wait();
+        rank.comm().fail("something else broke");
+        let ended = end.lock().unwrap().recv_timeout(LONG / 2);
+        drop(held);
+        drop(pending);
+        assert!(ended.is_ok(), "the other rank waits for its GPU");
+        Err(Error::Launch("something else broke".into()))
+    });
+    all_say(&said, &["something else broke"])
+}
+
 fn late() -> Result<(), String> {
-    let said = errors(3, Duration::from_millis(300), |rank| {
+    // Everything is compiled, so that one rank alone is late.
+    let sum = |rank: &Rank| rank.comm().all_reduce(&mut ones(5, rank.device())?, Reduction::Sum);
+    nccl(3).timeout(LONG).run(|rank| sum(&rank)).map_err(|e| e.to_string())?;
+    let said = errors(3, Duration::from_secs(2), |rank| {
         let mut x = ones(5, rank.device())?;
         rank.comm().all_reduce(&mut x, Reduction::Sum)?;
+        x.to_vec::<f32>()?;
         if rank.rank() == 1 {
             while rank.comm().failure().is_none() {
                 std::thread::sleep(Duration::from_millis(5));

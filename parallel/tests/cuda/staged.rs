@@ -6,6 +6,7 @@ use phalanx_parallel::comm::{Call, Error, Reduction};
 use phalanx_parallel::launch::{Environment, Threads};
 use phalanx_tensor::{DType, Device, Stream, Tensor};
 
+use crate::port::free_port;
 use crate::{Test, suite};
 
 pub const TESTS: [Test; 5] = [
@@ -22,10 +23,6 @@ fn over_threads() -> Result<(), String> {
         run.map_err(|e| format!("{ranks} ranks: {e}"))?;
     }
     Ok(())
-}
-
-pub fn free_port() -> u16 {
-    std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port()
 }
 
 fn over_tcp() -> Result<(), String> {

@@ -26,14 +26,6 @@ fn runs(name: &str) -> bool {
     names.any(|found| found.trim() == name)
 }
 
-/// Whether something comes to be within a second.
-fn soon(is: impl Fn() -> bool) -> bool {
-    (0..500).any(|_| {
-        std::thread::sleep(Duration::from_millis(2));
-        is()
-    })
-}
-
 #[test]
 fn an_error_names_the_stage_and_leaves_nothing_behind() {
     let own = devices(3);
@@ -90,9 +82,10 @@ fn other_devices_stop_before_their_next_cell() {
         counted.fetch_add(1, Ordering::Relaxed);
         Ok(b)
     });
-    let model = each(vec![counter, refuse()], &own, GPipeConfig::new(20));
-    assert!(model.run(constant(1, &[20, 1], own[0])).is_err());
-    assert!(count.load(Ordering::Relaxed) < 10);
+    // So many that a stage which gets no core for a while does not count.
+    let model = each(vec![counter, refuse()], &own, GPipeConfig::new(500));
+    assert!(model.run(constant(1, &[500, 1], own[0])).is_err());
+    assert!(count.load(Ordering::Relaxed) < 400);
 }
 
 #[test]

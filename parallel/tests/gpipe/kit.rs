@@ -111,6 +111,16 @@ pub fn apply(f: impl Fn(Batch) -> Result<Batch> + Send + Sync + 'static) -> Box<
     Box::new(Apply(f))
 }
 
+/// Whether something comes to be, on a machine that may be busy.
+pub fn soon(is: impl Fn() -> bool) -> bool {
+    (0..5000).any(|_| {
+        is() || {
+            std::thread::sleep(Duration::from_millis(2));
+            false
+        }
+    })
+}
+
 /// A layer that runs a function on its batch and its skips.
 pub struct Skipping<F>(pub Skippable, pub F);
 

@@ -154,13 +154,7 @@ fn a_skip_leaves_its_device_when_it_has_been_copied_and_the_next_one_when_it_is_
     let (noted, places) = (seen.clone(), own.clone());
     let between = apply(move |b: Batch| {
         // That copy has a lane of its own, and ends when it does.
-        let gone = || bytes(places[0]) == size;
-        (0..1000).any(|_| {
-            gone() || {
-                std::thread::sleep(std::time::Duration::from_millis(2));
-                false
-            }
-        });
+        soon(|| bytes(places[0]) == size);
         noted.lock().unwrap().push([bytes(places[0]), bytes(places[1]), bytes(places[2])]);
         Ok(b.map(|x| x.mul_scalar(1.5))?)
     });

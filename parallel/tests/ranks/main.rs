@@ -10,6 +10,8 @@ mod data_parallel;
 mod faults;
 mod kit;
 mod odd;
+#[path = "../comm/port.rs"]
+mod port;
 mod processes;
 mod sync_batch_norm;
 mod tensor_parallel;

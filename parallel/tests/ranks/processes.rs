@@ -1,6 +1,5 @@
 //! Pipelines over TCP: the same bits, and processes that die.
 
-use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -11,11 +10,8 @@ use phalanx_parallel::pipeline::schedule::{Schedule, by_name, one_f_one_b, with_
 use crate::asynchronous;
 use crate::faults::{Fault, How, step};
 use crate::kit::{alone, assert_equal, config, train};
+use crate::port::free_port;
 use crate::twin::{Case, Scheme, simulated};
-
-fn free_port() -> u16 {
-    TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port()
-}
 
 #[test]
 fn over_tcp_the_bits_are_the_same() {

@@ -84,6 +84,26 @@ pub(super) fn open(ordinal: usize) -> Called<About> {
     }
 }
 
+/// Lets GPU number `reader` use the pooled memory of `owner` directly, where they are connected so; else copies between
+/// them go by way of the host, and NCCL finds a way of its own.
+pub(super) fn share_pool(owner: usize, reader: usize) -> Called {
+    let [owner, reader] = [owner, reader].map(|ordinal| result::device::get(ordinal as c_int));
+    let (owner, reader, mut can) = (owner?, reader?, 0);
+    let location =
+        sys::CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: reader };
+    let flags = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    let access = sys::CUmemAccessDesc { location, flags };
+    // SAFETY: both devices exist, and the owner's default pool with it; `can` is written and `access` read at once.
+    unsafe {
+        sys::cuDeviceCanAccessPeer(&raw mut can, reader, owner).result()?;
+        if can != 0 {
+            let pool = result::device::get_default_mem_pool(owner)?;
+            sys::cuMemPoolSetAccess(pool, &raw const access, 1).result()?;
+        }
+    }
+    Ok(())
+}
+
 /// Returns memory that the pool keeps.
 pub(super) fn trim(ordinal: usize) -> Called {
     let device = result::device::get(ordinal as c_int)?;

@@ -70,6 +70,7 @@ macro_rules! never {
 
 never! {
     fn open(usize) -> About;
+    fn share_pool(usize, usize) -> ();
     fn trim(usize) -> ();
     #[unsafety] fn set_current(CUcontext) -> ();
     fn stream() -> CUstream;

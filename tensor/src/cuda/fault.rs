@@ -80,8 +80,11 @@ impl Gpu {
             self.called("faults", driver::synchronize(stream))?;
         }
         let Some(error) = self.fault_of(&record) else { return Ok(()) };
-        // SAFETY: as above.
-        self.called("faults", unsafe { driver::fill(address, 0, RECORD_BYTES, stream) })?;
+        // SAFETY: as above. Other streams look and report here too: they come later.
+        unsafe {
+            self.called("faults", driver::fill(address, 0, RECORD_BYTES, stream))?;
+            self.called("faults", driver::synchronize(stream))?;
+        }
         Err(error)
     }
 

@@ -3,14 +3,16 @@
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+use super::GpuEvent;
 use super::calls::count_wait;
 use super::driver::{self, CUcontext, CUstream, Failure};
 use super::fault::Faults;
 use super::kernel::Kernels;
 use super::memory::DeviceBlock;
 use super::product::Engine;
+use super::quiet::{Gate, gate};
 use crate::{Device, Error, Result};
 
 /// A CUDA device, open for as long as the process lives.
@@ -28,6 +30,7 @@ pub struct Gpu {
     pub(super) kernels: Kernels,
     pub(super) faults: OnceLock<Faults>,
     pub(super) products: OnceLock<Engine>,
+    pub(super) gate: Arc<Gate<GpuEvent>>,
     launches: AtomicU64,
 }
 
@@ -79,6 +82,7 @@ impl Gpu {
         let driver::About { context, name, capability, processors, shared_bytes_max } =
             driver::open(ordinal).map_err(failed)?;
         CURRENT.set(Some(device));
+        connect(ordinal).map_err(failed)?;
         Ok(Gpu {
             device,
             ordinal,
@@ -89,6 +93,7 @@ impl Gpu {
             kernels: Kernels::default(),
             faults: OnceLock::new(),
             products: OnceLock::new(),
+            gate: gate(ordinal),
             launches: AtomicU64::new(0),
         })
     }
@@ -212,6 +217,20 @@ impl Gpu {
             false => Error::Gpu { op, device: self.device, what: failure.text.clone() },
         }
     }
+}
+
+/// Lets the GPUs that this process has opened, and this one, use each other's memory.
+fn connect(ordinal: usize) -> Result<(), Failure> {
+    static OPENED: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+    let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
+    if !opened.contains(&ordinal) {
+        for &other in opened.iter() {
+            driver::share_pool(other, ordinal)?;
+            driver::share_pool(ordinal, other)?;
+        }
+        opened.push(ordinal);
+    }
+    Ok(())
 }
 
 impl std::fmt::Debug for Gpu {

@@ -6,7 +6,7 @@ use std::ffi::c_void;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Mutex, PoisonError, RwLock};
 
-use super::driver::{self, CUfunction};
+use super::driver::{self, CUfunction, CUmodule};
 use super::{Args, Gpu, Grid, Target, nvrtc};
 use crate::{Error, Result};
 
@@ -35,25 +35,25 @@ impl Program<'_> {
     }
 
     /// Everything by which two programs can differ; files by their place in this binary.
-    fn key(&self, entry: &str) -> u64 {
+    fn key(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         for (_, file) in self.files {
             (file.as_ptr().addr(), file.len()).hash(&mut hasher);
         }
-        (self.defines, entry).hash(&mut hasher);
+        self.defines.hash(&mut hasher);
         hasher.finish()
     }
 
-    fn is(&self, other: &Known, entry: &str) -> bool {
+    fn is(&self, other: &Known) -> bool {
         let files = self.files.len() == other.files.len()
             && self.files.iter().zip(other.files).all(|(a, b)| std::ptr::eq(a.1, b.1));
         let defines = self.defines.len() == other.defines.len()
             && self.defines.iter().zip(&other.defines).all(|(a, b)| a.0 == b.0 && a.1 == b.1);
-        files && defines && entry == other.entry
+        files && defines
     }
 }
 
-/// The kernels that a device has loaded.
+/// The programs that a device has loaded.
 #[derive(Default)]
 pub(super) struct Kernels {
     loaded: RwLock<HashMap<u64, Vec<Known>>>,
@@ -64,13 +64,21 @@ pub(super) struct Kernels {
 struct Known {
     files: &'static [(&'static str, &'static str)],
     defines: Vec<(String, String)>,
-    entry: String,
-    function: Function,
+    module: Module,
+    /// Those of its kernels that were asked for.
+    functions: Vec<(String, Function)>,
 }
+
+#[derive(Clone, Copy)]
+struct Module(CUmodule);
 
 #[derive(Clone, Copy)]
 struct Function(CUfunction);
 
+// SAFETY: a module's handle may be used from any thread; modules are never unloaded.
+unsafe impl Send for Module {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Module {}
 // SAFETY: a function's handle may be used from any thread; modules are never unloaded.
 unsafe impl Send for Function {}
 // SAFETY: as for `Send`.
@@ -79,7 +87,28 @@ unsafe impl Sync for Function {}
 impl Kernels {
     fn find(&self, key: u64, program: &Program<'_>, entry: &str) -> Option<Function> {
         let loaded = self.loaded.read().unwrap_or_else(PoisonError::into_inner);
-        loaded.get(&key)?.iter().find(|known| program.is(known, entry)).map(|known| known.function)
+        let known = loaded.get(&key)?.iter().find(|known| program.is(known))?;
+        known.functions.iter().find(|(name, _)| name == entry).map(|&(_, function)| function)
+    }
+
+    /// The module of a program of which another kernel was asked for.
+    fn module(&self, key: u64, program: &Program<'_>) -> Option<Module> {
+        let loaded = self.loaded.read().unwrap_or_else(PoisonError::into_inner);
+        loaded.get(&key)?.iter().find(|known| program.is(known)).map(|known| known.module)
+    }
+
+    fn keep(&self, key: u64, program: &Program<'_>, module: Module, (entry, function): (&str, Function)) {
+        let mut loaded = self.loaded.write().unwrap_or_else(PoisonError::into_inner);
+        let all = loaded.entry(key).or_default();
+        let named = (entry.to_string(), function);
+        match all.iter_mut().find(|known| program.is(known)) {
+            Some(known) => known.functions.push(named),
+            None => {
+                let own = |(name, value): &(&str, &str)| ((*name).to_string(), (*value).to_string());
+                let defines = program.defines.iter().map(own).collect();
+                all.push(Known { files: program.files, defines, module, functions: vec![named] });
+            }
+        }
     }
 }
 
@@ -96,7 +125,7 @@ impl Gpu {
     /// # Errors
     /// If there is no compiler, or the program is wrong: what the compiler says.
     pub fn kernel(&'static self, op: &'static str, program: &Program<'_>, entry: &str) -> Result<Kernel> {
-        let key = program.key(entry);
+        let key = program.key();
         let function = match self.kernels.find(key, program, entry) {
             Some(function) => function,
             None => self.load(op, key, program, entry)?,
@@ -111,24 +140,19 @@ impl Gpu {
             return Ok(function);
         }
         let wrong = |why: String| Error::Gpu { op, device: self.device(), what: why };
-        let image = nvrtc::compile(program.name, &program.text(), Target::of(self)).map_err(wrong)?;
+        let failed = |f: driver::Failure| wrong(format!("{} of {}: {}", entry, program.name, f.text));
         self.bind(op)?;
-        let function = driver::load(&image.code).and_then(|module| {
-            // SAFETY: the module was just loaded, and is never unloaded.
-            unsafe { driver::function(module, entry) }
-        });
-        let function = function.map_err(|f| wrong(format!("{} of {}: {}", entry, program.name, f.text)))?;
-        let function = Function(function);
-        let own = |(name, value): &(&str, &str)| ((*name).to_string(), (*value).to_string());
-        let known = Known {
-            files: program.files,
-            defines: program.defines.iter().map(own).collect(),
-            entry: entry.to_string(),
-            function,
+        let module = match self.kernels.module(key, program) {
+            Some(module) => module,
+            None => {
+                let image = nvrtc::compile(program.name, &program.text(), Target::of(self)).map_err(wrong)?;
+                Module(self.quietly(|| driver::load(&image.code)).map_err(failed)?)
+            }
         };
-        let mut loaded = self.kernels.loaded.write().unwrap_or_else(PoisonError::into_inner);
-        loaded.entry(key).or_default().push(known);
-        Ok(function)
+        // SAFETY: the module was loaded, and is never unloaded.
+        let function = self.quietly(|| unsafe { driver::function(module.0, entry) }).map_err(failed)?;
+        self.kernels.keep(key, program, module, (entry, Function(function)));
+        Ok(Function(function))
     }
 }
 

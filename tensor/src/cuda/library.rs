@@ -1,7 +1,8 @@
 //! Which files the CUDA libraries are loaded from, and what is said when there are none.
 //!
 //! The bindings load a library by its name when it is first called, and panic where there is none. So each is looked for
-//! here first, and preloaded: a library that is loaded already is found by its name whatever folder it came from.
+//! here first, and preloaded: a library that is loaded already is found by its name whatever folder it came from. NCCL's
+//! name (`libnccl.so.2`) is none that the bindings ask for, so its functions are taken from the file itself ([`symbol`]).
 #![allow(unsafe_code)]
 
 use std::path::{Path, PathBuf};
@@ -22,7 +23,7 @@ pub enum Library {
 
 /// The folder of stand-in libraries, where they are not beside the program.
 const EMULATOR_DIR: &str = "PHALANX_CUDA_EMULATOR";
-/// Folders with the toolkit's libraries, separated as in `PATH`.
+/// Folders with the toolkit's libraries, or with Python's packages that have them, separated as in `PATH`.
 const LIBRARY_DIR: &str = "PHALANX_CUDA_LIBRARIES";
 
 /// Whether `PHALANX_CUDA=emulator` asks for the stand-in libraries that run kernels on the CPU.
@@ -35,9 +36,38 @@ pub fn emulated() -> bool {
 /// # Errors
 /// What was looked for, and where.
 pub fn require(library: Library) -> Result<&'static str, String> {
-    static FOUND: [OnceLock<Result<String, String>>; 4] = [const { OnceLock::new() }; 4];
-    let found = FOUND[library as usize].get_or_init(|| find(library));
-    found.as_ref().map(String::as_str).map_err(Clone::clone)
+    loaded(library).map(|found| found.from.as_str())
+}
+
+/// A function of a library, which is loaded if it is not yet.
+///
+/// # Errors
+/// If there is no such library, or no such function in it.
+///
+/// # Safety
+/// `F` is a pointer to a function of that function's type.
+pub unsafe fn symbol<F: Copy>(library: Library, name: &str) -> Result<F, String> {
+    // SAFETY: by the caller.
+    unsafe { function(loaded(library)?, name) }
+}
+
+/// # Safety
+/// As for [`symbol`]; the library is not closed as long as the function may be called.
+unsafe fn function<F: Copy>(Loaded { from, file }: &Loaded, name: &str) -> Result<F, String> {
+    // SAFETY: by the caller.
+    let found = unsafe { file.get::<F>(name.as_bytes()) };
+    found.map(|f| *f).map_err(|_| format!("{from} has no function {name}: another version is needed"))
+}
+
+/// A library that stays.
+struct Loaded {
+    from: String,
+    file: libloading::Library,
+}
+
+fn loaded(library: Library) -> Result<&'static Loaded, String> {
+    static FOUND: [OnceLock<Result<Loaded, String>>; 4] = [const { OnceLock::new() }; 4];
+    FOUND[library as usize].get_or_init(|| find(library)).as_ref().map_err(Clone::clone)
 }
 
 /// Where the driver came from: to be named in every report.
@@ -48,23 +78,31 @@ pub fn driver_name() -> Result<&'static str, String> {
     require(Library::Driver)
 }
 
-fn find(library: Library) -> Result<String, String> {
+fn find(library: Library) -> Result<Loaded, String> {
     let Files { stand_in, names } = files(library);
     if let (Some(stand_in), true) = (stand_in, emulated()) {
         return stand_in_library(stand_in);
     }
-    if let Some(path) =
-        names.iter().flat_map(|name| folders(library).map(move |f| f.join(name))).find(|p| p.is_file())
-    {
-        companions(library, &path);
-        preload(&path)?;
-        return if is_present(library) { Ok(path.display().to_string()) } else { Err(unnamed(&path)) };
-    }
-    // By name, from where the system looks.
-    match names.iter().find(|name| preload(Path::new(name)).is_ok()) {
-        Some(name) if is_present(library) => Ok((*name).to_string()),
-        Some(name) => Err(unnamed(Path::new(name))),
-        None => Err(missing(library, names)),
+    // The best folder counts, then the newest name in it.
+    let found = folders(library).find_map(|f| names.iter().map(|name| f.join(name)).find(|p| p.is_file()));
+    let loaded = match found {
+        Some(path) => {
+            let companions = companions(library, &path);
+            let file = load(&path)?;
+            // They are found by their names from now on.
+            companions.into_iter().for_each(std::mem::forget);
+            Loaded { from: path.display().to_string(), file }
+        }
+        // By name, from where the system looks.
+        None => {
+            let by_name =
+                |name: &&str| Some(Loaded { from: (*name).into(), file: load(Path::new(name)).ok()? });
+            names.iter().find_map(by_name).ok_or_else(|| missing(library, names))?
+        }
+    };
+    match is_asked_for(library) {
+        true => Ok(loaded),
+        false => Err(format!("{} is there, but not under a name that is asked for", loaded.from)),
     }
 }
 
@@ -88,7 +126,7 @@ fn files(library: Library) -> Files {
             names: &["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"],
         },
         Library::Nccl => {
-            Files { stand_in: Some("phalanx_emulated_nccl"), names: &["libnccl.so", "libnccl.so.2"] }
+            Files { stand_in: Some("phalanx_emulated_nccl"), names: &["libnccl.so.2", "libnccl.so"] }
         }
     }
 }
@@ -97,6 +135,8 @@ fn files(library: Library) -> Files {
 fn folders(library: Library) -> impl Iterator<Item = PathBuf> {
     let named = std::env::var_os(LIBRARY_DIR).unwrap_or_default();
     let named: Vec<PathBuf> = std::env::split_paths(&named).filter(|f| !f.as_os_str().is_empty()).collect();
+    let named: Vec<PathBuf> =
+        named.into_iter().flat_map(|f| [vec![f.clone()], packages(&f)].concat()).collect();
     // The driver belongs to the system, never to a wheel.
     let rest = match library {
         Library::Driver => Vec::new(),
@@ -108,6 +148,15 @@ fn folders(library: Library) -> impl Iterator<Item = PathBuf> {
     let toolkit = home.chain([PathBuf::from("/usr/local/cuda")]).map(|home| home.join("lib64"));
     let toolkit = toolkit.filter(move |_| library != Library::Driver);
     named.into_iter().chain(rest).chain(toolkit)
+}
+
+/// `nvidia/*/lib` in a folder of Python's packages, newest toolkit first.
+fn packages(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder.join("nvidia")).into_iter().flatten().flatten();
+    let mut found: Vec<PathBuf> = entries.map(|e| e.path().join("lib")).filter(|lib| lib.is_dir()).collect();
+    // `cu13` has what `cublas` and others of CUDA 12 have.
+    found.sort_by_key(|lib| (!lib.parent().is_some_and(|p| p.ends_with("cu13")), lib.clone()));
+    found
 }
 
 /// `nvidia/NAME/lib` of the Python installations at hand.
@@ -129,7 +178,7 @@ fn wheels(names: &[&str]) -> Vec<PathBuf> {
 }
 
 /// The stand-in, by its absolute path.
-fn stand_in_library(name: &str) -> Result<String, String> {
+fn stand_in_library(name: &str) -> Result<Loaded, String> {
     let file = format!("{}{name}{}", std::env::consts::DLL_PREFIX, std::env::consts::DLL_SUFFIX);
     let named = std::env::var_os(EMULATOR_DIR).map(PathBuf::from);
     let program = std::env::current_exe().ok();
@@ -146,53 +195,35 @@ fn stand_in_library(name: &str) -> Result<String, String> {
             name.replace('_', "-")
         ));
     };
-    preload(&path).map(|()| format!("{} (an emulator: kernels run on the CPU)", path.display()))
+    let from = format!("{} (an emulator: kernels run on the CPU)", path.display());
+    Ok(Loaded { from, file: load(&path)? })
 }
 
-/// What a library loads by itself when it is used, from the same folder.
-fn companions(library: Library, path: &Path) {
-    let prefix = match library {
-        Library::Nvrtc => "libnvrtc-builtins.so",
-        Library::CublasLt => "libcublas.so",
-        Library::Driver | Library::Nccl => return,
-    };
-    let entries = path.parent().and_then(|folder| std::fs::read_dir(folder).ok());
-    for entry in entries.into_iter().flatten().flatten() {
-        if library == Library::Nvrtc && entry.file_name().to_string_lossy().starts_with(prefix) {
-            let _ = preload(&entry.path());
-        }
+/// What a library loads by itself, by name, when it is used: from the same folder.
+fn companions(library: Library, path: &Path) -> Vec<libloading::Library> {
+    if library != Library::Nvrtc {
+        return Vec::new();
     }
+    let entries =
+        path.parent().and_then(|folder| std::fs::read_dir(folder).ok()).into_iter().flatten().flatten();
+    let builtins = entries.filter(|e| e.file_name().to_string_lossy().starts_with("libnvrtc-builtins.so"));
+    builtins.filter_map(|entry| load(&entry.path()).ok()).collect()
 }
 
-/// Loads a file for as long as the process lives.
-fn preload(path: &Path) -> Result<(), String> {
+fn load(path: &Path) -> Result<libloading::Library, String> {
     // SAFETY: the initialisers of these libraries are the vendor's or ours and have no requirements.
-    match unsafe { libloading::Library::new(path) } {
-        Ok(library) => {
-            std::mem::forget(library);
-            Ok(())
-        }
-        Err(e) => Err(format!("{}: {e}", path.display())),
-    }
+    unsafe { libloading::Library::new(path) }.map_err(|e| format!("{}: {e}", path.display()))
 }
 
-/// Of a library that is there, under a name that the bindings do not ask for.
-fn unnamed(path: &Path) -> String {
-    let path = path.display();
-    format!(
-        "{path} is there, but not under a name that is asked for: link it as libNAME.so in a folder of LD_LIBRARY_PATH"
-    )
-}
-
-/// Whether the bindings find it.
-fn is_present(library: Library) -> bool {
-    // SAFETY: as for `preload`: a library is opened and closed again.
+/// Whether the bindings find a loaded library by its name, or do not look for it.
+fn is_asked_for(library: Library) -> bool {
+    // SAFETY: as for `load`: a library is opened and closed again.
     unsafe {
         match library {
             Library::Driver => cudarc::driver::sys::is_culib_present(),
             Library::Nvrtc => cudarc::nvrtc::sys::is_culib_present(),
             Library::CublasLt => cudarc::cublaslt::sys::is_culib_present(),
-            Library::Nccl => cudarc::nccl::sys::is_culib_present(),
+            Library::Nccl => true,
         }
     }
 }
@@ -211,4 +242,38 @@ fn missing(library: Library, names: &[&str]) -> String {
         "{what} was not found: looked for {} where the system looks for libraries{places} ({LIBRARY_DIR} names folders){hint}",
         names.join(", ")
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_of_python_packages_has_those_of_the_newest_toolkit_first() {
+        let site = std::env::temp_dir().join(format!("phalanx-packages-{}", std::process::id()));
+        for name in ["nccl", "cublas", "cu13"] {
+            std::fs::create_dir_all(site.join("nvidia").join(name).join("lib")).unwrap();
+        }
+        std::fs::create_dir_all(site.join("nvidia").join("headers")).unwrap();
+        let wanted = ["cu13", "cublas", "nccl"].map(|name| site.join("nvidia").join(name).join("lib"));
+        let found = packages(&site);
+        std::fs::remove_dir_all(&site).unwrap();
+        assert_eq!(found, wanted);
+        assert_eq!(packages(Path::new("/nowhere")), Vec::<PathBuf>::new());
+    }
+
+    #[test]
+    fn a_function_that_a_library_does_not_have_is_an_error() {
+        let file = load(Path::new("libc.so.6")).unwrap();
+        let known = Loaded { from: "libc.so.6".into(), file };
+        // SAFETY: `getpid` is such a function; the other one is not there.
+        let (there, missing) = unsafe {
+            (
+                function::<extern "C" fn() -> i32>(&known, "getpid"),
+                function::<extern "C" fn()>(&known, "nothing"),
+            )
+        };
+        assert_eq!(there.unwrap()() as u32, std::process::id());
+        assert_eq!(missing.unwrap_err(), "libc.so.6 has no function nothing: another version is needed");
+    }
 }

@@ -15,6 +15,7 @@
 //! gather    views made contiguous
 //! event     points in a stream's work          raw      addresses and handles for other libraries
 //! readback  numbers for the host, later        calls    how often a thread has waited
+//! quiet     loads and collectives kept apart
 //! ```
 
 #[cfg(feature = "cuda")]
@@ -38,6 +39,7 @@ mod memory;
 #[cfg_attr(not(feature = "cuda"), path = "nvrtc_off.rs")]
 mod nvrtc;
 mod product;
+mod quiet;
 mod raw;
 mod readback;
 mod scratch;
@@ -53,10 +55,13 @@ pub use graph::Graph;
 pub use image::{Image, Target};
 pub use kernel::{Kernel, Program};
 pub use launch::{Args, Grid};
+#[cfg(feature = "cuda")]
+pub use library::symbol;
 pub use library::{Library, driver_name, emulated, require};
 pub use memory::Pinned;
 pub use nvrtc::{compile, compiled};
 pub use product::{Matrices, Products, Sums, multiply};
+pub use quiet::Meeting;
 pub use raw::DevicePointer;
 pub use readback::Readback;
 pub use scratch::Scratch;

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString, c_char};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use cudarc::nvrtc::{result, sys};
 
@@ -16,6 +16,13 @@ use super::{Image, Target, cache};
 pub fn compile(name: &str, text: &str, target: Target) -> Result<Image, String> {
     require(Library::Nvrtc)?;
     note(name, text);
+    for &capability in also() {
+        kept(name, text, Target::Cubin(capability))?;
+    }
+    kept(name, text, target)
+}
+
+fn kept(name: &str, text: &str, target: Target) -> Result<Image, String> {
     let options = options(target);
     let key = format!("{} {} {name}\n{text}", version()?, options.join(" "));
     if let Some(image) = cache::get(&key) {
@@ -24,6 +31,18 @@ pub fn compile(name: &str, text: &str, target: Target) -> Result<Image, String> 
     let image = build(name, text, &options, target)?;
     cache::put(&key, &image);
     Ok(image)
+}
+
+/// Compute capabilities that everything is compiled for beside what is asked for, such as `80,90`: so a cache is filled for
+/// GPUs that are elsewhere.
+const ALSO: &str = "PHALANX_KERNEL_CAPABILITIES";
+
+fn also() -> &'static [u32] {
+    static CAPABILITIES: OnceLock<Vec<u32>> = OnceLock::new();
+    CAPABILITIES.get_or_init(|| {
+        let named = std::env::var(ALSO).unwrap_or_default();
+        named.split(',').filter_map(|number| number.trim().parse().ok()).collect()
+    })
 }
 
 /// Program number `n` of those that this process has asked for, as `(name, text)`: what a test assembles for other

@@ -10,6 +10,7 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use super::cublaslt::{Addresses, Handle, Plan};
@@ -97,9 +98,15 @@ pub(super) struct Form {
 /// What a device keeps for its products.
 pub(super) struct Engine {
     handle: Handle,
-    plans: RwLock<HashMap<Form, Option<Arc<Plan>>>>,
+    plans: RwLock<HashMap<Form, Option<Arc<Known>>>>,
     /// By stream.
     workspaces: Mutex<HashMap<usize, DeviceBlock>>,
+}
+
+struct Known {
+    plan: Plan,
+    /// The library has loaded what it needs for it.
+    has_run: AtomicBool,
 }
 
 /// Computes products; false, and nothing done, if cuBLASLt is not there or does not do such ones.
@@ -122,7 +129,8 @@ pub fn multiply(op: &'static str, products: Products<'_>) -> Result<bool> {
         before: before_at,
         workspace: 0,
     };
-    let Some(plan) = library.plan(op, gpu, &form, &addresses)? else { return Ok(false) };
+    let Some(known) = library.plan(op, gpu, &form, &addresses)? else { return Ok(false) };
+    let plan = &known.plan;
     if plan.workspace_bytes > 0 {
         addresses.workspace = library.workspace(op, gpu)?;
     }
@@ -133,7 +141,9 @@ pub fn multiply(op: &'static str, products: Products<'_>) -> Result<bool> {
     gpu.bind(op)?;
     // SAFETY: the plan is the form's; `check` proved that all matrices lie in their tensors, which are locked until the
     // call returns and freed in the order of their stream; the workspace is this stream's, and never freed.
-    gpu.called(op, unsafe { library.handle.run(&form, &plan, &addresses, gpu.stream()) })?;
+    let run = || unsafe { library.handle.run(&form, plan, &addresses, gpu.stream()) };
+    gpu.called(op, if known.has_run.load(Ordering::Relaxed) { run() } else { gpu.quietly(run) })?;
+    known.has_run.store(true, Ordering::Relaxed);
     gpu.count_launch();
     Ok(true)
 }
@@ -246,21 +256,22 @@ impl Gpu {
             return Ok(Some(library));
         }
         self.bind(op)?;
-        let handle = self.called(op, Handle::new())?;
+        let handle = self.called(op, self.quietly(Handle::new))?;
         let (plans, workspaces) = Default::default();
         Ok(Some(self.products.get_or_init(|| Engine { handle, plans, workspaces })))
     }
 }
 
 impl Engine {
-    fn plan(&self, op: &'static str, gpu: &Gpu, form: &Form, at: &Addresses) -> Result<Option<Arc<Plan>>> {
+    fn plan(&self, op: &'static str, gpu: &Gpu, form: &Form, at: &Addresses) -> Result<Option<Arc<Known>>> {
         let plans = self.plans.read().unwrap_or_else(PoisonError::into_inner);
         if let Some(plan) = plans.get(form) {
             return Ok(plan.clone());
         }
         drop(plans);
         gpu.bind(op)?;
-        let plan = gpu.called(op, self.handle.plan(form, at, WORKSPACE_BYTES))?.map(Arc::new);
+        let plan = gpu.called(op, self.handle.plan(form, at, WORKSPACE_BYTES))?;
+        let plan = plan.map(|plan| Arc::new(Known { plan, has_run: AtomicBool::new(false) }));
         let mut plans = self.plans.write().unwrap_or_else(PoisonError::into_inner);
         Ok(plans.entry(*form).or_insert(plan).clone())
     }

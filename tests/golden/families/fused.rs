@@ -73,7 +73,7 @@ fn cross_entropy(call: &Call<'_>) -> Result<Var> {
         ignore_index: call.attrs.int_or("ignore_index", -100),
         label_smoothing: call.attrs.float_or("label_smoothing", 0.0),
         reduction: reduction(call)?,
-        scale: 1.0,
+        ..CrossEntropy::default()
     };
     call.var("input")?.cross_entropy(call.var("target")?, &config)
 }

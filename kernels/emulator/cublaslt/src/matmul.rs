@@ -6,7 +6,7 @@ use phalanx_emulator_link::pointer::{Host, In};
 use crate::call::{Result, Status, present};
 use crate::element::{Inputs, Number};
 use crate::epilogue::{Activation, Bias, gelu, gelu_derivative};
-use crate::heuristic::{Algorithm, check, plan};
+use crate::heuristic::{Algorithm, WORKSPACE_ALIGNMENT, check, plan};
 use crate::layout::Layout;
 use crate::plan::Plan;
 use crate::product::product;
@@ -14,6 +14,9 @@ use crate::scale::Scale;
 
 /// Ranges of one matrix that are told to those who look for missing waits.
 const RANGES_MAX: usize = 256;
+
+/// What a workspace is filled with: bytes that are no number in any floating-point type.
+const SPOILT: u8 = 0xff;
 
 /// A product with everything it needs.
 #[derive(Debug, Clone, Copy)]
@@ -25,6 +28,8 @@ struct Work {
     b: u64,
     c: u64,
     d: u64,
+    /// Where the workspace is, and its bytes.
+    workspace: (u64, u64),
 }
 
 /// The driver's status of an access that went wrong, with what it was for.
@@ -72,6 +77,10 @@ impl Work {
         if epilogue.bias != Bias::None {
             all.extend(ranges(&self.plan.bias(), description.bias, epilogue.bias != Bias::Added));
         }
+        let (address, bytes) = self.workspace;
+        if bytes > 0 {
+            all.push(Access { address, bytes, written: 1 });
+        }
         if epilogue.uses_aux() {
             all.extend(ranges(&self.plan.aux(), description.aux, epilogue.keeps_input));
         }
@@ -81,6 +90,11 @@ impl Work {
     fn run<T: Number>(&self, driver: &Driver) -> Step<()> {
         let scale = |scale: Scale| scale.value(driver).map_err(|status| (status, "alpha or beta".into()));
         let (alpha, beta) = (scale(self.alpha)?, scale(self.beta)?);
+        let (workspace, bytes) = self.workspace;
+        if bytes > 0 {
+            let status = driver.write(workspace, &vec![SPOILT; bytes as usize]);
+            status.map_err(|status| (status, "the workspace is not where it is said to be".into()))?;
+        }
         (0..self.plan.d.batches).try_for_each(|batch| self.run_one::<T>(driver, batch, alpha, beta))
     }
 
@@ -203,7 +217,15 @@ export! {
         workspace_bytes: usize, stream: usize,
     ) {
         let plan = plan(library, operation, [a_layout, b_layout, c_layout, d_layout])?;
-        check(algorithm)?;
+        let wanted = check(algorithm)?;
+        if wanted > 0 && (wanted > workspace_bytes as u64 || workspace.is_null()) {
+            let why = format!("the algorithm wants a workspace of {wanted} bytes and got {workspace_bytes}");
+            return Err(Status::INVALID_VALUE.because(why));
+        }
+        if wanted > 0 && !(workspace.address() as u64).is_multiple_of(WORKSPACE_ALIGNMENT) {
+            return Err(Status::INVALID_VALUE.because("the workspace begins at no multiple of 256"));
+        }
+        let workspace = (workspace.address() as u64, wanted);
         let description = plan.description;
         let scale = |at, name| Scale::new(at, description.scale, description.scale_on_device, name);
         let (alpha, beta) = (scale(alpha, "alpha")?, scale(beta, "beta")?);
@@ -218,6 +240,6 @@ export! {
             return Err(Status::INVALID_VALUE.because("the epilogue has an aux, but the aux pointer is not set"));
         }
         let (a, b, d) = (address(a, "A")?, address(b, "B")?, address(d, "D")?);
-        submit(Work { plan, alpha, beta, a, b, c, d }, stream)
+        submit(Work { plan, alpha, beta, a, b, c, d, workspace }, stream)
     }
 }

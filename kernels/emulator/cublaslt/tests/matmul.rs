@@ -293,3 +293,28 @@ fn a_product_of_a_transformers_size_takes_less_than_a_tenth_of_a_second() {
     // Far more than it takes, for machines that are busy or have no vector instructions.
     assert!(best.as_secs_f64() < 2.0, "{best:?}");
 }
+
+#[test]
+fn a_long_sum_wants_a_workspace_and_spoils_what_is_there() {
+    let (stream, kind) = (stream(), Kind::CUDA_R_32F);
+    let (m, n, k) = (5, 3, 40);
+    let (a, b) = (values(m * k, 1), values(k * n, 2));
+    let send = |values: &[f64]| stream.clone_htod(&bytes(kind, values)).unwrap();
+    let (a_there, b_there, d) = (send(&a), send(&b), stream.alloc_zeros::<u8>(4 * m * n).unwrap());
+    let room = stream.alloc_zeros::<u8>(1024).unwrap();
+    let matrices = [(m, k), (k, n), (m, n), (m, n)].map(|(rows, columns)| Matrix::new(kind, rows, columns));
+    let product = Product::new(Compute::CUBLAS_COMPUTE_32F, kind, matrices);
+    let at = [&a_there, &b_there, &d, &d].map(|slice| address(slice, &stream));
+    let run = |workspace| product.run_in(&stream, [1.0f32, 0.0], at, workspace);
+    let start = address(&room, &stream);
+    assert_eq!(run((start, 1024)).unwrap(), 256);
+    let wanted: Vec<f64> =
+        (0..m * n).map(|e| (0..k).map(|p| a[p * m + e % m] * b[e / m * k + p]).sum()).collect();
+    assert_eq!(numbers(kind, &stream.clone_dtoh(&d).unwrap()), wanted);
+    let left = stream.clone_dtoh(&room).unwrap();
+    assert_eq!((&left[..256], &left[256..]), (&[0xff; 256][..], &[0; 768][..]));
+    for wrong in [(start, 255), (start + 16, 512)] {
+        assert_eq!(run(wrong).unwrap_err().0, Status::CUBLAS_STATUS_INVALID_VALUE);
+    }
+    assert_eq!(run((0, 0)).unwrap(), 0);
+}

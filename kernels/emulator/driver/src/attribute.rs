@@ -29,7 +29,7 @@ pub(crate) const CLUSTER_MAX: u32 = 8;
 pub(crate) const CLUSTER_MAX_OPTIN: u32 = 16;
 
 /// The value of an attribute: the numbers are those of `CUdevice_attribute`. Those that are not named are of things
-/// that do not exist here (textures, surfaces, virtual memory management, cooperative launches, sharing between
+/// that do not exist here (textures, surfaces, virtual memory management, sharing between
 /// processes), so 0.
 pub(crate) fn device_attribute(attribute: i32, ordinal: usize) -> Option<i32> {
     let value = match attribute {
@@ -58,6 +58,7 @@ pub(crate) fn device_attribute(attribute: i32, ordinal: usize) -> Option<i32> {
         81 => SHARED_BYTES_MULTIPROCESSOR,
         87 => 2, // f32 to f64 performance
         90 => 1, // preemption
+        95 => 1, // cooperative launches
         97 => SHARED_BYTES_OPTIN,
         99 => 1, // registering host memory
         106 => BLOCKS_MULTIPROCESSOR,

@@ -5,7 +5,7 @@
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use phalanx_emulator_link::pointer::{Host, Out};
 
@@ -21,7 +21,8 @@ pub(crate) struct Context {
     pub id: u64,
     pub ordinal: usize,
     world: &'static World,
-    lost: Mutex<Option<Status>>,
+    /// The fault that has ended it, with its reason.
+    lost: Mutex<Option<(Status, String)>>,
     /// Contexts whose memory kernels of this one may reach.
     peers: Mutex<Vec<usize>>,
 }
@@ -53,21 +54,28 @@ impl Context {
         std::iter::once(self.ordinal).chain(peers).map(|i| &self.world.devices[i]).collect()
     }
 
-    /// The status that every call gives if a fault has ended this context.
+    fn fault(&self) -> MutexGuard<'_, Option<(Status, String)>> {
+        self.lost.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The status that every call gives if a fault has ended this context. Whichever thread it happened on, this one can
+    /// ask for its reason now.
     pub(crate) fn lost(&self) -> Option<Status> {
-        *self.lost.lock().unwrap_or_else(PoisonError::into_inner)
+        let (status, reason) = self.fault().clone()?;
+        report::keep(status, &reason);
+        Some(status)
     }
 
     pub(crate) fn is_lost(&self) -> bool {
-        self.lost().is_some()
+        self.fault().is_some()
     }
 
     /// A fault of `what` ends this context. Only the first is told.
     pub(crate) fn lose(&self, failure: Failure, what: &str) {
-        let mut lost = self.lost.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut lost = self.fault();
         if lost.is_none() {
-            *lost = Some(failure.status);
-            report::explain(what, &failure);
+            let reason = report::explain(what, &failure);
+            *lost = Some((failure.status, reason));
         }
     }
 

@@ -63,9 +63,15 @@ impl Executor {
     /// Something was queued: runs what can run now, unless work is deferred.
     pub(crate) fn added(&self) {
         let mut queue = self.queue();
+        // What waits for something else is asked once, and again when something has run here: to go on asking as long as
+        // others change anything is for those who wait.
+        let mut since = queue.changes;
         while self.streams == Streams::Eager || queue.len() > QUEUED_MAX {
-            let Some(turn) = queue.runnable().next() else { break };
+            let Some(turn) = queue.runnable(since).next() else { break };
             queue = self.run(queue, turn);
+            if queue.has_run(turn) {
+                since = queue.changes;
+            }
         }
         drop(queue);
         self.changed.notify_all();
@@ -113,7 +119,7 @@ impl Executor {
     }
 
     fn choose(&self, queue: &Queue, target: Turn, preference: Preference) -> Option<Turn> {
-        let runnable: Vec<Turn> = queue.runnable().collect();
+        let runnable: Vec<Turn> = queue.runnable(queue.changes).collect();
         if self.streams == Streams::Eager || runnable.len() <= 1 {
             return runnable.first().copied();
         }
@@ -131,12 +137,10 @@ impl Executor {
 
     /// Nothing can run here: others run something, or somebody has to queue something first.
     fn listen<'a>(&'a self, queue: MutexGuard<'a, Queue>) -> MutexGuard<'a, Queue> {
-        let before = queue.changes;
         let waited = self.changed.wait_timeout(queue, ASK_AGAIN).unwrap_or_else(PoisonError::into_inner);
-        let mut queue = waited.0;
-        if queue.changes == before {
-            queue.changes += 1;
-        }
+        let (mut queue, timeout) = waited;
+        // Those who are woken find what has changed.
+        queue.changes += u64::from(timeout.timed_out());
         queue
     }
 
@@ -149,18 +153,21 @@ impl Executor {
             false => caught(|| Ok((task.run)(turn))).unwrap_or_else(Progress::Failed),
         };
         let mut queue = self.queue();
-        match progress {
+        let is_news = match progress {
             Progress::Waiting => queue.postpone(turn),
             Progress::Failed(failure) => {
                 task.context.lose(failure, &party.what);
-                queue.finish(turn);
+                queue.finish(turn)
             }
             Progress::Done(touched) => {
                 self.record(&mut queue, &task, &party, &touched);
-                queue.finish(turn);
+                queue.finish(turn)
             }
+        };
+        // Those who wait must not wake each other by asking in vain.
+        if is_news {
+            self.changed.notify_all();
         }
-        self.changed.notify_all();
         queue
     }
 
@@ -177,5 +184,63 @@ impl Executor {
             }
             break;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::time::Instant;
+
+    use super::*;
+    use crate::context::Context;
+    use crate::world::{cuInit, world};
+
+    fn executor() -> Arc<Executor> {
+        Arc::new(Executor::new(Streams::Eager, Races::Off, |_| None))
+    }
+
+    /// Queues an operation that waits until it and others like it were asked `most` times.
+    fn push(
+        executor: &Executor,
+        asked: &Arc<AtomicU32>,
+        most: u32,
+        on_asked: impl Fn() + Send + Sync + 'static,
+    ) -> Point {
+        assert_eq!(cuInit(0), 0);
+        let (context, asked) = (Arc::new(Context::new(world().unwrap(), 0)), asked.clone());
+        let run = move |_| {
+            on_asked();
+            if asked.fetch_add(1, Ordering::Relaxed) + 1 < most {
+                Progress::Waiting
+            } else {
+                Progress::Done(vec![])
+            }
+        };
+        let mut queue = executor.queue();
+        let chain = queue.chain();
+        queue.push(Arc::new(Task::new("waits", &context, run)), "", chain, &[])
+    }
+
+    #[test]
+    fn who_only_adds_does_not_ask_for_ever_while_others_look() {
+        let (executor, asked) = (executor(), Arc::default());
+        let same = executor.clone();
+        // Another thread asks how something is at just that time, each time.
+        push(&executor, &asked, 1000, move || same.queue().changes += 1);
+        executor.added();
+        assert!(asked.load(Ordering::Relaxed) < 10, "asked {asked:?} times");
+    }
+
+    #[test]
+    fn those_who_wait_for_something_else_leave_the_cores_to_others() {
+        let (executor, asked, begin) = (executor(), Arc::default(), Instant::now());
+        let points = [(); 2].map(|()| push(&executor, &asked, 100, || ()));
+        std::thread::scope(|scope| {
+            points.iter().for_each(|point| drop(scope.spawn(|| executor.wait(point))));
+        });
+        // Each of the two threads asks both operations each time that it has heard nothing.
+        assert!(begin.elapsed() > ASK_AGAIN * 15, "100 questions in {:?}", begin.elapsed());
     }
 }

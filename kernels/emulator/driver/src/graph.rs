@@ -31,6 +31,8 @@ pub(crate) struct Executable {
     /// The end of its last launch, behind which the next one comes, and the chains of its branches.
     last: Mutex<(Point, Vec<u64>)>,
     memory: Mutex<Arc<GraphMemory>>,
+    /// A launch frees what the one before left allocated.
+    frees_first: bool,
 }
 
 impl Graph {
@@ -46,7 +48,15 @@ fn instantiate(out: Out<usize>, graph: usize, flags: u64) -> Result<()> {
     }
     let graph = world()?.graphs.get(graph)?;
     let (nodes, memory) = (Mutex::new(graph.nodes.clone()), Mutex::new(graph.memory.clone()));
-    set!(out, world()?.executables.add(Arc::new(Executable { nodes, last: Mutex::default(), memory })))
+    set!(
+        out,
+        world()?.executables.add(Arc::new(Executable {
+            nodes,
+            last: Mutex::default(),
+            memory,
+            frees_first: flags & 1 != 0
+        }))
+    )
 }
 
 fn launch(executable: usize, stream: usize) -> Result<()> {
@@ -58,6 +68,7 @@ fn launch(executable: usize, stream: usize) -> Result<()> {
         lanes.invalidate(joined.capture);
         return Err(Status::NOT_SUPPORTED.because("a graph within a graph is not emulated"));
     }
+    executable.memory.lock().unwrap_or_else(PoisonError::into_inner).launched(executable.frees_first)?;
     let nodes = executable.nodes.lock().unwrap_or_else(PoisonError::into_inner).clone();
     let mut last = executable.last.lock().unwrap_or_else(PoisonError::into_inner);
     let (end, branches) = &mut *last;

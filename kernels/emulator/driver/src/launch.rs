@@ -132,7 +132,7 @@ fn launch(
     if context.ordinal != function.library.context.ordinal {
         return refuse(Status::INVALID_HANDLE, &function, "its module is loaded on another device".into());
     }
-    submit(stream, task(function, loaded, context, shape, bytes)).map(|_| ())
+    submit(stream, task(function, loaded, context, shape, bytes, cooperative)).map(|_| ())
 }
 
 fn task(
@@ -141,13 +141,15 @@ fn task(
     context: Arc<crate::context::Context>,
     shape: Launch,
     parameters: Vec<u8>,
+    cooperative: bool,
 ) -> Task {
     let what = format!("kernel {:?}", function.name);
     let runs_in = context.clone();
     let run = move |_| {
         let devices = runs_in.reachable();
         let memory: Vec<&Memory> = devices.iter().map(|device| &device.memory).collect();
-        match phalanx_ptx::launch(&loaded, &function.name, &memory, &shape, &parameters, &Checks::default()) {
+        let start = if cooperative { phalanx_ptx::launch_cooperative } else { phalanx_ptx::launch };
+        match start(&loaded, &function.name, &memory, &shape, &parameters, &Checks::default()) {
             Ok(report) => {
                 print!("{}", report.output);
                 Progress::Done(crate::touched::accesses(&report))

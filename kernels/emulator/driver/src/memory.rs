@@ -22,7 +22,7 @@ pub(crate) fn failure(fault: &Fault) -> Failure {
         FaultKind::OutOfBounds | FaultKind::InvalidFree => Status::ILLEGAL_ADDRESS,
         FaultKind::Misaligned => Status::MISALIGNED_ADDRESS,
         FaultKind::Assert => Status::ASSERT,
-        FaultKind::Deadlock => Status::LAUNCH_TIMEOUT,
+        FaultKind::Deadlock | FaultKind::Endless => Status::LAUNCH_TIMEOUT,
         FaultKind::Unsupported => Status::ILLEGAL_INSTRUCTION,
         FaultKind::BadLaunch => Status::INVALID_VALUE,
         _ => Status::LAUNCH_FAILED,
@@ -84,6 +84,7 @@ fn free_async(address: u64, stream: usize) -> Result<()> {
         }
         context
     };
+    graph_memory::free_queued(start);
     let run = move |_| {
         let freed = graph_memory::set_freed(start);
         Progress::from(freed.unwrap_or_else(|| device.memory.free(start).map_err(|fault| failure(&fault))))
@@ -106,6 +107,7 @@ fn allocation(address: u64) -> Result<(&'static Device, u64, u64)> {
 fn free(address: u64, context: &Context) -> Result<()> {
     let (device, start, _) = allocation(address)?;
     synchronize_all(context.world(), context.id);
+    graph_memory::free_queued(start);
     graph_memory::set_freed(start)
         .unwrap_or_else(|| device.memory.free(start).map_err(|fault| failure(&fault)))
 }

@@ -16,7 +16,27 @@ pub(crate) struct Pool {
     /// Numbers of `CUmemPool_attribute` that were set.
     set: Mutex<HashMap<i32, u64>>,
     used_high: Mutex<u64>,
+    /// What other devices may do with its memory, by their numbers.
+    access: Mutex<HashMap<i32, i32>>,
 }
+
+/// A place that memory is used from.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Location {
+    kind: i32,
+    ordinal: i32,
+}
+
+/// What is allowed there: nothing (0), to read (1), or [`READ_WRITE`].
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PoolAccess {
+    location: Location,
+    flags: i32,
+}
+
+const READ_WRITE: i32 = 3;
 
 /// The release threshold, and the counts of what is reserved and used, now and at most.
 const RELEASE_THRESHOLD: i32 = 4;
@@ -30,7 +50,7 @@ static DEFAULTS: LazyLock<Mutex<HashMap<usize, (usize, usize)>>> = LazyLock::new
 
 impl Pool {
     fn new(ordinal: usize) -> Pool {
-        Pool { ordinal, set: Mutex::default(), used_high: Mutex::default() }
+        Pool { ordinal, set: Mutex::default(), used_high: Mutex::default(), access: Mutex::default() }
     }
 
     fn get(&self, attribute: i32, device: &Device) -> Option<u64> {
@@ -107,6 +127,23 @@ fn set_attribute(pool: usize, attribute: i32, value: Host) -> Result<()> {
     Ok(())
 }
 
+fn set_access(pool: usize, all: &[PoolAccess]) -> Result<()> {
+    const DEVICE: i32 = 1;
+    let pool = world()?.pools.get(pool)?;
+    for PoolAccess { location, flags } in all {
+        let there = device(location.ordinal)?.ordinal;
+        if location.kind != DEVICE || ![0, 1, READ_WRITE].contains(flags) {
+            let why = format!("access {flags} for a location of kind {}", location.kind);
+            return Err(Status::INVALID_VALUE.because(why));
+        }
+        if there == pool.ordinal && *flags != READ_WRITE {
+            return Err(Status::INVALID_VALUE.because("a device always reads and writes its own pools"));
+        }
+        pool.access.lock().unwrap_or_else(PoisonError::into_inner).insert(location.ordinal, *flags);
+    }
+    Ok(())
+}
+
 export! {
     @always {
         fn cuDeviceGetDefaultMemPool(pool: Out<usize>, ordinal: i32) {
@@ -140,5 +177,13 @@ export! {
     fn cuMemPoolGetAttribute(pool: usize, attribute: i32, value: Host) { get_attribute(pool, attribute, value) }
     fn cuMemPoolSetAttribute(pool: usize, attribute: i32, value: Host) { set_attribute(pool, attribute, value) }
     fn cuMemPoolTrimTo(pool: usize, bytes: usize) { world()?.pools.get(pool).map(|_| ()) }
-    fn cuMemPoolSetAccess(pool: usize, access: Host, count: usize) { world()?.pools.get(pool).map(|_| ()) }
+    fn cuMemPoolSetAccess(pool: usize, access: In<PoolAccess>, count: usize) {
+        set_access(pool, &access.list(count))
+    }
+    fn cuMemPoolGetAccess(flags: Out<i32>, pool: usize, location: In<Location>) {
+        let (pool, location) = (world()?.pools.get(pool)?, present(location.get(), "location")?);
+        let known = pool.access.lock().unwrap_or_else(PoisonError::into_inner).get(&location.ordinal).copied();
+        let own = if location.ordinal as usize == pool.ordinal { READ_WRITE } else { 0 };
+        set!(flags, known.unwrap_or(own))
+    }
 }

@@ -34,6 +34,8 @@ pub(crate) struct Operation {
     after: Vec<Turn>,
     /// The state of the world at which it said that it has to wait for something else.
     asked_at: Option<u64>,
+    /// Whether it has said so before.
+    postponed: bool,
     pub running: bool,
 }
 
@@ -91,15 +93,21 @@ impl Queue {
             self.ready.insert(turn);
         }
         let party = Party { what: format!("{}{place}", task.what).into(), stamp, clock: clock.clone() };
+        let (after, asked_at) = (Vec::new(), None);
         let operation =
-            Operation { task, party, before: waits, after: Vec::new(), asked_at: None, running: false };
+            Operation { task, party, before: waits, after, asked_at, postponed: false, running: false };
         self.operations.insert(turn, operation);
         Point { turn, clock }
     }
 
     /// Whether the operation behind which the point lies has run.
     pub(crate) fn passed(&self, point: &Point) -> bool {
-        !self.operations.contains_key(&point.turn)
+        self.has_run(point.turn)
+    }
+
+    /// Whether an operation has run.
+    pub(crate) fn has_run(&self, turn: Turn) -> bool {
+        !self.operations.contains_key(&turn)
     }
 
     /// How many operations have not run.
@@ -108,9 +116,11 @@ impl Queue {
     }
 
     /// Operations that may run now, in the order in which they were queued: those that wait for something else only
-    /// if something has changed since they were asked.
-    pub(crate) fn runnable(&self) -> impl Iterator<Item = Turn> {
-        let fresh = |turn: &Turn| self.operations.get(turn).is_some_and(|o| o.asked_at != Some(self.changes));
+    /// if they have not been asked since `changes` was so large.
+    pub(crate) fn runnable(&self, since: u64) -> impl Iterator<Item = Turn> {
+        let fresh = move |turn: &Turn| {
+            self.operations.get(turn).is_some_and(|o| o.asked_at.is_none_or(|asked| asked < since))
+        };
         self.ready.iter().copied().filter(fresh)
     }
 
@@ -136,17 +146,20 @@ impl Queue {
         Some((operation.task.clone(), operation.party.clone()))
     }
 
-    /// Puts an operation back that waits for something else.
-    pub(crate) fn postpone(&mut self, turn: Turn) {
-        if let Some(operation) = self.operations.get_mut(&turn) {
-            operation.running = false;
-            self.ready.insert(turn);
-        }
+    /// Puts an operation back that waits for something else. Says whether it is the first time: others may wait for
+    /// just that.
+    pub(crate) fn postpone(&mut self, turn: Turn) -> bool {
+        let Some(operation) = self.operations.get_mut(&turn) else { return false };
+        let is_first = !std::mem::replace(&mut operation.postponed, true);
+        operation.running = false;
+        self.ready.insert(turn);
+        self.changes += u64::from(is_first);
+        is_first
     }
 
-    /// An operation has run: those behind it may.
-    pub(crate) fn finish(&mut self, turn: Turn) {
-        let Some(operation) = self.operations.remove(&turn) else { return };
+    /// An operation has run: those behind it may. Says whether that is news.
+    pub(crate) fn finish(&mut self, turn: Turn) -> bool {
+        let Some(operation) = self.operations.remove(&turn) else { return false };
         self.changes += 1;
         for later in operation.after {
             if let Some(waiting) = self.operations.get_mut(&later) {
@@ -156,6 +169,7 @@ impl Queue {
                 }
             }
         }
+        true
     }
 
     /// The host has waited for `point`: all that is queued from now on comes behind it.

@@ -6,7 +6,7 @@ use std::ffi::{CString, c_char};
 use std::io::Write;
 use std::sync::{LazyLock, Mutex, PoisonError};
 
-use crate::status::{self, Failure};
+use crate::status::{self, Failure, Status};
 
 /// Texts handed out are kept for ever, as C expects of them; equal ones are kept once.
 #[derive(Default)]
@@ -16,7 +16,7 @@ struct Texts {
 }
 
 thread_local! {
-    /// The last reasons that came up on this thread: those of others matter only where it has none.
+    /// The last reasons that this thread has heard of: those of others matter only where it has none.
     static MINE: RefCell<HashMap<i32, String>> = RefCell::default();
 }
 
@@ -29,15 +29,24 @@ pub(crate) fn say(message: &str) {
     let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
-/// Keeps the reason of a failure for `cuGetErrorString` and says it.
-pub(crate) fn explain(place: &str, failure: &Failure) {
+/// Says the reason of a failure, keeps it for `cuGetErrorString` and returns it; empty if there is none.
+pub(crate) fn explain(place: &str, failure: &Failure) -> String {
     if failure.message.is_empty() {
-        return;
+        return String::new();
     }
     let text = format!("{place}: {}", failure.message);
     say(&text);
-    MINE.with_borrow_mut(|mine| mine.insert(failure.status.0, text.clone()));
-    TEXTS.lock().unwrap_or_else(PoisonError::into_inner).last.insert(failure.status.0, text);
+    keep(failure.status, &text);
+    text
+}
+
+/// Keeps a reason for `cuGetErrorString`: this thread was given the failure's status.
+pub(crate) fn keep(status: Status, reason: &str) {
+    if reason.is_empty() {
+        return;
+    }
+    MINE.with_borrow_mut(|mine| mine.insert(status.0, reason.into()));
+    TEXTS.lock().unwrap_or_else(PoisonError::into_inner).last.insert(status.0, reason.into());
 }
 
 /// The name of a code.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use common::{context, status, stream};
 use cudarc::driver::sys::{self, CUresult, CUstreamCaptureMode as Mode};
-use cudarc::driver::{CudaGraph, CudaStream, result};
+use cudarc::driver::{CudaGraph, CudaStream, DevicePtr, result};
 
 const FLAGS: sys::CUgraphInstantiate_flags =
     sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
@@ -178,4 +178,20 @@ fn memory_made_in_a_graph_has_the_same_address_at_each_launch() {
         graph.launch().unwrap();
     }
     assert_eq!(stream.clone_dtoh(&y).unwrap(), [9; 64]);
+}
+
+#[test]
+fn a_graph_whose_memory_is_not_freed_cannot_be_launched_again() {
+    let stream = stream();
+    begin(&stream);
+    let kept = stream.clone_htod(&[7_u8; 64]).unwrap();
+    let graph = stream.end_capture(sys::CUgraphInstantiate_flags(0)).unwrap().unwrap();
+    for _ in 0..2 {
+        graph.launch().unwrap();
+        assert_eq!(graph.launch().unwrap_err().0, sys::CUresult::CUDA_ERROR_INVALID_VALUE);
+        // SAFETY: it was allocated by the launch, and is used no more until the next.
+        unsafe { result::free_async(kept.device_ptr(&stream).0, stream.cu_stream()) }.unwrap();
+    }
+    graph.launch().unwrap();
+    assert_eq!(stream.clone_dtoh(&kept).unwrap(), [7; 64]);
 }

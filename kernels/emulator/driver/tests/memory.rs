@@ -95,3 +95,39 @@ fn freeing_twice_is_refused() {
         assert_eq!(status(result::free_sync(address)), sys::CUresult::CUDA_ERROR_INVALID_VALUE);
     }
 }
+
+#[test]
+fn a_pool_says_which_devices_may_use_its_memory() {
+    let _context = context(0);
+    let flags = |ordinal| {
+        let (mut flags, mut there) = (sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READ, at(ordinal));
+        // SAFETY: device 0 exists, and so does its pool; both places are there to be read and written.
+        unsafe {
+            let pool = result::device::get_default_mem_pool(0).unwrap();
+            sys::cuMemPoolGetAccess(&raw mut flags, pool, &raw mut there).result().unwrap();
+        }
+        flags
+    };
+    let set = |ordinal, flags| {
+        let wish = sys::CUmemAccessDesc { location: at(ordinal), flags };
+        // SAFETY: as above.
+        unsafe {
+            let pool = result::device::get_default_mem_pool(0).unwrap();
+            sys::cuMemPoolSetAccess(pool, &raw const wish, 1).result()
+        }
+    };
+    use sys::CUmemAccess_flags as F;
+    let none = F::CU_MEM_ACCESS_FLAGS_PROT_NONE;
+    let all = F::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    assert_eq!((flags(0), flags(1)), (all, none));
+    set(1, all).unwrap();
+    assert_eq!(flags(1), all);
+    set(1, none).unwrap();
+    assert_eq!(flags(1), none);
+    assert_eq!(set(0, none).unwrap_err().0, sys::CUresult::CUDA_ERROR_INVALID_VALUE);
+    assert_eq!(set(99, all).unwrap_err().0, sys::CUresult::CUDA_ERROR_INVALID_DEVICE);
+}
+
+fn at(ordinal: i32) -> sys::CUmemLocation {
+    sys::CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: ordinal }
+}

@@ -4,7 +4,7 @@
 mod common;
 
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Barrier, Mutex};
 
 use common::{context, status, stream};
 use cudarc::driver::{result, sys};
@@ -39,14 +39,55 @@ fn two_streams_without_an_event_between_them_are_reported() {
     // The missing `other.wait(&event)`.
     let found = other.clone_dtod(&x).and_then(|_| other.synchronize());
     assert_eq!(status(found), sys::CUresult::CUDA_ERROR_LAUNCH_FAILED);
-    let error = sys::CUresult::CUDA_ERROR_LAUNCH_FAILED;
-    let text = result::DriverError(error).error_string().unwrap().to_string_lossy().into_owned();
+    let text = launch_failure();
     assert!(
         text.contains("missing wait: this reads")
             && text.contains("a copy of 64 bytes from the host")
             && text.contains("bytes 0..64"),
         "{text}"
     );
+}
+
+/// The text of a launch failure as this thread is told it.
+fn launch_failure() -> String {
+    let error = result::DriverError(sys::CUresult::CUDA_ERROR_LAUNCH_FAILED);
+    error.error_string().unwrap().to_string_lossy().into_owned()
+}
+
+#[test]
+fn the_reason_of_a_fault_is_its_contexts_whichever_thread_it_happened_on() {
+    static HELD: Barrier = Barrier::new(2);
+    extern "C" fn hold(_: *mut std::ffi::c_void) {
+        HELD.wait(); // It has begun.
+        HELD.wait(); // It may end.
+    }
+    // A fault of this thread's own, before.
+    let earlier = context(0);
+    let (one, other) = (earlier.new_stream().unwrap(), earlier.new_stream().unwrap());
+    let x = one.clone_htod(&[7_u8; 64]).unwrap();
+    assert!(other.clone_dtod(&x).and_then(|_| other.synchronize()).is_err());
+    assert!(launch_failure().contains("bytes 0..64"), "{}", launch_failure());
+
+    let context = context(0);
+    let (one, other) = (context.new_stream().unwrap(), context.new_stream().unwrap());
+    let mut x = one.clone_htod(&[7_u8; 32]).unwrap();
+    one.synchronize().unwrap();
+    std::thread::scope(|scope| {
+        let holder = scope.spawn(|| {
+            context.bind_to_thread().unwrap();
+            // SAFETY: the function needs no data.
+            unsafe { sys::cuLaunchHostFunc(one.cu_stream(), Some(hold), std::ptr::null_mut()) }.result()
+        });
+        HELD.wait();
+        one.memcpy_htod(&[8_u8; 32], &mut x).unwrap();
+        // The missing wait: found when the copy's turn comes, on the thread whose function was before it.
+        let y = other.clone_dtod(&x).unwrap();
+        HELD.wait();
+        holder.join().unwrap().unwrap();
+        assert_eq!(status(one.synchronize()), sys::CUresult::CUDA_ERROR_LAUNCH_FAILED);
+        assert!(launch_failure().contains("bytes 0..32"), "{}", launch_failure());
+        drop(y);
+    });
 }
 
 #[test]

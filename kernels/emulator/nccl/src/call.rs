@@ -24,7 +24,7 @@ pub(crate) enum Operation {
     Receive(usize),
 }
 
-/// A call of one rank. `count` is what NCCL calls it for the operation: of a gather the elements of one rank.
+/// A call of one rank; of one in another process, addresses are not known. `count` is what NCCL calls it for the operation: of a gather the elements of one rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Call {
     pub operation: Operation,

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use phalanx_emulator_link::pointer::{In, Out};
 
@@ -20,7 +20,6 @@ const NO_COLOUR: i32 = -1;
 #[derive(Debug)]
 pub(crate) struct Communicator {
     joining: Joining,
-    seat: OnceLock<(Arc<Meeting>, usize)>,
     pub context: usize,
     device: i32,
     splits: AtomicU64,
@@ -30,28 +29,18 @@ pub(crate) struct Communicator {
 
 impl Communicator {
     fn new(joining: Joining, (context, device): (usize, i32)) -> Communicator {
-        let (seat, last_stream) = (OnceLock::new(), Mutex::default());
-        let splits = AtomicU64::new(0);
-        Communicator { joining, seat, context, device, splits, last_stream }
+        let (splits, last_stream) = (AtomicU64::new(0), Mutex::default());
+        Communicator { joining, context, device, splits, last_stream }
     }
 
     /// The meeting and the rank; waits until all ranks have come.
     pub(crate) fn seat(&self) -> Result<&(Arc<Meeting>, usize)> {
-        if let Some(seat) = self.seat.get() {
-            return Ok(seat);
-        }
-        let found = self.joining.wait()?;
-        Ok(self.seat.get_or_init(|| found))
+        self.joining.wait()
     }
 
     /// Whether all ranks have come.
     fn is_ready(&self) -> bool {
-        if self.seat.get().is_none()
-            && let Some(found) = self.joining.seat()
-        {
-            self.seat.get_or_init(|| found);
-        }
-        self.seat.get().is_some()
+        self.joining.seat().is_some()
     }
 }
 
@@ -170,7 +159,7 @@ export! {
     fn ncclCommDestroy(handle: usize) { remove(handle).map(|_| ()) }
     fn ncclCommAbort(handle: usize) {
         let gone = remove(handle)?;
-        if let Some((meeting, rank)) = gone.seat.get() {
+        if let Some((meeting, rank)) = gone.joining.seat() {
             meeting.leave(*rank);
         }
         Ok(())

@@ -2,11 +2,13 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::env;
-use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::id::Id;
 use crate::meeting::Meeting;
+use crate::message::Message;
+use crate::relay;
 use crate::status::{Result, Status};
 
 /// How long a rank waits for others, in milliseconds.
@@ -35,6 +37,8 @@ type Seat = (Arc<Meeting>, usize);
 struct Gathering {
     ranks: usize,
     wishes: BTreeMap<usize, Wish>,
+    /// Those of them that are in other processes.
+    elsewhere: Vec<usize>,
     seats: BTreeMap<usize, Seat>,
 }
 
@@ -50,60 +54,61 @@ fn gatherings() -> MutexGuard<'static, HashMap<Place, Gathering>> {
 pub(crate) struct Joining {
     place: Place,
     rank: usize,
+    seat: OnceLock<Seat>,
 }
 
 impl Joining {
     /// A rank of a new communicator comes.
     pub(crate) fn by_id(id: Id, rank: usize, ranks: usize) -> Result<Joining> {
-        if !id.is_ours() {
-            let why =
-                "the unique id was made by another process or library: all ranks have to be in this process";
-            return Err(Status::INVALID_ARGUMENT.because(why));
+        if !id.is_ours() && !id.is_emulated() {
+            return Err(Status::INVALID_ARGUMENT.because("the unique id was made by another library"));
         }
-        Joining::come(Place::Id(id), rank, ranks, (0, 0))
+        let relay = relay::open(id).map_err(|error| {
+            Status::SYSTEM_ERROR
+                .because(format!("the process that made the unique id cannot be reached: {error}"))
+        })?;
+        let joining = Joining::come(Place::Id(id), rank, ranks, (0, 0))?;
+        relay.tell(&Message::Hello { rank, ranks });
+        Ok(joining)
     }
 
     /// A rank of a communicator that is split comes, for the `number`th time.
     pub(crate) fn by_split(meeting: &Arc<Meeting>, number: u64, rank: usize, wish: Wish) -> Result<Joining> {
+        if !meeting.is_here() {
+            let why = "a split of a communicator of several processes is not emulated";
+            return Err(Status::INVALID_USAGE.because(why));
+        }
         Joining::come(Place::Split(Arc::as_ptr(meeting) as usize, number), rank, meeting.ranks, wish)
     }
 
     fn come(place: Place, rank: usize, ranks: usize, wish: Wish) -> Result<Joining> {
-        let mut gatherings = gatherings();
-        let gathering = gatherings.entry(place).or_default();
-        let wrong = |why: String| Err(Status::INVALID_ARGUMENT.because(why));
-        if gathering.wishes.is_empty() {
-            gathering.ranks = ranks;
-        } else if gathering.ranks != ranks {
-            return wrong(format!("rank {rank} says {ranks} ranks, another one said {}", gathering.ranks));
-        }
-        if gathering.wishes.insert(rank, wish).is_some() {
-            return wrong(format!("rank {rank} comes twice"));
-        }
-        if gathering.wishes.len() == ranks {
-            gathering.seats = seats(&gathering.wishes);
-        }
-        drop(gatherings);
-        CHANGED.notify_all();
-        Ok(Joining { place, rank })
+        add(place, rank, ranks, wish, false)?;
+        Ok(Joining { place, rank, seat: OnceLock::new() })
     }
 
     /// The rank's seat, if all have come.
-    pub(crate) fn seat(&self) -> Option<Seat> {
-        let mut gatherings = gatherings();
-        let gathering = gatherings.get_mut(&self.place)?;
-        let seat = gathering.seats.remove(&self.rank)?;
-        if gathering.seats.is_empty() {
-            gatherings.remove(&self.place);
+    pub(crate) fn seat(&self) -> Option<&Seat> {
+        if let Some(seat) = self.seat.get() {
+            return Some(seat);
         }
-        Some(seat)
+        // Of several threads that ask, one takes it from the gathering; the others find it here when they get the lock.
+        let mut gatherings = gatherings();
+        if let Some(gathering) = gatherings.get_mut(&self.place)
+            && let Some(seat) = gathering.seats.remove(&self.rank)
+        {
+            if gathering.seats.is_empty() {
+                gatherings.remove(&self.place);
+            }
+            self.seat.get_or_init(|| seat);
+        }
+        self.seat.get()
     }
 
     /// Waits for the others.
     ///
     /// # Errors
     /// Who does not come in time.
-    pub(crate) fn wait(&self) -> Result<Seat> {
+    pub(crate) fn wait(&self) -> Result<&Seat> {
         let start = Instant::now();
         loop {
             if let Some(seat) = self.seat() {
@@ -128,6 +133,51 @@ impl Joining {
     }
 }
 
+/// Notes that a rank has come; with the last, all have seats.
+fn add(place: Place, rank: usize, ranks: usize, wish: Wish, is_elsewhere: bool) -> Result<()> {
+    let mut gatherings = gatherings();
+    let gathering = gatherings.entry(place).or_default();
+    let wrong = |why: String| Err(Status::INVALID_ARGUMENT.because(why));
+    if gathering.wishes.is_empty() {
+        gathering.ranks = ranks;
+    } else if gathering.ranks != ranks {
+        return wrong(format!("rank {rank} says {ranks} ranks, another one said {}", gathering.ranks));
+    }
+    if gathering.wishes.insert(rank, wish).is_some() {
+        return wrong(format!("rank {rank} comes twice"));
+    }
+    if is_elsewhere {
+        gathering.elsewhere.push(rank);
+    }
+    if gathering.wishes.len() == ranks {
+        gathering.seats = match place {
+            Place::Id(id) if !gathering.elsewhere.is_empty() => {
+                seats_across(id, ranks, &gathering.elsewhere)?
+            }
+            _ => seats(&gathering.wishes),
+        };
+    }
+    drop(gatherings);
+    CHANGED.notify_all();
+    Ok(())
+}
+
+/// A rank has come in another process.
+pub(crate) fn arrived(id: Id, rank: usize, ranks: usize) {
+    if let Err(error) = add(Place::Id(id), rank, ranks, (0, 0), true) {
+        eprintln!("phalanx emulated NCCL: {}", error.message);
+    }
+}
+
+/// One meeting, with seats for the ranks that are here.
+fn seats_across(id: Id, ranks: usize, elsewhere: &[usize]) -> Result<BTreeMap<usize, Seat>> {
+    let relay = relay::open(id).map_err(|error| Status::SYSTEM_ERROR.because(error.to_string()))?;
+    let meeting = Arc::new(Meeting::across(ranks, timeout(), elsewhere.to_vec(), relay.clone()));
+    relay.meet(&meeting);
+    let here = (0..ranks).filter(|rank| !elsewhere.contains(rank));
+    Ok(here.map(|rank| (rank, (meeting.clone(), rank))).collect())
+}
+
 /// One meeting a colour, ranks by key and then by their old rank.
 fn seats(wishes: &BTreeMap<usize, Wish>) -> BTreeMap<usize, Seat> {
     let mut colours: BTreeMap<i32, Vec<(i32, usize)>> = BTreeMap::new();
@@ -147,6 +197,8 @@ fn seats(wishes: &BTreeMap<usize, Wish>) -> BTreeMap<usize, Seat> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Barrier;
+
     use super::*;
 
     #[test]
@@ -155,5 +207,24 @@ mod tests {
         let seat = |rank: usize| (seats[&rank].1, seats[&rank].0.ranks);
         assert_eq!([0, 1, 2, 3].map(seat), [(1, 2), (0, 2), (0, 2), (1, 2)]);
         assert!(Arc::ptr_eq(&seats[&0].0, &seats[&2].0) && !Arc::ptr_eq(&seats[&0].0, &seats[&1].0));
+    }
+
+    #[test]
+    fn of_several_threads_that_ask_for_a_seat_at_once_all_get_it() {
+        for _ in 0..200 {
+            let (id, begin) = (Id::new(), Barrier::new(3));
+            let rank = |rank| Joining::by_id(id, rank, 2).unwrap();
+            let (joining, _other) = (rank(0), rank(1));
+            std::thread::scope(|scope| {
+                for asks in [true, false, false] {
+                    let (joining, begin) = (&joining, &begin);
+                    scope.spawn(move || {
+                        begin.wait();
+                        if asks { joining.seat().is_some() } else { joining.wait().is_ok() }
+                    });
+                }
+            });
+            assert_eq!(joining.seat().unwrap().1, 0);
+        }
     }
 }

@@ -1,8 +1,8 @@
-//! NCCL without a GPU: its C interface for collectives between ranks of one process, on the memory and the streams of
+//! NCCL without a GPU: its C interface for collectives between ranks of one machine, on the memory and the streams of
 //! the emulated driver.
 //!
-//! Ranks are threads, or several are served by one thread within a group; they may be on devices of their own or
-//! share one. A call is queued on its stream and becomes a node of a graph when the stream is captured. When it is the
+//! Ranks are threads, or several are served by one thread within a group, or they are in several processes; they may be on
+//! devices of their own or share one. A call is queued on its stream and becomes a node of a graph when the stream is captured. When it is the
 //! turn of all ranks, whichever comes last moves the data; results are those of adding in order of the ranks, narrow
 //! floats in f32 and rounded once.
 //!
@@ -12,11 +12,11 @@
 //! loses the contexts of the streams that wait. Where a rank has aborted, calls that need it stay on their streams, as on GPUs,
 //! until their own rank aborts too, or the time is over.
 //!
-//! Not emulated: several processes, premultiplied sums, 8-bit floats, windows and signals.
+//! Not emulated: several machines, splits of communicators of several processes, premultiplied sums, 8-bit floats, windows and signals.
 //!
 //! From bottom to top: `element` and `reduction` know numbers, `call` what a rank asks for, `movement` what
-//! becomes of all ranks' buffers, `meeting` who waits for whom, `communicator` the handles, `batch` what is
-//! queued together.
+//! becomes of all ranks' buffers, `meeting` who waits for whom, `message` and `relay` what other processes are told,
+//! `communicator` the handles, `batch` what is queued together.
 
 #[macro_use]
 mod status;
@@ -29,8 +29,10 @@ mod element;
 mod id;
 mod joining;
 mod meeting;
+mod message;
 mod movement;
 mod reduction;
+mod relay;
 mod stream;
 
 /// The file of this library, to be loaded by its path: beside the running executable or test, or in the folder that

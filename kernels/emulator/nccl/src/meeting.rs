@@ -2,16 +2,19 @@
 //!
 //! The ranks' calls are matched by their number: the n-th call of all ranks is one, whatever streams they are on. Sends and
 //! receives are matched in order for each pair of ranks. A rank posts its calls when it is their turn on its stream,
-//! and asks again until all have been carried out; whoever posts the last part carries it out.
+//! and asks again until all have been carried out; whoever posts the last part carries it out. Calls of ranks in other
+//! processes are posted when they are heard of; each process carries out what its own ranks get.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use phalanx_emulator_link::driver::{Driver, Progress};
 
 use crate::call::{Call, Operation};
+use crate::message::Message;
 use crate::movement;
+use crate::relay::Relay;
 use crate::status::{Failure, Status};
 
 /// `CUDA_ERROR_LAUNCH_FAILED`: what the stream of a call that cannot be carried out gets.
@@ -25,13 +28,14 @@ struct Turn {
     open: BTreeMap<usize, Call>,
 }
 
-/// Part of a call: whose, and where in which turn.
-#[derive(Debug, Clone, Copy)]
+/// Part of a call: whose, where in which turn, and what it brings.
+#[derive(Debug, Clone)]
 struct Part {
     rank: usize,
     turn: u64,
     place: usize,
     call: Call,
+    data: Vec<u8>,
 }
 
 #[derive(Debug, Default)]
@@ -45,6 +49,8 @@ struct State {
     mail: HashMap<(usize, usize), VecDeque<Part>>,
     left: Vec<usize>,
     error: Option<(i32, Failure)>,
+    /// Ranks that are not in this process.
+    elsewhere: Vec<usize>,
 }
 
 /// The ranks of one communicator.
@@ -53,12 +59,30 @@ pub(crate) struct Meeting {
     pub ranks: usize,
     timeout: Duration,
     state: Mutex<State>,
+    /// The way to the processes of ranks that are not in this one.
+    relay: Option<Arc<Relay>>,
 }
 
 impl Meeting {
     pub(crate) fn new(ranks: usize, timeout: Duration) -> Meeting {
         let state = State { next: vec![0; ranks], ..State::default() };
-        Meeting { ranks, timeout, state: Mutex::new(state) }
+        Meeting { ranks, timeout, state: Mutex::new(state), relay: None }
+    }
+
+    /// With ranks in other processes.
+    pub(crate) fn across(
+        ranks: usize,
+        timeout: Duration,
+        elsewhere: Vec<usize>,
+        relay: Arc<Relay>,
+    ) -> Meeting {
+        let state = State { next: vec![0; ranks], elsewhere, ..State::default() };
+        Meeting { ranks, timeout, state: Mutex::new(state), relay: Some(relay) }
+    }
+
+    /// Whether all ranks are in this process.
+    pub(crate) fn is_here(&self) -> bool {
+        self.relay.is_none()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -73,8 +97,12 @@ impl Meeting {
     /// A rank takes part no more: what waits for it fails.
     pub(crate) fn leave(&self, rank: usize) {
         let mut state = self.state();
+        if let (Some(relay), false) = (&self.relay, state.elsewhere.contains(&rank)) {
+            relay.tell(&Message::Leave { rank });
+        }
         state.left.push(rank);
-        state.turns.retain(|(of, _), _| *of != rank);
+        // What was carried out is done, whether or not anybody has asked.
+        state.turns.retain(|(of, _), turn| *of != rank || turn.open.is_empty());
         // Its buffers may be gone.
         state.mail.values_mut().for_each(|parts| parts.retain(|part| part.rank != rank));
         state.together.values_mut().for_each(|parts| parts.retain(|part| part.rank != rank));
@@ -83,23 +111,41 @@ impl Meeting {
     /// It is the turn of a rank's calls: posts them the first time, and says how they are.
     pub(crate) fn ask(&self, driver: &Driver, rank: usize, turn: u64, calls: &[Call]) -> Progress {
         let mut state = self.state();
-        if state.left.contains(&rank) {
+        let is_known = state.turns.contains_key(&(rank, turn));
+        if state.left.contains(&rank) && !is_known {
             eprintln!("phalanx emulated NCCL: rank {rank} left with {} not carried out", list(calls));
             calls.iter().for_each(|call| movement::forsake(driver, rank, self.ranks, call));
             return Progress::Done;
         }
-        if state.error.is_none() && !state.turns.contains_key(&(rank, turn)) {
+        if !is_known {
             let open = calls.iter().copied().enumerate().collect();
             state.turns.insert((rank, turn), Turn { since: Instant::now(), open });
-            for (place, call) in calls.iter().copied().enumerate() {
-                if let Err(error) = state.post(driver, self.ranks, Part { rank, turn, place, call }) {
-                    state.fail(error);
-                    break;
+            // After an error nobody comes to meet them: they wait for their rank to leave, or for the time to be over.
+            let posted = if state.error.is_some() { &[] } else { calls };
+            let bring = |call: &Call| Ok((*call, movement::brought(driver, rank, self.ranks, call)?));
+            match posted.iter().map(bring).collect::<Result<Vec<_>, _>>() {
+                Ok(calls) => {
+                    if let Some(relay) = &self.relay {
+                        relay.tell(&Message::Post { rank, turn, calls: calls.clone() });
+                    }
+                    state.post_all(driver, self.ranks, rank, turn, calls);
                 }
+                Err(error) => state.fail(refused(error)),
             }
         }
         state.progress(rank, turn, self.ranks, self.timeout)
     }
+
+    /// It is the turn of calls of a rank in another process.
+    pub(crate) fn posted(&self, rank: usize, turn: u64, calls: Vec<(Call, Vec<u8>)>) {
+        if let Ok(driver) = Driver::loaded() {
+            self.state().post_all(driver, self.ranks, rank, turn, calls);
+        }
+    }
+}
+
+fn refused((status, message): movement::Refused) -> Error {
+    (status, Status::UNHANDLED_CUDA_ERROR.because(message))
 }
 
 type Error = (i32, Failure);
@@ -119,12 +165,30 @@ impl State {
         }
     }
 
+    fn post_all(
+        &mut self,
+        driver: &Driver,
+        ranks: usize,
+        rank: usize,
+        turn: u64,
+        calls: Vec<(Call, Vec<u8>)>,
+    ) {
+        for (place, (call, data)) in calls.into_iter().enumerate() {
+            if let Err(error) = self.post(driver, ranks, Part { rank, turn, place, call, data }) {
+                return self.fail(error);
+            }
+        }
+    }
+
     fn post(&mut self, driver: &Driver, ranks: usize, part: Part) -> Result<(), Error> {
-        let refused = |(status, message)| (status, Status::UNHANDLED_CUDA_ERROR.because(message));
+        if part.rank >= ranks {
+            return Err(usage(format!("a call of rank {} of {ranks}", part.rank)));
+        }
         if part.call.is_between_two() {
             let Some((send, receive)) = self.pair(part)? else { return Ok(()) };
-            movement::between(driver, (send.rank, &send.call), (receive.rank, &receive.call))
-                .map_err(refused)?;
+            if !self.elsewhere.contains(&receive.rank) {
+                movement::store(driver, receive.rank, &receive.call, &send.data).map_err(refused)?;
+            }
             self.carried_out(&[send, receive]);
             return Ok(());
         }
@@ -143,8 +207,10 @@ impl State {
         }
         let mut parts = self.together.remove(&number).unwrap_or_default();
         parts.sort_by_key(|part| part.rank);
-        let calls: Vec<Call> = parts.iter().map(|part| part.call).collect();
-        movement::together(driver, &calls).map_err(refused)?;
+        let brought: Vec<&[u8]> = parts.iter().map(|part| part.data.as_slice()).collect();
+        for part in parts.iter().filter(|part| !self.elsewhere.contains(&part.rank)) {
+            movement::together(driver, part.rank, &part.call, &brought).map_err(refused)?;
+        }
         self.carried_out(&parts);
         Ok(())
     }

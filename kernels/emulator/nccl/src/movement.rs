@@ -1,4 +1,6 @@
 //! What becomes of all ranks' buffers: everything is read, then everything is written, so in place is no special case.
+//!
+//! A rank's buffer is read when it is its turn, and goes along with its call; of a rank in another process that is all there is.
 
 use phalanx_emulator_link::driver::Driver;
 
@@ -8,33 +10,31 @@ use crate::reduction::reduce;
 /// An access that the driver refused: its status, and what it was.
 pub(crate) type Refused = (i32, String);
 
-/// Carries out a call of all ranks; `calls` are theirs, in order.
-pub(crate) fn together(driver: &Driver, calls: &[Call]) -> Result<(), Refused> {
-    let ranks = calls.len();
-    let mut read = Vec::with_capacity(ranks);
-    for (rank, call) in calls.iter().enumerate() {
-        let bytes = call.lengths(rank, ranks).0 * call.kind.bytes();
-        read.push(fetch(driver, rank, call, call.from, bytes)?);
+/// What a rank brings to a call.
+pub(crate) fn brought(driver: &Driver, rank: usize, ranks: usize, call: &Call) -> Result<Vec<u8>, Refused> {
+    let mut data = vec![0; call.lengths(rank, ranks).0 * call.kind.bytes()];
+    if !data.is_empty() {
+        driver.read(call.from, &mut data).map_err(|status| refused(status, rank, call, "read from"))?;
     }
-    for (rank, call) in calls.iter().enumerate() {
-        let result = result(rank, call, &read);
-        store(driver, rank, call, &result)?;
-    }
-    Ok(())
+    Ok(data)
+}
+
+/// Carries out a call of all ranks for one of them, which is here; `read` is what they brought, in order.
+pub(crate) fn together(driver: &Driver, rank: usize, call: &Call, read: &[&[u8]]) -> Result<(), Refused> {
+    store(driver, rank, call, &result(rank, call, read))
 }
 
 /// What one rank gets.
-fn result(rank: usize, call: &Call, read: &[Vec<u8>]) -> Vec<u8> {
+fn result(rank: usize, call: &Call, read: &[&[u8]]) -> Vec<u8> {
     let one = call.count * call.kind.bytes();
-    let all = || read.iter().map(Vec::as_slice).collect::<Vec<_>>();
     let share = |of: usize| read.iter().map(|buffer| &buffer[of * one..][..one]).collect::<Vec<_>>();
     match call.operation {
-        Operation::AllReduce(reduction) => reduce(call.kind, reduction, &all()),
-        Operation::Reduce(reduction, root) if rank == root => reduce(call.kind, reduction, &all()),
+        Operation::AllReduce(reduction) => reduce(call.kind, reduction, read),
+        Operation::Reduce(reduction, root) if rank == root => reduce(call.kind, reduction, read),
         Operation::ReduceScatter(reduction) => reduce(call.kind, reduction, &share(rank)),
         Operation::AllGather => read.concat(),
         Operation::Gather(root) if rank == root => read.concat(),
-        Operation::Broadcast(root) => read[root].clone(),
+        Operation::Broadcast(root) => read[root].to_vec(),
         Operation::AllToAll => share(rank).concat(),
         Operation::Scatter(root) => read[root][rank * one..][..one].to_vec(),
         Operation::Reduce(..) | Operation::Gather(_) | Operation::Send(_) | Operation::Receive(_) => {
@@ -50,22 +50,8 @@ pub(crate) fn forsake(driver: &Driver, rank: usize, ranks: usize, call: &Call) {
     let _ = store(driver, rank, call, &vec![0xff; bytes]);
 }
 
-/// Carries out a send and its receive.
-pub(crate) fn between(driver: &Driver, send: (usize, &Call), receive: (usize, &Call)) -> Result<(), Refused> {
-    let bytes = send.1.count * send.1.kind.bytes();
-    let data = fetch(driver, send.0, send.1, send.1.from, bytes)?;
-    store(driver, receive.0, receive.1, &data)
-}
-
-fn fetch(driver: &Driver, rank: usize, call: &Call, address: u64, bytes: usize) -> Result<Vec<u8>, Refused> {
-    let mut data = vec![0; bytes];
-    if bytes > 0 {
-        driver.read(address, &mut data).map_err(|status| refused(status, rank, call, "read from"))?;
-    }
-    Ok(data)
-}
-
-fn store(driver: &Driver, rank: usize, call: &Call, data: &[u8]) -> Result<(), Refused> {
+/// Gives what was sent to a rank's receive.
+pub(crate) fn store(driver: &Driver, rank: usize, call: &Call, data: &[u8]) -> Result<(), Refused> {
     if data.is_empty() {
         return Ok(());
     }

@@ -12,6 +12,7 @@ pub(crate) struct Status(pub i32);
 
 impl Status {
     pub(crate) const UNHANDLED_CUDA_ERROR: Status = Status(1);
+    pub(crate) const SYSTEM_ERROR: Status = Status(2);
     pub(crate) const INVALID_ARGUMENT: Status = Status(4);
     pub(crate) const INVALID_USAGE: Status = Status(5);
     pub(crate) const REMOTE_ERROR: Status = Status(6);

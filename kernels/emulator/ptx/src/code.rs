@@ -3,7 +3,7 @@
 mod operands;
 
 pub(crate) use operands::{
-    Arrival, Asynchronous, Bulk, Element, Fragment, Matrix, Product, WarpgroupProduct,
+    Arrival, Asynchronous, Bulk, Element, Fragment, Matrix, Product, Tile, TileProduct, WarpgroupProduct,
 };
 
 use crate::Location;
@@ -25,6 +25,8 @@ pub(crate) struct Instruction {
     /// The predicate, and the value of it for which a lane takes part. Register `NOWHERE` for all.
     pub(crate) guard: Reg,
     pub(crate) wanted: bool,
+    /// A register of it is used by a `wgmma`, too.
+    pub(crate) watched: bool,
     pub(crate) d: Reg,
     pub(crate) a: Reg,
     pub(crate) b: Reg,
@@ -203,6 +205,8 @@ pub(crate) enum Op {
     ReadClock(Clock),
     Barrier(Barrier),
     Fence,
+    /// What threads did and what runs beside them see each other's memory.
+    ProxyFence,
     /// Others may go first.
     Yield,
     /// An instruction with many operands: its number among them.
@@ -256,6 +260,8 @@ pub(crate) enum Special {
     ClusterRank,
     ClusterSize,
     ExplicitCluster,
+    /// What a driver hands over: in 1 and 2 the upper and lower half of the address of a cooperative launch's barrier.
+    Environment(u8),
 }
 
 /// A function that a call can reach.

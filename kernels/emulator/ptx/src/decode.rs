@@ -9,6 +9,8 @@ mod memory;
 mod names;
 mod special;
 mod together;
+mod watch;
+mod wmma;
 
 use std::collections::HashMap;
 
@@ -112,6 +114,7 @@ impl<'a> Builder<'a> {
         let static_bytes = self.shared_bytes;
         self.program.dynamic_start = aligned(static_bytes, self.dynamic_align);
         self.program.computed = self.computed();
+        self.watch();
         Ok(Kernel {
             name: function.name.clone(),
             parameters: self.parameters,
@@ -263,6 +266,10 @@ impl<'a> Builder<'a> {
                 }
                 Op::Matrix(number) => match self.program.matrices[number as usize] {
                     Matrix::Fragment(f) if !f.loads => self.mark(&mut computed, f.list, f.count),
+                    Matrix::Tile(t) if !t.loads => self.mark(&mut computed, t.list, t.count),
+                    Matrix::TileProduct(p) => {
+                        (0..3).for_each(|i| self.mark(&mut computed, p.lists[i], p.counts[i]));
+                    }
                     Matrix::Product(p) => {
                         let registers = p.k * p.a_kind.bits() / 64;
                         self.mark(&mut computed, p.a, registers);
@@ -307,6 +314,7 @@ impl<'a> Builder<'a> {
             op,
             guard: self.guard.0,
             wanted: self.guard.1,
+            watched: false,
             d,
             a: source(0),
             b: source(1),

@@ -57,6 +57,11 @@ pub enum FaultKind {
     DivergentShuffle,
     /// Threads that wait for what cannot come.
     Deadlock,
+    /// A block that runs on and on ([`crate::Checks::instructions_max`]).
+    Endless,
+    /// Registers or shared memory that an asynchronous instruction uses without the fence that makes earlier writes known to it:
+    /// `wgmma.fence`, or `fence.proxy.async`.
+    MissingFence,
     /// A launch that a device would refuse.
     BadLaunch,
     /// The kernel executed `trap`.
@@ -83,6 +88,8 @@ impl FaultKind {
             FaultKind::DivergentBarrier => "divergent barrier",
             FaultKind::DivergentShuffle => "divergent warp operation",
             FaultKind::Deadlock => "deadlock",
+            FaultKind::Endless => "no end",
+            FaultKind::MissingFence => "missing fence",
             FaultKind::BadLaunch => "launch refused",
             FaultKind::Trap => "trap",
             FaultKind::Assert => "assertion failed",

@@ -30,11 +30,14 @@ pub struct Checks {
     /// How many instructions of a warp may be executed while no thread writes anything or gets past a barrier, before the launch
     /// counts as stuck.
     pub stuck_after: u64,
+    /// How many instructions of a warp a block (of a cluster: all its blocks) may execute before the launch counts as endless.
+    pub instructions_max: u64,
 }
 
 impl Default for Checks {
     fn default() -> Checks {
-        Checks { uninitialised: true, shared_races: true, global_races: true, stuck_after: 1 << 28 }
+        let (uninitialised, shared_races, global_races) = (true, true, true);
+        Checks { uninitialised, shared_races, global_races, stuck_after: 1 << 28, instructions_max: 1 << 29 }
     }
 }
 
@@ -84,6 +87,49 @@ pub fn launch(
     parameters: &[u8],
     checks: &Checks,
 ) -> Result<Report, Fault> {
+    run(loaded, kernel, memory, launch, parameters, checks, None)
+}
+
+/// The same with all blocks on the device at once, so that they may wait for each other (`cooperative_groups::this_grid().sync()`). How
+/// many blocks a device would take is not looked at.
+///
+/// # Errors
+/// The first fault; a launch with clusters is refused.
+pub fn launch_cooperative(
+    loaded: &Loaded,
+    kernel: &str,
+    memory: &[&Memory],
+    launch: &Launch,
+    parameters: &[u8],
+    checks: &Checks,
+) -> Result<Report, Fault> {
+    let refused = |why: String| Fault { kernel: kernel.into(), ..Fault::outside(FaultKind::BadLaunch, why) };
+    if launch.cluster != [1, 1, 1] {
+        return Err(refused("clusters in a cooperative launch".into()));
+    }
+    let own = memory.first().ok_or_else(|| refused("no memory".into()))?;
+    let workspace = own.allocate(WORKSPACE_BYTES).map_err(|error| refused(error.to_string()))?;
+    own.fill(workspace, &[0], WORKSPACE_BYTES)?;
+    let outcome = run(loaded, kernel, memory, launch, parameters, checks, Some(workspace));
+    own.free(workspace)?;
+    let mut report = outcome?;
+    // Nobody else knows of it.
+    report.touched.retain(|touched| touched.start >> 8 != workspace >> 8);
+    Ok(report)
+}
+
+/// What a kernel finds at the address in `%envreg1` and `%envreg2`: four bytes that it leaves alone, then the grid's barrier.
+const WORKSPACE_BYTES: u64 = 8;
+
+fn run(
+    loaded: &Loaded,
+    kernel: &str,
+    memory: &[&Memory],
+    launch: &Launch,
+    parameters: &[u8],
+    checks: &Checks,
+    workspace: Option<u64>,
+) -> Result<Report, Fault> {
     let refused = |why: String| Fault { kernel: kernel.into(), ..Fault::outside(FaultKind::BadLaunch, why) };
     let Some(found) = loaded.module().kernel(kernel) else { return Err(refused("no such kernel".into())) };
     let mut launch = *launch;
@@ -91,7 +137,7 @@ pub fn launch(
         launch.cluster = cluster;
     }
     fits(found, &launch, parameters).map_err(refused)?;
-    machine::run(loaded, found, lock(memory), launch, parameters, *checks)
+    machine::run(loaded, found, lock(memory), launch, parameters, *checks, workspace)
 }
 
 /// Locks memories, each once, in one order for all threads; the first stays first.

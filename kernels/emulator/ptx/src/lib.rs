@@ -53,7 +53,7 @@ mod syntax;
 mod tensor_map;
 
 pub use fault::{Fault, FaultKind, Location, ParseError};
-pub use launch::{Checks, Launch, Report, Touched, launch};
+pub use launch::{Checks, Launch, Report, Touched, launch, launch_cooperative};
 pub use loaded::Loaded;
 pub use memory::{Memory, OutOfMemory};
 pub use module::{Kernel, Module, Parameter, Variable};

@@ -15,6 +15,7 @@ mod load;
 mod matrix;
 mod mbarrier;
 mod product;
+mod proxy;
 mod run;
 mod shadow;
 mod store;
@@ -23,6 +24,8 @@ mod together;
 mod touched;
 mod warp;
 mod warpgroup;
+mod watched;
+mod wmma;
 
 pub(crate) use grid::run;
 pub(crate) use shadow::Shadow;
@@ -64,4 +67,6 @@ pub(crate) struct Machine<'a> {
     /// Instructions since anything was written or anyone got past a barrier.
     idle: u64,
     cluster: ClusterMeeting,
+    /// Of a cooperative launch, whose blocks are all resident: where its barrier is.
+    workspace: Option<u64>,
 }

@@ -336,6 +336,21 @@ fn threads_that_wait_for_nothing_are_found() {
 }
 
 #[test]
+fn a_loop_without_end_is_named_though_it_writes() {
+    let memory = Memory::new(1 << 20);
+    let x = words(&memory, &[0; 64]);
+    let body = format!(
+        "mul.wide.u32 %d0, %t, 4; add.u64 %d0, %p0, %d0; mov.u32 %r1, 0; setp.ne.u32 %q0, %c, 1; @%q0 ret; {} L: add.u32 %r1, %r1, 1; st.global.u32 [%d0], %r1; bra L;",
+        at(16)
+    );
+    let loaded = load(&format!(".file 1 \"a.cu\"\n{}", kernel(1, &body)), &memory);
+    let checks = Checks { instructions_max: 100_000, ..Checks::default() };
+    let fault = launch(&loaded, "k", &[&memory], &shape(3, 64), &x.to_le_bytes(), &checks).unwrap_err();
+    assert_eq!(fault.block, [1, 0, 0]);
+    expect(fault, FaultKind::Endless, 16, 0, "the block is not over after 100000 instructions of warps");
+}
+
+#[test]
 fn traps_and_missing_functions() {
     let memory = Memory::new(1 << 20);
     let body = format!("setp.eq.u32 %q0, %t, 3; {} @%q0 trap;", at(16));

@@ -20,7 +20,7 @@ fn fill(n: usize, threads: usize) -> String {
             )
         })
         .collect::<String>()
-        + "bar.sync 0;\n"
+        + "fence.proxy.async.shared::cta; bar.sync 0;\n"
 }
 
 #[test]
@@ -364,7 +364,7 @@ fn accumulators_wait_for_the_product() {
     let memory = Memory::new(1 << 20);
     let body = |wait: &str, touch: &str| {
         format!(
-            ".shared .align 1024 .b8 s[4096]; mad.lo.u32 %r1, %t, 32, 0; mov.u32 %r2, s; add.u32 %r1, %r1, %r2; st.shared.v4.u32 [%r1], {{0, 0, 0, 0}}; st.shared.v4.u32 [%r1+16], {{0, 0, 0, 0}}; bar.sync 0;
+            ".shared .align 1024 .b8 s[4096]; mad.lo.u32 %r1, %t, 32, 0; mov.u32 %r2, s; add.u32 %r1, %r1, %r2; st.shared.v4.u32 [%r1], {{0, 0, 0, 0}}; st.shared.v4.u32 [%r1+16], {{0, 0, 0, 0}}; fence.proxy.async; bar.sync 0;
             mov.u64 %d1, 0x0000001000080000; mov.f32 %f0, 0f00000000; mov.f32 %f1, %f0; mov.f32 %f2, %f0; mov.f32 %f3, %f0; setp.eq.u32 %q1, 0, 0; wgmma.fence.sync.aligned;
             wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {{%f0, %f1, %f2, %f3}}, %d1, %d1, %q1, 1, 1, 0, 0; wgmma.commit_group.sync.aligned; {wait} \n.loc 1 77 1\n {touch}"
         )

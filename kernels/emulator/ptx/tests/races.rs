@@ -274,3 +274,22 @@ fn reading_alone_is_no_race() {
     let body = "mul.wide.u32 %d0, %t, 4; add.u64 %d1, %p0, %d0; ld.global.u32 %r1, [%d1]; ld.global.u32 %r2, [%p0]; mad.lo.u32 %r3, %c, 64, %t; mul.wide.u32 %d2, %r3, 4; add.u64 %d2, %p1, %d2; add.u32 %r1, %r1, %r2; st.global.u32 [%d2], %r1;";
     outcome(&memory, body, shape(8, 64), &[x, out]).unwrap();
 }
+
+#[test]
+fn a_loop_of_compare_and_swap_may_begin_with_a_plain_read() {
+    let memory = Memory::new(1 << 20);
+    let x = words(&memory, &[0]);
+    let body = |update: &str| {
+        format!(
+            "{} ld.global.u32 %r1, [%p0]; AGAIN: mov.u32 %r2, %r1; add.u32 %r3, %r2, 3; {} {update} setp.ne.u32 %q0, %r1, %r2; @%q0 bra AGAIN;",
+            at(20),
+            at(21)
+        )
+    };
+    outcome(&memory, &body("atom.global.cas.b32 %r1, [%p0], %r2, %r3;"), shape(4, 64), &[x]).unwrap();
+    assert_eq!(read_words(&memory, x, 1), [3 * 256]);
+    // Of other operations the value that was read says nothing.
+    let added =
+        outcome(&memory, &body("atom.global.add.u32 %r2, [%p0], 3; mov.u32 %r1, %r2;"), shape(4, 64), &[x]);
+    expect(added, FaultKind::GlobalRace, 21, &["read at a.cu:20"]);
+}

@@ -1,5 +1,6 @@
 // Cross entropy of rows of logits. Forward reads each logit once and writes two or three numbers a row; backward reads
-// each once and writes its gradient: the targets are read on the device, and nothing waits for the host.
+// each once and writes its gradient: the targets are read on the device, and nothing waits for the host. Macro: RESULT, the
+// type of the loss.
 
 // A weight a class: of a packet, 1 where there are none, and 0 beyond the row's end.
 DEVICE void weights_at(const T* weight, i64 at, i64 width, W (&w)[LEN]) {
@@ -57,7 +58,7 @@ TEAM_KERNEL forward(f64* losses, W* stats, Rows x, u64 kept, f64 smoothing, Targ
 }
 
 // dx = slope (p sum(q) - q), for the smoothed target q; p is made again of the row's two numbers.
-TEAM_KERNEL backward(T* dx, Rows x, const W* stats, u64 kept, const T* dy, u64 dy_step, Factor factor, f64 smoothing, Targets targets) {
+TEAM_KERNEL backward(T* dx, Rows x, const W* stats, u64 kept, const RESULT* dy, u64 dy_step, Factor factor, f64 smoothing, Targets targets) {
     const u64 row = team_row();
     if (row >= targets.items) return;
     const i64 width = targets.classes, found = targets[row];
@@ -82,18 +83,14 @@ TEAM_KERNEL backward(T* dx, Rows x, const W* stats, u64 kept, const T* dy, u64 d
 }
 
 // q itself, times the factor.
-TEAM_KERNEL targets(T* q, Factor factor, f64 smoothing, Targets targets) {
+TEAM_KERNEL targets(RESULT* q, Factor factor, f64 smoothing, Targets targets) {
     const u64 row = team_row();
     if (row >= targets.items) return;
     const i64 width = targets.classes, found = targets[row];
     const f64 scale = factor.value(), share = smoothing / width;
-    each_packet(width, [&](int, i64 at) {
-        Packet<T> p = {};
-        for (int j = 0; j < LEN && at + j < width && found >= 0; j++) {
-            const f64 even = scale * share * targets.weight_of(at + j);
-            const f64 own = at + j == found ? scale * (1.0 - smoothing) * targets.weight_of(found) : 0.0;
-            p.at[j] = narrow<T>(W(even + own));
-        }
-        write_packet(q + row * width, at, width, p);
-    });
+    for (i64 at = team_rank(); at < width; at += TEAM) {
+        const f64 even = scale * share * targets.weight_of(at);
+        const f64 own = at == found ? scale * (1.0 - smoothing) * targets.weight_of(found) : 0.0;
+        q[row * width + at] = narrow<RESULT>(W(found < 0 ? 0.0 : even + own));
+    }
 }

@@ -5,14 +5,15 @@ use phalanx_tensor::{Result, Tensor};
 
 use super::CrossEntropy;
 use crate::classes::cuda::{CLASSES, Targets};
-use crate::cuda::FAULT;
+use crate::cuda::{FAULT, type_name};
 use crate::rows::Shape;
 use crate::rows::cuda::{Operand, RowProgram, Team, row_program};
 
 const PROGRAM: RowProgram = row_program!("cross_entropy.cu", FAULT, CLASSES);
 
-fn kernel(op: &'static str, x: &Tensor, team: Team, entry: &str) -> Result<Kernel> {
-    team.kernel(op, x.device().gpu()?, PROGRAM, entry, None)
+/// For logits `x`; `result` has the result's dtype.
+fn kernel(op: &'static str, x: &Tensor, result: &Tensor, team: Team, entry: &str) -> Result<Kernel> {
+    team.kernel(op, x.device().gpu()?, PROGRAM, entry, Some(("RESULT", type_name(result.dtype()))))
 }
 
 /// `x` has its classes last.
@@ -28,7 +29,7 @@ pub(super) fn forward(
     let (losses, operand) = (targets.losses()?, Operand::of(op, x, shape.width)?);
     let args = operand.put(targets.args().scratch(&losses).write(stats)?)?;
     let args = targets.put(args.value(shape.stats as u64).value(config.label_smoothing))?;
-    kernel(op, x, team, "forward")?.launch(team.grid(), args)?;
+    kernel(op, x, loss, team, "forward")?.launch(team.grid(), args)?;
     targets.reduce(&losses, loss)
 }
 
@@ -46,20 +47,21 @@ pub(super) fn backward(
     let (stats, dy) = (stats.contiguous()?, dy.contiguous()?);
     let args = operand.put(targets.args().write(dx)?)?.read(&stats)?.value(stats.shape()[1] as u64);
     let args = targets.put_factor(args.read(&dy)?.value(targets.slope_step()), factor.as_ref());
-    kernel(op, x, team, "backward")?.launch(team.grid(), targets.put(args.value(config.label_smoothing))?)
+    kernel(op, x, &dy, team, "backward")?
+        .launch(team.grid(), targets.put(args.value(config.label_smoothing))?)
 }
 
 /// `q` has its classes last.
 pub(super) fn targets(
     op: &'static str,
-    target: &Tensor,
+    [x, target]: [&Tensor; 2],
     config: &CrossEntropy,
     q: &mut Tensor,
 ) -> Result<()> {
     let classes = q.size(-1)?;
-    let targets = Targets::new(op, config.weighing(), q, target, classes)?;
-    let team = Team::new(q.dtype(), targets.items(), classes);
-    let (factor, kernel) = (targets.factor()?, kernel(op, q, team, "targets")?);
+    let targets = Targets::new(op, config.weighing(), x, target, classes)?;
+    let team = Team::new(x.dtype(), targets.items(), classes);
+    let (factor, kernel) = (targets.factor()?, kernel(op, x, q, team, "targets")?);
     let args = targets.put_factor(targets.args().write(q)?, factor.as_ref());
     kernel.launch(team.grid(), targets.put(args.value(config.label_smoothing))?)
 }

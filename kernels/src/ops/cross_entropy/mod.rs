@@ -4,7 +4,7 @@
 mod cpu;
 mod cuda;
 
-use phalanx_tensor::{Result, Tensor};
+use phalanx_tensor::{DType, Result, Tensor};
 
 use crate::check;
 use crate::classes::{Classes, Weighing, classes_last, classes_second};
@@ -29,6 +29,8 @@ pub struct CrossEntropy {
     /// A factor on the result (1): with [`Reduction::Sum`] and 1 / (the global batch's counted items), the losses of
     /// micro-batches add up to the global batch's mean.
     pub scale: f64,
+    /// Whether the result of halves is in f32, as if they had been widened first (it is in their dtype).
+    pub wide: bool,
 }
 
 impl Default for CrossEntropy {
@@ -39,6 +41,7 @@ impl Default for CrossEntropy {
             label_smoothing: 0.0,
             reduction: Reduction::Mean,
             scale: 1.0,
+            wide: false,
         }
     }
 }
@@ -48,6 +51,11 @@ impl CrossEntropy {
         let CrossEntropy { weight, ignore_index, reduction, scale, .. } = self;
         let (ignore_index, reduction, scale) = (*ignore_index, *reduction, *scale);
         Weighing { weight: weight.as_ref(), ignore_index, reduction, scale }
+    }
+
+    /// The result's dtype for logits of `dtype`.
+    pub fn result_dtype(&self, dtype: DType) -> DType {
+        if self.wide { wide_dtype(dtype) } else { dtype }
     }
 }
 
@@ -62,7 +70,7 @@ pub fn cross_entropy(x: &Tensor, target: &Tensor, config: &CrossEntropy) -> Resu
     let weighing = config.weighing();
     weighing.check(OP, x, target)?;
     let shape = sizes(x, target, if config.label_smoothing == 0.0 { 2 } else { 3 });
-    let mut loss = Tensor::empty(&weighing.result_shape(target), x.dtype(), x.device())?;
+    let mut loss = Tensor::empty(&weighing.result_shape(target), config.result_dtype(x.dtype()), x.device())?;
     let mut stats = Tensor::empty(&[shape.rows, shape.stats], wide_dtype(x.dtype()), x.device())?;
     let x = classes_last(x)?;
     if x.device().is_meta() {
@@ -101,10 +109,10 @@ fn forward<T: Real>(
         (1.0 - config.label_smoothing) * classes.weight_of(class) * (below + log) + even
     };
     let losses = classes.reduce(config.reduction, classes.targets.iter().enumerate().map(item));
-    store::<T>(op, loss, &losses)
+    for_real!(op, loss.dtype(), L => store::<L>(op, loss, &losses))
 }
 
-/// `dx` of [`cross_entropy`], given the result's gradient `dy` and the forward pass's `stats`.
+/// `dx` of [`cross_entropy`], given the result's gradient `dy` and the forward pass's `stats`; in the logits' dtype.
 ///
 /// # Errors
 /// As [`cross_entropy`].
@@ -118,7 +126,8 @@ pub fn cross_entropy_backward(
     const OP: &str = "cross_entropy_backward";
     let weighing = config.weighing();
     weighing.check(OP, x, target)?;
-    check::same(OP, &[x, dy])?;
+    check::same_device(OP, &[x, dy])?;
+    check::dtype(OP, dy, config.result_dtype(x.dtype()))?;
     check::shape(OP, "a gradient", dy, &weighing.result_shape(target))?;
     let x = classes_last(x)?;
     let mut dx = Tensor::empty(x.shape(), x.dtype(), x.device())?;
@@ -162,7 +171,7 @@ fn backward<T: Real>(
 }
 
 /// The distribution that [`cross_entropy`] holds the logits against, times each item's share in the result: `dx` is
-/// `dy (p sum(q) - q)`, sums over C. For gradients that are differentiated again.
+/// `dy (p sum(q) - q)`, sums over C. In the result's dtype. For gradients that are differentiated again.
 ///
 /// # Errors
 /// As [`cross_entropy`].
@@ -170,9 +179,9 @@ pub fn cross_entropy_targets(x: &Tensor, target: &Tensor, config: &CrossEntropy)
     const OP: &str = "cross_entropy_targets";
     let weighing = config.weighing();
     weighing.check(OP, x, target)?;
-    let mut q = Tensor::empty(classes_last(x)?.shape(), x.dtype(), x.device())?;
+    let mut q = Tensor::empty(classes_last(x)?.shape(), config.result_dtype(x.dtype()), x.device())?;
     if x.device().is_cuda() {
-        cuda::targets(OP, target, config, &mut q)?;
+        cuda::targets(OP, [x, target], config, &mut q)?;
     } else if !x.device().is_meta() {
         let width = x.shape()[1];
         let classes = weighing.read(OP, target, width)?;
@@ -183,7 +192,7 @@ pub fn cross_entropy_targets(x: &Tensor, target: &Tensor, config: &CrossEntropy)
             row.iter_mut().enumerate().for_each(|(c, q)| *q = classes.factor * share * classes.weight_of(c));
             row[class] += classes.factor * (1.0 - config.label_smoothing) * classes.weight_of(class);
         }
-        for_real!(OP, x.dtype(), T => store::<T>(OP, &mut q, &values))?;
+        for_real!(OP, q.dtype(), T => store::<T>(OP, &mut q, &values))?;
     }
     classes_second(&q)
 }

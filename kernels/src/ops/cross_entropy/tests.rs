@@ -4,12 +4,13 @@ use phalanx_tensor::{DType, Device, Tensor};
 
 use super::{CrossEntropy, cross_entropy, cross_entropy_backward, cross_entropy_targets};
 use crate::Reduction;
+use crate::ops::cast;
 use crate::testing::{FLOATS, assert_close, floats, make, tolerance, values};
 
 const CLASSES: usize = 37;
 
 fn config(weight: Option<Tensor>, label_smoothing: f64, reduction: Reduction) -> CrossEntropy {
-    CrossEntropy { weight, ignore_index: 3, label_smoothing, reduction, scale: 0.5 }
+    CrossEntropy { weight, ignore_index: 3, label_smoothing, reduction, scale: 0.5, wide: false }
 }
 
 /// Each item's loss and gradient, from the formula.
@@ -58,6 +59,35 @@ fn loss_and_gradient_equal_the_formula() {
                 values(&loss).iter().zip(want).for_each(|(&g, w)| assert_close(g, w, 4.0 * tolerance(dtype)));
                 let q = values(&cross_entropy_targets(&x, &target, &config).unwrap());
                 assert_eq!(q.len(), x.numel());
+            }
+        }
+    }
+}
+
+#[test]
+fn halves_give_what_they_give_widened_and_a_gradient_of_their_own() {
+    let target = Tensor::from_slice(&[5i64, 3, 36, 0, 7, 20], &[2, 3], Device::CPU).unwrap();
+    for dtype in [DType::BF16, DType::F16] {
+        let x = make(&[2, CLASSES, 3], dtype, &floats(-4.0, 9.0));
+        let widened = cast(&x, DType::F32).unwrap();
+        for reduction in [Reduction::None, Reduction::Mean, Reduction::Sum] {
+            for s in [0.0, 0.25] {
+                let narrow = config(None, s, reduction);
+                let wide = CrossEntropy { wide: true, ..narrow.clone() };
+                let (want, want_stats) = cross_entropy(&widened, &target, &narrow).unwrap();
+                let (loss, stats) = cross_entropy(&x, &target, &wide).unwrap();
+                assert_eq!(loss.dtype(), DType::F32);
+                assert_eq!(values(&loss), values(&want));
+                assert_eq!(values(&stats), values(&want_stats));
+                let dy = make(loss.shape(), DType::F32, &floats(0.5, 1.5));
+                let dx = cross_entropy_backward(&x, &target, &stats, &dy, &wide).unwrap();
+                let want = cross_entropy_backward(&widened, &target, &want_stats, &dy, &narrow).unwrap();
+                assert_eq!(dx.dtype(), dtype);
+                assert_eq!(values(&dx), values(&cast(&want, dtype).unwrap()));
+                let q = cross_entropy_targets(&x, &target, &wide).unwrap();
+                assert_eq!(values(&q), values(&cross_entropy_targets(&widened, &target, &narrow).unwrap()));
+                let error = cross_entropy_backward(&x, &target, &stats, &cast(&dy, dtype).unwrap(), &wide);
+                assert!(error.unwrap_err().to_string().contains("f32"));
             }
         }
     }

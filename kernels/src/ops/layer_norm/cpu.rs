@@ -41,10 +41,10 @@ pub(super) struct Forward<'a, T, const CENTERED: bool> {
     pub(super) eps: f64,
 }
 
-impl<T: Float, const CENTERED: bool> RowKernel<T, 1> for Forward<'_, T, CENTERED> {
+impl<T: Float, const CENTERED: bool, const N: usize> RowKernel<T, N> for Forward<'_, T, CENTERED> {
     #[inline(always)]
-    fn run<S: Isa>(&self, row: Row<'_, T, 1>) {
-        let ([x], y, stats) = (row.x, row.y, row.stats);
+    fn run<S: Isa>(&self, row: Row<'_, T, N>) {
+        let (x, y, stats) = (row.x[0], row.y, row.stats);
         measure::<T::Vec<S>, CENTERED>(x, self.eps, stats);
         let standard = Standard::<T::Vec<S>, CENTERED>::load(stats);
         match (self.weight, self.bias) {
@@ -92,16 +92,19 @@ pub(super) struct BackwardOf<'a, T, const CENTERED: bool> {
     pub(super) db: bool,
 }
 
-impl<T: Float, const CENTERED: bool> RowKernel<T, 2> for BackwardOf<'_, T, CENTERED> {
+impl<T: Float, const CENTERED: bool, const N: usize> RowKernel<T, N> for BackwardOf<'_, T, CENTERED> {
     #[inline(always)]
-    fn run<S: Isa>(&self, row: Row<'_, T, 2>) {
-        let ([x, dy], width) = (row.x, row.x[0].len());
+    fn run<S: Isa>(&self, row: Row<'_, T, N>) {
+        let (x, dy, width) = (row.x[0], row.x[1], row.x[0].len());
         let kept = stats_of::<CENTERED>();
         let standard = Standard::<T::Vec<S>, CENTERED>::load(&self.stats[row.index * kept..][..kept]);
         if !row.y.is_empty() {
             match self.weight {
                 None => input_gradient([x, dy], row.y, standard, |[x, dy]| (x, dy)),
                 Some(w) => input_gradient([x, dy, w], row.y, standard, |[x, dy, w]| (x, dy * w)),
+            }
+            if let Some(dsum) = row.x.get(2) {
+                lanes::update(row.y, [dsum], |dx: T::Vec<S>, [dsum]| dx + dsum);
             }
         }
         let (dw, db) = row.sums.split_at_mut(if self.dw { width } else { 0 });

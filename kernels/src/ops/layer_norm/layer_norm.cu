@@ -1,8 +1,9 @@
 // Layer normalisation of rows, and root-mean-square normalisation, which is the same without the mean (CENTERED false).
 //
-// Forward reads x and writes y once. Backward reads x and dy and writes dx once; each block walks down some rows and
-// keeps their part of the sums over rows (dweight, dbias) in registers, a column a thread; `sums` adds the blocks' parts
-// in their order. How many blocks there are depends on the shape alone.
+// Forward reads x and writes y once; add_forward reads x and a residual, and writes their sum and y once. Backward reads x
+// and dy, and the gradient of the sum where there is one, and writes dx once; each block walks down some rows and keeps
+// their part of the sums over rows (dweight, dbias) in registers, a column a thread; `sums` adds the blocks' parts in
+// their order. How many blocks there are depends on the shape alone.
 
 constexpr int STATS = CENTERED ? 3 : 1;
 
@@ -10,11 +11,11 @@ DEVICE Standard load_standard(const W* stats) {
     return CENTERED ? Standard{stats[0], stats[1], stats[2]} : Standard{0, 0, stats[0]};
 }
 
-TEAM_KERNEL forward(T* y, W* stats, Rows x, const T* weight, const T* bias, f64 eps, f64 share, u64 rows, u64 width) {
-    const u64 row = team_row();
-    if (row >= rows) return;
+// The row's result, to `y`, and its numbers.
+template <typename L>
+DEVICE void normalise(T* y, W* stats, const L& line, u64 row, const T* weight, const T* bias, f64 eps, f64 share) {
+    const i64 width = line.width;
     const T zero = narrow<T>(W(0));
-    const Line line(x, row, width, zero);
     W variance;
     const Standard standard = standard_of<CENTERED>(line, eps, share, variance);
     if (team_rank() == 0) {
@@ -41,8 +42,45 @@ TEAM_KERNEL forward(T* y, W* stats, Rows x, const T* weight, const T* bias, f64 
     });
 }
 
-// dx = (g - mean(g) - xhat mean(g xhat)) inverse with g = dy w; without the first mean if not CENTERED.
-DEVICE void input_gradient(T* dx, const Line& x, const Line& dy, const T* weight, const Standard& standard) {
+TEAM_KERNEL forward(T* y, W* stats, Rows x, const T* weight, const T* bias, f64 eps, f64 share, u64 rows, u64 width) {
+    const u64 row = team_row();
+    if (row >= rows) return;
+    normalise(y, stats, Line(x, row, width, narrow<T>(W(0))), row, weight, bias, eps, share);
+}
+
+// The sum of two rows, rounded, as a Line.
+struct SumLine {
+    Line x;
+    const T* residual;
+    const i64 width;
+
+    DEVICE SumLine(const Rows& x, const Rows& residual, u64 row, i64 width)
+        : x(x, row, width, narrow<T>(W(0))), residual(residual.data + row * residual.stride), width(width) {
+        if constexpr (PACKETS > 0) each_packet(width, [&](int i, i64 at) { this->x.kept[i] = sum(i, at); });
+    }
+
+    DEVICE Packet<T> sum(int i, i64 at) const {
+        Packet<T> p = x.packet(i, at);
+        const Packet<T> q = read_packet(residual, at, width, x.fill);
+#pragma unroll
+        for (int j = 0; j < LEN; j++) p.at[j] = narrow<T>(widen(p.at[j]) + widen(q.at[j]));
+        return p;
+    }
+
+    DEVICE Packet<T> packet(int i, i64 at) const { return PACKETS > 0 ? x.packet(i, at) : sum(i, at); }
+};
+
+TEAM_KERNEL add_forward(T* y, W* stats, Rows x, Rows residual, T* sum, const T* weight, const T* bias, f64 eps, f64 share, u64 rows, u64 width) {
+    const u64 row = team_row();
+    if (row >= rows) return;
+    const SumLine line(x, residual, row, width);
+    each_packet(width, [&](int i, i64 at) { write_packet(sum + row * width, at, width, line.packet(i, at)); });
+    normalise(y, stats, line, row, weight, bias, eps, share);
+}
+
+// dx = (g - mean(g) - xhat mean(g xhat)) inverse with g = dy w, and `dsum` added if it is not null; without the first
+// mean if not CENTERED.
+DEVICE void input_gradient(T* dx, const Line& x, const Line& dy, const T* dsum, const T* weight, const Standard& standard) {
     const i64 width = x.width;
     const T zero = narrow<T>(W(0));
     const auto gradient = [&](int i, i64 at, W (&g)[LEN]) {
@@ -69,9 +107,14 @@ DEVICE void input_gradient(T* dx, const Line& x, const Line& dy, const T* weight
         Packet<T> p = x.packet(i, at);
         W g[LEN];
         gradient(i, at, g);
+        Packet<T> beside;
+        if (dsum) beside = read_packet(dsum, at, width, zero);
 #pragma unroll
-        for (int j = 0; j < LEN; j++)
-            p.at[j] = narrow<T>((g[j] - mean - standard.of(widen(p.at[j])) * product) * standard.inverse);
+        for (int j = 0; j < LEN; j++) {
+            W slope = (g[j] - mean - standard.of(widen(p.at[j])) * product) * standard.inverse;
+            if (dsum) slope += widen(beside.at[j]);
+            p.at[j] = narrow<T>(slope);
+        }
         write_packet(dx, at, width, p);
     });
 }
@@ -112,14 +155,15 @@ DEVICE void store_sums(W* to, const W (&sums)[KEPT][LEN], i64 width) {
 }
 
 // A block takes the rows `rows_a_block` long from its own on; `parts` holds its sums: dweight's `width`, then dbias's.
-TEAM_KERNEL backward(T* dx, W* parts, Rows x, Rows dy, const T* weight, const W* stats, u64 rows_a_block, u64 rows, u64 width) {
+TEAM_KERNEL backward(T* dx, W* parts, Rows x, Rows dy, Rows dsum, const T* weight, const W* stats, u64 rows_a_block, u64 rows, u64 width) {
     const T zero = narrow<T>(W(0));
     const u64 first = blockIdx.x * rows_a_block, end = min(first + rows_a_block, rows);
     Sums sums = {};
     for (u64 row = first + (TEAM == 32 ? warp_number() : 0); row < end; row += TEAMS) {
         const Line values(x, row, width, zero), slopes(dy, row, width, zero);
         const Standard standard = load_standard(stats + row * STATS);
-        if (dx) input_gradient(dx + row * width, values, slopes, weight, standard);
+        const T* beside = dsum.data ? dsum.data + row * dsum.stride : nullptr;
+        if (dx) input_gradient(dx + row * width, values, slopes, beside, weight, standard);
         if constexpr (PACKETS > 0)
             if (parts) sums.add(values, slopes, standard);
     }

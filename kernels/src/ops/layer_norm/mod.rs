@@ -1,4 +1,5 @@
-//! Layer normalisation, and what it shares with [`rms_norm`](super::rms_norm()), which is the same without the mean.
+//! Layer normalisation, and what it shares with [`rms_norm`](super::rms_norm()), which is the same without the mean, and
+//! with both of a sum, which is made in the same pass.
 
 pub(in crate::ops) mod cpu;
 mod cuda;
@@ -23,7 +24,7 @@ pub fn layer_norm(
     bias: Option<&Tensor>,
     eps: f64,
 ) -> Result<(Tensor, Tensor)> {
-    forward::<true>("layer_norm", x, normalized_shape, [weight, bias], eps)
+    forward::<true>("layer_norm", x, None, normalized_shape, [weight, bias], eps)
 }
 
 /// The gradients of [`layer_norm`] with respect to `x`, `weight` and `bias`: those that `needs` names. `weight` and
@@ -40,18 +41,26 @@ pub fn layer_norm_backward(
     dy: &Tensor,
     needs: [bool; 3],
 ) -> Result<[Option<Tensor>; 3]> {
-    backward::<true>("layer_norm_backward", [x, dy], stats, normalized_shape, weight, needs)
+    backward::<true>("layer_norm_backward", [x, dy], None, stats, normalized_shape, weight, needs)
 }
 
-/// The forward pass; `CENTERED` subtracts the mean.
+/// What is added to the input, and where the sum goes.
+pub(in crate::ops) type Residual<'a> = (&'a Tensor, &'a mut Tensor);
+
+/// The forward pass; `CENTERED` subtracts the mean. With a residual, that of `x` and it added.
 pub(in crate::ops) fn forward<const CENTERED: bool>(
     op: &'static str,
     x: &Tensor,
+    residual: Option<Residual<'_>>,
     normalized_shape: &[usize],
     [weight, bias]: [Option<&Tensor>; 2],
     eps: f64,
 ) -> Result<(Tensor, Tensor)> {
     let mut shape = sizes(op, x, normalized_shape, &[weight, bias])?;
+    if let Some((residual, _)) = &residual {
+        check::same(op, &[x, residual])?;
+        check::shape(op, "a residual", residual, x.shape())?;
+    }
     shape.stats = cpu::stats_of::<CENTERED>();
     let mut y = x.empty_like()?;
     let mut stats_shape = Dims::from_slice(&x.shape()[..x.rank() - normalized_shape.len()]);
@@ -61,30 +70,41 @@ pub(in crate::ops) fn forward<const CENTERED: bool>(
         return Ok((y, stats));
     }
     if x.device().is_cuda() {
-        cuda::forward::<CENTERED>(op, shape, x, [weight, bias], eps, [&mut y, &mut stats])?;
+        cuda::forward::<CENTERED>(op, shape, x, residual, [weight, bias], eps, [&mut y, &mut stats])?;
         return Ok((y, stats));
     }
     for_real!(op, x.dtype(), T => {
         let (weight, bias) = (widened_if::<T>(op, weight)?, widened_if::<T>(op, bias)?);
         let kernel = cpu::Forward::<_, CENTERED> { weight: weight.as_deref(), bias: bias.as_deref(), eps };
-        rows::run::<T, 1>(op, &kernel, shape, [x], Outputs { y: Some(&mut y), stats: &mut stats.write(op)? })
+        let outputs = Outputs { y: Some(&mut y), stats: &mut stats.write(op)? };
+        match residual {
+            Some((residual, sum)) => {
+                rows::run_added::<T, 2>(op, &kernel, shape, [x, residual], Some(sum), outputs)
+            }
+            None => rows::run::<T, 1>(op, &kernel, shape, [x], outputs),
+        }
     })?;
     Ok((y, stats))
 }
 
-/// The backward pass of [`forward`].
+/// The backward pass of [`forward`], where `x` is what was normalised; `dsum`, the gradient that reaches it otherwise, is
+/// added to `dx`.
 pub(in crate::ops) fn backward<const CENTERED: bool>(
     op: &'static str,
     [x, dy]: [&Tensor; 2],
+    dsum: Option<&Tensor>,
     stats: &Tensor,
     normalized_shape: &[usize],
     weight: Option<&Tensor>,
     [dx, dw, db]: [bool; 3],
 ) -> Result<[Option<Tensor>; 3]> {
     let mut shape = sizes(op, x, normalized_shape, &[weight])?;
-    check::same(op, &[x, dy])?;
-    check::shape(op, "a gradient", dy, x.shape())?;
+    for gradient in [Some(dy), dsum].into_iter().flatten() {
+        check::same(op, &[x, gradient])?;
+        check::shape(op, "a gradient", gradient, x.shape())?;
+    }
     shape.sums = shape.width * (usize::from(dw) + usize::from(db));
+    let dsum = dsum.filter(|_| dx);
     let mut dx = dx.then(|| x.empty_like()).transpose()?;
     let sum =
         |wanted: bool| wanted.then(|| Tensor::empty(normalized_shape, x.dtype(), x.device())).transpose();
@@ -94,14 +114,17 @@ pub(in crate::ops) fn backward<const CENTERED: bool>(
     }
     if x.device().is_cuda() {
         let outputs = [dx.as_mut(), dw_out.as_mut(), db_out.as_mut()];
-        cuda::backward::<CENTERED>(op, shape, [x, dy], stats, weight, outputs)?;
+        cuda::backward::<CENTERED>(op, shape, [x, dy], dsum, stats, weight, outputs)?;
         return Ok([dx, dw_out, db_out]);
     }
     for_real!(op, x.dtype(), T => {
         let (weight, stats) = (widened_if::<T>(op, weight)?, elements::<<T as Real>::Wide>(op, stats)?);
         let kernel = cpu::BackwardOf::<_, CENTERED> { weight: weight.as_deref(), stats: &stats, dw, db };
         let outputs = Outputs { y: dx.as_mut(), stats: &mut [] };
-        let sums = rows::run::<T, 2>(op, &kernel, shape, [x, dy], outputs)?;
+        let sums = match dsum {
+            Some(dsum) => rows::run::<T, 3>(op, &kernel, shape, [x, dy, dsum], outputs)?,
+            None => rows::run::<T, 2>(op, &kernel, shape, [x, dy], outputs)?,
+        };
         let mut sums = sums.chunks(shape.width.max(1));
         let mut sum_into = |out: &mut Tensor| store::<T>(op, out, sums.next().unwrap_or_default());
         [&mut dw_out, &mut db_out].into_iter().flatten().try_for_each(&mut sum_into)

@@ -4,6 +4,7 @@ use phalanx_tensor::{DType, Tensor};
 
 use super::{layer_norm, layer_norm_backward};
 use crate::ops::rms_norm::{rms_norm, rms_norm_backward};
+use crate::ops::{add, add_layer_norm, add_layer_norm_backward, add_rms_norm, add_rms_norm_backward};
 use crate::testing::{FLOATS, assert_close, floats, make, tolerance, values};
 
 /// Rows normalised in f64, straight from the formula.
@@ -68,6 +69,68 @@ fn check(dtype: DType, rows: usize, width: usize, centred: bool) {
 }
 
 #[test]
+fn a_sum_and_its_norm_are_what_the_two_give_one_after_the_other() {
+    for dtype in FLOATS {
+        for (rows, width) in [(0, 5), (3, 0), (1, 1), (3, 7), (70, 33), (5, 129), (2, 9001)] {
+            for strided in [false, true] {
+                check_added(dtype, rows, width, strided);
+            }
+        }
+    }
+}
+
+fn check_added(dtype: DType, rows: usize, width: usize, strided: bool) {
+    let operand = |low, high| match strided {
+        true => make(&[width, rows], dtype, &floats(low, high)).transpose(0, 1).unwrap(),
+        false => make(&[rows, width], dtype, &floats(low, high)),
+    };
+    let (x, residual) = (operand(-2.0, 3.0), operand(-0.5, 0.25));
+    let (dy, dsum) = (operand(-1.0, 1.5), operand(-2.0, 1.0));
+    let [w, b] = [floats(0.5, 2.0), floats(-1.0, 1.0)].map(|f| make(&[width], dtype, &f));
+    let (shape, w) = (&[width], Some(&w));
+    let want = add(&x, &residual).unwrap();
+    for centred in [true, false] {
+        let ([sum, y, stats], (want_y, want_stats)) = match centred {
+            true => (
+                add_layer_norm(&x, &residual, shape, w, Some(&b), 1e-3).unwrap(),
+                layer_norm(&want, shape, w, Some(&b), 1e-3).unwrap(),
+            ),
+            false => (
+                add_rms_norm(&x, &residual, shape, w, 1e-3).unwrap(),
+                rms_norm(&want, shape, w, 1e-3).unwrap(),
+            ),
+        };
+        let bits = |t: &Tensor| values(t).into_iter().map(f64::to_bits).collect::<Vec<_>>();
+        for (got, want) in [(&sum, &want), (&y, &want_y), (&stats, &want_stats)] {
+            assert_eq!(bits(got), bits(want), "{dtype} [{rows}, {width}] strided {strided}");
+        }
+        let ([dx, dw, db], [part, want_dw, want_db]) = match centred {
+            true => (
+                add_layer_norm_backward(&sum, &stats, shape, w, [&dy, &dsum], [true; 3]).unwrap(),
+                layer_norm_backward(&want, &stats, shape, w, &dy, [true; 3]).unwrap(),
+            ),
+            false => {
+                let [dx, dw] =
+                    add_rms_norm_backward(&sum, &stats, shape, w, [&dy, &dsum], [true; 2]).unwrap();
+                let [part, want_dw] = rms_norm_backward(&want, &stats, shape, w, &dy, [true; 2]).unwrap();
+                ([dx, dw, None], [part, want_dw, None])
+            }
+        };
+        assert_eq!(dw.map(|t| bits(&t)), want_dw.map(|t| bits(&t)));
+        assert_eq!(db.map(|t| bits(&t)), want_db.map(|t| bits(&t)));
+        let (dx, want) = (dx.unwrap(), add(&part.unwrap(), &dsum).unwrap());
+        if matches!(dtype, DType::F32 | DType::F64) {
+            assert_eq!(bits(&dx), bits(&want), "{dtype} [{rows}, {width}] strided {strided}");
+        }
+        // Halves are rounded once in the place of twice.
+        values(&dx)
+            .iter()
+            .zip(values(&want))
+            .for_each(|(&got, want)| assert_close(got, want, 2.0 * tolerance(dtype)));
+    }
+}
+
+#[test]
 fn a_small_spread_beside_a_large_mean_keeps_its_digits() {
     let x = make(&[2, 300], DType::F32, &|i| 4096.0 + (i % 7) as f64 / 1024.0);
     let (y, _) = layer_norm(&x, &[300], None, None, 1e-12).unwrap();
@@ -83,4 +146,7 @@ fn errors_name_both_shapes() {
     let x = make(&[2, 3], DType::F32, &|_| 0.0);
     let error = layer_norm(&x, &[2], None, None, 1e-5).map(|_| ()).unwrap_err().to_string();
     assert!(error.contains("layer_norm") && error.contains("[2, 3]") && error.contains("[2]"), "{error}");
+    let other = make(&[3], DType::F32, &|_| 0.0);
+    let error = add_layer_norm(&x, &other, &[3], None, None, 1e-5).map(|_| ()).unwrap_err().to_string();
+    assert!(error.contains("add_layer_norm") && error.contains("residual of shape [3]"), "{error}");
 }

@@ -4,7 +4,8 @@
 // the CPU adds them; `pick` reads one place and one pixel. Windows overlap little, so each moves about every element of its
 // input once in, and one element out (`largest` 4 bytes).
 //
-// ELEMENT: the pixels; INDEX: u32, or u64 where there are more pixels than that holds.
+// ELEMENT: the pixels; INDEX: u32, or u64 from 2^31 pixels on, so that a stride by the grid never leaves it. Windows and
+// margins may be larger than any image: places in them are u64.
 
 typedef ELEMENT T;
 typedef INDEX Index;
@@ -14,19 +15,20 @@ struct Axis {
     u64 image, count, kernel, stride, padding, kind;
 
     struct Span {
-        Index begin, end, divisor;
+        Index begin, end;
+        u64 divisor;
     };
 
-    DEVICE Index inside(u64 x) const { return x < padding ? 0 : min((Index)(x - padding), (Index)image); }
+    DEVICE Index inside(u64 x) const { return x < padding ? 0 : (Index)min(x - padding, image); }
 
     DEVICE Span span(Index at) const {
         if (kind == 2) {
             const u64 begin = (u64)at * image / count, end = (((u64)at + 1) * image + count - 1) / count;
-            return {(Index)begin, (Index)end, (Index)(end - begin)};
+            return {(Index)begin, (Index)end, end - begin};
         }
         const u64 start = at * stride, stop = min(start + kernel, image + 2 * padding);
         const Index begin = inside(start), end = inside(stop);
-        return {begin, end, kind == 1 ? (Index)(stop - start) : end - begin};
+        return {begin, end, kind == 1 ? stop - start : end - begin};
     }
 
     // The windows that hold a pixel, from the first to before the last.
@@ -37,12 +39,12 @@ struct Axis {
             return;
         }
         const u64 place = pixel + padding;
-        first = place < kernel ? 0 : (place - kernel) / stride + 1;
-        last = min(place / stride + 1, count);
+        first = place < kernel ? 0 : (Index)((place - kernel) / stride + 1);
+        last = (Index)min(place / stride + 1, count);
     }
 };
 
-DEVICE f64 divisor(Index a, Index b) { return fmax((f64)a * (f64)b, 1.0); }
+DEVICE f64 divisor(u64 a, u64 b) { return fmax((f64)a * (f64)b, 1.0); }
 
 #define FOR_EACH(i, n)                                                                                        \
     for (Index i = (Index)blockIdx.x * blockDim.x + threadIdx.x, step_ = (Index)gridDim.x * blockDim.x; i < n; \
@@ -71,7 +73,7 @@ extern "C" __global__ void spread(T* out, const T* dy, Axis rows, Axis cols, u64
         cols.holding(i % (Index)cols.image, left, right);
         f64 sum = 0;
         for (Index r = top; r < bottom; r++) {
-            const Index down = rows.span(r).divisor;
+            const u64 down = rows.span(r).divisor;
             f64 here = 0;
             for (Index c = left; c < right; c++)
                 here += (f64)widen(from[r * width + c]) / divisor(down, cols.span(c).divisor);

@@ -1,8 +1,8 @@
 //! Losses over classes: cross entropy and the negative log likelihood.
 
 use phalanx_kernels::{
-    CrossEntropy, NllLoss, Reduction, cross_entropy, cross_entropy_backward, cross_entropy_targets, nll_loss,
-    nll_loss_backward,
+    CrossEntropy, NllLoss, Reduction, cast, cross_entropy, cross_entropy_backward, cross_entropy_targets,
+    nll_loss, nll_loss_backward,
 };
 use phalanx_tensor::{DType, Device, Result, Tensor};
 
@@ -14,11 +14,17 @@ pub fn cases() -> Vec<Case> {
     let mut all = Vec::new();
     for dtype in FLOATS {
         for (items, classes) in [(0, 3), (1, 1), (37, 10), (5, 129), (3, 1027), (2, 9001)] {
-            all.push(loss(dtype, [items, classes], Reduction::Mean, [false, false]));
+            all.push(loss(dtype, [items, classes], Reduction::Mean, [false; 3]));
+            if [DType::F16, DType::BF16].contains(&dtype) {
+                all.push(loss(dtype, [items, classes], Reduction::Sum, [false, false, true]));
+            }
         }
         for reduction in REDUCTIONS {
             for [weighed, smoothed] in [[true, false], [false, true], [true, true]] {
-                all.push(loss(dtype, [11, 33], reduction, [weighed, smoothed]));
+                all.push(loss(dtype, [11, 33], reduction, [weighed, smoothed, false]));
+            }
+            if [DType::F16, DType::BF16].contains(&dtype) {
+                all.push(loss(dtype, [11, 33], reduction, [true; 3]));
             }
         }
         all.push(Case::new(
@@ -57,9 +63,10 @@ pub fn cases() -> Vec<Case> {
     all
 }
 
-/// Cross entropy and negative log likelihood, forward and backward; some items are ignored.
-fn loss(dtype: DType, shape: [usize; 2], reduction: Reduction, [weighed, smoothed]: [bool; 2]) -> Case {
-    let name = format!("cross_entropy {dtype} {shape:?} {reduction:?} weight {weighed} smoothing {smoothed}");
+/// Cross entropy and negative log likelihood, forward and backward; some items are ignored. `wide`: the former's in f32.
+fn loss(dtype: DType, shape: [usize; 2], reduction: Reduction, [weighed, smoothed, wide]: [bool; 3]) -> Case {
+    let what = format!("weight {weighed} smoothing {smoothed} wide {wide}");
+    let name = format!("cross_entropy {dtype} {shape:?} {reduction:?} {what}");
     let run = move |device: Device| -> Result<Vec<Tensor>> {
         let [items, classes] = shape;
         let x = make(&shape, dtype, device, spread(1, -6.0, 6.0));
@@ -77,9 +84,10 @@ fn loss(dtype: DType, shape: [usize; 2], reduction: Reduction, [weighed, smoothe
         let dy = make(dy_shape, dtype, device, spread(3, 0.5, 1.5));
         let nll = NllLoss { weight: weight.clone(), ignore_index: -7, reduction, scale: 0.5 };
         let label_smoothing = if smoothed { 0.1 } else { 0.0 };
-        let config = CrossEntropy { weight, ignore_index: -7, label_smoothing, reduction, scale: 0.5 };
+        let config = CrossEntropy { weight, ignore_index: -7, label_smoothing, reduction, scale: 0.5, wide };
         let (loss, stats) = cross_entropy(&x, &target, &config)?;
-        let dx = cross_entropy_backward(&x, &target, &stats, &dy, &config)?;
+        let slope = cast(&dy, config.result_dtype(dtype))?;
+        let dx = cross_entropy_backward(&x, &target, &stats, &slope, &config)?;
         let q = cross_entropy_targets(&x, &target, &config)?;
         let likelihood = nll_loss(&x, &target, &nll)?;
         let slope = nll_loss_backward(&x, &target, &dy, &nll)?;

@@ -49,6 +49,18 @@ fn pools(all: &mut Vec<Case>) {
             }
         }
     }
+    // Windows and margins that no u32 holds; each window ends one pixel further into the image, or out of it.
+    for count_padding in [false, true] {
+        all.push(Case::new(format!("pool mean beyond u32 {count_padding}"), DType::F32, move |d| {
+            let (kernel, padding) = ([(1 << 33) + 4, 3], [(1 << 32) + 1, 1]);
+            let options = PoolOptions { kernel, stride: [1, 2], padding, dilation: [1, 1], ceil_mode: false };
+            let windows = Windows::fixed("mean", [7, 9], &options, count_padding)?;
+            let x = make(&[2, 3, 7, 9], DType::F32, d, spread(1, -9.0, 9.0));
+            let y = mean_pool2d(&x, &windows)?;
+            let dy = make(y.shape(), DType::F32, d, spread(2, -1.0, 1.0));
+            Ok(vec![mean_unpool2d(&dy, &windows)?, y])
+        }));
+    }
     for (size, dtype) in
         [[1, 1], [3, 4], [7, 9], [10, 11]].into_iter().flat_map(|s| [(s, DType::F32), (s, DType::BF16)])
     {

@@ -1,7 +1,8 @@
 //! Operations on rows: softmax and what is like it, normalisations.
 
 use phalanx_kernels::{
-    layer_norm, layer_norm_backward, log_softmax, log_softmax_backward, rms_norm, rms_norm_backward, softmax,
+    add_layer_norm, add_layer_norm_backward, add_rms_norm, add_rms_norm_backward, layer_norm,
+    layer_norm_backward, log_softmax, log_softmax_backward, rms_norm, rms_norm_backward, softmax,
     softmax_backward,
 };
 use phalanx_tensor::{DType, Device, Result, Tensor};
@@ -27,7 +28,9 @@ pub fn cases() -> Vec<Case> {
             all.push(alike(format!("log_softmax {dtype} [{rows}, {width}]"), dtype, [rows, width], both));
             all.push(layer(dtype, [rows, width], [true, true]));
             all.push(rms(dtype, [rows, width], true));
+            all.push(added(dtype, [rows, width], true));
         }
+        all.push(added(dtype, [9, 40], false));
         all.push(layer(dtype, [9, 40], [true, false]));
         all.push(layer(dtype, [9, 40], [false, true]));
         all.push(rms(dtype, [9, 40], false));
@@ -58,6 +61,19 @@ pub fn cases() -> Vec<Case> {
         let all = layer_norm_backward(&x, &stats, &[4, 7], Some(&w), &dy, [true; 3])?;
         Ok([vec![y, stats, rms_norm(&part, &[8], None, 1e-5)?.0], some(all)].concat())
     }));
+    all.push(Case::new(
+        "add_rms_norm f32 of parts of rows, beside one that is broadcast",
+        DType::F32,
+        |device| {
+            let wide = |seed| make(&[3, 7, 12], DType::F32, device, spread(seed, -2.0, 3.0));
+            let (x, dy) =
+                (wide(1).narrow(2, 3, 8)?, wide(2).transpose(0, 1)?.narrow(2, 1, 8)?.transpose(0, 1)?);
+            let residual = make(&[8], DType::F32, device, spread(3, -1.0, 1.0)).broadcast_to(&[3, 7, 8])?;
+            let [sum, y, stats] = add_rms_norm(&x, &residual, &[8], None, 1e-5)?;
+            let all = add_rms_norm_backward(&sum, &stats, &[8], None, [&dy, &residual], [true; 2])?;
+            Ok([vec![sum, y, stats], some(all)].concat())
+        },
+    ));
     all.push(
         Case::new("layer_norm f32 of a small spread beside its mean", DType::F32, |device| {
             let x = make(&[4, 3000], DType::F32, device, spread(1, 9999.9, 10000.1));
@@ -106,6 +122,26 @@ fn layer(dtype: DType, shape: [usize; 2], [weighed, biased]: [bool; 2]) -> Case 
         Ok([vec![y, stats], some(all), some(few)].concat())
     };
     Case::new(name, dtype, run).within(2.0 * tolerance(dtype))
+}
+
+/// A sum and its normalisations.
+fn added(dtype: DType, shape: [usize; 2], weighed: bool) -> Case {
+    let run = move |device| {
+        let [x, dy, w, b] = operands(shape, dtype, device);
+        let residual = make(&shape, dtype, device, spread(5, -0.5, 0.25));
+        let dsum = make(&shape, dtype, device, spread(6, -2.0, 1.0));
+        let (width, weight) = (&shape[1..], weighed.then_some(&w));
+        let layer = add_layer_norm(&x, &residual, width, weight, weighed.then_some(&b), 1e-3)?;
+        let rms = add_rms_norm(&x, &residual, width, weight, 1e-3)?;
+        let slopes = [&dy, &dsum];
+        let all = add_layer_norm_backward(&layer[0], &layer[2], width, weight, slopes, [true; 3])?;
+        let few = add_layer_norm_backward(&layer[0], &layer[2], width, weight, slopes, [false, true, true])?;
+        let of_rms = add_rms_norm_backward(&rms[0], &rms[2], width, weight, slopes, [true; 2])?;
+        let slopes = [some(all), some(few), some(of_rms)].concat();
+        Ok([layer.to_vec(), rms.to_vec(), slopes].concat())
+    };
+    Case::new(format!("add_layer_norm and add_rms_norm {dtype} {shape:?} weight {weighed}"), dtype, run)
+        .within(2.0 * tolerance(dtype))
 }
 
 fn rms(dtype: DType, shape: [usize; 2], weighed: bool) -> Case {

@@ -52,11 +52,17 @@ impl Lane {
         let (lane, ours, tensors) = (Arc::clone(self), Arc::clone(&ticket), Arc::clone(&kept));
         self.stream.submit(move || {
             let mut queued = Queued { watch: &lane.watch, work: None };
-            let outcome = lane.carry_out(&ours, announced, &tensors, &mut queued.work);
+            let mut outcome = lane.carry_out(&ours, announced, &tensors, &mut queued.work);
             if outcome.is_err() && queued.work.is_none() {
                 tensors.give_up();
             }
+            let given = queued.work.as_ref().map(|work| (work.call.clone(), Arc::clone(&work.ended)));
             drop(queued);
+            // Now that it is watched it comes to an end, even if another rank's part never does.
+            if let (Ok(()), Some((call, ended)), false) = (&outcome, given, ours.call.observations.is_empty())
+            {
+                outcome = ended.synchronize().map_err(|error| lane.blame(&call, &error.into()));
+            }
             ours.finish(outcome);
             Ok(())
         });
@@ -74,10 +80,7 @@ impl Lane {
     ) -> Result<()> {
         let text = announced.ticket.describe(self.private.ranks());
         announced.wait()?;
-        let blame = |error: Error| match self.watch.control.failure() {
-            Some(failure) => failure.seen_in(|| text.clone()),
-            None => self.watch.fail(&text, &error.to_string()).seen_in(|| text.clone()),
-        };
+        let blame = |error: Error| self.blame(&text, &error);
         let link = self.meet().map_err(blame)?;
         let (gpu, call) = (self.watch.gpu, ticket.whole_call());
         let began = || -> Result<GpuEvent> {
@@ -93,11 +96,13 @@ impl Lane {
             let (call, ended, kept) = (text.clone(), Arc::clone(ended), Arc::clone(kept));
             *work = Some(Work { call, begun, ended, kept });
         }
-        let ended = done.and(ended).map_err(blame)?;
-        if !call.observations.is_empty() {
-            ended.synchronize().map_err(Error::from).map_err(blame)?;
-        }
-        Ok(())
+        done.and(ended).map(drop).map_err(blame)
+    }
+
+    /// What has ended the run, as seen in a call: what is wrong with that, if nothing was before.
+    fn blame(&self, call: &str, error: &Error) -> Error {
+        let failure = self.watch.control.failure();
+        failure.unwrap_or_else(|| self.watch.fail(call, &error.to_string())).seen_in(|| call.into())
     }
 
     /// The link, when all its ranks are there.
@@ -224,6 +229,7 @@ impl Lane {
         let [input_at, output_at, room_at] = [&input, &output, &room].map(address);
         let ops = ops(Addresses { input: input_at, output: output_at, room: room_at, size: dtype.size() });
         gpu.make_current()?;
+        let _meeting = gpu.meet();
         // SAFETY: the stream is this lane's, of this GPU, on whose thread this runs. The ranges are the route's, inside
         // tensors of the call, whose counts `Call::checked` holds against them. `kept` holds the tensors until the stream
         // has passed this point, or the waiting thread's stream comes after it; the room was obtained on this stream

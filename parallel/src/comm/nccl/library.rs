@@ -1,12 +1,15 @@
 //! [`Link`]: a communicator of NCCL's. No call of it blocks: what takes time is asked for with [`Link::is_settled`].
+//!
+//! Types are the bindings'; the functions are taken from the file that was found ([`functions`]), whatever it is called.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::{null, null_mut};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use phalanx_tensor::DType;
 use phalanx_tensor::cuda::cudarc::nccl::sys;
+use phalanx_tensor::cuda::{Library, symbol};
 
 use crate::comm::Reduction;
 
@@ -23,12 +26,68 @@ const MAGIC: u32 = 0xcafe_beef;
 /// The version whose configuration the bindings describe: 2.30.0.
 const VERSION: u32 = 2_30_00;
 
+/// The functions that are called, as NCCL's header declares them.
+macro_rules! functions {
+    ($($field:ident = $name:ident($($argument:ty),*) -> $result:ty;)*) => {
+        #[derive(Debug)]
+        pub(super) struct Functions {
+            $($field: unsafe extern "C" fn($($argument),*) -> $result),*
+        }
+
+        impl Functions {
+            fn load() -> Called<Functions> {
+                // SAFETY: the types are those of `nccl.h`.
+                unsafe { Ok(Functions { $($field: symbol(Library::Nccl, stringify!($name))?),* }) }
+            }
+        }
+    };
+}
+
+type Comm = sys::ncclComm_t;
+type Input = *const c_void;
+type Output = *mut c_void;
+type Kind = sys::ncclDataType_t;
+type Stream = sys::cudaStream_t;
+type Status = sys::ncclResult_t;
+
+functions! {
+    unique_id = ncclGetUniqueId(*mut sys::ncclUniqueId) -> Status;
+    init = ncclCommInitRankConfig(*mut Comm, c_int, sys::ncclUniqueId, c_int, *mut sys::ncclConfig_t) -> Status;
+    async_error = ncclCommGetAsyncError(Comm, *mut Status) -> Status;
+    finalize = ncclCommFinalize(Comm) -> Status;
+    destroy = ncclCommDestroy(Comm) -> Status;
+    abort = ncclCommAbort(Comm) -> Status;
+    error_string = ncclGetErrorString(Status) -> *const c_char;
+    last_error = ncclGetLastError(Comm) -> *const c_char;
+    group_start = ncclGroupStart() -> Status;
+    group_end = ncclGroupEnd() -> Status;
+    send = ncclSend(Input, usize, Kind, c_int, Comm, Stream) -> Status;
+    receive = ncclRecv(Output, usize, Kind, c_int, Comm, Stream) -> Status;
+    broadcast = ncclBroadcast(Input, Output, usize, Kind, c_int, Comm, Stream) -> Status;
+    all_gather = ncclAllGather(Input, Output, usize, Kind, Comm, Stream) -> Status;
+    all_reduce = ncclAllReduce(Input, Output, usize, Kind, sys::ncclRedOp_t, Comm, Stream) -> Status;
+    reduce_scatter = ncclReduceScatter(Input, Output, usize, Kind, sys::ncclRedOp_t, Comm, Stream) -> Status;
+    reduce = ncclReduce(Input, Output, usize, Kind, sys::ncclRedOp_t, c_int, Comm, Stream) -> Status;
+}
+
+/// NCCL, loaded once.
+///
+/// # Errors
+/// If it is not found, or is too old: what is missing.
+pub(super) fn functions() -> Called<&'static Functions> {
+    static NCCL: OnceLock<Called<Functions>> = OnceLock::new();
+    NCCL.get_or_init(Functions::load).as_ref().map_err(Clone::clone)
+}
+
 /// A communicator of NCCL's, until it is aborted or destroyed.
 #[derive(Debug)]
-pub(super) struct Link(Mutex<Option<Handle>>);
+pub(super) struct Link {
+    nccl: &'static Functions,
+    comm: Mutex<Option<Handle>>,
+}
 
 #[derive(Debug)]
-struct Handle(sys::ncclComm_t);
+struct Handle(Comm);
 
 // SAFETY: NCCL allows a communicator's calls from any thread, one at a time, which the mutex sees to.
 unsafe impl Send for Handle {}
@@ -47,9 +106,9 @@ pub(super) enum Op {
 
 /// A new identity.
 pub(super) fn unique_id() -> Called<[u8; ID_BYTES]> {
-    let mut id = sys::ncclUniqueId { internal: [0; ID_BYTES] };
-    // SAFETY: the library is loaded, says `join`; it writes the whole of it.
-    check(unsafe { sys::ncclGetUniqueId(&mut id) }, None)?;
+    let (nccl, mut id) = (functions()?, sys::ncclUniqueId { internal: [0; ID_BYTES] });
+    // SAFETY: it writes the whole of it.
+    nccl.check(unsafe { (nccl.unique_id)(&mut id) }, None)?;
     Ok(id.internal.map(|byte| byte as u8))
 }
 
@@ -59,17 +118,17 @@ impl Link {
         let number = |n: usize| c_int::try_from(n).map_err(|_| format!("{n} ranks are too many for NCCL"));
         let (rank, size) = (number(rank)?, number(size)?);
         let id = sys::ncclUniqueId { internal: id.map(|byte| byte as c_char) };
-        let (mut comm, mut config) = (null_mut(), not_blocking());
-        // SAFETY: the library is loaded; it writes a handle, and reads the configuration before it returns.
-        check(unsafe { sys::ncclCommInitRankConfig(&mut comm, size, id, rank, &mut config) }, None)?;
-        Ok(Link(Mutex::new(Some(Handle(comm)))))
+        let (nccl, mut comm, mut config) = (functions()?, null_mut(), not_blocking());
+        // SAFETY: it writes a handle, and reads the configuration before it returns.
+        nccl.check(unsafe { (nccl.init)(&mut comm, size, id, rank, &mut config) }, None)?;
+        Ok(Link { nccl, comm: Mutex::new(Some(Handle(comm))) })
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Handle>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.comm.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn with<T>(&self, call: impl FnOnce(sys::ncclComm_t) -> Called<T>) -> Called<T> {
+    fn with<T>(&self, call: impl FnOnce(Comm) -> Called<T>) -> Called<T> {
         match &*self.lock() {
             Some(Handle(comm)) => call(*comm),
             None => Err("the communicator has been aborted".into()),
@@ -78,13 +137,20 @@ impl Link {
 
     /// Whether what was asked of it has been done, or given to the GPU.
     pub(super) fn is_settled(&self) -> Called<bool> {
-        self.with(|comm| {
-            let mut state = sys::ncclResult_t::ncclSuccess;
-            // SAFETY: the handle exists, and the state is written whole.
-            check(unsafe { sys::ncclCommGetAsyncError(comm, &mut state) }, Some(comm))?;
-            check(state, Some(comm))?;
-            Ok(state != sys::ncclResult_t::ncclInProgress)
-        })
+        self.with(|comm| self.settled(comm))
+    }
+
+    /// What is wrong with it. Whoever aborts it says himself why.
+    pub(super) fn fault(&self) -> Option<String> {
+        self.lock().as_ref().and_then(|&Handle(comm)| self.settled(comm).err())
+    }
+
+    fn settled(&self, comm: Comm) -> Called<bool> {
+        let mut state = sys::ncclResult_t::ncclSuccess;
+        // SAFETY: the handle exists, and the state is written whole.
+        self.nccl.check(unsafe { (self.nccl.async_error)(comm, &mut state) }, Some(comm))?;
+        self.nccl.check(state, Some(comm))?;
+        Ok(state != sys::ncclResult_t::ncclInProgress)
     }
 
     /// Gives calls that belong together to a stream.
@@ -95,14 +161,15 @@ impl Link {
     /// this point.
     pub(super) unsafe fn enqueue(&self, dtype: DType, ops: &[Op], stream: *mut c_void) -> Called {
         self.with(|comm| {
+            let nccl = self.nccl;
             // SAFETY: beginning a group needs nothing but the library.
-            check(unsafe { sys::ncclGroupStart() }, Some(comm))?;
+            nccl.check(unsafe { (nccl.group_start)() }, Some(comm))?;
             let given = ops.iter().try_for_each(|op| {
                 // SAFETY: the handle exists; the rest is this function's contract.
-                check(unsafe { call(comm, *op, datatype(dtype), stream.cast()) }, Some(comm))
+                nccl.check(unsafe { call(nccl, comm, *op, datatype(dtype), stream.cast()) }, Some(comm))
             });
             // SAFETY: this thread began a group above.
-            let ended = check(unsafe { sys::ncclGroupEnd() }, Some(comm));
+            let ended = nccl.check(unsafe { (nccl.group_end)() }, Some(comm));
             given.and(ended)
         })
     }
@@ -111,58 +178,53 @@ impl Link {
     pub(super) fn abort(&self) {
         if let Some(Handle(comm)) = self.lock().take() {
             // SAFETY: the handle exists, and nobody has it any more. There is nothing to be done about an error.
-            let _ = unsafe { sys::ncclCommAbort(comm) };
+            let _ = unsafe { (self.nccl.abort)(comm) };
         }
     }
 
     /// Begins to end it in order; all ranks do.
     pub(super) fn finalize(&self) -> Called {
         // SAFETY: the handle exists.
-        self.with(|comm| check(unsafe { sys::ncclCommFinalize(comm) }, Some(comm)))
+        self.with(|comm| self.nccl.check(unsafe { (self.nccl.finalize)(comm) }, Some(comm)))
     }
 
     /// Ends it, after `finalize` has settled.
     pub(super) fn destroy(&self) {
         if let Some(Handle(comm)) = self.lock().take() {
             // SAFETY: as for `abort`.
-            let _ = unsafe { sys::ncclCommDestroy(comm) };
+            let _ = unsafe { (self.nccl.destroy)(comm) };
         }
     }
 }
 
 /// # Safety
 /// As for [`Link::enqueue`].
-unsafe fn call(
-    comm: sys::ncclComm_t,
-    op: Op,
-    dtype: sys::ncclDataType_t,
-    stream: sys::cudaStream_t,
-) -> sys::ncclResult_t {
+unsafe fn call(nccl: &Functions, comm: Comm, op: Op, dtype: Kind, stream: Stream) -> Status {
     let from = |address: u64| address as *const c_void;
     let to = |address: u64| address as *mut c_void;
     // SAFETY: the caller's contract is NCCL's. Ranks are those of the communicator, so they fit.
     unsafe {
         match op {
             Op::Send { from: at, count, peer } => {
-                sys::ncclSend(from(at), count, dtype, peer as c_int, comm, stream)
+                (nccl.send)(from(at), count, dtype, peer as c_int, comm, stream)
             }
             Op::Receive { to: at, count, peer } => {
-                sys::ncclRecv(to(at), count, dtype, peer as c_int, comm, stream)
+                (nccl.receive)(to(at), count, dtype, peer as c_int, comm, stream)
             }
             Op::Broadcast { at, count, root } => {
-                sys::ncclBroadcast(from(at), to(at), count, dtype, root as c_int, comm, stream)
+                (nccl.broadcast)(from(at), to(at), count, dtype, root as c_int, comm, stream)
             }
             Op::AllGather { from: own, to: all, count } => {
-                sys::ncclAllGather(from(own), to(all), count, dtype, comm, stream)
+                (nccl.all_gather)(from(own), to(all), count, dtype, comm, stream)
             }
             Op::AllReduce { at, count, by } => {
-                sys::ncclAllReduce(from(at), to(at), count, dtype, reduction(by), comm, stream)
+                (nccl.all_reduce)(from(at), to(at), count, dtype, reduction(by), comm, stream)
             }
             Op::ReduceScatter { from: all, to: own, count, by } => {
-                sys::ncclReduceScatter(from(all), to(own), count, dtype, reduction(by), comm, stream)
+                (nccl.reduce_scatter)(from(all), to(own), count, dtype, reduction(by), comm, stream)
             }
             Op::Reduce { at, count, by, root } => {
-                sys::ncclReduce(from(at), to(at), count, dtype, reduction(by), root as c_int, comm, stream)
+                (nccl.reduce)(from(at), to(at), count, dtype, reduction(by), root as c_int, comm, stream)
             }
         }
     }
@@ -215,22 +277,24 @@ fn not_blocking() -> sys::ncclConfig_t {
     }
 }
 
-fn check(result: sys::ncclResult_t, comm: Option<sys::ncclComm_t>) -> Called {
-    if matches!(result, sys::ncclResult_t::ncclSuccess | sys::ncclResult_t::ncclInProgress) {
-        return Ok(());
-    }
-    // SAFETY: it returns a constant text for every result.
-    let what = text(unsafe { sys::ncclGetErrorString(result) });
-    // SAFETY: the handle exists, or is null, which is allowed: then it is the last error of any.
-    let more = text(unsafe { sys::ncclGetLastError(comm.unwrap_or(null_mut())) });
-    let hint = match result {
-        sys::ncclResult_t::ncclInvalidUsage if more.to_lowercase().contains("duplicate gpu") => {
-            "; each rank wants a GPU of its own, or NCCL 2.30 with NCCL_MULTI_RANK_GPU_ENABLE=1"
+impl Functions {
+    fn check(&self, result: Status, comm: Option<Comm>) -> Called {
+        if matches!(result, sys::ncclResult_t::ncclSuccess | sys::ncclResult_t::ncclInProgress) {
+            return Ok(());
         }
-        _ => "",
-    };
-    let more = if more.is_empty() { more } else { format!(": {more}") };
-    Err(format!("NCCL: {what} ({result:?}){more}{hint}"))
+        // SAFETY: it returns a constant text for every result.
+        let what = text(unsafe { (self.error_string)(result) });
+        // SAFETY: the handle exists, or is null, which is allowed: then it is the last error of any.
+        let more = text(unsafe { (self.last_error)(comm.unwrap_or(null_mut())) });
+        let hint = match result {
+            sys::ncclResult_t::ncclInvalidUsage if more.to_lowercase().contains("duplicate gpu") => {
+                "; each rank wants a GPU of its own, or NCCL 2.30 with NCCL_MULTI_RANK_GPU_ENABLE=1"
+            }
+            _ => "",
+        };
+        let more = if more.is_empty() { more } else { format!(": {more}") };
+        Err(format!("NCCL: {what} ({result:?}){more}{hint}"))
+    }
 }
 
 fn text(from: *const c_char) -> String {

@@ -6,6 +6,7 @@ use std::thread::JoinHandle;
 
 use phalanx_tensor::{Device, Tensor};
 
+use super::combine::prepare;
 use super::lane::Lane;
 use super::watch::Watch;
 use super::{NcclConfig, Sums, check_nccl};
@@ -87,6 +88,10 @@ impl Member {
             self.control.run(announcement)?;
             let outcome = copy_alone(&call);
             return Ok(Pending::done(call, outcome));
+        }
+        if let (Some(by), Some(dtype)) = (call.signature.by, call.signature.dtype) {
+            // Now, since nobody waits for this rank on a GPU yet. The lane says what is wrong, if anything is.
+            let _ = prepare(call.kind().name(), self.root.watch.gpu, dtype, by);
         }
         let key = call.peer().map(|peer| (peer, call.kind() == Kind::Send));
         // Announced and handed over in the same order.

@@ -73,5 +73,6 @@ pub fn nccl(control: Comm, device: Device, config: NcclConfig) -> Result<Comm> {
 /// # Errors
 /// What was looked for, and where.
 pub fn check_nccl() -> Result<&'static str> {
-    require(Library::Nccl).map_err(Error::Launch)
+    let from = require(Library::Nccl).map_err(Error::Launch)?;
+    library::functions().map(|_| from).map_err(Error::Launch)
 }

@@ -200,7 +200,7 @@ fn look(state: &mut State, timeout: Duration) -> Option<(String, String)> {
             true
         }
     });
-    let broken = state.links.iter().find_map(|link| link.is_settled().err());
+    let broken = state.links.iter().find_map(|link| link.fault());
     let call = || state.under_way.first().map_or("nccl".into(), |(work, _)| work.call.clone());
     wrong.or_else(|| broken.map(|why| (call(), why)))
 }

@@ -17,8 +17,8 @@ use super::gpipe::{Batch, Sequence};
 use crate::Result;
 
 /// Layers for each of `partitions` stages, so that a forward and a backward pass in train mode take them about the same
-/// time. All layers run one after the other, again and again until `budget` is over (torchgpipe: one second). A sample
-/// that requires a gradient gets one.
+/// time. All layers run one after the other, again and again until `budget` is over (torchgpipe: one second); of each layer
+/// the shortest time counts. A sample that requires a gradient gets one.
 ///
 /// # Errors
 /// If there are more partitions than layers, a parameter has a gradient already, the sample is on a device that

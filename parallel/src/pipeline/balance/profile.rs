@@ -10,22 +10,22 @@ use super::sandbox::Sandbox;
 use crate::pipeline::gpipe::{Batch, Layer, Sequence, Skips};
 use crate::{Error, Result};
 
-/// Microseconds that each layer took for forward and backward, over as many rounds as began within the budget, at
-/// least one.
+/// Microseconds that each layer took for forward and backward, the least of as many rounds as began within the budget, at
+/// least one: in any other round something else was in the way.
 pub(super) fn times(layers: &Sequence, sample: &Batch, budget: Duration) -> Result<Vec<u64>> {
     if let Some(value) = sample.values().iter().find(|value| value.device().is_meta()) {
         let why = format!("got a sample on {}, which computes nothing", value.device());
         return Err(Error::Config(format!("balance_by_time: {why}")));
     }
     let _sandbox = Sandbox::of(layers)?;
-    let (begin, mut times) = (Instant::now(), vec![Duration::ZERO; layers.layers().len()]);
+    let (begin, mut times) = (Instant::now(), vec![Duration::MAX; layers.layers().len()]);
     loop {
         let (mut x, mut skips) = (alone(sample)?, Skips::default());
         for (i, (layer, time)) in layers.layers().iter().zip(&mut times).enumerate() {
             let tick = Instant::now();
             let y = layers.run_layers(i..i + 1, x.clone(), &mut skips)?;
             backward(&**layer, &x, &y)?;
-            *time += tick.elapsed();
+            *time = tick.elapsed().min(*time);
             x = alone(&y)?;
             skips.map(value_alone)?;
         }

@@ -99,18 +99,31 @@ impl Product {
         scales: [T; 2],
         at: [u64; 4],
     ) -> Result<(), result::CublasError> {
+        self.run_in(stream, scales, at, (0, 0)).map(|wanted| assert_eq!(wanted, 0))
+    }
+
+    /// The same with a workspace at an address, of as many bytes; how many were wanted.
+    pub fn run_in<T>(
+        &self,
+        stream: &CudaStream,
+        scales: [T; 2],
+        at: [u64; 4],
+        (workspace, bytes): (u64, usize),
+    ) -> Result<usize, result::CublasError> {
         let handle = result::create_handle().unwrap();
         let layouts = self.matrices.map(|matrix| matrix.layout());
         let [a, b, c, d] = layouts;
         let preference = result::create_matmul_pref().unwrap();
         // SAFETY: every handle is alive, and every address is one of the caller's.
         unsafe {
+            let most = sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
+            let allowed = if workspace == 0 { 0 } else { 1u64 << 20 };
+            result::set_matmul_pref_attribute(preference, most, (&raw const allowed).cast(), 8)?;
             let found = result::get_matmul_algo_heuristic(handle, self.description, a, b, c, d, preference)?;
-            assert_eq!(found.workspaceSize, 0);
             let [pa, pb, pc, pd] = at.map(|address| address as *mut c_void);
             let (alpha, beta) = ((&raw const scales[0]).cast(), (&raw const scales[1]).cast());
             let stream = stream.cu_stream().cast();
-            let workspace = std::ptr::null_mut();
+            let workspace = workspace as *mut c_void;
             result::matmul(
                 handle,
                 self.description,
@@ -126,12 +139,13 @@ impl Product {
                 d,
                 &found.algo,
                 workspace,
-                0,
+                bytes,
                 stream,
             )?;
             result::destroy_matmul_pref(preference)?;
             layouts.into_iter().try_for_each(|layout| result::destroy_matrix_layout(layout))?;
-            result::destroy_handle(handle)
+            result::destroy_handle(handle)?;
+            Ok(found.workspaceSize)
         }
     }
 }

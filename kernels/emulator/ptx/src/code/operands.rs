@@ -69,6 +69,29 @@ pub(crate) struct WarpgroupProduct {
     pub(crate) transpose_b: bool,
 }
 
+/// `wmma.load` and `wmma.store`: a matrix in memory, at the address in `a`, whose lines are as many elements apart as `b` says.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tile {
+    pub(crate) kind: Element,
+    pub(crate) rows: u32,
+    pub(crate) columns: u32,
+    /// Neighbours of a row are neighbours in memory.
+    pub(crate) by_rows: bool,
+    pub(crate) space: Space,
+    pub(crate) list: u32,
+    pub(crate) count: u32,
+    pub(crate) loads: bool,
+}
+
+/// `wmma.mma` of `m` by `n` by `k`: the types and the registers of A, B, C and D.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TileProduct {
+    pub(crate) shape: [u32; 3],
+    pub(crate) kinds: [Element; 4],
+    pub(crate) lists: [u32; 4],
+    pub(crate) counts: [u32; 4],
+}
+
 /// Instructions for which all lanes of a warp come together.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Matrix {
@@ -76,6 +99,8 @@ pub(crate) enum Matrix {
     /// `movmatrix`
     Transpose,
     Product(Product),
+    Tile(Tile),
+    TileProduct(TileProduct),
     Warpgroup(WarpgroupProduct),
     WarpgroupFence,
     WarpgroupCommit,

@@ -6,7 +6,7 @@ use crate::ParseError;
 use crate::code::{Element, Fragment, Matrix, NOWHERE, Op, Product, Space, WarpgroupProduct, ZERO};
 use crate::syntax::Operand;
 
-fn element(kind: &str) -> Option<Element> {
+pub(super) fn element(kind: &str) -> Option<Element> {
     Some(match kind {
         "f16" => Element::F16,
         "bf16" => Element::Bf16,
@@ -22,7 +22,7 @@ fn element(kind: &str) -> Option<Element> {
 }
 
 /// `m16n8k8` in numbers.
-fn shape(form: &Form) -> Option<[usize; 3]> {
+pub(super) fn shape(form: &Form) -> Option<[usize; 3]> {
     form.parts[1..].iter().find_map(|part| {
         let (m, rest) = part.strip_prefix('m')?.split_once('n')?;
         let (n, k) = rest.split_once('k')?;
@@ -50,18 +50,19 @@ impl Builder<'_> {
                 let n = self.source(&ops[0], "u32")?;
                 self.push_matrix(Matrix::WarpgroupWait, NOWHERE, &[n]);
             }
+            "wmma" => self.wmma(form, ops)?,
             _ => return Ok(false),
         }
         Ok(true)
     }
 
-    fn push_matrix(&mut self, matrix: Matrix, d: u32, sources: &[u32]) {
+    pub(super) fn push_matrix(&mut self, matrix: Matrix, d: u32, sources: &[u32]) {
         let number = self.program.matrices.len() as u32;
         self.program.matrices.push(matrix);
         self.push(Op::Matrix(number), d, sources);
     }
 
-    fn registers(&mut self, operand: &Operand, kind: &str) -> Result<(u32, u32), ParseError> {
+    pub(super) fn registers(&mut self, operand: &Operand, kind: &str) -> Result<(u32, u32), ParseError> {
         let mut registers = Vec::new();
         for element in self.elements(operand) {
             registers.push(self.source(element, kind)?);

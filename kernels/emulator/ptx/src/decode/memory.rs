@@ -59,7 +59,8 @@ impl Builder<'_> {
                 }
             }
             "fence" | "membar" => {
-                self.push(Op::Fence, ZERO, &[]);
+                let beside = form.has("proxy") && form.has("async") && !form.has("global");
+                self.push(if beside { Op::ProxyFence } else { Op::Fence }, ZERO, &[]);
             }
             "prefetch" | "prefetchu" | "discard" | "applypriority" => {
                 self.push(Op::Nop, ZERO, &[]);

@@ -38,6 +38,9 @@ pub(crate) fn special(name: &str) -> Option<Special> {
         "%cluster_ctarank" => Special::ClusterRank,
         "%cluster_nctarank" => Special::ClusterSize,
         "%is_explicit_cluster" => Special::ExplicitCluster,
+        "%envreg0" => Special::Environment(0),
+        "%envreg1" => Special::Environment(1),
+        "%envreg2" => Special::Environment(2),
         _ => return None,
     })
 }

@@ -103,7 +103,10 @@ impl Machine<'_> {
             let touch = Touch { at, resident, lane, lanes: 1, offset, bytes: total, flags: STRONG, shared };
             found = touch.write(clocks, contents);
         }
-        if let Some((cell, lane, wrote)) = found {
+        let swaps = matches!(i.op, crate::code::Op::Atomic(Atomic { update: Update::Swap, .. }));
+        if let Some((cell, lane, wrote)) = found
+            && (wrote || !swaps)
+        {
             let kind = if shared { FaultKind::SharedRace } else { FaultKind::GlobalRace };
             let what = format!("{total} bytes (atomically) at {}", self.name(target, offset));
             return self.race(kind, warp, i, (lane, true), (cell, wrote), &what);

@@ -31,6 +31,7 @@ impl Machine<'_> {
             );
         }
         let source = self.locate(warp, site, "bulk read", (bulk.from, from), (size, 16))?;
+        self.seen_beside(warp, site, "reads", source)?;
         self.touch(warp, site, source, false, 0)?;
         let (data, written) = self.copy_out(source);
         if bulk.from == Space::Global {
@@ -76,7 +77,8 @@ impl Machine<'_> {
         which: Option<Which>,
     ) -> Outcome<()> {
         let strong = if bulk.reduce.is_some() { super::shadow::STRONG } else { 0 };
-        self.touch(warp, site, range, true, strong)?;
+        self.seen_beside(warp, site, "writes", range)?;
+        self.touch(warp, site, range, true, strong | super::shadow::BESIDE)?;
         if bulk.to == Space::Global {
             self.report.global_bytes_written += range.bytes as u64;
         }
@@ -131,6 +133,7 @@ impl Machine<'_> {
             }
             return Ok(());
         }
+        self.seen_beside(warp, site, "reads", first)?;
         self.touch(warp, site, first, false, 0)?;
         let (data, written) = self.copy_out(first);
         for piece in pieces.iter().filter(|piece| piece.inside) {

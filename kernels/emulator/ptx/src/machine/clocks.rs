@@ -10,6 +10,7 @@
 
 use std::collections::HashMap;
 
+use super::proxy::Proxies;
 use super::shadow::{Cell, Past, SAME, STRONG, lane, record};
 
 /// A stretch of a warp between two synchronizations.
@@ -27,6 +28,8 @@ pub(crate) struct Record {
 struct Flag {
     /// By each group of resident blocks: the clocks of its warps.
     heard: HashMap<u32, Vec<u32>>,
+    /// What they knew to be fenced for what runs beside the threads, if anything does.
+    proxied: HashMap<u32, Vec<u32>>,
     /// Flags that the publishers had heard of.
     flags: Vec<u32>,
 }
@@ -61,12 +64,15 @@ pub(crate) struct Clocks {
     flag_of: HashMap<u64, u32>,
     /// Flags that each warp has heard of.
     heard: Vec<Vec<u32>>,
+    pub(crate) proxies: Proxies,
 }
 
 impl Clocks {
     /// Clocks of a launch whose records have numbers from `first` on.
-    pub(crate) fn new(first: u32) -> Clocks {
-        Clocks { first, group_first: first, barrier: first, ..Clocks::default() }
+    /// `beside` says whether anything runs beside the threads.
+    pub(crate) fn new(first: u32, beside: bool) -> Clocks {
+        let proxies = Proxies { on: beside, ..Proxies::default() };
+        Clocks { first, group_first: first, barrier: first, proxies, ..Clocks::default() }
     }
 
     /// The number after the last record.
@@ -94,6 +100,7 @@ impl Clocks {
             vector.resize(len, 0);
         }
         self.any_fence = false;
+        self.proxies.begin(n);
         for w in 0..n {
             self.known[w * n + w] = 1;
         }
@@ -166,7 +173,11 @@ impl Clocks {
         at.fenced.resize(self.warps, 0);
         let row = warp * self.warps..(warp + 1) * self.warps;
         join(&mut at.known, &self.known[row.clone()]);
-        join(&mut at.fenced, &self.fenced[row]);
+        join(&mut at.fenced, &self.fenced[row.clone()]);
+        if self.proxies.on {
+            at.proxied.resize(self.warps, 0);
+            join(&mut at.proxied, &self.proxies.known[row]);
+        }
         merge(&mut at.heard, &self.heard[warp]);
         self.tick(warp);
     }
@@ -176,7 +187,10 @@ impl Clocks {
         let row = warp * self.warps..(warp + 1) * self.warps;
         if from.known.len() == self.warps {
             join(&mut self.known[row.clone()], &from.known);
-            join(&mut self.fenced[row], &from.fenced);
+            join(&mut self.fenced[row.clone()], &from.fenced);
+        }
+        if self.proxies.on && from.proxied.len() == self.warps {
+            join(&mut self.proxies.known[row], &from.proxied);
         }
         merge(&mut self.heard[warp], &from.heard);
         self.lanes_meet(warp, lanes, all);
@@ -193,6 +207,15 @@ impl Clocks {
         self.fenced[row.clone()].copy_from_slice(&self.known[row]);
         self.any_fence = true;
         self.tick(warp);
+    }
+
+    /// A `fence.proxy.async` of lanes of a warp; `all` says that no other lane is left.
+    pub(crate) fn proxy_fence(&mut self, warp: usize, lanes: u32, all: bool) {
+        if self.proxies.on {
+            let row = &self.known[warp * self.warps..(warp + 1) * self.warps];
+            self.proxies.fence(warp, lanes, row, (all, self.together[warp]));
+        }
+        self.fence(warp);
     }
 
     /// Whether strong writes publish anything at all.
@@ -215,6 +238,11 @@ impl Clocks {
         let heard = flag.heard.entry(self.group).or_default();
         heard.resize(self.warps, 0);
         join(heard, &self.fenced[warp * self.warps..(warp + 1) * self.warps]);
+        if self.proxies.on {
+            let proxied = flag.proxied.entry(self.group).or_default();
+            proxied.resize(self.warps, 0);
+            join(proxied, &self.proxies.known[warp * self.warps..(warp + 1) * self.warps]);
+        }
         merge(&mut flag.flags, &self.heard[warp]);
     }
 
@@ -228,6 +256,11 @@ impl Clocks {
                 // What a lane of the warp itself published, the others hear too.
                 self.together[warp] = self.together[warp].max(heard[warp] + 1);
             }
+        }
+        if let Some(proxied) = self.flags[number as usize].proxied.get(&self.group)
+            && proxied.len() == self.warps
+        {
+            join(&mut self.proxies.known[warp * self.warps..(warp + 1) * self.warps], proxied);
         }
         if !self.heard[warp].contains(&number) {
             self.heard[warp].push(number);
@@ -285,6 +318,7 @@ impl Clocks {
 pub(crate) struct Gathering {
     known: Vec<u32>,
     fenced: Vec<u32>,
+    proxied: Vec<u32>,
     heard: Vec<u32>,
 }
 

@@ -76,10 +76,13 @@ impl Machine<'_> {
             let source =
                 self.locate(warp, site, "asynchronous read", (Space::Global, from), (bytes, size))?;
             self.touch(warp, site, source, false, 0)?;
-            let (data, written) = self.copy_out(source);
-            copy.data[..bytes].copy_from_slice(&data);
-            for (byte, written) in written.into_iter().enumerate() {
-                copy.written &= !((!written as u16) << byte);
+            if let Some(contents) = self.contents_of(source.target) {
+                copy.data[..bytes].copy_from_slice(&contents.data[source.offset..source.offset + bytes]);
+                for byte in
+                    if contents.written.all(source.offset, source.offset + bytes) { 0..0 } else { 0..bytes }
+                {
+                    copy.written &= !((!contents.written.get(source.offset + byte) as u16) << byte);
+                }
             }
             self.report.global_bytes_read += bytes as u64;
         }

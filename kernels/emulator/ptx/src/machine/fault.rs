@@ -3,7 +3,7 @@
 use super::shadow::{Cell, SAME, instruction, lane, record};
 use super::warp::Warp;
 use super::{Machine, Outcome};
-use crate::code::Instruction;
+use crate::code::{Atomic, Instruction, Op, Update};
 use crate::{Fault, FaultKind, Location};
 
 impl Machine<'_> {
@@ -39,6 +39,14 @@ impl Machine<'_> {
         [number % x, number / x % y, number / x / y]
     }
 
+    /// Whether the access in a cell is a compare-and-swap. A plain read may meet one: such a loop begins with it (CUDA programming guide,
+    /// atomic functions), and the swap itself finds out whether the value was right.
+    #[cold]
+    pub(crate) fn swapped(&self, cell: Cell) -> bool {
+        let i = &self.program.code[instruction(cell) as usize];
+        matches!(i.op, Op::Atomic(Atomic { update: Update::Swap, .. }))
+    }
+
     /// A race between a lane and the access in a cell.
     #[cold]
     pub(crate) fn race<T>(
@@ -54,26 +62,29 @@ impl Machine<'_> {
         let (cell, wrote) = other;
         let verb = if writes { "writes" } else { "reads" };
         let done = if wrote { "written" } else { "read" };
-        let Some(party) = self.clocks.find(record(cell)) else {
-            return self.fault(kind, warp, i, me, format!("{verb} {what}, {done} by another thread"));
-        };
-        let theirs = &self.program.code[instruction(cell) as usize];
-        let here = party.block == self.blocks[warp.block].number;
-        let number = party.warp as usize % self.warps_a_block();
-        let [x, y, z] = self.thread(number, lane(cell) as usize);
-        let [bx, by, bz] = self.block_index(party.block);
-        let whose = if here { String::new() } else { format!(" of block ({bx}, {by}, {bz})") };
-        let same_warp = here && party.warp as usize == warp.resident;
+        let party = self.clocks.find(record(cell));
+        let here = party.is_none_or(|party| party.block == self.blocks[warp.block].number);
+        let same_warp = here && party.is_some_and(|party| party.warp as usize == warp.resident);
         let missing = match (here, same_warp) {
             (true, true) => "with no __syncwarp or barrier between",
             (true, false) => "with no barrier between",
             (false, _) => "and nothing orders the two blocks",
         };
-        let several = if cell & SAME != 0 { " (among others)" } else { "" };
-        let line = self.place(theirs);
-        let message =
-            format!("{verb} {what}, {done} at {line} by thread ({x}, {y}, {z}){several}{whose}, {missing}");
+        let message = format!("{verb} {what}, {done} {}, {missing}", self.party(warp, cell));
         self.fault(kind, warp, i, me, message)
+    }
+
+    /// Where and whose the access in a cell was.
+    pub(crate) fn party(&self, warp: &Warp, cell: Cell) -> String {
+        let Some(party) = self.clocks.find(record(cell)) else { return "by another thread".into() };
+        let here = party.block == self.blocks[warp.block].number;
+        let number = party.warp as usize % self.warps_a_block();
+        let [x, y, z] = self.thread(number, lane(cell) as usize);
+        let [bx, by, bz] = self.block_index(party.block);
+        let whose = if here { String::new() } else { format!(" of block ({bx}, {by}, {bz})") };
+        let several = if cell & SAME != 0 { " (among others)" } else { "" };
+        let line = self.place(&self.program.code[instruction(cell) as usize]);
+        format!("at {line} by thread ({x}, {y}, {z}){several}{whose}")
     }
 
     /// Warps of a block.

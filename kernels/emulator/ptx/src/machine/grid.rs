@@ -27,6 +27,7 @@ pub(crate) fn run(
     launch: Launch,
     parameters: &[u8],
     checks: Checks,
+    workspace: Option<u64>,
 ) -> Result<Report, Fault> {
     let mut first = spaces.iter().map(|s| s.record).max().unwrap_or(1);
     if first > RECORDS_MAX {
@@ -42,11 +43,12 @@ pub(crate) fn run(
         parameters,
         spaces,
         blocks: Vec::new(),
-        clocks: Clocks::new(first),
+        clocks: Clocks::new(first, program.beside()),
         cache: vec![Cached::default(); program.code.len()],
         report: Report::default(),
         idle: 0,
         cluster: Default::default(),
+        workspace,
     };
     let outcome = machine.grid(loaded);
     let next = machine.clocks.next();
@@ -57,12 +59,17 @@ pub(crate) fn run(
 }
 
 impl Machine<'_> {
+    /// Blocks along x, y and z that are resident together.
+    fn resident(&self) -> [u32; 3] {
+        if self.workspace.is_some() { self.launch.grid } else { self.launch.cluster }
+    }
+
     fn grid(&mut self, loaded: &Loaded) -> Outcome<()> {
-        let Launch { grid, cluster, .. } = self.launch;
-        self.make_blocks(cluster.iter().product::<u32>() as usize, loaded);
-        for z in (0..grid[2]).step_by(cluster[2] as usize) {
-            for y in (0..grid[1]).step_by(cluster[1] as usize) {
-                for x in (0..grid[0]).step_by(cluster[0] as usize) {
+        let (grid, resident) = (self.launch.grid, self.resident());
+        self.make_blocks(resident.iter().product::<u32>() as usize, loaded);
+        for z in (0..grid[2]).step_by(resident[2] as usize) {
+            for y in (0..grid[1]).step_by(resident[1] as usize) {
+                for x in (0..grid[0]).step_by(resident[0] as usize) {
                     self.begin([x, y, z]);
                     self.cluster_runs()?;
                 }
@@ -80,7 +87,8 @@ impl Machine<'_> {
         for b in 0..blocks {
             let shared = Contents::new(shared as usize);
             let warps = (0..per_block).map(|w| self.make_warp(b, w, per_block)).collect();
-            self.blocks.push(Block { shared, warps, rank: b as u32, ..Block::default() });
+            let rank = if self.workspace.is_some() { 0 } else { b as u32 };
+            self.blocks.push(Block { shared, warps, rank, ..Block::default() });
         }
         for b in 0..blocks {
             for w in 0..per_block {
@@ -132,13 +140,13 @@ impl Machine<'_> {
 
     /// The next blocks come in.
     fn begin(&mut self, start: [u32; 3]) {
-        let Launch { grid, cluster, .. } = self.launch;
+        let (grid, resident) = (self.launch.grid, self.resident());
         for b in 0..self.blocks.len() {
-            let rank = b as u32;
+            let place = b as u32;
             let index = [
-                start[0] + rank % cluster[0],
-                start[1] + rank / cluster[0] % cluster[1],
-                start[2] + rank / cluster[0] / cluster[1],
+                start[0] + place % resident[0],
+                start[1] + place / resident[0] % resident[1],
+                start[2] + place / resident[0] / resident[1],
             ];
             let block = &mut self.blocks[b];
             block.index = index;
@@ -167,6 +175,8 @@ impl Machine<'_> {
         warp.unwritten.clear();
         warp.copies.clear();
         warp.held.clear();
+        warp.computed.clear();
+        warp.fenced = false;
         (warp.groups, warp.held_groups, warp.worked) = ([0; LANES], 0, 0);
         if !warp.local.data.is_empty() {
             warp.local.forget();
@@ -185,6 +195,7 @@ impl Machine<'_> {
 
     /// Runs the resident blocks to their ends.
     fn cluster_runs(&mut self) -> Outcome<()> {
+        let start = self.report.warp_instructions;
         loop {
             let (mut ran, mut left) = (false, false);
             for b in 0..self.blocks.len() {
@@ -210,6 +221,9 @@ impl Machine<'_> {
             }
             if self.idle > self.checks.stuck_after {
                 return self.spinning();
+            }
+            if self.report.warp_instructions - start > self.checks.instructions_max {
+                return self.endless();
             }
         }
     }
@@ -275,9 +289,22 @@ impl Machine<'_> {
     /// Threads run and run, and nothing comes of it.
     #[cold]
     fn spinning(&self) -> Outcome<()> {
+        let message = format!("no thread has written anything in {} instructions of warps", self.idle);
+        self.running(FaultKind::Deadlock, message)
+    }
+
+    /// A block runs longer than any should.
+    #[cold]
+    fn endless(&self) -> Outcome<()> {
+        let message =
+            format!("the block is not over after {} instructions of warps", self.checks.instructions_max);
+        self.running(FaultKind::Endless, message)
+    }
+
+    /// The fault of a thread that could go on; says where others are.
+    fn running(&self, kind: FaultKind, mut message: String) -> Outcome<()> {
         let Some(warp) = self.some_warp(|w| w.runnable() != 0) else { return Ok(()) };
         let lane = warp.runnable().trailing_zeros() as usize;
-        let mut message = format!("no thread has written anything in {} instructions of warps", self.idle);
         let mut named = 0;
         for (block, other) in self.blocks.iter().flat_map(|b| b.warps.iter().map(move |w| (b, w))) {
             if other.live == 0 || other.resident == warp.resident || named == 4 {
@@ -289,6 +316,6 @@ impl Machine<'_> {
             let place = self.place(self.at(other, l));
             message += &format!("; thread ({x}, {y}, {z}) of block ({bx}, {by}, {bz}) is at {place}");
         }
-        self.fault(FaultKind::Deadlock, warp, self.at(warp, lane), lane, message)
+        self.fault(kind, warp, self.at(warp, lane), lane, message)
     }
 }

@@ -124,7 +124,9 @@ impl Machine<'_> {
             }
         }
         load_values(values, run, size, offset, contents);
-        if let (Some((cell, lane, wrote)), Some(kind)) = (found, race) {
+        if let (Some((cell, lane, wrote)), Some(kind)) = (found, race)
+            && !self.swapped(cell)
+        {
             let what = format!("{total} bytes at {}", self.name(target, offset));
             return self.race(kind, warp, i, (lane, false), (cell, wrote), &what);
         }

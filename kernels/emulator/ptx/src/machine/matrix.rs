@@ -5,7 +5,7 @@ use super::run::Next;
 use super::warp::{Warp, lanes};
 use super::{Machine, Outcome};
 use crate::FaultKind;
-use crate::code::{Fragment, Instruction, Matrix, NOWHERE, Op};
+use crate::code::{Fragment, Instruction, Matrix, Op};
 use crate::lanes::{LANES, Lanes};
 
 /// An 8 by 8 matrix of 16-bit elements.
@@ -69,8 +69,18 @@ impl Machine<'_> {
                 self.product(warp, product);
                 Ok(())
             }
+            Matrix::Tile(tile) if tile.loads => self.load_tile(warp, at, i, tile),
+            Matrix::Tile(tile) => self.store_tile(warp, at, i, tile),
+            Matrix::TileProduct(product) => {
+                self.tile_product(warp, product);
+                Ok(())
+            }
             Matrix::Warpgroup(product) => self.warpgroup(warp, at, i, product),
-            Matrix::WarpgroupFence => Ok(()),
+            Matrix::WarpgroupFence => {
+                warp.fenced = true;
+                warp.computed.clear();
+                Ok(())
+            }
             Matrix::WarpgroupCommit => {
                 warp.held_groups += 1;
                 Ok(())
@@ -100,8 +110,9 @@ impl Machine<'_> {
                 self.touch(warp, site, range, false, 0)?;
                 self.written(warp, site, range)?;
                 let Some(contents) = self.contents_of(range.target) else { continue };
-                for (k, element) in elements.iter_mut().enumerate() {
-                    *element = contents.number(range.offset + 2 * k, 2) as u16;
+                let (pairs, _) = contents.data[range.offset..range.offset + 16].as_chunks();
+                for (element, pair) in elements.iter_mut().zip(pairs) {
+                    *element = u16::from_le_bytes(*pair);
                 }
             }
             let values = to_lanes(&tile, fragment.transposed);
@@ -131,33 +142,6 @@ impl Machine<'_> {
                     contents.set_number(range.offset + 2 * k, 2, element as u64);
                 }
             }
-        }
-        Ok(())
-    }
-
-    /// A register that a product under way may still write must not be touched.
-    #[cold]
-    pub(crate) fn held(&mut self, warp: &mut Warp, i: &Instruction, lane: usize) -> Outcome<()> {
-        if let Op::Matrix(_) = i.op {
-            return Ok(());
-        }
-        // A plain move passes on what it moves: compilers rename accumulators between two products.
-        if i.offset == crate::code::MOVE && matches!(i.op, Op::Map(_)) {
-            if let Some(&group) = warp.held.get(&i.a) {
-                warp.held.insert(i.d, group);
-            }
-            return Ok(());
-        }
-        let listed = match i.op {
-            Op::Load(access) | Op::Store(access) => {
-                &self.program.lists[access.list as usize..][..access.count as usize]
-            }
-            _ => &[],
-        };
-        let touched = [i.d, i.a, i.b, i.c, i.e];
-        if touched.iter().chain(listed).any(|reg| *reg != NOWHERE && warp.held.contains_key(reg)) {
-            let message = "register of a wgmma that was not waited for (wgmma.wait_group)";
-            return self.fault(FaultKind::Pending, warp, i, lane, message);
         }
         Ok(())
     }

@@ -1,5 +1,7 @@
 //! Products of matrices that a warp holds in registers.
 //!
+//! Whole registers are converted at a time and eight columns summed side by side, so that compilers find vectors in it.
+//!
 //! An element of the result is the sum of its products and the addend, in f64 and rounded once; hardware sums in an order of its own
 //! and rounds in between, so it may differ in the last bits.
 
@@ -27,6 +29,19 @@ impl Element {
         }
     }
 
+    /// The values of element `e` of a register, of all lanes.
+    pub(crate) fn values(self, register: &Lanes, e: usize) -> [f64; LANES] {
+        let shift = e as u32 * self.bits();
+        macro_rules! each {
+            ($($kind:ident)*) => {
+                match self {
+                    $(Element::$kind => std::array::from_fn(|l| Element::$kind.value((register[l] >> shift) as u32)),)*
+                }
+            };
+        }
+        each!(F16 Bf16 Tf32 F32 S8 U8 S32 E4m3 E5m2)
+    }
+
     /// The bits of a sum.
     #[inline(always)]
     pub(crate) fn rounded(self, sum: f64) -> u32 {
@@ -40,87 +55,103 @@ impl Element {
     }
 }
 
-/// Element `part` of a register of elements of a type.
-#[inline(always)]
-pub(crate) fn part(kind: Element, register: u64, part: usize) -> f64 {
-    let bits = kind.bits();
-    kind.value((register >> (part as u32 * bits)) as u32)
-}
+/// 16 rows of up to 32 elements.
+pub(crate) type Rows = [[f64; 32]; 16];
+
+/// Up to 32 rows of 8 columns.
+pub(crate) type Columns = [[f64; 8]; 32];
 
 /// A fragment of A (16 rows) as rows: register `r` of a lane holds elements of row `lane / 4 + 8 (r % 2)`, those of columns that the
 /// lane's place in its group of four and `r / 2` say.
-pub(crate) fn rows<'r>(
-    kind: Element,
-    k: usize,
-    registers: impl Iterator<Item = &'r Lanes>,
-) -> [[f64; 32]; 16] {
+pub(crate) fn rows<'r>(kind: Element, registers: impl Iterator<Item = &'r Lanes>) -> Rows {
     let each = 32 / kind.bits() as usize;
     let mut rows = [[0.0; 32]; 16];
     for (r, register) in registers.enumerate() {
-        for (lane, &bits) in register.iter().enumerate() {
-            for e in 0..each {
-                let column = lane % 4 * each + e + r / 2 * 4 * each;
-                if column < k {
-                    rows[lane / 4 + 8 * (r % 2)][column] = part(kind, bits, e);
-                }
+        for e in 0..each {
+            for (lane, value) in kind.values(register, e).into_iter().enumerate() {
+                rows[lane / 4 + 8 * (r % 2)][lane % 4 * each + e + r / 2 * 4 * each] = value;
             }
         }
     }
     rows
 }
 
-impl Machine<'_> {
-    pub(crate) fn product(&mut self, warp: &mut Warp, p: Product) {
-        let k = p.k as usize;
-        let count = (p.k * p.a_kind.bits() / 64) as usize;
-        let list = |start: u32, n: usize| &self.program.lists[start as usize..][..n];
-        let a = rows(p.a_kind, k, list(p.a, count).iter().map(|&reg| warp.get(reg)));
-        // B's columns: register `r` of a lane holds elements of column `lane / 4`.
-        let each = 32 / p.b_kind.bits() as usize;
-        let mut b = [[0.0; 32]; 8];
-        for (r, &reg) in list(p.b, count / 2).iter().enumerate() {
-            for (lane, &bits) in warp.get(reg).iter().enumerate() {
-                for e in 0..each {
-                    b[lane / 4][lane % 4 * each + e + r * 4 * each] = part(p.b_kind, bits, e);
+/// A's rows times B's columns, over the first `k` elements: each sum in four chains.
+pub(crate) fn tile(a: &Rows, b: &Columns, k: usize) -> [[f64; 8]; 16] {
+    let k = k.min(32);
+    let mut sums = [[0.0; 8]; 16];
+    for (a, sums) in a.iter().zip(&mut sums) {
+        let mut chains = [[0.0; 8]; 4];
+        for (i, chain) in chains.iter_mut().enumerate() {
+            for at in (i..k).step_by(4) {
+                for (sum, b) in chain.iter_mut().zip(&b[at]) {
+                    *sum += a[at] * b;
                 }
             }
         }
-        let per = 32 / p.c_kind.bits() as usize;
-        let mut sums = [[0.0; 4]; LANES];
-        for (r, &reg) in list(p.c, 4 / per).iter().enumerate() {
-            for (lane, &bits) in warp.get(reg).iter().enumerate() {
-                for e in 0..per {
-                    sums[lane][r * per + e] = part(p.c_kind, bits, e);
-                }
-            }
+        for (column, sum) in sums.iter_mut().enumerate() {
+            *sum = (chains[0][column] + chains[1][column]) + (chains[2][column] + chains[3][column]);
         }
-        for (lane, sums) in sums.iter_mut().enumerate() {
-            for (e, sum) in sums.iter_mut().enumerate() {
-                let (row, column) = (lane / 4 + e / 2 * 8, lane % 4 * 2 + e % 2);
-                *sum += dot(&a[row][..k], &b[column][..k]);
-            }
+    }
+    sums
+}
+
+/// Four elements of C or D of each lane: element `e` is in row `lane / 4 + 8 (e / 2)` and column `2 (lane % 4) + e % 2` of a tile.
+pub(crate) type Quads = [[f64; LANES]; 4];
+
+/// The elements that registers hold.
+pub(crate) fn quads<'r>(kind: Element, registers: impl Iterator<Item = &'r Lanes>) -> Quads {
+    let per = 32 / kind.bits() as usize;
+    let mut quads = [[0.0; LANES]; 4];
+    for (r, register) in registers.enumerate() {
+        for part in 0..per {
+            quads[r * per + part] = kind.values(register, part);
         }
-        let per = 32 / p.d_kind.bits() as usize;
-        for (r, &reg) in list(p.d, 4 / per).iter().enumerate() {
-            let mut values = [0; LANES];
-            for (value, sums) in values.iter_mut().zip(&sums) {
-                for e in 0..per {
-                    *value |= (p.d_kind.rounded(sums[r * per + e]) as u64) << (e as u32 * p.d_kind.bits());
-                }
-            }
-            warp.set(reg, u32::MAX, &values);
+    }
+    quads
+}
+
+/// Adds a tile.
+pub(crate) fn add(quads: &mut Quads, sign: f64, tile: &[[f64; 8]; 16]) {
+    for (e, quad) in quads.iter_mut().enumerate() {
+        for (lane, sum) in quad.iter_mut().enumerate() {
+            *sum += sign * tile[lane / 4 + e / 2 * 8][lane % 4 * 2 + e % 2];
         }
     }
 }
 
-/// The sum of products, four chains side by side.
-#[inline(always)]
-pub(crate) fn dot(a: &[f64], b: &[f64]) -> f64 {
-    let mut sums = [0.0; 4];
-    for (a, b) in a.chunks_exact(4).zip(b.chunks_exact(4)) {
-        for i in 0..4 {
-            sums[i] += a[i] * b[i];
+/// Register `r` of those that hold the rounded elements.
+pub(crate) fn register(kind: Element, r: usize, quads: &Quads) -> Lanes {
+    let per = 32 / kind.bits() as usize;
+    let mut values = [0; LANES];
+    for part in 0..per {
+        for (value, &sum) in values.iter_mut().zip(&quads[r * per + part]) {
+            *value |= (kind.rounded(sum) as u64) << (part as u32 * kind.bits());
         }
     }
-    (sums[0] + sums[1]) + (sums[2] + sums[3])
+    values
+}
+
+impl Machine<'_> {
+    pub(crate) fn product(&mut self, warp: &mut Warp, p: Product) {
+        let count = (p.k * p.a_kind.bits() / 64) as usize;
+        let list = |start: u32, n: usize| &self.program.lists[start as usize..][..n];
+        let a = rows(p.a_kind, list(p.a, count).iter().map(|&reg| warp.get(reg)));
+        // B's columns: register `r` of a lane holds elements of column `lane / 4`.
+        let each = 32 / p.b_kind.bits() as usize;
+        let mut b = [[0.0; 8]; 32];
+        for (r, &reg) in list(p.b, count / 2).iter().enumerate() {
+            for e in 0..each {
+                for (lane, value) in p.b_kind.values(warp.get(reg), e).into_iter().enumerate() {
+                    b[lane % 4 * each + e + r * 4 * each][lane / 4] = value;
+                }
+            }
+        }
+        let c = list(p.c, 4 * p.c_kind.bits() as usize / 32);
+        let mut sums = quads(p.c_kind, c.iter().map(|&reg| warp.get(reg)));
+        add(&mut sums, 1.0, &tile(&a, &b, p.k as usize));
+        for (r, &reg) in list(p.d, 4 * p.d_kind.bits() as usize / 32).iter().enumerate() {
+            warp.set(reg, u32::MAX, &register(p.d_kind, r, &sums));
+        }
+    }
 }

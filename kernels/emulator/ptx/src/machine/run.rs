@@ -46,9 +46,9 @@ impl Machine<'_> {
             let i = &program.code[at as usize];
             executed += 1;
             let mask = if i.guard == NOWHERE { active } else { active & warp.holds(i.guard, i.wanted) };
-            if !warp.held.is_empty()
+            if i.watched
                 && mask != 0
-                && let Err(fault) = self.held(warp, i, mask.trailing_zeros() as usize)
+                && let Err(fault) = self.watched(warp, at, i, mask.trailing_zeros() as usize)
             {
                 break Err(fault);
             }
@@ -133,6 +133,7 @@ impl Machine<'_> {
                     self.clocks.fence(warp.resident);
                 }
             }
+            Op::ProxyFence => self.proxy_fence(warp, mask),
             Op::Return if !warp.deep => return self.exit(warp, at, mask, active),
             Op::Exit => return self.exit(warp, at, mask, active),
             Op::Return => return self.give_back(warp, at, mask, active),
@@ -253,6 +254,9 @@ impl Machine<'_> {
             Special::Clusters(axis) => grid[axis as usize] / cluster[axis as usize],
             Special::ClusterRank => block.rank,
             Special::ClusterSize => cluster.iter().product(),
+            Special::Environment(1) => (self.workspace.unwrap_or(0) >> 32) as u32,
+            Special::Environment(2) => self.workspace.unwrap_or(0) as u32,
+            Special::Environment(_) => 0,
             Special::ExplicitCluster => (cluster != [1, 1, 1]) as u32,
         };
         value as u64

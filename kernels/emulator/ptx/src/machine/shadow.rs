@@ -12,6 +12,8 @@ pub(crate) type Cell = u64;
 pub(crate) const STRONG: Cell = 1;
 /// Several lanes wrote the same value at once.
 pub(crate) const SAME: Cell = 2;
+/// It was something beside the threads that wrote (the asynchronous proxy).
+pub(crate) const BESIDE: Cell = 4;
 /// Record and lane of a cell: who it was, and when.
 const WHO: Cell = 0xffff_ffff_0000_00f8;
 
@@ -97,6 +99,13 @@ impl Shadow {
         // The launch's cells are more now.
         self.touched = self.touched.start * times..self.touched.end * times;
         self.shift = wanted;
+    }
+
+    /// The last writes of bytes.
+    pub(crate) fn writes(&self, at: usize, bytes: usize) -> &[Cell] {
+        let first = (at >> self.shift).min(self.writes.len());
+        let end = ((at + bytes).div_ceil(1 << self.shift)).min(self.writes.len());
+        &self.writes[first..end]
     }
 
     /// Cells are about to be touched.

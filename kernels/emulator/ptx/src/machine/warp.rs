@@ -57,6 +57,9 @@ pub(crate) struct Warp {
     /// Accumulators of matrix products under way: register and group.
     pub(crate) held: HashMap<Reg, u32>,
     pub(crate) held_groups: u32,
+    /// Registers of matrix products that were computed since the last `wgmma.fence`, with the instruction; whether there was one.
+    pub(crate) computed: HashMap<Reg, u32>,
+    pub(crate) fenced: bool,
     pub(crate) deep: bool,
     /// The round of the cluster's barrier that each lane has come to.
     pub(crate) cluster_round: [u32; LANES],

@@ -1,7 +1,7 @@
 //! `wgmma`: products of four warps whose matrices lie in shared memory, described by 64 bits each.
 
 use super::bytes::Site;
-use super::product::{dot, part, rows};
+use super::product::{add, quads, register, rows, tile};
 use super::warp::Warp;
 use super::{Machine, Outcome};
 use crate::code::{Element, Instruction, Space, WarpgroupProduct};
@@ -72,6 +72,7 @@ impl Machine<'_> {
         i: &Instruction,
         p: WarpgroupProduct,
     ) -> Outcome<()> {
+        self.ready(warp, i, p)?;
         let (n, k) = (p.n as usize, p.k as usize);
         let site = Site { at, i, lane: 0 };
         let a = match p.a_count {
@@ -79,44 +80,37 @@ impl Machine<'_> {
                 let matrix = Described::new(warp.get(i.a)[0], p.kind, p.transpose_a);
                 let first = warp.number as u64 % 4 * 16;
                 let mut a = [[0.0; 32]; 16];
-                self.described(warp, site, matrix, p.kind, (first, 16), k, &mut a)?;
+                self.described(warp, site, matrix, p.kind, (first, 16), k, |row, at, x| a[row][at] = x)?;
                 a
             }
             count => {
                 let list = &self.program.lists[p.a as usize..][..count as usize];
-                rows(p.kind, k, list.iter().map(|&reg| warp.get(reg)))
+                rows(p.kind, list.iter().map(|&reg| warp.get(reg)))
             }
         };
-        let mut b = vec![[0.0; 32]; n];
+        let mut b = vec![[[0.0; 8]; 32]; n / 8];
         let matrix = Described::new(warp.get(i.b)[0], p.b_kind, p.transpose_b);
-        self.described(warp, site, matrix, p.b_kind, (0, n as u64), k, &mut b)?;
+        let put = |column: usize, at: usize, x| b[column / 8][at][column % 8] = x;
+        self.described(warp, site, matrix, p.b_kind, (0, n as u64), k, put)?;
         let sign = if p.negate_a != p.negate_b { -1.0 } else { 1.0 };
         let adds = warp.get(i.c)[0] & 1 == 1;
-        let per = 32 / p.d_kind.bits() as usize;
-        for r in 0..p.d_count as usize {
-            let reg = self.program.lists[p.d as usize + r];
-            let old = *warp.get(reg);
-            let mut values = [0; LANES];
-            for (lane, value) in values.iter_mut().enumerate() {
-                for e in 0..per {
-                    let number = r * per + e;
-                    let (row, column) = (
-                        lane / 4 + number / 2 % 2 * 8,
-                        number / 4 * 8 + lane % 4 * 2 + e % 2 + number % 2 * (per % 2),
-                    );
-                    let addend = if adds { part(p.d_kind, old[lane], e) } else { 0.0 };
-                    let sum = addend + sign * dot(&a[row][..k], &b[column][..k]);
-                    *value |= (p.d_kind.rounded(sum) as u64) << (e as u32 * p.d_kind.bits());
-                }
+        let list = &self.program.lists[p.d as usize..][..p.d_count as usize];
+        for (b, registers) in b.iter().zip(list.chunks(4 * p.d_kind.bits() as usize / 32)) {
+            let mut sums = [[0.0; LANES]; 4];
+            if adds {
+                sums = quads(p.d_kind, registers.iter().map(|&reg| warp.get(reg)));
             }
-            warp.set(reg, u32::MAX, &values);
-            warp.held.insert(reg, warp.held_groups);
+            add(&mut sums, sign, &tile(&a, b, k));
+            for (r, &reg) in registers.iter().enumerate() {
+                warp.set(reg, u32::MAX, &register(p.d_kind, r, &sums));
+                warp.held.insert(reg, warp.held_groups);
+            }
         }
         Ok(())
     }
 
     #[allow(clippy::too_many_arguments)]
-    /// Reads `outer` rows or columns of a described matrix.
+    /// Reads `count` rows or columns of a described matrix, in pieces of 16 bytes: `put` gets the row, the place along K, and the value.
     fn described(
         &mut self,
         warp: &Warp,
@@ -125,21 +119,25 @@ impl Machine<'_> {
         kind: Element,
         (first, count): (u64, u64),
         k: usize,
-        into: &mut [[f64; 32]],
+        mut put: impl FnMut(usize, usize, f64),
     ) -> Outcome<()> {
-        let size = kind.bits() as usize / 8;
-        for o in 0..count {
-            for c in 0..k as u64 {
-                let address = matrix.address(first + o, c);
-                let range = self.locate(warp, site, "wgmma read", (Space::Shared, address), (size, size))?;
-                // Pieces of 16 bytes are checked as one.
-                if address.is_multiple_of(16) {
-                    let whole = self.locate(warp, site, "wgmma read", (Space::Shared, address), (16, 16))?;
-                    self.touch(warp, site, whole, false, 0)?;
-                    self.written(warp, site, whole)?;
+        let size = matrix.bytes as usize;
+        let each = 16 / size;
+        // Which of the two runs along a piece.
+        let steps = if matrix.across { (each, 1) } else { (1, each) };
+        for o in (0..count as usize).step_by(steps.0) {
+            for c in (0..k).step_by(steps.1) {
+                let address = matrix.address(first + o as u64, c as u64);
+                let piece = self.locate(warp, site, "wgmma read", (Space::Shared, address), (16, 16))?;
+                self.seen_beside(warp, site, "reads", piece)?;
+                self.touch(warp, site, piece, false, 0)?;
+                self.written(warp, site, piece)?;
+                let Some(contents) = self.contents_of(piece.target) else { continue };
+                for e in 0..each {
+                    let value = kind.value(contents.number(piece.offset + e * size, size) as u32);
+                    let (o, c) = if matrix.across { (o + e, c) } else { (o, c + e) };
+                    put(o, c, value);
                 }
-                let Some(contents) = self.contents_of(range.target) else { continue };
-                into[o as usize][c as usize] = kind.value(contents.number(range.offset, size) as u32);
             }
         }
         Ok(())
