@@ -15,7 +15,7 @@ type Outcome = Result<(), Error>;
 type Test = (&'static str, fn() -> Outcome);
 type View = fn(&Tensor) -> Result<Tensor, Error>;
 
-const TESTS: [Test; 12] = [
+const TESTS: [Test; 13] = [
     ("elements come back from every view", views_come_back),
     ("the ledger counts a GPU's tensors", ledger_counts),
     ("devices do not mix and copies between them are ordered", devices),
