@@ -1,7 +1,7 @@
 //! The benchmark: one workload a run, a JSON line a measurement.
 //!
 //! ```text
-//! cargo run --release --example bench -- gpt-s|gpt-m|gpt-bf16|ops|overhead|dist|allreduce|engine --threads N [--data FILE]
+//! cargo run --release --example bench -- gpt-s|gpt-m|gpt-bf16|ops|large-ops|sweep|overhead|dist|allreduce|engine --threads N [--data FILE]
 //! cargo run --release --example bench -- gpt2-124m|gpu-ops --device cuda
 //! ```
 //! Workloads, initial weights and batches are those of the peers that results are compared with, so the first five
@@ -25,6 +25,8 @@ mod ops;
 mod overhead;
 #[path = "bench/report.rs"]
 mod report;
+#[path = "bench/sweep.rs"]
+mod sweep;
 #[allow(dead_code)] // the example uses all of it
 #[path = "gpt/step.rs"]
 mod step;
@@ -50,7 +52,7 @@ struct Args {
     /// Where the GPT workloads and `gpu-ops` run.
     #[arg(long, default_value = "cpu")]
     device: Device,
-    /// `ops`, `gpu-ops`: only rows whose name contains this.
+    /// Of operations and products: only rows whose name contains this.
     #[arg(long, default_value = "")]
     only: String,
     /// `gpu-ops`: the same kernels at sizes for an emulator; times mean nothing.
@@ -67,6 +69,8 @@ enum Workload {
     Gpt2,
     GpuOps,
     Ops,
+    LargeOps,
+    Sweep,
     Overhead,
     Dist,
     Allreduce,
@@ -95,6 +99,8 @@ fn run(args: &Args) -> Result<bool, Box<dyn std::error::Error>> {
         Workload::Gpt2 => gpt::run(&report, &gpt::GPT2, &args.data, args.device),
         Workload::GpuOps => gpu_ops::run(&report, args.device, &args.only, args.small).map(|()| true),
         Workload::Ops => ops::run(&report, &args.only).map(|()| true),
+        Workload::LargeOps => ops::large(&report, &args.only).map(|()| true),
+        Workload::Sweep => sweep::run(&report, &args.only).map(|()| true),
         Workload::Overhead => overhead::run(&report).map(|()| true),
         Workload::Dist => dist::run(&args.data),
         Workload::Allreduce => allreduce::run(args.threads).map(|()| true),

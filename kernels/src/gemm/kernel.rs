@@ -8,6 +8,7 @@
 
 #![allow(unsafe_code)]
 
+use super::element::Place;
 use crate::simd::{Float, Isa, Kernel, Runner, Vector};
 
 /// The most rows a tile has on any instruction set.
@@ -48,9 +49,10 @@ const fn rows<S: Isa>() -> usize {
     (S::REGISTERS - 4) / VECTORS
 }
 
-/// One tile's work. Elements of A: `a[i * a_row + k * a_step]`; of B: `b[k * b_step + j]`.
+/// One tile's work. A's places: `a[i * a_row + k * a_step]`; B's: `b[k * b_step + j]`.
 #[derive(Clone, Copy)]
 pub(super) struct Tile<T> {
+    /// How many places k runs over.
     pub(super) steps: usize,
     pub(super) a: *const T,
     pub(super) a_row: usize,
@@ -77,11 +79,11 @@ pub(super) struct Tile<T> {
 ///
 /// For i < rows, j < vectors * lanes and k < steps, the places named at [`Tile`] are valid to read, and to write for
 /// `out` (which nobody else touches), and `rows` is at most the instruction set's [`TileShape`], `vectors` 1 or 2.
-pub(super) unsafe fn run_tile<T: Float>(runner: Runner, rows: usize, vectors: usize, tile: Tile<T>) {
+pub(super) unsafe fn run_tile<P: Place>(runner: Runner, rows: usize, vectors: usize, tile: Tile<P::Acc>) {
     macro_rules! by_rows {
         ($($n:literal)*) => {
             match rows {
-                $($n => run_rows::<T, $n>(runner, vectors, tile),)*
+                $($n => run_rows::<P, $n>(runner, vectors, tile),)*
                 _ => unreachable!("a tile has 1 to {ROWS_MAX} rows, not {rows}"),
             }
         };
@@ -90,20 +92,20 @@ pub(super) unsafe fn run_tile<T: Float>(runner: Runner, rows: usize, vectors: us
 }
 
 #[inline]
-fn run_rows<T: Float, const H: usize>(runner: Runner, vectors: usize, tile: Tile<T>) {
+fn run_rows<P: Place, const H: usize>(runner: Runner, vectors: usize, tile: Tile<P::Acc>) {
     let packed = tile.a_row == 1 && tile.a_step == H;
     match (vectors, packed) {
-        (1, true) => runner.run(Sized::<T, H, 1, true>(tile)),
-        (1, false) => runner.run(Sized::<T, H, 1, false>(tile)),
-        (_, true) => runner.run(Sized::<T, H, VECTORS, true>(tile)),
-        (_, false) => runner.run(Sized::<T, H, VECTORS, false>(tile)),
+        (1, true) => P::run(runner, Sized::<P, H, 1, true>(tile)),
+        (1, false) => P::run(runner, Sized::<P, H, 1, false>(tile)),
+        (_, true) => P::run(runner, Sized::<P, H, VECTORS, true>(tile)),
+        (_, false) => P::run(runner, Sized::<P, H, VECTORS, false>(tile)),
     }
 }
 
 /// A tile whose size is known to the compiler.
-struct Sized<T, const H: usize, const W: usize, const PACKED: bool>(Tile<T>);
+struct Sized<P: Place, const H: usize, const W: usize, const PACKED: bool>(Tile<P::Acc>);
 
-impl<T: Float, const H: usize, const W: usize, const PACKED: bool> Kernel for Sized<T, H, W, PACKED> {
+impl<P: Place, const H: usize, const W: usize, const PACKED: bool> Kernel for Sized<P, H, W, PACKED> {
     type Output = ();
 
     #[inline(always)]
@@ -111,7 +113,7 @@ impl<T: Float, const H: usize, const W: usize, const PACKED: bool> Kernel for Si
         // Sizes that an instruction set has no registers for are never asked for; this keeps them uncompiled.
         if const { H <= rows::<S>() } {
             // SAFETY: `run_tile`'s contract; the type is made only there.
-            unsafe { compute::<T::Vec<S>, H, W, PACKED>(self.0) }
+            unsafe { compute::<P, S, <P::Acc as Float>::Vec<S>, H, W, PACKED>(self.0) }
         }
     }
 }
@@ -120,7 +122,12 @@ impl<T: Float, const H: usize, const W: usize, const PACKED: bool> Kernel for Si
 ///
 /// [`run_tile`]'s.
 #[inline(always)]
-unsafe fn compute<V: Vector, const H: usize, const W: usize, const PACKED: bool>(tile: Tile<V::Elem>) {
+unsafe fn compute<P, S, V, const H: usize, const W: usize, const PACKED: bool>(tile: Tile<P::Acc>)
+where
+    P: Place<Acc: Float<Vec<S> = V>>,
+    S: Isa,
+    V: Vector<Elem = P::Acc>,
+{
     let mut sums = [[V::zero(); W]; H];
     if !tile.from.is_null() {
         for (i, row) in sums.iter_mut().enumerate() {
@@ -148,7 +155,7 @@ unsafe fn compute<V: Vector, const H: usize, const W: usize, const PACKED: bool>
             // SAFETY: A's places are valid.
             let x = V::splat(unsafe { *a.add(if PACKED { i } else { i * tile.a_row }) });
             for (sum, lanes) in row.iter_mut().zip(b_row) {
-                *sum = x.mul_add(lanes, *sum);
+                *sum = P::add::<S>(x, lanes, *sum);
             }
         }
         // Wrapping: after the last step they point beyond the matrices and are not used.

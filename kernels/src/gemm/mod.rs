@@ -2,7 +2,8 @@
 //!
 //! The rule that everything here keeps: an element of A B is one chain of fused multiply-adds over ascending k, begun at
 //! zero, in f32 (f64 for f64). Its bits are those of `for k { sum = a.mul_add(b, sum) }`, whatever the number of rows
-//! and columns, strides, blocking, threads, batch, tile position or instruction set.
+//! and columns, strides, blocking, threads, batch, tile position or instruction set. One exception: AVX-512's dot product
+//! of bf16 pairs, used where the CPU has it, takes subnormal elements for zero and makes subnormal sums zero.
 //!
 //! ```text
 //! mat        the views        plan      the cut, pure numbers

@@ -1,17 +1,17 @@
 //! Packing: copies panels of A (some rows each) or of B (some columns each) into the order the microkernel reads them,
-//! widening half types on the way.
+//! widening half types on the way, or putting two steps of bf16 in one place.
 //!
-//! A panel is `width` lanes by so many steps: lane i of step k at `k * width + i`, lanes beyond the matrix zero; panels
+//! A panel is `width` lanes by so many places: lane i of place k at `k * width + i`, lanes beyond the matrix zero; panels
 //! follow each other. A's lanes are rows, B's are columns; beyond that the two are the same job.
 
 #![allow(unsafe_code)]
 
 use std::marker::PhantomData;
 
-use super::element::GemmElem;
+use super::element::{GemmElem, Place};
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Vector};
 
-/// How many steps ahead of a copy its rows are brought near.
+/// How many places ahead of a copy its rows are brought near.
 const AHEAD: usize = 16;
 
 /// Panels to pack.
@@ -22,10 +22,15 @@ pub(super) struct Panels<'a, T: GemmElem> {
     pub(super) step_stride: usize,
     /// Lanes that exist.
     pub(super) lanes: usize,
+    /// Steps that exist.
     pub(super) steps: usize,
+    /// Places that they fill, the last perhaps with `beyond`.
+    pub(super) places: usize,
     /// Lanes of a panel.
     pub(super) width: usize,
-    /// `width` elements for each step of each panel.
+    /// What stands for a step after the last.
+    pub(super) beyond: T,
+    /// `width` places for each place of each panel.
     pub(super) dst: &'a mut [T::Acc],
 }
 
@@ -51,19 +56,26 @@ impl<T: GemmElem> Panels<'_, T> {
     /// The lanes of a step lie side by side: each step is read once, for all panels.
     #[inline(always)]
     fn copy_rows<V: Vector<Elem = T::Acc>>(&mut self) {
-        let panel = self.width * self.steps;
-        for step in 0..self.steps {
-            let src = &self.src[step * self.step_stride..][..self.lanes];
-            for (p, lanes) in src.chunks(self.width).enumerate() {
-                V::prefetch(lanes.as_ptr().wrapping_add(AHEAD * self.step_stride).cast());
-                let dst = &mut self.dst[p * panel + step * self.width..][..self.width];
+        let panel = self.width * self.places;
+        let beyond = [self.beyond; LANES_MAX];
+        for place in 0..self.places {
+            let step = place * T::Place::STEPS;
+            let src = &self.src[step * self.step_stride..];
+            let next = (step + 1 < self.steps).then(|| &src[self.step_stride..]);
+            for first in (0..self.lanes).step_by(self.width) {
+                V::prefetch(
+                    src[first..].as_ptr().wrapping_add(AHEAD * T::Place::STEPS * self.step_stride).cast(),
+                );
+                let dst = &mut self.dst[first / self.width * panel + place * self.width..][..self.width];
                 for (i, dst) in dst.chunks_mut(V::LANES).enumerate() {
-                    let first = (i * V::LANES).min(lanes.len());
-                    let lanes = &lanes[first..(first + V::LANES).min(lanes.len())];
+                    let from = (first + i * V::LANES).min(self.lanes);
+                    let lanes = from..(from + V::LANES).min(self.lanes).min(first + self.width);
+                    let next = next.map_or(&beyond[..lanes.len()], |next| &next[lanes.clone()]);
+                    let vector = across::<T, V>(&src[lanes], next);
                     if dst.len() == V::LANES {
-                        load_widened::<T, V>(lanes).store(dst);
+                        vector.store(dst);
                     } else {
-                        load_widened::<T, V>(lanes).store_partial(dst);
+                        vector.store_partial(dst);
                     }
                 }
             }
@@ -73,13 +85,16 @@ impl<T: GemmElem> Panels<'_, T> {
     /// Any strides.
     #[inline(always)]
     fn gather(&mut self) {
-        for (p, panel) in self.dst.chunks_mut(self.width * self.steps).enumerate() {
-            for (step, dst) in panel.chunks_mut(self.width).enumerate() {
+        for (p, panel) in self.dst.chunks_mut(self.width * self.places).enumerate() {
+            for (place, dst) in panel.chunks_mut(self.width).enumerate() {
+                let first = place * T::Place::STEPS;
+                let count = (self.steps - first).min(T::Place::STEPS);
                 for (i, dst) in dst.iter_mut().enumerate() {
                     let lane = p * self.width + i;
-                    let inside = lane < self.lanes;
-                    let value = || self.src[lane * self.lane_stride + step * self.step_stride].widen();
-                    *dst = if inside { value() } else { T::Acc::ZERO };
+                    let at =
+                        |step: usize| self.src[lane * self.lane_stride + (first + step) * self.step_stride];
+                    let next = || if count > 1 { at(1) } else { self.beyond };
+                    *dst = if lane < self.lanes { at(0).beside(next()) } else { T::Acc::ZERO };
                 }
             }
         }
@@ -88,21 +103,22 @@ impl<T: GemmElem> Panels<'_, T> {
     /// The steps of a lane lie side by side: squares of LANES x LANES are transposed in registers.
     #[inline(always)]
     fn transpose<V: Vector<Elem = T::Acc>>(&mut self) {
-        for (p, panel) in self.dst.chunks_mut(self.width * self.steps).enumerate() {
-            for step in (0..self.steps).step_by(V::LANES) {
-                let count = (self.steps - step).min(V::LANES);
+        for (p, panel) in self.dst.chunks_mut(self.width * self.places).enumerate() {
+            for place in (0..self.places).step_by(V::LANES) {
+                let count = (self.places - place).min(V::LANES);
+                let steps = place * T::Place::STEPS..((place + count) * T::Place::STEPS).min(self.steps);
                 for first in (0..self.width).step_by(V::LANES) {
                     let width = (self.width - first).min(V::LANES);
                     let mut square = [V::zero(); LANES_MAX];
                     for (i, row) in square[..V::LANES].iter_mut().enumerate() {
                         let lane = p * self.width + first + i;
                         if i < width && lane < self.lanes {
-                            *row = load_widened(&self.src[lane * self.lane_stride + step..][..count]);
+                            *row = along(&self.src[lane * self.lane_stride..][steps.clone()], self.beyond);
                         }
                     }
                     transpose_square(&mut square);
                     for (i, row) in square[..count].iter().enumerate() {
-                        let dst = &mut panel[(step + i) * self.width + first..][..width];
+                        let dst = &mut panel[(place + i) * self.width + first..][..width];
                         if width == V::LANES {
                             row.store(dst);
                         } else {
@@ -113,6 +129,36 @@ impl<T: GemmElem> Panels<'_, T> {
             }
         }
     }
+}
+
+/// A place of each lane, from the lanes' first steps and their next.
+#[inline(always)]
+fn across<T: GemmElem, V: Vector<Elem = T::Acc>>(lanes: &[T], next: &[T]) -> V {
+    if T::Place::STEPS == 1 {
+        return load_widened(lanes);
+    }
+    let mut places = [T::Acc::ZERO; LANES_MAX];
+    for ((place, first), next) in places.iter_mut().zip(lanes).zip(next) {
+        *place = first.beside(*next);
+    }
+    V::load(&places)
+}
+
+/// The places that steps of one lane fill, at most LANES.
+#[inline(always)]
+fn along<T: GemmElem, V: Vector<Elem = T::Acc>>(steps: &[T], beyond: T) -> V {
+    if T::Place::STEPS == 1 {
+        return load_widened(steps);
+    }
+    let mut places = [T::Acc::ZERO; LANES_MAX];
+    let whole = steps.chunks_exact(2);
+    if let [last] = whole.remainder() {
+        places[steps.len() / 2] = last.beside(beyond);
+    }
+    for (place, steps) in places.iter_mut().zip(whole) {
+        *place = steps[0].beside(steps[1]);
+    }
+    V::load(&places)
 }
 
 /// A vector of `src`, at most LANES elements.

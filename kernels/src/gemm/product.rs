@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use phalanx_tensor::Pool;
 
-use super::element::GemmElem;
+use super::element::{GemmElem, Place};
 use super::epilogue::{Epilogue, Write};
 use super::finish::FinishTile;
 use super::kernel::{Tile, TileShape, run_tile};
@@ -18,7 +18,7 @@ use super::mat::MatRef;
 use super::pack::{Panels, Shared};
 use super::plan::{Plan, Problem, rows_cache_well, share};
 use super::scratch::with_scratch;
-use crate::simd::Runner;
+use crate::simd::{Float, Runner};
 
 /// A product to carry out. C is `m` x `n` from `c_start` on.
 pub(super) struct Product<'a, T: GemmElem> {
@@ -58,7 +58,7 @@ impl<T: GemmElem> Product<'_, T> {
         Problem {
             m: self.a.rows(),
             n: self.b.cols(),
-            k: self.a.cols(),
+            k: self.a.cols().div_ceil(T::Place::STEPS),
             readable: is_acc::<T>(),
             a_cacheable: rows_cache_well(
                 self.a.strides().0,
@@ -126,14 +126,17 @@ impl<T: GemmElem> Job<'_, '_, T> {
     fn pack_a(&self, rows: &Range<usize>, block: usize, dst: &mut [T::Acc]) {
         if !self.plan.a_direct {
             let lanes = self.plan.rows(rows.start).start..self.plan.rows(rows.end - 1).end;
-            self.pack(self.product.a, lanes, self.plan.height, block, dst);
+            // What stands beside A's last step leaves the sum as it is, -0 too, where B has a zero there.
+            let beyond = T::narrow(-T::Acc::ZERO);
+            self.pack(self.product.a, lanes, self.plan.height, block, beyond, dst);
         }
     }
 
     fn pack_b(&self, cols: &Range<usize>, block: usize, dst: &mut [T::Acc]) {
         if !cols.clone().all(|col| self.reads_b(col)) {
             let lanes = self.plan.cols(cols.start).start..self.plan.cols(cols.end - 1).end;
-            self.pack(self.product.b.transposed(), lanes, self.plan.shape.cols(), block, dst);
+            let beyond = T::narrow(T::Acc::ZERO);
+            self.pack(self.product.b.transposed(), lanes, self.plan.shape.cols(), block, beyond, dst);
         }
     }
 
@@ -144,18 +147,22 @@ impl<T: GemmElem> Job<'_, '_, T> {
         lanes: Range<usize>,
         width: usize,
         block: usize,
+        beyond: T,
         dst: &mut [T::Acc],
     ) {
-        let (steps, (lane_stride, step_stride)) = (self.plan.steps(block), matrix.strides());
-        let start = lanes.start * lane_stride + steps.start * step_stride;
+        let (places, (lane_stride, step_stride)) = (self.plan.steps(block), matrix.strides());
+        let first = places.start * T::Place::STEPS;
+        let start = lanes.start * lane_stride + first * step_stride;
         self.product.runner.run(Panels {
             src: &matrix.data()[start.min(matrix.data().len())..],
             lane_stride,
             step_stride,
             lanes: lanes.len(),
-            steps: steps.len(),
+            steps: (places.len() * T::Place::STEPS).min(matrix.cols() - first),
+            places: places.len(),
             width,
-            dst: &mut dst[..lanes.len().div_ceil(width) * width * steps.len()],
+            beyond,
+            dst: &mut dst[..lanes.len().div_ceil(width) * width * places.len()],
         });
     }
 
@@ -248,7 +255,7 @@ impl<T: GemmElem> Job<'_, '_, T> {
         };
         // SAFETY: A's and B's pointers lead to these rows, columns and steps within the matrices (bounds proven when
         // those were made) or their packed panels; the sums are C's own elements or a whole slot of scratch.
-        unsafe { run_tile(product.runner, rows.len(), plan.vectors(col), tile) }
+        unsafe { run_tile::<T::Place>(product.runner, rows.len(), plan.vectors(col), tile) }
         if last && !in_place {
             let finish = FinishTile {
                 sums,

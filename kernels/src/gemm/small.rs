@@ -5,6 +5,7 @@
 
 use std::ops::Range;
 
+use super::element::One;
 use super::kernel::{Tile, TileShape, VECTORS, run_tile};
 use super::mat::{MatMut, MatRef};
 use super::plan::share;
@@ -54,7 +55,7 @@ pub(crate) fn gemm_small<T: Float>(
             };
             // SAFETY: rows, columns and steps lie within the matrices, whose bounds were proven when they were made;
             // no two of C's elements share a place, and C is borrowed mutably. The tile's size is at most `shape`'s.
-            unsafe { run_tile(runner, rows.len(), vectors, tile) }
+            unsafe { run_tile::<One<T>>(runner, rows.len(), vectors, tile) }
         }
     }
 }

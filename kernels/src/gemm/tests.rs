@@ -3,6 +3,7 @@
 use half::{bf16, f16};
 use phalanx_tensor::Pool;
 
+use super::element::Place;
 use super::*;
 use crate::ops::Gelu;
 use crate::simd::{Float, Isa, IsaName, Kernel, Vector, available_isas, dispatch_on};
@@ -96,13 +97,19 @@ fn twin<T: GemmElem>(case: &Case, isa: IsaName, a: &[T], b: &[T], bias: Option<&
     let (a_strides, b_strides, c_strides) =
         (lies.0.strides(m, k), lies.1.strides(k, n), lies.2.strides(m, n));
     let batch = case.batch();
+    let flushes = T::Place::STEPS == 2 && Runner::on(isa).is_some_and(Runner::flushes_pairs);
+    let flush = |x: T::Acc| {
+        let tiny = flushes && x.to_f64().abs() < f64::from(f32::MIN_POSITIVE);
+        if tiny { T::Acc::from_f64(0f64.copysign(x.to_f64())) } else { x }
+    };
     for (item, i, j) in
         (0..case.batch).flat_map(|item| (0..m).flat_map(move |i| (0..n).map(move |j| (item, i, j))))
     {
         let mut sum = T::Acc::ZERO;
         for l in 0..k {
-            let x = a[item * batch.a + i * a_strides.0 + l * a_strides.1].widen();
-            sum = x.mul_add(b[item * batch.b + l * b_strides.0 + j * b_strides.1].widen(), sum);
+            let x = flush(a[item * batch.a + i * a_strides.0 + l * a_strides.1].widen());
+            let y = flush(b[item * batch.b + l * b_strides.0 + j * b_strides.1].widen());
+            sum = flush(x.mul_add(y, sum));
         }
         let mut value = T::narrow(sum);
         if let Some(bias) = bias {
@@ -130,18 +137,25 @@ fn check<T: GemmElem>(case: Case, pools: &[Pool]) {
     let bias: Vec<T> = draws.values(n);
     let bias = case.bias.then_some(&bias[..]);
     let before: Vec<T> = draws.values(batch.c * case.batch.max(1));
+    compare(case, pools, (&a, &b, bias), &before);
+}
+
+/// The products of these operands against the twin's, on every instruction set.
+fn compare<T: GemmElem>(case: Case, pools: &[Pool], (a, b, bias): (&[T], &[T], Option<&[T]>), before: &[T]) {
+    let Case { m, n, k, lies, .. } = case;
+    let batch = case.batch();
     for isa in available_isas() {
-        let mut want = before.clone();
-        twin(&case, isa, &a, &b, bias, &mut want);
+        let mut want = before.to_vec();
+        twin(&case, isa, a, b, bias, &mut want);
         for pool in pools {
-            let mut got = before.clone();
+            let mut got = before.to_vec();
             let strides = (lies.0.strides(m, k), lies.1.strides(k, n), lies.2.strides(m, n));
             batch::run(
                 Runner::on(isa).expect("available"),
                 pool,
                 batch,
-                MatRef::new(&a, m, k, strides.0.0, strides.0.1),
-                MatRef::new(&b, k, n, strides.1.0, strides.1.1),
+                MatRef::new(a, m, k, strides.0.0, strides.0.1),
+                MatRef::new(b, k, n, strides.1.0, strides.1.1),
                 MatMut::new(&mut got, m, n, strides.2.0, strides.2.1),
                 (case.write, Epilogue { bias, activation: case.activation }),
             );
@@ -172,6 +186,30 @@ fn every_element_is_one_chain_of_fused_multiply_adds() {
                 check::<f32>(Case::plain(m, n, k), &pools);
                 check::<f64>(Case::plain(m, n, k), &pools[1..2]);
                 check::<bf16>(Case::plain(m, n, k), &pools[1..2]);
+            }
+        }
+    }
+}
+
+#[test]
+fn pairs_of_bf16_are_one_chain_for_numbers_of_any_size() {
+    let pools = pools();
+    let mut draws = Draws(3);
+    for (m, n, k) in [(1, 1, 1), (7, 33, 5), (17, 40, 33), (3, 5, 1031)] {
+        for lie in 0..9 {
+            let case = Case { lies: (LIES[lie % 3], LIES[lie / 3], Lie::Rows), ..Case::plain(m, n, k) };
+            // Any bits but infinities and NaN: subnormal numbers, zeros of both signs, sums that vanish.
+            let mut any = |len: usize, exponents: usize| -> Vec<bf16> {
+                let mut one = || {
+                    let (bits, exponent) = (draws.next() as u16 & 0x807F, draws.next() % exponents);
+                    bf16::from_bits(bits | (exponent as u16) << 7)
+                };
+                (0..len).map(|_| one()).collect()
+            };
+            for exponents in [1, 70, 130] {
+                let a = any(case.lies.0.len(m, k), exponents);
+                let b = any(case.lies.1.len(k, n), exponents.min(128));
+                compare(case, &pools[1..2], (&a, &b, None), &vec![bf16::ZERO; m * n]);
             }
         }
     }

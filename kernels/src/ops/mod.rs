@@ -119,7 +119,7 @@ pub use loss::{
     kl_div_backward_target, kl_div_log_target, kl_div_log_target_backward, kl_div_log_target_backward_target,
     l1_loss, l1_loss_backward, mse_loss, mse_loss_backward, smooth_l1_loss, smooth_l1_loss_backward,
 };
-pub use matmul::{matmul, matmul_accumulate_};
+pub use matmul::{matmul, matmul_accumulate_, matmul_into};
 pub use maximum::{maximum, maximum_backward, minimum};
 pub use mul::{mul, mul_scalar};
 pub use neg::neg;

@@ -19,6 +19,16 @@ impl Isa for Avx2 {
     type F32 = F32x8;
     type F64 = F64x4;
     const REGISTERS: usize = 16;
+
+    #[inline(always)]
+    fn halves(pairs: F32x8) -> (F32x8, F32x8) {
+        // SAFETY: the CPU.
+        unsafe {
+            let bits = _mm256_castps_si256(pairs.0);
+            let upper = _mm256_and_si256(bits, _mm256_set1_epi32(-1 << 16));
+            (F32x8(_mm256_castsi256_ps(upper)), F32x8(_mm256_castsi256_ps(_mm256_slli_epi32::<16>(bits))))
+        }
+    }
 }
 
 macro_rules! vector {

@@ -10,7 +10,10 @@ use super::neon::Neon;
 use super::scalar::Scalar;
 use super::vector::Vector;
 #[cfg(target_arch = "x86_64")]
-use super::{avx2::Avx2, avx512::Avx512};
+use super::{
+    avx2::Avx2,
+    avx512::{Avx512, Avx512Bf16},
+};
 
 /// An instruction set: the vectors a kernel's body is instantiated with.
 pub(crate) trait Isa {
@@ -20,6 +23,16 @@ pub(crate) trait Isa {
     type F64: Vector<Elem = f64>;
     /// How many vector registers there are.
     const REGISTERS: usize;
+
+    /// Of lanes that hold two bf16 each, those in the upper and those in the lower halves, as f32.
+    fn halves(pairs: Self::F32) -> (Self::F32, Self::F32);
+
+    /// `sum` plus the product of the upper halves, and then of the lower halves, each rounded once.
+    #[inline(always)]
+    fn dot_pairs(a: Self::F32, b: Self::F32, sum: Self::F32) -> Self::F32 {
+        let ((a_upper, a_lower), (b_upper, b_lower)) = (Self::halves(a), Self::halves(b));
+        a_lower.mul_add(b_lower, a_upper.mul_add(b_upper, sum))
+    }
 }
 
 /// A computation with one generic body. Its `run`, and all it calls down to the arithmetic, is `#[inline(always)]`.
@@ -164,6 +177,27 @@ impl Runner {
         // SAFETY: a runner is made only after its instruction set was found available.
         unsafe { trampoline(self.0, kernel) }
     }
+
+    /// [`Runner::run`] for a kernel that multiplies pairs of bf16, with the instruction for it where there is one.
+    #[inline]
+    pub(crate) fn run_pairs<K: Kernel>(self, kernel: K) -> K::Output {
+        #[cfg(target_arch = "x86_64")]
+        if self.flushes_pairs() {
+            // SAFETY: the CPU was just seen to have it.
+            return unsafe { run_avx512_bf16(kernel) };
+        }
+        self.run(kernel)
+    }
+
+    /// Whether [`Isa::dot_pairs`] takes subnormal inputs for zero and makes subnormal sums zero, as AVX-512's
+    /// instruction does.
+    #[inline]
+    pub(crate) fn flushes_pairs(self) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        return self.0 == IsaName::Avx512 && is_x86_feature_detected!("avx512bf16");
+        #[cfg(not(target_arch = "x86_64"))]
+        false
+    }
 }
 
 /// # Safety
@@ -192,6 +226,15 @@ unsafe fn trampoline<K: Kernel>(isa: IsaName, kernel: K) -> K::Output {
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
 unsafe fn run_avx512<K: Kernel>(kernel: K) -> K::Output {
     kernel.run::<Avx512>()
+}
+
+/// # Safety
+///
+/// The CPU must have the features named.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+unsafe fn run_avx512_bf16<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run::<Avx512Bf16>()
 }
 
 /// # Safety

@@ -19,6 +19,16 @@ impl Isa for Neon {
     type F32 = F32x4;
     type F64 = F64x2;
     const REGISTERS: usize = 32;
+
+    #[inline(always)]
+    fn halves(pairs: F32x4) -> (F32x4, F32x4) {
+        // SAFETY: the CPU.
+        unsafe {
+            let bits = vreinterpretq_u32_f32(pairs.0);
+            let upper = vandq_u32(bits, vdupq_n_u32(0xFFFF_0000));
+            (F32x4(vreinterpretq_f32_u32(upper)), F32x4(vreinterpretq_f32_u32(vshlq_n_u32::<16>(bits))))
+        }
+    }
 }
 
 macro_rules! vector {

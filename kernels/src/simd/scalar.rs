@@ -13,6 +13,12 @@ impl Isa for Scalar {
     type F32 = Lane<f32>;
     type F64 = Lane<f64>;
     const REGISTERS: usize = 16;
+
+    #[inline(always)]
+    fn halves(pairs: Lane<f32>) -> (Lane<f32>, Lane<f32>) {
+        let bits = pairs.0.to_bits();
+        (Lane(f32::from_bits(bits & 0xFFFF_0000)), Lane(f32::from_bits(bits << 16)))
+    }
 }
 
 /// A vector of one lane.

@@ -27,6 +27,18 @@ pub fn matmul(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     Ok(out)
 }
 
+/// [`matmul`] into a tensor that exists: contiguous, of the product's shape and dtype. What it held is gone.
+///
+/// # Errors
+/// As [`matmul`]; if `c` does not fit or shares a storage with an operand.
+pub fn matmul_into(c: &mut Tensor, a: &Tensor, b: &Tensor) -> Result<()> {
+    const OP: &str = "matmul_into";
+    let product = Product::new(OP, a, b)?;
+    check::same(OP, &[a, c])?;
+    product.fits(OP, "a result", c, a, b)?;
+    product.run(c, Finish::default())
+}
+
 /// `c += a b` in place, all of the product summed before it is added: the bits of [`matmul`] added by
 /// [`crate::accumulate_`]. `c` is contiguous and of the product's shape and dtype, or f32 where that is a half: then the
 /// product is not rounded before it is added.
@@ -43,10 +55,7 @@ pub fn matmul_accumulate_(c: &mut Tensor, a: &Tensor, b: &Tensor) -> Result<()> 
     if c.dtype() != a.dtype() && !(c.dtype() == DType::F32 && a.dtype().size() == 2) {
         return Err(Error::dtype(OP, c.dtype(), a.dtype().name()));
     }
-    check::shape(OP, "a sum", c, &product.out_shape(a, b))?;
-    if !c.is_contiguous() {
-        return Err(Error::shape(OP, format!("a sum with strides {:?}", c.strides()), "a contiguous one"));
-    }
+    product.fits(OP, "a sum", c, a, b)?;
     product.run(c, Finish { write: Write::Accumulate, ..Finish::default() })
 }
 
@@ -103,6 +112,19 @@ impl Product {
         shape.extend((a.rank() > 1).then_some(m));
         shape.extend((b.rank() > 1).then_some(n));
         shape
+    }
+
+    /// Whether `c` has the result's shape and is contiguous.
+    fn fits(&self, op: &'static str, what: &'static str, c: &Tensor, a: &Tensor, b: &Tensor) -> Result<()> {
+        check::shape(op, what, c, &self.out_shape(a, b))?;
+        if !c.is_contiguous() {
+            return Err(Error::shape(
+                op,
+                format!("{what} with strides {:?}", c.strides()),
+                "a contiguous one",
+            ));
+        }
+        Ok(())
     }
 
     /// Computes into `out`, which is contiguous.

@@ -102,6 +102,22 @@ fn accumulating_has_the_bits_of_adding_the_product() {
 }
 
 #[test]
+fn a_result_that_exists_gets_the_bits_of_a_new_one() {
+    for dtype in FLOATS {
+        let (a, b) =
+            (make(&[3, 7, 33], dtype, &floats(-1.0, 1.0)), make(&[33, 9], dtype, &floats(-1.0, 1.0)));
+        let mut c = make(&[3, 7, 9], dtype, &floats(-3.0, 3.0));
+        matmul_into(&mut c, &a, &b).unwrap();
+        assert_eq!(values(&c), values(&matmul(&a, &b).unwrap()));
+        for shape in [&[7, 9][..], &[3, 9, 7]] {
+            let mut other = make(shape, dtype, &floats(-3.0, 3.0));
+            let message = matmul_into(&mut other, &a, &b).unwrap_err().to_string();
+            assert!(message.contains("matmul_into") && message.contains(&format!("{shape:?}")), "{message}");
+        }
+    }
+}
+
+#[test]
 fn what_does_not_fit_is_refused_by_name() {
     let x = |shape: &[usize]| make(shape, phalanx_tensor::DType::F32, &floats(-1.0, 1.0));
     for (a, b) in [(&[3, 4][..], &[3, 4][..]), (&[], &[3]), (&[2, 3, 4], &[3, 4, 5])] {
