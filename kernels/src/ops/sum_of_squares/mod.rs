@@ -128,12 +128,12 @@ mod tests {
     fn the_root_adds_neighbours_first() {
         let x = make(&[64 * 5], DType::F64, &|i| [1e8, 1.0, 1.0, 1.0, 1.0][i / 64] / 8.0);
         let [a, b, c, d, e] = sum_of_squares_blocks(&x).unwrap()[..] else { panic!("five blocks") };
-        let [several, last] = [vec![0..5, 1..4, 2..2], Vec::from([4..5])];
+        let [several, last] = [vec![0..5, 1..4, 2..2], std::iter::once(4..5).collect()];
         let roots = sums_of_squares(Device::CPU, &[(x.clone(), several), (x.clone(), last)]).unwrap();
         let roots = roots.to_vec::<f64>().unwrap();
         assert_eq!(roots, [((a + b) + (c + d)) + e, (b + c) + d, 0.0, e]);
         assert_ne!(roots[0], (((a + b) + c) + d) + e);
-        assert!(sums_of_squares(Device::CPU, &[(x, Vec::from([3..6]))]).is_err());
+        assert!(sums_of_squares(Device::CPU, &[(x, std::iter::once(3..6).collect())]).is_err());
     }
 
     #[test]
