@@ -34,7 +34,13 @@ pub(super) fn merged(
     merged(&all, targets, [result, wide], cut, config)
 }
 
-fn on_host(all: &Tensor, targets: &Tensor, dtype: DType, cut: &Cut, config: &CrossEntropy) -> Result<Merged> {
+fn on_host(
+    all: &Tensor,
+    targets: &Tensor,
+    [result, wide]: [DType; 2],
+    cut: &Cut,
+    config: &CrossEntropy,
+) -> Result<Merged> {
     let (items, classes, smoothing) = (targets.numel(), cut.whole(), config.label_smoothing);
     let counts: Vec<bool> =
         values::<i64>(targets)?.into_iter().map(|target| target != config.ignore_index).collect();
@@ -61,7 +67,13 @@ fn on_host(all: &Tensor, targets: &Tensor, dtype: DType, cut: &Cut, config: &Cro
 }
 
 /// The same, written over whole columns of items.
-fn on_gpu(all: &Tensor, targets: &Tensor, dtype: DType, cut: &Cut, config: &CrossEntropy) -> Result<Merged> {
+fn on_gpu(
+    all: &Tensor,
+    targets: &Tensor,
+    [result, wide]: [DType; 2],
+    cut: &Cut,
+    config: &CrossEntropy,
+) -> Result<Merged> {
     let (items, ranks, smoothing) = (targets.numel(), cut.lengths.len(), config.label_smoothing);
     let each = if smoothing == 0.0 { 3 } else { 4 };
     let all = all.with_shape(&[ranks, items, each])?;
