@@ -129,8 +129,9 @@ pub struct TrainArgs {
     #[arg(long, value_enum, default_value_t = Recompute::Never)]
     pub recompute: Recompute,
     /// How ranks talk: as threads of this process, as processes that `mpirun` has started, or over NCCL, each with a GPU,
-    /// as threads or as processes of any launcher; under mpirun they find each other by MPI, if built with it [default: threads; TCP between processes where RANK and WORLD_SIZE are
-    /// set]. Where it is not NCCL, what is on GPUs goes by way of the host.
+    /// as threads or as processes of any launcher; under mpirun they find each other by MPI, if built with it [default:
+    /// threads; TCP between processes where RANK and WORLD_SIZE are set]. Where it is not NCCL, what is on GPUs goes by way of
+    /// the host.
     #[arg(long, value_enum)]
     pub backend: Option<Backend>,
     /// Folder for metrics.jsonl, loss.svg, the model and a training checkpoint.

@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::io::BufReader;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::channel;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread;
 
@@ -26,7 +26,7 @@ pub(crate) struct Relay {
 #[derive(Debug, Default)]
 struct State {
     /// To the process that listens, or from there to all others; what has ended stays.
-    lines: Vec<Sender<Vec<u8>>>,
+    lines: Vec<TcpStream>,
     /// Who has come, for those who connect later.
     hellos: Vec<Vec<u8>>,
     /// None until all ranks have come; gone when all of this process have left.
@@ -90,20 +90,19 @@ impl Relay {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One more line, which hears who has come so far; its place. What is said never blocks.
+    /// One more line, which hears who has come so far; its place.
     fn add(&self, mut line: TcpStream) -> usize {
-        let (sender, messages) = channel::<Vec<u8>>();
         let _ = line.set_nodelay(true);
-        thread::spawn(move || messages.iter().try_for_each(|bytes| message::write(&mut line, &bytes)));
         let mut state = self.state();
         for hello in &state.hellos {
-            let _ = sender.send(hello.clone());
+            let _ = message::write(&mut line, hello);
         }
-        state.lines.push(sender);
+        state.lines.push(line);
         state.lines.len() - 1
     }
 
-    /// Tells all other processes; those that are gone do not hear it.
+    /// Tells all other processes; those that are gone do not hear it. It has left this process when this returns, which may end
+    /// then. Whoever listens takes what comes at any time, so this does not wait for what others do.
     pub(crate) fn tell(&self, message: &Message) {
         self.pass(message, None);
     }
@@ -111,8 +110,8 @@ impl Relay {
     fn pass(&self, message: &Message, from: Option<usize>) {
         let mut state = self.state();
         let bytes = message.bytes();
-        for (_, line) in state.lines.iter().enumerate().filter(|(place, _)| Some(*place) != from) {
-            let _ = line.send(bytes.clone());
+        for (_, line) in state.lines.iter_mut().enumerate().filter(|(place, _)| Some(*place) != from) {
+            let _ = message::write(line, &bytes);
         }
         if let Message::Hello { .. } = message {
             state.hellos.push(bytes);
@@ -133,25 +132,32 @@ impl Relay {
         }
     }
 
-    /// Hears what a line says until it ends, and passes it on if it is a line of who listens; its ranks leave with it.
-    fn listen(&self, mut reader: BufReader<TcpStream>, place: Option<usize>) {
+    /// Hears what a line says until it ends, and passes it on if it is a line of who listens; its ranks leave with it. What is to
+    /// be done here is another thread's, so that nobody who speaks has to wait for it.
+    fn listen(self: &Arc<Relay>, mut reader: BufReader<TcpStream>, place: Option<usize>) {
+        let (heard, messages) = channel();
+        let ours = Arc::clone(self);
+        thread::spawn(move || messages.iter().for_each(|message| ours.hear(message)));
         let mut ranks = Vec::new();
+        let tell = |message: Message| {
+            // First, so that nobody here can do and tell what comes of it before the others have heard of it.
+            if place.is_some() {
+                self.pass(&message, place);
+            }
+            let _ = heard.send(message);
+        };
         while let Some(message) =
             message::read(&mut reader).ok().and_then(|bytes| Message::from_bytes(&bytes))
         {
             if let Message::Hello { rank, .. } = message {
                 ranks.push(rank);
             }
-            self.hear(message, place);
+            tell(message);
         }
-        ranks.into_iter().for_each(|rank| self.hear(Message::Leave { rank }, place));
+        ranks.into_iter().for_each(|rank| tell(Message::Leave { rank }));
     }
 
-    fn hear(&self, message: Message, place: Option<usize>) {
-        // First, so that nobody here can do and tell what comes of it before the others have heard of it.
-        if place.is_some() {
-            self.pass(&message, place);
-        }
+    fn hear(&self, message: Message) {
         if let Message::Hello { rank, ranks } = message {
             return joining::arrived(self.id, rank, ranks);
         }
