@@ -169,8 +169,7 @@ fn check_cooperative(function: &Function, shape: &Launch) -> Result<()> {
         let why = format!("{blocks} blocks of a cooperative launch, but the device holds {room}");
         return refuse(Status::COOPERATIVE_LAUNCH_TOO_LARGE, function, why);
     }
-    Err(Status::NOT_SUPPORTED
-        .because("blocks run one after another here, so they cannot wait for each other"))
+    Ok(())
 }
 
 /// `CUlaunchConfig`.

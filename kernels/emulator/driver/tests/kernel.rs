@@ -348,3 +348,42 @@ fn a_kernel_that_was_not_waited_for_is_reported_with_the_bytes() {
     let text = text.to_string_lossy();
     assert!(text.contains("kernel \"scale\"") && text.contains("bytes 396..400"), "{text}");
 }
+
+/// Each block writes its number and one, meets the others at the grid's barrier, and reads what the next block wrote.
+const MEET: &str = r#"
+.version 9.0
+.target sm_90
+.address_size 64
+.visible .entry meet(.param .u64 words) {
+    .reg .pred %p<2>; .reg .b32 %r<12>; .reg .b64 %rd<8>;
+    ld.param.u64 %rd1, [words];
+    mov.u32 %r1, %envreg1; mov.u32 %r2, %envreg2; mov.b64 %rd2, {%r2, %r1};
+    mov.u32 %r3, %ctaid.x; mov.u32 %r4, %nctaid.x; add.u32 %r5, %r3, 1;
+    mul.wide.u32 %rd3, %r3, 4; add.s64 %rd4, %rd1, %rd3;
+    st.global.u32 [%rd4], %r5;
+    atom.add.acq_rel.gpu.u32 %r6, [%rd2+4], 1;
+WAIT:
+    ld.acquire.gpu.u32 %r7, [%rd2+4];
+    setp.lt.u32 %p1, %r7, %r4;
+    @%p1 bra WAIT;
+    rem.u32 %r8, %r5, %r4; mul.wide.u32 %rd5, %r8, 4; add.s64 %rd6, %rd1, %rd5;
+    ld.global.u32 %r9, [%rd6];
+    st.global.u32 [%rd4+64], %r9;
+    ret;
+}
+"#;
+
+#[test]
+fn blocks_of_a_cooperative_launch_meet() {
+    let stream = stream();
+    let module = stream.context().load_module(Ptx::from_src(MEET)).unwrap();
+    let meet = module.load_function("meet").unwrap();
+    let words = stream.alloc_zeros::<u32>(32).unwrap();
+    // SAFETY: the kernel takes one pointer, to 32 words.
+    unsafe { stream.launch_builder(&meet).arg(&words).launch_cooperative(blocks(4, 1)) }.unwrap();
+    assert_eq!(stream.clone_dtoh(&words).unwrap()[16..20], [2, 3, 4, 1]);
+    // More than the device holds at a time.
+    // SAFETY: the same; it is refused.
+    let refused = unsafe { stream.launch_builder(&meet).arg(&words).launch_cooperative(blocks(1000, 1)) };
+    assert_eq!(status(refused), CUresult::CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE);
+}

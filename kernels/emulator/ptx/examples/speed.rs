@@ -1,5 +1,5 @@
 //! How fast the interpreter is: instructions of threads a second, with and without the checks that cost time, and the time of a launch
-//! that does nearly nothing.
+//! that does nearly nothing; and products of matrices a second.
 //!
 //! `cargo run --release -p phalanx-ptx --example speed`
 
@@ -36,6 +36,25 @@ DONE:
     ret;
 }";
 
+/// Each warp multiplies a tile of shared memory with itself, over and over: `ldmatrix` and `mma`.
+const PRODUCTS: &str = r"
+.version 9.0
+.target sm_80
+.address_size 64
+.visible .entry products() {
+    .reg .pred %p<2>; .reg .b32 %r<16>; .reg .f32 %f<4>;
+    .shared .align 16 .b8 tile[512];
+    mov.u32 %r1, %tid.x; and.b32 %r1, %r1, 31; shl.b32 %r2, %r1, 4; mov.u32 %r3, tile; add.u32 %r3, %r3, %r2;
+    mov.u32 %r4, 0x3f803f80; st.shared.v4.b32 [%r3], {%r4, %r4, %r4, %r4}; bar.sync 0;
+    mov.f32 %f0, 0f00000000; mov.f32 %f1, %f0; mov.f32 %f2, %f0; mov.f32 %f3, %f0; mov.u32 %r5, 0;
+LOOP:
+    ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r6, %r7, %r8, %r9}, [%r3];
+    mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%f0, %f1, %f2, %f3}, {%r6, %r7, %r8, %r9}, {%r6, %r7}, {%f0, %f1, %f2, %f3};
+    mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%f0, %f1, %f2, %f3}, {%r6, %r7, %r8, %r9}, {%r8, %r9}, {%f0, %f1, %f2, %f3};
+    add.s32 %r5, %r5, 1; setp.lt.s32 %p1, %r5, 64; @%p1 bra LOOP;
+    ret;
+}";
+
 fn main() -> Result<(), Box<dyn Error>> {
     let memory = Memory::new(1 << 30);
     let module = Loaded::new(Arc::new(Module::parse(PTX)?), &memory)?;
@@ -62,6 +81,14 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
         println!("{name}: {:.0} million instructions of threads a second", instructions as f64 / best / 1e6);
     }
+    let products = Loaded::new(Arc::new(Module::parse(PRODUCTS)?), &memory)?;
+    let mut best = f64::INFINITY;
+    for _ in 0..20 {
+        let start = Instant::now();
+        launch(&products, "products", &[&memory], &shape(64, 32), &[], &Checks::default())?;
+        best = best.min(start.elapsed().as_secs_f64());
+    }
+    println!("{:.2} million mma.m16n8k16 a second, with a ldmatrix for two", 64.0 * 64.0 * 2.0 / best / 1e6);
     let start = Instant::now();
     for _ in 0..1000 {
         launch(&module, "axpy", &[&memory], &shape(1, 128), &parameters(128), &Checks::default())?;

@@ -87,7 +87,7 @@ fn a_bulk_load_over_what_threads_wrote_needs_a_fence() {
     missing(lines(&body(""), &memory, &[source]), 4, 0, "writes 512 bytes");
 }
 
-/// A product of zeros, from what `cp.async` and threads bring to shared memory.
+/// A product of zeros, from what `cp.async` and threads bring to shared memory. The last warp to come to the barrier is the first to go on.
 fn product(proxy: &str, before: &str, fence: &str, between: &str) -> Result<Report, Fault> {
     let memory = Memory::new(1 << 20);
     let source = words(&memory, &[0; 1024]);
@@ -106,11 +106,11 @@ fn product(proxy: &str, before: &str, fence: &str, between: &str) -> Result<Repo
 fn operands_of_wgmma_need_a_fence_behind_what_threads_wrote() {
     const REGISTERS: &str = "wgmma.fence.sync.aligned;";
     product(FENCE, "", REGISTERS, "").unwrap();
-    missing(product("", "", REGISTERS, ""), 8, 0, "written at a.cu:3 by thread (0, 0, 0)");
+    missing(product("", "", REGISTERS, ""), 8, 96, "written at a.cu:3 by thread (48, 0, 0)");
     missing(
         product("setp.lt.u32 %q0, %t, 5; @%q0 fence.proxy.async;", "", REGISTERS, ""),
         8,
-        0,
+        96,
         "reads 16 bytes",
     );
 }
@@ -118,23 +118,23 @@ fn operands_of_wgmma_need_a_fence_behind_what_threads_wrote() {
 #[test]
 fn registers_of_wgmma_need_a_fence_behind_what_computed_them() {
     const REGISTERS: &str = "wgmma.fence.sync.aligned;";
-    missing(product(FENCE, "", "", REGISTERS), 8, 0, "the first wgmma");
+    missing(product(FENCE, "", "", REGISTERS), 8, 96, "the first wgmma");
     missing(
         product(FENCE, REGISTERS, "#7 add.f32 %f3, %f3, %f4;", ""),
         8,
-        0,
+        96,
         "an accumulator of the wgmma was computed at a.cu:7",
     );
     // A constant may be moved there at any time, by a compiler too; so may what was computed before.
     product(FENCE, REGISTERS, "mov.f32 %f2, 0f3F800000; mov.f32 %f9, %f3; mov.f32 %f3, %f9;", "").unwrap();
     // Products of one shape may follow each other, but not over what a thread computes in between.
-    missing(product(FENCE, "", REGISTERS, "#7 mul.f32 %f1, %f1, %f4;"), 9, 0, "computed at a.cu:7");
+    missing(product(FENCE, "", REGISTERS, "#7 mul.f32 %f1, %f1, %f4;"), 9, 96, "computed at a.cu:7");
     missing(
         product(FENCE, "", REGISTERS, "#7 mul.f32 %f9, %f1, %f4; mov.f32 %f1, %f9;"),
         9,
-        0,
+        96,
         "computed at a.cu:7",
     );
-    missing(product(FENCE, "", REGISTERS, "#7 ld.shared.f32 %f2, [s];"), 9, 0, "computed at a.cu:7");
+    missing(product(FENCE, "", REGISTERS, "#7 ld.shared.f32 %f2, [s];"), 9, 96, "computed at a.cu:7");
     product(FENCE, "", REGISTERS, &format!("mul.f32 %f1, %f1, %f4; {REGISTERS}")).unwrap();
 }

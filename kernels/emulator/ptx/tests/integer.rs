@@ -171,6 +171,19 @@ fn dot_products_of_bytes() {
         if s == "s32" { (x >> (16 * i)) as u16 as i16 as i128 } else { (x >> (16 * i)) as u16 as i128 }
     };
     for a in ["u32", "s32"] {
+        let apart = |x: &[u64], i: u32| (byte(x[0], i, a) - byte(x[1], i, a)).abs();
+        check(&format!("vabsdiff4.u32.{a}.{a}"), &["u32", "u32", "u32"], "u32", |x| {
+            low((0..4).map(|i| apart(x, i) << (8 * i)).sum(), "u32")
+        });
+        check(&format!("vabsdiff4.u32.{a}.{a}.add"), &["u32", "u32", "u32"], "u32", |x| {
+            low(x[2] as i128 + (0..4).map(|i| apart(x, i)).sum::<i128>(), "u32")
+        });
+        check(&format!("vabsdiff2.u32.{a}.{a}.add"), &["u32", "u32", "u32"], "u32", |x| {
+            low(
+                x[2] as i128 + (0..2).map(|i| (half(x[0], i, a) - half(x[1], i, a)).abs()).sum::<i128>(),
+                "u32",
+            )
+        });
         for b in ["u32", "s32"] {
             check(&format!("dp4a.{a}.{b}"), &["u32", "u32", "u32"], "u32", |x| {
                 low(x[2] as i128 + (0..4).map(|i| byte(x[0], i, a) * byte(x[1], i, b)).sum::<i128>(), "u32")

@@ -27,6 +27,7 @@ impl Builder<'_> {
             "testp" => self.testp(form, ops)?,
             "cvt" => self.cvt(form, ops)?,
             "dp4a" | "dp2a" => self.dot(form, ops)?,
+            "vabsdiff4" | "vabsdiff2" => self.differences(form, ops)?,
             "mov" => return self.mov(form, ops),
             "add" | "sub" | "mad" | "addc" | "subc" | "madc"
                 if form.has("cc") || form.name().ends_with('c') =>
@@ -109,6 +110,18 @@ impl Builder<'_> {
         let sources =
             [self.source(&ops[1], "b32")?, self.source(&ops[2], "b32")?, self.source(&ops[3], "s32")?];
         self.map(integer::dot(form.name(), form.has("hi"), a, b), d, &sources)
+    }
+
+    /// `vabsdiff4.u32.u32.u32.add d, a, b, c`
+    fn differences(&mut self, form: &Form, ops: &[Operand]) -> Result<(), ParseError> {
+        self.want(ops, 4, 4)?;
+        let [_, a, b] = form.kinds()[..] else { return self.error("three types wanted") };
+        let (d, _) = self.destination(&ops[0])?;
+        let sources =
+            [self.source(&ops[1], "b32")?, self.source(&ops[2], "b32")?, self.source(&ops[3], "b32")?];
+        let known = a == b && !form.has("sat");
+        let map = integer::differences(form.name(), a == "s32", form.has("add"));
+        self.map(map.filter(|_| known), d, &sources)
     }
 
     /// The comparison itself: into `d`, then joined with a predicate if there is one.

@@ -210,3 +210,29 @@ pub(crate) fn dot(name: &str, high: bool, a: &str, b: &str) -> Option<Map> {
         _ => return None,
     })
 }
+
+macro_rules! part_differences {
+    ($t:ty, $add:expr) => {
+        map!((a: u32, b: u32, c: u32) -> u32 {
+            (0..32).step_by(size_of::<$t>() * 8).fold(if $add { c } else { 0 }, |sum, at| {
+                let apart = ((a >> at) as $t).abs_diff((b >> at) as $t) as u32;
+                if $add { sum.wrapping_add(apart) } else { sum | apart << at }
+            })
+        })
+    };
+}
+
+/// `vabsdiff4` and `vabsdiff2`: how far bytes, or halves, of `a` and `b` are apart, each in its place or all added to `c`.
+pub(crate) fn differences(name: &str, signed: bool, add: bool) -> Option<Map> {
+    Some(match (name, signed, add) {
+        ("vabsdiff4", false, false) => part_differences!(u8, false),
+        ("vabsdiff4", false, true) => part_differences!(u8, true),
+        ("vabsdiff4", true, false) => part_differences!(i8, false),
+        ("vabsdiff4", true, true) => part_differences!(i8, true),
+        ("vabsdiff2", false, false) => part_differences!(u16, false),
+        ("vabsdiff2", false, true) => part_differences!(u16, true),
+        ("vabsdiff2", true, false) => part_differences!(i16, false),
+        ("vabsdiff2", true, true) => part_differences!(i16, true),
+        _ => return None,
+    })
+}

@@ -110,6 +110,42 @@ impl Machine<'_> {
         (data, (offset..offset + bytes).map(|at| contents.written.get(at)).collect())
     }
 
+    /// Reads `N` bytes at an address that is a multiple of `N`, all of which must have been written.
+    pub(crate) fn take<const N: usize>(
+        &mut self,
+        warp: &Warp,
+        site: Site,
+        verb: &str,
+        place: (Space, u64),
+    ) -> Outcome<[u8; N]> {
+        let range = self.locate(warp, site, verb, place, (N, N))?;
+        // Nearly always it lies in the block's own memory, and there is nothing to say.
+        if let Target::Shared { block } = range.target {
+            let contents = &mut self.blocks[block].shared;
+            let (offset, resident) = (range.offset, warp.resident);
+            let touch = Touch {
+                at: site.at,
+                resident,
+                lane: site.lane,
+                lanes: 1,
+                offset,
+                bytes: N,
+                flags: 0,
+                shared: true,
+            };
+            let quiet = !self.checks.shared_races || touch.read(&mut self.clocks, contents).is_none();
+            if quiet && contents.written.all(offset, offset + N) {
+                return Ok(bytes_at(&contents.data, offset));
+            }
+        }
+        self.touch(warp, site, range, false, 0)?;
+        self.written(warp, site, range)?;
+        if range.target == Target::Parameter {
+            return Ok(bytes_at(self.parameters, range.offset));
+        }
+        Ok(self.contents_of(range.target).map_or([0; N], |contents| bytes_at(&contents.data, range.offset)))
+    }
+
     /// Checks that bytes an instruction computes with were written.
     pub(crate) fn written(&mut self, warp: &Warp, site: Site, range: Range) -> Outcome<()> {
         let Range { target, offset, bytes } = range;
@@ -135,4 +171,11 @@ impl Machine<'_> {
             }
         }
     }
+}
+
+/// The `N` bytes from `at` on, which are there.
+fn bytes_at<const N: usize>(data: &[u8], at: usize) -> [u8; N] {
+    let mut bytes = [0; N];
+    bytes.copy_from_slice(&data[at..at + N]);
+    bytes
 }

@@ -106,12 +106,8 @@ impl Machine<'_> {
             for (row, elements) in tile.iter_mut().enumerate() {
                 let site = Site { at, i, lane: n * 8 + row };
                 let address = warp.get(i.a)[site.lane].wrapping_add(i.offset as u64);
-                let range = self.locate(warp, site, "matrix read", (fragment.space, address), (16, 16))?;
-                self.touch(warp, site, range, false, 0)?;
-                self.written(warp, site, range)?;
-                let Some(contents) = self.contents_of(range.target) else { continue };
-                let (pairs, _) = contents.data[range.offset..range.offset + 16].as_chunks();
-                for (element, pair) in elements.iter_mut().zip(pairs) {
+                let bytes: [u8; 16] = self.take(warp, site, "matrix read", (fragment.space, address))?;
+                for (element, pair) in elements.iter_mut().zip(bytes.as_chunks().0) {
                     *element = u16::from_le_bytes(*pair);
                 }
             }

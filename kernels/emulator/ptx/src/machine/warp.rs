@@ -170,10 +170,19 @@ impl Warp {
         }
     }
 
-    /// Carries out a map.
+    /// Carries out a map: where all lanes take part and no source is the destination, straight into that.
     #[inline(always)]
     pub(crate) fn map(&mut self, map: Map, d: Reg, sources: [Reg; 4], mask: u32) {
         let [a, b, c, e] = sources.map(|reg| reg as usize);
+        if mask == ALL && d != NOWHERE && !sources.contains(&d) {
+            let d = d as usize;
+            let (left, rest) = self.registers.split_at_mut(d);
+            if let Some((to, right)) = rest.split_first_mut() {
+                let source = |i: usize| if i < d { &left[i] } else { &right[i - d - 1] };
+                map(source(a), source(b), source(c), source(e), to);
+            }
+            return;
+        }
         let r = &self.registers;
         map(&r[a], &r[b], &r[c], &r[e], &mut self.scratch.0);
         if d == NOWHERE {
