@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::id::Id;
 use crate::meeting::Meeting;
 use crate::message::Message;
-use crate::relay;
+use crate::relay::{self, Relay};
 use crate::status::{Result, Status};
 
 /// How long a rank waits for others, in milliseconds.
@@ -54,6 +54,8 @@ fn gatherings() -> MutexGuard<'static, HashMap<Place, Gathering>> {
 pub(crate) struct Joining {
     place: Place,
     rank: usize,
+    /// The way to other processes, if there can be any.
+    relay: Option<Arc<Relay>>,
     seat: OnceLock<Seat>,
 }
 
@@ -69,7 +71,7 @@ impl Joining {
         })?;
         let joining = Joining::come(Place::Id(id), rank, ranks, (0, 0))?;
         relay.tell(&Message::Hello { rank, ranks });
-        Ok(joining)
+        Ok(Joining { relay: Some(relay), ..joining })
     }
 
     /// A rank of a communicator that is split comes, for the `number`th time.
@@ -83,13 +85,17 @@ impl Joining {
 
     fn come(place: Place, rank: usize, ranks: usize, wish: Wish) -> Result<Joining> {
         add(place, rank, ranks, wish, false)?;
-        Ok(Joining { place, rank, seat: OnceLock::new() })
+        Ok(Joining { place, rank, relay: None, seat: OnceLock::new() })
     }
 
     /// The rank's seat, if all have come.
     pub(crate) fn seat(&self) -> Option<&Seat> {
         if let Some(seat) = self.seat.get() {
             return Some(seat);
+        }
+        // Its process may end once it has one: the others have to have been told that it came.
+        if self.relay.as_ref().is_some_and(|relay| !relay.is_flushed()) {
+            return None;
         }
         // Of several threads that ask, one takes it from the gathering; the others find it here when they get the lock.
         let mut gatherings = gatherings();
@@ -125,10 +131,10 @@ impl Joining {
                     format!("rank {} of {ranks} waits for ranks {absent:?}, which do not come", self.rank);
                 return Err(Status::TIMEOUT.because(why));
             }
-            if !absent.is_empty() {
-                let waited = CHANGED.wait_timeout(gatherings, Duration::from_millis(20));
-                drop(waited.unwrap_or_else(PoisonError::into_inner));
-            }
+            // If none is absent, others are being told of this one.
+            let nap = Duration::from_millis(if absent.is_empty() { 1 } else { 20 });
+            let waited = CHANGED.wait_timeout(gatherings, nap);
+            drop(waited.unwrap_or_else(PoisonError::into_inner));
         }
     }
 }

@@ -133,6 +133,12 @@ impl Meeting {
                 Err(error) => state.fail(refused(error)),
             }
         }
+        // Its process may end once it is done: the others have to have been told by then.
+        let is_told = self.relay.as_ref().is_none_or(|relay| relay.is_flushed());
+        let is_early = |turn: &Turn| turn.open.is_empty() && !is_told && turn.since.elapsed() < self.timeout;
+        if state.turns.get(&(rank, turn)).is_some_and(is_early) {
+            return Progress::Waiting;
+        }
         state.progress(rank, turn, self.ranks, self.timeout)
     }
 

@@ -7,7 +7,8 @@
 use std::collections::HashMap;
 use std::io::BufReader;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
-use std::sync::mpsc::channel;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread;
 
@@ -21,12 +22,14 @@ use crate::message::{self, Message};
 pub(crate) struct Relay {
     id: Id,
     state: Mutex<State>,
+    /// Messages that are not yet on their way.
+    unwritten: Arc<AtomicUsize>,
 }
 
 #[derive(Debug, Default)]
 struct State {
     /// To the process that listens, or from there to all others; what has ended stays.
-    lines: Vec<TcpStream>,
+    lines: Vec<Sender<Vec<u8>>>,
     /// Who has come, for those who connect later.
     hellos: Vec<Vec<u8>>,
     /// None until all ranks have come; gone when all of this process have left.
@@ -64,7 +67,7 @@ fn welcome(line: TcpStream) {
 
 fn relay(id: Id) -> Arc<Relay> {
     let mut relays = RELAYS.lock().unwrap_or_else(PoisonError::into_inner);
-    Arc::clone(relays.entry(id).or_insert_with(|| Arc::new(Relay { id, state: Mutex::default() })))
+    Arc::clone(relays.entry(id).or_insert_with(|| Arc::new(Relay::new(id))))
 }
 
 /// The relay of a communicator, connected if another process made its id.
@@ -86,23 +89,44 @@ pub(crate) fn open(id: Id) -> std::io::Result<Arc<Relay>> {
 }
 
 impl Relay {
+    fn new(id: Id) -> Relay {
+        Relay { id, state: Mutex::default(), unwritten: Arc::default() }
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One more line, which hears who has come so far; its place.
+    /// One more line, which hears who has come so far; its place. What is said never blocks.
     fn add(&self, mut line: TcpStream) -> usize {
+        let (sender, messages) = channel::<Vec<u8>>();
         let _ = line.set_nodelay(true);
+        let unwritten = Arc::clone(&self.unwritten);
+        thread::spawn(move || {
+            let mut is_gone = false;
+            for bytes in messages {
+                is_gone = is_gone || message::write(&mut line, &bytes).is_err();
+                unwritten.fetch_sub(1, Ordering::Release);
+            }
+        });
         let mut state = self.state();
-        for hello in &state.hellos {
-            let _ = message::write(&mut line, hello);
-        }
-        state.lines.push(line);
+        state.hellos.iter().for_each(|hello| self.send(&sender, hello.clone()));
+        state.lines.push(sender);
         state.lines.len() - 1
     }
 
-    /// Tells all other processes; those that are gone do not hear it. It has left this process when this returns, which may end
-    /// then. Whoever listens takes what comes at any time, so this does not wait for what others do.
+    fn send(&self, line: &Sender<Vec<u8>>, bytes: Vec<u8>) {
+        self.unwritten.fetch_add(1, Ordering::Relaxed);
+        // Its thread takes all messages, whether or not anybody hears them.
+        let _ = line.send(bytes);
+    }
+
+    /// Whether all that was told and passed on so far is on its way, so that the others hear it if this process ends.
+    pub(crate) fn is_flushed(&self) -> bool {
+        self.unwritten.load(Ordering::Acquire) == 0
+    }
+
+    /// Tells all other processes; those that are gone do not hear it.
     pub(crate) fn tell(&self, message: &Message) {
         self.pass(message, None);
     }
@@ -110,8 +134,8 @@ impl Relay {
     fn pass(&self, message: &Message, from: Option<usize>) {
         let mut state = self.state();
         let bytes = message.bytes();
-        for (_, line) in state.lines.iter_mut().enumerate().filter(|(place, _)| Some(*place) != from) {
-            let _ = message::write(line, &bytes);
+        for (_, line) in state.lines.iter().enumerate().filter(|(place, _)| Some(*place) != from) {
+            self.send(line, bytes.clone());
         }
         if let Message::Hello { .. } = message {
             state.hellos.push(bytes);
@@ -132,32 +156,25 @@ impl Relay {
         }
     }
 
-    /// Hears what a line says until it ends, and passes it on if it is a line of who listens; its ranks leave with it. What is to
-    /// be done here is another thread's, so that nobody who speaks has to wait for it.
-    fn listen(self: &Arc<Relay>, mut reader: BufReader<TcpStream>, place: Option<usize>) {
-        let (heard, messages) = channel();
-        let ours = Arc::clone(self);
-        thread::spawn(move || messages.iter().for_each(|message| ours.hear(message)));
+    /// Hears what a line says until it ends, and passes it on if it is a line of who listens; its ranks leave with it.
+    fn listen(&self, mut reader: BufReader<TcpStream>, place: Option<usize>) {
         let mut ranks = Vec::new();
-        let tell = |message: Message| {
-            // First, so that nobody here can do and tell what comes of it before the others have heard of it.
-            if place.is_some() {
-                self.pass(&message, place);
-            }
-            let _ = heard.send(message);
-        };
         while let Some(message) =
             message::read(&mut reader).ok().and_then(|bytes| Message::from_bytes(&bytes))
         {
             if let Message::Hello { rank, .. } = message {
                 ranks.push(rank);
             }
-            tell(message);
+            self.hear(message, place);
         }
-        ranks.into_iter().for_each(|rank| tell(Message::Leave { rank }));
+        ranks.into_iter().for_each(|rank| self.hear(Message::Leave { rank }, place));
     }
 
-    fn hear(&self, message: Message) {
+    fn hear(&self, message: Message, place: Option<usize>) {
+        // First, so that nobody here can do and tell what comes of it before the others have heard of it.
+        if place.is_some() {
+            self.pass(&message, place);
+        }
         if let Message::Hello { rank, ranks } = message {
             return joining::arrived(self.id, rank, ranks);
         }
@@ -179,5 +196,37 @@ fn deliver(meeting: &Meeting, message: Message) {
         Message::Hello { .. } => {}
         Message::Post { rank, turn, calls } => meeting.posted(rank, turn, calls),
         Message::Leave { rank } => meeting.leave(rank),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use super::*;
+
+    #[test]
+    fn what_is_told_is_on_its_way_when_it_can_be_read_and_not_before() {
+        let relay = Relay::new(Id::new());
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        relay.add(TcpStream::connect(listener.local_addr().unwrap()).unwrap());
+        let (mut other, _) = listener.accept().unwrap();
+        assert!(relay.is_flushed());
+        // More than a socket holds.
+        let line = relay.state().lines[0].clone();
+        let tell = || (0..32).for_each(|_| relay.send(&line, vec![7; 1 << 20]));
+        tell();
+        assert!(!relay.is_flushed());
+        // The messages' heads are left, which it holds.
+        other.read_exact(&mut vec![0; 32 << 20]).unwrap();
+        while !relay.is_flushed() {
+            thread::yield_now();
+        }
+        // Nobody reads any more, and nobody waits for that.
+        drop(other);
+        tell();
+        while !relay.is_flushed() {
+            thread::yield_now();
+        }
     }
 }
