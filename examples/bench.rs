@@ -25,11 +25,11 @@ mod ops;
 mod overhead;
 #[path = "bench/report.rs"]
 mod report;
-#[path = "bench/sweep.rs"]
-mod sweep;
 #[allow(dead_code)] // the example uses all of it
 #[path = "gpt/step.rs"]
 mod step;
+#[path = "bench/sweep.rs"]
+mod sweep;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

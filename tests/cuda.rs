@@ -1,7 +1,14 @@
 //! Training on a GPU, or on the emulator: the CPU's losses, the CPU's books.
 
+#[path = "../examples/gpt/captured.rs"]
+mod captured;
 #[path = "../kernels/tests/cuda/driver.rs"]
 mod driver;
+#[allow(dead_code)] // the example uses the rest
+#[path = "../examples/gpt/step.rs"]
+mod step;
+#[path = "cuda/steps.rs"]
+mod steps;
 
 use std::process::ExitCode;
 
@@ -12,13 +19,16 @@ use phalanx::{Context, DType, Device, Tensor, Var};
 
 type Test = (&'static str, fn() -> std::result::Result<(), String>);
 
-const TESTS: [Test; 6] = [
+const TESTS: [Test; 9] = [
     ("a tiny GPT's losses are the CPU's", || same_losses(gpt, DType::F32, 20, 1e-4)),
     ("a tiny Llama's losses are the CPU's", || same_losses(llama, DType::F32, 8, 1e-4)),
     ("in bf16 the losses are the CPU's to its rounding", || same_losses(gpt, DType::BF16, 8, 0.02)),
     ("in f64 the losses are the CPU's", || same_losses(gpt, DType::F64, 4, 1e-11)),
     ("training repeats itself bit for bit", repeats),
-    ("a captured step trains as one that is not", captured),
+    ("a captured step trains as one that is not", captured_step),
+    ("the example's captured steps have the bits of others", steps::captured_have_the_bits_of_others),
+    ("what cannot be captured trains all the same", steps::what_cannot_be_captured_trains_all_the_same),
+    ("a wrong token is told late", steps::a_wrong_token_is_told_late),
 ];
 
 fn main() -> ExitCode {
@@ -119,7 +129,7 @@ fn repeats() -> std::result::Result<(), String> {
 }
 
 /// Losses and norms of a step that is captured, its draws and its learning rate changing, against those of plain steps.
-fn captured() -> std::result::Result<(), String> {
+fn captured_step() -> std::result::Result<(), String> {
     let (plain, fast) = (dropout_steps(false)?, dropout_steps(true)?);
     let worst = plain.iter().zip(&fast).fold(0f64, |worst, (a, b)| worst.max((a - b).abs()));
     println!("cuda: losses and norms of captured steps within {worst:.1e} of plain ones");
@@ -141,7 +151,7 @@ fn dropout_steps(capture: bool) -> std::result::Result<Vec<f64>, String> {
         };
         let loss =
             |batch: &[Var]| model.loss(&model.forward(&batch[0])?, &batch[1], 1.0 / (3 * CONTEXT) as f64);
-        let mut captured = CapturedStep::new(&batch(0)?, Some(1.0))?;
+        let mut captured = CapturedStep::new(device, &batch(0)?, Some(1.0))?;
         let mut all = Vec::new();
         for step in 0..6 {
             let _context = Context::with(|c| {
@@ -151,7 +161,7 @@ fn dropout_steps(capture: bool) -> std::result::Result<Vec<f64>, String> {
             optimizer.set_lr(1e-2 / (step + 1) as f64);
             if capture {
                 captured.run(&mut optimizer, &batch(step)?, loss)?;
-                all.extend(captured.results()?);
+                all.extend(captured.results().to_vec::<f64>()?);
                 continue;
             }
             optimizer.zero_grad()?;

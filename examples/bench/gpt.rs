@@ -171,8 +171,8 @@ pub fn train<L: Layers>(
             Ok(Batch { inputs: part(&inputs)?, targets: part(&targets)?, first_row })
         };
         let micros = cut(rows, layout.micro_batches).into_iter().map(micro).collect::<Result<Vec<_>, _>>()?;
-        let outcome = train_step(&model, &mut optimizer, &micros, settings, n as u64)?;
-        trained.losses.push(if counts { outcome.loss } else { 0.0 });
+        let numbers = train_step(&model, &mut optimizer, &micros, settings, n as u64)?.to_vec::<f64>()?;
+        trained.losses.push(if counts { numbers[0] } else { 0.0 });
         trained.times_ms.push(millis(start.elapsed()));
     }
     trained.times_ms.drain(..WARMUP);

@@ -110,7 +110,9 @@ fn rows_of_memory(bench: &Bench<'_>, rows: usize, square: usize) -> Result<()> {
     let (big, line) = (random(&[rows, 1024])?, random(&[1024])?);
     bench.row("softmax", moves(2 * n, 5 * n), std::slice::from_ref(&big), |x| x[0].softmax(-1))?;
     let normed = [big.clone(), line.clone(), line.copy()?];
-    bench.row("layer_norm", moves(2 * n, 5 * n), &normed, |x| x[0].layer_norm(&[1024], Some(&x[1]), Some(&x[2]), 1e-5))?;
+    bench.row("layer_norm", moves(2 * n, 5 * n), &normed, |x| {
+        x[0].layer_norm(&[1024], Some(&x[1]), Some(&x[2]), 1e-5)
+    })?;
     bench.row("gelu", moves(2 * n, 5 * n), std::slice::from_ref(&big), |x| x[0].gelu(kernels::Gelu::Tanh))?;
     bench.row("add_broadcast", moves(2 * n, 3 * n), &[big.clone(), line], |x| x[0].add(&x[1]))?;
     let bytes = square * square * 4;
@@ -123,7 +125,9 @@ fn rows_of_memory(bench: &Bench<'_>, rows: usize, square: usize) -> Result<()> {
 
 fn heavier(bench: &Bench<'_>) -> Result<()> {
     let at = Var::new(ids(3, 8192, 50257)?);
-    bench.row("embedding", moves(2 * 8192 * 256 * 4, 0), &[random(&[50257, 256])?], |x| x[0].embedding(&at, None))?;
+    bench.row("embedding", moves(2 * 8192 * 256 * 4, 0), &[random(&[50257, 256])?], |x| {
+        x[0].embedding(&at, None)
+    })?;
     cross_entropy(bench)?;
     let head = random(&[8, 8, 512, 64])?;
     let causal = Attention { is_causal: true, ..Attention::default() };

@@ -62,11 +62,18 @@ const TIMES: usize = 15;
 /// Every shape whose name contains `only`, in microseconds a product.
 pub fn run(report: &Report, only: &str) -> Result<(), Box<dyn std::error::Error>> {
     for [m, k, n] in SHAPES {
-        for (ways, a, b) in [("nn", false, false), ("nt", false, true), ("tn", true, false), ("tt", true, true)] {
+        for (ways, a, b) in
+            [("nn", false, false), ("nt", false, true), ("tn", true, false), ("tt", true, true)]
+        {
             let name = format!("{m}x{k}x{n}_{ways}");
             if name.contains(only) {
                 let (a, b) = (operand(1, m, k, a)?, operand(2, k, n, b)?);
-                report.emit("sweep", &name, time_us(&a, &b, &mut Tensor::empty(&[m, n], DType::F32, Device::CPU)?)?, "us");
+                report.emit(
+                    "sweep",
+                    &name,
+                    time_us(&a, &b, &mut Tensor::empty(&[m, n], DType::F32, Device::CPU)?)?,
+                    "us",
+                );
             }
         }
     }
@@ -75,7 +82,11 @@ pub fn run(report: &Report, only: &str) -> Result<(), Box<dyn std::error::Error>
 
 /// A matrix of so many rows and columns, whose columns lie side by side if it is transposed.
 fn operand(seed: u64, rows: usize, cols: usize, transposed: bool) -> phalanx::tensor::Result<Tensor> {
-    if transposed { uniform(seed, &[cols, rows], 1.0)?.transpose(0, 1) } else { uniform(seed, &[rows, cols], 1.0) }
+    if transposed {
+        uniform(seed, &[cols, rows], 1.0)?.transpose(0, 1)
+    } else {
+        uniform(seed, &[rows, cols], 1.0)
+    }
 }
 
 fn time_us(a: &Tensor, b: &Tensor, c: &mut Tensor) -> phalanx::tensor::Result<f64> {
@@ -86,6 +97,7 @@ fn time_us(a: &Tensor, b: &Tensor, c: &mut Tensor) -> phalanx::tensor::Result<f6
     };
     many(2)?;
     let count = (SPAN_US / many(1)?.max(1e-3)).clamp(1.0, 1e4) as usize;
-    let mut times = (0..TIMES).map(|_| many(count).map(|us| us / count as f64)).collect::<Result<Vec<_>, _>>()?;
+    let mut times =
+        (0..TIMES).map(|_| many(count).map(|us| us / count as f64)).collect::<Result<Vec<_>, _>>()?;
     Ok(median(&mut times))
 }

@@ -89,6 +89,10 @@ pub struct TrainArgs {
     /// The same bits in every run (always so on a CPU).
     #[arg(long)]
     pub deterministic: bool,
+    /// Give a GPU the kernels of a step one by one. By default a step of one GPU is captured once, as a CUDA graph, and launched
+    /// whole; the numbers are the same. A run of several ranks, or with --trace, is never captured.
+    #[arg(long)]
+    pub no_capture: bool,
     /// Ranks in all [default: dp x tp x pp].
     #[arg(long)]
     pub ranks: Option<usize>,

@@ -30,7 +30,7 @@ use crate::step::{Outcome, Saving, number};
 use crate::trace::Lane;
 use crate::train::{Told, pieces};
 
-/// What a stretch of steps says of itself, step by step. All ranks call it.
+/// What a stretch of steps says of itself, step by step, but for its peak. All ranks call it.
 pub fn stretch(
     args: &TrainArgs,
     scheme: Scheme,
@@ -76,7 +76,7 @@ pub fn stretch(
             own.map(number).try_fold(0.0, |sum, loss| Ok::<_, phalanx::parallel::Error>(sum + loss?))?;
         let share = |own: f64| place.sum(if place.tells_loss() { own } else { 0.0 });
         let outcome = Outcome { loss: share(own)?, grad_norm: share(norms[i] * norms[i])?.sqrt() };
-        told.push(Told { step, outcome, seconds: (ends[i + 1] - ends[i]).as_secs_f64() });
+        told.push(Told { step, outcome, seconds: (ends[i + 1] - ends[i]).as_secs_f64(), peak: 0 });
     }
     Ok(told)
 }
@@ -175,7 +175,7 @@ impl Weights for Descent<'_> {
     }
 
     fn update(&mut self, _stage: usize, update: usize) -> Result<()> {
-        let norm = norm_of(sum_squares(grad_squares(&self.parameters)?, self.cut)?);
+        let norm = norm_of(&sum_squares(grad_squares(&self.parameters)?, self.cut)?)?;
         self.saver.wait()?;
         self.optimizer.set_lr(self.rates.lr(self.first + update as u64));
         self.optimizer.step_scaled(if self.clip > 0.0 { Clip::new(norm, self.clip).scale } else { 1.0 })?;

@@ -7,9 +7,11 @@
 //! ```
 //! Bad input ends with one line on stderr and exit code 2.
 
+mod ahead;
 mod args;
 mod asynchronous;
 mod build;
+mod captured;
 mod checkpoint;
 mod choices;
 mod generate;

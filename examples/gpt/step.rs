@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use phalanx::nn::{AdamW, Batch, Clip, Optimizer};
+use phalanx::nn::{AdamW, Batch, Clip, Optimizer, Parameter};
 use phalanx::parallel::checkpoint::{self, Saver};
 use phalanx::parallel::data_parallel::DataParallel;
 use phalanx::parallel::hybrid::{Part, Step};
@@ -61,6 +61,11 @@ impl Saving {
 }
 
 impl Settings<'_> {
+    /// The bound of the norm, if there is one.
+    pub fn max_norm(&self) -> Option<f64> {
+        (self.clip > 0.0).then_some(self.clip)
+    }
+
     fn phase<T>(&self, name: &'static str, work: impl FnOnce() -> Result<T>) -> Result<T> {
         let begin = Instant::now();
         let done = work()?;
@@ -78,34 +83,54 @@ pub struct Outcome {
     pub grad_norm: f64,
 }
 
-/// Trains on this rank's part of a batch, given as its micro-batches in order.
+/// What a step's passes see: training, and the draws of that step.
+pub fn context(seed: u64, step: u64) -> impl Drop {
+    Context::with(|c| {
+        c.train = true;
+        c.rng = RngKey { seed, step };
+    })
+}
+
+/// Trains on this rank's part of a batch, given as its micro-batches in order. Returns its part of the loss and the gradients'
+/// norm before clipping, f64 `[2]`, on the device, which is not waited for.
 pub fn train_step(
     model: &Arc<dyn Part>,
     optimizer: &mut Optimizer<AdamW>,
     micros: &[Batch],
     settings: Settings<'_>,
     step: u64,
-) -> Result<Outcome> {
-    let _context = Context::with(|c| {
-        c.train = true;
-        c.rng = RngKey { seed: settings.seed, step };
-    });
+) -> Result<Tensor> {
+    let _context = context(settings.seed, step);
     settings.ranks.zero_grad()?;
-    let scale = 1.0 / settings.tokens as f64;
-    let mut loss = 0.0;
-    for (number, group) in micros.chunks(micros.len().div_ceil(settings.groups)).enumerate() {
-        let earlier = if number == 0 { Vec::new() } else { take_grads(optimizer) };
-        loss += forward_backward(model, group, scale, settings)?;
-        add_to(optimizer, earlier)?;
-    }
+    let loss = gradients(model, &optimizer.parameters(), micros, settings)?;
     settings.phase("optimizer", || {
-        let norm = settings.ranks.grad_norm()?;
+        let norm = settings.ranks.grad_squares()?.norm()?;
         settings.saver.map_or(Ok(()), Saving::wait)?;
-        let clip = if settings.clip > 0.0 { Clip::new(norm, settings.clip).scale } else { 1.0 };
-        optimizer.step_scaled(clip)?;
+        match settings.max_norm() {
+            Some(max_norm) => optimizer.step_by(&Clip::factor(&norm, max_norm)?)?,
+            None => optimizer.step()?,
+        }
         settings.ranks.updated()?;
-        Ok(Outcome { loss, grad_norm: norm })
+        let loss = loss.map_or_else(|| norm.zeros_like(), Ok)?;
+        Ok(kernels::cat(&[&loss.with_shape(&[1])?, &norm.with_shape(&[1])?], 0)?)
     })
+}
+
+/// Makes the gradients of a step's micro-batches; this rank's part of the loss, f64, if the last stage is here.
+pub fn gradients(
+    model: &Arc<dyn Part>,
+    parameters: &[Parameter],
+    micros: &[Batch],
+    settings: Settings<'_>,
+) -> Result<Option<Tensor>> {
+    let scale = 1.0 / settings.tokens as f64;
+    let mut loss: Option<Tensor> = None;
+    for (number, group) in micros.chunks(micros.len().div_ceil(settings.groups)).enumerate() {
+        let earlier = if number == 0 { Vec::new() } else { take_grads(parameters) };
+        loss = sum(loss, forward_backward(model, group, scale, settings)?)?;
+        add_to(parameters, earlier)?;
+    }
+    Ok(loss)
 }
 
 /// Adds the gradients of micro-batches to the parameters', and returns their part of the loss.
@@ -114,14 +139,22 @@ fn forward_backward(
     micros: &[Batch],
     scale: f64,
     settings: Settings<'_>,
-) -> Result<f64> {
+) -> Result<Option<Tensor>> {
     let (model, replicas, micro_batches) = (model.clone(), settings.ranks.clone(), micros.to_vec());
     let work = Arc::new(Step { model, replicas, micro_batches, scale });
     settings.ranks.begin()?;
     let losses = settings.pipeline.train(&work)?;
     // What is still on its way when backward is over.
     settings.phase("wait", || settings.ranks.finish())?;
-    losses.iter().try_fold(0.0, |sum, loss| Ok(sum + number(loss)?))
+    losses.iter().try_fold(None, |all, loss| sum(all, Some(kernels::cast(loss, DType::F64)?)))
+}
+
+/// The sum of two losses, if they are here.
+fn sum(a: Option<Tensor>, b: Option<Tensor>) -> Result<Option<Tensor>> {
+    Ok(match (a, b) {
+        (Some(a), Some(b)) => Some(kernels::add(&a, &b)?),
+        (a, b) => a.or(b),
+    })
 }
 
 /// A loss; NaN on a device without elements.
@@ -131,18 +164,17 @@ pub fn number(loss: &Tensor) -> Result<f64> {
 }
 
 /// The gradients so far, one for each site of each parameter; there are none afterwards.
-fn take_grads(optimizer: &Optimizer<AdamW>) -> Vec<Option<Var>> {
+fn take_grads(parameters: &[Parameter]) -> Vec<Option<Var>> {
     let take = |leaf: &Leaf| {
         let grad = leaf.grad();
         leaf.set_grad(None);
         grad
     };
-    optimizer.parameters().iter().flat_map(|p| p.leaves().iter().map(take).collect::<Vec<_>>()).collect()
+    parameters.iter().flat_map(|p| p.leaves().iter().map(take).collect::<Vec<_>>()).collect()
 }
 
 /// Adds the gradients to earlier ones, site by site, and makes the sums the parameters' gradients.
-fn add_to(optimizer: &Optimizer<AdamW>, earlier: Vec<Option<Var>>) -> Result<()> {
-    let parameters = optimizer.parameters();
+fn add_to(parameters: &[Parameter], earlier: Vec<Option<Var>>) -> Result<()> {
     for (leaf, earlier) in parameters.iter().flat_map(|p| p.leaves()).zip(earlier) {
         let Some(mut sum) = earlier.map(Var::into_tensor) else { continue };
         if let Some(grad) = leaf.grad() {

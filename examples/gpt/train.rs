@@ -10,10 +10,13 @@ use phalanx::nn::{Loader, Schedule, Windows, cut};
 use phalanx::parallel::data_parallel::DataParallel;
 use phalanx::parallel::launch;
 use phalanx::parallel::pipeline::ranks::Pipeline;
+use phalanx::{Device, Tensor};
 
+use crate::ahead::Ahead;
 use crate::args::{LrSchedule, TrainArgs};
 use crate::asynchronous::stretch;
 use crate::build::{FROM_FOLDER, Run, build, plan};
+use crate::captured::Captured;
 use crate::checkpoint::{self, resume, save};
 use crate::metrics::{self, Metrics, Record, Summary};
 use crate::outputs::{Outputs, remove_leftovers};
@@ -218,7 +221,6 @@ fn steps(
     identity: &BTreeMap<String, String>,
 ) -> Result<Vec<(u64, f64)>, String> {
     let (place, lane) = (run.place.clone(), run.lane.clone());
-    let mut loader = Loader::new(windows.clone(), args.batch, pieces(args, &place), place.device, done);
     let Files { mut metrics, mut fresh } = match place.is_first() {
         true => Files::create(args, &lane, out, done)?,
         false => Files::none()?,
@@ -228,45 +230,53 @@ fn steps(
     let ledger = place.device.ledger().map_err(|e| e.to_string())?;
     // Peaks are the steps', not those of building the model.
     ledger.reset_peak();
-    let peaks = || {
-        let peaks = place.all(ledger.total().peak as f64).map_err(|e| e.to_string())?;
-        Ok::<_, String>(peaks.into_iter().map(|peak| peak as usize).collect::<Vec<_>>())
-    };
+    let peak = || ledger.total().peak;
+    let mut feed = Feed::new(args, run, windows, done);
+    let mut ahead = Ahead::new(place.device, place.size() == 1, args.trace.is_some());
     let mut step = done;
     while step < args.steps {
-        let told = match args.scheme() {
-            None => vec![one_step(args, run, &mut loader, step, schedule.lr(step))?],
-            Some(scheme) => {
-                let steps = step..next_save(args, step);
-                stretch(args, scheme, run, &windows, steps, schedule).map_err(|e| e.to_string())?
+        let (since, end) = (Instant::now(), next_save(args, step));
+        let mut told = Vec::new();
+        match args.scheme() {
+            None => {
+                let results = feed.step(args, run, step, schedule.lr(step))?;
+                ahead.begun(step, since, peak(), &results).map_err(|e| e.to_string())?;
+                step += 1;
+                while let Some(own) = ahead.next(step == end).map_err(|e| e.to_string())? {
+                    told.push(of_all(&place, own).map_err(|e| e.to_string())?);
+                }
             }
-        };
-        let peak_bytes = peaks()?;
-        for Told { step, outcome, seconds } in &told {
-            let record = Record {
-                step: *step,
-                loss: outcome.loss,
-                grad_norm: outcome.grad_norm,
-                lr: schedule.lr(*step),
-                step_ms: seconds * 1e3,
-                tokens_per_s: (args.batch * args.context) as f64 / seconds,
-                peak_bytes: peak_bytes.clone(),
-            };
+            Some(scheme) => {
+                told = stretch(args, scheme, run, &feed.windows, step..end, schedule)
+                    .map_err(|e| e.to_string())?;
+                told.iter_mut().for_each(|told| told.peak = peak());
+                step = end;
+            }
+        }
+        for told in told {
+            let record = record(args, &place, &told, schedule.lr(told.step))?;
             metrics.step(&record)?;
             fresh.keep();
             progress.step(&record);
-            losses.push((*step, outcome.loss));
+            losses.push((told.step, told.outcome.loss));
         }
-        step += told.len() as u64;
-        if let Some(out) = out.filter(|_| step == next_save(args, step - 1)) {
+        if let Some(out) = out.filter(|_| step == end) {
             lane.span("checkpoint", step - 1, || save(run, out, step, identity))?;
         }
     }
     run.saver.wait().map_err(|e| e.to_string())?;
     fresh.keep();
     progress.finish();
-    metrics.summary(&summary(args, run, &losses, begin.elapsed().as_secs_f64(), peaks()?))?;
+    let peaks = peaks(&place, peak())?;
+    metrics.summary(&summary(args, run, &losses, begin.elapsed().as_secs_f64(), peaks))?;
     Ok(losses)
+}
+
+/// Whether a run's steps are to be captured: on one GPU, unless told otherwise. Ranks meet on the host in each step, and a trace
+/// wants to know what a step consists of.
+fn captures(args: &TrainArgs) -> bool {
+    let alone = args.all_ranks() == 1 && args.zero == 0 && args.scheme().is_none();
+    args.device.is_cuda() && alone && args.trace.is_none() && !args.no_capture
 }
 
 /// What is known of a step when it is done.
@@ -274,31 +284,75 @@ pub struct Told {
     pub step: u64,
     pub outcome: Outcome,
     pub seconds: f64,
+    /// The most bytes in tensors so far, on this rank.
+    pub peak: usize,
+}
+
+/// What steps are made of.
+struct Feed {
+    windows: Windows,
+    loader: Loader,
+    /// The step as a graph, if it is to be one.
+    captured: Option<Captured>,
+}
+
+impl Feed {
+    fn new(args: &TrainArgs, run: &Run, windows: Windows, done: u64) -> Feed {
+        let captured = captures(args).then(|| Captured::new(run.place.device));
+        // What is captured has room of its own for the batch.
+        let device = if captured.is_some() { Device::CPU } else { run.place.device };
+        let loader = Loader::new(windows.clone(), args.batch, pieces(args, &run.place), device, done);
+        Feed { windows, loader, captured }
+    }
+
+    /// A step of this rank: its part of the loss, and the norm.
+    fn step(&mut self, args: &TrainArgs, run: &mut Run, step: u64, lr: f64) -> Result<Tensor, String> {
+        let lane = run.lane.clone();
+        let micros = lane.span("data", step, || self.loader.next_step().map_err(|e| e.to_string()))?;
+        run.optimizer.set_lr(lr);
+        // What cannot be written is said by the next span.
+        let watch = |phase: &'static str, begin| drop(lane.note(phase, step, begin));
+        let settings = settings(args, &run.share, &run.pipeline);
+        let settings = Settings { watch: Some(&watch), saver: Some(&run.saver), ..settings };
+        lane.begin(step);
+        let (model, optimizer) = (&run.model, &mut run.optimizer);
+        lane.span("step", step, || {
+            let results = match &mut self.captured {
+                Some(captured) => captured.step(model, optimizer, &micros, settings, step).cloned(),
+                None => train_step(model, optimizer, &micros, settings, step),
+            };
+            // In a trace a step lasts until the device has done it.
+            let traced = args.trace.as_ref().map_or(Ok(()), |_| run.place.device.synchronize());
+            results
+                .and_then(|results| traced.map(|()| results).map_err(Into::into))
+                .map_err(|e| e.to_string())
+        })
+    }
 }
 
 /// A step of all ranks, whose loss is the whole batch's.
-fn one_step(
-    args: &TrainArgs,
-    run: &mut Run,
-    loader: &mut Loader,
-    step: u64,
-    lr: f64,
-) -> Result<Told, String> {
-    let (place, lane, start) = (run.place.clone(), run.lane.clone(), Instant::now());
-    let micros = lane.span("data", step, || loader.next_step().map_err(|e| e.to_string()))?;
-    run.optimizer.set_lr(lr);
-    // What cannot be written is said by the next span.
-    let watch = |phase: &'static str, begin| drop(lane.note(phase, step, begin));
-    let settings = settings(args, &run.share, &run.pipeline);
-    let settings = Settings { watch: Some(&watch), saver: Some(&run.saver), ..settings };
-    lane.begin(step);
-    let outcome = lane.span("step", step, || {
-        let own = train_step(&run.model, &mut run.optimizer, &micros, settings, step);
-        let told = |own: f64| if place.tells_loss() { own } else { 0.0 };
-        let whole = own.and_then(|own| Ok(Outcome { loss: place.sum(told(own.loss))?, ..own }));
-        whole.map_err(|e| e.to_string())
-    })?;
-    Ok(Told { step, outcome, seconds: start.elapsed().as_secs_f64() })
+fn of_all(place: &Place, own: Told) -> phalanx::parallel::Result<Told> {
+    let loss = place.sum(if place.tells_loss() { own.outcome.loss } else { 0.0 })?;
+    Ok(Told { outcome: Outcome { loss, ..own.outcome }, ..own })
+}
+
+/// Every rank's peak.
+fn peaks(place: &Place, own: usize) -> Result<Vec<usize>, String> {
+    let peaks = place.all(own as f64).map_err(|e| e.to_string())?;
+    Ok(peaks.into_iter().map(|peak| peak as usize).collect())
+}
+
+fn record(args: &TrainArgs, place: &Place, told: &Told, lr: f64) -> Result<Record, String> {
+    let Told { step, outcome, seconds, peak } = *told;
+    Ok(Record {
+        step,
+        loss: outcome.loss,
+        grad_norm: outcome.grad_norm,
+        lr,
+        step_ms: seconds * 1e3,
+        tokens_per_s: (args.batch * args.context) as f64 / seconds,
+        peak_bytes: peaks(place, peak)?,
+    })
 }
 
 /// The number of steps after which a checkpoint is due, once there are more than `done`.

@@ -15,122 +15,155 @@ use phalanx_kernels as kernels;
 use phalanx_tensor::cuda::Graph;
 use phalanx_tensor::{Category, Context, DType, Device, Tensor};
 
-use crate::{Error, Optimizer, Result, Rule};
+use crate::{Clip, Error, Optimizer, Result, Rule, grad_squares};
 
 /// A step of one GPU over batches of one shape. Between runs gradients are gone: the update has used them.
 ///
-/// The parameters, the optimizer's state and the tensors given as the first batch's shapes must not be exchanged for others
-/// while it is used; their values may be read and set between runs.
+/// The parameters, the optimizer's state and their tensors must not be exchanged for others while it is used; their values may
+/// be read and set between runs.
 pub struct CapturedStep {
     device: Device,
-    /// Largest norm of the gradients; infinite for none.
-    max_norm: f64,
+    /// Largest norm of the gradients, if there is one.
+    max_norm: Option<f64>,
     inputs: Vec<Tensor>,
     numbers: Vec<Tensor>,
     /// The loss and the gradients' norm, f64.
     results: Tensor,
-    graph: Option<Graph>,
-    runs: u64,
+    captured: Captured,
+}
+
+/// How far a step has come.
+enum Captured {
+    /// It has not run: what it needs may have to be compiled.
+    No,
+    /// It has run once.
+    Next,
+    Yes(Graph),
+    /// It cannot be.
+    Never,
 }
 
 impl CapturedStep {
-    /// For batches of tensors like `inputs`, all on one GPU, and gradients clipped to `max_norm`.
+    /// On `device`, for batches of tensors like `batch`, wherever these are, and gradients clipped to `max_norm`.
     ///
     /// # Errors
-    /// If there are no inputs, they are not on one GPU, or the bound is not positive.
-    pub fn new(inputs: &[Tensor], max_norm: Option<f64>) -> Result<CapturedStep> {
+    /// If the device is no GPU, or the bound is not positive.
+    pub fn new(device: Device, batch: &[Tensor], max_norm: Option<f64>) -> Result<CapturedStep> {
         const OP: &str = "captured_step";
-        let Some(device) = inputs.first().map(Tensor::device) else {
-            return Err(Error::invalid(OP, "got no inputs, wanted at least one"));
-        };
-        if let Some(other) = inputs.iter().find(|t| t.device() != device || !t.device().is_cuda()) {
-            let got = format!("inputs on {device} and {}", other.device());
-            return Err(Error::invalid(OP, format!("got {got}, wanted all on one CUDA device")));
+        if !device.is_cuda() {
+            return Err(Error::invalid(OP, format!("got {device}, wanted a CUDA device")));
         }
-        let max_norm = max_norm.unwrap_or(f64::INFINITY);
-        if max_norm.is_nan() || max_norm <= 0.0 {
+        if let Some(max_norm) = max_norm.filter(|bound| bound.is_nan() || *bound <= 0.0) {
             return Err(Error::invalid(OP, format!("got a bound of {max_norm}, wanted more than 0")));
         }
         let _category = Context::with(|c| c.category = Category::Buffers);
-        let inputs = inputs.iter().map(Tensor::copy).collect::<phalanx_tensor::Result<_>>()?;
+        let room = |like: &Tensor| Tensor::zeros(like.shape(), like.dtype(), device);
+        let inputs = batch.iter().map(room).collect::<phalanx_tensor::Result<_>>()?;
         let results = Tensor::zeros(&[2], DType::F64, device)?;
-        Ok(CapturedStep { device, max_norm, inputs, numbers: Vec::new(), results, graph: None, runs: 0 })
+        Ok(CapturedStep { device, max_norm, inputs, numbers: Vec::new(), results, captured: Captured::No })
     }
 
-    /// One step: `loss` of the batch (a scalar), its gradients, clipping, the optimizer's update. Nothing is waited for.
-    ///
-    /// `loss` is called for the first two batches only and must do the same for every batch. It is the context's step
-    /// ([`Context::rng`]) whose draws are made.
+    /// One step: `loss` of the batch (a scalar), its gradients, clipping, the optimizer's update: [`CapturedStep::run_with`].
     ///
     /// # Errors
-    /// If the batch has other shapes, a parameter gets no gradient, or `loss` fails or waits for the device.
+    /// As there.
     pub fn run<R: Rule>(
         &mut self,
         optimizer: &mut Optimizer<R>,
         batch: &[Tensor],
         loss: impl Fn(&[Var]) -> Result<Var>,
     ) -> Result<()> {
+        self.run_with(optimizer, batch, |inputs| {
+            let inputs: Vec<Var> = inputs.iter().cloned().map(Var::new).collect();
+            let loss = loss(&inputs)?;
+            loss.backward()?;
+            Ok(loss.into_tensor())
+        })
+    }
+
+    /// One step: `pass` makes the gradients of a batch, which is where it is told, and returns the loss (a scalar); then clipping
+    /// and the optimizer's update. Nothing is waited for.
+    ///
+    /// `pass` is called for the first two batches only and must do the same for every batch. It is the context's step
+    /// ([`Context::rng`]) whose draws are made. Where it does what cannot be captured, such as waiting for the device, it is
+    /// called for every batch, with the same outcome.
+    ///
+    /// # Errors
+    /// If the batch has other shapes, a parameter gets no gradient, or `pass` fails.
+    pub fn run_with<R: Rule, E: From<Error>>(
+        &mut self,
+        optimizer: &mut Optimizer<R>,
+        batch: &[Tensor],
+        pass: impl Fn(&[Tensor]) -> Result<Tensor, E>,
+    ) -> Result<(), E> {
         if batch.len() != self.inputs.len() {
             let got = format!("got {} inputs, wanted {}", batch.len(), self.inputs.len());
-            return Err(Error::invalid("captured_step", got));
+            return Err(Error::invalid("captured_step", got).into());
         }
         for (to, from) in self.inputs.iter_mut().zip(batch) {
-            kernels::copy_(to, &from.to_device(self.device, false)?)?;
+            to.copy_from(from).map_err(Error::from)?;
         }
-        self.upload(optimizer.advance()?)?;
-        if self.runs == 0 {
-            self.work(optimizer, &loss)?;
-        } else {
-            if self.graph.is_none() {
-                self.graph = Some(Graph::capture(self.device, || {
-                    self.work(optimizer, &loss)
-                        .map_err(|e| phalanx_tensor::Error::invalid("capture", e.to_string()))
-                })?);
-            }
-            if let Some(graph) = &mut self.graph {
-                graph.launch(Context::current().rng.step)?;
-            }
+        self.upload(&optimizer.advance()?)?;
+        if let Captured::Next = self.captured {
+            let work = || {
+                let worked = self.work(optimizer, &pass);
+                worked.map_err(|_: E| phalanx_tensor::Error::invalid("capture", "the step failed"))
+            };
+            // Why it failed is told by what is done instead.
+            self.captured = Graph::capture(self.device, work).map_or(Captured::Never, Captured::Yes);
         }
-        self.runs += 1;
+        let Captured::Yes(graph) = &mut self.captured else {
+            self.work(optimizer, &pass)?;
+            if let Captured::No = self.captured {
+                self.captured = Captured::Next;
+            }
+            return Ok(());
+        };
+        graph.launch(Context::current().rng.step).map_err(Error::from)?;
+        optimizer.note_update();
         Ok(())
     }
 
-    /// The last run's loss and the norm of its gradients before clipping. Waits for it.
-    ///
-    /// # Errors
-    /// What the run's kernels have found wrong.
-    pub fn results(&self) -> Result<[f64; 2]> {
-        let both = self.results.to_vec::<f64>()?;
-        Ok([both[0], both[1]])
+    /// Whether runs are launches of a graph: from the second on, unless the step cannot be captured.
+    pub fn is_captured(&self) -> bool {
+        matches!(self.captured, Captured::Yes(_))
+    }
+
+    /// The last run's loss and the norm of its gradients before clipping, f64 `[2]` on the device; the next run writes its own
+    /// there.
+    pub fn results(&self) -> &Tensor {
+        &self.results
     }
 
     /// Puts each group's numbers where the kernels read them.
-    fn upload(&mut self, numbers: Vec<Vec<f64>>) -> Result<()> {
+    fn upload(&mut self, numbers: &[Vec<f64>]) -> Result<()> {
         for (group, numbers) in numbers.iter().enumerate() {
-            let given = Tensor::from_slice(numbers, &[numbers.len()], self.device)?;
+            let given = Tensor::from_slice(numbers, &[numbers.len()], Device::CPU)?;
             match self.numbers.get_mut(group) {
-                Some(held) => kernels::copy_(held, &given)?,
-                None => self.numbers.push(given),
+                Some(held) if held.same_shape(&given) => held.copy_from(&given)?,
+                // A rule may have other numbers for its first step.
+                Some(held) => *held = given.to_device(self.device, false)?,
+                None => self.numbers.push(given.to_device(self.device, false)?),
             }
         }
         Ok(())
     }
 
-    fn work<R: Rule>(
+    fn work<R: Rule, E: From<Error>>(
         &self,
         optimizer: &mut Optimizer<R>,
-        loss: impl Fn(&[Var]) -> Result<Var>,
-    ) -> Result<()> {
-        let inputs: Vec<Var> = self.inputs.iter().cloned().map(Var::new).collect();
+        pass: impl Fn(&[Tensor]) -> Result<Tensor, E>,
+    ) -> Result<(), E> {
         optimizer.zero_grad()?;
-        let loss = loss(&inputs)?;
-        loss.backward()?;
-        let norm = optimizer.device_norm()?;
-        // min(1, bound / (norm + 1e-6)), NaN for NaN, as `Clip` has it.
-        let ratio = kernels::rdiv_scalar(&kernels::add_scalar(&norm, 1e-6.into())?, self.max_norm.into())?;
-        let factor = kernels::clamp(&ratio, None, Some(1.0.into()))?;
-        optimizer.update_by(&self.numbers, &factor)?;
-        let loss = kernels::cast(loss.tensor(), DType::F64)?;
+        let loss = pass(&self.inputs)?;
+        Ok(self.update(optimizer, &loss)?)
+    }
+
+    fn update<R: Rule>(&self, optimizer: &mut Optimizer<R>, loss: &Tensor) -> Result<()> {
+        let norm = grad_squares(&optimizer.parameters())?.norm()?;
+        let factor = self.max_norm.map(|max_norm| Clip::factor(&norm, max_norm)).transpose()?;
+        optimizer.update_by(&self.numbers, factor.as_ref())?;
+        let loss = kernels::cast(loss, DType::F64)?;
         for (at, number) in [loss, norm].iter().enumerate() {
             kernels::copy_(&mut self.results.select(0, at)?, &number.with_shape(&[])?)?;
         }

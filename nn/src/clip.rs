@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use phalanx_kernels as kernels;
-use phalanx_tensor::{Device, Tensor};
+use phalanx_kernels::{NORM_BLOCK, Stretches};
+use phalanx_tensor::{DType, Device, Tensor};
 
 use crate::{Error, Parameter, Result, norm_tree};
 
@@ -23,6 +24,16 @@ impl Clip {
         let scale = max_norm / (norm + 1e-6);
         Clip { norm, scale: if scale > 1.0 { 1.0 } else { scale } }
     }
+
+    /// [`Clip::scale`] of a norm that is on a device and stays there: a scalar of f64 as the norm, for
+    /// [`crate::Optimizer::step_by`].
+    ///
+    /// # Errors
+    /// If memory is short.
+    pub fn factor(norm: &Tensor, max_norm: f64) -> Result<Tensor> {
+        let ratio = kernels::rdiv_scalar(&kernels::add_scalar(norm, 1e-6.into())?, max_norm.into())?;
+        Ok(kernels::clamp(&ratio, None, Some(1.0.into()))?)
+    }
 }
 
 /// A parameter's gradient in the norm.
@@ -30,10 +41,33 @@ impl Clip {
 pub struct Square {
     /// The parameter's global name.
     pub name: String,
-    /// The sum of the squares of what is here of its gradient.
-    pub sum: f64,
-    /// Whether that is all of it, or a part of a parameter that is cut ([`crate::Shard::is_whole`]).
+    /// Whether what is here is all of it, or a part of a parameter that is cut ([`crate::Shard::is_whole`]).
     pub whole: bool,
+}
+
+/// Sums of squares of gradients, in order of the parameters' names, on the gradients' device: nothing has waited for them.
+#[derive(Clone, Debug)]
+pub struct Squares {
+    /// Of what.
+    pub of: Vec<Square>,
+    /// f64 `[of.len()]`, contiguous: the sum of the squares of what is here of each gradient.
+    pub sums: Tensor,
+}
+
+impl Squares {
+    /// The root of all sums, added in order of the names: a scalar, f64, on their device.
+    ///
+    /// # Errors
+    /// If memory is short.
+    pub fn norm(&self) -> Result<Tensor> {
+        if self.of.is_empty() {
+            return Ok(Tensor::zeros(&[], DType::F64, self.sums.device())?);
+        }
+        let mut sums = self.sums.copy()?;
+        let rest: Vec<_> = (1..self.of.len()).map(|place| (0, place)).collect();
+        kernels::add_pairs_(&mut sums, &rest)?;
+        Ok(kernels::sqrt(&sums.select(0, 0)?)?)
+    }
 }
 
 /// The Euclidean norm of all gradients, in an order that no layout changes: each parameter's sum of squares by the
@@ -43,51 +77,61 @@ pub struct Square {
 /// # Errors
 /// If a gradient cannot be read.
 pub fn grad_norm(parameters: &[Parameter]) -> Result<f64> {
-    Ok(norm_of(grad_squares(parameters)?))
+    norm_of(&grad_squares(parameters)?)
 }
 
-/// The sums of squares of [`grad_norm`], of parameters that have a gradient or not.
+/// The sums of squares of [`grad_norm`], of parameters that have a gradient or not; of several devices, on the first
+/// parameter's.
 ///
 /// # Errors
 /// If a gradient cannot be read.
-pub fn grad_squares(parameters: &[Parameter]) -> Result<Vec<Square>> {
+pub fn grad_squares(parameters: &[Parameter]) -> Result<Squares> {
     let mut sorted: Vec<&Parameter> = parameters.iter().collect();
     sorted.sort_by(|a, b| a.name().cmp(b.name()));
     sorted.dedup_by(|a, b| a.is(b));
-    let grads = sorted.iter().map(|parameter| parameter.finish_grad()).collect::<Result<Vec<_>>>()?;
-    let sums = sums_of_squares(&grads)?;
-    let square = |(parameter, sum): (&&Parameter, f64)| {
-        let (name, whole) = (parameter.name().to_string(), parameter.part().is_whole());
-        Square { name, sum, whole }
+    let mut parts: BTreeMap<Device, (Vec<usize>, Vec<Stretches>)> = BTreeMap::new();
+    for (place, parameter) in sorted.iter().enumerate() {
+        let grad = match parameter.finish_grad()? {
+            Some(grad) => grad,
+            None => Tensor::empty(&[0], parameter.dtype(), parameter.device())?,
+        };
+        let (places, stretches) = parts.entry(grad.device()).or_default();
+        let all = 0..grad.numel().div_ceil(NORM_BLOCK);
+        places.push(place);
+        stretches.push((grad, vec![all]));
+    }
+    let home = sorted.first().map_or(Device::CPU, |parameter| parameter.device());
+    let square = |parameter: &&Parameter| Square {
+        name: parameter.name().to_string(),
+        whole: parameter.part().is_whole(),
     };
-    Ok(sorted.iter().zip(sums).map(square).collect())
+    Ok(Squares { of: sorted.iter().map(square).collect(), sums: together(home, parts)? })
 }
 
-/// The sum of the squares of each gradient; 0 where there is none. A GPU is waited for once, not for each.
-fn sums_of_squares(grads: &[Option<Tensor>]) -> Result<Vec<f64>> {
-    let mut sums = vec![0.0; grads.len()];
-    let mut roots: BTreeMap<Device, (Vec<usize>, Vec<Tensor>)> = BTreeMap::new();
-    for (at, grad) in grads.iter().enumerate() {
-        let Some(grad) = grad else { continue };
-        if grad.device().is_cuda() {
-            let (places, roots) = roots.entry(grad.device()).or_default();
-            places.push(at);
-            roots.push(kernels::sum_of_squares(grad)?.with_shape(&[1])?);
-        } else {
-            sums[at] = norm_tree::sum(&kernels::sum_of_squares_blocks(grad)?);
-        }
+/// The sums of all devices on one, each in its place.
+fn together(home: Device, mut parts: BTreeMap<Device, (Vec<usize>, Vec<Stretches>)>) -> Result<Tensor> {
+    if let (1, Some((_, stretches))) = (parts.len(), parts.get(&home)) {
+        return Ok(kernels::sums_of_squares(home, stretches)?);
     }
-    for (places, roots) in roots.into_values() {
-        let all = kernels::cat(&roots.iter().collect::<Vec<_>>(), 0)?.to_vec::<f64>()?;
-        places.into_iter().zip(all).for_each(|(at, sum)| sums[at] = sum);
+    let count = parts.values().map(|(places, _)| places.len()).sum();
+    let (mut all, mut pairs) = (vec![Tensor::zeros(&[count], DType::F64, home)?], Vec::new());
+    while let Some((device, (places, stretches))) = parts.pop_first() {
+        let (first, of) = (count + pairs.len(), places.len());
+        pairs.extend(places.into_iter().zip(first..first + of));
+        all.push(kernels::sums_of_squares(device, &stretches)?.to_device(home, false)?);
     }
-    Ok(sums)
+    let mut all = kernels::cat(&all.iter().collect::<Vec<_>>(), 0)?;
+    kernels::add_pairs_(&mut all, &pairs)?;
+    Ok(all.narrow(0, 0, count)?)
 }
 
-/// The root of all sums, added in order of the names.
-pub fn norm_of(mut squares: Vec<Square>) -> f64 {
-    squares.sort_by(|a, b| a.name.cmp(&b.name));
-    squares.iter().fold(0.0, |sum, square| sum + square.sum).sqrt()
+/// [`Squares::norm`] as a number, for which a GPU is waited for. On a `meta` device it is 0.
+///
+/// # Errors
+/// What a kernel has found wrong.
+pub fn norm_of(squares: &Squares) -> Result<f64> {
+    let norm = squares.norm()?;
+    Ok(if norm.device().is_meta() { 0.0 } else { norm.item()? })
 }
 
 /// The norm of all gradients and the factor that clips it to `max_norm`. The gradients are left as they are: the
@@ -123,7 +167,7 @@ pub fn clip_grad_norm_(grads: &mut [Tensor], max_norm: f64, p: f64) -> Result<f6
             sum += norm_tree::sum(&kernels::sum_of_squares_blocks(grad)?);
             continue;
         }
-        let wide = kernels::cast(grad, phalanx_tensor::DType::F64)?;
+        let wide = kernels::cast(grad, DType::F64)?;
         let values = if grad.device().is_meta() { Vec::new() } else { wide.to_vec::<f64>()? };
         let norm = values.iter().fold(0.0, |sum, x| match p.is_infinite() {
             true => larger(sum, x.abs()),
@@ -159,5 +203,10 @@ mod tests {
         assert_eq!(clip_grad_norm(&[a, b], 60.0).unwrap().scale, 1.0);
         assert!((Clip::new(30.0, 3.0).scale - 0.1).abs() < 1e-8);
         assert!(Clip::new(f64::NAN, 3.0).scale.is_nan());
+        for norm in [0.0, 2.9999995, 3.0, 30.0, f64::INFINITY, f64::NAN] {
+            let factor = Clip::factor(&Tensor::scalar(norm, Device::CPU).unwrap(), 3.0).unwrap();
+            let (factor, scale) = (factor.item::<f64>().unwrap(), Clip::new(norm, 3.0).scale);
+            assert!(factor == scale || factor.is_nan() && scale.is_nan(), "{norm}: {factor}, {scale}");
+        }
     }
 }

@@ -27,7 +27,7 @@ mod unit;
 
 pub use buffer::Buffer;
 pub use captured::CapturedStep;
-pub use clip::{Clip, Square, clip_grad_norm, clip_grad_norm_, grad_norm, grad_squares, norm_of};
+pub use clip::{Clip, Square, Squares, clip_grad_norm, clip_grad_norm_, grad_norm, grad_squares, norm_of};
 pub use data::{Batch, Loader, Windows, cut};
 pub use error::{Error, Mismatch, Result};
 pub use init::Init;

@@ -7,20 +7,10 @@
 //!                                                    left half alone where the right one is empty
 //! ```
 //! A block is 64 elements of a parameter in row-major order. A shard that is cut at multiples of 64 sends the
-//! largest nodes that lie inside it ([`nodes`]); whoever has all of them finishes the tree ([`root`]).
+//! largest nodes that lie inside it ([`cover`]); whoever has all of them finishes the tree ([`joins`]).
 
 use std::collections::BTreeMap;
-
-/// A node of the tree.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct TreeNode {
-    /// Distance from the leaves.
-    pub level: u32,
-    /// Number among those of the level.
-    pub index: u64,
-    /// The sum below it.
-    pub sum: f64,
-}
+use std::collections::btree_map::Entry;
 
 /// The sum of a whole parameter's blocks.
 pub fn sum(blocks: &[f64]) -> f64 {
@@ -47,30 +37,25 @@ pub fn cover(first: u64, count: u64) -> Vec<(u32, u64)> {
     found
 }
 
-/// The nodes of [`cover`] with their sums, of a shard that holds `blocks`.
-pub fn nodes(first: u64, blocks: &[f64]) -> Vec<TreeNode> {
-    let node = |(level, index): (u32, u64)| {
-        let start = ((index << level) - first) as usize;
-        TreeNode { level, index, sum: sum(&blocks[start..start + (1 << level)]) }
-    };
-    cover(first, blocks.len() as u64).into_iter().map(node).collect()
-}
-
-/// The sum of a parameter of `total` blocks from nodes that cover it.
-pub fn root(all: impl IntoIterator<Item = TreeNode>, total: u64) -> f64 {
-    let mut levels: BTreeMap<(u32, u64), f64> = BTreeMap::new();
+/// How the sum of a parameter of `total` blocks comes of nodes that cover it, in any order: pairs of their places, the second
+/// to be added to the first, one after another; and the place where the sum is then, unless there are no blocks.
+pub fn joins(nodes: &[(u32, u64)], total: u64) -> (Vec<(usize, usize)>, Option<usize>) {
+    let mut levels: BTreeMap<(u32, u64), usize> = BTreeMap::new();
     let top = total.max(1).next_power_of_two().trailing_zeros();
-    levels.extend(all.into_iter().map(|node| ((node.level, node.index), node.sum)));
+    levels.extend(nodes.iter().enumerate().map(|(place, &node)| (node, place)));
+    let mut pairs = Vec::new();
     for level in 0..top {
-        let here: Vec<(u64, f64)> =
-            levels.range((level, 0)..(level + 1, 0)).map(|(&(_, index), &sum)| (index, sum)).collect();
-        for (index, sum) in here {
-            let parent = levels.entry((level + 1, index / 2));
+        let here: Vec<(u64, usize)> =
+            levels.range((level, 0)..(level + 1, 0)).map(|(&(_, index), &place)| (index, place)).collect();
+        for (index, place) in here {
             // In order of the index, so the left half comes first.
-            parent.and_modify(|left| *left += sum).or_insert(sum);
+            match levels.entry((level + 1, index / 2)) {
+                Entry::Vacant(parent) => drop(parent.insert(place)),
+                Entry::Occupied(left) => pairs.push((*left.get(), place)),
+            }
         }
     }
-    levels.get(&(top, 0)).copied().unwrap_or(0.0)
+    (pairs, levels.get(&(top, 0)).copied())
 }
 
 #[cfg(test)]
@@ -81,6 +66,15 @@ mod tests {
         (0..n).map(|i| 1.0 + (i as f64 * 0.37).sin() * 1e-3 + 1e-17 * i as f64).collect()
     }
 
+    /// The sum of all blocks from those of nodes that cover them.
+    fn root(blocks: &[f64], nodes: &[(u32, u64)]) -> f64 {
+        let of = |&(level, index): &(u32, u64)| sum(&blocks[(index << level) as usize..][..1 << level]);
+        let mut sums: Vec<f64> = nodes.iter().map(of).collect();
+        let (pairs, root) = joins(nodes, blocks.len() as u64);
+        pairs.into_iter().for_each(|(to, from)| sums[to] += sums[from]);
+        root.map_or(0.0, |place| sums[place])
+    }
+
     #[test]
     fn every_cut_gives_the_bits_of_the_whole() {
         for n in 0..40usize {
@@ -89,8 +83,9 @@ mod tests {
             for a in 0..=n {
                 for b in a..=n {
                     let cut = [0..a, a..b, b..n];
-                    let sent = cut.into_iter().flat_map(|r| nodes(r.start as u64, &all[r.clone()]));
-                    assert_eq!(root(sent, n as u64).to_bits(), whole.to_bits(), "{n} blocks cut at {a}, {b}");
+                    let nodes = cut.into_iter().flat_map(|r| cover(r.start as u64, r.len() as u64));
+                    let root = root(&all, &nodes.collect::<Vec<_>>());
+                    assert_eq!(root.to_bits(), whole.to_bits(), "{n} blocks cut at {a}, {b}");
                 }
             }
         }
@@ -100,7 +95,9 @@ mod tests {
     fn the_order_is_the_drawn_one() {
         let [a, b, c, d, e] = [1e16, 1.0, 1.0, 1.0, 1.0];
         assert_eq!(sum(&[a, b, c, d, e]), ((a + b) + (c + d)) + e);
-        let sent = nodes(1, &[b, c, d, e]);
-        assert_eq!(sent.iter().map(|n| (n.level, n.index)).collect::<Vec<_>>(), [(0, 1), (1, 1), (0, 4)]);
+        assert_eq!(cover(1, 4), [(0, 1), (1, 1), (0, 4)]);
+        let (pairs, root) = joins(&[(0, 4), (0, 0), (0, 1), (1, 1)], 5);
+        assert_eq!((pairs, root), (vec![(1, 2), (1, 3), (1, 0)], Some(1)));
+        assert_eq!(joins(&[], 0), (vec![], None));
     }
 }

@@ -15,6 +15,7 @@ pub mod mesh;
 pub mod part;
 pub mod pipeline;
 pub mod sharded;
+mod sums;
 mod tell;
 pub mod tensor_parallel;
 

@@ -8,14 +8,14 @@ mod driver;
 
 use std::process::{Command, ExitCode};
 
-use phalanx_tensor::cuda::{Args, Graph, Grid, Pinned, Program, Target, compile, emulated};
+use phalanx_tensor::cuda::{Args, Graph, Grid, Pinned, Program, Readback, Target, calls, compile, emulated};
 use phalanx_tensor::{Category, Context, DType, Device, Error, Stream, Tensor, record_stream};
 
 type Outcome = Result<(), Error>;
 type Test = (&'static str, fn() -> Outcome);
 type View = fn(&Tensor) -> Result<Tensor, Error>;
 
-const TESTS: [Test; 12] = [
+const TESTS: [Test; 13] = [
     ("elements come back from every view", views_come_back),
     ("the ledger counts a GPU's tensors", ledger_counts),
     ("devices do not mix and copies between them are ordered", devices),
@@ -26,6 +26,7 @@ const TESTS: [Test; 12] = [
     ("a wrong program says what is wrong with it", wrong_programs),
     ("what a kernel finds wrong comes back at the next wait", faults),
     ("a captured step runs again with other inputs and draws", graphs),
+    ("numbers come to the host while the device goes on, errors with them", readback),
     ("pinned memory is the host's", pinned),
     ("the host cannot touch a GPU's elements", untouchable),
 ];
@@ -267,6 +268,39 @@ fn faults() -> Outcome {
     }
     // It is told once, and the device goes on.
     same(x.narrow(0, 0, 1)?.to_vec::<i64>()?, vec![901])
+}
+
+fn readback() -> Outcome {
+    let mut x = Tensor::from_slice(&[1.5, -2.0], &[2], GPU)?;
+    let mut read = Readback::new(GPU, 2)?;
+    same(read.finish().is_err(), true)?;
+    let before = calls();
+    read.start(&x)?;
+    same(calls(), before)?;
+    // What is written later is not what was asked for.
+    x.copy_from(&Tensor::from_slice(&[7.0, 8.0], &[2], Device::CPU)?)?;
+    same(read.finish()?, vec![1.5, -2.0])?;
+    same(calls().waits, before.waits + 1)?;
+    read.start(&x)?;
+    read.start(&x)?;
+    same(read.finish()?, vec![7.0, 8.0])?;
+    // What a kernel has found comes with the numbers of after it, once.
+    read.start(&x)?;
+    let mut counted = counted(&[100], GPU)?;
+    add(&mut counted, 901)?;
+    same(read.finish()?, vec![7.0, 8.0])?;
+    read.start(&x)?;
+    match read.finish() {
+        Err(Error::Range { op: "add", got, .. }) => same(got.as_str(), "index 1000 (item 99)")?,
+        other => return wrong(format!("{other:?}")),
+    }
+    GPU.synchronize()?;
+    read.start(&x)?;
+    same(read.finish()?, vec![7.0, 8.0])?;
+    for other in [x.narrow(0, 0, 1)?, Tensor::zeros(&[2], DType::F64, Device::CPU)?] {
+        same(read.start(&other).is_err(), true)?;
+    }
+    Ok(())
 }
 
 fn graphs() -> Outcome {

@@ -5,6 +5,7 @@ mod abs;
 mod accumulate;
 mod add;
 mod add_layer_norm;
+mod add_pairs;
 mod add_rms_norm;
 mod amax;
 mod any_nan;
@@ -77,6 +78,7 @@ pub use abs::{abs, abs_backward};
 pub use accumulate::{accumulate_, add_scaled_};
 pub use add::{add, add_scalar};
 pub use add_layer_norm::{add_layer_norm, add_layer_norm_backward};
+pub use add_pairs::add_pairs_;
 pub use add_rms_norm::{add_rms_norm, add_rms_norm_backward};
 pub use amax::{amax, amin};
 pub use any_nan::any_nan;
@@ -103,7 +105,7 @@ pub use gelu::{Gelu, gelu, gelu_backward};
 pub use group_norm::{group_norm, group_norm_backward};
 pub use index::{
     embedding, embedding_backward, embedding_backward_accumulate_, gather, index_add, index_select, one_hot,
-    scatter_add,
+    scatter_add, split_indices,
 };
 pub use layer_norm::{layer_norm, layer_norm_backward};
 pub use leaky_relu::{leaky_relu, leaky_relu_backward};
@@ -150,7 +152,7 @@ pub use sqrt::{sqrt, sqrt_backward};
 pub use square::{square, square_backward};
 pub use sub::{rsub_scalar, sub, sub_scalar};
 pub use sum::{mean, sum};
-pub use sum_of_squares::{NORM_BLOCK, sum_of_squares, sum_of_squares_blocks};
+pub use sum_of_squares::{NORM_BLOCK, Stretches, sum_of_squares_blocks, sums_of_squares};
 pub use tanh::{tanh, tanh_backward};
 pub use tril::{tril, triu};
 pub use var::var;

@@ -186,6 +186,19 @@ impl<R: Rule> Optimizer<R> {
     /// # Errors
     /// If a tensor does not fit or is in use.
     pub fn step_scaled(&mut self, scale: f64) -> Result<()> {
+        self.step_times(scale, None)
+    }
+
+    /// One step with gradients multiplied by `factor`, as they are read: one element, f32 or f64, on their device, for which
+    /// nothing waits.
+    ///
+    /// # Errors
+    /// If a tensor does not fit or is in use.
+    pub fn step_by(&mut self, factor: &Tensor) -> Result<()> {
+        self.step_times(1.0, Some(factor))
+    }
+
+    fn step_times(&mut self, scale: f64, factor: Option<&Tensor>) -> Result<()> {
         for (group, states) in self.groups.iter().zip(&mut self.states) {
             let mut due = Vec::new();
             for (parameter, state) in group.parameters.iter().zip(states) {
@@ -203,7 +216,7 @@ impl<R: Rule> Optimizer<R> {
                     let slice = Slice { param, master: state.master.as_mut(), grad, scale };
                     Item { slice, state: &mut state.tensors }
                 });
-                self.rule.update(Step::new(items.collect()), at)?;
+                self.rule.update(Step { factor, ..Step::new(items.collect()) }, at)?;
             }
         }
         Ok(())
@@ -230,9 +243,9 @@ impl<R: Rule> Optimizer<R> {
     }
 
     /// Updates every parameter by numbers in its GPU's memory, its gradient multiplied by `factor` there.
-    pub(crate) fn update_by(&mut self, numbers: &[Tensor], factor: &Tensor) -> Result<()> {
+    pub(crate) fn update_by(&mut self, numbers: &[Tensor], factor: Option<&Tensor>) -> Result<()> {
         for ((group, states), numbers) in self.groups.iter().zip(&mut self.states).zip(numbers) {
-            let mut due = Vec::new();
+            let (mut due, number) = (Vec::new(), states.first().map_or(1, |state| state.step));
             for (parameter, state) in group.parameters.iter().zip(states) {
                 let none =
                     || Error::invalid("captured_step", format!("{:?} got no gradient", parameter.name()));
@@ -242,24 +255,22 @@ impl<R: Rule> Optimizer<R> {
                 let slice = Slice { param, master: state.master.as_mut(), grad, scale: 1.0 };
                 Item { slice, state: &mut state.tensors }
             });
-            let step =
-                Step { items: items.collect(), factor: Some(factor), numbers: Numbers::OnDevice(numbers) };
-            // The rule's own numbers only say what it leaves out.
-            self.rule.update(step, At { lr: group.lr, weight_decay: group.weight_decay, step: 1 })?;
+            let step = Step { items: items.collect(), factor, numbers: Numbers::OnDevice(numbers) };
+            // The rule's own numbers only say what it leaves out, and whether it is the first step.
+            let at = At { lr: group.lr, weight_decay: group.weight_decay, step: number };
+            self.rule.update(step, at)?;
         }
         Ok(())
     }
 
-    /// The norm of all gradients, on their device.
-    pub(crate) fn device_norm(&self) -> Result<Tensor> {
-        let mut roots = Vec::new();
-        for parameter in self.groups.iter().flat_map(|group| &group.parameters) {
-            if let Some(grad) = parameter.finish_grad()? {
-                roots.push(kernels::sum_of_squares(&grad)?.with_shape(&[1])?);
-            }
+    /// Notes that a launch has written parameters and state, of which the host knows nothing.
+    pub(crate) fn note_update(&mut self) {
+        for (group, states) in self.groups.iter().zip(&mut self.states) {
+            group.parameters.iter().for_each(|parameter| parameter.tensor().bump_version());
+            let tensors =
+                states.iter_mut().flat_map(|state| state.tensors.iter_mut().chain(&mut state.master));
+            tensors.for_each(Tensor::bump_version);
         }
-        let all = kernels::cat(&roots.iter().collect::<Vec<_>>(), 0)?;
-        Ok(kernels::sqrt(&kernels::sum(&all, &[0], false)?)?)
     }
 
     /// All state as tensors: `NAME.step` (i64), `NAME.master` where there is one, and the rule's, such as

@@ -1,7 +1,7 @@
 //! [`DataParallel`]: what a training loop needs of ranks that share a batch, whatever each of them keeps.
 
 use phalanx_nn::autograd::Var;
-use phalanx_nn::{Clip, Parameter, Parameters, Square, grad_squares, load_state_dict, norm_of, state_dict};
+use phalanx_nn::{Clip, Parameter, Parameters, Squares, grad_squares, load_state_dict, norm_of, state_dict};
 use phalanx_tensor::Tensor;
 
 use super::{Ddp, NoSync, Synchronise};
@@ -63,12 +63,12 @@ pub trait DataParallel: Send + Sync {
         self.finish()
     }
 
-    /// Each parameter's sum of squared gradients, the same bits on all ranks and in every layout; of parameters that are
+    /// Each parameter's sum of squared gradients, on their device and in order of the names, the same bits on all ranks and in every layout; of parameters that are
     /// cut over other ranks than these, of this rank's part ([`crate::tensor_parallel::sum_squares`]).
     ///
     /// # Errors
     /// As the implementation's.
-    fn grad_squares(&self) -> Result<Vec<Square>> {
+    fn grad_squares(&self) -> Result<Squares> {
         Ok(grad_squares(&self.parameters())?)
     }
 
@@ -77,7 +77,7 @@ pub trait DataParallel: Send + Sync {
     /// # Errors
     /// As the implementation's.
     fn grad_norm(&self) -> Result<f64> {
-        Ok(norm_of(self.grad_squares()?))
+        Ok(norm_of(&self.grad_squares()?)?)
     }
 
     /// The norm of all gradients and the factor that clips it to `max_norm`, for [`phalanx_nn::Optimizer::step_scaled`].

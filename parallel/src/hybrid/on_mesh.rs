@@ -1,17 +1,17 @@
 //! [`OnMesh`]: what the ranks of a mesh share.
 
-use std::collections::HashMap;
-
-use phalanx_nn::{Parameter, Parameters, Square};
+use phalanx_kernels as kernels;
+use phalanx_nn::{Parameter, Parameters, Square, Squares};
 use phalanx_tensor::{DType, Device, Tensor};
 
-use crate::comm::{Call, Comm, Traffic};
+use crate::comm::{Comm, Traffic};
 use crate::data_parallel::{DataParallel, Entries, NoSync};
 use crate::mesh::{Axis, Groups};
 use crate::part::{self, Part};
 use crate::pipeline::ranks::TiedTable;
 use crate::pipeline::schedule::Schedule;
 use crate::sharded::Gathered;
+use crate::sums::gather_sums;
 use crate::tell::tell;
 use crate::tensor_parallel::{gather_parts, sum_squares};
 use crate::{Error, Result};
@@ -30,6 +30,8 @@ pub struct OnMesh {
     tied: Option<TiedTable>,
     /// The names of the parameters that count in the norm, on every rank of the pipeline.
     counted: Vec<Vec<String>>,
+    /// Where the model is.
+    device: Device,
 }
 
 impl OnMesh {
@@ -53,7 +55,8 @@ impl OnMesh {
         names.sort();
         names.dedup();
         let counted = all_names(line, &names)?;
-        Ok(OnMesh { replicas, groups, tied, counted })
+        let device = model.parameters().first().map_or(Device::CPU, Parameter::device);
+        Ok(OnMesh { replicas, groups, tied, counted, device })
     }
 
     /// The communicators.
@@ -62,19 +65,29 @@ impl OnMesh {
     }
 
     /// The squares of the pipeline's other ranks too.
-    fn of_all_stages(&self, own: &[Square]) -> Result<Vec<Square>> {
+    fn of_all_stages(&self, own: Squares) -> Result<Squares> {
         let line = self.groups.along(Axis::Pp);
         if line.size() == 1 || !line.has_peers() {
-            return Ok(own.to_vec());
+            return Ok(own);
         }
-        let own: HashMap<&str, f64> = own.iter().map(|square| (&*square.name, square.sum)).collect();
-        let sum = |name: &String| own.get(&**name).copied();
+        let place = |name: &String| own.of.iter().position(|square| square.name == *name);
+        let places: Option<Vec<usize>> = self.counted[line.rank()].iter().map(place).collect();
         let missing = || Error::Config("the parameters that are trained have changed".into());
-        let sums: Option<Vec<f64>> = self.counted[line.rank()].iter().map(sum).collect();
+        let places = places.ok_or_else(missing)?;
+        // Where nothing is trained, the sums do not know where the model is.
+        let mut sums = Tensor::zeros(&[places.len() + own.of.len()], DType::F64, self.device)?;
+        let all = own.sums.to_device(self.device, false)?;
+        kernels::copy_(&mut sums.narrow(0, places.len(), own.of.len())?, &all)?;
+        let chosen = places.iter().enumerate().map(|(to, from)| (to, places.len() + from));
+        kernels::add_pairs_(&mut sums, &chosen.collect::<Vec<_>>())?;
+
         let counts: Vec<usize> = self.counted.iter().map(Vec::len).collect();
-        let all = gather(line, &sums.ok_or_else(missing)?, &counts)?;
-        let names = self.counted.iter().flatten().cloned();
-        Ok(names.zip(all).map(|(name, sum)| Square { name, sum, whole: true }).collect())
+        let mut names: Vec<(&String, usize)> = self.counted.iter().flatten().zip(0..).collect();
+        names.sort();
+        let pairs = names.iter().enumerate().map(|(to, &(_, from))| (to, from));
+        let sums = gather_sums(line, &sums.narrow(0, 0, places.len())?, &counts, names.len(), pairs)?;
+        let of = names.into_iter().map(|(name, _)| Square { name: name.clone(), whole: true }).collect();
+        Ok(Squares { of, sums })
     }
 }
 
@@ -101,9 +114,8 @@ impl DataParallel for OnMesh {
         self.replicas.finish()
     }
 
-    fn grad_squares(&self) -> Result<Vec<Square>> {
-        let own = sum_squares(self.replicas.grad_squares()?, self.groups.along(Axis::Tp))?;
-        self.of_all_stages(&own)
+    fn grad_squares(&self) -> Result<Squares> {
+        self.of_all_stages(sum_squares(self.replicas.grad_squares()?, self.groups.along(Axis::Tp))?)
     }
 
     fn updated(&self) -> Result<()> {
@@ -152,14 +164,6 @@ impl DataParallel for OnMesh {
 
 const WHOLE_OPTIMIZER: &str =
     "no rank of a mesh has room for the whole optimizer's state; save and restore it in parts (`checkpoint`)";
-
-/// What each rank has, in order of the ranks.
-fn gather(comm: &Comm, own: &[f64], counts: &[usize]) -> Result<Vec<f64>> {
-    let own = Tensor::from_slice(own, &[own.len()], Device::CPU)?;
-    let all = Tensor::zeros(&[counts.iter().sum()], DType::F64, Device::CPU)?;
-    comm.run(Call::all_gather_uneven(all.clone(), own, counts))?;
-    Ok(all.to_vec()?)
-}
 
 /// The names that each rank has.
 fn all_names(comm: &Comm, own: &[String]) -> Result<Vec<Vec<String>>> {

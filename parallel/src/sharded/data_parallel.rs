@@ -1,7 +1,7 @@
 //! [`Zero`] as one of the ways to train over ranks.
 
 use phalanx_nn::autograd::Var;
-use phalanx_nn::{Parameter, Parameters, Square};
+use phalanx_nn::{Parameter, Parameters, Squares};
 
 use super::{Gathered, Zero};
 use crate::Result;
@@ -28,7 +28,7 @@ impl DataParallel for Zero {
     fn backward(&self, loss: &Var) -> Result<()> {
         Zero::backward(self, loss)
     }
-    fn grad_squares(&self) -> Result<Vec<Square>> {
+    fn grad_squares(&self) -> Result<Squares> {
         Zero::grad_squares(self)
     }
     fn updated(&self) -> Result<()> {

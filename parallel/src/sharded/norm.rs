@@ -1,53 +1,69 @@
 //! The gradients' norm when every rank has a part of them: nodes of the tree of [`phalanx_nn::norm_tree`] are exchanged.
 
 use phalanx_kernels as kernels;
-use phalanx_nn::Square;
-use phalanx_nn::norm_tree::{TreeNode, cover, nodes, root};
-use phalanx_tensor::{DType, Tensor};
+use phalanx_kernels::Stretches;
+use phalanx_nn::norm_tree::{cover, joins};
+use phalanx_nn::{Square, Squares};
+use phalanx_tensor::{DType, Device, Tensor};
 
 use super::core::Core;
 use super::flat::{Flat, Member};
 use crate::Result;
-use crate::comm::Call;
+use crate::sums::gather_sums;
 
 /// Each parameter's sum of squares, on all ranks. On a `meta` device there are none.
-pub(super) fn grad_squares(core: &Core) -> Result<Vec<Square>> {
+pub(super) fn grad_squares(core: &Core) -> Result<Squares> {
     let state = core.lock();
     let flats: Vec<&Flat> = state.groups.iter().flat_map(|g| &g.flats).filter(|f| f.trained).collect();
-    let Some(device) = flats.first().map(|flat| flat.device()).filter(|device| !device.is_meta()) else {
-        return Ok(Vec::new());
-    };
-    let device = device.host();
+    let device = flats.first().map_or(Device::CPU, |flat| flat.device());
+    if flats.is_empty() || device.is_meta() {
+        return Ok(Squares { of: Vec::new(), sums: Tensor::empty(&[0], DType::F64, device)? });
+    }
     let comm = &core.ranks.shard;
     let covers: Vec<Vec<Cover>> = (0..comm.size()).map(|rank| cover_of(&flats, rank)).collect();
-    let mut own = Vec::new();
-    for (piece, part) in flats.iter().flat_map(|f| &f.pieces).zip(&covers[comm.rank()]) {
-        match piece.finish_grad()? {
-            Some(grad) => {
-                let blocks = kernels::sum_of_squares_blocks(&grad)?;
-                own.extend(nodes(part.first, &blocks).into_iter().map(|node| node.sum));
-            }
-            None => own.resize(own.len() + part.nodes.len(), 0.0),
-        }
-    }
+    let own = own_sums(device, &flats, &covers[comm.rank()])?;
     let counts: Vec<usize> = covers.iter().map(|c| c.iter().map(|c| c.nodes.len()).sum()).collect();
-    let all = Tensor::zeros(&[counts.iter().sum()], DType::F64, device)?;
-    let own = Tensor::from_slice(&own, &[own.len()], device)?;
-    comm.run(Call::all_gather_uneven(all.clone(), own, &counts))?;
-    let mut sums = all.to_vec::<f64>()?.into_iter();
-    let members: Vec<_> = flats.iter().flat_map(|flat| &flat.members).collect();
-    let mut trees: Vec<Vec<TreeNode>> = vec![Vec::new(); members.len()];
-    for part in covers.iter().flatten() {
-        let sums = sums.by_ref().take(part.nodes.len());
-        let nodes = part.nodes.iter().zip(sums).map(|(&(level, index), sum)| TreeNode { level, index, sum });
-        trees[part.parameter].extend(nodes);
+
+    let mut members: Vec<(usize, &Member)> =
+        flats.iter().flat_map(|flat| &flat.members).enumerate().collect();
+    let (mut nodes, mut places) = (vec![Vec::new(); members.len()], vec![Vec::new(); members.len()]);
+    let all = covers.iter().flatten().flat_map(|part| part.nodes.iter().map(|node| (part.parameter, *node)));
+    for (place, (parameter, node)) in all.enumerate() {
+        nodes[parameter].push(node);
+        places[parameter].push(place);
     }
-    let square = |(member, nodes): (&Member, Vec<TreeNode>)| Square {
-        name: member.parameter.name().to_string(),
-        sum: root(nodes, blocks(member.range.len())),
-        whole: member.parameter.part().is_whole(),
+    members.sort_by(|a, b| a.1.parameter.name().cmp(b.1.parameter.name()));
+    let (count, mut pairs) = (members.len(), Vec::new());
+    for (to, &(number, member)) in members.iter().enumerate() {
+        let (joined, root) = joins(&nodes[number], blocks(member.range.len()));
+        let place = |node: usize| places[number][node];
+        pairs.extend(joined.into_iter().map(|(left, right)| (count + place(left), place(right))));
+        pairs.extend(root.map(|root| (to, place(root))));
+    }
+    let square = |&(_, Member { parameter, .. }): &(usize, &Member)| Square {
+        name: parameter.name().to_string(),
+        whole: parameter.part().is_whole(),
     };
-    Ok(members.into_iter().zip(trees).map(square).collect())
+    let of = members.iter().map(square).collect();
+    Ok(Squares { of, sums: gather_sums(comm, &own, &counts, count, pairs)? })
+}
+
+/// The sums of this rank's nodes, on `device`.
+fn own_sums(device: Device, flats: &[&Flat], covers: &[Cover]) -> Result<Tensor> {
+    let (mut of, mut home): (Vec<Stretches>, _) = (Vec::new(), device);
+    for (piece, Cover { first, nodes, .. }) in flats.iter().flat_map(|f| &f.pieces).zip(covers) {
+        // Pieces are all on the device of the shares.
+        home = piece.device();
+        let node = |&(level, index): &(u32, u64)| {
+            let start = ((index << level) - first) as usize;
+            start..start + (1 << level)
+        };
+        of.push(match piece.finish_grad()? {
+            Some(grad) => (grad, nodes.iter().map(node).collect()),
+            None => (Tensor::empty(&[0], piece.dtype(), home)?, vec![0..0; nodes.len()]),
+        });
+    }
+    Ok(kernels::sums_of_squares(home, &of)?.to_device(device, false)?)
 }
 
 /// The nodes that cover a rank's part of a parameter.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use phalanx_nn::autograd::{HookHandle, Var};
-use phalanx_nn::{Parameter, Square, UnitHooksHandle, norm_of};
+use phalanx_nn::{Parameter, Squares, UnitHooksHandle, norm_of};
 use phalanx_tensor::Tensor;
 
 use super::build::Source;
@@ -125,7 +125,7 @@ impl Zero {
     ///
     /// # Errors
     /// If a gradient cannot be read, or as [`crate::comm::Pending::wait`].
-    pub fn grad_squares(&self) -> Result<Vec<Square>> {
+    pub fn grad_squares(&self) -> Result<Squares> {
         norm::grad_squares(&self.core)
     }
 
@@ -135,7 +135,7 @@ impl Zero {
     /// # Errors
     /// As [`Zero::grad_squares`].
     pub fn grad_norm(&self) -> Result<f64> {
-        Ok(norm_of(self.grad_squares()?))
+        Ok(norm_of(&self.grad_squares()?)?)
     }
 
     /// To be called by all ranks after the optimizer's step: gives all ranks what each has updated (in ZeRO-1 and 2).

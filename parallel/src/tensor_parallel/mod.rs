@@ -44,6 +44,7 @@ mod exchange;
 mod group;
 mod head;
 mod layers;
+mod merged;
 mod norm;
 mod regions;
 mod row;

@@ -9,6 +9,14 @@ use phalanx_parallel::launch::{Rank, Threads};
 use crate::Test;
 use crate::case::{Case, gpt, llama};
 use crate::run::{Run, Update};
+#[cfg(feature = "nccl")]
+use {
+    crate::run::{CLIP, context, number},
+    phalanx_nn::Clip,
+    phalanx_parallel::hybrid::Step,
+    phalanx_tensor::{Tensor, cuda::calls},
+    std::sync::Arc,
+};
 
 pub fn tests() -> Vec<Test> {
     let tests: Vec<Test> = vec![
@@ -31,6 +39,12 @@ fn nccl() -> Vec<Test> {
         ("training over NCCL: tensor parallel", || over_nccl(tensor_parallel(false))),
         ("training over NCCL: tensor and sequence parallel", || over_nccl(tensor_parallel(true))),
         ("training over NCCL: pipeline", || over_nccl(pipeline("1f1b"))),
+        ("over NCCL no step of replicas waits for a GPU", || {
+            [0, 1, 2, 3].map(replicas).iter().try_for_each(goes_on)
+        }),
+        ("over NCCL no step of a cut model waits for a GPU", || {
+            [false, true].map(tensor_parallel).iter().try_for_each(goes_on)
+        }),
         ("training over NCCL: zero-bubble pipeline of two replicas", || {
             let case = pipeline("zb-h1");
             let layout = Layout { dp: 2, ..case.layout.clone() };
@@ -93,4 +107,52 @@ fn staged(case: Case) -> Result<(), String> {
 #[cfg(feature = "nccl")]
 fn over_nccl(case: Case) -> Result<(), String> {
     compare(&case, Threads::new(case.ranks()).nccl(phalanx_parallel::comm::NcclConfig::default()))
+}
+
+/// Steps that leave their numbers on the device wait for no GPU, but for the first, which compiles; the numbers are those of
+/// steps whose norm comes to the host.
+#[cfg(feature = "nccl")]
+fn goes_on(case: &Case) -> Result<(), String> {
+    let rank = |rank: Rank| -> phalanx_parallel::Result<_> {
+        let new = || Run::new(case, rank.comm(), rank.device(), Update::AdamW);
+        let mut wanted = new()?;
+        let wanted = (0..3).map(|step| wanted.step(step)).collect::<phalanx_parallel::Result<Vec<_>>>()?;
+        let (mut run, mut got, mut waits) = (new()?, Vec::new(), Vec::new());
+        for step in 0..3 {
+            let before = calls().waits;
+            let (losses, norm) = step_on_device(&mut run, case, step)?;
+            waits.push(calls().waits - before);
+            got.push((
+                losses.iter().map(number).collect::<phalanx_parallel::Result<Vec<_>>>()?,
+                norm.item()?,
+            ));
+        }
+        Ok((wanted, got, waits))
+    };
+    let threads = Threads::new(case.ranks()).nccl(phalanx_parallel::comm::NcclConfig::default());
+    for (wanted, got, waits) in
+        threads.timeout(Duration::from_secs(120)).run(rank).map_err(|e| e.to_string())?
+    {
+        if got != wanted || waits[1..] != [0, 0] {
+            return Err(format!("{case}: {waits:?} waits, got {got:?}, wanted {wanted:?}"));
+        }
+    }
+    Ok(())
+}
+
+/// [`Run::step`] without the host's looking at losses and norm.
+#[cfg(feature = "nccl")]
+fn step_on_device(run: &mut Run, case: &Case, step: u64) -> phalanx_parallel::Result<(Vec<Tensor>, Tensor)> {
+    let _context = context(step);
+    let (micro_batches, counted) = case.batches(step, run.groups.at().dp, run.device);
+    let (model, replicas) = (run.model.clone(), run.share.clone());
+    let work = Arc::new(Step { model, replicas, micro_batches, scale: 1.0 / counted as f64 });
+    run.share.zero_grad()?;
+    run.share.begin()?;
+    let losses = run.pipeline.train(&work)?;
+    run.share.finish()?;
+    let norm = run.share.grad_squares()?.norm()?;
+    run.optimizer.step_by(&Clip::factor(&norm, CLIP)?)?;
+    run.share.updated()?;
+    Ok((losses, norm))
 }

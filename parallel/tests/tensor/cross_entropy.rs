@@ -167,7 +167,7 @@ fn what_does_not_fit_is_refused_by_name() {
                 targets(&[6, 0])?,
                 6,
                 &config,
-                "index 6 (item 0), wanted one below 6",
+                "index 6 (item 0) is out of range, wanted an index below 6",
             ),
             (var(&[2, 3], DType::F32)?, targets(&[0, -1])?, 6, &config, "index -1 (item 1)"),
             (var(&[2, 4], DType::F32)?, targets(&[0, 1])?, 6, &config, "logits [2, 4]"),

@@ -34,7 +34,7 @@ fn on_mesh(config: &phalanx_nn::models::ModelConfig, sequence: bool, zero: Optio
             }
             let second = loss(&model, step, second)?;
             replicas.backward(&second)?;
-            let norm = norm_of(sum_squares(replicas.grad_squares()?, tp)?);
+            let norm = norm_of(&sum_squares(replicas.grad_squares()?, tp)?)?;
             optimizer.step_scaled(Clip::new(norm, 1.0).scale)?;
             replicas.updated()?;
             replicas.zero_grad()?;

@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use super::Gpu;
+use super::calls::count_wait;
 use super::driver::{self, CUevent};
 use crate::{Device, Result};
 
@@ -77,6 +78,7 @@ impl GpuEvent {
     /// If that work failed.
     pub fn synchronize(&self) -> Result<()> {
         self.gpu.bind("event")?;
+        count_wait();
         // SAFETY: the event exists.
         self.gpu.called("event", unsafe { driver::event_synchronize(self.event) })
     }

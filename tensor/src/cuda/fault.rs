@@ -39,17 +39,17 @@ pub(super) struct Faults {
 }
 
 /// The record's size, and what it holds: code, taken (32 bits each), item, value, limit.
-const BYTES: usize = 32;
+pub(super) const RECORD_BYTES: usize = 32;
 
 impl Gpu {
     fn faults(&'static self) -> Result<&'static Faults> {
         if let Some(faults) = self.faults.get() {
             return Ok(faults);
         }
-        let block = self.allocate("faults", BYTES)?;
+        let block = self.allocate("faults", RECORD_BYTES)?;
         // SAFETY: the block and the stream exist. Other streams come later: the record is waited for.
         unsafe {
-            self.called("faults", driver::fill(block.address(), 0, BYTES, self.stream()))?;
+            self.called("faults", driver::fill(block.address(), 0, RECORD_BYTES, self.stream()))?;
             self.called("faults", driver::synchronize(self.stream()))?;
         }
         Ok(self.faults.get_or_init(|| Faults { block, ops: Mutex::default() }))
@@ -72,23 +72,34 @@ impl Gpu {
     /// That report.
     pub(super) fn check_faults(&'static self) -> Result<()> {
         let Some(faults) = self.faults.get() else { return Ok(()) };
-        let mut record = [0; BYTES];
+        let mut record = [0; RECORD_BYTES];
         let (address, stream) = (faults.block.address(), self.stream());
         // SAFETY: the record and the stream exist, and the copy is waited for.
         unsafe {
             self.called("faults", driver::to_host(&mut record, address, stream))?;
             self.called("faults", driver::synchronize(stream))?;
         }
-        let word = |i: usize| i64::from_le_bytes(std::array::from_fn(|b| record[i * 8 + b]));
-        let code = word(0) as u32 as usize;
-        let Some(place) = code.checked_sub(1) else { return Ok(()) };
+        let Some(error) = self.fault_of(&record) else { return Ok(()) };
         // SAFETY: as above. Other streams look and report here too: they come later.
         unsafe {
-            self.called("faults", driver::fill(address, 0, BYTES, stream))?;
+            self.called("faults", driver::fill(address, 0, RECORD_BYTES, stream))?;
             self.called("faults", driver::synchronize(stream))?;
         }
-        let op = faults.ops.lock().unwrap_or_else(PoisonError::into_inner).get(place).copied();
+        Err(error)
+    }
+
+    /// Where the record is, if any kernel may have written there.
+    pub(super) fn fault_record(&self) -> Option<u64> {
+        self.faults.get().map(|faults| faults.block.address())
+    }
+
+    /// What a copy of the record says.
+    pub(super) fn fault_of(&self, record: &[u8]) -> Option<Error> {
+        let word = |i: usize| i64::from_le_bytes(std::array::from_fn(|b| record[i * 8 + b]));
+        let place = (word(0) as u32 as usize).checked_sub(1)?;
+        let ops = &self.faults.get()?.ops;
+        let op = ops.lock().unwrap_or_else(PoisonError::into_inner).get(place).copied();
         let got = format!("index {} (item {})", word(2), word(1));
-        Err(Error::range(op.unwrap_or("kernel"), got, format!("an index below {}", word(3))))
+        Some(Error::range(op.unwrap_or("kernel"), got, format!("an index below {}", word(3))))
     }
 }

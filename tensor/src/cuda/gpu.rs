@@ -5,8 +5,9 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use super::driver::{self, CUcontext, CUstream, Failure};
 use super::GpuEvent;
+use super::calls::count_wait;
+use super::driver::{self, CUcontext, CUstream, Failure};
 use super::fault::Faults;
 use super::kernel::Kernels;
 use super::memory::DeviceBlock;
@@ -133,6 +134,7 @@ impl Gpu {
     /// What kernels or the driver found wrong since the last time.
     pub fn synchronize(&'static self) -> Result<()> {
         self.bind("synchronize")?;
+        count_wait();
         // SAFETY: the stream exists.
         self.called("synchronize", unsafe { driver::synchronize(self.stream()) })?;
         self.check_faults()

@@ -95,7 +95,8 @@ fn find(library: Library) -> Result<Loaded, String> {
         }
         // By name, from where the system looks.
         None => {
-            let by_name = |name: &&str| Some(Loaded { from: (*name).into(), file: load(Path::new(name)).ok()? });
+            let by_name =
+                |name: &&str| Some(Loaded { from: (*name).into(), file: load(Path::new(name)).ok()? });
             names.iter().find_map(by_name).ok_or_else(|| missing(library, names))?
         }
     };
@@ -134,7 +135,8 @@ fn files(library: Library) -> Files {
 fn folders(library: Library) -> impl Iterator<Item = PathBuf> {
     let named = std::env::var_os(LIBRARY_DIR).unwrap_or_default();
     let named: Vec<PathBuf> = std::env::split_paths(&named).filter(|f| !f.as_os_str().is_empty()).collect();
-    let named: Vec<PathBuf> = named.into_iter().flat_map(|f| [vec![f.clone()], packages(&f)].concat()).collect();
+    let named: Vec<PathBuf> =
+        named.into_iter().flat_map(|f| [vec![f.clone()], packages(&f)].concat()).collect();
     // The driver belongs to the system, never to a wheel.
     let rest = match library {
         Library::Driver => Vec::new(),
@@ -202,7 +204,8 @@ fn companions(library: Library, path: &Path) -> Vec<libloading::Library> {
     if library != Library::Nvrtc {
         return Vec::new();
     }
-    let entries = path.parent().and_then(|folder| std::fs::read_dir(folder).ok()).into_iter().flatten().flatten();
+    let entries =
+        path.parent().and_then(|folder| std::fs::read_dir(folder).ok()).into_iter().flatten().flatten();
     let builtins = entries.filter(|e| e.file_name().to_string_lossy().starts_with("libnvrtc-builtins.so"));
     builtins.filter_map(|entry| load(&entry.path()).ok()).collect()
 }
@@ -265,7 +268,10 @@ mod tests {
         let known = Loaded { from: "libc.so.6".into(), file };
         // SAFETY: `getpid` is such a function; the other one is not there.
         let (there, missing) = unsafe {
-            (function::<extern "C" fn() -> i32>(&known, "getpid"), function::<extern "C" fn()>(&known, "nothing"))
+            (
+                function::<extern "C" fn() -> i32>(&known, "getpid"),
+                function::<extern "C" fn()>(&known, "nothing"),
+            )
         };
         assert_eq!(there.unwrap()() as u32, std::process::id());
         assert_eq!(missing.unwrap_err(), "libc.so.6 has no function nothing: another version is needed");

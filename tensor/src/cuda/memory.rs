@@ -8,6 +8,7 @@
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
+use super::calls::{count_allocation, count_wait};
 use super::driver::{self, CUstream};
 use super::gather::gather;
 use super::{Gpu, GpuEvent, graph};
@@ -30,6 +31,7 @@ impl DeviceBlock {
     pub(super) fn obtain(op: &'static str, bytes: usize, gpu: &'static Gpu) -> Result<DeviceBlock> {
         gpu.bind(op)?;
         let stream = gpu.stream();
+        count_allocation();
         // SAFETY: the stream exists.
         let address = unsafe { driver::allocate(bytes, stream) };
         let address = address.map_err(|failure| match failure.is_out_of_memory() {
@@ -80,6 +82,7 @@ impl Pinned {
     /// If the system has no more memory that can be pinned.
     pub fn zeros(gpu: &'static Gpu, bytes: usize) -> Result<Pinned> {
         gpu.bind("pinned")?;
+        count_allocation();
         let start = gpu.called("pinned", driver::host_allocate(bytes.max(1)))?;
         let lost = Error::OutOfMemory { op: "pinned", device: gpu.device(), bytes };
         let start = NonNull::new(start.cast::<u8>()).ok_or(lost)?;
@@ -168,6 +171,7 @@ fn to_host(op: &'static str, to: &mut Tensor, from: &Tensor) -> Result<()> {
     let gpu = from.device().gpu()?;
     gpu.bind(op)?;
     let (start, len) = bytes_of(to);
+    count_wait();
     {
         let _lock = from.lock_read(op)?;
         let mut target = to.write_bytes(op)?;

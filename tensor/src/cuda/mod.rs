@@ -14,11 +14,13 @@
 //! scratch   memory between an op's launches
 //! gather    views made contiguous
 //! event     points in a stream's work          raw      addresses and handles for other libraries
+//! readback  numbers for the host, later        calls    how often a thread has waited
 //! quiet     loads and collectives kept apart
 //! ```
 
 #[cfg(feature = "cuda")]
 mod cache;
+mod calls;
 #[cfg_attr(not(feature = "cuda"), path = "cublaslt_off.rs")]
 mod cublaslt;
 #[cfg_attr(not(feature = "cuda"), path = "driver_off.rs")]
@@ -39,8 +41,10 @@ mod nvrtc;
 mod product;
 mod quiet;
 mod raw;
+mod readback;
 mod scratch;
 
+pub use calls::{Calls, calls};
 /// The bindings to the CUDA libraries, for crates that call more of them than this one does.
 #[cfg(feature = "cuda")]
 pub use cudarc;
@@ -59,6 +63,7 @@ pub use nvrtc::{compile, compiled};
 pub use product::{Matrices, Products, Sums, multiply};
 pub use quiet::Meeting;
 pub use raw::DevicePointer;
+pub use readback::Readback;
 pub use scratch::Scratch;
 
 pub(crate) use event::lane_stream;

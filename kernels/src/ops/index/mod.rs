@@ -8,6 +8,7 @@ mod index_add;
 mod index_select;
 mod one_hot;
 mod scatter_add;
+mod split;
 mod summand;
 #[cfg(test)]
 mod tests;
@@ -23,6 +24,7 @@ pub use index_add::index_add;
 pub use index_select::index_select;
 pub use one_hot::one_hot;
 pub use scatter_add::scatter_add;
+pub use split::split_indices;
 
 pub(super) use cuda::add_to_planes;
 

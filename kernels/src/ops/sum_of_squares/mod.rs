@@ -2,7 +2,9 @@
 
 mod cuda;
 
-use phalanx_tensor::{DType, Result, Tensor};
+use std::ops::Range;
+
+use phalanx_tensor::{DType, Device, Error, Result, Tensor};
 
 use crate::check;
 use crate::real::{Real, for_real};
@@ -34,25 +36,45 @@ pub fn sum_of_squares_blocks(x: &Tensor) -> Result<Vec<f64>> {
     Ok(sums)
 }
 
-/// The root of the tree over [`sum_of_squares_blocks`], an f64 scalar on the device of `x`: a pair of neighbouring blocks
-/// is added, then a pair of pairs, and so on; what has no neighbour stays alone. Nothing waits for it.
+/// A floating-point tensor, and stretches of its blocks of [`NORM_BLOCK`] elements.
+pub type Stretches = (Tensor, Vec<Range<usize>>);
+
+/// The sum of squares of each stretch, one after another, f64 on their device: the root of the tree over its blocks' sums
+/// ([`sum_of_squares_blocks`]). A pair of neighbouring blocks is added, then a pair of pairs, and so on; what has no
+/// neighbour stays alone. Nothing waits for it.
 ///
 /// # Errors
-/// If the dtype is no floating-point one.
-pub fn sum_of_squares(x: &Tensor) -> Result<Tensor> {
-    const OP: &str = "sum_of_squares";
-    check::float(OP, x)?;
-    let x = x.contiguous()?;
-    let mut root = Tensor::empty(&[], DType::F64, x.device())?;
-    if x.device().is_cuda() {
-        cuda::root(OP, &x, &mut root)?;
-    } else if !x.device().is_meta() {
-        root.write::<f64>(OP)?[0] = dyadic(sum_of_squares_blocks(&x)?);
+/// If a dtype is no floating-point one, a tensor is on another device, or a stretch ends behind it.
+pub fn sums_of_squares(device: Device, of: &[Stretches]) -> Result<Tensor> {
+    const OP: &str = "sums_of_squares";
+    let together = |(x, stretches): &Stretches| {
+        check::float(OP, x)?;
+        let blocks = x.numel().div_ceil(NORM_BLOCK);
+        if x.device() != device {
+            return Err(Error::Device { op: OP, left: device, right: x.device() });
+        }
+        match stretches.iter().find(|part| part.start > part.end || part.end > blocks) {
+            Some(part) => Err(Error::range(OP, format!("blocks {part:?}"), format!("some of {blocks}"))),
+            None => Ok((x.contiguous()?, stretches.clone())),
+        }
+    };
+    let of = of.iter().map(together).collect::<Result<Vec<Stretches>>>()?;
+    let mut sums = Tensor::empty(&[of.iter().map(|(_, parts)| parts.len()).sum()], DType::F64, device)?;
+    if device.is_cuda() {
+        cuda::roots(OP, device, &of, &mut sums)?;
+    } else if !device.is_meta() {
+        let mut roots = Vec::with_capacity(sums.numel());
+        for (x, stretches) in &of {
+            let blocks = sum_of_squares_blocks(x)?;
+            roots.extend(stretches.iter().map(|part| dyadic(&blocks[part.clone()])));
+        }
+        sums.write::<f64>(OP)?[..roots.len()].copy_from_slice(&roots);
     }
-    Ok(root)
+    Ok(sums)
 }
 
-fn dyadic(mut level: Vec<f64>) -> f64 {
+fn dyadic(blocks: &[f64]) -> f64 {
+    let mut level = blocks.to_vec();
     while level.len() > 1 {
         level =
             level.chunks(2).map(|pair| pair.iter().copied().reduce(|a, b| a + b).unwrap_or(0.0)).collect();
@@ -106,9 +128,12 @@ mod tests {
     fn the_root_adds_neighbours_first() {
         let x = make(&[64 * 5], DType::F64, &|i| [1e8, 1.0, 1.0, 1.0, 1.0][i / 64] / 8.0);
         let [a, b, c, d, e] = sum_of_squares_blocks(&x).unwrap()[..] else { panic!("five blocks") };
-        let root = sum_of_squares(&x).unwrap().item::<f64>().unwrap();
-        assert_eq!(root, ((a + b) + (c + d)) + e);
-        assert_ne!(root, (((a + b) + c) + d) + e);
+        let [several, last] = [vec![0..5, 1..4, 2..2], std::iter::once(4..5).collect()];
+        let roots = sums_of_squares(Device::CPU, &[(x.clone(), several), (x.clone(), last)]).unwrap();
+        let roots = roots.to_vec::<f64>().unwrap();
+        assert_eq!(roots, [((a + b) + (c + d)) + e, (b + c) + d, 0.0, e]);
+        assert_ne!(roots[0], (((a + b) + c) + d) + e);
+        assert!(sums_of_squares(Device::CPU, &[(x, std::iter::once(3..6).collect())]).is_err());
     }
 
     #[test]

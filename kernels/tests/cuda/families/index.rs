@@ -2,7 +2,7 @@
 
 use phalanx_kernels::{
     Rope, embedding, embedding_backward, embedding_backward_accumulate_, gather, index_add, index_select,
-    rope, rope_backward, scatter_add,
+    rope, rope_backward, scatter_add, split_indices,
 };
 use phalanx_tensor::{DType, Device, Tensor};
 
@@ -12,6 +12,7 @@ pub fn cases() -> Vec<Case> {
     let mut all = Vec::new();
     picks(&mut all);
     sums(&mut all);
+    splits(&mut all);
     out_of_range(&mut all);
     rotations(&mut all);
     all
@@ -108,8 +109,33 @@ fn sums(all: &mut Vec<Case>) {
     }
 }
 
+fn splits(all: &mut Vec<Case>) {
+    for (count, own, ignored) in [
+        (1, 0..3, None),
+        (7, 3..5, Some(-100)),
+        (33, 0..10, Some(4)),
+        (129, 9..10, Some(-1)),
+        (0, 2..3, None),
+    ] {
+        let name = format!("index split of {count} at {own:?} without {ignored:?}");
+        all.push(Case::new(name, DType::I64, move |d| {
+            let every = move |i: usize| {
+                let none = ignored.filter(|_| i % 6 == 2);
+                none.map_or((i * i % 10) as f64, |index| index as f64)
+            };
+            let index = make(&[2, count], DType::I64, d, every).transpose(0, 1)?;
+            let (here, elsewhere) = split_indices(&index, own.clone(), 10, ignored)?;
+            Ok(vec![here, elsewhere])
+        }));
+    }
+}
+
 fn out_of_range(all: &mut Vec<Case>) {
     for bad in [-1.0, 7.0, 1e12] {
+        all.push(Case::new(format!("index {bad} out of range, split"), DType::F32, move |d| {
+            let index = make(&[40], DType::I64, d, move |i| if i == 33 { bad } else { 2.0 });
+            Ok(vec![split_indices(&index, 2..5, 7, Some(-100))?.0])
+        }));
         let index = move |d| make(&[40], DType::I64, d, move |i| if i == 33 { bad } else { 2.0 });
         let x = |d| make(&[7, 3], DType::F32, d, spread(1, -1.0, 1.0));
         let dy = |d| make(&[40, 3], DType::F32, d, spread(1, -1.0, 1.0));

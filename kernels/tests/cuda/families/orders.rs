@@ -1,8 +1,8 @@
 //! Reductions element by element, running sums, orders, and the tree of squares.
 
 use phalanx_kernels::{
-    amax, amin, argmax, argmin, cumsum, cumsum_reversed, max, min, prod, sort, sum, sum_of_squares,
-    sum_of_squares_blocks, topk,
+    NORM_BLOCK, add_pairs_, amax, amin, argmax, argmin, cumsum, cumsum_reversed, max, min, prod, sort, sum,
+    sum_of_squares_blocks, sums_of_squares, topk,
 };
 use phalanx_tensor::{DType, Device, Tensor};
 
@@ -46,12 +46,34 @@ pub fn cases() -> Vec<Case> {
             let run = move |device| {
                 let x = make(&[n], dtype, device, spread(1, -3.0, 5.0));
                 let blocks = sum_of_squares_blocks(&x)?;
-                Ok(vec![Tensor::from_slice(&blocks, &[blocks.len()], Device::CPU)?, sum_of_squares(&x)?])
+                let all = 0..n.div_ceil(NORM_BLOCK);
+                let roots = sums_of_squares(device, &[(x, vec![all])])?;
+                Ok(vec![Tensor::from_slice(&blocks, &[blocks.len()], Device::CPU)?, roots])
             };
             all.push(
                 Case::new(format!("sum_of_squares {dtype} of {n}, bit for bit"), dtype, run).within(0.0),
             );
         }
+    }
+    // More blocks than a block of threads joins, and more stretches than a launch takes, of tensors of several dtypes.
+    let many = |device| {
+        let long = make(&[64 * 9000 + 7], DType::F32, device, spread(2, -3.0, 5.0));
+        let strided = make(&[129, 33], DType::BF16, device, spread(3, -3.0, 5.0)).transpose(0, 1)?;
+        let none = make(&[0], DType::F64, device, |_| 0.0);
+        let (ends, few) = (vec![0..9001, 1..9000, 4096..8192, 7..7], (0..300).map(|i| i % 67..67).collect());
+        Ok(vec![sums_of_squares(device, &[(long, ends), (strided, few), (none, vec![0..0; 3])])?])
+    };
+    all.push(Case::new("sums_of_squares of stretches, bit for bit", DType::F64, many).within(0.0));
+    for n in [1, 7, 33, 129, 2000] {
+        all.push(
+            Case::new(format!("add_pairs of {n}, bit for bit"), DType::F64, move |device| {
+                let mut x = make(&[n + 1], DType::F64, device, spread(4, -1e8, 1e8)).narrow(0, 1, n)?;
+                let pairs: Vec<_> = (0..n).map(|i| (i / 7 % n, i * 31 % n)).collect();
+                add_pairs_(&mut x, &pairs)?;
+                Ok(vec![x])
+            })
+            .within(0.0),
+        );
     }
     all.push(Case::new("argmax f32 of nothing", DType::F32, |device| {
         Ok(vec![argmax::<usize>(&make(&[0, 3], DType::F32, device, |_| 0.0), None, false)?])

@@ -199,13 +199,7 @@ impl Link {
 
 /// # Safety
 /// As for [`Link::enqueue`].
-unsafe fn call(
-    nccl: &Functions,
-    comm: Comm,
-    op: Op,
-    dtype: Kind,
-    stream: Stream,
-) -> Status {
+unsafe fn call(nccl: &Functions, comm: Comm, op: Op, dtype: Kind, stream: Stream) -> Status {
     let from = |address: u64| address as *const c_void;
     let to = |address: u64| address as *mut c_void;
     // SAFETY: the caller's contract is NCCL's. Ranks are those of the communicator, so they fit.

@@ -2,7 +2,7 @@
 //
 // Rows: a group of 2^k lanes a row, so that a row's elements are read and written side by side; elements are as wide as the
 // rows' addresses allow, 16 bytes at best. Moves each row once in, once out, and 8 bytes of index a row. An index out of
-// range is reported, and its row left as it is.
+// range is reported, and its row becomes 0, so that what comes after reads no memory that nothing has written.
 //
 // Elements: one thread an element of the result, striding by the grid. Moves 8 bytes of index, one element in, one out.
 
@@ -15,15 +15,13 @@ DEVICE void pick_rows(U* out, const U* x, const i64* index, u64 outer, u64 count
     if (row >= outer * count) return;
     const u64 nth = outer == 1 ? row : row % count;
     const i64 at = index[nth];
-    if ((u64)at >= rows) {
-        if (lane == 0 && blockIdx.y == 0) fault(faults, code, nth, at, rows);
-        return;
-    }
-    const U* from = x + (row / count * rows + at) * inner;
+    const bool known = (u64)at < rows;
+    if (!known && lane == 0 && blockIdx.y == 0) fault(faults, code, nth, at, rows);
+    const U* from = x + (row / count * rows + (known ? at : 0)) * inner;
     U* to = out + row * inner;
     const u64 step = (u64)gridDim.y * lanes;
 #pragma unroll 4
-    for (u64 i = (u64)blockIdx.y * lanes + lane; i < inner; i += step) to[i] = from[i];
+    for (u64 i = (u64)blockIdx.y * lanes + lane; i < inner; i += step) to[i] = known ? from[i] : U{};
 }
 
 // x has the strides of `layout` for the result's shape, with 0 along the dimension that the index stands for, where they
@@ -36,6 +34,7 @@ DEVICE void pick_elements(U* out, const U* x, const i64* index, const Strided& l
         const i64 at = index[i];
         if ((u64)at >= size) {
             fault(faults, code, i, at, size);
+            out[i] = U{};
             continue;
         }
         u64 from[1];

@@ -1,0 +1,203 @@
+//! The example's steps: captured they have the bits of those that are not, and the host neither waits nor asks for memory.
+
+use std::sync::Arc;
+
+use phalanx::nn::models::{GptConfig, ModelConfig, RecomputeMode};
+use phalanx::nn::{AdamW, Batch, Group, OneDevice, Optimizer, Parameters, Rule, Schedule, Scope};
+use phalanx::parallel::checkpoint::Saver;
+use phalanx::parallel::comm;
+use phalanx::parallel::data_parallel::{Alone, DataParallel};
+use phalanx::parallel::hybrid::{Layout, OnMesh, Part};
+use phalanx::parallel::launch::TIMEOUT;
+use phalanx::parallel::mesh::{Axis, Groups};
+use phalanx::parallel::pipeline::ranks::{Chunks, Pipeline};
+use phalanx::parallel::{Error, Result};
+use phalanx::tensor::cuda::{Calls, Readback, calls};
+use phalanx::{DType, Device, Tensor, Var, kernels};
+
+use crate::captured::Captured;
+use crate::step::{Saving, Settings, train_step};
+
+const GPU: Device = Device::Cuda(0);
+const CONTEXT: usize = 12;
+const STEPS: u64 = 6;
+
+/// What is trained.
+#[derive(Clone, Copy)]
+struct Form {
+    dtype: DType,
+    micro_batches: usize,
+    groups: usize,
+    recompute: RecomputeMode,
+    clip: f64,
+}
+
+/// How its steps are done.
+#[derive(Clone, Copy, PartialEq)]
+enum How {
+    OneByOne,
+    Captured,
+    /// With something in each step that cannot be captured.
+    Spoilt,
+}
+
+/// What a training leaves: losses and norms as they came, and all parameters.
+type Trained = (Vec<f64>, Vec<f64>);
+
+struct Run {
+    model: Arc<dyn Part>,
+    share: Arc<dyn DataParallel>,
+    pipeline: Pipeline,
+    optimizer: Optimizer<AdamW>,
+    saver: Saving,
+}
+
+impl Run {
+    fn new(form: Form, how: How) -> Result<Run> {
+        let comm = comm::threads::world(1, TIMEOUT).swap_remove(0);
+        let layout = Layout { micro_batches: form.micro_batches / form.groups, ..Layout::default() };
+        let groups = Groups::new(layout.mesh()?, &comm)?;
+        let (line, schedule) = (groups.along(Axis::Pp).clone(), layout.schedule()?);
+        let config = ModelConfig::Gpt(GptConfig::new(101, CONTEXT, 2, 2, 16).with_dropout(0.1));
+        let scope = Scope::new(1, form.dtype, GPU);
+        let mut model = Chunks::build(&config, &Arc::new(OneDevice), &scope, &schedule, 0)?;
+        model.iter_mut().for_each(|stage| stage.set_recompute(form.recompute));
+        let pipeline = Pipeline::new(&schedule, line, GPU)?;
+        // Who hears of an action may look at the device.
+        let pipeline = match how {
+            How::Spoilt => pipeline.observer(Arc::new(|_| drop(GPU.synchronize()))),
+            _ => pipeline,
+        };
+        model.parameters().iter().try_for_each(|p| p.set_grad_dtype(DType::F32))?;
+        let share: Arc<dyn DataParallel> =
+            Arc::new(OnMesh::new(&model, Box::new(Alone::new(&model)), groups, &schedule)?);
+        let optimizer = AdamW::default().init(Group::decay_matrices(share.parameters(), 1e-2, 0.1))?;
+        Ok(Run { model: Arc::new(model), share, pipeline, optimizer, saver: Saving::new(Saver::new(&comm)?) })
+    }
+}
+
+/// The micro-batches of a step, on `device`.
+fn micros(form: Form, step: u64, device: Device) -> Result<Vec<Batch>> {
+    let tokens = |row: usize, from: u64| {
+        let token = |i: usize| (7 * (i as u64 + step % 3 + from) + row as u64) as i64 % 101;
+        let tokens: Vec<i64> = (0..CONTEXT).map(token).collect();
+        Tensor::from_slice(&tokens, &[1, CONTEXT], device)
+    };
+    let micro =
+        |row| Ok::<_, Error>(Batch { inputs: tokens(row, 0)?, targets: tokens(row, 1)?, first_row: row });
+    (0..form.micro_batches).map(micro).collect()
+}
+
+/// A training whose numbers are read one step late, at rates that begin with 0. What the host asked for in each step is for
+/// `watch` to see: the calls, and the kernels that were launched.
+fn train(form: Form, how: How, watch: &mut dyn FnMut(u64, Calls, u64)) -> Result<Trained> {
+    let Run { model, share, pipeline, mut optimizer, saver } = Run::new(form, how)?;
+    let rates = Schedule::Cosine { lr: 1e-2, warmup: 2, total: STEPS, cycles: 0.5 };
+    let tokens = form.micro_batches * CONTEXT;
+    let settings = Settings {
+        groups: form.groups,
+        tokens,
+        ranks: &share,
+        pipeline: &pipeline,
+        saver: Some(&saver),
+        clip: form.clip,
+        seed: 1,
+        watch: None,
+    };
+    let (mut captured, mut numbers) = (Captured::new(GPU), Vec::new());
+    let mut readbacks = [Readback::new(GPU, 2)?, Readback::new(GPU, 2)?];
+    for step in 0..STEPS {
+        let batch = micros(form, step, if how == How::OneByOne { GPU } else { Device::CPU })?;
+        optimizer.set_lr(rates.lr(step));
+        let (before, launched) = (calls(), GPU.gpu()?.launches());
+        let results = match how {
+            How::OneByOne => train_step(&model, &mut optimizer, &batch, settings, step)?,
+            _ => captured.step(&model, &mut optimizer, &batch, settings, step)?.clone(),
+        };
+        readbacks[step as usize % 2].start(&results)?;
+        let after = calls();
+        let asked =
+            Calls { waits: after.waits - before.waits, allocations: after.allocations - before.allocations };
+        watch(step, asked, GPU.gpu()?.launches() - launched);
+        if step > 0 {
+            numbers.extend(readbacks[(step as usize - 1) % 2].finish()?);
+        }
+    }
+    numbers.extend(readbacks[(STEPS as usize - 1) % 2].finish()?);
+    let mut parameters = Vec::new();
+    for parameter in model.parameters() {
+        parameters.extend(kernels::cast(&parameter.tensor(), DType::F64)?.to_vec::<f64>()?);
+    }
+    Ok((numbers, parameters))
+}
+
+const FORMS: [Form; 3] = [
+    Form { dtype: DType::F32, micro_batches: 1, groups: 1, recompute: RecomputeMode::Never, clip: 1.0 },
+    Form { dtype: DType::BF16, micro_batches: 4, groups: 2, recompute: RecomputeMode::Always, clip: 0.1 },
+    Form { dtype: DType::F32, micro_batches: 3, groups: 1, recompute: RecomputeMode::ExceptLast, clip: 0.0 },
+];
+
+/// Captured steps have the bits of others; none waits, and those that are launched ask for no memory and launch no kernel.
+pub fn captured_have_the_bits_of_others() -> std::result::Result<(), String> {
+    for (number, form) in FORMS.into_iter().enumerate() {
+        let mut wrong = Vec::new();
+        let mut note = |what: &str, step: u64, fine: bool, asked: Calls, launched: u64| {
+            if !fine {
+                wrong.push(format!("{what}, step {step}: {asked:?}, {launched} kernels launched"));
+            }
+        };
+        let plain = train(form, How::OneByOne, &mut |step, asked, launched| {
+            // The first compiles, and makes the record of faults.
+            note("one by one", step, step == 0 || asked.waits == 0, asked, launched);
+        });
+        let fast = train(form, How::Captured, &mut |step, asked, launched| {
+            let fine = step < 2 || (asked, launched) == (Calls::default(), 0);
+            note("captured", step, fine, asked, launched);
+        });
+        let (plain, fast) = (plain.map_err(|e| e.to_string())?, fast.map_err(|e| e.to_string())?);
+        if !wrong.is_empty() {
+            return Err(format!("form {number}: {wrong:?}"));
+        }
+        if plain != fast {
+            return Err(format!("form {number}: got {:?}, wanted {:?}", fast.0, plain.0));
+        }
+    }
+    Ok(())
+}
+
+/// What waits for the device in each step is done without a graph, with the same outcome.
+pub fn what_cannot_be_captured_trains_all_the_same() -> std::result::Result<(), String> {
+    let wanted = train(FORMS[1], How::OneByOne, &mut |_, _, _| {}).map_err(|e| e.to_string())?;
+    let mut launches = Vec::new();
+    let got = train(FORMS[1], How::Spoilt, &mut |_, _, launched| launches.push(launched));
+    let got = got.map_err(|e| e.to_string())?;
+    match got == wanted && launches.iter().all(|&launched| launched > 0) {
+        true => Ok(()),
+        false => Err(format!("{launches:?} launches, got {:?}, wanted {:?}", got.0, wanted.0)),
+    }
+}
+
+/// A token beyond the vocabulary, among inputs or targets, is told with the numbers of its step, though the next one has begun.
+pub fn a_wrong_token_is_told_late() -> std::result::Result<(), String> {
+    let run = |of_inputs: bool| -> Result<String> {
+        let form = FORMS[0];
+        let Run { model, .. } = Run::new(form, How::OneByOne)?;
+        let mut readback = Readback::new(GPU, 1)?;
+        let (mut batch, mut tokens) = (micros(form, 0, GPU)?.remove(0), [1i64; CONTEXT]);
+        tokens[5] = 101;
+        let wrong = Tensor::from_slice(&tokens, &[1, CONTEXT], GPU)?;
+        *(if of_inputs { &mut batch.inputs } else { &mut batch.targets }) = wrong;
+        let loss = model.run(0, None, &batch, 1.0)?;
+        readback.start(&kernels::cast(loss.tensor(), DType::F64)?)?;
+        let fine = micros(form, 1, GPU)?.remove(0);
+        drop::<Var>(model.run(0, None, &fine, 1.0)?);
+        Ok(readback.finish().map_or_else(|error| error.to_string(), |_| "nothing".into()))
+    };
+    for of_inputs in [false, true] {
+        let said = run(of_inputs).map_err(|e| e.to_string())?;
+        if !said.contains("index 101 (item 5)") {
+            return Err(format!("{said} was said"));
+        }
+    }
+    Ok(())
+}
