@@ -6,6 +6,7 @@
     scripts/sweep_peer.py compare ours.jsonl theirs.jsonl ... # ours over the fastest of the others
 """
 
+import argparse
 import json
 import math
 import statistics
@@ -16,15 +17,22 @@ SPAN_US, TIMES = 200.0, 15
 
 
 def rows(path):
-    with open(path) as lines:
-        found = [json.loads(line) for line in lines if line.startswith("{")]
-    return {row["metric"]: row for row in found if row["workload"] == "sweep"}
+    """The sweep's rows in a file of JSON lines, by name."""
+    try:
+        with open(path) as lines:
+            found = [json.loads(line) for line in lines if line.startswith("{")]
+    except (OSError, ValueError) as error:
+        sys.exit(f"{path}: {error}")
+    named = {row["metric"]: row for row in found if row.get("workload") == "sweep"}
+    return named or sys.exit(f"{path}: no rows of the sweep")
 
 
 def run(path):
-    import torch
-
     wanted = rows(path)
+    try:
+        import torch
+    except ImportError as error:
+        sys.exit(f"PyTorch cannot be loaded: {error}")
     threads = next(iter(wanted.values()))["threads"]
     torch.set_num_threads(threads)
     for name in wanted:
@@ -49,6 +57,9 @@ def run(path):
 
 def compare(ours, *others):
     ours, others = rows(ours), [rows(path) for path in others]
+    for name in ours:
+        if any(name not in other for other in others):
+            sys.exit(f"{name} was not measured by all")
     ratios = {name: row["value"] / min(other[name]["value"] for other in others) for name, row in ours.items()}
     worst = sorted(ratios, key=ratios.get, reverse=True)
     print(f"geometric mean {math.exp(statistics.fmean(map(math.log, ratios.values()))):.3f} of {len(ratios)}")
@@ -56,5 +67,19 @@ def compare(ours, *others):
         print(f"{ratios[name]:6.2f}  {name}  {ours[name]['value']:.2f} us")
 
 
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("run").add_argument("ours")
+    against = commands.add_parser("compare")
+    against.add_argument("ours")
+    against.add_argument("theirs", nargs="+")
+    given = parser.parse_args()
+    if given.command == "run":
+        run(given.ours)
+    else:
+        compare(given.ours, *given.theirs)
+
+
 if __name__ == "__main__":
-    {"run": run, "compare": compare}[sys.argv[1]](*sys.argv[2:])
+    main()

@@ -114,6 +114,8 @@ fn a_result_that_exists_gets_the_bits_of_a_new_one() {
             let message = matmul_into(&mut other, &a, &b).unwrap_err().to_string();
             assert!(message.contains("matmul_into") && message.contains(&format!("{shape:?}")), "{message}");
         }
+        let square = make(&[4, 4], dtype, &floats(-1.0, 1.0));
+        assert!(matmul_into(&mut square.clone(), &square, &square).is_err());
     }
 }
 
