@@ -240,12 +240,13 @@ impl Meeting {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
+#[path = "../../tests/comm/port.rs"]
+mod port;
 
-    fn free_port() -> u16 {
-        TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port()
-    }
+#[cfg(test)]
+mod tests {
+    use super::port::free_port;
+    use super::*;
 
     /// What the ranks that come hear.
     fn meet(come: &[(usize, usize)], timeout_ms: u64) -> Vec<Result<usize>> {
