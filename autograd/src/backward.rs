@@ -25,6 +25,17 @@ pub trait Backward: Send + Sync {
     /// Whatever its operations refuse, or a saved value that was modified.
     fn backward(&self, cx: &Cx<'_>) -> Result<Grads>;
 
+    /// [`Backward::backward`] for the last time, so that saved values may be used up ([`Cx::take`]).
+    ///
+    /// # Errors
+    /// As [`Backward::backward`].
+    fn backward_once(self, cx: &Cx<'_>) -> Result<Grads>
+    where
+        Self: Sized,
+    {
+        self.backward(cx)
+    }
+
     /// Called between the two halves of a split backward, when the gradient of input `i` will still be asked for if
     /// `later(i)`, and no other: frees what serves only the others.
     fn release(&mut self, later: &dyn Fn(usize) -> bool) {
@@ -91,6 +102,15 @@ impl Cx<'_> {
     /// If it was modified in place since.
     pub fn get(&self, saved: &Saved) -> Result<Var> {
         saved.unpack(self.node, self.create_graph)
+    }
+
+    /// A saved value that is not needed again: its memory may be written where nobody else sees it
+    /// ([`Tensor::is_sole_owner`]).
+    ///
+    /// # Errors
+    /// As [`Cx::get`].
+    pub fn take(&self, saved: Saved) -> Result<Tensor> {
+        self.get(&saved).map(Var::into_tensor)
     }
 
     /// A gradient summed over what was broadcast from input `i`, which requires one.

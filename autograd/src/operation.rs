@@ -71,7 +71,7 @@ impl<B: Backward> Operation for Recorded<B> {
             return Some(self.share()?.backward(cx));
         }
         match self.take() {
-            State::Own(backward) => Some(backward.backward(cx)),
+            State::Own(backward) => Some(backward.backward_once(cx)),
             State::Shared(backward) => Some(backward.backward(cx)),
             State::Freed => None,
         }

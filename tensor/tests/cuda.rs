@@ -15,7 +15,7 @@ type Outcome = Result<(), Error>;
 type Test = (&'static str, fn() -> Outcome);
 type View = fn(&Tensor) -> Result<Tensor, Error>;
 
-const TESTS: [Test; 13] = [
+const TESTS: [Test; 14] = [
     ("elements come back from every view", views_come_back),
     ("the ledger counts a GPU's tensors", ledger_counts),
     ("devices do not mix and copies between them are ordered", devices),
@@ -27,6 +27,7 @@ const TESTS: [Test; 13] = [
     ("what a kernel finds wrong comes back at the next wait", faults),
     ("a captured step runs again with other inputs and draws", graphs),
     ("numbers come to the host while the device goes on, errors with them", readback),
+    ("what goes to the device may change at once", uploads),
     ("pinned memory is the host's", pinned),
     ("the host cannot touch a GPU's elements", untouchable),
 ];
@@ -299,6 +300,30 @@ fn readback() -> Outcome {
     same(read.finish()?, vec![7.0, 8.0])?;
     for other in [x.narrow(0, 0, 1)?, Tensor::zeros(&[2], DType::F64, Device::CPU)?] {
         same(read.start(&other).is_err(), true)?;
+    }
+    Ok(())
+}
+
+fn uploads() -> Outcome {
+    let sizes = [10_000, 20_000, 9_000, 600_000, 9_000, 30_000, 8_192, 9_000, 8_191, 1];
+    let numbers = |round: usize, size: usize| (0..size).map(move |i| (round * 1000 + i) as f64);
+    for round in 0..3 {
+        let mut to = sizes
+            .map(|size| Tensor::zeros(&[size], DType::F64, GPU))
+            .into_iter()
+            .collect::<Result<Vec<_>, _>>()?;
+        let waits = calls().waits;
+        for to in &mut to {
+            let size = to.numel();
+            let mut from =
+                Tensor::from_slice(&numbers(round, size).collect::<Vec<_>>(), &[size], Device::CPU)?;
+            to.copy_from(&from)?;
+            from.copy_from(&Tensor::zeros(&[size], DType::F64, Device::CPU)?)?;
+        }
+        same(calls().waits, waits)?;
+        for to in to {
+            same(to.to_vec::<f64>()? == numbers(round, to.numel()).collect::<Vec<_>>(), true)?;
+        }
     }
     Ok(())
 }

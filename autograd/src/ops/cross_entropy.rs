@@ -5,7 +5,7 @@
 //!
 //! Derivative: `dx = dy (p sum(q) - q)` with `q` the smoothed and weighted target, times the item's share in the result.
 //! Saves `x` and two numbers a row (the largest logit, the sum of the exponentials below it): probabilities are never
-//! stored, the backward pass makes them again in its one pass. Losses are added in f64, items in order. The loss of halves
+//! stored, the backward pass makes them again in its one pass, over the logits themselves where nobody else has them. Losses are added in f64, items in order. The loss of halves
 //! may be in f32; their gradient is rounded once, from f32.
 
 use phalanx_kernels as kernels;
@@ -40,13 +40,20 @@ impl Backward for Recorded {
     fn backward(&self, cx: &Cx<'_>) -> Result<Grads> {
         let (x, dy) = (cx.get(&self.x)?, cx.dy());
         if !cx.create_graph() {
-            let tensors = [x.tensor(), &self.target, &self.stats, dy.tensor()];
-            let [x, target, stats, dy] = tensors;
-            return grads1(Var::new(kernels::cross_entropy_backward(x, target, stats, dy, &self.config)?));
+            let Recorded { target, stats, config, .. } = self;
+            let dx = kernels::cross_entropy_backward(x.tensor(), target, stats, dy.tensor(), config)?;
+            return grads1(Var::new(dx));
         }
         let q = Var::new(kernels::cross_entropy_targets(x.tensor(), &self.target, &self.config)?);
         let slope = x.to(dy.dtype())?.softmax(1)?.mul(&q.sum(&[1], true)?)?.sub(&q)?;
         grads1(slope.mul(&beside_classes(dy)?)?.to(x.dtype())?)
+    }
+
+    fn backward_once(self, cx: &Cx<'_>) -> Result<Grads> {
+        let Recorded { x, target, stats, config } = self;
+        let dx =
+            kernels::cross_entropy_backward_over(cx.take(x)?, &target, &stats, cx.dy().tensor(), &config)?;
+        grads1(Var::new(dx))
     }
 }
 
@@ -62,11 +69,14 @@ pub(super) fn beside_classes(dy: &Var) -> Result<Var> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use phalanx_tensor::{DType, Device, Tensor};
 
     use super::{CrossEntropy, Reduction};
     use crate::ops::testing::check_twice;
-    use crate::{Options, Var, grad};
+    use crate::{Options, Var, backward, grad};
 
     #[test]
     fn halves_have_the_derivatives_that_they_have_widened() {
@@ -101,6 +111,34 @@ mod tests {
                     "{dtype}: {got}, {want}"
                 );
             }
+        }
+    }
+
+    #[test]
+    fn the_last_backward_uses_up_the_logits_that_nobody_else_has() {
+        let target = Var::from_slice(&[1i64, 0], &[2], Device::CPU).unwrap();
+        let x = Tensor::from_slice(&[0.5, -1.0, 2.0, 0.1, 0.2, 0.3], &[2, 3], Device::CPU).unwrap();
+        let run = |keep: bool, retain_graph: bool| {
+            let x = Var::leaf(x.clone()).unwrap();
+            let logits = x.square().unwrap();
+            let storage = std::ptr::from_ref(logits.tensor().storage()).addr();
+            let over = Arc::new(AtomicBool::new(false));
+            let seen = over.clone();
+            logits.on_grad(move |dx| {
+                seen.store(std::ptr::from_ref(dx.tensor().storage()).addr() == storage, Ordering::Relaxed);
+                Ok(None)
+            });
+            let loss = logits.cross_entropy(&target, &CrossEntropy::default()).unwrap();
+            let before = logits.to_vec::<f64>().unwrap();
+            let kept = keep.then_some(logits);
+            backward(&[(loss, None)], Options { retain_graph, ..Options::default() }).unwrap();
+            kept.into_iter().for_each(|kept| assert_eq!(kept.to_vec::<f64>().unwrap(), before));
+            (x.grad().unwrap().to_vec::<f64>().unwrap(), over.load(Ordering::Relaxed))
+        };
+        let (grad, over) = run(false, false);
+        assert!(over);
+        for (keep, retain_graph) in [(true, false), (false, true)] {
+            assert_eq!(run(keep, retain_graph), (grad.clone(), false));
         }
     }
 

@@ -92,7 +92,9 @@ pub use compare::{eq, eq_scalar, ge, ge_scalar, gt, gt_scalar, le, le_scalar, lt
 pub use conv2d::{Conv1dOptions, ConvOptions, conv_transpose2d, conv2d, conv2d_weight};
 pub use copy::copy_;
 pub use cos::{cos, cos_backward};
-pub use cross_entropy::{CrossEntropy, cross_entropy, cross_entropy_backward, cross_entropy_targets};
+pub use cross_entropy::{
+    CrossEntropy, cross_entropy, cross_entropy_backward, cross_entropy_backward_over, cross_entropy_targets,
+};
 pub use cumsum::{cumsum, cumsum_reversed};
 pub use div::{div, div_backward_divisor, div_scalar, rdiv_backward, rdiv_scalar};
 pub use elu::{elu, elu_backward};

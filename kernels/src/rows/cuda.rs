@@ -11,7 +11,7 @@ pub(crate) const ROWS: File = ("rows.cuh", include_str!("rows.cuh"));
 pub(crate) const STANDARD: File = ("standard.cuh", include_str!("standard.cuh"));
 
 /// Bytes that a thread loads at once.
-const PACKET_BYTES: usize = 16;
+pub(crate) const PACKET_BYTES: usize = 16;
 /// Warps of a block whose teams are warps.
 const WARPS: usize = 4;
 /// How many packets of a row a thread may keep: one of these.

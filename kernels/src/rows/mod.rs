@@ -7,7 +7,7 @@
 
 pub(crate) mod cuda;
 
-use phalanx_tensor::{Result, Tensor};
+use phalanx_tensor::{Device, Result, Tensor};
 
 use crate::real::Real;
 use crate::simd::{Float, Isa, Kernel, dispatch};
@@ -24,7 +24,7 @@ pub(crate) struct Row<'a, T, const N: usize> {
     pub(crate) index: usize,
     /// The inputs' rows.
     pub(crate) x: [&'a [T]; N],
-    /// The output's row; empty if the operation has no such output.
+    /// The output's row; empty if the operation has no such output. Without inputs it is what the row holds.
     pub(crate) y: &'a mut [T],
     /// What is kept of the row besides.
     pub(crate) stats: &'a mut [T],
@@ -51,7 +51,8 @@ pub(crate) struct Shape {
     pub(crate) sums: usize,
 }
 
-/// Where results go: `y` has rows of the inputs' width, or is absent; `stats` holds each row's numbers.
+/// Where results go: `y` has rows of the inputs' width, or is absent; `stats` holds each row's numbers. Without inputs,
+/// `y` holds what the kernel changes.
 pub(crate) struct Outputs<'a, W> {
     pub(crate) y: Option<&'a mut Tensor>,
     pub(crate) stats: &'a mut [W],
@@ -77,8 +78,9 @@ pub(crate) fn run_added<T: Real, const N: usize>(
     sum: Option<&mut Tensor>,
     outputs: Outputs<'_, T::Wide>,
 ) -> Result<Vec<f64>> {
-    let pool = inputs[0].device().pool()?;
-    let sources: [Source<'_, T>; N] = Source::open_all(op, inputs, inputs[0].shape())?;
+    let like = inputs.first().copied();
+    let pool = like.or(outputs.y.as_deref()).map_or(Device::CPU, Tensor::device).pool()?;
+    let sources: [Source<'_, T>; N] = Source::open_all(op, inputs, like.map_or(&[], Tensor::shape))?;
     let mut y = outputs.y.map(|y| Ok((y.offset(), y.write::<T>(op)?))).transpose()?;
     let y: &mut [T] = y.as_mut().map_or(&mut [], |(at, y)| &mut y[*at..][..shape.rows * shape.width]);
     let mut sum = sum.map(|sum| Ok((sum.offset(), sum.write::<T>(op)?))).transpose()?;
@@ -159,6 +161,9 @@ impl<T: Real> Block<'_, T> {
                 Some(y) => dispatch(Call { kernel, row: Row { index, x, y, stats, sums } }),
                 None => {
                     let to = if self.y.is_empty() { 0 } else { width };
+                    if N == 0 {
+                        T::widen_all(&self.y[i * to..][..to], &mut wide[..to]);
+                    }
                     dispatch(Call { kernel, row: Row { index, x, y: &mut wide[..to], stats, sums } });
                     T::narrow_all(&wide[..to], &mut self.y[i * to..][..to]);
                 }
@@ -263,10 +268,21 @@ pub(crate) mod lanes {
         x: [&[V::Elem]; N],
         f: impl Fn(V, [V; N]) -> V,
     ) {
+        update_from(None, y, x, f);
+    }
+
+    /// `y[i] = f(old[i], x[0][i], ..)`, where `old` may be what `y` holds.
+    #[inline(always)]
+    pub(crate) fn update_from<V: Vector, const N: usize>(
+        old: Option<&[V::Elem]>,
+        y: &mut [V::Elem],
+        x: [&[V::Elem]; N],
+        f: impl Fn(V, [V; N]) -> V,
+    ) {
         let mut at = 0;
         while at < y.len() {
             let whole = at + V::LANES <= y.len();
-            let [old] = load(&[&*y], at, whole, &[V::Elem::ZERO]);
+            let [old] = load(&[old.unwrap_or(&*y)], at, whole, &[V::Elem::ZERO]);
             let result = f(old, load(&x, at, whole, &[V::Elem::ZERO; N]));
             if whole {
                 result.store(&mut y[at..])

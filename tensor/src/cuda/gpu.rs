@@ -13,6 +13,7 @@ use super::kernel::Kernels;
 use super::memory::DeviceBlock;
 use super::product::Engine;
 use super::quiet::{Gate, gate};
+use super::upload::Uploads;
 use crate::{Device, Error, Result};
 
 /// A CUDA device, open for as long as the process lives.
@@ -31,6 +32,7 @@ pub struct Gpu {
     pub(super) faults: OnceLock<Faults>,
     pub(super) products: OnceLock<Engine>,
     pub(super) gate: Arc<Gate<GpuEvent>>,
+    pub(super) uploads: Uploads,
     launches: AtomicU64,
 }
 
@@ -94,6 +96,7 @@ impl Gpu {
             faults: OnceLock::new(),
             products: OnceLock::new(),
             gate: gate(ordinal),
+            uploads: Uploads::default(),
             launches: AtomicU64::new(0),
         })
     }

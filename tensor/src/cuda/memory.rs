@@ -162,8 +162,8 @@ fn from_host(op: &'static str, to: &mut Tensor, from: &Tensor) -> Result<()> {
     let address = to.device_address();
     let _lock = to.lock_write(op)?;
     graph::from_host(gpu, &source[start..][..len], |bytes| {
-        // SAFETY: stream and memory exist; the driver has read pageable memory before it returns.
-        gpu.called(op, unsafe { driver::from_host(address, bytes, gpu.stream()) })
+        // SAFETY: the tensor's memory is as large, and is freed in the stream's order.
+        unsafe { gpu.upload(op, address, bytes) }
     })
 }
 

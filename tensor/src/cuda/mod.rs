@@ -43,6 +43,7 @@ mod quiet;
 mod raw;
 mod readback;
 mod scratch;
+mod upload;
 
 pub use calls::{Calls, calls};
 /// The bindings to the CUDA libraries, for crates that call more of them than this one does.

@@ -48,18 +48,19 @@ pub(super) struct BackwardOf<'a, T> {
     pub(super) smooth: bool,
 }
 
-impl<T: Float> RowKernel<T, 1> for BackwardOf<'_, T> {
+/// Of the input's row, or without one of the logits that `y` holds.
+impl<T: Float, const N: usize> RowKernel<T, N> for BackwardOf<'_, T> {
     #[inline(always)]
-    fn run<S: Isa>(&self, row: Row<'_, T, 1>) {
-        let ([x], dx) = (row.x, row.y);
+    fn run<S: Isa>(&self, row: Row<'_, T, N>) {
+        let (x, dx) = (row.x.first().copied(), row.y);
         let Some(gradient) = &self.gradients[row.index] else { return dx.fill(T::ZERO) };
         let splat = T::Vec::<S>::splat;
         let (max, factor) = (splat(gradient.max), splat(gradient.factor));
         let even = splat(gradient.even);
         match self.weight {
-            Some(w) => lanes::map([x, w], dx, |[x, w]| exp_below(x, max) * factor - even * w),
-            None if self.smooth => lanes::map([x], dx, |[x]| exp_below(x, max) * factor - even),
-            None => lanes::map([x], dx, |[x]| exp_below(x, max) * factor),
+            Some(w) => lanes::update_from(x, dx, [w], |x, [w]| exp_below(x, max) * factor - even * w),
+            None if self.smooth => lanes::update_from(x, dx, [], |x, []| exp_below(x, max) * factor - even),
+            None => lanes::update_from(x, dx, [], |x, []| exp_below(x, max) * factor),
         }
         dx[gradient.class] = dx[gradient.class] - gradient.on_target;
     }

@@ -7,7 +7,7 @@ use super::CrossEntropy;
 use crate::classes::cuda::{CLASSES, Targets};
 use crate::cuda::{FAULT, type_name};
 use crate::rows::Shape;
-use crate::rows::cuda::{Operand, RowProgram, Team, row_program};
+use crate::rows::cuda::{Operand, PACKET_BYTES, RowProgram, Team, row_program};
 
 const PROGRAM: RowProgram = row_program!("cross_entropy.cu", FAULT, CLASSES);
 
@@ -49,6 +49,13 @@ pub(super) fn backward(
     let args = targets.put_factor(args.read(&dy)?.value(targets.slope_step()), factor.as_ref());
     kernel(op, x, &dy, team, "backward")?
         .launch(team.grid(), targets.put(args.value(config.label_smoothing))?)
+}
+
+/// Whether [`backward`] may be told to write over `x` [N, C]: where a thread that reads a packet sees no byte of another's.
+pub(super) fn may_write_over(x: &Tensor) -> bool {
+    let width = x.shape()[1];
+    let team = Team::new(x.dtype(), x.shape()[0], width);
+    !x.device().is_cuda() || team.packets == 0 || (width * x.dtype().size()).is_multiple_of(PACKET_BYTES)
 }
 
 /// `q` has its classes last.

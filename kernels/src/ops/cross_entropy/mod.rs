@@ -123,36 +123,71 @@ pub fn cross_entropy_backward(
     dy: &Tensor,
     config: &CrossEntropy,
 ) -> Result<Tensor> {
-    const OP: &str = "cross_entropy_backward";
-    let weighing = config.weighing();
-    weighing.check(OP, x, target)?;
-    check::same_device(OP, &[x, dy])?;
-    check::dtype(OP, dy, config.result_dtype(x.dtype()))?;
-    check::shape(OP, "a gradient", dy, &weighing.result_shape(target))?;
+    check_backward(x, target, dy, config)?;
     let x = classes_last(x)?;
     let mut dx = Tensor::empty(x.shape(), x.dtype(), x.device())?;
-    let shape = sizes(&x, target, 0);
-    let shape = Shape { width: x.shape()[x.rank() - 1], ..shape };
-    if x.device().is_cuda() {
-        cuda::backward(OP, [&x, target, stats, dy], shape, config, &mut dx)?;
-    } else if !x.device().is_meta() {
-        let classes = weighing.read(OP, target, shape.width)?;
-        for_real!(OP, x.dtype(), T => backward::<T>(OP, [&x, stats, dy], &classes, shape, config, &mut dx))?;
-    }
+    backward_to(&mut dx, Some(&x), [target, stats, dy], config)?;
     classes_second(&dx)
 }
 
+/// [`cross_entropy_backward`] that writes `dx` over `x` [N, C] where nothing else refers to it, so that no memory is taken.
+///
+/// # Errors
+/// As [`cross_entropy`].
+pub fn cross_entropy_backward_over(
+    mut x: Tensor,
+    target: &Tensor,
+    stats: &Tensor,
+    dy: &Tensor,
+    config: &CrossEntropy,
+) -> Result<Tensor> {
+    check_backward(&x, target, dy, config)?;
+    if x.rank() > 2 || !x.is_contiguous() || !x.is_sole_owner() || !cuda::may_write_over(&x) {
+        return cross_entropy_backward(&x, target, stats, dy, config);
+    }
+    backward_to(&mut x, None, [target, stats, dy], config)?;
+    Ok(x)
+}
+
+const BACKWARD: &str = "cross_entropy_backward";
+
+fn check_backward(x: &Tensor, target: &Tensor, dy: &Tensor, config: &CrossEntropy) -> Result<()> {
+    let weighing = config.weighing();
+    weighing.check(BACKWARD, x, target)?;
+    check::same_device(BACKWARD, &[x, dy])?;
+    check::dtype(BACKWARD, dy, config.result_dtype(x.dtype()))?;
+    check::shape(BACKWARD, "a gradient", dy, &weighing.result_shape(target))
+}
+
+/// Of `x`, classes last, or of the logits that `dx` holds.
+fn backward_to(
+    dx: &mut Tensor,
+    x: Option<&Tensor>,
+    [target, stats, dy]: [&Tensor; 3],
+    config: &CrossEntropy,
+) -> Result<()> {
+    let shape = Shape { rows: target.numel(), width: dx.shape()[dx.rank() - 1], stats: 0, sums: 0 };
+    if dx.device().is_cuda() {
+        let itself = dx.clone();
+        cuda::backward(BACKWARD, [x.unwrap_or(&itself), target, stats, dy], shape, config, dx)?;
+    } else if !dx.device().is_meta() {
+        let classes = config.weighing().read(BACKWARD, target, shape.width)?;
+        for_real!(BACKWARD, dx.dtype(), T => backward::<T>(x, [stats, dy], &classes, shape, config, dx))?;
+    }
+    Ok(())
+}
+
 fn backward<T: Real>(
-    op: &'static str,
-    [x, stats, dy]: [&Tensor; 3],
+    x: Option<&Tensor>,
+    [stats, dy]: [&Tensor; 2],
     classes: &Classes,
     shape: Shape,
     config: &CrossEntropy,
     dx: &mut Tensor,
 ) -> Result<()> {
-    let slopes = classes.slopes(config.reduction, &values_f64(op, dy)?);
+    let slopes = classes.slopes(config.reduction, &values_f64(BACKWARD, dy)?);
     let (share, total) = smoothing(classes, config, shape.width);
-    let (stats_shape, stats) = (stats.shape()[1], elements::<T::Wide>(op, stats)?);
+    let (stats_shape, stats) = (stats.shape()[1], elements::<T::Wide>(BACKWARD, stats)?);
     let weight = wide_weight::<T>(classes);
     let row = |(row, slope): (usize, f64)| {
         let class = classes.targets[row]?;
@@ -166,7 +201,11 @@ fn backward<T: Real>(
     let gradients: Vec<_> = slopes.into_iter().enumerate().map(row).collect();
     let weight = weight.as_deref().filter(|_| share != 0.0);
     let kernel = cpu::BackwardOf { gradients: &gradients, weight, smooth: share != 0.0 };
-    rows::run::<T, 1>(op, &kernel, shape, [x], Outputs { y: Some(dx), stats: &mut [] })?;
+    let outputs = Outputs { y: Some(dx), stats: &mut [] };
+    match x {
+        Some(x) => rows::run::<T, 1>(BACKWARD, &kernel, shape, [x], outputs)?,
+        None => rows::run::<T, 0>(BACKWARD, &kernel, shape, [], outputs)?,
+    };
     Ok(())
 }
 

@@ -2,7 +2,9 @@
 
 use phalanx_tensor::{DType, Device, Tensor};
 
-use super::{CrossEntropy, cross_entropy, cross_entropy_backward, cross_entropy_targets};
+use super::{
+    CrossEntropy, cross_entropy, cross_entropy_backward, cross_entropy_backward_over, cross_entropy_targets,
+};
 use crate::Reduction;
 use crate::ops::cast;
 use crate::testing::{FLOATS, assert_close, floats, make, tolerance, values};
@@ -89,6 +91,35 @@ fn halves_give_what_they_give_widened_and_a_gradient_of_their_own() {
                 let error = cross_entropy_backward(&x, &target, &stats, &cast(&dy, dtype).unwrap(), &wide);
                 assert!(error.unwrap_err().to_string().contains("f32"));
             }
+        }
+    }
+}
+
+#[test]
+fn a_gradient_is_written_over_logits_that_nobody_else_has() {
+    let targets: Vec<i64> = (0..9).map(|i| [5, 3, 36, 0, 3, 7, 7, 20, 1][i]).collect();
+    let target = Tensor::from_slice(&targets, &[9], Device::CPU).unwrap();
+    for dtype in FLOATS {
+        let x = make(&[9, CLASSES], dtype, &floats(-4.0, 9.0));
+        for (weighted, s) in [(false, 0.0), (true, 0.0), (false, 0.25), (true, 0.25)] {
+            let weight = weighted.then(|| make(&[CLASSES], dtype, &floats(0.5, 2.0)));
+            let config = config(weight, s, Reduction::Sum);
+            let (loss, stats) = cross_entropy(&x, &target, &config).unwrap();
+            let dy = make(loss.shape(), dtype, &floats(0.5, 1.5));
+            let want = values(&cross_entropy_backward(&x, &target, &stats, &dy, &config).unwrap());
+            let over = |x| cross_entropy_backward_over(x, &target, &stats, &dy, &config).unwrap();
+            let sole = x.copy().unwrap();
+            let place = |x: &Tensor| std::ptr::from_ref(x.storage()).addr();
+            let (before, dx) = (place(&sole), over(sole));
+            assert_eq!((values(&dx), place(&dx)), (want.clone(), before), "{dtype}");
+            let kept = values(&x);
+            assert_eq!((values(&over(x.clone())), values(&x)), (want.clone(), kept));
+            let strided = x.transpose(0, 1).unwrap().copy().unwrap().transpose(0, 1).unwrap();
+            assert_eq!(values(&over(strided)), want);
+            let wrong = make(&[2], dtype, &|_| 0.0);
+            assert!(
+                cross_entropy_backward_over(x.copy().unwrap(), &target, &stats, &wrong, &config).is_err()
+            );
         }
     }
 }

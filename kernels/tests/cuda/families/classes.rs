@@ -1,8 +1,8 @@
 //! Losses over classes: cross entropy and the negative log likelihood.
 
 use phalanx_kernels::{
-    CrossEntropy, NllLoss, Reduction, cast, cross_entropy, cross_entropy_backward, cross_entropy_targets,
-    nll_loss, nll_loss_backward,
+    CrossEntropy, NllLoss, Reduction, cast, cross_entropy, cross_entropy_backward,
+    cross_entropy_backward_over, cross_entropy_targets, nll_loss, nll_loss_backward,
 };
 use phalanx_tensor::{DType, Device, Result, Tensor};
 
@@ -13,7 +13,7 @@ const REDUCTIONS: [Reduction; 3] = [Reduction::None, Reduction::Mean, Reduction:
 pub fn cases() -> Vec<Case> {
     let mut all = Vec::new();
     for dtype in FLOATS {
-        for (items, classes) in [(0, 3), (1, 1), (37, 10), (5, 129), (3, 1027), (2, 9001)] {
+        for (items, classes) in [(0, 3), (1, 1), (37, 10), (5, 129), (3, 1027), (2, 4096), (2, 9001)] {
             all.push(loss(dtype, [items, classes], Reduction::Mean, [false; 3]));
             if [DType::F16, DType::BF16].contains(&dtype) {
                 all.push(loss(dtype, [items, classes], Reduction::Sum, [false, false, true]));
@@ -90,8 +90,9 @@ fn loss(dtype: DType, shape: [usize; 2], reduction: Reduction, [weighed, smoothe
         let dx = cross_entropy_backward(&x, &target, &stats, &slope, &config)?;
         let q = cross_entropy_targets(&x, &target, &config)?;
         let likelihood = nll_loss(&x, &target, &nll)?;
-        let slope = nll_loss_backward(&x, &target, &dy, &nll)?;
-        Ok(vec![loss, stats, dx, q, likelihood, slope])
+        let nll_dx = nll_loss_backward(&x, &target, &dy, &nll)?;
+        let over = cross_entropy_backward_over(x, &target, &stats, &slope, &config)?;
+        Ok(vec![loss, stats, dx, q, likelihood, nll_dx, over])
     };
     Case::new(name, dtype, run).within(2.0 * tolerance(dtype))
 }
