@@ -6,6 +6,7 @@ use phalanx_tensor::Pool;
 
 use super::element::GemmElem;
 use super::epilogue::{Epilogue, Write};
+use super::kernel::FEW_ROWS;
 use super::mat::{MatMut, MatRef};
 use super::pack::Shared;
 use super::product::Product;
@@ -56,16 +57,16 @@ pub(super) fn run<T: GemmElem>(
     if k == 0 && write == Write::Accumulate && epilogue.is_empty() {
         return; // Adding a zero would turn -0 into 0.
     }
-    if c.strides().0 == 1 && c.strides().1 != 1 && epilogue.bias.is_none() {
-        // C lies in columns: its transpose, B^T A^T, lies in rows. Factors trade places in each step; nothing else does.
-        let batch = Batch { a: batch.b, b: batch.a, ..batch };
-        return run(runner, pool, batch, b.transposed(), a.transposed(), c.transposed(), (write, epilogue));
-    }
     if let Some((batch, a)) = fold(batch, a, &c) {
         let c_strides = c.strides();
         let rows = a.rows();
         let c = MatMut::new(c.data(), rows, n, c_strides.0, c_strides.1);
         return run(runner, pool, batch, a, b, c, (write, epilogue));
+    }
+    if is_better_transposed(&c) && epilogue.bias.is_none() {
+        // Its transpose is B^T A^T. Factors trade places in each step; nothing else does.
+        let batch = Batch { a: batch.b, b: batch.a, ..batch };
+        return run(runner, pool, batch, b.transposed(), a.transposed(), c.transposed(), (write, epilogue));
     }
 
     let c_strides = c.strides();
@@ -92,6 +93,15 @@ pub(super) fn run<T: GemmElem>(
     } else {
         (0..batch.count).for_each(|i| item(i, Some(pool)));
     }
+}
+
+/// Whether C has so few columns that its rows fill vectors better, or lies in columns. Never true of the transpose, too.
+fn is_better_transposed<T>(c: &MatMut<'_, T>) -> bool {
+    let (m, n, (row, col)) = (c.rows(), c.cols(), c.strides());
+    if m.min(n) <= FEW_ROWS && m != n {
+        return n < m;
+    }
+    row == 1 && col != 1
 }
 
 /// A batch that shares B and whose A and C go on where the item before ended is one product with more rows.

@@ -5,7 +5,7 @@
 //! the second-level cache, and blocks of A beside it, a panel of which stays in the first-level cache while it passes
 //! along B's block (Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication", 2008).
 
-use super::kernel::TileShape;
+use super::kernel::{FEW_ROWS, TileShape};
 use std::ops::Range;
 
 /// Steps of k in a block at most: two panels of A so long fit the first-level cache.
@@ -34,6 +34,8 @@ pub(super) struct Problem {
     pub(super) a_cacheable: bool,
     /// Whether B's columns are next to each other.
     pub(super) b_contiguous: bool,
+    /// Whether, if they are not, the steps of each are.
+    pub(super) b_turnable: bool,
 }
 
 /// The cut.
@@ -54,8 +56,15 @@ pub(super) struct Plan {
 impl Plan {
     pub(super) fn new(problem: Problem, shape: TileShape) -> Plan {
         let row_panels = problem.m.div_ceil(shape.rows);
-        let col_panels = problem.n.div_ceil(shape.cols());
         let few_rows = row_panels <= DIRECT_ROW_PANELS_MAX;
+        let b_turned = problem.readable && problem.b_turnable && row_panels == 1;
+        let b_direct = b_turned || problem.readable && problem.b_contiguous && few_rows;
+        let shape = match (b_turned, b_direct) {
+            (true, _) => shape.narrow(),
+            (_, true) => shape.widened(problem.m),
+            _ => shape,
+        };
+        let col_panels = problem.n.div_ceil(shape.cols());
         let tiny = few_rows && col_panels <= DIRECT_COL_PANELS_MAX;
         Plan {
             problem,
@@ -65,7 +74,7 @@ impl Plan {
             height: problem.m.div_ceil(row_panels.max(1)),
             k_blocks: problem.k.div_ceil(STEPS_MAX).max(1),
             a_direct: problem.readable && (tiny || problem.a_cacheable),
-            b_direct: problem.readable && problem.b_contiguous && few_rows,
+            b_direct,
         }
     }
 
@@ -127,8 +136,16 @@ impl Plan {
 }
 
 /// Whether the rows of a panel, read side by side along k, keep out of each other's way in the cache: they are near, and
-/// not a multiple of the cache's period apart.
-pub(super) fn rows_cache_well(row_stride: usize, step_stride: usize, k: usize, element_bytes: usize) -> bool {
+/// not a multiple of the cache's period apart. A few never are in the way.
+pub(super) fn rows_cache_well(
+    rows: usize,
+    (row_stride, step_stride): (usize, usize),
+    k: usize,
+    element_bytes: usize,
+) -> bool {
+    if rows <= FEW_ROWS {
+        return row_stride == 1 || step_stride == 1;
+    }
     step_stride == 1
         && row_stride <= 4 * k
         && !(row_stride * element_bytes).is_multiple_of(CACHE_PERIOD_BYTES)
@@ -136,6 +153,9 @@ pub(super) fn rows_cache_well(row_stride: usize, step_stride: usize, k: usize, e
 
 /// The `part`-th of `parts` near-equal shares of `0..total`.
 pub(crate) fn share(total: usize, parts: usize, part: usize) -> Range<usize> {
+    if parts == 1 {
+        return 0..total; // the usual case, without a division
+    }
     let (size, longer) = (total / parts, total % parts);
     let start = |part: usize| part * size + part.min(longer);
     start(part)..start(part + 1)
@@ -145,9 +165,15 @@ pub(crate) fn share(total: usize, parts: usize, part: usize) -> Range<usize> {
 mod tests {
     use super::*;
 
+    const SHAPE: TileShape = TileShape { rows: 14, lanes: 16, vectors: 2 };
+
+    fn problem(m: usize, n: usize, k: usize) -> Problem {
+        let (a_cacheable, b_contiguous) = (k != 1024, true);
+        Problem { m, n, k, readable: true, a_cacheable, b_contiguous, b_turnable: false }
+    }
+
     fn plan(m: usize, n: usize, k: usize) -> Plan {
-        let problem = Problem { m, n, k, readable: true, a_cacheable: k != 1024, b_contiguous: true };
-        Plan::new(problem, TileShape { rows: 14, lanes: 16 })
+        Plan::new(problem(m, n, k), SHAPE)
     }
 
     #[test]
@@ -161,7 +187,7 @@ mod tests {
             assert_eq!(all(plan.col_panels, &|p| plan.cols(p)), (0..n).collect::<Vec<_>>());
             assert_eq!(all(plan.k_blocks, &|b| plan.steps(b)), (0..k).collect::<Vec<_>>());
             assert!((0..plan.row_panels).all(|p| (1..=14).contains(&plan.rows(p).len())));
-            assert!((0..plan.col_panels).all(|p| (1..=2).contains(&plan.vectors(p))));
+            assert!((0..plan.col_panels).all(|p| (1..=plan.shape.vectors).contains(&plan.vectors(p))));
             assert!((0..plan.k_blocks).all(|b| plan.steps(b).len() <= plan.steps_max()));
         }
     }
@@ -172,8 +198,20 @@ mod tests {
         assert_eq!(direct(plan(16, 16, 16)), (true, true));
         assert_eq!(direct(plan(512, 512, 512)), (true, false));
         assert_eq!(direct(plan(512, 512, 1024)), (false, false));
-        let problem = Problem { b_contiguous: false, ..plan(8, 512, 512).problem };
-        assert!(!Plan::new(problem, TileShape { rows: 14, lanes: 16 }).b_direct);
+        let turned = |m: usize, b_turnable: bool| {
+            let plan = Plan::new(Problem { b_contiguous: false, b_turnable, ..problem(m, 512, 512) }, SHAPE);
+            (plan.b_direct, plan.shape.vectors)
+        };
+        assert_eq!(turned(8, false), (false, 2));
+        assert_eq!(turned(8, true), (true, 1));
+        assert_eq!(turned(15, true), (false, 2));
+    }
+
+    #[test]
+    fn tiles_of_few_rows_are_wide_where_b_is_read_in_place() {
+        assert_eq!([1, 2, 3, 4, 28].map(|m| plan(m, 512, 64).shape.vectors), [8, 8, 8, 2, 2]);
+        let narrow = TileShape { rows: 6, lanes: 8, vectors: 2 };
+        assert_eq!([1, 2, 3, 4].map(|m| Plan::new(problem(m, 512, 64), narrow).shape.vectors), [8, 4, 4, 2]);
     }
 
     #[test]
