@@ -9,6 +9,7 @@ use super::epilogue::{Epilogue, Write};
 use super::kernel::FEW_ROWS;
 use super::mat::{MatMut, MatRef};
 use super::pack::Shared;
+use super::plan::is_parallel;
 use super::product::Product;
 use crate::simd::Runner;
 
@@ -31,7 +32,7 @@ pub(crate) struct Batch {
 /// [`super::gemm_batched`] on a given instruction set.
 pub(super) fn run<T: GemmElem>(
     runner: Runner,
-    pool: &Pool,
+    pool: Option<&Pool>,
     batch: Batch,
     a: MatRef<'_, T>,
     b: MatRef<'_, T>,
@@ -50,7 +51,7 @@ pub(super) fn run<T: GemmElem>(
         epilogue.bias.is_none_or(|bias| bias.len() == n),
         "the bias needs a value for each of {n} columns"
     );
-    assert!(c.repeats(batch.count, batch.c), "a batch of {batch:?} does not fit C");
+    assert!(batch.count == 1 || c.repeats(batch.count, batch.c), "a batch of {batch:?} does not fit C");
     if m == 0 || n == 0 || batch.count == 0 {
         return;
     }
@@ -82,16 +83,19 @@ pub(super) fn run<T: GemmElem>(
             write,
             epilogue,
         };
-        // SAFETY: `repeats` above: every item's C lies within the slice and apart from the others', and the slice is
+        // SAFETY: `repeats` above, or for a single one C's own bounds: every item's C lies within the slice and apart from the others', and the slice is
         // borrowed for us alone.
         unsafe { product.run(pool) }
     };
     let work = m.saturating_mul(n).saturating_mul(k);
-    let side_by_side = batch.count >= 4 * pool.threads() || (batch.count > 1 && work < LARGE_WORK_MIN);
-    if side_by_side && work.saturating_mul(batch.count) >= super::plan::PARALLEL_WORK_MIN {
-        pool.for_each(batch.count, |i| item(i, None));
-    } else {
-        (0..batch.count).for_each(|i| item(i, Some(pool)));
+    let side_by_side = |pool: &Pool| {
+        batch.count > 1
+            && is_parallel(work, batch.count, 1)
+            && (batch.count >= 4 * pool.threads() || work < LARGE_WORK_MIN)
+    };
+    match pool {
+        Some(pool) if side_by_side(pool) => pool.for_each(batch.count, |i| item(i, None)),
+        _ => (0..batch.count).for_each(|i| item(i, pool)),
     }
 }
 

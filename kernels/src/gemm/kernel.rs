@@ -109,7 +109,7 @@ pub(super) struct Tile<T> {
 /// For i < rows, j < `tile.cols` and k < steps, the places named at [`Tile`] are valid to read, and to write for `out`
 /// (which nobody else touches), and the tile is no larger than the instruction set's [`TileShape`], or that
 /// [`TileShape::widened`]; one column of B at least exists, and one vector of columns at most where `b_col` is not 1.
-pub(super) unsafe fn run_tile<P: Place>(runner: Runner, lanes: usize, rows: usize, tile: Tile<P::Acc>) {
+pub(super) unsafe fn run_tile<P: Place>(runner: Runner, lanes: usize, rows: usize, tile: &Tile<P::Acc>) {
     macro_rules! by_rows {
         ($($n:literal)*) => {
             match rows {
@@ -122,7 +122,7 @@ pub(super) unsafe fn run_tile<P: Place>(runner: Runner, lanes: usize, rows: usiz
 }
 
 #[inline]
-fn run_rows<P: Place, const H: usize>(runner: Runner, vectors: usize, tile: Tile<P::Acc>) {
+fn run_rows<P: Place, const H: usize>(runner: Runner, vectors: usize, tile: &Tile<P::Acc>) {
     match vectors {
         1 => P::run(runner, Sized::<P, H, 1>(tile)),
         2 => P::run(runner, Sized::<P, H, VECTORS>(tile)),
@@ -132,9 +132,9 @@ fn run_rows<P: Place, const H: usize>(runner: Runner, vectors: usize, tile: Tile
 }
 
 /// A tile whose size is known to the compiler.
-struct Sized<P: Place, const H: usize, const W: usize>(Tile<P::Acc>);
+struct Sized<'a, P: Place, const H: usize, const W: usize>(&'a Tile<P::Acc>);
 
-/// How a tile reads: A's rows side by side and B by whole vectors.
+/// How a tile reads: A's rows side by side, B by whole vectors.
 const PACKED: u8 = 0;
 /// B by whole vectors.
 const WHOLE: u8 = 1;
@@ -143,13 +143,13 @@ const RAGGED: u8 = 2;
 /// B's columns, to be turned.
 const TURNED: u8 = 3;
 
-impl<P: Place, const H: usize, const W: usize> Kernel for Sized<P, H, W> {
+impl<P: Place, const H: usize, const W: usize> Kernel for Sized<'_, P, H, W> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Isa>(self) {
         let tile = self.0;
-        let packed = tile.a_row == 1 && tile.a_step == H;
+        let packed = tile.a_row == 1;
         let whole = tile.cols == W * <P::Acc as Float>::Vec::<S>::LANES;
         // Sizes that an instruction set has no registers for are never asked for; this keeps them uncompiled.
         if const { H <= rows::<S>() && H * W <= rows::<S>() * VECTORS && (W <= VECTORS || H <= FEW_ROWS) } {
@@ -170,46 +170,52 @@ impl<P: Place, const H: usize, const W: usize> Kernel for Sized<P, H, W> {
 ///
 /// [`run_tile`]'s.
 #[inline(always)]
-unsafe fn compute<P, S, V, const H: usize, const W: usize, const READ: u8>(tile: Tile<P::Acc>)
+unsafe fn compute<P, S, V, const H: usize, const W: usize, const READ: u8>(tile: &Tile<P::Acc>)
 where
     P: Place<Acc: Float<Vec<S> = V>>,
     S: Isa,
     V: Vector<Elem = P::Acc>,
 {
+    // Elements of each vector of columns; constant where none lacks lanes, so that all loops below are unrolled.
+    let lens: [usize; W] = std::array::from_fn(|j| match READ {
+        PACKED | WHOLE => V::LANES,
+        _ => tile.cols.saturating_sub(j * V::LANES).min(V::LANES),
+    });
     let mut sums = [[V::zero(); W]; H];
     if !tile.from.is_null() {
         for (i, row) in sums.iter_mut().enumerate() {
             for (j, sum) in row.iter_mut().enumerate() {
                 // SAFETY: a place of the sums before.
-                *sum = unsafe { load_some(tile.from.add(i * tile.from_row), j, tile.cols) };
+                *sum = unsafe { load(tile.from.wrapping_add(i * tile.from_row + j * V::LANES), lens[j]) };
             }
         }
     }
     // SAFETY: the caller's.
-    unsafe {
+    sums = unsafe {
         match READ {
-            TURNED => turn_and_add::<P, S, V, H, W>(&tile, &mut sums),
-            _ => add_steps::<P, S, V, H, W, READ>(&tile, &mut sums),
+            TURNED => turn_and_add::<P, S, V, H, W>(tile, sums),
+            _ => add_steps::<P, S, V, H, W, READ>(tile, sums, lens),
         }
-    }
+    };
     let mut bias = [V::zero(); W];
     if !tile.bias.is_null() {
         for (j, bias) in bias.iter_mut().enumerate() {
             // SAFETY: one of the bias's places.
-            *bias = unsafe { load_some(tile.bias, j, tile.cols) };
+            *bias = unsafe { load(tile.bias.wrapping_add(j * V::LANES), lens[j]) };
         }
     }
     for (i, row) in sums.iter().enumerate() {
         for (j, &sum) in row.iter().enumerate() {
-            let first = (j * V::LANES).min(tile.cols);
-            let len = V::LANES.min(tile.cols - first);
+            let out = tile.out.wrapping_add(i * tile.out_row + j * V::LANES);
             // SAFETY: places of the result, nobody else's.
-            let out =
-                unsafe { std::slice::from_raw_parts_mut(tile.out.add(i * tile.out_row + first), len) };
+            let out = unsafe { std::slice::from_raw_parts_mut(out, lens[j]) };
             // Adding a bias of zero would turn -0 into 0.
             let sum = if tile.bias.is_null() { sum } else { sum + bias[j] };
-            let sum = if tile.add { V::load_partial(out, P::Acc::ZERO) + sum } else { sum };
-            if len == V::LANES { sum.store(out) } else { sum.store_partial(out) }
+            if lens[j] == V::LANES && matches!(READ, PACKED | WHOLE) {
+                (if tile.add { V::load(out) + sum } else { sum }).store(out);
+            } else {
+                (if tile.add { V::load_partial(out, P::Acc::ZERO) + sum } else { sum }).store_partial(out);
+            }
         }
     }
 }
@@ -222,14 +228,15 @@ where
 #[inline(always)]
 unsafe fn add_steps<P, S, V, const H: usize, const W: usize, const READ: u8>(
     tile: &Tile<P::Acc>,
-    sums: &mut [[V; W]; H],
-) where
+    mut sums: [[V; W]; H],
+    lens: [usize; W],
+) -> [[V; W]; H]
+where
     P: Place<Acc: Float<Vec<S> = V>>,
     S: Isa,
     V: Vector<Elem = P::Acc>,
 {
     let (mut a, mut b) = (tile.a, tile.b);
-    let a_step = if READ == PACKED { H } else { tile.a_step };
     for step in 0..tile.steps {
         if step < H {
             for j in 0..W {
@@ -239,9 +246,7 @@ unsafe fn add_steps<P, S, V, const H: usize, const W: usize, const READ: u8>(
         let mut b_row = [V::zero(); W];
         for (j, lanes) in b_row.iter_mut().enumerate() {
             // SAFETY: B's places are valid.
-            *lanes = unsafe {
-                if READ == RAGGED { load_some(b, j, tile.cols) } else { load(b.add(j * V::LANES)) }
-            };
+            *lanes = unsafe { load(b.wrapping_add(j * V::LANES), lens[j]) };
             V::prefetch(b.wrapping_add(AHEAD * tile.b_step + j * V::LANES));
         }
         for (i, row) in sums.iter_mut().enumerate() {
@@ -252,9 +257,10 @@ unsafe fn add_steps<P, S, V, const H: usize, const W: usize, const READ: u8>(
             }
         }
         // Wrapping: after the last step they point beyond the matrices and are not used.
-        a = a.wrapping_add(a_step);
+        a = a.wrapping_add(tile.a_step);
         b = b.wrapping_add(tile.b_step);
     }
+    sums
 }
 
 /// Adds all steps to the sums of one vector of columns, each of which has its steps side by side.
@@ -265,8 +271,9 @@ unsafe fn add_steps<P, S, V, const H: usize, const W: usize, const READ: u8>(
 #[inline(always)]
 unsafe fn turn_and_add<P, S, V, const H: usize, const W: usize>(
     tile: &Tile<P::Acc>,
-    sums: &mut [[V; W]; H],
-) where
+    mut sums: [[V; W]; H],
+) -> [[V; W]; H]
+where
     P: Place<Acc: Float<Vec<S> = V>>,
     S: Isa,
     V: Vector<Elem = P::Acc>,
@@ -276,24 +283,28 @@ unsafe fn turn_and_add<P, S, V, const H: usize, const W: usize>(
         std::array::from_fn(|j| tile.b.wrapping_add(j.min(tile.cols - 1) * tile.b_col));
     let whole = tile.steps - tile.steps % V::LANES;
     for step in (0..whole).step_by(V::LANES) {
+        let ahead = step + SQUARES_AHEAD * V::LANES;
+        // Behind a column's end, the one that the next tile begins with.
+        let ahead = if ahead < tile.steps { ahead } else { V::LANES * tile.b_col + ahead - tile.steps };
         let mut square = [V::zero(); LANES_MAX];
         for (row, column) in square[..V::LANES].iter_mut().zip(&columns) {
             // SAFETY: B's places are valid.
-            *row = unsafe { load(column.add(step)) };
-            V::prefetch(column.wrapping_add(step + SQUARES_AHEAD * V::LANES));
+            *row = unsafe { load(column.add(step), V::LANES) };
+            V::prefetch(column.wrapping_add(ahead));
         }
         // SAFETY: the caller's.
-        unsafe { add_square::<P, S, V, H, W>(tile, sums, step, square, V::LANES) }
+        sums = unsafe { add_square::<P, S, V, H, W>(tile, sums, step, square, V::LANES) };
     }
     if whole < tile.steps {
         let mut square = [V::zero(); LANES_MAX];
         for (row, column) in square[..V::LANES].iter_mut().zip(&columns) {
             // SAFETY: B's places are valid.
-            *row = unsafe { load_some(column.add(whole), 0, tile.steps - whole) };
+            *row = unsafe { load(column.add(whole), tile.steps - whole) };
         }
         // SAFETY: the caller's.
-        unsafe { add_square::<P, S, V, H, W>(tile, sums, whole, square, tile.steps - whole) }
+        sums = unsafe { add_square::<P, S, V, H, W>(tile, sums, whole, square, tile.steps - whole) };
     }
+    sums
 }
 
 /// Turns a square whose rows are columns of B, and adds `count` steps of it from `first` on.
@@ -304,11 +315,12 @@ unsafe fn turn_and_add<P, S, V, const H: usize, const W: usize>(
 #[inline(always)]
 unsafe fn add_square<P, S, V, const H: usize, const W: usize>(
     tile: &Tile<P::Acc>,
-    sums: &mut [[V; W]; H],
+    mut sums: [[V; W]; H],
     first: usize,
     mut square: [V; LANES_MAX],
     count: usize,
-) where
+) -> [[V; W]; H]
+where
     P: Place<Acc: Float<Vec<S> = V>>,
     S: Isa,
     V: Vector<Elem = P::Acc>,
@@ -321,26 +333,17 @@ unsafe fn add_square<P, S, V, const H: usize, const W: usize>(
             row[0] = P::add::<S>(V::splat(x), lanes, row[0]);
         }
     }
+    sums
 }
 
-/// The `j`-th vector of `len` elements from `src` on, zero beyond them.
+/// `len` elements, at most a vector's, and zeros.
 ///
 /// # Safety
 ///
-/// The elements must be valid to read.
+/// The elements from `src` on must be valid to read.
 #[inline(always)]
-unsafe fn load_some<V: Vector>(src: *const V::Elem, j: usize, len: usize) -> V {
-    let first = (j * V::LANES).min(len);
+unsafe fn load<V: Vector>(src: *const V::Elem, len: usize) -> V {
     // SAFETY: the caller's.
-    let lanes = unsafe { std::slice::from_raw_parts(src.add(first), V::LANES.min(len - first)) };
-    V::load_partial(lanes, V::Elem::ZERO)
-}
-
-/// # Safety
-///
-/// A vector's elements from `src` on must be valid to read.
-#[inline(always)]
-unsafe fn load<V: Vector>(src: *const V::Elem) -> V {
-    // SAFETY: the caller's.
-    V::load(unsafe { std::slice::from_raw_parts(src, V::LANES) })
+    let lanes = unsafe { std::slice::from_raw_parts(src, len) };
+    if len == V::LANES { V::load(lanes) } else { V::load_partial(lanes, V::Elem::ZERO) }
 }

@@ -40,7 +40,7 @@ pub(crate) use element::GemmElem;
 pub(crate) use epilogue::{Epilogue, Write};
 pub(crate) use kernel::TileShape;
 pub(crate) use mat::{MatMut, MatRef};
-pub(crate) use plan::share;
+pub(crate) use plan::{is_parallel, share};
 pub(crate) use scratch::{Scratch, with_scratch};
 pub(crate) use small::gemm_small;
 
@@ -65,16 +65,17 @@ pub(crate) fn gemm<T: GemmElem>(
     write: Write,
     epilogue: Epilogue<'_, T>,
 ) {
-    gemm_batched(pool, Batch { count: 1, a: 0, b: 0, c: 0 }, a, b, c, write, epilogue);
+    gemm_batched(Some(pool), Batch { count: 1, a: 0, b: 0, c: 0 }, a, b, c, write, epilogue);
 }
 
 /// A product for each item of a batch; `a`, `b` and `c` are the first item's. The bits are those of [`gemm`] on each.
+/// Without a pool, this thread works alone.
 ///
 /// # Panics
 ///
 /// If the shapes do not fit together, an item lies outside its slice, or two items share a place in C.
 pub(crate) fn gemm_batched<T: GemmElem>(
-    pool: &Pool,
+    pool: Option<&Pool>,
     batch: Batch,
     a: MatRef<'_, T>,
     b: MatRef<'_, T>,

@@ -14,13 +14,17 @@ const STEPS_MAX: usize = 512;
 const A_BLOCK_MAX: usize = 1 << 16;
 const B_BLOCK_MAX: usize = 1 << 18;
 /// B is read where it lies if so few panels of rows use it.
-const DIRECT_ROW_PANELS_MAX: usize = 2;
+const DIRECT_ROW_PANELS_MAX: usize = 6;
+/// Or turned on the way, which each of them does anew.
+const TURNED_ROW_PANELS_MAX: usize = 2;
 /// A is read where it lies, however that is, if so few panels of columns use it besides.
 const DIRECT_COL_PANELS_MAX: usize = 2;
+/// A matrix of so few elements is read where it lies, if its lanes are neighbours: it stays near.
+const DIRECT_ELEMENTS_MAX: usize = 1 << 12;
 /// Addresses so far apart share the places of the first-level cache.
 const CACHE_PERIOD_BYTES: usize = 4096;
 /// Multiplications below which starting threads costs more than it brings.
-pub(super) const PARALLEL_WORK_MIN: usize = 1 << 19;
+const PARALLEL_WORK_MIN: usize = 1 << 19;
 
 /// A product's shape and what is possible with its operands.
 #[derive(Clone, Copy)]
@@ -57,8 +61,9 @@ impl Plan {
     pub(super) fn new(problem: Problem, shape: TileShape) -> Plan {
         let row_panels = problem.m.div_ceil(shape.rows);
         let few_rows = row_panels <= DIRECT_ROW_PANELS_MAX;
-        let b_turned = problem.readable && problem.b_turnable && row_panels == 1;
-        let b_direct = b_turned || problem.readable && problem.b_contiguous && few_rows;
+        let small = problem.k * problem.m.max(problem.n) <= DIRECT_ELEMENTS_MAX;
+        let b_turned = problem.readable && problem.b_turnable && row_panels <= TURNED_ROW_PANELS_MAX;
+        let b_direct = b_turned || problem.readable && problem.b_contiguous && (few_rows || small);
         let shape = match (b_turned, b_direct) {
             (true, _) => shape.narrow(),
             (_, true) => shape.widened(problem.m),
@@ -73,7 +78,7 @@ impl Plan {
             col_panels,
             height: problem.m.div_ceil(row_panels.max(1)),
             k_blocks: problem.k.div_ceil(STEPS_MAX).max(1),
-            a_direct: problem.readable && (tiny || problem.a_cacheable),
+            a_direct: problem.readable && (tiny || small || problem.a_cacheable),
             b_direct,
         }
     }
@@ -130,9 +135,13 @@ impl Plan {
 
     /// Whether the product is worth more than one thread.
     pub(super) fn is_parallel(&self) -> bool {
-        let Problem { m, n, k, .. } = self.problem;
-        m.saturating_mul(n).saturating_mul(k) >= PARALLEL_WORK_MIN
+        is_parallel(self.problem.m, self.problem.n, self.problem.k)
     }
+}
+
+/// Whether so many multiplications are worth more than one thread.
+pub(crate) fn is_parallel(m: usize, n: usize, k: usize) -> bool {
+    m.saturating_mul(n).saturating_mul(k) >= PARALLEL_WORK_MIN
 }
 
 /// Whether the rows of a panel, read side by side along k, keep out of each other's way in the cache: they are near, and
@@ -197,6 +206,7 @@ mod tests {
         let direct = |plan: Plan| (plan.a_direct, plan.b_direct);
         assert_eq!(direct(plan(16, 16, 16)), (true, true));
         assert_eq!(direct(plan(512, 512, 512)), (true, false));
+        assert_eq!(direct(plan(200, 20, 16)), (true, true));
         assert_eq!(direct(plan(512, 512, 1024)), (false, false));
         let turned = |m: usize, b_turnable: bool| {
             let plan = Plan::new(Problem { b_contiguous: false, b_turnable, ..problem(m, 512, 512) }, SHAPE);
@@ -204,7 +214,7 @@ mod tests {
         };
         assert_eq!(turned(8, false), (false, 2));
         assert_eq!(turned(8, true), (true, 1));
-        assert_eq!(turned(15, true), (false, 2));
+        assert_eq!(turned(29, true), (false, 2));
     }
 
     #[test]

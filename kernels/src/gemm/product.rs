@@ -41,7 +41,7 @@ impl<T: GemmElem> Product<'_, T> {
     pub(super) unsafe fn run(&self, pool: Option<&Pool>) {
         let plan = Plan::new(self.problem(), TileShape::of::<T::Acc>(self.runner));
         let pool = pool.filter(|pool| pool.threads() > 1 && plan.is_parallel());
-        let (row_jobs, col_jobs) = plan.jobs(pool.map_or(1, Pool::threads));
+        let (row_jobs, col_jobs) = pool.map_or((1, 1), |pool| plan.jobs(pool.threads()));
         let job = |job: usize| {
             let rows = share(plan.row_panels, row_jobs, job % row_jobs);
             let cols = share(plan.col_panels, col_jobs, job / row_jobs);
@@ -52,6 +52,12 @@ impl<T: GemmElem> Product<'_, T> {
             Some(pool) => pool.for_each(row_jobs * col_jobs, job),
             None => (0..row_jobs * col_jobs).for_each(job),
         }
+    }
+
+    /// Whether tiles write C itself: its elements are of the sums' type, so that the cast changes nothing.
+    fn is_in_place(&self) -> bool {
+        let neighbours = self.c_strides.1 == 1 || self.b.cols() == 1;
+        is_acc::<T>() && neighbours && self.epilogue.activation.is_none()
     }
 
     fn problem(&self) -> Problem {
@@ -102,7 +108,11 @@ impl<T: GemmElem> Job<'_, '_, T> {
             (plan.row_block().min(self.rows.len()), plan.col_block().min(self.cols.len()));
         let a_len = if plan.a_direct { 0 } else { row_block * plan.height * steps };
         let b_len = if plan.b_direct { 0 } else { col_block * plan.shape.cols() * steps };
-        let slots = if plan.k_blocks == 1 { 1 } else { self.rows.len() * col_block };
+        let slots = match plan.k_blocks {
+            _ if self.product.is_in_place() && self.product.write == Write::Store => 0,
+            1 => 1,
+            _ => self.rows.len() * col_block,
+        };
         let tile_len = plan.shape.rows * plan.shape.cols();
         with_scratch::<T::Acc, _>(a_len + b_len + slots * tile_len, |scratch| {
             let (a, rest) = scratch.split_at_mut(a_len);
@@ -203,7 +213,7 @@ impl<T: GemmElem> Job<'_, '_, T> {
                 let slot = (col - part.cols.start) * self.rows.len() + row - self.rows.start;
                 let slot = if self.plan.k_blocks == 1 { 0 } else { slot };
                 // SAFETY: the caller's.
-                unsafe { self.run_tile(part, row, col, &mut sums[slot * tile_len..][..tile_len]) }
+                unsafe { self.run_tile(part, row, col, sums.get_mut(slot * tile_len..).unwrap_or_default()) }
             }
         }
     }
@@ -218,8 +228,7 @@ impl<T: GemmElem> Job<'_, '_, T> {
         let c = product.c.ptr().wrapping_add(product.c_start + rows.start * c_row + cols.start * c_col);
         let Epilogue { bias, activation } = product.epilogue;
         let bias = bias.map(|bias| &bias[cols.clone()]);
-        // A tile writes C itself where the elements are of the sums' type, so that the cast changes nothing.
-        let in_place = is_acc::<T>() && (c_col == 1 || cols.len() == 1) && activation.is_none();
+        let in_place = product.is_in_place();
         let (last, scratch) = (part.block + 1 == plan.k_blocks, (sums.as_mut_ptr(), plan.shape.cols()));
         let whole = (c.cast::<T::Acc>(), c_row);
         let partial = if in_place && product.write == Write::Store { whole } else { scratch };
@@ -247,7 +256,7 @@ impl<T: GemmElem> Job<'_, '_, T> {
         };
         // SAFETY: A's and B's pointers lead to these rows, columns and steps within the matrices (bounds proven when
         // those were made) or their packed panels; the sums are C's own elements or a whole slot of scratch.
-        unsafe { run_tile::<T::Place>(product.runner, plan.shape.lanes, rows.len(), tile) }
+        unsafe { run_tile::<T::Place>(product.runner, plan.shape.lanes, rows.len(), &tile) }
         if last && !in_place {
             let finish = FinishTile {
                 sums,

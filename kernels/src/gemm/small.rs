@@ -57,7 +57,7 @@ pub(crate) fn gemm_small<T: Float>(
             };
             // SAFETY: rows, columns and steps lie within the matrices, whose bounds were proven when they were made;
             // no two of C's elements share a place, and C is borrowed mutably. The tile's size is at most `shape`'s.
-            unsafe { run_tile::<One<T>>(runner, shape.lanes, rows.len(), tile) }
+            unsafe { run_tile::<One<T>>(runner, shape.lanes, rows.len(), &tile) }
         }
     }
 }

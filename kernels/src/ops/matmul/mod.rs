@@ -6,6 +6,8 @@ mod cuda;
 pub(super) use cpu::multiply;
 pub(super) use cuda::multiply as multiply_on_gpu;
 
+use std::borrow::Cow;
+
 use phalanx_tensor::{DType, Dims, Error, Result, Tensor, broadcast_shapes};
 
 use super::cast::cast;
@@ -73,17 +75,18 @@ impl Default for Finish<'_> {
     }
 }
 
-/// A product whose operands fit: matrices of one batch shape, `batch x m x k` and `batch x k x n`.
-pub(super) struct Product {
+/// A product whose operands fit: matrices of one batch shape, `batch x m x k` and `batch x k x n`; the caller's own tensors
+/// where they already are that.
+pub(super) struct Product<'a> {
     op: &'static str,
     batch: Dims,
-    a: Tensor,
-    b: Tensor,
+    a: Cow<'a, Tensor>,
+    b: Cow<'a, Tensor>,
 }
 
-impl Product {
+impl<'a> Product<'a> {
     /// Checks the operands and views them as matrices.
-    pub(super) fn new(op: &'static str, a: &Tensor, b: &Tensor) -> Result<Product> {
+    pub(super) fn new(op: &'static str, a: &'a Tensor, b: &'a Tensor) -> Result<Product<'a>> {
         check::float(op, a)?;
         check::same(op, &[a, b])?;
         let wrong = || {
@@ -93,30 +96,48 @@ impl Product {
         if a.rank() == 0 || b.rank() == 0 {
             return Err(wrong());
         }
-        let row = if a.rank() == 1 { a.unsqueeze(0)? } else { a.clone() };
-        let column = if b.rank() == 1 { b.unsqueeze(1)? } else { b.clone() };
+        let row = if a.rank() == 1 { Cow::Owned(a.unsqueeze(0)?) } else { Cow::Borrowed(a) };
+        let column = if b.rank() == 1 { Cow::Owned(b.unsqueeze(1)?) } else { Cow::Borrowed(b) };
         let ((a_batch, a_size), (b_batch, b_size)) = (split(row.shape()), split(column.shape()));
         if a_size[1] != b_size[0] {
             return Err(wrong());
         }
         let batch = broadcast_shapes(op, a_batch, b_batch).map_err(|_| wrong())?;
-        let a = row.broadcast_to(&[&batch, a_size].concat())?;
-        let b = column.broadcast_to(&[&batch, b_size].concat())?;
+        let (a, b) = (spread(row, &batch)?, spread(column, &batch)?);
         Ok(Product { op, batch, a, b })
     }
 
     /// The result's shape for operands of these ranks.
     pub(super) fn out_shape(&self, a: &Tensor, b: &Tensor) -> Dims {
         let mut shape = self.batch.clone();
-        let (m, n) = (split(self.a.shape()).1[0], split(self.b.shape()).1[1]);
+        let [m, n] = self.sizes();
         shape.extend((a.rank() > 1).then_some(m));
         shape.extend((b.rank() > 1).then_some(n));
         shape
     }
 
+    /// The result's rows and columns.
+    fn sizes(&self) -> [usize; 2] {
+        [split(self.a.shape()).1[0], split(self.b.shape()).1[1]]
+    }
+
     /// Whether `c` has the result's shape and is contiguous.
     fn fits(&self, op: &'static str, what: &'static str, c: &Tensor, a: &Tensor, b: &Tensor) -> Result<()> {
-        check::shape(op, what, c, &self.out_shape(a, b))?;
+        // The sizes one by one: to put them together takes as long as a tiny product.
+        let sizes = c.shape().split_at_checked(self.batch.len());
+        let [m, n] = self.sizes();
+        let fits = sizes.is_some_and(|(batch, matrix)| {
+            let wanted = match (a.rank() > 1, b.rank() > 1) {
+                (true, true) => matrix == [m, n],
+                (true, false) => matrix == [m],
+                (false, true) => matrix == [n],
+                (false, false) => matrix.is_empty(),
+            };
+            wanted && batch == &self.batch[..]
+        });
+        if !fits {
+            check::shape(op, what, c, &self.out_shape(a, b))?;
+        }
         if !c.is_contiguous() {
             return Err(Error::shape(
                 op,
@@ -138,6 +159,15 @@ impl Product {
         }
         for_real!(self.op, out.dtype(), T => multiply::<T>(self.op, &self.a, &self.b, out, finish))
     }
+}
+
+/// The tensor with these batch dimensions.
+fn spread<'a>(matrices: Cow<'a, Tensor>, batch: &[usize]) -> Result<Cow<'a, Tensor>> {
+    let (own, size) = split(matrices.shape());
+    if own == batch {
+        return Ok(matrices);
+    }
+    Ok(Cow::Owned(matrices.broadcast_to(&[batch, size].concat())?))
 }
 
 /// The batch dimensions and the matrix's two.
