@@ -11,7 +11,7 @@ use super::mat::{MatMut, MatRef};
 use super::pack::Shared;
 use super::plan::is_parallel;
 use super::product::Product;
-use crate::simd::Runner;
+use crate::simd::{LANES_MAX, Runner};
 
 /// Multiplications from which a single product keeps all threads busy by itself.
 const LARGE_WORK_MIN: usize = 1 << 25;
@@ -102,7 +102,7 @@ pub(super) fn run<T: GemmElem>(
 /// Whether C has so few columns that its rows fill vectors better, or lies in columns. Never true of the transpose, too.
 fn is_better_transposed<T>(c: &MatMut<'_, T>) -> bool {
     let (m, n, (row, col)) = (c.rows(), c.cols(), c.strides());
-    if m.min(n) <= FEW_ROWS && m != n {
+    if m.min(n) <= FEW_ROWS && m.max(n) >= LANES_MAX {
         return n < m;
     }
     row == 1 && col != 1

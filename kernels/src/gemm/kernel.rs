@@ -110,10 +110,12 @@ pub(super) struct Tile<T> {
 /// (which nobody else touches), and the tile is no larger than the instruction set's [`TileShape`], or that
 /// [`TileShape::widened`]; one column of B at least exists, and one vector of columns at most where `b_col` is not 1.
 pub(super) unsafe fn run_tile<P: Place>(runner: Runner, lanes: usize, rows: usize, tile: &Tile<P::Acc>) {
+    // Lanes are a power of two; a division would take as long as some steps.
+    let vectors = (tile.cols + lanes - 1) >> lanes.trailing_zeros();
     macro_rules! by_rows {
         ($($n:literal)*) => {
             match rows {
-                $($n => run_rows::<P, $n>(runner, tile.cols.div_ceil(lanes), tile),)*
+                $($n => run_rows::<P, $n>(runner, vectors, tile),)*
                 _ => unreachable!("a tile has 1 to {ROWS_MAX} rows, not {rows}"),
             }
         };

@@ -14,6 +14,10 @@
 //! small      in the caches           cuda     on a GPU, a kernel of its own
 //! ```
 //!
+//! What is read once is read where it lies: a product of few rows takes B straight into a tile, turned in registers where
+//! its columns lie along k, and one of few columns is done as its transpose. A tile of few rows is wide, for long runs and
+//! many chains. So tiny products pack nothing, and a matrix by a vector goes as fast as the matrix is read.
+//!
 //! `Accumulate` and half types sum all of k first and touch C once. In half precision the finished sum is rounded once
 //! for a plain product; bias, activation and accumulation each round again, as they would as operations of their own.
 

@@ -21,6 +21,8 @@ const TURNED_ROW_PANELS_MAX: usize = 2;
 const DIRECT_COL_PANELS_MAX: usize = 2;
 /// A matrix of so few elements is read where it lies, if its lanes are neighbours: it stays near.
 const DIRECT_ELEMENTS_MAX: usize = 1 << 12;
+/// With so few steps a product is as fast as C is written: in long runs of few rows.
+const SHORT_STEPS_MAX: usize = 16;
 /// Addresses so far apart share the places of the first-level cache.
 const CACHE_PERIOD_BYTES: usize = 4096;
 /// Multiplications below which starting threads costs more than it brings.
@@ -59,24 +61,27 @@ pub(super) struct Plan {
 
 impl Plan {
     pub(super) fn new(problem: Problem, shape: TileShape) -> Plan {
-        let row_panels = problem.m.div_ceil(shape.rows);
+        let wide = shape.widened(problem.m.min(FEW_ROWS));
+        let short = problem.readable && problem.k <= SHORT_STEPS_MAX && problem.n >= wide.cols();
+        let shape = if short { TileShape { rows: FEW_ROWS, ..wide } } else { shape };
+        let row_panels = panels(problem.m, shape.rows);
         let few_rows = row_panels <= DIRECT_ROW_PANELS_MAX;
-        let small = problem.k * problem.m.max(problem.n) <= DIRECT_ELEMENTS_MAX;
+        let small = problem.k.saturating_mul(problem.m.max(problem.n)) <= DIRECT_ELEMENTS_MAX;
         let b_turned = problem.readable && problem.b_turnable && row_panels <= TURNED_ROW_PANELS_MAX;
-        let b_direct = b_turned || problem.readable && problem.b_contiguous && (few_rows || small);
+        let b_direct = b_turned || problem.readable && problem.b_contiguous && (few_rows || small || short);
         let shape = match (b_turned, b_direct) {
             (true, _) => shape.narrow(),
-            (_, true) => shape.widened(problem.m),
+            (_, true) if problem.m <= FEW_ROWS => wide,
             _ => shape,
         };
-        let col_panels = problem.n.div_ceil(shape.cols());
+        let col_panels = panels(problem.n, shape.cols());
         let tiny = few_rows && col_panels <= DIRECT_COL_PANELS_MAX;
         Plan {
             problem,
             shape,
             row_panels,
             col_panels,
-            height: problem.m.div_ceil(row_panels.max(1)),
+            height: if row_panels <= 1 { problem.m } else { problem.m.div_ceil(row_panels) },
             k_blocks: problem.k.div_ceil(STEPS_MAX).max(1),
             a_direct: problem.readable && (tiny || small || problem.a_cacheable),
             b_direct,
@@ -115,7 +120,7 @@ impl Plan {
     }
 
     pub(super) fn col_block(&self) -> usize {
-        self.block(B_BLOCK_MAX, self.shape.cols())
+        if self.col_panels <= 1 { 1 } else { self.block(B_BLOCK_MAX, self.shape.cols()) }
     }
 
     fn block(&self, elements: usize, panel: usize) -> usize {
@@ -142,6 +147,11 @@ impl Plan {
 /// Whether so many multiplications are worth more than one thread.
 pub(crate) fn is_parallel(m: usize, n: usize, k: usize) -> bool {
     m.saturating_mul(n).saturating_mul(k) >= PARALLEL_WORK_MIN
+}
+
+/// `total.div_ceil(size)`, and no division where one panel holds all.
+fn panels(total: usize, size: usize) -> usize {
+    if total <= size { usize::from(total > 0) } else { total.div_ceil(size) }
 }
 
 /// Whether the rows of a panel, read side by side along k, keep out of each other's way in the cache: they are near, and
@@ -220,6 +230,8 @@ mod tests {
     #[test]
     fn tiles_of_few_rows_are_wide_where_b_is_read_in_place() {
         assert_eq!([1, 2, 3, 4, 28].map(|m| plan(m, 512, 64).shape.vectors), [8, 8, 8, 2, 2]);
+        assert_eq!([1, 28].map(|m| plan(m, 512, 16).shape.vectors), [8, 8]);
+        assert_eq!(plan(28, 512, 16).height, 3);
         let narrow = TileShape { rows: 6, lanes: 8, vectors: 2 };
         assert_eq!([1, 2, 3, 4].map(|m| Plan::new(problem(m, 512, 64), narrow).shape.vectors), [8, 4, 4, 2]);
     }

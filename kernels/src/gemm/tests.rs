@@ -242,7 +242,8 @@ fn few_rows_or_columns_change_no_bit() {
         (1..=4).flat_map(|m| (1..=4).map(move |n| (m, n))).chain([(1, 70), (3, 129), (14, 33), (29, 1)])
     {
         for (which, k) in [1, 2, 15, 16, 33, 517, 1031].into_iter().enumerate() {
-            for lie in 0..27 {
+            // Of the larger ones a third is enough.
+            for lie in (0..27).filter(|lie| m * n <= 16 || (lie + lie / 3 + lie / 9 + which) % 3 == 0) {
                 let lies = (LIES[lie % 3], LIES[lie / 3 % 3], LIES[lie / 9]);
                 let write = if (lie + which) % 2 == 0 { Write::Store } else { Write::Accumulate };
                 let case = Case { lies, write, bias: (lie + m + n) % 3 == 0, ..Case::plain(m, n, k) };

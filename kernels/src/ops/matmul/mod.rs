@@ -93,6 +93,12 @@ impl<'a> Product<'a> {
             let wanted = "[.., m, k] and [.., k, n], in which one dimension alone is k";
             Error::shape(op, format!("shapes {:?} and {:?}", a.shape(), b.shape()), wanted)
         };
+        if let (&[_, a_inner], &[b_inner, _]) = (a.shape(), b.shape())
+            && a_inner == b_inner
+        {
+            // The short way for two matrices.
+            return Ok(Product { op, batch: Dims::new(), a: Cow::Borrowed(a), b: Cow::Borrowed(b) });
+        }
         if a.rank() == 0 || b.rank() == 0 {
             return Err(wrong());
         }
@@ -123,19 +129,8 @@ impl<'a> Product<'a> {
 
     /// Whether `c` has the result's shape and is contiguous.
     fn fits(&self, op: &'static str, what: &'static str, c: &Tensor, a: &Tensor, b: &Tensor) -> Result<()> {
-        // The sizes one by one: to put them together takes as long as a tiny product.
-        let sizes = c.shape().split_at_checked(self.batch.len());
-        let [m, n] = self.sizes();
-        let fits = sizes.is_some_and(|(batch, matrix)| {
-            let wanted = match (a.rank() > 1, b.rank() > 1) {
-                (true, true) => matrix == [m, n],
-                (true, false) => matrix == [m],
-                (false, true) => matrix == [n],
-                (false, false) => matrix.is_empty(),
-            };
-            wanted && batch == &self.batch[..]
-        });
-        if !fits {
+        let matrices = a.rank() == 2 && b.rank() == 2; // whose product's shape need not be put together
+        if !(matrices && matches!(*c.shape(), [m, n] if [m, n] == self.sizes())) {
             check::shape(op, what, c, &self.out_shape(a, b))?;
         }
         if !c.is_contiguous() {
