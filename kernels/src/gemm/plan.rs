@@ -21,6 +21,8 @@ const TURNED_ROW_PANELS_MAX: usize = 2;
 const DIRECT_COL_PANELS_MAX: usize = 2;
 /// A matrix of so few elements is read where it lies, if its lanes are neighbours: it stays near.
 const DIRECT_ELEMENTS_MAX: usize = 1 << 12;
+/// A whose rows are neighbours is read where it lies, too, if it is no larger than this: packing would take longer.
+const NEAR_ELEMENTS_MAX: usize = 1 << 15;
 /// With so few steps a product is as fast as C is written: in long runs of few rows.
 const SHORT_STEPS_MAX: usize = 16;
 /// Addresses so far apart share the places of the first-level cache.
@@ -155,7 +157,8 @@ fn panels(total: usize, size: usize) -> usize {
 }
 
 /// Whether the rows of a panel, read side by side along k, keep out of each other's way in the cache: they are near, and
-/// not a multiple of the cache's period apart. A few never are in the way.
+/// not a multiple of the cache's period apart. A few never are in the way; where they are neighbours, it is the steps of a
+/// matrix that stays in the second-level cache that must not meet.
 pub(super) fn rows_cache_well(
     rows: usize,
     (row_stride, step_stride): (usize, usize),
@@ -164,6 +167,10 @@ pub(super) fn rows_cache_well(
 ) -> bool {
     if rows <= FEW_ROWS {
         return row_stride == 1 || step_stride == 1;
+    }
+    if row_stride == 1 && step_stride != 1 {
+        return k.saturating_mul(step_stride) <= NEAR_ELEMENTS_MAX
+            && !(step_stride * element_bytes).is_multiple_of(CACHE_PERIOD_BYTES / 2);
     }
     step_stride == 1
         && row_stride <= 4 * k
