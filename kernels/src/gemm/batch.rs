@@ -83,8 +83,8 @@ pub(super) fn run<T: GemmElem>(
             write,
             epilogue,
         };
-        // SAFETY: `repeats` above, or for a single one C's own bounds: every item's C lies within the slice and apart from the others', and the slice is
-        // borrowed for us alone.
+        // SAFETY: `repeats` above, or the bounds that C was made with: every item's C lies within the slice and apart
+        // from the others', and the slice is borrowed for us alone.
         unsafe { product.run(pool) }
     };
     let work = m.saturating_mul(n).saturating_mul(k);

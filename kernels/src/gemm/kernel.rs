@@ -56,7 +56,7 @@ impl TileShape {
         self.vectors * self.lanes
     }
 
-    /// As wide as tiles of so few rows may be.
+    /// As wide as tiles of so many rows may be: wider than others if there are few.
     pub(super) fn widened(self, rows: usize) -> TileShape {
         let fitting = self.rows * VECTORS / rows.max(1);
         let vectors = if rows > FEW_ROWS { VECTORS } else { VECTORS_MAX.min(1 << fitting.ilog2()) };
@@ -309,7 +309,7 @@ where
     sums
 }
 
-/// Turns a square whose rows are columns of B, and adds `count` steps of it from `first` on.
+/// Turns a square whose rows are columns of B, and adds its first `count` steps, which are k's from `first` on.
 ///
 /// # Safety
 ///

@@ -19,7 +19,7 @@ const DIRECT_ROW_PANELS_MAX: usize = 6;
 const TURNED_ROW_PANELS_MAX: usize = 2;
 /// A is read where it lies, however that is, if so few panels of columns use it besides.
 const DIRECT_COL_PANELS_MAX: usize = 2;
-/// A matrix of so few elements is read where it lies, if its lanes are neighbours: it stays near.
+/// And if neither has more elements than this: then they stay in the first-level cache.
 const DIRECT_ELEMENTS_MAX: usize = 1 << 12;
 /// A whose rows are neighbours is read where it lies, too, if it is no larger than this: packing would take longer.
 const NEAR_ELEMENTS_MAX: usize = 1 << 15;
@@ -42,7 +42,7 @@ pub(super) struct Problem {
     pub(super) a_cacheable: bool,
     /// Whether B's columns are next to each other.
     pub(super) b_contiguous: bool,
-    /// Whether, if they are not, the steps of each are.
+    /// Whether, if they are not, the steps of each are: then a tile can turn them.
     pub(super) b_turnable: bool,
 }
 
@@ -99,11 +99,6 @@ impl Plan {
     pub(super) fn cols(&self, panel: usize) -> Range<usize> {
         let width = self.shape.cols();
         panel * width..((panel + 1) * width).min(self.problem.n)
-    }
-
-    /// The vectors a panel of columns fills.
-    pub(super) fn vectors(&self, panel: usize) -> usize {
-        self.cols(panel).len().div_ceil(self.shape.lanes)
     }
 
     /// The steps of a block of k: near-equal shares too.
@@ -213,7 +208,7 @@ mod tests {
             assert_eq!(all(plan.col_panels, &|p| plan.cols(p)), (0..n).collect::<Vec<_>>());
             assert_eq!(all(plan.k_blocks, &|b| plan.steps(b)), (0..k).collect::<Vec<_>>());
             assert!((0..plan.row_panels).all(|p| (1..=14).contains(&plan.rows(p).len())));
-            assert!((0..plan.col_panels).all(|p| (1..=plan.shape.vectors).contains(&plan.vectors(p))));
+            assert!((0..plan.col_panels).all(|p| (1..=plan.shape.cols()).contains(&plan.cols(p).len())));
             assert!((0..plan.k_blocks).all(|b| plan.steps(b).len() <= plan.steps_max()));
         }
     }

@@ -241,7 +241,7 @@ fn few_rows_or_columns_change_no_bit() {
     for (m, n) in
         (1..=4).flat_map(|m| (1..=4).map(move |n| (m, n))).chain([(1, 70), (3, 129), (14, 33), (29, 1)])
     {
-        for (which, k) in [1, 2, 15, 16, 33, 517, 1031].into_iter().enumerate() {
+        for (which, k) in [1, 15, 16, 33, 517].into_iter().enumerate() {
             // Of the larger ones a third is enough.
             for lie in (0..27).filter(|lie| m * n <= 16 || (lie + lie / 3 + lie / 9 + which) % 3 == 0) {
                 let lies = (LIES[lie % 3], LIES[lie / 3 % 3], LIES[lie / 9]);

@@ -123,6 +123,7 @@ impl<'a> Product<'a> {
     }
 
     /// The result's rows and columns.
+    #[inline]
     fn sizes(&self) -> [usize; 2] {
         [split(self.a.shape()).1[0], split(self.b.shape()).1[1]]
     }
