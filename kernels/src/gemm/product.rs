@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use phalanx_tensor::Pool;
 
-use super::element::{GemmElem, Place};
+use super::element::{GemmElem, Place, steps_on};
 use super::epilogue::{Epilogue, Write};
 use super::finish::FinishTile;
 use super::kernel::{Tile, TileShape, run_tile};
@@ -58,7 +58,7 @@ impl<T: GemmElem> Product<'_, T> {
         Problem {
             m: self.a.rows(),
             n: self.b.cols(),
-            k: self.a.cols().div_ceil(T::Place::STEPS),
+            k: self.a.cols().div_ceil(steps_on::<T::Place>(self.runner)),
             readable: is_acc::<T>(),
             a_cacheable: rows_cache_well(
                 self.a.strides().0,
@@ -151,19 +151,21 @@ impl<T: GemmElem> Job<'_, '_, T> {
         dst: &mut [T::Acc],
     ) {
         let (places, (lane_stride, step_stride)) = (self.plan.steps(block), matrix.strides());
-        let first = places.start * T::Place::STEPS;
+        let in_place = steps_on::<T::Place>(self.product.runner);
+        let first = places.start * in_place;
         let start = lanes.start * lane_stride + first * step_stride;
-        self.product.runner.run(Panels {
+        let panels = Panels {
             src: &matrix.data()[start.min(matrix.data().len())..],
             lane_stride,
             step_stride,
             lanes: lanes.len(),
-            steps: (places.len() * T::Place::STEPS).min(matrix.cols() - first),
+            steps: (places.len() * in_place).min(matrix.cols() - first),
             places: places.len(),
             width,
             beyond,
             dst: &mut dst[..lanes.len().div_ceil(width) * width * places.len()],
-        });
+        };
+        T::Place::run(self.product.runner, panels);
     }
 
     /// Whether a panel of B is read where it lies.
@@ -180,7 +182,7 @@ impl<T: GemmElem> Job<'_, '_, T> {
     fn find_a(&self, part: &Block<'_, T>, row: usize) -> (*const T::Acc, usize, usize) {
         let (rows, steps) = (self.plan.rows(row), self.plan.steps(part.block));
         let a = &self.product.a;
-        if let (true, Some(data)) = (self.plan.a_direct, T::as_acc(a.data())) {
+        if let (true, Some(data)) = (self.plan.a_direct, T::as_wide(a.data())) {
             let (row_stride, step_stride) = a.strides();
             let start = rows.start * row_stride + steps.start * step_stride;
             return (data.as_ptr().wrapping_add(start), row_stride, step_stride);
@@ -193,7 +195,7 @@ impl<T: GemmElem> Job<'_, '_, T> {
     fn find_b(&self, part: &Block<'_, T>, col: usize) -> (*const T::Acc, usize) {
         let (plan, steps) = (self.plan, self.plan.steps(part.block));
         let b = &self.product.b;
-        if let (true, Some(data)) = (self.reads_b(col), T::as_acc(b.data())) {
+        if let (true, Some(data)) = (self.reads_b(col), T::as_wide(b.data())) {
             let start = steps.start * b.strides().0 + plan.cols(col).start;
             return (data.as_ptr().wrapping_add(start), b.strides().0);
         }
@@ -244,7 +246,7 @@ impl<T: GemmElem> Job<'_, '_, T> {
             b_step,
             from: if part.block == 0 { std::ptr::null() } else { partial.0 },
             from_row: partial.1,
-            bias: match bias.and_then(T::as_acc) {
+            bias: match bias.and_then(T::as_wide) {
                 Some(bias) if in_place && last => bias.as_ptr(),
                 _ => std::ptr::null(),
             },
