@@ -13,6 +13,8 @@ use crate::simd::{Float, Isa, Kernel, LANES_MAX, Vector};
 
 /// How many places ahead of a copy its rows are brought near.
 const AHEAD: usize = 16;
+/// How many squares ahead of a transposition its rows are brought near.
+const AHEAD_ALONG: usize = 4;
 
 /// Panels to pack.
 pub(super) struct Panels<'a, T: GemmElem> {
@@ -61,17 +63,16 @@ impl<T: GemmElem> Panels<'_, T> {
     {
         let panel = self.width * self.places;
         let beyond = [self.beyond; LANES_MAX];
+        let in_place = T::Place::steps::<S>();
         for place in 0..self.places {
-            let step = place * T::Place::steps::<S>();
+            let step = place * in_place;
             let src = &self.src[step * self.step_stride..];
             let next = (step + 1 < self.steps).then(|| &src[self.step_stride..]);
             for first in (0..self.lanes).step_by(self.width) {
-                V::prefetch(
-                    src[first..]
-                        .as_ptr()
-                        .wrapping_add(AHEAD * T::Place::steps::<S>() * self.step_stride)
-                        .cast(),
-                );
+                for step in 0..in_place {
+                    let ahead = (AHEAD * in_place + step) * self.step_stride;
+                    V::prefetch(src[first..].as_ptr().wrapping_add(ahead).cast());
+                }
                 let dst = &mut self.dst[first / self.width * panel + place * self.width..][..self.width];
                 for (i, dst) in dst.chunks_mut(V::LANES).enumerate() {
                     let from = (first + i * V::LANES).min(self.lanes);
@@ -91,10 +92,11 @@ impl<T: GemmElem> Panels<'_, T> {
     /// Any strides.
     #[inline(always)]
     fn gather<S: Isa>(&mut self) {
+        let in_place = T::Place::steps::<S>();
         for (p, panel) in self.dst.chunks_mut(self.width * self.places).enumerate() {
             for (place, dst) in panel.chunks_mut(self.width).enumerate() {
-                let first = place * T::Place::steps::<S>();
-                let count = (self.steps - first).min(T::Place::steps::<S>());
+                let first = place * in_place;
+                let count = (self.steps - first).min(in_place);
                 for (i, dst) in dst.iter_mut().enumerate() {
                     let lane = p * self.width + i;
                     let at =
@@ -112,21 +114,20 @@ impl<T: GemmElem> Panels<'_, T> {
     where
         T::Acc: Float<Vec<S> = V>,
     {
+        let in_place = T::Place::steps::<S>();
         for (p, panel) in self.dst.chunks_mut(self.width * self.places).enumerate() {
             for place in (0..self.places).step_by(V::LANES) {
                 let count = (self.places - place).min(V::LANES);
-                let steps = place * T::Place::steps::<S>()
-                    ..((place + count) * T::Place::steps::<S>()).min(self.steps);
+                let steps = place * in_place..((place + count) * in_place).min(self.steps);
                 for first in (0..self.width).step_by(V::LANES) {
                     let width = (self.width - first).min(V::LANES);
                     let mut square = [V::zero(); LANES_MAX];
                     for (i, row) in square[..V::LANES].iter_mut().enumerate() {
                         let lane = p * self.width + first + i;
                         if i < width && lane < self.lanes {
-                            *row = T::along::<S>(
-                                &self.src[lane * self.lane_stride..][steps.clone()],
-                                self.beyond,
-                            );
+                            let steps = &self.src[lane * self.lane_stride..][steps.clone()];
+                            V::prefetch(steps.as_ptr().wrapping_add(AHEAD_ALONG * V::LANES * in_place).cast());
+                            *row = T::along::<S>(steps, self.beyond);
                         }
                     }
                     transpose_square(&mut square);
