@@ -73,17 +73,13 @@ impl<T: GemmElem> Panels<'_, T> {
                     let ahead = (AHEAD * in_place + step) * self.step_stride;
                     V::prefetch(src[first..].as_ptr().wrapping_add(ahead).cast());
                 }
-                let dst = &mut self.dst[first / self.width * panel + place * self.width..][..self.width];
-                for (i, dst) in dst.chunks_mut(V::LANES).enumerate() {
-                    let from = (first + i * V::LANES).min(self.lanes);
-                    let lanes = from..(from + V::LANES).min(self.lanes).min(first + self.width);
+                let dst = &mut self.dst[first / self.width * panel..][..panel][place * self.width..];
+                for lane in (0..self.width).step_by(V::LANES) {
+                    let from = (first + lane).min(self.lanes);
+                    let lanes = from..(from + V::LANES).min(self.lanes);
                     let next = next.map_or(&beyond[..lanes.len()], |next| &next[lanes.clone()]);
-                    let vector = T::across::<S>(&src[lanes], next);
-                    if dst.len() == V::LANES {
-                        vector.store(dst);
-                    } else {
-                        vector.store_partial(dst);
-                    }
+                    // What it writes too much is the place after, whose turn comes.
+                    put(T::across::<S>(&src[lanes], next), &mut dst[lane..], self.width - lane, true);
                 }
             }
         }
@@ -126,22 +122,30 @@ impl<T: GemmElem> Panels<'_, T> {
                         let lane = p * self.width + first + i;
                         if i < width && lane < self.lanes {
                             let steps = &self.src[lane * self.lane_stride..][steps.clone()];
-                            V::prefetch(steps.as_ptr().wrapping_add(AHEAD_ALONG * V::LANES * in_place).cast());
+                            V::prefetch(
+                                steps.as_ptr().wrapping_add(AHEAD_ALONG * V::LANES * in_place).cast(),
+                            );
                             *row = T::along::<S>(steps, self.beyond);
                         }
                     }
                     transpose_square(&mut square);
                     for (i, row) in square[..count].iter().enumerate() {
-                        let dst = &mut panel[(place + i) * self.width + first..][..width];
-                        if width == V::LANES {
-                            row.store(dst);
-                        } else {
-                            row.store_partial(dst);
-                        }
+                        let dst = &mut panel[(place + i) * self.width + first..];
+                        put(*row, dst, width, self.width == width);
                     }
                 }
             }
         }
+    }
+}
+
+/// Writes the first `width` lanes, and others after them where that is faster and they `may_spill`.
+#[inline(always)]
+fn put<V: Vector>(lanes: V, dst: &mut [V::Elem], width: usize, may_spill: bool) {
+    if width >= V::LANES || may_spill && dst.len() >= V::LANES {
+        lanes.store(dst);
+    } else {
+        lanes.store_partial(&mut dst[..width]);
     }
 }
 
