@@ -63,14 +63,14 @@ impl<T: GemmElem> Panels<'_, T> {
     {
         let panel = self.width * self.places;
         let beyond = [self.beyond; LANES_MAX];
-        let in_place = T::Place::steps::<S>();
+        let per_place = T::Place::steps::<S>();
         for place in 0..self.places {
-            let step = place * in_place;
+            let step = place * per_place;
             let src = &self.src[step * self.step_stride..];
             let next = (step + 1 < self.steps).then(|| &src[self.step_stride..]);
             for first in (0..self.lanes).step_by(self.width) {
-                for step in 0..in_place {
-                    let ahead = (AHEAD * in_place + step) * self.step_stride;
+                for step in 0..per_place {
+                    let ahead = (AHEAD * per_place + step) * self.step_stride;
                     V::prefetch(src[first..].as_ptr().wrapping_add(ahead).cast());
                 }
                 let dst = &mut self.dst[first / self.width * panel..][..panel][place * self.width..];
@@ -88,11 +88,11 @@ impl<T: GemmElem> Panels<'_, T> {
     /// Any strides.
     #[inline(always)]
     fn gather<S: Isa>(&mut self) {
-        let in_place = T::Place::steps::<S>();
+        let per_place = T::Place::steps::<S>();
         for (p, panel) in self.dst.chunks_mut(self.width * self.places).enumerate() {
             for (place, dst) in panel.chunks_mut(self.width).enumerate() {
-                let first = place * in_place;
-                let count = (self.steps - first).min(in_place);
+                let first = place * per_place;
+                let count = (self.steps - first).min(per_place);
                 for (i, dst) in dst.iter_mut().enumerate() {
                     let lane = p * self.width + i;
                     let at =
@@ -110,11 +110,11 @@ impl<T: GemmElem> Panels<'_, T> {
     where
         T::Acc: Float<Vec<S> = V>,
     {
-        let in_place = T::Place::steps::<S>();
+        let per_place = T::Place::steps::<S>();
         for (p, panel) in self.dst.chunks_mut(self.width * self.places).enumerate() {
             for place in (0..self.places).step_by(V::LANES) {
                 let count = (self.places - place).min(V::LANES);
-                let steps = place * in_place..((place + count) * in_place).min(self.steps);
+                let steps = place * per_place..((place + count) * per_place).min(self.steps);
                 for first in (0..self.width).step_by(V::LANES) {
                     let width = (self.width - first).min(V::LANES);
                     let mut square = [V::zero(); LANES_MAX];
@@ -123,7 +123,7 @@ impl<T: GemmElem> Panels<'_, T> {
                         if i < width && lane < self.lanes {
                             let steps = &self.src[lane * self.lane_stride..][steps.clone()];
                             V::prefetch(
-                                steps.as_ptr().wrapping_add(AHEAD_ALONG * V::LANES * in_place).cast(),
+                                steps.as_ptr().wrapping_add(AHEAD_ALONG * V::LANES * per_place).cast(),
                             );
                             *row = T::along::<S>(steps, self.beyond);
                         }

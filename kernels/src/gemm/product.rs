@@ -151,15 +151,15 @@ impl<T: GemmElem> Job<'_, '_, T> {
         dst: &mut [T::Acc],
     ) {
         let (places, (lane_stride, step_stride)) = (self.plan.steps(block), matrix.strides());
-        let in_place = steps_on::<T::Place>(self.product.runner);
-        let first = places.start * in_place;
+        let per_place = steps_on::<T::Place>(self.product.runner);
+        let first = places.start * per_place;
         let start = lanes.start * lane_stride + first * step_stride;
         let panels = Panels {
             src: &matrix.data()[start.min(matrix.data().len())..],
             lane_stride,
             step_stride,
             lanes: lanes.len(),
-            steps: (places.len() * in_place).min(matrix.cols() - first),
+            steps: (places.len() * per_place).min(matrix.cols() - first),
             places: places.len(),
             width,
             beyond,

@@ -283,19 +283,19 @@ mod tests {
             let (lanes, beyond) = (S::F32::LANES, bf16::NEG_ZERO);
             for len in 0..=2 * lanes {
                 let pairs = bits(S::F32::load_pairs(&self.0[..len], beyond));
-                for lane in 0..lanes {
+                for (lane, &pair) in pairs[..lanes].iter().enumerate() {
                     let [first, next] = [0, 1].map(|i| {
                         let at = 2 * lane + i;
                         u32::from((if at < len { self.0[at] } else { beyond }).to_bits())
                     });
-                    assert_eq!(pairs[lane], first << 16 | next);
+                    assert_eq!(pair, first << 16 | next);
                 }
                 let len = len / 2;
                 let (first, next) = (&self.0[..len], &self.0[lanes..][..len]);
                 let pairs = bits(S::F32::load_pairs_of(first, next));
-                for lane in 0..lanes {
+                for (lane, &pair) in pairs[..lanes].iter().enumerate() {
                     let word = |of: &[bf16]| of.get(lane).map_or(0, |x| u32::from(x.to_bits()));
-                    assert_eq!(pairs[lane], word(first) << 16 | word(next));
+                    assert_eq!(pair, word(first) << 16 | word(next));
                 }
             }
         }
