@@ -6,6 +6,8 @@ use std::cell::RefCell;
 use std::ptr::NonNull;
 use std::sync::{Mutex, PoisonError};
 
+use memmap2::MmapMut;
+
 use crate::Ledger;
 use crate::storage::Storage;
 
@@ -14,12 +16,21 @@ const ALIGN: usize = 64;
 /// Eight classes to a doubling from 64 bytes up: at most 1/8 of a block is wasted. The first is that of no bytes.
 const CLASSES: usize = 8 * 58 + 1;
 
+/// Blocks from this size on lie in pages of this size, where the system has such: less to fault in and to translate.
+const HUGE_PAGE: usize = 2 << 20;
+
 /// A piece of memory, aligned to 64 bytes, every byte of it initialized.
 #[derive(Debug)]
 pub(crate) struct Block {
-    base: NonNull<u8>,
+    memory: Memory,
     start: NonNull<u8>,
     class: usize,
+}
+
+#[derive(Debug)]
+enum Memory {
+    Heap(NonNull<u8>),
+    Mapped { _map: MmapMut },
 }
 
 // SAFETY: a block owns its memory alone; nothing about it depends on the thread.
@@ -31,6 +42,11 @@ impl Block {
     /// New memory for at least `bytes`, which are not 0; `None` if the system has no more.
     pub(crate) fn obtain(bytes: usize, ledger: &Ledger) -> Option<Block> {
         let class = class_of(bytes)?;
+        if class_bytes(class) >= HUGE_PAGE {
+            let (map, start) = map(class_bytes(class))?;
+            ledger.obtained_add(class_bytes(class));
+            return Some(Block { memory: Memory::Mapped { _map: map }, start, class });
+        }
         // SAFETY: the layout's size is at least 64, hence not zero. Zeroed memory costs nothing for large
         // blocks (the system's pages are zero) and lets every block be read as elements from the start.
         let base = NonNull::new(unsafe { std::alloc::alloc_zeroed(layout(class)) })?;
@@ -38,7 +54,7 @@ impl Block {
         let skip = base.as_ptr().align_offset(ALIGN);
         // SAFETY: `skip < ALIGN`, and the layout holds ALIGN bytes more than the class.
         let start = unsafe { base.add(skip) };
-        Some(Block { base, start, class })
+        Some(Block { memory: Memory::Heap(base), start, class })
     }
 
     /// The first byte.
@@ -50,9 +66,22 @@ impl Block {
 
 impl Drop for Block {
     fn drop(&mut self) {
-        // SAFETY: `base` came from `alloc_zeroed` with this very layout, and the owner frees it once.
-        unsafe { std::alloc::dealloc(self.base.as_ptr(), layout(self.class)) }
+        if let Memory::Heap(base) = self.memory {
+            // SAFETY: it came from `alloc_zeroed` with this very layout, and the owner frees it once.
+            unsafe { std::alloc::dealloc(base.as_ptr(), layout(self.class)) }
+        }
     }
+}
+
+/// Zeroed memory for `bytes`, and where it begins. Its end, where no whole huge page fits, has small ones.
+fn map(bytes: usize) -> Option<(MmapMut, NonNull<u8>)> {
+    let mut map = MmapMut::map_anon(bytes + HUGE_PAGE).ok()?;
+    let skip = map.as_ptr().align_offset(HUGE_PAGE);
+    // A wish: a system that has no such pages gives others.
+    #[cfg(target_os = "linux")]
+    let _ = map.advise_range(memmap2::Advice::HugePage, skip, bytes / HUGE_PAGE * HUGE_PAGE);
+    let start = NonNull::new(map[skip..].as_mut_ptr())?;
+    Some((map, start))
 }
 
 /// Storages that wait to be used again, whole, by size class: small ones at the thread that laid them by, where nobody

@@ -2,6 +2,7 @@
 
 use bytemuck::Pod;
 
+use crate::past::PastCaches;
 use crate::tiles::Tiles;
 use crate::{Dims, Error, Loops, Pool, Result, Tensor};
 
@@ -33,23 +34,45 @@ fn copy<T: Pod + Send + Sync>(op: &'static str, to: &mut Tensor, from: &Tensor) 
     let loops = Loops::new(layout.shape(), [layout.strides()]);
     match Tiles::new(&loops) {
         Some(tiles) => tiles.copy(&pool, target, source),
-        None => copy_runs(&pool, target, source, &loops),
+        None => copy_runs(&pool, target, source, &loops, PastCaches::pays(size_of_val(target))),
     }
     Ok(())
 }
 
-/// Elements that a thread copies at a time.
+/// Elements that a thread copies at a time, at least.
 pub(crate) const PIECE: usize = 1 << 14;
+/// The same at most, and how many pieces there are at least if they are larger than that.
+const PIECE_MAX: usize = 1 << 18;
+const PIECES: usize = 64;
+/// Elements of a run that is worth writing past the caches: few of its lines are not whole.
+const RUN_PAST_MIN: usize = 256;
 
-/// Copies run by run. A piece may begin and end inside a run.
-fn copy_runs<T: Pod + Send + Sync>(pool: &Pool, target: &mut [T], source: &[T], loops: &Loops<1>) {
+/// Copies run by run, long ones past the caches if told to. A piece may begin and end inside a run; those of a large tensor
+/// are larger, as what is read in one go comes near by itself.
+fn copy_runs<T: Pod + Send + Sync>(
+    pool: &Pool,
+    target: &mut [T],
+    source: &[T],
+    loops: &Loops<1>,
+    past: bool,
+) {
     let (inner, [stride]) = (loops.inner(), loops.inner_strides());
-    pool.for_each_chunk(target, PIECE, |piece, mut rest| {
-        let mut runs = Runs::new(loops, piece * PIECE / inner);
-        let mut skip = piece * PIECE % inner;
+    let past = past && stride == 1 && inner >= RUN_PAST_MIN;
+    let size = (target.len() / PIECES).clamp(PIECE, PIECE_MAX).next_multiple_of(PIECE);
+    pool.for_each_chunk(target, size, |piece, mut rest| {
+        let mut runs = Runs::new(loops, piece * size / inner);
+        let mut skip = piece * size % inner;
+        let mut past = past.then(PastCaches::default);
         while !rest.is_empty() {
             let (run, after) = rest.split_at_mut(rest.len().min(inner - skip));
-            copy_run(run, &source[runs.start + skip * stride..], stride);
+            let from = &source[runs.start + skip * stride..];
+            match &mut past {
+                Some(past) => {
+                    let from = bytemuck::cast_slice(&from[..run.len()]);
+                    past.put(bytemuck::cast_slice_mut(run), from);
+                }
+                None => copy_run(run, from, stride),
+            }
             (rest, skip) = (after, 0);
             runs.advance();
         }
@@ -93,6 +116,28 @@ impl Runs<'_> {
             }
             self.index[axis] = 0;
             self.start -= stride * size;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::copy_runs;
+    use crate::{Loops, Pool};
+
+    #[test]
+    fn copies_past_the_caches_are_copies() {
+        let source: Vec<u32> = (0..200_000).collect();
+        for (shape, strides) in
+            [([1, 99_999], [0, 1]), ([7, 300], [301, 1]), ([300, 300], [1, 301]), ([9, 999], [0, 1])]
+        {
+            let loops = Loops::new(&shape, [&strides]);
+            let run = |past: bool| {
+                let mut target = vec![0; shape[0] * shape[1]];
+                copy_runs(&Pool::new(2), &mut target, &source[3..], &loops, past);
+                target
+            };
+            assert_eq!(run(true), run(false), "{shape:?}");
         }
     }
 }

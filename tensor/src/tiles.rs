@@ -14,12 +14,15 @@
 use bytemuck::Pod;
 
 use crate::copy::PIECE;
+use crate::past::{PastCaches, prefetch};
 use crate::{Loops, Pool};
 
 /// Rows and columns of a tile of elements of 1, 2 or 4 bytes: several cache lines either way, and the buffer fits.
 const SIDE: usize = 64;
 /// The same for elements of 8 bytes.
 const SIDE_WIDE: usize = 32;
+/// Bytes of a cache line.
+const LINE: usize = 64;
 /// Fewer rows or columns are not worth a tile: a line is then used up within a few runs.
 const WORTH_MIN: usize = 8;
 
@@ -45,14 +48,23 @@ impl Tiles<'_> {
 
     /// Copies to the contiguous `target`.
     pub(crate) fn copy<T: Pod + Send + Sync>(&self, pool: &Pool, target: &mut [T], source: &[T]) {
+        // Whole cache lines only.
+        let lines = self.row() * size_of::<T>() % LINE == 0 && target.as_ptr().addr() % LINE == 0;
+        let past = lines && PastCaches::pays(size_of_val(target));
         match size_of::<T>() {
-            8.. => self.copy_by::<T, SIDE_WIDE>(pool, target, source),
-            _ => self.copy_by::<T, SIDE>(pool, target, source),
+            8.. => self.copy_by::<T, SIDE_WIDE>(pool, target, source, past),
+            _ => self.copy_by::<T, SIDE>(pool, target, source, past),
         }
     }
 
     /// Copies with tiles of `N` x `N`.
-    fn copy_by<T: Pod + Send + Sync, const N: usize>(&self, pool: &Pool, target: &mut [T], source: &[T]) {
+    fn copy_by<T: Pod + Send + Sync, const N: usize>(
+        &self,
+        pool: &Pool,
+        target: &mut [T],
+        source: &[T],
+        past: bool,
+    ) {
         let (rows, row) = (self.loops.sizes()[self.axis], self.row());
         let slab = rows * row;
         let outer = |i| position(self.loops, 0..self.axis, i);
@@ -60,7 +72,7 @@ impl Tiles<'_> {
             let slabs = PIECE / slab;
             return pool.for_each_chunk(target, slabs * slab, |piece, part| {
                 for (i, part) in part.chunks_mut(slab).enumerate() {
-                    self.copy_rows::<T, N>(part, &source[outer(piece * slabs + i)..]);
+                    self.copy_rows::<T, N>(part, &source[outer(piece * slabs + i)..], past);
                 }
             });
         }
@@ -68,7 +80,7 @@ impl Tiles<'_> {
         let rows_a_piece = rows.div_ceil(pool.threads()).next_multiple_of(16).min(N);
         for (i, slab) in target.chunks_mut(slab).enumerate() {
             pool.for_each_chunk(slab, rows_a_piece * row, |piece, part| {
-                self.copy_rows::<T, N>(part, &source[outer(i) + piece * rows_a_piece * down..]);
+                self.copy_rows::<T, N>(part, &source[outer(i) + piece * rows_a_piece * down..], past);
             });
         }
     }
@@ -79,7 +91,7 @@ impl Tiles<'_> {
     }
 
     /// Copies whole rows, the first of which begins at the start of `source`.
-    fn copy_rows<T: Pod, const N: usize>(&self, target: &mut [T], source: &[T]) {
+    fn copy_rows<T: Pod, const N: usize>(&self, target: &mut [T], source: &[T], past: bool) {
         let (row, columns) = (self.row(), self.loops.inner());
         let ([down], [across]) = (self.loops.strides()[self.axis], self.loops.inner_strides());
         let mut buffer = [[T::zeroed(); N]; N];
@@ -89,7 +101,7 @@ impl Tiles<'_> {
                 let source = &source[start + block * N * down..];
                 for column in (0..columns).step_by(N) {
                     let width = N.min(columns - column);
-                    let tile = Tile { row, down, across, width };
+                    let tile = Tile { row, down, across, width, past };
                     let target = &mut target[middle * columns + column..];
                     tile.copy(target, &source[column * across..], &mut buffer);
                 }
@@ -104,6 +116,8 @@ struct Tile {
     down: usize,
     across: usize,
     width: usize,
+    /// Whether the target is written past the caches.
+    past: bool,
 }
 
 impl Tile {
@@ -119,11 +133,21 @@ impl Tile {
                 _ => line[..rows].iter_mut().zip(from.iter().step_by(self.down)).for_each(|(to, &x)| *to = x),
             }
         }
+        // Meanwhile the next tile's lines come near.
+        let next = |row: usize| source.as_ptr().wrapping_add((self.width + row) * self.across);
+        let turned = |row: usize| -> [T; N] { std::array::from_fn(|column| lines[column][row]) };
+        let mut past = self.past.then(PastCaches::default);
         for (row, target) in target.chunks_mut(self.row).enumerate() {
-            let turned: [T; N] = std::array::from_fn(|column| lines[column][row]);
-            match self.width {
-                width if width == N => target[..N].copy_from_slice(&turned),
-                width => target[..width].copy_from_slice(&turned[..width]),
+            if self.down == 1 {
+                (0..rows).step_by(LINE / size_of::<T>()).for_each(|at| prefetch(next(row).wrapping_add(at)));
+            }
+            match (&mut past, self.width) {
+                (Some(past), width) => past.put(
+                    bytemuck::cast_slice_mut(&mut target[..width]),
+                    bytemuck::cast_slice(&turned(row)[..width]),
+                ),
+                (None, width) if width == N => target[..N].copy_from_slice(&turned(row)),
+                (None, width) => target[..width].copy_from_slice(&turned(row)[..width]),
             }
         }
     }
@@ -138,4 +162,32 @@ fn position(loops: &Loops<1>, axes: std::ops::Range<usize>, mut index: usize) ->
         index /= size;
     }
     at
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{SIDE, Tiles};
+    use crate::{Loops, Pool};
+
+    #[test]
+    fn tiles_past_the_caches_are_copies() {
+        let source: Vec<u32> = (0..400_000).collect();
+        let cases =
+            [([1, 200, 300], [0, 1, 201]), ([3, 64, 77], [9000, 1, 70]), ([2, 130, 65], [40_000, 2, 300])];
+        for (shape, strides) in cases {
+            let loops = Loops::new(&shape, [&strides]);
+            let tiles = Tiles::new(&loops).unwrap();
+            let run = |past: bool| {
+                let mut target = vec![0; shape.iter().product()];
+                tiles.copy_by::<u32, SIDE>(&Pool::new(2), &mut target, &source[5..], past);
+                target
+            };
+            let at = |i: usize| {
+                let index = [i / shape[2] / shape[1], i / shape[2] % shape[1], i % shape[2]];
+                source[5 + (0..3).map(|d| index[d] * strides[d]).sum::<usize>()]
+            };
+            let want: Vec<u32> = (0..shape.iter().product()).map(at).collect();
+            assert!(run(true) == want && run(false) == want, "{shape:?}");
+        }
+    }
 }

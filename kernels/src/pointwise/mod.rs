@@ -58,6 +58,12 @@ pub(crate) fn c<V: Vector>(x: f64) -> V {
 /// Elements that a thread works on at least: 32 KiB of f32.
 pub(crate) const PIECE: usize = 8 * BLOCK;
 
+/// Elements of a piece of `elements` in whole blocks: more of a large tensor, as what is read in one go comes near by itself.
+pub(crate) fn piece_of(elements: usize) -> usize {
+    const PIECES: usize = 64;
+    (elements / PIECES).clamp(PIECE, 32 * PIECE).next_multiple_of(BLOCK)
+}
+
 /// The shape that all inputs broadcast to.
 pub(crate) fn common_shape(op: &'static str, inputs: &[&Tensor]) -> Result<Dims> {
     let first = Dims::from_slice(inputs[0].shape());
@@ -327,10 +333,10 @@ pub(crate) fn update<T: Element>(
         f(0, &mut target[offset..offset + numel]);
         return Ok(());
     }
-    let pool = out.device().pool()?;
+    let (pool, size) = (out.device().pool()?, piece_of(numel));
     let mut target = out.write::<T>(op)?;
     let target = &mut target[offset..offset + numel];
-    pool.for_each_chunk(target, PIECE, |piece, target| f(piece * PIECE, target));
+    pool.for_each_chunk(target, size, |piece, target| f(piece * size, target));
     Ok(())
 }
 

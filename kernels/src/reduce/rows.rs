@@ -3,7 +3,7 @@
 use phalanx_tensor::Result;
 
 use super::{Combine, Fold, Frame, Term, pairwise};
-use crate::pointwise::PIECE;
+use crate::pointwise::piece_of;
 use crate::real::Real;
 use crate::simd::{Float, Isa, Kernel, Vector, dispatch};
 use crate::source::{BLOCK, Source};
@@ -26,7 +26,7 @@ pub(super) fn fold<T: Real, C: Combine, F: Term<K>, U: Send, const K: usize>(
     }
     let (n, pool) = (frame.n, frame.view.device().pool()?);
     let rows_a_block = (BLOCK / n.max(1)).clamp(1, ROWS);
-    let rows_a_piece = PIECE.div_ceil(n.max(1)).next_multiple_of(rows_a_block);
+    let rows_a_piece = piece_of(out.len() * n).div_ceil(n.max(1)).next_multiple_of(rows_a_block);
     pool.for_each_chunk(out, rows_a_piece, |piece, out| {
         let (mut scratch, mut parts) = ([T::Wide::ZERO; BLOCK], [[0.0; K]; ROWS]);
         for (i, out) in out.chunks_mut(rows_a_block).enumerate() {
@@ -54,7 +54,7 @@ fn fold_long<T: Real, C: Combine, F: Term<K>, U: Send, const K: usize>(
     let (blocks, pool) = (n.div_ceil(BLOCK), device.pool()?);
     let mut parts = vec![[0.0; K]; blocks * out.len()];
     let _use = device.ledger()?.scratch_of(size_of_val(&parts[..]));
-    let blocks_a_piece = PIECE / BLOCK;
+    let blocks_a_piece = piece_of(parts.len() * BLOCK) / BLOCK;
     pool.for_each_chunk(&mut parts, blocks_a_piece, |piece, parts| {
         let mut scratch = [T::Wide::ZERO; BLOCK];
         for (i, part) in parts.iter_mut().enumerate() {

@@ -9,12 +9,11 @@ pub(crate) mod cuda;
 
 use phalanx_tensor::{Device, Result, Tensor};
 
+use crate::pointwise::{PIECE, piece_of};
 use crate::real::Real;
 use crate::simd::{Float, Isa, Kernel, dispatch};
 use crate::source::Source;
 
-/// Elements of the inputs that a thread works on at least.
-const PIECE: usize = 8192;
 /// Blocks of rows that have sums of their own, at most.
 const SUMS_MAX: usize = 64;
 
@@ -87,7 +86,8 @@ pub(crate) fn run_added<T: Real, const N: usize>(
     let sum: &mut [T] = sum.as_mut().map_or(&mut [], |(at, sum)| &mut sum[*at..][..shape.rows * shape.width]);
     let stats = outputs.stats;
     debug_assert_eq!(stats.len(), shape.rows * shape.stats);
-    let mut block = (PIECE / shape.width.max(1)).max(1);
+    let size = if shape.sums > 0 { PIECE } else { piece_of(shape.rows * shape.width) };
+    let mut block = (size / shape.width.max(1)).max(1);
     if shape.sums > 0 {
         block = block.max(shape.rows.div_ceil(SUMS_MAX));
     }
