@@ -6,10 +6,12 @@ use phalanx_tensor::Pool;
 
 use super::element::GemmElem;
 use super::epilogue::{Epilogue, Write};
+use super::kernel::FEW_ROWS;
 use super::mat::{MatMut, MatRef};
 use super::pack::Shared;
+use super::plan::is_parallel;
 use super::product::Product;
-use crate::simd::Runner;
+use crate::simd::{LANES_MAX, Runner};
 
 /// Multiplications from which a single product keeps all threads busy by itself.
 const LARGE_WORK_MIN: usize = 1 << 25;
@@ -30,7 +32,7 @@ pub(crate) struct Batch {
 /// [`super::gemm_batched`] on a given instruction set.
 pub(super) fn run<T: GemmElem>(
     runner: Runner,
-    pool: &Pool,
+    pool: Option<&Pool>,
     batch: Batch,
     a: MatRef<'_, T>,
     b: MatRef<'_, T>,
@@ -49,23 +51,23 @@ pub(super) fn run<T: GemmElem>(
         epilogue.bias.is_none_or(|bias| bias.len() == n),
         "the bias needs a value for each of {n} columns"
     );
-    assert!(c.repeats(batch.count, batch.c), "a batch of {batch:?} does not fit C");
+    assert!(batch.count == 1 || c.repeats(batch.count, batch.c), "a batch of {batch:?} does not fit C");
     if m == 0 || n == 0 || batch.count == 0 {
         return;
     }
     if k == 0 && write == Write::Accumulate && epilogue.is_empty() {
         return; // Adding a zero would turn -0 into 0.
     }
-    if c.strides().0 == 1 && c.strides().1 != 1 && epilogue.bias.is_none() {
-        // C lies in columns: its transpose, B^T A^T, lies in rows. Factors trade places in each step; nothing else does.
-        let batch = Batch { a: batch.b, b: batch.a, ..batch };
-        return run(runner, pool, batch, b.transposed(), a.transposed(), c.transposed(), (write, epilogue));
-    }
     if let Some((batch, a)) = fold(batch, a, &c) {
         let c_strides = c.strides();
         let rows = a.rows();
         let c = MatMut::new(c.data(), rows, n, c_strides.0, c_strides.1);
         return run(runner, pool, batch, a, b, c, (write, epilogue));
+    }
+    if is_better_transposed(&c) && epilogue.bias.is_none() {
+        // Its transpose is B^T A^T. Factors trade places in each step; nothing else does.
+        let batch = Batch { a: batch.b, b: batch.a, ..batch };
+        return run(runner, pool, batch, b.transposed(), a.transposed(), c.transposed(), (write, epilogue));
     }
 
     let c_strides = c.strides();
@@ -81,17 +83,29 @@ pub(super) fn run<T: GemmElem>(
             write,
             epilogue,
         };
-        // SAFETY: `repeats` above: every item's C lies within the slice and apart from the others', and the slice is
-        // borrowed for us alone.
+        // SAFETY: `repeats` above, or the bounds that C was made with: every item's C lies within the slice and apart
+        // from the others', and the slice is borrowed for us alone.
         unsafe { product.run(pool) }
     };
     let work = m.saturating_mul(n).saturating_mul(k);
-    let side_by_side = batch.count >= 4 * pool.threads() || (batch.count > 1 && work < LARGE_WORK_MIN);
-    if side_by_side && work.saturating_mul(batch.count) >= super::plan::PARALLEL_WORK_MIN {
-        pool.for_each(batch.count, |i| item(i, None));
-    } else {
-        (0..batch.count).for_each(|i| item(i, Some(pool)));
+    let side_by_side = |pool: &Pool| {
+        batch.count > 1
+            && is_parallel(work, batch.count, 1)
+            && (batch.count >= 4 * pool.threads() || work < LARGE_WORK_MIN)
+    };
+    match pool {
+        Some(pool) if side_by_side(pool) => pool.for_each(batch.count, |i| item(i, None)),
+        _ => (0..batch.count).for_each(|i| item(i, pool)),
     }
+}
+
+/// Whether C has so few columns that its rows fill vectors better, or lies in columns. Never true of the transpose, too.
+fn is_better_transposed<T>(c: &MatMut<'_, T>) -> bool {
+    let (m, n, (row, col)) = (c.rows(), c.cols(), c.strides());
+    if m.min(n) <= FEW_ROWS && m.max(n) >= LANES_MAX {
+        return n < m;
+    }
+    row == 1 && col != 1
 }
 
 /// A batch that shares B and whose A and C go on where the item before ended is one product with more rows.

@@ -4,25 +4,38 @@
 //! begun at zero (or at the sum of the k before, brought from memory): the order is the same for every tile size and
 //! instruction set, which is what makes an element's bits independent of where it lies.
 //!
-//! Registers on AVX-512: 14 x 2 sums, 2 vectors of B, 1 broadcast of A; a step costs 28 FMAs and 16 loads.
+//! Registers on AVX-512: 14 x 2 sums, 2 vectors of B, 1 broadcast of A; a step costs 28 FMAs and 16 loads. Tiles of few
+//! rows are wider, so that B is read in longer runs and more chains are under way at once.
+//!
+//! B is read where it lies, too: with a last vector that is not full, or, where steps lie side by side and columns apart,
+//! turned in registers a square of LANES x LANES at a time.
 
 #![allow(unsafe_code)]
 
 use super::element::Place;
-use crate::simd::{Float, Isa, Kernel, Runner, Vector};
+use super::pack::transpose_square;
+use crate::simd::{Float, Isa, Kernel, LANES_MAX, Runner, Vector};
 
 /// The most rows a tile has on any instruction set.
 const ROWS_MAX: usize = 14;
 /// How many steps ahead B is brought near.
 const AHEAD: usize = 12;
+/// How many squares ahead of a turned B.
+const SQUARES_AHEAD: usize = 8;
 /// A full tile's columns in vectors.
 pub(super) const VECTORS: usize = 2;
+/// Tiles of up to so many rows may be wider.
+pub(super) const FEW_ROWS: usize = 3;
+/// The columns of a wide tile in vectors at most.
+const VECTORS_MAX: usize = 8;
 
 /// A full tile's size on an instruction set.
 #[derive(Clone, Copy)]
 pub(crate) struct TileShape {
     pub(crate) rows: usize,
     pub(crate) lanes: usize,
+    /// Columns in vectors.
+    pub(super) vectors: usize,
 }
 
 impl TileShape {
@@ -33,14 +46,26 @@ impl TileShape {
 
             #[inline(always)]
             fn run<S: Isa>(self) -> TileShape {
-                TileShape { rows: rows::<S>(), lanes: T::Vec::<S>::LANES }
+                TileShape { rows: rows::<S>(), lanes: T::Vec::<S>::LANES, vectors: VECTORS }
             }
         }
         runner.run(Ask::<T>(std::marker::PhantomData))
     }
 
     pub(crate) fn cols(self) -> usize {
-        VECTORS * self.lanes
+        self.vectors * self.lanes
+    }
+
+    /// As wide as tiles of so many rows may be: wider than others if there are few.
+    pub(super) fn widened(self, rows: usize) -> TileShape {
+        let fitting = self.rows * VECTORS / rows.max(1);
+        let vectors = if rows > FEW_ROWS { VECTORS } else { VECTORS_MAX.min(1 << fitting.ilog2()) };
+        TileShape { vectors, ..self }
+    }
+
+    /// One vector wide.
+    pub(super) fn narrow(self) -> TileShape {
+        TileShape { vectors: 1, ..self }
     }
 }
 
@@ -49,7 +74,7 @@ const fn rows<S: Isa>() -> usize {
     (S::REGISTERS - 4) / VECTORS
 }
 
-/// One tile's work. A's places: `a[i * a_row + k * a_step]`; B's: `b[k * b_step + j]`.
+/// One tile's work. A's places: `a[i * a_row + k * a_step]`; B's: `b[k * b_step + j * b_col]`.
 #[derive(Clone, Copy)]
 pub(super) struct Tile<T> {
     /// How many places k runs over.
@@ -59,6 +84,10 @@ pub(super) struct Tile<T> {
     pub(super) a_step: usize,
     pub(super) b: *const T,
     pub(super) b_step: usize,
+    /// 1, or anything where `b_step` is 1.
+    pub(super) b_col: usize,
+    /// Columns that exist; the others of the last vector are neither read nor written.
+    pub(super) cols: usize,
     /// The sums of the steps before: `from[i * from_row + j]`. Null: there are none.
     pub(super) from: *const T,
     pub(super) from_row: usize,
@@ -73,13 +102,16 @@ pub(super) struct Tile<T> {
     pub(super) next_out: *const T,
 }
 
-/// Computes a tile of `rows` by `vectors`. A is packed where `a_row` is 1 and `a_step` is `rows`.
+/// Computes a tile of `rows`.
 ///
 /// # Safety
 ///
-/// For i < rows, j < vectors * lanes and k < steps, the places named at [`Tile`] are valid to read, and to write for
-/// `out` (which nobody else touches), and `rows` is at most the instruction set's [`TileShape`], `vectors` 1 or 2.
-pub(super) unsafe fn run_tile<P: Place>(runner: Runner, rows: usize, vectors: usize, tile: Tile<P::Acc>) {
+/// For i < rows, j < `tile.cols` and k < steps, the places named at [`Tile`] are valid to read, and to write for `out`
+/// (which nobody else touches), and the tile is no larger than the instruction set's [`TileShape`], or that
+/// [`TileShape::widened`]; one column of B at least exists, and one vector of columns at most where `b_col` is not 1.
+pub(super) unsafe fn run_tile<P: Place>(runner: Runner, lanes: usize, rows: usize, tile: &Tile<P::Acc>) {
+    // Lanes are a power of two; a division would take as long as some steps.
+    let vectors = (tile.cols + lanes - 1) >> lanes.trailing_zeros();
     macro_rules! by_rows {
         ($($n:literal)*) => {
             match rows {
@@ -92,28 +124,46 @@ pub(super) unsafe fn run_tile<P: Place>(runner: Runner, rows: usize, vectors: us
 }
 
 #[inline]
-fn run_rows<P: Place, const H: usize>(runner: Runner, vectors: usize, tile: Tile<P::Acc>) {
-    let packed = tile.a_row == 1 && tile.a_step == H;
-    match (vectors, packed) {
-        (1, true) => P::run(runner, Sized::<P, H, 1, true>(tile)),
-        (1, false) => P::run(runner, Sized::<P, H, 1, false>(tile)),
-        (_, true) => P::run(runner, Sized::<P, H, VECTORS, true>(tile)),
-        (_, false) => P::run(runner, Sized::<P, H, VECTORS, false>(tile)),
+fn run_rows<P: Place, const H: usize>(runner: Runner, vectors: usize, tile: &Tile<P::Acc>) {
+    match vectors {
+        1 => P::run(runner, Sized::<P, H, 1>(tile)),
+        2 => P::run(runner, Sized::<P, H, VECTORS>(tile)),
+        3 | 4 => P::run(runner, Sized::<P, H, 4>(tile)),
+        _ => P::run(runner, Sized::<P, H, VECTORS_MAX>(tile)),
     }
 }
 
 /// A tile whose size is known to the compiler.
-struct Sized<P: Place, const H: usize, const W: usize, const PACKED: bool>(Tile<P::Acc>);
+struct Sized<'a, P: Place, const H: usize, const W: usize>(&'a Tile<P::Acc>);
 
-impl<P: Place, const H: usize, const W: usize, const PACKED: bool> Kernel for Sized<P, H, W, PACKED> {
+/// How a tile reads: A's rows side by side, B by whole vectors.
+const PACKED: u8 = 0;
+/// B by whole vectors.
+const WHOLE: u8 = 1;
+/// B by vectors that may lack lanes.
+const RAGGED: u8 = 2;
+/// B's columns, to be turned.
+const TURNED: u8 = 3;
+
+impl<P: Place, const H: usize, const W: usize> Kernel for Sized<'_, P, H, W> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Isa>(self) {
+        let tile = self.0;
+        let packed = tile.a_row == 1;
+        let whole = tile.cols == W * <P::Acc as Float>::Vec::<S>::LANES;
         // Sizes that an instruction set has no registers for are never asked for; this keeps them uncompiled.
-        if const { H <= rows::<S>() } {
+        if const { H <= rows::<S>() && H * W <= rows::<S>() * VECTORS && (W <= VECTORS || H <= FEW_ROWS) } {
             // SAFETY: `run_tile`'s contract; the type is made only there.
-            unsafe { compute::<P, S, <P::Acc as Float>::Vec<S>, H, W, PACKED>(self.0) }
+            unsafe {
+                match (tile.b_col == 1, whole) {
+                    (false, _) if const { W == 1 } => compute::<P, S, _, H, W, TURNED>(tile),
+                    (_, true) if packed && const { W <= VECTORS } => compute::<P, S, _, H, W, PACKED>(tile),
+                    (_, true) => compute::<P, S, _, H, W, WHOLE>(tile),
+                    (_, false) => compute::<P, S, _, H, W, RAGGED>(tile),
+                }
+            }
         }
     }
 }
@@ -122,23 +172,73 @@ impl<P: Place, const H: usize, const W: usize, const PACKED: bool> Kernel for Si
 ///
 /// [`run_tile`]'s.
 #[inline(always)]
-unsafe fn compute<P, S, V, const H: usize, const W: usize, const PACKED: bool>(tile: Tile<P::Acc>)
+unsafe fn compute<P, S, V, const H: usize, const W: usize, const READ: u8>(tile: &Tile<P::Acc>)
 where
     P: Place<Acc: Float<Vec<S> = V>>,
     S: Isa,
     V: Vector<Elem = P::Acc>,
 {
+    // Elements of each vector of columns; constant where none lacks lanes, so that all loops below are unrolled.
+    let lens: [usize; W] = std::array::from_fn(|j| match READ {
+        PACKED | WHOLE => V::LANES,
+        _ => tile.cols.saturating_sub(j * V::LANES).min(V::LANES),
+    });
     let mut sums = [[V::zero(); W]; H];
     if !tile.from.is_null() {
         for (i, row) in sums.iter_mut().enumerate() {
             for (j, sum) in row.iter_mut().enumerate() {
                 // SAFETY: a place of the sums before.
-                *sum = unsafe { load(tile.from.add(i * tile.from_row + j * V::LANES)) };
+                *sum = unsafe { load(tile.from.wrapping_add(i * tile.from_row + j * V::LANES), lens[j]) };
             }
         }
     }
+    // SAFETY: the caller's.
+    sums = unsafe {
+        match READ {
+            TURNED => turn_and_add::<P, S, V, H, W>(tile, sums),
+            _ => add_steps::<P, S, V, H, W, READ>(tile, sums, lens),
+        }
+    };
+    let mut bias = [V::zero(); W];
+    if !tile.bias.is_null() {
+        for (j, bias) in bias.iter_mut().enumerate() {
+            // SAFETY: one of the bias's places.
+            *bias = unsafe { load(tile.bias.wrapping_add(j * V::LANES), lens[j]) };
+        }
+    }
+    for (i, row) in sums.iter().enumerate() {
+        for (j, &sum) in row.iter().enumerate() {
+            let out = tile.out.wrapping_add(i * tile.out_row + j * V::LANES);
+            // SAFETY: places of the result, nobody else's.
+            let out = unsafe { std::slice::from_raw_parts_mut(out, lens[j]) };
+            // Adding a bias of zero would turn -0 into 0.
+            let sum = if tile.bias.is_null() { sum } else { sum + bias[j] };
+            if lens[j] == V::LANES && matches!(READ, PACKED | WHOLE) {
+                (if tile.add { V::load(out) + sum } else { sum }).store(out);
+            } else {
+                (if tile.add { V::load_partial(out, P::Acc::ZERO) + sum } else { sum }).store_partial(out);
+            }
+        }
+    }
+}
+
+/// Adds all steps to the sums, B's columns being neighbours.
+///
+/// # Safety
+///
+/// [`run_tile`]'s.
+#[inline(always)]
+unsafe fn add_steps<P, S, V, const H: usize, const W: usize, const READ: u8>(
+    tile: &Tile<P::Acc>,
+    mut sums: [[V; W]; H],
+    lens: [usize; W],
+) -> [[V; W]; H]
+where
+    P: Place<Acc: Float<Vec<S> = V>>,
+    S: Isa,
+    V: Vector<Elem = P::Acc>,
+{
     let (mut a, mut b) = (tile.a, tile.b);
-    let a_step = if PACKED { H } else { tile.a_step };
     for step in 0..tile.steps {
         if step < H {
             for j in 0..W {
@@ -148,45 +248,104 @@ where
         let mut b_row = [V::zero(); W];
         for (j, lanes) in b_row.iter_mut().enumerate() {
             // SAFETY: B's places are valid.
-            *lanes = unsafe { load(b.add(j * V::LANES)) };
+            *lanes = unsafe { load(b.wrapping_add(j * V::LANES), lens[j]) };
             V::prefetch(b.wrapping_add(AHEAD * tile.b_step + j * V::LANES));
         }
         for (i, row) in sums.iter_mut().enumerate() {
             // SAFETY: A's places are valid.
-            let x = V::splat(unsafe { *a.add(if PACKED { i } else { i * tile.a_row }) });
+            let x = V::splat(unsafe { *a.add(if READ == PACKED { i } else { i * tile.a_row }) });
             for (sum, lanes) in row.iter_mut().zip(b_row) {
                 *sum = P::add::<S>(x, lanes, *sum);
             }
         }
         // Wrapping: after the last step they point beyond the matrices and are not used.
-        a = a.wrapping_add(a_step);
+        a = a.wrapping_add(tile.a_step);
         b = b.wrapping_add(tile.b_step);
     }
-    let mut bias = [V::zero(); W];
-    if !tile.bias.is_null() {
-        for (j, bias) in bias.iter_mut().enumerate() {
-            // SAFETY: one of the bias's places.
-            *bias = unsafe { load(tile.bias.add(j * V::LANES)) };
-        }
-    }
-    for (i, row) in sums.iter().enumerate() {
-        for (j, &sum) in row.iter().enumerate() {
-            // SAFETY: a place of the result, nobody else's.
-            let out = unsafe {
-                std::slice::from_raw_parts_mut(tile.out.add(i * tile.out_row + j * V::LANES), V::LANES)
-            };
-            // Adding a bias of zero would turn -0 into 0.
-            let sum = if tile.bias.is_null() { sum } else { sum + bias[j] };
-            (if tile.add { V::load(out) + sum } else { sum }).store(out);
-        }
-    }
+    sums
 }
 
+/// Adds all steps to the sums of one vector of columns, each of which has its steps side by side.
+///
 /// # Safety
 ///
-/// A vector's elements from `src` on must be valid to read.
+/// [`run_tile`]'s.
 #[inline(always)]
-unsafe fn load<V: Vector>(src: *const V::Elem) -> V {
+unsafe fn turn_and_add<P, S, V, const H: usize, const W: usize>(
+    tile: &Tile<P::Acc>,
+    mut sums: [[V; W]; H],
+) -> [[V; W]; H]
+where
+    P: Place<Acc: Float<Vec<S> = V>>,
+    S: Isa,
+    V: Vector<Elem = P::Acc>,
+{
+    // Lanes beyond the last column repeat it; nobody looks at their sums.
+    let columns: [_; LANES_MAX] =
+        std::array::from_fn(|j| tile.b.wrapping_add(j.min(tile.cols - 1) * tile.b_col));
+    let whole = tile.steps - tile.steps % V::LANES;
+    for step in (0..whole).step_by(V::LANES) {
+        let ahead = step + SQUARES_AHEAD * V::LANES;
+        // Behind a column's end, the one that the next tile begins with.
+        let ahead = if ahead < tile.steps { ahead } else { V::LANES * tile.b_col + ahead - tile.steps };
+        let mut square = [V::zero(); LANES_MAX];
+        for (row, column) in square[..V::LANES].iter_mut().zip(&columns) {
+            // SAFETY: B's places are valid.
+            *row = unsafe { load(column.add(step), V::LANES) };
+            V::prefetch(column.wrapping_add(ahead));
+        }
+        // SAFETY: the caller's.
+        sums = unsafe { add_square::<P, S, V, H, W>(tile, sums, step, square, V::LANES) };
+    }
+    if whole < tile.steps {
+        let mut square = [V::zero(); LANES_MAX];
+        for (row, column) in square[..V::LANES].iter_mut().zip(&columns) {
+            // SAFETY: B's places are valid.
+            *row = unsafe { load(column.add(whole), tile.steps - whole) };
+        }
+        // SAFETY: the caller's.
+        sums = unsafe { add_square::<P, S, V, H, W>(tile, sums, whole, square, tile.steps - whole) };
+    }
+    sums
+}
+
+/// Turns a square whose rows are columns of B, and adds its first `count` steps, which are k's from `first` on.
+///
+/// # Safety
+///
+/// [`run_tile`]'s.
+#[inline(always)]
+unsafe fn add_square<P, S, V, const H: usize, const W: usize>(
+    tile: &Tile<P::Acc>,
+    mut sums: [[V; W]; H],
+    first: usize,
+    mut square: [V; LANES_MAX],
+    count: usize,
+) -> [[V; W]; H]
+where
+    P: Place<Acc: Float<Vec<S> = V>>,
+    S: Isa,
+    V: Vector<Elem = P::Acc>,
+{
+    transpose_square(&mut square);
+    for (s, &lanes) in square[..count].iter().enumerate() {
+        for (i, row) in sums.iter_mut().enumerate() {
+            // SAFETY: A's places are valid.
+            let x = unsafe { *tile.a.add(i * tile.a_row + (first + s) * tile.a_step) };
+            row[0] = P::add::<S>(V::splat(x), lanes, row[0]);
+        }
+    }
+    sums
+}
+
+/// `len` elements, at most a vector's, and zeros.
+///
+/// # Safety
+///
+/// The elements from `src` on must be valid to read.
+#[inline(always)]
+unsafe fn load<V: Vector>(src: *const V::Elem, len: usize) -> V {
     // SAFETY: the caller's.
-    V::load(unsafe { std::slice::from_raw_parts(src, V::LANES) })
+    let lanes = unsafe { std::slice::from_raw_parts(src, len) };
+    if len == V::LANES { V::load(lanes) } else { V::load_partial(lanes, V::Elem::ZERO) }
 }

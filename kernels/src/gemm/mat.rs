@@ -58,7 +58,7 @@ impl<'a, T> MatRef<'a, T> {
 
     /// The matrix of the same shape that starts `offset` elements later; empty matrices stay where they are.
     pub(super) fn shifted(self, offset: usize) -> Self {
-        if self.rows == 0 || self.cols == 0 {
+        if offset == 0 || self.rows == 0 || self.cols == 0 {
             return self;
         }
         MatRef::new(&self.data[offset..], self.rows, self.cols, self.row_stride, self.col_stride)

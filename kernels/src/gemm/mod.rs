@@ -14,6 +14,10 @@
 //! small      in the caches           cuda     on a GPU, a kernel of its own
 //! ```
 //!
+//! What is read once is read where it lies: a product of few rows takes B straight into a tile, turned in registers where
+//! its columns lie along k, and one of few columns is done as its transpose. A tile of few rows is wide, for long runs and
+//! many chains. So tiny products pack nothing, and a matrix by a vector goes as fast as the matrix is read.
+//!
 //! `Accumulate` and half types sum all of k first and touch C once. In half precision the finished sum is rounded once
 //! for a plain product; bias, activation and accumulation each round again, as they would as operations of their own.
 
@@ -40,7 +44,7 @@ pub(crate) use element::GemmElem;
 pub(crate) use epilogue::{Epilogue, Write};
 pub(crate) use kernel::TileShape;
 pub(crate) use mat::{MatMut, MatRef};
-pub(crate) use plan::share;
+pub(crate) use plan::{is_parallel, share};
 pub(crate) use scratch::{Scratch, with_scratch};
 pub(crate) use small::gemm_small;
 
@@ -65,16 +69,17 @@ pub(crate) fn gemm<T: GemmElem>(
     write: Write,
     epilogue: Epilogue<'_, T>,
 ) {
-    gemm_batched(pool, Batch { count: 1, a: 0, b: 0, c: 0 }, a, b, c, write, epilogue);
+    gemm_batched(Some(pool), Batch { count: 1, a: 0, b: 0, c: 0 }, a, b, c, write, epilogue);
 }
 
 /// A product for each item of a batch; `a`, `b` and `c` are the first item's. The bits are those of [`gemm`] on each.
+/// Without a pool, this thread works alone.
 ///
 /// # Panics
 ///
 /// If the shapes do not fit together, an item lies outside its slice, or two items share a place in C.
 pub(crate) fn gemm_batched<T: GemmElem>(
-    pool: &Pool,
+    pool: Option<&Pool>,
     batch: Batch,
     a: MatRef<'_, T>,
     b: MatRef<'_, T>,

@@ -152,7 +152,7 @@ fn put<V: Vector>(lanes: V, dst: &mut [V::Elem], width: usize, may_spill: bool) 
 /// Transposes the square of the first LANES vectors. Zipping row i with row i + half moves a bit of the row number into
 /// the lane number and one of the lane's into the row's; after log2(LANES) rounds all have moved.
 #[inline(always)]
-fn transpose_square<V: Vector>(square: &mut [V; LANES_MAX]) {
+pub(super) fn transpose_square<V: Vector>(square: &mut [V; LANES_MAX]) {
     let half = V::LANES / 2;
     let mut rounds = V::LANES;
     while rounds > 1 {

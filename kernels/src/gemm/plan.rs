@@ -5,7 +5,7 @@
 //! of which stays in the first-level cache while it passes along B's block (after Goto and van de Geijn, "Anatomy of
 //! High-Performance Matrix Multiplication", 2008, with a B that outgrows the second level).
 
-use super::kernel::TileShape;
+use super::kernel::{FEW_ROWS, TileShape};
 use std::ops::Range;
 
 /// Steps of k in a block at most: two panels of A so long fit the first-level cache.
@@ -16,13 +16,21 @@ const A_BLOCK_MAX: usize = 1 << 16;
 /// A is packed anew for each.
 const B_BLOCK_MAX: usize = 1 << 19;
 /// B is read where it lies if so few panels of rows use it.
-const DIRECT_ROW_PANELS_MAX: usize = 2;
+const DIRECT_ROW_PANELS_MAX: usize = 6;
+/// Or turned on the way, which each of them does anew.
+const TURNED_ROW_PANELS_MAX: usize = 2;
 /// A is read where it lies, however that is, if so few panels of columns use it besides.
 const DIRECT_COL_PANELS_MAX: usize = 2;
+/// And if neither has more elements than this: then they stay in the first-level cache.
+const DIRECT_ELEMENTS_MAX: usize = 1 << 12;
+/// A whose rows are neighbours is read where it lies, too, if it is no larger than this: packing would take longer.
+const NEAR_ELEMENTS_MAX: usize = 1 << 15;
+/// With so few steps a product is as fast as C is written: in long runs of few rows.
+const SHORT_STEPS_MAX: usize = 16;
 /// Addresses so far apart share the places of the first-level cache.
 const CACHE_PERIOD_BYTES: usize = 4096;
 /// Multiplications below which starting threads costs more than it brings.
-pub(super) const PARALLEL_WORK_MIN: usize = 1 << 19;
+const PARALLEL_WORK_MIN: usize = 1 << 19;
 
 /// A product's shape and what is possible with its operands.
 #[derive(Clone, Copy)]
@@ -36,6 +44,8 @@ pub(super) struct Problem {
     pub(super) a_cacheable: bool,
     /// Whether B's columns are next to each other.
     pub(super) b_contiguous: bool,
+    /// Whether, if they are not, the steps of each are: then a tile can turn them.
+    pub(super) b_turnable: bool,
 }
 
 /// The cut.
@@ -55,19 +65,30 @@ pub(super) struct Plan {
 
 impl Plan {
     pub(super) fn new(problem: Problem, shape: TileShape) -> Plan {
-        let row_panels = problem.m.div_ceil(shape.rows);
-        let col_panels = problem.n.div_ceil(shape.cols());
+        let wide = shape.widened(problem.m.min(FEW_ROWS));
+        let short = problem.readable && problem.k <= SHORT_STEPS_MAX && problem.n >= wide.cols();
+        let shape = if short { TileShape { rows: FEW_ROWS, ..wide } } else { shape };
+        let row_panels = panels(problem.m, shape.rows);
         let few_rows = row_panels <= DIRECT_ROW_PANELS_MAX;
+        let small = problem.k.saturating_mul(problem.m.max(problem.n)) <= DIRECT_ELEMENTS_MAX;
+        let b_turned = problem.readable && problem.b_turnable && row_panels <= TURNED_ROW_PANELS_MAX;
+        let b_direct = b_turned || problem.readable && problem.b_contiguous && (few_rows || small || short);
+        let shape = match (b_turned, b_direct) {
+            (true, _) => shape.narrow(),
+            (_, true) if problem.m <= FEW_ROWS => wide,
+            _ => shape,
+        };
+        let col_panels = panels(problem.n, shape.cols());
         let tiny = few_rows && col_panels <= DIRECT_COL_PANELS_MAX;
         Plan {
             problem,
             shape,
             row_panels,
             col_panels,
-            height: problem.m.div_ceil(row_panels.max(1)),
+            height: if row_panels <= 1 { problem.m } else { problem.m.div_ceil(row_panels) },
             k_blocks: problem.k.div_ceil(STEPS_MAX).max(1),
-            a_direct: problem.readable && (tiny || problem.a_cacheable),
-            b_direct: problem.readable && problem.b_contiguous && few_rows,
+            a_direct: problem.readable && (tiny || small || problem.a_cacheable),
+            b_direct,
         }
     }
 
@@ -80,11 +101,6 @@ impl Plan {
     pub(super) fn cols(&self, panel: usize) -> Range<usize> {
         let width = self.shape.cols();
         panel * width..((panel + 1) * width).min(self.problem.n)
-    }
-
-    /// The vectors a panel of columns fills.
-    pub(super) fn vectors(&self, panel: usize) -> usize {
-        self.cols(panel).len().div_ceil(self.shape.lanes)
     }
 
     /// The steps of a block of k: near-equal shares too.
@@ -103,7 +119,7 @@ impl Plan {
     }
 
     pub(super) fn col_block(&self) -> usize {
-        self.block(B_BLOCK_MAX, self.shape.cols())
+        if self.col_panels <= 1 { 1 } else { self.block(B_BLOCK_MAX, self.shape.cols()) }
     }
 
     fn block(&self, elements: usize, panel: usize) -> usize {
@@ -123,14 +139,36 @@ impl Plan {
 
     /// Whether the product is worth more than one thread.
     pub(super) fn is_parallel(&self) -> bool {
-        let Problem { m, n, k, .. } = self.problem;
-        m.saturating_mul(n).saturating_mul(k) >= PARALLEL_WORK_MIN
+        is_parallel(self.problem.m, self.problem.n, self.problem.k)
     }
 }
 
+/// Whether so many multiplications are worth more than one thread.
+pub(crate) fn is_parallel(m: usize, n: usize, k: usize) -> bool {
+    m.saturating_mul(n).saturating_mul(k) >= PARALLEL_WORK_MIN
+}
+
+/// `total.div_ceil(size)`, and no division where one panel holds all.
+fn panels(total: usize, size: usize) -> usize {
+    if total <= size { usize::from(total > 0) } else { total.div_ceil(size) }
+}
+
 /// Whether the rows of a panel, read side by side along k, keep out of each other's way in the cache: they are near, and
-/// not a multiple of the cache's period apart.
-pub(super) fn rows_cache_well(row_stride: usize, step_stride: usize, k: usize, element_bytes: usize) -> bool {
+/// not a multiple of the cache's period apart. A few never are in the way; where they are neighbours, it is the steps of a
+/// matrix that stays in the second-level cache that must not meet.
+pub(super) fn rows_cache_well(
+    rows: usize,
+    (row_stride, step_stride): (usize, usize),
+    k: usize,
+    element_bytes: usize,
+) -> bool {
+    if rows <= FEW_ROWS {
+        return row_stride == 1 || step_stride == 1;
+    }
+    if row_stride == 1 && step_stride != 1 {
+        return k.saturating_mul(step_stride) <= NEAR_ELEMENTS_MAX
+            && !(step_stride * element_bytes).is_multiple_of(CACHE_PERIOD_BYTES / 2);
+    }
     step_stride == 1
         && row_stride <= 4 * k
         && !(row_stride * element_bytes).is_multiple_of(CACHE_PERIOD_BYTES)
@@ -138,6 +176,9 @@ pub(super) fn rows_cache_well(row_stride: usize, step_stride: usize, k: usize, e
 
 /// The `part`-th of `parts` near-equal shares of `0..total`.
 pub(crate) fn share(total: usize, parts: usize, part: usize) -> Range<usize> {
+    if parts == 1 {
+        return 0..total; // the usual case, without a division
+    }
     let (size, longer) = (total / parts, total % parts);
     let start = |part: usize| part * size + part.min(longer);
     start(part)..start(part + 1)
@@ -147,9 +188,15 @@ pub(crate) fn share(total: usize, parts: usize, part: usize) -> Range<usize> {
 mod tests {
     use super::*;
 
+    const SHAPE: TileShape = TileShape { rows: 14, lanes: 16, vectors: 2 };
+
+    fn problem(m: usize, n: usize, k: usize) -> Problem {
+        let (a_cacheable, b_contiguous) = (k != 1024, true);
+        Problem { m, n, k, readable: true, a_cacheable, b_contiguous, b_turnable: false }
+    }
+
     fn plan(m: usize, n: usize, k: usize) -> Plan {
-        let problem = Problem { m, n, k, readable: true, a_cacheable: k != 1024, b_contiguous: true };
-        Plan::new(problem, TileShape { rows: 14, lanes: 16 })
+        Plan::new(problem(m, n, k), SHAPE)
     }
 
     #[test]
@@ -163,7 +210,7 @@ mod tests {
             assert_eq!(all(plan.col_panels, &|p| plan.cols(p)), (0..n).collect::<Vec<_>>());
             assert_eq!(all(plan.k_blocks, &|b| plan.steps(b)), (0..k).collect::<Vec<_>>());
             assert!((0..plan.row_panels).all(|p| (1..=14).contains(&plan.rows(p).len())));
-            assert!((0..plan.col_panels).all(|p| (1..=2).contains(&plan.vectors(p))));
+            assert!((0..plan.col_panels).all(|p| (1..=plan.shape.cols()).contains(&plan.cols(p).len())));
             assert!((0..plan.k_blocks).all(|b| plan.steps(b).len() <= plan.steps_max()));
         }
     }
@@ -173,9 +220,24 @@ mod tests {
         let direct = |plan: Plan| (plan.a_direct, plan.b_direct);
         assert_eq!(direct(plan(16, 16, 16)), (true, true));
         assert_eq!(direct(plan(512, 512, 512)), (true, false));
+        assert_eq!(direct(plan(200, 20, 16)), (true, true));
         assert_eq!(direct(plan(512, 512, 1024)), (false, false));
-        let problem = Problem { b_contiguous: false, ..plan(8, 512, 512).problem };
-        assert!(!Plan::new(problem, TileShape { rows: 14, lanes: 16 }).b_direct);
+        let turned = |m: usize, b_turnable: bool| {
+            let plan = Plan::new(Problem { b_contiguous: false, b_turnable, ..problem(m, 512, 512) }, SHAPE);
+            (plan.b_direct, plan.shape.vectors)
+        };
+        assert_eq!(turned(8, false), (false, 2));
+        assert_eq!(turned(8, true), (true, 1));
+        assert_eq!(turned(29, true), (false, 2));
+    }
+
+    #[test]
+    fn tiles_of_few_rows_are_wide_where_b_is_read_in_place() {
+        assert_eq!([1, 2, 3, 4, 28].map(|m| plan(m, 512, 64).shape.vectors), [8, 8, 8, 2, 2]);
+        assert_eq!([1, 28].map(|m| plan(m, 512, 16).shape.vectors), [8, 8]);
+        assert_eq!(plan(28, 512, 16).height, 3);
+        let narrow = TileShape { rows: 6, lanes: 8, vectors: 2 };
+        assert_eq!([1, 2, 3, 4].map(|m| Plan::new(problem(m, 512, 64), narrow).shape.vectors), [8, 4, 4, 2]);
     }
 
     #[test]

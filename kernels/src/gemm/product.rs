@@ -41,7 +41,7 @@ impl<T: GemmElem> Product<'_, T> {
     pub(super) unsafe fn run(&self, pool: Option<&Pool>) {
         let plan = Plan::new(self.problem(), TileShape::of::<T::Acc>(self.runner));
         let pool = pool.filter(|pool| pool.threads() > 1 && plan.is_parallel());
-        let (row_jobs, col_jobs) = plan.jobs(pool.map_or(1, Pool::threads));
+        let (row_jobs, col_jobs) = pool.map_or((1, 1), |pool| plan.jobs(pool.threads()));
         let job = |job: usize| {
             let rows = share(plan.row_panels, row_jobs, job % row_jobs);
             let cols = share(plan.col_panels, col_jobs, job / row_jobs);
@@ -54,19 +54,23 @@ impl<T: GemmElem> Product<'_, T> {
         }
     }
 
+    /// Whether tiles write C itself: its elements are of the sums' type, so that the cast changes nothing.
+    fn is_in_place(&self) -> bool {
+        let neighbours = self.c_strides.1 == 1 || self.b.cols() == 1;
+        is_acc::<T>() && neighbours && self.epilogue.activation.is_none()
+    }
+
     fn problem(&self) -> Problem {
+        let (m, n, k) = (self.a.rows(), self.b.cols(), self.a.cols());
+        let b_contiguous = self.b.strides().1 == 1 || n == 1;
         Problem {
-            m: self.a.rows(),
-            n: self.b.cols(),
-            k: self.a.cols().div_ceil(steps_on::<T::Place>(self.runner)),
+            m,
+            n,
+            k: k.div_ceil(steps_on::<T::Place>(self.runner)),
             readable: is_acc::<T>(),
-            a_cacheable: rows_cache_well(
-                self.a.strides().0,
-                self.a.strides().1,
-                self.a.cols(),
-                size_of::<T>(),
-            ),
-            b_contiguous: self.b.strides().1 == 1,
+            a_cacheable: rows_cache_well(m, self.a.strides(), k, size_of::<T>()),
+            b_contiguous,
+            b_turnable: !b_contiguous && (self.b.strides().0 == 1 || k == 1),
         }
     }
 }
@@ -103,8 +107,12 @@ impl<T: GemmElem> Job<'_, '_, T> {
         let (row_block, col_block) =
             (plan.row_block().min(self.rows.len()), plan.col_block().min(self.cols.len()));
         let a_len = if plan.a_direct { 0 } else { row_block * plan.height * steps };
-        let b_len = col_block * plan.shape.cols() * steps;
-        let slots = if plan.k_blocks == 1 { 1 } else { self.rows.len() * col_block };
+        let b_len = if plan.b_direct { 0 } else { col_block * plan.shape.cols() * steps };
+        let slots = match plan.k_blocks {
+            _ if self.product.is_in_place() && self.product.write == Write::Store => 0,
+            1 => 1,
+            _ => self.rows.len() * col_block,
+        };
         let tile_len = plan.shape.rows * plan.shape.cols();
         with_scratch::<T::Acc, _>(a_len + b_len + slots * tile_len, |scratch| {
             let (a, rest) = scratch.split_at_mut(a_len);
@@ -133,7 +141,7 @@ impl<T: GemmElem> Job<'_, '_, T> {
     }
 
     fn pack_b(&self, cols: &Range<usize>, block: usize, dst: &mut [T::Acc]) {
-        if !cols.clone().all(|col| self.reads_b(col)) {
+        if !self.plan.b_direct {
             let lanes = self.plan.cols(cols.start).start..self.plan.cols(cols.end - 1).end;
             let beyond = T::narrow(T::Acc::ZERO);
             self.pack(self.product.b.transposed(), lanes, self.plan.shape.cols(), block, beyond, dst);
@@ -168,16 +176,6 @@ impl<T: GemmElem> Job<'_, '_, T> {
         T::Place::run(self.product.runner, panels);
     }
 
-    /// Whether a panel of B is read where it lies.
-    fn reads_b(&self, col: usize) -> bool {
-        self.plan.b_direct && self.is_whole(col)
-    }
-
-    /// Whether a panel of columns has no lanes beyond the matrix.
-    fn is_whole(&self, col: usize) -> bool {
-        self.plan.cols(col).len() == self.plan.vectors(col) * self.plan.shape.lanes
-    }
-
     /// Where a panel of A's steps begin, and its row and step strides.
     fn find_a(&self, part: &Block<'_, T>, row: usize) -> (*const T::Acc, usize, usize) {
         let (rows, steps) = (self.plan.rows(row), self.plan.steps(part.block));
@@ -191,16 +189,18 @@ impl<T: GemmElem> Job<'_, '_, T> {
         (part.a[start..].as_ptr(), 1, self.plan.height)
     }
 
-    /// Where a panel of B's steps begin and how far apart they are.
-    fn find_b(&self, part: &Block<'_, T>, col: usize) -> (*const T::Acc, usize) {
+    /// Where a panel of B's steps begin, and its step and column strides.
+    fn find_b(&self, part: &Block<'_, T>, col: usize) -> (*const T::Acc, usize, usize) {
         let (plan, steps) = (self.plan, self.plan.steps(part.block));
         let b = &self.product.b;
-        if let (true, Some(data)) = (self.reads_b(col), T::as_wide(b.data())) {
-            let start = steps.start * b.strides().0 + plan.cols(col).start;
-            return (data.as_ptr().wrapping_add(start), b.strides().0);
+        if let (true, Some(data)) = (plan.b_direct, T::as_wide(b.data())) {
+            let (step_stride, col_stride) = b.strides();
+            let start = steps.start * step_stride + plan.cols(col).start * col_stride;
+            let col_stride = if plan.problem.b_contiguous { 1 } else { col_stride };
+            return (data.as_ptr().wrapping_add(start), step_stride, col_stride);
         }
         let start = (col - part.cols.start) * plan.shape.cols() * steps.len();
-        (part.b[start..].as_ptr(), plan.shape.cols())
+        (part.b[start..].as_ptr(), plan.shape.cols(), 1)
     }
 
     /// A panel of A at a time passes along B's panels.
@@ -215,7 +215,7 @@ impl<T: GemmElem> Job<'_, '_, T> {
                 let slot = (col - part.cols.start) * self.rows.len() + row - self.rows.start;
                 let slot = if self.plan.k_blocks == 1 { 0 } else { slot };
                 // SAFETY: the caller's.
-                unsafe { self.run_tile(part, row, col, &mut sums[slot * tile_len..][..tile_len]) }
+                unsafe { self.run_tile(part, row, col, sums.get_mut(slot * tile_len..).unwrap_or_default()) }
             }
         }
     }
@@ -230,13 +230,12 @@ impl<T: GemmElem> Job<'_, '_, T> {
         let c = product.c.ptr().wrapping_add(product.c_start + rows.start * c_row + cols.start * c_col);
         let Epilogue { bias, activation } = product.epilogue;
         let bias = bias.map(|bias| &bias[cols.clone()]);
-        // A tile writes C itself where the elements are of the sums' type, so that the cast changes nothing.
-        let in_place = is_acc::<T>() && c_col == 1 && activation.is_none() && self.is_whole(col);
+        let in_place = product.is_in_place();
         let (last, scratch) = (part.block + 1 == plan.k_blocks, (sums.as_mut_ptr(), plan.shape.cols()));
         let whole = (c.cast::<T::Acc>(), c_row);
         let partial = if in_place && product.write == Write::Store { whole } else { scratch };
         let out = if in_place && last { whole } else { partial };
-        let ((a, a_row, a_step), (b, b_step)) = (self.find_a(part, row), self.find_b(part, col));
+        let ((a, a_row, a_step), (b, b_step, b_col)) = (self.find_a(part, row), self.find_b(part, col));
         let tile = Tile {
             steps: plan.steps(part.block).len(),
             a,
@@ -244,6 +243,8 @@ impl<T: GemmElem> Job<'_, '_, T> {
             a_step,
             b,
             b_step,
+            b_col,
+            cols: cols.len(),
             from: if part.block == 0 { std::ptr::null() } else { partial.0 },
             from_row: partial.1,
             bias: match bias.and_then(T::as_wide) {
@@ -257,7 +258,7 @@ impl<T: GemmElem> Job<'_, '_, T> {
         };
         // SAFETY: A's and B's pointers lead to these rows, columns and steps within the matrices (bounds proven when
         // those were made) or their packed panels; the sums are C's own elements or a whole slot of scratch.
-        unsafe { run_tile::<T::Place>(product.runner, rows.len(), plan.vectors(col), tile) }
+        unsafe { run_tile::<T::Place>(product.runner, plan.shape.lanes, rows.len(), &tile) }
         if last && !in_place {
             let finish = FinishTile {
                 sums,

@@ -43,6 +43,9 @@ impl Scratch for f64 {
 
 /// Calls `f` with `len` elements of any content, at the start of a cache line. Calls may nest.
 pub(crate) fn with_scratch<T: Scratch, R>(len: usize, f: impl FnOnce(&mut [T]) -> R) -> R {
+    if len == 0 {
+        return f(&mut []);
+    }
     let mut buffer = T::take();
     if buffer.len() < len + SLACK {
         // Old contents need not move along.

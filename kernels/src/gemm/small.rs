@@ -45,6 +45,8 @@ pub(crate) fn gemm_small<T: Float>(
                 a_step,
                 b: b.data().as_ptr().wrapping_add(steps.start * b_step + col),
                 b_step,
+                b_col: 1,
+                cols: vectors * shape.lanes,
                 from: if accumulate { out } else { std::ptr::null() },
                 from_row: c_row,
                 bias: std::ptr::null(),
@@ -55,7 +57,7 @@ pub(crate) fn gemm_small<T: Float>(
             };
             // SAFETY: rows, columns and steps lie within the matrices, whose bounds were proven when they were made;
             // no two of C's elements share a place, and C is borrowed mutably. The tile's size is at most `shape`'s.
-            unsafe { run_tile::<One<T>>(runner, rows.len(), vectors, tile) }
+            unsafe { run_tile::<One<T>>(runner, shape.lanes, rows.len(), &tile) }
         }
     }
 }

@@ -152,7 +152,7 @@ fn compare<T: GemmElem>(case: Case, pools: &[Pool], (a, b, bias): (&[T], &[T], O
             let strides = (lies.0.strides(m, k), lies.1.strides(k, n), lies.2.strides(m, n));
             batch::run(
                 Runner::on(isa).expect("available"),
-                pool,
+                Some(pool),
                 batch,
                 MatRef::new(a, m, k, strides.0.0, strides.0.1),
                 MatRef::new(b, k, n, strides.1.0, strides.1.1),
@@ -231,6 +231,38 @@ fn strides_and_transposes_change_no_bit() {
                     check::<f16>(case, &pools[1..2]);
                 }
             }
+        }
+    }
+}
+
+#[test]
+fn few_rows_or_columns_change_no_bit() {
+    let pools = pools();
+    for (m, n) in
+        (1..=4).flat_map(|m| (1..=4).map(move |n| (m, n))).chain([(1, 70), (3, 129), (14, 33), (29, 1)])
+    {
+        for (which, k) in [1, 15, 16, 33, 517].into_iter().enumerate() {
+            // Of the larger ones a third is enough.
+            for lie in (0..27).filter(|lie| m * n <= 16 || (lie + lie / 3 + lie / 9 + which) % 3 == 0) {
+                let lies = (LIES[lie % 3], LIES[lie / 3 % 3], LIES[lie / 9]);
+                let write = if (lie + which) % 2 == 0 { Write::Store } else { Write::Accumulate };
+                let case = Case { lies, write, bias: (lie + m + n) % 3 == 0, ..Case::plain(m, n, k) };
+                check::<f32>(case, &pools[..1]);
+                match (lie + which + m) % 5 {
+                    0 => check::<f64>(Case { batch: 2, ..case }, &pools[..1]),
+                    1 => check::<bf16>(case, &pools[..1]),
+                    2 => check::<f16>(Case { batch: 3, share_b: true, ..case }, &pools[..1]),
+                    3 => check::<f32>(Case { activation: Some(Gelu::Exact), ..case }, &pools[..1]),
+                    _ => check::<f32>(Case { batch: 9, ..case }, &pools[1..2]),
+                }
+            }
+        }
+    }
+    // Enough work for several threads.
+    for (m, n, k) in [(1, 1100, 517), (1100, 1, 517), (2, 517, 1100), (517, 3, 700)] {
+        for lie in 0..9 {
+            let lies = (LIES[lie % 3], LIES[lie / 3], Lie::Rows);
+            check::<f32>(Case { lies, ..Case::plain(m, n, k) }, &pools);
         }
     }
 }

@@ -36,7 +36,8 @@ fn run(
         let got = format!("an input of shape {:?} and a weight of shape {:?}", x.shape(), weight.shape());
         return Err(phalanx_tensor::Error::shape(op, got, "[.., in] and [out, in]"));
     }
-    let product = Product::new(op, x, &weight.transpose(0, 1)?)?;
+    let columns = weight.transpose(0, 1)?;
+    let product = Product::new(op, x, &columns)?;
     let bias = match bias {
         Some(bias) => {
             check::same(op, &[x, bias])?;

@@ -22,6 +22,8 @@ const ROWS: usize = 64;
 const SIDE: usize = 4;
 /// Elements that make a piece of work.
 const PIECE: usize = 4 * crate::pointwise::PIECE;
+/// Outputs whose parts are read side by side: in f64 they fill a cache line.
+const LINE: usize = 8;
 /// Parts that the rows are split into, at most.
 const PARTS_MAX: usize = 64;
 
@@ -63,12 +65,17 @@ pub(super) fn fold<T: Real, C: Combine, F: Term<K>, U: Send, const K: usize>(
             run(range.start, &mut scratch, &mut slots[range.start - start..range.end - start]);
         }
     });
-    pool.for_each_chunk(out, BLOCK, |piece, out| {
-        let mut column = [[0.0; K]; PARTS_MAX];
-        for (i, to) in out.iter_mut().enumerate() {
-            let output = piece * BLOCK + i;
-            (0..parts).for_each(|part| column[part] = slots[part * outputs + output]);
-            *to = finish(output, pairwise(fold.combine, &column[..parts]));
+    pool.for_each_chunk(out, 8 * LINE, |piece, out| {
+        let mut columns = [[[0.0; K]; PARTS_MAX]; LINE];
+        for (i, out) in out.chunks_mut(LINE).enumerate() {
+            let first = piece * 8 * LINE + i * LINE;
+            for part in 0..parts {
+                let slots = &slots[part * outputs + first..][..out.len()];
+                columns.iter_mut().zip(slots).for_each(|(column, &slot)| column[part] = slot);
+            }
+            for (j, (to, column)) in out.iter_mut().zip(&columns).enumerate() {
+                *to = finish(first + j, pairwise(fold.combine, &column[..parts]));
+            }
         }
     });
     Ok(())

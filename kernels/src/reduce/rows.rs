@@ -25,7 +25,8 @@ pub(super) fn fold<T: Real, C: Combine, F: Term<K>, U: Send, const K: usize>(
         return fold_long(&source, frame, fold, out, finish);
     }
     let (n, pool) = (frame.n, frame.view.device().pool()?);
-    let rows_a_block = (BLOCK / n.max(1)).clamp(1, ROWS);
+    // What lies as it is computed with needs no room, so that many rows are one call.
+    let rows_a_block = if source.is_wide() { ROWS } else { (BLOCK / n.max(1)).clamp(1, ROWS) };
     let rows_a_piece = piece_of(out.len() * n).div_ceil(n.max(1)).next_multiple_of(rows_a_block);
     pool.for_each_chunk(out, rows_a_piece, |piece, out| {
         let (mut scratch, mut parts) = ([T::Wide::ZERO; BLOCK], [[0.0; K]; ROWS]);

@@ -3,7 +3,7 @@
 use phalanx_tensor::{Element, Loops, Result, Tensor, contiguous_strides};
 
 use super::Finish;
-use crate::gemm::{Batch, Epilogue, GemmElem, MatMut, MatRef, gemm_batched};
+use crate::gemm::{Batch, Epilogue, GemmElem, MatMut, MatRef, gemm_batched, is_parallel};
 
 /// `out = a b` for operands of one batch shape; `out` is contiguous.
 pub(in crate::ops) fn multiply<T: GemmElem + Element>(
@@ -14,18 +14,13 @@ pub(in crate::ops) fn multiply<T: GemmElem + Element>(
     finish: Finish<'_>,
 ) -> Result<()> {
     let lead = a.rank() - 2;
-    let (m, n) = (a.shape()[lead], b.shape()[lead + 1]);
+    let [m, k, n] = [a.shape()[lead], a.shape()[lead + 1], b.shape()[lead + 1]];
     if out.numel() == 0 {
         return Ok(());
     }
-    let batch = &a.shape()[..lead];
-    let c_strides = contiguous_strides(&[batch, &[m, n]].concat());
-    let loops = Loops::new(batch, [&a.strides()[..lead], &b.strides()[..lead], &c_strides[..lead]]);
-    // Items may run in any order: the longest loop is the batch, the others go around it.
-    let inner = (0..loops.sizes().len()).max_by_key(|&axis| loops.sizes()[axis]).unwrap_or(0);
-    let (count, [a_step, b_step, c_step]) = (loops.sizes()[inner], loops.strides()[inner]);
-
-    let (pool, offset, numel) = (out.device().pool()?, out.offset(), out.numel());
+    let (offset, numel) = (out.offset(), out.numel());
+    // To ask for the threads takes as long as a tiny product.
+    let pool = if is_parallel(numel, 1, k) { Some(out.device().pool()?) } else { None };
     let (a_data, b_data) = (a.read::<T>(op)?, b.read::<T>(op)?);
     let bias = finish.bias.map(|bias| Ok((bias.read::<T>(op)?, bias.offset()))).transpose()?;
     let epilogue = Epilogue {
@@ -34,13 +29,27 @@ pub(in crate::ops) fn multiply<T: GemmElem + Element>(
     };
     let mut c_data = out.write::<T>(op)?;
     let c_data = &mut c_data[offset..][..numel];
+    let mut run =
+        |count: usize, [a_start, b_start, c_start]: [usize; 3], [a_step, b_step, c_step]: [usize; 3]| {
+            let a_mat = mat(&a_data, a, a_start, a_step);
+            let b_mat = mat(&b_data, b, b_start, b_step);
+            let c_mat = MatMut::row_major(&mut c_data[c_start..], m, n);
+            let batch = Batch { count, a: a_step, b: b_step, c: c_step };
+            gemm_batched(pool.as_deref(), batch, a_mat, b_mat, c_mat, finish.write, epilogue);
+        };
+    if lead == 0 {
+        run(1, [0; 3], [0; 3]);
+        return Ok(());
+    }
+    let batch = &a.shape()[..lead];
+    let mut c_strides = contiguous_strides(batch);
+    c_strides.iter_mut().for_each(|stride| *stride *= m * n);
+    let loops = Loops::new(batch, [&a.strides()[..lead], &b.strides()[..lead], &c_strides]);
+    // Items may run in any order: the longest loop is the batch, the others go around it.
+    let inner = (0..loops.sizes().len()).max_by_key(|&axis| loops.sizes()[axis]).unwrap_or(0);
+    let (count, steps) = (loops.sizes()[inner], loops.strides()[inner]);
     for index in 0..loops.sizes().iter().product::<usize>() / count {
-        let [a_start, b_start, c_start] = start_of(&loops, inner, index);
-        let a_mat = mat(&a_data, a, a_start, a_step);
-        let b_mat = mat(&b_data, b, b_start, b_step);
-        let c_mat = MatMut::row_major(&mut c_data[c_start..], m, n);
-        let batch = Batch { count, a: a_step, b: b_step, c: c_step };
-        gemm_batched(&pool, batch, a_mat, b_mat, c_mat, finish.write, epilogue);
+        run(count, start_of(&loops, inner, index), steps);
     }
     Ok(())
 }

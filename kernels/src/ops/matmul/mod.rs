@@ -6,6 +6,8 @@ mod cuda;
 pub(super) use cpu::multiply;
 pub(super) use cuda::multiply as multiply_on_gpu;
 
+use std::borrow::Cow;
+
 use phalanx_tensor::{DType, Dims, Error, Result, Tensor, broadcast_shapes};
 
 use super::cast::cast;
@@ -73,50 +75,65 @@ impl Default for Finish<'_> {
     }
 }
 
-/// A product whose operands fit: matrices of one batch shape, `batch x m x k` and `batch x k x n`.
-pub(super) struct Product {
+/// A product whose operands fit: matrices of one batch shape, `batch x m x k` and `batch x k x n`; the caller's own tensors
+/// where they already are that.
+pub(super) struct Product<'a> {
     op: &'static str,
     batch: Dims,
-    a: Tensor,
-    b: Tensor,
+    a: Cow<'a, Tensor>,
+    b: Cow<'a, Tensor>,
 }
 
-impl Product {
+impl<'a> Product<'a> {
     /// Checks the operands and views them as matrices.
-    pub(super) fn new(op: &'static str, a: &Tensor, b: &Tensor) -> Result<Product> {
+    pub(super) fn new(op: &'static str, a: &'a Tensor, b: &'a Tensor) -> Result<Product<'a>> {
         check::float(op, a)?;
         check::same(op, &[a, b])?;
         let wrong = || {
             let wanted = "[.., m, k] and [.., k, n], in which one dimension alone is k";
             Error::shape(op, format!("shapes {:?} and {:?}", a.shape(), b.shape()), wanted)
         };
+        if let (&[_, a_inner], &[b_inner, _]) = (a.shape(), b.shape())
+            && a_inner == b_inner
+        {
+            // The short way for two matrices.
+            return Ok(Product { op, batch: Dims::new(), a: Cow::Borrowed(a), b: Cow::Borrowed(b) });
+        }
         if a.rank() == 0 || b.rank() == 0 {
             return Err(wrong());
         }
-        let row = if a.rank() == 1 { a.unsqueeze(0)? } else { a.clone() };
-        let column = if b.rank() == 1 { b.unsqueeze(1)? } else { b.clone() };
+        let row = if a.rank() == 1 { Cow::Owned(a.unsqueeze(0)?) } else { Cow::Borrowed(a) };
+        let column = if b.rank() == 1 { Cow::Owned(b.unsqueeze(1)?) } else { Cow::Borrowed(b) };
         let ((a_batch, a_size), (b_batch, b_size)) = (split(row.shape()), split(column.shape()));
         if a_size[1] != b_size[0] {
             return Err(wrong());
         }
         let batch = broadcast_shapes(op, a_batch, b_batch).map_err(|_| wrong())?;
-        let a = row.broadcast_to(&[&batch, a_size].concat())?;
-        let b = column.broadcast_to(&[&batch, b_size].concat())?;
+        let (a, b) = (spread(row, &batch)?, spread(column, &batch)?);
         Ok(Product { op, batch, a, b })
     }
 
     /// The result's shape for operands of these ranks.
     pub(super) fn out_shape(&self, a: &Tensor, b: &Tensor) -> Dims {
         let mut shape = self.batch.clone();
-        let (m, n) = (split(self.a.shape()).1[0], split(self.b.shape()).1[1]);
+        let [m, n] = self.sizes();
         shape.extend((a.rank() > 1).then_some(m));
         shape.extend((b.rank() > 1).then_some(n));
         shape
     }
 
+    /// The result's rows and columns.
+    #[inline]
+    fn sizes(&self) -> [usize; 2] {
+        [split(self.a.shape()).1[0], split(self.b.shape()).1[1]]
+    }
+
     /// Whether `c` has the result's shape and is contiguous.
     fn fits(&self, op: &'static str, what: &'static str, c: &Tensor, a: &Tensor, b: &Tensor) -> Result<()> {
-        check::shape(op, what, c, &self.out_shape(a, b))?;
+        let matrices = a.rank() == 2 && b.rank() == 2; // whose product's shape need not be put together
+        if !(matrices && matches!(*c.shape(), [m, n] if [m, n] == self.sizes())) {
+            check::shape(op, what, c, &self.out_shape(a, b))?;
+        }
         if !c.is_contiguous() {
             return Err(Error::shape(
                 op,
@@ -138,6 +155,15 @@ impl Product {
         }
         for_real!(self.op, out.dtype(), T => multiply::<T>(self.op, &self.a, &self.b, out, finish))
     }
+}
+
+/// The tensor with these batch dimensions.
+fn spread<'a>(matrices: Cow<'a, Tensor>, batch: &[usize]) -> Result<Cow<'a, Tensor>> {
+    let (own, size) = split(matrices.shape());
+    if own == batch {
+        return Ok(matrices);
+    }
+    Ok(Cow::Owned(matrices.broadcast_to(&[batch, size].concat())?))
 }
 
 /// The batch dimensions and the matrix's two.
