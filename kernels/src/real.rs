@@ -3,7 +3,9 @@
 use phalanx_tensor::{Element, bf16, f16};
 
 use crate::gemm::Scratch;
-use crate::simd::{Isa, Kernel, dispatch};
+use crate::simd::{
+    Float, Halves, Isa, Kernel, Vector, dispatch, narrow_bf16, narrow_f16, widen_bf16, widen_f16,
+};
 
 /// An element type of floating-point tensors. f64 and f32 are computed as they are; bf16 and f16 are widened to
 /// f32, block by block, and rounded once at the end.
@@ -19,14 +21,26 @@ pub(crate) trait Real: Element {
     fn widen(self) -> Self::Wide;
     /// The nearest element.
     fn narrow(x: Self::Wide) -> Self;
+    /// The elements of `from` widened, at most a vector's lanes; zeros beyond.
+    fn load<S: Isa>(from: &[Self]) -> <Self::Wide as Float>::Vec<S>;
+    /// The nearest elements of as many leading lanes as `to` has room for.
+    fn store<S: Isa>(x: <Self::Wide as Float>::Vec<S>, to: &mut [Self]);
+    /// What [`Real::store`] and then [`Real::load`] make of it.
+    fn round<S: Isa>(x: <Self::Wide as Float>::Vec<S>) -> <Self::Wide as Float>::Vec<S>;
+
     /// All elements widened, into a slice of the same length.
-    fn widen_all(from: &[Self], to: &mut [Self::Wide]);
+    fn widen_all(from: &[Self], to: &mut [Self::Wide]) {
+        dispatch(Widen { from, to });
+    }
+
     /// All values rounded, into a slice of the same length.
-    fn narrow_all(from: &[Self::Wide], to: &mut [Self]);
+    fn narrow_all(from: &[Self::Wide], to: &mut [Self]) {
+        dispatch(Narrow { from, to });
+    }
 }
 
 macro_rules! wide {
-    ($($type:ty),*) => {$(
+    ($($type:ident: $vector:ident),*) => {$(
         impl Real for $type {
             type Wide = $type;
             #[inline(always)]
@@ -45,6 +59,22 @@ macro_rules! wide {
             fn narrow(x: Self) -> Self {
                 x
             }
+            #[inline(always)]
+            fn load<S: Isa>(from: &[Self]) -> S::$vector {
+                if from.len() < S::$vector::LANES {
+                    S::$vector::load_partial(from, 0.0)
+                } else {
+                    S::$vector::load(from)
+                }
+            }
+            #[inline(always)]
+            fn store<S: Isa>(x: S::$vector, to: &mut [Self]) {
+                if to.len() < S::$vector::LANES { x.store_partial(to) } else { x.store(to) }
+            }
+            #[inline(always)]
+            fn round<S: Isa>(x: S::$vector) -> S::$vector {
+                x
+            }
             fn widen_all(from: &[Self], to: &mut [Self]) {
                 to.copy_from_slice(from);
             }
@@ -56,7 +86,7 @@ macro_rules! wide {
 }
 
 macro_rules! half {
-    ($($type:ident: $widen:ident $narrow:ident),*) => {$(
+    ($($type:ident: $widen:ident $narrow:ident $load:ident $store:ident $round:ident),*) => {$(
         impl Real for $type {
             type Wide = f32;
             #[inline(always)]
@@ -75,73 +105,67 @@ macro_rules! half {
             fn narrow(x: f32) -> Self {
                 $narrow(x)
             }
-            fn widen_all(from: &[Self], to: &mut [f32]) {
-                dispatch(Convert { from, to, f: $widen });
+            #[inline(always)]
+            fn load<S: Isa>(from: &[Self]) -> S::F32 {
+                S::F32::$load(from)
             }
-            fn narrow_all(from: &[f32], to: &mut [Self]) {
-                dispatch(Convert { from, to, f: $narrow });
+            #[inline(always)]
+            fn store<S: Isa>(x: S::F32, to: &mut [Self]) {
+                x.$store(to);
+            }
+            #[inline(always)]
+            fn round<S: Isa>(x: S::F32) -> S::F32 {
+                x.$round()
             }
         }
     )*};
 }
 
-wide!(f64, f32);
-half!(bf16: widen_bf16 narrow_bf16, f16: widen_f16 narrow_f16);
+wide!(f64: F64, f32: F32);
+half!(
+    bf16: widen_bf16 narrow_bf16 load_bf16 store_bf16 round_bf16,
+    f16: widen_f16 narrow_f16 load_f16 store_f16 round_f16
+);
 
-/// A plain loop, which the compiler turns into vectors of the instruction set that it is dispatched to.
-struct Convert<'a, A, B, F> {
-    from: &'a [A],
-    to: &'a mut [B],
-    f: F,
+/// [`Real::widen_all`].
+struct Widen<'a, T: Real> {
+    from: &'a [T],
+    to: &'a mut [T::Wide],
 }
 
-impl<A: Copy, B, F: Fn(A) -> B> Kernel for Convert<'_, A, B, F> {
+impl<T: Real> Kernel for Widen<'_, T> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Isa>(self) {
-        for (to, &from) in self.to.iter_mut().zip(self.from) {
-            *to = (self.f)(from);
+        let lanes = <T::Wide as Float>::Vec::<S>::LANES;
+        for (from, to) in self.from.chunks(lanes).zip(self.to.chunks_mut(lanes)) {
+            let wide = T::load::<S>(from);
+            if to.len() == lanes { wide.store(to) } else { wide.store_partial(to) }
         }
     }
 }
 
-#[inline(always)]
-fn widen_bf16(x: bf16) -> f32 {
-    f32::from_bits(u32::from(x.to_bits()) << 16)
+/// [`Real::narrow_all`].
+struct Narrow<'a, T: Real> {
+    from: &'a [T::Wide],
+    to: &'a mut [T],
 }
 
-/// To nearest even: adds half of the last place kept, less one for an even result, and cuts. A NaN stays one.
-#[inline(always)]
-fn narrow_bf16(x: f32) -> bf16 {
-    let bits = x.to_bits();
-    let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
-    let nan = (bits >> 16) | 0x40;
-    bf16::from_bits(if x.is_nan() { nan } else { rounded } as u16)
-}
+impl<T: Real> Kernel for Narrow<'_, T> {
+    type Output = ();
 
-/// The exponent is moved by a product, which makes subnormals right too.
-#[inline(always)]
-fn widen_f16(x: f16) -> f32 {
-    let bits = u32::from(x.to_bits());
-    let shifted = (bits & 0x7fff) << 13;
-    let value = f32::from_bits(shifted) * f32::from_bits((127 + 112) << 23); // 2^112
-    // Infinity and NaN became numbers from 2^16 up.
-    let magnitude = if value >= 65536.0 { shifted | 0x7f80_0000 } else { value.to_bits() };
-    f32::from_bits(magnitude | ((bits & 0x8000) << 16))
-}
-
-/// To nearest even.
-#[inline(always)]
-fn narrow_f16(x: f32) -> f16 {
-    let (sign, magnitude) = ((x.to_bits() >> 16) & 0x8000, x.to_bits() & 0x7fff_ffff);
-    // Normal: as for bf16, with the exponent moved from bias 127 to 15.
-    let normal = magnitude.wrapping_sub(112 << 23).wrapping_add(0xfff + ((magnitude >> 13) & 1)) >> 13;
-    // Subnormal: the last place of 1/2 is 2^-24, which is f16's smallest step, so the sum rounds there.
-    let subnormal = (x.abs() + 0.5).to_bits().wrapping_sub(0.5f32.to_bits());
-    let finite = if magnitude < 113 << 23 { subnormal } else { normal };
-    let infinite = if x.is_nan() { 0x7e00 } else { 0x7c00 };
-    f16::from_bits((sign | if magnitude >= 143 << 23 { infinite } else { finite }) as u16)
+    #[inline(always)]
+    fn run<S: Isa>(self) {
+        let lanes = <T::Wide as Float>::Vec::<S>::LANES;
+        for (from, to) in self.from.chunks(lanes).zip(self.to.chunks_mut(lanes)) {
+            let whole = from.len() == lanes;
+            T::store::<S>(
+                if whole { Vector::load(from) } else { Vector::load_partial(from, T::Wide::ZERO) },
+                to,
+            );
+        }
+    }
 }
 
 /// Runs `$body` with `$T` standing for the element type of a floating-point `$dtype`; any other dtype is an error
@@ -207,31 +231,3 @@ macro_rules! for_element {
 }
 
 pub(crate) use {for_element, for_real};
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn halves_widen_exactly() {
-        for bits in 0..=u16::MAX {
-            let (b, h) = (bf16::from_bits(bits), f16::from_bits(bits));
-            assert!(widen_bf16(b) == b.to_f32() || b.is_nan() && widen_bf16(b).is_nan());
-            assert!(widen_f16(h) == h.to_f32() || h.is_nan() && widen_f16(h).is_nan());
-        }
-    }
-
-    #[test]
-    fn halves_narrow_to_the_nearest() {
-        // All exponents, with the bits around the roundings set in every combination.
-        for high in 0..1u32 << 13 {
-            for low in [0, 1, 0x7ff, 0xfff, 0x1000, 0x1001, 0x1fff, 0x3000, 0x7fff, 0x8000, 0x8001, 0x1_8000]
-            {
-                let x = f32::from_bits(high << 19 | low);
-                let (b, h) = (narrow_bf16(x), narrow_f16(x));
-                assert!(b.to_bits() == bf16::from_f32(x).to_bits() || x.is_nan() && b.is_nan(), "{x:e}");
-                assert!(h.to_bits() == f16::from_f32(x).to_bits() || x.is_nan() && h.is_nan(), "{x:e}");
-            }
-        }
-    }
-}

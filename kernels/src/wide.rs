@@ -17,7 +17,7 @@ pub(crate) fn widened<T: Real>(op: &'static str, tensor: &Tensor) -> Result<Vec<
     let mut wide = vec![T::Wide::ZERO; tensor.numel()];
     let mut scratch = vec![T::zeroed(); tensor.numel()];
     let elements = source.block(0, tensor.numel(), &mut scratch);
-    wide.iter_mut().zip(elements).for_each(|(to, x)| *to = x.widen());
+    T::widen_all(elements, &mut wide);
     Ok(wide)
 }
 

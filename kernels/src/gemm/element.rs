@@ -1,38 +1,34 @@
 //! What a product's elements may be, the type their sums are kept in, and what a tile reads of them at a time.
 
-use half::slice::HalfFloatSliceExt;
-use half::{bf16, f16};
+use std::marker::PhantomData;
+
+use phalanx_tensor::{bf16, f16};
 
 use super::scratch::Scratch;
-use crate::simd::{Float, Isa, Kernel, Runner, Vector};
+use crate::real::Real;
+use crate::simd::{Float, Halves, Isa, Kernel, Runner, Vector, pair};
 
 /// An element type of `gemm`. Half types are rounded once when stored.
-pub(crate) trait GemmElem: Copy + Send + Sync + 'static {
+pub(crate) trait GemmElem: Real<Wide = <Self as GemmElem>::Acc> {
     /// The type of the sums.
     type Acc: Scratch;
     /// What a tile does with a place of A's and B's packed panels.
     type Place: Place<Acc = Self::Acc>;
 
-    /// The exact value.
-    fn widen(self) -> Self::Acc;
-    /// The nearest value.
-    fn narrow(x: Self::Acc) -> Self;
     /// What a place of a panel holds for this step and, if it holds two, the next.
-    fn beside(self, next: Self) -> Self::Acc;
-    /// The same elements, if they already are of the sums' type.
-    fn as_acc(src: &[Self]) -> Option<&[Self::Acc]>;
-    /// [`GemmElem::widen`] for each element of two slices of one length.
-    fn widen_slice(src: &[Self], dst: &mut [Self::Acc]);
-    /// [`GemmElem::as_acc`] to write.
-    fn as_acc_mut(dst: &mut [Self]) -> Option<&mut [Self::Acc]>;
+    fn beside<S: Isa>(self, next: Self) -> Self::Acc;
+    /// A place of each lane: [`GemmElem::beside`] for the elements of two slices.
+    fn across<S: Isa>(lanes: &[Self], next: &[Self]) -> <Self::Acc as Float>::Vec<S>;
+    /// The places that steps of one lane fill; `beyond` stands for what is missing in a place.
+    fn along<S: Isa>(steps: &[Self], beyond: Self) -> <Self::Acc as Float>::Vec<S>;
 }
 
 /// What a place of a packed panel, of the sums' size, holds: one step of k or several.
 pub(crate) trait Place: 'static {
     /// The type of the sums.
     type Acc: Float;
-    /// The steps.
-    const STEPS: usize;
+    /// The steps on an instruction set.
+    fn steps<S: Isa>() -> usize;
 
     /// `sum` and the products of a place's steps, ascending.
     fn add<S: Isa>(
@@ -41,16 +37,34 @@ pub(crate) trait Place: 'static {
         sum: <Self::Acc as Float>::Vec<S>,
     ) -> <Self::Acc as Float>::Vec<S>;
 
-    /// Runs a kernel that calls [`Place::add`].
+    /// Runs a kernel that makes places or calls [`Place::add`].
     fn run<K: Kernel>(runner: Runner, kernel: K) -> K::Output;
 }
 
+/// [`Place::steps`] on the instruction set that [`Place::run`] takes.
+pub(super) fn steps_on<P: Place>(runner: Runner) -> usize {
+    struct Ask<P>(PhantomData<P>);
+    impl<P: Place> Kernel for Ask<P> {
+        type Output = usize;
+
+        #[inline(always)]
+        fn run<S: Isa>(self) -> usize {
+            P::steps::<S>()
+        }
+    }
+    P::run(runner, Ask::<P>(PhantomData))
+}
+
 /// A step as it is.
-pub(crate) struct One<T>(std::marker::PhantomData<T>);
+pub(crate) struct One<T>(PhantomData<T>);
 
 impl<T: Float> Place for One<T> {
     type Acc = T;
-    const STEPS: usize = 1;
+
+    #[inline(always)]
+    fn steps<S: Isa>() -> usize {
+        1
+    }
 
     #[inline(always)]
     fn add<S: Isa>(a: T::Vec<S>, b: T::Vec<S>, sum: T::Vec<S>) -> T::Vec<S> {
@@ -63,120 +77,70 @@ impl<T: Float> Place for One<T> {
     }
 }
 
-/// Two steps in bf16 side by side, the first in the upper half.
-pub(crate) struct Pair;
+/// The steps of bf16 that [`Isa::dot_bf16`] takes at a time.
+pub(crate) struct Dot;
 
-impl Place for Pair {
+impl Place for Dot {
     type Acc = f32;
-    const STEPS: usize = 2;
+
+    #[inline(always)]
+    fn steps<S: Isa>() -> usize {
+        S::BF16_IN_LANE
+    }
 
     #[inline(always)]
     fn add<S: Isa>(a: S::F32, b: S::F32, sum: S::F32) -> S::F32 {
-        S::dot_pairs(a, b, sum)
+        S::dot_bf16(a, b, sum)
     }
 
     #[inline]
     fn run<K: Kernel>(runner: Runner, kernel: K) -> K::Output {
-        runner.run_pairs(kernel)
+        runner.run_bf16(kernel)
     }
 }
 
-macro_rules! exact {
-    ($elem:ident) => {
+macro_rules! one {
+    ($($elem:ident sums $acc:ident),*) => {$(
         impl GemmElem for $elem {
-            type Acc = $elem;
-            type Place = One<$elem>;
+            type Acc = $acc;
+            type Place = One<$acc>;
 
             #[inline(always)]
-            fn widen(self) -> $elem {
-                self
+            fn beside<S: Isa>(self, _next: $elem) -> $acc {
+                self.widen()
             }
 
             #[inline(always)]
-            fn narrow(x: $elem) -> $elem {
-                x
+            fn across<S: Isa>(lanes: &[$elem], _next: &[$elem]) -> <$acc as Float>::Vec<S> {
+                $elem::load::<S>(lanes)
             }
 
             #[inline(always)]
-            fn beside(self, _next: $elem) -> $elem {
-                self
-            }
-
-            #[inline(always)]
-            fn as_acc(src: &[$elem]) -> Option<&[$elem]> {
-                Some(src)
-            }
-
-            #[inline(always)]
-            fn widen_slice(src: &[$elem], dst: &mut [$elem]) {
-                dst.copy_from_slice(src);
-            }
-
-            #[inline(always)]
-            fn as_acc_mut(dst: &mut [$elem]) -> Option<&mut [$elem]> {
-                Some(dst)
+            fn along<S: Isa>(steps: &[$elem], _beyond: $elem) -> <$acc as Float>::Vec<S> {
+                $elem::load::<S>(steps)
             }
         }
-    };
+    )*};
 }
 
-exact!(f32);
-exact!(f64);
+one!(f32 sums f32, f64 sums f64, f16 sums f32);
 
-macro_rules! half {
-    (
-        $elem:ident in $place:ty,
-        |$src:ident, $dst:ident| $widen_slice:expr,
-        |$x:ident| $widen:expr,
-        |$first:ident, $next:ident| $beside:expr
-    ) => {
-        impl GemmElem for $elem {
-            type Acc = f32;
-            type Place = $place;
+impl GemmElem for bf16 {
+    type Acc = f32;
+    type Place = Dot;
 
-            #[inline(always)]
-            fn widen(self) -> f32 {
-                let $x = self;
-                $widen
-            }
+    #[inline(always)]
+    fn beside<S: Isa>(self, next: bf16) -> f32 {
+        if S::BF16_IN_LANE == 2 { pair(self, next) } else { self.widen() }
+    }
 
-            #[inline(always)]
-            fn narrow(x: f32) -> $elem {
-                $elem::from_f32(x)
-            }
+    #[inline(always)]
+    fn across<S: Isa>(lanes: &[bf16], next: &[bf16]) -> S::F32 {
+        if S::BF16_IN_LANE == 2 { S::F32::load_pairs_of(lanes, next) } else { S::F32::load_bf16(lanes) }
+    }
 
-            #[inline(always)]
-            fn beside(self, $next: $elem) -> f32 {
-                let $first = self;
-                $beside
-            }
-
-            #[inline(always)]
-            fn as_acc(_src: &[$elem]) -> Option<&[f32]> {
-                None
-            }
-
-            #[inline(always)]
-            fn widen_slice(src: &[$elem], dst: &mut [f32]) {
-                let ($src, $dst) = (src, dst);
-                $widen_slice
-            }
-
-            #[inline(always)]
-            fn as_acc_mut(_dst: &mut [$elem]) -> Option<&mut [f32]> {
-                None
-            }
-        }
-    };
+    #[inline(always)]
+    fn along<S: Isa>(steps: &[bf16], beyond: bf16) -> S::F32 {
+        if S::BF16_IN_LANE == 2 { S::F32::load_pairs(steps, beyond) } else { S::F32::load_bf16(steps) }
+    }
 }
-
-// A bf16 is the upper half of an f32; a plain loop over shifts becomes vector code where it is inlined.
-half!(
-    bf16 in Pair,
-    |src, dst| for (dst, src) in dst.iter_mut().zip(src) {
-        *dst = src.widen();
-    },
-    |x| f32::from_bits(u32::from(x.to_bits()) << 16),
-    |first, next| f32::from_bits(u32::from(first.to_bits()) << 16 | u32::from(next.to_bits()))
-);
-half!(f16 in One<f32>, |src, dst| src.convert_to_f32_slice(dst), |x| x.to_f32(), |first, _next| first.widen());

@@ -4,7 +4,6 @@
 
 use super::element::GemmElem;
 use super::epilogue::Write;
-use super::pack::load_widened;
 use crate::ops::Gelu;
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Runner, Vector};
 
@@ -41,22 +40,25 @@ impl<T: GemmElem> Kernel for Finish<'_, T> {
 
     #[inline(always)]
     fn run<S: Isa>(mut self) {
-        self.0.rows_with::<<T::Acc as Float>::Vec<S>>();
+        self.0.rows_with::<S, <T::Acc as Float>::Vec<S>>();
     }
 }
 
 impl<T: GemmElem> FinishTile<'_, T> {
     #[inline(always)]
-    fn rows_with<V: Vector<Elem = T::Acc>>(&mut self) {
+    fn rows_with<S: Isa, V: Vector<Elem = T::Acc>>(&mut self)
+    where
+        T::Acc: Float<Vec<S> = V>,
+    {
         for i in 0..self.rows {
             for first in (0..self.cols).step_by(V::LANES) {
                 let len = (self.cols - first).min(V::LANES);
                 let sums = V::load_partial(&self.sums[i * self.sums_row + first..][..len], T::Acc::ZERO);
-                let bias = self.bias.map(|bias| load_widened(&bias[first..first + len]));
+                let bias = self.bias.map(|bias| T::load::<S>(&bias[first..first + len]));
                 let c = self.c.wrapping_add(i * self.c_strides.0 + first * self.c_strides.1);
                 if self.c_strides.1 == 1 {
                     // SAFETY: neighbours in a row of the tile, the caller's of `run_on`.
-                    self.lanes::<V>(sums, bias, unsafe { std::slice::from_raw_parts_mut(c, len) });
+                    self.lanes::<S, V>(sums, bias, unsafe { std::slice::from_raw_parts_mut(c, len) });
                     continue;
                 }
                 let mut near = [T::narrow(T::Acc::ZERO); LANES_MAX];
@@ -64,7 +66,7 @@ impl<T: GemmElem> FinishTile<'_, T> {
                     // SAFETY: an element of the tile.
                     *near = unsafe { c.add(j * self.c_strides.1).read() };
                 }
-                self.lanes::<V>(sums, bias, &mut near[..len]);
+                self.lanes::<S, V>(sums, bias, &mut near[..len]);
                 for (j, near) in near[..len].iter().enumerate() {
                     // SAFETY: an element of the tile.
                     unsafe { c.add(j * self.c_strides.1).write(*near) }
@@ -75,38 +77,21 @@ impl<T: GemmElem> FinishTile<'_, T> {
 
     /// The steps for some neighbours in a row.
     #[inline(always)]
-    fn lanes<V: Vector<Elem = T::Acc>>(&self, sums: V, bias: Option<V>, c: &mut [T]) {
+    fn lanes<S: Isa, V: Vector<Elem = T::Acc>>(&self, sums: V, bias: Option<V>, c: &mut [T])
+    where
+        T::Acc: Float<Vec<S> = V>,
+    {
+        // Each step's value as an operation of its own would have stored it.
         let mut value = sums;
         if let Some(bias) = bias {
-            value = rounded::<T, V>(value) + bias;
+            value = T::round::<S>(value) + bias;
         }
         if let Some(activation) = self.activation {
-            value = activation.apply(rounded::<T, V>(value));
+            value = activation.apply(T::round::<S>(value));
         }
         if self.write == Write::Accumulate {
-            value = load_widened::<T, V>(c) + rounded::<T, V>(value);
+            value = T::load::<S>(c) + T::round::<S>(value);
         }
-        if let Some(c) = T::as_acc_mut(c) {
-            return value.store_partial(c);
-        }
-        let mut lanes = [T::Acc::ZERO; LANES_MAX];
-        value.store(&mut lanes);
-        for (c, lane) in c.iter_mut().zip(lanes) {
-            *c = T::narrow(lane);
-        }
+        T::store::<S>(value, c);
     }
-}
-
-/// The value as a step of its own would have stored it.
-#[inline(always)]
-fn rounded<T: GemmElem, V: Vector<Elem = T::Acc>>(value: V) -> V {
-    if T::as_acc(&[]).is_some() {
-        return value;
-    }
-    let mut lanes = [T::Acc::ZERO; LANES_MAX];
-    value.store(&mut lanes);
-    for lane in &mut lanes[..V::LANES] {
-        *lane = T::narrow(*lane).widen();
-    }
-    V::load(&lanes)
 }

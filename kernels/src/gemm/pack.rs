@@ -1,5 +1,5 @@
 //! Packing: copies panels of A (some rows each) or of B (some columns each) into the order the microkernel reads them,
-//! widening half types on the way, or putting two steps of bf16 in one place.
+//! widening half types on the way, or putting two steps of bf16 in one place where the CPU has a dot product for those.
 //!
 //! A panel is `width` lanes by so many places: lane i of place k at `k * width + i`, lanes beyond the matrix zero; panels
 //! follow each other. A's lanes are rows, B's are columns; beyond that the two are the same job.
@@ -13,6 +13,8 @@ use crate::simd::{Float, Isa, Kernel, LANES_MAX, Vector};
 
 /// How many places ahead of a copy its rows are brought near.
 const AHEAD: usize = 16;
+/// How many squares ahead of a transposition its rows are brought near.
+const AHEAD_ALONG: usize = 4;
 
 /// Panels to pack.
 pub(super) struct Panels<'a, T: GemmElem> {
@@ -43,11 +45,11 @@ impl<T: GemmElem> Kernel for Panels<'_, T> {
             return; // a product without steps has nothing to pack
         }
         if self.lane_stride == 1 {
-            self.copy_rows::<<T::Acc as Float>::Vec<S>>();
+            self.copy_rows::<S, <T::Acc as Float>::Vec<S>>();
         } else if self.step_stride == 1 {
-            self.transpose::<<T::Acc as Float>::Vec<S>>();
+            self.transpose::<S, <T::Acc as Float>::Vec<S>>();
         } else {
-            self.gather();
+            self.gather::<S>();
         }
     }
 }
@@ -55,28 +57,29 @@ impl<T: GemmElem> Kernel for Panels<'_, T> {
 impl<T: GemmElem> Panels<'_, T> {
     /// The lanes of a step lie side by side: each step is read once, for all panels.
     #[inline(always)]
-    fn copy_rows<V: Vector<Elem = T::Acc>>(&mut self) {
+    fn copy_rows<S: Isa, V: Vector<Elem = T::Acc>>(&mut self)
+    where
+        T::Acc: Float<Vec<S> = V>,
+    {
         let panel = self.width * self.places;
         let beyond = [self.beyond; LANES_MAX];
+        let per_place = T::Place::steps::<S>();
         for place in 0..self.places {
-            let step = place * T::Place::STEPS;
+            let step = place * per_place;
             let src = &self.src[step * self.step_stride..];
             let next = (step + 1 < self.steps).then(|| &src[self.step_stride..]);
             for first in (0..self.lanes).step_by(self.width) {
-                V::prefetch(
-                    src[first..].as_ptr().wrapping_add(AHEAD * T::Place::STEPS * self.step_stride).cast(),
-                );
-                let dst = &mut self.dst[first / self.width * panel + place * self.width..][..self.width];
-                for (i, dst) in dst.chunks_mut(V::LANES).enumerate() {
-                    let from = (first + i * V::LANES).min(self.lanes);
-                    let lanes = from..(from + V::LANES).min(self.lanes).min(first + self.width);
+                for step in 0..per_place {
+                    let ahead = (AHEAD * per_place + step) * self.step_stride;
+                    V::prefetch(src[first..].as_ptr().wrapping_add(ahead).cast());
+                }
+                let dst = &mut self.dst[first / self.width * panel..][..panel][place * self.width..];
+                for lane in (0..self.width).step_by(V::LANES) {
+                    let from = (first + lane).min(self.lanes);
+                    let lanes = from..(from + V::LANES).min(self.lanes);
                     let next = next.map_or(&beyond[..lanes.len()], |next| &next[lanes.clone()]);
-                    let vector = across::<T, V>(&src[lanes], next);
-                    if dst.len() == V::LANES {
-                        vector.store(dst);
-                    } else {
-                        vector.store_partial(dst);
-                    }
+                    // What it writes too much is the place after, whose turn comes.
+                    put(T::across::<S>(&src[lanes], next), &mut dst[lane..], self.width - lane, true);
                 }
             }
         }
@@ -84,17 +87,18 @@ impl<T: GemmElem> Panels<'_, T> {
 
     /// Any strides.
     #[inline(always)]
-    fn gather(&mut self) {
+    fn gather<S: Isa>(&mut self) {
+        let per_place = T::Place::steps::<S>();
         for (p, panel) in self.dst.chunks_mut(self.width * self.places).enumerate() {
             for (place, dst) in panel.chunks_mut(self.width).enumerate() {
-                let first = place * T::Place::STEPS;
-                let count = (self.steps - first).min(T::Place::STEPS);
+                let first = place * per_place;
+                let count = (self.steps - first).min(per_place);
                 for (i, dst) in dst.iter_mut().enumerate() {
                     let lane = p * self.width + i;
                     let at =
                         |step: usize| self.src[lane * self.lane_stride + (first + step) * self.step_stride];
                     let next = || if count > 1 { at(1) } else { self.beyond };
-                    *dst = if lane < self.lanes { at(0).beside(next()) } else { T::Acc::ZERO };
+                    *dst = if lane < self.lanes { at(0).beside::<S>(next()) } else { T::Acc::ZERO };
                 }
             }
         }
@@ -102,28 +106,32 @@ impl<T: GemmElem> Panels<'_, T> {
 
     /// The steps of a lane lie side by side: squares of LANES x LANES are transposed in registers.
     #[inline(always)]
-    fn transpose<V: Vector<Elem = T::Acc>>(&mut self) {
+    fn transpose<S: Isa, V: Vector<Elem = T::Acc>>(&mut self)
+    where
+        T::Acc: Float<Vec<S> = V>,
+    {
+        let per_place = T::Place::steps::<S>();
         for (p, panel) in self.dst.chunks_mut(self.width * self.places).enumerate() {
             for place in (0..self.places).step_by(V::LANES) {
                 let count = (self.places - place).min(V::LANES);
-                let steps = place * T::Place::STEPS..((place + count) * T::Place::STEPS).min(self.steps);
+                let steps = place * per_place..((place + count) * per_place).min(self.steps);
                 for first in (0..self.width).step_by(V::LANES) {
                     let width = (self.width - first).min(V::LANES);
                     let mut square = [V::zero(); LANES_MAX];
                     for (i, row) in square[..V::LANES].iter_mut().enumerate() {
                         let lane = p * self.width + first + i;
                         if i < width && lane < self.lanes {
-                            *row = along(&self.src[lane * self.lane_stride..][steps.clone()], self.beyond);
+                            let steps = &self.src[lane * self.lane_stride..][steps.clone()];
+                            V::prefetch(
+                                steps.as_ptr().wrapping_add(AHEAD_ALONG * V::LANES * per_place).cast(),
+                            );
+                            *row = T::along::<S>(steps, self.beyond);
                         }
                     }
                     transpose_square(&mut square);
                     for (i, row) in square[..count].iter().enumerate() {
-                        let dst = &mut panel[(place + i) * self.width + first..][..width];
-                        if width == V::LANES {
-                            row.store(dst);
-                        } else {
-                            row.store_partial(dst);
-                        }
+                        let dst = &mut panel[(place + i) * self.width + first..];
+                        put(*row, dst, width, self.width == width);
                     }
                 }
             }
@@ -131,47 +139,13 @@ impl<T: GemmElem> Panels<'_, T> {
     }
 }
 
-/// A place of each lane, from the lanes' first steps and their next.
+/// Writes the first `width` lanes, and others after them where that is faster and they `may_spill`.
 #[inline(always)]
-fn across<T: GemmElem, V: Vector<Elem = T::Acc>>(lanes: &[T], next: &[T]) -> V {
-    if T::Place::STEPS == 1 {
-        return load_widened(lanes);
-    }
-    let mut places = [T::Acc::ZERO; LANES_MAX];
-    for ((place, first), next) in places.iter_mut().zip(lanes).zip(next) {
-        *place = first.beside(*next);
-    }
-    V::load(&places)
-}
-
-/// The places that steps of one lane fill, at most LANES.
-#[inline(always)]
-fn along<T: GemmElem, V: Vector<Elem = T::Acc>>(steps: &[T], beyond: T) -> V {
-    if T::Place::STEPS == 1 {
-        return load_widened(steps);
-    }
-    let mut places = [T::Acc::ZERO; LANES_MAX];
-    let whole = steps.chunks_exact(2);
-    if let [last] = whole.remainder() {
-        places[steps.len() / 2] = last.beside(beyond);
-    }
-    for (place, steps) in places.iter_mut().zip(whole) {
-        *place = steps[0].beside(steps[1]);
-    }
-    V::load(&places)
-}
-
-/// A vector of `src`, at most LANES elements.
-#[inline(always)]
-pub(super) fn load_widened<T: GemmElem, V: Vector<Elem = T::Acc>>(src: &[T]) -> V {
-    match T::as_acc(src) {
-        Some(src) if src.len() == V::LANES => V::load(src),
-        Some(src) => V::load_partial(src, T::Acc::ZERO),
-        None => {
-            let mut wide = [T::Acc::ZERO; LANES_MAX];
-            T::widen_slice(src, &mut wide[..src.len()]);
-            V::load(&wide)
-        }
+fn put<V: Vector>(lanes: V, dst: &mut [V::Elem], width: usize, may_spill: bool) {
+    if width >= V::LANES || may_spill && dst.len() >= V::LANES {
+        lanes.store(dst);
+    } else {
+        lanes.store_partial(&mut dst[..width]);
     }
 }
 

@@ -1,18 +1,20 @@
 //! How a product is cut: panels, blocks, and the jobs threads share. Pure numbers; nothing here can change a bit of the
 //! result.
 //!
-//! A job is a block of C's tiles, computed by one thread from operands it packs for itself: a block of B that stays in
-//! the second-level cache, and blocks of A beside it, a panel of which stays in the first-level cache while it passes
-//! along B's block (Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication", 2008).
+//! A job is a block of C's tiles, computed by one thread from operands it packs for itself: blocks of B and of A, a panel
+//! of which stays in the first-level cache while it passes along B's block (after Goto and van de Geijn, "Anatomy of
+//! High-Performance Matrix Multiplication", 2008, with a B that outgrows the second level).
 
 use super::kernel::{FEW_ROWS, TileShape};
 use std::ops::Range;
 
 /// Steps of k in a block at most: two panels of A so long fit the first-level cache.
 const STEPS_MAX: usize = 512;
-/// Elements of A's and B's blocks at most: together they fit the second-level cache.
+/// Elements of A's block at most: it fits the second-level cache.
 const A_BLOCK_MAX: usize = 1 << 16;
-const B_BLOCK_MAX: usize = 1 << 18;
+/// Elements of B's block at most. It may come from the third-level cache, for it is read in order and ahead of its use;
+/// A is packed anew for each.
+const B_BLOCK_MAX: usize = 1 << 19;
 /// B is read where it lies if so few panels of rows use it.
 const DIRECT_ROW_PANELS_MAX: usize = 6;
 /// Or turned on the way, which each of them does anew.

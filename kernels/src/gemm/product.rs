@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use phalanx_tensor::Pool;
 
-use super::element::{GemmElem, Place};
+use super::element::{GemmElem, Place, steps_on};
 use super::epilogue::{Epilogue, Write};
 use super::finish::FinishTile;
 use super::kernel::{Tile, TileShape, run_tile};
@@ -66,7 +66,7 @@ impl<T: GemmElem> Product<'_, T> {
         Problem {
             m,
             n,
-            k: k.div_ceil(T::Place::STEPS),
+            k: k.div_ceil(steps_on::<T::Place>(self.runner)),
             readable: is_acc::<T>(),
             a_cacheable: rows_cache_well(m, self.a.strides(), k, size_of::<T>()),
             b_contiguous,
@@ -159,26 +159,28 @@ impl<T: GemmElem> Job<'_, '_, T> {
         dst: &mut [T::Acc],
     ) {
         let (places, (lane_stride, step_stride)) = (self.plan.steps(block), matrix.strides());
-        let first = places.start * T::Place::STEPS;
+        let per_place = steps_on::<T::Place>(self.product.runner);
+        let first = places.start * per_place;
         let start = lanes.start * lane_stride + first * step_stride;
-        self.product.runner.run(Panels {
+        let panels = Panels {
             src: &matrix.data()[start.min(matrix.data().len())..],
             lane_stride,
             step_stride,
             lanes: lanes.len(),
-            steps: (places.len() * T::Place::STEPS).min(matrix.cols() - first),
+            steps: (places.len() * per_place).min(matrix.cols() - first),
             places: places.len(),
             width,
             beyond,
             dst: &mut dst[..lanes.len().div_ceil(width) * width * places.len()],
-        });
+        };
+        T::Place::run(self.product.runner, panels);
     }
 
     /// Where a panel of A's steps begin, and its row and step strides.
     fn find_a(&self, part: &Block<'_, T>, row: usize) -> (*const T::Acc, usize, usize) {
         let (rows, steps) = (self.plan.rows(row), self.plan.steps(part.block));
         let a = &self.product.a;
-        if let (true, Some(data)) = (self.plan.a_direct, T::as_acc(a.data())) {
+        if let (true, Some(data)) = (self.plan.a_direct, T::as_wide(a.data())) {
             let (row_stride, step_stride) = a.strides();
             let start = rows.start * row_stride + steps.start * step_stride;
             return (data.as_ptr().wrapping_add(start), row_stride, step_stride);
@@ -191,7 +193,7 @@ impl<T: GemmElem> Job<'_, '_, T> {
     fn find_b(&self, part: &Block<'_, T>, col: usize) -> (*const T::Acc, usize, usize) {
         let (plan, steps) = (self.plan, self.plan.steps(part.block));
         let b = &self.product.b;
-        if let (true, Some(data)) = (plan.b_direct, T::as_acc(b.data())) {
+        if let (true, Some(data)) = (plan.b_direct, T::as_wide(b.data())) {
             let (step_stride, col_stride) = b.strides();
             let start = steps.start * step_stride + plan.cols(col).start * col_stride;
             let col_stride = if plan.problem.b_contiguous { 1 } else { col_stride };
@@ -245,7 +247,7 @@ impl<T: GemmElem> Job<'_, '_, T> {
             cols: cols.len(),
             from: if part.block == 0 { std::ptr::null() } else { partial.0 },
             from_row: partial.1,
-            bias: match bias.and_then(T::as_acc) {
+            bias: match bias.and_then(T::as_wide) {
                 Some(bias) if in_place && last => bias.as_ptr(),
                 _ => std::ptr::null(),
             },

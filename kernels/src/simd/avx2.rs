@@ -1,4 +1,4 @@
-//! AVX2 with FMA: 8 lanes of f32, 4 of f64.
+//! AVX2 with FMA and F16C: 8 lanes of f32, 4 of f64.
 //!
 //! Why the intrinsics may be called: the types' fields are private and [`Avx2`] cannot be named outside `simd`, so
 //! the vectors exist only inside a kernel that `dispatch` runs, after it saw that the CPU has the features. Each
@@ -6,29 +6,21 @@
 
 #![allow(unsafe_code)]
 
+mod halves;
+
 use std::arch::x86_64::*;
 use std::ops::{Add, BitAnd, BitOr, Div, Mul, Neg, Not, Sub};
 
 use super::dispatch::Isa;
 use super::vector::{Mask, Vector};
 
-/// AVX2 and FMA.
+/// AVX2, FMA and F16C.
 pub(crate) struct Avx2;
 
 impl Isa for Avx2 {
     type F32 = F32x8;
     type F64 = F64x4;
     const REGISTERS: usize = 16;
-
-    #[inline(always)]
-    fn halves(pairs: F32x8) -> (F32x8, F32x8) {
-        // SAFETY: the CPU.
-        unsafe {
-            let bits = _mm256_castps_si256(pairs.0);
-            let upper = _mm256_and_si256(bits, _mm256_set1_epi32(-1 << 16));
-            (F32x8(_mm256_castsi256_ps(upper)), F32x8(_mm256_castsi256_ps(_mm256_slli_epi32::<16>(bits))))
-        }
-    }
 }
 
 macro_rules! vector {

@@ -6,6 +6,8 @@
 
 #![allow(unsafe_code)]
 
+mod halves;
+
 use std::arch::x86_64::*;
 use std::ops::{Add, BitAnd, BitOr, Div, Mul, Neg, Not, Sub};
 
@@ -19,16 +21,6 @@ impl Isa for Avx512 {
     type F32 = F32x16;
     type F64 = F64x8;
     const REGISTERS: usize = 32;
-
-    #[inline(always)]
-    fn halves(pairs: F32x16) -> (F32x16, F32x16) {
-        // SAFETY: the CPU.
-        unsafe {
-            let bits = _mm512_castps_si512(pairs.0);
-            let upper = _mm512_and_si512(bits, _mm512_set1_epi32(-1 << 16));
-            (F32x16(_mm512_castsi512_ps(upper)), F32x16(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits))))
-        }
-    }
 }
 
 /// AVX-512 with BF16's dot product, which takes subnormal inputs for zero and makes subnormal sums zero.
@@ -38,15 +30,11 @@ impl Isa for Avx512Bf16 {
     type F32 = F32x16;
     type F64 = F64x8;
     const REGISTERS: usize = 32;
+    const BF16_IN_LANE: usize = 2;
 
     #[inline(always)]
-    fn halves(pairs: F32x16) -> (F32x16, F32x16) {
-        Avx512::halves(pairs)
-    }
-
-    #[inline(always)]
-    fn dot_pairs(a: F32x16, b: F32x16, sum: F32x16) -> F32x16 {
-        // SAFETY: the CPU, which `Runner::run_pairs` saw to have it; the types have the same bits.
+    fn dot_bf16(a: F32x16, b: F32x16, sum: F32x16) -> F32x16 {
+        // SAFETY: the CPU, which `Runner::run_bf16` saw to have it; the types have the same bits.
         unsafe {
             let bits = |x: F32x16| std::mem::transmute::<__m512, __m512bh>(x.0);
             F32x16(_mm512_dpbf16_ps(sum.0, bits(a), bits(b)))

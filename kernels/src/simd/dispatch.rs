@@ -5,6 +5,7 @@
 use std::fmt;
 use std::sync::OnceLock;
 
+use super::halves::Halves;
 #[cfg(target_arch = "aarch64")]
 use super::neon::Neon;
 use super::scalar::Scalar;
@@ -18,20 +19,19 @@ use super::{
 /// An instruction set: the vectors a kernel's body is instantiated with.
 pub(crate) trait Isa {
     /// Vectors of f32.
-    type F32: Vector<Elem = f32>;
+    type F32: Halves;
     /// Vectors of f64.
     type F64: Vector<Elem = f64>;
     /// How many vector registers there are.
     const REGISTERS: usize;
 
-    /// Of lanes that hold two bf16 each, those in the upper and those in the lower halves, as f32.
-    fn halves(pairs: Self::F32) -> (Self::F32, Self::F32);
+    /// How many bf16 a lane holds for [`Isa::dot_bf16`]: one, widened, or a pair, the first in the upper half.
+    const BF16_IN_LANE: usize = 1;
 
-    /// `sum` plus the product of the upper halves, and then of the lower halves, each rounded once.
+    /// `sum` plus the products of the lanes' bf16, one after the other, each rounded once.
     #[inline(always)]
-    fn dot_pairs(a: Self::F32, b: Self::F32, sum: Self::F32) -> Self::F32 {
-        let ((a_upper, a_lower), (b_upper, b_lower)) = (Self::halves(a), Self::halves(b));
-        a_lower.mul_add(b_lower, a_upper.mul_add(b_upper, sum))
+    fn dot_bf16(a: Self::F32, b: Self::F32, sum: Self::F32) -> Self::F32 {
+        a.mul_add(b, sum)
     }
 }
 
@@ -49,7 +49,7 @@ pub(crate) trait Kernel {
 pub enum IsaName {
     /// x86-64 with AVX-512 F, BW, DQ and VL.
     Avx512,
-    /// x86-64 with AVX2 and FMA.
+    /// x86-64 with AVX2, FMA and F16C.
     Avx2,
     /// AArch64's baseline.
     Neon,
@@ -83,7 +83,11 @@ impl IsaName {
                     && is_x86_feature_detected!("fma")
             }
             #[cfg(target_arch = "x86_64")]
-            IsaName::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
+            IsaName::Avx2 => {
+                is_x86_feature_detected!("avx2")
+                    && is_x86_feature_detected!("fma")
+                    && is_x86_feature_detected!("f16c")
+            }
             #[cfg(target_arch = "aarch64")]
             IsaName::Neon => std::arch::is_aarch64_feature_detected!("neon"),
             IsaName::Scalar => true,
@@ -178,25 +182,16 @@ impl Runner {
         unsafe { trampoline(self.0, kernel) }
     }
 
-    /// [`Runner::run`] for a kernel that multiplies pairs of bf16, with the instruction for it where there is one.
+    /// [`Runner::run`] for a kernel that has to do with [`Isa::dot_bf16`]: on pairs where there is an instruction for them,
+    /// AVX-512's, which takes subnormal inputs for zero and makes subnormal sums zero.
     #[inline]
-    pub(crate) fn run_pairs<K: Kernel>(self, kernel: K) -> K::Output {
+    pub(crate) fn run_bf16<K: Kernel>(self, kernel: K) -> K::Output {
         #[cfg(target_arch = "x86_64")]
-        if self.flushes_pairs() {
+        if self.0 == IsaName::Avx512 && is_x86_feature_detected!("avx512bf16") {
             // SAFETY: the CPU was just seen to have it.
             return unsafe { run_avx512_bf16(kernel) };
         }
         self.run(kernel)
-    }
-
-    /// Whether [`Isa::dot_pairs`] takes subnormal inputs for zero and makes subnormal sums zero, as AVX-512's
-    /// instruction does.
-    #[inline]
-    pub(crate) fn flushes_pairs(self) -> bool {
-        #[cfg(target_arch = "x86_64")]
-        return self.0 == IsaName::Avx512 && is_x86_feature_detected!("avx512bf16");
-        #[cfg(not(target_arch = "x86_64"))]
-        false
     }
 }
 
@@ -241,7 +236,7 @@ unsafe fn run_avx512_bf16<K: Kernel>(kernel: K) -> K::Output {
 ///
 /// The CPU must have the features named.
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma")]
+#[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn run_avx2<K: Kernel>(kernel: K) -> K::Output {
     kernel.run::<Avx2>()
 }

@@ -15,6 +15,7 @@ mod avx2;
 mod avx512;
 mod dispatch;
 mod float;
+mod halves;
 mod math;
 #[cfg(target_arch = "aarch64")]
 mod neon;
@@ -29,4 +30,5 @@ pub(crate) use dispatch::dispatch_on;
 pub(crate) use dispatch::{Isa, Kernel, Runner, dispatch};
 pub use dispatch::{IsaName, available_isas, checked_isa, isa};
 pub(crate) use float::Float;
+pub(crate) use halves::{Halves, narrow_bf16, narrow_f16, pair, widen_bf16, widen_f16};
 pub(crate) use vector::{LANES_MAX, Mask, Vector};

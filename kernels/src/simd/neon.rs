@@ -10,6 +10,7 @@ use std::arch::aarch64::*;
 use std::ops::{Add, BitAnd, BitOr, Div, Mul, Neg, Not, Sub};
 
 use super::dispatch::Isa;
+use super::halves::Halves;
 use super::vector::{Mask, Vector};
 
 /// AArch64's baseline.
@@ -19,17 +20,9 @@ impl Isa for Neon {
     type F32 = F32x4;
     type F64 = F64x2;
     const REGISTERS: usize = 32;
-
-    #[inline(always)]
-    fn halves(pairs: F32x4) -> (F32x4, F32x4) {
-        // SAFETY: the CPU.
-        unsafe {
-            let bits = vreinterpretq_u32_f32(pairs.0);
-            let upper = vandq_u32(bits, vdupq_n_u32(0xFFFF_0000));
-            (F32x4(vreinterpretq_f32_u32(upper)), F32x4(vreinterpretq_f32_u32(vshlq_n_u32::<16>(bits))))
-        }
-    }
 }
+
+impl Halves for F32x4 {}
 
 macro_rules! vector {
     (

@@ -4,6 +4,7 @@ use std::ops::{Add, BitAnd, BitOr, Div, Mul, Neg, Not, Sub};
 
 use super::dispatch::Isa;
 use super::float::Float;
+use super::halves::Halves;
 use super::vector::{Mask, Vector};
 
 /// Plain Rust.
@@ -13,13 +14,9 @@ impl Isa for Scalar {
     type F32 = Lane<f32>;
     type F64 = Lane<f64>;
     const REGISTERS: usize = 16;
-
-    #[inline(always)]
-    fn halves(pairs: Lane<f32>) -> (Lane<f32>, Lane<f32>) {
-        let bits = pairs.0.to_bits();
-        (Lane(f32::from_bits(bits & 0xFFFF_0000)), Lane(f32::from_bits(bits << 16)))
-    }
 }
+
+impl Halves for Lane<f32> {}
 
 /// A vector of one lane.
 #[derive(Clone, Copy)]

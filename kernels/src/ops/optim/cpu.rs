@@ -92,27 +92,24 @@ fn step<T: Real, R: Rule<N>, const N: usize>(
             Gradient::Stored(all) => match T::as_wide(&all[at..at + len]) {
                 Some(wide) => wide,
                 None => {
-                    g_wide.iter_mut().zip(&all[at..at + len]).for_each(|(to, x)| *to = x.widen());
+                    T::widen_all(&all[at..at + len], &mut g_wide[..len]);
                     &g_wide[..len]
                 }
             },
         };
         let state = piece.state.each_mut().map(|s| &mut s[start..start + len]);
         let stored = &mut piece.param[start..start + len];
-        let narrow = |from: &[T::Wide], to: &mut [T]| {
-            to.iter_mut().zip(from).for_each(|(to, &x)| *to = T::narrow(x));
-        };
         if let Some(master) = &mut piece.master {
             let p = &mut master[start..start + len];
             dispatch(Block { rule, scale, p, g, state });
-            narrow(&master[start..start + len], stored);
+            T::narrow_all(&master[start..start + len], stored);
         } else if let Some(p) = T::as_wide_mut(stored) {
             dispatch(Block { rule, scale, p, g, state });
         } else {
             let p = &mut p_wide[..len];
-            p.iter_mut().zip(&*stored).for_each(|(to, x)| *to = x.widen());
+            T::widen_all(stored, p);
             dispatch(Block { rule, scale, p: &mut *p, g, state });
-            narrow(p, stored);
+            T::narrow_all(p, stored);
         }
     }
 }

@@ -90,7 +90,7 @@ fn fill<T: Real>(op: &'static str, x: &Tensor, sums: &mut [f64]) -> Result<()> {
             let start = (piece * PIECE + i) * NORM_BLOCK;
             let block = &elements[start..elements.len().min(start + NORM_BLOCK)];
             let mut wide = [T::Wide::ZERO; NORM_BLOCK];
-            wide.iter_mut().zip(block).for_each(|(to, x)| *to = x.widen());
+            T::widen_all(block, &mut wide[..block.len()]);
             *sum = dispatch(Block { wide: &wide });
         }
     });
