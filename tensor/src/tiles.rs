@@ -49,7 +49,8 @@ impl Tiles<'_> {
     /// Copies to the contiguous `target`.
     pub(crate) fn copy<T: Pod + Send + Sync>(&self, pool: &Pool, target: &mut [T], source: &[T]) {
         // Whole cache lines only.
-        let lines = self.row() * size_of::<T>() % LINE == 0 && target.as_ptr().addr() % LINE == 0;
+        let lines =
+            (self.row() * size_of::<T>()).is_multiple_of(LINE) && target.as_ptr().addr().is_multiple_of(LINE);
         let past = lines && PastCaches::pays(size_of_val(target));
         match size_of::<T>() {
             8.. => self.copy_by::<T, SIDE_WIDE>(pool, target, source, past),
