@@ -208,12 +208,13 @@ fn head_peak(dtype: DType, device: Device) -> Result<usize> {
 }
 
 #[test]
-fn the_loss_of_halves_holds_their_logits_and_the_gradient_and_no_copy() {
+fn the_loss_of_halves_holds_their_logits_and_nothing_of_their_size() {
     let logits = 4 * 128 * 301;
     for device in [Device::Cpu(102), Device::Meta(102)] {
         for dtype in [DType::BF16, DType::F16] {
             let (half, whole) = (head_peak(dtype, device).unwrap(), head_peak(DType::F32, device).unwrap());
-            assert!((4 * logits..5 * logits).contains(&half), "{half} bytes for {logits} logits");
+            // The gradient is written over them.
+            assert!((2 * logits..3 * logits).contains(&half), "{half} bytes for {logits} logits");
             assert!(2 * half < whole + logits, "{half} and {whole} bytes");
         }
     }
