@@ -9,11 +9,11 @@ const BYTES_MIN: usize = 32 << 20;
 
 /// Writes pieces of memory; until it is dropped other threads may see what was there before.
 #[derive(Default)]
-pub struct PastCaches<'a>(PhantomData<&'a mut [u8]>);
+pub(crate) struct PastCaches<'a>(PhantomData<&'a mut [u8]>);
 
 impl<'a> PastCaches<'a> {
     /// Whether a result of so many bytes is better written past the caches.
-    pub fn pays(bytes: usize) -> bool {
+    pub(crate) fn pays(bytes: usize) -> bool {
         cfg!(target_arch = "x86_64") && bytes >= BYTES_MIN
     }
 
@@ -22,7 +22,7 @@ impl<'a> PastCaches<'a> {
     /// # Panics
     /// If the lengths differ.
     #[inline(always)]
-    pub fn put(&mut self, to: &'a mut [u8], from: &[u8]) {
+    pub(crate) fn put(&mut self, to: &'a mut [u8], from: &[u8]) {
         assert_eq!(to.len(), from.len());
         copy(to, from);
     }
@@ -58,7 +58,7 @@ fn copy(to: &mut [u8], from: &[u8]) {
 
 /// Asks for the cache line at `address`, which need not be valid, to be brought near. A hint: may do nothing.
 #[inline(always)]
-pub fn prefetch<T>(address: *const T) {
+pub(crate) fn prefetch<T>(address: *const T) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: SSE is part of the architecture, and a prefetch never faults.
     unsafe {
