@@ -35,6 +35,11 @@ pub(crate) fn set(on: bool) -> AnomalyGuard {
     AnomalyGuard { before: DETECT.replace(on), thread: std::marker::PhantomData }
 }
 
+#[inline]
 pub(crate) fn recorded_here() -> Option<Box<str>> {
-    is_detecting_anomaly().then(|| Backtrace::force_capture().to_string().into_boxed_str())
+    #[cold]
+    fn here() -> Box<str> {
+        Backtrace::force_capture().to_string().into_boxed_str()
+    }
+    is_detecting_anomaly().then(here)
 }

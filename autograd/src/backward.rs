@@ -6,7 +6,8 @@ use std::sync::Arc;
 use phalanx_tensor::Tensor;
 use smallvec::SmallVec;
 
-use crate::node::Node;
+use crate::engine::Place;
+use crate::node::{Edge, Node};
 use crate::saved::Saved;
 use crate::{Result, Var};
 
@@ -25,11 +26,12 @@ pub trait Backward: Send + Sync {
     /// Whatever its operations refuse, or a saved value that was modified.
     fn backward(&self, cx: &Cx<'_>) -> Result<Grads>;
 
-    /// [`Backward::backward`] for the last time, so that saved values may be used up ([`Cx::take`]).
+    /// [`Backward::backward`] for the last time, so that saved values ([`Cx::take`]) and the output's gradient
+    /// ([`Cx::take_dy`]) may be used up.
     ///
     /// # Errors
     /// As [`Backward::backward`].
-    fn backward_once(self, cx: &Cx<'_>) -> Result<Grads>
+    fn backward_once(self, cx: &mut Cx<'_>) -> Result<Grads>
     where
         Self: Sized,
     {
@@ -59,10 +61,12 @@ pub trait Backward: Send + Sync {
 /// What a backward function finds around it.
 pub struct Cx<'a> {
     pub(crate) node: &'a Arc<Node>,
-    pub(crate) grads: &'a [Option<Var>],
+    pub(crate) grads: &'a mut [Option<Var>],
     /// Where the inputs' gradients go; `None` if they are not wanted.
-    pub(crate) targets: &'a [Option<u32>],
+    pub(crate) targets: &'a [Option<Place>],
     pub(crate) create_graph: bool,
+    /// Whether somebody looks at `grads` afterwards.
+    pub(crate) watched: bool,
     /// Whether an input's gradient may go straight into a buffer (empty if none may), and the inputs for which it has.
     pub(crate) sinks: &'a [bool],
     pub(crate) sunk: &'a RefCell<SmallVec<[usize; 2]>>,
@@ -70,9 +74,18 @@ pub struct Cx<'a> {
 
 impl Cx<'_> {
     /// The gradient of the only output.
+    #[inline]
     pub fn dy(&self) -> &Var {
         // A node runs only once one of its outputs has a gradient; with one output it is this one.
         self.grads[0].as_ref().unwrap_or_else(|| unreachable!("{} ran without a gradient", self.node.name))
+    }
+
+    /// The gradient of the only output, which is not asked for again.
+    pub fn take_dy(&mut self) -> Var {
+        if self.watched {
+            return self.dy().clone();
+        }
+        self.grads[0].take().unwrap_or_else(|| unreachable!("{}: its gradient was taken before", self.node.name))
     }
 
     /// The gradient of output `i`, if any came.
@@ -86,6 +99,7 @@ impl Cx<'_> {
     }
 
     /// Whether the gradient of input `i` is wanted now.
+    #[inline]
     pub fn needs(&self, i: usize) -> bool {
         self.targets[i].is_some()
     }
@@ -110,20 +124,18 @@ impl Cx<'_> {
     /// # Errors
     /// As [`Cx::get`].
     pub fn take(&self, saved: Saved) -> Result<Tensor> {
-        self.get(&saved).map(Var::into_tensor)
+        saved.take(self.node)
     }
 
     /// A gradient summed over what was broadcast from input `i`, which requires one.
     ///
     /// # Errors
     /// If the input's shape does not broadcast to the gradient's.
+    #[inline]
     pub fn sum_to_input(&self, i: usize, grad: Var) -> Result<Var> {
         match &self.node.inputs[i] {
-            Some(edge) => {
-                let wanted = &edge.node.outputs[edge.output];
-                if wanted.has_shape_of(grad.tensor()) { Ok(grad) } else { grad.sum_to(&wanted.shape) }
-            }
-            None => Ok(grad),
+            Some(edge) if !edge.meta().has_shape_of(grad.tensor()) => grad.sum_to(&edge.meta().shape),
+            _ => Ok(grad),
         }
     }
 
@@ -138,7 +150,7 @@ impl Cx<'_> {
         if !self.sinks.get(i).is_some_and(|&may| may) {
             return Ok(false);
         }
-        let leaf = self.node.inputs[i].as_ref().and_then(|e| e.node.leaf());
+        let leaf = self.node.inputs[i].as_ref().and_then(Edge::leaf);
         let done = leaf.map(|leaf| leaf.with_buffer(write)).transpose()?.flatten().unwrap_or(false);
         if done {
             self.sunk.borrow_mut().push(i);
@@ -151,6 +163,7 @@ impl Cx<'_> {
 ///
 /// # Errors
 /// Never; a result so that a backward function can end with it.
+#[inline]
 pub fn grads1(a: Var) -> Result<Grads> {
     Ok(SmallVec::from_buf_and_len([Some(a), None], 1))
 }
@@ -159,6 +172,7 @@ pub fn grads1(a: Var) -> Result<Grads> {
 ///
 /// # Errors
 /// Never; a result so that a backward function can end with it.
+#[inline]
 pub fn grads2(a: Option<Var>, b: Option<Var>) -> Result<Grads> {
     Ok(SmallVec::from_buf([a, b]))
 }

@@ -111,11 +111,12 @@ pub fn checkpoint_apart<O: Outputs>(
         outputs: outputs.iter().map(|v| Meta::of(v.tensor())).collect(),
         body: Checkpoint(Mutex::new(Some(recomputation.clone()))),
         weight: false,
+        is_leaf: false,
         hooks: Default::default(),
         recorded: crate::anomaly::recorded_here(),
     });
     let link = |(output, var): (usize, Var)| {
-        let edge = var.dtype().is_float().then(|| Edge { node: node.clone().into(), output });
+        let edge = var.dtype().is_float().then(|| Edge::new(node.clone(), output));
         Var::from_parts(var.into_tensor(), edge)
     };
     let outputs = outputs.into_iter().enumerate().map(link).collect();
@@ -303,7 +304,7 @@ pub(crate) fn note_use(op: &'static str, inputs: &[&Var]) {
         let Some(uses) = uses else { return };
         for (input, var) in inputs.iter().enumerate() {
             let Some(edge) = var.edge() else { continue };
-            let same = |u: &Use| Arc::ptr_eq(&u.edge.node, &edge.node) && u.edge.output == edge.output;
+            let same = |u: &Use| Arc::ptr_eq(&u.edge.node, &edge.node) && u.edge.output() == edge.output();
             if !uses.iter().any(same) {
                 uses.push(Use { edge: edge.clone(), saved: Saved::as_it_is(input, var), op, input });
             }

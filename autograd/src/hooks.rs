@@ -89,8 +89,13 @@ impl Node {
 /// Running. The table is not locked while user code runs, so a hook may add and remove hooks.
 impl Node {
     /// Passes the gradients of the outputs through their hooks.
+    #[inline]
     pub(crate) fn run_grad_hooks(&self, grads: &mut [Option<Var>]) -> Result<()> {
-        let Some(table) = self.hooks.get() else { return Ok(()) };
+        self.hooks.get().map_or(Ok(()), |table| self.run_grad_hooks_of(table, grads))
+    }
+
+    #[cold]
+    fn run_grad_hooks_of(&self, table: &Mutex<Hooks>, grads: &mut [Option<Var>]) -> Result<()> {
         let hooks: Vec<_> =
             lock(table).grad.iter().map(|(_, output, hook)| (*output, hook.clone())).collect();
         for (output, hook) in hooks {

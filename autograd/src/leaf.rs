@@ -72,6 +72,7 @@ impl Leaf {
             outputs,
             body: LeafState { held, slot },
             weight: parameter,
+            is_leaf: true,
             hooks: Default::default(),
             recorded: None,
         })))
@@ -325,6 +326,6 @@ impl Var {
     pub(crate) fn of_leaf(node: &Arc<Node>) -> Var {
         let tensor = node.leaf().map(LeafState::tensor);
         let tensor = tensor.unwrap_or_else(|| unreachable!("called with leaf nodes only"));
-        Var::from_parts(tensor, Some(Edge { node: node.clone().into(), output: 0 }))
+        Var::from_parts(tensor, Some(Edge::new(node.clone(), 0)))
     }
 }

@@ -9,7 +9,7 @@
 //! ```
 //! There is no tape: a result holds its node, a node holds its inputs' nodes, and what nobody holds is gone.
 
-use std::any::Any;
+use std::any::{Any, TypeId};
 use std::cell::Cell;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -23,11 +23,45 @@ use crate::leaf::LeafState;
 use crate::operation::Operation;
 use crate::spare;
 
-/// One place in the graph: output `output` of `node`.
+/// One place in the graph: an output of a node. Two words, as is an edge that may be none.
 #[derive(Clone)]
 pub(crate) struct Edge {
     pub(crate) node: Link,
-    pub(crate) output: usize,
+    output: u32,
+    /// Whether the node is a leaf, so that few have to look at it.
+    leaf: bool,
+}
+
+impl Edge {
+    #[inline]
+    pub(crate) fn new(node: impl Into<Link>, output: usize) -> Edge {
+        let node = node.into();
+        Edge { output: output as u32, leaf: node.is_leaf, node }
+    }
+
+    /// Which of the node's outputs.
+    #[inline]
+    pub(crate) fn output(&self) -> usize {
+        self.output as usize
+    }
+
+    /// What the gradient must look like.
+    #[inline]
+    pub(crate) fn meta(&self) -> &Meta {
+        &self.node.outputs[self.output()]
+    }
+
+    /// Whether a gradient may be added to the buffer of the leaf that it leads to unseen.
+    #[inline]
+    pub(crate) fn takes_in_place(&self) -> bool {
+        self.leaf().is_some_and(LeafState::has_buffer) && !self.node.has_grad_hooks()
+    }
+
+    /// The leaf that it leads to, if it is one.
+    #[inline]
+    pub(crate) fn leaf(&self) -> Option<&LeafState> {
+        if self.leaf { self.node.leaf() } else { None }
+    }
 }
 
 /// What a gradient must look like.
@@ -47,6 +81,12 @@ impl Meta {
     #[inline]
     pub(crate) fn has_shape_of(&self, tensor: &Tensor) -> bool {
         self.shape.iter().eq(tensor.shape())
+    }
+
+    /// Whether it is this tensor's.
+    #[inline]
+    pub(crate) fn is_of(&self, tensor: &Tensor) -> bool {
+        self.has_shape_of(tensor) && tensor.dtype() == self.dtype && tensor.device() == self.device
     }
 }
 
@@ -70,6 +110,7 @@ pub(crate) struct Node<B: ?Sized = dyn Body> {
     pub(crate) outputs: SmallVec<[Meta; 1]>,
     /// A parameter, or a view or cast of one: its gradient is weight work in a split backward.
     pub(crate) weight: bool,
+    pub(crate) is_leaf: bool,
     pub(crate) hooks: OnceLock<Box<Mutex<Hooks>>>,
     /// Where it was recorded, in anomaly mode.
     pub(crate) recorded: Option<Box<str>>,
@@ -81,9 +122,9 @@ pub(crate) trait Body: Any + Send + Sync {
     /// Which of the three it is.
     fn kind(&self) -> Kind<'_>;
 
-    /// Takes away what it holds, if it can be filled again.
-    fn empty(&mut self) -> bool {
-        false
+    /// Takes away what it holds, if it can be filled again; returns its type then.
+    fn empty(&mut self) -> Option<TypeId> {
+        None
     }
 }
 
@@ -103,8 +144,9 @@ impl Node {
         self.outputs[0].device
     }
 
+    #[inline]
     pub(crate) fn leaf(&self) -> Option<&LeafState> {
-        match self.body.kind() {
+        match self.is_leaf.then(|| self.body.kind())? {
             Kind::Leaf(state) => Some(state),
             Kind::Operation(_) | Kind::Checkpoint(_) => None,
         }
@@ -112,16 +154,20 @@ impl Node {
 
     /// Order among the ready ones: leaves at once, so that gradients are complete early; else the latest first.
     pub(crate) fn priority(&self) -> u64 {
-        if self.leaf().is_some() { u64::MAX } else { self.seq }
-    }
-
-    /// Whether a gradient may be added to the leaf's buffer unseen.
-    pub(crate) fn takes_in_place(&self) -> bool {
-        self.leaf().is_some_and(LeafState::has_buffer) && !self.has_grad_hooks()
+        if self.is_leaf { u64::MAX } else { self.seq }
     }
 
     pub(crate) fn hooks(&self) -> &Mutex<Hooks> {
         self.hooks.get_or_init(Box::default)
+    }
+
+    /// Takes away what it holds beside its links, if it can be filled again: by a body of the type returned.
+    fn empty(&mut self) -> Option<TypeId> {
+        let body = self.body.empty()?;
+        self.outputs.clear();
+        self.hooks.take();
+        self.recorded = None;
+        Some(body)
     }
 }
 
@@ -146,11 +192,19 @@ impl Deref for Link {
     }
 }
 
+impl Link {
+    /// The node, if nobody else holds it.
+    #[inline]
+    fn take_sole(&mut self) -> Option<Arc<Node>> {
+        // Where others hold it too, and let go at this very moment, the node goes here and its links take over.
+        self.0.take_if(|node| Arc::strong_count(node) == 1)
+    }
+}
+
 impl Drop for Link {
     #[inline]
     fn drop(&mut self) {
-        // Where others hold it too, and let go at this very moment, the node goes here and its links take over.
-        if let Some(node) = self.0.take_if(|node| Arc::strong_count(node) == 1) {
+        if let Some(node) = self.take_sole() {
             take_apart(node);
         }
     }
@@ -171,18 +225,42 @@ fn take_apart(node: Arc<Node>) {
         None => {
             dropped.set(Some(Vec::new()));
             let outermost = Outermost(dropped);
-            spare::keep(node);
-            while let Some(node) = outermost.next() {
-                spare::keep(node);
+            let mut next = Some(node);
+            while let Some(mut node) = next.take().or_else(|| outermost.next()) {
+                let Some(empty) = Arc::get_mut(&mut node) else { continue };
+                next = unlink(&mut empty.inputs, &outermost);
+                if let Some(body) = empty.empty() {
+                    spare::keep(body, node);
+                }
             }
         }
     });
+}
+
+/// Takes the links away. Returns one of the nodes that nobody else holds; the others are to be dropped later.
+fn unlink(inputs: &mut Edges, outermost: &Outermost<'_>) -> Option<Arc<Node>> {
+    let mut first = None;
+    for edge in inputs.iter_mut().flatten() {
+        if let Some(node) = edge.node.take_sole()
+            && let Some(other) = first.replace(node)
+        {
+            outermost.later(other);
+        }
+    }
+    inputs.clear();
+    first
 }
 
 /// The drop that takes the others' remains apart.
 struct Outermost<'a>(&'a Cell<Option<Vec<Arc<Node>>>>);
 
 impl Outermost<'_> {
+    fn later(&self, node: Arc<Node>) {
+        let mut list = self.0.take().unwrap_or_default();
+        list.push(node);
+        self.0.set(Some(list));
+    }
+
     fn next(&self) -> Option<Arc<Node>> {
         let mut list = self.0.take()?;
         let next = list.pop();

@@ -1,5 +1,6 @@
 //! The body of an operation's node: its backward function with the values that it saved, until they are freed.
 
+use std::any::TypeId;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::Result;
@@ -9,7 +10,7 @@ use crate::node::{Body, Kind};
 /// A backward function that can be freed.
 pub(crate) trait Operation: Send + Sync {
     /// Runs it, if it was not freed; frees it unless it is kept for another time.
-    fn run(&self, cx: &Cx<'_>, keeps: bool) -> Option<Result<Grads>>;
+    fn run(&self, cx: &mut Cx<'_>, keeps: bool) -> Option<Result<Grads>>;
 
     /// Frees what it saved.
     fn free(&self);
@@ -32,11 +33,12 @@ enum State<B> {
 }
 
 impl<B> Recorded<B> {
-    pub(crate) fn new(backward: B) -> Recorded<B> {
-        Recorded(Mutex::new(State::Own(backward)))
+    pub(crate) fn empty() -> Recorded<B> {
+        Recorded(Mutex::new(State::Freed))
     }
 
     /// Puts a function in the place of one that was freed.
+    #[inline]
     pub(crate) fn set(&mut self, backward: B) {
         *self.state() = State::Own(backward);
     }
@@ -66,7 +68,7 @@ impl<B> Recorded<B> {
 }
 
 impl<B: Backward> Operation for Recorded<B> {
-    fn run(&self, cx: &Cx<'_>, keeps: bool) -> Option<Result<Grads>> {
+    fn run(&self, cx: &mut Cx<'_>, keeps: bool) -> Option<Result<Grads>> {
         if keeps {
             return Some(self.share()?.backward(cx));
         }
@@ -107,8 +109,8 @@ impl<B: Backward + 'static> Body for Recorded<B> {
         Kind::Operation(self)
     }
 
-    fn empty(&mut self) -> bool {
+    fn empty(&mut self) -> Option<TypeId> {
         *self.state() = State::Freed;
-        true
+        Some(TypeId::of::<Recorded<B>>())
     }
 }

@@ -58,13 +58,8 @@ pub fn record<B: Backward + 'static>(
         return Ok(Var::from_parts(output, None));
     }
     let outputs = std::slice::from_ref(&output);
-    let node = new_node(
-        name,
-        inputs,
-        SmallVec::from_buf([Meta::of(&output)]),
-        backward(&Saver { inputs, outputs })?,
-    );
-    Ok(Var::from_parts(output, Some(Edge { node, output: 0 })))
+    let node = new_node(name, inputs, outputs, backward(&Saver { inputs, outputs })?);
+    Ok(Var::from_parts(output, Some(Edge::new(node, 0))))
 }
 
 /// [`record`] for an operation of several outputs. Outputs of integer or bool dtype are never linked.
@@ -80,10 +75,9 @@ pub fn record_many<B: Backward + 'static>(
     if !joins(name, inputs) || outputs.is_empty() {
         return Ok(outputs.into_iter().map(|t| Var::from_parts(t, None)).collect());
     }
-    let metas = outputs.iter().map(Meta::of).collect();
-    let node = new_node(name, inputs, metas, backward(&Saver { inputs, outputs: &outputs })?);
+    let node = new_node(name, inputs, &outputs, backward(&Saver { inputs, outputs: &outputs })?);
     let link = |(output, tensor): (usize, Tensor)| {
-        let edge = tensor.dtype().is_float().then(|| Edge { node: node.clone(), output });
+        let edge = tensor.dtype().is_float().then(|| Edge::new(node.clone(), output));
         Var::from_parts(tensor, edge)
     };
     Ok(outputs.into_iter().enumerate().map(link).collect())
@@ -122,28 +116,35 @@ fn joins(name: &'static str, inputs: &[&Var]) -> bool {
 fn new_node<B: Backward + 'static>(
     name: &'static str,
     inputs: &[&Var],
-    outputs: SmallVec<[Meta; 1]>,
+    outputs: &[Tensor],
     backward: B,
 ) -> Link {
-    let edge = |v: &Var| v.edge().cloned();
-    let edges = match *inputs {
-        [a, b] => Edges::from_buf([edge(a), edge(b)]), // much quicker than to collect
-        _ => inputs.iter().map(|v| edge(v)).collect(),
-    };
-    let weight = backward.is_view() && edges.iter().flatten().all(|e| e.node.weight);
-    let (seq, id) = next_sequence();
-    let recorded = crate::anomaly::recorded_here();
-    if let Some(mut spare) = spare::take(TypeId::of::<Recorded<B>>())
-        && let Some(node) = Arc::get_mut(&mut spare)
-        && let Some(body) = (&mut node.body as &mut dyn Any).downcast_mut::<Recorded<B>>()
-    {
-        body.set(backward);
-        (node.seq, node.id, node.name, node.weight) = (seq, id, name, weight);
-        (node.inputs, node.outputs, node.recorded) = (edges, outputs, recorded);
-        return spare.into();
+    let mut node = spare::take(TypeId::of::<Recorded<B>>()).unwrap_or_else(|| {
+        let (inputs, outputs, hooks) = (Edges::new(), SmallVec::new(), Default::default());
+        let (weight, is_leaf, recorded) = (false, false, None);
+        let body = Recorded::<B>::empty();
+        Arc::new(Node { seq: 0, id: 0, name, inputs, outputs, weight, is_leaf, hooks, recorded, body })
+    });
+    // It is always so: the node was just made, or nobody held it when it was laid by.
+    if let Some(node) = Arc::get_mut(&mut node) {
+        fill(node, name, inputs, outputs, backward.is_view());
+        if let Some(body) = (&mut node.body as &mut dyn Any).downcast_mut::<Recorded<B>>() {
+            body.set(backward);
+        }
     }
-    let (body, hooks) = (Recorded::new(backward), Default::default());
-    let node: Arc<Node> =
-        Arc::new(Node { seq, id, name, inputs: edges, outputs, weight, hooks, recorded, body });
     node.into()
+}
+
+/// Makes an empty node this operation's.
+fn fill(node: &mut Node, name: &'static str, inputs: &[&Var], outputs: &[Tensor], is_view: bool) {
+    (node.seq, node.id) = next_sequence();
+    node.name = name;
+    for v in inputs {
+        node.inputs.push(v.edge().cloned());
+    }
+    for output in outputs {
+        node.outputs.push(Meta::of(output));
+    }
+    node.weight = is_view && node.inputs.iter().flatten().all(|e| e.node.weight);
+    node.recorded = crate::anomaly::recorded_here();
 }

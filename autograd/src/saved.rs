@@ -70,7 +70,7 @@ impl Drop for SavedHooksGuard {
 
 impl Saved {
     pub(crate) fn input(index: usize, var: &Var) -> Result<Saved> {
-        if var.edge().is_some_and(|e| e.node.leaf().is_some()) {
+        if var.edge().is_some_and(|e| e.leaf().is_some()) {
             return Ok(Saved::as_it_is(index, var));
         }
         if let Some(leaf) = var.holder() {
@@ -82,7 +82,7 @@ impl Saved {
 
     /// A value that somebody else keeps alive, for the check that it does not change.
     pub(crate) fn as_it_is(index: usize, var: &Var) -> Saved {
-        let (value, version) = match var.edge().and_then(|e| e.node.leaf()) {
+        let (value, version) = match var.edge().and_then(Edge::leaf) {
             Some(leaf) => (Value::Leaf, leaf.version()),
             None => (Value::Tensor(var.tensor().clone()), var.tensor().version()),
         };
@@ -115,24 +115,43 @@ impl Saved {
             (Value::Tensor(tensor), _) => (tensor.clone(), tensor.version()),
             (Value::Packed(kept), _) => (kept.hooks.unpack(kept.packed.as_ref())?, self.version),
             (Value::Leaf, Place::Input(i)) => {
-                let leaf = node.inputs[i as usize].as_ref().and_then(|e| e.node.leaf());
+                let leaf = node.inputs[i as usize].as_ref().and_then(Edge::leaf);
                 let leaf = leaf.unwrap_or_else(|| unreachable!("saved as a leaf, so the edge leads to one"));
                 leaf.tensor_and_version()
             }
             (Value::Leaf, Place::Output(_)) => unreachable!("a leaf is no operation's output"),
         };
-        if now != self.version {
-            let value = match self.place {
-                Place::Input(i) => format!("input {i}"),
-                Place::Output(i) => format!("output {i}"),
-            };
-            return Err(Error::Modified { op: node.name, value, saved: self.version, now });
-        }
+        self.check(node, now)?;
         let edge = match self.place {
             _ if !link => None,
             Place::Input(i) => node.inputs[i as usize].clone(),
-            Place::Output(output) => Some(Edge { node: node.clone().into(), output: output as usize }),
+            Place::Output(output) => Some(Edge::new(node.clone(), output as usize)),
         };
         Ok(Var::from_parts(tensor, edge))
+    }
+
+    /// The value, for the last time.
+    pub(crate) fn take(self, node: &Arc<Node>) -> Result<Tensor> {
+        let Value::Tensor(tensor) = &self.value else { return self.unpack(node, false).map(Var::into_tensor) };
+        self.check(node, tensor.version())?;
+        match self.value {
+            Value::Tensor(tensor) => Ok(tensor),
+            _ => unreachable!("it was a tensor two lines above"),
+        }
+    }
+
+    /// An error if the value is of another version than it was.
+    #[inline]
+    fn check(&self, node: &Node, now: u64) -> Result<()> {
+        if now == self.version { Ok(()) } else { Err(self.modified(node, now)) }
+    }
+
+    #[cold]
+    fn modified(&self, node: &Node, now: u64) -> Error {
+        let value = match self.place {
+            Place::Input(i) => format!("input {i}"),
+            Place::Output(i) => format!("output {i}"),
+        };
+        Error::Modified { op: node.name, value, saved: self.version, now }
     }
 }

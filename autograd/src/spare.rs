@@ -2,19 +2,20 @@
 
 use std::any::TypeId;
 use std::cell::RefCell;
-use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
+use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use crate::node::Node;
 
 /// Nodes that a thread keeps at most: about a mebibyte.
 const KEPT: usize = 4096;
+/// Types of body that it keeps nodes of at most; a power of two.
+const TYPES: usize = 512;
 
-/// Empty nodes by the type of their body.
+/// Empty nodes by the type of their body: a table with open addressing, whose entries stay.
 #[derive(Default)]
 struct Spare {
-    nodes: HashMap<TypeId, Vec<Arc<Node>>, BuildHasherDefault<TypeHasher>>,
+    bins: Vec<Option<(TypeId, Vec<Arc<Node>>)>>,
     count: usize,
 }
 
@@ -22,43 +23,55 @@ thread_local! {
     static SPARE: RefCell<Spare> = RefCell::default();
 }
 
+impl Spare {
+    /// The nodes of a type; `None` if there are too many types.
+    #[inline]
+    fn bin(&mut self, body: TypeId) -> Option<&mut Vec<Arc<Node>>> {
+        if self.bins.is_empty() {
+            self.bins.resize_with(TYPES, || None);
+        }
+        let mut bits = Bits(0);
+        body.hash(&mut bits);
+        let mut at = bits.0 as usize % TYPES;
+        for _ in 0..TYPES / 2 {
+            if self.bins[at].as_ref().is_none_or(|bin| bin.0 == body) {
+                return Some(&mut self.bins[at].get_or_insert((body, Vec::new())).1);
+            }
+            at = (at + 1) % TYPES;
+        }
+        None
+    }
+}
+
 /// An empty operation's node with a body of this type, if one waits at this thread.
 pub(crate) fn take(body: TypeId) -> Option<Arc<Node>> {
     let pop = |spare: &RefCell<Spare>| {
         let mut spare = spare.try_borrow_mut().ok()?;
-        let node = spare.nodes.get_mut(&body)?.pop()?;
+        let node = spare.bin(body)?.pop()?;
         spare.count -= 1;
         Some(node)
     };
     SPARE.try_with(pop).ok().flatten()
 }
 
-/// Takes what a node holds away, and keeps the node if it is an operation's and nobody else's.
-pub(crate) fn keep(mut node: Arc<Node>) {
-    let Some(empty) = Arc::get_mut(&mut node) else { return };
-    if !empty.body.empty() {
-        return;
-    }
-    let body = empty.body.type_id();
-    empty.inputs.clear();
-    empty.outputs.clear();
-    empty.hooks.take();
-    empty.recorded = None;
+/// Keeps an empty node whose body is of this type.
+pub(crate) fn keep(body: TypeId, node: Arc<Node>) {
     // While a thread ends its nodes may be gone; then this one goes too.
     let _ = SPARE.try_with(|spare| {
         let Ok(mut spare) = spare.try_borrow_mut() else { return };
-        if spare.count < KEPT {
+        if spare.count < KEPT
+            && let Some(bin) = spare.bin(body)
+        {
+            bin.push(node);
             spare.count += 1;
-            spare.nodes.entry(body).or_default().push(node);
         }
     });
 }
 
 /// A type's identity is a hash already.
-#[derive(Default)]
-struct TypeHasher(u64);
+struct Bits(u64);
 
-impl Hasher for TypeHasher {
+impl Hasher for Bits {
     fn finish(&self) -> u64 {
         self.0
     }

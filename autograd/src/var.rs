@@ -144,8 +144,8 @@ impl Var {
 
     /// The handle on the leaf that it is, if it is one.
     pub fn as_leaf(&self) -> Option<Leaf> {
-        let node = &self.edge()?.node;
-        node.leaf().map(|_| Leaf(Arc::clone(node)))
+        let edge = self.edge()?;
+        edge.leaf().map(|_| Leaf(Arc::clone(&edge.node)))
     }
 
     /// The only element.
@@ -186,16 +186,16 @@ impl Var {
         let edge = self.edge()?;
         match self.as_leaf() {
             Some(leaf) => leaf.grad(),
-            None => edge.node.retained_grad(edge.output),
+            None => edge.node.retained_grad(edge.output()),
         }
     }
 
     /// Lets the next backward passes keep this value's gradient for [`Var::grad`].
     pub fn retain_grad(&self) {
         if let Some(edge) = self.edge()
-            && edge.node.leaf().is_none()
+            && edge.leaf().is_none()
         {
-            edge.node.retain_grad(edge.output);
+            edge.node.retain_grad(edge.output());
         }
     }
 
@@ -206,7 +206,7 @@ impl Var {
         hook: impl Fn(&Var) -> Result<Option<Var>> + Send + Sync + 'static,
     ) -> Option<HookHandle> {
         let edge = self.edge()?;
-        Some(edge.node.add_grad_hook(edge.output, Arc::new(hook)))
+        Some(edge.node.add_grad_hook(edge.output(), Arc::new(hook)))
     }
 
     /// Calls `hook` after the operation that made this value has run backward, with the gradients of its outputs

@@ -12,8 +12,9 @@ use crate::{Result, anomaly};
 pub(super) fn run(job: &Job, plan: Plan<'_>, ready: Vec<Ready>) -> Result<()> {
     let _context = job.context.enter();
     let _anomaly = anomaly::set(job.anomaly);
-    let mut inline = Inline { job, plan, ready: ready.into() };
-    while let Some(ready) = inline.ready.pop() {
+    let mut inline = Inline { job, plan, next: None, later: BinaryHeap::new() };
+    ready.into_iter().for_each(|ready| inline.push(ready));
+    while let Some(ready) = inline.pop() {
         let task = inline.plan.start(ready.place);
         job.run_node(task, &mut inline)?;
     }
@@ -23,7 +24,31 @@ pub(super) fn run(job: &Job, plan: Plan<'_>, ready: Vec<Ready>) -> Result<()> {
 struct Inline<'a, 'g> {
     job: &'a Job,
     plan: Plan<'g>,
-    ready: BinaryHeap<Ready>,
+    /// The greatest of the ready ones, since mostly there is but one.
+    next: Option<Ready>,
+    later: BinaryHeap<Ready>,
+}
+
+impl Inline<'_, '_> {
+    #[inline]
+    fn push(&mut self, ready: Ready) {
+        match self.next {
+            None => self.next = Some(ready),
+            Some(next) => {
+                self.later.push(next.min(ready));
+                self.next = Some(next.max(ready));
+            }
+        }
+    }
+
+    #[inline]
+    fn pop(&mut self) -> Option<Ready> {
+        let next = self.next.take();
+        if !self.later.is_empty() {
+            self.next = self.later.pop();
+        }
+        next
+    }
 }
 
 impl Scheduler for Inline<'_, '_> {
@@ -31,9 +56,10 @@ impl Scheduler for Inline<'_, '_> {
         self.plan.is_sole(to)
     }
 
+    #[inline]
     fn send(&mut self, to: Place, output: usize, _: Origin, grad: Arrival) -> Result<()> {
         if let Some(ready) = self.plan.arrive(to, output, grad)? {
-            self.ready.push(ready);
+            self.push(ready);
         }
         Ok(())
     }

@@ -11,7 +11,7 @@ use phalanx_tensor::Context;
 use smallvec::SmallVec;
 
 use super::task::{Arrival, NodeGrads, Place, Root, Scheduler, Targets, Task, origin};
-use super::{Options, check_gradient};
+use super::{Options, misfit};
 use crate::backward::Cx;
 use crate::checkpoint::Recomputation;
 use crate::node::{Edge, Kind, Node};
@@ -73,6 +73,7 @@ impl Job {
     }
 
     /// Whether a gradient may be passed along this edge.
+    #[inline]
     pub(super) fn passes(&self, edge: &Edge) -> bool {
         match self.mode {
             Mode::All | Mode::Capture => true,
@@ -87,6 +88,7 @@ impl Job {
     }
 
     /// Whether a gradient of this node's is captured.
+    #[inline]
     pub(super) fn is_captured(&self, node: &Arc<Node>) -> bool {
         self.wanted.iter().flatten().any(|wanted| Arc::ptr_eq(&wanted.node, node))
     }
@@ -99,15 +101,16 @@ impl Job {
     }
 
     fn run_unguarded(&self, task: &mut Task<'_>, scheduler: &mut impl Scheduler) -> Result<()> {
-        let (node, grads) = (&*task.node, &mut task.pending.grads);
-        if grads.iter().all(Option::is_none) && !task.pending.in_buffer {
-            return pass_nothing(node, &task.targets, scheduler);
+        let Task { node, targets, pending } = task;
+        let (node, grads) = (&**node, &mut *pending.grads);
+        if grads.iter().all(Option::is_none) && !pending.in_buffer {
+            return pass_nothing(node, targets, scheduler);
         }
         // What was deferred has seen its hooks when its gradients were complete.
         if self.mode != Mode::Weights || node.weight {
             node.run_grad_hooks(grads)?;
         }
-        if self.captures() {
+        if self.captures() && self.is_captured(node) {
             self.capture(node, grads);
         }
         match node.body.kind() {
@@ -118,10 +121,10 @@ impl Job {
                 }
                 node.run_accumulate_hooks()
             }
-            Kind::Operation(operation) => self.run_operation(operation, task, scheduler),
+            Kind::Operation(operation) => self.run_operation(operation, node, grads, targets, scheduler),
             Kind::Checkpoint(body) => {
-                let grads = std::mem::take(grads);
-                self.run_checkpoint(node, body, grads, &task.targets, scheduler)
+                let grads = std::mem::take(&mut pending.grads);
+                self.run_checkpoint(node, body, grads, targets, scheduler)
             }
         }
     }
@@ -133,20 +136,21 @@ impl Job {
     fn run_operation(
         &self,
         operation: &dyn Operation,
-        task: &Task<'_>,
+        node: &Arc<Node>,
+        grads: &mut [Option<Var>],
+        targets: &Targets,
         scheduler: &mut impl Scheduler,
     ) -> Result<()> {
-        let (node, grads) = (&*task.node, &task.pending.grads);
-        let weighs = |i: usize| node.inputs[i].as_ref().is_some_and(|e| e.node.weight);
-        let defers = self.mode == Mode::Inputs && (0..node.inputs.len()).any(weighs);
+        let weight = |edge: &Option<Edge>| edge.as_ref().is_some_and(|e| e.node.weight);
+        let defers = self.mode == Mode::Inputs && node.inputs.iter().any(weight);
         let keeps = defers || self.keeps_graph();
-        if task.targets.iter().any(Option::is_some) {
-            self.compute(operation, keeps, task, scheduler)?;
+        if targets.iter().any(Option::is_some) {
+            self.compute(operation, keeps, node, grads, targets, scheduler)?;
         } else if !keeps {
             operation.free();
         }
         if defers {
-            operation.release(&weighs);
+            operation.release(&|i| weight(&node.inputs[i]));
             let kept =
                 |(i, grad): (usize, &Option<Var>)| grad.clone().filter(|_| operation.keeps_gradient(i));
             let grads = grads.iter().enumerate().map(kept).collect();
@@ -161,23 +165,23 @@ impl Job {
         &self,
         operation: &dyn Operation,
         keeps: bool,
-        task: &Task<'_>,
+        node: &Arc<Node>,
+        grads: &mut [Option<Var>],
+        targets: &Targets,
         scheduler: &mut impl Scheduler,
     ) -> Result<()> {
-        let (node, grads, targets) = (&*task.node, &task.pending.grads, &task.targets);
-        let may_sink = !self.options.create_graph && !self.captures();
+        let create_graph = self.options.create_graph;
+        let may_sink = !create_graph && !self.captures();
         let mut sinks = SmallVec::<[bool; 4]>::new();
-        if may_sink && node.inputs.iter().flatten().any(|e| e.node.takes_in_place()) {
+        if may_sink && node.inputs.iter().flatten().any(Edge::takes_in_place) {
             let mut sink = |edge: &Option<Edge>, to: Option<Place>| {
-                let takes = edge.as_ref().is_some_and(|e| e.node.takes_in_place());
-                takes && to.is_some_and(|to| scheduler.is_sole(to))
+                edge.as_ref().is_some_and(Edge::takes_in_place) && to.is_some_and(|to| scheduler.is_sole(to))
             };
             sinks = node.inputs.iter().zip(targets).map(|(edge, &to)| sink(edge, to)).collect();
         }
-        let sunk = RefCell::new(SmallVec::new());
-        let cx =
-            Cx { node, grads, targets, create_graph: self.options.create_graph, sinks: &sinks, sunk: &sunk };
-        let mut made = match operation.run(&cx, keeps) {
+        let (sunk, watched) = (RefCell::new(SmallVec::new()), node.hooks.get().is_some());
+        let mut cx = Cx { node, grads, targets, create_graph, watched, sinks: &sinks, sunk: &sunk };
+        let mut made = match operation.run(&mut cx, keeps) {
             Some(Ok(made)) => made,
             Some(Err(error)) => return Err(located(error, node.name)),
             None => return Err(Error::Freed { op: node.name }),
@@ -185,19 +189,21 @@ impl Job {
         if self.anomaly {
             check_nan(node, &made)?;
         }
-        node.run_node_hooks(grads, &made)?;
+        if watched {
+            node.run_node_hooks(grads, &made)?;
+        }
         let sunk = sunk.into_inner();
         for (i, (edge, to)) in node.inputs.iter().zip(targets).enumerate() {
             let (Some(edge), &Some(to)) = (edge, to) else { continue };
             let grad = match made.get_mut(i).and_then(Option::take) {
-                Some(grad) => {
-                    check_gradient(&edge.node, edge.output, &grad).map_err(|e| named(e, node.name))?;
-                    Arrival::Grad(grad)
+                Some(grad) if !edge.meta().is_of(grad.tensor()) => {
+                    return Err(misfit(node.name, &grad, edge.meta()));
                 }
+                Some(grad) => Arrival::Grad(grad),
                 None if sunk.contains(&i) => Arrival::InBuffer,
                 None => Arrival::Nothing,
             };
-            scheduler.send(to, edge.output, origin(node, i), grad)?;
+            scheduler.send(to, edge.output(), origin(node, i), grad)?;
         }
         Ok(())
     }
@@ -231,20 +237,18 @@ impl Job {
         let places = scheduler.extend(node, &entries);
         for (i, ((edge, to), grad)) in entries.iter().zip(places).zip(arriving).enumerate() {
             if let Some(to) = to {
-                scheduler.send(to, edge.output, origin(node, i), Arrival::Grad(grad))?;
+                scheduler.send(to, edge.output(), origin(node, i), Arrival::Grad(grad))?;
             }
         }
         pass_nothing(node, targets, scheduler)
     }
 
+    #[cold]
     fn capture(&self, node: &Arc<Node>, grads: &[Option<Var>]) {
-        if !self.is_captured(node) {
-            return;
-        }
         let mut captured = self.captured.lock().unwrap_or_else(PoisonError::into_inner);
         for (target, kept) in self.wanted.iter().zip(captured.iter_mut()) {
             if let Some(target) = target.as_ref().filter(|t| Arc::ptr_eq(&t.node, node)) {
-                *kept = grads[target.output].clone();
+                *kept = grads[target.output()].clone();
             }
         }
     }
@@ -266,13 +270,6 @@ fn located(error: Error, op: &'static str) -> Error {
     match error {
         Error::InBackward { .. } | Error::Panicked { .. } | Error::Modified { .. } => error,
         source => Error::InBackward { op, source: Box::new(source) },
-    }
-}
-
-fn named(error: Error, op: &'static str) -> Error {
-    match error {
-        Error::Gradient { got, wanted, .. } => Error::Gradient { op, got, wanted },
-        other => other,
     }
 }
 

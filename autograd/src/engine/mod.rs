@@ -23,6 +23,7 @@ use crate::node::{Meta, Node};
 use crate::{Error, Result, Var};
 use job::{Job, Mode};
 use pending::Pending;
+pub(crate) use task::Place;
 use task::{NodeGrads, Root};
 
 /// How a backward pass treats the graph.
@@ -107,7 +108,8 @@ fn run(job: &Job, roots: Vec<Root>) -> Result<()> {
     let (nodes, grads): (Vec<Arc<Node>>, Vec<NodeGrads>) =
         roots.into_iter().map(|r| (r.node, r.grads)).unzip();
     let mut plan = plan::Plan::new(job, &nodes);
-    let ready = (0..).zip(grads).filter_map(|(place, grads)| plan.begin(place, grads)).collect();
+    let places = (0..).map(Place::at);
+    let ready = places.zip(grads).filter_map(|(place, grads)| plan.begin(place, grads)).collect();
     if plan.devices.len() > 1 && !workers::on_worker() {
         workers::run(job, plan, ready)
     } else {
@@ -127,13 +129,13 @@ fn root_grads(roots: &[(Var, Option<Var>)], options: Options) -> Result<Vec<Root
             }
             None => return Err(Error::NotScalar { shape: root.shape().to_vec() }),
         };
-        check_gradient(&edge.node, edge.output, &grad)?;
+        check_gradient(&edge.node, edge.output(), &grad)?;
         let node = &*edge.node;
         let i = found.iter().position(|(other, _)| Arc::ptr_eq(other, node)).unwrap_or(found.len());
         if i == found.len() {
             found.push((node, Pending::new(node.outputs.len())));
         }
-        found[i].1.add(edge.output, grad, options.create_graph)?;
+        found[i].1.add(edge.output(), grad, options.create_graph)?;
     }
     let root = |(node, pending): (&Arc<Node>, Pending)| Root { node: node.clone(), grads: pending.grads };
     if found.is_empty() { Err(Error::NoGraph) } else { Ok(found.into_iter().map(root).collect()) }
@@ -142,12 +144,12 @@ fn root_grads(roots: &[(Var, Option<Var>)], options: Options) -> Result<Vec<Root
 /// Refuses a gradient whose shape, dtype or device is not that of the node's output.
 pub(crate) fn check_gradient(node: &Node, output: usize, grad: &Var) -> Result<()> {
     let wanted = &node.outputs[output];
-    let t = grad.tensor();
-    if wanted.has_shape_of(t) && t.dtype() == wanted.dtype && t.device() == wanted.device {
-        return Ok(());
-    }
-    let got = Meta::of(t).to_string();
-    Err(Error::Gradient { op: node.name, got, wanted: wanted.to_string() })
+    if wanted.is_of(grad.tensor()) { Ok(()) } else { Err(misfit(node.name, grad, wanted)) }
+}
+
+#[cold]
+fn misfit(op: &'static str, grad: &Var, wanted: &Meta) -> Error {
+    Error::Gradient { op, got: Meta::of(grad.tensor()).to_string(), wanted: wanted.to_string() }
 }
 
 /// `sum + part`, recorded if asked, else in `sum`'s place where nobody else sees it.

@@ -11,29 +11,29 @@ use super::task::Place;
 pub(super) struct Numbers {
     pages: Vec<[Option<Place>; PAGE as usize]>,
     index: HashMap<u64, usize>,
-    /// Number and index of the page used last.
-    last: Option<(u64, usize)>,
+    /// Number and index of the page used last; meaningless while there is none.
+    last: (u64, usize),
 }
 
 const PAGE: u64 = 64;
 
 impl Numbers {
-    /// The place of a number; `new` from now on, if it had none.
-    pub(super) fn get_or_insert(&mut self, number: u64, new: Place) -> Place {
+    /// Where the place of a number is kept.
+    #[inline]
+    pub(super) fn entry(&mut self, number: u64) -> &mut Option<Place> {
         let page = number / PAGE;
-        let at = match self.last {
-            Some((last, at)) if last == page => at,
-            _ => self.find(page),
-        };
-        *self.pages[at][(number % PAGE) as usize].get_or_insert(new)
+        if self.last.0 != page || self.pages.is_empty() {
+            self.find(page);
+        }
+        &mut self.pages[self.last.1][(number % PAGE) as usize]
     }
 
-    fn find(&mut self, page: u64) -> usize {
+    #[inline(never)]
+    fn find(&mut self, page: u64) {
         let at = *self.index.entry(page).or_insert(self.pages.len());
         if at == self.pages.len() {
             self.pages.push([None; PAGE as usize]);
         }
-        self.last = Some((page, at));
-        at
+        self.last = (page, at);
     }
 }

@@ -1,7 +1,7 @@
 //! Gradients that wait at nodes until all have arrived.
 
 use super::add;
-use super::task::{Arrival, NodeGrads};
+use super::task::{Arrival, NodeGrads, Place};
 use crate::{Result, Var};
 
 /// The sum of what has arrived at a node.
@@ -14,19 +14,20 @@ pub(super) struct Pending {
 
 impl Pending {
     /// Nothing yet, of a node with this many outputs.
+    #[inline]
     pub(super) fn new(outputs: usize) -> Pending {
-        Pending::of(match outputs {
-            1 => NodeGrads::from_buf([None]),
-            _ => (0..outputs).map(|_| None).collect(),
-        })
+        let mut grads = NodeGrads::new();
+        (0..outputs).for_each(|_| grads.push(None));
+        Pending::of(grads)
     }
 
     /// A root's gradients.
     pub(super) fn of(grads: NodeGrads) -> Pending {
-        Pending { grads, ..Pending::default() }
+        Pending { grads, in_buffer: false }
     }
 
     /// Adds what arrives.
+    #[inline]
     pub(super) fn take(&mut self, output: usize, grad: Arrival, create_graph: bool) -> Result<()> {
         match grad {
             Arrival::Grad(grad) => return self.add(output, grad, create_graph),
@@ -36,39 +37,48 @@ impl Pending {
         Ok(())
     }
 
+    #[inline]
     pub(super) fn add(&mut self, output: usize, grad: Var, create_graph: bool) -> Result<()> {
         let slot = &mut self.grads[output];
-        *slot = Some(match slot.take() {
+        let sum = match slot.take() {
             Some(sum) => add(sum, grad, create_graph)?,
             None => grad,
-        });
+        };
+        *slot = Some(sum);
         Ok(())
     }
 }
+
+/// A room's number.
+#[derive(Clone, Copy)]
+pub(super) struct Room(Place);
 
 /// Rooms for what is pending, used again and again.
 #[derive(Default)]
 pub(super) struct Rooms {
     rooms: Vec<Pending>,
-    free: Vec<u32>,
+    free: Vec<Room>,
 }
 
 impl Rooms {
-    pub(super) fn enter(&mut self, pending: Pending) -> u32 {
+    #[inline]
+    pub(super) fn enter(&mut self, pending: Pending) -> Room {
         if let Some(room) = self.free.pop() {
-            self.rooms[room as usize] = pending;
+            *self.get(room) = pending;
             return room;
         }
         self.rooms.push(pending);
-        self.rooms.len() as u32 - 1
+        Room(Place::at(self.rooms.len() - 1))
     }
 
-    pub(super) fn get(&mut self, room: u32) -> &mut Pending {
-        &mut self.rooms[room as usize]
+    #[inline]
+    pub(super) fn get(&mut self, room: Room) -> &mut Pending {
+        &mut self.rooms[room.0.index()]
     }
 
-    pub(super) fn leave(&mut self, room: u32) -> Pending {
+    #[inline]
+    pub(super) fn leave(&mut self, room: Room) -> Pending {
         self.free.push(room);
-        std::mem::take(&mut self.rooms[room as usize])
+        std::mem::take(self.get(room))
     }
 }

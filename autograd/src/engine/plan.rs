@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 use super::job::Job;
 use super::meeting::Meeting;
 use super::numbers::Numbers;
-use super::pending::{Pending, Rooms};
+use super::pending::{Pending, Room, Rooms};
 use super::task::{Arrival, Held, NodeGrads, Origin, Place, Ready, Targets, Task, origin};
 use crate::node::{Edge, Node};
 use crate::{Result, Var};
@@ -40,7 +40,7 @@ struct Planned<'g> {
     /// Gradients that it still waits for.
     waits: u32,
     /// Where those wait that have come.
-    room: Option<u32>,
+    room: Option<Room>,
     /// Whether a wanted gradient is reached from it.
     wanted: bool,
 }
@@ -84,7 +84,7 @@ impl<'g> Plan<'g> {
         self.meetings.resize_with(self.planned.len(), Meeting::default);
         for place in new..self.planned.len() {
             let node = self.planned[place].node.clone();
-            for (i, to) in Targets::from_slice(self.targets(place as Place)).into_iter().enumerate() {
+            for (i, to) in self.targets(place).into_iter().enumerate() {
                 self.meet(to, origin(&node, i));
             }
         }
@@ -92,7 +92,7 @@ impl<'g> Plan<'g> {
 
     fn meet(&mut self, to: Option<Place>, from: Origin) {
         if let Some(to) = to {
-            self.meetings[to as usize].expect(from);
+            self.meetings[to.index()].expect(from);
         }
     }
 
@@ -101,9 +101,9 @@ impl<'g> Plan<'g> {
     pub(super) fn extend(&mut self, job: &Job, node: &Node, entries: &[Edge]) -> Targets {
         let new = self.planned.len();
         let place = |edge: &Edge| job.passes(edge).then(|| self.place_of(Held::Own(Arc::clone(&edge.node))));
-        let found: Targets = entries.iter().map(place).collect();
+        let mut found: Targets = entries.iter().map(place).collect();
         self.explore(job, new);
-        let found: Targets = found.into_iter().map(|to| self.expect(to)).collect();
+        found.iter_mut().for_each(|to| *to = self.expect(*to));
         if !self.meetings.is_empty() {
             self.meet_targets_of(new);
             found.iter().enumerate().for_each(|(i, &to)| self.meet(to, origin(node, i)));
@@ -111,127 +111,143 @@ impl<'g> Plan<'g> {
         found
     }
 
+    #[inline]
     fn place_of(&mut self, node: Held<'g>) -> Place {
-        let next = self.planned.len() as Place;
-        let place = self.places.get_or_insert(node.id, next);
-        if place == next {
-            self.planned.push(Planned { node, targets: 0, waits: 0, room: None, wanted: true });
+        let entry = self.places.entry(node.id);
+        if let Some(place) = *entry {
+            return place;
         }
+        let place = Place::at(self.planned.len());
+        *entry = Some(place);
+        self.planned.push(Planned { node, targets: 0, waits: 0, room: None, wanted: true });
         place
     }
 
-    /// Finds what lies behind the places from `new` on, then counts what is waited for.
+    /// Finds what lies behind the places from `new` on, and counts what is waited for.
     fn explore(&mut self, job: &Job, new: usize) {
-        let (mut at, first) = (new, self.targets.len());
-        while at < self.planned.len() {
-            let node = self.planned[at].node.clone();
-            self.planned[at].targets = self.targets.len() as u32;
-            match &node {
-                Held::Lent(node) => self.resolve(job, &node.inputs, |edge| Held::Lent(&edge.node)),
-                Held::Own(node) => self.resolve(job, &node.inputs, |edge| Held::Own(Arc::clone(&edge.node))),
+        let (mut at, mut last, mut latest_first) = (new, u64::MAX, true);
+        while let Some(planned) = self.planned.get_mut(at) {
+            planned.targets = self.targets.len() as u32;
+            latest_first &= planned.node.seq <= last;
+            last = planned.node.seq;
+            match &planned.node {
+                &Held::Lent(node) => self.resolve(job, &node.inputs, |edge| Held::Lent(&edge.node)),
+                Held::Own(node) => {
+                    let node = Arc::clone(node);
+                    self.resolve(job, &node.inputs, |edge| Held::Own(Arc::clone(&edge.node)));
+                }
             }
             at += 1;
         }
-        if job.captures() {
-            self.find_wanted(job, new);
+        if !job.captures() {
+            (new..at).for_each(|at| self.count(at, |_| true));
+            return;
         }
-        for i in first..self.targets.len() {
-            self.targets[i] = self.expect(self.targets[i]);
+        // Inputs were recorded before what uses them, so in order of sequence numbers a node's inputs are decided before it.
+        let mut order: Vec<usize> = (new..at).rev().collect();
+        if !latest_first {
+            order.sort_unstable_by_key(|&at| self.planned[at].node.seq);
         }
-        for planned in self.planned[new..].iter().filter(|p| p.wanted) {
-            let device = planned.node.device();
-            if !self.devices.contains(&device) {
-                self.devices.push(device);
-            }
-        }
+        order.into_iter().for_each(|at| self.count(at, |node| job.is_captured(node)));
     }
 
     /// Notes where edges lead to.
+    #[inline]
     fn resolve<'e>(&mut self, job: &Job, edges: &'e [Option<Edge>], held: impl Fn(&'e Edge) -> Held<'g>) {
         for edge in edges {
-            let target = edge.as_ref().filter(|edge| job.passes(edge)).map(|edge| self.place_of(held(edge)));
+            let target = match edge {
+                Some(edge) if job.passes(edge) => Some(self.place_of(held(edge))),
+                _ => None,
+            };
             self.targets.push(target);
         }
     }
 
-    /// Counts one more gradient for a place, if its are wanted.
-    fn expect(&mut self, to: Option<Place>) -> Option<Place> {
-        let to = to.filter(|&to| self.planned[to as usize].wanted)?;
-        self.planned[to as usize].waits += 1;
-        Some(to)
-    }
-
-    /// Marks the nodes from which a captured value is reached. Inputs were recorded before what uses them, so in
-    /// order of sequence numbers a node's inputs are decided before it.
-    fn find_wanted(&mut self, job: &Job, new: usize) {
-        let seq = |place: Place| self.planned[place as usize].node.seq;
-        let mut order: Vec<(u64, Place)> =
-            (new as Place..).take(self.planned.len() - new).map(|p| (seq(p), p)).collect();
-        order.sort_unstable();
-        for (_, place) in order {
-            let reaches = |to: &Place| self.planned[*to as usize].wanted;
-            let wanted = self.targets(place).iter().flatten().any(reaches)
-                || job.is_captured(&self.planned[place as usize].node);
-            self.planned[place as usize].wanted = wanted;
+    /// Counts what a place sends, if a wanted gradient is reached from there or the node is `wanted` itself.
+    #[inline]
+    fn count(&mut self, at: usize, wanted: impl FnOnce(&Arc<Node>) -> bool) {
+        let planned = &self.planned[at];
+        let (first, mut reaches) = (planned.targets as usize, false);
+        for i in first..first + planned.node.inputs.len() {
+            self.targets[i] = self.expect(self.targets[i]);
+            reaches |= self.targets[i].is_some();
+        }
+        let planned = &mut self.planned[at];
+        planned.wanted = reaches || wanted(&planned.node);
+        let device = planned.node.device();
+        if planned.wanted && self.devices.last() != Some(&device) && !self.devices.contains(&device) {
+            self.devices.push(device);
         }
     }
 
-    fn targets(&self, place: Place) -> &[Option<Place>] {
-        let planned = &self.planned[place as usize];
-        &self.targets[planned.targets as usize..][..planned.node.inputs.len()]
+    /// Counts one more gradient for a place, if its are wanted.
+    #[inline]
+    fn expect(&mut self, to: Option<Place>) -> Option<Place> {
+        let planned = &mut self.planned[to?.index()];
+        planned.waits += u32::from(planned.wanted);
+        to.filter(|_| planned.wanted)
+    }
+
+    fn targets(&self, place: usize) -> Targets {
+        let planned = &self.planned[place];
+        match &self.targets[planned.targets as usize..][..planned.node.inputs.len()] {
+            &[a, b] => Targets::from_buf_and_len([a, b, None, None], 2), // much quicker than to copy a slice
+            targets => Targets::from_slice(targets),
+        }
     }
 
     pub(super) fn device(&self, place: Place) -> Device {
-        self.planned[place as usize].node.device()
+        self.planned[place.index()].node.device()
     }
 
     /// Whether one gradient is still to come, and no other came before.
     pub(super) fn is_sole(&self, place: Place) -> bool {
-        let planned = &self.planned[place as usize];
-        let met = self.meetings.get(place as usize).is_some_and(|meeting| meeting.len() > 1);
+        let planned = &self.planned[place.index()];
+        let met = self.meetings.get(place.index()).is_some_and(|meeting| meeting.len() > 1);
         planned.waits == 1 && planned.room.is_none() && !met
     }
 
     /// Gives a root its gradients; it may be ready.
     pub(super) fn begin(&mut self, place: Place, grads: NodeGrads) -> Option<Ready> {
-        let planned = &mut self.planned[place as usize];
+        let planned = &mut self.planned[place.index()];
         planned.room = Some(self.rooms.enter(Pending::of(grads)));
         (planned.waits == 0).then(|| planned.ready(place))
     }
 
     /// Takes what arrives at a node, in the order of summation; it is ready with the last.
+    #[inline]
     pub(super) fn arrive(&mut self, place: Place, output: usize, grad: Arrival) -> Result<Option<Ready>> {
         let create_graph = self.create_graph;
-        let planned = &mut self.planned[place as usize];
+        let planned = &mut self.planned[place.index()];
         planned.waits -= 1;
         if !matches!(grad, Arrival::Nothing) {
             planned.room(&mut self.rooms).take(output, grad, create_graph)?;
         }
-        let planned = &self.planned[place as usize];
+        let planned = &self.planned[place.index()];
         Ok((planned.waits == 0).then(|| planned.ready(place)))
     }
 
     /// Takes what arrives at a node in an order of chance.
     pub(super) fn deposit(&mut self, place: Place, output: usize, from: Origin, grad: Arrival) -> Step {
-        let planned = &mut self.planned[place as usize];
+        let planned = &mut self.planned[place.index()];
         planned.waits -= 1;
         if matches!(grad, Arrival::InBuffer) {
             planned.room(&mut self.rooms).in_buffer = true;
         }
-        self.meetings[place as usize].arrive(from, output, grad);
+        self.meetings[place.index()].arrive(from, output, grad);
         self.step(place)
     }
 
     /// Puts back what was summed.
     pub(super) fn settle(&mut self, place: Place, sum: Pending) -> Step {
-        *self.planned[place as usize].room(&mut self.rooms) = sum;
-        self.meetings[place as usize].summed();
+        *self.planned[place.index()].room(&mut self.rooms) = sum;
+        self.meetings[place.index()].summed();
         self.step(place)
     }
 
     fn step(&mut self, place: Place) -> Step {
-        let planned = &mut self.planned[place as usize];
-        match self.meetings[place as usize].due() {
+        let planned = &mut self.planned[place.index()];
+        match self.meetings[place.index()].due() {
             Some(parts) if !parts.is_empty() => {
                 Step::Sum(std::mem::take(planned.room(&mut self.rooms)), parts)
             }
@@ -241,9 +257,10 @@ impl<'g> Plan<'g> {
     }
 
     /// A ready node, to be run.
+    #[inline]
     pub(super) fn start(&mut self, place: Place) -> Task<'g> {
-        let targets = Targets::from_slice(self.targets(place));
-        let planned = &mut self.planned[place as usize];
+        let targets = self.targets(place.index());
+        let planned = &mut self.planned[place.index()];
         let pending = planned.room.take().map(|room| self.rooms.leave(room));
         let pending = pending.unwrap_or_else(|| Pending::new(planned.node.outputs.len()));
         Task { node: planned.node.clone(), targets, pending }
@@ -252,12 +269,14 @@ impl<'g> Plan<'g> {
 
 impl Planned<'_> {
     /// Where what has come waits.
+    #[inline]
     fn room<'r>(&mut self, rooms: &'r mut Rooms) -> &'r mut Pending {
         let outputs = self.node.outputs.len();
         let room = *self.room.get_or_insert_with(|| rooms.enter(Pending::new(outputs)));
         rooms.get(room)
     }
 
+    #[inline]
     fn ready(&self, place: Place) -> Ready {
         Ready { priority: self.node.priority(), id: self.node.id, place }
     }

@@ -1,6 +1,7 @@
 //! What moves through a pass: nodes with their gradients, and gradients on their way to nodes.
 
 use std::cmp::Reverse;
+use std::num::NonZeroU32;
 use std::ops::Deref;
 use std::sync::Arc;
 
@@ -38,8 +39,21 @@ impl Deref for Held<'_> {
     }
 }
 
-/// A node's place in the plan.
-pub(super) type Place = u32;
+/// A node's place in the plan: its index and 1, so that one that may be none is a number too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Place(NonZeroU32);
+
+impl Place {
+    #[inline]
+    pub(super) fn at(index: usize) -> Place {
+        Place(NonZeroU32::MIN.saturating_add(index as u32))
+    }
+
+    #[inline]
+    pub(super) fn index(self) -> usize {
+        self.0.get() as usize - 1
+    }
+}
 
 /// Where the gradients of a node's inputs go; `None` where none is wanted.
 pub(super) type Targets = SmallVec<[Option<Place>; 4]>;
@@ -74,6 +88,7 @@ pub(super) enum Arrival {
 pub(super) type Origin = (Reverse<(u64, u64)>, usize);
 
 /// The origin of what a node sends along its edge `i`.
+#[inline]
 pub(super) fn origin(node: &Node, i: usize) -> Origin {
     (Reverse((node.seq, node.id)), i)
 }

@@ -34,6 +34,19 @@ impl Backward for Add {
         let grad = |i: usize| cx.needs(i).then(|| cx.sum_to_input(i, cx.dy().clone())).transpose();
         grads2(grad(0)?, grad(1)?)
     }
+
+    fn backward_once(self, cx: &mut Cx<'_>) -> Result<Grads> {
+        if cx.needs(0) && cx.needs(1) {
+            let db = cx.sum_to_input(1, cx.dy().clone())?;
+            let dy = cx.take_dy();
+            return grads2(Some(cx.sum_to_input(0, dy)?), Some(db));
+        }
+        let (i, dy) = (usize::from(cx.needs(1)), cx.take_dy());
+        let mut grads = [None, None];
+        grads[i] = Some(cx.sum_to_input(i, dy)?);
+        let [da, db] = grads;
+        grads2(da, db)
+    }
 }
 
 struct AddScalar;
@@ -41,5 +54,9 @@ struct AddScalar;
 impl Backward for AddScalar {
     fn backward(&self, cx: &Cx<'_>) -> Result<Grads> {
         grads1(cx.dy().clone())
+    }
+
+    fn backward_once(self, cx: &mut Cx<'_>) -> Result<Grads> {
+        grads1(cx.take_dy())
     }
 }

@@ -49,7 +49,7 @@ impl Backward for Recorded {
         grads1(slope.mul(&beside_classes(dy)?)?.to(x.dtype())?)
     }
 
-    fn backward_once(self, cx: &Cx<'_>) -> Result<Grads> {
+    fn backward_once(self, cx: &mut Cx<'_>) -> Result<Grads> {
         let Recorded { x, target, stats, config } = self;
         let dx =
             kernels::cross_entropy_backward_over(cx.take(x)?, &target, &stats, cx.dy().tensor(), &config)?;

@@ -45,6 +45,15 @@ impl Backward for Mul {
         grads2(grad(0)?, grad(1)?)
     }
 
+    fn backward_once(self, cx: &mut Cx<'_>) -> Result<Grads> {
+        let [a, b] = self.operands;
+        let grad = |i: usize, other: Option<Saved>| -> Result<Option<Var>> {
+            let Some(other) = other.filter(|_| cx.needs(i)) else { return Ok(None) };
+            Ok(Some(cx.sum_to_input(i, cx.dy().mul(&Var::new(cx.take(other)?))?)?))
+        };
+        grads2(grad(0, b)?, grad(1, a)?)
+    }
+
     fn release(&mut self, later: &dyn Fn(usize) -> bool) {
         for i in 0..2 {
             self.operands[1 - i].take_if(|_| !later(i));
