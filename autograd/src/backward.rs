@@ -134,7 +134,7 @@ impl Cx<'_> {
     #[inline]
     pub fn sum_to_input(&self, i: usize, grad: Var) -> Result<Var> {
         match &self.node.inputs[i] {
-            Some(edge) if !edge.meta().has_shape_of(grad.tensor()) => grad.sum_to(&edge.meta().shape),
+            Some(edge) if !edge.meta().has_shape_of(grad.tensor()) => summed(&grad, edge),
             _ => Ok(grad),
         }
     }
@@ -157,6 +157,11 @@ impl Cx<'_> {
         }
         Ok(done)
     }
+}
+
+#[inline(never)]
+fn summed(grad: &Var, to: &Edge) -> Result<Var> {
+    grad.sum_to(&to.meta().shape)
 }
 
 /// One gradient, as a backward function returns it.

@@ -29,6 +29,7 @@ use crate::dependency::{fork, join};
 use crate::node::{Body, Edge, Kind, Meta, Node};
 use crate::saved::Saved;
 use crate::sequence::{self, next_sequence};
+use crate::short::Short;
 use crate::{Backward, Cx, Error, Grads, Outputs, Result, Saver, Var, grads1, phony, record};
 
 /// Runs `f` without keeping what it computes; backward computes it again. Gradients are the same bits as those of
@@ -93,7 +94,7 @@ pub fn checkpoint_apart<O: Outputs>(
         return Ok((same(outputs), None));
     }
     let own = inputs.iter().map(|v| v.edge().cloned());
-    let edges = own.chain(used.iter().map(|u| Some(u.edge.clone()))).collect();
+    let edges: Vec<_> = own.chain(used.iter().map(|u| Some(u.edge.clone()))).collect();
     let recomputation = Arc::new(Recomputation {
         function: Box::new(move |vars| Ok(f(vars)?.into_vars())),
         inputs: saved,
@@ -107,8 +108,8 @@ pub fn checkpoint_apart<O: Outputs>(
         seq,
         id,
         name: "checkpoint",
-        inputs: edges,
-        outputs: outputs.iter().map(|v| Meta::of(v.tensor())).collect(),
+        inputs: Short::of(edges.into_iter()),
+        outputs: Short::of(outputs.iter().map(|v| Meta::of(v.tensor()))),
         body: Checkpoint(Mutex::new(Some(recomputation.clone()))),
         weight: false,
         is_leaf: false,
@@ -210,7 +211,7 @@ impl Recomputation {
         let _numbers = sequence::use_reserved(&self.numbers);
         let outputs = (self.function)(&inputs)?;
         let same = |(var, meta): (&Var, &Meta)| Meta::of(var.tensor()) == *meta;
-        if outputs.len() != node.outputs.len() || !outputs.iter().zip(&node.outputs).all(same) {
+        if outputs.len() != node.outputs.len() || !outputs.iter().zip(node.outputs.iter()).all(same) {
             let why = "checkpoint: the recomputation has other outputs than the forward pass had";
             return Err(Error::Custom(why.into()));
         }

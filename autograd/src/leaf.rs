@@ -4,10 +4,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use phalanx_kernels as kernels;
 use phalanx_tensor::{Category, Context, DType, Tensor};
-use smallvec::{SmallVec, smallvec};
 
 use crate::node::{Body, Edge, Kind, Meta, Node};
 use crate::sequence::next_sequence;
+use crate::short::Short;
 use crate::{Error, Result, Var};
 
 /// Where a leaf's gradient goes.
@@ -60,7 +60,7 @@ impl Leaf {
             let wanted = "a floating-point dtype, to require a gradient";
             return Err(phalanx_tensor::Error::dtype("leaf", tensor.dtype(), wanted).into());
         }
-        let outputs: SmallVec<[Meta; 1]> = smallvec![Meta::of(&tensor)];
+        let outputs = Short::of([Meta::of(&tensor)].into_iter());
         let held = RwLock::new(Held { base: 0, attached: tensor.version(), tensor });
         let slot = Mutex::new(SlotState { slot: Slot::Owned(None), grad: None, zeroed: 0 });
         let (seq, id) = next_sequence();
@@ -68,7 +68,7 @@ impl Leaf {
             seq,
             id,
             name: "leaf",
-            inputs: SmallVec::new(),
+            inputs: Short::default(),
             outputs,
             body: LeafState { held, slot },
             weight: parameter,

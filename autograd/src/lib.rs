@@ -60,6 +60,7 @@ mod phony;
 mod record;
 mod saved;
 mod sequence;
+mod short;
 mod spare;
 mod var;
 

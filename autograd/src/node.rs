@@ -15,12 +15,12 @@ use std::ops::Deref;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use phalanx_tensor::{DType, Device, Dims, Tensor};
-use smallvec::SmallVec;
 
 use crate::checkpoint::Recomputation;
 use crate::hooks::Hooks;
 use crate::leaf::LeafState;
 use crate::operation::Operation;
+use crate::short::Short;
 use crate::spare;
 
 /// One place in the graph: an output of a node. Two words, as is an edge that may be none.
@@ -72,7 +72,14 @@ pub(crate) struct Meta {
     pub(crate) device: Device,
 }
 
+impl Default for Meta {
+    fn default() -> Meta {
+        Meta { shape: Dims::new(), dtype: DType::F32, device: Device::CPU }
+    }
+}
+
 impl Meta {
+    #[inline]
     pub(crate) fn of(tensor: &Tensor) -> Meta {
         Meta { shape: tensor.layout().dims(), dtype: tensor.dtype(), device: tensor.device() }
     }
@@ -97,7 +104,7 @@ impl std::fmt::Display for Meta {
 }
 
 /// Edges to the inputs, in their order; `None` where an input needs no gradient.
-pub(crate) type Edges = SmallVec<[Option<Edge>; 2]>;
+pub(crate) type Edges = Short<Option<Edge>, 2>;
 
 /// An operation's record, or a leaf with its gradient: one allocation, the body at its end.
 pub(crate) struct Node<B: ?Sized = dyn Body> {
@@ -107,7 +114,7 @@ pub(crate) struct Node<B: ?Sized = dyn Body> {
     pub(crate) id: u64,
     pub(crate) name: &'static str,
     pub(crate) inputs: Edges,
-    pub(crate) outputs: SmallVec<[Meta; 1]>,
+    pub(crate) outputs: Short<Meta, 1>,
     /// A parameter, or a view or cast of one: its gradient is weight work in a split backward.
     pub(crate) weight: bool,
     pub(crate) is_leaf: bool,
@@ -161,10 +168,10 @@ impl Node {
         self.hooks.get_or_init(Box::default)
     }
 
-    /// Takes away what it holds beside its links, if it can be filled again: by a body of the type returned.
+    /// Takes away what it holds beside its links, if it can be filled again: by a body of the type returned. (What its
+    /// outputs looked like is no matter.)
     fn empty(&mut self) -> Option<TypeId> {
         let body = self.body.empty()?;
-        self.outputs.clear();
         self.hooks.take();
         self.recorded = None;
         Some(body)

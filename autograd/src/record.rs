@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 use crate::backward::Backward;
 use crate::checkpoint::note_use;
-use crate::node::{Edge, Edges, Link, Meta, Node};
+use crate::node::{Edge, Link, Meta, Node};
 use crate::operation::Recorded;
 use crate::saved::Saved;
 use crate::sequence::{next_sequence, pass_over};
@@ -120,17 +120,18 @@ fn new_node<B: Backward + 'static>(
     backward: B,
 ) -> Link {
     let mut node = spare::take(TypeId::of::<Recorded<B>>()).unwrap_or_else(|| {
-        let (inputs, outputs, hooks) = (Edges::new(), SmallVec::new(), Default::default());
+        let (inputs, outputs, hooks) = Default::default();
         let (weight, is_leaf, recorded) = (false, false, None);
         let body = Recorded::<B>::empty();
         Arc::new(Node { seq: 0, id: 0, name, inputs, outputs, weight, is_leaf, hooks, recorded, body })
     });
-    // It is always so: the node was just made, or nobody held it when it was laid by.
-    if let Some(node) = Arc::get_mut(&mut node) {
-        fill(node, name, inputs, outputs, backward.is_view());
-        if let Some(body) = (&mut node.body as &mut dyn Any).downcast_mut::<Recorded<B>>() {
-            body.set(backward);
-        }
+    let Some(empty) = Arc::get_mut(&mut node) else {
+        unreachable!("the node was just made, or nobody held it when it was laid by")
+    };
+    fill(empty, name, inputs, outputs, backward.is_view());
+    match (&mut empty.body as &mut dyn Any).downcast_mut::<Recorded<B>>() {
+        Some(body) => body.set(backward),
+        None => unreachable!("it was asked for by this type"),
     }
     node.into()
 }
@@ -139,12 +140,8 @@ fn new_node<B: Backward + 'static>(
 fn fill(node: &mut Node, name: &'static str, inputs: &[&Var], outputs: &[Tensor], is_view: bool) {
     (node.seq, node.id) = next_sequence();
     node.name = name;
-    for v in inputs {
-        node.inputs.push(v.edge().cloned());
-    }
-    for output in outputs {
-        node.outputs.push(Meta::of(output));
-    }
+    node.inputs.fill(inputs.iter().map(|v| v.edge().cloned()));
+    node.outputs.fill(outputs.iter().map(Meta::of));
     node.weight = is_view && node.inputs.iter().flatten().all(|e| e.node.weight);
     node.recorded = crate::anomaly::recorded_here();
 }

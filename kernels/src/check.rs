@@ -15,6 +15,15 @@ pub(crate) fn same_device(op: &'static str, tensors: &[&Tensor]) -> Result<()> {
 /// All on one device and of one dtype.
 #[inline]
 pub(crate) fn same(op: &'static str, tensors: &[&Tensor]) -> Result<()> {
+    match tensors.split_first() {
+        Some((first, rest)) if !rest.iter().all(|t| t.is_like(first)) => refuse_others(op, tensors),
+        _ => Ok(()),
+    }
+}
+
+/// The first that is on another device, else the first of another dtype.
+#[cold]
+fn refuse_others(op: &'static str, tensors: &[&Tensor]) -> Result<()> {
     same_device(op, tensors)?;
     let Some((first, rest)) = tensors.split_first() else { return Ok(()) };
     match rest.iter().find(|t| t.dtype() != first.dtype()) {

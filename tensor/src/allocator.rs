@@ -121,7 +121,9 @@ impl Allocator {
             if bin.len() == near_max(class) {
                 lock(&self.bins[class]).extend(bin.drain(near_max(class) / 2..));
             }
-            bin.extend(storage.take());
+            if let Some(storage) = storage.take() {
+                bin.push(storage);
+            }
         });
         if let Some(storage) = storage {
             lock(&self.bins[class]).push(storage);

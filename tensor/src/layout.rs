@@ -54,6 +54,17 @@ impl Layout {
         (self.rank, self.contiguous, self.numel, self.offset) = (shape.len() as u32, true, numel, 0);
     }
 
+    /// The same as another, made where it stays.
+    #[inline]
+    pub(crate) fn set_like(&mut self, other: &Layout) {
+        self.few = other.few;
+        if self.many.is_some() || other.many.is_some() {
+            self.many.clone_from(&other.many);
+        }
+        (self.rank, self.contiguous, self.numel, self.offset) =
+            (other.rank, other.contiguous, other.numel, other.offset);
+    }
+
     /// Any strides. Views that the library makes stay inside their storage; so must this one: see
     /// [`crate::Tensor::as_strided`], which checks it.
     pub(crate) fn strided(shape: Dims, strides: Dims, offset: usize) -> Layout {

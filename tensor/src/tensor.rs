@@ -83,6 +83,7 @@ impl Tensor {
     ///
     /// # Errors
     /// As [`Tensor::empty`].
+    #[inline]
     pub fn empty_like(&self) -> Result<Tensor> {
         match self.view {
             None => Ok(Tensor { storage: self.storage.like("empty")?, view: None, dtype: self.dtype }),
@@ -161,6 +162,12 @@ impl Tensor {
     #[inline]
     pub fn device(&self) -> Device {
         self.storage.device()
+    }
+
+    /// Whether the other is of the same dtype and on the same device: quicker than to compare both.
+    #[inline]
+    pub fn is_like(&self, other: &Tensor) -> bool {
+        self.dtype == other.dtype && self.storage.is_beside(&other.storage)
     }
 
     /// Whether the elements lie in row-major order without gaps.

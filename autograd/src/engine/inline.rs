@@ -1,8 +1,9 @@
 //! The engine on the calling thread.
 
+use std::cell::Cell;
 use std::collections::BinaryHeap;
 
-use super::job::Job;
+use super::job::{Job, guarded};
 use super::plan::Plan;
 use super::task::{Arrival, Origin, Place, Ready, Scheduler, Targets};
 use crate::node::{Edge, Node};
@@ -14,11 +15,15 @@ pub(super) fn run(job: &Job, plan: Plan<'_>, ready: Vec<Ready>) -> Result<()> {
     let _anomaly = anomaly::set(job.anomaly);
     let mut inline = Inline { job, plan, next: None, later: BinaryHeap::new() };
     ready.into_iter().for_each(|ready| inline.push(ready));
-    while let Some(ready) = inline.pop() {
-        let task = inline.plan.start(ready.place);
-        job.run_node(task, &mut inline)?;
-    }
-    Ok(())
+    let op = Cell::new("");
+    guarded(&op, || {
+        while let Some(ready) = inline.pop() {
+            let task = inline.plan.start(ready.place);
+            op.set(task.node.name);
+            job.run_node(task, &mut inline)?;
+        }
+        Ok(())
+    })
 }
 
 struct Inline<'a, 'g> {

@@ -1,7 +1,7 @@
 //! One backward pass: what it is to do, and the running of one node.
 
 use std::any::Any;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::cmp::Reverse;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -93,15 +93,10 @@ impl Job {
         self.wanted.iter().flatten().any(|wanted| Arc::ptr_eq(&wanted.node, node))
     }
 
-    /// Runs a node whose gradients are complete. A panic of its backward function or of a hook is an error.
+    /// Runs a node whose gradients are complete, inside [`guarded`].
+    #[inline]
     pub(super) fn run_node(&self, mut task: Task<'_>, scheduler: &mut impl Scheduler) -> Result<()> {
-        let op = task.node.name;
-        let done = catch_unwind(AssertUnwindSafe(|| self.run_unguarded(&mut task, scheduler)));
-        done.unwrap_or_else(|panic| Err(Error::Panicked { op, message: message_of(&*panic) }))
-    }
-
-    fn run_unguarded(&self, task: &mut Task<'_>, scheduler: &mut impl Scheduler) -> Result<()> {
-        let Task { node, targets, pending } = task;
+        let Task { node, targets, pending } = &mut task;
         let (node, grads) = (&**node, &mut *pending.grads);
         if grads.iter().all(Option::is_none) && !pending.in_buffer {
             return pass_nothing(node, targets, scheduler);
@@ -123,7 +118,6 @@ impl Job {
             }
             Kind::Operation(operation) => self.run_operation(operation, node, grads, targets, scheduler),
             Kind::Checkpoint(body) => {
-                let grads = std::mem::take(&mut pending.grads);
                 self.run_checkpoint(node, body, grads, targets, scheduler)
             }
         }
@@ -153,7 +147,7 @@ impl Job {
             operation.release(&|i| weight(&node.inputs[i]));
             let kept =
                 |(i, grad): (usize, &Option<Var>)| grad.clone().filter(|_| operation.keeps_gradient(i));
-            let grads = grads.iter().enumerate().map(kept).collect();
+            let grads = NodeGrads::of(grads.iter().enumerate().map(kept));
             let root = Root { node: Arc::clone(node), grads };
             self.deferred.lock().unwrap_or_else(PoisonError::into_inner).push(root);
         }
@@ -172,12 +166,13 @@ impl Job {
     ) -> Result<()> {
         let create_graph = self.options.create_graph;
         let may_sink = !create_graph && !self.captures();
+        let (inputs, targets) = (&*node.inputs, &**targets);
         let mut sinks = SmallVec::<[bool; 4]>::new();
-        if may_sink && node.inputs.iter().flatten().any(Edge::takes_in_place) {
+        if may_sink && inputs.iter().flatten().any(Edge::takes_in_place) {
             let mut sink = |edge: &Option<Edge>, to: Option<Place>| {
                 edge.as_ref().is_some_and(Edge::takes_in_place) && to.is_some_and(|to| scheduler.is_sole(to))
             };
-            sinks = node.inputs.iter().zip(targets).map(|(edge, &to)| sink(edge, to)).collect();
+            sinks = inputs.iter().zip(targets).map(|(edge, &to)| sink(edge, to)).collect();
         }
         let (sunk, watched) = (RefCell::new(SmallVec::new()), node.hooks.get().is_some());
         let mut cx = Cx { node, grads, targets, create_graph, watched, sinks: &sinks, sunk: &sunk };
@@ -193,7 +188,7 @@ impl Job {
             node.run_node_hooks(grads, &made)?;
         }
         let sunk = sunk.into_inner();
-        for (i, (edge, to)) in node.inputs.iter().zip(targets).enumerate() {
+        for (i, (edge, to)) in inputs.iter().zip(targets).enumerate() {
             let (Some(edge), &Some(to)) = (edge, to) else { continue };
             let grad = match made.get_mut(i).and_then(Option::take) {
                 Some(grad) if !edge.meta().is_of(grad.tensor()) => {
@@ -214,7 +209,7 @@ impl Job {
         &self,
         node: &Arc<Node>,
         body: &Mutex<Option<Arc<Recomputation>>>,
-        grads: NodeGrads,
+        grads: &mut [Option<Var>],
         targets: &Targets,
         scheduler: &mut impl Scheduler,
     ) -> Result<()> {
@@ -229,14 +224,14 @@ impl Job {
         drop(recomputation);
         let (mut entries, mut arriving) = (Vec::new(), Vec::new());
         for (edge, grad) in outputs.into_iter().zip(grads) {
-            if let (Some(edge), Some(grad)) = (edge, grad) {
+            if let (Some(edge), Some(grad)) = (edge, grad.take()) {
                 entries.push(edge);
                 arriving.push(grad);
             }
         }
         let places = scheduler.extend(node, &entries);
-        for (i, ((edge, to), grad)) in entries.iter().zip(places).zip(arriving).enumerate() {
-            if let Some(to) = to {
+        for (i, ((edge, to), grad)) in entries.iter().zip(places.iter()).zip(arriving).enumerate() {
+            if let &Some(to) = to {
                 scheduler.send(to, edge.output(), origin(node, i), Arrival::Grad(grad))?;
             }
         }
@@ -283,8 +278,14 @@ fn check_nan(node: &Node, made: &[Option<Var>]) -> Result<()> {
     Ok(())
 }
 
+/// Runs nodes; a panic of a backward function or of a hook is an error that names the one that `op` holds.
+pub(super) fn guarded(op: &Cell<&'static str>, run: impl FnOnce() -> Result<()>) -> Result<()> {
+    let done = catch_unwind(AssertUnwindSafe(run));
+    done.unwrap_or_else(|panic| Err(Error::Panicked { op: op.get(), message: message_of(&*panic) }))
+}
+
 /// The text of a panic.
-pub(super) fn message_of(panic: &(dyn Any + Send)) -> String {
+fn message_of(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|s| s.to_string());
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "(no message)".into())
 }

@@ -16,9 +16,7 @@ impl Pending {
     /// Nothing yet, of a node with this many outputs.
     #[inline]
     pub(super) fn new(outputs: usize) -> Pending {
-        let mut grads = NodeGrads::new();
-        (0..outputs).for_each(|_| grads.push(None));
-        Pending::of(grads)
+        Pending::of(NodeGrads::of((0..outputs).map(|_| None)))
     }
 
     /// A root's gradients.
@@ -61,14 +59,15 @@ pub(super) struct Rooms {
 }
 
 impl Rooms {
+    /// A room with nothing in it yet, for a node with this many outputs.
     #[inline]
-    pub(super) fn enter(&mut self, pending: Pending) -> Room {
-        if let Some(room) = self.free.pop() {
-            *self.get(room) = pending;
-            return room;
-        }
-        self.rooms.push(pending);
-        Room(Place::at(self.rooms.len() - 1))
+    pub(super) fn enter(&mut self, outputs: usize) -> Room {
+        let room = self.free.pop().unwrap_or_else(|| {
+            self.rooms.push(Pending::default());
+            Room(Place::at(self.rooms.len() - 1))
+        });
+        self.get(room).grads.fill((0..outputs).map(|_| None));
+        room
     }
 
     #[inline]

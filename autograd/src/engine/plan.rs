@@ -22,8 +22,6 @@ use crate::{Result, Var};
 /// What will run.
 pub(super) struct Plan<'g> {
     planned: Vec<Planned<'g>>,
-    /// Every node's targets, one after the other.
-    targets: Vec<Option<Place>>,
     places: Numbers,
     rooms: Rooms,
     create_graph: bool,
@@ -35,8 +33,7 @@ pub(super) struct Plan<'g> {
 
 struct Planned<'g> {
     node: Held<'g>,
-    /// Where its targets begin.
-    targets: u32,
+    targets: Targets,
     /// Gradients that it still waits for.
     waits: u32,
     /// Where those wait that have come.
@@ -60,7 +57,6 @@ impl<'g> Plan<'g> {
     pub(super) fn new(job: &Job, roots: &'g [Arc<Node>]) -> Plan<'g> {
         let mut plan = Plan {
             planned: Vec::new(),
-            targets: Vec::new(),
             places: Numbers::default(),
             rooms: Rooms::default(),
             create_graph: job.create_graph(),
@@ -82,17 +78,10 @@ impl<'g> Plan<'g> {
     /// Notes the origins of what the places from `new` on will send.
     fn meet_targets_of(&mut self, new: usize) {
         self.meetings.resize_with(self.planned.len(), Meeting::default);
-        for place in new..self.planned.len() {
-            let node = self.planned[place].node.clone();
-            for (i, to) in self.targets(place).into_iter().enumerate() {
-                self.meet(to, origin(&node, i));
+        for planned in &self.planned[new..] {
+            for (i, to) in planned.targets.iter().enumerate() {
+                meet(&mut self.meetings, *to, origin(&planned.node, i));
             }
-        }
-    }
-
-    fn meet(&mut self, to: Option<Place>, from: Origin) {
-        if let Some(to) = to {
-            self.meetings[to.index()].expect(from);
         }
     }
 
@@ -101,12 +90,12 @@ impl<'g> Plan<'g> {
     pub(super) fn extend(&mut self, job: &Job, node: &Node, entries: &[Edge]) -> Targets {
         let new = self.planned.len();
         let place = |edge: &Edge| job.passes(edge).then(|| self.place_of(Held::Own(Arc::clone(&edge.node))));
-        let mut found: Targets = entries.iter().map(place).collect();
+        let mut found = Targets::of(entries.iter().map(place));
         self.explore(job, new);
         found.iter_mut().for_each(|to| *to = self.expect(*to));
         if !self.meetings.is_empty() {
             self.meet_targets_of(new);
-            found.iter().enumerate().for_each(|(i, &to)| self.meet(to, origin(node, i)));
+            found.iter().enumerate().for_each(|(i, &to)| meet(&mut self.meetings, to, origin(node, i)));
         }
         found
     }
@@ -119,65 +108,68 @@ impl<'g> Plan<'g> {
         }
         let place = Place::at(self.planned.len());
         *entry = Some(place);
-        self.planned.push(Planned { node, targets: 0, waits: 0, room: None, wanted: true });
+        let targets = Targets::default();
+        self.planned.push(Planned { node, targets, waits: 0, room: None, wanted: true });
         place
     }
 
     /// Finds what lies behind the places from `new` on, and counts what is waited for.
     fn explore(&mut self, job: &Job, new: usize) {
         let (mut at, mut last, mut latest_first) = (new, u64::MAX, true);
-        while let Some(planned) = self.planned.get_mut(at) {
-            planned.targets = self.targets.len() as u32;
+        while let Some(planned) = self.planned.get(at) {
             latest_first &= planned.node.seq <= last;
             last = planned.node.seq;
-            match &planned.node {
+            let targets = match &planned.node {
                 &Held::Lent(node) => self.resolve(job, &node.inputs, |edge| Held::Lent(&edge.node)),
                 Held::Own(node) => {
                     let node = Arc::clone(node);
-                    self.resolve(job, &node.inputs, |edge| Held::Own(Arc::clone(&edge.node)));
+                    self.resolve(job, &node.inputs, |edge| Held::Own(Arc::clone(&edge.node)))
                 }
-            }
+            };
+            self.planned[at].targets = targets;
             at += 1;
         }
-        if !job.captures() {
-            (new..at).for_each(|at| self.count(at, |_| true));
-            return;
-        }
         // Inputs were recorded before what uses them, so in order of sequence numbers a node's inputs are decided before it.
-        let mut order: Vec<usize> = (new..at).rev().collect();
-        if !latest_first {
+        if job.captures() && latest_first {
+            (new..at).rev().for_each(|at| self.decide(job, at));
+        } else if job.captures() {
+            let mut order: Vec<usize> = (new..at).collect();
             order.sort_unstable_by_key(|&at| self.planned[at].node.seq);
+            order.into_iter().for_each(|at| self.decide(job, at));
         }
-        order.into_iter().for_each(|at| self.count(at, |node| job.is_captured(node)));
-    }
-
-    /// Notes where edges lead to.
-    #[inline]
-    fn resolve<'e>(&mut self, job: &Job, edges: &'e [Option<Edge>], held: impl Fn(&'e Edge) -> Held<'g>) {
-        for edge in edges {
-            let target = match edge {
-                Some(edge) if job.passes(edge) => Some(self.place_of(held(edge))),
-                _ => None,
-            };
-            self.targets.push(target);
+        for planned in self.planned[new..].iter().filter(|p| p.wanted) {
+            let device = planned.node.device();
+            if self.devices.last() != Some(&device) && !self.devices.contains(&device) {
+                self.devices.push(device);
+            }
         }
     }
 
-    /// Counts what a place sends, if a wanted gradient is reached from there or the node is `wanted` itself.
+    /// Where edges lead to.
     #[inline]
-    fn count(&mut self, at: usize, wanted: impl FnOnce(&Arc<Node>) -> bool) {
-        let planned = &self.planned[at];
-        let (first, mut reaches) = (planned.targets as usize, false);
-        for i in first..first + planned.node.inputs.len() {
-            self.targets[i] = self.expect(self.targets[i]);
-            reaches |= self.targets[i].is_some();
-        }
+    fn resolve<'e>(
+        &mut self,
+        job: &Job,
+        edges: &'e [Option<Edge>],
+        held: impl Fn(&'e Edge) -> Held<'g>,
+    ) -> Targets {
+        let place = |edge: &'e Option<Edge>| {
+            let to = self.place_of(held(edge.as_ref().filter(|edge| job.passes(edge))?));
+            // Else it is counted when it is known what is wanted.
+            if job.captures() { Some(to) } else { self.expect(Some(to)) }
+        };
+        Targets::of(edges.iter().map(place))
+    }
+
+    /// Finds out whether a captured value is reached from a node, after those behind it.
+    #[inline]
+    fn decide(&mut self, job: &Job, at: usize) {
+        let mut targets = std::mem::take(&mut self.planned[at].targets);
+        targets.iter_mut().for_each(|to| *to = self.expect(*to));
+        let reaches = targets.iter().any(Option::is_some);
         let planned = &mut self.planned[at];
-        planned.wanted = reaches || wanted(&planned.node);
-        let device = planned.node.device();
-        if planned.wanted && self.devices.last() != Some(&device) && !self.devices.contains(&device) {
-            self.devices.push(device);
-        }
+        planned.wanted = reaches || job.is_captured(&planned.node);
+        planned.targets = targets;
     }
 
     /// Counts one more gradient for a place, if its are wanted.
@@ -186,14 +178,6 @@ impl<'g> Plan<'g> {
         let planned = &mut self.planned[to?.index()];
         planned.waits += u32::from(planned.wanted);
         to.filter(|_| planned.wanted)
-    }
-
-    fn targets(&self, place: usize) -> Targets {
-        let planned = &self.planned[place];
-        match &self.targets[planned.targets as usize..][..planned.node.inputs.len()] {
-            &[a, b] => Targets::from_buf_and_len([a, b, None, None], 2), // much quicker than to copy a slice
-            targets => Targets::from_slice(targets),
-        }
     }
 
     pub(super) fn device(&self, place: Place) -> Device {
@@ -210,7 +194,7 @@ impl<'g> Plan<'g> {
     /// Gives a root its gradients; it may be ready.
     pub(super) fn begin(&mut self, place: Place, grads: NodeGrads) -> Option<Ready> {
         let planned = &mut self.planned[place.index()];
-        planned.room = Some(self.rooms.enter(Pending::of(grads)));
+        *planned.room(&mut self.rooms) = Pending::of(grads);
         (planned.waits == 0).then(|| planned.ready(place))
     }
 
@@ -259,8 +243,8 @@ impl<'g> Plan<'g> {
     /// A ready node, to be run.
     #[inline]
     pub(super) fn start(&mut self, place: Place) -> Task<'g> {
-        let targets = self.targets(place.index());
         let planned = &mut self.planned[place.index()];
+        let targets = std::mem::take(&mut planned.targets);
         let pending = planned.room.take().map(|room| self.rooms.leave(room));
         let pending = pending.unwrap_or_else(|| Pending::new(planned.node.outputs.len()));
         Task { node: planned.node.clone(), targets, pending }
@@ -272,12 +256,18 @@ impl Planned<'_> {
     #[inline]
     fn room<'r>(&mut self, rooms: &'r mut Rooms) -> &'r mut Pending {
         let outputs = self.node.outputs.len();
-        let room = *self.room.get_or_insert_with(|| rooms.enter(Pending::new(outputs)));
+        let room = *self.room.get_or_insert_with(|| rooms.enter(outputs));
         rooms.get(room)
     }
 
     #[inline]
     fn ready(&self, place: Place) -> Ready {
         Ready { priority: self.node.priority(), id: self.node.id, place }
+    }
+}
+
+fn meet(meetings: &mut [Meeting], to: Option<Place>, from: Origin) {
+    if let Some(to) = to {
+        meetings[to.index()].expect(from);
     }
 }

@@ -5,14 +5,13 @@ use std::num::NonZeroU32;
 use std::ops::Deref;
 use std::sync::Arc;
 
-use smallvec::SmallVec;
-
 use super::pending::Pending;
 use crate::node::{Edge, Node};
+use crate::short::Short;
 use crate::{Result, Var};
 
 /// Gradients of a node's outputs.
-pub(crate) type NodeGrads = SmallVec<[Option<Var>; 1]>;
+pub(crate) type NodeGrads = Short<Option<Var>, 1>;
 
 /// A node that a pass begins at, with the gradients that it has.
 pub(super) struct Root {
@@ -56,7 +55,7 @@ impl Place {
 }
 
 /// Where the gradients of a node's inputs go; `None` where none is wanted.
-pub(super) type Targets = SmallVec<[Option<Place>; 4]>;
+pub(super) type Targets = Short<Option<Place>, 2>;
 
 /// A node that has everything it waited for. The greatest runs first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -6,7 +6,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use phalanx_tensor::Device;
 
-use super::job::Job;
+use super::job::{Job, guarded};
 use super::plan::{Plan, Step};
 use super::task::{Arrival, Origin, Place, Ready, Scheduler, Targets, Task};
 use crate::node::{Edge, Node};
@@ -90,7 +90,8 @@ impl<'g> Shared<'_, 'g> {
         let _context = self.job.context.enter();
         let _anomaly = anomaly::set(self.job.anomaly);
         while let Some(task) = self.next(device) {
-            match self.job.run_node(task, &mut &*self) {
+            let op = Cell::new(task.node.name);
+            match guarded(&op, || self.job.run_node(task, &mut &*self)) {
                 Ok(()) => self.lock().active -= 1,
                 Err(error) => self.fail(error),
             }

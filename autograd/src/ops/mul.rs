@@ -16,8 +16,11 @@ impl Var {
     pub fn mul(&self, other: &Var) -> Result<Var> {
         let y = kernels::mul(self.tensor(), other.tensor())?;
         record("mul", &[self, other], y, |s: &Saver<'_>| {
-            let for_other = |i: usize| s.needs(1 - i).then(|| s.input(i)).transpose();
-            Ok(Mul { operands: [for_other(0)?, for_other(1)?] })
+            let mut operands = [None, None];
+            for (i, operand) in operands.iter_mut().enumerate().filter(|(i, _)| s.needs(1 - i)) {
+                *operand = Some(s.input(i)?);
+            }
+            Ok(Mul { operands })
         })
     }
 
@@ -49,7 +52,8 @@ impl Backward for Mul {
         let [a, b] = self.operands;
         let grad = |i: usize, other: Option<Saved>| -> Result<Option<Var>> {
             let Some(other) = other.filter(|_| cx.needs(i)) else { return Ok(None) };
-            Ok(Some(cx.sum_to_input(i, cx.dy().mul(&Var::new(cx.take(other)?))?)?))
+            let full = kernels::mul(cx.dy().tensor(), &cx.take(other)?)?;
+            Ok(Some(cx.sum_to_input(i, Var::new(full))?))
         };
         grads2(grad(0, b)?, grad(1, a)?)
     }

@@ -115,8 +115,10 @@ pub fn available_isas() -> Vec<IsaName> {
 ///
 /// At the first call, if `PHALANX_ISA` is set to an unknown name or one this CPU lacks. A silent second choice would
 /// give other bits than the ones asked for.
+#[inline]
 pub fn isa() -> IsaName {
-    checked_isa().unwrap_or_else(|message| panic!("{message}"))
+    static CHOSEN: OnceLock<IsaName> = OnceLock::new();
+    *CHOSEN.get_or_init(|| checked_isa().unwrap_or_else(|message| panic!("{message}")))
 }
 
 /// [`isa`] for a program that would rather tell its user than panic: to be called before anything is computed.

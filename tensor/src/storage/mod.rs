@@ -125,7 +125,7 @@ impl Storage {
 
     /// Another of the same size and shape.
     pub(crate) fn like(&self, op: &'static str) -> Result<Handle> {
-        Storage::make(op, self.bytes, self.device, self.state, |layout| layout.clone_from(&self.layout))
+        Storage::make(op, self.bytes, self.device, self.state, |layout| layout.set_like(&self.layout))
     }
 
     #[inline]
@@ -210,6 +210,12 @@ impl Storage {
     #[inline]
     pub fn device(&self) -> Device {
         self.device
+    }
+
+    /// Whether the other lives on the same device.
+    #[inline]
+    pub(crate) fn is_beside(&self, other: &Storage) -> bool {
+        std::ptr::eq(self.state, other.state) // a device has one
     }
 
     /// How often it was opened for writing. Autograd compares it to find out that a saved value has changed.
