@@ -1,6 +1,6 @@
 //! What an operation implements to be differentiable.
 
-use std::cell::RefCell;
+use std::cell::Cell;
 use std::sync::Arc;
 
 use phalanx_tensor::Tensor;
@@ -67,9 +67,26 @@ pub struct Cx<'a> {
     pub(crate) create_graph: bool,
     /// Whether somebody looks at `grads` afterwards.
     pub(crate) watched: bool,
-    /// Whether an input's gradient may go straight into a buffer (empty if none may), and the inputs for which it has.
-    pub(crate) sinks: &'a [bool],
-    pub(crate) sunk: &'a RefCell<SmallVec<[usize; 2]>>,
+    /// The inputs whose gradient may go straight into a buffer, and those for which it has.
+    pub(crate) sinks: Few,
+    pub(crate) sunk: &'a Cell<Few>,
+}
+
+/// Some of the first 64 inputs.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Few(u64);
+
+impl Few {
+    /// With input `i`, if it is one of the first.
+    #[inline]
+    pub(crate) fn and(self, i: usize) -> Few {
+        Few(self.0 | 1u64.checked_shl(i as u32).unwrap_or(0))
+    }
+
+    #[inline]
+    pub(crate) fn contains(self, i: usize) -> bool {
+        i < 64 && self.0 >> i & 1 == 1
+    }
 }
 
 impl Cx<'_> {
@@ -131,7 +148,7 @@ impl Cx<'_> {
     ///
     /// # Errors
     /// If the input's shape does not broadcast to the gradient's.
-    #[inline]
+    #[inline(always)]
     pub fn sum_to_input(&self, i: usize, grad: Var) -> Result<Var> {
         match &self.node.inputs[i] {
             Some(edge) if !edge.meta().has_shape_of(grad.tensor()) => summed(&grad, edge),
@@ -147,13 +164,13 @@ impl Cx<'_> {
     /// # Errors
     /// Whatever `write` returns.
     pub fn accumulate_into(&self, i: usize, write: impl FnOnce(&mut Tensor) -> Result<bool>) -> Result<bool> {
-        if !self.sinks.get(i).is_some_and(|&may| may) {
+        if !self.sinks.contains(i) {
             return Ok(false);
         }
         let leaf = self.node.inputs[i].as_ref().and_then(Edge::leaf);
         let done = leaf.map(|leaf| leaf.with_buffer(write)).transpose()?.flatten().unwrap_or(false);
         if done {
-            self.sunk.borrow_mut().push(i);
+            self.sunk.set(self.sunk.get().and(i));
         }
         Ok(done)
     }

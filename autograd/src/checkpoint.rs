@@ -26,7 +26,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use phalanx_tensor::{Context, Device};
 
 use crate::dependency::{fork, join};
-use crate::node::{Body, Edge, Kind, Meta, Node};
+use crate::node::{Body, Edge, Meta, Node};
 use crate::saved::Saved;
 use crate::sequence::{self, next_sequence};
 use crate::short::Short;
@@ -195,8 +195,8 @@ pub(crate) struct Recomputation {
 struct Checkpoint(Mutex<Option<Arc<Recomputation>>>);
 
 impl Body for Checkpoint {
-    fn kind(&self) -> Kind<'_> {
-        Kind::Checkpoint(&self.0)
+    fn checkpoint(&self) -> Option<&Mutex<Option<Arc<Recomputation>>>> {
+        Some(&self.0)
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use phalanx_kernels as kernels;
 use phalanx_tensor::{Category, Context, DType, Tensor};
 
-use crate::node::{Body, Edge, Kind, Meta, Node};
+use crate::node::{Body, Edge, Meta, Node};
 use crate::sequence::next_sequence;
 use crate::short::Short;
 use crate::{Error, Result, Var};
@@ -232,8 +232,8 @@ impl Held {
 }
 
 impl Body for LeafState {
-    fn kind(&self) -> Kind<'_> {
-        Kind::Leaf(self)
+    fn leaf(&self) -> Option<&LeafState> {
+        Some(self)
     }
 }
 

@@ -124,25 +124,27 @@ pub(crate) struct Node<B: ?Sized = dyn Body> {
     pub(crate) body: B,
 }
 
-/// What a node does in backward.
+/// What a node does in backward: one of three things.
 pub(crate) trait Body: Any + Send + Sync {
-    /// Which of the three it is.
-    fn kind(&self) -> Kind<'_>;
+    /// It accumulates.
+    fn leaf(&self) -> Option<&LeafState> {
+        None
+    }
+
+    /// It computes its inputs' gradients.
+    fn operation(&self) -> Option<&dyn Operation> {
+        None
+    }
+
+    /// It gives way to the graph that it recomputes; gone once that has happened.
+    fn checkpoint(&self) -> Option<&Mutex<Option<Arc<Recomputation>>>> {
+        None
+    }
 
     /// Takes away what it holds, if it can be filled again; returns its type then.
     fn empty(&mut self) -> Option<TypeId> {
         None
     }
-}
-
-/// The bodies that there are.
-pub(crate) enum Kind<'a> {
-    /// Accumulates.
-    Leaf(&'a LeafState),
-    /// Computes its inputs' gradients.
-    Operation(&'a dyn Operation),
-    /// Gives way to the graph that it recomputes; gone once that has happened.
-    Checkpoint(&'a Mutex<Option<Arc<Recomputation>>>),
 }
 
 impl Node {
@@ -153,10 +155,7 @@ impl Node {
 
     #[inline]
     pub(crate) fn leaf(&self) -> Option<&LeafState> {
-        match self.is_leaf.then(|| self.body.kind())? {
-            Kind::Leaf(state) => Some(state),
-            Kind::Operation(_) | Kind::Checkpoint(_) => None,
-        }
+        if self.is_leaf { self.body.leaf() } else { None }
     }
 
     /// Order among the ready ones: leaves at once, so that gradients are complete early; else the latest first.

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::Result;
 use crate::backward::{Backward, Cx, Grads};
-use crate::node::{Body, Kind};
+use crate::node::Body;
 
 /// A backward function that can be freed.
 pub(crate) trait Operation: Send + Sync {
@@ -105,8 +105,8 @@ impl<B: Backward> Operation for Recorded<B> {
 }
 
 impl<B: Backward + 'static> Body for Recorded<B> {
-    fn kind(&self) -> Kind<'_> {
-        Kind::Operation(self)
+    fn operation(&self) -> Option<&dyn Operation> {
+        Some(self)
     }
 
     fn empty(&mut self) -> Option<TypeId> {

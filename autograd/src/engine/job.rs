@@ -1,20 +1,19 @@
 //! One backward pass: what it is to do, and the running of one node.
 
 use std::any::Any;
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::cmp::Reverse;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use phalanx_kernels as kernels;
 use phalanx_tensor::Context;
-use smallvec::SmallVec;
 
-use super::task::{Arrival, NodeGrads, Place, Root, Scheduler, Targets, Task, origin};
+use super::task::{Arrival, NodeGrads, Root, Scheduler, Targets, Task, origin};
 use super::{Options, misfit};
-use crate::backward::Cx;
+use crate::backward::{Cx, Few};
 use crate::checkpoint::Recomputation;
-use crate::node::{Edge, Kind, Node};
+use crate::node::{Edge, Node};
 use crate::operation::Operation;
 use crate::{Error, Result, Var, anomaly};
 
@@ -108,18 +107,19 @@ impl Job {
         if self.captures() && self.is_captured(node) {
             self.capture(node, grads);
         }
-        match node.body.kind() {
-            Kind::Leaf(_) if self.captures() => Ok(()),
-            Kind::Leaf(leaf) => {
+        if let Some(operation) = node.body.operation() {
+            return self.run_operation(operation, node, grads, targets, scheduler);
+        }
+        match (node.leaf(), node.body.checkpoint()) {
+            (Some(_), _) if self.captures() => Ok(()),
+            (Some(leaf), _) => {
                 if let Some(grad) = grads[0].take() {
                     leaf.accumulate(grad, self.options.create_graph)?;
                 }
                 node.run_accumulate_hooks()
             }
-            Kind::Operation(operation) => self.run_operation(operation, node, grads, targets, scheduler),
-            Kind::Checkpoint(body) => {
-                self.run_checkpoint(node, body, grads, targets, scheduler)
-            }
+            (None, Some(body)) => self.run_checkpoint(node, body, grads, targets, scheduler),
+            (None, None) => unreachable!("a node is one of the three"),
         }
     }
 
@@ -167,15 +167,18 @@ impl Job {
         let create_graph = self.options.create_graph;
         let may_sink = !create_graph && !self.captures();
         let (inputs, targets) = (&*node.inputs, &**targets);
-        let mut sinks = SmallVec::<[bool; 4]>::new();
-        if may_sink && inputs.iter().flatten().any(Edge::takes_in_place) {
-            let mut sink = |edge: &Option<Edge>, to: Option<Place>| {
-                edge.as_ref().is_some_and(Edge::takes_in_place) && to.is_some_and(|to| scheduler.is_sole(to))
-            };
-            sinks = inputs.iter().zip(targets).map(|(edge, &to)| sink(edge, to)).collect();
+        let (mut sinks, sunk) = (Few::default(), Cell::default());
+        if may_sink {
+            for (i, edge) in inputs.iter().enumerate() {
+                if edge.as_ref().is_some_and(Edge::takes_in_place)
+                    && targets[i].is_some_and(|to| scheduler.is_sole(to))
+                {
+                    sinks = sinks.and(i);
+                }
+            }
         }
-        let (sunk, watched) = (RefCell::new(SmallVec::new()), node.hooks.get().is_some());
-        let mut cx = Cx { node, grads, targets, create_graph, watched, sinks: &sinks, sunk: &sunk };
+        let watched = node.hooks.get().is_some();
+        let mut cx = Cx { node, grads, targets, create_graph, watched, sinks, sunk: &sunk };
         let mut made = match operation.run(&mut cx, keeps) {
             Some(Ok(made)) => made,
             Some(Err(error)) => return Err(located(error, node.name)),
@@ -187,15 +190,14 @@ impl Job {
         if watched {
             node.run_node_hooks(grads, &made)?;
         }
-        let sunk = sunk.into_inner();
-        for (i, (edge, to)) in inputs.iter().zip(targets).enumerate() {
-            let (Some(edge), &Some(to)) = (edge, to) else { continue };
+        for (i, &to) in targets.iter().enumerate() {
+            let (Some(edge), Some(to)) = (&inputs[i], to) else { continue };
             let grad = match made.get_mut(i).and_then(Option::take) {
                 Some(grad) if !edge.meta().is_of(grad.tensor()) => {
                     return Err(misfit(node.name, &grad, edge.meta()));
                 }
                 Some(grad) => Arrival::Grad(grad),
-                None if sunk.contains(&i) => Arrival::InBuffer,
+                None if sunk.get().contains(i) => Arrival::InBuffer,
                 None => Arrival::Nothing,
             };
             scheduler.send(to, edge.output(), origin(node, i), grad)?;

@@ -1,7 +1,7 @@
 //! Gradients that wait at nodes until all have arrived.
 
 use super::add;
-use super::task::{Arrival, NodeGrads, Place};
+use super::task::{Arrival, NodeGrads};
 use crate::{Result, Var};
 
 /// The sum of what has arrived at a node.
@@ -17,6 +17,11 @@ impl Pending {
     #[inline]
     pub(super) fn new(outputs: usize) -> Pending {
         Pending::of(NodeGrads::of((0..outputs).map(|_| None)))
+    }
+
+    /// Whether nothing has come.
+    pub(super) fn is_empty(&self) -> bool {
+        !self.in_buffer && self.grads.iter().all(Option::is_none)
     }
 
     /// A root's gradients.
@@ -44,40 +49,5 @@ impl Pending {
         };
         *slot = Some(sum);
         Ok(())
-    }
-}
-
-/// A room's number.
-#[derive(Clone, Copy)]
-pub(super) struct Room(Place);
-
-/// Rooms for what is pending, used again and again.
-#[derive(Default)]
-pub(super) struct Rooms {
-    rooms: Vec<Pending>,
-    free: Vec<Room>,
-}
-
-impl Rooms {
-    /// A room with nothing in it yet, for a node with this many outputs.
-    #[inline]
-    pub(super) fn enter(&mut self, outputs: usize) -> Room {
-        let room = self.free.pop().unwrap_or_else(|| {
-            self.rooms.push(Pending::default());
-            Room(Place::at(self.rooms.len() - 1))
-        });
-        self.get(room).grads.fill((0..outputs).map(|_| None));
-        room
-    }
-
-    #[inline]
-    pub(super) fn get(&mut self, room: Room) -> &mut Pending {
-        &mut self.rooms[room.0.index()]
-    }
-
-    #[inline]
-    pub(super) fn leave(&mut self, room: Room) -> Pending {
-        self.free.push(room);
-        std::mem::take(self.get(room))
     }
 }

@@ -6,6 +6,7 @@
 //! Gradients that meet are summed in the order of their origins, in which one thread sends them. Where several threads
 //! do, a place has a [`Meeting`], which knows whom it awaits.
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use phalanx_tensor::Device;
@@ -14,7 +15,7 @@ use smallvec::SmallVec;
 use super::job::Job;
 use super::meeting::Meeting;
 use super::numbers::Numbers;
-use super::pending::{Pending, Room, Rooms};
+use super::pending::Pending;
 use super::task::{Arrival, Held, NodeGrads, Origin, Place, Ready, Targets, Task, origin};
 use crate::node::{Edge, Node};
 use crate::{Result, Var};
@@ -23,7 +24,6 @@ use crate::{Result, Var};
 pub(super) struct Plan<'g> {
     planned: Vec<Planned<'g>>,
     places: Numbers,
-    rooms: Rooms,
     create_graph: bool,
     /// A place's, if gradients arrive in an order of chance; else there are none.
     meetings: Vec<Meeting>,
@@ -36,8 +36,8 @@ struct Planned<'g> {
     targets: Targets,
     /// Gradients that it still waits for.
     waits: u32,
-    /// Where those wait that have come.
-    room: Option<Room>,
+    /// Those that have come.
+    pending: Pending,
     /// Whether a wanted gradient is reached from it.
     wanted: bool,
 }
@@ -52,13 +52,17 @@ pub(super) enum Step {
     Ready(Ready),
 }
 
+thread_local! {
+    /// Nodes of this thread's last pass: about as many as the next one's.
+    static LAST: Cell<usize> = const { Cell::new(0) };
+}
+
 impl<'g> Plan<'g> {
     /// Everything that `job` reaches from the roots, which get the first places.
     pub(super) fn new(job: &Job, roots: &'g [Arc<Node>]) -> Plan<'g> {
         let mut plan = Plan {
-            planned: Vec::new(),
+            planned: Vec::with_capacity(LAST.get()),
             places: Numbers::default(),
-            rooms: Rooms::default(),
             create_graph: job.create_graph(),
             meetings: Vec::new(),
             devices: SmallVec::new(),
@@ -67,6 +71,7 @@ impl<'g> Plan<'g> {
             plan.place_of(Held::Lent(root));
         }
         plan.explore(job, 0);
+        LAST.set(plan.planned.len());
         plan
     }
 
@@ -108,8 +113,8 @@ impl<'g> Plan<'g> {
         }
         let place = Place::at(self.planned.len());
         *entry = Some(place);
-        let targets = Targets::default();
-        self.planned.push(Planned { node, targets, waits: 0, room: None, wanted: true });
+        let (targets, pending) = (Targets::default(), Pending::new(node.outputs.len()));
+        self.planned.push(Planned { node, targets, waits: 0, pending, wanted: true });
         place
     }
 
@@ -188,26 +193,22 @@ impl<'g> Plan<'g> {
     pub(super) fn is_sole(&self, place: Place) -> bool {
         let planned = &self.planned[place.index()];
         let met = self.meetings.get(place.index()).is_some_and(|meeting| meeting.len() > 1);
-        planned.waits == 1 && planned.room.is_none() && !met
+        planned.waits == 1 && planned.pending.is_empty() && !met
     }
 
     /// Gives a root its gradients; it may be ready.
     pub(super) fn begin(&mut self, place: Place, grads: NodeGrads) -> Option<Ready> {
         let planned = &mut self.planned[place.index()];
-        *planned.room(&mut self.rooms) = Pending::of(grads);
+        planned.pending = Pending::of(grads);
         (planned.waits == 0).then(|| planned.ready(place))
     }
 
     /// Takes what arrives at a node, in the order of summation; it is ready with the last.
     #[inline]
     pub(super) fn arrive(&mut self, place: Place, output: usize, grad: Arrival) -> Result<Option<Ready>> {
-        let create_graph = self.create_graph;
         let planned = &mut self.planned[place.index()];
         planned.waits -= 1;
-        if !matches!(grad, Arrival::Nothing) {
-            planned.room(&mut self.rooms).take(output, grad, create_graph)?;
-        }
-        let planned = &self.planned[place.index()];
+        planned.pending.take(output, grad, self.create_graph)?;
         Ok((planned.waits == 0).then(|| planned.ready(place)))
     }
 
@@ -216,7 +217,7 @@ impl<'g> Plan<'g> {
         let planned = &mut self.planned[place.index()];
         planned.waits -= 1;
         if matches!(grad, Arrival::InBuffer) {
-            planned.room(&mut self.rooms).in_buffer = true;
+            planned.pending.in_buffer = true;
         }
         self.meetings[place.index()].arrive(from, output, grad);
         self.step(place)
@@ -224,7 +225,7 @@ impl<'g> Plan<'g> {
 
     /// Puts back what was summed.
     pub(super) fn settle(&mut self, place: Place, sum: Pending) -> Step {
-        *self.planned[place.index()].room(&mut self.rooms) = sum;
+        self.planned[place.index()].pending = sum;
         self.meetings[place.index()].summed();
         self.step(place)
     }
@@ -233,7 +234,7 @@ impl<'g> Plan<'g> {
         let planned = &mut self.planned[place.index()];
         match self.meetings[place.index()].due() {
             Some(parts) if !parts.is_empty() => {
-                Step::Sum(std::mem::take(planned.room(&mut self.rooms)), parts)
+                Step::Sum(std::mem::take(&mut planned.pending), parts)
             }
             Some(_) if planned.waits == 0 => Step::Ready(planned.ready(place)),
             _ => Step::Wait,
@@ -243,23 +244,12 @@ impl<'g> Plan<'g> {
     /// A ready node, to be run.
     #[inline]
     pub(super) fn start(&mut self, place: Place) -> Task<'g> {
-        let planned = &mut self.planned[place.index()];
-        let targets = std::mem::take(&mut planned.targets);
-        let pending = planned.room.take().map(|room| self.rooms.leave(room));
-        let pending = pending.unwrap_or_else(|| Pending::new(planned.node.outputs.len()));
-        Task { node: planned.node.clone(), targets, pending }
+        let Planned { node, targets, pending, .. } = &mut self.planned[place.index()];
+        Task { node: node.clone(), targets: std::mem::take(targets), pending: std::mem::take(pending) }
     }
 }
 
 impl Planned<'_> {
-    /// Where what has come waits.
-    #[inline]
-    fn room<'r>(&mut self, rooms: &'r mut Rooms) -> &'r mut Pending {
-        let outputs = self.node.outputs.len();
-        let room = *self.room.get_or_insert_with(|| rooms.enter(outputs));
-        rooms.get(room)
-    }
-
     #[inline]
     fn ready(&self, place: Place) -> Ready {
         Ready { priority: self.node.priority(), id: self.node.id, place }
