@@ -102,7 +102,9 @@ impl Cx<'_> {
         if self.watched {
             return self.dy().clone();
         }
-        self.grads[0].take().unwrap_or_else(|| unreachable!("{}: its gradient was taken before", self.node.name))
+        self.grads[0]
+            .take()
+            .unwrap_or_else(|| unreachable!("{}: its gradient was taken before", self.node.name))
     }
 
     /// The gradient of output `i`, if any came.

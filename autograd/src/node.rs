@@ -28,15 +28,23 @@ use crate::spare;
 pub(crate) struct Edge {
     pub(crate) node: Link,
     output: u32,
-    /// Whether the node is a leaf, so that few have to look at it.
-    leaf: bool,
+    kind: Kind,
+}
+
+/// Whether the node is a leaf, so that few have to look at it.
+#[repr(u32)]
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    Inner,
+    Leaf,
 }
 
 impl Edge {
     #[inline]
     pub(crate) fn new(node: impl Into<Link>, output: usize) -> Edge {
         let node = node.into();
-        Edge { output: output as u32, leaf: node.is_leaf, node }
+        let kind = if node.is_leaf { Kind::Leaf } else { Kind::Inner };
+        Edge { output: output as u32, kind, node }
     }
 
     /// Which of the node's outputs.
@@ -60,7 +68,7 @@ impl Edge {
     /// The leaf that it leads to, if it is one.
     #[inline]
     pub(crate) fn leaf(&self) -> Option<&LeafState> {
-        if self.leaf { self.node.leaf() } else { None }
+        if self.kind == Kind::Leaf { self.node.leaf() } else { None }
     }
 }
 

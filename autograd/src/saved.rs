@@ -132,7 +132,9 @@ impl Saved {
 
     /// The value, for the last time.
     pub(crate) fn take(self, node: &Arc<Node>) -> Result<Tensor> {
-        let Value::Tensor(tensor) = &self.value else { return self.unpack(node, false).map(Var::into_tensor) };
+        let Value::Tensor(tensor) = &self.value else {
+            return self.unpack(node, false).map(Var::into_tensor);
+        };
         self.check(node, tensor.version())?;
         match self.value {
             Value::Tensor(tensor) => Ok(tensor),

@@ -12,11 +12,18 @@ pub(crate) struct Short<T, const N: usize> {
 impl<T: Default, const N: usize> Default for Short<T, N> {
     #[inline]
     fn default() -> Short<T, N> {
-        Short { few: std::array::from_fn(|_| T::default()), many: None, len: 0 }
+        Short::of_len(0)
     }
 }
 
 impl<T: Default, const N: usize> Short<T, N> {
+    /// So many default items.
+    #[inline]
+    pub(crate) fn of_len(len: usize) -> Short<T, N> {
+        let many = (len > N).then(|| (0..len).map(|_| T::default()).collect());
+        Short { few: std::array::from_fn(|_| T::default()), many, len: len as u32 }
+    }
+
     /// Puts these in the place of what it holds.
     #[inline]
     pub(crate) fn fill(&mut self, items: impl ExactSizeIterator<Item = T>) {

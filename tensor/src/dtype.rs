@@ -4,7 +4,9 @@ use std::fmt;
 
 pub use half::{bf16, f16};
 
-/// The type of a tensor's elements.
+/// The type of a tensor's elements. (A whole word: what is made of tensors is then moved by words, and what moves in odd
+/// pieces stalls a processor that has just written it in others.)
+#[repr(u64)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum DType {
     /// IEEE binary64.

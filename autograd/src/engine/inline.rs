@@ -61,7 +61,7 @@ impl Scheduler for Inline<'_, '_> {
         self.plan.is_sole(to)
     }
 
-    #[inline]
+    #[inline(always)]
     fn send(&mut self, to: Place, output: usize, _: Origin, grad: Arrival) -> Result<()> {
         if let Some(ready) = self.plan.arrive(to, output, grad)? {
             self.push(ready);

@@ -16,7 +16,7 @@ impl Pending {
     /// Nothing yet, of a node with this many outputs.
     #[inline]
     pub(super) fn new(outputs: usize) -> Pending {
-        Pending::of(NodeGrads::of((0..outputs).map(|_| None)))
+        Pending::of(NodeGrads::of_len(outputs))
     }
 
     /// Whether nothing has come.
@@ -30,7 +30,7 @@ impl Pending {
     }
 
     /// Adds what arrives.
-    #[inline]
+    #[inline(always)]
     pub(super) fn take(&mut self, output: usize, grad: Arrival, create_graph: bool) -> Result<()> {
         match grad {
             Arrival::Grad(grad) => return self.add(output, grad, create_graph),
@@ -40,14 +40,23 @@ impl Pending {
         Ok(())
     }
 
-    #[inline]
+    #[inline(always)]
     pub(super) fn add(&mut self, output: usize, grad: Var, create_graph: bool) -> Result<()> {
         let slot = &mut self.grads[output];
-        let sum = match slot.take() {
-            Some(sum) => add(sum, grad, create_graph)?,
-            None => grad,
-        };
-        *slot = Some(sum);
+        if slot.is_some() {
+            return add_to(slot, grad, create_graph);
+        }
+        *slot = Some(grad);
         Ok(())
     }
+}
+
+/// Adds to what has come already.
+#[inline(never)]
+fn add_to(slot: &mut Option<Var>, grad: Var, create_graph: bool) -> Result<()> {
+    *slot = Some(match slot.take() {
+        Some(sum) => add(sum, grad, create_graph)?,
+        None => grad,
+    });
+    Ok(())
 }

@@ -7,6 +7,7 @@
 //! do, a place has a [`Meeting`], which knows whom it awaits.
 
 use std::cell::Cell;
+use std::ops::Range;
 use std::sync::Arc;
 
 use phalanx_tensor::Device;
@@ -23,6 +24,8 @@ use crate::{Result, Var};
 /// What will run.
 pub(super) struct Plan<'g> {
     planned: Vec<Planned<'g>>,
+    /// Every node's targets, one after the other.
+    targets: Vec<Option<Place>>,
     places: Numbers,
     create_graph: bool,
     /// A place's, if gradients arrive in an order of chance; else there are none.
@@ -33,7 +36,8 @@ pub(super) struct Plan<'g> {
 
 struct Planned<'g> {
     node: Held<'g>,
-    targets: Targets,
+    /// Where its targets begin.
+    targets: u32,
     /// Gradients that it still waits for.
     waits: u32,
     /// Those that have come.
@@ -62,6 +66,7 @@ impl<'g> Plan<'g> {
     pub(super) fn new(job: &Job, roots: &'g [Arc<Node>]) -> Plan<'g> {
         let mut plan = Plan {
             planned: Vec::with_capacity(LAST.get()),
+            targets: Vec::with_capacity(2 * LAST.get()),
             places: Numbers::default(),
             create_graph: job.create_graph(),
             meetings: Vec::new(),
@@ -84,8 +89,8 @@ impl<'g> Plan<'g> {
     fn meet_targets_of(&mut self, new: usize) {
         self.meetings.resize_with(self.planned.len(), Meeting::default);
         for planned in &self.planned[new..] {
-            for (i, to) in planned.targets.iter().enumerate() {
-                meet(&mut self.meetings, *to, origin(&planned.node, i));
+            for (i, to) in planned.targets().map(|at| self.targets[at]).enumerate() {
+                meet(&mut self.meetings, to, origin(&planned.node, i));
             }
         }
     }
@@ -113,25 +118,25 @@ impl<'g> Plan<'g> {
         }
         let place = Place::at(self.planned.len());
         *entry = Some(place);
-        let (targets, pending) = (Targets::default(), Pending::new(node.outputs.len()));
-        self.planned.push(Planned { node, targets, waits: 0, pending, wanted: true });
+        let pending = Pending::new(node.outputs.len());
+        self.planned.push(Planned { node, targets: 0, waits: 0, pending, wanted: true });
         place
     }
 
     /// Finds what lies behind the places from `new` on, and counts what is waited for.
     fn explore(&mut self, job: &Job, new: usize) {
         let (mut at, mut last, mut latest_first) = (new, u64::MAX, true);
-        while let Some(planned) = self.planned.get(at) {
+        while let Some(planned) = self.planned.get_mut(at) {
+            planned.targets = self.targets.len() as u32;
             latest_first &= planned.node.seq <= last;
             last = planned.node.seq;
-            let targets = match &planned.node {
+            match &planned.node {
                 &Held::Lent(node) => self.resolve(job, &node.inputs, |edge| Held::Lent(&edge.node)),
                 Held::Own(node) => {
                     let node = Arc::clone(node);
-                    self.resolve(job, &node.inputs, |edge| Held::Own(Arc::clone(&edge.node)))
+                    self.resolve(job, &node.inputs, |edge| Held::Own(Arc::clone(&edge.node)));
                 }
-            };
-            self.planned[at].targets = targets;
+            }
             at += 1;
         }
         // Inputs were recorded before what uses them, so in order of sequence numbers a node's inputs are decided before it.
@@ -150,31 +155,29 @@ impl<'g> Plan<'g> {
         }
     }
 
-    /// Where edges lead to.
+    /// Notes where edges lead to.
     #[inline]
-    fn resolve<'e>(
-        &mut self,
-        job: &Job,
-        edges: &'e [Option<Edge>],
-        held: impl Fn(&'e Edge) -> Held<'g>,
-    ) -> Targets {
-        let place = |edge: &'e Option<Edge>| {
-            let to = self.place_of(held(edge.as_ref().filter(|edge| job.passes(edge))?));
-            // Else it is counted when it is known what is wanted.
-            if job.captures() { Some(to) } else { self.expect(Some(to)) }
-        };
-        Targets::of(edges.iter().map(place))
+    fn resolve<'e>(&mut self, job: &Job, edges: &'e [Option<Edge>], held: impl Fn(&'e Edge) -> Held<'g>) {
+        for edge in edges {
+            let mut to = None;
+            if let Some(edge) = edge.as_ref().filter(|edge| job.passes(edge)) {
+                let place = self.place_of(held(edge));
+                // Else it is counted when it is known what is wanted.
+                to = if job.captures() { Some(place) } else { self.expect(Some(place)) };
+            }
+            self.targets.push(to);
+        }
     }
 
     /// Finds out whether a captured value is reached from a node, after those behind it.
     #[inline]
     fn decide(&mut self, job: &Job, at: usize) {
-        let mut targets = std::mem::take(&mut self.planned[at].targets);
-        targets.iter_mut().for_each(|to| *to = self.expect(*to));
-        let reaches = targets.iter().any(Option::is_some);
-        let planned = &mut self.planned[at];
-        planned.wanted = reaches || job.is_captured(&planned.node);
-        planned.targets = targets;
+        let mut wanted = job.is_captured(&self.planned[at].node);
+        for i in self.planned[at].targets() {
+            self.targets[i] = self.expect(self.targets[i]);
+            wanted |= self.targets[i].is_some();
+        }
+        self.planned[at].wanted = wanted;
     }
 
     /// Counts one more gradient for a place, if its are wanted.
@@ -204,7 +207,7 @@ impl<'g> Plan<'g> {
     }
 
     /// Takes what arrives at a node, in the order of summation; it is ready with the last.
-    #[inline]
+    #[inline(always)]
     pub(super) fn arrive(&mut self, place: Place, output: usize, grad: Arrival) -> Result<Option<Ready>> {
         let planned = &mut self.planned[place.index()];
         planned.waits -= 1;
@@ -233,9 +236,7 @@ impl<'g> Plan<'g> {
     fn step(&mut self, place: Place) -> Step {
         let planned = &mut self.planned[place.index()];
         match self.meetings[place.index()].due() {
-            Some(parts) if !parts.is_empty() => {
-                Step::Sum(std::mem::take(&mut planned.pending), parts)
-            }
+            Some(parts) if !parts.is_empty() => Step::Sum(std::mem::take(&mut planned.pending), parts),
             Some(_) if planned.waits == 0 => Step::Ready(planned.ready(place)),
             _ => Step::Wait,
         }
@@ -244,12 +245,20 @@ impl<'g> Plan<'g> {
     /// A ready node, to be run.
     #[inline]
     pub(super) fn start(&mut self, place: Place) -> Task<'g> {
-        let Planned { node, targets, pending, .. } = &mut self.planned[place.index()];
-        Task { node: node.clone(), targets: std::mem::take(targets), pending: std::mem::take(pending) }
+        let planned = &mut self.planned[place.index()];
+        let targets = Targets::of(self.targets[planned.targets()].iter().copied());
+        Task { node: planned.node.clone(), targets, pending: std::mem::take(&mut planned.pending) }
     }
 }
 
 impl Planned<'_> {
+    /// Which of the plan's targets are its.
+    #[inline]
+    fn targets(&self) -> Range<usize> {
+        let first = self.targets as usize;
+        first..first + self.node.inputs.len()
+    }
+
     #[inline]
     fn ready(&self, place: Place) -> Ready {
         Ready { priority: self.node.priority(), id: self.node.id, place }
