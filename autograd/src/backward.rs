@@ -8,6 +8,7 @@ use smallvec::SmallVec;
 
 use crate::engine::Place;
 use crate::node::{Edge, Node};
+use crate::remade::Remade;
 use crate::saved::Saved;
 use crate::{Result, Var};
 
@@ -16,6 +17,9 @@ pub type Grads = SmallVec<[Option<Var>; 2]>;
 
 /// The backward function of one recorded operation.
 pub trait Backward: Send + Sync {
+    /// Whether [`Backward::remade`] offers anything.
+    const REMAKES: bool = false;
+
     /// The gradients of the inputs, given those of the outputs (in `cx`). Only those that [`Cx::needs`] names are
     /// used. Written with operations on [`Var`], so that gradients of gradients are recorded when asked for
     /// ([`Cx::create_graph`]).
@@ -51,6 +55,12 @@ pub trait Backward: Send + Sync {
         true
     }
 
+    /// How output `i` is made again, for those that would save it.
+    fn remade(&self, i: usize) -> Option<&Arc<Remade>> {
+        let _ = i;
+        None
+    }
+
     /// Whether the output is the input in another shape or dtype. Such an operation on a parameter belongs to the
     /// weight work of a split backward.
     fn is_view(&self) -> bool {
@@ -80,7 +90,7 @@ impl Few {
     /// With input `i`, if it is one of the first.
     #[inline]
     pub(crate) fn and(self, i: usize) -> Few {
-        Few(self.0 | 1u64.checked_shl(i as u32).unwrap_or(0))
+        if i < 64 { Few(self.0 | 1 << i) } else { self }
     }
 
     #[inline]
@@ -97,14 +107,15 @@ impl Cx<'_> {
         self.grads[0].as_ref().unwrap_or_else(|| unreachable!("{} ran without a gradient", self.node.name))
     }
 
-    /// The gradient of the only output, which is not asked for again.
+    /// The gradient of the only output, which is not asked for again: whoever gets it may be alone with it.
+    ///
+    /// # Panics
+    /// If it was taken before.
     pub fn take_dy(&mut self) -> Var {
         if self.watched {
             return self.dy().clone();
         }
-        self.grads[0]
-            .take()
-            .unwrap_or_else(|| unreachable!("{}: its gradient was taken before", self.node.name))
+        self.grads[0].take().unwrap_or_else(|| panic!("{}: its gradient was taken before", self.node.name))
     }
 
     /// The gradient of output `i`, if any came.
@@ -159,7 +170,8 @@ impl Cx<'_> {
     }
 
     /// Accumulates the gradient of input `i` straight into its leaf's buffer instead of returning it: possible if
-    /// the leaf's slot is [`crate::Slot::Into`] or has an earlier gradient, and nobody else contributes in this pass. `write` adds to the
+    /// the leaf's slot is [`crate::Slot::Into`] or has an earlier gradient, nobody else contributes in this pass, and the input is
+    /// one of the first 64. `write` adds to the
     /// buffer with an accumulating kernel and returns whether it did (it may decline, for example for the
     /// buffer's dtype). If this returns true, `None` is to be returned for the input.
     ///
@@ -199,4 +211,16 @@ pub fn grads1(a: Var) -> Result<Grads> {
 #[inline]
 pub fn grads2(a: Option<Var>, b: Option<Var>) -> Result<Grads> {
     Ok(SmallVec::from_buf([a, b]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Few;
+
+    #[test]
+    fn only_the_first_64_inputs_count() {
+        let some = [0, 5, 63, 64, 70, 1 << 40].into_iter().fold(Few::default(), Few::and);
+        let found: Vec<usize> = (0..200).filter(|&i| some.contains(i)).collect();
+        assert_eq!(found, [0, 5, 63]);
+    }
 }
