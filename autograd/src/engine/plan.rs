@@ -128,7 +128,7 @@ impl<'g> Plan<'g> {
         let (mut at, mut last, mut latest_first) = (new, u64::MAX, true);
         while let Some(planned) = self.planned.get_mut(at) {
             planned.targets = self.targets.len() as u32;
-            latest_first &= planned.node.seq <= last;
+            latest_first &= planned.node.seq < last;
             last = planned.node.seq;
             match &planned.node {
                 &Held::Lent(node) => self.resolve(job, &node.inputs, |edge| Held::Lent(&edge.node)),
@@ -144,7 +144,7 @@ impl<'g> Plan<'g> {
             (new..at).rev().for_each(|at| self.decide(job, at));
         } else if job.captures() {
             let mut order: Vec<usize> = (new..at).collect();
-            order.sort_unstable_by_key(|&at| self.planned[at].node.seq);
+            order.sort_unstable_by_key(|&at| (self.planned[at].node.seq, at));
             order.into_iter().for_each(|at| self.decide(job, at));
         }
         for planned in self.planned[new..].iter().filter(|p| p.wanted) {
