@@ -35,7 +35,7 @@ struct Inline<'a, 'g> {
 }
 
 impl Inline<'_, '_> {
-    #[inline]
+    #[inline(always)]
     fn push(&mut self, ready: Ready) {
         match self.next {
             None => self.next = Some(ready),
@@ -46,7 +46,7 @@ impl Inline<'_, '_> {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn pop(&mut self) -> Option<Ready> {
         let next = self.next.take();
         if !self.later.is_empty() {

@@ -243,7 +243,7 @@ impl<'g> Plan<'g> {
     }
 
     /// A ready node, to be run.
-    #[inline]
+    #[inline(always)]
     pub(super) fn start(&mut self, place: Place) -> Task<'g> {
         let planned = &mut self.planned[place.index()];
         let targets = Targets::of(self.targets[planned.targets()].iter().copied());
