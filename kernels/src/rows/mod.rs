@@ -9,9 +9,10 @@ pub(crate) mod cuda;
 
 use phalanx_tensor::{Device, Result, Tensor};
 
+use crate::gemm::with_scratch;
 use crate::pointwise::{PIECE, piece_of};
 use crate::real::Real;
-use crate::simd::{Float, Isa, Kernel, dispatch};
+use crate::simd::{Float, Isa, Kernel, LANES_MAX, dispatch};
 use crate::source::Source;
 
 /// Blocks of rows that have sums of their own, at most.
@@ -91,29 +92,31 @@ pub(crate) fn run_added<T: Real, const N: usize>(
     if shape.sums > 0 {
         block = block.max(shape.rows.div_ceil(SUMS_MAX));
     }
-    let mut sums = vec![T::Wide::ZERO; shape.rows.div_ceil(block) * shape.sums];
-    let mut y_parts = parts(y, block * shape.width);
-    let mut sum_parts = parts(sum, block * shape.width);
-    let mut stats_parts = parts(stats, block * shape.stats);
-    let mut sums_parts = parts(&mut sums, shape.sums);
-    let mut blocks: Vec<Block<'_, T>> = (0..shape.rows.div_ceil(block))
-        .map(|i| Block {
-            first: i * block,
-            count: block.min(shape.rows - i * block),
-            y: y_parts.next().unwrap_or_default(),
-            sum: sum_parts.next().unwrap_or_default(),
-            stats: stats_parts.next().unwrap_or_default(),
-            sums: sums_parts.next().unwrap_or_default(),
-        })
-        .collect();
-    pool.for_each_chunk(&mut blocks, 1, |_, blocks| {
-        blocks.iter_mut().for_each(|block| block.run(kernel, shape, &sources));
-    });
-    drop(blocks);
     let mut total = vec![0.0; shape.sums];
-    for block in sums.chunks(shape.sums.max(1)) {
-        total.iter_mut().zip(block).for_each(|(to, x)| *to += x.to_f64());
-    }
+    with_scratch(shape.rows.div_ceil(block) * shape.sums, |sums| {
+        sums.fill(T::Wide::ZERO);
+        let mut y_parts = parts(y, block * shape.width);
+        let mut sum_parts = parts(sum, block * shape.width);
+        let mut stats_parts = parts(stats, block * shape.stats);
+        let mut sums_parts = parts(sums, shape.sums);
+        let mut blocks: Vec<Block<'_, T>> = (0..shape.rows.div_ceil(block))
+            .map(|i| Block {
+                first: i * block,
+                count: block.min(shape.rows - i * block),
+                y: y_parts.next().unwrap_or_default(),
+                sum: sum_parts.next().unwrap_or_default(),
+                stats: stats_parts.next().unwrap_or_default(),
+                sums: sums_parts.next().unwrap_or_default(),
+            })
+            .collect();
+        pool.for_each_chunk(&mut blocks, 1, |_, blocks| {
+            blocks.iter_mut().for_each(|block| block.run(kernel, shape, &sources));
+        });
+        drop(blocks);
+        for block in sums.chunks(shape.sums.max(1)) {
+            total.iter_mut().zip(block).for_each(|(to, x)| *to += x.to_f64());
+        }
+    });
     Ok(total)
 }
 
@@ -139,50 +142,70 @@ impl<T: Real> Block<'_, T> {
         shape: Shape,
         sources: &[Source<'_, T>; N],
     ) {
-        let width = shape.width;
-        let room = |direct: bool| vec![T::Wide::ZERO; if direct { 0 } else { width }];
-        let mut gathered: [Vec<T::Wide>; N] = std::array::from_fn(|n| room(sources[n].is_wide()));
-        let mut wide = room(T::as_wide(&[]).is_some() || self.y.is_empty());
-        let mut wide_sum = room(T::as_wide(&[]).is_some() || self.sum.is_empty());
-        for i in 0..self.count {
-            let index = self.first + i;
-            let mut gathered = gathered.iter_mut();
-            let mut x = std::array::from_fn(|n| match gathered.next() {
-                Some(room) => sources[n].wide(index * width, width, room),
-                None => &[],
-            });
-            if !self.sum.is_empty() {
-                x[0] = added::<T>([x[0], x[1]], &mut self.sum[i * width..][..width], &mut wide_sum);
+        let direct = T::as_wide(&[]).is_some();
+        // Whole cache lines each: like rows of tensors, so that no row's place in a page meets half of another's.
+        let room = shape.width.next_multiple_of(LANES_MAX);
+        let places = |yes: bool| if yes { room } else { 0 };
+        let gathered = sources.each_ref().map(|source| places(!source.is_wide()));
+        let (wide, wide_sum) = (places(!direct && !self.y.is_empty()), places(!direct && !self.sum.is_empty()));
+        with_scratch(gathered.iter().sum::<usize>() + wide + wide_sum, |scratch| {
+            let (wide, rest) = scratch.split_at_mut(wide);
+            let (wide_sum, mut rest) = rest.split_at_mut(wide_sum);
+            let mut gathered = gathered.map(|len| rest.split_off_mut(..len).unwrap_or_default());
+            for i in 0..self.count {
+                self.run_row(i, kernel, shape, sources, &mut gathered, [&mut *wide, &mut *wide_sum]);
             }
-            let y = if self.y.is_empty() { &mut [] } else { &mut self.y[i * width..][..width] };
-            let stats = &mut self.stats[i * shape.stats..][..shape.stats];
-            let sums = &mut *self.sums;
-            match T::as_wide_mut(y) {
-                Some(y) => dispatch(Call { kernel, row: Row { index, x, y, stats, sums } }),
-                None => {
-                    let to = if self.y.is_empty() { 0 } else { width };
-                    if N == 0 {
-                        T::widen_all(&self.y[i * to..][..to], &mut wide[..to]);
-                    }
-                    dispatch(Call { kernel, row: Row { index, x, y: &mut wide[..to], stats, sums } });
-                    T::narrow_all(&wide[..to], &mut self.y[i * to..][..to]);
+        });
+    }
+
+    /// Row `i` of the block, in rooms for what is not computed with where it lies.
+    fn run_row<const N: usize>(
+        &mut self,
+        i: usize,
+        kernel: &impl RowKernel<T::Wide, N>,
+        shape: Shape,
+        sources: &[Source<'_, T>; N],
+        gathered: &mut [&mut [T::Wide]; N],
+        [wide, wide_sum]: [&mut [T::Wide]; 2],
+    ) {
+        let (index, width) = (self.first + i, shape.width);
+        let mut gathered = gathered.iter_mut();
+        let mut x = std::array::from_fn(|n| match gathered.next() {
+            Some(room) => sources[n].wide(index * width, width, room),
+            None => &[],
+        });
+        if !self.sum.is_empty() {
+            x[0] = added::<T>([x[0], x[1]], &mut self.sum[i * width..][..width], wide_sum);
+        }
+        let y = if self.y.is_empty() { &mut [] } else { &mut self.y[i * width..][..width] };
+        let stats = &mut self.stats[i * shape.stats..][..shape.stats];
+        let sums = &mut *self.sums;
+        match T::as_wide_mut(y) {
+            Some(y) => dispatch(Call { kernel, row: Row { index, x, y, stats, sums } }),
+            None => {
+                let to = if self.y.is_empty() { 0 } else { width };
+                if N == 0 {
+                    T::widen_all(&self.y[i * to..][..to], &mut wide[..to]);
                 }
+                dispatch(Call { kernel, row: Row { index, x, y: &mut wide[..to], stats, sums } });
+                T::narrow_all(&wide[..to], &mut self.y[i * to..][..to]);
             }
         }
     }
 }
 
-/// Sets `to` to the sum of two rows, rounded, and returns what is there, widened in `room`.
+/// Sets `to` to the sum of two rows, rounded, and returns what is there, widened in `room` if need be.
 fn added<'a, T: Real>(x: [&[T::Wide]; 2], to: &'a mut [T], room: &'a mut [T::Wide]) -> &'a [T::Wide] {
-    match T::as_wide_mut(to) {
-        Some(to) => dispatch(Add { x, to }),
-        None => {
-            dispatch(Add { x, to: room });
-            T::narrow_all(room, to);
-            T::widen_all(to, room);
-        }
+    if let Some(to) = T::as_wide_mut(to) {
+        dispatch(Add { x, to });
+    } else {
+        let room = &mut room[..to.len()];
+        dispatch(Add { x, to: room });
+        T::narrow_all(room, to);
+        T::widen_all(to, room);
     }
-    T::as_wide(to).unwrap_or(room)
+    let len = to.len();
+    T::as_wide(to).unwrap_or_else(|| &room[..len])
 }
 
 struct Add<'a, T> {
@@ -225,6 +248,15 @@ pub(crate) mod lanes {
     /// Chains of a reduction that run side by side.
     const CHAINS: usize = 4;
 
+    /// Slices cut to one length: one comparison then serves them all.
+    #[inline(always)]
+    fn cut<'a, T, const N: usize>(mut x: [&'a [T]; N], len: usize) -> [&'a [T]; N] {
+        for n in 0..N {
+            x[n] = &x[n][..len];
+        }
+        x
+    }
+
     /// The vectors from `at` on, whole ones or, beyond the end, filled up.
     #[inline(always)]
     fn load<V: Vector, const N: usize>(
@@ -235,10 +267,18 @@ pub(crate) mod lanes {
     ) -> [V; N] {
         let mut v = [V::zero(); N];
         for n in 0..N {
-            let x = &x[n][at.min(x[n].len())..];
-            v[n] = if whole { V::load(x) } else { V::load_partial(x, fill[n]) };
+            v[n] = match whole {
+                true => V::load(&x[n][at..]),
+                false => V::load_partial(&x[n][at.min(x[n].len())..], fill[n]),
+            };
         }
         v
+    }
+
+    /// Writes a vector from `at` on, what is beyond the end left out.
+    #[inline(always)]
+    fn store<V: Vector>(v: V, y: &mut [V::Elem], at: usize, whole: bool) {
+        if whole { v.store(&mut y[at..]) } else { v.store_partial(&mut y[at..]) }
     }
 
     /// `y[i] = f(x[0][i], x[1][i], ..)`.
@@ -248,15 +288,11 @@ pub(crate) mod lanes {
         y: &mut [V::Elem],
         f: impl Fn([V; N]) -> V,
     ) {
-        let mut at = 0;
-        while at < y.len() {
-            let whole = at + V::LANES <= y.len();
-            let result = f(load(&x, at, whole, &[V::Elem::ZERO; N]));
-            if whole {
-                result.store(&mut y[at..])
-            } else {
-                result.store_partial(&mut y[at..])
-            }
+        let (len, mut at) = (y.len(), 0);
+        let x = cut(x, len);
+        while at < len {
+            let whole = len - at >= V::LANES;
+            store(f(load(&x, at, whole, &[V::Elem::ZERO; N])), y, at, whole);
             at += V::LANES;
         }
     }
@@ -279,17 +315,59 @@ pub(crate) mod lanes {
         x: [&[V::Elem]; N],
         f: impl Fn(V, [V; N]) -> V,
     ) {
-        let mut at = 0;
-        while at < y.len() {
-            let whole = at + V::LANES <= y.len();
-            let [old] = load(&[old.unwrap_or(&*y)], at, whole, &[V::Elem::ZERO]);
+        let (len, mut at) = (y.len(), 0);
+        let x = cut(x, len);
+        let from = old.map(|old| &old[..len]);
+        while at < len {
+            let whole = len - at >= V::LANES;
+            let [old] = load(&[from.unwrap_or(&*y)], at, whole, &[V::Elem::ZERO]);
             let result = f(old, load(&x, at, whole, &[V::Elem::ZERO; N]));
-            if whole {
-                result.store(&mut y[at..])
-            } else {
-                result.store_partial(&mut y[at..])
-            }
+            store(result, y, at, whole);
             at += V::LANES;
+        }
+    }
+
+    /// `y[m][i] = f([y[0][i], ..], [x[0][i], ..])[m]` for those of `y` that there are. Meanwhile the rows at `near` come near.
+    #[inline(always)]
+    pub(crate) fn update_all<V: Vector, const N: usize, const M: usize>(
+        mut y: [Option<&mut [V::Elem]>; M],
+        x: [&[V::Elem]; N],
+        near: &[*const V::Elem],
+        f: impl Fn([V; M], [V; N]) -> [V; M],
+    ) {
+        let (len, mut at) = (x[0].len(), 0);
+        let x = cut(x, len);
+        while at < len {
+            let whole = len - at >= V::LANES;
+            let mut values = [V::zero(); M];
+            for m in 0..M {
+                if let Some(y) = &y[m] {
+                    [values[m]] = load(&[&y[..len]], at, whole, &[V::Elem::ZERO]);
+                }
+            }
+            values = f(values, load(&x, at, whole, &[V::Elem::ZERO; N]));
+            for m in 0..M {
+                if let Some(y) = &mut y[m] {
+                    store(values[m], &mut y[..len], at, whole);
+                }
+            }
+            bring::<V>(near, at);
+            at += V::LANES;
+        }
+    }
+
+    /// Where what lies behind a row begins: in memory the next row, perhaps.
+    #[inline(always)]
+    pub(crate) fn next<T>(row: &[T]) -> *const T {
+        row.as_ptr_range().end
+    }
+
+    /// Asks for the elements `at` behind these addresses, which need not be valid. The processor by itself stops at a
+    /// page's end, and waits while a row is computed with.
+    #[inline(always)]
+    fn bring<V: Vector>(near: &[*const V::Elem], at: usize) {
+        for i in 0..near.len() {
+            V::prefetch(near[i].wrapping_add(at));
         }
     }
 
@@ -303,13 +381,29 @@ pub(crate) mod lanes {
         f: impl Fn([V; M], [V; N]) -> [V; M],
         join: impl Fn(V, V) -> V,
     ) -> [V; M] {
-        let step = CHAINS * V::LANES;
+        fold_near(&[], x, fill, start, f, join)
+    }
+
+    /// [`fold`]; meanwhile the rows at `near` come near.
+    #[inline(always)]
+    pub(crate) fn fold_near<V: Vector, const N: usize, const M: usize>(
+        near: &[*const V::Elem],
+        x: [&[V::Elem]; N],
+        fill: [V::Elem; N],
+        start: V,
+        f: impl Fn([V; M], [V; N]) -> [V; M],
+        join: impl Fn(V, V) -> V,
+    ) -> [V; M] {
+        let (len, step) = (x[0].len(), CHAINS * V::LANES);
+        let x = cut(x, len);
         let mut chains = [[start; M]; CHAINS];
         let mut block = 0;
-        while block < x[0].len() {
-            let whole = block + step <= x[0].len();
+        while block < len {
+            let rest = cut_start(x, block);
+            let whole = len - block >= step;
             for c in 0..CHAINS {
-                chains[c] = f(chains[c], load(&x, block + c * V::LANES, whole, &fill));
+                chains[c] = f(chains[c], load(&rest, c * V::LANES, whole, &fill));
+                bring::<V>(near, block + c * V::LANES);
             }
             block += step;
         }
@@ -320,9 +414,29 @@ pub(crate) mod lanes {
         result
     }
 
+    /// Slices without their first elements.
+    #[inline(always)]
+    fn cut_start<'a, T, const N: usize>(mut x: [&'a [T]; N], start: usize) -> [&'a [T]; N] {
+        for n in 0..N {
+            x[n] = &x[n][start..];
+        }
+        x
+    }
+
     /// [`fold`] that adds.
     #[inline(always)]
     pub(crate) fn sums<V: Vector, const N: usize, const M: usize>(
+        x: [&[V::Elem]; N],
+        fill: [V::Elem; N],
+        f: impl Fn([V; N]) -> [V; M],
+    ) -> [V::Elem; M] {
+        sums_near(&[], x, fill, f)
+    }
+
+    /// [`sums`]; meanwhile the rows at `near` come near.
+    #[inline(always)]
+    pub(crate) fn sums_near<V: Vector, const N: usize, const M: usize>(
+        near: &[*const V::Elem],
         x: [&[V::Elem]; N],
         fill: [V::Elem; N],
         f: impl Fn([V; N]) -> [V; M],
@@ -334,7 +448,7 @@ pub(crate) mod lanes {
             }
             terms
         };
-        let total = fold(x, fill, V::zero(), add, |a, b| a + b);
+        let total = fold_near(near, x, fill, V::zero(), add, |a, b| a + b);
         let mut sums = [V::Elem::ZERO; M];
         for m in 0..M {
             sums[m] = total[m].reduce_sum();
