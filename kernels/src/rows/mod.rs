@@ -147,7 +147,8 @@ impl<T: Real> Block<'_, T> {
         let room = shape.width.next_multiple_of(LANES_MAX);
         let places = |yes: bool| if yes { room } else { 0 };
         let gathered = sources.each_ref().map(|source| places(!source.is_wide()));
-        let (wide, wide_sum) = (places(!direct && !self.y.is_empty()), places(!direct && !self.sum.is_empty()));
+        let (wide, wide_sum) =
+            (places(!direct && !self.y.is_empty()), places(!direct && !self.sum.is_empty()));
         with_scratch(gathered.iter().sum::<usize>() + wide + wide_sum, |scratch| {
             let (wide, rest) = scratch.split_at_mut(wide);
             let (wide_sum, mut rest) = rest.split_at_mut(wide_sum);

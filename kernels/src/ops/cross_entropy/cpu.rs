@@ -44,7 +44,8 @@ fn exponentials<V: Vector>(x: &[V::Elem]) -> (V::Elem, V::Elem) {
     let mut rest = x;
     while !rest.is_empty() {
         let (block, after) = rest.split_at(rest.len().min(BLOCK));
-        let [new] = lanes::fold([block], [low], max, |[max]: [V; 1], [x]: [V; 1]| [x.max(max)], |a, b| a.max(b));
+        let [new] =
+            lanes::fold([block], [low], max, |[max]: [V; 1], [x]: [V; 1]| [x.max(max)], |a, b| a.max(b));
         if rest.len() < x.len() {
             sum = sum * (max - new).exp();
         }

@@ -142,9 +142,7 @@ struct Slope<V, const N: usize, const CENTERED: bool, const WEIGHTED: bool> {
     means: [V; 2],
 }
 
-impl<V: Vector, const N: usize, const CENTERED: bool, const WEIGHTED: bool>
-    Slope<V, N, CENTERED, WEIGHTED>
-{
+impl<V: Vector, const N: usize, const CENTERED: bool, const WEIGHTED: bool> Slope<V, N, CENTERED, WEIGHTED> {
     /// g, if that is to be centred, and g xhat.
     #[inline(always)]
     fn terms(self, [x, dy, w, _]: [V; 4]) -> [V; 2] {

@@ -72,7 +72,10 @@ fn check(dtype: DType, rows: usize, width: usize, centred: bool) {
 fn each_gradient_has_the_bits_alone_that_it_has_beside_the_others() {
     for (rows, width) in [(0, 5), (3, 0), (1, 1), (3, 7), (70, 33), (5, 129), (300, 1024)] {
         let x = make(&[rows, width], DType::F32, &floats(-2.0, 3.0));
-        let (w, dy) = (make(&[width], DType::F32, &floats(0.5, 2.0)), make(&[rows, width], DType::F32, &floats(-1.0, 1.5)));
+        let (w, dy) = (
+            make(&[width], DType::F32, &floats(0.5, 2.0)),
+            make(&[rows, width], DType::F32, &floats(-1.0, 1.5)),
+        );
         for weight in [None, Some(&w)] {
             let (_, stats) = layer_norm(&x, &[width], weight, None, 1e-3).unwrap();
             let run = |needs| layer_norm_backward(&x, &stats, &[width], weight, &dy, needs).unwrap();
