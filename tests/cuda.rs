@@ -19,10 +19,11 @@ use phalanx::{Context, DType, Device, Tensor, Var};
 
 type Test = (&'static str, fn() -> std::result::Result<(), String>);
 
-const TESTS: [Test; 9] = [
+const TESTS: [Test; 10] = [
     ("a tiny GPT's losses are the CPU's", || same_losses(gpt, DType::F32, 20, 1e-4)),
     ("a tiny Llama's losses are the CPU's", || same_losses(llama, DType::F32, 8, 1e-4)),
     ("in bf16 the losses are the CPU's to its rounding", || same_losses(gpt, DType::BF16, 8, 0.02)),
+    ("heads too deep for attention's tiles train as on the CPU", || same_losses(deep, DType::F32, 3, 1e-4)),
     ("in f64 the losses are the CPU's", || same_losses(gpt, DType::F64, 4, 1e-11)),
     ("training repeats itself bit for bit", repeats),
     ("a captured step trains as one that is not", captured_step),
@@ -56,6 +57,11 @@ fn gpt(scope: &Scope) -> Result<Decoder> {
     let mut model = GptConfig::new(VOCABULARY, CONTEXT, 2, 2, 32).with_dropout(0.1).init(scope)?;
     model.set_recompute(RecomputeMode::ExceptLast);
     Ok(model)
+}
+
+/// One head of 272.
+fn deep(scope: &Scope) -> Result<Decoder> {
+    GptConfig::new(VOCABULARY, CONTEXT, 1, 1, 272).with_dropout(0.1).init(scope)
 }
 
 fn llama(scope: &Scope) -> Result<Decoder> {

@@ -7,6 +7,7 @@ use phalanx_tensor::Tensor;
 use smallvec::SmallVec;
 
 use crate::node::Node;
+use crate::remade::Remade;
 use crate::saved::Saved;
 use crate::{Result, Var};
 
@@ -15,6 +16,9 @@ pub type Grads = SmallVec<[Option<Var>; 2]>;
 
 /// The backward function of one recorded operation.
 pub trait Backward: Send + Sync {
+    /// Whether [`Backward::remade`] offers anything.
+    const REMAKES: bool = false;
+
     /// The gradients of the inputs, given those of the outputs (in `cx`). Only those that [`Cx::needs`] names are
     /// used. Written with operations on [`Var`], so that gradients of gradients are recorded when asked for
     /// ([`Cx::create_graph`]).
@@ -47,6 +51,12 @@ pub trait Backward: Send + Sync {
     fn keeps_gradient(&self, i: usize) -> bool {
         let _ = i;
         true
+    }
+
+    /// How output `i` is made again, for those that would save it.
+    fn remade(&self, i: usize) -> Option<&Arc<Remade>> {
+        let _ = i;
+        None
     }
 
     /// Whether the output is the input in another shape or dtype. Such an operation on a parameter belongs to the

@@ -32,6 +32,8 @@ struct Held {
     tensor: Tensor,
     base: u64,
     attached: u64,
+    /// Whether it has ever been a stand-in without elements.
+    comes_and_goes: bool,
 }
 
 struct SlotState {
@@ -61,7 +63,8 @@ impl Leaf {
             return Err(phalanx_tensor::Error::dtype("leaf", tensor.dtype(), wanted).into());
         }
         let outputs: SmallVec<[Meta; 1]> = smallvec![Meta::of(&tensor)];
-        let held = RwLock::new(Held { base: 0, attached: tensor.version(), tensor });
+        let held = Held { base: 0, attached: tensor.version(), tensor, comes_and_goes: false };
+        let held = RwLock::new(held);
         let slot = Mutex::new(SlotState { slot: Slot::Owned(None), grad: None, zeroed: 0 });
         let (seq, id) = next_sequence();
         Ok(Leaf(Arc::new(Node {
@@ -96,6 +99,11 @@ impl Leaf {
         self.state().tensor_and_version()
     }
 
+    /// Whether it has always had its elements, so that others' backward functions may count on them.
+    pub(crate) fn stays(&self) -> bool {
+        !self.state().held.read().unwrap_or_else(PoisonError::into_inner).comes_and_goes
+    }
+
     /// The tensor it holds now.
     pub fn tensor(&self) -> Tensor {
         self.state().tensor()
@@ -120,7 +128,8 @@ impl Leaf {
         }
         let mut held = self.state().held.write().unwrap_or_else(PoisonError::into_inner);
         let base = held.version();
-        *held = Held { base, attached: tensor.version(), tensor };
+        let comes_and_goes = held.comes_and_goes || got.shape != wanted.shape;
+        *held = Held { base, attached: tensor.version(), tensor, comes_and_goes };
         Ok(())
     }
 

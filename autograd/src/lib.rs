@@ -31,7 +31,7 @@
 //! - A node's saved values are freed when it has run, unless the graph is retained. No chain of operations is too long
 //!   for the stack, in backward or when it is dropped.
 //! - A leaf is saved by its handle, everything else by its tensor and version: a value modified in place after it was
-//!   saved is an error that names it.
+//!   saved is an error that names it. Results of norms and of gelu and silu are not saved but made again ([`Remade`]).
 //! - Backward functions are made of differentiable operations, so derivatives have derivatives
 //!   ([`Options::create_graph`]).
 //! - A panic in a backward function or hook is an error of the pass.
@@ -58,6 +58,7 @@ pub mod ops;
 mod outputs;
 mod phony;
 mod record;
+mod remade;
 mod saved;
 mod sequence;
 mod spare;
@@ -79,5 +80,6 @@ pub use outputs::Outputs;
 pub use phalanx_tensor as tensor;
 pub use phony::phony;
 pub use record::{Saver, is_recording, record, record_many, record_none};
+pub use remade::Remade;
 pub use saved::{Saved, SavedHooks, SavedHooksGuard, saved_hooks};
 pub use var::Var;

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::Result;
 use crate::backward::{Backward, Cx, Grads};
 use crate::node::{Body, Kind};
+use crate::remade::Remade;
 
 /// A backward function that can be freed.
 pub(crate) trait Operation: Send + Sync {
@@ -19,6 +20,9 @@ pub(crate) trait Operation: Send + Sync {
 
     /// [`Backward::keeps_gradient`].
     fn keeps_gradient(&self, i: usize) -> bool;
+
+    /// [`Backward::remade`].
+    fn remade(&self, output: usize) -> Option<Arc<Remade>>;
 }
 
 /// An operation as a node holds it.
@@ -98,6 +102,17 @@ impl<B: Backward> Operation for Recorded<B> {
             State::Own(backward) => backward.keeps_gradient(i),
             State::Shared(backward) => backward.keeps_gradient(i),
             State::Freed => true,
+        }
+    }
+
+    fn remade(&self, output: usize) -> Option<Arc<Remade>> {
+        if !B::REMAKES {
+            return None;
+        }
+        match &*self.lock() {
+            State::Own(backward) => backward.remade(output).cloned(),
+            State::Shared(backward) => backward.remade(output).cloned(),
+            State::Freed => None,
         }
     }
 }

@@ -3,19 +3,21 @@
 use std::any::{Any, TypeId};
 use std::sync::Arc;
 
-use phalanx_tensor::{Context, Tensor};
+use phalanx_tensor::{Context, Result as TensorResult, Tensor};
 use smallvec::SmallVec;
 
 use crate::backward::Backward;
 use crate::checkpoint::note_use;
 use crate::node::{Edge, Edges, Link, Meta, Node};
 use crate::operation::Recorded;
+use crate::remade::{Remade, Source};
 use crate::saved::Saved;
 use crate::sequence::{next_sequence, pass_over};
 use crate::{Error, Result, Var, spare};
 
 /// Saves values for backward, while an operation is recorded.
 pub struct Saver<'a> {
+    name: &'static str,
     inputs: &'a [&'a Var],
     outputs: &'a [Tensor],
 }
@@ -35,6 +37,43 @@ impl Saver<'_> {
     /// If a saved-value hook refuses.
     pub fn output(&self, i: usize) -> Result<Saved> {
         Saved::output(i, &self.outputs[i])
+    }
+
+    /// How output `i` is made again of some inputs, which the operation saves (or which are small): to be offered by
+    /// [`Backward::remade`]. None where they cannot be counted on, as parameters that are sharded.
+    pub fn remade(
+        &self,
+        i: usize,
+        inputs: impl IntoIterator<Item = usize>,
+        make: impl Fn(&[Tensor]) -> TensorResult<Tensor> + Send + Sync + 'static,
+    ) -> Option<Arc<Remade>> {
+        let sources = inputs.into_iter().map(|i| Source::kept(self.inputs[i])).collect::<Option<_>>()?;
+        Some(Remade::new(self.name, &self.outputs[i], sources, make))
+    }
+
+    /// [`Saver::remade`] of output `of`, which the operation saves, and of some inputs.
+    pub(crate) fn remade_of_output(
+        &self,
+        i: usize,
+        of: usize,
+        inputs: impl IntoIterator<Item = usize>,
+        make: impl Fn(&[Tensor]) -> TensorResult<Tensor> + Send + Sync + 'static,
+    ) -> Option<Arc<Remade>> {
+        let inputs = inputs.into_iter().map(|i| Source::kept(self.inputs[i]));
+        let sources =
+            [Some(Source::of(&self.outputs[of]))].into_iter().chain(inputs).collect::<Option<_>>()?;
+        Some(Remade::new(self.name, &self.outputs[i], sources, make))
+    }
+
+    /// How the output is made again of the input, which the operation does not save, if that is made again itself (and not of
+    /// another such: no chain of these is long).
+    pub(crate) fn remade_of_remade(
+        &self,
+        make: impl Fn(&[Tensor]) -> TensorResult<Tensor> + Send + Sync + 'static,
+    ) -> Option<Arc<Remade>> {
+        let source = Remade::behind(self.inputs[0]).filter(|remade| !remade.is_nested())?;
+        let sources = [Source::Remade(source)].into_iter().collect();
+        Some(Remade::new(self.name, &self.outputs[0], sources, make))
     }
 
     /// Whether input `i` requires a gradient: what only its gradient needs need not be saved otherwise.
@@ -62,7 +101,7 @@ pub fn record<B: Backward + 'static>(
         name,
         inputs,
         SmallVec::from_buf([Meta::of(&output)]),
-        backward(&Saver { inputs, outputs })?,
+        backward(&Saver { name, inputs, outputs })?,
     );
     Ok(Var::from_parts(output, Some(Edge { node, output: 0 })))
 }
@@ -81,7 +120,7 @@ pub fn record_many<B: Backward + 'static>(
         return Ok(outputs.into_iter().map(|t| Var::from_parts(t, None)).collect());
     }
     let metas = outputs.iter().map(Meta::of).collect();
-    let node = new_node(name, inputs, metas, backward(&Saver { inputs, outputs: &outputs })?);
+    let node = new_node(name, inputs, metas, backward(&Saver { name, inputs, outputs: &outputs })?);
     let link = |(output, tensor): (usize, Tensor)| {
         let edge = tensor.dtype().is_float().then(|| Edge { node: node.clone(), output });
         Var::from_parts(tensor, edge)

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use phalanx_tensor::Tensor;
 
 use crate::node::{Edge, Node};
+use crate::remade::Remade;
 use crate::{Error, Leaf, Result, Var};
 
 /// A value saved in the forward pass. A leaf is saved by its *handle*: backward reads whatever tensor the leaf
@@ -24,6 +25,8 @@ enum Value {
     /// In a leaf whose gradient nobody wants.
     Held(Leaf),
     Packed(Box<Packed>),
+    /// Made again when it is asked for.
+    Remade(Arc<Remade>),
 }
 
 struct Packed {
@@ -70,14 +73,19 @@ impl Drop for SavedHooksGuard {
 
 impl Saved {
     pub(crate) fn input(index: usize, var: &Var) -> Result<Saved> {
+        let place = Place::Input(index as u32);
         if var.edge().is_some_and(|e| e.node.leaf().is_some()) {
             return Ok(Saved::as_it_is(index, var));
         }
+        if let Some(remade) = Remade::behind(var)
+            && HOOKS.with_borrow(Vec::is_empty)
+        {
+            return Ok(Saved { version: remade.version, value: Value::Remade(remade), place });
+        }
         if let Some(leaf) = var.holder() {
-            let place = Place::Input(index as u32);
             return Ok(Saved { value: Value::Held(leaf.clone()), place, version: leaf.version() });
         }
-        Saved::tensor(var.tensor(), Place::Input(index as u32))
+        Saved::tensor(var.tensor(), place)
     }
 
     /// A value that somebody else keeps alive, for the check that it does not change.
@@ -114,6 +122,7 @@ impl Saved {
             (Value::Held(leaf), _) => leaf.tensor_and_version(),
             (Value::Tensor(tensor), _) => (tensor.clone(), tensor.version()),
             (Value::Packed(kept), _) => (kept.hooks.unpack(kept.packed.as_ref())?, self.version),
+            (Value::Remade(remade), _) => (remade.tensor()?, self.version),
             (Value::Leaf, Place::Input(i)) => {
                 let leaf = node.inputs[i as usize].as_ref().and_then(|e| e.node.leaf());
                 let leaf = leaf.unwrap_or_else(|| unreachable!("saved as a leaf, so the edge leads to one"));
@@ -126,7 +135,7 @@ impl Saved {
                 Place::Input(i) => format!("input {i}"),
                 Place::Output(i) => format!("output {i}"),
             };
-            return Err(Error::Modified { op: node.name, value, saved: self.version, now });
+            return Err(modified(node.name, value, self.version, now));
         }
         let edge = match self.place {
             _ if !link => None,
@@ -135,4 +144,8 @@ impl Saved {
         };
         Ok(Var::from_parts(tensor, edge))
     }
+}
+
+pub(crate) fn modified(op: &'static str, value: String, saved: u64, now: u64) -> Error {
+    Error::Modified { op, value, saved, now }
 }

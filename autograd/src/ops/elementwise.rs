@@ -3,9 +3,11 @@
 //! The derivative is made of the input or of the output, which is saved; in one pass by a fused kernel, or of
 //! differentiable operations if it is to be differentiated again.
 
+use std::sync::Arc;
+
 use phalanx_tensor::{Result as TensorResult, Tensor};
 
-use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, grads1, record};
+use crate::{Backward, Cx, Grads, Remade, Result, Saved, Saver, Var, grads1, record};
 
 /// Such a function's derivative.
 pub(crate) trait Elementwise: Send + Sync + 'static {
@@ -17,7 +19,12 @@ pub(crate) trait Elementwise: Send + Sync + 'static {
     /// `dx` from the saved value and `dy`, by a kernel.
     fn fused(&self, saved: &Tensor, dy: &Tensor) -> TensorResult<Tensor>;
 
-    /// The same of differentiable operations.
+    /// How the result is made again of the input, where that is better than to keep it beside.
+    fn again(&self) -> Option<fn(&Tensor) -> TensorResult<Tensor>> {
+        None
+    }
+
+    /// `fused` of differentiable operations.
     fn composed(&self, saved: &Var, dy: &Var) -> Result<Var>;
 }
 
@@ -25,22 +32,30 @@ pub(crate) trait Elementwise: Send + Sync + 'static {
 pub(crate) fn elementwise<F: Elementwise>(x: &Var, y: Tensor, function: F) -> Result<Var> {
     record(F::NAME, &[x], y, |s: &Saver<'_>| {
         let saved = if F::OF_OUTPUT { s.output(0)? } else { s.input(0)? };
-        Ok(Node { saved, function })
+        let remade = function.again().and_then(|f| s.remade(0, [0], move |x| f(&x[0])));
+        Ok(Node { saved, function, remade })
     })
 }
 
 struct Node<F> {
     saved: Saved,
     function: F,
+    remade: Option<Arc<Remade>>,
 }
 
 impl<F: Elementwise> Backward for Node<F> {
+    const REMAKES: bool = !F::OF_OUTPUT;
+
     fn backward(&self, cx: &Cx<'_>) -> Result<Grads> {
         let (saved, dy) = (cx.get(&self.saved)?, cx.dy());
         if cx.create_graph() {
             return grads1(self.function.composed(&saved, dy)?);
         }
         grads1(Var::new(self.function.fused(saved.tensor(), dy.tensor())?))
+    }
+
+    fn remade(&self, _: usize) -> Option<&Arc<Remade>> {
+        self.remade.as_ref()
     }
 }
 

@@ -3,16 +3,18 @@
 //! Derivative, with `xhat` the normalised row, `r` its inverse deviation and `g = dy w`:
 //! `dx = r (g - mean(g) - xhat mean(g xhat))`, `dw = sum(dy xhat)` and `db = sum(dy)` over the rows.
 //! Shapes: `x` [.., n..], `w` and `b` [n..]. Saves `x`, `w` and two or three numbers a row (mean, `r`), from which the
-//! backward pass makes `xhat` again in its one pass. The mean is kept in two parts, so that a small spread beside a
+//! backward pass makes `xhat` again in its one pass, and `y` for what would save it ([`Remade`]). The mean is kept in two parts, so that a small spread beside a
 //! large mean keeps its digits.
 //! Source: Ba, Kiros, Hinton: Layer Normalization (2016).
 
+use std::sync::Arc;
+
 use phalanx_kernels as kernels;
-use phalanx_tensor::{Dims, Tensor};
+use phalanx_tensor::{Dims, Result as TensorResult, Tensor};
 use smallvec::SmallVec;
 
 use super::normalize::Normalization;
-use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, record, record_many};
+use crate::{Backward, Cx, Grads, Remade, Result, Saved, Saver, Var, record, record_many};
 
 impl Var {
     /// Layer normalisation over the last dimensions, which must be `normalized_shape`, then scaled by `weight` and
@@ -48,6 +50,21 @@ pub(super) struct Form {
     pub(super) eps: f64,
 }
 
+impl Form {
+    /// How the normalised rows are made again of x, weight and bias.
+    fn again(&self, weighted: bool) -> impl Fn(&[Tensor]) -> TensorResult<Tensor> + Send + Sync + 'static {
+        let Form { ref shape, centred, eps } = *self;
+        let shape = shape.clone();
+        move |of| {
+            let (w, b) = (of.get(1).filter(|_| weighted), of.get(1 + usize::from(weighted)));
+            Ok(match centred {
+                true => kernels::layer_norm(&of[0], &shape, w, b, eps)?.0,
+                false => kernels::rms_norm(&of[0], &shape, w, eps)?.0,
+            })
+        }
+    }
+}
+
 /// Records a normalisation of the inputs x, weight?, bias? that gave `y` and the rows' numbers.
 pub(super) fn record_norm<'a>(
     name: &'static str,
@@ -59,7 +76,17 @@ pub(super) fn record_norm<'a>(
     let inputs: SmallVec<[&Var; 4]> = inputs.collect();
     record(name, &inputs, y, |s: &Saver<'_>| {
         let weight = (weighted && s.needs(0)).then(|| s.input(1)).transpose()?;
-        Ok(RowNorm { x: s.input(0)?, weight, weighted, inputs: inputs.len(), added: false, stats, form })
+        let remade = s.remade(0, 0..inputs.len(), form.again(weighted));
+        Ok(RowNorm {
+            x: s.input(0)?,
+            weight,
+            weighted,
+            inputs: inputs.len(),
+            added: false,
+            stats,
+            form,
+            remade,
+        })
     })
 }
 
@@ -75,7 +102,17 @@ pub(super) fn record_added<'a>(
     let inputs: SmallVec<[&Var; 4]> = inputs.collect();
     let mut made = record_many(name, &inputs, [sum, y].into_iter().collect(), |s: &Saver<'_>| {
         let weight = (weighted && (s.needs(0) || s.needs(1))).then(|| s.input(2)).transpose()?;
-        Ok(RowNorm { x: s.output(0)?, weight, weighted, inputs: inputs.len(), added: true, stats, form })
+        let remade = s.remade_of_output(1, 0, 2..inputs.len(), form.again(weighted));
+        Ok(RowNorm {
+            x: s.output(0)?,
+            weight,
+            weighted,
+            inputs: inputs.len(),
+            added: true,
+            stats,
+            form,
+            remade,
+        })
     })?;
     let y = made.remove(1);
     Ok((made.remove(0), y))
@@ -93,9 +130,17 @@ struct RowNorm {
     added: bool,
     stats: Tensor,
     form: Form,
+    /// How `y` is made again.
+    remade: Option<Arc<Remade>>,
 }
 
 impl Backward for RowNorm {
+    const REMAKES: bool = true;
+
+    fn remade(&self, i: usize) -> Option<&Arc<Remade>> {
+        self.remade.as_ref().filter(|_| i == usize::from(self.added))
+    }
+
     fn backward(&self, cx: &Cx<'_>) -> Result<Grads> {
         let summands = 1 + usize::from(self.added);
         let (dy, dsum) = if self.added { (cx.dy_at(1), cx.dy_at(0)) } else { (Some(cx.dy()), None) };

@@ -85,7 +85,7 @@ mod subset;
 mod sum;
 mod tanh;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 mod to;
 mod to_device;
 mod tril;

@@ -5,7 +5,8 @@
 //! Shapes: q [.., T, D], k [.., S, D], v [.., S, E], mask broadcasts to [.., T, S], y [.., T, E].
 //! Saves q, k, v, the mask, y and two numbers a query; scores and probabilities are made again tile by tile and never
 //! stored whole, except the scores' gradient where a mask's gradient is asked for. `sum(p dp)` is `sum(y dy)`. Dropout's
-//! draws are functions of their place and drawn again.
+//! draws are functions of their place and drawn again. Heads too deep for a GPU's tiles, and gradients that are
+//! differentiated again, are made of other operations and hold whole score matrices.
 //! Source: Dao, Fu, Ermon, Rudra, Ré: FlashAttention (2022).
 
 use phalanx_kernels as kernels;
@@ -31,6 +32,9 @@ impl Var {
         config: &Attention,
     ) -> Result<Var> {
         let [q, k, v] = [self, key, value].map(Var::tensor);
+        if !kernels::attention_in_tiles(q, k, v, mask.map(Var::tensor), config)? {
+            return composed([self, key, value], mask, config);
+        }
         let (y, stats) = kernels::scaled_dot_product_attention(q, k, v, mask.map(Var::tensor), config)?;
         let inputs: SmallVec<[&Var; 4]> = [self, key, value].into_iter().chain(mask).collect();
         record(OP, &inputs, y, |s: &Saver<'_>| {
@@ -56,7 +60,7 @@ impl Backward for Recorded {
         let mask = self.mask.as_ref().map(|m| cx.get(m)).transpose()?;
         let needs = [0, 1, 2, 3].map(|i| (i < 3 || mask.is_some()) && cx.needs(i));
         let made = if cx.create_graph() {
-            self.composed(inputs, mask.as_ref(), cx.dy(), needs)?
+            self.composed_backward(inputs, mask.as_ref(), cx.dy(), needs)?
         } else {
             self.fused(inputs, mask.as_ref(), [&cx.get(&self.y)?, cx.dy()], needs)?
         };
@@ -86,45 +90,76 @@ impl Recorded {
     }
 
     /// The gradients as differentiable operations on whole score matrices.
-    fn composed(
+    fn composed_backward(
         &self,
         [q, k, v]: [Var; 3],
         mask: Option<&Var>,
         dy: &Var,
         [dq, dk, dv, dm]: [bool; 4],
     ) -> Result<[Option<Var>; 4]> {
-        let turned = |x: &Var| x.transpose(-2, -1);
-        let scale = self.config.scale.unwrap_or_else(|| 1.0 / (q.shape()[q.rank() - 1] as f64).sqrt());
         let (wide_k, wide_v) = (repeat_heads(&k, &q)?, repeat_heads(&v, &q)?);
-        let scores = q.matmul(&turned(&wide_k)?)?.mul_scalar(scale)?;
-        let p = self.hide(scores, mask)?.softmax(-1)?;
-        let keep =
-            self.config.dropout.map(|d| kernels::attention_keep(q.tensor(), k.shape()[k.rank() - 2], d));
-        let keep = keep.transpose()?.map(Var::new);
-        let kept = |x: Var| keep.as_ref().map_or_else(|| Ok(x.clone()), |keep| x.mul(keep));
-        let product = p.mul(&kept(dy.matmul(&turned(&wide_v)?)?)?)?;
+        let p = probabilities(&q, &wide_k, mask, &self.config)?;
+        let keep = keep(&q, &k, &self.config)?;
+        let product = p.mul(&kept(dy.matmul(&turned(&wide_v)?)?, keep.as_ref())?)?;
         let ds = product.sub(&p.mul(&product.sum(&[-1], true)?)?)?;
-        let scaled = ds.mul_scalar(scale)?;
+        let scaled = ds.mul_scalar(scale(&q, &self.config))?;
         Ok([
             dq.then(|| scaled.matmul(&wide_k)).transpose()?,
             dk.then(|| sum_heads(&turned(&scaled)?.matmul(&q)?, k.shape())).transpose()?,
-            dv.then(|| sum_heads(&turned(&kept(p.clone())?)?.matmul(dy)?, v.shape())).transpose()?,
+            dv.then(|| sum_heads(&turned(&kept(p, keep.as_ref())?)?.matmul(dy)?, v.shape())).transpose()?,
             mask.filter(|_| dm).map(|mask| ds.sum_to(mask.shape())).transpose()?,
         ])
     }
+}
 
-    /// The scores with the mask, and with negative infinity where a key lies behind the query.
-    fn hide(&self, mut scores: Var, mask: Option<&Var>) -> Result<Var> {
-        let hidden = Var::full(f64::NEG_INFINITY, &scores)?;
-        if self.config.is_causal {
-            scores = scores.add(&hidden.triu(1)?)?;
-        }
-        match mask {
-            None => Ok(scores),
-            Some(mask) if mask.dtype() == DType::Bool => scores.where_(mask, &hidden),
-            Some(mask) => scores.add(mask),
-        }
+/// The whole of it as differentiable operations, halves in f32 until the result.
+fn composed([q, k, v]: [&Var; 3], mask: Option<&Var>, config: &Attention) -> Result<Var> {
+    let dtype = q.dtype();
+    let wide = |x: &Var| if x.dtype().size() == 2 { x.to(DType::F32) } else { Ok(x.clone()) };
+    let (q, k, v, mask) = (&wide(q)?, &wide(k)?, &wide(v)?, mask.map(wide).transpose()?);
+    let p = probabilities(q, &repeat_heads(k, q)?, mask.as_ref(), config)?;
+    kept(p, keep(q, k, config)?.as_ref())?.matmul(&repeat_heads(v, q)?)?.to(dtype)
+}
+
+/// `softmax(q kᵀ scale + mask)`, 0 for queries that see nothing.
+fn probabilities(q: &Var, k: &Var, mask: Option<&Var>, config: &Attention) -> Result<Var> {
+    let scores = hide(q.matmul(&turned(k)?)?.mul_scalar(scale(q, config))?, mask, config.is_causal)?;
+    if mask.is_none() || scores.shape()[scores.rank() - 1] == 0 {
+        return scores.softmax(-1);
     }
+    let blind = scores.detach().amax(&[-1], true)?.eq_scalar(f64::NEG_INFINITY)?;
+    scores.masked_fill(&blind, 0.0)?.softmax(-1)?.masked_fill(&blind, 0.0)
+}
+
+/// The scores with the mask, and with negative infinity where a key lies behind the query.
+fn hide(mut scores: Var, mask: Option<&Var>, is_causal: bool) -> Result<Var> {
+    let hidden = Var::full(f64::NEG_INFINITY, &scores)?;
+    if is_causal {
+        scores = scores.add(&hidden.triu(1)?)?;
+    }
+    match mask {
+        None => Ok(scores),
+        Some(mask) if mask.dtype() == DType::Bool => scores.where_(mask, &hidden),
+        Some(mask) => scores.add(mask),
+    }
+}
+
+fn scale(q: &Var, config: &Attention) -> f64 {
+    config.scale.unwrap_or_else(|| 1.0 / (q.shape()[q.rank() - 1] as f64).sqrt())
+}
+
+fn turned(x: &Var) -> Result<Var> {
+    x.transpose(-2, -1)
+}
+
+/// What dropout multiplies the probabilities with.
+fn keep(q: &Var, k: &Var, config: &Attention) -> Result<Option<Var>> {
+    let draw = |d| kernels::attention_keep(q.tensor(), k.shape()[k.rank() - 2], d).map(Var::new);
+    Ok(config.dropout.map(draw).transpose()?)
+}
+
+fn kept(x: Var, keep: Option<&Var>) -> Result<Var> {
+    keep.map_or_else(|| Ok(x.clone()), |keep| x.mul(keep))
 }
 
 /// Keys or values with a head for every query head.
@@ -156,9 +191,9 @@ fn sum_heads(dx: &Var, shape: &[usize]) -> Result<Var> {
 
 #[cfg(test)]
 mod tests {
-    use phalanx_tensor::Device;
+    use phalanx_tensor::{DType, Device};
 
-    use super::{Attention, AttentionDropout};
+    use super::{Attention, AttentionDropout, composed};
     use crate::Var;
     use crate::ops::testing::check_twice;
 
@@ -179,5 +214,47 @@ mod tests {
         check_twice(&[&[2, 3, 2], &[2, 3, 2], &[2, 3, 2]], |v| {
             v[0].scaled_dot_product_attention(&v[1], &v[2], None, &dropping)
         });
+    }
+    /// Of three queries the second sees nothing.
+    fn blinding_mask() -> Var {
+        let seen = [true, false, true, true, false, false, false, false, false, false, true, true];
+        Var::from_slice(&seen, &[3, 4], Device::CPU).unwrap()
+    }
+
+    #[test]
+    fn queries_that_see_nothing_have_no_gradient_of_any_order() {
+        let (mask, shapes): (_, [&[usize]; 3]) = (blinding_mask(), [&[3, 2], &[4, 2], &[4, 2]]);
+        check_twice(&shapes, |v| {
+            v[0].scaled_dot_product_attention(&v[1], &v[2], Some(&mask), &Attention::default())
+        });
+        check_twice(&shapes, |v| composed([&v[0], &v[1], &v[2]], Some(&mask), &Attention::default()));
+    }
+
+    #[test]
+    fn composed_of_other_operations_it_is_the_same() {
+        let waves = |shape: &[usize], step: f64| {
+            let values: Vec<f32> =
+                (0..shape.iter().product()).map(|i| (i as f64 * step).sin() as f32).collect();
+            Var::from_slice(&values, shape, Device::CPU).unwrap()
+        };
+        let masks = [None, Some(blinding_mask()), Some(waves(&[4, 1, 4], 0.9))];
+        for (dtype, tolerance) in [(DType::F32, 1e-6), (DType::BF16, 0.008), (DType::F64, 1e-14)] {
+            let [q, k, v] = [(4, 3, 0.7), (2, 4, 0.4), (2, 4, 0.3)]
+                .map(|(heads, length, step)| waves(&[2, heads, length, 5], step).to(dtype).unwrap());
+            for mask in &masks {
+                let fits = |m: &Var| if m.dtype() == DType::Bool { Ok(m.clone()) } else { m.to(dtype) };
+                let mask = mask.as_ref().map(fits).transpose().unwrap();
+                for (is_causal, p) in [(false, 0.0), (true, 0.4)] {
+                    let dropout = AttentionDropout::new(p, 3);
+                    let config = Attention { is_causal, scale: Some(1.5), enable_gqa: true, dropout };
+                    let tiles = q.scaled_dot_product_attention(&k, &v, mask.as_ref(), &config).unwrap();
+                    let other = composed([&q, &k, &v], mask.as_ref(), &config).unwrap();
+                    assert_eq!(other.dtype(), dtype);
+                    let apart = tiles.sub(&other).unwrap().abs().unwrap().to(DType::F64).unwrap();
+                    let apart = apart.max_all().unwrap().item::<f64>().unwrap();
+                    assert!(apart <= tolerance, "{dtype} {is_causal}: {apart}");
+                }
+            }
+        }
     }
 }

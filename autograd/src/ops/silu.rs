@@ -1,6 +1,7 @@
 //! `y = x sigmoid(x)`, elementwise.
 //!
-//! Derivative: `dx = dy s (1 + x (1 - s))` with `s = sigmoid(x)`. Saves `x`.
+//! Derivative: `dx = dy s (1 + x (1 - s))` with `s = sigmoid(x)`. Saves `x`, of which `y` is made again for what
+//! would save it ([`Remade`](crate::Remade)).
 
 use phalanx_kernels as kernels;
 use phalanx_tensor::{Result as TensorResult, Tensor};
@@ -26,6 +27,10 @@ impl Elementwise for Silu {
 
     fn fused(&self, x: &Tensor, dy: &Tensor) -> TensorResult<Tensor> {
         kernels::silu_backward(x, dy)
+    }
+
+    fn again(&self) -> Option<fn(&Tensor) -> TensorResult<Tensor>> {
+        Some(kernels::silu)
     }
 
     fn composed(&self, x: &Var, dy: &Var) -> Result<Var> {

@@ -1,12 +1,14 @@
 //! `y = x` in another dtype.
 //!
-//! Derivative: between floating-point dtypes `dx = dy` in `x`'s dtype; integers and bools have none. Nothing is
-//! saved.
+//! Derivative: between floating-point dtypes `dx = dy` in `x`'s dtype; integers and bools have none. Nothing is saved; of an
+//! `x` that is made again `y` is so too ([`Remade`]).
+
+use std::sync::Arc;
 
 use phalanx_kernels as kernels;
 use phalanx_tensor::DType;
 
-use crate::{Backward, Cx, Grads, Result, Saver, Var, grads1, record, record_none};
+use crate::{Backward, Cx, Grads, Remade, Result, Saver, Var, grads1, record, record_none};
 
 impl Var {
     /// The values in another dtype: floats round to nearest even, float to integer truncates (saturating, NaN to
@@ -23,15 +25,24 @@ impl Var {
         if !dtype.is_float() {
             return record_none("to", &[self], y);
         }
-        record("to", &[self], y, |_: &Saver<'_>| Ok(To { from }))
+        record("to", &[self], y, |s: &Saver<'_>| {
+            Ok(To { from, remade: s.remade_of_remade(move |x| kernels::cast(&x[0], dtype)) })
+        })
     }
 }
 
 struct To {
     from: DType,
+    remade: Option<Arc<Remade>>,
 }
 
 impl Backward for To {
+    const REMAKES: bool = true;
+
+    fn remade(&self, _: usize) -> Option<&Arc<Remade>> {
+        self.remade.as_ref()
+    }
+
     fn backward(&self, cx: &Cx<'_>) -> Result<Grads> {
         grads1(cx.dy().to(self.from)?)
     }

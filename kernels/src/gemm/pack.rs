@@ -11,8 +11,8 @@ use std::marker::PhantomData;
 use super::element::{GemmElem, Place};
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Vector};
 
-/// How many places ahead of a copy its rows are brought near.
-const AHEAD: usize = 16;
+/// How many places are copied for a panel before the next panel's, and how far ahead of a copy its rows are brought near.
+const PLACES_AT_ONCE: usize = 8;
 /// How many squares ahead of a transposition its rows are brought near.
 const AHEAD_ALONG: usize = 4;
 
@@ -55,31 +55,33 @@ impl<T: GemmElem> Kernel for Panels<'_, T> {
 }
 
 impl<T: GemmElem> Panels<'_, T> {
-    /// The lanes of a step lie side by side: each step is read once, for all panels.
+    /// The lanes of a step lie side by side: some steps at a time are read once, for all panels.
     #[inline(always)]
     fn copy_rows<S: Isa, V: Vector<Elem = T::Acc>>(&mut self)
     where
         T::Acc: Float<Vec<S> = V>,
     {
-        let panel = self.width * self.places;
+        let (per_place, len) = (T::Place::steps::<S>(), self.width * self.places);
         let beyond = [self.beyond; LANES_MAX];
-        let per_place = T::Place::steps::<S>();
-        for place in 0..self.places {
-            let step = place * per_place;
-            let src = &self.src[step * self.step_stride..];
-            let next = (step + 1 < self.steps).then(|| &src[self.step_stride..]);
-            for first in (0..self.lanes).step_by(self.width) {
-                for step in 0..per_place {
-                    let ahead = (AHEAD * per_place + step) * self.step_stride;
-                    V::prefetch(src[first..].as_ptr().wrapping_add(ahead).cast());
-                }
-                let dst = &mut self.dst[first / self.width * panel..][..panel][place * self.width..];
-                for lane in (0..self.width).step_by(V::LANES) {
-                    let from = (first + lane).min(self.lanes);
-                    let lanes = from..(from + V::LANES).min(self.lanes);
-                    let next = next.map_or(&beyond[..lanes.len()], |next| &next[lanes.clone()]);
-                    // What it writes too much is the place after, whose turn comes.
-                    put(T::across::<S>(&src[lanes], next), &mut dst[lane..], self.width - lane, true);
+        for group in (0..self.places).step_by(PLACES_AT_ONCE) {
+            let group = group..(group + PLACES_AT_ONCE).min(self.places);
+            for (panel, first) in self.dst.chunks_mut(len).zip((0..self.lanes).step_by(self.width)) {
+                let lanes = first..(first + self.width).min(self.lanes);
+                for place in group.clone() {
+                    let step = place * per_place;
+                    let row = |step: usize| &self.src[step * self.step_stride..][lanes.clone()];
+                    let (src, next) = (row(step), (step + 1 < self.steps).then(|| row(step + 1)));
+                    let dst = &mut panel[place * self.width..];
+                    for lane in (0..self.width).step_by(V::LANES) {
+                        let lanes = lane.min(src.len())..(lane + V::LANES).min(src.len());
+                        let next = next.map_or(&beyond[..lanes.len()], |next| &next[lanes.clone()]);
+                        for step in 0..per_place {
+                            let ahead = (PLACES_AT_ONCE * per_place + step) * self.step_stride;
+                            V::prefetch(src[lanes.clone()].as_ptr().wrapping_add(ahead).cast());
+                        }
+                        // What it writes too much is the place after, whose turn comes.
+                        put(T::across::<S>(&src[lanes], next), &mut dst[lane..], self.width - lane, true);
+                    }
                 }
             }
         }

@@ -141,7 +141,7 @@ pub use rope::{Rope, rope, rope_backward};
 pub use rsqrt::{rsqrt, rsqrt_backward};
 pub use scale::scale_;
 pub use scaled_dot_product_attention::{
-    Attention, AttentionDropout, attention_keep, scaled_dot_product_attention,
+    Attention, AttentionDropout, attention_in_tiles, attention_keep, scaled_dot_product_attention,
     scaled_dot_product_attention_backward,
 };
 pub use sigmoid::{sigmoid, sigmoid_backward};

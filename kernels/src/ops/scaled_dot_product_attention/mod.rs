@@ -89,7 +89,26 @@ pub fn scaled_dot_product_attention(
     Ok((out, stats))
 }
 
+/// Whether [`scaled_dot_product_attention`] takes these: everywhere but on a GPU, whose tiles hold heads up to 256 deep.
+///
+/// # Errors
+/// If shapes, dtypes or devices do not fit.
+pub fn attention_in_tiles(
+    query: &Tensor,
+    key: &Tensor,
+    value: &Tensor,
+    mask: Option<&Tensor>,
+    config: &Attention,
+) -> Result<bool> {
+    let problem = Problem::new("scaled_dot_product_attention", [query, key, value], mask, config)?;
+    Ok(!query.device().is_cuda() || problem.deepest() <= cuda::DEPTH_MAX)
+}
+
 impl Problem {
+    fn deepest(&self) -> usize {
+        self.depth.max(self.value_depth)
+    }
+
     fn new(
         op: &'static str,
         [query, key, value]: [&Tensor; 3],

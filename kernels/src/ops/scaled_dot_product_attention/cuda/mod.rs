@@ -16,7 +16,9 @@ use super::Problem;
 use super::dropout::Keep;
 use crate::cuda::{File, PRELUDE};
 use crate::wide::wide_dtype;
-use variant::{Block, DEPTH_MAX, Variant};
+use variant::{Block, Variant};
+
+pub(super) use variant::DEPTH_MAX;
 use view::{View, contiguous};
 
 const PROBLEM: File = ("problem.cuh", include_str!("problem.cuh"));
@@ -179,7 +181,7 @@ impl<'c> Call<'c> {
         slopes: bool,
     ) -> Result<Call<'c>> {
         let query = inputs[0];
-        let depth = problem.depth.max(problem.value_depth);
+        let depth = problem.deepest();
         if depth > DEPTH_MAX {
             let wanted = format!("depths of at most {DEPTH_MAX} on a GPU");
             return Err(Error::shape(op, format!("a depth of {depth}"), wanted));

@@ -30,7 +30,7 @@ pub(super) struct Block {
 
 /// Depths that tensor cores take, and any kernel.
 const TENSOR_CORES_MAX: usize = 128;
-pub(super) const DEPTH_MAX: usize = 256;
+pub(in super::super) const DEPTH_MAX: usize = 256;
 
 impl Variant {
     /// Whether tensor cores do it.

@@ -1,0 +1,261 @@
+//! Results that are made again in backward instead of being kept.
+//!
+//! A norm or a nonlinearity saves its input anyway. An operation behind it that would save its result too, a linear map for
+//! its weight's gradient, keeps only how that is made:
+//!
+//! ```text
+//! x --- gelu --- y --- linear --- z        saved: x (by gelu), x and how to make y (by linear), not y
+//! ```
+//!
+//! The result is made when it is first asked for and kept until all that saved it have run. Its bits are the forward
+//! pass's, as the kernel is the same. Source: what llm.c's `recompute` and selective recomputation (Korthikanti et al.,
+//! Reducing activation recomputation, 2022) do by hand for certain layers.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use phalanx_tensor::{Result as TensorResult, Tensor};
+use smallvec::SmallVec;
+
+use crate::node::{Edge, Kind};
+use crate::saved::modified;
+use crate::{Leaf, Result, Var, no_grad};
+
+/// How a result is made again: [`crate::Saver::remade`] says when, [`crate::Backward::remade`] offers it.
+pub struct Remade {
+    op: &'static str,
+    /// The result's, when it was made: one that was written since is kept as it is.
+    pub(crate) version: u64,
+    sources: SmallVec<[Source; 3]>,
+    make: Make,
+    made: Mutex<Option<Tensor>>,
+}
+
+/// Makes the result of its sources.
+type Make = Box<dyn Fn(&[Tensor]) -> TensorResult<Tensor> + Send + Sync>;
+
+/// What a result is made of, and the version that it must have.
+pub(crate) enum Source {
+    Tensor(Tensor, u64),
+    Leaf(Leaf, u64),
+    Remade(Arc<Remade>),
+}
+
+impl Source {
+    /// This value, if its producer keeps it for backward; none if a leaf's tensor comes and goes.
+    pub(crate) fn kept(var: &Var) -> Option<Source> {
+        match var.as_leaf().or_else(|| var.holder().cloned()) {
+            Some(leaf) => leaf.stays().then(|| leaf.version()).map(|version| Source::Leaf(leaf, version)),
+            None => Some(Source::of(var.tensor())),
+        }
+    }
+
+    pub(crate) fn of(tensor: &Tensor) -> Source {
+        Source::Tensor(tensor.clone(), tensor.version())
+    }
+
+    fn tensor(&self, op: &'static str) -> Result<Tensor> {
+        let ((tensor, now), saved) = match self {
+            Source::Tensor(tensor, saved) => ((tensor.clone(), tensor.version()), *saved),
+            Source::Leaf(leaf, saved) => (leaf.tensor_and_version(), *saved),
+            Source::Remade(remade) => return remade.tensor(),
+        };
+        if now == saved {
+            Ok(tensor)
+        } else {
+            Err(modified(op, "what its result is made of".into(), saved, now))
+        }
+    }
+}
+
+impl Remade {
+    pub(crate) fn new(
+        op: &'static str,
+        output: &Tensor,
+        sources: SmallVec<[Source; 3]>,
+        make: impl Fn(&[Tensor]) -> TensorResult<Tensor> + Send + Sync + 'static,
+    ) -> Arc<Remade> {
+        Arc::new(Remade {
+            op,
+            version: output.version(),
+            sources,
+            make: Box::new(make),
+            made: Mutex::default(),
+        })
+    }
+
+    /// How this value is made again, if its operation offers that and nobody has written to it since.
+    pub(crate) fn behind(var: &Var) -> Option<Arc<Remade>> {
+        let Edge { node, output } = var.edge()?;
+        match node.body.kind() {
+            Kind::Operation(operation) => {
+                operation.remade(*output).filter(|remade| remade.version == var.tensor().version())
+            }
+            Kind::Leaf(_) | Kind::Checkpoint(_) => None,
+        }
+    }
+
+    /// Whether it is made of another.
+    pub(crate) fn is_nested(&self) -> bool {
+        matches!(self.sources[..], [Source::Remade(_), ..])
+    }
+
+    /// The result, kept for the others that hold this beside its operation.
+    pub(crate) fn tensor(self: &Arc<Remade>) -> Result<Tensor> {
+        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        let tensor = match made.take() {
+            Some(tensor) => tensor,
+            None => {
+                let _plain = no_grad();
+                let sources = self.sources.iter().map(|s| s.tensor(self.op));
+                (self.make)(&sources.collect::<Result<SmallVec<[Tensor; 3]>>>()?)?
+            }
+        };
+        if Arc::strong_count(self) > 2 {
+            *made = Some(tensor.clone());
+        }
+        Ok(tensor)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use phalanx_kernels::Gelu;
+    use phalanx_tensor::{DType, Device, Result as TensorResult, Tensor};
+
+    use crate::ops::testing::check_twice;
+    use crate::{Leaf, Options, Result, SavedHooks, Var, backward, grad, saved_hooks};
+
+    fn tensor(shape: &[usize], device: Device) -> Tensor {
+        let values: Vec<f32> = (0..shape.iter().product()).map(|i: usize| (i as f32 * 0.7).sin()).collect();
+        Tensor::from_slice(&values, shape, device).unwrap()
+    }
+
+    fn now(device: Device) -> usize {
+        device.ledger().unwrap().total().now
+    }
+
+    type Function = fn(&Var) -> Result<Var>;
+
+    const FUNCTIONS: [(&str, Function); 7] = [
+        ("gelu", |x| x.gelu(Gelu::Exact)),
+        ("gelu by tanh", |x| x.gelu(Gelu::Tanh)),
+        ("silu", Var::silu),
+        ("layer_norm", |x| x.layer_norm(&[64], None, None, 1e-5)),
+        ("rms_norm", |x| x.rms_norm(&[64], None, 1e-5)),
+        ("add_layer_norm", |x| Ok(x.add_layer_norm(x, &[64], None, None, 1e-5)?.1)),
+        ("add_rms_norm", |x| Ok(x.add_rms_norm(x, &[64], None, 1e-5)?.1)),
+    ];
+
+    #[test]
+    fn what_a_linear_map_reads_is_not_kept() {
+        for (at, (name, f)) in FUNCTIONS.into_iter().enumerate() {
+            let device = Device::Cpu(40 + at as u16);
+            let x = Var::leaf(tensor(&[32, 64], device)).unwrap();
+            let w = Leaf::new(tensor(&[1, 64], device), true).unwrap();
+            let before = now(device);
+            let made = f(&x).unwrap();
+            let kept = now(device) - before;
+            let y = made.linear(&w.var(), None).unwrap();
+            drop(made);
+            let after = now(device) - before;
+            assert!(after + 32 * 64 * 4 <= kept + 32 * 4 + 256, "{name}: {kept} bytes, then {after}");
+            backward(&[(y.sum_all().unwrap(), None)], Options::default()).unwrap();
+            drop(y);
+            x.as_leaf().unwrap().zero_grad().unwrap();
+            w.zero_grad().unwrap();
+            assert_eq!(now(device), before, "{name}: bytes that stay");
+        }
+    }
+
+    /// Keeps values as they are.
+    struct Keep;
+
+    impl SavedHooks for Keep {
+        fn pack(&self, tensor: &Tensor) -> Result<Box<dyn std::any::Any + Send + Sync>> {
+            Ok(Box::new(tensor.clone()))
+        }
+
+        fn unpack(&self, packed: &(dyn std::any::Any + Send + Sync)) -> Result<Tensor> {
+            Ok(packed.downcast_ref::<Tensor>().unwrap().clone())
+        }
+    }
+
+    #[test]
+    fn gradients_have_the_bits_of_kept_values() {
+        for (name, f) in FUNCTIONS {
+            for dtype in [DType::F32, DType::BF16] {
+                let run = |keep: bool| {
+                    let _hooks = keep.then(|| saved_hooks(Arc::new(Keep)));
+                    let x = Var::leaf(tensor(&[7, 64], Device::CPU)).unwrap();
+                    let w = Var::leaf(tensor(&[3, 64], Device::CPU)).unwrap();
+                    let (made, w2) = (f(&x).unwrap().to(dtype).unwrap(), w.to(dtype).unwrap());
+                    // Two linear maps share what is made again.
+                    let sum = made.linear(&w2, None).unwrap().mul(&made.linear(&w2, None).unwrap()).unwrap();
+                    let grads =
+                        grad(&[(sum.sum_all().unwrap(), None)], &[&x, &w], Options::default()).unwrap();
+                    grads.into_iter().map(|g| g.unwrap().to_vec::<f32>().unwrap()).collect::<Vec<_>>()
+                };
+                assert_eq!(run(false), run(true), "{name}, {dtype}");
+            }
+        }
+    }
+
+    #[test]
+    fn derivatives_have_derivatives() {
+        check_twice(&[&[3, 4], &[2, 4]], |v| v[0].gelu(Gelu::Tanh)?.linear(&v[1], None));
+        let (x, w): (&[usize], &[usize]) = (&[3, 4], &[4]);
+        check_twice(&[x, w, w, &[2, 4]], |v| {
+            let (sum, y) = v[0].add_layer_norm(&v[0], &[4], Some(&v[1]), Some(&v[2]), 1e-2)?;
+            y.linear(&v[3], None)?.mul(&sum.linear(&v[3], None)?)
+        });
+    }
+
+    #[test]
+    fn a_value_written_before_it_is_saved_is_kept_and_a_source_written_later_is_found() {
+        let x = Var::leaf(tensor(&[2, 3], Device::CPU)).unwrap().mul_scalar(1.0).unwrap();
+        let w = Var::leaf(tensor(&[1, 3], Device::CPU)).unwrap();
+        let y = x.silu().unwrap();
+        fill(y.tensor(), 2.0).unwrap();
+        let z = y.linear(&w, None).unwrap().sum_all().unwrap();
+        let dw = grad(&[(z, None)], &[&w], Options::default()).unwrap().remove(0).unwrap();
+        assert_eq!(dw.to_vec::<f32>().unwrap(), [4.0; 3]);
+        let z = x.silu().unwrap().linear(&w, None).unwrap().sum_all().unwrap();
+        fill(x.tensor(), 2.0).unwrap();
+        let error = grad(&[(z, None)], &[&w], Options::default()).unwrap_err().to_string();
+        assert!(error.contains("silu") && error.contains("modified in place"), "{error}");
+    }
+
+    fn fill(tensor: &Tensor, value: f32) -> TensorResult<()> {
+        phalanx_kernels::fill_(&mut tensor.clone(), value)
+    }
+
+    #[test]
+    fn a_branch_outlives_the_freed_operation() {
+        let x = Var::leaf(tensor(&[2, 3], Device::CPU)).unwrap();
+        let w = Var::leaf(tensor(&[1, 3], Device::CPU)).unwrap();
+        let y = x.silu().unwrap();
+        let (a, b) = (y.sum_all().unwrap(), y.linear(&w, None).unwrap().sum_all().unwrap());
+        a.backward().unwrap();
+        let dw = grad(&[(b, None)], &[&w], Options::default()).unwrap().remove(0).unwrap();
+        let wanted = y.sum(&[0], false).unwrap().to_vec::<f32>().unwrap();
+        assert_eq!(dw.to_vec::<f32>().unwrap(), wanted);
+    }
+
+    #[test]
+    fn a_norm_whose_weight_comes_and_goes_is_kept() {
+        let x = Var::leaf(tensor(&[4, 64], Device::CPU)).unwrap();
+        let [g, w] = [0, 1].map(|_| Leaf::new(tensor(&[64], Device::CPU), true).unwrap());
+        let full = g.tensor();
+        let nothing = || Tensor::from_slice::<f32>(&[], &[0], Device::CPU).unwrap();
+        g.set_tensor(nothing()).unwrap();
+        g.set_tensor(full.clone()).unwrap();
+        let y = x.layer_norm(&[64], Some(&g.var()), None, 1e-5).unwrap();
+        let z = y.linear(&w.var().unsqueeze(0).unwrap(), None).unwrap().sum_all().unwrap();
+        g.set_tensor(nothing()).unwrap();
+        let dw = grad(&[(z, None)], &[&w.var()], Options::default()).unwrap().remove(0).unwrap();
+        let wanted = y.sum(&[0], false).unwrap().to_vec::<f32>().unwrap();
+        assert!(dw.to_vec::<f32>().unwrap().iter().zip(wanted).all(|(a, b)| (a - b).abs() < 1e-5));
+    }
+}
