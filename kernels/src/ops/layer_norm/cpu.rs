@@ -45,7 +45,7 @@ impl<T: Float, const CENTERED: bool, const N: usize> RowKernel<T, N> for Forward
     #[inline(always)]
     fn run<S: Isa>(&self, row: Row<'_, T, N>) {
         let (x, y, stats) = (row.x[0], row.y, row.stats);
-        measure::<T::Vec<S>, CENTERED>(x, self.eps, stats);
+        measure::<T::Vec<S>, CENTERED>(x, &[y.as_ptr()], self.eps, stats);
         let standard = Standard::<T::Vec<S>, CENTERED>::load(stats);
         match (self.weight, self.bias) {
             (None, None) => lanes::map([x], y, |[x]| standard.of(x)),
@@ -56,10 +56,11 @@ impl<T: Float, const CENTERED: bool, const N: usize> RowKernel<T, N> for Forward
     }
 }
 
-/// Mean and inverse deviation of a row; returns the variance.
+/// Mean and inverse deviation of a row, the rows at `near` coming near meanwhile; returns the variance.
 #[inline(always)]
 pub(in crate::ops) fn measure<V: Vector, const CENTERED: bool>(
     x: &[V::Elem],
+    near: &[*const V::Elem],
     eps: f64,
     stats: &mut [V::Elem],
 ) -> V::Elem {
@@ -69,10 +70,10 @@ pub(in crate::ops) fn measure<V: Vector, const CENTERED: bool>(
         V::Elem::from_f64(variance)
     };
     if !CENTERED {
-        let [squares] = lanes::sums([x], [V::Elem::ZERO], |[x]: [V; 1]| [x * x]);
+        let [squares] = lanes::sums_near(near, [x], [V::Elem::ZERO], |[x]: [V; 1]| [x * x]);
         return inverse(squares.to_f64() / n);
     }
-    let [sum] = lanes::sums([x], [V::Elem::ZERO], |x: [V; 1]| x);
+    let [sum] = lanes::sums_near(near, [x], [V::Elem::ZERO], |x: [V; 1]| x);
     let high = V::Elem::from_f64(sum.to_f64() / n);
     let shift = V::splat(high);
     let [rest, squares] = lanes::sums([x], [high], |[x]: [V; 1]| {
