@@ -11,15 +11,6 @@ use crate::simd::{Float, Vector};
 /// Chains of a reduction that run side by side.
 const CHAINS: usize = 4;
 
-/// Slices cut to one length: one comparison then serves them all.
-#[inline(always)]
-fn cut<'a, T, const N: usize>(mut x: [&'a [T]; N], len: usize) -> [&'a [T]; N] {
-    for n in 0..N {
-        x[n] = &x[n][..len];
-    }
-    x
-}
-
 /// The vectors from `at` on, whole ones or, beyond the end, filled up.
 #[inline(always)]
 fn load<V: Vector, const N: usize>(
@@ -30,28 +21,24 @@ fn load<V: Vector, const N: usize>(
 ) -> [V; N] {
     let mut v = [V::zero(); N];
     for n in 0..N {
-        v[n] = match whole {
-            true => V::load(&x[n][at..]),
-            false => V::load_partial(&x[n][at.min(x[n].len())..], fill[n]),
-        };
+        let x = &x[n][at.min(x[n].len())..];
+        v[n] = if whole { V::load(x) } else { V::load_partial(x, fill[n]) };
     }
     v
-}
-
-/// Writes a vector from `at` on, what is beyond the end left out.
-#[inline(always)]
-fn store<V: Vector>(v: V, y: &mut [V::Elem], at: usize, whole: bool) {
-    if whole { v.store(&mut y[at..]) } else { v.store_partial(&mut y[at..]) }
 }
 
 /// `y[i] = f(x[0][i], x[1][i], ..)`.
 #[inline(always)]
 pub(crate) fn map<V: Vector, const N: usize>(x: [&[V::Elem]; N], y: &mut [V::Elem], f: impl Fn([V; N]) -> V) {
-    let (len, mut at) = (y.len(), 0);
-    let x = cut(x, len);
-    while at < len {
-        let whole = len - at >= V::LANES;
-        store(f(load(&x, at, whole, &[V::Elem::ZERO; N])), y, at, whole);
+    let mut at = 0;
+    while at < y.len() {
+        let whole = at + V::LANES <= y.len();
+        let result = f(load(&x, at, whole, &[V::Elem::ZERO; N]));
+        if whole {
+            result.store(&mut y[at..])
+        } else {
+            result.store_partial(&mut y[at..])
+        }
         at += V::LANES;
     }
 }
@@ -74,59 +61,45 @@ pub(crate) fn update_from<V: Vector, const N: usize>(
     x: [&[V::Elem]; N],
     f: impl Fn(V, [V; N]) -> V,
 ) {
-    let (len, mut at) = (y.len(), 0);
-    let x = cut(x, len);
-    let from = old.map(|old| &old[..len]);
-    while at < len {
-        let whole = len - at >= V::LANES;
-        let [old] = load(&[from.unwrap_or(&*y)], at, whole, &[V::Elem::ZERO]);
+    let mut at = 0;
+    while at < y.len() {
+        let whole = at + V::LANES <= y.len();
+        let [old] = load(&[old.unwrap_or(&*y)], at, whole, &[V::Elem::ZERO]);
         let result = f(old, load(&x, at, whole, &[V::Elem::ZERO; N]));
-        store(result, y, at, whole);
+        if whole {
+            result.store(&mut y[at..])
+        } else {
+            result.store_partial(&mut y[at..])
+        }
         at += V::LANES;
     }
 }
 
-/// `y[m][i] = f([y[0][i], ..], [x[0][i], ..])[m]` for those of `y` that there are. Meanwhile the rows at `near` come near.
+/// `y[m][i] = f([y[0][i], ..], [x[0][i], ..])[m]` for those of `y` that there are.
 #[inline(always)]
 pub(crate) fn update_all<V: Vector, const N: usize, const M: usize>(
     mut y: [Option<&mut [V::Elem]>; M],
     x: [&[V::Elem]; N],
-    near: &[*const V::Elem],
     f: impl Fn([V; M], [V; N]) -> [V; M],
 ) {
-    let (len, mut at) = (x[0].len(), 0);
-    let x = cut(x, len);
-    while at < len {
-        let whole = len - at >= V::LANES;
+    let mut at = 0;
+    while at < x[0].len() {
+        let whole = at + V::LANES <= x[0].len();
         let mut values = [V::zero(); M];
         for m in 0..M {
             if let Some(y) = &y[m] {
-                [values[m]] = load(&[&y[..len]], at, whole, &[V::Elem::ZERO]);
+                [values[m]] = load(&[&**y], at, whole, &[V::Elem::ZERO]);
             }
         }
         values = f(values, load(&x, at, whole, &[V::Elem::ZERO; N]));
         for m in 0..M {
-            if let Some(y) = &mut y[m] {
-                store(values[m], &mut y[..len], at, whole);
+            match &mut y[m] {
+                Some(y) if whole => values[m].store(&mut y[at..]),
+                Some(y) => values[m].store_partial(&mut y[at..]),
+                None => {}
             }
         }
-        bring::<V>(near, at);
         at += V::LANES;
-    }
-}
-
-/// Where what lies behind a row begins: in memory the next row, perhaps.
-#[inline(always)]
-pub(crate) fn next<T>(row: &[T]) -> *const T {
-    row.as_ptr_range().end
-}
-
-/// Asks for the elements `at` behind these addresses, which need not be valid. The processor by itself stops at a
-/// page's end, and waits while a row is computed with.
-#[inline(always)]
-fn bring<V: Vector>(near: &[*const V::Elem], at: usize) {
-    for i in 0..near.len() {
-        V::prefetch(near[i].wrapping_add(at));
     }
 }
 
@@ -143,7 +116,7 @@ pub(crate) fn fold<V: Vector, const N: usize, const M: usize>(
     fold_near(&[], x, fill, start, f, join)
 }
 
-/// [`fold`]; meanwhile the rows at `near` come near.
+/// [`fold`]; meanwhile what lies at the addresses `near`, which need not be valid, comes near: as much as of a row.
 #[inline(always)]
 pub(crate) fn fold_near<V: Vector, const N: usize, const M: usize>(
     near: &[*const V::Elem],
@@ -153,16 +126,16 @@ pub(crate) fn fold_near<V: Vector, const N: usize, const M: usize>(
     f: impl Fn([V; M], [V; N]) -> [V; M],
     join: impl Fn(V, V) -> V,
 ) -> [V; M] {
-    let (len, step) = (x[0].len(), CHAINS * V::LANES);
-    let x = cut(x, len);
+    let step = CHAINS * V::LANES;
     let mut chains = [[start; M]; CHAINS];
     let mut block = 0;
-    while block < len {
-        let rest = cut_start(x, block);
-        let whole = len - block >= step;
+    while block < x[0].len() {
+        let whole = block + step <= x[0].len();
         for c in 0..CHAINS {
-            chains[c] = f(chains[c], load(&rest, c * V::LANES, whole, &fill));
-            bring::<V>(near, block + c * V::LANES);
+            for row in near {
+                V::prefetch(row.wrapping_add(block + c * V::LANES));
+            }
+            chains[c] = f(chains[c], load(&x, block + c * V::LANES, whole, &fill));
         }
         block += step;
     }
@@ -173,29 +146,9 @@ pub(crate) fn fold_near<V: Vector, const N: usize, const M: usize>(
     result
 }
 
-/// Slices without their first elements.
-#[inline(always)]
-fn cut_start<'a, T, const N: usize>(mut x: [&'a [T]; N], start: usize) -> [&'a [T]; N] {
-    for n in 0..N {
-        x[n] = &x[n][start..];
-    }
-    x
-}
-
 /// [`fold`] that adds.
 #[inline(always)]
 pub(crate) fn sums<V: Vector, const N: usize, const M: usize>(
-    x: [&[V::Elem]; N],
-    fill: [V::Elem; N],
-    f: impl Fn([V; N]) -> [V; M],
-) -> [V::Elem; M] {
-    sums_near(&[], x, fill, f)
-}
-
-/// [`sums`]; meanwhile the rows at `near` come near.
-#[inline(always)]
-pub(crate) fn sums_near<V: Vector, const N: usize, const M: usize>(
-    near: &[*const V::Elem],
     x: [&[V::Elem]; N],
     fill: [V::Elem; N],
     f: impl Fn([V; N]) -> [V; M],
@@ -207,7 +160,7 @@ pub(crate) fn sums_near<V: Vector, const N: usize, const M: usize>(
         }
         terms
     };
-    let total = fold_near(near, x, fill, V::zero(), add, |a, b| a + b);
+    let total = fold(x, fill, V::zero(), add, |a, b| a + b);
     let mut sums = [V::Elem::ZERO; M];
     for m in 0..M {
         sums[m] = total[m].reduce_sum();
@@ -215,12 +168,11 @@ pub(crate) fn sums_near<V: Vector, const N: usize, const M: usize>(
     sums
 }
 
-/// The largest element, NaN passed over; negative infinity of none. Meanwhile the rows at `near` come near.
+/// The largest element, NaN passed over; negative infinity of none.
 #[inline(always)]
-pub(crate) fn max_near<V: Vector>(near: &[*const V::Elem], x: &[V::Elem]) -> V::Elem {
+pub(crate) fn max<V: Vector>(x: &[V::Elem]) -> V::Elem {
     let low = -V::Elem::INFINITY;
-    let larger = |[m]: [V; 1], [v]: [V; 1]| [v.max(m)];
-    let [max] = fold_near(near, [x], [low], V::splat(low), larger, |a, b| a.max(b));
+    let [max] = fold([x], [low], V::splat(low), |[m]: [V; 1], [v]: [V; 1]| [v.max(m)], |a, b| a.max(b));
     max.reduce_max()
 }
 

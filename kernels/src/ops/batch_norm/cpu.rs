@@ -22,7 +22,7 @@ impl<T: Float> RowKernel<T, 1> for Measure {
     #[inline(always)]
     fn run<S: Isa>(&self, row: Row<'_, T, 1>) {
         let [x] = row.x;
-        row.stats[3] = measure::<T::Vec<S>, true>(x, &[], self.eps, &mut row.stats[..3]);
+        row.stats[3] = measure::<T::Vec<S>, true>(x, self.eps, &mut row.stats[..3]);
     }
 }
 

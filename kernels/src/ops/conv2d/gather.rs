@@ -6,8 +6,6 @@ use crate::simd::{Float, Isa, Kernel, Vector};
 
 /// Rows up to which sums are made straight from the window.
 pub(super) const THIN_ROWS: usize = 4;
-/// How many kernel elements ahead a gathered window is brought near: a channel or two of it.
-const AHEAD: usize = 18;
 
 /// A segment's vectors: the last one may reach beyond it.
 #[inline(always)]
@@ -50,13 +48,10 @@ impl<V: Float> Kernel for Gather<'_, V> {
     fn run<S: Isa>(self) {
         // Whole vectors: what is too much in one segment is overwritten by the next, and cut at the row's end. Row by row, so
         // that what is written comes near by itself.
-        for (k, row) in self.panel.chunks_exact_mut(self.row_len).take(self.taps.len()).enumerate() {
-            let (tap, ahead) = (self.taps[k], self.taps[(k + AHEAD).min(self.taps.len() - 1)]);
+        for (row, &tap) in self.panel.chunks_exact_mut(self.row_len).zip(self.taps) {
             for segment in self.segments {
                 for i in (0..padded::<V::Vec<S>>(segment)).step_by(<V::Vec<S> as Vector>::LANES) {
-                    let at = segment.from + i;
-                    V::Vec::<S>::prefetch(self.window.as_ptr().wrapping_add(ahead + at));
-                    store(load::<V::Vec<S>>(self.window, tap + at), row, segment.at + i);
+                    store(load::<V::Vec<S>>(self.window, tap + segment.from + i), row, segment.at + i);
                 }
             }
         }

@@ -50,7 +50,7 @@ fn exponentials<V: Vector>(x: &[V::Elem]) -> (V::Elem, V::Elem) {
             sum = sum * (max - new).exp();
         }
         let [here] = lanes::fold_near(
-            &[lanes::next(block)],
+            &[block.as_ptr_range().end],
             [block],
             [low],
             V::zero(),

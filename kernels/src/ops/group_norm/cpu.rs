@@ -15,7 +15,7 @@ impl<T: Float> RowKernel<T, 1> for Forward<'_, T> {
     #[inline(always)]
     fn run<S: Isa>(&self, row: Row<'_, T, 1>) {
         let [x] = row.x;
-        measure::<T::Vec<S>, true>(x, &[], self.eps, row.stats);
+        measure::<T::Vec<S>, true>(x, self.eps, row.stats);
         let standard = Standard::<T::Vec<S>, true>::load(row.stats);
         let first = first_channel(row.index, x.len() / self.places.max(1), self.weight.len());
         let channels = x.chunks(self.places.max(1)).zip(row.y.chunks_mut(self.places.max(1)));

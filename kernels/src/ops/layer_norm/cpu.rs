@@ -45,7 +45,7 @@ impl<T: Float, const CENTERED: bool, const N: usize> RowKernel<T, N> for Forward
     #[inline(always)]
     fn run<S: Isa>(&self, row: Row<'_, T, N>) {
         let (x, y, stats) = (row.x[0], row.y, row.stats);
-        measure::<T::Vec<S>, CENTERED>(x, &[y.as_ptr()], self.eps, stats);
+        measure::<T::Vec<S>, CENTERED>(x, self.eps, stats);
         let standard = Standard::<T::Vec<S>, CENTERED>::load(stats);
         match (self.weight, self.bias) {
             (None, None) => lanes::map([x], y, |[x]| standard.of(x)),
@@ -56,11 +56,10 @@ impl<T: Float, const CENTERED: bool, const N: usize> RowKernel<T, N> for Forward
     }
 }
 
-/// Mean and inverse deviation of a row, the rows at `near` coming near meanwhile; returns the variance.
+/// Mean and inverse deviation of a row; returns the variance.
 #[inline(always)]
 pub(in crate::ops) fn measure<V: Vector, const CENTERED: bool>(
     x: &[V::Elem],
-    near: &[*const V::Elem],
     eps: f64,
     stats: &mut [V::Elem],
 ) -> V::Elem {
@@ -70,10 +69,10 @@ pub(in crate::ops) fn measure<V: Vector, const CENTERED: bool>(
         V::Elem::from_f64(variance)
     };
     if !CENTERED {
-        let [squares] = lanes::sums_near(near, [x], [V::Elem::ZERO], |[x]: [V; 1]| [x * x]);
+        let [squares] = lanes::sums([x], [V::Elem::ZERO], |[x]: [V; 1]| [x * x]);
         return inverse(squares.to_f64() / n);
     }
-    let [sum] = lanes::sums_near(near, [x], [V::Elem::ZERO], |x: [V; 1]| x);
+    let [sum] = lanes::sums([x], [V::Elem::ZERO], |x: [V; 1]| x);
     let high = V::Elem::from_f64(sum.to_f64() / n);
     let shift = V::splat(high);
     let [rest, squares] = lanes::sums([x], [high], |[x]: [V; 1]| {
@@ -119,10 +118,9 @@ impl<T: Float, const CENTERED: bool> BackwardOf<'_, T, CENTERED> {
             means: [V::zero(); 2],
         };
         let dx = Some(row.y).filter(|dx| !dx.is_empty());
-        if let Some(dx) = &dx {
+        if dx.is_some() {
             // Beyond the row's end the gradient is 0, so what stands for x there does not matter.
-            let terms = |inputs: [V; 4]| slope.terms(inputs);
-            let sums = lanes::sums_near(&[dx.as_ptr()], inputs, [T::ZERO; 4], terms);
+            let sums = lanes::sums(inputs, [T::ZERO; 4], |inputs| slope.terms(inputs));
             slope.means = sums.map(|sum| V::splat(sum / T::from_f64(x.len() as f64)));
         }
         let (dw, db) = row.sums.split_at_mut(if self.dw { x.len() } else { 0 });
@@ -154,8 +152,7 @@ impl<V: Vector, const N: usize, const CENTERED: bool, const WEIGHTED: bool> Slop
     /// `CALL` tells calls apart, so that the compiler inlines each.
     #[inline(always)]
     fn put<const CALL: usize>(self, inputs: [&[V::Elem]; 4], outputs: [Option<&mut [V::Elem]>; 3]) {
-        let near = [lanes::next(inputs[0]), lanes::next(inputs[1])];
-        lanes::update_all(outputs, inputs, &near, |[_, dw, db], [x, dy, w, dsum]| {
+        lanes::update_all(outputs, inputs, |[_, dw, db], [x, dy, w, dsum]| {
             let hat = self.standard.of(x);
             let g = if WEIGHTED { dy * w } else { dy };
             let centred = if CENTERED { g - self.means[0] } else { g };

@@ -10,7 +10,7 @@ impl<T: Float> RowKernel<T, 1> for Forward {
     #[inline(always)]
     fn run<S: Isa>(&self, row: Row<'_, T, 1>) {
         let ([x], y) = (row.x, row.y);
-        let max = T::Vec::<S>::splat(lanes::max_near::<T::Vec<S>>(&[y.as_ptr()], x));
+        let max = T::Vec::<S>::splat(lanes::max::<T::Vec<S>>(x));
         lanes::map([x], y, |[x]: [T::Vec<S>; 1]| (x - max).exp());
         let [sum] = lanes::sums([&*y], [T::ZERO], |v: [T::Vec<S>; 1]| v);
         let scale = T::Vec::<S>::splat(T::ONE / sum);
@@ -23,8 +23,7 @@ pub(super) struct BackwardOf;
 impl<T: Float> RowKernel<T, 2> for BackwardOf {
     #[inline(always)]
     fn run<S: Isa>(&self, row: Row<'_, T, 2>) {
-        let product = |[y, dy]: [T::Vec<S>; 2]| [y * dy];
-        let [sum] = lanes::sums_near(&[row.y.as_ptr()], row.x, [T::ZERO; 2], product);
+        let [sum] = lanes::sums(row.x, [T::ZERO; 2], |[y, dy]: [T::Vec<S>; 2]| [y * dy]);
         let sum = T::Vec::<S>::splat(sum);
         lanes::map(row.x, row.y, |[y, dy]: [T::Vec<S>; 2]| y * (dy - sum));
     }
