@@ -75,34 +75,6 @@ pub(crate) fn update_from<V: Vector, const N: usize>(
     }
 }
 
-/// `y[m][i] = f([y[0][i], ..], [x[0][i], ..])[m]` for those of `y` that there are.
-#[inline(always)]
-pub(crate) fn update_all<V: Vector, const N: usize, const M: usize>(
-    mut y: [Option<&mut [V::Elem]>; M],
-    x: [&[V::Elem]; N],
-    f: impl Fn([V; M], [V; N]) -> [V; M],
-) {
-    let mut at = 0;
-    while at < x[0].len() {
-        let whole = at + V::LANES <= x[0].len();
-        let mut values = [V::zero(); M];
-        for m in 0..M {
-            if let Some(y) = &y[m] {
-                [values[m]] = load(&[&**y], at, whole, &[V::Elem::ZERO]);
-            }
-        }
-        values = f(values, load(&x, at, whole, &[V::Elem::ZERO; N]));
-        for m in 0..M {
-            match &mut y[m] {
-                Some(y) if whole => values[m].store(&mut y[at..]),
-                Some(y) => values[m].store_partial(&mut y[at..]),
-                None => {}
-            }
-        }
-        at += V::LANES;
-    }
-}
-
 /// Folds vectors of the rows into `M` values at once: `f` takes the values so far and the next vectors, `join`
 /// joins two partial results. Beyond a row's end its elements are `fill`, which must not change the result.
 #[inline(always)]

@@ -95,69 +95,46 @@ pub(super) struct BackwardOf<'a, T, const CENTERED: bool> {
 impl<T: Float, const CENTERED: bool, const N: usize> RowKernel<T, N> for BackwardOf<'_, T, CENTERED> {
     #[inline(always)]
     fn run<S: Isa>(&self, row: Row<'_, T, N>) {
-        match self.weight {
-            None => self.gradients::<T::Vec<S>, N, false>(row, &[]),
-            Some(w) => self.gradients::<T::Vec<S>, N, true>(row, w),
+        let (x, dy, width) = (row.x[0], row.x[1], row.x[0].len());
+        let kept = stats_of::<CENTERED>();
+        let standard = Standard::<T::Vec<S>, CENTERED>::load(&self.stats[row.index * kept..][..kept]);
+        if !row.y.is_empty() {
+            match self.weight {
+                None => input_gradient([x, dy], row.y, standard, |[x, dy]| (x, dy)),
+                Some(w) => input_gradient([x, dy, w], row.y, standard, |[x, dy, w]| (x, dy * w)),
+            }
+            if let Some(dsum) = row.x.get(2) {
+                lanes::update(row.y, [dsum], |dx: T::Vec<S>, [dsum]| dx + dsum);
+            }
+        }
+        let (dw, db) = row.sums.split_at_mut(if self.dw { width } else { 0 });
+        if self.dw {
+            lanes::update(dw, [x, dy], |sum: T::Vec<S>, [x, dy]| dy.mul_add(standard.of(x), sum));
+        }
+        if self.db {
+            lanes::update(db, [dy], |sum: T::Vec<S>, [dy]| sum + dy);
         }
     }
 }
 
-impl<T: Float, const CENTERED: bool> BackwardOf<'_, T, CENTERED> {
-    /// `dx = (g - mean(g) - xhat mean(g xhat)) / deviation` with `g = dy w`, without the first mean if not centred; and what
-    /// the row adds to `dw` and `db`. A pass for the means and one for all gradients.
-    #[inline(always)]
-    fn gradients<V: Vector<Elem = T>, const N: usize, const WEIGHTED: bool>(
-        &self,
-        row: Row<'_, T, N>,
-        w: &[T],
-    ) {
-        let (x, dy, dsum, kept) = (row.x[0], row.x[1], row.x[N - 1], stats_of::<CENTERED>());
-        let inputs = [x, dy, if WEIGHTED { w } else { dy }, dsum];
-        let mut slope = Slope::<V, N, CENTERED, WEIGHTED> {
-            standard: Standard::load(&self.stats[row.index * kept..][..kept]),
-            means: [V::zero(); 2],
-        };
-        let dx = Some(row.y).filter(|dx| !dx.is_empty());
-        if dx.is_some() {
-            // Beyond the row's end the gradient is 0, so what stands for x there does not matter.
-            let sums = lanes::sums(inputs, [T::ZERO; 4], |inputs| slope.terms(inputs));
-            slope.means = sums.map(|sum| V::splat(sum / T::from_f64(x.len() as f64)));
-        }
-        let (dw, db) = row.sums.split_at_mut(if self.dw { x.len() } else { 0 });
-        // What is known here is not asked for each vector.
-        match (dx, self.dw.then_some(dw), self.db.then_some(db)) {
-            (Some(dx), Some(dw), Some(db)) => slope.put::<0>(inputs, [Some(dx), Some(dw), Some(db)]),
-            (Some(dx), Some(dw), None) => slope.put::<1>(inputs, [Some(dx), Some(dw), None]),
-            (dx, dw, db) => slope.put::<2>(inputs, [dx, dw, db]),
-        }
-    }
-}
-
-/// What a row's gradients are made of, but for the elements of x, dy, w and, if `N` is 3, dsum.
-#[derive(Clone, Copy)]
-struct Slope<V, const N: usize, const CENTERED: bool, const WEIGHTED: bool> {
+/// `dx = (g - mean(g) - xhat mean(g xhat)) / deviation` with `g = dy w`; without the first mean if not centred.
+#[inline(always)]
+fn input_gradient<V: Vector, const N: usize, const CENTERED: bool>(
+    inputs: [&[V::Elem]; N],
+    dx: &mut [V::Elem],
     standard: Standard<V, CENTERED>,
-    /// Of g and of g xhat.
-    means: [V; 2],
-}
-
-impl<V: Vector, const N: usize, const CENTERED: bool, const WEIGHTED: bool> Slope<V, N, CENTERED, WEIGHTED> {
-    /// g, if that is to be centred, and g xhat.
-    #[inline(always)]
-    fn terms(self, [x, dy, w, _]: [V; 4]) -> [V; 2] {
-        let g = if WEIGHTED { dy * w } else { dy };
-        [if CENTERED { g } else { V::zero() }, g * self.standard.of(x)]
-    }
-
-    /// `CALL` tells calls apart, so that the compiler inlines each.
-    #[inline(always)]
-    fn put<const CALL: usize>(self, inputs: [&[V::Elem]; 4], outputs: [Option<&mut [V::Elem]>; 3]) {
-        lanes::update_all(outputs, inputs, |[_, dw, db], [x, dy, w, dsum]| {
-            let hat = self.standard.of(x);
-            let g = if WEIGHTED { dy * w } else { dy };
-            let centred = if CENTERED { g - self.means[0] } else { g };
-            let dx = (centred - hat * self.means[1]) * self.standard.inverse;
-            [if N > 2 { dx + dsum } else { dx }, dy.mul_add(hat, dw), db + dy]
-        });
-    }
+    split: impl Fn([V; N]) -> (V, V),
+) {
+    let n = V::Elem::from_f64(dx.len() as f64);
+    // Beyond the row's end the gradient is 0, so what stands for x there does not matter.
+    let [sum, product] = lanes::sums(inputs, [V::Elem::ZERO; N], |v| {
+        let (x, g) = split(v);
+        [if CENTERED { g } else { V::zero() }, g * standard.of(x)]
+    });
+    let (mean, product) = (V::splat(sum / n), V::splat(product / n));
+    lanes::map(inputs, dx, |v| {
+        let (x, g) = split(v);
+        let centred = if CENTERED { g - mean } else { g };
+        (centred - standard.of(x) * product) * standard.inverse
+    });
 }
