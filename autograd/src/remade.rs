@@ -18,7 +18,7 @@ use smallvec::SmallVec;
 
 use crate::node::{Edge, Kind};
 use crate::saved::modified;
-use crate::{Leaf, Result, Var, no_grad};
+use crate::{Result, Var, no_grad};
 
 /// How a result is made again: [`crate::Saver::remade`] says when, [`crate::Backward::remade`] offers it.
 pub struct Remade {
@@ -36,17 +36,15 @@ type Make = Box<dyn Fn(&[Tensor]) -> TensorResult<Tensor> + Send + Sync>;
 /// What a result is made of, and the version that it must have.
 pub(crate) enum Source {
     Tensor(Tensor, u64),
-    Leaf(Leaf, u64),
     Remade(Arc<Remade>),
 }
 
 impl Source {
-    /// This value, if its producer keeps it for backward; none if a leaf's tensor comes and goes.
+    /// This value, which its producer keeps for backward or which is small. Not by a leaf's handle, as the second half of a split
+    /// backward may run without parameters; none if a leaf's tensor comes and goes, as it would stay.
     pub(crate) fn kept(var: &Var) -> Option<Source> {
-        match var.as_leaf().or_else(|| var.holder().cloned()) {
-            Some(leaf) => leaf.stays().then(|| leaf.version()).map(|version| Source::Leaf(leaf, version)),
-            None => Some(Source::of(var.tensor())),
-        }
+        let leaf = var.as_leaf().or_else(|| var.holder().cloned());
+        leaf.is_none_or(|leaf| leaf.stays()).then(|| Source::of(var.tensor()))
     }
 
     pub(crate) fn of(tensor: &Tensor) -> Source {
@@ -54,15 +52,12 @@ impl Source {
     }
 
     fn tensor(&self, op: &'static str) -> Result<Tensor> {
-        let ((tensor, now), saved) = match self {
-            Source::Tensor(tensor, saved) => ((tensor.clone(), tensor.version()), *saved),
-            Source::Leaf(leaf, saved) => (leaf.tensor_and_version(), *saved),
-            Source::Remade(remade) => return remade.tensor(),
-        };
-        if now == saved {
-            Ok(tensor)
-        } else {
-            Err(modified(op, "what its result is made of".into(), saved, now))
+        match self {
+            Source::Remade(remade) => remade.tensor(),
+            Source::Tensor(tensor, saved) if tensor.version() == *saved => Ok(tensor.clone()),
+            Source::Tensor(tensor, saved) => {
+                Err(modified(op, "what its result is made of".into(), *saved, tensor.version()))
+            }
         }
     }
 }
