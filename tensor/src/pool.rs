@@ -2,19 +2,24 @@
 //!
 //! An operation of a training step lasts some ten microseconds to some milliseconds, and the next follows at once. So
 //! workers watch for a while before they sleep, and a job is published by one store and joined by one exchange: waking
-//! a sleeping thread costs more than many an operation. A worker that comes too late is not waited for.
+//! a sleeping thread costs more than many an operation. A worker that comes too late is not waited for. Where others want
+//! the processors too nobody watches: a thread that spins uses up the time that it will want for its next piece.
 #![allow(unsafe_code)]
 
 use std::any::Any;
 use std::cell::UnsafeCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// How long a thread watches for a change, keeping its processor, before it sleeps or lets others run.
 const WATCH: Duration = Duration::from_micros(200);
+/// A thread that asks for nothing longer than this was not running: others want the processors.
+const GONE: Duration = Duration::from_micros(400);
+/// How long nobody watches after that.
+const CROWDED: Duration = Duration::from_millis(50);
 
 /// Threads that share the pieces of an operation. The caller of [`Pool::for_each`] takes part, so a pool of
 /// `n` threads keeps `n - 1` workers, and one of a single thread keeps none.
@@ -150,7 +155,9 @@ impl Crew {
         let joined = self.state.fetch_and(!OPEN, Ordering::AcqRel) & JOINED;
         let all_left = || (self.left.load(Ordering::Acquire) == joined).then_some(());
         while watch(all_left).is_none() {
+            let from = now();
             std::thread::yield_now();
+            CROWD.note(from, now());
         }
     }
 
@@ -209,9 +216,10 @@ impl Crew {
     }
 }
 
-/// Asks again and again for a while.
+/// Asks again and again for a while; once, in a crowd.
 fn watch<T>(ask: impl Fn() -> Option<T>) -> Option<T> {
-    let start = Instant::now();
+    let start = now();
+    let (end, mut last) = (start + CROWD.patience(start), start);
     loop {
         for _ in 0..32 {
             if let Some(answer) = ask() {
@@ -219,9 +227,40 @@ fn watch<T>(ask: impl Fn() -> Option<T>) -> Option<T> {
             }
             std::hint::spin_loop();
         }
-        if start.elapsed() > WATCH {
+        let now = now();
+        CROWD.note(last, now);
+        if now > end {
             return None;
         }
+        last = now;
+    }
+}
+
+/// Since the first call.
+fn now() -> Duration {
+    static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+    START.elapsed()
+}
+
+/// Whether others want the processors.
+static CROWD: Crowd = Crowd { until: AtomicU64::new(0) };
+
+struct Crowd {
+    /// In nanoseconds of [`now`].
+    until: AtomicU64,
+}
+
+impl Crowd {
+    /// Takes note of the times before and after something short.
+    fn note(&self, before: Duration, after: Duration) {
+        if after.saturating_sub(before) > GONE {
+            self.until.store((after + CROWDED).as_nanos() as u64, Ordering::Relaxed);
+        }
+    }
+
+    /// How long to watch.
+    fn patience(&self, now: Duration) -> Duration {
+        if now.as_nanos() < u128::from(self.until.load(Ordering::Relaxed)) { Duration::ZERO } else { WATCH }
     }
 }
 
@@ -278,6 +317,18 @@ mod tests {
             }
         });
         assert_eq!(total.into_inner(), 2 * 3000 * 15);
+    }
+
+    #[test]
+    fn nobody_watches_for_a_while_after_a_thread_was_gone() {
+        let (crowd, at) = (Crowd { until: AtomicU64::new(0) }, Duration::from_micros);
+        crowd.note(at(0), at(399));
+        assert_eq!(crowd.patience(at(399)), WATCH);
+        crowd.note(at(1000), at(1500));
+        assert_eq!(
+            [1500, 51_499, 51_500].map(|t| crowd.patience(at(t))),
+            [Duration::ZERO, Duration::ZERO, WATCH]
+        );
     }
 
     #[test]

@@ -11,7 +11,8 @@ use std::ops::Range;
 
 use phalanx_tensor::Result;
 
-use super::{Combine, Fold, Frame, Term, join, pairwise};
+use super::{Combine, Fold, Frame, Term, join};
+use crate::gemm::with_scratch;
 use crate::real::Real;
 use crate::simd::{Float, Isa, Kernel, Vector, dispatch};
 use crate::source::{BLOCK, Source};
@@ -57,28 +58,49 @@ pub(super) fn fold<T: Real, C: Combine, F: Term<K>, U: Send, const K: usize>(
         });
         return Ok(());
     }
-    let mut slots = vec![[0.0; K]; parts * outputs];
-    let _use = device.ledger()?.scratch_of(size_of_val(&slots[..]));
-    pool.for_each_chunk(&mut slots, width, |piece, slots| {
-        let (start, mut scratch) = (piece * width, Scratch::new());
-        for range in segments(start..start + slots.len(), frame.inner) {
-            run(range.start, &mut scratch, &mut slots[range.start - start..range.end - start]);
-        }
-    });
-    pool.for_each_chunk(out, 8 * LINE, |piece, out| {
-        let mut columns = [[[0.0; K]; PARTS_MAX]; LINE];
-        for (i, out) in out.chunks_mut(LINE).enumerate() {
-            let first = piece * 8 * LINE + i * LINE;
-            for part in 0..parts {
-                let slots = &slots[part * outputs + first..][..out.len()];
-                columns.iter_mut().zip(slots).for_each(|(column, &slot)| column[part] = slot);
+    let _use = device.ledger()?.scratch_of(parts * outputs * size_of::<[f64; K]>());
+    with_scratch(parts * outputs * K, |slots: &mut [f64]| {
+        let slots = slots.as_chunks_mut::<K>().0;
+        pool.for_each_chunk(slots, width, |piece, slots| {
+            let (start, mut scratch) = (piece * width, Scratch::new());
+            for range in segments(start..start + slots.len(), frame.inner) {
+                run(range.start, &mut scratch, &mut slots[range.start - start..range.end - start]);
             }
-            for (j, (to, column)) in out.iter_mut().zip(&columns).enumerate() {
-                *to = finish(first + j, pairwise(fold.combine, &column[..parts]));
+        });
+        pool.for_each_chunk(out, 8 * LINE, |piece, out| {
+            for (i, out) in out.chunks_mut(LINE).enumerate() {
+                let first = piece * 8 * LINE + i * LINE;
+                let part = |part: usize| -> Line<K> {
+                    let mut line = [[0.0; K]; LINE];
+                    line[..out.len()].copy_from_slice(&slots[part * outputs + first..][..out.len()]);
+                    line
+                };
+                let line = join_parts(fold.combine, &part, 0..parts);
+                for (j, (to, total)) in out.iter_mut().zip(line).enumerate() {
+                    *to = finish(first + j, total);
+                }
             }
-        }
+        });
     });
     Ok(())
+}
+
+/// Outputs side by side.
+type Line<const K: usize> = [[f64; K]; LINE];
+
+/// [`super::pairwise`] of several outputs at a time, of which there is a part at least.
+fn join_parts<C: Combine, const K: usize>(
+    combine: C,
+    part: &impl Fn(usize) -> Line<K>,
+    parts: Range<usize>,
+) -> Line<K> {
+    if parts.len() == 1 {
+        return part(parts.start);
+    }
+    let middle = parts.start + parts.len().next_power_of_two() / 2;
+    let left = join_parts(combine, part, parts.start..middle);
+    let right = join_parts(combine, part, middle..parts.end);
+    std::array::from_fn(|j| join(combine, left[j], right[j]))
 }
 
 /// What one thread needs at a time.
@@ -212,6 +234,10 @@ impl<W: Float, C: Combine, F: Term<K>, const K: usize> Columns<'_, W, C, F, K> {
         };
         let mut terms: [[W::Vec<S>; K]; N] = std::array::from_fn(|i| {
             let start = (row + i) * self.stride;
+            if !PART {
+                // The next rows, which are far from these, come near meanwhile.
+                W::Vec::<S>::prefetch(self.x.as_ptr().wrapping_add(start + N * self.stride + column));
+            }
             self.fold.term.of(load(&self.x[start + column..start + end]), shift)
         });
         let mut half = N / 2;

@@ -6,12 +6,14 @@
 //! depend on the number of threads.
 
 pub(crate) mod cuda;
+pub(crate) mod lanes;
 
 use phalanx_tensor::{Device, Result, Tensor};
 
+use crate::gemm::with_scratch;
 use crate::pointwise::{PIECE, piece_of};
 use crate::real::Real;
-use crate::simd::{Float, Isa, Kernel, dispatch};
+use crate::simd::{Float, Isa, Kernel, LANES_MAX, dispatch};
 use crate::source::Source;
 
 /// Blocks of rows that have sums of their own, at most.
@@ -91,29 +93,31 @@ pub(crate) fn run_added<T: Real, const N: usize>(
     if shape.sums > 0 {
         block = block.max(shape.rows.div_ceil(SUMS_MAX));
     }
-    let mut sums = vec![T::Wide::ZERO; shape.rows.div_ceil(block) * shape.sums];
-    let mut y_parts = parts(y, block * shape.width);
-    let mut sum_parts = parts(sum, block * shape.width);
-    let mut stats_parts = parts(stats, block * shape.stats);
-    let mut sums_parts = parts(&mut sums, shape.sums);
-    let mut blocks: Vec<Block<'_, T>> = (0..shape.rows.div_ceil(block))
-        .map(|i| Block {
-            first: i * block,
-            count: block.min(shape.rows - i * block),
-            y: y_parts.next().unwrap_or_default(),
-            sum: sum_parts.next().unwrap_or_default(),
-            stats: stats_parts.next().unwrap_or_default(),
-            sums: sums_parts.next().unwrap_or_default(),
-        })
-        .collect();
-    pool.for_each_chunk(&mut blocks, 1, |_, blocks| {
-        blocks.iter_mut().for_each(|block| block.run(kernel, shape, &sources));
-    });
-    drop(blocks);
     let mut total = vec![0.0; shape.sums];
-    for block in sums.chunks(shape.sums.max(1)) {
-        total.iter_mut().zip(block).for_each(|(to, x)| *to += x.to_f64());
-    }
+    with_scratch(shape.rows.div_ceil(block) * shape.sums, |sums| {
+        sums.fill(T::Wide::ZERO);
+        let mut y_parts = parts(y, block * shape.width);
+        let mut sum_parts = parts(sum, block * shape.width);
+        let mut stats_parts = parts(stats, block * shape.stats);
+        let mut sums_parts = parts(sums, shape.sums);
+        let mut blocks: Vec<Block<'_, T>> = (0..shape.rows.div_ceil(block))
+            .map(|i| Block {
+                first: i * block,
+                count: block.min(shape.rows - i * block),
+                y: y_parts.next().unwrap_or_default(),
+                sum: sum_parts.next().unwrap_or_default(),
+                stats: stats_parts.next().unwrap_or_default(),
+                sums: sums_parts.next().unwrap_or_default(),
+            })
+            .collect();
+        pool.for_each_chunk(&mut blocks, 1, |_, blocks| {
+            blocks.iter_mut().for_each(|block| block.run(kernel, shape, &sources));
+        });
+        drop(blocks);
+        for block in sums.chunks(shape.sums.max(1)) {
+            total.iter_mut().zip(block).for_each(|(to, x)| *to += x.to_f64());
+        }
+    });
     Ok(total)
 }
 
@@ -139,50 +143,71 @@ impl<T: Real> Block<'_, T> {
         shape: Shape,
         sources: &[Source<'_, T>; N],
     ) {
-        let width = shape.width;
-        let room = |direct: bool| vec![T::Wide::ZERO; if direct { 0 } else { width }];
-        let mut gathered: [Vec<T::Wide>; N] = std::array::from_fn(|n| room(sources[n].is_wide()));
-        let mut wide = room(T::as_wide(&[]).is_some() || self.y.is_empty());
-        let mut wide_sum = room(T::as_wide(&[]).is_some() || self.sum.is_empty());
-        for i in 0..self.count {
-            let index = self.first + i;
-            let mut gathered = gathered.iter_mut();
-            let mut x = std::array::from_fn(|n| match gathered.next() {
-                Some(room) => sources[n].wide(index * width, width, room),
-                None => &[],
-            });
-            if !self.sum.is_empty() {
-                x[0] = added::<T>([x[0], x[1]], &mut self.sum[i * width..][..width], &mut wide_sum);
+        let direct = T::as_wide(&[]).is_some();
+        // Whole cache lines each: like rows of tensors, so that no row's place in a page meets half of another's.
+        let room = shape.width.next_multiple_of(LANES_MAX);
+        let places = |yes: bool| if yes { room } else { 0 };
+        let gathered = sources.each_ref().map(|source| places(!source.is_wide()));
+        let (wide, wide_sum) =
+            (places(!direct && !self.y.is_empty()), places(!direct && !self.sum.is_empty()));
+        with_scratch(gathered.iter().sum::<usize>() + wide + wide_sum, |scratch| {
+            let (wide, rest) = scratch.split_at_mut(wide);
+            let (wide_sum, mut rest) = rest.split_at_mut(wide_sum);
+            let mut gathered = gathered.map(|len| rest.split_off_mut(..len).unwrap_or_default());
+            for i in 0..self.count {
+                self.run_row(i, kernel, shape, sources, &mut gathered, [&mut *wide, &mut *wide_sum]);
             }
-            let y = if self.y.is_empty() { &mut [] } else { &mut self.y[i * width..][..width] };
-            let stats = &mut self.stats[i * shape.stats..][..shape.stats];
-            let sums = &mut *self.sums;
-            match T::as_wide_mut(y) {
-                Some(y) => dispatch(Call { kernel, row: Row { index, x, y, stats, sums } }),
-                None => {
-                    let to = if self.y.is_empty() { 0 } else { width };
-                    if N == 0 {
-                        T::widen_all(&self.y[i * to..][..to], &mut wide[..to]);
-                    }
-                    dispatch(Call { kernel, row: Row { index, x, y: &mut wide[..to], stats, sums } });
-                    T::narrow_all(&wide[..to], &mut self.y[i * to..][..to]);
+        });
+    }
+
+    /// Row `i` of the block, in rooms for what is not computed with where it lies.
+    fn run_row<const N: usize>(
+        &mut self,
+        i: usize,
+        kernel: &impl RowKernel<T::Wide, N>,
+        shape: Shape,
+        sources: &[Source<'_, T>; N],
+        gathered: &mut [&mut [T::Wide]; N],
+        [wide, wide_sum]: [&mut [T::Wide]; 2],
+    ) {
+        let (index, width) = (self.first + i, shape.width);
+        let mut gathered = gathered.iter_mut();
+        let mut x = std::array::from_fn(|n| match gathered.next() {
+            Some(room) => sources[n].wide(index * width, width, room),
+            None => &[],
+        });
+        if !self.sum.is_empty() {
+            x[0] = added::<T>([x[0], x[1]], &mut self.sum[i * width..][..width], wide_sum);
+        }
+        let y = if self.y.is_empty() { &mut [] } else { &mut self.y[i * width..][..width] };
+        let stats = &mut self.stats[i * shape.stats..][..shape.stats];
+        let sums = &mut *self.sums;
+        match T::as_wide_mut(y) {
+            Some(y) => dispatch(Call { kernel, row: Row { index, x, y, stats, sums } }),
+            None => {
+                let to = if self.y.is_empty() { 0 } else { width };
+                if N == 0 {
+                    T::widen_all(&self.y[i * to..][..to], &mut wide[..to]);
                 }
+                dispatch(Call { kernel, row: Row { index, x, y: &mut wide[..to], stats, sums } });
+                T::narrow_all(&wide[..to], &mut self.y[i * to..][..to]);
             }
         }
     }
 }
 
-/// Sets `to` to the sum of two rows, rounded, and returns what is there, widened in `room`.
+/// Sets `to` to the sum of two rows, rounded, and returns what is there, widened in `room` if need be.
 fn added<'a, T: Real>(x: [&[T::Wide]; 2], to: &'a mut [T], room: &'a mut [T::Wide]) -> &'a [T::Wide] {
-    match T::as_wide_mut(to) {
-        Some(to) => dispatch(Add { x, to }),
-        None => {
-            dispatch(Add { x, to: room });
-            T::narrow_all(room, to);
-            T::widen_all(to, room);
-        }
+    if let Some(to) = T::as_wide_mut(to) {
+        dispatch(Add { x, to });
+    } else {
+        let room = &mut room[..to.len()];
+        dispatch(Add { x, to: room });
+        T::narrow_all(room, to);
+        T::widen_all(to, room);
     }
-    T::as_wide(to).unwrap_or(room)
+    let len = to.len();
+    T::as_wide(to).unwrap_or_else(|| &room[..len])
 }
 
 struct Add<'a, T> {
@@ -210,149 +235,5 @@ impl<T: Float, K: RowKernel<T, N>, const N: usize> Kernel for Call<'_, K, T, N> 
     #[inline(always)]
     fn run<S: Isa>(self) {
         self.kernel.run::<S>(self.row);
-    }
-}
-
-/// Loops over the vectors of rows.
-///
-/// What is not inlined is compiled without the instruction set, and a closure cannot be marked to be. So each of these
-/// calls its function in one place only, for whole vectors and a row's end alike, and none hands vectors to a closure of
-/// the standard library.
-#[allow(clippy::needless_range_loop)]
-pub(crate) mod lanes {
-    use crate::simd::{Float, Vector};
-
-    /// Chains of a reduction that run side by side.
-    const CHAINS: usize = 4;
-
-    /// The vectors from `at` on, whole ones or, beyond the end, filled up.
-    #[inline(always)]
-    fn load<V: Vector, const N: usize>(
-        x: &[&[V::Elem]; N],
-        at: usize,
-        whole: bool,
-        fill: &[V::Elem; N],
-    ) -> [V; N] {
-        let mut v = [V::zero(); N];
-        for n in 0..N {
-            let x = &x[n][at.min(x[n].len())..];
-            v[n] = if whole { V::load(x) } else { V::load_partial(x, fill[n]) };
-        }
-        v
-    }
-
-    /// `y[i] = f(x[0][i], x[1][i], ..)`.
-    #[inline(always)]
-    pub(crate) fn map<V: Vector, const N: usize>(
-        x: [&[V::Elem]; N],
-        y: &mut [V::Elem],
-        f: impl Fn([V; N]) -> V,
-    ) {
-        let mut at = 0;
-        while at < y.len() {
-            let whole = at + V::LANES <= y.len();
-            let result = f(load(&x, at, whole, &[V::Elem::ZERO; N]));
-            if whole {
-                result.store(&mut y[at..])
-            } else {
-                result.store_partial(&mut y[at..])
-            }
-            at += V::LANES;
-        }
-    }
-
-    /// `y[i] = f(y[i], x[0][i], ..)`.
-    #[inline(always)]
-    pub(crate) fn update<V: Vector, const N: usize>(
-        y: &mut [V::Elem],
-        x: [&[V::Elem]; N],
-        f: impl Fn(V, [V; N]) -> V,
-    ) {
-        update_from(None, y, x, f);
-    }
-
-    /// `y[i] = f(old[i], x[0][i], ..)`, where `old` may be what `y` holds.
-    #[inline(always)]
-    pub(crate) fn update_from<V: Vector, const N: usize>(
-        old: Option<&[V::Elem]>,
-        y: &mut [V::Elem],
-        x: [&[V::Elem]; N],
-        f: impl Fn(V, [V; N]) -> V,
-    ) {
-        let mut at = 0;
-        while at < y.len() {
-            let whole = at + V::LANES <= y.len();
-            let [old] = load(&[old.unwrap_or(&*y)], at, whole, &[V::Elem::ZERO]);
-            let result = f(old, load(&x, at, whole, &[V::Elem::ZERO; N]));
-            if whole {
-                result.store(&mut y[at..])
-            } else {
-                result.store_partial(&mut y[at..])
-            }
-            at += V::LANES;
-        }
-    }
-
-    /// Folds vectors of the rows into `M` values at once: `f` takes the values so far and the next vectors, `join`
-    /// joins two partial results. Beyond a row's end its elements are `fill`, which must not change the result.
-    #[inline(always)]
-    pub(crate) fn fold<V: Vector, const N: usize, const M: usize>(
-        x: [&[V::Elem]; N],
-        fill: [V::Elem; N],
-        start: V,
-        f: impl Fn([V; M], [V; N]) -> [V; M],
-        join: impl Fn(V, V) -> V,
-    ) -> [V; M] {
-        let step = CHAINS * V::LANES;
-        let mut chains = [[start; M]; CHAINS];
-        let mut block = 0;
-        while block < x[0].len() {
-            let whole = block + step <= x[0].len();
-            for c in 0..CHAINS {
-                chains[c] = f(chains[c], load(&x, block + c * V::LANES, whole, &fill));
-            }
-            block += step;
-        }
-        let mut result = chains[0];
-        for m in 0..M {
-            result[m] = join(join(chains[0][m], chains[1][m]), join(chains[2][m], chains[3][m]));
-        }
-        result
-    }
-
-    /// [`fold`] that adds.
-    #[inline(always)]
-    pub(crate) fn sums<V: Vector, const N: usize, const M: usize>(
-        x: [&[V::Elem]; N],
-        fill: [V::Elem; N],
-        f: impl Fn([V; N]) -> [V; M],
-    ) -> [V::Elem; M] {
-        let add = |so_far: [V; M], v: [V; N]| {
-            let mut terms = f(v);
-            for m in 0..M {
-                terms[m] = so_far[m] + terms[m];
-            }
-            terms
-        };
-        let total = fold(x, fill, V::zero(), add, |a, b| a + b);
-        let mut sums = [V::Elem::ZERO; M];
-        for m in 0..M {
-            sums[m] = total[m].reduce_sum();
-        }
-        sums
-    }
-
-    /// The largest element, NaN passed over; negative infinity of none.
-    #[inline(always)]
-    pub(crate) fn max<V: Vector>(x: &[V::Elem]) -> V::Elem {
-        let low = -V::Elem::INFINITY;
-        let [max] = fold([x], [low], V::splat(low), |[m]: [V; 1], [v]: [V; 1]| [v.max(m)], |a, b| a.max(b));
-        max.reduce_max()
-    }
-
-    /// `e^(x - shift)`.
-    #[inline(always)]
-    pub(crate) fn exp_below<V: Vector>(x: V, shift: V) -> V {
-        (x - shift).exp()
     }
 }

@@ -36,7 +36,6 @@ pub(crate) trait Float:
     /// A quiet NaN.
     const NAN: Self;
     /// The largest finite value.
-    #[cfg(test)]
     const MAX: Self;
 
     /// The nearest value of this type.
@@ -59,7 +58,6 @@ macro_rules! float {
             const ONE: Self = 1.0;
             const INFINITY: Self = $elem::INFINITY;
             const NAN: Self = $elem::NAN;
-            #[cfg(test)]
             const MAX: Self = $elem::MAX;
 
             #[inline(always)]

@@ -16,8 +16,8 @@ use crate::simd::dispatch;
 
 /// Elements of a window at most, unless a single row of points needs more.
 const WINDOW_MAX: usize = 1 << 18;
-/// Elements gathered before they are multiplied: they stay in the second-level cache.
-const GATHERED_MAX: usize = 1 << 17;
+/// Elements gathered before they are multiplied: they stay in the second-level cache, beside the window and the weights.
+const GATHERED_MAX: usize = 1 << 15;
 /// Points that fill panels well.
 pub(super) const POINTS_MIN: usize = 512;
 
@@ -271,19 +271,57 @@ impl<T: Real<Wide: Summed>> Unit<'_, T> {
                                 row_len: width,
                             });
                         } else {
-                            self.multiply_panel(
-                                weights,
-                                rows,
-                                &gathered[i * panel_len..][..panel_len],
-                                segments,
-                                sums,
-                            );
+                            let gathered = &gathered[i * panel_len..][..panel_len];
+                            if self.multiply_in_place(panel, images, weights, gathered, segments, out) {
+                                continue;
+                            }
+                            self.multiply_panel(weights, rows, gathered, segments, sums);
                         }
                         self.write(panel, images, segments, sums, out);
                     }
                 }
             }
         });
+    }
+
+    /// [`Unit::multiply_panel`] straight to the output, if the panel's points fill it and lie there side by side.
+    fn multiply_in_place(
+        &self,
+        panel: usize,
+        images: &Range<usize>,
+        weights: &[T::Wide],
+        gathered: &[T::Wide],
+        segments: &[Segment],
+        out: &mut [T],
+    ) -> bool {
+        let (plane, cols) = (self.side.shape[2] * self.side.shape[3], self.side.tile.cols());
+        let first = segments[0];
+        let follows = |s: &Segment| s.image == first.image && s.to == first.to + s.at;
+        let full = segments.iter().map(|s| s.len).sum::<usize>() == cols;
+        if !full || self.pass[1].out_step != 1 || !segments.iter().all(follows) {
+            return false;
+        }
+        let rows = share(self.cut.unit, self.weights.count, panel);
+        let start = self.place(images, first.image, self.first + rows.start) + first.to;
+        let Some(out) = T::as_wide_mut(&mut out[start..]) else { return false };
+        let a = MatRef::new(weights, rows.len(), self.weights.steps, 1, rows.len());
+        let b = MatRef::new(gathered, self.weights.steps, cols, cols, 1);
+        let c = MatMut::new(out, rows.len(), cols, plane, 1);
+        gemm(&self.side.alone, a, b, c, Write::Store, Epilogue::default());
+        if let Some(bias) = self.side.bias {
+            let bias = &bias[self.first..][rows];
+            for (row, &bias) in out.chunks_mut(plane).zip(bias) {
+                row[..cols].iter_mut().for_each(|sum| *sum += bias);
+            }
+        }
+        true
+    }
+
+    /// Where the plane of a channel of one of these images begins in this part of the output.
+    fn place(&self, images: &Range<usize>, image: usize, channel: usize) -> usize {
+        let (plane, channels) = (self.side.shape[2] * self.side.shape[3], &self.part.channels);
+        let image = images.start + image - self.part.images.start;
+        (image * channels.len() + channel - channels.start) * plane
     }
 
     /// A panel of the weights times a gathered panel.
@@ -306,16 +344,13 @@ impl<T: Real<Wide: Summed>> Unit<'_, T> {
 
     /// Takes a panel's sums to the output.
     fn write(&self, panel: usize, images: &Range<usize>, found: &[Segment], sums: &[T::Wide], out: &mut [T]) {
-        let (plane, width) = (self.side.shape[2] * self.side.shape[3], self.side.tile.cols());
-        let (channels, step) = (&self.part.channels, self.pass[1].out_step);
+        let (width, step) = (self.side.tile.cols(), self.pass[1].out_step);
         for (row, sums) in share(self.cut.unit, self.weights.count, panel).zip(sums.chunks(width)) {
             let channel = self.first + row;
             let bias = self.side.bias.map(|bias| bias[channel]);
             for segment in found {
-                let image = images.start + segment.image - self.part.images.start;
-                let start = (image * channels.len() + channel - channels.start) * plane + segment.to;
                 let sums = &sums[segment.at..][..segment.len];
-                let to = &mut out[start..];
+                let to = &mut out[self.place(images, segment.image, channel) + segment.to..];
                 match bias {
                     Some(bias) => put(to, step, sums, |sum| T::narrow(sum + bias)),
                     None => put(to, step, sums, T::narrow),

@@ -46,11 +46,11 @@ impl<V: Float> Kernel for Gather<'_, V> {
 
     #[inline(always)]
     fn run<S: Isa>(self) {
-        // Whole vectors: what is too much in one segment is overwritten by the next, and cut at the row's end.
-        for segment in self.segments {
-            let whole = padded::<V::Vec<S>>(segment);
-            for (row, &tap) in self.panel.chunks_exact_mut(self.row_len).zip(self.taps) {
-                for i in (0..whole).step_by(<V::Vec<S> as Vector>::LANES) {
+        // Whole vectors: what is too much in one segment is overwritten by the next, and cut at the row's end. Row by row, so
+        // that what is written comes near by itself.
+        for (row, &tap) in self.panel.chunks_exact_mut(self.row_len).zip(self.taps) {
+            for segment in self.segments {
+                for i in (0..padded::<V::Vec<S>>(segment)).step_by(<V::Vec<S> as Vector>::LANES) {
                     store(load::<V::Vec<S>>(self.window, tap + segment.from + i), row, segment.at + i);
                 }
             }

@@ -120,7 +120,8 @@ impl WeightGrad<'_> {
         let total = band.images.len() * band.rows.len() * cols.count;
         let row_len = total.next_multiple_of(SKEW) + if (total / SKEW).is_multiple_of(2) { SKEW } else { 0 };
         let taps = rows.taps.len() * cols.taps.len();
-        let channels = (GATHERED_MAX / (row_len * taps)).max(1);
+        let here = sums.len() / (taps * outputs);
+        let channels = here.div_ceil(here.div_ceil((GATHERED_MAX / (row_len * taps)).max(1)));
         with_scratch(outputs * total, |dy| {
             self.gather_grid(grid, first / self.channels_in, band, dy);
             for (i, sums) in sums.chunks_mut(channels * taps * outputs).enumerate() {

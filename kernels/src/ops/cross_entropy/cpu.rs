@@ -19,9 +19,8 @@ impl<T: Float> RowKernel<T, 1> for Forward<'_, T> {
         if self.targets[row.index].is_none() {
             return;
         }
-        let max = lanes::max::<T::Vec<S>>(x);
+        let (max, sum) = exponentials::<T::Vec<S>>(x);
         let shift = T::Vec::<S>::splat(max);
-        let [sum] = lanes::sums([x], [-T::INFINITY], |[x]: [T::Vec<S>; 1]| [(x - shift).exp()]);
         (stats[0], stats[1]) = (max, sum);
         if let Some(below) = stats.get_mut(2) {
             let [sum] = match self.weight {
@@ -31,6 +30,39 @@ impl<T: Float> RowKernel<T, 1> for Forward<'_, T> {
             *below = sum;
         }
     }
+}
+
+/// Elements that stay in the first-level cache between two passes.
+const BLOCK: usize = 2048;
+
+/// A row's largest element, NaN passed over, and the sum of the exponentials below it, in one pass over memory: each
+/// lane has a maximum and a sum of its own, which shrinks when a block has a larger element.
+#[inline(always)]
+fn exponentials<V: Vector>(x: &[V::Elem]) -> (V::Elem, V::Elem) {
+    let low = -V::Elem::INFINITY;
+    let (mut max, mut sum) = (V::splat(-V::Elem::MAX), V::zero());
+    let mut rest = x;
+    while !rest.is_empty() {
+        let (block, after) = rest.split_at(rest.len().min(BLOCK));
+        let [new] =
+            lanes::fold([block], [low], max, |[max]: [V; 1], [x]: [V; 1]| [x.max(max)], |a, b| a.max(b));
+        if rest.len() < x.len() {
+            sum = sum * (max - new).exp();
+        }
+        let [here] = lanes::fold_near(
+            &[block.as_ptr_range().end],
+            [block],
+            [low],
+            V::zero(),
+            |[sum]: [V; 1], [x]: [V; 1]| [sum + (x - new).exp()],
+            |a, b| a + b,
+        );
+        (max, sum, rest) = (new, sum + here, after);
+    }
+    let all = max.reduce_max();
+    let sum = (sum * (max - V::splat(all)).exp()).reduce_sum();
+    // Nothing but negative infinity.
+    if sum == V::Elem::ZERO { (low, V::Elem::NAN) } else { (all, sum) }
 }
 
 /// How a row's gradient is made: `factor e^(x - max) - even w[c]`, less `on_target` at its class.

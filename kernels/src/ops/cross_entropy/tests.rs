@@ -142,6 +142,54 @@ fn huge_logits_lose_nothing_and_a_mean_of_nothing_is_nan() {
 }
 
 #[test]
+fn a_row_of_any_length_equals_the_formula_wherever_its_largest_element_lies() {
+    for classes in [1usize, 7, 33, 129, 2048, 2049, 5000] {
+        let wave = |i: usize| (i as f64 * 0.7).sin();
+        let end = classes as f64;
+        let rows: [&dyn Fn(usize) -> f64; 5] = [
+            &wave,
+            &|i| 90.0 * i as f64 / end + wave(i),
+            &|i| -90.0 * i as f64 / end + wave(i),
+            &|i| if i < classes / 2 { f64::NEG_INFINITY } else { wave(i) },
+            &|i| if i == classes / 2 { 1e30 } else { wave(i) - 1e30 },
+        ];
+        for dtype in [DType::F32, DType::F64] {
+            let x = make(&[rows.len(), classes], dtype, &|i| rows[i / classes](i % classes));
+            let target = Tensor::from_slice(&[classes as i64 - 1; 5], &[rows.len()], Device::CPU).unwrap();
+            let none = CrossEntropy { reduction: Reduction::None, ..CrossEntropy::default() };
+            let (loss, stats) = cross_entropy(&x, &target, &none).unwrap();
+            let dx = cross_entropy_backward(&x, &target, &stats, &loss, &none).unwrap();
+            let (loss, dx) = (values(&loss), values(&dx));
+            for (i, x) in values(&x).chunks(classes).enumerate() {
+                let max = x.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                let sum: f64 = x.iter().map(|x| (x - max).exp()).sum();
+                assert_close(loss[i], max - x[classes - 1] + sum.ln(), 8.0 * tolerance(dtype));
+                for (c, &got) in dx[i * classes..][..classes].iter().enumerate() {
+                    let p = (x[c] - max).exp() / sum - if c == classes - 1 { 1.0 } else { 0.0 };
+                    assert_close(got, p * loss[i], 8.0 * tolerance(dtype));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_row_without_a_finite_largest_element_gives_nan() {
+    for lost in [f64::NEG_INFINITY, f64::INFINITY, f64::NAN] {
+        for all in [true, false] {
+            if !all && lost == f64::NEG_INFINITY {
+                continue;
+            }
+            let x = make(&[1, 5000], DType::F32, &|i| if all || i == 77 { lost } else { 1.0 });
+            let target = Tensor::from_slice(&[3i64], &[1], Device::CPU).unwrap();
+            let (loss, stats) = cross_entropy(&x, &target, &CrossEntropy::default()).unwrap();
+            let dx = cross_entropy_backward(&x, &target, &stats, &loss, &CrossEntropy::default()).unwrap();
+            assert!(values(&loss)[0].is_nan() && values(&dx)[3].is_nan(), "{lost} {all}");
+        }
+    }
+}
+
+#[test]
 fn a_target_that_is_no_class_is_named() {
     let x = make(&[2, 3], DType::F32, &|_| 0.0);
     for wrong in [3i64, -1] {

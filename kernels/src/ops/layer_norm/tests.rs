@@ -69,6 +69,30 @@ fn check(dtype: DType, rows: usize, width: usize, centred: bool) {
 }
 
 #[test]
+fn each_gradient_has_the_bits_alone_that_it_has_beside_the_others() {
+    for (rows, width) in [(0, 5), (3, 0), (1, 1), (3, 7), (70, 33), (5, 129), (300, 1024)] {
+        let x = make(&[rows, width], DType::F32, &floats(-2.0, 3.0));
+        let (w, dy) = (
+            make(&[width], DType::F32, &floats(0.5, 2.0)),
+            make(&[rows, width], DType::F32, &floats(-1.0, 1.5)),
+        );
+        for weight in [None, Some(&w)] {
+            let (_, stats) = layer_norm(&x, &[width], weight, None, 1e-3).unwrap();
+            let run = |needs| layer_norm_backward(&x, &stats, &[width], weight, &dy, needs).unwrap();
+            let bits = |t: &Tensor| values(t).into_iter().map(f64::to_bits).collect::<Vec<_>>();
+            let all = run([true; 3]);
+            for choice in 0..8 {
+                let needs = [0, 1, 2].map(|i| choice >> i & 1 == 1);
+                for ((got, want), needed) in run(needs).iter().zip(&all).zip(needs) {
+                    assert_eq!(got.is_some(), needed);
+                    got.iter().zip(want).for_each(|(got, want)| assert_eq!(bits(got), bits(want)));
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn a_sum_and_its_norm_are_what_the_two_give_one_after_the_other() {
     for dtype in FLOATS {
         for (rows, width) in [(0, 5), (3, 0), (1, 1), (3, 7), (70, 33), (5, 129), (2, 9001)] {

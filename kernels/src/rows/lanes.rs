@@ -1,0 +1,155 @@
+//! Loops over the vectors of rows.
+//!
+//! What is not inlined is compiled without the instruction set, and a closure cannot be marked to be. So each of these
+//! calls its function in one place only, for whole vectors and a row's end alike, and none hands vectors to a closure of
+//! the standard library.
+
+#![allow(clippy::needless_range_loop)]
+
+use crate::simd::{Float, Vector};
+
+/// Chains of a reduction that run side by side.
+const CHAINS: usize = 4;
+
+/// The vectors from `at` on, whole ones or, beyond the end, filled up.
+#[inline(always)]
+fn load<V: Vector, const N: usize>(
+    x: &[&[V::Elem]; N],
+    at: usize,
+    whole: bool,
+    fill: &[V::Elem; N],
+) -> [V; N] {
+    let mut v = [V::zero(); N];
+    for n in 0..N {
+        let x = &x[n][at.min(x[n].len())..];
+        v[n] = if whole { V::load(x) } else { V::load_partial(x, fill[n]) };
+    }
+    v
+}
+
+/// `y[i] = f(x[0][i], x[1][i], ..)`.
+#[inline(always)]
+pub(crate) fn map<V: Vector, const N: usize>(x: [&[V::Elem]; N], y: &mut [V::Elem], f: impl Fn([V; N]) -> V) {
+    let mut at = 0;
+    while at < y.len() {
+        let whole = at + V::LANES <= y.len();
+        let result = f(load(&x, at, whole, &[V::Elem::ZERO; N]));
+        if whole {
+            result.store(&mut y[at..])
+        } else {
+            result.store_partial(&mut y[at..])
+        }
+        at += V::LANES;
+    }
+}
+
+/// `y[i] = f(y[i], x[0][i], ..)`.
+#[inline(always)]
+pub(crate) fn update<V: Vector, const N: usize>(
+    y: &mut [V::Elem],
+    x: [&[V::Elem]; N],
+    f: impl Fn(V, [V; N]) -> V,
+) {
+    update_from(None, y, x, f);
+}
+
+/// `y[i] = f(old[i], x[0][i], ..)`, where `old` may be what `y` holds.
+#[inline(always)]
+pub(crate) fn update_from<V: Vector, const N: usize>(
+    old: Option<&[V::Elem]>,
+    y: &mut [V::Elem],
+    x: [&[V::Elem]; N],
+    f: impl Fn(V, [V; N]) -> V,
+) {
+    let mut at = 0;
+    while at < y.len() {
+        let whole = at + V::LANES <= y.len();
+        let [old] = load(&[old.unwrap_or(&*y)], at, whole, &[V::Elem::ZERO]);
+        let result = f(old, load(&x, at, whole, &[V::Elem::ZERO; N]));
+        if whole {
+            result.store(&mut y[at..])
+        } else {
+            result.store_partial(&mut y[at..])
+        }
+        at += V::LANES;
+    }
+}
+
+/// Folds vectors of the rows into `M` values at once: `f` takes the values so far and the next vectors, `join`
+/// joins two partial results. Beyond a row's end its elements are `fill`, which must not change the result.
+#[inline(always)]
+pub(crate) fn fold<V: Vector, const N: usize, const M: usize>(
+    x: [&[V::Elem]; N],
+    fill: [V::Elem; N],
+    start: V,
+    f: impl Fn([V; M], [V; N]) -> [V; M],
+    join: impl Fn(V, V) -> V,
+) -> [V; M] {
+    fold_near(&[], x, fill, start, f, join)
+}
+
+/// [`fold`]; meanwhile what lies at the addresses `near`, which need not be valid, comes near: as much as of a row.
+#[inline(always)]
+pub(crate) fn fold_near<V: Vector, const N: usize, const M: usize>(
+    near: &[*const V::Elem],
+    x: [&[V::Elem]; N],
+    fill: [V::Elem; N],
+    start: V,
+    f: impl Fn([V; M], [V; N]) -> [V; M],
+    join: impl Fn(V, V) -> V,
+) -> [V; M] {
+    let step = CHAINS * V::LANES;
+    let mut chains = [[start; M]; CHAINS];
+    let mut block = 0;
+    while block < x[0].len() {
+        let whole = block + step <= x[0].len();
+        for c in 0..CHAINS {
+            for row in near {
+                V::prefetch(row.wrapping_add(block + c * V::LANES));
+            }
+            chains[c] = f(chains[c], load(&x, block + c * V::LANES, whole, &fill));
+        }
+        block += step;
+    }
+    let mut result = chains[0];
+    for m in 0..M {
+        result[m] = join(join(chains[0][m], chains[1][m]), join(chains[2][m], chains[3][m]));
+    }
+    result
+}
+
+/// [`fold`] that adds.
+#[inline(always)]
+pub(crate) fn sums<V: Vector, const N: usize, const M: usize>(
+    x: [&[V::Elem]; N],
+    fill: [V::Elem; N],
+    f: impl Fn([V; N]) -> [V; M],
+) -> [V::Elem; M] {
+    let add = |so_far: [V; M], v: [V; N]| {
+        let mut terms = f(v);
+        for m in 0..M {
+            terms[m] = so_far[m] + terms[m];
+        }
+        terms
+    };
+    let total = fold(x, fill, V::zero(), add, |a, b| a + b);
+    let mut sums = [V::Elem::ZERO; M];
+    for m in 0..M {
+        sums[m] = total[m].reduce_sum();
+    }
+    sums
+}
+
+/// The largest element, NaN passed over; negative infinity of none.
+#[inline(always)]
+pub(crate) fn max<V: Vector>(x: &[V::Elem]) -> V::Elem {
+    let low = -V::Elem::INFINITY;
+    let [max] = fold([x], [low], V::splat(low), |[m]: [V; 1], [v]: [V; 1]| [v.max(m)], |a, b| a.max(b));
+    max.reduce_max()
+}
+
+/// `e^(x - shift)`.
+#[inline(always)]
+pub(crate) fn exp_below<V: Vector>(x: V, shift: V) -> V {
+    (x - shift).exp()
+}
