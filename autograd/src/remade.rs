@@ -110,10 +110,12 @@ impl Remade {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     use phalanx_kernels::Gelu;
     use phalanx_tensor::{DType, Device, Result as TensorResult, Tensor};
 
+    use super::{Remade, Source};
     use crate::ops::testing::check_twice;
     use crate::{Leaf, Options, Result, SavedHooks, Var, backward, grad, saved_hooks};
 
@@ -247,5 +249,45 @@ mod tests {
         let dw = grad(&[(z, None)], &[&w.var()], Options::default()).unwrap().remove(0).unwrap();
         let wanted = y.sum(&[0], false).unwrap().to_vec::<f32>().unwrap();
         assert!(dw.to_vec::<f32>().unwrap().iter().zip(wanted).all(|(a, b)| (a - b).abs() < 1e-5));
+    }
+    /// Counts what it keeps.
+    struct Count(Arc<AtomicUsize>);
+
+    impl SavedHooks for Count {
+        fn pack(&self, tensor: &Tensor) -> Result<Box<dyn std::any::Any + Send + Sync>> {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            Keep.pack(tensor)
+        }
+
+        fn unpack(&self, packed: &(dyn std::any::Any + Send + Sync)) -> Result<Tensor> {
+            Keep.unpack(packed)
+        }
+    }
+
+    #[test]
+    fn hooks_of_saved_values_get_the_result_too() {
+        let packed = Arc::new(AtomicUsize::new(0));
+        let _hooks = saved_hooks(Arc::new(Count(packed.clone())));
+        let x = Var::leaf(tensor(&[2, 3], Device::CPU)).unwrap().mul_scalar(2.0).unwrap();
+        let w = Var::leaf(tensor(&[1, 3], Device::CPU)).unwrap();
+        x.silu().unwrap().linear(&w, None).unwrap();
+        assert_eq!(packed.load(Ordering::Relaxed), 2); // silu's input and the linear map's
+    }
+
+    #[test]
+    fn it_is_made_once_for_all_that_hold_it_and_then_let_go() {
+        let (times, x) = (Arc::new(AtomicUsize::new(0)), tensor(&[2], Device::CPU));
+        let counted = times.clone();
+        let make = move |of: &[Tensor]| {
+            counted.fetch_add(1, Ordering::Relaxed);
+            Ok(of[0].clone())
+        };
+        let producer = Remade::new("test", &x, [Source::of(&x)].into_iter().collect(), make);
+        let (first, second) = (producer.clone(), producer.clone());
+        first.tensor().unwrap();
+        drop(first);
+        second.tensor().unwrap();
+        assert_eq!(times.load(Ordering::Relaxed), 1);
+        assert!(producer.made.lock().unwrap().is_none());
     }
 }
