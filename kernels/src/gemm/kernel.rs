@@ -8,7 +8,8 @@
 //! rows are wider, so that B is read in longer runs and more chains are under way at once.
 //!
 //! B is read where it lies, too: with a last vector that is not full, or, where steps lie side by side and columns apart,
-//! turned in registers a square of LANES x LANES at a time.
+//! turned in registers a square of LANES x LANES at a time. A panel that other tiles read after this one is packed on the
+//! way, by stores beside the multiplications.
 
 #![allow(unsafe_code)]
 
@@ -100,6 +101,11 @@ pub(super) struct Tile<T> {
     pub(super) add: bool,
     /// What the next tile writes, brought near meanwhile; any address.
     pub(super) next_out: *const T,
+    /// Where A's panel is packed on the way, of as many rows as the tile has: up to a vector less one more is written
+    /// behind it. Null: nowhere.
+    pub(super) keep_a: *mut T,
+    /// Where B's panel is packed. Null: nowhere.
+    pub(super) keep_b: *mut T,
 }
 
 /// Computes a tile of `rows`.
@@ -109,6 +115,8 @@ pub(super) struct Tile<T> {
 /// For i < rows, j < `tile.cols` and k < steps, the places named at [`Tile`] are valid to read, and to write for `out`
 /// (which nobody else touches), and the tile is no larger than the instruction set's [`TileShape`], or that
 /// [`TileShape::widened`]; one column of B at least exists, and one vector of columns at most where `b_col` is not 1.
+/// Where something is kept, the tile is one that [`keeps`], its columns are whole vectors and neighbours, A's rows too if
+/// A is kept, and the places for it are valid to write and nobody else's.
 pub(super) unsafe fn run_tile<P: Place>(runner: Runner, lanes: usize, rows: usize, tile: &Tile<P::Acc>) {
     // Lanes are a power of two; a division would take as long as some steps.
     let vectors = (tile.cols + lanes - 1) >> lanes.trailing_zeros();
@@ -144,6 +152,15 @@ const WHOLE: u8 = 1;
 const RAGGED: u8 = 2;
 /// B's columns, to be turned.
 const TURNED: u8 = 3;
+/// B by whole vectors, packing A, B, or both.
+const KEEP_A: u8 = 4;
+const KEEP_B: u8 = 5;
+const KEEP_BOTH: u8 = 6;
+
+/// Whether a tile of so many rows and vectors can pack what it reads: one that is about as large as tiles get.
+pub(super) const fn keeps(rows: usize, vectors: usize, rows_max: usize) -> bool {
+    vectors == VECTORS && rows + 2 >= rows_max
+}
 
 impl<P: Place, const H: usize, const W: usize> Kernel for Sized<'_, P, H, W> {
     type Output = ();
@@ -157,6 +174,14 @@ impl<P: Place, const H: usize, const W: usize> Kernel for Sized<'_, P, H, W> {
         if const { H <= rows::<S>() && H * W <= rows::<S>() * VECTORS && (W <= VECTORS || H <= FEW_ROWS) } {
             // SAFETY: `run_tile`'s contract; the type is made only there.
             unsafe {
+                if const { keeps(H, W, rows::<S>()) } {
+                    match (tile.keep_a.is_null(), tile.keep_b.is_null()) {
+                        (true, true) => {}
+                        (false, true) => return compute::<P, S, _, H, W, KEEP_A>(tile),
+                        (true, false) => return compute::<P, S, _, H, W, KEEP_B>(tile),
+                        (false, false) => return compute::<P, S, _, H, W, KEEP_BOTH>(tile),
+                    }
+                }
                 match (tile.b_col == 1, whole) {
                     (false, _) if const { W == 1 } => compute::<P, S, _, H, W, TURNED>(tile),
                     (_, true) if packed && const { W <= VECTORS } => compute::<P, S, _, H, W, PACKED>(tile),
@@ -180,8 +205,8 @@ where
 {
     // Elements of each vector of columns; constant where none lacks lanes, so that all loops below are unrolled.
     let lens: [usize; W] = std::array::from_fn(|j| match READ {
-        PACKED | WHOLE => V::LANES,
-        _ => tile.cols.saturating_sub(j * V::LANES).min(V::LANES),
+        RAGGED | TURNED => tile.cols.saturating_sub(j * V::LANES).min(V::LANES),
+        _ => V::LANES,
     });
     let mut sums = [[V::zero(); W]; H];
     if !tile.from.is_null() {
@@ -199,25 +224,27 @@ where
             _ => add_steps::<P, S, V, H, W, READ>(tile, sums, lens),
         }
     };
-    let mut bias = [V::zero(); W];
+    // Short loops, so that they are unrolled and the sums stay in registers. Adding a bias of zero would turn -0 into 0.
     if !tile.bias.is_null() {
-        for (j, bias) in bias.iter_mut().enumerate() {
+        for j in 0..W {
             // SAFETY: one of the bias's places.
-            *bias = unsafe { load(tile.bias.wrapping_add(j * V::LANES), lens[j]) };
+            let bias: V = unsafe { load(tile.bias.wrapping_add(j * V::LANES), lens[j]) };
+            sums.iter_mut().for_each(|row| row[j] = row[j] + bias);
+        }
+    }
+    let out = |i: usize, j: usize| tile.out.wrapping_add(i * tile.out_row + j * V::LANES);
+    if tile.add {
+        for (i, row) in sums.iter_mut().enumerate() {
+            for (j, sum) in row.iter_mut().enumerate() {
+                // SAFETY: a place of the result, nobody else's.
+                *sum = unsafe { load::<V>(out(i, j), lens[j]) } + *sum;
+            }
         }
     }
     for (i, row) in sums.iter().enumerate() {
         for (j, &sum) in row.iter().enumerate() {
-            let out = tile.out.wrapping_add(i * tile.out_row + j * V::LANES);
-            // SAFETY: places of the result, nobody else's.
-            let out = unsafe { std::slice::from_raw_parts_mut(out, lens[j]) };
-            // Adding a bias of zero would turn -0 into 0.
-            let sum = if tile.bias.is_null() { sum } else { sum + bias[j] };
-            if lens[j] == V::LANES && matches!(READ, PACKED | WHOLE) {
-                (if tile.add { V::load(out) + sum } else { sum }).store(out);
-            } else {
-                (if tile.add { V::load_partial(out, P::Acc::ZERO) + sum } else { sum }).store_partial(out);
-            }
+            // SAFETY: a place of the result, nobody else's.
+            unsafe { store(sum, out(i, j), lens[j]) };
         }
     }
 }
@@ -239,6 +266,7 @@ where
     V: Vector<Elem = P::Acc>,
 {
     let (mut a, mut b) = (tile.a, tile.b);
+    let (mut keep_a, mut keep_b) = (tile.keep_a, tile.keep_b);
     for step in 0..tile.steps {
         if step < H {
             for j in 0..W {
@@ -251,9 +279,29 @@ where
             *lanes = unsafe { load(b.wrapping_add(j * V::LANES), lens[j]) };
             V::prefetch(b.wrapping_add(AHEAD * tile.b_step + j * V::LANES));
         }
+        if matches!(READ, KEEP_B | KEEP_BOTH) {
+            for (j, &lanes) in b_row.iter().enumerate() {
+                // SAFETY: a place of B's panel.
+                unsafe { store(lanes, keep_b.wrapping_add(j * V::LANES), V::LANES) };
+            }
+            keep_b = keep_b.wrapping_add(W * V::LANES);
+        }
+        if matches!(READ, KEEP_A | KEEP_BOTH) {
+            for first in (0..H).step_by(V::LANES) {
+                let ahead = a.wrapping_add(AHEAD * tile.a_step + first);
+                V::prefetch(ahead);
+                V::prefetch(ahead.wrapping_add(V::LANES.min(H - first) - 1));
+                // SAFETY: A's rows are neighbours.
+                let lanes: V = unsafe { load(a.wrapping_add(first), V::LANES.min(H - first)) };
+                // SAFETY: places of A's panel, and what may be written behind it.
+                unsafe { store(lanes, keep_a.wrapping_add(first), V::LANES) };
+            }
+            keep_a = keep_a.wrapping_add(H);
+        }
         for (i, row) in sums.iter_mut().enumerate() {
             // SAFETY: A's places are valid.
-            let x = V::splat(unsafe { *a.add(if READ == PACKED { i } else { i * tile.a_row }) });
+            let side_by_side = matches!(READ, PACKED | KEEP_A | KEEP_BOTH);
+            let x = V::splat(unsafe { *a.add(if side_by_side { i } else { i * tile.a_row }) });
             for (sum, lanes) in row.iter_mut().zip(b_row) {
                 *sum = P::add::<S>(x, lanes, *sum);
             }
@@ -348,4 +396,16 @@ unsafe fn load<V: Vector>(src: *const V::Elem, len: usize) -> V {
     // SAFETY: the caller's.
     let lanes = unsafe { std::slice::from_raw_parts(src, len) };
     if len == V::LANES { V::load(lanes) } else { V::load_partial(lanes, V::Elem::ZERO) }
+}
+
+/// Writes the first `len` elements, at most a vector's.
+///
+/// # Safety
+///
+/// The elements from `dst` on must be valid to write, and nobody else's.
+#[inline(always)]
+unsafe fn store<V: Vector>(lanes: V, dst: *mut V::Elem, len: usize) {
+    // SAFETY: the caller's.
+    let dst = unsafe { std::slice::from_raw_parts_mut(dst, len) };
+    if len == V::LANES { lanes.store(dst) } else { lanes.store_partial(dst) }
 }

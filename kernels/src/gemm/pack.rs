@@ -2,11 +2,13 @@
 //! widening half types on the way, or putting two steps of bf16 in one place where the CPU has a dot product for those.
 //!
 //! A panel is `width` lanes by so many places: lane i of place k at `k * width + i`, lanes beyond the matrix zero; panels
-//! follow each other. A's lanes are rows, B's are columns; beyond that the two are the same job.
+//! follow each other. A's lanes are rows, B's are columns; beyond that the two are the same job. A's rows may also be
+//! copied as they are, apart from each other by what keeps them out of each other's way in the cache.
 
 #![allow(unsafe_code)]
 
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use super::element::{GemmElem, Place};
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Vector};
@@ -30,9 +32,12 @@ pub(super) struct Panels<'a, T: GemmElem> {
     pub(super) places: usize,
     /// Lanes of a panel.
     pub(super) width: usize,
+    /// Elements of `dst` from a lane to the next: 1 in a panel. More, at least `places` in whole vectors, for rows whose
+    /// steps lie side by side, and stay so.
+    pub(super) lanes_apart: usize,
     /// What stands for a step after the last.
     pub(super) beyond: T,
-    /// `width` places for each place of each panel.
+    /// `width` places for each place of each panel, or each row's.
     pub(super) dst: &'a mut [T::Acc],
 }
 
@@ -44,7 +49,9 @@ impl<T: GemmElem> Kernel for Panels<'_, T> {
         if self.dst.is_empty() {
             return; // a product without steps has nothing to pack
         }
-        if self.lane_stride == 1 {
+        if self.lanes_apart > 1 {
+            self.copy_lanes::<S, <T::Acc as Float>::Vec<S>>();
+        } else if self.lane_stride == 1 {
             self.copy_rows::<S, <T::Acc as Float>::Vec<S>>();
         } else if self.step_stride == 1 {
             self.transpose::<S, <T::Acc as Float>::Vec<S>>();
@@ -87,6 +94,23 @@ impl<T: GemmElem> Panels<'_, T> {
         }
     }
 
+    /// The steps of a lane lie side by side, and stay so.
+    #[inline(always)]
+    fn copy_lanes<S: Isa, V: Vector<Elem = T::Acc>>(&mut self)
+    where
+        T::Acc: Float<Vec<S> = V>,
+    {
+        let square = T::Place::steps::<S>() * V::LANES;
+        // Near come the next lane's steps: within a lane the CPU sees by itself what comes next.
+        for (lane, dst) in self.dst.chunks_mut(self.lanes_apart).enumerate() {
+            let src = &self.src[lane * self.lane_stride..][..self.steps];
+            for (steps, dst) in src.chunks(square).zip(dst.chunks_exact_mut(V::LANES)) {
+                V::prefetch(steps.as_ptr().wrapping_add(self.lane_stride).cast());
+                T::along::<S>(steps, self.beyond).store(dst);
+            }
+        }
+    }
+
     /// Any strides.
     #[inline(always)]
     fn gather<S: Isa>(&mut self) {
@@ -106,6 +130,17 @@ impl<T: GemmElem> Panels<'_, T> {
         }
     }
 
+    /// Some steps of a lane that lie side by side.
+    #[inline(always)]
+    fn along<S: Isa, V: Vector<Elem = T::Acc>>(&self, lane: usize, steps: Range<usize>) -> V
+    where
+        T::Acc: Float<Vec<S> = V>,
+    {
+        let steps = &self.src[lane * self.lane_stride..][steps];
+        V::prefetch(steps.as_ptr().wrapping_add(AHEAD_ALONG * V::LANES * T::Place::steps::<S>()).cast());
+        T::along::<S>(steps, self.beyond)
+    }
+
     /// The steps of a lane lie side by side: squares of LANES x LANES are transposed in registers.
     #[inline(always)]
     fn transpose<S: Isa, V: Vector<Elem = T::Acc>>(&mut self)
@@ -113,21 +148,23 @@ impl<T: GemmElem> Panels<'_, T> {
         T::Acc: Float<Vec<S> = V>,
     {
         let per_place = T::Place::steps::<S>();
-        for (p, panel) in self.dst.chunks_mut(self.width * self.places).enumerate() {
+        let dst = std::mem::take(&mut self.dst);
+        for (p, panel) in dst.chunks_mut(self.width * self.places).enumerate() {
             for place in (0..self.places).step_by(V::LANES) {
                 let count = (self.places - place).min(V::LANES);
                 let steps = place * per_place..((place + count) * per_place).min(self.steps);
                 for first in (0..self.width).step_by(V::LANES) {
                     let width = (self.width - first).min(V::LANES);
+                    let lane = p * self.width + first;
+                    let rows = width.min(self.lanes.saturating_sub(lane));
                     let mut square = [V::zero(); LANES_MAX];
-                    for (i, row) in square[..V::LANES].iter_mut().enumerate() {
-                        let lane = p * self.width + first + i;
-                        if i < width && lane < self.lanes {
-                            let steps = &self.src[lane * self.lane_stride..][steps.clone()];
-                            V::prefetch(
-                                steps.as_ptr().wrapping_add(AHEAD_ALONG * V::LANES * per_place).cast(),
-                            );
-                            *row = T::along::<S>(steps, self.beyond);
+                    if rows == V::LANES {
+                        for (i, row) in square[..V::LANES].iter_mut().enumerate() {
+                            *row = self.along::<S, V>(lane + i, steps.clone());
+                        }
+                    } else {
+                        for (i, row) in square[..rows].iter_mut().enumerate() {
+                            *row = self.along::<S, V>(lane + i, steps.clone());
                         }
                     }
                     transpose_square(&mut square);

@@ -5,7 +5,8 @@
 //! of which stays in the first-level cache while it passes along B's block (after Goto and van de Geijn, "Anatomy of
 //! High-Performance Matrix Multiplication", 2008, with a B that outgrows the second level).
 
-use super::kernel::{FEW_ROWS, TileShape};
+use super::kernel::{FEW_ROWS, TileShape, keeps};
+use crate::simd::LANES_MAX;
 use std::ops::Range;
 
 /// Steps of k in a block at most: two panels of A so long fit the first-level cache.
@@ -42,6 +43,9 @@ pub(super) struct Problem {
     pub(super) readable: bool,
     /// Whether a panel of A's rows can be read in place without falling out of the cache, see [`rows_cache_well`].
     pub(super) a_cacheable: bool,
+    /// Whether A's rows, or the steps of each, are next to each other.
+    pub(super) a_rows_contiguous: bool,
+    pub(super) a_steps_contiguous: bool,
     /// Whether B's columns are next to each other.
     pub(super) b_contiguous: bool,
     /// Whether, if they are not, the steps of each are: then a tile can turn them.
@@ -61,6 +65,11 @@ pub(super) struct Plan {
     /// Whether tiles read an operand where it lies, or from panels packed before.
     pub(super) a_direct: bool,
     pub(super) b_direct: bool,
+    /// Whether A is packed as rows, not as panels.
+    pub(super) a_in_rows: bool,
+    /// Whether the first tile that reads a panel packs it on the way, if tile and panel are whole.
+    pub(super) keeps_a: bool,
+    pub(super) keeps_b: bool,
 }
 
 impl Plan {
@@ -80,15 +89,22 @@ impl Plan {
         };
         let col_panels = panels(problem.n, shape.cols());
         let tiny = few_rows && col_panels <= DIRECT_COL_PANELS_MAX;
+        let height = if row_panels <= 1 { problem.m } else { problem.m.div_ceil(row_panels) };
+        let a_direct = problem.readable && (tiny || small || problem.a_cacheable);
+        let a_in_rows = !a_direct && problem.a_steps_contiguous;
+        let keeps = problem.readable && keeps(height, shape.vectors, shape.rows);
         Plan {
             problem,
             shape,
             row_panels,
             col_panels,
-            height: if row_panels <= 1 { problem.m } else { problem.m.div_ceil(row_panels) },
+            height,
             k_blocks: problem.k.div_ceil(STEPS_MAX).max(1),
-            a_direct: problem.readable && (tiny || small || problem.a_cacheable),
+            a_direct,
             b_direct,
+            a_in_rows,
+            keeps_a: keeps && !a_direct && !a_in_rows && problem.a_rows_contiguous,
+            keeps_b: keeps && !b_direct && problem.b_contiguous,
         }
     }
 
@@ -111,6 +127,20 @@ impl Plan {
     /// The most steps a block has.
     pub(super) fn steps_max(&self) -> usize {
         self.problem.k.div_ceil(self.k_blocks)
+    }
+
+    /// Places of A's packed panels from one row to the next, and from one step to the next.
+    pub(super) fn a_packed(&self) -> (usize, usize) {
+        if self.a_in_rows {
+            (self.steps_max().next_multiple_of(LANES_MAX) + LANES_MAX, 1)
+        } else {
+            (1, self.height)
+        }
+    }
+
+    /// The places that a packed panel of A takes for so many steps.
+    pub(super) fn a_panel(&self, steps: usize) -> usize {
+        if self.a_in_rows { self.height * self.a_packed().0 } else { self.height * steps }
     }
 
     /// Panels of rows (columns) in a block at most.
@@ -191,8 +221,17 @@ mod tests {
     const SHAPE: TileShape = TileShape { rows: 14, lanes: 16, vectors: 2 };
 
     fn problem(m: usize, n: usize, k: usize) -> Problem {
-        let (a_cacheable, b_contiguous) = (k != 1024, true);
-        Problem { m, n, k, readable: true, a_cacheable, b_contiguous, b_turnable: false }
+        Problem {
+            m,
+            n,
+            k,
+            readable: true,
+            a_cacheable: k != 1024,
+            a_rows_contiguous: false,
+            a_steps_contiguous: true,
+            b_contiguous: true,
+            b_turnable: false,
+        }
     }
 
     fn plan(m: usize, n: usize, k: usize) -> Plan {

@@ -18,7 +18,7 @@ use super::mat::MatRef;
 use super::pack::{Panels, Shared};
 use super::plan::{Plan, Problem, rows_cache_well, share};
 use super::scratch::with_scratch;
-use crate::simd::{Float, Runner};
+use crate::simd::{Float, LANES_MAX, Runner};
 
 /// A product to carry out. C is `m` x `n` from `c_start` on.
 pub(super) struct Product<'a, T: GemmElem> {
@@ -63,12 +63,15 @@ impl<T: GemmElem> Product<'_, T> {
     fn problem(&self) -> Problem {
         let (m, n, k) = (self.a.rows(), self.b.cols(), self.a.cols());
         let b_contiguous = self.b.strides().1 == 1 || n == 1;
+        let (a_row, a_step) = self.a.strides();
         Problem {
             m,
             n,
             k: k.div_ceil(steps_on::<T::Place>(self.runner)),
             readable: is_acc::<T>(),
             a_cacheable: rows_cache_well(m, self.a.strides(), k, size_of::<T>()),
+            a_rows_contiguous: a_row == 1,
+            a_steps_contiguous: a_step == 1 && a_row != 1,
             b_contiguous,
             b_turnable: !b_contiguous && (self.b.strides().0 == 1 || k == 1),
         }
@@ -88,14 +91,21 @@ struct Job<'a, 'p, T: GemmElem> {
     cols: Range<usize>,
 }
 
-/// Part of a job's work: so many panels of columns, and of rows, for one block of k.
-struct Block<'a, T: GemmElem> {
-    block: usize,
+/// Part of a job's work: so many panels of columns, and of rows, for the steps of one block of k.
+struct Block {
+    steps: Range<usize>,
+    is_first: bool,
+    is_last: bool,
     rows: Range<usize>,
     cols: Range<usize>,
-    /// Packed panels, empty where an operand is read in place.
-    a: &'a [T::Acc],
-    b: &'a [T::Acc],
+}
+
+/// A job's working memory: packed panels of A (and what a tile may write behind them) and of B, empty where an operand is
+/// read in place, and sums that wait for C.
+struct Memory<'a, A> {
+    a: &'a mut [A],
+    b: &'a mut [A],
+    sums: &'a mut [A],
 }
 
 impl<T: GemmElem> Job<'_, '_, T> {
@@ -106,7 +116,7 @@ impl<T: GemmElem> Job<'_, '_, T> {
         let (plan, steps) = (self.plan, self.plan.steps_max());
         let (row_block, col_block) =
             (plan.row_block().min(self.rows.len()), plan.col_block().min(self.cols.len()));
-        let a_len = if plan.a_direct { 0 } else { row_block * plan.height * steps };
+        let a_len = if plan.a_direct { 0 } else { row_block * plan.a_panel(steps) + LANES_MAX };
         let b_len = if plan.b_direct { 0 } else { col_block * plan.shape.cols() * steps };
         let slots = match plan.k_blocks {
             _ if self.product.is_in_place() && self.product.write == Write::Store => 0,
@@ -115,36 +125,43 @@ impl<T: GemmElem> Job<'_, '_, T> {
         };
         let tile_len = plan.shape.rows * plan.shape.cols();
         with_scratch::<T::Acc, _>(a_len + b_len + slots * tile_len, |scratch| {
-            let (a, rest) = scratch.split_at_mut(a_len);
-            let (b, sums) = rest.split_at_mut(b_len);
+            let (b, rest) = scratch.split_at_mut(b_len);
+            let (a, sums) = rest.split_at_mut(a_len);
+            let mut memory = Memory { a, b, sums };
             for cols in blocks(&self.cols, col_block) {
                 for block in 0..plan.k_blocks {
-                    self.pack_b(&cols, block, b);
                     for rows in blocks(&self.rows, row_block) {
-                        self.pack_a(&rows, block, a);
-                        let part = Block { block, rows, cols: cols.clone(), a, b };
+                        let (is_first, is_last) = (block == 0, block + 1 == plan.k_blocks);
+                        let block =
+                            Block { steps: plan.steps(block), is_first, is_last, rows, cols: cols.clone() };
                         // SAFETY: the caller's.
-                        unsafe { self.run_block(&part, sums) }
+                        unsafe { self.run_block(&block, &mut memory) }
                     }
                 }
             }
         });
     }
 
-    fn pack_a(&self, rows: &Range<usize>, block: usize, dst: &mut [T::Acc]) {
-        if !self.plan.a_direct {
-            let lanes = self.plan.rows(rows.start).start..self.plan.rows(rows.end - 1).end;
+    /// Packs the panels of A that no tile packs on the way.
+    fn pack_a(&self, rows: Range<usize>, block: &Block, dst: &mut [T::Acc]) {
+        let plan = self.plan;
+        if !plan.a_direct && !rows.is_empty() {
+            let lanes = plan.rows(rows.start).start..plan.rows(rows.end - 1).end;
             // What stands beside A's last step leaves the sum as it is, -0 too, where B has a zero there.
             let beyond = T::narrow(-T::Acc::ZERO);
-            self.pack(self.product.a, lanes, self.plan.height, block, beyond, dst);
+            let lanes_apart = plan.a_packed().0;
+            self.pack(self.product.a, lanes, (plan.height, lanes_apart), &block.steps, beyond, dst);
         }
     }
 
-    fn pack_b(&self, cols: &Range<usize>, block: usize, dst: &mut [T::Acc]) {
-        if !self.plan.b_direct {
-            let lanes = self.plan.cols(cols.start).start..self.plan.cols(cols.end - 1).end;
+    /// Packs those of B.
+    fn pack_b(&self, cols: Range<usize>, block: &Block, dst: &mut [T::Acc]) {
+        let plan = self.plan;
+        if !plan.b_direct && !cols.is_empty() {
+            let lanes = plan.cols(cols.start).start..plan.cols(cols.end - 1).end;
             let beyond = T::narrow(T::Acc::ZERO);
-            self.pack(self.product.b.transposed(), lanes, self.plan.shape.cols(), block, beyond, dst);
+            let matrix = self.product.b.transposed();
+            self.pack(matrix, lanes, (plan.shape.cols(), 1), &block.steps, beyond, dst);
         }
     }
 
@@ -153,12 +170,12 @@ impl<T: GemmElem> Job<'_, '_, T> {
         &self,
         matrix: MatRef<'_, T>,
         lanes: Range<usize>,
-        width: usize,
-        block: usize,
+        (width, lanes_apart): (usize, usize),
+        places: &Range<usize>,
         beyond: T,
         dst: &mut [T::Acc],
     ) {
-        let (places, (lane_stride, step_stride)) = (self.plan.steps(block), matrix.strides());
+        let (lane_stride, step_stride) = matrix.strides();
         let per_place = steps_on::<T::Place>(self.product.runner);
         let first = places.start * per_place;
         let start = lanes.start * lane_stride + first * step_stride;
@@ -170,111 +187,128 @@ impl<T: GemmElem> Job<'_, '_, T> {
             steps: (places.len() * per_place).min(matrix.cols() - first),
             places: places.len(),
             width,
+            lanes_apart,
             beyond,
-            dst: &mut dst[..lanes.len().div_ceil(width) * width * places.len()],
+            dst: match lanes_apart {
+                1 => &mut dst[..lanes.len().div_ceil(width) * width * places.len()],
+                _ => &mut dst[..lanes.len() * lanes_apart],
+            },
         };
         T::Place::run(self.product.runner, panels);
     }
 
-    /// Where a panel of A's steps begin, and its row and step strides.
-    fn find_a(&self, part: &Block<'_, T>, row: usize) -> (*const T::Acc, usize, usize) {
-        let (rows, steps) = (self.plan.rows(row), self.plan.steps(part.block));
-        let a = &self.product.a;
-        if let (true, Some(data)) = (self.plan.a_direct, T::as_wide(a.data())) {
-            let (row_stride, step_stride) = a.strides();
-            let start = rows.start * row_stride + steps.start * step_stride;
-            return (data.as_ptr().wrapping_add(start), row_stride, step_stride);
-        }
-        let start = (row - part.rows.start) * self.plan.height * steps.len();
-        (part.a[start..].as_ptr(), 1, self.plan.height)
-    }
-
-    /// Where a panel of B's steps begin, and its step and column strides.
-    fn find_b(&self, part: &Block<'_, T>, col: usize) -> (*const T::Acc, usize, usize) {
-        let (plan, steps) = (self.plan, self.plan.steps(part.block));
-        let b = &self.product.b;
-        if let (true, Some(data)) = (plan.b_direct, T::as_wide(b.data())) {
-            let (step_stride, col_stride) = b.strides();
-            let start = steps.start * step_stride + plan.cols(col).start * col_stride;
-            let col_stride = if plan.problem.b_contiguous { 1 } else { col_stride };
-            return (data.as_ptr().wrapping_add(start), step_stride, col_stride);
-        }
-        let start = (col - part.cols.start) * plan.shape.cols() * steps.len();
-        (part.b[start..].as_ptr(), plan.shape.cols(), 1)
-    }
-
-    /// A panel of A at a time passes along B's panels.
+    /// A panel of A at a time passes along B's panels. The first panel of rows packs B's, the first of columns A's, as far
+    /// as [`Plan::keeps_b`] and [`Plan::keeps_a`] go.
     ///
     /// # Safety
     ///
     /// [`Job::run`]'s.
-    unsafe fn run_block(&self, part: &Block<'_, T>, sums: &mut [T::Acc]) {
-        let tile_len = self.plan.shape.rows * self.plan.shape.cols();
-        for row in part.rows.clone() {
-            for col in part.cols.clone() {
-                let slot = (col - part.cols.start) * self.rows.len() + row - self.rows.start;
-                let slot = if self.plan.k_blocks == 1 { 0 } else { slot };
-                // SAFETY: the caller's.
-                unsafe { self.run_tile(part, row, col, sums.get_mut(slot * tile_len..).unwrap_or_default()) }
+    unsafe fn run_block(&self, block: &Block, memory: &mut Memory<'_, T::Acc>) {
+        let (plan, product) = (self.plan, self.product);
+        let (cols, first_row, width) = (&block.cols, block.rows.start, plan.shape.cols());
+        let is_whole = |col: usize| plan.cols(col).len() == width;
+        let is_high = |row: usize| plan.rows(row).len() == plan.height;
+        let b_panel = block.steps.len() * width;
+        let keeps_b = plan.keeps_b && is_high(self.rows.start);
+        if first_row == self.rows.start {
+            let kept = if keeps_b { cols.len() - usize::from(!is_whole(cols.end - 1)) } else { 0 };
+            self.pack_b(
+                cols.start + kept..cols.end,
+                block,
+                memory.b.get_mut(kept * b_panel..).unwrap_or_default(),
+            );
+        }
+        let keeps_a = plan.keeps_a && is_whole(cols.start);
+        if !keeps_a {
+            self.pack_a(block.rows.clone(), block, memory.a);
+        }
+        let (a_panel, (a_packed_row, a_packed_step)) = (plan.a_panel(block.steps.len()), plan.a_packed());
+        let (a_lies, (a_row, a_step)) = (wide_start(&product.a), product.a.strides());
+        let (b_lies, (b_step, b_col)) = (wide_start(&product.b), product.b.strides());
+        let b_col = if plan.problem.b_contiguous { 1 } else { b_col };
+        let last = block.is_last;
+        let in_place = product.is_in_place();
+        let bias = product.epilogue.bias.filter(|_| in_place && last).and_then(T::as_wide);
+        for row in block.rows.clone() {
+            let rows = plan.rows(row);
+            let a_packed_start = (row - first_row) * a_panel;
+            if keeps_a && !is_high(row) {
+                // Now, after what was written behind the panel before.
+                self.pack_a(row..row + 1, block, &mut memory.a[a_packed_start..]);
+            }
+            let a_packed = memory.a.as_mut_ptr().wrapping_add(a_packed_start);
+            let a_lies = a_lies.wrapping_add(rows.start * a_row + block.steps.start * a_step);
+            let (c_row, c_col) = product.c_strides;
+            let c_start = product.c.ptr().wrapping_add(product.c_start + rows.start * c_row);
+            for col in cols.clone() {
+                let cols_here = plan.cols(col);
+                let keep_a = keeps_a && col == cols.start && is_high(row);
+                let keep_b = keeps_b && row == self.rows.start && cols_here.len() == width;
+                let (a, a_row, a_step) = match plan.a_direct || keep_a {
+                    true => (a_lies, a_row, a_step),
+                    false => (a_packed.cast_const(), a_packed_row, a_packed_step),
+                };
+                let b_packed = memory.b.as_mut_ptr().wrapping_add((col - cols.start) * b_panel);
+                let (b, b_step, b_col) = match plan.b_direct || keep_b {
+                    true => {
+                        let start = block.steps.start * b_step + cols_here.start * b_col;
+                        (b_lies.wrapping_add(start), b_step, b_col)
+                    }
+                    false => (b_packed.cast_const(), width, 1),
+                };
+                let slot = (col - cols.start) * self.rows.len() + row - self.rows.start;
+                let slot = if plan.k_blocks == 1 { 0 } else { slot * plan.shape.rows * width };
+                let sums = memory.sums.as_mut_ptr().wrapping_add(slot);
+                let c = c_start.wrapping_add(cols_here.start * c_col);
+                let whole = (c.cast::<T::Acc>(), c_row);
+                let partial = if in_place && product.write == Write::Store { whole } else { (sums, width) };
+                let (out, out_row) = if in_place && last { whole } else { partial };
+                let tile = Tile {
+                    steps: block.steps.len(),
+                    a,
+                    a_row,
+                    a_step,
+                    b,
+                    b_step,
+                    b_col,
+                    cols: cols_here.len(),
+                    from: if block.is_first { std::ptr::null() } else { partial.0 },
+                    from_row: partial.1,
+                    bias: bias.map_or(std::ptr::null(), |bias| bias[cols_here.clone()].as_ptr()),
+                    out,
+                    out_row,
+                    add: in_place && last && product.write == Write::Accumulate,
+                    next_out: if in_place && last { out.wrapping_add(cols_here.len()) } else { out },
+                    keep_a: if keep_a { a_packed } else { std::ptr::null_mut() },
+                    keep_b: if keep_b { b_packed } else { std::ptr::null_mut() },
+                };
+                // SAFETY: A's and B's pointers lead to these rows, columns and steps within the matrices (bounds proven
+                // when those were made) or their packed panels, as do those to what is kept; the sums are C's own
+                // elements or a whole slot of scratch.
+                unsafe { run_tile::<T::Place>(product.runner, plan.shape.lanes, rows.len(), &tile) }
+                if last && !in_place {
+                    let finish = FinishTile {
+                        sums: &mut memory.sums[slot..],
+                        sums_row: width,
+                        bias: product.epilogue.bias.map(|bias| &bias[cols_here.clone()]),
+                        activation: product.epilogue.activation,
+                        write: product.write,
+                        rows: rows.len(),
+                        cols: cols_here.len(),
+                        c,
+                        c_strides: product.c_strides,
+                    };
+                    // SAFETY: these are the elements of the tile, the caller's alone.
+                    unsafe { finish.run_on(product.runner) }
+                }
             }
         }
     }
+}
 
-    /// # Safety
-    ///
-    /// [`Job::run`]'s.
-    unsafe fn run_tile(&self, part: &Block<'_, T>, row: usize, col: usize, sums: &mut [T::Acc]) {
-        let (plan, product) = (self.plan, self.product);
-        let (rows, cols) = (plan.rows(row), plan.cols(col));
-        let (c_row, c_col) = product.c_strides;
-        let c = product.c.ptr().wrapping_add(product.c_start + rows.start * c_row + cols.start * c_col);
-        let Epilogue { bias, activation } = product.epilogue;
-        let bias = bias.map(|bias| &bias[cols.clone()]);
-        let in_place = product.is_in_place();
-        let (last, scratch) = (part.block + 1 == plan.k_blocks, (sums.as_mut_ptr(), plan.shape.cols()));
-        let whole = (c.cast::<T::Acc>(), c_row);
-        let partial = if in_place && product.write == Write::Store { whole } else { scratch };
-        let out = if in_place && last { whole } else { partial };
-        let ((a, a_row, a_step), (b, b_step, b_col)) = (self.find_a(part, row), self.find_b(part, col));
-        let tile = Tile {
-            steps: plan.steps(part.block).len(),
-            a,
-            a_row,
-            a_step,
-            b,
-            b_step,
-            b_col,
-            cols: cols.len(),
-            from: if part.block == 0 { std::ptr::null() } else { partial.0 },
-            from_row: partial.1,
-            bias: match bias.and_then(T::as_wide) {
-                Some(bias) if in_place && last => bias.as_ptr(),
-                _ => std::ptr::null(),
-            },
-            out: out.0,
-            out_row: out.1,
-            add: in_place && last && product.write == Write::Accumulate,
-            next_out: if in_place && last { out.0.wrapping_add(cols.len()) } else { out.0 },
-        };
-        // SAFETY: A's and B's pointers lead to these rows, columns and steps within the matrices (bounds proven when
-        // those were made) or their packed panels; the sums are C's own elements or a whole slot of scratch.
-        unsafe { run_tile::<T::Place>(product.runner, plan.shape.lanes, rows.len(), &tile) }
-        if last && !in_place {
-            let finish = FinishTile {
-                sums,
-                sums_row: plan.shape.cols(),
-                bias,
-                activation,
-                write: product.write,
-                rows: rows.len(),
-                cols: cols.len(),
-                c,
-                c_strides: product.c_strides,
-            };
-            // SAFETY: these are the elements of the tile, the caller's alone.
-            unsafe { finish.run_on(product.runner) }
-        }
-    }
+/// Where a matrix begins, if its elements are of the sums' type; else nowhere.
+fn wide_start<T: GemmElem>(matrix: &MatRef<'_, T>) -> *const T::Acc {
+    T::as_wide(matrix.data()).map_or(std::ptr::null(), <[T::Acc]>::as_ptr)
 }
 
 /// `all` in blocks of so many.

@@ -54,6 +54,8 @@ pub(crate) fn gemm_small<T: Float>(
                 out_row: c_row,
                 add: false,
                 next_out: out.wrapping_add(rows.len() * c_row),
+                keep_a: std::ptr::null_mut(),
+                keep_b: std::ptr::null_mut(),
             };
             // SAFETY: rows, columns and steps lie within the matrices, whose bounds were proven when they were made;
             // no two of C's elements share a place, and C is borrowed mutably. The tile's size is at most `shape`'s.
