@@ -75,9 +75,15 @@ const fn rows<S: Isa>() -> usize {
     (S::REGISTERS - 4) / VECTORS
 }
 
-/// One tile's work. A's places: `a[i * a_row + k * a_step]`; B's: `b[k * b_step + j * b_col]`.
+/// The work of one tile, or of several side by side. A's places: `a[i * a_row + k * a_step]`; B's: `b[k * b_step + j * b_col]`.
 #[derive(Clone, Copy)]
 pub(super) struct Tile<T> {
+    /// How many tiles. If several, all but the last have `cols` whole vectors of columns (the last too), A stays where it
+    /// is, and from one tile to the next B, the sums before, the result and B's kept panel are so many elements apart.
+    pub(super) count: usize,
+    pub(super) b_next: usize,
+    pub(super) from_next: usize,
+    pub(super) out_next: usize,
     /// How many places k runs over.
     pub(super) steps: usize,
     pub(super) a: *const T,
@@ -99,8 +105,6 @@ pub(super) struct Tile<T> {
     pub(super) out_row: usize,
     /// Whether they are added to what is there.
     pub(super) add: bool,
-    /// What the next tile writes, brought near meanwhile; any address.
-    pub(super) next_out: *const T,
     /// Where A's panel is packed on the way, of as many rows as the tile has: up to a vector less one more is written
     /// behind it. Null: nowhere.
     pub(super) keep_a: *mut T,
@@ -177,19 +181,49 @@ impl<P: Place, const H: usize, const W: usize> Kernel for Sized<'_, P, H, W> {
                 if const { keeps(H, W, rows::<S>()) } {
                     match (tile.keep_a.is_null(), tile.keep_b.is_null()) {
                         (true, true) => {}
-                        (false, true) => return compute::<P, S, _, H, W, KEEP_A>(tile),
-                        (true, false) => return compute::<P, S, _, H, W, KEEP_B>(tile),
-                        (false, false) => return compute::<P, S, _, H, W, KEEP_BOTH>(tile),
+                        (false, true) => return compute_all::<P, S, _, H, W, KEEP_A>(tile),
+                        (true, false) => return compute_all::<P, S, _, H, W, KEEP_B>(tile),
+                        (false, false) => return compute_all::<P, S, _, H, W, KEEP_BOTH>(tile),
                     }
                 }
                 match (tile.b_col == 1, whole) {
-                    (false, _) if const { W == 1 } => compute::<P, S, _, H, W, TURNED>(tile),
-                    (_, true) if packed && const { W <= VECTORS } => compute::<P, S, _, H, W, PACKED>(tile),
-                    (_, true) => compute::<P, S, _, H, W, WHOLE>(tile),
-                    (_, false) => compute::<P, S, _, H, W, RAGGED>(tile),
+                    (false, _) if const { W == 1 } => compute_all::<P, S, _, H, W, TURNED>(tile),
+                    (_, true) if packed && const { W <= VECTORS } => {
+                        compute_all::<P, S, _, H, W, PACKED>(tile)
+                    }
+                    (_, true) => compute_all::<P, S, _, H, W, WHOLE>(tile),
+                    (_, false) => compute_all::<P, S, _, H, W, RAGGED>(tile),
                 }
             }
         }
+    }
+}
+
+/// All tiles.
+///
+/// # Safety
+///
+/// [`run_tile`]'s.
+#[inline(always)]
+unsafe fn compute_all<P, S, V, const H: usize, const W: usize, const READ: u8>(tiles: &Tile<P::Acc>)
+where
+    P: Place<Acc: Float<Vec<S> = V>>,
+    S: Isa,
+    V: Vector<Elem = P::Acc>,
+{
+    let mut tile = *tiles;
+    for _ in 0..tiles.count {
+        // SAFETY: the caller's.
+        unsafe { compute::<P, S, V, H, W, READ>(&tile) };
+        tile.b = tile.b.wrapping_add(tile.b_next);
+        tile.out = tile.out.wrapping_add(tile.out_next);
+        if !tile.from.is_null() {
+            tile.from = tile.from.wrapping_add(tile.from_next);
+        }
+        if !tile.bias.is_null() {
+            tile.bias = tile.bias.wrapping_add(tile.cols);
+        }
+        tile.keep_b = tile.keep_b.wrapping_add(W * V::LANES * tile.steps);
     }
 }
 
@@ -267,10 +301,11 @@ where
 {
     let (mut a, mut b) = (tile.a, tile.b);
     let (mut keep_a, mut keep_b) = (tile.keep_a, tile.keep_b);
+    let next_out = tile.out.wrapping_add(tile.out_next);
     for step in 0..tile.steps {
         if step < H {
             for j in 0..W {
-                V::prefetch(tile.next_out.wrapping_add(step * tile.out_row + j * V::LANES));
+                V::prefetch(next_out.wrapping_add(step * tile.out_row + j * V::LANES));
             }
         }
         let mut b_row = [V::zero(); W];
@@ -340,7 +375,7 @@ where
         for (row, column) in square[..V::LANES].iter_mut().zip(&columns) {
             // SAFETY: B's places are valid.
             *row = unsafe { load(column.add(step), V::LANES) };
-            V::prefetch(column.wrapping_add(ahead));
+            V::prefetch_far(column.wrapping_add(ahead));
         }
         // SAFETY: the caller's.
         sums = unsafe { add_square::<P, S, V, H, W>(tile, sums, step, square, V::LANES) };

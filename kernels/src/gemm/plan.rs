@@ -10,7 +10,7 @@ use crate::simd::LANES_MAX;
 use std::ops::Range;
 
 /// Steps of k in a block at most: two panels of A so long fit the first-level cache.
-const STEPS_MAX: usize = 512;
+pub(super) const STEPS_MAX: usize = 512;
 /// Elements of A's block at most: it fits the second-level cache.
 const A_BLOCK_MAX: usize = 1 << 16;
 /// Elements of B's block at most. It may come from the third-level cache, for it is read in order and ahead of its use;
@@ -90,7 +90,9 @@ impl Plan {
         let col_panels = panels(problem.n, shape.cols());
         let tiny = few_rows && col_panels <= DIRECT_COL_PANELS_MAX;
         let height = if row_panels <= 1 { problem.m } else { problem.m.div_ceil(row_panels) };
-        let a_direct = problem.readable && (tiny || small || problem.a_cacheable);
+        // Rows that are neighbours and needed once.
+        let once = col_panels <= 1 && problem.a_rows_contiguous;
+        let a_direct = problem.readable && (tiny || small || once || problem.a_cacheable);
         let a_in_rows = !a_direct && problem.a_steps_contiguous;
         let keeps = problem.readable && keeps(height, shape.vectors, shape.rows);
         Plan {

@@ -16,7 +16,7 @@ use super::finish::FinishTile;
 use super::kernel::{Tile, TileShape, run_tile};
 use super::mat::MatRef;
 use super::pack::{Panels, Shared};
-use super::plan::{Plan, Problem, rows_cache_well, share};
+use super::plan::{Plan, Problem, STEPS_MAX, rows_cache_well, share};
 use super::scratch::with_scratch;
 use crate::simd::{Float, LANES_MAX, Runner};
 
@@ -39,7 +39,12 @@ impl<T: GemmElem> Product<'_, T> {
     ///
     /// C's elements lie within `c`, each has a place of its own, and nobody else touches them meanwhile.
     pub(super) unsafe fn run(&self, pool: Option<&Pool>) {
-        let plan = Plan::new(self.problem(), TileShape::of::<T::Acc>(self.runner));
+        let shape = TileShape::of::<T::Acc>(self.runner);
+        if let Some(tile) = self.only_tile(shape) {
+            // SAFETY: all of A and B, where they lie, whose bounds were proven when those were made; C is the caller's.
+            return unsafe { run_tile::<T::Place>(self.runner, shape.lanes, self.a.rows(), &tile) };
+        }
+        let plan = Plan::new(self.problem(), shape);
         let pool = pool.filter(|pool| pool.threads() > 1 && plan.is_parallel());
         let (row_jobs, col_jobs) = pool.map_or((1, 1), |pool| plan.jobs(pool.threads()));
         let job = |job: usize| {
@@ -52,6 +57,45 @@ impl<T: GemmElem> Product<'_, T> {
             Some(pool) => pool.for_each(row_jobs * col_jobs, job),
             None => (0..row_jobs * col_jobs).for_each(job),
         }
+    }
+
+    /// The whole product, if it is a single tile that can read A and B and write C where they lie: as the plan would have
+    /// it, without making one.
+    fn only_tile(&self, shape: TileShape) -> Option<Tile<T::Acc>> {
+        let (m, n, k) = (self.a.rows(), self.b.cols(), self.a.cols());
+        let (b_step, b_col) = self.b.strides();
+        let b_contiguous = b_col == 1 || n == 1;
+        let fits = match b_contiguous {
+            true => n <= shape.widened(m).cols(),
+            false => n <= shape.lanes && (b_step == 1 || k == 1),
+        };
+        if !(fits && m <= shape.rows && k <= STEPS_MAX && self.is_in_place()) {
+            return None;
+        }
+        let (a_row, a_step) = self.a.strides();
+        let c = self.c.ptr().wrapping_add(self.c_start).cast();
+        Some(Tile {
+            count: 1,
+            b_next: 0,
+            from_next: 0,
+            out_next: 0,
+            steps: k,
+            a: wide_start(&self.a),
+            a_row,
+            a_step,
+            b: wide_start(&self.b),
+            b_step,
+            b_col: if b_contiguous { 1 } else { b_col },
+            cols: n,
+            from: std::ptr::null(),
+            from_row: 0,
+            bias: self.epilogue.bias.and_then(T::as_wide).map_or(std::ptr::null(), <[T::Acc]>::as_ptr),
+            out: c,
+            out_row: self.c_strides.0,
+            add: self.write == Write::Accumulate,
+            keep_a: std::ptr::null_mut(),
+            keep_b: std::ptr::null_mut(),
+        })
     }
 
     /// Whether tiles write C itself: its elements are of the sums' type, so that the cast changes nothing.
@@ -142,6 +186,15 @@ impl<T: GemmElem> Job<'_, '_, T> {
         });
     }
 
+    /// Where a packed panel of A, or of B, begins.
+    fn a_start(&self, row: usize, block: &Block) -> usize {
+        (row - block.rows.start) * self.plan.a_panel(block.steps.len())
+    }
+
+    fn b_start(&self, col: usize, block: &Block) -> usize {
+        (col - block.cols.start) * self.plan.shape.cols() * block.steps.len()
+    }
+
     /// Packs the panels of A that no tile packs on the way.
     fn pack_a(&self, rows: Range<usize>, block: &Block, dst: &mut [T::Acc]) {
         let plan = self.plan;
@@ -150,6 +203,7 @@ impl<T: GemmElem> Job<'_, '_, T> {
             // What stands beside A's last step leaves the sum as it is, -0 too, where B has a zero there.
             let beyond = T::narrow(-T::Acc::ZERO);
             let lanes_apart = plan.a_packed().0;
+            let dst = &mut dst[self.a_start(rows.start, block)..];
             self.pack(self.product.a, lanes, (plan.height, lanes_apart), &block.steps, beyond, dst);
         }
     }
@@ -161,6 +215,7 @@ impl<T: GemmElem> Job<'_, '_, T> {
             let lanes = plan.cols(cols.start).start..plan.cols(cols.end - 1).end;
             let beyond = T::narrow(T::Acc::ZERO);
             let matrix = self.product.b.transposed();
+            let dst = &mut dst[self.b_start(cols.start, block)..];
             self.pack(matrix, lanes, (plan.shape.cols(), 1), &block.steps, beyond, dst);
         }
     }
@@ -204,106 +259,133 @@ impl<T: GemmElem> Job<'_, '_, T> {
     ///
     /// [`Job::run`]'s.
     unsafe fn run_block(&self, block: &Block, memory: &mut Memory<'_, T::Acc>) {
-        let (plan, product) = (self.plan, self.product);
-        let (cols, first_row, width) = (&block.cols, block.rows.start, plan.shape.cols());
-        let is_whole = |col: usize| plan.cols(col).len() == width;
+        let (plan, cols) = (self.plan, &block.cols);
         let is_high = |row: usize| plan.rows(row).len() == plan.height;
-        let b_panel = block.steps.len() * width;
+        // The last panel of columns may be narrower.
+        let whole_end = cols.end - usize::from(plan.cols(cols.end - 1).len() < plan.shape.cols());
         let keeps_b = plan.keeps_b && is_high(self.rows.start);
-        if first_row == self.rows.start {
-            let kept = if keeps_b { cols.len() - usize::from(!is_whole(cols.end - 1)) } else { 0 };
-            self.pack_b(
-                cols.start + kept..cols.end,
-                block,
-                memory.b.get_mut(kept * b_panel..).unwrap_or_default(),
-            );
+        let keeps_a = plan.keeps_a && whole_end > cols.start;
+        if block.rows.start == self.rows.start {
+            self.pack_b(if keeps_b { whole_end..cols.end } else { cols.clone() }, block, memory.b);
         }
-        let keeps_a = plan.keeps_a && is_whole(cols.start);
         if !keeps_a {
             self.pack_a(block.rows.clone(), block, memory.a);
         }
-        let (a_panel, (a_packed_row, a_packed_step)) = (plan.a_panel(block.steps.len()), plan.a_packed());
-        let (a_lies, (a_row, a_step)) = (wide_start(&product.a), product.a.strides());
-        let (b_lies, (b_step, b_col)) = (wide_start(&product.b), product.b.strides());
-        let b_col = if plan.problem.b_contiguous { 1 } else { b_col };
-        let last = block.is_last;
-        let in_place = product.is_in_place();
-        let bias = product.epilogue.bias.filter(|_| in_place && last).and_then(T::as_wide);
+        // Tiles that are finished one by one are not run in strips.
+        let finishes = block.is_last && !self.product.is_in_place();
         for row in block.rows.clone() {
-            let rows = plan.rows(row);
-            let a_packed_start = (row - first_row) * a_panel;
-            if keeps_a && !is_high(row) {
-                // Now, after what was written behind the panel before.
-                self.pack_a(row..row + 1, block, &mut memory.a[a_packed_start..]);
+            let keep_a = keeps_a && is_high(row);
+            if keeps_a && !keep_a {
+                self.pack_a(row..row + 1, block, memory.a); // now, after what was written behind the panel before
             }
-            let a_packed = memory.a.as_mut_ptr().wrapping_add(a_packed_start);
-            let a_lies = a_lies.wrapping_add(rows.start * a_row + block.steps.start * a_step);
-            let (c_row, c_col) = product.c_strides;
-            let c_start = product.c.ptr().wrapping_add(product.c_start + rows.start * c_row);
-            for col in cols.clone() {
-                let cols_here = plan.cols(col);
-                let keep_a = keeps_a && col == cols.start && is_high(row);
-                let keep_b = keeps_b && row == self.rows.start && cols_here.len() == width;
-                let (a, a_row, a_step) = match plan.a_direct || keep_a {
-                    true => (a_lies, a_row, a_step),
-                    false => (a_packed.cast_const(), a_packed_row, a_packed_step),
-                };
-                let b_packed = memory.b.as_mut_ptr().wrapping_add((col - cols.start) * b_panel);
-                let (b, b_step, b_col) = match plan.b_direct || keep_b {
-                    true => {
-                        let start = block.steps.start * b_step + cols_here.start * b_col;
-                        (b_lies.wrapping_add(start), b_step, b_col)
-                    }
-                    false => (b_packed.cast_const(), width, 1),
-                };
-                let slot = (col - cols.start) * self.rows.len() + row - self.rows.start;
-                let slot = if plan.k_blocks == 1 { 0 } else { slot * plan.shape.rows * width };
-                let sums = memory.sums.as_mut_ptr().wrapping_add(slot);
-                let c = c_start.wrapping_add(cols_here.start * c_col);
-                let whole = (c.cast::<T::Acc>(), c_row);
-                let partial = if in_place && product.write == Write::Store { whole } else { (sums, width) };
-                let (out, out_row) = if in_place && last { whole } else { partial };
-                let tile = Tile {
-                    steps: block.steps.len(),
-                    a,
-                    a_row,
-                    a_step,
-                    b,
-                    b_step,
-                    b_col,
-                    cols: cols_here.len(),
-                    from: if block.is_first { std::ptr::null() } else { partial.0 },
-                    from_row: partial.1,
-                    bias: bias.map_or(std::ptr::null(), |bias| bias[cols_here.clone()].as_ptr()),
-                    out,
-                    out_row,
-                    add: in_place && last && product.write == Write::Accumulate,
-                    next_out: if in_place && last { out.wrapping_add(cols_here.len()) } else { out },
-                    keep_a: if keep_a { a_packed } else { std::ptr::null_mut() },
-                    keep_b: if keep_b { b_packed } else { std::ptr::null_mut() },
-                };
-                // SAFETY: A's and B's pointers lead to these rows, columns and steps within the matrices (bounds proven
-                // when those were made) or their packed panels, as do those to what is kept; the sums are C's own
-                // elements or a whole slot of scratch.
-                unsafe { run_tile::<T::Place>(product.runner, plan.shape.lanes, rows.len(), &tile) }
-                if last && !in_place {
-                    let finish = FinishTile {
-                        sums: &mut memory.sums[slot..],
-                        sums_row: width,
-                        bias: product.epilogue.bias.map(|bias| &bias[cols_here.clone()]),
-                        activation: product.epilogue.activation,
-                        write: product.write,
-                        rows: rows.len(),
-                        cols: cols_here.len(),
-                        c,
-                        c_strides: product.c_strides,
-                    };
-                    // SAFETY: these are the elements of the tile, the caller's alone.
-                    unsafe { finish.run_on(product.runner) }
-                }
+            let mut start = cols.start;
+            while start < cols.end {
+                let keep_a = keep_a && start == cols.start;
+                let end = if keep_a || finishes || start == whole_end { start + 1 } else { whole_end };
+                let keep_b = keeps_b && row == self.rows.start && start < whole_end;
+                // SAFETY: the caller's.
+                unsafe { self.run_strip(block, &Strip { row, cols: start..end, keep_a, keep_b }, memory) }
+                start = end;
             }
         }
     }
+
+    /// # Safety
+    ///
+    /// [`Job::run`]'s.
+    unsafe fn run_strip(&self, block: &Block, strip: &Strip, memory: &mut Memory<'_, T::Acc>) {
+        let (plan, product) = (self.plan, self.product);
+        let (rows, cols, width) = (plan.rows(strip.row), plan.cols(strip.cols.start), plan.shape.cols());
+        let a_packed = memory.a.as_mut_ptr().wrapping_add(self.a_start(strip.row, block));
+        let (a, a_row, a_step) = if plan.a_direct || strip.keep_a {
+            let (row_stride, step_stride) = product.a.strides();
+            let start = rows.start * row_stride + block.steps.start * step_stride;
+            (wide_start(&product.a).wrapping_add(start), row_stride, step_stride)
+        } else {
+            let (row_stride, step_stride) = plan.a_packed();
+            (a_packed.cast_const(), row_stride, step_stride)
+        };
+        let b_packed = memory.b.as_mut_ptr().wrapping_add(self.b_start(strip.cols.start, block));
+        let (b, b_step, b_col, b_next) = if plan.b_direct || strip.keep_b {
+            let (step_stride, col_stride) = product.b.strides();
+            let col_stride = if plan.problem.b_contiguous { 1 } else { col_stride };
+            let start = block.steps.start * step_stride + cols.start * col_stride;
+            (wide_start(&product.b).wrapping_add(start), step_stride, col_stride, width * col_stride)
+        } else {
+            (b_packed.cast_const(), width, 1, width * block.steps.len())
+        };
+        let tile_len = plan.shape.rows * width;
+        let slots_apart = self.rows.len() * tile_len;
+        let slot = match plan.k_blocks {
+            1 => 0,
+            _ => {
+                (strip.cols.start - block.cols.start) * slots_apart + (strip.row - self.rows.start) * tile_len
+            }
+        };
+        let (c_row, c_col) = product.c_strides;
+        let c = product.c.ptr().wrapping_add(product.c_start + rows.start * c_row + cols.start * c_col);
+        let Epilogue { bias, activation } = product.epilogue;
+        let bias = bias.map(|bias| &bias[cols.clone()]);
+        let in_place = product.is_in_place();
+        // Where sums lie, with the distances from row to row and from tile to tile.
+        let whole = (c.cast::<T::Acc>(), c_row, width);
+        let scratch = (memory.sums.as_mut_ptr().wrapping_add(slot), width, slots_apart);
+        let partial = if in_place && product.write == Write::Store { whole } else { scratch };
+        let out = if in_place && block.is_last { whole } else { partial };
+        let tile = Tile {
+            count: strip.cols.len(),
+            b_next,
+            from_next: partial.2,
+            out_next: out.2,
+            steps: block.steps.len(),
+            a,
+            a_row,
+            a_step,
+            b,
+            b_step,
+            b_col,
+            cols: cols.len(),
+            from: if block.is_first { std::ptr::null() } else { partial.0 },
+            from_row: partial.1,
+            bias: match bias.and_then(T::as_wide) {
+                Some(bias) if in_place && block.is_last => bias.as_ptr(),
+                _ => std::ptr::null(),
+            },
+            out: out.0,
+            out_row: out.1,
+            add: in_place && block.is_last && product.write == Write::Accumulate,
+            keep_a: if strip.keep_a { a_packed } else { std::ptr::null_mut() },
+            keep_b: if strip.keep_b { b_packed } else { std::ptr::null_mut() },
+        };
+        // SAFETY: A's and B's pointers lead to these rows, columns and steps within the matrices (bounds proven when
+        // those were made) or their packed panels, as do those to what is kept; the sums are C's own elements or whole
+        // slots of scratch.
+        unsafe { run_tile::<T::Place>(product.runner, plan.shape.lanes, rows.len(), &tile) }
+        if block.is_last && !in_place {
+            let finish = FinishTile {
+                sums: &mut memory.sums[slot..],
+                sums_row: width,
+                bias,
+                activation,
+                write: product.write,
+                rows: rows.len(),
+                cols: cols.len(),
+                c,
+                c_strides: product.c_strides,
+            };
+            // SAFETY: these are the elements of the tile, the caller's alone.
+            unsafe { finish.run_on(product.runner) }
+        }
+    }
+}
+
+/// Tiles side by side: a panel of rows, and those of columns that it passes.
+struct Strip {
+    row: usize,
+    cols: Range<usize>,
+    /// Whether they pack A's panel, or B's panels, on the way.
+    keep_a: bool,
+    keep_b: bool,
 }
 
 /// Where a matrix begins, if its elements are of the sums' type; else nowhere.

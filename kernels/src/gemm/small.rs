@@ -39,6 +39,10 @@ pub(crate) fn gemm_small<T: Float>(
             assert!(steps.start <= steps.end && steps.end <= k, "steps beyond k");
             let out = c.data().as_mut_ptr().wrapping_add(rows.start * c_row + col);
             let tile = Tile {
+                count: 1,
+                b_next: 0,
+                from_next: 0,
+                out_next: rows.len() * c_row,
                 steps: steps.len(),
                 a: a.data().as_ptr().wrapping_add(rows.start * a_row + steps.start * a_step),
                 a_row,
@@ -53,7 +57,6 @@ pub(crate) fn gemm_small<T: Float>(
                 out,
                 out_row: c_row,
                 add: false,
-                next_out: out.wrapping_add(rows.len() * c_row),
                 keep_a: std::ptr::null_mut(),
                 keep_b: std::ptr::null_mut(),
             };

@@ -270,10 +270,11 @@ fn few_rows_or_columns_change_no_bit() {
 #[test]
 fn blocks_of_k_change_no_bit() {
     let pools = pools();
-    for (m, n, k) in [(5, 40, 1025), (30, 20, 2500), (129, 65, 1100), (64, 33, 2049)] {
-        for lie in [Lie::Rows, Lie::Cols] {
+    // Among them: panels of A, of B and of both packed by tiles, whole ones and the last; rows a multiple of 4 KiB apart.
+    for (m, n, k) in [(5, 40, 1025), (30, 20, 2500), (129, 65, 1100), (64, 33, 2049), (100, 70, 1024)] {
+        for (a, b) in [(Lie::Rows, Lie::Rows), (Lie::Cols, Lie::Cols), (Lie::Cols, Lie::Rows)] {
             for (write, bias) in [(Write::Store, false), (Write::Accumulate, true)] {
-                let case = Case { lies: (lie, lie, Lie::Rows), write, bias, ..Case::plain(m, n, k) };
+                let case = Case { lies: (a, b, Lie::Rows), write, bias, ..Case::plain(m, n, k) };
                 check::<f32>(case, &pools);
                 check::<f64>(case, &pools[2..]);
                 check::<f16>(case, &pools[2..]);

@@ -276,6 +276,12 @@ macro_rules! vector {
             }
 
             #[inline(always)]
+            fn prefetch_far(address: *const $elem) {
+                // SAFETY: the CPU; a prefetch never faults.
+                unsafe { _mm_prefetch::<_MM_HINT_T1>(address.cast()) }
+            }
+
+            #[inline(always)]
             fn zip(self, b: Self) -> (Self, Self) {
                 // SAFETY: the CPU. Unpacking works within 128-bit halves, which are then put in order.
                 unsafe {

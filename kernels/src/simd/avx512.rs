@@ -262,6 +262,12 @@ macro_rules! vector {
             }
 
             #[inline(always)]
+            fn prefetch_far(address: *const $elem) {
+                // SAFETY: the CPU; a prefetch never faults.
+                unsafe { _mm_prefetch::<_MM_HINT_T1>(address.cast()) }
+            }
+
+            #[inline(always)]
             fn zip(self, b: Self) -> (Self, Self) {
                 // Lane i of `self` is index i, lane i of `b` index LANES + i.
                 const LOWER: [$int; $lanes] = interleaved(0);

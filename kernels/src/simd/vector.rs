@@ -84,6 +84,10 @@ pub(crate) trait Vector:
     #[inline(always)]
     fn prefetch(_address: *const Self::Elem) {}
 
+    /// As [`Vector::prefetch`], but no nearer than the second-level cache: for many lines that the first has one place for.
+    #[inline(always)]
+    fn prefetch_far(_address: *const Self::Elem) {}
+
     /// Zero in every lane.
     #[inline(always)]
     fn zero() -> Self {
