@@ -9,7 +9,7 @@
 //!
 //! B is read where it lies, too: with a last vector that is not full, or, where steps lie side by side and columns apart,
 //! turned in registers a square of LANES x LANES at a time. A panel that other tiles read after this one is packed on the
-//! way, by stores beside the multiplications.
+//! way, by stores beside the multiplications. B's steps may also lie anywhere, at places that a table gives.
 
 #![allow(unsafe_code)]
 
@@ -64,6 +64,11 @@ impl TileShape {
         TileShape { vectors, ..self }
     }
 
+    /// Whether a tile of so many rows may read B by a table, see [`super::gemm_by_places`].
+    pub(crate) fn reads_places(self, rows: usize) -> bool {
+        keeps(rows, self.vectors, self.rows)
+    }
+
     /// One vector wide.
     pub(super) fn narrow(self) -> TileShape {
         TileShape { vectors: 1, ..self }
@@ -93,6 +98,8 @@ pub(super) struct Tile<T> {
     pub(super) b_step: usize,
     /// 1, or anything where `b_step` is 1.
     pub(super) b_col: usize,
+    /// Where B's steps begin, from `b` on. Null: `b_step` apart.
+    pub(super) places: *const usize,
     /// Columns that exist; the others of the last vector are neither read nor written.
     pub(super) cols: usize,
     /// The sums of the steps before: `from[i * from_row + j]`. Null: there are none.
@@ -119,8 +126,9 @@ pub(super) struct Tile<T> {
 /// For i < rows, j < `tile.cols` and k < steps, the places named at [`Tile`] are valid to read, and to write for `out`
 /// (which nobody else touches), and the tile is no larger than the instruction set's [`TileShape`], or that
 /// [`TileShape::widened`]; one column of B at least exists, and one vector of columns at most where `b_col` is not 1.
-/// Where something is kept, the tile is one that [`keeps`], its columns are whole vectors and neighbours, A's rows too if
-/// A is kept, and the places for it are valid to write and nobody else's.
+/// Where something is kept, or B has a table, the tile is one that [`keeps`], its columns are whole vectors and
+/// neighbours, A's rows too if A is kept or B has a table, and the places for what is kept are valid to write and nobody
+/// else's. A table has a place for each step.
 pub(super) unsafe fn run_tile<P: Place>(runner: Runner, lanes: usize, rows: usize, tile: &Tile<P::Acc>) {
     // Lanes are a power of two; a division would take as long as some steps.
     let vectors = (tile.cols + lanes - 1) >> lanes.trailing_zeros();
@@ -160,8 +168,11 @@ const TURNED: u8 = 3;
 const KEEP_A: u8 = 4;
 const KEEP_B: u8 = 5;
 const KEEP_BOTH: u8 = 6;
+/// B by whole vectors from a table's places.
+const PLACES: u8 = 7;
 
-/// Whether a tile of so many rows and vectors can pack what it reads: one that is about as large as tiles get.
+/// Whether a tile of so many rows and vectors can pack what it reads, or read by a table: one that is about as large as
+/// tiles get.
 pub(super) const fn keeps(rows: usize, vectors: usize, rows_max: usize) -> bool {
     vectors == VECTORS && rows + 2 >= rows_max
 }
@@ -179,6 +190,9 @@ impl<P: Place, const H: usize, const W: usize> Kernel for Sized<'_, P, H, W> {
             // SAFETY: `run_tile`'s contract; the type is made only there.
             unsafe {
                 if const { keeps(H, W, rows::<S>()) } {
+                    if !tile.places.is_null() {
+                        return compute_all::<P, S, _, H, W, PLACES>(tile);
+                    }
                     match (tile.keep_a.is_null(), tile.keep_b.is_null()) {
                         (true, true) => {}
                         (false, true) => return compute_all::<P, S, _, H, W, KEEP_A>(tile),
@@ -308,11 +322,17 @@ where
                 V::prefetch(next_out.wrapping_add(step * tile.out_row + j * V::LANES));
             }
         }
+        if READ == PLACES {
+            // SAFETY: the table has a place for each step.
+            b = tile.b.wrapping_add(unsafe { *tile.places.add(step) });
+        }
         let mut b_row = [V::zero(); W];
         for (j, lanes) in b_row.iter_mut().enumerate() {
             // SAFETY: B's places are valid.
             *lanes = unsafe { load(b.wrapping_add(j * V::LANES), lens[j]) };
-            V::prefetch(b.wrapping_add(AHEAD * tile.b_step + j * V::LANES));
+            if READ != PLACES {
+                V::prefetch(b.wrapping_add(AHEAD * tile.b_step + j * V::LANES));
+            }
         }
         if matches!(READ, KEEP_B | KEEP_BOTH) {
             for (j, &lanes) in b_row.iter().enumerate() {
@@ -335,7 +355,7 @@ where
         }
         for (i, row) in sums.iter_mut().enumerate() {
             // SAFETY: A's places are valid.
-            let side_by_side = matches!(READ, PACKED | KEEP_A | KEEP_BOTH);
+            let side_by_side = matches!(READ, PACKED | PLACES | KEEP_A | KEEP_BOTH);
             let x = V::splat(unsafe { *a.add(if side_by_side { i } else { i * tile.a_row }) });
             for (sum, lanes) in row.iter_mut().zip(b_row) {
                 *sum = P::add::<S>(x, lanes, *sum);

@@ -46,7 +46,7 @@ pub(crate) use kernel::TileShape;
 pub(crate) use mat::{MatMut, MatRef};
 pub(crate) use plan::{is_parallel, share};
 pub(crate) use scratch::{Scratch, with_scratch};
-pub(crate) use small::gemm_small;
+pub(crate) use small::{Places, gemm_by_places, gemm_small};
 
 use crate::simd::{Float, Runner};
 

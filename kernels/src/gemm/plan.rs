@@ -10,7 +10,7 @@ use crate::simd::LANES_MAX;
 use std::ops::Range;
 
 /// Steps of k in a block at most: two panels of A so long fit the first-level cache.
-pub(super) const STEPS_MAX: usize = 512;
+const STEPS_MAX: usize = 512;
 /// Elements of A's block at most: it fits the second-level cache.
 const A_BLOCK_MAX: usize = 1 << 16;
 /// Elements of B's block at most. It may come from the third-level cache, for it is read in order and ahead of its use;

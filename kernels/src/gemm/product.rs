@@ -16,7 +16,7 @@ use super::finish::FinishTile;
 use super::kernel::{Tile, TileShape, run_tile};
 use super::mat::MatRef;
 use super::pack::{Panels, Shared};
-use super::plan::{Plan, Problem, STEPS_MAX, rows_cache_well, share};
+use super::plan::{Plan, Problem, rows_cache_well, share};
 use super::scratch::with_scratch;
 use crate::simd::{Float, LANES_MAX, Runner};
 
@@ -59,8 +59,7 @@ impl<T: GemmElem> Product<'_, T> {
         }
     }
 
-    /// The whole product, if it is a single tile that can read A and B and write C where they lie: as the plan would have
-    /// it, without making one.
+    /// The whole product, if it is a single tile that can read A and B and write C where they lie.
     fn only_tile(&self, shape: TileShape) -> Option<Tile<T::Acc>> {
         let (m, n, k) = (self.a.rows(), self.b.cols(), self.a.cols());
         let (b_step, b_col) = self.b.strides();
@@ -69,7 +68,7 @@ impl<T: GemmElem> Product<'_, T> {
             true => n <= shape.widened(m).cols(),
             false => n <= shape.lanes && (b_step == 1 || k == 1),
         };
-        if !(fits && m <= shape.rows && k <= STEPS_MAX && self.is_in_place()) {
+        if !(fits && m <= shape.rows && self.is_in_place()) {
             return None;
         }
         let (a_row, a_step) = self.a.strides();
@@ -86,6 +85,7 @@ impl<T: GemmElem> Product<'_, T> {
             b: wide_start(&self.b),
             b_step,
             b_col: if b_contiguous { 1 } else { b_col },
+            places: std::ptr::null(),
             cols: n,
             from: std::ptr::null(),
             from_row: 0,
@@ -344,6 +344,7 @@ impl<T: GemmElem> Job<'_, '_, T> {
             b,
             b_step,
             b_col,
+            places: std::ptr::null(),
             cols: cols.len(),
             from: if block.is_first { std::ptr::null() } else { partial.0 },
             from_row: partial.1,

@@ -50,6 +50,7 @@ pub(crate) fn gemm_small<T: Float>(
                 b: b.data().as_ptr().wrapping_add(steps.start * b_step + col),
                 b_step,
                 b_col: 1,
+                places: std::ptr::null(),
                 cols: vectors * shape.lanes,
                 from: if accumulate { out } else { std::ptr::null() },
                 from_row: c_row,
@@ -65,4 +66,58 @@ pub(crate) fn gemm_small<T: Float>(
             unsafe { run_tile::<One<T>>(runner, shape.lanes, rows.len(), &tile) }
         }
     }
+}
+
+/// Where the steps of a B lie that is no matrix.
+pub(crate) struct Places<'a> {
+    at: &'a [usize],
+    max: usize,
+}
+
+impl<'a> Places<'a> {
+    pub(crate) fn new(at: &'a [usize]) -> Places<'a> {
+        Places { at, max: at.iter().copied().max().unwrap_or(0) }
+    }
+}
+
+/// C = A B, a whole tile: step k of B are the elements of `b` from `places[k]` on, as many as C has columns. A's rows and
+/// C's columns are neighbours.
+///
+/// # Panics
+///
+/// If the shapes or strides are not as stated, a step lies beyond `b`, or [`TileShape::reads_places`] says no.
+pub(crate) fn gemm_by_places<T: Float>(a: MatRef<'_, T>, b: &[T], places: &Places<'_>, mut c: MatMut<'_, T>) {
+    let runner = Runner::current();
+    let shape = TileShape::of::<T>(runner);
+    let ((a_row, a_step), (c_row, c_col)) = (a.strides(), c.strides());
+    assert!(a.rows() == c.rows() && a.cols() == places.at.len(), "matrices that do not fit together");
+    assert!(shape.reads_places(c.rows()) && c.cols() == shape.cols(), "not a whole tile");
+    assert!((a_row == 1 || a.rows() == 1) && c_col == 1, "rows or columns that are no neighbours");
+    assert!(places.at.is_empty() || places.max + c.cols() <= b.len(), "steps beyond B");
+    let tile = Tile {
+        count: 1,
+        b_next: 0,
+        from_next: 0,
+        out_next: 0,
+        steps: places.at.len(),
+        a: a.data().as_ptr(),
+        a_row: 1,
+        a_step,
+        b: b.as_ptr(),
+        b_step: 0,
+        b_col: 1,
+        places: places.at.as_ptr(),
+        cols: c.cols(),
+        from: std::ptr::null(),
+        from_row: 0,
+        bias: std::ptr::null(),
+        out: c.data().as_mut_ptr(),
+        out_row: c_row,
+        add: false,
+        keep_a: std::ptr::null_mut(),
+        keep_b: std::ptr::null_mut(),
+    };
+    // SAFETY: A and C were proven when they were made, C is borrowed mutably; the table has a place for each step, all
+    // whole inside B as asserted; and so is the tile's size.
+    unsafe { run_tile::<One<T>>(runner, shape.lanes, c.rows(), &tile) }
 }

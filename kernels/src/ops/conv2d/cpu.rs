@@ -1,5 +1,5 @@
 //! Convolutions on the CPU, plain and transposed: panels of what the kernel elements meet, gathered from a window of the
-//! source, times panels of the weight. Each output is one chain of multiply-adds over channels and kernel elements,
+//! source, times panels of the weight; what lies side by side in the window is read there. Each output is one chain of multiply-adds over channels and kernel elements,
 //! whatever the cut; there is no zero-stuffing and nothing is scattered.
 
 use std::ops::Range;
@@ -10,7 +10,9 @@ use super::axis::Axis;
 use super::gather::{Gather, THIN_ROWS, Thin};
 use super::window::{Frame, Segment, segments};
 use super::{Cut, Summed};
-use crate::gemm::{Epilogue, MatMut, MatRef, TileShape, Write, gemm, share, tile_shape, with_scratch};
+use crate::gemm::{
+    Epilogue, MatMut, MatRef, Places, TileShape, Write, gemm, gemm_by_places, share, tile_shape, with_scratch,
+};
 use crate::real::Real;
 use crate::simd::dispatch;
 
@@ -139,6 +141,11 @@ struct Packed<V> {
 }
 
 impl<V> Packed<V> {
+    /// Whether `f` is true of the rows of all panels of a unit of so many channels.
+    fn rows_all(&self, channels: usize, f: impl Fn(usize) -> bool) -> bool {
+        (0..self.count).all(|panel| f(share(channels, self.count, panel).len()))
+    }
+
     /// A panel of a unit of so many channels, and its rows.
     fn panel(&self, unit: usize, panel: usize, channels: usize) -> (&[V], usize) {
         let rows = share(channels, self.count, panel).len();
@@ -239,6 +246,9 @@ impl<T: Real<Wide: Summed>> Unit<'_, T> {
     ) {
         let ([rows, cols], steps, width) = (self.pass, self.weights.steps, self.side.tile.cols());
         let taps = frame.taps(rows, cols, self.job.channels_in);
+        let places = Places::new(&taps);
+        let reads_places =
+            !self.side.thin && self.weights.rows_all(self.cut.unit, |rows| self.side.tile.reads_places(rows));
         let total = images.len() * points.len() * cols.count;
         let panels = (GATHERED_MAX / (steps * width).max(1)).clamp(1, total.div_ceil(width));
         let panel_len = if self.side.thin { 0 } else { steps * width };
@@ -251,7 +261,7 @@ impl<T: Real<Wide: Summed>> Unit<'_, T> {
                 for (i, (start, found)) in starts.zip(&mut found).enumerate() {
                     let range = start..total.min(start + width);
                     segments(frame, (rows, cols), points, self.side.shape[3], range, found);
-                    if !self.side.thin {
+                    if !self.side.thin && !(reads_places && fills(found, width)) {
                         let panel = &mut gathered[i * panel_len..][..panel_len];
                         dispatch(Gather { window, taps: &taps, segments: found, panel, row_len: width });
                     }
@@ -271,11 +281,18 @@ impl<T: Real<Wide: Summed>> Unit<'_, T> {
                                 row_len: width,
                             });
                         } else {
-                            let gathered = &gathered[i * panel_len..][..panel_len];
-                            if self.multiply_in_place(panel, images, weights, gathered, segments, out) {
+                            let a = MatRef::new(weights, rows, self.weights.steps, 1, rows);
+                            let b = match reads_places && fills(segments, width) {
+                                true => Points::Window(&window[segments[0].from..], &places),
+                                false => Points::Gathered(&gathered[i * panel_len..][..panel_len]),
+                            };
+                            if self.multiply_in_place(panel, images, a, &b, segments, out) {
                                 continue;
                             }
-                            self.multiply_panel(weights, rows, gathered, segments, sums);
+                            let used = segments.last().map_or(0, |last| last.at + last.len);
+                            let cols =
+                                if used <= self.side.tile.lanes { self.side.tile.lanes } else { width };
+                            self.multiply_points(a, &b, MatMut::new(sums, rows, cols, width, 1));
                         }
                         self.write(panel, images, segments, sums, out);
                     }
@@ -284,13 +301,13 @@ impl<T: Real<Wide: Summed>> Unit<'_, T> {
         });
     }
 
-    /// [`Unit::multiply_panel`] straight to the output, if the panel's points fill it and lie there side by side.
+    /// [`Unit::multiply_points`] straight to the output, if the panel's points fill it and lie there side by side.
     fn multiply_in_place(
         &self,
         panel: usize,
         images: &Range<usize>,
-        weights: &[T::Wide],
-        gathered: &[T::Wide],
+        a: MatRef<'_, T::Wide>,
+        b: &Points<'_, T::Wide>,
         segments: &[Segment],
         out: &mut [T],
     ) -> bool {
@@ -304,10 +321,7 @@ impl<T: Real<Wide: Summed>> Unit<'_, T> {
         let rows = share(self.cut.unit, self.weights.count, panel);
         let start = self.place(images, first.image, self.first + rows.start) + first.to;
         let Some(out) = T::as_wide_mut(&mut out[start..]) else { return false };
-        let a = MatRef::new(weights, rows.len(), self.weights.steps, 1, rows.len());
-        let b = MatRef::new(gathered, self.weights.steps, cols, cols, 1);
-        let c = MatMut::new(out, rows.len(), cols, plane, 1);
-        gemm(&self.side.alone, a, b, c, Write::Store, Epilogue::default());
+        self.multiply_points(a, b, MatMut::new(out, rows.len(), cols, plane, 1));
         if let Some(bias) = self.side.bias {
             let bias = &bias[self.first..][rows];
             for (row, &bias) in out.chunks_mut(plane).zip(bias) {
@@ -324,22 +338,15 @@ impl<T: Real<Wide: Summed>> Unit<'_, T> {
         (image * channels.len() + channel - channels.start) * plane
     }
 
-    /// A panel of the weights times a gathered panel.
-    fn multiply_panel(
-        &self,
-        weights: &[T::Wide],
-        rows: usize,
-        gathered: &[T::Wide],
-        segments: &[Segment],
-        sums: &mut [T::Wide],
-    ) {
-        let (steps, tile) = (self.weights.steps, self.side.tile);
-        let used = segments.last().map_or(0, |last| last.at + last.len);
-        let cols = if used <= tile.lanes { tile.lanes } else { tile.cols() };
-        let a = MatRef::new(weights, rows, steps, 1, rows);
-        let b = MatRef::new(gathered, steps, cols, tile.cols(), 1);
-        let c = MatMut::new(sums, rows, cols, tile.cols(), 1);
-        gemm(&self.side.alone, a, b, c, Write::Store, Epilogue::default());
+    /// A panel of the weights times what the kernel elements meet at some points.
+    fn multiply_points(&self, a: MatRef<'_, T::Wide>, b: &Points<'_, T::Wide>, c: MatMut<'_, T::Wide>) {
+        match b {
+            Points::Window(window, places) => gemm_by_places(a, window, places, c),
+            Points::Gathered(panel) => {
+                let b = MatRef::new(panel, self.weights.steps, c.cols(), self.side.tile.cols(), 1);
+                gemm(&self.side.alone, a, b, c, Write::Store, Epilogue::default());
+            }
+        }
     }
 
     /// Takes a panel's sums to the output.
@@ -358,6 +365,19 @@ impl<T: Real<Wide: Summed>> Unit<'_, T> {
             }
         }
     }
+}
+
+/// What the kernel elements meet at a panel's points.
+enum Points<'a, V> {
+    /// Gathered, row by row.
+    Gathered(&'a [V]),
+    /// The window from the first point on, in which the points lie side by side.
+    Window(&'a [V], &'a Places<'a>),
+}
+
+/// Whether a panel's points are one full run.
+fn fills(segments: &[Segment], width: usize) -> bool {
+    matches!(segments, [all] if all.len == width)
 }
 
 /// Writes `f` of each sum to every `step`-th place.
