@@ -6,11 +6,11 @@ use phalanx_tensor::Pool;
 
 use super::element::GemmElem;
 use super::epilogue::{Epilogue, Write};
-use super::kernel::FEW_ROWS;
 use super::mat::{MatMut, MatRef};
 use super::pack::Shared;
 use super::plan::is_parallel;
 use super::product::Product;
+use super::tile::FEW_ROWS;
 use crate::simd::{LANES_MAX, Runner};
 
 /// Multiplications from which a single product keeps all threads busy by itself.

@@ -15,6 +15,7 @@
 
 use super::element::Place;
 use super::pack::transpose_square;
+use super::tile::{FEW_ROWS, Tile, VECTORS, VECTORS_MAX, keeps, rows};
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Runner, Vector};
 
 /// The most rows a tile has on any instruction set.
@@ -23,109 +24,14 @@ const ROWS_MAX: usize = 14;
 const AHEAD: usize = 12;
 /// How many squares ahead of a turned B.
 const SQUARES_AHEAD: usize = 8;
-/// A full tile's columns in vectors.
-pub(super) const VECTORS: usize = 2;
-/// Tiles of up to so many rows may be wider.
-pub(super) const FEW_ROWS: usize = 3;
-/// The columns of a wide tile in vectors at most.
-const VECTORS_MAX: usize = 8;
-
-/// A full tile's size on an instruction set.
-#[derive(Clone, Copy)]
-pub(crate) struct TileShape {
-    pub(crate) rows: usize,
-    pub(crate) lanes: usize,
-    /// Columns in vectors.
-    pub(super) vectors: usize,
-}
-
-impl TileShape {
-    pub(super) fn of<T: Float>(runner: Runner) -> TileShape {
-        struct Ask<T>(std::marker::PhantomData<T>);
-        impl<T: Float> Kernel for Ask<T> {
-            type Output = TileShape;
-
-            #[inline(always)]
-            fn run<S: Isa>(self) -> TileShape {
-                TileShape { rows: rows::<S>(), lanes: T::Vec::<S>::LANES, vectors: VECTORS }
-            }
-        }
-        runner.run(Ask::<T>(std::marker::PhantomData))
-    }
-
-    pub(crate) fn cols(self) -> usize {
-        self.vectors * self.lanes
-    }
-
-    /// As wide as tiles of so many rows may be: wider than others if there are few.
-    pub(super) fn widened(self, rows: usize) -> TileShape {
-        let fitting = self.rows * VECTORS / rows.max(1);
-        let vectors = if rows > FEW_ROWS { VECTORS } else { VECTORS_MAX.min(1 << fitting.ilog2()) };
-        TileShape { vectors, ..self }
-    }
-
-    /// Whether a tile of so many rows may read B by a table, see [`super::gemm_by_places`].
-    pub(crate) fn reads_places(self, rows: usize) -> bool {
-        keeps(rows, self.vectors, self.rows)
-    }
-
-    /// One vector wide.
-    pub(super) fn narrow(self) -> TileShape {
-        TileShape { vectors: 1, ..self }
-    }
-}
-
-/// A full tile's rows: all registers but a few hold sums.
-const fn rows<S: Isa>() -> usize {
-    (S::REGISTERS - 4) / VECTORS
-}
-
-/// The work of one tile, or of several side by side. A's places: `a[i * a_row + k * a_step]`; B's: `b[k * b_step + j * b_col]`.
-#[derive(Clone, Copy)]
-pub(super) struct Tile<T> {
-    /// How many tiles. If several, all but the last have `cols` whole vectors of columns (the last too), A stays where it
-    /// is, and from one tile to the next B, the sums before, the result and B's kept panel are so many elements apart.
-    pub(super) count: usize,
-    pub(super) b_next: usize,
-    pub(super) from_next: usize,
-    pub(super) out_next: usize,
-    /// How many places k runs over.
-    pub(super) steps: usize,
-    pub(super) a: *const T,
-    pub(super) a_row: usize,
-    pub(super) a_step: usize,
-    pub(super) b: *const T,
-    pub(super) b_step: usize,
-    /// 1, or anything where `b_step` is 1.
-    pub(super) b_col: usize,
-    /// Where B's steps begin, from `b` on. Null: `b_step` apart.
-    pub(super) places: *const usize,
-    /// Columns that exist; the others of the last vector are neither read nor written.
-    pub(super) cols: usize,
-    /// The sums of the steps before: `from[i * from_row + j]`. Null: there are none.
-    pub(super) from: *const T,
-    pub(super) from_row: usize,
-    /// Added to each row at the end. Null: nothing.
-    pub(super) bias: *const T,
-    /// Where the sums go: `out[i * out_row + j]`.
-    pub(super) out: *mut T,
-    pub(super) out_row: usize,
-    /// Whether they are added to what is there.
-    pub(super) add: bool,
-    /// Where A's panel is packed on the way, of as many rows as the tile has: up to a vector less one more is written
-    /// behind it. Null: nowhere.
-    pub(super) keep_a: *mut T,
-    /// Where B's panel is packed. Null: nowhere.
-    pub(super) keep_b: *mut T,
-}
 
 /// Computes a tile of `rows`.
 ///
 /// # Safety
 ///
 /// For i < rows, j < `tile.cols` and k < steps, the places named at [`Tile`] are valid to read, and to write for `out`
-/// (which nobody else touches), and the tile is no larger than the instruction set's [`TileShape`], or that
-/// [`TileShape::widened`]; one column of B at least exists, and one vector of columns at most where `b_col` is not 1.
+/// (which nobody else touches), and the tile is no larger than the instruction set's [`TileShape`](super::TileShape), or that
+/// [`TileShape::widened`](super::TileShape::widened); one column of B at least exists, and one vector of columns at most where `b_col` is not 1.
 /// Where something is kept, or B has a table, the tile is one that [`keeps`], its columns are whole vectors and
 /// neighbours, A's rows too if A is kept or B has a table, and the places for what is kept are valid to write and nobody
 /// else's. A table has a place for each step.
@@ -170,12 +76,6 @@ const KEEP_B: u8 = 5;
 const KEEP_BOTH: u8 = 6;
 /// B by whole vectors from a table's places.
 const PLACES: u8 = 7;
-
-/// Whether a tile of so many rows and vectors can pack what it reads, or read by a table: one that is about as large as
-/// tiles get.
-pub(super) const fn keeps(rows: usize, vectors: usize, rows_max: usize) -> bool {
-    vectors == VECTORS && rows + 2 >= rows_max
-}
 
 impl<P: Place, const H: usize, const W: usize> Kernel for Sized<'_, P, H, W> {
     type Output = ();

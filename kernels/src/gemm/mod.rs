@@ -10,13 +10,15 @@
 //! element    the types        pack      panels in the order tiles read them
 //! epilogue   the last steps   kernel    a tile of C in registers
 //! scratch    working memory   finish    a tile's sums to C
-//! batch      several at once  product   packs, runs jobs, finishes tiles
-//! small      in the caches           cuda     on a GPU, a kernel of its own
+//! batch      several at once  product   one of them, its jobs
+//! tile       size and work    job       packs, runs and finishes its tiles
+//! small      in the caches    cuda      on a GPU, a kernel of its own
 //! ```
 //!
 //! What is read once is read where it lies: a product of few rows takes B straight into a tile, turned in registers where
 //! its columns lie along k, and one of few columns is done as its transpose. A tile of few rows is wide, for long runs and
-//! many chains. So tiny products pack nothing, and a matrix by a vector goes as fast as the matrix is read.
+//! many chains. So tiny products pack nothing, and a matrix by a vector goes as fast as the matrix is read. What is read
+//! again is packed by the first tile that reads it, where the order in memory allows.
 //!
 //! `Accumulate` and half types sum all of k first and touch C once. In half precision the finished sum is rounded once
 //! for a plain product; bias, activation and accumulation each round again, as they would as operations of their own.
@@ -26,6 +28,7 @@ mod cuda;
 mod element;
 mod epilogue;
 mod finish;
+mod job;
 mod kernel;
 mod mat;
 mod pack;
@@ -35,6 +38,7 @@ mod scratch;
 mod small;
 #[cfg(test)]
 mod tests;
+mod tile;
 
 use phalanx_tensor::Pool;
 
@@ -42,11 +46,11 @@ pub(crate) use batch::Batch;
 pub(crate) use cuda::multiply_on_gpu;
 pub(crate) use element::GemmElem;
 pub(crate) use epilogue::{Epilogue, Write};
-pub(crate) use kernel::TileShape;
 pub(crate) use mat::{MatMut, MatRef};
 pub(crate) use plan::{is_parallel, share};
 pub(crate) use scratch::{Scratch, with_scratch};
 pub(crate) use small::{Places, gemm_by_places, gemm_small};
+pub(crate) use tile::TileShape;
 
 use crate::simd::{Float, Runner};
 

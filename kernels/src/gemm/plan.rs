@@ -5,7 +5,7 @@
 //! of which stays in the first-level cache while it passes along B's block (after Goto and van de Geijn, "Anatomy of
 //! High-Performance Matrix Multiplication", 2008, with a B that outgrows the second level).
 
-use super::kernel::{FEW_ROWS, TileShape, keeps};
+use super::tile::{FEW_ROWS, TileShape, keeps};
 use crate::simd::LANES_MAX;
 use std::ops::Range;
 

@@ -1,4 +1,4 @@
-//! One product carried out: packs what the plan says, then runs the jobs, each a block of C's tiles.
+//! One product carried out: as one tile, or as the plan's jobs.
 //!
 //! Where C itself can hold the sums (same type, columns side by side, nothing to do afterwards), tiles write there. Else
 //! they go to the job's scratch, and from there to C once all of k is summed.
@@ -6,19 +6,18 @@
 #![allow(unsafe_code)]
 
 use std::any::TypeId;
-use std::ops::Range;
 
 use phalanx_tensor::Pool;
 
-use super::element::{GemmElem, Place, steps_on};
+use super::element::{GemmElem, steps_on};
 use super::epilogue::{Epilogue, Write};
-use super::finish::FinishTile;
-use super::kernel::{Tile, TileShape, run_tile};
+use super::job::Job;
+use super::kernel::run_tile;
 use super::mat::MatRef;
-use super::pack::{Panels, Shared};
+use super::pack::Shared;
 use super::plan::{Plan, Problem, rows_cache_well, share};
-use super::scratch::with_scratch;
-use crate::simd::{Float, LANES_MAX, Runner};
+use super::tile::{Tile, TileShape};
+use crate::simd::Runner;
 
 /// A product to carry out. C is `m` x `n` from `c_start` on.
 pub(super) struct Product<'a, T: GemmElem> {
@@ -74,10 +73,6 @@ impl<T: GemmElem> Product<'_, T> {
         let (a_row, a_step) = self.a.strides();
         let c = self.c.ptr().wrapping_add(self.c_start).cast();
         Some(Tile {
-            count: 1,
-            b_next: 0,
-            from_next: 0,
-            out_next: 0,
             steps: k,
             a: wide_start(&self.a),
             a_row,
@@ -85,21 +80,17 @@ impl<T: GemmElem> Product<'_, T> {
             b: wide_start(&self.b),
             b_step,
             b_col: if b_contiguous { 1 } else { b_col },
-            places: std::ptr::null(),
             cols: n,
-            from: std::ptr::null(),
-            from_row: 0,
             bias: self.epilogue.bias.and_then(T::as_wide).map_or(std::ptr::null(), <[T::Acc]>::as_ptr),
             out: c,
             out_row: self.c_strides.0,
             add: self.write == Write::Accumulate,
-            keep_a: std::ptr::null_mut(),
-            keep_b: std::ptr::null_mut(),
+            ..Tile::default()
         })
     }
 
     /// Whether tiles write C itself: its elements are of the sums' type, so that the cast changes nothing.
-    fn is_in_place(&self) -> bool {
+    pub(super) fn is_in_place(&self) -> bool {
         let neighbours = self.c_strides.1 == 1 || self.b.cols() == 1;
         is_acc::<T>() && neighbours && self.epilogue.activation.is_none()
     }
@@ -127,275 +118,7 @@ fn is_acc<T: GemmElem>() -> bool {
     TypeId::of::<T>() == TypeId::of::<T::Acc>()
 }
 
-/// A block of C's tiles, done by one thread.
-struct Job<'a, 'p, T: GemmElem> {
-    product: &'a Product<'p, T>,
-    plan: &'a Plan,
-    rows: Range<usize>,
-    cols: Range<usize>,
-}
-
-/// Part of a job's work: so many panels of columns, and of rows, for the steps of one block of k.
-struct Block {
-    steps: Range<usize>,
-    is_first: bool,
-    is_last: bool,
-    rows: Range<usize>,
-    cols: Range<usize>,
-}
-
-/// A job's working memory: packed panels of A (and what a tile may write behind them) and of B, empty where an operand is
-/// read in place, and sums that wait for C.
-struct Memory<'a, A> {
-    a: &'a mut [A],
-    b: &'a mut [A],
-    sums: &'a mut [A],
-}
-
-impl<T: GemmElem> Job<'_, '_, T> {
-    /// # Safety
-    ///
-    /// C's elements in these panels are valid and this job's alone.
-    unsafe fn run(&self) {
-        let (plan, steps) = (self.plan, self.plan.steps_max());
-        let (row_block, col_block) =
-            (plan.row_block().min(self.rows.len()), plan.col_block().min(self.cols.len()));
-        let a_len = if plan.a_direct { 0 } else { row_block * plan.a_panel(steps) + LANES_MAX };
-        let b_len = if plan.b_direct { 0 } else { col_block * plan.shape.cols() * steps };
-        let slots = match plan.k_blocks {
-            _ if self.product.is_in_place() && self.product.write == Write::Store => 0,
-            1 => 1,
-            _ => self.rows.len() * col_block,
-        };
-        let tile_len = plan.shape.rows * plan.shape.cols();
-        with_scratch::<T::Acc, _>(a_len + b_len + slots * tile_len, |scratch| {
-            let (b, rest) = scratch.split_at_mut(b_len);
-            let (a, sums) = rest.split_at_mut(a_len);
-            let mut memory = Memory { a, b, sums };
-            for cols in blocks(&self.cols, col_block) {
-                for block in 0..plan.k_blocks {
-                    for rows in blocks(&self.rows, row_block) {
-                        let (is_first, is_last) = (block == 0, block + 1 == plan.k_blocks);
-                        let block =
-                            Block { steps: plan.steps(block), is_first, is_last, rows, cols: cols.clone() };
-                        // SAFETY: the caller's.
-                        unsafe { self.run_block(&block, &mut memory) }
-                    }
-                }
-            }
-        });
-    }
-
-    /// Where a packed panel of A, or of B, begins.
-    fn a_start(&self, row: usize, block: &Block) -> usize {
-        (row - block.rows.start) * self.plan.a_panel(block.steps.len())
-    }
-
-    fn b_start(&self, col: usize, block: &Block) -> usize {
-        (col - block.cols.start) * self.plan.shape.cols() * block.steps.len()
-    }
-
-    /// Packs the panels of A that no tile packs on the way.
-    fn pack_a(&self, rows: Range<usize>, block: &Block, dst: &mut [T::Acc]) {
-        let plan = self.plan;
-        if !plan.a_direct && !rows.is_empty() {
-            let lanes = plan.rows(rows.start).start..plan.rows(rows.end - 1).end;
-            // What stands beside A's last step leaves the sum as it is, -0 too, where B has a zero there.
-            let beyond = T::narrow(-T::Acc::ZERO);
-            let lanes_apart = plan.a_packed().0;
-            let dst = &mut dst[self.a_start(rows.start, block)..];
-            self.pack(self.product.a, lanes, (plan.height, lanes_apart), &block.steps, beyond, dst);
-        }
-    }
-
-    /// Packs those of B.
-    fn pack_b(&self, cols: Range<usize>, block: &Block, dst: &mut [T::Acc]) {
-        let plan = self.plan;
-        if !plan.b_direct && !cols.is_empty() {
-            let lanes = plan.cols(cols.start).start..plan.cols(cols.end - 1).end;
-            let beyond = T::narrow(T::Acc::ZERO);
-            let matrix = self.product.b.transposed();
-            let dst = &mut dst[self.b_start(cols.start, block)..];
-            self.pack(matrix, lanes, (plan.shape.cols(), 1), &block.steps, beyond, dst);
-        }
-    }
-
-    /// Packs a block's steps of some lanes, which are `matrix`'s rows.
-    fn pack(
-        &self,
-        matrix: MatRef<'_, T>,
-        lanes: Range<usize>,
-        (width, lanes_apart): (usize, usize),
-        places: &Range<usize>,
-        beyond: T,
-        dst: &mut [T::Acc],
-    ) {
-        let (lane_stride, step_stride) = matrix.strides();
-        let per_place = steps_on::<T::Place>(self.product.runner);
-        let first = places.start * per_place;
-        let start = lanes.start * lane_stride + first * step_stride;
-        let panels = Panels {
-            src: &matrix.data()[start.min(matrix.data().len())..],
-            lane_stride,
-            step_stride,
-            lanes: lanes.len(),
-            steps: (places.len() * per_place).min(matrix.cols() - first),
-            places: places.len(),
-            width,
-            lanes_apart,
-            beyond,
-            dst: match lanes_apart {
-                1 => &mut dst[..lanes.len().div_ceil(width) * width * places.len()],
-                _ => &mut dst[..lanes.len() * lanes_apart],
-            },
-        };
-        T::Place::run(self.product.runner, panels);
-    }
-
-    /// A panel of A at a time passes along B's panels. The first panel of rows packs B's, the first of columns A's, as far
-    /// as [`Plan::keeps_b`] and [`Plan::keeps_a`] go.
-    ///
-    /// # Safety
-    ///
-    /// [`Job::run`]'s.
-    unsafe fn run_block(&self, block: &Block, memory: &mut Memory<'_, T::Acc>) {
-        let (plan, cols) = (self.plan, &block.cols);
-        let is_high = |row: usize| plan.rows(row).len() == plan.height;
-        // The last panel of columns may be narrower.
-        let whole_end = cols.end - usize::from(plan.cols(cols.end - 1).len() < plan.shape.cols());
-        let keeps_b = plan.keeps_b && is_high(self.rows.start);
-        let keeps_a = plan.keeps_a && whole_end > cols.start;
-        if block.rows.start == self.rows.start {
-            self.pack_b(if keeps_b { whole_end..cols.end } else { cols.clone() }, block, memory.b);
-        }
-        if !keeps_a {
-            self.pack_a(block.rows.clone(), block, memory.a);
-        }
-        // Tiles that are finished one by one are not run in strips.
-        let finishes = block.is_last && !self.product.is_in_place();
-        for row in block.rows.clone() {
-            let keep_a = keeps_a && is_high(row);
-            if keeps_a && !keep_a {
-                self.pack_a(row..row + 1, block, memory.a); // now, after what was written behind the panel before
-            }
-            let mut start = cols.start;
-            while start < cols.end {
-                let keep_a = keep_a && start == cols.start;
-                let end = if keep_a || finishes || start == whole_end { start + 1 } else { whole_end };
-                let keep_b = keeps_b && row == self.rows.start && start < whole_end;
-                // SAFETY: the caller's.
-                unsafe { self.run_strip(block, &Strip { row, cols: start..end, keep_a, keep_b }, memory) }
-                start = end;
-            }
-        }
-    }
-
-    /// # Safety
-    ///
-    /// [`Job::run`]'s.
-    unsafe fn run_strip(&self, block: &Block, strip: &Strip, memory: &mut Memory<'_, T::Acc>) {
-        let (plan, product) = (self.plan, self.product);
-        let (rows, cols, width) = (plan.rows(strip.row), plan.cols(strip.cols.start), plan.shape.cols());
-        let a_packed = memory.a.as_mut_ptr().wrapping_add(self.a_start(strip.row, block));
-        let (a, a_row, a_step) = if plan.a_direct || strip.keep_a {
-            let (row_stride, step_stride) = product.a.strides();
-            let start = rows.start * row_stride + block.steps.start * step_stride;
-            (wide_start(&product.a).wrapping_add(start), row_stride, step_stride)
-        } else {
-            let (row_stride, step_stride) = plan.a_packed();
-            (a_packed.cast_const(), row_stride, step_stride)
-        };
-        let b_packed = memory.b.as_mut_ptr().wrapping_add(self.b_start(strip.cols.start, block));
-        let (b, b_step, b_col, b_next) = if plan.b_direct || strip.keep_b {
-            let (step_stride, col_stride) = product.b.strides();
-            let col_stride = if plan.problem.b_contiguous { 1 } else { col_stride };
-            let start = block.steps.start * step_stride + cols.start * col_stride;
-            (wide_start(&product.b).wrapping_add(start), step_stride, col_stride, width * col_stride)
-        } else {
-            (b_packed.cast_const(), width, 1, width * block.steps.len())
-        };
-        let tile_len = plan.shape.rows * width;
-        let slots_apart = self.rows.len() * tile_len;
-        let slot = match plan.k_blocks {
-            1 => 0,
-            _ => {
-                (strip.cols.start - block.cols.start) * slots_apart + (strip.row - self.rows.start) * tile_len
-            }
-        };
-        let (c_row, c_col) = product.c_strides;
-        let c = product.c.ptr().wrapping_add(product.c_start + rows.start * c_row + cols.start * c_col);
-        let Epilogue { bias, activation } = product.epilogue;
-        let bias = bias.map(|bias| &bias[cols.clone()]);
-        let in_place = product.is_in_place();
-        // Where sums lie, with the distances from row to row and from tile to tile.
-        let whole = (c.cast::<T::Acc>(), c_row, width);
-        let scratch = (memory.sums.as_mut_ptr().wrapping_add(slot), width, slots_apart);
-        let partial = if in_place && product.write == Write::Store { whole } else { scratch };
-        let out = if in_place && block.is_last { whole } else { partial };
-        let tile = Tile {
-            count: strip.cols.len(),
-            b_next,
-            from_next: partial.2,
-            out_next: out.2,
-            steps: block.steps.len(),
-            a,
-            a_row,
-            a_step,
-            b,
-            b_step,
-            b_col,
-            places: std::ptr::null(),
-            cols: cols.len(),
-            from: if block.is_first { std::ptr::null() } else { partial.0 },
-            from_row: partial.1,
-            bias: match bias.and_then(T::as_wide) {
-                Some(bias) if in_place && block.is_last => bias.as_ptr(),
-                _ => std::ptr::null(),
-            },
-            out: out.0,
-            out_row: out.1,
-            add: in_place && block.is_last && product.write == Write::Accumulate,
-            keep_a: if strip.keep_a { a_packed } else { std::ptr::null_mut() },
-            keep_b: if strip.keep_b { b_packed } else { std::ptr::null_mut() },
-        };
-        // SAFETY: A's and B's pointers lead to these rows, columns and steps within the matrices (bounds proven when
-        // those were made) or their packed panels, as do those to what is kept; the sums are C's own elements or whole
-        // slots of scratch.
-        unsafe { run_tile::<T::Place>(product.runner, plan.shape.lanes, rows.len(), &tile) }
-        if block.is_last && !in_place {
-            let finish = FinishTile {
-                sums: &mut memory.sums[slot..],
-                sums_row: width,
-                bias,
-                activation,
-                write: product.write,
-                rows: rows.len(),
-                cols: cols.len(),
-                c,
-                c_strides: product.c_strides,
-            };
-            // SAFETY: these are the elements of the tile, the caller's alone.
-            unsafe { finish.run_on(product.runner) }
-        }
-    }
-}
-
-/// Tiles side by side: a panel of rows, and those of columns that it passes.
-struct Strip {
-    row: usize,
-    cols: Range<usize>,
-    /// Whether they pack A's panel, or B's panels, on the way.
-    keep_a: bool,
-    keep_b: bool,
-}
-
 /// Where a matrix begins, if its elements are of the sums' type; else nowhere.
-fn wide_start<T: GemmElem>(matrix: &MatRef<'_, T>) -> *const T::Acc {
+pub(super) fn wide_start<T: GemmElem>(matrix: &MatRef<'_, T>) -> *const T::Acc {
     T::as_wide(matrix.data()).map_or(std::ptr::null(), <[T::Acc]>::as_ptr)
-}
-
-/// `all` in blocks of so many.
-fn blocks(all: &Range<usize>, size: usize) -> impl Iterator<Item = Range<usize>> + use<> {
-    let end = all.end;
-    all.clone().step_by(size.max(1)).map(move |start| start..end.min(start + size))
 }

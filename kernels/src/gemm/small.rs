@@ -6,9 +6,10 @@
 use std::ops::Range;
 
 use super::element::One;
-use super::kernel::{Tile, TileShape, VECTORS, run_tile};
+use super::kernel::run_tile;
 use super::mat::{MatMut, MatRef};
 use super::plan::share;
+use super::tile::{Tile, TileShape, VECTORS};
 use crate::simd::{Float, Runner};
 
 /// C = A B, or C += A B (then a chain of additions goes on from C). B's and C's columns are neighbours and fill whole
@@ -39,9 +40,6 @@ pub(crate) fn gemm_small<T: Float>(
             assert!(steps.start <= steps.end && steps.end <= k, "steps beyond k");
             let out = c.data().as_mut_ptr().wrapping_add(rows.start * c_row + col);
             let tile = Tile {
-                count: 1,
-                b_next: 0,
-                from_next: 0,
                 out_next: rows.len() * c_row,
                 steps: steps.len(),
                 a: a.data().as_ptr().wrapping_add(rows.start * a_row + steps.start * a_step),
@@ -49,17 +47,12 @@ pub(crate) fn gemm_small<T: Float>(
                 a_step,
                 b: b.data().as_ptr().wrapping_add(steps.start * b_step + col),
                 b_step,
-                b_col: 1,
-                places: std::ptr::null(),
                 cols: vectors * shape.lanes,
                 from: if accumulate { out } else { std::ptr::null() },
                 from_row: c_row,
-                bias: std::ptr::null(),
                 out,
                 out_row: c_row,
-                add: false,
-                keep_a: std::ptr::null_mut(),
-                keep_b: std::ptr::null_mut(),
+                ..Tile::default()
             };
             // SAFETY: rows, columns and steps lie within the matrices, whose bounds were proven when they were made;
             // no two of C's elements share a place, and C is borrowed mutably. The tile's size is at most `shape`'s.
@@ -95,27 +88,15 @@ pub(crate) fn gemm_by_places<T: Float>(a: MatRef<'_, T>, b: &[T], places: &Place
     assert!((a_row == 1 || a.rows() == 1) && c_col == 1, "rows or columns that are no neighbours");
     assert!(places.at.is_empty() || places.max + c.cols() <= b.len(), "steps beyond B");
     let tile = Tile {
-        count: 1,
-        b_next: 0,
-        from_next: 0,
-        out_next: 0,
         steps: places.at.len(),
         a: a.data().as_ptr(),
-        a_row: 1,
         a_step,
         b: b.as_ptr(),
-        b_step: 0,
-        b_col: 1,
         places: places.at.as_ptr(),
         cols: c.cols(),
-        from: std::ptr::null(),
-        from_row: 0,
-        bias: std::ptr::null(),
         out: c.data().as_mut_ptr(),
         out_row: c_row,
-        add: false,
-        keep_a: std::ptr::null_mut(),
-        keep_b: std::ptr::null_mut(),
+        ..Tile::default()
     };
     // SAFETY: A and C were proven when they were made, C is borrowed mutably; the table has a place for each step, all
     // whole inside B as asserted; and so is the tile's size.

@@ -1,0 +1,135 @@
+//! What a tile is: how large on an instruction set, and what it reads and writes.
+
+use crate::simd::{Float, Isa, Kernel, Runner, Vector};
+
+/// A full tile's columns in vectors.
+pub(super) const VECTORS: usize = 2;
+/// Tiles of up to so many rows may be wider.
+pub(super) const FEW_ROWS: usize = 3;
+/// The columns of a wide tile in vectors at most.
+pub(super) const VECTORS_MAX: usize = 8;
+
+/// A full tile's size on an instruction set.
+#[derive(Clone, Copy)]
+pub(crate) struct TileShape {
+    pub(crate) rows: usize,
+    pub(crate) lanes: usize,
+    /// Columns in vectors.
+    pub(super) vectors: usize,
+}
+
+impl TileShape {
+    pub(super) fn of<T: Float>(runner: Runner) -> TileShape {
+        struct Ask<T>(std::marker::PhantomData<T>);
+        impl<T: Float> Kernel for Ask<T> {
+            type Output = TileShape;
+
+            #[inline(always)]
+            fn run<S: Isa>(self) -> TileShape {
+                TileShape { rows: rows::<S>(), lanes: T::Vec::<S>::LANES, vectors: VECTORS }
+            }
+        }
+        runner.run(Ask::<T>(std::marker::PhantomData))
+    }
+
+    pub(crate) fn cols(self) -> usize {
+        self.vectors * self.lanes
+    }
+
+    /// As wide as tiles of so many rows may be: wider than others if there are few.
+    pub(super) fn widened(self, rows: usize) -> TileShape {
+        let fitting = self.rows * VECTORS / rows.max(1);
+        let vectors = if rows > FEW_ROWS { VECTORS } else { VECTORS_MAX.min(1 << fitting.ilog2()) };
+        TileShape { vectors, ..self }
+    }
+
+    /// Whether a tile of so many rows may read B by a table, see [`super::gemm_by_places`].
+    pub(crate) fn reads_places(self, rows: usize) -> bool {
+        keeps(rows, self.vectors, self.rows)
+    }
+
+    /// One vector wide.
+    pub(super) fn narrow(self) -> TileShape {
+        TileShape { vectors: 1, ..self }
+    }
+}
+
+/// A full tile's rows: all registers but a few hold sums.
+pub(super) const fn rows<S: Isa>() -> usize {
+    (S::REGISTERS - 4) / VECTORS
+}
+
+/// Whether a tile of so many rows and vectors can pack what it reads, or read by a table: one that is about as large as
+/// tiles get.
+pub(super) const fn keeps(rows: usize, vectors: usize, rows_max: usize) -> bool {
+    vectors == VECTORS && rows + 2 >= rows_max
+}
+
+/// The work of one tile, or of several side by side. A's places: `a[i * a_row + k * a_step]`; B's: `b[k * b_step + j * b_col]`.
+#[derive(Clone, Copy)]
+pub(super) struct Tile<T> {
+    /// How many tiles. If several, each has `cols` columns, whole vectors; A stays where it is, and B, the sums before and the
+    /// result are so many elements further on from one tile to the next.
+    pub(super) count: usize,
+    pub(super) b_next: usize,
+    pub(super) from_next: usize,
+    pub(super) out_next: usize,
+    /// How many places k runs over.
+    pub(super) steps: usize,
+    pub(super) a: *const T,
+    pub(super) a_row: usize,
+    pub(super) a_step: usize,
+    pub(super) b: *const T,
+    pub(super) b_step: usize,
+    /// 1, or anything where `b_step` is 1.
+    pub(super) b_col: usize,
+    /// Where B's steps begin, from `b` on. Null: `b_step` apart.
+    pub(super) places: *const usize,
+    /// Columns that exist; the others of the last vector are neither read nor written.
+    pub(super) cols: usize,
+    /// The sums of the steps before: `from[i * from_row + j]`. Null: there are none.
+    pub(super) from: *const T,
+    pub(super) from_row: usize,
+    /// Added to each row at the end. Null: nothing.
+    pub(super) bias: *const T,
+    /// Where the sums go: `out[i * out_row + j]`.
+    pub(super) out: *mut T,
+    pub(super) out_row: usize,
+    /// Whether they are added to what is there.
+    pub(super) add: bool,
+    /// Where A's panel is packed on the way, of as many rows as the tile has: up to a vector less one more is written
+    /// behind it. Null: nowhere.
+    pub(super) keep_a: *mut T,
+    /// Where B's panel is packed. Null: nowhere.
+    pub(super) keep_b: *mut T,
+}
+
+impl<T> Default for Tile<T> {
+    /// One tile of nothing, its sums begun at zero.
+    fn default() -> Tile<T> {
+        let (read, write) = (std::ptr::null(), std::ptr::null_mut());
+        Tile {
+            count: 1,
+            b_next: 0,
+            from_next: 0,
+            out_next: 0,
+            steps: 0,
+            a: read,
+            a_row: 1,
+            a_step: 0,
+            b: read,
+            b_step: 0,
+            b_col: 1,
+            places: std::ptr::null(),
+            cols: 0,
+            from: read,
+            from_row: 0,
+            bias: read,
+            out: write,
+            out_row: 0,
+            add: false,
+            keep_a: write,
+            keep_b: write,
+        }
+    }
+}
