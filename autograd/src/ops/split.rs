@@ -1,7 +1,7 @@
 //! A tensor cut into pieces along a dimension, as views.
 //!
-//! Derivative: the pieces' gradients joined, zeros for a piece that has none. One node for all pieces, so that no
-//! piece's gradient is ever as large as the input.
+//! Derivative: the pieces' gradients joined, zeros for a piece that has none; a view where they lie side by side already,
+//! as attention's do. One node for all pieces, so that no piece's gradient is ever as large as the input.
 
 use phalanx_tensor::{Dim, Dims, Error, Tensor};
 use smallvec::SmallVec;
@@ -76,6 +76,9 @@ struct Split {
 
 impl Backward for Split {
     fn backward(&self, cx: &Cx<'_>) -> Result<Grads> {
+        if let Some(whole) = self.joined(cx)? {
+            return grads1(Var::new(whole));
+        }
         let some = (0..self.sizes.len()).find_map(|i| cx.dy_at(i));
         let some = some.unwrap_or_else(|| unreachable!("a node runs once one of its outputs has a gradient"));
         let piece = |(i, &size): (usize, &usize)| -> Result<Var> {
@@ -92,6 +95,18 @@ impl Backward for Split {
 
     fn is_view(&self) -> bool {
         true
+    }
+}
+
+impl Split {
+    /// The pieces' gradients as one view, unless it is to be differentiated.
+    fn joined(&self, cx: &Cx<'_>) -> Result<Option<Tensor>> {
+        let dys: Option<SmallVec<[&Tensor; 4]>> =
+            (0..self.sizes.len()).map(|i| Some(cx.dy_at(i)?.tensor())).collect();
+        match dys.filter(|_| !cx.create_graph()) {
+            Some(dys) => Ok(Tensor::joined(&dys, self.dim)?),
+            None => Ok(None),
+        }
     }
 }
 

@@ -12,6 +12,7 @@
 //! scratch    working memory   finish    a tile's sums to C
 //! batch      several at once  product   packs, runs jobs, finishes tiles
 //! small      in the caches           cuda     on a GPU, a kernel of its own
+//! cells      parts of rows for threads to write
 //! ```
 //!
 //! What is read once is read where it lies: a product of few rows takes B straight into a tile, turned in registers where
@@ -22,6 +23,7 @@
 //! for a plain product; bias, activation and accumulation each round again, as they would as operations of their own.
 
 mod batch;
+mod cells;
 mod cuda;
 mod element;
 mod epilogue;
@@ -39,6 +41,7 @@ mod tests;
 use phalanx_tensor::Pool;
 
 pub(crate) use batch::Batch;
+pub(crate) use cells::Cell;
 pub(crate) use cuda::multiply_on_gpu;
 pub(crate) use element::GemmElem;
 pub(crate) use epilogue::{Epilogue, Write};
