@@ -11,6 +11,9 @@ use crate::simd::Float;
 /// Bytes that rows are padded to: the longest vector.
 const PAD_BYTES: usize = 64;
 
+/// Rows that lie so far apart, or a multiple of that, share few places in a first-level cache, and are copied.
+const CROWDED_BYTES: usize = 4096;
+
 /// A row length padded for `T`'s vectors.
 pub(super) fn padded<T: Float>(len: usize) -> usize {
     len.next_multiple_of(PAD_BYTES / size_of::<T>())
@@ -60,9 +63,10 @@ impl<'a, T: Element> Heads<'a, T> {
 }
 
 impl<T: Real> Heads<'_, T> {
-    /// Whether rows can be read where they lie: of the type that is computed in, whole vectors long.
+    /// Whether rows are best read where they lie: of the type that is computed in, whole vectors long.
     fn is_ready(&self) -> bool {
         self.col_stride == 1
+            && !(self.row_stride * size_of::<T>()).is_multiple_of(CROWDED_BYTES)
             && padded::<T::Wide>(self.columns) == self.columns
             && T::as_wide(&self.elements).is_some()
     }
