@@ -19,7 +19,7 @@ use crate::wide::{elements, wide_dtype};
 /// The gradients of [`scaled_dot_product_attention`](super::scaled_dot_product_attention) with respect to query, key,
 /// value and the scores (before a mask is broadcast, in the type that is computed in; the only one of T x S elements):
 /// those that `needs` names. `forward` are the forward pass's query, key, value, mask, output and numbers. Each of the first
-/// three lies in memory as its tensor does; those of all heads of one tensor lie in one again.
+/// three lies in memory as its tensor does, but for a GPU's; those of all heads of one tensor are all heads of one.
 ///
 /// # Errors
 /// If shapes, dtypes or devices do not fit.
@@ -203,9 +203,10 @@ impl<T: Real> Pass<'_, T> {
             });
             if let Some(to) = &mut part.dk {
                 let scale = [T::Wide::from_f64(p.scale); QUERIES];
-                let blocks = dk.chunks_mut((QUERIES * depth).max(1));
-                blocks.for_each(|rows| tile::scale_rows(rows, depth, &scale));
-                store(to, 0, dk, depth);
+                for (i, rows) in dk.chunks_mut((QUERIES * depth).max(1)).enumerate() {
+                    tile::scale_rows(rows, depth, &scale);
+                    store(to, i * QUERIES, rows, depth);
+                }
             }
             if let Some(to) = &mut part.dv {
                 store(to, 0, dv, value);
