@@ -112,9 +112,10 @@ impl Split {
 
 #[cfg(test)]
 mod tests {
-    use phalanx_tensor::{DType, Device};
+    use phalanx_tensor::{DType, Device, Tensor};
 
     use crate::Var;
+    use crate::ops::Attention;
     use crate::ops::testing::check_twice;
 
     #[test]
@@ -126,6 +127,32 @@ mod tests {
         assert_eq!(none.chunk(3, 0).unwrap().len(), 3);
         for chunks in [1 << 50, usize::MAX] {
             assert!(none.chunk(chunks, 0).unwrap_err().to_string().contains("chunk"));
+        }
+    }
+
+    #[test]
+    fn gradients_that_lie_side_by_side_are_not_copied() {
+        let values: Vec<f64> = (0..2 * 5 * 24).map(|i| (f64::from(i) * 0.7).sin()).collect();
+        let leaf = Var::leaf(Tensor::from_slice(&values, &[2, 5, 24], Device::CPU).unwrap()).unwrap();
+        let grads = |copied: bool| {
+            let x = leaf.mul_scalar(2.0).unwrap();
+            let pieces = x.split(8, 2).unwrap();
+            let heads = |piece: &Var| {
+                let piece = if copied { piece.mul_scalar(1.0)? } else { piece.clone() };
+                piece.reshape_to(&[2, 5, 2, 4])?.transpose(1, 2)
+            };
+            let [q, k, v] = [0, 1, 2].map(|i| heads(&pieces[i]).unwrap());
+            let y = q.scaled_dot_product_attention(&k, &v, None, &Attention::default()).unwrap();
+            let all = [&x, &pieces[0], &pieces[1], &pieces[2]];
+            all.iter().for_each(|var| var.retain_grad());
+            y.mul(&y).unwrap().sum_all().unwrap().backward().unwrap();
+            all.map(|var| var.grad().unwrap())
+        };
+        let [joined, copied] = [false, true].map(grads);
+        assert!(joined[1..].iter().all(|piece| piece.tensor().shares_storage(joined[0].tensor())));
+        assert!(!copied[1].tensor().shares_storage(copied[0].tensor()));
+        for (a, b) in joined.iter().zip(&copied) {
+            assert_eq!(a.tensor().to_vec::<f64>().unwrap(), b.tensor().to_vec::<f64>().unwrap());
         }
     }
 
