@@ -1,7 +1,7 @@
 //! A tensor cut into pieces along a dimension, as views.
 //!
-//! Derivative: the pieces' gradients joined, zeros for a piece that has none. One node for all pieces, so that no
-//! piece's gradient is ever as large as the input.
+//! Derivative: the pieces' gradients joined, zeros for a piece that has none; a view where they lie side by side already,
+//! as attention's do. One node for all pieces, so that no piece's gradient is ever as large as the input.
 
 use phalanx_tensor::{Dim, Dims, Error, Tensor};
 use smallvec::SmallVec;
@@ -76,6 +76,9 @@ struct Split {
 
 impl Backward for Split {
     fn backward(&self, cx: &Cx<'_>) -> Result<Grads> {
+        if let Some(whole) = self.joined(cx)? {
+            return grads1(Var::new(whole));
+        }
         let some = (0..self.sizes.len()).find_map(|i| cx.dy_at(i));
         let some = some.unwrap_or_else(|| unreachable!("a node runs once one of its outputs has a gradient"));
         let piece = |(i, &size): (usize, &usize)| -> Result<Var> {
@@ -95,11 +98,24 @@ impl Backward for Split {
     }
 }
 
+impl Split {
+    /// The pieces' gradients as one view, unless it is to be differentiated.
+    fn joined(&self, cx: &Cx<'_>) -> Result<Option<Tensor>> {
+        let dys: Option<SmallVec<[&Tensor; 4]>> =
+            (0..self.sizes.len()).map(|i| Some(cx.dy_at(i)?.tensor())).collect();
+        match dys.filter(|_| !cx.create_graph()) {
+            Some(dys) => Ok(Tensor::joined(&dys, self.dim)?),
+            None => Ok(None),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use phalanx_tensor::{DType, Device};
+    use phalanx_tensor::{DType, Device, Tensor};
 
     use crate::Var;
+    use crate::ops::Attention;
     use crate::ops::testing::check_twice;
 
     #[test]
@@ -111,6 +127,32 @@ mod tests {
         assert_eq!(none.chunk(3, 0).unwrap().len(), 3);
         for chunks in [1 << 50, usize::MAX] {
             assert!(none.chunk(chunks, 0).unwrap_err().to_string().contains("chunk"));
+        }
+    }
+
+    #[test]
+    fn gradients_that_lie_side_by_side_are_not_copied() {
+        let values: Vec<f64> = (0..2 * 5 * 24).map(|i| (f64::from(i) * 0.7).sin()).collect();
+        let leaf = Var::leaf(Tensor::from_slice(&values, &[2, 5, 24], Device::CPU).unwrap()).unwrap();
+        let grads = |copied: bool| {
+            let x = leaf.mul_scalar(2.0).unwrap();
+            let pieces = x.split(8, 2).unwrap();
+            let heads = |piece: &Var| {
+                let piece = if copied { piece.mul_scalar(1.0)? } else { piece.clone() };
+                piece.reshape_to(&[2, 5, 2, 4])?.transpose(1, 2)
+            };
+            let [q, k, v] = [0, 1, 2].map(|i| heads(&pieces[i]).unwrap());
+            let y = q.scaled_dot_product_attention(&k, &v, None, &Attention::default()).unwrap();
+            let all = [&x, &pieces[0], &pieces[1], &pieces[2]];
+            all.iter().for_each(|var| var.retain_grad());
+            y.mul(&y).unwrap().sum_all().unwrap().backward().unwrap();
+            all.map(|var| var.grad().unwrap())
+        };
+        let [joined, copied] = [false, true].map(grads);
+        assert!(joined[1..].iter().all(|piece| piece.tensor().shares_storage(joined[0].tensor())));
+        assert!(!copied[1].tensor().shares_storage(copied[0].tensor()));
+        for (a, b) in joined.iter().zip(&copied) {
+            assert_eq!(a.tensor().to_vec::<f64>().unwrap(), b.tensor().to_vec::<f64>().unwrap());
         }
     }
 

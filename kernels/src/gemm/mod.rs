@@ -13,6 +13,7 @@
 //! batch      several at once  product   one of them, its jobs
 //! tile       size and work    job       packs, runs and finishes its tiles
 //! small      in the caches    cuda      on a GPU, a kernel of its own
+//! cells      parts of rows for threads to write
 //! ```
 //!
 //! What is read once is read where it lies: a product of few rows takes B straight into a tile, turned in registers where
@@ -24,6 +25,7 @@
 //! for a plain product; bias, activation and accumulation each round again, as they would as operations of their own.
 
 mod batch;
+mod cells;
 mod cuda;
 mod element;
 mod epilogue;
@@ -43,6 +45,7 @@ mod tile;
 use phalanx_tensor::Pool;
 
 pub(crate) use batch::Batch;
+pub(crate) use cells::Cell;
 pub(crate) use cuda::multiply_on_gpu;
 pub(crate) use element::GemmElem;
 pub(crate) use epilogue::{Epilogue, Write};

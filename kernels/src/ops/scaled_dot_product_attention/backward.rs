@@ -7,17 +7,19 @@ use phalanx_tensor::{Result, Tensor};
 
 use super::cuda;
 use super::dropout::Keep;
-use super::operand::{Heads, Mask, carve, padded, store};
+use super::operand::{Cut, Heads, Mask, Rows, carve, empty_as, empty_joined, padded, store};
 use super::tile::{self, Changes, Differentiate, KEYS_BACKWARD, QUERIES, Stats};
 use super::{Attention, Problem};
 use crate::check;
+use crate::gemm::Cell;
 use crate::real::{Real, for_real};
 use crate::simd::{Float, dispatch};
 use crate::wide::{elements, wide_dtype};
 
 /// The gradients of [`scaled_dot_product_attention`](super::scaled_dot_product_attention) with respect to query, key,
 /// value and the scores (before a mask is broadcast, in the type that is computed in; the only one of T x S elements):
-/// those that `needs` names. `forward` are the forward pass's query, key, value, mask, output and numbers.
+/// those that `needs` names. `forward` are the forward pass's query, key, value, mask, output and numbers. Each of the first
+/// three lies in memory as its tensor does, but for a GPU's; those of all heads of one tensor are all heads of one.
 ///
 /// # Errors
 /// If shapes, dtypes or devices do not fit.
@@ -33,9 +35,19 @@ pub fn scaled_dot_product_attention_backward(
     let problem = Problem::new(OP, [query, key, value], mask, config)?;
     check::same(OP, &[query, out, dy])?;
     check::shape(OP, "a gradient", dy, out.shape())?;
-    let like = |i: usize, t: &Tensor| needs[i].then(|| t.empty_like()).transpose();
-    let scores = || Tensor::empty(&problem.scores_shape(query), wide_dtype(query.dtype()), query.device());
-    let mut made = [like(0, query)?, like(1, key)?, like(2, value)?, needs[3].then(scores).transpose()?];
+    let inputs = [query, key, value];
+    let mut whole = if needs[..3] == [true; 3] { empty_joined(inputs)? } else { None };
+    let mut made = match &whole {
+        Some(whole) => parts(whole, inputs)?,
+        None => {
+            let like = |i: usize| needs[i].then(|| empty_as(inputs[i], inputs[i].shape())).transpose();
+            [like(0)?, like(1)?, like(2)?, None]
+        }
+    };
+    if needs[3] {
+        let shape = problem.scores_shape(query);
+        made[3] = Some(Tensor::empty(&shape, wide_dtype(query.dtype()), query.device())?);
+    }
     if query.device().is_meta() {
         return Ok(made);
     }
@@ -53,9 +65,21 @@ pub fn scaled_dot_product_attention_backward(
             keep: config.dropout.map(|d| Keep::new(OP, d, query)).transpose()?,
             stats: elements(OP, stats)?,
         };
-        pass.run(OP, &mut made)
+        pass.run(OP, whole.as_mut(), &mut made)
     })?;
     Ok(made)
+}
+
+/// The gradients of these inputs in one tensor, head after head; that of the scores is none of it.
+fn parts(whole: &Tensor, inputs: [&Tensor; 3]) -> Result<[Option<Tensor>; 4]> {
+    let mut first = 0;
+    let part = |input: &Tensor| {
+        let heads = input.size(-3)?;
+        first += heads;
+        whole.narrow(-3, first - heads, heads).map(Some)
+    };
+    let [dq, dk, dv] = inputs.map(part);
+    Ok([dq?, dk?, dv?, None])
 }
 
 /// What all threads read.
@@ -68,19 +92,20 @@ struct Pass<'a, T: Real> {
     stats: Vec<T::Wide>,
 }
 
-/// A key head and the query heads that share it, worked on by one thread. What is not wanted is empty.
+/// A key head and the query heads that share it, worked on by one thread. What is not wanted is absent or empty.
 struct Part<'a, T: Real> {
     key_head: usize,
-    dq: &'a mut [T],
-    dk: &'a mut [T],
-    dv: &'a mut [T],
+    /// One a query head.
+    dq: Vec<Cell<'a, T>>,
+    dk: Option<Cell<'a, T>>,
+    dv: Option<Cell<'a, T>>,
     slopes: &'a mut [T::Wide],
 }
 
 /// A thread's working memory.
 struct Scratch<'a, T> {
-    keys: &'a [T],
-    values: &'a [T],
+    keys: Rows<'a, T>,
+    values: Rows<'a, T>,
     dk: &'a mut [T],
     dv: &'a mut [T],
     queries: Queries<'a, T>,
@@ -90,7 +115,7 @@ struct Scratch<'a, T> {
     kept: &'a mut [T],
 }
 
-/// What is held of a block of queries: themselves and the output's gradient, as rows and as columns.
+/// What is held of a block of queries: themselves and the output's gradient as columns, and room for rows.
 struct Queries<'a, T> {
     dq: &'a mut [T],
     rows: &'a mut [T],
@@ -101,25 +126,46 @@ struct Queries<'a, T> {
 }
 
 impl<T: Real> Pass<'_, T> {
-    fn run(&self, op: &'static str, made: &mut [Option<Tensor>; 4]) -> Result<()> {
+    /// The first three results are parts of `whole`, if there is one.
+    fn run(
+        &self,
+        op: &'static str,
+        whole: Option<&mut Tensor>,
+        made: &mut [Option<Tensor>; 4],
+    ) -> Result<()> {
         let p = &self.problem;
         let pool = made.iter().flatten().next().map(|t| t.device().pool()).transpose()?;
         let Some(pool) = pool else { return Ok(()) };
         let [dq, dk, dv, slopes] = made;
-        let mut dq = dq.as_mut().map(|t| t.write::<T>(op)).transpose()?;
-        let mut dk = dk.as_mut().map(|t| t.write::<T>(op)).transpose()?;
-        let mut dv = dv.as_mut().map(|t| t.write::<T>(op)).transpose()?;
+        let open = |t| Cut::open::<T>(op, t);
+        let (mut whole, mut apart) = match whole {
+            Some(whole) => (Some(open(whole)?), [None, None, None]),
+            None => {
+                let [dq, dk, dv] = [dq, dk, dv].map(|t| t.as_mut().map(open).transpose());
+                (None, [dq?, dk?, dv?])
+            }
+        };
+        let mut cells = apart.each_mut().map(|open| match open {
+            Some((cut, data)) => cut.heads(data).collect(),
+            None => Vec::new(),
+        });
+        if let Some((cut, data)) = &mut whole {
+            let queries = p.heads / cut.outer.max(1);
+            let ends = [queries, queries + queries / p.group];
+            for (i, cell) in cut.heads(data).enumerate() {
+                let i = i % cut.across;
+                cells[ends.iter().filter(|&&end| i >= end).count()].push(cell);
+            }
+        }
+        let [mut dq, mut dk, mut dv] = cells.map(Vec::into_iter);
         let mut slopes = slopes.as_mut().map(|t| t.write::<T::Wide>(op)).transpose()?;
-        let mut dq = parts(dq.as_deref_mut(), p.group * p.queries * p.depth);
-        let mut dk = parts(dk.as_deref_mut(), p.keys * p.depth);
-        let mut dv = parts(dv.as_deref_mut(), p.keys * p.value_depth);
-        let mut slopes = parts(slopes.as_deref_mut(), p.group * p.queries * p.keys);
+        let mut slopes = parts_of(slopes.as_deref_mut(), p.group * p.queries * p.keys);
         let mut heads: Vec<Part<'_, T>> = (0..p.heads / p.group)
             .map(|key_head| Part {
                 key_head,
-                dq: dq.next().unwrap_or_default(),
-                dk: dk.next().unwrap_or_default(),
-                dv: dv.next().unwrap_or_default(),
+                dq: dq.by_ref().take(p.group).collect(),
+                dk: dk.next(),
+                dv: dv.next(),
                 slopes: slopes.next().unwrap_or_default(),
             })
             .collect();
@@ -132,14 +178,15 @@ impl<T: Real> Pass<'_, T> {
     fn run_part(&self, part: &mut Part<'_, T>) {
         let p = &self.problem;
         let [depth, value] = p.rows::<T::Wide>();
-        let whole = [depth, value, depth, value].map(|row| p.keys * row);
+        let whole =
+            [self.inputs[1].room(p.keys), self.inputs[2].room(p.keys), p.keys * depth, p.keys * value];
         let block = [depth, depth, depth, value, value, value].map(|row| QUERIES * row);
         let tile = |wanted: bool| if wanted { KEYS_BACKWARD * QUERIES } else { 0 };
         let tiles =
             [tile(true), tile(true), tile(!matches!(self.mask, Mask::None)), tile(self.keep.is_some())];
         carve(whole, |[keys, values, dk, dv]| {
-            self.inputs[1].rows(part.key_head, 0, p.keys, keys, depth);
-            self.inputs[2].rows(part.key_head, 0, p.keys, values, value);
+            let keys = self.inputs[1].rows(part.key_head, 0, [p.keys; 2], keys);
+            let values = self.inputs[2].rows(part.key_head, 0, [p.keys; 2], values);
             dk.fill(T::Wide::ZERO);
             dv.fill(T::Wide::ZERO);
             carve(block, |[dq, rows, columns, dy_rows, dy_columns, out_rows]| {
@@ -154,8 +201,16 @@ impl<T: Real> Pass<'_, T> {
                     }
                 });
             });
-            store(part.dk, dk, p.depth, depth);
-            store(part.dv, dv, p.value_depth, value);
+            if let Some(to) = &mut part.dk {
+                let scale = [T::Wide::from_f64(p.scale); QUERIES];
+                for (i, rows) in dk.chunks_mut((QUERIES * depth).max(1)).enumerate() {
+                    tile::scale_rows(rows, depth, &scale);
+                    store(to, i * QUERIES, rows, depth);
+                }
+            }
+            if let Some(to) = &mut part.dv {
+                store(to, 0, dv, value);
+            }
         });
     }
 
@@ -165,28 +220,23 @@ impl<T: Real> Pass<'_, T> {
         let head = part.key_head * p.group + member;
         let count = QUERIES.min(p.queries - first);
         let width = padded::<T::Wide>(count);
-        let [depth_row, value_row] = p.rows::<T::Wide>();
-        let scale = [T::Wide::from_f64(p.scale); QUERIES];
         let q = &mut s.queries;
-        let [dq, rows] = [&mut *q.dq, &mut *q.rows].map(|rows| &mut rows[..width * depth_row]);
-        let [out_rows, dy_rows] =
-            [&mut *q.out_rows, &mut *q.dy_rows].map(|rows| &mut rows[..width * value_row]);
-        self.inputs[0].rows(head, first, count, rows, depth_row);
-        self.inputs[3].rows(head, first, count, out_rows, value_row);
-        self.inputs[4].rows(head, first, count, dy_rows, value_row);
-        tile::scale_rows(rows, depth_row, &scale);
-        dispatch(tile::Transpose { rows, row: depth_row, to: q.columns, width });
-        dispatch(tile::Transpose { rows: dy_rows, row: value_row, to: q.dy_columns, width });
+        let rows = self.inputs[0].rows(head, first, [count, width], q.rows);
+        let out_rows = self.inputs[3].rows(head, first, [count, width], q.out_rows);
+        let dy_rows = self.inputs[4].rows(head, first, [count, width], q.dy_rows);
+        let scale = T::Wide::from_f64(p.scale);
+        dispatch(tile::Transpose { rows, factor: scale, to: q.columns, width });
+        dispatch(tile::Transpose { rows: dy_rows, factor: T::Wide::ONE, to: q.dy_columns, width });
         let [mut base, mut inverse, mut delta] = [[T::Wide::ZERO; QUERIES]; 3];
         let stats = self.stats[(head * p.queries + first) * 2..].chunks_exact(2);
         stats.take(count).enumerate().for_each(|(q, stats)| [base[q], inverse[q]] = [stats[0], stats[1]]);
-        dispatch(tile::RowProducts { a: out_rows, b: dy_rows, row: value_row, out: &mut delta });
+        dispatch(tile::RowProducts { a: out_rows, b: dy_rows, out: &mut delta[..count] });
+        let dq = &mut q.dq[..width * rows.width];
         dq.fill(T::Wide::ZERO);
         for tile in p.tiles::<T::Wide>(head, first, count, KEYS_BACKWARD) {
-            let [key_at, value_at] = [depth_row, value_row].map(|row| tile.key * row);
-            let (keys, values) = (&s.keys[key_at..], &s.values[value_at..]);
-            tile.products((keys, depth_row), (q.columns, p.depth), s.scores);
-            tile.products((values, value_row), (q.dy_columns, p.value_depth), s.slopes);
+            let (keys, values) = (s.keys.from(tile.key), s.values.from(tile.key));
+            tile.products(keys, (q.columns, p.depth), s.scores);
+            tile.products(values, (q.dy_columns, p.value_depth), s.slopes);
             dispatch(Differentiate {
                 tile,
                 changes: Changes {
@@ -197,14 +247,14 @@ impl<T: Real> Pass<'_, T> {
                 scores: s.scores,
                 slopes: s.slopes,
             });
-            if !part.dv.is_empty() {
-                tile.sum_queries(s.scores, (dy_rows, value_row), &mut s.dv[value_at..]);
+            if part.dv.is_some() {
+                tile.sum_queries(s.scores, dy_rows, &mut s.dv[tile.key * dy_rows.width..]);
             }
-            if !part.dk.is_empty() {
-                tile.sum_queries(s.slopes, (rows, depth_row), &mut s.dk[key_at..]);
+            if part.dk.is_some() {
+                tile.sum_queries(s.slopes, rows, &mut s.dk[tile.key * rows.width..]);
             }
             if !part.dq.is_empty() {
-                tile.sum_keys(s.slopes, (keys, depth_row), dq);
+                tile.sum_keys(s.slopes, keys, dq);
             }
             if !part.slopes.is_empty() {
                 let row = |q: usize| ((member * p.queries + first + q) * p.keys) + tile.key;
@@ -215,14 +265,9 @@ impl<T: Real> Pass<'_, T> {
             }
         }
         self.hide(part, member, [first, count], p.keys_before(first + count));
-        if !part.dq.is_empty() {
-            tile::scale_rows(dq, depth_row, &scale);
-            store(
-                &mut part.dq[(member * p.queries + first) * p.depth..][..count * p.depth],
-                dq,
-                p.depth,
-                depth_row,
-            );
+        if let Some(to) = part.dq.get_mut(member) {
+            tile::scale_rows(dq, rows.width, &[scale; QUERIES]);
+            store(to, first, &dq[..count * rows.width], rows.width);
         }
     }
 
@@ -238,6 +283,6 @@ impl<T: Real> Pass<'_, T> {
 }
 
 /// The parts of a slice, one after the other; none of an absent or empty one.
-fn parts<T>(data: Option<&mut [T]>, size: usize) -> std::slice::ChunksMut<'_, T> {
+fn parts_of<T>(data: Option<&mut [T]>, size: usize) -> std::slice::ChunksMut<'_, T> {
     data.unwrap_or_default().chunks_mut(size.max(1))
 }

@@ -7,8 +7,9 @@ use phalanx_tensor::{Result, Tensor};
 
 use super::Problem;
 use super::dropout::Keep;
-use super::operand::{Heads, Mask, carve, padded, store};
+use super::operand::{Cut, Heads, Mask, Rows, carve, padded, store};
 use super::tile::{self, Changes, Exponentials, KEYS, QUERIES};
+use crate::gemm::Cell;
 use crate::real::Real;
 use crate::simd::{Float, dispatch};
 
@@ -16,7 +17,7 @@ use crate::simd::{Float, dispatch};
 struct Part<'a, T: Real> {
     head: usize,
     first: usize,
-    out: &'a mut [T],
+    out: Cell<'a, T>,
     stats: &'a mut [T::Wide],
 }
 
@@ -32,20 +33,19 @@ pub(super) fn run<T: Real>(
     let mask = Mask::<T>::open(op, mask, &problem.scores_shape(query))?;
     let [query, key, value] = [query, key, value].map(|t| Heads::<T>::open(op, t));
     let inputs = [query?, key?, value?];
-    let mut out = out.write::<T>(op)?;
+    let (cut, mut out) = Cut::open::<T>(op, out)?;
     let mut stats = stats.write::<T::Wide>(op)?;
     // Blocks of queries do not depend on each other, so how a head is cut does not show in the bits.
     let cuts = (2 * pool.threads()).div_ceil(problem.heads.max(1));
     let cuts = if problem.heads >= 4 * pool.threads() { 1 } else { cuts };
-    let size = problem.queries.div_ceil(cuts).next_multiple_of(QUERIES);
-    let mut parts = Vec::new();
-    let rows = |row: usize| (problem.queries * row).max(1);
-    let outs = out.chunks_mut(rows(problem.value_depth));
-    for (head, (out, stats)) in outs.zip(stats.chunks_mut(rows(2))).enumerate() {
-        let outs = out.chunks_mut((size * problem.value_depth).max(1));
-        let parted = outs.zip(stats.chunks_mut((size * 2).max(1))).enumerate();
-        parts.extend(parted.map(|(i, (out, stats))| Part { head, first: i * size, out, stats }));
-    }
+    let size = problem.queries.div_ceil(cuts).next_multiple_of(QUERIES).max(1);
+    let places =
+        (0..problem.heads).flat_map(|head| (0..problem.queries).step_by(size).map(move |at| (head, at)));
+    let heads = stats.chunks_mut(problem.queries.max(1) * 2);
+    let stats = heads.flat_map(|stats| stats.chunks_mut(size * 2));
+    let parts = places.zip(cut.cells(&mut out, size)).zip(stats);
+    let mut parts: Vec<_> =
+        parts.map(|(((head, first), out), stats)| Part { head, first, out, stats }).collect();
     pool.for_each_chunk(&mut parts, 1, |_, parts| {
         parts.iter_mut().for_each(|part| part.run(&problem, &inputs, &mask, keep));
     });
@@ -61,11 +61,11 @@ impl<T: Real> Part<'_, T> {
         keep: Option<&Keep>,
     ) {
         let [depth_row, value_row] = problem.rows::<T::Wide>();
-        let seen = problem.keys_before(self.first + self.stats.len() / 2);
+        let seen = problem.keys_before(self.first + self.out.rows());
         let tile = |wanted: bool| if wanted { KEYS * QUERIES } else { 0 };
         let lens = [
-            seen * depth_row,
-            seen * value_row,
+            inputs[1].room(seen),
+            inputs[2].room(seen),
             QUERIES * depth_row,
             QUERIES * depth_row,
             QUERIES * value_row,
@@ -75,10 +75,10 @@ impl<T: Real> Part<'_, T> {
         ];
         carve(lens, |[keys, values, rows, columns, out, scores, bias, kept]| {
             let key_head = self.head / problem.group;
-            inputs[1].rows(key_head, 0, seen, keys, depth_row);
-            inputs[2].rows(key_head, 0, seen, values, value_row);
+            let keys = inputs[1].rows(key_head, 0, [seen; 2], keys);
+            let values = inputs[2].rows(key_head, 0, [seen; 2], values);
             let mut scratch = Scratch { keys, values, rows, columns, out, scores, bias, kept };
-            for at in (0..self.stats.len() / 2).step_by(QUERIES) {
+            for at in (0..self.out.rows()).step_by(QUERIES) {
                 self.block(problem, &inputs[0], (mask, keep), at, &mut scratch);
             }
         });
@@ -93,19 +93,16 @@ impl<T: Real> Part<'_, T> {
         at: usize,
         s: &mut Scratch<'_, T::Wide>,
     ) {
-        let count = QUERIES.min(self.stats.len() / 2 - at);
+        let count = QUERIES.min(self.out.rows() - at);
         let (width, first) = (padded::<T::Wide>(count), self.first + at);
-        let [depth_row, value_row] = problem.rows::<T::Wide>();
-        let (rows, out) = (&mut s.rows[..width * depth_row], &mut s.out[..width * value_row]);
-        query.rows(self.head, first, count, rows, depth_row);
-        tile::scale_rows(rows, depth_row, &[T::Wide::from_f64(problem.scale); QUERIES]);
-        dispatch(tile::Transpose { rows, row: depth_row, to: s.columns, width });
+        let rows = query.rows(self.head, first, [count, width], s.rows);
+        dispatch(tile::Transpose { rows, factor: T::Wide::from_f64(problem.scale), to: s.columns, width });
+        let out = &mut s.out[..width * s.values.width];
         let (mut max, mut sum) = ([-T::Wide::INFINITY; QUERIES], [T::Wide::ZERO; QUERIES]);
         let mut factors = [T::Wide::ONE; QUERIES];
         out.fill(T::Wide::ZERO);
         for tile in problem.tiles::<T::Wide>(self.head, first, count, KEYS) {
-            let keys = (&s.keys[tile.key * depth_row..], depth_row);
-            tile.products(keys, (s.columns, problem.depth), s.scores);
+            tile.products(s.keys.from(tile.key), (s.columns, problem.depth), s.scores);
             dispatch(Exponentials {
                 tile,
                 changes: Changes {
@@ -118,25 +115,24 @@ impl<T: Real> Part<'_, T> {
                 shrink: &mut factors,
             });
             if tile.key > 0 {
-                tile::scale_rows(out, value_row, &factors);
+                tile::scale_rows(out, s.values.width, &factors);
             }
-            tile.sum_keys(s.scores, (&s.values[tile.key * value_row..], value_row), out);
+            tile.sum_keys(s.scores, s.values.from(tile.key), out);
         }
         for (q, stats) in self.stats[at * 2..].chunks_exact_mut(2).take(count).enumerate() {
             factors[q] = if sum[q] == T::Wide::ZERO { T::Wide::ZERO } else { T::Wide::ONE / sum[q] };
             let base = if max[q] == -T::Wide::INFINITY { T::Wide::ZERO } else { max[q] };
             stats.copy_from_slice(&[base, factors[q]]);
         }
-        tile::scale_rows(out, value_row, &factors);
-        let to = &mut self.out[at * problem.value_depth..][..count * problem.value_depth];
-        store(to, out, problem.value_depth, value_row);
+        tile::scale_rows(out, s.values.width, &factors);
+        store(&mut self.out, at, &out[..count * s.values.width], s.values.width);
     }
 }
 
 /// A thread's working memory.
 struct Scratch<'a, T> {
-    keys: &'a [T],
-    values: &'a [T],
+    keys: Rows<'a, T>,
+    values: Rows<'a, T>,
     rows: &'a mut [T],
     columns: &'a mut [T],
     out: &'a mut [T],

@@ -57,7 +57,8 @@ struct Problem {
 /// `softmax(q kᵀ scale + mask) v` for queries [.., T, D], keys [.., S, D] and values [.., S, E]. A bool mask marks what
 /// may be seen, a floating-point one is added to the scores; it broadcasts to [.., T, S]. Queries that see nothing give
 /// 0. Also gives what the backward pass needs of each query: the largest score and the inverse of the sum of the
-/// exponentials below it.
+/// exponentials below it. Where the queries' heads lie side by side in memory, [.., T, H, D], so do the result's, but for
+/// a GPU's.
 ///
 /// # Errors
 /// If shapes, dtypes or devices do not fit.
@@ -72,7 +73,7 @@ pub fn scaled_dot_product_attention(
     let problem = Problem::new(OP, [query, key, value], mask, config)?;
     let mut shape = Dims::from_slice(query.shape());
     shape[query.rank() - 1] = problem.value_depth;
-    let mut out = Tensor::empty(&shape, query.dtype(), query.device())?;
+    let mut out = operand::empty_as(query, &shape)?;
     shape[query.rank() - 1] = 2;
     let mut stats = Tensor::empty(&shape, wide_dtype(query.dtype()), query.device())?;
     if query.device().is_meta() {

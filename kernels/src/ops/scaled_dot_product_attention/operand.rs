@@ -1,14 +1,18 @@
-//! Strided tensors as a head's kernels want them: padded rows of the wide type, and tiles of what is added to scores.
+//! Strided tensors as a head's kernels want them: rows of the wide type that fill vectors, and tiles of what is added to
+//! scores; results whose heads lie as an operand's do.
 
-use phalanx_tensor::{DType, Element, Loops, Read, Result, Tensor};
+use phalanx_tensor::{DType, Dims, Element, Loops, Read, Result, Tensor, Write};
 
 use super::tile::Tile;
-use crate::gemm::{Scratch, with_scratch};
+use crate::gemm::{Cell, MatRef, Scratch, with_scratch};
 use crate::real::Real;
 use crate::simd::Float;
 
 /// Bytes that rows are padded to: the longest vector.
 const PAD_BYTES: usize = 64;
+
+/// Rows that lie so far apart, or a multiple of that, share few places in a first-level cache, and are copied.
+const CROWDED_BYTES: usize = 4096;
 
 /// A row length padded for `T`'s vectors.
 pub(super) fn padded<T: Float>(len: usize) -> usize {
@@ -59,12 +63,42 @@ impl<'a, T: Element> Heads<'a, T> {
 }
 
 impl<T: Real> Heads<'_, T> {
-    /// Rows `first ..` of a head, widened, as many as `to` has rows of `stride` for but at most `rows`; what is left is
-    /// set to 0.
-    pub(super) fn rows(&self, head: usize, first: usize, rows: usize, to: &mut [T::Wide], stride: usize) {
-        let mut done = 0;
-        for (i, to) in to.chunks_exact_mut(stride.max(1)).take(rows).enumerate() {
-            let start = self.starts[head] + (first + i) * self.row_stride;
+    /// Whether rows are best read where they lie: of the type that is computed in, whole vectors long.
+    fn is_ready(&self) -> bool {
+        self.col_stride == 1
+            && !(self.row_stride * size_of::<T>()).is_multiple_of(CROWDED_BYTES)
+            && padded::<T::Wide>(self.columns) == self.columns
+            && T::as_wide(&self.elements).is_some()
+    }
+
+    /// The elements that [`Heads::rows`] wants as room for so many rows and no more.
+    pub(super) fn room(&self, rows: usize) -> usize {
+        if self.is_ready() { 0 } else { rows * padded::<T::Wide>(self.columns) }
+    }
+
+    /// `count` rows of a head from `first` on, widened, and rows of zeros up to `filled`: where they lie, if they can be read
+    /// there and no zeros are wanted, else in `room`.
+    pub(super) fn rows<'b>(
+        &'b self,
+        head: usize,
+        first: usize,
+        [count, filled]: [usize; 2],
+        room: &'b mut [T::Wide],
+    ) -> Rows<'b, T::Wide> {
+        let start = self.starts[head] + first * self.row_stride;
+        let width = padded::<T::Wide>(self.columns);
+        if count == filled
+            && self.is_ready()
+            && let Some(elements) = T::as_wide(&self.elements)
+        {
+            // Without rows the start may lie beyond the elements.
+            let elements = elements.get(start..).unwrap_or_default();
+            return Rows { elements, stride: self.row_stride, width };
+        }
+        let room = &mut room[..filled * width];
+        let (rows, rest) = room.split_at_mut(count * width);
+        for (i, to) in rows.chunks_exact_mut(width.max(1)).enumerate() {
+            let start = start + i * self.row_stride;
             let (to, rest) = to.split_at_mut(self.columns);
             if self.col_stride == 1 {
                 T::widen_all(&self.elements[start..][..self.columns], to);
@@ -73,17 +107,104 @@ impl<T: Real> Heads<'_, T> {
                 to.iter_mut().enumerate().for_each(|(j, to)| *to = at(j).widen());
             }
             rest.fill(T::Wide::ZERO);
-            done += 1;
         }
-        to[done * stride..].fill(T::Wide::ZERO);
+        rest.fill(T::Wide::ZERO);
+        Rows { elements: room, stride: width, width }
     }
 }
 
-/// Rows without their padding, rounded.
-pub(super) fn store<T: Real>(to: &mut [T], from: &[T::Wide], row: usize, stride: usize) {
-    for (to, from) in to.chunks_exact_mut(row.max(1)).zip(from.chunks(stride.max(1))) {
-        T::narrow_all(&from[..row], to);
+/// Rows of whole vectors.
+#[derive(Clone, Copy)]
+pub(super) struct Rows<'a, T> {
+    /// From the first row's first element on.
+    pub(super) elements: &'a [T],
+    /// Elements from one row to the next.
+    pub(super) stride: usize,
+    /// Elements in a row.
+    pub(super) width: usize,
+}
+
+impl<'a, T> Rows<'a, T> {
+    /// The rows from number `first` on.
+    pub(super) fn from(self, first: usize) -> Rows<'a, T> {
+        Rows { elements: self.elements.get(first * self.stride..).unwrap_or_default(), ..self }
     }
+
+    /// The first columns of the first rows.
+    pub(super) fn matrix(self, rows: usize, cols: usize) -> MatRef<'a, T> {
+        MatRef::new(self.elements, rows, cols, self.stride, 1)
+    }
+}
+
+/// Rows without their padding, rounded, into a cell's from number `first` on.
+pub(super) fn store<T: Real>(to: &mut Cell<'_, T>, first: usize, rows: &[T::Wide], width: usize) {
+    for (i, row) in rows.chunks(width.max(1)).enumerate() {
+        let to = to.row(first + i);
+        T::narrow_all(&row[..to.len()], to);
+    }
+}
+
+/// How the heads of a tensor without gaps lie: in memory it is [outer, rows, across, columns].
+#[derive(Clone, Copy)]
+pub(super) struct Cut {
+    pub(super) outer: usize,
+    rows: usize,
+    pub(super) across: usize,
+    columns: usize,
+}
+
+impl Cut {
+    /// And the elements, to write.
+    pub(super) fn open<'a, T: Element>(
+        op: &'static str,
+        tensor: &'a mut Tensor,
+    ) -> Result<(Cut, Write<'a, T>)> {
+        let (shape, lead) = (tensor.shape(), tensor.rank() - 2);
+        let across = if is_turned(tensor) { shape[lead - 1] } else { 1 };
+        let outer = shape[..lead].iter().product::<usize>() / across.max(1);
+        let cut = Cut { outer, rows: shape[lead], across, columns: shape[lead + 1] };
+        Ok((cut, tensor.write(op)?))
+    }
+
+    /// A cell a head, unless there are no rows.
+    pub(super) fn heads<T>(self, data: &mut [T]) -> impl Iterator<Item = Cell<'_, T>> {
+        self.cells(data, self.rows.max(1))
+    }
+
+    /// Cells of at most `height` of a head's rows, in the order of the heads.
+    pub(super) fn cells<T>(self, mut data: &mut [T], height: usize) -> impl Iterator<Item = Cell<'_, T>> {
+        let size = self.rows * self.across * self.columns;
+        (0..self.outer).flat_map(move |_| {
+            let part = data.split_off_mut(..size).unwrap_or_default();
+            Cell::cut(part, self.rows, [self.across, self.columns], height)
+        })
+    }
+}
+
+/// Whether heads lie side by side: [.., T, H, D] in memory behind [.., H, T, D].
+fn is_turned(tensor: &Tensor) -> bool {
+    matches!(tensor.strides(), [.., head, row, _] if head < row)
+}
+
+/// An empty tensor whose heads lie side by side if those of `like` do, on a CPU; else it is contiguous.
+pub(super) fn empty_as(like: &Tensor, shape: &[usize]) -> Result<Tensor> {
+    if like.device().is_cuda() || !is_turned(like) {
+        return Tensor::empty(shape, like.dtype(), like.device());
+    }
+    let mut turned = Dims::from_slice(shape);
+    turned.swap(shape.len() - 3, shape.len() - 2);
+    Tensor::empty(&turned, like.dtype(), like.device())?.transpose(-3, -2)
+}
+
+/// An empty tensor for results that lie as these do, if their heads lie side by side in one storage, in this order, and on
+/// a CPU.
+pub(super) fn empty_joined(tensors: [&Tensor; 3]) -> Result<Option<Tensor>> {
+    if tensors[0].device().is_cuda() || !tensors.iter().all(|t| is_turned(t)) {
+        return Ok(None);
+    }
+    let [a, b, c] = tensors.map(|t| t.transpose(-3, -2));
+    let whole = Tensor::joined(&[&a?, &b?, &c?], -2)?;
+    whole.map(|whole| whole.empty_like()?.transpose(-3, -2)).transpose()
 }
 
 /// A mask over the scores.

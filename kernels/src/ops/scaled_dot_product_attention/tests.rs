@@ -1,11 +1,12 @@
 //! Tests: held against the formula in f64.
 
-use phalanx_tensor::{DType, Device, RngKey, Tensor, Window};
+use phalanx_tensor::{DType, Device, Dims, RngKey, Tensor, Window};
 
 use super::{
     Attention, AttentionDropout, attention_keep, scaled_dot_product_attention,
     scaled_dot_product_attention_backward,
 };
+use crate::ops::copy::copy_;
 use crate::testing::{FLOATS, assert_close, floats, make, tolerance, values};
 
 /// One head in f64, straight from the formula: output and the gradients of q, k, v and scores.
@@ -189,4 +190,99 @@ fn dropped_probabilities_are_the_same_forward_and_backward_and_for_parts_of_the_
     assert_eq!(values(&whole), values(&dropped.narrow(0, 3, 2).unwrap()));
     let left = values(&whole).iter().filter(|&&x| x == 0.0).count();
     assert!((200..400).contains(&left), "{left} of {} left out", whole.numel());
+}
+
+/// The same elements as [.., H, T, D] behind some other memory.
+fn laid_out(x: &Tensor, how: usize) -> Tensor {
+    let turned = |x: &Tensor, a: isize, b: isize| x.transpose(a, b).unwrap();
+    let apart = |x: &Tensor, dim: isize| {
+        let gap = x.empty_like().unwrap();
+        let wider = crate::ops::cat(&[x, &gap], dim).unwrap();
+        wider.narrow(dim, 0, x.size(dim).unwrap()).unwrap()
+    };
+    match how {
+        0 => x.contiguous().unwrap(),
+        1 => turned(&turned(x, -3, -2).contiguous().unwrap(), -3, -2),
+        2 => turned(&apart(&turned(x, -3, -2), -2), -3, -2),
+        3 => turned(&turned(x, -2, -1).contiguous().unwrap(), -2, -1),
+        4 => apart(x, -1),
+        _ => {
+            // Rows of 1,024 elements.
+            let mut shape = Dims::from_slice(x.shape());
+            let last = shape.len() - 1;
+            let depth = std::mem::replace(&mut shape[last], 1024);
+            let wide = Tensor::zeros(&shape, x.dtype(), x.device()).unwrap();
+            let mut rows = wide.narrow(-1, 0, depth).unwrap();
+            copy_(&mut rows, x).unwrap();
+            rows
+        }
+    }
+}
+
+/// Output and gradients of a causal call.
+fn all(inputs: [&Tensor; 3], dy: &Tensor) -> [Tensor; 5] {
+    let config = Attention { is_causal: true, enable_gqa: true, ..Attention::default() };
+    let (y, stats) = scaled_dot_product_attention(inputs[0], inputs[1], inputs[2], None, &config).unwrap();
+    let grads = scaled_dot_product_attention_backward(inputs, None, [&y, &stats], dy, &config, [true; 4]);
+    let [dq, dk, dv, ds] = grads.unwrap().map(Option::unwrap);
+    [y, dq, dk, dv, ds]
+}
+
+#[test]
+fn bits_do_not_depend_on_layouts_or_threads() {
+    let devices = [1, 3].map(|threads| {
+        let device = Device::Cpu(920 + threads as u16);
+        device.set_threads(threads).unwrap();
+        device
+    });
+    for dtype in FLOATS {
+        // Whole vectors and not, whole blocks of queries and not, heads that share keys.
+        for [b, h, k, t, d] in [[2, 3, 3, 80, 32], [1, 2, 1, 70, 16], [2, 2, 2, 33, 7], [1, 1, 1, 129, 16]] {
+            let sizes = [(h, -1.0, 1.3), (k, -0.7, 0.9), (k, -1.1, 0.6), (h, -0.5, 0.8)];
+            let tensors = sizes.map(|(h, low, high)| make(&[b, h, t, d], dtype, &floats(low, high)));
+            let mut seen: Option<[Vec<f64>; 5]> = None;
+            for device in devices {
+                for how in 0..6 {
+                    let [q, k, v, dy] = [0, 1, 2, 3].map(|i| {
+                        let there = tensors[i].to_device(device, true).unwrap();
+                        laid_out(&there, if i == 3 { (how + 2) % 6 } else { how })
+                    });
+                    let got = all([&q, &k, &v], &dy);
+                    // Where the operands' heads lie side by side, so do the results'.
+                    for (x, like) in got[..4].iter().zip([&q, &q, &k, &v]) {
+                        let apart = x.transpose(1, 2).unwrap();
+                        let turned = matches!(how, 1 | 2) && like.shape()[1] > 1;
+                        assert!(if turned { apart.is_contiguous() } else { x.is_contiguous() });
+                    }
+                    let got = got.map(|x| values(&x.to_device(Device::CPU, true).unwrap()));
+                    assert!(got.iter().flatten().all(|x| x.is_finite()));
+                    assert_eq!(seen.get_or_insert_with(|| got.clone()), &got, "{dtype} {how}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn gradients_of_the_heads_of_one_tensor_are_the_parts_of_one_tensor() {
+    for [h, k, t, d] in [[2, 2, 70, 16], [4, 2, 5, 3], [2, 1, 3, 4]] {
+        let map = make(&[2, t, (h + 2 * k) * d], DType::F32, &floats(-1.0, 1.0));
+        let heads = map.with_shape(&[2, t, h + 2 * k, d]).unwrap();
+        let part = |start, heads_here| {
+            let x = heads.narrow(2, start, heads_here).unwrap();
+            x.transpose(1, 2).unwrap()
+        };
+        let [q, keys, v] = [part(0, h), part(h, k), part(h + k, k)];
+        let dy = make(&[2, t, h, d], DType::F32, &floats(-0.5, 0.7)).transpose(1, 2).unwrap();
+        let got = all([&q, &keys, &v], &dy);
+        let want = all([&q, &keys, &v].map(|x| x.contiguous().unwrap()).each_ref(), &dy);
+        assert!(got.iter().zip(&want).all(|(got, want)| values(got) == values(want)));
+        let parts = [&got[1], &got[2], &got[3]]
+            .map(|x| x.transpose(1, 2).unwrap().with_shape(&[2, t, x.shape()[1] * d]).unwrap());
+        let whole = Tensor::joined(&parts.each_ref(), 2).unwrap().unwrap();
+        assert_eq!(values(&whole), values(&crate::ops::cat(&parts.each_ref(), 2).unwrap()));
+        // Of a part alone, and of what lies in another order, each gradient has its own.
+        let alone = all([&q, &keys, &keys], &dy);
+        assert!(!alone[1].shares_storage(&alone[2]) && !alone[2].shares_storage(&alone[3]));
+    }
 }

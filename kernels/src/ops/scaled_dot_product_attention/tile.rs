@@ -3,6 +3,7 @@
 //! Scores lie transposed, a row a key and a lane a query: then the softmax runs down the columns and needs no sums across
 //! lanes, and the products that follow read the tile as it lies.
 
+use super::operand::Rows;
 use crate::gemm::{MatMut, MatRef, gemm_small};
 use crate::rows::lanes;
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Vector, dispatch};
@@ -49,12 +50,12 @@ impl Tile {
     /// registers are hidden.
     pub(super) fn products<T: Float>(
         &self,
-        (keys, row): (&[T], usize),
+        keys: Rows<'_, T>,
         (queries, depth): (&[T], usize),
         to: &mut [T],
     ) {
         gemm_small(
-            MatRef::new(keys, self.keys, depth, row, 1),
+            keys.matrix(self.keys, depth),
             MatRef::new(queries, depth, self.width, self.width, 1),
             MatMut::new(to, self.keys, self.width, self.width, 1),
             false,
@@ -63,22 +64,22 @@ impl Tile {
     }
 
     /// `to[q] += Σ_k tile[k, q] from[k]` for rows of keys and queries.
-    pub(super) fn sum_keys<T: Float>(&self, tile: &[T], (from, row): (&[T], usize), to: &mut [T]) {
+    pub(super) fn sum_keys<T: Float>(&self, tile: &[T], from: Rows<'_, T>, to: &mut [T]) {
         gemm_small(
             MatRef::new(tile, self.width, self.keys, 1, self.width),
-            MatRef::new(from, self.keys, row, row, 1),
-            MatMut::new(to, self.width, row, row, 1),
+            from.matrix(self.keys, from.width),
+            MatMut::new(to, self.width, from.width, from.width, 1),
             true,
             |queries, _| 0..self.seen(queries.end - 1),
         );
     }
 
     /// `to[k] += Σ_q tile[k, q] from[q]` for rows of keys and queries.
-    pub(super) fn sum_queries<T: Float>(&self, tile: &[T], (from, row): (&[T], usize), to: &mut [T]) {
+    pub(super) fn sum_queries<T: Float>(&self, tile: &[T], from: Rows<'_, T>, to: &mut [T]) {
         gemm_small(
             MatRef::new(tile, self.keys, self.width, self.width, 1),
-            MatRef::new(from, self.width, row, row, 1),
-            MatMut::new(to, self.keys, row, row, 1),
+            from.matrix(self.width, from.width),
+            MatMut::new(to, self.keys, from.width, from.width, 1),
             true,
             |keys, _| self.first_seeing(keys.start)..self.width,
         );
@@ -251,10 +252,11 @@ impl<T: Float> Differentiate<'_, T> {
     }
 }
 
-/// Rows as columns: `to[d * width + q] = rows[q * row + d]`. Both lengths are multiples of the longest vector.
+/// `width` rows as columns, multiplied: `to[d * width + q] = factor * rows[q][d]`. Both lengths are multiples of the longest
+/// vector.
 pub(super) struct Transpose<'a, T> {
-    pub(super) rows: &'a [T],
-    pub(super) row: usize,
+    pub(super) rows: Rows<'a, T>,
+    pub(super) factor: T,
     pub(super) to: &'a mut [T],
     pub(super) width: usize,
 }
@@ -265,12 +267,13 @@ impl<T: Float> Kernel for Transpose<'_, T> {
     #[inline(always)]
     #[allow(clippy::needless_range_loop)] // vectors stay out of closures; see `lanes`
     fn run<S: Isa>(self) {
-        let lanes = T::Vec::<S>::LANES;
+        let (lanes, factor) = (T::Vec::<S>::LANES, T::Vec::<S>::splat(self.factor));
         for q in (0..self.width).step_by(lanes) {
-            for d in (0..self.row).step_by(lanes) {
+            for d in (0..self.rows.width).step_by(lanes) {
                 let mut square = [T::Vec::<S>::zero(); LANES_MAX];
                 for i in 0..lanes {
-                    square[i] = T::Vec::<S>::load(&self.rows[(q + i) * self.row + d..]);
+                    square[i] =
+                        T::Vec::<S>::load(&self.rows.elements[(q + i) * self.rows.stride + d..]) * factor;
                 }
                 // Each round shuffles rows i and i + half together; after log2(lanes) rounds columns are rows.
                 let mut round = 1;
@@ -307,11 +310,10 @@ pub(super) fn scale_rows<T: Float>(rows: &mut [T], row: usize, factors: &[T]) {
     dispatch(Scale(rows, row, factors));
 }
 
-/// The inner products of the rows of two matrices.
+/// The inner products of the first rows of two matrices, as many as `out` has room for.
 pub(super) struct RowProducts<'a, T> {
-    pub(super) a: &'a [T],
-    pub(super) b: &'a [T],
-    pub(super) row: usize,
+    pub(super) a: Rows<'a, T>,
+    pub(super) b: Rows<'a, T>,
     pub(super) out: &'a mut [T],
 }
 
@@ -320,9 +322,8 @@ impl<T: Float> Kernel for RowProducts<'_, T> {
 
     #[inline(always)]
     fn run<S: Isa>(self) {
-        let row = self.row.max(1);
-        let rows = self.a.chunks_exact(row).zip(self.b.chunks_exact(row));
-        for ((a, b), out) in rows.zip(self.out) {
+        for (i, out) in self.out.iter_mut().enumerate() {
+            let [a, b] = [self.a, self.b].map(|x| &x.elements[i * x.stride..][..x.width]);
             [*out] = lanes::sums([a, b], [T::ZERO; 2], |[a, b]: [T::Vec<S>; 2]| [a * b]);
         }
     }
