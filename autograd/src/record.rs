@@ -65,15 +65,20 @@ impl Saver<'_> {
         Some(Remade::new(self.name, &self.outputs[i], sources, make))
     }
 
-    /// How the output is made again of the input, which the operation does not save, if that is made again itself (and not of
-    /// another such: no chain of these is long).
+    /// How the output is made again of some inputs, if one of them is made again itself (and not of another such: no chain of
+    /// these is long). The others are as for [`Saver::remade`].
     pub(crate) fn remade_of_remade(
         &self,
+        inputs: impl IntoIterator<Item = usize>,
         make: impl Fn(&[Tensor]) -> TensorResult<Tensor> + Send + Sync + 'static,
     ) -> Option<Arc<Remade>> {
-        let source = Remade::behind(self.inputs[0]).filter(|remade| !remade.is_nested())?;
-        let sources = [Source::Remade(source)].into_iter().collect();
-        Some(Remade::new(self.name, &self.outputs[0], sources, make))
+        let source = |i: usize| match Remade::behind(self.inputs[i]) {
+            Some(remade) => (!remade.is_nested()).then_some(Source::Remade(remade)),
+            None => Source::kept(self.inputs[i]),
+        };
+        let sources = inputs.into_iter().map(source).collect::<Option<_>>()?;
+        let remade = Remade::new(self.name, &self.outputs[0], sources, make);
+        remade.is_nested().then_some(remade)
     }
 
     /// Whether input `i` requires a gradient: what only its gradient needs need not be saved otherwise.

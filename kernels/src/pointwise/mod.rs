@@ -228,6 +228,25 @@ pub(crate) fn modify(
     for_real!(op, to.dtype(), T => modify_typed::<T>(op, &|inputs, out| run(f, inputs, out), to, x.as_ref()))
 }
 
+/// [`map`] of two tensors that writes the result over `y` where nothing else refers to it and it is of `x`'s shape, so that no memory
+/// is taken; with the same bits.
+pub(crate) fn map_over(op: &'static str, f: impl Pointwise<2>, x: &Tensor, mut y: Tensor) -> Result<Tensor> {
+    if !y.is_contiguous() || !y.is_sole_owner() || !y.same_shape(x) {
+        return map(op, f, [x, &y]);
+    }
+    check::float(op, x)?;
+    check::same(op, &[x, &y])?;
+    if y.device().is_meta() {
+        y.bump_version();
+    } else if y.device().is_cuda() {
+        let before = y.clone();
+        cuda::map(op, f, [x, &before], &mut y)?;
+    } else {
+        for_real!(op, y.dtype(), T => modify_typed::<T>(op, &|[y, x], out| run(f, [x, y], out), &mut y, Some(x)))?;
+    }
+    Ok(y)
+}
+
 fn operand(op: &'static str, to: &Tensor, x: &Tensor) -> Result<Tensor> {
     check::same_device(op, &[to, x])?;
     check::float(op, x)?;
