@@ -67,18 +67,21 @@ impl Saver<'_> {
 
     /// How the output is made again of some inputs, if one of them is made again itself (and not of another such: no chain of
     /// these is long). The others are as for [`Saver::remade`].
-    pub(crate) fn remade_of_remade(
+    pub(crate) fn remade_of_remade<const N: usize>(
         &self,
-        inputs: impl IntoIterator<Item = usize>,
+        inputs: [usize; N],
         make: impl Fn(&[Tensor]) -> TensorResult<Tensor> + Send + Sync + 'static,
     ) -> Option<Arc<Remade>> {
-        let source = |i: usize| match Remade::behind(self.inputs[i]) {
-            Some(remade) => (!remade.is_nested()).then_some(Source::Remade(remade)),
+        let behind = inputs.map(|i| Remade::behind(self.inputs[i]));
+        if behind.iter().all(Option::is_none) || behind.iter().flatten().any(|remade| remade.is_nested()) {
+            return None;
+        }
+        let source = |(i, remade)| match remade {
+            Some(remade) => Some(Source::Remade(remade)),
             None => Source::kept(self.inputs[i]),
         };
-        let sources = inputs.into_iter().map(source).collect::<Option<_>>()?;
-        let remade = Remade::new(self.name, &self.outputs[0], sources, make);
-        remade.is_nested().then_some(remade)
+        let sources = std::iter::zip(inputs, behind).map(source).collect::<Option<_>>()?;
+        Some(Remade::new(self.name, &self.outputs[0], sources, make))
     }
 
     /// Whether input `i` requires a gradient: what only its gradient needs need not be saved otherwise.

@@ -24,7 +24,7 @@ impl Var {
             }
             let saved = operands.iter().flatten();
             let remakes = saved.clone().count() == 2 && saved.clone().any(Saved::is_remade);
-            let remade = remakes.then(|| s.remade_of_remade(0..2, |x| kernels::mul(&x[0], &x[1])));
+            let remade = remakes.then(|| s.remade_of_remade([0, 1], |x| kernels::mul(&x[0], &x[1])));
             Ok(Mul { operands, remade: remade.flatten() })
         })
     }

@@ -64,6 +64,9 @@ pub(crate) fn piece_of(elements: usize) -> usize {
     (elements / PIECES).clamp(PIECE, 32 * PIECE).next_multiple_of(BLOCK)
 }
 
+/// Elements of a small tensor: to clear the scratch of a whole block takes longer than its operation.
+const FEW: usize = BLOCK / 16;
+
 /// The shape that all inputs broadcast to.
 pub(crate) fn common_shape(op: &'static str, inputs: &[&Tensor]) -> Result<Dims> {
     let first = Dims::from_slice(inputs[0].shape());
@@ -242,9 +245,42 @@ pub(crate) fn map_over(op: &'static str, f: impl Pointwise<2>, x: &Tensor, mut y
         let before = y.clone();
         cuda::map(op, f, [x, &before], &mut y)?;
     } else {
-        for_real!(op, y.dtype(), T => modify_typed::<T>(op, &|[y, x], out| run(f, [x, y], out), &mut y, Some(x)))?;
+        for_real!(op, y.dtype(), T => over_typed::<T>(op, &|inputs, out| run(f, inputs, out), x, &mut y))?;
     }
     Ok(y)
+}
+
+/// `y = f(x, y)` for a contiguous `y`.
+fn over_typed<T: Real>(
+    op: &'static str,
+    f: Blockwise<'_, T::Wide, T::Wide, 2>,
+    x: &Tensor,
+    y: &mut Tensor,
+) -> Result<()> {
+    if T::as_wide(&[]).is_none() || !x.is_contiguous() {
+        return modify_typed::<T>(op, &|[y, x], out| f([x, y], out), y, Some(x));
+    }
+    if y.numel() <= FEW { over_direct::<T, FEW>(op, f, x, y) } else { over_direct::<T, BLOCK>(op, f, x, y) }
+}
+
+/// Of an `x` that lies as `y` does, in the type that is computed in; in blocks of `B` elements.
+fn over_direct<T: Real, const B: usize>(
+    op: &'static str,
+    f: Blockwise<'_, T::Wide, T::Wide, 2>,
+    x: &Tensor,
+    y: &mut Tensor,
+) -> Result<()> {
+    let (from, x) = (x.offset(), x.read::<T>(op)?);
+    update(op, y, |start, target: &mut [T]| {
+        let mut scratch = [T::Wide::ZERO; B];
+        let x = T::as_wide(&x[from + start..][..target.len()]).unwrap_or_default();
+        let target = T::as_wide_mut(target).unwrap_or_default();
+        for (target, x) in target.chunks_mut(B).zip(x.chunks(B)) {
+            let before = &mut scratch[..target.len()];
+            before.copy_from_slice(target);
+            f([x, before], target);
+        }
+    })
 }
 
 fn operand(op: &'static str, to: &Tensor, x: &Tensor) -> Result<Tensor> {
@@ -261,8 +297,6 @@ fn modify_typed<T: Real>(
     to: &mut Tensor,
     x: Option<&Tensor>,
 ) -> Result<()> {
-    // To clear the scratch takes longer than a small operation.
-    const FEW: usize = BLOCK / 16;
     if to.numel() <= FEW { modify_by::<T, FEW>(op, f, to, x) } else { modify_by::<T, BLOCK>(op, f, to, x) }
 }
 
