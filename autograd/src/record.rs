@@ -65,14 +65,22 @@ impl Saver<'_> {
         Some(Remade::new(self.name, &self.outputs[i], sources, make))
     }
 
-    /// How the output is made again of the input, which the operation does not save, if that is made again itself (and not of
-    /// another such: no chain of these is long).
-    pub(crate) fn remade_of_remade(
+    /// How the output is made again of some inputs, if one of them is made again itself (and not of another such: no chain of
+    /// these is long). The others are as for [`Saver::remade`].
+    pub(crate) fn remade_of_remade<const N: usize>(
         &self,
+        inputs: [usize; N],
         make: impl Fn(&[Tensor]) -> TensorResult<Tensor> + Send + Sync + 'static,
     ) -> Option<Arc<Remade>> {
-        let source = Remade::behind(self.inputs[0]).filter(|remade| !remade.is_nested())?;
-        let sources = [Source::Remade(source)].into_iter().collect();
+        let behind = inputs.map(|i| Remade::behind(self.inputs[i]));
+        if behind.iter().all(Option::is_none) || behind.iter().flatten().any(|remade| remade.is_nested()) {
+            return None;
+        }
+        let source = |(i, remade)| match remade {
+            Some(remade) => Some(Source::Remade(remade)),
+            None => Source::kept(self.inputs[i]),
+        };
+        let sources = std::iter::zip(inputs, behind).map(source).collect::<Option<_>>()?;
         Some(Remade::new(self.name, &self.outputs[0], sources, make))
     }
 

@@ -86,7 +86,7 @@ impl Remade {
 
     /// Whether it is made of another.
     pub(crate) fn is_nested(&self) -> bool {
-        matches!(self.sources[..], [Source::Remade(_), ..])
+        self.sources.iter().any(|source| matches!(source, Source::Remade(_)))
     }
 
     /// The result, kept for the others that hold this beside its operation.
@@ -130,12 +130,14 @@ mod tests {
 
     type Function = fn(&Var) -> Result<Var>;
 
-    const FUNCTIONS: [(&str, Function); 7] = [
+    const FUNCTIONS: [(&str, Function); 9] = [
         ("gelu", |x| x.gelu(Gelu::Exact)),
         ("gelu by tanh", |x| x.gelu(Gelu::Tanh)),
         ("silu", Var::silu),
         ("layer_norm", |x| x.layer_norm(&[64], None, None, 1e-5)),
         ("rms_norm", |x| x.rms_norm(&[64], None, 1e-5)),
+        ("silu, gated", |x| x.silu()?.mul(&x.mul_scalar(0.5)?)),
+        ("a product of two", |x| x.gelu(Gelu::Tanh)?.mul(&x.silu()?)),
         ("add_layer_norm", |x| Ok(x.add_layer_norm(x, &[64], None, None, 1e-5)?.1)),
         ("add_rms_norm", |x| Ok(x.add_rms_norm(x, &[64], None, 1e-5)?.1)),
     ];
@@ -197,6 +199,7 @@ mod tests {
     #[test]
     fn derivatives_have_derivatives() {
         check_twice(&[&[3, 4], &[2, 4]], |v| v[0].gelu(Gelu::Tanh)?.linear(&v[1], None));
+        check_twice(&[&[3, 4], &[3, 1], &[2, 4]], |v| v[0].silu()?.mul(&v[1])?.linear(&v[2], None));
         let (x, w): (&[usize], &[usize]) = (&[3, 4], &[4]);
         check_twice(&[x, w, w, &[2, 4]], |v| {
             let (sum, y) = v[0].add_layer_norm(&v[0], &[4], Some(&v[1]), Some(&v[2]), 1e-2)?;

@@ -88,6 +88,11 @@ impl Saved {
         Saved::tensor(var.tensor(), place)
     }
 
+    /// Whether it is made again when it is asked for.
+    pub(crate) fn is_remade(&self) -> bool {
+        matches!(self.value, Value::Remade(_))
+    }
+
     /// A value that somebody else keeps alive, for the check that it does not change.
     pub(crate) fn as_it_is(index: usize, var: &Var) -> Saved {
         let (value, version) = match var.edge().and_then(Edge::leaf) {

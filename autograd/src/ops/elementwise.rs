@@ -19,6 +19,11 @@ pub(crate) trait Elementwise: Send + Sync + 'static {
     /// `dx` from the saved value and `dy`, by a kernel.
     fn fused(&self, saved: &Tensor, dy: &Tensor) -> TensorResult<Tensor>;
 
+    /// `fused`, over `dy` where nobody else has it.
+    fn fused_over(&self, saved: &Tensor, dy: Tensor) -> TensorResult<Tensor> {
+        self.fused(saved, &dy)
+    }
+
     /// How the result is made again of the input, where that is better than to keep it beside.
     fn again(&self) -> Option<fn(&Tensor) -> TensorResult<Tensor>> {
         None
@@ -54,6 +59,11 @@ impl<F: Elementwise> Backward for Node<F> {
         grads1(Var::new(self.function.fused(saved.tensor(), dy.tensor())?))
     }
 
+    fn backward_once(self, cx: &mut Cx<'_>) -> Result<Grads> {
+        let (saved, dy) = (cx.take(self.saved)?, cx.take_dy().into_tensor());
+        grads1(Var::new(self.function.fused_over(&saved, dy)?))
+    }
+
     fn remade(&self, _: usize) -> Option<&Arc<Remade>> {
         self.remade.as_ref()
     }
@@ -61,10 +71,16 @@ impl<F: Elementwise> Backward for Node<F> {
 
 #[cfg(test)]
 mod tests {
-    use phalanx_kernels::Gelu;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::{Arc, Mutex};
+
+    use phalanx_kernels::{self as kernels, Gelu};
+    use phalanx_tensor::{DType, Device, Tensor};
 
     use crate::ops::testing::check_twice;
-    use crate::{Options, Result, Var, enable_grad, grad};
+    use crate::{
+        Backward, Cx, Grads, Options, Result, Saver, Var, backward, enable_grad, grad, grads1, record,
+    };
 
     type Function = fn(&Var) -> Result<Var>;
 
@@ -147,5 +163,104 @@ mod tests {
                 assert!(close, "function {i} at {}: {fused} and {composed}", values[at]);
             }
         }
+    }
+
+    /// An operation whose gradient is this tensor, given away at the first time.
+    struct Gives(Mutex<Option<Tensor>>);
+
+    impl Backward for Gives {
+        fn backward(&self, _: &Cx<'_>) -> Result<Grads> {
+            grads1(Var::new(self.0.lock().unwrap().take().unwrap()))
+        }
+    }
+
+    /// `dx` of `f` at `x` for that `dy`, and whether it lies where `dy` lay; `meanwhile` gets the result of `f`.
+    fn given(
+        f: Function,
+        x: &Tensor,
+        dy: Tensor,
+        options: Options,
+        meanwhile: impl FnOnce(&Var),
+    ) -> (Vec<f64>, bool) {
+        let address = |t: &Tensor| std::ptr::from_ref(t.storage()).addr();
+        let (place, seen) = (address(&dy), Arc::new(AtomicUsize::new(0)));
+        let leaf = Var::leaf(x.clone()).unwrap();
+        // Another operation, at whose hook the gradient comes by.
+        let x = leaf.reshape_to(x.shape()).unwrap();
+        let noted = seen.clone();
+        x.on_grad(move |dx| {
+            noted.store(address(dx.tensor()), Ordering::Relaxed);
+            Ok(None)
+        });
+        let y = f(&x).unwrap();
+        meanwhile(&y);
+        let out = y.tensor().clone();
+        let z = record("gives", &[&y], out, |_: &Saver<'_>| Ok(Gives(Mutex::new(Some(dy))))).unwrap();
+        drop(y);
+        backward(&[(z.sum_all().unwrap(), None)], options).unwrap();
+        let dx = kernels::cast(leaf.grad().unwrap().tensor(), DType::F64).unwrap();
+        (dx.to_vec::<f64>().unwrap(), seen.load(Ordering::Relaxed) == place)
+    }
+
+    #[test]
+    fn a_gradient_is_written_over_where_nobody_else_has_it_and_only_there() {
+        let functions: [Function; 5] = [
+            |x| x.gelu(Gelu::Exact),
+            |x| x.gelu(Gelu::Tanh),
+            Var::silu,
+            |x| x.mul(&Var::new(x.tensor().copy()?)),
+            |x| Var::new(x.tensor().copy()?).mul(x),
+        ];
+        let once = Options::default();
+        for (at, f) in functions.into_iter().enumerate() {
+            for (dtype, shape) in [DType::F64, DType::F32, DType::BF16]
+                .iter()
+                .flat_map(|&d| [&[0][..], &[1], &[7], &[3, 11], &[129], &[5, 900]].map(|shape| (d, shape)))
+            {
+                let what = format!("function {at}, {dtype}, {shape:?}");
+                let make = |scale: f64| {
+                    let count = shape.iter().product::<usize>();
+                    let values: Vec<f64> = (0..count).map(|i| scale * (i as f64 * 0.7).sin()).collect();
+                    let whole = Tensor::from_slice(&values, shape, Device::CPU).unwrap();
+                    kernels::cast(&whole, dtype).unwrap().copy().unwrap()
+                };
+                let values = |t: &Tensor| kernels::cast(t, DType::F64).unwrap().to_vec::<f64>().unwrap();
+                let (x, dy) = (make(3.0), make(2.0));
+                // Whoever holds it finds it as it was.
+                let (wanted, over) = given(f, &x, dy.clone(), once, |_| ());
+                assert!(!over, "{what}");
+                assert_eq!(values(&dy), values(&make(2.0)), "{what}");
+                let alone = given(f, &x, dy.copy().unwrap(), once, |_| ());
+                assert_eq!(alone, (wanted.clone(), true), "{what}");
+                // Kept for another time, or watched.
+                let kept = Options { retain_graph: true, ..once };
+                assert_eq!(given(f, &x, dy.copy().unwrap(), kept, |_| ()), (wanted.clone(), false), "{what}");
+                let hook = |y: &Var| drop(y.on_grad(|_| Ok(None)));
+                assert_eq!(given(f, &x, dy.copy().unwrap(), once, hook), (wanted.clone(), false), "{what}");
+                // A part of something larger, and one number at many places.
+                let wide = Tensor::from_slice(&[1.0, 2.0, 3.0], &[3], Device::CPU).unwrap();
+                let one = kernels::cast(&wide, dtype).unwrap();
+                let spread = one.narrow(0, 1, 1).unwrap().broadcast_to(shape).unwrap();
+                let (same, over) = given(f, &x, spread.copy().unwrap(), once, |_| ());
+                assert!(over, "{what}");
+                assert_eq!(given(f, &x, spread, once, |_| ()), (same, false), "{what}");
+                assert_eq!(values(&one), [1.0, 2.0, 3.0], "{what}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_root_gradient_and_a_captured_one_stay_as_they_are() {
+        let x = Var::leaf(Tensor::from_slice(&[0.5, -1.0], &[2], Device::CPU).unwrap()).unwrap();
+        let root = Var::from_slice(&[2.0, 3.0], &[2], Device::CPU).unwrap();
+        let y = x.silu().unwrap();
+        let grads = grad(&[(y.clone(), Some(root.clone()))], &[&y, &x], Options::default()).unwrap();
+        for kept in [&root, grads[0].as_ref().unwrap()] {
+            assert_eq!(kept.to_vec::<f64>().unwrap(), [2.0, 3.0]);
+        }
+        let again = x.silu().unwrap().mul(&root).unwrap().sum_all().unwrap();
+        let wanted = grad(&[(again, None)], &[&x], Options::default()).unwrap();
+        let [got, wanted] = [&grads[1], &wanted[0]].map(|g| g.as_ref().unwrap().to_vec::<f64>().unwrap());
+        assert_eq!(got, wanted);
     }
 }

@@ -28,6 +28,10 @@ impl Elementwise for Gelu {
         kernels::gelu_backward(x, dy, *self)
     }
 
+    fn fused_over(&self, x: &Tensor, dy: Tensor) -> TensorResult<Tensor> {
+        kernels::gelu_backward_over(x, dy, *self)
+    }
+
     fn again(&self) -> Option<fn(&Tensor) -> TensorResult<Tensor>> {
         Some(match self {
             Gelu::Exact => |x| kernels::gelu(x, Gelu::Exact),

@@ -51,16 +51,27 @@ struct Linear {
 
 impl Backward for Linear {
     fn backward(&self, cx: &Cx<'_>) -> Result<Grads> {
+        let x = self.x.as_ref().filter(|_| cx.needs(1)).map(|x| cx.get(x)).transpose()?;
+        self.grads(cx, x)
+    }
+
+    fn backward_once(mut self, cx: &mut Cx<'_>) -> Result<Grads> {
+        let x = self.x.take().filter(|_| cx.needs(1)).map(|x| cx.take(x)).transpose()?;
+        self.grads(cx, x.map(Var::new))
+    }
+}
+
+impl Linear {
+    /// The gradients, given `x` for the weight's.
+    fn grads(&self, cx: &Cx<'_>, x: Option<Var>) -> Result<Grads> {
         let dy = rows(cx.dy())?;
-        let wanted = |saved: &'_ Option<Saved>, i: usize| {
-            saved.as_ref().filter(|_| cx.needs(i)).map(|s| cx.get(s)).transpose()
-        };
-        let dx = match wanted(&self.weight, 0)? {
-            Some(weight) => Some(dy.matmul(&weight)?.reshape_to(&self.shape)?),
+        // First, so that `x` is gone when `dx` is made, which is as large.
+        let dw = match x {
+            Some(x) => linear_weight_grad(cx, 1, &dy, &rows(&x)?)?,
             None => None,
         };
-        let dw = match wanted(&self.x, 1)? {
-            Some(x) => linear_weight_grad(cx, 1, &dy, &rows(&x)?)?,
+        let dx = match self.weight.as_ref().filter(|_| cx.needs(0)) {
+            Some(weight) => Some(dy.matmul(&cx.get(weight)?)?.reshape_to(&self.shape)?),
             None => None,
         };
         let mut grads = Grads::from_buf([dx, dw]);

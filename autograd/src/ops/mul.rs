@@ -1,12 +1,14 @@
 //! `y = a b`, broadcast, and `y = a s` with a number.
 //!
 //! Derivative: `da = dy b`, `db = dy a`, each summed over what was broadcast. Each operand is saved for the
-//! other's gradient, if that is wanted.
+//! other's gradient, if that is wanted. Where both are, and one is made again, `y` is so too ([`Remade`]).
+
+use std::sync::Arc;
 
 use phalanx_kernels as kernels;
 use phalanx_tensor::Scalar;
 
-use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, grads1, grads2, record};
+use crate::{Backward, Cx, Grads, Remade, Result, Saved, Saver, Var, grads1, grads2, record};
 
 impl Var {
     /// `self * other`, broadcast; floats or integers of one dtype.
@@ -20,7 +22,10 @@ impl Var {
             for (i, operand) in operands.iter_mut().enumerate().filter(|(i, _)| s.needs(1 - i)) {
                 *operand = Some(s.input(i)?);
             }
-            Ok(Mul { operands })
+            let saved = operands.iter().flatten();
+            let remakes = saved.clone().count() == 2 && saved.clone().any(Saved::is_remade);
+            let remade = remakes.then(|| s.remade_of_remade([0, 1], |x| kernels::mul(&x[0], &x[1])));
+            Ok(Mul { operands, remade: remade.flatten() })
         })
     }
 
@@ -37,9 +42,12 @@ impl Var {
 
 struct Mul {
     operands: [Option<Saved>; 2],
+    remade: Option<Arc<Remade>>,
 }
 
 impl Backward for Mul {
+    const REMAKES: bool = true;
+
     fn backward(&self, cx: &Cx<'_>) -> Result<Grads> {
         let grad = |i: usize| -> Result<Option<Var>> {
             let Some(other) = self.operands[1 - i].as_ref().filter(|_| cx.needs(i)) else { return Ok(None) };
@@ -50,12 +58,23 @@ impl Backward for Mul {
 
     fn backward_once(self, cx: &mut Cx<'_>) -> Result<Grads> {
         let [a, b] = self.operands;
-        let grad = |i: usize, other: Option<Saved>| -> Result<Option<Var>> {
-            let Some(other) = other.filter(|_| cx.needs(i)) else { return Ok(None) };
-            let full = kernels::mul(cx.dy().tensor(), &cx.take(other)?)?;
-            Ok(Some(cx.sum_to_input(i, Var::new(full))?))
-        };
-        grads2(grad(0, b)?, grad(1, a)?)
+        let mut grads = [None, None];
+        for (i, other) in [b, a].into_iter().enumerate() {
+            let Some(other) = other.filter(|_| cx.needs(i)) else { continue };
+            let other = cx.take(other)?;
+            let is_last = i == 1 || !cx.needs(1);
+            let full = match is_last {
+                true => kernels::mul_over(&other, cx.take_dy().into_tensor())?,
+                false => kernels::mul(cx.dy().tensor(), &other)?,
+            };
+            grads[i] = Some(cx.sum_to_input(i, Var::new(full))?);
+        }
+        let [da, db] = grads;
+        grads2(da, db)
+    }
+
+    fn remade(&self, _: usize) -> Option<&Arc<Remade>> {
+        self.remade.as_ref()
     }
 
     fn release(&mut self, later: &dyn Fn(usize) -> bool) {

@@ -29,6 +29,10 @@ impl Elementwise for Silu {
         kernels::silu_backward(x, dy)
     }
 
+    fn fused_over(&self, x: &Tensor, dy: Tensor) -> TensorResult<Tensor> {
+        kernels::silu_backward_over(x, dy)
+    }
+
     fn again(&self) -> Option<fn(&Tensor) -> TensorResult<Tensor>> {
         Some(kernels::silu)
     }

@@ -26,7 +26,7 @@ impl Var {
             return record_none("to", &[self], y);
         }
         record("to", &[self], y, |s: &Saver<'_>| {
-            Ok(To { from, remade: s.remade_of_remade(move |x| kernels::cast(&x[0], dtype)) })
+            Ok(To { from, remade: s.remade_of_remade([0], move |x| kernels::cast(&x[0], dtype)) })
         })
     }
 }

@@ -2,7 +2,7 @@
 
 use phalanx_tensor::{Result, Tensor};
 
-use crate::pointwise::{c, map, modify, pointwise};
+use crate::pointwise::{c, map, map_over, modify, pointwise};
 use crate::simd::Vector;
 
 /// Which function is meant by "gelu".
@@ -53,6 +53,17 @@ pub fn gelu_backward(x: &Tensor, dy: &Tensor, kind: Gelu) -> Result<Tensor> {
     match kind {
         Gelu::Exact => map("gelu_backward", ExactGradient, [x, dy]),
         Gelu::Tanh => map("gelu_backward", TanhGradient, [x, dy]),
+    }
+}
+
+/// [`gelu_backward`] that writes the result over `dy` where nothing else refers to it.
+///
+/// # Errors
+/// As [`gelu_backward`].
+pub fn gelu_backward_over(x: &Tensor, dy: Tensor, kind: Gelu) -> Result<Tensor> {
+    match kind {
+        Gelu::Exact => map_over("gelu_backward", ExactGradient, x, dy),
+        Gelu::Tanh => map_over("gelu_backward", TanhGradient, x, dy),
     }
 }
 
@@ -110,10 +121,11 @@ pointwise!(TanhGradient, |x, dy| dy * gelu_tanh_slope(x));
 
 #[cfg(test)]
 mod tests {
-    use phalanx_tensor::DType;
+    use phalanx_tensor::{DType, Result, Tensor};
 
-    use super::{Gelu, gelu, gelu_backward};
-    use crate::testing::{assert_unary, erf, floats, make, values};
+    use super::{Gelu, gelu, gelu_backward, gelu_backward_over};
+    use crate::ops::{mul, mul_over, silu_backward, silu_backward_over};
+    use crate::testing::{FLOATS, assert_unary, erf, floats, make, values};
 
     #[test]
     fn equals_the_formula_on_every_shape_and_dtype() {
@@ -135,5 +147,53 @@ mod tests {
                 assert_eq!(values(&gelu_backward(&x, &ones, kind).unwrap()), [0.0, 1.0]);
             }
         }
+    }
+
+    type Of = fn(&Tensor, &Tensor) -> Result<Tensor>;
+    type Over = fn(&Tensor, Tensor) -> Result<Tensor>;
+
+    #[test]
+    fn what_is_written_over_a_gradient_has_the_bits_of_what_is_written_beside_it() {
+        let both: [(Of, Over); 4] = [
+            (|x, dy| gelu_backward(x, dy, Gelu::Exact), |x, dy| gelu_backward_over(x, dy, Gelu::Exact)),
+            (|x, dy| gelu_backward(x, dy, Gelu::Tanh), |x, dy| gelu_backward_over(x, dy, Gelu::Tanh)),
+            (silu_backward, silu_backward_over),
+            (mul, mul_over),
+        ];
+        for (of, over) in both {
+            for dtype in FLOATS {
+                for shape in [&[0][..], &[1], &[7], &[33], &[129], &[3, 1000], &[70, 1001]] {
+                    let x = make(shape, dtype, &floats(-3.0, 3.0));
+                    let dy = make(shape, dtype, &floats(-1.0, 0.5));
+                    let wanted = values(&of(&x, &dy).unwrap());
+                    let (alone, whole) = (dy.copy().unwrap(), values(&dy));
+                    let place = std::ptr::from_ref(alone.storage()).addr();
+                    let result = over(&x, alone).unwrap();
+                    assert_eq!(std::ptr::from_ref(result.storage()).addr(), place);
+                    assert_eq!(values(&result), wanted);
+                    assert_eq!(values(&over(&x, dy.clone()).unwrap()), wanted);
+                    assert_eq!(values(&dy), whole);
+                    // Turned about, and broadcast either way.
+                    let turned = |t: &Tensor| t.transpose(0, -1).unwrap();
+                    let swapped = over(&turned(&x), turned(&dy)).unwrap();
+                    assert_eq!(values(&swapped), values(&of(&turned(&x), &turned(&dy)).unwrap()));
+                    let strided = over(&turned(&x), turned(&dy).copy().unwrap()).unwrap();
+                    assert_eq!(values(&strided), values(&swapped));
+                    let one = make(&[1], dtype, &|_| 0.5);
+                    let (spread, row) = (over(&one, dy.copy().unwrap()), over(&x, one.copy().unwrap()));
+                    assert_eq!(values(&spread.unwrap()), values(&of(&one, &dy).unwrap()));
+                    assert_eq!(values(&row.unwrap()), values(&of(&x, &one).unwrap()));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused_over_a_gradient_too() {
+        let (x, int) = (make(&[2], DType::F32, &|_| 1.0), make(&[2], DType::I64, &|_| 1.0));
+        for dy in [make(&[2], DType::F64, &|_| 1.0), make(&[3], DType::F32, &|_| 1.0)] {
+            assert!(gelu_backward_over(&x, dy, Gelu::Tanh).is_err());
+        }
+        assert!(mul_over(&int, int.copy().unwrap()).is_err());
     }
 }

@@ -103,7 +103,7 @@ pub use exp::exp;
 pub use exp_m1::exp_m1;
 pub use flip::flip;
 pub use full::{fill_, full};
-pub use gelu::{Gelu, gelu, gelu_backward};
+pub use gelu::{Gelu, gelu, gelu_backward, gelu_backward_over};
 pub use group_norm::{group_norm, group_norm_backward};
 pub use index::{
     embedding, embedding_backward, embedding_backward_accumulate_, gather, index_add, index_select, one_hot,
@@ -123,7 +123,7 @@ pub use loss::{
 };
 pub use matmul::{matmul, matmul_accumulate_, matmul_into};
 pub use maximum::{maximum, maximum_backward, minimum};
-pub use mul::{mul, mul_scalar};
+pub use mul::{mul, mul_over, mul_scalar};
 pub use neg::neg;
 pub use nll_loss::{NllLoss, nll_loss, nll_loss_backward};
 pub use norm::norm;
@@ -145,7 +145,7 @@ pub use scaled_dot_product_attention::{
     scaled_dot_product_attention_backward,
 };
 pub use sigmoid::{sigmoid, sigmoid_backward};
-pub use silu::{silu, silu_backward};
+pub use silu::{silu, silu_backward, silu_backward_over};
 pub use sin::{sin, sin_backward};
 pub use softmax::{softmax, softmax_backward};
 pub use softplus::{softplus, softplus_backward};

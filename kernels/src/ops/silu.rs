@@ -2,7 +2,7 @@
 
 use phalanx_tensor::{Result, Tensor};
 
-use crate::pointwise::{c, map, pointwise};
+use crate::pointwise::{c, map, map_over, pointwise};
 
 /// `x sigmoid(x)`, elementwise.
 ///
@@ -18,6 +18,14 @@ pub fn silu(x: &Tensor) -> Result<Tensor> {
 /// If shapes, dtypes or devices differ.
 pub fn silu_backward(x: &Tensor, dy: &Tensor) -> Result<Tensor> {
     map("silu_backward", Gradient, [x, dy])
+}
+
+/// [`silu_backward`] that writes the result over `dy` where nothing else refers to it.
+///
+/// # Errors
+/// As [`silu_backward`].
+pub fn silu_backward_over(x: &Tensor, dy: Tensor) -> Result<Tensor> {
+    map_over("silu_backward", Gradient, x, dy)
 }
 
 pointwise!(Forward, |x| x * x.sigmoid());

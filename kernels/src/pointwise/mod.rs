@@ -5,11 +5,13 @@
 //! a kernel ([`trace`]).
 
 pub(crate) mod cuda;
+mod in_place;
 pub(crate) mod trace;
 
 use phalanx_tensor::{Dims, Element, Error, Loops, Result, Tensor, broadcast_shapes};
 
 use cuda::Expression;
+pub(crate) use in_place::{map_over, modify};
 
 use crate::check;
 use crate::real::{Real, for_real};
@@ -205,69 +207,6 @@ impl<T: Float + Element, F: Pointwise<N>, const N: usize> Kernel for Block<'_, T
             self.f.eval(x).store_partial(tail);
         }
     }
-}
-
-/// Sets `to` to `f(to, x)` in place, for floating-point tensors; without an `x` the second element is the first
-/// again. `to` may be any view that does not overlap itself; `x` has its shape and is converted to its dtype first.
-pub(crate) fn modify(
-    op: &'static str,
-    f: impl Pointwise<2>,
-    to: &mut Tensor,
-    x: Option<&Tensor>,
-) -> Result<()> {
-    check::float(op, to)?;
-    let x = x.map(|x| operand(op, to, x)).transpose()?;
-    if to.device().is_meta() {
-        to.bump_version();
-        return Ok(());
-    }
-    if to.device().is_cuda() {
-        let before = to.clone();
-        return cuda::map(op, f, [&before, x.as_ref().unwrap_or(&before)], to);
-    }
-    for_real!(op, to.dtype(), T => modify_typed::<T>(op, &|inputs, out| run(f, inputs, out), to, x.as_ref()))
-}
-
-fn operand(op: &'static str, to: &Tensor, x: &Tensor) -> Result<Tensor> {
-    check::same_device(op, &[to, x])?;
-    check::float(op, x)?;
-    check::shape(op, "a tensor", x, to.shape())?;
-    let x = crate::ops::cast(x, to.dtype())?;
-    if to.shares_storage(&x) { x.copy() } else { Ok(x) }
-}
-
-fn modify_typed<T: Real>(
-    op: &'static str,
-    f: Blockwise<'_, T::Wide, T::Wide, 2>,
-    to: &mut Tensor,
-    x: Option<&Tensor>,
-) -> Result<()> {
-    // To clear the scratch takes longer than a small operation.
-    const FEW: usize = BLOCK / 16;
-    if to.numel() <= FEW { modify_by::<T, FEW>(op, f, to, x) } else { modify_by::<T, BLOCK>(op, f, to, x) }
-}
-
-/// In blocks of `B` elements.
-fn modify_by<T: Real, const B: usize>(
-    op: &'static str,
-    f: Blockwise<'_, T::Wide, T::Wide, 2>,
-    to: &mut Tensor,
-    x: Option<&Tensor>,
-) -> Result<()> {
-    let source = x.map(|x| Source::<T>::open(op, x, x.shape())).transpose()?;
-    update(op, to, |start, target: &mut [T]| {
-        let mut scratch = [[T::Wide::ZERO; B]; 2];
-        let mut result = [T::Wide::ZERO; B];
-        let [before, other] = &mut scratch;
-        for (i, target) in target.chunks_mut(B).enumerate() {
-            let len = target.len();
-            T::widen_all(target, &mut before[..len]);
-            let before = &before[..len];
-            let x = source.as_ref().map_or(before, |s| s.wide(start + i * B, len, other));
-            f([before, x], &mut result[..len]);
-            T::narrow_all(&result[..len], target);
-        }
-    })
 }
 
 /// Applies a scalar function to the broadcast inputs, for dtypes that are not computed in vectors; on a GPU it is

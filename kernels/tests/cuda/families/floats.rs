@@ -214,9 +214,12 @@ fn places(dtype: DType, all: &mut Vec<Case>) {
             k::scale_(&mut view(&whole)?, 0.75)?;
             let mut other = make(shape, dtype, d, spread(3, -1.0, 1.0));
             k::accumulate_(&mut other, &x)?;
+            let over = k::silu_backward_over(&other, other.copy()?)?;
+            let over = k::gelu_backward_over(&other, over, k::Gelu::Tanh)?;
+            let over = k::mul_over(&other, k::gelu_backward_over(&other, over, k::Gelu::Exact)?)?;
             let same = other.clone();
             k::add_scaled_(&mut other, &same, 0.25)?;
-            Ok(vec![whole, other])
+            Ok(vec![whole, other, over])
         };
         all.push(Case::new(format!("float in place {dtype} {shape:?}"), dtype, run).within(close));
     }

@@ -1,0 +1,125 @@
+//! Pointwise operations whose result lies where an input was.
+
+use phalanx_tensor::{Result, Tensor};
+
+use super::{Blockwise, Pointwise, cuda, map, run, update};
+use crate::check;
+use crate::real::{Real, for_real};
+use crate::simd::Float;
+use crate::source::{BLOCK, Source};
+
+/// Elements of a small tensor: to clear the scratch of a whole block takes longer than its operation.
+const FEW: usize = BLOCK / 16;
+
+/// Sets `to` to `f(to, x)` in place, for floating-point tensors; without an `x` the second element is the first
+/// again. `to` may be any view that does not overlap itself; `x` has its shape and is converted to its dtype first.
+pub(crate) fn modify(
+    op: &'static str,
+    f: impl Pointwise<2>,
+    to: &mut Tensor,
+    x: Option<&Tensor>,
+) -> Result<()> {
+    check::float(op, to)?;
+    let x = x.map(|x| operand(op, to, x)).transpose()?;
+    if to.device().is_meta() {
+        to.bump_version();
+        return Ok(());
+    }
+    if to.device().is_cuda() {
+        let before = to.clone();
+        return cuda::map(op, f, [&before, x.as_ref().unwrap_or(&before)], to);
+    }
+    for_real!(op, to.dtype(), T => modify_typed::<T>(op, &|inputs, out| run(f, inputs, out), to, x.as_ref()))
+}
+
+/// [`map`] of two tensors that writes the result over `y` where nothing else refers to it and it is of `x`'s shape, so that no memory
+/// is taken; with the same bits.
+pub(crate) fn map_over(op: &'static str, f: impl Pointwise<2>, x: &Tensor, mut y: Tensor) -> Result<Tensor> {
+    if !y.is_contiguous() || !y.is_sole_owner() || !y.same_shape(x) {
+        return map(op, f, [x, &y]);
+    }
+    check::float(op, x)?;
+    check::same(op, &[x, &y])?;
+    if y.device().is_meta() {
+        y.bump_version();
+    } else if y.device().is_cuda() {
+        let before = y.clone();
+        cuda::map(op, f, [x, &before], &mut y)?;
+    } else {
+        for_real!(op, y.dtype(), T => over_typed::<T>(op, &|inputs, out| run(f, inputs, out), x, &mut y))?;
+    }
+    Ok(y)
+}
+
+/// `y = f(x, y)` for a contiguous `y`.
+fn over_typed<T: Real>(
+    op: &'static str,
+    f: Blockwise<'_, T::Wide, T::Wide, 2>,
+    x: &Tensor,
+    y: &mut Tensor,
+) -> Result<()> {
+    if T::as_wide(&[]).is_none() || !x.is_contiguous() {
+        return modify_typed::<T>(op, &|[y, x], out| f([x, y], out), y, Some(x));
+    }
+    if y.numel() <= FEW { over_direct::<T, FEW>(op, f, x, y) } else { over_direct::<T, BLOCK>(op, f, x, y) }
+}
+
+/// Of an `x` that lies as `y` does, in the type that is computed in; in blocks of `B` elements.
+fn over_direct<T: Real, const B: usize>(
+    op: &'static str,
+    f: Blockwise<'_, T::Wide, T::Wide, 2>,
+    x: &Tensor,
+    y: &mut Tensor,
+) -> Result<()> {
+    let (from, x) = (x.offset(), x.read::<T>(op)?);
+    update(op, y, |start, target: &mut [T]| {
+        let mut scratch = [T::Wide::ZERO; B];
+        let x = T::as_wide(&x[from + start..][..target.len()]).unwrap_or_default();
+        let target = T::as_wide_mut(target).unwrap_or_default();
+        for (target, x) in target.chunks_mut(B).zip(x.chunks(B)) {
+            let before = &mut scratch[..target.len()];
+            before.copy_from_slice(target);
+            f([x, before], target);
+        }
+    })
+}
+
+fn operand(op: &'static str, to: &Tensor, x: &Tensor) -> Result<Tensor> {
+    check::same_device(op, &[to, x])?;
+    check::float(op, x)?;
+    check::shape(op, "a tensor", x, to.shape())?;
+    let x = crate::ops::cast(x, to.dtype())?;
+    if to.shares_storage(&x) { x.copy() } else { Ok(x) }
+}
+
+fn modify_typed<T: Real>(
+    op: &'static str,
+    f: Blockwise<'_, T::Wide, T::Wide, 2>,
+    to: &mut Tensor,
+    x: Option<&Tensor>,
+) -> Result<()> {
+    if to.numel() <= FEW { modify_by::<T, FEW>(op, f, to, x) } else { modify_by::<T, BLOCK>(op, f, to, x) }
+}
+
+/// In blocks of `B` elements.
+fn modify_by<T: Real, const B: usize>(
+    op: &'static str,
+    f: Blockwise<'_, T::Wide, T::Wide, 2>,
+    to: &mut Tensor,
+    x: Option<&Tensor>,
+) -> Result<()> {
+    let source = x.map(|x| Source::<T>::open(op, x, x.shape())).transpose()?;
+    update(op, to, |start, target: &mut [T]| {
+        let mut scratch = [[T::Wide::ZERO; B]; 2];
+        let mut result = [T::Wide::ZERO; B];
+        let [before, other] = &mut scratch;
+        for (i, target) in target.chunks_mut(B).enumerate() {
+            let len = target.len();
+            T::widen_all(target, &mut before[..len]);
+            let before = &before[..len];
+            let x = source.as_ref().map_or(before, |s| s.wide(start + i * B, len, other));
+            f([before, x], &mut result[..len]);
+            T::narrow_all(&result[..len], target);
+        }
+    })
+}
