@@ -167,5 +167,10 @@ mod tests {
             let pieces = v[0].split_sizes(&[1, 3, 2], -1)?;
             pieces[0].mul(&pieces[1])?.sum_all()?.mul(&pieces[2])
         });
+        // The pieces' gradients are parts of one tensor.
+        check_twice(&[&[2, 6]], |v| {
+            let y = Var::cat(&v[0].split_sizes(&[1, 3, 2], -1)?, -1)?;
+            y.mul(&y)?.mul(&y)
+        });
     }
 }
