@@ -254,8 +254,8 @@ where
             keep_a = keep_a.wrapping_add(H);
         }
         for (i, row) in sums.iter_mut().enumerate() {
-            // SAFETY: A's places are valid.
             let side_by_side = matches!(READ, PACKED | PLACES | KEEP_A | KEEP_BOTH);
+            // SAFETY: A's places are valid.
             let x = V::splat(unsafe { *a.add(if side_by_side { i } else { i * tile.a_row }) });
             for (sum, lanes) in row.iter_mut().zip(b_row) {
                 *sum = P::add::<S>(x, lanes, *sum);

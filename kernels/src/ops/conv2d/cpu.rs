@@ -261,7 +261,7 @@ impl<T: Real<Wide: Summed>> Unit<'_, T> {
                 for (i, (start, found)) in starts.zip(&mut found).enumerate() {
                     let range = start..total.min(start + width);
                     segments(frame, (rows, cols), points, self.side.shape[3], range, found);
-                    if !self.side.thin && !(reads_places && fills(found, width)) {
+                    if !(self.side.thin || reads_places && fills(found, width)) {
                         let panel = &mut gathered[i * panel_len..][..panel_len];
                         dispatch(Gather { window, taps: &taps, segments: found, panel, row_len: width });
                     }
