@@ -273,6 +273,21 @@ mod tests {
     }
 
     #[test]
+    fn what_is_read_again_is_packed_by_tiles_where_its_order_allows() {
+        let kept = |plan: Plan| (plan.keeps_a, plan.keeps_b, plan.a_in_rows);
+        assert_eq!(kept(plan(512, 512, 512)), (false, true, false));
+        assert_eq!(kept(plan(512, 512, 1024)), (false, true, true));
+        let weight_gradient = |m: usize, readable: bool| {
+            let rows =
+                Problem { a_rows_contiguous: true, a_steps_contiguous: false, ..problem(m, 512, 1024) };
+            Plan::new(Problem { readable, ..rows }, SHAPE)
+        };
+        assert_eq!(kept(weight_gradient(512, true)), (true, true, false));
+        assert_eq!(kept(weight_gradient(512, false)), (false, false, false));
+        assert_eq!(kept(weight_gradient(20, true)), (false, false, false)); // low tiles, and B is read in place
+    }
+
+    #[test]
     fn tiles_of_few_rows_are_wide_where_b_is_read_in_place() {
         assert_eq!([1, 2, 3, 4, 28].map(|m| plan(m, 512, 64).shape.vectors), [8, 8, 8, 2, 2]);
         assert_eq!([1, 28].map(|m| plan(m, 512, 16).shape.vectors), [8, 8]);

@@ -247,8 +247,9 @@ impl<T: Real<Wide: Summed>> Unit<'_, T> {
         let ([rows, cols], steps, width) = (self.pass, self.weights.steps, self.side.tile.cols());
         let taps = frame.taps(rows, cols, self.job.channels_in);
         let places = Places::new(&taps);
-        let reads_places =
-            !self.side.thin && self.weights.rows_all(self.cut.unit, |rows| self.side.tile.reads_places(rows));
+        // A full run of points is read where the window has it.
+        let places_read = self.weights.rows_all(self.cut.unit, |rows| self.side.tile.reads_places(rows));
+        let lies = |segments: &[Segment]| places_read && matches!(segments, [all] if all.len == width);
         let total = images.len() * points.len() * cols.count;
         let panels = (GATHERED_MAX / (steps * width).max(1)).clamp(1, total.div_ceil(width));
         let panel_len = if self.side.thin { 0 } else { steps * width };
@@ -261,7 +262,7 @@ impl<T: Real<Wide: Summed>> Unit<'_, T> {
                 for (i, (start, found)) in starts.zip(&mut found).enumerate() {
                     let range = start..total.min(start + width);
                     segments(frame, (rows, cols), points, self.side.shape[3], range, found);
-                    if !(self.side.thin || reads_places && fills(found, width)) {
+                    if !(self.side.thin || lies(found)) {
                         let panel = &mut gathered[i * panel_len..][..panel_len];
                         dispatch(Gather { window, taps: &taps, segments: found, panel, row_len: width });
                     }
@@ -282,7 +283,7 @@ impl<T: Real<Wide: Summed>> Unit<'_, T> {
                             });
                         } else {
                             let a = MatRef::new(weights, rows, self.weights.steps, 1, rows);
-                            let b = match reads_places && fills(segments, width) {
+                            let b = match lies(segments) {
                                 true => Points::Window(&window[segments[0].from..], &places),
                                 false => Points::Gathered(&gathered[i * panel_len..][..panel_len]),
                             };
@@ -373,11 +374,6 @@ enum Points<'a, V> {
     Gathered(&'a [V]),
     /// The window from the first point on, in which the points lie side by side.
     Window(&'a [V], &'a Places<'a>),
-}
-
-/// Whether a panel's points are one full run.
-fn fills(segments: &[Segment], width: usize) -> bool {
-    matches!(segments, [all] if all.len == width)
 }
 
 /// Writes `f` of each sum to every `step`-th place.
