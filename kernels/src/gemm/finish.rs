@@ -53,7 +53,8 @@ impl<T: GemmElem> FinishTile<'_, T> {
         for i in 0..self.rows {
             for first in (0..self.cols).step_by(V::LANES) {
                 let len = (self.cols - first).min(V::LANES);
-                let sums = V::load_partial(&self.sums[i * self.sums_row + first..][..len], T::Acc::ZERO);
+                let sums = &self.sums[i * self.sums_row + first..][..len];
+                let sums = if len == V::LANES { V::load(sums) } else { V::load_partial(sums, T::Acc::ZERO) };
                 let bias = self.bias.map(|bias| T::load::<S>(&bias[first..first + len]));
                 let c = self.c.wrapping_add(i * self.c_strides.0 + first * self.c_strides.1);
                 if self.c_strides.1 == 1 {

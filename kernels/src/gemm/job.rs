@@ -2,7 +2,10 @@
 
 #![allow(unsafe_code)]
 
+use std::iter;
 use std::ops::Range;
+
+use phalanx_tensor::Pool;
 
 use super::element::{GemmElem, Place, steps_on};
 use super::epilogue::{Epilogue, Write};
@@ -10,30 +13,37 @@ use super::finish::FinishTile;
 use super::kernel::run_tile;
 use super::mat::MatRef;
 use super::pack::Panels;
-use super::plan::Plan;
+use super::plan::{Part, Parts, Plan};
 use super::product::{Product, wide_start};
 use super::scratch::with_scratch;
 use super::tile::Tile;
 use crate::simd::{Float, LANES_MAX};
 
-/// A block of C's tiles, done by one thread.
+/// Panels of B that a thread packs at a time where all pack them together.
+const PACKED_TOGETHER: usize = 4;
+
+/// Columns of C, whose parts threads take in turns.
 pub(super) struct Job<'a, 'p, T: GemmElem> {
     pub(super) product: &'a Product<'p, T>,
     pub(super) plan: &'a Plan,
-    pub(super) rows: Range<usize>,
-    pub(super) cols: Range<usize>,
+    pub(super) parts: Parts,
+    /// The panels of B, if they are packed before: all columns of a block of k, then the next block's.
+    pub(super) packed_b: &'a [T::Acc],
 }
 
-/// Part of a job's work: so many panels of columns, and of rows, for the steps of one block of k.
-struct Block {
+/// Some rows of a part, for the steps of one block of k.
+struct Block<'a> {
+    part: &'a Part,
     steps: Range<usize>,
     is_first: bool,
     is_last: bool,
     rows: Range<usize>,
-    cols: Range<usize>,
+    /// Where its panels of B lie in memory, and whether they are still to be packed.
+    b_start: usize,
+    packs_b: bool,
 }
 
-/// A job's working memory: packed panels of A (and what a tile may write behind them) and of B, empty where an operand is
+/// A thread's working memory: packed panels of A (and what a tile may write behind them) and of B, empty where an operand is
 /// read in place, and sums that wait for C.
 struct Memory<'a, A> {
     a: &'a mut [A],
@@ -42,32 +52,45 @@ struct Memory<'a, A> {
 }
 
 impl<T: GemmElem> Job<'_, '_, T> {
+    /// Does the parts that nobody has taken yet.
+    ///
     /// # Safety
     ///
-    /// C's elements in these panels are valid and this job's alone.
+    /// C's elements in these columns are valid, and only threads that run this job touch them.
     pub(super) unsafe fn run(&self) {
-        let (plan, steps) = (self.plan, self.plan.steps_max());
-        let (row_block, col_block) =
-            (plan.row_block().min(self.rows.len()), plan.col_block().min(self.cols.len()));
-        let a_len = if plan.a_direct { 0 } else { row_block * plan.a_panel(steps) + LANES_MAX };
-        let b_len = if plan.b_direct { 0 } else { col_block * plan.shape.cols() * steps };
+        let (plan, parts) = (self.plan, &self.parts);
+        let Some(first) = parts.take() else { return };
+        let width = plan.shape.cols();
+        let row_block = plan.row_block().min(plan.row_panels);
+        let a_len = if plan.a_direct { 0 } else { row_block * plan.a_panel(plan.steps_max()) + LANES_MAX };
+        let b_steps = if parts.holds_b { plan.problem.k } else { plan.steps_max() };
+        let b_len = if plan.b_direct || parts.shares_b { 0 } else { parts.cols_max * width * b_steps };
         let slots = match plan.k_blocks {
             _ if self.product.is_in_place() && self.product.write == Write::Store => 0,
             1 => 1,
-            _ => self.rows.len() * col_block,
+            _ => parts.rows_max * parts.cols_max,
         };
-        let tile_len = plan.shape.rows * plan.shape.cols();
-        with_scratch::<T::Acc, _>(a_len + b_len + slots * tile_len, |scratch| {
+        with_scratch::<T::Acc, _>(a_len + b_len + slots * plan.shape.rows * width, |scratch| {
             let (b, rest) = scratch.split_at_mut(b_len);
             let (a, sums) = rest.split_at_mut(a_len);
             let mut memory = Memory { a, b, sums };
-            for cols in blocks(&self.cols, col_block) {
-                for block in 0..plan.k_blocks {
-                    for rows in blocks(&self.rows, row_block) {
-                        let (is_first, is_last) = (block == 0, block + 1 == plan.k_blocks);
-                        let block =
-                            Block { steps: plan.steps(block), is_first, is_last, rows, cols: cols.clone() };
-                        // SAFETY: the caller's.
+            let mut packed = None;
+            for part in iter::successors(Some(first), |_| parts.take()) {
+                let packs_b = !parts.holds_b
+                    || !parts.shares_b && packed.replace(part.cols.start) != Some(part.cols.start);
+                for k_block in 0..plan.k_blocks {
+                    let steps = plan.steps(k_block);
+                    for rows in blocks(&part.rows, row_block) {
+                        let block = Block {
+                            part: &part,
+                            is_first: k_block == 0,
+                            is_last: k_block + 1 == plan.k_blocks,
+                            b_start: if parts.holds_b { part.cols.len() * width * steps.start } else { 0 },
+                            packs_b: packs_b && rows.start == part.rows.start,
+                            steps: steps.clone(),
+                            rows,
+                        };
+                        // SAFETY: the caller's; what was taken is this thread's.
                         unsafe { self.run_block(&block, &mut memory) }
                     }
                 }
@@ -76,16 +99,16 @@ impl<T: GemmElem> Job<'_, '_, T> {
     }
 
     /// Where a packed panel of A, or of B, begins.
-    fn a_start(&self, row: usize, block: &Block) -> usize {
+    fn a_start(&self, row: usize, block: &Block<'_>) -> usize {
         (row - block.rows.start) * self.plan.a_panel(block.steps.len())
     }
 
-    fn b_start(&self, col: usize, block: &Block) -> usize {
-        (col - block.cols.start) * self.plan.shape.cols() * block.steps.len()
+    fn b_start(&self, col: usize, block: &Block<'_>) -> usize {
+        block.b_start + (col - block.part.cols.start) * self.plan.shape.cols() * block.steps.len()
     }
 
     /// Packs the panels of A that no tile packs on the way.
-    fn pack_a(&self, rows: Range<usize>, block: &Block, dst: &mut [T::Acc]) {
+    fn pack_a(&self, rows: Range<usize>, block: &Block<'_>, dst: &mut [T::Acc]) {
         let plan = self.plan;
         if !plan.a_direct && !rows.is_empty() {
             let lanes = plan.rows(rows.start).start..plan.rows(rows.end - 1).end;
@@ -97,16 +120,39 @@ impl<T: GemmElem> Job<'_, '_, T> {
         }
     }
 
-    /// Packs those of B.
-    fn pack_b(&self, cols: Range<usize>, block: &Block, dst: &mut [T::Acc]) {
+    /// Packs panels of B.
+    fn pack_b(&self, cols: Range<usize>, steps: &Range<usize>, dst: &mut [T::Acc]) {
         let plan = self.plan;
-        if !plan.b_direct && !cols.is_empty() {
+        if !cols.is_empty() {
             let lanes = plan.cols(cols.start).start..plan.cols(cols.end - 1).end;
             let beyond = T::narrow(T::Acc::ZERO);
             let matrix = self.product.b.transposed();
-            let dst = &mut dst[self.b_start(cols.start, block)..];
-            self.pack(matrix, lanes, (plan.shape.cols(), 1), &block.steps, beyond, dst);
+            self.pack(matrix, lanes, (plan.shape.cols(), 1), steps, beyond, dst);
         }
+    }
+
+    /// The elements of [`Job::packed_b`].
+    pub(super) fn packed_b_len(&self) -> usize {
+        let all = self.parts.cols.len() * self.plan.shape.cols() * self.plan.problem.k;
+        if self.parts.shares_b { all } else { 0 }
+    }
+
+    /// Packs all panels of B, as far as they are shared.
+    pub(super) fn pack_together(&self, pool: &Pool, mut to: &mut [T::Acc]) {
+        if to.is_empty() {
+            return;
+        }
+        let (cols, width) = (&self.parts.cols, self.plan.shape.cols());
+        let mut pieces = Vec::new();
+        for steps in (0..self.plan.k_blocks).map(|block| self.plan.steps(block)) {
+            for cols in blocks(cols, PACKED_TOGETHER) {
+                let dst = to.split_off_mut(..cols.len() * width * steps.len()).unwrap_or_default();
+                pieces.push((cols, steps.clone(), dst));
+            }
+        }
+        pool.for_each_chunk(&mut pieces, 1, |_, pieces| {
+            pieces.iter_mut().for_each(|(cols, steps, dst)| self.pack_b(cols.clone(), steps, dst));
+        });
     }
 
     /// Packs a block's steps of some lanes, which are `matrix`'s rows.
@@ -147,15 +193,17 @@ impl<T: GemmElem> Job<'_, '_, T> {
     /// # Safety
     ///
     /// [`Job::run`]'s.
-    unsafe fn run_block(&self, block: &Block, memory: &mut Memory<'_, T::Acc>) {
-        let (plan, cols) = (self.plan, &block.cols);
+    unsafe fn run_block(&self, block: &Block<'_>, memory: &mut Memory<'_, T::Acc>) {
+        let (plan, cols) = (self.plan, &block.part.cols);
         let is_high = |row: usize| plan.rows(row).len() == plan.height;
         // The last panel of columns may be narrower.
         let whole_end = cols.end - usize::from(plan.cols(cols.end - 1).len() < plan.shape.cols());
-        let keeps_b = plan.keeps_b && is_high(self.rows.start);
+        let keeps_b = plan.keeps_b && is_high(block.rows.start);
         let keeps_a = plan.keeps_a && whole_end > cols.start;
-        if block.rows.start == self.rows.start {
-            self.pack_b(if keeps_b { whole_end..cols.end } else { cols.clone() }, block, memory.b);
+        if block.packs_b && !plan.b_direct {
+            let cols = if keeps_b { whole_end..cols.end } else { cols.clone() };
+            let start = self.b_start(cols.start, block);
+            self.pack_b(cols, &block.steps, &mut memory.b[start..]);
         }
         if !keeps_a {
             self.pack_a(block.rows.clone(), block, memory.a);
@@ -171,7 +219,7 @@ impl<T: GemmElem> Job<'_, '_, T> {
             while start < cols.end {
                 let keep_a = keep_a && start == cols.start;
                 let end = if keep_a || finishes || start == whole_end { start + 1 } else { whole_end };
-                let keep_b = keeps_b && row == self.rows.start && start < whole_end;
+                let keep_b = keeps_b && block.packs_b && row == block.rows.start && start < whole_end;
                 // SAFETY: the caller's.
                 unsafe { self.run_strip(block, &Strip { row, cols: start..end, keep_a, keep_b }, memory) }
                 start = end;
@@ -182,7 +230,7 @@ impl<T: GemmElem> Job<'_, '_, T> {
     /// # Safety
     ///
     /// [`Job::run`]'s.
-    unsafe fn run_strip(&self, block: &Block, strip: &Strip, memory: &mut Memory<'_, T::Acc>) {
+    unsafe fn run_strip(&self, block: &Block<'_>, strip: &Strip, memory: &mut Memory<'_, T::Acc>) {
         let (plan, product) = (self.plan, self.product);
         let (rows, cols, width) = (plan.rows(strip.row), plan.cols(strip.cols.start), plan.shape.cols());
         let a_packed = memory.a.as_mut_ptr().wrapping_add(self.a_start(strip.row, block));
@@ -194,21 +242,24 @@ impl<T: GemmElem> Job<'_, '_, T> {
             let (row_stride, step_stride) = plan.a_packed();
             (a_packed.cast_const(), row_stride, step_stride)
         };
-        let b_packed = memory.b.as_mut_ptr().wrapping_add(self.b_start(strip.cols.start, block));
+        let b_start = self.b_start(strip.cols.start, block);
+        let b_packed =
+            if self.parts.shares_b { self.packed_b } else { &*memory.b }.as_ptr().wrapping_add(b_start);
         let (b, b_step, b_col, b_next) = if plan.b_direct || strip.keep_b {
             let (step_stride, col_stride) = product.b.strides();
             let col_stride = if plan.problem.b_contiguous { 1 } else { col_stride };
             let start = block.steps.start * step_stride + cols.start * col_stride;
             (wide_start(&product.b).wrapping_add(start), step_stride, col_stride, width * col_stride)
         } else {
-            (b_packed.cast_const(), width, 1, width * block.steps.len())
+            (b_packed, width, 1, width * block.steps.len())
         };
         let tile_len = plan.shape.rows * width;
-        let slots_apart = self.rows.len() * tile_len;
+        let slots_apart = block.part.rows.len() * tile_len;
         let slot = match plan.k_blocks {
             1 => 0,
             _ => {
-                (strip.cols.start - block.cols.start) * slots_apart + (strip.row - self.rows.start) * tile_len
+                (strip.cols.start - block.part.cols.start) * slots_apart
+                    + (strip.row - block.part.rows.start) * tile_len
             }
         };
         let (c_row, c_col) = product.c_strides;
@@ -216,6 +267,7 @@ impl<T: GemmElem> Job<'_, '_, T> {
         let Epilogue { bias, activation } = product.epilogue;
         let bias = bias.map(|bias| &bias[cols.clone()]);
         let in_place = product.is_in_place();
+        let finishes = block.is_last && !in_place;
         // Where sums lie, with the distances from row to row and from tile to tile.
         let whole = (c.cast::<T::Acc>(), c_row, width);
         let scratch = (memory.sums.as_mut_ptr().wrapping_add(slot), width, slots_apart);
@@ -242,16 +294,22 @@ impl<T: GemmElem> Job<'_, '_, T> {
             },
             out: out.0,
             out_row: out.1,
+            near: if finishes { c.cast_const().cast() } else { out.0.wrapping_add(out.2) },
+            near_row: if finishes { c_row * size_of::<T>() / size_of::<T::Acc>() } else { out.1 },
             add: in_place && block.is_last && product.write == Write::Accumulate,
             keep_a: if strip.keep_a { a_packed } else { std::ptr::null_mut() },
-            keep_b: if strip.keep_b { b_packed } else { std::ptr::null_mut() },
+            keep_b: if strip.keep_b {
+                memory.b.as_mut_ptr().wrapping_add(b_start)
+            } else {
+                std::ptr::null_mut()
+            },
             ..Tile::default()
         };
         // SAFETY: A's and B's pointers lead to these rows, columns and steps within the matrices (bounds proven when
         // those were made) or their packed panels, as do those to what is kept; the sums are C's own elements or whole
         // slots of scratch.
         unsafe { run_tile::<T::Place>(product.runner, plan.shape.lanes, rows.len(), &tile) }
-        if block.is_last && !in_place {
+        if finishes {
             let finish = FinishTile {
                 sums: &mut memory.sums[slot..],
                 sums_row: width,

@@ -131,6 +131,9 @@ where
         unsafe { compute::<P, S, V, H, W, READ>(&tile) };
         tile.b = tile.b.wrapping_add(tile.b_next);
         tile.out = tile.out.wrapping_add(tile.out_next);
+        if !tile.near.is_null() {
+            tile.near = tile.near.wrapping_add(tile.out_next);
+        }
         if !tile.from.is_null() {
             tile.from = tile.from.wrapping_add(tile.from_next);
         }
@@ -215,11 +218,11 @@ where
 {
     let (mut a, mut b) = (tile.a, tile.b);
     let (mut keep_a, mut keep_b) = (tile.keep_a, tile.keep_b);
-    let next_out = tile.out.wrapping_add(tile.out_next);
+    let near_rows = if tile.near.is_null() { 0 } else { H };
     for step in 0..tile.steps {
-        if step < H {
+        if step < near_rows {
             for j in 0..W {
-                V::prefetch(next_out.wrapping_add(step * tile.out_row + j * V::LANES));
+                V::prefetch(tile.near.wrapping_add(step * tile.near_row + j * V::LANES));
             }
         }
         if READ == PLACES {

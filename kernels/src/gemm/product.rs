@@ -15,7 +15,8 @@ use super::job::Job;
 use super::kernel::run_tile;
 use super::mat::MatRef;
 use super::pack::Shared;
-use super::plan::{Plan, Problem, rows_cache_well, share};
+use super::plan::{Parts, Plan, Problem, rows_cache_well, share};
+use super::scratch::with_scratch;
 use super::tile::{Tile, TileShape};
 use crate::simd::Runner;
 
@@ -46,16 +47,27 @@ impl<T: GemmElem> Product<'_, T> {
         let plan = Plan::new(self.problem(), shape);
         let pool = pool.filter(|pool| pool.threads() > 1 && plan.is_parallel());
         let (row_jobs, col_jobs) = pool.map_or((1, 1), |pool| plan.jobs(pool.threads()));
-        let job = |job: usize| {
-            let rows = share(plan.row_panels, row_jobs, job % row_jobs);
-            let cols = share(plan.col_panels, col_jobs, job / row_jobs);
-            // SAFETY: the caller's; jobs have different panels, hence different elements of C.
-            unsafe { Job { product: self, plan: &plan, rows, cols }.run() }
+        let job = |job: usize| Job {
+            product: self,
+            plan: &plan,
+            parts: Parts::new(&plan, share(plan.col_panels, col_jobs, job), row_jobs),
+            packed_b: &[],
         };
-        match pool {
-            Some(pool) => pool.for_each(row_jobs * col_jobs, job),
-            None => (0..row_jobs * col_jobs).for_each(job),
-        }
+        let Some(pool) = pool else {
+            // SAFETY: the caller's.
+            return unsafe { job(0).run() };
+        };
+        let jobs: Vec<_> = (0..col_jobs).map(job).collect();
+        with_scratch(jobs.iter().map(Job::packed_b_len).sum(), |mut packed: &mut [T::Acc]| {
+            let jobs = jobs.into_iter().map(|job| {
+                let panels = packed.split_off_mut(..job.packed_b_len()).unwrap_or_default();
+                job.pack_together(pool, panels);
+                Job { packed_b: panels, ..job }
+            });
+            let jobs: Vec<_> = jobs.collect();
+            // SAFETY: the caller's; jobs have different columns, hence different elements of C.
+            pool.for_each(row_jobs * col_jobs, |piece| unsafe { jobs[piece % col_jobs].run() });
+        });
     }
 
     /// The whole product, if it is a single tile that can read A and B and write C where they lie.

@@ -284,6 +284,20 @@ fn blocks_of_k_change_no_bit() {
 }
 
 #[test]
+fn parts_that_threads_take_in_turns_change_no_bit() {
+    let pools = [2, 5].map(Pool::new);
+    let case = |(m, n, k), b| Case { lies: (Lie::Cols, b, Lie::Rows), ..Case::plain(m, n, k) };
+    // B packed together, or by tiles of each thread, and held.
+    for b in [Lie::Cols, Lie::Rows] {
+        check::<f32>(case((500, 40, 600), b), &pools);
+        check::<bf16>(Case { write: Write::Accumulate, ..case((500, 40, 600), b) }, &pools);
+    }
+    // Held in two blocks of columns, and too long to be held.
+    check::<f32>(case((521, 520, 2040), Lie::Rows), &pools[..1]);
+    check::<f32>(case((40, 33, 34_000), Lie::Cols), &pools[..1]);
+}
+
+#[test]
 fn an_epilogue_has_the_bits_of_separate_steps() {
     let pools = pools();
     let activations = [None, Some(Gelu::Exact), Some(Gelu::Tanh)];

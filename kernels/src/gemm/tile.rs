@@ -69,7 +69,7 @@ pub(super) const fn keeps(rows: usize, vectors: usize, rows_max: usize) -> bool 
 #[derive(Clone, Copy)]
 pub(super) struct Tile<T> {
     /// How many tiles. If several, each has `cols` columns, whole vectors; A stays where it is, and B, the sums before and the
-    /// result are so many elements further on from one tile to the next.
+    /// result (what is brought near, too) are so many elements further on from one tile to the next.
     pub(super) count: usize,
     pub(super) b_next: usize,
     pub(super) from_next: usize,
@@ -95,6 +95,9 @@ pub(super) struct Tile<T> {
     /// Where the sums go: `out[i * out_row + j]`.
     pub(super) out: *mut T,
     pub(super) out_row: usize,
+    /// What is brought near meanwhile, as many rows as the tile has: where sums go next. Null: nothing.
+    pub(super) near: *const T,
+    pub(super) near_row: usize,
     /// Whether they are added to what is there.
     pub(super) add: bool,
     /// Where A's panel is packed on the way, of as many rows as the tile has: up to a vector less one more is written
@@ -127,6 +130,8 @@ impl<T> Default for Tile<T> {
             bias: read,
             out: write,
             out_row: 0,
+            near: read,
+            near_row: 0,
             add: false,
             keep_a: write,
             keep_b: write,

@@ -6,10 +6,12 @@ use phalanx_tensor::{DType, Dims, Element, Loops, Read, Result, Tensor, Write};
 use super::tile::Tile;
 use crate::gemm::{Cell, MatRef, Scratch, with_scratch};
 use crate::real::Real;
-use crate::simd::Float;
+use crate::simd::{Float, Isa, Kernel, Vector, dispatch};
 
 /// Bytes that rows are padded to: the longest vector.
 const PAD_BYTES: usize = 64;
+/// Bytes of a cache line.
+const LINE_BYTES: usize = 64;
 
 /// Rows that lie so far apart, or a multiple of that, share few places in a first-level cache, and are copied.
 const CROWDED_BYTES: usize = 4096;
@@ -97,19 +99,51 @@ impl<T: Real> Heads<'_, T> {
         }
         let room = &mut room[..filled * width];
         let (rows, rest) = room.split_at_mut(count * width);
-        for (i, to) in rows.chunks_exact_mut(width.max(1)).enumerate() {
-            let start = start + i * self.row_stride;
-            let (to, rest) = to.split_at_mut(self.columns);
-            if self.col_stride == 1 {
-                T::widen_all(&self.elements[start..][..self.columns], to);
-            } else {
-                let at = |j: usize| self.elements[start + j * self.col_stride];
+        if self.col_stride == 1 {
+            let from = self.elements.get(start..).unwrap_or_default();
+            dispatch(Widen::<T> { from, stride: self.row_stride, columns: self.columns, to: rows, width });
+        } else {
+            for (i, to) in rows.chunks_exact_mut(width.max(1)).enumerate() {
+                let at = |j: usize| self.elements[start + i * self.row_stride + j * self.col_stride];
+                let (to, rest) = to.split_at_mut(self.columns);
                 to.iter_mut().enumerate().for_each(|(j, to)| *to = at(j).widen());
+                rest.fill(T::Wide::ZERO);
             }
-            rest.fill(T::Wide::ZERO);
         }
         rest.fill(T::Wide::ZERO);
         Rows { elements: room, stride: width, width }
+    }
+}
+
+/// How many rows ahead of its copy a row is brought near.
+const AHEAD: usize = 8;
+
+/// Rows `stride` apart, copied into rows of whole vectors, with zeros behind them.
+struct Widen<'a, T: Real> {
+    from: &'a [T],
+    stride: usize,
+    columns: usize,
+    to: &'a mut [T::Wide],
+    width: usize,
+}
+
+impl<T: Real> Kernel for Widen<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Isa>(self) {
+        let lanes = <T::Wide as Float>::Vec::<S>::LANES;
+        for (i, to) in self.to.chunks_exact_mut(self.width.max(1)).enumerate() {
+            let from = &self.from[i * self.stride..][..self.columns];
+            for line in from.chunks(LINE_BYTES / size_of::<T>()) {
+                let ahead = line.as_ptr().wrapping_add(AHEAD * self.stride);
+                <T::Wide as Float>::Vec::<S>::prefetch(ahead.cast());
+            }
+            for (first, to) in to.chunks_exact_mut(lanes).enumerate() {
+                let from = &from[(first * lanes).min(self.columns)..];
+                T::load::<S>(&from[..from.len().min(lanes)]).store(to);
+            }
+        }
     }
 }
 
