@@ -3,7 +3,7 @@
 use phalanx_tensor::{DType, Element, Result, Tensor, bf16, f16};
 
 use crate::pointwise::cuda::{Expression, Numbers, converted_name};
-use crate::pointwise::map_scalar;
+use crate::pointwise::{map_blocks, map_scalar};
 use crate::real::{Real, for_element};
 
 /// `x` in another dtype; `x` itself if it has that dtype. Floats round to nearest even, float to integer truncates
@@ -29,9 +29,23 @@ pub(crate) fn cast_into(x: &Tensor, out: &mut Tensor) -> Result<()> {
             map_scalar("cast", |[x]: [T; 1]| u8::from(x.to_f64() != 0.0), cuda, [x], out)
         });
     }
+    match (x.dtype(), out.dtype()) {
+        _ if out.device().is_cuda() || out.device().is_meta() => {}
+        (DType::F32, DType::BF16) | (DType::BF16, DType::F32) => return in_vectors::<bf16>(x, out),
+        (DType::F32, DType::F16) | (DType::F16, DType::F32) => return in_vectors::<f16>(x, out),
+        _ => {}
+    }
     for_element!(x.dtype(), T => for_element!(out.dtype(), U => {
         map_scalar("cast", |[x]: [T; 1]| <U as Number>::from_number(x), cuda, [x], out)
     }))
+}
+
+/// Between f32 and a half type, either way.
+fn in_vectors<H: Real<Wide = f32>>(x: &Tensor, out: &mut Tensor) -> Result<()> {
+    match out.dtype() {
+        DType::F32 => map_blocks("cast", &|[x]: [&[H]; 1], to| H::widen_all(x, to), [x], out),
+        _ => map_blocks("cast", &|[x], to: &mut [H]| H::narrow_all(x, to), [x], out),
+    }
 }
 
 /// To f32 by rounding to odd: what is then rounded to a half is rounded as if it came from `x` itself. (The `half`
@@ -114,6 +128,7 @@ number! {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::values;
 
     #[test]
     fn halves_are_rounded_once_to_nearest_even() {
@@ -131,5 +146,29 @@ mod tests {
         assert!(<f16 as Number>::from_f64(f64::NAN).is_nan());
         assert_eq!(<bf16 as Number>::from_f64(1e300).to_f64(), f64::INFINITY);
         assert_eq!(<f16 as Number>::from_f64(-1e-300).to_f64(), 0.0);
+    }
+
+    #[test]
+    fn casts_in_vectors_have_the_bits_of_single_ones() {
+        // Every exponent and both signs, with ties of both halves and what lies beside them; infinity and NaN among them.
+        let tails = [0, 0x8000, 0x7fff, 0x8001, 0x1_8000, 0x1000, 0x0fff, 0x3001];
+        let bits = |i: usize| (i as u32 / 8) << 23 | tails[i % 8];
+        let numbers: Vec<f32> = (0..4096).map(|i| f32::from_bits(bits(i))).collect();
+        let x = Tensor::from_slice(&numbers, &[64, 64], phalanx_tensor::Device::CPU).unwrap();
+        for x in [x.clone(), x.transpose(0, 1).unwrap(), x.narrow(1, 3, 17).unwrap()] {
+            let alike = |a: f64, b: f64| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
+            let numbers = values(&x);
+            for dtype in [DType::BF16, DType::F16] {
+                let single = |x: f64| match dtype {
+                    DType::BF16 => <bf16 as Number>::from_f64(x).to_f64(),
+                    _ => <f16 as Number>::from_f64(x).to_f64(),
+                };
+                let half = cast(&x, dtype).unwrap();
+                let halves = values(&half);
+                assert!(halves.iter().zip(&numbers).all(|(&half, &x)| alike(half, single(x))), "{dtype}");
+                let back = values(&cast(&half, DType::F32).unwrap());
+                assert!(back.iter().zip(&halves).all(|(&x, &half)| alike(x, half)), "{dtype}");
+            }
+        }
     }
 }

@@ -234,7 +234,8 @@ pub(crate) fn map_scalar<T: Element, U: Element, const N: usize>(
     map_blocks(op, &each, inputs, out)
 }
 
-fn map_blocks<T: Element, U: Element, const N: usize>(
+/// Applies `f`, which takes stored blocks, to the broadcast inputs on a CPU.
+pub(crate) fn map_blocks<T: Element, U: Element, const N: usize>(
     op: &'static str,
     f: Blockwise<'_, T, U, N>,
     inputs: [&Tensor; N],
