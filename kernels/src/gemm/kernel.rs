@@ -9,19 +9,21 @@
 //!
 //! B is read where it lies, too: with a last vector that is not full, or, where steps lie side by side and columns apart,
 //! turned in registers a square of LANES x LANES at a time. A panel that other tiles read after this one is packed on the
-//! way, by stores beside the multiplications. B's steps may also lie anywhere, at places that a table gives.
+//! way, by stores beside the multiplications. Steps that tables
+//! give are [`super::tables`]'.
 
 #![allow(unsafe_code)]
 
 use super::element::Place;
 use super::pack::transpose_square;
-use super::tile::{FEW_ROWS, Tile, VECTORS, VECTORS_MAX, keeps, rows};
+use super::tables::{add_planes, add_runs, prefetch_near};
+use super::tile::{FEW_ROWS, Tile, VECTORS, VECTORS_MAX, is_high, keeps, rows};
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Runner, Vector};
 
 /// The most rows a tile has on any instruction set.
-const ROWS_MAX: usize = 14;
+pub(super) const ROWS_MAX: usize = 14;
 /// How many steps ahead B is brought near.
-const AHEAD: usize = 12;
+pub(super) const AHEAD: usize = 12;
 /// How many squares ahead of a turned B.
 const SQUARES_AHEAD: usize = 8;
 
@@ -34,7 +36,8 @@ const SQUARES_AHEAD: usize = 8;
 /// [`TileShape::widened`](super::TileShape::widened); one column of B at least exists, and one vector of columns at most where `b_col` is not 1.
 /// Where something is kept, or B has a table, the tile is one that [`keeps`], its columns are whole vectors and
 /// neighbours, A's rows too if A is kept or B has a table, and the places for what is kept are valid to write and nobody
-/// else's. A table has a place for each step.
+/// else's. A table has the same number of places for each plane, one for each step in all. Where A's rows have a table,
+/// the tile is as high as one that keeps, with one or two whole vectors of columns.
 pub(super) unsafe fn run_tile<P: Place>(runner: Runner, lanes: usize, rows: usize, tile: &Tile<P::Acc>) {
     // Lanes are a power of two; a division would take as long as some steps.
     let vectors = (tile.cols + lanes - 1) >> lanes.trailing_zeros();
@@ -74,8 +77,10 @@ const TURNED: u8 = 3;
 const KEEP_A: u8 = 4;
 const KEEP_B: u8 = 5;
 const KEEP_BOTH: u8 = 6;
-/// B by whole vectors from a table's places.
+/// B from a table's places.
 const PLACES: u8 = 7;
+/// B by whole vectors, A's rows from a table.
+const RUNS: u8 = 8;
 
 impl<P: Place, const H: usize, const W: usize> Kernel for Sized<'_, P, H, W> {
     type Output = ();
@@ -99,6 +104,9 @@ impl<P: Place, const H: usize, const W: usize> Kernel for Sized<'_, P, H, W> {
                         (true, false) => return compute_all::<P, S, _, H, W, KEEP_B>(tile),
                         (false, false) => return compute_all::<P, S, _, H, W, KEEP_BOTH>(tile),
                     }
+                }
+                if const { is_high(H, rows::<S>()) && W <= VECTORS } && !tile.runs.is_null() {
+                    return compute_all::<P, S, _, H, W, RUNS>(tile);
                 }
                 match (tile.b_col == 1, whole) {
                     (false, _) if const { W == 1 } => compute_all::<P, S, _, H, W, TURNED>(tile),
@@ -172,6 +180,8 @@ where
     sums = unsafe {
         match READ {
             TURNED => turn_and_add::<P, S, V, H, W>(tile, sums),
+            PLACES => add_planes::<P, S, V, H, W>(tile, sums),
+            RUNS => add_runs::<P, S, V, H, W>(tile, sums),
             _ => add_steps::<P, S, V, H, W, READ>(tile, sums, lens),
         }
     };
@@ -221,21 +231,13 @@ where
     let near_rows = if tile.near.is_null() { 0 } else { H };
     for step in 0..tile.steps {
         if step < near_rows {
-            for j in 0..W {
-                V::prefetch(tile.near.wrapping_add(step * tile.near_row + j * V::LANES));
-            }
-        }
-        if READ == PLACES {
-            // SAFETY: the table has a place for each step.
-            b = tile.b.wrapping_add(unsafe { *tile.places.add(step) });
+            prefetch_near::<V, W>(tile, step);
         }
         let mut b_row = [V::zero(); W];
         for (j, lanes) in b_row.iter_mut().enumerate() {
             // SAFETY: B's places are valid.
             *lanes = unsafe { load(b.wrapping_add(j * V::LANES), lens[j]) };
-            if READ != PLACES {
-                V::prefetch(b.wrapping_add(AHEAD * tile.b_step + j * V::LANES));
-            }
+            V::prefetch(b.wrapping_add(AHEAD * tile.b_step + j * V::LANES));
         }
         if matches!(READ, KEEP_B | KEEP_BOTH) {
             for (j, &lanes) in b_row.iter().enumerate() {
@@ -257,7 +259,7 @@ where
             keep_a = keep_a.wrapping_add(H);
         }
         for (i, row) in sums.iter_mut().enumerate() {
-            let side_by_side = matches!(READ, PACKED | PLACES | KEEP_A | KEEP_BOTH);
+            let side_by_side = matches!(READ, PACKED | KEEP_A | KEEP_BOTH);
             // SAFETY: A's places are valid.
             let x = V::splat(unsafe { *a.add(if side_by_side { i } else { i * tile.a_row }) });
             for (sum, lanes) in row.iter_mut().zip(b_row) {
@@ -350,7 +352,7 @@ where
 ///
 /// The elements from `src` on must be valid to read.
 #[inline(always)]
-unsafe fn load<V: Vector>(src: *const V::Elem, len: usize) -> V {
+pub(super) unsafe fn load<V: Vector>(src: *const V::Elem, len: usize) -> V {
     // SAFETY: the caller's.
     let lanes = unsafe { std::slice::from_raw_parts(src, len) };
     if len == V::LANES { V::load(lanes) } else { V::load_partial(lanes, V::Elem::ZERO) }

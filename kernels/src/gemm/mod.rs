@@ -12,8 +12,9 @@
 //! scratch    working memory   finish    a tile's sums to C
 //! batch      several at once  product   one of them, its jobs
 //! tile       size and work    job       packs, runs and finishes its tiles
-//! small      in the caches    cuda      on a GPU, a kernel of its own
-//! cells      parts of rows for threads to write
+//! small      in the caches    places    a B in planes, as convolutions have it
+//! cuda       on a GPU         runs      an A in runs, as their weight's gradient has it
+//! cells      parts of rows for threads to write       tables    steps of these two
 //! ```
 //!
 //! What is read once is read where it lies: a product of few rows takes B straight into a tile, turned in registers where
@@ -34,10 +35,13 @@ mod job;
 mod kernel;
 mod mat;
 mod pack;
+mod places;
 mod plan;
 mod product;
+mod runs;
 mod scratch;
 mod small;
+mod tables;
 #[cfg(test)]
 mod tests;
 mod tile;
@@ -50,9 +54,11 @@ pub(crate) use cuda::multiply_on_gpu;
 pub(crate) use element::GemmElem;
 pub(crate) use epilogue::{Epilogue, Write};
 pub(crate) use mat::{MatMut, MatRef};
+pub(crate) use places::{Places, Step, gemm_by_places};
 pub(crate) use plan::{is_parallel, share};
+pub(crate) use runs::{Rows, Run, gemm_by_rows, pack_columns, packed_len};
 pub(crate) use scratch::{Scratch, with_scratch};
-pub(crate) use small::{Places, gemm_by_places, gemm_small};
+pub(crate) use small::gemm_small;
 pub(crate) use tile::TileShape;
 
 use crate::simd::{Float, Runner};

@@ -1,5 +1,7 @@
 //! What a tile is: how large on an instruction set, and what it reads and writes.
 
+use super::places::Step;
+use super::runs::Run;
 use crate::simd::{Float, Isa, Kernel, Runner, Vector};
 
 /// A full tile's columns in vectors.
@@ -62,7 +64,12 @@ pub(super) const fn rows<S: Isa>() -> usize {
 /// Whether a tile of so many rows and vectors can pack what it reads, or read by a table: one that is about as large as
 /// tiles get.
 pub(super) const fn keeps(rows: usize, vectors: usize, rows_max: usize) -> bool {
-    vectors == VECTORS && rows + 2 >= rows_max
+    vectors == VECTORS && is_high(rows, rows_max)
+}
+
+/// Whether a tile has about as many rows as tiles get.
+pub(super) const fn is_high(rows: usize, rows_max: usize) -> bool {
+    rows + 2 >= rows_max
 }
 
 /// The work of one tile, or of several side by side. A's places: `a[i * a_row + k * a_step]`; B's: `b[k * b_step + j * b_col]`.
@@ -83,8 +90,13 @@ pub(super) struct Tile<T> {
     pub(super) b_step: usize,
     /// 1, or anything where `b_step` is 1.
     pub(super) b_col: usize,
-    /// Where B's steps begin, from `b` on. Null: `b_step` apart.
-    pub(super) places: *const usize,
+    /// Where B's steps lie in each of so many planes, `b_step` apart from `b` on. Null: the steps themselves are `b_step` apart.
+    pub(super) places: *const Step,
+    pub(super) planes: usize,
+    /// Where A's rows begin, whose steps lie in so many runs. Null: as said above.
+    pub(super) rows: *const usize,
+    pub(super) runs: *const Run,
+    pub(super) run_count: usize,
     /// Columns that exist; the others of the last vector are neither read nor written.
     pub(super) cols: usize,
     /// The sums of the steps before: `from[i * from_row + j]`. Null: there are none.
@@ -124,6 +136,10 @@ impl<T> Default for Tile<T> {
             b_step: 0,
             b_col: 1,
             places: std::ptr::null(),
+            planes: 0,
+            rows: std::ptr::null(),
+            runs: std::ptr::null(),
+            run_count: 0,
             cols: 0,
             from: read,
             from_row: 0,

@@ -31,7 +31,7 @@ macro_rules! vector {
         $add:ident $sub:ident $mul:ident $div:ident $fmadd:ident $sqrt:ident $min:ident $max:ident
         $floor:ident $round:ident $cmp:ident $blend:ident $movemask:ident $and:ident $or:ident $xor:ident $andnot:ident
         $unpacklo:ident $unpackhi:ident $permute:ident
-        $to_int:ident $from_int:ident $add_int:ident $shl:ident $shr:ident
+        $to_int:ident $from_int:ident $add_int:ident $eq_int:ident $shl:ident $shr:ident
     ) => {
         /// A 256-bit register.
         #[derive(Clone, Copy)]
@@ -102,6 +102,25 @@ macro_rules! vector {
                 unsafe { _mm256_loadu_si256(ONES_THEN_ZEROS.as_ptr().add(start).cast()) }
             }
 
+            /// All ones where bit i of `lanes` is set.
+            #[inline(always)]
+            fn named(lanes: u32) -> __m256i {
+                const BITS: [$int; $lanes] = {
+                    let mut bits = [1; $lanes];
+                    let mut i = 0;
+                    while i < $lanes {
+                        bits[i] <<= i;
+                        i += 1;
+                    }
+                    bits
+                };
+                // SAFETY: the CPU; the table has 32 bytes.
+                unsafe {
+                    let bits = _mm256_loadu_si256(BITS.as_ptr().cast());
+                    $eq_int(_mm256_and_si256($set1_int(lanes as $int), bits), bits)
+                }
+            }
+
             /// The bits as integers.
             #[inline(always)]
             fn bits(self) -> __m256i {
@@ -149,6 +168,12 @@ macro_rules! vector {
                 let first = Self::first(src.len());
                 // SAFETY: the CPU, and only the first `src.len()` lanes are read.
                 unsafe { $name($blend($set1(fill), $maskload(src.as_ptr(), first), $from_int(first))) }
+            }
+
+            #[inline(always)]
+            unsafe fn load_where(src: *const $elem, lanes: u32) -> Self {
+                // SAFETY: the CPU, and only the lanes named are read, which the caller vouches for.
+                unsafe { $name($maskload(src, Self::named(lanes))) }
             }
 
             #[inline(always)]
@@ -313,7 +338,7 @@ vector!(
     _mm256_floor_ps _mm256_round_ps _mm256_cmp_ps _mm256_blendv_ps _mm256_movemask_ps
     _mm256_and_ps _mm256_or_ps _mm256_xor_ps _mm256_andnot_ps
     _mm256_unpacklo_ps _mm256_unpackhi_ps _mm256_permute2f128_ps
-    _mm256_castps_si256 _mm256_castsi256_ps _mm256_add_epi32 _mm256_slli_epi32 _mm256_srli_epi32
+    _mm256_castps_si256 _mm256_castsi256_ps _mm256_add_epi32 _mm256_cmpeq_epi32 _mm256_slli_epi32 _mm256_srli_epi32
 );
 
 vector!(
@@ -324,5 +349,5 @@ vector!(
     _mm256_floor_pd _mm256_round_pd _mm256_cmp_pd _mm256_blendv_pd _mm256_movemask_pd
     _mm256_and_pd _mm256_or_pd _mm256_xor_pd _mm256_andnot_pd
     _mm256_unpacklo_pd _mm256_unpackhi_pd _mm256_permute2f128_pd
-    _mm256_castpd_si256 _mm256_castsi256_pd _mm256_add_epi64 _mm256_slli_epi64 _mm256_srli_epi64
+    _mm256_castpd_si256 _mm256_castsi256_pd _mm256_add_epi64 _mm256_cmpeq_epi64 _mm256_slli_epi64 _mm256_srli_epi64
 );

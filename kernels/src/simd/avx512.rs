@@ -152,6 +152,12 @@ macro_rules! vector {
             }
 
             #[inline(always)]
+            unsafe fn load_where(src: *const $elem, lanes: u32) -> Self {
+                // SAFETY: the CPU, and only the lanes named are read, which the caller vouches for.
+                unsafe { $name($mask_loadu($set1(0.0), lanes as $bits, src)) }
+            }
+
+            #[inline(always)]
             fn store(self, dst: &mut [$elem]) {
                 assert!(dst.len() >= $lanes);
                 // SAFETY: the CPU, and `dst` has the lanes that are written.

@@ -1,5 +1,7 @@
 //! Every function on every instruction set this CPU has, against a scalar twin in f64 written from the formula.
 
+#![allow(unsafe_code)]
+
 use super::vector::Mask;
 use super::*;
 
@@ -424,7 +426,7 @@ fn exact_operations_have_the_bits_of_plain_arithmetic() {
     });
 }
 
-/// The three reductions, the two halves of a zip with the lanes' numbers, `split`, and the masks' `any` and `all`.
+/// The three reductions, the two halves of a zip with the lanes' numbers, some lanes loaded alone, and the masks' `any` and `all`.
 struct Lanes<'a, T>(&'a [T]);
 
 struct LanesOutput<T> {
@@ -435,6 +437,8 @@ struct LanesOutput<T> {
     zipped: Vec<T>,
     any: bool,
     all: bool,
+    /// Every second lane.
+    some: Vec<T>,
 }
 
 impl<T: Float> Kernel for Lanes<'_, T> {
@@ -448,6 +452,9 @@ impl<T: Float> Kernel for Lanes<'_, T> {
         let mut zipped = vec![T::ZERO; 2 * lanes];
         lower.store(&mut zipped[..lanes]);
         upper.store(&mut zipped[lanes..]);
+        let mut some = vec![T::ONE; lanes];
+        // SAFETY: `self.0` has these lanes and more.
+        unsafe { T::Vec::<S>::load_where(self.0.as_ptr(), 0x5555 & ((1 << lanes) - 1)) }.store(&mut some);
         let nan = v.is_nan();
         LanesOutput {
             lanes,
@@ -457,6 +464,7 @@ impl<T: Float> Kernel for Lanes<'_, T> {
             zipped,
             any: nan.any(),
             all: nan.all(),
+            some,
         }
     }
 }
@@ -478,6 +486,8 @@ fn reductions_follow_their_tree_and_propagate_nan() {
         assert!(values.contains(&got.max) && values.contains(&got.min));
         let zipped: Vec<T> = values.iter().flat_map(|&x| [x, -x]).collect();
         assert_eq!(got.zipped, zipped);
+        let some = |i: usize| if i.is_multiple_of(2) { values[i] } else { T::ZERO };
+        assert_eq!(got.some, (0..got.lanes).map(some).collect::<Vec<_>>());
         assert!(!got.any && !got.all);
         for lane in 0..got.lanes {
             let mut values = values.to_vec();

@@ -4,6 +4,8 @@
 //! the implementations are thin and live in a file per instruction set. Each operation acts on lanes apart, so the
 //! value of a lane never depends on its position or on its neighbours.
 
+#![allow(unsafe_code)]
+
 use std::ops::{Add, BitAnd, BitOr, Div, Mul, Neg, Not, Sub};
 
 use super::float::Float;
@@ -39,6 +41,22 @@ pub(crate) trait Vector:
     fn load(src: &[Self::Elem]) -> Self;
     /// The elements of `src` (at most [`Vector::LANES`] of them are read), then `fill`.
     fn load_partial(src: &[Self::Elem], fill: Self::Elem) -> Self;
+    /// Lane i from `src + i` where bit i of `lanes` is set, zero elsewhere.
+    ///
+    /// # Safety
+    /// The elements of those lanes must be valid to read; no bit beyond [`Vector::LANES`] is set.
+    #[inline(always)]
+    unsafe fn load_where(src: *const Self::Elem, lanes: u32) -> Self {
+        let mut found = [Self::Elem::ZERO; LANES_MAX];
+        for (i, lane) in found[..Self::LANES].iter_mut().enumerate() {
+            if lanes >> i & 1 == 1 {
+                // SAFETY: the caller's.
+                *lane = unsafe { *src.wrapping_add(i) };
+            }
+        }
+        Self::load(&found)
+    }
+
     /// Writes every lane to the front of `dst`, which must have room.
     fn store(self, dst: &mut [Self::Elem]);
     /// Writes as many leading lanes as `dst` has room for.

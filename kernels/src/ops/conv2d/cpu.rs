@@ -2,16 +2,19 @@
 //! source, times panels of the weight; what lies side by side in the window is read there. Each output is one chain of multiply-adds over channels and kernel elements,
 //! whatever the cut; there is no zero-stuffing and nothing is scattered.
 
+use std::cell::OnceCell;
 use std::ops::Range;
 
 use phalanx_tensor::{Pool, Result, Tensor};
 
 use super::axis::Axis;
 use super::gather::{Gather, THIN_ROWS, Thin};
-use super::window::{Frame, Segment, segments};
+use super::packed::Packed;
+use super::window::{Frame, Segment, segments, steps_in_plane};
 use super::{Cut, Summed};
 use crate::gemm::{
-    Epilogue, MatMut, MatRef, Places, TileShape, Write, gemm, gemm_by_places, share, tile_shape, with_scratch,
+    Epilogue, MatMut, MatRef, Places, Step, TileShape, Write, gemm, gemm_by_places, share, tile_shape,
+    with_scratch,
 };
 use crate::real::Real;
 use crate::simd::dispatch;
@@ -88,69 +91,6 @@ impl Correlation<'_> {
         });
         Ok(())
     }
-
-    /// The weight's elements of a pass, in panels of output channels: `[panel][channel, row, column][channel of panel]`.
-    fn pack<T: Real<Wide: Summed>>(
-        &self,
-        weight: &[T],
-        [rows, cols]: &[Axis; 2],
-        rows_max: usize,
-        cut: &Cut,
-        pool: &Pool,
-    ) -> Packed<T::Wide> {
-        let count = cut.unit.div_ceil(rows_max);
-        let steps = self.channels_in * rows.taps.len() * cols.taps.len();
-        let rows_here = cut.unit.div_ceil(count);
-        let len = steps * rows_here;
-        let mut panels = vec![
-            <T::Wide as crate::simd::Float>::ZERO;
-            len * count * (self.groups * self.channels_out / cut.unit)
-        ];
-        let [group_stride, out_stride, in_stride, row_stride, col_stride] = self.weight_strides;
-        pool.for_each_chunk(&mut panels, len.max(1), |i, panel| {
-            let range = share(cut.unit, count, i % count);
-            for (j, row) in range.clone().enumerate() {
-                let channel = i / count * cut.unit + row;
-                let at =
-                    channel / self.channels_out * group_stride + channel % self.channels_out * out_stride;
-                let mut slots = panel[j..].iter_mut().step_by(range.len());
-                for c in 0..self.channels_in {
-                    for y in &rows.taps {
-                        for x in &cols.taps {
-                            let from = at + c * in_stride + y.kernel * row_stride + x.kernel * col_stride;
-                            if let Some(slot) = slots.next() {
-                                *slot = weight[from].widen();
-                            }
-                        }
-                    }
-                }
-            }
-        });
-        Packed { panels, count, len, rows: rows_here, steps }
-    }
-}
-
-/// Packed weights: `count` panels a unit of channels, `len` elements apart.
-struct Packed<V> {
-    panels: Vec<V>,
-    count: usize,
-    len: usize,
-    /// Rows of a panel at most.
-    rows: usize,
-    steps: usize,
-}
-
-impl<V> Packed<V> {
-    /// Whether `f` is true of the rows of all panels of a unit of so many channels.
-    fn rows_all(&self, channels: usize, f: impl Fn(usize) -> bool) -> bool {
-        (0..self.count).all(|panel| f(share(channels, self.count, panel).len()))
-    }
-
-    /// A panel of a unit of so many channels, and its rows.
-    fn panel(&self, unit: usize, panel: usize, channels: usize) -> (&[V], usize) {
-        let rows = share(channels, self.count, panel).len();
-        (&self.panels[(unit * self.count + panel) * self.len..][..self.steps * rows], rows)
-    }
 }
 
 /// What all threads share beside the job.
@@ -190,6 +130,16 @@ impl<T: Real<Wide: Summed>> Unit<'_, T> {
         }
         let (size, channels) = (self.source_size(), self.job.channels_in);
         let all = 0..rows.count;
+        if self.is_flat()
+            && let Some(source) = T::as_wide(self.side.source)
+        {
+            let len = self.source_size().iter().product::<usize>() * self.job.channels_in;
+            for image in self.part.images.clone() {
+                let start = (image * self.job.groups + self.group()) * len;
+                self.multiply_plane(image, &source[start..start + len], out);
+            }
+            return;
+        }
         let images = POINTS_MIN.div_ceil(rows.count * cols.count);
         if let Some(frame) = Frame::of_source(rows, cols, &all, size, self.job.groups * channels)
             && let Some(source) = T::as_wide(self.side.source)
@@ -245,10 +195,15 @@ impl<T: Real<Wide: Summed>> Unit<'_, T> {
         out: &mut [T],
     ) {
         let ([rows, cols], steps, width) = (self.pass, self.weights.steps, self.side.tile.cols());
-        let taps = frame.taps(rows, cols, self.job.channels_in);
-        let places = Places::new(&taps);
+        let channels = self.job.channels_in;
+        let taps = frame.taps(rows, cols, channels);
         // A full run of points is read where the window has it.
-        let places_read = self.weights.rows_all(self.cut.unit, |rows| self.side.tile.reads_places(rows));
+        let (places_read, places) = (self.reads_places(), OnceCell::new());
+        let all = [u32::MAX >> (u32::BITS as usize - self.side.tile.lanes); 2];
+        let each: Vec<Step> = taps[..taps.len().checked_div(channels).unwrap_or(0)]
+            .iter()
+            .map(|&tap| Step { at: tap as isize, lanes: all })
+            .collect();
         let lies = |segments: &[Segment]| places_read && matches!(segments, [all] if all.len == width);
         let total = images.len() * points.len() * cols.count;
         let panels = (GATHERED_MAX / (steps * width).max(1)).clamp(1, total.div_ceil(width));
@@ -269,37 +224,87 @@ impl<T: Real<Wide: Summed>> Unit<'_, T> {
                 }
                 for panel in 0..self.weights.count {
                     for (i, segments) in found[..count].iter().enumerate() {
-                        let (weights, rows) =
-                            self.weights.panel(self.first / self.cut.unit, panel, self.cut.unit);
                         if self.side.thin {
-                            dispatch(Thin {
-                                window,
-                                taps: &taps,
-                                segments,
-                                weights,
-                                rows,
-                                sums,
-                                row_len: width,
-                            });
+                            let (weights, rows) = self.weights(panel);
+                            let taps = &taps;
+                            dispatch(Thin { window, taps, segments, weights, rows, sums, row_len: width });
+                            self.write(panel, images, segments, sums, out);
+                        } else if lies(segments) {
+                            let b = places
+                                .get_or_init(|| Places::new(window, &each, channels, frame.channel_len));
+                            let b = Points::Places(b.shifted(segments[0].from));
+                            self.multiply_panel(panel, images, &b, segments, sums, out);
                         } else {
-                            let a = MatRef::new(weights, rows, self.weights.steps, 1, rows);
-                            let b = match lies(segments) {
-                                true => Points::Window(&window[segments[0].from..], &places),
-                                false => Points::Gathered(&gathered[i * panel_len..][..panel_len]),
-                            };
-                            if self.multiply_in_place(panel, images, a, &b, segments, out) {
-                                continue;
-                            }
-                            let used = segments.last().map_or(0, |last| last.at + last.len);
-                            let cols =
-                                if used <= self.side.tile.lanes { self.side.tile.lanes } else { width };
-                            self.multiply_points(a, &b, MatMut::new(sums, rows, cols, width, 1));
+                            let b = Points::Gathered(&gathered[i * panel_len..][..panel_len]);
+                            self.multiply_panel(panel, images, &b, segments, sums, out);
                         }
-                        self.write(panel, images, segments, sums, out);
                     }
                 }
             }
         });
+    }
+
+    /// The product over all points of an image whose rows are as long as the output's: it is read where it lies.
+    fn multiply_plane(&self, image: usize, source: &[T::Wide], out: &mut [T]) {
+        let ([rows, cols], tile) = (self.pass, self.side.tile);
+        let (images, total) = (image..image + 1, rows.count * cols.count);
+        let size = self.source_size();
+        with_scratch(self.weights.rows * tile.cols(), |sums| {
+            for start in (0..total).step_by(tile.cols()) {
+                let points = start..total.min(start + tile.cols());
+                let all = [Segment { at: 0, len: points.len(), from: 0, image: 0, to: start }];
+                let steps = steps_in_plane(self.pass, size, points, tile);
+                let b = Points::Places(Places::new(source, &steps, self.job.channels_in, size[0] * size[1]));
+                for panel in 0..self.weights.count {
+                    self.multiply_panel(panel, &images, &b, &all, sums, out);
+                }
+            }
+        });
+    }
+
+    /// Whether panels of the weights make tiles that read places.
+    fn reads_places(&self) -> bool {
+        self.weights.rows_all(self.cut.unit, |rows| self.side.tile.reads_places(rows))
+    }
+
+    /// Whether an image can be read where it lies, point by point: its rows are as long as the output's, and panels of
+    /// points that end with the image are no great waste.
+    fn is_flat(&self) -> bool {
+        let [rows, cols] = self.pass;
+        let points = rows.count * cols.count;
+        let steps = [rows.step, cols.step, rows.out_step, cols.out_step];
+        steps == [1; 4]
+            && cols.count == self.source_size()[1]
+            && points.next_multiple_of(self.side.tile.cols()) * 15 <= points * 16
+            && !self.side.thin
+            && self.reads_places()
+    }
+
+    /// A panel of the weights, and its rows.
+    fn weights(&self, panel: usize) -> (&[T::Wide], usize) {
+        self.weights.panel(self.first / self.cut.unit, panel, self.cut.unit)
+    }
+
+    /// A panel of the weights times what the kernel elements meet at a panel's points, taken to the output.
+    fn multiply_panel(
+        &self,
+        panel: usize,
+        images: &Range<usize>,
+        b: &Points<'_, T::Wide>,
+        segments: &[Segment],
+        sums: &mut [T::Wide],
+        out: &mut [T],
+    ) {
+        let ((weights, rows), tile) = (self.weights(panel), self.side.tile);
+        let a = MatRef::new(weights, rows, self.weights.steps, 1, rows);
+        if self.multiply_in_place(panel, images, a, b, segments, out) {
+            return;
+        }
+        let used = segments.last().map_or(0, |last| last.at + last.len);
+        let narrow = used <= tile.lanes && matches!(b, Points::Gathered(_));
+        let cols = if narrow { tile.lanes } else { tile.cols() };
+        self.multiply_points(a, b, MatMut::new(sums, rows, cols, tile.cols(), 1));
+        self.write(panel, images, segments, sums, out);
     }
 
     /// [`Unit::multiply_points`] straight to the output, if the panel's points fill it and lie there side by side.
@@ -342,7 +347,7 @@ impl<T: Real<Wide: Summed>> Unit<'_, T> {
     /// A panel of the weights times what the kernel elements meet at some points.
     fn multiply_points(&self, a: MatRef<'_, T::Wide>, b: &Points<'_, T::Wide>, c: MatMut<'_, T::Wide>) {
         match b {
-            Points::Window(window, places) => gemm_by_places(a, window, places, c),
+            Points::Places(places) => gemm_by_places(a, places, c),
             Points::Gathered(panel) => {
                 let b = MatRef::new(panel, self.weights.steps, c.cols(), self.side.tile.cols(), 1);
                 gemm(&self.side.alone, a, b, c, Write::Store, Epilogue::default());
@@ -372,8 +377,8 @@ impl<T: Real<Wide: Summed>> Unit<'_, T> {
 enum Points<'a, V> {
     /// Gathered, row by row.
     Gathered(&'a [V]),
-    /// The window from the first point on, in which the points lie side by side.
-    Window(&'a [V], &'a Places<'a>),
+    /// Side by side in the planes of a window or a source.
+    Places(Places<'a, V>),
 }
 
 /// Writes `f` of each sum to every `step`-th place.

@@ -10,6 +10,7 @@ mod cuda;
 mod cut;
 mod gather;
 mod options;
+mod packed;
 #[cfg(test)]
 mod tests;
 mod weight;

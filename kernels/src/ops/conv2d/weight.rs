@@ -1,23 +1,26 @@
-//! The weight's gradient on the CPU: for each band of points, gathered image rows times the outputs' gradients, bands
-//! ascending through the images. A sum is added to those before it once all of its band is summed.
+//! The weight's gradient on the CPU: for each band of points, what the kernel elements meet in a window of the image times
+//! the outputs' gradients, bands ascending through the images. A sum is added to those before it once all of its band is
+//! summed. The gradients of some bands are packed by all threads first, then every thread multiplies for its channels.
 
 use std::ops::Range;
 
-use phalanx_tensor::{Pool, Result, Tensor};
+use phalanx_tensor::{Result, Tensor};
 
 use super::Summed;
 use super::axis::Axis;
 use super::cpu::POINTS_MIN;
-use super::gather::{Dots, Gather, THIN_ROWS};
+use super::gather::{Dots, THIN_ROWS};
 use super::window::{Frame, segments};
-use crate::gemm::{Epilogue, MatMut, MatRef, Write, gemm, with_scratch};
+use crate::gemm::{
+    MatMut, MatRef, Rows, Run, gemm_by_rows, pack_columns, packed_len, tile_shape, with_scratch,
+};
 use crate::real::Real;
 use crate::simd::{Float, dispatch};
 
-/// Elements gathered before they are multiplied.
-const GATHERED_MAX: usize = 1 << 18;
-/// Floats that fill a cache line, by which rows are kept from starting at the same place of the cache.
-const SKEW: usize = 16;
+/// Elements of gradients packed before they are multiplied, unless a band has more.
+const PACKED_MAX: usize = 1 << 20;
+/// Elements of a window at most, unless a channel has more: it stays in the second-level cache, beside a band's gradients.
+const WINDOW_MAX: usize = 1 << 16;
 
 /// Contiguous `image` `[n, groups * channels_in, h, w]` and `grid` `[n, groups * channels_out, ..]`.
 pub(super) struct WeightGrad<'a> {
@@ -47,26 +50,58 @@ impl WeightGrad<'_> {
         let (image, grid) = (&image[self.image.offset()..], &grid[self.grid.offset()..]);
         let taps: usize = self.axes.iter().map(|axis| axis.taps.len()).product();
         // Sums lie as [group, input channel, tap, output channel].
-        let mut sums = vec![T::Wide::ZERO; numel];
+        let row_len = self.row_len::<T>();
+        let mut sums = vec![T::Wide::ZERO; self.groups * self.channels_in * taps * row_len];
         let _use = out.device().ledger()?.scratch_of(size_of_val(&sums[..]));
-        let channels = self.channels_here(pool.threads());
-        let (bands, alone) = (self.bands(), Pool::new(1));
-        pool.for_each_chunk(&mut sums, channels * taps * self.channels_out, |i, sums| {
-            let sums_len = taps * self.channels_out;
-            for (j, sums) in sums.chunks_mut(self.channels_in.min(channels) * sums_len).enumerate() {
-                let first = i * channels + j * self.channels_in.min(channels);
-                for band in &bands {
-                    self.add_band::<T>(&alone, image, grid, first, band, sums);
+        let (channels, bands) = (self.channels_here(pool.threads()), self.bands());
+        let points = bands.iter().map(|band| self.points(band)).max().unwrap_or(0);
+        let packed_len = if self.is_thin() { 0 } else { packed_len::<T::Wide>(points, self.channels_out) };
+        let at_once = (PACKED_MAX / (self.groups * packed_len).max(1)).clamp(1, bands.len().max(1));
+        with_scratch(at_once * self.groups * packed_len, |packed| {
+            for bands in bands.chunks(at_once) {
+                if !self.is_thin() {
+                    let packed = &mut packed[..bands.len() * self.groups * packed_len];
+                    pool.for_each_chunk(packed, packed_len, |i, dy| {
+                        self.pack_grid(grid, i % self.groups, &bands[i / self.groups], dy);
+                    });
                 }
+                let (packed, group_len) = (&*packed, self.channels_in * taps * row_len);
+                pool.for_each_chunk(&mut sums, channels * taps * row_len, |i, sums| {
+                    for (j, sums) in sums.chunks_mut(group_len).enumerate() {
+                        let first = i * channels + j * self.channels_in;
+                        let group = first / self.channels_in;
+                        for (band, dy) in bands.iter().zip(0..) {
+                            let dy = &packed[(dy * self.groups + group) * packed_len..];
+                            self.add_band(image, grid, dy, first, band, sums);
+                        }
+                    }
+                });
             }
         });
         let block = self.channels_in * taps;
         pool.for_each_chunk(&mut out.write::<T>(self.op)?[offset..offset + numel], block, |channel, out| {
             let (group, row) = (channel / self.channels_out, channel % self.channels_out);
-            let sums = sums[group * block * self.channels_out + row..].iter().step_by(self.channels_out);
+            let sums = sums[group * block * row_len + row..].iter().step_by(row_len);
             out.iter_mut().zip(sums).for_each(|(to, &sum)| *to = T::narrow(sum));
         });
         Ok(())
+    }
+
+    /// Whether there are so few output channels that sums are made straight from the window.
+    fn is_thin(&self) -> bool {
+        self.channels_out <= THIN_ROWS
+    }
+
+    /// Sums of a kernel element: one for each output channel, filled up to whole vectors for products.
+    fn row_len<T: Real<Wide: Summed>>(&self) -> usize {
+        match self.is_thin() {
+            true => self.channels_out,
+            false => self.channels_out.next_multiple_of(tile_shape::<T::Wide>().lanes),
+        }
+    }
+
+    fn points(&self, band: &Band) -> usize {
+        band.images.len() * band.rows.len() * self.axes[1].count
     }
 
     /// Input channels, of all groups, that a task takes: a divisor or a multiple of a group's.
@@ -106,52 +141,58 @@ impl WeightGrad<'_> {
         (0..images).step_by(together).map(|n| band(n, together, 0)).collect()
     }
 
-    /// Adds a band's products to the sums of input channels `first ..`, all in one group.
+    /// Adds a band's products to the sums of input channels `first ..`, all in one group, whose packed gradients are `dy`.
     fn add_band<T: Real<Wide: Summed>>(
         &self,
-        alone: &Pool,
         image: &[T],
         grid: &[T],
+        dy: &[T::Wide],
         first: usize,
         band: &Band,
         sums: &mut [T::Wide],
     ) {
-        let ([rows, cols], outputs) = (&self.axes, self.channels_out);
-        let total = band.images.len() * band.rows.len() * cols.count;
-        let row_len = total.next_multiple_of(SKEW) + if (total / SKEW).is_multiple_of(2) { SKEW } else { 0 };
-        let taps = rows.taps.len() * cols.taps.len();
-        let here = sums.len() / (taps * outputs);
-        let channels = here.div_ceil(here.div_ceil((GATHERED_MAX / (row_len * taps)).max(1)));
-        with_scratch(outputs * total, |dy| {
-            self.gather_grid(grid, first / self.channels_in, band, dy);
-            for (i, sums) in sums.chunks_mut(channels * taps * outputs).enumerate() {
-                let count = sums.len() / (taps * outputs);
-                let frame = Frame::new(rows, cols, &band.rows, count);
-                let places = frame.taps(rows, cols, count);
-                with_scratch(frame.image_len * band.images.len(), |window| {
-                    self.fill(&frame, image, first + i * channels, count, band, window);
-                    let mut found = Vec::new();
-                    segments(&frame, (rows, cols), &band.rows, 0, 0..total, &mut found);
-                    if outputs <= THIN_ROWS {
-                        let (segments, rows) = (&found[..], &*dy);
-                        dispatch(Dots { window, taps: &places, segments, rows, row_len: total, sums });
-                        return;
-                    }
-                    with_scratch(places.len() * row_len, |panel| {
-                        dispatch(Gather {
-                            window,
-                            taps: &places,
-                            segments: &found,
-                            panel: &mut *panel,
-                            row_len,
-                        });
-                        let a = MatRef::new(panel, places.len(), total, row_len, 1);
-                        let b = MatRef::row_major(dy, outputs, total).transposed();
-                        let c = MatMut::row_major(sums, places.len(), outputs);
-                        gemm(alone, a, b, c, Write::Accumulate, Epilogue::default());
+        let [rows, cols] = &self.axes;
+        let (points, taps) = (self.points(band), rows.taps.len() * cols.taps.len());
+        let row_len = self.row_len::<T>();
+        let here = sums.len() / (taps * row_len);
+        let channel_len = Frame::new(rows, cols, &band.rows, 1).channel_len * band.images.len();
+        let channels = here.div_ceil(here.div_ceil((WINDOW_MAX / channel_len.max(1)).max(1)));
+        for (i, sums) in sums.chunks_mut(channels * taps * row_len).enumerate() {
+            let count = sums.len() / (taps * row_len);
+            let frame = Frame::new(rows, cols, &band.rows, count);
+            let places = frame.taps(rows, cols, count);
+            let mut found = Vec::new();
+            segments(&frame, (rows, cols), &band.rows, 0, 0..points, &mut found);
+            with_scratch(frame.image_len * band.images.len(), |window| {
+                self.fill(&frame, image, first + i * channels, count, band, window);
+                if self.is_thin() {
+                    with_scratch(self.channels_out * points, |dy| {
+                        self.gather_grid(grid, first / self.channels_in, band, dy);
+                        let (taps, segments) = (&places[..], &found[..]);
+                        dispatch(Dots { window, taps, segments, rows: dy, row_len: points, sums });
                     });
-                });
-            }
+                    return;
+                }
+                let runs: Vec<Run> = found.iter().map(|s| Run { from: s.from, len: s.len }).collect();
+                let rows = Rows::new(window, &places, &runs);
+                gemm_by_rows(&rows, dy, MatMut::row_major(sums, places.len(), row_len));
+            });
+        }
+    }
+
+    /// The band's gradients of a group, packed.
+    fn pack_grid<T: Real<Wide: Summed>>(&self, grid: &[T], group: usize, band: &Band, dy: &mut [T::Wide]) {
+        let (outputs, points) = (self.channels_out, self.points(band));
+        if let (Some(grid), 1) = (T::as_wide(grid), band.images.len()) {
+            let [rows, cols] = &self.axes;
+            let plane = rows.count * cols.count;
+            let first = (band.images.start * self.groups + group) * outputs * plane;
+            let grid = &grid[first + band.rows.start * cols.count..];
+            return pack_columns(MatRef::new(grid, outputs, points, plane, 1).transposed(), dy);
+        }
+        with_scratch(outputs * points, |rows| {
+            self.gather_grid(grid, group, band, rows);
+            pack_columns(MatRef::row_major(rows, outputs, points).transposed(), dy);
         });
     }
 

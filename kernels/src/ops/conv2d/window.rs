@@ -4,6 +4,7 @@
 use std::ops::Range;
 
 use super::axis::Axis;
+use crate::gemm::{Step, TileShape};
 use crate::real::Real;
 use crate::simd::Float;
 
@@ -164,4 +165,40 @@ pub(super) fn segments(
         }
         next += len;
     }
+}
+
+/// The steps of a tile for some points of the output, counted row by row, in a source whose rows are as long: where each
+/// kernel element's pixels lie in a plane of so many rows and columns.
+pub(super) fn steps_in_plane(
+    [rows, cols]: &[Axis; 2],
+    [height, width]: [usize; 2],
+    points: Range<usize>,
+    tile: TileShape,
+) -> Vec<Step> {
+    // Which points a kernel element's row, or column, leaves inside.
+    let (mut in_rows, mut in_cols) = (vec![0_u64; rows.taps.len()], vec![0_u64; cols.taps.len()]);
+    let (mut row, mut col) = (points.start / width, points.start % width);
+    for i in 0..points.len() {
+        for (axis, place, size, inside) in
+            [(rows, row, height, &mut in_rows), (cols, col, width, &mut in_cols)]
+        {
+            for (tap, inside) in axis.taps.iter().zip(inside) {
+                let is_in = place.checked_add_signed(tap.offset).is_some_and(|at| at < size);
+                *inside |= u64::from(is_in) << i;
+            }
+        }
+        col += 1;
+        (row, col) = if col == width { (row + 1, 0) } else { (row, col) };
+    }
+    let lanes = |inside: u64, first: usize| (inside >> first & (u64::MAX >> (64 - tile.lanes))) as u32;
+    let mut steps = Vec::with_capacity(in_rows.len() * in_cols.len());
+    for (row, in_row) in rows.taps.iter().zip(&in_rows) {
+        for (col, in_col) in cols.taps.iter().zip(&in_cols) {
+            // Where no point is inside, it does not matter what this wraps to.
+            let at = row.offset.wrapping_mul(width as isize).wrapping_add(col.offset);
+            let at = at.wrapping_add_unsigned(points.start);
+            steps.push(Step { at, lanes: [0, tile.lanes].map(|first| lanes(in_row & in_col, first)) });
+        }
+    }
+    steps
 }

@@ -1,0 +1,162 @@
+//! Products with a B that is no matrix: its steps lie in planes, one after the other, at the same places of each, and what
+//! lies outside a plane is zero. So a convolution reads images where they are.
+
+#![allow(unsafe_code)]
+
+use super::element::One;
+use super::kernel::run_tile;
+use super::mat::{MatMut, MatRef};
+use super::tile::{Tile, TileShape, VECTORS};
+use crate::simd::{Float, Runner};
+
+/// A step of B: where it lies in a plane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Step {
+    /// The first column's element, counted from the plane's first; it may lie outside.
+    pub(crate) at: isize,
+    /// For each vector of columns, which lanes are there. The others are zero.
+    pub(crate) lanes: [u32; VECTORS],
+}
+
+/// Where all steps lie: as these in every plane, `apart` elements from one plane to the next.
+#[derive(Clone, Copy)]
+pub(crate) struct Places<'a, T> {
+    data: &'a [T],
+    /// Where the first plane begins.
+    start: usize,
+    each: &'a [Step],
+    planes: usize,
+    apart: usize,
+    /// One past the last element that is there.
+    end: usize,
+}
+
+impl<'a, T: Float> Places<'a, T> {
+    /// The first plane begins with `data`.
+    ///
+    /// # Panics
+    ///
+    /// If an element that is there lies outside `data`, or a vector has fewer lanes.
+    pub(crate) fn new(data: &'a [T], each: &'a [Step], planes: usize, apart: usize) -> Self {
+        let lanes = TileShape::of::<T>(Runner::current()).lanes;
+        let last = planes.saturating_sub(1).checked_mul(apart);
+        let mut end = 0;
+        for step in each {
+            for (j, &here) in step.lanes.iter().enumerate().filter(|(_, here)| **here != 0) {
+                let at = |lane: u32| {
+                    usize::try_from(step.at.checked_add_unsigned(j * lanes + lane as usize)?).ok()
+                };
+                let beyond = at(here.ilog2()).and_then(|at| at.checked_add(last?)?.checked_add(1));
+                let inside =
+                    at(here.trailing_zeros()).is_some() && beyond.is_some_and(|end| end <= data.len());
+                assert!(inside && here.ilog2() < lanes as u32, "a step beyond B");
+                end = end.max(beyond.unwrap_or(end));
+            }
+        }
+        Places { data, start: 0, each, planes, apart, end }
+    }
+
+    /// The first plane begins so many elements later.
+    ///
+    /// # Panics
+    ///
+    /// If an element that is there lies outside the data then.
+    pub(crate) fn shifted(self, by: usize) -> Self {
+        let end = self.end.checked_add(by).filter(|&end| end <= self.data.len());
+        assert!(end.is_some(), "a step beyond B");
+        Places { start: self.start + by, end: end.unwrap_or(self.end), ..self }
+    }
+}
+
+/// C = A B, a tile of whole vectors. A's rows and C's columns are neighbours.
+///
+/// # Panics
+///
+/// If the shapes or strides are not as stated, or [`TileShape::reads_places`] says no.
+pub(crate) fn gemm_by_places<T: Float>(a: MatRef<'_, T>, b: &Places<'_, T>, mut c: MatMut<'_, T>) {
+    let runner = Runner::current();
+    let shape = TileShape::of::<T>(runner);
+    let ((a_row, a_step), (c_row, c_col)) = (a.strides(), c.strides());
+    let steps = b.planes * b.each.len();
+    assert!(a.rows() == c.rows() && a.cols() == steps, "matrices that do not fit together");
+    assert!(shape.reads_places(c.rows()) && c.cols() == shape.cols(), "not a whole tile");
+    assert!((a_row == 1 || a.rows() == 1) && c_col == 1, "rows or columns that are no neighbours");
+    let tile = Tile {
+        steps,
+        a: a.data().as_ptr(),
+        a_step,
+        b: b.data.as_ptr().wrapping_add(b.start),
+        b_step: b.apart,
+        places: b.each.as_ptr(),
+        planes: b.planes,
+        cols: c.cols(),
+        out: c.data().as_mut_ptr(),
+        out_row: c_row,
+        near: c.data().as_ptr(),
+        near_row: c_row,
+        ..Tile::default()
+    };
+    // SAFETY: A and C were proven when they were made, C is borrowed mutably; the places were proven, too, for lanes of this
+    // instruction set, which never changes; and so is the tile's size.
+    unsafe { run_tile::<One<T>>(runner, shape.lanes, c.rows(), &tile) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_element_is_one_chain_over_planes_and_places_with_zeros_outside() {
+        let shape = TileShape::of::<f32>(Runner::current());
+        let (planes, apart, cols) = (3, 50 + shape.cols(), shape.cols());
+        let data: Vec<f32> = (0..planes * apart).map(|i| (i as f32 * 0.7).sin()).collect();
+        let all = u32::MAX >> (32 - shape.lanes);
+        // The first lane lies before the data, the last behind it; some between are left out.
+        let last = apart as isize - cols as isize + 1;
+        let each = [(-1, [all - 1, all]), (7, [all; 2]), (last, [all, all >> 1]), (9, [all & 0x5555, 0])];
+        let each = each.map(|(at, lanes)| Step { at, lanes });
+        for rows in [shape.rows - 2, shape.rows] {
+            let steps = planes * each.len();
+            let a: Vec<f32> = (0..rows * steps).map(|i| (i as f32 * 1.3).cos()).collect();
+            let mut c = vec![0.0; rows * cols];
+            let b = Places::new(&data, &each, planes, apart);
+            gemm_by_places(MatRef::new(&a, rows, steps, 1, rows), &b, MatMut::row_major(&mut c, rows, cols));
+            for (i, &got) in c.iter().enumerate() {
+                let (row, col) = (i / cols, i % cols);
+                let mut sum = 0.0;
+                for k in 0..steps {
+                    let step = each[k % each.len()];
+                    let is_there = step.lanes[col / shape.lanes] >> (col % shape.lanes) & 1 == 1;
+                    let at = (k / each.len() * apart + col).wrapping_add_signed(step.at);
+                    let x = if is_there { data[at] } else { 0.0 };
+                    sum = a[k * rows + row].mul_add(x, sum);
+                }
+                assert_eq!(got.to_bits(), sum.to_bits(), "row {row}, column {col}");
+            }
+        }
+    }
+
+    #[test]
+    fn steps_beyond_the_data_are_refused() {
+        let refused = |at: isize, lanes: [u32; VECTORS], planes: usize| {
+            std::panic::catch_unwind(|| {
+                Places::new(&[0.0_f32; 64], &[Step { at, lanes }], planes, 10);
+            })
+            .is_err()
+        };
+        assert!(refused(-1, [1, 0], 1) && refused(64, [1, 0], 1) && refused(54, [1, 0], 2));
+        assert!(
+            refused(isize::MAX, [1, 0], 1) && refused(0, [1, 0], usize::MAX) && refused(0, [1 << 31, 0], 1)
+        );
+        let shifted = |by: usize| {
+            let refused = std::panic::catch_unwind(|| {
+                Places::new(&[0.0_f32; 64], &[Step { at: 0, lanes: [1, 0] }], 1, 10).shifted(60).shifted(by);
+            });
+            refused.is_err()
+        };
+        assert!(!shifted(3) && shifted(4));
+        assert!(
+            !refused(63, [1, 0], 1) && !refused(53, [1, 0], 2) && !refused(isize::MIN, [0; 2], usize::MAX)
+        );
+    }
+}

@@ -1,0 +1,170 @@
+//! Products with an A that is no matrix: its rows begin anywhere, and their steps lie in runs. So the gradient of a
+//! convolution's weight reads images where they are.
+
+#![allow(unsafe_code)]
+
+use super::element::{GemmElem, One, Place};
+use super::kernel::{ROWS_MAX, run_tile};
+use super::mat::{MatMut, MatRef};
+use super::pack::Panels;
+use super::plan::share;
+use super::scratch::{Scratch, with_scratch};
+use super::tile::{Tile, TileShape};
+use crate::simd::Runner;
+
+/// Steps that lie side by side.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Run {
+    /// The first, from a row's beginning on.
+    pub(crate) from: usize,
+    pub(crate) len: usize,
+}
+
+/// Rows that begin at `at`, each with the same runs of steps, one after the other.
+#[derive(Clone, Copy)]
+pub(crate) struct Rows<'a, T> {
+    data: &'a [T],
+    at: &'a [usize],
+    runs: &'a [Run],
+    steps: usize,
+}
+
+impl<'a, T> Rows<'a, T> {
+    /// # Panics
+    ///
+    /// If a step lies outside `data`.
+    pub(crate) fn new(data: &'a [T], at: &'a [usize], runs: &'a [Run]) -> Self {
+        let end = |run: &Run| run.from.checked_add(run.len);
+        let ends = runs.iter().map(end).try_fold(0, |most, end| Some(most.max(end?)));
+        let last = at.iter().copied().max().unwrap_or(0);
+        let inside = ends.and_then(|end| last.checked_add(end)).is_some_and(|end| end <= data.len());
+        assert!(at.is_empty() || inside, "a step beyond A");
+        Rows { data, at, runs, steps: runs.iter().map(|run| run.len).sum() }
+    }
+}
+
+/// The elements that [`pack_columns`] fills for a B of so many steps and columns.
+pub(crate) fn packed_len<T: Scratch>(steps: usize, cols: usize) -> usize {
+    steps * cols.next_multiple_of(TileShape::of::<T>(Runner::current()).cols())
+}
+
+/// B in panels as [`gemm_by_rows`] reads them.
+pub(crate) fn pack_columns<T: Scratch + GemmElem<Acc = T>>(b: MatRef<'_, T>, dst: &mut [T]) {
+    let (runner, (step_stride, lane_stride)) = (Runner::current(), b.strides());
+    let width = TileShape::of::<T>(runner).cols();
+    let (steps, lanes) = (b.rows(), b.cols());
+    let dst = &mut dst[..lanes.next_multiple_of(width) * steps];
+    let (src, beyond) = (b.data(), T::ZERO);
+    let panels = Panels {
+        src,
+        lane_stride,
+        step_stride,
+        lanes,
+        steps,
+        places: steps,
+        width,
+        lanes_apart: 1,
+        beyond,
+        dst,
+    };
+    T::Place::run(runner, panels);
+}
+
+/// C += A B, each product summed first. B is packed; C's columns are neighbours, fill whole vectors, and what goes to those
+/// that B does not have is unspecified.
+///
+/// # Panics
+///
+/// If the shapes or strides are not as stated.
+pub(crate) fn gemm_by_rows<T: Scratch + GemmElem<Acc = T>>(a: &Rows<'_, T>, b: &[T], mut c: MatMut<'_, T>) {
+    let runner = Runner::current();
+    let shape = TileShape::of::<T>(runner);
+    let ((m, n), (c_row, c_col), width) = ((c.rows(), c.cols()), c.strides(), shape.cols());
+    assert!(
+        a.at.len() == m && c_col == 1 && n.is_multiple_of(shape.lanes),
+        "matrices that do not fit together"
+    );
+    assert!(n.next_multiple_of(width) * a.steps <= b.len(), "steps beyond B");
+    let panels = m.div_ceil(shape.rows);
+    // Panels of fewer rows are filled up, their sums made elsewhere.
+    let least = shape.rows - 2;
+    with_scratch(shape.rows * width, |spare: &mut [T]| {
+        for panel in 0..panels {
+            let rows = share(m, panels, panel);
+            let mut at = [0; ROWS_MAX];
+            at.iter_mut().enumerate().for_each(|(i, at)| *at = a.at[(rows.start + i).min(rows.end - 1)]);
+            for col in (0..n).step_by(width) {
+                let cols = width.min(n - col);
+                let start = rows.start * c_row + col;
+                let whole = rows.len() >= least;
+                let (out, out_row) = match whole {
+                    true => (c.data()[start..].as_mut_ptr(), c_row),
+                    false => (spare.as_mut_ptr(), width),
+                };
+                let tile = Tile {
+                    a: a.data.as_ptr(),
+                    rows: at.as_ptr(),
+                    runs: a.runs.as_ptr(),
+                    run_count: a.runs.len(),
+                    b: b[col * a.steps..].as_ptr(),
+                    b_step: width,
+                    cols,
+                    out,
+                    out_row,
+                    near: out,
+                    near_row: out_row,
+                    add: whole,
+                    ..Tile::default()
+                };
+                // SAFETY: the rows' runs were proven; B has whole panels of so many steps; C was proven when it was made,
+                // is borrowed mutably, and `spare` has room for a tile, whose size is at most `shape`'s.
+                unsafe { run_tile::<One<T>>(runner, shape.lanes, rows.len().max(least), &tile) }
+                if !whole {
+                    for (i, sums) in spare.chunks(width).take(rows.len()).enumerate() {
+                        let to = &mut c.data()[start + i * c_row..][..cols];
+                        to.iter_mut().zip(sums).for_each(|(to, &sum)| *to += sum);
+                    }
+                }
+            }
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_element_is_one_chain_over_the_runs_added_once() {
+        let shape = TileShape::of::<f32>(Runner::current());
+        let data: Vec<f32> = (0..400).map(|i| (i as f32 * 0.7).sin()).collect();
+        let runs = [(3, 5), (20, 0), (1, 33), (60, 1)].map(|(from, len)| Run { from, len });
+        let steps: Vec<usize> = runs.iter().flat_map(|run| run.from..run.from + run.len).collect();
+        for (m, outputs) in
+            [(1, 5), (shape.rows, 33), (2 * shape.rows + 1, 2 * shape.cols()), (60, 7), (0, 3)]
+        {
+            let at: Vec<usize> = (0..m).map(|i| i * 37 % 340).collect();
+            let b: Vec<f32> = (0..outputs * steps.len()).map(|i| (i as f32 * 1.3).cos()).collect();
+            let columns = MatRef::row_major(&b, outputs, steps.len()).transposed();
+            let mut packed = vec![0.0; packed_len::<f32>(steps.len(), outputs)];
+            pack_columns(columns, &mut packed);
+            let row_len = outputs.next_multiple_of(shape.lanes);
+            let mut c = vec![0.5; m * row_len];
+            let rows = Rows::new(&data, &at, &runs);
+            gemm_by_rows(&rows, &packed, MatMut::row_major(&mut c, m, row_len));
+            for (i, j) in (0..m).flat_map(|i| (0..outputs).map(move |j| (i, j))) {
+                let term = |sum: f32, (k, &step): (usize, &usize)| {
+                    data[at[i] + step].mul_add(b[j * steps.len() + k], sum)
+                };
+                let sum = steps.iter().enumerate().fold(0.0, term);
+                assert_eq!(c[i * row_len + j].to_bits(), (0.5 + sum).to_bits(), "row {i}, column {j}");
+            }
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "beyond A")]
+    fn a_step_beyond_the_data_is_refused() {
+        let _ = Rows::new(&[0.0; 10], &[0, 7], &[Run { from: 1, len: 3 }]);
+    }
+}
