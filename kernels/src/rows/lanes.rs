@@ -75,6 +75,33 @@ pub(crate) fn update_from<V: Vector, const N: usize>(
     }
 }
 
+/// Two [`update`]s at once; meanwhile the next rows of `x` come near, if they lie behind these.
+#[inline(always)]
+pub(crate) fn update_both<V: Vector, const N: usize>(
+    y: [&mut [V::Elem]; 2],
+    x: [&[V::Elem]; N],
+    f: impl Fn([V; 2], [V; N]) -> [V; 2],
+) {
+    let [a, b] = y;
+    let mut at = 0;
+    while at < a.len() {
+        let whole = at + V::LANES <= a.len();
+        let old = load(&[&*a, &*b], at, whole, &[V::Elem::ZERO; 2]);
+        for n in 0..N {
+            V::prefetch(x[n].as_ptr().wrapping_add(x[n].len() + at));
+        }
+        let new = f(old, load(&x, at, whole, &[V::Elem::ZERO; N]));
+        if whole {
+            new[0].store(&mut a[at..]);
+            new[1].store(&mut b[at..]);
+        } else {
+            new[0].store_partial(&mut a[at..]);
+            new[1].store_partial(&mut b[at..]);
+        }
+        at += V::LANES;
+    }
+}
+
 /// Folds vectors of the rows into `M` values at once: `f` takes the values so far and the next vectors, `join`
 /// joins two partial results. Beyond a row's end its elements are `fill`, which must not change the result.
 #[inline(always)]

@@ -108,6 +108,11 @@ impl<T: Float, const CENTERED: bool, const N: usize> RowKernel<T, N> for Backwar
             }
         }
         let (dw, db) = row.sums.split_at_mut(if self.dw { width } else { 0 });
+        if self.dw && self.db {
+            return lanes::update_both([dw, db], [x, dy], |[dw, db]: [T::Vec<S>; 2], [x, dy]| {
+                [dy.mul_add(standard.of(x), dw), db + dy]
+            });
+        }
         if self.dw {
             lanes::update(dw, [x, dy], |sum: T::Vec<S>, [x, dy]| dy.mul_add(standard.of(x), sum));
         }
