@@ -9,8 +9,7 @@
 //!
 //! B is read where it lies, too: with a last vector that is not full, or, where steps lie side by side and columns apart,
 //! turned in registers a square of LANES x LANES at a time. A panel that other tiles read after this one is packed on the
-//! way, by stores beside the multiplications. Steps that tables
-//! give are [`super::tables`]'.
+//! way, by stores beside the multiplications. Steps that tables give are [`super::tables`]'.
 
 #![allow(unsafe_code)]
 

@@ -14,13 +14,14 @@
 //! tile       size and work    job       packs, runs and finishes its tiles
 //! small      in the caches    places    a B in planes, as convolutions have it
 //! cuda       on a GPU         runs      an A in runs, as their weight's gradient has it
-//! cells      parts of rows for threads to write       tables    steps of these two
+//! cells      for threads      tables    the steps of these two
 //! ```
 //!
 //! What is read once is read where it lies: a product of few rows takes B straight into a tile, turned in registers where
 //! its columns lie along k, and one of few columns is done as its transpose. A tile of few rows is wide, for long runs and
 //! many chains. So tiny products pack nothing, and a matrix by a vector goes as fast as the matrix is read. What is read
-//! again is packed by the first tile that reads it, where the order in memory allows.
+//! again is packed by the first tile that reads it, where the order in memory allows; else a B that all threads read is packed
+//! once, by all of them.
 //!
 //! `Accumulate` and half types sum all of k first and touch C once. In half precision the finished sum is rounded once
 //! for a plain product; bias, activation and accumulation each round again, as they would as operations of their own.

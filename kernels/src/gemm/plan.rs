@@ -1,9 +1,10 @@
 //! How a product is cut: panels, blocks, and the jobs threads share. Pure numbers; nothing here can change a bit of the
 //! result.
 //!
-//! A job is a block of C's tiles, computed by one thread from operands it packs for itself: blocks of B and of A, a panel
-//! of which stays in the first-level cache while it passes along B's block (after Goto and van de Geijn, "Anatomy of
-//! High-Performance Matrix Multiplication", 2008, with a B that outgrows the second level).
+//! A job is some of C's columns. Its threads take the rows in turns, so that a slower one takes fewer, and each packs for itself
+//! what its tiles do not: blocks of A, a panel of which stays in the first-level cache while it passes along B's block, and blocks of
+//! B unless all threads pack B together before (after Goto and van de Geijn, "Anatomy of High-Performance Matrix
+//! Multiplication", 2008, with a B that outgrows the second level).
 
 use super::tile::{FEW_ROWS, TileShape, keeps};
 use crate::simd::LANES_MAX;

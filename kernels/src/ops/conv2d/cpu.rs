@@ -1,6 +1,7 @@
-//! Convolutions on the CPU, plain and transposed: panels of what the kernel elements meet, gathered from a window of the
-//! source, times panels of the weight; what lies side by side in the window is read there. Each output is one chain of multiply-adds over channels and kernel elements,
-//! whatever the cut; there is no zero-stuffing and nothing is scattered.
+//! Convolutions on the CPU, plain and transposed: panels of the weight times what the kernel elements meet. That is read in
+//! the source itself where its rows are as long as the output's, else in a window of the source, gathered from there into
+//! panels or, where a panel's points lie side by side, read in place. Each output is one chain of multiply-adds over
+//! channels and kernel elements, whatever the cut; there is no zero-stuffing and nothing is scattered.
 
 use std::cell::OnceCell;
 use std::ops::Range;
