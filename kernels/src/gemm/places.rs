@@ -18,6 +18,13 @@ pub(crate) struct Step {
     pub(crate) lanes: [u32; VECTORS],
 }
 
+impl Step {
+    /// One of whole vectors of so many lanes.
+    pub(crate) fn whole(at: isize, lanes: usize) -> Step {
+        Step { at, lanes: [u32::MAX >> (u32::BITS as usize - lanes); VECTORS] }
+    }
+}
+
 /// Where all steps lie: as these in every plane, `apart` elements from one plane to the next.
 #[derive(Clone, Copy)]
 pub(crate) struct Places<'a, T> {

@@ -191,7 +191,7 @@ pub(super) struct Part {
 
 /// The parts of a job, which its threads take in turns: first all of a block of columns, then the next block's.
 pub(super) struct Parts {
-    /// Whether a thread that takes several parts keeps the block's panels of B, for all of k.
+    /// Whether a thread that takes several parts keeps the block's panels of B, for all of k (or needs none).
     pub(super) holds_b: bool,
     /// Whether all panels of B are packed before, together.
     pub(super) shares_b: bool,

@@ -200,10 +200,9 @@ impl<T: Real<Wide: Summed>> Unit<'_, T> {
         let taps = frame.taps(rows, cols, channels);
         // A full run of points is read where the window has it.
         let (places_read, places) = (self.reads_places(), OnceCell::new());
-        let all = [u32::MAX >> (u32::BITS as usize - self.side.tile.lanes); 2];
         let each: Vec<Step> = taps[..taps.len().checked_div(channels).unwrap_or(0)]
             .iter()
-            .map(|&tap| Step { at: tap as isize, lanes: all })
+            .map(|&tap| Step::whole(tap as isize, self.side.tile.lanes))
             .collect();
         let lies = |segments: &[Segment]| places_read && matches!(segments, [all] if all.len == width);
         let total = images.len() * points.len() * cols.count;
