@@ -58,7 +58,9 @@ pub(super) fn run<T: GemmElem>(
     if k == 0 && write == Write::Accumulate && epilogue.is_empty() {
         return; // Adding a zero would turn -0 into 0.
     }
-    if let Some((batch, a)) = fold(batch, a, &c) {
+    if batch.count > 1
+        && let Some((batch, a)) = fold(batch, a, &c)
+    {
         let c_strides = c.strides();
         let rows = a.rows();
         let c = MatMut::new(c.data(), rows, n, c_strides.0, c_strides.1);
@@ -111,6 +113,6 @@ fn is_better_transposed<T>(c: &MatMut<'_, T>) -> bool {
 /// A batch that shares B and whose A and C go on where the item before ended is one product with more rows.
 fn fold<'a, T: Copy>(batch: Batch, a: MatRef<'a, T>, c: &MatMut<'_, T>) -> Option<(Batch, MatRef<'a, T>)> {
     let goes_on = |stride: usize, row_stride: usize| stride == a.rows() * row_stride;
-    (batch.count > 1 && batch.b == 0 && goes_on(batch.a, a.strides().0) && goes_on(batch.c, c.strides().0))
+    (batch.b == 0 && goes_on(batch.a, a.strides().0) && goes_on(batch.c, c.strides().0))
         .then(|| (Batch { count: 1, a: 0, b: 0, c: 0 }, a.with_rows(batch.count * a.rows())))
 }

@@ -210,7 +210,11 @@ impl<T: GemmElem> Job<'_, '_, T> {
         }
         // Tiles that are finished one by one are not run in strips.
         let finishes = block.is_last && !self.product.is_in_place();
-        for row in block.rows.clone() {
+        let first_packs_b = keeps_b && block.packs_b;
+        let down = plan.a_direct && !finishes && plan.goes_down(cols.len(), block.rows.len());
+        let split = if down { block.rows.start + usize::from(first_packs_b) } else { block.rows.end };
+        let (across, below) = (block.rows.start..split, split..block.rows.end);
+        for row in across {
             let keep_a = keeps_a && is_high(row);
             if keeps_a && !keep_a {
                 self.pack_a(row..row + 1, block, memory.a); // now, after what was written behind the panel before
@@ -219,10 +223,19 @@ impl<T: GemmElem> Job<'_, '_, T> {
             while start < cols.end {
                 let keep_a = keep_a && start == cols.start;
                 let end = if keep_a || finishes || start == whole_end { start + 1 } else { whole_end };
-                let keep_b = keeps_b && block.packs_b && row == block.rows.start && start < whole_end;
+                let keep_b = first_packs_b && row == block.rows.start && start < whole_end;
+                let strip = Strip { rows: row..row + 1, cols: start..end, keep_a, keep_b };
                 // SAFETY: the caller's.
-                unsafe { self.run_strip(block, &Strip { row, cols: start..end, keep_a, keep_b }, memory) }
+                unsafe { self.run_strip(block, &strip, memory) }
                 start = end;
+            }
+        }
+        let high_end = below.end - usize::from(!below.is_empty() && !is_high(below.end - 1));
+        for rows in [below.start..high_end, high_end..below.end].into_iter().filter(|rows| !rows.is_empty()) {
+            for col in cols.clone() {
+                let strip = Strip { rows: rows.clone(), cols: col..col + 1, keep_a: false, keep_b: false };
+                // SAFETY: the caller's.
+                unsafe { self.run_strip(block, &strip, memory) }
             }
         }
     }
@@ -232,8 +245,9 @@ impl<T: GemmElem> Job<'_, '_, T> {
     /// [`Job::run`]'s.
     unsafe fn run_strip(&self, block: &Block<'_>, strip: &Strip, memory: &mut Memory<'_, T::Acc>) {
         let (plan, product) = (self.plan, self.product);
-        let (rows, cols, width) = (plan.rows(strip.row), plan.cols(strip.cols.start), plan.shape.cols());
-        let a_packed = memory.a.as_mut_ptr().wrapping_add(self.a_start(strip.row, block));
+        let (rows, cols, width) =
+            (plan.rows(strip.rows.start), plan.cols(strip.cols.start), plan.shape.cols());
+        let a_packed = memory.a.as_mut_ptr().wrapping_add(self.a_start(strip.rows.start, block));
         let (a, a_row, a_step) = if plan.a_direct || strip.keep_a {
             let (row_stride, step_stride) = product.a.strides();
             let start = rows.start * row_stride + block.steps.start * step_stride;
@@ -259,7 +273,7 @@ impl<T: GemmElem> Job<'_, '_, T> {
             1 => 0,
             _ => {
                 (strip.cols.start - block.part.cols.start) * slots_apart
-                    + (strip.row - block.part.rows.start) * tile_len
+                    + (strip.rows.start - block.part.rows.start) * tile_len
             }
         };
         let (c_row, c_col) = product.c_strides;
@@ -269,13 +283,17 @@ impl<T: GemmElem> Job<'_, '_, T> {
         let in_place = product.is_in_place();
         let finishes = block.is_last && !in_place;
         // Where sums lie, with the distances from row to row and from tile to tile.
-        let whole = (c.cast::<T::Acc>(), c_row, width);
-        let scratch = (memory.sums.as_mut_ptr().wrapping_add(slot), width, slots_apart);
+        let down = strip.rows.len() > 1;
+        let next = |down_by: usize, across_by: usize| if down { down_by } else { across_by };
+        let whole = (c.cast::<T::Acc>(), c_row, next(plan.height * c_row, width));
+        let scratch = (memory.sums.as_mut_ptr().wrapping_add(slot), width, next(tile_len, slots_apart));
         let partial = if in_place && product.write == Write::Store { whole } else { scratch };
         let out = if in_place && block.is_last { whole } else { partial };
-        let tile = Tile {
-            count: strip.cols.len(),
-            b_next,
+        let mut tile = Tile {
+            count: strip.rows.len() * strip.cols.len(),
+            a_next: next(plan.height * a_row, 0),
+            b_next: next(0, b_next),
+            bias_next: next(0, width),
             from_next: partial.2,
             out_next: out.2,
             steps: block.steps.len(),
@@ -308,7 +326,7 @@ impl<T: GemmElem> Job<'_, '_, T> {
         // SAFETY: A's and B's pointers lead to these rows, columns and steps within the matrices (bounds proven when
         // those were made) or their packed panels, as do those to what is kept; the sums are C's own elements or whole
         // slots of scratch.
-        unsafe { run_tile::<T::Place>(product.runner, plan.shape.lanes, rows.len(), &tile) }
+        unsafe { run_tile::<T::Place>(product.runner, plan.shape.lanes, rows.len(), &mut tile) }
         if finishes {
             let finish = FinishTile {
                 sums: &mut memory.sums[slot..],
@@ -327,9 +345,10 @@ impl<T: GemmElem> Job<'_, '_, T> {
     }
 }
 
-/// Tiles side by side: a panel of rows, and those of columns that it passes.
+/// Tiles side by side, a panel of rows and those of columns that it passes; or below each other, a panel of columns and
+/// those of rows, all high.
 struct Strip {
-    row: usize,
+    rows: Range<usize>,
     cols: Range<usize>,
     /// Whether they pack A's panel, or B's panels, on the way.
     keep_a: bool,

@@ -14,7 +14,6 @@
 #![allow(unsafe_code)]
 
 use super::element::Place;
-use super::pack::transpose_square;
 use super::tables::{add_planes, add_runs, prefetch_near};
 use super::tile::{FEW_ROWS, Tile, VECTORS, VECTORS_MAX, is_high, keeps, rows};
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Runner, Vector};
@@ -23,6 +22,8 @@ use crate::simd::{Float, Isa, Kernel, LANES_MAX, Runner, Vector};
 pub(super) const ROWS_MAX: usize = 14;
 /// How many steps ahead B is brought near.
 pub(super) const AHEAD: usize = 12;
+/// So few steps are added out of registers after B's last whole square.
+const FEW_STEPS: usize = 4;
 /// How many squares ahead of a turned B.
 const SQUARES_AHEAD: usize = 8;
 
@@ -37,7 +38,7 @@ const SQUARES_AHEAD: usize = 8;
 /// neighbours, A's rows too if A is kept or B has a table, and the places for what is kept are valid to write and nobody
 /// else's. A table has the same number of places for each plane, one for each step in all. Where A's rows have a table,
 /// the tile is as high as one that keeps, with one or two whole vectors of columns.
-pub(super) unsafe fn run_tile<P: Place>(runner: Runner, lanes: usize, rows: usize, tile: &Tile<P::Acc>) {
+pub(super) unsafe fn run_tile<P: Place>(runner: Runner, lanes: usize, rows: usize, tile: &mut Tile<P::Acc>) {
     // Lanes are a power of two; a division would take as long as some steps.
     let vectors = (tile.cols + lanes - 1) >> lanes.trailing_zeros();
     macro_rules! by_rows {
@@ -52,7 +53,7 @@ pub(super) unsafe fn run_tile<P: Place>(runner: Runner, lanes: usize, rows: usiz
 }
 
 #[inline]
-fn run_rows<P: Place, const H: usize>(runner: Runner, vectors: usize, tile: &Tile<P::Acc>) {
+fn run_rows<P: Place, const H: usize>(runner: Runner, vectors: usize, tile: &mut Tile<P::Acc>) {
     match vectors {
         1 => P::run(runner, Sized::<P, H, 1>(tile)),
         2 => P::run(runner, Sized::<P, H, VECTORS>(tile)),
@@ -62,7 +63,7 @@ fn run_rows<P: Place, const H: usize>(runner: Runner, vectors: usize, tile: &Til
 }
 
 /// A tile whose size is known to the compiler.
-struct Sized<'a, P: Place, const H: usize, const W: usize>(&'a Tile<P::Acc>);
+struct Sized<'a, P: Place, const H: usize, const W: usize>(&'a mut Tile<P::Acc>);
 
 /// How a tile reads: A's rows side by side, B by whole vectors.
 const PACKED: u8 = 0;
@@ -120,22 +121,22 @@ impl<P: Place, const H: usize, const W: usize> Kernel for Sized<'_, P, H, W> {
     }
 }
 
-/// All tiles.
+/// All tiles, one after the other: `tile` becomes the next.
 ///
 /// # Safety
 ///
 /// [`run_tile`]'s.
 #[inline(always)]
-unsafe fn compute_all<P, S, V, const H: usize, const W: usize, const READ: u8>(tiles: &Tile<P::Acc>)
+unsafe fn compute_all<P, S, V, const H: usize, const W: usize, const READ: u8>(tile: &mut Tile<P::Acc>)
 where
     P: Place<Acc: Float<Vec<S> = V>>,
     S: Isa,
     V: Vector<Elem = P::Acc>,
 {
-    let mut tile = *tiles;
-    for _ in 0..tiles.count {
+    for _ in 0..tile.count {
         // SAFETY: the caller's.
-        unsafe { compute::<P, S, V, H, W, READ>(&tile) };
+        unsafe { compute::<P, S, V, H, W, READ>(tile) };
+        tile.a = tile.a.wrapping_add(tile.a_next);
         tile.b = tile.b.wrapping_add(tile.b_next);
         tile.out = tile.out.wrapping_add(tile.out_next);
         if !tile.near.is_null() {
@@ -145,7 +146,7 @@ where
             tile.from = tile.from.wrapping_add(tile.from_next);
         }
         if !tile.bias.is_null() {
-            tile.bias = tile.bias.wrapping_add(tile.cols);
+            tile.bias = tile.bias.wrapping_add(tile.bias_next);
         }
         tile.keep_b = tile.keep_b.wrapping_add(W * V::LANES * tile.steps);
     }
@@ -181,6 +182,7 @@ where
             TURNED => turn_and_add::<P, S, V, H, W>(tile, sums),
             PLACES => add_planes::<P, S, V, H, W>(tile, sums),
             RUNS => add_runs::<P, S, V, H, W>(tile, sums),
+            _ if const { W > VECTORS } => add_wide_steps::<P, S, V, H, W>(tile, sums, lens),
             _ => add_steps::<P, S, V, H, W, READ>(tile, sums, lens),
         }
     };
@@ -272,6 +274,48 @@ where
     sums
 }
 
+/// As [`add_steps`], by columns of the tile: its few rows of A are in registers, where all of B's vectors would not fit.
+///
+/// # Safety
+///
+/// [`run_tile`]'s.
+#[inline(always)]
+unsafe fn add_wide_steps<P, S, V, const H: usize, const W: usize>(
+    tile: &Tile<P::Acc>,
+    mut sums: [[V; W]; H],
+    lens: [usize; W],
+) -> [[V; W]; H]
+where
+    P: Place<Acc: Float<Vec<S> = V>>,
+    S: Isa,
+    V: Vector<Elem = P::Acc>,
+{
+    let (mut a, mut b) = (tile.a, tile.b);
+    let near_rows = if tile.near.is_null() { 0 } else { H };
+    for step in 0..tile.steps {
+        if step < near_rows {
+            prefetch_near::<V, W>(tile, step);
+        }
+        let mut a_column = [V::zero(); H];
+        for (i, x) in a_column.iter_mut().enumerate() {
+            // SAFETY: A's places are valid.
+            *x = V::splat(unsafe { *a.add(i * tile.a_row) });
+        }
+        for (j, &len) in lens.iter().enumerate() {
+            // SAFETY: B's places are valid.
+            let lanes: V = unsafe { load(b.wrapping_add(j * V::LANES), len) };
+            V::prefetch(b.wrapping_add(AHEAD * tile.b_step + j * V::LANES));
+            for (row, x) in sums.iter_mut().zip(a_column) {
+                row[j] = P::add::<S>(x, lanes, row[j]);
+            }
+        }
+        // Wrapping: after the last step they point beyond the matrices and are not used.
+        a = a.wrapping_add(tile.a_step);
+        b = b.wrapping_add(tile.b_step);
+    }
+    sums
+}
+
 /// Adds all steps to the sums of one vector of columns, each of which has its steps side by side.
 ///
 /// # Safety
@@ -302,7 +346,7 @@ where
             V::prefetch_far(column.wrapping_add(ahead));
         }
         // SAFETY: the caller's.
-        sums = unsafe { add_square::<P, S, V, H, W>(tile, sums, step, square, V::LANES) };
+        sums = unsafe { add_square::<P, S, V, H, W, LANES_MAX>(tile, sums, step, square, V::LANES) };
     }
     if whole < tile.steps {
         let mut square = [V::zero(); LANES_MAX];
@@ -310,19 +354,26 @@ where
             // SAFETY: B's places are valid.
             *row = unsafe { load(column.add(whole), tile.steps - whole) };
         }
+        // Few steps need few of the turned vectors, which are all in registers then.
+        let count = tile.steps - whole;
         // SAFETY: the caller's.
-        sums = unsafe { add_square::<P, S, V, H, W>(tile, sums, whole, square, tile.steps - whole) };
+        sums = unsafe {
+            match count <= FEW_STEPS {
+                true => add_square::<P, S, V, H, W, FEW_STEPS>(tile, sums, whole, square, count),
+                false => add_square::<P, S, V, H, W, LANES_MAX>(tile, sums, whole, square, count),
+            }
+        };
     }
     sums
 }
 
-/// Turns a square whose rows are columns of B, and adds its first `count` steps, which are k's from `first` on.
+/// Turns a square whose rows are columns of B, and adds its first `count` steps, `MAX` at most, which are k's from `first` on.
 ///
 /// # Safety
 ///
 /// [`run_tile`]'s.
 #[inline(always)]
-unsafe fn add_square<P, S, V, const H: usize, const W: usize>(
+unsafe fn add_square<P, S, V, const H: usize, const W: usize, const MAX: usize>(
     tile: &Tile<P::Acc>,
     mut sums: [[V; W]; H],
     first: usize,
@@ -334,8 +385,11 @@ where
     S: Isa,
     V: Vector<Elem = P::Acc>,
 {
-    transpose_square(&mut square);
-    for (s, &lanes) in square[..count].iter().enumerate() {
+    V::turn(&mut square);
+    for (s, &lanes) in square[..MAX].iter().enumerate() {
+        if s == count {
+            break;
+        }
         for (i, row) in sums.iter_mut().enumerate() {
             // SAFETY: A's places are valid.
             let x = unsafe { *tile.a.add(i * tile.a_row + (first + s) * tile.a_step) };

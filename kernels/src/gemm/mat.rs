@@ -14,9 +14,10 @@ impl<'a, T> MatRef<'a, T> {
     /// # Panics
     ///
     /// If an element lies outside `data`.
+    #[inline]
     pub(crate) fn new(data: &'a [T], rows: usize, cols: usize, row_stride: usize, col_stride: usize) -> Self {
         assert!(
-            span(&[(rows, row_stride), (cols, col_stride)]) <= data.len(),
+            span([(rows, row_stride), (cols, col_stride)]) <= data.len(),
             "a {rows} x {cols} matrix with strides {row_stride}, {col_stride} exceeds {} elements",
             data.len()
         );
@@ -57,6 +58,7 @@ impl<'a, T> MatRef<'a, T> {
     }
 
     /// The matrix of the same shape that starts `offset` elements later; empty matrices stay where they are.
+    #[inline]
     pub(super) fn shifted(self, offset: usize) -> Self {
         if offset == 0 || self.rows == 0 || self.cols == 0 {
             return self;
@@ -83,6 +85,7 @@ impl<'a, T> MatMut<'a, T> {
     /// # Panics
     ///
     /// If an element lies outside `data`, or if the strides could give two elements one place.
+    #[inline]
     pub(crate) fn new(
         data: &'a mut [T],
         rows: usize,
@@ -92,7 +95,7 @@ impl<'a, T> MatMut<'a, T> {
     ) -> Self {
         let dims = [(rows, row_stride), (cols, col_stride)];
         assert!(
-            span(&dims) <= data.len() && disjoint(dims),
+            span(dims) <= data.len() && disjoint(dims),
             "a {rows} x {cols} matrix with strides {row_stride}, {col_stride} in {} elements cannot be written",
             data.len()
         );
@@ -134,18 +137,19 @@ impl<'a, T> MatMut<'a, T> {
     /// Whether `count` such matrices, `stride` elements apart, lie within the slice and apart from each other.
     pub(super) fn repeats(&self, count: usize, stride: usize) -> bool {
         let dims = [(count, stride), (self.rows, self.row_stride), (self.cols, self.col_stride)];
-        span(&dims) <= self.data.len() && disjoint(dims)
+        span(dims) <= self.data.len() && disjoint(dims)
     }
 }
 
 /// One past the last element's place; 0 if there is none.
-fn span(dims: &[(usize, usize)]) -> usize {
+#[inline]
+fn span<const N: usize>(dims: [(usize, usize); N]) -> usize {
     if dims.iter().any(|dim| dim.0 == 0) {
         return 0;
     }
     // What does not fit usize fits no slice either.
-    let end = |end: usize, (len, stride): &(usize, usize)| end.checked_add((len - 1).checked_mul(*stride)?);
-    dims.iter().try_fold(1, end).unwrap_or(usize::MAX)
+    let end = |end: usize, (len, stride): (usize, usize)| end.checked_add((len - 1).checked_mul(stride)?);
+    dims.into_iter().try_fold(1, end).unwrap_or(usize::MAX)
 }
 
 /// Whether every index has a place of its own, as it has when each stride steps over all that smaller ones reach.

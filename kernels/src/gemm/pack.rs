@@ -167,7 +167,7 @@ impl<T: GemmElem> Panels<'_, T> {
                             *row = self.along::<S, V>(lane + i, steps.clone());
                         }
                     }
-                    transpose_square(&mut square);
+                    V::turn(&mut square);
                     for (i, row) in square[..count].iter().enumerate() {
                         let dst = &mut panel[(place + i) * self.width + first..];
                         put(*row, dst, width, self.width == width);
@@ -185,21 +185,6 @@ fn put<V: Vector>(lanes: V, dst: &mut [V::Elem], width: usize, may_spill: bool) 
         lanes.store(dst);
     } else {
         lanes.store_partial(&mut dst[..width]);
-    }
-}
-
-/// Transposes the square of the first LANES vectors. Zipping row i with row i + half moves a bit of the row number into
-/// the lane number and one of the lane's into the row's; after log2(LANES) rounds all have moved.
-#[inline(always)]
-pub(super) fn transpose_square<V: Vector>(square: &mut [V; LANES_MAX]) {
-    let half = V::LANES / 2;
-    let mut rounds = V::LANES;
-    while rounds > 1 {
-        let rows = *square;
-        for i in 0..half {
-            (square[2 * i], square[2 * i + 1]) = rows[i].zip(rows[i + half]);
-        }
-        rounds /= 2;
     }
 }
 

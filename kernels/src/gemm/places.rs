@@ -88,7 +88,7 @@ pub(crate) fn gemm_by_places<T: Float>(a: MatRef<'_, T>, b: &Places<'_, T>, mut 
     assert!(a.rows() == c.rows() && a.cols() == steps, "matrices that do not fit together");
     assert!(shape.reads_places(c.rows()) && c.cols() == shape.cols(), "not a whole tile");
     assert!((a_row == 1 || a.rows() == 1) && c_col == 1, "rows or columns that are no neighbours");
-    let tile = Tile {
+    let mut tile = Tile {
         steps,
         a: a.data().as_ptr(),
         a_step,
@@ -105,7 +105,7 @@ pub(crate) fn gemm_by_places<T: Float>(a: MatRef<'_, T>, b: &Places<'_, T>, mut 
     };
     // SAFETY: A and C were proven when they were made, C is borrowed mutably; the places were proven, too, for lanes of this
     // instruction set, which never changes; and so is the tile's size.
-    unsafe { run_tile::<One<T>>(runner, shape.lanes, c.rows(), &tile) }
+    unsafe { run_tile::<One<T>>(runner, shape.lanes, c.rows(), &mut tile) }
 }
 
 #[cfg(test)]

@@ -36,6 +36,10 @@ const DIRECT_ELEMENTS_MAX: usize = 1 << 12;
 const NEAR_ELEMENTS_MAX: usize = 1 << 15;
 /// With so few steps a product is as fast as C is written: in long runs of few rows.
 const SHORT_STEPS_MAX: usize = 16;
+/// Elements of B at most that stay in the first-level cache while many rows pass along them.
+const LOW_B_MAX: usize = 1 << 12;
+/// Panels of columns whose part of a row of C is a short run.
+const SHORT_RUNS_MAX: usize = 4;
 /// Addresses so far apart share the places of the first-level cache.
 const CACHE_PERIOD_BYTES: usize = 4096;
 /// Multiplications below which starting threads costs more than it brings.
@@ -100,7 +104,7 @@ impl Plan {
         let height = if row_panels <= 1 { problem.m } else { problem.m.div_ceil(row_panels) };
         // Rows that are neighbours and needed once.
         let once = col_panels <= 1 && problem.a_rows_contiguous;
-        let a_direct = problem.readable && (tiny || small || once || problem.a_cacheable);
+        let a_direct = problem.readable && (tiny || small || short || once || problem.a_cacheable);
         let a_in_rows = !a_direct && problem.a_steps_contiguous;
         let keeps = problem.readable && keeps(height, shape.vectors, shape.rows);
         Plan {
@@ -151,6 +155,14 @@ impl Plan {
     /// The places that a packed panel of A takes for so many steps.
     pub(super) fn a_panel(&self, steps: usize) -> usize {
         if self.a_in_rows { self.height * self.a_packed().0 } else { self.height * steps }
+    }
+
+    /// Whether many panels of rows pass along a panel of B that stays in the first-level cache, not each along all of so many.
+    /// If all stay there, longer runs of C are better, unless those are short.
+    pub(super) fn goes_down(&self, cols: usize, rows: usize) -> bool {
+        let panel = self.shape.cols() * self.steps_max();
+        let short_runs = cols <= SHORT_RUNS_MAX;
+        cols < rows && panel <= LOW_B_MAX && (short_runs || cols * panel > LOW_B_MAX)
     }
 
     /// Panels of rows (columns) in a block at most.

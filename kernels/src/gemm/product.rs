@@ -40,9 +40,9 @@ impl<T: GemmElem> Product<'_, T> {
     /// C's elements lie within `c`, each has a place of its own, and nobody else touches them meanwhile.
     pub(super) unsafe fn run(&self, pool: Option<&Pool>) {
         let shape = TileShape::of::<T::Acc>(self.runner);
-        if let Some(tile) = self.only_tile(shape) {
+        if let Some(mut tile) = self.only_tile(shape) {
             // SAFETY: all of A and B, where they lie, whose bounds were proven when those were made; C is the caller's.
-            return unsafe { run_tile::<T::Place>(self.runner, shape.lanes, self.a.rows(), &tile) };
+            return unsafe { run_tile::<T::Place>(self.runner, shape.lanes, self.a.rows(), &mut tile) };
         }
         let plan = Plan::new(self.problem(), shape);
         let pool = pool.filter(|pool| pool.threads() > 1 && plan.is_parallel());

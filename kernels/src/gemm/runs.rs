@@ -101,7 +101,7 @@ pub(crate) fn gemm_by_rows<T: Scratch + GemmElem<Acc = T>>(a: &Rows<'_, T>, b: &
                     true => (c.data()[start..].as_mut_ptr(), c_row),
                     false => (spare.as_mut_ptr(), width),
                 };
-                let tile = Tile {
+                let mut tile = Tile {
                     a: a.data.as_ptr(),
                     rows: at.as_ptr(),
                     runs: a.runs.as_ptr(),
@@ -118,7 +118,7 @@ pub(crate) fn gemm_by_rows<T: Scratch + GemmElem<Acc = T>>(a: &Rows<'_, T>, b: &
                 };
                 // SAFETY: the rows' runs were proven; B has whole panels of so many steps; C was proven when it was made,
                 // is borrowed mutably, and `spare` has room for a tile, whose size is at most `shape`'s.
-                unsafe { run_tile::<One<T>>(runner, shape.lanes, rows.len().max(least), &tile) }
+                unsafe { run_tile::<One<T>>(runner, shape.lanes, rows.len().max(least), &mut tile) }
                 if !whole {
                     for (i, sums) in spare.chunks(width).take(rows.len()).enumerate() {
                         let to = &mut c.data()[start + i * c_row..][..cols];

@@ -39,7 +39,7 @@ pub(crate) fn gemm_small<T: Float>(
             let steps = steps(rows.clone(), col..col + vectors * shape.lanes);
             assert!(steps.start <= steps.end && steps.end <= k, "steps beyond k");
             let out = c.data().as_mut_ptr().wrapping_add(rows.start * c_row + col);
-            let tile = Tile {
+            let mut tile = Tile {
                 out_next: rows.len() * c_row,
                 steps: steps.len(),
                 a: a.data().as_ptr().wrapping_add(rows.start * a_row + steps.start * a_step),
@@ -56,7 +56,7 @@ pub(crate) fn gemm_small<T: Float>(
             };
             // SAFETY: rows, columns and steps lie within the matrices, whose bounds were proven when they were made;
             // no two of C's elements share a place, and C is borrowed mutably. The tile's size is at most `shape`'s.
-            unsafe { run_tile::<One<T>>(runner, shape.lanes, rows.len(), &tile) }
+            unsafe { run_tile::<One<T>>(runner, shape.lanes, rows.len(), &mut tile) }
         }
     }
 }

@@ -72,13 +72,15 @@ pub(super) const fn is_high(rows: usize, rows_max: usize) -> bool {
     rows + 2 >= rows_max
 }
 
-/// The work of one tile, or of several side by side. A's places: `a[i * a_row + k * a_step]`; B's: `b[k * b_step + j * b_col]`.
+/// The work of one tile, or of several, side by side or below each other. A's places: `a[i * a_row + k * a_step]`; B's: `b[k * b_step + j * b_col]`.
 #[derive(Clone, Copy)]
 pub(super) struct Tile<T> {
-    /// How many tiles. If several, each has `cols` columns, whole vectors; A stays where it is, and B, the sums before and the
-    /// result (what is brought near, too) are so many elements further on from one tile to the next.
+    /// How many tiles. If several, each has `cols` columns, whole vectors if they lie side by side; A, B, the sums before, the
+    /// bias and the result (what is brought near, too) are so many elements further on from one tile to the next.
     pub(super) count: usize,
+    pub(super) a_next: usize,
     pub(super) b_next: usize,
+    pub(super) bias_next: usize,
     pub(super) from_next: usize,
     pub(super) out_next: usize,
     /// How many places k runs over.
@@ -125,7 +127,9 @@ impl<T> Default for Tile<T> {
         let (read, write) = (std::ptr::null(), std::ptr::null_mut());
         Tile {
             count: 1,
+            a_next: 0,
             b_next: 0,
+            bias_next: 0,
             from_next: 0,
             out_next: 0,
             steps: 0,

@@ -12,7 +12,7 @@ use std::arch::x86_64::*;
 use std::ops::{Add, BitAnd, BitOr, Div, Mul, Neg, Not, Sub};
 
 use super::dispatch::Isa;
-use super::vector::{Mask, Vector};
+use super::vector::{Mask, PARTS_MAX, Vector};
 
 /// AVX2, FMA and F16C.
 pub(crate) struct Avx2;
@@ -306,14 +306,20 @@ macro_rules! vector {
                 unsafe { _mm_prefetch::<_MM_HINT_T1>(address.cast()) }
             }
 
+            const PARTS: usize = 2;
+
             #[inline(always)]
             fn zip(self, b: Self) -> (Self, Self) {
-                // SAFETY: the CPU. Unpacking works within 128-bit halves, which are then put in order.
-                unsafe {
-                    let low = $unpacklo(self.0, b.0);
-                    let high = $unpackhi(self.0, b.0);
-                    ($name($permute::<0x20>(low, high)), $name($permute::<0x31>(low, high)))
-                }
+                // SAFETY: the CPU.
+                unsafe { ($name($unpacklo(self.0, b.0)), $name($unpackhi(self.0, b.0))) }
+            }
+
+            #[inline(always)]
+            fn turn_parts([a, b, ..]: [Self; PARTS_MAX]) -> [Self; PARTS_MAX] {
+                // SAFETY: the CPU.
+                let (lower, upper) =
+                    unsafe { ($name($permute::<0x20>(a.0, b.0)), $name($permute::<0x31>(a.0, b.0))) };
+                [lower, upper, a, b]
             }
         }
     };

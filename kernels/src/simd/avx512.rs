@@ -12,7 +12,7 @@ use std::arch::x86_64::*;
 use std::ops::{Add, BitAnd, BitOr, Div, Mul, Neg, Not, Sub};
 
 use super::dispatch::Isa;
-use super::vector::{Mask, Vector};
+use super::vector::{Mask, PARTS_MAX, Vector};
 
 /// AVX-512 F, BW, DQ and VL.
 pub(crate) struct Avx512;
@@ -45,11 +45,12 @@ impl Isa for Avx512Bf16 {
 macro_rules! vector {
     (
         $name:ident: $elem:ident x $lanes:literal in $reg:ident,
-        $mask:ident($bits:ident), $int:ident,
+        $mask:ident($bits:ident),
         $set1:ident $loadu:ident $mask_loadu:ident $storeu:ident $mask_storeu:ident
         $add:ident $sub:ident $mul:ident $div:ident $fmadd:ident $sqrt:ident $min:ident $max:ident $roundscale:ident
-        $cmp:ident $blend:ident $scalef:ident $getmant:ident $getexp:ident $permute2:ident
-        $to_int:ident $from_int:ident $ternary:ident $load_int:ident
+        $cmp:ident $blend:ident $scalef:ident $getmant:ident $getexp:ident
+        $to_int:ident $from_int:ident $ternary:ident
+        $unpacklo:ident $unpackhi:ident $shuffle_parts:ident
     ) => {
         /// A 512-bit register.
         #[derive(Clone, Copy)]
@@ -273,25 +274,26 @@ macro_rules! vector {
                 unsafe { _mm_prefetch::<_MM_HINT_T1>(address.cast()) }
             }
 
+            const PARTS: usize = PARTS_MAX;
+
             #[inline(always)]
             fn zip(self, b: Self) -> (Self, Self) {
-                // Lane i of `self` is index i, lane i of `b` index LANES + i.
-                const LOWER: [$int; $lanes] = interleaved(0);
-                const UPPER: [$int; $lanes] = interleaved($lanes / 2);
-                const fn interleaved(start: $int) -> [$int; $lanes] {
-                    let mut index = [0; $lanes];
-                    let mut i = 0;
-                    while i < $lanes {
-                        index[i] = start + i as $int / 2 + (i as $int % 2) * $lanes;
-                        i += 1;
-                    }
-                    index
-                }
-                // SAFETY: the CPU, and both tables are 64 bytes long.
+                // SAFETY: the CPU.
+                unsafe { ($name($unpacklo(self.0, b.0)), $name($unpackhi(self.0, b.0))) }
+            }
+
+            #[inline(always)]
+            fn turn_parts([a, b, c, d]: [Self; PARTS_MAX]) -> [Self; PARTS_MAX] {
+                // SAFETY: the CPU. Two parts of each register, lower ones or upper ones; then the first of each two, or the second.
                 unsafe {
-                    let lower = $load_int(LOWER.as_ptr().cast());
-                    let upper = $load_int(UPPER.as_ptr().cast());
-                    ($name($permute2(self.0, lower, b.0)), $name($permute2(self.0, upper, b.0)))
+                    let (ab, ab_high) = ($shuffle_parts::<0x44>(a.0, b.0), $shuffle_parts::<0xEE>(a.0, b.0));
+                    let (cd, cd_high) = ($shuffle_parts::<0x44>(c.0, d.0), $shuffle_parts::<0xEE>(c.0, d.0));
+                    [
+                        $name($shuffle_parts::<0x88>(ab, cd)),
+                        $name($shuffle_parts::<0xDD>(ab, cd)),
+                        $name($shuffle_parts::<0x88>(ab_high, cd_high)),
+                        $name($shuffle_parts::<0xDD>(ab_high, cd_high)),
+                    ]
                 }
             }
         }
@@ -311,22 +313,22 @@ macro_rules! vector {
 
 vector!(
     F32x16: f32 x 16 in __m512,
-    Mask16(__mmask16), i32,
+    Mask16(__mmask16),
     _mm512_set1_ps _mm512_loadu_ps _mm512_mask_loadu_ps _mm512_storeu_ps _mm512_mask_storeu_ps
     _mm512_add_ps _mm512_sub_ps _mm512_mul_ps _mm512_div_ps _mm512_fmadd_ps _mm512_sqrt_ps _mm512_min_ps _mm512_max_ps
     _mm512_roundscale_ps
     _mm512_cmp_ps_mask _mm512_mask_blend_ps _mm512_scalef_ps _mm512_getmant_ps _mm512_getexp_ps
-    _mm512_permutex2var_ps
-    _mm512_castps_si512 _mm512_castsi512_ps _mm512_ternarylogic_epi32 _mm512_loadu_si512
+    _mm512_castps_si512 _mm512_castsi512_ps _mm512_ternarylogic_epi32
+    _mm512_unpacklo_ps _mm512_unpackhi_ps _mm512_shuffle_f32x4
 );
 
 vector!(
     F64x8: f64 x 8 in __m512d,
-    Mask8(__mmask8), i64,
+    Mask8(__mmask8),
     _mm512_set1_pd _mm512_loadu_pd _mm512_mask_loadu_pd _mm512_storeu_pd _mm512_mask_storeu_pd
     _mm512_add_pd _mm512_sub_pd _mm512_mul_pd _mm512_div_pd _mm512_fmadd_pd _mm512_sqrt_pd _mm512_min_pd _mm512_max_pd
     _mm512_roundscale_pd
     _mm512_cmp_pd_mask _mm512_mask_blend_pd _mm512_scalef_pd _mm512_getmant_pd _mm512_getexp_pd
-    _mm512_permutex2var_pd
-    _mm512_castpd_si512 _mm512_castsi512_pd _mm512_ternarylogic_epi64 _mm512_loadu_si512
+    _mm512_castpd_si512 _mm512_castsi512_pd _mm512_ternarylogic_epi64
+    _mm512_unpacklo_pd _mm512_unpackhi_pd _mm512_shuffle_f64x2
 );

@@ -426,7 +426,7 @@ fn exact_operations_have_the_bits_of_plain_arithmetic() {
     });
 }
 
-/// The three reductions, the two halves of a zip with the lanes' numbers, some lanes loaded alone, and the masks' `any` and `all`.
+/// The three reductions, a square of all elements turned, some lanes loaded alone, and the masks' `any` and `all`.
 struct Lanes<'a, T>(&'a [T]);
 
 struct LanesOutput<T> {
@@ -434,7 +434,7 @@ struct LanesOutput<T> {
     sum: T,
     max: T,
     min: T,
-    zipped: Vec<T>,
+    turned: Vec<T>,
     any: bool,
     all: bool,
     /// Every second lane.
@@ -448,10 +448,15 @@ impl<T: Float> Kernel for Lanes<'_, T> {
     fn run<S: Isa>(self) -> LanesOutput<T> {
         let lanes = T::Vec::<S>::LANES;
         let v = T::Vec::<S>::load(self.0);
-        let (lower, upper) = v.zip(-v);
-        let mut zipped = vec![T::ZERO; 2 * lanes];
-        lower.store(&mut zipped[..lanes]);
-        upper.store(&mut zipped[lanes..]);
+        let mut square = [v; LANES_MAX];
+        for (row, values) in square.iter_mut().zip(self.0.chunks_exact(lanes)) {
+            *row = T::Vec::<S>::load(values);
+        }
+        T::Vec::<S>::turn(&mut square);
+        let mut turned = vec![T::ZERO; lanes * lanes];
+        for (row, turned) in square.iter().zip(turned.chunks_exact_mut(lanes)) {
+            row.store(turned);
+        }
         let mut some = vec![T::ONE; lanes];
         // SAFETY: `self.0` has these lanes and more.
         unsafe { T::Vec::<S>::load_where(self.0.as_ptr(), 0x5555 & ((1 << lanes) - 1)) }.store(&mut some);
@@ -461,7 +466,7 @@ impl<T: Float> Kernel for Lanes<'_, T> {
             sum: v.reduce_sum(),
             max: v.reduce_max(),
             min: v.reduce_min(),
-            zipped,
+            turned,
             any: nan.any(),
             all: nan.all(),
             some,
@@ -473,8 +478,11 @@ impl<T: Float> Kernel for Lanes<'_, T> {
 fn reductions_follow_their_tree_and_propagate_nan() {
     fn holds<T: Float>(isa: IsaName) {
         let mut draws = Draws(3);
-        let values: Vec<T> = (0..LANES_MAX).map(|_| T::from_f64(draws.between(-1.0, 1.0))).collect();
+        let values: Vec<T> =
+            (0..LANES_MAX * LANES_MAX).map(|_| T::from_f64(draws.between(-1.0, 1.0))).collect();
         let got = dispatch_on(isa, Lanes(&values)).expect("available");
+        let turned = (0..got.lanes * got.lanes).map(|i| values[i % got.lanes * got.lanes + i / got.lanes]);
+        assert_eq!(got.turned, turned.collect::<Vec<_>>());
         let values = &values[..got.lanes];
         let mut tree = values.to_vec();
         while tree.len() > 1 {
@@ -484,18 +492,16 @@ fn reductions_follow_their_tree_and_propagate_nan() {
         assert_eq!(got.sum, tree[0]);
         assert!(values.iter().all(|&x| x <= got.max && x >= got.min));
         assert!(values.contains(&got.max) && values.contains(&got.min));
-        let zipped: Vec<T> = values.iter().flat_map(|&x| [x, -x]).collect();
-        assert_eq!(got.zipped, zipped);
         let some = |i: usize| if i.is_multiple_of(2) { values[i] } else { T::ZERO };
         assert_eq!(got.some, (0..got.lanes).map(some).collect::<Vec<_>>());
         assert!(!got.any && !got.all);
         for lane in 0..got.lanes {
-            let mut values = values.to_vec();
+            let mut values = values.repeat(got.lanes);
             values[lane] = T::NAN;
             let got = dispatch_on(isa, Lanes(&values)).expect("available");
             assert!(got.max.is_nan() && got.min.is_nan() && got.any && got.all == (got.lanes == 1));
         }
-        let got = dispatch_on(isa, Lanes(&[T::NAN; LANES_MAX])).expect("available");
+        let got = dispatch_on(isa, Lanes(&[T::NAN; LANES_MAX * LANES_MAX])).expect("available");
         assert!(got.any && got.all);
     }
     for isa in available_isas() {

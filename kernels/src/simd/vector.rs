@@ -13,6 +13,8 @@ use super::math;
 
 /// The most lanes any instruction set has (16 x f32 in 512 bits).
 pub(crate) const LANES_MAX: usize = 16;
+/// The most parts a register has, see [`Vector::PARTS`].
+pub(super) const PARTS_MAX: usize = 4;
 
 /// One truth value per lane.
 pub(crate) trait Mask:
@@ -95,8 +97,46 @@ pub(crate) trait Vector:
     /// `(m, e)` with `self = m * 2^e` and `1 <= m < 2`, for positive finite lanes (subnormal ones too); what other
     /// lanes give is unspecified.
     fn split(self) -> (Self, Self);
-    /// Interleaves: `(a0, b0, a1, b1, ..)`, its lower half first. The step that transpositions are made of.
+    /// Into how many parts a register falls between which [`Vector::zip`] moves no lanes.
+    const PARTS: usize = 1;
+
+    /// Interleaves: `(a0, b0, a1, b1, ..)` of each part, the lower half first.
     fn zip(self, b: Self) -> (Self, Self);
+
+    /// Part j of row i becomes part i of row j, in as many rows as there are parts.
+    #[inline(always)]
+    fn turn_parts(rows: [Self; PARTS_MAX]) -> [Self; PARTS_MAX] {
+        rows
+    }
+
+    /// Transposes the square of the first LANES vectors: parts among each other, then the square in each part of as many
+    /// rows as it has lanes. Zipping row i with row i + half moves a bit of the row number into the lane number and one of
+    /// the lane's into the row's; after log2(rows) rounds all have moved.
+    #[inline(always)]
+    fn turn(square: &mut [Self; LANES_MAX]) {
+        let part = Self::LANES / Self::PARTS;
+        for i in 0..part {
+            let mut rows = [square[i]; PARTS_MAX];
+            for j in 1..Self::PARTS {
+                rows[j] = square[j * part + i];
+            }
+            rows = Self::turn_parts(rows);
+            for j in 0..Self::PARTS {
+                square[j * part + i] = rows[j];
+            }
+        }
+        let mut rounds = part;
+        while rounds > 1 {
+            let rows = *square;
+            for first in (0..Self::LANES).step_by(part) {
+                for i in 0..part / 2 {
+                    let (low, high) = rows[first + i].zip(rows[first + i + part / 2]);
+                    (square[first + 2 * i], square[first + 2 * i + 1]) = (low, high);
+                }
+            }
+            rounds /= 2;
+        }
+    }
 
     /// Asks for the cache line at `address`, which need not be valid, to be brought near. A hint: may do nothing.
     #[inline(always)]

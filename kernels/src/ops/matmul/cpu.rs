@@ -56,12 +56,13 @@ pub(in crate::ops) fn multiply<T: GemmElem + Element>(
 
 /// The matrix in the last two dimensions, `start` elements after the tensor's first.
 fn mat<'a, T>(data: &'a [T], tensor: &Tensor, start: usize, step: usize) -> MatRef<'a, T> {
-    let (shape, strides) = (tensor.shape(), tensor.strides());
-    let at = tensor.rank() - 2;
+    let (&[.., rows, cols], &[.., row_stride, col_stride]) = (tensor.shape(), tensor.strides()) else {
+        unreachable!("a matrix has two dimensions")
+    };
     // A single row's stride says nothing: with the batch's, the batch may become rows of one product.
-    let row_stride = if shape[at] == 1 { step } else { strides[at] };
+    let row_stride = if rows == 1 { step } else { row_stride };
     let data = data.get(tensor.offset() + start..).unwrap_or(&[]); // only a tensor without elements ends before
-    MatRef::new(data, shape[at], shape[at + 1], row_stride, strides[at + 1])
+    MatRef::new(data, rows, cols, row_stride, col_stride)
 }
 
 /// Where turn `index` of the loops around `inner` begins.
