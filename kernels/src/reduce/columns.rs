@@ -235,8 +235,9 @@ impl<W: Float, C: Combine, F: Term<K>, const K: usize> Columns<'_, W, C, F, K> {
         let mut terms: [[W::Vec<S>; K]; N] = std::array::from_fn(|i| {
             let start = (row + i) * self.stride;
             if !PART {
-                // The next rows, which are far from these, come near meanwhile.
-                W::Vec::<S>::prefetch(self.x.as_ptr().wrapping_add(start + N * self.stride + column));
+                // The next rows, which are far from these, come near meanwhile. The first-level cache has no room for
+                // them where all rows share its places.
+                W::Vec::<S>::prefetch_far(self.x.as_ptr().wrapping_add(start + N * self.stride + column));
             }
             self.fold.term.of(load(&self.x[start + column..start + end]), shift)
         });
