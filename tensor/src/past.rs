@@ -9,11 +9,11 @@ const BYTES_MIN: usize = 32 << 20;
 
 /// Writes pieces of memory; until it is dropped other threads may see what was there before.
 #[derive(Default)]
-pub(crate) struct PastCaches<'a>(PhantomData<&'a mut [u8]>);
+pub struct PastCaches<'a>(PhantomData<&'a mut [u8]>);
 
 impl<'a> PastCaches<'a> {
     /// Whether a result of so many bytes is better written past the caches.
-    pub(crate) fn pays(bytes: usize) -> bool {
+    pub fn pays(bytes: usize) -> bool {
         cfg!(target_arch = "x86_64") && bytes >= BYTES_MIN
     }
 

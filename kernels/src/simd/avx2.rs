@@ -184,6 +184,22 @@ macro_rules! vector {
             }
 
             #[inline(always)]
+            fn store_past(self, dst: &mut [$elem]) {
+                if !dst.as_ptr().cast::<__m256i>().is_aligned() {
+                    return self.store(dst);
+                }
+                assert!(dst.len() >= $lanes);
+                // SAFETY: the CPU, and `dst` has the lanes that are written and is aligned.
+                unsafe { _mm256_stream_si256(dst.as_mut_ptr().cast(), $to_int(self.0)) }
+            }
+
+            #[inline(always)]
+            fn settle() {
+                // SAFETY: the CPU.
+                unsafe { _mm_sfence() }
+            }
+
+            #[inline(always)]
             fn store_partial(self, dst: &mut [$elem]) {
                 // SAFETY: the CPU, and only the first `dst.len()` lanes are written.
                 unsafe { $maskstore(dst.as_mut_ptr(), Self::first(dst.len()), self.0) }
@@ -317,9 +333,7 @@ macro_rules! vector {
             #[inline(always)]
             fn turn_parts([a, b, ..]: [Self; PARTS_MAX]) -> [Self; PARTS_MAX] {
                 // SAFETY: the CPU.
-                let (lower, upper) =
-                    unsafe { ($name($permute::<0x20>(a.0, b.0)), $name($permute::<0x31>(a.0, b.0))) };
-                [lower, upper, a, b]
+                unsafe { [$name($permute::<0x20>(a.0, b.0)), $name($permute::<0x31>(a.0, b.0)), a, b] }
             }
         }
     };

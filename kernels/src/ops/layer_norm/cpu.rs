@@ -90,6 +90,8 @@ pub(super) struct BackwardOf<'a, T, const CENTERED: bool> {
     pub(super) stats: &'a [T],
     pub(super) dw: bool,
     pub(super) db: bool,
+    /// Whether dx goes past the caches.
+    pub(super) past: bool,
 }
 
 impl<T: Float, const CENTERED: bool, const N: usize> RowKernel<T, N> for BackwardOf<'_, T, CENTERED> {
@@ -100,8 +102,8 @@ impl<T: Float, const CENTERED: bool, const N: usize> RowKernel<T, N> for Backwar
         let standard = Standard::<T::Vec<S>, CENTERED>::load(&self.stats[row.index * kept..][..kept]);
         if !row.y.is_empty() {
             match self.weight {
-                None => input_gradient([x, dy], row.y, standard, |[x, dy]| (x, dy)),
-                Some(w) => input_gradient([x, dy, w], row.y, standard, |[x, dy, w]| (x, dy * w)),
+                None => input_gradient([x, dy], row.y, self.past, standard, |[x, dy]| (x, dy)),
+                Some(w) => input_gradient([x, dy, w], row.y, self.past, standard, |[x, dy, w]| (x, dy * w)),
             }
             if let Some(dsum) = row.x.get(2) {
                 lanes::update(row.y, [dsum], |dx: T::Vec<S>, [dsum]| dx + dsum);
@@ -109,9 +111,13 @@ impl<T: Float, const CENTERED: bool, const N: usize> RowKernel<T, N> for Backwar
         }
         let (dw, db) = row.sums.split_at_mut(if self.dw { width } else { 0 });
         if self.dw && self.db {
-            return lanes::update_both([dw, db], [x, dy], |[dw, db]: [T::Vec<S>; 2], [x, dy]| {
+            lanes::update_both([dw, db], [x, dy], |[dw, db]: [T::Vec<S>; 2], [x, dy]| {
                 [dy.mul_add(standard.of(x), dw), db + dy]
             });
+            if self.past {
+                T::Vec::<S>::settle(); // by now there is little to wait for
+            }
+            return;
         }
         if self.dw {
             lanes::update(dw, [x, dy], |sum: T::Vec<S>, [x, dy]| dy.mul_add(standard.of(x), sum));
@@ -127,6 +133,7 @@ impl<T: Float, const CENTERED: bool, const N: usize> RowKernel<T, N> for Backwar
 fn input_gradient<V: Vector, const N: usize, const CENTERED: bool>(
     inputs: [&[V::Elem]; N],
     dx: &mut [V::Elem],
+    past: bool,
     standard: Standard<V, CENTERED>,
     split: impl Fn([V; N]) -> (V, V),
 ) {
@@ -137,7 +144,7 @@ fn input_gradient<V: Vector, const N: usize, const CENTERED: bool>(
         [if CENTERED { g } else { V::zero() }, g * standard.of(x)]
     });
     let (mean, product) = (V::splat(sum / n), V::splat(product / n));
-    lanes::map(inputs, dx, |v| {
+    lanes::map_to(inputs, dx, past, |v| {
         let (x, g) = split(v);
         let centred = if CENTERED { g - mean } else { g };
         (centred - standard.of(x) * product) * standard.inverse

@@ -4,7 +4,7 @@
 pub(in crate::ops) mod cpu;
 mod cuda;
 
-use phalanx_tensor::{Dims, Error, Result, Tensor};
+use phalanx_tensor::{Dims, Error, PastCaches, Result, Tensor};
 
 use crate::check;
 use crate::real::{Real, for_real};
@@ -119,7 +119,11 @@ pub(in crate::ops) fn backward<const CENTERED: bool>(
     }
     for_real!(op, x.dtype(), T => {
         let (weight, stats) = (widened_if::<T>(op, weight)?, elements::<<T as Real>::Wide>(op, stats)?);
-        let kernel = cpu::BackwardOf::<_, CENTERED> { weight: weight.as_deref(), stats: &stats, dw, db };
+        // Rows come near while dw and db are added to; else, or if dx were read again, its stores would only be slower.
+        let past = dw && db && dsum.is_none() && T::as_wide(&[]).is_some();
+        let past = past && PastCaches::pays(x.numel() * size_of::<T>());
+        let weight = weight.as_deref();
+        let kernel = cpu::BackwardOf::<_, CENTERED> { weight, stats: &stats, dw, db, past };
         let outputs = Outputs { y: dx.as_mut(), stats: &mut [] };
         let sums = match dsum {
             Some(dsum) => rows::run::<T, 3>(op, &kernel, shape, [x, dy, dsum], outputs)?,
