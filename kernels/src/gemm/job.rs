@@ -13,7 +13,8 @@ use super::finish::FinishTile;
 use super::kernel::run_tile;
 use super::mat::MatRef;
 use super::pack::Panels;
-use super::plan::{Part, Parts, Plan};
+use super::parts::{Part, Parts};
+use super::plan::Plan;
 use super::product::{Product, wide_start};
 use super::scratch::with_scratch;
 use super::tile::Tile;
@@ -188,7 +189,7 @@ impl<T: GemmElem> Job<'_, '_, T> {
     }
 
     /// A panel of A at a time passes along B's panels. The first panel of rows packs B's, the first of columns A's, as far
-    /// as [`Plan::keeps_b`] and [`Plan::keeps_a`] go.
+    /// as [`Plan::keeps_b`] and [`Plan::keeps_a`] go. If it [`Plan::goes_down`], the others pass along one panel of B, then the next.
     ///
     /// # Safety
     ///

@@ -12,9 +12,10 @@
 //! scratch    working memory   finish    a tile's sums to C
 //! batch      several at once  product   one of them, its jobs
 //! tile       size and work    job       packs, runs and finishes its tiles
-//! small      in the caches    places    a B in planes, as convolutions have it
-//! cuda       on a GPU         runs      an A in runs, as their weight's gradient has it
-//! cells      for threads      tables    the steps of these two
+//! small      in the caches    turned    the steps of a B that lies in columns
+//! cuda       on a GPU         places    a B in planes, as convolutions have it
+//! cells      for threads      runs      an A in runs, as their weight's gradient has it
+//! parts      taken in turns   tables    the steps of these two
 //! ```
 //!
 //! What is read once is read where it lies: a product of few rows takes B straight into a tile, turned in registers where
@@ -36,6 +37,7 @@ mod job;
 mod kernel;
 mod mat;
 mod pack;
+mod parts;
 mod places;
 mod plan;
 mod product;
@@ -46,6 +48,7 @@ mod tables;
 #[cfg(test)]
 mod tests;
 mod tile;
+mod turned;
 
 use phalanx_tensor::Pool;
 

@@ -9,7 +9,6 @@
 use super::tile::{FEW_ROWS, TileShape, keeps};
 use crate::simd::LANES_MAX;
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Steps of k in a block at most: two panels of A so long fit the first-level cache.
 const STEPS_MAX: usize = 512;
@@ -18,12 +17,6 @@ const A_BLOCK_MAX: usize = 1 << 16;
 /// Elements of B's block at most. It may come from the third-level cache, for it is read in order and ahead of its use;
 /// A is packed anew for each.
 const B_BLOCK_MAX: usize = 1 << 19;
-/// Elements of a block of B with all of its k at most, that is held while rows pass along it.
-const HELD_B_MAX: usize = 1 << 20;
-/// And at most of all of B that is packed before, once for all threads.
-const SHARED_B_MAX: usize = 1 << 21;
-/// Fewer panels of columns than these, unless they are all, are not held so: A would be packed too often.
-const HELD_COLS_MIN: usize = 16;
 /// B is read where it lies if so few panels of rows use it.
 const DIRECT_ROW_PANELS_MAX: usize = 6;
 /// Or turned on the way, which each of them does anew.
@@ -195,65 +188,6 @@ impl Plan {
     }
 }
 
-/// Panels of rows and of columns that one thread works on, with all of k.
-pub(super) struct Part {
-    pub(super) rows: Range<usize>,
-    pub(super) cols: Range<usize>,
-}
-
-/// The parts of a job, which its threads take in turns: first all of a block of columns, then the next block's.
-pub(super) struct Parts {
-    /// Whether a thread that takes several parts keeps the block's panels of B, for all of k (or needs none).
-    pub(super) holds_b: bool,
-    /// Whether all panels of B are packed before, together.
-    pub(super) shares_b: bool,
-    /// Panels that a part has at most.
-    pub(super) rows_max: usize,
-    pub(super) cols_max: usize,
-    rows: usize,
-    pub(super) cols: Range<usize>,
-    threads: usize,
-    /// Panels of rows that are taken, counted on through all blocks of columns.
-    taken: AtomicUsize,
-}
-
-impl Parts {
-    /// All rows, and these panels of columns, for so many threads.
-    pub(super) fn new(plan: &Plan, cols: Range<usize>, threads: usize) -> Parts {
-        let held = |elements: usize| elements / (plan.shape.cols() * plan.problem.k).max(1);
-        let packs_before = !plan.b_direct && !plan.keeps_b;
-        let shares_b = threads > 1 && packs_before && held(SHARED_B_MAX) >= cols.len();
-        let held = if shares_b || plan.b_direct { cols.len() } else { held(HELD_B_MAX) };
-        let holds_b = threads > 1 && held >= cols.len().min(HELD_COLS_MIN);
-        Parts {
-            holds_b,
-            shares_b,
-            rows_max: if holds_b { plan.row_block() } else { plan.row_panels.div_ceil(threads) }
-                .min(plan.row_panels),
-            cols_max: if holds_b { held } else { plan.col_block() }.min(cols.len()),
-            rows: plan.row_panels,
-            cols,
-            threads,
-            taken: AtomicUsize::new(0),
-        }
-    }
-
-    /// A part that is from now on the caller's. Parts of held columns are the smaller the less there is left, so that all
-    /// threads end together (guided self-scheduling; Polychronopoulos and Kuck, 1987).
-    pub(super) fn take(&self) -> Option<Part> {
-        let all = self.rows * self.cols.len().div_ceil(self.cols_max.max(1));
-        let end = |taken: usize| {
-            let left = (all - taken) / (2 * self.threads);
-            let len = if self.holds_b { left.clamp(1, self.rows_max) } else { self.rows_max };
-            taken + len.min(self.rows - taken % self.rows)
-        };
-        let more = |taken: usize| (taken < all).then(|| end(taken));
-        let taken = self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()?;
-        let (row, col) = (taken % self.rows, self.cols.start + taken / self.rows * self.cols_max);
-        Some(Part { rows: row..row + end(taken) - taken, cols: col..self.cols.end.min(col + self.cols_max) })
-    }
-}
-
 /// Whether so many multiplications are worth more than one thread.
 pub(crate) fn is_parallel(m: usize, n: usize, k: usize) -> bool {
     m.saturating_mul(n).saturating_mul(k) >= PARALLEL_WORK_MIN
@@ -296,7 +230,7 @@ pub(crate) fn share(total: usize, parts: usize, part: usize) -> Range<usize> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
     const SHAPE: TileShape = TileShape { rows: 14, lanes: 16, vectors: 2 };
@@ -315,7 +249,7 @@ mod tests {
         }
     }
 
-    fn plan(m: usize, n: usize, k: usize) -> Plan {
+    pub(in crate::gemm) fn plan(m: usize, n: usize, k: usize) -> Plan {
         Plan::new(problem(m, n, k), SHAPE)
     }
 
@@ -332,32 +266,6 @@ mod tests {
             assert!((0..plan.row_panels).all(|p| (1..=14).contains(&plan.rows(p).len())));
             assert!((0..plan.col_panels).all(|p| (1..=plan.shape.cols()).contains(&plan.cols(p).len())));
             assert!((0..plan.k_blocks).all(|b| plan.steps(b).len() <= plan.steps_max()));
-        }
-    }
-
-    #[test]
-    fn each_part_is_taken_once() {
-        for (m, n, k, threads) in [
-            (2048, 1024, 256, 2),
-            (2048, 1024, 1700, 3),
-            (150, 70, 4000, 2),
-            (300, 2000, 9000, 4),
-            (0, 5, 5, 2),
-        ] {
-            let plan = plan(m, n, k);
-            let parts = Parts::new(&plan, 1..plan.col_panels, threads);
-            let mut seen = vec![0; plan.row_panels * plan.col_panels];
-            let mut lens = Vec::new();
-            while let Some(part) = parts.take() {
-                assert!(part.rows.len() <= parts.rows_max && part.cols.len() <= parts.cols_max);
-                part.rows.clone().for_each(|row| {
-                    part.cols.clone().for_each(|col| seen[row * plan.col_panels + col] += 1);
-                });
-                lens.push(part.rows.len());
-            }
-            let once = |panel: usize| usize::from(!panel.is_multiple_of(plan.col_panels));
-            assert!(seen.iter().enumerate().all(|(panel, &times)| times == once(panel)), "{m} {n} {k}");
-            assert!(!parts.holds_b || lens.last().is_none_or(|&len| len == 1));
         }
     }
 
@@ -399,6 +307,19 @@ mod tests {
         assert_eq!(plan(28, 512, 16).height, 3);
         let narrow = TileShape { rows: 6, lanes: 8, vectors: 2 };
         assert_eq!([1, 2, 3, 4].map(|m| Plan::new(problem(m, 512, 64), narrow).shape.vectors), [8, 4, 4, 2]);
+    }
+
+    #[test]
+    fn panels_of_rows_go_down_where_a_panel_of_b_stays_near() {
+        let down = |m: usize, n: usize, k: usize| {
+            let plan = plan(m, n, k);
+            plan.goes_down(plan.col_panels, plan.row_panels)
+        };
+        assert!(down(1000, 33, 33)); // few tiles side by side
+        assert!(down(1000, 1000, 16)); // all of B falls out of the cache
+        assert!(!down(1000, 1000, 2)); // all of B stays
+        assert!(!down(1000, 1000, 512)); // no panel does
+        assert!(!down(14, 64, 16)); // one panel of rows
     }
 
     #[test]
