@@ -148,8 +148,7 @@ fn span<const N: usize>(dims: [(usize, usize); N]) -> usize {
         return 0;
     }
     // What does not fit usize fits no slice either.
-    let end = |end: usize, (len, stride): (usize, usize)| end.checked_add((len - 1).checked_mul(stride)?);
-    dims.into_iter().try_fold(1, end).unwrap_or(usize::MAX)
+    dims.into_iter().fold(1, |end: usize, (len, stride)| end.saturating_add((len - 1).saturating_mul(stride)))
 }
 
 /// Whether every index has a place of its own, as it has when each stride steps over all that smaller ones reach.

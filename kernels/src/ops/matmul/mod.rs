@@ -80,6 +80,8 @@ impl Default for Finish<'_> {
 pub(super) struct Product<'a> {
     op: &'static str,
     batch: Dims,
+    /// The result's rows and columns.
+    size: [usize; 2],
     a: Cow<'a, Tensor>,
     b: Cow<'a, Tensor>,
 }
@@ -93,11 +95,12 @@ impl<'a> Product<'a> {
             let wanted = "[.., m, k] and [.., k, n], in which one dimension alone is k";
             Error::shape(op, format!("shapes {:?} and {:?}", a.shape(), b.shape()), wanted)
         };
-        if let (&[_, a_inner], &[b_inner, _]) = (a.shape(), b.shape())
+        if let (&[m, a_inner], &[b_inner, n]) = (a.shape(), b.shape())
             && a_inner == b_inner
         {
             // The short way for two matrices.
-            return Ok(Product { op, batch: Dims::new(), a: Cow::Borrowed(a), b: Cow::Borrowed(b) });
+            let (a, b) = (Cow::Borrowed(a), Cow::Borrowed(b));
+            return Ok(Product { op, batch: Dims::new(), size: [m, n], a, b });
         }
         if a.rank() == 0 || b.rank() == 0 {
             return Err(wrong());
@@ -109,29 +112,24 @@ impl<'a> Product<'a> {
             return Err(wrong());
         }
         let batch = broadcast_shapes(op, a_batch, b_batch).map_err(|_| wrong())?;
+        let size = [a_size[0], b_size[1]];
         let (a, b) = (spread(row, &batch)?, spread(column, &batch)?);
-        Ok(Product { op, batch, a, b })
+        Ok(Product { op, batch, size, a, b })
     }
 
     /// The result's shape for operands of these ranks.
     pub(super) fn out_shape(&self, a: &Tensor, b: &Tensor) -> Dims {
         let mut shape = self.batch.clone();
-        let [m, n] = self.sizes();
+        let [m, n] = self.size;
         shape.extend((a.rank() > 1).then_some(m));
         shape.extend((b.rank() > 1).then_some(n));
         shape
     }
 
-    /// The result's rows and columns.
-    #[inline]
-    fn sizes(&self) -> [usize; 2] {
-        [split(self.a.shape()).1[0], split(self.b.shape()).1[1]]
-    }
-
     /// Whether `c` has the result's shape and is contiguous.
     fn fits(&self, op: &'static str, what: &'static str, c: &Tensor, a: &Tensor, b: &Tensor) -> Result<()> {
         let matrices = a.rank() == 2 && b.rank() == 2; // whose product's shape need not be put together
-        if !(matrices && matches!(*c.shape(), [m, n] if [m, n] == self.sizes())) {
+        if !(matrices && matches!(*c.shape(), [m, n] if [m, n] == self.size)) {
             check::shape(op, what, c, &self.out_shape(a, b))?;
         }
         if !c.is_contiguous() {
