@@ -189,7 +189,8 @@ impl<T: GemmElem> Job<'_, '_, T> {
     }
 
     /// A panel of A at a time passes along B's panels. The first panel of rows packs B's, the first of columns A's, as far
-    /// as [`Plan::keeps_b`] and [`Plan::keeps_a`] go. If it [`Plan::goes_down`], the others pass along one panel of B, then the next.
+    /// as [`Plan::keeps_b`] and [`Plan::keeps_a`] go. If the plan [`Plan::goes_down`], others pass along one panel of B, then
+    /// along the next.
     ///
     /// # Safety
     ///
@@ -212,10 +213,13 @@ impl<T: GemmElem> Job<'_, '_, T> {
         // Tiles that are finished one by one are not run in strips.
         let finishes = block.is_last && !self.product.is_in_place();
         let first_packs_b = keeps_b && block.packs_b;
-        let down = plan.a_direct && !finishes && plan.goes_down(cols.len(), block.rows.len());
-        let split = if down { block.rows.start + usize::from(first_packs_b) } else { block.rows.end };
-        let (across, below) = (block.rows.start..split, split..block.rows.end);
-        for row in across {
+        // Rows that go down: all high ones, but the first if it packs B.
+        let high_end = block.rows.end - usize::from(!is_high(block.rows.end - 1));
+        let down = match !finishes && plan.goes_down(cols.len(), block.rows.len()) {
+            true => block.rows.start + usize::from(first_packs_b)..high_end,
+            false => block.rows.end..block.rows.end,
+        };
+        for row in (block.rows.start..down.start).chain(down.end..block.rows.end) {
             let keep_a = keeps_a && is_high(row);
             if keeps_a && !keep_a {
                 self.pack_a(row..row + 1, block, memory.a); // now, after what was written behind the panel before
@@ -231,8 +235,7 @@ impl<T: GemmElem> Job<'_, '_, T> {
                 start = end;
             }
         }
-        let high_end = below.end - usize::from(!below.is_empty() && !is_high(below.end - 1));
-        for rows in [below.start..high_end, high_end..below.end].into_iter().filter(|rows| !rows.is_empty()) {
+        for rows in blocks(&down, plan.rows_down()) {
             for col in cols.clone() {
                 let strip = Strip { rows: rows.clone(), cols: col..col + 1, keep_a: false, keep_b: false };
                 // SAFETY: the caller's.

@@ -25,11 +25,11 @@ pub(super) const ROWS_MAX: usize = 14;
 /// How many steps ahead B is brought near.
 pub(super) const AHEAD: usize = 12;
 
-/// Computes a tile of `rows`.
+/// Computes a tile of `rows`, or as many as it counts: `tile` is used up.
 ///
 /// # Safety
 ///
-/// For i < rows, j < `tile.cols` and k < steps, the places named at [`Tile`] are valid to read, and to write for `out`
+/// For each tile that it counts, and for i < rows, j < `tile.cols` and k < steps, the places named at [`Tile`] are valid to read, and to write for `out`
 /// (which nobody else touches), and the tile is no larger than the instruction set's [`TileShape`](super::TileShape), or that
 /// [`TileShape::widened`](super::TileShape::widened); one column of B at least exists, and one vector of columns at most where `b_col` is not 1.
 /// Where something is kept, or B has a table, the tile is one that [`keeps`], its columns are whole vectors and
@@ -119,7 +119,7 @@ impl<P: Place, const H: usize, const W: usize> Kernel for Sized<'_, P, H, W> {
     }
 }
 
-/// All tiles, one after the other: `tile` becomes the next.
+/// All tiles, one after the other; `tile` is moved on to each.
 ///
 /// # Safety
 ///

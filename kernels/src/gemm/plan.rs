@@ -27,10 +27,10 @@ const DIRECT_COL_PANELS_MAX: usize = 2;
 const DIRECT_ELEMENTS_MAX: usize = 1 << 12;
 /// A whose rows are neighbours is read where it lies, too, if it is no larger than this: packing would take longer.
 const NEAR_ELEMENTS_MAX: usize = 1 << 15;
-/// With so few steps a product is as fast as C is written: in long runs of few rows.
+/// With so few steps a product is as fast as C is written: in long runs of few rows, which are read where they lie.
 const SHORT_STEPS_MAX: usize = 16;
-/// Elements of B at most that stay in the first-level cache while many rows pass along them.
-const LOW_B_MAX: usize = 1 << 12;
+/// Vectors of B at most that stay in the first-level cache while many rows pass along them.
+const LOW_B_MAX: usize = 1 << 8;
 /// Panels of columns whose part of a row of C is a short run.
 const SHORT_RUNS_MAX: usize = 4;
 /// Addresses so far apart share the places of the first-level cache.
@@ -150,12 +150,17 @@ impl Plan {
         if self.a_in_rows { self.height * self.a_packed().0 } else { self.height * steps }
     }
 
-    /// Whether many panels of rows pass along a panel of B that stays in the first-level cache, not each along all of so many.
-    /// If all stay there, longer runs of C are better, unless those are short.
+    /// Whether panels of rows, where they lie, pass one after the other along a panel of B that stays in the first-level cache, not
+    /// each along all of so many. If all of those stay there, longer runs of C are better, unless they are short.
     pub(super) fn goes_down(&self, cols: usize, rows: usize) -> bool {
-        let panel = self.shape.cols() * self.steps_max();
+        let panel = self.shape.vectors * self.steps_max();
         let short_runs = cols <= SHORT_RUNS_MAX;
-        cols < rows && panel <= LOW_B_MAX && (short_runs || cols * panel > LOW_B_MAX)
+        self.a_direct && cols < rows && panel <= LOW_B_MAX && (short_runs || cols * panel > LOW_B_MAX)
+    }
+
+    /// So many panels of rows do that before the next panel of B, so that they stay in the second-level cache.
+    pub(super) fn rows_down(&self) -> usize {
+        self.block(A_BLOCK_MAX, self.height)
     }
 
     /// Panels of rows (columns) in a block at most.

@@ -216,9 +216,18 @@ fn pairs_of_bf16_are_one_chain_for_numbers_of_any_size() {
 }
 
 #[test]
+fn rows_that_go_down_in_several_runs_change_no_bit() {
+    for write in [Write::Store, Write::Accumulate] {
+        check::<f32>(Case { write, ..Case::plain(540, 65, 128) }, &pools());
+    }
+}
+
+#[test]
 fn strides_and_transposes_change_no_bit() {
     let pools = pools();
-    for (m, n, k) in [(33, 40, 0), (1, 33, 7), (7, 129, 33), (33, 7, 129), (60, 65, 17), (129, 129, 33)] {
+    for (m, n, k) in
+        [(33, 40, 0), (1, 33, 7), (7, 129, 33), (33, 7, 129), (60, 129, 16), (60, 65, 17), (129, 129, 33)]
+    {
         for lie in 0..27 {
             let lies = (LIES[lie % 3], LIES[lie / 3 % 3], LIES[lie / 9]);
             for write in [Write::Store, Write::Accumulate] {

@@ -44,14 +44,14 @@ where
         // SAFETY: the caller's.
         sums = unsafe { add_square::<P, S, V, H, W, LANES_MAX>(tile, sums, step, square, V::LANES) };
     }
-    if whole < tile.steps {
+    let count = tile.steps - whole;
+    if count > 0 {
         let mut square = [V::zero(); LANES_MAX];
         for (row, column) in square[..V::LANES].iter_mut().zip(&columns) {
             // SAFETY: B's places are valid.
-            *row = unsafe { load(column.add(whole), tile.steps - whole) };
+            *row = unsafe { load(column.add(whole), count) };
         }
         // Few steps need few of the turned vectors, which are all in registers then.
-        let count = tile.steps - whole;
         // SAFETY: the caller's.
         sums = unsafe {
             match count <= FEW_STEPS {

@@ -345,7 +345,7 @@ impl Vector for Trace {
         elementless()
     }
 
-    fn zip(self, _: Trace) -> (Trace, Trace) {
+    fn zip_parts(self, _: Trace) -> (Trace, Trace) {
         elementless()
     }
 }

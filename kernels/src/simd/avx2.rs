@@ -325,7 +325,7 @@ macro_rules! vector {
             const PARTS: usize = 2;
 
             #[inline(always)]
-            fn zip(self, b: Self) -> (Self, Self) {
+            fn zip_parts(self, b: Self) -> (Self, Self) {
                 // SAFETY: the CPU.
                 unsafe { ($name($unpacklo(self.0, b.0)), $name($unpackhi(self.0, b.0))) }
             }

@@ -293,7 +293,7 @@ macro_rules! vector {
             const PARTS: usize = PARTS_MAX;
 
             #[inline(always)]
-            fn zip(self, b: Self) -> (Self, Self) {
+            fn zip_parts(self, b: Self) -> (Self, Self) {
                 // SAFETY: the CPU.
                 unsafe { ($name($unpacklo(self.0, b.0)), $name($unpackhi(self.0, b.0))) }
             }

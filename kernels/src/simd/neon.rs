@@ -231,7 +231,7 @@ macro_rules! vector {
             }
 
             #[inline(always)]
-            fn zip(self, b: Self) -> (Self, Self) {
+            fn zip_parts(self, b: Self) -> (Self, Self) {
                 // SAFETY: the CPU.
                 unsafe { ($name($zip1(self.0, b.0)), $name($zip2(self.0, b.0))) }
             }

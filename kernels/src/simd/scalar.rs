@@ -212,7 +212,7 @@ macro_rules! lane {
             }
 
             #[inline(always)]
-            fn zip(self, b: Self) -> (Self, Self) {
+            fn zip_parts(self, b: Self) -> (Self, Self) {
                 (self, b)
             }
         }

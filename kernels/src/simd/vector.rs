@@ -62,7 +62,7 @@ pub(crate) trait Vector:
     /// Writes every lane to the front of `dst`, which must have room.
     fn store(self, dst: &mut [Self::Elem]);
     /// As [`Vector::store`]; past the caches, if `dst` begins at a multiple of the register's size, so that what is overwritten
-    /// is not read first. Other threads are sure to see it after [`Vector::settle`] only.
+    /// is not read first. Nobody is sure to see it before this thread calls [`Vector::settle`].
     #[inline(always)]
     fn store_past(self, dst: &mut [Self::Elem]) {
         self.store(dst);
@@ -108,11 +108,11 @@ pub(crate) trait Vector:
     /// `(m, e)` with `self = m * 2^e` and `1 <= m < 2`, for positive finite lanes (subnormal ones too); what other
     /// lanes give is unspecified.
     fn split(self) -> (Self, Self);
-    /// Into how many parts a register falls between which [`Vector::zip`] moves no lanes.
+    /// Into how many parts a register falls between which [`Vector::zip_parts`] moves no lanes.
     const PARTS: usize = 1;
 
     /// Interleaves: `(a0, b0, a1, b1, ..)` of each part, the lower half first.
-    fn zip(self, b: Self) -> (Self, Self);
+    fn zip_parts(self, b: Self) -> (Self, Self);
 
     /// Part j of row i becomes part i of row j, in as many rows as there are parts.
     #[inline(always)]
@@ -141,7 +141,7 @@ pub(crate) trait Vector:
             let rows = *square;
             for first in (0..Self::LANES).step_by(part) {
                 for i in 0..part / 2 {
-                    let (low, high) = rows[first + i].zip(rows[first + i + part / 2]);
+                    let (low, high) = rows[first + i].zip_parts(rows[first + i + part / 2]);
                     (square[first + 2 * i], square[first + 2 * i + 1]) = (low, high);
                 }
             }

@@ -90,7 +90,7 @@ pub(super) struct BackwardOf<'a, T, const CENTERED: bool> {
     pub(super) stats: &'a [T],
     pub(super) dw: bool,
     pub(super) db: bool,
-    /// Whether dx goes past the caches.
+    /// Whether dx goes past the caches. Not if anything is added to it, which would read it again.
     pub(super) past: bool,
 }
 
@@ -114,16 +114,13 @@ impl<T: Float, const CENTERED: bool, const N: usize> RowKernel<T, N> for Backwar
             lanes::update_both([dw, db], [x, dy], |[dw, db]: [T::Vec<S>; 2], [x, dy]| {
                 [dy.mul_add(standard.of(x), dw), db + dy]
             });
-            if self.past {
-                T::Vec::<S>::settle(); // by now there is little to wait for
-            }
-            return;
-        }
-        if self.dw {
+        } else if self.dw {
             lanes::update(dw, [x, dy], |sum: T::Vec<S>, [x, dy]| dy.mul_add(standard.of(x), sum));
-        }
-        if self.db {
+        } else if self.db {
             lanes::update(db, [dy], |sum: T::Vec<S>, [dy]| sum + dy);
+        }
+        if self.past {
+            T::Vec::<S>::settle(); // after the sums there is little left to wait for
         }
     }
 }

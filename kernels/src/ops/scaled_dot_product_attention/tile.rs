@@ -275,15 +275,7 @@ impl<T: Float> Kernel for Transpose<'_, T> {
                     square[i] =
                         T::Vec::<S>::load(&self.rows.elements[(q + i) * self.rows.stride + d..]) * factor;
                 }
-                // Each round shuffles rows i and i + half together; after log2(lanes) rounds columns are rows.
-                let mut round = 1;
-                while round < lanes {
-                    let old = square;
-                    for i in 0..lanes / 2 {
-                        (square[2 * i], square[2 * i + 1]) = old[i].zip(old[i + lanes / 2]);
-                    }
-                    round *= 2;
-                }
+                T::Vec::<S>::turn(&mut square);
                 for i in 0..lanes {
                     square[i].store(&mut self.to[(d + i) * self.width + q..]);
                 }
