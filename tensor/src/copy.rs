@@ -2,7 +2,7 @@
 
 use bytemuck::Pod;
 
-use crate::past::{PastCaches, past_caches_pays};
+use crate::past::PastCaches;
 use crate::tiles::Tiles;
 use crate::{Dims, Error, Loops, Pool, Result, Tensor};
 
@@ -34,7 +34,7 @@ fn copy<T: Pod + Send + Sync>(op: &'static str, to: &mut Tensor, from: &Tensor) 
     let loops = Loops::new(layout.shape(), [layout.strides()]);
     match Tiles::new(&loops) {
         Some(tiles) => tiles.copy(&pool, target, source),
-        None => copy_runs(&pool, target, source, &loops, past_caches_pays(size_of_val(target))),
+        None => copy_runs(&pool, target, source, &loops, PastCaches::pays(size_of_val(target))),
     }
     Ok(())
 }

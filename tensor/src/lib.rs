@@ -36,7 +36,6 @@ pub use index::{Index, Pick};
 pub use layout::{Dims, Layout, broadcast_shapes, contiguous_strides};
 pub use ledger::{Category, Ledger, ScratchUse, Usage};
 pub use loops::Loops;
-pub use past::past_caches_pays;
 pub use pool::Pool;
 pub use rng::{RngKey, Stream4, Window};
 pub use storage::{Read, Storage, Write};

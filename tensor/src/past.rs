@@ -7,16 +7,16 @@ use std::marker::PhantomData;
 /// Bytes of a result from which on stores past the caches pay: more than most caches hold.
 const BYTES_MIN: usize = 32 << 20;
 
-/// Whether a result of so many bytes is better written past the caches.
-pub fn past_caches_pays(bytes: usize) -> bool {
-    cfg!(target_arch = "x86_64") && bytes >= BYTES_MIN
-}
-
 /// Writes pieces of memory; until it is dropped other threads may see what was there before.
 #[derive(Default)]
 pub(crate) struct PastCaches<'a>(PhantomData<&'a mut [u8]>);
 
 impl<'a> PastCaches<'a> {
+    /// Whether a result of so many bytes is better written past the caches.
+    pub(crate) fn pays(bytes: usize) -> bool {
+        cfg!(target_arch = "x86_64") && bytes >= BYTES_MIN
+    }
+
     /// Sets `to`. Where it fills cache lines this is quickest.
     ///
     /// # Panics

@@ -14,7 +14,7 @@
 use bytemuck::Pod;
 
 use crate::copy::PIECE;
-use crate::past::{PastCaches, past_caches_pays, prefetch};
+use crate::past::{PastCaches, prefetch};
 use crate::{Loops, Pool};
 
 /// Rows and columns of a tile of elements of 1, 2 or 4 bytes: several cache lines either way, and the buffer fits.
@@ -51,7 +51,7 @@ impl Tiles<'_> {
         // Whole cache lines only.
         let lines =
             (self.row() * size_of::<T>()).is_multiple_of(LINE) && target.as_ptr().addr().is_multiple_of(LINE);
-        let past = lines && past_caches_pays(size_of_val(target));
+        let past = lines && PastCaches::pays(size_of_val(target));
         match size_of::<T>() {
             8.. => self.copy_by::<T, SIDE_WIDE>(pool, target, source, past),
             _ => self.copy_by::<T, SIDE>(pool, target, source, past),

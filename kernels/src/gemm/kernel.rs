@@ -29,9 +29,10 @@ pub(super) const AHEAD: usize = 12;
 ///
 /// # Safety
 ///
-/// For each tile that it counts, and for i < rows, j < `tile.cols` and k < steps, the places named at [`Tile`] are valid to read, and to write for `out`
-/// (which nobody else touches), and the tile is no larger than the instruction set's [`TileShape`](super::TileShape), or that
-/// [`TileShape::widened`](super::TileShape::widened); one column of B at least exists, and one vector of columns at most where `b_col` is not 1.
+/// For each tile that it counts, and for i < rows, j < `tile.cols` and k < steps, the places named at [`Tile`] are valid to
+/// read, and to write for `out` (which nobody else touches), and the tile is no larger than the instruction set's
+/// [`TileShape`](super::TileShape), or that [`TileShape::widened`](super::TileShape::widened); one column of B at least
+/// exists, and one vector of columns at most where `b_col` is not 1.
 /// Where something is kept, or B has a table, the tile is one that [`keeps`], its columns are whole vectors and
 /// neighbours, A's rows too if A is kept or B has a table, and the places for what is kept are valid to write and nobody
 /// else's. A table has the same number of places for each plane, one for each step in all. Where A's rows have a table,

@@ -33,7 +33,7 @@ where
     let whole = tile.steps - tile.steps % V::LANES;
     for step in (0..whole).step_by(V::LANES) {
         let ahead = step + SQUARES_AHEAD * V::LANES;
-        // Behind a column's end, the one that the next tile begins with.
+        // Behind a column's end, the one that the next tile begins with, if it lies beside this one.
         let ahead = if ahead < tile.steps { ahead } else { V::LANES * tile.b_col + ahead - tile.steps };
         let mut square = [V::zero(); LANES_MAX];
         for (row, column) in square[..V::LANES].iter_mut().zip(&columns) {

@@ -30,24 +30,11 @@ fn load<V: Vector, const N: usize>(
 /// `y[i] = f(x[0][i], x[1][i], ..)`.
 #[inline(always)]
 pub(crate) fn map<V: Vector, const N: usize>(x: [&[V::Elem]; N], y: &mut [V::Elem], f: impl Fn([V; N]) -> V) {
-    map_to(x, y, false, f);
-}
-
-/// [`map`]; with `past`, by [`Vector::store_past`].
-#[inline(always)]
-pub(crate) fn map_to<V: Vector, const N: usize>(
-    x: [&[V::Elem]; N],
-    y: &mut [V::Elem],
-    past: bool,
-    f: impl Fn([V; N]) -> V,
-) {
     let mut at = 0;
     while at < y.len() {
         let whole = at + V::LANES <= y.len();
         let result = f(load(&x, at, whole, &[V::Elem::ZERO; N]));
-        if past && whole {
-            result.store_past(&mut y[at..])
-        } else if whole {
+        if whole {
             result.store(&mut y[at..])
         } else {
             result.store_partial(&mut y[at..])

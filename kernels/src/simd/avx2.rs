@@ -184,22 +184,6 @@ macro_rules! vector {
             }
 
             #[inline(always)]
-            fn store_past(self, dst: &mut [$elem]) {
-                if !dst.as_ptr().cast::<__m256i>().is_aligned() {
-                    return self.store(dst);
-                }
-                assert!(dst.len() >= $lanes);
-                // SAFETY: the CPU, and `dst` has the lanes that are written and is aligned.
-                unsafe { _mm256_stream_si256(dst.as_mut_ptr().cast(), $to_int(self.0)) }
-            }
-
-            #[inline(always)]
-            fn settle() {
-                // SAFETY: the CPU.
-                unsafe { _mm_sfence() }
-            }
-
-            #[inline(always)]
             fn store_partial(self, dst: &mut [$elem]) {
                 // SAFETY: the CPU, and only the first `dst.len()` lanes are written.
                 unsafe { $maskstore(dst.as_mut_ptr(), Self::first(dst.len()), self.0) }

@@ -166,22 +166,6 @@ macro_rules! vector {
             }
 
             #[inline(always)]
-            fn store_past(self, dst: &mut [$elem]) {
-                if !dst.as_ptr().cast::<__m512i>().is_aligned() {
-                    return self.store(dst);
-                }
-                assert!(dst.len() >= $lanes);
-                // SAFETY: the CPU, and `dst` has the lanes that are written and is aligned.
-                unsafe { _mm512_stream_si512(dst.as_mut_ptr().cast(), $to_int(self.0)) }
-            }
-
-            #[inline(always)]
-            fn settle() {
-                // SAFETY: the CPU.
-                unsafe { _mm_sfence() }
-            }
-
-            #[inline(always)]
             fn store_partial(self, dst: &mut [$elem]) {
                 // SAFETY: the CPU, and only the first `dst.len()` lanes are written.
                 unsafe { $mask_storeu(dst.as_mut_ptr(), Self::first(dst.len()), self.0) }

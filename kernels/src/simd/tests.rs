@@ -510,38 +510,6 @@ fn reductions_follow_their_tree_and_propagate_nan() {
     }
 }
 
-/// What `store` and `store_past` leave in rooms that begin at every place of a cache line.
-struct Stores<'a, T>(&'a [T]);
-
-impl<T: Float> Kernel for Stores<'_, T> {
-    type Output = [Vec<T>; 2];
-
-    #[inline(always)]
-    fn run<S: Isa>(self) -> [Vec<T>; 2] {
-        let v = T::Vec::<S>::load(self.0);
-        let mut rooms = [vec![T::ZERO; LANES_MAX * 3 * LANES_MAX], vec![T::ZERO; LANES_MAX * 3 * LANES_MAX]];
-        for at in (0..LANES_MAX).map(|i| i * (2 * LANES_MAX + 1)) {
-            v.store(&mut rooms[0][at..]);
-            v.store_past(&mut rooms[1][at..]);
-        }
-        T::Vec::<S>::settle();
-        rooms
-    }
-}
-
-#[test]
-fn stores_past_the_caches_write_what_stores_write() {
-    fn holds<T: Float>(isa: IsaName) {
-        let values: Vec<T> = (0..LANES_MAX).map(|i| T::from_f64(i as f64 + 1.0)).collect();
-        let [near, past] = dispatch_on(isa, Stores(&values)).expect("available");
-        assert_eq!(near, past);
-    }
-    for isa in available_isas() {
-        holds::<f32>(isa);
-        holds::<f64>(isa);
-    }
-}
-
 const TABLE_OF_ERFC: &[(f64, f64)] = &[
     (-3.25, 1.9999956972205364),
     (-1.0, 1.8427007929497148),

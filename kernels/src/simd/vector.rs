@@ -61,17 +61,6 @@ pub(crate) trait Vector:
 
     /// Writes every lane to the front of `dst`, which must have room.
     fn store(self, dst: &mut [Self::Elem]);
-    /// As [`Vector::store`]; past the caches, if `dst` begins at a multiple of the register's size, so that what is overwritten
-    /// is not read first. Nobody is sure to see it before this thread calls [`Vector::settle`].
-    #[inline(always)]
-    fn store_past(self, dst: &mut [Self::Elem]) {
-        self.store(dst);
-    }
-
-    /// Puts what was stored past the caches before all that is stored after this.
-    #[inline(always)]
-    fn settle() {}
-
     /// Writes as many leading lanes as `dst` has room for.
     fn store_partial(self, dst: &mut [Self::Elem]);
 

@@ -90,8 +90,6 @@ pub(super) struct BackwardOf<'a, T, const CENTERED: bool> {
     pub(super) stats: &'a [T],
     pub(super) dw: bool,
     pub(super) db: bool,
-    /// Whether dx goes past the caches. Not if anything is added to it, which would read it again.
-    pub(super) past: bool,
 }
 
 impl<T: Float, const CENTERED: bool, const N: usize> RowKernel<T, N> for BackwardOf<'_, T, CENTERED> {
@@ -102,8 +100,8 @@ impl<T: Float, const CENTERED: bool, const N: usize> RowKernel<T, N> for Backwar
         let standard = Standard::<T::Vec<S>, CENTERED>::load(&self.stats[row.index * kept..][..kept]);
         if !row.y.is_empty() {
             match self.weight {
-                None => input_gradient([x, dy], row.y, self.past, standard, |[x, dy]| (x, dy)),
-                Some(w) => input_gradient([x, dy, w], row.y, self.past, standard, |[x, dy, w]| (x, dy * w)),
+                None => input_gradient([x, dy], row.y, standard, |[x, dy]| (x, dy)),
+                Some(w) => input_gradient([x, dy, w], row.y, standard, |[x, dy, w]| (x, dy * w)),
             }
             if let Some(dsum) = row.x.get(2) {
                 lanes::update(row.y, [dsum], |dx: T::Vec<S>, [dsum]| dx + dsum);
@@ -111,16 +109,15 @@ impl<T: Float, const CENTERED: bool, const N: usize> RowKernel<T, N> for Backwar
         }
         let (dw, db) = row.sums.split_at_mut(if self.dw { width } else { 0 });
         if self.dw && self.db {
-            lanes::update_both([dw, db], [x, dy], |[dw, db]: [T::Vec<S>; 2], [x, dy]| {
+            return lanes::update_both([dw, db], [x, dy], |[dw, db]: [T::Vec<S>; 2], [x, dy]| {
                 [dy.mul_add(standard.of(x), dw), db + dy]
             });
-        } else if self.dw {
-            lanes::update(dw, [x, dy], |sum: T::Vec<S>, [x, dy]| dy.mul_add(standard.of(x), sum));
-        } else if self.db {
-            lanes::update(db, [dy], |sum: T::Vec<S>, [dy]| sum + dy);
         }
-        if self.past {
-            T::Vec::<S>::settle(); // after the sums there is little left to wait for
+        if self.dw {
+            lanes::update(dw, [x, dy], |sum: T::Vec<S>, [x, dy]| dy.mul_add(standard.of(x), sum));
+        }
+        if self.db {
+            lanes::update(db, [dy], |sum: T::Vec<S>, [dy]| sum + dy);
         }
     }
 }
@@ -130,7 +127,6 @@ impl<T: Float, const CENTERED: bool, const N: usize> RowKernel<T, N> for Backwar
 fn input_gradient<V: Vector, const N: usize, const CENTERED: bool>(
     inputs: [&[V::Elem]; N],
     dx: &mut [V::Elem],
-    past: bool,
     standard: Standard<V, CENTERED>,
     split: impl Fn([V; N]) -> (V, V),
 ) {
@@ -141,7 +137,7 @@ fn input_gradient<V: Vector, const N: usize, const CENTERED: bool>(
         [if CENTERED { g } else { V::zero() }, g * standard.of(x)]
     });
     let (mean, product) = (V::splat(sum / n), V::splat(product / n));
-    lanes::map_to(inputs, dx, past, |v| {
+    lanes::map(inputs, dx, |v| {
         let (x, g) = split(v);
         let centred = if CENTERED { g - mean } else { g };
         (centred - standard.of(x) * product) * standard.inverse

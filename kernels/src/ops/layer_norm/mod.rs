@@ -4,15 +4,12 @@
 pub(in crate::ops) mod cpu;
 mod cuda;
 
-use phalanx_tensor::{Dims, Error, Result, Tensor, past_caches_pays};
+use phalanx_tensor::{Dims, Error, Result, Tensor};
 
 use crate::check;
 use crate::real::{Real, for_real};
 use crate::rows::{self, Outputs, Shape};
 use crate::wide::{elements, store, wide_dtype, widened_if};
-
-/// Rows of fewer elements are not written past the caches: there is a wait for those stores after each row.
-const WIDTH_PAST_MIN: usize = 512;
 
 /// `y = (x - mean) / sqrt(var + eps) * weight + bias` over the last dimensions of `x`, which must be
 /// `normalized_shape`; mean and variance (divided by n) are each row's own. Also gives what the backward pass needs of
@@ -122,13 +119,7 @@ pub(in crate::ops) fn backward<const CENTERED: bool>(
     }
     for_real!(op, x.dtype(), T => {
         let (weight, stats) = (widened_if::<T>(op, weight)?, elements::<<T as Real>::Wide>(op, stats)?);
-        // Rows come near while dw and db are added to; else, or if dx were read again, its stores would only be slower. So
-        // would those of rows that fill no cache lines, or few.
-        let near_meanwhile = dx.is_some() && dw && db && dsum.is_none() && T::as_wide(&[]).is_some();
-        let fills_lines = shape.width >= WIDTH_PAST_MIN && (shape.width * size_of::<T>()).is_multiple_of(64);
-        let past = near_meanwhile && fills_lines && past_caches_pays(x.numel() * size_of::<T>());
-        let weight = weight.as_deref();
-        let kernel = cpu::BackwardOf::<_, CENTERED> { weight, stats: &stats, dw, db, past };
+        let kernel = cpu::BackwardOf::<_, CENTERED> { weight: weight.as_deref(), stats: &stats, dw, db };
         let outputs = Outputs { y: dx.as_mut(), stats: &mut [] };
         let sums = match dsum {
             Some(dsum) => rows::run::<T, 3>(op, &kernel, shape, [x, dy, dsum], outputs)?,
