@@ -1,5 +1,9 @@
-//! Phalanx: tensors, autograd and parallel training from scratch in Rust.
+//! Phalanx: tensors, autograd and parallel training from scratch in Rust. Programs begin with `use phalanx::prelude::*`; see
+//! [`prelude`], and the [`guide`] for one page a task.
 #![forbid(unsafe_code)]
+
+pub mod guide;
+pub mod prelude;
 
 pub use phalanx_autograd as autograd;
 pub use phalanx_kernels as kernels;

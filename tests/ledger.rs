@@ -136,7 +136,7 @@ impl ConvNet {
             Sequential::new()
                 .with(Conv2dConfig::new(3, 8, [3; 2]).with_options(wide).init(&at(0).child("conv"))?)
                 .with(BatchNormConfig::new(8).init_2d(&at(0).child("norm"))?)
-                .with(Relu::default())
+                .with(Relu)
                 .with(MaxPool2d(PoolOptions::new([2; 2])))
                 .with(Dropout::new(0.1, &at(0))?),
             Sequential::new()
@@ -157,7 +157,7 @@ impl ConvNet {
                         .init_transposed(&at(2).child("conv"))?,
                 )
                 .with(BatchNormConfig::new(6).with_affine(false).init_2d(&at(2).child("norm"))?)
-                .with(Silu::default())
+                .with(Silu)
                 .with(AdaptiveAvgPool2d([2, 3])),
         ];
         let blocks = blocks.into_iter().map(|block| Unit::new(Arc::new(block))).collect();

@@ -30,12 +30,13 @@ use crate::node::{Body, Edge, Meta, Node};
 use crate::saved::Saved;
 use crate::sequence::{self, next_sequence};
 use crate::short::Short;
-use crate::{Backward, Cx, Error, Grads, Outputs, Result, Saver, Var, grads1, phony, record};
+use crate::{Backward, Cx, Error, Grads, Outputs, Result, Saver, Var, grads1, phony, record, repeated};
 
 /// Runs `f` without keeping what it computes; backward computes it again. Gradients are the same bits as those of
 /// `f(inputs)`, dropout included.
 ///
-/// `f` must be a function: of the same inputs it computes the same, twice. Values and parameters that it captures get
+/// `f` must be a function: of the same inputs it computes the same, twice. What it asks of the outside, and what may have
+/// changed by the time of the backward pass, it asks by way of [`repeated`](crate::repeated()). Values and parameters that it captures get
 /// their gradients too. Without gradients this is `f(inputs)`.
 ///
 /// # Errors
@@ -85,10 +86,10 @@ pub fn checkpoint_apart<O: Outputs>(
     // Before `f` runs, so that an input that it modifies is found.
     let saved = inputs.iter().enumerate().map(|(i, v)| Saved::input(i, v)).collect::<Result<_>>()?;
     let before = sequence::count();
-    let (outputs, used) = {
-        let _context = Context { grad: false, checkpointing: true, ..context }.enter();
-        let uses = Uses::collect();
-        (f(&detached)?.into_vars(), uses.end())
+    let (outputs, used, numbers) = {
+        let _context = Context::with(|c| (c.grad, c.checkpointing) = (false, true));
+        let (uses, numbers) = (Uses::collect(), repeated::Log::write());
+        (f(&detached)?.into_vars(), uses.end(), numbers.end())
     };
     if !outputs.iter().any(|v| v.dtype().is_float()) {
         return Ok((same(outputs), None));
@@ -100,7 +101,8 @@ pub fn checkpoint_apart<O: Outputs>(
         inputs: saved,
         used: used.into_iter().enumerate().map(|(i, u)| u.save(inputs.len() + i)).collect(),
         context,
-        numbers: sequence::reserve(sequence::count() - before),
+        sequence: sequence::reserve(sequence::count() - before),
+        numbers,
         recomputed: Mutex::new(None),
     });
     let (seq, id) = next_sequence();
@@ -128,7 +130,7 @@ pub fn checkpoint_apart<O: Outputs>(
 const NODES: usize = 4;
 
 /// What `into_vars` took apart.
-fn same<O: Outputs>(vars: Vec<Var>) -> O {
+pub(crate) fn same<O: Outputs>(vars: Vec<Var>) -> O {
     O::from_vars(vars).unwrap_or_else(|| unreachable!("as many values as `into_vars` gave"))
 }
 
@@ -186,7 +188,9 @@ pub(crate) struct Recomputation {
     /// That of the first run: random draws, train or eval.
     context: Context,
     /// The sequence numbers of the function's operations.
-    numbers: Range<u64>,
+    sequence: Range<u64>,
+    /// What the function has asked [`repeated`](crate::repeated()) for.
+    numbers: Arc<[u64]>,
     /// Where the outputs' gradients go, once the function has run again.
     recomputed: Mutex<Option<Vec<Option<Edge>>>>,
 }
@@ -208,7 +212,8 @@ impl Recomputation {
         let inputs: Vec<Var> = self.inputs.iter().map(|s| s.unpack(node, true)).collect::<Result<_>>()?;
         let _context =
             Context { grad: true, checkpointing: false, recomputing: true, ..self.context }.enter();
-        let _numbers = sequence::use_reserved(&self.numbers);
+        let _sequence = sequence::use_reserved(&self.sequence);
+        let _numbers = repeated::read(&self.numbers);
         let outputs = (self.function)(&inputs)?;
         let same = |(var, meta): (&Var, &Meta)| Meta::of(var.tensor()) == *meta;
         if outputs.len() != node.outputs.len() || !outputs.iter().zip(node.outputs.iter()).all(same) {

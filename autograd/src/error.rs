@@ -1,26 +1,37 @@
 //! What can go wrong when a graph is recorded or run backward.
 
+use std::fmt;
+
 /// The crate's results.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// An error of a differentiable operation or of a backward pass.
-#[derive(Debug, Clone, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The operation itself refused.
     #[error(transparent)]
     Tensor(#[from] phalanx_tensor::Error),
     /// Backward was asked of something that no graph leads to.
-    #[error("backward: the root does not require a gradient; nothing that led to it was recorded")]
+    #[error(
+        "backward: the root does not require a gradient: nothing that led to it was recorded, as no input was a leaf or \
+         a parameter that requires one, or gradients were off (`no_grad`)"
+    )]
     NoGraph,
     /// The root has several elements, and no gradient was given for it.
-    #[error("backward: the root has shape {shape:?}; without a gradient of its own it must have one element")]
+    #[error(
+        "backward: got a root of shape {shape:?}, wanted one element; reduce it (`mean_all`, `sum_all`), or give the \
+         gradient that it has itself (`Var::backward_with`)"
+    )]
     NotScalar {
         /// The root's shape.
         shape: Vec<usize>,
     },
     /// The saved values of this node were freed by an earlier backward pass.
-    #[error("{op}: its saved values were freed by an earlier backward; pass `retain_graph` to keep them")]
+    #[error(
+        "{op}: its saved values were freed by an earlier backward; to keep them, run that one as \
+         `backward_options(Options {{ retain_graph: true, ..Options::default() }})`"
+    )]
     Freed {
         /// The operation.
         op: &'static str,
@@ -99,4 +110,11 @@ pub enum Error {
     /// A hook or a custom function refused.
     #[error("{0}")]
     Custom(String),
+}
+
+/// The message, so that a program that ends with an error shows it.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }

@@ -66,7 +66,7 @@ pub fn gradgradcheck<O: Outputs>(
     let gradients = |vars: &[Var]| -> Result<Vec<Var>> {
         let _recorded = enable_grad();
         let (x, c) = vars.split_at(inputs.len());
-        gradients(&f(x)?, c, x, true)
+        gradients(&f(x)?, c, x, Options { create_graph: true, ..Options::default() })
     };
     check("gradgradcheck", &gradients, &all, config)
 }
@@ -78,10 +78,16 @@ fn check(op: &'static str, f: &Function<'_>, inputs: &[Tensor], config: GradChec
     if let Some(narrow) = inputs.iter().find(|t| t.dtype().is_float() && t.dtype() != DType::F64) {
         return Err(phalanx_tensor::Error::dtype(op, narrow.dtype(), "f64, or an integer").into());
     }
+    if !inputs.iter().any(|t| t.dtype().is_float()) {
+        let got = format!("{} inputs of integers or bools", inputs.len());
+        return Err(
+            phalanx_tensor::Error::invalid(op, format!("got {got}, wanted at least one of f64")).into()
+        );
+    }
     let leaves = vars(inputs)?;
     let outputs = floats(f(&leaves)?);
     let cotangents = cotangents(&outputs, config.seed)?;
-    let analytic = gradients(&outputs, &cotangents, &leaves, false)?;
+    let analytic = gradients(&outputs, &cotangents, &leaves, Options::default())?;
     drop(outputs);
     let weights: Vec<Vec<f64>> = cotangents.iter().map(Var::to_vec).collect::<Result<_>>()?;
     let differentiable = (0..inputs.len()).filter(|&i| inputs[i].dtype().is_float());
@@ -123,11 +129,16 @@ fn values(
 }
 
 /// The gradients of the floating-point inputs; zeros where there is none.
-fn gradients(outputs: &[Var], cotangents: &[Var], inputs: &[Var], create_graph: bool) -> Result<Vec<Var>> {
+pub(crate) fn gradients(
+    outputs: &[Var],
+    cotangents: &[Var],
+    inputs: &[Var],
+    options: Options,
+) -> Result<Vec<Var>> {
     let roots: Vec<_> = outputs.iter().cloned().zip(cotangents.iter().cloned().map(Some)).collect();
     let inputs: Vec<&Var> = inputs.iter().filter(|v| v.dtype().is_float()).collect();
     let made = match outputs.iter().any(Var::requires_grad) {
-        true => grad(&roots, &inputs, Options { create_graph, ..Options::default() })?,
+        true => grad(&roots, &inputs, options)?,
         false => vec![None; inputs.len()],
     };
     let zeros = |v: &Var| -> Result<Var> { Ok(Var::new(v.tensor().zeros_like()?)) };

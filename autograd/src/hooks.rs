@@ -73,6 +73,10 @@ impl Node {
         self.hooks.get().is_some_and(|table| !lock(table).grad.is_empty())
     }
 
+    pub(crate) fn has_accumulate_hooks(&self) -> bool {
+        self.hooks.get().is_some_and(|table| !lock(table).accumulated.is_empty())
+    }
+
     pub(crate) fn retain_grad(&self, output: usize) {
         let mut hooks = lock(self.hooks());
         if !hooks.retained.iter().any(|r| r.0 == output) {

@@ -1,5 +1,6 @@
 //! Leaves: the values that gradients are wanted of, and the slots that gradients go to.
 
+use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use phalanx_kernels as kernels;
@@ -112,7 +113,7 @@ impl Leaf {
 
     /// Lets it hold another tensor of the same dtype and device (and, unless one of them is a stand-in without
     /// elements, shape). This is no modification: values saved for backward stay valid, and backward reads the new
-    /// tensor.
+    /// tensor. A stand-in is a tensor of no elements, or one whose elements are [withheld](Tensor::withheld).
     ///
     /// # Errors
     /// If the dtype or device differs.
@@ -121,15 +122,15 @@ impl Leaf {
         let got = Meta::of(&tensor);
         let shapes_fit = got.shape == wanted.shape || tensor.numel() == 0;
         if got.dtype != wanted.dtype || got.device != wanted.device || !shapes_fit {
-            return Err(Error::Gradient {
-                op: "set_tensor",
-                got: got.to_string(),
-                wanted: wanted.to_string(),
-            });
+            let got = format!("a tensor of {got}");
+            return Err(
+                phalanx_tensor::Error::shape("set_tensor", got, format!("{wanted}, as the leaf")).into()
+            );
         }
         let mut held = self.state().held.write().unwrap_or_else(PoisonError::into_inner);
         let base = held.version();
-        let comes_and_goes = held.comes_and_goes || got.shape != wanted.shape;
+        let is_stand_in = got.shape != wanted.shape || tensor.why_withheld().is_some();
+        let comes_and_goes = held.comes_and_goes || is_stand_in;
         *held = Held { base, attached: tensor.version(), tensor, comes_and_goes };
         Ok(())
     }
@@ -165,9 +166,20 @@ impl Leaf {
         }
     }
 
-    /// Replaces the gradient (an `Owned` slot only; an `Into` slot's buffer belongs to somebody else).
+    /// Replaces the gradient. An `Into` slot's buffer belongs to somebody else and stays: it is zeroed, or takes the values of a
+    /// gradient of its shape.
     pub fn set_grad(&self, grad: Option<Var>) {
-        self.state().lock().grad = grad;
+        let mut state = self.state().lock();
+        let Slot::Into(buffer) = &mut state.slot else {
+            state.grad = grad;
+            return;
+        };
+        // This can fail only if another thread writes the buffer, or the gradient has another shape than the leaf.
+        let _ = match &grad {
+            None => kernels::fill_(buffer, -0.0),
+            Some(grad) => kernels::copy_(buffer, grad.tensor()),
+        };
+        state.zeroed += u64::from(grad.is_none());
     }
 
     /// Takes a gradient that was computed elsewhere as a backward pass does one of its own: adds it to the slot and calls the
@@ -329,6 +341,43 @@ pub(crate) fn add_in_place(sum: Var, grad: Var) -> Result<Var> {
     let mut copy = sum.copy()?;
     kernels::accumulate_(&mut copy, grad.tensor())?;
     Ok(Var::new(copy))
+}
+
+/// Whose hands a value's parameters are in.
+impl Var {
+    /// The leaves of parameters ([`Leaf::new`]) that a backward pass from this value comes to, as far as its graph tells: not
+    /// those that only a recomputed part uses.
+    pub fn parameter_leaves(&self) -> Vec<Leaf> {
+        let (mut found, mut seen) = (Vec::new(), HashSet::new());
+        let mut open: Vec<&Arc<Node>> = self.edge().map(|edge| &*edge.node).into_iter().collect();
+        while let Some(node) = open.pop() {
+            if !seen.insert(node.id) {
+                continue;
+            }
+            if node.is_leaf && node.weight {
+                found.push(Leaf(Arc::clone(node)));
+            }
+            open.extend(node.inputs.iter().flatten().map(|edge| &*edge.node));
+        }
+        found
+    }
+}
+
+impl Leaf {
+    /// Whether both are handles on the same leaf.
+    pub fn is(&self, other: &Leaf) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// A number that no other leaf has.
+    pub fn id(&self) -> u64 {
+        self.0.id
+    }
+
+    /// Whether anything is called when it has taken a gradient ([`Leaf::on_accumulate`]).
+    pub fn is_watched(&self) -> bool {
+        self.0.has_accumulate_hooks()
+    }
 }
 
 impl Var {

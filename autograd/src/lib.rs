@@ -37,7 +37,7 @@
 //! - A panic in a backward function or hook is an error of the pass.
 //!
 //! Where to look: [`ops`] for operations, [`Function`] to add one, [`backward`], [`grad()`] and [`backward_inputs`] for
-//! passes, [`Leaf`] and [`Slot`] for where gradients go, [`checkpoint()`] for recomputation, [`fork`] and [`join`] for
+//! passes, [`jacobian`], [`hvp`] and their kin for derivatives of functions, [`Leaf`] and [`Slot`] for where gradients go, [`checkpoint()`] for recomputation, [`fork`] and [`join`] for
 //! order, [`gradcheck()`] for tests.
 #![forbid(unsafe_code)]
 
@@ -48,6 +48,7 @@ mod dependency;
 mod engine;
 mod error;
 mod function;
+mod functional;
 mod grad_mode;
 mod gradcheck;
 mod hooks;
@@ -59,6 +60,7 @@ mod outputs;
 mod phony;
 mod record;
 mod remade;
+mod repeated;
 mod saved;
 mod sequence;
 mod short;
@@ -72,15 +74,19 @@ pub use dependency::{fork, join};
 pub use engine::{Options, WeightWork, backward, backward_inputs, grad};
 pub use error::{Error, Result};
 pub use function::Function;
-pub use grad_mode::{enable_grad, is_grad_enabled, no_grad};
+pub use functional::{hessian, hvp, jacobian, jvp, vjp};
+pub use grad_mode::{enable_grad, eval, inference, is_grad_enabled, no_grad};
 pub use gradcheck::{GradCheck, gradcheck, gradgradcheck};
 pub use hooks::HookHandle;
 pub use leaf::{Leaf, Slot, Stash};
 pub use ops::*;
 pub use outputs::Outputs;
+pub use phalanx_kernels as kernels;
+pub use phalanx_kernels::{Conv1dOptions, ConvOptions, Gelu, PoolOptions};
 pub use phalanx_tensor as tensor;
 pub use phony::phony;
 pub use record::{Saver, is_recording, record, record_many, record_none};
 pub use remade::Remade;
+pub use repeated::repeated;
 pub use saved::{Saved, SavedHooks, SavedHooksGuard, saved_hooks};
 pub use var::Var;

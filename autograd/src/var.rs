@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use phalanx_tensor::{DType, Device, Tensor, Value};
 
-use crate::Result;
 use crate::engine::backward_from;
 use crate::hooks::HookHandle;
 use crate::leaf::Leaf;
 use crate::node::Edge;
+use crate::{Options, Result};
 
 /// A tensor that remembers how it was made, if a gradient may be asked of it. All arithmetic is on this type; it
 /// is cheap to clone. See the [`crate::ops`] for what can be done with it.
@@ -165,12 +165,12 @@ impl Var {
     }
 
     /// Computes the gradient of this one-element value with respect to every leaf behind it, and adds it to the
-    /// leaves' slots.
+    /// leaves' slots. The graph can be run once, unless [`Var::backward_options`] says otherwise.
     ///
     /// # Errors
     /// If it has several elements or no graph, or a backward function fails.
     pub fn backward(&self) -> Result<()> {
-        backward_from(self, None)
+        backward_from(self, None, Options::default())
     }
 
     /// [`Var::backward`] for a value of any shape, given the gradient that it has itself.
@@ -178,7 +178,25 @@ impl Var {
     /// # Errors
     /// If the gradient does not fit, there is no graph, or a backward function fails.
     pub fn backward_with(&self, grad: Var) -> Result<()> {
-        backward_from(self, Some(grad))
+        backward_from(self, Some(grad), Options::default())
+    }
+
+    /// [`Var::backward`] that treats the graph as the options say: keeps it for another pass, or records the gradients' own.
+    ///
+    /// ```
+    /// use phalanx_autograd::{Options, Var, tensor::{Device, Tensor}};
+    /// let x = Var::leaf(Tensor::scalar(3f64, Device::CPU)?)?;
+    /// let loss = x.square()?;
+    /// loss.backward_options(Options { retain_graph: true, ..Options::default() })?;
+    /// loss.backward()?; // adds to the first pass's gradient
+    /// assert_eq!(x.grad().unwrap().item::<f64>()?, 12.0);
+    /// # Ok::<(), phalanx_autograd::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Var::backward`].
+    pub fn backward_options(&self, options: Options) -> Result<()> {
+        backward_from(self, None, options)
     }
 
     /// The gradient: a leaf's accumulated one, or that of a value on which [`Var::retain_grad`] was called.

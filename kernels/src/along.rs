@@ -31,7 +31,7 @@ pub(crate) fn along<const N: usize>(
     for t in &mut turned {
         *t = turn(t)?;
     }
-    let mut y = Tensor::empty(turned[0].shape(), turned[0].dtype(), turned[0].device())?;
+    let mut y = Tensor::empty_for(op, turned[0].shape(), turned[0].dtype(), turned[0].device())?;
     if y.device().is_meta() {
         y.bump_version();
     } else if y.device().is_cuda() {

@@ -31,7 +31,7 @@ pub(crate) fn binary(
         return map(op, float, [a, b]);
     }
     check::same(op, &[a, b])?;
-    let mut out = Tensor::empty(&common_shape(op, &[a, b])?, a.dtype(), a.device())?;
+    let mut out = Tensor::empty_for(op, &common_shape(op, &[a, b])?, a.dtype(), a.device())?;
     let cuda = &Expression::of_integers(text, &[]);
     match a.dtype() {
         DType::I64 => map_scalar(op, |[x, y]: [i64; 2]| int(x, y), cuda, [a, b], &mut out)?,
@@ -44,7 +44,7 @@ pub(crate) fn binary(
     Ok(out)
 }
 
-/// `float` of a floating-point operand, or `int` of an integer one and the number.
+/// `float` of a floating-point operand, or `int` of an integer one and the number, which its dtype must hold.
 pub(crate) fn scalar(
     op: &'static str,
     float: impl Pointwise<1>,
@@ -55,11 +55,15 @@ pub(crate) fn scalar(
     if a.dtype().is_float() {
         return map(op, float, [a]);
     }
-    let Scalar::Int(s) = s else {
-        let why = format!("got the number {} for a tensor of {}, wanted an integer", s.to_f64(), a.dtype());
+    if a.dtype() == DType::Bool {
+        return Err(Error::dtype(op, DType::Bool, "a number dtype"));
+    }
+    if let Scalar::Float(_) = s {
+        let why = format!("got the number {s} for a tensor of {}, wanted an integer", a.dtype());
         return Err(Error::invalid(op, why));
-    };
-    let mut out = a.empty_like()?;
+    }
+    let s = s.fitting(op, a.dtype())?.to_i64();
+    let mut out = a.empty_like_for(op)?;
     let numbers = [s];
     let cuda = &Expression::of_integers(text, &numbers);
     match a.dtype() {
@@ -69,4 +73,31 @@ pub(crate) fn scalar(
         other => return Err(Error::dtype(op, other, "a number dtype")),
     }
     Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use phalanx_tensor::{Device, Scalar, Tensor};
+
+    use crate::ops::{add_scalar, mul_scalar, rpow_scalar, rsub_scalar, sub_scalar};
+
+    #[test]
+    fn a_number_that_the_tensors_dtype_cannot_hold_is_refused_and_not_wrapped() {
+        let x = Tensor::from_slice(&[1i32, 2], &[2], Device::CPU).unwrap();
+        let runs = [
+            ("add_scalar", add_scalar(&x, Scalar::Int(1 << 40))),
+            ("sub_scalar", sub_scalar(&x, Scalar::Int(1 << 40))),
+            ("rsub_scalar", rsub_scalar(&x, Scalar::Int(1 << 40))),
+            ("mul_scalar", mul_scalar(&x, Scalar::Int(1 << 40))),
+            ("rpow_scalar", rpow_scalar(&x, Scalar::Int(1 << 40))),
+        ];
+        for (name, run) in runs {
+            let error = run.unwrap_err().to_string();
+            assert!(
+                error.starts_with(&format!("{name}: got the number 1099511627776 for a tensor of i32")),
+                "{error}"
+            );
+        }
+        assert_eq!(mul_scalar(&x, Scalar::Int(-3)).unwrap().to_vec::<i32>().unwrap(), [-3, -6]);
+    }
 }

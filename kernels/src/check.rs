@@ -57,3 +57,9 @@ pub(crate) fn shape(op: &'static str, what: &str, tensor: &Tensor, wanted: &[usi
     }
     Err(Error::shape(op, format!("{what} of shape {:?}", tensor.shape()), format!("{wanted:?}")))
 }
+
+/// A number from 0 up.
+#[inline]
+pub(crate) fn from_zero(op: &'static str, name: &str, x: f64) -> Result<()> {
+    if x >= 0.0 { Ok(()) } else { Err(Error::range(op, format!("{name} {x:?}"), "0 or more")) }
+}

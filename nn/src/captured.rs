@@ -100,6 +100,7 @@ impl CapturedStep {
             let got = format!("got {} inputs, wanted {}", batch.len(), self.inputs.len());
             return Err(Error::invalid("captured_step", got).into());
         }
+        let _pass = Context::one_pass();
         for (to, from) in self.inputs.iter_mut().zip(batch) {
             to.copy_from(from).map_err(Error::from)?;
         }

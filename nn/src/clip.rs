@@ -6,7 +6,8 @@ use phalanx_kernels as kernels;
 use phalanx_kernels::{NORM_BLOCK, Stretches};
 use phalanx_tensor::{DType, Device, Tensor};
 
-use crate::{Error, Parameter, Result, norm_tree};
+use crate::error::setting;
+use crate::{Error, Parameter, Result, Usage, norm_tree};
 
 /// The gradients' norm and the factor that brings it down to the bound.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -29,8 +30,9 @@ impl Clip {
     /// [`crate::Optimizer::step_by`].
     ///
     /// # Errors
-    /// If memory is short.
+    /// If the bound is not positive, or memory is short.
     pub fn factor(norm: &Tensor, max_norm: f64) -> Result<Tensor> {
+        setting("Clip::factor", "a bound of", max_norm, max_norm > 0.0, "more than 0")?;
         let ratio = kernels::rdiv_scalar(&kernels::add_scalar(norm, 1e-6.into())?, max_norm.into())?;
         Ok(kernels::clamp(&ratio, None, Some(1.0.into()))?)
     }
@@ -41,7 +43,7 @@ impl Clip {
 pub struct Square {
     /// The parameter's global name.
     pub name: String,
-    /// Whether what is here is all of it, or a part of a parameter that is cut ([`crate::Shard::is_whole`]).
+    /// Whether the sum is of all of it, or of a part of a parameter that is cut ([`crate::Shard::is_whole`]).
     pub whole: bool,
 }
 
@@ -58,8 +60,13 @@ impl Squares {
     /// The root of all sums, added in order of the names: a scalar, f64, on their device.
     ///
     /// # Errors
-    /// If memory is short.
+    /// If one is of a part alone of a parameter that is cut over ranks, or memory is short.
     pub fn norm(&self) -> Result<Tensor> {
+        if let Some(part) = self.of.iter().find(|square| !square.whole) {
+            let why = "is cut over ranks, and this is the sum of its part here alone: add the ranks' first, as \
+                       `tensor_parallel::sum_squares` and the mesh's `grad_norm` do";
+            return Err(Error::invalid("grad_norm", format!("{:?} {why}", part.name)));
+        }
         if self.of.is_empty() {
             return Ok(Tensor::zeros(&[], DType::F64, self.sums.device())?);
         }
@@ -84,11 +91,12 @@ pub fn grad_norm(parameters: &[Parameter]) -> Result<f64> {
 /// parameter's.
 ///
 /// # Errors
-/// If a gradient cannot be read.
+/// If a gradient cannot be read, or a wrapper has spread it over ranks ([`Parameter::hand_to`]).
 pub fn grad_squares(parameters: &[Parameter]) -> Result<Squares> {
     let mut sorted: Vec<&Parameter> = parameters.iter().collect();
     sorted.sort_by(|a, b| a.name().cmp(b.name()));
     sorted.dedup_by(|a, b| a.is(b));
+    sorted.iter().try_for_each(|p| p.check_usage("grad_norm", Usage::Norm))?;
     let mut parts: BTreeMap<Device, (Vec<usize>, Vec<Stretches>)> = BTreeMap::new();
     for (place, parameter) in sorted.iter().enumerate() {
         let grad = match parameter.finish_grad()? {
@@ -140,12 +148,7 @@ pub fn norm_of(squares: &Squares) -> Result<f64> {
 /// # Errors
 /// If a gradient cannot be read, or the bound is not positive.
 pub fn clip_grad_norm(parameters: &[Parameter], max_norm: f64) -> Result<Clip> {
-    if max_norm.is_nan() || max_norm <= 0.0 {
-        return Err(Error::invalid(
-            "clip_grad_norm",
-            format!("got a bound of {max_norm}, wanted more than 0"),
-        ));
-    }
+    setting("clip_grad_norm", "a bound of", max_norm, max_norm > 0.0, "more than 0")?;
     Ok(Clip::new(grad_norm(parameters)?, max_norm))
 }
 
@@ -153,14 +156,10 @@ pub fn clip_grad_norm(parameters: &[Parameter], max_norm: f64) -> Result<Clip> {
 /// `max_norm`, and returns the norm before.
 ///
 /// # Errors
-/// If a gradient is of no floating-point dtype, or `p` is not positive.
+/// If a gradient is of no floating-point dtype, or `p` or the bound is not positive.
 pub fn clip_grad_norm_(grads: &mut [Tensor], max_norm: f64, p: f64) -> Result<f64> {
-    if p.is_nan() || p <= 0.0 {
-        return Err(Error::invalid(
-            "clip_grad_norm_",
-            format!("got a norm of order {p}, wanted more than 0"),
-        ));
-    }
+    setting("clip_grad_norm_", "a norm of order", p, p > 0.0, "more than 0")?;
+    setting("clip_grad_norm_", "a bound of", max_norm, max_norm > 0.0, "more than 0")?;
     let mut sum = 0.0;
     for grad in &*grads {
         if p == 2.0 {

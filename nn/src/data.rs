@@ -45,9 +45,11 @@ impl Windows {
     pub fn new(tokens: impl Into<Arc<[u32]>>, context: usize, seed: u64) -> Result<Windows> {
         let tokens = tokens.into();
         if context == 0 || tokens.len() <= context {
-            let why =
-                format!("{} tokens for a context of {context}, wanted at least one more token", tokens.len());
-            return Err(Error::invalid("data", why));
+            let why = format!(
+                "got {} tokens for a context of {context}, wanted a context of at least 1 and more tokens than that",
+                tokens.len()
+            );
+            return Err(Error::invalid("Windows", why));
         }
         // One window less than fit, so that there is room to cut elsewhere.
         let count = ((tokens.len() - context) / context).max(1) as u64;
@@ -116,6 +118,8 @@ type Rows = (Vec<i64>, Vec<i64>);
 /// device's ledger does not depend on how far ahead the thread is.
 pub struct Loader {
     rows: Option<Receiver<Vec<Rows>>>,
+    /// What is wrong with the settings.
+    problem: Option<String>,
     context: usize,
     pieces: Vec<Range<usize>>,
     device: Device,
@@ -128,7 +132,8 @@ const AHEAD: usize = 2;
 
 impl Loader {
     /// From step `position` on, global batches of `batch` windows, of which each step yields the runs of rows in
-    /// `pieces` (see [`cut`]): a rank's share, cut into micro-batches.
+    /// `pieces` (see [`cut`]): a rank's share, cut into micro-batches. [`Loader::next_step`] refuses a batch of 0 and pieces
+    /// that do not lie in the batch.
     pub fn new(
         windows: Windows,
         batch: usize,
@@ -138,21 +143,31 @@ impl Loader {
     ) -> Loader {
         let (send, rows) = sync_channel(AHEAD);
         let (context, read) = (windows.context, pieces.clone());
+        let outside = pieces.iter().find(|rows| rows.start > rows.end || rows.end > batch);
+        let problem = match outside {
+            _ if batch == 0 => Some("got batches of 0 windows, wanted at least 1".to_string()),
+            Some(rows) => Some(format!("got the rows {rows:?}, wanted rows of a batch of {batch}")),
+            None => None,
+        };
+        let read_on = problem.is_none();
         let thread = std::thread::spawn(move || {
             let step = |step: u64| -> Vec<Rows> {
                 read.iter().map(|rows| windows.rows(step * batch as u64, rows.clone())).collect()
             };
             // Ends when nobody receives any more.
-            (position..).try_for_each(|at| send.send(step(at)).ok());
+            (position..).take_while(|_| read_on).try_for_each(|at| send.send(step(at)).ok());
         });
-        Loader { rows: Some(rows), context, pieces, device, thread: Some(thread), position }
+        Loader { rows: Some(rows), problem, context, pieces, device, thread: Some(thread), position }
     }
 
     /// The next step's batches.
     ///
     /// # Errors
-    /// If a tensor cannot be allocated.
+    /// If the batch is 0, a piece does not lie in it, or a tensor cannot be allocated.
     pub fn next_step(&mut self) -> Result<Vec<Batch>> {
+        if let Some(problem) = &self.problem {
+            return Err(Error::invalid("Loader", problem.as_str()));
+        }
         let received = self.rows.as_ref().and_then(|rows| rows.recv().ok());
         let rows = received.ok_or_else(|| Error::invalid("data", "the reading thread has ended"))?;
         self.position += 1;
@@ -221,6 +236,15 @@ mod tests {
         let (x, y): (Vec<i64>, Vec<i64>) =
             (first[0].inputs.to_vec().unwrap(), first[0].targets.to_vec().unwrap());
         assert_eq!((x[1..5].to_vec(), x[0] + 5), (y[..4].to_vec(), y[4]));
+    }
+
+    #[test]
+    fn a_batch_of_nothing_and_rows_outside_the_batch_are_refused() {
+        for (batch, rows) in [(0, 0..0), (4, 2..5), (4, 0..usize::MAX)] {
+            let mut loader = Loader::new(windows(500, 5), batch, vec![rows], Device::CPU, 0);
+            let error = loader.next_step().unwrap_err().to_string();
+            assert!(error.starts_with("Loader: got"), "{error}");
+        }
     }
 
     #[test]

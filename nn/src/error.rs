@@ -6,7 +6,7 @@ use std::fmt;
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// An error of this crate.
-#[derive(Debug, Clone, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// An operation or a backward pass refused.
@@ -31,6 +31,7 @@ pub enum Error {
 }
 
 /// How saved tensors and wanted ones differ.
+#[must_use = "it says what was not loaded; `let _ =` if that is as it should be"]
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Mismatch {
     /// Wanted and not there.
@@ -97,4 +98,39 @@ impl From<Error> for phalanx_autograd::Error {
             other => phalanx_autograd::Error::Custom(other.to_string()),
         }
     }
+}
+
+/// The message, so that a program that ends with an error shows it.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// A number that a layer, a rule or a loss was told, if `fits`.
+pub(crate) fn setting(what: &str, name: &str, got: f64, fits: bool, wanted: &str) -> Result<()> {
+    if fits {
+        return Ok(());
+    }
+    Err(Error::invalid(what, format!("got {name} {got:?}, wanted {wanted}")))
+}
+
+/// A number from 0 up, as an epsilon or a weight decay is.
+pub(crate) fn from_zero(what: &str, name: &str, got: f64) -> Result<()> {
+    setting(what, name, got, got.is_finite() && got >= 0.0, "a finite number from 0 up")
+}
+
+/// A share below 1, as the decay of a running mean is.
+pub(crate) fn below_one(what: &str, name: &str, got: f64) -> Result<()> {
+    setting(what, name, got, (0.0..1.0).contains(&got), "0 or more and less than 1")
+}
+
+/// A probability or a share.
+pub(crate) fn share(what: &str, name: &str, got: f64) -> Result<()> {
+    setting(what, name, got, (0.0..=1.0).contains(&got), "0 to 1")
+}
+
+/// What a part of a model is called in errors: its kind, and its path unless it is the whole model.
+pub(crate) fn at(kind: &str, path: &str) -> String {
+    if path.is_empty() { kind.into() } else { format!("{kind} `{path}`") }
 }

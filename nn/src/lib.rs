@@ -6,44 +6,75 @@
 #![forbid(unsafe_code)]
 
 mod buffer;
+mod build;
 mod captured;
+mod classes_last;
 mod clip;
 mod data;
 mod error;
+mod files;
+mod forward_hooks;
+mod holder;
 mod init;
 mod layers;
 mod loss;
+mod mode;
 pub mod models;
 mod module;
 pub mod modules;
 pub mod norm_tree;
 mod optim;
+mod pair_loss;
 mod parameter;
 mod parameters;
+mod sample;
 mod scaler;
 mod schedule;
 mod scope;
+mod sequential;
+mod shard;
 mod unit;
+mod unit_policy;
 
 pub use buffer::Buffer;
+pub use build::Build;
 pub use captured::CapturedStep;
+pub use classes_last::ClassesLast;
 pub use clip::{Clip, Square, Squares, clip_grad_norm, clip_grad_norm_, grad_norm, grad_squares, norm_of};
 pub use data::{Batch, Loader, Windows, cut};
 pub use error::{Error, Mismatch, Result};
+pub use files::{LoadOptions, load, load_state_dict_with, load_with, save};
+pub use forward_hooks::{ForwardHookHandle, Hooked};
+pub use holder::{Holder, Usage};
 pub use init::Init;
 pub use layers::{Head, Layers, Map, OneDevice, Table, TableHead, activation_window};
-pub use loss::{BceWithLogitsLoss, CrossEntropyLoss, KlDivLoss, L1Loss, Loss, MseLoss, SmoothL1Loss};
-pub use module::{Module, Sequential};
+pub use loss::{
+    BceLoss, BceWithLogitsLoss, CrossEntropyLoss, HingeEmbeddingLoss, HuberLoss, KlDivLoss, L1Loss, Loss,
+    MseLoss, PoissonNllLoss, SmoothL1Loss,
+};
+pub use mode::Mode;
+pub use module::Module;
 pub use modules::*;
+#[doc(hidden)]
+pub use optim::note_ranks;
 pub use optim::{Adagrad, Adam, AdamW, At, Group, Lion, Optimizer, Rmsprop, Rule, Sgd};
-pub use parameter::{Parameter, Shard};
+pub use pair_loss::{CosineEmbeddingLoss, GaussianNllLoss, MarginRankingLoss, TripletMarginLoss};
+pub use parameter::Parameter;
 #[doc(hidden)]
 pub use parameters::join_path;
 pub use parameters::{Entry, Parameters, load_state_dict, state_dict};
 pub use phalanx_autograd as autograd;
-pub use phalanx_autograd::NllLoss;
+pub use phalanx_autograd::kernels;
+pub use phalanx_autograd::{
+    Conv1dOptions, ConvOptions, Gelu as GeluKind, KlReduction, KlTarget, NllLoss, PoolOptions, Reduction,
+};
+pub use phalanx_autograd::{enable_grad, eval, inference, manual_seed, no_grad};
 pub use phalanx_tensor as tensor;
+pub use sample::{SampleOptions, sample};
 pub use scaler::LossScaler;
 pub use schedule::{OneCycle, Schedule};
 pub use scope::Scope;
+pub use sequential::{Sequential, SequentialConfig};
+pub use shard::Shard;
 pub use unit::{AnyUnit, Unit, UnitHooks, UnitHooksHandle};
+pub use unit_policy::UnitPolicy;

@@ -1,9 +1,12 @@
 //! Losses as values: settings once, then `forward(input, target)`.
 
-use phalanx_autograd::{CrossEntropy as CrossEntropyNumbers, KlReduction, KlTarget, NllLoss, Reduction, Var};
+use phalanx_autograd::{
+    CrossEntropy as CrossEntropyNumbers, KlReduction, KlTarget, NllLoss, PoissonNll, Reduction, Var,
+};
 use phalanx_tensor::Tensor;
 
 use crate::Result;
+use crate::classes_last::check_first;
 
 /// A loss of an input and a target.
 pub trait Loss {
@@ -38,7 +41,9 @@ macro_rules! losses {
 
 losses! {
     /// Of logits `[N, C, ..]` and class indices `[N, ..]` (i64), in nats; a scalar, or with `Reduction::None` `[N, ..]`.
-    CrossEntropyLoss, |self, x, t| x.cross_entropy(t, &self.numbers()), {
+    /// Where the classes are the last dimension, as in `[B, T, C]`: [`CrossEntropyLoss::classes_last`].
+    CrossEntropyLoss,
+    |self, x, t| check_first("CrossEntropyLoss", x, t).and_then(|()| Ok(x.cross_entropy(t, &self.numbers())?)), {
         /// A weight a class.
         weight: Option<Tensor> = None,
         /// Items with this target do not count.
@@ -85,6 +90,43 @@ losses! {
         /// What becomes of the elements' losses.
         reduction: KlReduction = KlReduction::Elements(Reduction::Mean),
     };
+    /// Squared differences up to `delta`, linear ones beyond, of `x` and `t` of one shape; a scalar, or with
+    /// `Reduction::None` that shape.
+    HuberLoss, |self, x, t| x.huber_loss(t, self.delta, self.reduction), {
+        /// Where the two meet.
+        delta: f64 = 1.0,
+        /// What becomes of the elements' losses.
+        reduction: Reduction = Reduction::Mean,
+    };
+    /// Cross entropy of two outcomes, of probabilities `x` and `t` of one shape, in nats; a scalar, or with
+    /// `Reduction::None` that shape. Of logits use [`BceWithLogitsLoss`].
+    BceLoss, |self, x, t| x.binary_cross_entropy(t, self.weight.as_ref(), self.reduction), {
+        /// A weight an element.
+        weight: Option<Var> = None,
+        /// What becomes of the elements' losses.
+        reduction: Reduction = Reduction::Mean,
+    };
+    /// The negative log likelihood of counts under Poisson distributions; a scalar, or with `Reduction::None` one an element.
+    PoissonNllLoss, |self, x, t| {
+        let PoissonNllLoss { log_input, full, eps, reduction } = *self;
+        x.poisson_nll_loss(t, &PoissonNll { log_input, full, eps, reduction })
+    }, {
+        /// Whether the input is the logarithm of the rate.
+        log_input: bool = true,
+        /// Whether Stirling's approximation of `ln t!` is added.
+        full: bool = false,
+        /// Added to a rate before its logarithm is taken.
+        eps: f64 = 1e-8,
+        /// What becomes of the elements' losses.
+        reduction: Reduction = Reduction::Mean,
+    };
+    /// Distances that should be small (target 1) or at least `margin` (-1); a scalar, or with `Reduction::None` one an element.
+    HingeEmbeddingLoss, |self, x, t| x.hinge_embedding_loss(t, self.margin, self.reduction), {
+        /// How large.
+        margin: f64 = 1.0,
+        /// What becomes of the elements' losses.
+        reduction: Reduction = Reduction::Mean,
+    };
 }
 
 impl CrossEntropyLoss {
@@ -100,9 +142,10 @@ impl CrossEntropyLoss {
     }
 }
 
-/// Of logarithms of probabilities `[N, C, ..]` and class indices `[N, ..]`.
+/// Of logarithms of probabilities `[N, C, ..]` and class indices `[N, ..]`; see [`ClassesLast`](crate::ClassesLast) for `[.., C]`.
 impl Loss for NllLoss {
     fn forward(&self, x: &Var, t: &Var) -> Result<Var> {
+        check_first("NllLoss", x, t)?;
         Ok(x.nll_loss(t, self)?)
     }
 }

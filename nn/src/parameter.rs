@@ -1,14 +1,14 @@
 //! [`Parameter`]: a trained tensor.
 
 use std::ops::Range;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use phalanx_autograd::{Leaf, Slot, Var};
 use phalanx_kernels as kernels;
-use phalanx_tensor::{Category, DType, Device, Dims, Tensor, Window};
+use phalanx_tensor::{Category, DType, Device, Tensor};
 
-use crate::{Error, Result};
+use crate::{Error, Holder, Result, Shard, Usage};
 
 /// A handle on a trained tensor: cloning shares it, an optimizer updates it in place, its storage can be released
 /// and re-pointed between forward and backward.
@@ -19,55 +19,23 @@ use crate::{Error, Result};
 #[derive(Clone)]
 pub struct Parameter(Arc<State>);
 
-/// The part of a whole tensor that a parameter is: `extent` elements from `window.offset` on.
-///
-/// The whole may be seen in a finer shape than the tensor's own, where that is what the cut is regular in: the joint
-/// map of queries, keys and values as `[3, out, in]`, of which a rank has `[3, out / ranks, in]`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Shard {
-    /// The whole's shape, and where the part begins in it.
-    pub window: Window,
-    /// The part's shape, with as many dimensions.
-    pub extent: Dims,
-}
-
-impl Shard {
-    /// The part that is the whole.
-    pub fn whole(shape: &[usize]) -> Shard {
-        Shard { window: Window::whole(shape), extent: Dims::from_slice(shape) }
-    }
-
-    /// Whether it is the whole.
-    pub fn is_whole(&self) -> bool {
-        self.extent == self.window.global
-    }
-
-    /// The shape of the whole tensor, which has `rank` dimensions: where the cut sees a finer one, the first sizes are one.
-    pub fn whole_shape(&self, rank: usize) -> Vec<usize> {
-        let seen = &self.window.global;
-        let (first, rest) = seen.split_at((seen.len() + 1).saturating_sub(rank.max(1)));
-        if first.is_empty() { seen.to_vec() } else { [&[first.iter().product()], rest].concat() }
-    }
-
-    /// This part of a whole tensor, as a view.
-    ///
-    /// # Errors
-    /// If the tensor is not the whole.
-    pub fn of(&self, whole: &Tensor) -> Result<Tensor> {
-        let mut cuts = self.window.offset.iter().zip(&self.extent).enumerate();
-        let seen = whole.with_shape(&self.window.global)?;
-        Ok(cuts.try_fold(seen, |part, (dim, (&offset, &length))| part.narrow(dim, offset, length))?)
-    }
-}
-
 struct State {
     name: String,
     part: Shard,
     range: Range<usize>,
     rank: usize,
-    trained: AtomicBool,
+    /// [`TRAINED`], [`HELD`], [`HEARD`].
+    flags: AtomicU8,
     sites: Vec<Leaf>,
+    holder: Mutex<Option<Arc<dyn Holder>>>,
 }
+
+/// Gradients are recorded for it.
+const TRAINED: u8 = 1;
+/// It has a holder.
+const HELD: u8 = 2;
+/// Its holder hears of uses.
+const HEARD: u8 = 4;
 
 impl Parameter {
     /// A whole parameter.
@@ -130,8 +98,8 @@ impl Parameter {
     ) -> Result<Parameter> {
         tensor.storage().set_category(Category::Parameters);
         let sites = (0..sites).map(|_| Leaf::new(tensor.clone(), true)).collect::<Result<_, _>>()?;
-        let trained = AtomicBool::new(true);
-        Ok(Parameter(Arc::new(State { name, part, range, rank, trained, sites })))
+        let (flags, holder) = (AtomicU8::new(TRAINED), Mutex::default());
+        Ok(Parameter(Arc::new(State { name, part, range, rank, flags, sites, holder })))
     }
 
     /// The name in the whole model, such as `h.0.attn.c_attn.weight`.
@@ -184,8 +152,13 @@ impl Parameter {
     /// # Panics
     /// If there is no such site, which is fixed where the model is written.
     pub fn site(&self, site: usize) -> Var {
-        let leaf = &self.0.sites[site];
-        if self.is_trained() { leaf.var() } else { leaf.constant() }
+        let (leaf, flags) = (&self.0.sites[site], self.flags());
+        if flags & HEARD != 0
+            && let Some(holder) = self.holder()
+        {
+            holder.before_use(self);
+        }
+        if flags & TRAINED != 0 { leaf.var() } else { leaf.constant() }
     }
 
     /// The sites' leaves, for hooks and gradient slots.
@@ -200,18 +173,74 @@ impl Parameter {
 
     /// Whether gradients are recorded for it.
     pub fn is_trained(&self) -> bool {
-        self.0.trained.load(Ordering::Relaxed)
+        self.flags() & TRAINED != 0
+    }
+
+    fn flags(&self) -> u8 {
+        self.0.flags.load(Ordering::Relaxed)
     }
 
     /// Records no gradients for it from now on.
     pub fn freeze(&self) {
-        self.0.trained.store(false, Ordering::Relaxed);
+        self.0.flags.fetch_and(!TRAINED, Ordering::Relaxed);
     }
 
     /// Undoes [`Parameter::freeze`].
     pub fn unfreeze(&self) {
-        self.0.trained.store(true, Ordering::Relaxed);
+        self.0.flags.fetch_or(TRAINED, Ordering::Relaxed);
     }
+}
+
+/// Wrappers that have it in hand.
+impl Parameter {
+    /// Lets a wrapper have a say from now on in what others do with it, in the place of an earlier one, which is told.
+    pub fn hand_to(&self, holder: Arc<dyn Holder>) {
+        let earlier = self.hold(Some(holder.clone())).filter(|earlier| !same(earlier, &holder));
+        earlier.iter().for_each(|earlier| earlier.lost());
+    }
+
+    /// Undoes [`Parameter::hand_to`], unless another wrapper has taken it in hand since.
+    pub fn take_from(&self, holder: &Arc<dyn Holder>) {
+        if self.holder().is_some_and(|own| same(&own, holder)) {
+            self.hold(None);
+        }
+    }
+
+    /// The wrapper that has it in hand.
+    pub fn holder(&self) -> Option<Arc<dyn Holder>> {
+        match self.flags() & HELD {
+            0 => None,
+            _ => self.0.holder.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+        }
+    }
+
+    /// Returns the earlier one.
+    fn hold(&self, holder: Option<Arc<dyn Holder>>) -> Option<Arc<dyn Holder>> {
+        let flags = match &holder {
+            None => 0,
+            Some(holder) if holder.hears_of_uses() => HELD | HEARD,
+            Some(_) => HELD,
+        };
+        let mut held = self.0.holder.lock().unwrap_or_else(PoisonError::into_inner);
+        self.0.flags.fetch_and(!(HELD | HEARD), Ordering::Relaxed);
+        self.0.flags.fetch_or(flags, Ordering::Relaxed);
+        std::mem::replace(&mut *held, holder)
+    }
+
+    /// Refuses what the wrapper that has it in hand does not let others do.
+    ///
+    /// # Errors
+    /// The wrapper's reason, and what is to be done instead.
+    pub fn check_usage(&self, op: &str, usage: Usage) -> Result<()> {
+        match self.holder().and_then(|holder| holder.refusal(usage)) {
+            None => Ok(()),
+            Some(why) => Err(Error::invalid(op, format!("{:?} {why}", self.name()))),
+        }
+    }
+}
+
+fn same(a: &Arc<dyn Holder>, b: &Arc<dyn Holder>) -> bool {
+    std::ptr::addr_eq(Arc::as_ptr(a), Arc::as_ptr(b))
 }
 
 /// Values.
@@ -279,7 +308,11 @@ impl Parameter {
     /// # Errors
     /// As [`Parameter::finish_grad`].
     pub fn take_grad(&self) -> Result<Option<Tensor>> {
-        let grad = self.finish_grad()?;
+        let mut grad = self.finish_grad()?;
+        if let Slot::Into(_) = self.0.sites[0].slot() {
+            // The buffer stays where it is, and is zeroed.
+            grad = grad.map(|grad| grad.copy()).transpose()?;
+        }
         self.0.sites[0].set_grad(None);
         Ok(grad)
     }
@@ -296,19 +329,24 @@ impl Parameter {
     /// Forgets the gradient, of every site.
     ///
     /// # Errors
-    /// If a gradient buffer cannot be written.
+    /// If a gradient buffer cannot be written, or the gradient is not here ([`Parameter::hand_to`]).
     pub fn zero_grad(&self) -> Result<()> {
+        self.check_usage("zero_grad", Usage::ZeroGrad)?;
         Ok(self.0.sites.iter().try_for_each(Leaf::zero_grad)?)
     }
 
     /// Keeps gradients in `dtype` from now on, whatever the parameter's.
     ///
     /// # Errors
-    /// Never for a dtype of floats; kept for slots that check more.
+    /// If it is no dtype of floats, or a wrapper has the gradients in hand ([`Parameter::hand_to`]).
     pub fn set_grad_dtype(&self, dtype: DType) -> Result<()> {
         if !dtype.is_float() {
-            return Err(Error::invalid(self.name(), format!("gradients of dtype {dtype}")));
+            return Err(Error::invalid(
+                self.name(),
+                format!("got gradients of dtype {dtype}, wanted a floating-point dtype"),
+            ));
         }
+        self.check_usage("set_grad_dtype", Usage::Gradients)?;
         Ok(self.0.sites.iter().try_for_each(|leaf| leaf.set_slot(Slot::Owned(Some(dtype))))?)
     }
 }
@@ -320,78 +358,4 @@ impl std::fmt::Debug for Parameter {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn values(t: &Tensor) -> Vec<f32> {
-        t.to_vec().unwrap()
-    }
-
-    #[test]
-    fn site_chains_are_added_in_the_order_of_the_sites() {
-        let w = Tensor::from_slice(&[1f32, 2.0], &[2], Device::CPU).unwrap();
-        let w = Parameter::new("w", w).unwrap().with_sites(2).unwrap();
-        // Used at the second site first.
-        let y = w.site(1).mul_scalar(3.0).unwrap().add(&w.site(0).mul_scalar(10.0).unwrap()).unwrap();
-        y.sum_all().unwrap().backward().unwrap();
-        assert_eq!(values(w.leaves()[0].grad().unwrap().tensor()), [10.0; 2]);
-        assert_eq!(values(w.leaves()[1].grad().unwrap().tensor()), [3.0; 2]);
-        assert_eq!(values(&w.grad().unwrap().unwrap()), [13.0; 2]);
-        assert_eq!(values(w.leaves()[0].grad().unwrap().tensor()), [10.0; 2], "grad() changes nothing");
-        assert_eq!(values(&w.finish_grad().unwrap().unwrap()), [13.0; 2]);
-        assert!(w.leaves()[1].grad().is_none());
-        assert_eq!(values(&w.take_grad().unwrap().unwrap()), [13.0; 2]);
-        assert!(w.grad().unwrap().is_none());
-    }
-
-    #[test]
-    fn all_sites_hold_the_tensor_that_is_set_and_a_frozen_one_records_nothing() {
-        let w = Tensor::from_slice(&[1f32, 2.0], &[2], Device::CPU).unwrap();
-        let w = Parameter::new("w", w).unwrap().with_sites(2).unwrap();
-        w.set_tensor(Tensor::from_slice(&[5f32, 6.0], &[2], Device::CPU).unwrap()).unwrap();
-        assert_eq!(values(w.site(1).tensor()), [5.0, 6.0]);
-        w.load(&Tensor::from_slice(&[7f64, 8.0], &[2], Device::CPU).unwrap()).unwrap();
-        assert_eq!(values(w.site(1).tensor()), [7.0, 8.0]);
-        w.freeze();
-        assert!(!w.site(0).requires_grad() && !w.is_trained());
-        w.unfreeze();
-        assert!(w.site(0).requires_grad());
-    }
-
-    #[test]
-    fn a_piece_knows_its_part_of_the_whole_and_its_range_there() {
-        let window = Window { global: Dims::from_slice(&[4, 3]), offset: Dims::from_slice(&[2, 0]) };
-        let part = Shard { window, extent: Dims::from_slice(&[2, 3]) };
-        let rows = Tensor::from_slice(&[0f32; 6], &[2, 3], Device::CPU).unwrap();
-        let w = Parameter::shard("w", rows.clone(), part.clone()).unwrap();
-        assert_eq!((w.part(), w.range()), (&part, 0..6));
-        let piece = w.piece(rows.with_shape(&[6]).unwrap().narrow(0, 2, 3).unwrap(), 2..5).unwrap();
-        assert_eq!((piece.part(), piece.range(), piece.is_matrix()), (&part, 2..5, true));
-        assert!(w.piece(rows.with_shape(&[6]).unwrap(), 1..7).is_err());
-    }
-
-    #[test]
-    fn backward_reads_what_a_frozen_parameter_holds_then() {
-        let make = |x: f32| Tensor::from_slice(&[x], &[1], Device::CPU).unwrap();
-        let w = Parameter::new("w", make(2.0)).unwrap();
-        w.freeze();
-        let x = Var::leaf(make(3.0)).unwrap();
-        let y = x.mul(&w.var()).unwrap();
-        w.set_tensor(make(5.0)).unwrap();
-        y.backward().unwrap();
-        assert_eq!(values(x.grad().unwrap().tensor()), [5.0]);
-        assert!(w.grad().unwrap().is_none());
-        let y = x.mul(&w.var()).unwrap();
-        w.load(&make(7.0)).unwrap();
-        assert!(y.backward().unwrap_err().to_string().contains("mul"), "modified");
-    }
-
-    #[test]
-    fn gradients_of_a_half_precision_parameter_can_be_kept_in_f32() {
-        let w = kernels::full(&[2], 1.0, DType::BF16, Device::CPU).unwrap();
-        let w = Parameter::new("w", w).unwrap();
-        w.set_grad_dtype(DType::F32).unwrap();
-        w.var().sum_all().unwrap().backward().unwrap();
-        assert_eq!(values(&w.grad().unwrap().unwrap()), [1.0; 2]);
-    }
-}
+mod tests;

@@ -1,12 +1,11 @@
 //! [`Parameters`]: visiting all parameters and buffers of a module by name.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use phalanx_tensor::Tensor;
 
 use crate::scope::join;
-use crate::{AnyUnit, Buffer, Mismatch, Parameter, Result};
+use crate::{AnyUnit, Buffer, LoadOptions, Parameter, Result, load_state_dict_with};
 
 /// What a visit comes by.
 #[derive(Clone, Copy, Debug)]
@@ -26,7 +25,7 @@ impl Entry<'_> {
         }
     }
 
-    fn load(&self, values: &Tensor) -> Result<()> {
+    pub(crate) fn load(&self, values: &Tensor) -> Result<()> {
         match self {
             Entry::Parameter(p) => p.load(values),
             Entry::Buffer(b) => b.load(values),
@@ -66,41 +65,25 @@ pub trait Parameters {
     }
 }
 
-/// Every parameter and buffer by name, as PyTorch's `state_dict`. The tensors are the module's own, not copies.
+/// Every parameter and buffer by name, as PyTorch's `state_dict`. The tensors are the module's own, not copies. Of parameters
+/// whose values are spread over ranks they have no elements here: to read or save one is an error that says what to do instead
+/// ([`Tensor::why_withheld`]). See [`save`](crate::save) for a file.
 pub fn state_dict(module: &(impl Parameters + ?Sized)) -> Vec<(String, Tensor)> {
     let mut entries = Vec::new();
     module.visit("", &mut |path, entry| entries.push((path.into(), entry.tensor())));
     entries
 }
 
-/// Copies saved tensors into the parameters and buffers of those names, converting dtypes.
+/// Copies saved tensors into the parameters and buffers of those names, converted to their dtypes and moved to their
+/// devices. See [`load_state_dict_with`] for one that may fit in part only.
 ///
 /// # Errors
-/// If names are missing, not known or of another shape; then nothing is changed.
+/// If names are missing, not known, of another shape or come twice, or a parameter's values are not here; then nothing is changed.
 pub fn load_state_dict(
     module: &(impl Parameters + ?Sized),
     entries: impl IntoIterator<Item = (String, Tensor)>,
 ) -> Result<()> {
-    let mut given: HashMap<String, Tensor> = entries.into_iter().collect();
-    let mut problems = Mismatch::default();
-    let mut fitting: HashMap<String, Tensor> = HashMap::new();
-    module.visit("", &mut |path, entry| match given.remove(path) {
-        None => problems.missing.push(path.into()),
-        Some(values) if values.shape() != entry.tensor().shape() => {
-            problems.misshaped.push((path.into(), values.shape().into(), entry.tensor().shape().into()));
-        }
-        Some(values) => drop(fitting.insert(path.into(), values)),
-    });
-    problems.unexpected = given.into_keys().collect();
-    problems.unexpected.sort();
-    problems.check("state dict")?;
-    let mut done = Ok(());
-    module.visit("", &mut |path, entry| {
-        if let (Ok(()), Some(values)) = (&done, fitting.get(path)) {
-            done = entry.load(values);
-        }
-    });
-    done
+    load_state_dict_with(module, entries, LoadOptions::default()).map(drop)
 }
 
 impl Parameters for Parameter {
@@ -205,7 +188,8 @@ macro_rules! parameters {
             }
 
             fn borrowed(&self) -> Vec<$crate::Parameter> {
-                [$($crate::Parameters::borrowed(&self.$field)),*].concat()
+                let parts: Vec<Vec<$crate::Parameter>> = vec![$($crate::Parameters::borrowed(&self.$field)),*];
+                parts.concat()
             }
         }
     };

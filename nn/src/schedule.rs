@@ -2,6 +2,9 @@
 
 use std::f64::consts::PI;
 
+use crate::Result;
+use crate::error::{from_zero, setting, share};
+
 /// How the learning rate moves; [`Schedule::lr`] of step 0, 1, ..
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Schedule {
@@ -57,8 +60,43 @@ pub struct OneCycle {
 }
 
 impl Schedule {
-    /// The rate of a step, from 0.
+    /// Refuses numbers that make no sense.
+    ///
+    /// # Errors
+    /// If a rate is negative or no number, there are no steps, or a share is not between 0 and 1.
+    pub fn check(&self) -> Result<()> {
+        const WHAT: &str = "Schedule";
+        let steps = |name, got: u64| setting(WHAT, name, got as f64, got > 0, "at least 1");
+        match *self {
+            Schedule::Constant { lr, .. } => from_zero(WHAT, "a rate of", lr),
+            Schedule::Cosine { lr, total, cycles, .. } => {
+                from_zero(WHAT, "a rate of", lr)?;
+                steps("a total of steps of", total)?;
+                from_zero(WHAT, "a number of waves of", cycles)
+            }
+            Schedule::Step { lr, step_size, gamma } => {
+                from_zero(WHAT, "a rate of", lr)?;
+                steps("a step size of", step_size)?;
+                from_zero(WHAT, "a factor of", gamma)
+            }
+            Schedule::OneCycle(cycle) => {
+                from_zero(WHAT, "a highest rate of", cycle.max_lr)?;
+                steps("a total of steps of", cycle.total)?;
+                share(WHAT, "a share of steps that go up of", cycle.pct_start)?;
+                for factor in [cycle.div_factor, cycle.final_div_factor] {
+                    setting(WHAT, "a divisor of", factor, factor > 0.0, "more than 0")?;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// The rate of a step, from 0. NaN if [`Schedule::check`] refuses the numbers, so that an optimizer refuses the step. After
+    /// the end of one cycle its last rate.
     pub fn lr(&self, step: u64) -> f64 {
+        if self.check().is_err() {
+            return f64::NAN;
+        }
         let warm = |lr: f64, warmup: u64| (step < warmup).then(|| lr * step as f64 / warmup.max(1) as f64);
         match *self {
             Schedule::Constant { lr, warmup } => warm(lr, warmup).unwrap_or(lr),
@@ -85,6 +123,7 @@ impl OneCycle {
     }
 
     fn lr(&self, step: f64) -> f64 {
+        let step = step.min(self.total as f64 - 1.0);
         let (legs, count) = self.legs();
         let mut from = (0.0, self.max_lr / self.div_factor);
         for &to in &legs[..count - 1] {
@@ -110,6 +149,20 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_schedule_of_no_steps_says_so_and_has_no_rate() {
+        let odd = [
+            Schedule::Step { lr: 1.0, step_size: 0, gamma: 0.1 },
+            Schedule::Cosine { lr: 1.0, warmup: 2, total: 0, cycles: 0.5 },
+            Schedule::Constant { lr: -1.0, warmup: 0 },
+        ];
+        for schedule in odd {
+            let error = schedule.check().unwrap_err().to_string();
+            assert!(error.starts_with("Schedule: got"), "{error}");
+            assert!(schedule.lr(3).is_nan());
+        }
+    }
+
+    #[test]
     fn schedules_pass_through_their_corners() {
         let close = |a: f64, b: f64| assert!((a - b).abs() < 1e-12, "{a} {b}");
         let check = |schedule: Schedule, at: &[(u64, f64)]| {
@@ -130,7 +183,7 @@ mod tests {
             three_phase: false,
         };
         let middle = 1.0 - 0.999996 / 2.0;
-        check(Schedule::OneCycle(cycle), &[(0, 0.04), (5, 1.0), (12, middle), (19, 4e-6)]);
+        check(Schedule::OneCycle(cycle), &[(0, 0.04), (5, 1.0), (12, middle), (19, 4e-6), (30, 4e-6)]);
         let three = OneCycle { three_phase: true, ..cycle };
         check(Schedule::OneCycle(three), &[(0, 0.04), (5, 1.0), (10, 0.04), (19, 4e-6)]);
     }

@@ -1,5 +1,8 @@
 //! Where a module is made: its path in the model, the run's seed, dtype and device.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use phalanx_tensor::{Category, Context, DType, Device, RngKey, Stream4};
 
 use crate::{Init, Parameter, Result, Shard};
@@ -18,17 +21,19 @@ pub struct Scope {
     seed: u64,
     dtype: DType,
     device: Device,
+    /// Sites that were asked for here.
+    sites: Arc<AtomicU64>,
 }
 
 impl Scope {
     /// The root, with an empty path.
     pub fn new(seed: u64, dtype: DType, device: Device) -> Scope {
-        Scope { path: String::new(), seed, dtype, device }
+        Scope { path: String::new(), seed, dtype, device, sites: Arc::default() }
     }
 
     /// The place of a part.
     pub fn child(&self, name: impl std::fmt::Display) -> Scope {
-        Scope { path: self.name(name), ..self.clone() }
+        Scope { path: self.name(name), sites: Arc::default(), ..self.clone() }
     }
 
     /// The same place with another dtype.
@@ -61,9 +66,12 @@ impl Scope {
         self.device
     }
 
-    /// The number by which this place draws random numbers, the same in every run.
+    /// The number by which a layer here draws random numbers: made of the path and the seed, and so the same in every run. Each
+    /// call gives another one, so that two layers of one scope draw apart.
     pub fn site(&self) -> u64 {
-        site(&self.path)
+        let before = self.sites.fetch_add(1, Ordering::Relaxed);
+        let bytes = self.seed.to_le_bytes().into_iter().chain(before.to_le_bytes());
+        bytes.fold(site(&self.path), |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(PRIME))
     }
 
     /// A parameter with initial values.
@@ -98,6 +106,7 @@ pub(crate) fn join(path: &str, name: impl std::fmt::Display) -> String {
 
 /// A 64-bit hash of a path: FNV-1a.
 fn site(path: &str) -> u64 {
-    path.bytes()
-        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+    path.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(PRIME))
 }
+
+const PRIME: u64 = 0x100_0000_01b3;

@@ -86,8 +86,16 @@ impl UnitHooksHandle {
     }
 }
 
+impl<M: Send + Sync + 'static> Unit<M> {
+    /// A unit of this module, without hooks. For the layers of a [`Sequential`](crate::Sequential) see
+    /// [`Sequential::into_units`](crate::Sequential::into_units).
+    pub fn of(module: M) -> Unit<M> {
+        Unit::new(Arc::new(module))
+    }
+}
+
 impl<M: ?Sized + Send + Sync + 'static> Unit<M> {
-    /// A unit without hooks.
+    /// A unit without hooks, of a module that may be shared; [`Unit::of`] takes one that is not.
     pub fn new(module: Arc<M>) -> Unit<M> {
         Unit { hooks: Arc::default(), module }
     }

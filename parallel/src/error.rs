@@ -1,5 +1,7 @@
 //! What can go wrong in parallel training.
 
+use std::fmt;
+
 use crate::pipeline::schedule;
 use crate::{comm, engine};
 
@@ -7,7 +9,7 @@ use crate::{comm, engine};
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// An error of this crate.
-#[derive(Debug, Clone, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// Between ranks.
@@ -97,5 +99,12 @@ impl From<Error> for phalanx_nn::autograd::Error {
             Error::Nn(error) => error.into(),
             other => phalanx_nn::autograd::Error::Custom(other.to_string()),
         }
+    }
+}
+
+/// The message, so that a program that ends with an error shows it.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }

@@ -20,3 +20,6 @@ mod tell;
 pub mod tensor_parallel;
 
 pub use error::{Error, Result};
+pub use phalanx_nn as nn;
+pub use phalanx_nn::autograd;
+pub use phalanx_tensor as tensor;

@@ -13,6 +13,8 @@ mod power_sgd;
 mod small;
 #[path = "ddp/sync_batch_norm.rs"]
 mod sync_batch_norm;
+#[path = "ddp/traps.rs"]
+mod traps;
 
 use std::sync::Arc;
 

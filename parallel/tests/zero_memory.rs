@@ -87,6 +87,50 @@ fn memory_and_traffic_are_those_of_the_formulas() {
     }
 }
 
+/// Bytes of parameters: at first, after a forward pass, after its backward pass, after the step, at the peak of all of it.
+fn root_books(comm: &Comm, device: Device, units: usize) -> Result<([usize; 5], usize)> {
+    let mut model = Sequential::new();
+    for i in 0..4 {
+        let scope = Scope::new(1, DType::BF16, device).child(i.to_string());
+        let linear = LinearConfig::new(128, 128).with_bias(false).init(&scope)?;
+        model = if i < units { model.with(Unit::new(Arc::new(linear))) } else { model.with(linear) };
+    }
+    let ledger = device.ledger()?;
+    let config = ZeroConfig { reshard: Reshard::Always, ..ZeroConfig::new(Stage::Parameters) };
+    let zero = Zero::new(&model, comm.clone(), config)?;
+    ledger.reset_peak();
+    let now = || ledger.category(Category::Parameters).now;
+    let mut optimizer = AdamW::default().init(vec![Group::new(zero.parameters(), 1e-3)])?;
+    let x = Var::new(Tensor::zeros(&[2, 128], DType::BF16, device)?);
+    let first = now();
+    let loss = model.forward(&x)?.sum_all()?;
+    let forward = now();
+    zero.backward(&loss)?;
+    let backward = now();
+    optimizer.step()?;
+    zero.updated()?;
+    let peak = ledger.category(Category::Parameters).peak;
+    Ok(([first, forward, backward, now(), peak], zero.shares()[comm.rank()]))
+}
+
+#[test]
+fn what_is_no_unit_is_spread_too_and_whole_only_from_forward_to_the_end_of_backward() {
+    let _alone = ONE_AT_A_TIME.lock().unwrap();
+    const MAP: usize = 2 * 128 * 128;
+    for (ranks, units) in [1, 2, 4, 8].into_iter().flat_map(|ranks| [0, 2, 4].map(|units| (ranks, units))) {
+        let all = launch::threads(ranks, |rank| root_books(rank.comm(), rank.device(), units)).unwrap();
+        for (rank, (bytes, own)) in all.into_iter().enumerate() {
+            assert_eq!(own * ranks, 4 * 128 * 128);
+            let (rest, root) = (2 * own, (4 - units) * MAP);
+            // Of the units, two are gathered at a time.
+            let wanted = [rest, rest + root, rest, rest, rest + root + units.min(2) * MAP];
+            assert_eq!(bytes, wanted, "{units} units, rank {rank} of {ranks}");
+            let alone = root_books(&comm::meta(rank, ranks).unwrap(), Device::Meta(rank as u16), units);
+            assert_eq!(alone.unwrap(), (bytes, own), "without peers");
+        }
+    }
+}
+
 /// Bytes of every category now and at peak, after two steps of a GPT and a third's backward.
 fn gpt_books(comm: &Comm, device: Device, stage: Stage, recompute: bool) -> Result<Vec<[usize; 2]>> {
     let mut model = gpt::model(DType::BF16, device);

@@ -1,20 +1,28 @@
 //! The one ambient thing: what an operation finds around it, scoped by a guard, per thread.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::{Category, RngKey};
 
 /// What operations on this thread take from their surroundings. A thread that works on another's behalf captures
 /// it there ([`Context::current`]) and enters it here ([`Context::enter`]).
+///
+/// [`RngKey`] says how random draws are made.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Context {
     /// Whether operations record the graph.
     pub grad: bool,
     /// Whether layers such as dropout and batch norm behave as in training.
     pub train: bool,
-    /// The key of random draws: the run's seed and the step's number; a site adds its own.
+    /// The key of random draws: the run's seed and the step's number; a site adds its own. Steps count themselves until one is
+    /// set ([`RngKey::is_counted`]).
     pub rng: RngKey,
+    /// Random tensors made since the key was set or counted on: the number of the next one.
+    pub drawn: u64,
+    /// Tells keys that were set apart from each other, equal ones too.
+    pub seeding: u64,
     /// Where the first row of this thread's share of the batch lies in the global batch, so that a random draw
     /// over activations is the same however the batch is cut.
     pub batch_offset: u64,
@@ -31,7 +39,9 @@ impl Context {
     const START: Context = Context {
         grad: true,
         train: true,
-        rng: RngKey { seed: 0, step: 0 },
+        rng: RngKey::COUNTED,
+        drawn: 0,
+        seeding: 0,
         batch_offset: 0,
         checkpointing: false,
         recomputing: false,
@@ -47,6 +57,79 @@ impl Default for Context {
 
 thread_local! {
     static CURRENT: Cell<Context> = const { Cell::new(Context::START) };
+    /// What live guards have set, the latest last.
+    static GUARDS: RefCell<Vec<Set>> = const { RefCell::new(Vec::new()) };
+    /// The last guard's number.
+    static LAST: Cell<u64> = const { Cell::new(0) };
+    /// How many [`PassGuard`]s live.
+    static PASSES: Cell<u32> = const { Cell::new(0) };
+}
+
+/// What one guard has set.
+struct Set {
+    guard: u64,
+    fields: Fields,
+    /// What these fields were before, which is what they are to be when nothing later sets them.
+    before: Context,
+}
+
+/// Some of the context's fields.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Fields(u16);
+
+macro_rules! fields {
+    ($($name:ident = $bit:literal: $($field:ident).+;)*) => {
+        impl Fields {
+            $(
+                #[allow(dead_code)] // not each is set alone
+                const $name: Fields = Fields(1 << $bit);
+            )*
+            const ALL: Fields = Fields(0 $(| 1 << $bit)*);
+
+            /// Those in which two contexts differ.
+            fn that_differ(a: &Context, b: &Context) -> Fields {
+                Fields(0 $(| (u16::from(a.$($field).+ != b.$($field).+) << $bit))*)
+            }
+
+            /// Copies these.
+            fn copy(self, from: &Context, to: &mut Context) {
+                $(if self.0 & 1 << $bit != 0 {
+                    to.$($field).+ = from.$($field).+;
+                })*
+            }
+        }
+    };
+}
+
+fields! {
+    GRAD = 0: grad;
+    TRAIN = 1: train;
+    SEED = 2: rng.seed;
+    STEP = 3: rng.step;
+    DRAWN = 4: drawn;
+    SEEDING = 5: seeding;
+    BATCH_OFFSET = 6: batch_offset;
+    CHECKPOINTING = 7: checkpointing;
+    RECOMPUTING = 8: recomputing;
+    CATEGORY = 9: category;
+}
+
+impl Fields {
+    const NONE: Fields = Fields(0);
+    /// What makes draws begin anew.
+    const KEY: Fields = Fields::SEED.and(Fields::STEP);
+
+    const fn and(self, other: Fields) -> Fields {
+        Fields(self.0 | other.0)
+    }
+
+    fn without(self, other: Fields) -> Fields {
+        Fields(self.0 & !other.0)
+    }
+
+    fn both(self, other: Fields) -> Fields {
+        Fields(self.0 & other.0)
+    }
 }
 
 impl Context {
@@ -56,12 +139,13 @@ impl Context {
         CURRENT.get()
     }
 
-    /// Makes this the thread's context until the guard is dropped.
+    /// Makes this the thread's context, all of it, until the guard is dropped.
     pub fn enter(self) -> ContextGuard {
-        ContextGuard { before: CURRENT.replace(self), thread: PhantomData }
+        ContextGuard::set(Fields::ALL, self)
     }
 
-    /// Changes the current context until the guard is dropped.
+    /// Changes the current context until the guard is dropped. The guard undoes what `change` has changed and nothing else, so
+    /// guards may be dropped in any order.
     ///
     /// ```
     /// use phalanx_tensor::Context;
@@ -71,22 +155,244 @@ impl Context {
     /// assert!(Context::current().train);
     /// ```
     pub fn with(change: impl FnOnce(&mut Context)) -> ContextGuard {
-        let mut context = Context::current();
+        let before = Context::current();
+        let mut context = before;
         change(&mut context);
-        context.enter()
+        let mut fields = Fields::that_differ(&before, &context);
+        if fields.both(Fields::KEY) != Fields::NONE {
+            context.begin_draws();
+            fields = fields.and(Fields::DRAWN).and(Fields::SEEDING);
+        }
+        ContextGuard::set(fields, context)
+    }
+
+    /// Until the guard is dropped, operations record the graph or do not, whatever was set before.
+    pub fn with_grad(grad: bool) -> ContextGuard {
+        ContextGuard::set(Fields::GRAD, Context { grad, ..Context::current() })
+    }
+
+    /// Until the guard is dropped, layers behave as in training or as in evaluation, whatever was set before.
+    pub fn with_train(train: bool) -> ContextGuard {
+        ContextGuard::set(Fields::TRAIN, Context { train, ..Context::current() })
+    }
+
+    /// Until the guard is dropped, no graph is recorded and layers behave as in evaluation.
+    pub fn with_inference() -> ContextGuard {
+        let context = Context { grad: false, train: false, ..Context::current() };
+        ContextGuard::set(Fields::GRAD.and(Fields::TRAIN), context)
+    }
+
+    /// Sets the seed of this thread's random draws and counts its steps from 0 again, for good: what is drawn from here on is the
+    /// same each time. Threads that this one starts as ranks or workers inherit it.
+    pub fn manual_seed(seed: u64) {
+        let mut context = Context { rng: RngKey { seed, ..RngKey::COUNTED }, ..Context::current() };
+        context.begin_draws();
+        CURRENT.set(context);
+    }
+
+    /// Until the guard is dropped, backward passes end no step: they are parts of one pass, and draw as one. When it is dropped,
+    /// that pass has ended. Guards inside another have no effect.
+    pub fn one_pass() -> PassGuard {
+        PASSES.set(PASSES.get() + 1);
+        PassGuard { thread: PhantomData }
+    }
+
+    /// A backward pass of this thread has ended: the next forward pass draws anew, unless the step was set.
+    pub fn end_pass() {
+        let mut context = CURRENT.get();
+        if PASSES.get() == 0 && context.rng.is_counted() {
+            context.rng.step = context.rng.next_step();
+            context.drawn = 0;
+            CURRENT.set(context);
+        }
+    }
+
+    /// The number of the next random tensor under the current key; there is none of that number again.
+    pub fn next_draw() -> u64 {
+        let context = CURRENT.get();
+        CURRENT.set(Context { drawn: context.drawn + 1, ..context });
+        context.drawn
+    }
+
+    fn begin_draws(&mut self) {
+        static SEEDINGS: AtomicU64 = AtomicU64::new(1);
+        self.drawn = 0;
+        self.seeding = SEEDINGS.fetch_add(1, Ordering::Relaxed);
     }
 }
 
-/// Restores the context that was current before it.
-#[must_use = "the context is restored when the guard is dropped"]
+/// Undoes what was set when it was made. Guards may be dropped in any order: a field that several live guards have set is
+/// what the latest of them says.
+#[must_use = "what was set is undone when the guard is dropped"]
 #[derive(Debug)]
 pub struct ContextGuard {
-    before: Context,
+    number: u64,
     thread: PhantomData<*const ()>,
+}
+
+impl ContextGuard {
+    fn set(fields: Fields, context: Context) -> ContextGuard {
+        let number = LAST.get() + 1;
+        LAST.set(number);
+        let before = CURRENT.replace(context);
+        // A thread that ends has nothing to come back to.
+        let _ = GUARDS.try_with(|guards| guards.borrow_mut().push(Set { guard: number, fields, before }));
+        ContextGuard { number, thread: PhantomData }
+    }
 }
 
 impl Drop for ContextGuard {
     fn drop(&mut self) {
-        CURRENT.set(self.before);
+        let _ = GUARDS.try_with(|guards| {
+            let guards = &mut *guards.borrow_mut();
+            let Some(place) = guards.iter().rposition(|set| set.guard == self.number) else { return };
+            let Set { mut fields, before, .. } = guards.remove(place);
+            for later in &mut guards[place..] {
+                let both = fields.both(later.fields);
+                both.copy(&before, &mut later.before);
+                fields = fields.without(both);
+            }
+            let mut context = CURRENT.get();
+            fields.copy(&before, &mut context);
+            CURRENT.set(context);
+        });
+    }
+}
+
+/// The end of a pass; see [`Context::one_pass`].
+#[must_use = "the pass ends when the guard is dropped"]
+#[derive(Debug)]
+pub struct PassGuard {
+    thread: PhantomData<*const ()>,
+}
+
+impl Drop for PassGuard {
+    fn drop(&mut self) {
+        PASSES.set(PASSES.get().saturating_sub(1));
+        Context::end_pass();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn guards_undo_what_they_set_in_any_order_of_dropping() {
+        let fields = || (Context::current().grad, Context::current().train, Context::current().batch_offset);
+        for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
+            let mut guards = [
+                Some(Context::with_grad(false)),
+                Some(Context::with(|c| c.train = false)),
+                Some(Context::with(|c| c.batch_offset = 7)),
+            ];
+            assert_eq!(fields(), (false, false, 7));
+            let mut wanted = (false, false, 7);
+            for i in order {
+                guards[i] = None;
+                match i {
+                    0 => wanted.0 = true,
+                    1 => wanted.1 = true,
+                    _ => wanted.2 = 0,
+                }
+                assert_eq!(fields(), wanted, "dropped {i} of {order:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_tuple_of_guards_leaves_nothing_behind() {
+        {
+            let _both = (Context::with_grad(false), Context::with(|c| c.train = false));
+        }
+        assert_eq!(Context::current(), Context::default());
+        assert!(std::thread::spawn(|| Context::current().grad).join().unwrap());
+    }
+
+    #[test]
+    fn the_latest_live_guard_of_a_field_says_what_it_is() {
+        let (off, on, again) =
+            (Context::with_grad(false), Context::with_grad(true), Context::with_grad(false));
+        drop(on);
+        assert!(!Context::current().grad);
+        drop(off);
+        assert!(!Context::current().grad, "the guard that is left says so");
+        drop(again);
+        assert!(Context::current().grad);
+    }
+
+    #[test]
+    fn an_equal_setting_outlives_the_guard_before_it() {
+        let (first, second) = (Context::with_grad(false), Context::with_grad(false));
+        drop(first);
+        assert!(!Context::current().grad);
+        drop(second);
+        assert!(Context::current().grad);
+    }
+
+    #[test]
+    fn an_entered_context_goes_as_a_whole() {
+        let captured = Context { train: false, batch_offset: 3, ..Context::default() };
+        let before = Context::with(|c| c.batch_offset = 1);
+        let entered = captured.enter();
+        let after = Context::with_grad(false);
+        drop(entered);
+        assert_eq!((Context::current().train, Context::current().batch_offset), (true, 1));
+        assert!(!Context::current().grad);
+        drop((before, after));
+        assert_eq!(Context::current(), Context::default());
+    }
+
+    #[test]
+    fn a_panic_that_unwinds_undoes_what_was_set() {
+        let panicked = std::panic::catch_unwind(|| {
+            let _first = Context::with_grad(false);
+            let _second = Context::with(|c| c.rng.step = 3);
+            panic!("on purpose");
+        });
+        assert!(panicked.is_err());
+        assert_eq!(Context::current(), Context::default());
+    }
+
+    #[test]
+    fn steps_count_themselves_until_one_is_set() {
+        let start = Context::current().rng;
+        Context::end_pass();
+        let second = Context::current().rng;
+        assert_ne!(start, second);
+        {
+            let _set = Context::with(|c| c.rng.step = 0);
+            Context::end_pass();
+            assert_eq!(Context::current().rng.step, 0);
+        }
+        assert_eq!(Context::current().rng, second);
+        {
+            let _pass = Context::one_pass();
+            let _inner = Context::one_pass();
+            Context::end_pass();
+            assert_eq!(Context::current().rng, second);
+        }
+        assert_ne!(Context::current().rng, second);
+        let _evaluation = Context::with_train(false);
+        let before = Context::current().rng;
+        Context::end_pass();
+        drop(_evaluation);
+        assert_ne!(Context::current().rng, before, "other guards do not undo the count");
+    }
+
+    #[test]
+    fn a_key_that_is_set_again_draws_again() {
+        let draws = || [Context::next_draw(), Context::next_draw()];
+        assert_eq!(draws(), [0, 1]);
+        let seeded = || {
+            let _seed = Context::with(|c| c.rng.seed = 5);
+            (draws(), Context::current().seeding)
+        };
+        let (first, second) = (seeded(), seeded());
+        assert_eq!((first.0, second.0), ([0, 1], [0, 1]));
+        assert_ne!(first.1, second.1);
+        assert_eq!(draws(), [2, 3]);
+        Context::manual_seed(3);
+        assert_eq!((draws(), Context::current().rng.seed), ([0, 1], 3));
     }
 }

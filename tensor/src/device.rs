@@ -54,14 +54,25 @@ impl Device {
 
     #[inline]
     pub(crate) fn state(self) -> Result<&'static State> {
-        let (table, index) = match self {
-            Device::Cpu(i) => (&CPUS, i),
-            Device::Meta(i) => (&METAS, i),
-            Device::Cuda(i) => (&CUDAS, i),
-        };
+        let (table, index) = self.place();
         match table.get(usize::from(index)).and_then(OnceLock::get) {
             Some(state) => Ok(state),
             None => self.start(table),
+        }
+    }
+
+    /// What a device that is in use owns, without opening one: for errors, which may come while one is opened.
+    pub(crate) fn opened(self) -> Option<&'static State> {
+        let (table, index) = self.place();
+        table.get(usize::from(index)).and_then(OnceLock::get)
+    }
+
+    #[inline]
+    fn place(self) -> (&'static [OnceLock<State>], u16) {
+        match self {
+            Device::Cpu(i) => (&CPUS, i),
+            Device::Meta(i) => (&METAS, i),
+            Device::Cuda(i) => (&CUDAS, i),
         }
     }
 

@@ -15,7 +15,10 @@ impl Dim for isize {
     fn resolve(self, rank: usize, op: &'static str) -> Result<usize> {
         let dim = if self < 0 { self + rank as isize } else { self };
         if dim < 0 || dim >= rank as isize {
-            let wanted = format!("a dimension of {rank}, counted from 0 or from the end as -1");
+            let wanted = match rank {
+                0 => "none: the tensor has no dimensions".into(),
+                _ => format!("-{rank} to {} for a tensor of {rank} dimensions", rank - 1),
+            };
             return Err(Error::range(op, format!("dimension {self}"), wanted));
         }
         Ok(dim as usize)

@@ -1,8 +1,11 @@
 //! Element types: the run-time tag [`DType`] and the Rust types behind it.
 
 use std::fmt;
+use std::ops::RangeInclusive;
 
 pub use half::{bf16, f16};
+
+use crate::{Error, Result};
 
 /// The type of a tensor's elements. (A whole word: what is made of tensors is then moved by words, and what moves in odd
 /// pieces stalls a processor that has just written it in others.)
@@ -45,6 +48,16 @@ impl DType {
     /// Whether it is one of the four floating-point types, the only ones that can require a gradient.
     pub const fn is_float(self) -> bool {
         matches!(self, DType::F64 | DType::F32 | DType::BF16 | DType::F16)
+    }
+
+    /// The numbers that an integer dtype holds.
+    pub const fn integers(self) -> Option<RangeInclusive<i64>> {
+        match self {
+            DType::I64 => Some(i64::MIN..=i64::MAX),
+            DType::I32 => Some(i32::MIN as i64..=i32::MAX as i64),
+            DType::U8 => Some(0..=u8::MAX as i64),
+            _ => None,
+        }
     }
 
     /// The short name: `f32`, `bool`, ...
@@ -142,11 +155,47 @@ impl Scalar {
         }
     }
 
+    /// This number as a tensor of `dtype` holds it: an integer dtype holds the whole numbers of its range, given as either
+    /// kind; bool holds whether it is not 0; floating-point dtypes round it, later.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] naming `op`, the number and the range.
+    pub fn fitting(self, op: &'static str, dtype: DType) -> Result<Scalar> {
+        if dtype == DType::Bool {
+            return Ok(Scalar::Int(i64::from(self.to_f64() != 0.0)));
+        }
+        let Some(range) = dtype.integers() else { return Ok(self) };
+        let whole = match self {
+            Scalar::Int(x) => Some(x),
+            // 2^63 is the first that i64 does not hold.
+            Scalar::Float(x) if x.fract() == 0.0 && x >= i64::MIN as f64 && x < -(i64::MIN as f64) => {
+                Some(x as i64)
+            }
+            Scalar::Float(_) => None,
+        };
+        whole.filter(|x| range.contains(x)).map(Scalar::Int).ok_or_else(|| {
+            let (low, high) = (range.start(), range.end());
+            let why = format!(
+                "got the number {self} for a tensor of {dtype}, wanted an integer from {low} to {high}"
+            );
+            Error::invalid(op, why)
+        })
+    }
+
     /// The integer, a float truncated toward zero and saturated.
     pub fn to_i64(self) -> i64 {
         match self {
             Scalar::Float(x) => x as i64,
             Scalar::Int(x) => x,
+        }
+    }
+}
+
+impl fmt::Display for Scalar {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Scalar::Float(x) => write!(f, "{x:?}"),
+            Scalar::Int(x) => write!(f, "{x}"),
         }
     }
 }
@@ -166,6 +215,23 @@ scalar!(Float: f64, f32, bf16, f16; Int: i64, i32, u8, bool);
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn integer_dtypes_hold_the_whole_numbers_of_their_range_only() {
+        let fits = |x: Scalar, dtype| x.fitting("fill", dtype).is_ok();
+        assert!([0, 255].iter().all(|&x| fits(Scalar::Int(x), DType::U8)));
+        assert!([-1, 256].iter().all(|&x| !fits(Scalar::Int(x), DType::U8)));
+        assert_eq!(Scalar::Float(-3.0).fitting("fill", DType::I32).unwrap(), Scalar::Int(-3));
+        for x in [1.5, f64::NAN, f64::INFINITY, 1e300, -(i64::MIN as f64)] {
+            assert!(!fits(Scalar::Float(x), DType::I64), "{x}");
+            assert!(fits(Scalar::Float(x), DType::F16) && fits(Scalar::Float(x), DType::Bool));
+        }
+        assert!(fits(Scalar::Float(i64::MIN as f64), DType::I64));
+        let error = Scalar::Int(1 << 40).fitting("mul", DType::I32).unwrap_err().to_string();
+        let wanted = "mul: got the number 1099511627776 for a tensor of i32, \
+                      wanted an integer from -2147483648 to 2147483647";
+        assert_eq!(error, wanted);
+    }
 
     #[test]
     fn names_parse_back() {

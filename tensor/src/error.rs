@@ -1,5 +1,8 @@
 //! What a caller can get wrong or a device can refuse.
 
+use std::fmt;
+
+use crate::ledger::size;
 use crate::{DType, Device};
 
 /// The crate's results.
@@ -7,7 +10,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// An error of a tensor or of an operation on tensors. A message names the operation, what came and what was
 /// wanted.
-#[derive(Debug, Clone, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The shapes do not fit the operation.
@@ -61,7 +64,7 @@ pub enum Error {
         why: String,
     },
     /// The device has no memory left for this.
-    #[error("{op}: {device} could not allocate {bytes} bytes")]
+    #[error("{op}: {device} could not allocate {bytes} bytes ({}); in use there: {in_use}", size(*bytes))]
     OutOfMemory {
         /// The operation.
         op: &'static str,
@@ -69,6 +72,8 @@ pub enum Error {
         device: Device,
         /// The size of the request.
         bytes: usize,
+        /// What tensors held there at that moment, by category.
+        in_use: String,
     },
     /// A GPU, its driver or its compiler reported a failure.
     #[error("{op}: {device}: {what}")]
@@ -130,6 +135,12 @@ impl Error {
         Error::DType { op, got, wanted: wanted.into() }
     }
 
+    /// An [`Error::OutOfMemory`], with what the device's ledger says.
+    pub fn out_of_memory(op: &'static str, device: Device, bytes: usize) -> Error {
+        let in_use = device.opened().map_or_else(|| "unknown".into(), |state| state.ledger.in_use());
+        Error::OutOfMemory { op, device, bytes, in_use }
+    }
+
     /// An [`Error::Invalid`].
     pub fn invalid(op: &'static str, why: impl Into<String>) -> Error {
         Error::Invalid { op, why: why.into() }
@@ -138,5 +149,37 @@ impl Error {
     /// An [`Error::File`].
     pub fn file(path: impl AsRef<std::path::Path>, why: impl std::fmt::Display) -> Error {
         Error::File { path: path.as_ref().display().to_string(), why: why.to_string() }
+    }
+}
+
+/// The message, so that a program that ends with an error shows it.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{Category, Context, DType, Device, Tensor};
+
+    #[test]
+    fn debug_prints_the_message() {
+        let error = Tensor::zeros(&[2], DType::F32, Device::CPU).unwrap().narrow(0, 1, 2).unwrap_err();
+        assert_eq!(format!("{error:?}"), error.to_string());
+        assert!(format!("Error: {error:?}").starts_with("Error: narrow: "));
+    }
+
+    #[test]
+    fn out_of_memory_says_what_was_asked_for_and_what_is_in_use() {
+        let device = Device::Cpu(903);
+        let _parameters = Context::with(|c| c.category = Category::Parameters);
+        let _held = Tensor::zeros(&[256], DType::F32, device).unwrap();
+        let error = Tensor::empty_for("matmul", &[1 << 58], DType::F32, device).unwrap_err().to_string();
+        let wanted = "matmul: cpu:903 could not allocate 1152921504606846976 bytes (1048576.00 TiB); \
+                      in use there: parameters 1.00 KiB";
+        assert_eq!(error, wanted);
+        let error = Tensor::empty(&[1 << 58], DType::F32, Device::Cpu(904)).unwrap_err().to_string();
+        assert!(error.starts_with("empty: ") && error.ends_with("in use there: nothing"), "{error}");
     }
 }

@@ -123,6 +123,14 @@ impl Ledger {
         self.obtained().now.saturating_sub(self.total().now)
     }
 
+    /// The categories in use with their sizes, for messages.
+    pub(crate) fn in_use(&self) -> String {
+        let held = Category::ALL.into_iter().map(|c| (c.name(), self.category(c).now));
+        let parts: Vec<String> =
+            held.filter(|(_, now)| *now > 0).map(|(name, now)| format!("{name} {}", size(now))).collect();
+        if parts.is_empty() { "nothing".into() } else { parts.join(", ") }
+    }
+
     /// Lets every peak begin anew at what is in use now.
     pub fn reset_peak(&self) {
         for gauge in self.categories.iter().chain([&self.scratch, &self.obtained]) {
@@ -179,7 +187,7 @@ impl fmt::Display for Ledger {
 }
 
 /// Bytes in the largest binary unit that leaves at least 1.
-fn size(bytes: usize) -> String {
+pub(crate) fn size(bytes: usize) -> String {
     let units = ["KiB", "MiB", "GiB", "TiB"];
     let unit = (bytes.max(1).ilog2() / 10).min(4) as usize;
     match unit {

@@ -27,7 +27,7 @@ mod tensor;
 mod tiles;
 mod users;
 
-pub use context::{Context, ContextGuard};
+pub use context::{Context, ContextGuard, PassGuard};
 pub use device::Device;
 pub use dim::{Dim, resolve_dims, resolve_shape};
 pub use dtype::{DType, Element, Scalar, Value, bf16, f16};

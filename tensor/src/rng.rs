@@ -4,16 +4,54 @@
 //! tensor, and on nothing else: every device, thread count, sharding and repetition draws the same numbers.
 //! Source: Salmon, Moraes, Dror, Shaw: Parallel random numbers: as easy as 1, 2, 3 (SC 2011).
 
-/// What the draws of a step have in common.
+/// What the draws of a step have in common: the run's seed and the step's number.
+///
+/// # How a random draw is made
+///
+/// A layer's draw (a dropout mask) is a pure function of five numbers. No generator is advanced, so any thread, device or
+/// rank can make any draw by itself, again, and in any order.
+///
+/// | number | where it comes from |
+/// |---|---|
+/// | seed | [`Context::rng`](crate::Context::rng): 0, unless [`Context::manual_seed`](crate::Context::manual_seed) or a guard sets it |
+/// | step | [`Context::rng`](crate::Context::rng): by itself the number of backward passes that this thread has ended, or what a guard sets |
+/// | site | the layer: its path in the model and its scope's seed; while steps are counted, also how often it drew in this step |
+/// | row | [`Context::batch_offset`](crate::Context::batch_offset), so that a micro-batch draws its rows of the whole batch's mask |
+/// | element | the place in the whole tensor, however it is cut over ranks |
+///
+/// - **In a plain loop** (forward, backward, step) there is nothing to set. Each backward pass ends a step, so the next forward
+///   pass draws anew. A layer that is called twice before that draws anew each time.
+/// - **Micro-batches are one pass.** A pipeline counts one step for all of its backward passes, and so does whatever runs while
+///   [`Context::one_pass`](crate::Context::one_pass)'s guard lives. Set [`Context::batch_offset`](crate::Context::batch_offset) for each micro-batch, and they draw what the
+///   whole batch would.
+/// - **A trainer that can be resumed sets the step:** `Context::with(|c| c.rng = RngKey { seed, step })`. Nothing is counted then, so
+///   the same step draws the same numbers in every run, also after a resume. A layer that is called twice in such a step
+///   draws the same mask twice; make it two layers.
+/// - **Recomputation** runs in the context of the first run, and repeats what that has counted.
+/// - **A captured step** on a GPU reads the step's number from the device's memory, so each launch draws anew.
+/// - **Evaluation draws nothing** ([`Context::train`](crate::Context::train)).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RngKey {
     /// The run's seed.
     pub seed: u64,
-    /// The training step.
+    /// The training step. Its highest bit is set in steps that are counted ([`RngKey::is_counted`]).
     pub step: u64,
 }
 
 impl RngKey {
+    /// The key of a thread that nobody has given one: seed 0, and steps that count themselves.
+    pub const COUNTED: RngKey = RngKey { seed: 0, step: 1 << 63 };
+
+    /// Whether the step is the number of backward passes so far, rather than one that was set.
+    pub fn is_counted(self) -> bool {
+        self.step & RngKey::COUNTED.step != 0
+    }
+
+    /// The counted step after this one.
+    pub(crate) fn next_step(self) -> u64 {
+        self.step.wrapping_add(1) | RngKey::COUNTED.step
+    }
+
     /// The stream of draws of one site (a layer's dropout, a parameter's initial values).
     pub fn site(self, site: u64) -> Stream4 {
         let counter = [lo(self.step), hi(self.step), lo(site), hi(site)];

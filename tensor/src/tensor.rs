@@ -27,12 +27,21 @@ impl Tensor {
     /// # Errors
     /// If the size overflows, or the device cannot be used or has no memory left.
     pub fn empty(shape: &[usize], dtype: DType, device: Device) -> Result<Tensor> {
+        Tensor::empty_for("empty", shape, dtype, device)
+    }
+
+    /// [`Tensor::empty`] for an operation, which errors name.
+    ///
+    /// # Errors
+    /// As [`Tensor::empty`].
+    pub fn empty_for(op: &'static str, shape: &[usize], dtype: DType, device: Device) -> Result<Tensor> {
         let size = |bytes: usize, &n: &usize| bytes.checked_mul(n).filter(|&b| b <= isize::MAX as usize);
         let bytes = shape.iter().filter(|&&n| n > 0).try_fold(dtype.size(), size);
-        let bytes =
-            bytes.ok_or_else(|| Error::shape("empty", format!("{shape:?}"), "a size below 2^63 bytes"))?;
+        let bytes = bytes.ok_or_else(|| {
+            Error::shape(op, format!("a result of shape {shape:?}"), "a size below 2^63 bytes")
+        })?;
         let bytes = if shape.contains(&0) { 0 } else { bytes };
-        Ok(Tensor { storage: Storage::allocate("empty", shape, bytes, device)?, view: None, dtype })
+        Ok(Tensor { storage: Storage::allocate(op, shape, bytes, device)?, view: None, dtype })
     }
 
     /// All zeros.
@@ -40,13 +49,44 @@ impl Tensor {
     /// # Errors
     /// As [`Tensor::empty`].
     pub fn zeros(shape: &[usize], dtype: DType, device: Device) -> Result<Tensor> {
-        let mut out = Tensor::empty(shape, dtype, device)?;
+        Tensor::zeros_for("zeros", shape, dtype, device)
+    }
+
+    /// [`Tensor::zeros`] for an operation, which errors name.
+    ///
+    /// # Errors
+    /// As [`Tensor::empty`].
+    pub fn zeros_for(op: &'static str, shape: &[usize], dtype: DType, device: Device) -> Result<Tensor> {
+        let mut out = Tensor::empty_for(op, shape, dtype, device)?;
         match device {
-            Device::Cpu(_) => out.write_bytes("zeros")?.fill(0),
-            Device::Cuda(_) => crate::cuda::zero("zeros", &mut out)?,
+            Device::Cpu(_) => out.write_bytes(op)?.fill(0),
+            Device::Cuda(_) => crate::cuda::zero(op, &mut out)?,
             Device::Meta(_) => (),
         }
         Ok(out)
+    }
+
+    /// A tensor whose elements are elsewhere, such as on other ranks: it has a shape, a dtype and a device, and takes no memory.
+    /// Whatever reads or writes elements of it or of a view of it is an error that says `why`.
+    ///
+    /// ```
+    /// use phalanx_tensor::{DType, Device, Tensor};
+    /// let x = Tensor::withheld(&[2, 3], DType::F32, Device::CPU, "its values are on rank 1")?;
+    /// assert_eq!((x.shape(), x.why_withheld()), (&[2, 3][..], Some("its values are on rank 1")));
+    /// assert!(x.to_vec::<f32>().unwrap_err().to_string().contains("on rank 1"));
+    /// # Ok::<(), phalanx_tensor::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// If the device cannot be used.
+    pub fn withheld(shape: &[usize], dtype: DType, device: Device, why: &'static str) -> Result<Tensor> {
+        let whole = Tensor { storage: Storage::withhold(device, why)?, view: None, dtype };
+        Ok(whole.view(Layout::contiguous(shape)))
+    }
+
+    /// Why its elements are not here, if it is [withheld](Tensor::withheld).
+    pub fn why_withheld(&self) -> Option<&'static str> {
+        self.storage.why_withheld()
     }
 
     /// The values in row-major order. On a `meta` device they are dropped.
@@ -57,11 +97,13 @@ impl Tensor {
         if device.is_cuda() {
             return Tensor::from_slice(values, shape, device.host())?.to_device(device, true);
         }
-        let mut out = Tensor::empty(shape, T::DTYPE, device)?;
-        if values.len() != out.numel() {
+        if checked_numel(shape) != Some(values.len()) {
             let got = format!("{} values for shape {shape:?}", values.len());
-            return Err(Error::shape("from_slice", got, format!("{} values", out.numel())));
+            let wanted =
+                checked_numel(shape).map_or("a size below 2^63 bytes".into(), |n| format!("{n} values"));
+            return Err(Error::shape("from_slice", got, wanted));
         }
+        let mut out = Tensor::empty_for("from_slice", shape, T::DTYPE, device)?;
         if !device.is_meta() {
             let mut to = out.write_raw::<T::Stored>("from_slice")?;
             for (to, &from) in to.iter_mut().zip(values) {
@@ -85,9 +127,18 @@ impl Tensor {
     /// As [`Tensor::empty`].
     #[inline]
     pub fn empty_like(&self) -> Result<Tensor> {
+        self.empty_like_for("empty")
+    }
+
+    /// [`Tensor::empty_like`] for an operation, which errors name.
+    ///
+    /// # Errors
+    /// As [`Tensor::empty`].
+    #[inline]
+    pub fn empty_like_for(&self, op: &'static str) -> Result<Tensor> {
         match self.view {
-            None => Ok(Tensor { storage: self.storage.like("empty")?, view: None, dtype: self.dtype }),
-            Some(_) => Tensor::empty(self.shape(), self.dtype, self.device()),
+            None => Ok(Tensor { storage: self.storage.like(op)?, view: None, dtype: self.dtype }),
+            Some(_) => Tensor::empty_for(op, self.shape(), self.dtype, self.device()),
         }
     }
 
@@ -230,16 +281,22 @@ impl Tensor {
         Ok(self.view(self.layout().narrow(dim, start, length)))
     }
 
-    /// Every `step`-th element from `start` up to `end` along `dim`.
+    /// Every `step`-th element from `start` up to `end` along `dim`. As in Python, what lies beyond the dimension is left
+    /// out, and a range that ends before it starts is empty.
     ///
     /// # Errors
-    /// If the range is not inside the dimension or `step` is 0.
+    /// If there is no such dimension or `step` is 0.
     pub fn slice(&self, dim: impl Dim, start: usize, end: usize, step: usize) -> Result<Tensor> {
         let dim = dim.resolve(self.rank(), "slice")?;
-        if step == 0 || start > end {
-            let got = format!("{start}..{end} by {step}");
-            return Err(Error::range("slice", got, "a start up to the end and a step of at least 1"));
+        if step == 0 {
+            return Err(Error::range(
+                "slice",
+                format!("{start}..{end} by a step of 0"),
+                "a step of at least 1",
+            ));
         }
+        let end = end.min(self.shape()[dim]);
+        let start = start.min(end);
         let cut = self.narrow(dim, start, end - start)?;
         Ok(cut.view(cut.layout().step(dim, step)))
     }
@@ -289,12 +346,17 @@ impl Tensor {
     /// # Errors
     /// If the shape does not broadcast to `shape`.
     pub fn broadcast_to(&self, shape: &[usize]) -> Result<Tensor> {
+        self.broadcast_for("broadcast_to", shape)
+    }
+
+    /// [`Tensor::broadcast_to`] for an operation, which errors name.
+    ///
+    /// # Errors
+    /// If the shape does not broadcast to `shape`.
+    pub fn broadcast_for(&self, op: &'static str, shape: &[usize]) -> Result<Tensor> {
         let layout = self.layout().broadcast(shape).ok_or_else(|| {
-            Error::shape(
-                "broadcast_to",
-                format!("{:?}", self.shape()),
-                format!("a shape that broadcasts to {shape:?}"),
-            )
+            let got = format!("a tensor of shape {:?}", self.shape());
+            Error::shape(op, got, format!("a shape that broadcasts to {shape:?}"))
         })?;
         Ok(self.view(layout))
     }
@@ -338,7 +400,7 @@ impl Tensor {
         }
         match self.layout().reshape(shape) {
             Some(layout) => Ok(self.view(layout)),
-            None => self.contiguous()?.with_shape(shape),
+            None => self.copy_for("reshape", self.device())?.with_shape(shape),
         }
     }
 
@@ -388,7 +450,7 @@ impl Tensor {
     /// # Errors
     /// If the copy cannot be allocated.
     pub fn contiguous(&self) -> Result<Tensor> {
-        if self.is_contiguous() { Ok(self.clone()) } else { self.copy() }
+        if self.is_contiguous() { Ok(self.clone()) } else { self.copy_for("contiguous", self.device()) }
     }
 
     /// A contiguous copy with a storage of its own.
@@ -396,7 +458,7 @@ impl Tensor {
     /// # Errors
     /// If it cannot be allocated.
     pub fn copy(&self) -> Result<Tensor> {
-        self.to_device(self.device(), true)
+        self.copy_for("copy", self.device())
     }
 
     /// A contiguous copy on `device`; with `always` unset, this itself if it is there already.
@@ -407,11 +469,16 @@ impl Tensor {
         if device == self.device() && !always {
             return Ok(self.clone());
         }
-        let mut out = Tensor::empty(self.shape(), self.dtype, device)?;
+        self.copy_for("to_device", device)
+    }
+
+    /// A contiguous copy on `device`, for an operation that errors name.
+    fn copy_for(&self, op: &'static str, device: Device) -> Result<Tensor> {
+        let mut out = Tensor::empty_for(op, self.shape(), self.dtype, device)?;
         if !device.is_meta() && self.numel() > 0 {
             match device.is_cuda() || self.device().is_cuda() {
-                true => crate::cuda::copy_strided("copy", &mut out, self)?,
-                false => copy_strided("copy", &mut out, self)?,
+                true => crate::cuda::copy_strided(op, &mut out, self)?,
+                false => copy_strided(op, &mut out, self)?,
             }
         }
         Ok(out)
@@ -450,11 +517,16 @@ impl Tensor {
     /// # Errors
     /// If the dtype is not `T`'s, or the device has no elements.
     pub fn to_vec<T: Value>(&self) -> Result<Vec<T>> {
+        self.values("to_vec")
+    }
+
+    fn values<T: Value>(&self, op: &'static str) -> Result<Vec<T>> {
         if self.dtype != T::DTYPE {
-            return Err(Error::dtype("to_vec", self.dtype, T::DTYPE.name()));
+            return Err(Error::dtype(op, self.dtype, format!("{0}, as {0} is what is read", T::DTYPE)));
         }
+        self.refuse_meta(op)?;
         let dense = self.on_host()?.contiguous()?;
-        let elements = dense.read_raw::<T::Stored>("to_vec")?;
+        let elements = dense.read_raw::<T::Stored>(op)?;
         Ok(elements[dense.offset()..][..dense.numel()].iter().map(|&x| T::load(x)).collect())
     }
 
@@ -466,7 +538,7 @@ impl Tensor {
         if self.numel() != 1 {
             return Err(Error::shape("item", format!("{:?}", self.shape()), "a tensor of one element"));
         }
-        Ok(self.to_vec()?[0])
+        Ok(self.values("item")?[0])
     }
 
     /// The whole storage as elements of `T`, to read; [`Tensor::layout`] says which belong to this tensor.
@@ -543,12 +615,16 @@ impl Tensor {
         self.storage.read(op)
     }
 
+    fn refuse_meta(&self, op: &'static str) -> Result<()> {
+        if self.device().is_meta() { self.refuse_without_elements(op) } else { Ok(()) }
+    }
+
     #[inline]
     fn refuse_without_elements(&self, op: &'static str) -> Result<()> {
         #[cold]
         fn refuse(op: &'static str, device: Device) -> Error {
             let why = match device.is_meta() {
-                true => "a meta tensor has no elements",
+                true => "a meta tensor has no elements to read",
                 false => "its elements are the GPU's; copy it with `to_device`",
             };
             Error::Unsupported { op, device, why: why.into() }

@@ -24,6 +24,39 @@ impl<T: Send> NotSend<u8> for T {}
 const _: fn() = || <ContextGuard as NotSend<_>>::holds();
 
 #[test]
+fn withheld_elements_are_refused_to_readers_and_writers_of_any_view() -> Result<()> {
+    const HERE: Device = Device::Cpu(7);
+    const WHY: &str = "its values are on rank 1";
+    let before = HERE.ledger()?.total().now;
+    let mut x = Tensor::withheld(&[2, 3], DType::F32, HERE, WHY)?;
+    let mut view = x.transpose(0, 1)?.narrow(0, 1, 2)?;
+    assert_eq!((x.shape(), view.shape(), view.why_withheld()), (&[2, 3][..], &[2, 2][..], Some(WHY)));
+    let start = Instant::now();
+    let plain = Tensor::zeros(&[2, 3], DType::F32, HERE)?;
+    let refused = [
+        x.read::<f32>("sum").map(drop),
+        x.write::<f32>("add_").map(drop),
+        view.write::<f32>("add_").map(drop),
+        view.to_vec::<f32>().map(drop),
+        x.copy().map(drop),
+        x.copy_from(&plain),
+        plain.clone().copy_from(&x),
+    ];
+    for done in refused {
+        let error = done.unwrap_err().to_string();
+        assert!(error.ends_with(": its values are on rank 1"), "{error}");
+    }
+    // The only handle that is left of one may not be written either.
+    drop(view);
+    assert!(!x.is_sole_owner() && x.write::<f32>("add_").is_err());
+    assert!(start.elapsed() < Duration::from_secs(1), "nothing is waited for");
+    drop((x, plain));
+    assert_eq!(HERE.ledger()?.total().now, before);
+    assert_eq!(Tensor::zeros(&[1], DType::F32, HERE)?.why_withheld(), None);
+    Ok(())
+}
+
+#[test]
 fn one_thread_that_stands_in_its_own_way_is_told_so_soon() -> Result<()> {
     let mut x = Tensor::zeros(&[4], DType::F32, Device::CPU)?;
     let mut same = x.clone();

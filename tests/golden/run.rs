@@ -106,6 +106,10 @@ fn check_gradients(set: &Set, case: &Case, inputs: &[Var], outputs: &[Var]) -> R
     Ok(())
 }
 
+/// Operators whose result has as many elements as the input's values say: they wait for the device, and where there are no
+/// values they must refuse.
+const SHAPED_BY_VALUES: &[&str] = &["bincount", "unique"];
+
 /// The same call on a `meta` device must give the same shapes and dtypes, gradients included.
 fn check_meta(set: &Set, case: &Case, outputs: &[Var]) -> Result<(), String> {
     let meta = Device::Meta(0);
@@ -113,6 +117,10 @@ fn check_meta(set: &Set, case: &Case, outputs: &[Var]) -> Result<(), String> {
     let attrs = Attrs::new(&case.attrs);
     let call = Call::new(&case.op, &attrs, seen(case, &inputs));
     let Reply::Done(made) = crate::families::call(&call) else { return Err("unknown on meta".into()) };
+    let by_values = SHAPED_BY_VALUES.contains(&case.op.as_str());
+    if by_values || crate::families::more_index::shaped_by_data(&call) {
+        return must_refuse(made);
+    }
     let made = made.map_err(|e| format!("on meta: {e}"))?;
     let form = |t: &Tensor| format!("{:?} {}", t.shape(), t.dtype());
     for (made, output) in made.iter().zip(outputs) {
@@ -129,6 +137,16 @@ fn check_meta(set: &Set, case: &Case, outputs: &[Var]) -> Result<(), String> {
         grad(&roots, &wanted, Options::default()).map_err(|e| format!("gradients on meta: {e}"))?;
     }
     Ok(())
+}
+
+/// What has a size that the values decide is refused where there are none.
+fn must_refuse(made: phalanx::autograd::Result<Vec<Var>>) -> Result<(), String> {
+    let refused = made.is_err_and(|error| error.to_string().contains("meta:"));
+    if refused {
+        Ok(())
+    } else {
+        Err("on meta: wanted an error that says that the values decide the size".into())
+    }
 }
 
 /// A key without the case's name.

@@ -3,6 +3,8 @@
 use std::cell::Cell;
 use std::collections::BinaryHeap;
 
+use phalanx_tensor::Context;
+
 use super::job::{Job, guarded};
 use super::plan::Plan;
 use super::task::{Arrival, Origin, Place, Ready, Scheduler, Targets};
@@ -11,7 +13,7 @@ use crate::{Result, anomaly};
 
 /// Runs a pass to its end.
 pub(super) fn run(job: &Job, plan: Plan<'_>, ready: Vec<Ready>) -> Result<()> {
-    let _context = job.context.enter();
+    let _context = Context::with_grad(job.context.grad);
     let _anomaly = anomaly::set(job.anomaly);
     let mut inline = Inline { job, plan, next: None, later: BinaryHeap::new() };
     ready.into_iter().for_each(|ready| inline.push(ready));

@@ -17,7 +17,7 @@ mod workers;
 use std::sync::Arc;
 
 use phalanx_kernels as kernels;
-use phalanx_tensor::Scalar;
+use phalanx_tensor::{Context, Scalar};
 
 use crate::node::{Meta, Node};
 use crate::{Error, Result, Var};
@@ -36,21 +36,26 @@ pub struct Options {
 }
 
 /// Computes the gradients of `roots` with respect to every leaf behind them and adds them to the leaves' slots.
-/// Each root comes with its own gradient; `None` stands for 1 and is for roots of one element.
+/// Each root comes with its own gradient; `None` stands for 1 and is for roots of one element. Ends the step whose random
+/// draws are counted ([`phalanx_tensor::RngKey`]).
 ///
 /// # Errors
 /// If no root has a graph, a gradient does not fit its root, a saved value was freed or modified, or a backward
 /// function or hook fails or panics.
 pub fn backward(roots: &[(Var, Option<Var>)], options: Options) -> Result<()> {
     let job = Job::new(options, Mode::All, &[]);
-    run(&job, root_grads(roots, options)?)
+    run(&job, root_grads(roots, options)?)?;
+    Context::end_pass();
+    Ok(())
 }
 
 /// [`backward`] from one root, whose gradient is let go as soon as it is used.
-pub(crate) fn backward_from(root: &Var, grad: Option<Var>) -> Result<()> {
-    let job = Job::new(Options::default(), Mode::All, &[]);
-    let tasks = root_grads(&[(root.clone(), grad)], Options::default())?;
-    run(&job, tasks)
+pub(crate) fn backward_from(root: &Var, grad: Option<Var>, options: Options) -> Result<()> {
+    let job = Job::new(options, Mode::All, &[]);
+    let tasks = root_grads(&[(root.clone(), grad)], options)?;
+    run(&job, tasks)?;
+    Context::end_pass();
+    Ok(())
 }
 
 /// The gradients of the sum of `outputs` (each with its own gradient, as in [`backward`]) with respect to
@@ -74,6 +79,7 @@ pub fn backward_inputs(roots: &[(Var, Option<Var>)]) -> Result<WeightWork> {
     let options = Options::default();
     let job = Job::new(options, Mode::Inputs, &[]);
     run(&job, root_grads(roots, options)?)?;
+    Context::end_pass();
     Ok(WeightWork { deferred: job.into_deferred() })
 }
 

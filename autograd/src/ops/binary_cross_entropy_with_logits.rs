@@ -1,5 +1,5 @@
-//! `-(w t ln s + (1 - t) ln(1 - s))` with `s = sigmoid(x)` and the weight w of the positive class, elementwise and
-//! broadcast, then weighted and reduced.
+//! `-(w t ln s + (1 - t) ln(1 - s))` with `s = sigmoid(x)` and the weight w of the positive class, elementwise,
+//! then weighted and reduced.
 //!
 //! Computed as `(1 - t) x + (1 + (w - 1) t) ln(1 + e^-x)`, which no x makes infinite. Derivative:
 //! `dx = dy ((1 + (w - 1) t) s - w t)`, `dt = dy ((w - 1) ln(1 + e^-x) - x)`, `dw = dy t ln(1 + e^-x)`. Saves all
@@ -9,14 +9,15 @@ use phalanx_kernels::{self as kernels, Reduction};
 use phalanx_tensor::{Result as TensorResult, Tensor};
 
 use super::broadcasting::{Broadcasting, broadcasting};
+use super::reduction::one_shape;
 use crate::{Result, Var};
 
 impl Var {
     /// The binary cross entropy of the probabilities `sigmoid(self)` and the targets, each between 0 and 1;
-    /// multiplied by `weight`, the positive class besides by `pos_weight` (both broadcast).
+    /// multiplied by `weight`, the positive class besides by `pos_weight` (both broadcast to this shape).
     ///
     /// # Errors
-    /// If the shapes do not broadcast, dtypes or devices differ, or the dtype is no floating-point one.
+    /// If the shapes differ, a weight does not broadcast to them, dtypes or devices differ, or the dtype is no floating-point one.
     pub fn binary_cross_entropy_with_logits(
         &self,
         target: &Var,
@@ -24,6 +25,11 @@ impl Var {
         pos_weight: Option<&Var>,
         reduction: Reduction,
     ) -> Result<Var> {
+        const OP: &str = "binary_cross_entropy_with_logits";
+        one_shape(OP, self, target)?;
+        for weight in weight.into_iter().chain(pos_weight) {
+            weight.tensor().broadcast_for(OP, self.shape())?;
+        }
         let positive = match pos_weight {
             Some(weight) => weight.clone(),
             None => Var::new(kernels::full(&[], 1.0, self.dtype(), self.device())?),

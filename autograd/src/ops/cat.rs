@@ -18,7 +18,10 @@ impl Var {
     pub fn cat<V: Borrow<Var>>(vars: &[V], dim: impl Dim) -> Result<Var> {
         let vars: SmallVec<[&Var; 4]> = vars.iter().map(Borrow::borrow).collect();
         let tensors: SmallVec<[&Tensor; 4]> = vars.iter().map(|v| v.tensor()).collect();
-        let dim = dim.resolve(vars.first().map_or(0, |v| v.rank()), "cat")?;
+        let Some(first) = vars.first() else {
+            return Err(Error::invalid("cat", "got no tensors, wanted at least one").into());
+        };
+        let dim = dim.resolve(first.rank(), "cat")?;
         let y = kernels::cat(&tensors, dim)?;
         record("cat", &vars, y, |_: &Saver<'_>| {
             Ok(Cat { dim, sizes: vars.iter().map(|v| v.shape()[dim]).collect() })
@@ -35,8 +38,8 @@ impl Var {
         };
         let dim = dim.resolve(first.rank() + 1, "stack")?;
         if let Some(odd) = vars.iter().map(Borrow::borrow).find(|v| v.shape() != first.shape()) {
-            let (got, wanted) = (format!("{:?}", odd.shape()), format!("{:?}", first.shape()));
-            return Err(Error::shape("stack", got, wanted).into());
+            let got = format!("tensors of shapes {:?} and {:?}", first.shape(), odd.shape());
+            return Err(Error::shape("stack", got, "one shape").into());
         }
         let rows = vars.iter().map(|v| v.borrow().unsqueeze(dim)).collect::<Result<SmallVec<[Var; 4]>>>()?;
         Var::cat(&rows, dim)

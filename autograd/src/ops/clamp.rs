@@ -12,7 +12,8 @@ impl Var {
     /// Every element kept between the bounds; an absent one does not bind. NaN stays.
     ///
     /// # Errors
-    /// If the dtype is bool, or an integer one and a bound is no integer.
+    /// If the dtype is bool, a bound is NaN, or the dtype is an integer one and a bound is no integer or leaves none of the
+    /// dtype's numbers.
     pub fn clamp(&self, min: Option<Scalar>, max: Option<Scalar>) -> Result<Var> {
         elementwise(self, kernels::clamp(self.tensor(), min, max)?, Clamp { min, max })
     }

@@ -10,6 +10,7 @@ use phalanx_kernels::{self as kernels, Conv1dOptions, ConvOptions};
 use phalanx_tensor::Error;
 use smallvec::SmallVec;
 
+use super::composed::named;
 use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, record};
 
 impl Var {
@@ -55,8 +56,43 @@ impl Var {
             let wanted = "[n, in, length] or [in, length], and [out, in / groups, k]";
             return Err(Error::shape("conv1d", got, wanted).into());
         }
-        let y = self.unsqueeze(-2)?.conv2d(&weight.unsqueeze(-2)?, bias, &(*options).into())?;
+        let wide = ConvOptions::from(*options);
+        let &[.., channels, length] = self.shape() else { unreachable!("it has two or three dimensions") };
+        wide.size("conv1d", [1, length], [1, weight.shape()[2]])?;
+        if weight.shape()[1].checked_mul(options.groups) != Some(channels) {
+            let got = format!(
+                "{channels} channels, {} groups and a weight of shape {:?}",
+                options.groups,
+                weight.shape()
+            );
+            return Err(Error::shape("conv1d", got, "[out, channels / groups, k]").into());
+        }
+        let y = self.unsqueeze(-2)?.conv2d(&weight.unsqueeze(-2)?, bias, &wide)?;
         y.squeeze(&[-2])
+    }
+
+    /// [`Var::conv_transpose2d`] along one dimension: `[n, in, length]` (or without `n`) with `weight`
+    /// `[in, out / groups, k]`.
+    ///
+    /// # Errors
+    /// As [`Var::conv_transpose2d`].
+    pub fn conv_transpose1d(
+        &self,
+        weight: &Var,
+        bias: Option<&Var>,
+        options: &Conv1dOptions,
+        output_padding: usize,
+    ) -> Result<Var> {
+        const OP: &str = "conv_transpose1d";
+        if weight.rank() != 3 || !(2..=3).contains(&self.rank()) {
+            let got =
+                format!("an input of shape {:?} and a weight of shape {:?}", self.shape(), weight.shape());
+            let wanted = "[n, in, length] or [in, length], and [in, out / groups, k]";
+            return Err(Error::shape(OP, got, wanted).into());
+        }
+        let (x, weight) = (self.unsqueeze(-2)?, weight.unsqueeze(-2)?);
+        let y = x.conv_transpose2d(&weight, bias, &(*options).into(), [0, output_padding]);
+        named(OP, y)?.squeeze(&[-2])
     }
 }
 
@@ -194,6 +230,7 @@ mod tests {
         let options = Conv1dOptions { stride: 2, padding: 1, ..Conv1dOptions::default() };
         for x in [&[2, 3, 5][..], &[3, 5]] {
             check_twice(&[x, &[2, 3, 3], &[2]], |v| v[0].conv1d(&v[1], Some(&v[2]), &options));
+            check_twice(&[x, &[3, 2, 3], &[2]], |v| v[0].conv_transpose1d(&v[1], Some(&v[2]), &options, 1));
         }
     }
 }

@@ -5,7 +5,7 @@
 //! weight's gradient is kept in a buffer, it is added there row by row and never exists apart.
 
 use phalanx_kernels as kernels;
-use phalanx_tensor::{Dim, Dims};
+use phalanx_tensor::{Dims, Error};
 
 use super::gather::zeros;
 use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, grads2, record};
@@ -19,7 +19,13 @@ impl Var {
     pub fn embedding(&self, index: &Var, padding: Option<isize>) -> Result<Var> {
         let y = kernels::embedding(self.tensor(), index.tensor())?;
         let rows = self.shape()[0];
-        let padding = padding.map(|row| row.resolve(rows, "embedding: padding")).transpose()?;
+        let place = |row: isize| {
+            let place = if row < 0 { rows.checked_sub(row.unsigned_abs()) } else { Some(row.unsigned_abs()) };
+            let wrong =
+                || Error::range("embedding", format!("padding row {row}"), format!("one of {rows} rows"));
+            place.filter(|&place| place < rows).ok_or_else(wrong)
+        };
+        let padding = padding.map(place).transpose()?;
         record("embedding", &[self, index], y, |s: &Saver<'_>| {
             Ok(Embedding { from: Dims::from_slice(self.shape()), padding, index: s.input(1)? })
         })

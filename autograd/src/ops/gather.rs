@@ -4,7 +4,9 @@
 //! The index is saved.
 
 use phalanx_kernels as kernels;
-use phalanx_tensor::{Dim, Dims, Tensor};
+use phalanx_tensor::{Dim, Dims, Error, Tensor, broadcast_shapes};
+
+use super::composed::named;
 
 use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, grads1, record};
 
@@ -20,6 +22,31 @@ impl Var {
         record("gather", &[self, index], y, |s: &Saver<'_>| {
             Ok(Gather { dim, from: Dims::from_slice(self.shape()), index: s.input(1)? })
         })
+    }
+
+    /// [`Var::gather`], where this and the index broadcast in the other dimensions; without `dim` of both flattened. As
+    /// PyTorch's and NumPy's `take_along_dim`, with what `argmax` or `argsort` gave.
+    ///
+    /// # Errors
+    /// As [`Var::gather`]; if the ranks differ or the other dimensions do not broadcast.
+    pub fn take_along_dim(&self, index: &Var, dim: Option<isize>) -> Result<Var> {
+        const OP: &str = "take_along_dim";
+        let Some(dim) = dim else {
+            let flat = self.reshape_to(&[self.numel()])?;
+            return flat.take_along_dim(&index.reshape_to(&[index.numel()])?, Some(0));
+        };
+        if self.rank() != index.rank() {
+            let got = format!("an index of shape {:?} for {:?}", index.shape(), self.shape());
+            return Err(Error::shape(OP, got, "as many dimensions").into());
+        }
+        let dim = dim.resolve(self.rank(), OP)?;
+        let (mut from, mut at) = (Dims::from_slice(self.shape()), Dims::from_slice(index.shape()));
+        let (size, count) = (std::mem::replace(&mut from[dim], 1), std::mem::replace(&mut at[dim], 1));
+        let mut common = broadcast_shapes(OP, &from, &at)?;
+        common[dim] = size;
+        let all = self.broadcast_to(&common)?;
+        common[dim] = count;
+        named(OP, all.gather(dim, &index.broadcast_to(&common)?))
     }
 
     /// This, with `source[.., i, ..]` added at `[.., index[.., i, ..], ..]`, the index standing in place `dim`. Index
@@ -76,6 +103,10 @@ mod tests {
     #[test]
     fn gather_and_scatter_add_have_each_other_as_derivative() {
         let index = Var::from_slice(&[0i64, 2, 2, 1], &[2, 2], Device::CPU).unwrap();
+        check_twice(&[&[2, 3]], |v| v[0].tanh()?.take_along_dim(&index, Some(-1)));
+        check_twice(&[&[1, 3]], |v| v[0].tanh()?.take_along_dim(&index, Some(1)));
+        check_twice(&[&[2, 3]], |v| v[0].tanh()?.take_along_dim(&index.narrow(0, 0, 1)?, Some(1)));
+        check_twice(&[&[2, 3]], |v| v[0].tanh()?.take_along_dim(&index, None));
         check_twice(&[&[2, 3]], |v| {
             let y = v[0].gather(1, &index)?;
             y.mul(&y)

@@ -1,12 +1,13 @@
 //! The divergence `t (ln t - x)` of log probabilities x from probabilities t, 0 where `t` is; or `e^t (t - x)` of
-//! log probabilities t; elementwise and broadcast, then reduced.
+//! log probabilities t; elementwise, then reduced.
 //!
 //! Derivative: `dx = -dy t`, `dt = dy (ln t + 1 - x)`; or `dx = -dy e^t`, `dt = dy e^t (t + 1 - x)`. Saves both.
 
 use phalanx_kernels::{self as kernels, Reduction};
-use phalanx_tensor::{Result as TensorResult, Tensor};
+use phalanx_tensor::{Error, Result as TensorResult, Tensor};
 
 use super::broadcasting::{Broadcasting, broadcasting};
+use super::reduction::one_shape;
 use crate::{Result, Var};
 
 /// What [`Var::kl_div`] makes of its elements.
@@ -31,9 +32,18 @@ impl Var {
     /// The Kullback-Leibler divergence of these log probabilities from the target.
     ///
     /// # Errors
-    /// If the shapes do not broadcast, dtypes or devices differ, the dtype is no floating-point one, or there is no
+    /// If the shapes, dtypes or devices differ, the dtype is no floating-point one, or there is no
     /// first dimension to take the batch's mean over.
     pub fn kl_div(&self, target: &Var, kind: KlTarget, reduction: KlReduction) -> Result<Var> {
+        one_shape("kl_div", self, target)?;
+        if reduction == KlReduction::BatchMean && self.rank() == 0 {
+            return Err(Error::shape(
+                "kl_div",
+                "a tensor without dimensions",
+                "a first dimension, the batch",
+            )
+            .into());
+        }
         let kernel = match kind {
             KlTarget::Probabilities => kernels::kl_div,
             KlTarget::LogProbabilities => kernels::kl_div_log_target,

@@ -1,4 +1,4 @@
-//! `|d|` of `d = x - t`, elementwise and broadcast, then reduced.
+//! `|d|` of `d = x - t`, elementwise, then reduced.
 //!
 //! Derivative: `dx = dy sign(d)`, `dt = -dx`. Saves both. The elements' losses are rounded once, and so are their
 //! gradients. At 0 the derivative is 0.
@@ -7,14 +7,16 @@ use phalanx_kernels::{self as kernels, Reduction};
 use phalanx_tensor::{Result as TensorResult, Tensor};
 
 use super::broadcasting::{Broadcasting, broadcasting};
+use super::reduction::one_shape;
 use crate::{Result, Var};
 
 impl Var {
     /// The magnitude of the difference to `target`.
     ///
     /// # Errors
-    /// If the shapes do not broadcast, dtypes or devices differ, or the dtype is no floating-point one.
+    /// If the shapes differ, dtypes or devices differ, or the dtype is no floating-point one.
     pub fn l1_loss(&self, target: &Var, reduction: Reduction) -> Result<Var> {
+        one_shape("l1_loss", self, target)?;
         let y = kernels::l1_loss(self.tensor(), target.tensor())?;
         broadcasting(&[self, target], y, L1Loss)?.reduce(reduction)
     }

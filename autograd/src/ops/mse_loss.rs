@@ -1,4 +1,4 @@
-//! `d²` of `d = x - t`, elementwise and broadcast, then reduced.
+//! `d²` of `d = x - t`, elementwise, then reduced.
 //!
 //! Derivative: `dx = dy 2 d`, `dt = -dx`. Saves both. The elements' losses are rounded once, and so are their
 //! gradients.
@@ -7,14 +7,16 @@ use phalanx_kernels::{self as kernels, Reduction};
 use phalanx_tensor::{Result as TensorResult, Tensor};
 
 use super::broadcasting::{Broadcasting, broadcasting};
+use super::reduction::one_shape;
 use crate::{Result, Var};
 
 impl Var {
     /// The squared difference to `target`.
     ///
     /// # Errors
-    /// If the shapes do not broadcast, dtypes or devices differ, or the dtype is no floating-point one.
+    /// If the shapes differ, dtypes or devices differ, or the dtype is no floating-point one.
     pub fn mse_loss(&self, target: &Var, reduction: Reduction) -> Result<Var> {
+        one_shape("mse_loss", self, target)?;
         let y = kernels::mse_loss(self.tensor(), target.tensor())?;
         broadcasting(&[self, target], y, MseLoss)?.reduce(reduction)
     }

@@ -17,7 +17,7 @@ impl Var {
     /// `start, start + step, ..` up to but not including `end`.
     ///
     /// # Errors
-    /// If `step` is 0 or leads away from `end`, or a bound is not finite.
+    /// If `step` is 0 or leads away from `end`, a bound is not finite, or an integer dtype cannot hold a number.
     pub fn arange(
         start: impl Into<Scalar>,
         end: impl Into<Scalar>,

@@ -1,20 +1,25 @@
-//! `d² / (2 beta)` where `|d| < beta`, else `|d| - beta / 2`, of `d = x - t`, elementwise and broadcast, then reduced.
+//! `d² / (2 beta)` where `|d| < beta`, else `|d| - beta / 2`, of `d = x - t`, elementwise, then reduced.
 //!
 //! Derivative: `dx = dy d / beta` where `|d| < beta`, else `dy sign(d)`, `dt = -dx`. Saves both. The elements' losses are rounded once, and so are their
 //! gradients.
 
 use phalanx_kernels::{self as kernels, Reduction};
-use phalanx_tensor::{Result as TensorResult, Tensor};
+use phalanx_tensor::{Error, Result as TensorResult, Tensor};
 
 use super::broadcasting::{Broadcasting, broadcasting};
+use super::reduction::one_shape;
 use crate::{Result, Var};
 
 impl Var {
     /// The difference to `target`, squared up to `beta` and linear beyond; usually `beta` is 1.
     ///
     /// # Errors
-    /// If the shapes do not broadcast, dtypes or devices differ, or the dtype is no floating-point one.
+    /// If `beta` is below 0, the shapes, dtypes or devices differ, or the dtype is no floating-point one.
     pub fn smooth_l1_loss(&self, target: &Var, beta: f64, reduction: Reduction) -> Result<Var> {
+        if beta.is_nan() || beta < 0.0 {
+            return Err(Error::range("smooth_l1_loss", format!("beta {beta}"), "0 or more").into());
+        }
+        one_shape("smooth_l1_loss", self, target)?;
         let y = kernels::smooth_l1_loss(self.tensor(), target.tensor(), beta)?;
         broadcasting(&[self, target], y, SmoothL1Loss { beta })?.reduce(reduction)
     }

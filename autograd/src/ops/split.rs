@@ -32,11 +32,11 @@ impl Var {
     /// # Errors
     /// If there is no such dimension, or the sizes do not add up to its size.
     pub fn split_sizes(&self, sizes: &[usize], dim: impl Dim) -> Result<SmallVec<[Var; 4]>> {
-        let dim = dim.resolve(self.rank(), "split")?;
+        let dim = dim.resolve(self.rank(), "split_sizes")?;
         let sum = sizes.iter().try_fold(0_usize, |sum, &size| sum.checked_add(size));
         if sum != Some(self.shape()[dim]) {
             let wanted = format!("{}, the size of dimension {dim}, as their sum", self.shape()[dim]);
-            return Err(Error::shape("split", format!("sizes {sizes:?}"), wanted).into());
+            return Err(Error::shape("split_sizes", format!("sizes {sizes:?}"), wanted).into());
         }
         let mut start = 0;
         let piece = |&size: &usize| {
@@ -65,6 +65,18 @@ impl Var {
             0 => self.split_sizes(&Dims::from_elem(0, chunks), dim),
             size => self.split(size.div_ceil(chunks), dim),
         }
+    }
+}
+
+impl Var {
+    /// The parts at each index along `dim`, which goes away.
+    ///
+    /// # Errors
+    /// If there is no such dimension.
+    pub fn unbind(&self, dim: impl Dim) -> Result<Vec<Var>> {
+        let dim = dim.resolve(self.rank(), "unbind")?;
+        let ones = Dims::from_elem(1, self.shape()[dim]);
+        self.split_sizes(&ones, dim)?.iter().map(|part| part.squeeze(&[dim])).collect()
     }
 }
 
@@ -158,6 +170,7 @@ mod tests {
 
     #[test]
     fn pieces_have_their_derivatives() {
+        check_twice(&[&[2, 3, 2]], |v| v[0].tanh()?.unbind(-2));
         check_twice(&[&[5, 2]], |v| {
             let pieces = v[0].split(2, 0)?;
             // One piece stays unused.

@@ -54,11 +54,11 @@ where
 }
 
 /// The transposed map: zeros of a shape, with `x` in their view.
-fn place<F>(name: &'static str, x: &Var, shape: &[usize], view: F) -> Result<Var>
+pub(super) fn place<F>(name: &'static str, x: &Var, shape: &[usize], view: F) -> Result<Var>
 where
     F: Fn(&Tensor) -> phalanx_tensor::Result<Tensor> + Clone + Send + Sync + 'static,
 {
-    let whole = Tensor::zeros(shape, x.dtype(), x.device())?;
+    let whole = Tensor::zeros_for(name, shape, x.dtype(), x.device())?;
     let mut part = view(&whole)?;
     if part.shape() != x.shape() {
         return Err(Error::shape(name, format!("{:?}", x.shape()), format!("{:?}", part.shape())).into());

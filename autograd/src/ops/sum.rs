@@ -29,6 +29,19 @@ impl Var {
         record_linear("sum", self, y, move |dy| dy.spread(&from, &dims))
     }
 
+    /// The sum over `dims` of what is no NaN; they stay with size 1 if `keepdim`. Integers and bools are summed in i64.
+    /// The derivative by a NaN is 0.
+    ///
+    /// # Errors
+    /// If a dimension does not exist or is named twice.
+    pub fn nansum<D: Dim>(&self, dims: &[D], keepdim: bool) -> Result<Var> {
+        let dims = dims_of("nansum", dims, self)?;
+        if !self.dtype().is_float() {
+            return self.sum(&dims, keepdim);
+        }
+        self.masked_fill(&self.isnan()?, 0.0)?.sum(&dims, keepdim)
+    }
+
     /// The mean of all elements, without dimensions.
     ///
     /// # Errors

@@ -1,9 +1,10 @@
 //! `y = sum((x - mean)²) / (n - correction)` over dimensions.
 //!
-//! Derivative: `dx = dy 2 (x - mean) / (n - correction)`.
+//! Derivative: `dx = dy 2 (x - mean) / (n - correction)`. Of the standard deviation, its root:
+//! `dx = dy (x - mean) / (y (n - correction))`, and 0 where `y` is 0.
 
 use phalanx_kernels as kernels;
-use phalanx_tensor::{Dim, Tensor};
+use phalanx_tensor::{DType, Dim, Tensor};
 
 use super::over_dims::{OverDims, reduce};
 use super::sum::dims_of;
@@ -18,6 +19,16 @@ impl Var {
     pub fn var<D: Dim>(&self, dims: &[D], correction: f64, keepdim: bool) -> Result<Var> {
         let dims = dims_of("var", dims, self)?;
         reduce(self, dims, keepdim, Variance { correction })
+    }
+
+    /// The standard deviation over `dims`, the root of [`Var::var`]. Its derivative where all elements are equal is 0.
+    ///
+    /// # Errors
+    /// As [`Var::var`].
+    pub fn std<D: Dim>(&self, dims: &[D], correction: f64, keepdim: bool) -> Result<Var> {
+        let dims = dims_of("std", dims, self)?;
+        super::composed::floats("std", &[self])?;
+        reduce(self, dims, keepdim, Deviation { correction })
     }
 }
 
@@ -36,6 +47,28 @@ impl OverDims for Variance {
         let n: usize = dims.iter().map(|&d| x.shape()[d]).product();
         let deviation = x.sub(&x.mean(dims, true)?)?;
         deviation.mul(&dy.mul_scalar(2.0 / (n as f64 - self.correction).max(0.0))?)
+    }
+}
+
+struct Deviation {
+    correction: f64,
+}
+
+impl OverDims for Deviation {
+    const NAME: &'static str = "std";
+
+    fn forward(&self, x: &Tensor, dims: &[usize]) -> phalanx_tensor::Result<Tensor> {
+        // A half is rounded once, behind the root.
+        let wide = if x.dtype().size() == 2 { DType::F32 } else { x.dtype() };
+        let variance = kernels::var(&kernels::cast(x, wide)?, dims, self.correction, true)?;
+        kernels::cast(&kernels::sqrt(&variance)?, x.dtype())
+    }
+
+    fn gradient(&self, x: &Var, y: &Var, dy: &Var, dims: &[usize]) -> Result<Var> {
+        let n: usize = dims.iter().map(|&d| x.shape()[d]).product();
+        let slope = dy.div(&y.mul_scalar((n as f64 - self.correction).max(0.0))?)?;
+        let slope = slope.masked_fill(&y.eq_scalar(0.0)?, 0.0)?;
+        x.sub(&x.mean(dims, true)?)?.mul(&slope)
     }
 }
 

@@ -24,7 +24,8 @@ impl Var {
     /// This with `value` wherever `mask` (a bool, which broadcasts to this shape) is true. The gradient is 0 there.
     ///
     /// # Errors
-    /// If the mask does not broadcast to this shape, is no bool, or is on another device.
+    /// If the mask does not broadcast to this shape, is no bool, or is on another device, or an integer dtype cannot hold
+    /// the value.
     pub fn masked_fill(&self, mask: &Var, value: impl Into<Scalar>) -> Result<Var> {
         let y = kernels::masked_fill(self.tensor(), mask.tensor(), value.into())?;
         record("masked_fill", &[self, mask], y, |s: &Saver<'_>| Ok(MaskedFill { mask: s.input(1)? }))

@@ -28,9 +28,11 @@ impl Weighing<'_> {
     pub(crate) fn check(&self, op: &'static str, x: &Tensor, target: &Tensor) -> Result<()> {
         check::float(op, x)?;
         check::same_device(op, &[x, target])?;
-        check::dtype(op, target, DType::I64)?;
+        if target.dtype() != DType::I64 {
+            return Err(Error::dtype(op, target.dtype(), "i64 for the targets, the numbers of the classes"));
+        }
         if x.rank() < 2 || x.shape()[1] == 0 {
-            let got = format!("{:?}", x.shape());
+            let got = format!("an input of shape {:?}", x.shape());
             return Err(Error::shape(op, got, "[N, C, ...] with at least one class"));
         }
         let mut items = Dims::from_slice(x.shape());
@@ -49,6 +51,9 @@ impl Weighing<'_> {
     /// Reads the targets of `classes` classes.
     pub(crate) fn read(&self, op: &'static str, target: &Tensor, classes: usize) -> Result<Classes> {
         let weight = self.weight.map(|w| values_f64(op, w)).transpose()?;
+        if let Some(odd) = weight.iter().flatten().find(|w| w.is_nan() || **w < 0.0) {
+            return Err(Error::invalid(op, format!("got a class weight of {odd}, wanted 0 or more")));
+        }
         let class = |(at, index): (usize, i64)| match usize::try_from(index) {
             _ if index == self.ignore_index => Ok(None),
             Ok(class) if class < classes => Ok(Some(class)),

@@ -28,7 +28,7 @@ impl Strided {
         tensors: [&Tensor; N],
     ) -> Result<Strided> {
         const { assert!(N <= TENSORS_MAX) };
-        let seen = tensors.map(|t| t.broadcast_to(shape));
+        let seen = tensors.map(|t| t.broadcast_for(op, shape));
         let mut strides: [&[usize]; N] = [&[]; N];
         for (strides, seen) in strides.iter_mut().zip(&seen) {
             *strides = seen.as_ref().map_err(Clone::clone)?.strides();

@@ -18,7 +18,7 @@ pub fn add(a: &Tensor, b: &Tensor) -> Result<Tensor> {
 /// If the dtype is bool, or an integer one and `s` is no integer.
 pub fn add_scalar(a: &Tensor, s: Scalar) -> Result<Tensor> {
     crate::arithmetic::scalar(
-        "add",
+        "add_scalar",
         AddScalar { s: s.to_f64() },
         (i64::wrapping_add, "wrapping_add(x[0], k[0])"),
         a,

@@ -17,7 +17,7 @@ pub fn add_layer_norm(
     bias: Option<&Tensor>,
     eps: f64,
 ) -> Result<[Tensor; 3]> {
-    let mut sum = x.empty_like()?;
+    let mut sum = x.empty_like_for("add_layer_norm")?;
     let added = Some((residual, &mut sum));
     let (y, stats) = forward::<true>("add_layer_norm", x, added, normalized_shape, [weight, bias], eps)?;
     Ok([sum, y, stats])

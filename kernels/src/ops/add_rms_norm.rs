@@ -16,7 +16,7 @@ pub fn add_rms_norm(
     weight: Option<&Tensor>,
     eps: f64,
 ) -> Result<[Tensor; 3]> {
-    let mut sum = x.empty_like()?;
+    let mut sum = x.empty_like_for("add_rms_norm")?;
     let added = Some((residual, &mut sum));
     let (y, stats) = forward::<false>("add_rms_norm", x, added, normalized_shape, [weight, None], eps)?;
     Ok([sum, y, stats])

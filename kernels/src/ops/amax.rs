@@ -46,7 +46,7 @@ fn extremum<C: Combine>(
     (start, better): (i64, fn(i64, i64) -> i64),
 ) -> Result<Tensor> {
     refuse_empty(op, &frame.view, frame.n)?;
-    let (mut out, computes) = frame.output(frame.view.dtype())?;
+    let (mut out, computes) = frame.output(op, frame.view.dtype())?;
     if !computes {
         return Ok(out);
     }

@@ -28,7 +28,7 @@ fn search_on_gpu(x: &Tensor) -> Result<bool> {
     let defines = [("ELEM", type_name(x.dtype()))];
     let files = &[PRELUDE, ("any_nan.cu", include_str!("any_nan.cu"))];
     let program = Program { name: "any_nan.cu", files, defines: &defines };
-    let mut found = Tensor::zeros(&[1], DType::U8, x.device())?;
+    let mut found = Tensor::zeros_for(OP, &[1], DType::U8, x.device())?;
     let args = Args::new(OP, gpu).write(&mut found)?;
     let args = match &gathered {
         Some(gathered) => args.scratch(gathered),

@@ -55,8 +55,8 @@ fn over<D: Dim>(
 
 fn search_all(op: &'static str, frame: &Frame, largest: bool) -> Result<(Tensor, Tensor)> {
     refuse_empty(op, &frame.view, frame.n)?;
-    let (mut values, computes) = frame.output(frame.view.dtype())?;
-    let (mut indices, _) = frame.output(DType::I64)?;
+    let (mut values, computes) = frame.output(op, frame.view.dtype())?;
+    let (mut indices, _) = frame.output(op, DType::I64)?;
     if computes && values.device().is_cuda() {
         let kind = if largest { Kind::Largest } else { Kind::Smallest };
         each(op, frame, kind, &mut values, Some(&mut indices))?;

@@ -15,7 +15,7 @@ pub fn cast(x: &Tensor, dtype: DType) -> Result<Tensor> {
     if x.dtype() == dtype {
         return Ok(x.clone());
     }
-    let mut out = Tensor::empty(x.shape(), dtype, x.device())?;
+    let mut out = Tensor::empty_for("cast", x.shape(), dtype, x.device())?;
     cast_into(x, &mut out)?;
     Ok(out)
 }

@@ -9,9 +9,13 @@ use crate::pointwise::{c, map, map_scalar, pointwise};
 /// `min(max(x, min), max)`, elementwise; an absent bound does not bind, NaN stays. Floating-point or integer.
 ///
 /// # Errors
-/// If the dtype is bool, or an integer one and a bound is no integer.
+/// If the dtype is bool, a bound is NaN, or the dtype is an integer one and a bound is no integer or leaves none of the
+/// dtype's numbers.
 pub fn clamp(x: &Tensor, min: Option<Scalar>, max: Option<Scalar>) -> Result<Tensor> {
     const OP: &str = "clamp";
+    if let Some(bound) = [min, max].into_iter().flatten().find(|bound| bound.to_f64().is_nan()) {
+        return Err(Error::invalid(OP, format!("got the bound {bound}, wanted a number or no bound")));
+    }
     if x.dtype().is_float() {
         let (min, max) = bounds(min, max);
         return map(OP, Clamp { min, max }, [x]);
@@ -24,8 +28,15 @@ pub fn clamp(x: &Tensor, min: Option<Scalar>, max: Option<Scalar>) -> Result<Ten
             Err(Error::invalid(OP, why))
         }
     };
+    let Some(held) = x.dtype().integers() else { return Err(Error::dtype(OP, x.dtype(), "a number dtype")) };
     let (min, max) = (integer(min, i64::MIN)?, integer(max, i64::MAX)?);
-    let mut out = x.empty_like()?;
+    if min > *held.end() || max < *held.start() {
+        let (dtype, low, high) = (x.dtype(), held.start(), held.end());
+        let why =
+            format!("got the bounds {min} to {max} for a tensor of {dtype}, which holds {low} to {high}");
+        return Err(Error::invalid(OP, why));
+    }
+    let mut out = x.empty_like_for(OP)?;
     match x.dtype() {
         DType::I64 => clamp_integers::<i64>(OP, x, min, max, &mut out),
         DType::I32 => clamp_integers::<i32>(OP, x, min, max, &mut out),
@@ -71,3 +82,27 @@ pointwise!(Clamp { min, max }, |x| {
     V::select(raised.gt(c(max)), c(max), raised)
 });
 pointwise!(Gradient { below, above }, |x, dy| V::select(x.le(c(below)) | x.ge(c(above)), V::zero(), dy));
+
+#[cfg(test)]
+mod tests {
+    use phalanx_tensor::Device;
+
+    use super::*;
+
+    #[test]
+    fn bounds_outside_an_integer_dtype_bind_nothing_or_are_refused() {
+        let x = Tensor::from_slice(&[3u8, 200], &[2], Device::CPU).unwrap();
+        let run = |min: Option<i64>, max: Option<i64>| clamp(&x, min.map(Scalar::Int), max.map(Scalar::Int));
+        assert_eq!(run(Some(-5), Some(300)).unwrap().to_vec::<u8>().unwrap(), [3, 200]);
+        for (min, max) in [(Some(300), None), (None, Some(-1)), (Some(300), Some(400))] {
+            let error = run(min, max).unwrap_err().to_string();
+            assert!(error.starts_with("clamp: got the bounds") && error.contains("0 to 255"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_bound_that_is_no_number_is_refused() {
+        let x = Tensor::from_slice(&[3.0f32], &[1], Device::CPU).unwrap();
+        assert!(clamp(&x, Some(Scalar::Float(f64::NAN)), None).is_err());
+    }
+}

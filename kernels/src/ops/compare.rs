@@ -16,7 +16,7 @@ macro_rules! comparisons {
         /// If the shapes do not broadcast, or dtypes or devices differ.
         pub fn $name(a: &Tensor, b: &Tensor) -> Result<Tensor> {
             check::same(stringify!($name), &[a, b])?;
-            let mut out = Tensor::empty(&common_shape(stringify!($name), &[a, b])?, DType::Bool, a.device())?;
+            let mut out = Tensor::empty_for(stringify!($name), &common_shape(stringify!($name), &[a, b])?, DType::Bool, a.device())?;
             let (text, value) = (concat!("x[0] ", stringify!($op), " x[1]"), computed_name(a.dtype()));
             let cuda = Expression { text, value, numbers: Numbers::Integers(&[]) };
             for_element!(a.dtype(), T => {
@@ -30,17 +30,17 @@ macro_rules! comparisons {
         /// # Errors
         /// If the result cannot be allocated.
         pub fn $name_scalar(a: &Tensor, s: Scalar) -> Result<Tensor> {
-            let mut out = Tensor::empty(a.shape(), DType::Bool, a.device())?;
+            let mut out = Tensor::empty_for(stringify!($name_scalar), a.shape(), DType::Bool, a.device())?;
             let text = concat!("x[0] ", stringify!($op), " k[0]");
             for_element!(a.dtype(), T => match comparable::<T>(s) {
                 Scalar::Int(s) => {
                     let numbers = [s];
                     let cuda = Expression::of_integers(text, &numbers);
-                    map_scalar(stringify!($name), |[a]: [T; 1]| u8::from(a.to_i64() $op s), &cuda, [a], &mut out)
+                    map_scalar(stringify!($name_scalar), |[a]: [T; 1]| u8::from(a.to_i64() $op s), &cuda, [a], &mut out)
                 }
                 Scalar::Float(s) => {
                     let cuda = Expression { text, value: "f64", numbers: Numbers::Floats(&[s]) };
-                    map_scalar(stringify!($name), |[a]: [T; 1]| u8::from(a.to_f64() $op s), &cuda, [a], &mut out)
+                    map_scalar(stringify!($name_scalar), |[a]: [T; 1]| u8::from(a.to_f64() $op s), &cuda, [a], &mut out)
                 }
             })?;
             Ok(out)

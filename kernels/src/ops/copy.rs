@@ -3,18 +3,19 @@
 use phalanx_tensor::{Layout, Loops, Result, Tensor};
 
 use crate::check;
-use crate::pointwise::PIECE;
 use crate::pointwise::cuda::{self, Expression};
+use crate::pointwise::{PIECE, refuse_overlap};
 
 /// Sets `to`'s elements to `from`'s, converted to its dtype, in place: `to` may be any view that does not overlap
-/// itself.
+/// itself. The two may share a storage: all is read before anything is written.
 ///
 /// # Errors
-/// If shapes or devices differ.
+/// If shapes or devices differ, or the destination overlaps itself.
 pub fn copy_(to: &mut Tensor, from: &Tensor) -> Result<()> {
     const OP: &str = "copy";
     check::same_device(OP, &[to, from])?;
     check::shape(OP, "a tensor", from, to.shape())?;
+    refuse_overlap(OP, to)?;
     let from = &super::cast(from, to.dtype())?;
     if to.shares_storage(from) {
         return copy_(to, &from.copy()?);
@@ -116,6 +117,20 @@ mod tests {
         assert_eq!(values(&x), [0.0, 2.0, 4.0, 1.0, 3.0, 5.0]);
         copy_(&mut x, &make(&[2, 3], DType::I64, &|i| -(i as f64))).unwrap();
         assert_eq!(values(&x), [0.0, -1.0, -2.0, -3.0, -4.0, -5.0]);
+    }
+
+    #[test]
+    fn a_destination_that_overlaps_itself_is_refused_on_every_device() {
+        for device in [Device::CPU, Device::Meta(0)] {
+            let from = Tensor::zeros(&[2, 2], DType::F32, device).unwrap();
+            let held = Tensor::zeros(&[4], DType::F32, device).unwrap();
+            let one = Tensor::zeros(&[2, 1], DType::F32, device).unwrap();
+            for mut to in [held.as_strided(&[2, 2], &[1, 1], 0).unwrap(), one.broadcast_to(&[2, 2]).unwrap()]
+            {
+                let error = copy_(&mut to, &from).unwrap_err().to_string();
+                assert!(error.starts_with("copy: the destination overlaps itself: shape [2, 2]"), "{error}");
+            }
+        }
     }
 
     #[test]

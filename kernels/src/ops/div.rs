@@ -19,7 +19,7 @@ pub fn div(a: &Tensor, b: &Tensor) -> Result<Tensor> {
 /// # Errors
 /// If the result cannot be allocated.
 pub fn div_scalar(a: &Tensor, s: Scalar) -> Result<Tensor> {
-    map("div", DivScalar { s: s.to_f64() }, [&divisible(a)?])
+    map("div_scalar", DivScalar { s: s.to_f64() }, [&divisible(a)?])
 }
 
 /// `s / a` in `a`'s dtype, f32 if that is an integer one.
@@ -27,7 +27,7 @@ pub fn div_scalar(a: &Tensor, s: Scalar) -> Result<Tensor> {
 /// # Errors
 /// If the result cannot be allocated.
 pub fn rdiv_scalar(a: &Tensor, s: Scalar) -> Result<Tensor> {
-    map("div", ScalarDiv { s: s.to_f64() }, [&divisible(a)?])
+    map("rdiv_scalar", ScalarDiv { s: s.to_f64() }, [&divisible(a)?])
 }
 
 /// `-dy a / b²`, the gradient of `b` in `a / b`, of the broadcast shape.

@@ -16,7 +16,7 @@ pub fn flip<D: Dim>(x: &Tensor, dims: &[D]) -> Result<Tensor> {
 }
 
 fn flip_over(x: &Tensor, dims: &[usize]) -> Result<Tensor> {
-    let mut out = x.empty_like()?;
+    let mut out = x.empty_like_for("flip")?;
     if out.device().is_meta() || out.numel() == 0 {
         return Ok(out);
     }

@@ -4,27 +4,42 @@ use phalanx_tensor::{DType, Device, Element, Result, Scalar, Tensor, bf16, f16};
 
 use crate::ops::cast::to_odd;
 use crate::pointwise::cuda::{self, Expression};
+use crate::pointwise::refuse_overlap;
 
 /// A tensor of `shape` with `value` everywhere.
 ///
 /// # Errors
-/// If it cannot be allocated.
+/// If it cannot be allocated, or an integer dtype cannot hold the value.
 pub fn full(shape: &[usize], value: impl Into<Scalar>, dtype: DType, device: Device) -> Result<Tensor> {
-    let mut out = Tensor::empty(shape, dtype, device)?;
+    full_for("full", shape, value.into(), dtype, device)
+}
+
+/// [`full`] for an operation, which errors name.
+pub(crate) fn full_for(
+    op: &'static str,
+    shape: &[usize],
+    value: Scalar,
+    dtype: DType,
+    device: Device,
+) -> Result<Tensor> {
+    let value = value.fitting(op, dtype)?;
+    let mut out = Tensor::empty_for(op, shape, dtype, device)?;
     fill_(&mut out, value)?;
     Ok(out)
 }
 
-/// Sets every element, in place, whatever the strides.
+/// Sets every element, in place: `out` may be any view that does not overlap itself.
 ///
 /// # Errors
-/// If the device refuses.
+/// If the destination overlaps itself, or an integer dtype cannot hold the value.
 pub fn fill_(out: &mut Tensor, value: impl Into<Scalar>) -> Result<()> {
+    let value = value.into().fitting("fill", out.dtype())?;
+    refuse_overlap("fill", out)?;
     if out.device().is_meta() {
         out.bump_version();
         return Ok(());
     }
-    let (value, x) = (value.into(), Scalar::to_f64);
+    let x = Scalar::to_f64;
     match out.dtype() {
         DType::F64 => fill(out, x(value)),
         DType::F32 => fill(out, x(value) as f32),
@@ -48,4 +63,37 @@ fn fill<T: Element>(out: &mut Tensor, value: T) -> Result<()> {
     let mut target = out.write::<T>("fill")?;
     crate::strided::for_each_run_mut(&mut target, &layout, |run| run.set(value));
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_that_the_dtype_cannot_hold_is_refused_and_not_wrapped() {
+        let refused = |value: Scalar, dtype| {
+            let error = full(&[2], value, dtype, Device::CPU).unwrap_err().to_string();
+            assert!(error.starts_with("full: got the number") && error.contains(dtype.name()), "{error}");
+            let mut held = Tensor::zeros(&[2], dtype, Device::CPU).unwrap();
+            assert!(fill_(&mut held, value).is_err());
+            let mut meta = Tensor::zeros(&[2], dtype, Device::Meta(0)).unwrap();
+            assert!(fill_(&mut meta, value).is_err());
+        };
+        refused(Scalar::Int(300), DType::U8);
+        refused(Scalar::Int(-1), DType::U8);
+        refused(Scalar::Int(1 << 40), DType::I32);
+        for value in [1.5, f64::NAN, f64::INFINITY, 1e30] {
+            refused(Scalar::Float(value), DType::I64);
+        }
+        assert_eq!(full(&[], 255, DType::U8, Device::CPU).unwrap().item::<u8>().unwrap(), 255);
+        assert_eq!(full(&[], -2.0, DType::I32, Device::CPU).unwrap().item::<i32>().unwrap(), -2);
+        assert!(full(&[], f64::NAN, DType::Bool, Device::CPU).unwrap().item::<bool>().unwrap());
+    }
+
+    #[test]
+    fn a_destination_that_overlaps_itself_is_refused() {
+        let zero = Tensor::zeros(&[1], DType::F32, Device::CPU).unwrap();
+        let error = fill_(&mut zero.broadcast_to(&[3]).unwrap(), 1).unwrap_err().to_string();
+        assert!(error.starts_with("fill: the destination overlaps itself"), "{error}");
+    }
 }

@@ -46,7 +46,7 @@ fn run(
         }
         None => None,
     };
-    let mut out = Tensor::empty(&product.out_shape(x, weight), x.dtype(), x.device())?;
+    let mut out = Tensor::empty_for(op, &product.out_shape(x, weight), x.dtype(), x.device())?;
     product.run(&mut out, Finish { bias: bias.as_ref(), ..finish })?;
     Ok(out)
 }

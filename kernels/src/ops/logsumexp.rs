@@ -21,7 +21,7 @@ pub fn logsumexp<D: Dim>(x: &Tensor, dims: &[D], keepdim: bool) -> Result<Tensor
 const OP: &str = "logsumexp";
 
 fn logsumexp_over(frame: &Frame) -> Result<Tensor> {
-    let (mut out, computes) = frame.output(frame.view.dtype())?;
+    let (mut out, computes) = frame.output(OP, frame.view.dtype())?;
     if computes && out.device().is_cuda() {
         log_sum_on_gpu(frame, &mut out)?;
     } else if computes {

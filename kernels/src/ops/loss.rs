@@ -31,6 +31,10 @@ losses! {
     smooth_l1_loss(x, t) { beta } = SmoothL1;
     /// `dx` of [`smooth_l1_loss`].
     smooth_l1_loss_backward(x, t, dy) { beta } = SmoothL1Gradient;
+    /// With `d = |x - t|`: `d² / 2` for `d < delta`, else `delta (d - delta / 2)`.
+    huber_loss(x, t) { delta } = Huber;
+    /// `dx` of [`huber_loss`].
+    huber_loss_backward(x, t, dy) { delta } = HuberGradient;
     /// `(1 - t) x + (1 + (w - 1) t) ln(1 + e^-x)` for the weight `w` of the positive class: the binary cross entropy
     /// of the probability `sigmoid(x)`.
     binary_cross_entropy_with_logits(x, t, w) = Bce;
@@ -66,6 +70,14 @@ pointwise!(SmoothL1 { beta }, |x, t| {
 pointwise!(SmoothL1Gradient { beta }, |x, t, dy| {
     let d = x - t;
     V::select(d.abs().lt(c(beta)), dy * d / c(beta), signed(d, dy))
+});
+pointwise!(Huber { delta }, |x, t| {
+    let d = (x - t).abs();
+    V::select(d.lt(c(delta)), d * d * c(0.5), (d - c(0.5 * delta)) * c(delta))
+});
+pointwise!(HuberGradient { delta }, |x, t, dy| {
+    let d = x - t;
+    V::select(d.abs().lt(c(delta)), dy * d, signed(d, dy * c(delta)))
 });
 pointwise!(Bce, |x, t, w| {
     let positive = (w - c(1.0)).mul_add(t, c(1.0));

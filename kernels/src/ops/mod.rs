@@ -17,6 +17,7 @@ mod cat;
 mod clamp;
 mod compare;
 mod conv2d;
+mod conv3d;
 mod copy;
 mod cos;
 mod cross_entropy;
@@ -27,7 +28,9 @@ mod erf;
 mod exp;
 mod exp_m1;
 mod flip;
+mod fold;
 mod full;
+mod functions;
 mod gelu;
 mod group_norm;
 mod index;
@@ -52,6 +55,7 @@ mod pow;
 mod prod;
 pub mod random;
 mod reciprocal;
+mod recurrence;
 mod relu;
 mod rms_norm;
 mod rope;
@@ -70,6 +74,7 @@ mod sub;
 mod sum;
 mod sum_of_squares;
 mod tanh;
+mod taps;
 mod tril;
 mod var;
 mod where_;
@@ -89,20 +94,27 @@ pub use cast::cast;
 pub use cat::cat;
 pub use clamp::{clamp, clamp_backward};
 pub use compare::{eq, eq_scalar, ge, ge_scalar, gt, gt_scalar, le, le_scalar, lt, lt_scalar, ne, ne_scalar};
-pub use conv2d::{Conv1dOptions, ConvOptions, conv_transpose2d, conv2d, conv2d_weight};
+pub use conv2d::{Conv1dOptions, Conv3dOptions, ConvOptions, conv_transpose2d, conv2d, conv2d_weight};
+pub use conv3d::{conv_transpose3d, conv3d, conv3d_weight};
 pub use copy::copy_;
 pub use cos::{cos, cos_backward};
 pub use cross_entropy::{
     CrossEntropy, cross_entropy, cross_entropy_backward, cross_entropy_backward_over, cross_entropy_targets,
 };
-pub use cumsum::{cumsum, cumsum_reversed};
+pub use cumsum::{cummax, cummin, cumprod, cumsum, cumsum_reversed, logcumsumexp};
 pub use div::{div, div_backward_divisor, div_scalar, rdiv_backward, rdiv_scalar};
 pub use elu::{elu, elu_backward};
 pub use erf::{erf, erf_backward};
 pub use exp::exp;
 pub use exp_m1::exp_m1;
 pub use flip::flip;
+pub use fold::{fold, unfold};
 pub use full::{fill_, full};
+pub use functions::{
+    acos, acosh, asin, asinh, atan, atan2, atanh, bitwise_and, bitwise_or, bitwise_xor, ceil, cosh, erfc,
+    exp2, floor, floor_divide, fmod, frac, hypot, lerp, log2, log10, logaddexp, remainder, round, sign, sinh,
+    tan, tanhshrink, trunc, trunc_divide, xlogy,
+};
 pub use gelu::{Gelu, gelu, gelu_backward, gelu_backward_over};
 pub use group_norm::{group_norm, group_norm_backward};
 pub use index::{
@@ -117,9 +129,10 @@ pub use log::log;
 pub use log_softmax::{log_softmax, log_softmax_backward};
 pub use logsumexp::logsumexp;
 pub use loss::{
-    binary_cross_entropy_with_logits, binary_cross_entropy_with_logits_backward, kl_div,
-    kl_div_backward_target, kl_div_log_target, kl_div_log_target_backward, kl_div_log_target_backward_target,
-    l1_loss, l1_loss_backward, mse_loss, mse_loss_backward, smooth_l1_loss, smooth_l1_loss_backward,
+    binary_cross_entropy_with_logits, binary_cross_entropy_with_logits_backward, huber_loss,
+    huber_loss_backward, kl_div, kl_div_backward_target, kl_div_log_target, kl_div_log_target_backward,
+    kl_div_log_target_backward_target, l1_loss, l1_loss_backward, mse_loss, mse_loss_backward,
+    smooth_l1_loss, smooth_l1_loss_backward,
 };
 pub use matmul::{matmul, matmul_accumulate_, matmul_into};
 pub use maximum::{maximum, maximum_backward, minimum};
@@ -135,6 +148,7 @@ pub use pow::{
 };
 pub use prod::prod;
 pub use reciprocal::{reciprocal, reciprocal_backward};
+pub use recurrence::recurrence;
 pub use relu::{relu, relu_backward};
 pub use rms_norm::{rms_norm, rms_norm_backward};
 pub use rope::{Rope, rope, rope_backward};

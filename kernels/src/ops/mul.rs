@@ -26,7 +26,7 @@ pub fn mul_over(a: &Tensor, b: Tensor) -> Result<Tensor> {
 /// If the dtype is bool, or an integer one and `s` is no integer.
 pub fn mul_scalar(a: &Tensor, s: Scalar) -> Result<Tensor> {
     crate::arithmetic::scalar(
-        "mul",
+        "mul_scalar",
         MulScalar { s: s.to_f64() },
         (i64::wrapping_mul, "wrapping_mul(x[0], k[0])"),
         a,

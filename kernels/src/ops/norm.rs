@@ -1,6 +1,6 @@
 //! Vector norms over dimensions.
 
-use phalanx_tensor::{DType, Dim, Result, Tensor};
+use phalanx_tensor::{DType, Dim, Error, Result, Tensor};
 
 use super::amax::refuse_empty;
 use crate::check;
@@ -21,6 +21,9 @@ use crate::simd::Float;
 /// there are no elements.
 pub fn norm<D: Dim>(x: &Tensor, p: f64, dims: &[D], keepdim: bool) -> Result<Tensor> {
     check::float(OP, x)?;
+    if p.is_nan() {
+        return Err(Error::range(OP, "the order NaN", "a number"));
+    }
     norm_over(&Frame::new(OP, x, dims, keepdim)?, p)
 }
 
@@ -30,7 +33,7 @@ fn norm_over(frame: &Frame, p: f64) -> Result<Tensor> {
     if p.is_infinite() {
         refuse_empty(OP, &frame.view, frame.n)?;
     }
-    let (mut out, computes) = frame.output(frame.view.dtype())?;
+    let (mut out, computes) = frame.output(OP, frame.view.dtype())?;
     if computes && out.device().is_cuda() {
         norms_on_gpu(frame, p, &mut out)?;
     } else if computes {

@@ -3,13 +3,14 @@
 use phalanx_tensor::{Dims, Error, Result, Scalar, Tensor};
 
 use crate::ops::copy::copy_;
-use crate::ops::full::full;
+use crate::ops::full::full_for;
 
 /// `x` with `before` elements of `value` put before it and `after` behind it along each of the last dimensions:
 /// `margins[i]` is `(before, after)` of dimension `rank - 1 - i`. Negative margins crop.
 ///
 /// # Errors
-/// If there are more margins than dimensions, they crop more than there is, or the result is too large.
+/// If there are more margins than dimensions, they crop more than there is, the result is too large, or an integer dtype
+/// cannot hold the value.
 pub fn pad(x: &Tensor, margins: &[(isize, isize)], value: Scalar) -> Result<Tensor> {
     const OP: &str = "pad";
     let wrong = || {
@@ -31,7 +32,7 @@ pub fn pad(x: &Tensor, margins: &[(isize, isize)], value: Scalar) -> Result<Tens
         inside = inside.narrow(dim, crop, length)?;
         places.push((dim, margin, length));
     }
-    let out = full(&shape, value, x.dtype(), x.device())?;
+    let out = full_for(OP, &shape, value, x.dtype(), x.device())?;
     let place = |t: Tensor, &(dim, start, length): &(usize, usize, usize)| t.narrow(dim, start, length);
     copy_(&mut places.iter().try_fold(out.clone(), place)?, &inside)?;
     Ok(out)
@@ -54,5 +55,8 @@ mod tests {
         assert!(pad(&x, &[(-4, 3)], 0.into()).is_err() && pad(&x, &[(3, -4)], 0.into()).is_err());
         assert!(pad(&x, &[(-2, -2)], 0.into()).is_err() && pad(&x, &[(0, 0); 3], 0.into()).is_err());
         assert!(pad(&x, &[(isize::MAX, isize::MAX)], 0.into()).is_err());
+        let bytes = crate::ops::cast(&x, DType::U8).unwrap();
+        let error = pad(&bytes, &[(1, 1)], 300.into()).unwrap_err().to_string();
+        assert_eq!(error, "pad: got the number 300 for a tensor of u8, wanted an integer from 0 to 255");
     }
 }

@@ -17,7 +17,7 @@ pub fn pow(base: &Tensor, exponent: &Tensor) -> Result<Tensor> {
         return map(OP, Power, [base, exponent]);
     }
     check::same(OP, &[base, exponent])?;
-    let mut out = Tensor::empty(&common_shape(OP, &[base, exponent])?, base.dtype(), base.device())?;
+    let mut out = Tensor::empty_for(OP, &common_shape(OP, &[base, exponent])?, base.dtype(), base.device())?;
     let cuda = &Expression::of_integers("power(x[0], x[1])", &[]);
     match base.dtype() {
         DType::I64 => integers::<i64, 2>(OP, |[b, e]| (b, e), cuda, [base, exponent], &mut out),
@@ -33,9 +33,12 @@ pub fn pow(base: &Tensor, exponent: &Tensor) -> Result<Tensor> {
 /// # Errors
 /// If the dtype is bool, or an integer one and `e` is not an integer from 0 up.
 pub fn pow_scalar(base: &Tensor, e: Scalar) -> Result<Tensor> {
-    const OP: &str = "pow";
+    const OP: &str = "pow_scalar";
     if base.dtype().is_float() {
         return float_power(OP, base, e.to_f64());
+    }
+    if base.dtype() == DType::Bool {
+        return Err(Error::dtype(OP, DType::Bool, "a number dtype"));
     }
     let Some(e) = as_integer(e).filter(|&e| e >= 0) else {
         let dtype = base.dtype();
@@ -43,7 +46,7 @@ pub fn pow_scalar(base: &Tensor, e: Scalar) -> Result<Tensor> {
             format!("got the exponent {} for a tensor of {dtype}, wanted an integer from 0 up", e.to_f64());
         return Err(Error::invalid(OP, why));
     };
-    let mut out = base.empty_like()?;
+    let mut out = base.empty_like_for(OP)?;
     let numbers = [e];
     let cuda = &Expression::of_integers("power(x[0], k[0])", &numbers);
     match base.dtype() {
@@ -60,16 +63,15 @@ pub fn pow_scalar(base: &Tensor, e: Scalar) -> Result<Tensor> {
 /// # Errors
 /// If the dtype is bool, or an integer one and `b` is no integer.
 pub fn rpow_scalar(exponent: &Tensor, b: Scalar) -> Result<Tensor> {
-    const OP: &str = "pow";
+    const OP: &str = "rpow_scalar";
     if exponent.dtype().is_float() {
         return map(OP, PowerOf { b: b.to_f64() }, [exponent]);
     }
-    let Some(b) = as_integer(b) else {
-        let why =
-            format!("got the base {} for a tensor of {}, wanted an integer", b.to_f64(), exponent.dtype());
-        return Err(Error::invalid(OP, why));
-    };
-    let mut out = exponent.empty_like()?;
+    if exponent.dtype() == DType::Bool {
+        return Err(Error::dtype(OP, DType::Bool, "a number dtype"));
+    }
+    let b = b.fitting(OP, exponent.dtype())?.to_i64();
+    let mut out = exponent.empty_like_for(OP)?;
     let numbers = [b];
     let cuda = &Expression::of_integers("power(k[0], x[0])", &numbers);
     match exponent.dtype() {
@@ -139,7 +141,7 @@ fn float_power(op: &'static str, x: &Tensor, e: f64) -> Result<Tensor> {
 fn as_integer(x: Scalar) -> Option<i64> {
     match x {
         Scalar::Int(x) => Some(x),
-        Scalar::Float(x) => (x.fract() == 0.0).then_some(x as i64),
+        Scalar::Float(_) => Some(x.fitting("pow", DType::I64).ok()?.to_i64()),
     }
 }
 

@@ -20,7 +20,7 @@ const OP: &str = "prod";
 fn prod_over(frame: &Frame) -> Result<Tensor> {
     let from = frame.view.dtype();
     let dtype = if from.is_float() { from } else { DType::I64 };
-    let (mut out, computes) = frame.output(dtype)?;
+    let (mut out, computes) = frame.output(OP, dtype)?;
     if !computes {
         return Ok(out);
     }

@@ -18,7 +18,7 @@ pub fn sub(a: &Tensor, b: &Tensor) -> Result<Tensor> {
 /// # Errors
 /// If the dtype is bool, or an integer one and `s` is no integer.
 pub fn sub_scalar(a: &Tensor, s: Scalar) -> Result<Tensor> {
-    scalar("sub", SubScalar { s: s.to_f64() }, (i64::wrapping_sub, "wrapping_sub(x[0], k[0])"), a, s)
+    scalar("sub_scalar", SubScalar { s: s.to_f64() }, (i64::wrapping_sub, "wrapping_sub(x[0], k[0])"), a, s)
 }
 
 /// `s - a` in `a`'s dtype.
@@ -26,7 +26,13 @@ pub fn sub_scalar(a: &Tensor, s: Scalar) -> Result<Tensor> {
 /// # Errors
 /// If the dtype is bool, or an integer one and `s` is no integer.
 pub fn rsub_scalar(a: &Tensor, s: Scalar) -> Result<Tensor> {
-    scalar("sub", ScalarSub { s: s.to_f64() }, (|a, s| s.wrapping_sub(a), "wrapping_sub(k[0], x[0])"), a, s)
+    scalar(
+        "rsub_scalar",
+        ScalarSub { s: s.to_f64() },
+        (|a, s| s.wrapping_sub(a), "wrapping_sub(k[0], x[0])"),
+        a,
+        s,
+    )
 }
 
 pointwise!(Sub, |a, b| a - b);

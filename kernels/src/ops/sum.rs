@@ -34,7 +34,7 @@ fn sum_over(frame: &Frame) -> Result<Tensor> {
     if dtype.is_float() {
         return scaled_sum(OP, frame, 1.0);
     }
-    let (mut out, computes) = frame.output(DType::I64)?;
+    let (mut out, computes) = frame.output(OP, DType::I64)?;
     if computes && out.device().is_cuda() {
         each(OP, frame, Kind::Add, &mut out, None)?;
     } else if computes {
@@ -50,7 +50,7 @@ fn sum_over(frame: &Frame) -> Result<Tensor> {
 }
 
 fn scaled_sum(op: &'static str, frame: &Frame, divisor: f64) -> Result<Tensor> {
-    let (mut out, computes) = frame.output(frame.view.dtype())?;
+    let (mut out, computes) = frame.output(op, frame.view.dtype())?;
     let term = Itself { neutral: 0.0 };
     if computes && out.device().is_cuda() {
         let finish = Finish { text: "set(out, o, x[0] / a)", numbers: [divisor, 0.0] };

@@ -40,7 +40,7 @@ fn triangle(
     let &[.., rows, columns] = x.shape() else {
         return Err(Error::shape(op, format!("{:?}", x.shape()), "at least two dimensions"));
     };
-    let mut out = x.empty_like()?;
+    let mut out = x.empty_like_for(op)?;
     if out.device().is_cuda() {
         let (rows, columns) = (rows as i64, columns as i64);
         let numbers = [columns, rows, (diagonal as i64).clamp(-rows, columns)];

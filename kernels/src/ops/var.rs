@@ -15,13 +15,14 @@ use crate::simd::Float;
 /// If the dtype is no floating-point one, or a dimension does not exist or is named twice.
 pub fn var<D: Dim>(x: &Tensor, dims: &[D], correction: f64, keepdim: bool) -> Result<Tensor> {
     check::float(OP, x)?;
+    check::from_zero(OP, "a correction of", correction)?;
     var_over(&Frame::new(OP, x, dims, keepdim)?, correction)
 }
 
 const OP: &str = "var";
 
 fn var_over(frame: &Frame, correction: f64) -> Result<Tensor> {
-    let (mut out, computes) = frame.output(frame.view.dtype())?;
+    let (mut out, computes) = frame.output(OP, frame.view.dtype())?;
     if computes && out.device().is_cuda() {
         variance_on_gpu(frame, correction, &mut out)?;
     } else if computes {

@@ -18,7 +18,7 @@ pub fn where_(condition: &Tensor, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     check::dtype(OP, condition, DType::Bool)?;
     check::same(OP, &[a, b])?;
     check::same_device(OP, &[condition, a])?;
-    let mut out = Tensor::empty(&common_shape(OP, &[condition, a, b])?, a.dtype(), a.device())?;
+    let mut out = Tensor::empty_for(OP, &common_shape(OP, &[condition, a, b])?, a.dtype(), a.device())?;
     if out.device().is_cuda() {
         let choice = Expression::of_bits("x[0] ? x[1] : x[2]", a.dtype(), &[]);
         cuda::evaluate(OP, &choice, [condition, a, b], &mut out)?;
@@ -31,13 +31,14 @@ pub fn where_(condition: &Tensor, a: &Tensor, b: &Tensor) -> Result<Tensor> {
 /// `value` where `mask` (a bool), else `x`; the mask broadcasts to `x`.
 ///
 /// # Errors
-/// If the mask does not broadcast to `x`, is no bool, or is on another device.
+/// If the mask does not broadcast to `x`, is no bool, or is on another device, or an integer `x` cannot hold the value.
 pub fn masked_fill(x: &Tensor, mask: &Tensor, value: Scalar) -> Result<Tensor> {
     const OP: &str = "masked_fill";
     check::dtype(OP, mask, DType::Bool)?;
     check::same_device(OP, &[x, mask])?;
-    let mask = mask.broadcast_to(x.shape())?;
-    let mut out = x.empty_like()?;
+    let value = value.fitting(OP, x.dtype())?;
+    let mask = mask.broadcast_for(OP, x.shape())?;
+    let mut out = x.empty_like_for(OP)?;
     if out.device().is_cuda() {
         let bits = [for_element!(x.dtype(), T => cuda::bits(T::from_scalar(value)))];
         let choice = Expression::of_bits("x[0] ? (X)k[0] : x[1]", x.dtype(), &bits);
@@ -100,6 +101,10 @@ mod tests {
             let filled = masked_fill(&chosen, &condition, Scalar::Int(0)).unwrap();
             assert_eq!(values(&filled), [0.0; 12]);
         }
+        let bools = cast(&make(&[1], DType::F32, &|_| 0.0), DType::Bool).unwrap();
+        let mask = cast(&make(&[1], DType::F32, &|_| 1.0), DType::Bool).unwrap();
+        let filled = masked_fill(&bools, &mask, Scalar::Int(256)).unwrap();
+        assert_eq!(filled.read_bytes("test").unwrap()[0], 1, "a bool is stored as 0 or 1");
         let unfit = make(&[5, 4], DType::F32, &|_| 0.0);
         assert!(masked_fill(&unfit, &condition, Scalar::Int(0)).is_err());
     }

@@ -18,6 +18,41 @@ DEVICE i64 power(i64 base, i64 exponent) {
     return result;
 }
 
+// Quotients that go down and remainders with the divisor's sign; of integers by 0 they are 0.
+DEVICE f64 floor_remainder(f64 a, f64 b) {
+    const f64 rest = fmod(a, b);
+    return rest != 0 && (b < 0) != (rest < 0) ? rest + b : rest;
+}
+DEVICE i64 floor_remainder(i64 a, i64 b) {
+    const i64 rest = b == 0 || b == -1 ? 0 : a % b;
+    return rest != 0 && (b < 0) != (rest < 0) ? rest + b : rest;
+}
+DEVICE f64 floor_quotient(f64 a, f64 b) {
+    if (b == 0) return a / b;
+    const f64 rest = fmod(a, b);
+    const f64 quotient = (a - rest) / b - (rest != 0 && (b < 0) != (rest < 0) ? 1.0 : 0.0), down = floor(quotient);
+    return quotient - down > 0.5 ? down + 1 : down;
+}
+DEVICE i64 floor_quotient(i64 a, i64 b) {
+    if (b == 0) return 0;
+    if (b == -1) return wrapping_sub(0, a);
+    const i64 rest = a % b;
+    return a / b - (rest != 0 && (b < 0) != (rest < 0) ? 1 : 0);
+}
+
+// ln(e^a + e^b)
+DEVICE f64 log_add(f64 a, f64 b) {
+    if (a == b) return a + 0.6931471805599453;
+    const f64 high = a > b ? a : b, low = a > b ? b : a;
+    if (isinf(high) && low == low) return high;
+    return high + log1p(exp(low - high));
+}
+
+DEVICE f64 interpolated(f64 start, f64 end, f64 weight) {
+    const f64 way = end - start;
+    return fabs(weight) < 0.5 ? start + weight * way : end - way * (1 - weight);
+}
+
 // Conversions as the CPU's: to nearest even; a float truncates to an integer, saturates (a byte is the low bits of a wide
 // integer), and NaN becomes 0; an integer keeps its low bits. A half is rounded once, whatever it comes from.
 

@@ -22,6 +22,7 @@ pub(crate) fn modify(
     check::float(op, to)?;
     let x = x.map(|x| operand(op, to, x)).transpose()?;
     if to.device().is_meta() {
+        super::refuse_overlap(op, to)?;
         to.bump_version();
         return Ok(());
     }

@@ -82,8 +82,8 @@ pub(crate) fn map<const N: usize>(
     check::same(op, &inputs)?;
     let first = inputs[0];
     let mut out = match inputs[1..].iter().all(|t| t.same_shape(first)) {
-        true => first.empty_like()?,
-        false => Tensor::empty(&common_shape(op, &inputs)?, first.dtype(), first.device())?,
+        true => first.empty_like_for(op)?,
+        false => Tensor::empty_for(op, &common_shape(op, &inputs)?, first.dtype(), first.device())?,
     };
     map_into(op, f, inputs, &mut out)?;
     Ok(out)

@@ -62,8 +62,8 @@ impl Frame {
     }
 
     /// The result, yet to be computed, and whether there is anything to compute here.
-    pub(crate) fn output(&self, dtype: phalanx_tensor::DType) -> Result<(Tensor, bool)> {
-        let out = Tensor::empty(&self.shape, dtype, self.view.device())?;
+    pub(crate) fn output(&self, op: &'static str, dtype: phalanx_tensor::DType) -> Result<(Tensor, bool)> {
+        let out = Tensor::empty_for(op, &self.shape, dtype, self.view.device())?;
         let computes = !out.device().is_meta() && out.numel() > 0;
         Ok((out, computes))
     }

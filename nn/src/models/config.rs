@@ -136,7 +136,8 @@ impl ModelConfig {
         let config = match fields.text("model_type").map_err(wrong)? {
             Some("gpt2") => fields.gpt().map(ModelConfig::Gpt),
             Some("llama") => fields.llama().map(ModelConfig::Llama),
-            other => Err(format!("model_type {other:?} is not supported, wanted gpt2 or llama")),
+            Some(other) => Err(format!("model_type {other:?} is not supported, wanted gpt2 or llama")),
+            None => Err("model_type is missing, wanted gpt2 or llama".into()),
         };
         let config = config.map_err(wrong)?;
         match &config {
@@ -216,7 +217,7 @@ pub(super) fn check_numbers(eps: f64, init_std: f64, dropout: &[f64]) -> Parsed<
     let numbers = named.into_iter().chain(dropout.iter().map(|&p| ("dropout", p, 1.0)));
     for (name, x, high) in numbers {
         if !(0.0..=high).contains(&x) {
-            return Err(format!("{name} is {x:e}, wanted a number from 0 to {high:e}"));
+            return Err(format!("{name} is {x:?}, wanted a number from 0 to {high:?}"));
         }
     }
     Ok(())

@@ -7,6 +7,7 @@ use phalanx_tensor::{DType, Device, Dims, Tensor};
 
 use super::{KvCache, RecomputeMode, Stage};
 use crate::layers::{Table, activation_window};
+use crate::mode::{Mode, modes};
 use crate::modules::{Dropout, Embedding};
 use crate::scope::join;
 use crate::{
@@ -67,7 +68,10 @@ pub struct Decoder<L: Layers = OneDevice> {
     blocks: Vec<Unit<dyn Block>>,
     tail: Option<Unit<Tail<L>>>,
     recompute: RecomputeMode,
+    mode: Mode,
 }
+
+modes!([L: Layers] Decoder<L>);
 
 /// Tokens and positions to the stream.
 struct Embed<L: Layers> {
@@ -127,6 +131,7 @@ impl<L: Layers> Decoder<L> {
             blocks,
             tail: tail.map(|t| Unit::new(Arc::new(t))),
             recompute: RecomputeMode::Never,
+            mode: Mode::default(),
         };
         layers.built(&decoder.parameters())?;
         Ok(decoder)
@@ -178,6 +183,7 @@ impl<L: Layers> Decoder<L> {
     /// # Errors
     /// If the input does not fit.
     pub fn forward(&self, input: &Var) -> Result<Var> {
+        let _mode = self.mode.enter();
         let mut x = match &self.embed {
             Some(embed) => {
                 self.check_tokens(input, 0)?;
@@ -196,7 +202,8 @@ impl<L: Layers> Decoder<L> {
         Ok(x)
     }
 
-    /// Scores of the next token, `[B, T, vocabulary]`, from the stream after the last block.
+    /// Scores of the next token, `[B, T, vocabulary]`, from the stream after the last block. To ask a model for its answer, take
+    /// [`nn::inference`](crate::inference) around both, or [`Decoder::eval`]: a config may have dropout, which is on in training.
     ///
     /// # Errors
     /// If this stage has no head.
@@ -245,6 +252,7 @@ impl<L: Layers> Decoder<L> {
         if embed.module().layers.stream(new)?.len() != new {
             return Err(Error::invalid("extend", "the stream is cut by positions, wanted all of them here"));
         }
+        let _mode = self.mode.enter();
         let mut x = embed.module().run(tokens, before)?;
         for (block, cache) in self.blocks.iter().zip(caches) {
             x = block.module().extend(&x, cache)?;

@@ -1,15 +1,14 @@
 //! Generation: one token at a time, with the keys and values of earlier ones kept.
 
-use std::cmp::Ordering;
-
-use phalanx_autograd::{Var, no_grad};
+use phalanx_autograd::{Var, inference};
 use phalanx_kernels as kernels;
-use phalanx_tensor::{Context, DType, RngKey};
+use phalanx_tensor::DType;
 
 use super::{Decoder, KvCache};
-use crate::{Error, Layers, Result};
+use crate::sample::{check as check_options, choose};
+use crate::{Error, Layers, Result, SampleOptions};
 
-/// How tokens are chosen.
+/// How tokens are chosen; [`SampleOptions`] has more.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
     /// Scores are divided by it; 0: always the most likely token.
@@ -26,8 +25,12 @@ impl Default for Sampling {
     }
 }
 
-/// The site of the draws.
-const SITE: u64 = 0x6765_6e65_7261_7465;
+impl From<Sampling> for SampleOptions {
+    fn from(sampling: Sampling) -> SampleOptions {
+        let Sampling { temperature, top_k, seed } = sampling;
+        SampleOptions { temperature, top_k: (top_k > 0).then_some(top_k), seed, ..SampleOptions::default() }
+    }
+}
 
 /// Continues `prompt` by `count` tokens; `sink` gets each as it is chosen and returns whether to go on.
 ///
@@ -40,11 +43,26 @@ pub fn generate<L: Layers>(
     prompt: &[u32],
     count: usize,
     sampling: Sampling,
+    sink: impl FnMut(u32) -> bool,
+) -> Result<()> {
+    generate_with(model, prompt, count, sampling.into(), sink)
+}
+
+/// [`generate`] with all that [`sample`](crate::sample()) can do. What was drawn before, for a repetition penalty, is the
+/// prompt and all that follows it.
+///
+/// # Errors
+/// As [`generate`].
+pub fn generate_with<L: Layers>(
+    model: &Decoder<L>,
+    prompt: &[u32],
+    count: usize,
+    options: SampleOptions,
     mut sink: impl FnMut(u32) -> bool,
 ) -> Result<()> {
-    check(model, prompt, sampling)?;
-    let _grad = no_grad();
-    let _eval = Context::with(|c| c.train = false);
+    check(model, prompt)?;
+    check_options("generate", options)?;
+    let _inference = inference();
     let mut caches = model.caches(1, model.context().min(prompt.len().saturating_add(count)))?;
     let mut all = prompt.to_vec();
     let mut new = fitting(prompt, model.context());
@@ -56,7 +74,11 @@ pub fn generate<L: Layers>(
         let tokens = Var::from_slice(&new, &[1, new.len()], model.device())?;
         let logits = model.extend(&tokens, &mut caches)?;
         let scores = kernels::cast(logits.tensor(), DType::F64)?.to_vec::<f64>()?;
-        let token = choose(&scores, sampling, step as u64)?;
+        let history: Vec<i64> = match options.repetition_penalty == 1.0 {
+            true => Vec::new(),
+            false => all.iter().map(|&token| i64::from(token)).collect(),
+        };
+        let token = choose("generate", &scores, &history, options, step as u64, 0)? as u32;
         if !sink(token) {
             break;
         }
@@ -66,7 +88,7 @@ pub fn generate<L: Layers>(
     Ok(())
 }
 
-fn check<L: Layers>(model: &Decoder<L>, prompt: &[u32], sampling: Sampling) -> Result<()> {
+fn check<L: Layers>(model: &Decoder<L>, prompt: &[u32]) -> Result<()> {
     let wrong = |why: String| Err(Error::invalid("generate", why));
     if prompt.is_empty() {
         return wrong("the prompt is empty".into());
@@ -77,9 +99,6 @@ fn check<L: Layers>(model: &Decoder<L>, prompt: &[u32], sampling: Sampling) -> R
             model.vocabulary()
         ));
     }
-    if !sampling.temperature.is_finite() || sampling.temperature < 0.0 {
-        return wrong(format!("got a temperature of {}, wanted 0 or more", sampling.temperature));
-    }
     Ok(())
 }
 
@@ -88,47 +107,14 @@ fn fitting(tokens: &[u32], context: usize) -> Vec<i64> {
     tokens[tokens.len().saturating_sub(context)..].iter().map(|&token| i64::from(token)).collect()
 }
 
-/// Draws a token; equal scores come in order of their tokens.
-fn choose(scores: &[f64], sampling: Sampling, step: u64) -> Result<u32> {
-    let mut order: Vec<usize> = (0..scores.len()).collect();
-    order.sort_by(|&a, &b| scores[b].partial_cmp(&scores[a]).unwrap_or(Ordering::Equal).then(a.cmp(&b)));
-    let best = scores[order[0]];
-    if scores.iter().any(|x| x.is_nan()) {
-        return Err(Error::invalid("generate", "the model's scores are not numbers"));
-    }
-    if sampling.temperature == 0.0 {
-        return Ok(order[0] as u32);
-    }
-    let kept = if sampling.top_k == 0 { order.len() } else { sampling.top_k.min(order.len()) };
-    let weights: Vec<f64> =
-        order[..kept].iter().map(|&i| ((scores[i] - best) / sampling.temperature).exp()).collect();
-    let [a, b, ..] = RngKey { seed: sampling.seed, step }.site(SITE).block(0, 0);
-    let unit = ((u64::from(a) << 32 | u64::from(b)) >> 11) as f64 / (1u64 << 53) as f64;
-    let mut rest = unit * weights.iter().sum::<f64>();
-    let drawn = weights.iter().position(|weight| {
-        rest -= weight;
-        rest < 0.0
-    });
-    Ok(order[drawn.unwrap_or(kept - 1)] as u32)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn draws_follow_the_scores_and_stay_inside_top_k() {
-        let scores: Vec<f64> = [1.0f64, 6.0, 3.0].map(f64::ln).into();
-        let sampling = Sampling { temperature: 1.0, top_k: 0, seed: 3 };
-        let mut counts = [0; 3];
-        (0..10_000).for_each(|step| counts[choose(&scores, sampling, step).unwrap() as usize] += 1);
-        for (count, share) in counts.into_iter().zip([0.1, 0.6, 0.3]) {
-            assert!((f64::from(count) / 1e4 - share).abs() < 0.02, "{counts:?}");
-        }
-        let two = Sampling { top_k: 2, ..sampling };
-        assert!((0..1000).all(|step| choose(&scores, two, step).unwrap() != 0));
-        let greedy = Sampling { temperature: 0.0, ..sampling };
-        assert!((0..10).all(|step| choose(&scores, greedy, step).unwrap() == 1));
-        assert!(choose(&[0.0, f64::NAN], sampling, 0).is_err());
+    fn sampling_means_the_options_of_the_same_names() {
+        let options = SampleOptions::from(Sampling { temperature: 0.5, top_k: 0, seed: 3 });
+        assert_eq!(options, SampleOptions { temperature: 0.5, seed: 3, ..SampleOptions::default() });
+        assert_eq!(SampleOptions::from(Sampling { top_k: 2, ..Sampling::default() }).top_k, Some(2));
     }
 }

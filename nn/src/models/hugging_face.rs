@@ -27,18 +27,20 @@ pub fn read_config(folder: impl AsRef<Path>) -> Result<ModelConfig> {
     ModelConfig::parse(&read_text(&path)?, &path)
 }
 
-/// Builds the model of a folder, with its weights in the scope's dtype.
+/// Builds the model of a folder, with its weights in the scope's dtype. As with transformers' `from_pretrained`, it is in
+/// evaluation mode: its answers have no dropout, whatever its config says. Call [`Decoder::train`] to train it with dropout.
 ///
 /// # Errors
 /// As [`read_config`] and [`load_weights`].
 pub fn load_model(folder: impl AsRef<Path>, scope: &Scope) -> Result<(ModelConfig, Decoder)> {
     let config = read_config(&folder)?;
     let model = load_configured(&config, folder, scope)?;
+    model.eval();
     Ok((config, model))
 }
 
 /// Builds the model of a folder by a config of its sizes, which may differ from the folder's in what weights do not
-/// show, such as dropout.
+/// show, such as dropout. It is in training mode, as a model that is made new.
 ///
 /// # Errors
 /// As [`load_weights`].

@@ -15,7 +15,7 @@ mod tests;
 pub use cache::KvCache;
 pub use config::ModelConfig;
 pub use decoder::{Block, Decoder, next_token_targets};
-pub use generate::{Sampling, generate};
+pub use generate::{Sampling, generate, generate_with};
 pub use gpt::{Activation, GptConfig};
 pub use hugging_face::{
     check_size, load_configured, load_model, load_stage, load_weights, read_config, save_model, save_tensors,

@@ -2,15 +2,25 @@
 
 use phalanx_autograd::Var;
 
-use crate::{Entry, Module, Parameters, Result};
+use crate::{Entry, Init, Module, Parameter, Parameters, Result, Scope, parameters};
+
+/// A settings' struct; a unit one if there are no settings, so that `Relu` alone is a module.
+macro_rules! settings {
+    ($(#[$doc:meta])* $name:ident {}) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq)]
+        pub struct $name;
+    };
+    ($(#[$doc:meta])* $name:ident { $($fields:tt)+ }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq)]
+        pub struct $name { $($fields)+ }
+    };
+}
 
 macro_rules! activations {
     ($($(#[$doc:meta])* $name:ident, |$self:ident, $x:ident| $forward:expr, { $($(#[$field_doc:meta])* $field:ident: $type:ty = $default:expr),* };)*) => {$(
-        $(#[$doc])*
-        #[derive(Clone, Copy, Debug, PartialEq)]
-        pub struct $name {
-            $($(#[$field_doc])* pub $field: $type,)*
-        }
+        settings! { $(#[$doc])* $name { $($(#[$field_doc])* pub $field: $type,)* } }
 
         impl Default for $name {
             fn default() -> $name {
@@ -61,6 +71,39 @@ activations! {
         /// The size below 0.
         alpha: f64 = 1.0
     };
+    /// `x` kept between two numbers.
+    Hardtanh, |self, x| x.hardtanh(self.min, self.max), {
+        /// The lower one.
+        min: f64 = -1.0,
+        /// The upper one.
+        max: f64 = 1.0
+    };
+    /// `x` kept between 0 and 6.
+    Relu6, |self, x| x.relu6(), {};
+    /// `(x + 3) / 6`, kept between 0 and 1.
+    Hardsigmoid, |self, x| x.hardsigmoid(), {};
+    /// `x` times [`Hardsigmoid`] of it.
+    Hardswish, |self, x| x.hardswish(), {};
+    /// `x tanh(ln(1 + e^x))`
+    Mish, |self, x| x.mish(), {};
+    /// An [`Elu`] scaled so that mean and variance of activations stay where they are.
+    Selu, |self, x| x.selu(), {};
+    /// `x` above 0, `alpha (e^(x / alpha) - 1)` below.
+    Celu, |self, x| x.celu(self.alpha), {
+        /// The size below 0.
+        alpha: f64 = 1.0
+    };
+    /// `ln(sigmoid(x))`
+    LogSigmoid, |self, x| x.logsigmoid(), {};
+    /// `x / (1 + |x|)`
+    Softsign, |self, x| x.softsign(), {};
+    /// `x - tanh(x)`
+    Tanhshrink, |self, x| x.tanhshrink(), {};
+    /// One half of a dimension times the sigmoid of the other.
+    Glu, |self, x| x.glu(self.dim), {
+        /// The dimension, of even size.
+        dim: isize = -1
+    };
     /// The softmax over a dimension.
     Softmax, |self, x| x.softmax(self.dim), {
         /// The dimension.
@@ -78,4 +121,54 @@ activations! {
         /// The last.
         end: isize = -1
     };
+}
+
+/// `x` above 0, `weight x` elsewhere, the weight being learned: one number, or one a channel (dimension 1).
+pub struct Prelu {
+    /// `[1]` or `[channels]`.
+    pub weight: Parameter,
+}
+
+parameters!(Prelu { weight });
+
+/// How a [`Prelu`] is made.
+#[derive(Clone, Debug)]
+pub struct PreluConfig {
+    channels: usize,
+    initial: f64,
+}
+
+impl Default for PreluConfig {
+    /// One weight for all channels.
+    fn default() -> PreluConfig {
+        PreluConfig::new(1)
+    }
+}
+
+impl PreluConfig {
+    /// One weight a channel, or one for all if this is 1; at first 0.25.
+    pub fn new(channels: usize) -> PreluConfig {
+        PreluConfig { channels, initial: 0.25 }
+    }
+
+    /// With this number in every weight at first.
+    #[must_use]
+    pub fn with_initial(self, initial: f64) -> PreluConfig {
+        PreluConfig { initial, ..self }
+    }
+
+    /// The layer.
+    ///
+    /// # Errors
+    /// If it cannot be allocated.
+    pub fn init(self, scope: &Scope) -> Result<Prelu> {
+        let weight = scope.parameter("weight", &[self.channels], Init::Constant(self.initial))?;
+        Ok(Prelu { weight })
+    }
+}
+
+impl Module for Prelu {
+    fn forward(&self, x: &Var) -> Result<Var> {
+        Ok(x.prelu(&self.weight.var())?)
+    }
 }

@@ -4,10 +4,13 @@ use phalanx_autograd::{BatchNorm as Numbers, Var, is_recomputing};
 use phalanx_kernels as kernels;
 use phalanx_tensor::{Category, Context, DType, Tensor};
 
+use crate::error::{at, from_zero, share};
+use crate::mode::{Mode, modes};
 use crate::{Buffer, Error, Init, Module, Parameter, Result, Scope, parameters};
 
 /// Each channel of `[N, C]` or `[N, C, ..]` to mean 0 and variance 1, then scaled and shifted. In training by the
-/// batch's own statistics, towards which the running ones move; otherwise by those.
+/// batch's own statistics, towards which the running ones move. In evaluation by those: inside [`nn::eval`](crate::eval) or
+/// [`nn::inference`](crate::inference), or after [`BatchNorm::eval`], which freezes the statistics in a model that is trained.
 /// Cloning shares parameters and buffers. Source: Ioffe and Szegedy: Batch normalization (2015).
 #[derive(Clone)]
 pub struct BatchNorm {
@@ -24,8 +27,10 @@ pub struct BatchNorm {
     momentum: Option<f64>,
     eps: f64,
     ranks: &'static [usize],
+    mode: Mode,
 }
 
+modes!(BatchNorm);
 parameters!(BatchNorm { weight, bias, running_mean, running_var, num_batches_tracked });
 
 /// How a [`BatchNorm`] is made.
@@ -68,24 +73,43 @@ impl BatchNormConfig {
         BatchNormConfig { tracked, ..self }
     }
 
-    /// A layer for `[N, C]` and `[N, C, L]`.
+    /// A layer for `[N, C]` and `[N, C, ..]`, with up to three more dimensions.
     ///
     /// # Errors
     /// If it cannot be allocated.
+    pub fn init(self, scope: &Scope) -> Result<BatchNorm> {
+        self.for_ranks(scope, &[2, 3, 4, 5])
+    }
+
+    /// A layer that takes only `[N, C]` and `[N, C, L]`.
+    ///
+    /// # Errors
+    /// If `eps` is negative, the momentum is not between 0 and 1, or it cannot be allocated.
     pub fn init_1d(self, scope: &Scope) -> Result<BatchNorm> {
-        self.init(scope, &[2, 3])
+        self.for_ranks(scope, &[2, 3])
     }
 
-    /// A layer for `[N, C, H, W]`.
+    /// A layer that takes only `[N, C, H, W]`.
     ///
     /// # Errors
-    /// If it cannot be allocated.
+    /// If `eps` is negative, the momentum is not between 0 and 1, or it cannot be allocated.
     pub fn init_2d(self, scope: &Scope) -> Result<BatchNorm> {
-        self.init(scope, &[4])
+        self.for_ranks(scope, &[4])
     }
 
-    fn init(self, scope: &Scope, ranks: &'static [usize]) -> Result<BatchNorm> {
+    /// A layer that takes only `[N, C, D, H, W]`.
+    ///
+    /// # Errors
+    /// If `eps` is negative, the momentum is not between 0 and 1, or it cannot be allocated.
+    pub fn init_3d(self, scope: &Scope) -> Result<BatchNorm> {
+        self.for_ranks(scope, &[5])
+    }
+
+    fn for_ranks(self, scope: &Scope, ranks: &'static [usize]) -> Result<BatchNorm> {
         let BatchNormConfig { channels, eps, momentum, affine, tracked } = self;
+        let what = at("BatchNorm", scope.path());
+        from_zero(&what, "an eps of", eps)?;
+        share(&what, "a momentum of", momentum.unwrap_or(0.0))?;
         let _category = Context::with(|c| c.category = Category::Buffers);
         let full = |shape: &[usize], value: f64, dtype| {
             let made = || Ok::<_, Error>(Buffer::new(kernels::full(shape, value, dtype, scope.device())?));
@@ -101,11 +125,17 @@ impl BatchNormConfig {
             momentum,
             eps,
             ranks,
+            mode: Mode::default(),
         })
     }
 }
 
 impl BatchNorm {
+    /// Whether its forward pass is that of training now. For layers that stand in its place.
+    pub fn is_training(&self) -> bool {
+        self.mode.is_training()
+    }
+
     /// What is added to the variance.
     pub fn eps(&self) -> f64 {
         self.eps
@@ -146,8 +176,9 @@ impl BatchNorm {
 impl Module for BatchNorm {
     fn forward(&self, x: &Var) -> Result<Var> {
         self.check(x)?;
-        let training = Context::current().train || self.running_mean.is_none();
-        let momentum = if Context::current().train { self.count()? } else { 0.0 };
+        let trains = self.is_training();
+        let training = trains || self.running_mean.is_none();
+        let momentum = if trains { self.count()? } else { 0.0 };
         let (weight, bias) =
             (self.weight.as_ref().map(Parameter::var), self.bias.as_ref().map(Parameter::var));
         let mut running: Option<[Tensor; 2]> = match (&self.running_mean, &self.running_var) {

@@ -3,9 +3,10 @@
 use phalanx_autograd::Var;
 use phalanx_kernels::{Conv1dOptions, ConvOptions};
 
+use crate::error::at;
 use crate::{Error, Init, Module, Parameter, Result, Scope, parameters};
 
-/// A convolution of `[N, in, H, W]` with `out` kernels.
+/// A convolution of `[N, in, H, W]` with `out` kernels; of one image `[in, H, W]` the result is one image too.
 pub struct Conv2d {
     /// `[out, in / groups, kh, kw]`
     pub weight: Parameter,
@@ -16,7 +17,7 @@ pub struct Conv2d {
 
 parameters!(Conv2d { weight, bias });
 
-/// A convolution of `[N, in, L]` with `out` kernels.
+/// A convolution of `[N, in, L]` with `out` kernels; of one sequence `[in, L]` the result is one too.
 pub struct Conv1d {
     /// `[out, in / groups, k]`
     pub weight: Parameter,
@@ -26,6 +27,18 @@ pub struct Conv1d {
 }
 
 parameters!(Conv1d { weight, bias });
+
+/// The transposed convolution of `[N, in, L]`.
+pub struct ConvTranspose1d {
+    /// `[in, out / groups, k]`
+    pub weight: Parameter,
+    /// `[out]`
+    pub bias: Option<Parameter>,
+    options: Conv1dOptions,
+    output_padding: usize,
+}
+
+parameters!(ConvTranspose1d { weight, bias });
 
 /// The transposed convolution of `[N, in, H, W]`.
 pub struct ConvTranspose2d {
@@ -63,6 +76,18 @@ impl Conv2dConfig {
         Conv2dConfig { options, ..self }
     }
 
+    /// With this step between places.
+    #[must_use]
+    pub fn with_stride(self, stride: [usize; 2]) -> Conv2dConfig {
+        self.with_options(ConvOptions { stride, ..self.options })
+    }
+
+    /// With this margin of zeros.
+    #[must_use]
+    pub fn with_padding(self, padding: [usize; 2]) -> Conv2dConfig {
+        self.with_options(ConvOptions { padding, ..self.options })
+    }
+
     /// With this many more pixels at the end, for a transposed convolution.
     #[must_use]
     pub fn with_output_padding(self, output_padding: [usize; 2]) -> Conv2dConfig {
@@ -78,9 +103,10 @@ impl Conv2dConfig {
     /// A convolution.
     ///
     /// # Errors
-    /// If the groups do not divide the channels, or it cannot be allocated.
+    /// If a channel count, kernel size, stride or dilation is 0, the groups do not divide the channels, or it cannot be
+    /// allocated.
     pub fn init(self, scope: &Scope) -> Result<Conv2d> {
-        let groups = groups_of(self.options.groups, self.inputs, self.outputs)?;
+        let groups = self.groups(&at("Conv2d", scope.path()))?;
         let shape = [self.outputs, self.inputs / groups, self.kernel[0], self.kernel[1]];
         let (weight, bias) = weights(scope, &shape, self.bias.then_some(self.outputs))?;
         Ok(Conv2d { weight, bias, options: self.options })
@@ -89,12 +115,18 @@ impl Conv2dConfig {
     /// A transposed convolution.
     ///
     /// # Errors
-    /// If the groups do not divide the channels, or it cannot be allocated.
+    /// If a channel count, kernel size, stride or dilation is 0, the groups do not divide the channels, or it cannot be
+    /// allocated.
     pub fn init_transposed(self, scope: &Scope) -> Result<ConvTranspose2d> {
-        let groups = groups_of(self.options.groups, self.inputs, self.outputs)?;
+        let groups = self.groups(&at("ConvTranspose2d", scope.path()))?;
         let shape = [self.inputs, self.outputs / groups, self.kernel[0], self.kernel[1]];
         let (weight, bias) = weights(scope, &shape, self.bias.then_some(self.outputs))?;
         Ok(ConvTranspose2d { weight, bias, options: self.options, output_padding: self.output_padding })
+    }
+
+    fn groups(&self, what: &str) -> Result<usize> {
+        let ConvOptions { stride, dilation, groups, .. } = self.options;
+        groups_of(what, [self.inputs, self.outputs], [self.kernel, stride, dilation], groups)
     }
 }
 
@@ -105,19 +137,39 @@ pub struct Conv1dConfig {
     outputs: usize,
     kernel: usize,
     options: Conv1dOptions,
+    output_padding: usize,
     bias: bool,
 }
 
 impl Conv1dConfig {
+    /// With this step between places.
+    #[must_use]
+    pub fn with_stride(self, stride: usize) -> Conv1dConfig {
+        self.with_options(Conv1dOptions { stride, ..self.options })
+    }
+
+    /// With this margin of zeros.
+    #[must_use]
+    pub fn with_padding(self, padding: usize) -> Conv1dConfig {
+        self.with_options(Conv1dOptions { padding, ..self.options })
+    }
+
     /// From `inputs` channels to `outputs`, with a bias.
     pub fn new(inputs: usize, outputs: usize, kernel: usize) -> Conv1dConfig {
-        Conv1dConfig { inputs, outputs, kernel, options: Conv1dOptions::default(), bias: true }
+        let options = Conv1dOptions::default();
+        Conv1dConfig { inputs, outputs, kernel, options, output_padding: 0, bias: true }
     }
 
     /// With stride, padding, dilation and groups.
     #[must_use]
     pub fn with_options(self, options: Conv1dOptions) -> Conv1dConfig {
         Conv1dConfig { options, ..self }
+    }
+
+    /// With this many more elements at the end, for a transposed convolution.
+    #[must_use]
+    pub fn with_output_padding(self, output_padding: usize) -> Conv1dConfig {
+        Conv1dConfig { output_padding, ..self }
     }
 
     /// With a bias or without.
@@ -129,26 +181,64 @@ impl Conv1dConfig {
     /// The layer.
     ///
     /// # Errors
-    /// If the groups do not divide the channels, or it cannot be allocated.
+    /// If a channel count, kernel size, stride or dilation is 0, the groups do not divide the channels, or it cannot be
+    /// allocated.
     pub fn init(self, scope: &Scope) -> Result<Conv1d> {
-        let groups = groups_of(self.options.groups, self.inputs, self.outputs)?;
+        let groups = self.groups(&at("Conv1d", scope.path()))?;
         let shape = [self.outputs, self.inputs / groups, self.kernel];
         let (weight, bias) = weights(scope, &shape, self.bias.then_some(self.outputs))?;
         Ok(Conv1d { weight, bias, options: self.options })
     }
+
+    /// A transposed convolution.
+    ///
+    /// # Errors
+    /// If a channel count, kernel size, stride or dilation is 0, the groups do not divide the channels, or it cannot be
+    /// allocated.
+    pub fn init_transposed(self, scope: &Scope) -> Result<ConvTranspose1d> {
+        let groups = self.groups(&at("ConvTranspose1d", scope.path()))?;
+        let shape = [self.inputs, self.outputs / groups, self.kernel];
+        let (weight, bias) = weights(scope, &shape, self.bias.then_some(self.outputs))?;
+        Ok(ConvTranspose1d { weight, bias, options: self.options, output_padding: self.output_padding })
+    }
+
+    fn groups(&self, what: &str) -> Result<usize> {
+        let Conv1dOptions { stride, dilation, groups, .. } = self.options;
+        groups_of(what, [self.inputs, self.outputs], [[self.kernel], [stride], [dilation]], groups)
+    }
 }
 
-fn groups_of(groups: usize, inputs: usize, outputs: usize) -> Result<usize> {
+/// The groups, if all sizes are at least 1 and the groups divide the channels.
+pub(super) fn groups_of<const N: usize>(
+    what: &str,
+    [inputs, outputs]: [usize; 2],
+    [kernel, stride, dilation]: [[usize; N]; 3],
+    groups: usize,
+) -> Result<usize> {
+    let channels = [inputs, outputs];
+    if channels.contains(&0) {
+        return Err(Error::invalid(what, format!("got channels {channels:?}, wanted at least 1")));
+    }
+    let sizes = [("kernel", kernel), ("stride", stride), ("dilation", dilation)];
+    if let Some((name, got)) = sizes.into_iter().find(|(_, sizes)| sizes.contains(&0)) {
+        return Err(Error::invalid(what, format!("got {name} {got:?}, wanted at least 1")));
+    }
     if groups == 0 || !inputs.is_multiple_of(groups) || !outputs.is_multiple_of(groups) {
-        let why = format!("{groups} groups do not divide {inputs} and {outputs} channels");
-        return Err(Error::invalid("convolution", why));
+        let why =
+            format!("got {groups} groups of {inputs} and {outputs} channels, wanted groups that divide both");
+        return Err(Error::invalid(what, why));
     }
     Ok(groups)
 }
 
 /// Weight and bias, both uniform within `1 / sqrt(fan_in)`.
-fn weights(scope: &Scope, shape: &[usize], bias: Option<usize>) -> Result<(Parameter, Option<Parameter>)> {
-    let init = Init::layer(shape[1..].iter().product());
+pub(super) fn weights(
+    scope: &Scope,
+    shape: &[usize],
+    bias: Option<usize>,
+) -> Result<(Parameter, Option<Parameter>)> {
+    let fan_in = shape[1..].iter().try_fold(1usize, |product, &n| product.checked_mul(n));
+    let init = Init::layer(fan_in.unwrap_or(usize::MAX));
     let bias = bias.map(|outputs| scope.parameter("bias", &[outputs], init)).transpose()?;
     Ok((scope.parameter("weight", shape, init)?, bias))
 }
@@ -169,5 +259,12 @@ impl Module for ConvTranspose2d {
     fn forward(&self, x: &Var) -> Result<Var> {
         let bias = self.bias.as_ref().map(Parameter::var);
         Ok(x.conv_transpose2d(&self.weight.var(), bias.as_ref(), &self.options, self.output_padding)?)
+    }
+}
+
+impl Module for ConvTranspose1d {
+    fn forward(&self, x: &Var) -> Result<Var> {
+        let bias = self.bias.as_ref().map(Parameter::var);
+        Ok(x.conv_transpose1d(&self.weight.var(), bias.as_ref(), &self.options, self.output_padding)?)
     }
 }

@@ -2,7 +2,8 @@
 
 use phalanx_autograd::Var;
 
-use crate::{Init, Module, Parameter, Result, Scope, parameters};
+use crate::error::at;
+use crate::{Error, Init, Module, Parameter, Result, Scope, parameters};
 
 /// Row `i` of a table `[count, width]` for every index: `[..]` i64 to `[.., width]`.
 pub struct Embedding {
@@ -56,10 +57,17 @@ impl EmbeddingConfig {
     /// If it cannot be allocated, or the padding row does not exist.
     pub fn init(self, scope: &Scope) -> Result<Embedding> {
         let EmbeddingConfig { count, width, init, padding, tied } = self;
+        let place = |row: isize| {
+            if row < 0 { count.checked_sub(row.unsigned_abs()) } else { Some(row.unsigned_abs()) }
+        };
+        if let Some(row) = padding
+            && place(row).is_none_or(|place| place >= count)
+        {
+            let why = format!("got the padding row {row}, wanted one of the {count} rows");
+            return Err(Error::invalid(at("Embedding", scope.path()), why));
+        }
         let weight = scope.parameter("weight", &[count, width], init)?;
-        if let Some(row) = padding {
-            let place = if row < 0 { row + count as isize } else { row };
-            let place = usize::try_from(place).unwrap_or(count);
+        if let Some(place) = padding.and_then(place) {
             phalanx_kernels::fill_(&mut weight.tensor().narrow(0, place, 1)?, 0.0)?;
         }
         let weight = weight.with_sites(1 + usize::from(tied))?;

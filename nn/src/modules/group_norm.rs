@@ -2,6 +2,7 @@
 
 use phalanx_autograd::Var;
 
+use crate::error::{at, from_zero};
 use crate::{Error, Init, Module, Parameter, Result, Scope, parameters};
 
 /// Each of `groups` groups of channels of `[N, C, ..]` to mean 0 and variance 1, then scaled and shifted by channel.
@@ -47,13 +48,15 @@ impl GroupNormConfig {
     /// The layer.
     ///
     /// # Errors
-    /// If the groups do not divide the channels, or it cannot be allocated.
+    /// If the groups do not divide the channels, `eps` is negative or no number, or it cannot be allocated.
     pub fn init(self, scope: &Scope) -> Result<GroupNorm> {
         let GroupNormConfig { groups, channels, eps, affine } = self;
         if groups == 0 || !channels.is_multiple_of(groups) {
-            let why = format!("{groups} groups do not divide {channels} channels");
-            return Err(Error::invalid("GroupNorm", why));
+            let why =
+                format!("got {groups} groups of {channels} channels, wanted groups that divide the channels");
+            return Err(Error::invalid(at("GroupNorm", scope.path()), why));
         }
+        from_zero(&at("GroupNorm", scope.path()), "an eps of", eps)?;
         let part = |name: &str, init| affine.then(|| scope.parameter(name, &[channels], init)).transpose();
         Ok(GroupNorm { weight: part("weight", Init::ONES)?, bias: part("bias", Init::ZEROS)?, groups, eps })
     }

@@ -7,6 +7,7 @@ use phalanx_tensor::DType;
 
 use super::Dropout;
 use crate::layers::Map;
+use crate::mode::{Mode, modes};
 use crate::models::KvCache;
 use crate::models::attend::{Attend, Heads};
 use crate::{
@@ -24,8 +25,10 @@ pub struct GroupedQueryAttention<L: Layers = OneDevice> {
     attend: Attend,
     dtype: DType,
     layers: Arc<L>,
+    mode: Mode,
 }
 
+modes!([L: Layers] GroupedQueryAttention<L>);
 parameters!([L: Layers] GroupedQueryAttention<L> { q_proj, k_proj, v_proj, o_proj });
 
 /// How a [`GroupedQueryAttention`] is made.
@@ -100,6 +103,7 @@ impl GroupedQueryAttentionConfig {
             attend: Attend::new(&**layers, heads, self.rope_base, dropout)?,
             dtype: scope.dtype(),
             layers: layers.clone(),
+            mode: Mode::default(),
         })
     }
 }
@@ -110,6 +114,7 @@ impl<L: Layers> GroupedQueryAttention<L> {
     /// # Errors
     /// If the input does not fit or the cache is full.
     pub fn extend(&self, x: &Var, cache: Option<&mut KvCache>) -> Result<Var> {
+        let _mode = self.mode.enter();
         let qkv = self.layers.columns(&[&self.q_proj, &self.k_proj, &self.v_proj], x)?;
         self.o_proj.forward(&self.attend.run([&qkv[0], &qkv[1], &qkv[2]], cache)?)
     }

@@ -2,7 +2,8 @@
 
 use phalanx_autograd::Var;
 
-use crate::{Init, Module, Parameter, Result, Scope, parameters};
+use crate::error::{at, from_zero};
+use crate::{Error, Init, Module, Parameter, Result, Scope, parameters};
 
 /// `(x - mean) / sqrt(var + eps) * weight + bias`, mean and variance over the last dimensions.
 pub struct LayerNorm {
@@ -52,9 +53,14 @@ impl LayerNormConfig {
     /// The layer.
     ///
     /// # Errors
-    /// If it cannot be allocated.
+    /// If the shape has no dimensions, `eps` is negative or no number, or it cannot be allocated.
     pub fn init(self, scope: &Scope) -> Result<LayerNorm> {
         let LayerNormConfig { shape, eps, affine, bias } = self;
+        let what = at("LayerNorm", scope.path());
+        from_zero(&what, "an eps of", eps)?;
+        if shape.is_empty() {
+            return Err(Error::invalid(what, "got a shape of no dimensions, wanted those to normalise over"));
+        }
         let weight = affine.then(|| scope.parameter("weight", &shape, Init::ONES)).transpose()?;
         let bias = (affine && bias).then(|| scope.parameter("bias", &shape, Init::ZEROS)).transpose()?;
         Ok(LayerNorm { weight, bias, shape, eps })

@@ -3,7 +3,7 @@
 use phalanx_autograd::Var;
 
 use super::recurrent::{RecurrentConfig, Weights};
-use crate::{Entry, Parameters, Result, Scope};
+use crate::{Entry, Error, Parameters, Result, Scope};
 
 /// `c = sigmoid(f) c + sigmoid(i) tanh(g)`, `h = sigmoid(o) tanh(c)`, with the gates i, f, g, o stacked in the weights.
 /// Source: Hochreiter and Schmidhuber: Long short-term memory (1997).
@@ -36,11 +36,16 @@ pub struct LstmOutput {
 }
 
 impl Lstm {
-    /// Runs over `[B, T, in]`, from the states given (`[layers, B, hidden]`) or from 0.
+    /// Runs over `[B, T, in]`, from the states given (`[layers, B, hidden]`), hidden and cell together, or from 0.
     ///
     /// # Errors
-    /// If the inputs do not fit.
+    /// If the inputs do not fit, or one state comes without the other.
     pub fn forward(&self, x: &Var, hidden: Option<&Var>, cell: Option<&Var>) -> Result<LstmOutput> {
+        if hidden.is_some() != cell.is_some() {
+            let (came, missing) = if hidden.is_some() { ("hidden", "cell") } else { ("cell", "hidden") };
+            let why = format!("got a {came} state without a {missing} state, wanted both or neither");
+            return Err(Error::invalid("Lstm", why));
+        }
         let (output, [hidden, cell]) = self.0.run(x, [hidden, cell], |layer, share, [h, c]| {
             let gates = share.add(&layer.of_hidden(&h)?)?.chunk(4, 1)?;
             let kept = gates[1].sigmoid()?.mul(&c)?;

@@ -4,6 +4,7 @@ use phalanx_autograd::{Attention, Var};
 use phalanx_tensor::DType;
 
 use super::{Dropout, Linear, LinearConfig};
+use crate::mode::{Mode, modes};
 use crate::{Error, Init, Module, Parameter, Result, Scope, parameters};
 
 /// `out_proj(concat(softmax(q_h k_hᵀ / sqrt(dim)) v_h))` over heads h, for queries `[B, T, width]`, keys and values
@@ -19,8 +20,10 @@ pub struct MultiheadAttention {
     heads: usize,
     width: usize,
     dropout: Dropout,
+    mode: Mode,
 }
 
+modes!(MultiheadAttention);
 parameters!(MultiheadAttention { in_proj_weight, in_proj_bias, out_proj });
 
 /// How a [`MultiheadAttention`] is made.
@@ -71,6 +74,7 @@ impl MultiheadAttentionConfig {
             heads,
             width,
             dropout: Dropout::new(dropout, &scope.child("dropout"))?,
+            mode: Mode::default(),
         })
     }
 }
@@ -90,6 +94,7 @@ impl MultiheadAttention {
     /// # Errors
     /// If the inputs do not fit.
     pub fn forward(&self, query: &Var, key: &Var, value: &Var, hidden: Hidden<'_>) -> Result<Var> {
+        let _mode = self.mode.enter();
         let [q, k, v] = self.project([query, key, value])?;
         let seen = self.seen(&q, &k, hidden)?;
         self.join(&match self.dropout.is_active() {
@@ -109,6 +114,7 @@ impl MultiheadAttention {
         value: &Var,
         hidden: Hidden<'_>,
     ) -> Result<(Var, Var)> {
+        let _mode = self.mode.enter();
         let [q, k, v] = self.project([query, key, value])?;
         let p = self.probabilities(&q, &k, self.seen(&q, &k, hidden)?.as_ref())?;
         Ok((self.join(&p.matmul(&v)?)?, p))

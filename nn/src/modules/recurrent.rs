@@ -3,6 +3,7 @@
 use phalanx_autograd::Var;
 use phalanx_kernels as kernels;
 
+use crate::error::at;
 use crate::scope::join;
 use crate::{Entry, Error, Init, Parameter, Parameters, Result, Scope};
 
@@ -35,9 +36,15 @@ impl RecurrentConfig {
 
     /// Weights of `gates` gates stacked, uniform within `1 / sqrt(hidden)`.
     pub(super) fn weights(self, scope: &Scope, gates: usize) -> Result<Weights> {
+        let what = at("recurrent layer", scope.path());
+        let sizes =
+            [("layers", self.layers), ("hidden features", self.hidden), ("input features", self.inputs)];
+        if let Some((name, _)) = sizes.into_iter().find(|(_, size)| *size == 0) {
+            return Err(Error::invalid(what, format!("got 0 {name}, wanted at least 1")));
+        }
         let rows = gates.checked_mul(self.hidden).ok_or_else(|| {
             let why = format!("got {} hidden features, wanted {gates} times as many countable", self.hidden);
-            Error::invalid("recurrent layer", why)
+            Error::invalid(what.as_str(), why)
         })?;
         let init = Init::layer(self.hidden);
         let layer = |i: usize| -> Result<Layer> {

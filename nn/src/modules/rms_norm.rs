@@ -2,7 +2,8 @@
 
 use phalanx_autograd::Var;
 
-use crate::{Init, Module, Parameter, Result, Scope, parameters};
+use crate::error::{at, from_zero};
+use crate::{Error, Init, Module, Parameter, Result, Scope, parameters};
 
 /// `x / sqrt(mean(x²) + eps) * weight`, the mean over the last dimensions.
 /// Source: Zhang and Sennrich: Root mean square layer normalization (2019).
@@ -44,9 +45,14 @@ impl RmsNormConfig {
     /// The layer.
     ///
     /// # Errors
-    /// If it cannot be allocated.
+    /// If the shape has no dimensions, `eps` is negative or no number, or it cannot be allocated.
     pub fn init(self, scope: &Scope) -> Result<RmsNorm> {
         let RmsNormConfig { shape, eps, affine } = self;
+        let what = at("RmsNorm", scope.path());
+        from_zero(&what, "an eps of", eps)?;
+        if shape.is_empty() {
+            return Err(Error::invalid(what, "got a shape of no dimensions, wanted those to normalise over"));
+        }
         let weight = affine.then(|| scope.parameter("weight", &shape, Init::ONES)).transpose()?;
         Ok(RmsNorm { weight, shape, eps })
     }

@@ -1,7 +1,9 @@
 //! What all layers promise: PyTorch's names and shapes, its initial values, modes, errors.
 
-use phalanx_autograd::Var;
-use phalanx_kernels::{ConvOptions, PoolOptions};
+use phalanx_autograd::{
+    BagMode, FoldOptions, Interpolate, InterpolateMode, Pool1dOptions, Pool3dOptions, Var,
+};
+use phalanx_kernels::{Conv1dOptions, ConvOptions, PoolOptions};
 use phalanx_tensor::{Context, DType, Device};
 
 use super::*;
@@ -44,6 +46,15 @@ fn names_and_shapes_are_pytorchs() {
     check(entries(&conv), &["weight[6, 4, 3]"]);
     let conv = Conv2dConfig::new(4, 6, [3, 3]).with_options(grouped).init_transposed(s).unwrap();
     check(entries(&conv), &["weight[4, 3, 3, 3]", "bias[6]"]);
+    let conv = Conv1dConfig::new(4, 6, 3).with_output_padding(1).init_transposed(s).unwrap();
+    check(entries(&conv), &["weight[4, 6, 3]", "bias[6]"]);
+    let conv = Conv3dConfig::new(4, 6, [3, 2, 1]);
+    check(entries(&conv.init(s).unwrap()), &["weight[6, 4, 3, 2, 1]", "bias[6]"]);
+    check(entries(&conv.with_bias(false).init_transposed(s).unwrap()), &["weight[4, 6, 3, 2, 1]"]);
+    let instance = InstanceNormConfig::new(3);
+    assert!(entries(&instance.init_2d(s).unwrap()).is_empty());
+    check(entries(&instance.with_affine(true).init_1d(s).unwrap()), &["weight[3]", "bias[3]"]);
+    check(entries(&EmbeddingBagConfig::new(5, 2).init(s).unwrap()), &["weight[5, 2]"]);
     let norm = BatchNormConfig::new(3);
     let running = ["running_mean[3]", "running_var[3]", "num_batches_tracked[]"];
     let all = [&["weight[3]", "bias[3]"][..], &running].concat();
@@ -165,6 +176,67 @@ fn pooling_modules_cover_the_image() {
 }
 
 #[test]
+fn layers_of_sequences_and_volumes_give_the_shapes_that_they_say() {
+    let s = &scope();
+    let shape = |module: &dyn Module, x: &Var| module.forward(x).unwrap().shape().to_vec();
+    let (signal, volume) = (wave(&[2, 4, 7]), wave(&[2, 4, 5, 4, 6]));
+    let stretched = Conv1dOptions { stride: 2, ..Conv1dOptions::default() };
+    let conv = Conv1dConfig::new(4, 3, 3).with_options(stretched).with_output_padding(1);
+    assert_eq!(shape(&conv.init_transposed(s).unwrap(), &signal), [2, 3, 16]);
+    let conv = Conv3dConfig::new(4, 3, [3, 2, 1]);
+    assert_eq!(shape(&conv.init(s).unwrap(), &volume), [2, 3, 3, 3, 6]);
+    assert_eq!(shape(&conv.init_transposed(s).unwrap(), &volume), [2, 3, 7, 5, 6]);
+    let options = Pool1dOptions::new(2);
+    assert_eq!(shape(&MaxPool1d(options), &signal), [2, 4, 3]);
+    assert_eq!(shape(&AvgPool1d { options, count_include_pad: true }, &signal), [2, 4, 3]);
+    assert_eq!(shape(&AdaptiveAvgPool1d(5), &signal), [2, 4, 5]);
+    let options = Pool3dOptions::new([2, 2, 3]);
+    assert_eq!(shape(&MaxPool3d(options), &volume), [2, 4, 2, 2, 2]);
+    assert_eq!(shape(&AvgPool3d { options, count_include_pad: false }, &volume), [2, 4, 2, 2, 2]);
+    let image = wave(&[2, 4, 5, 6]);
+    assert_eq!(shape(&AdaptiveMaxPool2d([3, 1]), &image), [2, 4, 3, 1]);
+    assert_eq!(shape(&PixelShuffle { factor: 2 }, &image), [2, 1, 10, 12]);
+    assert_eq!(shape(&PixelUnshuffle { factor: 1 }, &image), [2, 4, 5, 6]);
+    let options = Interpolate::by_scale(&[2.0], InterpolateMode::Bilinear);
+    assert_eq!(shape(&Upsample { options }, &image), [2, 4, 10, 12]);
+    let options = FoldOptions::new([2, 3]);
+    let columns = Unfold { options }.forward(&image).unwrap();
+    assert_eq!(columns.shape(), [2, 24, 16]);
+    assert_eq!(shape(&Fold { size: [5, 6], options }, &columns), [2, 4, 5, 6]);
+    let margins = vec![(1, 2), (0, 3)];
+    for pad in [
+        &ZeroPad { margins: margins.clone() } as &dyn Module,
+        &ConstantPad { margins: margins.clone(), value: 2.0 },
+        &ReflectionPad { margins: margins.clone() },
+        &ReplicationPad { margins: margins.clone() },
+        &CircularPad { margins },
+    ] {
+        assert_eq!(shape(pad, &image), [2, 4, 8, 9]);
+    }
+    assert_eq!(shape(&LocalResponseNorm { size: 3, alpha: 1e-4, beta: 0.75, k: 1.0 }, &image), [2, 4, 5, 6]);
+    assert_eq!(shape(&BatchNormConfig::new(4).init_3d(s).unwrap(), &volume), volume.shape());
+    let bag = EmbeddingBagConfig::new(5, 2).with_mode(BagMode::Sum).init(s).unwrap();
+    let indices = Var::from_slice(&[0i64, 4, 4, 1], &[2, 2], Device::CPU).unwrap();
+    let starts = Var::from_slice(&[0i64, 2], &[2], Device::CPU).unwrap();
+    close(
+        &bag.forward(&indices).unwrap(),
+        &bag.forward_from(&indices.reshape(&[-1]).unwrap(), &starts).unwrap(),
+    );
+}
+
+#[test]
+fn instance_norm_takes_one_item_or_many_of_its_own_rank_only() {
+    let norm = InstanceNormConfig::new(3).with_affine(true).init_1d(&scope()).unwrap();
+    let x = wave(&[2, 3, 5]);
+    let y = norm.forward(&x).unwrap();
+    close(&norm.forward(&x.select(0, 1).unwrap()).unwrap(), &y.select(0, 1).unwrap());
+    close(&y.mean(&[2], false).unwrap(), &Var::from_slice(&[0.0; 6], &[2, 3], Device::CPU).unwrap());
+    for shape in [&[2, 3, 5, 1][..], &[5], &[2, 4, 5], &[4, 5]] {
+        assert!(norm.forward(&wave(shape)).unwrap_err().to_string().starts_with("InstanceNorm: got"));
+    }
+}
+
+#[test]
 fn errors_say_what_came_and_what_was_wanted() {
     let s = &scope();
     let grouped = ConvOptions { groups: 2, ..ConvOptions::default() };
@@ -174,7 +246,7 @@ fn errors_say_what_came_and_what_was_wanted() {
     };
     said(
         Conv2dConfig::new(3, 4, [3, 3]).with_options(grouped).init(s).err().unwrap(),
-        &["convolution", "2 groups", "3"],
+        &["Conv2d", "2 groups", "3"],
     );
     said(GroupNormConfig::new(2, 3).init(s).err().unwrap(), &["GroupNorm", "2 groups", "3"]);
     said(MultiheadAttentionConfig::new(5, 2).init(s).err().unwrap(), &["MultiheadAttention", "2", "5"]);
@@ -184,7 +256,8 @@ fn errors_say_what_came_and_what_was_wanted() {
     let lstm = RecurrentConfig::new(3, 4).init_lstm(s).unwrap();
     said(lstm.forward(&x, None, None).err().unwrap(), &["[3, 4]", "[B, T, 3]"]);
     let (x, state) = (wave(&[2, 5, 3]), wave(&[1, 3, 4]));
-    said(lstm.forward(&x, Some(&state), None).err().unwrap(), &["[1, 3, 4]", "[1, 2, 4]"]);
+    said(lstm.forward(&x, Some(&state), Some(&state)).err().unwrap(), &["[1, 3, 4]", "[1, 2, 4]"]);
+    said(lstm.forward(&x, Some(&state), None).err().unwrap(), &["Lstm", "hidden", "without a cell"]);
     let norm = BatchNormConfig::new(3);
     said(norm.init_2d(s).unwrap().forward(&x).err().unwrap(), &["BatchNorm", "[2, 5, 3]", "4"]);
     let x = wave(&[2, 4]);
@@ -209,4 +282,29 @@ fn sizes_that_make_no_heads_or_cannot_be_counted_are_refused() {
         assert!(message.contains("MultiheadAttention"), "{message}");
     }
     assert!(RecurrentConfig::new(1, 1 << 62).init_lstm(&scope()).is_err());
+}
+
+#[test]
+fn activations_are_the_operations_of_their_names_with_pytorchs_defaults() {
+    let x = wave(&[3, 4]);
+    let same = |module: &dyn Module, want: phalanx_autograd::Result<Var>| {
+        close(&module.forward(&x).unwrap(), &want.unwrap());
+    };
+    same(&Hardtanh::default(), x.hardtanh(-1.0, 1.0));
+    same(&Relu6, x.relu6());
+    same(&Hardsigmoid, x.hardsigmoid());
+    same(&Hardswish, x.hardswish());
+    same(&Mish, x.mish());
+    same(&Selu, x.selu());
+    same(&Celu { alpha: 0.5 }, x.celu(0.5));
+    same(&LogSigmoid, x.logsigmoid());
+    same(&Softsign, x.softsign());
+    same(&Tanhshrink, x.tanhshrink());
+    same(&Glu::default(), x.glu(-1));
+    let one = PreluConfig::default().init(&scope()).unwrap();
+    assert_eq!(entries(&one), ["weight[1]"]);
+    same(&one, x.leaky_relu(0.25));
+    let each = PreluConfig::new(4).with_initial(0.5).init(&scope()).unwrap();
+    same(&each, x.leaky_relu(0.5));
+    assert!(PreluConfig::new(3).init(&scope()).unwrap().forward(&x).is_err());
 }

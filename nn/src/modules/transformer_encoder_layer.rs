@@ -6,6 +6,7 @@ use super::multihead_attention::Hidden;
 use super::{
     Dropout, LayerNorm, LayerNormConfig, Linear, LinearConfig, MultiheadAttention, MultiheadAttentionConfig,
 };
+use crate::mode::{Mode, modes};
 use crate::models::Activation;
 use crate::{Module, Result, Scope, parameters};
 
@@ -24,8 +25,10 @@ pub struct TransformerEncoderLayer {
     pub norm2: LayerNorm,
     dropouts: [Dropout; 3],
     config: TransformerEncoderLayerConfig,
+    mode: Mode,
 }
 
+modes!(TransformerEncoderLayer);
 parameters!(TransformerEncoderLayer { self_attn, linear1, linear2, norm1, norm2 });
 
 /// How a [`TransformerEncoderLayer`] is made.
@@ -82,6 +85,7 @@ impl TransformerEncoderLayerConfig {
             norm2: norm.init(&scope.child("norm2"))?,
             dropouts: [drop("dropout")?, drop("dropout1")?, drop("dropout2")?],
             config: self,
+            mode: Mode::default(),
         })
     }
 }
@@ -92,6 +96,7 @@ impl TransformerEncoderLayer {
     /// # Errors
     /// If the inputs do not fit.
     pub fn forward_masked(&self, x: &Var, hidden: Hidden<'_>) -> Result<Var> {
+        let _mode = self.mode.enter();
         if self.config.norm_first {
             let x = x.add(&self.attend(&self.norm1.forward(x)?, hidden)?)?;
             return Ok(x.add(&self.perceptron(&self.norm2.forward(&x)?)?)?);

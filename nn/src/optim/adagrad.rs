@@ -4,6 +4,7 @@ use phalanx_kernels::optim::{self as kernel, Step};
 
 use super::{At, Rule};
 use crate::Result;
+use crate::error::from_zero;
 
 /// The gradient over the root of the sum of all its squares.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -29,6 +30,12 @@ impl Rule for Adagrad {
 
     fn initial(&self) -> f64 {
         self.initial_accumulator_value
+    }
+
+    fn check(&self) -> Result<()> {
+        from_zero("Adagrad", "a decay of the rate of", self.lr_decay)?;
+        from_zero("Adagrad", "an initial value of", self.initial_accumulator_value)?;
+        from_zero("Adagrad", "an eps of", self.eps)
     }
 
     fn update(&self, step: Step<'_>, at: At) -> Result<()> {

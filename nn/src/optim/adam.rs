@@ -4,6 +4,7 @@ use phalanx_kernels::optim::{self as kernel, Step};
 
 use super::{At, Rule};
 use crate::Result;
+use crate::error::{below_one, from_zero};
 
 /// Adam: moments of the gradient, corrected for their start at 0; weight decay is part of the gradient.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -50,6 +51,12 @@ macro_rules! adam {
         impl Rule for $rule {
             fn state(&self) -> Vec<&'static str> {
                 STATE.to_vec()
+            }
+
+            fn check(&self) -> Result<()> {
+                below_one(stringify!($rule), "the first beta", self.betas.0)?;
+                below_one(stringify!($rule), "the second beta", self.betas.1)?;
+                from_zero(stringify!($rule), "an eps of", self.eps)
             }
 
             fn update(&self, step: Step<'_>, at: At) -> Result<()> {

@@ -4,6 +4,7 @@ use phalanx_kernels::optim::{self as kernel, Step};
 
 use super::{At, Rule};
 use crate::Result;
+use crate::error::below_one;
 
 /// The sign of a mean of momentum and gradient.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -21,6 +22,11 @@ impl Default for Lion {
 impl Rule for Lion {
     fn state(&self) -> Vec<&'static str> {
         vec!["exp_avg"]
+    }
+
+    fn check(&self) -> Result<()> {
+        below_one("Lion", "the first beta", self.betas.0)?;
+        below_one("Lion", "the second beta", self.betas.1)
     }
 
     fn update(&self, step: Step<'_>, at: At) -> Result<()> {

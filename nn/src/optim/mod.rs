@@ -5,6 +5,7 @@
 
 mod adagrad;
 mod adam;
+mod check;
 mod lion;
 mod rmsprop;
 mod sgd;
@@ -15,11 +16,15 @@ use phalanx_tensor::{Category, Context, Tensor};
 
 pub use adagrad::Adagrad;
 pub use adam::{Adam, AdamW};
+#[doc(hidden)]
+pub use check::note_ranks;
+use check::{check_groups, is_one_of_ranks, refuse_twins};
 pub use lion::Lion;
 pub use rmsprop::Rmsprop;
 pub use sgd::Sgd;
 
-use crate::{Error, Mismatch, Parameter, Result};
+use crate::error::setting;
+use crate::{Error, Mismatch, Parameter, Result, Usage};
 
 /// Parameters that share a learning rate and a weight decay.
 #[derive(Clone, Debug)]
@@ -72,6 +77,14 @@ pub trait Rule: Send + Sync {
         0.0
     }
 
+    /// Refuses numbers of the rule's own that make no sense.
+    ///
+    /// # Errors
+    /// If there are such.
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// One step of parameters that are at the same one, in place; their state in the order of [`Rule::state`].
     ///
     /// # Errors
@@ -81,7 +94,8 @@ pub trait Rule: Send + Sync {
     /// An optimizer of these parameters by this rule.
     ///
     /// # Errors
-    /// If two parameters have one name, or state cannot be allocated.
+    /// If there are no parameters (but in a rank of several, whose share may be none), two have one name, a number of the rule or of a group makes no sense, or state cannot be
+    /// allocated.
     fn init(self, groups: Vec<Group>) -> Result<Optimizer<Self>>
     where
         Self: Sized,
@@ -96,6 +110,9 @@ impl<R: Rule + ?Sized> Rule for Box<R> {
     }
     fn initial(&self) -> f64 {
         (**self).initial()
+    }
+    fn check(&self) -> Result<()> {
+        (**self).check()
     }
     fn update(&self, step: Step<'_>, at: At) -> Result<()> {
         (**self).update(step, at)
@@ -133,13 +150,16 @@ impl<R: Rule> Optimizer<R> {
     /// See [`Rule::init`].
     ///
     /// # Errors
-    /// If two parameters have one name, or state cannot be allocated.
+    /// As [`Rule::init`]; or if a wrapper has others for an optimizer in the place of these parameters.
     pub fn new(rule: R, groups: Vec<Group>) -> Result<Optimizer<R>> {
-        let mut names: Vec<_> = groups.iter().flat_map(|g| &g.parameters).map(Parameter::name).collect();
-        names.sort_unstable();
-        if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {
-            return Err(Error::invalid("optimizer", format!("two parameters are called {:?}", pair[0])));
+        if groups.iter().all(|group| group.parameters.is_empty()) && !is_one_of_ranks() {
+            return Err(Error::invalid("optimizer", "got no parameters, wanted at least one"));
         }
+        rule.check()?;
+        check_groups(&groups)?;
+        refuse_twins(&groups)?;
+        let mut all = groups.iter().flat_map(|g| &g.parameters);
+        all.try_for_each(|p| p.check_usage("optimizer", Usage::Update))?;
         let states = |group: &Group| group.parameters.iter().map(|p| State::new(&rule, p)).collect();
         let states = groups.iter().map(states).collect::<Result<_>>()?;
         Ok(Optimizer { rule, groups, states })
@@ -160,7 +180,7 @@ impl<R: Rule> Optimizer<R> {
         self.groups.iter().flat_map(|g| g.parameters.iter().cloned()).collect()
     }
 
-    /// Sets the learning rate of every group.
+    /// Sets the learning rate of every group. The next step refuses one that is negative or no number.
     pub fn set_lr(&mut self, lr: f64) {
         self.groups.iter_mut().for_each(|group| group.lr = lr);
     }
@@ -176,7 +196,9 @@ impl<R: Rule> Optimizer<R> {
     /// One step; parameters without a gradient stay as they are.
     ///
     /// # Errors
-    /// If a tensor does not fit or is in use.
+    /// If a group's rate or decay is negative or no number, or a tensor does not fit or is in use; if a wrapper over ranks says that
+    /// these parameters are not to be updated, or not now ([`Parameter::hand_to`]). Nothing is changed by a step that refuses its
+    /// numbers.
     pub fn step(&mut self) -> Result<()> {
         self.step_scaled(1.0)
     }
@@ -184,8 +206,9 @@ impl<R: Rule> Optimizer<R> {
     /// One step with gradients multiplied by `scale`, as they are read.
     ///
     /// # Errors
-    /// If a tensor does not fit or is in use.
+    /// If the scale is not finite, as that of gradients with a NaN is; else as [`Optimizer::step`].
     pub fn step_scaled(&mut self, scale: f64) -> Result<()> {
+        setting("step_scaled", "a scale of", scale, scale.is_finite(), "a finite number")?;
         self.step_times(scale, None)
     }
 
@@ -198,7 +221,15 @@ impl<R: Rule> Optimizer<R> {
         self.step_times(1.0, Some(factor))
     }
 
+    /// Refuses parameters that wrappers have taken in hand since.
+    fn check_usage(&self) -> Result<()> {
+        let mut all = self.groups.iter().flat_map(|g| &g.parameters);
+        all.try_for_each(|p| p.check_usage("optimizer.step", Usage::Update))
+    }
+
     fn step_times(&mut self, scale: f64, factor: Option<&Tensor>) -> Result<()> {
+        check_groups(&self.groups)?;
+        self.check_usage()?;
         for (group, states) in self.groups.iter().zip(&mut self.states) {
             let mut due = Vec::new();
             for (parameter, state) in group.parameters.iter().zip(states) {
@@ -225,6 +256,8 @@ impl<R: Rule> Optimizer<R> {
     /// Counts a step of every parameter, and tells the numbers that the rule has for it, group by group: for
     /// [`Optimizer::update_by`].
     pub(crate) fn advance(&mut self) -> Result<Vec<Vec<f64>>> {
+        check_groups(&self.groups)?;
+        self.check_usage()?;
         let mut all = Vec::new();
         for (group, states) in self.groups.iter().zip(&mut self.states) {
             states.iter_mut().for_each(|state| state.step += 1);

@@ -4,6 +4,7 @@ use phalanx_kernels::optim::{self as kernel, Step};
 
 use super::{At, Rule};
 use crate::Result;
+use crate::error::{from_zero, share};
 
 /// The gradient over the root of its running square.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -30,6 +31,12 @@ impl Rule for Rmsprop {
         names.extend(self.centered.then_some("grad_avg"));
         names.extend((self.momentum != 0.0).then_some("momentum_buffer"));
         names
+    }
+
+    fn check(&self) -> Result<()> {
+        share("Rmsprop", "an alpha of", self.alpha)?;
+        from_zero("Rmsprop", "an eps of", self.eps)?;
+        from_zero("Rmsprop", "a momentum of", self.momentum)
     }
 
     fn update(&self, step: Step<'_>, at: At) -> Result<()> {

@@ -3,7 +3,8 @@
 use phalanx_kernels::optim::{self as kernel, Step};
 
 use super::{At, Rule};
-use crate::Result;
+use crate::error::{from_zero, setting};
+use crate::{Error, Result};
 
 /// Gradient descent, with momentum if `momentum` is not 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -19,6 +20,19 @@ pub struct Sgd {
 impl Rule for Sgd {
     fn state(&self) -> Vec<&'static str> {
         if self.momentum == 0.0 { vec![] } else { vec!["momentum_buffer"] }
+    }
+
+    fn check(&self) -> Result<()> {
+        from_zero("Sgd", "a momentum of", self.momentum)?;
+        setting("Sgd", "a dampening of", self.dampening, self.dampening.is_finite(), "a finite number")?;
+        if self.nesterov && (self.momentum == 0.0 || self.dampening != 0.0) {
+            let (momentum, dampening) = (self.momentum, self.dampening);
+            let why = format!(
+                "got Nesterov's look ahead with a momentum of {momentum} and a dampening of {dampening}"
+            );
+            return Err(Error::invalid("Sgd", format!("{why}, wanted a momentum and no dampening")));
+        }
+        Ok(())
     }
 
     fn update(&self, step: Step<'_>, at: At) -> Result<()> {

@@ -90,3 +90,30 @@ fn small_updates_reach_a_bf16_parameter_through_its_master() {
     let got = kernels::cast(&p.tensor(), DType::F64).unwrap().to_vec::<f64>().unwrap()[0];
     assert!((got - 0.99).abs() < 0.004, "{got}");
 }
+
+#[test]
+fn rates_that_are_negative_or_no_numbers_are_refused_when_made_and_at_the_step_that_would_use_them() {
+    let p = parameter("w", DType::F64, 1.0);
+    let made = |lr: f64| Sgd::default().init(vec![Group::new(vec![p.clone()], lr)]);
+    assert!(made(0.0).is_ok() && made(-1.0).is_err() && made(f64::NAN).is_err());
+    let mut sgd = made(0.5).unwrap();
+    with_grad(&p, 1.0);
+    for lr in [-1.0, f64::NAN, f64::INFINITY] {
+        sgd.set_lr(lr);
+        assert!(
+            sgd.step().unwrap_err().to_string().starts_with("optimizer, group 0: got a learning rate of")
+        );
+    }
+    assert!(sgd.step_scaled(f64::NAN).unwrap_err().to_string().starts_with("step_scaled"));
+    assert_eq!(p.tensor().to_vec::<f64>().unwrap(), [1.0; 15], "a refused step changes nothing");
+}
+
+#[test]
+fn an_optimizer_of_nothing_is_refused_but_in_one_of_several_ranks() {
+    assert!(Sgd::default().init(vec![Group::new(vec![], 0.1)]).is_err());
+    let rank = std::thread::spawn(|| {
+        super::note_ranks(2);
+        Sgd::default().init(vec![Group::new(vec![], 0.1)]).is_ok()
+    });
+    assert!(rank.join().unwrap());
+}

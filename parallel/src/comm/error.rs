@@ -1,12 +1,13 @@
 //! What can go wrong between ranks. Every message names who and where.
 
+use std::fmt;
 use std::time::Duration;
 
 /// The results of communication.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// An error of a call of a communicator, or the end of a whole run. Ranks are those of the whole run, not of a group.
-#[derive(Debug, Clone, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A tensor cannot be used.
@@ -116,6 +117,13 @@ impl Error {
                 }
             }
         }
+    }
+}
+
+/// The message, so that a program that ends with an error shows it.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 

@@ -58,3 +58,15 @@ impl Default for DdpConfig {
         }
     }
 }
+
+impl DdpConfig {
+    /// What all ranks must have alike.
+    pub(super) fn told(&self) -> String {
+        let DdpConfig { first_bucket_bytes, bucket_bytes, average, find_unused, grad_dtype, hook, .. } = self;
+        let buckets = [first_bucket_bytes, bucket_bytes];
+        let rest = (find_unused, grad_dtype, hook, self.broadcast_buffers);
+        format!(
+            "Ddp, {average:?}, buckets {buckets:?}, find_unused, grad_dtype, hook, broadcast_buffers {rest:?}"
+        )
+    }
+}

@@ -7,9 +7,10 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use phalanx_nn::autograd::{HookHandle, Var};
-use phalanx_nn::{Buffer, Entry, Parameter, Parameters};
+use phalanx_nn::{Buffer, Entry, Holder, Parameter, Parameters};
 use phalanx_tensor::Tensor;
 
+use super::hands::{self, Hands};
 use super::join::{Move, Uneven};
 use super::reducer::{Reducer, Roles};
 use super::{DdpConfig, NoSync, Synchronise, broadcast, same};
@@ -32,9 +33,14 @@ use crate::{Error, Result};
 /// });
 /// assert_eq!(grads.unwrap(), [[3.0], [3.0]]);
 /// ```
+///
+/// Backward passes are [`Ddp::backward`]'s: `loss.backward()` is refused. The model stays as it is: who adds, freezes, unfreezes
+/// or replaces parameters makes a new `Ddp`, which takes the model over; the next pass of the old one is an error.
 pub struct Ddp {
     pub(super) reducer: Arc<Reducer>,
-    parameters: Vec<Parameter>,
+    /// All, and whether each is trained.
+    parameters: Vec<(Parameter, bool)>,
+    hands: Arc<dyn Holder>,
     buffers: Vec<Buffer>,
     broadcasts: bool,
     pub(super) comm: Comm,
@@ -49,18 +55,21 @@ impl Ddp {
     /// with models of the same parameters.
     ///
     /// # Errors
-    /// If the ranks hold different models, which are named; if memory is short, or as [`crate::comm::Pending::wait`]; if
-    /// the engine has no priority lane.
+    /// If the ranks hold different models or have different settings, which are named; if the model's values are spread by a
+    /// [`Zero`](crate::sharded::Zero); if memory is short, or as [`crate::comm::Pending::wait`]; if the engine has no priority
+    /// lane.
     pub fn new(model: &(impl Parameters + ?Sized), comm: Comm, config: DdpConfig) -> Result<Ddp> {
-        same::check(model, &comm)?;
+        hands::check_values("Ddp", model)?;
+        same::check(model, &config.told(), &comm)?;
         let mut buffers = Vec::new();
         model.visit("", &mut |_, entry| {
             if let Entry::Buffer(buffer) = entry {
                 buffers.push(buffer.clone());
             }
         });
-        let parameters: Vec<Parameter> = model.parameters();
-        let trained: Vec<Parameter> = parameters.iter().filter(|p| p.is_trained()).cloned().collect();
+        let parameters: Vec<_> =
+            model.parameters().into_iter().map(|p| (p.clone(), p.is_trained())).collect();
+        let trained: Vec<Parameter> = parameters.iter().filter(|p| p.1).map(|p| p.0.clone()).collect();
         let broadcasts = config.broadcast_buffers && !buffers.is_empty();
         // Parameters that several units use have all their sites here; a tied table may have one on another stage.
         let mut borrowed = Vec::new();
@@ -69,7 +78,9 @@ impl Ddp {
         let reducer = Arc::new(Reducer::new(trained, is_local, comm.clone(), config)?);
         let synchronise = Synchronise::default();
         let mut hooks = Vec::new();
-        for (number, (_, leaf)) in reducer.leaves().iter().enumerate() {
+        let hands: Arc<dyn Holder> = Arc::new(Hands(Arc::downgrade(&reducer)));
+        for (number, (parameter, leaf)) in reducer.leaves().iter().enumerate() {
+            parameter.hand_to(hands.clone());
             // The reducer holds the parameters and they the hooks, so the hooks hold it weakly.
             let (reducer, synchronise) = (Arc::downgrade(&reducer), synchronise.clone());
             hooks.push(leaf.on_accumulate(move |_| {
@@ -78,14 +89,25 @@ impl Ddp {
             }));
         }
         let uneven = Mutex::new(None);
-        let ddp = Ddp { reducer, parameters, buffers, broadcasts, comm, synchronise, uneven, hooks };
+        let ddp = Ddp { reducer, parameters, hands, buffers, broadcasts, comm, synchronise, uneven, hooks };
         ddp.broadcast_values(0)?;
         Ok(ddp)
     }
 
     /// The trained parameters.
     pub fn parameters(&self) -> Vec<Parameter> {
-        self.parameters.iter().filter(|p| p.is_trained()).cloned().collect()
+        self.parameters.iter().filter(|(_, trained)| *trained).map(|(p, _)| p.clone()).collect()
+    }
+
+    /// Refuses a model that is not as it was when this was made.
+    fn check(&self) -> Result<()> {
+        hands::check_lost("Ddp", self.reducer.is_lost())?;
+        self.parameters.iter().try_for_each(|(p, trained)| hands::check("Ddp", p, *trained))
+    }
+
+    /// Refuses another model than this was made of, or one with other parameters.
+    pub(super) fn check_model(&self, model: &dyn Parameters) -> Result<()> {
+        hands::check_model("Ddp", model, |p| self.parameters.iter().any(|(known, _)| known.is(p)))
     }
 
     /// Runs backward from a loss of one element; afterwards, unless [`Ddp::no_sync`] is in force, the parameters'
@@ -95,9 +117,13 @@ impl Ddp {
     /// synchronised or not. Either all ranks forget them or none does.
     ///
     /// # Errors
-    /// As [`Var::backward`] and [`Ddp::finish`].
+    /// As [`Ddp::begin`], [`Var::backward`] and [`Ddp::finish`]; if the loss depends on parameters that no wrapper adds up.
     pub fn backward(&self, loss: &Var) -> Result<()> {
+        // Nothing is under way, and after `zero_grad` all goes on.
+        self.reducer.check_unspoiled()?;
         let pass = || {
+            self.check()?;
+            hands::check_reached("Ddp", loss)?;
             self.begin()?;
             loss.backward()?;
             self.finish()
@@ -105,12 +131,14 @@ impl Ddp {
         pass().inspect_err(|error: &Error| self.comm.fail(&error.to_string()))
     }
 
-    /// What [`Ddp::backward`] does before the backward pass, for those who run that themselves: after a synchronised
-    /// pass the next one, synchronised or not, begins with it.
+    /// What [`Ddp::backward`] does before the backward pass, for those who run that themselves, whether it synchronises or not.
+    /// Several passes may follow, of which the last synchronises.
     ///
     /// # Errors
-    /// Inside [`Ddp::join`], if other ranks do something else; or as [`crate::comm::Pending::wait`].
+    /// If a parameter was frozen, unfrozen or replaced since this was made, or is in the hands of a later wrapper; if gradients
+    /// of a refused pass are there; inside [`Ddp::join`], if other ranks do something else; or as [`crate::comm::Pending::wait`].
     pub fn begin(&self) -> Result<()> {
+        self.check()?;
         let uneven = self.uneven().is_some();
         if uneven && self.synchronise.is_on() {
             self.announce(Move::Pass)?;
@@ -122,8 +150,9 @@ impl Ddp {
     /// waits for all buckets, gives all ranks rank 0's buffers ([`DdpConfig::broadcast_buffers`]).
     ///
     /// # Errors
-    /// If a parameter got no gradient (see [`DdpConfig::find_unused`]), or as [`crate::comm::Pending::wait`].
+    /// If no pass has begun; if a parameter got no gradient (see [`DdpConfig::find_unused`]), or as [`crate::comm::Pending::wait`].
     pub fn finish(&self) -> Result<()> {
+        self.reducer.end()?;
         match self.synchronise.is_on() {
             true => self.reducer.finish().and_then(|()| self.end_pass()),
             false => Ok(()),
@@ -135,8 +164,8 @@ impl Ddp {
         if self.broadcasts { self.send_buffers(self.roles().first) } else { Ok(()) }
     }
 
-    /// While the result lives, backward passes only accumulate on this rank: for all micro-batches but the last.
-    /// What counts is whether it lives when *backward* runs.
+    /// While the result lives, backward passes ([`Ddp::backward`]) only accumulate on this rank: for all micro-batches but the
+    /// last. What counts is whether it lives when *backward* runs. An optimizer refuses to step on what has only accumulated.
     pub fn no_sync(&self) -> NoSync {
         self.synchronise.off()
     }
@@ -157,7 +186,7 @@ impl Ddp {
 
     /// Gives all ranks `root`'s parameters and buffers.
     pub(super) fn broadcast_values(&self, root: usize) -> Result<()> {
-        self.parameters.iter().try_for_each(|p| self.comm.broadcast(&mut p.tensor(), root))?;
+        self.parameters.iter().try_for_each(|(p, _)| self.comm.broadcast(&mut p.tensor(), root))?;
         self.send_buffers(root)
     }
 
@@ -179,5 +208,10 @@ impl Ddp {
 impl Drop for Ddp {
     fn drop(&mut self) {
         self.hooks.iter().for_each(HookHandle::remove);
+        self.parameters.iter().for_each(|(p, _)| p.take_from(&self.hands));
+        if self.comm.size() > 1 && !self.reducer.was_used() && !self.reducer.is_lost() {
+            let unused: Arc<dyn Holder> = Arc::new(hands::Unused);
+            self.parameters().iter().for_each(|p| p.hand_to(unused.clone()));
+        }
     }
 }

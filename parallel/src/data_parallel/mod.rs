@@ -9,6 +9,7 @@
 //! hook      how a bucket is added          courier   a bucket's work as an operation of an engine
 //! no_sync   passes that only accumulate
 //! same      whether all hold one model     carry     gradients that an earlier pass has left
+//! hands     what others may do with a model that is wrapped, and whether it is still what it was
 //! power_sgd           buckets in few numbers, what they leave out added to the next
 //! sync_batch_norm     normalisation over the batch of all ranks
 //! ```
@@ -19,6 +20,7 @@ mod carry;
 mod config;
 mod courier;
 mod ddp;
+pub(crate) mod hands;
 mod hook;
 mod join;
 mod no_sync;

@@ -1,6 +1,7 @@
 //! [`Reducer`]: what has come to the buckets in this pass, and when they go.
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use phalanx_kernels as kernels;
@@ -15,6 +16,9 @@ use super::{Average, Buckets, DdpConfig, GradSize, Launcher};
 use crate::comm::{Comm, Reduction};
 use crate::{Error, Result};
 
+/// The end of what is said where the model is not the one that was given.
+const AGAIN: &str = "`Ddp` was made; make it anew";
+
 pub(super) struct Reducer {
     /// Whose gradients are added: a leaf for each site of each parameter. Sites are added to each other only after the
     /// ranks, so that ranks are what micro-batches of one device are.
@@ -25,6 +29,12 @@ pub(super) struct Reducer {
     comm: Comm,
     config: DdpConfig,
     courier: Courier,
+    /// Whether this rank has gradients that were not added to the others'.
+    local: AtomicBool,
+    /// Whether another wrapper has the parameters.
+    lost: AtomicBool,
+    /// Whether a pass has ever begun.
+    used: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -39,6 +49,12 @@ pub(super) struct Roles {
 
 struct State {
     store: Store,
+    /// Whether a pass was announced that is not over.
+    begun: bool,
+    /// If a pass was refused, which may have added to any leaf: how often each was zeroed by then.
+    refused: Option<Vec<u64>>,
+    /// How often each leaf was zeroed when the last synchronised pass ended.
+    zeroed: Vec<u64>,
     /// Whether the buckets were rebuilt in the order of arrival.
     rebuilt: bool,
     launcher: Launcher,
@@ -86,6 +102,9 @@ impl Reducer {
         let state = State {
             launcher: Launcher::new(&store.buckets),
             store,
+            begun: false,
+            refused: None,
+            zeroed: vec![0; sizes.len()],
             rebuilt: false,
             roles: Roles { first: 0, divisor: comm.size() },
             came: vec![false; sizes.len()],
@@ -93,7 +112,8 @@ impl Reducer {
             apart: vec![false; sizes.len()],
             held: Held::none(sizes.len()),
         };
-        Ok(Reducer { leaves, together, sizes, comm, config, courier, state: Mutex::new(state) })
+        let ([local, lost, used], state) = ([false; 3].map(AtomicBool::new), Mutex::new(state));
+        Ok(Reducer { leaves, together, sizes, comm, config, courier, local, lost, used, state })
     }
 
     pub(super) fn leaves(&self) -> &[(Parameter, Leaf)] {
@@ -124,27 +144,109 @@ impl Reducer {
         (self.config.average == Average::Mean).then_some(roles.divisor as f64)
     }
 
+    /// Whether this rank has gradients that were not added to the others'.
+    pub(super) fn has_local(&self) -> bool {
+        self.local.load(Ordering::Relaxed)
+    }
+
+    /// Another wrapper has the parameters.
+    pub(super) fn lose(&self) {
+        self.lost.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Relaxed)
+    }
+
+    /// Whether a pass has ever begun.
+    pub(super) fn was_used(&self) -> bool {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    /// How often each leaf was zeroed.
+    fn times_zeroed(&self) -> Vec<u64> {
+        self.leaves.iter().map(|(_, leaf)| leaf.times_zeroed()).collect()
+    }
+
+    /// Takes back what a refused pass has added, where nothing else was; elsewhere that is to be zeroed.
+    pub(super) fn check_unspoiled(&self) -> Result<()> {
+        let state = &mut *self.lock();
+        let Some(then) = &state.refused else { return Ok(()) };
+        let was_empty = |number: usize| {
+            !state.touched[number] && (state.held.is_none() || then[number] > state.zeroed[number])
+        };
+        let now = self.times_zeroed();
+        let spoiled = (0..now.len()).find(|&number| !was_empty(number) && now[number] == then[number]);
+        if let Some(number) = spoiled {
+            let why =
+                "its gradient may have a part of a backward pass that was refused; call `zero_grad` first";
+            return Err(phalanx_nn::Error::invalid(self.name(number), why).into());
+        }
+        let added = (0..now.len()).filter(|&number| now[number] == then[number]);
+        added.for_each(|number| self.leaves[number].1.set_grad(None));
+        state.refused = None;
+        Ok(())
+    }
+
+    /// Refuses leaves that are not what the buckets were made for.
+    fn check_leaves(&self, state: &State) -> Result<()> {
+        for (number, (parameter, leaf)) in self.leaves.iter().enumerate() {
+            let view = &state.store.views[number];
+            let wrong = |why: String| Err(phalanx_nn::Error::invalid(parameter.name(), why).into());
+            let held = leaf.tensor();
+            if held.shape() != view.shape() {
+                let (got, wanted) = (held.shape(), view.shape());
+                return wrong(format!("holds a tensor of shape {got:?}, and held {wanted:?} when {AGAIN}"));
+            }
+            if !state.apart[number] && !matches!(leaf.slot(), Slot::Into(to) if to.shares_storage(view)) {
+                return wrong(format!("its gradients do not go where they went when {AGAIN}"));
+            }
+        }
+        Ok(())
+    }
+
     /// A pass begins, synchronised or not: gradients of all ranks that are still there stay on the first alone.
     pub(super) fn begin(&self, roles: Roles) -> Result<()> {
+        self.check_unspoiled()?;
         let state = &mut *self.lock();
+        self.check_leaves(state)?;
+        state.begun = true;
+        self.used.store(true, Ordering::Relaxed);
         state.roles = roles;
         let held = std::mem::replace(&mut state.held, Held::none(self.sizes.len()));
         for number in held.remaining(&state.store.views, &self.leaves)? {
             let keeper = self.comm.rank() == roles.first;
             carry(&mut state.store.views[number], keeper, self.divisor(roles))?;
             state.touched[number] = true;
+            self.local.store(true, Ordering::Relaxed);
         }
         Ok(())
+    }
+
+    /// The pass that was announced is over.
+    pub(super) fn end(&self) -> Result<()> {
+        match std::mem::take(&mut self.lock().begun) {
+            true => Ok(()),
+            false => Err(Error::Config("Ddp: `finish` came without the `begin` of its backward pass".into())),
+        }
     }
 
     /// A leaf has its gradient of this pass.
     pub(super) fn arrived(&self, number: usize, synchronise: bool) -> Result<()> {
         let mut state = self.lock();
         let wrong = |why| Err(phalanx_nn::Error::invalid(self.name(number), why).into());
-        if !state.held.is_none() {
-            return wrong("a backward pass of your own has to be announced to Ddp with `begin`");
+        if self.is_lost() {
+            return Ok(());
+        }
+        if !state.begun {
+            state.refused = Some(self.times_zeroed());
+            return wrong(
+                "got a gradient of a backward pass that Ddp does not know of: call `ddp.backward(&loss)` in the place \
+                 of `loss.backward()`, or `ddp.begin()` before it and `ddp.finish()` after it",
+            );
         }
         state.touched[number] = true;
+        self.local.store(true, Ordering::Relaxed);
         if state.apart[number] {
             self.rejoin(&mut state, number)?;
         }
@@ -196,6 +298,7 @@ impl Reducer {
     /// and what passes that did not synchronise have left.
     pub(super) fn shadow(&self, roles: Roles) -> Result<()> {
         let state = &mut *self.lock();
+        self.used.store(true, Ordering::Relaxed);
         state.roles = roles;
         for (view, _) in state.store.views.iter_mut().zip(&state.touched).filter(|(_, touched)| !**touched) {
             kernels::fill_(view, -0.0)?;
@@ -218,6 +321,8 @@ impl Reducer {
         state.came.fill(false);
         state.touched.fill(false);
         state.held = Held::of(&state.store.views, &self.leaves)?;
+        state.zeroed = self.times_zeroed();
+        self.local.store(false, Ordering::Relaxed);
         Ok(())
     }
 

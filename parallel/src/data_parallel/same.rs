@@ -1,4 +1,4 @@
-//! Whether all ranks hold the same model: names, shapes, dtypes, and what is trained.
+//! Whether all ranks hold the same model, names, shapes, dtypes, and what is trained, and have the same settings.
 
 use phalanx_nn::{Entry, Parameters};
 use phalanx_tensor::{Device, Tensor};
@@ -6,8 +6,8 @@ use phalanx_tensor::{Device, Tensor};
 use crate::comm::Comm;
 use crate::{Error, Result};
 
-/// Compares this rank's model with rank 0's; every rank learns who differs.
-pub(crate) fn check(model: &(impl Parameters + ?Sized), comm: &Comm) -> Result<()> {
+/// Compares this rank's model and settings with rank 0's; every rank learns who differs.
+pub(crate) fn check(model: &(impl Parameters + ?Sized), settings: &str, comm: &Comm) -> Result<()> {
     if !comm.has_peers() {
         return Ok(());
     }
@@ -25,11 +25,17 @@ pub(crate) fn check(model: &(impl Parameters + ?Sized), comm: &Comm) -> Result<(
         let why = format!("{} tensors, here {}", counts[0], entries.len());
         return Err(Error::Models { ranks, why });
     }
+    entries.push(settings.into());
     let hashes: Vec<i64> = entries.iter().map(|entry| hash(entry)).collect();
     let all = gather(comm, device, &hashes)?;
     let Some(ranks) = others(&all, hashes.len()) else { return Ok(()) };
     let differs = |i: &usize| (0..comm.size()).any(|rank| all[rank * hashes.len() + i] != all[*i]);
     let first = (0..hashes.len()).find(differs).unwrap_or(0);
+    if first == entries.len() - 1 {
+        return Err(Error::Config(format!(
+            "ranks {ranks:?} have other settings than rank 0; here {settings}"
+        )));
+    }
     Err(Error::Models { ranks, why: format!("tensor {first}, here {}", entries[first]) })
 }
 

@@ -205,6 +205,18 @@ impl DataParallel for Ddp {
     fn backward(&self, loss: &Var) -> Result<()> {
         Ddp::backward(self, loss)
     }
+    fn full_state_dict(&self, model: &dyn Parameters) -> Result<Entries> {
+        self.check_model(model)?;
+        Ok(state_dict(model))
+    }
+    fn load_full_state_dict(&self, model: &dyn Parameters, entries: Entries) -> Result<()> {
+        self.check_model(model)?;
+        Ok(load_state_dict(model, entries)?)
+    }
+    fn parts(&self, model: &dyn Parameters) -> Result<Vec<Part>> {
+        self.check_model(model)?;
+        Ok(Part::all_of(model))
+    }
     fn traffic(&self) -> Traffic {
         self.comm.traffic()
     }

@@ -1,5 +1,6 @@
 //! What can go wrong with work that was handed to an engine.
 
+use std::fmt;
 use std::sync::Arc;
 
 /// The engine's results.
@@ -10,7 +11,7 @@ pub type Cause = Box<dyn std::error::Error + Send + Sync>;
 
 /// An error of the engine or of an operation it ran. A failure is kept and handed out by reference, so it can be
 /// returned to all who wait for what it spoiled.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// An operation returned an error: the root cause, however many operations it spoiled.
@@ -76,4 +77,11 @@ pub enum Error {
         /// The system's answer.
         why: String,
     },
+}
+
+/// The message, so that a program that ends with an error shows it.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }

@@ -12,7 +12,9 @@ pub struct Rank {
 }
 
 impl Rank {
+    /// Made on the thread that is the rank.
     pub(super) fn new(comm: Comm, device: Device) -> Rank {
+        phalanx_nn::note_ranks(comm.size());
         Rank { comm, device }
     }
 

@@ -1,17 +1,18 @@
 //! How [`Zero`] takes a model in hand.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-use phalanx_nn::{Buffer, Entry, Parameter, Parameters};
+use phalanx_nn::{Buffer, Entry, Holder, Parameter, Parameters};
 
 use super::core::{Core, Group};
 use super::flat::{Flat, Ranks};
 use super::grouping::{group, runs};
+use super::hands::{Hands, ShareHands};
 use super::hooks::Hooks;
-use super::{Cuts, Stage, Zero, ZeroConfig};
+use super::{Cuts, Zero, ZeroConfig};
 use crate::Result;
 use crate::comm::Comm;
-use crate::data_parallel::{Synchronise, same};
+use crate::data_parallel::{Synchronise, hands, same};
 
 /// Where an entry of the model's state dict is kept.
 pub(super) enum Source {
@@ -26,10 +27,12 @@ impl Zero {
     /// same parameters.
     ///
     /// # Errors
-    /// If the ranks hold different models, which are named; if the settings do not fit the model or the ranks; if the model
-    /// has no values, because another `Zero` spreads them; if memory is short, or as [`crate::comm::Pending::wait`].
+    /// If the ranks hold different models or have different settings, which are named; if the settings do not fit the model or the
+    /// ranks; if the model has no values, because another `Zero` spreads them; if memory is short, or as
+    /// [`crate::comm::Pending::wait`].
     pub fn new(model: &(impl Parameters + ?Sized), comm: Comm, config: ZeroConfig) -> Result<Zero> {
-        same::check(model, &comm)?;
+        hands::check_values("Zero", model)?;
+        same::check(model, &config.told(), &comm)?;
         config.check(model)?;
         let (shard, replicas) = config.groups(comm.rank(), comm.size())?;
         let mut entries = Vec::new();
@@ -54,16 +57,23 @@ impl Zero {
         for (parameters, bounds) in grouped {
             let mut flats = Vec::new();
             for alike in runs(parameters, config.stage) {
-                let stage = if bounds.is_none() { config.stage.min(Stage::Gradients) } else { config.stage };
                 let elements: Vec<usize> = alike.iter().map(|p| p.tensor().numel()).collect();
                 let cuts = Cuts::new(config.ownership, &elements, &mut loads);
-                flats.push(Flat::new(&alike, cuts, ranks.shard.rank(), stage, &config)?);
+                flats.push(Flat::new(&alike, cuts, ranks.shard.rank(), &config)?);
             }
             groups.push(Group::new(flats, bounds));
         }
+        let hands: Vec<_> =
+            (0..groups.len()).map(|group| Arc::new(Hands { core: OnceLock::new(), group })).collect();
         place(&mut entries, &groups);
         let core = Arc::new(Core::new(ranks, config, groups, units));
+        let of_groups = hands.into_iter().map(|hands| {
+            let _ = hands.core.set(Arc::downgrade(&core));
+            let hands: Arc<dyn Holder> = hands;
+            hands
+        });
         let mut zero = Zero {
+            hands: of_groups.collect(),
             core,
             entries,
             frozen: model.parameters().into_iter().filter(|p| !p.is_trained()).collect(),
@@ -71,8 +81,19 @@ impl Zero {
             hooks: Vec::new(),
             units: Vec::new(),
         };
+        zero.take_in_hand();
         zero.hook(model);
         Ok(zero)
+    }
+
+    fn take_in_hand(&self) {
+        let shares: Arc<dyn Holder> = Arc::new(ShareHands(Arc::downgrade(&self.core)));
+        for (group, hands) in self.core.lock().groups.iter().zip(&self.hands) {
+            for flat in &group.flats {
+                flat.members.iter().for_each(|member| member.parameter.hand_to(hands.clone()));
+                flat.pieces.iter().for_each(|piece| piece.hand_to(shares.clone()));
+            }
+        }
     }
 
     /// The parameters hold the hooks and the core the parameters, so the hooks hold the core weakly.

@@ -80,6 +80,11 @@ impl ZeroConfig {
         }
     }
 
+    /// What all ranks must have alike; where shares live is each one's own matter.
+    pub(super) fn told(&self) -> String {
+        format!("{:?}", ZeroConfig { offload: None, ..self.clone() })
+    }
+
     /// Whether it fits a model, which still has its values.
     pub(super) fn check(&self, model: &(impl Parameters + ?Sized)) -> Result<()> {
         for parameter in model.parameters() {

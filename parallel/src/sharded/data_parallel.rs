@@ -40,13 +40,16 @@ impl DataParallel for Zero {
     fn gathered(&self) -> Result<Option<Gathered>> {
         Zero::gathered(self).map(Some)
     }
-    fn full_state_dict(&self, _model: &dyn Parameters) -> Result<Entries> {
+    fn full_state_dict(&self, model: &dyn Parameters) -> Result<Entries> {
+        self.check_model(model)?;
         Zero::full_state_dict(self)
     }
-    fn load_full_state_dict(&self, _model: &dyn Parameters, entries: Entries) -> Result<()> {
+    fn load_full_state_dict(&self, model: &dyn Parameters, entries: Entries) -> Result<()> {
+        self.check_model(model)?;
         Zero::load_full_state_dict(self, entries)
     }
-    fn parts(&self, _model: &dyn Parameters) -> Result<Vec<Part>> {
+    fn parts(&self, model: &dyn Parameters) -> Result<Vec<Part>> {
+        self.check_model(model)?;
         Zero::sharded_state_dict(self)
     }
     fn reloaded(&self) -> Result<()> {

@@ -10,7 +10,7 @@ use super::Stage;
 /// Parameters that are gathered together, and the first and last of the units that use them.
 pub(super) type Grouped = (Vec<Parameter>, Option<(usize, usize)>);
 
-/// The groups of a model, in the order of their first units, those of no unit in front; and each unit's group.
+/// The groups of a model, in the order of their first units, that of no unit, the root, in front; and each unit's group.
 pub(super) fn group(model: &(impl Parameters + ?Sized)) -> (Vec<Grouped>, Vec<usize>) {
     let mut used: Vec<Vec<Parameter>> = Vec::new();
     model.visit_units(&mut |unit| used.push([unit.parameters(), unit.borrowed()].concat()));

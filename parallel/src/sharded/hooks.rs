@@ -15,7 +15,8 @@ pub(super) struct Hooks {
 
 impl Hooks {
     fn with(&self, f: impl FnOnce(&Core) -> Result<()>) -> phalanx_nn::Result<()> {
-        let done = self.core.upgrade().map_or(Ok(()), |core| f(&core));
+        let core = self.core.upgrade().filter(|core| !core.is_lost());
+        let done = core.map_or(Ok(()), |core| f(&core));
         Ok(done.map_err(phalanx_nn::autograd::Error::from)?)
     }
 }

@@ -3,15 +3,16 @@
 use std::sync::Arc;
 
 use phalanx_nn::autograd::{HookHandle, Var};
-use phalanx_nn::{Parameter, Squares, UnitHooksHandle, norm_of};
+use phalanx_nn::{Holder, Parameter, Parameters, Squares, UnitHooksHandle, norm_of};
 use phalanx_tensor::Tensor;
 
 use super::build::Source;
 use super::core::Core;
+use super::flat::Member;
 use super::{Gathered, norm};
-use crate::Result;
 use crate::comm::Traffic;
-use crate::data_parallel::{NoSync, Synchronise, broadcast};
+use crate::data_parallel::{NoSync, Synchronise, broadcast, hands};
+use crate::{Error, Result};
 
 /// A model whose optimizer state, gradients and parameters are spread over a group of ranks, each of which computes on its
 /// share of the batch. The bits are those of [`Ddp`](crate::data_parallel::Ddp) and of one device.
@@ -19,8 +20,15 @@ use crate::data_parallel::{NoSync, Synchronise, broadcast};
 /// When it is dropped, the model keeps its values; in [`Stage::Parameters`](super::Stage) it has none then, unless they are
 /// [gathered](Zero::gathered), nor can it be given to another before it has: take a state dict first.
 ///
-/// What is gathered and freed together are the model's [units](phalanx_nn::Unit). Parameters outside all units are never
-/// freed, as in ZeRO-2. An optimizer is built over [`Zero::parameters`], and [`Zero::updated`] follows its step.
+/// What is gathered and freed together are the model's [units](phalanx_nn::Unit), and all parameters outside units (FSDP's root):
+/// these are gathered before the first unit computes, or when one of them is first used, and freed by [`Zero::finish`]; after
+/// an evaluation, which has no backward pass, by the next of [`Zero::finish`] and [`Zero::updated`], or when the result of
+/// [`Zero::gathered`] is dropped. A parameter of a unit that is used outside it counts among these from then on.
+///
+/// An optimizer is built over [`Zero::parameters`], and [`Zero::updated`] follows its step. One over the model's own parameters is
+/// refused; so are `loss.backward()`, and reading or saving the model's own tensors where they are spread. The model stays as it
+/// is: who adds, freezes, unfreezes or replaces parameters makes a new `Zero` (in [`Stage::Parameters`](super::Stage) of a model that
+/// has its values).
 ///
 /// ```
 /// use phalanx_nn::{Group, LinearConfig, Module, Rule, Scope, Sequential, Sgd, Unit};
@@ -45,6 +53,8 @@ pub struct Zero {
     pub(super) core: Arc<Core>,
     pub(super) entries: Vec<(String, Source)>,
     pub(super) frozen: Vec<Parameter>,
+    /// Each group's.
+    pub(super) hands: Vec<Arc<dyn Holder>>,
     pub(super) synchronise: Synchronise,
     pub(super) hooks: Vec<HookHandle>,
     pub(super) units: Vec<UnitHooksHandle>,
@@ -67,38 +77,65 @@ impl Zero {
         self.core.zero_grad()
     }
 
-    /// What [`Zero::backward`] does before the backward pass, for those who run that themselves.
+    /// What [`Zero::backward`] does before the backward pass, for those who run that themselves. Several passes may follow, of which
+    /// the last synchronises.
     ///
     /// # Errors
-    /// If parameters were changed and [`Zero::updated`] was not called; if one is trained that was frozen when this was
-    /// made; if an earlier error has ended the run.
+    /// If parameters were changed and [`Zero::updated`] was not called; if a parameter was frozen, unfrozen or replaced since this
+    /// was made, or is in the hands of a later wrapper; if a refused pass has left gradients; if an earlier error has ended the
+    /// run.
     pub fn begin(&self) -> Result<()> {
         if let Some(error) = self.core.ranks.all.failure() {
             return Err(error.seen_in(|| "the beginning of a backward pass".into()).into());
         }
-        if let Some(parameter) = self.frozen.iter().find(|p| p.is_trained()) {
-            let why = "is trained now, and was frozen when `Zero` was made; make it anew";
-            return Err(phalanx_nn::Error::invalid(parameter.name(), why).into());
-        }
-        self.core.check_fresh()
+        self.check()?;
+        self.core.check_fresh()?;
+        self.core.begin()
+    }
+
+    /// Refuses a model that is not as it was when this was made.
+    fn check(&self) -> Result<()> {
+        self.check_lost()?;
+        self.frozen.iter().try_for_each(|p| hands::check("Zero", p, false))?;
+        self.core.parameters().try_for_each(|p| hands::check("Zero", p, true))
+    }
+
+    fn check_lost(&self) -> Result<()> {
+        hands::check_lost("Zero", self.core.is_lost())
+    }
+
+    /// Refuses another model than this was made of, or one with other parameters.
+    pub(super) fn check_model(&self, model: &dyn Parameters) -> Result<()> {
+        let is_known = |p: &Parameter| self.core.parameters().chain(&self.frozen).any(|known| known.is(p));
+        hands::check_model("Zero", model, is_known)
     }
 
     /// Runs backward from a loss of one element; afterwards, unless [`Zero::no_sync`] is in force, the parameters that
     /// [`Zero::parameters`] gives have the gradients of all ranks added to theirs. An error here ends the run of all ranks.
     ///
     /// # Errors
-    /// As [`Var::backward`] and [`Zero::finish`].
+    /// As [`Zero::begin`], [`Var::backward`] and [`Zero::finish`]; if the loss depends on parameters that no wrapper adds up.
     pub fn backward(&self, loss: &Var) -> Result<()> {
-        let done = self.begin().and_then(|()| Ok(loss.backward()?));
-        done.and_then(|()| self.finish()).inspect_err(|error| self.core.ranks.all.fail(&error.to_string()))
+        // Nothing is under way, and after `zero_grad` all goes on.
+        self.core.check_unspoiled()?;
+        let pass = || {
+            self.check()?;
+            hands::check_reached("Zero", loss)?;
+            self.begin()?;
+            loss.backward()?;
+            self.finish()
+        };
+        pass().inspect_err(|error: &Error| self.core.ranks.all.fail(&error.to_string()))
     }
 
     /// What [`Zero::backward`] does after the backward pass, for those who run that themselves: sends what is left, waits
     /// for everything, frees gathered parameters, gives all ranks rank 0's buffers ([`ZeroConfig::broadcast_buffers`](super::ZeroConfig)).
     ///
     /// # Errors
-    /// If a parameter got no gradient (see [`ZeroConfig::find_unused`](super::ZeroConfig)), or as [`crate::comm::Pending::wait`].
+    /// If no pass has begun; if a parameter got no gradient (see [`ZeroConfig::find_unused`](super::ZeroConfig)), or as
+    /// [`crate::comm::Pending::wait`].
     pub fn finish(&self) -> Result<()> {
+        self.core.end()?;
         match self.synchronise.is_on() {
             true => self.core.finish().and_then(|()| self.broadcast_buffers()),
             false => self.core.free(),
@@ -114,8 +151,8 @@ impl Zero {
         broadcast::together(&buffers, 0, &self.core.ranks.all)
     }
 
-    /// While the result lives, backward passes only accumulate on this rank, unspread: for all micro-batches but the last.
-    /// What counts is whether it lives when *backward* runs.
+    /// While the result lives, backward passes ([`Zero::backward`]) only accumulate on this rank, unspread: for all micro-batches
+    /// but the last. What counts is whether it lives when *backward* runs. An optimizer refuses to step on what has only accumulated.
     pub fn no_sync(&self) -> NoSync {
         self.synchronise.off()
     }
@@ -138,11 +175,13 @@ impl Zero {
         Ok(norm_of(&self.grad_squares()?)?)
     }
 
-    /// To be called by all ranks after the optimizer's step: gives all ranks what each has updated (in ZeRO-1 and 2).
+    /// To be called by all ranks after the optimizer's step: gives all ranks what each has updated (in ZeRO-1 and 2). Until then a
+    /// forward pass is an error.
     ///
     /// # Errors
-    /// As [`crate::comm::Pending::wait`].
+    /// If a later wrapper has the model, or as [`crate::comm::Pending::wait`].
     pub fn updated(&self) -> Result<()> {
+        self.check_lost()?;
         self.core.updated(false)
     }
 
@@ -152,6 +191,7 @@ impl Zero {
     /// # Errors
     /// As [`crate::comm::Pending::wait`].
     pub fn gathered(&self) -> Result<Gathered> {
+        self.check_lost()?;
         self.core.hold()?;
         Ok(Gathered(self.core.clone()))
     }
@@ -177,6 +217,18 @@ impl Drop for Zero {
     fn drop(&mut self) {
         self.hooks.iter().for_each(HookHandle::remove);
         self.units.iter().for_each(UnitHooksHandle::remove);
-        self.core.abandon();
+        // What a later wrapper has is its own.
+        if !self.core.is_lost() {
+            self.core.abandon();
+        }
+        let unused = self.core.ranks.all.size() > 1 && !self.core.was_used() && !self.core.is_lost();
+        let left: Option<Arc<dyn Holder>> = unused.then(|| Arc::new(hands::Unused) as _);
+        let state = self.core.lock();
+        for (group, hands) in state.groups.iter().zip(&self.hands) {
+            for Member { parameter, .. } in group.flats.iter().flat_map(|flat| &flat.members) {
+                parameter.take_from(hands);
+                left.iter().for_each(|left| parameter.hand_to(left.clone()));
+            }
+        }
     }
 }

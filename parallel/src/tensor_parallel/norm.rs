@@ -22,13 +22,15 @@ pub fn grad_norm(parameters: &[Parameter], comm: &Comm) -> Result<f64> {
 /// # Errors
 /// As [`crate::comm::Pending::wait`].
 pub fn sum_squares(squares: Squares, comm: &Comm) -> Result<Squares> {
+    let Squares { mut of, sums } = squares;
+    let parts: Vec<bool> = of.iter().map(|square| !square.whole).collect();
+    of.iter_mut().for_each(|square| square.whole = true);
     if comm.size() == 1 || !comm.has_peers() {
-        return Ok(squares);
+        return Ok(Squares { of, sums });
     }
-    let Squares { of, sums } = squares;
     let count = of.len();
-    let pairs = of.iter().enumerate().flat_map(|(i, square)| {
-        let ranks = if square.whole { comm.rank()..comm.rank() + 1 } else { 0..comm.size() };
+    let pairs = parts.into_iter().enumerate().flat_map(|(i, part)| {
+        let ranks = if part { 0..comm.size() } else { comm.rank()..comm.rank() + 1 };
         ranks.map(move |rank| (i, rank * count + i))
     });
     let sums = gather_sums(comm, &sums, &vec![count; comm.size()], count, pairs)?;

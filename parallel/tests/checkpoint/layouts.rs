@@ -50,7 +50,10 @@ fn train(
         let trained = [Trained { model: &model, share: &*share }];
         if let Some(folder) = from {
             // What is read must not be there already.
-            model.parameters().iter().for_each(|p| phalanx_kernels::fill_(&mut p.tensor(), 9.0).unwrap());
+            share
+                .parts(&model)?
+                .iter_mut()
+                .try_for_each(|part| phalanx_kernels::fill_(&mut part.values, 9.0))?;
             let saved = Checkpoint::open(folder)?;
             saved.verify()?;
             saved.restore(rank.comm(), &trained, &mut [&mut optimizer])?;

@@ -1,7 +1,7 @@
 //! What a pipeline is made of, what it shows, and what it refuses.
 
 use phalanx_nn::autograd::Var;
-use phalanx_nn::{Linear, LinearConfig, Module, Parameters, Scope, Sequential, state_dict};
+use phalanx_nn::{Linear, LinearConfig, Module, Parameters, Scope, Sequential, SequentialConfig, state_dict};
 use phalanx_parallel::pipeline::gpipe::{
     Batch, Checkpoint, GPipe, GPipeConfig, Partition, Sequence, gather, scatter,
 };
@@ -53,6 +53,17 @@ fn a_model_of_modules_becomes_a_pipeline() {
     let model = GPipe::new(model.into(), Partition::new(&[2], &own).unwrap(), GPipeConfig::new(3)).unwrap();
     let x = constant(1, &[4, 2], own[0]);
     assert_eq!(bits(&model.forward(&x).unwrap()), bits(&twin.forward(&x).unwrap()));
+}
+
+#[test]
+fn a_slice_of_modules_keeps_its_numbers_in_a_pipeline() {
+    let own = devices(1);
+    let scope = Scope::new(1, DType::F64, own[0]);
+    let layers = SequentialConfig::new().with(LinearConfig::new(2, 2)).with(LinearConfig::new(2, 2));
+    let slice = layers.slice(1..).unwrap().init(&scope).unwrap();
+    let model = GPipe::new(slice.into(), Partition::new(&[1], &own).unwrap(), GPipeConfig::new(1)).unwrap();
+    let names: Vec<String> = state_dict(&model).into_iter().map(|(name, _)| name).collect();
+    assert_eq!(names, ["1.weight", "1.bias"]);
 }
 
 #[test]

@@ -16,3 +16,4 @@ mod processes;
 mod sync_batch_norm;
 mod tensor_parallel;
 mod twin;
+mod work;

@@ -8,7 +8,9 @@ mod convolutions;
 mod gpt;
 mod kit;
 mod odd;
+mod root;
 mod state;
+mod traps;
 
 use gpt::{Trained, bytes, loss, model, optimizer, rows, update};
 use phalanx_parallel::sharded::{Stage, Zero, ZeroConfig};

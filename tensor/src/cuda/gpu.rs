@@ -216,7 +216,7 @@ impl Gpu {
     #[cold]
     pub(super) fn failed(&self, op: &'static str, failure: &Failure) -> Error {
         match failure.is_out_of_memory() {
-            true => Error::OutOfMemory { op, device: self.device, bytes: 0 },
+            true => Error::out_of_memory(op, self.device, 0),
             false => Error::Gpu { op, device: self.device, what: failure.text.clone() },
         }
     }

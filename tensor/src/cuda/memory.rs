@@ -35,7 +35,7 @@ impl DeviceBlock {
         // SAFETY: the stream exists.
         let address = unsafe { driver::allocate(bytes, stream) };
         let address = address.map_err(|failure| match failure.is_out_of_memory() {
-            true => Error::OutOfMemory { op, device: gpu.device(), bytes },
+            true => Error::out_of_memory(op, gpu.device(), bytes),
             false => gpu.failed(op, &failure),
         })?;
         gpu.device().ledger()?.obtained_add(bytes);
@@ -84,8 +84,8 @@ impl Pinned {
         gpu.bind("pinned")?;
         count_allocation();
         let start = gpu.called("pinned", driver::host_allocate(bytes.max(1)))?;
-        let lost = Error::OutOfMemory { op: "pinned", device: gpu.device(), bytes };
-        let start = NonNull::new(start.cast::<u8>()).ok_or(lost)?;
+        let lost = || Error::out_of_memory("pinned", gpu.device(), bytes);
+        let start = NonNull::new(start.cast::<u8>()).ok_or_else(lost)?;
         // SAFETY: the driver gave at least `bytes`.
         unsafe { start.write_bytes(0, bytes) };
         Ok(Pinned { start, bytes, gpu })

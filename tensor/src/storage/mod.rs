@@ -7,6 +7,7 @@
 #![allow(unsafe_code)]
 
 mod guard;
+mod withheld;
 
 use std::ops::Deref;
 use std::ptr::NonNull;
@@ -161,7 +162,7 @@ impl Storage {
             Some(gpu) => Some(Memory::Device(gpu.allocate(op, bytes)?)),
             None => {
                 let block = Block::obtain(bytes, &state.ledger);
-                Some(Memory::Host(block.ok_or(Error::OutOfMemory { op, device, bytes })?))
+                Some(Memory::Host(block.ok_or_else(|| Error::out_of_memory(op, device, bytes))?))
             }
         };
         let (handles, users, version, category) = Default::default();
@@ -285,6 +286,9 @@ impl Storage {
         token: u32,
         admit: impl Fn(Users) -> Option<u64>,
     ) -> Result<()> {
+        if let Some(why) = self.why_withheld() {
+            return Err(Error::invalid(op, why));
+        }
         let start = Instant::now();
         for attempt in 0.. {
             if self.enter(&admit) {

@@ -10,6 +10,12 @@ mod layout;
 mod matmul;
 mod model;
 mod module;
+mod more_conv;
+pub mod more_index;
+mod more_layout;
+mod more_loss;
+mod more_pointwise;
+mod more_reduce;
 mod optim;
 mod pointwise_loss;
 mod pool;
@@ -52,6 +58,7 @@ const FAMILIES: &[Family] = &[
     binary::run,
     choice::run,
     fused::run,
+    more_layout::run,
     layout::run,
     matmul::run,
     reduce::run,
@@ -61,6 +68,11 @@ const FAMILIES: &[Family] = &[
     conv::run,
     pool::run,
     module::run,
+    more_pointwise::run,
+    more_reduce::run,
+    more_index::run,
+    more_conv::run,
+    more_loss::run,
     higher_order::run,
 ];
 

@@ -39,7 +39,8 @@ fn loss(call: &Call<'_>) -> Result<Var> {
     }
 }
 
-fn reduction(call: &Call<'_>) -> Result<Reduction> {
+/// What becomes of the items' losses.
+pub fn reduction(call: &Call<'_>) -> Result<Reduction> {
     match call.attrs.str_or("reduction", "mean") {
         "none" => Ok(Reduction::None),
         "mean" => Ok(Reduction::Mean),

@@ -48,9 +48,10 @@ pub fn batch_norm(
     config: &BatchNorm,
 ) -> Result<(Tensor, Tensor)> {
     const OP: &str = "batch_norm";
+    check::from_zero(OP, "eps", config.eps)?;
     let channels = Channels::new(OP, x, &[weight, bias])?;
     if config.training && channels.count < 2 {
-        let got = format!("{:?}", x.shape());
+        let got = format!("an input of shape {:?}", x.shape());
         return Err(Error::shape(OP, got, "more than one element a channel in training"));
     }
     if !config.training && running.is_none() {
@@ -61,8 +62,8 @@ pub fn batch_norm(
         check::float(OP, t)?;
         check::shape(OP, "a running mean or variance", t, &[channels.channels])?;
     }
-    let mut y = x.empty_like()?;
-    let mut stats = Tensor::empty(&[channels.channels, KEPT], wide_dtype(x.dtype()), x.device())?;
+    let mut y = x.empty_like_for(OP)?;
+    let mut stats = Tensor::empty_for(OP, &[channels.channels, KEPT], wide_dtype(x.dtype()), x.device())?;
     if x.device().is_meta() {
         return Ok((y, stats));
     }
@@ -118,7 +119,7 @@ pub fn batch_norm_update_(
     let count = channels.count as f64;
     for (which, running) in running.into_iter().enumerate() {
         check::shape(OP, "a running mean or variance", running, &[channels.channels])?;
-        let mut moved = Tensor::empty(running.shape(), running.dtype(), running.device())?;
+        let mut moved = Tensor::empty_for(OP, running.shape(), running.dtype(), running.device())?;
         if running.device().is_cuda() {
             let numbers = [momentum, count / (count - 1.0)];
             cuda::update(OP, (running, &mut moved), stats, which, numbers)?;
@@ -151,9 +152,10 @@ pub fn batch_norm_backward(
     let channels = Channels::new(OP, x, &[weight])?;
     check::same(OP, &[x, dy])?;
     check::shape(OP, "a gradient", dy, x.shape())?;
-    let mut dx = needs[0].then(|| x.empty_like()).transpose()?;
-    let sum =
-        |wanted: bool| wanted.then(|| Tensor::empty(&x.shape()[1..2], x.dtype(), x.device())).transpose();
+    let mut dx = needs[0].then(|| x.empty_like_for(OP)).transpose()?;
+    let sum = |wanted: bool| {
+        wanted.then(|| Tensor::empty_for(OP, &x.shape()[1..2], x.dtype(), x.device())).transpose()
+    };
     let [mut dw, mut db] = [sum(needs[1])?, sum(needs[2])?];
     if x.device().is_meta() {
         return Ok([dx, dw, db]);

@@ -83,7 +83,7 @@ impl Form<'_> {
             let part = grid.narrow(0, first, count)?.view_into(0, &[count, groups, inputs, self.points()])?;
             let weight = weight.broadcast_to(&[count, groups, rows, inputs])?;
             let shape = [count, groups, rows, self.points()];
-            let mut columns = Tensor::empty(&shape, wide_dtype(grid.dtype()), grid.device())?;
+            let mut columns = Tensor::empty_for("conv2d", &shape, wide_dtype(grid.dtype()), grid.device())?;
             multiply_on_gpu(self.op, &weight, &part, &mut columns, Finish::default())?;
             self.fold(&columns, bias, &mut image.narrow(0, first, count)?)
         })
@@ -94,7 +94,7 @@ impl Form<'_> {
         let (groups, channels) = (self.options.groups, image.shape()[1]);
         let (rows, outputs) = (channels / groups * self.elements(), grid.shape()[1] / groups);
         let shape = [groups, outputs, rows];
-        let mut sums = Tensor::zeros(&shape, wide_dtype(out.dtype()), out.device())?;
+        let mut sums = Tensor::zeros_for("conv2d", &shape, wide_dtype(out.dtype()), out.device())?;
         self.for_each_part(image.shape()[0], channels, |first, count| {
             let points = count * self.points();
             let columns = self.unfold(&image.narrow(0, first, count)?, true)?;
@@ -141,7 +141,7 @@ impl Form<'_> {
     fn unfold(&self, image: &Tensor, rows_first: bool) -> Result<Tensor> {
         let (images, rows) = (image.shape()[0], image.shape()[1] * self.elements());
         let shape = if rows_first { [rows, images, self.points()] } else { [images, rows, self.points()] };
-        let mut columns = Tensor::empty(&shape, image.dtype(), image.device())?;
+        let mut columns = Tensor::empty_for("conv2d", &shape, image.dtype(), image.device())?;
         if columns.numel() == 0 {
             return Ok(columns);
         }

@@ -17,7 +17,7 @@ mod weight;
 mod window;
 
 use cut::Cut;
-pub use options::{Conv1dOptions, ConvOptions};
+pub use options::{Conv1dOptions, Conv3dOptions, ConvOptions};
 
 use phalanx_tensor::{Element, Error, Result, Tensor};
 
@@ -112,7 +112,7 @@ pub fn conv2d_weight(
     parts.divides("output channels", outputs)?;
     let shape = [outputs, parts.channels_source, kernel[0], kernel[1]];
     let grid = grid.contiguous()?;
-    let mut out = Tensor::empty(&shape, image.dtype(), image.device())?;
+    let mut out = Tensor::empty_for(OP, &shape, image.dtype(), image.device())?;
     if out.device().is_meta() {
         return Ok(out);
     }
@@ -227,7 +227,7 @@ impl<'a> Parts<'a> {
             None => None,
         };
         let shape = [self.source.shape()[0], channels, size[0], size[1]];
-        let mut out = Tensor::empty(&shape, self.source.dtype(), self.source.device())?;
+        let mut out = Tensor::empty_for(self.op, &shape, self.source.dtype(), self.source.device())?;
         if out.device().is_meta() || out.numel() == 0 {
             return Ok(out);
         }

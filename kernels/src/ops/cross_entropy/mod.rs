@@ -4,7 +4,7 @@
 mod cpu;
 mod cuda;
 
-use phalanx_tensor::{DType, Result, Tensor};
+use phalanx_tensor::{DType, Error, Result, Tensor};
 
 use crate::check;
 use crate::classes::{Classes, Weighing, classes_last, classes_second};
@@ -53,6 +53,13 @@ impl CrossEntropy {
         Weighing { weight: weight.as_ref(), ignore_index, reduction, scale }
     }
 
+    fn check(&self, op: &'static str) -> Result<()> {
+        if (0.0..=1.0).contains(&self.label_smoothing) {
+            return Ok(());
+        }
+        Err(Error::range(op, format!("label smoothing {:?}", self.label_smoothing), "0 to 1"))
+    }
+
     /// The result's dtype for logits of `dtype`.
     pub fn result_dtype(&self, dtype: DType) -> DType {
         if self.wide { wide_dtype(dtype) } else { dtype }
@@ -64,14 +71,17 @@ impl CrossEntropy {
 /// what the backward pass needs: of each row the largest logit and the sum of the exponentials below it.
 ///
 /// # Errors
-/// If shapes, dtypes or devices do not fit, or a target is no class.
+/// If shapes, dtypes or devices do not fit, a target is no class, the smoothing is not between 0 and 1, or a class weight
+/// is negative (on a CPU).
 pub fn cross_entropy(x: &Tensor, target: &Tensor, config: &CrossEntropy) -> Result<(Tensor, Tensor)> {
     const OP: &str = "cross_entropy";
     let weighing = config.weighing();
     weighing.check(OP, x, target)?;
+    config.check(OP)?;
     let shape = sizes(x, target, if config.label_smoothing == 0.0 { 2 } else { 3 });
-    let mut loss = Tensor::empty(&weighing.result_shape(target), config.result_dtype(x.dtype()), x.device())?;
-    let mut stats = Tensor::empty(&[shape.rows, shape.stats], wide_dtype(x.dtype()), x.device())?;
+    let mut loss =
+        Tensor::empty_for(OP, &weighing.result_shape(target), config.result_dtype(x.dtype()), x.device())?;
+    let mut stats = Tensor::empty_for(OP, &[shape.rows, shape.stats], wide_dtype(x.dtype()), x.device())?;
     let x = classes_last(x)?;
     if x.device().is_meta() {
         return Ok((loss, stats));
@@ -125,7 +135,7 @@ pub fn cross_entropy_backward(
 ) -> Result<Tensor> {
     check_backward(x, target, dy, config)?;
     let x = classes_last(x)?;
-    let mut dx = Tensor::empty(x.shape(), x.dtype(), x.device())?;
+    let mut dx = Tensor::empty_for("cross_entropy_backward", x.shape(), x.dtype(), x.device())?;
     backward_to(&mut dx, Some(&x), [target, stats, dy], config)?;
     classes_second(&dx)
 }
@@ -218,7 +228,8 @@ pub fn cross_entropy_targets(x: &Tensor, target: &Tensor, config: &CrossEntropy)
     const OP: &str = "cross_entropy_targets";
     let weighing = config.weighing();
     weighing.check(OP, x, target)?;
-    let mut q = Tensor::empty(classes_last(x)?.shape(), config.result_dtype(x.dtype()), x.device())?;
+    config.check(OP)?;
+    let mut q = Tensor::empty_for(OP, classes_last(x)?.shape(), config.result_dtype(x.dtype()), x.device())?;
     if x.device().is_cuda() {
         cuda::targets(OP, [x, target], config, &mut q)?;
     } else if !x.device().is_meta() {

@@ -3,17 +3,18 @@
 use phalanx_tensor::cuda::{Args, Grid, Program};
 use phalanx_tensor::{Result, Tensor};
 
-use super::Scan;
+use super::{Merge, Scan};
 use crate::cuda::{File, PRELUDE};
 use crate::reduce::{VALUE, stored};
 
 const FILES: &[File] = &[PRELUDE, VALUE, ("cumsum.cu", include_str!("cumsum.cu"))];
 
 /// `x` lies together, and has elements.
-pub(super) fn run(scan: &Scan, x: &Tensor, out: &mut Tensor) -> Result<()> {
+pub(super) fn run(scan: &Scan, merge: Merge, x: &Tensor, out: &mut Tensor) -> Result<()> {
     let (gpu, Scan { op, n, inner, reversed }) = (x.device().gpu()?, *scan);
     let value = if x.dtype().is_float() { "f64" } else { "i64" };
-    let defines = [("STORED", stored(x.dtype())), ("VALUE", value), ("RESULT", stored(out.dtype()))];
+    let types = [("STORED", stored(x.dtype())), ("VALUE", value), ("RESULT", stored(out.dtype()))];
+    let defines = [types[0], types[1], types[2], ("MERGE", merge.text), ("FIRST", merge.first)];
     let program = Program { name: "cumsum.cu", files: FILES, defines: &defines };
     let lines = x.numel() / n;
     let args = Args::new(op, gpu).write(out)?.read(x)?.value(n as u64).value(u64::from(reversed));

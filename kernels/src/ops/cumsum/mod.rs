@@ -1,12 +1,15 @@
-//! Running sums.
+//! Running sums, and what else runs along a dimension.
 
 mod cuda;
+mod others;
 
 use phalanx_tensor::{DType, Dim, Element, Result, Tensor};
 
 use crate::ops::cast::Number;
 use crate::pointwise::PIECE;
 use crate::real::for_element;
+
+pub use others::{cummax, cummin, cumprod, logcumsumexp};
 
 /// `y[i] = x[0] + .. + x[i]` along `dim`. Floats are summed in f64, each result rounded once; integers and bools in
 /// i64.
@@ -26,9 +29,31 @@ pub fn cumsum_reversed(x: &Tensor, dim: impl Dim) -> Result<Tensor> {
 }
 
 fn running(op: &'static str, x: &Tensor, dim: usize, reversed: bool) -> Result<Tensor> {
+    let sums = Merge { text: "a + b", first: "0" };
+    scanned(op, x, dim, reversed, sums, |scan, x, out| {
+        for_element!(x.dtype(), T => {
+            if out.dtype() != DType::I64 {
+                scan.run::<T, T, f64>(x, out, 0.0, |sum, x| sum + x.to_f64(), <T as Number>::from_f64)
+            } else {
+                scan.run::<T, i64, i64>(x, out, 0, |sum, x| sum.wrapping_add(x.to_i64()), |sum| sum)
+            }
+        })
+    })
+}
+
+/// Makes the output, in `x`'s dtype or in i64 if that is no floating-point one, and hands what has elements to a GPU or to
+/// `run`, with `x` contiguous.
+fn scanned(
+    op: &'static str,
+    x: &Tensor,
+    dim: usize,
+    reversed: bool,
+    merge: Merge,
+    run: impl FnOnce(&Scan, &Tensor, &mut Tensor) -> Result<()>,
+) -> Result<Tensor> {
     let x = x.contiguous()?;
     let dtype = if x.dtype().is_float() { x.dtype() } else { DType::I64 };
-    let mut out = Tensor::empty(x.shape(), dtype, x.device())?;
+    let mut out = Tensor::empty_for(op, x.shape(), dtype, x.device())?;
     if out.device().is_meta() || out.numel() == 0 {
         return Ok(out);
     }
@@ -38,18 +63,18 @@ fn running(op: &'static str, x: &Tensor, dim: usize, reversed: bool) -> Result<T
         inner: x.shape().iter().skip(dim + 1).product(),
         reversed,
     };
-    if x.device().is_cuda() {
-        cuda::run(&scan, &x, &mut out)?;
-        return Ok(out);
+    match x.device().is_cuda() {
+        true => cuda::run(&scan, merge, &x, &mut out)?,
+        false => run(&scan, &x, &mut out)?,
     }
-    for_element!(x.dtype(), T => {
-        if dtype.is_float() {
-            scan.run::<T, T, f64>(&x, &mut out, 0.0, |sum, x| sum + x.to_f64(), <T as Number>::from_f64)
-        } else {
-            scan.run::<T, i64, i64>(&x, &mut out, 0, |sum, x| sum.wrapping_add(x.to_i64()), |sum| sum)
-        }
-    })?;
     Ok(out)
+}
+
+/// How a GPU puts the numbers `a` and `b` together, `a` being of earlier elements, and what leaves the others as they are.
+#[derive(Clone, Copy)]
+struct Merge {
+    text: &'static str,
+    first: &'static str,
 }
 
 #[derive(Clone, Copy)]

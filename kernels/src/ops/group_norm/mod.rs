@@ -26,9 +26,10 @@ pub fn group_norm(
     eps: f64,
 ) -> Result<(Tensor, Tensor)> {
     const OP: &str = "group_norm";
+    check::from_zero(OP, "eps", eps)?;
     let groups = Groups::new(OP, x, num_groups, &[weight, bias])?;
-    let mut y = x.empty_like()?;
-    let mut stats = Tensor::empty(&[groups.shape.rows, 3], wide_dtype(x.dtype()), x.device())?;
+    let mut y = x.empty_like_for(OP)?;
+    let mut stats = Tensor::empty_for(OP, &[groups.shape.rows, 3], wide_dtype(x.dtype()), x.device())?;
     if x.device().is_meta() {
         return Ok((y, stats));
     }
@@ -61,9 +62,10 @@ pub fn group_norm_backward(
     let groups = Groups::new(OP, x, num_groups, &[weight])?;
     check::same(OP, &[x, dy])?;
     check::shape(OP, "a gradient", dy, x.shape())?;
-    let mut dx = needs[0].then(|| x.empty_like()).transpose()?;
-    let sum =
-        |wanted: bool| wanted.then(|| Tensor::empty(&x.shape()[1..2], x.dtype(), x.device())).transpose();
+    let mut dx = needs[0].then(|| x.empty_like_for(OP)).transpose()?;
+    let sum = |wanted: bool| {
+        wanted.then(|| Tensor::empty_for(OP, &x.shape()[1..2], x.dtype(), x.device())).transpose()
+    };
     let [mut dw, mut db] = [sum(needs[1])?, sum(needs[2])?];
     if x.device().is_meta() {
         return Ok([dx, dw, db]);

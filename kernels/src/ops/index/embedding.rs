@@ -38,7 +38,7 @@ pub fn embedding_backward(
     let shape: Dims = std::iter::once(&rows).chain(row).copied().collect();
     let inner = row.iter().product();
     let index = indices(OP, index, dy)?;
-    let mut out = Tensor::empty(&shape, dy.dtype(), dy.device())?;
+    let mut out = Tensor::empty_for(OP, &shape, dy.dtype(), dy.device())?;
     if out.device().is_meta() {
         return Ok(out);
     }

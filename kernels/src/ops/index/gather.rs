@@ -20,7 +20,7 @@ const OP: &str = "gather";
 fn gather_along(x: &Tensor, dim: usize, index: &Tensor) -> Result<Tensor> {
     check_index(OP, x, dim, index)?;
     let index = indices(OP, index, x)?;
-    let mut out = Tensor::empty(index.shape(), x.dtype(), x.device())?;
+    let mut out = Tensor::empty_for(OP, index.shape(), x.dtype(), x.device())?;
     if out.device().is_meta() {
         return Ok(out);
     }

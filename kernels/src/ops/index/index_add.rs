@@ -1,6 +1,6 @@
 //! Rows added by index.
 
-use phalanx_tensor::{DType, Dim, Dims, Error, Result, Tensor, bf16, f16};
+use phalanx_tensor::{DType, Dim, Dims, Error, Result, Scalar, Tensor, bf16, f16};
 
 use super::add_rows::add_rows;
 use super::summand::Summand;
@@ -20,6 +20,9 @@ const OP: &str = "index_add";
 
 fn add_along(x: &Tensor, dim: usize, index: &Tensor, source: &Tensor, alpha: f64) -> Result<Tensor> {
     check::same(OP, &[x, source])?;
+    if x.dtype() != DType::Bool {
+        Scalar::Float(alpha).fitting(OP, x.dtype())?;
+    }
     let mut shape = Dims::from_slice(x.shape());
     shape[dim] = index.numel();
     check::shape(OP, "a source", source, &shape)?;

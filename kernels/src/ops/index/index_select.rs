@@ -35,7 +35,7 @@ pub(super) fn select(
     shape: &[usize],
 ) -> Result<Tensor> {
     let (index, x) = (indices(op, index, x)?, x.contiguous()?);
-    let mut out = Tensor::empty(shape, x.dtype(), x.device())?;
+    let mut out = Tensor::empty_for(op, shape, x.dtype(), x.device())?;
     if out.device().is_meta() {
         return Ok(out);
     }
@@ -73,10 +73,19 @@ fn copy<T: bytemuck::Pod + Send + Sync>(
     let target = &mut bytemuck::cast_slice_mut::<u8, T>(&mut target)[..numel];
     let rows_a_piece = PIECE.div_ceil(inner);
     pool.for_each_chunk(target, rows_a_piece * inner, |piece, target| {
-        for (i, row) in target.chunks_mut(inner).enumerate() {
-            let row_at = piece * rows_a_piece + i;
-            let from = row_at / at.len() * n + at[row_at % at.len()] as usize;
-            row.copy_from_slice(&source[from * inner..][..inner]);
+        let first = piece * rows_a_piece;
+        let (mut start, mut position) = (first / at.len() * n, first % at.len());
+        let mut next = || {
+            let from = (start + at[position] as usize) * inner;
+            position += 1;
+            if position == at.len() {
+                (start, position) = (start + n, 0);
+            }
+            from
+        };
+        match inner {
+            1 => target.iter_mut().for_each(|to| *to = source[next()]),
+            _ => target.chunks_mut(inner).for_each(|row| row.copy_from_slice(&source[next()..][..inner])),
         }
     });
     Ok(())

@@ -13,7 +13,7 @@ use crate::cuda::{FAULT, File, PRELUDE};
 pub fn one_hot(index: &Tensor, classes: usize) -> Result<Tensor> {
     let shape: Dims = index.shape().iter().chain([&classes]).copied().collect();
     let index = indices(OP, index, index)?;
-    let mut out = Tensor::zeros(&shape, DType::I64, index.device())?;
+    let mut out = Tensor::zeros_for(OP, &shape, DType::I64, index.device())?;
     if out.device().is_meta() {
         return Ok(out);
     }

@@ -22,8 +22,8 @@ pub fn split_indices(
     ignored: Option<i64>,
 ) -> Result<(Tensor, Tensor)> {
     let index = indices(OP, index, index)?;
-    let mut here = Tensor::empty(index.shape(), DType::I64, index.device())?;
-    let mut elsewhere = Tensor::empty(index.shape(), DType::Bool, index.device())?;
+    let mut here = Tensor::empty_for(OP, index.shape(), DType::I64, index.device())?;
+    let mut elsewhere = Tensor::empty_for(OP, index.shape(), DType::Bool, index.device())?;
     if index.device().is_cuda() {
         launch([&mut here, &mut elsewhere], &index, own, count, ignored)?;
     } else if !index.device().is_meta() {

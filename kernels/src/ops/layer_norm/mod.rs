@@ -56,16 +56,17 @@ pub(in crate::ops) fn forward<const CENTERED: bool>(
     [weight, bias]: [Option<&Tensor>; 2],
     eps: f64,
 ) -> Result<(Tensor, Tensor)> {
+    check::from_zero(op, "eps", eps)?;
     let mut shape = sizes(op, x, normalized_shape, &[weight, bias])?;
     if let Some((residual, _)) = &residual {
         check::same(op, &[x, residual])?;
         check::shape(op, "a residual", residual, x.shape())?;
     }
     shape.stats = cpu::stats_of::<CENTERED>();
-    let mut y = x.empty_like()?;
+    let mut y = x.empty_like_for(op)?;
     let mut stats_shape = Dims::from_slice(&x.shape()[..x.rank() - normalized_shape.len()]);
     stats_shape.push(shape.stats);
-    let mut stats = Tensor::empty(&stats_shape, wide_dtype(x.dtype()), x.device())?;
+    let mut stats = Tensor::empty_for(op, &stats_shape, wide_dtype(x.dtype()), x.device())?;
     if x.device().is_meta() {
         return Ok((y, stats));
     }
@@ -105,9 +106,10 @@ pub(in crate::ops) fn backward<const CENTERED: bool>(
     }
     shape.sums = shape.width * (usize::from(dw) + usize::from(db));
     let dsum = dsum.filter(|_| dx);
-    let mut dx = dx.then(|| x.empty_like()).transpose()?;
-    let sum =
-        |wanted: bool| wanted.then(|| Tensor::empty(normalized_shape, x.dtype(), x.device())).transpose();
+    let mut dx = dx.then(|| x.empty_like_for(op)).transpose()?;
+    let sum = |wanted: bool| {
+        wanted.then(|| Tensor::empty_for(op, normalized_shape, x.dtype(), x.device())).transpose()
+    };
     let [mut dw_out, mut db_out] = [sum(dw)?, sum(db)?];
     if x.device().is_meta() {
         return Ok([dx, dw_out, db_out]);

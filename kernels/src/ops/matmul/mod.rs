@@ -24,7 +24,7 @@ use crate::real::for_real;
 /// If the inner sizes differ, the others do not broadcast, a tensor has no dimensions, or dtypes or devices differ.
 pub fn matmul(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let product = Product::new("matmul", a, b)?;
-    let mut out = Tensor::empty(&product.out_shape(a, b), a.dtype(), a.device())?;
+    let mut out = Tensor::empty_for("matmul", &product.out_shape(a, b), a.dtype(), a.device())?;
     product.run(&mut out, Finish::default())?;
     Ok(out)
 }
@@ -113,7 +113,7 @@ impl<'a> Product<'a> {
         }
         let batch = broadcast_shapes(op, a_batch, b_batch).map_err(|_| wrong())?;
         let size = [a_size[0], b_size[1]];
-        let (a, b) = (spread(row, &batch)?, spread(column, &batch)?);
+        let (a, b) = (spread(op, row, &batch)?, spread(op, column, &batch)?);
         Ok(Product { op, batch, size, a, b })
     }
 
@@ -156,12 +156,12 @@ impl<'a> Product<'a> {
 }
 
 /// The tensor with these batch dimensions.
-fn spread<'a>(matrices: Cow<'a, Tensor>, batch: &[usize]) -> Result<Cow<'a, Tensor>> {
+fn spread<'a>(op: &'static str, matrices: Cow<'a, Tensor>, batch: &[usize]) -> Result<Cow<'a, Tensor>> {
     let (own, size) = split(matrices.shape());
     if own == batch {
         return Ok(matrices);
     }
-    Ok(Cow::Owned(matrices.broadcast_to(&[batch, size].concat())?))
+    Ok(Cow::Owned(matrices.broadcast_for(op, &[batch, size].concat())?))
 }
 
 /// The batch dimensions and the matrix's two.

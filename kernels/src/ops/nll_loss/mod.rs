@@ -48,7 +48,7 @@ pub fn nll_loss(x: &Tensor, target: &Tensor, config: &NllLoss) -> Result<Tensor>
     const OP: &str = "nll_loss";
     let weighing = config.weighing();
     weighing.check(OP, x, target)?;
-    let mut loss = Tensor::empty(&weighing.result_shape(target), x.dtype(), x.device())?;
+    let mut loss = Tensor::empty_for(OP, &weighing.result_shape(target), x.dtype(), x.device())?;
     if x.device().is_meta() {
         return Ok(loss);
     }
@@ -82,7 +82,7 @@ pub fn nll_loss_backward(x: &Tensor, target: &Tensor, dy: &Tensor, config: &NllL
     weighing.check(OP, x, target)?;
     check::same(OP, &[x, dy])?;
     check::shape(OP, "a gradient", dy, &weighing.result_shape(target))?;
-    let mut dx = Tensor::zeros(classes_last(x)?.shape(), x.dtype(), x.device())?;
+    let mut dx = Tensor::zeros_for(OP, classes_last(x)?.shape(), x.dtype(), x.device())?;
     if x.device().is_cuda() {
         cuda::backward(OP, [target, dy], weighing, &mut dx)?;
     } else if !x.device().is_meta() {

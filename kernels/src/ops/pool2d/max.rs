@@ -23,7 +23,7 @@ pub fn max_pool2d(x: &Tensor, options: &PoolOptions) -> Result<(Tensor, Tensor)>
     }
     let x = x.contiguous()?;
     let shape = resized(x.shape(), options.size(OP, size)?);
-    let mut places = Tensor::empty(&shape, DType::I32, x.device())?;
+    let mut places = Tensor::empty_for(OP, &shape, DType::I32, x.device())?;
     if x.device().is_cuda() && places.numel() > 0 {
         cuda::find(OP, &x, options, &mut places)?;
     } else if !x.device().is_meta() && places.numel() > 0 {
@@ -41,7 +41,7 @@ pub fn max_pick2d(x: &Tensor, places: &Tensor) -> Result<Tensor> {
     const OP: &str = "max_pick2d";
     let size = paired(OP, x, places)?;
     let (x, places) = (x.contiguous()?, places.contiguous()?);
-    let mut out = Tensor::empty(places.shape(), x.dtype(), x.device())?;
+    let mut out = Tensor::empty_for(OP, places.shape(), x.dtype(), x.device())?;
     if out.device().is_meta() || out.numel() == 0 {
         return Ok(out);
     }
@@ -62,7 +62,7 @@ pub fn max_unpool2d(dy: &Tensor, places: &Tensor, size: [usize; 2]) -> Result<Te
     paired(OP, dy, places)?;
     check::shape(OP, "places", places, dy.shape())?;
     let (dy, places) = (dy.contiguous()?, places.contiguous()?);
-    let mut out = Tensor::empty(&resized(dy.shape(), size), dy.dtype(), dy.device())?;
+    let mut out = Tensor::empty_for(OP, &resized(dy.shape(), size), dy.dtype(), dy.device())?;
     if out.device().is_meta() || out.numel() == 0 {
         return Ok(out);
     }

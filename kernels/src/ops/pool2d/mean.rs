@@ -15,7 +15,7 @@ pub fn mean_pool2d(x: &Tensor, windows: &[Windows; 2]) -> Result<Tensor> {
     const OP: &str = "mean_pool2d";
     fits(OP, x, [windows[0].image, windows[1].image])?;
     let x = x.contiguous()?;
-    let mut out = Tensor::empty(&resized(x.shape(), counts(windows)), x.dtype(), x.device())?;
+    let mut out = Tensor::empty_for(OP, &resized(x.shape(), counts(windows)), x.dtype(), x.device())?;
     if out.device().is_meta() || out.numel() == 0 {
         return Ok(out);
     }
@@ -35,8 +35,12 @@ pub fn mean_unpool2d(dy: &Tensor, windows: &[Windows; 2]) -> Result<Tensor> {
     const OP: &str = "mean_unpool2d";
     fits(OP, dy, counts(windows))?;
     let dy = dy.contiguous()?;
-    let mut out =
-        Tensor::empty(&resized(dy.shape(), windows.each_ref().map(|w| w.image)), dy.dtype(), dy.device())?;
+    let mut out = Tensor::empty_for(
+        OP,
+        &resized(dy.shape(), windows.each_ref().map(|w| w.image)),
+        dy.dtype(),
+        dy.device(),
+    )?;
     if out.device().is_meta() || out.numel() == 0 {
         return Ok(out);
     }

@@ -24,7 +24,7 @@ pub fn dropout(x: &Tensor, p: f64, stream: Stream4, window: &Window) -> Result<T
     }
     check::float(OP, x)?;
     let words = Words::new(OP, stream, x.shape(), window)?;
-    let mut out = x.empty_like()?;
+    let mut out = x.empty_like_for(OP)?;
     if out.device().is_cuda() {
         match threshold(p) {
             Some(threshold) => {

@@ -4,6 +4,7 @@ use phalanx_tensor::{DType, Device, Error, Result, Stream4, Tensor, Window};
 
 use super::cuda;
 use super::words::Words;
+use crate::check;
 use crate::pointwise::{Blockwise, Pointwise, c, pointwise, run, update};
 use crate::real::{Real, for_real};
 use crate::simd::Float;
@@ -13,7 +14,7 @@ use crate::source::BLOCK;
 /// part of `shape` that lies at the window's place in the whole. Every dtype gets the same numbers, rounded.
 ///
 /// # Errors
-/// If the dtype is no floating-point one, the shard does not fit the window, or it cannot be allocated.
+/// If the bounds are not finite and in order, the dtype is no floating-point one, the shard does not fit the window, or it cannot be allocated.
 pub fn uniform(
     shape: &[usize],
     window: &Window,
@@ -22,6 +23,13 @@ pub fn uniform(
     dtype: DType,
     device: Device,
 ) -> Result<Tensor> {
+    if !(low <= high && (high - low).is_finite()) {
+        return Err(Error::range(
+            "uniform",
+            format!("{low:?} to {high:?}"),
+            "finite bounds, the lower one first",
+        ));
+    }
     let make = Spread { low, width: high - low };
     draw("uniform", make, shape, window, stream, dtype, device)
 }
@@ -29,7 +37,7 @@ pub fn uniform(
 /// Normally distributed numbers, by the method of Box and Muller; otherwise as [`uniform`].
 ///
 /// # Errors
-/// As [`uniform`].
+/// As [`uniform`]; if the standard deviation is negative.
 pub fn normal(
     shape: &[usize],
     window: &Window,
@@ -38,13 +46,14 @@ pub fn normal(
     dtype: DType,
     device: Device,
 ) -> Result<Tensor> {
+    check::from_zero("normal", "a standard deviation of", std)?;
     draw("normal", BoxMuller { mean, std }, shape, window, stream, dtype, device)
 }
 
 /// [`normal`] without the numbers beyond two standard deviations: those are drawn anew.
 ///
 /// # Errors
-/// As [`uniform`].
+/// As [`normal`].
 pub fn truncated_normal(
     shape: &[usize],
     window: &Window,
@@ -54,11 +63,12 @@ pub fn truncated_normal(
     device: Device,
 ) -> Result<Tensor> {
     const OP: &str = "truncated_normal";
+    check::from_zero(OP, "a standard deviation of", std)?;
     if !dtype.is_float() {
         return Err(Error::dtype(OP, dtype, "a floating-point dtype"));
     }
     let words = Words::new(OP, stream, shape, window)?;
-    let mut out = Tensor::empty(shape, dtype, device)?;
+    let mut out = Tensor::empty_for(OP, shape, dtype, device)?;
     if device.is_cuda() {
         let make = BoxMuller { mean: 0.0, std: 1.0 };
         cuda::fill_truncated(OP, make, ([mean, std], BOUND, TRIES), (&words, stream), &mut out)?;
@@ -124,7 +134,7 @@ fn draw(
         return Err(Error::dtype(op, dtype, "a floating-point dtype"));
     }
     let words = Words::new(op, stream, shape, window)?;
-    let mut out = Tensor::empty(shape, dtype, device)?;
+    let mut out = Tensor::empty_for(op, shape, dtype, device)?;
     if device.is_cuda() {
         cuda::fill(op, make, (&words, stream), &mut out)?;
     } else if !device.is_meta() {

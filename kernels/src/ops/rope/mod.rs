@@ -67,7 +67,7 @@ fn rotate(
             return Err(Error::shape(op, got, "positions [T] or [B, T] for [B, .., T, D]"));
         }
     }
-    let mut y = x.empty_like()?;
+    let mut y = x.empty_like_for(op)?;
     if y.numel() == 0 || y.device().is_meta() {
         return Ok(y);
     }

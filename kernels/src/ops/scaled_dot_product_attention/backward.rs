@@ -46,7 +46,7 @@ pub fn scaled_dot_product_attention_backward(
     };
     if needs[3] {
         let shape = problem.scores_shape(query);
-        made[3] = Some(Tensor::empty(&shape, wide_dtype(query.dtype()), query.device())?);
+        made[3] = Some(Tensor::empty_for(OP, &shape, wide_dtype(query.dtype()), query.device())?);
     }
     if query.device().is_meta() {
         return Ok(made);

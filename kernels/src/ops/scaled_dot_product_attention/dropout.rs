@@ -41,7 +41,7 @@ pub fn attention_keep(query: &Tensor, keys: usize, dropout: AttentionDropout) ->
     let mut shape = phalanx_tensor::Dims::from_slice(query.shape());
     shape[query.rank() - 1] = keys;
     let queries = query.size(-2)?;
-    let mut out = Tensor::empty(&shape, query.dtype(), query.device())?;
+    let mut out = Tensor::empty_for(OP, &shape, query.dtype(), query.device())?;
     let keep = Keep::new(OP, dropout, query)?;
     if out.device().is_meta() {
         return Ok(out);

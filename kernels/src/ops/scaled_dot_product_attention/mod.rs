@@ -75,7 +75,7 @@ pub fn scaled_dot_product_attention(
     shape[query.rank() - 1] = problem.value_depth;
     let mut out = operand::empty_as(query, &shape)?;
     shape[query.rank() - 1] = 2;
-    let mut stats = Tensor::empty(&shape, wide_dtype(query.dtype()), query.device())?;
+    let mut stats = Tensor::empty_for(OP, &shape, wide_dtype(query.dtype()), query.device())?;
     if query.device().is_meta() {
         return Ok((out, stats));
     }

@@ -46,7 +46,7 @@ impl<'a, T: Element> Heads<'a, T> {
 
     /// Seen in a shape that it broadcasts to.
     fn broadcast(op: &'static str, tensor: &'a Tensor, shape: &[usize]) -> Result<Heads<'a, T>> {
-        let seen = tensor.broadcast_to(shape)?;
+        let seen = tensor.broadcast_for(op, shape)?;
         let lead = shape.len() - 2;
         let strides = seen.strides();
         // Loops over the leading dimensions, and one more of a single element to be their run.
@@ -223,11 +223,11 @@ fn is_turned(tensor: &Tensor) -> bool {
 /// An empty tensor whose heads lie side by side if those of `like` do, on a CPU; else it is contiguous.
 pub(super) fn empty_as(like: &Tensor, shape: &[usize]) -> Result<Tensor> {
     if like.device().is_cuda() || !is_turned(like) {
-        return Tensor::empty(shape, like.dtype(), like.device());
+        return Tensor::empty_for("scaled_dot_product_attention", shape, like.dtype(), like.device());
     }
     let mut turned = Dims::from_slice(shape);
     turned.swap(shape.len() - 3, shape.len() - 2);
-    Tensor::empty(&turned, like.dtype(), like.device())?.transpose(-3, -2)
+    Tensor::empty_for("scaled_dot_product_attention", &turned, like.dtype(), like.device())?.transpose(-3, -2)
 }
 
 /// An empty tensor for results that lie as these do, if their heads lie side by side in one storage, in this order, and on
@@ -238,7 +238,7 @@ pub(super) fn empty_joined(tensors: [&Tensor; 3]) -> Result<Option<Tensor>> {
     }
     let [a, b, c] = tensors.map(|t| t.transpose(-3, -2));
     let whole = Tensor::joined(&[&a?, &b?, &c?], -2)?;
-    whole.map(|whole| whole.empty_like()?.transpose(-3, -2)).transpose()
+    whole.map(|whole| whole.empty_like_for("scaled_dot_product_attention")?.transpose(-3, -2)).transpose()
 }
 
 /// A mask over the scores.

@@ -48,8 +48,8 @@ fn ordered(op: &'static str, x: &Tensor, dim: usize, k: usize, descending: bool)
     let n = x.shape()[dim];
     let mut shape = lines.shape().to_vec();
     shape[x.rank() - 1] = k;
-    let mut values = Tensor::empty(&shape, x.dtype(), x.device())?;
-    let mut indices = Tensor::empty(&shape, DType::I64, x.device())?;
+    let mut values = Tensor::empty_for(op, &shape, x.dtype(), x.device())?;
+    let mut indices = Tensor::empty_for(op, &shape, DType::I64, x.device())?;
     if x.device().is_cuda() && values.numel() > 0 {
         cuda::arrange(op, &lines, [n, k], descending, [&mut values, &mut indices])?;
     } else if !x.device().is_meta() && values.numel() > 0 {

@@ -23,7 +23,7 @@ fn kernel(op: &'static str, gpu: &'static Gpu, dtype: DType, entry: &str) -> Res
 
 /// The leaves; `x` lies together.
 pub(super) fn blocks(op: &'static str, x: &Tensor) -> Result<Vec<f64>> {
-    let mut sums = Tensor::empty(&[x.numel().div_ceil(NORM_BLOCK)], DType::F64, x.device())?;
+    let mut sums = Tensor::empty_for(op, &[x.numel().div_ceil(NORM_BLOCK)], DType::F64, x.device())?;
     leaves(op, Args::new(op, x.device().gpu()?).write(&mut sums)?, x, 0)?;
     sums.to_vec()
 }

@@ -59,7 +59,8 @@ pub fn sums_of_squares(device: Device, of: &[Stretches]) -> Result<Tensor> {
         }
     };
     let of = of.iter().map(together).collect::<Result<Vec<Stretches>>>()?;
-    let mut sums = Tensor::empty(&[of.iter().map(|(_, parts)| parts.len()).sum()], DType::F64, device)?;
+    let mut sums =
+        Tensor::empty_for(OP, &[of.iter().map(|(_, parts)| parts.len()).sum()], DType::F64, device)?;
     if device.is_cuda() {
         cuda::roots(OP, device, &of, &mut sums)?;
     } else if !device.is_meta() {

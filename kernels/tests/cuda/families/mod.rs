@@ -7,6 +7,7 @@ mod classes;
 mod copies;
 mod draws;
 mod floats;
+mod functions;
 mod images;
 mod index;
 mod moves;
@@ -28,6 +29,7 @@ pub fn all() -> Vec<Case> {
         copies::cases(),
         draws::cases(),
         floats::cases(),
+        functions::cases(),
         images::cases(),
         index::cases(),
         moves::cases(),

@@ -16,7 +16,7 @@ mod sum_over_ranks;
 use phalanx_kernels as kernels;
 use phalanx_nn::autograd::{BatchNorm as Numbers, Saver, Var, is_recomputing, record};
 use phalanx_nn::{BatchNorm, Entry, Module, Parameter, Parameters};
-use phalanx_tensor::{Context, Tensor};
+use phalanx_tensor::Tensor;
 
 use crate::comm::Comm;
 use crate::{Error, Result};
@@ -104,7 +104,7 @@ impl Parameters for SyncBatchNorm {
 
 impl Module for SyncBatchNorm {
     fn forward(&self, x: &Var) -> phalanx_nn::Result<Var> {
-        if !Context::current().train || x.device().is_meta() {
+        if !self.norm.is_training() || x.device().is_meta() {
             return self.norm.forward(x);
         }
         self.norm.check(x)?;

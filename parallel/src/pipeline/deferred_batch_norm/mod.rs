@@ -126,7 +126,7 @@ impl Parameters for DeferredBatchNorm {
 impl Module for DeferredBatchNorm {
     fn forward(&self, x: &Var) -> phalanx_nn::Result<Var> {
         let whole = MicroBatch::current() == MicroBatch::WHOLE;
-        if whole || !Context::current().train || self.norm.running_mean.is_none() {
+        if whole || !self.norm.is_training() || self.norm.running_mean.is_none() {
             return self.norm.forward(x);
         }
         let error = |error: Error| phalanx_nn::Error::from(phalanx_nn::autograd::Error::from(error));

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use phalanx_nn::{AnyUnit, Entry, Module, Parameter, Parameters, Sequential};
+use phalanx_nn::{AnyUnit, Entry, Module, Parameter, Parameters, Sequential, join_path};
 
 use super::{Batch, Skippable, Skips, verify_skips};
 use crate::Result;
@@ -32,6 +32,8 @@ impl<M: Module> Layer for M {
 #[derive(Default)]
 pub struct Sequence {
     layers: Vec<Box<dyn Layer>>,
+    /// The number of the first, for paths.
+    first: usize,
 }
 
 impl Sequence {
@@ -82,20 +84,23 @@ impl Sequence {
 
 impl From<Vec<Box<dyn Layer>>> for Sequence {
     fn from(layers: Vec<Box<dyn Layer>>) -> Sequence {
-        Sequence { layers }
+        Sequence { layers, first: 0 }
     }
 }
 
+/// Layers keep the numbers that they have in paths; [hooks](Sequential::on_forward) on them are left behind.
 impl From<Sequential> for Sequence {
     fn from(modules: Sequential) -> Sequence {
+        let first = modules.numbers().start;
         let layer = |module| Box::new(module) as Box<dyn Layer>;
-        Sequence { layers: modules.into_modules().into_iter().map(layer).collect() }
+        Sequence { layers: modules.into_modules().into_iter().map(layer).collect(), first }
     }
 }
 
 impl Parameters for Sequence {
     fn visit(&self, path: &str, visitor: &mut dyn FnMut(&str, Entry<'_>)) {
-        self.layers.visit(path, visitor);
+        let numbered = (self.first..).zip(&self.layers);
+        numbered.for_each(|(i, layer)| layer.visit(&join_path(path, &i.to_string()), visitor));
     }
 
     fn visit_units(&self, visitor: &mut dyn FnMut(&dyn AnyUnit)) {

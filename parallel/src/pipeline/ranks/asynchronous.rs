@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use phalanx_nn::Parameter;
 use phalanx_nn::models::RecomputeMode;
-use phalanx_tensor::{Device, Tensor};
+use phalanx_tensor::{Context, Device, Tensor};
 
 use super::run::Run;
 use super::updates::Updates;
@@ -144,6 +144,7 @@ impl AsynchronousPipeline {
     /// What goes wrong in an action here, panics included, or anywhere else; all ranks hear of it. Also if two stages share a
     /// parameter, of which each would want another version, or if a parameter has no storage of its own (`Zero`'s).
     pub fn train<S: Stages>(&self, work: &Arc<S>, weights: &mut dyn Weights) -> Result<Vec<Tensor>> {
+        let _pass = Context::one_pass();
         Run::new(&self.pipeline, work).updated_by(Updates::new(self, weights)?).run(|_| true)
     }
 

@@ -48,8 +48,7 @@ impl<S: Stages> Run<'_, S> {
             RecomputeMode::ExceptLast => micro_batch + 1 < self.losses.len(),
             RecomputeMode::Always => true,
         };
-        let count = self.interval();
-        let place = MicroBatch { index: micro_batch % count, count };
+        let place = self.place(micro_batch);
         if !recompute {
             let _place = place.enter();
             return Ok((self.work.forward(stage, micro_batch, input)?, None));
@@ -60,6 +59,18 @@ impl<S: Stages> Run<'_, S> {
             Ok(work.forward(stage, micro_batch, inputs.first())?)
         };
         Ok(checkpoint_apart(forward, input.as_slice())?)
+    }
+
+    /// Which part of its batch a micro-batch is.
+    fn place(&self, micro_batch: usize) -> MicroBatch {
+        let count = self.interval();
+        MicroBatch { index: micro_batch % count, count }
+    }
+
+    /// What the work says of a stage's input.
+    pub(super) fn input_spec(&self, stage: usize, micro_batch: usize) -> Option<Spec> {
+        let _place = self.place(micro_batch).enter();
+        self.work.input_spec(stage, micro_batch)
     }
 
     /// `B`, or `I`, which leaves the weights' part.

@@ -15,9 +15,9 @@
 //! Sends are started and go on beside what follows; receives wait. Between stages of one rank tensors are handed over.
 //! Each stage adds micro-batches' gradients in ascending order, so every schedule gives the bits of one device.
 //!
-//! [`Pipeline`] runs a schedule; [`Stages`] is the work, which the caller brings; [`place`] lays a model's blocks over stages,
-//! and [`Chunks`] are those of one rank, as one model; [`TiedTable`] exchanges the gradients of a table that the first
-//! stage and the last both have. [`AsynchronousPipeline`] runs schedules without flushes, in which updates are actions.
+//! [`Pipeline`] runs a schedule; [`Stages`] is the work, which the caller brings, as a type or as a function of the batch
+//! ([`Work`]); [`place`] lays a model's blocks over stages, and [`Chunks`] are those of a rank; [`TiedTable`] is a table that the
+//! first stage and the last both have. [`AsynchronousPipeline`] runs schedules without flushes, in which updates are actions.
 //!
 //! Data parallelism, over the ranks with the same stages of other pipelines, goes around it:
 //!
@@ -42,6 +42,7 @@ mod tied;
 mod transfer;
 mod updates;
 mod versions;
+mod work;
 
 pub use asynchronous::{AsynchronousPipeline, Weights};
 pub use chunks::Chunks;
@@ -49,3 +50,4 @@ pub use pipeline::{Executed, Observer, Pipeline};
 pub use place::place;
 pub use stages::{Spec, Stages};
 pub use tied::TiedTable;
+pub use work::{OnBatch, Turn, Work};

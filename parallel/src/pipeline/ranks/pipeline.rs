@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use phalanx_nn::autograd::no_grad;
 use phalanx_nn::models::RecomputeMode;
-use phalanx_tensor::{Device, Tensor};
+use phalanx_tensor::{Context, Device, Tensor};
 
 use super::Stages;
 use super::run::Run;
@@ -139,6 +139,7 @@ impl Pipeline {
     /// # Errors
     /// What goes wrong in an action here, panics included, or anywhere else; all ranks hear of it.
     pub fn train(&self, work: &Arc<impl Stages>) -> Result<Vec<Tensor>> {
+        let _pass = Context::one_pass();
         Run::new(self, work).run(|_| true)
     }
 

@@ -1,7 +1,10 @@
 //! [`TiedTable`]: one table at two stages, the embedding's on the first and the head's on the last.
 
-use phalanx_nn::autograd::Var;
-use phalanx_nn::{Parameter, Parameters};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use phalanx_nn::autograd::{HookHandle, Var};
+use phalanx_nn::{Holder, Parameter, Parameters, Usage};
 use phalanx_tensor::Tensor;
 
 use crate::Result;
@@ -18,10 +21,28 @@ use crate::pipeline::schedule::Schedule;
 /// [`TiedTable::exchange`] adds the other's, as a backward pass would. From there on both copies are what the one table
 /// of one device is: data parallelism adds the ranks, site by site, then the head's chain and the embedding's are added,
 /// and both take the same step.
+///
+/// An optimizer refuses to update a copy whose gradients were not exchanged.
 pub struct TiedTable {
     table: Parameter,
     /// The first stage's rank and the last's.
     pair: Comm,
+    hands: Arc<Hands>,
+    hooks: [HookHandle; 2],
+}
+
+/// Whether backward has given a copy gradients that were not exchanged.
+#[derive(Default)]
+struct Hands(AtomicBool);
+
+impl Holder for Hands {
+    fn refusal(&self, usage: Usage) -> Option<&'static str> {
+        let alone = usage == Usage::Update && self.0.load(Ordering::Relaxed);
+        alone.then_some(
+            "is tied to a table at another stage, whose gradients were not added to these: call `TiedTable::exchange`, or \
+             the mesh's `finish`, after the pipeline's pass",
+        )
+    }
 }
 
 impl TiedTable {
@@ -40,7 +61,24 @@ impl TiedTable {
         }
         let pair = comm.group(&[first, last])?;
         let table = model.parameters().into_iter().find(|parameter| parameter.leaves().len() == 2);
-        Ok(table.map(|table| TiedTable { table, pair }))
+        Ok(table.map(|table| TiedTable::of(table, pair)))
+    }
+
+    fn of(table: Parameter, pair: Comm) -> TiedTable {
+        let hands = Arc::new(Hands::default());
+        // Wrappers have their own ways to find a pass that is not over.
+        if table.holder().is_none() {
+            table.hand_to(hands.clone());
+        }
+        // The own site's gradients come first, from backward; the other's from the other stage.
+        let hooks = [(1 - pair.rank(), true), (pair.rank(), false)].map(|(site, waits)| {
+            let hands = hands.clone();
+            table.leaves()[site].on_accumulate(move |_| {
+                hands.0.store(waits, Ordering::Relaxed);
+                Ok(())
+            })
+        });
+        TiedTable { table, pair, hands, hooks }
     }
 
     /// Whether this copy is to be left out of what is summed over all parameters of all stages, such as a norm: the last
@@ -73,5 +111,13 @@ impl TiedTable {
         self.pair.run(Call::recv(received.clone(), there))?;
         send.wait()?;
         Ok(other.accumulate(received)?)
+    }
+}
+
+impl Drop for TiedTable {
+    fn drop(&mut self) {
+        self.hooks.iter().for_each(HookHandle::remove);
+        let hands: Arc<dyn Holder> = self.hands.clone();
+        self.table.take_from(&hands);
     }
 }

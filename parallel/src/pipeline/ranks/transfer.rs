@@ -17,7 +17,7 @@ impl<S: Stages> Run<'_, S> {
         let output = self.cell(stage, micro_batch).output.take().ok_or_else(|| missing("output"))?;
         let to = self.neighbour(stage.checked_add(1))?;
         let spec = Spec::of(&output);
-        match self.work.input_spec(stage + 1, micro_batch) {
+        match self.input_spec(stage + 1, micro_batch) {
             None => {
                 let header = header(&spec, self.pipeline.device)?;
                 self.sent.push((action, self.pipeline.comm.start(Call::send(header, to))));
@@ -57,7 +57,7 @@ impl<S: Stages> Run<'_, S> {
     pub(super) fn receive_forward(&mut self, Action { stage, micro_batch, .. }: Action) -> Result<()> {
         let Pipeline { comm, device, .. } = self.pipeline;
         let from = self.neighbour(stage.checked_sub(1))?;
-        let spec = match self.work.input_spec(stage, micro_batch) {
+        let spec = match self.input_spec(stage, micro_batch) {
             Some(spec) => spec,
             None => receive_spec(comm, from, *device)?,
         };

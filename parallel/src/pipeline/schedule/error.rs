@@ -1,12 +1,14 @@
 //! What can be wrong with a schedule.
 
+use std::fmt;
+
 use super::Action;
 
 /// The results of this module.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// What is wrong with a schedule, or with what one was asked for.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[derive(Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// Sizes or settings that no schedule can have.
@@ -58,7 +60,7 @@ pub enum Error {
 }
 
 /// A rank that cannot go on.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error("rank {rank}, action {position} ({action}), waits for rank {peer}")]
 pub struct Wait {
     /// The rank.
@@ -69,4 +71,18 @@ pub struct Wait {
     pub action: Action,
     /// The rank that it waits for.
     pub peer: usize,
+}
+
+/// The message, so that a program that ends with an error shows it.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// The message, so that a program that ends with an error shows it.
+impl fmt::Debug for Wait {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }

@@ -1,5 +1,7 @@
 //! When gradients are sent.
 
+use std::sync::atomic::Ordering;
+
 use phalanx_nn::Parameter;
 use phalanx_tensor::{Device, Tensor};
 
@@ -15,8 +17,18 @@ const IN_FLIGHT: usize = 2;
 impl Core {
     /// A site of a parameter has its gradient of this pass.
     pub(in crate::sharded) fn arrived(&self, number: usize, synchronise: bool) -> Result<()> {
+        if self.is_lost() {
+            return Ok(());
+        }
         let state = &mut *self.lock();
+        if !state.begun {
+            state.refused = true;
+            let why = "got a gradient of a backward pass that Zero does not know of: call `zero.backward(&loss)` in the \
+                       place of `loss.backward()`, or `zero.begin()` before it and `zero.finish()` after it";
+            return Err(phalanx_nn::Error::invalid(self.parameters[number].0.name(), why).into());
+        }
         state.touched[number] = true;
+        self.local.store(true, Ordering::Relaxed);
         if !synchronise {
             return Ok(());
         }
@@ -85,13 +97,26 @@ impl Core {
         state.groups.iter_mut().for_each(|group| group.missing = group.trained);
         state.sites = self.parameters.iter().map(|(p, _)| p.leaves().len()).collect();
         state.touched.fill(false);
+        self.local.store(false, Ordering::Relaxed);
         state.free()
+    }
+
+    /// The pass that was announced is over.
+    pub(in crate::sharded) fn end(&self) -> Result<()> {
+        match std::mem::take(&mut self.lock().begun) {
+            true => Ok(()),
+            false => {
+                Err(Error::Config("Zero: `finish` came without the `begin` of its backward pass".into()))
+            }
+        }
     }
 
     /// Forgets all gradients, also those that no rank has sent.
     pub(in crate::sharded) fn zero_grad(&self) -> Result<()> {
         let state = &mut *self.lock();
         state.touched.fill(false);
+        state.refused = false;
+        self.local.store(false, Ordering::Relaxed);
         for flat in state.groups.iter_mut().flat_map(|g| &mut g.flats) {
             flat.pieces.iter().try_for_each(Parameter::zero_grad)?;
             flat.close()?;

@@ -1,13 +1,15 @@
 //! [`Core`]: when values are gathered and freed, and when gradients are sent.
 //!
 //! A group is what is gathered together: the parameters of a unit, of several units that share one (a table and the
-//! head tied to it), or those of no unit. Gradients are sent group by group, the last first, whatever the order in which
+//! head tied to it), or those of no unit, the root's: these are gathered before the first unit computes, or when one of them
+//! is first used, and freed when the backward pass is over. Gradients are sent group by group, the last first, whatever the order in which
 //! they come: collectives must meet in one order.
 
 mod gradients;
 mod values;
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use phalanx_nn::Parameter;
@@ -24,11 +26,21 @@ pub(in crate::sharded) struct Core {
     units: Vec<usize>,
     /// The trained parameters, and each one's group.
     parameters: Vec<(Parameter, usize)>,
+    /// Whether this rank has gradients that were not added to the others'.
+    local: AtomicBool,
+    /// Whether another wrapper has the parameters.
+    lost: AtomicBool,
+    /// Whether a pass has ever begun.
+    used: AtomicBool,
     state: Mutex<State>,
 }
 
 pub(in crate::sharded) struct State {
     pub(in crate::sharded) groups: Vec<Group>,
+    /// Whether a pass was announced that is not over.
+    begun: bool,
+    /// Whether a pass was refused, which may have added to any leaf.
+    refused: bool,
     /// Sites of each parameter that backward has not come to.
     sites: Vec<usize>,
     /// Whether a parameter got a gradient since the last synchronisation.
@@ -47,6 +59,8 @@ pub(in crate::sharded) struct Group {
     pub(in crate::sharded) flats: Vec<Flat>,
     /// The units it belongs to: the first and the last.
     units: Option<(usize, usize)>,
+    /// Whether parameters are used outside units, so that values stay until a pass is over.
+    outside: bool,
     /// Parameters whose gradients have not come.
     missing: usize,
     /// Those that are trained.
@@ -56,7 +70,7 @@ pub(in crate::sharded) struct Group {
 impl Group {
     pub(in crate::sharded) fn new(flats: Vec<Flat>, units: Option<(usize, usize)>) -> Group {
         let trained = flats.iter().filter(|f| f.trained).map(|f| f.members.len()).sum();
-        Group { flats, units, missing: trained, trained }
+        Group { flats, units, outside: units.is_none(), missing: trained, trained }
     }
 }
 
@@ -74,12 +88,42 @@ impl Core {
         let parameters: Vec<_> = groups.iter().enumerate().flat_map(of_group).collect();
         let sites = parameters.iter().map(|(p, _)| p.leaves().len()).collect();
         let (touched, unsent) = (vec![false; parameters.len()], groups.len());
-        let state = State { groups, sites, touched, ahead: None, held: 0, unsent, sent: VecDeque::new() };
-        Core { ranks, config, units, parameters, state: Mutex::new(state) }
+        let state = State {
+            groups,
+            begun: false,
+            refused: false,
+            sites,
+            touched,
+            ahead: None,
+            held: 0,
+            unsent,
+            sent: VecDeque::new(),
+        };
+        let ([local, lost, used], state) = ([false; 3].map(AtomicBool::new), Mutex::new(state));
+        Core { ranks, config, units, parameters, local, lost, used, state }
     }
 
     pub(in crate::sharded) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Another wrapper has the parameters.
+    pub(in crate::sharded) fn lose(&self) {
+        self.lost.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether a pass has ever begun.
+    pub(in crate::sharded) fn was_used(&self) -> bool {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    pub(in crate::sharded) fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Relaxed)
+    }
+
+    /// Whether this rank has gradients that were not added to the others'.
+    pub(in crate::sharded) fn has_local(&self) -> bool {
+        self.local.load(Ordering::Relaxed)
     }
 
     /// The trained parameters of the model.

@@ -1,11 +1,17 @@
 //! When values are gathered and freed.
 
+use std::sync::atomic::Ordering;
+
+use phalanx_nn::Parameter;
 use phalanx_nn::autograd::{is_grad_enabled, is_recomputing};
 
-use super::{Core, State};
+use super::{Core, Group, State};
 use crate::sharded::Reshard;
-use crate::sharded::flat::Flat;
+use crate::sharded::flat::{Flat, Ranks};
 use crate::{Error, Result};
+
+/// The group of the parameters of no unit.
+const ROOT: usize = 0;
 
 /// Whether a pass goes through the units from the first to the last, or back.
 #[derive(Clone, Copy)]
@@ -19,12 +25,18 @@ impl Core {
     pub(in crate::sharded) fn enter(&self, unit: usize, pass: Pass) -> Result<()> {
         let state = &mut *self.lock();
         let here = self.units[unit];
-        if let Some(other) = state.ahead.take().filter(|ahead| *ahead != here && state.held == 0) {
+        let is_kept = |group: usize| group == here || state.held > 0 || state.groups[group].outside;
+        if let Some(other) = state.ahead.filter(|ahead| !is_kept(*ahead)) {
             state.groups[other].flats.iter_mut().try_for_each(Flat::free)?;
+        }
+        state.ahead = None;
+        // Ranks may go on to use different parameters of no unit, so they gather all of them, and now.
+        if matches!(pass, Pass::Forward) {
+            state.groups[ROOT].gather(&self.ranks)?;
         }
         for flat in &mut state.groups[here].flats {
             flat.gather(&self.ranks)?;
-            if matches!(pass, Pass::Backward) && flat.trained {
+            if matches!(pass, Pass::Backward) && flat.trained && state.begun {
                 flat.open()?;
             }
         }
@@ -53,6 +65,49 @@ impl Core {
         flats.iter_mut().try_for_each(|flat| flat.start_gather(&self.ranks))
     }
 
+    /// A parameter of a group is about to be used. What a unit computes with is here; the rest is gathered, and stays until the
+    /// pass is over. Values of which this rank's share alone is new are withheld instead.
+    pub(in crate::sharded) fn used(&self, group: usize) -> Result<()> {
+        let group = &mut self.lock().groups[group];
+        if self.is_lost() {
+            return Ok(());
+        }
+        if self.ranks.shard.size() > 1 {
+            group.flats.iter().filter(|flat| flat.is_stale()).try_for_each(Flat::withhold)?;
+        }
+        if group.flats.iter().all(Flat::is_gathered) {
+            return Ok(());
+        }
+        group.outside = true;
+        group.gather(&self.ranks)
+    }
+
+    /// Takes back what a refused pass has added, where nothing else was; elsewhere that is to be zeroed.
+    pub(in crate::sharded) fn check_unspoiled(&self) -> Result<()> {
+        let state = &mut *self.lock();
+        if state.refused && state.touched.contains(&true) {
+            let why = "gradients may have a part of a backward pass that was refused; call `zero.zero_grad()` first";
+            return Err(Error::Config(format!("Zero: {why}")));
+        }
+        if std::mem::take(&mut state.refused) {
+            self.parameters().flat_map(Parameter::leaves).for_each(|leaf| leaf.set_grad(None));
+        }
+        Ok(())
+    }
+
+    /// A backward pass is about to begin: what is used outside units is here, also if an earlier pass has freed it.
+    pub(in crate::sharded) fn begin(&self) -> Result<()> {
+        self.check_unspoiled()?;
+        let state = &mut *self.lock();
+        state.begun = true;
+        self.used.store(true, Ordering::Relaxed);
+        for group in state.groups.iter_mut().filter(|group| group.outside) {
+            group.gather(&self.ranks)?;
+            group.flats.iter_mut().filter(|flat| flat.trained).try_for_each(Flat::open)?;
+        }
+        Ok(())
+    }
+
     /// Before a unit's forward pass is repeated.
     pub(in crate::sharded) fn enter_again(&self, unit: usize) -> Result<()> {
         let group = &mut self.lock().groups[self.units[unit]];
@@ -63,7 +118,8 @@ impl Core {
     pub(in crate::sharded) fn leave(&self, unit: usize, pass: Pass) -> Result<()> {
         let state = &mut *self.lock();
         let group = &mut state.groups[self.units[unit]];
-        let Some((first, last)) = group.units.filter(|_| state.held == 0) else { return Ok(()) };
+        let kept = state.held > 0 || group.outside;
+        let Some((first, last)) = group.units.filter(|_| !kept) else { return Ok(()) };
         let over = match pass {
             Pass::Forward => unit == last && !(is_grad_enabled() && self.stays(unit)),
             Pass::Backward => unit == first,
@@ -120,6 +176,11 @@ impl Core {
         if is(Flat::is_stale) {
             return refuse("parameters were changed and `updated` was not called before backward");
         }
+        if let Some(other) = state.groups.iter().flat_map(|g| &g.flats).find_map(Flat::replaced) {
+            let why =
+                "holds another tensor than `Zero` has given it; make it anew after parameters are replaced";
+            return Err(phalanx_nn::Error::invalid(other.name(), why).into());
+        }
         if is(Flat::is_overwritten) {
             return refuse(
                 "values of the model were changed, wanted `load_full_state_dict`: shares are kept apart",
@@ -135,11 +196,20 @@ impl Core {
     pub(in crate::sharded) fn abandon(&self) {
         let state = &mut *self.lock();
         let held = state.held > 0;
+        // What somebody holds stays for good.
+        state.held += usize::from(held);
         for flat in state.groups.iter_mut().flat_map(|g| &mut g.flats) {
             // An empty stand-in and an empty slot always fit.
             let _ = if held { Ok(()) } else { flat.abandon() };
             let _ = flat.close();
         }
+    }
+}
+
+impl Group {
+    /// Lets all its parameters hold their values.
+    fn gather(&mut self, ranks: &Ranks) -> Result<()> {
+        self.flats.iter_mut().try_for_each(|flat| flat.gather(ranks))
     }
 }
 

@@ -68,12 +68,11 @@ pub(in crate::sharded) struct Flat {
 }
 
 impl Flat {
-    /// Takes the parameters' values over; `stage` as it applies to these.
+    /// Takes the parameters' values over.
     pub(in crate::sharded) fn new(
         parameters: &[Parameter],
         cuts: Cuts,
         rank: usize,
-        stage: Stage,
         config: &ZeroConfig,
     ) -> Result<Flat> {
         let (mut members, mut end) = (Vec::new(), 0);
@@ -91,7 +90,7 @@ impl Flat {
         }
         let own = cuts.range(rank);
         let (shard_dtype, home) = (config.shard_dtype.unwrap_or(dtype), config.offload.unwrap_or(device));
-        let keeps_full = stage < Stage::Parameters;
+        let keeps_full = config.stage < Stage::Parameters;
         let apart = !keeps_full || shard_dtype != dtype || home != device;
         let part = full.narrow(0, own.start, own.len())?;
         let shard = match apart {
@@ -106,7 +105,7 @@ impl Flat {
             trained: parameters[0].is_trained(),
             pieces: Vec::new(),
             grad_dtype: config.grad_dtype.unwrap_or(dtype),
-            keeps_grads: stage == Stage::Optimizer,
+            keeps_grads: config.stage == Stage::Optimizer,
             gathering: None,
             gradients: Vec::new(),
             first_grads: Vec::new(),

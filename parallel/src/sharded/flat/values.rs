@@ -3,11 +3,20 @@
 use std::ops::Range;
 
 use phalanx_kernels as kernels;
+use phalanx_nn::Parameter;
 use phalanx_tensor::{Category, Tensor};
 
-use super::{Flat, Ranks};
+use super::{Flat, Member, Ranks};
 use crate::Result;
 use crate::comm::Call;
+
+/// Why a parameter has no values here.
+const SPREAD: &str = "these are values of a parameter that Zero has spread over the ranks: take \
+    `zero.full_state_dict()`, or hold `zero.gathered()` while the model's own tensors are used";
+
+/// Why a parameter has no values that agree.
+const STALE: &str =
+    "of these values only this rank's share is new: call `updated` of the `Zero` after the optimizer's step";
 
 impl Flat {
     /// Starts to gather the values, unless they are here or on their way.
@@ -64,11 +73,18 @@ impl Flat {
         if let Some(pending) = self.gathering.take() {
             pending.wait()?;
         }
-        if self.full.take().is_some() {
-            let nothing = Tensor::empty(&[0], self.dtype, self.device)?;
-            self.members.iter().try_for_each(|m| m.parameter.set_tensor(nothing.clone()))?;
+        if let Some(full) = self.full.take() {
+            for member in self.members.iter().filter(|m| m.parameter.tensor().shares_storage(&full)) {
+                let stand_in = Tensor::withheld(&member.shape, self.dtype, self.device, SPREAD)?;
+                member.parameter.set_tensor(stand_in)?;
+            }
         }
         Ok(())
+    }
+
+    /// Whether all values are here to be used.
+    pub(in crate::sharded) fn is_gathered(&self) -> bool {
+        self.full.is_some() && self.gathering.is_none()
     }
 
     /// Whether all values are here or on their way.
@@ -84,6 +100,20 @@ impl Flat {
     /// Whether the values that are here are those of before this rank's last update.
     pub(in crate::sharded) fn is_stale(&self) -> bool {
         self.full.is_some() && self.gathered != self.shard.version()
+    }
+
+    /// A parameter that somebody has let hold another tensor than this buffer's.
+    pub(in crate::sharded) fn replaced(&self) -> Option<&Parameter> {
+        let full = self.full.as_ref().filter(|_| self.gathering.is_none())?;
+        let mut parameters = self.members.iter().map(|member| &member.parameter);
+        parameters.find(|parameter| !parameter.tensor().shares_storage(full))
+    }
+
+    /// Lets nobody compute with values of before the other ranks' last updates.
+    pub(in crate::sharded) fn withhold(&self) -> Result<()> {
+        self.members.iter().try_for_each(|Member { parameter, shape, .. }| {
+            Ok(parameter.set_tensor(Tensor::withheld(shape, self.dtype, self.device, STALE)?)?)
+        })
     }
 
     /// Remembers that the values that stay are those of the shards.

@@ -18,7 +18,7 @@ impl View {
 
     /// A mask, seen in the scores' shape.
     pub(super) fn mask(op: &'static str, tensor: &Tensor, scores: &[usize]) -> Result<View> {
-        View::new(op, tensor.broadcast_to(scores)?, false)
+        View::new(op, tensor.broadcast_for(op, scores)?, false)
     }
 
     fn new(op: &'static str, tensor: Tensor, together: bool) -> Result<View> {

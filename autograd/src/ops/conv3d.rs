@@ -1,0 +1,217 @@
+//! Convolutions of `[n, channels, d, h, w]` (or one volume without `n`), plain and transposed, plus a bias for each
+//! output channel.
+//!
+//! Both are one trilinear form of volume, weight and grid, solved for one of them, as in two dimensions (`conv2d`): the
+//! derivative is the form solved for the others. Each operand is saved for the other's gradient, if that is wanted; the
+//! gathered frames that the kernels work on are not.
+
+use phalanx_kernels::{self as kernels, Conv3dOptions};
+use phalanx_tensor::Error;
+use smallvec::SmallVec;
+
+use super::composed::named;
+use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, record};
+
+impl Var {
+    /// The convolution with `weight` `[out, in / groups, kd, kh, kw]`, plus `bias` `[out]`.
+    ///
+    /// # Errors
+    /// If the shapes do not fit, or dtypes or devices differ.
+    pub fn conv3d(&self, weight: &Var, bias: Option<&Var>, options: &Conv3dOptions) -> Result<Var> {
+        const OP: &str = "conv3d";
+        let channels = |kernel: &[usize; 5]| [kernel[1].checked_mul(options.groups), Some(kernel[0])];
+        batched(OP, [self, weight], bias, options, channels, |x, kernel| {
+            let size = options.size(OP, volume(x), tail(kernel))?;
+            solve(Part::Grid, [x, weight], bias, options, [volume(x), tail(kernel), size])
+        })
+    }
+
+    /// The transposed convolution with `weight` `[in, out / groups, kd, kh, kw]`, plus `bias` `[out]`; `output_padding` more
+    /// places on one side choose among the sizes that a convolution would have brought to this one.
+    ///
+    /// # Errors
+    /// If the shapes do not fit, or dtypes or devices differ.
+    pub fn conv_transpose3d(
+        &self,
+        weight: &Var,
+        bias: Option<&Var>,
+        options: &Conv3dOptions,
+        output_padding: [usize; 3],
+    ) -> Result<Var> {
+        const OP: &str = "conv_transpose3d";
+        let channels = |kernel: &[usize; 5]| [Some(kernel[0]), kernel[1].checked_mul(options.groups)];
+        batched(OP, [self, weight], bias, options, channels, |y, kernel| {
+            let size = options.transposed_size(OP, volume(y), tail(kernel), output_padding)?;
+            solve(Part::Volume, [weight, y], bias, options, [size, tail(kernel), volume(y)])
+        })
+    }
+}
+
+/// Depth, height and width of a tensor of five dimensions.
+fn volume(x: &Var) -> [usize; 3] {
+    [x.shape()[2], x.shape()[3], x.shape()[4]]
+}
+
+fn tail(kernel: [usize; 5]) -> [usize; 3] {
+    [kernel[2], kernel[3], kernel[4]]
+}
+
+/// Calls `f` with the volumes as a batch and the weight's shape, once the channels (those of input and output that the weight
+/// is for) fit; of one volume, the result is one too.
+fn batched(
+    op: &'static str,
+    [x, weight]: [&Var; 2],
+    bias: Option<&Var>,
+    options: &Conv3dOptions,
+    channels: impl Fn(&[usize; 5]) -> [Option<usize>; 2],
+    f: impl FnOnce(&Var, [usize; 5]) -> Result<Var>,
+) -> Result<Var> {
+    let wrong = |wanted: String| {
+        let bias = bias.map(|bias| format!(", a bias of shape {:?}", bias.shape())).unwrap_or_default();
+        let shapes =
+            format!("an input of shape {:?}, a weight of shape {:?}{bias}", x.shape(), weight.shape());
+        Error::shape(op, shapes, wanted)
+    };
+    let (Ok(kernel), 4 | 5) = (<[usize; 5]>::try_from(weight.shape()), x.rank()) else {
+        let wanted = "[n, channels, d, h, w] or [channels, d, h, w], and a weight of 5 dimensions";
+        return Err(wrong(wanted.into()).into());
+    };
+    let found = x.shape()[x.rank() - 4];
+    let ([inputs, outputs], groups) = (channels(&kernel), options.groups);
+    let divides = groups > 0 && found.is_multiple_of(groups) && kernel[0].is_multiple_of(groups);
+    if inputs != Some(found) || !divides || bias.is_some_and(|bias| Some(bias.numel()) != outputs) {
+        let wanted = format!("channels that fit the weight and its bias for {groups} groups");
+        return Err(wrong(wanted).into());
+    }
+    if x.rank() == 5 {
+        return named(op, f(x, kernel));
+    }
+    named(op, f(&x.unsqueeze(0)?, kernel))?.squeeze(&[0])
+}
+
+/// A tensor of the trilinear form.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Part {
+    Volume,
+    Weight,
+    Grid,
+}
+
+impl Part {
+    fn name(self) -> &'static str {
+        match self {
+            Part::Volume => "conv_transpose3d",
+            Part::Weight => "conv3d_weight",
+            Part::Grid => "conv3d",
+        }
+    }
+
+    /// The two others, in the form's order.
+    fn others(self) -> [Part; 2] {
+        match self {
+            Part::Volume => [Part::Weight, Part::Grid],
+            Part::Weight => [Part::Volume, Part::Grid],
+            Part::Grid => [Part::Volume, Part::Weight],
+        }
+    }
+}
+
+/// Depth, height and width of the form's volume, weight and grid.
+type Sizes = [[usize; 3]; 3];
+
+/// The form solved for `part`, of the two others in the form's order, plus a bias for each channel.
+fn solve(
+    part: Part,
+    [a, b]: [&Var; 2],
+    bias: Option<&Var>,
+    options: &Conv3dOptions,
+    sizes: Sizes,
+) -> Result<Var> {
+    let (x, y, added) = (a.tensor(), b.tensor(), bias.map(Var::tensor));
+    let out = match part {
+        Part::Volume => kernels::conv_transpose3d(y, x, added, options, sizes[0])?,
+        Part::Weight => kernels::conv3d_weight(x, y, options, sizes[1])?,
+        Part::Grid => kernels::conv3d(x, y, added, options, sizes[2])?,
+    };
+    let inputs: SmallVec<[&Var; 3]> = [a, b].into_iter().chain(bias).collect();
+    record(part.name(), &inputs, out, |s: &Saver<'_>| {
+        let for_other = |i: usize| s.needs(1 - i).then(|| s.input(i)).transpose();
+        let operands = [for_other(0)?, for_other(1)?];
+        Ok(Form { part, options: *options, sizes, operands, has_bias: bias.is_some() })
+    })
+}
+
+struct Form {
+    part: Part,
+    options: Conv3dOptions,
+    sizes: Sizes,
+    operands: [Option<Saved>; 2],
+    has_bias: bool,
+}
+
+impl Backward for Form {
+    fn backward(&self, cx: &Cx<'_>) -> Result<Grads> {
+        let dy = cx.dy();
+        let grad = |i: usize| -> Result<Option<Var>> {
+            let Some(other) = self.operands[1 - i].as_ref().filter(|_| cx.needs(i)) else { return Ok(None) };
+            let (wanted, other) = (self.part.others()[i], cx.get(other)?);
+            let known = wanted.others().map(|part| if part == self.part { dy } else { &other });
+            solve(wanted, known, None, &self.options, self.sizes).map(Some)
+        };
+        let mut grads = Grads::from_buf([grad(0)?, grad(1)?]);
+        if self.has_bias {
+            grads.push(cx.needs(2).then(|| dy.sum(&[0, 2, 3, 4], false)).transpose()?);
+        }
+        Ok(grads)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use phalanx_kernels::Conv3dOptions;
+    use phalanx_tensor::{DType, Device};
+
+    use crate::Var;
+    use crate::ops::testing::check_twice;
+
+    #[test]
+    fn first_and_second_derivatives_hold() {
+        let plain = Conv3dOptions::default();
+        let strided = Conv3dOptions { stride: [2, 1, 2], padding: [1, 0, 1], dilation: [1, 2, 1], groups: 2 };
+        check_twice(&[&[2, 2, 3, 2, 3], &[2, 2, 2, 1, 2], &[2]], |v| v[0].conv3d(&v[1], Some(&v[2]), &plain));
+        check_twice(&[&[2, 3, 3, 2], &[4, 1, 2, 2, 2]], |v| v[0].conv3d(&v[1], None, &strided));
+        check_twice(&[&[1, 2, 2, 1, 2], &[2, 2, 2, 1, 2], &[2]], |v| {
+            v[0].conv_transpose3d(&v[1], Some(&v[2]), &plain, [0; 3])
+        });
+        check_twice(&[&[2, 2, 1, 2], &[2, 1, 2, 2, 1]], |v| {
+            v[0].conv_transpose3d(&v[1], None, &strided, [1, 1, 1])
+        });
+        check_twice(&[&[0, 2, 3, 2, 3], &[2, 2, 2, 1, 2], &[2]], |v| v[0].conv3d(&v[1], Some(&v[2]), &plain));
+    }
+
+    #[test]
+    fn what_does_not_fit_is_an_error_that_names_the_operation() {
+        let make = |shape: &[usize]| {
+            Var::new(phalanx_tensor::Tensor::zeros(shape, DType::F32, Device::CPU).unwrap())
+        };
+        let (x, w) = (make(&[1, 2, 3, 3, 3]), make(&[4, 2, 2, 2, 2]));
+        let run = |x: &Var, w: &Var, o: Conv3dOptions| x.conv3d(w, None, &o).unwrap_err().to_string();
+        let plain = Conv3dOptions::default();
+        for error in [
+            run(&x, &make(&[4, 3, 2, 2, 2]), plain),
+            run(&x, &make(&[4, 2, 2, 2]), plain),
+            run(&make(&[2, 3, 3]), &w, plain),
+            run(&x, &make(&[4, 2, 5, 1, 1]), plain),
+            run(&x, &w, Conv3dOptions { groups: 0, ..plain }),
+            run(&x, &w, Conv3dOptions { groups: 2, ..plain }),
+            run(&x, &w, Conv3dOptions { stride: [0, 1, 1], ..plain }),
+            run(&x, &w, Conv3dOptions { padding: [usize::MAX; 3], ..plain }),
+            run(&x, &w.to(DType::F64).unwrap(), plain),
+            x.conv3d(&w, Some(&make(&[3])), &plain).unwrap_err().to_string(),
+        ] {
+            assert!(error.starts_with("conv3d: "), "{error}");
+        }
+        let error = x.conv_transpose3d(&w, None, &plain, [0; 3]).unwrap_err().to_string();
+        assert!(error.starts_with("conv_transpose3d: "), "{error}");
+    }
+}

@@ -1,0 +1,150 @@
+//! [`Work`]: what stages compute of a batch, as a function that is told which batch, which step and which part of it.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use phalanx_nn::autograd::Var;
+use phalanx_nn::cut;
+
+use super::{Spec, Stages};
+use crate::Result;
+use crate::data_parallel::{DataParallel, NoSync};
+use crate::pipeline::MicroBatch;
+
+/// What a stage is to compute now.
+#[derive(Debug)]
+pub struct Turn<'a, B> {
+    /// The stage, numbered over the whole model.
+    pub stage: usize,
+    /// The micro-batch, from 0.
+    pub micro_batch: usize,
+    /// Micro-batches of the batch; in a schedule without flushes, of an update.
+    pub micro_batches: usize,
+    /// In a schedule without flushes the number of the update that the micro-batch is for, from 0; else 0.
+    pub update: usize,
+    /// The training step, as it was given to [`Work::on`].
+    pub step: u64,
+    /// The whole batch, as it was given to [`Work::on`].
+    pub batch: &'a B,
+}
+
+impl<B> Turn<'_, B> {
+    /// The micro-batch's part of `rows` rows: contiguous, earlier micro-batches take the remainder.
+    pub fn rows(&self, rows: usize) -> Range<usize> {
+        cut(rows, self.micro_batches).swap_remove(self.micro_batch)
+    }
+}
+
+type Forward<B> = dyn Fn(Turn<'_, B>, Option<&Var>) -> Result<Var> + Send + Sync;
+
+type InputSpec<B> = dyn Fn(Turn<'_, B>) -> Option<Spec> + Send + Sync;
+
+/// The work of a rank's stages as a function of the batch and the step: for pipelines of one's own layers.
+///
+/// ```
+/// use std::sync::Arc;
+/// use phalanx_nn::{Group, LinearConfig, Module, Parameters, Rule, Scope, Sgd, autograd::Var};
+/// use phalanx_parallel::pipeline::ranks::{Chunks, Pipeline, Turn, Work};
+/// use phalanx_parallel::pipeline::schedule::one_f_one_b;
+/// use phalanx_parallel::{Result, launch};
+/// use phalanx_tensor::{DType, Tensor};
+///
+/// // Two stages on two ranks, a layer each; batches of four rows in two micro-batches.
+/// let schedule = one_f_one_b(2, 2)?;
+/// let losses = launch::threads(2, |rank| -> Result<Vec<f32>> {
+///     let scope = Scope::new(7, DType::F32, rank.device());
+///     let layer = |stage: usize| LinearConfig::new(3, 3).init(&scope.child(stage.to_string()));
+///     let model = Arc::new(Chunks::new(vec![(rank.rank(), layer(rank.rank())?)]));
+///     let mut optimizer = Sgd::default().init(vec![Group::new(model.parameters(), 0.01)])?;
+///     let pipeline = Pipeline::new(&schedule, rank.comm().clone(), rank.device())?;
+///
+///     let layers = model.clone();
+///     let work = Work::new(move |turn: Turn<'_, Tensor>, input: Option<&Var>| {
+///         let rows = turn.rows(turn.batch.shape()[0]);
+///         let x = Var::new(turn.batch.narrow(0, rows.start, rows.len())?);
+///         let y = layers.of(turn.stage)?.forward(input.unwrap_or(&x))?;
+///         Ok(if turn.stage == 1 { y.square()?.sum_all()? } else { y })
+///     });
+///     let mut losses = Vec::new();
+///     for step in 0..3 {
+///         let batch = Tensor::from_slice(&[1.0f32; 12], &[4, 3], rank.device())?;
+///         for loss in pipeline.train(&work.on(batch, step))? {
+///             losses.push(loss.item()?);
+///         }
+///         optimizer.step()?;
+///         optimizer.zero_grad()?;
+///     }
+///     Ok(losses)
+/// })
+/// .unwrap();
+/// assert!(losses[0].is_empty() && losses[1].len() == 6 && losses[1][5] < losses[1][0]);
+/// # Ok::<(), phalanx_parallel::Error>(())
+/// ```
+pub struct Work<B> {
+    forward: Arc<Forward<B>>,
+    input_spec: Option<Arc<InputSpec<B>>>,
+    replicas: Option<Arc<dyn DataParallel>>,
+}
+
+impl<B: Send + Sync + 'static> Work<B> {
+    /// By [`Stages::forward`] as a function of a [`Turn`] and the output of the stage before, of which the first has none.
+    pub fn new(
+        forward: impl Fn(Turn<'_, B>, Option<&Var>) -> Result<Var> + Send + Sync + 'static,
+    ) -> Work<B> {
+        Work { forward: Arc::new(forward), input_spec: None, replicas: None }
+    }
+
+    /// With [`Stages::input_spec`], so that shapes are not sent along.
+    #[must_use]
+    pub fn with_input_spec(
+        self,
+        spec: impl Fn(Turn<'_, B>) -> Option<Spec> + Send + Sync + 'static,
+    ) -> Work<B> {
+        Work { input_spec: Some(Arc::new(spec)), ..self }
+    }
+
+    /// With replicas of the model: each stage's gradients are added over them after its last micro-batch. `begin` comes
+    /// before [`Pipeline::train`](super::Pipeline::train), and `finish` after it.
+    #[must_use]
+    pub fn shared_with(self, replicas: Arc<dyn DataParallel>) -> Work<B> {
+        Work { replicas: Some(replicas), ..self }
+    }
+
+    /// On a batch, in a step.
+    pub fn on(&self, batch: B, step: u64) -> Arc<OnBatch<B>> {
+        let Work { forward, input_spec, replicas } = self;
+        let work =
+            Work { forward: forward.clone(), input_spec: input_spec.clone(), replicas: replicas.clone() };
+        Arc::new(OnBatch { work, batch, step })
+    }
+}
+
+/// [`Work`] on a batch: what [`Pipeline::train`](super::Pipeline::train) is given.
+pub struct OnBatch<B> {
+    work: Work<B>,
+    batch: B,
+    step: u64,
+}
+
+impl<B> OnBatch<B> {
+    fn turn(&self, stage: usize, number: usize) -> Turn<'_, B> {
+        let count = MicroBatch::current().count;
+        let (micro_batch, update) = (number % count, number / count);
+        Turn { stage, micro_batch, micro_batches: count, update, step: self.step, batch: &self.batch }
+    }
+}
+
+impl<B: Send + Sync + 'static> Stages for OnBatch<B> {
+    fn forward(&self, stage: usize, micro_batch: usize, input: Option<&Var>) -> Result<Var> {
+        (self.work.forward)(self.turn(stage, micro_batch), input)
+    }
+
+    fn input_spec(&self, stage: usize, micro_batch: usize) -> Option<Spec> {
+        let spec = self.work.input_spec.as_ref()?;
+        spec(self.turn(stage, micro_batch))
+    }
+
+    fn no_sync(&self) -> Option<NoSync> {
+        self.work.replicas.as_ref().map(|replicas| replicas.no_sync())
+    }
+}
