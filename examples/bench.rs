@@ -1,7 +1,7 @@
 //! The benchmark: one workload a run, a JSON line a measurement.
 //!
 //! ```text
-//! cargo run --release --example bench -- gpt-s|gpt-m|gpt-bf16|ops|large-ops|sweep|overhead|dist|allreduce|engine --threads N [--data FILE]
+//! cargo run --release --example bench -- gpt-s|gpt-m|gpt-bf16|ops|large-ops|sweep|dims|overhead|dist|allreduce|engine --threads N [--data FILE]
 //! cargo run --release --example bench -- gpt2-124m|gpu-ops --device cuda
 //! ```
 //! Workloads, initial weights and batches are those of the peers that results are compared with, so the first five
@@ -9,6 +9,8 @@
 
 #[path = "bench/allreduce.rs"]
 mod allreduce;
+#[path = "bench/dims.rs"]
+mod dims;
 #[path = "bench/dist.rs"]
 mod dist;
 #[path = "bench/engine.rs"]
@@ -71,6 +73,7 @@ enum Workload {
     Ops,
     LargeOps,
     Sweep,
+    Dims,
     Overhead,
     Dist,
     Allreduce,
@@ -101,6 +104,7 @@ fn run(args: &Args) -> Result<bool, Box<dyn std::error::Error>> {
         Workload::Ops => ops::run(&report, &args.only).map(|()| true),
         Workload::LargeOps => ops::large(&report, &args.only).map(|()| true),
         Workload::Sweep => sweep::run(&report, &args.only).map(|()| true),
+        Workload::Dims => Ok(dims::run(&report, &args.only)?),
         Workload::Overhead => overhead::run(&report).map(|()| true),
         Workload::Dist => dist::run(&args.data),
         Workload::Allreduce => allreduce::run(args.threads).map(|()| true),

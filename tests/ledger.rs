@@ -75,7 +75,7 @@ fn train(
         parameter.set_grad_dtype(DType::F32)?;
     }
     let mut optimizer = rule.init(Group::decay_matrices(parameters, 1e-3, 0.1))?;
-    let mut scaler = LossScaler::new(8.0, 2);
+    let mut scaler = LossScaler::new(8.0, 2)?;
     for step in 0..3 {
         let _context = Context::with(|c| {
             c.train = true;

@@ -99,6 +99,36 @@ fn unsafe_code_stays_where_it_is_fenced() {
     assert!(read("src/lib.rs").contains("#![forbid(unsafe_code)]"), "the facade must forbid it");
 }
 
+/// The bodies of functions marked `#[inline(always)]`, each with the number of its first line.
+fn inlined_bodies(text: &str) -> Vec<(usize, String)> {
+    let mut bodies = Vec::new();
+    let mut lines = text.lines().enumerate();
+    while let Some((number, line)) = lines.next() {
+        if line.trim() != "#[inline(always)]" {
+            continue;
+        }
+        let (mut body, mut depth) = (String::new(), 0);
+        for (_, line) in lines.by_ref() {
+            body += line;
+            depth += line.matches('{').count() as isize - line.matches('}').count() as isize;
+            if depth <= 0 && (line.contains('}') || line.ends_with(';')) {
+                break;
+            }
+        }
+        bodies.push((number + 1, body));
+    }
+    bodies
+}
+
+#[test]
+fn kernels_make_arrays_of_vectors_in_their_own_bodies() {
+    for path in sources().iter().filter(|path| path.starts_with("kernels/src/")) {
+        for (line, body) in inlined_bodies(&read(path)) {
+            assert!(!body.contains("array::from_fn"), "{path}:{line}: simd::each in place of array::from_fn");
+        }
+    }
+}
+
 #[test]
 fn long_files_have_a_reason() {
     let listed = |path: &str| LONG.iter().any(|(long, _)| path.starts_with(long));

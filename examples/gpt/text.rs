@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+#[cfg(feature = "tokenizers")]
 use tokenizers::Tokenizer;
 
 /// The tokenizer's file in a model's folder.
@@ -10,6 +11,7 @@ pub const TOKENIZER: &str = "tokenizer.json";
 /// How text becomes tokens: bytes (of a model's folder that says nothing else), or a tokenizer that came in a file.
 pub enum Codec {
     Bytes(Option<PathBuf>),
+    #[cfg(feature = "tokenizers")]
     Tokenizer(Box<Tokenizer>, PathBuf),
 }
 
@@ -20,8 +22,19 @@ impl Codec {
         if !path.exists() {
             return Ok(Codec::Bytes(Some(folder.into())));
         }
+        Codec::in_file(path)
+    }
+
+    #[cfg(feature = "tokenizers")]
+    fn in_file(path: PathBuf) -> Result<Codec, String> {
         let tokenizer = Tokenizer::from_file(&path).map_err(|e| format!("{}: {e}", path.display()))?;
         Ok(Codec::Tokenizer(Box::new(tokenizer), path))
+    }
+
+    #[cfg(not(feature = "tokenizers"))]
+    fn in_file(path: PathBuf) -> Result<Codec, String> {
+        let build = "cargo run --release --features tokenizers --example gpt -- ..";
+        Err(format!("{}: this build reads no tokenizers; one that does: {build}", path.display()))
     }
 
     /// What decides on the tokens, for messages.
@@ -31,6 +44,7 @@ impl Codec {
             Codec::Bytes(Some(folder)) => {
                 format!("{}: without a tokenizer.json, bytes are the tokens", folder.display())
             }
+            #[cfg(feature = "tokenizers")]
             Codec::Tokenizer(_, path) => path.display().to_string(),
         }
     }
@@ -40,6 +54,7 @@ impl Codec {
         let wrong = |why: &dyn std::fmt::Display| format!("{}: {why}", self.source());
         let tokens: Vec<u32> = match self {
             Codec::Bytes(_) => text.iter().map(|&b| b.into()).collect(),
+            #[cfg(feature = "tokenizers")]
             Codec::Tokenizer(t, _) => {
                 let text = std::str::from_utf8(text).map_err(|e| format!("the text is not UTF-8: {e}"))?;
                 t.encode_fast(text, false).map_err(|e| wrong(&e))?.get_ids().to_vec()
@@ -59,6 +74,7 @@ impl Codec {
                 let bytes: Vec<u8> = tokens.iter().map(|&t| t as u8).collect();
                 Ok(String::from_utf8_lossy(&bytes).into_owned())
             }
+            #[cfg(feature = "tokenizers")]
             Codec::Tokenizer(t, path) => {
                 t.decode(tokens, false).map_err(|e| format!("{}: {e}", path.display()))
             }
@@ -74,7 +90,7 @@ pub fn read(path: &Path) -> Result<Vec<u8>, String> {
 
 /// The sources and pages of this workspace, in the order of their paths.
 pub fn bundled() -> Result<Vec<u8>, String> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
     let mut files: Vec<PathBuf> = Vec::new();
     let mut folders: Vec<PathBuf> =
         ["tensor/src", "kernels/src", "autograd/src", "nn/src", "parallel/src"].map(|f| root.join(f)).into();

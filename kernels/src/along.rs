@@ -1,11 +1,11 @@
 //! Operations on the rows that lie along one dimension of a tensor.
 
-use phalanx_tensor::{Dim, Result, Tensor};
+use phalanx_tensor::{Result, Tensor};
 
 use crate::check;
 use crate::real::{Real, for_real};
 use crate::rows::cuda::RowProgram;
-use crate::rows::{self, Outputs, RowKernel, Shape};
+use crate::rows::{self, Outputs, RowKernel, Shape, columns};
 
 /// A kernel for rows of either wide type.
 pub(crate) trait AnyRowKernel<const N: usize>: RowKernel<f32, N> + RowKernel<f64, N> {}
@@ -19,17 +19,30 @@ pub(crate) fn along<const N: usize>(
     kernel: impl AnyRowKernel<N>,
     program: (RowProgram, &str),
     inputs: [&Tensor; N],
-    dim: impl Dim,
+    dim: usize,
 ) -> Result<Tensor> {
     check::float(op, inputs[0])?;
     check::same(op, &inputs)?;
     let shape = inputs[0].shape();
     inputs[1..].iter().try_for_each(|t| check::shape(op, "a tensor", t, shape))?;
-    let dim = dim.resolve(shape.len().max(1), op)?;
     let turn = |t: &Tensor| if t.rank() == 0 { t.with_shape(&[1]) } else { t.transpose(dim, -1) };
     let mut turned = inputs.map(Tensor::clone);
     for t in &mut turned {
         *t = turn(t)?;
+    }
+    // Rows that lie across memory are worked on where they lie, unless they are few or long.
+    let [n, inner] =
+        [dim, dim + 1].map(|from| shape.get(from..).map_or(1, |sizes| sizes.iter().product::<usize>()));
+    let n = n / inner.max(1);
+    if !inputs[0].device().is_cuda() && !turned[0].is_contiguous() && columns::fits(n, inner) {
+        let mut y = Tensor::empty_for(op, shape, inputs[0].dtype(), inputs[0].device())?;
+        match y.device().is_meta() {
+            true => y.bump_version(),
+            false => {
+                for_real!(op, y.dtype(), T => columns::run::<T, N>(op, &kernel, [n, inner], inputs, &mut y))?
+            }
+        }
+        return Ok(y);
     }
     let mut y = Tensor::empty_for(op, turned[0].shape(), turned[0].dtype(), turned[0].device())?;
     if y.device().is_meta() {

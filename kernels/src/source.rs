@@ -59,6 +59,11 @@ impl<'a, T: Element> Source<'a, T> {
         &scratch[..len]
     }
 
+    /// Where element `start` lies, if all lie together; it need not exist.
+    pub(crate) fn address(&self, start: usize) -> Option<*const T> {
+        self.is_contiguous().then(|| self.elements.as_ptr().wrapping_add(self.offset + start))
+    }
+
     /// Copies the elements from `start` on.
     pub(crate) fn copy_to(&self, start: usize, to: &mut [T]) {
         match &self.loops {
@@ -100,6 +105,14 @@ impl<T: Real> Source<'_, T> {
     /// Whether [`Source::wide`] finds the elements where they lie and needs no scratch.
     pub(crate) fn is_wide(&self) -> bool {
         self.is_contiguous() && T::as_wide(&[]).is_some()
+    }
+
+    /// [`Source::copy_to`] in the type that is computed in.
+    pub(crate) fn copy_wide(&self, start: usize, to: &mut [T::Wide]) {
+        match &self.loops {
+            None => T::widen_all(&self.elements[self.offset + start..][..to.len()], to),
+            Some(loops) => self.gather(loops, start, to, |to, from: T| *to = from.widen()),
+        }
     }
 
     /// [`Source::block`] in the type that is computed in.

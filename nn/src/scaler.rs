@@ -1,5 +1,7 @@
 //! Dynamic loss scaling, for gradients in f16, whose range is small.
 
+use crate::{Error, Result};
+
 /// Multiplies the loss so that small gradients do not vanish; halves the factor when gradients overflow, doubles it
 /// when they have not for long. Powers of two, so that scaling rounds nothing.
 /// Source: Micikevicius et al.: Mixed precision training (2018).
@@ -20,14 +22,26 @@ pub struct LossScaler {
 
 impl Default for LossScaler {
     fn default() -> LossScaler {
-        LossScaler::new(65536.0, 2000)
+        LossScaler { scale: 65536.0, interval: 2000, since: 0 }
     }
 }
 
 impl LossScaler {
     /// A scaler that begins with `scale` and doubles it after `interval` good steps.
-    pub fn new(scale: f64, interval: u64) -> LossScaler {
-        LossScaler { scale, interval, since: 0 }
+    ///
+    /// # Errors
+    /// A factor that is not a number from 1 on (an infinite one would leave out every step), no steps between two doublings.
+    pub fn new(scale: f64, interval: u64) -> Result<LossScaler> {
+        if !(scale.is_finite() && scale >= 1.0) {
+            return Err(Error::invalid(
+                "LossScaler",
+                format!("got a factor of {scale}, wanted a finite one of at least 1"),
+            ));
+        }
+        if interval == 0 {
+            return Err(Error::invalid("LossScaler", "got an interval of 0 steps, wanted at least 1"));
+        }
+        Ok(LossScaler { scale, interval, since: 0 })
     }
 
     /// What the loss is multiplied with now. Gradients are divided by it: its inverse goes into the optimizer's
@@ -42,9 +56,11 @@ impl LossScaler {
     }
 
     /// A saved state restored.
-    #[must_use]
-    pub fn restored(self, scale: f64, since: u64) -> LossScaler {
-        LossScaler { scale, since, ..self }
+    ///
+    /// # Errors
+    /// Those of [`LossScaler::new`].
+    pub fn restored(self, scale: f64, since: u64) -> Result<LossScaler> {
+        Ok(LossScaler { since, ..LossScaler::new(scale, self.interval)? })
     }
 
     /// Notes whether the step's gradients were finite, and returns whether the step is to be made.
@@ -54,7 +70,7 @@ impl LossScaler {
             return false;
         }
         self.since += 1;
-        if self.since == self.interval {
+        if self.since >= self.interval {
             (self.scale, self.since) = (self.scale * 2.0, 0);
         }
         true
@@ -66,13 +82,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_factor_halves_on_overflow_and_doubles_after_the_interval() {
-        let mut scaler = LossScaler::new(8.0, 2);
+    fn the_factor_halves_on_overflow_and_doubles_after_the_interval() -> Result<()> {
+        let mut scaler = LossScaler::new(8.0, 2)?;
         assert!(!scaler.update(false));
         assert_eq!(scaler.scale(), 4.0);
         assert!(scaler.update(true) && scaler.update(true));
         assert_eq!(scaler.scale(), 8.0);
-        let saved = LossScaler::new(1.0, 2).restored(scaler.scale(), scaler.steps_since_change());
+        let saved = LossScaler::new(1.0, 2)?.restored(scaler.scale(), scaler.steps_since_change())?;
         assert_eq!(saved, scaler);
+        Ok(())
+    }
+
+    #[test]
+    fn a_factor_that_would_leave_out_every_step_is_refused() {
+        for (scale, interval) in [(f64::INFINITY, 1), (f64::NAN, 1), (0.0, 1), (-2.0, 1), (8.0, 0)] {
+            assert!(LossScaler::new(scale, interval).is_err(), "{scale}, {interval}");
+        }
     }
 }

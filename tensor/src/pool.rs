@@ -54,6 +54,11 @@ impl Pool {
     ///
     /// While one operation has the workers, others (of other threads, or inside a piece) run on their callers.
     pub fn for_each(&self, pieces: usize, f: impl Fn(usize) + Sync) {
+        self.run(pieces, &f);
+    }
+
+    /// [`Pool::for_each`], compiled once for all of its callers.
+    fn run(&self, pieces: usize, f: &(dyn Fn(usize) + Sync)) {
         if pieces < 2 || self.workers.is_empty() || self.busy.swap(true, Ordering::Acquire) {
             return (0..pieces).for_each(f);
         }
@@ -89,9 +94,14 @@ impl Pool {
     /// assert_eq!(data, [0, 0, 1, 1, 2]);
     /// ```
     pub fn for_each_chunk<T: Send>(&self, data: &mut [T], chunk: usize, f: impl Fn(usize, &mut [T]) + Sync) {
+        self.run_chunks(data, chunk, &f);
+    }
+
+    /// [`Pool::for_each_chunk`], compiled once for each type.
+    fn run_chunks<T: Send>(&self, data: &mut [T], chunk: usize, f: &(dyn Fn(usize, &mut [T]) + Sync)) {
         assert!(chunk > 0, "for_each_chunk: chunks of 0 elements");
         let (start, length) = (Shared(data.as_mut_ptr()), data.len());
-        self.for_each(length.div_ceil(chunk), |i| {
+        self.run(length.div_ceil(chunk), &|i| {
             let at = i * chunk;
             // SAFETY: `i` is below `length.div_ceil(chunk)`, so `at < length` and the slice ends inside `data`.
             // Every `i` comes once, so no two slices share an element; `data` is borrowed mutably by this call,

@@ -4,6 +4,7 @@ use std::marker::PhantomData;
 
 use phalanx_tensor::{bf16, f16};
 
+use super::kernel::SizedTile;
 use super::scratch::Scratch;
 use crate::real::Real;
 use crate::simd::{Float, Halves, Isa, Kernel, Runner, Vector, pair};
@@ -37,8 +38,12 @@ pub(crate) trait Place: 'static {
         sum: <Self::Acc as Float>::Vec<S>,
     ) -> <Self::Acc as Float>::Vec<S>;
 
-    /// Runs a kernel that makes places or calls [`Place::add`].
+    /// Runs a kernel that makes places.
     fn run<K: Kernel>(runner: Runner, kernel: K) -> K::Output;
+    /// Computes a tile.
+    fn compute<const H: usize, const W: usize>(runner: Runner, tile: SizedTile<'_, Self, H, W>)
+    where
+        Self: Sized;
 }
 
 /// [`Place::steps`] on the instruction set that [`Place::run`] takes.
@@ -75,6 +80,11 @@ impl<T: Float> Place for One<T> {
     fn run<K: Kernel>(runner: Runner, kernel: K) -> K::Output {
         runner.run(kernel)
     }
+
+    #[inline]
+    fn compute<const H: usize, const W: usize>(runner: Runner, tile: SizedTile<'_, Self, H, W>) {
+        runner.run(tile)
+    }
 }
 
 /// The steps of bf16 that [`Isa::dot_bf16`] takes at a time.
@@ -95,7 +105,13 @@ impl Place for Dot {
 
     #[inline]
     fn run<K: Kernel>(runner: Runner, kernel: K) -> K::Output {
-        runner.run_bf16(kernel)
+        runner.run_on_pairs(kernel).unwrap_or_else(|kernel| runner.run(kernel))
+    }
+
+    /// Where a place holds one step, tiles are those of f32.
+    #[inline]
+    fn compute<const H: usize, const W: usize>(runner: Runner, tile: SizedTile<'_, Self, H, W>) {
+        runner.run_on_pairs(tile).unwrap_or_else(|tile| runner.run(tile.of::<One<f32>>()))
     }
 }
 

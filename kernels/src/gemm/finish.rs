@@ -55,7 +55,10 @@ impl<T: GemmElem> FinishTile<'_, T> {
                 let len = (self.cols - first).min(V::LANES);
                 let sums = &self.sums[i * self.sums_row + first..][..len];
                 let sums = if len == V::LANES { V::load(sums) } else { V::load_partial(sums, T::Acc::ZERO) };
-                let bias = self.bias.map(|bias| T::load::<S>(&bias[first..first + len]));
+                let bias = match self.bias {
+                    Some(bias) => Some(T::load::<S>(&bias[first..first + len])),
+                    None => None,
+                };
                 let c = self.c.wrapping_add(i * self.c_strides.0 + first * self.c_strides.1);
                 if self.c_strides.1 == 1 {
                     // SAFETY: neighbours in a row of the tile, the caller's of `run_on`.

@@ -18,7 +18,7 @@ use super::element::Place;
 use super::tables::{add_planes, add_runs, prefetch_near};
 use super::tile::{FEW_ROWS, Tile, VECTORS, VECTORS_MAX, is_high, keeps, rows};
 use super::turned::turn_and_add;
-use crate::simd::{Float, Isa, Kernel, Runner, Vector};
+use crate::simd::{Float, Isa, Kernel, Runner, Vector, each};
 
 /// The most rows a tile has on any instruction set.
 pub(super) const ROWS_MAX: usize = 14;
@@ -54,15 +54,22 @@ pub(super) unsafe fn run_tile<P: Place>(runner: Runner, lanes: usize, rows: usiz
 #[inline]
 fn run_rows<P: Place, const H: usize>(runner: Runner, vectors: usize, tile: &mut Tile<P::Acc>) {
     match vectors {
-        1 => P::run(runner, Sized::<P, H, 1>(tile)),
-        2 => P::run(runner, Sized::<P, H, VECTORS>(tile)),
-        3 | 4 => P::run(runner, Sized::<P, H, 4>(tile)),
-        _ => P::run(runner, Sized::<P, H, VECTORS_MAX>(tile)),
+        1 => P::compute::<H, 1>(runner, SizedTile(tile)),
+        2 => P::compute::<H, VECTORS>(runner, SizedTile(tile)),
+        3 | 4 => P::compute::<H, 4>(runner, SizedTile(tile)),
+        _ => P::compute::<H, VECTORS_MAX>(runner, SizedTile(tile)),
     }
 }
 
 /// A tile whose size is known to the compiler.
-struct Sized<'a, P: Place, const H: usize, const W: usize>(&'a mut Tile<P::Acc>);
+pub(crate) struct SizedTile<'a, P: Place, const H: usize, const W: usize>(&'a mut Tile<P::Acc>);
+
+impl<'a, P: Place, const H: usize, const W: usize> SizedTile<'a, P, H, W> {
+    /// The tile for places of another kind.
+    pub(super) fn of<Q: Place<Acc = P::Acc>>(self) -> SizedTile<'a, Q, H, W> {
+        SizedTile(self.0)
+    }
+}
 
 /// How a tile reads: A's rows side by side, B by whole vectors.
 const PACKED: u8 = 0;
@@ -81,7 +88,7 @@ const PLACES: u8 = 7;
 /// B by whole vectors, A's rows from a table.
 const RUNS: u8 = 8;
 
-impl<P: Place, const H: usize, const W: usize> Kernel for Sized<'_, P, H, W> {
+impl<P: Place, const H: usize, const W: usize> Kernel for SizedTile<'_, P, H, W> {
     type Output = ();
 
     #[inline(always)]
@@ -162,7 +169,7 @@ where
     V: Vector<Elem = P::Acc>,
 {
     // Elements of each vector of columns; constant where none lacks lanes, so that all loops below are unrolled.
-    let lens: [usize; W] = std::array::from_fn(|j| match READ {
+    let lens: [usize; W] = each(|j| match READ {
         RAGGED | TURNED => tile.cols.saturating_sub(j * V::LANES).min(V::LANES),
         _ => V::LANES,
     });

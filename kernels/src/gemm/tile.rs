@@ -74,7 +74,7 @@ pub(super) const fn is_high(rows: usize, rows_max: usize) -> bool {
 
 /// The work of one tile, or of several, side by side or below each other. A's places: `a[i * a_row + k * a_step]`; B's:
 /// `b[k * b_step + j * b_col]`.
-pub(super) struct Tile<T> {
+pub(crate) struct Tile<T> {
     /// How many tiles. If several, each has `cols` columns, whole vectors if they lie side by side; A, B, the sums before, the
     /// bias and the result (what is brought near, too) are so many elements further on from one tile to the next.
     pub(super) count: usize,

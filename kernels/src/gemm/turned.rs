@@ -5,7 +5,7 @@
 use super::element::Place;
 use super::kernel::load;
 use super::tile::Tile;
-use crate::simd::{Float, Isa, LANES_MAX, Vector};
+use crate::simd::{Float, Isa, LANES_MAX, Vector, each};
 
 /// So few steps are added out of registers after B's last whole square.
 const FEW_STEPS: usize = 4;
@@ -28,8 +28,7 @@ where
     V: Vector<Elem = P::Acc>,
 {
     // Lanes beyond the last column repeat it; nobody looks at their sums.
-    let columns: [_; LANES_MAX] =
-        std::array::from_fn(|j| tile.b.wrapping_add(j.min(tile.cols - 1) * tile.b_col));
+    let columns: [_; LANES_MAX] = each(|j| tile.b.wrapping_add(j.min(tile.cols - 1) * tile.b_col));
     let whole = tile.steps - tile.steps % V::LANES;
     for step in (0..whole).step_by(V::LANES) {
         let ahead = step + SQUARES_AHEAD * V::LANES;

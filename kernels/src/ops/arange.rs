@@ -18,7 +18,10 @@ pub fn arange(
     dtype: DType,
     device: Device,
 ) -> Result<Tensor> {
-    let (start, end, step) = (start.into(), end.into(), step.into());
+    spaced([start.into(), end.into(), step.into()], dtype, device)
+}
+
+fn spaced([start, end, step]: [Scalar; 3], dtype: DType, device: Device) -> Result<Tensor> {
     let count = count(start, end, step).ok_or_else(|| {
         let why = format!("got {start} to {end} by {step}, wanted a finite step that leads to the end");
         Error::invalid("arange", why)

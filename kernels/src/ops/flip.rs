@@ -48,7 +48,7 @@ fn flip_on_gpu(x: &Tensor, dims: &[usize], out: &mut Tensor) -> Result<()> {
     layout.subtract(0, 2);
     let last = dims.iter().try_fold(x.clone(), |x, &d| x.narrow(d, x.shape()[d] - 1, 1))?;
     let (bits, same) = (bits_name(x.dtype()), Expression::of_bits("x[0]", x.dtype(), &[]));
-    cuda::evaluate_in(OP, &same, Arrangement::singly(layout), [bits; 3], [&last], out)
+    cuda::evaluate_in(OP, &same, Arrangement::singly(layout), [bits; 3], &[&last], out)
 }
 
 /// Counts the reversed dimensions from their last element down: element `i` of such a dimension has the source's

@@ -33,7 +33,11 @@ pub(crate) fn full_for(
 /// # Errors
 /// If the destination overlaps itself, or an integer dtype cannot hold the value.
 pub fn fill_(out: &mut Tensor, value: impl Into<Scalar>) -> Result<()> {
-    let value = value.into().fitting("fill", out.dtype())?;
+    fill_all(out, value.into())
+}
+
+fn fill_all(out: &mut Tensor, value: Scalar) -> Result<()> {
+    let value = value.fitting("fill", out.dtype())?;
     refuse_overlap("fill", out)?;
     if out.device().is_meta() {
         out.bump_version();

@@ -4,7 +4,7 @@ use phalanx_tensor::cuda::{Args, Grid, Program};
 use phalanx_tensor::{DType, Element, Result, Tensor};
 use smallvec::SmallVec;
 
-use super::trace::{self, Trace, VECTOR};
+use super::trace::{self, Trace, Traced, VECTOR};
 use super::{Pointwise, refuse_overlap};
 use crate::cuda::{File, LAYOUT, PRELUDE, Strided, type_name};
 
@@ -83,11 +83,14 @@ pub(super) fn map<const N: usize>(
     inputs: [&Tensor; N],
     out: &mut Tensor,
 ) -> Result<()> {
+    map_traced(op, &trace::function(|x: [Trace; N]| [f.eval(x)]), &inputs, out)
+}
+
+fn map_traced(op: &'static str, traced: &Traced, inputs: &[&Tensor], out: &mut Tensor) -> Result<()> {
     let (dtype, t) = (out.dtype(), type_name(out.dtype()));
-    let traced = trace::function(|x: [Trace; N]| [f.eval(x)]);
     let kind = Kind { files: FUNCTION, name: "pointwise.cu", types: [t, t, t] };
     let layout = Arrangement::new(op, inputs, out, &[dtype.size()])?;
-    kind.launch(op, layout, inputs, out, &[("FUNCTION", traced.text)], |args| traced.pass(args, dtype))
+    kind.launch(op, layout, inputs, out, &[("FUNCTION", traced.text)], &|args| traced.pass(args, dtype))
 }
 
 /// Sets `out` to the expression of the inputs, which broadcast to it. An input may be `out` itself.
@@ -97,21 +100,31 @@ pub(crate) fn evaluate<const N: usize>(
     inputs: [&Tensor; N],
     out: &mut Tensor,
 ) -> Result<()> {
+    const { assert!(N >= 1) };
+    evaluate_all(op, expression, &inputs, out)
+}
+
+fn evaluate_all(
+    op: &'static str,
+    expression: &Expression<'_>,
+    inputs: &[&Tensor],
+    out: &mut Tensor,
+) -> Result<()> {
     let moved = expression.value == bits_name(out.dtype());
     let name = |t: &Tensor| if moved { bits_name(t.dtype()) } else { storage_name(t.dtype()) };
-    let types = [name(inputs[0]), name(inputs[N - 1]), name(out)];
-    let sizes: [usize; N] = inputs.map(|t| t.dtype().size());
+    let types = [name(inputs[0]), name(inputs[inputs.len() - 1]), name(out)];
+    let sizes: SmallVec<[usize; 4]> = inputs.iter().map(|t| t.dtype().size()).collect();
     let layout = Arrangement::new(op, inputs, out, &sizes)?;
     evaluate_in(op, expression, layout, types, inputs, out)
 }
 
 /// [`evaluate`] of inputs that lie otherwise than their strides say.
-pub(crate) fn evaluate_in<const N: usize>(
+pub(crate) fn evaluate_in(
     op: &'static str,
     expression: &Expression<'_>,
     layout: Arrangement,
     types: [&str; 3],
-    inputs: [&Tensor; N],
+    inputs: &[&Tensor],
     out: &mut Tensor,
 ) -> Result<()> {
     const COUNTS: [&str; 5] = ["1", "1", "2", "3", "4"];
@@ -122,7 +135,7 @@ pub(crate) fn evaluate_in<const N: usize>(
         Numbers::Floats(k) => ("f64", k.len()),
     };
     let defines = [("EXPRESSION", text), ("VALUE", value), ("NUMBER", number), ("NUMBERS", COUNTS[count])];
-    kind.launch(op, layout, inputs, out, &defines, |args| match numbers {
+    kind.launch(op, layout, inputs, out, &defines, &|args| match numbers {
         // A kernel takes one number at least.
         _ if count == 0 => args.value(0u64),
         Numbers::Integers(k) => k.iter().fold(args, |args, &k| args.value(k)),
@@ -142,12 +155,7 @@ pub(crate) enum Arrangement {
 
 impl Arrangement {
     /// Of inputs with elements of these sizes, and of an output that does not overlap itself.
-    fn new<const N: usize>(
-        op: &'static str,
-        inputs: [&Tensor; N],
-        out: &Tensor,
-        input_bytes: &[usize],
-    ) -> Result<Arrangement> {
+    fn new(op: &'static str, inputs: &[&Tensor], out: &Tensor, input_bytes: &[usize]) -> Result<Arrangement> {
         refuse_overlap(op, out)?;
         if out.numel() == 0 {
             return Ok(Arrangement::Empty);
@@ -183,16 +191,15 @@ struct Kind<'a> {
 const THREADS: u32 = 256;
 
 impl Kind<'_> {
-    fn launch<'a, const N: usize>(
+    fn launch<'a>(
         &self,
         op: &'static str,
         arrangement: Arrangement,
-        inputs: [&'a Tensor; N],
+        inputs: &[&'a Tensor],
         out: &'a mut Tensor,
         own: &[(&str, &str)],
-        pass: impl FnOnce(Args<'a>) -> Args<'a>,
+        pass: &dyn Fn(Args<'a>) -> Args<'a>,
     ) -> Result<()> {
-        const { assert!(N >= 1 && N <= 4) };
         let [first, rest, result] = self.types;
         let (contiguous, entry, lanes) = match &arrangement {
             Arrangement::Empty => {
@@ -207,7 +214,7 @@ impl Kind<'_> {
             ("FIRST", first),
             ("REST", rest),
             ("OUT", result),
-            ("INPUTS", ["1", "2", "3", "4"][N - 1]),
+            ("INPUTS", ["1", "2", "3", "4"][inputs.len() - 1]),
             ("CONTIGUOUS", contiguous),
         ];
         let defines: SmallVec<[(&str, &str); 9]> = shared.iter().chain(own).copied().collect();

@@ -15,7 +15,7 @@ pub(crate) use in_place::{map_over, modify};
 
 use crate::check;
 use crate::real::{Real, for_real};
-use crate::simd::{Float, Isa, Kernel, Vector, dispatch};
+use crate::simd::{Float, Isa, Kernel, Vector, dispatch, each};
 use crate::source::{BLOCK, Source, for_each_part};
 
 /// A function of `N` elements.
@@ -199,11 +199,11 @@ impl<T: Float + Element, F: Pointwise<N>, const N: usize> Kernel for Block<'_, T
         let whole = self.out.len() / lanes * lanes;
         let (body, tail) = self.out.split_at_mut(whole);
         for (i, out) in body.chunks_exact_mut(lanes).enumerate() {
-            let x = std::array::from_fn(|n| T::Vec::<S>::load(&self.inputs[n][i * lanes..]));
+            let x = each(|n| T::Vec::<S>::load(&self.inputs[n][i * lanes..]));
             self.f.eval(x).store(out);
         }
         if !tail.is_empty() {
-            let x = std::array::from_fn(|n| T::Vec::<S>::load_partial(&self.inputs[n][whole..], T::ONE));
+            let x = each(|n| T::Vec::<S>::load_partial(&self.inputs[n][whole..], T::ONE));
             self.f.eval(x).store_partial(tail);
         }
     }
@@ -228,7 +228,7 @@ pub(crate) fn map_scalar<T: Element, U: Element, const N: usize>(
     let each = |inputs: [&[T]; N], out: &mut [U]| {
         assert!(inputs.iter().all(|x| x.len() == out.len())); // lets the loop go without bounds checks
         for (j, to) in out.iter_mut().enumerate() {
-            *to = f(std::array::from_fn(|n| inputs[n][j]));
+            *to = f(each(|n| inputs[n][j]));
         }
     };
     map_blocks(op, &each, inputs, out)
@@ -264,6 +264,15 @@ pub(crate) fn update<T: Element>(
     out: &mut Tensor,
     f: impl Fn(usize, &mut [T]) + Sync,
 ) -> Result<()> {
+    update_by(op, out, &f)
+}
+
+/// [`update`], compiled once for all functions.
+fn update_by<T: Element>(
+    op: &'static str,
+    out: &mut Tensor,
+    f: &(dyn Fn(usize, &mut [T]) + Sync),
+) -> Result<()> {
     if !out.is_contiguous() {
         return update_strided(op, out, f);
     }
@@ -282,7 +291,7 @@ pub(crate) fn update<T: Element>(
 
 /// [`update`] by way of a contiguous block.
 #[inline(never)]
-fn update_strided<T: Element>(op: &'static str, out: &mut Tensor, f: impl Fn(usize, &mut [T])) -> Result<()> {
+fn update_strided<T: Element>(op: &'static str, out: &mut Tensor, f: &dyn Fn(usize, &mut [T])) -> Result<()> {
     refuse_overlap(op, out)?;
     let layout = out.layout().clone();
     let mut target = out.write::<T>(op)?;

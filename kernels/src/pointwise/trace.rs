@@ -51,17 +51,26 @@ impl Traced {
 
 /// The function of `N` vectors that `f` is, with `K` results.
 pub(crate) fn function<const N: usize, const K: usize>(f: impl FnOnce([Trace; N]) -> [Trace; K]) -> Traced {
-    function_of(N, |x| f(std::array::from_fn(|n| x[n])).into_iter().collect())
+    let x = begin(N);
+    end(&f(std::array::from_fn(|n| x[n])))
 }
 
 /// [`function`], of as many vectors as are only known where it is called.
 pub(crate) fn function_of(inputs: usize, f: impl FnOnce(&[Trace]) -> SmallVec<[Trace; 4]>) -> Traced {
+    end(&f(&begin(inputs)))
+}
+
+/// The vectors of a new function.
+fn begin(inputs: usize) -> SmallVec<[Trace; 8]> {
     TAPE.with_borrow_mut(|tape| {
         tape.notes.clear();
         tape.numbers.clear();
     });
-    let x: SmallVec<[Trace; 8]> = (0..inputs).map(|n| Trace::note(Op::Input, [n as u16, 0, 0])).collect();
-    let results = f(&x);
+    (0..inputs).map(|n| Trace::note(Op::Input, [n as u16, 0, 0])).collect()
+}
+
+/// The function that has been noted.
+fn end(results: &[Trace]) -> Traced {
     TAPE.with_borrow_mut(|tape| {
         for (k, result) in results.iter().enumerate() {
             tape.push(Op::Result, [result.0, k as u16, 0]);

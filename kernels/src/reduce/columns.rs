@@ -11,10 +11,10 @@ use std::ops::Range;
 
 use phalanx_tensor::Result;
 
-use super::{Combine, Fold, Frame, Term, join};
+use super::{Combine, Finish, Frame, Reduction, Term};
 use crate::gemm::with_scratch;
 use crate::real::Real;
-use crate::simd::{Float, Isa, Kernel, Vector, dispatch};
+use crate::simd::{Float, Isa, Kernel, Vector, each};
 use crate::source::{BLOCK, Source};
 
 /// Rows brought together before f64.
@@ -28,12 +28,12 @@ const LINE: usize = 8;
 /// Parts that the rows are split into, at most.
 const PARTS_MAX: usize = 64;
 
-pub(super) fn fold<T: Real, C: Combine, F: Term<K>, U: Send, const K: usize>(
+pub(super) fn fold<T: Real, U: Send, const K: usize>(
     op: &'static str,
     frame: &Frame,
-    fold: Fold<'_, T::Wide, C, F>,
+    reduction: Reduction<'_, T::Wide, K>,
     out: &mut [U],
-    finish: impl Fn(usize, [f64; K]) -> U + Sync,
+    finish: Finish<'_, U, K>,
 ) -> Result<()> {
     let source = Source::<T>::open(op, &frame.view, frame.view.shape())?;
     let (device, outputs, rows) = (frame.view.device(), out.len(), rows_a_part(frame));
@@ -43,7 +43,7 @@ pub(super) fn fold<T: Real, C: Combine, F: Term<K>, U: Send, const K: usize>(
     let run = |slot: usize, scratch: &mut Scratch<T::Wide, K>, totals: &mut [[f64; K]]| {
         let (part, output) = (slot / outputs, slot % outputs);
         let rows = part * rows..frame.n.min((part + 1) * rows);
-        fold_columns(&source, frame, fold, rows, output, scratch, totals);
+        fold_columns(&source, frame, reduction, rows, output, scratch, totals);
     };
     if parts == 1 {
         pool.for_each_chunk(out, width, |piece, out| {
@@ -51,9 +51,7 @@ pub(super) fn fold<T: Real, C: Combine, F: Term<K>, U: Send, const K: usize>(
             for range in segments(start..start + out.len(), frame.inner) {
                 let totals = &mut totals[..range.len()];
                 run(range.start, &mut scratch, totals);
-                for (i, &total) in range.zip(&*totals) {
-                    out[i - start] = finish(i, total);
-                }
+                finish(range.start, totals, &mut out[range.start - start..range.end - start]);
             }
         });
         return Ok(());
@@ -75,10 +73,8 @@ pub(super) fn fold<T: Real, C: Combine, F: Term<K>, U: Send, const K: usize>(
                     line[..out.len()].copy_from_slice(&slots[part * outputs + first..][..out.len()]);
                     line
                 };
-                let line = join_parts(fold.combine, &part, 0..parts);
-                for (j, (to, total)) in out.iter_mut().zip(line).enumerate() {
-                    *to = finish(first + j, total);
-                }
+                let line = join_parts(reduction, &part, 0..parts);
+                finish(first, &line[..out.len()], out);
             }
         });
     });
@@ -88,19 +84,20 @@ pub(super) fn fold<T: Real, C: Combine, F: Term<K>, U: Send, const K: usize>(
 /// Outputs side by side.
 type Line<const K: usize> = [[f64; K]; LINE];
 
-/// [`super::pairwise`] of several outputs at a time, of which there is a part at least.
-fn join_parts<C: Combine, const K: usize>(
-    combine: C,
-    part: &impl Fn(usize) -> Line<K>,
+/// [`Reduction::pairwise`] of several outputs at a time, of which there is a part at least.
+fn join_parts<W: Float, const K: usize>(
+    reduction: Reduction<'_, W, K>,
+    part: &dyn Fn(usize) -> Line<K>,
     parts: Range<usize>,
 ) -> Line<K> {
     if parts.len() == 1 {
         return part(parts.start);
     }
     let middle = parts.start + parts.len().next_power_of_two() / 2;
-    let left = join_parts(combine, part, parts.start..middle);
-    let right = join_parts(combine, part, middle..parts.end);
-    std::array::from_fn(|j| join(combine, left[j], right[j]))
+    let mut left = join_parts(reduction, part, parts.start..middle);
+    let right = join_parts(reduction, part, middle..parts.end);
+    reduction.fold.join(&mut left, &right);
+    left
 }
 
 /// What one thread needs at a time.
@@ -109,11 +106,13 @@ struct Scratch<W, const K: usize> {
     rows: [W; SIDE * BLOCK],
     /// Columns that are being brought together.
     sums: [[W; BLOCK]; K],
+    /// The same, by column.
+    by_column: [[f64; K]; BLOCK],
 }
 
 impl<W: Float, const K: usize> Scratch<W, K> {
     fn new() -> Self {
-        Scratch { rows: [W::ZERO; SIDE * BLOCK], sums: [[W::ZERO; BLOCK]; K] }
+        Scratch { rows: [W::ZERO; SIDE * BLOCK], sums: [[W::ZERO; BLOCK]; K], by_column: [[0.0; K]; BLOCK] }
     }
 }
 
@@ -137,10 +136,10 @@ fn segments(range: Range<usize>, inner: usize) -> impl Iterator<Item = Range<usi
 }
 
 /// Reduces the columns from `output` on, which lie in one row, over `rows`.
-fn fold_columns<T: Real, C: Combine, F: Term<K>, const K: usize>(
+fn fold_columns<T: Real, const K: usize>(
     source: &Source<'_, T>,
     frame: &Frame,
-    fold: Fold<'_, T::Wide, C, F>,
+    reduction: Reduction<'_, T::Wide, K>,
     rows: Range<usize>,
     output: usize,
     scratch: &mut Scratch<T::Wide, K>,
@@ -148,14 +147,14 @@ fn fold_columns<T: Real, C: Combine, F: Term<K>, const K: usize>(
 ) {
     let (width, inner) = (totals.len(), frame.inner);
     let first = output / inner * frame.n * inner + output % inner;
-    let fold = fold.of(output..output + width);
-    let Scratch { rows: gathered, sums } = scratch;
+    let (shifts, neutral) = (reduction.shifts_of(output..output + width), reduction.fold.start());
+    let Scratch { rows: gathered, sums, by_column } = scratch;
     // Blocks and units begin at multiples of `SIDE` rows, so that the same rows meet whatever the layout.
     let unit =
         if source.all_wide().is_some() { ROWS } else { (SIDE * BLOCK / width / SIDE * SIDE).min(ROWS) };
-    totals.fill([C::START; K]);
+    totals.fill([neutral; K]);
     for block in rows.clone().step_by(ROWS) {
-        sums.iter_mut().for_each(|sums| sums[..width].fill(T::Wide::from_f64(C::START)));
+        sums.iter_mut().for_each(|sums| sums[..width].fill(T::Wide::from_f64(neutral)));
         let end = rows.end.min(block + ROWS);
         for row in (block..end).step_by(unit) {
             let rows = unit.min(end - row);
@@ -164,11 +163,14 @@ fn fold_columns<T: Real, C: Combine, F: Term<K>, const K: usize>(
                 Some(x) => (&x[start..][..(rows - 1) * inner + width], inner),
                 None => (gather(source, start, rows, inner, width, gathered), width),
             };
-            dispatch(Columns { x, stride, rows, width, fold, sums });
+            reduction.fold.columns(Columns { x, stride, rows, width, shifts, sums: &mut *sums });
         }
-        for (column, total) in totals.iter_mut().enumerate() {
-            *total = join(fold.combine, *total, std::array::from_fn(|k| sums[k][column].to_f64()));
+        for (column, to) in by_column[..width].iter_mut().enumerate() {
+            for (to, sums) in to.iter_mut().zip(&*sums) {
+                *to = sums[column].to_f64();
+            }
         }
+        reduction.fold.join(totals, by_column);
     }
 }
 
@@ -193,58 +195,76 @@ fn gather<'a, T: Real>(
 }
 
 /// Some columns of some rows, brought together with what `sums` holds.
-struct Columns<'a, W, C, F, const K: usize> {
+pub(super) struct Columns<'a, W, const K: usize> {
     x: &'a [W],
     stride: usize,
     rows: usize,
     width: usize,
-    fold: Fold<'a, W, C, F>,
+    shifts: &'a [W],
     sums: &'a mut [[W; BLOCK]; K],
 }
 
-impl<W: Float, C: Combine, F: Term<K>, const K: usize> Kernel for Columns<'_, W, C, F, K> {
+/// What is done with them.
+pub(super) struct Of<'a, W, C, F, const K: usize> {
+    pub(super) combine: C,
+    pub(super) term: F,
+    pub(super) columns: Columns<'a, W, K>,
+}
+
+impl<W: Float, C: Combine, F: Term<K>, const K: usize> Kernel for Of<'_, W, C, F, K> {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Isa>(mut self) {
-        let lanes = <W::Vec<S> as Vector>::LANES;
-        for row in (0..self.rows).step_by(SIDE) {
-            for column in (0..self.width).step_by(lanes) {
-                let part = column + lanes > self.width;
-                match (row + SIDE <= self.rows, part) {
-                    (true, false) => self.meet::<S, SIDE, false>(row, column),
-                    (true, true) => self.meet::<S, SIDE, true>(row, column),
-                    (false, _) => (row..self.rows).for_each(|row| self.meet::<S, 1, true>(row, column)),
+    fn run<S: Isa>(self) {
+        let (mut columns, lanes) = (self.columns, <W::Vec<S> as Vector>::LANES);
+        for row in (0..columns.rows).step_by(SIDE) {
+            for column in (0..columns.width).step_by(lanes) {
+                let part = column + lanes > columns.width;
+                let (c, t) = (self.combine, self.term);
+                match (row + SIDE <= columns.rows, part) {
+                    (true, false) => columns.add::<S, C, F, SIDE, false>(c, t, row, column),
+                    (true, true) => columns.add::<S, C, F, SIDE, true>(c, t, row, column),
+                    (false, _) => {
+                        for row in row..columns.rows {
+                            columns.add::<S, C, F, 1, true>(c, t, row, column);
+                        }
+                    }
                 }
             }
         }
     }
 }
 
-impl<W: Float, C: Combine, F: Term<K>, const K: usize> Columns<'_, W, C, F, K> {
+impl<W: Float, const K: usize> Columns<'_, W, K> {
     /// One vector of columns of `N` rows, a power of two.
     #[inline(always)]
-    fn meet<S: Isa, const N: usize, const PART: bool>(&mut self, row: usize, column: usize) {
+    fn add<S: Isa, C: Combine, F: Term<K>, const N: usize, const PART: bool>(
+        &mut self,
+        _: C,
+        term: F,
+        row: usize,
+        column: usize,
+    ) {
         let lanes = <W::Vec<S> as Vector>::LANES;
         let end = if PART { self.width.min(column + lanes) } else { column + lanes };
         let load = |x: &[W]| if PART { W::Vec::<S>::load_partial(x, W::ZERO) } else { W::Vec::<S>::load(x) };
-        let shift = match self.fold.shifts {
+        let shift = match self.shifts {
             [] => W::Vec::<S>::zero(),
             shifts => load(&shifts[column..end]),
         };
-        let mut terms: [[W::Vec<S>; K]; N] = std::array::from_fn(|i| {
+        let mut terms: [[W::Vec<S>; K]; N] = each(|i| {
             let start = (row + i) * self.stride;
             if !PART {
                 // The next rows, which are far from these, come near meanwhile. The first-level cache has no room for
                 // them where all rows share its places.
                 W::Vec::<S>::prefetch_far(self.x.as_ptr().wrapping_add(start + N * self.stride + column));
             }
-            self.fold.term.of(load(&self.x[start + column..start + end]), shift)
+            term.of(load(&self.x[start + column..start + end]), shift)
         });
         let mut half = N / 2;
         while half > 0 {
             for i in 0..half {
-                terms[i] = std::array::from_fn(|k| C::merge(terms[i][k], terms[i + half][k]));
+                terms[i] = each(|k| C::merge(terms[i][k], terms[i + half][k]));
             }
             half /= 2;
         }

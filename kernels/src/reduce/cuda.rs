@@ -60,6 +60,29 @@ pub(crate) fn fold<C: Combine, F: Term<K>, const K: usize>(
     target: Target<'_>,
     finish: &Finish,
 ) -> Result<()> {
+    let term = trace::function(|[x, shift]| term.of(x, shift));
+    let merge = trace::function(|[a, b]| [C::merge(a, b)]);
+    let function = Function { terms: K, term, merge, start: C::START };
+    fold_traced(op, frame, &function, precision, shifts, target, finish)
+}
+
+/// What is reduced to, noted.
+struct Function {
+    terms: usize,
+    term: Traced,
+    merge: Traced,
+    start: f64,
+}
+
+fn fold_traced(
+    op: &'static str,
+    frame: &Frame,
+    function: &Function,
+    precision: Precision,
+    shifts: Option<&Scratch>,
+    target: Target<'_>,
+    finish: &Finish,
+) -> Result<()> {
     let gpu = frame.view.device().gpu()?;
     let dtype = frame.view.dtype();
     let computed = if precision == Precision::Double { DType::F64 } else { wide_dtype(dtype) };
@@ -67,23 +90,22 @@ pub(crate) fn fold<C: Combine, F: Term<K>, const K: usize>(
         Target::Tensor(out) => out.dtype(),
         Target::Scratch(_) => wide_dtype(dtype),
     };
-    let term = trace::function(|[x, shift]| term.of(x, shift));
-    let merge = trace::function(|[a, b]| [C::merge(a, b)]);
+    let Function { terms, term, merge, start } = function;
     let plan = Plan::new(frame, 16 / dtype.size());
-    let names = Names { dtype, computed, result, terms: K, term: &term, merge: &merge, finish: finish.text };
+    let names = Names { dtype, computed, result, terms: *terms, term, merge, finish: finish.text };
     let kernel = |entry| names.kernel(op, gpu, plan.team, entry);
     let outputs = frame.outputs();
-    let parts = (plan.parts > 1).then(|| gpu.scratch(op, outputs * K * plan.parts * 8)).transpose()?;
+    let parts = (plan.parts > 1).then(|| gpu.scratch(op, outputs * terms * plan.parts * 8)).transpose()?;
     let operand = View::of(op, frame)?;
     let mut target = target;
     let args = output(Args::new(op, gpu), &mut target, parts.as_ref(), finish)?;
-    let args = shifts_of(operand.put(args, frame)?, shifts).value(plan.part_len as u64).value(C::START);
+    let args = shifts_of(operand.put(args, frame)?, shifts).value(plan.part_len as u64).value(*start);
     let (entry, grid) = plan.launch(frame);
     let args = if entry == "columns" { args.value(plan.lanes as u64) } else { args };
     kernel(entry)?.launch(grid, term.pass(args, computed))?;
     let Some(parts) = parts else { return Ok(()) };
     let args = output(Args::new(op, gpu), &mut target, None, finish)?.scratch(&parts);
-    let args = shifts_of(args.value(plan.parts as u64), shifts).value(C::START).value(outputs as u64);
+    let args = shifts_of(args.value(plan.parts as u64), shifts).value(*start).value(outputs as u64);
     kernel("finish")?.launch(Grid::new(outputs.div_ceil(4), 128), args)
 }
 

@@ -17,7 +17,7 @@ mod term;
 use phalanx_tensor::{Result, Tensor};
 
 use crate::real::Real;
-use crate::simd::Float;
+use crate::simd::{Float, dispatch};
 
 pub(crate) use combine::{Combine, Largest, Smallest, Total};
 pub(crate) use each::fold_each;
@@ -38,10 +38,16 @@ pub(crate) fn fold<T: Real, C: Combine, F: Term<K>, U: Send, const K: usize>(
     out: &mut [U],
     finish: impl Fn(usize, [f64; K]) -> U + Sync,
 ) -> Result<()> {
-    let fold = Fold { combine, term, shifts };
+    let finish = |first: usize, totals: &[[f64; K]], out: &mut [U]| {
+        for (i, (to, &total)) in out.iter_mut().zip(totals).enumerate() {
+            *to = finish(first + i, total);
+        }
+    };
+    let fold = Fold { combine, term };
+    let reduction = Reduction { fold: &fold, shifts };
     match frame.inner {
-        1 => rows::fold::<T, _, _, _, K>(op, frame, fold, out, finish),
-        _ => columns::fold::<T, _, _, _, K>(op, frame, fold, out, finish),
+        1 => rows::fold::<T, U, K>(op, frame, reduction, out, &finish),
+        _ => columns::fold::<T, U, K>(op, frame, reduction, out, &finish),
     }
 }
 
@@ -60,35 +66,73 @@ pub(crate) fn fold_tensor<T: Real, C: Combine, F: Term<K>, const K: usize>(
     fold::<T, C, F, T, K>(op, frame, fold_with, shifts, &mut target[..numel], finish)
 }
 
-/// What a pass over the elements does.
-#[derive(Clone, Copy)]
-struct Fold<'a, W, C, F> {
+/// Stores outputs: the first one's number, and the numbers of each.
+type Finish<'a, U, const K: usize> = &'a (dyn Fn(usize, &[[f64; K]], &mut [U]) + Sync);
+
+/// What a pass over the elements does with blocks of them, so that the frames around it are compiled once and not for every
+/// reduction.
+trait Blockwise<W: Float, const K: usize>: Sync {
+    /// What changes nothing.
+    fn start(&self) -> f64;
+    /// Reduces rows.
+    fn rows(&self, rows: rows::Rows<'_, W, K>);
+    /// Reduces columns.
+    fn columns(&self, columns: columns::Columns<'_, W, K>);
+    /// Brings each output's numbers together with others of the same output.
+    fn join(&self, totals: &mut [[f64; K]], others: &[[f64; K]]);
+}
+
+struct Fold<C, F> {
     combine: C,
     term: F,
-    /// One for each output, or none.
+}
+
+/// A reduction, and a number for each output that its terms refer to, or none.
+#[derive(Clone, Copy)]
+struct Reduction<'a, W, const K: usize> {
+    fold: &'a dyn Blockwise<W, K>,
     shifts: &'a [W],
 }
 
-impl<'a, W, C: Copy, F: Copy> Fold<'a, W, C, F> {
-    /// The fold of some of the outputs.
-    fn of(self, outputs: std::ops::Range<usize>) -> Self {
-        let shifts = if self.shifts.is_empty() { self.shifts } else { &self.shifts[outputs] };
-        Fold { shifts, ..self }
+impl<'a, W: Float, const K: usize> Reduction<'a, W, K> {
+    /// The shifts of some of the outputs.
+    fn shifts_of(self, outputs: std::ops::Range<usize>) -> &'a [W] {
+        if self.shifts.is_empty() { self.shifts } else { &self.shifts[outputs] }
     }
-}
 
-/// Brings results together by halves, so that rounding errors grow with the logarithm of their number.
-fn pairwise<C: Combine, const K: usize>(combine: C, parts: &[[f64; K]]) -> [f64; K] {
-    match parts {
-        [] => [C::START; K],
-        [one] => *one,
-        _ => {
-            let (left, right) = parts.split_at(parts.len().next_power_of_two() / 2);
-            join(combine, pairwise(combine, left), pairwise(combine, right))
+    /// Brings results together by halves, so that rounding errors grow with the logarithm of their number.
+    fn pairwise(self, parts: &[[f64; K]]) -> [f64; K] {
+        match parts {
+            [] => [self.fold.start(); K],
+            [one] => *one,
+            _ => {
+                let (left, right) = parts.split_at(parts.len().next_power_of_two() / 2);
+                let mut total = [self.pairwise(left)];
+                self.fold.join(&mut total, &[self.pairwise(right)]);
+                total[0]
+            }
         }
     }
 }
 
-fn join<C: Combine, const K: usize>(_: C, a: [f64; K], b: [f64; K]) -> [f64; K] {
-    std::array::from_fn(|k| C::join(a[k], b[k]))
+impl<W: Float, C: Combine, F: Term<K>, const K: usize> Blockwise<W, K> for Fold<C, F> {
+    fn start(&self) -> f64 {
+        C::START
+    }
+
+    fn rows(&self, rows: rows::Rows<'_, W, K>) {
+        dispatch(rows::Of { combine: self.combine, term: self.term, rows });
+    }
+
+    fn columns(&self, columns: columns::Columns<'_, W, K>) {
+        dispatch(columns::Of { combine: self.combine, term: self.term, columns });
+    }
+
+    fn join(&self, totals: &mut [[f64; K]], others: &[[f64; K]]) {
+        for (total, other) in totals.iter_mut().zip(others) {
+            for (total, &other) in total.iter_mut().zip(other) {
+                *total = C::join(*total, other);
+            }
+        }
+    }
 }

@@ -2,10 +2,10 @@
 
 use phalanx_tensor::Result;
 
-use super::{Combine, Fold, Frame, Term, pairwise};
+use super::{Combine, Finish, Frame, Reduction, Term};
 use crate::pointwise::piece_of;
 use crate::real::Real;
-use crate::simd::{Float, Isa, Kernel, Vector, dispatch};
+use crate::simd::{Float, Isa, Kernel, Vector, each};
 use crate::source::{BLOCK, Source};
 
 /// Vectors that are filled side by side: enough to hide an addition's latency and to keep chains short.
@@ -13,16 +13,16 @@ const SIDE: usize = 8;
 /// Rows that are handed to the vectors at once, at most.
 const ROWS: usize = 128;
 
-pub(super) fn fold<T: Real, C: Combine, F: Term<K>, U: Send, const K: usize>(
+pub(super) fn fold<T: Real, U: Send, const K: usize>(
     op: &'static str,
     frame: &Frame,
-    fold: Fold<'_, T::Wide, C, F>,
+    reduction: Reduction<'_, T::Wide, K>,
     out: &mut [U],
-    finish: impl Fn(usize, [f64; K]) -> U + Sync,
+    finish: Finish<'_, U, K>,
 ) -> Result<()> {
     let source = Source::<T>::open(op, &frame.view, frame.view.shape())?;
     if frame.n > BLOCK {
-        return fold_long(&source, frame, fold, out, finish);
+        return fold_long(&source, frame, reduction, out, finish);
     }
     let (n, pool) = (frame.n, frame.view.device().pool()?);
     // What lies as it is computed with needs no room, so that many rows are one call.
@@ -34,22 +34,20 @@ pub(super) fn fold<T: Real, C: Combine, F: Term<K>, U: Send, const K: usize>(
             let row = piece * rows_a_piece + i * rows_a_block;
             let x = source.wide(row * n, out.len() * n, &mut scratch);
             let parts = &mut parts[..out.len()];
-            dispatch(Rows { x, n, fold: fold.of(row..row + out.len()), parts });
-            for (j, (to, &part)) in out.iter_mut().zip(&*parts).enumerate() {
-                *to = finish(row + j, part);
-            }
+            reduction.fold.rows(Rows { x, n, shifts: reduction.shifts_of(row..row + out.len()), parts });
+            finish(row, parts, out);
         }
     });
     Ok(())
 }
 
 /// Rows of several blocks: first each block, then each row's blocks.
-fn fold_long<T: Real, C: Combine, F: Term<K>, U: Send, const K: usize>(
+fn fold_long<T: Real, U: Send, const K: usize>(
     source: &Source<'_, T>,
     frame: &Frame,
-    fold: Fold<'_, T::Wide, C, F>,
+    reduction: Reduction<'_, T::Wide, K>,
     out: &mut [U],
-    finish: impl Fn(usize, [f64; K]) -> U + Sync,
+    finish: Finish<'_, U, K>,
 ) -> Result<()> {
     let (n, device) = (frame.n, frame.view.device());
     let (blocks, pool) = (n.div_ceil(BLOCK), device.pool()?);
@@ -63,13 +61,14 @@ fn fold_long<T: Real, C: Combine, F: Term<K>, U: Send, const K: usize>(
             let len = BLOCK.min(n - start);
             let x = source.wide(row * n + start, len, &mut scratch);
             let parts = std::slice::from_mut(part);
-            dispatch(Rows { x, n: len, fold: fold.of(row..row + 1), parts });
+            reduction.fold.rows(Rows { x, n: len, shifts: reduction.shifts_of(row..row + 1), parts });
         }
     });
     pool.for_each_chunk(out, BLOCK.div_ceil(blocks), |piece, out| {
         for (i, to) in out.iter_mut().enumerate() {
             let row = piece * BLOCK.div_ceil(blocks) + i;
-            *to = finish(row, pairwise(fold.combine, &parts[row * blocks..][..blocks]));
+            let total = reduction.pairwise(&parts[row * blocks..][..blocks]);
+            finish(row, &[total], std::slice::from_mut(to));
         }
     });
     Ok(())
@@ -81,27 +80,36 @@ fn divide(block: usize, blocks: usize, size: usize) -> (usize, usize) {
 }
 
 /// Some rows of `n` elements each.
-struct Rows<'a, W, C, F, const K: usize> {
+pub(super) struct Rows<'a, W, const K: usize> {
     x: &'a [W],
     n: usize,
-    fold: Fold<'a, W, C, F>,
+    shifts: &'a [W],
     parts: &'a mut [[f64; K]],
 }
 
-impl<W: Float, C: Combine, F: Term<K>, const K: usize> Kernel for Rows<'_, W, C, F, K> {
+/// What is done with them.
+pub(super) struct Of<'a, W, C, F, const K: usize> {
+    pub(super) combine: C,
+    pub(super) term: F,
+    pub(super) rows: Rows<'a, W, K>,
+}
+
+impl<W: Float, C: Combine, F: Term<K>, const K: usize> Kernel for Of<'_, W, C, F, K> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Isa>(self) {
-        for (row, part) in self.parts.iter_mut().enumerate() {
-            let shift = self.fold.shifts.get(row).copied().unwrap_or(W::ZERO);
-            *part = fold_row::<S, W, C, F, K>(&self.x[row * self.n..][..self.n], self.fold.term, shift);
+        let Rows { x, n, shifts, parts } = self.rows;
+        for (row, part) in parts.iter_mut().enumerate() {
+            let shift = shifts.get(row).copied().unwrap_or(W::ZERO);
+            *part = fold_row::<S, W, C, F, K>(self.combine, &x[row * n..][..n], self.term, shift);
         }
     }
 }
 
 #[inline(always)]
 fn fold_row<S: Isa, W: Float, C: Combine, F: Term<K>, const K: usize>(
+    _: C,
     x: &[W],
     term: F,
     shift: W,
@@ -113,20 +121,20 @@ fn fold_row<S: Isa, W: Float, C: Combine, F: Term<K>, const K: usize>(
     for x in &mut wide {
         for (side, x) in sides.iter_mut().zip(x.chunks_exact(lanes)) {
             let terms = term.of(W::Vec::<S>::load(x), shift);
-            *side = std::array::from_fn(|k| C::merge(side[k], terms[k]));
+            *side = each(|k| C::merge(side[k], terms[k]));
         }
     }
     for (side, x) in sides.iter_mut().zip(wide.remainder().chunks(lanes)) {
         let x = if x.len() == lanes { W::Vec::<S>::load(x) } else { W::Vec::<S>::load_partial(x, fill) };
         let terms = term.of(x, shift);
-        *side = std::array::from_fn(|k| C::merge(side[k], terms[k]));
+        *side = each(|k| C::merge(side[k], terms[k]));
     }
     let mut half = SIDE / 2;
     while half > 0 {
         for i in 0..half {
-            sides[i] = std::array::from_fn(|k| C::merge(sides[i][k], sides[i + half][k]));
+            sides[i] = each(|k| C::merge(sides[i][k], sides[i + half][k]));
         }
         half /= 2;
     }
-    std::array::from_fn(|k| C::across(sides[0][k]).to_f64())
+    each(|k| C::across(sides[0][k]).to_f64())
 }

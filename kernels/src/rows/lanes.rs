@@ -27,13 +27,36 @@ fn load<V: Vector, const N: usize>(
     v
 }
 
+/// A function of `N` vectors: a closure, or, where that is too large to be inlined without being told, a type whose `of` is told.
+pub(crate) trait Function<V, const N: usize> {
+    /// Its value.
+    fn of(&self, x: [V; N]) -> V;
+}
+
+impl<V, F: Fn([V; N]) -> V, const N: usize> Function<V, N> for F {
+    #[inline(always)]
+    fn of(&self, x: [V; N]) -> V {
+        self(x)
+    }
+}
+
 /// `y[i] = f(x[0][i], x[1][i], ..)`.
 #[inline(always)]
 pub(crate) fn map<V: Vector, const N: usize>(x: [&[V::Elem]; N], y: &mut [V::Elem], f: impl Fn([V; N]) -> V) {
+    map_by(x, y, f);
+}
+
+/// [`map`] by a function of either kind.
+#[inline(always)]
+pub(crate) fn map_by<V: Vector, const N: usize>(
+    x: [&[V::Elem]; N],
+    y: &mut [V::Elem],
+    f: impl Function<V, N>,
+) {
     let mut at = 0;
     while at < y.len() {
         let whole = at + V::LANES <= y.len();
-        let result = f(load(&x, at, whole, &[V::Elem::ZERO; N]));
+        let result = f.of(load(&x, at, whole, &[V::Elem::ZERO; N]));
         if whole {
             result.store(&mut y[at..])
         } else {

@@ -5,6 +5,7 @@
 //! the rows over the device's threads and adds the sums of fixed blocks of rows in their order, so that bits do not
 //! depend on the number of threads.
 
+pub(crate) mod columns;
 pub(crate) mod cuda;
 pub(crate) mod lanes;
 
@@ -38,6 +39,10 @@ pub(crate) trait RowKernel<T: Float, const N: usize>: Sync {
     /// The row's computation. To be marked `#[inline(always)]`.
     fn run<S: Isa>(&self, row: Row<'_, T, N>);
 }
+
+/// [`RowKernel::run`] on the process's instruction set, erased so that the frame around it is compiled once and not for every
+/// kernel.
+type Rowwise<'a, T, const N: usize> = &'a (dyn Fn(Row<'_, T, N>) + Sync);
 
 /// The sizes of an operation on rows.
 #[derive(Clone, Copy)]
@@ -74,6 +79,17 @@ pub(crate) fn run<T: Real, const N: usize>(
 pub(crate) fn run_added<T: Real, const N: usize>(
     op: &'static str,
     kernel: &impl RowKernel<T::Wide, N>,
+    shape: Shape,
+    inputs: [&Tensor; N],
+    sum: Option<&mut Tensor>,
+    outputs: Outputs<'_, T::Wide>,
+) -> Result<Vec<f64>> {
+    run_by::<T, N>(op, &|row| dispatch(Call { kernel, row }), shape, inputs, sum, outputs)
+}
+
+fn run_by<T: Real, const N: usize>(
+    op: &'static str,
+    kernel: Rowwise<'_, T::Wide, N>,
     shape: Shape,
     inputs: [&Tensor; N],
     sum: Option<&mut Tensor>,
@@ -139,7 +155,7 @@ struct Block<'a, T: Real> {
 impl<T: Real> Block<'_, T> {
     fn run<const N: usize>(
         &mut self,
-        kernel: &impl RowKernel<T::Wide, N>,
+        kernel: Rowwise<'_, T::Wide, N>,
         shape: Shape,
         sources: &[Source<'_, T>; N],
     ) {
@@ -164,7 +180,7 @@ impl<T: Real> Block<'_, T> {
     fn run_row<const N: usize>(
         &mut self,
         i: usize,
-        kernel: &impl RowKernel<T::Wide, N>,
+        kernel: Rowwise<'_, T::Wide, N>,
         shape: Shape,
         sources: &[Source<'_, T>; N],
         gathered: &mut [&mut [T::Wide]; N],
@@ -183,13 +199,13 @@ impl<T: Real> Block<'_, T> {
         let stats = &mut self.stats[i * shape.stats..][..shape.stats];
         let sums = &mut *self.sums;
         match T::as_wide_mut(y) {
-            Some(y) => dispatch(Call { kernel, row: Row { index, x, y, stats, sums } }),
+            Some(y) => kernel(Row { index, x, y, stats, sums }),
             None => {
                 let to = if self.y.is_empty() { 0 } else { width };
                 if N == 0 {
                     T::widen_all(&self.y[i * to..][..to], &mut wide[..to]);
                 }
-                dispatch(Call { kernel, row: Row { index, x, y: &mut wide[..to], stats, sums } });
+                kernel(Row { index, x, y: &mut wide[..to], stats, sums });
                 T::narrow_all(&wide[..to], &mut self.y[i * to..][..to]);
             }
         }

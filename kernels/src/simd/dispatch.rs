@@ -184,16 +184,16 @@ impl Runner {
         unsafe { trampoline(self.0, kernel) }
     }
 
-    /// [`Runner::run`] for a kernel that has to do with [`Isa::dot_bf16`]: on pairs where there is an instruction for them,
-    /// AVX-512's, which takes subnormal inputs for zero and makes subnormal sums zero.
+    /// Runs a kernel that has to do with [`Isa::dot_bf16`] where there is an instruction for pairs: AVX-512's, which takes
+    /// subnormal inputs for zero and makes subnormal sums zero. Elsewhere the kernel comes back.
     #[inline]
-    pub(crate) fn run_bf16<K: Kernel>(self, kernel: K) -> K::Output {
+    pub(crate) fn run_on_pairs<K: Kernel>(self, kernel: K) -> Result<K::Output, K> {
         #[cfg(target_arch = "x86_64")]
         if self.0 == IsaName::Avx512 && is_x86_feature_detected!("avx512bf16") {
             // SAFETY: the CPU was just seen to have it.
-            return unsafe { run_avx512_bf16(kernel) };
+            return Ok(unsafe { run_avx512_bf16(kernel) });
         }
-        self.run(kernel)
+        Err(kernel)
     }
 }
 

@@ -14,6 +14,7 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod dispatch;
+mod each;
 mod float;
 mod halves;
 mod math;
@@ -29,6 +30,7 @@ mod vector;
 pub(crate) use dispatch::dispatch_on;
 pub(crate) use dispatch::{Isa, Kernel, Runner, dispatch};
 pub use dispatch::{IsaName, available_isas, checked_isa, isa};
+pub(crate) use each::each;
 pub(crate) use float::Float;
 pub(crate) use halves::{Halves, narrow_bf16, narrow_f16, pair, widen_bf16, widen_f16};
 pub(crate) use vector::{LANES_MAX, Mask, Vector};

@@ -14,6 +14,7 @@ use crate::real::for_element;
 /// If there is no such dimension.
 pub fn cumprod(x: &Tensor, dim: impl Dim) -> Result<Tensor> {
     let merge = Merge { text: "a * b", first: "1" };
+    let dim = dim.resolve(x.rank().max(1), "cumprod")?;
     running("cumprod", x, dim, merge, (|a, b| a * b, 1.0), (i64::wrapping_mul, 1))
 }
 
@@ -24,6 +25,7 @@ pub fn cumprod(x: &Tensor, dim: impl Dim) -> Result<Tensor> {
 pub fn cummax(x: &Tensor, dim: impl Dim) -> Result<Tensor> {
     let merge = Merge { text: "(a > b || a != a ? a : b)", first: "least<Value>()" };
     let larger = |a: f64, b: f64| if a > b || a.is_nan() { a } else { b };
+    let dim = dim.resolve(x.rank().max(1), "cummax")?;
     running("cummax", x, dim, merge, (larger, f64::NEG_INFINITY), (i64::max, i64::MIN))
 }
 
@@ -34,6 +36,7 @@ pub fn cummax(x: &Tensor, dim: impl Dim) -> Result<Tensor> {
 pub fn cummin(x: &Tensor, dim: impl Dim) -> Result<Tensor> {
     let merge = Merge { text: "(a < b || a != a ? a : b)", first: "most<Value>()" };
     let smaller = |a: f64, b: f64| if a < b || a.is_nan() { a } else { b };
+    let dim = dim.resolve(x.rank().max(1), "cummin")?;
     running("cummin", x, dim, merge, (smaller, f64::INFINITY), (i64::min, i64::MAX))
 }
 
@@ -46,6 +49,7 @@ pub fn logcumsumexp(x: &Tensor, dim: impl Dim) -> Result<Tensor> {
         return Err(Error::dtype("logcumsumexp", x.dtype(), "a floating-point dtype"));
     }
     let merge = Merge { text: "log_add(a, b)", first: "least<Value>()" };
+    let dim = dim.resolve(x.rank().max(1), "logcumsumexp")?;
     running("logcumsumexp", x, dim, merge, (add_logarithms, f64::NEG_INFINITY), (i64::wrapping_add, 0))
 }
 
@@ -55,12 +59,11 @@ type With<T> = (fn(T, T) -> T, T);
 fn running(
     op: &'static str,
     x: &Tensor,
-    dim: impl Dim,
+    dim: usize,
     merge: Merge,
     (float, nothing): With<f64>,
     (integer, none): With<i64>,
 ) -> Result<Tensor> {
-    let dim = dim.resolve(x.rank().max(1), op)?;
     super::scanned(op, x, dim, false, merge, |scan: &Scan, x, out| {
         for_element!(x.dtype(), T => match out.dtype() {
             DType::I64 => scan.run::<T, i64, i64>(x, out, none, |sum, x| integer(sum, x.to_i64()), |sum| sum),

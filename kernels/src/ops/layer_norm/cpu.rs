@@ -3,7 +3,8 @@
 //! The mean is `high + low`: `high` is the rounded mean, `low` the mean of what remains after subtracting it. So the
 //! differences `(x - high) - low` and the variance keep their digits when the spread is small beside the mean.
 
-use crate::rows::{Row, RowKernel, lanes};
+use crate::rows::lanes::{self, Function};
+use crate::rows::{Row, RowKernel};
 use crate::simd::{Float, Isa, Vector};
 
 /// Numbers kept of a row: the mean's two parts, if there is one, and the inverse deviation.
@@ -35,6 +36,24 @@ impl<V: Vector, const CENTERED: bool> Standard<V, CENTERED> {
     }
 }
 
+/// `x` standardised, times a weight if `W`, plus a bias if `B`, which come after `x`.
+struct Affine<V, const CENTERED: bool, const W: bool, const B: bool>(Standard<V, CENTERED>);
+
+impl<V: Vector, const CENTERED: bool, const W: bool, const B: bool, const N: usize> Function<V, N>
+    for Affine<V, CENTERED, W, B>
+{
+    #[inline(always)]
+    fn of(&self, x: [V; N]) -> V {
+        let y = self.0.of(x[0]);
+        match (W, B) {
+            (false, false) => y,
+            (true, false) => y * x[1],
+            (false, true) => y + x[1],
+            (true, true) => y.mul_add(x[1], x[2]),
+        }
+    }
+}
+
 pub(super) struct Forward<'a, T, const CENTERED: bool> {
     pub(super) weight: Option<&'a [T]>,
     pub(super) bias: Option<&'a [T]>,
@@ -48,10 +67,10 @@ impl<T: Float, const CENTERED: bool, const N: usize> RowKernel<T, N> for Forward
         measure::<T::Vec<S>, CENTERED>(x, self.eps, stats);
         let standard = Standard::<T::Vec<S>, CENTERED>::load(stats);
         match (self.weight, self.bias) {
-            (None, None) => lanes::map([x], y, |[x]| standard.of(x)),
-            (Some(w), None) => lanes::map([x, w], y, |[x, w]| standard.of(x) * w),
-            (None, Some(b)) => lanes::map([x, b], y, |[x, b]| standard.of(x) + b),
-            (Some(w), Some(b)) => lanes::map([x, w, b], y, |[x, w, b]| standard.of(x).mul_add(w, b)),
+            (None, None) => lanes::map_by([x], y, Affine::<_, CENTERED, false, false>(standard)),
+            (Some(w), None) => lanes::map_by([x, w], y, Affine::<_, CENTERED, true, false>(standard)),
+            (None, Some(b)) => lanes::map_by([x, b], y, Affine::<_, CENTERED, false, true>(standard)),
+            (Some(w), Some(b)) => lanes::map_by([x, w, b], y, Affine::<_, CENTERED, true, true>(standard)),
         }
     }
 }

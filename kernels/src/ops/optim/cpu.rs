@@ -5,7 +5,7 @@ use phalanx_tensor::{Element, Read, Result, Tensor};
 use super::Rule;
 use crate::pointwise::PIECE;
 use crate::real::Real;
-use crate::simd::{Float, Isa, Kernel, Vector, dispatch};
+use crate::simd::{Float, Isa, Kernel, Vector, dispatch, each};
 use crate::source::BLOCK;
 
 /// The gradient as it is stored: in the parameter's dtype or in the one that is computed in.
@@ -22,10 +22,27 @@ struct Piece<'a, T: Real, const N: usize> {
     state: [&'a mut [T::Wide]; N],
 }
 
+/// [`Rule::eval`] over a block on the process's instruction set, erased so that the frame around it is compiled once and not for
+/// every rule.
+type Apply<'a, T, const N: usize> = &'a (dyn Fn(Block<'_, T, N>) + Sync);
+
 /// One item's update.
 pub(super) fn run<T: Real, R: Rule<N>, const N: usize>(
     op: &'static str,
     rule: R,
+    param: &mut Tensor,
+    master: Option<&mut Tensor>,
+    grad: &Tensor,
+    scale: f64,
+    state: [&mut Tensor; N],
+) -> Result<()> {
+    let apply = |block: Block<'_, T::Wide, N>| dispatch(Ruled { rule, block });
+    run_by::<T, N>(op, &apply, param, master, grad, scale, state)
+}
+
+fn run_by<T: Real, const N: usize>(
+    op: &'static str,
+    apply: Apply<'_, T::Wide, N>,
     param: &mut Tensor,
     mut master: Option<&mut Tensor>,
     grad: &Tensor,
@@ -65,7 +82,7 @@ pub(super) fn run<T: Real, R: Rule<N>, const N: usize>(
     }
     let scale = T::Wide::from_f64(scale);
     pool.for_each_chunk(&mut pieces, 1, |_, piece| {
-        piece.iter_mut().for_each(|piece| step(rule, piece, &gradient, scale));
+        piece.iter_mut().for_each(|piece| step(apply, piece, &gradient, scale));
     });
     Ok(())
 }
@@ -77,8 +94,8 @@ fn take_front<'a, T>(slice: &mut &'a mut [T], len: usize) -> &'a mut [T] {
 }
 
 /// One stretch, block by block, so that what is widened stays in the first-level cache.
-fn step<T: Real, R: Rule<N>, const N: usize>(
-    rule: R,
+fn step<T: Real, const N: usize>(
+    apply: Apply<'_, T::Wide, N>,
     piece: &mut Piece<'_, T, N>,
     gradient: &Gradient<'_, T>,
     scale: T::Wide,
@@ -101,51 +118,56 @@ fn step<T: Real, R: Rule<N>, const N: usize>(
         let stored = &mut piece.param[start..start + len];
         if let Some(master) = &mut piece.master {
             let p = &mut master[start..start + len];
-            dispatch(Block { rule, scale, p, g, state });
+            apply(Block { scale, p, g, state });
             T::narrow_all(&master[start..start + len], stored);
         } else if let Some(p) = T::as_wide_mut(stored) {
-            dispatch(Block { rule, scale, p, g, state });
+            apply(Block { scale, p, g, state });
         } else {
             let p = &mut p_wide[..len];
             T::widen_all(stored, p);
-            dispatch(Block { rule, scale, p: &mut *p, g, state });
+            apply(Block { scale, p: &mut *p, g, state });
             T::narrow_all(p, stored);
         }
     }
 }
 
 /// One block: every slice is of one length.
-struct Block<'a, T, R, const N: usize> {
-    rule: R,
+struct Block<'a, T, const N: usize> {
     scale: T,
     p: &'a mut [T],
     g: &'a [T],
     state: [&'a mut [T]; N],
 }
 
-impl<T: Float + Element, R: Rule<N>, const N: usize> Kernel for Block<'_, T, R, N> {
+struct Ruled<'a, T, R, const N: usize> {
+    rule: R,
+    block: Block<'a, T, N>,
+}
+
+impl<T: Float + Element, R: Rule<N>, const N: usize> Kernel for Ruled<'_, T, R, N> {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Isa>(mut self) {
+    fn run<S: Isa>(self) {
+        let Ruled { rule, block: mut b } = self;
         let lanes = <T::Vec<S> as Vector>::LANES;
-        let whole = self.p.len() / lanes * lanes;
-        let scale = T::Vec::<S>::splat(self.scale);
+        let whole = b.p.len() / lanes * lanes;
+        let scale = T::Vec::<S>::splat(b.scale);
         for i in (0..whole).step_by(lanes) {
-            let g = T::Vec::<S>::load(&self.g[i..]) * scale;
-            let state = std::array::from_fn(|n| T::Vec::<S>::load(&self.state[n][i..]));
-            let (p, state) = self.rule.eval(T::Vec::<S>::load(&self.p[i..]), g, state);
-            p.store(&mut self.p[i..]);
-            for (to, x) in self.state.iter_mut().zip(state) {
+            let g = T::Vec::<S>::load(&b.g[i..]) * scale;
+            let state = each(|n| T::Vec::<S>::load(&b.state[n][i..]));
+            let (p, state) = rule.eval(T::Vec::<S>::load(&b.p[i..]), g, state);
+            p.store(&mut b.p[i..]);
+            for (to, x) in b.state.iter_mut().zip(state) {
                 x.store(&mut to[i..]);
             }
         }
-        if whole < self.p.len() {
+        if whole < b.p.len() {
             let load = |x: &[T]| T::Vec::<S>::load_partial(&x[whole..], T::ONE);
-            let state = std::array::from_fn(|n| load(self.state[n]));
-            let (p, state) = self.rule.eval(load(self.p), load(self.g) * scale, state);
-            p.store_partial(&mut self.p[whole..]);
-            for (to, x) in self.state.iter_mut().zip(state) {
+            let state = each(|n| load(b.state[n]));
+            let (p, state) = rule.eval(load(b.p), load(b.g) * scale, state);
+            p.store_partial(&mut b.p[whole..]);
+            for (to, x) in b.state.iter_mut().zip(state) {
                 x.store_partial(&mut to[whole..]);
             }
         }

@@ -2,7 +2,7 @@
 
 use phalanx_tensor::{Dims, Error, Loops, Result, Stream4, Window, contiguous_strides};
 
-use crate::simd::{Isa, Kernel, dispatch};
+use crate::simd::{Isa, Kernel, dispatch, each};
 use crate::source::for_each_part;
 
 /// The words of a shard's elements.
@@ -83,20 +83,20 @@ impl Kernel for Run<'_> {
 fn philox(mut key: [u32; 2], block: u64, lane: u64) -> [u32; 4 * BLOCKS] {
     let number = |i: usize| block.wrapping_add(i as u64);
     let mut counter = [
-        std::array::from_fn(|i| number(i) as u32),
-        std::array::from_fn(|i| (number(i) >> 32) as u32),
+        each(|i| number(i) as u32),
+        each(|i| (number(i) >> 32) as u32),
         [lane as u32; BLOCKS],
         [(lane >> 32) as u32; BLOCKS],
     ];
     for _ in 0..10 {
         let [c0, c1, c2, c3] = counter;
-        let a: [u64; BLOCKS] = std::array::from_fn(|i| u64::from(c0[i]) * 0xD251_1F53);
-        let b: [u64; BLOCKS] = std::array::from_fn(|i| u64::from(c2[i]) * 0xCD9E_8D57);
+        let a: [u64; BLOCKS] = each(|i| u64::from(c0[i]) * 0xD251_1F53);
+        let b: [u64; BLOCKS] = each(|i| u64::from(c2[i]) * 0xCD9E_8D57);
         counter = [
-            std::array::from_fn(|i| (b[i] >> 32) as u32 ^ c1[i] ^ key[0]),
-            b.map(|b| b as u32),
-            std::array::from_fn(|i| (a[i] >> 32) as u32 ^ c3[i] ^ key[1]),
-            a.map(|a| a as u32),
+            each(|i| (b[i] >> 32) as u32 ^ c1[i] ^ key[0]),
+            each(|i| b[i] as u32),
+            each(|i| (a[i] >> 32) as u32 ^ c3[i] ^ key[1]),
+            each(|i| a[i] as u32),
         ];
         key = [key[0].wrapping_add(0x9E37_79B9), key[1].wrapping_add(0xBB67_AE85)];
     }

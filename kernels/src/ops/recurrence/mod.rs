@@ -10,6 +10,7 @@ use crate::pointwise::PIECE;
 use crate::real::for_real;
 use crate::reduce::{VALUE, stored};
 
+const OP: &str = "recurrence";
 const FILES: &[File] = &[PRELUDE, VALUE, ("recurrence.cu", include_str!("recurrence.cu"))];
 
 /// `y[i] = a[i] y[i - 1] + b[i]` along `dim`, beginning with `y[0] = b[0]`; if `reversed` from the end,
@@ -18,13 +19,15 @@ const FILES: &[File] = &[PRELUDE, VALUE, ("recurrence.cu", include_str!("recurre
 /// # Errors
 /// If the dtype is no floating-point one, shapes, dtypes or devices differ, or there is no such dimension.
 pub fn recurrence(a: &Tensor, b: &Tensor, dim: impl Dim, reversed: bool) -> Result<Tensor> {
-    const OP: &str = "recurrence";
+    run_along(a, b, dim.resolve(a.rank().max(1), OP)?, reversed)
+}
+
+fn run_along(a: &Tensor, b: &Tensor, dim: usize, reversed: bool) -> Result<Tensor> {
     check::float(OP, a)?;
     check::same(OP, &[a, b])?;
     if a.shape() != b.shape() {
         return Err(Error::shape(OP, format!("{:?} and {:?}", a.shape(), b.shape()), "one shape"));
     }
-    let dim = dim.resolve(a.rank().max(1), OP)?;
     let (a, b) = (a.contiguous()?, b.contiguous()?);
     let mut out = a.empty_like()?;
     if out.device().is_meta() || out.numel() == 0 {
@@ -47,7 +50,6 @@ struct Lines {
 
 impl Lines {
     fn run<T: Number>(&self, a: &Tensor, b: &Tensor, out: &mut Tensor) -> Result<()> {
-        const OP: &str = "recurrence";
         let (inner, slab, numel) = (self.inner, self.n * self.inner, out.numel());
         let (a_read, b_read) = (a.read::<T>(OP)?, b.read::<T>(OP)?);
         let (a, b) = (&a_read[a.offset()..][..numel], &b_read[b.offset()..][..numel]);

@@ -14,6 +14,10 @@ const PROGRAM: RowProgram = row_program!("softmax.cu");
 /// # Errors
 /// If there is no such dimension, or the dtype is no floating-point one.
 pub fn softmax(x: &Tensor, dim: impl Dim) -> Result<Tensor> {
+    forward(x, dim.resolve(x.rank().max(1), "softmax")?)
+}
+
+fn forward(x: &Tensor, dim: usize) -> Result<Tensor> {
     along("softmax", cpu::Forward, (PROGRAM, "forward"), [x], dim)
 }
 
@@ -22,6 +26,10 @@ pub fn softmax(x: &Tensor, dim: impl Dim) -> Result<Tensor> {
 /// # Errors
 /// If there is no such dimension, or shapes, dtypes or devices differ.
 pub fn softmax_backward(y: &Tensor, dy: &Tensor, dim: impl Dim) -> Result<Tensor> {
+    backward(y, dy, dim.resolve(y.rank().max(1), "softmax_backward")?)
+}
+
+fn backward(y: &Tensor, dy: &Tensor, dim: usize) -> Result<Tensor> {
     along("softmax_backward", cpu::BackwardOf, (PROGRAM, "backward"), [y, dy], dim)
 }
 

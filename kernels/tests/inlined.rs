@@ -1,0 +1,28 @@
+//! Everything a kernel does with vectors is inlined into it: an intrinsic that is a function of its own is called with its
+//! vectors in memory, by code that was compiled without the instruction set.
+#![cfg(all(target_os = "linux", target_arch = "x86_64", not(debug_assertions)))]
+
+use std::path::PathBuf;
+use std::process::Command;
+
+/// The library that this test was linked with.
+fn library() -> PathBuf {
+    let test = std::env::current_exe().expect("a test has a path");
+    let found = test.parent().expect("target/PROFILE/deps").read_dir().expect("a folder").flatten();
+    let libraries = found.map(|entry| entry.path()).filter(|path| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        name.starts_with("libphalanx_kernels-") && name.ends_with(".rlib")
+    });
+    let built = |path: &PathBuf| path.metadata().and_then(|m| m.modified()).expect("a file has a time");
+    libraries.max_by_key(built).expect("the library lies beside its tests")
+}
+
+#[test]
+fn no_intrinsic_is_left_as_a_function() {
+    let library = library();
+    let listed = Command::new("nm").arg(&library).output().expect("nm comes with the linker");
+    let symbols = String::from_utf8_lossy(&listed.stdout).into_owned();
+    assert!(symbols.contains("run_avx2"), "{}: no symbols", library.display());
+    let left: Vec<&str> = symbols.lines().filter(|line| line.contains("core_arch")).collect();
+    assert!(left.is_empty(), "{} intrinsics are functions in {}: {left:#?}", left.len(), library.display());
+}
