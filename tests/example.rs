@@ -34,6 +34,9 @@ fn example(name: &str) -> Command {
         if cfg!(feature = "mpi") {
             build.args(["--features", "mpi"]);
         }
+        if let Ok(features) = std::env::var("PHALANX_EXAMPLE_FEATURES") {
+            build.args(["--features", &features]);
+        }
         assert!(build.status().expect("cargo runs").success(), "the examples build");
         let tests = std::env::current_exe().expect("a test has a path");
         tests.parent().and_then(Path::parent).expect("target/PROFILE/deps").join("examples")

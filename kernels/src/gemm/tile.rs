@@ -58,7 +58,9 @@ impl TileShape {
 
 /// A full tile's rows: all registers but a few hold sums.
 pub(super) const fn rows<S: Isa>() -> usize {
-    (S::REGISTERS - 4) / VECTORS
+    let rows = (S::REGISTERS - 4) / VECTORS;
+    assert!(rows >= FEW_ROWS, "plans take tiles of few rows for granted");
+    rows
 }
 
 /// Whether a tile of so many rows and vectors can pack what it reads, or read by a table: one that is about as large as

@@ -14,7 +14,7 @@ impl Isa for Scalar {
     type F32 = Lane<f32>;
     type F64 = Lane<f64>;
     /// As if there were few: tiles stay small, and so does what is compiled for tests and unknown processors.
-    const REGISTERS: usize = 8;
+    const REGISTERS: usize = 12;
 }
 
 impl Halves for Lane<f32> {}
