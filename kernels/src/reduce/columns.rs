@@ -106,13 +106,11 @@ struct Scratch<W, const K: usize> {
     rows: [W; SIDE * BLOCK],
     /// Columns that are being brought together.
     sums: [[W; BLOCK]; K],
-    /// The same, by column.
-    by_column: [[f64; K]; BLOCK],
 }
 
 impl<W: Float, const K: usize> Scratch<W, K> {
     fn new() -> Self {
-        Scratch { rows: [W::ZERO; SIDE * BLOCK], sums: [[W::ZERO; BLOCK]; K], by_column: [[0.0; K]; BLOCK] }
+        Scratch { rows: [W::ZERO; SIDE * BLOCK], sums: [[W::ZERO; BLOCK]; K] }
     }
 }
 
@@ -148,7 +146,7 @@ fn fold_columns<T: Real, const K: usize>(
     let (width, inner) = (totals.len(), frame.inner);
     let first = output / inner * frame.n * inner + output % inner;
     let (shifts, neutral) = (reduction.shifts_of(output..output + width), reduction.fold.start());
-    let Scratch { rows: gathered, sums, by_column } = scratch;
+    let Scratch { rows: gathered, sums } = scratch;
     // Blocks and units begin at multiples of `SIDE` rows, so that the same rows meet whatever the layout.
     let unit =
         if source.all_wide().is_some() { ROWS } else { (SIDE * BLOCK / width / SIDE * SIDE).min(ROWS) };
@@ -165,12 +163,7 @@ fn fold_columns<T: Real, const K: usize>(
             };
             reduction.fold.columns(Columns { x, stride, rows, width, shifts, sums: &mut *sums });
         }
-        for (column, to) in by_column[..width].iter_mut().enumerate() {
-            for (to, sums) in to.iter_mut().zip(&*sums) {
-                *to = sums[column].to_f64();
-            }
-        }
-        reduction.fold.join(totals, by_column);
+        reduction.fold.join_columns(totals, sums);
     }
 }
 

@@ -18,6 +18,7 @@ use phalanx_tensor::{Result, Tensor};
 
 use crate::real::Real;
 use crate::simd::{Float, dispatch};
+use crate::source::BLOCK;
 
 pub(crate) use combine::{Combine, Largest, Smallest, Total};
 pub(crate) use each::fold_each;
@@ -80,6 +81,8 @@ trait Blockwise<W: Float, const K: usize>: Sync {
     fn columns(&self, columns: columns::Columns<'_, W, K>);
     /// Brings each output's numbers together with others of the same output.
     fn join(&self, totals: &mut [[f64; K]], others: &[[f64; K]]);
+    /// [`Blockwise::join`] with the columns of a block.
+    fn join_columns(&self, totals: &mut [[f64; K]], columns: &[[W; BLOCK]; K]);
 }
 
 struct Fold<C, F> {
@@ -132,6 +135,14 @@ impl<W: Float, C: Combine, F: Term<K>, const K: usize> Blockwise<W, K> for Fold<
         for (total, other) in totals.iter_mut().zip(others) {
             for (total, &other) in total.iter_mut().zip(other) {
                 *total = C::join(*total, other);
+            }
+        }
+    }
+
+    fn join_columns(&self, totals: &mut [[f64; K]], columns: &[[W; BLOCK]; K]) {
+        for (column, total) in totals.iter_mut().enumerate() {
+            for k in 0..K {
+                total[k] = C::join(total[k], columns[k][column].to_f64());
             }
         }
     }
