@@ -182,8 +182,8 @@ impl Context {
         ContextGuard::set(Fields::GRAD.and(Fields::TRAIN), context)
     }
 
-    /// Sets the seed of this thread's random draws and counts its steps from 0 again, for good: what is drawn from here on is the
-    /// same each time. Threads that this one starts as ranks or workers inherit it.
+    /// Sets the seed of this thread's random draws and counts its steps from 0 again. There is no guard: the seed stays until another is
+    /// set. The same draws follow the same seed. Threads that this one starts as ranks or workers inherit it.
     pub fn manual_seed(seed: u64) {
         let mut context = Context { rng: RngKey { seed, ..RngKey::COUNTED }, ..Context::current() };
         context.begin_draws();

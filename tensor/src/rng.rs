@@ -39,7 +39,7 @@ pub struct RngKey {
 }
 
 impl RngKey {
-    /// The key of a thread that nobody has given one: seed 0, and steps that count themselves.
+    /// The key that a thread begins with: seed 0, and steps that count themselves.
     pub const COUNTED: RngKey = RngKey { seed: 0, step: 1 << 63 };
 
     /// Whether the step is the number of backward passes so far, rather than one that was set.

@@ -202,3 +202,34 @@ impl<W: Float> Kernel for Turn<'_, W> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use phalanx_tensor::{DType, Device, Tensor};
+
+    use super::fits;
+    use crate::ops::{cast, log_softmax, softmax, softmax_backward};
+
+    #[test]
+    fn columns_have_the_bits_of_rows() {
+        let bits = |t: &Tensor| cast(t, DType::F64).unwrap().contiguous().unwrap().to_vec::<f64>().unwrap();
+        for [outer, n, inner] in [[1, 129, 33], [3, 7, 8], [2, 40, 300], [1, 5000, 17]] {
+            assert!(fits(n, inner));
+            let values: Vec<f64> = (0..outer * n * inner).map(|i| (i as f64 * 0.37).sin() * 5.0).collect();
+            let x = Tensor::from_slice(&values, &[outer, n, inner], Device::CPU).unwrap();
+            for dtype in [DType::F64, DType::F32, DType::BF16, DType::F16] {
+                let x = cast(&x, dtype).unwrap();
+                let rows = x.transpose(1, 2).unwrap().contiguous().unwrap();
+                for f in [|x: &Tensor| softmax(x, 1), |x: &Tensor| log_softmax(x, 1)] {
+                    let (got, want) = (f(&x).unwrap(), f(&rows.transpose(1, 2).unwrap()).unwrap());
+                    assert!(got.is_contiguous() && !want.is_contiguous(), "one of them is by rows");
+                    assert_eq!(bits(&got), bits(&want), "{dtype:?} [{outer}, {n}, {inner}]");
+                }
+                let turned = rows.transpose(1, 2).unwrap();
+                let got = softmax_backward(&x, &softmax(&x, 1).unwrap(), 1).unwrap();
+                let want = softmax_backward(&turned, &softmax(&turned, 1).unwrap(), 1).unwrap();
+                assert_eq!(bits(&got), bits(&want), "backward, {dtype:?} [{outer}, {n}, {inner}]");
+            }
+        }
+    }
+}

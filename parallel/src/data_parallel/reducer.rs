@@ -16,7 +16,7 @@ use super::{Average, Buckets, DdpConfig, GradSize, Launcher};
 use crate::comm::{Comm, Reduction};
 use crate::{Error, Result};
 
-/// The end of what is said where the model is not the one that was given.
+/// How an error ends that finds the model changed since it was wrapped.
 const AGAIN: &str = "`Ddp` was made; make it anew";
 
 pub(super) struct Reducer {

@@ -95,7 +95,7 @@ impl Core {
         Ok(())
     }
 
-    /// A backward pass is about to begin: what is used outside units is here, also if an earlier pass has freed it.
+    /// Begins a backward pass: gathers what lies outside all units, in case an earlier pass has freed it.
     pub(in crate::sharded) fn begin(&self) -> Result<()> {
         self.check_unspoiled()?;
         let state = &mut *self.lock();

@@ -109,7 +109,8 @@ impl Flat {
         parameters.find(|parameter| !parameter.tensor().shares_storage(full))
     }
 
-    /// Lets nobody compute with values of before the other ranks' last updates.
+    /// Puts tensors that cannot be read in the parameters' places, so that no layer computes with values from before the other ranks' last
+    /// updates.
     pub(in crate::sharded) fn withhold(&self) -> Result<()> {
         self.members.iter().try_for_each(|Member { parameter, shape, .. }| {
             Ok(parameter.set_tensor(Tensor::withheld(shape, self.dtype, self.device, STALE)?)?)
