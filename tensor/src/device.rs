@@ -137,8 +137,16 @@ impl Device {
                 format!("1 to {THREADS_MAX}"),
             ));
         }
-        let state = self.state()?;
-        *state.pool.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(Pool::new(threads));
+        self.set_pool(Pool::new(threads))
+    }
+
+    /// Gives the device another pool, one that several devices share or that has rayon's workers ([`Pool::on_rayon`]);
+    /// operations already running finish on the old one. Results do not depend on it.
+    ///
+    /// # Errors
+    /// If the device cannot be used.
+    pub fn set_pool(self, pool: impl Into<Arc<Pool>>) -> Result<()> {
+        *self.state()?.pool.write().unwrap_or_else(PoisonError::into_inner) = pool.into();
         Ok(())
     }
 

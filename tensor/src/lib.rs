@@ -23,9 +23,9 @@ mod pool;
 mod rng;
 mod storage;
 mod stream;
+mod sync;
 mod tensor;
 mod tiles;
-mod users;
 
 pub use context::{Context, ContextGuard, PassGuard};
 pub use device::Device;

@@ -32,14 +32,14 @@ impl Drop for PastCaches<'_> {
     #[inline]
     fn drop(&mut self) {
         // SAFETY: SSE is part of the architecture. Nothing else orders such stores with those that follow.
-        #[cfg(target_arch = "x86_64")]
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
         unsafe {
             std::arch::x86_64::_mm_sfence()
         }
     }
 }
 
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(miri)))] // Miri knows no such stores
 #[inline(always)]
 fn copy(to: &mut [u8], from: &[u8]) {
     use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
@@ -67,7 +67,7 @@ pub(crate) fn prefetch<T>(address: *const T) {
     let _ = address;
 }
 
-#[cfg(not(target_arch = "x86_64"))]
+#[cfg(any(not(target_arch = "x86_64"), miri))]
 fn copy(to: &mut [u8], from: &[u8]) {
     to.copy_from_slice(from);
 }

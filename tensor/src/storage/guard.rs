@@ -3,10 +3,8 @@
 
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::Ordering;
 
-use super::Storage;
-use crate::users::Users;
+use super::{Storage, Users};
 
 /// The elements of a whole storage, to read.
 ///
@@ -58,7 +56,7 @@ impl<T: bytemuck::Pod> Deref for Read<'_, T> {
 impl<T> Drop for Read<'_, T> {
     #[inline]
     fn drop(&mut self) {
-        self.storage.users.fetch_sub(Users::reader(self.token), Ordering::Release);
+        self.storage.users.leave(Users::reader(self.token));
     }
 }
 
@@ -124,7 +122,7 @@ impl<T> Drop for Write<'_, T> {
     #[inline]
     fn drop(&mut self) {
         if self.entered != 0 {
-            self.storage.users.fetch_sub(self.entered, Ordering::Release);
+            self.storage.users.leave(self.entered);
         }
     }
 }

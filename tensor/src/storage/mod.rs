@@ -7,20 +7,25 @@
 #![allow(unsafe_code)]
 
 mod guard;
+mod handles;
+#[cfg(all(test, feature = "loom"))]
+mod models;
+mod users;
 mod withheld;
 
 use std::ops::Deref;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::allocator::Block;
 use crate::cuda::DeviceBlock;
 use crate::device::State;
-use crate::users::{Users, token};
 use crate::{Category, Context, Device, Error, Layout, Result};
 
 pub use guard::{Read, Write};
+use handles::Handles;
+use users::{InUse, Users, token};
 
 /// How long a guard waits for another thread's.
 const WAIT_MAX: Duration = Duration::from_secs(10);
@@ -30,9 +35,8 @@ const WAIT_SELF_MAX: Duration = Duration::from_millis(100);
 
 /// Memory of one device, counted in its ledger.
 pub struct Storage {
-    handles: AtomicUsize,
-    /// A [`Users`].
-    users: AtomicU64,
+    handles: Handles,
+    users: InUse,
     version: AtomicU64,
     block: Option<Memory>,
     bytes: usize,
@@ -67,8 +71,7 @@ impl Handle {
     /// Whether it is the only one. Then nobody else can get another but from this one.
     #[inline]
     pub(crate) fn is_sole(&self) -> bool {
-        // Acquire: what was done by way of handles dropped since has happened before.
-        self.handles.load(Ordering::Acquire) == 1
+        self.handles.is_sole()
     }
 
     /// All of the storage, to write.
@@ -95,8 +98,7 @@ impl Deref for Handle {
 impl Clone for Handle {
     #[inline]
     fn clone(&self) -> Handle {
-        // 2^64 handles would not fit into memory, and to leak as many takes centuries.
-        self.handles.fetch_add(1, Ordering::Relaxed);
+        self.handles.add();
         Handle(self.0)
     }
 }
@@ -104,10 +106,9 @@ impl Clone for Handle {
 impl Drop for Handle {
     #[inline]
     fn drop(&mut self) {
-        if self.is_sole() || self.handles.fetch_sub(1, Ordering::Release) == 1 {
-            fence(Ordering::Acquire);
+        if self.handles.remove() {
             // SAFETY: this was the last handle, no other can be made, and guards borrow handles. The pointer came
-            // from a box, and the acquire orders every use of the storage before this.
+            // from a box, and every use of the storage has happened before.
             unsafe { Box::from_raw(self.0.as_ptr()) }.lay_by();
         }
     }
@@ -149,8 +150,8 @@ impl Storage {
         lay_out(&mut storage.layout);
         storage.category = AtomicU8::new(category as u8);
         storage.version = AtomicU64::new(0);
-        storage.users = AtomicU64::new(0);
-        storage.handles = AtomicUsize::new(1);
+        storage.users = InUse::default();
+        storage.handles = Handles::one();
         Ok(Handle(NonNull::from(Box::leak(storage))))
     }
 
@@ -165,7 +166,8 @@ impl Storage {
                 Some(Memory::Host(block.ok_or_else(|| Error::out_of_memory(op, device, bytes))?))
             }
         };
-        let (handles, users, version, category) = Default::default();
+        let (handles, users, version, category) =
+            (Handles::one(), InUse::default(), AtomicU64::new(0), AtomicU8::new(0));
         let layout = Layout::contiguous(&[]);
         Ok(Box::new(Storage { handles, users, version, block, bytes, device, state, category, layout }))
     }
@@ -242,25 +244,17 @@ impl Storage {
     pub(crate) fn read<T: bytemuck::Pod>(&self, op: &'static str) -> Result<Read<'_, T>> {
         const { assert!(align_of::<T>() <= 64 && size_of::<T>() > 0) };
         let token = token();
-        let before = Users(self.users.fetch_add(Users::reader(token), Ordering::Acquire));
-        if before.has_writer() {
-            self.enter_reader_late(op, token)?;
+        if !self.users.enter_reader(token) {
+            self.wait(op, "a writer", token, |users| users.and_reader(token))?;
         }
         Ok(Read::new(self, token))
-    }
-
-    #[cold]
-    fn enter_reader_late(&self, op: &'static str, token: u32) -> Result<()> {
-        self.users.fetch_sub(Users::reader(token), Ordering::Relaxed);
-        let add = |users: Users| (!users.has_writer()).then(|| users.0.wrapping_add(Users::reader(token)));
-        self.wait(op, "a writer", token, add)
     }
 
     /// What the writer's guard takes away when it ends.
     fn enter_writer(&self, op: &'static str) -> Result<u64> {
         let token = token();
-        let alone = |users: Users| (users.count() == 0).then(|| Users::writer(token));
-        if !self.enter(&alone) {
+        let alone = |users: Users| users.and_writer(token);
+        if !self.users.enter(&alone) {
             self.wait(op, "another reader or writer", token, alone)?;
         }
         Ok(Users::writer(token))
@@ -271,13 +265,7 @@ impl Storage {
         self.version.fetch_add(1, Ordering::Release);
     }
 
-    /// Takes `users` from a state that `admit` accepts to the one it returns, if it is in one.
-    fn enter(&self, admit: &impl Fn(Users) -> Option<u64>) -> bool {
-        let admit = |users| admit(Users(users));
-        self.users.fetch_update(Ordering::Acquire, Ordering::Relaxed, admit).is_ok()
-    }
-
-    /// [`Storage::enter`], waiting for such a state.
+    /// [`InUse::enter`], waiting for such a state.
     #[cold]
     fn wait(
         &self,
@@ -291,7 +279,7 @@ impl Storage {
         }
         let start = Instant::now();
         for attempt in 0.. {
-            if self.enter(&admit) {
+            if self.users.enter(&admit) {
                 return Ok(());
             }
             // Most operations end soon; for the others a core is not kept busy.
@@ -301,7 +289,7 @@ impl Storage {
                 std::thread::sleep(Duration::from_micros(50))
             }
             let waited = start.elapsed();
-            if waited > WAIT_SELF_MAX && Users(self.users.load(Ordering::Relaxed)).all_of(token) {
+            if waited > WAIT_SELF_MAX && self.users.now().all_of(token) {
                 return Err(Error::Busy { op, by: "a guard that this very thread took" });
             }
             if waited > WAIT_MAX {

@@ -4,11 +4,9 @@
 //! the slow path in any case, and learns there why this one will not go.
 
 use std::ptr;
-use std::sync::atomic::Ordering;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::{Handle, Storage};
-use crate::users::Users;
 use crate::{Device, Result};
 
 /// One for each device and reason, which is kept for good: no handle that a user has is the sole one.
@@ -29,14 +27,14 @@ impl Storage {
             return Ok(known.clone());
         }
         let storage = Storage::allocate("withheld", &[0], 0, device)?;
-        storage.users.store(Users::writer(NOBODY), Ordering::Release);
+        storage.users.enter(&|users| users.and_writer(NOBODY));
         kept.push((device, why, storage.clone()));
         Ok(storage)
     }
 
     /// Why its elements are not here, if they are withheld.
     pub(crate) fn why_withheld(&self) -> Option<&'static str> {
-        if !Users(self.users.load(Ordering::Relaxed)).has_writer() {
+        if !self.users.now().has_writer() {
             return None;
         }
         kept().iter().find(|(_, _, kept)| ptr::eq::<Storage>(&**kept, self)).map(|(_, why, _)| *why)
