@@ -1,7 +1,7 @@
 //! The benchmark: one workload a run, a JSON line a measurement.
 //!
 //! ```text
-//! cargo run --release --example bench -- gpt-s|gpt-m|gpt-bf16|ops|large-ops|sweep|dims|overhead|dist|allreduce|engine --threads N [--data FILE]
+//! cargo run --release --example bench -- gpt-s|gpt-m|gpt-bf16|ops|large-ops|sweep|dims|overhead|rayon|dist|allreduce|engine --threads N [--data FILE]
 //! cargo run --release --example bench -- gpt2-124m|gpu-ops --device cuda
 //! ```
 //! Workloads, initial weights and batches are those of the peers that results are compared with, so the first five
@@ -25,6 +25,8 @@ mod inputs;
 mod ops;
 #[path = "bench/overhead.rs"]
 mod overhead;
+#[path = "bench/rayon.rs"]
+mod pools;
 #[path = "bench/report.rs"]
 mod report;
 #[allow(dead_code)] // the example uses all of it
@@ -75,6 +77,7 @@ enum Workload {
     Sweep,
     Dims,
     Overhead,
+    Rayon,
     Dist,
     Allreduce,
     Engine,
@@ -106,6 +109,7 @@ fn run(args: &Args) -> Result<bool, Box<dyn std::error::Error>> {
         Workload::Sweep => sweep::run(&report, &args.only).map(|()| true),
         Workload::Dims => Ok(dims::run(&report, &args.only)?),
         Workload::Overhead => overhead::run(&report).map(|()| true),
+        Workload::Rayon => Ok(pools::run(&report).map(|()| true)?),
         Workload::Dist => dist::run(&args.data),
         Workload::Allreduce => allreduce::run(args.threads).map(|()| true),
         Workload::Engine => engine::run(&report).map(|()| true),

@@ -11,7 +11,7 @@ const ORDER: [&str; 5] = ["tensor", "kernels", "autograd", "nn", "parallel"];
 const UNSAFE: [&str; 14] = [
     "tensor/src/storage/",
     "tensor/src/allocator.rs",
-    "tensor/src/pool.rs",
+    "tensor/src/pool/",
     "tensor/src/past.rs",
     "tensor/src/io/",
     "kernels/src/simd/",

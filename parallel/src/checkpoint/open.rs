@@ -59,13 +59,15 @@ impl Checkpoint {
     pub fn verify(&self) -> Result<()> {
         let mut reader = Reader::new(&self.path, &self.index);
         (0..self.index.files.len()).try_for_each(|file| reader.open(file))?;
+        let mut blocks = Vec::new();
         for (name, stored) in &self.index.tensors {
             for piece in &stored.pieces {
-                for number in 0..piece.checksums.len() {
-                    reader.block(name, piece, stored.dtype.size(), number)?;
-                }
+                let numbers = 0..piece.checksums.len();
+                blocks.extend(numbers.map(|number| (name, piece, stored.dtype.size(), number)));
             }
         }
-        Ok(())
+        Reader::for_each(&self.path, &self.index, &blocks, |reader, &(name, piece, size, number)| {
+            reader.block(name, piece, size, number).map(drop)
+        })
     }
 }

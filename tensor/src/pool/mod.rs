@@ -272,21 +272,19 @@ mod tests {
         let (rayon, done) = (rayon(2), AtomicUsize::new(0));
         let pool = Pool::on_rayon(Some(rayon.clone()));
         let (release, held) = std::sync::mpsc::channel::<()>();
-        let held = Mutex::new(held);
-        rayon.in_place_scope(|scope| {
-            for _ in 0..2 {
-                scope.spawn(|_| held.lock().unwrap().recv().unwrap());
-            }
-            for _ in 0..50 {
-                pool.for_each(4, |_| {
-                    done.fetch_add(1, Ordering::Relaxed);
-                });
-            }
-            assert_eq!(done.load(Ordering::Relaxed), 200);
-            // The invitation that nobody came upon, and no further one.
-            assert!(Arc::strong_count(&pool.crew) <= 2);
-            (0..2).for_each(|_| release.send(()).unwrap());
-        });
+        let held = Arc::new(Mutex::new(held));
+        for _ in 0..2 {
+            let held = held.clone();
+            rayon.spawn(move || held.lock().unwrap().recv().unwrap());
+        }
+        for _ in 0..50 {
+            pool.for_each(4, |_| {
+                done.fetch_add(1, Ordering::Relaxed);
+            });
+        }
+        assert_eq!(done.load(Ordering::Relaxed), 200);
+        assert!(Arc::strong_count(&pool.crew) <= 2, "one invitation that nobody has come upon");
+        (0..2).for_each(|_| release.send(()).unwrap());
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //! is compiled for. Tiles of columns are shared out among threads.
 #![allow(unsafe_code)]
 
-use std::thread;
+use rayon::prelude::*;
 
 use crate::element::Number;
 
@@ -82,23 +82,10 @@ fn by_tiles<T: Number, const LANES: usize>(
     }
     let panels: Vec<Vec<[T; LANES]>> =
         (0..m.div_ceil(LANES)).map(|panel| rows(panel * LANES, m, k, a)).collect();
-    let threads = match m * n * k {
-        0..ALONE => 1,
-        _ => thread::available_parallelism().map_or(1, |n| n.get().min(16)),
-    };
+    let threads = if m * n * k < ALONE { 1 } else { rayon::current_num_threads() };
     let columns = n.div_ceil(COLUMNS).div_ceil(threads) * COLUMNS;
-    thread::scope(|scope| {
-        for (share, out) in out.chunks_mut(columns * m).enumerate() {
-            let mut work = {
-                let panels = &panels;
-                move || share_of(share * columns, out, m, n, k, panels, b, tile)
-            };
-            if threads == 1 {
-                work();
-            } else {
-                scope.spawn(work);
-            }
-        }
+    out.par_chunks_mut(columns * m).enumerate().for_each(|(share, out)| {
+        share_of(share * columns, out, m, n, k, &panels, b, tile);
     });
     out
 }

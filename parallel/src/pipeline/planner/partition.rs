@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use rayon::prelude::*;
+
 use super::{Layer, Level};
 use crate::{Error, Result};
 
@@ -100,21 +102,28 @@ struct Table {
 
 impl Table {
     /// `compute` is the time of a range of layers on one worker of this level.
-    fn new(layers: &[Layer], level: &Level, compute: impl Fn(Range<usize>) -> f64) -> Table {
+    fn new(layers: &[Layer], level: &Level, compute: impl Fn(Range<usize>) -> f64 + Sync) -> Table {
         let (count, width) = (layers.len(), level.width);
         let none = Cell { stage: f64::INFINITY, time: f64::INFINITY, last: None };
         let mut table = Table { layers: count, width, cells: vec![none; count * count * width] };
         // A partition is made of those of shorter ranges.
         for length in 1..=count {
-            for range in (0..=count - length).map(|first| first..first + length) {
-                let alone = compute(range.clone());
-                let bytes: f64 = layers[range.clone()].iter().map(|layer| layer.parameter_bytes).sum();
-                for workers in 1..=width {
-                    let synchronise = 2.0 * (workers - 1) as f64 * bytes / level.bandwidth;
-                    let stage = alone.max(synchronise) / workers as f64;
-                    let index = table.index(&range, workers);
-                    table.cells[index] = table.best(layers, level, &range, workers, stage);
-                }
+            let ranges = (0..count + 1 - length).into_par_iter().map(|first| first..first + length);
+            let cells: Vec<(Range<usize>, Vec<Cell>)> = ranges
+                .map(|range| {
+                    let alone = compute(range.clone());
+                    let bytes: f64 = layers[range.clone()].iter().map(|layer| layer.parameter_bytes).sum();
+                    let cell = |workers| {
+                        let synchronise = 2.0 * (workers - 1) as f64 * bytes / level.bandwidth;
+                        let stage = alone.max(synchronise) / workers as f64;
+                        table.best(layers, level, &range, workers, stage)
+                    };
+                    (range.clone(), (1..=width).map(cell).collect())
+                })
+                .collect();
+            for (range, cells) in cells {
+                let first = table.index(&range, 1);
+                table.cells[first..first + width].copy_from_slice(&cells);
             }
         }
         table
