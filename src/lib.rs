@@ -8,6 +8,7 @@ pub mod prelude;
 pub use phalanx_autograd as autograd;
 pub use phalanx_kernels as kernels;
 pub use phalanx_nn as nn;
+#[cfg(feature = "parallel")]
 pub use phalanx_parallel as parallel;
 pub use phalanx_tensor as tensor;
 

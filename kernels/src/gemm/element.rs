@@ -28,6 +28,9 @@ pub(crate) trait GemmElem: Real<Wide = <Self as GemmElem>::Acc> {
 pub(crate) trait Place: 'static {
     /// The type of the sums.
     type Acc: Float;
+    /// Whether only packed panels hold such places, so that no tile reads them from where a matrix lies.
+    const IN_PANELS: bool;
+
     /// The steps on an instruction set.
     fn steps<S: Isa>() -> usize;
 
@@ -65,6 +68,7 @@ pub(crate) struct One<T>(PhantomData<T>);
 
 impl<T: Float> Place for One<T> {
     type Acc = T;
+    const IN_PANELS: bool = false;
 
     #[inline(always)]
     fn steps<S: Isa>() -> usize {
@@ -92,6 +96,7 @@ pub(crate) struct Dot;
 
 impl Place for Dot {
     type Acc = f32;
+    const IN_PANELS: bool = true;
 
     #[inline(always)]
     fn steps<S: Isa>() -> usize {

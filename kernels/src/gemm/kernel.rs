@@ -16,7 +16,7 @@
 
 use super::element::Place;
 use super::tables::{add_planes, add_runs, prefetch_near};
-use super::tile::{FEW_ROWS, Tile, VECTORS, VECTORS_MAX, is_high, keeps, rows};
+use super::tile::{FEW_ROWS, Tile, VECTORS, VECTORS_MAX, is_high, keeps, reads_packed, rows};
 use super::turned::turn_and_add;
 use crate::simd::{Float, Isa, Kernel, Runner, Vector, each};
 
@@ -96,11 +96,12 @@ impl<P: Place, const H: usize, const W: usize> Kernel for SizedTile<'_, P, H, W>
         let tile = self.0;
         let packed = tile.a_row == 1;
         let whole = tile.cols == W * <P::Acc as Float>::Vec::<S>::LANES;
-        // Sizes that an instruction set has no registers for are never asked for; this keeps them uncompiled.
+        // Sizes that an instruction set has no registers for are never asked for, and only packed panels hold places of
+        // several steps; this keeps the others uncompiled.
         if const { H <= rows::<S>() && H * W <= rows::<S>() * VECTORS && (W <= VECTORS || H <= FEW_ROWS) } {
             // SAFETY: `run_tile`'s contract; the type is made only there.
             unsafe {
-                if const { keeps(H, W, rows::<S>()) } {
+                if const { !P::IN_PANELS && keeps(H, W, rows::<S>()) } {
                     if !tile.places.is_null() {
                         return compute_all::<P, S, _, H, W, PLACES>(tile);
                     }
@@ -111,12 +112,12 @@ impl<P: Place, const H: usize, const W: usize> Kernel for SizedTile<'_, P, H, W>
                         (false, false) => return compute_all::<P, S, _, H, W, KEEP_BOTH>(tile),
                     }
                 }
-                if const { is_high(H, rows::<S>()) && W <= VECTORS } && !tile.runs.is_null() {
+                if const { !P::IN_PANELS && is_high(H, rows::<S>()) && W <= VECTORS } && !tile.runs.is_null() {
                     return compute_all::<P, S, _, H, W, RUNS>(tile);
                 }
                 match (tile.b_col == 1, whole) {
-                    (false, _) if const { W == 1 } => compute_all::<P, S, _, H, W, TURNED>(tile),
-                    (_, true) if packed && const { W <= VECTORS } => {
+                    (false, _) if const { !P::IN_PANELS && W == 1 } => compute_all::<P, S, _, H, W, TURNED>(tile),
+                    (_, true) if packed && const { reads_packed(H, W, rows::<S>()) } => {
                         compute_all::<P, S, _, H, W, PACKED>(tile)
                     }
                     (_, true) => compute_all::<P, S, _, H, W, WHOLE>(tile),

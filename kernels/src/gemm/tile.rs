@@ -74,6 +74,13 @@ pub(super) const fn is_high(rows: usize, rows_max: usize) -> bool {
     rows + 2 >= rows_max
 }
 
+/// Whether a tile knows when A's rows lie side by side: tiles of a product cut evenly do, and those of few rows. Others are at
+/// an edge, where it costs little to ask how far apart the rows are.
+pub(super) const fn reads_packed(rows: usize, vectors: usize, rows_max: usize) -> bool {
+    let least = if vectors == VECTORS { rows_max / 2 } else { rows_max - 2 };
+    vectors <= VECTORS && (rows >= least || rows <= FEW_ROWS)
+}
+
 /// The work of one tile, or of several, side by side or below each other. A's places: `a[i * a_row + k * a_step]`; B's:
 /// `b[k * b_step + j * b_col]`.
 pub(crate) struct Tile<T> {
