@@ -20,8 +20,8 @@ impl Isa for Neon {
     type F32 = F32x4;
     type F64 = F64x2;
     const REGISTERS: usize = 32;
-    // A multiplication takes one factor from a vector's lane, so that A comes by whole vectors, several at once: with 14 rows
-    // of sums, which leave 4 registers, the compiler puts some of them on the stack.
+    // A multiplication takes one factor from a vector's lane, and the compiler loads two of them or more ahead: where 14 rows
+    // of sums leave 4 registers, it puts a sum on the stack.
     const FACTORS: usize = 8;
 }
 
