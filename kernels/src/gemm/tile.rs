@@ -58,7 +58,7 @@ impl TileShape {
 
 /// A full tile's rows: all registers but a few hold sums.
 pub(super) const fn rows<S: Isa>() -> usize {
-    let rows = (S::REGISTERS - 4) / VECTORS;
+    let rows = (S::REGISTERS - S::FACTORS) / VECTORS;
     assert!(rows >= FEW_ROWS, "plans take tiles of few rows for granted");
     rows
 }

@@ -24,6 +24,8 @@ pub(crate) trait Isa {
     type F64: Vector<Elem = f64>;
     /// How many vector registers there are.
     const REGISTERS: usize;
+    /// How many of them a product's tile leaves to what is multiplied, beside its sums.
+    const FACTORS: usize = 4;
 
     /// How many bf16 a lane holds for [`Isa::dot_bf16`]: one, widened, or a pair, the first in the upper half.
     const BF16_IN_LANE: usize = 1;
@@ -243,11 +245,15 @@ unsafe fn run_avx2<K: Kernel>(kernel: K) -> K::Output {
     kernel.run::<Avx2>()
 }
 
+/// Not inlined, as the others cannot be: else a caller of many kernels has all of them in it, and nobody can tell from the
+/// library what became of one.
+///
 /// # Safety
 ///
 /// The CPU must have the features named.
 #[cfg(target_arch = "aarch64")]
 #[target_feature(enable = "neon")]
+#[inline(never)]
 unsafe fn run_neon<K: Kernel>(kernel: K) -> K::Output {
     kernel.run::<Neon>()
 }

@@ -20,6 +20,9 @@ impl Isa for Neon {
     type F32 = F32x4;
     type F64 = F64x2;
     const REGISTERS: usize = 32;
+    // A multiplication takes one factor from a vector's lane, and the compiler loads two of them or more ahead: where 14 rows
+    // of sums leave 4 registers, it puts a sum on the stack.
+    const FACTORS: usize = 8;
 }
 
 impl Halves for F32x4 {}
@@ -105,9 +108,13 @@ macro_rules! vector {
 
             #[inline(always)]
             fn load_partial(src: &[$elem], fill: $elem) -> Self {
+                // A lane at a time: a copy of unknown length is a call, with all vectors around it in memory.
                 let mut lanes = [fill; $lanes];
-                let len = src.len().min($lanes);
-                lanes[..len].copy_from_slice(&src[..len]);
+                for (i, lane) in lanes.iter_mut().enumerate() {
+                    if let Some(&x) = src.get(i) {
+                        *lane = x;
+                    }
+                }
                 Self::load(&lanes)
             }
 
@@ -122,8 +129,11 @@ macro_rules! vector {
             fn store_partial(self, dst: &mut [$elem]) {
                 let mut lanes = [0.0; $lanes];
                 self.store(&mut lanes);
-                let len = dst.len().min($lanes);
-                dst[..len].copy_from_slice(&lanes[..len]);
+                for (i, lane) in lanes.into_iter().enumerate() {
+                    if let Some(x) = dst.get_mut(i) {
+                        *x = lane;
+                    }
+                }
             }
 
             #[inline(always)]

@@ -112,7 +112,7 @@ fn build(name: &str, text: &str, options: &[String], target: Target) -> Result<I
 }
 
 fn log_text(log: &[c_char]) -> String {
-    let bytes: Vec<u8> = log.iter().map(|&c| c as u8).chain([0]).collect();
+    let bytes: Vec<u8> = log.iter().flat_map(|c| c.to_ne_bytes()).chain([0]).collect();
     CStr::from_bytes_until_nul(&bytes).map(|s| s.to_string_lossy().into_owned()).unwrap_or_default()
 }
 

@@ -32,6 +32,9 @@ pub(crate) fn product<T: Number>(m: usize, n: usize, k: usize, a: Input<'_, T>, 
             return by_tiles(m, n, k, a, b, tile);
         }
     }
+    if cfg!(target_arch = "aarch64") {
+        return by_tiles::<T, 8>(m, n, k, a, b, |a, b, sums| tile(a, b, sums, T::fused));
+    }
     by_tiles::<T, 8>(m, n, k, a, b, |a, b, sums| tile(a, b, sums, T::plain))
 }
 

@@ -109,7 +109,7 @@ pub(super) fn unique_id() -> Called<[u8; ID_BYTES]> {
     let (nccl, mut id) = (functions()?, sys::ncclUniqueId { internal: [0; ID_BYTES] });
     // SAFETY: it writes the whole of it.
     nccl.check(unsafe { (nccl.unique_id)(&mut id) }, None)?;
-    Ok(id.internal.map(|byte| byte as u8))
+    Ok(id.internal.map(|byte| byte.to_ne_bytes()[0]))
 }
 
 impl Link {
