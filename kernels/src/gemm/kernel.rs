@@ -112,11 +112,14 @@ impl<P: Place, const H: usize, const W: usize> Kernel for SizedTile<'_, P, H, W>
                         (false, false) => return compute_all::<P, S, _, H, W, KEEP_BOTH>(tile),
                     }
                 }
-                if const { !P::IN_PANELS && is_high(H, rows::<S>()) && W <= VECTORS } && !tile.runs.is_null() {
+                if const { !P::IN_PANELS && is_high(H, rows::<S>()) && W <= VECTORS } && !tile.runs.is_null()
+                {
                     return compute_all::<P, S, _, H, W, RUNS>(tile);
                 }
                 match (tile.b_col == 1, whole) {
-                    (false, _) if const { !P::IN_PANELS && W == 1 } => compute_all::<P, S, _, H, W, TURNED>(tile),
+                    (false, _) if const { !P::IN_PANELS && W == 1 } => {
+                        compute_all::<P, S, _, H, W, TURNED>(tile)
+                    }
                     (_, true) if packed && const { reads_packed(H, W, rows::<S>()) } => {
                         compute_all::<P, S, _, H, W, PACKED>(tile)
                     }
