@@ -102,15 +102,10 @@ impl Checkpoint {
             plans.push((part, stored, sources));
         }
         problems.check(&self.path.display().to_string())?;
-        let read = |reader: &mut Reader<'_>, (part, stored, sources): &(&Part, &Stored, Sources)| {
-            self.read_part(reader, part, stored, sources)
-        };
-        // What a GPU is given has its place in this thread's order.
-        if plans.iter().any(|(part, ..)| part.values.device().is_cuda()) {
-            let mut reader = Reader::new(&self.path, &self.index);
-            return plans.iter().try_for_each(|plan| read(&mut reader, plan));
-        }
-        Reader::for_each(&self.path, &self.index, &plans, read)
+        let mut reader = Reader::new(&self.path, &self.index);
+        plans
+            .iter()
+            .try_for_each(|(part, stored, sources)| self.read_part(&mut reader, part, stored, sources))
     }
 
     fn read_part(

@@ -26,8 +26,8 @@ impl<'a> Reader<'a> {
         Reader { folder, index, files: BTreeMap::new(), buffer: Vec::new() }
     }
 
-    /// Reads for each item, on all cores, with a reader of the thread's own. Of what goes wrong it returns what does for the
-    /// first item, whichever thread comes upon what.
+    /// Reads for each item, on all cores, with a reader of the thread's own: so many blocks are held. Of what goes wrong it
+    /// returns what does for the first item, whichever thread comes upon what.
     pub(super) fn for_each<T: Sync>(
         folder: &'a Path,
         index: &'a Index,

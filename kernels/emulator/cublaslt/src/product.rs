@@ -85,8 +85,11 @@ fn by_tiles<T: Number, const LANES: usize>(
     }
     let panels: Vec<Vec<[T; LANES]>> =
         (0..m.div_ceil(LANES)).map(|panel| rows(panel * LANES, m, k, a)).collect();
-    let threads = if m * n * k < ALONE { 1 } else { rayon::current_num_threads() };
-    let columns = n.div_ceil(COLUMNS).div_ceil(threads) * COLUMNS;
+    if m * n * k < ALONE {
+        share_of(0, &mut out, m, n, k, &panels, b, tile);
+        return out;
+    }
+    let columns = n.div_ceil(COLUMNS).div_ceil(rayon::current_num_threads()) * COLUMNS;
     out.par_chunks_mut(columns * m).enumerate().for_each(|(share, out)| {
         share_of(share * columns, out, m, n, k, &panels, b, tile);
     });
