@@ -67,6 +67,22 @@ fn every_flipped_bit_and_every_cut_is_found() {
 }
 
 #[test]
+fn of_several_damages_the_first_is_named_each_time() {
+    let place = Place::new("first");
+    let folder = saved(&place, 1);
+    let path = folder.join("rank-0.safetensors");
+    let mut bytes = fs::read(&path).unwrap();
+    let elements: usize = parts().iter().map(|part| part.values.to_bytes().unwrap().len()).sum();
+    let header = bytes.len() - elements;
+    bytes[header..].iter_mut().for_each(|byte| *byte = !*byte);
+    fs::write(&path, &bytes).unwrap();
+    for _ in 0..200 {
+        let error = Checkpoint::open(&folder).unwrap().verify().unwrap_err().to_string();
+        assert!(error.contains("tensor \"v\""), "{error}");
+    }
+}
+
+#[test]
 fn what_does_not_fit_is_named_and_changes_nothing() {
     let place = Place::new("fit");
     let saved = Checkpoint::open(saved(&place, 1)).unwrap();

@@ -109,7 +109,8 @@ impl Pool {
                 }
             }
         };
-        // SAFETY: `busy` lets one in at a time, and pieces' panics are caught; that rayon has a pool was seen above.
+        // SAFETY: `busy` lets one caller in at a time. Pieces' panics are caught, and rayon's `spawn` panics only where there
+        // is no global pool, which `threads` has asked for its size.
         unsafe { self.crew.run(&job, || self.invite(helpers)) };
         self.busy.store(false, Ordering::Release);
         let panicked: Option<Box<dyn Any + Send>> = lock().take();
@@ -190,6 +191,8 @@ unsafe impl<T: Send> Sync for Shared<T> {}
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, Instant};
+
     use super::*;
 
     fn rayon(threads: usize) -> Arc<rayon_core::ThreadPool> {
@@ -225,6 +228,30 @@ mod tests {
 
     /// Miri's rounds are few.
     const ROUNDS: usize = if cfg!(miri) { 30 } else { 3000 };
+
+    /// Runs two pieces, each of which waits for the other to begin: one thread alone would wait in vain.
+    fn two_at_once(pool: &Pool) {
+        let (begun, end) = (AtomicUsize::new(0), Instant::now() + Duration::from_secs(10));
+        pool.for_each(2, |_| {
+            begun.fetch_add(1, Ordering::Relaxed);
+            while begun.load(Ordering::Relaxed) < 2 {
+                assert!(Instant::now() < end, "nobody helps");
+                std::thread::yield_now();
+            }
+        });
+    }
+
+    #[test]
+    fn helpers_come_to_a_pool_that_is_idle() {
+        let rayon = rayon(2);
+        let (named, callers) = (Pool::on_rayon(Some(rayon.clone())), Pool::on_rayon(None));
+        for _ in 0..3 {
+            two_at_once(&Pool::new(2));
+            two_at_once(&named);
+            rayon.install(|| two_at_once(&named));
+            rayon.install(|| two_at_once(&callers));
+        }
+    }
 
     fn call_again_and_again(pool: &Pool, total: &AtomicUsize) {
         for round in 0..ROUNDS {
@@ -283,7 +310,7 @@ mod tests {
             });
         }
         assert_eq!(done.load(Ordering::Relaxed), 200);
-        assert!(Arc::strong_count(&pool.crew) <= 2, "one invitation that nobody has come upon");
+        assert!(Arc::strong_count(&pool.crew) <= 2, "one invitation, and no second while it stands");
         (0..2).for_each(|_| release.send(()).unwrap());
     }
 
