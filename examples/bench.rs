@@ -25,7 +25,7 @@ mod inputs;
 mod ops;
 #[path = "bench/overhead.rs"]
 mod overhead;
-#[path = "bench/rayon.rs"]
+#[path = "bench/pools.rs"]
 mod pools;
 #[path = "bench/report.rs"]
 mod report;

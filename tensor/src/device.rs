@@ -137,6 +137,7 @@ impl Device {
                 format!("1 to {THREADS_MAX}"),
             ));
         }
+        self.state()?; // before threads are started for it
         self.set_pool(Pool::new(threads))
     }
 

@@ -5,8 +5,6 @@ use std::fs;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
 
-use rayon::prelude::*;
-
 use super::file_error;
 use super::index::{Index, Piece};
 use super::xxh64::xxh64;
@@ -24,18 +22,6 @@ pub(super) struct Reader<'a> {
 impl<'a> Reader<'a> {
     pub(super) fn new(folder: &'a Path, index: &'a Index) -> Reader<'a> {
         Reader { folder, index, files: BTreeMap::new(), buffer: Vec::new() }
-    }
-
-    /// Reads for each item, on all cores, with a reader of the thread's own: so many blocks are held. Of what goes wrong it
-    /// returns what does for the first item, whichever thread comes upon what.
-    pub(super) fn for_each<T: Sync>(
-        folder: &'a Path,
-        index: &'a Index,
-        items: &[T],
-        read: impl Fn(&mut Reader<'a>, &T) -> Result<()> + Send + Sync,
-    ) -> Result<()> {
-        let read = items.par_iter().map_init(|| Reader::new(folder, index), read);
-        read.find_first(Result::is_err).unwrap_or(Ok(()))
     }
 
     /// A block of a piece of a tensor, whose elements are of so many bytes.
