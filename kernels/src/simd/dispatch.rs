@@ -245,8 +245,8 @@ unsafe fn run_avx2<K: Kernel>(kernel: K) -> K::Output {
     kernel.run::<Avx2>()
 }
 
-/// Not inlined, as the others cannot be: else a caller of many kernels has all of them in it, and nobody can tell from the
-/// library what became of one.
+/// Never inlined, so that each kernel is a function whose instructions can be counted (`scripts/other-targets loops`). Where
+/// the features are not the program's own, as on x86-64, the compiler cannot inline it anyway.
 ///
 /// # Safety
 ///

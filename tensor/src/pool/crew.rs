@@ -24,7 +24,7 @@ pub(super) struct Crew {
     job: UnsafeCell<Option<Job>>,
     /// Workers that sleep or are about to.
     sleepers: AtomicUsize,
-    /// Invitations that nobody has come upon yet.
+    /// Invitations whose threads have not come yet.
     invited: AtomicUsize,
     lock: Mutex<()>,
     wake: Condvar,
@@ -40,17 +40,17 @@ unsafe impl Sync for Crew {}
 unsafe impl Send for Crew {}
 
 impl Crew {
-    /// Calls `job` on this thread and on every helper that comes before it is done here. `invite` is called when they
-    /// may come.
+    /// Calls `job` on this thread, and on each helper that joins before this thread's call has returned; returns when all calls
+    /// have. `invite` is called as soon as helpers can join.
     ///
     /// # Safety
-    /// Nobody else calls it at the same time, and `job` does not unwind.
+    /// One thread at a time may call it, and neither `job` nor `invite` may unwind.
     pub(super) unsafe fn run(&self, job: &(dyn Fn() + Sync), invite: impl FnOnce()) {
         self.left.store(0, Ordering::Relaxed);
-        // SAFETY: nobody has joined: the last job was closed and all that had joined have left. The lifetime ends
-        // after the wait below.
+        // SAFETY: helpers call it only between joining and leaving. None can join once the job is closed, below, and this
+        // function returns when all that joined have left: within the lifetime.
         let job_of_all = unsafe { std::mem::transmute::<&(dyn Fn() + Sync), Job>(job) };
-        // SAFETY: as above, nobody else has the cell.
+        // SAFETY: no helper reads the cell: those of the last job have left it, and this one is not open yet.
         self.job.with_mut(|place| unsafe { *place = Some(job_of_all) });
         self.publish(OPEN);
         invite();
@@ -93,8 +93,8 @@ impl Crew {
         }
     }
 
-    /// Lets `wanted` invitations stand, those included that nobody has come upon: calls `invite` for each new one, which is
-    /// to have some thread call [`Crew::come`], at whatever time.
+    /// Invites up to `wanted` threads, less those that were invited before and have not come yet. `invite` is called for each and
+    /// has some thread call [`Crew::come`], at whatever time.
     pub(super) fn invite(&self, wanted: usize, invite: impl Fn()) {
         let one_more = |invited: usize| (invited < wanted).then_some(invited + 1);
         for _ in 0..wanted {
