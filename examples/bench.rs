@@ -30,8 +30,6 @@ mod pools;
 #[path = "bench/report.rs"]
 mod report;
 #[allow(dead_code)] // the example uses all of it
-#[path = "gpt/step.rs"]
-mod step;
 #[path = "bench/sweep.rs"]
 mod sweep;
 

@@ -11,6 +11,8 @@ pub use phalanx_nn as nn;
 #[cfg(feature = "parallel")]
 pub use phalanx_parallel as parallel;
 pub use phalanx_tensor as tensor;
+#[cfg(feature = "train")]
+pub use phalanx_train as train;
 
 pub use phalanx_autograd::{Leaf, Var};
 pub use phalanx_tensor::{Context, DType, Device, Scalar, Tensor};

@@ -54,7 +54,7 @@ pub use phalanx_nn::{
 // Training: losses, optimizers, rates, clipping.
 pub use phalanx_nn::{
     Adagrad, Adam, AdamW, BceWithLogitsLoss, ClassesLast, CrossEntropyLoss, Group, KlDivLoss, KlReduction,
-    KlTarget, L1Loss, Lion, Loss, LossScaler, MseLoss, NllLoss, Optimizer, Reduction, Rmsprop, Rule,
+    KlTarget, L1Loss, Lion, Loss, LossScaler, MseLoss, Muon, NllLoss, Optimizer, Reduction, Rmsprop, Rule,
     Schedule, Sgd, SmoothL1Loss, clip_grad_norm, clip_grad_norm_, grad_norm,
 };
 

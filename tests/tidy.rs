@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The crates, each allowed to depend on those before it.
-const ORDER: [&str; 5] = ["tensor", "kernels", "autograd", "nn", "parallel"];
+const ORDER: [&str; 6] = ["tensor", "kernels", "autograd", "nn", "parallel", "train"];
 
 /// Where unsafe code may live: storage, the pool, stores past the caches, maps of files, SIMD, the matrix product's inner loops, calls of MPI and of
 /// the CUDA libraries, and the libraries that stand in for those.

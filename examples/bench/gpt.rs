@@ -1,4 +1,4 @@
-//! Training steps of `nn`'s GPT, with the library's own loss and optimizer, through the example's step function.
+//! Training steps of `nn`'s GPT, with the library's own loss and optimizer, in a loop of its own.
 
 use std::error::Error;
 use std::ops::Range;
@@ -11,15 +11,15 @@ use phalanx::nn::{AdamW, Batch, Group, Layers, OneDevice, Optimizer, Parameters,
 use phalanx::parallel::comm::Comm;
 use phalanx::parallel::comm::threads::world;
 use phalanx::parallel::data_parallel::{Alone, DataParallel};
-use phalanx::parallel::hybrid::{Layout, OnMesh, Part};
+use phalanx::parallel::hybrid::{Layout, OnMesh, Part, Step};
 use phalanx::parallel::launch::TIMEOUT;
 use phalanx::parallel::mesh::{Axis, Groups};
 use phalanx::parallel::pipeline::ranks::{Chunks, Pipeline};
-use phalanx::{DType, Device, Tensor, kernels};
+use phalanx::tensor::RngKey;
+use phalanx::{Context, DType, Device, Tensor, kernels};
 
 use crate::inputs::{Windows, uniform};
 use crate::report::{Report, median, millis, peak_rss};
-use crate::step::{Settings, train_step};
 
 const WARMUP: usize = 3;
 const STEPS: usize = 20;
@@ -155,11 +155,7 @@ pub fn train<L: Layers>(
     let group = Group::new(share.parameters(), 3e-4).with_weight_decay(0.1);
     let mut optimizer = AdamW::default().with_betas(0.9, 0.95).init(vec![group])?;
     load_initial_masters(&optimizer, size)?;
-    let tokens = size.batch * size.context;
-    let pipeline = &pipeline;
-    let ranks = &share;
-    let settings =
-        Settings { groups: 1, tokens, ranks, pipeline, saver: None, clip: 0.0, seed: 0, watch: None };
+    let scale = 1.0 / (size.batch * size.context) as f64;
     let (rows, mut trained) = (size.batch / replicas.size(), Trained::default());
     let counts = groups.at().tp == 0;
     for n in 0..WARMUP + STEPS {
@@ -168,15 +164,32 @@ pub fn train<L: Layers>(
         let micro = |piece: Range<usize>| -> Result<Batch, Box<dyn Error>> {
             let first_row = replicas.rank() * rows + piece.start;
             let part = |all: &Tensor| all.narrow(0, first_row, piece.len())?.to_device(*device, false);
-            Ok(Batch { inputs: part(&inputs)?, targets: part(&targets)?, first_row })
+            Ok(Batch { tensors: vec![part(&inputs)?, part(&targets)?], first_row })
         };
         let micros = cut(rows, layout.micro_batches).into_iter().map(micro).collect::<Result<Vec<_>, _>>()?;
-        let numbers = train_step(&model, &mut optimizer, &micros, settings, n as u64)?.to_vec::<f64>()?;
-        trained.losses.push(if counts { numbers[0] } else { 0.0 });
+        let _context = Context::with(|c| (c.train, c.rng) = (true, RngKey { seed: 0, step: n as u64 }));
+        let work = Step { model: model.clone(), replicas: share.clone(), micro_batches: micros, scale };
+        let loss = step(&pipeline, work, &mut optimizer)?;
+        trained.losses.push(if counts { loss } else { 0.0 });
         trained.times_ms.push(millis(start.elapsed()));
     }
     trained.times_ms.drain(..WARMUP);
     Ok(trained)
+}
+
+/// One step, with the norm that clipping would ask for; this rank's part of the loss.
+fn step(pipeline: &Pipeline, work: Step, optimizer: &mut Optimizer<AdamW>) -> Result<f64, Box<dyn Error>> {
+    let share = work.replicas.clone();
+    share.zero_grad()?;
+    share.begin()?;
+    let losses = pipeline.train(&Arc::new(work))?;
+    share.finish()?;
+    let norm = share.grad_squares()?.norm()?;
+    optimizer.step()?;
+    share.updated()?;
+    let loss = losses.iter().try_fold(0.0, |sum, loss| kernels::cast(loss, DType::F64)?.item::<f64>().map(|x| sum + x))?;
+    norm.item::<f64>()?;
+    Ok(loss)
 }
 
 /// Writes the rows that all GPT workloads have; whether the first losses were the known ones.

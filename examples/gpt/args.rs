@@ -3,11 +3,14 @@
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Parser, Subcommand};
-use phalanx::nn::models::ModelConfig;
+use phalanx::nn::{self, models::ModelConfig};
 use phalanx::parallel::hybrid::Layout;
+use phalanx::train::Config;
 use phalanx::{DType, Device, Tensor};
 
-pub use crate::choices::{Backend, GradPrecision, LrSchedule, Precision, Recompute, Schedule};
+pub use crate::choices::{
+    Architecture, Backend, GradPrecision, LrSchedule, OnDivergence, Precision, Recompute, Rule, Schedule,
+};
 
 /// Trains a GPT on text, or continues a text with a trained one.
 #[derive(Parser)]
@@ -34,6 +37,18 @@ pub struct TrainArgs {
     /// Text to learn; without it, the sources and pages of this workspace.
     #[arg(long, value_name = "FILE")]
     pub data: Option<PathBuf>,
+    /// Text that is not trained on, over which the loss is measured; without --data, some files of the workspace.
+    #[arg(long, value_name = "FILE")]
+    pub validation: Option<PathBuf>,
+    /// Steps between validations; 0 for one at the end only.
+    #[arg(long, default_value_t = 0)]
+    pub validate_every: u64,
+    /// Validations in a row without a lower loss after which the run stops.
+    #[arg(long, value_name = "N")]
+    pub patience: Option<usize>,
+    /// Learn that many byte pairs from the text as tokens, bytes included; without it bytes are the tokens.
+    #[arg(long, value_name = "N", conflicts_with = "init")]
+    pub vocabulary: Option<usize>,
     /// Optimizer steps in all, those before a resume included.
     #[arg(long, default_value_t = 300)]
     pub steps: u64,
@@ -43,6 +58,9 @@ pub struct TrainArgs {
     /// Tokens in a sequence.
     #[arg(long, default_value_t = 256)]
     pub context: usize,
+    /// What the model is built like [default: gpt, or as the model that is continued].
+    #[arg(long, value_enum)]
+    pub architecture: Option<Architecture>,
     /// Transformer blocks [default: 4, or those of the model that is continued].
     #[arg(long)]
     pub layers: Option<usize>,
@@ -61,6 +79,15 @@ pub struct TrainArgs {
     /// How the learning rate goes on after the warm-up.
     #[arg(long, value_enum, default_value_t = LrSchedule::Cosine)]
     pub lr_schedule: LrSchedule,
+    /// The rate at the end of a cosine, a line or a decay.
+    #[arg(long, default_value_t = 0.0)]
+    pub lr_min: f64,
+    /// Steps at the end in which warmup-stable-decay goes down [default: half of all].
+    #[arg(long, value_name = "N")]
+    pub lr_decay: Option<u64>,
+    /// What updates the matrices inside the model; the rest is always AdamW's.
+    #[arg(long, value_enum, default_value_t = Rule::Adamw)]
+    pub optimizer: Rule,
     /// Steps of linear warm-up.
     #[arg(long, default_value_t = 20)]
     pub warmup: u64,
@@ -140,6 +167,16 @@ pub struct TrainArgs {
     /// Steps between checkpoints; 0 for one at the end only.
     #[arg(long, default_value_t = 100)]
     pub save_every: u64,
+    /// Checkpoints that are kept.
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    pub keep_last: usize,
+    /// Keep the checkpoint with the lowest validation loss, too.
+    #[arg(long)]
+    pub keep_best: bool,
+    /// What happens when the loss or a gradient is no number: an error that names the parameter, a step without an update, or a return
+    /// to the last checkpoint.
+    #[arg(long, value_enum, default_value_t = OnDivergence::Stop)]
+    pub on_divergence: OnDivergence,
     /// Continue the run whose --out was DIR.
     #[arg(long, value_name = "DIR")]
     pub resume: Option<PathBuf>,
@@ -153,6 +190,9 @@ pub struct TrainArgs {
     /// those of other processes send theirs at the end.
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
+    /// Steps between samples of what the model writes; 0 for one at the end only.
+    #[arg(long, default_value_t = 0)]
+    pub sample_every: u64,
     /// No progress bar, no sample.
     #[arg(long)]
     pub quiet: bool,
@@ -207,6 +247,8 @@ impl TrainArgs {
             ("--tp", self.tp),
             ("--pp", self.pipeline_ranks()),
             ("--virtual-stages", self.virtual_stages.unwrap_or(1)),
+            ("--keep-last", self.keep_last),
+            ("--patience", self.patience.unwrap_or(1)),
         ];
         if let Some((flag, _)) = positive.iter().find(|(_, n)| *n == 0) {
             return Err(format!("{flag} is 0, wanted at least 1"));
@@ -223,6 +265,7 @@ impl TrainArgs {
         }
         let numbers = [
             ("--lr", self.lr, 0.0..f64::INFINITY),
+            ("--lr-min", self.lr_min, 0.0..f64::INFINITY),
             ("--weight-decay", self.weight_decay, 0.0..f64::INFINITY),
             ("--dropout", self.dropout, 0.0..1.0),
             ("--clip", self.clip, 0.0..f64::INFINITY),
@@ -230,11 +273,41 @@ impl TrainArgs {
         if let Some((flag, x, range)) = numbers.iter().find(|(_, x, range)| !range.contains(x)) {
             return Err(format!("{flag} is {x}, wanted a number from {} up to {}", range.start, range.end));
         }
+        if let Some(vocabulary) = self.vocabulary.filter(|n| !(256..=1 << 20).contains(n)) {
+            return Err(format!("--vocabulary is {vocabulary}, wanted 256 to {}", 1 << 20));
+        }
+        self.check_rule()?;
+        self.check_backend()?;
         // Whether there is such a device at all.
         Tensor::empty(&[0], DType::F32, self.device).map_err(|e| format!("--device {}: {e}", self.device))?;
         self.check_ranks()?;
         self.check_schedule()?;
         self.check_batch()
+    }
+
+    /// Refuses backends that this build has not, or that do not go with the device.
+    fn check_backend(&self) -> Result<(), String> {
+        match self.backend {
+            Some(Backend::Mpi) if !cfg!(feature = "mpi") => {
+                Err("--backend mpi: built without MPI, wanted a build with `--features mpi`".into())
+            }
+            Some(Backend::Nccl) if !self.device.is_cuda() => Err(format!(
+                "--backend nccl is between GPUs, got --device {}, wanted --device cuda",
+                self.device
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses Muon where matrices are not whole.
+    fn check_rule(&self) -> Result<(), String> {
+        match self.optimizer {
+            Rule::Muon if self.tp > 1 || self.zero > 0 => Err(format!(
+                "--optimizer muon takes whole matrices, and --tp {} --zero {} cut them: wanted --optimizer adamw",
+                self.tp, self.zero
+            )),
+            _ => Ok(()),
+        }
     }
 
     /// Layers, heads and width of a new model.
@@ -278,16 +351,6 @@ impl TrainArgs {
         self.ranks.map(|ranks| (ranks / self.model_ranks()).max(1))
     }
 
-    /// All that ranks must have in common, as text: paths, threads and devices are each rank's own.
-    pub fn in_common(&self) -> String {
-        let own = || None::<PathBuf>;
-        let (data, out, resume, init) = (own(), own(), self.resume.as_ref().map(|_| PathBuf::new()), own());
-        let (metrics, trace) = (own(), own());
-        let common =
-            TrainArgs { data, out, resume, init, metrics, trace, threads: None, quiet: true, ..self.clone() };
-        format!("{:?}", TrainArgs { device: Device::CPU, ..common })
-    }
-
     /// How the run lies on its ranks.
     pub fn layout(&self) -> Layout {
         Layout {
@@ -300,6 +363,53 @@ impl TrainArgs {
             micro_batches: self.micro_batches / self.emulate_dp.max(1),
             recompute: self.recompute.mode(),
             sequence_parallel: self.sequence_parallel,
+        }
+    }
+
+    /// How the run trains.
+    pub fn config(&self) -> Config {
+        Config {
+            steps: self.steps,
+            batch: self.batch,
+            seed: self.seed,
+            lr: self.rates(),
+            clip: (self.clip > 0.0).then_some(self.clip),
+            dtype: self.dtype.dtype(),
+            grad_dtype: self.grad_dtype.map(GradPrecision::dtype),
+            device: self.device,
+            threads: self.threads,
+            layout: self.layout(),
+            zero: self.zero,
+            chains: self.emulate_dp,
+            asynchronous: self.scheme(),
+            backend: self.backend.map(Backend::backend),
+            capture: !self.no_capture,
+            save_every: self.save_every,
+            keep_last: self.keep_last,
+            keep_best: self.keep_best,
+            validate_every: self.validate_every,
+            validation_rows: None,
+            patience: self.patience,
+            on_divergence: self.on_divergence.policy(),
+            explodes_at: f64::INFINITY,
+            out: self.out.clone(),
+            resume: self.resume.clone(),
+            trace: self.trace.clone(),
+        }
+    }
+
+    /// The learning rate of each step.
+    fn rates(&self) -> nn::Schedule {
+        let (lr, warmup, total, min) = (self.lr, self.warmup, self.steps, self.lr_min);
+        match self.lr_schedule {
+            LrSchedule::Constant => nn::Schedule::Constant { lr, warmup },
+            LrSchedule::Cosine => nn::Schedule::Cosine { lr, warmup, total, cycles: 0.5, min },
+            LrSchedule::Linear => nn::Schedule::Linear { lr, warmup, total, min },
+            LrSchedule::InverseSqrt => nn::Schedule::InverseSqrt { lr, warmup },
+            LrSchedule::WarmupStableDecay => {
+                let decay = self.lr_decay.unwrap_or(total / 2);
+                nn::Schedule::WarmupStableDecay { lr, warmup, decay, total, min }
+            }
         }
     }
 

@@ -3,6 +3,7 @@
 use clap::ValueEnum;
 use phalanx::DType;
 use phalanx::nn::models::RecomputeMode;
+use phalanx::train::{self, Asynchronous};
 
 macro_rules! choices {
     ($($(#[$doc:meta])* $name:ident { $($value:ident = $text:literal),* $(,)? })*) => {$(
@@ -15,7 +16,10 @@ macro_rules! choices {
 }
 
 choices! {
-    LrSchedule { Constant = "constant", Cosine = "cosine" }
+    LrSchedule { Constant = "constant", Cosine = "cosine", Linear = "linear", InverseSqrt = "inverse-sqrt", WarmupStableDecay = "warmup-stable-decay" }
+    Rule { Adamw = "adamw", Muon = "muon" }
+    Architecture { Gpt = "gpt", Llama = "llama" }
+    OnDivergence { Stop = "stop", Skip = "skip", Rollback = "rollback" }
     Precision { F32 = "f32", Bf16 = "bf16", F64 = "f64" }
     GradPrecision { F32 = "f32", Bf16 = "bf16" }
     Schedule { Gpipe = "gpipe", OneFOneB = "1f1b", Interleaved = "interleaved", ZbH1 = "zb-h1", ZbV = "zb-v", Pipedream = "pipedream", Pipedream2bw = "pipedream-2bw" }
@@ -33,19 +37,41 @@ impl Precision {
     }
 }
 
-/// A schedule without flushes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scheme {
-    Pipedream,
-    Pipedream2bw,
+impl GradPrecision {
+    pub fn dtype(self) -> DType {
+        match self {
+            GradPrecision::F32 => DType::F32,
+            GradPrecision::Bf16 => DType::BF16,
+        }
+    }
+}
+
+impl Backend {
+    pub fn backend(self) -> train::Backend {
+        match self {
+            Backend::Threads => train::Backend::Threads,
+            Backend::Mpi => train::Backend::Mpi,
+            Backend::Nccl => train::Backend::Nccl,
+        }
+    }
+}
+
+impl OnDivergence {
+    pub fn policy(self) -> train::OnDivergence {
+        match self {
+            OnDivergence::Stop => train::OnDivergence::Stop,
+            OnDivergence::Skip => train::OnDivergence::Skip { most: 10 },
+            OnDivergence::Rollback => train::OnDivergence::Rollback { most: 10 },
+        }
+    }
 }
 
 impl Schedule {
     /// Whether it has no flushes.
-    pub fn scheme(self) -> Option<Scheme> {
+    pub fn scheme(self) -> Option<Asynchronous> {
         match self {
-            Schedule::Pipedream => Some(Scheme::Pipedream),
-            Schedule::Pipedream2bw => Some(Scheme::Pipedream2bw),
+            Schedule::Pipedream => Some(Asynchronous::WeightStashing),
+            Schedule::Pipedream2bw => Some(Asynchronous::DoubleBuffered),
             _ => None,
         }
     }

@@ -2,10 +2,10 @@
 
 use phalanx::nn::Scope;
 use phalanx::nn::models::{Decoder, Sampling, generate, load_model};
+use phalanx::train::text::Codec;
 use phalanx::{DType, Device};
 
 use crate::args::GenerateArgs;
-use crate::text::Codec;
 
 /// Continues the prompt with a saved model.
 pub fn run(args: &GenerateArgs) -> Result<(), String> {
@@ -20,8 +20,8 @@ pub fn run(args: &GenerateArgs) -> Result<(), String> {
         if args.model.join("config.json").exists() || !inner.exists() { &args.model } else { &inner };
     let (_, model) =
         load_model(folder, &Scope::new(0, DType::F32, Device::CPU)).map_err(|e| e.to_string())?;
-    let codec = Codec::of(folder)?;
-    let prompt = codec.encode(args.prompt.as_bytes(), model.vocabulary())?;
+    let codec = Codec::of(folder).map_err(|e| e.to_string())?;
+    let prompt = codec.encode(args.prompt.as_bytes(), model.vocabulary()).map_err(|e| e.to_string())?;
     if prompt.is_empty() {
         return Err(format!("{}: the prompt {:?} has no tokens", codec.source(), args.prompt));
     }
@@ -51,5 +51,5 @@ fn written(
         true
     };
     generate(model, prompt, count, how, keep).map_err(|e| e.to_string())?;
-    codec.decode(&tokens)
+    codec.decode(&tokens).map_err(|e| e.to_string())
 }

@@ -7,25 +7,15 @@
 //! ```
 //! Bad input ends with one line on stderr and exit code 2.
 
-mod ahead;
 mod args;
-mod asynchronous;
-mod build;
-mod captured;
-mod checkpoint;
 mod choices;
 mod generate;
-mod memory;
-mod metrics;
-mod outputs;
+mod model;
 mod plot;
 mod progress;
-mod ranks;
 mod room;
 mod schedule;
-mod step;
 mod text;
-mod trace;
 mod train;
 
 use std::io::Write;

@@ -1,35 +1,75 @@
 //! What a person watching sees.
 
 use indicatif::{ProgressBar, ProgressStyle};
+use phalanx::train::{Callback, Config, Event, Record, Result, Summary};
 
-use crate::metrics::Record;
-
-/// A bar with loss, speed and time left; nothing at all in a quiet run.
+/// A bar with losses, speed and time left.
 pub struct Progress {
     bar: ProgressBar,
+    /// Bytes a token of the validation text.
+    bytes_per_token: f64,
+    validation: String,
 }
 
 impl Progress {
-    pub fn new(quiet: bool, done: u64, steps: u64) -> Progress {
-        let bar = if quiet { ProgressBar::hidden() } else { ProgressBar::new(steps) };
-        let style = ProgressStyle::with_template("{bar:32} step {pos}/{len}  {msg}  {eta} left");
-        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-        bar.set_position(done);
-        bar.reset_eta();
-        Progress { bar }
+    pub fn new(bytes_per_token: f64) -> Progress {
+        Progress { bar: ProgressBar::hidden(), bytes_per_token, validation: String::new() }
     }
 
-    pub fn step(&self, record: &Record) {
-        let Record { loss, grad_norm, tokens_per_s, .. } = record;
-        self.bar.set_message(format!("loss {loss:.4}  norm {grad_norm:.2}  {tokens_per_s:.0} tokens/s"));
-        self.bar.set_position(record.step + 1);
-        // Where there is no terminal for a bar, a line now and then.
-        if self.bar.is_hidden() && self.bar.length().is_some() && (record.step + 1).is_multiple_of(25) {
-            crate::say(&format!("step {}  loss {loss:.4}  {tokens_per_s:.0} tokens/s", record.step + 1));
+    fn line(&self, line: &str) {
+        self.bar.suspend(|| crate::say(line));
+    }
+}
+
+impl Callback for Progress {
+    fn started(&mut self, config: &Config, done: u64, parameters: usize) -> Result<()> {
+        self.line(&format!("{parameters} parameters, {} rows a step, {} ranks", config.batch, config.ranks()));
+        self.bar = ProgressBar::new(config.steps);
+        let style = ProgressStyle::with_template("{bar:24} step {pos}/{len}  {msg}  {eta} left");
+        self.bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+        self.bar.set_position(done);
+        self.bar.reset_eta();
+        Ok(())
+    }
+
+    fn step(&mut self, record: &Record) -> Result<()> {
+        let Record { step, loss, tokens_per_s, .. } = record;
+        if let Some(validation) = record.validation_loss {
+            self.validation = format!("  validation {:.3} nats/byte", validation / self.bytes_per_token);
         }
+        let message = format!("loss {loss:.3}{}  {tokens_per_s:.0} tokens/s", self.validation);
+        self.bar.set_position(step + 1);
+        // Where there is no terminal for a bar, a line now and then.
+        if self.bar.is_hidden() && (step + 1).is_multiple_of(25) {
+            crate::say(&format!("step {}  {message}", step + 1));
+        }
+        self.bar.set_message(message);
+        Ok(())
     }
 
-    pub fn finish(&self) {
-        self.bar.finish();
+    fn event(&mut self, event: &Event<'_>) -> Result<()> {
+        match event {
+            Event::Skipped { step, why } => self.line(&format!("step {step}: no update, {why}")),
+            Event::RolledBack { step, to, why } => {
+                self.line(&format!("step {step}: {why}; back to step {to}"));
+                self.bar.set_position(*to);
+            }
+            Event::Stopping { step, why } => self.line(&format!("ending after {step} steps: {why}")),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn ended(&mut self, summary: &Summary) -> Result<()> {
+        self.bar.finish_and_clear();
+        let mut said = format!(
+            "{} steps in {:.1} s, {:.0} tokens/s, training loss {:.3} nats/token",
+            summary.steps, summary.seconds, summary.tokens_per_s, summary.last_loss
+        );
+        if let Some(loss) = summary.validation_loss {
+            said += &format!("\nvalidation loss {:.4} nats/byte", loss / self.bytes_per_token);
+        }
+        crate::say(&said);
+        Ok(())
     }
 }

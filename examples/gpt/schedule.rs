@@ -1,11 +1,13 @@
 //! The flags of a pipeline's schedule, and which go with which.
 
+use phalanx::train::Asynchronous;
+
 use crate::args::TrainArgs;
-use crate::choices::{Schedule, Scheme};
+use crate::choices::Schedule;
 
 impl TrainArgs {
     /// How updates are made without flushes, if they are.
-    pub fn scheme(&self) -> Option<Scheme> {
+    pub fn scheme(&self) -> Option<Asynchronous> {
         self.schedule.and_then(Schedule::scheme)
     }
 
@@ -26,10 +28,10 @@ impl TrainArgs {
                 self.zero
             )),
             _ if self.device.is_meta() => refuse("is not measured on --device meta".into()),
-            Scheme::Pipedream if pieces > 1 => {
+            Asynchronous::WeightStashing if pieces > 1 => {
                 refuse(format!("updates after every micro-batch: got --micro-batches {pieces}, wanted 1"))
             }
-            Scheme::Pipedream2bw if pieces < layout.pp => {
+            Asynchronous::DoubleBuffered if pieces < layout.pp => {
                 refuse(format!("wants as many --micro-batches as --pp {}, got {pieces}", layout.pp))
             }
             _ => Ok(()),

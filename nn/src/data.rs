@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::JoinHandle;
 
+use phalanx_autograd::Var;
 use phalanx_tensor::{Category, Context, Device, RngKey, Stream4, Tensor};
 
 use crate::{Error, Result};
@@ -100,15 +101,33 @@ impl Windows {
     }
 }
 
-/// Some sequences of a step.
+/// Some rows of a step.
 #[derive(Clone, Debug)]
 pub struct Batch {
-    /// `[rows, context]` i64
-    pub inputs: Tensor,
-    /// `[rows, context]` i64: the tokens one further.
-    pub targets: Tensor,
+    /// What a row consists of, each with a first dimension of rows. Of tokens: inputs `[rows, context]` i64, and targets, the tokens
+    /// one further.
+    pub tensors: Vec<Tensor>,
     /// The number of the first row in the global batch, for [`Context::batch_offset`].
     pub first_row: usize,
+}
+
+impl Batch {
+    /// Its tensors as variables, of which there are to be `N`: `let [inputs, targets] = batch.vars()?`.
+    ///
+    /// # Errors
+    /// If there are not as many.
+    pub fn vars<const N: usize>(&self) -> Result<[Var; N]> {
+        let vars: Vec<Var> = self.tensors.iter().cloned().map(Var::new).collect();
+        let wrong = |vars: Vec<Var>| {
+            Error::invalid("batch", format!("got rows of {} tensors, wanted {N}", vars.len()))
+        };
+        vars.try_into().map_err(wrong)
+    }
+
+    /// How many rows there are.
+    pub fn rows(&self) -> usize {
+        self.tensors.first().and_then(|t| t.shape().first().copied()).unwrap_or(0)
+    }
 }
 
 /// Tokens of a run of rows: inputs, targets.
@@ -174,7 +193,7 @@ impl Loader {
         let _category = Context::with(|c| c.category = Category::Buffers);
         let batch = |(piece, (inputs, targets)): (&Range<usize>, Rows)| {
             let tensor = |v: Vec<i64>| Tensor::from_vec(v, &[piece.len(), self.context], self.device);
-            Ok(Batch { inputs: tensor(inputs)?, targets: tensor(targets)?, first_row: piece.start })
+            Ok(Batch { tensors: vec![tensor(inputs)?, tensor(targets)?], first_row: piece.start })
         };
         self.pieces.iter().zip(rows).map(batch).collect()
     }
@@ -224,7 +243,7 @@ mod tests {
         let read = |pieces: Vec<Range<usize>>, from: u64, steps: usize| -> Vec<Vec<i64>> {
             let mut loader = Loader::new(windows(500, 5), 6, pieces, Device::CPU, from);
             let step = |l: &mut Loader| -> Vec<i64> {
-                l.next_step().unwrap().iter().flat_map(|b| b.targets.to_vec::<i64>().unwrap()).collect()
+                l.next_step().unwrap().iter().flat_map(|b| b.tensors[1].to_vec::<i64>().unwrap()).collect()
             };
             (0..steps).map(|_| step(&mut loader)).collect()
         };
@@ -234,7 +253,7 @@ mod tests {
         let first = loader.next_step().unwrap();
         assert_eq!(first.iter().map(|b| b.first_row).collect::<Vec<_>>(), [0, 2, 4, 5]);
         let (x, y): (Vec<i64>, Vec<i64>) =
-            (first[0].inputs.to_vec().unwrap(), first[0].targets.to_vec().unwrap());
+            (first[0].tensors[0].to_vec().unwrap(), first[0].tensors[1].to_vec().unwrap());
         assert_eq!((x[1..5].to_vec(), x[0] + 5), (y[..4].to_vec(), y[4]));
     }
 

@@ -57,7 +57,7 @@ pub use module::Module;
 pub use modules::*;
 #[doc(hidden)]
 pub use optim::note_ranks;
-pub use optim::{Adagrad, Adam, AdamW, At, Group, Lion, Optimizer, Rmsprop, Rule, Sgd};
+pub use optim::{Adagrad, Adam, AdamW, At, Group, Lion, Muon, MuonScale, Optimizer, Rmsprop, Rule, Sgd};
 pub use pair_loss::{CosineEmbeddingLoss, GaussianNllLoss, MarginRankingLoss, TripletMarginLoss};
 pub use parameter::Parameter;
 #[doc(hidden)]

@@ -23,8 +23,43 @@ pub enum Schedule {
         warmup: u64,
         /// All steps.
         total: u64,
-        /// Cosine waves; 0.5 goes down to 0 once.
+        /// Cosine waves; 0.5 goes down to the lowest rate once.
         cycles: f64,
+        /// The lowest rate.
+        min: f64,
+    },
+    /// Linear warm-up from 0, then straight down.
+    Linear {
+        /// The highest rate.
+        lr: f64,
+        /// Steps of warm-up.
+        warmup: u64,
+        /// All steps.
+        total: u64,
+        /// The rate at the end.
+        min: f64,
+    },
+    /// Linear warm-up from 0, then `lr sqrt(warmup / step)`.
+    /// Source: Vaswani and others: Attention is all you need (2017), section 5.3.
+    InverseSqrt {
+        /// The highest rate.
+        lr: f64,
+        /// Steps of warm-up, at least 1.
+        warmup: u64,
+    },
+    /// Linear warm-up from 0, then the same rate, and straight down at the end.
+    /// Source: Hu and others: MiniCPM (2024), section 4.
+    WarmupStableDecay {
+        /// The rate between.
+        lr: f64,
+        /// Steps of warm-up.
+        warmup: u64,
+        /// Steps at the end that go down.
+        decay: u64,
+        /// All steps.
+        total: u64,
+        /// The rate at the end.
+        min: f64,
     },
     /// Multiplied by `gamma` every `step_size` steps.
     Step {
@@ -69,10 +104,20 @@ impl Schedule {
         let steps = |name, got: u64| setting(WHAT, name, got as f64, got > 0, "at least 1");
         match *self {
             Schedule::Constant { lr, .. } => from_zero(WHAT, "a rate of", lr),
-            Schedule::Cosine { lr, total, cycles, .. } => {
+            Schedule::Cosine { lr, total, cycles, min, .. } => {
                 from_zero(WHAT, "a rate of", lr)?;
                 steps("a total of steps of", total)?;
-                from_zero(WHAT, "a number of waves of", cycles)
+                from_zero(WHAT, "a number of waves of", cycles)?;
+                from_zero(WHAT, "a lowest rate of", min)
+            }
+            Schedule::Linear { lr, total, min, .. } | Schedule::WarmupStableDecay { lr, total, min, .. } => {
+                from_zero(WHAT, "a rate of", lr)?;
+                steps("a total of steps of", total)?;
+                from_zero(WHAT, "a rate at the end of", min)
+            }
+            Schedule::InverseSqrt { lr, warmup } => {
+                from_zero(WHAT, "a rate of", lr)?;
+                steps("a warm-up of steps of", warmup)
             }
             Schedule::Step { lr, step_size, gamma } => {
                 from_zero(WHAT, "a rate of", lr)?;
@@ -91,6 +136,19 @@ impl Schedule {
         }
     }
 
+    /// The rate that it is made of, which is the highest.
+    pub fn peak(&self) -> f64 {
+        match *self {
+            Schedule::Constant { lr, .. }
+            | Schedule::Cosine { lr, .. }
+            | Schedule::Linear { lr, .. }
+            | Schedule::InverseSqrt { lr, .. }
+            | Schedule::WarmupStableDecay { lr, .. }
+            | Schedule::Step { lr, .. } => lr,
+            Schedule::OneCycle(cycle) => cycle.max_lr,
+        }
+    }
+
     /// The rate of a step, from 0. NaN if [`Schedule::check`] refuses the numbers, so that an optimizer refuses the step. After
     /// the end of one cycle its last rate.
     pub fn lr(&self, step: u64) -> f64 {
@@ -100,14 +158,29 @@ impl Schedule {
         let warm = |lr: f64, warmup: u64| (step < warmup).then(|| lr * step as f64 / warmup.max(1) as f64);
         match *self {
             Schedule::Constant { lr, warmup } => warm(lr, warmup).unwrap_or(lr),
-            Schedule::Cosine { lr, warmup, total, cycles } => warm(lr, warmup).unwrap_or_else(|| {
+            Schedule::Cosine { lr, warmup, total, cycles, min } => warm(lr, warmup).unwrap_or_else(|| {
                 let done = (step - warmup) as f64 / total.saturating_sub(warmup).max(1) as f64;
-                lr * ((1.0 + (2.0 * PI * cycles * done).cos()) / 2.0).max(0.0)
+                min + (lr - min) * ((1.0 + (2.0 * PI * cycles * done).cos()) / 2.0).max(0.0)
             }),
+            Schedule::Linear { lr, warmup, total, min } => {
+                let all = total.saturating_sub(warmup);
+                warm(lr, warmup).unwrap_or_else(|| min + (lr - min) * left(step, total, all))
+            }
+            Schedule::InverseSqrt { lr, warmup } => {
+                warm(lr, warmup).unwrap_or_else(|| lr * (warmup as f64 / step.max(1) as f64).sqrt())
+            }
+            Schedule::WarmupStableDecay { lr, warmup, decay, total, min } => {
+                warm(lr, warmup).unwrap_or_else(|| min + (lr - min) * left(step, total, decay))
+            }
             Schedule::Step { lr, step_size, gamma } => lr * gamma.powf((step / step_size.max(1)) as f64),
             Schedule::OneCycle(cycle) => cycle.lr(step as f64),
         }
     }
+}
+
+/// The share of the last `leg` steps that is left, at most 1.
+fn left(step: u64, total: u64, leg: u64) -> f64 {
+    (total.saturating_sub(step) as f64 / leg.max(1) as f64).min(1.0)
 }
 
 impl OneCycle {
@@ -152,7 +225,7 @@ mod tests {
     fn a_schedule_of_no_steps_says_so_and_has_no_rate() {
         let odd = [
             Schedule::Step { lr: 1.0, step_size: 0, gamma: 0.1 },
-            Schedule::Cosine { lr: 1.0, warmup: 2, total: 0, cycles: 0.5 },
+            Schedule::Cosine { lr: 1.0, warmup: 2, total: 0, cycles: 0.5, min: 0.0 },
             Schedule::Constant { lr: -1.0, warmup: 0 },
         ];
         for schedule in odd {
@@ -168,11 +241,18 @@ mod tests {
         let check = |schedule: Schedule, at: &[(u64, f64)]| {
             at.iter().for_each(|&(step, lr)| close(schedule.lr(step), lr))
         };
-        let cosine = Schedule::Cosine { lr: 1.0, warmup: 4, total: 14, cycles: 0.5 };
+        let cosine = Schedule::Cosine { lr: 1.0, warmup: 4, total: 14, cycles: 0.5, min: 0.0 };
         check(cosine, &[(0, 0.0), (2, 0.5), (4, 1.0), (9, 0.5), (14, 0.0)]);
         check(Schedule::Constant { lr: 2.0, warmup: 2 }, &[(0, 0.0), (1, 1.0), (2, 2.0), (99, 2.0)]);
         let steps = Schedule::Step { lr: 1.0, step_size: 3, gamma: 0.1 };
         check(steps, &[(0, 1.0), (2, 1.0), (3, 0.1), (8, 0.01)]);
+        let floor = Schedule::Cosine { lr: 1.0, warmup: 4, total: 14, cycles: 0.5, min: 0.2 };
+        check(floor, &[(0, 0.0), (4, 1.0), (9, 0.6), (14, 0.2)]);
+        let linear = Schedule::Linear { lr: 1.0, warmup: 2, total: 12, min: 0.5 };
+        check(linear, &[(0, 0.0), (2, 1.0), (7, 0.75), (12, 0.5), (20, 0.5)]);
+        check(Schedule::InverseSqrt { lr: 1.0, warmup: 4 }, &[(0, 0.0), (2, 0.5), (4, 1.0), (16, 0.5)]);
+        let stable = Schedule::WarmupStableDecay { lr: 1.0, warmup: 2, decay: 4, total: 12, min: 0.0 };
+        check(stable, &[(1, 0.5), (2, 1.0), (8, 1.0), (10, 0.5), (12, 0.0)]);
         let cycle = OneCycle {
             max_lr: 1.0,
             total: 20,

@@ -84,7 +84,7 @@ fn micros(form: Form, step: u64, device: Device) -> Result<Vec<Batch>> {
         Tensor::from_slice(&tokens, &[1, CONTEXT], device)
     };
     let micro =
-        |row| Ok::<_, Error>(Batch { inputs: tokens(row, 0)?, targets: tokens(row, 1)?, first_row: row });
+        |row| Ok::<_, Error>(Batch { tensors: vec![tokens(row, 0)?, tokens(row, 1)?], first_row: row });
     (0..form.micro_batches).map(micro).collect()
 }
 
@@ -92,7 +92,7 @@ fn micros(form: Form, step: u64, device: Device) -> Result<Vec<Batch>> {
 /// `watch` to see: the calls, and the kernels that were launched.
 fn train(form: Form, how: How, watch: &mut dyn FnMut(u64, Calls, u64)) -> Result<Trained> {
     let Run { model, share, pipeline, mut optimizer, saver } = Run::new(form, how)?;
-    let rates = Schedule::Cosine { lr: 1e-2, warmup: 2, total: STEPS, cycles: 0.5 };
+    let rates = Schedule::Cosine { lr: 1e-2, warmup: 2, total: STEPS, cycles: 0.5, min: 0.0 };
     let tokens = form.micro_batches * CONTEXT;
     let settings = Settings {
         groups: form.groups,
@@ -186,7 +186,7 @@ pub fn a_wrong_token_is_told_late() -> std::result::Result<(), String> {
         let (mut batch, mut tokens) = (micros(form, 0, GPU)?.remove(0), [1i64; CONTEXT]);
         tokens[5] = 101;
         let wrong = Tensor::from_slice(&tokens, &[1, CONTEXT], GPU)?;
-        *(if of_inputs { &mut batch.inputs } else { &mut batch.targets }) = wrong;
+        batch.tensors[usize::from(!of_inputs)] = wrong;
         let loss = model.run(0, None, &batch, 1.0)?;
         readback.start(&kernels::cast(loss.tensor(), DType::F64)?)?;
         let fine = micros(form, 1, GPU)?.remove(0);

@@ -163,7 +163,7 @@ fn updates() -> Vec<Mistake> {
         "clip_grad_norm_: | order 0" => clip_grad_norm_(&mut [zeros(&[2], DType::F32)], 1.0, 0.0);
         "Clip::factor: | bound of -1" => Clip::factor(&zeros(&[], DType::F64), -1.0);
         "Schedule: | step size of 0 | at least 1" => Schedule::Step { lr: 1.0, step_size: 0, gamma: 0.1 }.check();
-        "Schedule: | total of steps of 0" => Schedule::Cosine { lr: 1.0, warmup: 0, total: 0, cycles: 0.5 }.check();
+        "Schedule: | total of steps of 0" => Schedule::Cosine { lr: 1.0, warmup: 0, total: 0, cycles: 0.5, min: 0.0 }.check();
         "Schedule: | share | 2" => cycle(10, 2.0).check();
         "Schedule: | total of steps of 0" => cycle(0, 0.3).check();
         "optimizer, group 0: | NaN" => step(|sgd| sgd.set_lr(cycle(0, 0.3).lr(1)));

@@ -7,6 +7,7 @@ mod adagrad;
 mod adam;
 mod check;
 mod lion;
+mod muon;
 mod rmsprop;
 mod sgd;
 
@@ -20,6 +21,7 @@ pub use adam::{Adam, AdamW};
 pub use check::note_ranks;
 use check::{check_groups, is_one_of_ranks, refuse_twins};
 pub use lion::Lion;
+pub use muon::{Muon, MuonScale};
 pub use rmsprop::Rmsprop;
 pub use sgd::Sgd;
 
@@ -85,6 +87,14 @@ pub trait Rule: Send + Sync {
         Ok(())
     }
 
+    /// Refuses a parameter that the rule cannot train.
+    ///
+    /// # Errors
+    /// If it cannot.
+    fn fits(&self, _parameter: &Parameter) -> Result<()> {
+        Ok(())
+    }
+
     /// One step of parameters that are at the same one, in place; their state in the order of [`Rule::state`].
     ///
     /// # Errors
@@ -113,6 +123,9 @@ impl<R: Rule + ?Sized> Rule for Box<R> {
     }
     fn check(&self) -> Result<()> {
         (**self).check()
+    }
+    fn fits(&self, parameter: &Parameter) -> Result<()> {
+        (**self).fits(parameter)
     }
     fn update(&self, step: Step<'_>, at: At) -> Result<()> {
         (**self).update(step, at)
@@ -159,7 +172,7 @@ impl<R: Rule> Optimizer<R> {
         check_groups(&groups)?;
         refuse_twins(&groups)?;
         let mut all = groups.iter().flat_map(|g| &g.parameters);
-        all.try_for_each(|p| p.check_usage("optimizer", Usage::Update))?;
+        all.try_for_each(|p| p.check_usage("optimizer", Usage::Update).and_then(|()| rule.fits(p)))?;
         let states = |group: &Group| group.parameters.iter().map(|p| State::new(&rule, p)).collect();
         let states = groups.iter().map(states).collect::<Result<_>>()?;
         Ok(Optimizer { rule, groups, states })

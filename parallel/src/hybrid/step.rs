@@ -1,4 +1,4 @@
-//! [`Step`]: a language model's training step as the work of a pipeline's stages.
+//! [`Step`]: a training step as the work of a pipeline's stages; [`Part`], whatever model they are of.
 
 use std::sync::Arc;
 
@@ -11,9 +11,10 @@ use crate::Result;
 use crate::data_parallel::{DataParallel, NoSync};
 use crate::pipeline::ranks::{Chunks, Spec, Stages};
 
-/// A rank's stages of a language model, whatever their layers are made of.
+/// A rank's stages of a model, whatever their layers are made of.
 pub trait Part: Parameters + Send + Sync + 'static {
-    /// The stream `[B, T, width]` after a stage, or after the last one the loss times `scale`; `input` is the stream before it.
+    /// The stream after a stage (of a language model `[B, T, width]`), or after the last one the sum of the losses of all that counts
+    /// (rows, or tokens) times `scale`; `input` is the stream before it, which the first stage has not.
     ///
     /// # Errors
     /// If the stage is not here, or the batch does not fit.
@@ -26,18 +27,16 @@ pub trait Part: Parameters + Send + Sync + 'static {
 impl<L: Layers> Part for Chunks<Decoder<L>> {
     fn run(&self, stage: usize, input: Option<&Var>, batch: &Batch, scale: f64) -> Result<Var> {
         let model = self.of(stage)?;
-        let x = match input {
-            Some(x) => model.forward(x)?,
-            None => model.forward(&Var::new(batch.inputs.clone()))?,
-        };
+        let [inputs, targets] = batch.vars()?;
+        let x = model.forward(input.unwrap_or(&inputs))?;
         if !model.stage().last {
             return Ok(x);
         }
-        Ok(model.loss(&x, &Var::new(batch.targets.clone()), scale)?)
+        Ok(model.loss(&x, &targets, scale)?)
     }
 
     fn stream(&self, batch: &Batch) -> Option<Spec> {
-        let [rows, positions] = *batch.inputs.shape() else { return None };
+        let [rows, positions] = *batch.tensors.first()?.shape() else { return None };
         let (shape, dtype) = self.iter().next()?.stream(rows, positions).ok()?;
         Some(Spec { shape, dtype })
     }
@@ -51,7 +50,7 @@ pub struct Step {
     pub replicas: Arc<dyn DataParallel>,
     /// In order of their rows.
     pub micro_batches: Vec<Batch>,
-    /// What losses are multiplied by: 1 / (counted tokens of the global batch), and so each micro-batch's gradients have
+    /// What losses are multiplied by: 1 / (counted rows or tokens of the global batch), and so each micro-batch's gradients have
     /// their weight in the mean, however many tokens it has.
     pub scale: f64,
 }

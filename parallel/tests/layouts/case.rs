@@ -75,8 +75,10 @@ impl Case {
             let rows = || (piece.start..piece.end).map(|row| row + replica * share);
             let tensor = |tokens: Vec<i64>| Tensor::from_vec(tokens, &[piece.len(), LENGTH], device).unwrap();
             Batch {
-                inputs: tensor(rows().flat_map(|row| window(row).take(LENGTH)).collect()),
-                targets: tensor(rows().flat_map(target).collect()),
+                tensors: vec![
+                    tensor(rows().flat_map(|row| window(row).take(LENGTH)).collect()),
+                    tensor(rows().flat_map(target).collect()),
+                ],
                 first_row: replica * share + piece.start,
             }
         };

@@ -92,8 +92,8 @@ impl Single {
             let (batches, counted) = self.case.batches(step, replica, Device::CPU);
             for batch in batches {
                 let _row = Context::with(|c| c.batch_offset = batch.first_row as u64);
-                let x = model.forward(&Var::new(batch.inputs)).unwrap();
-                let targets = Var::new(batch.targets);
+                let [inputs, targets] = batch.vars().unwrap();
+                let x = model.forward(&inputs).unwrap();
                 let loss = model.loss(&x, &targets, 1.0 / counted as f64).unwrap();
                 loss.backward().unwrap();
                 losses.push(number(loss.tensor()).unwrap());

@@ -109,6 +109,7 @@ fn schedule(call: &Call<'_>, name: &str) -> Option<Schedule> {
             warmup: count("num_warmup_steps"),
             total: count("num_training_steps"),
             cycles: attrs.float_or("num_cycles", 0.5),
+            min: 0.0,
         },
         "OneCycleLR" => Schedule::OneCycle(OneCycle {
             max_lr: attrs.float_or("max_lr", 0.0),

@@ -1,0 +1,236 @@
+//! Muon.
+
+use phalanx_kernels as kernels;
+use phalanx_kernels::optim::{Item, Numbers, Slice, Step};
+use phalanx_tensor::Tensor;
+
+use super::{At, Rule};
+use crate::error::{below_one, from_zero, setting};
+use crate::{Error, Parameter, Result};
+
+/// Momentum whose matrices are made orthogonal: `p = (1 - lr decay) p - lr scale U`, where `U` is `g + momentum m` with its singular
+/// values brought near 1 by steps of Newton and Schulz (`X = a X + (b A + c A²) X` with `A = X Xᵀ`).
+///
+/// It is for the matrices inside a model. Tables, heads, norms and biases belong to an AdamW beside it, which may have the same
+/// learning rate ([`MuonScale::MatchAdamW`]). A convolution's weight counts as a matrix `[out, in * taps]`.
+/// Source: Jordan and others: Muon: An optimizer for hidden layers in neural networks (2024).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Muon {
+    /// Decay of the mean of gradients.
+    pub momentum: f64,
+    /// Whether the gradient counts once more on top of the mean.
+    pub nesterov: bool,
+    /// Steps of the iteration.
+    pub iterations: usize,
+    /// Added to the norm that a matrix is divided by first.
+    pub eps: f64,
+    /// What an update is multiplied with.
+    pub scale: MuonScale,
+}
+
+/// What an update of a matrix `[rows, columns]` is multiplied with, besides the learning rate.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MuonScale {
+    /// `sqrt(max(1, rows / columns))`, as in the first description.
+    Original,
+    /// `0.2 sqrt(max(rows, columns))`: elements change about as much as AdamW's do.
+    /// Source: Liu and others: Muon is scalable for LLM training (2025), section 2.2.
+    #[default]
+    MatchAdamW,
+}
+
+/// The iteration's coefficients, which grow small singular values fastest. Source: as [`Muon`].
+const COEFFICIENTS: [f64; 3] = [3.4445, -4.7750, 2.0315];
+
+impl Default for Muon {
+    fn default() -> Muon {
+        Muon { momentum: 0.95, nesterov: true, iterations: 5, eps: 1e-7, scale: MuonScale::default() }
+    }
+}
+
+impl Muon {
+    /// With this decay of the mean.
+    #[must_use]
+    pub fn with_momentum(self, momentum: f64) -> Muon {
+        Muon { momentum, ..self }
+    }
+
+    /// With updates multiplied so.
+    #[must_use]
+    pub fn with_scale(self, scale: MuonScale) -> Muon {
+        Muon { scale, ..self }
+    }
+
+    /// One parameter's step.
+    fn step(&self, item: Item<'_>, factor: Option<&Tensor>, at: At) -> Result<()> {
+        let Item { slice: Slice { param, master, grad, scale }, state: [mean] } = item else {
+            return Err(Error::invalid("muon", format!("got {} state tensors, wanted 1", item.state.len())));
+        };
+        let mut grad = kernels::mul_scalar(&kernels::cast(grad, mean.dtype())?, scale.into())?;
+        if let Some(factor) = factor {
+            grad = kernels::mul(&grad, &kernels::cast(factor, mean.dtype())?.with_shape(&[])?)?;
+        }
+        kernels::scale_(mean, self.momentum)?;
+        kernels::accumulate_(mean, &grad)?;
+        if self.nesterov {
+            kernels::add_scaled_(&mut grad, mean, self.momentum)?;
+        } else {
+            grad = mean.clone();
+        }
+        let rows = grad.shape()[0];
+        let matrix = grad.with_shape(&[rows, grad.numel() / rows.max(1)])?;
+        let update =
+            orthogonal(&matrix, self.iterations, self.eps)?.contiguous()?.with_shape(param.shape())?;
+        let rate = -at.lr * self.scale_of(matrix.shape());
+        let held = match master {
+            Some(master) => master,
+            None => {
+                kernels::scale_(param, 1.0 - at.lr * at.weight_decay)?;
+                return Ok(kernels::add_scaled_(param, &update, rate)?);
+            }
+        };
+        kernels::scale_(held, 1.0 - at.lr * at.weight_decay)?;
+        kernels::add_scaled_(held, &update, rate)?;
+        Ok(kernels::copy_(param, &kernels::cast(held, param.dtype())?)?)
+    }
+
+    fn scale_of(&self, shape: &[usize]) -> f64 {
+        let [rows, columns] = [shape[0] as f64, shape[1] as f64];
+        match self.scale {
+            MuonScale::Original => (rows / columns).max(1.0).sqrt(),
+            MuonScale::MatchAdamW => 0.2 * rows.max(columns).sqrt(),
+        }
+    }
+}
+
+/// The matrix with singular values between about 0.7 and 1.2, those that are not far below the largest.
+fn orthogonal(matrix: &Tensor, iterations: usize, eps: f64) -> Result<Tensor> {
+    let wide = matrix.shape()[0] <= matrix.shape()[1];
+    let matrix = if wide { matrix.clone() } else { matrix.transpose(0, 1)?.contiguous()? };
+    let norm = kernels::add_scalar(&kernels::norm(&matrix, 2.0, &[0usize, 1], false)?, eps.into())?;
+    let mut x = kernels::div(&matrix, &norm)?;
+    let [a, b, c] = COEFFICIENTS;
+    for _ in 0..iterations {
+        let square = kernels::matmul(&x, &x.transpose(0, 1)?)?;
+        let mut polynomial = kernels::matmul(&square, &square)?;
+        kernels::scale_(&mut polynomial, c)?;
+        kernels::add_scaled_(&mut polynomial, &square, b)?;
+        let mut next = kernels::matmul(&polynomial, &x)?;
+        kernels::add_scaled_(&mut next, &x, a)?;
+        x = next;
+    }
+    Ok(if wide { x } else { x.transpose(0, 1)? })
+}
+
+impl Rule for Muon {
+    fn state(&self) -> Vec<&'static str> {
+        vec!["momentum_buffer"]
+    }
+
+    fn check(&self) -> Result<()> {
+        below_one("Muon", "a momentum of", self.momentum)?;
+        let steps = self.iterations as f64;
+        setting("Muon", "a number of iterations of", steps, self.iterations > 0, "at least 1")?;
+        from_zero("Muon", "an eps of", self.eps)
+    }
+
+    /// Refuses what is no whole matrix: half of one, made orthogonal, is another update than that half of the whole.
+    fn fits(&self, parameter: &Parameter) -> Result<()> {
+        let shape = parameter.tensor().shape().to_vec();
+        if shape.len() >= 2 && !shape.contains(&0) && shape == parameter.global_shape() {
+            return Ok(());
+        }
+        let wanted = "wanted a whole matrix; give other parameters, and those that ranks share, to an AdamW";
+        Err(Error::invalid("Muon", format!("got `{}` of shape {shape:?}, {wanted}", parameter.name())))
+    }
+
+    fn update(&self, step: Step<'_>, at: At) -> Result<()> {
+        let Numbers::Given = step.numbers else {
+            let why = "got a captured step, wanted one that is not: its updates are products of matrices";
+            return Err(Error::invalid("Muon", why));
+        };
+        step.items.into_iter().try_for_each(|item| self.step(item, step.factor, at))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use phalanx_tensor::{DType, Device};
+
+    use super::*;
+    use crate::Group;
+
+    fn random(shape: &[usize], seed: u64) -> Tensor {
+        let mut state = seed;
+        let mut next = || {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (state >> 40) as f64 / (1u64 << 23) as f64 - 1.0
+        };
+        let values: Vec<f64> = (0..shape.iter().product()).map(|_| next()).collect();
+        Tensor::from_vec(values, shape, Device::CPU).unwrap()
+    }
+
+    /// The singular values of `G + momentum m` become 1 when they are about as large as each other, and the directions stay.
+    #[test]
+    fn an_update_is_the_nearest_orthogonal_matrix() {
+        for [rows, columns] in [[3, 7], [7, 3], [33, 33], [1, 5]] {
+            let p = Parameter::new("w", Tensor::zeros(&[rows, columns], DType::F64, Device::CPU).unwrap())
+                .unwrap();
+            let muon = Muon { iterations: 12, ..Muon::default().with_scale(MuonScale::Original) };
+            let mut optimizer = muon.init(vec![Group::new(vec![p.clone()], 1.0)]).unwrap();
+            let grad = random(&[rows, columns], 3);
+            p.set_grad(Some(grad.clone()));
+            optimizer.step().unwrap();
+            let u = p.tensor();
+            let small = match rows <= columns {
+                true => kernels::matmul(&u, &u.transpose(0, 1).unwrap()),
+                false => kernels::matmul(&u.transpose(0, 1).unwrap(), &u),
+            };
+            let scale = (rows as f64 / columns as f64).max(1.0);
+            for (i, x) in small.unwrap().to_vec::<f64>().unwrap().into_iter().enumerate() {
+                let n = rows.min(columns);
+                let wanted = if i / n == i % n { scale } else { 0.0 };
+                assert!(
+                    (x - wanted).abs() < 0.45 * scale,
+                    "[{rows}, {columns}]: {x} at {i}, wanted about {wanted}"
+                );
+            }
+            // Downhill: the inner product with the gradient is minus about the sum of the singular values.
+            let down = kernels::mul(&u, &grad).unwrap().to_vec::<f64>().unwrap().iter().sum::<f64>();
+            let frobenius = grad.to_vec::<f64>().unwrap().iter().map(|x| x * x).sum::<f64>().sqrt();
+            assert!(down < -0.6 * frobenius, "[{rows}, {columns}]: {down}, {frobenius}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_whole_matrix_is_refused_with_the_remedy() {
+        let vector = Parameter::new("bias", random(&[5], 1)).unwrap();
+        let error = Muon::default().init(vec![Group::new(vec![vector], 0.1)]).err().unwrap().to_string();
+        assert!(error.contains("`bias` of shape [5]") && error.contains("AdamW"), "{error}");
+        let whole = Parameter::new("w", random(&[4, 6], 1)).unwrap();
+        let piece = whole.piece(random(&[12], 1), 0..12).unwrap();
+        assert!(Muon::default().init(vec![Group::new(vec![piece], 0.1)]).is_err());
+    }
+
+    #[test]
+    fn factors_halves_and_convolutions_are_taken() {
+        let step = |dtype: DType, shape: &[usize], factor: f64| {
+            let p = Parameter::new("w", kernels::cast(&random(shape, 5), dtype).unwrap()).unwrap();
+            let mut optimizer =
+                Muon::default().init(vec![Group::new(vec![p.clone()], 0.02).with_weight_decay(0.1)]).unwrap();
+            for seed in 0..3 {
+                p.set_grad(Some(kernels::cast(&random(shape, 7 + seed), dtype).unwrap()));
+                optimizer.step_by(&Tensor::from_slice(&[factor], &[1], Device::CPU).unwrap()).unwrap();
+            }
+            kernels::cast(&p.tensor(), DType::F64).unwrap().to_vec::<f64>().unwrap()
+        };
+        let far = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+        for shape in [&[6, 4][..], &[4, 3, 3, 3], &[5, 129]] {
+            let exact = step(DType::F64, shape, 1.0);
+            // How long gradients are does not matter, only where they point.
+            assert!(far(&exact, &step(DType::F64, shape, 1e-3)) < 1e-5);
+            assert!(far(&exact, &step(DType::F32, shape, 1.0)) < 1e-4);
+            assert!(far(&exact, &step(DType::BF16, shape, 1.0)) < 3e-2);
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! Pipelines without a flush between steps.
+//!
+//! A stretch of steps, up to the next checkpoint, is one run of the pipeline from full to empty. An update is a step: of
+//! PipeDream for each micro-batch, which is the whole batch; of PipeDream-2BW for as many as a batch is cut into. Gradients are
+//! of weights some updates old, so losses are others than those of one device, and other numbers of ranks give others.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use phalanx_nn::autograd::Var;
+use phalanx_nn::models::RecomputeMode;
+use phalanx_nn::{Batch, Clip, Parameter, Schedule, grad_squares, norm_of};
+use phalanx_parallel::comm::Comm;
+use phalanx_parallel::hybrid::Part;
+use phalanx_parallel::mesh::Axis;
+use phalanx_parallel::pipeline::ranks::{AsynchronousPipeline, Executed, Observer, Spec, Stages, Weights};
+use phalanx_parallel::pipeline::schedule::{self, double_buffered, weight_stashing};
+use phalanx_parallel::tensor_parallel::sum_squares;
+use phalanx_parallel as parallel;
+use phalanx_tensor::{Context, RngKey};
+
+use crate::data::DataLoader;
+use crate::model::passed_on;
+use crate::optimizers::Optimizers;
+use crate::record::Told;
+use crate::run::Run;
+use crate::step::{Outcome, Saving, number};
+use crate::trace::Lane;
+use crate::{Asynchronous, Result};
+
+/// What a stretch of steps says of itself, step by step, but for its peak. All ranks call it.
+pub(crate) fn stretch(kind: Asynchronous, run: &mut Run, steps: Range<u64>) -> Result<Vec<Told>> {
+    let (place, config, first) = (run.place().clone(), run.config().clone(), steps.start);
+    let interval = config.layout.micro_batches;
+    let count = (steps.end - steps.start) as usize;
+    let (line, stages) = (place.groups.along(Axis::Pp), config.layout.pp);
+    let plan = plan(kind, stages, interval, count * interval)?;
+    // One stage recomputes blocks, of which it knows itself.
+    let mode = if stages == 1 { RecomputeMode::Never } else { config.layout.recompute };
+    let pipeline = AsynchronousPipeline::new(&plan, line.clone(), place.device)?.recompute(mode);
+    let pipeline = match observer(&run.lane, first, interval) {
+        Some(observer) => pipeline.observer(observer),
+        None => pipeline,
+    };
+    let loader = run.loader(place.device, first)?;
+    let feed = Feed { loader, next: first, read: BTreeMap::new(), kept: stages as u64 + 1 };
+    let scale = 1.0 / (config.batch * run.data.counted) as f64;
+    let (model, seed) = (run.model.clone(), config.seed);
+    let work = Arc::new(Work { model, feed: Mutex::new(feed), first, interval, scale, seed });
+    let mut descent = Descent {
+        parameters: run.model.parameters(),
+        optimizers: &mut run.optimizers,
+        saver: &run.means.saver,
+        cut: place.groups.along(Axis::Tp),
+        rates: config.lr,
+        first,
+        clip: config.clip,
+        norms: Vec::new(),
+        ends: vec![Instant::now()],
+    };
+    let losses = pipeline.train(&work, &mut descent)?;
+    let Descent { norms, ends, .. } = descent;
+    let mut told = Vec::new();
+    for (i, step) in steps.enumerate() {
+        // Only the last stage has losses.
+        let own = losses.iter().skip(i * interval).take(interval);
+        let own = own.map(number).try_fold(0.0, |sum, loss| Ok::<_, crate::Error>(sum + loss?))?;
+        let share = |own: f64| place.sum(if place.tells_loss() { own } else { 0.0 });
+        let outcome = Outcome { loss: share(own)?, grad_norm: share(norms[i] * norms[i])?.sqrt() };
+        told.push(Told { step, outcome, seconds: (ends[i + 1] - ends[i]).as_secs_f64(), peak: 0 });
+    }
+    Ok(told)
+}
+
+fn plan(kind: Asynchronous, stages: usize, interval: usize, micro_batches: usize) -> Result<schedule::Asynchronous> {
+    let plan = match kind {
+        Asynchronous::WeightStashing => weight_stashing(stages, micro_batches),
+        Asynchronous::DoubleBuffered => double_buffered(stages, interval, micro_batches),
+    };
+    Ok(plan.map_err(parallel::Error::from)?)
+}
+
+/// What traces a rank's actions under their steps.
+fn observer(lane: &Lane, first: u64, interval: usize) -> Option<Observer> {
+    let (inner, lane) = (lane.actions()?, lane.clone());
+    Some(Arc::new(move |mut done: Executed| {
+        lane.begin(first + (done.action.micro_batch / interval) as u64);
+        done.action.micro_batch %= interval;
+        inner(done);
+    }))
+}
+
+/// A stretch's passes.
+struct Work {
+    model: Arc<dyn Part>,
+    feed: Mutex<Feed>,
+    first: u64,
+    interval: usize,
+    scale: f64,
+    seed: u64,
+}
+
+/// The batches of the steps under way.
+struct Feed {
+    loader: DataLoader,
+    next: u64,
+    read: BTreeMap<u64, Vec<Batch>>,
+    /// Steps that may be under way at a time.
+    kept: u64,
+}
+
+impl Feed {
+    fn batch(&mut self, step: u64, micro_batch: usize) -> parallel::Result<Batch> {
+        while self.next <= step {
+            let rows = self.loader.next_step().map_err(|e| parallel::Error::Config(e.to_string()))?;
+            self.read.insert(self.next, rows);
+            self.next += 1;
+            self.read.retain(|step, _| step + self.kept >= self.next);
+        }
+        let gone = || parallel::Error::Config(format!("the batch of step {step} is not here"));
+        self.read.get(&step).and_then(|step| step.get(micro_batch)).cloned().ok_or_else(gone)
+    }
+}
+
+impl Work {
+    fn batch(&self, micro_batch: usize) -> parallel::Result<(u64, Batch)> {
+        let step = self.first + (micro_batch / self.interval) as u64;
+        let mut feed = self.feed.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok((step, feed.batch(step, micro_batch % self.interval)?))
+    }
+}
+
+impl Stages for Work {
+    fn forward(&self, stage: usize, micro_batch: usize, input: Option<&Var>) -> parallel::Result<Var> {
+        let (step, batch) = self.batch(micro_batch)?;
+        let _context = Context::with(|c| {
+            (c.train, c.batch_offset) = (true, batch.first_row as u64);
+            c.rng = RngKey { seed: self.seed, step };
+        });
+        self.model.run(stage, input, &batch, self.scale)
+    }
+
+    fn input_spec(&self, _stage: usize, micro_batch: usize) -> Option<Spec> {
+        let (_, batch) = self.batch(micro_batch).ok()?;
+        self.model.stream(&batch)
+    }
+}
+
+/// A rank's updates.
+struct Descent<'a> {
+    parameters: Vec<Parameter>,
+    optimizers: &'a mut Optimizers,
+    saver: &'a Saving,
+    /// The ranks over which layers are cut.
+    cut: &'a Comm,
+    rates: Schedule,
+    first: u64,
+    clip: Option<f64>,
+    /// The norm of each update's gradients of this stage.
+    norms: Vec<f64>,
+    /// When the run began, and when each update was over.
+    ends: Vec<Instant>,
+}
+
+impl Weights for Descent<'_> {
+    fn parameters(&self, _stage: usize) -> parallel::Result<Vec<Parameter>> {
+        Ok(self.parameters.clone())
+    }
+
+    fn update(&mut self, _stage: usize, update: usize) -> parallel::Result<()> {
+        let norm = norm_of(&sum_squares(grad_squares(&self.parameters)?, self.cut)?)?;
+        let mut updated = || -> Result<()> {
+            self.saver.wait()?;
+            self.optimizers.set_lr(&self.rates, self.first + update as u64);
+            self.optimizers.step_scaled(self.clip.map_or(1.0, |clip| Clip::new(norm, clip).scale))
+        };
+        updated().map_err(passed_on)?;
+        self.norms.push(norm);
+        self.ends.push(Instant::now());
+        Ok(())
+    }
+}

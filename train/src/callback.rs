@@ -1,0 +1,77 @@
+//! [`Callback`]: what hears of a run on its first rank.
+
+use std::path::Path;
+
+use crate::record::{Record, Summary};
+use crate::{Config, Result};
+
+/// What hears of a run, on the first rank. Each method does nothing unless it is written.
+pub trait Callback: Send {
+    /// Training begins, after `done` steps; the whole model has so many parameters.
+    ///
+    /// # Errors
+    /// Whatever goes wrong; it ends the run.
+    fn started(&mut self, _config: &Config, _done: u64, _parameters: usize) -> Result<()> {
+        Ok(())
+    }
+
+    /// A step is done, and the validation behind it if there was one.
+    ///
+    /// # Errors
+    /// Whatever goes wrong; it ends the run.
+    fn step(&mut self, _record: &Record) -> Result<()> {
+        Ok(())
+    }
+
+    /// Something worth a line: a checkpoint begun, an update left out, a return to a checkpoint, an early end.
+    ///
+    /// # Errors
+    /// Whatever goes wrong; it ends the run.
+    fn event(&mut self, _event: &Event<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    /// Training is over.
+    ///
+    /// # Errors
+    /// Whatever goes wrong; it fails the run.
+    fn ended(&mut self, _summary: &Summary) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// What has happened in a run besides its steps.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum Event<'a> {
+    /// A checkpoint of the run after so many steps is being written.
+    Saving {
+        /// Steps done.
+        step: u64,
+        /// Where.
+        path: &'a Path,
+    },
+    /// A step's update was left out.
+    Skipped {
+        /// The step.
+        step: u64,
+        /// Why.
+        why: &'a str,
+    },
+    /// The run has gone back.
+    RolledBack {
+        /// The step that went wrong.
+        step: u64,
+        /// The steps done now.
+        to: u64,
+        /// What was wrong.
+        why: &'a str,
+    },
+    /// The run ends before its last step.
+    Stopping {
+        /// Steps done.
+        step: u64,
+        /// Why.
+        why: &'a str,
+    },
+}

@@ -1,0 +1,160 @@
+//! Where a run is: its checkpoints in the run's folder, written by all ranks while they go on, and read by any others.
+//!
+//! ```text
+//! checkpoint                the newest
+//! checkpoint-00000400, ..   earlier ones, as many as are to be kept
+//! best                      the one with the lowest validation loss
+//! ```
+//! A run killed at any moment finds the last complete checkpoint.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use phalanx_parallel::checkpoint::{Checkpoint, Trained, parts};
+
+use crate::run::Run;
+use crate::validation::Best;
+use crate::{Config, Error, Result};
+
+/// The newest checkpoint's name in a run's folder.
+pub const NAME: &str = "checkpoint";
+const BEST: &str = "best";
+const FORMAT: &str = "phalanx-train-1";
+
+/// A run's checkpoints.
+pub(crate) struct Checkpoints {
+    folder: PathBuf,
+    keep_last: usize,
+}
+
+/// Where a checkpoint left its run.
+pub(crate) struct Position {
+    pub step: u64,
+    pub data_ahead: u64,
+    pub best: Best,
+}
+
+/// The newest complete checkpoint in a run's folder, its index read and the rest not.
+///
+/// # Errors
+/// If there is none, or it is of another program.
+pub fn latest(folder: &Path) -> Result<Checkpoint> {
+    let earlier = || earlier(folder).pop().filter(|_| !folder.join(NAME).exists());
+    let opened = Checkpoint::open(folder.join(NAME)).or_else(|error| match earlier() {
+        Some(path) => Checkpoint::open(path),
+        None => Err(error),
+    });
+    let saved = opened?;
+    match saved.settings().get("format") {
+        Some(format) if format == FORMAT => Ok(saved),
+        _ => Err(Error::file(saved.path(), "this is no checkpoint of a training run")),
+    }
+}
+
+/// The checkpoint with the lowest validation loss in a run's folder.
+///
+/// # Errors
+/// If there is none.
+pub fn best(folder: &Path) -> Result<Checkpoint> {
+    Ok(Checkpoint::open(folder.join(BEST))?)
+}
+
+/// The kept checkpoints before the newest, in order.
+fn earlier(folder: &Path) -> Vec<PathBuf> {
+    let is_one = |path: &PathBuf| {
+        let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        name.strip_prefix("checkpoint-").is_some_and(|step| step.parse::<u64>().is_ok())
+    };
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    let mut found: Vec<PathBuf> = entries.filter(is_one).collect();
+    found.sort();
+    found
+}
+
+/// Puts the run where a checkpoint left it.
+pub(crate) fn restore(saved: &Checkpoint, run: &mut Run, identity: &BTreeMap<String, String>) -> Result<Position> {
+    let settings = saved.settings();
+    let file = saved.path();
+    if let Some((key, value)) = identity.iter().find(|(key, value)| settings.get(*key) != Some(value)) {
+        let before = settings.get(key).map_or("(unknown)", String::as_str);
+        let why = format!("the run began with {key} {before}, and cannot go on with {value}");
+        return Err(Error::file(file, why));
+    }
+    let number = |key: &str| settings.get(key).and_then(|number| number.parse().ok());
+    let step = number("step").ok_or_else(|| Error::file(file, "the step is missing"))?;
+    let best = settings.get("best").and_then(|best| serde_json::from_str(best).ok()).unwrap_or_default();
+    let ranks = run.place().all_ranks().clone();
+    let trained = [Trained { model: &*run.model, share: &*run.means.share }];
+    let mut optimizers: Vec<_> = run.optimizers.iter_mut().collect();
+    saved.restore(&ranks, &trained, &mut optimizers)?;
+    Ok(Position { step, data_ahead: number("data_ahead").unwrap_or(0), best })
+}
+
+impl Checkpoints {
+    pub fn new(folder: &Path, config: &Config) -> Checkpoints {
+        Checkpoints { folder: folder.into(), keep_last: config.keep_last }
+    }
+
+    /// Begins to write a checkpoint of the run; it is complete when the saver has waited for it. The one before is kept under its
+    /// step's number, or replaced.
+    pub fn save(&mut self, run: &Run) -> Result<PathBuf> {
+        let path = self.folder.join(NAME);
+        if self.keep_last > 1 {
+            run.means.saver.wait()?;
+            if run.place().is_first() {
+                self.set_aside(&path)?;
+            }
+            run.place().all_ranks().barrier()?;
+        }
+        begin(run, &path)?;
+        Ok(path)
+    }
+
+    /// Writes the checkpoint of the lowest validation loss, behind one that is under way.
+    pub fn save_best(&self, run: &Run) -> Result<()> {
+        begin(run, &self.folder.join(BEST))
+    }
+
+    /// Gives the newest checkpoint its step's name, and removes the oldest.
+    fn set_aside(&self, path: &Path) -> Result<()> {
+        if let Ok(saved) = Checkpoint::open(path) {
+            let step = saved.settings().get("step").and_then(|step| step.parse::<u64>().ok()).unwrap_or(0);
+            let aside = self.folder.join(format!("checkpoint-{step:08}"));
+            let _ = std::fs::remove_dir_all(&aside);
+            std::fs::rename(path, &aside).map_err(|e| Error::file(path, e))?;
+        }
+        let mut kept = earlier(&self.folder);
+        while kept.len() >= self.keep_last {
+            let oldest = kept.remove(0);
+            std::fs::remove_dir_all(&oldest).map_err(|e| Error::file(&oldest, e))?;
+        }
+        Ok(())
+    }
+}
+
+fn begin(run: &Run, path: &Path) -> Result<()> {
+    let trained = [Trained { model: &*run.model, share: &*run.means.share }];
+    let optimizers: Vec<_> = run.optimizers.iter().collect();
+    run.means.saver.save(path, parts(&trained, &optimizers)?, &run.settings()?)
+}
+
+impl Run {
+    /// What a checkpoint says of the run.
+    fn settings(&self) -> Result<BTreeMap<String, String>> {
+        let mut settings = self.identity().clone();
+        let best = serde_json::to_string(self.best()).map_err(|e| Error::data("checkpoint", e.to_string()))?;
+        let own = [
+            ("format", FORMAT.to_string()),
+            ("step", self.done().to_string()),
+            ("data_ahead", self.data_ahead.to_string()),
+            ("best", best),
+        ];
+        settings.extend(own.into_iter().map(|(key, value)| (key.to_string(), value)));
+        Ok(settings)
+    }
+}
+
+/// Whether two paths are one folder.
+pub(crate) fn same_folder(a: &Path, b: &Path) -> bool {
+    a == b || a.canonicalize().ok().zip(b.canonicalize().ok()).is_some_and(|(a, b)| a == b)
+}

@@ -1,0 +1,180 @@
+//! [`DataLoader`]: the batches of steps, read ahead by worker threads.
+//!
+//! ```text
+//!   Plan      which rows a step has, and the runs of rows that workers take      (pure)
+//!   Job       reads the rows of a run, makes a batch of a piece                  (runs on any thread)
+//!   Crew      threads that take runs in the order of the steps                   (how far: `ahead` steps)
+//!   DataLoader   hands the steps out in order, on the device
+//! ```
+//!
+//! A row is computed from its number alone, and a step's parts are put together by their places. So neither the number of workers nor
+//! their pace changes what a step yields.
+
+mod crew;
+mod job;
+mod plan;
+#[cfg(test)]
+mod tests;
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use phalanx_nn::Batch;
+use phalanx_tensor::{Category, Context, Device, Tensor};
+
+use self::crew::Crew;
+use self::job::Job;
+use self::plan::Plan;
+use super::{Dataset, Ordered, Samples, Shuffled, wrong};
+use crate::Result;
+
+/// How a [`DataLoader`] reads. Unless told otherwise: the whole batch as one piece, to the CPU, from step 0 on, with one worker thread
+/// that is up to two steps ahead.
+#[derive(Clone, Debug)]
+#[must_use = "it reads nothing before `train`, `stream` or `evaluate`"]
+pub struct DataLoaderConfig {
+    batch: usize,
+    pieces: Option<Vec<Range<usize>>>,
+    workers: usize,
+    ahead: usize,
+    device: Device,
+    position: u64,
+}
+
+impl DataLoaderConfig {
+    /// Steps of `batch` rows, counted over all ranks.
+    pub fn new(batch: usize) -> DataLoaderConfig {
+        DataLoaderConfig { batch, pieces: None, workers: 1, ahead: 2, device: Device::CPU, position: 0 }
+    }
+
+    /// Reads only these runs of rows of each step, each as a batch of its own: a rank's share, cut into micro-batches.
+    pub fn with_pieces(self, pieces: Vec<Range<usize>>) -> DataLoaderConfig {
+        DataLoaderConfig { pieces: Some(pieces), ..self }
+    }
+
+    /// Reads on so many threads; with 0 on the caller's, when it asks.
+    pub fn with_workers(self, workers: usize) -> DataLoaderConfig {
+        DataLoaderConfig { workers, ..self }
+    }
+
+    /// The workers read up to so many steps before they are asked for, at least 1.
+    pub fn with_ahead(self, steps: usize) -> DataLoaderConfig {
+        DataLoaderConfig { ahead: steps, ..self }
+    }
+
+    /// Batches are made on this device.
+    pub fn with_device(self, device: Device) -> DataLoaderConfig {
+        DataLoaderConfig { device, ..self }
+    }
+
+    /// Goes on at this step: what [`DataLoader::position`] said.
+    pub fn with_position(self, step: u64) -> DataLoaderConfig {
+        DataLoaderConfig { position: step, ..self }
+    }
+
+    /// Batches for training, without end: all items once an epoch, in an order drawn by (seed, epoch). Row r of step s is sample
+    /// `s * batch + r`, counted over all epochs, so a step may have items of two epochs.
+    ///
+    /// # Errors
+    /// If there are no items, the batch is 0, a piece is empty or does not lie in the batch, no step may be ahead, or a thread cannot
+    /// be started.
+    pub fn train(self, dataset: impl Dataset + 'static, seed: u64) -> Result<DataLoader> {
+        self.stream(Shuffled::new(dataset, seed)?)
+    }
+
+    /// Batches for training, without end: row r of step s is sample `s * batch + r`.
+    ///
+    /// # Errors
+    /// As [`DataLoaderConfig::train`].
+    pub fn stream(self, samples: impl Samples + 'static) -> Result<DataLoader> {
+        self.init(Box::new(samples), None)
+    }
+
+    /// Batches for evaluation: all items once, in order. The last step has what is left; a piece of which nothing is left is left
+    /// out, so a rank may get no batch in that step.
+    ///
+    /// # Errors
+    /// As [`DataLoaderConfig::train`].
+    pub fn evaluate(self, dataset: impl Dataset + 'static) -> Result<DataLoader> {
+        let samples = Ordered::new(dataset)?;
+        let count = samples.count();
+        self.init(Box::new(samples), Some(count))
+    }
+
+    fn init(self, samples: Box<dyn Samples>, total: Option<u64>) -> Result<DataLoader> {
+        let plan = Plan::new(self.batch, self.pieces, total, self.workers)?;
+        if self.ahead == 0 {
+            return Err(wrong("DataLoader", "got 0 steps ahead, wanted at least 1"));
+        }
+        if self.position >= u64::MAX / 2 / self.batch as u64 {
+            return Err(wrong("DataLoader", format!("got step {}, wanted a smaller one", self.position)));
+        }
+        let job = Arc::new(Job::new(samples, plan));
+        let start = || Crew::start(&job, self.workers, self.ahead, self.position);
+        let crew = if self.workers == 0 { None } else { Some(start()?) };
+        Ok(DataLoader { job, crew, device: self.device, position: self.position })
+    }
+}
+
+/// Steps of batches, read ahead by worker threads: [`DataLoaderConfig`] makes it. The threads end when it is dropped.
+///
+/// Rows are read to [`HOST`](super::HOST). The batches' tensors are made on the device when a step asks for them, so that the device's
+/// ledger does not depend on how far ahead the workers are.
+///
+/// As an iterator it yields [`DataLoader::next_step`] until an evaluation has ended.
+pub struct DataLoader {
+    job: Arc<Job>,
+    /// Without one, the caller reads.
+    crew: Option<Crew>,
+    device: Device,
+    position: u64,
+}
+
+impl DataLoader {
+    /// The next step's batches, one for each piece.
+    ///
+    /// # Errors
+    /// If an item of this step could not be read, or its reading panicked: the first such item by the number of its row. If items do
+    /// not fit each other, a tensor cannot be allocated, or an evaluation has ended. The next call is about the next step.
+    pub fn next_step(&mut self) -> Result<Vec<Batch>> {
+        if let Some(steps) = self.steps().filter(|&steps| self.position >= steps) {
+            let why = format!(
+                "the evaluation has ended after {steps} steps, wanted another loader to go through the data again"
+            );
+            return Err(wrong("DataLoader", why));
+        }
+        let read = match &self.crew {
+            Some(crew) => crew.next()?,
+            None => self.job.step(self.position, &AtomicBool::new(false)),
+        };
+        self.position += 1;
+        let _category = Context::with(|c| c.category = Category::Buffers);
+        let batch = |(rows, tensors): (Range<usize>, Result<Vec<Tensor>>)| {
+            let tensors = tensors?.into_iter().map(|t| t.to_device(self.device, true));
+            Ok(Batch { tensors: tensors.collect::<Result<_, _>>()?, first_row: rows.start })
+        };
+        read.into_iter().map(batch).collect()
+    }
+
+    /// The number of the step that comes next: what is saved to continue.
+    pub fn position(&self) -> u64 {
+        self.position
+    }
+
+    /// How many steps an evaluation has in all; training has no last one.
+    pub fn steps(&self) -> Option<u64> {
+        self.job.plan().steps()
+    }
+}
+
+impl Iterator for DataLoader {
+    type Item = Result<Vec<Batch>>;
+
+    fn next(&mut self) -> Option<Result<Vec<Batch>>> {
+        match self.steps() {
+            Some(steps) if self.position >= steps => None,
+            _ => Some(self.next_step()),
+        }
+    }
+}

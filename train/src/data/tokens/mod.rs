@@ -1,0 +1,131 @@
+//! [`Tokens`]: long sequences of token numbers, read a window at a time from memory or from where they lie in a file.
+
+mod blend;
+mod documents;
+mod encoding;
+mod end_of_text;
+mod index;
+mod indexed;
+mod indexed_writer;
+mod packed;
+pub(super) mod prepare;
+mod raw;
+#[cfg(test)]
+mod tests;
+mod windows;
+mod writer;
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::wrong;
+use crate::{Error, Result};
+
+pub use blend::Blend;
+pub use end_of_text::EndOfText;
+pub use indexed::IndexedTokens;
+pub use indexed_writer::IndexedWriter;
+pub use packed::Packed;
+pub use raw::{TokenFile, Width};
+pub use windows::TokenWindows;
+pub use writer::TokenWriter;
+
+/// A sequence of tokens that is read a part at a time. Several threads read it at once.
+///
+/// Implemented by files and, for small texts, by `Vec<u32>` and `[u32]`, which are one document.
+pub trait Tokens: Send + Sync {
+    /// How many tokens there are.
+    fn len(&self) -> u64;
+
+    /// Whether there are none.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Fills `to` with the tokens from `at` on.
+    ///
+    /// # Errors
+    /// If there are fewer, they cannot be read, or one is outside the vocabulary that was named.
+    fn copy(&self, at: u64, to: &mut [u32]) -> Result<()>;
+
+    /// The places in `range` at which a document begins, ascending. There is one at 0.
+    ///
+    /// # Errors
+    /// If the range reaches beyond the tokens, or they cannot be read.
+    fn document_starts(&self, range: Range<u64>) -> Result<Vec<u64>>;
+
+    /// The token that every document ends in, if there is such. The first token of the next document may then be predicted from it.
+    fn end_of_text(&self) -> Option<u32> {
+        None
+    }
+
+    /// The same tokens, of which a document ends at each `end_of_text`.
+    fn with_end_of_text(self, end_of_text: u32) -> EndOfText<Self>
+    where
+        Self: Sized,
+    {
+        EndOfText::new(self, end_of_text)
+    }
+}
+
+impl Tokens for [u32] {
+    fn len(&self) -> u64 {
+        self.len() as u64
+    }
+
+    fn copy(&self, at: u64, to: &mut [u32]) -> Result<()> {
+        check_range("tokens", &(at..at.saturating_add(to.len() as u64)), Tokens::len(self))?;
+        to.copy_from_slice(&self[at as usize..][..to.len()]);
+        Ok(())
+    }
+
+    fn document_starts(&self, range: Range<u64>) -> Result<Vec<u64>> {
+        check_range("tokens", &range, Tokens::len(self))?;
+        Ok(if range.contains(&0) { vec![0] } else { vec![] })
+    }
+}
+
+macro_rules! forward {
+    ($([$($generic:tt)*] $type:ty),*) => {$(
+        impl<$($generic)*> Tokens for $type {
+            fn len(&self) -> u64 {
+                Tokens::len(&**self)
+            }
+
+            fn copy(&self, at: u64, to: &mut [u32]) -> Result<()> {
+                (**self).copy(at, to)
+            }
+
+            fn document_starts(&self, range: Range<u64>) -> Result<Vec<u64>> {
+                (**self).document_starts(range)
+            }
+
+            fn end_of_text(&self) -> Option<u32> {
+                (**self).end_of_text()
+            }
+        }
+    )*};
+}
+
+forward!([] Vec<u32>, [T: Tokens + ?Sized] Arc<T>, [T: Tokens + ?Sized] Box<T>);
+
+/// Refuses a range that is not inside `len` tokens.
+fn check_range(what: impl std::fmt::Display, range: &Range<u64>, len: u64) -> Result<()> {
+    match range.start <= range.end && range.end <= len {
+        true => Ok(()),
+        false => Err(wrong(what, format!("got the tokens {range:?}, wanted a range of {len} tokens"))),
+    }
+}
+
+/// Refuses tokens that are not in the vocabulary. The first lies at `at`.
+fn check_vocabulary(what: impl std::fmt::Display, tokens: &[u32], at: u64, vocabulary: u32) -> Result<()> {
+    match tokens.iter().position(|&token| token >= vocabulary) {
+        None => Ok(()),
+        Some(place) => Err(beyond(what, tokens[place].into(), at + place as u64, vocabulary)),
+    }
+}
+
+/// The error of a number that is no token.
+fn beyond(what: impl std::fmt::Display, token: i64, at: u64, vocabulary: u32) -> Error {
+    wrong(what, format!("got token {token} at position {at}, wanted one of a vocabulary of {vocabulary}"))
+}

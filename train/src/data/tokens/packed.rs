@@ -1,0 +1,84 @@
+//! [`Packed`]: windows that know where the documents in them begin.
+
+use phalanx_tensor::Tensor;
+
+use super::super::{Dataset, HOST, Samples};
+use super::{TokenWindows, Tokens};
+use crate::Result;
+
+/// [`TokenWindows`] with a third tensor, by which attention stays inside a document: `starts` `[context]` i64 has, for each position,
+/// the position in the window at which its document begins (0 if that was before the window).
+///
+/// Where the next token belongs to another document, the target is -100, which losses pass over. Where documents end in an
+/// end-of-text token ([`Tokens::end_of_text`]), the first token of the next may be predicted from it, and all targets are tokens.
+#[derive(Clone, Debug)]
+pub struct Packed<T> {
+    windows: TokenWindows<T>,
+}
+
+/// What losses pass over.
+const IGNORED: i64 = -100;
+
+impl<T: Tokens> Packed<T> {
+    /// Windows of `context` inputs over `tokens`, the same as [`TokenWindows::new`] draws.
+    ///
+    /// # Errors
+    /// If the text is shorter than a window, or the context is 0.
+    pub fn new(tokens: T, context: usize, seed: u64) -> Result<Packed<T>> {
+        Ok(Packed { windows: TokenWindows::new(tokens, context, seed)? })
+    }
+
+    /// See [`TokenWindows::unshifted`].
+    #[must_use]
+    pub fn unshifted(self) -> Packed<T> {
+        Packed { windows: self.windows.unshifted() }
+    }
+
+    /// The windows.
+    pub fn windows(&self) -> &TokenWindows<T> {
+        &self.windows
+    }
+
+    fn window(&self, start: u64) -> Result<Vec<Tensor>> {
+        let context = self.windows.context();
+        let mut window = self.windows.read(start)?;
+        let tokens = self.windows.tokens();
+        let begins = tokens.document_starts(start..start + context as u64 + 1)?;
+        let begins: Vec<usize> = begins.into_iter().map(|at| (at - start) as usize).collect();
+        let tensor = |values: &[i64]| Tensor::from_slice(values, &[context], HOST);
+        let (inputs, starts) = (tensor(&window[..context])?, tensor(&starts(&begins, context))?);
+        if tokens.end_of_text().is_none() {
+            begins.iter().filter(|&&at| at > 0).for_each(|&at| window[at] = IGNORED);
+        }
+        Ok(vec![inputs, tensor(&window[1..])?, starts])
+    }
+}
+
+/// For each position the last of `begins` up to it.
+fn starts(begins: &[usize], context: usize) -> Vec<i64> {
+    let mut starts = vec![0; context];
+    for &begin in begins.iter().filter(|&&begin| begin < context) {
+        starts[begin..].fill(begin as i64);
+    }
+    starts
+}
+
+impl<T: Tokens> Samples for Packed<T> {
+    fn sample(&self, number: u64) -> Result<Vec<Tensor>> {
+        self.window(self.windows.start(number))
+    }
+
+    fn name(&self, number: u64) -> String {
+        Samples::name(&self.windows, number)
+    }
+}
+
+impl<T: Tokens> Dataset for Packed<T> {
+    fn len(&self) -> usize {
+        Dataset::len(&self.windows)
+    }
+
+    fn item(&self, index: usize, draw: u64) -> Result<Vec<Tensor>> {
+        self.window(self.windows.item_start(index, draw)?)
+    }
+}

@@ -1,0 +1,225 @@
+//! [`prepare`]: text files into a token file, on all cores and in bounded memory.
+//!
+//! ```text
+//!   Blocks     the inputs in pieces of about a MiB, cut where documents or lines end    (reads ahead)
+//!   encode     the documents of each block, blocks side by side                         (rayon)
+//!   Sink       writes the tokens in the order of the text, each document to its file
+//! ```
+
+mod blocks;
+mod sink;
+#[cfg(test)]
+mod tests;
+
+use std::path::{Path, PathBuf};
+
+use rayon::prelude::*;
+
+use self::blocks::{Block, Blocks};
+use self::sink::{Part, Sink};
+use super::super::wrong;
+use super::{TokenFile, Width};
+use crate::Result;
+
+/// What [`prepare`] does with the text. Unless told otherwise each file is one document, nothing marks its end, tokens have two bytes,
+/// and there is no validation file.
+#[derive(Clone, Debug)]
+#[must_use = "it prepares nothing by itself"]
+pub struct PrepareOptions {
+    vocabulary: u32,
+    separator: Option<String>,
+    end_of_text: Option<u32>,
+    width: Width,
+    validation: Option<(PathBuf, f64)>,
+    block_bytes: usize,
+}
+
+/// Text that is read at a time.
+const BLOCK_BYTES: usize = 1 << 20;
+/// Blocks that are encoded at a time, for each thread; as many are read meanwhile.
+const BLOCKS_PER_THREAD: usize = 2;
+
+impl PrepareOptions {
+    /// Tokens are below `vocabulary`.
+    pub fn new(vocabulary: u32) -> PrepareOptions {
+        PrepareOptions {
+            vocabulary,
+            separator: None,
+            end_of_text: None,
+            width: Width::U16,
+            validation: None,
+            block_bytes: BLOCK_BYTES,
+        }
+    }
+
+    /// Documents are also cut at this text, which is not encoded.
+    pub fn with_separator(self, separator: impl Into<String>) -> PrepareOptions {
+        PrepareOptions { separator: Some(separator.into()), ..self }
+    }
+
+    /// Writes this token after each document.
+    pub fn with_end_of_text(self, token: u32) -> PrepareOptions {
+        PrepareOptions { end_of_text: Some(token), ..self }
+    }
+
+    /// Writes tokens of this width.
+    pub fn with_width(self, width: Width) -> PrepareOptions {
+        PrepareOptions { width, ..self }
+    }
+
+    /// Writes `share` of the documents to a file of their own at `path`: of every 1 / `share` documents one, drawn at random, the same
+    /// ones each time.
+    pub fn with_validation(self, path: impl Into<PathBuf>, share: f64) -> PrepareOptions {
+        PrepareOptions { validation: Some((path.into(), share)), ..self }
+    }
+
+    /// Reads about so many bytes at a time, in place of a MiB. A document, or a line where files are documents, is encoded as a whole if
+    /// it has up to 16 times as many.
+    pub fn with_block_bytes(self, bytes: usize) -> PrepareOptions {
+        PrepareOptions { block_bytes: bytes.max(1), ..self }
+    }
+
+    /// Refuses what could only fail later.
+    fn check(&self, inputs: &[PathBuf], output: &Path) -> Result<()> {
+        let refuse = |why: String| Err(wrong("prepare", why));
+        if inputs.is_empty() {
+            return refuse("got no files to read, wanted at least one".into());
+        }
+        if self.separator.as_deref() == Some("") {
+            return refuse("got an empty separator, wanted a text that documents are cut at".into());
+        }
+        if let Some(token) = self.end_of_text.filter(|&token| token >= self.vocabulary) {
+            return refuse(format!(
+                "got token {token} as end of text, wanted one of a vocabulary of {}",
+                self.vocabulary
+            ));
+        }
+        if let Some((_, share)) = &self.validation
+            && !(*share > 0.0 && *share < 1.0)
+        {
+            return refuse(format!("got a validation share of {share}, wanted a number between 0 and 1"));
+        }
+        let outputs = [Some(output), self.validation.as_ref().map(|(path, _)| path.as_path())];
+        let clash = |path: &&Path| inputs.iter().any(|input| input == path);
+        if let Some(path) = outputs.iter().flatten().find(|path| clash(path)) {
+            return refuse(format!(
+                "got {} to read and to write, wanted another file to write",
+                path.display()
+            ));
+        }
+        match outputs[0] == outputs[1] {
+            true => {
+                refuse(format!("got {} for training and for validation, wanted two files", output.display()))
+            }
+            false => Ok(()),
+        }
+    }
+}
+
+/// What [`prepare`] has written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Prepared {
+    /// Documents in the output.
+    pub documents: u64,
+    /// Tokens in the output, ends of text among them.
+    pub tokens: u64,
+    /// Documents in the validation file.
+    pub validation_documents: u64,
+    /// Tokens in the validation file, ends of text among them.
+    pub validation_tokens: u64,
+}
+
+/// Encodes UTF-8 text files to a [`TokenFile`], in their order. Documents are encoded side by side on rayon's threads; for each thread
+/// some MiB of text and its tokens are in memory. Files are replaced once they are complete.
+///
+/// `encode` is given whole documents, or, where files are documents, runs of whole lines. What is much longer than a block (see
+/// [`PrepareOptions::with_block_bytes`]) is cut, at the end of a line if it has one, else between two characters. Documents
+/// without text are passed over. `progress` is told the bytes that are done, and of how many.
+///
+/// # Errors
+/// If a setting makes no sense, a file cannot be read or written, text is not UTF-8 (the file and the byte are named), the vocabulary does
+/// not fit the width, a token is beyond it, or a file would be without tokens.
+///
+/// ```
+/// use phalanx_train::data::{PrepareOptions, prepare};
+/// # let folder = std::env::temp_dir().join(format!("phalanx-doc-prepare-{}", std::process::id()));
+/// # std::fs::create_dir_all(&folder).unwrap();
+/// let (text, tokens) = (folder.join("text.txt"), folder.join("train.bin"));
+/// std::fs::write(&text, "one<|end|>three").unwrap();
+/// let bytes = |text: &str| text.bytes().map(u32::from).collect();
+/// let options = PrepareOptions::new(257).with_separator("<|end|>").with_end_of_text(256);
+/// let done = prepare(&[text], &tokens, &bytes, &options, &mut |_, _| {})?;
+/// assert_eq!((done.documents, done.tokens), (2, 10));
+/// # std::fs::remove_dir_all(&folder).ok();
+/// # Ok::<(), phalanx_train::Error>(())
+/// ```
+pub fn prepare(
+    inputs: &[PathBuf],
+    output: impl AsRef<Path>,
+    encode: &(dyn Fn(&str) -> Vec<u32> + Sync),
+    options: &PrepareOptions,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Prepared> {
+    let output = output.as_ref();
+    options.check(inputs, output)?;
+    let (width, vocabulary) = (options.width, options.vocabulary);
+    let mut prepared = Prepared::default();
+    TokenFile::write(output, width, vocabulary, |training| match &options.validation {
+        None => {
+            prepared =
+                fill(inputs, encode, options, progress, Sink::new(options.end_of_text, training, None))?;
+            Ok(())
+        }
+        Some((path, share)) => {
+            TokenFile::write(path, width, vocabulary, |validation| {
+                let sink = Sink::new(options.end_of_text, training, Some((validation, *share)));
+                prepared = fill(inputs, encode, options, progress, sink)?;
+                Ok(())
+            })?;
+            Ok(())
+        }
+    })?;
+    Ok(prepared)
+}
+
+/// Reads, encodes and writes. The next blocks are read while these are encoded.
+fn fill(
+    inputs: &[PathBuf],
+    encode: &(dyn Fn(&str) -> Vec<u32> + Sync),
+    options: &PrepareOptions,
+    progress: &mut dyn FnMut(u64, u64),
+    mut sink: Sink<'_, '_, '_>,
+) -> Result<Prepared> {
+    let separator = options.separator.as_deref();
+    let mut blocks = Blocks::new(inputs, separator, options.block_bytes)?;
+    let (mut done, all) = (0, blocks.all_bytes());
+    let at_once = rayon::current_num_threads() * BLOCKS_PER_THREAD;
+    let mut read = blocks.take(at_once)?;
+    while !read.is_empty() {
+        let encoded =
+            || -> Vec<Vec<Part>> { read.par_iter().map(|block| parts(block, separator, encode)).collect() };
+        let (next, encoded) = rayon::join(|| blocks.take(at_once), encoded);
+        for (block, parts) in read.iter().zip(encoded) {
+            parts.iter().try_for_each(|part| sink.put(part))?;
+            done += block.bytes;
+            progress(done, all);
+        }
+        read = next?;
+    }
+    Ok(sink.prepared())
+}
+
+/// The documents of a block, encoded. The last may go on in the next block.
+fn parts(block: &Block, separator: Option<&str>, encode: &(dyn Fn(&str) -> Vec<u32> + Sync)) -> Vec<Part> {
+    let texts: Vec<&str> = match separator {
+        Some(separator) => block.text.split(separator).collect(),
+        None => vec![&block.text],
+    };
+    let last = texts.len() - 1;
+    let part = |(place, text): (usize, &str)| Part {
+        tokens: if text.is_empty() { vec![] } else { encode(text) },
+        has_text: !text.is_empty(),
+        ends_document: place < last || block.ends_document,
+    };
+    texts.into_iter().enumerate().map(part).collect()
+}

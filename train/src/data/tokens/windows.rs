@@ -1,0 +1,116 @@
+//! [`TokenWindows`]: inputs and targets of consecutive tokens.
+
+use phalanx_tensor::Tensor;
+
+use super::super::dataset::in_range;
+use super::super::permutation::data_stream;
+use super::super::{Dataset, HOST, Permutation, Samples, wrong};
+use super::Tokens;
+use crate::Result;
+
+/// Windows of `context + 1` consecutive tokens: inputs `[context]` i64, and targets `[context]` i64, which are the tokens one further.
+///
+/// As [`Samples`], they come in an order that covers the text once an epoch. Each epoch cuts the text at another place. As a
+/// [`Dataset`], item i of draw e is the i-th window of epoch e in the order of the text; shuffled with the same seed, they are
+/// the same samples.
+#[derive(Clone, Debug)]
+pub struct TokenWindows<T> {
+    tokens: T,
+    context: usize,
+    /// How far from the beginning an epoch may begin, plus 1.
+    shifts: u64,
+    order: Permutation,
+}
+
+impl<T: Tokens> TokenWindows<T> {
+    /// Windows of `context` inputs over `tokens`.
+    ///
+    /// # Errors
+    /// If the text is shorter than a window, or the context is 0.
+    pub fn new(tokens: T, context: usize, seed: u64) -> Result<TokenWindows<T>> {
+        let len = tokens.len();
+        if context == 0 || len <= context as u64 {
+            let why = format!(
+                "got {len} tokens for a context of {context}, wanted a context of at least 1 and more tokens than that"
+            );
+            return Err(wrong("TokenWindows", why));
+        }
+        // One window less than fit, so that there is room to cut elsewhere.
+        let count = ((len - context as u64) / context as u64).max(1);
+        let order = Permutation::new(count, data_stream(seed));
+        Ok(TokenWindows { tokens, context, shifts: len - context as u64 * count, order })
+    }
+
+    /// Begins every epoch at the first token and takes every window that fits, as an evaluation wants.
+    #[must_use]
+    pub fn unshifted(self) -> TokenWindows<T> {
+        let count = (self.tokens.len() - 1) / self.context as u64;
+        let order = Permutation::new(count, *self.order.stream());
+        TokenWindows { shifts: 1, order, ..self }
+    }
+
+    /// Windows an epoch.
+    pub fn per_epoch(&self) -> u64 {
+        self.order.count()
+    }
+
+    /// Where the `sample`-th window drawn begins, counted over all epochs.
+    pub fn start(&self, sample: u64) -> u64 {
+        let (epoch, window) = self.order.draw(sample);
+        self.place(epoch, window)
+    }
+
+    /// Where a window of an epoch begins, counted in the order of the text.
+    pub(super) fn place(&self, epoch: u64, window: u64) -> u64 {
+        let [a, b, ..] = self.order.stream().block(epoch, 0);
+        let shift = ((u64::from(a) << 32) | u64::from(b)) % self.shifts;
+        shift + window * self.context as u64
+    }
+
+    /// The window of an item of the data set.
+    pub(super) fn item_start(&self, index: usize, draw: u64) -> Result<u64> {
+        in_range("TokenWindows", index, Dataset::len(self))?;
+        Ok(self.place(draw, index as u64))
+    }
+
+    pub(super) fn tokens(&self) -> &T {
+        &self.tokens
+    }
+
+    pub(super) fn context(&self) -> usize {
+        self.context
+    }
+
+    /// The `context + 1` tokens of the window that begins at `start`.
+    pub(super) fn read(&self, start: u64) -> Result<Vec<i64>> {
+        let mut window = vec![0; self.context + 1];
+        self.tokens.copy(start, &mut window)?;
+        Ok(window.into_iter().map(i64::from).collect())
+    }
+
+    fn window(&self, start: u64) -> Result<Vec<Tensor>> {
+        let window = self.read(start)?;
+        let tensor = |skip: usize| Tensor::from_slice(&window[skip..][..self.context], &[self.context], HOST);
+        Ok(vec![tensor(0)?, tensor(1)?])
+    }
+}
+
+impl<T: Tokens> Samples for TokenWindows<T> {
+    fn sample(&self, number: u64) -> Result<Vec<Tensor>> {
+        self.window(self.start(number))
+    }
+
+    fn name(&self, number: u64) -> String {
+        format!("sample {number}, the window at token {}", self.start(number))
+    }
+}
+
+impl<T: Tokens> Dataset for TokenWindows<T> {
+    fn len(&self) -> usize {
+        self.per_epoch() as usize
+    }
+
+    fn item(&self, index: usize, draw: u64) -> Result<Vec<Tensor>> {
+        self.window(self.item_start(index, draw)?)
+    }
+}

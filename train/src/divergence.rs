@@ -1,0 +1,125 @@
+//! [`Watch`]: finds a loss that is no number or explodes, and says which parameter was the first.
+
+use std::collections::VecDeque;
+
+use phalanx_kernels as kernels;
+use phalanx_nn::{Batch, Parameter, Squares};
+use phalanx_tensor::Tensor;
+
+use crate::step::Outcome;
+use crate::{Config, OnDivergence, Result};
+
+/// Losses that an exploding one is compared with.
+const REMEMBERED: usize = 32;
+/// How many of them there have to be.
+const REMEMBERED_MIN: usize = 8;
+/// Names that a message lists.
+const LISTED: usize = 3;
+
+/// The losses so far, and what is done about one that is odd.
+pub(crate) struct Watch {
+    policy: OnDivergence,
+    explodes_at: f64,
+    losses: VecDeque<f64>,
+    /// Updates left out in a row, or returns to a checkpoint.
+    times: u32,
+}
+
+/// What is to be done about a step.
+pub(crate) enum Verdict {
+    Fine,
+    Stop(String),
+    Skip(String),
+    Rollback(String),
+}
+
+impl Watch {
+    pub fn new(config: &Config) -> Watch {
+        let Config { on_divergence: policy, explodes_at, .. } = *config;
+        Watch { policy, explodes_at, losses: VecDeque::new(), times: 0 }
+    }
+
+    /// Judges a step by its numbers, which are the same on all ranks; `details` are asked where it is no number.
+    pub fn judge(&mut self, outcome: Outcome, details: impl FnOnce() -> Result<String>) -> Result<Verdict> {
+        let why = match self.wrong(outcome) {
+            None => {
+                self.losses.push_back(outcome.loss);
+                if self.losses.len() > REMEMBERED {
+                    self.losses.pop_front();
+                }
+                if let OnDivergence::Skip { .. } = self.policy {
+                    self.times = 0;
+                }
+                return Ok(Verdict::Fine);
+            }
+            Some(why) => format!("{why}{}", details()?),
+        };
+        self.times += 1;
+        Ok(match self.policy {
+            OnDivergence::Skip { most } if self.times <= most => Verdict::Skip(why),
+            OnDivergence::Rollback { most } if self.times <= most => Verdict::Rollback(why),
+            OnDivergence::Stop => Verdict::Stop(why),
+            _ => Verdict::Stop(format!("{why}; this is time {} of what was to be borne {} times", self.times, self.times - 1)),
+        })
+    }
+
+    /// Whether the last step's update was left out.
+    pub fn has_skipped(&self) -> bool {
+        matches!(self.policy, OnDivergence::Skip { .. }) && self.times > 0
+    }
+
+    fn wrong(&self, Outcome { loss, grad_norm }: Outcome) -> Option<String> {
+        if !loss.is_finite() {
+            return Some(format!("the loss is {loss}"));
+        }
+        if !grad_norm.is_finite() {
+            return Some(format!("the loss is {loss}, and the gradients' norm {grad_norm}"));
+        }
+        let mean = self.losses.iter().sum::<f64>() / self.losses.len().max(1) as f64;
+        let explodes = self.losses.len() >= REMEMBERED_MIN && loss > mean.abs() * self.explodes_at;
+        explodes.then(|| format!("the loss is {loss}, more than {} times the last ones' mean {mean}", self.explodes_at))
+    }
+}
+
+/// Where what is no number comes from, as far as this rank sees: the batch, the parameters, the gradients.
+pub(crate) fn origin(batches: &[Batch], parameters: &[Parameter], squares: &Squares) -> Result<String> {
+    for batch in batches {
+        for (place, tensor) in batch.tensors.iter().enumerate() {
+            if !all_finite(tensor)? {
+                let first = batch.first_row;
+                return Ok(format!("; tensor {place} of the batch has numbers that are not finite, in the rows from {first} on"));
+            }
+        }
+    }
+    let mut odd = Vec::new();
+    for parameter in parameters {
+        if !all_finite(&parameter.tensor())? {
+            odd.push(parameter.name().to_string());
+        }
+    }
+    if !odd.is_empty() {
+        return Ok(format!("; parameters with values that are not finite: {}", listed(&odd)));
+    }
+    let sums = squares.sums.to_vec::<f64>()?;
+    let names = squares.of.iter().zip(sums).filter(|(_, sum)| !sum.is_finite());
+    let names: Vec<String> = names.map(|(square, _)| square.name.clone()).collect();
+    Ok(match names.is_empty() {
+        true => String::new(),
+        false => format!("; gradients that are not finite: {}", listed(&names)),
+    })
+}
+
+fn all_finite(tensor: &Tensor) -> Result<bool> {
+    if !tensor.dtype().is_float() || tensor.numel() == 0 || tensor.why_withheld().is_some() {
+        return Ok(true);
+    }
+    // An infinite number less itself is no number either.
+    Ok(!kernels::any_nan(&kernels::sub(tensor, tensor)?)?)
+}
+
+/// The first names, and how many more.
+fn listed(names: &[String]) -> String {
+    let more = names.len().saturating_sub(LISTED);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    format!("{}{more}", names[..names.len().min(LISTED)].join(", "))
+}

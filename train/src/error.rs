@@ -1,0 +1,83 @@
+//! What can go wrong in a training run.
+
+use std::fmt;
+use std::path::Path;
+
+use phalanx_parallel::{self as parallel, comm};
+
+/// The crate's results.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// An error of this crate.
+#[derive(Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// In the model, its gradients, its optimizer, or between ranks.
+    #[error(transparent)]
+    Parallel(#[from] parallel::Error),
+    /// Settings that do not fit each other, the data or what a run began with.
+    #[error("{0}")]
+    Config(String),
+    /// A file or a data set.
+    #[error("{what}: {why}")]
+    Data {
+        /// Which.
+        what: String,
+        /// What came and what was wanted.
+        why: String,
+    },
+    /// Something went wrong in a step.
+    #[error("step {step}: {source}")]
+    Step {
+        /// The step, from 0.
+        step: u64,
+        /// What.
+        #[source]
+        source: Box<Error>,
+    },
+    /// Another process of the run says what went wrong.
+    #[error("another process says what went wrong")]
+    Elsewhere,
+    /// Numbers that no run recovers from by itself.
+    #[error("{0}")]
+    Diverged(String),
+}
+
+impl Error {
+    /// An [`Error::Data`].
+    pub fn data(what: impl Into<String>, why: impl Into<String>) -> Error {
+        Error::Data { what: what.into(), why: why.into() }
+    }
+
+    /// An error of a file.
+    pub fn file(path: &Path, why: impl fmt::Display) -> Error {
+        Error::data(path.display().to_string(), why.to_string())
+    }
+
+    /// The error with the step in which it came; one that names a rank or a step already stays as it is.
+    pub(crate) fn in_step(self, step: u64) -> Error {
+        match self {
+            Error::Step { .. } | Error::Parallel(parallel::Error::Comm(_)) => self,
+            source => Error::Step { step, source: Box::new(source) },
+        }
+    }
+}
+
+macro_rules! from {
+    ($($error:ty),* $(,)?) => {$(
+        impl From<$error> for Error {
+            fn from(error: $error) -> Error {
+                Error::Parallel(error.into())
+            }
+        }
+    )*};
+}
+
+from!(phalanx_tensor::Error, phalanx_nn::autograd::Error, phalanx_nn::Error, comm::Error);
+
+/// The message, so that a program that ends with an error shows it.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}

@@ -1,0 +1,43 @@
+//! Training runs: any model, on one device or any mesh of ranks.
+//!
+//! ```text
+//! Trainer      a run as one value: configuration, data, model, loss
+//! Config       how it trains, whatever it trains           Data      what it reads
+//! start, ranks, Place   how a run comes to have ranks      Run       one rank, from its first step to its last
+//! Record, Summary, Callback   what is heard of it
+//! ```
+//! It knows no model and no command line. A [`Run`] trains a [`Part`](phalanx_parallel::hybrid::Part): a rank's stages of a model,
+//! which give a loss from a batch. [`Trainer`] makes parts of plain modules and of layers in a row.
+#![forbid(unsafe_code)]
+
+mod ahead;
+mod asynchronous;
+mod callback;
+mod captured;
+pub mod checkpoints;
+mod config;
+pub mod data;
+mod divergence;
+mod error;
+mod memory;
+mod model;
+mod optimizers;
+mod outputs;
+mod place;
+mod record;
+mod run;
+mod step;
+pub mod text;
+mod trace;
+mod trainer;
+mod validation;
+
+pub use callback::{Callback, Event};
+pub use config::{Asynchronous, Backend, Config, OnDivergence};
+pub use error::{Error, Result};
+pub use optimizers::{AnyRule, adamw};
+pub use place::{Place, digest, ranks, start};
+pub use record::{Record, Summary, numbers_in};
+pub use run::{Data, Run};
+pub use trace::{Lane, Trace};
+pub use trainer::Trainer;

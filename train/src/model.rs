@@ -1,0 +1,132 @@
+//! What is trained, as the trainer sees it: [`Part`]s of models over any axes, [`Plain`] modules, [`Layers`] that are cut into stages.
+
+use std::ops::Range;
+
+use phalanx_nn::autograd::Var;
+use phalanx_nn::{AnyUnit, Batch, Entry, Module, Parameter, Parameters, Scope, Sequential, SequentialConfig, cut};
+use phalanx_parallel as parallel;
+use phalanx_parallel::hybrid::Part;
+use phalanx_parallel::pipeline::ranks::{Chunks, Spec};
+use phalanx_parallel::pipeline::schedule::Schedule;
+
+use crate::{Error, Result};
+
+/// A module with the loss that it is trained by: the mean over a batch's rows. It is whole on every rank.
+pub(crate) struct Plain<M, F> {
+    pub model: M,
+    pub loss: F,
+}
+
+impl<M: Parameters, F> Parameters for Plain<M, F> {
+    fn visit(&self, path: &str, visitor: &mut dyn FnMut(&str, Entry<'_>)) {
+        self.model.visit(path, visitor);
+    }
+
+    fn visit_units(&self, visitor: &mut dyn FnMut(&dyn AnyUnit)) {
+        self.model.visit_units(visitor);
+    }
+
+    fn borrowed(&self) -> Vec<Parameter> {
+        self.model.borrowed()
+    }
+}
+
+impl<M, F> Part for Plain<M, F>
+where
+    M: Parameters + Send + Sync + 'static,
+    F: Fn(&M, &Batch) -> Result<Var> + Send + Sync + 'static,
+{
+    fn run(&self, _: usize, _: Option<&Var>, batch: &Batch, scale: f64) -> parallel::Result<Var> {
+        let loss = (self.loss)(&self.model, batch).map_err(passed_on)?;
+        weighted(loss, batch, scale)
+    }
+
+    fn stream(&self, _: &Batch) -> Option<Spec> {
+        None
+    }
+}
+
+/// The stages of a rank of layers that come one after the other, with the loss of their output: the mean over a batch's rows.
+pub(crate) struct Layers<F> {
+    stages: Chunks<Sequential>,
+    last: usize,
+    loss: F,
+}
+
+impl<F> Layers<F> {
+    /// Those that the schedule gives to a pipeline's `rank`: the layers are cut evenly, earlier stages have more. Every layer is a
+    /// unit, which ZeRO gathers and frees by itself.
+    pub fn build(
+        config: impl Fn() -> SequentialConfig,
+        scope: &Scope,
+        schedule: &Schedule,
+        rank: usize,
+        loss: F,
+    ) -> Result<Layers<F>> {
+        let stages = schedule.stages();
+        let places = cut(config().len(), stages);
+        if places.iter().any(Range::is_empty) {
+            let layers = config().len();
+            return Err(Error::Config(format!("train: got {layers} layers for {stages} stages, wanted one a stage")));
+        }
+        let stage = |stage: usize| {
+            let layers = config().slice(places[stage].clone())?.init(scope)?;
+            Ok((stage, layers.into_units(&phalanx_nn::UnitPolicy::EachLayer)))
+        };
+        let stages = schedule.stages_of(rank).map(stage).collect::<Result<Vec<_>>>()?;
+        Ok(Layers { stages: Chunks::new(stages), last: places.len() - 1, loss })
+    }
+}
+
+impl<F> Parameters for Layers<F> {
+    fn visit(&self, path: &str, visitor: &mut dyn FnMut(&str, Entry<'_>)) {
+        self.stages.visit(path, visitor);
+    }
+
+    fn visit_units(&self, visitor: &mut dyn FnMut(&dyn AnyUnit)) {
+        self.stages.visit_units(visitor);
+    }
+
+    fn borrowed(&self) -> Vec<Parameter> {
+        self.stages.borrowed()
+    }
+}
+
+impl<F> Part for Layers<F>
+where
+    F: Fn(&Var, &Batch) -> Result<Var> + Send + Sync + 'static,
+{
+    fn run(&self, stage: usize, input: Option<&Var>, batch: &Batch, scale: f64) -> parallel::Result<Var> {
+        let layers = self.stages.of(stage)?;
+        let output = match (input, batch.tensors.first()) {
+            (Some(input), _) => layers.forward(input)?,
+            (None, Some(first)) => layers.forward(&Var::new(first.clone()))?,
+            (None, None) => return Err(parallel::Error::Config("train: got a batch without tensors".into())),
+        };
+        if stage < self.last {
+            return Ok(output);
+        }
+        weighted((self.loss)(&output, batch).map_err(passed_on)?, batch, scale)
+    }
+
+    fn stream(&self, _: &Batch) -> Option<Spec> {
+        None
+    }
+}
+
+/// A mean over rows as their part of the global batch's mean.
+fn weighted(loss: Var, batch: &Batch, scale: f64) -> parallel::Result<Var> {
+    if loss.tensor().numel() != 1 {
+        let why = format!("train: got a loss of shape {:?}, wanted one number", loss.shape());
+        return Err(parallel::Error::Config(why));
+    }
+    Ok((loss * (batch.rows() as f64 * scale))?)
+}
+
+/// An error for code that runs inside a pipeline.
+pub(crate) fn passed_on(error: Error) -> parallel::Error {
+    match error {
+        Error::Parallel(error) => error,
+        other => parallel::Error::Config(other.to_string()),
+    }
+}

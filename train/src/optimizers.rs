@@ -1,0 +1,76 @@
+//! [`Optimizers`]: what updates the parameters, each by its own rule, at rates that follow one schedule.
+
+use phalanx_nn::{AdamW, Group, Optimizer, Parameter, Rule, Schedule};
+use phalanx_tensor::Tensor;
+
+use crate::Result;
+
+/// A rule that is known at run time.
+pub type AnyRule = Box<dyn Rule>;
+
+/// Optimizers of different parameters, which are updated together.
+pub(crate) struct Optimizers {
+    all: Vec<Optimizer<AnyRule>>,
+    /// Of each optimizer, the rate that each group was given.
+    rates: Vec<Vec<f64>>,
+}
+
+/// AdamW with decays 0.9 and 0.95 of its moments, and a weight decay of 0.1 for matrices: what is used unless told otherwise.
+///
+/// # Errors
+/// As [`Rule::init`].
+pub fn adamw(parameters: Vec<Parameter>, lr: f64) -> Result<Vec<Optimizer<AnyRule>>> {
+    let rule: AnyRule = Box::new(AdamW::default().with_betas(0.9, 0.95));
+    Ok(vec![Optimizer::new(rule, Group::decay_matrices(parameters, lr, 0.1))?])
+}
+
+impl Optimizers {
+    pub fn new(mut all: Vec<Optimizer<AnyRule>>) -> Optimizers {
+        let rates = all.iter_mut().map(|o| o.groups_mut().iter().map(|g| g.lr).collect()).collect();
+        Optimizers { all, rates }
+    }
+
+    /// Those of all optimizers.
+    pub fn parameters(&self) -> Vec<Parameter> {
+        self.all.iter().flat_map(Optimizer::parameters).collect()
+    }
+
+    /// Rates as the schedule has them: a group that was given the schedule's peak has the schedule's rate, another that times its share.
+    pub fn set_lr(&mut self, schedule: &Schedule, step: u64) {
+        let (lr, peak) = (schedule.lr(step), schedule.peak());
+        for (optimizer, rates) in self.all.iter_mut().zip(&self.rates) {
+            for (group, &given) in optimizer.groups_mut().iter_mut().zip(rates) {
+                group.lr = if given == peak { lr } else { given * lr / peak };
+            }
+        }
+    }
+
+    /// One step, gradients multiplied by the factor.
+    pub fn step(&mut self, factor: Option<&Tensor>) -> Result<()> {
+        for optimizer in &mut self.all {
+            match factor {
+                Some(factor) => optimizer.step_by(factor)?,
+                None => optimizer.step()?,
+            }
+        }
+        Ok(())
+    }
+
+    /// One step, gradients multiplied by the scale.
+    pub fn step_scaled(&mut self, scale: f64) -> Result<()> {
+        self.all.iter_mut().try_for_each(|optimizer| Ok(optimizer.step_scaled(scale)?))
+    }
+
+    /// The one optimizer that there is, if there is one.
+    pub fn only(&mut self) -> Option<&mut Optimizer<AnyRule>> {
+        if let [only] = &mut self.all[..] { Some(only) } else { None }
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &Optimizer<AnyRule>> {
+        self.all.iter()
+    }
+
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Optimizer<AnyRule>> {
+        self.all.iter_mut()
+    }
+}

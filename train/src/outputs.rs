@@ -1,0 +1,56 @@
+//! What a run writes before its first step is done, taken back if it comes to none, and what a killed one left.
+
+use std::path::{Path, PathBuf};
+
+use crate::{Error, Result};
+
+/// Files and folders that did not exist before; dropping this removes them unless they are to be kept.
+#[derive(Default)]
+pub(crate) struct Outputs {
+    made: Vec<PathBuf>,
+}
+
+impl Outputs {
+    /// Makes a folder, with those above it.
+    pub fn folder(&mut self, path: &Path) -> Result<()> {
+        let missing = path.ancestors().take_while(|p| !p.as_os_str().is_empty() && !p.exists());
+        let missing: Vec<PathBuf> = missing.map(Path::to_path_buf).collect();
+        self.made.extend(missing.into_iter().rev());
+        std::fs::create_dir_all(path).map_err(|e| Error::file(path, e))
+    }
+
+    /// Notes a file that is about to be written.
+    pub fn file(&mut self, path: &Path) {
+        if !path.exists() {
+            self.made.push(path.to_path_buf());
+        }
+    }
+
+    /// Keeps everything.
+    pub fn keep(&mut self) {
+        self.made.clear();
+    }
+}
+
+/// Removes what a run that was killed as it wrote a file left of it, in the run's folder.
+pub(crate) fn remove_leftovers(folder: &Path) {
+    for folder in [folder, &folder.join("model")] {
+        for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let known = [".model.safetensors.", ".config.json.", ".loss.svg."];
+            if name.ends_with(".tmp") && known.iter().any(|start| name.starts_with(start)) {
+                // What cannot be removed only takes room.
+                let _ = std::fs::remove_file(entry.path());
+            }
+        }
+    }
+}
+
+impl Drop for Outputs {
+    fn drop(&mut self) {
+        for path in self.made.iter().rev() {
+            // The error that ends the run is on its way; a folder that holds something else stays.
+            let _ = std::fs::remove_file(path).or_else(|_| std::fs::remove_dir(path));
+        }
+    }
+}

@@ -1,0 +1,328 @@
+//! [`Place`]: one rank's place among all. [`start`] and [`ranks`]: how a run comes to have ranks.
+
+use std::time::{Duration, Instant};
+
+use phalanx_nn::{Parameters, Scope};
+use phalanx_parallel::comm::{self, Comm, Observer, observed};
+use phalanx_parallel::data_parallel::{Alone, Buckets, DataParallel, Ddp, DdpConfig};
+use phalanx_parallel::mesh::{Axis, Coordinates, Groups, Mesh};
+use phalanx_parallel::sharded::{Stage, Zero, ZeroConfig};
+use phalanx_parallel::{self as parallel, launch};
+use phalanx_tensor::{DType, Device, Tensor};
+
+use crate::{Backend, Config, Error, Result};
+
+/// How long a rank that fails listens, for each rank before it, whether one of those has said so already.
+const PATIENCE: Duration = Duration::from_millis(100);
+
+/// How many buckets of gradients there are to be, and how small one may become for it.
+const BUCKETS: usize = 8;
+const BUCKET_BYTES_MIN: usize = 1 << 16;
+
+/// One rank's place among all.
+#[derive(Clone, Debug)]
+pub struct Place {
+    /// The device that is this rank's alone.
+    pub device: Device,
+    /// All ranks.
+    comm: Comm,
+    /// Those along each axis.
+    pub groups: Groups,
+}
+
+/// Runs `f` in this process, as one rank where a launcher has made it one. A failure of processes comes out of one of them; out of
+/// the others comes [`Error::Elsewhere`].
+///
+/// # Errors
+/// That of `f`, or of joining the other processes.
+pub fn start<T>(config: &Config, f: impl FnOnce(Option<&launch::Rank>) -> Result<T>) -> Result<T> {
+    let Some(backend) = backend(config)? else { return f(None) };
+    let mut own = None;
+    let outcome = environment(config, backend).run(|rank| {
+        let done = fits(config, rank.size()).and_then(|()| f(Some(&rank)));
+        done.map_err(|error| {
+            own = said(rank.comm(), &error);
+            error
+        })
+    });
+    outcome.map_err(|error| match (own, error) {
+        (Some(said), _) => Error::Config(said),
+        (None, comm) if matches!(&comm, comm::Error::Reported { .. }) && !comm.is_loss() => Error::Elsewhere,
+        (None, comm) => comm.into(),
+    })
+}
+
+/// What carries messages between processes; none where all ranks are in this one.
+fn backend(config: &Config) -> Result<Option<launch::Backend>> {
+    match config.backend {
+        Some(Backend::Threads) => Ok(None),
+        #[cfg(feature = "mpi")]
+        Some(Backend::Mpi) => Ok(Some(launch::Backend::Mpi)),
+        #[cfg(not(feature = "mpi"))]
+        Some(Backend::Mpi) => {
+            Err(Error::Config("backend mpi: built without MPI, wanted a build with `--features mpi`".into()))
+        }
+        Some(Backend::Nccl) => {
+            check_nccl(config)?;
+            #[cfg(feature = "mpi")]
+            if is_under_mpi() {
+                return Ok(Some(launch::Backend::Mpi));
+            }
+            Ok(launch::is_launched().then_some(launch::Backend::Tcp))
+        }
+        None => {
+            let launched = ["RANK", "WORLD_SIZE"].iter().all(|name| std::env::var_os(name).is_some());
+            Ok(launched.then_some(launch::Backend::Tcp))
+        }
+    }
+}
+
+/// Whether MPI's own launcher has started this process, and nobody says where else ranks meet.
+#[cfg(feature = "mpi")]
+fn is_under_mpi() -> bool {
+    let is_set = |name: &str| std::env::var_os(name).is_some();
+    ["OMPI_COMM_WORLD_RANK", "PMI_RANK"].into_iter().any(is_set) && !is_set("RANK") && !is_set("MASTER_ADDR")
+}
+
+/// Refuses NCCL where it cannot be.
+fn check_nccl(config: &Config) -> Result<()> {
+    if !config.device.is_cuda() {
+        let why = format!("backend nccl is between GPUs, got device {}, wanted cuda", config.device);
+        return Err(Error::Config(why));
+    }
+    #[cfg(feature = "nccl")]
+    return comm::check_nccl().map(drop).map_err(|e| Error::Config(format!("backend nccl: {e}")));
+    #[cfg(not(feature = "nccl"))]
+    Err(Error::Config("backend nccl: built without NCCL, wanted a build with `--features nccl`".into()))
+}
+
+/// How this process joins the others.
+fn environment(config: &Config, backend: launch::Backend) -> launch::Environment {
+    let environment = launch::Environment::new().backend(backend);
+    match config.device {
+        #[cfg(feature = "nccl")]
+        Device::Cuda(_) if config.backend == Some(Backend::Nccl) => environment.nccl(Default::default()),
+        Device::Cuda(_) => environment.cuda(),
+        _ => environment,
+    }
+}
+
+/// How the ranks of this process are started.
+fn threads(config: &Config) -> launch::Threads {
+    let ranks = config.ranks();
+    let threads = launch::Threads::new(ranks);
+    let threads = config.threads.map_or(threads, |each| threads.cores(each * ranks));
+    match config.device {
+        #[cfg(feature = "nccl")]
+        Device::Cuda(_) if config.backend == Some(Backend::Nccl) => threads.nccl(Default::default()),
+        Device::Cuda(_) => threads.cuda(),
+        _ => threads,
+    }
+}
+
+/// Refuses a run of other ranks than the launcher has started.
+fn fits(config: &Config, started: usize) -> Result<()> {
+    let (wanted, layout) = (config.ranks(), &config.layout);
+    match wanted == started {
+        true => Ok(()),
+        false => Err(Error::Config(format!(
+            "dp {} x tp {} x pp {} wants {wanted} ranks, and the launcher has started {started}",
+            layout.dp, layout.tp, layout.pp
+        ))),
+    }
+}
+
+/// FNV-1a (Fowler, Noll, Vo).
+pub fn digest(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |h, &b| (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3))
+}
+
+/// What ended the run, unless another rank says it; ranks often fail of one cause. That a process is gone is said by all others,
+/// each perhaps on a machine of its own.
+fn said(comm: &Comm, error: &Error) -> Option<String> {
+    let (begin, patience) = (Instant::now(), PATIENCE * comm.rank().min(10) as u32);
+    while comm.failure().is_none() && begin.elapsed() < patience {
+        std::thread::sleep(PATIENCE / 20);
+    }
+    match comm.failure() {
+        Some(failure @ comm::Error::Reported { .. }) if !failure.is_loss() => None,
+        Some(failure) => Some(failure.to_string()),
+        None => Some(format!("rank {} failed: {error}", comm.rank())),
+    }
+}
+
+/// Runs `f` on every rank of this process, or on the one that it is; the results in order. On a meta device one rank of each of
+/// the pipeline's stages stands for all of its stage.
+///
+/// # Errors
+/// That of a rank, which ends all.
+pub fn ranks<T: Send>(
+    config: &Config,
+    process: Option<&launch::Rank>,
+    f: impl Fn(Place) -> Result<T> + Sync,
+) -> Result<Vec<T>> {
+    let (ranks, mesh) = (config.ranks(), config.layout.mesh()?);
+    let run = |device, comm| f(Place::new(device, comm, mesh)?);
+    if config.device.is_meta() && ranks > 1 {
+        let first = |pp| mesh.rank(Coordinates { tp: 0, dp: 0, pp });
+        let stand = |pp| run(config.device, comm::meta(first(pp), ranks)?);
+        return (0..mesh.size(Axis::Pp)).map(stand).collect();
+    }
+    if ranks == 1 || process.is_some() {
+        if let (Device::Cpu(_), Some(threads)) = (config.device, config.threads) {
+            config.device.set_threads(threads)?;
+        }
+        let (device, comm) = match process.filter(|_| ranks > 1) {
+            Some(rank) if config.device.is_cuda() => (rank.device(), rank.comm().clone()),
+            Some(rank) => (config.device, rank.comm().clone()),
+            None => (config.device, comm::threads::world(1, launch::TIMEOUT).swap_remove(0)),
+        };
+        return Ok(vec![run(device, comm)?]);
+    }
+    Ok(threads(config).run(|rank| run(rank.device(), rank.comm().clone()))?)
+}
+
+impl Place {
+    fn new(device: Device, comm: Comm, mesh: Mesh) -> Result<Place> {
+        let groups = Groups::new(mesh, &comm)?;
+        Ok(Place { device, comm, groups })
+    }
+
+    /// The same, its calls observed.
+    ///
+    /// # Errors
+    /// If a rank does not come.
+    pub fn observed(self, observer: Option<Observer>) -> Result<Place> {
+        match observer {
+            Some(observer) => Place::new(self.device, observed(self.comm, observer), *self.groups.mesh()),
+            None => Ok(self),
+        }
+    }
+
+    /// Where this rank's part of the model is made.
+    pub fn scope(&self, config: &Config) -> Scope {
+        Scope::new(config.seed, config.dtype, self.device)
+    }
+
+    /// All ranks.
+    pub fn all_ranks(&self) -> &Comm {
+        &self.comm
+    }
+
+    /// This rank's number.
+    pub fn rank(&self) -> usize {
+        self.comm.rank()
+    }
+
+    /// How many ranks there are.
+    pub fn size(&self) -> usize {
+        self.comm.size()
+    }
+
+    /// Whether this rank writes files and shows progress.
+    pub fn is_first(&self) -> bool {
+        self.rank() == 0
+    }
+
+    /// The ranks that share the batch with this one.
+    pub fn replicas(&self) -> &Comm {
+        self.groups.along(Axis::Dp)
+    }
+
+    /// Whether this rank's losses count: of those that hold a stage together all have the same.
+    pub(crate) fn tells_loss(&self) -> bool {
+        self.groups.at().tp == 0
+    }
+
+    /// What replicas share of a model: gradients, or what ZeRO's stage spreads over them.
+    pub(crate) fn share(&self, model: &impl Parameters, config: &Config) -> Result<Box<dyn DataParallel>> {
+        let (replicas, grad_dtype) = (self.replicas(), config.grad_dtype());
+        Ok(match config.zero {
+            0 if replicas.size() == 1 => Box::new(Alone::new(model)),
+            0 => Box::new(self.ddp(model, replicas, grad_dtype)?),
+            stage => {
+                let config = ZeroConfig::new(Stage::try_from(stage)?);
+                let config = ZeroConfig { grad_dtype: Some(grad_dtype), ..config };
+                Box::new(Zero::new(model, replicas.clone(), config)?)
+            }
+        })
+    }
+
+    /// A small model's buckets are small too, so that most of them are on their way before backward is over.
+    fn ddp(&self, model: &impl Parameters, comm: &Comm, grad_dtype: DType) -> parallel::Result<Ddp> {
+        let elements: usize = model.parameters().iter().map(|p| p.tensor().numel()).sum();
+        let bucket_bytes = (elements * grad_dtype.size() / BUCKETS).clamp(BUCKET_BYTES_MIN, Buckets::BYTES);
+        let first_bucket_bytes = bucket_bytes.min(Buckets::FIRST_BYTES);
+        let (grad_dtype, default) = (Some(grad_dtype), DdpConfig::default());
+        let config = DdpConfig { first_bucket_bytes, bucket_bytes, grad_dtype, ..default };
+        Ddp::new(model, comm.clone(), config)
+    }
+
+    /// Refuses to go on where ranks were told different things.
+    ///
+    /// # Errors
+    /// If they were; that names two ranks.
+    pub fn agree(&self, told: &str) -> Result<()> {
+        let digests = self.all((digest(told.as_bytes()) >> 12) as f64)?;
+        match digests.iter().position(|other| *other != digests[0]) {
+            None => Ok(()),
+            Some(other) => {
+                Err(Error::Config(format!("ranks 0 and {other} were given different flags or texts")))
+            }
+        }
+    }
+
+    /// The sum of a number of each rank, added in their order.
+    ///
+    /// # Errors
+    /// If a rank does not come.
+    pub fn sum(&self, own: f64) -> Result<f64> {
+        Ok(self.all(own)?.into_iter().fold(0.0, |sum, x| sum + x))
+    }
+
+    /// A number of each rank, in their order.
+    ///
+    /// # Errors
+    /// If a rank does not come.
+    pub fn all(&self, own: f64) -> Result<Vec<f64>> {
+        self.all_of(&[own])
+    }
+
+    /// As many numbers of each rank as of every other, rank after rank.
+    ///
+    /// # Errors
+    /// If a rank does not come.
+    pub fn all_of(&self, own: &[f64]) -> Result<Vec<f64>> {
+        let own = Tensor::from_slice(own, &[own.len()], Device::CPU)?;
+        let mut all = Tensor::zeros(&[self.size() * own.numel()], DType::F64, Device::CPU)?;
+        self.comm.all_gather(&mut all, &own)?;
+        Ok(all.to_vec()?)
+    }
+
+    /// A text of each rank, in their order.
+    ///
+    /// # Errors
+    /// If a rank does not come.
+    pub fn texts(&self, own: &str) -> Result<Vec<String>> {
+        texts(&self.comm, own)
+    }
+}
+
+/// A text of each rank of a group, in their order.
+pub(crate) fn texts(comm: &Comm, own: &str) -> Result<Vec<String>> {
+    let mine = Tensor::from_slice(&[own.len() as i64], &[1], Device::CPU)?;
+    let mut lengths = Tensor::zeros(&[comm.size()], DType::I64, Device::CPU)?;
+    comm.all_gather(&mut lengths, &mine)?;
+    let counts: Vec<usize> = lengths.to_vec::<i64>()?.into_iter().map(|n| n as usize).collect();
+    let mine = Tensor::from_slice(own.as_bytes(), &[own.len()], Device::CPU)?;
+    let all = Tensor::zeros(&[counts.iter().sum()], DType::U8, Device::CPU)?;
+    comm.run(comm::Call::all_gather_uneven(all.clone(), mine, &counts))?;
+    let (bytes, mut start) = (all.to_vec::<u8>()?, 0);
+    Ok(counts
+        .into_iter()
+        .map(|count| {
+            start += count;
+            String::from_utf8_lossy(&bytes[start - count..start]).into_owned()
+        })
+        .collect())
+}

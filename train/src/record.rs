@@ -1,0 +1,140 @@
+//! What a run says of itself: a [`Record`] a step, a [`Summary`] at the end, and the file of them.
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use crate::step::Outcome;
+use crate::{Error, Result};
+
+/// What is known of a step once it is done.
+#[derive(Clone, Debug, Serialize)]
+pub struct Record {
+    /// From 0.
+    pub step: u64,
+    /// Mean loss of the global batch; of a language model in nats a token.
+    pub loss: f64,
+    /// Global norm of the gradients before clipping.
+    pub grad_norm: f64,
+    /// The schedule's learning rate.
+    pub lr: f64,
+    /// How long the step took, in milliseconds.
+    pub step_ms: f64,
+    /// Tokens of the global batch a second; rows, where a row is no sequence.
+    pub tokens_per_s: f64,
+    /// The most bytes in tensors at one time, one a rank.
+    pub peak_bytes: Vec<usize>,
+    /// The mean loss over the validation data after this step, if it was measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub validation_loss: Option<f64>,
+    /// Whether the update was left out, because the loss or a gradient was no number or the loss exploded.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub skipped: bool,
+}
+
+/// The last line.
+#[derive(Clone, Debug, Serialize)]
+pub struct Summary {
+    /// Steps that this process ran.
+    pub steps: u64,
+    /// Elements of the whole model's parameters.
+    pub parameters: usize,
+    /// The first of these steps' losses.
+    pub first_loss: f64,
+    /// The last one.
+    pub last_loss: f64,
+    /// The last validation's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub validation_loss: Option<f64>,
+    /// The lowest validation loss of the whole run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub best_validation_loss: Option<f64>,
+    /// How long they took together, validations and checkpoints included.
+    pub seconds: f64,
+    /// Tokens (or rows) a second.
+    pub tokens_per_s: f64,
+    /// The most bytes in tensors at one time, one a rank.
+    pub peak_bytes: Vec<usize>,
+    /// Why the run ended before its last step, if it did.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stopped: Option<String>,
+}
+
+/// What is known of a step on this rank when it is done.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Told {
+    pub step: u64,
+    pub outcome: Outcome,
+    pub seconds: f64,
+    /// The most bytes in tensors so far, on this rank.
+    pub peak: usize,
+}
+
+/// The steps in a file and one of their numbers, `loss` or `validation_loss`.
+pub fn numbers_in(path: &Path, name: &str) -> Vec<(u64, f64)> {
+    let point = |line: &str| {
+        let record: serde_json::Value = serde_json::from_str(line).ok()?;
+        Some((record.get("step")?.as_u64()?, record.get(name)?.as_f64()?))
+    };
+    std::fs::read_to_string(path).unwrap_or_default().lines().filter_map(point).collect()
+}
+
+/// Files that get every line, flushed as it goes.
+pub(crate) struct Metrics {
+    files: Vec<(PathBuf, BufWriter<File>)>,
+}
+
+impl Metrics {
+    /// `fresh` files begin anew; `continued` ones keep their steps before `from`.
+    pub fn create(fresh: &[PathBuf], continued: Option<&Path>, from: u64) -> Result<Metrics> {
+        let mut files = Vec::new();
+        for path in fresh {
+            files.push((path.to_path_buf(), create(path, "")?));
+        }
+        if let Some(path) = continued {
+            files.push((path.to_path_buf(), create(path, &kept(path, from))?));
+        }
+        Ok(Metrics { files })
+    }
+
+    /// Takes back the steps from `from` on, which are done again.
+    pub fn rewind(&mut self, from: u64) -> Result<()> {
+        for (path, file) in &mut self.files {
+            *file = create(path, &kept(path, from))?;
+        }
+        Ok(())
+    }
+
+    pub fn step(&mut self, record: &Record) -> Result<()> {
+        self.line(&serde_json::to_string(record).map_err(|e| Error::data("metrics", e.to_string()))?)
+    }
+
+    pub fn summary(&mut self, summary: &Summary) -> Result<()> {
+        self.line(&serde_json::json!({ "summary": summary }).to_string())
+    }
+
+    fn line(&mut self, line: &str) -> Result<()> {
+        for (path, file) in &mut self.files {
+            let written = writeln!(file, "{line}").and_then(|()| file.flush());
+            written.map_err(|e| Error::file(path, e))?;
+        }
+        Ok(())
+    }
+}
+
+/// The lines of the steps before `from`.
+fn kept(path: &Path, from: u64) -> String {
+    let before = std::fs::read_to_string(path).unwrap_or_default();
+    let step_of = |line: &&str| serde_json::from_str::<serde_json::Value>(line).ok()?.get("step")?.as_u64();
+    let kept = before.lines().filter(|line| step_of(line).is_some_and(|step| step < from));
+    kept.map(|line| format!("{line}\n")).collect()
+}
+
+fn create(path: &Path, content: &str) -> Result<BufWriter<File>> {
+    let file = File::create(path).map_err(|e| Error::file(path, e))?;
+    let mut file = BufWriter::new(file);
+    file.write_all(content.as_bytes()).map_err(|e| Error::file(path, e))?;
+    Ok(file)
+}

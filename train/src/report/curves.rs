@@ -1,0 +1,177 @@
+//! What is measured at each step, and what happened at single ones.
+
+use serde::{Serialize, Serializer};
+
+/// The curves of a run, which share their axis of steps.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Curves {
+    /// What a loss is measured in, such as `nats a token`.
+    pub loss_unit: String,
+    /// What throughput is measured in, such as `tokens/s`.
+    pub throughput_unit: String,
+    /// The mean loss of each step's batch.
+    pub loss: Series,
+    /// The loss on data that is not trained on, at the steps where it was measured.
+    pub validation: Series,
+    /// The learning rate.
+    pub lr: Series,
+    /// The gradients' global norm, before clipping.
+    pub grad_norm: Series,
+    /// Tokens or samples a second.
+    pub throughput: Series,
+    /// The share of the measured peak FLOP/s that the model's arithmetic used, from 0 to 1.
+    pub mfu: Series,
+    /// Further charts, such as accuracy.
+    pub more: Vec<Chart>,
+}
+
+/// A chart beyond those that every run has.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Chart {
+    /// Its heading.
+    pub title: String,
+    /// What its values are measured in; may be empty.
+    pub unit: String,
+    /// Its curves and their names.
+    pub series: Vec<(String, Series)>,
+}
+
+/// Values at steps. A step that was run again after a rollback counts as it went the last time.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Series {
+    /// The steps, from 0, in the order in which they ran.
+    #[serde(serialize_with = "runs")]
+    pub steps: Vec<u64>,
+    /// A value for each step. NaN and infinities are drawn as gaps.
+    #[serde(serialize_with = "rounded")]
+    pub values: Vec<f64>,
+}
+
+/// Something that happened at a step: a thin line through all curves.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Mark {
+    /// When, from 0.
+    pub step: u64,
+    /// Which line to draw.
+    pub kind: MarkKind,
+    /// What happened, in a few words; may be empty.
+    pub text: String,
+}
+
+/// What can happen at a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MarkKind {
+    /// A checkpoint was written.
+    Checkpoint,
+    /// The run went on from a checkpoint.
+    Resumed,
+    /// The step's update was left out, since its gradients were not finite.
+    Skipped,
+    /// Training went back to an earlier state.
+    RolledBack,
+    /// Training ended before its last step.
+    EarlyStop,
+    /// Something else, which the text tells.
+    #[default]
+    Other,
+}
+
+impl Series {
+    /// Adds a step.
+    pub fn push(&mut self, step: u64, value: f64) {
+        self.steps.push(step);
+        self.values.push(value);
+    }
+
+    /// Whether there is nothing to draw.
+    pub fn is_empty(&self) -> bool {
+        self.steps.is_empty() || self.values.is_empty()
+    }
+
+    /// Steps and their values.
+    pub fn points(&self) -> impl DoubleEndedIterator<Item = (u64, f64)> + Clone + '_ {
+        let count = self.steps.len().min(self.values.len());
+        self.steps[..count].iter().copied().zip(self.values[..count].iter().copied())
+    }
+
+    /// The middle one of the finite values.
+    pub fn median(&self) -> Option<f64> {
+        let mut finite: Vec<f64> = self.values.iter().copied().filter(|v| v.is_finite()).collect();
+        finite.sort_by(f64::total_cmp);
+        finite.get(finite.len() / 2).copied()
+    }
+}
+
+impl FromIterator<(u64, f64)> for Series {
+    fn from_iter<I: IntoIterator<Item = (u64, f64)>>(points: I) -> Series {
+        let (steps, values) = points.into_iter().unzip();
+        Series { steps, values }
+    }
+}
+
+/// Steps as `[first, distance, count]`, since most runs have steps 0, 1, 2 and so on.
+fn runs<S: Serializer>(steps: &[u64], to: S) -> Result<S::Ok, S::Error> {
+    let mut runs: Vec<(u64, u64, u64)> = Vec::new();
+    for &step in steps {
+        match runs.last_mut() {
+            Some((first, by, count)) if *count == 1 && step > *first => {
+                (*by, *count) = (step - *first, 2);
+            }
+            Some((first, by, count)) if *count > 1 && step == *first + *by * *count => *count += 1,
+            _ => runs.push((step, 1, 1)),
+        }
+    }
+    runs.serialize(to)
+}
+
+/// Six digits are more than a curve shows and keep a page of 200,000 steps small. What is not finite becomes `null`.
+fn rounded<S: Serializer>(values: &[f64], to: S) -> Result<S::Ok, S::Error> {
+    to.collect_seq(values.iter().map(|&value| significant(value, 6)))
+}
+
+/// The value with so many digits.
+pub(super) fn significant(value: f64, digits: usize) -> f64 {
+    format!("{value:.*e}", digits - 1).parse().unwrap_or(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_distances_are_one_run() {
+        let series: Series = (0..200_000).map(|s| (s, 0.0)).collect();
+        let json = serde_json::to_value(series).unwrap();
+        assert_eq!(json["steps"], serde_json::json!([[0, 1, 200_000]]));
+    }
+
+    #[test]
+    fn a_rollback_begins_another_run() {
+        let series: Series = [0, 1, 2, 3, 2, 3, 4, 10].map(|s| (s, 0.0)).into_iter().collect();
+        let json = serde_json::to_value(series).unwrap();
+        assert_eq!(json["steps"], serde_json::json!([[0, 1, 4], [2, 1, 3], [10, 1, 1]]));
+    }
+
+    #[test]
+    fn nan_is_a_gap() {
+        let series: Series = [(0, 1.0), (1, f64::NAN), (2, f64::INFINITY), (3, 2.0)].into_iter().collect();
+        let json = serde_json::to_string(&series).unwrap();
+        assert_eq!(json, r#"{"steps":[[0,1,4]],"values":[1.0,null,null,2.0]}"#);
+        assert_eq!(series.median(), Some(2.0));
+    }
+
+    #[test]
+    fn values_have_six_digits() {
+        assert_eq!(significant(2.345_678_91, 6), 2.34568);
+        assert_eq!(significant(-1.234_567_8e-9, 6), -1.23457e-9);
+        assert_eq!(significant(123_456_789.0, 6), 123_457_000.0);
+        assert_eq!(significant(0.0, 6), 0.0);
+    }
+
+    #[test]
+    fn points_end_where_steps_or_values_do() {
+        let series = Series { steps: vec![0, 1, 2], values: vec![5.0] };
+        assert_eq!(series.points().collect::<Vec<_>>(), [(0, 5.0)]);
+    }
+}

@@ -1,0 +1,156 @@
+//! The parts that are text: samples, settings, the machine.
+
+use std::fmt::Write;
+
+use serde::Serialize;
+
+use super::format::{bytes, escape, grouped, rate};
+
+/// A text that the model wrote.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Sample {
+    /// After how many steps.
+    pub step: u64,
+    /// What the model was given; may be empty.
+    pub prompt: String,
+    /// What it wrote after that.
+    pub text: String,
+}
+
+/// A setting and its value.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Setting {
+    /// Its name, such as `--lr`.
+    pub key: String,
+    /// Its value.
+    pub value: String,
+    /// Whether it was given, not left as it is by default: stands out.
+    pub given: bool,
+}
+
+/// What the run ran on. What is empty or 0 does not show.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Machine {
+    /// The processor's name.
+    pub cpu: String,
+    /// How many cores the run had.
+    pub cores: usize,
+    /// The instruction set that kernels used, such as `AVX-512`.
+    pub isa: String,
+    /// The machine's memory.
+    pub memory_bytes: u64,
+    /// The operating system.
+    pub os: String,
+    /// The GPU's name.
+    pub gpu: String,
+    /// The program and its version.
+    pub version: String,
+    /// The commit that it was built from.
+    pub commit: String,
+    /// The most floating-point operations a second that were measured.
+    pub peak_flops_per_s: f64,
+    /// The most bytes a second between memory and a core's registers that were measured.
+    pub peak_bytes_per_s: f64,
+    /// Further facts: name and value.
+    pub more: Vec<(String, String)>,
+}
+
+/// A list that unfolds, with the last one open.
+pub(super) fn samples(samples: &[Sample]) -> String {
+    let mut html = String::new();
+    for (at, sample) in samples.iter().enumerate() {
+        let open = if at + 1 == samples.len() { " open" } else { "" };
+        let prompt = match sample.prompt.as_str() {
+            "" => String::new(),
+            prompt => format!("<mark>{}</mark>", escape(prompt)),
+        };
+        let _ = writeln!(
+            html,
+            "<details{open}><summary>After step {}</summary><pre class=\"sample\">\n{prompt}{}</pre></details>",
+            grouped(sample.step),
+            escape(&sample.text)
+        );
+    }
+    html
+}
+
+/// Names and values.
+pub(super) fn settings(settings: &[Setting]) -> String {
+    let given = settings.iter().filter(|s| s.given).count();
+    let mut html = String::new();
+    if (1..settings.len()).contains(&given) {
+        html.push_str("<p class=\"about\">Settings in bold were given; the others have their default.</p>\n");
+    }
+    html.push_str("<dl class=\"pairs\">\n");
+    for Setting { key, value, given } in settings {
+        let class = if *given { " class=\"given\"" } else { "" };
+        let _ = writeln!(html, "<div{class}><dt>{}</dt><dd>{}</dd></div>", escape(key), escape(value));
+    }
+    html + "</dl>\n"
+}
+
+/// A command whose lines break between words only.
+pub(super) fn command(command: &str) -> String {
+    let words: Vec<String> =
+        command.split(' ').map(|word| format!("<span>{}</span>", escape(word))).collect();
+    format!("<pre class=\"command\">\n{}</pre>\n", words.join(" "))
+}
+
+impl Machine {
+    /// What is known, by name.
+    fn facts(&self) -> Vec<(&str, String)> {
+        let known = |size: u64, text: String| if size > 0 { text } else { String::new() };
+        let [flops, speed] = [self.peak_flops_per_s, self.peak_bytes_per_s];
+        let mut facts = vec![
+            ("Processor", self.cpu.clone()),
+            ("Cores", known(self.cores as u64, self.cores.to_string())),
+            ("Instruction set", self.isa.clone()),
+            ("Memory", known(self.memory_bytes, bytes(self.memory_bytes))),
+            ("Peak, measured", known(flops as u64, rate(flops, "FLOP/s"))),
+            ("Memory's speed, measured", known(speed as u64, rate(speed, "B/s"))),
+            ("GPU", self.gpu.clone()),
+            ("Operating system", self.os.clone()),
+            ("Program", self.version.clone()),
+            ("Commit", self.commit.clone()),
+        ];
+        facts.extend(self.more.iter().map(|(name, value)| (name.as_str(), value.clone())));
+        facts.retain(|(_, value)| !value.is_empty());
+        facts
+    }
+
+    /// Whether nothing is known.
+    pub(super) fn is_empty(&self) -> bool {
+        self.facts().is_empty()
+    }
+
+    /// Names and values.
+    pub(super) fn html(&self) -> String {
+        let mut html = "<dl class=\"pairs\">\n".to_owned();
+        for (name, value) in self.facts() {
+            let _ = writeln!(html, "<div><dt>{}</dt><dd>{}</dd></div>", escape(name), escape(&value));
+        }
+        html + "</dl>\n"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_sample_is_open() {
+        let sample = |step| Sample { step, prompt: "fn ".into(), text: "main".into() };
+        let html = samples(&[sample(10), sample(20)]);
+        assert!(html.contains("<details><summary>After step 10<"), "{html}");
+        assert!(html.contains("<details open><summary>After step 20<"), "{html}");
+        assert!(html.contains("<mark>fn </mark>main"), "{html}");
+    }
+
+    #[test]
+    fn unknown_facts_do_not_show() {
+        assert!(Machine::default().is_empty());
+        let html = Machine { cores: 2, peak_flops_per_s: 1.5e11, ..Machine::default() }.html();
+        assert_eq!(html.matches("<dt>").count(), 2);
+        assert!(html.contains("<dd>150 GFLOP/s</dd>"), "{html}");
+    }
+}

@@ -1,0 +1,201 @@
+//! One training step: forward and backward over micro-batches, clipping, the optimizer.
+//!
+//! The order of additions is that of a run over many ranks: each micro-batch's loss is divided by what counts in the *global* batch,
+//! gradients are only added, micro-batches ascending; with several chains each group of micro-batches is a chain of its own, and the
+//! chains are added in order, as data-parallel ranks would.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use phalanx_kernels as kernels;
+use phalanx_nn::autograd::{Leaf, Var};
+use phalanx_nn::{Batch, Clip, Parameter, Squares};
+use phalanx_parallel::checkpoint::{self, Saver};
+use phalanx_parallel::data_parallel::DataParallel;
+use phalanx_parallel::hybrid::{Part, Step};
+use phalanx_parallel::part;
+use phalanx_parallel::pipeline::ranks::Pipeline;
+use phalanx_tensor::{Context, DType, RngKey, Tensor};
+
+use crate::optimizers::Optimizers;
+use crate::{Error, Result};
+
+/// How a step is done.
+#[derive(Clone, Copy)]
+pub(crate) struct Settings<'a> {
+    /// Chains that gradients are added in.
+    pub chains: usize,
+    /// Rows or tokens that count in the global batch.
+    pub counted: usize,
+    /// The ranks that share the batch and the model.
+    pub ranks: &'a Arc<dyn DataParallel>,
+    /// What this rank runs of the model, and in which order.
+    pub pipeline: &'a Pipeline,
+    /// Saves that may be under way, which an update has to wait for.
+    pub saver: &'a Saving,
+    /// Largest global norm.
+    pub clip: Option<f64>,
+    pub seed: u64,
+    /// Hears of each phase when it is over: its name, and when it began.
+    pub watch: &'a dyn Fn(&'static str, Instant),
+}
+
+/// What saves the run in the background.
+pub(crate) struct Saving(Mutex<Saver>);
+
+impl Saving {
+    pub fn new(saver: Saver) -> Saving {
+        Saving(Mutex::new(saver))
+    }
+
+    /// Begins a save, after the one before.
+    pub fn save(&self, folder: &Path, parts: Vec<part::Part>, settings: &checkpoint::Settings) -> Result<()> {
+        Ok(self.lock().save(folder, parts, settings)?)
+    }
+
+    /// Until the save that is under way is complete.
+    pub fn wait(&self) -> Result<()> {
+        Ok(self.lock().wait()?)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Saver> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Settings<'_> {
+    fn phase<T>(&self, name: &'static str, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        let begin = Instant::now();
+        let done = work()?;
+        (self.watch)(name, begin);
+        Ok(done)
+    }
+}
+
+/// What a step says about itself.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Outcome {
+    /// The mean loss over what counts in the global batch, or a rank's part of it; NaN on a device without elements.
+    pub loss: f64,
+    /// Norm of the gradients before clipping.
+    pub grad_norm: f64,
+}
+
+/// What a step's passes see: training, and the draws of that step.
+pub(crate) fn context(seed: u64, step: u64) -> impl Drop {
+    Context::with(|c| {
+        c.train = true;
+        c.rng = RngKey { seed, step };
+    })
+}
+
+/// The gradients of a step that has not updated anything.
+pub(crate) struct Passed {
+    /// This rank's part of the loss and the gradients' norm before clipping, f64 `[2]`, on the device, which is not waited for.
+    pub results: Tensor,
+    pub squares: Squares,
+    norm: Tensor,
+}
+
+/// Makes the gradients of this rank's part of a batch, given as its micro-batches in order.
+pub(crate) fn pass(
+    model: &Arc<dyn Part>,
+    optimizers: &Optimizers,
+    micros: &[Batch],
+    settings: Settings<'_>,
+    step: u64,
+) -> Result<Passed> {
+    let _context = context(settings.seed, step);
+    settings.ranks.zero_grad()?;
+    let loss = gradients(model, &optimizers.parameters(), micros, settings)?;
+    let squares = settings.ranks.grad_squares()?;
+    let norm = squares.norm()?;
+    let loss = loss.map_or_else(|| norm.zeros_like(), Ok)?;
+    let results = kernels::cat(&[&loss.with_shape(&[1])?, &norm.with_shape(&[1])?], 0)?;
+    Ok(Passed { results, squares, norm })
+}
+
+/// Updates the parameters by those gradients.
+pub(crate) fn update(optimizers: &mut Optimizers, passed: &Passed, settings: Settings<'_>) -> Result<()> {
+    settings.phase("optimizer", || {
+        let factor = settings.clip.map(|max_norm| Clip::factor(&passed.norm, max_norm)).transpose()?;
+        settings.saver.wait()?;
+        optimizers.step(factor.as_ref())?;
+        Ok(settings.ranks.updated()?)
+    })
+}
+
+/// Makes the gradients of a step's micro-batches; this rank's part of the loss, f64, if the last stage is here.
+pub(crate) fn gradients(
+    model: &Arc<dyn Part>,
+    parameters: &[Parameter],
+    micros: &[Batch],
+    settings: Settings<'_>,
+) -> Result<Option<Tensor>> {
+    let scale = 1.0 / settings.counted as f64;
+    let mut loss: Option<Tensor> = None;
+    for (number, chain) in micros.chunks(micros.len().div_ceil(settings.chains)).enumerate() {
+        let earlier = if number == 0 { Vec::new() } else { take_grads(parameters) };
+        loss = sum(loss, forward_backward(model, chain, scale, settings)?)?;
+        add_to(parameters, earlier)?;
+    }
+    Ok(loss)
+}
+
+/// Adds the gradients of micro-batches to the parameters', and returns their part of the loss.
+fn forward_backward(
+    model: &Arc<dyn Part>,
+    micros: &[Batch],
+    scale: f64,
+    settings: Settings<'_>,
+) -> Result<Option<Tensor>> {
+    let (model, replicas, micro_batches) = (model.clone(), settings.ranks.clone(), micros.to_vec());
+    let work = Arc::new(Step { model, replicas, micro_batches, scale });
+    settings.ranks.begin()?;
+    let losses = settings.pipeline.train(&work)?;
+    // What is still on its way when backward is over.
+    settings.phase("wait", || Ok(settings.ranks.finish()?))?;
+    losses.iter().try_fold(None, |all, loss| sum(all, Some(kernels::cast(loss, DType::F64)?)))
+}
+
+/// The sum of two losses, if they are here.
+fn sum(a: Option<Tensor>, b: Option<Tensor>) -> Result<Option<Tensor>> {
+    Ok(match (a, b) {
+        (Some(a), Some(b)) => Some(kernels::add(&a, &b)?),
+        (a, b) => a.or(b),
+    })
+}
+
+/// A loss; NaN on a device without elements.
+pub(crate) fn number(loss: &Tensor) -> Result<f64> {
+    let loss = kernels::cast(loss, DType::F64)?;
+    Ok(if loss.device().is_meta() { f64::NAN } else { loss.item()? })
+}
+
+/// The gradients so far, one for each site of each parameter; there are none afterwards.
+fn take_grads(parameters: &[Parameter]) -> Vec<Option<Var>> {
+    let take = |leaf: &Leaf| {
+        let grad = leaf.grad();
+        leaf.set_grad(None);
+        grad
+    };
+    parameters.iter().flat_map(|p| p.leaves().iter().map(take).collect::<Vec<_>>()).collect()
+}
+
+/// Adds the gradients to earlier ones, site by site, and makes the sums the parameters' gradients.
+fn add_to(parameters: &[Parameter], earlier: Vec<Option<Var>>) -> Result<()> {
+    for (leaf, earlier) in parameters.iter().flat_map(|p| p.leaves()).zip(earlier) {
+        let Some(mut sum) = earlier.map(Var::into_tensor) else { continue };
+        if let Some(grad) = leaf.grad() {
+            kernels::accumulate_(&mut sum, grad.tensor())?;
+        }
+        leaf.set_grad(Some(Var::new(sum)));
+    }
+    Ok(())
+}
+
+/// What a step's error says of the step.
+pub(crate) fn in_step<T>(step: u64, done: Result<T>) -> Result<T> {
+    done.map_err(|error: Error| error.in_step(step))
+}

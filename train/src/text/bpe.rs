@@ -1,0 +1,279 @@
+//! [`Bpe`]: byte-pair encoding, learned from a text on the spot.
+//!
+//! Words are cut first (letters with underscores, digits, other marks, spaces; a space before a word belongs to it), and pairs are joined
+//! inside words only. It is written as `tokenizer.json`, which Hugging Face's libraries read with the same outcome.
+//! Source: Sennrich, Haddow and Birch: Neural machine translation of rare words with subword units (2016); bytes as in GPT-2 (2019).
+
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, BinaryHeap, HashMap};
+
+/// Two neighbouring tokens.
+type Pair = (u32, u32);
+
+/// A byte-pair encoding: tokens 0 to 255 are bytes, each later one joins two earlier ones.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Bpe {
+    /// What each token beyond the bytes is made of.
+    merges: Vec<Pair>,
+    /// The number of a pair's token.
+    token_of: HashMap<Pair, u32>,
+}
+
+/// Bytes are the first tokens.
+const BYTES: u32 = 256;
+
+impl Bpe {
+    /// At most `vocabulary` tokens learned from a text: the pair of neighbours that is most frequent becomes a token, again and again; of
+    /// several the one with the lowest numbers. A pair that occurs once is not worth a token.
+    pub fn train(text: &str, vocabulary: usize) -> Bpe {
+        let mut counts: HashMap<&str, u64> = HashMap::new();
+        words(text).for_each(|word| *counts.entry(word).or_default() += 1);
+        let mut sorted: Vec<_> = counts.into_iter().collect();
+        sorted.sort_unstable();
+        let mut learner = Learner::new(sorted);
+        let mut bpe = Bpe::default();
+        while bpe.vocabulary() < vocabulary
+            && let Some(pair) = learner.most_frequent()
+        {
+            let token = bpe.vocabulary() as u32;
+            learner.join(pair, token);
+            bpe.push(pair);
+        }
+        bpe
+    }
+
+    /// Of these pairs, in the order in which they were learned.
+    pub(super) fn of(merges: Vec<Pair>) -> Bpe {
+        let mut bpe = Bpe::default();
+        merges.into_iter().for_each(|pair| bpe.push(pair));
+        bpe
+    }
+
+    /// What each token beyond the bytes is made of.
+    pub(super) fn merges(&self) -> &[Pair] {
+        &self.merges
+    }
+
+    fn push(&mut self, pair: Pair) {
+        self.token_of.insert(pair, self.vocabulary() as u32);
+        self.merges.push(pair);
+    }
+
+    /// How many tokens there are.
+    pub fn vocabulary(&self) -> usize {
+        BYTES as usize + self.merges.len()
+    }
+
+    /// The tokens of a text.
+    pub fn encode(&self, text: &str) -> Vec<u32> {
+        let (mut tokens, mut known) = (Vec::with_capacity(text.len() / 3), HashMap::<&str, Vec<u32>>::new());
+        for word in words(text) {
+            tokens.extend_from_slice(known.entry(word).or_insert_with(|| self.encode_word(word)));
+        }
+        tokens
+    }
+
+    /// Joins the pair that was learned first, until there is none.
+    fn encode_word(&self, word: &str) -> Vec<u32> {
+        let mut tokens: Vec<u32> = word.bytes().map(u32::from).collect();
+        loop {
+            let joined = tokens.windows(2).filter_map(|pair| self.token_of.get(&(pair[0], pair[1])));
+            let Some(&token) = joined.min() else { return tokens };
+            let pair = self.merges[(token - BYTES) as usize];
+            tokens = joined_in(&tokens, pair, token);
+        }
+    }
+
+    /// The bytes of tokens; those that do not exist have none.
+    pub fn decode(&self, tokens: &[u32]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        tokens.iter().for_each(|&token| self.bytes_of(token, &mut bytes));
+        bytes
+    }
+
+    fn bytes_of(&self, token: u32, bytes: &mut Vec<u8>) {
+        if let Ok(byte) = u8::try_from(token) {
+            bytes.push(byte);
+        } else if let Some(&(first, second)) = self.merges.get((token - BYTES) as usize) {
+            self.bytes_of(first, bytes);
+            self.bytes_of(second, bytes);
+        }
+    }
+}
+
+/// Words with how often they occur, as tokens, and the pairs in them.
+struct Learner {
+    words: Vec<(Vec<u32>, u64)>,
+    counts: HashMap<Pair, u64>,
+    /// The words that had a pair at some time.
+    places: HashMap<Pair, BTreeSet<u32>>,
+    /// Pairs by their counts at some time.
+    queue: BinaryHeap<(u64, Reverse<Pair>)>,
+}
+
+impl Learner {
+    fn new(words: Vec<(&str, u64)>) -> Learner {
+        let tokens = |word: &str| word.bytes().map(u32::from).collect::<Vec<u32>>();
+        let words: Vec<_> = words.into_iter().map(|(word, count)| (tokens(word), count)).collect();
+        let mut learner =
+            Learner { words, counts: HashMap::new(), places: HashMap::new(), queue: BinaryHeap::new() };
+        for word in 0..learner.words.len() {
+            learner.count(word, true);
+        }
+        learner.queue = learner.counts.iter().map(|(&pair, &count)| (count, Reverse(pair))).collect();
+        learner
+    }
+
+    /// Adds a word's pairs, or takes them away; those that it has.
+    fn count(&mut self, word: usize, add: bool) -> Vec<Pair> {
+        let (tokens, times) = &self.words[word];
+        let pairs: Vec<Pair> = tokens.windows(2).map(|pair| (pair[0], pair[1])).collect();
+        for &pair in &pairs {
+            let count = self.counts.entry(pair).or_default();
+            if add {
+                *count += times;
+                self.places.entry(pair).or_default().insert(word as u32);
+            } else {
+                *count -= times;
+            }
+        }
+        pairs
+    }
+
+    /// The most frequent pair, if one occurs twice.
+    fn most_frequent(&mut self) -> Option<Pair> {
+        while let Some((count, Reverse(pair))) = self.queue.pop() {
+            match self.counts.get(&pair) {
+                Some(&now) if now == count => return (count > 1).then_some(pair),
+                _ => {}
+            }
+        }
+        None
+    }
+
+    /// Makes a pair one token, wherever it is.
+    fn join(&mut self, pair: Pair, token: u32) {
+        let mut changed = BTreeSet::new();
+        for word in self.places.remove(&pair).unwrap_or_default() {
+            let word = word as usize;
+            changed.extend(self.count(word, false));
+            self.words[word].0 = joined_in(&self.words[word].0, pair, token);
+            changed.extend(self.count(word, true));
+        }
+        for pair in changed {
+            match self.counts.get(&pair) {
+                Some(0) | None => drop(self.counts.remove(&pair)),
+                Some(&count) => self.queue.push((count, Reverse(pair))),
+            }
+        }
+    }
+}
+
+/// The tokens with each `pair`, from the left, as one `token`.
+fn joined_in(tokens: &[u32], pair: Pair, token: u32) -> Vec<u32> {
+    let mut joined = Vec::with_capacity(tokens.len());
+    let mut rest = tokens;
+    while let [first, others @ ..] = rest {
+        match others {
+            [second, others @ ..] if (*first, *second) == pair => {
+                joined.push(token);
+                rest = others;
+            }
+            _ => {
+                joined.push(*first);
+                rest = others;
+            }
+        }
+    }
+    joined
+}
+
+/// What a word consists of.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Letter,
+    Digit,
+    Mark,
+    Space,
+}
+
+fn kind(c: char) -> Kind {
+    match c {
+        '_' => Kind::Letter,
+        c if c.is_whitespace() => Kind::Space,
+        c if c.is_numeric() => Kind::Digit,
+        c if c.is_alphabetic() => Kind::Letter,
+        _ => Kind::Mark,
+    }
+}
+
+/// The words of a text, which together are the text: runs of one kind, with one space (`' '`) before them if there is one. Of
+/// white space before a word the last character is apart.
+pub(super) fn words(text: &str) -> impl Iterator<Item = &str> {
+    let mut rest = text;
+    std::iter::from_fn(move || {
+        let first = rest.chars().next()?;
+        let after = &rest[first.len_utf8()..];
+        let run = |text: &str, of: Kind| text.find(|c| kind(c) != of).unwrap_or(text.len());
+        let next = after.chars().next().map(kind);
+        let length = match (kind(first), next) {
+            (Kind::Space, Some(next)) if first == ' ' && next != Kind::Space => 1 + run(after, next),
+            (Kind::Space, _) => {
+                let all = run(rest, Kind::Space);
+                let last = rest[..all].chars().next_back().map_or(0, char::len_utf8);
+                if all == rest.len() || all == last { all } else { all - last }
+            }
+            (of, _) => run(rest, of),
+        };
+        let word;
+        (word, rest) = rest.split_at(length);
+        Some(word)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_the_text() {
+        let text = "fn main() {\n    let x_1 = a+b;  // é 12\n}\n\n";
+        let cut: Vec<&str> = words(text).collect();
+        assert_eq!(cut.concat(), text);
+        let wanted = [
+            "fn", " main", "()", " {", "\n   ", " let", " x_", "1", " =", " a", "+", "b", ";", " ", " //", " é",
+            " 12", "\n", "}", "\n\n",
+        ];
+        assert_eq!(cut, wanted);
+    }
+
+    #[test]
+    fn the_most_frequent_pairs_become_tokens() {
+        // ab: 4 times, abc: 3 times.
+        let bpe = Bpe::train("abc abc\nabc\nab", 300);
+        assert_eq!(bpe.merges[0], (97, 98));
+        assert_eq!(bpe.encode("abc"), [257]);
+        assert_eq!(bpe.decode(&bpe.encode("zabcab\u{1F600}")), "zabcab\u{1F600}".as_bytes());
+    }
+
+    #[test]
+    fn learning_pair_by_pair_and_counting_anew_agree() {
+        let text: String = (0..3000u32).map(|i| char::from(b"abcd  e\n"[(i * i / 7 % 8) as usize])).collect();
+        let bpe = Bpe::train(&text, 300);
+        let mut words: Vec<Vec<u32>> = words(&text).map(|w| w.bytes().map(u32::from).collect()).collect();
+        for (i, &pair) in bpe.merges.iter().enumerate() {
+            let mut counts: HashMap<Pair, u64> = HashMap::new();
+            words.iter().flat_map(|w| w.windows(2)).for_each(|p| *counts.entry((p[0], p[1])).or_default() += 1);
+            let best = counts.iter().max_by_key(|&(&pair, &count)| (count, Reverse(pair)));
+            assert_eq!(best.map(|(&pair, _)| pair), Some(pair), "merge {i}");
+            words.iter_mut().for_each(|w| *w = joined_in(w, pair, BYTES + i as u32));
+        }
+        assert_eq!(bpe.encode(&text), words.concat());
+    }
+
+    #[test]
+    fn nothing_and_little_text_are_taken() {
+        assert_eq!(Bpe::train("", 1000).vocabulary(), 256);
+        assert_eq!(Bpe::train("a", 1000).encode(""), []);
+    }
+}

@@ -1,0 +1,130 @@
+//! [`Codec`]: how text becomes tokens, and tokens text.
+
+use std::path::{Path, PathBuf};
+
+#[cfg(feature = "tokenizers")]
+use tokenizers::Tokenizer;
+
+use super::Bpe;
+use crate::{Error, Result};
+
+/// The tokenizer's file in a model's folder.
+pub const TOKENIZER: &str = "tokenizer.json";
+
+/// How text becomes tokens.
+pub enum Codec {
+    /// Each byte is one; of a model's folder that says nothing else.
+    Bytes(Option<PathBuf>),
+    /// Byte pairs, learned or from a file that was written by [`Codec::save`].
+    Pairs(Bpe, Option<PathBuf>),
+    /// A tokenizer of Hugging Face that came in a file.
+    #[cfg(feature = "tokenizers")]
+    Tokenizer(Box<Tokenizer>, PathBuf),
+}
+
+impl Codec {
+    /// The tokenizer of a model's folder, or bytes where it has none.
+    ///
+    /// # Errors
+    /// If its file cannot be read, or needs the feature `tokenizers` and this build has it not.
+    pub fn of(folder: &Path) -> Result<Codec> {
+        let path = folder.join(TOKENIZER);
+        if !path.exists() {
+            return Ok(Codec::Bytes(Some(folder.into())));
+        }
+        let file = std::fs::read(&path).map_err(|e| Error::file(&path, e))?;
+        let pairs = serde_json::from_slice(&file).ok().and_then(|file| Bpe::from_json(&file));
+        pairs.map_or_else(|| Codec::in_file(path.clone()), |pairs| Ok(Codec::Pairs(pairs, Some(path.clone()))))
+    }
+
+    #[cfg(feature = "tokenizers")]
+    fn in_file(path: PathBuf) -> Result<Codec> {
+        let tokenizer = Tokenizer::from_file(&path).map_err(|e| Error::file(&path, e))?;
+        Ok(Codec::Tokenizer(Box::new(tokenizer), path))
+    }
+
+    #[cfg(not(feature = "tokenizers"))]
+    fn in_file(path: PathBuf) -> Result<Codec> {
+        let why = "this build reads no tokenizers; one that does: a build with `--features tokenizers`";
+        Err(Error::file(&path, why))
+    }
+
+    /// How many tokens there are.
+    pub fn vocabulary(&self) -> usize {
+        match self {
+            Codec::Bytes(_) => 256,
+            Codec::Pairs(pairs, _) => pairs.vocabulary(),
+            #[cfg(feature = "tokenizers")]
+            Codec::Tokenizer(t, _) => t.get_vocab_size(true),
+        }
+    }
+
+    /// What decides on the tokens, for messages.
+    pub fn source(&self) -> String {
+        match self {
+            Codec::Bytes(None) => "bytes are the tokens".into(),
+            Codec::Bytes(Some(folder)) => {
+                format!("{}: without a {TOKENIZER}, bytes are the tokens", folder.display())
+            }
+            Codec::Pairs(pairs, None) => format!("{} tokens were learned from the text", pairs.vocabulary()),
+            Codec::Pairs(_, Some(path)) => path.display().to_string(),
+            #[cfg(feature = "tokenizers")]
+            Codec::Tokenizer(_, path) => path.display().to_string(),
+        }
+    }
+
+    /// The tokens of a text, all of them in the model's vocabulary.
+    ///
+    /// # Errors
+    /// If the text is not UTF-8 where bytes are not the tokens, or a token is beyond the vocabulary.
+    pub fn encode(&self, text: &[u8], vocabulary: usize) -> Result<Vec<u32>> {
+        let utf8 = || std::str::from_utf8(text).map_err(|e| Error::Config(format!("the text is not UTF-8: {e}")));
+        let tokens: Vec<u32> = match self {
+            Codec::Bytes(_) => text.iter().map(|&b| b.into()).collect(),
+            Codec::Pairs(pairs, _) => pairs.encode(utf8()?),
+            #[cfg(feature = "tokenizers")]
+            Codec::Tokenizer(t, _) => {
+                let encoding = t.encode_fast(utf8()?, false).map_err(|e| Error::data(self.source(), e.to_string()))?;
+                encoding.get_ids().to_vec()
+            }
+        };
+        match tokens.iter().max() {
+            Some(&top) if top as usize >= vocabulary => {
+                let why = format!("got token {top}, wanted one of the model's vocabulary of {vocabulary}");
+                Err(Error::data(self.source(), why))
+            }
+            _ => Ok(tokens),
+        }
+    }
+
+    /// The text of tokens; bytes that are no UTF-8 are replaced.
+    ///
+    /// # Errors
+    /// If a tokenizer of Hugging Face refuses.
+    pub fn decode(&self, tokens: &[u32]) -> Result<String> {
+        let bytes = match self {
+            Codec::Bytes(_) => tokens.iter().map(|&t| t as u8).collect(),
+            Codec::Pairs(pairs, _) => pairs.decode(tokens),
+            #[cfg(feature = "tokenizers")]
+            Codec::Tokenizer(t, path) => return t.decode(tokens, false).map_err(|e| Error::file(path, e)),
+        };
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    /// Writes learned pairs as `tokenizer.json` into a model's folder; a tokenizer that came in a file is copied there.
+    ///
+    /// # Errors
+    /// If a file cannot be read or written.
+    pub fn save(&self, folder: &Path) -> Result<()> {
+        let to = folder.join(TOKENIZER);
+        let bytes = match self {
+            Codec::Bytes(_) => return Ok(()),
+            Codec::Pairs(pairs, _) => {
+                serde_json::to_vec(&pairs.to_json()).map_err(|e| Error::file(&to, e))?
+            }
+            #[cfg(feature = "tokenizers")]
+            Codec::Tokenizer(_, from) => std::fs::read(from).map_err(|e| Error::file(from, e))?,
+        };
+        Ok(phalanx_tensor::io::atomic::write(&to, |file| file.write_all(&bytes))?)
+    }
+}

@@ -1,0 +1,182 @@
+//! [`Trace`]: what ran when, as trace events that browsers draw: rank `r` computes on lane `2r` and communicates on
+//! lane `2r + 1`, where a span lasts from the start of a call until its tensors are free again.
+//!
+//! Ranks of one process share one sink. Ranks that are processes keep their events, which the first gathers at the end.
+//! Source: Trace Event Format, the JSON array form, whose closing bracket may be missing: a killed run's file is valid.
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use phalanx_parallel::comm::{Comm, Observer};
+use phalanx_parallel::pipeline::ranks::{self as actions, Executed};
+use phalanx_parallel::pipeline::schedule::Kind;
+use serde_json::{Value, json};
+
+use crate::place::texts;
+use crate::{Error, Result};
+
+/// The spans of this process's ranks, or nothing.
+#[derive(Clone)]
+pub struct Trace {
+    sink: Option<Arc<Mutex<Sink>>>,
+    begin: Instant,
+}
+
+/// Where events go: into a file once there is one.
+#[derive(Default)]
+struct Sink {
+    file: Option<(PathBuf, BufWriter<File>)>,
+    waiting: String,
+}
+
+/// One rank's two lanes.
+#[derive(Clone)]
+pub struct Lane {
+    trace: Trace,
+    rank: usize,
+    /// The step under way.
+    step: Arc<AtomicU64>,
+}
+
+impl Trace {
+    /// Time begins now, or where `processes` trace together, when all have come.
+    pub fn new(wanted: bool, processes: Option<&Comm>) -> Result<Trace> {
+        if let Some(comm) = processes.filter(|_| wanted) {
+            comm.barrier()?;
+        }
+        Ok(Trace { sink: wanted.then(Arc::default), begin: Instant::now() })
+    }
+
+    /// Rank `rank`'s lanes.
+    pub fn lane(&self, rank: usize) -> Lane {
+        Lane { trace: self.clone(), rank, step: Arc::default() }
+    }
+
+    /// Begins the file.
+    pub fn open(&self, path: &Path) -> Result<()> {
+        let Some(sink) = &self.sink else { return Ok(()) };
+        let file = File::create(path).map_err(|e| Error::file(path, e))?;
+        let mut sink = sink.lock().unwrap_or_else(PoisonError::into_inner);
+        sink.file = Some((path.to_path_buf(), BufWriter::new(file)));
+        sink.waiting.insert_str(0, "[\n");
+        sink.write("")
+    }
+
+    /// Adds what other processes have noted and closes the array, so that any JSON parser reads it.
+    pub fn finish(&self, processes: Option<&Comm>) -> Result<()> {
+        let Some(sink) = &self.sink else { return Ok(()) };
+        let mut sink = sink.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(comm) = processes {
+            sink.waiting = texts(comm, &sink.waiting)?.concat();
+        }
+        match sink.file {
+            Some(_) => sink.write(
+                "{\"name\": \"end\", \"ph\": \"i\", \"ts\": 0, \"pid\": 0, \"tid\": 0, \"s\": \"g\"}]\n",
+            ),
+            None => Ok(()),
+        }
+    }
+
+    fn note(&self, event: &Value) -> Result<()> {
+        let Some(sink) = &self.sink else { return Ok(()) };
+        sink.lock().unwrap_or_else(PoisonError::into_inner).write(&format!("{event},\n"))
+    }
+
+    fn name(&self, lane: usize, name: &str) {
+        // What cannot be written is said by the next span.
+        let _ = self.note(&json!({
+            "name": "thread_name", "ph": "M", "pid": 0, "tid": lane, "args": {"name": name}
+        }));
+    }
+
+    fn span(&self, lane: usize, name: &str, times: [Instant; 2], args: &Value) -> Result<()> {
+        let [start, end] = times.map(|t| t.saturating_duration_since(self.begin).as_secs_f64() * 1e6);
+        self.note(&json!({
+            "name": name, "ph": "X", "ts": start, "dur": end - start, "pid": 0, "tid": lane, "args": args
+        }))
+    }
+}
+
+impl Lane {
+    /// Begins the file of all lanes, and names this one's.
+    pub fn open(&self, path: &Path) -> Result<()> {
+        self.trace.open(path)
+    }
+
+    /// Runs `work` and notes when it ran, under the step's number.
+    pub fn span<T>(
+        &self,
+        name: &str,
+        step: u64,
+        work: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        let start = Instant::now();
+        let done = work()?;
+        self.note(name, step, start)?;
+        Ok(done)
+    }
+
+    /// Notes what ran from `start` until now.
+    pub fn note(&self, name: &str, step: u64, start: Instant) -> Result<()> {
+        if self.trace.sink.is_none() {
+            return Ok(());
+        }
+        self.trace.span(2 * self.rank, name, [start, Instant::now()], &json!({"step": step}))
+    }
+
+    /// A step begins.
+    pub fn begin(&self, step: u64) {
+        self.step.store(step, Ordering::Relaxed);
+    }
+
+    /// What hears of a pipeline's actions, if they are to be traced. Sends are calls, which are heard of anyway.
+    pub fn actions(&self) -> Option<actions::Observer> {
+        self.trace.sink.as_ref()?;
+        let lane = self.clone();
+        Some(Arc::new(move |done: Executed| {
+            let name = match done.action.kind {
+                Kind::Forward => "forward",
+                Kind::Backward => "backward",
+                Kind::Input => "backward of inputs",
+                Kind::Weight => "backward of weights",
+                Kind::Update => "update",
+                Kind::RecvForward => "receive input",
+                Kind::RecvBackward => "receive gradient",
+                Kind::SendForward | Kind::SendBackward => return,
+            };
+            let Executed { action, started, ended } = done;
+            let step = lane.step.load(Ordering::Relaxed);
+            let args = json!({"step": step, "stage": action.stage, "micro_batch": action.micro_batch});
+            // What cannot be written is said by the next span.
+            let _ = lane.trace.span(2 * lane.rank, name, [started, ended], &args);
+        }))
+    }
+
+    /// Names the lanes; what hears of this rank's calls, if they are to be traced.
+    pub fn observer(&self) -> Option<Observer> {
+        self.trace.sink.as_ref()?;
+        let (trace, lane) = (self.trace.clone(), 2 * self.rank + 1);
+        trace.name(lane - 1, &format!("rank {}", self.rank));
+        trace.name(lane, &format!("rank {} communication", self.rank));
+        Some(Arc::new(move |call| {
+            let args = json!({"kind": call.kind.name(), "bytes": call.bytes});
+            // What cannot be written is said by the next span.
+            let _ = trace.span(lane, "communication", [call.started, call.ended], &args);
+        }))
+    }
+}
+
+impl Sink {
+    /// Writes what waits and `text`, or lets it wait too.
+    fn write(&mut self, text: &str) -> Result<()> {
+        self.waiting += text;
+        let Some((path, file)) = &mut self.file else { return Ok(()) };
+        let text = std::mem::take(&mut self.waiting);
+        let written = file.write_all(text.as_bytes()).and_then(|()| file.flush());
+        written.map_err(|e| Error::file(path, e))
+    }
+}

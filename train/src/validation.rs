@@ -1,0 +1,107 @@
+//! [`Validation`]: the mean loss over data that is not trained on, with the same bits under every layout.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use phalanx_nn::autograd::no_grad;
+use phalanx_nn::{Batch, cut};
+use phalanx_parallel::data_parallel::DataParallel;
+use phalanx_parallel::hybrid::{Layout, Part, Step};
+use phalanx_parallel::mesh::Axis;
+use phalanx_parallel::pipeline::ranks::Pipeline;
+use phalanx_tensor::{Category, Context, Tensor};
+use serde::{Deserialize, Serialize};
+
+use crate::data::Dataset;
+use crate::place::Place;
+use crate::step::number;
+use crate::{Config, Error, Result};
+
+/// Rows of a piece at most. Pieces are the same under every layout, and their losses are added in their order.
+const ROWS: usize = 8;
+
+/// The lowest validation loss of a run.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Best {
+    pub loss: Option<f64>,
+    /// The steps that were done then.
+    pub step: u64,
+    /// Validations since.
+    pub since: usize,
+}
+
+impl Best {
+    /// A validation after so many steps.
+    pub fn hear(&mut self, step: u64, loss: f64) {
+        if self.loss.is_none_or(|best| loss < best) {
+            *self = Best { loss: Some(loss), step, since: 0 };
+        } else {
+            self.since += 1;
+        }
+    }
+}
+
+/// This rank's part of validating.
+pub(crate) struct Validation {
+    data: Arc<dyn Dataset>,
+    /// All pieces of the data.
+    pieces: Vec<Range<usize>>,
+    /// Those of this rank's replica.
+    own: Range<usize>,
+    /// Passes of a replica, in which it has pieces or, at the end, stands by: ranks that share a model gather it together.
+    rounds: usize,
+    pipeline: Pipeline,
+    micro_batches: usize,
+    /// 1 / (rows or tokens that count).
+    scale: f64,
+}
+
+impl Validation {
+    pub fn new(config: &Config, place: &Place, data: Arc<dyn Dataset>, counted: usize) -> Result<Validation> {
+        let rows = config.validation_rows.unwrap_or(usize::MAX).min(data.len());
+        if rows == 0 {
+            return Err(Error::Config("train: got validation data without rows, wanted at least one".into()));
+        }
+        let each = config.batch.min(ROWS);
+        let pieces: Vec<_> = (0..rows).step_by(each).map(|start| start..(start + each).min(rows)).collect();
+        let (replicas, line) = (place.replicas(), place.groups.along(Axis::Pp));
+        let own = cut(pieces.len(), replicas.size()).swap_remove(replicas.rank());
+        let micro_batches = line.size();
+        let schedule = Layout { micro_batches, ..config.layout.clone() }.schedule()?;
+        let pipeline = Pipeline::new(&schedule, line.clone(), place.device)?;
+        let rounds = pieces.len().div_ceil(replicas.size()).div_ceil(micro_batches);
+        let scale = 1.0 / (rows * counted) as f64;
+        Ok(Validation { data, pieces, own, rounds, pipeline, micro_batches, scale })
+    }
+
+    /// The mean loss over all rows. All ranks call it.
+    pub fn loss(&self, place: &Place, model: &Arc<dyn Part>, replicas: &Arc<dyn DataParallel>) -> Result<f64> {
+        let _inference = (no_grad(), Context::with_train(false));
+        let mut own = vec![0.0; self.pieces.len()];
+        for round in 0..self.rounds {
+            let numbers: Vec<usize> = (0..self.micro_batches).map(|i| self.own.start + round * self.micro_batches + i).collect();
+            // Who has no piece left does another one again, whose loss counts nowhere.
+            let piece = |&number: &usize| self.batch(place, number.min(self.own.end.max(1) - 1));
+            let micro_batches = numbers.iter().map(piece).collect::<Result<Vec<_>>>()?;
+            let work = Step { model: model.clone(), replicas: replicas.clone(), micro_batches, scale: self.scale };
+            let losses = self.pipeline.evaluate(&Arc::new(work))?;
+            for (&number_of, loss) in numbers.iter().zip(&losses).filter(|(n, _)| self.own.contains(n)) {
+                own[number_of] = if place.tells_loss() { number(loss)? } else { 0.0 };
+            }
+        }
+        // Of each piece one rank has the loss; the others add nothing to it.
+        let (count, all) = (own.len(), place.all_of(&own)?);
+        let loss_of = |piece: usize| all.iter().skip(piece).step_by(count).fold(0.0, |sum, x| sum + x);
+        Ok((0..count).map(loss_of).fold(0.0, |sum, loss| sum + loss))
+    }
+
+    fn batch(&self, place: &Place, piece: usize) -> Result<Batch> {
+        let rows = self.pieces[piece].clone();
+        let first_row = rows.start;
+        let items = rows.map(|row| self.data.item(row, 0)).collect::<Result<Vec<_>>>()?;
+        let _category = Context::with(|c| c.category = Category::Buffers);
+        let on_device = |tensor: Tensor| Ok(tensor.to_device(place.device, false)?);
+        let tensors = self.data.collate(items)?.into_iter().map(on_device).collect::<Result<Vec<_>>>()?;
+        Ok(Batch { tensors, first_row })
+    }
+}
