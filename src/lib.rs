@@ -21,3 +21,21 @@ pub use phalanx_tensor::{Context, DType, Device, Scalar, Tensor};
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
+
+/// The book's programs, compiled and run; those of docs/guide are in [`guide`].
+#[cfg(all(doctest, feature = "parallel"))]
+mod book {
+    macro_rules! pages {
+        ($($name:ident = $page:literal)*) => {$(
+            #[doc = include_str!(concat!("../docs/", $page, ".md"))]
+            struct $name;
+        )*};
+    }
+    pages! {
+        GettingStarted = "getting_started" Differences = "differences" FromPytorch = "from_pytorch_lines"
+        Memory = "memory" Reproducibility = "reproducibility" Checkpoints = "checkpoints"
+        DataParallelism = "parallel/data_parallelism" Zero = "parallel/zero"
+        TensorParallelism = "parallel/tensor_parallelism" Schedules = "parallel/pipeline_schedules"
+        WithoutFlushes = "parallel/without_flushes" GPipe = "parallel/gpipe" Mesh = "parallel/mesh" Engine = "parallel/engine"
+    }
+}

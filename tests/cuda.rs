@@ -1,12 +1,7 @@
 //! Training on a GPU, or on the emulator: the CPU's losses, the CPU's books.
 
-#[path = "../examples/gpt/captured.rs"]
-mod captured;
 #[path = "../kernels/tests/cuda/driver.rs"]
 mod driver;
-#[allow(dead_code)] // the example uses the rest
-#[path = "../examples/gpt/step.rs"]
-mod step;
 #[path = "cuda/steps.rs"]
 mod steps;
 
@@ -27,7 +22,7 @@ const TESTS: [Test; 10] = [
     ("in f64 the losses are the CPU's", || same_losses(gpt, DType::F64, 4, 1e-11)),
     ("training repeats itself bit for bit", repeats),
     ("a captured step trains as one that is not", captured_step),
-    ("the example's captured steps have the bits of others", steps::captured_have_the_bits_of_others),
+    ("a run's captured steps have the bits of others", steps::captured_have_the_bits_of_others),
     ("what cannot be captured trains all the same", steps::what_cannot_be_captured_trains_all_the_same),
     ("a wrong token is told late", steps::a_wrong_token_is_told_late),
 ];

@@ -187,7 +187,9 @@ fn step(pipeline: &Pipeline, work: Step, optimizer: &mut Optimizer<AdamW>) -> Re
     let norm = share.grad_squares()?.norm()?;
     optimizer.step()?;
     share.updated()?;
-    let loss = losses.iter().try_fold(0.0, |sum, loss| kernels::cast(loss, DType::F64)?.item::<f64>().map(|x| sum + x))?;
+    let loss = losses
+        .iter()
+        .try_fold(0.0, |sum, loss| kernels::cast(loss, DType::F64)?.item::<f64>().map(|x| sum + x))?;
     norm.item::<f64>()?;
     Ok(loss)
 }

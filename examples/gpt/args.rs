@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use clap::{Args, Parser, Subcommand};
+use clap::{ArgAction, Args, Parser, Subcommand};
 use phalanx::nn::{self, models::ModelConfig};
 use phalanx::parallel::hybrid::Layout;
 use phalanx::train::Config;
@@ -14,17 +14,15 @@ pub use crate::choices::{
 
 /// Trains a GPT on text, or continues a text with a trained one.
 #[derive(Parser)]
-#[command(name = "gpt", version, args_conflicts_with_subcommands = true)]
+#[command(name = "gpt", version)]
 pub struct Cli {
     #[command(subcommand)]
-    pub command: Option<Command>,
-    #[command(flatten)]
-    pub train: TrainArgs,
+    pub command: Command,
 }
 
 #[derive(Subcommand)]
 pub enum Command {
-    /// Train, then print a sample.
+    /// Train, then print a sample. Without a subcommand, flags change the run of `examples/gpt/first_run.toml`.
     Train(Box<TrainArgs>),
     /// Continue a prompt.
     Generate(GenerateArgs),
@@ -32,8 +30,17 @@ pub enum Command {
 
 /// `train`.
 #[derive(Args, Clone, Debug)]
-#[command(allow_negative_numbers = true)] // refused by their own flags
+#[command(allow_negative_numbers = true, args_override_self = true)] // refused by their own flags
 pub struct TrainArgs {
+    /// A file of flags (`width = 192`), before those of the command line, which win.
+    #[arg(long, value_name = "FILE.toml")]
+    pub config: Option<PathBuf>,
+    /// Print the run's flags as such a file, and end.
+    #[arg(long)]
+    pub print_config: bool,
+    /// That file.
+    #[arg(skip)]
+    pub written: String,
     /// Text to learn; without it, the sources and pages of this workspace.
     #[arg(long, value_name = "FILE")]
     pub data: Option<PathBuf>,
@@ -114,11 +121,11 @@ pub struct TrainArgs {
     #[arg(long)]
     pub threads: Option<usize>,
     /// The same bits in every run (always so on a CPU).
-    #[arg(long)]
+    #[arg(long, num_args = 0..=1, require_equals = true, default_value_t, default_missing_value = "true", action = ArgAction::Set)]
     pub deterministic: bool,
     /// Give a GPU the kernels of a step one by one. By default a step of one GPU is captured once, as a CUDA graph, and launched
     /// whole; the numbers are the same. A run of several ranks, or with --trace, is never captured.
-    #[arg(long)]
+    #[arg(long, num_args = 0..=1, require_equals = true, default_value_t, default_missing_value = "true", action = ArgAction::Set)]
     pub no_capture: bool,
     /// Ranks in all [default: dp x tp x pp].
     #[arg(long)]
@@ -145,7 +152,7 @@ pub struct TrainArgs {
     #[arg(long, default_value_t = 0)]
     pub zero: u8,
     /// Split norms and dropout along the sequence between tensor-parallel ranks.
-    #[arg(long)]
+    #[arg(long, num_args = 0..=1, require_equals = true, default_value_t, default_missing_value = "true", action = ArgAction::Set)]
     pub sequence_parallel: bool,
     /// Pipeline schedule [default: 1f1b]. pipedream and pipedream-2bw do not flush between steps: gradients are of weights some steps
     /// old, and not those of one device; --clip is for each stage's norm, and there are flushes where checkpoints are saved.
@@ -171,7 +178,7 @@ pub struct TrainArgs {
     #[arg(long, default_value_t = 1, value_name = "N")]
     pub keep_last: usize,
     /// Keep the checkpoint with the lowest validation loss, too.
-    #[arg(long)]
+    #[arg(long, num_args = 0..=1, require_equals = true, default_value_t, default_missing_value = "true", action = ArgAction::Set)]
     pub keep_best: bool,
     /// What happens when the loss or a gradient is no number: an error that names the parameter, a step without an update, or a return
     /// to the last checkpoint.
@@ -194,7 +201,7 @@ pub struct TrainArgs {
     #[arg(long, default_value_t = 0)]
     pub sample_every: u64,
     /// No progress bar, no sample.
-    #[arg(long)]
+    #[arg(long, num_args = 0..=1, require_equals = true, default_value_t, default_missing_value = "true", action = ArgAction::Set)]
     pub quiet: bool,
 }
 

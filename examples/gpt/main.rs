@@ -1,7 +1,7 @@
 //! Trains a GPT on text and lets it write.
 //!
 //! ```text
-//! cargo run --release --example gpt                                  # the bundled text, every default
+//! cargo run --release --example gpt                                  # the bundled text, as first_run.toml says
 //! cargo run --release --example gpt -- train --data FILE --steps 500 --out run
 //! cargo run --release --example gpt -- generate --model run --prompt "Once"
 //! ```
@@ -9,38 +9,55 @@
 
 mod args;
 mod choices;
+mod config;
 mod generate;
 mod model;
-mod plot;
 mod progress;
 mod room;
 mod schedule;
 mod text;
 mod train;
 
+use std::ffi::OsString;
 use std::io::Write;
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{CommandFactory, FromArgMatches};
 use phalanx::kernels;
 
 use args::{Cli, Command};
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
-        Ok(cli) => cli,
-        Err(error) if error.use_stderr() => return fail(&first_paragraph(&error.to_string())),
+    let done =
+        kernels::checked_isa().map_err(|e| e.to_string()).and_then(|_| run(std::env::args_os().collect()));
+    done.map_or_else(|error| fail(&error), |()| ExitCode::SUCCESS)
+}
+
+fn run(given: Vec<OsString>) -> Result<(), String> {
+    let mut command = Cli::command();
+    command.build();
+    let train = command.find_subcommand("train").cloned().unwrap_or_default();
+    let matches = match command.try_get_matches_from(config::expanded(given, &train)?) {
+        Ok(matches) => matches,
+        Err(error) if error.use_stderr() => return Err(first_paragraph(&error.to_string())),
         Err(help) => {
             say(&help.to_string());
-            return ExitCode::SUCCESS;
+            return Ok(());
         }
     };
-    let done = kernels::checked_isa().and_then(|_| match cli.command {
-        None => train::train(&cli.train),
-        Some(Command::Train(args)) => train::train(&args),
-        Some(Command::Generate(args)) => generate::run(&args),
-    });
-    done.map_or_else(|error| fail(&error), |()| ExitCode::SUCCESS)
+    let cli = Cli::from_arg_matches(&matches).map_err(|e| first_paragraph(&e.to_string()))?;
+    match cli.command {
+        Command::Generate(args) => generate::run(&args),
+        Command::Train(mut args) => {
+            args.written =
+                matches.subcommand_matches("train").map_or_else(String::new, |m| config::written(m, &train));
+            if args.print_config {
+                say(&args.written);
+                return Ok(());
+            }
+            train::train(&args)
+        }
+    }
 }
 
 /// Prints a line. Whoever closed the pipe wants no more of it, which is no reason to stop.

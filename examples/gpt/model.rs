@@ -3,16 +3,18 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use phalanx::DType;
 use phalanx::nn::models::{
     Decoder, GptConfig, LlamaConfig, ModelConfig, check_size, load_weights, read_config,
 };
-use phalanx::nn::{AdamW, Group, Layers, Muon, OneDevice, Optimizer, Parameter, Parameters, Scope, load_state_dict};
+use phalanx::nn::{
+    AdamW, Group, Layers, Muon, OneDevice, Optimizer, Parameter, Parameters, Scope, load_state_dict,
+};
 use phalanx::parallel::mesh::Axis;
 use phalanx::parallel::pipeline::ranks::Chunks;
 use phalanx::parallel::tensor_parallel::{TensorParallel, gather_parameters};
 use phalanx::train::text::{Bpe, Codec};
 use phalanx::train::{self, AnyRule, Data, Lane, Place, Run, checkpoints};
-use phalanx::DType;
 
 use crate::args::{Architecture, Rule, TrainArgs};
 
@@ -60,7 +62,9 @@ fn fresh(args: &TrainArgs, vocabulary: usize) -> ModelConfig {
             let config = LlamaConfig::new(vocabulary, context, layers, heads, width);
             ModelConfig::Llama(LlamaConfig { tied: true, dropout: args.dropout, ..config })
         }
-        _ => ModelConfig::Gpt(GptConfig::new(vocabulary, context, layers, heads, width).with_dropout(args.dropout)),
+        _ => ModelConfig::Gpt(
+            GptConfig::new(vocabulary, context, layers, heads, width).with_dropout(args.dropout),
+        ),
     }
 }
 
@@ -72,7 +76,13 @@ fn began_with_folder(run: &Path) -> bool {
 }
 
 /// This rank's part of a run: new, or with weights from a folder.
-pub fn run(args: &TrainArgs, place: Place, lane: Lane, config: &ModelConfig, data: Data) -> train::Result<Run> {
+pub fn run(
+    args: &TrainArgs,
+    place: Place,
+    lane: Lane,
+    config: &ModelConfig,
+    data: Data,
+) -> train::Result<Run> {
     let tp = place.groups.along(Axis::Tp);
     if tp.size() == 1 {
         return run_of(args, OneDevice, place, lane, config, data);
@@ -103,7 +113,11 @@ fn run_of(
 }
 
 /// AdamW for everything, or for all but the matrices inside the model, which are Muon's.
-fn optimizers(args: &TrainArgs, parameters: Vec<Parameter>, lr: f64) -> train::Result<Vec<Optimizer<AnyRule>>> {
+fn optimizers(
+    args: &TrainArgs,
+    parameters: Vec<Parameter>,
+    lr: f64,
+) -> train::Result<Vec<Optimizer<AnyRule>>> {
     let adamw = |groups| {
         let rule: AnyRule = Box::new(AdamW::default().with_betas(0.9, 0.95));
         Optimizer::new(rule, groups)

@@ -23,7 +23,11 @@ impl Progress {
 
 impl Callback for Progress {
     fn started(&mut self, config: &Config, done: u64, parameters: usize) -> Result<()> {
-        self.line(&format!("{parameters} parameters, {} rows a step, {} ranks", config.batch, config.ranks()));
+        self.line(&format!(
+            "{parameters} parameters, {} rows a step, {} ranks",
+            config.batch,
+            config.ranks()
+        ));
         self.bar = ProgressBar::new(config.steps);
         let style = ProgressStyle::with_template("{bar:24} step {pos}/{len}  {msg}  {eta} left");
         self.bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
@@ -53,6 +57,9 @@ impl Callback for Progress {
             Event::RolledBack { step, to, why } => {
                 self.line(&format!("step {step}: {why}; back to step {to}"));
                 self.bar.set_position(*to);
+            }
+            Event::Sample { step, text } => {
+                self.line(&format!("\nafter {step} steps the model writes:\n{text}\n"))
             }
             Event::Stopping { step, why } => self.line(&format!("ending after {step} steps: {why}")),
             _ => {}

@@ -9,23 +9,25 @@ use phalanx::nn::models::{Decoder, ModelConfig, save_model};
 use phalanx::parallel::launch;
 use phalanx::train::data::{Dataset, Samples, TokenWindows};
 use phalanx::train::text::Codec;
-use phalanx::train::{self, Callback, Data, Error, Event, Run, Trace, digest, numbers_in, ranks, start};
+use phalanx::train::{self, Callback, Data, Error, Event, Reporter, Run, Trace, digest, ranks, start};
 
 use crate::args::TrainArgs;
 use crate::model::{self, FROM_FOLDER, plan};
 use crate::progress::Progress;
 use crate::text::{Corpus, corpus};
-use crate::{generate, plot, room};
+use crate::{generate, room};
 
 /// Trains as the arguments say.
 pub fn train(args: &TrainArgs) -> Result<(), String> {
     args.check()?;
     let stop = ctrl_c();
-    start(&args.config(), |process| train_here(args, process, &stop).map_err(Error::Config)).map_err(|error| match error {
-        // Another process has printed it.
-        Error::Elsewhere => String::new(),
-        error => error.to_string(),
-    })
+    start(&args.config(), |process| train_here(args, process, &stop).map_err(Error::Config)).map_err(
+        |error| match error {
+            // Another process has printed it.
+            Error::Elsewhere => String::new(),
+            error => error.to_string(),
+        },
+    )
 }
 
 /// What is set when the run is to end after its step.
@@ -42,10 +44,15 @@ fn ctrl_c() -> Arc<AtomicBool> {
 }
 
 /// What this process does of it: everything, or one rank's part.
-fn train_here(args: &TrainArgs, process: Option<&launch::Rank>, stop: &Arc<AtomicBool>) -> Result<(), String> {
+fn train_here(
+    args: &TrainArgs,
+    process: Option<&launch::Rank>,
+    stop: &Arc<AtomicBool>,
+) -> Result<(), String> {
     let Corpus { training, validation } = corpus(args)?;
     let text = match args.vocabulary {
-        Some(_) => std::str::from_utf8(&training).map_err(|e| of_text(args, &format!("the text is not UTF-8: {e}")))?,
+        Some(_) => std::str::from_utf8(&training)
+            .map_err(|e| of_text(args, &format!("the text is not UTF-8: {e}")))?,
         None => "",
     };
     let (config, codec, from_folder) = plan(args, text)?;
@@ -120,42 +127,51 @@ fn train_rank(
         run.resume(folder)?;
     }
     let (sampled, written) = (config.clone(), codec.clone());
-    let mut run = run.every(if args.quiet { 0 } else { args.sample_every }, move |run| {
-        let Some(model) = model::whole(run, &sampled)? else { return Ok(()) };
-        crate::say(&format!("after {} steps:\n{}", run.done(), sample(&model, &written, run.config().seed)?));
-        Ok(())
-    });
-    let mut callbacks: Vec<Box<dyn Callback>> = vec![Box::new(Keeper(codec.clone()))];
+    let mut run = match args.quiet {
+        true => run,
+        false => run.every(args.sample_every, move |run| {
+            let Some(model) = model::whole(run, &sampled)? else { return Ok(None) };
+            sample(&model, &written, run.config().seed).map(Some)
+        }),
+    };
+    let mut callbacks: Vec<Box<dyn Callback>> = vec![Box::new(Keeper(codec.clone(), args.written.clone()))];
     if !args.quiet {
         callbacks.push(Box::new(Progress::new(bytes_per_token)));
+    }
+    if run.config().folder().is_some() {
+        let settings = args.written.lines().filter_map(|line| line.split_once(" = "));
+        let settings = settings.map(|(key, value)| (key.to_string(), value.to_string())).collect();
+        callbacks.push(Box::new(Reporter::new("gpt", run.config(), settings).of_tokens()));
     }
     let summary = run.train(&mut callbacks)?;
     let Some(model) = model::whole(&run, config)? else { return Ok(None) };
     if let Some(out) = run.config().folder() {
-        plot::loss(&out.join("loss.svg"), &numbers_in(&out.join("metrics.jsonl"), "loss")).map_err(Error::Config)?;
         let folder = out.join("model");
         save_model(&model, config, &folder)?;
         codec.save(&folder)?;
     }
     let go_on = run.config().folder().filter(|_| summary.stopped.is_some());
     let go_on = go_on.map(|out| format!("go on with: --resume {}", out.display()));
-    if args.quiet {
-        return Ok(go_on);
-    }
-    Ok(Some(format!("\n{}\n{}", sample(&model, codec, args.seed)?, go_on.unwrap_or_default())))
+    Ok(go_on)
 }
 
 fn sample(model: &Decoder, codec: &Codec, seed: u64) -> train::Result<String> {
     generate::sample(model, codec, seed).map_err(Error::Config)
 }
 
-/// Keeps the tokenizer beside the checkpoint, for when the run is resumed.
-struct Keeper(Arc<Codec>);
+/// Keeps the tokenizer beside the checkpoint, for when the run is resumed, and the flags, for when it is repeated.
+struct Keeper(Arc<Codec>, String);
 
 impl Callback for Keeper {
     fn event(&mut self, event: &Event<'_>) -> train::Result<()> {
         match event {
-            Event::Saving { path, .. } => self.0.save(path.parent().unwrap_or(Path::new("."))),
+            Event::Saving { path, .. } => {
+                let folder = path.parent().unwrap_or(Path::new("."));
+                self.0.save(folder)?;
+                let path = folder.join("config.toml");
+                std::fs::write(&path, &self.1)
+                    .map_err(|e| Error::data(path.display().to_string(), e.to_string()))
+            }
             _ => Ok(()),
         }
     }

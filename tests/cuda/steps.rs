@@ -1,22 +1,17 @@
-//! The example's steps: captured they have the bits of those that are not, and the host neither waits nor asks for memory.
+//! A run's steps: captured they have the bits of those that are not, and the host neither waits nor asks for memory.
 
 use std::sync::Arc;
 
 use phalanx::nn::models::{GptConfig, ModelConfig, RecomputeMode};
-use phalanx::nn::{AdamW, Batch, Group, OneDevice, Optimizer, Parameters, Rule, Schedule, Scope};
-use phalanx::parallel::checkpoint::Saver;
+use phalanx::nn::{AdamW, Batch, Group, OneDevice, Optimizer, Parameters, Schedule};
 use phalanx::parallel::comm;
-use phalanx::parallel::data_parallel::{Alone, DataParallel};
-use phalanx::parallel::hybrid::{Layout, OnMesh, Part};
+use phalanx::parallel::hybrid::Layout;
 use phalanx::parallel::launch::TIMEOUT;
-use phalanx::parallel::mesh::{Axis, Groups};
-use phalanx::parallel::pipeline::ranks::{Chunks, Pipeline};
-use phalanx::parallel::{Error, Result};
+use phalanx::parallel::pipeline::ranks::Chunks;
 use phalanx::tensor::cuda::{Calls, Readback, calls};
+use phalanx::train::data::TokenWindows;
+use phalanx::train::{AnyRule, Config, Data, Error, Place, Result, Run, Trace};
 use phalanx::{DType, Device, Tensor, Var, kernels};
-
-use crate::captured::Captured;
-use crate::step::{Saving, Settings, train_step};
 
 const GPU: Device = Device::Cuda(0);
 const CONTEXT: usize = 12;
@@ -44,36 +39,39 @@ enum How {
 /// What a training leaves: losses and norms as they came, and all parameters.
 type Trained = (Vec<f64>, Vec<f64>);
 
-struct Run {
-    model: Arc<dyn Part>,
-    share: Arc<dyn DataParallel>,
-    pipeline: Pipeline,
-    optimizer: Optimizer<AdamW>,
-    saver: Saving,
-}
-
-impl Run {
-    fn new(form: Form, how: How) -> Result<Run> {
-        let comm = comm::threads::world(1, TIMEOUT).swap_remove(0);
-        let layout = Layout { micro_batches: form.micro_batches / form.groups, ..Layout::default() };
-        let groups = Groups::new(layout.mesh()?, &comm)?;
-        let (line, schedule) = (groups.along(Axis::Pp).clone(), layout.schedule()?);
-        let config = ModelConfig::Gpt(GptConfig::new(101, CONTEXT, 2, 2, 16).with_dropout(0.1));
-        let scope = Scope::new(1, form.dtype, GPU);
-        let mut model = Chunks::build(&config, &Arc::new(OneDevice), &scope, &schedule, 0)?;
-        model.iter_mut().for_each(|stage| stage.set_recompute(form.recompute));
-        let pipeline = Pipeline::new(&schedule, line, GPU)?;
+/// A run on the GPU, whose batches are given to it.
+fn run(form: Form, how: How) -> Result<Run> {
+    let layout = Layout { micro_batches: form.micro_batches / form.groups, ..Layout::default() };
+    let config = Config {
+        steps: STEPS,
+        batch: form.micro_batches,
+        lr: Schedule::Cosine { lr: 1e-2, warmup: 2, total: STEPS, cycles: 0.5, min: 0.0 },
+        clip: (form.clip > 0.0).then_some(form.clip),
+        dtype: form.dtype,
+        device: GPU,
+        layout,
+        chains: form.groups,
+        capture: how != How::OneByOne,
+        ..Config::default()
+    };
+    let comm = comm::threads::world(1, TIMEOUT).swap_remove(0);
+    let place = Place::new(GPU, comm, config.layout.mesh()?)?;
+    let model = ModelConfig::Gpt(GptConfig::new(101, CONTEXT, 2, 2, 16).with_dropout(0.1));
+    let mut model =
+        Chunks::build(&model, &Arc::new(OneDevice), &place.scope(&config), &config.layout.schedule()?, 0)?;
+    model.iter_mut().for_each(|stage| stage.set_recompute(form.recompute));
+    let samples = TokenWindows::new(vec![0; 2 * CONTEXT], CONTEXT, 1)?;
+    let data = Data { samples: Arc::new(samples), counted: CONTEXT, validation: None, workers: 0 };
+    let lane = Trace::new(false, None)?.lane(0);
+    let run = Run::new(&config, place, lane, model, data, &|parameters, lr| {
+        let rule: AnyRule = Box::new(AdamW::default());
+        Ok(vec![Optimizer::new(rule, Group::decay_matrices(parameters, lr, 0.1))?])
+    })?;
+    Ok(match how {
         // Who hears of an action may look at the device.
-        let pipeline = match how {
-            How::Spoilt => pipeline.observer(Arc::new(|_| drop(GPU.synchronize()))),
-            _ => pipeline,
-        };
-        model.parameters().iter().try_for_each(|p| p.set_grad_dtype(DType::F32))?;
-        let share: Arc<dyn DataParallel> =
-            Arc::new(OnMesh::new(&model, Box::new(Alone::new(&model)), groups, &schedule)?);
-        let optimizer = AdamW::default().init(Group::decay_matrices(share.parameters(), 1e-2, 0.1))?;
-        Ok(Run { model: Arc::new(model), share, pipeline, optimizer, saver: Saving::new(Saver::new(&comm)?) })
-    }
+        How::Spoilt => run.with_observer(Arc::new(|_| drop(GPU.synchronize()))),
+        _ => run,
+    })
 }
 
 /// The micro-batches of a step, on `device`.
@@ -91,29 +89,12 @@ fn micros(form: Form, step: u64, device: Device) -> Result<Vec<Batch>> {
 /// A training whose numbers are read one step late, at rates that begin with 0. What the host asked for in each step is for
 /// `watch` to see: the calls, and the kernels that were launched.
 fn train(form: Form, how: How, watch: &mut dyn FnMut(u64, Calls, u64)) -> Result<Trained> {
-    let Run { model, share, pipeline, mut optimizer, saver } = Run::new(form, how)?;
-    let rates = Schedule::Cosine { lr: 1e-2, warmup: 2, total: STEPS, cycles: 0.5, min: 0.0 };
-    let tokens = form.micro_batches * CONTEXT;
-    let settings = Settings {
-        groups: form.groups,
-        tokens,
-        ranks: &share,
-        pipeline: &pipeline,
-        saver: Some(&saver),
-        clip: form.clip,
-        seed: 1,
-        watch: None,
-    };
-    let (mut captured, mut numbers) = (Captured::new(GPU), Vec::new());
+    let (mut run, mut numbers) = (run(form, how)?, Vec::new());
     let mut readbacks = [Readback::new(GPU, 2)?, Readback::new(GPU, 2)?];
     for step in 0..STEPS {
         let batch = micros(form, step, if how == How::OneByOne { GPU } else { Device::CPU })?;
-        optimizer.set_lr(rates.lr(step));
         let (before, launched) = (calls(), GPU.gpu()?.launches());
-        let results = match how {
-            How::OneByOne => train_step(&model, &mut optimizer, &batch, settings, step)?,
-            _ => captured.step(&model, &mut optimizer, &batch, settings, step)?.clone(),
-        };
+        let results = run.step(&batch)?;
         readbacks[step as usize % 2].start(&results)?;
         let after = calls();
         let asked =
@@ -125,7 +106,7 @@ fn train(form: Form, how: How, watch: &mut dyn FnMut(u64, Calls, u64)) -> Result
     }
     numbers.extend(readbacks[(STEPS as usize - 1) % 2].finish()?);
     let mut parameters = Vec::new();
-    for parameter in model.parameters() {
+    for parameter in run.model().parameters() {
         parameters.extend(kernels::cast(&parameter.tensor(), DType::F64)?.to_vec::<f64>()?);
     }
     Ok((numbers, parameters))
@@ -181,16 +162,16 @@ pub fn what_cannot_be_captured_trains_all_the_same() -> std::result::Result<(), 
 pub fn a_wrong_token_is_told_late() -> std::result::Result<(), String> {
     let run = |of_inputs: bool| -> Result<String> {
         let form = FORMS[0];
-        let Run { model, .. } = Run::new(form, How::OneByOne)?;
+        let run = self::run(form, How::OneByOne)?;
         let mut readback = Readback::new(GPU, 1)?;
         let (mut batch, mut tokens) = (micros(form, 0, GPU)?.remove(0), [1i64; CONTEXT]);
         tokens[5] = 101;
         let wrong = Tensor::from_slice(&tokens, &[1, CONTEXT], GPU)?;
         batch.tensors[usize::from(!of_inputs)] = wrong;
-        let loss = model.run(0, None, &batch, 1.0)?;
+        let loss = run.model().run(0, None, &batch, 1.0)?;
         readback.start(&kernels::cast(loss.tensor(), DType::F64)?)?;
         let fine = micros(form, 1, GPU)?.remove(0);
-        drop::<Var>(model.run(0, None, &fine, 1.0)?);
+        drop::<Var>(run.model().run(0, None, &fine, 1.0)?);
         Ok(readback.finish().map_or_else(|error| error.to_string(), |_| "nothing".into()))
     };
     for of_inputs in [false, true] {

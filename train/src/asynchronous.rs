@@ -12,13 +12,13 @@ use std::time::Instant;
 use phalanx_nn::autograd::Var;
 use phalanx_nn::models::RecomputeMode;
 use phalanx_nn::{Batch, Clip, Parameter, Schedule, grad_squares, norm_of};
+use phalanx_parallel as parallel;
 use phalanx_parallel::comm::Comm;
 use phalanx_parallel::hybrid::Part;
 use phalanx_parallel::mesh::Axis;
 use phalanx_parallel::pipeline::ranks::{AsynchronousPipeline, Executed, Observer, Spec, Stages, Weights};
 use phalanx_parallel::pipeline::schedule::{self, double_buffered, weight_stashing};
 use phalanx_parallel::tensor_parallel::sum_squares;
-use phalanx_parallel as parallel;
 use phalanx_tensor::{Context, RngKey};
 
 use crate::data::DataLoader;
@@ -74,7 +74,12 @@ pub(crate) fn stretch(kind: Asynchronous, run: &mut Run, steps: Range<u64>) -> R
     Ok(told)
 }
 
-fn plan(kind: Asynchronous, stages: usize, interval: usize, micro_batches: usize) -> Result<schedule::Asynchronous> {
+fn plan(
+    kind: Asynchronous,
+    stages: usize,
+    interval: usize,
+    micro_batches: usize,
+) -> Result<schedule::Asynchronous> {
     let plan = match kind {
         Asynchronous::WeightStashing => weight_stashing(stages, micro_batches),
         Asynchronous::DoubleBuffered => double_buffered(stages, interval, micro_batches),

@@ -67,6 +67,13 @@ pub enum Event<'a> {
         /// What was wrong.
         why: &'a str,
     },
+    /// What was made by [`Run::every`](crate::Run::every): a text that the model wrote.
+    Sample {
+        /// Steps done.
+        step: u64,
+        /// The text.
+        text: &'a str,
+    },
     /// The run ends before its last step.
     Stopping {
         /// Steps done.

@@ -72,7 +72,11 @@ fn earlier(folder: &Path) -> Vec<PathBuf> {
 }
 
 /// Puts the run where a checkpoint left it.
-pub(crate) fn restore(saved: &Checkpoint, run: &mut Run, identity: &BTreeMap<String, String>) -> Result<Position> {
+pub(crate) fn restore(
+    saved: &Checkpoint,
+    run: &mut Run,
+    identity: &BTreeMap<String, String>,
+) -> Result<Position> {
     let settings = saved.settings();
     let file = saved.path();
     if let Some((key, value)) = identity.iter().find(|(key, value)| settings.get(*key) != Some(value)) {
@@ -142,7 +146,8 @@ impl Run {
     /// What a checkpoint says of the run.
     fn settings(&self) -> Result<BTreeMap<String, String>> {
         let mut settings = self.identity().clone();
-        let best = serde_json::to_string(self.best()).map_err(|e| Error::data("checkpoint", e.to_string()))?;
+        let best =
+            serde_json::to_string(self.best()).map_err(|e| Error::data("checkpoint", e.to_string()))?;
         let own = [
             ("format", FORMAT.to_string()),
             ("step", self.done().to_string()),

@@ -159,6 +159,23 @@ impl Config {
         self.out.as_deref().or(self.resume.as_deref())
     }
 
+    /// Every setting and its value, as text.
+    pub fn settings(&self) -> Vec<(String, String)> {
+        let text = format!("{self:#?}");
+        let inner = text.lines().filter(|line| line.starts_with("    ")).map(|line| line[4..].to_string());
+        let mut settings: Vec<(String, String)> = Vec::new();
+        for line in inner {
+            match (line.split_once(": "), settings.last_mut()) {
+                (Some((key, value)), _) if !line.starts_with([' ', '}', ')']) => {
+                    settings.push((key.into(), value.trim_end_matches(',').into()));
+                }
+                (_, Some((_, value))) => *value = format!("{value} {}", line.trim().trim_end_matches(',')),
+                _ => {}
+            }
+        }
+        settings
+    }
+
     /// Refuses what cannot be, whatever is trained.
     ///
     /// # Errors
@@ -218,7 +235,9 @@ impl Config {
         let refuse = |why: &str| Err(Error::Config(format!("train: {why}")));
         let saves = self.folder().is_some();
         match self.on_divergence {
-            OnDivergence::Rollback { .. } if !saves => refuse("going back to a checkpoint needs a folder (`out`)"),
+            OnDivergence::Rollback { .. } if !saves => {
+                refuse("going back to a checkpoint needs a folder (`out`)")
+            }
             OnDivergence::Rollback { .. } if self.save_every == 0 => {
                 refuse("going back to a checkpoint needs checkpoints on the way (`save_every`)")
             }
@@ -240,7 +259,9 @@ impl Config {
             return Err(Error::Config(why.into()));
         }
         if self.on_divergence != OnDivergence::Stop {
-            return Err(Error::Config("train: a pipeline without flushes can only stop when it diverges".into()));
+            return Err(Error::Config(
+                "train: a pipeline without flushes can only stop when it diverges".into(),
+            ));
         }
         Ok(())
     }

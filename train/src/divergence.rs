@@ -59,7 +59,11 @@ impl Watch {
             OnDivergence::Skip { most } if self.times <= most => Verdict::Skip(why),
             OnDivergence::Rollback { most } if self.times <= most => Verdict::Rollback(why),
             OnDivergence::Stop => Verdict::Stop(why),
-            _ => Verdict::Stop(format!("{why}; this is time {} of what was to be borne {} times", self.times, self.times - 1)),
+            _ => Verdict::Stop(format!(
+                "{why}; this is time {} of what was to be borne {} times",
+                self.times,
+                self.times - 1
+            )),
         })
     }
 
@@ -77,7 +81,9 @@ impl Watch {
         }
         let mean = self.losses.iter().sum::<f64>() / self.losses.len().max(1) as f64;
         let explodes = self.losses.len() >= REMEMBERED_MIN && loss > mean.abs() * self.explodes_at;
-        explodes.then(|| format!("the loss is {loss}, more than {} times the last ones' mean {mean}", self.explodes_at))
+        explodes.then(|| {
+            format!("the loss is {loss}, more than {} times the last ones' mean {mean}", self.explodes_at)
+        })
     }
 }
 
@@ -87,7 +93,9 @@ pub(crate) fn origin(batches: &[Batch], parameters: &[Parameter], squares: &Squa
         for (place, tensor) in batch.tensors.iter().enumerate() {
             if !all_finite(tensor)? {
                 let first = batch.first_row;
-                return Ok(format!("; tensor {place} of the batch has numbers that are not finite, in the rows from {first} on"));
+                return Ok(format!(
+                    "; tensor {place} of the batch has numbers that are not finite, in the rows from {first} on"
+                ));
             }
         }
     }

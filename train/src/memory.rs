@@ -20,10 +20,10 @@ impl Run {
         // Building the model, all of it, is not part of a step.
         ledger.reset_peak();
         let mut sent = 0;
-        for step in 0..2 {
+        for _ in 0..2 {
             let micros = loader.next_step()?;
             sent = self.means.share.traffic().bytes;
-            self.plain_step(&micros, step)?;
+            self.step(&micros)?;
         }
         sent = self.means.share.traffic().bytes - sent;
         let place = self.place();

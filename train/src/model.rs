@@ -3,7 +3,9 @@
 use std::ops::Range;
 
 use phalanx_nn::autograd::Var;
-use phalanx_nn::{AnyUnit, Batch, Entry, Module, Parameter, Parameters, Scope, Sequential, SequentialConfig, cut};
+use phalanx_nn::{
+    AnyUnit, Batch, Entry, Module, Parameter, Parameters, Scope, Sequential, SequentialConfig, cut,
+};
 use phalanx_parallel as parallel;
 use phalanx_parallel::hybrid::Part;
 use phalanx_parallel::pipeline::ranks::{Chunks, Spec};
@@ -67,7 +69,9 @@ impl<F> Layers<F> {
         let places = cut(config().len(), stages);
         if places.iter().any(Range::is_empty) {
             let layers = config().len();
-            return Err(Error::Config(format!("train: got {layers} layers for {stages} stages, wanted one a stage")));
+            return Err(Error::Config(format!(
+                "train: got {layers} layers for {stages} stages, wanted one a stage"
+            )));
         }
         let stage = |stage: usize| {
             let layers = config().slice(places[stage].clone())?.init(scope)?;

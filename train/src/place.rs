@@ -183,7 +183,11 @@ pub fn ranks<T: Send>(
 }
 
 impl Place {
-    fn new(device: Device, comm: Comm, mesh: Mesh) -> Result<Place> {
+    /// The place of `comm`'s rank on a mesh, computing on `device`. All ranks call it.
+    ///
+    /// # Errors
+    /// If the mesh is of another number of ranks.
+    pub fn new(device: Device, comm: Comm, mesh: Mesh) -> Result<Place> {
         let groups = Groups::new(mesh, &comm)?;
         Ok(Place { device, comm, groups })
     }

@@ -11,8 +11,8 @@ use phalanx_parallel::checkpoint::Saver;
 use phalanx_parallel::data_parallel::DataParallel;
 use phalanx_parallel::hybrid::{OnMesh, Part};
 use phalanx_parallel::mesh::Axis;
-use phalanx_parallel::pipeline::ranks::{Pipeline, TiedTable};
-use phalanx_tensor::Device;
+use phalanx_parallel::pipeline::ranks::{Observer, Pipeline, TiedTable};
+use phalanx_tensor::{Device, Tensor};
 
 use crate::ahead::Ahead;
 use crate::callback::{Callback, Event};
@@ -82,6 +82,8 @@ pub struct Run {
     done: u64,
     /// How much further than the step the data is, since steps were left behind.
     pub(crate) data_ahead: u64,
+    /// The step as a graph, if it is to be one.
+    captured: Option<Captured>,
     best: Best,
     /// Files besides those in the run's folder that get a line a step.
     metrics: Vec<PathBuf>,
@@ -91,7 +93,7 @@ pub struct Run {
 }
 
 /// What is done on every rank while a run trains.
-type Hook = dyn Fn(&Run) -> Result<()> + Send + Sync;
+type Hook = dyn Fn(&Run) -> Result<Option<String>> + Send + Sync;
 
 impl Run {
     /// This rank's part of a model under the configuration's layout, with what it trains on. All ranks call it.
@@ -138,7 +140,7 @@ impl Run {
             None => None,
         };
         let means = Means { config: config.clone(), pipeline, share, saver, counted: data.counted };
-        Ok(Run {
+        let mut run = Run {
             place,
             lane,
             model: Arc::new(model),
@@ -150,11 +152,21 @@ impl Run {
             identity: identity(config),
             done: 0,
             data_ahead: 0,
+            captured: None,
             best: Best::default(),
             metrics: Vec::new(),
             stop: Arc::default(),
             hooks: Vec::new(),
-        })
+        };
+        run.captured = run.captures().then(|| Captured::new(run.place.device));
+        Ok(run)
+    }
+
+    /// Lets somebody hear of this rank's actions.
+    #[must_use]
+    pub fn with_observer(self, observer: Observer) -> Run {
+        let pipeline = self.means.pipeline.observer(observer);
+        Run { means: Means { pipeline, ..self.means }, ..self }
     }
 
     /// Settings that a resumed run has to share with the one that it goes on with, instead of the configuration's batch, seed and
@@ -176,13 +188,15 @@ impl Run {
         Run { stop, ..self }
     }
 
-    /// Does something on every rank after every so many steps (never, if 0): lets a language model write, measures what a validation
-    /// does not.
+    /// Does something on every rank after every so many steps, and after the last: lets a language model write, or measures what a
+    /// validation does not. What the first rank returns is told to its callbacks ([`Event::Sample`]). Only after the last, if 0.
     #[must_use]
-    pub fn every(mut self, steps: u64, work: impl Fn(&Run) -> Result<()> + Send + Sync + 'static) -> Run {
-        if steps > 0 {
-            self.hooks.push((steps, Arc::new(work)));
-        }
+    pub fn every(
+        mut self,
+        steps: u64,
+        work: impl Fn(&Run) -> Result<Option<String>> + Send + Sync + 'static,
+    ) -> Run {
+        self.hooks.push((steps, Arc::new(work)));
         self
     }
 
@@ -276,15 +290,37 @@ impl Run {
     /// What reads this rank's rows from a step on.
     pub(crate) fn loader(&self, device: Device, step: u64) -> Result<DataLoader> {
         let position = step + self.data_ahead;
-        let config = DataLoaderConfig::new(self.means.config.batch).with_pieces(self.pieces()).with_device(device);
+        let config =
+            DataLoaderConfig::new(self.means.config.batch).with_pieces(self.pieces()).with_device(device);
         config.with_position(position).with_workers(self.data.workers).stream(self.data.samples.clone())
     }
 
-    /// A step whose numbers nobody looks at.
-    pub(crate) fn plain_step(&mut self, micros: &[Batch], step: u64) -> Result<()> {
-        let settings = self.means.settings(&|_, _| {});
+    /// One step on batches of the caller's own: this rank's micro-batches, in order. Returns this rank's part of the loss and the
+    /// gradients' norm before clipping, f64 `[2]`, on the device, which is not waited for. A step of one GPU is captured, if the
+    /// configuration does not object; batches are the host's then. All ranks call it.
+    ///
+    /// # Errors
+    /// What goes wrong in the step, with its number.
+    pub fn step(&mut self, micros: &[Batch]) -> Result<Tensor> {
+        let results = in_step(self.done, self.unguarded(micros))?;
+        self.done += 1;
+        Ok(results)
+    }
+
+    /// A step whose numbers come when they are there.
+    fn unguarded(&mut self, micros: &[Batch]) -> Result<Tensor> {
+        let (lane, step) = (self.lane.clone(), self.done);
+        lane.begin(step);
+        // What cannot be written is said by the next span.
+        let watch = |phase: &'static str, begin| drop(lane.note(phase, step, begin));
+        self.optimizers.set_lr(&self.means.config.lr, step);
+        let settings = self.means.settings(&watch);
+        if let (Some(captured), Some(optimizer)) = (&mut self.captured, self.optimizers.only()) {
+            return Ok(captured.step(&self.model, optimizer, micros, settings, step)?.clone());
+        }
         let passed = pass(&self.model, &self.optimizers, micros, settings, step)?;
-        update(&mut self.optimizers, &passed, settings)
+        update(&mut self.optimizers, &passed, settings)?;
+        Ok(passed.results)
     }
 
     /// Whether steps are to be captured: on one GPU, unless told otherwise. Ranks meet on the host in each step, and a trace wants to
@@ -299,7 +335,8 @@ impl Run {
     /// Whether a step's numbers are looked at before its update. On a GPU that would be a wait in each step, so there it is only
     /// done where an update may have to be left out.
     fn is_guarded(&self) -> bool {
-        let waits = self.means.config.device.is_cuda() && self.means.config.on_divergence == crate::OnDivergence::Stop;
+        let waits = self.means.config.device.is_cuda()
+            && self.means.config.on_divergence == crate::OnDivergence::Stop;
         !waits && !self.means.config.device.is_meta()
     }
 }
@@ -307,7 +344,8 @@ impl Run {
 /// Elements of the whole model's parameters. All ranks call it.
 fn count(model: &impl Parameters, place: &Place) -> Result<usize> {
     let size = |p: &phalanx_nn::Parameter| p.global_shape().iter().product::<usize>();
-    let own: Vec<(String, usize)> = model.parameters().iter().map(|p| (p.name().to_string(), size(p))).collect();
+    let own: Vec<(String, usize)> =
+        model.parameters().iter().map(|p| (p.name().to_string(), size(p))).collect();
     let line = place.groups.along(Axis::Pp);
     if line.size() == 1 || !line.has_peers() {
         return Ok(own.iter().map(|(_, size)| size).sum());
@@ -342,8 +380,6 @@ struct Training<'a> {
     fresh: Outputs,
     checkpoints: Option<Checkpoints>,
     loader: DataLoader,
-    /// The step as a graph, if it is to be one.
-    captured: Option<Captured>,
     ahead: Ahead,
     watch: Watch,
     losses: Vec<(u64, f64)>,
@@ -371,9 +407,8 @@ impl<'a> Training<'a> {
         let ledger = run.place.device.ledger()?;
         // Peaks are the steps', not those of building the model.
         ledger.reset_peak();
-        let captured = run.captures().then(|| Captured::new(run.place.device));
         // What is captured has room of its own for the batch.
-        let device = if captured.is_some() { Device::CPU } else { run.place.device };
+        let device = if run.captured.is_some() { Device::CPU } else { run.place.device };
         let waits = run.is_guarded() || config.trace.is_some();
         let ahead = Ahead::new(run.place.device, run.place.size() == 1, waits);
         let loader = run.loader(device, done)?;
@@ -387,7 +422,6 @@ impl<'a> Training<'a> {
             fresh,
             checkpoints,
             loader,
-            captured,
             ahead,
             losses: Vec::new(),
             last_validation: None,
@@ -424,8 +458,10 @@ impl<'a> Training<'a> {
                 self.save()?;
             }
             for (every, work) in self.run.hooks.clone() {
-                if self.run.done.is_multiple_of(every) && self.run.done < self.run.means.config.steps {
-                    work(self.run)?;
+                if let Some(text) =
+                    if self.is_due(every) || stopped.is_some() { work(self.run)? } else { None }
+                {
+                    self.event(&Event::Sample { step: self.run.done, text: &text })?;
                 }
             }
         }
@@ -457,7 +493,6 @@ impl<'a> Training<'a> {
     /// A step, and what was told meanwhile; whether the run is to end. Nothing if it has gone back.
     fn step(&mut self, end: u64) -> Result<Option<(Vec<Told>, bool)>> {
         let (since, step) = (Instant::now(), self.run.done);
-        self.run.optimizers.set_lr(&self.run.means.config.lr, step);
         let peak = |run: &Run| -> Result<usize> { Ok(run.place.device.ledger()?.total().peak) };
         if self.run.is_guarded() {
             let (outcome, interrupted, done) = in_step(step, self.guarded(step))?;
@@ -497,6 +532,7 @@ impl<'a> Training<'a> {
         // What cannot be written is said by the next span.
         let watch = |phase: &'static str, begin| drop(lane.note(phase, step, begin));
         let begin = Instant::now();
+        self.run.optimizers.set_lr(&self.run.means.config.lr, step);
         let settings = self.run.means.settings(&watch);
         let passed = pass(&self.run.model, &self.run.optimizers, &micros, settings, step)?;
         let numbers = passed.results.to_vec::<f64>()?;
@@ -533,7 +569,8 @@ impl<'a> Training<'a> {
         self.run.means.share.zero_grad()?;
         self.run.means.saver.wait()?;
         let folder = self.run.means.config.folder().map(Path::to_path_buf).unwrap_or_default();
-        let saved = checkpoints::latest(&folder).map_err(|error| Error::Diverged(format!("{why}; {error}")))?;
+        let saved =
+            checkpoints::latest(&folder).map_err(|error| Error::Diverged(format!("{why}; {error}")))?;
         let identity = self.run.identity.clone();
         let position = checkpoints::restore(&saved, self.run, &identity)?;
         self.run.done = position.step;
@@ -547,23 +584,10 @@ impl<'a> Training<'a> {
     }
 
     /// A step whose numbers come when they are there.
-    fn unguarded(&mut self, step: u64) -> Result<phalanx_tensor::Tensor> {
+    fn unguarded(&mut self, step: u64) -> Result<Tensor> {
         let micros = self.batches(step)?;
-        let lane = self.run.lane.clone();
-        lane.begin(step);
-        let watch = |phase: &'static str, begin| drop(lane.note(phase, step, begin));
-        let begin = Instant::now();
-        let settings = self.run.means.settings(&watch);
-        let results = match (&mut self.captured, self.run.optimizers.only()) {
-            (Some(captured), Some(optimizer)) => {
-                captured.step(&self.run.model, optimizer, &micros, settings, step)?.clone()
-            }
-            _ => {
-                let passed = pass(&self.run.model, &self.run.optimizers, &micros, settings, step)?;
-                update(&mut self.run.optimizers, &passed, settings)?;
-                passed.results
-            }
-        };
+        let (lane, begin) = (self.run.lane.clone(), Instant::now());
+        let results = self.run.unguarded(&micros)?;
         // In a trace a step lasts until the device has done it.
         if self.run.means.config.trace.is_some() {
             self.run.place.device.synchronize()?;

@@ -108,12 +108,7 @@ impl Lane {
     }
 
     /// Runs `work` and notes when it ran, under the step's number.
-    pub fn span<T>(
-        &self,
-        name: &str,
-        step: u64,
-        work: impl FnOnce() -> Result<T>,
-    ) -> Result<T> {
+    pub fn span<T>(&self, name: &str, step: u64, work: impl FnOnce() -> Result<T>) -> Result<T> {
         let start = Instant::now();
         let done = work()?;
         self.note(name, step, start)?;

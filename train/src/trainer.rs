@@ -15,6 +15,7 @@ use crate::model::{Layers, Plain};
 use crate::optimizers::{AnyRule, adamw};
 use crate::place::{Place, ranks, start};
 use crate::record::Summary;
+use crate::reporter::Reporter;
 use crate::run::{Data, Run};
 use crate::trace::Trace;
 use crate::{Config, Error, Result, checkpoints};
@@ -124,7 +125,9 @@ impl Trainer {
 
     /// Goes on with the run in the configuration's folder if it has a checkpoint, and begins one if not.
     pub fn resume_if_there(mut self) -> Trainer {
-        if self.config.resume.is_none() && self.config.out.as_deref().is_some_and(|out| checkpoints::latest(out).is_ok()) {
+        if self.config.resume.is_none()
+            && self.config.out.as_deref().is_some_and(|out| checkpoints::latest(out).is_ok())
+        {
             self.config.resume = self.config.out.clone();
         }
         self
@@ -204,6 +207,9 @@ impl Trainer {
                     true => std::mem::take(&mut *callbacks.lock().unwrap_or_else(PoisonError::into_inner)),
                     false => Vec::new(),
                 };
+                if config.folder().is_some() && run.place().is_first() {
+                    own.push(Box::new(Reporter::new("training run", &config, config.settings())));
+                }
                 let summary = run.train(&mut own)?;
                 each.iter().try_for_each(|work| work(&mut run))?;
                 Ok(summary)
@@ -219,7 +225,9 @@ impl Trainer {
             (Some(samples), _) => samples.clone(),
             (None, Some(dataset)) => Arc::new(Shuffled::new(dataset.clone(), self.config.seed)?),
             (None, None) => {
-                return Err(Error::Config("train: there is nothing to train on; wanted `data` or `samples`".into()));
+                return Err(Error::Config(
+                    "train: there is nothing to train on; wanted `data` or `samples`".into(),
+                ));
             }
         };
         let (counted, validation, workers) = (self.counted, self.validation.clone(), self.workers);

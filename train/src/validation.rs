@@ -75,15 +75,22 @@ impl Validation {
     }
 
     /// The mean loss over all rows. All ranks call it.
-    pub fn loss(&self, place: &Place, model: &Arc<dyn Part>, replicas: &Arc<dyn DataParallel>) -> Result<f64> {
+    pub fn loss(
+        &self,
+        place: &Place,
+        model: &Arc<dyn Part>,
+        replicas: &Arc<dyn DataParallel>,
+    ) -> Result<f64> {
         let _inference = (no_grad(), Context::with_train(false));
         let mut own = vec![0.0; self.pieces.len()];
         for round in 0..self.rounds {
-            let numbers: Vec<usize> = (0..self.micro_batches).map(|i| self.own.start + round * self.micro_batches + i).collect();
+            let numbers: Vec<usize> =
+                (0..self.micro_batches).map(|i| self.own.start + round * self.micro_batches + i).collect();
             // Who has no piece left does another one again, whose loss counts nowhere.
             let piece = |&number: &usize| self.batch(place, number.min(self.own.end.max(1) - 1));
             let micro_batches = numbers.iter().map(piece).collect::<Result<Vec<_>>>()?;
-            let work = Step { model: model.clone(), replicas: replicas.clone(), micro_batches, scale: self.scale };
+            let work =
+                Step { model: model.clone(), replicas: replicas.clone(), micro_batches, scale: self.scale };
             let losses = self.pipeline.evaluate(&Arc::new(work))?;
             for (&number_of, loss) in numbers.iter().zip(&losses).filter(|(n, _)| self.own.contains(n)) {
                 own[number_of] = if place.tells_loss() { number(loss)? } else { 0.0 };

@@ -5,7 +5,6 @@ use std::ops::Range;
 use std::time::Duration;
 
 use phalanx_kernels as kernels;
-use phalanx_nn::autograd::Var;
 use phalanx_nn::models::Decoder;
 use phalanx_nn::{Clip, Optimizer, Parameters, Rule, Scope};
 use phalanx_parallel::Result;

@@ -93,7 +93,10 @@ fn read_exact_at(file: &File, mut at: u64, mut to: &mut [u8]) -> io::Result<()> 
     while !to.is_empty() {
         match std::os::windows::fs::FileExt::seek_read(file, to, at) {
             Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok(n) => (at, to) = (at + n as u64, &mut to[n..]),
+            Ok(n) => {
+                at += n as u64;
+                to = &mut to[n..];
+            }
             Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
             Err(e) => return Err(e),
         }

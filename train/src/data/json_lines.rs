@@ -87,7 +87,7 @@ impl JsonLines {
         let mut bytes = vec![0; (end - lines.starts[index]) as usize];
         lines.file.read(lines.starts[index], &mut bytes)?;
         serde_json::from_slice(&bytes).map_err(|e| {
-            // The parser has seen one line; its number is that in the file.
+            // The parser counts lines from this one on, so only its column is of use.
             let (why, column) = (e.to_string(), e.column());
             let why = why.split(" at line ").next().unwrap_or_default();
             self.wrong(index, format!("got no JSON value: {why} at column {column}"))

@@ -64,8 +64,8 @@ pub use images::{Color, ImageFolder, ImageFolderConfig};
 #[cfg(feature = "json")]
 pub use json_lines::{JsonItems, JsonLines, JsonTexts};
 pub use loader::{DataLoader, DataLoaderConfig};
-pub use phalanx_nn::Batch;
 pub use permutation::Permutation;
+pub use phalanx_nn::Batch;
 pub use samples::{Ordered, Samples, Shuffled};
 pub use stack::{HOST, stack};
 pub use subset::Subset;

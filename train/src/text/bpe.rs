@@ -241,8 +241,8 @@ mod tests {
         let cut: Vec<&str> = words(text).collect();
         assert_eq!(cut.concat(), text);
         let wanted = [
-            "fn", " main", "()", " {", "\n   ", " let", " x_", "1", " =", " a", "+", "b", ";", " ", " //", " é",
-            " 12", "\n", "}", "\n\n",
+            "fn", " main", "()", " {", "\n   ", " let", " x_", "1", " =", " a", "+", "b", ";", " ", " //",
+            " é", " 12", "\n", "}", "\n\n",
         ];
         assert_eq!(cut, wanted);
     }
@@ -263,7 +263,10 @@ mod tests {
         let mut words: Vec<Vec<u32>> = words(&text).map(|w| w.bytes().map(u32::from).collect()).collect();
         for (i, &pair) in bpe.merges.iter().enumerate() {
             let mut counts: HashMap<Pair, u64> = HashMap::new();
-            words.iter().flat_map(|w| w.windows(2)).for_each(|p| *counts.entry((p[0], p[1])).or_default() += 1);
+            words
+                .iter()
+                .flat_map(|w| w.windows(2))
+                .for_each(|p| *counts.entry((p[0], p[1])).or_default() += 1);
             let best = counts.iter().max_by_key(|&(&pair, &count)| (count, Reverse(pair)));
             assert_eq!(best.map(|(&pair, _)| pair), Some(pair), "merge {i}");
             words.iter_mut().for_each(|w| *w = joined_in(w, pair, BYTES + i as u32));
@@ -274,6 +277,6 @@ mod tests {
     #[test]
     fn nothing_and_little_text_are_taken() {
         assert_eq!(Bpe::train("", 1000).vocabulary(), 256);
-        assert_eq!(Bpe::train("a", 1000).encode(""), []);
+        assert!(Bpe::train("a", 1000).encode("").is_empty());
     }
 }

@@ -34,7 +34,8 @@ impl Codec {
         }
         let file = std::fs::read(&path).map_err(|e| Error::file(&path, e))?;
         let pairs = serde_json::from_slice(&file).ok().and_then(|file| Bpe::from_json(&file));
-        pairs.map_or_else(|| Codec::in_file(path.clone()), |pairs| Ok(Codec::Pairs(pairs, Some(path.clone()))))
+        pairs
+            .map_or_else(|| Codec::in_file(path.clone()), |pairs| Ok(Codec::Pairs(pairs, Some(path.clone()))))
     }
 
     #[cfg(feature = "tokenizers")]
@@ -78,13 +79,15 @@ impl Codec {
     /// # Errors
     /// If the text is not UTF-8 where bytes are not the tokens, or a token is beyond the vocabulary.
     pub fn encode(&self, text: &[u8], vocabulary: usize) -> Result<Vec<u32>> {
-        let utf8 = || std::str::from_utf8(text).map_err(|e| Error::Config(format!("the text is not UTF-8: {e}")));
+        let utf8 =
+            || std::str::from_utf8(text).map_err(|e| Error::Config(format!("the text is not UTF-8: {e}")));
         let tokens: Vec<u32> = match self {
             Codec::Bytes(_) => text.iter().map(|&b| b.into()).collect(),
             Codec::Pairs(pairs, _) => pairs.encode(utf8()?),
             #[cfg(feature = "tokenizers")]
             Codec::Tokenizer(t, _) => {
-                let encoding = t.encode_fast(utf8()?, false).map_err(|e| Error::data(self.source(), e.to_string()))?;
+                let encoding =
+                    t.encode_fast(utf8()?, false).map_err(|e| Error::data(self.source(), e.to_string()))?;
                 encoding.get_ids().to_vec()
             }
         };

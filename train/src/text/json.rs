@@ -24,11 +24,13 @@ impl Bpe {
     pub fn to_json(&self) -> Value {
         let name = |token: u32| -> String { self.decode(&[token]).into_iter().map(character).collect() };
         let names: Vec<String> = (0..self.vocabulary() as u32).map(name).collect();
-        let vocabulary: Map<String, Value> = names.iter().cloned().zip((0..).map(|i: u32| i.into())).collect();
+        let vocabulary: Map<String, Value> =
+            names.iter().cloned().zip((0..).map(|i: u32| i.into())).collect();
         let merges: Vec<Value> =
             self.merges().iter().map(|&(a, b)| json!([names[a as usize], names[b as usize]])).collect();
         let bytes = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false});
-        let split = json!({"type": "Split", "pattern": {"Regex": PATTERN}, "behavior": "Isolated", "invert": false});
+        let split =
+            json!({"type": "Split", "pattern": {"Regex": PATTERN}, "behavior": "Isolated", "invert": false});
         json!({
             "version": "1.0",
             "truncation": null,

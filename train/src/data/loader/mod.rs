@@ -20,13 +20,12 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use phalanx_nn::Batch;
 use phalanx_tensor::{Category, Context, Device, Tensor};
 
 use self::crew::Crew;
 use self::job::Job;
 use self::plan::Plan;
-use super::{Dataset, Ordered, Samples, Shuffled, wrong};
+use super::{Batch, Dataset, Ordered, Samples, Shuffled, wrong};
 use crate::Result;
 
 /// How a [`DataLoader`] reads. Unless told otherwise: the whole batch as one piece, to the CPU, from step 0 on, with one worker thread

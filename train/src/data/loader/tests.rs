@@ -8,8 +8,8 @@ use std::time::Duration;
 use phalanx_tensor::{DType, Device, Tensor};
 
 use super::super::scratch::numbers;
-use super::super::{Dataset, HOST, wrong};
-use super::{Batch, DataLoader, DataLoaderConfig};
+use super::super::{Batch, Dataset, HOST, wrong};
+use super::{DataLoader, DataLoaderConfig};
 use crate::Result;
 
 /// The values of a step's batches, one after the other.

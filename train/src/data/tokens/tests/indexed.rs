@@ -36,6 +36,24 @@ fn indexed_tokens_are_megatrons_bytes_and_read_back() {
 }
 
 #[test]
+fn the_last_document_ends_where_the_tokens_do_and_no_document_is_empty() {
+    let folder = Folder::new();
+    let written = IndexedTokens::write(folder.path("c"), 100, |writer| {
+        writer.end_document();
+        writer.sequence(&[1, 2])?;
+        writer.end_document();
+        writer.end_document();
+        assert_eq!((writer.len(), writer.is_empty()), (2, false));
+        writer.sequence(&[3])
+    });
+    assert_eq!(written.unwrap(), 3);
+    let idx = std::fs::read(folder.path("c.idx")).unwrap();
+    let entries: Vec<u8> = [0i64, 1, 2].iter().flat_map(|n| n.to_le_bytes()).collect();
+    assert!(idx.ends_with(&entries) && idx.len() == 34 + 2 * 12 + 24);
+    assert_eq!(IndexedTokens::open(folder.path("c")).unwrap().document_starts(0..3).unwrap(), [0, 2]);
+}
+
+#[test]
 fn the_documents_of_many_are_found() {
     let folder = Folder::new();
     let lengths: Vec<usize> = (0..2000).map(|i| i * 7 % 5 + usize::from(i % 3 == 0)).collect();
