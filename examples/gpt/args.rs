@@ -200,6 +200,9 @@ pub struct TrainArgs {
     /// Steps between samples of what the model writes; 0 for one at the end only.
     #[arg(long, default_value_t = 0)]
     pub sample_every: u64,
+    /// What samples go on from.
+    #[arg(long, value_name = "TEXT", default_value = "\n")]
+    pub prompt: String,
     /// No progress bar, no sample.
     #[arg(long, num_args = 0..=1, require_equals = true, default_value_t, default_missing_value = "true", action = ArgAction::Set)]
     pub quiet: bool,

@@ -30,12 +30,13 @@ pub fn run(args: &GenerateArgs) -> Result<(), String> {
     Ok(())
 }
 
-/// 300 tokens from the model that was just trained.
-pub fn sample(model: &Decoder, codec: &Codec, seed: u64) -> Result<String, String> {
+/// The prompt and 300 tokens more from the model that was just trained.
+pub fn sample(model: &Decoder, codec: &Codec, prompt: &str, seed: u64) -> Result<String, String> {
     // A tokenizer may drop a line's end.
-    let newline = codec.encode(b"\n", model.vocabulary()).unwrap_or_default();
-    let prompt = if newline.is_empty() { vec![0] } else { newline };
-    written(model, codec, &prompt, 300, Sampling { temperature: 0.8, top_k: 40, seed })
+    let tokens = codec.encode(prompt.as_bytes(), model.vocabulary()).unwrap_or_default();
+    let tokens = if tokens.is_empty() { vec![0] } else { tokens };
+    let how = Sampling { temperature: 0.7, top_k: 40, seed };
+    Ok(format!("{prompt}{}", written(model, codec, &tokens, 300, how)?))
 }
 
 fn written(

@@ -11,7 +11,7 @@ pub struct Corpus {
 }
 
 /// One file of so many is held out of training.
-const HELD_OUT: usize = 20;
+const HELD_OUT: usize = 40;
 
 /// The texts that the arguments name.
 pub fn corpus(args: &TrainArgs) -> Result<Corpus, String> {

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use phalanx::nn::models::{Decoder, ModelConfig, save_model};
+use phalanx::nn::models::{ModelConfig, save_model};
 use phalanx::parallel::launch;
 use phalanx::train::data::{Dataset, Samples, TokenWindows};
 use phalanx::train::text::Codec;
@@ -126,12 +126,12 @@ fn train_rank(
     if let Some(folder) = &args.resume {
         run.resume(folder)?;
     }
-    let (sampled, written) = (config.clone(), codec.clone());
+    let (sampled, written, prompt) = (config.clone(), codec.clone(), args.prompt.clone());
     let mut run = match args.quiet {
         true => run,
         false => run.every(args.sample_every, move |run| {
             let Some(model) = model::whole(run, &sampled)? else { return Ok(None) };
-            sample(&model, &written, run.config().seed).map(Some)
+            generate::sample(&model, &written, &prompt, run.config().seed).map(Some).map_err(Error::Config)
         }),
     };
     let mut callbacks: Vec<Box<dyn Callback>> = vec![Box::new(Keeper(codec.clone(), args.written.clone()))];
@@ -153,10 +153,6 @@ fn train_rank(
     let go_on = run.config().folder().filter(|_| summary.stopped.is_some());
     let go_on = go_on.map(|out| format!("go on with: --resume {}", out.display()));
     Ok(go_on)
-}
-
-fn sample(model: &Decoder, codec: &Codec, seed: u64) -> train::Result<String> {
-    generate::sample(model, codec, seed).map_err(Error::Config)
 }
 
 /// Keeps the tokenizer beside the checkpoint, for when the run is resumed, and the flags, for when it is repeated.
