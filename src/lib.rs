@@ -23,7 +23,7 @@ pub use phalanx_tensor::{Context, DType, Device, Scalar, Tensor};
 struct Readme;
 
 /// The book's programs, compiled and run; those of docs/guide are in [`guide`].
-#[cfg(all(doctest, feature = "parallel"))]
+#[cfg(all(doctest, feature = "train"))]
 mod book {
     macro_rules! pages {
         ($($name:ident = $page:literal)*) => {$(
@@ -32,7 +32,7 @@ mod book {
         )*};
     }
     pages! {
-        GettingStarted = "getting_started" Differences = "differences" FromPytorch = "from_pytorch_lines"
+        GettingStarted = "getting_started" Training = "training" Differences = "differences" FromPytorch = "from_pytorch_lines"
         Memory = "memory" Reproducibility = "reproducibility" Checkpoints = "checkpoints"
         DataParallelism = "parallel/data_parallelism" Zero = "parallel/zero"
         TensorParallelism = "parallel/tensor_parallelism" Schedules = "parallel/pipeline_schedules"

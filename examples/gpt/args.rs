@@ -24,6 +24,8 @@ pub struct Cli {
 pub enum Command {
     /// Train, then print a sample. Without a subcommand, flags change the run of `examples/gpt/first_run.toml`.
     Train(Box<TrainArgs>),
+    /// Make token files of large texts, for `train --data DIR`.
+    Prepare(PrepareArgs),
     /// Continue a prompt.
     Generate(GenerateArgs),
 }
@@ -41,7 +43,7 @@ pub struct TrainArgs {
     /// That file.
     #[arg(skip)]
     pub written: String,
-    /// Text to learn; without it, the sources and pages of this workspace.
+    /// Text to learn, or a folder that `prepare` has made; without it, the sources and pages of this workspace.
     #[arg(long, value_name = "FILE")]
     pub data: Option<PathBuf>,
     /// Text that is not trained on, over which the loss is measured; without --data, some files of the workspace.
@@ -208,6 +210,29 @@ pub struct TrainArgs {
     pub quiet: bool,
 }
 
+/// `prepare`.
+#[derive(Args, Clone, Debug)]
+pub struct PrepareArgs {
+    /// Texts in UTF-8.
+    #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
+    pub data: Vec<PathBuf>,
+    /// Folder for the token files and the tokenizer.
+    #[arg(long, value_name = "DIR")]
+    pub out: PathBuf,
+    /// Byte pairs to learn from the beginning of the texts as tokens, bytes included.
+    #[arg(long, value_name = "N", default_value_t = 16384, conflicts_with = "tokenizer")]
+    pub vocabulary: usize,
+    /// Folder whose `tokenizer.json` cuts the text.
+    #[arg(long, value_name = "DIR")]
+    pub tokenizer: Option<PathBuf>,
+    /// Text that stands between documents; without it each file is one.
+    #[arg(long, value_name = "TEXT")]
+    pub separator: Option<String>,
+    /// Share of the documents that is held out.
+    #[arg(long, default_value_t = 0.0, value_name = "X")]
+    pub validation_share: f64,
+}
+
 /// `generate`.
 #[derive(Args, Clone, Debug)]
 #[command(allow_negative_numbers = true)]
@@ -305,6 +330,10 @@ impl TrainArgs {
                 "--backend nccl is between GPUs, got --device {}, wanted --device cuda",
                 self.device
             )),
+            #[cfg(feature = "nccl")]
+            Some(Backend::Nccl) => {
+                phalanx::parallel::comm::check_nccl().map(drop).map_err(|e| format!("--backend nccl: {e}"))
+            }
             _ => Ok(()),
         }
     }

@@ -19,7 +19,9 @@ pub fn expanded(given: Vec<OsString>, train: &Command) -> Result<Vec<OsString>, 
     let first = rest.first().map(|word| word.to_string_lossy().into_owned()).unwrap_or_default();
     let mut flags = Vec::new();
     match &first[..] {
-        "generate" | "help" | "-h" | "--help" | "-V" | "--version" => return Ok([program, rest].concat()),
+        "generate" | "prepare" | "help" | "-h" | "--help" | "-V" | "--version" => {
+            return Ok([program, rest].concat());
+        }
         "train" => drop(rest.remove(0)),
         _ => flags = self::flags(FIRST_RUN, Path::new("first_run.toml"), train)?,
     }
@@ -56,7 +58,9 @@ fn flags(text: &str, path: &Path, train: &Command) -> Result<Vec<OsString>, Stri
             Value::Integer(_) | Value::Float(_) | Value::Boolean(_) => value.to_string(),
             other => {
                 let kind = other.type_str();
-                return Err(wrong(format!("{key} is a {kind}, wanted a number, a text, true or false")));
+                return Err(wrong(format!(
+                    "{key} has the type {kind}, wanted a number, a text, true or false"
+                )));
             }
         };
         Ok(format!("--{key}={value}").into())

@@ -3,6 +3,7 @@
 //! ```text
 //! cargo run --release --example gpt                                  # the bundled text, as first_run.toml says
 //! cargo run --release --example gpt -- train --data FILE --steps 500 --out run
+//! cargo run --release --example gpt -- prepare --data FILE.. --out tokens
 //! cargo run --release --example gpt -- generate --model run --prompt "Once"
 //! ```
 //! Bad input ends with one line on stderr and exit code 2.
@@ -12,6 +13,7 @@ mod choices;
 mod config;
 mod generate;
 mod model;
+mod prepare;
 mod progress;
 mod room;
 mod schedule;
@@ -48,6 +50,7 @@ fn run(given: Vec<OsString>) -> Result<(), String> {
     let cli = Cli::from_arg_matches(&matches).map_err(|e| first_paragraph(&e.to_string()))?;
     match cli.command {
         Command::Generate(args) => generate::run(&args),
+        Command::Prepare(args) => prepare::run(&args),
         Command::Train(mut args) => {
             args.written =
                 matches.subcommand_matches("train").map_or_else(String::new, |m| config::written(m, &train));

@@ -17,9 +17,10 @@ use phalanx::train::text::{Bpe, Codec};
 use phalanx::train::{self, AnyRule, Data, Lane, Place, Run, checkpoints};
 
 use crate::args::{Architecture, Rule, TrainArgs};
+use crate::text::Corpus;
 
 /// What is to be trained, how text is cut, and whether a folder said so and not the flags.
-pub fn plan(args: &TrainArgs, text: &str) -> Result<(ModelConfig, Codec, bool), String> {
+pub fn plan(args: &TrainArgs, corpus: &Corpus) -> Result<(ModelConfig, Codec, bool), String> {
     let began_with = match args.resume.as_ref().filter(|run| began_with_folder(run)) {
         Some(folder) => {
             let saved = checkpoints::latest(folder).map_err(|e| e.to_string())?;
@@ -34,9 +35,10 @@ pub fn plan(args: &TrainArgs, text: &str) -> Result<(ModelConfig, Codec, bool), 
             (folder, file.clone(), ModelConfig::parse(&config, &file))
         }
         (None, None) => {
-            let codec = match args.vocabulary {
-                Some(vocabulary) => Codec::Pairs(Bpe::train(text, vocabulary), None),
-                None => Codec::Bytes(None),
+            let codec = match (args.vocabulary, corpus) {
+                (Some(vocabulary), _) => Codec::Pairs(Bpe::train(corpus.text()?, vocabulary), None),
+                (None, Corpus::Prepared(folder)) => Codec::of(folder).map_err(|e| e.to_string())?,
+                (None, Corpus::Text { .. }) => Codec::Bytes(None),
             };
             return Ok((fresh(args, codec.vocabulary()), codec, false));
         }

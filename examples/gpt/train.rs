@@ -7,14 +7,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use phalanx::nn::models::{ModelConfig, save_model};
 use phalanx::parallel::launch;
-use phalanx::train::data::{Dataset, Samples, TokenWindows};
+use phalanx::train::data::{Dataset, Samples, TokenWindows, Tokens};
 use phalanx::train::text::Codec;
-use phalanx::train::{self, Callback, Data, Error, Event, Reporter, Run, Trace, digest, ranks, start};
+use phalanx::train::{self, Callback, Data, Error, Event, Reporter, Run, Trace, ranks, start};
 
 use crate::args::TrainArgs;
 use crate::model::{self, FROM_FOLDER, plan};
 use crate::progress::Progress;
-use crate::text::{Corpus, corpus};
+use crate::text::Corpus;
 use crate::{generate, room};
 
 /// Trains as the arguments say.
@@ -49,19 +49,14 @@ fn train_here(
     process: Option<&launch::Rank>,
     stop: &Arc<AtomicBool>,
 ) -> Result<(), String> {
-    let Corpus { training, validation } = corpus(args)?;
-    let text = match args.vocabulary {
-        Some(_) => std::str::from_utf8(&training)
-            .map_err(|e| of_text(args, &format!("the text is not UTF-8: {e}")))?,
-        None => "",
-    };
-    let (config, codec, from_folder) = plan(args, text)?;
+    let corpus = Corpus::of(args)?;
+    let (config, codec, from_folder) = plan(args, &corpus)?;
     let codec = Arc::new(codec);
-    let (data, bytes_per_token) = data(args, &codec, &config, &training, validation.as_deref())?;
+    let (data, bytes_per_token, digest) = data(args, &codec, &config, &corpus)?;
     args.check_layout(&config)?;
     // What comes from a folder is as large as its files.
     room::check(args, args.init.is_none().then_some(&config))?;
-    let identity = identity(args, &training, from_folder.then_some(&config));
+    let identity = identity(args, digest, from_folder.then_some(&config));
     let (how, processes) = (args.config(), process.map(launch::Rank::comm));
     let run = || -> train::Result<Vec<Option<String>>> {
         let trace = Trace::new(args.trace.is_some(), processes)?;
@@ -82,32 +77,34 @@ fn train_here(
     Ok(())
 }
 
-/// The windows of a text in the order of training, and those of the text that is held out; bytes a token of the latter.
+/// Tokens that say how long tokens are.
+const MEASURED: u64 = 1 << 17;
+
+/// The windows of the text in the order of training, and those of what is held out; bytes a token of the latter, and what tells the text
+/// from others.
 fn data(
     args: &TrainArgs,
     codec: &Codec,
     config: &ModelConfig,
-    training: &[u8],
-    validation: Option<&[u8]>,
-) -> Result<(Data, f64), String> {
-    let windows = |text: &[u8]| {
-        let tokens = codec.encode(text, config.vocabulary()).map_err(|e| e.to_string())?;
-        let each = text.len() as f64 / tokens.len().max(1) as f64;
-        let windows = TokenWindows::new(tokens, args.context, args.seed)
-            .map_err(|e| of_text(args, &format!("{e} (--context {}; {})", args.context, codec.source())))?;
-        Ok::<_, String>((windows, each))
+    corpus: &Corpus,
+) -> Result<(Data, f64, String), String> {
+    let [training, held_out] = corpus.tokens(codec, config.vocabulary())?;
+    let training = training.ok_or("there is no text")?;
+    let digest = corpus.digest(&*training)?;
+    let windows = |tokens: Arc<dyn Tokens>| {
+        TokenWindows::new(tokens, args.context, args.seed)
+            .map_err(|e| of_text(args, &format!("{e} (--context {}; {})", args.context, codec.source())))
     };
-    let (samples, mut bytes_per_token) = windows(training)?;
-    let validation = match validation.filter(|_| !args.device.is_meta()) {
-        Some(text) => {
-            let (held_out, each) = windows(text)?;
-            bytes_per_token = each;
-            Some(Arc::new(held_out.unshifted()) as Arc<dyn Dataset>)
-        }
+    let mut measured = vec![0; held_out.as_ref().unwrap_or(&training).len().min(MEASURED) as usize];
+    held_out.as_ref().unwrap_or(&training).copy(0, &mut measured).map_err(|e| e.to_string())?;
+    let bytes = codec.decode(&measured).map_err(|e| e.to_string())?.len();
+    let samples: Arc<dyn Samples> = Arc::new(windows(training)?);
+    let validation = match held_out.filter(|_| !args.device.is_meta()) {
+        Some(tokens) => Some(Arc::new(windows(tokens)?.unshifted()) as Arc<dyn Dataset>),
         None => None,
     };
-    let samples: Arc<dyn Samples> = Arc::new(samples);
-    Ok((Data { samples, counted: args.context, validation, workers: 1 }, bytes_per_token))
+    let data = Data { samples, counted: args.context, validation, workers: 1 };
+    Ok((data, bytes as f64 / measured.len().max(1) as f64, digest))
 }
 
 /// One rank's part; what is to be said at the end.
@@ -140,7 +137,8 @@ fn train_rank(
     }
     if run.config().folder().is_some() {
         let settings = args.written.lines().filter_map(|line| line.split_once(" = "));
-        let settings = settings.map(|(key, value)| (key.to_string(), value.to_string())).collect();
+        let settings =
+            settings.map(|(key, value)| (key.to_string(), value.trim_matches('"').to_string())).collect();
         callbacks.push(Box::new(Reporter::new("gpt", run.config(), settings).of_tokens()));
     }
     let summary = run.train(&mut callbacks)?;
@@ -181,9 +179,8 @@ fn of_text(args: &TrainArgs, error: &str) -> String {
 
 /// The settings that a resumed run must share with the one it continues: those that change the numbers by more than the
 /// order of additions, which is the layout's.
-fn identity(args: &TrainArgs, text: &[u8], of_folder: Option<&ModelConfig>) -> BTreeMap<String, String> {
-    let digest = format!("{:016x}", digest(text));
-    let mut settings = BTreeMap::from([("text".to_string(), digest)]);
+fn identity(args: &TrainArgs, text: String, of_folder: Option<&ModelConfig>) -> BTreeMap<String, String> {
+    let mut settings = BTreeMap::from([("text".to_string(), text)]);
     if let Some(config) = of_folder {
         settings.insert(FROM_FOLDER.into(), config.to_json(args.dtype.dtype()).to_string());
     }
