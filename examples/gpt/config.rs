@@ -73,7 +73,7 @@ pub fn written(matches: &ArgMatches, train: &Command) -> String {
     let line = |arg: &clap::Arg| {
         let id = arg.get_id().as_str();
         let value =
-            matches.get_raw(id).filter(|_| !OWN.contains(&id))?.last()?.to_string_lossy().into_owned();
+            matches.get_raw(id).filter(|_| !OWN.contains(&id))?.next_back()?.to_string_lossy().into_owned();
         let plain = value.parse::<f64>().is_ok_and(f64::is_finite) || ["true", "false"].contains(&&value[..]);
         let value = if plain { value } else { Value::String(value).to_string() };
         Some(format!("{} = {value}\n", arg.get_long()?))

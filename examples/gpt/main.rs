@@ -9,6 +9,7 @@
 //! Bad input ends with one line on stderr and exit code 2.
 
 mod args;
+mod check;
 mod choices;
 mod config;
 mod generate;

@@ -130,7 +130,7 @@ fn optimizers(
     let ends = ["wte", "wpe", "embed_tokens", "lm_head"];
     let is_inside = |p: &Parameter| p.is_matrix() && !ends.iter().any(|end| p.name().contains(end));
     let (inside, rest): (Vec<_>, Vec<_>) = parameters.into_iter().partition(is_inside);
-    let muon: AnyRule = Box::new(Muon::default());
+    let muon: AnyRule = Box::<Muon>::default();
     let mut all = vec![adamw(vec![Group::new(rest, lr)])?];
     if !inside.is_empty() {
         all.push(Optimizer::new(muon, vec![Group::new(inside, lr).with_weight_decay(args.weight_decay)])?);

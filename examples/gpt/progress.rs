@@ -41,7 +41,8 @@ impl Callback for Progress {
         if let Some(validation) = record.validation_loss {
             self.validation = format!("  validation {:.3} nats/byte", validation / self.bytes_per_token);
         }
-        let message = format!("loss {loss:.3}{}  {tokens_per_s:.0} tokens/s", self.validation);
+        let mfu = record.mfu.map_or_else(String::new, |mfu| format!("  MFU {:.0}%", 100.0 * mfu));
+        let message = format!("loss {loss:.3}{}  {tokens_per_s:.0} tokens/s{mfu}", self.validation);
         self.bar.set_position(step + 1);
         // Where there is no terminal for a bar, a line now and then.
         if self.bar.is_hidden() && (step + 1).is_multiple_of(25) {

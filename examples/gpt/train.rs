@@ -59,7 +59,7 @@ fn train_here(
     let identity = identity(args, digest, from_folder.then_some(&config));
     let (how, processes) = (args.config(), process.map(launch::Rank::comm));
     let run = || -> train::Result<Vec<Option<String>>> {
-        let trace = Trace::new(args.trace.is_some(), processes)?;
+        let trace = Trace::new(&how, processes)?;
         let said = ranks(&how, process, |place| {
             if process.is_some() {
                 place.agree(&format!("{}{identity:?}", how.in_common()))?;
@@ -120,6 +120,10 @@ fn train_rank(
     if args.device.is_meta() {
         return run.memory_report().map(Some);
     }
+    // Two operations a weight forward and four backward; attention as much for each feature and position, of which it sees half.
+    let (weights, attended) =
+        (config.matrix_elements(), (config.layers() * config.width() * args.context) as f64);
+    let mut run = run.with_flops(6.0 * weights + 6.0 * attended);
     if let Some(folder) = &args.resume {
         run.resume(folder)?;
     }

@@ -62,9 +62,9 @@ fn run(form: Form, how: How) -> Result<Run> {
     model.iter_mut().for_each(|stage| stage.set_recompute(form.recompute));
     let samples = TokenWindows::new(vec![0; 2 * CONTEXT], CONTEXT, 1)?;
     let data = Data { samples: Arc::new(samples), counted: CONTEXT, validation: None, workers: 0 };
-    let lane = Trace::new(false, None)?.lane(0);
+    let lane = Trace::new(&config, None)?.lane(0);
     let run = Run::new(&config, place, lane, model, data, &|parameters, lr| {
-        let rule: AnyRule = Box::new(AdamW::default());
+        let rule: AnyRule = Box::<AdamW>::default();
         Ok(vec![Optimizer::new(rule, Group::decay_matrices(parameters, lr, 0.1))?])
     })?;
     Ok(match how {

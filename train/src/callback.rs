@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use crate::record::{Record, Summary};
+use crate::report::{Collective, Memory, Timeline};
 use crate::{Config, Result};
 
 /// What hears of a run, on the first rank. Each method does nothing unless it is written.
@@ -74,6 +75,15 @@ pub enum Event<'a> {
         /// The text.
         text: &'a str,
     },
+    /// A step was looked at from the inside.
+    Inspected {
+        /// The memory of each rank.
+        memory: &'a [Memory],
+        /// What ran when.
+        timeline: &'a Timeline,
+    },
+    /// Training is over: what each rank has told the others.
+    Collectives(&'a [Collective]),
     /// The run ends before its last step.
     Stopping {
         /// Steps done.

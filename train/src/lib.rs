@@ -19,7 +19,9 @@ mod config;
 pub mod data;
 mod divergence;
 mod error;
+mod inspect;
 mod memory;
+mod mfu;
 mod model;
 mod optimizers;
 mod outputs;
@@ -32,6 +34,7 @@ mod step;
 pub mod text;
 mod trace;
 mod trainer;
+mod training;
 mod validation;
 
 pub use callback::{Callback, Event};

@@ -2,7 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::{Error, Result};
+use crate::record::Metrics;
+use crate::run::Run;
+use crate::{Error, Result, checkpoints};
 
 /// Files and folders that did not exist before; dropping this removes them unless they are to be kept.
 #[derive(Default)]
@@ -44,6 +46,29 @@ pub(crate) fn remove_leftovers(folder: &Path) {
             }
         }
     }
+}
+
+/// What the first rank writes while a run goes.
+pub(crate) fn files(run: &Run, fresh: &mut Outputs) -> Result<Metrics> {
+    let config = &run.means.config;
+    let own = config.folder().map(|folder| folder.join("metrics.jsonl"));
+    if let Some(out) = config.folder() {
+        let continued = config.resume.as_deref().is_some_and(|from| checkpoints::same_folder(from, out));
+        if !continued && out.join(checkpoints::NAME).exists() {
+            let out = out.display();
+            return Err(Error::Config(format!(
+                "{out} holds a run: continue it with --resume {out}, or choose another --out"
+            )));
+        }
+        fresh.folder(out)?;
+        remove_leftovers(out);
+    }
+    for path in run.metrics.iter().chain(&own).chain(&config.trace) {
+        fresh.file(path);
+    }
+    let metrics = Metrics::create(&run.metrics, own.as_deref(), run.done)?;
+    config.trace.as_ref().map_or(Ok(()), |path| run.lane.open(path))?;
+    Ok(metrics)
 }
 
 impl Drop for Outputs {

@@ -40,10 +40,7 @@ pub fn start<T>(config: &Config, f: impl FnOnce(Option<&launch::Rank>) -> Result
     let mut own = None;
     let outcome = environment(config, backend).run(|rank| {
         let done = fits(config, rank.size()).and_then(|()| f(Some(&rank)));
-        done.map_err(|error| {
-            own = said(rank.comm(), &error);
-            error
-        })
+        done.inspect_err(|error| own = said(rank.comm(), error))
     });
     outcome.map_err(|error| match (own, error) {
         (Some(said), _) => Error::Config(said),

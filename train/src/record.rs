@@ -24,6 +24,10 @@ pub struct Record {
     pub step_ms: f64,
     /// Tokens of the global batch a second; rows, where a row is no sequence.
     pub tokens_per_s: f64,
+    /// The share that the model's arithmetic had of the fastest matrix products measured on this machine, if the model said what a row
+    /// takes ([`Run::with_flops`](crate::Run::with_flops)). Source: Chowdhery and others: PaLM (2022), appendix B.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mfu: Option<f64>,
     /// The most bytes in tensors at one time, one a rank.
     pub peak_bytes: Vec<usize>,
     /// The mean loss over the validation data after this step, if it was measured.

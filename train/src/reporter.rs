@@ -61,7 +61,7 @@ impl Reporter {
 
     fn write(&self) -> Result<()> {
         let write = |name: &str, text: &str| {
-            atomic::write(&self.folder.join(name), |file| file.write_all(text.as_bytes()))
+            atomic::write(self.folder.join(name), |file| file.write_all(text.as_bytes()))
         };
         write("report.html", &self.report.to_html())?;
         let points = |series: &Series| series.points().collect::<Vec<_>>();
@@ -98,6 +98,7 @@ impl Callback for Reporter {
         curves.grad_norm = earlier("grad_norm");
         curves.lr = earlier("lr");
         curves.throughput = earlier("tokens_per_s");
+        curves.mfu = earlier("mfu");
         self.events = Some(
             match done {
                 0 => Events::create(&self.folder),
@@ -126,6 +127,9 @@ impl Callback for Reporter {
         curves.grad_norm.push(step, grad_norm);
         curves.lr.push(step, lr);
         curves.throughput.push(step, tokens_per_s);
+        if let Some(mfu) = record.mfu {
+            curves.mfu.push(step, mfu);
+        }
         if let Some(loss) = validation_loss {
             curves.validation.push(step, loss);
         }
@@ -164,6 +168,11 @@ impl Callback for Reporter {
                     events.text("sample", step, text).map_err(told)?;
                 }
             }
+            Event::Inspected { memory, timeline } => {
+                self.report.memory = memory.to_vec();
+                self.report.timeline = Some(timeline.clone());
+            }
+            Event::Collectives(all) => self.report.collectives = all.to_vec(),
             Event::Stopping { step, why } => self.mark(step, MarkKind::EarlyStop, why),
         }
         Ok(())

@@ -16,13 +16,16 @@ use phalanx_parallel::pipeline::ranks::{self as actions, Executed};
 use phalanx_parallel::pipeline::schedule::Kind;
 use serde_json::{Value, json};
 
+use crate::inspect::Notes;
 use crate::place::texts;
-use crate::{Error, Result};
+use crate::{Config, Error, Result};
 
 /// The spans of this process's ranks, or nothing.
 #[derive(Clone)]
 pub struct Trace {
     sink: Option<Arc<Mutex<Sink>>>,
+    /// Whether ranks note a step for the report.
+    inspects: bool,
     begin: Instant,
 }
 
@@ -38,22 +41,29 @@ struct Sink {
 pub struct Lane {
     trace: Trace,
     rank: usize,
+    notes: Option<Notes>,
     /// The step under way.
     step: Arc<AtomicU64>,
 }
 
 impl Trace {
-    /// Time begins now, or where `processes` trace together, when all have come.
-    pub fn new(wanted: bool, processes: Option<&Comm>) -> Result<Trace> {
+    /// Of a run. Time begins now, or where `processes` trace together, when all have come.
+    ///
+    /// # Errors
+    /// If a process does not come.
+    pub fn new(config: &Config, processes: Option<&Comm>) -> Result<Trace> {
+        let wanted = config.trace.is_some();
         if let Some(comm) = processes.filter(|_| wanted) {
             comm.barrier()?;
         }
-        Ok(Trace { sink: wanted.then(Arc::default), begin: Instant::now() })
+        let inspects = config.folder().is_some() && !config.device.is_meta();
+        Ok(Trace { sink: wanted.then(Arc::default), inspects, begin: Instant::now() })
     }
 
     /// Rank `rank`'s lanes.
     pub fn lane(&self, rank: usize) -> Lane {
-        Lane { trace: self.clone(), rank, step: Arc::default() }
+        let notes = self.inspects.then(Notes::default);
+        Lane { trace: self.clone(), rank, notes, step: Arc::default() }
     }
 
     /// Begins the file.
@@ -117,10 +127,17 @@ impl Lane {
 
     /// Notes what ran from `start` until now.
     pub fn note(&self, name: &str, step: u64, start: Instant) -> Result<()> {
+        let times = [start, Instant::now()];
+        self.notes.iter().for_each(|notes| notes.note(name, times, None));
         if self.trace.sink.is_none() {
             return Ok(());
         }
-        self.trace.span(2 * self.rank, name, [start, Instant::now()], &json!({"step": step}))
+        self.trace.span(2 * self.rank, name, times, &json!({"step": step}))
+    }
+
+    /// What is noted for the report, if there is to be one.
+    pub(crate) fn notes(&self) -> Option<&Notes> {
+        self.notes.as_ref()
     }
 
     /// A step begins.
@@ -130,7 +147,9 @@ impl Lane {
 
     /// What hears of a pipeline's actions, if they are to be traced. Sends are calls, which are heard of anyway.
     pub fn actions(&self) -> Option<actions::Observer> {
-        self.trace.sink.as_ref()?;
+        if self.trace.sink.is_none() && self.notes.is_none() {
+            return None;
+        }
         let lane = self.clone();
         Some(Arc::new(move |done: Executed| {
             let name = match done.action.kind {
@@ -144,6 +163,11 @@ impl Lane {
                 Kind::SendForward | Kind::SendBackward => return,
             };
             let Executed { action, started, ended } = done;
+            let place = Some((action.stage as u64, action.micro_batch as u64));
+            lane.notes.iter().for_each(|notes| notes.note(name, [started, ended], place));
+            if lane.trace.sink.is_none() {
+                return;
+            }
             let step = lane.step.load(Ordering::Relaxed);
             let args = json!({"step": step, "stage": action.stage, "micro_batch": action.micro_batch});
             // What cannot be written is said by the next span.
@@ -153,11 +177,19 @@ impl Lane {
 
     /// Names the lanes; what hears of this rank's calls, if they are to be traced.
     pub fn observer(&self) -> Option<Observer> {
-        self.trace.sink.as_ref()?;
-        let (trace, lane) = (self.trace.clone(), 2 * self.rank + 1);
+        if self.trace.sink.is_none() && self.notes.is_none() {
+            return None;
+        }
+        let (trace, lane, notes) = (self.trace.clone(), 2 * self.rank + 1, self.notes.clone());
         trace.name(lane - 1, &format!("rank {}", self.rank));
         trace.name(lane, &format!("rank {} communication", self.rank));
         Some(Arc::new(move |call| {
+            notes
+                .iter()
+                .for_each(|notes| notes.call(call.kind.name(), call.bytes, [call.started, call.ended]));
+            if trace.sink.is_none() {
+                return;
+            }
             let args = json!({"kind": call.kind.name(), "bytes": call.bytes});
             // What cannot be written is said by the next span.
             let _ = trace.span(lane, "communication", [call.started, call.ended], &args);

@@ -190,7 +190,7 @@ impl Trainer {
         let callbacks = Mutex::new(callbacks);
         let summaries = start(&config, |process| {
             let processes = process.map(phalanx_parallel::launch::Rank::comm);
-            let trace = Trace::new(config.trace.is_some(), processes)?;
+            let trace = Trace::new(&config, processes)?;
             let summaries = ranks(&config, process, |place| {
                 if process.is_some() {
                     place.agree(&config.in_common())?;

@@ -72,13 +72,20 @@ fn config(layout: Layout, zero: u8) -> Config {
 
 /// What a run has told: the bits of its losses and of its validation losses, and its events.
 #[derive(Clone, Default)]
-struct Told(Arc<Mutex<(Vec<u64>, Vec<u64>, Vec<String>)>>);
+struct Told(Arc<Mutex<Heard>>);
+
+#[derive(Default)]
+struct Heard {
+    losses: Vec<u64>,
+    validations: Vec<u64>,
+    events: Vec<String>,
+}
 
 impl Callback for Told {
     fn step(&mut self, record: &Record) -> Result<()> {
         let mut told = self.0.lock().unwrap();
-        told.0.push(record.loss.to_bits());
-        told.1.extend(record.validation_loss.map(f64::to_bits));
+        told.losses.push(record.loss.to_bits());
+        told.validations.extend(record.validation_loss.map(f64::to_bits));
         Ok(())
     }
 
@@ -90,22 +97,22 @@ impl Callback for Told {
             Event::Stopping { step, .. } => format!("stopping {step}"),
             _ => return Ok(()),
         };
-        self.0.lock().unwrap().2.push(text);
+        self.0.lock().unwrap().events.push(text);
         Ok(())
     }
 }
 
 impl Told {
     fn losses(&self) -> Vec<u64> {
-        self.0.lock().unwrap().0.clone()
+        self.0.lock().unwrap().losses.clone()
     }
 
     fn validations(&self) -> Vec<u64> {
-        self.0.lock().unwrap().1.clone()
+        self.0.lock().unwrap().validations.clone()
     }
 
     fn events(&self) -> Vec<String> {
-        self.0.lock().unwrap().2.clone()
+        self.0.lock().unwrap().events.clone()
     }
 }
 

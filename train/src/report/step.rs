@@ -1,9 +1,9 @@
 //! One step from the inside: memory, what ran when, what ranks told each other, which operations took the time.
 
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Serialize, Serializer};
 
 /// The bytes in tensors over one step of a rank. A value holds until the next time.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Memory {
     /// Which rank.
     pub rank: usize,
@@ -31,7 +31,7 @@ pub struct Timeline {
 }
 
 /// A row of spans. Spans that overlap are drawn below each other.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Lane {
     /// Which rank.
     pub rank: usize,
@@ -42,7 +42,7 @@ pub struct Lane {
 }
 
 /// Something that ran for a while.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Span {
     /// What ran, such as `forward` or `all_reduce`.
     pub name: String,
@@ -55,18 +55,18 @@ pub struct Span {
     #[serde(serialize_with = "time")]
     pub ms: f64,
     /// Which micro-batch, from 0, where there are several.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub micro_batch: Option<u64>,
     /// Which stage of the pipeline, from 0.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stage: Option<u64>,
     /// What else there is to say, such as `1.2 MB`; may be empty.
-    #[serde(skip_serializing_if = "String::is_empty")]
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub detail: String,
 }
 
 /// What a span does: its colour, and whether the rank is busy.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SpanKind {
     /// A forward pass.
@@ -93,7 +93,7 @@ pub enum SpanKind {
 }
 
 /// Calls of one kind by one rank over the whole run.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Collective {
     /// Which rank.
     pub rank: usize,
