@@ -312,6 +312,7 @@ impl TrainArgs {
             threads: self.threads,
             layout: self.layout(),
             zero: self.zero,
+            find_unused: false,
             chains: self.emulate_dp,
             asynchronous: self.scheme(),
             backend: self.backend.map(Backend::backend),

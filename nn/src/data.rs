@@ -9,9 +9,9 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::JoinHandle;
 
 use phalanx_autograd::Var;
-use phalanx_tensor::{Category, Context, Device, RngKey, Stream4, Tensor};
+use phalanx_tensor::{Category, Context, Device, Tensor};
 
-use crate::{Error, Result};
+use crate::{Error, Permutation, Result};
 
 /// Cuts `0 .. n` into `parts` runs in order; where they cannot be even, the first are longer by one.
 ///
@@ -30,13 +30,9 @@ pub fn cut(n: usize, parts: usize) -> Vec<Range<usize>> {
 pub struct Windows {
     tokens: Arc<[u32]>,
     context: usize,
-    /// Windows an epoch.
-    count: u64,
-    stream: Stream4,
+    /// Of the windows of an epoch.
+    order: Permutation,
 }
-
-/// The draws of the data, apart from those of every parameter and layer.
-const SITE: u64 = 0x6461_7461;
 
 impl Windows {
     /// Windows of `context` inputs over `tokens`.
@@ -54,40 +50,21 @@ impl Windows {
         }
         // One window less than fit, so that there is room to cut elsewhere.
         let count = ((tokens.len() - context) / context).max(1) as u64;
-        Ok(Windows { tokens, context, count, stream: RngKey { seed, step: 0 }.site(SITE) })
+        Ok(Windows { tokens, context, order: Permutation::of_data(count, seed) })
     }
 
     /// Windows an epoch.
     pub fn per_epoch(&self) -> u64 {
-        self.count
+        self.order.count()
     }
 
     /// Where the `sample`-th window drawn begins, counted over all epochs.
     pub fn start(&self, sample: u64) -> usize {
-        let (epoch, index) = (sample / self.count, sample % self.count);
-        let shifts = (self.tokens.len() - self.context * self.count as usize) as u64;
-        let [a, b, ..] = self.stream.block(epoch, 0);
+        let (epoch, window) = self.order.draw(sample);
+        let shifts = (self.tokens.len() - self.context * self.per_epoch() as usize) as u64;
+        let [a, b, ..] = self.order.stream().block(epoch, 0);
         let shift = ((u64::from(a) << 32) | u64::from(b)) % shifts;
-        shift as usize + self.permuted(epoch, index) as usize * self.context
-    }
-
-    /// Place `index` of the epoch's permutation: a Feistel network over the next even power of two, walked until it
-    /// comes back inside. Source: Black and Rogaway: Ciphers with arbitrary finite domains (2002).
-    fn permuted(&self, epoch: u64, index: u64) -> u64 {
-        let half = (64 - (self.count - 1).leading_zeros()).div_ceil(2).max(1);
-        let mask = (1u64 << half) - 1;
-        let mut place = index;
-        loop {
-            let (mut left, mut right) = (place >> half, place & mask);
-            for round in 0..4 {
-                let [word, ..] = self.stream.block(epoch, 1 + round + (right << 3));
-                (left, right) = (right, left ^ (u64::from(word) & mask));
-            }
-            place = (left << half) | right;
-            if place < self.count {
-                return place;
-            }
-        }
+        shift as usize + window as usize * self.context
     }
 
     /// Inputs and targets of rows of a step.

@@ -27,6 +27,7 @@ mod optim;
 mod pair_loss;
 mod parameter;
 mod parameters;
+mod permutation;
 mod sample;
 mod scaler;
 mod schedule;
@@ -60,9 +61,10 @@ pub use optim::note_ranks;
 pub use optim::{Adagrad, Adam, AdamW, At, Group, Lion, Muon, MuonScale, Optimizer, Rmsprop, Rule, Sgd};
 pub use pair_loss::{CosineEmbeddingLoss, GaussianNllLoss, MarginRankingLoss, TripletMarginLoss};
 pub use parameter::Parameter;
-#[doc(hidden)]
 pub use parameters::join_path;
 pub use parameters::{Entry, Parameters, load_state_dict, state_dict};
+#[doc(hidden)]
+pub use permutation::Permutation;
 pub use phalanx_autograd as autograd;
 pub use phalanx_autograd::kernels;
 pub use phalanx_autograd::{

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 
 use phalanx_parallel::checkpoint::{Checkpoint, Trained, parts};
 
+use crate::divergence::WatchState;
 use crate::run::Run;
 use crate::validation::Best;
 use crate::{Config, Error, Result};
@@ -32,6 +33,8 @@ pub(crate) struct Position {
     pub step: u64,
     pub data_ahead: u64,
     pub best: Best,
+    /// The bits of the last losses.
+    pub losses: Vec<u64>,
 }
 
 /// The newest complete checkpoint in a run's folder, its index read and the rest not.
@@ -49,6 +52,12 @@ pub fn latest(folder: &Path) -> Result<Checkpoint> {
         Some(format) if format == FORMAT => Ok(saved),
         _ => Err(Error::file(saved.path(), "this is no checkpoint of a training run")),
     }
+}
+
+/// Whether a run's folder has a checkpoint, be it whole or damaged.
+pub fn is_there(folder: &Path) -> bool {
+    let names = [NAME, ".checkpoint.old"];
+    names.iter().any(|name| folder.join(name).exists()) || !earlier(folder).is_empty()
 }
 
 /// The checkpoint with the lowest validation loss in a run's folder.
@@ -86,12 +95,20 @@ pub(crate) fn restore(
     }
     let number = |key: &str| settings.get(key).and_then(|number| number.parse().ok());
     let step = number("step").ok_or_else(|| Error::file(file, "the step is missing"))?;
-    let best = settings.get("best").and_then(|best| serde_json::from_str(best).ok()).unwrap_or_default();
+    let best = Best {
+        loss: settings.get("best_loss").and_then(|loss| loss.parse().ok()),
+        step: number("best_step").unwrap_or(0),
+        since: number("best_since").unwrap_or(0) as usize,
+    };
+    let watched: WatchState =
+        settings.get("watch").and_then(|watch| serde_json::from_str(watch).ok()).unwrap_or_default();
+    let losses = watched.losses.clone();
     let ranks = run.place().all_ranks().clone();
     let trained = [Trained { model: &*run.model, share: &*run.means.share }];
     let mut optimizers: Vec<_> = run.optimizers.iter_mut().collect();
     saved.restore(&ranks, &trained, &mut optimizers)?;
-    Ok(Position { step, data_ahead: number("data_ahead").unwrap_or(0), best })
+    run.watched = watched;
+    Ok(Position { step, data_ahead: number("data_ahead").unwrap_or(0), best, losses })
 }
 
 impl Checkpoints {
@@ -146,13 +163,19 @@ impl Run {
     /// What a checkpoint says of the run.
     fn settings(&self) -> Result<BTreeMap<String, String>> {
         let mut settings = self.identity().clone();
-        let best =
-            serde_json::to_string(self.best()).map_err(|e| Error::data("checkpoint", e.to_string()))?;
+        let watch =
+            serde_json::to_string(&self.watched).map_err(|e| Error::data("checkpoint", e.to_string()))?;
+        let best = self.best();
+        if let Some(loss) = best.loss {
+            settings.insert("best_loss".into(), loss.to_string());
+        }
         let own = [
             ("format", FORMAT.to_string()),
             ("step", self.done().to_string()),
             ("data_ahead", self.data_ahead.to_string()),
-            ("best", best),
+            ("best_step", best.step.to_string()),
+            ("best_since", best.since.to_string()),
+            ("watch", watch),
         ];
         settings.extend(own.into_iter().map(|(key, value)| (key.to_string(), value)));
         Ok(settings)

@@ -21,7 +21,7 @@ pub struct Config {
     pub lr: Schedule,
     /// Largest global gradient norm; none for no clipping.
     pub clip: Option<f64>,
-    /// Type of weights and activations.
+    /// Type of weights and activations. Floating-point numbers of batches are converted to it.
     pub dtype: DType,
     /// Type of accumulated gradients; f32 if absent (f64 in an f64 run).
     pub grad_dtype: Option<DType>,
@@ -33,6 +33,8 @@ pub struct Config {
     pub layout: Layout,
     /// What data-parallel ranks share out: nothing (0), optimizer state (1), gradients too (2), parameters too (3).
     pub zero: u8,
+    /// Whether some parameters may get no gradient in a step, which replicas then agree on.
+    pub find_unused: bool,
     /// Add gradients in the order in which that many data-parallel ranks would.
     pub chains: usize,
     /// A pipeline without flushes between steps, with the layout's micro-batches an update.
@@ -117,6 +119,7 @@ impl Default for Config {
             threads: None,
             layout: Layout::default(),
             zero: 0,
+            find_unused: false,
             chains: 1,
             asynchronous: None,
             backend: None,
@@ -218,6 +221,12 @@ impl Config {
             return refuse(format!("train: a batch of {} rows cannot be shared by dp {dp}", self.batch));
         }
         let share = self.batch / dp / self.chains;
+        if share == 0 {
+            return refuse(format!(
+                "train: a batch of {} rows cannot be cut into {} chains",
+                self.batch, self.chains
+            ));
+        }
         if micro_batches > share {
             return refuse(format!(
                 "train: a share of {share} rows cannot be cut into {micro_batches} micro-batches"

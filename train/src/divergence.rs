@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use phalanx_kernels as kernels;
 use phalanx_nn::{Batch, Parameter, Squares};
 use phalanx_tensor::Tensor;
+use serde::{Deserialize, Serialize};
 
 use crate::step::Outcome;
 use crate::{Config, OnDivergence, Result};
@@ -25,6 +26,18 @@ pub(crate) struct Watch {
     times: u32,
 }
 
+/// What a checkpoint keeps of a [`Watch`].
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct WatchState {
+    /// The bits of the last losses.
+    pub losses: Vec<u64>,
+    /// Updates left out in a row, or returns to a checkpoint.
+    pub times: u32,
+}
+
+/// How near a cause is, 0 the nearest, and what it is.
+pub(crate) type Origin = (u8, String);
+
 /// What is to be done about a step.
 pub(crate) enum Verdict {
     Fine,
@@ -34,9 +47,22 @@ pub(crate) enum Verdict {
 }
 
 impl Watch {
-    pub fn new(config: &Config) -> Watch {
+    /// As it was after the step where a run goes on.
+    pub fn new(config: &Config, state: &WatchState) -> Watch {
         let Config { on_divergence: policy, explodes_at, .. } = *config;
-        Watch { policy, explodes_at, losses: VecDeque::new(), times: 0 }
+        let mut watch = Watch { policy, explodes_at, losses: VecDeque::new(), times: state.times };
+        watch.remember(&state.losses);
+        watch
+    }
+
+    /// Compares with these losses, given as their bits, from now on.
+    pub fn remember(&mut self, losses: &[u64]) {
+        self.losses = losses.iter().map(|&bits| f64::from_bits(bits)).collect();
+    }
+
+    /// What a checkpoint keeps of it.
+    pub fn state(&self) -> WatchState {
+        WatchState { losses: self.losses.iter().map(|loss| loss.to_bits()).collect(), times: self.times }
     }
 
     /// Judges a step by its numbers, which are the same on all ranks; `details` are asked where it is no number.
@@ -87,15 +113,22 @@ impl Watch {
     }
 }
 
-/// Where what is no number comes from, as far as this rank sees: the batch, the parameters, the gradients.
-pub(crate) fn origin(batches: &[Batch], parameters: &[Parameter], squares: &Squares) -> Result<String> {
+/// Where what is no number comes from, as far as this rank sees: the batch, the parameters, or the gradients.
+pub(crate) fn origin(
+    batches: &[Batch],
+    parameters: &[Parameter],
+    squares: &Squares,
+) -> Result<Option<Origin>> {
     for batch in batches {
         for (place, tensor) in batch.tensors.iter().enumerate() {
             if !all_finite(tensor)? {
                 let first = batch.first_row;
-                return Ok(format!(
-                    "; tensor {place} of the batch has numbers that are not finite, in the rows from {first} on"
-                ));
+                return Ok(Some((
+                    0,
+                    format!(
+                        "; tensor {place} of the batch has numbers that are not finite, in the rows from {first} on"
+                    ),
+                )));
             }
         }
     }
@@ -106,14 +139,14 @@ pub(crate) fn origin(batches: &[Batch], parameters: &[Parameter], squares: &Squa
         }
     }
     if !odd.is_empty() {
-        return Ok(format!("; parameters with values that are not finite: {}", listed(&odd)));
+        return Ok(Some((1, format!("; parameters with values that are not finite: {}", listed(&odd)))));
     }
     let sums = squares.sums.to_vec::<f64>()?;
     let names = squares.of.iter().zip(sums).filter(|(_, sum)| !sum.is_finite());
     let names: Vec<String> = names.map(|(square, _)| square.name.clone()).collect();
     Ok(match names.is_empty() {
-        true => String::new(),
-        false => format!("; gradients that are not finite: {}", listed(&names)),
+        true => None,
+        false => Some((2, format!("; gradients that are not finite: {}", listed(&names)))),
     })
 }
 

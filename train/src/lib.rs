@@ -37,6 +37,8 @@ mod trainer;
 mod training;
 mod validation;
 
+pub use phalanx_parallel::hybrid::Layout;
+
 pub use callback::{Callback, Event};
 pub use config::{Asynchronous, Backend, Config, OnDivergence};
 pub use error::{Error, Result};

@@ -17,6 +17,8 @@ use crate::{Error, Result};
 pub(crate) struct Plain<M, F> {
     pub model: M,
     pub loss: F,
+    /// How many times a row counts in the mean loss.
+    pub counted: usize,
 }
 
 impl<M: Parameters, F> Parameters for Plain<M, F> {
@@ -40,7 +42,7 @@ where
 {
     fn run(&self, _: usize, _: Option<&Var>, batch: &Batch, scale: f64) -> parallel::Result<Var> {
         let loss = (self.loss)(&self.model, batch).map_err(passed_on)?;
-        weighted(loss, batch, scale)
+        weighted(loss, batch, scale * self.counted as f64)
     }
 
     fn stream(&self, _: &Batch) -> Option<Spec> {
@@ -53,6 +55,8 @@ pub(crate) struct Layers<F> {
     stages: Chunks<Sequential>,
     last: usize,
     loss: F,
+    /// How many times a row counts in the mean loss.
+    counted: usize,
 }
 
 impl<F> Layers<F> {
@@ -64,6 +68,7 @@ impl<F> Layers<F> {
         schedule: &Schedule,
         rank: usize,
         loss: F,
+        counted: usize,
     ) -> Result<Layers<F>> {
         let stages = schedule.stages();
         let places = cut(config().len(), stages);
@@ -78,7 +83,7 @@ impl<F> Layers<F> {
             Ok((stage, layers.into_units(&phalanx_nn::UnitPolicy::EachLayer)))
         };
         let stages = schedule.stages_of(rank).map(stage).collect::<Result<Vec<_>>>()?;
-        Ok(Layers { stages: Chunks::new(stages), last: places.len() - 1, loss })
+        Ok(Layers { stages: Chunks::new(stages), last: places.len() - 1, loss, counted })
     }
 }
 
@@ -110,7 +115,7 @@ where
         if stage < self.last {
             return Ok(output);
         }
-        weighted((self.loss)(&output, batch).map_err(passed_on)?, batch, scale)
+        weighted((self.loss)(&output, batch).map_err(passed_on)?, batch, scale * self.counted as f64)
     }
 
     fn stream(&self, _: &Batch) -> Option<Spec> {

@@ -3,7 +3,7 @@
 use phalanx_nn::{AdamW, Group, Optimizer, Parameter, Rule, Schedule};
 use phalanx_tensor::Tensor;
 
-use crate::Result;
+use crate::{Error, Result};
 
 /// A rule that is known at run time.
 pub type AnyRule = Box<dyn Rule>;
@@ -25,9 +25,21 @@ pub fn adamw(parameters: Vec<Parameter>, lr: f64) -> Result<Vec<Optimizer<AnyRul
 }
 
 impl Optimizers {
-    pub fn new(mut all: Vec<Optimizer<AnyRule>>) -> Optimizers {
+    /// Of the `trained` parameters, each of which is to have one.
+    pub fn new(mut all: Vec<Optimizer<AnyRule>>, trained: &[Parameter]) -> Result<Optimizers> {
+        let given: Vec<Parameter> = all.iter().flat_map(Optimizer::parameters).collect();
+        for parameter in trained {
+            let times = given.iter().filter(|p| p.name() == parameter.name()).count();
+            if times != 1 {
+                let name = parameter.name();
+                let why = format!(
+                    "train: got {times} optimizers for `{name}`, wanted one; freeze what is not trained"
+                );
+                return Err(Error::Config(why));
+            }
+        }
         let rates = all.iter_mut().map(|o| o.groups_mut().iter().map(|g| g.lr).collect()).collect();
-        Optimizers { all, rates }
+        Ok(Optimizers { all, rates })
     }
 
     /// Those of all optimizers.
@@ -40,7 +52,7 @@ impl Optimizers {
         let (lr, peak) = (schedule.lr(step), schedule.peak());
         for (optimizer, rates) in self.all.iter_mut().zip(&self.rates) {
             for (group, &given) in optimizer.groups_mut().iter_mut().zip(rates) {
-                group.lr = if given == peak { lr } else { given * lr / peak };
+                group.lr = if given == peak || peak == 0.0 { lr } else { given * lr / peak };
             }
         }
     }

@@ -18,7 +18,8 @@ impl Outputs {
         let missing = path.ancestors().take_while(|p| !p.as_os_str().is_empty() && !p.exists());
         let missing: Vec<PathBuf> = missing.map(Path::to_path_buf).collect();
         self.made.extend(missing.into_iter().rev());
-        std::fs::create_dir_all(path).map_err(|e| Error::file(path, e))
+        std::fs::create_dir_all(path)
+            .map_err(|e| Error::file(path, format!("wanted a folder to write to: {e}")))
     }
 
     /// Notes a file that is about to be written.
@@ -57,7 +58,7 @@ pub(crate) fn files(run: &Run, fresh: &mut Outputs) -> Result<Metrics> {
         if !continued && out.join(checkpoints::NAME).exists() {
             let out = out.display();
             return Err(Error::Config(format!(
-                "{out} holds a run: continue it with --resume {out}, or choose another --out"
+                "{out} holds a run: continue it with --resume {out} (`Config::resume`), or choose another --out (`Config::out`)"
             )));
         }
         fresh.folder(out)?;

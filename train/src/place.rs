@@ -237,25 +237,31 @@ impl Place {
 
     /// What replicas share of a model: gradients, or what ZeRO's stage spreads over them.
     pub(crate) fn share(&self, model: &impl Parameters, config: &Config) -> Result<Box<dyn DataParallel>> {
-        let (replicas, grad_dtype) = (self.replicas(), config.grad_dtype());
+        let (replicas, grad_dtype, find_unused) = (self.replicas(), config.grad_dtype(), config.find_unused);
         Ok(match config.zero {
             0 if replicas.size() == 1 => Box::new(Alone::new(model)),
-            0 => Box::new(self.ddp(model, replicas, grad_dtype)?),
+            0 => Box::new(self.ddp(model, replicas, grad_dtype, find_unused)?),
             stage => {
                 let config = ZeroConfig::new(Stage::try_from(stage)?);
-                let config = ZeroConfig { grad_dtype: Some(grad_dtype), ..config };
+                let config = ZeroConfig { grad_dtype: Some(grad_dtype), find_unused, ..config };
                 Box::new(Zero::new(model, replicas.clone(), config)?)
             }
         })
     }
 
     /// A small model's buckets are small too, so that most of them are on their way before backward is over.
-    fn ddp(&self, model: &impl Parameters, comm: &Comm, grad_dtype: DType) -> parallel::Result<Ddp> {
+    fn ddp(
+        &self,
+        model: &impl Parameters,
+        comm: &Comm,
+        grad_dtype: DType,
+        find_unused: bool,
+    ) -> parallel::Result<Ddp> {
         let elements: usize = model.parameters().iter().map(|p| p.tensor().numel()).sum();
         let bucket_bytes = (elements * grad_dtype.size() / BUCKETS).clamp(BUCKET_BYTES_MIN, Buckets::BYTES);
         let first_bucket_bytes = bucket_bytes.min(Buckets::FIRST_BYTES);
         let (grad_dtype, default) = (Some(grad_dtype), DdpConfig::default());
-        let config = DdpConfig { first_bucket_bytes, bucket_bytes, grad_dtype, ..default };
+        let config = DdpConfig { first_bucket_bytes, bucket_bytes, grad_dtype, find_unused, ..default };
         Ddp::new(model, comm.clone(), config)
     }
 

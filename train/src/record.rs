@@ -136,9 +136,25 @@ fn kept(path: &Path, from: u64) -> String {
     kept.map(|line| format!("{line}\n")).collect()
 }
 
+/// Opens a file that has this content, all of it or what it was before.
 fn create(path: &Path, content: &str) -> Result<BufWriter<File>> {
-    let file = File::create(path).map_err(|e| Error::file(path, e))?;
-    let mut file = BufWriter::new(file);
-    file.write_all(content.as_bytes()).map_err(|e| Error::file(path, e))?;
-    Ok(file)
+    phalanx_tensor::io::atomic::write(path, |file| file.write_all(content.as_bytes()))?;
+    let file = File::options().append(true).open(path).map_err(|e| Error::file(path, e))?;
+    Ok(BufWriter::new(file))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A kill at any moment leaves the steps that were done.
+    #[test]
+    fn a_file_that_is_gone_on_with_has_its_lines_at_once() {
+        let path = std::env::temp_dir().join(format!("phalanx-metrics-{}.jsonl", std::process::id()));
+        std::fs::write(&path, "{\"step\":0,\"loss\":2.5}\n{\"step\":1,\"loss\":2.0}\n{\"sum").unwrap();
+        let metrics = Metrics::create(&[], Some(&path), 1).unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "{\"step\":0,\"loss\":2.5}\n");
+        drop(metrics);
+        std::fs::remove_file(&path).unwrap();
+    }
 }

@@ -161,7 +161,12 @@ impl Callback for Reporter {
         match *event {
             Event::Saving { step, .. } => self.mark(step, MarkKind::Checkpoint, ""),
             Event::Skipped { step, why } => self.mark(step, MarkKind::Skipped, why),
-            Event::RolledBack { step, why, .. } => self.mark(step, MarkKind::RolledBack, why),
+            Event::RolledBack { step, to, why } => {
+                self.mark(step, MarkKind::RolledBack, why);
+                self.table =
+                    Some(Table::resume(&self.folder.join("metrics.csv"), &COLUMNS, to).map_err(told)?);
+                self.events = Some(Events::resume(&self.folder, to).map_err(told)?);
+            }
             Event::Sample { step, text } => {
                 self.report.samples.push(Sample { step, prompt: String::new(), text: text.into() });
                 if let Some(events) = &mut self.events {

@@ -18,6 +18,7 @@ use crate::callback::Callback;
 use crate::captured::Captured;
 use crate::checkpoints::{self};
 use crate::data::{DataLoader, DataLoaderConfig, Dataset, Samples};
+use crate::divergence::WatchState;
 use crate::optimizers::{AnyRule, Optimizers};
 use crate::place::Place;
 use crate::record::Summary;
@@ -83,6 +84,8 @@ pub struct Run {
     /// The step as a graph, if it is to be one.
     pub(crate) captured: Option<Captured>,
     pub(crate) best: Best,
+    /// What the watch over losses has to know after a resume.
+    pub(crate) watched: WatchState,
     /// Files besides those in the run's folder that get a line a step.
     pub(crate) metrics: Vec<PathBuf>,
     pub(crate) stop: Arc<AtomicBool>,
@@ -133,7 +136,8 @@ impl Run {
             trained.retain(|p| !p.is(follower.table()));
         }
         let parameters = count(&model, &place)?;
-        let optimizers = Optimizers::new(optimizers(trained, config.lr.peak())?);
+        let made = optimizers(trained.clone(), config.lr.peak())?;
+        let optimizers = Optimizers::new(made, &trained)?;
         let saver = Saving::new(Saver::new(place.all_ranks())?);
         let validation = match &data.validation {
             Some(validation) => Some(Validation::new(config, &place, validation.clone(), data.counted)?),
@@ -154,6 +158,7 @@ impl Run {
             data_ahead: 0,
             captured: None,
             best: Best::default(),
+            watched: WatchState::default(),
             metrics: Vec::new(),
             stop: Arc::default(),
             flops: 0.0,
@@ -256,9 +261,19 @@ impl Run {
         (self.done, self.data_ahead, self.best) = (position.step, position.data_ahead, position.best);
         if self.done > self.means.config.steps {
             let (steps, done) = (self.means.config.steps, self.done);
-            return Err(Error::Config(format!("--steps {steps} is the total, and the run has done {done}")));
+            return Err(Error::Config(format!(
+                "--steps {steps} (`Config::steps`) is the total, and the run has done {done}"
+            )));
         }
         Ok(())
+    }
+
+    /// The values of the whole model by name, on the first rank; elsewhere what the rank has. All ranks call it.
+    ///
+    /// # Errors
+    /// If a rank does not come.
+    pub fn full_state_dict(&self) -> Result<Vec<(String, Tensor)>> {
+        Ok(self.means.share.full_state_dict(&*self.model)?)
     }
 
     /// The mean loss over the validation data now. All ranks call it.

@@ -195,6 +195,14 @@ fn add_to(parameters: &[Parameter], earlier: Vec<Option<Var>>) -> Result<()> {
     Ok(())
 }
 
+/// The batch with its floating-point numbers in the model's type.
+pub(crate) fn converted(batch: Batch, dtype: DType) -> Result<Batch> {
+    let fits = |tensor: &Tensor| !tensor.dtype().is_float() || tensor.dtype() == dtype;
+    let convert = |tensor: Tensor| if fits(&tensor) { Ok(tensor) } else { kernels::cast(&tensor, dtype) };
+    let tensors = batch.tensors.into_iter().map(convert).collect::<phalanx_tensor::Result<_>>()?;
+    Ok(Batch { tensors, ..batch })
+}
+
 /// What a step's error says of the step.
 pub(crate) fn in_step<T>(step: u64, done: Result<T>) -> Result<T> {
     done.map_err(|error: Error| error.in_step(step))

@@ -16,7 +16,7 @@ use crate::optimizers::{AnyRule, adamw};
 use crate::place::{Place, ranks, start};
 use crate::record::Summary;
 use crate::reporter::Reporter;
-use crate::run::{Data, Run};
+use crate::run::{Data, Hook, Run};
 use crate::trace::Trace;
 use crate::{Config, Error, Result, checkpoints};
 
@@ -56,6 +56,7 @@ pub struct Trainer {
     callbacks: Vec<Box<dyn Callback>>,
     metrics: Vec<PathBuf>,
     stop: Arc<AtomicBool>,
+    hooks: Vec<(u64, Arc<Hook>)>,
     each: Vec<Box<Each>>,
 }
 
@@ -73,6 +74,7 @@ impl Trainer {
             callbacks: Vec::new(),
             metrics: Vec::new(),
             stop: Arc::default(),
+            hooks: Vec::new(),
             each: Vec::new(),
         }
     }
@@ -112,13 +114,14 @@ impl Trainer {
         self
     }
 
-    /// A file besides `metrics.jsonl` in the run's folder that gets a line a step.
+    /// A file that gets a line for each step of this process, unlike `metrics.jsonl` in the run's folder, which goes on after a resume.
     pub fn metrics(mut self, path: impl Into<PathBuf>) -> Trainer {
         self.metrics.push(path.into());
         self
     }
 
-    /// Ends the run after the step under way, with a checkpoint, when this is set.
+    /// Ends the run after the step under way, with a checkpoint, when this is set. A pipeline without flushes goes on to its next
+    /// checkpoint or validation.
     pub fn stop_when(self, stop: Arc<AtomicBool>) -> Trainer {
         Trainer { stop, ..self }
     }
@@ -126,14 +129,25 @@ impl Trainer {
     /// Goes on with the run in the configuration's folder if it has a checkpoint, and begins one if not.
     pub fn resume_if_there(mut self) -> Trainer {
         if self.config.resume.is_none()
-            && self.config.out.as_deref().is_some_and(|out| checkpoints::latest(out).is_ok())
+            && self.config.out.as_deref().is_some_and(|out| checkpoints::is_there(out))
         {
             self.config.resume = self.config.out.clone();
         }
         self
     }
 
-    /// Does something on every rank when training is over: save a model, measure.
+    /// Does something on every rank after every so many steps, and after the last: measures an accuracy, lets a model write. What the
+    /// first rank returns is told to callbacks ([`Event::Sample`](crate::Event::Sample)).
+    pub fn every(
+        mut self,
+        steps: u64,
+        work: impl Fn(&Run) -> Result<Option<String>> + Send + Sync + 'static,
+    ) -> Trainer {
+        self.hooks.push((steps, Arc::new(work)));
+        self
+    }
+
+    /// Does something on every rank when training is over: [`Run::full_state_dict`] has the model's values.
     pub fn at_end(mut self, work: impl Fn(&mut Run) -> Result<()> + Send + Sync + 'static) -> Trainer {
         self.each.push(Box::new(work));
         self
@@ -153,8 +167,10 @@ impl Trainer {
             let why = "a plain module is whole on every rank; `run_layers` cuts a `Sequential` over pp, `run_parts` anything";
             return Err(Error::Config(format!("train: got tp {tp} x pp {pp}, wanted 1 x 1: {why}")));
         }
-        let config = self.config.clone();
-        self.run_parts(|place| Ok(Plain { model: model(&place.scope(&config))?, loss: loss.clone() }))
+        let (config, counted) = (self.config.clone(), self.counted);
+        self.run_parts(|place| {
+            Ok(Plain { model: model(&place.scope(&config))?, loss: loss.clone(), counted })
+        })
     }
 
     /// Trains layers that come one after the other, cut into the pipeline's stages, by the mean loss of a batch's rows, of which it is
@@ -172,10 +188,10 @@ impl Trainer {
             let why = "layers are not cut by themselves; `run_parts` takes a model whose layers are";
             return Err(Error::Config(format!("train: got tp {tp}, wanted 1: {why}")));
         }
-        let config = self.config.clone();
+        let (config, counted) = (self.config.clone(), self.counted);
         self.run_parts(|place| {
             let (schedule, rank) = (config.layout.schedule()?, place.groups.along(Axis::Pp).rank());
-            Layers::build(&layers, &place.scope(&config), &schedule, rank, loss.clone())
+            Layers::build(&layers, &place.scope(&config), &schedule, rank, loss.clone(), counted)
         })
     }
 
@@ -186,7 +202,7 @@ impl Trainer {
     pub fn run_parts<P: Part>(self, part: impl Fn(&Place) -> Result<P> + Sync) -> Result<Summary> {
         self.config.check()?;
         let data = self.sources()?;
-        let Trainer { config, optimizers, callbacks, metrics, stop, each, .. } = self;
+        let Trainer { config, optimizers, callbacks, metrics, stop, hooks, each, .. } = self;
         let callbacks = Mutex::new(callbacks);
         let summaries = start(&config, |process| {
             let processes = process.map(phalanx_parallel::launch::Rank::comm);
@@ -200,6 +216,7 @@ impl Trainer {
                 let model = part(&place)?;
                 let run = Run::new(&config, place, lane, model, data.clone(), &*optimizers)?;
                 let mut run = run.with_metrics(metrics.clone()).with_stop(stop.clone());
+                run.hooks.extend(hooks.iter().cloned());
                 if let Some(folder) = &config.resume {
                     run.resume(folder)?;
                 }

@@ -4,20 +4,20 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use phalanx_nn::Batch;
+use phalanx_nn::{Batch, Entry};
 use phalanx_tensor::{Device, Tensor};
 
 use crate::ahead::Ahead;
 use crate::callback::{Callback, Event};
 use crate::checkpoints::{self, Checkpoints};
 use crate::data::DataLoader;
-use crate::divergence::{Verdict, Watch, origin};
+use crate::divergence::{Origin, Verdict, Watch, origin};
 use crate::inspect::{self, Inspection};
 use crate::outputs::{Outputs, files};
 use crate::place::Place;
 use crate::record::{Metrics, Record, Summary, Told};
 use crate::run::Run;
-use crate::step::{Outcome, Passed, in_step, pass, update};
+use crate::step::{Outcome, Passed, converted, in_step, pass, update};
 use crate::{Config, Error, Result, asynchronous, mfu};
 
 /// A run while it trains.
@@ -67,7 +67,7 @@ impl<'a> Training<'a> {
         let parameters = run.parameters;
         callbacks.iter_mut().try_for_each(|c| c.started(&config, done, parameters))?;
         Ok(Training {
-            watch: Watch::new(&config),
+            watch: Watch::new(&config, &run.watched),
             run,
             callbacks,
             metrics,
@@ -83,26 +83,30 @@ impl<'a> Training<'a> {
     }
 
     pub fn go(mut self) -> Result<Summary> {
-        let mut stopped = None;
+        // A run that had ended early has, still.
+        let mut stopped = self.out_of_patience();
         while self.run.done < self.run.means.config.steps && stopped.is_none() {
             let end = self.next_pause();
             let (told, interrupted) = match self.run.means.config.asynchronous {
-                Some(kind) => (self.stretch(kind, end)?, false),
+                Some(kind) => {
+                    let told = self.stretch(kind, end)?;
+                    (told, self.of_all(0.0)?.1)
+                }
                 None => match self.step(end)? {
                     Some(told) => told,
                     None => continue,
                 },
             };
             let paused = self.run.done == end || interrupted;
-            let validated = if self.is_validated(interrupted) { Some(self.validate()?) } else { None };
+            let validated = if self.is_validated() { Some(self.validate()?) } else { None };
             let last = told.last().map(|told| told.step);
             for told in told {
                 self.record(&told, validated.filter(|_| Some(told.step) == last))?;
             }
             if interrupted {
                 stopped = Some("interrupted".to_string());
-            } else if self.run.means.config.patience.is_some_and(|most| self.run.best.since >= most) {
-                stopped = Some(format!("{} validations without a lower loss", self.run.best.since));
+            } else if validated.is_some() {
+                stopped = self.out_of_patience();
             }
             if let Some(why) = &stopped {
                 self.event(&Event::Stopping { step: self.run.done, why })?;
@@ -140,8 +144,15 @@ impl<'a> Training<'a> {
         self.is_due(self.run.means.config.save_every)
     }
 
-    fn is_validated(&self, interrupted: bool) -> bool {
-        self.run.validation.is_some() && (self.is_due(self.run.means.config.validate_every) || interrupted)
+    fn is_validated(&self) -> bool {
+        self.run.validation.is_some() && self.is_due(self.run.means.config.validate_every)
+    }
+
+    /// Why the run ends early, if too many validations brought no lower loss.
+    fn out_of_patience(&self) -> Option<String> {
+        let since = self.run.best.since;
+        let most = self.run.means.config.patience?;
+        (since >= most).then(|| format!("{since} validations without a lower loss"))
     }
 
     /// A step, and what was told meanwhile; whether the run is to end. Nothing if it has gone back.
@@ -175,7 +186,10 @@ impl<'a> Training<'a> {
 
     fn batches(&mut self, step: u64) -> Result<Vec<Batch>> {
         let (lane, loader) = (self.run.lane.clone(), &mut self.loader);
-        lane.span("data", step, || loader.next_step())
+        let dtype = self.run.means.config.dtype;
+        lane.span("data", step, || {
+            loader.next_step()?.into_iter().map(|batch| converted(batch, dtype)).collect()
+        })
     }
 
     /// A guarded step; one of them is looked at for the report.
@@ -201,6 +215,7 @@ impl<'a> Training<'a> {
         let begin = Instant::now();
         self.run.optimizers.set_lr(&self.run.means.config.lr, step);
         let settings = self.run.means.settings(&watch);
+        let buffers = self.kept_buffers()?;
         let passed = pass(&self.run.model, &self.run.optimizers, &micros, settings, step)?;
         let numbers = passed.results.to_vec::<f64>()?;
         let (loss, interrupted) = self.of_all(numbers[0])?;
@@ -217,6 +232,9 @@ impl<'a> Training<'a> {
             Verdict::Skip(why) => {
                 drop(passed);
                 self.run.means.share.zero_grad()?;
+                for (mut buffer, before) in buffers {
+                    buffer.copy_from(&before)?;
+                }
                 self.event(&Event::Skipped { step, why: &why })?;
                 Done::Step
             }
@@ -230,6 +248,20 @@ impl<'a> Training<'a> {
         Ok((outcome, interrupted, done))
     }
 
+    /// The model's buffers and what they are before a step that may be left out: running statistics, say.
+    fn kept_buffers(&self) -> Result<Vec<(Tensor, Tensor)>> {
+        let mut kept: Vec<Tensor> = Vec::new();
+        if !matches!(self.run.means.config.on_divergence, crate::OnDivergence::Skip { .. }) {
+            return Ok(Vec::new());
+        }
+        self.run.model.visit("", &mut |_, entry| {
+            if let Entry::Buffer(buffer) = entry {
+                kept.push(buffer.tensor());
+            }
+        });
+        kept.into_iter().map(|buffer| Ok((buffer.clone(), buffer.copy()?))).collect()
+    }
+
     /// Back to the last checkpoint, and on with the data behind what went wrong.
     fn back(&mut self, step: u64, why: &str) -> Result<()> {
         let data = step + self.run.data_ahead + 1;
@@ -240,6 +272,7 @@ impl<'a> Training<'a> {
             checkpoints::latest(&folder).map_err(|error| Error::Diverged(format!("{why}; {error}")))?;
         let identity = self.run.identity.clone();
         let position = checkpoints::restore(&saved, self.run, &identity)?;
+        self.watch.remember(&position.losses);
         self.run.done = position.step;
         self.run.data_ahead = data - position.step;
         self.loader = self.run.loader(self.run.place.device, position.step)?;
@@ -300,6 +333,7 @@ impl<'a> Training<'a> {
             && self.run.best.step == self.run.done
             && let Some(checkpoints) = &self.checkpoints
         {
+            self.run.watched = self.watch.state();
             checkpoints.save_best(self.run)?;
         }
         Ok(loss)
@@ -332,6 +366,7 @@ impl<'a> Training<'a> {
         let Some(checkpoints) = &mut self.checkpoints else { return Ok(()) };
         let step = self.run.done;
         let lane = self.run.lane.clone();
+        self.run.watched = self.watch.state();
         let run = &*self.run;
         let path = lane.span("checkpoint", step.saturating_sub(1), || checkpoints.save(run))?;
         self.event(&Event::Saving { step, path: &path })
@@ -344,6 +379,9 @@ impl<'a> Training<'a> {
     fn end(mut self, stopped: Option<String>) -> Result<Summary> {
         self.run.means.saver.wait()?;
         self.fresh.keep();
+        if self.losses.is_empty() && self.run.validation.is_some() {
+            self.last_validation = Some(self.run.validate()?);
+        }
         let seconds = self.begin.elapsed().as_secs_f64();
         if let Some(notes) = self.run.lane.notes().filter(|_| self.run.place.size() > 1).cloned() {
             let all = inspect::collectives(&notes, &self.run.place)?;
@@ -377,7 +415,13 @@ fn origin_of_all(
     passed: &Passed,
 ) -> Result<String> {
     let own = origin(micros, parameters, &passed.squares)?;
-    Ok(place.texts(&own)?.into_iter().find(|text| !text.is_empty()).unwrap_or_default())
+    // The nearest cause that a rank sees: its batch before its parameters before its gradients.
+    let told = serde_json::to_string(&own).map_err(|e| Error::data("origin", e.to_string()))?;
+    let all = place
+        .texts(&told)?
+        .into_iter()
+        .filter_map(|text| serde_json::from_str::<Option<Origin>>(&text).ok()?);
+    Ok(all.min().map_or_else(String::new, |(_, text)| text))
 }
 
 /// Every rank's peak.

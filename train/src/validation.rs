@@ -9,19 +9,19 @@ use phalanx_parallel::data_parallel::DataParallel;
 use phalanx_parallel::hybrid::{Layout, Part, Step};
 use phalanx_parallel::mesh::Axis;
 use phalanx_parallel::pipeline::ranks::Pipeline;
-use phalanx_tensor::{Category, Context, Tensor};
-use serde::{Deserialize, Serialize};
+use phalanx_tensor::{Category, Context, DType, Tensor};
 
 use crate::data::Dataset;
 use crate::place::Place;
-use crate::step::number;
+use crate::step::{converted, number};
 use crate::{Config, Error, Result};
 
-/// Rows of a piece at most. Pieces are the same under every layout, and their losses are added in their order.
+/// Rows of a piece at most. Pieces are the same under every layout, and their losses are added in their order. (Running statistics of a
+/// batch norm are the first replica's, which has seen other rows than one device would.)
 const ROWS: usize = 8;
 
 /// The lowest validation loss of a run.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Best {
     pub loss: Option<f64>,
     /// The steps that were done then.
@@ -33,7 +33,8 @@ pub(crate) struct Best {
 impl Best {
     /// A validation after so many steps.
     pub fn hear(&mut self, step: u64, loss: f64) {
-        if self.loss.is_none_or(|best| loss < best) {
+        // What is no number is no lower loss.
+        if !loss.is_nan() && self.loss.is_none_or(|best| loss < best) {
             *self = Best { loss: Some(loss), step, since: 0 };
         } else {
             self.since += 1;
@@ -54,6 +55,8 @@ pub(crate) struct Validation {
     micro_batches: usize,
     /// 1 / (rows or tokens that count).
     scale: f64,
+    /// That of the model.
+    dtype: DType,
 }
 
 impl Validation {
@@ -71,7 +74,7 @@ impl Validation {
         let pipeline = Pipeline::new(&schedule, line.clone(), place.device)?;
         let rounds = pieces.len().div_ceil(replicas.size()).div_ceil(micro_batches);
         let scale = 1.0 / (rows * counted) as f64;
-        Ok(Validation { data, pieces, own, rounds, pipeline, micro_batches, scale })
+        Ok(Validation { data, pieces, own, rounds, pipeline, micro_batches, scale, dtype: config.dtype })
     }
 
     /// The mean loss over all rows. All ranks call it.
@@ -105,10 +108,14 @@ impl Validation {
     fn batch(&self, place: &Place, piece: usize) -> Result<Batch> {
         let rows = self.pieces[piece].clone();
         let first_row = rows.start;
-        let items = rows.map(|row| self.data.item(row, 0)).collect::<Result<Vec<_>>>()?;
+        let named = |row: usize, why: Error| {
+            Error::data(format!("item {row} of the validation data"), why.to_string())
+        };
+        let item = |row: usize| self.data.item(row, 0).map_err(|why| named(row, why));
+        let items = rows.map(item).collect::<Result<Vec<_>>>()?;
         let _category = Context::with(|c| c.category = Category::Buffers);
         let on_device = |tensor: Tensor| Ok(tensor.to_device(place.device, false)?);
         let tensors = self.data.collate(items)?.into_iter().map(on_device).collect::<Result<Vec<_>>>()?;
-        Ok(Batch { tensors, first_row })
+        converted(Batch { tensors, first_row }, self.dtype)
     }
 }

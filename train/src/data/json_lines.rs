@@ -100,7 +100,7 @@ impl JsonLines {
     }
 
     /// The values as items of a data set: `read` makes the tensors of each, on a CPU device (best on [`HOST`](super::HOST)).
-    pub fn items<F>(&self, read: F) -> JsonItems<impl Fn(usize) -> Result<Vec<Tensor>> + Send + Sync>
+    pub fn items<F>(&self, read: F) -> JsonItems<impl Fn(usize) -> Result<Vec<Tensor>> + Send + Sync + use<F>>
     where
         F: Fn(&Value) -> Result<Vec<Tensor>> + Send + Sync,
     {
@@ -158,7 +158,7 @@ impl JsonTexts {
     }
 
     /// The texts as items of a data set: `read` makes the tensors of each.
-    pub fn items<F>(&self, read: F) -> JsonItems<impl Fn(usize) -> Result<Vec<Tensor>> + Send + Sync>
+    pub fn items<F>(&self, read: F) -> JsonItems<impl Fn(usize) -> Result<Vec<Tensor>> + Send + Sync + use<F>>
     where
         F: Fn(&str) -> Result<Vec<Tensor>> + Send + Sync,
     {

@@ -44,7 +44,6 @@ mod images;
 #[cfg(feature = "json")]
 mod json_lines;
 mod loader;
-mod permutation;
 
 mod samples;
 mod stack;
@@ -64,8 +63,8 @@ pub use images::{Color, ImageFolder, ImageFolderConfig};
 #[cfg(feature = "json")]
 pub use json_lines::{JsonItems, JsonLines, JsonTexts};
 pub use loader::{DataLoader, DataLoaderConfig};
-pub use permutation::Permutation;
 pub use phalanx_nn::Batch;
+pub use phalanx_nn::Permutation;
 pub use samples::{Ordered, Samples, Shuffled};
 pub use stack::{HOST, stack};
 pub use subset::Subset;

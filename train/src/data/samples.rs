@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use phalanx_tensor::Tensor;
 
-use super::permutation::data_stream;
 use super::stack::stack;
 use super::{Dataset, Permutation, wrong};
 use crate::Result;
@@ -64,7 +63,7 @@ impl<D: Dataset> Shuffled<D> {
     /// # Errors
     /// If there are none.
     pub fn new(dataset: D, seed: u64) -> Result<Shuffled<D>> {
-        let order = Permutation::new(some_items(&dataset)?, data_stream(seed));
+        let order = Permutation::of_data(some_items(&dataset)?, seed);
         Ok(Shuffled { dataset, order })
     }
 }

@@ -3,7 +3,6 @@
 use phalanx_tensor::Tensor;
 
 use super::super::dataset::in_range;
-use super::super::permutation::data_stream;
 use super::super::{Dataset, HOST, Permutation, Samples, wrong};
 use super::Tokens;
 use crate::Result;
@@ -37,7 +36,7 @@ impl<T: Tokens> TokenWindows<T> {
         }
         // One window less than fit, so that there is room to cut elsewhere.
         let count = ((len - context as u64) / context as u64).max(1);
-        let order = Permutation::new(count, data_stream(seed));
+        let order = Permutation::of_data(count, seed);
         Ok(TokenWindows { tokens, context, shifts: len - context as u64 * count, order })
     }
 

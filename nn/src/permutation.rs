@@ -2,13 +2,8 @@
 
 use phalanx_tensor::{RngKey, Stream4};
 
-/// The draws of the data, apart from those of every parameter and layer. The loader of token windows in `nn` has the same.
+/// The draws of the data, apart from those of every parameter and layer.
 const SITE: u64 = 0x6461_7461;
-
-/// The draws of the data of a run with this seed.
-pub(crate) fn data_stream(seed: u64) -> Stream4 {
-    RngKey { seed, step: 0 }.site(SITE)
-}
 
 /// The numbers `0 .. count` in an order that is drawn anew for each epoch. Every place is computed by itself, in constant memory.
 ///
@@ -25,6 +20,11 @@ impl Permutation {
     /// Orders of `0 .. count`, drawn from `stream`. There is no order of nothing: a count of 0 is taken for 1.
     pub fn new(count: u64, stream: Stream4) -> Permutation {
         Permutation { count: count.max(1), stream }
+    }
+
+    /// The orders of `count` items of a run's data, as its seed draws them.
+    pub fn of_data(count: u64, seed: u64) -> Permutation {
+        Permutation::new(count, RngKey { seed, step: 0 }.site(SITE))
     }
 
     /// How many numbers are ordered.
@@ -75,7 +75,7 @@ mod tests {
     proptest! {
         #[test]
         fn every_epoch_has_every_number_once(count in 1u64..3000, seed: u64, epoch: u64) {
-            let order = Permutation::new(count, data_stream(seed));
+            let order = Permutation::of_data(count, seed);
             let mut seen: Vec<u64> = (0..count).map(|index| order.at(epoch, index)).collect();
             seen.sort_unstable();
             prop_assert!(seen.into_iter().eq(0..count));
@@ -83,7 +83,7 @@ mod tests {
 
         #[test]
         fn different_places_of_a_huge_count_have_different_numbers(count in 1u64 << 40.., index: u64, step in 1u64..1000) {
-            let order = Permutation::new(count, data_stream(1));
+            let order = Permutation::of_data(count, 1);
             let (a, b) = (index % count, (index % count + step) % count);
             let (x, y) = (order.at(0, a), order.at(0, b));
             prop_assert!(x < count && y < count && x != y);
@@ -93,7 +93,7 @@ mod tests {
     #[test]
     fn every_small_count_and_every_count_beside_a_power_of_two_is_a_permutation() {
         for count in (1..70).chain([127, 128, 129, 255, 256, 257, 1023, 1024, 1025, 4095, 4096, 4097]) {
-            let order = Permutation::new(count, data_stream(3));
+            let order = Permutation::of_data(count, 3);
             let mut seen: Vec<u64> = (0..count).map(|index| order.at(5, index)).collect();
             seen.sort_unstable();
             assert!(seen.into_iter().eq(0..count), "{count}");
@@ -103,7 +103,7 @@ mod tests {
     #[test]
     fn epochs_and_seeds_have_orders_of_their_own_and_repeat() {
         let order = |seed: u64, epoch: u64| -> Vec<u64> {
-            let order = Permutation::new(50, data_stream(seed));
+            let order = Permutation::of_data(50, seed);
             (0..50).map(|index| order.at(epoch, index)).collect()
         };
         assert_eq!(order(1, 2), order(1, 2));
@@ -113,14 +113,14 @@ mod tests {
 
     #[test]
     fn samples_are_counted_over_epochs() {
-        let order = Permutation::new(7, data_stream(4));
+        let order = Permutation::of_data(7, 4);
         assert_eq!(order.draw(16), (2, order.at(2, 2)));
-        assert_eq!(Permutation::new(0, data_stream(4)).draw(3), (3, 0));
+        assert_eq!(Permutation::of_data(0, 4).draw(3), (3, 0));
     }
 
     #[test]
     #[should_panic(expected = "got place 7, wanted one below 7")]
     fn a_place_outside_is_a_panic_and_no_endless_walk() {
-        Permutation::new(7, data_stream(4)).at(0, 7);
+        Permutation::of_data(7, 4).at(0, 7);
     }
 }
