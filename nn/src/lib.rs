@@ -58,7 +58,9 @@ pub use module::Module;
 pub use modules::*;
 #[doc(hidden)]
 pub use optim::note_ranks;
-pub use optim::{Adagrad, Adam, AdamW, At, Group, Lion, Muon, MuonScale, Optimizer, Rmsprop, Rule, Sgd};
+pub use optim::{
+    Adagrad, Adam, AdamW, At, EMA, Ema, Group, Lion, Muon, MuonScale, Optimizer, Rmsprop, Rule, Sgd,
+};
 pub use pair_loss::{CosineEmbeddingLoss, GaussianNllLoss, MarginRankingLoss, TripletMarginLoss};
 pub use parameter::Parameter;
 pub use parameters::join_path;

@@ -56,6 +56,7 @@ pub(crate) fn stretch(kind: Asynchronous, run: &mut Run, steps: Range<u64>) -> R
         cut: place.groups.along(Axis::Tp),
         rates: config.lr,
         first,
+        share: run.rate.share,
         clip: config.clip,
         norms: Vec::new(),
         ends: vec![Instant::now()],
@@ -162,6 +163,8 @@ struct Descent<'a> {
     cut: &'a Comm,
     rates: Schedule,
     first: u64,
+    /// What a plateau has left of the rate.
+    share: f64,
     clip: Option<f64>,
     /// The norm of each update's gradients of this stage.
     norms: Vec<f64>,
@@ -178,7 +181,7 @@ impl Weights for Descent<'_> {
         let norm = norm_of(&sum_squares(grad_squares(&self.parameters)?, self.cut)?)?;
         let mut updated = || -> Result<()> {
             self.saver.wait()?;
-            self.optimizers.set_lr(&self.rates, self.first + update as u64);
+            self.optimizers.set_lr(&self.rates, self.first + update as u64, self.share);
             self.optimizers.step_scaled(self.clip.map_or(1.0, |clip| Clip::new(norm, clip).scale))
         };
         updated().map_err(passed_on)?;

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use phalanx_parallel::checkpoint::{Checkpoint, Trained, parts};
 
 use crate::divergence::WatchState;
+use crate::rate::Rate;
 use crate::run::Run;
 use crate::validation::Best;
 use crate::{Config, Error, Result};
@@ -108,6 +109,12 @@ pub(crate) fn restore(
     let mut optimizers: Vec<_> = run.optimizers.iter_mut().collect();
     saved.restore(&ranks, &trained, &mut optimizers)?;
     run.watched = watched;
+    let float = |key: &str| settings.get(key).and_then(|number| number.parse::<f64>().ok());
+    run.rate =
+        Rate { share: float("rate").unwrap_or(1.0), stale: number("rate_stale").unwrap_or(0) as usize };
+    if let (Some(scaler), Some(scale)) = (run.scaler, float("loss_scale")) {
+        run.scaler = Some(scaler.restored(scale, number("loss_scale_since").unwrap_or(0))?);
+    }
     Ok(Position { step, data_ahead: number("data_ahead").unwrap_or(0), best, losses })
 }
 
@@ -169,6 +176,10 @@ impl Run {
         if let Some(loss) = best.loss {
             settings.insert("best_loss".into(), loss.to_string());
         }
+        if let Some(scaler) = self.scaler {
+            settings.insert("loss_scale".into(), scaler.scale().to_string());
+            settings.insert("loss_scale_since".into(), scaler.steps_since_change().to_string());
+        }
         let own = [
             ("format", FORMAT.to_string()),
             ("step", self.done().to_string()),
@@ -176,6 +187,8 @@ impl Run {
             ("best_step", best.step.to_string()),
             ("best_since", best.since.to_string()),
             ("watch", watch),
+            ("rate", self.rate.share.to_string()),
+            ("rate_stale", self.rate.stale.to_string()),
         ];
         settings.extend(own.into_iter().map(|(key, value)| (key.to_string(), value)));
         Ok(settings)

@@ -53,6 +53,12 @@ pub struct Config {
     pub validate_every: u64,
     /// Rows of validation data that are used; all if absent.
     pub validation_rows: Option<usize>,
+    /// Lowers the learning rate where validations bring nothing.
+    pub plateau: Option<Plateau>,
+    /// How much of the average of the weights stays at each step; validations are of the average, if there is one.
+    pub ema: Option<f64>,
+    /// Whether losses are multiplied before their backward pass so that gradients in f16 do not vanish; by default where the model is f16.
+    pub loss_scaling: Option<bool>,
     /// Validations in a row without a lower loss after which the run stops; none to go on.
     pub patience: Option<usize>,
     /// What happens when the loss or a gradient is no number, or the loss explodes.
@@ -65,6 +71,15 @@ pub struct Config {
     pub resume: Option<PathBuf>,
     /// A trace of what ran when, as JSON.
     pub trace: Option<PathBuf>,
+}
+
+/// Multiplies the learning rate by `factor` after `patience` validations in a row without a lower loss.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Plateau {
+    /// Between 0 and 1.
+    pub factor: f64,
+    /// Validations, at least 1.
+    pub patience: usize,
 }
 
 /// A pipeline whose updates do not wait for each other.
@@ -129,6 +144,9 @@ impl Default for Config {
             keep_best: false,
             validate_every: 0,
             validation_rows: None,
+            plateau: None,
+            ema: None,
+            loss_scaling: None,
             patience: None,
             on_divergence: OnDivergence::Stop,
             explodes_at: f64::INFINITY,
@@ -155,6 +173,11 @@ impl Config {
     pub fn grad_dtype(&self) -> DType {
         let default = if self.dtype == DType::F64 { DType::F64 } else { DType::F32 };
         self.grad_dtype.unwrap_or(default)
+    }
+
+    /// Whether losses are scaled.
+    pub(crate) fn scales_loss(&self) -> bool {
+        self.loss_scaling.unwrap_or(self.dtype == DType::F16)
     }
 
     /// Where files go: [`Config::out`], or the folder of the run that is gone on with.
@@ -235,6 +258,17 @@ impl Config {
         if self.chains > 1 && (self.ranks() > 1 || self.zero > 0) {
             return refuse(format!("train: chains {} are for one rank without ZeRO", self.chains));
         }
+        if let Some(Plateau { factor, patience }) = self.plateau
+            && !(factor > 0.0 && factor < 1.0 && patience > 0)
+        {
+            let wanted = "wanted a factor between 0 and 1 and a patience of at least 1";
+            return refuse(format!(
+                "train: got a plateau of factor {factor} and patience {patience}, {wanted}"
+            ));
+        }
+        if self.plateau.is_some() && self.validate_every == 0 {
+            return refuse("train: a plateau needs validations on the way (`validate_every`)".into());
+        }
         self.check_files()?;
         self.check_asynchronous()
     }
@@ -262,6 +296,9 @@ impl Config {
     fn check_asynchronous(&self) -> Result<()> {
         if self.asynchronous.is_none() {
             return Ok(());
+        }
+        if self.scales_loss() {
+            return Err(Error::Config("train: a pipeline without flushes does not scale losses".into()));
         }
         if self.layout.dp > 1 || self.zero > 0 || self.chains > 1 || self.device.is_meta() {
             let why = "train: a pipeline without flushes has one replica, no ZeRO, and is not measured on meta devices";

@@ -93,11 +93,6 @@ impl Watch {
         })
     }
 
-    /// Whether the last step's update was left out.
-    pub fn has_skipped(&self) -> bool {
-        matches!(self.policy, OnDivergence::Skip { .. }) && self.times > 0
-    }
-
     fn wrong(&self, Outcome { loss, grad_norm }: Outcome) -> Option<String> {
         if !loss.is_finite() {
             return Some(format!("the loss is {loss}"));

@@ -12,6 +12,7 @@
 
 mod ahead;
 mod asynchronous;
+mod averaged;
 mod callback;
 mod captured;
 pub mod checkpoints;
@@ -19,13 +20,16 @@ mod config;
 pub mod data;
 mod divergence;
 mod error;
+mod guarded;
 mod inspect;
+mod means;
 mod memory;
 mod mfu;
 mod model;
 mod optimizers;
 mod outputs;
 mod place;
+mod rate;
 mod record;
 pub mod report;
 mod reporter;
@@ -39,13 +43,15 @@ mod validation;
 
 pub use phalanx_parallel::hybrid::Layout;
 
+pub use averaged::Averaged;
 pub use callback::{Callback, Event};
-pub use config::{Asynchronous, Backend, Config, OnDivergence};
+pub use config::{Asynchronous, Backend, Config, OnDivergence, Plateau};
 pub use error::{Error, Result};
+pub use means::Data;
 pub use optimizers::{AnyRule, adamw};
 pub use place::{Place, digest, ranks, start};
 pub use record::{Record, Summary, numbers_in};
 pub use reporter::Reporter;
-pub use run::{Data, Run};
+pub use run::Run;
 pub use trace::{Lane, Trace};
 pub use trainer::Trainer;

@@ -10,6 +10,7 @@ use phalanx_parallel as parallel;
 use phalanx_parallel::hybrid::Part;
 use phalanx_parallel::pipeline::ranks::{Chunks, Spec};
 use phalanx_parallel::pipeline::schedule::Schedule;
+use phalanx_tensor::DType;
 
 use crate::{Error, Result};
 
@@ -129,7 +130,9 @@ fn weighted(loss: Var, batch: &Batch, scale: f64) -> parallel::Result<Var> {
         let why = format!("train: got a loss of shape {:?}, wanted one number", loss.shape());
         return Err(parallel::Error::Config(why));
     }
-    Ok((loss * (batch.rows() as f64 * scale))?)
+    // Scaled losses are beyond what f16 has room for.
+    let wide = if loss.dtype().size() < 4 { loss.to(DType::F32)? } else { loss };
+    Ok((wide * (batch.rows() as f64 * scale))?)
 }
 
 /// An error for code that runs inside a pipeline.

@@ -1,6 +1,6 @@
 //! [`Optimizers`]: what updates the parameters, each by its own rule, at rates that follow one schedule.
 
-use phalanx_nn::{AdamW, Group, Optimizer, Parameter, Rule, Schedule};
+use phalanx_nn::{AdamW, EMA, Ema, Group, Optimizer, Parameter, Rule, Schedule};
 use phalanx_tensor::Tensor;
 
 use crate::{Error, Result};
@@ -26,7 +26,11 @@ pub fn adamw(parameters: Vec<Parameter>, lr: f64) -> Result<Vec<Optimizer<AnyRul
 
 impl Optimizers {
     /// Of the `trained` parameters, each of which is to have one.
-    pub fn new(mut all: Vec<Optimizer<AnyRule>>, trained: &[Parameter]) -> Result<Optimizers> {
+    pub fn new(
+        mut all: Vec<Optimizer<AnyRule>>,
+        trained: &[Parameter],
+        ema: Option<f64>,
+    ) -> Result<Optimizers> {
         let given: Vec<Parameter> = all.iter().flat_map(Optimizer::parameters).collect();
         for parameter in trained {
             let times = given.iter().filter(|p| p.name() == parameter.name()).count();
@@ -38,6 +42,14 @@ impl Optimizers {
                 return Err(Error::Config(why));
             }
         }
+        if let Some(decay) = ema {
+            let averaged = |optimizer: Optimizer<AnyRule>| {
+                let (rule, groups) = optimizer.into_parts();
+                let rule: AnyRule = Box::new(Ema::new(rule, decay));
+                Optimizer::new(rule, groups)
+            };
+            all = all.into_iter().map(averaged).collect::<Result<_, _>>()?;
+        }
         let rates = all.iter_mut().map(|o| o.groups_mut().iter().map(|g| g.lr).collect()).collect();
         Ok(Optimizers { all, rates })
     }
@@ -47,9 +59,14 @@ impl Optimizers {
         self.all.iter().flat_map(Optimizer::parameters).collect()
     }
 
-    /// Rates as the schedule has them: a group that was given the schedule's peak has the schedule's rate, another that times its share.
-    pub fn set_lr(&mut self, schedule: &Schedule, step: u64) {
-        let (lr, peak) = (schedule.lr(step), schedule.peak());
+    /// The parameters and the averages of their weights, if there are such.
+    pub fn averages(&self) -> Vec<(Parameter, Tensor)> {
+        self.all.iter().flat_map(|optimizer| optimizer.state_of(EMA)).collect()
+    }
+
+    /// Rates as the schedule has them, times `share`: a group that was given the schedule's peak has the schedule's rate, another that times its share.
+    pub fn set_lr(&mut self, schedule: &Schedule, step: u64, share: f64) {
+        let (lr, peak) = (schedule.lr(step) * share, schedule.peak());
         for (optimizer, rates) in self.all.iter_mut().zip(&self.rates) {
             for (group, &given) in optimizer.groups_mut().iter_mut().zip(rates) {
                 group.lr = if given == peak || peak == 0.0 { lr } else { given * lr / peak };

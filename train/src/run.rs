@@ -4,9 +4,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::Instant;
 
-use phalanx_nn::{Batch, Optimizer, Parameters, cut};
+use phalanx_nn::{Batch, LossScaler, Optimizer, Parameters, cut};
 use phalanx_parallel::checkpoint::Saver;
 use phalanx_parallel::data_parallel::DataParallel;
 use phalanx_parallel::hybrid::{OnMesh, Part};
@@ -14,15 +13,18 @@ use phalanx_parallel::mesh::Axis;
 use phalanx_parallel::pipeline::ranks::{Observer, Pipeline, TiedTable};
 use phalanx_tensor::{Device, Tensor};
 
+use crate::averaged::Averaged;
 use crate::callback::Callback;
 use crate::captured::Captured;
 use crate::checkpoints::{self};
-use crate::data::{DataLoader, DataLoaderConfig, Dataset, Samples};
+use crate::data::{DataLoader, DataLoaderConfig};
 use crate::divergence::WatchState;
+use crate::means::{Data, Means};
 use crate::optimizers::{AnyRule, Optimizers};
 use crate::place::Place;
+use crate::rate::Rate;
 use crate::record::Summary;
-use crate::step::{Saving, Settings, in_step, pass, update};
+use crate::step::{Saving, in_step, pass, update};
 use crate::trace::Lane;
 use crate::training::Training;
 use crate::validation::{Best, Validation};
@@ -31,39 +33,6 @@ use crate::{Config, Error, Result};
 /// What optimizers a rank's parameters get.
 pub type MakeOptimizers<'a> =
     &'a (dyn Fn(Vec<phalanx_nn::Parameter>, f64) -> Result<Vec<Optimizer<AnyRule>>> + Sync);
-
-/// What a run reads.
-#[derive(Clone)]
-pub struct Data {
-    /// Training samples. Row r of step s is sample `s * batch + r`.
-    pub samples: Arc<dyn Samples>,
-    /// What of a row counts in the mean loss: 1, or the tokens of a sequence.
-    pub counted: usize,
-    /// Data that is not trained on.
-    pub validation: Option<Arc<dyn Dataset>>,
-    /// Threads that read.
-    pub workers: usize,
-}
-
-/// How a rank trains, and with whom.
-pub(crate) struct Means {
-    pub config: Config,
-    /// What this rank runs of the model, and in which order.
-    pub pipeline: Pipeline,
-    /// What the ranks share of the model.
-    pub share: Arc<dyn DataParallel>,
-    pub saver: Saving,
-    /// What of a row counts.
-    counted: usize,
-}
-
-impl Means {
-    pub fn settings<'a>(&'a self, watch: &'a dyn Fn(&'static str, Instant)) -> Settings<'a> {
-        let Means { config, pipeline, share: ranks, saver, counted } = self;
-        let Config { chains, clip, seed, batch, .. } = *config;
-        Settings { chains, counted: batch * counted, ranks, pipeline, saver, clip, seed, watch }
-    }
-}
 
 /// One rank of a run.
 pub struct Run {
@@ -86,6 +55,10 @@ pub struct Run {
     pub(crate) best: Best,
     /// What the watch over losses has to know after a resume.
     pub(crate) watched: WatchState,
+    /// What a plateau has left of the learning rate.
+    pub(crate) rate: Rate,
+    /// What losses are multiplied with, if they are.
+    pub(crate) scaler: Option<LossScaler>,
     /// Files besides those in the run's folder that get a line a step.
     pub(crate) metrics: Vec<PathBuf>,
     pub(crate) stop: Arc<AtomicBool>,
@@ -137,7 +110,7 @@ impl Run {
         }
         let parameters = count(&model, &place)?;
         let made = optimizers(trained.clone(), config.lr.peak())?;
-        let optimizers = Optimizers::new(made, &trained)?;
+        let optimizers = Optimizers::new(made, &trained, config.ema)?;
         let saver = Saving::new(Saver::new(place.all_ranks())?);
         let validation = match &data.validation {
             Some(validation) => Some(Validation::new(config, &place, validation.clone(), data.counted)?),
@@ -159,6 +132,8 @@ impl Run {
             captured: None,
             best: Best::default(),
             watched: WatchState::default(),
+            rate: Rate::default(),
+            scaler: config.scales_loss().then(LossScaler::default),
             metrics: Vec::new(),
             stop: Arc::default(),
             flops: 0.0,
@@ -276,6 +251,19 @@ impl Run {
         Ok(self.means.share.full_state_dict(&*self.model)?)
     }
 
+    /// Puts the averages of the weights in the place of the weights, if the run keeps such ([`Config::ema`]) and has begun, until the result
+    /// is dropped. All ranks call it.
+    ///
+    /// # Errors
+    /// If memory is short, or a rank does not come.
+    pub fn averaged(&self) -> Result<Option<Averaged>> {
+        let averages = self.optimizers.averages();
+        match averages.is_empty() || self.done == 0 {
+            true => Ok(None),
+            false => Averaged::new(averages, self.means.share.clone()).map(Some),
+        }
+    }
+
     /// The mean loss over the validation data now. All ranks call it.
     ///
     /// # Errors
@@ -284,6 +272,7 @@ impl Run {
         let Some(validation) = &self.validation else {
             return Err(Error::Config("train: there is no validation data".into()));
         };
+        let _averages = self.averaged()?;
         validation.loss(&self.place, &self.model, &self.means.share)
     }
 
@@ -336,7 +325,7 @@ impl Run {
         lane.begin(step);
         // What cannot be written is said by the next span.
         let watch = |phase: &'static str, begin| drop(lane.note(phase, step, begin));
-        self.optimizers.set_lr(&self.means.config.lr, step);
+        self.optimizers.set_lr(&self.means.config.lr, step, self.rate.share);
         let settings = self.means.settings(&watch);
         if let (Some(captured), Some(optimizer)) = (&mut self.captured, self.optimizers.only()) {
             return Ok(captured.step(&self.model, optimizer, micros, settings, step)?.clone());

@@ -28,6 +28,8 @@ pub(crate) struct Settings<'a> {
     pub chains: usize,
     /// Rows or tokens that count in the global batch.
     pub counted: usize,
+    /// What losses are multiplied with before their backward pass, and updates divided by.
+    pub scale: f64,
     /// The ranks that share the batch and the model.
     pub ranks: &'a Arc<dyn DataParallel>,
     /// What this rank runs of the model, and in which order.
@@ -92,7 +94,7 @@ pub(crate) fn context(seed: u64, step: u64) -> impl Drop {
 
 /// The gradients of a step that has not updated anything.
 pub(crate) struct Passed {
-    /// This rank's part of the loss and the gradients' norm before clipping, f64 `[2]`, on the device, which is not waited for.
+    /// This rank's part of the loss and the gradients' norm before clipping, both times the scale, f64 `[2]`, on the device, which is not waited for.
     pub results: Tensor,
     pub squares: Squares,
     norm: Tensor,
@@ -119,9 +121,18 @@ pub(crate) fn pass(
 /// Updates the parameters by those gradients.
 pub(crate) fn update(optimizers: &mut Optimizers, passed: &Passed, settings: Settings<'_>) -> Result<()> {
     settings.phase("optimizer", || {
-        let factor = settings.clip.map(|max_norm| Clip::factor(&passed.norm, max_norm)).transpose()?;
+        let clip = settings.clip.map(|max_norm| Clip::factor(&passed.norm, max_norm * settings.scale));
+        let factor = match clip.transpose()? {
+            Some(factor) if settings.scale != 1.0 => {
+                Some(kernels::mul_scalar(&factor, (1.0 / settings.scale).into())?)
+            }
+            factor => factor,
+        };
         settings.saver.wait()?;
-        optimizers.step(factor.as_ref())?;
+        match factor {
+            None if settings.scale != 1.0 => optimizers.step_scaled(1.0 / settings.scale)?,
+            factor => optimizers.step(factor.as_ref())?,
+        }
         Ok(settings.ranks.updated()?)
     })
 }
@@ -133,7 +144,7 @@ pub(crate) fn gradients(
     micros: &[Batch],
     settings: Settings<'_>,
 ) -> Result<Option<Tensor>> {
-    let scale = 1.0 / settings.counted as f64;
+    let scale = settings.scale / settings.counted as f64;
     let mut loss: Option<Tensor> = None;
     for (number, chain) in micros.chunks(micros.len().div_ceil(settings.chains)).enumerate() {
         let earlier = if number == 0 { Vec::new() } else { take_grads(parameters) };

@@ -11,12 +11,13 @@ use phalanx_parallel::mesh::Axis;
 
 use crate::callback::Callback;
 use crate::data::{Dataset, Samples, Shuffled};
+use crate::means::Data;
 use crate::model::{Layers, Plain};
 use crate::optimizers::{AnyRule, adamw};
 use crate::place::{Place, ranks, start};
 use crate::record::Summary;
 use crate::reporter::Reporter;
-use crate::run::{Data, Hook, Run};
+use crate::run::{Hook, Run};
 use crate::trace::Trace;
 use crate::{Config, Error, Result, checkpoints};
 
@@ -128,9 +129,7 @@ impl Trainer {
 
     /// Goes on with the run in the configuration's folder if it has a checkpoint, and begins one if not.
     pub fn resume_if_there(mut self) -> Trainer {
-        if self.config.resume.is_none()
-            && self.config.out.as_deref().is_some_and(|out| checkpoints::is_there(out))
-        {
+        if self.config.resume.is_none() && self.config.out.as_deref().is_some_and(checkpoints::is_there) {
             self.config.resume = self.config.out.clone();
         }
         self

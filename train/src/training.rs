@@ -1,45 +1,46 @@
 //! [`Training`]: the loop of a run, and the files that it writes as it goes.
 
-use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use phalanx_nn::{Batch, Entry};
+use phalanx_nn::Batch;
 use phalanx_tensor::{Device, Tensor};
 
 use crate::ahead::Ahead;
 use crate::callback::{Callback, Event};
-use crate::checkpoints::{self, Checkpoints};
+use crate::checkpoints::Checkpoints;
 use crate::data::DataLoader;
-use crate::divergence::{Origin, Verdict, Watch, origin};
-use crate::inspect::{self, Inspection};
+use crate::divergence::{Verdict, Watch};
+use crate::inspect::{self};
 use crate::outputs::{Outputs, files};
 use crate::place::Place;
 use crate::record::{Metrics, Record, Summary, Told};
 use crate::run::Run;
-use crate::step::{Outcome, Passed, converted, in_step, pass, update};
+use crate::step::{Outcome, converted, in_step};
 use crate::{Config, Error, Result, asynchronous, mfu};
 
 /// A run while it trains.
 pub(crate) struct Training<'a> {
-    run: &'a mut Run,
-    callbacks: &'a mut [Box<dyn Callback>],
-    metrics: Metrics,
+    pub(crate) run: &'a mut Run,
+    pub(crate) callbacks: &'a mut [Box<dyn Callback>],
+    pub(crate) metrics: Metrics,
     /// What is taken back if there is an error before the first step is done.
-    fresh: Outputs,
-    checkpoints: Option<Checkpoints>,
-    loader: DataLoader,
-    ahead: Ahead,
-    watch: Watch,
-    losses: Vec<(u64, f64)>,
-    last_validation: Option<f64>,
+    pub(crate) fresh: Outputs,
+    pub(crate) checkpoints: Option<Checkpoints>,
+    pub(crate) loader: DataLoader,
+    pub(crate) ahead: Ahead,
+    pub(crate) watch: Watch,
+    pub(crate) losses: Vec<(u64, f64)>,
+    pub(crate) last_validation: Option<f64>,
+    /// Whether the last step had no update.
+    pub(crate) skipped: bool,
     /// Operations a second that the ranks could do, as measured; 0 if unknown.
-    peak: f64,
-    begin: Instant,
+    pub(crate) peak: f64,
+    pub(crate) begin: Instant,
 }
 
 /// What came of a step.
-enum Done {
+pub(crate) enum Done {
     /// It is done, or begun where numbers come later.
     Step,
     /// The run has gone back.
@@ -55,15 +56,15 @@ impl<'a> Training<'a> {
             false => Metrics::create(&[], None, 0)?,
         };
         let checkpoints = config.folder().map(|folder| Checkpoints::new(folder, &config));
+        let peak = if run.flops > 0.0 && !config.device.is_meta() { mfu::peak(&run.place)? } else { 0.0 };
         let ledger = run.place.device.ledger()?;
-        // Peaks are the steps', not those of building the model.
+        // Peaks are the steps', not those of building the model and of measuring.
         ledger.reset_peak();
         // What is captured has room of its own for the batch.
         let device = if run.captured.is_some() { Device::CPU } else { run.place.device };
         let waits = run.is_guarded() || config.trace.is_some();
         let ahead = Ahead::new(run.place.device, run.place.size() == 1, waits);
         let loader = run.loader(device, done)?;
-        let peak = if run.flops > 0.0 { mfu::peak(&run.place)? } else { 0.0 };
         let parameters = run.parameters;
         callbacks.iter_mut().try_for_each(|c| c.started(&config, done, parameters))?;
         Ok(Training {
@@ -77,6 +78,7 @@ impl<'a> Training<'a> {
             ahead,
             losses: Vec::new(),
             last_validation: None,
+            skipped: false,
             peak,
             begin: Instant::now(),
         })
@@ -184,103 +186,12 @@ impl<'a> Training<'a> {
         Ok(Some((told, interrupted)))
     }
 
-    fn batches(&mut self, step: u64) -> Result<Vec<Batch>> {
+    pub(crate) fn batches(&mut self, step: u64) -> Result<Vec<Batch>> {
         let (lane, loader) = (self.run.lane.clone(), &mut self.loader);
         let dtype = self.run.means.config.dtype;
         lane.span("data", step, || {
             loader.next_step()?.into_iter().map(|batch| converted(batch, dtype)).collect()
         })
-    }
-
-    /// A guarded step; one of them is looked at for the report.
-    fn inspected(&mut self, step: u64) -> Result<(Outcome, bool, Done)> {
-        let notes = self.run.lane.notes().filter(|_| step == inspect::STEP).cloned();
-        let Some(notes) = notes else { return self.guarded(step) };
-        let inspection = Inspection::begin(&notes, self.run.place.device)?;
-        let done = self.guarded(step)?;
-        let layout = &self.run.means.config.layout;
-        let note = if layout.pp > 1 { layout.schedule.as_str() } else { "" };
-        let (memory, timeline) = inspection.end(&self.run.place, note)?;
-        self.event(&Event::Inspected { memory: &memory, timeline: &timeline })?;
-        Ok(done)
-    }
-
-    /// A step whose numbers are looked at before the parameters are updated.
-    fn guarded(&mut self, step: u64) -> Result<(Outcome, bool, Done)> {
-        let micros = self.batches(step)?;
-        let lane = self.run.lane.clone();
-        lane.begin(step);
-        // What cannot be written is said by the next span.
-        let watch = |phase: &'static str, begin| drop(lane.note(phase, step, begin));
-        let begin = Instant::now();
-        self.run.optimizers.set_lr(&self.run.means.config.lr, step);
-        let settings = self.run.means.settings(&watch);
-        let buffers = self.kept_buffers()?;
-        let passed = pass(&self.run.model, &self.run.optimizers, &micros, settings, step)?;
-        let numbers = passed.results.to_vec::<f64>()?;
-        let (loss, interrupted) = self.of_all(numbers[0])?;
-        let outcome = Outcome { loss, grad_norm: numbers[1] };
-        let parameters = self.run.means.share.parameters();
-        let details = || origin_of_all(&self.run.place, &micros, &parameters, &passed);
-        let done = match self.watch.judge(outcome, details)? {
-            Verdict::Fine => {
-                let settings = self.run.means.settings(&watch);
-                update(&mut self.run.optimizers, &passed, settings)?;
-                Done::Step
-            }
-            Verdict::Stop(why) => return Err(Error::Diverged(why)),
-            Verdict::Skip(why) => {
-                drop(passed);
-                self.run.means.share.zero_grad()?;
-                for (mut buffer, before) in buffers {
-                    buffer.copy_from(&before)?;
-                }
-                self.event(&Event::Skipped { step, why: &why })?;
-                Done::Step
-            }
-            Verdict::Rollback(why) => {
-                drop(passed);
-                self.back(step, &why)?;
-                Done::Back
-            }
-        };
-        lane.note("step", step, begin)?;
-        Ok((outcome, interrupted, done))
-    }
-
-    /// The model's buffers and what they are before a step that may be left out: running statistics, say.
-    fn kept_buffers(&self) -> Result<Vec<(Tensor, Tensor)>> {
-        let mut kept: Vec<Tensor> = Vec::new();
-        if !matches!(self.run.means.config.on_divergence, crate::OnDivergence::Skip { .. }) {
-            return Ok(Vec::new());
-        }
-        self.run.model.visit("", &mut |_, entry| {
-            if let Entry::Buffer(buffer) = entry {
-                kept.push(buffer.tensor());
-            }
-        });
-        kept.into_iter().map(|buffer| Ok((buffer.clone(), buffer.copy()?))).collect()
-    }
-
-    /// Back to the last checkpoint, and on with the data behind what went wrong.
-    fn back(&mut self, step: u64, why: &str) -> Result<()> {
-        let data = step + self.run.data_ahead + 1;
-        self.run.means.share.zero_grad()?;
-        self.run.means.saver.wait()?;
-        let folder = self.run.means.config.folder().map(Path::to_path_buf).unwrap_or_default();
-        let saved =
-            checkpoints::latest(&folder).map_err(|error| Error::Diverged(format!("{why}; {error}")))?;
-        let identity = self.run.identity.clone();
-        let position = checkpoints::restore(&saved, self.run, &identity)?;
-        self.watch.remember(&position.losses);
-        self.run.done = position.step;
-        self.run.data_ahead = data - position.step;
-        self.loader = self.run.loader(self.run.place.device, position.step)?;
-        self.losses.retain(|(at, _)| *at < position.step);
-        if self.run.place.is_first() {
-            self.metrics.rewind(position.step)?;
-        }
-        self.event(&Event::RolledBack { step, to: position.step, why })
     }
 
     /// A step whose numbers come when they are there.
@@ -297,7 +208,7 @@ impl<'a> Training<'a> {
     }
 
     /// The loss of the whole batch, of which each rank has a part, and whether a rank was told to stop.
-    fn of_all(&self, own: f64) -> Result<(f64, bool)> {
+    pub(crate) fn of_all(&self, own: f64) -> Result<(f64, bool)> {
         let place = &self.run.place;
         let stop = f64::from(u8::from(self.run.stop.load(Ordering::Relaxed)));
         if place.size() == 1 {
@@ -329,6 +240,9 @@ impl<'a> Training<'a> {
         let loss = in_step(step, lane.span("validation", step, || self.run.validate()))?;
         self.last_validation = Some(loss);
         self.run.best.hear(self.run.done, loss);
+        if let Some(plateau) = self.run.means.config.plateau {
+            self.run.rate.hear(plateau, self.run.best.step == self.run.done);
+        }
         if self.run.means.config.keep_best
             && self.run.best.step == self.run.done
             && let Some(checkpoints) = &self.checkpoints
@@ -348,13 +262,13 @@ impl<'a> Training<'a> {
             step,
             loss: outcome.loss,
             grad_norm: outcome.grad_norm,
-            lr: config.lr.lr(step),
+            lr: config.lr.lr(step) * self.run.rate.share,
             step_ms: seconds * 1e3,
             tokens_per_s,
             mfu: (self.peak > 0.0).then(|| tokens_per_s * self.run.flops / self.peak),
             peak_bytes: peaks(place, peak)?,
             validation_loss,
-            skipped: self.watch.has_skipped(),
+            skipped: std::mem::take(&mut self.skipped),
         };
         self.losses.push((step, outcome.loss));
         self.metrics.step(&record)?;
@@ -372,7 +286,7 @@ impl<'a> Training<'a> {
         self.event(&Event::Saving { step, path: &path })
     }
 
-    fn event(&mut self, event: &Event<'_>) -> Result<()> {
+    pub(crate) fn event(&mut self, event: &Event<'_>) -> Result<()> {
         self.callbacks.iter_mut().try_for_each(|c| c.event(event))
     }
 
@@ -405,23 +319,6 @@ impl<'a> Training<'a> {
         self.callbacks.iter_mut().try_for_each(|c| c.ended(&summary))?;
         Ok(summary)
     }
-}
-
-/// Where what is no number comes from, as the first rank that sees it says.
-fn origin_of_all(
-    place: &Place,
-    micros: &[Batch],
-    parameters: &[phalanx_nn::Parameter],
-    passed: &Passed,
-) -> Result<String> {
-    let own = origin(micros, parameters, &passed.squares)?;
-    // The nearest cause that a rank sees: its batch before its parameters before its gradients.
-    let told = serde_json::to_string(&own).map_err(|e| Error::data("origin", e.to_string()))?;
-    let all = place
-        .texts(&told)?
-        .into_iter()
-        .filter_map(|text| serde_json::from_str::<Option<Origin>>(&text).ok()?);
-    Ok(all.min().map_or_else(String::new, |(_, text)| text))
 }
 
 /// Every rank's peak.

@@ -1,5 +1,10 @@
 //! Runs through the public API: every layout trains the same model, goes on bit for bit, and says where it goes wrong.
 
+#[path = "runs/divergence.rs"]
+mod divergence;
+#[path = "runs/settings.rs"]
+mod settings;
+
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -267,75 +272,6 @@ fn the_last_checkpoints_are_kept() {
     assert_eq!(names, ["checkpoint", "checkpoint-00000008", "checkpoint-00000010"]);
 }
 
-/// The batches of a run whose items have a NaN somewhere.
-fn spoilt(config: Config, told: &Told) -> Result<Summary> {
-    let trainer = Trainer::new(config).data(pictures(400, Some(77))).validation(pictures(40, None));
-    trainer.callback(told.clone()).run_layers(layers, loss)
-}
-
-#[test]
-fn a_nan_is_found_at_its_step_on_any_rank() {
-    let steps = |layout| {
-        let told = Told::default();
-        let error = spoilt(config(layout, 0), &told).unwrap_err().to_string();
-        assert!(error.contains("the loss is NaN") && error.contains("tensor 0 of the batch"), "{error}");
-        let step = format!("step {}", told.losses().len());
-        assert!(error.contains(&step), "{error}, wanted {step}");
-        told.losses().len()
-    };
-    let one = steps(Layout::default());
-    assert!(one < 10);
-    assert_eq!(steps(Layout { dp: 2, ..Layout::default() }), one);
-}
-
-#[test]
-fn a_step_with_a_nan_is_skipped_and_training_goes_on() {
-    let told = Told::default();
-    let config = Config {
-        on_divergence: OnDivergence::Skip { most: 1 },
-        ..config(Layout { dp: 2, ..Layout::default() }, 3)
-    };
-    let summary = spoilt(config, &told).unwrap();
-    assert_eq!((told.losses().len(), told.events().len()), (12, 1));
-    assert!(summary.last_loss.is_finite());
-    // Nor does the batch stay in batch norm's running statistics.
-    assert!(summary.validation_loss.is_some_and(f64::is_finite));
-    let odd = told.losses().iter().filter(|bits| f64::from_bits(**bits).is_nan()).count();
-    assert_eq!(odd, 1);
-}
-
-#[test]
-fn a_run_goes_back_to_its_checkpoint_and_on_with_other_data() {
-    let (told, folder) = (Told::default(), Folder::new());
-    let out = Some(folder.path().to_path_buf());
-    let on_divergence = OnDivergence::Rollback { most: 1 };
-    let config =
-        Config { on_divergence, save_every: 1, out, ..config(Layout { dp: 2, ..Layout::default() }, 1) };
-    let summary = spoilt(config.clone(), &told).unwrap();
-    assert!(told.events().iter().any(|event| event.starts_with("back from")), "{:?}", told.events());
-    assert!(summary.last_loss.is_finite());
-    assert_eq!(numbers_in(&folder.path().join("metrics.jsonl"), "loss").len(), 12);
-    let table = std::fs::read_to_string(folder.path().join("metrics.csv")).unwrap();
-    assert_eq!(table.lines().count(), 13, "{table}");
-    // There is nothing to go back to.
-    let never = Config { save_every: 100, out: Some(Folder::new().path().into()), ..config };
-    let error = spoilt(never, &Told::default()).unwrap_err().to_string();
-    assert!(error.contains("the loss is NaN"), "{error}");
-}
-
-#[test]
-fn an_exploding_loss_is_found() {
-    let config = Config {
-        explodes_at: 3.0,
-        steps: 40,
-        clip: None,
-        lr: Schedule::WarmupStableDecay { lr: 0.0, warmup: 10, decay: 0, total: 10, min: 1e4 },
-        ..config(Layout::default(), 0)
-    };
-    let error = run(config, &Told::default()).unwrap_err().to_string();
-    assert!(error.contains("more than 3 times the last ones' mean"), "{error}");
-}
-
 #[test]
 fn what_cannot_be_is_refused_with_what_was_wanted() {
     let base = || config(Layout::default(), 0);
@@ -358,114 +294,4 @@ fn what_cannot_be_is_refused_with_what_was_wanted() {
     }
     let error = Trainer::new(base()).run_layers(layers, loss).unwrap_err().to_string();
     assert!(error.contains("nothing to train on"), "{error}");
-}
-
-/// Rows that count several times, as sequences of tokens do, have the same mean.
-#[test]
-fn a_mean_over_tokens_is_the_mean_over_rows() {
-    let (rows, tokens) = (Told::default(), Told::default());
-    run(config(Layout::default(), 0), &rows).unwrap();
-    let [training, held_out] = data();
-    let trainer = Trainer::new(config(Layout::default(), 0)).validation(held_out).callback(tokens.clone());
-    trainer.samples(Shuffled::new(training, 1).unwrap(), 64).run_layers(layers, loss).unwrap();
-    assert_eq!(tokens.losses(), rows.losses());
-}
-
-/// Runs on a folder until it ends or is stopped after a step; what it told.
-fn on(folder: &Folder, stop_after: Option<u64>, change: impl Fn(Config) -> Config) -> (Told, Summary) {
-    struct StopAfter(Option<u64>, Arc<AtomicBool>);
-    impl Callback for StopAfter {
-        fn step(&mut self, record: &Record) -> Result<()> {
-            self.1.fetch_or(Some(record.step) == self.0, Ordering::Relaxed);
-            Ok(())
-        }
-    }
-    let base = Config { out: Some(folder.path().into()), steps: 40, ..config(Layout::default(), 0) };
-    let (told, stop) = (Told::default(), Arc::new(AtomicBool::new(false)));
-    let trainer = Trainer::new(change(base)).data(pictures(100, None)).validation(pictures(40, None));
-    let trainer =
-        trainer.callback(told.clone()).callback(StopAfter(stop_after, stop.clone())).stop_when(stop);
-    let summary = trainer.resume_if_there().run_layers(layers, loss).unwrap();
-    (told, summary)
-}
-
-#[test]
-fn stops_and_resumes_do_not_change_when_a_run_ends_early() {
-    let change = |config: Config| {
-        let lr = Schedule::Constant { lr: 0.05, warmup: 0 };
-        Config { lr, validate_every: 2, patience: Some(2), ..config }
-    };
-    let whole = Folder::new();
-    let (told, summary) = on(&whole, None, change);
-    let steps = told.losses().len();
-    assert!((6..40).contains(&steps), "{steps}");
-    let folder = Folder::new();
-    let mut losses = Vec::new();
-    for stop_after in [Some(1), Some(4), None] {
-        losses.extend(on(&folder, stop_after, change).0.losses());
-    }
-    assert_eq!(losses, told.losses());
-    // A run that has ended stays as it is.
-    let (more, again) = on(&folder, None, change);
-    assert_eq!(more.losses().len(), 0);
-    assert_eq!((again.best_validation_loss, again.stopped), (summary.best_validation_loss, summary.stopped));
-}
-
-#[test]
-fn a_validation_loss_that_is_no_number_is_never_the_best() {
-    let mut first = true;
-    let odd = pictures(40, None);
-    let calls = Arc::new(AtomicU64::new(0));
-    let counted = calls.clone();
-    let odd = odd.map(move |mut tensors: Vec<Tensor>, _, _| {
-        // The first pass over the data set.
-        if counted.fetch_add(1, Ordering::Relaxed) < 40 {
-            tensors[0] = Tensor::from_slice(&[f32::NAN; 64], &[1, 8, 8], Device::CPU)?;
-        }
-        Ok(tensors)
-    });
-    let told = Told::default();
-    let config = Config { patience: Some(2), ..config(Layout::default(), 0) };
-    let trainer = Trainer::new(config).data(pictures(100, None)).validation(odd).callback(told.clone());
-    let summary = trainer.run_layers(layers, loss).unwrap();
-    for bits in told.validations() {
-        assert_eq!(f64::from_bits(bits).is_nan(), std::mem::take(&mut first));
-    }
-    assert!(summary.best_validation_loss.is_some_and(f64::is_finite));
-}
-
-#[test]
-fn a_damaged_checkpoint_is_named_and_no_run_is_begun_in_its_place() {
-    let folder = Folder::new();
-    on(&folder, Some(3), |config| config);
-    let file = folder.path().join("checkpoint/checkpoint.json");
-    std::fs::write(&file, "{").unwrap();
-    let config = Config { out: Some(folder.path().into()), ..config(Layout::default(), 0) };
-    let trainer = Trainer::new(config).data(pictures(100, None)).resume_if_there();
-    let error = trainer.run_layers(layers, loss).unwrap_err().to_string();
-    assert!(error.contains("checkpoint.json"), "{error}");
-}
-
-#[test]
-fn every_parameter_has_one_optimizer() {
-    type Made = Result<Vec<phalanx_nn::Optimizer<phalanx_train::AnyRule>>>;
-    let run = |make: fn(Vec<phalanx_nn::Parameter>, f64) -> Made| {
-        let trainer = Trainer::new(config(Layout::default(), 0)).data(pictures(100, None)).optimizers(make);
-        trainer.run_layers(layers, loss).map(drop).map_err(|e| e.to_string())
-    };
-    let error = run(|_, _| Ok(Vec::new())).unwrap_err();
-    assert!(error.contains("got 0 optimizers for `0.weight`"), "{error}");
-    let error = run(|all, lr| Ok([adamw(all.clone(), lr)?, adamw(all, lr)?].into_iter().flatten().collect()));
-    assert!(error.unwrap_err().contains("got 2 optimizers"));
-    run(adamw).unwrap();
-}
-
-#[test]
-fn pictures_are_converted_to_the_models_type() {
-    for dtype in [DType::BF16, DType::F64] {
-        let told = Told::default();
-        let summary =
-            run(Config { dtype, ..config(Layout { dp: 2, ..Layout::default() }, 3) }, &told).unwrap();
-        assert!(summary.last_loss.is_finite() && summary.validation_loss.is_some_and(f64::is_finite));
-    }
 }

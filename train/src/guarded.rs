@@ -1,0 +1,148 @@
+//! Steps whose numbers are looked at before the parameters are updated: what is left out, taken back, or ends the run.
+
+use std::path::Path;
+use std::time::Instant;
+
+use phalanx_nn::{Batch, Entry};
+use phalanx_tensor::Tensor;
+
+use crate::callback::Event;
+use crate::checkpoints::{self};
+use crate::divergence::{Origin, Verdict, origin};
+use crate::inspect::{self, Inspection};
+use crate::place::Place;
+use crate::step::{Outcome, Passed, Settings, pass, update};
+use crate::{Error, Result};
+
+use crate::training::{Done, Training};
+
+impl Training<'_> {
+    /// A guarded step; one of them is looked at for the report.
+    pub(crate) fn inspected(&mut self, step: u64) -> Result<(Outcome, bool, Done)> {
+        let notes = self.run.lane.notes().filter(|_| step == inspect::STEP).cloned();
+        let Some(notes) = notes else { return self.guarded(step) };
+        let inspection = Inspection::begin(&notes, self.run.place.device)?;
+        let done = self.guarded(step)?;
+        let layout = &self.run.means.config.layout;
+        let note = if layout.pp > 1 { layout.schedule.as_str() } else { "" };
+        let (memory, timeline) = inspection.end(&self.run.place, note)?;
+        self.event(&Event::Inspected { memory: &memory, timeline: &timeline })?;
+        Ok(done)
+    }
+
+    /// A step whose numbers are looked at before the parameters are updated.
+    fn guarded(&mut self, step: u64) -> Result<(Outcome, bool, Done)> {
+        let micros = self.batches(step)?;
+        let lane = self.run.lane.clone();
+        lane.begin(step);
+        // What cannot be written is said by the next span.
+        let watch = |phase: &'static str, begin| drop(lane.note(phase, step, begin));
+        let begin = Instant::now();
+        self.run.optimizers.set_lr(&self.run.means.config.lr, step, self.run.rate.share);
+        let scale = self.run.scaler.map_or(1.0, |scaler| scaler.scale());
+        let settings = Settings { scale, ..self.run.means.settings(&watch) };
+        let buffers = self.kept_buffers()?;
+        let passed = pass(&self.run.model, &self.run.optimizers, &micros, settings, step)?;
+        let numbers = passed.results.to_vec::<f64>()?;
+        let (loss, interrupted) = self.of_all(numbers[0] / scale)?;
+        let outcome = Outcome { loss, grad_norm: numbers[1] / scale };
+        if let Some(why) = self.overflow(outcome) {
+            drop(passed);
+            self.leave_out(buffers)?;
+            self.event(&Event::Skipped { step, why: &why })?;
+            lane.note("step", step, begin)?;
+            return Ok((outcome, interrupted, Done::Step));
+        }
+        let parameters = self.run.means.share.parameters();
+        let details = || origin_of_all(&self.run.place, &micros, &parameters, &passed);
+        let done = match self.watch.judge(outcome, details)? {
+            Verdict::Fine => {
+                let settings = Settings { scale, ..self.run.means.settings(&watch) };
+                update(&mut self.run.optimizers, &passed, settings)?;
+                Done::Step
+            }
+            Verdict::Stop(why) => return Err(Error::Diverged(why)),
+            Verdict::Skip(why) => {
+                drop(passed);
+                self.leave_out(buffers)?;
+                self.event(&Event::Skipped { step, why: &why })?;
+                Done::Step
+            }
+            Verdict::Rollback(why) => {
+                drop(passed);
+                self.back(step, &why)?;
+                Done::Back
+            }
+        };
+        lane.note("step", step, begin)?;
+        Ok((outcome, interrupted, done))
+    }
+
+    /// Whether scaled gradients were too large for their type, which is no fault of the model: the next ones are scaled by less.
+    fn overflow(&mut self, Outcome { loss, grad_norm }: Outcome) -> Option<String> {
+        let scaler = self.run.scaler.as_mut()?;
+        let leave_out = !scaler.update(grad_norm.is_finite() && loss.is_finite());
+        let why = || format!("gradients overflowed; losses are multiplied by {} from now on", scaler.scale());
+        (leave_out && loss.is_finite()).then(why)
+    }
+
+    /// A step has no update, and its batch leaves nothing behind.
+    fn leave_out(&mut self, buffers: Vec<(Tensor, Tensor)>) -> Result<()> {
+        self.run.means.share.zero_grad()?;
+        self.skipped = true;
+        buffers.into_iter().try_for_each(|(mut buffer, before)| Ok(buffer.copy_from(&before)?))
+    }
+
+    /// The model's buffers and what they are before a step that may be left out: running statistics, say.
+    fn kept_buffers(&self) -> Result<Vec<(Tensor, Tensor)>> {
+        let mut kept: Vec<Tensor> = Vec::new();
+        let skips = matches!(self.run.means.config.on_divergence, crate::OnDivergence::Skip { .. });
+        if !skips && self.run.scaler.is_none() {
+            return Ok(Vec::new());
+        }
+        self.run.model.visit("", &mut |_, entry| {
+            if let Entry::Buffer(buffer) = entry {
+                kept.push(buffer.tensor());
+            }
+        });
+        kept.into_iter().map(|buffer| Ok((buffer.clone(), buffer.copy()?))).collect()
+    }
+
+    /// Back to the last checkpoint, and on with the data behind what went wrong.
+    fn back(&mut self, step: u64, why: &str) -> Result<()> {
+        let data = step + self.run.data_ahead + 1;
+        self.run.means.share.zero_grad()?;
+        self.run.means.saver.wait()?;
+        let folder = self.run.means.config.folder().map(Path::to_path_buf).unwrap_or_default();
+        let saved =
+            checkpoints::latest(&folder).map_err(|error| Error::Diverged(format!("{why}; {error}")))?;
+        let identity = self.run.identity.clone();
+        let position = checkpoints::restore(&saved, self.run, &identity)?;
+        self.watch.remember(&position.losses);
+        self.run.done = position.step;
+        self.run.data_ahead = data - position.step;
+        self.loader = self.run.loader(self.run.place.device, position.step)?;
+        self.losses.retain(|(at, _)| *at < position.step);
+        if self.run.place.is_first() {
+            self.metrics.rewind(position.step)?;
+        }
+        self.event(&Event::RolledBack { step, to: position.step, why })
+    }
+}
+
+/// Where what is no number comes from, as the first rank that sees it says.
+fn origin_of_all(
+    place: &Place,
+    micros: &[Batch],
+    parameters: &[phalanx_nn::Parameter],
+    passed: &Passed,
+) -> Result<String> {
+    let own = origin(micros, parameters, &passed.squares)?;
+    // The nearest cause that a rank sees: its batch before its parameters before its gradients.
+    let told = serde_json::to_string(&own).map_err(|e| Error::data("origin", e.to_string()))?;
+    let all = place
+        .texts(&told)?
+        .into_iter()
+        .filter_map(|text| serde_json::from_str::<Option<Origin>>(&text).ok()?);
+    Ok(all.min().map_or_else(String::new, |(_, text)| text))
+}

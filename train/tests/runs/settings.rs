@@ -1,0 +1,182 @@
+//! What settings of a run promise: means over tokens, early ends, averages, plateaus, types.
+
+use super::*;
+
+/// Rows that count several times, as sequences of tokens do, have the same mean.
+#[test]
+fn a_mean_over_tokens_is_the_mean_over_rows() {
+    let (rows, tokens) = (Told::default(), Told::default());
+    run(config(Layout::default(), 0), &rows).unwrap();
+    let [training, held_out] = data();
+    let trainer = Trainer::new(config(Layout::default(), 0)).validation(held_out).callback(tokens.clone());
+    trainer.samples(Shuffled::new(training, 1).unwrap(), 64).run_layers(layers, loss).unwrap();
+    assert_eq!(tokens.losses(), rows.losses());
+}
+
+/// Runs on a folder until it ends or is stopped after a step; what it told.
+fn on(folder: &Folder, stop_after: Option<u64>, change: impl Fn(Config) -> Config) -> (Told, Summary) {
+    struct StopAfter(Option<u64>, Arc<AtomicBool>);
+    impl Callback for StopAfter {
+        fn step(&mut self, record: &Record) -> Result<()> {
+            self.1.fetch_or(Some(record.step) == self.0, Ordering::Relaxed);
+            Ok(())
+        }
+    }
+    let base = Config { out: Some(folder.path().into()), steps: 40, ..config(Layout::default(), 0) };
+    let (told, stop) = (Told::default(), Arc::new(AtomicBool::new(false)));
+    let trainer = Trainer::new(change(base)).data(pictures(100, None)).validation(pictures(40, None));
+    let trainer =
+        trainer.callback(told.clone()).callback(StopAfter(stop_after, stop.clone())).stop_when(stop);
+    let summary = trainer.resume_if_there().run_layers(layers, loss).unwrap();
+    (told, summary)
+}
+
+#[test]
+fn stops_and_resumes_do_not_change_when_a_run_ends_early() {
+    let change = |config: Config| {
+        let lr = Schedule::Constant { lr: 0.05, warmup: 0 };
+        Config { lr, validate_every: 2, patience: Some(2), ..config }
+    };
+    let whole = Folder::new();
+    let (told, summary) = on(&whole, None, change);
+    let steps = told.losses().len();
+    assert!((6..40).contains(&steps), "{steps}");
+    let folder = Folder::new();
+    let mut losses = Vec::new();
+    for stop_after in [Some(1), Some(4), None] {
+        losses.extend(on(&folder, stop_after, change).0.losses());
+    }
+    assert_eq!(losses, told.losses());
+    // A run that has ended stays as it is.
+    let (more, again) = on(&folder, None, change);
+    assert_eq!(more.losses().len(), 0);
+    assert_eq!((again.best_validation_loss, again.stopped), (summary.best_validation_loss, summary.stopped));
+}
+
+#[test]
+fn a_validation_loss_that_is_no_number_is_never_the_best() {
+    let mut first = true;
+    let odd = pictures(40, None);
+    let calls = Arc::new(AtomicU64::new(0));
+    let counted = calls.clone();
+    let odd = odd.map(move |mut tensors: Vec<Tensor>, _, _| {
+        // The first pass over the data set.
+        if counted.fetch_add(1, Ordering::Relaxed) < 40 {
+            tensors[0] = Tensor::from_slice(&[f32::NAN; 64], &[1, 8, 8], Device::CPU)?;
+        }
+        Ok(tensors)
+    });
+    let told = Told::default();
+    let config = Config { patience: Some(2), ..config(Layout::default(), 0) };
+    let trainer = Trainer::new(config).data(pictures(100, None)).validation(odd).callback(told.clone());
+    let summary = trainer.run_layers(layers, loss).unwrap();
+    for bits in told.validations() {
+        assert_eq!(f64::from_bits(bits).is_nan(), std::mem::take(&mut first));
+    }
+    assert!(summary.best_validation_loss.is_some_and(f64::is_finite));
+}
+
+#[test]
+fn a_damaged_checkpoint_is_named_and_no_run_is_begun_in_its_place() {
+    let folder = Folder::new();
+    on(&folder, Some(3), |config| config);
+    let file = folder.path().join("checkpoint/checkpoint.json");
+    std::fs::write(&file, "{").unwrap();
+    let config = Config { out: Some(folder.path().into()), ..config(Layout::default(), 0) };
+    let trainer = Trainer::new(config).data(pictures(100, None)).resume_if_there();
+    let error = trainer.run_layers(layers, loss).unwrap_err().to_string();
+    assert!(error.contains("checkpoint.json"), "{error}");
+}
+
+#[test]
+fn every_parameter_has_one_optimizer() {
+    type Made = Result<Vec<phalanx_nn::Optimizer<phalanx_train::AnyRule>>>;
+    let run = |make: fn(Vec<phalanx_nn::Parameter>, f64) -> Made| {
+        let trainer = Trainer::new(config(Layout::default(), 0)).data(pictures(100, None)).optimizers(make);
+        trainer.run_layers(layers, loss).map(drop).map_err(|e| e.to_string())
+    };
+    let error = run(|_, _| Ok(Vec::new())).unwrap_err();
+    assert!(error.contains("got 0 optimizers for `0.weight`"), "{error}");
+    let error = run(|all, lr| Ok([adamw(all.clone(), lr)?, adamw(all, lr)?].into_iter().flatten().collect()));
+    assert!(error.unwrap_err().contains("got 2 optimizers"));
+    run(adamw).unwrap();
+}
+
+#[test]
+fn pictures_are_converted_to_the_models_type() {
+    for dtype in [DType::BF16, DType::F64] {
+        let told = Told::default();
+        let summary =
+            run(Config { dtype, ..config(Layout { dp: 2, ..Layout::default() }, 3) }, &told).unwrap();
+        assert!(summary.last_loss.is_finite() && summary.validation_loss.is_some_and(f64::is_finite));
+    }
+}
+
+#[test]
+fn averages_of_weights_are_validated_kept_and_the_same_under_every_layout() {
+    let average = |layout: Layout, zero| {
+        let told = Told::default();
+        run(Config { ema: Some(0.9), ..config(layout, zero) }, &told).unwrap();
+        told
+    };
+    let (one, plain) = (average(Layout { micro_batches: 2, ..Layout::default() }, 0), Told::default());
+    run(config(Layout { micro_batches: 2, ..Layout::default() }, 0), &plain).unwrap();
+    assert_eq!(one.losses(), plain.losses());
+    assert_ne!(one.validations(), plain.validations());
+    let staged = average(Layout { pp: 2, micro_batches: 2, ..Layout::default() }, 0);
+    assert_eq!((staged.losses(), staged.validations()), (one.losses(), one.validations()));
+    let two = |zero| average(Layout { dp: 2, ..Layout::default() }, zero);
+    for zero in [1, 2, 3] {
+        assert_eq!(
+            (two(zero).losses(), two(zero).validations()),
+            (two(0).losses(), two(0).validations()),
+            "{zero}"
+        );
+    }
+    // A resume goes on with the average.
+    let change = |config: Config| Config { ema: Some(0.9), steps: 12, validate_every: 4, ..config };
+    let (whole, folder) = (Folder::new(), Folder::new());
+    let wanted = on(&whole, None, change).0;
+    on(&folder, Some(5), change);
+    assert_eq!(on(&folder, None, change).0.validations().last(), wanted.validations().last());
+}
+
+#[test]
+fn a_plateau_lowers_the_rate_and_a_resume_knows_it() {
+    let still = Schedule::Constant { lr: 1e-9, warmup: 0 };
+    let plateau = Some(phalanx_train::Plateau { factor: 0.5, patience: 1 });
+    let rates = |folder: &Folder, stop_after| {
+        on(folder, stop_after, |config| Config {
+            lr: still,
+            steps: 12,
+            validate_every: 2,
+            plateau,
+            save_every: 2,
+            ..config
+        });
+        numbers_in(&folder.path().join("metrics.jsonl"), "lr")
+    };
+    let (whole, folder) = (Folder::new(), Folder::new());
+    let wanted = rates(&whole, None);
+    assert!(wanted.last().is_some_and(|(_, lr)| *lr < 1e-9), "{wanted:?}");
+    rates(&folder, Some(7));
+    assert_eq!(rates(&folder, None), wanted);
+}
+
+#[test]
+fn losses_of_a_model_in_f16_are_scaled() {
+    let layers = || SequentialConfig::new().with(Flatten::default()).with(LinearConfig::new(64, 2));
+    let train = |dtype, dp| {
+        let told = Told::default();
+        let config = Config { dtype, steps: 30, ..config(Layout { dp, ..Layout::default() }, 0) };
+        let trainer = Trainer::new(config).data(pictures(100, None)).callback(told.clone());
+        trainer.run_layers(layers, loss).unwrap();
+        told
+    };
+    let (half, whole) = (train(DType::F16, 1), train(DType::F32, 1));
+    let last = |told: &Told| f64::from_bits(*told.losses().last().unwrap());
+    assert!((last(&half) - last(&whole)).abs() < 0.02, "{} {}", last(&half), last(&whole));
+    // A factor of which gradients overflow is found on every rank, and its steps are left out.
+    assert!(half.events().iter().all(|event| event.starts_with("skipped")) && !half.events().is_empty());
+    assert_eq!(train(DType::F16, 2).losses().len(), 30);
+}
