@@ -90,3 +90,8 @@ pub use remade::Remade;
 pub use repeated::repeated;
 pub use saved::{Saved, SavedHooks, SavedHooksGuard, saved_hooks};
 pub use var::Var;
+
+/// The README's example, compiled and run.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -25,3 +25,8 @@ mod wide;
 pub use ops::*;
 pub use reduction::Reduction;
 pub use simd::{IsaName, available_isas, checked_isa, isa};
+
+/// The README's example, compiled and run.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -82,3 +82,8 @@ pub use sequential::{Sequential, SequentialConfig};
 pub use shard::Shard;
 pub use unit::{AnyUnit, Unit, UnitHooks, UnitHooksHandle};
 pub use unit_policy::UnitPolicy;
+
+/// The README's example, compiled and run.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

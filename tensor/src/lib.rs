@@ -41,3 +41,8 @@ pub use rng::{RngKey, Stream4, Window};
 pub use storage::{Read, Storage, Write};
 pub use stream::{Event, Stream, record_stream};
 pub use tensor::Tensor;
+
+/// The README's example, compiled and run.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -130,7 +130,7 @@ impl Training<'_> {
     }
 }
 
-/// Where what is no number comes from, as the first rank that sees it says.
+/// Where what is no number comes from, as the rank says that sees the nearest cause: its batch before its parameters before its gradients.
 fn origin_of_all(
     place: &Place,
     micros: &[Batch],
@@ -138,7 +138,6 @@ fn origin_of_all(
     passed: &Passed,
 ) -> Result<String> {
     let own = origin(micros, parameters, &passed.squares)?;
-    // The nearest cause that a rank sees: its batch before its parameters before its gradients.
     let told = serde_json::to_string(&own).map_err(|e| Error::data("origin", e.to_string()))?;
     let all = place
         .texts(&told)?

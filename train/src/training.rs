@@ -174,7 +174,8 @@ impl<'a> Training<'a> {
         self.ahead.begun(step, since, peak(self.run)?, &results)?;
         self.run.done += 1;
         let (mut told, mut interrupted) = (Vec::new(), false);
-        while let Some(own) = self.ahead.next(step + 1 == end)? {
+        // A run that ends here tells of all that it has begun.
+        while let Some(own) = self.ahead.next(step + 1 == end || interrupted)? {
             let (loss, stop) = self.of_all(own.outcome.loss)?;
             let outcome = Outcome { loss, ..own.outcome };
             if let Verdict::Stop(why) = self.watch.judge(outcome, || Ok(String::new()))? {
