@@ -111,7 +111,7 @@ mod tests {
         assert_eq!(plan.steps(), Some(3));
         assert_eq!(plan.pieces(1), [0..2, 2..4]);
         assert_eq!(plan.pieces(2), std::slice::from_ref(&(0..1)));
-        assert_eq!(plan.pieces(7), []);
+        assert!(plan.pieces(7).is_empty());
         assert_eq!(plan.first_sample(2), 8);
     }
 
