@@ -1,5 +1,6 @@
 //! `train`: from the command line to a trained model.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -21,13 +22,18 @@ use crate::{generate, room};
 pub fn train(args: &TrainArgs) -> Result<(), String> {
     args.check()?;
     let stop = ctrl_c();
-    start(&args.config(), |process| train_here(args, process, &stop).map_err(Error::Config)).map_err(
-        |error| match error {
-            // Another process has printed it.
-            Error::Elsewhere => String::new(),
-            error => error.to_string(),
-        },
-    )
+    let told = Cell::new(false);
+    let tell = |error: &str| {
+        crate::complain(error);
+        told.set(true);
+    };
+    let done = start(&args.config(), tell, |process| train_here(args, process, &stop).map_err(Error::Config));
+    done.map_err(|error| match error {
+        // It was printed, here or by another process.
+        _ if told.get() => String::new(),
+        Error::Elsewhere => String::new(),
+        error => error.to_string(),
+    })
 }
 
 /// What is set when the run is to end after its step.

@@ -30,21 +30,35 @@ pub struct Place {
     pub groups: Groups,
 }
 
-/// Runs `f` in this process, as one rank where a launcher has made it one. A failure of processes comes out of one of them; out of
-/// the others comes [`Error::Elsewhere`].
+/// Runs `f` in this process, as one rank where a launcher has made it one. A failure of processes comes out of one of them, where `tell`
+/// hears of it first: launchers such as `mpirun` end all processes as soon as one has ended in failure. Out of the others comes
+/// [`Error::Elsewhere`].
 ///
 /// # Errors
 /// That of `f`, or of joining the other processes.
-pub fn start<T>(config: &Config, f: impl FnOnce(Option<&launch::Rank>) -> Result<T>) -> Result<T> {
+pub fn start<T>(
+    config: &Config,
+    tell: impl FnOnce(&str),
+    f: impl FnOnce(Option<&launch::Rank>) -> Result<T>,
+) -> Result<T> {
     let Some(backend) = backend(config)? else { return f(None) };
     let mut own = None;
     let outcome = environment(config, backend).run(|rank| {
         let done = fits(config, rank.size()).and_then(|()| f(Some(&rank)));
-        done.inspect_err(|error| own = said(rank.comm(), error))
+        done.inspect_err(|error| {
+            own = said(rank.comm(), error);
+            if let Some(text) = &own {
+                tell(text);
+            }
+        })
     });
     outcome.map_err(|error| match (own, error) {
         (Some(said), _) => Error::Config(said),
-        (None, comm) if matches!(&comm, comm::Error::Reported { .. }) && !comm.is_loss() => Error::Elsewhere,
+        (None, comm) if matches!(&comm, comm::Error::Reported { .. }) && !comm.is_loss() => {
+            // Time for the other process to print it.
+            std::thread::sleep(3 * PATIENCE);
+            Error::Elsewhere
+        }
         (None, comm) => comm.into(),
     })
 }

@@ -203,36 +203,42 @@ impl Trainer {
         let data = self.sources()?;
         let Trainer { config, optimizers, callbacks, metrics, stop, hooks, each, .. } = self;
         let callbacks = Mutex::new(callbacks);
-        let summaries = start(&config, |process| {
-            let processes = process.map(phalanx_parallel::launch::Rank::comm);
-            let trace = Trace::new(&config, processes)?;
-            let summaries = ranks(&config, process, |place| {
-                if process.is_some() {
-                    place.agree(&config.in_common())?;
-                }
-                let lane = trace.lane(place.rank());
-                let place = place.observed(lane.observer())?;
-                let model = part(&place)?;
-                let run = Run::new(&config, place, lane, model, data.clone(), &*optimizers)?;
-                let mut run = run.with_metrics(metrics.clone()).with_stop(stop.clone());
-                run.hooks.extend(hooks.iter().cloned());
-                if let Some(folder) = &config.resume {
-                    run.resume(folder)?;
-                }
-                let mut own = match run.place().is_first() {
-                    true => std::mem::take(&mut *callbacks.lock().unwrap_or_else(PoisonError::into_inner)),
-                    false => Vec::new(),
-                };
-                if config.folder().is_some() && run.place().is_first() {
-                    own.push(Box::new(Reporter::new("training run", &config, config.settings())));
-                }
-                let summary = run.train(&mut own)?;
-                each.iter().try_for_each(|work| work(&mut run))?;
-                Ok(summary)
-            })?;
-            trace.finish(processes)?;
-            Ok(summaries)
-        })?;
+        let summaries = start(
+            &config,
+            |_| {},
+            |process| {
+                let processes = process.map(phalanx_parallel::launch::Rank::comm);
+                let trace = Trace::new(&config, processes)?;
+                let summaries = ranks(&config, process, |place| {
+                    if process.is_some() {
+                        place.agree(&config.in_common())?;
+                    }
+                    let lane = trace.lane(place.rank());
+                    let place = place.observed(lane.observer())?;
+                    let model = part(&place)?;
+                    let run = Run::new(&config, place, lane, model, data.clone(), &*optimizers)?;
+                    let mut run = run.with_metrics(metrics.clone()).with_stop(stop.clone());
+                    run.hooks.extend(hooks.iter().cloned());
+                    if let Some(folder) = &config.resume {
+                        run.resume(folder)?;
+                    }
+                    let mut own = match run.place().is_first() {
+                        true => {
+                            std::mem::take(&mut *callbacks.lock().unwrap_or_else(PoisonError::into_inner))
+                        }
+                        false => Vec::new(),
+                    };
+                    if config.folder().is_some() && run.place().is_first() {
+                        own.push(Box::new(Reporter::new("training run", &config, config.settings())));
+                    }
+                    let summary = run.train(&mut own)?;
+                    each.iter().try_for_each(|work| work(&mut run))?;
+                    Ok(summary)
+                })?;
+                trace.finish(processes)?;
+                Ok(summaries)
+            },
+        )?;
         summaries.into_iter().next().ok_or_else(|| Error::Config("train: there is no rank".into()))
     }
 
