@@ -23,6 +23,7 @@ pub use error::{Error, Result};
 pub use phalanx_nn as nn;
 pub use phalanx_nn::autograd;
 pub use phalanx_tensor as tensor;
+pub use tell::tell;
 
 /// The README's example, compiled and run.
 #[cfg(doctest)]

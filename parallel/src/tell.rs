@@ -14,7 +14,7 @@ const HOST: Device = Device::Cpu(1023);
 ///
 /// # Errors
 /// As [`crate::comm::Pending::wait`]; or if the ranks do not exist, to be asked.
-pub(crate) fn tell<T: Serialize + DeserializeOwned>(comm: &Comm, value: &T) -> Result<Vec<T>> {
+pub fn tell<T: Serialize + DeserializeOwned>(comm: &Comm, value: &T) -> Result<Vec<T>> {
     let wrong = |e: serde_json::Error| Error::Config(format!("ranks do not understand each other: {e}"));
     let own = serde_json::to_vec(value).map_err(wrong)?;
     let texts = if comm.size() == 1 { vec![own] } else { gather(comm, &own)? };

@@ -4,11 +4,12 @@ use std::path::Path;
 use std::time::Instant;
 
 use phalanx_nn::{Batch, Entry};
+use phalanx_parallel::tell;
 use phalanx_tensor::Tensor;
 
 use crate::callback::Event;
 use crate::checkpoints::{self};
-use crate::divergence::{Origin, Verdict, origin};
+use crate::divergence::{Verdict, origin};
 use crate::inspect::{self, Inspection};
 use crate::place::Place;
 use crate::step::{Outcome, Passed, Settings, pass, update};
@@ -138,10 +139,6 @@ fn origin_of_all(
     passed: &Passed,
 ) -> Result<String> {
     let own = origin(micros, parameters, &passed.squares)?;
-    let told = serde_json::to_string(&own).map_err(|e| Error::data("origin", e.to_string()))?;
-    let all = place
-        .texts(&told)?
-        .into_iter()
-        .filter_map(|text| serde_json::from_str::<Option<Origin>>(&text).ok()?);
-    Ok(all.min().map_or_else(String::new, |(_, text)| text))
+    let nearest = tell(place.all_ranks(), &own)?.into_iter().flatten().min();
+    Ok(nearest.map_or_else(String::new, |(_, text)| text))
 }

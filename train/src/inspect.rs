@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use phalanx_parallel::tell;
 use phalanx_tensor::{Category, Device};
 use serde::{Deserialize, Serialize};
 
@@ -123,11 +124,8 @@ impl Inspection {
             (std::mem::take(&mut noted.compute), std::mem::take(&mut noted.communication));
         drop(noted);
         let seen = Seen { rank: place.rank(), compute, communication, memory: memory(place, readings) };
-        let json = |e: serde_json::Error| Error::data("inspection", e.to_string());
-        let told = place.texts(&serde_json::to_string(&seen).map_err(json)?)?;
         let (mut memories, mut lanes) = (Vec::new(), Vec::new());
-        for text in told {
-            let Seen { rank, compute, communication, memory } = serde_json::from_str(&text).map_err(json)?;
+        for Seen { rank, compute, communication, memory } in tell(place.all_ranks(), &seen)? {
             memories.push(memory);
             let lane = |name: &str, spans| report::Lane { rank, name: name.into(), spans };
             lanes.push(lane("compute", compute));
@@ -181,11 +179,5 @@ pub(crate) fn collectives(notes: &Notes, place: &Place) -> Result<Vec<Collective
     let own = notes.lock().calls.clone();
     let own: Vec<Collective> =
         own.into_iter().map(|(kind, call)| Collective { rank, kind, ..call }).collect();
-    let json = |e: serde_json::Error| Error::data("collectives", e.to_string());
-    let mut all = Vec::new();
-    for text in place.texts(&serde_json::to_string(&own).map_err(json)?)? {
-        let of_rank: Vec<Collective> = serde_json::from_str(&text).map_err(json)?;
-        all.extend(of_rank);
-    }
-    Ok(all)
+    Ok(tell(place.all_ranks(), &own)?.concat())
 }

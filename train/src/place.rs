@@ -319,31 +319,4 @@ impl Place {
         self.comm.all_gather(&mut all, &own)?;
         Ok(all.to_vec()?)
     }
-
-    /// A text of each rank, in their order.
-    ///
-    /// # Errors
-    /// If a rank does not come.
-    pub fn texts(&self, own: &str) -> Result<Vec<String>> {
-        texts(&self.comm, own)
-    }
-}
-
-/// A text of each rank of a group, in their order.
-pub(crate) fn texts(comm: &Comm, own: &str) -> Result<Vec<String>> {
-    let mine = Tensor::from_slice(&[own.len() as i64], &[1], Device::CPU)?;
-    let mut lengths = Tensor::zeros(&[comm.size()], DType::I64, Device::CPU)?;
-    comm.all_gather(&mut lengths, &mine)?;
-    let counts: Vec<usize> = lengths.to_vec::<i64>()?.into_iter().map(|n| n as usize).collect();
-    let mine = Tensor::from_slice(own.as_bytes(), &[own.len()], Device::CPU)?;
-    let all = Tensor::zeros(&[counts.iter().sum()], DType::U8, Device::CPU)?;
-    comm.run(comm::Call::all_gather_uneven(all.clone(), mine, &counts))?;
-    let (bytes, mut start) = (all.to_vec::<u8>()?, 0);
-    Ok(counts
-        .into_iter()
-        .map(|count| {
-            start += count;
-            String::from_utf8_lossy(&bytes[start - count..start]).into_owned()
-        })
-        .collect())
 }

@@ -11,12 +11,13 @@ use phalanx_parallel::data_parallel::DataParallel;
 use phalanx_parallel::hybrid::{OnMesh, Part};
 use phalanx_parallel::mesh::Axis;
 use phalanx_parallel::pipeline::ranks::{Observer, Pipeline, TiedTable};
+use phalanx_parallel::tell;
 use phalanx_tensor::{Device, Tensor};
 
 use crate::averaged::Averaged;
 use crate::callback::Callback;
 use crate::captured::Captured;
-use crate::checkpoints::{self};
+use crate::checkpoints;
 use crate::data::{DataLoader, DataLoaderConfig};
 use crate::divergence::WatchState;
 use crate::means::{Data, Means};
@@ -362,13 +363,7 @@ fn count(model: &impl Parameters, place: &Place) -> Result<usize> {
     if line.size() == 1 || !line.has_peers() {
         return Ok(own.iter().map(|(_, size)| size).sum());
     }
-    let told = serde_json::to_string(&own).map_err(|e| Error::data("parameters", e.to_string()))?;
-    let mut all = BTreeMap::new();
-    for stage in crate::place::texts(line, &told)? {
-        let stage: Vec<(String, usize)> =
-            serde_json::from_str(&stage).map_err(|e| Error::data("parameters", e.to_string()))?;
-        all.extend(stage);
-    }
+    let all: BTreeMap<String, usize> = tell(line, &own)?.into_iter().flatten().collect();
     Ok(all.values().sum())
 }
 

@@ -14,10 +14,10 @@ use std::time::Instant;
 use phalanx_parallel::comm::{Comm, Observer};
 use phalanx_parallel::pipeline::ranks::{self as actions, Executed};
 use phalanx_parallel::pipeline::schedule::Kind;
+use phalanx_parallel::tell;
 use serde_json::{Value, json};
 
 use crate::inspect::Notes;
-use crate::place::texts;
 use crate::{Config, Error, Result};
 
 /// The spans of this process's ranks, or nothing.
@@ -81,7 +81,7 @@ impl Trace {
         let Some(sink) = &self.sink else { return Ok(()) };
         let mut sink = sink.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(comm) = processes {
-            sink.waiting = texts(comm, &sink.waiting)?.concat();
+            sink.waiting = tell(comm, &sink.waiting)?.concat();
         }
         match sink.file {
             Some(_) => sink.write(
