@@ -46,7 +46,7 @@ pub(crate) fn stretch(kind: Asynchronous, run: &mut Run, steps: Range<u64>) -> R
     };
     let loader = run.loader(place.device, first)?;
     let feed = Feed { loader, next: first, read: BTreeMap::new(), kept: stages as u64 + 1 };
-    let scale = 1.0 / (config.batch * run.data.counted) as f64;
+    let scale = 1.0 / (config.batch * run.means.data.counted) as f64;
     let (model, seed) = (run.model.clone(), config.seed);
     let work = Arc::new(Work { model, feed: Mutex::new(feed), first, interval, scale, seed });
     let mut descent = Descent {

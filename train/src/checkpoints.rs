@@ -34,8 +34,6 @@ pub(crate) struct Position {
     pub step: u64,
     pub data_ahead: u64,
     pub best: Best,
-    /// The bits of the last losses.
-    pub losses: Vec<u64>,
 }
 
 /// The newest complete checkpoint in a run's folder, its index read and the rest not.
@@ -103,7 +101,6 @@ pub(crate) fn restore(
     };
     let watched: WatchState =
         settings.get("watch").and_then(|watch| serde_json::from_str(watch).ok()).unwrap_or_default();
-    let losses = watched.losses.clone();
     let ranks = run.place().all_ranks().clone();
     let trained = [Trained { model: &*run.model, share: &*run.means.share }];
     let mut optimizers: Vec<_> = run.optimizers.iter_mut().collect();
@@ -115,7 +112,7 @@ pub(crate) fn restore(
     if let (Some(scaler), Some(scale)) = (run.scaler, float("loss_scale")) {
         run.scaler = Some(scaler.restored(scale, number("loss_scale_since").unwrap_or(0))?);
     }
-    Ok(Position { step, data_ahead: number("data_ahead").unwrap_or(0), best, losses })
+    Ok(Position { step, data_ahead: number("data_ahead").unwrap_or(0), best })
 }
 
 impl Checkpoints {
@@ -169,10 +166,10 @@ fn begin(run: &Run, path: &Path) -> Result<()> {
 impl Run {
     /// What a checkpoint says of the run.
     fn settings(&self) -> Result<BTreeMap<String, String>> {
-        let mut settings = self.identity().clone();
+        let mut settings = self.identity.clone();
         let watch =
             serde_json::to_string(&self.watched).map_err(|e| Error::data("checkpoint", e.to_string()))?;
-        let best = self.best();
+        let best = &self.best;
         if let Some(loss) = best.loss {
             settings.insert("best_loss".into(), loss.to_string());
         }

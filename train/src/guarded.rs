@@ -8,18 +8,17 @@ use phalanx_parallel::tell;
 use phalanx_tensor::Tensor;
 
 use crate::callback::Event;
-use crate::checkpoints::{self};
+use crate::checkpoints;
 use crate::divergence::{Verdict, origin};
 use crate::inspect::{self, Inspection};
 use crate::place::Place;
 use crate::step::{Outcome, Passed, Settings, pass, update};
+use crate::training::Training;
 use crate::{Error, Result};
-
-use crate::training::{Done, Training};
 
 impl Training<'_> {
     /// A guarded step; one of them is looked at for the report.
-    pub(crate) fn inspected(&mut self, step: u64) -> Result<(Outcome, bool, Done)> {
+    pub(crate) fn inspected(&mut self, step: u64) -> Result<Option<(Outcome, bool)>> {
         let notes = self.run.lane.notes().filter(|_| step == inspect::STEP).cloned();
         let Some(notes) = notes else { return self.guarded(step) };
         let inspection = Inspection::begin(&notes, self.run.place.device)?;
@@ -31,8 +30,9 @@ impl Training<'_> {
         Ok(done)
     }
 
-    /// A step whose numbers are looked at before the parameters are updated.
-    fn guarded(&mut self, step: u64) -> Result<(Outcome, bool, Done)> {
+    /// A step whose numbers are looked at before the parameters are updated: those of all ranks, and whether the run is to end. Nothing if
+    /// the run has gone back.
+    fn guarded(&mut self, step: u64) -> Result<Option<(Outcome, bool)>> {
         let micros = self.batches(step)?;
         let lane = self.run.lane.clone();
         lane.begin(step);
@@ -52,31 +52,29 @@ impl Training<'_> {
             self.leave_out(buffers)?;
             self.event(&Event::Skipped { step, why: &why })?;
             lane.note("step", step, begin)?;
-            return Ok((outcome, interrupted, Done::Step));
+            return Ok(Some((outcome, interrupted)));
         }
         let parameters = self.run.means.share.parameters();
         let details = || origin_of_all(&self.run.place, &micros, &parameters, &passed);
-        let done = match self.watch.judge(outcome, details)? {
+        match self.watch.judge(outcome, details)? {
             Verdict::Fine => {
                 let settings = Settings { scale, ..self.run.means.settings(&watch) };
                 update(&mut self.run.optimizers, &passed, settings)?;
-                Done::Step
             }
             Verdict::Stop(why) => return Err(Error::Diverged(why)),
             Verdict::Skip(why) => {
                 drop(passed);
                 self.leave_out(buffers)?;
                 self.event(&Event::Skipped { step, why: &why })?;
-                Done::Step
             }
             Verdict::Rollback(why) => {
                 drop(passed);
                 self.back(step, &why)?;
-                Done::Back
+                return Ok(None);
             }
-        };
+        }
         lane.note("step", step, begin)?;
-        Ok((outcome, interrupted, done))
+        Ok(Some((outcome, interrupted)))
     }
 
     /// Whether scaled gradients were too large for their type, which is no fault of the model: the next ones are scaled by less.
@@ -119,8 +117,8 @@ impl Training<'_> {
             checkpoints::latest(&folder).map_err(|error| Error::Diverged(format!("{why}; {error}")))?;
         let identity = self.run.identity.clone();
         let position = checkpoints::restore(&saved, self.run, &identity)?;
-        self.watch.remember(&position.losses);
-        self.run.done = position.step;
+        self.watch.remember(&self.run.watched.losses);
+        (self.run.done, self.run.best) = (position.step, position.best);
         self.run.data_ahead = data - position.step;
         self.loader = self.run.loader(self.run.place.device, position.step)?;
         self.losses.retain(|(at, _)| *at < position.step);

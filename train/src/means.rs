@@ -31,14 +31,24 @@ pub(crate) struct Means {
     /// What the ranks share of the model.
     pub share: Arc<dyn DataParallel>,
     pub saver: Saving,
-    /// What of a row counts.
-    pub counted: usize,
+    /// What it reads.
+    pub data: Data,
 }
 
 impl Means {
     pub fn settings<'a>(&'a self, watch: &'a dyn Fn(&'static str, Instant)) -> Settings<'a> {
-        let Means { config, pipeline, share: ranks, saver, counted } = self;
+        let Means { config, pipeline, share: ranks, saver, data } = self;
         let Config { chains, clip, seed, batch, .. } = *config;
-        Settings { chains, counted: batch * counted, scale: 1.0, ranks, pipeline, saver, clip, seed, watch }
+        Settings {
+            chains,
+            counted: batch * data.counted,
+            scale: 1.0,
+            ranks,
+            pipeline,
+            saver,
+            clip,
+            seed,
+            watch,
+        }
     }
 }

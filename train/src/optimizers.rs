@@ -1,5 +1,7 @@
 //! [`Optimizers`]: what updates the parameters, each by its own rule, at rates that follow one schedule.
 
+use std::collections::HashMap;
+
 use phalanx_nn::{AdamW, EMA, Ema, Group, Optimizer, Parameter, Rule, Schedule};
 use phalanx_tensor::Tensor;
 
@@ -31,9 +33,12 @@ impl Optimizers {
         trained: &[Parameter],
         ema: Option<f64>,
     ) -> Result<Optimizers> {
-        let given: Vec<Parameter> = all.iter().flat_map(Optimizer::parameters).collect();
+        let mut given: HashMap<String, usize> = HashMap::new();
+        for parameter in all.iter().flat_map(Optimizer::parameters) {
+            *given.entry(parameter.name().into()).or_default() += 1;
+        }
         for parameter in trained {
-            let times = given.iter().filter(|p| p.name() == parameter.name()).count();
+            let times = given.get(parameter.name()).copied().unwrap_or(0);
             if times != 1 {
                 let name = parameter.name();
                 let why = format!(

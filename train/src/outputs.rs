@@ -40,8 +40,15 @@ pub(crate) fn remove_leftovers(folder: &Path) {
     for folder in [folder, &folder.join("model")] {
         for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
-            let known = [".model.safetensors.", ".config.json.", ".loss.svg."];
-            if name.ends_with(".tmp") && known.iter().any(|start| name.starts_with(start)) {
+            let known = [
+                "model.safetensors",
+                "config.json",
+                "tokenizer.json",
+                "loss.svg",
+                "report.html",
+                "metrics.jsonl",
+            ];
+            if name.ends_with(".tmp") && known.iter().any(|known| name.starts_with(&format!(".{known}."))) {
                 // What cannot be removed only takes room.
                 let _ = std::fs::remove_file(entry.path());
             }
@@ -55,7 +62,7 @@ pub(crate) fn files(run: &Run, fresh: &mut Outputs) -> Result<Metrics> {
     let own = config.folder().map(|folder| folder.join("metrics.jsonl"));
     if let Some(out) = config.folder() {
         let continued = config.resume.as_deref().is_some_and(|from| checkpoints::same_folder(from, out));
-        if !continued && out.join(checkpoints::NAME).exists() {
+        if !continued && checkpoints::is_there(out) {
             let out = out.display();
             return Err(Error::Config(format!(
                 "{out} holds a run: continue it with --resume {out} (`Config::resume`), or choose another --out (`Config::out`)"

@@ -105,7 +105,7 @@ impl Metrics {
 
     /// Takes back the steps from `from` on, which are done again.
     pub fn rewind(&mut self, from: u64) -> Result<()> {
-        for (path, file) in &mut self.files {
+        for (path, file) in self.files.iter_mut().filter(|(path, _)| path.is_file()) {
             *file = create(path, &kept(path, from))?;
         }
         Ok(())
@@ -136,16 +136,30 @@ fn kept(path: &Path, from: u64) -> String {
     kept.map(|line| format!("{line}\n")).collect()
 }
 
-/// Opens a file that has this content, all of it or what it was before.
+/// Opens a file that has this content: all of it, or after a kill what it was before. A device or a pipe, such as `/dev/stdout`, is written to
+/// as it is.
 fn create(path: &Path, content: &str) -> Result<BufWriter<File>> {
-    phalanx_tensor::io::atomic::write(path, |file| file.write_all(content.as_bytes()))?;
-    let file = File::options().append(true).open(path).map_err(|e| Error::file(path, e))?;
-    Ok(BufWriter::new(file))
+    let opened = if path.exists() && !path.is_file() {
+        File::options().write(true).open(path)
+    } else {
+        phalanx_tensor::io::atomic::write(path, |file| file.write_all(content.as_bytes()))?;
+        File::options().append(true).open(path)
+    };
+    Ok(BufWriter::new(opened.map_err(|e| Error::file(path, e))?))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    #[cfg(unix)]
+    fn a_device_is_written_to_and_stays_one() {
+        let path = PathBuf::from("/dev/null");
+        let mut metrics = Metrics::create(&[path.clone()], None, 0).unwrap();
+        metrics.line("{}").unwrap();
+        assert!(!path.is_file());
+    }
 
     /// A kill at any moment leaves the steps that were done.
     #[test]

@@ -13,7 +13,8 @@ use crate::report::table::Table;
 use crate::report::{Holds, Layout, Machine, Mark, MarkKind, Report, Sample, Series, Setting, svg};
 use crate::{Config, Error, Result};
 
-/// Steps between two writings of the page while a run goes on.
+/// Steps before the first writing of the page while a run goes on. Between later ones there are as many at least, and a tenth of those done: a
+/// page grows with the steps.
 const EVERY: u64 = 100;
 
 /// What hears of a run and writes, into the run's folder:
@@ -29,6 +30,8 @@ pub struct Reporter {
     folder: PathBuf,
     events: Option<Events>,
     table: Option<Table>,
+    /// Steps done at the next writing of the page.
+    next: u64,
 }
 
 /// The columns of `metrics.csv`, after the step.
@@ -48,7 +51,7 @@ impl Reporter {
         report.curves.loss_unit = "nats".into();
         report.curves.throughput_unit = "rows/s".into();
         let folder = config.folder().unwrap_or(Path::new(".")).into();
-        Reporter { report, folder, events: None, table: None }
+        Reporter { report, folder, events: None, table: None, next: EVERY }
     }
 
     /// Of a language model: losses in nats a token, and validation losses, too.
@@ -154,7 +157,11 @@ impl Callback for Reporter {
         self.report.summary.steps = step + 1;
         self.report.summary.seconds += step_ms / 1e3;
         self.report.summary.peak_bytes = record.peak_bytes.iter().map(|&bytes| bytes as u64).collect();
-        if (step + 1).is_multiple_of(EVERY) { self.write() } else { Ok(()) }
+        if step + 1 < self.next {
+            return Ok(());
+        }
+        self.next = step + 1 + EVERY.max(step / 10);
+        self.write()
     }
 
     fn event(&mut self, event: &Event<'_>) -> Result<()> {

@@ -43,7 +43,6 @@ pub struct Run {
     pub(crate) model: Arc<dyn Part>,
     pub(crate) means: Means,
     pub(crate) optimizers: Optimizers,
-    pub(crate) data: Data,
     pub(crate) validation: Option<Validation>,
     pub(crate) parameters: usize,
     pub(crate) identity: BTreeMap<String, String>,
@@ -86,6 +85,7 @@ impl Run {
         optimizers: MakeOptimizers<'_>,
     ) -> Result<Run> {
         config.check()?;
+        check_validation(config, &data)?;
         let (layout, line) = (&config.layout, place.groups.along(Axis::Pp).clone());
         let schedule = layout.schedule()?;
         let mut pipeline = Pipeline::new(&schedule, line.clone(), place.device)?;
@@ -117,14 +117,13 @@ impl Run {
             Some(validation) => Some(Validation::new(config, &place, validation.clone(), data.counted)?),
             None => None,
         };
-        let means = Means { config: config.clone(), pipeline, share, saver, counted: data.counted };
+        let means = Means { config: config.clone(), pipeline, share, saver, data };
         let mut run = Run {
             place,
             lane,
             model: Arc::new(model),
             means,
             optimizers,
-            data,
             validation,
             parameters,
             identity: identity(config),
@@ -214,14 +213,6 @@ impl Run {
         self.parameters
     }
 
-    pub(crate) fn identity(&self) -> &BTreeMap<String, String> {
-        &self.identity
-    }
-
-    pub(crate) fn best(&self) -> &Best {
-        &self.best
-    }
-
     /// Steps done.
     pub fn done(&self) -> u64 {
         self.done
@@ -269,7 +260,7 @@ impl Run {
     ///
     /// # Errors
     /// If there is none, or what goes wrong in a pass.
-    pub fn validate(&mut self) -> Result<f64> {
+    pub fn validate(&self) -> Result<f64> {
         let Some(validation) = &self.validation else {
             return Err(Error::Config("train: there is no validation data".into()));
         };
@@ -282,6 +273,11 @@ impl Run {
     /// # Errors
     /// What goes wrong in a step, with its number; what a callback or a file says.
     pub fn train(&mut self, callbacks: &mut [Box<dyn Callback>]) -> Result<Summary> {
+        if self.place.device.is_meta() {
+            let why =
+                "train: a meta device has no numbers to train on; `memory_report` measures a step there";
+            return Err(Error::Config(why.into()));
+        }
         let first = self.place.is_first();
         Training::new(self, if first { callbacks } else { &mut [] })?.go()
     }
@@ -305,7 +301,10 @@ impl Run {
         let position = step + self.data_ahead;
         let config =
             DataLoaderConfig::new(self.means.config.batch).with_pieces(self.pieces()).with_device(device);
-        config.with_position(position).with_workers(self.data.workers).stream(self.data.samples.clone())
+        config
+            .with_position(position)
+            .with_workers(self.means.data.workers)
+            .stream(self.means.data.samples.clone())
     }
 
     /// One step on batches of the caller's own: this rank's micro-batches, in order. Returns this rank's part of the loss and the
@@ -313,8 +312,12 @@ impl Run {
     /// configuration does not object; batches are the host's then. All ranks call it.
     ///
     /// # Errors
-    /// What goes wrong in the step, with its number.
+    /// What goes wrong in the step, with its number; if losses are to be scaled, for which [`Run::train`] looks at the numbers first.
     pub fn step(&mut self, micros: &[Batch]) -> Result<Tensor> {
+        if self.scaler.is_some() && !self.place.device.is_meta() {
+            let why = "train: got loss scaling (by default in f16), wanted `train`, which leaves out steps that overflow";
+            return Err(Error::Config(why.into()));
+        }
         let results = in_step(self.done, self.unguarded(micros))?;
         self.done += 1;
         Ok(results)
@@ -348,9 +351,25 @@ impl Run {
     /// Whether a step's numbers are looked at before its update. On a GPU that would be a wait in each step, so there it is only
     /// done where an update may have to be left out.
     pub(crate) fn is_guarded(&self) -> bool {
-        let waits = self.means.config.device.is_cuda()
-            && self.means.config.on_divergence == crate::OnDivergence::Stop;
-        !waits && !self.means.config.device.is_meta()
+        let Config { device, on_divergence, .. } = self.means.config;
+        let waits = device.is_cuda() && on_divergence == crate::OnDivergence::Stop && self.scaler.is_none();
+        !waits && !device.is_meta()
+    }
+}
+
+/// Refuses settings about validations where there is nothing to validate on. (A meta device validates nothing.)
+fn check_validation(config: &Config, data: &Data) -> Result<()> {
+    let asked = [
+        ("validate_every", config.validate_every > 0),
+        ("patience", config.patience.is_some()),
+        ("keep_best", config.keep_best),
+        ("plateau", config.plateau.is_some()),
+    ];
+    match asked.iter().find(|(_, asked)| *asked) {
+        Some((name, _)) if data.validation.is_none() && !config.device.is_meta() => {
+            Err(Error::Config(format!("train: got `{name}` without validation data, wanted both or neither")))
+        }
+        _ => Ok(()),
     }
 }
 

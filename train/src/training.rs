@@ -11,7 +11,7 @@ use crate::callback::{Callback, Event};
 use crate::checkpoints::Checkpoints;
 use crate::data::DataLoader;
 use crate::divergence::{Verdict, Watch};
-use crate::inspect::{self};
+use crate::inspect;
 use crate::outputs::{Outputs, files};
 use crate::place::Place;
 use crate::record::{Metrics, Record, Summary, Told};
@@ -37,14 +37,6 @@ pub(crate) struct Training<'a> {
     /// Operations a second that the ranks could do, as measured; 0 if unknown.
     pub(crate) peak: f64,
     pub(crate) begin: Instant,
-}
-
-/// What came of a step.
-pub(crate) enum Done {
-    /// It is done, or begun where numbers come later.
-    Step,
-    /// The run has gone back.
-    Back,
 }
 
 impl<'a> Training<'a> {
@@ -100,10 +92,12 @@ impl<'a> Training<'a> {
                 },
             };
             let paused = self.run.done == end || interrupted;
+            // A validation may lower the rate of the steps behind it.
+            let share = self.run.rate.share;
             let validated = if self.is_validated() { Some(self.validate()?) } else { None };
             let last = told.last().map(|told| told.step);
             for told in told {
-                self.record(&told, validated.filter(|_| Some(told.step) == last))?;
+                self.record(&told, share, validated.filter(|_| Some(told.step) == last))?;
             }
             if interrupted {
                 stopped = Some("interrupted".to_string());
@@ -162,10 +156,7 @@ impl<'a> Training<'a> {
         let (since, step) = (Instant::now(), self.run.done);
         let peak = |run: &Run| -> Result<usize> { Ok(run.place.device.ledger()?.total().peak) };
         if self.run.is_guarded() {
-            let (outcome, interrupted, done) = in_step(step, self.inspected(step))?;
-            if let Done::Back = done {
-                return Ok(None);
-            }
+            let Some((outcome, interrupted)) = in_step(step, self.inspected(step))? else { return Ok(None) };
             self.run.done += 1;
             let told = Told { step, outcome, seconds: since.elapsed().as_secs_f64(), peak: peak(self.run)? };
             return Ok(Some((vec![told], interrupted)));
@@ -254,16 +245,16 @@ impl<'a> Training<'a> {
         Ok(loss)
     }
 
-    fn record(&mut self, told: &Told, validation_loss: Option<f64>) -> Result<()> {
+    fn record(&mut self, told: &Told, share: f64, validation_loss: Option<f64>) -> Result<()> {
         let Told { step, outcome, seconds, peak } = *told;
         let place = &self.run.place;
         let config = &self.run.means.config;
-        let tokens_per_s = (config.batch * self.run.data.counted) as f64 / seconds;
+        let tokens_per_s = (config.batch * self.run.means.data.counted) as f64 / seconds;
         let record = Record {
             step,
             loss: outcome.loss,
             grad_norm: outcome.grad_norm,
-            lr: config.lr.lr(step) * self.run.rate.share,
+            lr: config.lr.lr(step) * share,
             step_ms: seconds * 1e3,
             tokens_per_s,
             mfu: (self.peak > 0.0).then(|| tokens_per_s * self.run.flops / self.peak),
@@ -312,7 +303,7 @@ impl<'a> Training<'a> {
             validation_loss: self.last_validation,
             best_validation_loss: self.run.best.loss,
             seconds,
-            tokens_per_s: (rows * self.run.data.counted) as f64 / seconds,
+            tokens_per_s: (rows * self.run.means.data.counted) as f64 / seconds,
             peak_bytes,
             stopped,
         };

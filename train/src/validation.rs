@@ -3,8 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use phalanx_nn::autograd::no_grad;
-use phalanx_nn::{Batch, cut};
+use phalanx_nn::{Batch, cut, inference};
 use phalanx_parallel::data_parallel::DataParallel;
 use phalanx_parallel::hybrid::{Layout, Part, Step};
 use phalanx_parallel::mesh::Axis;
@@ -84,7 +83,7 @@ impl Validation {
         model: &Arc<dyn Part>,
         replicas: &Arc<dyn DataParallel>,
     ) -> Result<f64> {
-        let _inference = (no_grad(), Context::with_train(false));
+        let _inference = inference();
         let mut own = vec![0.0; self.pieces.len()];
         for round in 0..self.rounds {
             let numbers: Vec<usize> =

@@ -82,7 +82,8 @@ fn a_damaged_checkpoint_is_named_and_no_run_is_begun_in_its_place() {
     on(&folder, Some(3), |config| config);
     let file = folder.path().join("checkpoint/checkpoint.json");
     std::fs::write(&file, "{").unwrap();
-    let config = Config { out: Some(folder.path().into()), ..config(Layout::default(), 0) };
+    let config =
+        Config { out: Some(folder.path().into()), validate_every: 0, ..config(Layout::default(), 0) };
     let trainer = Trainer::new(config).data(pictures(100, None)).resume_if_there();
     let error = trainer.run_layers(layers, loss).unwrap_err().to_string();
     assert!(error.contains("checkpoint.json"), "{error}");
@@ -92,7 +93,9 @@ fn a_damaged_checkpoint_is_named_and_no_run_is_begun_in_its_place() {
 fn every_parameter_has_one_optimizer() {
     type Made = Result<Vec<phalanx_nn::Optimizer<phalanx_train::AnyRule>>>;
     let run = |make: fn(Vec<phalanx_nn::Parameter>, f64) -> Made| {
-        let trainer = Trainer::new(config(Layout::default(), 0)).data(pictures(100, None)).optimizers(make);
+        let trainer = Trainer::new(Config { validate_every: 0, ..config(Layout::default(), 0) })
+            .data(pictures(100, None))
+            .optimizers(make);
         trainer.run_layers(layers, loss).map(drop).map_err(|e| e.to_string())
     };
     let error = run(|_, _| Ok(Vec::new())).unwrap_err();
@@ -159,6 +162,8 @@ fn a_plateau_lowers_the_rate_and_a_resume_knows_it() {
     let (whole, folder) = (Folder::new(), Folder::new());
     let wanted = rates(&whole, None);
     assert!(wanted.last().is_some_and(|(_, lr)| *lr < 1e-9), "{wanted:?}");
+    // Validations are behind steps 1, 3, ..; the rate that they lower is that of the steps after them.
+    assert!(wanted.chunks(2).all(|pair| pair[0].1 == pair[1].1), "{wanted:?}");
     rates(&folder, Some(7));
     assert_eq!(rates(&folder, None), wanted);
 }
@@ -168,7 +173,8 @@ fn losses_of_a_model_in_f16_are_scaled() {
     let layers = || SequentialConfig::new().with(Flatten::default()).with(LinearConfig::new(64, 2));
     let train = |dtype, dp| {
         let told = Told::default();
-        let config = Config { dtype, steps: 30, ..config(Layout { dp, ..Layout::default() }, 0) };
+        let config =
+            Config { dtype, steps: 30, validate_every: 0, ..config(Layout { dp, ..Layout::default() }, 0) };
         let trainer = Trainer::new(config).data(pictures(100, None)).callback(told.clone());
         trainer.run_layers(layers, loss).unwrap();
         told
@@ -179,4 +185,42 @@ fn losses_of_a_model_in_f16_are_scaled() {
     // A factor of which gradients overflow is found on every rank, and its steps are left out.
     assert!(half.events().iter().all(|event| event.starts_with("skipped")) && !half.events().is_empty());
     assert_eq!(train(DType::F16, 2).losses().len(), 30);
+}
+
+/// Without running statistics, which only a replica's own rows change, validations are the same under replicas, too.
+#[test]
+fn replicas_validate_with_the_bits_of_one_rank() {
+    let layers = || SequentialConfig::new().with(Flatten::default()).with(LinearConfig::new(64, 2));
+    let validations = |layout: Layout, zero, chains| {
+        let told = Told::default();
+        let [training, held_out] = data();
+        let config = Config { chains, ..config(layout, zero) };
+        let trainer = Trainer::new(config).data(training).validation(held_out).callback(told.clone());
+        trainer.run_layers(layers, loss).unwrap();
+        (told.losses(), told.validations())
+    };
+    let one = validations(Layout::default(), 0, 2);
+    for (dp, pp, zero) in [(2, 1, 0), (2, 1, 3), (2, 2, 1)] {
+        let layout = Layout { dp, pp, ..Layout::default() };
+        assert_eq!(validations(layout, zero, 1), one, "dp {dp} x pp {pp}, ZeRO {zero}");
+    }
+}
+
+#[test]
+fn settings_of_validations_without_their_data_are_refused() {
+    let base = || Config { validate_every: 0, ..config(Layout::default(), 0) };
+    let plateau = Some(phalanx_train::Plateau { factor: 0.5, patience: 1 });
+    for (config, name) in [
+        (Config { validate_every: 3, ..base() }, "`validate_every`"),
+        (Config { keep_best: true, out: Some(Folder::new().path().into()), ..base() }, "`keep_best`"),
+        (Config { validate_every: 3, plateau, ..base() }, "`validate_every`"),
+    ] {
+        let error =
+            Trainer::new(config).data(pictures(40, None)).run_layers(layers, loss).unwrap_err().to_string();
+        assert!(error.contains(name) && error.contains("without validation data"), "{error}");
+    }
+    let config = Config { device: Device::Meta(0), ..base() };
+    let error =
+        Trainer::new(config).data(pictures(40, None)).run_layers(layers, loss).unwrap_err().to_string();
+    assert!(error.contains("memory_report"), "{error}");
 }
