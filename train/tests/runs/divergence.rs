@@ -70,3 +70,18 @@ fn an_exploding_loss_is_found() {
     let error = run(config, &Told::default()).unwrap_err().to_string();
     assert!(error.contains("more than 3 times the last ones' mean"), "{error}");
 }
+
+/// What losses are compared with is in the checkpoint: a run that has just gone on knows what its losses were.
+#[test]
+fn an_exploding_loss_is_found_behind_a_resume() {
+    let folder = Folder::new();
+    let change = |config: Config| {
+        let lr = Schedule::WarmupStableDecay { lr: 0.0, warmup: 10, decay: 0, total: 10, min: 1e4 };
+        Config { explodes_at: 3.0, steps: 16, clip: None, lr, ..config }
+    };
+    settings::on(&folder, Some(8), change);
+    let base = Config { out: Some(folder.path().into()), ..config(Layout::default(), 0) };
+    let trainer = Trainer::new(change(base)).data(pictures(100, None)).validation(pictures(40, None));
+    let error = trainer.resume_if_there().run_layers(layers, loss).unwrap_err().to_string();
+    assert!(error.contains("more than 3 times the last ones' mean"), "{error}");
+}

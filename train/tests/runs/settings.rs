@@ -14,7 +14,7 @@ fn a_mean_over_tokens_is_the_mean_over_rows() {
 }
 
 /// Runs on a folder until it ends or is stopped after a step; what it told.
-fn on(folder: &Folder, stop_after: Option<u64>, change: impl Fn(Config) -> Config) -> (Told, Summary) {
+pub fn on(folder: &Folder, stop_after: Option<u64>, change: impl Fn(Config) -> Config) -> (Told, Summary) {
     struct StopAfter(Option<u64>, Arc<AtomicBool>);
     impl Callback for StopAfter {
         fn step(&mut self, record: &Record) -> Result<()> {
