@@ -1,5 +1,7 @@
 //! The bundled example as a user meets it: a process with a command line.
 
+#[path = "example/configured.rs"]
+mod configured;
 #[path = "example/continued.rs"]
 mod continued;
 #[path = "example/damage.rs"]

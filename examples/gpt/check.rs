@@ -1,4 +1,4 @@
-//! What is refused of flags before any file is read.
+//! Checks of the flags, before any file is read.
 
 use std::path::Path;
 
@@ -15,6 +15,15 @@ const THREADS_MAX: usize = 1024;
 const LAYERS_MAX: usize = 1 << 16;
 /// Ranks in one process at most.
 const RANKS_MAX: usize = 256;
+
+/// Refuses a number of tokens that is less than that of the bytes, or beyond reason.
+pub fn check_vocabulary(vocabulary: usize) -> Result<(), String> {
+    let (least, most) = (256, 1 << 20);
+    match (least..=most).contains(&vocabulary) {
+        true => Ok(()),
+        false => Err(format!("--vocabulary is {vocabulary}, wanted {least} to {most}")),
+    }
+}
 
 impl TrainArgs {
     /// Refuses what cannot be, in one line.
@@ -60,8 +69,18 @@ impl TrainArgs {
         if let Some((flag, x, range)) = numbers.iter().find(|(_, x, range)| !range.contains(x)) {
             return Err(format!("{flag} is {x}, wanted a number from {} up to {}", range.start, range.end));
         }
-        if let Some(vocabulary) = self.vocabulary.filter(|n| !(256..=1 << 20).contains(n)) {
-            return Err(format!("--vocabulary is {vocabulary}, wanted 256 to {}", 1 << 20));
+        self.vocabulary.map_or(Ok(()), check_vocabulary)?;
+        if let (Some(data), Some(_)) = (self.data.as_ref().filter(|path| path.is_dir()), &self.validation) {
+            let data = data.display();
+            return Err(format!(
+                "--validation does not go with --data {data}, a prepared folder, which has held out its own"
+            ));
+        }
+        if self.validate_every > 0
+            && self.data.as_ref().is_some_and(|path| path.is_file())
+            && self.validation.is_none()
+        {
+            return Err("--validate-every goes with --validation, which is not given".into());
         }
         self.check_rule()?;
         self.check_backend()?;

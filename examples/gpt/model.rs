@@ -19,7 +19,7 @@ use phalanx::train::{self, AnyRule, Data, Lane, Place, Run, checkpoints};
 use crate::args::{Architecture, Rule, TrainArgs};
 use crate::text::Corpus;
 
-/// What is to be trained, how text is cut, and whether a folder said so and not the flags.
+/// The model's configuration and its tokenizer. The flag is true if a model's folder gave them, and false if the command line did.
 pub fn plan(args: &TrainArgs, corpus: &Corpus) -> Result<(ModelConfig, Codec, bool), String> {
     let began_with = match args.resume.as_ref().filter(|run| began_with_folder(run)) {
         Some(folder) => {

@@ -3,12 +3,14 @@
 use std::fs::File;
 use std::io::Read;
 use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
 
 use indicatif::{ProgressBar, ProgressStyle};
-use phalanx::train::data::{PrepareOptions, Width, prepare};
+use phalanx::train::data::{PrepareOptions, Prepared, Width, prepare};
 use phalanx::train::text::{Bpe, Codec};
 
 use crate::args::PrepareArgs;
+use crate::check::check_vocabulary;
 use crate::text::{TRAINING, VALIDATION};
 
 /// Bytes of the first texts that byte pairs are learned from.
@@ -16,6 +18,7 @@ const LEARNED_BYTES: u64 = 16 << 20;
 
 /// Writes a folder for `train --data`: tokens to train on, tokens held out, and what cuts text into them.
 pub fn run(args: &PrepareArgs) -> Result<(), String> {
+    check_vocabulary(args.vocabulary)?;
     let codec = match &args.tokenizer {
         Some(folder) => Codec::of(folder).map_err(|e| e.to_string())?,
         None => Codec::Pairs(Bpe::train(&beginning(&args.data)?, args.vocabulary), None),
@@ -33,16 +36,33 @@ pub fn run(args: &PrepareArgs) -> Result<(), String> {
     let bar = ProgressBar::new(0);
     let style = ProgressStyle::with_template("{bar:32} {bytes}/{total_bytes}  {bytes_per_sec}  {eta} left");
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-    let encode = |text: &str| codec.encode(text.as_bytes(), vocabulary).unwrap_or_default();
+    // A text that cannot be cut has no tokens; why is said when all is read.
+    let wrong = Mutex::new(None);
+    let encode = |text: &str| {
+        codec.encode(text.as_bytes(), vocabulary).unwrap_or_else(|error| {
+            wrong.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error.to_string());
+            Vec::new()
+        })
+    };
     let mut progress = |done: u64, all: u64| {
         bar.set_length(all);
         bar.set_position(done);
     };
-    let done = prepare(&args.data, args.out.join(TRAINING), &encode, &options, &mut progress)
-        .map_err(|e| e.to_string())?;
+    let done = prepare(&args.data, args.out.join(TRAINING), &encode, &options, &mut progress);
     bar.finish_and_clear();
+    if let Some(error) = wrong.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        // What was written lacks some of the text. That it cannot be removed would change nothing about the error.
+        [TRAINING, VALIDATION].iter().for_each(|name| drop(std::fs::remove_file(args.out.join(name))));
+        return Err(error);
+    }
+    let done = done.map_err(|e| e.to_string())?;
     codec.save(&args.out).map_err(|e| e.to_string())?;
-    crate::say(&format!("{}: {done:?}, {}", args.out.display(), codec.source()));
+    let Prepared { documents, tokens, validation_documents, validation_tokens } = done;
+    crate::say(&format!(
+        "{}: {tokens} tokens of {documents} documents, {validation_tokens} of {validation_documents} held out; {}",
+        args.out.display(),
+        codec.source()
+    ));
     Ok(())
 }
 

@@ -18,7 +18,7 @@ const HELD_OUT: usize = 40;
 /// Tokens of a file that tell it from others, at its beginning and at its end.
 const TOLD_APART: u64 = 1 << 16;
 
-/// What is trained on, and what is held out of it.
+/// A text in two parts: the model trains on one, and its loss is measured on the other.
 pub enum Corpus {
     Text { training: Vec<u8>, validation: Option<Vec<u8>> },
     Prepared(PathBuf),

@@ -36,7 +36,7 @@ pub fn train(args: &TrainArgs) -> Result<(), String> {
     })
 }
 
-/// What is set when the run is to end after its step.
+/// A flag that Ctrl-C sets. The run ends after the step in which it is set.
 fn ctrl_c() -> Arc<AtomicBool> {
     let stop = Arc::new(AtomicBool::new(false));
     let heard = stop.clone();

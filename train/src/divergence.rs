@@ -17,7 +17,7 @@ const REMEMBERED_MIN: usize = 8;
 /// Names that a message lists.
 const LISTED: usize = 3;
 
-/// The losses so far, and what is done about one that is odd.
+/// Judges each step's loss by the losses before it, and says what the policy does about it.
 pub(crate) struct Watch {
     policy: OnDivergence,
     explodes_at: f64,

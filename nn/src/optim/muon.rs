@@ -134,7 +134,8 @@ impl Rule for Muon {
         from_zero("Muon", "an eps of", self.eps)
     }
 
-    /// Refuses what is no whole matrix: half of one, made orthogonal, is another update than that half of the whole.
+    /// Refuses a parameter that is not a whole matrix. Orthogonalizing a part of a matrix gives another update than orthogonalizing the
+    /// matrix and taking that part.
     fn fits(&self, parameter: &Parameter) -> Result<()> {
         let shape = parameter.tensor().shape().to_vec();
         if shape.len() >= 2 && !shape.contains(&0) && shape == parameter.global_shape() {

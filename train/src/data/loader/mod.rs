@@ -90,8 +90,8 @@ impl DataLoaderConfig {
         self.init(Box::new(samples), None)
     }
 
-    /// Batches for evaluation: all items once, in order. The last step has what is left; a piece of which nothing is left is left
-    /// out, so a rank may get no batch in that step.
+    /// Batches for evaluation: all items once, in order. The last step may be smaller. A piece without items is left out of it, so a rank
+    /// may get no batch in that step.
     ///
     /// # Errors
     /// As [`DataLoaderConfig::train`].
