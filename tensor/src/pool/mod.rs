@@ -235,7 +235,7 @@ mod tests {
         pool.for_each(2, |_| {
             begun.fetch_add(1, Ordering::Relaxed);
             while begun.load(Ordering::Relaxed) < 2 {
-                assert!(Instant::now() < end, "nobody helps");
+                assert!(Instant::now() < end, "no other thread took a piece in time");
                 std::thread::yield_now();
             }
         });
