@@ -156,7 +156,7 @@ mod tests {
     #[cfg(unix)]
     fn a_device_is_written_to_and_stays_one() {
         let path = PathBuf::from("/dev/null");
-        let mut metrics = Metrics::create(&[path.clone()], None, 0).unwrap();
+        let mut metrics = Metrics::create(std::slice::from_ref(&path), None, 0).unwrap();
         metrics.line("{}").unwrap();
         assert!(!path.is_file());
     }
