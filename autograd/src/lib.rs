@@ -36,9 +36,18 @@
 //!   ([`Options::create_graph`]).
 //! - A panic in a backward function or hook is an error of the pass.
 //!
-//! Where to look: [`ops`] for operations, [`Function`] to add one, [`backward`], [`grad()`] and [`backward_inputs`] for
-//! passes, [`jacobian`], [`hvp`] and their kin for derivatives of functions, [`Leaf`] and [`Slot`] for where gradients go, [`checkpoint()`] for recomputation, [`fork`] and [`join`] for
-//! order, [`gradcheck()`] for tests.
+//! | for | items |
+//! |---|---|
+//! | values and operations | [`Var`], whose methods are all operations; [`ops`] lists them by name |
+//! | passes | [`Var::backward`], [`backward()`], [`grad()`], [`backward_inputs`], [`Options`] |
+//! | derivatives of functions | [`vjp`], [`jvp`], [`jacobian`], [`hvp`], [`hessian`] |
+//! | guards | [`no_grad`], [`inference`], [`eval`], [`enable_grad`], [`detect_anomaly`] |
+//! | operations of your own | [`Function`], [`record()`], [`Backward`], [`gradcheck()`] |
+//! | where gradients go | [`Leaf`], [`Slot`], [`HookHandle`] |
+//! | saved values | [`Saved`], [`saved_hooks`], [`Remade`] |
+//! | recomputation | [`checkpoint()`], [`Recompute`] |
+//! | order between parts of the graph | [`fork`], [`join`] |
+//! | draws | [`manual_seed`], [`Generator`] |
 #![forbid(unsafe_code)]
 
 mod anomaly;

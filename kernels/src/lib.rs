@@ -2,6 +2,17 @@
 //!
 //! Kernels keep no state and know no graph. One that writes takes its destination as `&mut`, bumps its version and
 //! says so in its name. See [`ops`].
+//!
+//! | for | items |
+//! |---|---|
+//! | products | [`matmul`], [`linear`], [`conv2d`], [`conv3d`], [`scaled_dot_product_attention`] |
+//! | elements | [`add`], [`mul`], [`exp`], [`gelu`], [`where_`], [`cast`], .. |
+//! | along dimensions | [`sum`], [`mean`], [`softmax`], [`logsumexp`], [`sort`], [`topk`], [`cumsum`], .. |
+//! | norms and losses | [`layer_norm`], [`rms_norm`], [`batch_norm`], [`cross_entropy`], [`nll_loss`] |
+//! | by index | [`index_select`], [`gather`], [`scatter_add`], [`cat`], [`pad`] |
+//! | optimizers, draws | [`ops::optim`], [`ops::random`] |
+//! | the processor | [`isa`] tells the instruction set in use, [`available_isas`] what there is |
+//! | GPUs | [`cuda`] |
 
 mod along;
 mod arithmetic;

@@ -3,6 +3,19 @@
 //! A [`Parameter`] is a handle on a trained tensor; a [`Module`] computes with some; [`Parameters`] visits them by
 //! name. Modules are made in a [`Scope`], which gives every parameter its global name and its initial values. See
 //! [`models`] for transformers built over [`Layers`].
+//!
+//! | for | items |
+//! |---|---|
+//! | models | [`Module`], [`Parameters`], [`Parameter`], [`Buffer`], [`parameters!`], [`Scope`], [`Init`], [`Mode`] |
+//! | layers | [`modules`] lists them: [`Linear`], [`Conv2d`], [`Lstm`], [`MultiheadAttention`], [`LayerNorm`], [`Dropout`], ..; [`SequentialConfig`] puts them in a row |
+//! | losses | [`Loss`], [`CrossEntropyLoss`], [`MseLoss`], [`BceWithLogitsLoss`], [`KlDivLoss`], .. |
+//! | optimizers | [`Optimizer`] over [`Group`]s with a [`Rule`]: [`Sgd`], [`Adam`], [`AdamW`], [`Lion`], [`Muon`], [`Adagrad`], [`Rmsprop`]; [`Ema`] averages weights |
+//! | rates, clipping, scaling | [`Schedule`], [`clip_grad_norm`], [`LossScaler`] |
+//! | evaluation | [`inference`], [`eval`], [`no_grad`] |
+//! | files | [`save`], [`load`], [`load_with`], [`state_dict`], [`load_state_dict`] |
+//! | transformers | [`models::GptConfig`], [`models::LlamaConfig`], [`models::load_model`], [`models::generate`], [`sample()`] |
+//! | steps as CUDA graphs | [`CapturedStep`] |
+//! | what parallel wrappers use | [`Layers`], [`Unit`], [`UnitPolicy`], [`Shard`], [`Holder`] |
 #![forbid(unsafe_code)]
 
 mod buffer;

@@ -1,5 +1,21 @@
 //! Parallel training: engine, communicators, data, tensor and pipeline parallelism.
 //!
+//! A *rank* is one of several workers that train a model together: a thread or a process, with a device of its own.
+//!
+//! | for | items |
+//! |---|---|
+//! | making ranks | [`launch::threads`], [`launch::environment`] (under `torchrun`, `mpirun`, `srun`), [`launch::Rank`] |
+//! | collectives | [`comm::Communicator`], [`comm::Comm`], [`comm::Reduction`], [`comm::meta()`] which counts bytes only |
+//! | data parallelism | [`data_parallel::Ddp`], [`data_parallel::DistributedSampler`], [`data_parallel::SyncBatchNorm`] |
+//! | ZeRO, FSDP | [`sharded::Zero`], [`sharded::ZeroConfig`], [`sharded::Stage`] |
+//! | tensor and sequence parallelism | [`tensor_parallel::TensorParallel`], [`tensor_parallel::ColumnParallelLinear`], [`tensor_parallel::RowParallelLinear`] |
+//! | pipelines over ranks | [`pipeline::ranks::Pipeline`], [`pipeline::ranks::Work`], [`pipeline::schedule`], [`pipeline::planner`] |
+//! | a pipeline in one process | [`pipeline::gpipe::GPipe`], [`pipeline::balance`], [`pipeline::DeferredBatchNorm`] |
+//! | all axes at once | [`mesh::Mesh`], [`mesh::Groups`], [`hybrid::Layout`], [`hybrid::OnMesh`] |
+//! | checkpoints | [`checkpoint::Saver`], [`checkpoint::Checkpoint`] |
+//! | operations that run beside each other | [`engine::Engine`], [`engine::Op`], [`engine::Variable`] |
+//! | formulas of papers | [`estimate::Transformer`] |
+//!
 //! Unsafe code is denied but for `comm/wire/mpi.rs` and `comm/nccl/`, which call MPI and NCCL.
 #![deny(unsafe_code)]
 

@@ -1,6 +1,18 @@
 //! Storage, layouts, dtypes, devices, streams, memory ledger and random draws.
 //!
 //! This crate stores and views tensors; it never computes. See [`Tensor`].
+//!
+//! | for | items |
+//! |---|---|
+//! | numbers | [`Tensor`], [`DType`], [`Element`], [`Scalar`], [`struct@bf16`], [`struct@f16`] |
+//! | views | [`Layout`], [`Index`], [`Dim`], [`broadcast_shapes`] |
+//! | devices | [`Device`] (CPUs, CUDA, `meta`), [`Pool`] of threads, [`Stream`], [`Event`] |
+//! | memory | [`Ledger`], [`Category`], [`Usage`] |
+//! | what holds for a thread | [`Context`]: gradients on or off, training, random key, category |
+//! | random numbers | [`RngKey`], whose page says how a draw is made |
+//! | files | [`io`]: safetensors, npy, atomic writes |
+//! | GPUs | [`cuda`]: libraries, kernels, graphs, numbers that are read late |
+//! | elements, for kernels | [`Storage`], [`Read`], [`Write`], [`Loops`] |
 
 mod allocator;
 mod bytes;

@@ -8,6 +8,16 @@
 //! ```
 //! It knows no model and no command line. A [`Run`] trains a [`Part`](phalanx_parallel::hybrid::Part): a rank's stages of a model,
 //! which give a loss from a batch. [`Trainer`] makes parts of plain modules and of layers in a row.
+//!
+//! | for | items |
+//! |---|---|
+//! | a run in one call | [`Trainer`], [`Config`], [`Layout`], [`Summary`] |
+//! | a loop of your own | [`Run`], [`start`], [`ranks`], [`Place`], [`Data`], [`Averaged`] |
+//! | data sets | [`data::Dataset`], [`data::TensorDataset`], [`data::DataLoader`]; `ImageFolder`, `Csv`, `JsonLines` with the features `images`, `csv`, `json` |
+//! | texts | [`data::TokenFile`], [`data::IndexedTokens`], [`data::Blend`], [`data::prepare`], [`text::Bpe`], [`text::Codec`] |
+//! | numbers that go wrong | [`OnDivergence`], [`Plateau`] |
+//! | what is heard of a run | [`Callback`], [`Event`], [`Record`], [`Reporter`], [`report::Report`], [`Trace`] |
+//! | checkpoints | [`checkpoints::latest`], [`checkpoints::best`] |
 #![forbid(unsafe_code)]
 
 mod ahead;
@@ -55,3 +65,8 @@ pub use reporter::Reporter;
 pub use run::Run;
 pub use trace::{Lane, Trace};
 pub use trainer::Trainer;
+
+/// The README's example, compiled and run.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
