@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Checks the links of the pages: `docs/check_links.py [FILE ..]`, by default those under docs/ and README.md.
+"""Checks the links of the pages: `docs/check_links.py [FILE ..]`, by default all *.md of the repository, and in *.rs those to the pages.
 
 A relative link must lead to a file of this repository, and its anchor to a heading of that page. Every page under docs/ must be in
 SUMMARY.md, and every page of SUMMARY.md must exist. Links of rustdoc (`crate::guide::NAME`) must name a page of the guide. Addresses
-of other sites are not asked for, but those of this repository's files at GITHUB must be files here. Exits with 1 and names page, line and link if something is broken.
+of other sites are not asked for, but those of this repository's files at GITHUB must be files here, with those headings. Exits with 1 and names page, line and link if something is broken.
 """
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -70,8 +71,11 @@ def anchors(path):
 def wrong(page, link):
     """Why a link is broken, or nothing."""
     if link.startswith(GITHUB):
-        there = (ROOT / link.removeprefix(GITHUB).partition("#")[0]).is_file()
-        return None if there else "there is no such file in this repository"
+        name, _, heading = link.removeprefix(GITHUB).partition("#")
+        there = ROOT / name
+        if not there.exists():
+            return "there is no such file in this repository"
+        return "the page has no such heading" if heading and heading not in anchors(there) else None
     if re.match(r"[a-z][a-z0-9+.-]*:(?!:)", link, re.IGNORECASE):
         return None
     if link.startswith("crate::"):
@@ -93,7 +97,11 @@ def wrong(page, link):
 
 
 def links(page):
-    """The links of a page and their lines. A link's text may go over the end of a line."""
+    """The links of a page and their lines. A link's text may go over the end of a line. Of Rust only the addresses under GITHUB."""
+    if page.suffix == ".rs":
+        for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
+            yield from ((number, link) for link in re.findall(re.escape(GITHUB) + r"[\w./#-]*\w", line))
+        return
     lines = dict(prose(page))
     text = "\n".join(lines.get(number, "") for number in range(1, max(lines, default=0) + 1))
     shown = without_code(text)
@@ -113,9 +121,23 @@ def chapters():
             yield f"docs/{name}: it is not in SUMMARY.md"
 
 
+def files_of_the_repository(suffix):
+    """All files of a kind but those that a build or an editor has made."""
+    found = []
+    for folder, folders, names in os.walk(ROOT):
+        folders[:] = [name for name in folders if name != "target" and not name.startswith(".")]
+        found += [Path(folder) / name for name in names if name.endswith(suffix)]
+    return sorted(found)
+
+
+def pages_of_the_repository():
+    """Its pages: the book, and every README and note beside the code."""
+    return files_of_the_repository(".md")
+
+
 def main():
     named = [Path(name).resolve() for name in sys.argv[1:]]
-    pages = named or [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+    pages = named or [*pages_of_the_repository(), *files_of_the_repository(".rs")]
     problems, count = list(chapters()) if not named else [], 0
     for page in pages:
         for number, link in links(page):
@@ -124,7 +146,7 @@ def main():
             if why:
                 problems.append(f"{page.relative_to(ROOT)}:{number}: {link}: {why}")
     print(*problems, sep="\n", file=sys.stderr, end="\n" if problems else "")
-    print(f"{count} links in {len(pages)} pages, {len(problems)} problems")
+    print(f"{count} links in {len(pages)} files, {len(problems)} problems")
     sys.exit(1 if problems else 0)
 
 

@@ -6,9 +6,11 @@
 //! it.
 //!
 //! ```
-//! let library = phalanx_emulated_driver::library();
-//! // then: std::mem::forget(unsafe { libloading::Library::new(path) }), and on with cudarc
-//! # let _ = library;
+//! if let Some(driver) = phalanx_emulated_driver::library() {
+//!     // SAFETY: the library does nothing when it is loaded.
+//!     std::mem::forget(unsafe { libloading::Library::new(driver) }?);
+//! }
+//! # Ok::<(), libloading::Error>(())
 //! ```
 //!
 //! The way of an operation: `lanes` puts it behind what its stream and CUDA's rules say, as an operation in
@@ -65,6 +67,11 @@ mod task;
 mod tensor_map;
 mod touched;
 mod world;
+
+/// The README's example, compiled and run.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
 
 /// The file of this library, to be loaded by its path: beside the running executable or test, or in the folder that
 /// the environment variable `PHALANX_CUDA_EMULATOR` names. `None` if it is not there, as when no `cdylib` was built.
