@@ -1,7 +1,7 @@
 //! The graph: variables, nodes, the backward engine, hooks and recomputation.
 //!
 //! A [`Var`] is a tensor that may know how it was made. There is no tape: each result points at the node of the
-//! operation that made it, a node points at the nodes of its inputs, and what nobody points at any more is gone.
+//! operation that made it, a node points at the nodes of its inputs, and a node is freed with the last value that needs it.
 //!
 //! ```text
 //!      values                          graph                       backward

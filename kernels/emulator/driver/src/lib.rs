@@ -1,9 +1,8 @@
 //! A CUDA driver without a GPU: the driver's C interface, with kernels run by the PTX interpreter `phalanx-ptx`.
 //!
-//! A program that loads this library by its path before its first CUDA call is served by it: the library's SONAME is
-//! the one that cudarc and others ask the loader for. Its file never has a vendor's name, so it serves nobody by
-//! accident; [`library`] says where the file is, and the exported `phalanx_emulated_driver_name` tells a program who serves
-//! it.
+//! A program uses it by loading it by its path before the first CUDA call: the library's SONAME is the one that cudarc
+//! and others ask the loader for. Its file never has a vendor's name, so no program gets it by accident. [`library`]
+//! says where the file is. The exported `phalanx_emulated_driver_name` tells a program that this is the emulator.
 //!
 //! ```
 //! if let Some(driver) = phalanx_emulated_driver::library() {
