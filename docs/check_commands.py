@@ -2,11 +2,13 @@
 """Checks the command lines of the pages: `docs/check_commands.py [FILE ..]`, by default those of all *.md of the repository but CHANGELOG.md.
 
 Every line of a code block, and every piece of code inside a sentence, that calls the example `gpt` is given to the program that
-`cargo build --release --example gpt` has built: those of `train` with `--print-config`, which refuses unknown flags and values that
-contradict each other and then trains nothing, and the others with `--help`, before which unknown flags and wrong values are refused
-too. Exits with 1 and names page, line and error if a command is refused. GPT names another program.
+`cargo build --release --example gpt` has built. Those of `train` get `--print-config`, which refuses unknown flags and values that
+contradict each other, and trains nothing. The others get a last flag that does not exist: if the program complains of that one, it has
+taken all before it. So do lines that begin with `$ `, which show a refusal as the answer. Exits with 1 and names page, line and error
+if a command is refused. GPT names another program.
 """
 
+import itertools
 import os
 import re
 import shlex
@@ -18,11 +20,13 @@ from pathlib import Path
 from check_links import FENCE, ROOT, pages_of_the_repository
 
 # What stands in the pages for the program: `gpt`, a path to it, or Cargo's command.
-CARGO = re.compile(r"^cargo run --release --example gpt(?: --features \S+)?(?: --(?= )| *$)")
+CARGO = re.compile(r"^cargo run --release --example gpt(?: --features \S+)?(?: --(?= ))?(?=\s|$)")
 INLINE = re.compile(r"`((?:gpt|cargo run --release --example gpt --) [^`]+)`")
 SUBCOMMANDS = ("train", "profile", "generate", "prepare")
+# A flag that does not exist.
+UNKNOWN = "--no-such-flag"
 # If fewer are found, this script has stopped to see them.
-FEWEST = 40
+FEWEST = 45
 
 
 def blocks(path):
@@ -48,11 +52,13 @@ def blocks(path):
 
 def words(line, variables):
     """The arguments of `gpt` in a line of a shell, or nothing if it does not call it."""
-    line = re.sub(r"\$(\w+)", lambda name: variables.get(name[1], name[0]), line.removeprefix("$ "))
+    answered, line = line.startswith("$ "), line.removeprefix("$ ")
+    line = re.sub(r"\$(\w+)", lambda name: variables.get(name[1], name[0]), line)
     try:
         given = shlex.split(CARGO.sub("gpt", line), comments=True)
     except ValueError:
         return None  # not a line of a shell
+    given = list(itertools.takewhile(lambda word: word not in (">", "|", "&&"), given)) + [UNKNOWN] * answered
     at = [i for i, word in enumerate(given) if word == "gpt" or word.endswith("release/examples/gpt")]
     starts = given[:1] == ["gpt"] or (at and given[0] in ("mpirun", "torchrun", "srun"))
     return given[at[0] + 1 :] if starts else None
@@ -77,10 +83,13 @@ def commands(page):
 
 def refused(program, given, folder):
     """What the program says against a command line, or nothing."""
-    ends = {"profile", "generate", "prepare"} & set(given[:1]) or {"--help", "-h"} & set(given)
-    last = ["--help"] if ends else ["--print-config"]
-    said = subprocess.run([program, *given, *last], cwd=folder, capture_output=True, text=True, timeout=60)
-    return said.stderr.strip() or f"it ended with {said.returncode}" if said.returncode else None
+    if {"profile", "generate", "prepare"} & set(given[:1]):
+        given = [*given, UNKNOWN]
+    elif not {"--help", "--print-config", UNKNOWN} & set(given):
+        given = [*given, "--print-config"]
+    said = subprocess.run([program, *given], cwd=folder, capture_output=True, text=True, timeout=60)
+    taken = UNKNOWN in said.stderr if UNKNOWN in given else said.returncode == 0
+    return None if taken else said.stderr.strip() or f"it ended with {said.returncode}"
 
 
 def main():
