@@ -6,8 +6,8 @@
 //! use phalanx::prelude::*;
 //!
 //! fn main() -> Result<()> {
-//!     let layers = SequentialConfig::new().with(LinearConfig::new(1, 64)).with(Tanh).with(LinearConfig::new(64, 1));
-//!     let model = layers.init(&Scope::new(1, DType::F32, Device::CPU))?;
+//!     let layers = SequentialConfig::new().with(LinearConfig::new(1, 64)).with(Tanh);
+//!     let model = layers.with(LinearConfig::new(64, 1)).init(&Scope::new(1, DType::F32, Device::CPU))?;
 //!     let mut optimizer = AdamW::default().init(vec![Group::new(model.parameters(), 1e-2)])?;
 //!     let x = Var::linspace(-3.0, 3.0, 64, DType::F32, Device::CPU)?.reshape(&[64, 1])?;
 //!     for _ in 0..200 {
