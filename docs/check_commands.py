@@ -17,7 +17,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from check_links import FENCE, ROOT, pages_of_the_repository
+sys.dont_write_bytecode = True  # no folder of bytecode among the pages
+from check_links import FENCE, ROOT, pages_of_the_repository  # noqa: E402
 
 # What stands in the pages for the program: `gpt`, a path to it, or Cargo's command.
 CARGO = re.compile(r"^cargo run --release --example gpt(?: --features \S+)?(?: --(?= ))?(?=\s|$)")

@@ -4,7 +4,7 @@
 //! Trainer      a run as one value: configuration, data, model, loss
 //! Config       how it trains, whatever it trains           Data      what it reads
 //! start, ranks, Place   how a run comes to have ranks      Run       one rank, from its first step to its last
-//! Record, Summary, Callback   what is heard of it
+//! Record, Summary, Callback   what it reports
 //! ```
 //! It knows no model and no command line. A [`Run`] trains a [`Part`](phalanx_parallel::hybrid::Part): a rank's stages of a model,
 //! which give a loss from a batch. [`Trainer`] makes parts of plain modules and of layers in a row.
@@ -16,7 +16,7 @@
 //! | data sets | [`data::Dataset`], [`data::TensorDataset`], [`data::DataLoader`]; `ImageFolder`, `Csv`, `JsonLines` with the features `images`, `csv`, `json` |
 //! | texts | [`data::TokenFile`], [`data::IndexedTokens`], [`data::Blend`], [`data::prepare`], [`text::Bpe`], [`text::Codec`] |
 //! | numbers that go wrong | [`OnDivergence`], [`Plateau`] |
-//! | what is heard of a run | [`Callback`], [`Event`], [`Record`], [`Reporter`], [`report::Report`], [`Trace`] |
+//! | what a run reports | [`Callback`], [`Event`], [`Record`], [`Reporter`], [`report::Report`], [`Trace`] |
 //! | checkpoints | [`checkpoints::latest`], [`checkpoints::best`] |
 #![forbid(unsafe_code)]
 
