@@ -2,6 +2,8 @@
 
 #[path = "runs/divergence.rs"]
 mod divergence;
+#[path = "runs/packed.rs"]
+mod packed;
 #[path = "runs/settings.rs"]
 mod settings;
 

@@ -20,7 +20,9 @@ use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, record};
 const OP: &str = "scaled_dot_product_attention";
 
 impl Var {
-    /// Attention of these queries. A bool mask marks what may be seen; a floating-point one is added to the scores.
+    /// Attention of these queries. A bool mask marks what may be seen; a floating-point one is added to the scores. An i64 mask
+    /// `[.., T, 1]` has the first key that each query sees under a causal mask: query t sees keys `first[t] ..= t`. It keeps
+    /// documents in one row apart without a matrix, see [`kernels::scaled_dot_product_attention`].
     ///
     /// # Errors
     /// If shapes, dtypes or devices do not fit.
@@ -98,6 +100,8 @@ impl Recorded {
         [dq, dk, dv, dm]: [bool; 4],
     ) -> Result<[Option<Var>; 4]> {
         let (wide_k, wide_v) = (repeat_heads(&k, &q)?, repeat_heads(&v, &q)?);
+        let seen = mask.map(|mask| matrix(mask, &k)).transpose()?;
+        let mask = seen.as_ref();
         let p = probabilities(&q, &wide_k, mask, &self.config)?;
         let keep = keep(&q, &k, &self.config)?;
         let product = p.mul(&kept(dy.matmul(&turned(&wide_v)?)?, keep.as_ref())?)?;
@@ -115,8 +119,9 @@ impl Recorded {
 /// The whole of it as differentiable operations, halves in f32 until the result.
 fn composed([q, k, v]: [&Var; 3], mask: Option<&Var>, config: &Attention) -> Result<Var> {
     let dtype = q.dtype();
+    let mask = mask.map(|mask| matrix(mask, k)).transpose()?;
     let wide = |x: &Var| if x.dtype().size() == 2 { x.to(DType::F32) } else { Ok(x.clone()) };
-    let (q, k, v, mask) = (&wide(q)?, &wide(k)?, &wide(v)?, mask.map(wide).transpose()?);
+    let (q, k, v, mask) = (&wide(q)?, &wide(k)?, &wide(v)?, mask.as_ref().map(wide).transpose()?);
     let p = probabilities(q, &repeat_heads(k, q)?, mask.as_ref(), config)?;
     kept(p, keep(q, k, config)?.as_ref())?.matmul(&repeat_heads(v, q)?)?.to(dtype)
 }
@@ -129,6 +134,15 @@ fn probabilities(q: &Var, k: &Var, mask: Option<&Var>, config: &Attention) -> Re
     }
     let blind = scores.detach().amax(&[-1], true)?.eq_scalar(f64::NEG_INFINITY)?;
     scores.masked_fill(&blind, 0.0)?.softmax(-1)?.masked_fill(&blind, 0.0)
+}
+
+/// A mask over the scores: first visible keys as what may be seen of these keys, others as they are.
+fn matrix(mask: &Var, k: &Var) -> Result<Var> {
+    if mask.dtype() != DType::I64 {
+        return Ok(mask.clone());
+    }
+    let keys = k.shape()[k.rank() - 2] as i64;
+    mask.le(&Var::arange(0, keys, 1, DType::I64, k.device())?)
 }
 
 /// The scores with the mask, and with negative infinity where a key lies behind the query.
@@ -210,6 +224,11 @@ mod tests {
         check_twice(&[&[2, 2], &[3, 2], &[3, 2]], |v| {
             v[0].scaled_dot_product_attention(&v[1], &v[2], Some(&mask), &Attention::default())
         });
+        let first = Var::from_slice(&[0i64, 0, 2, 2, 0, 1, 1, 3], &[2, 1, 4, 1], Device::CPU).unwrap();
+        let shared = Attention { enable_gqa: true, ..causal };
+        check_twice(&[&[2, 2, 4, 3], &[2, 1, 4, 3], &[2, 1, 4, 2]], |v| {
+            v[0].scaled_dot_product_attention(&v[1], &v[2], Some(&first), &shared)
+        });
         let dropping = Attention { dropout: AttentionDropout::new(0.3, 7), ..causal };
         check_twice(&[&[2, 3, 2], &[2, 3, 2], &[2, 3, 2]], |v| {
             v[0].scaled_dot_product_attention(&v[1], &v[2], None, &dropping)
@@ -237,14 +256,18 @@ mod tests {
                 (0..shape.iter().product()).map(|i| (i as f64 * step).sin() as f32).collect();
             Var::from_slice(&values, shape, Device::CPU).unwrap()
         };
-        let masks = [None, Some(blinding_mask()), Some(waves(&[4, 1, 4], 0.9))];
+        let first = Var::from_slice(&[0i64, 0, 2, 0, 1, 1], &[2, 1, 3, 1], Device::CPU).unwrap();
+        let masks = [None, Some(blinding_mask()), Some(waves(&[4, 1, 4], 0.9)), Some(first)];
         for (dtype, tolerance) in [(DType::F32, 1e-6), (DType::BF16, 0.008), (DType::F64, 1e-14)] {
             let [q, k, v] = [(4, 3, 0.7), (2, 4, 0.4), (2, 4, 0.3)]
                 .map(|(heads, length, step)| waves(&[2, heads, length, 5], step).to(dtype).unwrap());
             for mask in &masks {
-                let fits = |m: &Var| if m.dtype() == DType::Bool { Ok(m.clone()) } else { m.to(dtype) };
+                let fits = |m: &Var| if m.dtype() == DType::F32 { m.to(dtype) } else { Ok(m.clone()) };
                 let mask = mask.as_ref().map(fits).transpose().unwrap();
-                for (is_causal, p) in [(false, 0.0), (true, 0.4)] {
+                let marks = |m: &Var| m.dtype() == DType::I64;
+                let causal =
+                    [(false, 0.0), (true, 0.4)].into_iter().skip(mask.iter().filter(|m| marks(m)).count());
+                for (is_causal, p) in causal {
                     let dropout = AttentionDropout::new(p, 3);
                     let config = Attention { is_causal, scale: Some(1.5), enable_gqa: true, dropout };
                     let tiles = q.scaled_dot_product_attention(&k, &v, mask.as_ref(), &config).unwrap();

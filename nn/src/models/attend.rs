@@ -5,7 +5,7 @@ use std::ops::Range;
 use phalanx_autograd::{Attention, Rope, Var};
 use phalanx_tensor::{DType, Device};
 
-use super::KvCache;
+use super::{Documents, KvCache};
 use crate::layers::activation_window;
 use crate::modules::Dropout;
 use crate::{Error, Layers, Result};
@@ -22,6 +22,22 @@ pub(crate) struct Attend {
     dim: usize,
     rope: Option<f64>,
     dropout: Dropout,
+}
+
+/// What the positions of a call are.
+pub(crate) enum Rows<'a> {
+    /// Whole sequences.
+    Whole,
+    /// Further positions of sequences whose earlier ones are in the cache.
+    Further(&'a mut KvCache),
+    /// Whole sequences of documents, which do not see each other.
+    Packed(&'a Documents),
+}
+
+impl<'a> From<Option<&'a mut KvCache>> for Rows<'a> {
+    fn from(cache: Option<&'a mut KvCache>) -> Rows<'a> {
+        cache.map_or(Rows::Whole, Rows::Further)
+    }
 }
 
 /// The whole model's heads.
@@ -61,11 +77,17 @@ impl Attend {
     }
 
     /// Queries `[B, T, heads dim]`, keys and values `[B, T, key heads dim]`: the heads' results, as the queries.
-    pub(crate) fn run(&self, [q, k, v]: [&Var; 3], cache: Option<&mut KvCache>) -> Result<Var> {
+    pub(crate) fn run(&self, [q, k, v]: [&Var; 3], rows: Rows<'_>) -> Result<Var> {
         if let Some(odd) = [q, k, v].into_iter().find(|x| x.rank() != 3) {
             let why = format!("got {:?} after the first map, wanted [B, T, features]", odd.shape());
             return Err(Error::invalid("attention", why));
         }
+        let (cache, documents) = match rows {
+            Rows::Whole => (None, None),
+            Rows::Further(cache) => (Some(cache), None),
+            Rows::Packed(documents) => (None, Some(documents)),
+        };
+        documents.map_or(Ok(()), |documents| documents.check(q.shape()[0], q.shape()[1]))?;
         let before = cache.as_ref().map_or(0, |cache| cache.len());
         let split = |x: &Var, heads: usize| -> Result<Var> {
             let shape = [x.shape()[0], x.shape()[1], heads, self.dim];
@@ -73,7 +95,7 @@ impl Attend {
         };
         let turned = |x: Var| -> Result<Var> {
             let Some(base) = self.rope else { return Ok(x) };
-            Ok(x.rope(None, &Rope { base, offset: before as i64 })?)
+            Ok(x.rope(documents.map(Documents::positions), &Rope { base, offset: before as i64 })?)
         };
         let (q, k) = (turned(split(q, self.heads.len())?)?, turned(split(k, self.key_heads)?)?);
         let v = split(v, self.key_heads)?;
@@ -83,9 +105,9 @@ impl Attend {
         };
         let (k, v) = (self.used(k)?, self.used(v)?);
         let y = if self.dropout.is_active() {
-            self.composed(&q, &k, &v, before)?
+            self.composed(&q, &k, &v, before, documents)?
         } else {
-            self.fused(&q, &k, &v, before)?
+            self.fused(&q, &k, &v, before, documents)?
         };
         let (batch, positions) = (y.shape()[0], y.shape()[2]);
         Ok(y.transpose(1, 2)?.reshape_to(&[batch, positions, self.heads.len() * self.dim])?)
@@ -97,7 +119,7 @@ impl Attend {
         Ok(x.index_select(1, &Var::from_slice(uses, &[uses.len()], x.device())?)?)
     }
 
-    fn fused(&self, q: &Var, k: &Var, v: &Var, before: usize) -> Result<Var> {
+    fn fused(&self, q: &Var, k: &Var, v: &Var, before: usize, documents: Option<&Documents>) -> Result<Var> {
         let positions = q.shape()[2];
         let config = Attention {
             is_causal: before == 0,
@@ -106,18 +128,30 @@ impl Attend {
         };
         let mask = match before > 0 && positions > 1 {
             true => Some(causal_mask(positions, before, q.device())?),
-            false => None,
+            false => documents.map(|documents| documents.first_keys().clone()),
         };
         Ok(q.scaled_dot_product_attention(k, v, mask.as_ref(), &config)?)
     }
 
     /// With dropout on the probabilities, which must therefore exist.
-    fn composed(&self, q: &Var, k: &Var, v: &Var, before: usize) -> Result<Var> {
+    fn composed(
+        &self,
+        q: &Var,
+        k: &Var,
+        v: &Var,
+        before: usize,
+        documents: Option<&Documents>,
+    ) -> Result<Var> {
         let (queries, keys) = (q.shape()[2], k.shape()[2]);
         let (k, v) = (self.shared(k)?, self.shared(v)?);
         let scores = q.matmul(&k.transpose(2, 3)?)?.mul_scalar((self.dim as f64).sqrt().recip())?;
         let hidden = causal_mask(queries, before, q.device())?.eq_scalar(false)?;
-        let p = scores.masked_fill(&hidden, f64::NEG_INFINITY)?.softmax(-1)?;
+        let mut scores = scores.masked_fill(&hidden, f64::NEG_INFINITY)?;
+        if let Some(documents) = documents {
+            let numbers = Var::arange(0, keys as i64, 1, DType::I64, q.device())?;
+            scores = scores.masked_fill(&numbers.lt(documents.first_keys())?, f64::NEG_INFINITY)?;
+        }
+        let p = scores.softmax(-1)?;
         let window =
             activation_window(p.shape(), &[(1, self.heads.start, self.all), (2, before, before + queries)])?;
         debug_assert_eq!(keys, before + queries);

@@ -12,10 +12,10 @@ use phalanx_autograd::Var;
 use phalanx_kernels::Gelu;
 use phalanx_tensor::DType;
 
-use super::attend::{Attend, Heads};
+use super::attend::{Attend, Heads, Rows};
 use super::config::{check_numbers, check_sizes};
 use super::decoder::{Ends, Names};
-use super::{Block, Decoder, KvCache, Stage};
+use super::{Block, Decoder, Documents, KvCache, Stage};
 use crate::layers::{Map, Table, activation_window};
 use crate::modules::{Dropout, LayerNorm, LayerNormConfig};
 use crate::{Error, Init, Layers, Module, OneDevice, Parameters, Result, Scope, parameters};
@@ -234,10 +234,10 @@ impl<L: Layers> GptBlock<L> {
         })
     }
 
-    fn run(&self, x: &Var, cache: Option<&mut KvCache>) -> Result<Var> {
+    fn run(&self, x: &Var, rows: Rows<'_>) -> Result<Var> {
         let joint = self.attn.c_attn.forward(&self.ln_1.forward(x)?.to(self.matrix)?)?;
         let parts = joint.chunk(3, -1)?;
-        let y = self.attend.run([&parts[0], &parts[1], &parts[2]], cache)?;
+        let y = self.attend.run([&parts[0], &parts[1], &parts[2]], rows)?;
         drop((joint, parts));
         let length = y.shape()[1];
         let y = self.attn.c_proj.forward(&y)?;
@@ -264,13 +264,17 @@ impl<L: Layers> GptBlock<L> {
 
 impl<L: Layers> Module for GptBlock<L> {
     fn forward(&self, x: &Var) -> Result<Var> {
-        self.run(x, None)
+        self.run(x, Rows::Whole)
     }
 }
 
 impl<L: Layers> Block for GptBlock<L> {
     fn extend(&self, x: &Var, cache: &mut KvCache) -> Result<Var> {
-        self.run(x, Some(cache))
+        self.run(x, Rows::Further(cache))
+    }
+
+    fn packed(&self, x: &Var, documents: &Documents) -> Result<Var> {
+        self.run(x, Rows::Packed(documents))
     }
 
     fn cache(&self, batch: usize, capacity: usize) -> Result<KvCache> {

@@ -11,9 +11,10 @@ use std::sync::Arc;
 use phalanx_autograd::Var;
 use phalanx_tensor::DType;
 
+use super::attend::Rows;
 use super::config::{check_numbers, check_sizes};
 use super::decoder::{Ends, Names};
-use super::{Block, Decoder, KvCache, Stage};
+use super::{Block, Decoder, Documents, KvCache, Stage};
 use crate::layers::{Map, Table};
 use crate::modules::{GroupedQueryAttention, GroupedQueryAttentionConfig, RmsNorm, RmsNormConfig};
 use crate::{Error, Init, Layers, Module, OneDevice, Parameters, Result, Scope, parameters};
@@ -207,10 +208,10 @@ impl<L: Layers> LlamaBlock<L> {
         })
     }
 
-    fn run(&self, x: &Var, cache: Option<&mut KvCache>) -> Result<Var> {
+    fn run(&self, x: &Var, rows: Rows<'_>) -> Result<Var> {
         let mlp = &self.mlp;
         let n = self.input_layernorm.forward(x)?.to(self.matrix)?;
-        let y = self.self_attn.extend(&n, cache)?;
+        let y = self.self_attn.run(&n, rows)?;
         let (x, wide) = self.post_attention_layernorm.add_forward(x, &y.to(x.dtype())?)?;
         let n = wide.to(self.matrix)?;
         drop(wide);
@@ -222,13 +223,17 @@ impl<L: Layers> LlamaBlock<L> {
 
 impl<L: Layers> Module for LlamaBlock<L> {
     fn forward(&self, x: &Var) -> Result<Var> {
-        self.run(x, None)
+        self.run(x, Rows::Whole)
     }
 }
 
 impl<L: Layers> Block for LlamaBlock<L> {
     fn extend(&self, x: &Var, cache: &mut KvCache) -> Result<Var> {
-        self.run(x, Some(cache))
+        self.run(x, Rows::Further(cache))
+    }
+
+    fn packed(&self, x: &Var, documents: &Documents) -> Result<Var> {
+        self.run(x, Rows::Packed(documents))
     }
 
     fn cache(&self, batch: usize, capacity: usize) -> Result<KvCache> {

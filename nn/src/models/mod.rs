@@ -4,6 +4,7 @@ pub(crate) mod attend;
 mod cache;
 mod config;
 mod decoder;
+mod documents;
 mod generate;
 mod gpt;
 mod hugging_face;
@@ -15,6 +16,7 @@ mod tests;
 pub use cache::KvCache;
 pub use config::ModelConfig;
 pub use decoder::{Block, Decoder, next_token_targets};
+pub use documents::Documents;
 pub use generate::{Sampling, generate, generate_with};
 pub use gpt::{Activation, GptConfig};
 pub use hugging_face::{

@@ -266,3 +266,116 @@ fn sizes_that_do_not_fit_are_refused() {
     let long = Var::from_slice(&[0i64; 13], &[1, 13], Device::CPU).unwrap();
     assert!(model.forward(&long).unwrap_err().to_string().contains("at most 12 positions"));
 }
+
+/// Three rows of 12 tokens, and for each position where its document begins.
+fn documents() -> (Vec<i64>, [[i64; 12]; 3]) {
+    let starts = [[0, 0, 0, 0, 0, 5, 6, 6, 6, 6, 6, 6], [0; 12], [0, 1, 1, 1, 1, 1, 1, 1, 8, 8, 8, 8]];
+    ((0..36).map(|i| i * 7919 % 37).collect(), starts)
+}
+
+fn packed(model: &Decoder, tokens: &[i64], starts: &[[i64; 12]]) -> Var {
+    let shape = [starts.len(), 12];
+    let starts = Var::from_slice(starts.as_flattened(), &shape, Device::CPU).unwrap();
+    let tokens = Var::from_slice(tokens, &shape, Device::CPU).unwrap();
+    model.forward_packed(&tokens, &Documents::new(&starts).unwrap()).unwrap()
+}
+
+fn bits(x: &Var) -> Vec<u64> {
+    let all: Vec<f64> = x.to(DType::F64).unwrap().tensor().contiguous().unwrap().to_vec().unwrap();
+    all.into_iter().map(f64::to_bits).collect()
+}
+
+#[test]
+fn documents_in_a_row_have_the_scores_and_losses_that_they_have_in_rows_of_their_own() {
+    let (tokens, starts) = documents();
+    for config in [gpt(0.0), llama()] {
+        for dtype in [DType::F32, DType::F64, DType::BF16] {
+            let model = build(&config, dtype, Device::CPU);
+            let together = packed(&model, &tokens, &starts);
+            let together = model.logits(&together).unwrap();
+            for (row, starts) in starts.iter().enumerate() {
+                let mut at = 0;
+                while at < 12 {
+                    let n = starts[at..].iter().filter(|&&start| start == at as i64).count();
+                    let own = &tokens[row * 12 + at..][..n];
+                    let own = model.forward(&Var::from_slice(own, &[1, n], Device::CPU).unwrap()).unwrap();
+                    let own = model.logits(&own).unwrap();
+                    let here = together.narrow(0, row, 1).unwrap().narrow(1, at, n).unwrap();
+                    assert!(bits(&here) == bits(&own), "{dtype}, row {row}, document at {at}");
+                    let losses = |x: &Var| {
+                        let x = x.reshape_to(&[n, 37]).unwrap().to(DType::F32).unwrap();
+                        let targets = Var::from_slice(&vec![3i64; n], &[n], Device::CPU).unwrap();
+                        bits(&x.cross_entropy(&targets, &CrossEntropy::default()).unwrap())
+                    };
+                    assert_eq!(losses(&here), losses(&own));
+                    at += n;
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn gradients_of_documents_in_rows_are_those_of_documents_in_rows_of_their_own() {
+    let (tokens, starts) = documents();
+    let grads = |model: &Decoder| -> Vec<Vec<f64>> {
+        model.parameters().iter().map(|p| p.finish_grad().unwrap().unwrap().to_vec().unwrap()).collect()
+    };
+    let loss = |model: &Decoder, x: Var, first: usize| {
+        let n = x.shape()[0] * x.shape()[1];
+        let targets: Vec<i64> = (first..first + n).map(|i| (i * 31 % 37) as i64).collect();
+        let targets = Var::from_slice(&targets, &x.shape()[..2], Device::CPU).unwrap();
+        model.loss(&x, &targets, 1.0 / 36.0).unwrap().backward().unwrap();
+    };
+    for config in [gpt(0.0), llama()] {
+        let mut model = build(&config, DType::F64, Device::CPU);
+        loss(&model, packed(&model, &tokens, &starts), 0);
+        let together = grads(&model);
+        model.set_recompute(RecomputeMode::Always);
+        model.parameters().iter().for_each(|p| p.zero_grad().unwrap());
+        loss(&model, packed(&model, &tokens, &starts), 0);
+        assert_eq!(grads(&model), together, "with recomputation");
+        let single = build(&config, DType::F64, Device::CPU);
+        for (row, starts) in starts.iter().enumerate() {
+            let mut at = 0;
+            while at < 12 {
+                let n = starts[at..].iter().filter(|&&start| start == at as i64).count();
+                let own = Var::from_slice(&tokens[row * 12 + at..][..n], &[1, n], Device::CPU).unwrap();
+                loss(&single, single.forward(&own).unwrap(), row * 12 + at);
+                at += n;
+            }
+        }
+        for (a, b) in together.iter().flatten().zip(grads(&single).iter().flatten()) {
+            assert!((a - b).abs() < 1e-12, "{a} {b}");
+        }
+    }
+}
+
+#[test]
+fn under_dropout_too_a_document_does_not_see_the_one_before() {
+    let (mut tokens, starts) = documents();
+    let model = build(&gpt(0.3), DType::F32, Device::CPU);
+    let _context = Context::with(|c| (c.train, c.rng) = (true, RngKey { seed: 5, step: 9 }));
+    let run = |tokens: &[i64]| packed(&model, tokens, &starts);
+    let before = run(&tokens);
+    tokens[3] = 36; // of the first row's first document
+    let after = run(&tokens);
+    let part = |x: &Var, at: usize, n: usize| bits(&x.narrow(0, 0, 1).unwrap().narrow(1, at, n).unwrap());
+    assert!(part(&before, 3, 2) != part(&after, 3, 2));
+    assert!(part(&before, 5, 7) == part(&after, 5, 7));
+}
+
+#[test]
+fn documents_that_do_not_fit_are_refused() {
+    let model = build(&llama(), DType::F32, Device::CPU);
+    let tokens = |rows: usize| Var::from_slice(&vec![1i64; rows * 12], &[rows, 12], Device::CPU).unwrap();
+    let run = |rows: usize, starts: &[[i64; 12]]| {
+        let starts = Var::from_slice(starts.as_flattened(), &[starts.len(), 12], Device::CPU).unwrap();
+        model.forward_packed(&tokens(rows), &Documents::new(&starts).unwrap()).unwrap_err().to_string()
+    };
+    assert!(run(2, &[[0; 12]]).contains("[2, 12]"));
+    assert!(run(1, &[[0, 0, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0]]).contains("first visible key 1 of query 3"));
+    assert!(run(1, &[[1; 12]]).contains("first visible key 1 of query 0"));
+    let flat = Var::from_slice(&[0i64; 12], &[12], Device::CPU).unwrap();
+    assert!(Documents::new(&flat).unwrap_err().to_string().contains("wanted [B, T] i64"));
+}

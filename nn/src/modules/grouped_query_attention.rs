@@ -8,8 +8,8 @@ use phalanx_tensor::DType;
 use super::Dropout;
 use crate::layers::Map;
 use crate::mode::{Mode, modes};
-use crate::models::KvCache;
-use crate::models::attend::{Attend, Heads};
+use crate::models::attend::{Attend, Heads, Rows};
+use crate::models::{Documents, KvCache};
 use crate::{
     Entry, Error, Init, Layers, Module, OneDevice, Parameter, Parameters, Result, Scope, parameters,
 };
@@ -114,9 +114,21 @@ impl<L: Layers> GroupedQueryAttention<L> {
     /// # Errors
     /// If the input does not fit or the cache is full.
     pub fn extend(&self, x: &Var, cache: Option<&mut KvCache>) -> Result<Var> {
+        self.run(x, cache.into())
+    }
+
+    /// The output for sequences of several documents each, which do not see each other; rotary positions begin anew with each.
+    ///
+    /// # Errors
+    /// If the input or the documents do not fit.
+    pub fn packed(&self, x: &Var, documents: &Documents) -> Result<Var> {
+        self.run(x, Rows::Packed(documents))
+    }
+
+    pub(crate) fn run(&self, x: &Var, rows: Rows<'_>) -> Result<Var> {
         let _mode = self.mode.enter();
         let qkv = self.layers.columns(&[&self.q_proj, &self.k_proj, &self.v_proj], x)?;
-        self.o_proj.forward(&self.attend.run([&qkv[0], &qkv[1], &qkv[2]], cache)?)
+        self.o_proj.forward(&self.attend.run([&qkv[0], &qkv[1], &qkv[2]], rows)?)
     }
 
     /// An empty cache for `batch` sequences of at most `capacity` positions.

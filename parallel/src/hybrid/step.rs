@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use phalanx_nn::autograd::Var;
-use phalanx_nn::models::Decoder;
+use phalanx_nn::models::{Decoder, Documents};
 use phalanx_nn::{Batch, Layers, Parameters};
 use phalanx_tensor::Context;
 
@@ -24,11 +24,16 @@ pub trait Part: Parameters + Send + Sync + 'static {
     fn stream(&self, batch: &Batch) -> Option<Spec>;
 }
 
+/// A language model's batch has inputs and targets `[rows, positions]`, and perhaps the [`Documents`] that rows consist of: for each
+/// position the one at which its document begins. Every stage has them all, so nothing but the stream goes from stage to stage.
 impl<L: Layers> Part for Chunks<Decoder<L>> {
     fn run(&self, stage: usize, input: Option<&Var>, batch: &Batch, scale: f64) -> Result<Var> {
         let model = self.of(stage)?;
-        let [inputs, targets] = batch.vars()?;
-        let x = model.forward(input.unwrap_or(&inputs))?;
+        let (inputs, targets, documents) = tokens(batch)?;
+        let x = match &documents {
+            None => model.forward(input.unwrap_or(&inputs))?,
+            Some(documents) => model.forward_packed(input.unwrap_or(&inputs), documents)?,
+        };
         if !model.stage().last {
             return Ok(x);
         }
@@ -40,6 +45,16 @@ impl<L: Layers> Part for Chunks<Decoder<L>> {
         let (shape, dtype) = self.iter().next()?.stream(rows, positions).ok()?;
         Some(Spec { shape, dtype })
     }
+}
+
+/// Inputs, targets, and the documents if there are.
+fn tokens(batch: &Batch) -> Result<(Var, Var, Option<Documents>)> {
+    if batch.tensors.len() < 3 {
+        let [inputs, targets] = batch.vars()?;
+        return Ok((inputs, targets, None));
+    }
+    let [inputs, targets, starts] = batch.vars()?;
+    Ok((inputs, targets, Some(Documents::new(&starts)?)))
 }
 
 /// A step's work: every rank of a pipeline has the same micro-batches.

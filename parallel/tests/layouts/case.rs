@@ -37,13 +37,20 @@ pub struct Case {
     pub frozen: &'static [&'static str],
     /// How many targets in a row do not count, of every 40; 0 for none.
     pub ignored: usize,
+    /// Whether rows are of several documents, which do not see each other.
+    pub packed: bool,
+}
+
+/// Whether a document begins at a position of a row.
+fn begins(row: usize, at: usize) -> bool {
+    at == 0 || (row * LENGTH + at).is_multiple_of(5)
 }
 
 impl Case {
     /// With micro-batches of different sizes, unless there is one.
     pub fn new(model: ModelConfig, layout: Layout) -> Case {
         let rows = layout.dp * (layout.micro_batches.max(4) + 1);
-        Case { model, dtype: DType::F32, layout, zero: 0, rows, frozen: &[], ignored: 0 }
+        Case { model, dtype: DType::F32, layout, zero: 0, rows, frozen: &[], ignored: 0, packed: false }
     }
 
     pub fn ranks(&self) -> usize {
@@ -67,20 +74,25 @@ impl Case {
             text[start..=start + LENGTH].iter().map(|&token| i64::from(token))
         };
         let target = |row: usize| {
-            let counts = move |at: usize| (row * LENGTH + at) % 40 >= self.ignored;
+            let counts = move |at: usize| {
+                (row * LENGTH + at) % 40 >= self.ignored && !(self.packed && begins(row, at + 1))
+            };
             window(row).skip(1).enumerate().map(move |(at, token)| if counts(at) { token } else { -100 })
         };
         let counted = (0..self.rows).flat_map(target).filter(|&token| token >= 0).count();
         let batch = |piece: std::ops::Range<usize>| {
             let rows = || (piece.start..piece.end).map(|row| row + replica * share);
             let tensor = |tokens: Vec<i64>| Tensor::from_vec(tokens, &[piece.len(), LENGTH], device).unwrap();
-            Batch {
-                tensors: vec![
-                    tensor(rows().flat_map(|row| window(row).take(LENGTH)).collect()),
-                    tensor(rows().flat_map(target).collect()),
-                ],
-                first_row: replica * share + piece.start,
+            let mut tensors = vec![
+                tensor(rows().flat_map(|row| window(row).take(LENGTH)).collect()),
+                tensor(rows().flat_map(target).collect()),
+            ];
+            if self.packed {
+                let start = |row, at: usize| (0..=at).rev().find(|&at| begins(row, at)).unwrap_or(0) as i64;
+                tensors
+                    .push(tensor(rows().flat_map(|row| (0..LENGTH).map(move |at| start(row, at))).collect()));
             }
+            Batch { tensors, first_row: replica * share + piece.start }
         };
         (cut(share, self.layout.micro_batches).into_iter().map(batch).collect(), counted)
     }
@@ -93,6 +105,7 @@ impl fmt::Display for Case {
         let kind = if matches!(self.model, ModelConfig::Gpt(_)) { "gpt" } else { "llama" };
         write!(f, "{kind}{} {} dp{dp} tp{tp} pp{pp} {schedule} ", self.model.layers(), self.dtype)?;
         write!(f, "recompute-{recompute:?} zero{} micro{micro_batches}", self.zero)?;
+        write!(f, "{}", if self.packed { " packed" } else { "" })?;
         write!(f, "{}", if self.layout.sequence_parallel { " sequence-parallel" } else { "" })
     }
 }

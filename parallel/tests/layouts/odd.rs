@@ -127,6 +127,33 @@ fn a_micro_batch_may_have_no_target_that_counts() {
     }
 }
 
+/// Attention that stays inside documents, fused and, with dropout, of other operations.
+#[test]
+fn rows_of_several_documents_train_as_on_one_device() {
+    let without = GptConfig::new(256, LENGTH, 4, 6, WIDTH).with_dropout(0.0);
+    let ModelConfig::Llama(shared) = llama(4, 6, 2) else { unreachable!() };
+    let models =
+        [ModelConfig::Gpt(without), ModelConfig::Llama(LlamaConfig { dropout: 0.0, ..shared }), gpt(4, 6)];
+    let meshes = [
+        (3, 1, 1, "1f1b"),
+        (2, 1, 2, "zb-v"),
+        (1, 1, 4, "interleaved"),
+        (4, 1, 2, "gpipe"),
+        (1, 3, 1, "1f1b"),
+        (2, 2, 2, "1f1b"),
+    ];
+    let modes = [RecomputeMode::Never, RecomputeMode::Always, RecomputeMode::ExceptLast];
+    for (i, (dp, tp, pp, schedule)) in meshes.into_iter().enumerate() {
+        for (j, model) in models.iter().enumerate() {
+            let recompute = modes[(i + j) % 3];
+            let layout =
+                Layout { recompute, sequence_parallel: tp > 1 && j < 2, ..layout(dp, tp, pp, schedule, 3) };
+            let zero = if dp > 1 { ((i + j) % 4) as u8 } else { 0 };
+            check(&Case { packed: true, zero, ..Case::new(model.clone(), layout) });
+        }
+    }
+}
+
 /// The first stage, some stages, or everything but the ends has nothing to train.
 #[test]
 fn parameters_may_be_frozen() {

@@ -5,7 +5,8 @@ use std::ops::Range;
 use std::time::Duration;
 
 use phalanx_kernels as kernels;
-use phalanx_nn::models::Decoder;
+use phalanx_nn::autograd::Var;
+use phalanx_nn::models::{Decoder, Documents};
 use phalanx_nn::{Clip, Optimizer, Parameters, Rule, Scope};
 use phalanx_parallel::Result;
 use phalanx_parallel::checkpoint::{self, Checkpoint, Trained};
@@ -91,9 +92,13 @@ impl Single {
             let (batches, counted) = self.case.batches(step, replica, Device::CPU);
             for batch in batches {
                 let _row = Context::with(|c| c.batch_offset = batch.first_row as u64);
-                let [inputs, targets] = batch.vars().unwrap();
-                let x = model.forward(&inputs).unwrap();
-                let loss = model.loss(&x, &targets, 1.0 / counted as f64).unwrap();
+                let vars: Vec<Var> = batch.tensors.into_iter().map(Var::new).collect();
+                let (inputs, targets) = (&vars[0], &vars[1]);
+                let x = match vars.get(2) {
+                    None => model.forward(inputs).unwrap(),
+                    Some(starts) => model.forward_packed(inputs, &Documents::new(starts).unwrap()).unwrap(),
+                };
+                let loss = model.loss(&x, targets, 1.0 / counted as f64).unwrap();
                 loss.backward().unwrap();
                 losses.push(number(loss.tensor()).unwrap());
             }

@@ -3,6 +3,8 @@
 //! One thread does all query heads that share a key head, blocks of queries ascending, blocks of keys inside; so each
 //! gradient's additions have one order.
 
+use std::ops::Range;
+
 use phalanx_tensor::{Result, Tensor};
 
 use super::cuda;
@@ -195,8 +197,9 @@ impl<T: Real> Pass<'_, T> {
                     let queries = Queries { dq, rows, columns, dy_rows, dy_columns, out_rows };
                     let mut scratch = Scratch { keys, values, dk, dv, queries, scores, slopes, bias, kept };
                     for member in 0..p.group {
-                        for first in (0..p.queries).step_by(QUERIES) {
-                            self.run_block(part, member, first, &mut scratch);
+                        let mut first = 0;
+                        while first < p.queries {
+                            first += self.run_block(part, member, first, &mut scratch);
                         }
                     }
                 });
@@ -214,11 +217,17 @@ impl<T: Real> Pass<'_, T> {
         });
     }
 
-    /// One block of queries of the group's head number `member`.
-    fn run_block(&self, part: &mut Part<'_, T>, member: usize, first: usize, s: &mut Scratch<'_, T::Wide>) {
+    /// One block of queries of the group's head number `member`, from number `first` on: how many they are.
+    fn run_block(
+        &self,
+        part: &mut Part<'_, T>,
+        member: usize,
+        first: usize,
+        s: &mut Scratch<'_, T::Wide>,
+    ) -> usize {
         let p = &self.problem;
         let head = part.key_head * p.group + member;
-        let count = QUERIES.min(p.queries - first);
+        let (count, seen) = self.mask.block(head, first, p.queries - first);
         let width = padded::<T::Wide>(count);
         let q = &mut s.queries;
         let rows = self.inputs[0].rows(head, first, [count, width], q.rows);
@@ -233,7 +242,7 @@ impl<T: Real> Pass<'_, T> {
         dispatch(tile::RowProducts { a: out_rows, b: dy_rows, out: &mut delta[..count] });
         let dq = &mut q.dq[..width * rows.width];
         dq.fill(T::Wide::ZERO);
-        for tile in p.tiles::<T::Wide>(head, first, count, KEYS_BACKWARD) {
+        for tile in p.tiles::<T::Wide>(head, [first, count], seen, KEYS_BACKWARD) {
             let (keys, values) = (s.keys.from(tile.key), s.values.from(tile.key));
             tile.products(keys, (q.columns, p.depth), s.scores);
             tile.products(values, (q.dy_columns, p.value_depth), s.slopes);
@@ -264,21 +273,25 @@ impl<T: Real> Pass<'_, T> {
                 }
             }
         }
-        self.hide(part, member, [first, count], p.keys_before(first + count));
+        self.hide(part, member, [first, count], seen..p.keys_before(first + count));
         if let Some(to) = part.dq.get_mut(member) {
             tile::scale_rows(dq, rows.width, &[scale; QUERIES]);
             store(to, first, &dq[..count * rows.width], rows.width);
         }
+        count
     }
 
-    /// Scores of keys from `end` on, which these queries do not see, have gradient 0.
-    fn hide(&self, part: &mut Part<'_, T>, member: usize, [first, count]: [usize; 2], end: usize) {
+    /// Scores of keys outside of `seen`, which these queries do not see, have gradient 0.
+    fn hide(&self, part: &mut Part<'_, T>, member: usize, [first, count]: [usize; 2], seen: Range<usize>) {
         if part.slopes.is_empty() {
             return;
         }
         let p = &self.problem;
         let rows = part.slopes[(member * p.queries + first) * p.keys..].chunks_exact_mut(p.keys);
-        rows.take(count).for_each(|row| row[end..].fill(T::Wide::ZERO));
+        rows.take(count).for_each(|row| {
+            row[..seen.start.min(p.keys)].fill(T::Wide::ZERO);
+            row[seen.end..].fill(T::Wide::ZERO);
+        });
     }
 }
 

@@ -78,13 +78,14 @@ impl<T: Real> Part<'_, T> {
             let keys = inputs[1].rows(key_head, 0, [seen; 2], keys);
             let values = inputs[2].rows(key_head, 0, [seen; 2], values);
             let mut scratch = Scratch { keys, values, rows, columns, out, scores, bias, kept };
-            for at in (0..self.out.rows()).step_by(QUERIES) {
-                self.block(problem, &inputs[0], (mask, keep), at, &mut scratch);
+            let mut at = 0;
+            while at < self.out.rows() {
+                at += self.block(problem, &inputs[0], (mask, keep), at, &mut scratch);
             }
         });
     }
 
-    /// The block of queries from number `at` of this part on.
+    /// The block of queries from number `at` of this part on: how many they are.
     fn block(
         &mut self,
         problem: &Problem,
@@ -92,16 +93,17 @@ impl<T: Real> Part<'_, T> {
         (mask, keep): (&Mask<'_, T>, Option<&Keep>),
         at: usize,
         s: &mut Scratch<'_, T::Wide>,
-    ) {
-        let count = QUERIES.min(self.out.rows() - at);
-        let (width, first) = (padded::<T::Wide>(count), self.first + at);
+    ) -> usize {
+        let first = self.first + at;
+        let (count, seen) = mask.block(self.head, first, self.out.rows() - at);
+        let width = padded::<T::Wide>(count);
         let rows = query.rows(self.head, first, [count, width], s.rows);
         dispatch(tile::Transpose { rows, factor: T::Wide::from_f64(problem.scale), to: s.columns, width });
         let out = &mut s.out[..width * s.values.width];
         let (mut max, mut sum) = ([-T::Wide::INFINITY; QUERIES], [T::Wide::ZERO; QUERIES]);
         let mut factors = [T::Wide::ONE; QUERIES];
         out.fill(T::Wide::ZERO);
-        for tile in problem.tiles::<T::Wide>(self.head, first, count, KEYS) {
+        for tile in problem.tiles::<T::Wide>(self.head, [first, count], seen, KEYS) {
             tile.products(s.keys.from(tile.key), (s.columns, problem.depth), s.scores);
             dispatch(Exponentials {
                 tile,
@@ -114,7 +116,7 @@ impl<T: Real> Part<'_, T> {
                 sum: &mut sum,
                 shrink: &mut factors,
             });
-            if tile.key > 0 {
+            if tile.key > seen {
                 tile::scale_rows(out, s.values.width, &factors);
             }
             tile.sum_keys(s.scores, s.values.from(tile.key), out);
@@ -126,6 +128,7 @@ impl<T: Real> Part<'_, T> {
         }
         tile::scale_rows(out, s.values.width, &factors);
         store(&mut self.out, at, &out[..count * s.values.width], s.values.width);
+        count
     }
 }
 

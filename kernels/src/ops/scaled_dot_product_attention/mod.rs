@@ -3,6 +3,7 @@
 //! ```text
 //! tile      a block of keys against a block of queries
 //! operand   strided tensors as padded rows; masks as tiles
+//! first_keys  the first key that a query sees, and blocks that end where documents do
 //! dropout   probabilities left out, by their place
 //! forward   all blocks of a head      backward   the same
 //! cuda      the same on a GPU
@@ -11,6 +12,7 @@
 mod backward;
 mod cuda;
 mod dropout;
+mod first_keys;
 mod forward;
 mod operand;
 mod tile;
@@ -56,7 +58,11 @@ struct Problem {
 
 /// `softmax(q kᵀ scale + mask) v` for queries [.., T, D], keys [.., S, D] and values [.., S, E]. A bool mask marks what
 /// may be seen, a floating-point one is added to the scores; it broadcasts to [.., T, S]. Queries that see nothing give
-/// 0. Also gives what the backward pass needs of each query: the largest score and the inverse of the sum of the
+/// 0. An i64 mask [.., T, 1] has the first key that each query sees, so that query t sees keys `first[t] ..= t`: with the
+/// number at which its document begins, several documents in a row do not see each other. It wants `is_causal`, numbers that
+/// do not decrease, and 0 <= first[t] <= t; on a GPU wrong numbers are found when the device is next waited for. What it
+/// hides is not computed. On a CPU documents in a row have the bits that each has alone; on a GPU too if all begin at
+/// multiples of 128, elsewhere they are equal to rounding, since tiles do not begin where documents do. Also gives what the backward pass needs of each query: the largest score and the inverse of the sum of the
 /// exponentials below it. Where the queries' heads lie side by side in memory, [.., T, H, D], so do the result's, but for
 /// a GPU's.
 ///
@@ -156,8 +162,11 @@ impl Problem {
 
     fn check_mask(&self, op: &'static str, query: &Tensor, mask: &Tensor) -> Result<()> {
         check::same_device(op, &[query, mask])?;
+        if mask.dtype() == DType::I64 {
+            return self.check_first_keys(op, query, mask);
+        }
         if mask.dtype() != DType::Bool && mask.dtype() != query.dtype() {
-            return Err(Error::dtype(op, mask.dtype(), format!("a mask of bool or {}", query.dtype())));
+            return Err(Error::dtype(op, mask.dtype(), format!("a mask of bool, i64 or {}", query.dtype())));
         }
         let scores = self.scores_shape(query);
         if broadcast_shapes(op, mask.shape(), &scores)? != scores {
@@ -179,17 +188,17 @@ impl Problem {
         [self.depth, self.value_depth].map(operand::padded::<T>)
     }
 
-    /// The tiles of a block of `queries` queries from number `query` on, with at most `keys` keys each.
+    /// The tiles of a block of `queries` queries from number `query` on, of the keys from `first` on, at most `keys` each.
     fn tiles<T: Float>(
         &self,
         head: usize,
-        query: usize,
-        queries: usize,
+        [query, queries]: [usize; 2],
+        first: usize,
         keys: usize,
     ) -> impl Iterator<Item = Tile> {
         let (width, causal) = (operand::padded::<T>(queries), self.causal);
         let end = self.keys_before(query + queries);
-        (0..end).step_by(keys).map(move |key| Tile {
+        (first..end).step_by(keys).map(move |key| Tile {
             head,
             query,
             queries,

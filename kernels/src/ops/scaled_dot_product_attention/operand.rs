@@ -3,7 +3,8 @@
 
 use phalanx_tensor::{DType, Dims, Element, Loops, Read, Result, Tensor, Write};
 
-use super::tile::Tile;
+use super::first_keys::FirstKeys;
+use super::tile::{QUERIES, Tile};
 use crate::gemm::{Cell, MatRef, Scratch, with_scratch};
 use crate::real::Real;
 use crate::simd::{Float, Isa, Kernel, Vector, dispatch};
@@ -45,7 +46,7 @@ impl<'a, T: Element> Heads<'a, T> {
     }
 
     /// Seen in a shape that it broadcasts to.
-    fn broadcast(op: &'static str, tensor: &'a Tensor, shape: &[usize]) -> Result<Heads<'a, T>> {
+    pub(super) fn broadcast(op: &'static str, tensor: &'a Tensor, shape: &[usize]) -> Result<Heads<'a, T>> {
         let seen = tensor.broadcast_for(op, shape)?;
         let lead = shape.len() - 2;
         let strides = seen.strides();
@@ -61,6 +62,16 @@ impl<'a, T: Element> Heads<'a, T> {
             col_stride: strides[lead + 1],
             columns: shape[lead + 1],
         })
+    }
+
+    /// The first element of a row.
+    pub(super) fn at(&self, head: usize, row: usize) -> T {
+        self.elements[self.starts[head] + row * self.row_stride]
+    }
+
+    /// Heads, without such as lie where the one before does.
+    pub(super) fn distinct(&self) -> impl Iterator<Item = usize> {
+        (0..self.starts.len()).filter(|&head| head == 0 || self.starts[head] != self.starts[head - 1])
     }
 }
 
@@ -247,6 +258,7 @@ pub(super) enum Mask<'a, T> {
     /// True where a key may be seen.
     Bool(Heads<'a, u8>),
     Float(Heads<'a, T>),
+    First(FirstKeys<'a>),
 }
 
 impl<'a, T: Real> Mask<'a, T> {
@@ -254,8 +266,17 @@ impl<'a, T: Real> Mask<'a, T> {
         Ok(match mask {
             None => Mask::None,
             Some(mask) if mask.dtype() == DType::Bool => Mask::Bool(Heads::broadcast(op, mask, scores)?),
+            Some(mask) if mask.dtype() == DType::I64 => Mask::First(FirstKeys::open(op, mask, scores)?),
             Some(mask) => Mask::Float(Heads::broadcast(op, mask, scores)?),
         })
+    }
+
+    /// How many of the `most` queries of a head from number `query` on are a block, and the first key that they see.
+    pub(super) fn block(&self, head: usize, query: usize, most: usize) -> (usize, usize) {
+        match self {
+            Mask::First(first) => (first.block(head, query, most), first.of(head, query)),
+            _ => (most.min(QUERIES), 0),
+        }
     }
 
     /// What is added to a tile's scores [keys, width], in `to`; nothing without a mask.
@@ -266,6 +287,7 @@ impl<'a, T: Real> Mask<'a, T> {
                 mask.turned(tile, to, |seen| if seen == 0 { -T::Wide::INFINITY } else { T::Wide::ZERO });
             }
             Mask::Float(mask) => mask.turned(tile, to, T::widen),
+            Mask::First(first) => return first.tile(tile, to),
         }
         Some(&to[..tile.keys * tile.width])
     }

@@ -15,6 +15,12 @@ enum Masked {
     Bool,
     /// [H, T, S].
     Float,
+    /// [B, 1, T, 1]: documents of lengths up to this, others in the second batch item.
+    Documents(usize),
+    /// [H, T, 1]: a window of so many keys, one more with each head.
+    Window(usize),
+    /// First visible keys of which one is wrong.
+    Wrong([i64; 4]),
 }
 
 /// How queries, keys and values lie.
@@ -41,6 +47,10 @@ struct Call {
     dropout: f64,
     lie: Lie,
     needs: [bool; 4],
+}
+
+fn first_keys(keys: &[i64], shape: &[usize], device: Device) -> Result<Option<Tensor>> {
+    Tensor::from_slice(keys, shape, Device::CPU)?.to_device(device, false).map(Some)
 }
 
 const ALL: [bool; 4] = [true; 4];
@@ -80,6 +90,22 @@ impl Call {
                 let value = |i: usize| if hidden(i) { f64::NEG_INFINITY } else { add(i) };
                 Ok(Some(make(&[self.heads[0], t, s], self.dtype, device, value)))
             }
+            Masked::Documents(most) => {
+                // Lengths from 1 to `most`, in no order.
+                let row = |seed: usize| {
+                    let lengths = (0..).map(move |i| 1 + (i * 7 + seed * 5) % most);
+                    let each = lengths.scan(0, |at, n| Some((std::mem::replace(at, *at + n), n)));
+                    each.flat_map(|(at, n)| std::iter::repeat_n(at as i64, n)).take(t)
+                };
+                first_keys(&row(0).chain(row(1)).collect::<Vec<_>>(), &[2, 1, t, 1], device)
+            }
+            Masked::Window(keys) => {
+                let row =
+                    |head: usize| (0..t).map(move |query| (query + 1).saturating_sub(keys + head) as i64);
+                let heads = self.heads[0];
+                first_keys(&(0..heads).flat_map(row).collect::<Vec<_>>(), &[heads, t, 1], device)
+            }
+            Masked::Wrong(row) => first_keys(&row, &[4, 1], device),
         }
     }
 
@@ -123,6 +149,37 @@ impl Call {
     }
 }
 
+/// Masks of first visible keys.
+fn documents() -> Vec<Call> {
+    let call = |dtype, heads, length, depth| Call::new(dtype, heads, [length, length, depth, depth]).causal();
+    let mut calls = Vec::new();
+    for dtype in FLOATS {
+        for length in [1, 7, 33, 129] {
+            let masked = Masked::Documents(length.div_ceil(2));
+            calls.push(Call { masked, ..call(dtype, [2, 1], length, 64) });
+        }
+        calls.push(Call { masked: Masked::Window(5), needs: ALL, ..call(dtype, [2, 1], 70, 40) });
+    }
+    for depth in [32, 64, 80, 96, 112, 128] {
+        let call = call(DType::BF16, [2, 1], 150, depth);
+        calls.push(Call { masked: Masked::Documents(100), ..call });
+        calls.push(Call { masked: Masked::Documents(9), dropout: 0.5, needs: ALL, lie: Lie::Cut, ..call });
+    }
+    calls.push(Call { masked: Masked::Documents(200), ..call(DType::BF16, [1, 1], 400, 64) });
+    calls.push(Call { masked: Masked::Window(130), ..call(DType::BF16, [2, 1], 400, 64) });
+    for sizes in [[33, 7, 64, 64], [7, 33, 64, 64]] {
+        let call = Call::new(DType::F32, [2, 1], sizes).causal();
+        calls.extend([
+            Call { masked: Masked::Documents(4), ..call },
+            Call { masked: Masked::Window(3), ..call },
+        ]);
+    }
+    for row in [[0, 0, 2, 1], [0, 2, 2, 2], [-1, 0, 0, 0]] {
+        calls.push(Call { masked: Masked::Wrong(row), ..call(DType::F32, [1, 1], 4, 64) });
+    }
+    calls
+}
+
 pub fn cases() -> Vec<Case> {
     let mut calls = Vec::new();
     for dtype in FLOATS {
@@ -150,6 +207,7 @@ pub fn cases() -> Vec<Case> {
         calls.extend([call.causal(), Call { masked: Masked::Bool, dropout: 0.5, needs: ALL, ..call }]);
     }
     calls.push(Call::new(DType::BF16, [1, 1], [300, 300, 64, 64]).causal());
+    calls.extend(documents());
     let mut cases: Vec<Case> = calls.into_iter().map(Call::case).collect();
     for dtype in FLOATS {
         let stream = RngKey { seed: 5, step: 1 }.site(3);

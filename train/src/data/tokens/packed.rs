@@ -7,10 +7,13 @@ use super::{TokenWindows, Tokens};
 use crate::Result;
 
 /// [`TokenWindows`] with a third tensor, by which attention stays inside a document: `starts` `[context]` i64 has, for each position,
-/// the position in the window at which its document begins (0 if that was before the window).
+/// the position in the window at which its document begins (0 if that was before the window). Stages of a
+/// [`Decoder`](phalanx_nn::models::Decoder) take such batches as they take those of two tensors: see
+/// [`Documents`](phalanx_nn::models::Documents).
 ///
-/// Where the next token belongs to another document, the target is -100, which losses pass over. Where documents end in an
-/// end-of-text token ([`Tokens::end_of_text`]), the first token of the next may be predicted from it, and all targets are tokens.
+/// A document's last token has no target in its document. Its target is -100, which losses pass over, also where documents end in an
+/// end-of-text token: that token sees its own document alone, of which the next one's first token does not follow. The trainer
+/// divides losses by all positions of a batch, so its mean is that of the targets times their share of the positions.
 #[derive(Clone, Debug)]
 pub struct Packed<T> {
     windows: TokenWindows<T>,
@@ -42,14 +45,11 @@ impl<T: Tokens> Packed<T> {
     fn window(&self, start: u64) -> Result<Vec<Tensor>> {
         let context = self.windows.context();
         let mut window = self.windows.read(start)?;
-        let tokens = self.windows.tokens();
-        let begins = tokens.document_starts(start..start + context as u64 + 1)?;
+        let begins = self.windows.tokens().document_starts(start..start + context as u64 + 1)?;
         let begins: Vec<usize> = begins.into_iter().map(|at| (at - start) as usize).collect();
         let tensor = |values: &[i64]| Tensor::from_slice(values, &[context], HOST);
         let (inputs, starts) = (tensor(&window[..context])?, tensor(&starts(&begins, context))?);
-        if tokens.end_of_text().is_none() {
-            begins.iter().filter(|&&at| at > 0).for_each(|&at| window[at] = IGNORED);
-        }
+        begins.iter().filter(|&&at| at > 0).for_each(|&at| window[at] = IGNORED);
         Ok(vec![inputs, tensor(&window[1..])?, starts])
     }
 }

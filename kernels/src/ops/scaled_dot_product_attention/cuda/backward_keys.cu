@@ -21,7 +21,7 @@
 // Source: Dao: FlashAttention-2 (2023), with dq in a pass of its own.
 
 // Sizes that registers suffice for, with what masks and the rest take of them.
-constexpr bool PLAIN = MASK == 0 && DROPOUT == 0 && SLOPES == 0 && PACKETS;
+constexpr bool PLAIN = !BIASED && DROPOUT == 0 && SLOPES == 0 && PACKETS;
 
 constexpr int KEYS = 128, M = HEAD <= 64 ? 2 : 1, THREADS = KEYS / (16 * M) * 32;
 constexpr int STAGE = 64;                    // queries that are copied at a time,
@@ -65,6 +65,37 @@ DEVICE void probabilities(f32 (&s)[M][N][4], const Problem& p, const Place& at, 
                     if (n * 8 < hidden) s[m][n][i] = 0;
             }
     }
+    if (CUT && key < first_key(p, at.item, at.head, query + QUERIES - 1)) {
+#pragma unroll
+        for (int n = 0; n < N; n++)
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const int start = first_key(p, at.item, at.head, query + n * 8 + 2 * t + i) - key - g;
+#pragma unroll
+                for (int m = 0; m < M; m++) {
+                    if (m * 16 < start) s[m][n][i] = 0;
+                    if (m * 16 + 8 < start) s[m][n][2 + i] = 0;
+                }
+            }
+    }
+}
+
+// The number of the first query that sees none of the keys before `end`, of any of a key head's query heads.
+DEVICE int queries_seeing(const Problem& p, const Place& at, int end) {
+    if (!CUT) return p.queries;
+    int most = 0;
+#pragma unroll 1
+    for (int member = 0; member < (p.mask_head == 0 ? 1 : p.group); member++) {
+        int low = most, high = p.queries;
+#pragma unroll 1
+        while (low < high) {
+            const int middle = low + (high - low) / 2;
+            if (first_key(p, at.item, at.head * p.group + member, middle) < end) low = middle + 1;
+            else high = middle;
+        }
+        most = low;
+    }
+    return most;
 }
 
 // x times the dropout's factors; a row of words a query.
@@ -102,7 +133,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, HEAD <= 64 ? 2 : 1)
     // Under a causal mask the first keys are seen by the most queries.
     const Place at = place_of_block(p.heads / p.group, blocks_of(p.keys, KEYS));
     const int first = at.block * KEYS, my_row = my_warp() * 16 * M, mine = first + my_row;
-    const int start = p.causal ? first / STAGE : 0, tiles = max(blocks_of(p.queries, STAGE) - start, 0);
+    const int start = p.causal ? first / STAGE : 0, seeing = queries_seeing(p, at, first + KEYS);
+    const int tiles = max(blocks_of(seeing, STAGE) - start, 0);
     const int steps = tiles * p.group;
     auto load_queries = [&](int step, const Place& from) {
         const int query = from.block * STAGE, stage = step & 1;
@@ -146,6 +178,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, HEAD <= 64 ? 2 : 1)
 #pragma unroll 1
         for (int local = 0; local < STAGE; local += QUERIES) {
             if (query + local >= p.queries || (p.causal && query + local + QUERIES <= mine)) continue;
+            if (CUT && first_key(p, from.item, from.head, query + local) >= mine + 16 * M) continue;
             const u32 queries = shared_address(shared.queries[stage]) + local * PITCH;
             const u32 dy = shared_address(shared.dy[stage]) + local * PITCH;
             f32 s[M][N][4], ds[M][N][4];

@@ -12,7 +12,7 @@
 // Source: Dao: FlashAttention-2 (2023).
 
 // Sizes that registers suffice for, with what masks and the rest take of them.
-constexpr bool PLAIN = MASK == 0 && DROPOUT == 0 && SLOPES == 0 && PACKETS;
+constexpr bool PLAIN = !BIASED && DROPOUT == 0 && SLOPES == 0 && PACKETS;
 
 constexpr int M = PLAIN || HEAD <= 64 ? 2 : 1, THREADS = 128, QUERIES = THREADS / 32 * 16 * M;
 constexpr int STAGE = HEAD <= 64 ? 64 : 32;  // keys that are copied at a time,
@@ -55,6 +55,19 @@ DEVICE void probabilities(f32 (&s)[M][N][4], const f32 (&logsumexp)[M][2], const
                     if (n * 8 >= seen) s[m][n][i] = 0;
             }
     }
+    if (CUT && key < first_key(p, at.item, at.head, query + 16 * M - 1)) {
+#pragma unroll
+        for (int m = 0; m < M; m++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const int start = first_key(p, at.item, at.head, query + m * 16 + half * 8 + g) - key - 2 * t;
+#pragma unroll
+                for (int n = 0; n < N; n++) {
+                    if (n * 8 < start) s[m][n][half * 2] = 0;
+                    if (n * 8 + 1 < start) s[m][n][half * 2 + 1] = 0;
+                }
+            }
+    }
 }
 
 // dy vᵀ becomes ds; `kept` has a row of words a query.
@@ -89,6 +102,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     const int first = (blocks - 1 - at.block) * QUERIES, my_row = my_warp() * 16 * M, mine = first + my_row;
     // The scores' gradient is wanted of hidden keys too.
     const int end = SLOPES ? p.keys : p.keys_before(first + QUERIES), tiles = blocks_of(end, STAGE);
+    const int start = SLOPES ? 0 : first_key(p, at.item, at.head, first) / STAGE;
+    const int my_start = SLOPES ? 0 : first_key(p, at.item, at.head, mine);
     const T* keys = p.key.at(at.item, at.head / p.group);
     const T* values = p.value.at(at.item, at.head / p.group);
     auto load_keys = [&](int tile) {
@@ -100,7 +115,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     load_tile<QUERIES, THREADS>(shared.queries, p.query.at(at.item, at.head), p.query.row, first, p.queries, p.depth);
     load_tile<QUERIES, THREADS>(shared.dy, p.dy.at(at.item, at.head), p.dy.row, first, p.queries, p.value_depth);
     copy_async_commit();
-    if (tiles > 0) load_keys(0);
+    if (tiles > start) load_keys(start);
     u8* my_queries = shared.queries + my_row * PITCH;
     Left<M, false> queries, dy;
     queries.open(shared_address(my_queries));
@@ -118,7 +133,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
             delta[m][half] = valid ? p.sums[rows + row + query] : 0;
         }
 #pragma unroll 1
-    for (int tile = 0; tile < tiles; tile++) {
+    for (int tile = start; tile < tiles; tile++) {
         copy_async_wait<0>();
         __syncthreads();  // this tile is here, and nobody reads the one before
         if (tile + 1 < tiles) load_keys(tile + 1);
@@ -133,6 +148,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
         for (int local = 0; local < STAGE; local += KEYS) {
             const int key = tile * STAGE + local;
             if (key >= end || (!SLOPES && p.causal && key >= mine + 16 * M)) continue;
+            if (CUT && key + KEYS <= my_start) continue;
             const u32 key_rows = shared_address(shared.keys[tile & 1]) + local * PITCH;
             f32 s[M][N][4], ds[M][N][4];
             products(s, queries, key_rows);

@@ -4,7 +4,8 @@
 // fragment of keys and values read from shared memory feeds four matrix instructions: 1 cycle of shared memory for 1
 // instruction, half of what the tensor cores take). Two blocks share a multiprocessor, so that one's softmax (the
 // exponentials take two thirds of the matrix instructions' time at depth 64) runs beside the other's products. Under a
-// causal mask blocks with more keys start first, tiles above the diagonal are skipped, and warps skip their own.
+// causal mask blocks with more keys start first, tiles above the diagonal are skipped, and warps skip their own;
+// so are tiles before the first visible key.
 // The queries' fragments stay in registers up to depth 64. Scores and probabilities never leave registers.
 //
 // Bytes: q, k, v read and y written once from device memory as far as the cache holds a head's keys and values; from
@@ -17,7 +18,7 @@
 // Source: Dao: FlashAttention-2 (2023). Exponentials in base 2, log2 e being part of the scale.
 
 // Sizes that registers suffice for, with what masks and dropout take of them.
-constexpr bool PLAIN = MASK == 0 && DROPOUT == 0 && PACKETS;
+constexpr bool PLAIN = !BIASED && DROPOUT == 0 && PACKETS;
 constexpr int M = PLAIN || HEAD <= 96 ? 2 : 1, THREADS = 128, QUERIES = THREADS / 32 * 16 * M;
 constexpr int KEYS = HEAD <= (PLAIN ? 80 : 32) ? 64 : 32;
 constexpr bool HELD = PLAIN && HEAD <= 64;  // the queries' fragments
@@ -40,7 +41,7 @@ struct Scale {
 
     DEVICE explicit Scale(const Problem& p) {
         const f32 scale = (f32)p.scale * (f32)LOG2_E;
-        const bool plain = MASK == 0 && scale > 0;
+        const bool plain = !BIASED && scale > 0;
         unit = plain ? scale : 1;
         factor = plain ? 1 : scale;
     }
@@ -49,7 +50,7 @@ struct Scale {
 // Applies scale, mask and limits to a warp's scores of queries `query ..` and keys `key ..`.
 DEVICE void finish(f32 (&s)[M][N][4], const Problem& p, Place at, f32 factor, int query, int key) {
     const int g = lane_number() / 4, t = lane_number() % 4;
-    if (MASK || factor != 1) {
+    if (BIASED || factor != 1) {
 #pragma unroll
         for (int m = 0; m < M; m++)
 #pragma unroll
@@ -57,7 +58,7 @@ DEVICE void finish(f32 (&s)[M][N][4], const Problem& p, Place at, f32 factor, in
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
                     s[m][n][i] *= factor;
-                    if (MASK)
+                    if (BIASED)
                         s[m][n][i] += (f32)LOG2_E * bias_at(p, at.item, at.head, query + m * 16 + i / 2 * 8 + g, key + n * 8 + 2 * t + i % 2);
                 }
     }
@@ -70,6 +71,19 @@ DEVICE void finish(f32 (&s)[M][N][4], const Problem& p, Place at, f32 factor, in
 #pragma unroll
                 for (int n = 0; n < N; n++)
                     if (n * 8 >= end) s[m][n][i] = least<f32>();
+            }
+    }
+    if (CUT && key < first_key(p, at.item, at.head, query + 16 * M - 1)) {
+#pragma unroll
+        for (int m = 0; m < M; m++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const int start = first_key(p, at.item, at.head, query + m * 16 + half * 8 + g) - key - 2 * t;
+#pragma unroll
+                for (int n = 0; n < N; n++) {
+                    if (n * 8 < start) s[m][n][half * 2] = least<f32>();
+                    if (n * 8 + 1 < start) s[m][n][half * 2 + 1] = least<f32>();
+                }
             }
     }
 }
@@ -125,6 +139,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_forward(const
     // Under a causal mask the last block has the most keys.
     const int first = (blocks - 1 - at.block) * QUERIES, my_row = my_warp() * 16 * M, mine = first + my_row;
     const int end = p.keys_before(first + QUERIES), tiles = blocks_of(end, KEYS);
+    const int start = first_key(p, at.item, at.head, first) / KEYS, my_start = first_key(p, at.item, at.head, mine);
     const T* keys = p.key.at(at.item, at.head / p.group);
     const T* values = p.value.at(at.item, at.head / p.group);
     auto load_keys = [&](int tile) {
@@ -135,8 +150,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_forward(const
 
     load_tile<QUERIES, THREADS>(shared.queries, p.query.at(at.item, at.head), p.query.row, first, p.queries, p.depth);
     copy_async_commit();
-    if (tiles > 0) load_keys(0);
-    if (tiles > 0) copy_async_wait<1>();
+    if (tiles > start) load_keys(start);
+    if (tiles > start) copy_async_wait<1>();
     else copy_async_wait<0>();
     __syncthreads();
     u8* my_rows = shared.queries + my_row * PITCH;
@@ -154,7 +169,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_forward(const
             sum[m][half] = 0;
         }
 #pragma unroll 1
-    for (int tile = 0; tile < tiles; tile++) {
+    for (int tile = start; tile < tiles; tile++) {
         const int key = tile * KEYS;
         copy_async_wait<0>();
         __syncthreads();  // this tile is here, and nobody reads the one before
@@ -163,7 +178,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_forward(const
         draw_tile<QUERIES, KEYS>(&shared.kept[0][0], p, at.item, at.head, first, key);
         __syncthreads();
 #endif
-        if (p.causal && key >= mine + 16 * M) continue;
+        if ((p.causal && key >= mine + 16 * M) || (CUT && key + KEYS <= my_start)) continue;
         f32 s[M][N][4];
         products(s, queries, shared_address(shared.keys[tile & 1]));
         finish(s, p, at, scale.factor, mine, key);

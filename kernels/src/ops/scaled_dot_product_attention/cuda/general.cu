@@ -112,7 +112,7 @@ DEVICE void store_rows(const W (&sum)[R][COLUMNS], const W (&factor)[R], T* head
 }
 
 DEVICE W score_of(const Problem& p, W product, const Place& at, int query, int key) {
-    if (key >= p.keys_before(query + 1)) return least<W>();
+    if (key >= p.keys_before(query + 1) || key < first_key(p, at.item, at.head, query)) return least<W>();
     return product * (W)p.scale + bias_at(p, at.item, at.head, query, key);
 }
 
@@ -144,7 +144,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_forward(const
         sum[i] = 0;
     }
 #pragma unroll 1
-    for (int key = 0; key < end; key += ROWS) {
+    for (int key = first_key(p, at.item, at.head, first) / ROWS * ROWS; key < end; key += ROWS) {
         __syncthreads();
         load_tile(shared.keys, p.key.at(at.item, at.head / p.group), p.key.row, key, end, p.depth);
         load_tile(shared.values, p.value.at(at.item, at.head / p.group), p.value.row, key, end, p.value_depth);
@@ -233,6 +233,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_backward_keys
         const Place from = {at.item, at.head * p.group + member, 0};
 #pragma unroll 1
         for (int query = p.causal ? first : 0; query < p.queries; query += ROWS) {
+            if (CUT && first_key(p, from.item, from.head, query) >= first + ROWS) break;
             __syncthreads();
             load_tile(shared.queries, p.query.at(from.item, from.head), p.query.row, query, p.queries, p.depth);
             load_tile(shared.dy, p.dy.at(from.item, from.head), p.dy.row, query, p.queries, p.value_depth);
@@ -286,7 +287,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_backward_quer
     W dq[R][COLUMNS];
     clear(dq);
 #pragma unroll 1
-    for (int key = 0; key < end; key += ROWS) {
+    for (int key = SLOPES ? 0 : first_key(p, at.item, at.head, first) / ROWS * ROWS; key < end; key += ROWS) {
         __syncthreads();
         load_tile(shared.keys, p.key.at(at.item, at.head / p.group), p.key.row, key, end, p.depth);
         load_tile(shared.values, p.value.at(at.item, at.head / p.group), p.value.row, key, end, p.value_depth);

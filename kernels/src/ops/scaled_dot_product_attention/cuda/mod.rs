@@ -3,7 +3,7 @@
 //! ```text
 //! view      strided tensors as kernels take them       variant   what kernels are compiled for, sizes of blocks
 //! forward.cu   backward_keys.cu   backward_queries.cu  on tensor cores, over tile.cuh
-//! general.cu   the same without                        sums.cu, keep.cu   what surrounds them
+//! general.cu   the same without                        sums.cu, keep.cu, first_keys.cu   what surrounds them
 //! ```
 
 mod variant;
@@ -14,7 +14,7 @@ use phalanx_tensor::{DType, Error, Result, Tensor};
 
 use super::Problem;
 use super::dropout::Keep;
-use crate::cuda::{File, PRELUDE};
+use crate::cuda::{FAULT, File, PRELUDE};
 use crate::wide::wide_dtype;
 use variant::{Block, Variant};
 
@@ -30,6 +30,7 @@ const QUERIES: &[File] =
 const GENERAL: &[File] = &[PRELUDE, PROBLEM, ("general.cu", include_str!("general.cu"))];
 const SUMS: &[File] = &[PRELUDE, PROBLEM, ("sums.cu", include_str!("sums.cu"))];
 const KEEP: &[File] = &[PRELUDE, PROBLEM, ("keep.cu", include_str!("keep.cu"))];
+const FIRST_KEYS: &[File] = &[PRELUDE, FAULT, PROBLEM, ("first_keys.cu", include_str!("first_keys.cu"))];
 
 /// Output and numbers of each query.
 pub(super) fn forward(
@@ -41,6 +42,7 @@ pub(super) fn forward(
     [out, stats]: [&mut Tensor; 2],
 ) -> Result<()> {
     let call = Call::new(op, problem, &inputs, mask, keep, false)?;
+    call.check_first_keys()?;
     let block = call.variant.forward();
     let [query, key, value] = &call.views[..] else { return Ok(()) };
     let slots = [Slot::Read(query), Slot::Read(key), Slot::Read(value), Slot::Write(out)];
@@ -191,7 +193,11 @@ impl<'c> Call<'c> {
         let variant = Variant {
             dtype: query.dtype(),
             depth,
-            mask: mask.map_or(0, |mask| if mask.dtype() == DType::Bool { 1 } else { 2 }),
+            mask: mask.map_or(0, |mask| match mask.dtype() {
+                DType::Bool => 1,
+                DType::I64 => 3,
+                _ => 2,
+            }),
             dropout: keep.is_some(),
             slopes,
             packets: views.iter().all(View::is_packed),
@@ -240,6 +246,17 @@ impl<'c> Call<'c> {
             *count = i32::try_from(size).map_err(wrong)?;
         }
         Ok(args.value([p.scale, self.keep.map_or(1.0, |keep| keep.scale)]).value(counts))
+    }
+
+    /// Finds first visible keys that are none, on the device.
+    fn check_first_keys(&self) -> Result<()> {
+        let (heads, rows) = (self.problem.heads, self.problem.queries);
+        if self.variant.mask != 3 || heads * rows == 0 {
+            return Ok(());
+        }
+        let args = self.args([], Numbers::default())?.faults()?;
+        let block = Block { rows: 256, threads: 256, bytes: 0 };
+        self.launch((FIRST_KEYS, "first_keys.cu"), "attention_first_keys", block, (heads, rows), args)
     }
 
     /// Launches a kernel for so many heads of so many rows.

@@ -1,7 +1,7 @@
 // What attention's kernels are told, and what of it does not depend on how they compute: places, masks, dropout.
 // Sizes: B batch items, H query heads each, T queries, S keys, D depth, E depth of values; H / group key heads.
 //
-// Compiled for: ELEM (bf16, f16, f32, f64); HEAD, at least D and E; MASK 0 none, 1 bool, 2 of ELEM; DROPOUT 0, 1;
+// Compiled for: ELEM (bf16, f16, f32, f64); HEAD, at least D and E; MASK 0 none, 1 bool, 2 of ELEM, 3 first visible keys (i64); DROPOUT 0, 1;
 // SLOPES 0, 1: whether the backward pass also gives the scores' gradient; PACKETS 0, 1: whether all rows are whole
 // packets, that is all addresses, strides, D and E multiples of 16 bytes. The launcher's numbers, which must be the
 // kernel's: BLOCK_ROWS, rows that a block makes; BLOCK_THREADS; BLOCK_BYTES of dynamic shared memory.
@@ -51,9 +51,20 @@ DEVICE Place place_of_block(int heads, int blocks) {
 
 DEVICE int blocks_of(int count, int size) { return (count + size - 1) / size; }
 
+// Whether something is added to scores. Keys before the first visible one are left out by their numbers, as those behind
+// the query are.
+constexpr bool BIASED = MASK == 1 || MASK == 2, CUT = MASK == 3;
+
+// The first key that a query sees, at most the last query's; from 0 to S. Where MASK is not 3 it is 0.
+DEVICE int first_key(const Problem& p, int item, int head, int query) {
+    if (!CUT || p.queries == 0) return 0;
+    const i64 at = item * p.mask_batch + head * p.mask_head + min(query, p.queries - 1) * p.mask_row;
+    return (int)max(i64(0), min(((const i64*)p.mask)[at], (i64)p.keys));
+}
+
 // What is added to a score before the softmax; negative infinity hides.
 DEVICE W bias_at(const Problem& p, int item, int head, int query, int key) {
-    if (MASK == 0 || query >= p.queries || key >= p.keys) return 0;
+    if (!BIASED || query >= p.queries || key >= p.keys) return 0;
     const i64 at = item * p.mask_batch + head * p.mask_head + query * p.mask_row + key * p.mask_column;
     if (MASK == 1) return ((const u8*)p.mask)[at] ? W(0) : least<W>();
     return widen(((const T*)p.mask)[at]);

@@ -179,7 +179,7 @@ struct Score {
 
     DEVICE f32 probability(f32 product, f32 logsumexp, const Problem& p, const Place& at, int query, int key) const {
         f32 score = product * unit - logsumexp;
-        if (MASK) score += (f32)LOG2_E * bias_at(p, at.item, at.head, query, key);
+        if (BIASED) score += (f32)LOG2_E * bias_at(p, at.item, at.head, query, key);
         return exp2_fast(score);
     }
 };

@@ -13,7 +13,7 @@ pub(super) struct Variant {
     pub(super) dtype: DType,
     /// The larger of depth and the values' depth.
     pub(super) depth: usize,
-    /// 0 none, 1 bool, 2 floating-point.
+    /// 0 none, 1 bool, 2 floating-point, 3 first visible keys.
     pub(super) mask: u8,
     pub(super) dropout: bool,
     pub(super) slopes: bool,
@@ -49,7 +49,7 @@ impl Variant {
 
     /// Whether registers hold the larger tiles.
     fn is_plain(&self) -> bool {
-        self.mask == 0 && !self.dropout && self.packets
+        matches!(self.mask, 0 | 3) && !self.dropout && self.packets
     }
 
     /// Bytes of `rows` rows of 16-bit elements, and of as many rows of a bit for each of `bits` probabilities.

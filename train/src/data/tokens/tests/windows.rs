@@ -96,9 +96,12 @@ fn packed_windows_are_the_windows_with_documents_and_no_target_across_them() {
     assert_eq!(read(&packed, 1), [vec![5, 6, 7, 8], vec![6, -100, 8, 9], vec![0, 0, 2, 2]]);
     let last = Packed::new(open(), 6, 1).unwrap().unshifted();
     assert_eq!(read(&last, 0)[1], [2, 3, -100, 5, 6, -100], "the last target is in another document too");
-    // Ends of text are in the text: the next document's first token follows from them.
+    // Ends of text are in the text, and are the last tokens of their documents.
     let joined = Packed::new(vec![1, 0, 2, 3, 0, 4, 5].with_end_of_text(0), 6, 1).unwrap().unshifted();
-    assert_eq!(read(&joined, 0), [vec![1, 0, 2, 3, 0, 4], vec![0, 2, 3, 0, 4, 5], vec![0, 0, 2, 2, 2, 5]]);
+    assert_eq!(
+        read(&joined, 0),
+        [vec![1, 0, 2, 3, 0, 4], vec![0, -100, 3, 0, -100, 5], vec![0, 0, 2, 2, 2, 5]]
+    );
     // Drawn as the windows are.
     let (packed, windows) = (Packed::new(open(), 2, 9).unwrap(), TokenWindows::new(open(), 2, 9).unwrap());
     for sample in 0..20 {
