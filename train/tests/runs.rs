@@ -2,6 +2,8 @@
 
 #[path = "runs/divergence.rs"]
 mod divergence;
+#[path = "runs/reports.rs"]
+mod reports;
 #[path = "runs/settings.rs"]
 mod settings;
 

@@ -124,6 +124,18 @@ impl ModelConfig {
         }
     }
 
+    /// Floating-point operations of a token in a sequence of so many, forward and backward: two for each weight that it is multiplied by forward
+    /// and four backward, and as many for each feature of the positions that it attends to, half of the sequence on average. A table of
+    /// positions is looked up and multiplies nothing, as is the embedding; the head counts. Source: Chowdhery and others: PaLM (2022), appendix B.
+    pub fn flops_per_token(&self, context: usize) -> f64 {
+        let f = |n: usize| n as f64;
+        let (weights, features) = match self {
+            ModelConfig::Gpt(c) => (self.matrix_elements() - f(c.context) * f(c.width), f(c.width)),
+            ModelConfig::Llama(c) => (self.matrix_elements(), f(c.heads) * f(c.head_dim)),
+        };
+        6.0 * weights + 6.0 * f(self.layers()) * features * f(context)
+    }
+
     /// From the text of a `config.json`; `path` names it in errors.
     ///
     /// # Errors

@@ -2,13 +2,14 @@
 
 use std::fmt::Write;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::Report;
 use super::format::{bytes, count, escape, grouped, number, rate, seconds};
 
 /// How long, how large, how it ended.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Summary {
     /// Steps that were run; those before a resume count.
     pub steps: u64,
