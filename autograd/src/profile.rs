@@ -180,8 +180,19 @@ pub(crate) fn node_begins(grads: &[Option<Var>]) -> Option<Given> {
     (PROFILERS.load(Ordering::Relaxed) != 0).then(|| begun(grads))
 }
 
-/// Gradients that a backward function was given: where they lie.
-pub(crate) struct Given(Vec<usize>);
+/// A backward function under way, with the places of the gradients that it was given. One that fails is forgotten.
+pub(crate) struct Given {
+    places: Vec<usize>,
+    has_ended: bool,
+}
+
+impl Drop for Given {
+    fn drop(&mut self) {
+        if !self.has_ended {
+            with(|profile| drop(profile.open.pop()));
+        }
+    }
+}
 
 #[cold]
 #[inline(never)]
@@ -190,9 +201,10 @@ fn begun(grads: &[Option<Var>]) -> Given {
     let given = grads().map(bytes).sum();
     with(|profile| {
         let begun = Moment::now(profile.device);
+        profile.ended = begun;
         profile.open.push(Open { begun, within: Default::default(), given, read: 0.0 });
     });
-    Given(grads().map(place).collect())
+    Given { places: grads().map(place).collect(), has_ended: false }
 }
 
 fn place(tensor: &Tensor) -> usize {
@@ -204,13 +216,13 @@ impl Given {
     #[cold]
     #[inline(never)]
     pub(crate) fn ends<'m>(
-        self,
+        mut self,
         name: &'static str,
         made: &[Option<Var>],
         added: impl Iterator<Item = &'m Meta>,
     ) {
         let made = || made.iter().flatten().map(Var::tensor);
-        let is_new = made().any(|made| !self.0.contains(&place(made)));
+        let is_new = made().any(|made| !self.places.contains(&place(made)));
         let mut elements: f64 = made().map(|made| made.numel() as f64).sum();
         let (mut written, mut is_added): (f64, bool) = (made().map(bytes).sum(), false);
         for meta in added {
@@ -220,6 +232,7 @@ impl Given {
                 (elements + count, written + 2.0 * count * meta.dtype.size() as f64, true);
         }
         with(|profile| profile.backward(name, is_new || is_added, elements, written));
+        self.has_ended = true;
     }
 }
 
@@ -360,6 +373,19 @@ mod tests {
         let timed: Duration = seen.iter().map(|o| o.time).sum();
         assert!(timed <= all, "{timed:?} of {all:?}");
         assert!(timed > all.mul_f64(0.5), "{timed:?} of {all:?}: {seen:?}");
+    }
+
+    /// What runs after a backward function that fails is no part of it.
+    #[test]
+    fn a_failed_backward_function_is_forgotten() {
+        let x = leaf(&[3]);
+        let profiler = Profiler::begin(Device::CPU).unwrap();
+        let w = x.exp().unwrap();
+        let square = w.mul(&w).unwrap();
+        phalanx_kernels::fill_(&mut w.tensor().clone(), 2.0).unwrap();
+        assert!(square.sum_all().unwrap().backward().is_err(), "the saved value was modified");
+        x.tanh().unwrap();
+        assert!(profiler.end().iter().any(|o| o.name == "tanh" && o.pass == Pass::Forward));
     }
 
     #[test]

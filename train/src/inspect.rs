@@ -15,6 +15,7 @@ use crate::holds::holds;
 use crate::place::Place;
 use crate::report::{self, Collective, Holds, Memory, Span, SpanKind, Timeline};
 use crate::run::Run;
+use crate::trace::Lane;
 
 /// Steps of this process before the one that is inspected: the first steps compile and allocate what the later ones use.
 const BEFORE: u64 = 3;
@@ -139,7 +140,7 @@ pub(crate) struct Inspection {
 
 impl Inspection {
     /// Begins. All ranks call it.
-    pub fn begin(notes: &Notes, place: &Place, steps: Range<u64>) -> Result<Inspection> {
+    pub fn begin(notes: &Notes, lane: &Lane, place: &Place, steps: Range<u64>) -> Result<Inspection> {
         place.device.synchronize()?;
         let begin = origin(place)?;
         let mut noted = notes.lock();
@@ -147,8 +148,9 @@ impl Inspection {
             (Some((steps.clone(), begin)), Vec::new(), Vec::new());
         drop(noted);
         place.device.ledger()?.watch();
-        let (heard, step) = (notes.clone(), steps.start);
-        let recomputations = hear_recomputations(move |times| heard.note("recompute", step, times, None));
+        let (heard, lane) = (notes.clone(), lane.clone());
+        let recomputations =
+            hear_recomputations(move |times| heard.note("recompute", lane.current(), times, None));
         Ok(Inspection { notes: notes.clone(), steps, begin, _recomputations: recomputations })
     }
 

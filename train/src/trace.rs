@@ -141,6 +141,11 @@ impl Lane {
         self.notes.as_ref()
     }
 
+    /// The step under way.
+    pub(crate) fn current(&self) -> u64 {
+        self.step.load(Ordering::Relaxed)
+    }
+
     /// A step begins.
     pub fn begin(&self, step: u64) {
         self.step.store(step, Ordering::Relaxed);

@@ -153,7 +153,7 @@ impl<'a> Training<'a> {
             (Some(notes), Some(wanted)) if steps.contains(&wanted.start) => (notes, wanted.clone()),
             _ => return work(self),
         };
-        let inspection = Inspection::begin(&notes, &self.run.place, wanted)?;
+        let inspection = Inspection::begin(&notes, &self.run.lane, &self.run.place, wanted)?;
         let done = work(self)?;
         self.to_inspect = None;
         let (memory, timeline, holds) = inspection.end(self.run)?;
