@@ -1,12 +1,33 @@
-//! What a rank holds of a model and keeps from step to step.
+//! The layout of a run, and what each rank holds of a model and keeps from step to step.
 
 use phalanx_nn::Parameters;
-use phalanx_parallel::mesh::Coordinates;
+use phalanx_parallel::mesh::{Axis, Coordinates};
 use phalanx_tensor::Category;
 
-use crate::Result;
-use crate::report::Holds;
+use crate::report::{Holds, Layout};
 use crate::run::Run;
+use crate::{Config, Result};
+
+/// Which rank holds what, if there are several.
+pub(crate) fn layout(config: &Config) -> Option<Layout> {
+    let (mesh, schedule) = (config.layout.mesh().ok()?, config.layout.schedule().ok()?);
+    if config.ranks() == 1 {
+        return None;
+    }
+    let holds = |rank: usize| {
+        let Coordinates { tp, dp, pp } = mesh.coordinates(rank);
+        let stages: Vec<usize> = schedule.stages_of(pp).collect();
+        Holds { rank, data: dp, tensor: tp, pipeline: pp, stages, ..Holds::default() }
+    };
+    Some(Layout {
+        data: mesh.size(Axis::Dp),
+        tensor: mesh.size(Axis::Tp),
+        pipeline: mesh.size(Axis::Pp),
+        zero_stage: config.zero,
+        schedule: if schedule.stages() > 1 { config.layout.schedule.clone() } else { String::new() },
+        ranks: (0..config.ranks()).map(holds).collect(),
+    })
+}
 
 /// What this rank holds now.
 pub(crate) fn holds(run: &Run) -> Result<Holds> {

@@ -16,6 +16,7 @@ mod averaged;
 mod callback;
 mod captured;
 pub mod checkpoints;
+mod command;
 mod config;
 pub mod data;
 mod divergence;

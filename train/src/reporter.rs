@@ -3,17 +3,16 @@
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use phalanx_parallel::mesh::{Axis, Coordinates};
 use phalanx_tensor::io::atomic;
 
 use crate::callback::{Callback, Event};
+use crate::command::{Given, command};
+use crate::holds::layout;
 use crate::machine::machine;
 use crate::record::{Record, Summary, numbers_in};
 use crate::report::events::Events;
 use crate::report::table::Table;
-use crate::report::{
-    Collective, Curves, Holds, Layout, Mark, MarkKind, Profile, Report, Sample, Series, Setting, svg,
-};
+use crate::report::{Collective, Curves, Mark, MarkKind, Profile, Report, Sample, Series, Setting, svg};
 use crate::{Config, Error, Result, Run};
 
 /// The page is written after so many steps. The next time comes after as many again, or after a tenth of the steps done if that is more, because a
@@ -67,7 +66,7 @@ impl Reporter {
             name: of_folder.unwrap_or_else(|| name.into()),
             settings: settings.into_iter().map(setting).collect(),
             machine: machine(config),
-            command: std::env::args().map(quoted).collect::<Vec<_>>().join(" "),
+            command: command(),
             ..Report::default()
         };
         report.curves.loss_unit = "nats".into();
@@ -114,6 +113,8 @@ impl Reporter {
             return Ok(());
         }
         std::fs::create_dir_all(&self.folder).map_err(|e| Error::file(&self.folder, e))?;
+        let summary = &mut self.report.summary;
+        (summary.parameters, summary.ranks) = (run.parameters() as u64, run.config().ranks());
         if let Some(earlier) = earlier(&self.folder) {
             self.report = earlier;
         }
@@ -207,33 +208,6 @@ fn each_curve(curves: &mut Curves) -> [&mut Series; 6] {
 /// The report that a folder has. One that cannot be read counts as none: it only adds to what is known.
 fn earlier(folder: &Path) -> Option<Report> {
     serde_json::from_str(&std::fs::read_to_string(folder.join("report.json")).ok()?).ok()
-}
-
-/// Tells settings that were given from those that have their defaults.
-struct Given {
-    words: Vec<String>,
-    defaults: Vec<(String, String)>,
-}
-
-impl Given {
-    fn new() -> Given {
-        Given { words: std::env::args().collect(), defaults: Config::default().settings() }
-    }
-
-    /// A setting of [`Config`] that differs from its default, or another that the command line names.
-    fn is(&self, key: &str, value: &str) -> bool {
-        let default = self.defaults.iter().find(|(name, _)| name == key);
-        let flag = format!("--{key}");
-        let is_named = |word: &String| {
-            word.strip_prefix(&flag).is_some_and(|rest| rest.is_empty() || rest.starts_with('='))
-        };
-        self.words.iter().any(is_named)
-            || default.is_some_and(|(_, default)| default != value && !self.has_flags())
-    }
-
-    fn has_flags(&self) -> bool {
-        self.words.iter().any(|word| word.starts_with("--"))
-    }
 }
 
 fn told(text: String) -> Error {
@@ -350,7 +324,8 @@ impl Callback for Reporter {
     fn failed(&mut self, step: u64, error: &Error) -> Result<()> {
         let text = error.to_string();
         self.mark(step + 1, MarkKind::Failed, &text);
-        self.close(format!("Failed: {text}."))
+        let counted = if text.contains("step ") { " (this message counts steps from 0)" } else { "" };
+        self.close(format!("Failed: {text}{counted}."))
     }
 
     fn ended(&mut self, summary: &Summary) -> Result<()> {
@@ -388,37 +363,6 @@ fn date(day: i64) -> String {
     format!("{:04}-{m:02}-{d:02}", year + era * 400 + i64::from(m <= 2))
 }
 
-/// Which rank holds what, if there are several.
-fn layout(config: &Config) -> Option<Layout> {
-    let (mesh, schedule) = (config.layout.mesh().ok()?, config.layout.schedule().ok()?);
-    if config.ranks() == 1 {
-        return None;
-    }
-    let holds = |rank: usize| {
-        let Coordinates { tp, dp, pp } = mesh.coordinates(rank);
-        let stages: Vec<usize> = schedule.stages_of(pp).collect();
-        Holds { rank, data: dp, tensor: tp, pipeline: pp, stages, ..Holds::default() }
-    };
-    Some(Layout {
-        data: mesh.size(Axis::Dp),
-        tensor: mesh.size(Axis::Tp),
-        pipeline: mesh.size(Axis::Pp),
-        zero_stage: config.zero,
-        schedule: if schedule.stages() > 1 { config.layout.schedule.clone() } else { String::new() },
-        ranks: (0..config.ranks()).map(holds).collect(),
-    })
-}
-
-/// A word of a command line as a shell reads it.
-fn quoted(word: String) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+@%".contains(c);
-    if !word.is_empty() && word.chars().all(plain) {
-        word
-    } else {
-        format!("'{}'", word.replace('\'', "'\\''"))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -428,14 +372,6 @@ mod tests {
         assert_eq!(
             [0, 59, 11_016, 19_723, 20_781].map(date),
             ["1970-01-01", "1970-03-01", "2000-02-29", "2024-01-01", "2026-11-24"]
-        );
-    }
-
-    #[test]
-    fn words_are_quoted_where_a_shell_would_cut_them() {
-        assert_eq!(
-            [quoted("--lr=1e-3".into()), quoted("a b's".into()), quoted(String::new())],
-            ["--lr=1e-3", "'a b'\\''s'", "''"]
         );
     }
 }

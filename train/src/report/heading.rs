@@ -56,6 +56,7 @@ pub(super) fn name(report: &Report) -> &str {
 fn sentence(report: &Report) -> String {
     let Report { summary, curves, .. } = report;
     let mut text = match summary.steps {
+        0 if !report.profile.ranks.is_empty() => "A profile".to_owned(),
         0 => "No step was run".to_owned(),
         1 => "1 step".to_owned(),
         steps => format!("{} steps", grouped(steps)),
