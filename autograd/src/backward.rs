@@ -10,7 +10,7 @@ use crate::engine::Place;
 use crate::node::{Edge, Node};
 use crate::remade::Remade;
 use crate::saved::Saved;
-use crate::{Result, Var};
+use crate::{Result, Var, profile};
 
 /// Gradients in the order of an operation's inputs; `None` where there is none.
 pub type Grads = SmallVec<[Option<Var>; 2]>;
@@ -145,7 +145,9 @@ impl Cx<'_> {
     /// # Errors
     /// If it was modified in place since.
     pub fn get(&self, saved: &Saved) -> Result<Var> {
-        saved.unpack(self.node, self.create_graph)
+        let value = saved.unpack(self.node, self.create_graph)?;
+        profile::reads(value.tensor());
+        Ok(value)
     }
 
     /// A saved value that is not needed again: its memory may be written where nobody else sees it
@@ -154,7 +156,9 @@ impl Cx<'_> {
     /// # Errors
     /// As [`Cx::get`].
     pub fn take(&self, saved: Saved) -> Result<Tensor> {
-        saved.take(self.node)
+        let value = saved.take(self.node)?;
+        profile::reads(&value);
+        Ok(value)
     }
 
     /// A gradient summed over what was broadcast from input `i`, which requires one.

@@ -22,6 +22,7 @@
 use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use phalanx_tensor::{Context, Device};
 
@@ -214,7 +215,9 @@ impl Recomputation {
             Context { grad: true, checkpointing: false, recomputing: true, ..self.context }.enter();
         let _sequence = sequence::use_reserved(&self.sequence);
         let _numbers = repeated::read(&self.numbers);
+        let begin = Instant::now();
         let outputs = (self.function)(&inputs)?;
+        HEARER.with_borrow(|hearer| hearer.iter().for_each(|hear| hear([begin, Instant::now()])));
         let same = |(var, meta): (&Var, &Meta)| Meta::of(var.tensor()) == *meta;
         if outputs.len() != node.outputs.len() || !outputs.iter().zip(node.outputs.iter()).all(same) {
             let why = "checkpoint: the recomputation has other outputs than the forward pass had";
@@ -227,6 +230,29 @@ impl Recomputation {
     pub(crate) fn take(&self, node: &Arc<Node>) -> Result<Vec<Option<Edge>>> {
         let recomputed = self.recomputed.lock().unwrap_or_else(PoisonError::into_inner).take();
         recomputed.map_or_else(|| self.run(node), Ok)
+    }
+}
+
+thread_local! {
+    static HEARER: RefCell<Option<Box<Hear>>> = const { RefCell::new(None) };
+}
+
+/// Hears when a recomputation began and ended; it must not begin one.
+type Hear = dyn Fn([Instant; 2]);
+
+/// Lets `hear` know of every recomputation of this thread, when it began and ended, until the guard is dropped.
+pub fn hear_recomputations(hear: impl Fn([Instant; 2]) + 'static) -> HearingGuard {
+    HearingGuard { before: HEARER.replace(Some(Box::new(hear))) }
+}
+
+/// See [`hear_recomputations`].
+pub struct HearingGuard {
+    before: Option<Box<Hear>>,
+}
+
+impl Drop for HearingGuard {
+    fn drop(&mut self) {
+        HEARER.set(self.before.take());
     }
 }
 

@@ -3,7 +3,7 @@
 use phalanx_tensor::Tensor;
 use smallvec::SmallVec;
 
-use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, no_grad, record_many};
+use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, begins, no_grad, record_many};
 
 /// An operation with a derivative of its own: how to compute it, what to keep, how to differentiate it.
 ///
@@ -70,6 +70,7 @@ pub trait Function: Send + Sync + Sized + 'static {
     /// # Errors
     /// As [`Function::forward`] and [`Function::save`].
     fn apply(self, inputs: &[&Var]) -> Result<Vec<Var>> {
+        begins();
         let tensors: SmallVec<[&Tensor; 4]> = inputs.iter().map(|v| v.tensor()).collect();
         let plain = no_grad();
         let outputs = self.forward(&tensors)?;

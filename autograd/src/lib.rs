@@ -48,6 +48,7 @@
 //! | recomputation | [`checkpoint()`], [`Recompute`] |
 //! | order between parts of the graph | [`fork`], [`join`] |
 //! | draws | [`manual_seed`], [`Generator`] |
+//! | where the time goes | [`Profiler`] |
 #![forbid(unsafe_code)]
 
 mod anomaly;
@@ -67,6 +68,7 @@ mod operation;
 pub mod ops;
 mod outputs;
 mod phony;
+mod profile;
 mod record;
 mod remade;
 mod repeated;
@@ -78,7 +80,10 @@ mod var;
 
 pub use anomaly::{AnomalyGuard, detect_anomaly, is_detecting_anomaly};
 pub use backward::{Backward, Cx, Grads, grads1, grads2};
-pub use checkpoint::{Recompute, checkpoint, checkpoint_apart, is_checkpointing, is_recomputing};
+pub use checkpoint::{
+    HearingGuard, Recompute, checkpoint, checkpoint_apart, hear_recomputations, is_checkpointing,
+    is_recomputing,
+};
 pub use dependency::{fork, join};
 pub use engine::{Options, WeightWork, backward, backward_inputs, grad};
 pub use error::{Error, Result};
@@ -94,6 +99,7 @@ pub use phalanx_kernels as kernels;
 pub use phalanx_kernels::{Conv1dOptions, ConvOptions, Gelu, PoolOptions};
 pub use phalanx_tensor as tensor;
 pub use phony::phony;
+pub use profile::{OperationTime, Pass, Profiler, begins};
 pub use record::{Saver, is_recording, record, record_many, record_none};
 pub use remade::Remade;
 pub use repeated::repeated;

@@ -13,7 +13,7 @@ use crate::operation::Recorded;
 use crate::remade::{Remade, Source};
 use crate::saved::Saved;
 use crate::sequence::{next_sequence, pass_over};
-use crate::{Error, Result, Var, spare};
+use crate::{Error, Result, Var, profile, spare};
 
 /// Saves values for backward, while an operation is recorded.
 pub struct Saver<'a> {
@@ -101,6 +101,7 @@ pub fn record<B: Backward + 'static>(
     output: Tensor,
     backward: impl FnOnce(&Saver<'_>) -> Result<B>,
 ) -> Result<Var> {
+    profile::forward(name, inputs, std::slice::from_ref(&output));
     if !joins(name, inputs) {
         return Ok(Var::from_parts(output, None));
     }
@@ -119,6 +120,7 @@ pub fn record_many<B: Backward + 'static>(
     outputs: SmallVec<[Tensor; 4]>,
     backward: impl FnOnce(&Saver<'_>) -> Result<B>,
 ) -> Result<SmallVec<[Var; 4]>> {
+    profile::forward(name, inputs, &outputs);
     if !joins(name, inputs) || outputs.is_empty() {
         return Ok(outputs.into_iter().map(|t| Var::from_parts(t, None)).collect());
     }
@@ -135,6 +137,7 @@ pub fn record_many<B: Backward + 'static>(
 /// # Errors
 /// If gradients are recorded and an input requires one: a gradient is never dropped silently.
 pub fn record_none(name: &'static str, inputs: &[&Var], output: Tensor) -> Result<Var> {
+    profile::forward(name, inputs, std::slice::from_ref(&output));
     if output.dtype().is_float() && joins(name, inputs) {
         return Err(Error::NotDifferentiable { op: name });
     }

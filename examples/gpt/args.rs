@@ -24,6 +24,8 @@ pub struct Cli {
 pub enum Command {
     /// Train, then print a sample. Without a subcommand, flags change the run of `examples/gpt/first_run.toml`.
     Train(Box<TrainArgs>),
+    /// Train a few steps and print which operations take their time, on each rank. The flags are those of `train`.
+    Profile(Box<TrainArgs>),
     /// Make token files of large texts, for `train --data DIR`.
     Prepare(PrepareArgs),
     /// Continue a prompt.
@@ -43,6 +45,9 @@ pub struct TrainArgs {
     /// That file.
     #[arg(skip)]
     pub written: String,
+    /// Whether operations are timed instead.
+    #[arg(skip)]
+    pub profile: bool,
     /// Text to learn, or a folder that `prepare` has made; without it, the sources and pages of this workspace.
     #[arg(long, value_name = "FILE")]
     pub data: Option<PathBuf>,

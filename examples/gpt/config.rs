@@ -22,7 +22,7 @@ pub fn expanded(given: Vec<OsString>, train: &Command) -> Result<Vec<OsString>, 
         "generate" | "prepare" | "help" | "-h" | "--help" | "-V" | "--version" => {
             return Ok([program, rest].concat());
         }
-        "train" => drop(rest.remove(0)),
+        "train" | "profile" => drop(rest.remove(0)),
         _ => flags = self::flags(FIRST_RUN, Path::new("first_run.toml"), train)?,
     }
     if let Some(path) = named(&rest) {
@@ -30,7 +30,8 @@ pub fn expanded(given: Vec<OsString>, train: &Command) -> Result<Vec<OsString>, 
             std::fs::read_to_string(&path).map_err(|e| format!("{}: {e}", Path::new(&path).display()))?;
         flags.extend(self::flags(&text, Path::new(&path), train)?);
     }
-    Ok([program, vec!["train".into()], flags, rest].concat())
+    let name = if first == "profile" { "profile" } else { "train" };
+    Ok([program, vec![name.into()], flags, rest].concat())
 }
 
 /// The file that `--config` names.

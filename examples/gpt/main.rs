@@ -3,6 +3,7 @@
 //! ```text
 //! cargo run --release --example gpt                                  # the bundled text, as first_run.toml says
 //! cargo run --release --example gpt -- train --data FILE --steps 500 --out run
+//! cargo run --release --example gpt -- profile --layers 8             # which operations take the time of a step
 //! cargo run --release --example gpt -- prepare --data FILE.. --out tokens
 //! cargo run --release --example gpt -- generate --model run --prompt "Once"
 //! ```
@@ -28,7 +29,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, FromArgMatches};
 use phalanx::kernels;
 
-use args::{Cli, Command};
+use args::{Cli, Command, TrainArgs};
 
 fn main() -> ExitCode {
     let done =
@@ -61,6 +62,7 @@ fn run(given: Vec<OsString>) -> Result<(), String> {
             }
             train::train(&args)
         }
+        Command::Profile(args) => train::train(&TrainArgs { profile: true, ..*args }),
     }
 }
 

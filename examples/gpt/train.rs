@@ -126,12 +126,15 @@ fn train_rank(
     if args.device.is_meta() {
         return run.memory_report().map(Some);
     }
-    // Two operations a weight forward and four backward; attention as much for each feature and position, of which it sees half.
-    let (weights, attended) =
-        (config.matrix_elements(), (config.layers() * config.width() * args.context) as f64);
-    let mut run = run.with_flops(6.0 * weights + 6.0 * attended);
+    let mut run = run.with_flops(config.flops_per_token(args.context));
     if let Some(folder) = &args.resume {
         run.resume(folder)?;
+    }
+    if args.profile {
+        let profile = run.profile(PROFILED.min(args.steps))?;
+        return reporter(args, &run, bytes_per_token)
+            .profiled(&run, &profile)
+            .map(|()| run.place().is_first().then(|| profile.table()));
     }
     let (sampled, written, prompt) = (config.clone(), codec.clone(), args.prompt.clone());
     let mut run = match args.quiet {
@@ -146,10 +149,7 @@ fn train_rank(
         callbacks.push(Box::new(Progress::new(bytes_per_token)));
     }
     if run.config().folder().is_some() {
-        let settings = args.written.lines().filter_map(|line| line.split_once(" = "));
-        let settings =
-            settings.map(|(key, value)| (key.to_string(), value.trim_matches('"').to_string())).collect();
-        callbacks.push(Box::new(Reporter::new("gpt", run.config(), settings).of_tokens()));
+        callbacks.push(Box::new(reporter(args, &run, bytes_per_token)));
     }
     let summary = run.train(&mut callbacks)?;
     let Some(model) = model::whole(&run, config)? else { return Ok(None) };
@@ -161,6 +161,17 @@ fn train_rank(
     let go_on = run.config().folder().filter(|_| summary.stopped.is_some());
     let go_on = go_on.map(|out| format!("go on with: --resume {}", out.display()));
     Ok(go_on)
+}
+
+/// Steps that `profile` times.
+const PROFILED: u64 = 5;
+
+/// What writes the run's report.
+fn reporter(args: &TrainArgs, run: &Run, bytes_per_token: f64) -> Reporter {
+    let settings = args.written.lines().filter_map(|line| line.split_once(" = "));
+    let settings =
+        settings.map(|(key, value)| (key.to_string(), value.trim_matches('"').to_string())).collect();
+    Reporter::new("gpt", run.config(), settings).of_bytes(bytes_per_token)
 }
 
 /// Keeps the tokenizer beside the checkpoint, for when the run is resumed, and the flags, for when it is repeated.

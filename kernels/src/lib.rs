@@ -32,10 +32,13 @@ mod strided;
 #[cfg(test)]
 mod testing;
 mod wide;
+mod work;
 
+pub use gemm::{peak_bandwidth, peak_flops};
 pub use ops::*;
 pub use reduction::Reduction;
 pub use simd::{IsaName, available_isas, checked_isa, isa};
+pub use work::flops;
 
 /// The README's example, compiled and run.
 #[cfg(doctest)]

@@ -1,7 +1,9 @@
 //! The memory ledger: what a device's memory is used for, in requested bytes, now and at peak.
 
 use std::fmt;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
 
 /// What a tensor's bytes serve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -91,7 +93,16 @@ pub struct Ledger {
     total_peak: AtomicUsize,
     scratch: Gauge,
     obtained: Gauge,
+    /// Whether changes are written down.
+    is_watched: AtomicBool,
+    changes: Mutex<Vec<Change>>,
 }
+
+/// A moment, and the bytes of each category from then on, in the order of [`Category::ALL`].
+pub type Change = (Instant, [usize; 5]);
+
+/// Changes that are written down at most.
+const CHANGES_MAX: usize = 1 << 20;
 
 impl Ledger {
     /// Tensors of one category.
@@ -145,21 +156,62 @@ impl Ledger {
         ScratchUse { ledger: self, bytes }
     }
 
+    /// Begins to write down every change of a category's bytes, and what there is now, until [`Ledger::watched`].
+    pub fn watch(&self) {
+        *self.changes() = vec![(Instant::now(), self.each())];
+        self.is_watched.store(true, Relaxed);
+    }
+
+    /// What was written down since [`Ledger::watch`], in the order in which it happened, up to a million changes; the last is now.
+    pub fn watched(&self) -> Vec<Change> {
+        self.is_watched.store(false, Relaxed);
+        let mut changes = std::mem::take(&mut *self.changes());
+        changes.push((Instant::now(), self.each()));
+        changes
+    }
+
+    fn changes(&self) -> std::sync::MutexGuard<'_, Vec<Change>> {
+        self.changes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn each(&self) -> [usize; 5] {
+        std::array::from_fn(|i| self.categories[i].now())
+    }
+
+    /// One load, while nobody watches.
+    #[inline]
+    fn changed(&self) {
+        if self.is_watched.load(Relaxed) {
+            self.write_down();
+        }
+    }
+
+    #[cold]
+    fn write_down(&self) {
+        let mut changes = self.changes();
+        if changes.len() < CHANGES_MAX {
+            changes.push((Instant::now(), self.each()));
+        }
+    }
+
     pub(crate) fn allocated(&self, category: Category, bytes: usize) {
         self.categories[category as usize].add(bytes);
         let total = self.total_now();
         if total > self.total_peak.load(Relaxed) {
             self.total_peak.fetch_max(total, Relaxed);
         }
+        self.changed();
     }
 
     pub(crate) fn freed(&self, category: Category, bytes: usize) {
         self.categories[category as usize].sub(bytes);
+        self.changed();
     }
 
     pub(crate) fn moved(&self, from: Category, to: Category, bytes: usize) {
         self.categories[from as usize].sub(bytes);
         self.categories[to as usize].add(bytes);
+        self.changed();
     }
 
     pub(crate) fn obtained_add(&self, bytes: usize) {
@@ -206,5 +258,29 @@ pub struct ScratchUse<'a> {
 impl Drop for ScratchUse<'_> {
     fn drop(&mut self) {
         self.ledger.scratch.sub(self.bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_watched_ledger_has_each_change_and_another_none() {
+        let ledger = Ledger::default();
+        ledger.allocated(Category::Parameters, 8);
+        ledger.watch();
+        ledger.allocated(Category::Activations, 16);
+        ledger.moved(Category::Activations, Category::Gradients, 16);
+        ledger.freed(Category::Parameters, 8);
+        let changes = ledger.watched();
+        ledger.allocated(Category::Buffers, 4);
+        let bytes: Vec<[usize; 5]> = changes.iter().map(|(_, bytes)| *bytes).collect();
+        assert_eq!(
+            bytes,
+            [[8, 0, 0, 0, 0], [8, 0, 0, 16, 0], [8, 16, 0, 0, 0], [0, 16, 0, 0, 0], [0, 16, 0, 0, 0]]
+        );
+        assert!(changes.is_sorted_by_key(|(at, _)| *at));
+        assert!(ledger.changes().is_empty());
     }
 }

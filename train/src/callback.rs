@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use crate::record::{Record, Summary};
-use crate::report::{Collective, Memory, Timeline};
-use crate::{Config, Result};
+use crate::report::{Collective, Holds, Memory, Timeline};
+use crate::{Config, Error, Result};
 
 /// What hears of a run, on the first rank. Each method does nothing unless it is written.
 pub trait Callback: Send {
@@ -29,6 +29,14 @@ pub trait Callback: Send {
     /// # Errors
     /// Whatever goes wrong; it ends the run.
     fn event(&mut self, _event: &Event<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    /// The run fails with this error after so many steps of which at least one was told; [`Callback::ended`] is not called.
+    ///
+    /// # Errors
+    /// Whatever goes wrong; it is not told, since the run's error is.
+    fn failed(&mut self, _step: u64, _error: &Error) -> Result<()> {
         Ok(())
     }
 
@@ -75,14 +83,18 @@ pub enum Event<'a> {
         /// The text.
         text: &'a str,
     },
-    /// A step was looked at from the inside.
+    /// What all ranks together can compute at most was measured, in floating-point operations a second.
+    Peak(f64),
+    /// A step was inspected.
     Inspected {
         /// The memory of each rank.
         memory: &'a [Memory],
         /// What ran when.
         timeline: &'a Timeline,
+        /// What each rank keeps.
+        holds: &'a [Holds],
     },
-    /// Training is over: what each rank has told the others.
+    /// What each rank has told the others so far: at each pause of the run, and at its end.
     Collectives(&'a [Collective]),
     /// The run ends before its last step.
     Stopping {

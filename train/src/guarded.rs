@@ -10,29 +10,15 @@ use phalanx_tensor::Tensor;
 use crate::callback::Event;
 use crate::checkpoints;
 use crate::divergence::{Verdict, origin};
-use crate::inspect::{self, Inspection};
 use crate::place::Place;
 use crate::step::{Outcome, Passed, Settings, pass, update};
 use crate::training::Training;
 use crate::{Error, Result};
 
 impl Training<'_> {
-    /// A guarded step; one of them is looked at for the report.
-    pub(crate) fn inspected(&mut self, step: u64) -> Result<Option<(Outcome, bool)>> {
-        let notes = self.run.lane.notes().filter(|_| step == inspect::STEP).cloned();
-        let Some(notes) = notes else { return self.guarded(step) };
-        let inspection = Inspection::begin(&notes, self.run.place.device)?;
-        let done = self.guarded(step)?;
-        let layout = &self.run.means.config.layout;
-        let note = if layout.pp > 1 { layout.schedule.as_str() } else { "" };
-        let (memory, timeline) = inspection.end(&self.run.place, note)?;
-        self.event(&Event::Inspected { memory: &memory, timeline: &timeline })?;
-        Ok(done)
-    }
-
     /// A step whose numbers are looked at before the parameters are updated: those of all ranks, and whether the run is to end. Nothing if
     /// the run has gone back.
-    fn guarded(&mut self, step: u64) -> Result<Option<(Outcome, bool)>> {
+    pub(crate) fn guarded(&mut self, step: u64) -> Result<Option<(Outcome, bool)>> {
         let micros = self.batches(step)?;
         let lane = self.run.lane.clone();
         lane.begin(step);

@@ -1,4 +1,4 @@
-//! The memory of a step, without computing it.
+//! [`Run::memory_report`]: the memory that a step needs, found on a meta device.
 
 use phalanx_parallel::mesh::Axis;
 use phalanx_tensor::Category;
@@ -7,10 +7,10 @@ use crate::Result;
 use crate::run::Run;
 
 impl Run {
-    /// Runs two steps on a meta device, where there are no elements (the first makes gradients, the second meets them), and tells
-    /// what the ledger counted at peak and after the second's backward, and what a step sends. Of several ranks it is the first, which
-    /// stands for all: their shares differ by less than a block of 64 elements where they are cut. How long a pipeline's sends wait for
-    /// their receivers is a matter of time; what is told is the most, as if receivers came as late as the schedule lets them.
+    /// Runs two steps on a meta device, which has no elements, and returns a table of the bytes that the ledger counted: at the peak, and after
+    /// the second backward pass. The second step is the one that counts, because the first allocates the gradients. With several ranks the table
+    /// is that of the first rank. The others need as much, up to a block of 64 elements for each parameter that is cut. In a pipeline, a tensor
+    /// that is sent counts until its receiver takes it; the table assumes that receivers come as late as the schedule allows.
     ///
     /// # Errors
     /// What goes wrong in a step.

@@ -1,5 +1,6 @@
 //! [`Place`]: one rank's place among all. [`start`] and [`ranks`]: how a run comes to have ranks.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use phalanx_nn::{Parameters, Scope};
@@ -18,6 +19,9 @@ const PATIENCE: Duration = Duration::from_millis(100);
 /// How many buckets of gradients there are to be, and how small one may become for it.
 const BUCKETS: usize = 8;
 const BUCKET_BYTES_MIN: usize = 1 << 16;
+
+/// Makes what hears of a group's calls, for the group's name.
+pub type Observers = Arc<dyn Fn(&'static str) -> Observer>;
 
 /// One rank's place among all.
 #[derive(Clone, Debug)]
@@ -203,15 +207,13 @@ impl Place {
         Ok(Place { device, comm, groups })
     }
 
-    /// The same, its calls observed.
+    /// The same, the calls of each group along an axis observed. Those of all ranks, by which a run agrees with itself, are not.
     ///
     /// # Errors
     /// If a rank does not come.
-    pub fn observed(self, observer: Option<Observer>) -> Result<Place> {
-        match observer {
-            Some(observer) => Place::new(self.device, observed(self.comm, observer), *self.groups.mesh()),
-            None => Ok(self),
-        }
+    pub fn observed(self, observers: Option<Observers>) -> Result<Place> {
+        let Some(of) = observers else { return Ok(self) };
+        Ok(Place { groups: self.groups.wrapped(|name, comm| observed(comm, of(name))), ..self })
     }
 
     /// Where this rank's part of the model is made.

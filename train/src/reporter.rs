@@ -1,60 +1,89 @@
-//! [`Reporter`]: a run's files for people and tools: `report.html`, `loss.svg`, `metrics.csv`, TensorBoard's events.
+//! [`Reporter`] writes a run's files: `report.html`, `report.json`, `loss.svg`, `metrics.csv` and TensorBoard's events.
 
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use phalanx_parallel::mesh::{Axis, Coordinates};
 use phalanx_tensor::io::atomic;
 
 use crate::callback::{Callback, Event};
+use crate::command::{Given, command};
+use crate::holds::layout;
+use crate::machine::machine;
 use crate::record::{Record, Summary, numbers_in};
 use crate::report::events::Events;
 use crate::report::table::Table;
-use crate::report::{Holds, Layout, Machine, Mark, MarkKind, Report, Sample, Series, Setting, svg};
-use crate::{Config, Error, Result};
+use crate::report::{Collective, Curves, Mark, MarkKind, Profile, Report, Sample, Series, Setting, svg};
+use crate::{Config, Error, Result, Run};
 
-/// Steps before the first writing of the page while a run goes on. Between later ones there are as many at least, and a tenth of those done: a
-/// page grows with the steps.
+/// The page is written after so many steps. The next time comes after as many again, or after a tenth of the steps done if that is more, because a
+/// longer run has a larger page.
 const EVERY: u64 = 100;
 
-/// What hears of a run and writes, into the run's folder:
+/// A [`Callback`] that writes into the run's folder:
 ///
 /// | file | for |
 /// |---|---|
 /// | `report.html` | one page that opens anywhere; written now and then, and at the end |
+/// | `report.json` | what the page shows, as data; a resumed run goes on from it |
 /// | `loss.svg` | the losses as a picture |
 /// | `metrics.csv` | a row a step |
 /// | `events.out.tfevents.*` | TensorBoard |
+///
+/// The page counts steps from 1, so that it says of each how many were done; the files count them from 0, as `metrics.jsonl` does.
 pub struct Reporter {
     report: Report,
     folder: PathBuf,
     events: Option<Events>,
     table: Option<Table>,
+    /// Bytes of text in a token; losses on the page are divided by it.
+    bytes_per_token: f64,
+    /// Seconds that the run took before this process.
+    seconds_before: f64,
+    /// Calls between ranks before this process.
+    calls_before: Vec<Collective>,
     /// Steps done at the next writing of the page.
     next: u64,
 }
 
 /// The columns of `metrics.csv`, after the step.
-const COLUMNS: [&str; 6] = ["loss", "validation_loss", "grad_norm", "lr", "step_ms", "tokens_per_s"];
+const COLUMNS: [&str; 8] =
+    ["loss", "validation_loss", "grad_norm", "lr", "step_ms", "tokens_per_s", "mfu", "peak_bytes"];
 
 impl Reporter {
-    /// Of a run that is called so and trains as configured, with every setting as text.
+    /// A reporter of a run with this configuration. `settings` are the names and values that the page lists. The page's title is the name of the
+    /// run's folder, or `name` if the run has no folder.
     pub fn new(name: &str, config: &Config, settings: Vec<(String, String)>) -> Reporter {
-        let setting = |(key, value): (String, String)| Setting { key, value, given: false };
+        let given = Given::new();
+        let setting = |(key, value): (String, String)| {
+            let given = given.is(&key, &value);
+            Setting { key, value, given }
+        };
+        let folder: PathBuf = config.folder().unwrap_or(Path::new(".")).into();
+        let of_folder = folder.canonicalize().unwrap_or_else(|_| folder.clone());
+        let of_folder =
+            config.folder().and(of_folder.file_name()).map(|name| name.to_string_lossy().into_owned());
         let mut report = Report {
-            name: name.into(),
+            name: of_folder.unwrap_or_else(|| name.into()),
             settings: settings.into_iter().map(setting).collect(),
-            machine: machine(),
-            command: std::env::args().map(quoted).collect::<Vec<_>>().join(" "),
+            machine: machine(config),
+            command: command(),
             ..Report::default()
         };
         report.curves.loss_unit = "nats".into();
         report.curves.throughput_unit = "rows/s".into();
-        let folder = config.folder().unwrap_or(Path::new(".")).into();
-        Reporter { report, folder, events: None, table: None, next: EVERY }
+        Reporter {
+            report,
+            folder,
+            events: None,
+            table: None,
+            bytes_per_token: 1.0,
+            seconds_before: 0.0,
+            calls_before: Vec::new(),
+            next: EVERY,
+        }
     }
 
-    /// Of a language model: losses in nats a token, and validation losses, too.
+    /// Says that the model is a language model: losses are in nats a token, throughput in tokens a second.
     #[must_use]
     pub fn of_tokens(mut self) -> Reporter {
         self.report.curves.loss_unit = "nats a token".into();
@@ -62,11 +91,48 @@ impl Reporter {
         self
     }
 
+    /// [`Reporter::of_tokens`] for tokens of so many bytes of text on average. The page then shows losses in nats a byte, by which models with
+    /// different tokenizers can be compared. `metrics.csv` and TensorBoard's events stay in nats a token.
+    #[must_use]
+    pub fn of_bytes(self, bytes_per_token: f64) -> Reporter {
+        let mut reporter = self.of_tokens();
+        if bytes_per_token > 0.0 {
+            reporter.report.curves.loss_unit = "nats a byte".into();
+            reporter.bytes_per_token = bytes_per_token;
+        }
+        reporter
+    }
+
+    /// Writes where the time of a step goes ([`Run::profile`]) into the page of the run's folder, if it has one: beside what the page
+    /// says of a run that was trained there. Only the first rank writes.
+    ///
+    /// # Errors
+    /// If the page cannot be written.
+    pub fn profiled(mut self, run: &Run, profile: &Profile) -> Result<()> {
+        if run.config().folder().is_none() || !run.place().is_first() {
+            return Ok(());
+        }
+        std::fs::create_dir_all(&self.folder).map_err(|e| Error::file(&self.folder, e))?;
+        let summary = &mut self.report.summary;
+        (summary.parameters, summary.ranks) = (run.parameters() as u64, run.config().ranks());
+        if let Some(earlier) = earlier(&self.folder) {
+            self.report = earlier;
+        }
+        let machine = &mut self.report.machine;
+        machine.peak_flops_per_s = profile.ranks.iter().map(|rank| rank.peak_flops_per_s).sum();
+        machine.peak_bytes_per_s = profile.ranks.iter().map(|rank| rank.peak_bytes_per_s).sum();
+        self.report.profile = profile.clone();
+        self.write()
+    }
+
     fn write(&self) -> Result<()> {
         let write = |name: &str, text: &str| {
             atomic::write(self.folder.join(name), |file| file.write_all(text.as_bytes()))
         };
         write("report.html", &self.report.to_html())?;
+        let data =
+            serde_json::to_string(&self.report).map_err(|e| Error::data("report.json", e.to_string()))?;
+        write("report.json", &data)?;
         let points = |series: &Series| series.points().collect::<Vec<_>>();
         let curves = &self.report.curves;
         if let Some(picture) =
@@ -77,9 +143,71 @@ impl Reporter {
         Ok(())
     }
 
-    fn mark(&mut self, step: u64, kind: MarkKind, text: &str) {
-        self.report.marks.push(Mark { step, kind, text: text.into() });
+    /// Something happened after so many steps.
+    fn mark(&mut self, done: u64, kind: MarkKind, text: &str) {
+        self.report.marks.push(Mark { step: done, kind, text: text.into() });
     }
+
+    /// Goes on with the report of a run that had done so many steps.
+    fn go_on(&mut self, config: &Config, done: u64) {
+        let elsewhere = config.resume.as_deref().and_then(earlier);
+        let mut before = earlier(&self.folder).or(elsewhere).unwrap_or_default();
+        each_curve(&mut before.curves).into_iter().for_each(|series| series.truncate(done + 1));
+        before.marks.retain(|mark| mark.step <= done);
+        before.samples.retain(|sample| sample.step <= done);
+        let Report { mut curves, marks, memory, layout, timeline, samples, profile, collectives, .. } =
+            before;
+        let (now, of_metrics) = (&self.report.curves, self.folder.join("metrics.jsonl"));
+        (curves.loss_unit, curves.throughput_unit) = (now.loss_unit.clone(), now.throughput_unit.clone());
+        // Each step is in the metrics' file, which has all digits.
+        let read = |name: &str| -> Series {
+            numbers_in(&of_metrics, name)
+                .into_iter()
+                .filter(|(step, _)| *step < done)
+                .map(|(s, x)| (s + 1, x))
+                .collect()
+        };
+        let fields = ["loss", "validation_loss", "lr", "grad_norm", "tokens_per_s", "mfu"];
+        for (field, series) in fields.into_iter().zip(each_curve(&mut curves)) {
+            let mut found = read(field);
+            if field.ends_with("loss") {
+                found.values.iter_mut().for_each(|loss| *loss /= self.bytes_per_token);
+            }
+            if !found.is_empty() {
+                *series = found;
+            }
+        }
+        let known = before.summary.steps == done;
+        let of_steps = || read("step_ms").values.iter().sum::<f64>() / 1e3;
+        self.seconds_before = if known { before.summary.seconds } else { of_steps() };
+        self.calls_before = collectives.clone();
+        let layout = layout.or(self.report.layout.take());
+        let report = &mut self.report;
+        (report.curves, report.marks, report.memory, report.layout) = (curves, marks, memory, layout);
+        (report.timeline, report.samples, report.profile, report.collectives) =
+            (timeline, samples, profile, collectives);
+        (report.summary.steps, report.summary.seconds) = (done, self.seconds_before);
+        self.mark(done, MarkKind::Resumed, "");
+    }
+
+    /// What the page's head says at the end.
+    fn close(&mut self, outcome: String) -> Result<()> {
+        self.report.summary.outcome = outcome;
+        let today = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() / 86400);
+        self.report.summary.date = date(today as i64);
+        self.write()
+    }
+}
+
+/// The curves that have a column in the metrics' file: loss, validation, learning rate, norm, throughput, MFU.
+fn each_curve(curves: &mut Curves) -> [&mut Series; 6] {
+    let Curves { loss, validation, lr, grad_norm, throughput, mfu, .. } = curves;
+    [loss, validation, lr, grad_norm, throughput, mfu]
+}
+
+/// The report that a folder has. One that cannot be read counts as none: it only adds to what is known.
+fn earlier(folder: &Path) -> Option<Report> {
+    serde_json::from_str(&std::fs::read_to_string(folder.join("report.json")).ok()?).ok()
 }
 
 fn told(text: String) -> Error {
@@ -88,20 +216,13 @@ fn told(text: String) -> Error {
 
 impl Callback for Reporter {
     fn started(&mut self, config: &Config, done: u64, parameters: usize) -> Result<()> {
-        let (summary, curves) = (&mut self.report.summary, &mut self.report.curves);
+        let summary = &mut self.report.summary;
         summary.parameters = parameters as u64;
         summary.ranks = config.ranks();
         self.report.layout = layout(config);
-        let earlier = |name: &str| -> Series {
-            let all = numbers_in(&self.folder.join("metrics.jsonl"), name);
-            all.into_iter().filter(|(step, _)| *step < done).collect()
-        };
-        curves.loss = earlier("loss");
-        curves.validation = earlier("validation_loss");
-        curves.grad_norm = earlier("grad_norm");
-        curves.lr = earlier("lr");
-        curves.throughput = earlier("tokens_per_s");
-        curves.mfu = earlier("mfu");
+        if done > 0 {
+            self.go_on(config, done);
+        }
         self.events = Some(
             match done {
                 0 => Events::create(&self.folder),
@@ -117,28 +238,31 @@ impl Callback for Reporter {
             }
             .map_err(told)?,
         );
-        if done > 0 {
-            self.mark(done, MarkKind::Resumed, "");
-        }
         Ok(())
     }
 
     fn step(&mut self, record: &Record) -> Result<()> {
-        let Record { step, loss, grad_norm, lr, step_ms, tokens_per_s, validation_loss, .. } = *record;
-        let curves = &mut self.report.curves;
-        curves.loss.push(step, loss);
-        curves.grad_norm.push(step, grad_norm);
-        curves.lr.push(step, lr);
-        curves.throughput.push(step, tokens_per_s);
-        if let Some(mfu) = record.mfu {
-            curves.mfu.push(step, mfu);
-        }
-        if let Some(loss) = validation_loss {
-            curves.validation.push(step, loss);
+        let Record { step, loss, grad_norm, lr, step_ms, tokens_per_s, validation_loss, mfu, .. } = *record;
+        let most = record.peak_bytes.iter().max().map(|&bytes| bytes as f64);
+        let values =
+            [Some(loss / self.bytes_per_token), validation_loss.map(|loss| loss / self.bytes_per_token)];
+        let values = values.into_iter().chain([Some(lr), Some(grad_norm), Some(tokens_per_s), mfu]);
+        for (series, value) in each_curve(&mut self.report.curves).into_iter().zip(values) {
+            if let Some(value) = value {
+                series.push(step + 1, value);
+            }
         }
         if let Some(table) = &mut self.table {
-            let row =
-                [Some(loss), validation_loss, Some(grad_norm), Some(lr), Some(step_ms), Some(tokens_per_s)];
+            let row = [
+                Some(loss),
+                validation_loss,
+                Some(grad_norm),
+                Some(lr),
+                Some(step_ms),
+                Some(tokens_per_s),
+                mfu,
+                most,
+            ];
             table.row(step, &row).map_err(told)?;
         }
         if let Some(events) = &mut self.events {
@@ -148,6 +272,8 @@ impl Callback for Reporter {
                 ("grad_norm", Some(grad_norm)),
                 ("lr", Some(lr)),
                 ("throughput", Some(tokens_per_s)),
+                ("mfu", mfu),
+                ("memory/peak_bytes", most),
             ];
             for (tag, value) in scalars {
                 value.map_or(Ok(()), |value| events.scalar(tag, step, value)).map_err(told)?;
@@ -167,9 +293,10 @@ impl Callback for Reporter {
     fn event(&mut self, event: &Event<'_>) -> Result<()> {
         match *event {
             Event::Saving { step, .. } => self.mark(step, MarkKind::Checkpoint, ""),
-            Event::Skipped { step, why } => self.mark(step, MarkKind::Skipped, why),
+            Event::Skipped { step, why } => self.mark(step + 1, MarkKind::Skipped, why),
             Event::RolledBack { step, to, why } => {
-                self.mark(step, MarkKind::RolledBack, why);
+                self.mark(step + 1, MarkKind::RolledBack, why);
+                each_curve(&mut self.report.curves).into_iter().for_each(|series| series.truncate(to + 1));
                 self.table =
                     Some(Table::resume(&self.folder.join("metrics.csv"), &COLUMNS, to).map_err(told)?);
                 self.events = Some(Events::resume(&self.folder, to).map_err(told)?);
@@ -180,24 +307,49 @@ impl Callback for Reporter {
                     events.text("sample", step, text).map_err(told)?;
                 }
             }
-            Event::Inspected { memory, timeline } => {
+            Event::Peak(peak) => self.report.machine.peak_flops_per_s = peak,
+            Event::Inspected { memory, timeline, holds } => {
                 self.report.memory = memory.to_vec();
                 self.report.timeline = Some(timeline.clone());
+                if let Some(layout) = &mut self.report.layout {
+                    layout.ranks = holds.to_vec();
+                }
             }
-            Event::Collectives(all) => self.report.collectives = all.to_vec(),
+            Event::Collectives(all) => self.report.collectives = added(&self.calls_before, all),
             Event::Stopping { step, why } => self.mark(step, MarkKind::EarlyStop, why),
         }
         Ok(())
     }
 
-    fn ended(&mut self, summary: &Summary) -> Result<()> {
-        self.report.summary.seconds = summary.seconds;
-        self.report.summary.outcome =
-            summary.stopped.as_ref().map_or_else(String::new, |why| format!("Ended early: {why}."));
-        let today = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() / 86400);
-        self.report.summary.date = date(today as i64);
-        self.write()
+    fn failed(&mut self, step: u64, error: &Error) -> Result<()> {
+        let text = error.to_string();
+        self.mark(step + 1, MarkKind::Failed, &text);
+        let counted = if text.contains("step ") { " (this message counts steps from 0)" } else { "" };
+        self.close(format!("Failed: {text}{counted}."))
     }
+
+    fn ended(&mut self, summary: &Summary) -> Result<()> {
+        self.report.summary.seconds = self.seconds_before + summary.seconds;
+        self.close(summary.stopped.as_ref().map_or_else(String::new, |why| format!("Ended early: {why}.")))
+    }
+}
+
+/// The calls of an earlier process and of this one.
+fn added(before: &[Collective], now: &[Collective]) -> Vec<Collective> {
+    let mut all = before.to_vec();
+    for call in now {
+        let same = |other: &&mut Collective| {
+            (other.rank, &other.kind, &other.group) == (call.rank, &call.kind, &call.group)
+        };
+        match all.iter_mut().find(same) {
+            Some(known) => {
+                (known.calls, known.bytes, known.ms) =
+                    (known.calls + call.calls, known.bytes + call.bytes, known.ms + call.ms);
+            }
+            None => all.push(call.clone()),
+        }
+    }
+    all
 }
 
 /// A day, counted from 1970-01-01, in the Gregorian calendar. Source: Hinnant: chrono-compatible low-level date algorithms (2013).
@@ -211,63 +363,6 @@ fn date(day: i64) -> String {
     format!("{:04}-{m:02}-{d:02}", year + era * 400 + i64::from(m <= 2))
 }
 
-/// Which rank holds what, if there are several.
-fn layout(config: &Config) -> Option<Layout> {
-    let (mesh, schedule) = (config.layout.mesh().ok()?, config.layout.schedule().ok()?);
-    if config.ranks() == 1 {
-        return None;
-    }
-    let holds = |rank: usize| {
-        let Coordinates { tp, dp, pp } = mesh.coordinates(rank);
-        let stages: Vec<usize> = schedule.stages_of(pp).collect();
-        let names: Vec<String> = stages.iter().map(usize::to_string).collect();
-        let holds = match schedule.stages() {
-            1 => String::new(),
-            _ => format!("stage {}", names.join(", ")),
-        };
-        Holds { rank, data: dp, tensor: tp, pipeline: pp, stages, holds, ..Holds::default() }
-    };
-    Some(Layout {
-        data: mesh.size(Axis::Dp),
-        tensor: mesh.size(Axis::Tp),
-        pipeline: mesh.size(Axis::Pp),
-        zero_stage: config.zero,
-        schedule: if schedule.stages() > 1 { config.layout.schedule.clone() } else { String::new() },
-        ranks: (0..config.ranks()).map(holds).collect(),
-    })
-}
-
-/// What this process runs on, as far as the system tells.
-fn machine() -> Machine {
-    let line = |path: &str, start: &str| {
-        let text = std::fs::read_to_string(path).unwrap_or_default();
-        let found = text.lines().find_map(|line| {
-            line.strip_prefix(start)?.split_once(':').map(|(_, value)| value.trim().to_string())
-        });
-        found.unwrap_or_default()
-    };
-    let kib = line("/proc/meminfo", "MemTotal").split_whitespace().next().and_then(|n| n.parse::<u64>().ok());
-    Machine {
-        cpu: line("/proc/cpuinfo", "model name"),
-        cores: std::thread::available_parallelism().map_or(0, usize::from),
-        isa: phalanx_kernels::checked_isa().map_or_else(|_| String::new(), |isa| format!("{isa:?}")),
-        memory_bytes: kib.unwrap_or(0) * 1024,
-        os: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
-        version: format!("Phalanx {}", env!("CARGO_PKG_VERSION")),
-        ..Machine::default()
-    }
-}
-
-/// A word of a command line as a shell reads it.
-fn quoted(word: String) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+@%".contains(c);
-    if !word.is_empty() && word.chars().all(plain) {
-        word
-    } else {
-        format!("'{}'", word.replace('\'', "'\\''"))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -277,14 +372,6 @@ mod tests {
         assert_eq!(
             [0, 59, 11_016, 19_723, 20_781].map(date),
             ["1970-01-01", "1970-03-01", "2000-02-29", "2024-01-01", "2026-11-24"]
-        );
-    }
-
-    #[test]
-    fn words_are_quoted_where_a_shell_would_cut_them() {
-        assert_eq!(
-            [quoted("--lr=1e-3".into()), quoted("a b's".into()), quoted(String::new())],
-            ["--lr=1e-3", "'a b'\\''s'", "''"]
         );
     }
 }

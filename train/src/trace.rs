@@ -18,6 +18,7 @@ use phalanx_parallel::tell;
 use serde_json::{Value, json};
 
 use crate::inspect::Notes;
+use crate::place::Observers;
 use crate::{Config, Error, Result};
 
 /// The spans of this process's ranks, or nothing.
@@ -128,7 +129,7 @@ impl Lane {
     /// Notes what ran from `start` until now.
     pub fn note(&self, name: &str, step: u64, start: Instant) -> Result<()> {
         let times = [start, Instant::now()];
-        self.notes.iter().for_each(|notes| notes.note(name, times, None));
+        self.notes.iter().for_each(|notes| notes.note(name, step, times, None));
         if self.trace.sink.is_none() {
             return Ok(());
         }
@@ -138,6 +139,11 @@ impl Lane {
     /// What is noted for the report, if there is to be one.
     pub(crate) fn notes(&self) -> Option<&Notes> {
         self.notes.as_ref()
+    }
+
+    /// The step under way.
+    pub(crate) fn current(&self) -> u64 {
+        self.step.load(Ordering::Relaxed)
     }
 
     /// A step begins.
@@ -164,36 +170,40 @@ impl Lane {
             };
             let Executed { action, started, ended } = done;
             let place = Some((action.stage as u64, action.micro_batch as u64));
-            lane.notes.iter().for_each(|notes| notes.note(name, [started, ended], place));
+            let step = lane.step.load(Ordering::Relaxed);
+            lane.notes.iter().for_each(|notes| notes.note(name, step, [started, ended], place));
             if lane.trace.sink.is_none() {
                 return;
             }
-            let step = lane.step.load(Ordering::Relaxed);
             let args = json!({"step": step, "stage": action.stage, "micro_batch": action.micro_batch});
             // What cannot be written is said by the next span.
             let _ = lane.trace.span(2 * lane.rank, name, [started, ended], &args);
         }))
     }
 
-    /// Names the lanes; what hears of this rank's calls, if they are to be traced.
-    pub fn observer(&self) -> Option<Observer> {
+    /// Names the lanes; what hears of this rank's calls among each group, if they are to be traced.
+    pub fn observer(&self) -> Option<Observers> {
         if self.trace.sink.is_none() && self.notes.is_none() {
             return None;
         }
-        let (trace, lane, notes) = (self.trace.clone(), 2 * self.rank + 1, self.notes.clone());
-        trace.name(lane - 1, &format!("rank {}", self.rank));
-        trace.name(lane, &format!("rank {} communication", self.rank));
-        Some(Arc::new(move |call| {
-            notes
-                .iter()
-                .for_each(|notes| notes.call(call.kind.name(), call.bytes, [call.started, call.ended]));
-            if trace.sink.is_none() {
-                return;
-            }
-            let args = json!({"kind": call.kind.name(), "bytes": call.bytes});
-            // What cannot be written is said by the next span.
-            let _ = trace.span(lane, "communication", [call.started, call.ended], &args);
-        }))
+        let lane = 2 * self.rank + 1;
+        self.trace.name(lane - 1, &format!("rank {}", self.rank));
+        self.trace.name(lane, &format!("rank {} communication", self.rank));
+        let (trace, notes) = (self.trace.clone(), self.notes.clone());
+        let of = move |group: &'static str| -> Observer {
+            let (trace, notes) = (trace.clone(), notes.clone());
+            Arc::new(move |call| {
+                let times = [call.started, call.ended];
+                notes.iter().for_each(|notes| notes.call(call.kind.name(), group, call.bytes, times));
+                if trace.sink.is_none() {
+                    return;
+                }
+                let args = json!({"kind": call.kind.name(), "group": group, "bytes": call.bytes});
+                // What cannot be written is said by the next span.
+                let _ = trace.span(lane, "communication", times, &args);
+            })
+        };
+        Some(Arc::new(of))
     }
 }
 

@@ -1,5 +1,6 @@
 //! [`Training`]: the loop of a run, and the files that it writes as it goes.
 
+use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
@@ -11,7 +12,7 @@ use crate::callback::{Callback, Event};
 use crate::checkpoints::Checkpoints;
 use crate::data::DataLoader;
 use crate::divergence::{Verdict, Watch};
-use crate::inspect;
+use crate::inspect::{self, Inspection};
 use crate::outputs::{Outputs, files};
 use crate::place::Place;
 use crate::record::{Metrics, Record, Summary, Told};
@@ -37,6 +38,8 @@ pub(crate) struct Training<'a> {
     /// Operations a second that the ranks could do, as measured; 0 if unknown.
     pub(crate) peak: f64,
     pub(crate) begin: Instant,
+    /// The steps that the report shows in detail; none once it has them.
+    to_inspect: Option<Range<u64>>,
 }
 
 impl<'a> Training<'a> {
@@ -48,7 +51,8 @@ impl<'a> Training<'a> {
             false => Metrics::create(&[], None, 0)?,
         };
         let checkpoints = config.folder().map(|folder| Checkpoints::new(folder, &config));
-        let peak = if run.flops > 0.0 && !config.device.is_meta() { mfu::peak(&run.place)? } else { 0.0 };
+        let peak =
+            if run.flops > 0.0 && !config.device.is_meta() { mfu::peak(&run.place, &config)? } else { 0.0 };
         let ledger = run.place.device.ledger()?;
         // Peaks are the steps', not those of building the model and of measuring.
         ledger.reset_peak();
@@ -58,7 +62,11 @@ impl<'a> Training<'a> {
         let ahead = Ahead::new(run.place.device, run.place.size() == 1, waits);
         let loader = run.loader(device, done)?;
         let parameters = run.parameters;
+        let to_inspect = run.lane.notes().map(|_| inspect::steps_to_inspect(run));
         callbacks.iter_mut().try_for_each(|c| c.started(&config, done, parameters))?;
+        if peak > 0.0 {
+            callbacks.iter_mut().try_for_each(|c| c.event(&Event::Peak(peak)))?;
+        }
         Ok(Training {
             watch: Watch::new(&config, &run.watched),
             run,
@@ -72,11 +80,25 @@ impl<'a> Training<'a> {
             last_validation: None,
             skipped: false,
             peak,
+            to_inspect,
             begin: Instant::now(),
         })
     }
 
     pub fn go(mut self) -> Result<Summary> {
+        let trained = self.steps();
+        if let Err(error) = &trained
+            && !self.losses.is_empty()
+        {
+            let step = self.run.done;
+            // The error that ends the run is the one to tell.
+            self.callbacks.iter_mut().for_each(|c| drop(c.failed(step, error)));
+        }
+        self.end(trained?)
+    }
+
+    /// The steps that are left; why the run ends before the last, if it does.
+    fn steps(&mut self) -> Result<Option<String>> {
         // A run that had ended early has, still.
         let mut stopped = self.out_of_patience();
         while self.run.done < self.run.means.config.steps && stopped.is_none() {
@@ -92,6 +114,9 @@ impl<'a> Training<'a> {
                 },
             };
             let paused = self.run.done == end || interrupted;
+            if paused {
+                self.collectives()?;
+            }
             // A validation may lower the rate of the steps behind it.
             let share = self.run.rate.share;
             let validated = if self.is_validated() { Some(self.validate()?) } else { None };
@@ -118,7 +143,31 @@ impl<'a> Training<'a> {
                 }
             }
         }
-        self.end(stopped)
+        Ok(stopped)
+    }
+
+    /// Runs steps from this one on; if they are those to inspect, and all ranks come here, what was seen is told.
+    fn inspected<T>(&mut self, steps: Range<u64>, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
+        let notes = self.run.lane.notes().cloned();
+        let (notes, wanted) = match (notes, &self.to_inspect) {
+            (Some(notes), Some(wanted)) if steps.contains(&wanted.start) => (notes, wanted.clone()),
+            _ => return work(self),
+        };
+        let inspection = Inspection::begin(&notes, &self.run.lane, &self.run.place, wanted)?;
+        let done = work(self)?;
+        self.to_inspect = None;
+        let (memory, timeline, holds) = inspection.end(self.run)?;
+        self.event(&Event::Inspected { memory: &memory, timeline: &timeline, holds: &holds })?;
+        Ok(done)
+    }
+
+    /// Tells what ranks have told each other so far. All ranks call it.
+    fn collectives(&mut self) -> Result<()> {
+        let Some(notes) = self.run.lane.notes().filter(|_| self.run.place.size() > 1).cloned() else {
+            return Ok(());
+        };
+        let all = inspect::collectives(&notes, &self.run.place)?;
+        self.event(&Event::Collectives(&all))
     }
 
     /// The number of steps after which a checkpoint or a validation is due, once there are more than are done.
@@ -156,12 +205,16 @@ impl<'a> Training<'a> {
         let (since, step) = (Instant::now(), self.run.done);
         let peak = |run: &Run| -> Result<usize> { Ok(run.place.device.ledger()?.total().peak) };
         if self.run.is_guarded() {
-            let Some((outcome, interrupted)) = in_step(step, self.inspected(step))? else { return Ok(None) };
+            let Some((outcome, interrupted)) =
+                in_step(step, self.inspected(step..step + 1, |own| own.guarded(step)))?
+            else {
+                return Ok(None);
+            };
             self.run.done += 1;
             let told = Told { step, outcome, seconds: since.elapsed().as_secs_f64(), peak: peak(self.run)? };
             return Ok(Some((vec![told], interrupted)));
         }
-        let results = in_step(step, self.unguarded(step))?;
+        let results = in_step(step, self.inspected(step..step + 1, |own| own.unguarded(step)))?;
         self.ahead.begun(step, since, peak(self.run)?, &results)?;
         self.run.done += 1;
         let (mut told, mut interrupted) = (Vec::new(), false);
@@ -214,7 +267,8 @@ impl<'a> Training<'a> {
     /// Steps without a flush between them.
     fn stretch(&mut self, kind: crate::Asynchronous, end: u64) -> Result<Vec<Told>> {
         let steps = self.run.done..end;
-        let mut told = in_step(steps.start, asynchronous::stretch(kind, self.run, steps))?;
+        let work = |own: &mut Self| asynchronous::stretch(kind, own.run, steps.clone());
+        let mut told = in_step(steps.start, self.inspected(steps.clone(), work))?;
         let peak = self.run.place.device.ledger()?.total().peak;
         for told in &mut told {
             told.peak = peak;
@@ -289,10 +343,7 @@ impl<'a> Training<'a> {
             self.last_validation = Some(self.run.validate()?);
         }
         let seconds = self.begin.elapsed().as_secs_f64();
-        if let Some(notes) = self.run.lane.notes().filter(|_| self.run.place.size() > 1).cloned() {
-            let all = inspect::collectives(&notes, &self.run.place)?;
-            self.event(&Event::Collectives(&all))?;
-        }
+        self.collectives()?;
         let peak_bytes = peaks(&self.run.place, self.run.place.device.ledger()?.total().peak)?;
         let rows = self.losses.len() * self.run.means.config.batch;
         let summary = Summary {

@@ -4,6 +4,8 @@
 mod divergence;
 #[path = "runs/packed.rs"]
 mod packed;
+#[path = "runs/reports.rs"]
+mod reports;
 #[path = "runs/settings.rs"]
 mod settings;
 

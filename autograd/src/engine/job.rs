@@ -15,7 +15,7 @@ use crate::backward::{Cx, Few};
 use crate::checkpoint::Recomputation;
 use crate::node::{Edge, Node};
 use crate::operation::Operation;
-use crate::{Error, Result, Var, anomaly};
+use crate::{Error, Result, Var, anomaly, profile};
 
 /// Which gradients are wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,7 +114,11 @@ impl Job {
             (Some(_), _) if self.captures() => Ok(()),
             (Some(leaf), _) => {
                 if let Some(grad) = grads[0].take() {
+                    let timed = profile::node_begins(&[]);
                     leaf.accumulate(grad, self.options.create_graph)?;
+                    if let Some(timed) = timed {
+                        timed.ends("accumulate", &[], node.outputs.iter());
+                    }
                 }
                 node.run_accumulate_hooks()
             }
@@ -178,12 +182,18 @@ impl Job {
             }
         }
         let watched = node.hooks.get().is_some();
+        let timed = profile::node_begins(grads);
         let mut cx = Cx { node, grads, targets, create_graph, watched, sinks, sunk: &sunk };
         let mut made = match operation.run(&mut cx, keeps) {
             Some(Ok(made)) => made,
             Some(Err(error)) => return Err(located(error, node.name)),
             None => return Err(Error::Freed { op: node.name }),
         };
+        if let Some(timed) = timed {
+            let is_added = |i: &usize| sunk.get().contains(*i);
+            let added = (0..inputs.len()).filter(is_added).filter_map(|i| inputs[i].as_ref().map(Edge::meta));
+            timed.ends(node.name, &made, added);
+        }
         if self.anomaly {
             check_nan(node, &made)?;
         }

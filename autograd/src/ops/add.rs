@@ -5,7 +5,7 @@
 use phalanx_kernels as kernels;
 use phalanx_tensor::Scalar;
 
-use crate::{Backward, Cx, Grads, Result, Saver, Var, grads1, grads2, record};
+use crate::{Backward, Cx, Grads, Result, Saver, Var, begins, grads1, grads2, record};
 
 impl Var {
     /// `self + other`, broadcast; floats or integers of one dtype.
@@ -13,6 +13,7 @@ impl Var {
     /// # Errors
     /// If the shapes do not broadcast, or dtypes or devices differ.
     pub fn add(&self, other: &Var) -> Result<Var> {
+        begins();
         let y = kernels::add(self.tensor(), other.tensor())?;
         record("add", &[self, other], y, |_: &Saver<'_>| Ok(Add))
     }
@@ -22,6 +23,7 @@ impl Var {
     /// # Errors
     /// If this is a bool, or an integer and the number is not.
     pub fn add_scalar(&self, number: impl Into<Scalar>) -> Result<Var> {
+        begins();
         let y = kernels::add_scalar(self.tensor(), number.into())?;
         record("add", &[self], y, |_: &Saver<'_>| Ok(AddScalar))
     }

@@ -8,7 +8,7 @@ use phalanx_kernels as kernels;
 use phalanx_tensor::Dims;
 
 use super::layer_norm::{Form, record_added};
-use crate::{Result, Var};
+use crate::{Result, Var, begins};
 
 impl Var {
     /// `self + residual`, of one shape, and its [`Var::layer_norm`]: the values of [`Var::add`] and that, to the bit.
@@ -23,6 +23,7 @@ impl Var {
         bias: Option<&Var>,
         eps: f64,
     ) -> Result<(Var, Var)> {
+        begins();
         let [x, r] = [self, residual].map(Var::tensor);
         let [w, b] = [weight, bias].map(|v| v.map(Var::tensor));
         let made = kernels::add_layer_norm(x, r, normalized_shape, w, b, eps)?;

@@ -7,7 +7,7 @@ use phalanx_kernels as kernels;
 use phalanx_tensor::Dims;
 
 use super::layer_norm::{Form, record_added};
-use crate::{Result, Var};
+use crate::{Result, Var, begins};
 
 impl Var {
     /// `self + residual`, of one shape, and its [`Var::rms_norm`]: the values of [`Var::add`] and that, to the bit.
@@ -21,6 +21,7 @@ impl Var {
         weight: Option<&Var>,
         eps: f64,
     ) -> Result<(Var, Var)> {
+        begins();
         let ([x, r], w) = ([self, residual].map(Var::tensor), weight.map(Var::tensor));
         let made = kernels::add_rms_norm(x, r, normalized_shape, w, eps)?;
         let form = Form { shape: Dims::from_slice(normalized_shape), centred: false, eps };

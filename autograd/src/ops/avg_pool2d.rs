@@ -8,7 +8,7 @@ use std::sync::Arc;
 use phalanx_kernels::{self as kernels, PoolOptions, Windows};
 
 use super::linear_map::record_linear;
-use crate::{Result, Var};
+use crate::{Result, Var, begins};
 
 impl Var {
     /// The mean of each window of `[channels, h, w]` or `[n, channels, h, w]`. With `count_include_pad` the zeros of
@@ -43,11 +43,13 @@ pub(super) fn image(op: &'static str, x: &Var) -> Result<[usize; 2]> {
 }
 
 fn pool(op: &'static str, x: &Var, windows: Arc<[Windows; 2]>) -> Result<Var> {
+    begins();
     let y = kernels::mean_pool2d(x.tensor(), &windows)?;
     record_linear(op, x, y, move |dy| unpool(op, dy, windows.clone()))
 }
 
 fn unpool(op: &'static str, dy: &Var, windows: Arc<[Windows; 2]>) -> Result<Var> {
+    begins();
     let dx = kernels::mean_unpool2d(dy.tensor(), &windows)?;
     record_linear(op, dy, dx, move |x| pool(op, x, windows.clone()))
 }

@@ -14,7 +14,7 @@ pub use phalanx_kernels::BatchNorm;
 
 use super::group_norm::{affine_grads, affine_needs};
 use super::normalize::{Normalization, beside};
-use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, record};
+use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, begins, record};
 
 impl Var {
     /// Batch normalisation, then scaled by `weight` and shifted by `bias` where they are given. `running` are the running
@@ -31,6 +31,7 @@ impl Var {
         bias: Option<&Var>,
         config: &BatchNorm,
     ) -> Result<Var> {
+        begins();
         let x = self.tensor();
         let affine = [weight.map(Var::tensor), bias.map(Var::tensor)];
         let given = running.as_ref().map(|r| [&*r[0], &*r[1]]);

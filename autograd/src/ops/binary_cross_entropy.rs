@@ -9,7 +9,7 @@ use phalanx_tensor::{Error, Result as TensorResult, Tensor};
 
 use super::broadcasting::{Broadcasting, broadcasting};
 use super::composed::composed;
-use crate::{Result, Var};
+use crate::{Result, Var, begins};
 
 const OP: &str = "binary_cross_entropy";
 
@@ -27,6 +27,7 @@ impl Var {
         weight: Option<&Var>,
         reduction: Reduction,
     ) -> Result<Var> {
+        begins();
         if self.shape() != target.shape() {
             let got = format!("an input of shape {:?} and a target of {:?}", self.shape(), target.shape());
             return Err(Error::shape(OP, got, "one shape").into());

@@ -10,7 +10,7 @@ use phalanx_tensor::{Result as TensorResult, Tensor};
 
 use super::broadcasting::{Broadcasting, broadcasting};
 use super::reduction::one_shape;
-use crate::{Result, Var};
+use crate::{Result, Var, begins};
 
 impl Var {
     /// The binary cross entropy of the probabilities `sigmoid(self)` and the targets, each between 0 and 1;
@@ -25,6 +25,7 @@ impl Var {
         pos_weight: Option<&Var>,
         reduction: Reduction,
     ) -> Result<Var> {
+        begins();
         const OP: &str = "binary_cross_entropy_with_logits";
         one_shape(OP, self, target)?;
         for weight in weight.into_iter().chain(pos_weight) {

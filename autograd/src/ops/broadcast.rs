@@ -5,7 +5,7 @@ use phalanx_tensor::{DType, Dim, Dims, Error};
 
 use super::composed::{named, product};
 use super::linear_map::{record_linear, record_view};
-use crate::{Result, Var};
+use crate::{Result, Var, begins};
 
 impl Var {
     /// Repeats dimensions of size 1, and adds dimensions in front, to reach `shape`; no copy is made.
@@ -137,6 +137,7 @@ impl Var {
     /// # Errors
     /// If `shape` does not broadcast to this shape.
     pub fn sum_to(&self, shape: &[usize]) -> Result<Var> {
+        begins();
         if self.shape() == shape {
             return Ok(self.clone());
         }

@@ -8,7 +8,7 @@ use phalanx_kernels as kernels;
 use phalanx_tensor::{Dim, Dims, Error, Tensor};
 use smallvec::SmallVec;
 
-use crate::{Backward, Cx, Grads, Result, Saver, Var, record};
+use crate::{Backward, Cx, Grads, Result, Saver, Var, begins, record};
 
 impl Var {
     /// The tensors one after another along `dim`; their other sizes must agree.
@@ -16,6 +16,7 @@ impl Var {
     /// # Errors
     /// If there is none, or ranks, other sizes, dtypes or devices differ.
     pub fn cat<V: Borrow<Var>>(vars: &[V], dim: impl Dim) -> Result<Var> {
+        begins();
         let vars: SmallVec<[&Var; 4]> = vars.iter().map(Borrow::borrow).collect();
         let tensors: SmallVec<[&Tensor; 4]> = vars.iter().map(|v| v.tensor()).collect();
         let Some(first) = vars.first() else {

@@ -6,7 +6,7 @@ use phalanx_kernels as kernels;
 use phalanx_tensor::{Result as TensorResult, Scalar, Tensor};
 
 use super::elementwise::{Elementwise, elementwise};
-use crate::{Result, Var};
+use crate::{Result, Var, begins};
 
 impl Var {
     /// Every element kept between the bounds; an absent one does not bind. NaN stays.
@@ -15,6 +15,7 @@ impl Var {
     /// If the dtype is bool, a bound is NaN, or the dtype is an integer one and a bound is no integer or leaves none of the
     /// dtype's numbers.
     pub fn clamp(&self, min: Option<Scalar>, max: Option<Scalar>) -> Result<Var> {
+        begins();
         elementwise(self, kernels::clamp(self.tensor(), min, max)?, Clamp { min, max })
     }
 }

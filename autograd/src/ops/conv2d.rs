@@ -11,7 +11,7 @@ use phalanx_tensor::Error;
 use smallvec::SmallVec;
 
 use super::composed::named;
-use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, record};
+use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, begins, record};
 
 impl Var {
     /// The convolution with `weight` `[out, in / groups, kh, kw]`, plus `bias` `[out]`.
@@ -158,6 +158,7 @@ fn solve(
     options: &ConvOptions,
     sizes: Sizes,
 ) -> Result<Var> {
+    begins();
     let (x, y, added) = (a.tensor(), b.tensor(), bias.map(Var::tensor));
     let out = match part {
         Part::Image => kernels::conv_transpose2d(y, x, added, options, sizes[0])?,

@@ -10,7 +10,7 @@ use phalanx_tensor::Error;
 use smallvec::SmallVec;
 
 use super::composed::named;
-use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, record};
+use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, begins, record};
 
 impl Var {
     /// The convolution with `weight` `[out, in / groups, kd, kh, kw]`, plus `bias` `[out]`.
@@ -127,6 +127,7 @@ fn solve(
     options: &Conv3dOptions,
     sizes: Sizes,
 ) -> Result<Var> {
+    begins();
     let (x, y, added) = (a.tensor(), b.tensor(), bias.map(Var::tensor));
     let out = match part {
         Part::Volume => kernels::conv_transpose3d(y, x, added, options, sizes[0])?,

@@ -13,7 +13,7 @@ use phalanx_tensor::Tensor;
 
 pub use phalanx_kernels::{CrossEntropy, Reduction};
 
-use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, grads1, record};
+use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, begins, grads1, record};
 
 impl Var {
     /// The cross entropy of these logits and i64 targets, which may hold `ignore_index`.
@@ -21,6 +21,7 @@ impl Var {
     /// # Errors
     /// If shapes, dtypes or devices do not fit, or a target is no class.
     pub fn cross_entropy(&self, target: &Var, config: &CrossEntropy) -> Result<Var> {
+        begins();
         let (y, stats) = kernels::cross_entropy(self.tensor(), target.tensor(), config)?;
         record("cross_entropy", &[self], y, |s: &Saver<'_>| {
             let target = target.tensor().clone();

@@ -5,7 +5,7 @@
 use phalanx_kernels as kernels;
 use phalanx_tensor::{DType, Dim, Result as TensorResult, Tensor};
 
-use crate::{Result, Var};
+use crate::{Result, Var, begins};
 
 impl Var {
     /// The largest element so far along `dim`, and its index (i64): the last of equal ones. NaN from the first NaN on.
@@ -13,6 +13,7 @@ impl Var {
     /// # Errors
     /// If there is no such dimension.
     pub fn cummax(&self, dim: impl Dim) -> Result<(Var, Var)> {
+        begins();
         picked("cummax", self, dim, kernels::cummax)
     }
 
@@ -21,6 +22,7 @@ impl Var {
     /// # Errors
     /// If there is no such dimension.
     pub fn cummin(&self, dim: impl Dim) -> Result<(Var, Var)> {
+        begins();
         picked("cummin", self, dim, kernels::cummin)
     }
 }

@@ -11,7 +11,7 @@ use phalanx_kernels as kernels;
 use phalanx_tensor::Dim;
 
 use super::composed::wide;
-use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, grads1, grads2, record};
+use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, begins, grads1, grads2, record};
 
 impl Var {
     /// The running product along `dim`. Integers and bools are multiplied in i64.
@@ -19,6 +19,7 @@ impl Var {
     /// # Errors
     /// If there is no such dimension.
     pub fn cumprod(&self, dim: impl Dim) -> Result<Var> {
+        begins();
         let dim = dim.resolve(self.rank().max(1), "cumprod")?;
         let y = kernels::cumprod(self.tensor(), dim)?;
         record("cumprod", &[self], y, |s: &Saver<'_>| Ok(Products { dim, x: s.input(0)? }))
@@ -26,6 +27,7 @@ impl Var {
 
     /// `y[i] = a[i] y[i - 1] + b[i]` along `dim`, which exists, beginning with `y[0] = b[0]`; from the end if `reversed`.
     pub(super) fn recurrence(&self, b: &Var, dim: usize, reversed: bool) -> Result<Var> {
+        begins();
         let y = kernels::recurrence(self.tensor(), b.tensor(), dim, reversed)?;
         record("recurrence", &[self, b], y, |s: &Saver<'_>| {
             Ok(Recurrence { dim, reversed, a: s.input(0)?, b: s.input(1)? })

@@ -6,7 +6,7 @@ use phalanx_kernels as kernels;
 use phalanx_tensor::Dim;
 
 use super::linear_map::record_linear;
-use crate::{Result, Var};
+use crate::{Result, Var, begins};
 
 impl Var {
     /// The running sum along `dim`. Integers and bools are summed in i64.
@@ -14,12 +14,14 @@ impl Var {
     /// # Errors
     /// If there is no such dimension.
     pub fn cumsum(&self, dim: impl Dim) -> Result<Var> {
+        begins();
         let dim = dim.resolve(self.rank().max(1), "cumsum")?;
         let y = kernels::cumsum(self.tensor(), dim)?;
         record_linear("cumsum", self, y, move |dy| dy.cumsum_reversed(dim))
     }
 
     fn cumsum_reversed(&self, dim: usize) -> Result<Var> {
+        begins();
         let y = kernels::cumsum_reversed(self.tensor(), dim)?;
         record_linear("cumsum_reversed", self, y, move |dy| dy.cumsum(dim))
     }

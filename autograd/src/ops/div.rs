@@ -7,7 +7,7 @@ use phalanx_kernels as kernels;
 use phalanx_tensor::{Result as TensorResult, Scalar, Tensor};
 
 use super::elementwise::{Elementwise, elementwise};
-use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, grads1, grads2, record};
+use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, begins, grads1, grads2, record};
 
 impl Var {
     /// `self / other`, broadcast, of one dtype.
@@ -15,6 +15,7 @@ impl Var {
     /// # Errors
     /// If the shapes do not broadcast, or dtypes or devices differ.
     pub fn div(&self, other: &Var) -> Result<Var> {
+        begins();
         let y = kernels::div(self.tensor(), other.tensor())?;
         record("div", &[self, other], y, |s: &Saver<'_>| {
             let a = s.needs(1).then(|| s.input(0)).transpose()?;
@@ -27,6 +28,7 @@ impl Var {
     /// # Errors
     /// If the result cannot be allocated.
     pub fn div_scalar(&self, number: impl Into<Scalar>) -> Result<Var> {
+        begins();
         let number = number.into();
         let y = kernels::div_scalar(self.tensor(), number)?;
         record("div", &[self], y, |_: &Saver<'_>| Ok(DivScalar { number }))
@@ -37,6 +39,7 @@ impl Var {
     /// # Errors
     /// If the result cannot be allocated.
     pub fn rdiv_scalar(&self, number: impl Into<Scalar>) -> Result<Var> {
+        begins();
         let number = number.into();
         elementwise(self, kernels::rdiv_scalar(self.tensor(), number)?, ScalarDiv { number })
     }

@@ -7,7 +7,7 @@
 use phalanx_kernels::random;
 use phalanx_tensor::{Context, Dims, Stream4, Window};
 
-use crate::{Backward, Cx, Grads, Result, Saver, Var, grads1, record};
+use crate::{Backward, Cx, Grads, Result, Saver, Var, begins, grads1, record};
 
 impl Var {
     /// Leaves out elements with probability `p` and scales the others by `1 / (1 - p)`. The draws are those of
@@ -27,6 +27,7 @@ impl Var {
     }
 
     fn drop_out(&self, p: f64, stream: Stream4, window: Window) -> Result<Var> {
+        begins();
         let y = random::dropout(self.tensor(), p, stream, &window)?;
         record("dropout", &[self], y, |_: &Saver<'_>| Ok(Dropout { p, stream, window }))
     }

@@ -7,7 +7,7 @@ use phalanx_kernels as kernels;
 use phalanx_tensor::{Result as TensorResult, Tensor};
 
 use super::elementwise::{Elementwise, elementwise};
-use crate::{Result, Var};
+use crate::{Result, Var, begins};
 
 impl Var {
     /// The exponential linear unit.
@@ -15,6 +15,7 @@ impl Var {
     /// # Errors
     /// If the dtype is no floating-point one.
     pub fn elu(&self, alpha: f64) -> Result<Var> {
+        begins();
         let y = kernels::elu(self.tensor(), alpha)?;
         elementwise(self, y, Elu { alpha })
     }

@@ -8,7 +8,7 @@ use phalanx_kernels as kernels;
 use phalanx_tensor::{Dims, Error};
 
 use super::gather::zeros;
-use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, grads2, record};
+use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, begins, grads2, record};
 
 impl Var {
     /// The rows of this table at the indices (i64 or i32, of any shape). The row `padding` gets no gradient; it may
@@ -17,6 +17,7 @@ impl Var {
     /// # Errors
     /// If this has no dimension, or an index or `padding` is out of range.
     pub fn embedding(&self, index: &Var, padding: Option<isize>) -> Result<Var> {
+        begins();
         let y = kernels::embedding(self.tensor(), index.tensor())?;
         let rows = self.shape()[0];
         let place = |row: isize| {

@@ -6,7 +6,7 @@ use phalanx_kernels::{self as kernels, ConvOptions};
 
 use super::composed::batched;
 use super::linear_map::record_linear;
-use crate::{Result, Var};
+use crate::{Result, Var, begins};
 
 /// How the windows of [`Var::unfold`] and [`Var::fold`] lie on an image, along height and width.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,12 +54,14 @@ impl Var {
 }
 
 fn columns(op: &'static str, x: &Var, options: FoldOptions) -> Result<Var> {
+    begins();
     let y = kernels::unfold(x.tensor(), options.kernel, &options.conv())?;
     let size = [x.shape()[2], x.shape()[3]];
     record_linear(op, x, y, move |dy| images(op, dy, size, options))
 }
 
 fn images(op: &'static str, x: &Var, size: [usize; 2], options: FoldOptions) -> Result<Var> {
+    begins();
     let y = kernels::fold(x.tensor(), size, options.kernel, &options.conv())?;
     record_linear(op, x, y, move |dy| columns(op, dy, options))
 }

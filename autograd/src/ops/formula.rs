@@ -8,7 +8,7 @@ use phalanx_tensor::DType;
 use smallvec::SmallVec;
 
 use super::composed::{floats, named, wide};
-use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, record};
+use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, begins, record};
 
 /// Such a function.
 pub(super) struct Formula {
@@ -25,6 +25,7 @@ type Gradient = fn(usize, &[Var], &Var) -> Result<Var>;
 impl Formula {
     /// The function of floating-point inputs of one dtype.
     pub(super) fn of(&self, inputs: &[&Var]) -> Result<Var> {
+        begins();
         let dtype = floats(self.name, inputs)?;
         let constants: SmallVec<[Var; 3]> =
             inputs.iter().map(|x| wide(&x.detach())).collect::<Result<_>>()?;

@@ -8,7 +8,7 @@ use phalanx_tensor::{Dim, Dims, Error, Tensor, broadcast_shapes};
 
 use super::composed::named;
 
-use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, grads1, record};
+use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, begins, grads1, record};
 
 impl Var {
     /// `y[.., i, ..] = x[.., index[.., i, ..], ..]`, the index standing in place `dim`. The index (i64 or i32) is no
@@ -17,6 +17,7 @@ impl Var {
     /// # Errors
     /// If there is no such dimension, the index does not fit, or an index is out of range.
     pub fn gather(&self, dim: impl Dim, index: &Var) -> Result<Var> {
+        begins();
         let dim = dim.resolve(self.rank().max(1), "gather")?;
         let y = kernels::gather(self.tensor(), dim, index.tensor())?;
         record("gather", &[self, index], y, |s: &Saver<'_>| {
@@ -55,6 +56,7 @@ impl Var {
     /// # Errors
     /// If there is no such dimension, shapes do not fit, or an index is out of range.
     pub fn scatter_add(&self, dim: impl Dim, index: &Var, source: &Var) -> Result<Var> {
+        begins();
         let dim = dim.resolve(self.rank().max(1), "scatter_add")?;
         let y = kernels::scatter_add(self.tensor(), dim, index.tensor(), source.tensor())?;
         record("scatter_add", &[self, index, source], y, |s: &Saver<'_>| {

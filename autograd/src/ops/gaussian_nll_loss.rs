@@ -11,7 +11,7 @@ use phalanx_tensor::{DType, Error};
 
 use super::composed::composed;
 use super::linear_map::record_linear;
-use crate::{Result, Var};
+use crate::{Result, Var, begins};
 
 const OP: &str = "gaussian_nll_loss";
 
@@ -40,6 +40,7 @@ impl Var {
     /// If input and target do not broadcast, the variance has another shape, dtypes or devices differ, the dtype is no
     /// floating-point one, `eps` is not positive, or (where the host sees the elements) a variance is negative.
     pub fn gaussian_nll_loss(&self, target: &Var, variance: &Var, config: &GaussianNll) -> Result<Var> {
+        begins();
         if config.eps.is_nan() || config.eps <= 0.0 {
             return Err(Error::range(OP, format!("eps {}", config.eps), "a number above 0").into());
         }

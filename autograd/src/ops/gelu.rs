@@ -8,7 +8,7 @@ use phalanx_kernels::{self as kernels, Gelu};
 use phalanx_tensor::{Result as TensorResult, Tensor};
 
 use super::elementwise::{Elementwise, elementwise};
-use crate::{Result, Var};
+use crate::{Result, Var, begins};
 
 impl Var {
     /// The Gaussian error linear unit.
@@ -16,6 +16,7 @@ impl Var {
     /// # Errors
     /// If the dtype is no floating-point one.
     pub fn gelu(&self, kind: Gelu) -> Result<Var> {
+        begins();
         elementwise(self, kernels::gelu(self.tensor(), kind)?, kind)
     }
 }

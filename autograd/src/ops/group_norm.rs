@@ -10,7 +10,7 @@ use phalanx_tensor::Tensor;
 use smallvec::SmallVec;
 
 use super::normalize::Normalization;
-use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, record};
+use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, begins, record};
 
 impl Var {
     /// Group normalisation over `num_groups` groups of neighbouring channels, then scaled by `weight` and shifted by
@@ -25,6 +25,7 @@ impl Var {
         bias: Option<&Var>,
         eps: f64,
     ) -> Result<Var> {
+        begins();
         let affine = [weight.map(Var::tensor), bias.map(Var::tensor)];
         let (y, stats) = kernels::group_norm(self.tensor(), num_groups, affine[0], affine[1], eps)?;
         let inputs: SmallVec<[&Var; 3]> = [self].into_iter().chain(weight).chain(bias).collect();

@@ -7,7 +7,7 @@ use phalanx_kernels::{self as kernels, Reduction};
 use phalanx_tensor::{Error, Result as TensorResult, Tensor};
 
 use super::broadcasting::{Broadcasting, broadcasting};
-use crate::{Result, Var};
+use crate::{Result, Var, begins};
 
 impl Var {
     /// The difference to `target`, squared up to `delta` and linear beyond; usually `delta` is 1.
@@ -15,6 +15,7 @@ impl Var {
     /// # Errors
     /// If the shapes do not broadcast, dtypes or devices differ, the dtype is no floating-point one, or `delta` is not positive.
     pub fn huber_loss(&self, target: &Var, delta: f64, reduction: Reduction) -> Result<Var> {
+        begins();
         if delta.is_nan() || delta <= 0.0 {
             return Err(Error::range("huber_loss", format!("delta {delta}"), "a number above 0").into());
         }

@@ -7,7 +7,7 @@ use phalanx_kernels as kernels;
 use phalanx_tensor::{Dim, Dims};
 
 use super::gather::zeros;
-use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, grads1, record};
+use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, begins, grads1, record};
 
 impl Var {
     /// The parts at the indices (i64 or i32) along `dim`, in their order; an index may come several times.
@@ -15,6 +15,7 @@ impl Var {
     /// # Errors
     /// If there is no such dimension, the index has more than one, or an index is out of range.
     pub fn index_select(&self, dim: impl Dim, index: &Var) -> Result<Var> {
+        begins();
         let dim = dim.resolve(self.rank(), "index_select")?;
         let y = kernels::index_select(self.tensor(), dim, index.tensor())?;
         record("index_select", &[self, index], y, |s: &Saver<'_>| {
@@ -27,6 +28,7 @@ impl Var {
     /// # Errors
     /// If there is no such dimension, shapes do not fit, or an index is out of range.
     pub fn index_add(&self, dim: impl Dim, index: &Var, source: &Var, alpha: f64) -> Result<Var> {
+        begins();
         let dim = dim.resolve(self.rank(), "index_add")?;
         let y = kernels::index_add(self.tensor(), dim, index.tensor(), source.tensor(), alpha)?;
         record("index_add", &[self, index, source], y, |s: &Saver<'_>| {

@@ -8,7 +8,7 @@ use phalanx_tensor::{Error, Result as TensorResult, Tensor};
 
 use super::broadcasting::{Broadcasting, broadcasting};
 use super::reduction::one_shape;
-use crate::{Result, Var};
+use crate::{Result, Var, begins};
 
 /// What [`Var::kl_div`] makes of its elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +35,7 @@ impl Var {
     /// If the shapes, dtypes or devices differ, the dtype is no floating-point one, or there is no
     /// first dimension to take the batch's mean over.
     pub fn kl_div(&self, target: &Var, kind: KlTarget, reduction: KlReduction) -> Result<Var> {
+        begins();
         one_shape("kl_div", self, target)?;
         if reduction == KlReduction::BatchMean && self.rank() == 0 {
             return Err(Error::shape(

@@ -14,7 +14,7 @@ use phalanx_tensor::{Dims, Result as TensorResult, Tensor};
 use smallvec::SmallVec;
 
 use super::normalize::Normalization;
-use crate::{Backward, Cx, Grads, Remade, Result, Saved, Saver, Var, record, record_many};
+use crate::{Backward, Cx, Grads, Remade, Result, Saved, Saver, Var, begins, record, record_many};
 
 impl Var {
     /// Layer normalisation over the last dimensions, which must be `normalized_shape`, then scaled by `weight` and
@@ -29,6 +29,7 @@ impl Var {
         bias: Option<&Var>,
         eps: f64,
     ) -> Result<Var> {
+        begins();
         let affine = [weight.map(Var::tensor), bias.map(Var::tensor)];
         let (y, stats) = kernels::layer_norm(self.tensor(), normalized_shape, affine[0], affine[1], eps)?;
         let form = Form { shape: Dims::from_slice(normalized_shape), centred: true, eps };

@@ -7,7 +7,7 @@ use phalanx_kernels as kernels;
 use phalanx_tensor::{Result as TensorResult, Tensor};
 
 use super::elementwise::{Elementwise, elementwise};
-use crate::{Result, Var};
+use crate::{Result, Var, begins};
 
 impl Var {
     /// The leaky rectified linear unit.
@@ -15,6 +15,7 @@ impl Var {
     /// # Errors
     /// If the dtype is no floating-point one.
     pub fn leaky_relu(&self, slope: f64) -> Result<Var> {
+        begins();
         let y = kernels::leaky_relu(self.tensor(), slope)?;
         elementwise(self, y, LeakyRelu { slope })
     }

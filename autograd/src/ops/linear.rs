@@ -9,7 +9,7 @@ use phalanx_tensor::Dims;
 use smallvec::SmallVec;
 
 use super::matmul::rows;
-use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, is_recording, record};
+use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, begins, is_recording, record};
 
 impl Var {
     /// `self weightᵀ + bias`, with `weight` of shape `[out, in]`.
@@ -17,6 +17,7 @@ impl Var {
     /// # Errors
     /// If the shapes do not fit, or dtypes or devices differ.
     pub fn linear(&self, weight: &Var, bias: Option<&Var>) -> Result<Var> {
+        begins();
         let y = kernels::linear(self.tensor(), weight.tensor(), bias.map(Var::tensor))?;
         let inputs: SmallVec<[&Var; 3]> = [self, weight].into_iter().chain(bias).collect();
         record("linear", &inputs, y, |s: &Saver<'_>| {

@@ -6,7 +6,7 @@ use phalanx_kernels as kernels;
 use phalanx_tensor::{Result as TensorResult, Tensor};
 
 use super::elementwise::{Elementwise, elementwise};
-use crate::{Result, Var};
+use crate::{Result, Var, begins};
 
 impl Var {
     /// The natural logarithm; NaN below zero.
@@ -14,6 +14,7 @@ impl Var {
     /// # Errors
     /// If the dtype is no floating-point one.
     pub fn log(&self) -> Result<Var> {
+        begins();
         elementwise(self, kernels::log(self.tensor())?, Log)
     }
 }

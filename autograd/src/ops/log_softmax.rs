@@ -7,7 +7,7 @@
 use phalanx_kernels as kernels;
 use phalanx_tensor::Dim;
 
-use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, grads1, record};
+use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, begins, grads1, record};
 
 impl Var {
     /// The logarithm of the softmax along `dim`.
@@ -15,6 +15,7 @@ impl Var {
     /// # Errors
     /// If there is no such dimension or the dtype is no floating-point one.
     pub fn log_softmax(&self, dim: impl Dim) -> Result<Var> {
+        begins();
         let dim = dim.resolve(self.rank().max(1), "log_softmax")?;
         let y = kernels::log_softmax(self.tensor(), dim)?;
         record("log_softmax", &[self], y, |s: &Saver<'_>| Ok(LogSoftmax { y: s.output(0)?, dim }))

@@ -7,7 +7,7 @@ use phalanx_kernels as kernels;
 use phalanx_tensor::Dim;
 
 use super::composed::wide;
-use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, grads1, record};
+use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, begins, grads1, record};
 
 impl Var {
     /// The logarithm of the running sum of exponentials along `dim`; safe for large values.
@@ -15,6 +15,7 @@ impl Var {
     /// # Errors
     /// If the dtype is no floating-point one, or there is no such dimension.
     pub fn logcumsumexp(&self, dim: impl Dim) -> Result<Var> {
+        begins();
         let dim = dim.resolve(self.rank().max(1), "logcumsumexp")?;
         let y = kernels::logcumsumexp(self.tensor(), dim)?;
         record("logcumsumexp", &[self], y, |s: &Saver<'_>| Ok(Node { dim, x: s.input(0)? }))

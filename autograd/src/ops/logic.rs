@@ -8,7 +8,7 @@ use phalanx_tensor::{DType, Dim, Error, Tensor};
 
 use super::composed::{broadcasts, named};
 use super::sum::{all_dims, dims_of};
-use crate::{Result, Var, record_none};
+use crate::{Result, Var, begins, record_none};
 
 macro_rules! pairs {
     ($($logical:ident $bitwise:ident $what:literal;)*) => {
@@ -50,6 +50,7 @@ impl Var {
     /// # Errors
     /// If the result cannot be allocated.
     pub fn logical_not(&self) -> Result<Var> {
+        begins();
         record_none("logical_not", &[self], kernels::eq_scalar(self.tensor(), 0.into())?)
     }
 
@@ -78,6 +79,7 @@ impl Var {
     /// # Errors
     /// If a dimension does not exist or is named twice.
     pub fn any<D: Dim>(&self, dims: &[D], keepdim: bool) -> Result<Var> {
+        begins();
         let count = kernels::sum(&truth(self)?, &dims_of("any", dims, self)?, keepdim)?;
         record_none("any", &[self], kernels::ne_scalar(&count, 0.into())?)
     }
@@ -95,6 +97,7 @@ impl Var {
     /// # Errors
     /// If a dimension does not exist or is named twice.
     pub fn all<D: Dim>(&self, dims: &[D], keepdim: bool) -> Result<Var> {
+        begins();
         let zeros = kernels::eq_scalar(self.tensor(), 0.into())?;
         let count = kernels::sum(&zeros, &dims_of("all", dims, self)?, keepdim)?;
         record_none("all", &[self], kernels::eq_scalar(&count, 0.into())?)
@@ -113,6 +116,7 @@ impl Var {
     /// # Errors
     /// If a dimension does not exist or is named twice.
     pub fn count_nonzero<D: Dim>(&self, dims: &[D]) -> Result<Var> {
+        begins();
         let dims = dims_of("count_nonzero", dims, self)?;
         record_none("count_nonzero", &[self], kernels::sum(&truth(self)?, &dims, false)?)
     }

@@ -8,7 +8,7 @@
 use phalanx_kernels as kernels;
 use phalanx_tensor::Dims;
 
-use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, grads2, record};
+use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, begins, grads2, record};
 
 impl Var {
     /// The matrix product with `other`, batched and broadcast.
@@ -17,6 +17,7 @@ impl Var {
     /// If the inner sizes differ, the others do not broadcast, a tensor has no dimensions, or dtypes or devices
     /// differ.
     pub fn matmul(&self, other: &Var) -> Result<Var> {
+        begins();
         let y = kernels::matmul(self.tensor(), other.tensor())?;
         record("matmul", &[self, other], y, |s: &Saver<'_>| {
             let for_other = |i: usize| s.needs(1 - i).then(|| s.input(i)).transpose();

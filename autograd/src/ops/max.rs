@@ -9,7 +9,7 @@ use smallvec::smallvec;
 
 use super::gather::zeros;
 use super::sum::reduced;
-use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, grads1, record_many};
+use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, begins, grads1, record_many};
 
 impl Var {
     /// The largest elements along `dim`, and their indices (i64): the first of equal ones, or of NaNs.
@@ -17,6 +17,7 @@ impl Var {
     /// # Errors
     /// If there is no such dimension, or it has no elements.
     pub fn max(&self, dim: impl Dim, keepdim: bool) -> Result<(Var, Var)> {
+        begins();
         picked("max", self, dim, kernels::max(self.tensor(), dim, keepdim)?, true)
     }
 
@@ -25,6 +26,7 @@ impl Var {
     /// # Errors
     /// If there is no such dimension, or it has no elements.
     pub fn min(&self, dim: impl Dim, keepdim: bool) -> Result<(Var, Var)> {
+        begins();
         picked("min", self, dim, kernels::min(self.tensor(), dim, keepdim)?, true)
     }
 
@@ -34,6 +36,7 @@ impl Var {
     /// # Errors
     /// If there is no such dimension.
     pub fn sort(&self, dim: impl Dim, descending: bool) -> Result<(Var, Var)> {
+        begins();
         picked("sort", self, dim, kernels::sort(self.tensor(), dim, descending)?, false)
     }
 
@@ -42,6 +45,7 @@ impl Var {
     /// # Errors
     /// If there is no such dimension, or it has fewer than `k` elements.
     pub fn topk(&self, k: usize, dim: impl Dim, largest: bool) -> Result<(Var, Var)> {
+        begins();
         picked("topk", self, dim, kernels::topk(self.tensor(), k, dim, largest)?, false)
     }
 

@@ -8,7 +8,7 @@ use phalanx_tensor::Tensor;
 
 use super::avg_pool2d::image;
 use super::linear_map::record_linear;
-use crate::{Result, Var};
+use crate::{Result, Var, begins};
 
 impl Var {
     /// The largest pixel of each window of `[channels, h, w]` or `[n, channels, h, w]`.
@@ -16,6 +16,7 @@ impl Var {
     /// # Errors
     /// If the windows do not fit the images, or the dtype is no floating-point one.
     pub fn max_pool2d(&self, options: &PoolOptions) -> Result<Var> {
+        begins();
         let (y, places) = kernels::max_pool2d(self.tensor(), options)?;
         let size = image("max_pool2d", self)?;
         record_linear("max_pool2d", self, y, move |dy| unpool(dy, &places, size))
@@ -23,12 +24,14 @@ impl Var {
 }
 
 fn pick(x: &Var, places: &Tensor) -> Result<Var> {
+    begins();
     let size = image("max_pool2d", x)?;
     let (y, places) = (kernels::max_pick2d(x.tensor(), places)?, places.clone());
     record_linear("max_pool2d", x, y, move |dy| unpool(dy, &places, size))
 }
 
 fn unpool(dy: &Var, places: &Tensor, size: [usize; 2]) -> Result<Var> {
+    begins();
     let (dx, places) = (kernels::max_unpool2d(dy.tensor(), places, size)?, places.clone());
     record_linear("max_pool2d", dy, dx, move |x| pick(x, &places))
 }

@@ -7,7 +7,7 @@ use phalanx_kernels as kernels;
 use phalanx_tensor::{Result as TensorResult, Tensor};
 
 use super::broadcasting::{Broadcasting, broadcasting};
-use crate::{Result, Var};
+use crate::{Result, Var, begins};
 
 impl Var {
     /// The larger element, broadcast; floats or integers of one dtype.
@@ -15,6 +15,7 @@ impl Var {
     /// # Errors
     /// If the shapes do not broadcast, or dtypes or devices differ.
     pub fn maximum(&self, other: &Var) -> Result<Var> {
+        begins();
         broadcasting(&[self, other], kernels::maximum(self.tensor(), other.tensor())?, Maximum)
     }
 
@@ -23,6 +24,7 @@ impl Var {
     /// # Errors
     /// If the shapes do not broadcast, or dtypes or devices differ.
     pub fn minimum(&self, other: &Var) -> Result<Var> {
+        begins();
         broadcasting(&[self, other], kernels::minimum(self.tensor(), other.tensor())?, Minimum)
     }
 }

@@ -8,7 +8,7 @@ use phalanx_tensor::{Result as TensorResult, Tensor};
 
 use super::broadcasting::{Broadcasting, broadcasting};
 use super::reduction::one_shape;
-use crate::{Result, Var};
+use crate::{Result, Var, begins};
 
 impl Var {
     /// The squared difference to `target`.
@@ -16,6 +16,7 @@ impl Var {
     /// # Errors
     /// If the shapes differ, dtypes or devices differ, or the dtype is no floating-point one.
     pub fn mse_loss(&self, target: &Var, reduction: Reduction) -> Result<Var> {
+        begins();
         one_shape("mse_loss", self, target)?;
         let y = kernels::mse_loss(self.tensor(), target.tensor())?;
         broadcasting(&[self, target], y, MseLoss)?.reduce(reduction)

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use phalanx_kernels as kernels;
 use phalanx_tensor::Scalar;
 
-use crate::{Backward, Cx, Grads, Remade, Result, Saved, Saver, Var, grads1, grads2, record};
+use crate::{Backward, Cx, Grads, Remade, Result, Saved, Saver, Var, begins, grads1, grads2, record};
 
 impl Var {
     /// `self * other`, broadcast; floats or integers of one dtype.
@@ -16,6 +16,7 @@ impl Var {
     /// # Errors
     /// If the shapes do not broadcast, or dtypes or devices differ.
     pub fn mul(&self, other: &Var) -> Result<Var> {
+        begins();
         let y = kernels::mul(self.tensor(), other.tensor())?;
         record("mul", &[self, other], y, |s: &Saver<'_>| {
             let mut operands = [None, None];
@@ -34,6 +35,7 @@ impl Var {
     /// # Errors
     /// If this is a bool, or an integer and the number is not.
     pub fn mul_scalar(&self, number: impl Into<Scalar>) -> Result<Var> {
+        begins();
         let number = number.into();
         let y = kernels::mul_scalar(self.tensor(), number)?;
         record("mul", &[self], y, |_: &Saver<'_>| Ok(MulScalar { number }))

@@ -4,7 +4,7 @@
 
 use phalanx_kernels as kernels;
 
-use crate::{Backward, Cx, Grads, Result, Saver, Var, grads1, record};
+use crate::{Backward, Cx, Grads, Result, Saver, Var, begins, grads1, record};
 
 impl Var {
     /// The negative.
@@ -12,6 +12,7 @@ impl Var {
     /// # Errors
     /// If the dtype is bool.
     pub fn neg(&self) -> Result<Var> {
+        begins();
         let y = kernels::neg(self.tensor())?;
         record("neg", &[self], y, |_: &Saver<'_>| Ok(Neg))
     }

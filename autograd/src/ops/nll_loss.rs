@@ -9,7 +9,7 @@ use phalanx_tensor::Tensor;
 pub use phalanx_kernels::NllLoss;
 
 use super::cross_entropy::beside_classes;
-use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, grads1, record};
+use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, begins, grads1, record};
 
 impl Var {
     /// The loss of these log probabilities and i64 targets, which may hold `ignore_index`.
@@ -17,6 +17,7 @@ impl Var {
     /// # Errors
     /// If shapes, dtypes or devices do not fit, or a target is no class.
     pub fn nll_loss(&self, target: &Var, config: &NllLoss) -> Result<Var> {
+        begins();
         let y = kernels::nll_loss(self.tensor(), target.tensor(), config)?;
         record("nll_loss", &[self], y, |s: &Saver<'_>| {
             // Only the shape of x is used.

@@ -6,7 +6,7 @@
 use phalanx_tensor::{DType, Dims, Tensor};
 
 use super::sum::reduced;
-use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, grads1, record};
+use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, begins, grads1, record};
 
 /// A reduction over some dimensions.
 pub(super) trait OverDims: Send + Sync + Sized + 'static {
@@ -22,6 +22,7 @@ pub(super) trait OverDims: Send + Sync + Sized + 'static {
 
 /// Computes and records a reduction over `dims`, which stay with size 1 if `keepdim`.
 pub(super) fn reduce<R: OverDims>(x: &Var, dims: Dims, keepdim: bool, reduction: R) -> Result<Var> {
+    begins();
     let y = reduction.forward(x.tensor(), &dims)?;
     let kept = |d: &usize| keepdim || !dims.contains(d);
     let shape: Dims = (0..x.rank()).filter(kept).map(|d| y.shape()[d]).collect();

@@ -8,7 +8,7 @@ use phalanx_tensor::{Result as TensorResult, Scalar, Tensor};
 
 use super::broadcasting::{Broadcasting, broadcasting};
 use super::elementwise::{Elementwise, elementwise};
-use crate::{Result, Var};
+use crate::{Result, Var, begins};
 
 impl Var {
     /// `self^exponent`, broadcast; floats or integers of one dtype.
@@ -16,6 +16,7 @@ impl Var {
     /// # Errors
     /// If the shapes do not broadcast, or dtypes or devices differ.
     pub fn pow(&self, exponent: &Var) -> Result<Var> {
+        begins();
         let y = kernels::pow(self.tensor(), exponent.tensor())?;
         broadcasting(&[self, exponent], y, Pow)
     }
@@ -25,6 +26,7 @@ impl Var {
     /// # Errors
     /// If this is a bool, or an integer and the exponent is not an integer from 0 up.
     pub fn pow_scalar(&self, exponent: impl Into<Scalar>) -> Result<Var> {
+        begins();
         let exponent = exponent.into();
         let y = kernels::pow_scalar(self.tensor(), exponent)?;
         elementwise(self, y, PowScalar { exponent: exponent.to_f64() })
@@ -35,6 +37,7 @@ impl Var {
     /// # Errors
     /// If this is a bool, or an integer and the base is not.
     pub fn rpow_scalar(&self, base: impl Into<Scalar>) -> Result<Var> {
+        begins();
         let base = base.into();
         let y = kernels::rpow_scalar(self.tensor(), base)?;
         elementwise(self, y, ScalarPow { base: base.to_f64() })

@@ -7,7 +7,7 @@ use phalanx_kernels as kernels;
 use phalanx_tensor::{Result as TensorResult, Tensor};
 
 use super::elementwise::{Elementwise, elementwise};
-use crate::{Result, Var};
+use crate::{Result, Var, begins};
 
 impl Var {
     /// The rectified linear unit; NaN for NaN.
@@ -15,6 +15,7 @@ impl Var {
     /// # Errors
     /// If the dtype is bool.
     pub fn relu(&self) -> Result<Var> {
+        begins();
         elementwise(self, kernels::relu(self.tensor())?, Relu)
     }
 }

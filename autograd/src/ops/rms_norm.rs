@@ -8,7 +8,7 @@ use phalanx_kernels as kernels;
 use phalanx_tensor::Dims;
 
 use super::layer_norm::{Form, record_norm};
-use crate::{Result, Var};
+use crate::{Result, Var, begins};
 
 impl Var {
     /// Root-mean-square normalisation over the last dimensions, which must be `normalized_shape`, then scaled by
@@ -17,6 +17,7 @@ impl Var {
     /// # Errors
     /// If shapes, dtypes or devices do not fit.
     pub fn rms_norm(&self, normalized_shape: &[usize], weight: Option<&Var>, eps: f64) -> Result<Var> {
+        begins();
         let made = kernels::rms_norm(self.tensor(), normalized_shape, weight.map(Var::tensor), eps)?;
         let form = Form { shape: Dims::from_slice(normalized_shape), centred: false, eps };
         record_norm("rms_norm", form, [self].into_iter().chain(weight), weight.is_some(), made)

@@ -9,7 +9,7 @@ use phalanx_tensor::Tensor;
 
 pub use phalanx_kernels::Rope;
 
-use crate::{Backward, Cx, Grads, Result, Saver, Var, grads1, record};
+use crate::{Backward, Cx, Grads, Result, Saver, Var, begins, grads1, record};
 
 impl Var {
     /// The rotation by positions `offset, offset + 1, ..` or by `position_ids`, i64 `[T]` or `[B, T]`.
@@ -22,6 +22,7 @@ impl Var {
     }
 
     fn turn(&self, ids: Option<&Tensor>, config: &Rope, sense: Sense) -> Result<Var> {
+        begins();
         let y = match sense {
             Sense::Forth => kernels::rope(self.tensor(), ids, config)?,
             Sense::Back => kernels::rope_backward(self.tensor(), ids, config)?,

@@ -6,7 +6,7 @@ use phalanx_kernels as kernels;
 use phalanx_tensor::{DType, Dims, Error, Tensor};
 
 use super::linear_map::record_linear;
-use crate::{Result, Var, record_none};
+use crate::{Result, Var, begins, record_none};
 
 macro_rules! steps {
     ($($(#[$doc:meta])* $name:ident;)*) => {
@@ -42,6 +42,7 @@ impl Var {
     /// # Errors
     /// If the dtype is no floating-point one.
     pub fn frac(&self) -> Result<Var> {
+        begins();
         record_linear("frac", self, kernels::frac(self.tensor())?, |dy| Ok(dy.clone()))
     }
 
@@ -50,6 +51,7 @@ impl Var {
     /// # Errors
     /// If the result cannot be allocated.
     pub fn isnan(&self) -> Result<Var> {
+        begins();
         record_none("isnan", &[self], kernels::ne(self.tensor(), self.tensor())?)
     }
 
@@ -58,6 +60,7 @@ impl Var {
     /// # Errors
     /// If the result cannot be allocated.
     pub fn isinf(&self) -> Result<Var> {
+        begins();
         if !self.dtype().is_float() {
             return record_none("isinf", &[self], kernels::ne(self.tensor(), self.tensor())?);
         }
@@ -70,6 +73,7 @@ impl Var {
     /// # Errors
     /// If the result cannot be allocated.
     pub fn isfinite(&self) -> Result<Var> {
+        begins();
         if !self.dtype().is_float() {
             return record_none("isfinite", &[self], kernels::eq(self.tensor(), self.tensor())?);
         }

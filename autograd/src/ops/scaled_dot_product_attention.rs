@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 
 pub use phalanx_kernels::{Attention, AttentionDropout};
 
-use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, record};
+use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, begins, record};
 
 const OP: &str = "scaled_dot_product_attention";
 
@@ -33,6 +33,7 @@ impl Var {
         mask: Option<&Var>,
         config: &Attention,
     ) -> Result<Var> {
+        begins();
         let [q, k, v] = [self, key, value].map(Var::tensor);
         if !kernels::attention_in_tiles(q, k, v, mask.map(Var::tensor), config)? {
             return composed([self, key, value], mask, config);

@@ -7,7 +7,7 @@ use phalanx_kernels as kernels;
 use phalanx_tensor::{Result as TensorResult, Tensor};
 
 use super::elementwise::{Elementwise, elementwise};
-use crate::{Result, Var};
+use crate::{Result, Var, begins};
 
 impl Var {
     /// The sigmoid-weighted linear unit, also called swish.
@@ -15,6 +15,7 @@ impl Var {
     /// # Errors
     /// If the dtype is no floating-point one.
     pub fn silu(&self) -> Result<Var> {
+        begins();
         elementwise(self, kernels::silu(self.tensor())?, Silu)
     }
 }

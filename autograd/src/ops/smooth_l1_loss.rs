@@ -8,7 +8,7 @@ use phalanx_tensor::{Error, Result as TensorResult, Tensor};
 
 use super::broadcasting::{Broadcasting, broadcasting};
 use super::reduction::one_shape;
-use crate::{Result, Var};
+use crate::{Result, Var, begins};
 
 impl Var {
     /// The difference to `target`, squared up to `beta` and linear beyond; usually `beta` is 1.
@@ -16,6 +16,7 @@ impl Var {
     /// # Errors
     /// If `beta` is below 0, the shapes, dtypes or devices differ, or the dtype is no floating-point one.
     pub fn smooth_l1_loss(&self, target: &Var, beta: f64, reduction: Reduction) -> Result<Var> {
+        begins();
         if beta.is_nan() || beta < 0.0 {
             return Err(Error::range("smooth_l1_loss", format!("beta {beta}"), "0 or more").into());
         }

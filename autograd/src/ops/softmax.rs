@@ -6,7 +6,7 @@
 use phalanx_kernels as kernels;
 use phalanx_tensor::Dim;
 
-use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, grads1, record};
+use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, begins, grads1, record};
 
 impl Var {
     /// The softmax along `dim`.
@@ -14,6 +14,7 @@ impl Var {
     /// # Errors
     /// If there is no such dimension or the dtype is no floating-point one.
     pub fn softmax(&self, dim: impl Dim) -> Result<Var> {
+        begins();
         let dim = dim.resolve(self.rank().max(1), "softmax")?;
         let y = kernels::softmax(self.tensor(), dim)?;
         record("softmax", &[self], y, |s: &Saver<'_>| Ok(Softmax { y: s.output(0)?, dim }))

@@ -6,7 +6,7 @@ use phalanx_kernels as kernels;
 use phalanx_tensor::{Result as TensorResult, Tensor};
 
 use super::elementwise::{Elementwise, elementwise};
-use crate::{Result, Var};
+use crate::{Result, Var, begins};
 
 impl Var {
     /// A smooth rectifier; usually `beta` is 1 and `threshold`, from which it is the identity, 20.
@@ -14,6 +14,7 @@ impl Var {
     /// # Errors
     /// If the dtype is no floating-point one.
     pub fn softplus(&self, beta: f64, threshold: f64) -> Result<Var> {
+        begins();
         let y = kernels::softplus(self.tensor(), beta, threshold)?;
         elementwise(self, y, Softplus { beta, threshold })
     }

@@ -5,7 +5,7 @@
 use phalanx_kernels as kernels;
 use phalanx_tensor::{Dims, Scalar};
 
-use crate::{Backward, Cx, Grads, Result, Saver, Var, grads1, grads2, record};
+use crate::{Backward, Cx, Grads, Result, Saver, Var, begins, grads1, grads2, record};
 
 impl Var {
     /// `self - other`, broadcast; floats or integers of one dtype.
@@ -13,6 +13,7 @@ impl Var {
     /// # Errors
     /// If the shapes do not broadcast, or dtypes or devices differ.
     pub fn sub(&self, other: &Var) -> Result<Var> {
+        begins();
         let y = kernels::sub(self.tensor(), other.tensor())?;
         let shapes = || [Dims::from_slice(self.shape()), Dims::from_slice(other.shape())];
         record("sub", &[self, other], y, |_: &Saver<'_>| Ok(Sub { shapes: shapes() }))
@@ -23,6 +24,7 @@ impl Var {
     /// # Errors
     /// If this is a bool, or an integer and the number is not.
     pub fn sub_scalar(&self, number: impl Into<Scalar>) -> Result<Var> {
+        begins();
         let y = kernels::sub_scalar(self.tensor(), number.into())?;
         record("sub", &[self], y, |_: &Saver<'_>| Ok(SubScalar))
     }
@@ -32,6 +34,7 @@ impl Var {
     /// # Errors
     /// If this is a bool, or an integer and the number is not.
     pub fn rsub_scalar(&self, number: impl Into<Scalar>) -> Result<Var> {
+        begins();
         let y = kernels::rsub_scalar(self.tensor(), number.into())?;
         record("sub", &[self], y, |_: &Saver<'_>| Ok(ScalarSub))
     }

@@ -7,7 +7,7 @@ use phalanx_kernels as kernels;
 use phalanx_tensor::{Dim, Dims, resolve_dims};
 
 use super::linear_map::record_linear;
-use crate::{Result, Var};
+use crate::{Result, Var, begins};
 
 impl Var {
     /// The sum of all elements, without dimensions.
@@ -23,6 +23,7 @@ impl Var {
     /// # Errors
     /// If a dimension does not exist or is named twice.
     pub fn sum<D: Dim>(&self, dims: &[D], keepdim: bool) -> Result<Var> {
+        begins();
         let dims = dims_of("sum", dims, self)?;
         let y = kernels::sum(self.tensor(), &dims, keepdim)?;
         let from = Dims::from_slice(self.shape());
@@ -55,6 +56,7 @@ impl Var {
     /// # Errors
     /// If the dtype is no floating-point one, or a dimension does not exist or is named twice.
     pub fn mean<D: Dim>(&self, dims: &[D], keepdim: bool) -> Result<Var> {
+        begins();
         let dims = dims_of("mean", dims, self)?;
         let y = kernels::mean(self.tensor(), &dims, keepdim)?;
         let from = Dims::from_slice(self.shape());

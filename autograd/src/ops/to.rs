@@ -8,7 +8,7 @@ use std::sync::Arc;
 use phalanx_kernels as kernels;
 use phalanx_tensor::DType;
 
-use crate::{Backward, Cx, Grads, Remade, Result, Saver, Var, grads1, record, record_none};
+use crate::{Backward, Cx, Grads, Remade, Result, Saver, Var, begins, grads1, record, record_none};
 
 impl Var {
     /// The values in another dtype: floats round to nearest even, float to integer truncates (saturating, NaN to
@@ -17,6 +17,7 @@ impl Var {
     /// # Errors
     /// If the result cannot be allocated.
     pub fn to(&self, dtype: DType) -> Result<Var> {
+        begins();
         let from = self.dtype();
         if from == dtype {
             return Ok(self.clone());

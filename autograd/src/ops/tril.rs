@@ -5,7 +5,7 @@
 use phalanx_kernels as kernels;
 
 use super::linear_map::record_linear;
-use crate::{Result, Var};
+use crate::{Result, Var, begins};
 
 impl Var {
     /// Of each matrix (the last two dimensions) the elements on and below a diagonal, 0 above it. Diagonal 0 is the
@@ -14,6 +14,7 @@ impl Var {
     /// # Errors
     /// If there are fewer than two dimensions.
     pub fn tril(&self, diagonal: isize) -> Result<Var> {
+        begins();
         record_linear("tril", self, kernels::tril(self.tensor(), diagonal)?, move |dy| dy.tril(diagonal))
     }
 
@@ -22,6 +23,7 @@ impl Var {
     /// # Errors
     /// If there are fewer than two dimensions.
     pub fn triu(&self, diagonal: isize) -> Result<Var> {
+        begins();
         record_linear("triu", self, kernels::triu(self.tensor(), diagonal)?, move |dy| dy.triu(diagonal))
     }
 }

@@ -6,7 +6,7 @@
 use phalanx_kernels as kernels;
 use phalanx_tensor::{Dims, Scalar};
 
-use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, grads2, record};
+use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, begins, grads2, record};
 
 impl Var {
     /// This where `condition` (a bool) holds, else `other`; all three broadcast.
@@ -14,6 +14,7 @@ impl Var {
     /// # Errors
     /// If the shapes do not broadcast, dtypes or devices differ, or the condition is no bool.
     pub fn where_(&self, condition: &Var, other: &Var) -> Result<Var> {
+        begins();
         let y = kernels::where_(condition.tensor(), self.tensor(), other.tensor())?;
         record("where", &[self, other, condition], y, |s: &Saver<'_>| {
             let shapes = [Dims::from_slice(self.shape()), Dims::from_slice(other.shape())];
@@ -27,6 +28,7 @@ impl Var {
     /// If the mask does not broadcast to this shape, is no bool, or is on another device, or an integer dtype cannot hold
     /// the value.
     pub fn masked_fill(&self, mask: &Var, value: impl Into<Scalar>) -> Result<Var> {
+        begins();
         let y = kernels::masked_fill(self.tensor(), mask.tensor(), value.into())?;
         record("masked_fill", &[self, mask], y, |s: &Saver<'_>| Ok(MaskedFill { mask: s.input(1)? }))
     }

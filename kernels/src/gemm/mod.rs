@@ -16,6 +16,7 @@
 //! cuda       on a GPU         places    a B in planes, as convolutions have it
 //! cells      for threads      runs      an A in runs, as their weight's gradient has it
 //! parts      taken in turns   tables    the steps of these two
+//! speed      what a product can reach at most
 //! ```
 //!
 //! What is read once is read where it lies: a product of few rows takes B straight into a tile, turned in registers where
@@ -44,6 +45,7 @@ mod product;
 mod runs;
 mod scratch;
 mod small;
+mod speed;
 mod tables;
 #[cfg(test)]
 mod tests;
@@ -63,6 +65,7 @@ pub(crate) use plan::{is_parallel, share};
 pub(crate) use runs::{Rows, Run, gemm_by_rows, pack_columns, packed_len};
 pub(crate) use scratch::{Scratch, with_scratch};
 pub(crate) use small::gemm_small;
+pub use speed::{peak_bandwidth, peak_flops};
 pub(crate) use tile::TileShape;
 
 use crate::simd::{Float, Runner};

@@ -41,6 +41,23 @@ impl Groups {
         })
     }
 
+    /// The same groups, each in a wrapper of its own: [`observed`](crate::comm::observed), say, by an observer that knows the group by its
+    /// name, `tp`, `dp`, `pp`, `model`, `embedding` or `position embedding`.
+    #[must_use]
+    pub fn wrapped(self, wrap: impl Fn(&'static str, Comm) -> Comm) -> Groups {
+        let Groups { mesh, at, tp, dp, pp, model, embedding, position_embedding } = self;
+        Groups {
+            mesh,
+            at,
+            tp: wrap("tp", tp),
+            dp: wrap("dp", dp),
+            pp: wrap("pp", pp),
+            model: wrap("model", model),
+            embedding: embedding.map(|comm| wrap("embedding", comm)),
+            position_embedding: position_embedding.map(|comm| wrap("position embedding", comm)),
+        }
+    }
+
     /// The mesh.
     pub fn mesh(&self) -> &Mesh {
         &self.mesh

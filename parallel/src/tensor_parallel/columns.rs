@@ -12,7 +12,9 @@
 //! Source: Korthikanti et al. (2022), section 4.2.2; Megatron-LM's `LinearWithGradAccumulationAndAsyncCommunication`.
 
 use phalanx_kernels as kernels;
-use phalanx_nn::autograd::{Backward, Cx, Grads, Result, Saved, Saver, Var, linear_weight_grad, record_many};
+use phalanx_nn::autograd::{
+    Backward, Cx, Grads, Result, Saved, Saver, Var, begins, linear_weight_grad, record_many,
+};
 
 use super::exchange::Exchange;
 use super::group::{Begun, TensorParallel};
@@ -22,6 +24,7 @@ pub(super) type Map = (Var, Option<Var>);
 
 /// What the maps make of the stream `x`.
 pub(super) fn columns(group: &TensorParallel, x: &Var, maps: &[Map]) -> Result<Vec<Var>> {
+    begins();
     let exchanges = group.entering(x)?;
     let entered = exchanges[0].run(group.comm(), x.tensor(), false)?;
     let outputs = maps.iter().map(|(weight, bias)| {

@@ -15,7 +15,7 @@
 use phalanx_kernels as kernels;
 use phalanx_kernels::split_indices;
 use phalanx_nn::autograd::{
-    Backward, CrossEntropy, Cx, Grads, Reduction, Result, Saved, Saver, Var, grads1, record,
+    Backward, CrossEntropy, Cx, Grads, Reduction, Result, Saved, Saver, Var, begins, grads1, record,
 };
 use phalanx_nn::{Error, tensor};
 use phalanx_tensor::{DType, Scalar, Tensor};
@@ -39,6 +39,7 @@ pub fn vocab_parallel_cross_entropy(
     comm: &Comm,
     config: &CrossEntropy,
 ) -> Result<Var> {
+    begins();
     let cut = Cut::shares(OP, 1, classes, comm.size())?;
     check(logits, targets, cut.lengths[comm.rank()], config)?;
     let (x, smoothing) = (logits.tensor(), config.label_smoothing);

@@ -13,7 +13,7 @@
 //! last two the stream outside is cut, too. Parts are equal. All ranks call the same in the same order.
 //! Source: Shoeybi et al.: Megatron-LM (2019), section 3; Korthikanti et al. (2022), section 4.2.2.
 
-use phalanx_nn::autograd::{Backward, Cx, Grads, Result, Var, grads1, record};
+use phalanx_nn::autograd::{Backward, Cx, Grads, Result, Var, begins, grads1, record};
 use phalanx_tensor::Dim;
 
 use super::cut::Cut;
@@ -91,6 +91,7 @@ pub(super) fn exchanged(
     comm: &Comm,
     [forth, back]: [Exchange; 2],
 ) -> Result<Var> {
+    begins();
     let y = forth.run(comm, x.tensor(), x.tensor().is_sole_owner())?;
     record(name, &[&x], y, |_| Ok(Conjugate { name, comm: comm.clone(), exchanges: [back, forth] }))
 }

@@ -1,9 +1,10 @@
 //! What is measured at each step, and what happened at single ones.
 
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// The curves of a run, which share their axis of steps.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Curves {
     /// What a loss is measured in, such as `nats a token`.
     pub loss_unit: String,
@@ -26,7 +27,8 @@ pub struct Curves {
 }
 
 /// A chart beyond those that every run has.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Chart {
     /// Its heading.
     pub title: String,
@@ -37,20 +39,22 @@ pub struct Chart {
 }
 
 /// Values at steps. A step that was run again after a rollback counts as it went the last time.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Series {
-    /// The steps, from 0, in the order in which they ran.
-    #[serde(serialize_with = "runs")]
+    /// The steps, from 1, in the order in which they ran.
+    #[serde(serialize_with = "runs", deserialize_with = "steps")]
     pub steps: Vec<u64>,
     /// A value for each step. NaN and infinities are drawn as gaps.
-    #[serde(serialize_with = "rounded")]
+    #[serde(serialize_with = "rounded", deserialize_with = "values")]
     pub values: Vec<f64>,
 }
 
 /// Something that happened at a step: a thin line through all curves.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Mark {
-    /// When, from 0.
+    /// After how many steps.
     pub step: u64,
     /// Which line to draw.
     pub kind: MarkKind,
@@ -59,7 +63,7 @@ pub struct Mark {
 }
 
 /// What can happen at a step.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MarkKind {
     /// A checkpoint was written.
@@ -68,6 +72,8 @@ pub enum MarkKind {
     Resumed,
     /// The step's update was left out, since its gradients were not finite.
     Skipped,
+    /// The run ended with an error.
+    Failed,
     /// Training went back to an earlier state.
     RolledBack,
     /// Training ended before its last step.
@@ -82,6 +88,11 @@ impl Series {
     pub fn push(&mut self, step: u64, value: f64) {
         self.steps.push(step);
         self.values.push(value);
+    }
+
+    /// Takes back the steps from this one on.
+    pub fn truncate(&mut self, from: u64) {
+        *self = self.points().filter(|(step, _)| *step < from).collect();
     }
 
     /// Whether there is nothing to draw.
@@ -125,6 +136,27 @@ fn runs<S: Serializer>(steps: &[u64], to: S) -> Result<S::Ok, S::Error> {
     runs.serialize(to)
 }
 
+/// What [`runs`] wrote.
+fn steps<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<u64>, D::Error> {
+    let runs = Vec::<(u64, u64, u64)>::deserialize(from)?;
+    let steps = |(first, by, count): (u64, u64, u64)| {
+        (0..count).map(move |i| first.saturating_add(by.saturating_mul(i)))
+    };
+    match runs.iter().map(|run| run.2).fold(0, u64::saturating_add) {
+        0..STEPS_MAX => Ok(runs.into_iter().flat_map(steps).collect()),
+        many => Err(serde::de::Error::custom(format!("got {many} steps, wanted fewer than {STEPS_MAX}"))),
+    }
+}
+
+/// More steps than this are no run's.
+const STEPS_MAX: u64 = 1 << 28;
+
+/// What [`rounded`] wrote.
+fn values<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<f64>, D::Error> {
+    let values = Vec::<Option<f64>>::deserialize(from)?;
+    Ok(values.into_iter().map(|value| value.unwrap_or(f64::NAN)).collect())
+}
+
 /// Six digits are more than a curve shows and keep a page of 200,000 steps small. What is not finite becomes `null`.
 fn rounded<S: Serializer>(values: &[f64], to: S) -> Result<S::Ok, S::Error> {
     to.collect_seq(values.iter().map(|&value| significant(value, 6)))
@@ -159,6 +191,16 @@ mod tests {
         let json = serde_json::to_string(&series).unwrap();
         assert_eq!(json, r#"{"steps":[[0,1,4]],"values":[1.0,null,null,2.0]}"#);
         assert_eq!(series.median(), Some(2.0));
+    }
+
+    #[test]
+    fn what_is_written_is_read_again() {
+        let series: Series = [(0, 1.5), (1, 2.5), (2, f64::NAN), (1, 4.0), (9, 5.0)].into_iter().collect();
+        let again: Series = serde_json::from_str(&serde_json::to_string(&series).unwrap()).unwrap();
+        assert_eq!(again.steps, series.steps);
+        assert!(again.values[2].is_nan() && again.values[3..] == [4.0, 5.0]);
+        let endless = serde_json::from_str::<Series>(r#"{"steps":[[0,1,9999999999999]],"values":[]}"#);
+        assert!(endless.is_err());
     }
 
     #[test]

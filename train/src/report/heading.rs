@@ -2,13 +2,14 @@
 
 use std::fmt::Write;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::Report;
 use super::format::{bytes, count, escape, grouped, number, rate, seconds};
 
 /// How long, how large, how it ended.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Summary {
     /// Steps that were run; those before a resume count.
     pub steps: u64,
@@ -55,6 +56,7 @@ pub(super) fn name(report: &Report) -> &str {
 fn sentence(report: &Report) -> String {
     let Report { summary, curves, .. } = report;
     let mut text = match summary.steps {
+        0 if !report.profile.ranks.is_empty() => "A profile".to_owned(),
         0 => "No step was run".to_owned(),
         1 => "1 step".to_owned(),
         steps => format!("{} steps", grouped(steps)),

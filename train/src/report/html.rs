@@ -16,8 +16,6 @@ struct Drawn<'a> {
     timeline: Option<&'a Timeline>,
     collectives: &'a [Collective],
     profile: &'a Profile,
-    peak_flops_per_s: f64,
-    peak_bytes_per_s: f64,
 }
 
 /// The script's files, in an order in which each uses those before it.
@@ -99,17 +97,8 @@ impl Curves {
 
 /// JSON that may stand in a script element: `<` occurs only in strings, where an escape means the same.
 fn data(report: &Report) -> String {
-    let Report { curves, marks, memory, timeline, collectives, profile, machine, .. } = report;
-    let drawn = Drawn {
-        curves,
-        marks,
-        memory,
-        timeline: timeline.as_ref(),
-        collectives,
-        profile,
-        peak_flops_per_s: machine.peak_flops_per_s,
-        peak_bytes_per_s: machine.peak_bytes_per_s,
-    };
+    let Report { curves, marks, memory, timeline, collectives, profile, .. } = report;
+    let drawn = Drawn { curves, marks, memory, timeline: timeline.as_ref(), collectives, profile };
     // Keys are strings and floats that are not finite become null, so nothing here can fail.
     serde_json::to_string(&drawn).unwrap_or_else(|_| "{}".to_owned()).replace('<', "\\u003c")
 }

@@ -2,12 +2,13 @@
 
 use std::fmt::Write;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
-use super::format::{count, escape};
+use super::format::{bytes, count, escape};
 
 /// Which rank holds what.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Layout {
     /// Replicas of the model, which have other data: rows of the grid.
     pub data: usize,
@@ -24,7 +25,8 @@ pub struct Layout {
 }
 
 /// What one rank holds.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Holds {
     /// Which rank.
     pub rank: usize,
@@ -40,6 +42,12 @@ pub struct Holds {
     pub holds: String,
     /// Elements of parameters that it keeps from step to step.
     pub parameters: u64,
+    /// Bytes of parameters that it keeps; 0 where that is not known, as in the next two.
+    pub parameters_bytes: u64,
+    /// Bytes of gradients between two steps.
+    pub gradients_bytes: u64,
+    /// Bytes of the optimizer's state.
+    pub optimizer_bytes: u64,
     /// Where it runs, such as `cpu:0`; may be empty.
     pub device: String,
 }
@@ -141,6 +149,13 @@ impl Layout {
         } else if rank.parameters > 0 {
             facts.push(format!("{} parameters", count(rank.parameters)));
         }
+        let sizes = [
+            (rank.parameters_bytes, "parameters"),
+            (rank.gradients_bytes, "gradients"),
+            (rank.optimizer_bytes, "optimizer state"),
+        ];
+        let known = sizes.into_iter().filter(|(size, _)| *size > 0);
+        facts.extend(known.map(|(size, of)| format!("{} of {of}", bytes(size))));
         facts.retain(|fact| !fact.is_empty());
         facts
     }

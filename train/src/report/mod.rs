@@ -16,6 +16,7 @@ mod format;
 mod heading;
 mod html;
 mod layout;
+mod profile;
 mod step;
 pub mod svg;
 pub mod table;
@@ -24,12 +25,14 @@ mod texts;
 pub use curves::{Chart, Curves, Mark, MarkKind, Series};
 pub use heading::Summary;
 pub use layout::{Holds, Layout};
-use serde::Serialize;
-pub use step::{Collective, Lane, Memory, Operation, Profile, Span, SpanKind, Timeline};
+pub use profile::{Operation, Pass, Profile, Profiled};
+use serde::{Deserialize, Serialize};
+pub use step::{Collective, Lane, Memory, Span, SpanKind, Timeline};
 pub use texts::{Machine, Sample, Setting};
 
 /// A training run, as its page shows it. Every field may stay empty.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Report {
     /// What the run is called: the page's heading.
     pub name: String,

@@ -1,4 +1,4 @@
-//! One step from the inside: memory, what ran when, what ranks told each other, which operations took the time.
+//! One step from the inside: memory, what ran when, what ranks told each other.
 
 use serde::{Deserialize, Serialize, Serializer};
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize, Serializer};
 pub struct Memory {
     /// Which rank.
     pub rank: usize,
-    /// Which step, from 0.
+    /// Which step, from 1.
     pub step: u64,
     /// What the bytes are for, such as `parameters`; the first is drawn at the bottom.
     pub categories: Vec<String>,
@@ -20,9 +20,10 @@ pub struct Memory {
 }
 
 /// What ran when in one step.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Timeline {
-    /// Which step, from 0.
+    /// Which step, from 1.
     pub step: u64,
     /// A sentence for the caption, such as the schedule's name; may be empty.
     pub note: String,
@@ -110,36 +111,7 @@ pub struct Collective {
     pub ms: f64,
 }
 
-/// The time that operations took.
-#[derive(Clone, Debug, Default, Serialize)]
-pub struct Profile {
-    /// Over how many steps.
-    pub steps: u64,
-    /// One for each rank, name and direction.
-    pub operations: Vec<Operation>,
-}
-
-/// All calls of one operation on one rank.
-#[derive(Clone, Debug, Default, Serialize)]
-pub struct Operation {
-    /// Which rank.
-    pub rank: usize,
-    /// Which operation, such as `matmul`.
-    pub name: String,
-    /// Whether it ran for the backward pass.
-    pub backward: bool,
-    /// How many calls.
-    pub calls: u64,
-    /// Their time in milliseconds.
-    #[serde(serialize_with = "time")]
-    pub ms: f64,
-    /// Their floating-point operations; 0 where they are not counted.
-    pub flops: f64,
-    /// The bytes that they read and wrote; 0 where they are not counted.
-    pub bytes: f64,
-}
-
 /// Seven digits: nanoseconds in a step of a second.
-fn time<S: Serializer>(value: &f64, to: S) -> Result<S::Ok, S::Error> {
+pub(super) fn time<S: Serializer>(value: &f64, to: S) -> Result<S::Ok, S::Error> {
     to.serialize_f64(super::curves::significant(*value, 7))
 }

@@ -2,12 +2,13 @@
 
 use std::fmt::Write;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::format::{bytes, escape, grouped, rate};
 
 /// A text that the model wrote.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Sample {
     /// After how many steps.
     pub step: u64,
@@ -18,7 +19,8 @@ pub struct Sample {
 }
 
 /// A setting and its value.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Setting {
     /// Its name, such as `--lr`.
     pub key: String,
@@ -29,7 +31,8 @@ pub struct Setting {
 }
 
 /// What the run ran on. What is empty or 0 does not show.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Machine {
     /// The processor's name.
     pub cpu: String,

@@ -5,10 +5,11 @@
 use phalanx_kernels as kernels;
 use phalanx_tensor::{DType, Tensor};
 
-use crate::{Backward, Cx, Grads, Result, Saver, Var, grads2, record};
+use crate::{Backward, Cx, Grads, Result, Saver, Var, begins, grads2, record};
 
 /// `x` `[rows, width]` with `values` `[count, width]` in the rows that `places` name; the last of several stays.
 pub(super) fn replaced(x: &Var, places: &Var, values: &Var) -> Result<Var> {
+    begins();
     if values.numel() == 0 {
         return Ok(x.clone());
     }

@@ -25,6 +25,7 @@ use crate::check;
 use crate::gemm::{GemmElem, Scratch};
 use crate::real::for_real;
 use crate::simd::Float;
+use crate::work;
 
 /// The type of a product's sums.
 pub(crate) trait Summed: Float + Element + Scratch + GemmElem<Acc = Self> {}
@@ -52,6 +53,7 @@ pub fn conv2d(
     let axis = |i: usize, kernel| {
         axis::direct(size[i], kernel, options.stride[i], options.padding[i], options.dilation[i])
     };
+    work::count([image.shape()[0], outputs, size[0], size[1], inputs, kh, kw]);
     let strides = weight.strides();
     let form = parts.form(parts.size(), size, [kh, kw]);
     let on_gpu = |bias: Option<&Tensor>, out: &mut Tensor| form.direct(&parts.source, weight, bias, out);
@@ -81,6 +83,7 @@ pub fn conv_transpose2d(
     let axes = |i: usize, kernel| {
         axis::transposed(size[i], kernel, options.stride[i], options.padding[i], options.dilation[i])
     };
+    work::count([grid.numel(), outputs, kh, kw]);
     let strides = weight.strides();
     let form = parts.form(size, parts.size(), [kh, kw]);
     let on_gpu = |bias: Option<&Tensor>, out: &mut Tensor| form.transposed(&parts.source, weight, bias, out);
@@ -111,6 +114,7 @@ pub fn conv2d_weight(
     }
     parts.divides("output channels", outputs)?;
     let shape = [outputs, parts.channels_source, kernel[0], kernel[1]];
+    work::count([grid.numel(), parts.channels_source, kernel[0], kernel[1]]);
     let grid = grid.contiguous()?;
     let mut out = Tensor::empty_for(OP, &shape, image.dtype(), image.device())?;
     if out.device().is_meta() {

@@ -15,6 +15,7 @@ use super::gelu::Gelu;
 use crate::check;
 use crate::gemm::Write;
 use crate::real::for_real;
+use crate::work;
 
 /// The product of matrices in the last two dimensions; the dimensions before them broadcast. A tensor of one
 /// dimension is a row on the left and a column on the right, and that dimension is not in the result. Floating-point
@@ -144,6 +145,7 @@ impl<'a> Product<'a> {
 
     /// Computes into `out`, which is contiguous.
     pub(super) fn run(&self, out: &mut Tensor, finish: Finish<'_>) -> Result<()> {
+        work::count([out.numel(), self.a.shape().last().copied().unwrap_or(1)]);
         if out.device().is_meta() {
             out.bump_version();
             return Ok(());

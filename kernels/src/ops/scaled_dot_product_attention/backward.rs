@@ -35,6 +35,11 @@ pub fn scaled_dot_product_attention_backward(
 ) -> Result<[Option<Tensor>; 4]> {
     const OP: &str = "scaled_dot_product_attention_backward";
     let problem = Problem::new(OP, [query, key, value], mask, config)?;
+    // The scores and the gradient of the probabilities, then what is asked for.
+    let [depth, value_depth] = [problem.depth, problem.value_depth];
+    let asked = [(needs[0], depth), (needs[1], depth), (needs[2], value_depth)];
+    problem
+        .count(depth + value_depth + asked.iter().filter(|(is, _)| *is).map(|(_, each)| each).sum::<usize>());
     check::same(OP, &[query, out, dy])?;
     check::shape(OP, "a gradient", dy, out.shape())?;
     let inputs = [query, key, value];

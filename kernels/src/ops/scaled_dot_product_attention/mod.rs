@@ -28,6 +28,7 @@ use crate::check;
 use crate::real::for_real;
 use crate::simd::Float;
 use crate::wide::wide_dtype;
+use crate::work;
 
 /// What attention is told beside its tensors.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -77,6 +78,7 @@ pub fn scaled_dot_product_attention(
 ) -> Result<(Tensor, Tensor)> {
     const OP: &str = "scaled_dot_product_attention";
     let problem = Problem::new(OP, [query, key, value], mask, config)?;
+    problem.count(problem.depth + problem.value_depth);
     let mut shape = Dims::from_slice(query.shape());
     shape[query.rank() - 1] = problem.value_depth;
     let mut out = operand::empty_as(query, &shape)?;
@@ -111,7 +113,21 @@ pub fn attention_in_tiles(
     Ok(!query.device().is_cuda() || problem.deepest() <= cuda::DEPTH_MAX)
 }
 
+/// The scores of keys behind their queries.
+fn unseen(queries: usize, keys: usize) -> usize {
+    // Query i does not see the keys from i + 1 on.
+    let rows = queries.min(keys.saturating_sub(1));
+    rows * keys.saturating_sub(1) - rows * rows.saturating_sub(1) / 2
+}
+
 impl Problem {
+    /// Counts products of so many multiplications for each score. Of causal attention those that are seen.
+    fn count(&self, each: usize) {
+        let (queries, keys) = (self.queries, self.keys);
+        let unseen = if self.causal { unseen(queries, keys) } else { 0 };
+        work::count([self.heads, queries * keys - unseen, each]);
+    }
+
     fn deepest(&self) -> usize {
         self.depth.max(self.value_depth)
     }

@@ -14,7 +14,7 @@ mod recorded;
 mod sum_over_ranks;
 
 use phalanx_kernels as kernels;
-use phalanx_nn::autograd::{BatchNorm as Numbers, Saver, Var, is_recomputing, record};
+use phalanx_nn::autograd::{BatchNorm as Numbers, Saver, Var, begins, is_recomputing, record};
 use phalanx_nn::{BatchNorm, Entry, Module, Parameter, Parameters};
 use phalanx_tensor::Tensor;
 
@@ -62,6 +62,7 @@ impl SyncBatchNorm {
     }
 
     fn synchronised(&self, x: &Var) -> Result<Var> {
+        begins();
         let moments = Moments::of(x.tensor())?.merged(&self.comm)?;
         if moments.count < 2.0 {
             let why = format!("got {} elements a channel on all ranks together, wanted 2", moments.count);

@@ -113,6 +113,7 @@ const MARKS = {
   resumed: ["c1", "resumed"],
   skipped: ["c5", "step skipped"],
   rolled_back: ["c2", "rolled back"],
+  failed: ["c2", "failed"],
   early_stop: ["c4", "stopped early"],
   other: ["c8", "event"],
 };

@@ -4,12 +4,15 @@
  * A table. A column has `title`, `value(row)` to sort by, `text(row)` to show, perhaps `kind: "text"`, `share(row)` for a bar and `total(rows)`
  * for the last line. Rows come sorted by the column of index `by`, the largest first.
  */
+const tables = [];
+
 class Table {
   constructor(columns, by, caption) {
     this.columns = columns;
     this.by = by;
     this.down = columns[by].kind !== "text";
     this.limit = 30;
+    tables.push(this);
     this.head = columns.map((column, at) => {
       const button = h("button", { type: "button", title: `Sort by ${column.title}` }, column.title);
       button.addEventListener("click", () => this.sort(at));
@@ -40,7 +43,8 @@ class Table {
     this.render();
   }
 
-  render() {
+  render(limit = this.limit) {
+    if (!this.rows) return;
     const { value, kind } = this.columns[this.by];
     const order = (a, b) => (kind === "text" ? String(value(a)).localeCompare(String(value(b))) : (value(a) ?? -1) - (value(b) ?? -1));
     const sorted = [...this.rows].sort((a, b) => (this.down ? order(b, a) : order(a, b)));
@@ -48,12 +52,12 @@ class Table {
       if (at === this.by) cell.setAttribute("aria-sort", this.down ? "descending" : "ascending");
       else cell.removeAttribute("aria-sort");
     });
-    this.body.replaceChildren(...sorted.slice(0, this.limit).map((row) => h("tr", {}, this.columns.map((column) => {
+    this.body.replaceChildren(...sorted.slice(0, limit).map((row) => h("tr", {}, this.columns.map((column) => {
       const share = column.share?.(row);
       const bar = share === undefined ? {} : { style: `--share: ${(100 * share).toFixed(1)}%` };
       return h("td", { class: `${column.kind ?? ""}${share === undefined ? "" : " bar"}`, ...bar }, column.text(row) ?? "");
     }))));
-    this.rest.hidden = sorted.length <= this.limit;
+    this.rest.hidden = sorted.length <= limit;
     this.rest.textContent = `Show all ${grouped(sorted.length)}`;
     const total = (column, at) => h("td", { class: column.kind }, at === 0 ? "Total" : column.total?.(this.rows) ?? "");
     this.foot.replaceChildren(...(this.rows.length > 1 ? [h("tr", {}, this.columns.map(total))] : []));
@@ -111,34 +115,45 @@ function drawCollectives(body, { collectives }) {
   );
 }
 
-function drawOperations(body, { profile, peak_flops_per_s: peak, peak_bytes_per_s: speed }) {
-  let all = 1;
+const PASSES = { forward: "forward", recompute: "recompute", backward: "backward", step: "outside" };
+
+function drawOperations(body, { profile }) {
+  let [all, peaks] = [1, [0, 0]];
   const rate = (row, field) => (row[field] > 0 && row.ms > 0 ? (1000 * row[field]) / row.ms : undefined);
   const some = (field) => profile.operations.some((row) => row[field] > 0);
   const share = (row) => row.ms / all;
-  const of = (title, field, unit, most) => [
-    { title, value: (row) => rate(row, field), text: (row) => (rate(row, field) === undefined ? "" : scaled(rate(row, field), 1000, ["", "K", "M", "G", "T"]) + unit) },
-    ...(most > 0 ? [{ title: "of peak", value: (row) => rate(row, field), text: (row) => (rate(row, field) === undefined ? "" : percent(rate(row, field) / most)) }] : []),
+  const si = (value, unit) => scaled(value, 1000, ["", "K", "M", "G", "T"]) + unit;
+  const ofPeak = (row, field, at) => (rate(row, field) === undefined || !(peaks[at] > 0) ? undefined : rate(row, field) / peaks[at]);
+  const of = (title, field, unit, at) => [
+    { title, value: (row) => rate(row, field), text: (row) => (rate(row, field) === undefined ? "" : si(rate(row, field), unit)) },
+    { title: "of peak", value: (row) => ofPeak(row, field, at), text: (row) => (ofPeak(row, field, at) === undefined ? "" : percent(ofPeak(row, field, at))) },
   ];
+  const perStep = Math.max(profile.steps, 1);
   const table = new Table([
     { title: "Operation", kind: "text", value: (row) => row.name, text: (row) => row.name },
-    { title: "Pass", kind: "text", value: (row) => (row.backward ? "backward" : "forward"), text: (row) => (row.backward ? "backward" : "forward") },
-    calls, time,
+    { title: "Pass", kind: "text", value: (row) => PASSES[row.pass], text: (row) => PASSES[row.pass] },
+    { ...calls, text: (row) => (row.calls ? grouped(row.calls) : "") },
+    { title: "Time", value: (row) => row.ms, text: (row) => duration(row.ms), total: (rows) => duration(sum(rows, (row) => row.ms)) },
     { title: "Share", value: share, text: (row) => percent(share(row)), share },
-    ...(some("flops") ? of("Arithmetic", "flops", "FLOP/s", peak) : []),
-    ...(some("bytes") ? of("Memory", "bytes", "B/s", speed) : []),
+    ...(some("flops") ? of("Arithmetic", "flops", "FLOP/s", 0) : []),
+    ...(some("bytes") ? of("Memory", "bytes", "B/s", 1) : []),
   ], 3, "Operations");
+  const about = h("span");
   const show = (rank) => {
-    const rows = together(profile.operations.filter((row) => rank === null || row.rank === rank), ({ name, backward }) => `${name}\n${backward}`, ["calls", "ms", "flops", "bytes"]);
+    const ranks = profile.ranks.filter((row) => rank === null || row.rank === rank);
+    const mean = (field) => sum(ranks, (row) => row[field]) / Math.max(ranks.length, 1);
+    peaks = [mean("peak_flops_per_s"), mean("peak_bytes_per_s")];
+    const rows = together(profile.operations.filter((row) => rank === null || row.rank === rank), ({ name, pass }) => `${name}\n${pass}`, ["calls", "ms", "flops", "bytes"]);
     all = sum(rows, (row) => row.ms) || 1;
+    const most = [peaks[0] > 0 && si(peaks[0], "FLOP/s"), peaks[1] > 0 && si(peaks[1], "B/s")].filter(Boolean);
+    const steps = `${grouped(profile.steps)} ${profile.steps === 1 ? "step" : "steps"} of ${duration(mean("ms") / perStep)}. `;
+    about.textContent = `${steps}${most.length ? `A rank can do ${most.join(" and ")} at most, as measured. ` : ""}`;
     return table.show(rows);
   };
-  const peaks = [peak > 0 && `${scaled(peak, 1000, ["", "K", "M", "G", "T"])}FLOP/s`, speed > 0 && `${scaled(speed, 1000, ["", "K", "M", "G", "T"])}B/s`].filter(Boolean);
-  const over = profile.steps > 0 ? `Over ${grouped(profile.steps)} ${profile.steps === 1 ? "step" : "steps"}. ` : "";
+  const shown = show(null);
   body.append(
-    h("p", { class: "about" }, `${over}${peaks.length ? `The measured peaks are ${peaks.join(" and ")}. ` : ""}`,
-      h("span", { class: "hint" }, "Click on a column's head to sort by it.")),
+    h("p", { class: "about" }, about, h("span", { class: "hint" }, "Click on a column's head to sort by it.")),
     rankSelect(profile.operations, show) ?? "",
-    show(null),
+    shown,
   );
 }

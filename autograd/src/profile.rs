@@ -1,0 +1,301 @@
+//! [`Profiler`]: which operations took a thread's time, forward and backward, what they computed and what they read and wrote.
+//!
+//! ```text
+//! forward    begins() .. kernels .. record(name, inputs, outputs)     an operation's time ends where it is recorded
+//! backward   node(name, ..)                                           a node's time is that of its backward function
+//! ```
+//! While no thread has a profiler an operation loads one atomic number. Floating-point operations are what the kernels count
+//! ([`phalanx_kernels::flops`]): products, convolutions and attention by their shapes. An operation without any counts the elements that it
+//! makes. Bytes are those of inputs and outputs; in a backward pass those of the gradients and of the saved values that are read.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::marker::PhantomData;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use phalanx_kernels::flops;
+use phalanx_tensor::{Context, Device, Tensor};
+
+use crate::node::Meta;
+use crate::{Error, Result, Var};
+
+/// Which pass an operation runs in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Pass {
+    /// The forward pass.
+    Forward,
+    /// A forward pass that is run again, since its values were not kept.
+    Recompute,
+    /// The backward pass.
+    Backward,
+}
+
+/// All calls of one operation in one pass.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct OperationTime {
+    /// Which operation, such as `linear`.
+    pub name: &'static str,
+    /// Where it ran.
+    pub pass: Pass,
+    /// How often.
+    pub calls: u64,
+    /// How long, together. What ran inside it under its own name is not in it.
+    pub time: Duration,
+    /// Its floating-point operations.
+    pub flops: f64,
+    /// The bytes that it read and wrote.
+    pub bytes: f64,
+}
+
+/// Times the operations of the thread that has made it, until [`Profiler::end`]. On a GPU the device is waited for before and after each
+/// operation, so a step takes longer than without. A backward pass over several devices runs on other threads, and is not seen.
+///
+/// ```
+/// use phalanx_autograd::{Pass, Profiler, Var, tensor::{DType, Device, Tensor}};
+/// let w = Var::leaf(Tensor::ones(&[8, 4], DType::F32, Device::CPU)?)?;
+/// let x = Var::new(Tensor::ones(&[2, 4], DType::F32, Device::CPU)?);
+/// let profiler = Profiler::begin(Device::CPU)?;
+/// x.linear(&w, None)?.sum_all()?.backward()?;
+/// let operations = profiler.end();
+/// let linear = operations.iter().find(|o| o.name == "linear" && o.pass == Pass::Forward).unwrap();
+/// assert_eq!((linear.calls, linear.flops), (1, 2.0 * 2.0 * 4.0 * 8.0));
+/// # Ok::<(), phalanx_autograd::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Profiler {
+    /// It belongs to its thread.
+    thread: PhantomData<*const ()>,
+}
+
+/// How many threads have one.
+static PROFILERS: AtomicUsize = AtomicUsize::new(0);
+
+thread_local! {
+    static PROFILE: RefCell<Option<Profile>> = const { RefCell::new(None) };
+}
+
+/// What a thread's profiler has seen.
+struct Profile {
+    device: Device,
+    seen: BTreeMap<(&'static str, Pass), OperationTime>,
+    /// Where the operation under way began, if it has said so.
+    begun: Option<Moment>,
+    /// Where the last one ended.
+    ended: Moment,
+    /// The backward functions under way, the innermost last.
+    open: Vec<Open>,
+}
+
+/// A time, and how many floating-point operations the thread had done.
+#[derive(Clone, Copy)]
+struct Moment {
+    time: Instant,
+    flops: f64,
+}
+
+struct Open {
+    begun: Moment,
+    /// What ran inside it under another name.
+    within: (Duration, f64),
+    /// Bytes of the gradients that it was given, and of the saved values that it has read.
+    given: f64,
+    read: f64,
+}
+
+impl Profiler {
+    /// Begins on this thread, whose operations run on this device.
+    ///
+    /// # Errors
+    /// If the thread has one already.
+    pub fn begin(device: Device) -> Result<Profiler> {
+        PROFILE.with_borrow_mut(|profile| {
+            if profile.is_some() {
+                return Err(Error::Custom(
+                    "Profiler::begin: got a second profiler of a thread, wanted one".into(),
+                ));
+            }
+            let (seen, open) = Default::default();
+            *profile = Some(Profile { device, seen, begun: None, ended: Moment::now(device), open });
+            Ok(())
+        })?;
+        PROFILERS.fetch_add(1, Ordering::Relaxed);
+        Ok(Profiler { thread: PhantomData })
+    }
+
+    /// What was seen: by pass and name.
+    pub fn end(self) -> Vec<OperationTime> {
+        let profile = PROFILE.take();
+        let mut seen: Vec<_> = profile.into_iter().flat_map(|profile| profile.seen.into_values()).collect();
+        seen.sort_by_key(|operation| (operation.pass, operation.name));
+        seen
+    }
+}
+
+impl Drop for Profiler {
+    fn drop(&mut self) {
+        PROFILE.take();
+        PROFILERS.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Moment {
+    /// When the device has done what it was given.
+    fn now(device: Device) -> Moment {
+        if device.is_cuda() {
+            // What went wrong there comes out of the next operation.
+            let _ = device.synchronize();
+        }
+        Moment { time: Instant::now(), flops: flops() }
+    }
+}
+
+/// Says that an operation's kernels run from here on until it is recorded. An operation that does not say so begins where the last one ended.
+#[inline(always)]
+pub fn begins() {
+    if PROFILERS.load(Ordering::Relaxed) != 0 {
+        with(|profile| profile.begun = Some(Moment::now(profile.device)));
+    }
+}
+
+/// An operation is over.
+#[inline(always)]
+pub(crate) fn forward(name: &'static str, inputs: &[&Var], outputs: &[Tensor]) {
+    if PROFILERS.load(Ordering::Relaxed) != 0 {
+        with(|profile| profile.forward(name, inputs, outputs));
+    }
+}
+
+/// A backward function reads a saved value.
+#[inline(always)]
+pub(crate) fn reads(value: &Tensor) {
+    if PROFILERS.load(Ordering::Relaxed) != 0 {
+        with(|profile| profile.open.iter_mut().last().into_iter().for_each(|open| open.read += bytes(value)));
+    }
+}
+
+/// A backward function begins, for these gradients.
+#[inline(always)]
+pub(crate) fn node_begins(grads: &[Option<Var>]) -> Option<Given> {
+    (PROFILERS.load(Ordering::Relaxed) != 0).then(|| begun(grads))
+}
+
+/// A backward function under way, with the places of the gradients that it was given. One that fails is forgotten.
+pub(crate) struct Given {
+    places: Vec<usize>,
+    has_ended: bool,
+}
+
+impl Drop for Given {
+    fn drop(&mut self) {
+        if !self.has_ended {
+            with(|profile| drop(profile.open.pop()));
+        }
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn begun(grads: &[Option<Var>]) -> Given {
+    let grads = || grads.iter().flatten().map(Var::tensor);
+    let given = grads().map(bytes).sum();
+    with(|profile| {
+        let begun = Moment::now(profile.device);
+        profile.ended = begun;
+        profile.open.push(Open { begun, within: Default::default(), given, read: 0.0 });
+    });
+    Given { places: grads().map(place).collect(), has_ended: false }
+}
+
+fn place(tensor: &Tensor) -> usize {
+    std::ptr::from_ref(tensor.storage()).addr()
+}
+
+impl Given {
+    /// The backward function has made these gradients, and added those that look like `added` to buffers.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn ends<'m>(
+        mut self,
+        name: &'static str,
+        made: &[Option<Var>],
+        added: impl Iterator<Item = &'m Meta>,
+    ) {
+        let made = || made.iter().flatten().map(Var::tensor);
+        let is_new = made().any(|made| !self.places.contains(&place(made)));
+        let mut elements: f64 = made().map(|made| made.numel() as f64).sum();
+        let (mut written, mut is_added): (f64, bool) = (made().map(bytes).sum(), false);
+        for meta in added {
+            let count = meta.shape.iter().product::<usize>() as f64;
+            // What is in a buffer is read, too.
+            (elements, written, is_added) =
+                (elements + count, written + 2.0 * count * meta.dtype.size() as f64, true);
+        }
+        with(|profile| profile.backward(name, is_new || is_added, elements, written));
+        self.has_ended = true;
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn with(f: impl FnOnce(&mut Profile)) {
+    PROFILE.with_borrow_mut(|profile| profile.as_mut().map(f));
+}
+
+impl Profile {
+    fn forward(&mut self, name: &'static str, inputs: &[&Var], outputs: &[Tensor]) {
+        let begun = self.begun.take();
+        let recomputing = Context::current().recomputing;
+        if !self.open.is_empty() && !recomputing {
+            // It is part of a backward function.
+            return;
+        }
+        let begun = begun.unwrap_or(self.ended);
+        let now = Moment::now(self.device);
+        self.ended = now;
+        let is_view = |made: &Tensor| inputs.iter().any(|x| x.tensor().shares_storage(made));
+        if outputs.iter().all(is_view) {
+            // It has computed nothing.
+            return;
+        }
+        let (time, counted) = (now.time - begun.time, now.flops - begun.flops);
+        let elements: usize = outputs.iter().map(Tensor::numel).sum();
+        let bytes = inputs.iter().map(|x| x.tensor()).chain(outputs).map(bytes).sum();
+        let pass = if recomputing { Pass::Recompute } else { Pass::Forward };
+        self.add(name, pass, time, if counted > 0.0 { counted } else { elements as f64 }, bytes);
+        if let Some(open) = self.open.last_mut() {
+            open.within = (open.within.0 + time, open.within.1 + counted);
+        }
+    }
+
+    /// What makes no tensor of its own and reads no saved value hands its gradients on.
+    fn backward(&mut self, name: &'static str, makes: bool, elements: f64, written: f64) {
+        let Some(Open { begun, within, given, read }) = self.open.pop() else { return };
+        let now = Moment::now(self.device);
+        (self.begun, self.ended) = (None, now);
+        let (all, counted) = (now.time - begun.time, now.flops - begun.flops);
+        let (time, own) = (all.saturating_sub(within.0), counted - within.1);
+        let (flops, bytes) = match makes || read > 0.0 {
+            true => (if own > 0.0 { own } else { elements }, given + read + written),
+            false => (own, 0.0),
+        };
+        self.add(name, Pass::Backward, time, flops, bytes);
+        if let Some(open) = self.open.last_mut() {
+            open.within = (open.within.0 + all, open.within.1 + counted);
+        }
+    }
+
+    fn add(&mut self, name: &'static str, pass: Pass, time: Duration, flops: f64, bytes: f64) {
+        let nothing = OperationTime { name, pass, calls: 0, time: Duration::ZERO, flops: 0.0, bytes: 0.0 };
+        let all = self.seen.entry((name, pass)).or_insert(nothing);
+        (all.calls, all.time) = (all.calls + 1, all.time + time);
+        (all.flops, all.bytes) = (all.flops + flops, all.bytes + bytes);
+    }
+}
+
+fn bytes(tensor: &Tensor) -> f64 {
+    (tensor.numel() * tensor.dtype().size()) as f64
+}
+
+#[cfg(test)]
+mod tests;

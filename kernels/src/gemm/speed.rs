@@ -1,0 +1,193 @@
+//! What a machine can do at most, as measured: multiply-adds between registers, and bytes between memory and registers.
+
+use std::marker::PhantomData;
+use std::time::{Duration, Instant};
+
+use phalanx_tensor::{DType, Device, Pool, Result};
+
+use super::element::{GemmElem, Place};
+use crate::ops::{add, full, matmul, matmul_into};
+use crate::real::for_real;
+use crate::simd::{Float, Isa, Kernel, Runner, Vector, dispatch};
+
+/// How long each is tried.
+const TRIED_FOR: Duration = Duration::from_millis(60);
+/// Chains of multiply-adds that do not wait for each other: as many as an instruction set with 16 registers has room for, and more than a core
+/// has under way.
+const CHAINS: usize = 12;
+/// Multiply-adds of a chain in a piece: a piece takes a fraction of a millisecond.
+const ROUNDS: usize = 1 << 14;
+/// Bytes of each of the three arrays: beyond all caches.
+const ARRAY: usize = 64 << 20;
+/// Rows and columns of a GPU's matrices, which are multiplied there instead.
+const SIZE_ON_GPU: usize = 4096;
+/// A smaller problem is enough if it takes that long: on the emulator, say.
+const ENOUGH: f64 = 2e-3;
+
+/// The most floating-point operations a second for elements of this dtype, as measured now. On a CPU all of the device's threads run chains of
+/// the instruction that matrix products are made of between registers, with nothing to load or to store: a fused multiply-add, or for
+/// bf16 a dot product of pairs where the processor has one. On a GPU it is the fastest product of large matrices.
+///
+/// # Errors
+/// If the dtype is no floating-point one; of a meta device.
+pub fn peak_flops(dtype: DType, device: Device) -> Result<f64> {
+    const OP: &str = "peak_flops";
+    if device.is_cuda() {
+        return growing(128, SIZE_ON_GPU, |size| {
+            let a = full(&[size, size], 1.0, dtype, device)?;
+            let mut c = matmul(&a, &a)?;
+            Ok((2.0 * (size as f64).powi(3), fastest(device, || matmul_into(&mut c, &a, &a))?))
+        });
+    }
+    let pool = device.pool()?;
+    for_real!(OP, dtype, T => peak_of::<<T as GemmElem>::Place>(&pool, device))
+}
+
+fn peak_of<P: Place>(pool: &Pool, device: Device) -> Result<f64> {
+    // Pieces are taken in turns: of more of them no thread does twice as much as another.
+    let pieces = 8 * pool.threads();
+    let chains = || P::run(Runner::current(), Chains::<P>(PhantomData));
+    let seconds = fastest(device, || {
+        pool.for_each(pieces, |_| {
+            std::hint::black_box(chains());
+        });
+        Ok(())
+    })?;
+    Ok((pieces * CHAINS * ROUNDS * chains().1 * 2) as f64 / seconds)
+}
+
+/// [`CHAINS`] sums; gives what keeps them from being left out, and how many products one instruction adds.
+struct Chains<P>(PhantomData<P>);
+
+impl<P: Place> Kernel for Chains<P> {
+    type Output = (P::Acc, usize);
+
+    #[inline(always)]
+    fn run<S: Isa>(self) -> (P::Acc, usize) {
+        type Of<P, S> = <<P as Place>::Acc as Float>::Vec<S>;
+        let factor = |x| Of::<P, S>::splat(std::hint::black_box(P::Acc::from_f64(x)));
+        let (a, b) = (factor(1.0), factor(1.0 / 1024.0));
+        let mut sums = [Of::<P, S>::zero(); CHAINS];
+        for (i, sum) in sums.iter_mut().enumerate() {
+            *sum = factor(i as f64);
+        }
+        for _ in 0..ROUNDS {
+            for sum in &mut sums {
+                *sum = P::add::<S>(a, b, *sum);
+            }
+        }
+        let mut all = Of::<P, S>::zero();
+        for sum in sums {
+            all = all + sum;
+        }
+        (all.reduce_sum(), Of::<P, S>::LANES * P::steps::<S>())
+    }
+}
+
+/// The most bytes a second between memory and registers, as measured now: `a = b + 3 c` over arrays beyond all caches by all of the device's
+/// threads, counted as three arrays. On a GPU it is a sum of two tensors. Source: McCalpin: STREAM, the triad (1995).
+///
+/// # Errors
+/// If memory is short; of a meta device.
+pub fn peak_bandwidth(device: Device) -> Result<f64> {
+    let elements = ARRAY / size_of::<f32>();
+    if device.is_cuda() {
+        return growing(1 << 12, elements, |elements| {
+            let b = full(&[elements], 1.0, DType::F32, device)?;
+            let c = b.copy()?;
+            Ok((12.0 * elements as f64, fastest(device, || add(&b, &c).map(drop))?))
+        });
+    }
+    let pool = device.pool()?;
+    let [mut a, b, c] = [0f32, 1.0, 2.0].map(|x| vec![x; elements]);
+    let chunk = elements / (8 * pool.threads()) + 1;
+    let seconds = fastest(device, || {
+        pool.for_each_chunk(&mut a, chunk, |piece, a| {
+            let here = piece * chunk..piece * chunk + a.len();
+            dispatch(Triad { a, b: &b[here.clone()], c: &c[here] });
+        });
+        Ok(())
+    })?;
+    Ok(3.0 * ARRAY as f64 / seconds)
+}
+
+struct Triad<'a> {
+    a: &'a mut [f32],
+    b: &'a [f32],
+    c: &'a [f32],
+}
+
+impl Kernel for Triad<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Isa>(self) {
+        let factor = S::F32::splat(3.0);
+        let lanes = S::F32::LANES;
+        // The few elements behind the last whole vector are left as they are.
+        for ((a, b), c) in
+            self.a.chunks_exact_mut(lanes).zip(self.b.chunks_exact(lanes)).zip(self.c.chunks_exact(lanes))
+        {
+            S::F32::load(c).mul_add(factor, S::F32::load(b)).store(a);
+        }
+    }
+}
+
+/// Twice as much each time, up to the most or until it takes long enough: what is done a second.
+fn growing(least: usize, most: usize, mut run: impl FnMut(usize) -> Result<(f64, f64)>) -> Result<f64> {
+    let mut size = least;
+    loop {
+        let (done, seconds) = run(size)?;
+        if size >= most || seconds > ENOUGH {
+            return Ok(done / seconds);
+        }
+        size *= 2;
+    }
+}
+
+/// The seconds of the fastest of several runs, after the first.
+fn fastest(device: Device, mut run: impl FnMut() -> Result<()>) -> Result<f64> {
+    run()?;
+    let (begin, mut fastest) = (Instant::now(), f64::INFINITY);
+    while begin.elapsed() < TRIED_FOR || fastest.is_infinite() {
+        device.synchronize()?;
+        let start = Instant::now();
+        run()?;
+        device.synchronize()?;
+        fastest = fastest.min(start.elapsed().as_secs_f64());
+    }
+    Ok(fastest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A product cannot be faster than the instructions that it is made of.
+    #[test]
+    fn a_product_is_no_faster_than_the_peak() {
+        for dtype in [DType::F32, DType::F64, DType::BF16] {
+            let a = full(&[256, 256], 1.0, dtype, Device::CPU).unwrap();
+            let mut c = matmul(&a, &a).unwrap();
+            let peak = peak_flops(dtype, Device::CPU).unwrap();
+            let product =
+                2.0 * 256f64.powi(3) / fastest(Device::CPU, || matmul_into(&mut c, &a, &a)).unwrap();
+            // Clocks change between the two, and others use the machine.
+            assert!(product < 1.25 * peak, "{dtype}: a product {product:e}, the peak {peak:e}");
+        }
+    }
+
+    #[test]
+    fn memory_is_slower_than_a_core_can_add() {
+        let (bandwidth, peak) =
+            (peak_bandwidth(Device::CPU).unwrap(), peak_flops(DType::F32, Device::CPU).unwrap());
+        // An addition of the triad moves 12 bytes.
+        assert!(bandwidth > 1e8 && bandwidth / 12.0 < peak, "{bandwidth:e} bytes/s, {peak:e} FLOP/s");
+    }
+
+    #[test]
+    fn a_meta_device_is_refused() {
+        assert!(peak_flops(DType::F32, Device::Meta(0)).is_err());
+        assert!(peak_bandwidth(Device::Meta(0)).is_err());
+    }
+}

@@ -1,0 +1,135 @@
+//! [`Run::profile`]: which operations take the time of a step.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use phalanx_kernels::{peak_bandwidth, peak_flops};
+use phalanx_nn::Batch;
+use phalanx_nn::autograd::{self, OperationTime, Profiler};
+use phalanx_parallel::tell;
+use serde::{Deserialize, Serialize};
+
+use crate::report::{Operation, Pass, Profile, Profiled};
+use crate::run::Run;
+use crate::step::{converted, in_step, pass, update};
+use crate::{Error, Result};
+
+/// Steps before those that are timed: the first ones make what the others find.
+const WARM_UP: u64 = 3;
+
+/// What a rank tells the others.
+#[derive(Serialize, Deserialize)]
+struct Seen(Profiled, Vec<Operation>);
+
+/// The calls and the time of what is no operation: `data`, `optimizer`.
+type Phases = RefCell<BTreeMap<&'static str, (u64, Duration)>>;
+
+impl Run {
+    /// Trains some steps after a few that warm up, and times each operation of theirs: a row for each name, pass and rank, with floating-point
+    /// operations and bytes, beside what the machine can do at most, which is measured first. The rest of the time of a step is the row
+    /// `other`. On a GPU each operation is waited for, so steps take longer than in a run. All ranks call it, and all get what each has seen.
+    ///
+    /// # Errors
+    /// On a meta device, where nothing takes time; of a pipeline without flushes, whose steps overlap; what goes wrong in a step.
+    pub fn profile(&mut self, steps: u64) -> Result<Profile> {
+        let config = &self.means.config;
+        if config.device.is_meta() || config.asynchronous.is_some() || steps == 0 {
+            let got = match (config.device.is_meta(), config.asynchronous.is_some()) {
+                (true, _) => "a meta device, wanted one that computes",
+                (_, true) => "a pipeline without flushes, wanted a schedule with them",
+                _ => "0 steps, wanted 1 at least",
+            };
+            return Err(Error::Config(format!("profile: got {got}")));
+        }
+        let (device, dtype, rank) = (self.place.device, config.dtype, self.place.rank());
+        // All ranks measure at the same time, as they train.
+        self.place.sum(0.0)?;
+        let peaks = [peak_flops(dtype, device)?, peak_bandwidth(device)?];
+        let mut loader = self.loader(device, self.done)?;
+        let phases = Phases::default();
+        let mut batches = |phases: &Phases| -> Result<Vec<Batch>> {
+            let begin = Instant::now();
+            let batches = loader.next_step()?.into_iter().map(|batch| converted(batch, dtype)).collect();
+            note(phases, "data", begin);
+            batches
+        };
+        for _ in 0..WARM_UP {
+            let micros = batches(&phases)?;
+            self.phased(&micros, &phases)?;
+        }
+        phases.take();
+        self.place.sum(0.0)?;
+        let (profiler, begin) = (Profiler::begin(device)?, Instant::now());
+        for _ in 0..steps {
+            let micros = batches(&phases)?;
+            self.phased(&micros, &phases)?;
+        }
+        device.synchronize()?;
+        let ms = begin.elapsed().as_secs_f64() * 1e3;
+        let own = operations(rank, ms, profiler.end(), phases.take());
+        let [peak_flops_per_s, peak_bytes_per_s] = peaks;
+        let own = Seen(Profiled { rank, ms, peak_flops_per_s, peak_bytes_per_s }, own);
+        let (ranks, operations): (Vec<_>, Vec<_>) = tell(self.place.all_ranks(), &own)?
+            .into_iter()
+            .map(|Seen(rank, operations)| (rank, operations))
+            .unzip();
+        Ok(Profile { steps, ranks, operations: operations.concat() })
+    }
+
+    /// A step whose phases are timed.
+    fn phased(&mut self, micros: &[Batch], phases: &Phases) -> Result<()> {
+        let (device, step) = (self.place.device, self.done);
+        let watch = |phase: &'static str, begin| {
+            // What went wrong there comes out of the next operation.
+            let _ = device.synchronize();
+            note(phases, phase, begin);
+        };
+        self.optimizers.set_lr(&self.means.config.lr, step, self.rate.share);
+        let settings = self.means.settings(&watch);
+        let passed = in_step(step, pass(&self.model, &self.optimizers, micros, settings, step))?;
+        in_step(step, update(&mut self.optimizers, &passed, settings))?;
+        self.done += 1;
+        Ok(())
+    }
+}
+
+fn note(phases: &Phases, phase: &'static str, begin: Instant) {
+    let mut phases = phases.borrow_mut();
+    let (calls, time) = phases.entry(phase).or_default();
+    (*calls, *time) = (*calls + 1, *time + begin.elapsed());
+}
+
+/// The rows of a rank; the last has what is left of its time.
+fn operations(
+    rank: usize,
+    ms: f64,
+    seen: Vec<OperationTime>,
+    phases: BTreeMap<&'static str, (u64, Duration)>,
+) -> Vec<Operation> {
+    let operation = |seen: OperationTime| Operation {
+        rank,
+        name: seen.name.into(),
+        pass: match seen.pass {
+            autograd::Pass::Forward => Pass::Forward,
+            autograd::Pass::Recompute => Pass::Recompute,
+            autograd::Pass::Backward => Pass::Backward,
+        },
+        calls: seen.calls,
+        ms: seen.time.as_secs_f64() * 1e3,
+        flops: seen.flops,
+        bytes: seen.bytes,
+    };
+    let phase = |(name, (calls, time)): (&str, (u64, Duration))| Operation {
+        rank,
+        name: name.into(),
+        calls,
+        ms: time.as_secs_f64() * 1e3,
+        ..Operation::default()
+    };
+    let mut all: Vec<Operation> =
+        seen.into_iter().map(operation).chain(phases.into_iter().map(phase)).collect();
+    let rest = ms - all.iter().map(|operation| operation.ms).sum::<f64>();
+    all.push(Operation { rank, name: "other".into(), ms: rest.max(0.0), ..Operation::default() });
+    all
+}
