@@ -1,4 +1,4 @@
-//! [`Callback`]: what hears of a run on its first rank.
+//! [`Callback`]: a run calls its methods on the first rank, as it goes.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use crate::record::{Record, Summary};
 use crate::report::{Collective, Memory, Timeline};
 use crate::{Config, Result};
 
-/// What hears of a run, on the first rank. Each method does nothing unless it is written.
+/// A run calls these methods on its first rank, as it goes. Each of them does nothing unless it is written.
 pub trait Callback: Send {
     /// Training begins, after `done` steps; the whole model has so many parameters.
     ///
@@ -84,6 +84,13 @@ pub enum Event<'a> {
     },
     /// Training is over: what each rank has told the others.
     Collectives(&'a [Collective]),
+    /// Something about how the run trains that is other than was asked for.
+    Notice {
+        /// Steps done.
+        step: u64,
+        /// What.
+        text: &'a str,
+    },
     /// The run ends before its last step.
     Stopping {
         /// Steps done.

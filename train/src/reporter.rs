@@ -185,6 +185,7 @@ impl Callback for Reporter {
                 self.report.timeline = Some(timeline.clone());
             }
             Event::Collectives(all) => self.report.collectives = all.to_vec(),
+            Event::Notice { .. } => {}
             Event::Stopping { step, why } => self.mark(step, MarkKind::EarlyStop, why),
         }
         Ok(())

@@ -47,6 +47,7 @@ impl<'a> Training<'a> {
             true => files(run, &mut fresh)?,
             false => Metrics::create(&[], None, 0)?,
         };
+        let uncaptured = run.why_uncaptured();
         let checkpoints = config.folder().map(|folder| Checkpoints::new(folder, &config));
         let peak = if run.flops > 0.0 && !config.device.is_meta() { mfu::peak(&run.place)? } else { 0.0 };
         let ledger = run.place.device.ledger()?;
@@ -59,6 +60,10 @@ impl<'a> Training<'a> {
         let loader = run.loader(device, done)?;
         let parameters = run.parameters;
         callbacks.iter_mut().try_for_each(|c| c.started(&config, done, parameters))?;
+        if let Some(why) = uncaptured {
+            let event = Event::Notice { step: done, text: &format!("steps are not captured: {why}") };
+            callbacks.iter_mut().try_for_each(|c| c.event(&event))?;
+        }
         Ok(Training {
             watch: Watch::new(&config, &run.watched),
             run,
@@ -107,8 +112,14 @@ impl<'a> Training<'a> {
             if let Some(why) = &stopped {
                 self.event(&Event::Stopping { step: self.run.done, why })?;
             }
+            if interrupted {
+                self.rescue()?;
+            }
             if paused && (self.is_saved() || stopped.is_some()) {
                 self.save()?;
+            }
+            if interrupted {
+                break;
             }
             for (every, work) in self.run.hooks.clone() {
                 if let Some(text) =
@@ -278,6 +289,20 @@ impl<'a> Training<'a> {
         self.event(&Event::Saving { step, path: &path })
     }
 
+    /// Gives a run without a folder one to save in, as it is told to stop.
+    fn rescue(&mut self) -> Result<()> {
+        let config = &self.run.means.config;
+        let Some(folder) = config.rescue.clone().filter(|_| self.checkpoints.is_none()) else {
+            return Ok(());
+        };
+        if self.run.place.is_first() {
+            std::fs::create_dir_all(&folder).map_err(|e| Error::file(&folder, e))?;
+            self.run.beside.iter().try_for_each(|write| write(&folder))?;
+        }
+        self.checkpoints = Some(Checkpoints::new(&folder, config));
+        Ok(self.run.place.all_ranks().barrier()?)
+    }
+
     pub(crate) fn event(&mut self, event: &Event<'_>) -> Result<()> {
         self.callbacks.iter_mut().try_for_each(|c| c.event(event))
     }
@@ -285,6 +310,9 @@ impl<'a> Training<'a> {
     fn end(mut self, stopped: Option<String>) -> Result<Summary> {
         self.run.means.saver.wait()?;
         self.fresh.keep();
+        if self.run.means.config.restore_best && self.run.best.loss.is_some() {
+            self.run.load_best()?;
+        }
         if self.losses.is_empty() && self.run.validation.is_some() {
             self.last_validation = Some(self.run.validate()?);
         }

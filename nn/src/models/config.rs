@@ -124,6 +124,12 @@ impl ModelConfig {
         }
     }
 
+    /// Floating-point operations of a token in a training step with sequences of `context` tokens: two a weight forward and four
+    /// backward, and in attention as many for each feature and position, of which a token sees half.
+    pub fn training_flops(&self, context: usize) -> f64 {
+        6.0 * self.matrix_elements() + 6.0 * (self.layers() * self.width() * context) as f64
+    }
+
     /// From the text of a `config.json`; `path` names it in errors.
     ///
     /// # Errors
