@@ -1,12 +1,13 @@
 //! A residual convolution net that tells discs, squares and crosses apart, under any layout:
 //! `cargo run --release --example shapes -- --dp 2 --zero 3`, or `-- --pp 2 --micro-batches 4`.
 
+use std::process::ExitCode;
+
 use phalanx::nn;
-use phalanx::parallel::hybrid::Layout;
 use phalanx::prelude::*;
 use phalanx::tensor::RngKey;
 use phalanx::train::data::{Dataset, TensorDataset};
-use phalanx::train::{self, Config, Trainer};
+use phalanx::train::{self, Config, Settings, Trainer};
 
 const SIDE: usize = 24;
 
@@ -56,16 +57,11 @@ fn layers() -> SequentialConfig {
     body.with(Flatten::default()).with(LinearConfig::new(16 * 36, 3))
 }
 
-fn main() -> train::Result<()> {
-    let words: Vec<String> = std::env::args().collect();
-    let after = |flag: &str| words.iter().position(|word| word == flag).and_then(|at| words.get(at + 1));
-    let number = |flag: &str, default: usize| after(flag).and_then(|n| n.parse().ok()).unwrap_or(default);
-    let (dp, pp, micro_batches) = (number("--dp", 1), number("--pp", 1), number("--micro-batches", 1));
-    let layout = Layout { dp, pp, micro_batches, ..Layout::default() };
-    let (zero, steps, out) =
-        (number("--zero", 0) as u8, number("--steps", 150) as u64, after("--out").map(Into::into));
-    let lr = Schedule::Cosine { lr: 3e-3, warmup: 10, total: steps, cycles: 0.5, min: 0.0 };
-    let config = Config { steps, batch: 64, lr, layout, zero, validate_every: 50, out, ..Config::default() };
+/// Any key of [`Config`] is a flag.
+fn run() -> train::Result<()> {
+    let lr = Schedule::Cosine { lr: 3e-3, warmup: 10, total: 150, cycles: 0.5, min: 0.0 };
+    let config = Config { steps: 150, batch: 64, lr, validate_every: 50, ..Config::default() };
+    let config = Settings::new(config).words(std::env::args().skip(1))?.resolve()?;
     let [training, held_out] = pictures(3000)?.split(0.9, 1)?;
     let trainer = Trainer::new(config).data(training).validation(held_out).resume_if_there();
     let summary = trainer.run_layers(layers, |output, batch| {
@@ -74,4 +70,10 @@ fn main() -> train::Result<()> {
     })?;
     println!("{summary:#?}");
     Ok(())
+}
+
+fn main() -> ExitCode {
+    let Err(error) = run() else { return ExitCode::SUCCESS };
+    eprintln!("shapes: {error}");
+    ExitCode::from(2)
 }

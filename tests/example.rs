@@ -6,6 +6,11 @@ mod configured;
 mod continued;
 #[path = "example/damage.rs"]
 mod damage;
+#[path = "example/formats.rs"]
+mod formats;
+#[cfg(unix)]
+#[path = "example/interrupted.rs"]
+mod interrupted;
 #[path = "example/launched.rs"]
 mod launched;
 #[path = "example/layouts.rs"]
@@ -28,7 +33,16 @@ fn example(name: &str) -> Command {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     let folder = FOLDER.get_or_init(|| {
         let mut build = Command::new(env!("CARGO"));
-        build.args(["build", "--quiet", "--example", "gpt", "--example", "gpipe_unet"]);
+        build.args([
+            "build",
+            "--quiet",
+            "--example",
+            "gpt",
+            "--example",
+            "gpipe_unet",
+            "--example",
+            "shapes",
+        ]);
         build.current_dir(env!("CARGO_MANIFEST_DIR"));
         if !cfg!(debug_assertions) {
             build.arg("--release");

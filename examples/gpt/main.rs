@@ -3,89 +3,132 @@
 //! ```text
 //! cargo run --release --example gpt                                  # the bundled text, as first_run.toml says
 //! cargo run --release --example gpt -- train --data FILE --steps 500 --out run
-//! cargo run --release --example gpt -- profile --layers 8             # which operations take the time of a step
 //! cargo run --release --example gpt -- prepare --data FILE.. --out tokens
 //! cargo run --release --example gpt -- generate --model run --prompt "Once"
 //! ```
 //! Bad input ends with one line on stderr and exit code 2.
 
-mod args;
-mod check;
-mod choices;
-mod config;
 mod generate;
-mod model;
-mod prepare;
-mod progress;
-mod room;
-mod schedule;
-mod text;
+mod gpt;
 mod train;
 
-use std::ffi::OsString;
 use std::io::Write;
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use clap::{CommandFactory, FromArgMatches};
 use phalanx::kernels;
+use phalanx::train::data::Prepared;
+use phalanx::train::text::PrepareConfig;
+use phalanx::train::{Error, Keyed, Line, Result, Settings};
 
-use args::{Cli, Command, TrainArgs};
+use generate::Generate;
+use gpt::Gpt;
+
+/// What is trained without a subcommand, unless flags say otherwise.
+const FIRST_RUN: &str = include_str!("first_run.toml");
+
+const USAGE: &str = "Trains a GPT on text, or continues a text with a trained one.
+
+gpt [FLAGS]            change the run of examples/gpt/first_run.toml
+gpt train [FLAGS]      train, then print a sample; --config FILE.toml reads flags from a file, over which those of the
+                       command line win, and --print-config prints such a file and ends
+gpt prepare [FLAGS]    make token files of large texts, for `train --data DIR`
+gpt generate [FLAGS]   continue a prompt
+
+`--help` behind a subcommand tells its flags.";
 
 fn main() -> ExitCode {
-    let done =
-        kernels::checked_isa().map_err(|e| e.to_string()).and_then(|_| run(std::env::args_os().collect()));
-    done.map_or_else(|error| fail(&error), |()| ExitCode::SUCCESS)
-}
-
-fn run(given: Vec<OsString>) -> Result<(), String> {
-    let mut command = Cli::command();
-    command.build();
-    let train = command.find_subcommand("train").cloned().unwrap_or_default();
-    let matches = match command.try_get_matches_from(config::expanded(given, &train)?) {
-        Ok(matches) => matches,
-        Err(error) if error.use_stderr() => return Err(first_paragraph(&error.to_string())),
-        Err(help) => {
-            say(&help.to_string());
-            return Ok(());
-        }
-    };
-    let cli = Cli::from_arg_matches(&matches).map_err(|e| first_paragraph(&e.to_string()))?;
-    match cli.command {
-        Command::Generate(args) => generate::run(&args),
-        Command::Prepare(args) => prepare::run(&args),
-        Command::Train(mut args) => {
-            args.written =
-                matches.subcommand_matches("train").map_or_else(String::new, |m| config::written(m, &train));
-            if args.print_config {
-                say(&args.written);
-                return Ok(());
-            }
-            train::train(&args)
-        }
-        Command::Profile(args) => train::train(&TrainArgs { profile: true, ..*args }),
-    }
-}
-
-/// Prints a line. Whoever closed the pipe wants no more of it, which is no reason to stop.
-fn say(text: &str) {
-    let _ = writeln!(std::io::stdout(), "{}", text.trim_end_matches('\n'));
-}
-
-/// Prints an error, as one line.
-fn complain(error: &str) {
-    eprintln!("gpt: {}", error.trim_start_matches("error: ").replace('\n', " "));
-}
-
-/// Prints an error, unless it has no text: then it was printed already.
-fn fail(error: &str) -> ExitCode {
-    if !error.is_empty() {
-        complain(error);
+    let words = std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
+    let isa = kernels::checked_isa().map_err(|e| Error::Config(e.to_string()));
+    match isa.and_then(|_| run(words)) {
+        Ok(()) => return ExitCode::SUCCESS,
+        // Another process of the run says it.
+        Err(Error::Elsewhere) => {}
+        Err(error) => complain(&error.to_string()),
     }
     ExitCode::from(2)
 }
 
-/// What the error says before it goes on to usage and tips, as one line.
-fn first_paragraph(text: &str) -> String {
-    let lines: Vec<&str> = text.lines().take_while(|line| !line.is_empty()).map(str::trim).collect();
-    lines.join(" ")
+fn run(mut words: Vec<String>) -> Result<()> {
+    let first = words.first().cloned().unwrap_or_default();
+    if ["train", "prepare", "generate"].contains(&&first[..]) {
+        words.remove(0);
+    }
+    let helped = words.iter().any(|word| word == "--help" || word == "-h");
+    match &first[..] {
+        "help" | "--help" | "-h" => say(USAGE),
+        "--version" | "-V" => say(concat!("gpt ", env!("CARGO_PKG_VERSION"))),
+        "generate" if helped => say(&Settings::new(Generate::default()).help()),
+        "prepare" if helped => say(&Settings::new(PrepareConfig::default()).help()),
+        _ if helped => say(&Settings::new(Gpt::default()).help()),
+        "generate" => generate::run(&Settings::new(Generate::default()).words(words)?.resolve()?)?,
+        "prepare" => prepare(&Settings::new(PrepareConfig::default()).words(words)?.resolve()?)?,
+        first => {
+            let mut settings = Settings::new(Gpt::default());
+            if first != "train" {
+                settings.read_text(FIRST_RUN, "first_run.toml")?;
+            }
+            let prints =
+                words.iter().position(|word| word == "--print-config").map(|at| words.remove(at)).is_some();
+            if let Some(path) = take(&mut words, "--config")? {
+                settings.read(path.as_ref())?;
+            }
+            settings.words(words)?.either("init", "resume")?;
+            settings.either("vocabulary", "init")?;
+            if !prints {
+                return train::train(&settings);
+            }
+            say(&settings.to_toml(&[]));
+        }
+    }
+    Ok(())
+}
+
+/// Takes a flag and its value out of a command line, which has it once at most.
+fn take(words: &mut Vec<String>, flag: &str) -> Result<Option<String>> {
+    let assigned = |word: &str| word.strip_prefix(flag)?.strip_prefix('=').map(String::from);
+    let mut found = Vec::new();
+    while let Some(at) = words.iter().position(|word| word == flag || assigned(word).is_some()) {
+        let word = words.remove(at);
+        let value = assigned(&word).or_else(|| (at < words.len()).then(|| words.remove(at)));
+        found.push(value.ok_or_else(|| Error::Config(format!("{flag} has no value, wanted a file")))?);
+    }
+    match &found[..] {
+        [_, second, ..] => Err(Error::Config(format!("got a second {flag}, {second}, wanted one"))),
+        _ => Ok(found.pop()),
+    }
+}
+
+/// Makes token files, and says what they have.
+fn prepare(config: &PrepareConfig) -> Result<()> {
+    let mut line = Line::default();
+    let done = config.run(&mut |done, all| line.show(&format!("{} of {} MiB", done >> 20, all >> 20)));
+    line.clear();
+    let (Prepared { documents, tokens, validation_documents, validation_tokens }, codec) = done?;
+    let held_out = format!("{validation_tokens} of {validation_documents} held out");
+    say(&format!("{tokens} tokens of {documents} documents, {held_out}; {}", codec.source()));
+    Ok(())
+}
+
+/// Prints a line. A reader that has closed the pipe wants no more of it, which is no reason to stop.
+fn say(text: &str) {
+    let _ = writeln!(std::io::stdout(), "{}", text.trim_end_matches('\n'));
+}
+
+/// Prints the first error that there is, as one line. Keys are flags here.
+fn complain(error: &str) {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    if SAID.swap(true, Ordering::Relaxed) {
+        return;
+    }
+    let (all, prepare) = (Gpt::keys(), PrepareConfig::keys());
+    let is_key =
+        |part: &str| all.iter().any(|key| key.name == part) || prepare.iter().any(|key| key.name == part);
+    let part = |(place, part): (usize, &str)| match place % 2 {
+        1 if is_key(part) => format!("--{part}"),
+        1 => format!("`{part}`"),
+        _ => part.to_string(),
+    };
+    let error: String = error.split('`').enumerate().map(part).collect();
+    eprintln!("gpt: {}", error.replace('\n', " "));
 }

@@ -61,7 +61,7 @@ fn run(form: Form, how: How) -> Result<Run> {
         Chunks::build(&model, &Arc::new(OneDevice), &place.scope(&config), &config.layout.schedule()?, 0)?;
     model.iter_mut().for_each(|stage| stage.set_recompute(form.recompute));
     let samples = TokenWindows::new(vec![0; 2 * CONTEXT], CONTEXT, 1)?;
-    let data = Data { samples: Arc::new(samples), counted: CONTEXT, validation: None, workers: 0 };
+    let data = Data { samples: Arc::new(samples), counted: CONTEXT, validation: None };
     let lane = Trace::new(&config, None)?.lane(0);
     let run = Run::new(&config, place, lane, model, data, &|parameters, lr| {
         let rule: AnyRule = Box::<AdamW>::default();

@@ -19,14 +19,14 @@ use phalanx_parallel::mesh::Axis;
 use phalanx_parallel::pipeline::ranks::{AsynchronousPipeline, Executed, Observer, Spec, Stages, Weights};
 use phalanx_parallel::pipeline::schedule::{self, double_buffered, weight_stashing};
 use phalanx_parallel::tensor_parallel::sum_squares;
-use phalanx_tensor::{Context, RngKey};
+use phalanx_tensor::{Context, DType, RngKey};
 
 use crate::data::DataLoader;
 use crate::model::passed_on;
 use crate::optimizers::Optimizers;
 use crate::record::Told;
 use crate::run::Run;
-use crate::step::{Outcome, Saving, number};
+use crate::step::{Outcome, Saving, converted, number};
 use crate::trace::Lane;
 use crate::{Asynchronous, Result};
 
@@ -45,10 +45,12 @@ pub(crate) fn stretch(kind: Asynchronous, run: &mut Run, steps: Range<u64>) -> R
         None => pipeline,
     };
     let loader = run.loader(place.device, first)?;
-    let feed = Feed { loader, next: first, read: BTreeMap::new(), kept: stages as u64 + 1 };
+    let feed =
+        Feed { loader, dtype: config.dtype, next: first, read: BTreeMap::new(), kept: stages as u64 + 1 };
     let scale = 1.0 / (config.batch * run.means.data.counted) as f64;
     let (model, seed) = (run.model.clone(), config.seed);
-    let work = Arc::new(Work { model, feed: Mutex::new(feed), first, interval, scale, seed });
+    let (feed, failed) = (Mutex::new(feed), Mutex::new(None));
+    let work = Arc::new(Work { model, feed, first, interval, scale, seed, failed });
     let mut descent = Descent {
         parameters: run.model.parameters(),
         optimizers: &mut run.optimizers,
@@ -61,7 +63,11 @@ pub(crate) fn stretch(kind: Asynchronous, run: &mut Run, steps: Range<u64>) -> R
         norms: Vec::new(),
         ends: vec![Instant::now()],
     };
-    let losses = pipeline.train(&work, &mut descent)?;
+    let failed = |error: crate::Error| match *work.failed.lock().unwrap_or_else(PoisonError::into_inner) {
+        Some(step) => error.in_step(step),
+        None => error.in_step(first),
+    };
+    let losses = pipeline.train(&work, &mut descent).map_err(|e| failed(e.into()))?;
     let Descent { norms, ends, .. } = descent;
     let mut told = Vec::new();
     for (i, step) in steps.enumerate() {
@@ -106,11 +112,14 @@ struct Work {
     interval: usize,
     scale: f64,
     seed: u64,
+    /// The step in which a pass of this rank has failed.
+    failed: Mutex<Option<u64>>,
 }
 
 /// The batches of the steps under way.
 struct Feed {
     loader: DataLoader,
+    dtype: DType,
     next: u64,
     read: BTreeMap<u64, Vec<Batch>>,
     /// Steps that may be under way at a time.
@@ -120,7 +129,9 @@ struct Feed {
 impl Feed {
     fn batch(&mut self, step: u64, micro_batch: usize) -> parallel::Result<Batch> {
         while self.next <= step {
-            let rows = self.loader.next_step().map_err(|e| parallel::Error::Config(e.to_string()))?;
+            let rows = self.loader.next_step().map_err(passed_on)?;
+            let rows = rows.into_iter().map(|batch| converted(batch, self.dtype));
+            let rows = rows.collect::<Result<Vec<_>>>().map_err(passed_on)?;
             self.read.insert(self.next, rows);
             self.next += 1;
             self.read.retain(|step, _| step + self.kept >= self.next);
@@ -134,7 +145,13 @@ impl Work {
     fn batch(&self, micro_batch: usize) -> parallel::Result<(u64, Batch)> {
         let step = self.first + (micro_batch / self.interval) as u64;
         let mut feed = self.feed.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok((step, feed.batch(step, micro_batch % self.interval)?))
+        let batch = feed.batch(step, micro_batch % self.interval);
+        Ok((step, batch.inspect_err(|_| self.fails(step))?))
+    }
+
+    /// Notes the step of the first failure.
+    fn fails(&self, step: u64) {
+        self.failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(step);
     }
 }
 
@@ -145,7 +162,7 @@ impl Stages for Work {
             (c.train, c.batch_offset) = (true, batch.first_row as u64);
             c.rng = RngKey { seed: self.seed, step };
         });
-        self.model.run(stage, input, &batch, self.scale)
+        self.model.run(stage, input, &batch, self.scale).inspect_err(|_| self.fails(step))
     }
 
     fn input_spec(&self, _stage: usize, micro_batch: usize) -> Option<Spec> {

@@ -1,4 +1,4 @@
-//! [`Callback`]: what hears of a run on its first rank.
+//! [`Callback`]: a run calls its methods on the first rank, as it goes.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use crate::record::{Record, Summary};
 use crate::report::{Collective, Holds, Memory, Timeline};
 use crate::{Config, Error, Result};
 
-/// What hears of a run, on the first rank. Each method does nothing unless it is written.
+/// A run calls these methods on its first rank, as it goes. Each of them does nothing unless it is written.
 pub trait Callback: Send {
     /// Training begins, after `done` steps; the whole model has so many parameters.
     ///
@@ -96,6 +96,13 @@ pub enum Event<'a> {
     },
     /// What each rank has told the others so far: at each pause of the run, and at its end.
     Collectives(&'a [Collective]),
+    /// Something about how the run trains that is other than was asked for.
+    Notice {
+        /// Steps done.
+        step: u64,
+        /// What.
+        text: &'a str,
+    },
     /// The run ends before its last step.
     Stopping {
         /// Steps done.

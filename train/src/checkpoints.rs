@@ -36,20 +36,40 @@ pub(crate) struct Position {
     pub best: Best,
 }
 
-/// The newest complete checkpoint in a run's folder, its index read and the rest not.
+/// The newest complete checkpoint in a run's folder, or the one that this is, its index read and the rest not.
 ///
 /// # Errors
 /// If there is none, or it is of another program.
 pub fn latest(folder: &Path) -> Result<Checkpoint> {
+    if is_checkpoint(folder) {
+        return of_a_run(Checkpoint::open(folder)?);
+    }
     let earlier = || earlier(folder).pop().filter(|_| !folder.join(NAME).exists());
     let opened = Checkpoint::open(folder.join(NAME)).or_else(|error| match earlier() {
         Some(path) => Checkpoint::open(path),
         None => Err(error),
     });
-    let saved = opened?;
+    of_a_run(opened?)
+}
+
+fn of_a_run(saved: Checkpoint) -> Result<Checkpoint> {
     match saved.settings().get("format") {
         Some(format) if format == FORMAT => Ok(saved),
         _ => Err(Error::file(saved.path(), "this is no checkpoint of a training run")),
+    }
+}
+
+/// Whether a folder is a checkpoint itself.
+fn is_checkpoint(folder: &Path) -> bool {
+    folder.join("checkpoint.json").exists()
+}
+
+/// The run's folder of a path that is one, or a checkpoint in one.
+pub(crate) fn run_of(path: &Path) -> &Path {
+    match path.parent().filter(|_| is_checkpoint(path)) {
+        Some(parent) if parent.as_os_str().is_empty() => Path::new("."),
+        Some(parent) => parent,
+        None => path,
     }
 }
 
@@ -79,6 +99,14 @@ fn earlier(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
+/// Gives the model and its optimizers the values of a checkpoint.
+pub(crate) fn load(saved: &Checkpoint, run: &mut Run) -> Result<()> {
+    let ranks = run.place().all_ranks().clone();
+    let trained = [Trained { model: &*run.model, share: &*run.means.share }];
+    let mut optimizers: Vec<_> = run.optimizers.iter_mut().collect();
+    Ok(saved.restore(&ranks, &trained, &mut optimizers)?)
+}
+
 /// Puts the run where a checkpoint left it.
 pub(crate) fn restore(
     saved: &Checkpoint,
@@ -101,10 +129,7 @@ pub(crate) fn restore(
     };
     let watched: WatchState =
         settings.get("watch").and_then(|watch| serde_json::from_str(watch).ok()).unwrap_or_default();
-    let ranks = run.place().all_ranks().clone();
-    let trained = [Trained { model: &*run.model, share: &*run.means.share }];
-    let mut optimizers: Vec<_> = run.optimizers.iter_mut().collect();
-    saved.restore(&ranks, &trained, &mut optimizers)?;
+    load(saved, run)?;
     run.watched = watched;
     let float = |key: &str| settings.get(key).and_then(|number| number.parse::<f64>().ok());
     run.rate =

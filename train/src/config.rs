@@ -1,14 +1,17 @@
 //! [`Config`]: how a run trains, whatever it trains.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use phalanx_nn::Schedule;
 use phalanx_parallel::hybrid::Layout;
 use phalanx_tensor::{DType, Device};
 
-use crate::{Error, Result};
+use crate::keys::total;
+use crate::settings::Settings;
+use crate::{Error, Result, checkpoints};
 
-/// How a run trains. The defaults are one rank on the CPU, without validation and without files.
+/// How a run trains. The defaults are one rank on the CPU, without validation and without files. Every setting has a key, by which
+/// [`Settings`] reads it from files and words.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
     /// Optimizer steps in all, those before a resume included.
@@ -43,15 +46,21 @@ pub struct Config {
     pub backend: Option<Backend>,
     /// Whether a step of one GPU is captured as a CUDA graph.
     pub capture: bool,
+    /// Threads of a rank that read data; with 0 it is read on the rank's own.
+    pub workers: usize,
+    /// Steps that they read ahead.
+    pub prefetch: usize,
     /// Steps between checkpoints; 0 for one at the end only. Checkpoints need [`Config::out`].
     pub save_every: u64,
     /// Checkpoints that are kept, the newest included.
     pub keep_last: usize,
     /// Whether the checkpoint with the lowest validation loss is kept too, as `best`.
     pub keep_best: bool,
+    /// Whether the run ends with the weights of that checkpoint.
+    pub restore_best: bool,
     /// Steps between validations; 0 for one at the end only, where there is validation data.
     pub validate_every: u64,
-    /// Rows of validation data that are used; all if absent.
+    /// Rows of validation data that are used, drawn by the seed; all if absent.
     pub validation_rows: Option<usize>,
     /// Lowers the learning rate where validations bring nothing.
     pub plateau: Option<Plateau>,
@@ -63,11 +72,13 @@ pub struct Config {
     pub patience: Option<usize>,
     /// What happens when the loss or a gradient is no number, or the loss explodes.
     pub on_divergence: OnDivergence,
-    /// How many times the mean of the last losses a loss may be before it counts as exploding.
+    /// How many times the mean of the last losses a loss is that counts as exploding, if it is above the mean of the run's first losses, too.
     pub explodes_at: f64,
     /// Folder for checkpoints and metrics.
     pub out: Option<PathBuf>,
-    /// The folder of a run that is gone on with.
+    /// Folder for the checkpoint of a run that is told to stop and has no other folder.
+    pub rescue: Option<PathBuf>,
+    /// The folder of a run that is gone on with, or one of its checkpoints.
     pub resume: Option<PathBuf>,
     /// A trace of what ran when, as JSON.
     pub trace: Option<PathBuf>,
@@ -139,9 +150,12 @@ impl Default for Config {
             asynchronous: None,
             backend: None,
             capture: true,
+            workers: 1,
+            prefetch: 2,
             save_every: 0,
             keep_last: 1,
             keep_best: false,
+            restore_best: false,
             validate_every: 0,
             validation_rows: None,
             plateau: None,
@@ -149,8 +163,9 @@ impl Default for Config {
             loss_scaling: None,
             patience: None,
             on_divergence: OnDivergence::Stop,
-            explodes_at: f64::INFINITY,
+            explodes_at: 10.0,
             out: None,
+            rescue: None,
             resume: None,
             trace: None,
         }
@@ -159,6 +174,10 @@ impl Default for Config {
 
 /// Ranks in one process at most.
 const RANKS_MAX: usize = 256;
+fn refuse(why: impl Into<String>) -> Result<()> {
+    Err(Error::Config(format!("train: {}", why.into())))
+}
+
 /// Threads of a rank at most.
 const THREADS_MAX: usize = 1024;
 
@@ -181,141 +200,200 @@ impl Config {
     }
 
     /// Where files go: [`Config::out`], or the folder of the run that is gone on with.
-    pub fn folder(&self) -> Option<&std::path::Path> {
-        self.out.as_deref().or(self.resume.as_deref())
+    pub fn folder(&self) -> Option<&Path> {
+        self.out.as_deref().or_else(|| self.resume.as_deref().map(checkpoints::run_of))
     }
 
-    /// Every setting and its value, as text.
+    /// Every key that has a value, and the value as text.
     pub fn settings(&self) -> Vec<(String, String)> {
-        let text = format!("{self:#?}");
-        let inner = text.lines().filter(|line| line.starts_with("    ")).map(|line| line[4..].to_string());
-        let mut settings: Vec<(String, String)> = Vec::new();
-        for line in inner {
-            match (line.split_once(": "), settings.last_mut()) {
-                (Some((key, value)), _) if !line.starts_with([' ', '}', ')']) => {
-                    settings.push((key.into(), value.trim_end_matches(',').into()));
-                }
-                (_, Some((_, value))) => *value = format!("{value} {}", line.trim().trim_end_matches(',')),
-                _ => {}
-            }
-        }
-        settings
+        Settings::new(self.clone()).values()
     }
 
     /// Refuses what cannot be, whatever is trained.
     ///
     /// # Errors
-    /// What does not fit, with what was wanted.
+    /// What does not fit, by its key, with what was wanted.
     pub fn check(&self) -> Result<()> {
-        let refuse = |why: String| Err(Error::Config(why));
-        let Layout { dp, tp, pp, micro_batches, .. } = self.layout;
+        self.check_counts()?;
+        self.check_numbers()?;
+        self.check_ranks()?;
+        self.check_batch()?;
+        self.check_files()?;
+        self.check_asynchronous()
+    }
+
+    fn check_counts(&self) -> Result<()> {
+        let Layout { dp, tp, pp, micro_batches, chunks, .. } = self.layout;
         let counts = [
             ("steps", self.steps as usize),
             ("batch", self.batch),
-            ("chains", self.chains),
-            ("keep_last", self.keep_last),
-            ("layout.dp", dp),
-            ("layout.tp", tp),
-            ("layout.pp", pp),
-            ("layout.micro_batches", micro_batches),
+            ("emulate-dp", self.chains),
+            ("keep-last", self.keep_last),
+            ("dp", dp),
+            ("tp", tp),
+            ("pp", pp),
+            ("micro-batches", micro_batches),
+            ("virtual-stages", chunks),
             ("threads", self.threads.unwrap_or(1)),
+            ("prefetch", self.prefetch),
+            ("patience", self.patience.unwrap_or(1)),
+            ("validation-rows", self.validation_rows.unwrap_or(1)),
         ];
-        if let Some((name, _)) = counts.iter().find(|(_, n)| *n == 0) {
-            return refuse(format!("train: got {name} 0, wanted at least 1"));
-        }
-        self.lr.check()?;
-        if let Some(clip) = self.clip.filter(|clip| clip.is_nan() || *clip <= 0.0) {
-            return refuse(format!("train: got clip {clip}, wanted more than 0, or none"));
-        }
-        if self.explodes_at.is_nan() || self.explodes_at <= 1.0 {
-            return refuse(format!("train: got explodes_at {}, wanted more than 1", self.explodes_at));
+        if let Some((key, _)) = counts.iter().find(|(_, n)| *n == 0) {
+            return refuse(format!("`{key}` is 0, wanted at least 1"));
         }
         if self.threads.is_some_and(|n| n > THREADS_MAX) {
-            return refuse(format!("train: got more than {THREADS_MAX} threads a rank"));
+            return refuse(format!("`threads` is more than {THREADS_MAX}"));
         }
-        if self.zero > 3 {
-            return refuse(format!("train: got zero {}, wanted 0, 1, 2 or 3", self.zero));
+        if self.workers > THREADS_MAX {
+            return refuse(format!("`workers` is more than {THREADS_MAX}"));
         }
-        let most = if self.device.is_meta() { usize::from(u16::MAX) } else { RANKS_MAX };
-        if self.ranks() > most {
-            return refuse(format!("train: got {} ranks, wanted 1 to {most}", self.ranks()));
+        Ok(())
+    }
+
+    fn check_numbers(&self) -> Result<()> {
+        let lr = self.lr.peak();
+        if !(0.0..f64::INFINITY).contains(&lr) {
+            return refuse(format!("`lr` is {lr}, wanted a number from 0 up"));
         }
-        if !self.batch.is_multiple_of(dp) {
-            return refuse(format!("train: a batch of {} rows cannot be shared by dp {dp}", self.batch));
-        }
-        let share = self.batch / dp / self.chains;
-        if share == 0 {
+        self.lr.check()?;
+        if let Some(total) = total(&mut self.lr.clone()).filter(|total| **total < self.steps) {
+            let steps = self.steps;
             return refuse(format!(
-                "train: a batch of {} rows cannot be cut into {} chains",
-                self.batch, self.chains
+                "`steps` is {steps}, and the schedule of the rate (`lr`) ends after {total}"
             ));
         }
-        if micro_batches > share {
-            return refuse(format!(
-                "train: a share of {share} rows cannot be cut into {micro_batches} micro-batches"
-            ));
+        if let Some(clip) = self.clip.filter(|clip| clip.is_nan() || *clip <= 0.0) {
+            return refuse(format!("`clip` is {clip}, wanted more than 0, or none"));
         }
-        if self.chains > 1 && (self.ranks() > 1 || self.zero > 0) {
-            return refuse(format!("train: chains {} are for one rank without ZeRO", self.chains));
+        if self.explodes_at.is_nan() || self.explodes_at <= 1.0 {
+            return refuse(format!("`explodes-at` is {}, wanted more than 1", self.explodes_at));
+        }
+        if let Some(ema) = self.ema.filter(|ema| !(0.0..1.0).contains(ema)) {
+            return refuse(format!("`ema` is {ema}, wanted a number from 0 to below 1"));
         }
         if let Some(Plateau { factor, patience }) = self.plateau
             && !(factor > 0.0 && factor < 1.0 && patience > 0)
         {
             let wanted = "wanted a factor between 0 and 1 and a patience of at least 1";
             return refuse(format!(
-                "train: got a plateau of factor {factor} and patience {patience}, {wanted}"
+                "`plateau-factor` is {factor} and `plateau-patience` {patience}, {wanted}"
             ));
         }
         if self.plateau.is_some() && self.validate_every == 0 {
-            return refuse("train: a plateau needs validations on the way (`validate_every`)".into());
+            return refuse("`plateau-factor` needs validations on the way (`validate-every`)");
         }
-        self.check_files()?;
-        self.check_asynchronous()
+        Ok(())
+    }
+
+    fn check_ranks(&self) -> Result<()> {
+        if self.zero > 3 {
+            return refuse(format!("`zero` is {}, wanted 0, 1, 2 or 3", self.zero));
+        }
+        // On a device without elements one rank stands for all.
+        let most = if self.device.is_meta() { usize::from(u16::MAX) } else { RANKS_MAX };
+        let ranks = self.ranks();
+        if ranks > most {
+            return refuse(format!("got {ranks} ranks, wanted 1 to {most}"));
+        }
+        if let (Device::Cuda(1..), true) = (self.device, ranks > 1) {
+            return refuse(format!(
+                "`device` {} is one, got {ranks} ranks, wanted `device` cuda",
+                self.device
+            ));
+        }
+        if self.chains > 1 && (ranks > 1 || self.zero > 0) {
+            let (chains, zero) = (self.chains, self.zero);
+            return refuse(format!(
+                "`emulate-dp` {chains} is for one rank without ZeRO, got {ranks} ranks and `zero` {zero}"
+            ));
+        }
+        if self.layout.sequence_parallel && self.layout.tp == 1 {
+            return refuse("`sequence-parallel` goes with `tp`, got `tp` 1");
+        }
+        Ok(())
+    }
+
+    fn check_batch(&self) -> Result<()> {
+        let (Layout { dp, micro_batches, .. }, batch) = (&self.layout, self.batch);
+        if !batch.is_multiple_of(*dp) {
+            return refuse(format!("a batch of {batch} rows cannot be shared by `dp` {dp}"));
+        }
+        let share = batch / dp / self.chains;
+        if share == 0 {
+            return refuse(format!(
+                "a batch of {batch} rows cannot be cut into `emulate-dp` {}",
+                self.chains
+            ));
+        }
+        if *micro_batches > share {
+            return refuse(format!(
+                "a share of {share} rows cannot be cut into {micro_batches} micro-batches"
+            ));
+        }
+        Ok(())
     }
 
     /// Refuses policies that need files or validations where there are none.
     fn check_files(&self) -> Result<()> {
-        let refuse = |why: &str| Err(Error::Config(format!("train: {why}")));
         let saves = self.folder().is_some();
         match self.on_divergence {
             OnDivergence::Rollback { .. } if !saves => {
-                refuse("going back to a checkpoint needs a folder (`out`)")
+                refuse("`on-divergence` rollback goes back to a checkpoint, and needs a folder (`out`)")
             }
             OnDivergence::Rollback { .. } if self.save_every == 0 => {
-                refuse("going back to a checkpoint needs checkpoints on the way (`save_every`)")
+                refuse("`on-divergence` rollback needs checkpoints on the way (`save-every`)")
             }
-            _ if self.keep_best && !saves => refuse("keeping the best checkpoint needs a folder (`out`)"),
-            _ if self.patience == Some(0) => refuse("got patience 0, wanted at least 1"),
+            _ if self.keep_best && !saves => {
+                refuse("`keep-best` keeps a checkpoint, and needs a folder (`out`)")
+            }
+            _ if self.restore_best && !self.keep_best => refuse("`restore-best` goes with `keep-best`"),
             _ if self.patience.is_some() && self.validate_every == 0 => {
-                refuse("stopping early needs validations on the way (`validate_every`)")
+                refuse("`patience` needs validations on the way (`validate-every`)")
             }
             _ => Ok(()),
         }
     }
 
     fn check_asynchronous(&self) -> Result<()> {
-        if self.asynchronous.is_none() {
-            return Ok(());
-        }
-        if self.scales_loss() {
-            return Err(Error::Config("train: a pipeline without flushes does not scale losses".into()));
-        }
-        if self.layout.dp > 1 || self.zero > 0 || self.chains > 1 || self.device.is_meta() {
-            let why = "train: a pipeline without flushes has one replica, no ZeRO, and is not measured on meta devices";
-            return Err(Error::Config(why.into()));
-        }
-        if self.on_divergence != OnDivergence::Stop {
-            return Err(Error::Config(
-                "train: a pipeline without flushes can only stop when it diverges".into(),
+        let Some(scheme) = self.asynchronous else { return Ok(()) };
+        let name = match scheme {
+            Asynchronous::WeightStashing => "pipedream",
+            Asynchronous::DoubleBuffered => "pipedream-2bw",
+        };
+        let refuse = |why: String| refuse(format!("`schedule` {name} {why}"));
+        let Layout { dp, pp, micro_batches: pieces, .. } = self.layout;
+        if dp > 1 || self.zero > 0 || self.chains > 1 {
+            return refuse(format!(
+                "has one replica: got `dp` {}, `zero` {}",
+                dp.max(self.chains),
+                self.zero
             ));
         }
-        Ok(())
+        if self.device.is_meta() {
+            return refuse("is not measured on `device` meta".into());
+        }
+        match scheme {
+            Asynchronous::WeightStashing if pieces > 1 => {
+                refuse(format!("updates after every micro-batch: got `micro-batches` {pieces}, wanted 1"))
+            }
+            Asynchronous::DoubleBuffered if pieces < pp => {
+                refuse(format!("wants as many `micro-batches` as `pp` {pp}, got {pieces}"))
+            }
+            _ if self.scales_loss() => refuse("does not scale losses (`loss-scaling`)".into()),
+            _ if self.on_divergence != OnDivergence::Stop => {
+                refuse("can only stop when it diverges (`on-divergence`)".into())
+            }
+            _ => Ok(()),
+        }
     }
 
     /// All that ranks must have in common, as text: paths, threads and devices are each rank's own.
     pub fn in_common(&self) -> String {
         let common = Config {
             out: None,
+            rescue: None,
+            workers: 0,
             resume: self.resume.as_ref().map(|_| PathBuf::new()),
             trace: None,
             threads: None,

@@ -22,6 +22,8 @@ pub(crate) struct Watch {
     policy: OnDivergence,
     explodes_at: f64,
     losses: VecDeque<f64>,
+    /// The first losses of the run.
+    first: Vec<f64>,
     /// Updates left out in a row, or returns to a checkpoint.
     times: u32,
 }
@@ -31,6 +33,9 @@ pub(crate) struct Watch {
 pub(crate) struct WatchState {
     /// The bits of the last losses.
     pub losses: Vec<u64>,
+    /// The bits of the first losses.
+    #[serde(default)]
+    pub first: Vec<u64>,
     /// Updates left out in a row, or returns to a checkpoint.
     pub times: u32,
 }
@@ -50,19 +55,25 @@ impl Watch {
     /// As it was after the step where a run goes on.
     pub fn new(config: &Config, state: &WatchState) -> Watch {
         let Config { on_divergence: policy, explodes_at, .. } = *config;
-        let mut watch = Watch { policy, explodes_at, losses: VecDeque::new(), times: state.times };
-        watch.remember(&state.losses);
+        let mut watch =
+            Watch { policy, explodes_at, losses: VecDeque::new(), first: Vec::new(), times: state.times };
+        watch.remember(state);
         watch
     }
 
-    /// Compares with these losses, given as their bits, from now on.
-    pub fn remember(&mut self, losses: &[u64]) {
-        self.losses = losses.iter().map(|&bits| f64::from_bits(bits)).collect();
+    /// Compares with the losses that a checkpoint has kept, from now on.
+    pub fn remember(&mut self, state: &WatchState) {
+        self.losses = state.losses.iter().map(|&bits| f64::from_bits(bits)).collect();
+        self.first = state.first.iter().map(|&bits| f64::from_bits(bits)).collect();
     }
 
     /// What a checkpoint keeps of it.
     pub fn state(&self) -> WatchState {
-        WatchState { losses: self.losses.iter().map(|loss| loss.to_bits()).collect(), times: self.times }
+        WatchState {
+            losses: self.losses.iter().map(|loss| loss.to_bits()).collect(),
+            first: self.first.iter().map(|loss| loss.to_bits()).collect(),
+            times: self.times,
+        }
     }
 
     /// Judges a step by its numbers, which are the same on all ranks; `details` are asked where it is no number.
@@ -70,6 +81,9 @@ impl Watch {
         let why = match self.wrong(outcome) {
             None => {
                 self.losses.push_back(outcome.loss);
+                if self.first.len() < REMEMBERED_MIN {
+                    self.first.push(outcome.loss);
+                }
                 if self.losses.len() > REMEMBERED {
                     self.losses.pop_front();
                 }
@@ -101,7 +115,10 @@ impl Watch {
             return Some(format!("the loss is {loss}, and the gradients' norm {grad_norm}"));
         }
         let mean = self.losses.iter().sum::<f64>() / self.losses.len().max(1) as f64;
-        let explodes = self.losses.len() >= REMEMBERED_MIN && loss > mean.abs() * self.explodes_at;
+        // A run that has learned nearly everything has small losses, many times of which are still small.
+        let first = self.first.iter().sum::<f64>() / self.first.len().max(1) as f64;
+        let explodes =
+            self.losses.len() >= REMEMBERED_MIN && loss > mean.abs() * self.explodes_at && loss > first;
         explodes.then(|| {
             format!("the loss is {loss}, more than {} times the last ones' mean {mean}", self.explodes_at)
         })

@@ -71,7 +71,7 @@ impl Training<'_> {
         (leave_out && loss.is_finite()).then(why)
     }
 
-    /// A step has no update, and its batch leaves nothing behind.
+    /// Leaves out a step's update: gradients are dropped, and buffers are what they were before the step.
     fn leave_out(&mut self, buffers: Vec<(Tensor, Tensor)>) -> Result<()> {
         self.run.means.share.zero_grad()?;
         self.skipped = true;
@@ -103,7 +103,7 @@ impl Training<'_> {
             checkpoints::latest(&folder).map_err(|error| Error::Diverged(format!("{why}; {error}")))?;
         let identity = self.run.identity.clone();
         let position = checkpoints::restore(&saved, self.run, &identity)?;
-        self.watch.remember(&self.run.watched.losses);
+        self.watch.remember(&self.run.watched);
         (self.run.done, self.run.best) = (position.step, position.best);
         self.run.data_ahead = data - position.step;
         self.loader = self.run.loader(self.run.place.device, position.step)?;
@@ -115,7 +115,8 @@ impl Training<'_> {
     }
 }
 
-/// Where what is no number comes from, as the rank says that sees the nearest cause: its batch before its parameters before its gradients.
+/// What made a step's numbers not finite. Each rank looks at its batch, then its parameters, then its gradients; of what the ranks find, the
+/// earliest of these three is told.
 fn origin_of_all(
     place: &Place,
     micros: &[Batch],

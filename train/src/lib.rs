@@ -4,7 +4,7 @@
 //! Trainer      a run as one value: configuration, data, model, loss
 //! Config       how it trains, whatever it trains           Data      what it reads
 //! start, ranks, Place   how a run comes to have ranks      Run       one rank, from its first step to its last
-//! Record, Summary, Callback   what it reports
+//! Settings     a configuration by keys: files, words, help    Record, Summary, Callback   what it reports
 //! ```
 //! It knows no model and no command line. A [`Run`] trains a [`Part`](phalanx_parallel::hybrid::Part): a rank's stages of a model,
 //! which give a loss from a batch. [`Trainer`] makes parts of plain modules and of layers in a row.
@@ -33,7 +33,9 @@ mod divergence;
 mod error;
 mod guarded;
 mod holds;
+mod identity;
 mod inspect;
+mod keys;
 mod machine;
 mod means;
 mod memory;
@@ -43,11 +45,14 @@ mod optimizers;
 mod outputs;
 mod place;
 mod profile;
+mod progress;
 mod rate;
 mod record;
 pub mod report;
 mod reporter;
+mod room;
 mod run;
+mod settings;
 mod step;
 pub mod text;
 mod trace;
@@ -62,11 +67,14 @@ pub use callback::{Callback, Event};
 pub use config::{Asynchronous, Backend, Config, OnDivergence, Plateau};
 pub use error::{Error, Result};
 pub use means::Data;
-pub use optimizers::{AnyRule, adamw};
+pub use optimizers::{AnyRule, adamw, adamw_with, muon};
 pub use place::{Observers, Place, digest, ranks, start};
+pub use progress::{Line, Progress};
 pub use record::{Record, Summary, numbers_in};
 pub use reporter::Reporter;
+pub use room::room;
 pub use run::Run;
+pub use settings::{Given, Key, Keyed, Kind, Settings, Source, Value};
 pub use trace::{Lane, Trace};
 pub use trainer::Trainer;
 

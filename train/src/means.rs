@@ -19,8 +19,6 @@ pub struct Data {
     pub counted: usize,
     /// Data that is not trained on.
     pub validation: Option<Arc<dyn Dataset>>,
-    /// Threads that read.
-    pub workers: usize,
 }
 
 /// How a rank trains, and with whom.

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use phalanx_nn::{AdamW, EMA, Ema, Group, Optimizer, Parameter, Rule, Schedule};
+use phalanx_nn::{AdamW, EMA, Ema, Group, Muon, Optimizer, Parameter, Rule, Schedule};
 use phalanx_tensor::Tensor;
 
 use crate::{Error, Result};
@@ -22,8 +22,37 @@ pub(crate) struct Optimizers {
 /// # Errors
 /// As [`Rule::init`].
 pub fn adamw(parameters: Vec<Parameter>, lr: f64) -> Result<Vec<Optimizer<AnyRule>>> {
+    adamw_with(parameters, lr, 0.1)
+}
+
+/// The same with another weight decay.
+///
+/// # Errors
+/// As [`Rule::init`].
+pub fn adamw_with(parameters: Vec<Parameter>, lr: f64, weight_decay: f64) -> Result<Vec<Optimizer<AnyRule>>> {
     let rule: AnyRule = Box::new(AdamW::default().with_betas(0.9, 0.95));
-    Ok(vec![Optimizer::new(rule, Group::decay_matrices(parameters, lr, 0.1))?])
+    Ok(vec![Optimizer::new(rule, Group::decay_matrices(parameters, lr, weight_decay))?])
+}
+
+/// Muon, with a weight decay, for the parameters of which `inside` is true; the rest is AdamW's, without. Source: Jordan and others: Muon
+/// (2024), which leaves a language model's ends to AdamW.
+///
+/// # Errors
+/// As [`Rule::init`].
+pub fn muon(
+    parameters: Vec<Parameter>,
+    lr: f64,
+    weight_decay: f64,
+    inside: impl Fn(&Parameter) -> bool,
+) -> Result<Vec<Optimizer<AnyRule>>> {
+    let (inside, rest): (Vec<_>, Vec<_>) = parameters.into_iter().partition(inside);
+    let adamw: AnyRule = Box::new(AdamW::default().with_betas(0.9, 0.95));
+    let mut all = vec![Optimizer::new(adamw, vec![Group::new(rest, lr)])?];
+    if !inside.is_empty() {
+        let group = Group::new(inside, lr).with_weight_decay(weight_decay);
+        all.push(Optimizer::new(Box::<Muon>::default() as AnyRule, vec![group])?);
+    }
+    Ok(all)
 }
 
 impl Optimizers {
@@ -69,7 +98,7 @@ impl Optimizers {
         self.all.iter().flat_map(|optimizer| optimizer.state_of(EMA)).collect()
     }
 
-    /// Rates as the schedule has them, times `share`: a group that was given the schedule's peak has the schedule's rate, another that times its share.
+    /// Sets each group's rate for a step. It is the schedule's rate times `share`, times what the group was given over the schedule's peak.
     pub fn set_lr(&mut self, schedule: &Schedule, step: u64, share: f64) {
         let (lr, peak) = (schedule.lr(step) * share, schedule.peak());
         for (optimizer, rates) in self.all.iter_mut().zip(&self.rates) {

@@ -1,4 +1,5 @@
-//! What a run writes before its first step is done, taken back if it comes to none, and what a killed one left.
+//! The files that a run makes before its first step is done. They are removed if that step fails. Also removes what a killed run left half
+//! written.
 
 use std::path::{Path, PathBuf};
 
@@ -29,6 +30,15 @@ impl Outputs {
         }
     }
 
+    /// Notes the files that `write` adds to a folder.
+    fn written(&mut self, folder: &Path, write: impl FnOnce() -> Result<()>) -> Result<()> {
+        let files = || std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+        let before: Vec<PathBuf> = files().collect();
+        let done = write();
+        self.made.extend(files().filter(|path| !before.contains(path)));
+        done
+    }
+
     /// Keeps everything.
     pub fn keep(&mut self) {
         self.made.clear();
@@ -47,6 +57,7 @@ pub(crate) fn remove_leftovers(folder: &Path) {
                 "loss.svg",
                 "report.html",
                 "metrics.jsonl",
+                "config.toml",
             ];
             if name.ends_with(".tmp") && known.iter().any(|known| name.starts_with(&format!(".{known}."))) {
                 // What cannot be removed only takes room.
@@ -61,15 +72,20 @@ pub(crate) fn files(run: &Run, fresh: &mut Outputs) -> Result<Metrics> {
     let config = &run.means.config;
     let own = config.folder().map(|folder| folder.join("metrics.jsonl"));
     if let Some(out) = config.folder() {
-        let continued = config.resume.as_deref().is_some_and(|from| checkpoints::same_folder(from, out));
+        let continued = config
+            .resume
+            .as_deref()
+            .map(checkpoints::run_of)
+            .is_some_and(|from| checkpoints::same_folder(from, out));
         if !continued && checkpoints::is_there(out) {
             let out = out.display();
             return Err(Error::Config(format!(
-                "{out} holds a run: continue it with --resume {out} (`Config::resume`), or choose another --out (`Config::out`)"
+                "{out} holds a run: go on with it by `resume` {out}, or choose another `out`"
             )));
         }
         fresh.folder(out)?;
         remove_leftovers(out);
+        fresh.written(out, || run.beside.iter().try_for_each(|write| write(out)))?;
     }
     for path in run.metrics.iter().chain(&own).chain(&config.trace) {
         fresh.file(path);

@@ -34,9 +34,9 @@ pub struct Place {
     pub groups: Groups,
 }
 
-/// Runs `f` in this process, as one rank where a launcher has made it one. A failure of processes comes out of one of them, where `tell`
-/// hears of it first: launchers such as `mpirun` end all processes as soon as one has ended in failure. Out of the others comes
-/// [`Error::Elsewhere`].
+/// Runs `f` in this process. Where a launcher has started several processes, each is one rank. If they fail, one of them returns the
+/// error, and the others return [`Error::Elsewhere`]. That one calls `tell` with the message first, because launchers such as `mpirun` end
+/// all processes as soon as one has failed.
 ///
 /// # Errors
 /// That of `f`, or of joining the other processes.
@@ -45,7 +45,11 @@ pub fn start<T>(
     tell: impl FnOnce(&str),
     f: impl FnOnce(Option<&launch::Rank>) -> Result<T>,
 ) -> Result<T> {
-    let Some(backend) = backend(config)? else { return f(None) };
+    let backend = backend(config)?;
+    // Whether there is such a device at all.
+    Tensor::empty(&[0], DType::F32, config.device)
+        .map_err(|e| Error::Config(format!("`device` {}: {e}", config.device)))?;
+    let Some(backend) = backend else { return f(None) };
     let mut own = None;
     let outcome = environment(config, backend).run(|rank| {
         let done = fits(config, rank.size()).and_then(|()| f(Some(&rank)));
@@ -74,9 +78,9 @@ fn backend(config: &Config) -> Result<Option<launch::Backend>> {
         #[cfg(feature = "mpi")]
         Some(Backend::Mpi) => Ok(Some(launch::Backend::Mpi)),
         #[cfg(not(feature = "mpi"))]
-        Some(Backend::Mpi) => {
-            Err(Error::Config("backend mpi: built without MPI, wanted a build with `--features mpi`".into()))
-        }
+        Some(Backend::Mpi) => Err(Error::Config(
+            "`backend` mpi: built without MPI, wanted a build with `--features mpi`".into(),
+        )),
         Some(Backend::Nccl) => {
             check_nccl(config)?;
             #[cfg(feature = "mpi")]
@@ -92,7 +96,7 @@ fn backend(config: &Config) -> Result<Option<launch::Backend>> {
     }
 }
 
-/// Whether MPI's own launcher has started this process, and nobody says where else ranks meet.
+/// Whether MPI's own launcher has started this process, and no variable names another place where ranks meet.
 #[cfg(feature = "mpi")]
 fn is_under_mpi() -> bool {
     let is_set = |name: &str| std::env::var_os(name).is_some();
@@ -102,13 +106,14 @@ fn is_under_mpi() -> bool {
 /// Refuses NCCL where it cannot be.
 fn check_nccl(config: &Config) -> Result<()> {
     if !config.device.is_cuda() {
-        let why = format!("backend nccl is between GPUs, got device {}, wanted cuda", config.device);
+        let why =
+            format!("`backend` nccl is between GPUs, got `device` {}, wanted `device` cuda", config.device);
         return Err(Error::Config(why));
     }
     #[cfg(feature = "nccl")]
-    return comm::check_nccl().map(drop).map_err(|e| Error::Config(format!("backend nccl: {e}")));
+    return comm::check_nccl().map(drop).map_err(|e| Error::Config(format!("`backend` nccl: {e}")));
     #[cfg(not(feature = "nccl"))]
-    Err(Error::Config("backend nccl: built without NCCL, wanted a build with `--features nccl`".into()))
+    Err(Error::Config("`backend` nccl: built without NCCL, wanted a build with `--features nccl`".into()))
 }
 
 /// How this process joins the others.

@@ -316,6 +316,7 @@ impl Callback for Reporter {
                 }
             }
             Event::Collectives(all) => self.report.collectives = added(&self.calls_before, all),
+            Event::Notice { .. } => {}
             Event::Stopping { step, why } => self.mark(step, MarkKind::EarlyStop, why),
         }
         Ok(())

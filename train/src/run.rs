@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 
 use phalanx_nn::{Batch, LossScaler, Optimizer, Parameters, cut};
 use phalanx_parallel::checkpoint::Saver;
-use phalanx_parallel::data_parallel::DataParallel;
+use phalanx_parallel::data_parallel::{DataParallel, DistributedSampler, Share};
 use phalanx_parallel::hybrid::{OnMesh, Part};
 use phalanx_parallel::mesh::Axis;
 use phalanx_parallel::pipeline::ranks::{Observer, Pipeline, TiedTable};
@@ -20,6 +20,7 @@ use crate::captured::Captured;
 use crate::checkpoints;
 use crate::data::{DataLoader, DataLoaderConfig};
 use crate::divergence::WatchState;
+use crate::identity::identity;
 use crate::means::{Data, Means};
 use crate::optimizers::{AnyRule, Optimizers};
 use crate::place::Place;
@@ -66,7 +67,12 @@ pub struct Run {
     pub(crate) flops: f64,
     /// What is done on every rank after every so many steps.
     pub(crate) hooks: Vec<(u64, Arc<Hook>)>,
+    /// What writes into the run's folder before the first step.
+    pub(crate) beside: Vec<Arc<Beside>>,
 }
+
+/// What writes files into a run's folder, beside its checkpoints.
+pub(crate) type Beside = dyn Fn(&Path) -> Result<()> + Send + Sync;
 
 /// What is done on every rank while a run trains.
 pub(crate) type Hook = dyn Fn(&Run) -> Result<Option<String>> + Send + Sync;
@@ -138,20 +144,20 @@ impl Run {
             stop: Arc::default(),
             flops: 0.0,
             hooks: Vec::new(),
+            beside: Vec::new(),
         };
         run.captured = run.captures().then(|| Captured::new(run.place.device));
         Ok(run)
     }
 
-    /// Lets somebody hear of this rank's actions.
+    /// Adds an observer of this rank's actions in the pipeline.
     #[must_use]
     pub fn with_observer(self, observer: Observer) -> Run {
         let pipeline = self.means.pipeline.observer(observer);
         Run { means: Means { pipeline, ..self.means }, ..self }
     }
 
-    /// Settings that a resumed run has to share with the one that it goes on with, instead of the configuration's batch, seed and
-    /// dtypes.
+    /// Settings that a resumed run has to share with the one that it goes on with, in place of the configuration's batch, seed and dtypes.
     #[must_use]
     pub fn with_identity(self, identity: BTreeMap<String, String>) -> Run {
         Run { identity, ..self }
@@ -170,7 +176,7 @@ impl Run {
         Run { flops, ..self }
     }
 
-    /// What ends the run after the step under way, with a checkpoint, when it is set on any rank.
+    /// Sets the flag that ends the run: when any rank's is true, the run saves a checkpoint after the step under way, and ends.
     #[must_use]
     pub fn with_stop(self, stop: Arc<AtomicBool>) -> Run {
         Run { stop, ..self }
@@ -218,6 +224,11 @@ impl Run {
         self.done
     }
 
+    /// The lowest validation loss so far.
+    pub fn best_loss(&self) -> Option<f64> {
+        self.best.loss
+    }
+
     /// Puts the run where the checkpoint in a run's folder left it, whatever the layout it was saved under. All ranks call it.
     ///
     /// # Errors
@@ -228,9 +239,7 @@ impl Run {
         (self.done, self.data_ahead, self.best) = (position.step, position.data_ahead, position.best);
         if self.done > self.means.config.steps {
             let (steps, done) = (self.means.config.steps, self.done);
-            return Err(Error::Config(format!(
-                "--steps {steps} (`Config::steps`) is the total, and the run has done {done}"
-            )));
+            return Err(Error::Config(format!("`steps` {steps} is the total, and the run has done {done}")));
         }
         Ok(())
     }
@@ -241,6 +250,20 @@ impl Run {
     /// If a rank does not come.
     pub fn full_state_dict(&self) -> Result<Vec<(String, Tensor)>> {
         Ok(self.means.share.full_state_dict(&*self.model)?)
+    }
+
+    /// Gives the model the weights of the checkpoint with the lowest validation loss ([`Config::keep_best`]), whose averages and moments come
+    /// with them. All ranks call it.
+    ///
+    /// # Errors
+    /// If there is none, or it is damaged.
+    pub fn load_best(&mut self) -> Result<()> {
+        self.means.saver.wait()?;
+        let folder = self.means.config.folder();
+        let folder = folder
+            .ok_or_else(|| Error::Config("train: a run without a folder keeps no best checkpoint".into()))?;
+        let saved = checkpoints::best(folder)?;
+        checkpoints::load(&saved, self)
     }
 
     /// Puts the averages of the weights in the place of the weights, if the run keeps such ([`Config::ema`]) and has begun, until the result
@@ -283,27 +306,33 @@ impl Run {
     }
 
     /// The rows of each micro-batch of this rank's replica, in order.
-    pub(crate) fn pieces(&self) -> Vec<std::ops::Range<usize>> {
+    pub(crate) fn pieces(&self) -> Result<Vec<std::ops::Range<usize>>> {
         let (config, replicas) = (&self.means.config, self.place.replicas());
         let shares = match replicas.size() {
             1 => cut(config.batch, config.chains),
-            ranks => vec![cut(config.batch, ranks).swap_remove(replicas.rank())],
+            ranks => {
+                let rows =
+                    DistributedSampler::new(config.batch, ranks, replicas.rank())?.with_share(Share::Blocks);
+                let rows = rows.indices(0);
+                vec![rows.first().map_or(0..0, |&first| first..first + rows.len())]
+            }
         };
         let of_share = |share: std::ops::Range<usize>| {
             let within = cut(share.len(), config.layout.micro_batches);
             within.into_iter().map(move |r| share.start + r.start..share.start + r.end)
         };
-        shares.into_iter().flat_map(of_share).collect()
+        Ok(shares.into_iter().flat_map(of_share).collect())
     }
 
     /// What reads this rank's rows from a step on.
     pub(crate) fn loader(&self, device: Device, step: u64) -> Result<DataLoader> {
         let position = step + self.data_ahead;
         let config =
-            DataLoaderConfig::new(self.means.config.batch).with_pieces(self.pieces()).with_device(device);
+            DataLoaderConfig::new(self.means.config.batch).with_pieces(self.pieces()?).with_device(device);
         config
             .with_position(position)
-            .with_workers(self.means.data.workers)
+            .with_workers(self.means.config.workers)
+            .with_ahead(self.means.config.prefetch)
             .stream(self.means.data.samples.clone())
     }
 
@@ -339,13 +368,28 @@ impl Run {
         Ok(passed.results)
     }
 
-    /// Whether steps are to be captured: on one GPU, unless told otherwise. Ranks meet on the host in each step, and a trace wants to
-    /// know what a step consists of.
+    /// Whether steps are to be captured: on a GPU, unless told otherwise or something keeps them from it.
     fn captures(&mut self) -> bool {
+        self.means.config.device.is_cuda() && self.means.config.capture && self.why_uncaptured().is_none()
+    }
+
+    /// Why the steps of a run on a GPU cannot be captured, if they were to be. Ranks meet on the host in each step, and a trace wants to
+    /// know what a step consists of.
+    pub(crate) fn why_uncaptured(&mut self) -> Option<&'static str> {
         let config = &self.means.config;
-        let alone = config.ranks() == 1 && config.zero == 0 && config.asynchronous.is_none();
-        let wanted = config.device.is_cuda() && alone && config.trace.is_none() && config.capture;
-        wanted && !self.is_guarded() && self.optimizers.only().is_some()
+        if !config.device.is_cuda() || !config.capture {
+            return None;
+        }
+        let several = self.optimizers.only().is_none();
+        let config = &self.means.config;
+        let reasons = [
+            (config.ranks() > 1 || config.zero > 0, "there are several ranks, or ZeRO"),
+            (config.asynchronous.is_some(), "the pipeline has no flushes"),
+            (config.trace.is_some(), "a trace has what a step consists of"),
+            (self.is_guarded(), "the numbers of a step are looked at before its update"),
+            (several, "there are several optimizers"),
+        ];
+        reasons.into_iter().find(|(is_so, _)| *is_so).map(|(_, why)| why)
     }
 
     /// Whether a step's numbers are looked at before its update. On a GPU that would be a wait in each step, so there it is only
@@ -360,10 +404,10 @@ impl Run {
 /// Refuses settings about validations where there is nothing to validate on. (A meta device validates nothing.)
 fn check_validation(config: &Config, data: &Data) -> Result<()> {
     let asked = [
-        ("validate_every", config.validate_every > 0),
+        ("validate-every", config.validate_every > 0),
         ("patience", config.patience.is_some()),
-        ("keep_best", config.keep_best),
-        ("plateau", config.plateau.is_some()),
+        ("keep-best", config.keep_best),
+        ("plateau-factor", config.plateau.is_some()),
     ];
     match asked.iter().find(|(_, asked)| *asked) {
         Some((name, _)) if data.validation.is_none() && !config.device.is_meta() => {
@@ -384,15 +428,4 @@ fn count(model: &impl Parameters, place: &Place) -> Result<usize> {
     }
     let all: BTreeMap<String, usize> = tell(line, &own)?.into_iter().flatten().collect();
     Ok(all.values().sum())
-}
-
-/// What changes a run's numbers by more than the order of additions, which is the layout's.
-fn identity(config: &Config) -> BTreeMap<String, String> {
-    let pairs = [
-        ("batch", config.batch.to_string()),
-        ("seed", config.seed.to_string()),
-        ("dtype", config.dtype.to_string()),
-        ("grad_dtype", config.grad_dtype().to_string()),
-    ];
-    pairs.into_iter().map(|(name, value)| (name.to_string(), value)).collect()
 }

@@ -1,23 +1,27 @@
-//! [`Trainer`]: a training run as one value, for whoever does not need its parts.
+//! [`Trainer`]: a training run as one value: a configuration, data, a model.
 
-use std::path::PathBuf;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use phalanx_nn::autograd::Var;
 use phalanx_nn::{Batch, Optimizer, Parameter, Parameters, Scope, SequentialConfig};
 use phalanx_parallel::hybrid::Part;
+use phalanx_parallel::launch::Rank;
 use phalanx_parallel::mesh::Axis;
 
 use crate::callback::Callback;
 use crate::data::{Dataset, Samples, Shuffled};
+use crate::identity::fingerprint;
 use crate::means::Data;
 use crate::model::{Layers, Plain};
 use crate::optimizers::{AnyRule, adamw};
 use crate::place::{Place, ranks, start};
 use crate::record::Summary;
 use crate::reporter::Reporter;
-use crate::run::{Hook, Run};
+use crate::run::{Beside, Hook, Run};
+use crate::settings::{Keyed, Settings};
 use crate::trace::Trace;
 use crate::{Config, Error, Result, checkpoints};
 
@@ -52,32 +56,91 @@ pub struct Trainer {
     dataset: Option<Arc<dyn Dataset>>,
     validation: Option<Arc<dyn Dataset>>,
     counted: usize,
-    workers: usize,
+    flops: f64,
     optimizers: Arc<MakeOptimizers>,
     callbacks: Vec<Box<dyn Callback>>,
     metrics: Vec<PathBuf>,
     stop: Arc<AtomicBool>,
     hooks: Vec<(u64, Arc<Hook>)>,
     each: Vec<Box<Each>>,
+    identity: BTreeMap<String, String>,
+    /// Of the report.
+    name: String,
+    /// What the report lists.
+    settings: Vec<(String, String)>,
+    beside: Vec<Arc<Beside>>,
+    /// The process that this is, if that is known already.
+    process: Option<Option<Rank>>,
 }
 
+/// The name of the file in a run's folder that repeats the run.
+const CONFIG: &str = "config.toml";
+
 impl Trainer {
-    /// Of that configuration, which is checked when the run begins.
+    /// A run with this configuration, which is checked when the run begins.
     pub fn new(config: Config) -> Trainer {
-        Trainer {
+        let settings = Settings::new(config.clone());
+        let trainer = Trainer {
             config,
             samples: None,
             dataset: None,
             validation: None,
             counted: 1,
-            workers: 1,
+            flops: 0.0,
             optimizers: Arc::new(adamw),
             callbacks: Vec::new(),
             metrics: Vec::new(),
             stop: Arc::default(),
             hooks: Vec::new(),
             each: Vec::new(),
-        }
+            identity: BTreeMap::new(),
+            name: "training run".into(),
+            settings: Vec::new(),
+            beside: Vec::new(),
+            process: None,
+        };
+        trainer.settings("training run", &settings)
+    }
+
+    /// Describes the run by the settings of a program that has more of them than the configuration: for its report, and for `config.toml`
+    /// in the run's folder, by which it is repeated.
+    pub fn settings<C: Keyed>(self, name: &str, settings: &Settings<C>) -> Trainer {
+        let text = settings.to_toml(&["resume"]);
+        let write = move |folder: &Path| {
+            let write = |file: &mut dyn std::io::Write| file.write_all(text.as_bytes());
+            Ok(phalanx_tensor::io::atomic::write(folder.join(CONFIG), write)?)
+        };
+        Trainer { name: name.into(), settings: settings.values(), beside: vec![Arc::new(write)], ..self }
+    }
+
+    /// Writes files into the run's folder before the first step, on the first rank: a tokenizer, say.
+    pub fn beside(mut self, write: impl Fn(&Path) -> Result<()> + Send + Sync + 'static) -> Trainer {
+        self.beside.push(Arc::new(write));
+        self
+    }
+
+    /// A setting that a resumed run has to share with the one that it goes on with, besides the configuration's batch, seed and dtypes
+    /// and the data: the sizes of a model.
+    pub fn identity(mut self, key: impl Into<String>, value: impl ToString) -> Trainer {
+        self.identity.insert(key.into(), value.to_string());
+        self
+    }
+
+    /// Says how many floating-point operations the model takes for a row (or token), forward and backward, so that records tell the share
+    /// of the machine's peak that is used.
+    pub fn flops(self, flops: f64) -> Trainer {
+        Trainer { flops, ..self }
+    }
+
+    /// Runs as a rank that [`start`] has joined with others; without it, the trainer joins them itself.
+    pub fn within(self, process: Option<&Rank>) -> Trainer {
+        Trainer { process: Some(process.cloned()), ..self }
+    }
+
+    /// Trains and validates on this.
+    pub fn sources(self, data: Data) -> Trainer {
+        let Data { samples, counted, validation } = data;
+        Trainer { samples: Some(samples), dataset: None, counted, validation, ..self }
     }
 
     /// Trains on these items, in an order that is drawn for each epoch by the configuration's seed.
@@ -96,8 +159,9 @@ impl Trainer {
     }
 
     /// Reads items on so many threads a rank; with 0 on the rank's own.
-    pub fn workers(self, workers: usize) -> Trainer {
-        Trainer { workers, ..self }
+    pub fn workers(mut self, workers: usize) -> Trainer {
+        self.config.workers = workers;
+        self
     }
 
     /// Updates parameters by the optimizers that this makes of a rank's parameters and the schedule's highest rate; without it
@@ -109,7 +173,7 @@ impl Trainer {
         Trainer { optimizers: Arc::new(make), ..self }
     }
 
-    /// Lets somebody hear of the run.
+    /// Adds a callback, which hears of the run on its first rank.
     pub fn callback(mut self, callback: impl Callback + 'static) -> Trainer {
         self.callbacks.push(Box::new(callback));
         self
@@ -194,55 +258,86 @@ impl Trainer {
         })
     }
 
-    /// Trains whatever each rank makes its part of.
+    /// Trains a model of which each rank makes its part.
     ///
     /// # Errors
     /// If settings do not fit, or what goes wrong on a rank.
-    pub fn run_parts<P: Part>(self, part: impl Fn(&Place) -> Result<P> + Sync) -> Result<Summary> {
-        self.config.check()?;
-        let data = self.sources()?;
-        let Trainer { config, optimizers, callbacks, metrics, stop, hooks, each, .. } = self;
-        let callbacks = Mutex::new(callbacks);
-        let summaries = start(
-            &config,
-            |_| {},
-            |process| {
-                let processes = process.map(phalanx_parallel::launch::Rank::comm);
-                let trace = Trace::new(&config, processes)?;
-                let summaries = ranks(&config, process, |place| {
-                    if process.is_some() {
-                        place.agree(&config.in_common())?;
-                    }
-                    let lane = trace.lane(place.rank());
-                    let place = place.observed(lane.observer())?;
-                    let model = part(&place)?;
-                    let run = Run::new(&config, place, lane, model, data.clone(), &*optimizers)?;
-                    let mut run = run.with_metrics(metrics.clone()).with_stop(stop.clone());
-                    run.hooks.extend(hooks.iter().cloned());
-                    if let Some(folder) = &config.resume {
-                        run.resume(folder)?;
-                    }
-                    let mut own = match run.place().is_first() {
-                        true => {
-                            std::mem::take(&mut *callbacks.lock().unwrap_or_else(PoisonError::into_inner))
-                        }
-                        false => Vec::new(),
-                    };
-                    if config.folder().is_some() && run.place().is_first() {
-                        own.push(Box::new(Reporter::new("training run", &config, config.settings())));
-                    }
-                    let summary = run.train(&mut own)?;
-                    each.iter().try_for_each(|work| work(&mut run))?;
-                    Ok(summary)
-                })?;
-                trace.finish(processes)?;
-                Ok(summaries)
-            },
-        )?;
+    pub fn run_parts<P: Part>(mut self, part: impl Fn(&Place) -> Result<P> + Sync) -> Result<Summary> {
+        if self.config.folder().is_some() {
+            let reporter = Reporter::new(&self.name, &self.config, self.settings.clone());
+            let tokens = self.counted > 1;
+            self.callbacks.push(Box::new(if tokens { reporter.of_tokens() } else { reporter }));
+        }
+        let callbacks = Mutex::new(std::mem::take(&mut self.callbacks));
+        let (resume, each) = (self.config.resume.clone(), std::mem::take(&mut self.each));
+        let summaries = self.on_ranks(part, |mut run| {
+            if let Some(folder) = &resume {
+                run.resume(folder)?;
+            }
+            let mut own = match run.place().is_first() {
+                true => std::mem::take(&mut *callbacks.lock().unwrap_or_else(PoisonError::into_inner)),
+                false => Vec::new(),
+            };
+            let summary = run.train(&mut own)?;
+            each.iter().try_for_each(|work| work(&mut run))?;
+            Ok(summary)
+        })?;
         summaries.into_iter().next().ok_or_else(|| Error::Config("train: there is no rank".into()))
     }
 
-    fn sources(&self) -> Result<Data> {
+    /// The memory of a step on a meta device, as [`Run::memory_report`] tells it: of one rank, or of one rank of each of a pipeline's
+    /// stages.
+    ///
+    /// # Errors
+    /// As [`Trainer::run_parts`].
+    pub fn memory<P: Part>(mut self, part: impl Fn(&Place) -> Result<P> + Sync) -> Result<Vec<String>> {
+        // A device without elements validates nothing.
+        self.validation = None;
+        self.on_ranks(part, |mut run| run.memory_report())
+    }
+
+    /// Runs `work` on every rank of this process.
+    fn on_ranks<P: Part, T: Send>(
+        &mut self,
+        part: impl Fn(&Place) -> Result<P> + Sync,
+        work: impl Fn(Run) -> Result<T> + Sync,
+    ) -> Result<Vec<T>> {
+        self.config.check()?;
+        let data = self.data_read()?;
+        let mut identity = std::mem::take(&mut self.identity);
+        identity.entry("data".into()).or_insert_with(|| fingerprint(&data, self.dataset.as_deref()));
+        let Trainer { config, optimizers, metrics, stop, hooks, beside, flops, process, .. } = self;
+        let (config, optimizers, flops) = (&*config, &**optimizers, *flops);
+        let (metrics, stop, hooks, beside) = (&*metrics, &*stop, &*hooks, &*beside);
+        let run = |process: Option<&Rank>| {
+            let processes = process.map(Rank::comm);
+            let trace = Trace::new(config, processes)?;
+            let done = ranks(config, process, |place| {
+                if process.is_some() {
+                    place.agree(&format!("{}{identity:?}", config.in_common()))?;
+                }
+                let lane = trace.lane(place.rank());
+                let place = place.observed(lane.observer())?;
+                let model = part(&place)?;
+                let mut run = Run::new(config, place, lane, model, data.clone(), optimizers)?
+                    .with_metrics(metrics.to_vec())
+                    .with_stop(stop.clone())
+                    .with_flops(flops);
+                run.identity.extend(identity.clone());
+                run.hooks.extend(hooks.iter().cloned());
+                run.beside.extend(beside.iter().cloned());
+                work(run)
+            })?;
+            trace.finish(processes)?;
+            Ok(done)
+        };
+        match process {
+            Some(process) => run(process.as_ref()),
+            None => start(config, |_| {}, run),
+        }
+    }
+
+    fn data_read(&self) -> Result<Data> {
         let samples: Arc<dyn Samples> = match (&self.samples, &self.dataset) {
             (Some(samples), _) => samples.clone(),
             (None, Some(dataset)) => Arc::new(Shuffled::new(dataset.clone(), self.config.seed)?),
@@ -252,7 +347,6 @@ impl Trainer {
                 ));
             }
         };
-        let (counted, validation, workers) = (self.counted, self.validation.clone(), self.workers);
-        Ok(Data { samples, counted, validation, workers })
+        Ok(Data { samples, counted: self.counted, validation: self.validation.clone() })
     }
 }

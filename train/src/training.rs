@@ -50,6 +50,7 @@ impl<'a> Training<'a> {
             true => files(run, &mut fresh)?,
             false => Metrics::create(&[], None, 0)?,
         };
+        let uncaptured = run.why_uncaptured();
         let checkpoints = config.folder().map(|folder| Checkpoints::new(folder, &config));
         let peak =
             if run.flops > 0.0 && !config.device.is_meta() { mfu::peak(&run.place, &config)? } else { 0.0 };
@@ -66,6 +67,10 @@ impl<'a> Training<'a> {
         callbacks.iter_mut().try_for_each(|c| c.started(&config, done, parameters))?;
         if peak > 0.0 {
             callbacks.iter_mut().try_for_each(|c| c.event(&Event::Peak(peak)))?;
+        }
+        if let Some(why) = uncaptured {
+            let event = Event::Notice { step: done, text: &format!("steps are not captured: {why}") };
+            callbacks.iter_mut().try_for_each(|c| c.event(&event))?;
         }
         Ok(Training {
             watch: Watch::new(&config, &run.watched),
@@ -132,8 +137,14 @@ impl<'a> Training<'a> {
             if let Some(why) = &stopped {
                 self.event(&Event::Stopping { step: self.run.done, why })?;
             }
+            if interrupted {
+                self.rescue()?;
+            }
             if paused && (self.is_saved() || stopped.is_some()) {
                 self.save()?;
+            }
+            if interrupted {
+                break;
             }
             for (every, work) in self.run.hooks.clone() {
                 if let Some(text) =
@@ -332,6 +343,20 @@ impl<'a> Training<'a> {
         self.event(&Event::Saving { step, path: &path })
     }
 
+    /// Gives a run without a folder one to save in, as it is told to stop.
+    fn rescue(&mut self) -> Result<()> {
+        let config = &self.run.means.config;
+        let Some(folder) = config.rescue.clone().filter(|_| self.checkpoints.is_none()) else {
+            return Ok(());
+        };
+        if self.run.place.is_first() {
+            std::fs::create_dir_all(&folder).map_err(|e| Error::file(&folder, e))?;
+            self.run.beside.iter().try_for_each(|write| write(&folder))?;
+        }
+        self.checkpoints = Some(Checkpoints::new(&folder, config));
+        Ok(self.run.place.all_ranks().barrier()?)
+    }
+
     pub(crate) fn event(&mut self, event: &Event<'_>) -> Result<()> {
         self.callbacks.iter_mut().try_for_each(|c| c.event(event))
     }
@@ -339,6 +364,9 @@ impl<'a> Training<'a> {
     fn end(mut self, stopped: Option<String>) -> Result<Summary> {
         self.run.means.saver.wait()?;
         self.fresh.keep();
+        if self.run.means.config.restore_best && self.run.best.loss.is_some() {
+            self.run.load_best()?;
+        }
         if self.losses.is_empty() && self.run.validation.is_some() {
             self.last_validation = Some(self.run.validate()?);
         }

@@ -3,12 +3,12 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use phalanx_nn::{Batch, cut, inference};
+use phalanx_nn::{Batch, Permutation, cut, inference};
 use phalanx_parallel::data_parallel::DataParallel;
 use phalanx_parallel::hybrid::{Layout, Part, Step};
 use phalanx_parallel::mesh::Axis;
 use phalanx_parallel::pipeline::ranks::Pipeline;
-use phalanx_tensor::{Category, Context, DType, Tensor};
+use phalanx_tensor::{Category, Context, DType, RngKey, Tensor};
 
 use crate::data::Dataset;
 use crate::place::Place;
@@ -18,6 +18,9 @@ use crate::{Config, Error, Result};
 /// Rows of a piece at most. Pieces are the same under every layout, and their losses are added in their order. (Running statistics of a
 /// batch norm are the first replica's, which has seen other rows than one device would.)
 const ROWS: usize = 8;
+
+/// The draws of the rows, apart from those of training data.
+const SITE: u64 = 0x7661_6c69;
 
 /// The lowest validation loss of a run.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -41,9 +44,20 @@ impl Best {
     }
 }
 
+/// The items of a validation: all, or as many as are wanted, drawn by the seed.
+fn rows(config: &Config, all: usize) -> Vec<usize> {
+    let Some(some) = config.validation_rows.filter(|&some| some < all) else { return (0..all).collect() };
+    let order = Permutation::new(all as u64, RngKey { seed: config.seed, step: 0 }.site(SITE));
+    let mut rows: Vec<usize> = (0..some as u64).map(|place| order.draw(place).1 as usize).collect();
+    rows.sort_unstable();
+    rows
+}
+
 /// This rank's part of validating.
 pub(crate) struct Validation {
     data: Arc<dyn Dataset>,
+    /// The items that are used, in order.
+    rows: Vec<usize>,
     /// All pieces of the data.
     pieces: Vec<Range<usize>>,
     /// Those of this rank's replica.
@@ -60,7 +74,8 @@ pub(crate) struct Validation {
 
 impl Validation {
     pub fn new(config: &Config, place: &Place, data: Arc<dyn Dataset>, counted: usize) -> Result<Validation> {
-        let rows = config.validation_rows.unwrap_or(usize::MAX).min(data.len());
+        let drawn = rows(config, data.len());
+        let rows = drawn.len();
         if rows == 0 {
             return Err(Error::Config("train: got validation data without rows, wanted at least one".into()));
         }
@@ -73,7 +88,17 @@ impl Validation {
         let pipeline = Pipeline::new(&schedule, line.clone(), place.device)?;
         let rounds = pieces.len().div_ceil(replicas.size()).div_ceil(micro_batches);
         let scale = 1.0 / (rows * counted) as f64;
-        Ok(Validation { data, pieces, own, rounds, pipeline, micro_batches, scale, dtype: config.dtype })
+        Ok(Validation {
+            data,
+            rows: drawn,
+            pieces,
+            own,
+            rounds,
+            pipeline,
+            micro_batches,
+            scale,
+            dtype: config.dtype,
+        })
     }
 
     /// The mean loss over all rows. All ranks call it.
@@ -88,7 +113,7 @@ impl Validation {
         for round in 0..self.rounds {
             let numbers: Vec<usize> =
                 (0..self.micro_batches).map(|i| self.own.start + round * self.micro_batches + i).collect();
-            // Who has no piece left does another one again, whose loss counts nowhere.
+            // A rank without a piece left repeats one, because ZeRO gathers on all ranks together. Its loss is not counted.
             let piece = |&number: &usize| self.batch(place, number.min(self.own.end.max(1) - 1));
             let micro_batches = numbers.iter().map(piece).collect::<Result<Vec<_>>>()?;
             let work =
@@ -105,8 +130,8 @@ impl Validation {
     }
 
     fn batch(&self, place: &Place, piece: usize) -> Result<Batch> {
-        let rows = self.pieces[piece].clone();
-        let first_row = rows.start;
+        let first_row = self.pieces[piece].start;
+        let rows = self.rows[self.pieces[piece].clone()].iter().copied();
         let named = |row: usize, why: Error| {
             Error::data(format!("item {row} of the validation data"), why.to_string())
         };

@@ -280,13 +280,13 @@ fn the_last_checkpoints_are_kept() {
 fn what_cannot_be_is_refused_with_what_was_wanted() {
     let base = || config(Layout::default(), 0);
     let cases = [
-        (Config { steps: 0, ..base() }, "got steps 0"),
+        (Config { steps: 0, ..base() }, "`steps` is 0"),
         (
             Config { batch: 15, layout: Layout { dp: 2, ..Layout::default() }, ..base() },
-            "15 rows cannot be shared by dp 2",
+            "15 rows cannot be shared by `dp` 2",
         ),
-        (Config { zero: 4, ..base() }, "got zero 4"),
-        (Config { clip: Some(-1.0), ..base() }, "got clip -1"),
+        (Config { zero: 4, ..base() }, "`zero` is 4"),
+        (Config { clip: Some(-1.0), ..base() }, "`clip` is -1"),
         (Config { patience: Some(1), validate_every: 0, ..base() }, "validations on the way"),
         (Config { on_divergence: OnDivergence::Rollback { most: 1 }, ..base() }, "needs a folder"),
         (Config { layout: Layout { tp: 2, ..Layout::default() }, ..base() }, "got tp 2"),

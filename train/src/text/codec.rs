@@ -15,6 +15,8 @@ pub const TOKENIZER: &str = "tokenizer.json";
 pub enum Codec {
     /// Each byte is one; of a model's folder that says nothing else.
     Bytes(Option<PathBuf>),
+    /// Numbers below this; the text that they stand for is unknown.
+    Numbers(usize),
     /// Byte pairs, learned or from a file that was written by [`Codec::save`].
     Pairs(Bpe, Option<PathBuf>),
     /// A tokenizer of Hugging Face that came in a file.
@@ -54,9 +56,27 @@ impl Codec {
     pub fn vocabulary(&self) -> usize {
         match self {
             Codec::Bytes(_) => 256,
+            Codec::Numbers(vocabulary) => *vocabulary,
             Codec::Pairs(pairs, _) => pairs.vocabulary(),
             #[cfg(feature = "tokenizers")]
             Codec::Tokenizer(t, _) => t.get_vocab_size(true),
+        }
+    }
+
+    /// Whether tokens stand for text.
+    pub fn is_text(&self) -> bool {
+        !matches!(self, Codec::Numbers(_))
+    }
+
+    /// Whether two make the same tokens.
+    pub(super) fn is_same(&self, other: &Codec) -> bool {
+        match (self, other) {
+            (Codec::Bytes(_), Codec::Bytes(_)) => true,
+            (Codec::Numbers(a), Codec::Numbers(b)) => a == b,
+            (Codec::Pairs(a, _), Codec::Pairs(b, _)) => a == b,
+            #[cfg(feature = "tokenizers")]
+            (Codec::Tokenizer(a, _), Codec::Tokenizer(b, _)) => a.get_vocab(true) == b.get_vocab(true),
+            _ => false,
         }
     }
 
@@ -67,6 +87,7 @@ impl Codec {
             Codec::Bytes(Some(folder)) => {
                 format!("{}: without a {TOKENIZER}, bytes are the tokens", folder.display())
             }
+            Codec::Numbers(vocabulary) => format!("tokens are numbers below {vocabulary}"),
             Codec::Pairs(pairs, None) => format!("{} tokens were learned from the text", pairs.vocabulary()),
             Codec::Pairs(_, Some(path)) => path.display().to_string(),
             #[cfg(feature = "tokenizers")]
@@ -83,6 +104,11 @@ impl Codec {
             || std::str::from_utf8(text).map_err(|e| Error::Config(format!("the text is not UTF-8: {e}")));
         let tokens: Vec<u32> = match self {
             Codec::Bytes(_) => text.iter().map(|&b| b.into()).collect(),
+            Codec::Numbers(_) => {
+                let why =
+                    "got a text where tokens are only known as numbers, wanted a tokenizer.json beside them";
+                return Err(Error::Config(why.into()));
+            }
             Codec::Pairs(pairs, _) => pairs.encode(utf8()?),
             #[cfg(feature = "tokenizers")]
             Codec::Tokenizer(t, _) => {
@@ -107,6 +133,7 @@ impl Codec {
     pub fn decode(&self, tokens: &[u32]) -> Result<String> {
         let bytes = match self {
             Codec::Bytes(_) => tokens.iter().map(|&t| t as u8).collect(),
+            Codec::Numbers(_) => tokens.iter().map(u32::to_string).collect::<Vec<_>>().join(" ").into_bytes(),
             Codec::Pairs(pairs, _) => pairs.decode(tokens),
             #[cfg(feature = "tokenizers")]
             Codec::Tokenizer(t, path) => return t.decode(tokens, false).map_err(|e| Error::file(path, e)),
@@ -121,7 +148,7 @@ impl Codec {
     pub fn save(&self, folder: &Path) -> Result<()> {
         let to = folder.join(TOKENIZER);
         let bytes = match self {
-            Codec::Bytes(_) => return Ok(()),
+            Codec::Bytes(_) | Codec::Numbers(_) => return Ok(()),
             Codec::Pairs(pairs, _) => {
                 serde_json::to_vec(&pairs.to_json()).map_err(|e| Error::file(&to, e))?
             }

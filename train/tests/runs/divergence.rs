@@ -64,7 +64,7 @@ fn an_exploding_loss_is_found() {
         explodes_at: 3.0,
         steps: 40,
         clip: None,
-        lr: Schedule::WarmupStableDecay { lr: 0.0, warmup: 10, decay: 0, total: 10, min: 1e4 },
+        lr: Schedule::Step { lr: 1e-3, step_size: 10, gamma: 1e7 },
         ..config(Layout::default(), 0)
     };
     let error = run(config, &Told::default()).unwrap_err().to_string();
@@ -76,7 +76,7 @@ fn an_exploding_loss_is_found() {
 fn an_exploding_loss_is_found_behind_a_resume() {
     let folder = Folder::new();
     let change = |config: Config| {
-        let lr = Schedule::WarmupStableDecay { lr: 0.0, warmup: 10, decay: 0, total: 10, min: 1e4 };
+        let lr = Schedule::Step { lr: 1e-3, step_size: 10, gamma: 1e7 };
         Config { explodes_at: 3.0, steps: 16, clip: None, lr, ..config }
     };
     settings::on(&folder, Some(8), change);

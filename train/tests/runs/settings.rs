@@ -211,9 +211,9 @@ fn settings_of_validations_without_their_data_are_refused() {
     let base = || Config { validate_every: 0, ..config(Layout::default(), 0) };
     let plateau = Some(phalanx_train::Plateau { factor: 0.5, patience: 1 });
     for (config, name) in [
-        (Config { validate_every: 3, ..base() }, "`validate_every`"),
-        (Config { keep_best: true, out: Some(Folder::new().path().into()), ..base() }, "`keep_best`"),
-        (Config { validate_every: 3, plateau, ..base() }, "`validate_every`"),
+        (Config { validate_every: 3, ..base() }, "`validate-every`"),
+        (Config { keep_best: true, out: Some(Folder::new().path().into()), ..base() }, "`keep-best`"),
+        (Config { validate_every: 3, plateau, ..base() }, "`validate-every`"),
     ] {
         let error =
             Trainer::new(config).data(pictures(40, None)).run_layers(layers, loss).unwrap_err().to_string();

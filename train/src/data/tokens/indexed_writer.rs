@@ -113,6 +113,23 @@ impl IndexedWriter<'_> {
     }
 }
 
+/// Writes the index of a `.bin` that is there: one sequence a document, of these lengths.
+pub(super) fn write_document_index(bin: &Path, encoding: Encoding, lengths: &[u64]) -> Result<()> {
+    // Megatron has no unsigned type of four bytes; tokens below 2^31 are the same in a signed one.
+    let encoding = if encoding == Encoding::U32 { Encoding::I32 } else { encoding };
+    let (_, idx) = pair(bin);
+    let size = |&length: &u64| {
+        i32::try_from(length).map_err(|_| {
+            wrong(bin.display(), format!("got a document of {length} tokens, wanted at most {}", i32::MAX))
+        })
+    };
+    let sizes = lengths.iter().map(size).collect::<Result<Vec<i32>>>()?;
+    let documents: Vec<i64> = (0..=sizes.len() as i64).collect();
+    write_whole(&idx, |out| {
+        write_index(out, encoding, &sizes, &documents).map_err(|e| wrong(idx.display(), e))
+    })
+}
+
 /// See [`super::index`].
 fn write_index(out: &mut dyn Write, encoding: Encoding, sizes: &[i32], documents: &[i64]) -> io::Result<()> {
     let code = CODES.iter().find(|(_, known)| *known == encoding).map_or(0, |&(code, _)| code);

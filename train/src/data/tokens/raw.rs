@@ -20,7 +20,7 @@ pub enum Width {
 }
 
 impl Width {
-    fn encoding(self) -> Encoding {
+    pub(super) fn encoding(self) -> Encoding {
         match self {
             Width::U16 => Encoding::U16,
             Width::U32 => Encoding::U32,

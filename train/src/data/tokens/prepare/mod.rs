@@ -16,8 +16,11 @@ use std::path::{Path, PathBuf};
 use rayon::prelude::*;
 
 use self::blocks::{Block, Blocks};
-use self::sink::{Part, Sink};
+use self::sink::{Part, Sink, is_shared};
 use super::super::wrong;
+use super::encoding::Encoding;
+use super::indexed::pair;
+use super::indexed_writer::write_document_index;
 use super::{TokenFile, Width};
 use crate::Result;
 
@@ -31,6 +34,7 @@ pub struct PrepareOptions {
     end_of_text: Option<u32>,
     width: Width,
     validation: Option<(PathBuf, f64)>,
+    index: bool,
     block_bytes: usize,
 }
 
@@ -48,6 +52,7 @@ impl PrepareOptions {
             end_of_text: None,
             width: Width::U16,
             validation: None,
+            index: false,
             block_bytes: BLOCK_BYTES,
         }
     }
@@ -71,6 +76,11 @@ impl PrepareOptions {
     /// ones each time.
     pub fn with_validation(self, path: impl Into<PathBuf>, share: f64) -> PrepareOptions {
         PrepareOptions { validation: Some((path.into(), share)), ..self }
+    }
+
+    /// Writes Megatron's `.idx` beside each file, which says where documents begin: [`IndexedTokens`] reads the pair.
+    pub fn with_index(self) -> PrepareOptions {
+        PrepareOptions { index: true, ..self }
     }
 
     /// Reads about so many bytes at a time, in place of a MiB. A document, or a line where files are documents, is encoded as a whole if
@@ -98,6 +108,20 @@ impl PrepareOptions {
             && !(*share > 0.0 && *share < 1.0)
         {
             return refuse(format!("got a validation share of {share}, wanted a number between 0 and 1"));
+        }
+        if let (Some((_, share)), None) = (&self.validation, &self.separator)
+            && !is_shared(inputs.len() as u64, *share)
+        {
+            return refuse(format!(
+                "got a validation share of {share} of {} documents, wanted one that holds out some and leaves some, or a separator of documents",
+                inputs.len()
+            ));
+        }
+        if self.index && u64::from(self.vocabulary) > Encoding::I32.vocabulary_max() {
+            return refuse(format!(
+                "got a vocabulary of {} tokens, wanted at most 2^31 for an index",
+                self.vocabulary
+            ));
         }
         let outputs = [Some(output), self.validation.as_ref().map(|(path, _)| path.as_path())];
         let clash = |path: &&Path| inputs.iter().any(|input| input == path);
@@ -163,23 +187,36 @@ pub fn prepare(
     let output = output.as_ref();
     options.check(inputs, output)?;
     let (width, vocabulary) = (options.width, options.vocabulary);
-    let mut prepared = Prepared::default();
+    let mut done = Default::default();
     TokenFile::write(output, width, vocabulary, |training| match &options.validation {
         None => {
-            prepared =
-                fill(inputs, encode, options, progress, Sink::new(options.end_of_text, training, None))?;
-            Ok(())
+            done = fill(inputs, encode, options, progress, Sink::new(options.end_of_text, training, None))?;
+            remove_index(output)
         }
         Some((path, share)) => {
             TokenFile::write(path, width, vocabulary, |validation| {
                 let sink = Sink::new(options.end_of_text, training, Some((validation, *share)));
-                prepared = fill(inputs, encode, options, progress, sink)?;
-                Ok(())
+                done = fill(inputs, encode, options, progress, sink)?;
+                remove_index(path)
             })?;
-            Ok(())
+            remove_index(output)
         }
     })?;
+    let (prepared, lengths): (Prepared, [Vec<u64>; 2]) = done;
+    let outputs = [Some(output), options.validation.as_ref().map(|(path, _)| path.as_path())];
+    for (path, lengths) in outputs.into_iter().zip(&lengths).filter(|_| options.index) {
+        path.map_or(Ok(()), |path| write_document_index(path, width.encoding(), lengths))?;
+    }
     Ok(prepared)
+}
+
+/// An old index is never beside new tokens.
+fn remove_index(path: &Path) -> Result<()> {
+    let (_, idx) = pair(path);
+    match std::fs::remove_file(&idx) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(wrong(idx.display(), e)),
+        _ => Ok(()),
+    }
 }
 
 /// Reads, encodes and writes. The next blocks are read while these are encoded.
@@ -189,7 +226,7 @@ fn fill(
     options: &PrepareOptions,
     progress: &mut dyn FnMut(u64, u64),
     mut sink: Sink<'_, '_, '_>,
-) -> Result<Prepared> {
+) -> Result<(Prepared, [Vec<u64>; 2])> {
     let separator = options.separator.as_deref();
     let mut blocks = Blocks::new(inputs, separator, options.block_bytes)?;
     let (mut done, all) = (0, blocks.all_bytes());

@@ -23,6 +23,10 @@ pub(super) struct Sink<'a, 't, 'v> {
     document: u64,
     /// Whether the current document has text so far.
     has_text: bool,
+    /// Tokens of the current document so far.
+    length: u64,
+    /// Tokens of each document of the training file, and of the validation file.
+    lengths: [Vec<u64>; 2],
     prepared: Prepared,
 }
 
@@ -40,6 +44,8 @@ impl<'a, 't, 'v> Sink<'a, 't, 'v> {
             validation,
             document: 0,
             has_text: false,
+            length: 0,
+            lengths: Default::default(),
             prepared: Prepared::default(),
         }
     }
@@ -52,6 +58,7 @@ impl<'a, 't, 'v> Sink<'a, 't, 'v> {
         if part.ends_document && self.has_text {
             let end_of_text = self.end_of_text;
             self.push(validates, end_of_text.as_slice())?;
+            self.lengths[usize::from(validates)].push(std::mem::take(&mut self.length));
             match validates {
                 true => self.prepared.validation_documents += 1,
                 false => self.prepared.documents += 1,
@@ -62,17 +69,25 @@ impl<'a, 't, 'v> Sink<'a, 't, 'v> {
     }
 
     fn push(&mut self, validates: bool, tokens: &[u32]) -> Result<()> {
+        self.length += tokens.len() as u64;
         match &mut self.validation {
             Some((writer, _)) if validates => writer.push(tokens),
             _ => self.training.push(tokens),
         }
     }
 
-    /// What has been written.
-    pub(super) fn prepared(&self) -> Prepared {
+    /// What has been written, and how long the documents of each file are.
+    pub(super) fn prepared(self) -> (Prepared, [Vec<u64>; 2]) {
         let validation_tokens = self.validation.as_ref().map_or(0, |(writer, _)| writer.len());
-        Prepared { tokens: self.training.len(), validation_tokens, ..self.prepared }
+        (Prepared { tokens: self.training.len(), validation_tokens, ..self.prepared }, self.lengths)
     }
+}
+
+/// Whether so many documents have some that are drawn, and others.
+pub(super) fn is_shared(documents: u64, share: f64) -> bool {
+    let draw = Draw::new(share);
+    let drawn = (0..documents).filter(|&document| draw.has(document)).count() as u64;
+    drawn > 0 && drawn < documents
 }
 
 /// Which documents are drawn: one at random of each run of 1 / share documents.

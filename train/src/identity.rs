@@ -1,0 +1,30 @@
+//! What tells a run's settings and data from those of another run, so that a checkpoint is not gone on with by mistake.
+
+use std::collections::BTreeMap;
+
+use phalanx_tensor::Tensor;
+
+use crate::data::Dataset;
+use crate::means::Data;
+use crate::{Config, digest};
+
+/// What changes a run's numbers by more than the order of additions, which is the layout's.
+pub(crate) fn identity(config: &Config) -> BTreeMap<String, String> {
+    let pairs = [
+        ("batch", config.batch.to_string()),
+        ("seed", config.seed.to_string()),
+        ("dtype", config.dtype.to_string()),
+        ("grad-dtype", config.grad_dtype().to_string()),
+    ];
+    pairs.into_iter().map(|(name, value)| (name.to_string(), value)).collect()
+}
+
+/// What tells data from other data: the number of a data set's items, and the first samples that are trained on.
+pub(crate) fn fingerprint(data: &Data, items: Option<&dyn Dataset>) -> String {
+    let bytes = |tensor: &Tensor| format!("{} {:?} {:?}", tensor.dtype(), tensor.shape(), tensor.to_bytes());
+    // A sample that cannot be read is an error of its step.
+    let first = (0..2).filter_map(|number| data.samples.sample(number).ok()).flatten();
+    let told: String = first.map(|tensor| bytes(&tensor)).collect();
+    let told = format!("{:016x}", digest(told.as_bytes()));
+    items.map_or_else(|| told.clone(), |items| format!("{} items, {told}", items.len()))
+}

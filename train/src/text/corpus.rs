@@ -1,0 +1,311 @@
+//! [`Corpus`]: what a language model is trained on and validated on, wherever it lies: in texts, token files, or folders of them.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::{Bpe, Codec, TOKENIZER};
+use crate::data::{Blend, Concat, Dataset, IndexedTokens, Samples, TokenFile, TokenWindows, Tokens, Width};
+use crate::{Data, Error, Result, choices, digest, keyed, room};
+
+choices! { Width { Width::U16 = "u16", Width::U32 = "u32" } }
+
+/// The names of a prepared folder's files; others write `val.bin` for the second.
+pub const TRAINING: &str = "train.bin";
+/// Tokens that are held out.
+pub const VALIDATION: [&str; 2] = ["validation.bin", "val.bin"];
+/// Tokens that tell a file from others, at its beginning and at its end.
+const TOLD_APART: u64 = 1 << 16;
+/// Tokens that say how long tokens are.
+const MEASURED: u64 = 1 << 17;
+/// Bytes in memory for each byte of a text: itself, and at most one token of four bytes.
+const TEXT_BYTES: f64 = 5.0;
+/// The numbers of tokens that a vocabulary may have.
+const VOCABULARIES: std::ops::RangeInclusive<usize> = 256..=1 << 20;
+
+keyed! {
+    /// What a language model reads, by keys.
+    pub struct CorpusConfig {
+        /// Text to learn; a .bin file of tokens, with or without Megatron's .idx; or a folder that `prepare` has made. Given several times,
+        /// they are mixed, by the weights of PATH=WEIGHT if there are such.
+        "data" data: Vec<String> = Vec::new(),
+        /// The same, of what is not trained on, over which the loss is measured.
+        "validation" validation: Vec<String> = Vec::new(),
+        /// Learn that many byte pairs from the text as tokens, bytes included; without it bytes are the tokens.
+        "vocabulary" vocabulary: Option<usize> = None,
+        /// How many tokens the model knows [default: as many as the tokenizer beside the data has].
+        "vocabulary-size" vocabulary_size: Option<usize> = None,
+        /// Type of the tokens in a .bin file without an index [default: u16, or u32 if the vocabulary is larger].
+        "token-width" token_width: Option<Width> = None,
+        /// Tokens in a sequence.
+        "context" context: usize = 256,
+    }
+}
+
+/// A text in bytes, or tokens where they lie.
+enum Source {
+    Text(Vec<u8>),
+    File(PathBuf),
+    Indexed(PathBuf),
+}
+
+struct Part {
+    /// What errors call it.
+    name: String,
+    source: Source,
+    weight: f64,
+}
+
+/// What is trained on, and what is held out.
+pub struct Corpus {
+    config: CorpusConfig,
+    training: Vec<Part>,
+    held_out: Vec<Part>,
+    codec: Codec,
+}
+
+impl Corpus {
+    /// What the configuration names; `default` is asked for texts if it names no data, and `codec` overrules what lies beside the data.
+    ///
+    /// # Errors
+    /// If a file cannot be read, is empty, or is a text that does not fit into memory, or keys do not go together.
+    pub fn open(
+        config: &CorpusConfig,
+        codec: Option<Codec>,
+        default: impl FnOnce() -> Result<[Vec<u8>; 2]>,
+    ) -> Result<Corpus> {
+        config.vocabulary.map_or(Ok(()), |size| check_vocabulary("vocabulary", size))?;
+        if config.vocabulary_size == Some(0) || config.vocabulary_size > Some(u32::MAX as usize) {
+            return refuse("`vocabulary-size` wants a number from 1 up that fits 32 bits".into());
+        }
+        let (mut training, mut held_out) = (Vec::new(), Vec::new());
+        for text in &config.data {
+            let (path, weight) = weighted(text)?;
+            training.push(part(&path, &[TRAINING], weight)?);
+            let names = VALIDATION.iter().filter(|name| path.join(name).exists());
+            held_out.extend(names.map(|_| part(&path, &VALIDATION, weight)).next().transpose()?);
+        }
+        if let (Some(folder), false) = (held_out.first(), config.validation.is_empty()) {
+            let name = &folder.name;
+            return refuse(format!("`validation` does not go with {name}, which its `data` has held out"));
+        }
+        for text in &config.validation {
+            held_out.push(part(Path::new(text), &VALIDATION, 1.0)?);
+        }
+        if config.data.is_empty() {
+            let named =
+                |name: &str, text| Part { name: name.into(), source: Source::Text(text), weight: 1.0 };
+            let [text, rest] = default()?;
+            training.push(named("the bundled text", text));
+            if held_out.is_empty() && !rest.is_empty() {
+                held_out.push(named("the bundled text", rest));
+            }
+        }
+        let codec = codec.map_or_else(|| codec_of(config, &training), Ok)?;
+        Ok(Corpus { config: config.clone(), training, held_out, codec })
+    }
+
+    /// What cuts text into tokens.
+    pub fn codec(&self) -> &Codec {
+        &self.codec
+    }
+
+    /// Only that, without the texts.
+    pub fn into_codec(self) -> Codec {
+        self.codec
+    }
+
+    /// How many tokens a model has to know.
+    pub fn vocabulary(&self) -> usize {
+        self.config.vocabulary_size.unwrap_or(0).max(self.codec.vocabulary())
+    }
+
+    /// Windows of the tokens, in an order that the seed draws, for a model that knows so many tokens. With them goes what tells the data
+    /// from other data, and how many bytes of text a token of the validation stands for, if it stands for text.
+    ///
+    /// # Errors
+    /// If tokens are beyond the vocabulary, files damaged, or there are fewer tokens than the context asks for.
+    pub fn data(&self, vocabulary: usize, seed: u64) -> Result<(Data, String, Option<f64>)> {
+        let open = |parts: &[Part]| {
+            parts.iter().map(|part| self.tokens(part, vocabulary)).collect::<Result<Vec<_>>>()
+        };
+        let (training, held_out) = (open(&self.training)?, open(&self.held_out)?);
+        let mut told = String::new();
+        for tokens in &training {
+            told += &format!("{} {:016x} ", tokens.len(), self.ends(tokens)?);
+        }
+        let mut sources = Vec::new();
+        for (part, tokens) in self.training.iter().zip(&training) {
+            sources.push((Box::new(self.windows(part, tokens, seed)?) as Box<dyn Samples>, part.weight));
+        }
+        let samples: Arc<dyn Samples> = match sources.len() {
+            1 => Arc::from(sources.swap_remove(0).0),
+            _ => Arc::new(Blend::new(sources, seed)?),
+        };
+        let mut parts: Vec<Arc<dyn Dataset>> = Vec::new();
+        for (part, tokens) in self.held_out.iter().zip(&held_out) {
+            parts.push(Arc::new(self.windows(part, tokens, seed)?.unshifted()));
+        }
+        let validation = match parts.len() {
+            0 | 1 => parts.pop(),
+            _ => Some(Arc::new(Concat::new(parts)) as Arc<dyn Dataset>),
+        };
+        let measured = held_out.first().unwrap_or(&training[0]);
+        let bytes = self.bytes_per_token(measured)?;
+        Ok((Data { samples, counted: self.config.context, validation }, told.trim_end().into(), bytes))
+    }
+
+    fn windows(
+        &self,
+        part: &Part,
+        tokens: &Arc<dyn Tokens>,
+        seed: u64,
+    ) -> Result<TokenWindows<Arc<dyn Tokens>>> {
+        let context = self.config.context;
+        TokenWindows::new(tokens.clone(), context, seed).map_err(|e| {
+            Error::data(&part.name, format!("{e} (`context` {context}; {})", self.codec.source()))
+        })
+    }
+
+    fn tokens(&self, part: &Part, vocabulary: usize) -> Result<Arc<dyn Tokens>> {
+        Ok(match &part.source {
+            Source::Text(text) => Arc::new(self.codec.encode(text, vocabulary)?),
+            Source::Indexed(path) => Arc::new(IndexedTokens::open(path)?.with_vocabulary(vocabulary as u32)),
+            Source::File(path) => {
+                let wide = if vocabulary > 1 << 16 { Width::U32 } else { Width::U16 };
+                let width = self.config.token_width.unwrap_or(wide);
+                if width == Width::U16 && wide == Width::U32 {
+                    let why = format!(
+                        "a vocabulary of {vocabulary} tokens does not fit tokens of two bytes (`token-width`)"
+                    );
+                    return Err(Error::file(path, why));
+                }
+                Arc::new(TokenFile::open(path, width)?.with_vocabulary(vocabulary as u32))
+            }
+        })
+    }
+
+    /// What the first and the last tokens are; reading them also finds a file that is no tokens before anything is made.
+    fn ends(&self, tokens: &Arc<dyn Tokens>) -> Result<u64> {
+        let some = TOLD_APART.min(tokens.len());
+        let mut told = vec![0; 2 * some as usize];
+        let (first, last) = told.split_at_mut(some as usize);
+        tokens.copy(0, first)?;
+        tokens.copy(tokens.len() - some, last)?;
+        Ok(digest(&told.iter().flat_map(|token| token.to_le_bytes()).collect::<Vec<u8>>()))
+    }
+
+    fn bytes_per_token(&self, tokens: &Arc<dyn Tokens>) -> Result<Option<f64>> {
+        let mut some = vec![0; MEASURED.min(tokens.len()) as usize];
+        tokens.copy(0, &mut some)?;
+        let bytes = |text: String| text.len() as f64 / some.len().max(1) as f64;
+        Ok(if self.codec.is_text() { Some(bytes(self.codec.decode(&some)?)) } else { None })
+    }
+}
+
+/// Refuses a number of tokens that is less than that of the bytes, or beyond reason.
+pub(super) fn check_vocabulary(key: &str, size: usize) -> Result<()> {
+    let (least, most) = (VOCABULARIES.start(), VOCABULARIES.end());
+    match VOCABULARIES.contains(&size) {
+        true => Ok(()),
+        false => refuse(format!("`{key}` is {size}, wanted {least} to {most}")),
+    }
+}
+
+fn refuse<T>(why: String) -> Result<T> {
+    Err(Error::Config(why))
+}
+
+/// `PATH=WEIGHT`, or a path of weight 1.
+fn weighted(text: &str) -> Result<(PathBuf, f64)> {
+    let weight = |text: &str| text.parse::<f64>().ok();
+    match text.rsplit_once('=').and_then(|(path, last)| Some((path, weight(last)?))) {
+        Some((_, weight)) if !(weight > 0.0 && weight.is_finite()) => {
+            refuse(format!("`data` {text}: the weight is {weight}, wanted a number above 0"))
+        }
+        Some((path, weight)) if !Path::new(text).exists() => Ok((path.into(), weight)),
+        _ => Ok((text.into(), 1.0)),
+    }
+}
+
+/// A file; of a folder the first of `names` that is there.
+fn part(path: &Path, names: &[&str], weight: f64) -> Result<Part> {
+    let inside = || names.iter().map(|name| path.join(name)).find(|path| path.exists());
+    let path = match path.is_dir() {
+        true => inside().ok_or_else(|| {
+            Error::file(
+                path,
+                format!("got a folder without {}, wanted one that `prepare` has made", names[0]),
+            )
+        })?,
+        false => path.to_path_buf(),
+    };
+    let is = |name: &str| path.extension().is_some_and(|extension| extension == name);
+    let index = if is("idx") { path.clone() } else { path.with_extension("idx") };
+    let source = match () {
+        () if index.exists() && (is("bin") || is("idx") || !path.exists()) => Source::Indexed(index),
+        () if is("bin") => Source::File(path.clone()),
+        () if is("idx") => Source::Indexed(index),
+        () => Source::Text(read(&path)?),
+    };
+    Ok(Part { name: path.display().to_string(), source, weight })
+}
+
+/// A text's bytes, if there is room for them.
+fn read(path: &Path) -> Result<Vec<u8>> {
+    let bytes = std::fs::metadata(path).map_err(|e| Error::file(path, e))?.len();
+    room(&[("text in memory", bytes as f64 * TEXT_BYTES)]).map_err(|e| {
+        Error::file(
+            path,
+            format!("{e}; `prepare` makes token files of large texts, which are read where they lie"),
+        )
+    })?;
+    let text = std::fs::read(path).map_err(|e| Error::file(path, e))?;
+    if text.is_empty() { Err(Error::file(path, "the file is empty")) } else { Ok(text) }
+}
+
+/// What cuts text into tokens: what is learned from the text, or the tokenizer that lies beside tokens.
+fn codec_of(config: &CorpusConfig, training: &[Part]) -> Result<Codec> {
+    let mut made: Option<(Codec, &Part)> = None;
+    for part in training {
+        let (Source::File(path) | Source::Indexed(path)) = &part.source else { continue };
+        if let Some(vocabulary) = config.vocabulary {
+            let name = &part.name;
+            return refuse(format!(
+                "{name}: its tokens are made, so `vocabulary` {vocabulary} does not go with it"
+            ));
+        }
+        let folder = path.parent().filter(|path| !path.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let codec = match config.vocabulary_size {
+            _ if folder.join(TOKENIZER).exists() => Codec::of(folder)?,
+            Some(size) => Codec::Numbers(size),
+            None => {
+                let wanted = "wanted a tokenizer.json beside it, or `vocabulary-size`";
+                return Err(Error::data(
+                    &part.name,
+                    format!("how many tokens there are is unknown: {wanted}"),
+                ));
+            }
+        };
+        if let Some((other, first)) = made.as_ref().filter(|(other, _)| !other.is_same(&codec)) {
+            let (one, two) = (first.name.as_str(), part.name.as_str());
+            let why = format!("its tokens are not those of {one} ({}; {})", codec.source(), other.source());
+            return Err(Error::data(two, why));
+        }
+        made.get_or_insert((codec, part));
+    }
+    match (made, config.vocabulary) {
+        (Some((codec, _)), _) => Ok(codec),
+        (None, None) => Ok(Codec::Bytes(None)),
+        (None, Some(vocabulary)) => {
+            let texts = training.iter().filter_map(|part| match &part.source {
+                Source::Text(text) => Some((part, std::str::from_utf8(text))),
+                _ => None,
+            });
+            let mut all = String::new();
+            for (part, text) in texts {
+                all += text.map_err(|e| Error::data(&part.name, format!("the text is not UTF-8: {e}")))?;
+            }
+            Ok(Codec::Pairs(Bpe::train(&all, vocabulary), None))
+        }
+    }
+}
