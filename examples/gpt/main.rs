@@ -3,6 +3,7 @@
 //! ```text
 //! cargo run --release --example gpt                                  # the bundled text, as first_run.toml says
 //! cargo run --release --example gpt -- train --data FILE --steps 500 --out run
+//! cargo run --release --example gpt -- profile --layers 8             # which operations take the time of a step
 //! cargo run --release --example gpt -- prepare --data FILE.. --out tokens
 //! cargo run --release --example gpt -- generate --model run --prompt "Once"
 //! ```
@@ -32,6 +33,7 @@ const USAGE: &str = "Trains a GPT on text, or continues a text with a trained on
 gpt [FLAGS]            change the run of examples/gpt/first_run.toml
 gpt train [FLAGS]      train, then print a sample; --config FILE.toml reads flags from a file, over which those of the
                        command line win, and --print-config prints such a file and ends
+gpt profile [FLAGS]    print which operations take the time of a step; the flags are those of train
 gpt prepare [FLAGS]    make token files of large texts, for `train --data DIR`
 gpt generate [FLAGS]   continue a prompt
 
@@ -51,7 +53,7 @@ fn main() -> ExitCode {
 
 fn run(mut words: Vec<String>) -> Result<()> {
     let first = words.first().cloned().unwrap_or_default();
-    if ["train", "prepare", "generate"].contains(&&first[..]) {
+    if ["train", "profile", "prepare", "generate"].contains(&&first[..]) {
         words.remove(0);
     }
     let helped = words.iter().any(|word| word == "--help" || word == "-h");
@@ -65,7 +67,7 @@ fn run(mut words: Vec<String>) -> Result<()> {
         "prepare" => prepare(&Settings::new(PrepareConfig::default()).words(words)?.resolve()?)?,
         first => {
             let mut settings = Settings::new(Gpt::default());
-            if first != "train" {
+            if !["train", "profile"].contains(&first) {
                 settings.read_text(FIRST_RUN, "first_run.toml")?;
             }
             let prints =
@@ -76,7 +78,7 @@ fn run(mut words: Vec<String>) -> Result<()> {
             settings.words(words)?.either("init", "resume")?;
             settings.either("vocabulary", "init")?;
             if !prints {
-                return train::train(&settings);
+                return train::train(&settings, first == "profile");
             }
             say(&settings.to_toml(&[]));
         }

@@ -14,14 +14,14 @@ use phalanx::train::{Place, Progress, Result, Run, Settings, Trainer, digest, ro
 use crate::generate::{self, FOLDERS};
 use crate::gpt::{FROM_FOLDER, Gpt, optimizers};
 
-/// Trains as the settings say.
-pub fn train(settings: &Settings<Gpt>) -> Result<()> {
+/// Trains as the settings say, or profiles five steps of it.
+pub fn train(settings: &Settings<Gpt>, profiles: bool) -> Result<()> {
     let mut gpt = settings.resolve()?;
     gpt.check()?;
     let name = format!("{:08x}", digest(settings.to_toml(&[]).as_bytes()) as u32);
     gpt.run.rescue = Some(Path::new("target/gpt").join(name));
     let stop = ctrl_c();
-    start(&gpt.run, crate::complain, |process| train_here(&gpt, settings, process, &stop))
+    start(&gpt.run, crate::complain, |process| train_here(&gpt, settings, profiles, process, &stop))
 }
 
 /// A flag that Ctrl-C sets. The run ends after the step in which it is set.
@@ -42,6 +42,7 @@ fn ctrl_c() -> Arc<AtomicBool> {
 fn train_here(
     gpt: &Gpt,
     settings: &Settings<Gpt>,
+    profiles: bool,
     process: Option<&Rank>,
     stop: &Arc<AtomicBool>,
 ) -> Result<()> {
@@ -61,6 +62,7 @@ fn train_here(
         .settings("gpt", settings)
         .sources(data)
         .flops(config.flops_per_token(context))
+        .bytes_per_token(bytes_per_token)
         .optimizers(move |parameters, lr| optimizers(rule, decay, parameters, lr))
         .beside(move |folder| beside.save(folder))
         .stop_when(stop.clone())
@@ -82,6 +84,10 @@ fn train_here(
     };
     if run.device.is_meta() {
         trainer.memory(part)?.iter().for_each(|report| crate::say(report));
+        return Ok(());
+    }
+    if profiles {
+        trainer.profile(5, part)?.iter().for_each(|profile| crate::say(&profile.table()));
         return Ok(());
     }
     if !gpt.quiet {

@@ -19,6 +19,7 @@ use crate::model::{Layers, Plain};
 use crate::optimizers::{AnyRule, adamw};
 use crate::place::{Place, ranks, start};
 use crate::record::Summary;
+use crate::report::Profile;
 use crate::reporter::Reporter;
 use crate::run::{Beside, Hook, Run};
 use crate::settings::{Keyed, Settings};
@@ -57,6 +58,7 @@ pub struct Trainer {
     validation: Option<Arc<dyn Dataset>>,
     counted: usize,
     flops: f64,
+    bytes_per_token: Option<f64>,
     optimizers: Arc<MakeOptimizers>,
     callbacks: Vec<Box<dyn Callback>>,
     metrics: Vec<PathBuf>,
@@ -87,6 +89,7 @@ impl Trainer {
             validation: None,
             counted: 1,
             flops: 0.0,
+            bytes_per_token: None,
             optimizers: Arc::new(adamw),
             callbacks: Vec::new(),
             metrics: Vec::new(),
@@ -130,6 +133,11 @@ impl Trainer {
     /// of the machine's peak that is used.
     pub fn flops(self, flops: f64) -> Trainer {
         Trainer { flops, ..self }
+    }
+
+    /// Says that the model is a language model, whose tokens are so many bytes of text on average: the report shows losses in nats a byte.
+    pub fn bytes_per_token(self, bytes: impl Into<Option<f64>>) -> Trainer {
+        Trainer { bytes_per_token: bytes.into(), ..self }
     }
 
     /// Runs as a rank that [`start`] has joined with others; without it, the trainer joins them itself.
@@ -264,9 +272,8 @@ impl Trainer {
     /// If settings do not fit, or what goes wrong on a rank.
     pub fn run_parts<P: Part>(mut self, part: impl Fn(&Place) -> Result<P> + Sync) -> Result<Summary> {
         if self.config.folder().is_some() {
-            let reporter = Reporter::new(&self.name, &self.config, self.settings.clone());
-            let tokens = self.counted > 1;
-            self.callbacks.push(Box::new(if tokens { reporter.of_tokens() } else { reporter }));
+            let reporter = self.reporter();
+            self.callbacks.push(Box::new(reporter));
         }
         let callbacks = Mutex::new(std::mem::take(&mut self.callbacks));
         let (resume, each) = (self.config.resume.clone(), std::mem::take(&mut self.each));
@@ -294,6 +301,43 @@ impl Trainer {
         // A device without elements validates nothing.
         self.validation = None;
         self.on_ranks(part, |mut run| run.memory_report())
+    }
+
+    /// Trains `steps` steps, or as many as the configuration has, and tells which operations take their time, on every rank: on the process
+    /// of the first rank, and nothing on others. The report in the run's folder gets the table too. See [`Run::profile`].
+    ///
+    /// # Errors
+    /// As [`Trainer::run_parts`] and [`Run::profile`].
+    pub fn profile<P: Part>(
+        mut self,
+        steps: u64,
+        part: impl Fn(&Place) -> Result<P> + Sync,
+    ) -> Result<Option<Profile>> {
+        let reporter = Mutex::new(Some(self.reporter()));
+        let (resume, steps) = (self.config.resume.clone(), steps.min(self.config.steps));
+        let profiles = self.on_ranks(part, |mut run| {
+            if let Some(folder) = &resume {
+                run.resume(folder)?;
+            }
+            let profile = run.profile(steps)?;
+            if !run.place().is_first() {
+                return Ok(None);
+            }
+            let reporter = reporter.lock().unwrap_or_else(PoisonError::into_inner).take();
+            reporter.map_or(Ok(()), |reporter| reporter.profiled(&run, &profile))?;
+            Ok(Some(profile))
+        })?;
+        Ok(profiles.into_iter().flatten().next())
+    }
+
+    /// What writes the report.
+    fn reporter(&self) -> Reporter {
+        let reporter = Reporter::new(&self.name, &self.config, self.settings.clone());
+        match self.bytes_per_token {
+            Some(bytes) => reporter.of_bytes(bytes),
+            None if self.counted > 1 => reporter.of_tokens(),
+            None => reporter,
+        }
     }
 
     /// Runs `work` on every rank of this process.
