@@ -13,7 +13,7 @@ keyed! {
     pub struct Generate {
         /// Hugging Face folder of the model; the `model` folder of a training run, or the run's folder itself.
         "model" model: Option<PathBuf> = None,
-        /// Take the weights with the run's lowest validation loss, which --keep-best has kept.
+        /// Take the weights with the run's lowest validation loss, which `keep-best` has kept.
         "best" best: bool = false,
         /// Text to continue.
         "prompt" prompt: String = String::new(),
@@ -35,13 +35,13 @@ pub const FOLDERS: [&str; 2] = ["model", "best-model"];
 pub fn run(args: &Generate) -> Result<()> {
     let refuse = |why: String| Err(Error::Config(why));
     let Some(folder) = &args.model else {
-        return refuse("--model is not given, wanted a model's folder".into());
+        return refuse("`model` is not given, wanted a model's folder".into());
     };
     if args.prompt.is_empty() {
-        return refuse("--prompt is empty, wanted at least one character".into());
+        return refuse("`prompt` is empty, wanted at least one character".into());
     }
     if !(0.0..f64::INFINITY).contains(&args.temperature) {
-        return refuse(format!("--temperature is {}, wanted a number from 0 up", args.temperature));
+        return refuse(format!("`temperature` is {}, wanted a number from 0 up", args.temperature));
     }
     let inner = folder.join(FOLDERS[usize::from(args.best)]);
     let is_model = folder.join("config.json").exists() || !inner.exists();

@@ -120,7 +120,7 @@ impl Gpt {
             |(_, wanted, got): &(_, Option<usize>, usize)| wanted.is_some_and(|wanted| wanted != *got);
         if let Some((key, wanted, got)) = sizes.into_iter().find(unlike) {
             let why = format!("`{key}` is {}, and the model has {got}", wanted.unwrap_or(0));
-            return Err(Error::file(folder, why));
+            return Err(Error::file(&folder.join("config.json"), why));
         }
         config.set_dropout(self.dropout);
         Ok(config)

@@ -123,11 +123,12 @@ fn complain(error: &str) {
     if SAID.swap(true, Ordering::Relaxed) {
         return;
     }
-    let (all, prepare) = (Gpt::keys(), PrepareConfig::keys());
-    let is_key =
-        |part: &str| all.iter().any(|key| key.name == part) || prepare.iter().any(|key| key.name == part);
+    fn names<C: Keyed>() -> impl Iterator<Item = &'static str> {
+        C::keys().into_iter().map(|key| key.name)
+    }
+    let keys: Vec<_> = names::<Gpt>().chain(names::<PrepareConfig>()).chain(names::<Generate>()).collect();
     let part = |(place, part): (usize, &str)| match place % 2 {
-        1 if is_key(part) => format!("--{part}"),
+        1 if keys.contains(&part) => format!("--{part}"),
         1 => format!("`{part}`"),
         _ => part.to_string(),
     };

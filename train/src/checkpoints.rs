@@ -117,7 +117,7 @@ pub(crate) fn restore(
     let file = saved.path();
     if let Some((key, value)) = identity.iter().find(|(key, value)| settings.get(*key) != Some(value)) {
         let before = settings.get(key).map_or("(unknown)", String::as_str);
-        let why = format!("the run began with {key} {before}, and cannot go on with {value}");
+        let why = format!("the run began with `{key}` {before}, and cannot go on with {value}");
         return Err(Error::file(file, why));
     }
     let number = |key: &str| settings.get(key).and_then(|number| number.parse().ok());

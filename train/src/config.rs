@@ -1,5 +1,6 @@
 //! [`Config`]: how a run trains, whatever it trains.
 
+use std::cmp::Reverse;
 use std::path::{Path, PathBuf};
 
 use phalanx_nn::Schedule;
@@ -315,9 +316,14 @@ impl Config {
     }
 
     fn check_batch(&self) -> Result<()> {
-        let (Layout { dp, micro_batches, .. }, batch) = (&self.layout, self.batch);
+        let (Layout { dp, tp, pp, micro_batches, .. }, batch) = (&self.layout, self.batch);
         if !batch.is_multiple_of(*dp) {
-            return refuse(format!("a batch of {batch} rows cannot be shared by `dp` {dp}"));
+            let near = |other: &usize| (other.abs_diff(*dp), Reverse(*other));
+            let nearest = (1..=batch.min(2 * dp)).filter(|dp| batch.is_multiple_of(*dp)).min_by_key(near);
+            return refuse(format!(
+                "a batch of {batch} rows cannot be shared by `dp` {dp}; the nearest layout that can be: dp {} x tp {tp} x pp {pp}",
+                nearest.unwrap_or(1)
+            ));
         }
         let share = batch / dp / self.chains;
         if share == 0 {

@@ -410,9 +410,9 @@ fn check_validation(config: &Config, data: &Data) -> Result<()> {
         ("plateau-factor", config.plateau.is_some()),
     ];
     match asked.iter().find(|(_, asked)| *asked) {
-        Some((name, _)) if data.validation.is_none() && !config.device.is_meta() => {
-            Err(Error::Config(format!("train: got `{name}` without validation data, wanted both or neither")))
-        }
+        Some((name, _)) if data.validation.is_none() && !config.device.is_meta() => Err(Error::Config(
+            format!("train: got `{name}` without validation data (`validation`), wanted both or neither"),
+        )),
         _ => Ok(()),
     }
 }

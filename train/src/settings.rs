@@ -42,6 +42,16 @@ impl Kind {
         }
     }
 
+    /// The same value in one way of writing it.
+    fn plain(self, text: &str) -> String {
+        let plain = match self {
+            Kind::Whole => text.parse().ok().map(|n: u64| n.to_string()),
+            Kind::Number => text.parse().ok().map(|x: f64| x.to_string()),
+            _ => None,
+        };
+        plain.unwrap_or_else(|| text.into())
+    }
+
     /// The value as TOML has it. Texts are quoted, numbers are written as numbers.
     fn toml(self, text: &str) -> String {
         match self {
@@ -377,13 +387,14 @@ impl<C: Keyed> Settings<C> {
     pub fn set(&mut self, name: &str, text: &str, source: Source) -> Result<()> {
         let key = self.keys.iter().find(|key| key.name == name).ok_or_else(|| self.unknown(name))?;
         (key.set)(&mut self.base.clone(), text).ok_or_else(|| key.refused(text))?;
+        let text = key.kind.plain(text);
         let text = match self.given.get(key.name) {
             Some((before, _)) if *before > source => return Ok(()),
             // A list is given one by one.
             Some((before, texts)) if *before == source && key.kind == Kind::Texts => {
                 format!("{texts}\n{text}")
             }
-            _ => text.into(),
+            _ => text,
         };
         self.given.insert(key.name, (source, text));
         Ok(())
