@@ -99,7 +99,7 @@ pub use phalanx_kernels as kernels;
 pub use phalanx_kernels::{Conv1dOptions, ConvOptions, Gelu, PoolOptions};
 pub use phalanx_tensor as tensor;
 pub use phony::phony;
-pub use profile::{OperationTime, Pass, Profiler, begins};
+pub use profile::{OperationTime, Pass, Profiler, begins, waiting};
 pub use record::{Saver, is_recording, record, record_many, record_none};
 pub use remade::Remade;
 pub use repeated::repeated;

@@ -6,7 +6,8 @@
 //! ```
 //! While no thread has a profiler an operation loads one atomic number. Floating-point operations are what the kernels count
 //! ([`phalanx_kernels::flops`]): products, convolutions and attention by their shapes. An operation without any counts the elements that it
-//! makes. Bytes are those of inputs and outputs; in a backward pass those of the gradients and of the saved values that are read.
+//! makes. Bytes are those of inputs and outputs; in a backward pass those of the gradients and of the saved values that are read. What stays in the
+//! processor's caches counts too, so small tensors may move faster than memory can.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -29,6 +30,8 @@ pub enum Pass {
     Recompute,
     /// The backward pass.
     Backward,
+    /// No operation: waiting for another rank ([`waiting`]).
+    Wait,
 }
 
 /// All calls of one operation in one pass.
@@ -67,6 +70,9 @@ pub struct Profiler {
     /// It belongs to its thread.
     thread: PhantomData<*const ()>,
 }
+
+/// Operations that read of their first input only what they give.
+const LOOKUPS: [&str; 3] = ["embedding", "gather", "index_select"];
 
 /// How many threads have one.
 static PROFILERS: AtomicUsize = AtomicUsize::new(0);
@@ -174,6 +180,17 @@ pub(crate) fn reads(value: &Tensor) {
     }
 }
 
+/// Runs `work`, which waits for another rank, under a name of its own in this thread's profile.
+pub fn waiting<T>(name: &'static str, work: impl FnOnce() -> T) -> T {
+    let begun = node_begins(&[]);
+    let done = work();
+    if let Some(mut begun) = begun {
+        with(|profile| profile.node(name, Pass::Wait, false, 0.0, 0.0));
+        begun.has_ended = true;
+    }
+    done
+}
+
 /// A backward function begins, for these gradients.
 #[inline(always)]
 pub(crate) fn node_begins(grads: &[Option<Var>]) -> Option<Given> {
@@ -231,7 +248,7 @@ impl Given {
             (elements, written, is_added) =
                 (elements + count, written + 2.0 * count * meta.dtype.size() as f64, true);
         }
-        with(|profile| profile.backward(name, is_new || is_added, elements, written));
+        with(|profile| profile.node(name, Pass::Backward, is_new || is_added, elements, written));
         self.has_ended = true;
     }
 }
@@ -260,7 +277,9 @@ impl Profile {
         }
         let (time, counted) = (now.time - begun.time, now.flops - begun.flops);
         let elements: usize = outputs.iter().map(Tensor::numel).sum();
-        let bytes = inputs.iter().map(|x| x.tensor()).chain(outputs).map(bytes).sum();
+        let made: f64 = outputs.iter().map(bytes).sum();
+        let read: f64 = inputs.iter().map(|x| bytes(x.tensor())).sum();
+        let bytes = made + if LOOKUPS.contains(&name) { read.min(2.0 * made) } else { read };
         let pass = if recomputing { Pass::Recompute } else { Pass::Forward };
         self.add(name, pass, time, if counted > 0.0 { counted } else { elements as f64 }, bytes);
         if let Some(open) = self.open.last_mut() {
@@ -269,7 +288,7 @@ impl Profile {
     }
 
     /// What makes no tensor of its own and reads no saved value hands its gradients on.
-    fn backward(&mut self, name: &'static str, makes: bool, elements: f64, written: f64) {
+    fn node(&mut self, name: &'static str, pass: Pass, makes: bool, elements: f64, written: f64) {
         let Some(Open { begun, within, given, read }) = self.open.pop() else { return };
         let now = Moment::now(self.device);
         (self.begun, self.ended) = (None, now);
@@ -279,7 +298,7 @@ impl Profile {
             true => (if own > 0.0 { own } else { elements }, given + read + written),
             false => (own, 0.0),
         };
-        self.add(name, Pass::Backward, time, flops, bytes);
+        self.add(name, pass, time, flops, bytes);
         if let Some(open) = self.open.last_mut() {
             open.within = (open.within.0 + all, open.within.1 + counted);
         }

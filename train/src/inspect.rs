@@ -116,17 +116,27 @@ fn span(begin: Instant, [started, ended]: [Instant; 2]) -> Span {
     Span { start_ms, ms: ms_since(begin, ended) - start_ms, ..Span::default() }
 }
 
+/// What tells this process from others: when it first asked, and a number.
+fn process() -> (Instant, [f64; 2]) {
+    static PROCESS: OnceLock<(Instant, [f64; 2])> = OnceLock::new();
+    let born = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_nanos() as f64);
+    *PROCESS.get_or_init(|| (Instant::now(), [born(), f64::from(std::process::id())]))
+}
+
+/// Whether all ranks are threads of this process. All ranks call it.
+pub(crate) fn is_one_process(place: &Place) -> Result<bool> {
+    let (_, own) = process();
+    Ok(place.all_of(&own)?.chunks(2).all(|rank| rank == own))
+}
+
 /// The moment that all ranks count the step's time from. In one process it is the same moment; elsewhere each rank's own, at which all have come.
 fn origin(place: &Place) -> Result<Instant> {
-    static PROCESS: OnceLock<(Instant, f64)> = OnceLock::new();
-    let born = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_nanos() as f64);
-    let (first, born) = *PROCESS.get_or_init(|| (Instant::now(), born()));
-    place.sum(0.0)?;
-    let all = place.all_of(&[born, f64::from(std::process::id()), first.elapsed().as_secs_f64()])?;
+    let one = is_one_process(place)?;
+    let (first, _) = process();
+    let all = place.all(first.elapsed().as_secs_f64())?;
     let here = Instant::now();
-    let is_one_process = all.chunks(3).all(|rank| rank[..2] == all[..2]);
-    let latest = all.chunks(3).map(|rank| rank[2]).fold(0.0, f64::max);
-    Ok(if is_one_process { first + std::time::Duration::from_secs_f64(latest) } else { here })
+    let latest = all.into_iter().fold(0.0, f64::max);
+    Ok(if one { first + std::time::Duration::from_secs_f64(latest) } else { here })
 }
 
 /// Steps that are being inspected.
@@ -243,7 +253,8 @@ fn memory(place: &Place, step: u64, changes: Vec<(f64, [u64; 5])>) -> Memory {
         rank: place.rank(),
         step,
         categories: Category::ALL.iter().map(|category| category.name().to_string()).collect(),
-        times_ms: kept.iter().map(|(at, _)| *at).collect(),
+        // The first is what there was when the step began.
+        times_ms: kept.iter().enumerate().map(|(i, (at, _))| if i == 0 { 0.0 } else { *at }).collect(),
         bytes: (0..Category::ALL.len()).map(|i| kept.iter().map(|(_, bytes)| bytes[i]).collect()).collect(),
         limit_bytes: capacity(place.device),
     }

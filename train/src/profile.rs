@@ -114,6 +114,7 @@ fn operations(
             autograd::Pass::Forward => Pass::Forward,
             autograd::Pass::Recompute => Pass::Recompute,
             autograd::Pass::Backward => Pass::Backward,
+            autograd::Pass::Wait => Pass::Step,
         },
         calls: seen.calls,
         ms: seen.time.as_secs_f64() * 1e3,

@@ -118,9 +118,11 @@ impl Reporter {
         if let Some(earlier) = earlier(&self.folder) {
             self.report = earlier;
         }
-        let machine = &mut self.report.machine;
-        machine.peak_flops_per_s = profile.ranks.iter().map(|rank| rank.peak_flops_per_s).sum();
-        machine.peak_bytes_per_s = profile.ranks.iter().map(|rank| rank.peak_bytes_per_s).sum();
+        if let [rank] = &profile.ranks[..] {
+            let machine = &mut self.report.machine;
+            (machine.peak_flops_per_s, machine.peak_bytes_per_s) =
+                (rank.peak_flops_per_s, rank.peak_bytes_per_s);
+        }
         self.report.profile = profile.clone();
         self.write()
     }

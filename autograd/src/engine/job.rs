@@ -114,10 +114,11 @@ impl Job {
             (Some(_), _) if self.captures() => Ok(()),
             (Some(leaf), _) => {
                 if let Some(grad) = grads[0].take() {
-                    let timed = profile::node_begins(&[]);
+                    let timed = profile::node_begins(&[]).map(|timed| (timed, leaf.has_buffer()));
                     leaf.accumulate(grad, self.options.create_graph)?;
-                    if let Some(timed) = timed {
-                        timed.ends("accumulate", &[], node.outputs.iter());
+                    if let Some((timed, adds)) = timed {
+                        // The first gradient is kept as it is.
+                        timed.ends("accumulate", &[], node.outputs.iter().filter(|_| adds));
                     }
                 }
                 node.run_accumulate_hooks()

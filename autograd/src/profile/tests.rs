@@ -99,3 +99,15 @@ fn a_thread_has_one_profiler_and_after_it_none() {
     let profiler = Profiler::begin(Device::CPU).unwrap();
     assert!(profiler.end().is_empty());
 }
+
+#[test]
+fn waiting_has_a_name_of_its_own() {
+    let profiler = Profiler::begin(Device::CPU).unwrap();
+    waiting("receive", || std::thread::sleep(Duration::from_millis(20)));
+    leaf(&[2]).relu().unwrap();
+    let seen = profiler.end();
+    let waited = of(&seen, "receive", Pass::Wait);
+    assert_eq!((waited.calls, waited.flops, waited.bytes), (1, 0.0, 0.0));
+    assert!(waited.time >= Duration::from_millis(20));
+    assert!(of(&seen, "relu", Pass::Forward).time < Duration::from_millis(20));
+}

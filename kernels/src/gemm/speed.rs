@@ -158,36 +158,3 @@ fn fastest(device: Device, mut run: impl FnMut() -> Result<()>) -> Result<f64> {
     }
     Ok(fastest)
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A product cannot be faster than the instructions that it is made of.
-    #[test]
-    fn a_product_is_no_faster_than_the_peak() {
-        for dtype in [DType::F32, DType::F64, DType::BF16] {
-            let a = full(&[256, 256], 1.0, dtype, Device::CPU).unwrap();
-            let mut c = matmul(&a, &a).unwrap();
-            let peak = peak_flops(dtype, Device::CPU).unwrap();
-            let product =
-                2.0 * 256f64.powi(3) / fastest(Device::CPU, || matmul_into(&mut c, &a, &a)).unwrap();
-            // Clocks change between the two, and others use the machine.
-            assert!(product < 1.25 * peak, "{dtype}: a product {product:e}, the peak {peak:e}");
-        }
-    }
-
-    #[test]
-    fn memory_is_slower_than_a_core_can_add() {
-        let (bandwidth, peak) =
-            (peak_bandwidth(Device::CPU).unwrap(), peak_flops(DType::F32, Device::CPU).unwrap());
-        // An addition of the triad moves 12 bytes.
-        assert!(bandwidth > 1e8 && bandwidth / 12.0 < peak, "{bandwidth:e} bytes/s, {peak:e} FLOP/s");
-    }
-
-    #[test]
-    fn a_meta_device_is_refused() {
-        assert!(peak_flops(DType::F32, Device::Meta(0)).is_err());
-        assert!(peak_bandwidth(Device::Meta(0)).is_err());
-    }
-}

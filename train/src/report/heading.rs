@@ -75,9 +75,10 @@ fn sentence(report: &Report) -> String {
     if curves.loss.median().is_none() {
         return text + ": the training loss was never finite.";
     }
+    let unit = if curves.loss_unit.is_empty() { String::new() } else { format!(" {}", curves.loss_unit) };
     let _ = match first == last {
-        true => write!(text, ": the training loss was {}", value(to)),
-        false => write!(text, ": the training loss went from {} to {}", value(from), value(to)),
+        true => write!(text, ": the training loss was {}{unit}", value(to)),
+        false => write!(text, ": the training loss went from {} to {}{unit}", value(from), value(to)),
     };
     match curves.validation.points().next_back() {
         Some((_, loss)) => format!("{text}, the validation loss was {} at the end.", value(loss)),

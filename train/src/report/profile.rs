@@ -96,7 +96,7 @@ impl Profile {
         let _ = writeln!(
             text,
             "\n{:<30} {:<9} {:>8} {:>10} {:>7} {:>9} {:>7} {:>9} {:>7}",
-            "operation", "pass", "calls", "ms", "share", "GFLOP/s", "of peak", "GB/s", "of peak"
+            "operation", "pass", "calls", "ms/step", "share", "GFLOP/s", "of peak", "GB/s", "of peak"
         );
         let mut own: Vec<&Operation> = self.operations.iter().filter(|o| o.rank == rank.rank).collect();
         own.sort_by(|a, b| b.ms.total_cmp(&a.ms));

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
+use phalanx_nn::autograd::waiting;
 use phalanx_tensor::Tensor;
 
 use super::cell::Cell;
@@ -91,7 +92,8 @@ impl<'a, S: Stages> Run<'a, S> {
         let is_over = |(_, send): &(Action, Pending)| all || send.is_done();
         let (over, under_way): (Vec<_>, Vec<_>) = self.sent.drain(..).partition(is_over);
         self.sent = under_way;
-        over.into_iter().try_for_each(|(action, send)| self.guarded(action, |_| Ok(send.wait()?)))
+        over.into_iter()
+            .try_for_each(|(action, send)| self.guarded(action, |_| Ok(waiting("send", || send.wait())?)))
     }
 
     /// An action, with the weights that are meant.

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use phalanx_nn::autograd::waiting;
 use phalanx_tensor::Tensor;
 
 use super::header::{header, receive_spec};
@@ -62,7 +63,7 @@ impl<S: Stages> Run<'_, S> {
             None => receive_spec(comm, from, *device)?,
         };
         let mut input = Tensor::empty(&spec.shape, spec.dtype, *device)?;
-        comm.recv(&mut input, from)?;
+        waiting("receive input", || comm.recv(&mut input, from))?;
         self.cell(stage, micro_batch).input = Some(input);
         Ok(())
     }
@@ -79,11 +80,11 @@ impl<S: Stages> Run<'_, S> {
         let grad = Tensor::empty(&graph.output.shape, graph.output.dtype, *device)?;
         let call = Call::recv(grad.clone(), from);
         match graph.recompute.as_ref().filter(|_| used_next) {
-            None => comm.run(call)?,
+            None => waiting("receive gradient", || comm.run(call))?,
             Some(recompute) => {
                 let coming = comm.start(call);
                 recompute.now()?;
-                coming.wait()?;
+                waiting("receive gradient", || coming.wait())?;
             }
         }
         cell.output_grad = Some(grad);
