@@ -124,6 +124,22 @@ fn documents_stay_apart_in_what_prepare_writes() {
     assert_eq!((starts("train.bin"), starts("validation.bin")), (36, 4));
     train(&folder, &["--data", &out, "--validate-every", "2"]);
     assert!(fs::read_to_string(folder.path("m.jsonl")).expect("metrics").contains("validation_loss"));
+    // With --packed, attention stays inside documents, under every layout; other words of a row change other losses.
+    let packed = train(&folder, &["--data", &out, "--packed"]);
+    assert_ne!(packed, train(&folder, &["--data", &out]));
+    for layout in
+        [&["--dp", "2", "--zero", "3"][..], &["--pp", "2", "--micro-batches", "2", "--schedule", "1f1b"]]
+    {
+        let one = if layout[0] == "--pp" {
+            &["--micro-batches", "2"][..]
+        } else {
+            &["--emulate-dp", "2", "--micro-batches", "2"]
+        };
+        let [one, many] =
+            [one, layout].map(|more| train(&folder, &[&["--data", &out, "--packed"], more].concat()));
+        assert_eq!(one, many, "{layout:?}");
+    }
+    refused(&[&SMALL[..], &["--data", &data, "--packed"]].concat(), "`--packed` wants documents");
     // What cannot be held out is said before anything is written.
     for share in ["nan", "1.5", "-0.1"] {
         let more = ["--separator", "<|end|>", "--validation-share", share];

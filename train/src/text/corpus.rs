@@ -4,7 +4,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::{Bpe, Codec, TOKENIZER};
-use crate::data::{Blend, Concat, Dataset, IndexedTokens, Samples, TokenFile, TokenWindows, Tokens, Width};
+use crate::data::{
+    Blend, Concat, Dataset, IndexedTokens, Packed, Samples, TokenFile, TokenWindows, Tokens, Width,
+};
 use crate::{Data, Error, Result, choices, digest, keyed, room};
 
 choices! { Width { Width::U16 = "u16", Width::U32 = "u32" } }
@@ -38,6 +40,11 @@ keyed! {
         "token-width" token_width: Option<Width> = None,
         /// Tokens in a sequence.
         "context" context: usize = 256,
+        /// Keep attention inside documents, of which a sequence may have several. Documents end where the index of the tokens says, as
+        /// `prepare` makes it, or at `end-of-text`.
+        "packed" packed: bool = false,
+        /// The token at which documents end.
+        "end-of-text" end_of_text: Option<usize> = None,
     }
 }
 
@@ -133,9 +140,16 @@ impl Corpus {
         for tokens in &training {
             told += &format!("{} {:016x} ", tokens.len(), self.ends(tokens)?);
         }
+        let packed = self.config.packed;
+        if packed {
+            told += &format!("packed {:?}", self.config.end_of_text);
+        }
         let mut sources = Vec::new();
         for (part, tokens) in self.training.iter().zip(&training) {
-            sources.push((Box::new(self.windows(part, tokens, seed)?) as Box<dyn Samples>, part.weight));
+            let windows = self.windows(part, tokens, seed)?;
+            let samples: Box<dyn Samples> =
+                if packed { Box::new(Packed::from(windows)) } else { Box::new(windows) };
+            sources.push((samples, part.weight));
         }
         let samples: Arc<dyn Samples> = match sources.len() {
             1 => Arc::from(sources.swap_remove(0).0),
@@ -143,7 +157,8 @@ impl Corpus {
         };
         let mut parts: Vec<Arc<dyn Dataset>> = Vec::new();
         for (part, tokens) in self.held_out.iter().zip(&held_out) {
-            parts.push(Arc::new(self.windows(part, tokens, seed)?.unshifted()));
+            let windows = self.windows(part, tokens, seed)?.unshifted();
+            parts.push(if packed { Arc::new(Packed::from(windows)) } else { Arc::new(windows) });
         }
         let validation = match parts.len() {
             0 | 1 => parts.pop(),
@@ -167,6 +182,23 @@ impl Corpus {
     }
 
     fn tokens(&self, part: &Part, vocabulary: usize) -> Result<Arc<dyn Tokens>> {
+        let tokens = self.stored(part, vocabulary)?;
+        let indexed = matches!(part.source, Source::Indexed(_));
+        match self.config.end_of_text {
+            Some(end) if end >= vocabulary => {
+                refuse(format!("`end-of-text` is {end}, and there are {vocabulary} tokens"))
+            }
+            Some(end) => Ok(Arc::new(tokens.with_end_of_text(end as u32))),
+            None if self.config.packed && !indexed => {
+                let why = "`packed` wants documents: an index beside the tokens, as `prepare` makes it, or `end-of-text`";
+                Err(Error::data(&part.name, why))
+            }
+            None => Ok(tokens),
+        }
+    }
+
+    /// The tokens, of which each document ends where the index says, if there is one.
+    fn stored(&self, part: &Part, vocabulary: usize) -> Result<Arc<dyn Tokens>> {
         Ok(match &part.source {
             Source::Text(text) => Arc::new(self.codec.encode(text, vocabulary)?),
             Source::Indexed(path) => Arc::new(IndexedTokens::open(path)?.with_vocabulary(vocabulary as u32)),

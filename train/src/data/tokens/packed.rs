@@ -28,13 +28,13 @@ impl<T: Tokens> Packed<T> {
     /// # Errors
     /// If the text is shorter than a window, or the context is 0.
     pub fn new(tokens: T, context: usize, seed: u64) -> Result<Packed<T>> {
-        Ok(Packed { windows: TokenWindows::new(tokens, context, seed)? })
+        Ok(TokenWindows::new(tokens, context, seed)?.into())
     }
 
     /// See [`TokenWindows::unshifted`].
     #[must_use]
     pub fn unshifted(self) -> Packed<T> {
-        Packed { windows: self.windows.unshifted() }
+        self.windows.unshifted().into()
     }
 
     /// The windows.
@@ -61,6 +61,12 @@ fn starts(begins: &[usize], context: usize) -> Vec<i64> {
         starts[begin..].fill(begin as i64);
     }
     starts
+}
+
+impl<T> From<TokenWindows<T>> for Packed<T> {
+    fn from(windows: TokenWindows<T>) -> Packed<T> {
+        Packed { windows }
+    }
 }
 
 impl<T: Tokens> Samples for Packed<T> {
