@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use phalanx_autograd::{Var, no_grad};
+use phalanx_autograd::{CrossEntropy, Var, no_grad};
 use phalanx_kernels as kernels;
 use phalanx_tensor::{Category, Context, DType, Device, RngKey};
 

@@ -4,7 +4,7 @@
 //! begin at its first query's first key, and both count from there. So a document's blocks, tiles and additions are those
 //! that it has alone, and so are its bits. Tiles before the first key are never made.
 
-use phalanx_tensor::{DType, Error, Result, Tensor};
+use phalanx_tensor::{DType, Dims, Error, Result, Tensor};
 
 use super::Problem;
 use super::operand::Heads;
@@ -17,7 +17,7 @@ pub(super) struct FirstKeys<'a>(Heads<'a, i64>);
 impl<'a> FirstKeys<'a> {
     /// Of a mask [.., T, 1] over scores of this shape.
     pub(super) fn open(op: &'static str, mask: &'a Tensor, scores: &[usize]) -> Result<FirstKeys<'a>> {
-        let mut shape = phalanx_tensor::Dims::from_slice(scores);
+        let mut shape = Dims::from_slice(scores);
         shape[scores.len() - 1] = 1;
         let keys = FirstKeys(Heads::broadcast(op, mask, &shape)?);
         keys.check(op, shape[scores.len() - 2])?;
@@ -53,7 +53,7 @@ impl<'a> FirstKeys<'a> {
         (1..most).find(|i| self.of(head, query + i) == query + i).unwrap_or(most)
     }
 
-    /// What is added to a tile's scores, as [`Mask::tile`](super::operand::Mask::tile): nothing where all queries see its first key.
+    /// What is added to a tile's scores [keys, width], in `to`; nothing where all queries see the tile's first key.
     pub(super) fn tile<'b, U: Float>(&self, tile: &Tile, to: &'b mut [U]) -> Option<&'b [U]> {
         if self.of(tile.head, tile.query + tile.queries - 1) <= tile.key {
             return None;
@@ -72,7 +72,6 @@ impl<'a> FirstKeys<'a> {
 impl Problem {
     /// Refuses a mask of first visible keys that is none for these sizes; their values are looked at where they are read.
     pub(super) fn check_first_keys(&self, op: &'static str, query: &Tensor, mask: &Tensor) -> Result<()> {
-        debug_assert_eq!(mask.dtype(), DType::I64);
         if !self.causal {
             return Err(Error::dtype(op, DType::I64, "`is_causal` with a mask of first visible keys (i64)"));
         }

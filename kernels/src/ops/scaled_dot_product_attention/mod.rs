@@ -59,13 +59,16 @@ struct Problem {
 
 /// `softmax(q kᵀ scale + mask) v` for queries [.., T, D], keys [.., S, D] and values [.., S, E]. A bool mask marks what
 /// may be seen, a floating-point one is added to the scores; it broadcasts to [.., T, S]. Queries that see nothing give
-/// 0. An i64 mask [.., T, 1] has the first key that each query sees, so that query t sees keys `first[t] ..= t`: with the
-/// number at which its document begins, several documents in a row do not see each other. It wants `is_causal`, numbers that
-/// do not decrease, and 0 <= first[t] <= t; on a GPU wrong numbers are found when the device is next waited for. What it
-/// hides is not computed. On a CPU documents in a row have the bits that each has alone; on a GPU too if all begin at
-/// multiples of 128, elsewhere they are equal to rounding, since tiles do not begin where documents do. Also gives what the backward pass needs of each query: the largest score and the inverse of the sum of the
+/// 0. Also gives what the backward pass needs of each query: the largest score and the inverse of the sum of the
 /// exponentials below it. Where the queries' heads lie side by side in memory, [.., T, H, D], so do the result's, but for
 /// a GPU's.
+///
+/// An i64 mask [.., T, 1] has the first key that each query sees: query t sees keys `first[t] ..= t`. Where these are the
+/// numbers at which documents begin, several documents in a row do not see each other. It wants `is_causal`, numbers
+/// that do not decrease, and `0 <= first[t] <= t`; on a GPU wrong numbers are an error when the device is next waited for.
+/// Tiles that it hides are not computed. On a CPU a document has the bits that it has alone, without dropout. On a GPU it
+/// has them if all documents begin at multiples of 128; else they are equal to rounding, for tiles do not begin where
+/// documents do.
 ///
 /// # Errors
 /// If shapes, dtypes or devices do not fit.

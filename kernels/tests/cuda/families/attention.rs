@@ -149,12 +149,40 @@ impl Call {
     }
 }
 
+/// What documents in a row differ by from each alone, where all begin at multiples of 128: nothing.
+fn apart(dtype: DType, device: Device, lengths: &[usize]) -> Result<Vec<Tensor>> {
+    let length: usize = lengths.iter().sum();
+    let operand = |seed| make(&[1, 1, length, 64], dtype, device, spread(seed, -1.0, 1.3));
+    let all = [operand(1), operand(2), operand(3), operand(4)];
+    let run = |[query, key, value, dy]: [&Tensor; 4], mask: Option<&Tensor>| -> Result<Vec<Tensor>> {
+        let config = Attention { is_causal: true, ..Attention::default() };
+        let (y, stats) = scaled_dot_product_attention(query, key, value, mask, &config)?;
+        let inputs = [query, key, value];
+        let grads = scaled_dot_product_attention_backward(inputs, mask, [&y, &stats], dy, &config, INPUTS)?;
+        Ok([y, stats].into_iter().chain(grads.into_iter().flatten()).collect())
+    };
+    let mut starts = Vec::new();
+    lengths.iter().for_each(|&n| starts.extend(vec![starts.len() as i64; n]));
+    let together = run(all.each_ref(), first_keys(&starts, &[length, 1], device)?.as_ref())?;
+    let (mut at, mut differences) = (0, Vec::new());
+    for &n in lengths {
+        let part = |x: &Tensor| x.narrow(2, at, n)?.contiguous();
+        let [query, key, value, dy] = all.each_ref().map(part);
+        let alone = run([&query?, &key?, &value?, &dy?], None)?;
+        for (together, alone) in together.iter().zip(&alone) {
+            differences.push(phalanx_kernels::sub(&part(together)?, alone)?);
+        }
+        at += n;
+    }
+    Ok(differences)
+}
+
 /// Masks of first visible keys.
 fn documents() -> Vec<Call> {
     let call = |dtype, heads, length, depth| Call::new(dtype, heads, [length, length, depth, depth]).causal();
     let mut calls = Vec::new();
     for dtype in FLOATS {
-        for length in [1, 7, 33, 129] {
+        for length in [1, 7, 33, 129usize] {
             let masked = Masked::Documents(length.div_ceil(2));
             calls.push(Call { masked, ..call(dtype, [2, 1], length, 64) });
         }
@@ -209,6 +237,10 @@ pub fn cases() -> Vec<Case> {
     calls.push(Call::new(DType::BF16, [1, 1], [300, 300, 64, 64]).causal());
     calls.extend(documents());
     let mut cases: Vec<Case> = calls.into_iter().map(Call::case).collect();
+    for dtype in FLOATS {
+        let run = move |device| apart(dtype, device, &[128, 256, 70]);
+        cases.push(Case::new(format!("attention of documents apart {dtype}"), dtype, run).within(0.0));
+    }
     for dtype in FLOATS {
         let stream = RngKey { seed: 5, step: 1 }.site(3);
         let dropout = AttentionDropout { p: 0.25, stream, batch_offset: 3, heads: None };

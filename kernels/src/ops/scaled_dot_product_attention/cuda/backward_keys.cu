@@ -25,7 +25,7 @@ constexpr bool PLAIN = !BIASED && DROPOUT == 0 && SLOPES == 0 && PACKETS;
 
 constexpr int KEYS = 128, M = HEAD <= 64 ? 2 : 1, THREADS = KEYS / (16 * M) * 32;
 constexpr int STAGE = 64;                    // queries that are copied at a time,
-constexpr int QUERIES = PLAIN ? 32 : 16;  // and worked on at a time
+constexpr int QUERIES = PLAIN && !CUT ? 32 : 16;  // and worked on at a time
 constexpr int N = QUERIES / 8, UNROLL = M == 2 ? 2 : STEPS;
 
 struct Shared {

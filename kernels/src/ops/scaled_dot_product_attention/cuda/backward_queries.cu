@@ -16,7 +16,7 @@ constexpr bool PLAIN = !BIASED && DROPOUT == 0 && SLOPES == 0 && PACKETS;
 
 constexpr int M = PLAIN || HEAD <= 64 ? 2 : 1, THREADS = 128, QUERIES = THREADS / 32 * 16 * M;
 constexpr int STAGE = HEAD <= 64 ? 64 : 32;  // keys that are copied at a time,
-constexpr int KEYS = HEAD <= 112 && !SLOPES ? 32 : 16;  // and worked on at a time
+constexpr int KEYS = HEAD <= (CUT ? 96 : 112) && !SLOPES ? 32 : 16;  // and worked on at a time
 constexpr int N = KEYS / 8;
 
 struct Shared {
@@ -103,7 +103,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     // The scores' gradient is wanted of hidden keys too.
     const int end = SLOPES ? p.keys : p.keys_before(first + QUERIES), tiles = blocks_of(end, STAGE);
     const int start = SLOPES ? 0 : first_key(p, at.item, at.head, first) / STAGE;
-    const int my_start = SLOPES ? 0 : first_key(p, at.item, at.head, mine);
     const T* keys = p.key.at(at.item, at.head / p.group);
     const T* values = p.value.at(at.item, at.head / p.group);
     auto load_keys = [&](int tile) {
@@ -148,7 +147,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
         for (int local = 0; local < STAGE; local += KEYS) {
             const int key = tile * STAGE + local;
             if (key >= end || (!SLOPES && p.causal && key >= mine + 16 * M)) continue;
-            if (CUT && key + KEYS <= my_start) continue;
+            if (CUT && !SLOPES && key + KEYS <= first_key(p, at.item, at.head, mine)) continue;
             const u32 key_rows = shared_address(shared.keys[tile & 1]) + local * PITCH;
             f32 s[M][N][4], ds[M][N][4];
             products(s, queries, key_rows);

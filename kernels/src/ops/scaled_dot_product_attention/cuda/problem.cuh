@@ -1,10 +1,10 @@
 // What attention's kernels are told, and what of it does not depend on how they compute: places, masks, dropout.
 // Sizes: B batch items, H query heads each, T queries, S keys, D depth, E depth of values; H / group key heads.
 //
-// Compiled for: ELEM (bf16, f16, f32, f64); HEAD, at least D and E; MASK 0 none, 1 bool, 2 of ELEM, 3 first visible keys (i64); DROPOUT 0, 1;
-// SLOPES 0, 1: whether the backward pass also gives the scores' gradient; PACKETS 0, 1: whether all rows are whole
-// packets, that is all addresses, strides, D and E multiples of 16 bytes. The launcher's numbers, which must be the
-// kernel's: BLOCK_ROWS, rows that a block makes; BLOCK_THREADS; BLOCK_BYTES of dynamic shared memory.
+// Compiled for: ELEM (bf16, f16, f32, f64); HEAD, at least D and E; MASK 0 none, 1 bool, 2 of ELEM, 3 first visible keys
+// (i64); DROPOUT 0, 1; SLOPES 0, 1: whether the backward pass also gives the scores' gradient; PACKETS 0, 1: whether all
+// rows are whole packets, that is all addresses, strides, D and E multiples of 16 bytes. The launcher's numbers, which must
+// be the kernel's: BLOCK_ROWS, rows that a block makes; BLOCK_THREADS; BLOCK_BYTES of dynamic shared memory.
 
 typedef ELEM T;
 typedef Wide<T> W;

@@ -64,7 +64,8 @@ impl Variant {
             return self.general(3);
         }
         let (head, plain) = (self.head(), self.is_plain());
-        let rows = if plain || head <= 96 { 128 } else { 64 };
+        let limited = self.mask == 3 && head > 112;
+        let rows = if (plain && !limited) || head <= 96 { 128 } else { 64 };
         let keys = if head <= if plain { 80 } else { 32 } { 64 } else { 32 };
         Block { rows, threads: 128, bytes: self.tile_bytes(rows + 4 * keys, rows, keys) }
     }
