@@ -225,7 +225,7 @@ impl<'a> Training<'a> {
     /// Steps without a flush between them.
     fn stretch(&mut self, kind: crate::Asynchronous, end: u64) -> Result<Vec<Told>> {
         let steps = self.run.done..end;
-        let mut told = in_step(steps.start, asynchronous::stretch(kind, self.run, steps))?;
+        let mut told = asynchronous::stretch(kind, self.run, steps)?;
         let peak = self.run.place.device.ledger()?.total().peak;
         for told in &mut told {
             told.peak = peak;
