@@ -23,7 +23,6 @@ mod error;
 mod guarded;
 mod identity;
 mod inspect;
-mod keys;
 mod means;
 mod memory;
 mod mfu;

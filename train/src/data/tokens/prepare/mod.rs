@@ -78,7 +78,7 @@ impl PrepareOptions {
         PrepareOptions { validation: Some((path.into(), share)), ..self }
     }
 
-    /// Writes Megatron's `.idx` beside each file, which says where documents begin: [`IndexedTokens`] reads the pair.
+    /// Writes Megatron's `.idx` beside each file, which says where documents begin: [`IndexedTokens`](super::IndexedTokens) reads the pair.
     pub fn with_index(self) -> PrepareOptions {
         PrepareOptions { index: true, ..self }
     }
