@@ -64,7 +64,8 @@ pub(crate) fn stretch(kind: Asynchronous, run: &mut Run, steps: Range<u64>) -> R
         ends: vec![Instant::now()],
     };
     let failed = |error: crate::Error| match *work.failed.lock().unwrap_or_else(PoisonError::into_inner) {
-        Some(step) => error.in_step(step),
+        // Its text has the step.
+        Some(_) => error,
         None => error.in_step(first),
     };
     let losses = pipeline.train(&work, &mut descent).map_err(|e| failed(e.into()))?;
@@ -146,12 +147,16 @@ impl Work {
         let step = self.first + (micro_batch / self.interval) as u64;
         let mut feed = self.feed.lock().unwrap_or_else(PoisonError::into_inner);
         let batch = feed.batch(step, micro_batch % self.interval);
-        Ok((step, batch.inspect_err(|_| self.fails(step))?))
+        Ok((step, batch.map_err(|error| self.fails(step, error))?))
     }
 
-    /// Notes the step of the first failure.
-    fn fails(&self, step: u64) {
+    /// An error with its step. Those of other ranks have theirs.
+    fn fails(&self, step: u64, error: parallel::Error) -> parallel::Error {
+        if matches!(error, parallel::Error::Comm(_)) {
+            return error;
+        }
         self.failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(step);
+        parallel::Error::Config(format!("step {step}: {error}"))
     }
 }
 
@@ -162,7 +167,7 @@ impl Stages for Work {
             (c.train, c.batch_offset) = (true, batch.first_row as u64);
             c.rng = RngKey { seed: self.seed, step };
         });
-        self.model.run(stage, input, &batch, self.scale).inspect_err(|_| self.fails(step))
+        self.model.run(stage, input, &batch, self.scale).map_err(|error| self.fails(step, error))
     }
 
     fn input_spec(&self, _stage: usize, micro_batch: usize) -> Option<Spec> {

@@ -7,6 +7,7 @@ use phalanx_parallel::hybrid::Part;
 use phalanx_tensor::{Device, Tensor};
 
 use crate::optimizers::AnyRule;
+use crate::run::Run;
 use crate::step::{Settings, context, gradients};
 use crate::{Error, Result};
 
@@ -49,5 +50,31 @@ impl Captured {
             loss.ok_or_else(|| Error::Config("a step has no loss".into()))
         })?;
         Ok(captured.results())
+    }
+}
+
+impl Run {
+    /// Whether steps are to be captured: on a GPU, unless told otherwise or something keeps them from it.
+    pub(crate) fn captures(&mut self) -> bool {
+        self.means.config.device.is_cuda() && self.means.config.capture && self.why_uncaptured().is_none()
+    }
+
+    /// Why the steps of a run on a GPU cannot be captured, if they were to be. Ranks meet on the host in each step, and a trace wants to
+    /// know what a step consists of.
+    pub(crate) fn why_uncaptured(&mut self) -> Option<&'static str> {
+        let config = &self.means.config;
+        if !config.device.is_cuda() || !config.capture {
+            return None;
+        }
+        let several = self.optimizers.only().is_none();
+        let config = &self.means.config;
+        let reasons = [
+            (config.ranks() > 1 || config.zero > 0, "there are several ranks, or ZeRO"),
+            (config.asynchronous.is_some(), "the pipeline has no flushes"),
+            (config.trace.is_some(), "a trace has what a step consists of"),
+            (self.is_guarded(), "the numbers of a step are looked at before its update"),
+            (several, "there are several optimizers"),
+        ];
+        reasons.into_iter().find(|(is_so, _)| *is_so).map(|(_, why)| why)
     }
 }

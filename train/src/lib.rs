@@ -35,7 +35,6 @@ mod guarded;
 mod holds;
 mod identity;
 mod inspect;
-mod keys;
 mod machine;
 mod means;
 mod memory;

@@ -91,7 +91,7 @@ impl Run {
         optimizers: MakeOptimizers<'_>,
     ) -> Result<Run> {
         config.check()?;
-        check_validation(config, &data)?;
+        config.check_validation(data.validation.is_some())?;
         let (layout, line) = (&config.layout, place.groups.along(Axis::Pp).clone());
         let schedule = layout.schedule()?;
         let mut pipeline = Pipeline::new(&schedule, line.clone(), place.device)?;
@@ -368,52 +368,12 @@ impl Run {
         Ok(passed.results)
     }
 
-    /// Whether steps are to be captured: on a GPU, unless told otherwise or something keeps them from it.
-    fn captures(&mut self) -> bool {
-        self.means.config.device.is_cuda() && self.means.config.capture && self.why_uncaptured().is_none()
-    }
-
-    /// Why the steps of a run on a GPU cannot be captured, if they were to be. Ranks meet on the host in each step, and a trace wants to
-    /// know what a step consists of.
-    pub(crate) fn why_uncaptured(&mut self) -> Option<&'static str> {
-        let config = &self.means.config;
-        if !config.device.is_cuda() || !config.capture {
-            return None;
-        }
-        let several = self.optimizers.only().is_none();
-        let config = &self.means.config;
-        let reasons = [
-            (config.ranks() > 1 || config.zero > 0, "there are several ranks, or ZeRO"),
-            (config.asynchronous.is_some(), "the pipeline has no flushes"),
-            (config.trace.is_some(), "a trace has what a step consists of"),
-            (self.is_guarded(), "the numbers of a step are looked at before its update"),
-            (several, "there are several optimizers"),
-        ];
-        reasons.into_iter().find(|(is_so, _)| *is_so).map(|(_, why)| why)
-    }
-
     /// Whether a step's numbers are looked at before its update. On a GPU that would be a wait in each step, so there it is only
     /// done where an update may have to be left out.
     pub(crate) fn is_guarded(&self) -> bool {
         let Config { device, on_divergence, .. } = self.means.config;
         let waits = device.is_cuda() && on_divergence == crate::OnDivergence::Stop && self.scaler.is_none();
         !waits && !device.is_meta()
-    }
-}
-
-/// Refuses settings about validations where there is nothing to validate on. (A meta device validates nothing.)
-fn check_validation(config: &Config, data: &Data) -> Result<()> {
-    let asked = [
-        ("validate-every", config.validate_every > 0),
-        ("patience", config.patience.is_some()),
-        ("keep-best", config.keep_best),
-        ("plateau-factor", config.plateau.is_some()),
-    ];
-    match asked.iter().find(|(_, asked)| *asked) {
-        Some((name, _)) if data.validation.is_none() && !config.device.is_meta() => Err(Error::Config(
-            format!("train: got `{name}` without validation data (`validation`), wanted both or neither"),
-        )),
-        _ => Ok(()),
     }
 }
 

@@ -279,7 +279,7 @@ impl<'a> Training<'a> {
     fn stretch(&mut self, kind: crate::Asynchronous, end: u64) -> Result<Vec<Told>> {
         let steps = self.run.done..end;
         let work = |own: &mut Self| asynchronous::stretch(kind, own.run, steps.clone());
-        let mut told = in_step(steps.start, self.inspected(steps.clone(), work))?;
+        let mut told = self.inspected(steps.clone(), work)?;
         let peak = self.run.place.device.ledger()?.total().peak;
         for told in &mut told {
             told.peak = peak;

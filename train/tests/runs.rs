@@ -2,6 +2,8 @@
 
 #[path = "runs/divergence.rs"]
 mod divergence;
+#[path = "runs/keyed.rs"]
+mod keyed;
 #[path = "runs/packed.rs"]
 mod packed;
 #[path = "runs/reports.rs"]

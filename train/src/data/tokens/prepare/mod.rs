@@ -78,7 +78,7 @@ impl PrepareOptions {
         PrepareOptions { validation: Some((path.into(), share)), ..self }
     }
 
-    /// Writes Megatron's `.idx` beside each file, which says where documents begin: [`IndexedTokens`] reads the pair.
+    /// Writes Megatron's `.idx` beside each file, which says where documents begin: [`IndexedTokens`](super::IndexedTokens) reads the pair.
     pub fn with_index(self) -> PrepareOptions {
         PrepareOptions { index: true, ..self }
     }
@@ -109,6 +109,20 @@ impl PrepareOptions {
         {
             return refuse(format!("got a validation share of {share}, wanted a number between 0 and 1"));
         }
+        let outputs = [Some(output), self.validation.as_ref().map(|(path, _)| path.as_path())];
+        let clash = |path: &&Path| inputs.iter().any(|input| input == path);
+        if let Some(path) = outputs.iter().flatten().find(|path| clash(path)) {
+            return refuse(format!(
+                "got {} to read and to write, wanted another file to write",
+                path.display()
+            ));
+        }
+        if outputs[0] == outputs[1] {
+            return refuse(format!(
+                "got {} for training and for validation, wanted two files",
+                output.display()
+            ));
+        }
         if let (Some((_, share)), None) = (&self.validation, &self.separator)
             && !is_shared(inputs.len() as u64, *share)
         {
@@ -123,20 +137,7 @@ impl PrepareOptions {
                 self.vocabulary
             ));
         }
-        let outputs = [Some(output), self.validation.as_ref().map(|(path, _)| path.as_path())];
-        let clash = |path: &&Path| inputs.iter().any(|input| input == path);
-        if let Some(path) = outputs.iter().flatten().find(|path| clash(path)) {
-            return refuse(format!(
-                "got {} to read and to write, wanted another file to write",
-                path.display()
-            ));
-        }
-        match outputs[0] == outputs[1] {
-            true => {
-                refuse(format!("got {} for training and for validation, wanted two files", output.display()))
-            }
-            false => Ok(()),
-        }
+        Ok(())
     }
 }
 

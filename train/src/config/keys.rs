@@ -1,11 +1,13 @@
-//! The keys of a [`Config`].
+//! The table of a [`Config`]'s keys.
 
+use phalanx_nn::Schedule;
 use phalanx_nn::models::RecomputeMode;
-use phalanx_nn::{OneCycle, Schedule};
 use phalanx_tensor::DType;
 
-use crate::settings::{Given, Key, Keyed, Kind, Value};
-use crate::{Asynchronous, Backend, Config, Error, OnDivergence, Plateau, Result, choices};
+use super::rates::{lowest, name, named, peak, total, warmup};
+use super::{Asynchronous, Backend, Config, OnDivergence, Plateau};
+use crate::choices;
+use crate::settings::{Key, Kind, Value};
 
 choices! {
     RecomputeMode { RecomputeMode::Never = "never", RecomputeMode::ExceptLast = "except-last", RecomputeMode::Always = "always" }
@@ -30,22 +32,10 @@ const GRADIENTS: Kind = Kind::Choice(&["f32", "bf16", "f64"]);
 const BORNE: u32 = 10;
 const PLATEAU: Plateau = Plateau { factor: 0.1, patience: 10 };
 
-impl Keyed for Config {
-    fn keys() -> Vec<Key<Config>> {
-        [steps(), rates(), numbers(), layout(), checkpoints(), outcomes(), files()].concat()
-    }
-
-    fn settle(&mut self, given: &Given<'_>) -> Result<()> {
-        self.settle_ranks(given)?;
-        self.settle_pieces(given)?;
-        self.settle_schedule(given)?;
-        match self.on_divergence {
-            OnDivergence::Stop if is_beside(given, "divergence-limit", "on-divergence") => {
-                refuse("`divergence-limit` goes with `on-divergence` skip or rollback, and it is stop")
-            }
-            _ => Ok(()),
-        }
-    }
+/// All keys, in the order in which they are set.
+pub(super) fn keys() -> Vec<Key<Config>> {
+    [steps(), rates(), averages(), numbers(), layout(), pipeline(), checkpoints(), outcomes(), files()]
+        .concat()
 }
 
 fn steps() -> Vec<Key<Config>> {
@@ -111,6 +101,11 @@ fn rates() -> Vec<Key<Config>> {
         Key::partial("lr-gamma", "What `step` multiplies the rate by", |c: &mut Config| {
             if let Schedule::Step { gamma, .. } = &mut c.lr { Some(gamma) } else { None }
         }),
+    ]
+}
+
+fn averages() -> Vec<Key<Config>> {
+    vec![
         Key::with(
             "plateau-factor",
             "Multiply the rate by this where validations bring no lower loss",
@@ -242,6 +237,11 @@ fn layout() -> Vec<Key<Config>> {
             |c| c.chains.text(),
             checked,
         ),
+    ]
+}
+
+fn pipeline() -> Vec<Key<Config>> {
+    vec![
         Key::new(
             "zero",
             "What data-parallel ranks share out: 1 optimizer state, 2 gradients too, 3 parameters too",
@@ -340,292 +340,4 @@ fn files() -> Vec<Key<Config>> {
             |c| &mut c.trace,
         ),
     ]
-}
-
-fn refuse(why: impl Into<String>) -> Result<()> {
-    Err(Error::Config(why.into()))
-}
-
-/// A key's whole number, which was checked when it was given.
-fn whole(given: &Given<'_>, name: &str) -> Option<usize> {
-    given(name)?.1.parse().ok()
-}
-
-/// Whether a key is given, and the other by no later source, which would mean that this one counts no more.
-fn is_beside(given: &Given<'_>, name: &str, other: &str) -> bool {
-    given(name).is_some_and(|(source, _)| given(other).is_none_or(|(other, _)| other <= source))
-}
-
-impl Config {
-    /// As many replicas as `ranks` says.
-    fn settle_ranks(&mut self, given: &Given<'_>) -> Result<()> {
-        let Some(all) = whole(given, "ranks").filter(|_| is_beside(given, "ranks", "dp")) else {
-            return Ok(());
-        };
-        if all == 0 {
-            return refuse("`ranks` is 0, wanted at least 1");
-        }
-        let (tp, pp) = (self.layout.tp, self.layout.pp);
-        let has_dp = is_beside(given, "dp", "ranks");
-        if !has_dp {
-            self.layout.dp = (all / tp.saturating_mul(pp).max(1)).max(1);
-        }
-        let (dp, ranks) = (self.layout.dp, self.ranks());
-        match has_dp {
-            _ if ranks == all => Ok(()),
-            true => {
-                refuse(format!("`ranks` {all} is not `dp` {dp} x `tp` {tp} x `pp` {pp}, which is {ranks}"))
-            }
-            false => refuse(format!(
-                "`ranks` {all} is no multiple of `tp` {tp} x `pp` {pp}; the nearest is `dp` {dp}, {ranks} ranks"
-            )),
-        }
-    }
-
-    /// A rank's pieces, of which each chain has its part.
-    fn settle_pieces(&mut self, given: &Given<'_>) -> Result<()> {
-        let (pieces, chains) = (whole(given, "micro-batches"), whole(given, "emulate-dp"));
-        let pieces = pieces.unwrap_or(self.layout.micro_batches.saturating_mul(self.chains));
-        self.chains = chains.unwrap_or(self.chains);
-        let chains = self.chains;
-        if chains == 0 || pieces == 0 {
-            let key = if chains == 0 { "emulate-dp" } else { "micro-batches" };
-            return refuse(format!("`{key}` is 0, wanted at least 1"));
-        }
-        if !self.batch.is_multiple_of(chains) {
-            return refuse(format!("`emulate-dp` {chains} does not divide `batch` {}", self.batch));
-        }
-        if !pieces.is_multiple_of(chains) {
-            return refuse(format!("`emulate-dp` {chains} does not divide `micro-batches` {pieces}"));
-        }
-        self.layout.micro_batches = pieces / chains;
-        Ok(())
-    }
-
-    /// Refuses keys of a pipeline that would do nothing.
-    fn settle_schedule(&mut self, given: &Given<'_>) -> Result<()> {
-        if let Some((_, schedule)) =
-            given("schedule").filter(|_| given("pp").is_none() && self.layout.pp == 1)
-        {
-            return refuse(format!("`schedule` {schedule} goes with `pp`, which is not given"));
-        }
-        let stages =
-            whole(given, "virtual-stages").filter(|_| is_beside(given, "virtual-stages", "schedule"));
-        match (&self.layout.schedule[..], stages) {
-            (_, None) | ("interleaved", _) | ("zb-v", Some(2)) => Ok(()),
-            ("zb-v", Some(n)) => refuse(format!("`virtual-stages` is {n}, and zb-v always has 2")),
-            (other, Some(n)) => refuse(format!(
-                "`virtual-stages` {n} goes with `schedule` interleaved, and the schedule is {other}"
-            )),
-        }
-    }
-}
-
-/// What a schedule is called.
-fn name(schedule: &Schedule) -> &'static str {
-    match schedule {
-        Schedule::Constant { .. } => "constant",
-        Schedule::Cosine { .. } => "cosine",
-        Schedule::Linear { .. } => "linear",
-        Schedule::InverseSqrt { .. } => "inverse-sqrt",
-        Schedule::WarmupStableDecay { .. } => "warmup-stable-decay",
-        Schedule::OneCycle(_) => "one-cycle",
-        Schedule::Step { .. } => "step",
-    }
-}
-
-/// The schedule of that name, with the rate and the warm-up of another.
-fn named(wanted: &str, other: &Schedule, total: u64) -> Option<Schedule> {
-    let mut other = *other;
-    if name(&other) == wanted {
-        return Some(other);
-    }
-    let (lr, warmup) = (*peak(&mut other), warmup(&mut other).map_or(0, |warmup| *warmup));
-    let min = lowest(&mut other).map_or(0.0, |min| *min);
-    Some(match wanted {
-        "constant" => Schedule::Constant { lr, warmup },
-        "cosine" => Schedule::Cosine { lr, warmup, total, cycles: 0.5, min },
-        "linear" => Schedule::Linear { lr, warmup, total, min },
-        "inverse-sqrt" => Schedule::InverseSqrt { lr, warmup: warmup.max(1) },
-        "warmup-stable-decay" => Schedule::WarmupStableDecay { lr, warmup, decay: total / 2, total, min },
-        "one-cycle" => Schedule::OneCycle(OneCycle {
-            max_lr: lr,
-            total,
-            pct_start: 0.3,
-            linear: false,
-            div_factor: 25.0,
-            final_div_factor: 1e4,
-            three_phase: false,
-        }),
-        "step" => Schedule::Step { lr, step_size: (total / 3).max(1), gamma: 0.1 },
-        _ => return None,
-    })
-}
-
-fn peak(schedule: &mut Schedule) -> &mut f64 {
-    match schedule {
-        Schedule::Constant { lr, .. }
-        | Schedule::Cosine { lr, .. }
-        | Schedule::Linear { lr, .. }
-        | Schedule::InverseSqrt { lr, .. }
-        | Schedule::WarmupStableDecay { lr, .. }
-        | Schedule::Step { lr, .. } => lr,
-        Schedule::OneCycle(cycle) => &mut cycle.max_lr,
-    }
-}
-
-fn warmup(schedule: &mut Schedule) -> Option<&mut u64> {
-    match schedule {
-        Schedule::Constant { warmup, .. }
-        | Schedule::Cosine { warmup, .. }
-        | Schedule::Linear { warmup, .. }
-        | Schedule::InverseSqrt { warmup, .. }
-        | Schedule::WarmupStableDecay { warmup, .. } => Some(warmup),
-        Schedule::Step { .. } | Schedule::OneCycle(_) => None,
-    }
-}
-
-fn lowest(schedule: &mut Schedule) -> Option<&mut f64> {
-    match schedule {
-        Schedule::Cosine { min, .. }
-        | Schedule::Linear { min, .. }
-        | Schedule::WarmupStableDecay { min, .. } => Some(min),
-        _ => None,
-    }
-}
-
-/// How many steps a schedule is made for.
-pub(crate) fn total(schedule: &mut Schedule) -> Option<&mut u64> {
-    match schedule {
-        Schedule::Cosine { total, .. }
-        | Schedule::Linear { total, .. }
-        | Schedule::WarmupStableDecay { total, .. } => Some(total),
-        Schedule::OneCycle(cycle) => Some(&mut cycle.total),
-        _ => None,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::path::PathBuf;
-
-    use phalanx_parallel::hybrid::Layout;
-    use phalanx_tensor::Device;
-
-    use super::*;
-    use crate::{Settings, Source};
-
-    /// A configuration in which every setting that has a key is other than the default.
-    fn unlike() -> Config {
-        let layout = Layout {
-            dp: 2,
-            tp: 3,
-            pp: 4,
-            schedule: "interleaved".into(),
-            chunks: 5,
-            micro_batches: 6,
-            recompute: RecomputeMode::ExceptLast,
-            sequence_parallel: true,
-        };
-        Config {
-            steps: 9,
-            batch: 24,
-            seed: u64::MAX,
-            lr: Schedule::WarmupStableDecay { lr: 0.01, warmup: 1, decay: 3, total: 9, min: 1e-9 },
-            clip: None,
-            dtype: DType::F16,
-            grad_dtype: Some(DType::BF16),
-            device: Device::Meta(0),
-            threads: Some(3),
-            layout,
-            zero: 2,
-            find_unused: true,
-            chains: 1,
-            asynchronous: None,
-            backend: Some(Backend::Threads),
-            capture: false,
-            workers: 0,
-            prefetch: 7,
-            save_every: 5,
-            keep_last: 3,
-            keep_best: true,
-            restore_best: true,
-            validate_every: 2,
-            validation_rows: Some(8),
-            plateau: Some(Plateau { factor: 0.25, patience: 2 }),
-            ema: Some(0.75),
-            loss_scaling: Some(false),
-            patience: Some(4),
-            on_divergence: OnDivergence::Rollback { most: 3 },
-            explodes_at: 2.5,
-            out: Some("a \"b\"\n".into()),
-            rescue: None,
-            resume: Some("true".into()),
-            trace: Some(PathBuf::from("1.5")),
-        }
-    }
-
-    #[test]
-    fn a_file_of_all_keys_gives_every_setting_back() {
-        let schedules = [
-            unlike().lr,
-            Schedule::Constant { lr: 2.0, warmup: 3 },
-            Schedule::Cosine { lr: 0.1, warmup: 3, total: 9, cycles: 0.5, min: 0.01 },
-            Schedule::Linear { lr: 0.1, warmup: 3, total: 9, min: 0.02 },
-            Schedule::InverseSqrt { lr: 0.1, warmup: 3 },
-            Schedule::Step { lr: 0.1, step_size: 4, gamma: 0.5 },
-        ];
-        for lr in schedules {
-            let wanted = Config { lr, ..unlike() };
-            let mut read = Settings::new(Config::default());
-            read.read_text(&Settings::new(wanted.clone()).to_toml(&[]), "run.toml").unwrap();
-            assert_eq!(read.resolve().unwrap(), wanted);
-        }
-    }
-
-    #[test]
-    fn a_key_of_a_later_source_wins_over_one_that_it_rules_out() {
-        let resolve = |file: &str, words: &[&str]| {
-            let mut settings = Settings::new(Config::default());
-            settings.read_text(file, "run.toml").unwrap();
-            settings.words(words.iter().map(|word| word.to_string())).unwrap();
-            settings.resolve().map(|config| config.layout.dp)
-        };
-        assert_eq!(resolve("dp = 1", &["--ranks", "4"]).unwrap(), 4);
-        assert_eq!(resolve("ranks = 4", &["--dp", "2"]).unwrap(), 2);
-        assert_eq!(resolve("ranks = 4\ntp = 2", &[]).unwrap(), 2);
-        assert!(
-            resolve("ranks = 4\ndp = 2", &[]).unwrap_err().to_string().contains("`ranks` 4 is not `dp` 2")
-        );
-        assert_eq!(
-            resolve("schedule = \"interleaved\"\npp = 2\nvirtual-stages = 3", &["--schedule", "1f1b"])
-                .unwrap(),
-            1
-        );
-        assert!(resolve("virtual-stages = 3", &[]).is_err());
-        let mut both = Settings::new(Config::default());
-        both.set("steps", "5", Source::Words).unwrap();
-        both.read_text("steps = 6", "run.toml").unwrap();
-        assert_eq!(both.resolve().unwrap().steps, 5);
-    }
-
-    #[test]
-    fn steps_are_those_of_the_schedule_too() {
-        let mut settings = Settings::new(Config::default());
-        settings.words(["--lr-schedule", "one-cycle", "--steps", "50"].map(String::from)).unwrap();
-        let config = settings.resolve().unwrap();
-        config.check().unwrap();
-        assert!(matches!(config.lr, Schedule::OneCycle(OneCycle { total: 50, .. })));
-        let error = Config { steps: 51, ..config }.check().unwrap_err().to_string();
-        assert!(error.contains("`steps` is 51") && error.contains("ends after 50"), "{error}");
-    }
-
-    #[test]
-    fn keys_have_names_of_their_own() {
-        let mut names: Vec<&str> = Config::keys().iter().map(|key| key.name).collect();
-        names.sort_unstable();
-        let all = names.len();
-        names.dedup();
-        assert_eq!(names.len(), all);
-    }
 }

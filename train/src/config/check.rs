@@ -1,0 +1,221 @@
+//! What a [`Config`] is refused for, by the key that is wrong.
+
+use std::cmp::Reverse;
+
+use phalanx_parallel::hybrid::Layout;
+use phalanx_tensor::Device;
+
+use super::rates::total;
+use super::{Asynchronous, Config, OnDivergence, Plateau};
+use crate::{Error, Result};
+
+fn refuse(why: impl Into<String>) -> Result<()> {
+    Err(Error::Config(format!("train: {}", why.into())))
+}
+
+/// Ranks in one process at most.
+const RANKS_MAX: usize = 256;
+/// Threads of a rank at most.
+const THREADS_MAX: usize = 1024;
+
+impl Config {
+    /// Refuses what cannot be, whatever is trained.
+    ///
+    /// # Errors
+    /// What does not fit, by its key, with what was wanted.
+    pub fn check(&self) -> Result<()> {
+        self.check_counts()?;
+        self.check_numbers()?;
+        self.check_ranks()?;
+        self.check_batch()?;
+        self.check_files()?;
+        self.check_asynchronous()
+    }
+
+    fn check_counts(&self) -> Result<()> {
+        let Layout { dp, tp, pp, micro_batches, chunks, .. } = self.layout;
+        let counts = [
+            ("steps", self.steps as usize),
+            ("batch", self.batch),
+            ("emulate-dp", self.chains),
+            ("keep-last", self.keep_last),
+            ("dp", dp),
+            ("tp", tp),
+            ("pp", pp),
+            ("micro-batches", micro_batches),
+            ("virtual-stages", chunks),
+            ("threads", self.threads.unwrap_or(1)),
+            ("prefetch", self.prefetch),
+            ("patience", self.patience.unwrap_or(1)),
+            ("validation-rows", self.validation_rows.unwrap_or(1)),
+        ];
+        if let Some((key, _)) = counts.iter().find(|(_, n)| *n == 0) {
+            return refuse(format!("`{key}` is 0, wanted at least 1"));
+        }
+        if self.threads.is_some_and(|n| n > THREADS_MAX) {
+            return refuse(format!("`threads` is more than {THREADS_MAX}"));
+        }
+        if self.workers > THREADS_MAX {
+            return refuse(format!("`workers` is more than {THREADS_MAX}"));
+        }
+        Ok(())
+    }
+
+    fn check_numbers(&self) -> Result<()> {
+        let lr = self.lr.peak();
+        if !(0.0..f64::INFINITY).contains(&lr) {
+            return refuse(format!("`lr` is {lr}, wanted a number from 0 up"));
+        }
+        self.lr.check()?;
+        if let Some(total) = total(&mut self.lr.clone()).filter(|total| **total < self.steps) {
+            let steps = self.steps;
+            return refuse(format!(
+                "`steps` is {steps}, and the schedule of the rate (`lr`) ends after {total}"
+            ));
+        }
+        if let Some(clip) = self.clip.filter(|clip| clip.is_nan() || *clip <= 0.0) {
+            return refuse(format!("`clip` is {clip}, wanted more than 0, or none"));
+        }
+        if self.explodes_at.is_nan() || self.explodes_at <= 1.0 {
+            return refuse(format!("`explodes-at` is {}, wanted more than 1", self.explodes_at));
+        }
+        if let Some(ema) = self.ema.filter(|ema| !(0.0..1.0).contains(ema)) {
+            return refuse(format!("`ema` is {ema}, wanted a number from 0 to below 1"));
+        }
+        if let Some(Plateau { factor, patience }) = self.plateau
+            && !(factor > 0.0 && factor < 1.0 && patience > 0)
+        {
+            let wanted = "wanted a factor between 0 and 1 and a patience of at least 1";
+            return refuse(format!(
+                "`plateau-factor` is {factor} and `plateau-patience` {patience}, {wanted}"
+            ));
+        }
+        if self.plateau.is_some() && self.validate_every == 0 {
+            return refuse("`plateau-factor` needs validations on the way (`validate-every`)");
+        }
+        Ok(())
+    }
+
+    fn check_ranks(&self) -> Result<()> {
+        if self.zero > 3 {
+            return refuse(format!("`zero` is {}, wanted 0, 1, 2 or 3", self.zero));
+        }
+        // On a device without elements one rank stands for all.
+        let most = if self.device.is_meta() { usize::from(u16::MAX) } else { RANKS_MAX };
+        let ranks = self.ranks();
+        if ranks > most {
+            return refuse(format!("got {ranks} ranks, wanted 1 to {most}"));
+        }
+        if let (Device::Cuda(1..), true) = (self.device, ranks > 1) {
+            return refuse(format!(
+                "`device` {} is one, got {ranks} ranks, wanted `device` cuda",
+                self.device
+            ));
+        }
+        if self.chains > 1 && (ranks > 1 || self.zero > 0) {
+            let (chains, zero) = (self.chains, self.zero);
+            return refuse(format!(
+                "`emulate-dp` {chains} is for one rank without ZeRO, got {ranks} ranks and `zero` {zero}"
+            ));
+        }
+        if self.layout.sequence_parallel && self.layout.tp == 1 {
+            return refuse("`sequence-parallel` goes with `tp`, got `tp` 1");
+        }
+        Ok(())
+    }
+
+    fn check_batch(&self) -> Result<()> {
+        let (Layout { dp, tp, pp, micro_batches, .. }, batch) = (&self.layout, self.batch);
+        if !batch.is_multiple_of(*dp) {
+            let near = |other: &usize| (other.abs_diff(*dp), Reverse(*other));
+            let nearest = (1..=batch.min(2 * dp)).filter(|dp| batch.is_multiple_of(*dp)).min_by_key(near);
+            return refuse(format!(
+                "a batch of {batch} rows cannot be shared by `dp` {dp}; the nearest layout that can be: dp {} x tp {tp} x pp {pp}",
+                nearest.unwrap_or(1)
+            ));
+        }
+        let share = batch / dp / self.chains;
+        if share == 0 {
+            return refuse(format!(
+                "a batch of {batch} rows cannot be cut into `emulate-dp` {}",
+                self.chains
+            ));
+        }
+        if *micro_batches > share {
+            return refuse(format!(
+                "a share of {share} rows cannot be cut into {micro_batches} micro-batches"
+            ));
+        }
+        Ok(())
+    }
+
+    /// Refuses policies that need files or validations where there are none.
+    fn check_files(&self) -> Result<()> {
+        let saves = self.folder().is_some();
+        match self.on_divergence {
+            OnDivergence::Rollback { .. } if !saves => {
+                refuse("`on-divergence` rollback goes back to a checkpoint, and needs a folder (`out`)")
+            }
+            OnDivergence::Rollback { .. } if self.save_every == 0 => {
+                refuse("`on-divergence` rollback needs checkpoints on the way (`save-every`)")
+            }
+            _ if self.keep_best && !saves => {
+                refuse("`keep-best` keeps a checkpoint, and needs a folder (`out`)")
+            }
+            _ if self.restore_best && !self.keep_best => refuse("`restore-best` goes with `keep-best`"),
+            _ if self.patience.is_some() && self.validate_every == 0 => {
+                refuse("`patience` needs validations on the way (`validate-every`)")
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn check_asynchronous(&self) -> Result<()> {
+        let Some(scheme) = self.asynchronous else { return Ok(()) };
+        let name = match scheme {
+            Asynchronous::WeightStashing => "pipedream",
+            Asynchronous::DoubleBuffered => "pipedream-2bw",
+        };
+        let refuse = |why: String| refuse(format!("`schedule` {name} {why}"));
+        let Layout { dp, pp, micro_batches: pieces, .. } = self.layout;
+        if dp > 1 || self.zero > 0 || self.chains > 1 {
+            return refuse(format!(
+                "has one replica: got `dp` {}, `zero` {}",
+                dp.max(self.chains),
+                self.zero
+            ));
+        }
+        if self.device.is_meta() {
+            return refuse("is not measured on `device` meta".into());
+        }
+        match scheme {
+            Asynchronous::WeightStashing if pieces > 1 => {
+                refuse(format!("updates after every micro-batch: got `micro-batches` {pieces}, wanted 1"))
+            }
+            Asynchronous::DoubleBuffered if pieces < pp => {
+                refuse(format!("wants as many `micro-batches` as `pp` {pp}, got {pieces}"))
+            }
+            _ if self.scales_loss() => refuse("does not scale losses (`loss-scaling`)".into()),
+            _ if self.on_divergence != OnDivergence::Stop => {
+                refuse("can only stop when it diverges (`on-divergence`)".into())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses settings about validations where there is nothing to validate on. (A meta device validates nothing.)
+    pub(crate) fn check_validation(&self, has_data: bool) -> Result<()> {
+        let asked = [
+            ("validate-every", self.validate_every > 0),
+            ("patience", self.patience.is_some()),
+            ("keep-best", self.keep_best),
+            ("plateau-factor", self.plateau.is_some()),
+        ];
+        match asked.iter().find(|(_, asked)| *asked) {
+            Some((name, _)) if !has_data && !self.device.is_meta() => {
+                refuse(format!("got `{name}` without validation data (`validation`), wanted both or neither"))
+            }
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! [`Key`]: a setting of a configuration, and [`Keyed`], a configuration of such settings.
+
+use std::sync::Arc;
+
+use super::{Given, Value};
+use crate::{Error, Result};
+
+/// What a key's values are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A whole number from 0 up.
+    Whole,
+    /// A number.
+    Number,
+    /// `true` or `false`.
+    Switch,
+    /// Any text.
+    Text,
+    /// Any number of texts.
+    Texts,
+    /// One of these.
+    Choice(&'static [&'static str]),
+    /// A text of the form that is described.
+    Form(&'static str),
+}
+
+impl Kind {
+    /// What an error says was wanted.
+    pub(super) fn wanted(self) -> String {
+        match self {
+            Kind::Whole => "a whole number from 0 up".into(),
+            Kind::Number => "a number".into(),
+            Kind::Switch => "true or false".into(),
+            Kind::Text | Kind::Texts => "a text".into(),
+            Kind::Choice(names) => names.join(", "),
+            Kind::Form(form) => form.into(),
+        }
+    }
+
+    /// The same value in one way of writing it.
+    pub(super) fn plain(self, text: &str) -> String {
+        let plain = match self {
+            Kind::Whole => text.parse().ok().map(|n: u64| n.to_string()),
+            Kind::Number => text.parse().ok().map(|x: f64| x.to_string()),
+            _ => None,
+        };
+        plain.unwrap_or_else(|| text.into())
+    }
+
+    /// The value as TOML has it. Texts are quoted, numbers are written as numbers.
+    pub(super) fn toml(self, text: &str) -> String {
+        match self {
+            Kind::Whole => text.parse::<i64>().map_or_else(|_| quoted(text), |n| n.to_string()),
+            Kind::Number => {
+                text.parse::<f64>().map_or_else(|_| quoted(text), |x| format!("{x:?}").replace("NaN", "nan"))
+            }
+            Kind::Switch => text.into(),
+            Kind::Texts => format!("[{}]", text.lines().map(quoted).collect::<Vec<_>>().join(", ")),
+            Kind::Text | Kind::Choice(_) | Kind::Form(_) => quoted(text),
+        }
+    }
+}
+
+/// A text as a TOML string on one line. JSON's escapes are TOML's, but for one character.
+fn quoted(text: &str) -> String {
+    serde_json::Value::from(text).to_string().replace('\u{7f}', "\\u007f")
+}
+
+type Get<C> = Arc<dyn Fn(&C) -> Option<String> + Send + Sync>;
+type Set<C> = Arc<dyn Fn(&mut C, &str) -> Option<()> + Send + Sync>;
+
+/// A setting of a configuration `C`.
+#[derive(Clone)]
+pub struct Key<C> {
+    /// What it is called in files and errors.
+    pub name: &'static str,
+    /// What it does, in a sentence or two.
+    pub help: &'static str,
+    /// What its values are.
+    pub kind: Kind,
+    pub(super) get: Get<C>,
+    pub(super) set: Set<C>,
+}
+
+impl<C: Clone + 'static> Key<C> {
+    /// A key for a field.
+    pub fn new<T: Value + 'static>(
+        name: &'static str,
+        help: &'static str,
+        place: fn(&mut C) -> &mut T,
+    ) -> Key<C> {
+        let get = move |config: &C| place(&mut config.clone()).text();
+        let set = move |config: &mut C, text: &str| T::parse(text).map(|value| *place(config) = value);
+        Key { name, help, kind: T::KIND, get: Arc::new(get), set: Arc::new(set) }
+    }
+
+    /// A key for what only some configurations have; elsewhere it does nothing.
+    pub fn partial<T: Value + 'static>(
+        name: &'static str,
+        help: &'static str,
+        place: fn(&mut C) -> Option<&mut T>,
+    ) -> Key<C> {
+        let get = move |config: &C| place(&mut config.clone()).and_then(|value| value.text());
+        let set = move |config: &mut C, text: &str| {
+            let value = T::parse(text)?;
+            if let Some(place) = place(config) {
+                *place = value;
+            }
+            Some(())
+        };
+        Key { name, help, kind: T::KIND, get: Arc::new(get), set: Arc::new(set) }
+    }
+
+    /// A key that is read and written in its own way. `set` returns none if the text is of another form than the kind says.
+    pub fn with(
+        name: &'static str,
+        help: &'static str,
+        kind: Kind,
+        get: fn(&C) -> Option<String>,
+        set: fn(&mut C, &str) -> Option<()>,
+    ) -> Key<C> {
+        Key { name, help, kind, get: Arc::new(get), set: Arc::new(set) }
+    }
+
+    /// The same key of a configuration that contains this one.
+    pub fn of<D: Clone + 'static>(self, place: fn(&mut D) -> &mut C) -> Key<D> {
+        let Key { name, help, kind, get, set } = self;
+        let get = move |outer: &D| get(place(&mut outer.clone()));
+        let set = move |outer: &mut D, text: &str| set(place(outer), text);
+        Key { name, help, kind, get: Arc::new(get), set: Arc::new(set) }
+    }
+
+    pub(super) fn refused(&self, text: &str) -> Error {
+        Error::Config(format!("`{}` is {text:?}, wanted {}", self.name, self.kind.wanted()))
+    }
+}
+
+/// A configuration that is described by keys.
+pub trait Keyed: Clone + 'static {
+    /// Its keys. They are set in this order.
+    fn keys() -> Vec<Key<Self>>;
+
+    /// Completes a configuration of which all keys are set. `given` has the source and the text of each key that a file or words gave.
+    ///
+    /// # Errors
+    /// If keys do not go together.
+    fn settle(&mut self, _given: &Given<'_>) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// Defines a configuration whose fields have keys: a structure, its default, and [`Keyed`], with the fields' comments as help. Parts that
+/// have keys of their own come first, after `in`.
+///
+/// ```
+/// use phalanx_train::{Config, Settings, keyed};
+/// keyed! {
+///     /// How a net of a certain size is trained.
+///     pub struct Net {
+///         in run: Config = Config { steps: 50, ..Config::default() },
+///         /// Neurons of a layer.
+///         "width" width: usize = 64,
+///     }
+/// }
+/// let mut settings = Settings::new(Net::default());
+/// settings.words(["--width", "32", "--lr", "0.1"].map(String::from))?;
+/// let net = settings.resolve()?;
+/// assert_eq!((net.width, net.run.steps, net.run.lr.peak()), (32, 50, 0.1));
+/// # Ok::<(), phalanx_train::Error>(())
+/// ```
+#[macro_export]
+macro_rules! keyed {
+    ($(#[$meta:meta])* $vis:vis struct $name:ident {
+        $(in $part:ident: $part_type:ty = $part_default:expr,)*
+        $($(#[doc = $help:literal])+ $key:literal $field:ident: $type:ty = $default:expr,)*
+    }) => {
+        $(#[$meta])*
+        #[derive(Clone, Debug)]
+        $vis struct $name {
+            $(#[doc = "What has keys of its own."] pub $part: $part_type,)*
+            $($(#[doc = $help])+ pub $field: $type,)*
+        }
+
+        impl Default for $name {
+            fn default() -> Self {
+                $name { $($part: $part_default,)* $($field: $default,)* }
+            }
+        }
+
+        impl $crate::Keyed for $name {
+            fn keys() -> Vec<$crate::Key<Self>> {
+                let mut keys: Vec<$crate::Key<Self>> = Vec::new();
+                $(keys.extend(<$part_type as $crate::Keyed>::keys().into_iter().map(|key| {
+                    key.of(|all: &mut Self| &mut all.$part)
+                }));)*
+                keys.extend([
+                    $($crate::Key::new($key, concat!($($help),+).trim(), |all: &mut Self| &mut all.$field)),*
+                ]);
+                keys
+            }
+
+            fn settle(&mut self, _given: &$crate::Given<'_>) -> $crate::Result<()> {
+                $($crate::Keyed::settle(&mut self.$part, _given)?;)*
+                Ok(())
+            }
+        }
+    };
+}
