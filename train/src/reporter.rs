@@ -6,7 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use phalanx_tensor::io::atomic;
 
 use crate::callback::{Callback, Event};
-use crate::command::{Given, command};
+use crate::command::command;
 use crate::holds::layout;
 use crate::machine::machine;
 use crate::record::{Record, Summary, numbers_in};
@@ -50,21 +50,16 @@ const COLUMNS: [&str; 8] =
     ["loss", "validation_loss", "grad_norm", "lr", "step_ms", "tokens_per_s", "mfu", "peak_bytes"];
 
 impl Reporter {
-    /// A reporter of a run with this configuration. `settings` are the names and values that the page lists. The page's title is the name of the
+    /// A reporter of a run with this configuration. The page lists `settings`. The page's title is the name of the
     /// run's folder, or `name` if the run has no folder.
-    pub fn new(name: &str, config: &Config, settings: Vec<(String, String)>) -> Reporter {
-        let given = Given::new();
-        let setting = |(key, value): (String, String)| {
-            let given = given.is(&key, &value);
-            Setting { key, value, given }
-        };
+    pub fn new(name: &str, config: &Config, settings: Vec<Setting>) -> Reporter {
         let folder: PathBuf = config.folder().unwrap_or(Path::new(".")).into();
         let of_folder = folder.canonicalize().unwrap_or_else(|_| folder.clone());
         let of_folder =
             config.folder().and(of_folder.file_name()).map(|name| name.to_string_lossy().into_owned());
         let mut report = Report {
             name: of_folder.unwrap_or_else(|| name.into()),
-            settings: settings.into_iter().map(setting).collect(),
+            settings,
             machine: machine(config),
             command: command(),
             ..Report::default()

@@ -19,7 +19,7 @@ use crate::model::{Layers, Plain};
 use crate::optimizers::{AnyRule, adamw};
 use crate::place::{Place, ranks, start};
 use crate::record::Summary;
-use crate::report::Profile;
+use crate::report::{Profile, Setting};
 use crate::reporter::Reporter;
 use crate::run::{Beside, Hook, Run};
 use crate::settings::{Keyed, Settings};
@@ -69,7 +69,7 @@ pub struct Trainer {
     /// Of the report.
     name: String,
     /// What the report lists.
-    settings: Vec<(String, String)>,
+    settings: Vec<Setting>,
     beside: Vec<Arc<Beside>>,
     /// The process that this is, if that is known already.
     process: Option<Option<Rank>>,
@@ -107,13 +107,13 @@ impl Trainer {
 
     /// Describes the run by the settings of a program that has more of them than the configuration: for its report, and for `config.toml`
     /// in the run's folder, by which it is repeated.
-    pub fn settings<C: Keyed>(self, name: &str, settings: &Settings<C>) -> Trainer {
+    pub fn settings<C: Keyed + Default>(self, name: &str, settings: &Settings<C>) -> Trainer {
         let text = settings.to_toml(&["resume"]);
         let write = move |folder: &Path| {
             let write = |file: &mut dyn std::io::Write| file.write_all(text.as_bytes());
             Ok(phalanx_tensor::io::atomic::write(folder.join(CONFIG), write)?)
         };
-        Trainer { name: name.into(), settings: settings.values(), beside: vec![Arc::new(write)], ..self }
+        Trainer { name: name.into(), settings: settings.listed(), beside: vec![Arc::new(write)], ..self }
     }
 
     /// Writes files into the run's folder before the first step, on the first rank: a tokenizer, say.

@@ -14,7 +14,6 @@ use phalanx_parallel::hybrid::Layout;
 use phalanx_tensor::{DType, Device};
 
 use crate::checkpoints;
-use crate::settings::Settings;
 
 /// How a run trains. The defaults are one rank on the CPU, without validation and without files. Every setting has a key, by which
 /// [`Settings`] reads it from files and words.
@@ -199,11 +198,6 @@ impl Config {
     /// Where files go: [`Config::out`], or the folder of the run that is gone on with.
     pub fn folder(&self) -> Option<&Path> {
         self.out.as_deref().or_else(|| self.resume.as_deref().map(checkpoints::run_of))
-    }
-
-    /// Every key that has a value, and the value as text.
-    pub fn settings(&self) -> Vec<(String, String)> {
-        Settings::new(self.clone()).values()
     }
 
     /// All that ranks must have in common, as text: paths, threads and devices are each rank's own.

@@ -12,6 +12,7 @@ use toml::{Table, Value as Toml};
 pub use key::{Key, Keyed, Kind};
 pub use value::Value;
 
+use crate::report::Setting;
 use crate::{Error, Result};
 
 /// Where a value comes from. Later ones win.
@@ -64,9 +65,17 @@ impl<C: Keyed> Settings<C> {
         given.or_else(|| self.keys.iter().find(|key| key.name == name).and_then(|key| (key.get)(&self.base)))
     }
 
-    /// Every key that has a value, with its text.
-    pub fn values(&self) -> Vec<(String, String)> {
-        self.keys.iter().filter_map(|key| Some((key.name.to_string(), self.value(key.name)?))).collect()
+    /// Every key that has a value, for a report. Those that a file, words or the program have given are marked.
+    pub fn listed(&self) -> Vec<Setting>
+    where
+        C: Default,
+    {
+        let default = C::default();
+        let setting = |key: &Key<C>| {
+            let given = self.given.contains_key(key.name) || (key.get)(&self.base) != (key.get)(&default);
+            Some(Setting { key: key.name.into(), value: self.value(key.name)?, given })
+        };
+        self.keys.iter().filter_map(setting).collect()
     }
 
     /// Gives a key a value, unless a later source has.
@@ -230,5 +239,21 @@ fn as_text<C>(name: &str, value: &Toml, keys: &[Key<C>]) -> Result<String> {
             let kind = other.type_str();
             Err(Error::Config(format!("{name} has the type {kind}, wanted a number, a text, true or false")))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Config;
+
+    #[test]
+    fn a_report_marks_what_is_not_the_default() {
+        let mut settings = Settings::new(Config { steps: 17, ..Config::default() });
+        settings.words(["--batch", "16"].map(String::from)).unwrap();
+        let listed = settings.listed();
+        let given: Vec<_> = listed.iter().filter(|s| s.given).map(|s| (&s.key[..], &s.value[..])).collect();
+        assert_eq!(given, [("steps", "17"), ("batch", "16")]);
+        assert!(listed.len() > 10, "keys that were left are listed too");
     }
 }
