@@ -206,7 +206,7 @@ pub(crate) struct Given {
 impl Drop for Given {
     fn drop(&mut self) {
         if !self.has_ended {
-            with(|profile| drop(profile.open.pop()));
+            with(|profile| _ = profile.open.pop());
         }
     }
 }

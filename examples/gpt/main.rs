@@ -31,8 +31,7 @@ const FIRST_RUN: &str = include_str!("first_run.toml");
 const USAGE: &str = "Trains a GPT on text, or continues a text with a trained one.
 
 gpt [FLAGS]            change the run of examples/gpt/first_run.toml
-gpt train [FLAGS]      train, then print a sample; --config FILE.toml reads flags from a file, over which those of the
-                       command line win, and --print-config prints such a file and ends
+gpt train [FLAGS]      train, then print a sample; --config FILE.toml has flags too, and --print-config prints such a file
 gpt profile [FLAGS]    print which operations take the time of a step; the flags are those of train
 gpt prepare [FLAGS]    make token files of large texts, for `train --data DIR`
 gpt generate [FLAGS]   continue a prompt
