@@ -379,3 +379,22 @@ fn documents_that_do_not_fit_are_refused() {
     let flat = Var::from_slice(&[0i64; 12], &[12], Device::CPU).unwrap();
     assert!(Documents::new(&flat).unwrap_err().to_string().contains("wanted [B, T] i64"));
 }
+
+#[test]
+fn documents_on_meta_count_the_same_bytes() {
+    for config in [gpt(0.0), gpt(0.2), llama()] {
+        let peak = |device: Device| {
+            let model = build(&config, DType::F32, device);
+            let _context = Context::with(|c| (c.train, c.rng) = (true, RngKey { seed: 5, step: 9 }));
+            let (tokens, targets) = batch(3, device);
+            let (_, starts) = documents();
+            let starts = Var::from_slice(starts.as_flattened(), &[3, 12], device).unwrap();
+            let ledger = device.ledger().unwrap();
+            ledger.reset_peak();
+            let x = model.forward_packed(&tokens, &Documents::new(&starts).unwrap()).unwrap();
+            model.loss(&x, &targets, 1.0).unwrap().backward().unwrap();
+            ledger.total().peak
+        };
+        assert_eq!(peak(Device::Cpu(811)), peak(Device::Meta(811)));
+    }
+}

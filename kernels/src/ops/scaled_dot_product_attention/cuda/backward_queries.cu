@@ -16,7 +16,7 @@ constexpr bool PLAIN = !BIASED && DROPOUT == 0 && SLOPES == 0 && PACKETS;
 
 constexpr int M = PLAIN || HEAD <= 64 ? 2 : 1, THREADS = 128, QUERIES = THREADS / 32 * 16 * M;
 constexpr int STAGE = HEAD <= 64 ? 64 : 32;  // keys that are copied at a time,
-constexpr int KEYS = HEAD <= (CUT ? 96 : 112) && !SLOPES ? 32 : 16;  // and worked on at a time
+constexpr int KEYS = HEAD <= (CUT ? 64 : 112) && !SLOPES ? 32 : 16;  // and worked on at a time
 constexpr int N = KEYS / 8;
 
 struct Shared {

@@ -22,7 +22,7 @@
 constexpr bool PLAIN = !BIASED && DROPOUT == 0 && PACKETS;
 constexpr int M = (PLAIN && !(CUT && HEAD > 112)) || HEAD <= 96 ? 2 : 1, THREADS = 128, QUERIES = THREADS / 32 * 16 * M;
 constexpr int KEYS = HEAD <= (PLAIN ? 80 : 32) ? 64 : 32;
-constexpr bool HELD = PLAIN && HEAD <= 64;  // the queries' fragments
+constexpr bool HELD = PLAIN && !CUT && HEAD <= 64;  // the queries' fragments
 constexpr int N = KEYS / 8;
 
 struct Shared {
