@@ -36,54 +36,57 @@ mod sweep;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Parser, ValueEnum};
 use phalanx::Device;
+use phalanx::train::{self, Error, Settings, choices, keyed};
 use report::Report;
 
-/// Measures Phalanx on workloads that other systems are measured on too.
-#[derive(Parser)]
-struct Args {
-    #[arg(value_enum)]
-    workload: Workload,
-    /// Threads that compute.
-    #[arg(long, default_value_t = 2)]
-    threads: usize,
-    /// Text for the GPT workloads.
-    #[arg(long, default_value = "../shared/data/tinyshakespeare.txt")]
-    data: PathBuf,
-    /// Where the GPT workloads and `gpu-ops` run.
-    #[arg(long, default_value = "cpu")]
-    device: Device,
-    /// Of operations and products: only rows whose name contains this.
-    #[arg(long, default_value = "")]
-    only: String,
-    /// `gpu-ops`: the same kernels at sizes for an emulator; times mean nothing.
-    #[arg(long)]
-    small: bool,
+choices! {
+    enum Workload {
+        GptS = "gpt-s",
+        GptM = "gpt-m",
+        GptBf16 = "gpt-bf16",
+        Gpt2 = "gpt2-124m",
+        GpuOps = "gpu-ops",
+        Ops = "ops",
+        LargeOps = "large-ops",
+        Sweep = "sweep",
+        Dims = "dims",
+        Overhead = "overhead",
+        Rayon = "rayon",
+        Dist = "dist",
+        Allreduce = "allreduce",
+        Engine = "engine",
+    }
 }
 
-#[derive(Clone, Copy, PartialEq, ValueEnum)]
-enum Workload {
-    GptS,
-    GptM,
-    GptBf16,
-    #[value(name = "gpt2-124m")]
-    Gpt2,
-    GpuOps,
-    Ops,
-    LargeOps,
-    Sweep,
-    Dims,
-    Overhead,
-    Rayon,
-    Dist,
-    Allreduce,
-    Engine,
+keyed! {
+    /// Measures Phalanx on workloads that other systems are measured on too.
+    struct Args {
+        /// What is measured; it may be given without its name, as the first word.
+        "workload" workload: Option<Workload> = None,
+        /// Threads that compute.
+        "threads" threads: usize = 2,
+        /// Text for the GPT workloads.
+        "data" data: PathBuf = "../shared/data/tinyshakespeare.txt".into(),
+        /// Where the GPT workloads and `gpu-ops` run.
+        "device" device: Device = Device::CPU,
+        /// Of operations and products: only rows whose name contains this.
+        "only" only: String = String::new(),
+        /// `gpu-ops`: the same kernels at sizes for an emulator; times mean nothing.
+        "small" small: bool = false,
+    }
 }
 
 fn main() -> ExitCode {
-    let args = Args::parse();
-    match run(&args) {
+    let mut words: Vec<String> = std::env::args().skip(1).collect();
+    if words.first().is_some_and(|word| !word.starts_with('-')) {
+        words.insert(0, "--workload".into());
+    }
+    if words.iter().any(|word| word == "--help" || word == "-h") {
+        print!("{}", Settings::new(Args::default()).help());
+        return ExitCode::SUCCESS;
+    }
+    match given(words).map_err(Into::into).and_then(|args| run(&args)) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::from(1),
         Err(error) => {
@@ -93,10 +96,15 @@ fn main() -> ExitCode {
     }
 }
 
+fn given(words: Vec<String>) -> train::Result<Args> {
+    Settings::new(Args::default()).words(words)?.resolve()
+}
+
 fn run(args: &Args) -> Result<bool, Box<dyn std::error::Error>> {
     Device::CPU.set_threads(args.threads)?;
     let report = Report { threads: args.threads };
-    match args.workload {
+    let workload = args.workload.ok_or_else(|| Error::Config("`workload` is not given".into()))?;
+    match workload {
         Workload::GptS => gpt::run(&report, &gpt::SMALL, &args.data, args.device),
         Workload::GptM => gpt::run(&report, &gpt::MEDIUM, &args.data, args.device),
         Workload::GptBf16 => gpt::run(&report, &gpt::MEDIUM_BF16, &args.data, args.device),
