@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 use std::time::{Duration, Instant};
 
-use phalanx_tensor::{DType, Device, Pool, Result};
+use phalanx_tensor::{DType, Device, Error, Pool, Result};
 
 use super::element::{GemmElem, Place};
 use crate::ops::{add, full, matmul, matmul_into};
@@ -32,6 +32,7 @@ const ENOUGH: f64 = 2e-3;
 /// If the dtype is no floating-point one; of a meta device.
 pub fn peak_flops(dtype: DType, device: Device) -> Result<f64> {
     const OP: &str = "peak_flops";
+    computes(OP, device)?;
     if device.is_cuda() {
         return growing(128, SIZE_ON_GPU, |size| {
             let a = full(&[size, size], 1.0, dtype, device)?;
@@ -90,6 +91,7 @@ impl<P: Place> Kernel for Chains<P> {
 /// # Errors
 /// If memory is short; of a meta device.
 pub fn peak_bandwidth(device: Device) -> Result<f64> {
+    computes("peak_bandwidth", device)?;
     let elements = ARRAY / size_of::<f32>();
     if device.is_cuda() {
         return growing(1 << 12, elements, |elements| {
@@ -130,6 +132,14 @@ impl Kernel for Triad<'_> {
         {
             S::F32::load(c).mul_add(factor, S::F32::load(b)).store(a);
         }
+    }
+}
+
+/// Refuses a meta device, on which nothing takes time.
+fn computes(op: &'static str, device: Device) -> Result<()> {
+    match device.is_meta() {
+        true => Err(Error::invalid(op, format!("got {device}, wanted a device that computes"))),
+        false => Ok(()),
     }
 }
 
