@@ -5,6 +5,7 @@ mod cache;
 mod config;
 mod decoder;
 mod documents;
+mod flops;
 mod generate;
 mod gpt;
 mod hugging_face;
