@@ -139,7 +139,7 @@ fn documents_stay_apart_in_what_prepare_writes() {
             [one, layout].map(|more| train(&folder, &[&["--data", &out, "--packed"], more].concat()));
         assert_eq!(one, many, "{layout:?}");
     }
-    refused(&[&SMALL[..], &["--data", &data, "--packed"]].concat(), "`--packed` wants documents");
+    refused(&[&SMALL[..], &["--data", &data, "--packed"]].concat(), "--packed wants documents");
     // What cannot be held out is said before anything is written.
     for share in ["nan", "1.5", "-0.1"] {
         let more = ["--separator", "<|end|>", "--validation-share", share];
