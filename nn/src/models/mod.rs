@@ -11,12 +11,13 @@ mod gpt;
 mod hugging_face;
 mod llama;
 mod stage;
+mod targets;
 #[cfg(test)]
 mod tests;
 
 pub use cache::KvCache;
 pub use config::ModelConfig;
-pub use decoder::{Block, Decoder, next_token_targets};
+pub use decoder::{Block, Decoder};
 pub use documents::Documents;
 pub use generate::{Sampling, generate, generate_with};
 pub use gpt::{Activation, GptConfig};
@@ -25,3 +26,4 @@ pub use hugging_face::{
 };
 pub use llama::LlamaConfig;
 pub use stage::{RecomputeMode, Stage};
+pub use targets::next_token_targets;
