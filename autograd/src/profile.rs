@@ -56,8 +56,8 @@ pub struct OperationTime {
 ///
 /// ```
 /// use phalanx_autograd::{Pass, Profiler, Var, tensor::{DType, Device, Tensor}};
-/// let w = Var::leaf(Tensor::ones(&[8, 4], DType::F32, Device::CPU)?)?;
-/// let x = Var::new(Tensor::ones(&[2, 4], DType::F32, Device::CPU)?);
+/// let w = Var::leaf(Tensor::zeros(&[8, 4], DType::F32, Device::CPU)?)?;
+/// let x = Var::new(Tensor::zeros(&[2, 4], DType::F32, Device::CPU)?);
 /// let profiler = Profiler::begin(Device::CPU)?;
 /// x.linear(&w, None)?.sum_all()?.backward()?;
 /// let operations = profiler.end();

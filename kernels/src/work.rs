@@ -12,7 +12,7 @@ thread_local! {
 /// ```
 /// use phalanx_kernels::{flops, matmul};
 /// use phalanx_tensor::{DType, Device, Tensor};
-/// let [a, b] = [[3, 5], [5, 7]].map(|shape| Tensor::ones(&shape, DType::F32, Device::CPU));
+/// let [a, b] = [[3, 5], [5, 7]].map(|shape| Tensor::zeros(&shape, DType::F32, Device::CPU));
 /// let before = flops();
 /// matmul(&a?, &b?)?;
 /// assert_eq!(flops() - before, 2.0 * 3.0 * 5.0 * 7.0);
