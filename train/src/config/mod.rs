@@ -16,7 +16,7 @@ use phalanx_tensor::{DType, Device};
 use crate::checkpoints;
 
 /// How a run trains. The defaults are one rank on the CPU, without validation and without files. Every setting has a key, by which
-/// [`Settings`] reads it from files and words.
+/// [`Settings`](crate::Settings) reads it from files and words.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
     /// Optimizer steps in all, those before a resume included.
