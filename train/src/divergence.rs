@@ -1,4 +1,4 @@
-//! [`Watch`]: finds a loss that is no number or explodes, and says which parameter was the first.
+//! [`Watch`] finds a loss that is not finite or explodes; [`origin`] names the batch or the parameter that it comes from.
 
 use std::collections::VecDeque;
 
@@ -40,8 +40,8 @@ pub(crate) struct WatchState {
     pub times: u32,
 }
 
-/// How near a cause is, 0 the nearest, and what it is.
-pub(crate) type Origin = (u8, String);
+/// How near a cause is, 0 the nearest; what orders causes as near, the first one first; and what it is.
+pub(crate) type Origin = (u8, u64, String);
 
 /// What is to be done about a step.
 pub(crate) enum Verdict {
@@ -125,7 +125,8 @@ impl Watch {
     }
 }
 
-/// Where what is no number comes from, as far as this rank sees: the batch, the parameters, or the gradients.
+/// Where a diverged loss comes from, as far as this rank sees: numbers that are not finite in the batch, the parameters or the gradients; if there
+/// are none, the parameter with the largest gradient.
 pub(crate) fn origin(
     batches: &[Batch],
     parameters: &[Parameter],
@@ -136,6 +137,7 @@ pub(crate) fn origin(
             if !all_finite(tensor)? {
                 let first = batch.first_row;
                 return Ok(Some((
+                    0,
                     0,
                     format!(
                         "; tensor {place} of the batch has numbers that are not finite, in the rows from {first} on"
@@ -151,15 +153,17 @@ pub(crate) fn origin(
         }
     }
     if !odd.is_empty() {
-        return Ok(Some((1, format!("; parameters with values that are not finite: {}", listed(&odd)))));
+        return Ok(Some((1, 0, format!("; parameters with values that are not finite: {}", listed(&odd)))));
     }
     let sums = squares.sums.to_vec::<f64>()?;
-    let names = squares.of.iter().zip(sums).filter(|(_, sum)| !sum.is_finite());
-    let names: Vec<String> = names.map(|(square, _)| square.name.clone()).collect();
-    Ok(match names.is_empty() {
-        true => None,
-        false => Some((2, format!("; gradients that are not finite: {}", listed(&names)))),
-    })
+    let sums = squares.of.iter().map(|square| &square.name).zip(sums);
+    let odd: Vec<String> = sums.clone().filter(|(_, sum)| !sum.is_finite()).map(|(n, _)| n.clone()).collect();
+    if !odd.is_empty() {
+        return Ok(Some((2, 0, format!("; gradients that are not finite: {}", listed(&odd)))));
+    }
+    let largest = sums.max_by(|(_, a), (_, b)| a.total_cmp(b));
+    // The bits of numbers that are not negative are in the order of the numbers.
+    Ok(largest.map(|(name, sum)| (3, !sum.to_bits(), format!("; the largest gradient is that of {name}"))))
 }
 
 fn all_finite(tensor: &Tensor) -> Result<bool> {

@@ -116,7 +116,7 @@ impl Training<'_> {
 }
 
 /// What made a step's numbers not finite. Each rank looks at its batch, then its parameters, then its gradients; of what the ranks find, the
-/// earliest of these three is told.
+/// earliest of these three is told. If all are finite, it is the parameter with the largest gradient.
 fn origin_of_all(
     place: &Place,
     micros: &[Batch],
@@ -125,5 +125,5 @@ fn origin_of_all(
 ) -> Result<String> {
     let own = origin(micros, parameters, &passed.squares)?;
     let nearest = tell(place.all_ranks(), &own)?.into_iter().flatten().min();
-    Ok(nearest.map_or_else(String::new, |(_, text)| text))
+    Ok(nearest.map_or_else(String::new, |(.., text)| text))
 }

@@ -67,8 +67,13 @@ fn an_exploding_loss_is_found() {
         lr: Schedule::Step { lr: 1e-3, step_size: 10, gamma: 1e7 },
         ..config(Layout::default(), 0)
     };
-    let error = run(config, &Told::default()).unwrap_err().to_string();
-    assert!(error.contains("more than 3 times the last ones' mean"), "{error}");
+    let dp = Config { layout: Layout { dp: 2, ..Layout::default() }, ..config.clone() };
+    for config in [config, dp] {
+        let error = run(config, &Told::default()).unwrap_err().to_string();
+        assert!(error.contains("more than 3 times the last ones' mean"), "{error}");
+        let named = error.split("; the largest gradient is that of ").nth(1).unwrap_or_default();
+        assert!(named.contains("weight") || named.contains("bias"), "{error}");
+    }
 }
 
 /// What losses are compared with is in the checkpoint: a run that has just gone on knows what its losses were.
