@@ -244,7 +244,7 @@ impl Given {
         let (mut written, mut is_added): (f64, bool) = (made().map(bytes).sum(), false);
         for meta in added {
             let count = meta.shape.iter().product::<usize>() as f64;
-            // What is in a buffer is read, too.
+            // An addition reads the buffer and writes it.
             (elements, written, is_added) =
                 (elements + count, written + 2.0 * count * meta.dtype.size() as f64, true);
         }

@@ -26,7 +26,7 @@ const OPERATIONS: [(&str, Along); 12] = [
     ("cumsum", |x, dim| kernels::cumsum(x, dim)),
 ];
 
-/// How often what looks like a cliff is measured.
+/// A ratio above the limit is measured so many times, since other programs may have slowed one measurement; the last one counts.
 const TRIES: usize = 3;
 
 /// The milliseconds along each dimension.
@@ -51,7 +51,7 @@ pub fn run(report: &Report, only: &str) -> Result<bool> {
                     if times.iter().all(|time| time / last <= CLIFF) {
                         break;
                     }
-                    times = along_each(*along, &x)?; // what is slow once is noise
+                    times = along_each(*along, &x)?;
                 }
                 for (dim, &ms) in times.iter().enumerate() {
                     let ratio = ms / times[shape.len() - 1];

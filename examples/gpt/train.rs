@@ -82,12 +82,12 @@ fn train_here(
     let part = |place: &Place| {
         Ok(decoder(&config, &run.layout, &place.groups, &place.scope(run), gpt.init.as_deref())?)
     };
-    if run.device.is_meta() {
-        trainer.memory(part)?.iter().for_each(|report| crate::say(report));
-        return Ok(());
-    }
     if profiles {
         trainer.profile(5, part)?.iter().for_each(|profile| crate::say(&profile.table()));
+        return Ok(());
+    }
+    if run.device.is_meta() {
+        trainer.memory(part)?.iter().for_each(|report| crate::say(report));
         return Ok(());
     }
     if !gpt.quiet {

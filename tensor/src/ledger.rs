@@ -178,7 +178,7 @@ impl Ledger {
         std::array::from_fn(|i| self.categories[i].now())
     }
 
-    /// One load, while nobody watches.
+    /// Notes a change for [`Ledger::watch`]. Costs one atomic load while the ledger is not watched.
     #[inline]
     fn changed(&self) {
         if self.is_watched.load(Relaxed) {

@@ -140,6 +140,8 @@ fn documents_stay_apart_in_what_prepare_writes() {
         assert_eq!(one, many, "{layout:?}");
     }
     refused(&[&SMALL[..], &["--data", &data, "--packed"]].concat(), "--packed wants documents");
+    refused(&[&SMALL[..], &["--data", &data, "--end-of-text", "10"]].concat(), "goes with --packed");
+    refused(&["profile", "--data", &data, "--device", "meta"], "a meta device");
     // What cannot be held out is said before anything is written.
     for share in ["nan", "1.5", "-0.1"] {
         let more = ["--separator", "<|end|>", "--validation-share", share];

@@ -42,7 +42,7 @@ fn an_elementwise_operation_counts_its_elements_and_a_view_nothing() {
     assert_eq!(of(&seen, "reshape", Pass::Backward).bytes, 0.0);
 }
 
-/// What is computed again is neither forward nor part of the node that asks for it.
+/// Recomputed operations have rows of their own: they are not in those of the forward pass, nor in that of the node that asks for them.
 #[test]
 fn recomputation_is_a_pass_of_its_own() {
     let (x, w) = (leaf(&[6, 5]), leaf(&[7, 5]));

@@ -30,7 +30,7 @@ keyed! {
         /// Text to learn; a .bin file of tokens, with or without Megatron's .idx; or a folder that `prepare` has made. Given several times,
         /// they are mixed, by the weights of PATH=WEIGHT if there are such.
         "data" data: Vec<String> = Vec::new(),
-        /// The same, of what is not trained on, over which the loss is measured.
+        /// Data to measure the loss on, which the model is not trained on; a path of any of these kinds.
         "validation" validation: Vec<String> = Vec::new(),
         /// Learn that many byte pairs from the text as tokens, bytes included; without it bytes are the tokens.
         "vocabulary" vocabulary: Option<usize> = None,
@@ -83,6 +83,9 @@ impl Corpus {
         config.vocabulary.map_or(Ok(()), |size| check_vocabulary("vocabulary", size))?;
         if config.vocabulary_size == Some(0) || config.vocabulary_size > Some(u32::MAX as usize) {
             return refuse("`vocabulary-size` wants a number from 1 up that fits 32 bits".into());
+        }
+        if let Some(end) = config.end_of_text.filter(|_| !config.packed) {
+            return refuse(format!("`end-of-text` {end} goes with `packed`, which is not given"));
         }
         let (mut training, mut held_out) = (Vec::new(), Vec::new());
         for text in &config.data {
@@ -190,7 +193,7 @@ impl Corpus {
             }
             Some(end) => Ok(Arc::new(tokens.with_end_of_text(end as u32))),
             None if self.config.packed && !indexed => {
-                let why = "`packed` wants documents: an index beside the tokens, as `prepare` makes it, or `end-of-text`";
+                let why = "`packed` wants documents: an index beside the tokens, as `prepare` writes it, or `end-of-text`";
                 Err(Error::data(&part.name, why))
             }
             None => Ok(tokens),
