@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Result;
 use crate::holds::holds;
+use crate::machine::memory_bytes;
 use crate::place::Place;
 use crate::report::{self, Collective, Holds, Memory, Span, SpanKind, Timeline};
 use crate::run::Run;
@@ -261,14 +262,9 @@ fn memory(place: &Place, step: u64, changes: Vec<(f64, [u64; 5])>) -> Memory {
 }
 
 /// The bytes that a device has; 0 where that is not known: on a GPU.
-pub(crate) fn capacity(device: Device) -> u64 {
+fn capacity(device: Device) -> u64 {
     match device {
-        Device::Cpu(_) => {
-            let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-            let kib =
-                text.lines().find_map(|line| line.strip_prefix("MemTotal:")?.trim().strip_suffix(" kB"));
-            kib.and_then(|kib| kib.trim().parse::<u64>().ok()).unwrap_or(0) * 1024
-        }
+        Device::Cpu(_) => memory_bytes().unwrap_or(0),
         _ => 0,
     }
 }

@@ -2,35 +2,39 @@
 
 use std::path::Path;
 
-use crate::Config;
-use crate::inspect::capacity;
-use crate::report::Machine;
 use phalanx_tensor::Device;
+
+use crate::Config;
+use crate::report::Machine;
 
 /// This machine, and the GPU if the run has one.
 pub(crate) fn machine(config: &Config) -> Machine {
-    let line = |path: &str, start: &str| {
-        let text = std::fs::read_to_string(path).unwrap_or_default();
-        let found = text.lines().find_map(|line| {
-            line.strip_prefix(start)?.split_once(':').map(|(_, value)| value.trim().to_string())
-        });
-        found.unwrap_or_default()
-    };
     let gpu = match config.device {
         Device::Cuda(_) => config.device.gpu().map_or_else(|_| String::new(), |gpu| gpu.name().to_string()),
         _ => String::new(),
     };
     Machine {
-        cpu: line("/proc/cpuinfo", "model name"),
+        cpu: line("/proc/cpuinfo", "model name").unwrap_or_default(),
         cores: std::thread::available_parallelism().map_or(0, usize::from),
         isa: phalanx_kernels::checked_isa().map_or_else(|_| String::new(), |isa| isa.name().to_string()),
-        memory_bytes: capacity(Device::CPU),
+        memory_bytes: memory_bytes().unwrap_or(0),
         os: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
         gpu,
         version: format!("Phalanx {}", env!("CARGO_PKG_VERSION")),
         commit: std::env::current_dir().ok().and_then(|here| commit(&here)).unwrap_or_default(),
         ..Machine::default()
     }
+}
+
+/// The bytes of this machine's memory, where the system tells.
+pub(crate) fn memory_bytes() -> Option<u64> {
+    Some(line("/proc/meminfo", "MemTotal")?.strip_suffix(" kB")?.parse::<u64>().ok()? * 1024)
+}
+
+/// What stands behind the colon of a file's line.
+fn line(path: &str, start: &str) -> Option<String> {
+    let text = std::fs::read_to_string(path).ok()?;
+    text.lines().find_map(|line| Some(line.strip_prefix(start)?.split_once(':')?.1.trim().to_string()))
 }
 
 /// The commit that is checked out in a folder or one above it. What was changed since is not seen.
@@ -52,7 +56,7 @@ fn commit(folder: &Path) -> Option<String> {
     };
     let id = loose.or_else(packed)?;
     let name = branch.strip_prefix("refs/heads/").unwrap_or(branch);
-    Some(format!("{} ({name})", &id[..id.len().min(12)]))
+    Some(format!("{} ({name})", id.chars().take(12).collect::<String>()))
 }
 
 #[cfg(test)]

@@ -8,14 +8,14 @@ use crate::{Error, Result};
 /// Nothing that is hidden, or was built by cargo, is read.
 ///
 /// # Errors
-/// If there are no such files.
+/// If there are no such files, or one cannot be read.
 pub fn text_of_folder(root: &Path, endings: &[&str], held_out: usize) -> Result<[Vec<u8>; 2]> {
     let mut files = Vec::new();
     collect(root, endings, &mut files);
     let mut texts = [Vec::new(), Vec::new()];
     for (number, path) in files.iter().enumerate() {
         let to = usize::from(number % held_out.max(1) == held_out / 2);
-        texts[to].extend(std::fs::read(path).unwrap_or_default());
+        texts[to].extend(std::fs::read(path).map_err(|e| Error::file(path, e))?);
     }
     match texts[0].is_empty() {
         true => Err(Error::file(root, format!("got no files that end in {}", endings.join(" or ")))),
