@@ -1,7 +1,7 @@
 //! The benchmark: one workload a run, a JSON line a measurement.
 //!
 //! ```text
-//! cargo run --release --example bench -- gpt-s|gpt-m|gpt-bf16|ops|large-ops|sweep|dims|overhead|rayon|dist|allreduce|engine --threads N [--data FILE]
+//! cargo run --release --example bench -- gpt-s|gpt-m|gpt-bf16|ops|large-ops|sweep|dims|cliffs|models|overhead|rayon|dist|allreduce|engine --threads N [--data FILE]
 //! cargo run --release --example bench -- gpt2-124m|gpu-ops --device cuda
 //! ```
 //! Workloads, initial weights and batches are those of the peers that results are compared with, so the first five
@@ -9,6 +9,8 @@
 
 #[path = "bench/allreduce.rs"]
 mod allreduce;
+#[path = "bench/cliffs.rs"]
+mod cliffs;
 #[path = "bench/dims.rs"]
 mod dims;
 #[path = "bench/dist.rs"]
@@ -21,6 +23,8 @@ mod gpt;
 mod gpu_ops;
 #[path = "bench/inputs.rs"]
 mod inputs;
+#[path = "bench/models.rs"]
+mod models;
 #[path = "bench/ops.rs"]
 mod ops;
 #[path = "bench/overhead.rs"]
@@ -51,6 +55,8 @@ choices! {
         LargeOps = "large-ops",
         Sweep = "sweep",
         Dims = "dims",
+        Cliffs = "cliffs",
+        Models = "models",
         Overhead = "overhead",
         Rayon = "rayon",
         Dist = "dist",
@@ -70,7 +76,7 @@ keyed! {
         "data" data: PathBuf = "../shared/data/tinyshakespeare.txt".into(),
         /// Where the GPT workloads and `gpu-ops` run.
         "device" device: Device = Device::CPU,
-        /// Of operations and products: only rows whose name contains this.
+        /// Of operations, products and models: only rows whose name contains this.
         "only" only: String = String::new(),
         /// `gpu-ops`: the same kernels at sizes for an emulator; times mean nothing.
         "small" small: bool = false,
@@ -114,6 +120,8 @@ fn run(args: &Args) -> Result<bool, Box<dyn std::error::Error>> {
         Workload::LargeOps => ops::large(&report, &args.only).map(|()| true),
         Workload::Sweep => sweep::run(&report, &args.only).map(|()| true),
         Workload::Dims => Ok(dims::run(&report, &args.only)?),
+        Workload::Cliffs => Ok(cliffs::run(&report, &args.only)?),
+        Workload::Models => models::run(&report, &args.only),
         Workload::Overhead => overhead::run(&report).map(|()| true),
         Workload::Rayon => Ok(pools::run(&report).map(|()| true)?),
         Workload::Dist => dist::run(&args.data),

@@ -326,7 +326,7 @@ fn own(grad: Var, dtype: DType) -> Result<Var> {
     let _category = Context::with(|c| c.category = Category::Gradients);
     let grad = grad.into_tensor();
     if grad.dtype() != dtype {
-        return Ok(Var::new(kernels::cast(&grad, dtype)?));
+        return Ok(Var::new(kernels::cast(&grad, dtype)?.contiguous()?));
     }
     if grad.is_contiguous() && grad.is_sole_owner() { Ok(Var::new(grad)) } else { Ok(Var::new(grad.copy()?)) }
 }

@@ -4,19 +4,21 @@ use phalanx_tensor::{Result, Tensor};
 
 use crate::check;
 use crate::real::{Real, for_real};
+use crate::rows::columns::{self, ColumnKernel};
 use crate::rows::cuda::RowProgram;
-use crate::rows::{self, Outputs, RowKernel, Shape, columns};
+use crate::rows::{self, Outputs, RowKernel, Shape};
+use crate::simd::Float;
 
-/// A kernel for rows of either wide type.
-pub(crate) trait AnyRowKernel<const N: usize>: RowKernel<f32, N> + RowKernel<f64, N> {}
+/// A kernel for rows of a wide type, and for columns.
+pub(crate) trait LineKernel<T: Float, const N: usize>: RowKernel<T, N> + ColumnKernel<T, N> {}
 
-impl<K: RowKernel<f32, N> + RowKernel<f64, N>, const N: usize> AnyRowKernel<N> for K {}
+impl<T: Float, K: RowKernel<T, N> + ColumnKernel<T, N>, const N: usize> LineKernel<T, N> for K {}
 
 /// A result of the inputs' shape, whose rows along `dim` are `kernel`'s of the inputs' rows, or on a GPU those of a
 /// program's kernel. A tensor without dimensions has one row of one element.
 pub(crate) fn along<const N: usize>(
     op: &'static str,
-    kernel: impl AnyRowKernel<N>,
+    kernel: impl LineKernel<f32, N> + LineKernel<f64, N>,
     program: (RowProgram, &str),
     inputs: [&Tensor; N],
     dim: usize,
@@ -38,9 +40,9 @@ pub(crate) fn along<const N: usize>(
         let mut y = Tensor::empty_for(op, shape, inputs[0].dtype(), inputs[0].device())?;
         match y.device().is_meta() {
             true => y.bump_version(),
-            false => {
-                for_real!(op, y.dtype(), T => columns::run::<T, N>(op, &kernel, [n, inner], inputs, &mut y))?
-            }
+            false => for_real!(op, y.dtype(), T => {
+                columns::run::<T, N>(op, &kernel, [n, inner], inputs, Some(&mut y), (&mut [], 0))
+            })?,
         }
         return Ok(y);
     }

@@ -7,7 +7,7 @@ use phalanx_tensor::{DType, Error, Result, Scalar, Tensor};
 
 use crate::check;
 use crate::pointwise::cuda::Expression;
-use crate::pointwise::{Pointwise, common_shape, map, map_scalar};
+use crate::pointwise::{Pointwise, in_order, map, map_scalar};
 
 /// `float` of a floating-point operand, or `int` of an integer one (the result wraps to the dtype).
 pub(crate) fn unary(
@@ -31,17 +31,13 @@ pub(crate) fn binary(
         return map(op, float, [a, b]);
     }
     check::same(op, &[a, b])?;
-    let mut out = Tensor::empty_for(op, &common_shape(op, &[a, b])?, a.dtype(), a.device())?;
     let cuda = &Expression::of_integers(text, &[]);
-    match a.dtype() {
-        DType::I64 => map_scalar(op, |[x, y]: [i64; 2]| int(x, y), cuda, [a, b], &mut out)?,
-        DType::I32 => {
-            map_scalar(op, |[x, y]: [i32; 2]| int(x.into(), y.into()) as i32, cuda, [a, b], &mut out)?
-        }
-        DType::U8 => map_scalar(op, |[x, y]: [u8; 2]| int(x.into(), y.into()) as u8, cuda, [a, b], &mut out)?,
-        other => return Err(Error::dtype(op, other, "a number dtype")),
-    }
-    Ok(out)
+    in_order(op, a.dtype(), [a, b], |inputs, out| match out.dtype() {
+        DType::I64 => map_scalar(op, |[x, y]: [i64; 2]| int(x, y), cuda, inputs, out),
+        DType::I32 => map_scalar(op, |[x, y]: [i32; 2]| int(x.into(), y.into()) as i32, cuda, inputs, out),
+        DType::U8 => map_scalar(op, |[x, y]: [u8; 2]| int(x.into(), y.into()) as u8, cuda, inputs, out),
+        other => Err(Error::dtype(op, other, "a number dtype")),
+    })
 }
 
 /// `float` of a floating-point operand, or `int` of an integer one and the number, which its dtype must hold.
@@ -63,16 +59,14 @@ pub(crate) fn scalar(
         return Err(Error::invalid(op, why));
     }
     let s = s.fitting(op, a.dtype())?.to_i64();
-    let mut out = a.empty_like_for(op)?;
     let numbers = [s];
     let cuda = &Expression::of_integers(text, &numbers);
-    match a.dtype() {
-        DType::I64 => map_scalar(op, |[x]: [i64; 1]| int(x, s), cuda, [a], &mut out)?,
-        DType::I32 => map_scalar(op, |[x]: [i32; 1]| int(x.into(), s) as i32, cuda, [a], &mut out)?,
-        DType::U8 => map_scalar(op, |[x]: [u8; 1]| int(x.into(), s) as u8, cuda, [a], &mut out)?,
-        other => return Err(Error::dtype(op, other, "a number dtype")),
-    }
-    Ok(out)
+    in_order(op, a.dtype(), [a], |inputs, out| match out.dtype() {
+        DType::I64 => map_scalar(op, |[x]: [i64; 1]| int(x, s), cuda, inputs, out),
+        DType::I32 => map_scalar(op, |[x]: [i32; 1]| int(x.into(), s) as i32, cuda, inputs, out),
+        DType::U8 => map_scalar(op, |[x]: [u8; 1]| int(x.into(), s) as u8, cuda, inputs, out),
+        other => Err(Error::dtype(op, other, "a number dtype")),
+    })
 }
 
 #[cfg(test)]

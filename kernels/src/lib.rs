@@ -20,6 +20,7 @@ mod check;
 mod classes;
 pub mod cuda;
 mod gemm;
+mod moves;
 pub mod ops;
 mod pointwise;
 mod real;

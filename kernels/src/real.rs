@@ -139,9 +139,13 @@ impl<T: Real> Kernel for Widen<'_, T> {
     #[inline(always)]
     fn run<S: Isa>(self) {
         let lanes = <T::Wide as Float>::Vec::<S>::LANES;
-        for (from, to) in self.from.chunks(lanes).zip(self.to.chunks_mut(lanes)) {
-            let wide = T::load::<S>(from);
-            if to.len() == lanes { wide.store(to) } else { wide.store_partial(to) }
+        let whole = self.from.len() / lanes * lanes;
+        let ((body, tail), (to, to_tail)) = (self.from.split_at(whole), self.to.split_at_mut(whole));
+        for (from, to) in body.chunks_exact(lanes).zip(to.chunks_exact_mut(lanes)) {
+            T::load::<S>(from).store(to);
+        }
+        if !tail.is_empty() {
+            T::load::<S>(tail).store_partial(to_tail);
         }
     }
 }
@@ -158,12 +162,13 @@ impl<T: Real> Kernel for Narrow<'_, T> {
     #[inline(always)]
     fn run<S: Isa>(self) {
         let lanes = <T::Wide as Float>::Vec::<S>::LANES;
-        for (from, to) in self.from.chunks(lanes).zip(self.to.chunks_mut(lanes)) {
-            let whole = from.len() == lanes;
-            T::store::<S>(
-                if whole { Vector::load(from) } else { Vector::load_partial(from, T::Wide::ZERO) },
-                to,
-            );
+        let whole = self.from.len() / lanes * lanes;
+        let ((body, tail), (to, to_tail)) = (self.from.split_at(whole), self.to.split_at_mut(whole));
+        for (from, to) in body.chunks_exact(lanes).zip(to.chunks_exact_mut(lanes)) {
+            T::store::<S>(Vector::load(from), to);
+        }
+        if !tail.is_empty() {
+            T::store::<S>(Vector::load_partial(tail, T::Wide::ZERO), to_tail);
         }
     }
 }
@@ -230,4 +235,26 @@ macro_rules! for_element {
     };
 }
 
-pub(crate) use {for_element, for_real};
+/// Runs `$body` with `$T` standing for the stored type of an integer or bool `$dtype`; any other dtype is an error that
+/// names `$op`.
+macro_rules! for_integer {
+    ($op:expr, $dtype:expr, $T:ident => $body:expr) => {
+        match $dtype {
+            phalanx_tensor::DType::I64 => {
+                type $T = i64;
+                $body
+            }
+            phalanx_tensor::DType::I32 => {
+                type $T = i32;
+                $body
+            }
+            phalanx_tensor::DType::U8 | phalanx_tensor::DType::Bool => {
+                type $T = u8;
+                $body
+            }
+            other => Err(phalanx_tensor::Error::dtype($op, other, "an integer dtype or bool")),
+        }
+    };
+}
+
+pub(crate) use {for_element, for_integer, for_real};

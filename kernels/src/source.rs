@@ -4,12 +4,16 @@ use std::ops::Range;
 
 use phalanx_tensor::{Element, Loops, Read, Result, Tensor};
 
+use crate::moves::fill;
 use crate::real::{Real, for_real};
-use crate::simd::Float;
+use crate::simd::{Float, Isa, Kernel, LANES_MAX, Vector, dispatch};
 
 /// Elements that a block holds at most: small enough for all blocks of an operation to stay in the first-level
 /// cache, large enough to hide what a block costs.
 pub(crate) const BLOCK: usize = 1024;
+
+/// Elements of a run that is not worth a call.
+const FEW: usize = 16;
 
 /// An open tensor, seen in a shape that it broadcasts to.
 pub(crate) struct Source<'a, T> {
@@ -17,6 +21,8 @@ pub(crate) struct Source<'a, T> {
     offset: usize,
     /// `None` if the elements lie together. Boxed: an open tensor is moved about, and most have none.
     loops: Option<Box<Loops<1>>>,
+    /// After how many elements they are the same again, if there are few: 1 of a single number. 0 if they are not.
+    period: usize,
 }
 
 impl<'a, T: Element> Source<'a, T> {
@@ -28,7 +34,8 @@ impl<'a, T: Element> Source<'a, T> {
             true => None,
             false => Some(loops_over(tensor, shape)?),
         };
-        Ok(Source { elements: tensor.read(op)?, offset: tensor.offset(), loops })
+        let period = loops.as_deref().map_or(0, period);
+        Ok(Source { elements: tensor.read(op)?, offset: tensor.offset(), loops, period })
     }
 
     /// Opens several.
@@ -44,19 +51,45 @@ impl<'a, T: Element> Source<'a, T> {
         }
         Ok(opened.map(|source| source.unwrap_or_else(|| unreachable!("every slot was filled"))))
     }
+}
 
+impl<T: Element> Source<'_, T> {
     /// Whether the elements lie together, so that no block is ever gathered.
     pub(crate) fn is_contiguous(&self) -> bool {
         self.loops.is_none()
+    }
+
+    /// Whether neighbours in row-major order lie apart, so that blocks of several rows are read faster than single ones.
+    pub(crate) fn is_across(&self) -> bool {
+        self.loops.as_ref().is_some_and(|loops| !matches!(loops.inner_strides(), [0] | [1]))
     }
 
     /// Elements `start .. start + len` in row-major order: where they lie if they lie together, else gathered
     /// into `scratch`, which must have room.
     #[inline]
     pub(crate) fn block<'b>(&'b self, start: usize, len: usize, scratch: &'b mut [T]) -> &'b [T] {
-        let Some(loops) = &self.loops else { return &self.elements[self.offset + start..][..len] };
-        self.gather(loops, start, &mut scratch[..len], |to, from| *to = from);
+        if self.is_contiguous() {
+            return &self.elements[self.offset + start..][..len];
+        }
+        self.copy_to(start, &mut scratch[..len]);
         &scratch[..len]
+    }
+
+    /// Elements `start .. start + len`, if they lie together, all or in a run.
+    #[inline]
+    fn lying(&self, start: usize, len: usize) -> Option<&[T]> {
+        let at = match &self.loops {
+            None => start,
+            Some(loops) => {
+                let inner = loops.inner().max(1);
+                let skip = start % inner;
+                if loops.inner_strides() != [1] || skip + len > inner || len == 0 {
+                    return None;
+                }
+                loops.start(start / inner)[0] + skip
+            }
+        };
+        Some(&self.elements[self.offset + at..][..len])
     }
 
     /// Where element `start` lies, if all lie together; it need not exist.
@@ -66,20 +99,28 @@ impl<'a, T: Element> Source<'a, T> {
 
     /// Copies the elements from `start` on.
     pub(crate) fn copy_to(&self, start: usize, to: &mut [T]) {
-        match &self.loops {
-            None => to.copy_from_slice(&self.elements[self.offset + start..][..to.len()]),
-            Some(loops) => self.gather(loops, start, to, |to, from| *to = from),
-        }
+        self.gather(start, to, |x| x, &|from, to| to.copy_from_slice(from));
     }
 
-    /// Calls `put` for each element of a slice with the elements from `start` on.
-    fn gather<U>(&self, loops: &Loops<1>, start: usize, to: &mut [U], put: impl Fn(&mut U, T)) {
+    /// Sets the elements of a slice to those from `start` on, converted: those of a run that lie together by `all`, others by
+    /// `one`.
+    fn gather<U: Element>(
+        &self,
+        start: usize,
+        to: &mut [U],
+        one: impl Fn(T) -> U,
+        all: &dyn Fn(&[T], &mut [U]),
+    ) {
+        let Some(loops) = &self.loops else {
+            return all(&self.elements[self.offset + start..][..to.len()], to);
+        };
         for_each_part(loops, start, to.len(), |part, at, stride| {
             let (part, from) = (&mut to[part], &self.elements[self.offset + at..]);
             match stride {
-                0 => part.iter_mut().for_each(|to| put(to, from[0])),
-                1 => part.iter_mut().zip(from).for_each(|(to, &x)| put(to, x)),
-                _ => part.iter_mut().zip(from.iter().step_by(stride)).for_each(|(to, &x)| put(to, x)),
+                0 => fill(part, one(from[0])),
+                1 if part.len() < FEW => part.iter_mut().zip(from).for_each(|(to, &x)| *to = one(x)),
+                1 => all(&from[..part.len()], part),
+                _ => part.iter_mut().zip(from.iter().step_by(stride)).for_each(|(to, &x)| *to = one(x)),
             }
         });
     }
@@ -109,26 +150,217 @@ impl<T: Real> Source<'_, T> {
 
     /// [`Source::copy_to`] in the type that is computed in.
     pub(crate) fn copy_wide(&self, start: usize, to: &mut [T::Wide]) {
-        match &self.loops {
-            None => T::widen_all(&self.elements[self.offset + start..][..to.len()], to),
-            Some(loops) => self.gather(loops, start, to, |to, from: T| *to = from.widen()),
+        let Some(loops) = self.loops.as_deref().filter(|_| self.is_across()) else {
+            return self.gather(start, to, T::widen, &T::widen_all);
+        };
+        let (inner, len) = (loops.inner().max(1), to.len());
+        // Whole runs may be turned.
+        let first = start.next_multiple_of(inner).min(start + len) - start;
+        let rows = (len - first) / inner;
+        self.gather(start, &mut to[..first], T::widen, &T::widen_all);
+        let (whole, rest) = to[first..].split_at_mut(rows * inner);
+        self.copy_rows(start + first, [rows, inner], inner, whole);
+        self.gather(start + len - rest.len(), rest, T::widen, &T::widen_all);
+    }
+
+    /// `rows` rows of `width` elements, which begin `apart` elements from each other, in the type that is computed in. Of a
+    /// tensor whose rows lie across memory, as a transposed one's, several are read at a time and turned.
+    pub(crate) fn copy_rows(
+        &self,
+        start: usize,
+        [rows, width]: [usize; 2],
+        apart: usize,
+        to: &mut [T::Wide],
+    ) {
+        let turned = |loops: &&Loops<1>| {
+            let strides = loops.strides();
+            let across = self.is_across() && strides.len() > 1 && strides[strides.len() - 2] == [1];
+            across && loops.inner() == apart && start % apart + width <= apart
+        };
+        let across = self.loops.as_deref().filter(turned);
+        let Some(loops) = across else {
+            if width == apart && !self.is_across() {
+                return self.copy_wide(start, &mut to[..rows * width]);
+            }
+            let rows = to[..rows * width].chunks_mut(width.max(1)).enumerate();
+            return rows.for_each(|(row, to)| match &self.loops {
+                Some(_) if self.is_across() => {
+                    self.gather(start + row * apart, to, T::widen, &T::widen_all);
+                }
+                _ => self.copy_wide(start + row * apart, to),
+            });
+        };
+        let (side, [stride]) = (loops.sizes()[loops.sizes().len() - 2], loops.inner_strides());
+        let mut row = 0;
+        while row < rows {
+            let (run, skip) = ((start + row * apart) / apart, start % apart);
+            let count = (rows - row).min(side - run % side).min(LANES_MAX);
+            let from = &self.elements[self.offset + loops.start(run)[0] + skip * stride..];
+            let to = &mut to[row * width..][..count * width];
+            dispatch(Turned { from, stride, rows: count, width, to });
+            row += count;
         }
     }
 
     /// [`Source::block`] in the type that is computed in.
     #[inline]
     pub(crate) fn wide<'b>(&'b self, start: usize, len: usize, scratch: &'b mut [T::Wide]) -> &'b [T::Wide] {
-        match &self.loops {
-            None => {
-                let block = &self.elements[self.offset + start..][..len];
-                if let Some(wide) = T::as_wide(block) {
-                    return wide;
-                }
-                T::widen_all(block, &mut scratch[..len]);
-            }
-            Some(loops) => self.gather(loops, start, &mut scratch[..len], |to, from: T| *to = from.widen()),
+        if let Some(wide) = self.lying(start, len).and_then(T::as_wide) {
+            return wide;
         }
+        self.copy_wide(start, &mut scratch[..len]);
         &scratch[..len]
+    }
+}
+
+/// Rows of `width` elements that lie across memory, at most [`LANES_MAX`] of them: element i of all is at `from[i * stride..]`.
+struct Turned<'a, T: Real> {
+    from: &'a [T],
+    stride: usize,
+    rows: usize,
+    width: usize,
+    to: &'a mut [T::Wide],
+}
+
+impl<T: Real> Kernel for Turned<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Isa>(self) {
+        let lanes = <T::Wide as Float>::Vec::<S>::LANES;
+        for row in (0..self.rows).step_by(lanes) {
+            let rows = lanes.min(self.rows - row);
+            for column in (0..self.width).step_by(lanes) {
+                let columns = lanes.min(self.width - column);
+                let mut square = [<T::Wide as Float>::Vec::<S>::zero(); LANES_MAX];
+                for (i, vector) in square[..columns].iter_mut().enumerate() {
+                    *vector = T::load::<S>(&self.from[(column + i) * self.stride + row..][..rows]);
+                }
+                <T::Wide as Float>::Vec::<S>::turn(&mut square);
+                for (i, vector) in square[..rows].iter().enumerate() {
+                    let to = &mut self.to[(row + i) * self.width + column..][..columns];
+                    if columns == lanes { vector.store(to) } else { vector.store_partial(to) }
+                }
+            }
+        }
+    }
+}
+
+/// Where a block is gathered. What comes again in the next block is kept.
+pub(crate) struct Scratch<T> {
+    elements: [T; BLOCK],
+    /// Where in its period what is kept begins.
+    phase: usize,
+    kept: usize,
+}
+
+impl<T: Copy> Scratch<T> {
+    /// With some element in every place.
+    pub(crate) fn new(element: T) -> Scratch<T> {
+        Scratch { elements: [element; BLOCK], phase: 0, kept: 0 }
+    }
+
+    /// [`Source::block`].
+    #[inline]
+    pub(crate) fn block<'b>(&'b mut self, source: &'b Source<'_, T>, start: usize, len: usize) -> &'b [T]
+    where
+        T: Element,
+    {
+        if self.keeps(source.period, start, len) {
+            return &self.elements[..len];
+        }
+        match source.lying(start, len).filter(|_| source.period == 0) {
+            Some(lying) => lying,
+            None => source.block(start, len, &mut self.elements),
+        }
+    }
+
+    /// [`Source::wide`].
+    #[inline]
+    pub(crate) fn wide<'b, S: Real<Wide = T>>(
+        &'b mut self,
+        source: &'b Source<'_, S>,
+        start: usize,
+        len: usize,
+    ) -> &'b [T] {
+        if self.keeps(source.period, start, len) {
+            return &self.elements[..len];
+        }
+        if source.period == 0
+            && let Some(wide) = source.lying(start, len).and_then(S::as_wide)
+        {
+            return wide;
+        }
+        source.copy_wide(start, &mut self.elements[..len]);
+        &self.elements[..len]
+    }
+
+    /// Whether the block is here already; if not, it will be.
+    #[inline]
+    fn keeps(&mut self, period: usize, start: usize, len: usize) -> bool {
+        if period == 0 {
+            return false;
+        }
+        let phase = start % period;
+        if self.phase == phase && self.kept >= len {
+            return true;
+        }
+        (self.phase, self.kept) = (phase, len);
+        false
+    }
+}
+
+/// How a result is cut into blocks of up to [`BLOCK`] elements, so that little is gathered. Where all inputs have long runs blocks
+/// end with them: what lies together in a run is read where it lies. Else blocks are whole periods of an input that has one.
+#[derive(Clone, Copy)]
+pub(crate) struct Cut {
+    run: usize,
+    block: usize,
+}
+
+impl Cut {
+    /// For inputs that are read together.
+    pub(crate) fn of<T: Element, const N: usize>(sources: &[Source<'_, T>; N]) -> Cut {
+        sources.iter().fold(Cut::NONE, |cut, source| cut.with(source))
+    }
+
+    /// Of inputs that lie together.
+    pub(crate) const NONE: Cut = Cut { run: usize::MAX, block: BLOCK };
+
+    /// With another input.
+    pub(crate) fn with<T: Element>(self, source: &Source<'_, T>) -> Cut {
+        let run = source.loops.as_ref().map_or(usize::MAX, |loops| loops.inner());
+        match source.period {
+            0 if (BLOCK / 4..self.run).contains(&run) => {
+                Cut { run, block: run.div_ceil(run.div_ceil(BLOCK)) }
+            }
+            2.. if self.run == usize::MAX => Cut { block: BLOCK / source.period * source.period, ..self },
+            _ => self,
+        }
+    }
+
+    /// Calls `f` with each block of a piece and the number of its first element; `start` is the piece's.
+    #[inline]
+    pub(crate) fn blocks<T>(self, mut start: usize, mut piece: &mut [T], mut f: impl FnMut(usize, &mut [T])) {
+        let mut at = start % self.run;
+        let mut left = self.block - at % self.block;
+        while !piece.is_empty() {
+            let len = left.min(self.run - at).min(piece.len());
+            let (block, rest) = piece.split_at_mut(len);
+            f(start, block);
+            (start, piece, left) = (start + len, rest, self.block);
+            at = if at + len == self.run { 0 } else { at + len };
+        }
+    }
+}
+
+/// See [`Source`].
+fn period(loops: &Loops<1>) -> usize {
+    let (inner, outer) = (loops.inner(), loops.strides().len() - 1);
+    match loops.inner_strides() {
+        [0] if outer == 0 => 1,
+        _ if outer == 1 && loops.strides()[0] == [0] && inner <= BLOCK / 2 => inner,
+        _ => 0,
     }
 }
 

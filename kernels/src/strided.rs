@@ -2,6 +2,8 @@
 
 use phalanx_tensor::{Layout, Loops};
 
+use crate::moves::fill;
+
 /// A run of a destination: every `stride`-th element of a slice that begins at the run's first.
 pub(crate) struct RunMut<'a, T> {
     elements: &'a mut [T],
@@ -9,10 +11,13 @@ pub(crate) struct RunMut<'a, T> {
     len: usize,
 }
 
-impl<T: Copy> RunMut<'_, T> {
+impl<T: bytemuck::Pod> RunMut<'_, T> {
     /// Sets every element.
     pub(crate) fn set(self, value: T) {
-        self.for_each(|_, x| *x = value);
+        match self.stride {
+            1 => fill(&mut self.elements[..self.len], value),
+            _ => self.for_each(|_, x| *x = value),
+        }
     }
 
     /// Calls `f` with each element's index in row-major order, counted from the run's first, and the element.

@@ -15,9 +15,7 @@ pub(crate) fn wide_dtype(dtype: DType) -> DType {
 pub(crate) fn widened<T: Real>(op: &'static str, tensor: &Tensor) -> Result<Vec<T::Wide>> {
     let source = Source::<T>::open(op, tensor, tensor.shape())?;
     let mut wide = vec![T::Wide::ZERO; tensor.numel()];
-    let mut scratch = vec![T::zeroed(); tensor.numel()];
-    let elements = source.block(0, tensor.numel(), &mut scratch);
-    T::widen_all(elements, &mut wide);
+    source.copy_wide(0, &mut wide);
     Ok(wide)
 }
 
@@ -29,8 +27,9 @@ pub(crate) fn widened_if<T: Real>(op: &'static str, tensor: Option<&Tensor>) -> 
 /// All elements of a tensor that has the wide dtype already.
 pub(crate) fn elements<T: Element>(op: &'static str, tensor: &Tensor) -> Result<Vec<T>> {
     let source = Source::<T>::open(op, tensor, tensor.shape())?;
-    let mut scratch = vec![T::zeroed(); tensor.numel()];
-    Ok(source.block(0, tensor.numel(), &mut scratch).to_vec())
+    let mut elements = vec![T::zeroed(); tensor.numel()];
+    source.copy_to(0, &mut elements);
+    Ok(elements)
 }
 
 /// Sets the elements of a contiguous tensor, each rounded to its dtype.

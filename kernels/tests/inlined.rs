@@ -37,10 +37,11 @@ fn no_intrinsic_is_left_as_a_function() {
     assert!(left.is_empty(), "{} intrinsics are functions: {left:#?}", left.len());
 }
 
-/// There were 14,950 (in 16 parts) before frames were erased, 4,737 after it.
+/// There were 14,950 (in 16 parts) before frames were erased, 4,737 after it, and 5,705 with kernels for what no GPT does, in the
+/// same processor seconds.
 #[test]
 fn a_build_costs_what_it_did() {
-    const FUNCTIONS_MAX: usize = 5_500;
+    const FUNCTIONS_MAX: usize = 6_000;
     let functions = functions().len();
     assert!(functions <= FUNCTIONS_MAX, "{functions} functions, {FUNCTIONS_MAX} at most");
 }

@@ -2,6 +2,8 @@
 
 use bytemuck::Pod;
 
+use crate::layout::contiguous_strides;
+use crate::nest;
 use crate::past::PastCaches;
 use crate::tiles::Tiles;
 use crate::{Dims, Error, Loops, Pool, Result, Tensor};
@@ -34,10 +36,43 @@ fn copy<T: Pod + Send + Sync>(op: &'static str, to: &mut Tensor, from: &Tensor) 
     let loops = Loops::new(layout.shape(), [layout.strides()]);
     match Tiles::new(&loops) {
         Some(tiles) => tiles.copy(&pool, target, source),
+        None if loops.inner() < LONG || loops.inner_strides() != [1] => {
+            let rows = contiguous_strides(layout.shape());
+            nest::copy(&pool, target, source, &Loops::new(layout.shape(), [&rows, layout.strides()]));
+        }
         None => copy_runs(&pool, target, source, &loops, PastCaches::pays(size_of_val(target))),
     }
     Ok(())
 }
+
+/// Copies `from`'s elements into `to`, of one shape and dtype, which may lie in any order without overlapping itself; both have
+/// elements, on a CPU, and storages of their own.
+pub(crate) fn copy_over(op: &'static str, to: &mut Tensor, from: &Tensor) -> Result<()> {
+    if to.is_contiguous() {
+        return copy_strided(op, to, from);
+    }
+    match from.dtype().size() {
+        1 => copy_any::<u8>(op, to, from),
+        2 => copy_any::<u16>(op, to, from),
+        4 => copy_any::<u32>(op, to, from),
+        _ => copy_any::<u64>(op, to, from),
+    }
+}
+
+fn copy_any<T: Pod + Send + Sync>(op: &'static str, to: &mut Tensor, from: &Tensor) -> Result<()> {
+    let (pool, layout) = (to.device().pool()?, to.layout().clone());
+    let source = from.read_bytes(op)?;
+    let source: &[T] = bytemuck::cast_slice(&source[..source.len() / size_of::<T>() * size_of::<T>()]);
+    let mut target = to.write_bytes(op)?;
+    let whole = target.len() / size_of::<T>() * size_of::<T>();
+    let target = &mut bytemuck::cast_slice_mut::<u8, T>(&mut target[..whole])[layout.offset()..layout.end()];
+    let loops = Loops::new(layout.shape(), [layout.strides(), from.strides()]);
+    nest::copy(&pool, target, &source[from.offset()..], &loops);
+    Ok(())
+}
+
+/// Elements of a run from which on it is copied by itself, as far as it lies together.
+const LONG: usize = 32;
 
 /// Elements that a thread copies at a time, at least.
 pub(crate) const PIECE: usize = 1 << 14;

@@ -1,7 +1,10 @@
 //! Where a tensor's elements lie in its storage: shape, strides and offset, counted in elements.
 
+use std::cmp::Reverse;
+
 use smallvec::SmallVec;
 
+use crate::tiles::Tiles;
 use crate::{Error, Loops, Result};
 
 /// Sizes or strides, one a dimension; inline up to four dimensions.
@@ -168,6 +171,30 @@ impl Layout {
         false
     }
 
+    /// The dimensions in the order of memory: what to permute the layout by, for its elements to be read as they lie. Sizes of 1 come
+    /// first. `None` where that changes nothing, and of a layout that overlaps itself.
+    pub fn memory_order(&self) -> Option<Dims> {
+        if self.contiguous || self.overlaps_itself() {
+            return None;
+        }
+        let (shape, strides) = (self.shape(), self.strides());
+        let mut order: Dims = (0..self.rank()).collect();
+        order.sort_by_key(|&d| if shape[d] > 1 { (1, Reverse(strides[d])) } else { (0, Reverse(0)) });
+        let same = order.iter().filter(|&&d| shape[d] > 1).is_sorted();
+        (!same).then_some(order)
+    }
+
+    /// Whether whatever reads all elements in row-major order is quicker with a contiguous copy: neighbours in memory are far apart in
+    /// that order, or runs have a few elements only.
+    pub fn is_scattered(&self) -> bool {
+        const FEW: usize = 16;
+        if self.contiguous || self.overlaps_itself() {
+            return false;
+        }
+        let loops = Loops::new(self.shape(), [self.strides()]);
+        Tiles::new(&loops).is_some() || loops.sizes().len() > 1 && loops.inner() < FEW
+    }
+
     /// Sizes and strides, to make another layout of.
     fn to_parts(&self) -> (Dims, Dims) {
         (self.dims(), Dims::from_slice(self.strides()))
@@ -314,6 +341,32 @@ mod tests {
         assert_eq!(t.reshape(&[2, 2, 2, 3]).unwrap().strides(), &[12, 2, 1, 4]);
         assert_eq!(base.narrow(1, 1, 2).reshape(&[2, 8]).unwrap().strides(), &[12, 1]);
         assert!(base.narrow(1, 1, 2).reshape(&[16]).is_none());
+    }
+
+    #[test]
+    fn the_order_of_memory_is_that_of_the_strides() {
+        let base = Layout::contiguous(&[2, 3, 1, 4]);
+        let order = |layout: &Layout| layout.memory_order().map(|order| order.to_vec());
+        let channels_last = base.permute(&[0, 3, 1, 2]);
+        assert_eq!(order(&channels_last), Some(vec![3, 0, 2, 1]));
+        assert!(channels_last.permute(&[3, 0, 2, 1]).is_contiguous());
+        // With gaps too; not where the order is row-major already, or two indices name one place.
+        assert_eq!(order(&base.narrow(3, 1, 2).permute(&[3, 0, 1, 2])), Some(vec![3, 1, 2, 0]));
+        assert_eq!(order(&base.narrow(3, 1, 2)), None);
+        assert_eq!(order(&base.permute(&[2, 0, 1, 3])), None);
+        let expanded = Layout::contiguous(&[1, 2]).broadcast(&[3, 2]).unwrap();
+        assert_eq!(order(&expanded.permute(&[1, 0])), None);
+        assert_eq!(order(&Layout::contiguous(&[0, 3]).permute(&[1, 0])), None);
+    }
+
+    #[test]
+    fn scattered_is_what_tiles_turn_or_has_short_runs() {
+        let base = Layout::contiguous(&[33, 5, 33]);
+        assert!(base.permute(&[2, 1, 0]).is_scattered() && !base.permute(&[1, 0, 2]).is_scattered());
+        assert!(base.narrow(2, 0, 3).is_scattered() && !base.narrow(1, 0, 3).is_scattered());
+        assert!(
+            !base.is_scattered() && !Layout::contiguous(&[1, 3]).broadcast(&[9, 3]).unwrap().is_scattered()
+        );
     }
 
     #[test]

@@ -29,6 +29,7 @@ pub mod io;
 mod layout;
 mod ledger;
 mod loops;
+mod nest;
 mod parts;
 mod past;
 mod pool;

@@ -68,8 +68,9 @@ impl<const N: usize> Loops<N> {
     pub fn start(&self, mut run: usize) -> [usize; N] {
         let mut at = [0; N];
         for axis in (0..self.sizes.len() - 1).rev() {
-            let index = run % self.sizes[axis];
-            run /= self.sizes[axis];
+            // Outermost there is nothing to divide by.
+            let index = if axis == 0 { run } else { run % self.sizes[axis] };
+            run /= if axis == 0 { 1 } else { self.sizes[axis] };
             for (a, stride) in at.iter_mut().zip(self.strides[axis]) {
                 *a += index * stride;
             }

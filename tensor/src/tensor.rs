@@ -512,6 +512,27 @@ impl Tensor {
         Ok(())
     }
 
+    /// [`Tensor::copy_from`] into a view that may lie in any order, as long as it does not overlap itself, between CPU tensors of one
+    /// device and of two storages; for kernels.
+    ///
+    /// # Errors
+    /// If they differ in shape or dtype, the view overlaps itself, or others use this one's storage.
+    pub fn copy_over(&mut self, op: &'static str, from: &Tensor) -> Result<()> {
+        if from.shape() != self.shape() {
+            return Err(Error::shape(op, format!("{:?}", from.shape()), format!("{:?}", self.shape())));
+        }
+        if from.dtype != self.dtype {
+            return Err(Error::dtype(op, from.dtype, self.dtype.name()));
+        }
+        if self.layout().overlaps_itself() {
+            return Err(Error::invalid(op, "got a view to write to that overlaps itself"));
+        }
+        match self.layout().memory_order() {
+            Some(order) => crate::copy::copy_over(op, &mut self.permute(&order)?, &from.permute(&order)?),
+            None => crate::copy::copy_over(op, self, from),
+        }
+    }
+
     /// All elements in row-major order.
     ///
     /// # Errors

@@ -73,7 +73,7 @@ struct Gather {
 
 impl Backward for Gather {
     fn backward(&self, cx: &Cx<'_>) -> Result<Grads> {
-        grads1(zeros(cx.dy(), &self.from)?.scatter_add(self.dim, &cx.get(&self.index)?, cx.dy())?)
+        grads1(gathered_from(cx, cx.dy(), self.dim, &cx.get(&self.index)?, &self.from)?)
     }
 }
 
@@ -88,6 +88,14 @@ impl Backward for ScatterAdd {
         let source = self.index.as_ref().filter(|_| cx.needs(2)).map(source).transpose()?;
         Ok([Some(cx.dy().clone()), None, source].into_iter().collect())
     }
+}
+
+/// The gradient of what `dy` is the gradient of elements of, at the indices along `dim`.
+pub(super) fn gathered_from(cx: &Cx<'_>, dy: &Var, dim: usize, index: &Var, shape: &[usize]) -> Result<Var> {
+    if cx.create_graph() {
+        return zeros(dy, shape)?.scatter_add(dim, index, dy);
+    }
+    Ok(Var::new(kernels::gather_backward(dy.tensor(), dim, index.tensor(), shape)?))
 }
 
 /// Zeros as a constant, of `like`'s dtype and device.

@@ -45,7 +45,12 @@ struct IndexSelect {
 
 impl Backward for IndexSelect {
     fn backward(&self, cx: &Cx<'_>) -> Result<Grads> {
-        grads1(zeros(cx.dy(), &self.from)?.index_add(self.dim, &cx.get(&self.index)?, cx.dy(), 1.0)?)
+        let (index, dy) = (cx.get(&self.index)?, cx.dy());
+        if cx.create_graph() {
+            return grads1(zeros(dy, &self.from)?.index_add(self.dim, &index, dy, 1.0)?);
+        }
+        let dx = kernels::index_select_backward(dy.tensor(), self.dim, index.tensor(), &self.from)?;
+        grads1(Var::new(dx))
     }
 }
 

@@ -7,7 +7,7 @@ use phalanx_kernels as kernels;
 use phalanx_tensor::{Dim, Dims, Tensor};
 use smallvec::smallvec;
 
-use super::gather::zeros;
+use super::gather::gathered_from;
 use super::sum::reduced;
 use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, begins, grads1, record_many};
 
@@ -99,7 +99,7 @@ impl Backward for Picked {
     fn backward(&self, cx: &Cx<'_>) -> Result<Grads> {
         let indices = cx.get(&self.indices)?.detach().reshape_to(&self.kept)?;
         let dy = cx.dy().reshape_to(&self.kept)?;
-        grads1(zeros(&dy, &self.from)?.scatter_add(self.dim, &indices, &dy)?)
+        grads1(gathered_from(cx, &dy, self.dim, &indices, &self.from)?)
     }
 }
 

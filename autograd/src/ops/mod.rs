@@ -72,6 +72,7 @@ mod log_softmax;
 mod logcumsumexp;
 mod logic;
 mod logsumexp;
+mod lstm;
 mod margin_losses;
 mod matmul;
 mod max;

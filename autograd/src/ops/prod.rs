@@ -1,13 +1,17 @@
 //! `y = x[0] x[1] ..` over a dimension, or over all.
 //!
-//! Derivative: `dx[i] = dy` times the product of the others, which is made of the products of those before and of
-//! those after, so that zeros do no harm. These come by doubling the distance: log n products of shifted tensors.
+//! Derivative: `dx[i] = dy p[i]`, with `p[i]` the product of the others: of those before and of those after, so that zeros do no
+//! harm.
+//!
+//! Derivative of `p`, with `b[i]` the product before and `a[i]` the one after:
+//! `dx[i] = b[i] s[i] + a[i] t[i]`, `s[i] = dp[i + 1] a[i + 1] + x[i + 1] s[i + 1]`, a recurrence from the end, and
+//! `t[i] = dp[i - 1] b[i - 1] + x[i - 1] t[i - 1]`. Saves `x`.
 
 use phalanx_kernels as kernels;
 use phalanx_tensor::{Dim, Dims, Tensor};
 
 use super::over_dims::{OverDims, reduce};
-use crate::{Result, Var};
+use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, begins, grads1, record};
 
 impl Var {
     /// The product over `dim`, which stays with size 1 if `keepdim`. Integers and bools are multiplied in i64.
@@ -40,29 +44,40 @@ impl OverDims for Product {
 
     fn gradient(&self, x: &Var, _: &Var, dy: &Var, dims: &[usize]) -> Result<Var> {
         let &[dim] = dims else { return Ok(dy.clone()) };
-        let others = beside(x, dim, 1)?.mul(&beside(x, dim, -1)?)?;
-        others.mul(dy)
+        if x.tensor().device().is_cuda() {
+            let [before, after] = beside(x, dim)?;
+            return before.mul(&after)?.mul(dy);
+        }
+        begins();
+        let y = kernels::prod_of_others(x.tensor(), dim)?;
+        record("prod_of_others", &[x], y, |s: &Saver<'_>| Ok(Others { dim, x: s.input(0)? }))?.mul(dy)
     }
 }
 
-/// The product of the elements before each one, or with `side` -1 of those after it.
-fn beside(x: &Var, dim: usize, side: isize) -> Result<Var> {
-    // Moved by `by` along `dim`, ones moving in.
-    let moved = |x: &Var, by: isize| {
-        let mut margins = [(0, 0)].repeat(x.rank() - 1 - dim);
-        margins.push((by, -by));
-        x.pad(&margins, 1)
-    };
-    let n = x.shape()[dim] as isize;
-    if n == 0 {
-        return Ok(x.clone());
+struct Others {
+    dim: usize,
+    x: Saved,
+}
+
+impl Backward for Others {
+    fn backward(&self, cx: &Cx<'_>) -> Result<Grads> {
+        let (x, dim, dy) = (cx.get(&self.x)?, self.dim, cx.dy());
+        let [before, after] = beside(&x, dim)?;
+        let side = |of: &Var, back: bool| {
+            let factors = x.shifted(dim, back, 0.0)?;
+            factors.recurrence(&of.mul(dy)?.shifted(dim, back, 0.0)?, dim, back)
+        };
+        let (s, t) = (side(&after, true)?, side(&before, false)?);
+        grads1(before.mul(&s)?.add(&after.mul(&t)?)?)
     }
-    let (mut product, mut distance) = (moved(x, side)?, 1);
-    while distance < n - 1 {
-        product = product.mul(&moved(&product, side * distance)?)?;
-        distance *= 2;
-    }
-    Ok(product)
+}
+
+/// The products of the elements before each one, and of those after it.
+fn beside(x: &Var, dim: usize) -> Result<[Var; 2]> {
+    let none = Var::new(Tensor::zeros(x.shape(), x.tensor().dtype(), x.tensor().device())?);
+    let product =
+        |back: bool| x.shifted(dim, back, 1.0)?.recurrence(&none.shifted(dim, back, 1.0)?, dim, back);
+    Ok([product(false)?, product(true)?])
 }
 
 #[cfg(test)]

@@ -1,9 +1,11 @@
 //! Elements moved along dimensions, those that fall off the end put in at the front.
 //!
-//! `y[(i + shift) mod n] = x[i]`, composed of `narrow` and `cat`.
+//! `y[(i + shift) mod n] = x[i]`. Derivative: `dy` moved back.
 
+use phalanx_kernels as kernels;
 use phalanx_tensor::{Dim, Dims, Error};
 
+use super::linear_map::record_view;
 use crate::{Result, Var};
 
 impl Var {
@@ -23,7 +25,9 @@ impl Var {
                 return Ok(x);
             }
             let front = shift.rem_euclid(size as isize).unsigned_abs();
-            Var::cat(&[x.narrow(dim, size - front, front)?, x.narrow(dim, 0, size - front)?], dim)
+            let (all, rest) = (x.tensor(), size - front);
+            let y = kernels::cat(&[&all.narrow(dim, rest, front)?, &all.narrow(dim, 0, rest)?], dim)?;
+            record_view("roll", &x, y, move |dy| dy.roll(&[rest as isize], &[dim]))
         })
     }
 

@@ -66,8 +66,11 @@ impl Weighing<'_> {
         let targets = elements::<i64>(op, target)?.into_iter().enumerate().map(class);
         let mut classes = Classes { targets: targets.collect::<Result<_>>()?, weight, factor: self.scale };
         if self.reduction == Reduction::Mean {
-            let total: f64 = classes.targets.iter().flatten().map(|&class| classes.weight_of(class)).sum();
-            classes.factor /= total;
+            let counted = classes.targets.iter().flatten();
+            classes.factor /= match &classes.weight {
+                Some(weight) => counted.map(|&class| weight[class]).sum(),
+                None => counted.count() as f64,
+            };
         }
         Ok(classes)
     }

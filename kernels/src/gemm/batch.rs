@@ -16,6 +16,9 @@ use crate::simd::{LANES_MAX, Runner};
 /// Multiplications from which a single product keeps all threads busy by itself.
 const LARGE_WORK_MIN: usize = 1 << 25;
 
+/// Steps from which a narrow product is better transposed.
+const MANY_STEPS_MIN: usize = 128;
+
 /// How the products of a batch lie: item i is the first one shifted by i strides. A stride of 0 uses A or B again.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Batch {
@@ -29,6 +32,33 @@ pub(crate) struct Batch {
     pub(crate) c: usize,
 }
 
+impl Batch {
+    /// # Panics
+    ///
+    /// If the shapes do not fit together, or two items share a place in C.
+    pub(super) fn check<T: GemmElem>(
+        self,
+        a: &MatRef<'_, T>,
+        b: &MatRef<'_, T>,
+        c: &MatMut<'_, T>,
+        epilogue: &Epilogue<'_, T>,
+    ) {
+        let (m, n, k) = (a.rows(), b.cols(), a.cols());
+        assert!(
+            b.rows() == k && c.rows() == m && c.cols() == n,
+            "{m} x {k} times {} x {n} does not give {} x {}",
+            b.rows(),
+            c.rows(),
+            c.cols()
+        );
+        assert!(
+            epilogue.bias.is_none_or(|bias| bias.len() == n),
+            "the bias needs a value for each of {n} columns"
+        );
+        assert!(self.count == 1 || c.repeats(self.count, self.c), "a batch of {self:?} does not fit C");
+    }
+}
+
 /// [`super::gemm_batched`] on a given instruction set.
 pub(super) fn run<T: GemmElem>(
     runner: Runner,
@@ -40,18 +70,7 @@ pub(super) fn run<T: GemmElem>(
     (write, epilogue): (Write, Epilogue<'_, T>),
 ) {
     let (m, n, k) = (a.rows(), b.cols(), a.cols());
-    assert!(
-        b.rows() == k && c.rows() == m && c.cols() == n,
-        "{m} x {k} times {} x {n} does not give {} x {}",
-        b.rows(),
-        c.rows(),
-        c.cols()
-    );
-    assert!(
-        epilogue.bias.is_none_or(|bias| bias.len() == n),
-        "the bias needs a value for each of {n} columns"
-    );
-    assert!(batch.count == 1 || c.repeats(batch.count, batch.c), "a batch of {batch:?} does not fit C");
+    batch.check(&a, &b, &c, &epilogue);
     if m == 0 || n == 0 || batch.count == 0 {
         return;
     }
@@ -66,7 +85,7 @@ pub(super) fn run<T: GemmElem>(
         let c = MatMut::new(c.data(), rows, n, c_strides.0, c_strides.1);
         return run(runner, pool, batch, a, b, c, (write, epilogue));
     }
-    if is_better_transposed(&c) && epilogue.bias.is_none() {
+    if is_better_transposed(&c, k) && epilogue.bias.is_none() {
         // Its transpose is B^T A^T. Factors trade places in each step; nothing else does.
         let batch = Batch { a: batch.b, b: batch.a, ..batch };
         return run(runner, pool, batch, b.transposed(), a.transposed(), c.transposed(), (write, epilogue));
@@ -74,22 +93,30 @@ pub(super) fn run<T: GemmElem>(
 
     let c_strides = c.strides();
     let c = Shared::new(c.data());
+    let product = |i: usize| Product {
+        runner,
+        a: a.shifted(i * batch.a),
+        b: b.shifted(i * batch.b),
+        c,
+        c_start: i * batch.c,
+        c_strides,
+        write,
+        epilogue,
+    };
+    let work = m.saturating_mul(n).saturating_mul(k);
+    if batch.count > 1 {
+        let pool = pool.filter(|_| is_parallel(work, batch.count, 1));
+        // SAFETY: as for each item below.
+        if unsafe { product(0).run_tiles(batch, pool) } {
+            return;
+        }
+    }
     let item = |i: usize, pool: Option<&Pool>| {
-        let product = Product {
-            runner,
-            a: a.shifted(i * batch.a),
-            b: b.shifted(i * batch.b),
-            c,
-            c_start: i * batch.c,
-            c_strides,
-            write,
-            epilogue,
-        };
+        let product = product(i);
         // SAFETY: `repeats` above, or the bounds that C was made with: every item's C lies within the slice and apart
         // from the others', and the slice is borrowed for us alone.
         unsafe { product.run(pool) }
     };
-    let work = m.saturating_mul(n).saturating_mul(k);
     let side_by_side = |pool: &Pool| {
         batch.count > 1
             && is_parallel(work, batch.count, 1)
@@ -102,9 +129,11 @@ pub(super) fn run<T: GemmElem>(
 }
 
 /// Whether C has so few columns that its rows fill vectors better, or lies in columns. Never true of the transpose, too.
-fn is_better_transposed<T>(c: &MatMut<'_, T>) -> bool {
+fn is_better_transposed<T>(c: &MatMut<'_, T>, k: usize) -> bool {
     let (m, n, (row, col)) = (c.rows(), c.cols(), c.strides());
-    if m.min(n) <= FEW_ROWS && m.max(n) >= LANES_MAX {
+    // C is then written across its rows, which is little work beside so many steps.
+    let few = if k >= MANY_STEPS_MIN { LANES_MAX / 2 } else { FEW_ROWS };
+    if m.min(n) <= few && m.max(n) >= LANES_MAX {
         return n < m;
     }
     row == 1 && col != 1

@@ -12,7 +12,7 @@ use crate::simd::{Float, Halves, Isa, Kernel, Runner, Vector, pair};
 /// An element type of `gemm`. Half types are rounded once when stored.
 pub(crate) trait GemmElem: Real<Wide = <Self as GemmElem>::Acc> {
     /// The type of the sums.
-    type Acc: Scratch;
+    type Acc: Scratch + GemmElem<Acc = <Self as GemmElem>::Acc>;
     /// What a tile does with a place of A's and B's packed panels.
     type Place: Place<Acc = Self::Acc>;
 

@@ -50,6 +50,10 @@ impl<T: GemmElem> FinishTile<'_, T> {
     where
         T::Acc: Float<Vec<S> = V>,
     {
+        let plain = self.bias.is_none() && self.activation.is_none() && self.write == Write::Store;
+        if plain && self.c_strides.1 == 1 {
+            return self.store_rows::<S, V>();
+        }
         for i in 0..self.rows {
             for first in (0..self.cols).step_by(V::LANES) {
                 let len = (self.cols - first).min(V::LANES);
@@ -75,6 +79,28 @@ impl<T: GemmElem> FinishTile<'_, T> {
                     // SAFETY: an element of the tile.
                     unsafe { c.add(j * self.c_strides.1).write(*near) }
                 }
+            }
+        }
+    }
+
+    /// Rows whose sums need nothing but rounding.
+    #[inline(always)]
+    fn store_rows<S: Isa, V: Vector<Elem = T::Acc>>(&mut self)
+    where
+        T::Acc: Float<Vec<S> = V>,
+    {
+        for i in 0..self.rows {
+            let sums = &self.sums[i * self.sums_row..][..self.cols];
+            let c = self.c.wrapping_add(i * self.c_strides.0);
+            // SAFETY: a row of the tile, the caller's of `run_on`.
+            let c = unsafe { std::slice::from_raw_parts_mut(c, self.cols) };
+            let whole = self.cols - self.cols % V::LANES;
+            let (c, c_rest) = c.split_at_mut(whole);
+            for (sums, c) in sums.chunks_exact(V::LANES).zip(c.chunks_exact_mut(V::LANES)) {
+                T::store::<S>(V::load(sums), c);
+            }
+            if !c_rest.is_empty() {
+                T::store::<S>(V::load_partial(&sums[whole..], T::Acc::ZERO), c_rest);
             }
         }
     }

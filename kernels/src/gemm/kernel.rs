@@ -101,10 +101,10 @@ impl<P: Place, const H: usize, const W: usize> Kernel for SizedTile<'_, P, H, W>
         if const { H <= rows::<S>() && H * W <= rows::<S>() * VECTORS && (W <= VECTORS || H <= FEW_ROWS) } {
             // SAFETY: `run_tile`'s contract; the type is made only there.
             unsafe {
+                if const { keeps(H, W, rows::<S>()) } && !tile.places.is_null() {
+                    return compute_all::<P, S, _, H, W, PLACES>(tile);
+                }
                 if const { !P::IN_PANELS && keeps(H, W, rows::<S>()) } {
-                    if !tile.places.is_null() {
-                        return compute_all::<P, S, _, H, W, PLACES>(tile);
-                    }
                     match (tile.keep_a.is_null(), tile.keep_b.is_null()) {
                         (true, true) => {}
                         (false, true) => return compute_all::<P, S, _, H, W, KEEP_A>(tile),
@@ -112,8 +112,7 @@ impl<P: Place, const H: usize, const W: usize> Kernel for SizedTile<'_, P, H, W>
                         (false, false) => return compute_all::<P, S, _, H, W, KEEP_BOTH>(tile),
                     }
                 }
-                if const { !P::IN_PANELS && is_high(H, rows::<S>()) && W <= VECTORS } && !tile.runs.is_null()
-                {
+                if const { is_high(H, rows::<S>()) && W <= VECTORS } && !tile.runs.is_null() {
                     return compute_all::<P, S, _, H, W, RUNS>(tile);
                 }
                 match (tile.b_col == 1, whole) {

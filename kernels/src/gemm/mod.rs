@@ -3,7 +3,8 @@
 //! The rule that everything here keeps: an element of A B is one chain of fused multiply-adds over ascending k, begun at
 //! zero, in f32 (f64 for f64). Its bits are those of `for k { sum = a.mul_add(b, sum) }`, whatever the number of rows
 //! and columns, strides, blocking, threads, batch, tile position or instruction set. One exception: AVX-512's dot product
-//! of bf16 pairs, used where the CPU has it, takes subnormal elements for zero and makes subnormal sums zero.
+//! of bf16 pairs, used where the CPU has it, takes subnormal elements for zero and makes subnormal sums zero. A column that is
+//! asked for as such (`gemm_column`) has another order, which the number of steps alone decides.
 //!
 //! ```text
 //! mat        the views        plan      the cut, pure numbers
@@ -13,6 +14,7 @@
 //! batch      several at once  product   one of them, its jobs
 //! tile       size and work    job       packs, runs and finishes its tiles
 //! small      in the caches    turned    the steps of a B that lies in columns
+//! column     few long sums    thin      few rows of halves
 //! cuda       on a GPU         places    a B in planes, as convolutions have it
 //! cells      for threads      runs      an A in runs, as their weight's gradient has it
 //! parts      taken in turns   tables    the steps of these two
@@ -21,7 +23,8 @@
 //!
 //! What is read once is read where it lies: a product of few rows takes B straight into a tile, turned in registers where
 //! its columns lie along k, and one of few columns is done as its transpose. A tile of few rows is wide, for long runs and
-//! many chains. So tiny products pack nothing, and a matrix by a vector goes as fast as the matrix is read. What is read
+//! many chains. So tiny products pack nothing, and a matrix by a vector goes as fast as the matrix is read. Halves are widened
+//! or paired in registers then. What is read
 //! again is packed by the first tile that reads it, where the order in memory allows; else a B that all threads read is packed
 //! once, by all of them.
 //!
@@ -30,6 +33,7 @@
 
 mod batch;
 mod cells;
+mod column;
 mod cuda;
 mod element;
 mod epilogue;
@@ -49,6 +53,7 @@ mod speed;
 mod tables;
 #[cfg(test)]
 mod tests;
+mod thin;
 mod tile;
 mod turned;
 
@@ -56,15 +61,16 @@ use phalanx_tensor::Pool;
 
 pub(crate) use batch::Batch;
 pub(crate) use cells::Cell;
+pub(crate) use column::{COLUMN_STEPS_MIN, gemm_column};
 pub(crate) use cuda::multiply_on_gpu;
-pub(crate) use element::GemmElem;
+pub(crate) use element::{GemmElem, Place};
 pub(crate) use epilogue::{Epilogue, Write};
 pub(crate) use mat::{MatMut, MatRef};
-pub(crate) use places::{Places, Step, gemm_by_places};
+pub(crate) use places::{Places, Step, gemm_by_panel, gemm_by_places};
 pub(crate) use plan::{is_parallel, share};
-pub(crate) use runs::{Rows, Run, gemm_by_rows, pack_columns, packed_len};
+pub(crate) use runs::{Rows, Run, gemm_by_rows, pack_columns, pack_panels, packed_len, steps_in_place};
 pub(crate) use scratch::{Scratch, with_scratch};
-pub(crate) use small::gemm_small;
+pub(crate) use small::{gemm_few, gemm_small};
 pub use speed::{peak_bandwidth, peak_flops};
 pub(crate) use tile::TileShape;
 

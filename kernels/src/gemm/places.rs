@@ -3,7 +3,9 @@
 
 #![allow(unsafe_code)]
 
-use super::element::One;
+use std::ops::Range;
+
+use super::element::Place;
 use super::kernel::run_tile;
 use super::mat::{MatMut, MatRef};
 use super::tile::{Tile, TileShape, VECTORS};
@@ -75,41 +77,89 @@ impl<'a, T: Float> Places<'a, T> {
     }
 }
 
-/// C = A B, a tile of whole vectors. A's rows and C's columns are neighbours.
+impl<T> Places<'_, T> {
+    /// These planes alone.
+    pub(crate) fn planes(self, range: Range<usize>) -> Self {
+        assert!(range.end <= self.planes, "planes beyond B");
+        Places { start: self.start + range.start * self.apart, planes: range.len(), ..self }
+    }
+}
+
+/// C = A B, a tile of whole vectors, or C += A B in the chain that C's elements have begun. A's rows and C's columns are
+/// neighbours.
 ///
 /// # Panics
 ///
 /// If the shapes or strides are not as stated, or [`TileShape::reads_places`] says no.
-pub(crate) fn gemm_by_places<T: Float>(a: MatRef<'_, T>, b: &Places<'_, T>, mut c: MatMut<'_, T>) {
+pub(crate) fn gemm_by_places<P: Place>(
+    a: MatRef<'_, P::Acc>,
+    b: &Places<'_, P::Acc>,
+    c: MatMut<'_, P::Acc>,
+    goes_on: bool,
+) {
     let runner = Runner::current();
-    let shape = TileShape::of::<T>(runner);
-    let ((a_row, a_step), (c_row, c_col)) = (a.strides(), c.strides());
-    let steps = b.planes * b.each.len();
-    assert!(a.rows() == c.rows() && a.cols() == steps, "matrices that do not fit together");
-    assert!(shape.reads_places(c.rows()) && c.cols() == shape.cols(), "not a whole tile");
-    assert!((a_row == 1 || a.rows() == 1) && c_col == 1, "rows or columns that are no neighbours");
+    let shape = TileShape::of::<P::Acc>(runner);
+    let rows = c.rows();
+    assert!(a.cols() == b.planes * b.each.len(), "matrices that do not fit together");
+    assert!(shape.reads_places(rows) && c.cols() == shape.cols(), "not a whole tile");
     let mut tile = Tile {
-        steps,
-        a: a.data().as_ptr(),
-        a_step,
         b: b.data.as_ptr().wrapping_add(b.start),
         b_step: b.apart,
         places: b.each.as_ptr(),
         planes: b.planes,
-        cols: c.cols(),
-        out: c.data().as_mut_ptr(),
-        out_row: c_row,
-        near: c.data().as_ptr(),
-        near_row: c_row,
-        ..Tile::default()
+        ..packed_tile(a, c, goes_on)
     };
     // SAFETY: A and C were proven when they were made, C is borrowed mutably; the places were proven, too, for lanes of this
     // instruction set, which never changes; and so is the tile's size.
-    unsafe { run_tile::<One<T>>(runner, shape.lanes, c.rows(), &mut tile) }
+    unsafe { run_tile::<P>(runner, shape.lanes, rows, &mut tile) }
+}
+
+/// [`gemm_by_places`] for a B whose steps lie one after the other, a tile's columns each; C may have fewer, whole vectors.
+///
+/// # Panics
+///
+/// If the shapes or strides are not as stated, or C is larger than a tile.
+pub(crate) fn gemm_by_panel<P: Place>(
+    a: MatRef<'_, P::Acc>,
+    b: &[P::Acc],
+    c: MatMut<'_, P::Acc>,
+    goes_on: bool,
+) {
+    let runner = Runner::current();
+    let shape = TileShape::of::<P::Acc>(runner);
+    let (rows, cols) = (c.rows(), c.cols());
+    assert!((1..=shape.rows).contains(&rows) && cols > 0 && cols <= shape.cols(), "not a tile");
+    assert!(cols.is_multiple_of(shape.lanes) && a.cols() * shape.cols() <= b.len(), "steps beyond B");
+    let mut tile = Tile { b: b.as_ptr(), b_step: shape.cols(), ..packed_tile(a, c, goes_on) };
+    // SAFETY: A and C were proven when they were made, C is borrowed mutably; B has so many steps; the tile's size was
+    // proven.
+    unsafe { run_tile::<P>(runner, shape.lanes, rows, &mut tile) }
+}
+
+/// A tile of C, and of A, whose rows are neighbours, as C's columns are.
+fn packed_tile<T: Float>(a: MatRef<'_, T>, mut c: MatMut<'_, T>, goes_on: bool) -> Tile<T> {
+    let ((a_row, a_step), (c_row, c_col)) = (a.strides(), c.strides());
+    assert!(a.rows() == c.rows(), "matrices that do not fit together");
+    assert!((a_row == 1 || a.rows() == 1) && c_col == 1, "rows or columns that are no neighbours");
+    let (cols, out) = (c.cols(), c.data().as_mut_ptr());
+    Tile {
+        steps: a.cols(),
+        a: a.data().as_ptr(),
+        a_step,
+        cols,
+        from: if goes_on { out } else { std::ptr::null() },
+        from_row: c_row,
+        out,
+        out_row: c_row,
+        near: out,
+        near_row: c_row,
+        ..Tile::default()
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::element::One;
     use super::*;
 
     #[test]
@@ -127,7 +177,12 @@ mod tests {
             let a: Vec<f32> = (0..rows * steps).map(|i| (i as f32 * 1.3).cos()).collect();
             let mut c = vec![0.0; rows * cols];
             let b = Places::new(&data, &each, planes, apart);
-            gemm_by_places(MatRef::new(&a, rows, steps, 1, rows), &b, MatMut::row_major(&mut c, rows, cols));
+            for (range, goes_on) in [(0..1, false), (1..planes, true)] {
+                let steps = range.start * each.len()..range.end * each.len();
+                let a = MatRef::new(&a[steps.start * rows..], rows, steps.len(), 1, rows);
+                let c = MatMut::row_major(&mut c, rows, cols);
+                gemm_by_places::<One<f32>>(a, &b.planes(range), c, goes_on);
+            }
             for (i, &got) in c.iter().enumerate() {
                 let (row, col) = (i / cols, i % cols);
                 let mut sum = 0.0;

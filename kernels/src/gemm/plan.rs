@@ -168,8 +168,10 @@ impl Plan {
         if self.a_direct { self.row_panels.max(1) } else { self.block(A_BLOCK_MAX, self.height) }
     }
 
+    /// Where one panel of rows alone reads B's block, it does so soon after the block is packed: that stays in the second level.
     pub(super) fn col_block(&self) -> usize {
-        if self.col_panels <= 1 { 1 } else { self.block(B_BLOCK_MAX, self.shape.cols()) }
+        let most = if self.row_panels <= 1 { A_BLOCK_MAX } else { B_BLOCK_MAX };
+        if self.col_panels <= 1 { 1 } else { self.block(most, self.shape.cols()) }
     }
 
     fn block(&self, elements: usize, panel: usize) -> usize {
@@ -185,11 +187,6 @@ impl Plan {
             (threads.saturating_sub(rows * cols), rows * self.problem.n + cols * self.problem.m)
         };
         cuts.min_by_key(read).unwrap_or((1, 1))
-    }
-
-    /// Whether the product is worth more than one thread.
-    pub(super) fn is_parallel(&self) -> bool {
-        is_parallel(self.problem.m, self.problem.n, self.problem.k)
     }
 }
 

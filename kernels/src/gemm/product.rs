@@ -9,6 +9,7 @@ use std::any::TypeId;
 
 use phalanx_tensor::Pool;
 
+use super::batch::Batch;
 use super::element::{GemmElem, steps_on};
 use super::epilogue::{Epilogue, Write};
 use super::job::Job;
@@ -16,8 +17,9 @@ use super::kernel::run_tile;
 use super::mat::MatRef;
 use super::pack::Shared;
 use super::parts::Parts;
-use super::plan::{Plan, Problem, rows_cache_well, share};
+use super::plan::{Plan, Problem, is_parallel, rows_cache_well, share};
 use super::scratch::with_scratch;
+use super::thin::THIN_ROWS;
 use super::tile::{Tile, TileShape};
 use crate::simd::Runner;
 
@@ -45,8 +47,13 @@ impl<T: GemmElem> Product<'_, T> {
             // SAFETY: all of A and B, where they lie, whose bounds were proven when those were made; C is the caller's.
             return unsafe { run_tile::<T::Place>(self.runner, shape.lanes, self.a.rows(), &mut tile) };
         }
+        let pool = pool
+            .filter(|pool| pool.threads() > 1 && is_parallel(self.a.rows(), self.b.cols(), self.a.cols()));
+        if self.is_thin() {
+            // SAFETY: the caller's.
+            return unsafe { self.run_thin(pool) };
+        }
         let plan = Plan::new(self.problem(), shape);
-        let pool = pool.filter(|pool| pool.threads() > 1 && plan.is_parallel());
         let (row_jobs, col_jobs) = pool.map_or((1, 1), |pool| plan.jobs(pool.threads()));
         let job = |job: usize| Job {
             product: self,
@@ -69,6 +76,44 @@ impl<T: GemmElem> Product<'_, T> {
             // SAFETY: the caller's; jobs have different columns, hence different elements of C.
             pool.for_each(row_jobs * col_jobs, |piece| unsafe { jobs[piece % col_jobs].run() });
         });
+    }
+
+    /// Carries out a batch of products like this one, the first, if each is a single tile: whether they are.
+    ///
+    /// # Safety
+    ///
+    /// As [`Product::run`], for every item.
+    pub(super) unsafe fn run_tiles(&self, batch: Batch, pool: Option<&Pool>) -> bool {
+        let shape = TileShape::of::<T::Acc>(self.runner);
+        if self.only_tile(shape).is_none() {
+            return false;
+        }
+        // The last item's bounds; the others lie before.
+        let last = batch.count - 1;
+        let _ = (self.a.shifted(last * batch.a), self.b.shifted(last * batch.b));
+        let pieces = pool.map_or(1, |pool| 4 * pool.threads());
+        let piece = |piece: usize| {
+            let (Some(tile), items) = (self.only_tile(shape), share(batch.count, pieces, piece)) else {
+                return;
+            };
+            let mut tile = Tile {
+                count: items.len(),
+                a: tile.a.wrapping_add(items.start * batch.a),
+                a_next: batch.a,
+                b: tile.b.wrapping_add(items.start * batch.b),
+                b_next: batch.b,
+                out: tile.out.wrapping_add(items.start * batch.c),
+                out_next: batch.c,
+                ..tile
+            };
+            // SAFETY: as in `run`, for each item, whose C is apart from the others'.
+            unsafe { run_tile::<T::Place>(self.runner, shape.lanes, self.a.rows(), &mut tile) }
+        };
+        match pool {
+            Some(pool) => pool.for_each(pieces, piece),
+            None => piece(0),
+        }
+        true
     }
 
     /// The whole product, if it is a single tile that can read A and B and write C where they lie.
@@ -100,6 +145,13 @@ impl<T: GemmElem> Product<'_, T> {
             add: self.write == Write::Accumulate,
             ..Tile::default()
         })
+    }
+
+    /// Whether it has few rows of halves and a B that can be read where it lies.
+    fn is_thin(&self) -> bool {
+        let (step, col) = self.b.strides();
+        let in_place = col == 1 || self.b.cols() == 1 || step == 1 || self.a.cols() == 1;
+        !is_acc::<T>() && self.a.rows() <= THIN_ROWS && in_place
     }
 
     /// Whether tiles write C itself: its elements are of the sums' type, so that the cast changes nothing.

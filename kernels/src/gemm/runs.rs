@@ -3,7 +3,8 @@
 
 #![allow(unsafe_code)]
 
-use super::element::{GemmElem, One, Place};
+use super::element::{GemmElem, Place, steps_on};
+use super::epilogue::Write;
 use super::kernel::{ROWS_MAX, run_tile};
 use super::mat::{MatMut, MatRef};
 use super::pack::Panels;
@@ -50,35 +51,44 @@ pub(crate) fn packed_len<T: Scratch>(steps: usize, cols: usize) -> usize {
 
 /// B in panels as [`gemm_by_rows`] reads them.
 pub(crate) fn pack_columns<T: Scratch + GemmElem<Acc = T>>(b: MatRef<'_, T>, dst: &mut [T]) {
-    let (runner, (step_stride, lane_stride)) = (Runner::current(), b.strides());
-    let width = TileShape::of::<T>(runner).cols();
-    let (steps, lanes) = (b.rows(), b.cols());
-    let dst = &mut dst[..lanes.next_multiple_of(width) * steps];
-    let (src, beyond) = (b.data(), T::ZERO);
-    let panels = Panels {
-        src,
-        lane_stride,
-        step_stride,
-        lanes,
-        steps,
-        places: steps,
-        width,
-        lanes_apart: 1,
-        beyond,
-        dst,
-    };
+    pack_panels(b, TileShape::of::<T>(Runner::current()).cols(), dst);
+}
+
+/// Lanes of some steps, in panels of so many lanes, places one after the other: [`steps_in_place`] steps each. What panels
+/// have beyond the lanes is zero.
+///
+/// # Panics
+///
+/// If `dst` has no room.
+pub(crate) fn pack_panels<T: GemmElem>(steps: MatRef<'_, T>, width: usize, dst: &mut [T::Acc]) {
+    let (runner, (step_stride, lane_stride)) = (Runner::current(), steps.strides());
+    let (src, lanes, steps, beyond) = (steps.data(), steps.cols(), steps.rows(), T::zeroed());
+    let places = steps.div_ceil(steps_in_place::<T>());
+    let dst = &mut dst[..lanes.next_multiple_of(width) * places];
+    let panels =
+        Panels { src, lane_stride, step_stride, lanes, steps, places, width, lanes_apart: 1, beyond, dst };
     T::Place::run(runner, panels);
 }
 
-/// C += A B, each product summed first. B is packed; C's columns are neighbours, fill whole vectors, and what goes to those
+/// How many steps a place of a panel holds.
+pub(crate) fn steps_in_place<T: GemmElem>() -> usize {
+    steps_on::<T::Place>(Runner::current())
+}
+
+/// C = A B, or C += A B, each product summed first. B is packed; C's columns are neighbours, fill whole vectors, and what goes to those
 /// that B does not have is unspecified.
 ///
 /// # Panics
 ///
 /// If the shapes or strides are not as stated.
-pub(crate) fn gemm_by_rows<T: Scratch + GemmElem<Acc = T>>(a: &Rows<'_, T>, b: &[T], mut c: MatMut<'_, T>) {
+pub(crate) fn gemm_by_rows<P: Place<Acc: Scratch>>(
+    a: &Rows<'_, P::Acc>,
+    b: &[P::Acc],
+    mut c: MatMut<'_, P::Acc>,
+    write: Write,
+) {
     let runner = Runner::current();
-    let shape = TileShape::of::<T>(runner);
+    let (shape, adds) = (TileShape::of::<P::Acc>(runner), write == Write::Accumulate);
     let ((m, n), (c_row, c_col), width) = ((c.rows(), c.cols()), c.strides(), shape.cols());
     assert!(
         a.at.len() == m && c_col == 1 && n.is_multiple_of(shape.lanes),
@@ -88,7 +98,7 @@ pub(crate) fn gemm_by_rows<T: Scratch + GemmElem<Acc = T>>(a: &Rows<'_, T>, b: &
     let panels = m.div_ceil(shape.rows);
     // Panels of fewer rows are filled up, their sums made elsewhere.
     let least = shape.rows - 2;
-    with_scratch(shape.rows * width, |spare: &mut [T]| {
+    with_scratch(shape.rows * width, |spare: &mut [P::Acc]| {
         for panel in 0..panels {
             let rows = share(m, panels, panel);
             let mut at = [0; ROWS_MAX];
@@ -113,16 +123,19 @@ pub(crate) fn gemm_by_rows<T: Scratch + GemmElem<Acc = T>>(a: &Rows<'_, T>, b: &
                     out_row,
                     near: out,
                     near_row: out_row,
-                    add: whole,
+                    add: whole && adds,
                     ..Tile::default()
                 };
                 // SAFETY: the rows' runs were proven; B has whole panels of so many steps; C was proven when it was made,
                 // is borrowed mutably, and `spare` has room for a tile, whose size is at most `shape`'s.
-                unsafe { run_tile::<One<T>>(runner, shape.lanes, rows.len().max(least), &mut tile) }
+                unsafe { run_tile::<P>(runner, shape.lanes, rows.len().max(least), &mut tile) }
                 if !whole {
                     for (i, sums) in spare.chunks(width).take(rows.len()).enumerate() {
                         let to = &mut c.data()[start + i * c_row..][..cols];
-                        to.iter_mut().zip(sums).for_each(|(to, &sum)| *to += sum);
+                        match adds {
+                            true => to.iter_mut().zip(sums).for_each(|(to, &sum)| *to += sum),
+                            false => to.copy_from_slice(&sums[..cols]),
+                        }
                     }
                 }
             }
@@ -132,6 +145,7 @@ pub(crate) fn gemm_by_rows<T: Scratch + GemmElem<Acc = T>>(a: &Rows<'_, T>, b: &
 
 #[cfg(test)]
 mod tests {
+    use super::super::element::One;
     use super::*;
 
     #[test]
@@ -151,13 +165,16 @@ mod tests {
             let row_len = outputs.next_multiple_of(shape.lanes);
             let mut c = vec![0.5; m * row_len];
             let rows = Rows::new(&data, &at, &runs);
-            gemm_by_rows(&rows, &packed, MatMut::row_major(&mut c, m, row_len));
+            let both = [Write::Store, Write::Accumulate];
+            for write in both {
+                gemm_by_rows::<One<f32>>(&rows, &packed, MatMut::row_major(&mut c, m, row_len), write);
+            }
             for (i, j) in (0..m).flat_map(|i| (0..outputs).map(move |j| (i, j))) {
                 let term = |sum: f32, (k, &step): (usize, &usize)| {
                     data[at[i] + step].mul_add(b[j * steps.len() + k], sum)
                 };
                 let sum = steps.iter().enumerate().fold(0.0, term);
-                assert_eq!(c[i * row_len + j].to_bits(), (0.5 + sum).to_bits(), "row {i}, column {j}");
+                assert_eq!(c[i * row_len + j].to_bits(), (sum + sum).to_bits(), "row {i}, column {j}");
             }
         }
     }

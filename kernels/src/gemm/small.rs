@@ -60,3 +60,45 @@ pub(crate) fn gemm_small<T: Float>(
         }
     }
 }
+
+/// C = A B for few rows and a B whose columns have their steps side by side.
+///
+/// # Panics
+///
+/// If the shapes or strides are not as stated, or there are more rows than a tile has.
+pub(crate) fn gemm_few<T: Float>(a: MatRef<'_, T>, b: MatRef<'_, T>, mut c: MatMut<'_, T>) {
+    let runner = Runner::current();
+    let shape = TileShape::of::<T>(runner);
+    let (m, n, k) = (c.rows(), c.cols(), a.cols());
+    let ((a_row, a_step), (b_step, b_col), (c_row, c_col)) = (a.strides(), b.strides(), c.strides());
+    assert!(a.rows() == m && b.rows() == k && b.cols() == n, "matrices that do not fit together");
+    assert!(
+        b_step == 1 && c_col == 1 && (1..=shape.rows).contains(&m),
+        "columns or rows that are not as stated"
+    );
+    let width = shape.lanes;
+    let whole = n - n % width;
+    for (first, cols, count) in [(0, width, whole / width), (whole, n - whole, 1)] {
+        if cols == 0 || count == 0 {
+            continue;
+        }
+        let mut tile = Tile {
+            count,
+            b_next: cols * b_col,
+            out_next: cols,
+            steps: k,
+            a: a.data().as_ptr(),
+            a_row,
+            a_step,
+            b: b.data().as_ptr().wrapping_add(first * b_col),
+            b_step,
+            b_col,
+            cols,
+            out: c.data().as_mut_ptr().wrapping_add(first),
+            out_row: c_row,
+            ..Tile::default()
+        };
+        // SAFETY: as in `gemm_small`; a tile has a column at least, and no more than one that turns.
+        unsafe { run_tile::<One<T>>(runner, shape.lanes, m, &mut tile) }
+    }
+}

@@ -195,7 +195,7 @@ fn every_element_is_one_chain_of_fused_multiply_adds() {
 fn pairs_of_bf16_are_one_chain_for_numbers_of_any_size() {
     let pools = pools();
     let mut draws = Draws(3);
-    for (m, n, k) in [(1, 1, 1), (7, 33, 5), (17, 40, 33), (3, 5, 1031)] {
+    for (m, n, k) in [(1, 1, 1), (7, 33, 5), (17, 40, 33), (3, 5, 1031), (4, 70, 67), (1, 300, 40)] {
         for lie in 0..9 {
             let case = Case { lies: (LIES[lie % 3], LIES[lie / 3], Lie::Rows), ..Case::plain(m, n, k) };
             // Any bits but infinities and NaN: subnormal numbers, zeros of both signs, sums that vanish.
@@ -268,10 +268,11 @@ fn few_rows_or_columns_change_no_bit() {
         }
     }
     // Enough work for several threads.
-    for (m, n, k) in [(1, 1100, 517), (1100, 1, 517), (2, 517, 1100), (517, 3, 700)] {
+    for (m, n, k) in [(1, 1100, 517), (1100, 1, 517), (2, 517, 1100), (517, 3, 700), (400, 7, 200)] {
         for lie in 0..9 {
             let lies = (LIES[lie % 3], LIES[lie / 3], Lie::Rows);
             check::<f32>(Case { lies, ..Case::plain(m, n, k) }, &pools);
+            check::<bf16>(Case { lies, ..Case::plain(m, n, k) }, &pools[1..2]);
         }
     }
 }
@@ -328,6 +329,10 @@ fn an_epilogue_has_the_bits_of_separate_steps() {
 #[test]
 fn a_batch_has_the_bits_of_its_products() {
     let pools = pools();
+    // Enough tiny ones for several threads.
+    for lie in LIES {
+        check::<f32>(Case { batch: 6000, lies: (Lie::Rows, lie, Lie::Rows), ..Case::plain(5, 3, 7) }, &pools);
+    }
     for (m, n, k) in [(0, 3, 4), (1, 7, 33), (33, 17, 20), (64, 64, 64), (130, 65, 70)] {
         for batch in [0, 1, 2, 9] {
             for share_b in [false, true] {

@@ -83,6 +83,7 @@ pub(super) const fn reads_packed(rows: usize, vectors: usize, rows_max: usize) -
 
 /// The work of one tile, or of several, side by side or below each other. A's places: `a[i * a_row + k * a_step]`; B's:
 /// `b[k * b_step + j * b_col]`.
+#[derive(Clone, Copy)]
 pub(crate) struct Tile<T> {
     /// How many tiles. If several, each has `cols` columns, whole vectors if they lie side by side; A, B, the sums before, the
     /// bias and the result (what is brought near, too) are so many elements further on from one tile to the next.

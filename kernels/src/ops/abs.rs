@@ -2,13 +2,16 @@
 
 use phalanx_tensor::{Result, Tensor};
 
-use crate::pointwise::{map, pointwise};
+use crate::pointwise::{SIGN, Signs, map, map_signs, pointwise};
 
 /// `|x|`, elementwise; integers wrap.
 ///
 /// # Errors
 /// If the dtype is bool.
 pub fn abs(x: &Tensor) -> Result<Tensor> {
+    if let Some(y) = map_signs("abs", Signs { cleared: SIGN, flipped: 0 }, x) {
+        return y;
+    }
     crate::arithmetic::unary(
         "abs",
         Forward,

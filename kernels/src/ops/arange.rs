@@ -4,6 +4,8 @@ use phalanx_tensor::{DType, Device, Element, Error, Result, Scalar, Tensor};
 
 use crate::ops::cast::cast;
 use crate::pointwise::cuda::{self, Expression, Numbers};
+use crate::pointwise::update;
+use crate::simd::{Isa, Kernel, dispatch};
 
 /// `start, start + step, ..` up to but not including `end`, on `device`. Computed in i64 or f64, each element apart,
 /// and converted to `dtype`.
@@ -70,7 +72,7 @@ fn hold(start: Scalar, step: Scalar, count: usize, dtype: DType) -> Result<(Scal
 fn filled<T: Element>(
     count: usize,
     device: Device,
-    value: impl Fn(usize) -> T,
+    value: impl Fn(usize) -> T + Sync,
     expression: &Expression<'_>,
 ) -> Result<Tensor> {
     let mut out = Tensor::empty_for("arange", &[count], T::DTYPE, device)?;
@@ -78,10 +80,27 @@ fn filled<T: Element>(
         let before = out.clone();
         cuda::evaluate("arange", expression, [&before], &mut out)?;
     } else if !device.is_meta() {
-        let mut target = out.write::<T>("arange")?;
-        target[..count].iter_mut().enumerate().for_each(|(i, to)| *to = value(i));
+        update("arange", &mut out, |start, to: &mut [T]| dispatch(Filled { start, to, value: &value }))?;
     }
     Ok(out)
+}
+
+/// Sets element `i` of a piece that begins at number `start` to `value(start + i)`.
+struct Filled<'a, T, F> {
+    start: usize,
+    to: &'a mut [T],
+    value: &'a F,
+}
+
+impl<T, F: Fn(usize) -> T> Kernel for Filled<'_, T, F> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Isa>(self) {
+        for (i, to) in self.to.iter_mut().enumerate() {
+            *to = (self.value)(self.start + i);
+        }
+    }
 }
 
 #[cfg(test)]

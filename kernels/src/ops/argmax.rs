@@ -3,8 +3,11 @@
 use phalanx_tensor::{DType, Dim, Element, Result, Tensor};
 
 use super::amax::refuse_empty;
-use crate::real::for_element;
-use crate::reduce::{Frame, Kind, each, fold_each};
+use crate::pointwise::PIECE;
+use crate::real::{Real, for_integer, for_real};
+use crate::reduce::{Blocks, Frame, Kind, Wide, each};
+use crate::simd::{Isa, Kernel, dispatch};
+use crate::source::{BLOCK, Source};
 
 /// Along `dim`, or over all elements in row-major order without one: the index of the largest element, the first of
 /// equal ones, or of the first NaN. i64; any dtype.
@@ -60,32 +63,155 @@ fn search_all(op: &'static str, frame: &Frame, largest: bool) -> Result<(Tensor,
     if computes && values.device().is_cuda() {
         let kind = if largest { Kind::Largest } else { Kind::Smallest };
         each(op, frame, kind, &mut values, Some(&mut indices))?;
+    } else if computes && values.dtype().is_float() {
+        for_real!(op, values.dtype(), T => {
+            let source = Wide(Source::<T>::open(op, &frame.view, frame.view.shape())?);
+            let found = search::<<T as Real>::Wide>(frame, &source, largest)?;
+            store(op, found, &mut values, &mut indices, <T as Real>::narrow)
+        })?;
     } else if computes {
-        for_element!(values.dtype(), T => search::<T>(op, frame, largest, &mut values, &mut indices))?;
+        for_integer!(op, values.dtype(), T => {
+            let source = Source::<T>::open(op, &frame.view, frame.view.shape())?;
+            let found = search::<T>(frame, &source, largest)?;
+            store(op, found, &mut values, &mut indices, |x: T| x)
+        })?;
     }
     Ok((values, indices))
 }
 
-fn search<T: Element>(
+/// The best element so far, and where it is: nowhere at first.
+type Best<E> = (E, usize);
+const NOWHERE: usize = usize::MAX;
+/// Elements of a part of a row, which a thread searches by itself.
+const PART: usize = 16 * BLOCK;
+
+fn store<E: Copy, T: Element>(
     op: &'static str,
-    frame: &Frame,
-    largest: bool,
+    found: Vec<Best<E>>,
     values: &mut Tensor,
     indices: &mut Tensor,
+    narrow: impl Fn(E) -> T,
 ) -> Result<()> {
-    let is_nan = |x: T| x.partial_cmp(&x).is_none();
-    let mut best = vec![(T::zeroed(), None); values.numel()];
-    fold_each::<T, (T, Option<usize>)>(op, frame, (T::zeroed(), None), &mut best, |best, i, x| {
-        let better = if largest { x > best.0 } else { x < best.0 };
-        if best.1.is_none() || better || (is_nan(x) && !is_nan(best.0)) {
-            *best = (x, Some(i));
-        }
-    })?;
     let (mut values, mut indices) = (values.write::<T>(op)?, indices.write::<i64>(op)?);
-    for ((value, index), (x, i)) in values.iter_mut().zip(indices.iter_mut()).zip(best) {
-        (*value, *index) = (x, i.unwrap_or(0) as i64);
+    for ((value, index), (x, i)) in values.iter_mut().zip(indices.iter_mut()).zip(found) {
+        (*value, *index) = (narrow(x), i as i64);
     }
     Ok(())
+}
+
+fn search<E: Element>(frame: &Frame, source: &dyn Blocks<E>, largest: bool) -> Result<Vec<Best<E>>> {
+    let (n, inner, pool) = (frame.n, frame.inner, frame.view.device().pool()?);
+    let parts = if inner == 1 { n.div_ceil(PART) } else { 1 };
+    let rows = if parts == 1 { n } else { PART };
+    let mut best: Vec<Best<E>> = vec![(E::zeroed(), NOWHERE); frame.outputs() * parts];
+    let width = PIECE.div_ceil(rows).next_multiple_of(inner.min(64));
+    pool.for_each_chunk(&mut best, width, |piece, best| {
+        let mut room = [E::zeroed(); BLOCK];
+        let (mut slot, end) = (piece * width, piece * width + best.len());
+        while slot < end {
+            let (output, from) = (slot / parts, slot % parts * rows);
+            let len = (inner - output % inner).min(end - slot).min(BLOCK);
+            let first = output / inner * n * inner + output % inner;
+            let best = &mut best[slot - piece * width..][..len];
+            if inner == 1 {
+                for at in (from..n.min(from + rows)).step_by(BLOCK) {
+                    let x = source.block(first + at, BLOCK.min(n - at), &mut room);
+                    dispatch(Row { x, at, best: &mut best[0], largest });
+                }
+            } else {
+                for row in 0..n {
+                    let x = source.block(first + row * inner, len, &mut room);
+                    dispatch(Columns { x, row, best: &mut *best, largest });
+                }
+            }
+            slot += len;
+        }
+    });
+    let first_of = |parts: &[Best<E>]| {
+        parts[1..].iter().fold(parts[0], |a, &b| if is_better(b.0, a.0, largest) { b } else { a })
+    };
+    Ok(best.chunks(parts).map(first_of).collect())
+}
+
+/// Whether `x` is to be taken instead of `best`, which comes before it.
+#[inline(always)]
+fn is_better<E: Element>(x: E, best: E, largest: bool) -> bool {
+    (if largest { x > best } else { x < best }) || (is_nan(x) && !is_nan(best))
+}
+
+#[inline(always)]
+#[allow(clippy::eq_op)]
+fn is_nan<E: Element>(x: E) -> bool {
+    x != x
+}
+
+/// A block of a row, whose first element is number `at`.
+struct Row<'a, E> {
+    x: &'a [E],
+    at: usize,
+    best: &'a mut Best<E>,
+    largest: bool,
+}
+
+impl<E: Element> Kernel for Row<'_, E> {
+    type Output = ();
+
+    /// Finds the block's best element in chains side by side, and only if that is better, where it is.
+    #[inline(always)]
+    fn run<S: Isa>(self) {
+        const CHAINS: usize = 32;
+        let (x, start) = (self.x, self.x[0]);
+        let (mut chains, mut odd) = ([start; CHAINS], false);
+        let (whole, rest) = x.as_chunks::<CHAINS>();
+        if self.largest {
+            for x in whole {
+                for c in 0..CHAINS {
+                    chains[c] = if x[c] > chains[c] { x[c] } else { chains[c] };
+                    odd |= is_nan(x[c]);
+                }
+            }
+        } else {
+            for x in whole {
+                for c in 0..CHAINS {
+                    chains[c] = if x[c] < chains[c] { x[c] } else { chains[c] };
+                    odd |= is_nan(x[c]);
+                }
+            }
+        }
+        let place = if odd || is_nan(start) || rest.iter().any(|&x| is_nan(x)) {
+            x.iter().position(|&x| is_nan(x))
+        } else {
+            let best = chains.iter().chain(rest).copied();
+            let best = best.fold(start, |a, b| if is_better(b, a, self.largest) { b } else { a });
+            let wanted = self.best.1 == NOWHERE || is_better(best, self.best.0, self.largest);
+            if wanted { x.iter().position(|&x| x == best) } else { None }
+        };
+        let Some(place) = place else { return };
+        if self.best.1 == NOWHERE || is_better(x[place], self.best.0, self.largest) {
+            *self.best = (x[place], self.at + place);
+        }
+    }
+}
+
+/// Row number `row`, of as many columns as there are best elements.
+struct Columns<'a, E> {
+    x: &'a [E],
+    row: usize,
+    best: &'a mut [Best<E>],
+    largest: bool,
+}
+
+impl<E: Element> Kernel for Columns<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Isa>(self) {
+        for (best, &x) in self.best.iter_mut().zip(self.x) {
+            if self.row == 0 || is_better(x, best.0, self.largest) {
+                *best = (x, self.row);
+            }
+        }
+    }
 }
 
 #[cfg(test)]
@@ -124,6 +250,19 @@ mod tests {
                     }
                 }
             }
+        }
+        for count in [33, 5000, 40_000] {
+            let numbers: Vec<i32> = (0..count).map(|i| (i * 7919 % 1009) - 500).collect();
+            let x = Tensor::from_slice(&numbers, &[numbers.len()], Device::CPU).unwrap();
+            let first = |best: i32| numbers.iter().position(|&x| x == best).unwrap() as i64;
+            let (top, low) = (*numbers.iter().max().unwrap(), *numbers.iter().min().unwrap());
+            assert_eq!(argmax::<usize>(&x, None, false).unwrap().item::<i64>().unwrap(), first(top));
+            assert_eq!(argmin::<usize>(&x, None, false).unwrap().item::<i64>().unwrap(), first(low));
+            let mut odd: Vec<f64> = numbers.iter().map(|&x| f64::from(x)).collect();
+            let last = odd.len() - 3;
+            (odd[last], odd[last + 1]) = (f64::NAN, f64::NAN);
+            let odd = Tensor::from_slice(&odd, &[odd.len()], Device::CPU).unwrap();
+            assert_eq!(argmin::<usize>(&odd, None, false).unwrap().item::<i64>().unwrap(), last as i64);
         }
         let x = Tensor::from_slice(&[1.0f32, f32::NAN, 5.0, f32::NAN], &[4], Device::CPU).unwrap();
         assert_eq!(argmax::<usize>(&x, None, false).unwrap().item::<i64>().unwrap(), 1);

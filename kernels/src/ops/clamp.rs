@@ -4,7 +4,7 @@ use phalanx_tensor::{DType, Element, Error, Result, Scalar, Tensor};
 
 use crate::ops::cast::Number;
 use crate::pointwise::cuda::Expression;
-use crate::pointwise::{c, map, map_scalar, pointwise};
+use crate::pointwise::{c, in_order, map, map_scalar, pointwise};
 
 /// `min(max(x, min), max)`, elementwise; an absent bound does not bind, NaN stays. Floating-point or integer.
 ///
@@ -36,14 +36,12 @@ pub fn clamp(x: &Tensor, min: Option<Scalar>, max: Option<Scalar>) -> Result<Ten
             format!("got the bounds {min} to {max} for a tensor of {dtype}, which holds {low} to {high}");
         return Err(Error::invalid(OP, why));
     }
-    let mut out = x.empty_like_for(OP)?;
-    match x.dtype() {
-        DType::I64 => clamp_integers::<i64>(OP, x, min, max, &mut out),
-        DType::I32 => clamp_integers::<i32>(OP, x, min, max, &mut out),
-        DType::U8 => clamp_integers::<u8>(OP, x, min, max, &mut out),
+    in_order(OP, x.dtype(), [x], |[x], out| match x.dtype() {
+        DType::I64 => clamp_integers::<i64>(OP, x, min, max, out),
+        DType::I32 => clamp_integers::<i32>(OP, x, min, max, out),
+        DType::U8 => clamp_integers::<u8>(OP, x, min, max, out),
         other => Err(Error::dtype(OP, other, "a number dtype")),
-    }?;
-    Ok(out)
+    })
 }
 
 /// `dy` where `x` lies between the bounds and on neither, else 0.

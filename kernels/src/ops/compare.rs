@@ -1,28 +1,26 @@
 //! Comparisons, which give bools.
 
-use phalanx_tensor::{DType, Element, Result, Scalar, Tensor};
+use bytemuck::Zeroable;
+use phalanx_tensor::{DType, Result, Scalar, Tensor};
 
 use crate::check;
 use crate::ops::cast::Number;
+use crate::ops::cast::convert::{Convert, convert};
 use crate::pointwise::cuda::{Expression, Numbers, computed_name};
-use crate::pointwise::{common_shape, map_scalar};
+use crate::pointwise::{in_order, map_blocks};
 use crate::real::for_element;
+use crate::simd::{Isa, Kernel, dispatch};
+use crate::source::BLOCK;
 
 macro_rules! comparisons {
-    ($($name:ident $name_scalar:ident $op:tt;)*) => {$(
+    ($($name:ident $name_scalar:ident $op:tt $comparison:ident;)*) => {$(
         #[doc = concat!("`a ", stringify!($op), " b`, broadcast, of one dtype; with a NaN only `!=` is true.")]
         ///
         /// # Errors
         /// If the shapes do not broadcast, or dtypes or devices differ.
         pub fn $name(a: &Tensor, b: &Tensor) -> Result<Tensor> {
-            check::same(stringify!($name), &[a, b])?;
-            let mut out = Tensor::empty_for(stringify!($name), &common_shape(stringify!($name), &[a, b])?, DType::Bool, a.device())?;
-            let (text, value) = (concat!("x[0] ", stringify!($op), " x[1]"), computed_name(a.dtype()));
-            let cuda = Expression { text, value, numbers: Numbers::Integers(&[]) };
-            for_element!(a.dtype(), T => {
-                map_scalar(stringify!($name), |[a, b]: [T; 2]| u8::from(a $op b), &cuda, [a, b], &mut out)
-            })?;
-            Ok(out)
+            let text = concat!("x[0] ", stringify!($op), " x[1]");
+            compare(stringify!($name), Comparison::$comparison, text, a, b)
         }
 
         #[doc = concat!("`a ", stringify!($op), " s`, with the number rounded to a floating-point dtype of `a`.")]
@@ -30,39 +28,124 @@ macro_rules! comparisons {
         /// # Errors
         /// If the result cannot be allocated.
         pub fn $name_scalar(a: &Tensor, s: Scalar) -> Result<Tensor> {
-            let mut out = Tensor::empty_for(stringify!($name_scalar), a.shape(), DType::Bool, a.device())?;
             let text = concat!("x[0] ", stringify!($op), " k[0]");
-            for_element!(a.dtype(), T => match comparable::<T>(s) {
-                Scalar::Int(s) => {
-                    let numbers = [s];
-                    let cuda = Expression::of_integers(text, &numbers);
-                    map_scalar(stringify!($name_scalar), |[a]: [T; 1]| u8::from(a.to_i64() $op s), &cuda, [a], &mut out)
-                }
-                Scalar::Float(s) => {
-                    let cuda = Expression { text, value: "f64", numbers: Numbers::Floats(&[s]) };
-                    map_scalar(stringify!($name_scalar), |[a]: [T; 1]| u8::from(a.to_f64() $op s), &cuda, [a], &mut out)
-                }
-            })?;
-            Ok(out)
+            compare_scalar(stringify!($name_scalar), Comparison::$comparison, text, a, s)
         }
     )*};
 }
 
 comparisons! {
-    eq eq_scalar ==;
-    ne ne_scalar !=;
-    lt lt_scalar <;
-    le le_scalar <=;
-    gt gt_scalar >;
-    ge ge_scalar >=;
+    eq eq_scalar == Eq;
+    ne ne_scalar != Ne;
+    lt lt_scalar < Lt;
+    le le_scalar <= Le;
+    gt gt_scalar > Gt;
+    ge ge_scalar >= Ge;
 }
 
-/// The number as elements of `T` are compared with it: in i64 if both are integers, else in f64.
-fn comparable<T: Number + Element>(s: Scalar) -> Scalar {
-    match s {
-        Scalar::Int(s) if T::INTEGER => Scalar::Int(s),
-        s if T::INTEGER => Scalar::Float(s.to_f64()),
-        s => Scalar::Float(T::from_f64(s.to_f64()).to_f64()),
+#[derive(Clone, Copy)]
+enum Comparison {
+    Eq,
+    Ne,
+    Lt,
+    Le,
+    Gt,
+    Ge,
+}
+
+fn compare(op: &'static str, how: Comparison, text: &'static str, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    check::same(op, &[a, b])?;
+    let cuda = &Expression { text, value: computed_name(a.dtype()), numbers: Numbers::Integers(&[]) };
+    in_order(op, DType::Bool, [a, b], |inputs, out| {
+        for_element!(a.dtype(), T => {
+            map_blocks(op, &|[a, b]: [&[T]; 2], out: &mut [u8]| blocks(how, a, b, out), cuda, inputs, out)
+        })
+    })
+}
+
+/// An integer dtype is compared with an integer in its own type if that holds the number, else in i64; with another number in f64.
+fn compare_scalar(
+    op: &'static str,
+    how: Comparison,
+    text: &'static str,
+    a: &Tensor,
+    s: Scalar,
+) -> Result<Tensor> {
+    in_order(op, DType::Bool, [a], |inputs, out| {
+        for_element!(a.dtype(), T => match s {
+            Scalar::Int(s) if T::INTEGER => {
+                let (numbers, near) = ([s], T::from_i64(s));
+                let cuda = &Expression::of_integers(text, &numbers);
+                match near.to_i64() == s {
+                    true => map_blocks(op, &|[a]: [&[T]; 1], out| with(how, a, near, out), cuda, inputs, out),
+                    false => map_blocks(op, &|[a]: [&[T]; 1], out| with_in(how, a, s, out), cuda, inputs, out),
+                }
+            }
+            s => {
+                let s = if T::INTEGER { s.to_f64() } else { T::from_f64(s.to_f64()).to_f64() };
+                let cuda = &Expression { text, value: "f64", numbers: Numbers::Floats(&[s]) };
+                match T::INTEGER {
+                    true => map_blocks(op, &|[a]: [&[T]; 1], out| with_in(how, a, s, out), cuda, inputs, out),
+                    false => {
+                        let near = T::from_f64(s);
+                        map_blocks(op, &|[a]: [&[T]; 1], out| with(how, a, near, out), cuda, inputs, out)
+                    }
+                }
+            }
+        })
+    })
+}
+
+/// Elements and a number, in a type that they are converted to.
+fn with_in<T: Convert, U: Convert<Direct = U>>(how: Comparison, a: &[T], s: U, out: &mut [u8]) {
+    let mut wide = [U::zeroed(); BLOCK];
+    let wide = &mut wide[..a.len()];
+    convert(a, wide);
+    with(how, wide, s, out);
+}
+
+/// Elements and a number.
+fn with<T: Convert>(how: Comparison, a: &[T], s: T, out: &mut [u8]) {
+    blocks(how, a, &[s; BLOCK][..a.len()], out);
+}
+
+/// The elements of two blocks.
+fn blocks<T: Convert>(how: Comparison, a: &[T], b: &[T], out: &mut [u8]) {
+    let mut scratch = [[<T::Direct as Zeroable>::zeroed(); BLOCK]; 2];
+    let [left, right] = &mut scratch;
+    let a = T::direct(a, &mut left[..a.len()]);
+    let b = T::direct(b, &mut right[..b.len()]);
+    let (a, b) = if matches!(how, Comparison::Gt | Comparison::Ge) { (b, a) } else { (a, b) };
+    dispatch(Compare { how, a, b, out });
+}
+
+/// A comparison of `a` with `b`; for `>` and `>=` the two are exchanged already.
+struct Compare<'a, T> {
+    how: Comparison,
+    a: &'a [T],
+    b: &'a [T],
+    out: &'a mut [u8],
+}
+
+impl<T: Number> Kernel for Compare<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Isa>(self) {
+        let Compare { how, a, b, out } = self;
+        let differs = u8::from(matches!(how, Comparison::Ne));
+        match how {
+            Comparison::Eq | Comparison::Ne => each(a, b, out, |a, b| u8::from(a == b) ^ differs),
+            Comparison::Lt | Comparison::Gt => each(a, b, out, |a, b| u8::from(a < b)),
+            Comparison::Le | Comparison::Ge => each(a, b, out, |a, b| u8::from(a <= b)),
+        }
+    }
+}
+
+#[inline(always)]
+fn each<T: Copy>(a: &[T], b: &[T], out: &mut [u8], holds: impl Fn(T, T) -> u8) {
+    for ((to, &a), &b) in out.iter_mut().zip(a).zip(b) {
+        *to = holds(a, b);
     }
 }
 

@@ -1,10 +1,10 @@
 //! Copies into a view.
 
-use phalanx_tensor::{Layout, Loops, Result, Tensor};
+use phalanx_tensor::{Result, Tensor};
 
 use crate::check;
 use crate::pointwise::cuda::{self, Expression};
-use crate::pointwise::{PIECE, refuse_overlap};
+use crate::pointwise::refuse_overlap;
 
 /// Sets `to`'s elements to `from`'s, converted to its dtype, in place: `to` may be any view that does not overlap
 /// itself. The two may share a storage: all is read before anything is written.
@@ -27,62 +27,12 @@ pub fn copy_(to: &mut Tensor, from: &Tensor) -> Result<()> {
     if to.device().is_cuda() {
         return cuda::evaluate(OP, &Expression::of_bits("x[0]", to.dtype(), &[]), [from], to);
     }
-    match to.dtype().size() {
-        1 => copy::<u8>(OP, to, from),
-        2 => copy::<u16>(OP, to, from),
-        4 => copy::<u32>(OP, to, from),
-        _ => copy::<u64>(OP, to, from),
-    }
-}
-
-fn copy<T: bytemuck::Pod + Send + Sync>(op: &'static str, to: &mut Tensor, from: &Tensor) -> Result<()> {
-    let (layout, pool) = (to.layout().clone(), to.device().pool()?);
-    let source = from.read_bytes(op)?;
-    let source = &elements::<T>(&source)[from.offset()..];
-    let mut target = to.write_bytes(op)?;
-    let whole = target.len() / size_of::<T>() * size_of::<T>();
-    let target = &mut bytemuck::cast_slice_mut::<u8, T>(&mut target[..whole])[layout.offset()..layout.end()];
-    let loops = Loops::new(layout.shape(), [layout.strides(), from.strides()]);
-    if layout.numel() == 0 {
-        return Ok(());
-    }
-    let (runs, row) = (loops.runs(), outer_stride(&layout, &loops));
-    let Some((row, runs_a_row)) = row else {
-        (0..runs).for_each(|run| copy_run(target, source, &loops, run, 0));
-        return Ok(());
-    };
-    let rows_a_piece = (PIECE / (runs_a_row * loops.inner()).max(1)).max(1);
-    pool.for_each_chunk(target, rows_a_piece * row, |piece, target| {
-        let first = piece * rows_a_piece * runs_a_row;
-        let last = runs.min(first + rows_a_piece * runs_a_row);
-        (first..last).for_each(|run| copy_run(target, source, &loops, run, piece * rows_a_piece * row));
-    });
-    Ok(())
+    to.copy_over(OP, from)
 }
 
 /// The storage's bytes as elements.
 pub(crate) fn elements<T: bytemuck::Pod>(bytes: &[u8]) -> &[T] {
     bytemuck::cast_slice(&bytes[..bytes.len() / size_of::<T>() * size_of::<T>()])
-}
-
-/// The stride of the outermost loop, if all that lies between two of its steps is inside it, and the runs inside.
-fn outer_stride(layout: &Layout, loops: &Loops<2>) -> Option<(usize, usize)> {
-    let outer = loops.sizes()[0];
-    let (stride, length) = (loops.strides()[0][0], layout.end() - layout.offset());
-    let inside = loops.sizes().len() > 1 && length - (outer - 1) * stride <= stride;
-    inside.then(|| (stride, loops.runs() / outer))
-}
-
-/// Copies one run into a part of the target that begins at `skipped`.
-fn copy_run<T: Copy>(target: &mut [T], source: &[T], loops: &Loops<2>, run: usize, skipped: usize) {
-    let ([to, from], [to_stride, from_stride]) = (loops.start(run), loops.inner_strides());
-    let (target, source) = (&mut target[to - skipped..], &source[from..]);
-    let n = loops.inner();
-    match (to_stride, from_stride) {
-        (1, 1) => target[..n].copy_from_slice(&source[..n]),
-        (1, 0) => target[..n].fill(source[0]),
-        _ => (0..n).for_each(|i| target[i * to_stride] = source[i * from_stride]),
-    }
 }
 
 #[cfg(test)]

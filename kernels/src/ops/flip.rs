@@ -3,6 +3,7 @@
 use phalanx_tensor::{Dim, Loops, Result, Tensor, resolve_dims};
 
 use crate::cuda::Strided;
+use crate::moves::reverse;
 use crate::ops::copy::elements;
 use crate::pointwise::PIECE;
 use crate::pointwise::cuda::{self, Arrangement, Expression, bits_name};
@@ -65,13 +66,45 @@ fn copy<T: bytemuck::Pod + Send + Sync>(x: &Tensor, dims: &[usize], out: &mut Te
     let numel = out.numel();
     let mut target = out.write_bytes(OP)?;
     let target = &mut bytemuck::cast_slice_mut::<u8, T>(&mut target)[..numel];
-    let runs_a_piece = (PIECE / inner).max(1);
-    pool.for_each_chunk(target, runs_a_piece * inner, |piece, target| {
-        for (i, run) in target.chunks_mut(inner).enumerate() {
-            let [add, sub] = loops.start(piece * runs_a_piece + i);
-            let start = last + add - sub;
-            run.iter_mut().enumerate().for_each(|(j, to)| *to = source[start + j * up - j * down]);
+    pool.for_each_chunk(target, PIECE, |piece, mut rest| {
+        let mut at = piece * PIECE;
+        while !rest.is_empty() {
+            let (run, skip) = (at / inner, at % inner);
+            let (to, after) = rest.split_at_mut(rest.len().min(inner - skip));
+            let [add, sub] = loops.start(run);
+            let first = last + add - sub + skip * up - skip * down;
+            match [up, down] {
+                [1, 0] => to.copy_from_slice(&source[first..][..to.len()]),
+                [0, 1] => reverse(&source[first + 1 - to.len()..=first], to),
+                _ => to.iter_mut().enumerate().for_each(|(j, to)| *to = source[first + j * up - j * down]),
+            }
+            (at, rest) = (at + to.len(), after);
         }
     });
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::flip;
+    use crate::testing::{tensors, values};
+
+    #[test]
+    fn every_layout_is_reversed_along_every_dimension() {
+        for x in tensors(&|i| i as f64 % 200.0) {
+            let all = values(&x);
+            for set in 0..1usize << x.rank() {
+                let dims: Vec<usize> = (0..x.rank()).filter(|d| set >> d & 1 == 1).collect();
+                for (at, got) in values(&flip(&x, &dims).unwrap()).into_iter().enumerate() {
+                    let (mut rest, mut from, mut step) = (at, 0, 1);
+                    for (d, &n) in x.shape().iter().enumerate().rev() {
+                        let i = rest % n;
+                        from += step * if dims.contains(&d) { n - 1 - i } else { i };
+                        (rest, step) = (rest / n, step * n);
+                    }
+                    assert_eq!(got, all[from]);
+                }
+            }
+        }
+    }
 }

@@ -2,9 +2,10 @@
 
 use phalanx_tensor::{DType, Device, Element, Result, Scalar, Tensor, bf16, f16};
 
+use crate::moves;
 use crate::ops::cast::to_odd;
 use crate::pointwise::cuda::{self, Expression};
-use crate::pointwise::refuse_overlap;
+use crate::pointwise::{refuse_overlap, update};
 
 /// A tensor of `shape` with `value` everywhere.
 ///
@@ -62,6 +63,9 @@ fn fill<T: Element>(out: &mut Tensor, value: T) -> Result<()> {
         let constant = Expression::of_bits("k[0]", T::DTYPE, &bits);
         let before = out.clone();
         return cuda::evaluate("fill", &constant, [&before], out);
+    }
+    if out.is_contiguous() {
+        return update("fill", out, |_, to| moves::fill(to, value));
     }
     let layout = out.layout().clone();
     let mut target = out.write::<T>("fill")?;

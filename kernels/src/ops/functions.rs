@@ -4,12 +4,12 @@
 //! text of `x[0]`, `x[1]`, ..; the loop around it is compiled once a dtype and calls the function by its address. So a
 //! further function costs nothing to compile. What is worth vectors has a file of its own ([`crate::pointwise`]).
 
-use phalanx_tensor::{DType, Error, Result, Tensor};
+use phalanx_tensor::{DType, Element, Error, Result, Tensor};
 
 use crate::check;
 use crate::ops::cast::Number;
 use crate::pointwise::cuda::{Expression, Numbers};
-use crate::pointwise::{common_shape, map, map_scalar, pointwise};
+use crate::pointwise::{in_order, map, map_blocks, pointwise};
 use crate::real::for_real;
 
 /// `f` of floating-point tensors of one dtype, broadcast.
@@ -21,12 +21,26 @@ fn floats<const N: usize>(
 ) -> Result<Tensor> {
     check::float(op, inputs[0])?;
     check::same(op, &inputs)?;
-    let mut out = Tensor::empty(&common_shape(op, &inputs)?, inputs[0].dtype(), inputs[0].device())?;
     let cuda = &Expression { text, value: "f64", numbers: Numbers::Integers(&[]) };
-    for_real!(op, out.dtype(), T => {
-        map_scalar(op, |x: [T; N]| <T as Number>::from_f64(f(x.map(T::to_f64))), cuda, inputs, &mut out)
-    })?;
-    Ok(out)
+    in_order(op, inputs[0].dtype(), inputs, |inputs, out| {
+        for_real!(op, out.dtype(), T => {
+            map_each(op, &|x: [T; N]| <T as Number>::from_f64(f(x.map(T::to_f64))), cuda, inputs, out)
+        })
+    })
+}
+
+/// `f` of each element by itself.
+fn map_each<T: Element, const N: usize>(
+    op: &'static str,
+    f: &(dyn Fn([T; N]) -> T + Sync),
+    cuda: &Expression<'_>,
+    inputs: [&Tensor; N],
+    out: &mut Tensor,
+) -> Result<()> {
+    let all = |x: [&[T]; N], out: &mut [T]| {
+        out.iter_mut().enumerate().for_each(|(j, to)| *to = f(x.map(|x| x[j])));
+    };
+    map_blocks(op, &all, cuda, inputs, out)
 }
 
 /// `f` of integer tensors of one dtype, broadcast; the result wraps to the dtype. Bools are integers if `bools`.
@@ -39,18 +53,14 @@ fn integers<const N: usize>(
 ) -> Result<Tensor> {
     check::same(op, &inputs)?;
     let dtype = inputs[0].dtype();
-    let mut out = Tensor::empty(&common_shape(op, &inputs)?, dtype, inputs[0].device())?;
     let cuda = &Expression::of_integers(text, &[]);
-    match dtype {
-        DType::I64 => map_scalar(op, f, cuda, inputs, &mut out)?,
-        DType::I32 => map_scalar(op, |x: [i32; N]| f(x.map(i64::from)) as i32, cuda, inputs, &mut out)?,
-        DType::Bool if !bools => return Err(Error::dtype(op, dtype, "a number dtype")),
-        DType::U8 | DType::Bool => {
-            map_scalar(op, |x: [u8; N]| f(x.map(i64::from)) as u8, cuda, inputs, &mut out)?
-        }
-        other => return Err(Error::dtype(op, other, "an integer dtype or bool")),
-    }
-    Ok(out)
+    in_order(op, dtype, inputs, |inputs, out| match dtype {
+        DType::I64 => map_each(op, &f, cuda, inputs, out),
+        DType::I32 => map_each(op, &|x: [i32; N]| f(x.map(i64::from)) as i32, cuda, inputs, out),
+        DType::Bool if !bools => Err(Error::dtype(op, dtype, "a number dtype")),
+        DType::U8 | DType::Bool => map_each(op, &|x: [u8; N]| f(x.map(i64::from)) as u8, cuda, inputs, out),
+        other => Err(Error::dtype(op, other, "an integer dtype or bool")),
+    })
 }
 
 macro_rules! of_floats {

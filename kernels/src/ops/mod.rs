@@ -42,6 +42,7 @@ mod log;
 mod log_softmax;
 mod logsumexp;
 mod loss;
+mod lstm;
 mod matmul;
 mod maximum;
 mod mul;
@@ -62,6 +63,7 @@ mod rope;
 mod rsqrt;
 mod scale;
 mod scaled_dot_product_attention;
+mod sheets;
 mod sigmoid;
 mod silu;
 mod sin;
@@ -118,8 +120,8 @@ pub use functions::{
 pub use gelu::{Gelu, gelu, gelu_backward, gelu_backward_over};
 pub use group_norm::{group_norm, group_norm_backward};
 pub use index::{
-    embedding, embedding_backward, embedding_backward_accumulate_, gather, index_add, index_select, one_hot,
-    scatter_add, split_indices,
+    embedding, embedding_backward, embedding_backward_accumulate_, gather, gather_backward, index_add,
+    index_select, index_select_backward, one_hot, scatter_add, split_indices,
 };
 pub use layer_norm::{layer_norm, layer_norm_backward};
 pub use leaky_relu::{leaky_relu, leaky_relu_backward};
@@ -134,6 +136,7 @@ pub use loss::{
     kl_div_log_target_backward_target, l1_loss, l1_loss_backward, mse_loss, mse_loss_backward,
     smooth_l1_loss, smooth_l1_loss_backward,
 };
+pub use lstm::{lstm, lstm_backward};
 pub use matmul::{matmul, matmul_accumulate_, matmul_into};
 pub use maximum::{maximum, maximum_backward, minimum};
 pub use mul::{mul, mul_over, mul_scalar};
@@ -146,7 +149,7 @@ pub use pow::{
     pow, pow_backward_base, pow_backward_exponent, pow_scalar, pow_scalar_backward, rpow_scalar,
     rpow_scalar_backward,
 };
-pub use prod::prod;
+pub use prod::{prod, prod_of_others};
 pub use reciprocal::{reciprocal, reciprocal_backward};
 pub use recurrence::recurrence;
 pub use relu::{relu, relu_backward};

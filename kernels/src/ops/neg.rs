@@ -2,13 +2,16 @@
 
 use phalanx_tensor::{Result, Tensor};
 
-use crate::pointwise::pointwise;
+use crate::pointwise::{SIGN, Signs, map_signs, pointwise};
 
 /// `-x`, elementwise; integers wrap.
 ///
 /// # Errors
 /// If the dtype is bool.
 pub fn neg(x: &Tensor) -> Result<Tensor> {
+    if let Some(y) = map_signs("neg", Signs { cleared: 0, flipped: SIGN }, x) {
+        return y;
+    }
     crate::arithmetic::unary("neg", Forward, (i64::wrapping_neg, "wrapping_sub(0, x[0])"), x)
 }
 

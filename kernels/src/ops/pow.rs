@@ -1,11 +1,10 @@
 //! Powers of two tensors, or of a tensor and a number.
 
-use phalanx_tensor::{DType, Element, Error, Result, Scalar, Tensor};
+use phalanx_tensor::{DType, Error, Result, Scalar, Tensor};
 
 use crate::check;
-use crate::ops::cast::Number;
 use crate::pointwise::cuda::Expression;
-use crate::pointwise::{c, common_shape, map, map_scalar, pointwise};
+use crate::pointwise::{c, in_order, map, map_scalar, pointwise};
 
 /// `base^exponent`, broadcast, with IEEE 754's special cases; floating-point or integer, of one dtype.
 ///
@@ -17,15 +16,8 @@ pub fn pow(base: &Tensor, exponent: &Tensor) -> Result<Tensor> {
         return map(OP, Power, [base, exponent]);
     }
     check::same(OP, &[base, exponent])?;
-    let mut out = Tensor::empty_for(OP, &common_shape(OP, &[base, exponent])?, base.dtype(), base.device())?;
     let cuda = &Expression::of_integers("power(x[0], x[1])", &[]);
-    match base.dtype() {
-        DType::I64 => integers::<i64, 2>(OP, |[b, e]| (b, e), cuda, [base, exponent], &mut out),
-        DType::I32 => integers::<i32, 2>(OP, |[b, e]| (b, e), cuda, [base, exponent], &mut out),
-        DType::U8 => integers::<u8, 2>(OP, |[b, e]| (b, e), cuda, [base, exponent], &mut out),
-        other => Err(Error::dtype(OP, other, "a number dtype")),
-    }?;
-    Ok(out)
+    integers(OP, |[b, e]| (b, e), cuda, [base, exponent])
 }
 
 /// `base^e` in `base`'s dtype.
@@ -46,16 +38,9 @@ pub fn pow_scalar(base: &Tensor, e: Scalar) -> Result<Tensor> {
             format!("got the exponent {} for a tensor of {dtype}, wanted an integer from 0 up", e.to_f64());
         return Err(Error::invalid(OP, why));
     };
-    let mut out = base.empty_like_for(OP)?;
     let numbers = [e];
     let cuda = &Expression::of_integers("power(x[0], k[0])", &numbers);
-    match base.dtype() {
-        DType::I64 => integers::<i64, 1>(OP, |[b]| (b, e), cuda, [base], &mut out),
-        DType::I32 => integers::<i32, 1>(OP, |[b]| (b, e), cuda, [base], &mut out),
-        DType::U8 => integers::<u8, 1>(OP, |[b]| (b, e), cuda, [base], &mut out),
-        other => Err(Error::dtype(OP, other, "a number dtype")),
-    }?;
-    Ok(out)
+    integers(OP, |[b]| (b, e), cuda, [base])
 }
 
 /// `b^exponent` in `exponent`'s dtype.
@@ -71,16 +56,9 @@ pub fn rpow_scalar(exponent: &Tensor, b: Scalar) -> Result<Tensor> {
         return Err(Error::dtype(OP, DType::Bool, "a number dtype"));
     }
     let b = b.fitting(OP, exponent.dtype())?.to_i64();
-    let mut out = exponent.empty_like_for(OP)?;
     let numbers = [b];
     let cuda = &Expression::of_integers("power(k[0], x[0])", &numbers);
-    match exponent.dtype() {
-        DType::I64 => integers::<i64, 1>(OP, |[e]| (b, e), cuda, [exponent], &mut out),
-        DType::I32 => integers::<i32, 1>(OP, |[e]| (b, e), cuda, [exponent], &mut out),
-        DType::U8 => integers::<u8, 1>(OP, |[e]| (b, e), cuda, [exponent], &mut out),
-        other => Err(Error::dtype(OP, other, "a number dtype")),
-    }?;
-    Ok(out)
+    integers(OP, |[e]| (b, e), cuda, [exponent])
 }
 
 /// The gradient of the base: `dy e base^(e - 1)`, 0 where the exponent is 0.
@@ -146,14 +124,19 @@ fn as_integer(x: Scalar) -> Option<i64> {
 }
 
 /// Powers of the pairs that `pair` makes of the elements.
-fn integers<T: Number + Element, const N: usize>(
+fn integers<const N: usize>(
     op: &'static str,
     pair: impl Fn([i64; N]) -> (i64, i64) + Sync,
     cuda: &Expression<'_>,
     inputs: [&Tensor; N],
-    out: &mut Tensor,
-) -> Result<()> {
-    map_scalar(op, |x: [T; N]| T::from_i64(integer_power(pair(x.map(T::to_i64)))), cuda, inputs, out)
+) -> Result<Tensor> {
+    let power = |x: [i64; N]| integer_power(pair(x));
+    in_order(op, inputs[0].dtype(), inputs, |inputs, out| match out.dtype() {
+        DType::I64 => map_scalar(op, power, cuda, inputs, out),
+        DType::I32 => map_scalar(op, |x: [i32; N]| power(x.map(i64::from)) as i32, cuda, inputs, out),
+        DType::U8 => map_scalar(op, |x: [u8; N]| power(x.map(i64::from)) as u8, cuda, inputs, out),
+        other => Err(Error::dtype(op, other, "a number dtype")),
+    })
 }
 
 /// By repeated squaring, wrapping; a negative exponent gives the truncated inverse (0 for 0).

@@ -1,10 +1,15 @@
 //! Products over dimensions.
 
-use phalanx_tensor::{DType, Dim, Result, Tensor};
+use phalanx_tensor::{DType, Dim, Element, Result, Tensor};
 
+use crate::check;
+use crate::gemm::with_scratch;
 use crate::ops::cast::Number;
-use crate::real::for_element;
-use crate::reduce::{Frame, Kind, each, fold_each};
+use crate::pointwise::PIECE;
+use crate::real::{Real, for_integer, for_real};
+use crate::reduce::{By, Frame, Kind, Product, Wide, each, fold_each};
+use crate::simd::{Float, Isa, Kernel, dispatch};
+use crate::source::Source;
 
 /// The product over `dims`, which stay with size 1 if `keepdim`; 1 over nothing. Floats are multiplied in f64 and
 /// rounded once; integers and bools in i64, where they wrap.
@@ -28,20 +33,130 @@ fn prod_over(frame: &Frame) -> Result<Tensor> {
         each(OP, frame, Kind::Multiply, &mut out, None)?;
         return Ok(out);
     }
+    let numel = out.numel();
     if dtype == DType::I64 {
+        let frame = frame.in_any_order()?;
         let mut target = out.write::<i64>(OP)?;
-        for_element!(from, T => {
-            let multiply = |product: &mut i64, _: usize, x: T| *product = product.wrapping_mul(x.to_i64());
-            fold_each::<T, i64>(OP, frame, 1, &mut target, multiply)
+        for_integer!(OP, from, T => {
+            let source = Source::<T>::open(OP, &frame.view, frame.view.shape())?;
+            fold_each::<T, i64>(&frame, &source, &By(Product), &mut target[..numel])
         })?;
         drop(target);
         return Ok(out);
     }
-    let mut products = vec![1.0; out.numel()];
-    for_element!(dtype, T => {
-        fold_each::<T, f64>(OP, frame, 1.0, &mut products, |product, _, x| *product *= x.to_f64())?;
+    let mut products = vec![1.0; numel];
+    for_real!(OP, dtype, T => {
+        let source = Wide(Source::<T>::open(OP, &frame.view, frame.view.shape())?);
+        fold_each::<<T as Real>::Wide, f64>(frame, &source, &By(Product), &mut products)?;
         let mut target = out.write::<T>(OP)?;
         target.iter_mut().zip(products).for_each(|(to, x)| *to = <T as Number>::from_f64(x));
-    });
+        Ok(())
+    })?;
     Ok(out)
+}
+
+/// Of each element the product of the others along `dim`: what lies before it times what lies behind it, so that zeros do no
+/// harm. Multiplied in f64 and rounded once; floats, on a CPU.
+///
+/// # Errors
+/// If the dtype is no floating-point one, or there is no such dimension.
+pub fn prod_of_others(x: &Tensor, dim: impl Dim) -> Result<Tensor> {
+    others(x, dim.resolve(x.rank().max(1), OTHERS)?)
+}
+
+const OTHERS: &str = "prod_of_others";
+
+fn others(x: &Tensor, dim: usize) -> Result<Tensor> {
+    check::float(OTHERS, x)?;
+    let x = x.contiguous()?;
+    let mut out = Tensor::empty_for(OTHERS, x.shape(), x.dtype(), x.device())?;
+    if out.device().is_meta() || out.numel() == 0 {
+        return Ok(out);
+    }
+    let n = x.shape().get(dim).copied().unwrap_or(1);
+    let inner = x.shape().iter().skip(dim + 1).product();
+    for_real!(OTHERS, x.dtype(), T => others_of::<T>(&x, [n, inner], &mut out))?;
+    Ok(out)
+}
+
+fn others_of<T: Real>(x: &Tensor, [n, inner]: [usize; 2], out: &mut Tensor) -> Result<()> {
+    let (slab, numel) = (n * inner, out.numel());
+    let source = Source::<T>::open(OTHERS, x, x.shape())?;
+    let mut target = out.write::<T>(OTHERS)?;
+    let piece = PIECE.div_ceil(slab) * slab;
+    x.device().pool()?.for_each_chunk(&mut target[..numel], piece, |i, to| {
+        with_scratch(slab, |room: &mut [T::Wide]| {
+            with_scratch(2 * slab, |products: &mut [f64]| {
+                let (before, after) = products.split_at_mut(slab);
+                for (j, to) in to.chunks_mut(slab).enumerate() {
+                    let x = source.wide(i * piece + j * slab, slab, room);
+                    dispatch(Others { x, inner, before: &mut *before, after: &mut *after });
+                    let products = before.iter().zip(&*after);
+                    to.iter_mut()
+                        .zip(products)
+                        .for_each(|(to, (a, b))| *to = T::narrow(T::Wide::from_f64(a * b)));
+                }
+            });
+        });
+    });
+    Ok(())
+}
+
+/// The products before and behind each element of columns.
+struct Others<'a, W> {
+    x: &'a [W],
+    inner: usize,
+    before: &'a mut [f64],
+    after: &'a mut [f64],
+}
+
+impl<W: Float + Element> Kernel for Others<'_, W> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Isa>(self) {
+        let Others { x, inner, before, after } = self;
+        let n = x.len() / inner;
+        if inner == 1 {
+            let (mut ahead, mut behind) = (1.0, 1.0);
+            for i in 0..n {
+                (before[i], after[n - 1 - i]) = (ahead, behind);
+                (ahead, behind) = (ahead * x[i].to_f64(), behind * x[n - 1 - i].to_f64());
+            }
+            return;
+        }
+        before[..inner].fill(1.0);
+        after[(n - 1) * inner..].fill(1.0);
+        for i in 1..n {
+            let (known, next) = before.split_at_mut(i * inner);
+            let known = known[(i - 1) * inner..].iter().zip(&x[(i - 1) * inner..]);
+            next.iter_mut().zip(known).for_each(|(to, (p, x))| *to = p * x.to_f64());
+            let row = (n - 1 - i) * inner;
+            let (next, known) = after[row..].split_at_mut(inner);
+            let known = known.iter().zip(&x[row + inner..]);
+            next.iter_mut().zip(known).for_each(|(to, (p, x))| *to = p * x.to_f64());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::prod_of_others;
+    use crate::testing::{assert_close, floats, tensors, tolerance, values};
+
+    #[test]
+    fn products_of_others_equal_plain_ones() {
+        for x in tensors(&floats(-1.5, 1.5)) {
+            for dim in 0..x.rank().max(1) {
+                let n = x.shape().get(dim).copied().unwrap_or(1);
+                let inner: usize = x.shape().iter().skip(dim + 1).product();
+                let (all, got) = (values(&x), values(&prod_of_others(&x, dim).unwrap()));
+                for (i, got) in got.into_iter().enumerate() {
+                    let (place, first) = (i / inner % n, i - i / inner % n * inner);
+                    let others = (0..n).filter(|&k| k != place).map(|k| all[first + k * inner]);
+                    assert_close(got, others.product(), tolerance(x.dtype()));
+                }
+            }
+        }
+    }
 }

@@ -3,10 +3,10 @@
 use phalanx_tensor::{DType, Dim, Result, Tensor};
 
 use crate::check;
-use crate::ops::cast::Number;
-use crate::real::{for_element, for_real};
+use crate::real::{for_integer, for_real};
 use crate::reduce::cuda::{self, Finish, Precision, Target};
-use crate::reduce::{Frame, Itself, Kind, Total, each, fold_each, fold_tensor};
+use crate::reduce::{By, Frame, Itself, Kind, Sum, Total, each, fold_each, fold_tensor};
+use crate::source::Source;
 
 /// The sum over `dims`, which stay with size 1 if `keepdim`; 0 over nothing. Integers and bools are summed in i64
 /// and wrap. Of floats a block's elements are added in the type that is computed in, over many chains side by side,
@@ -38,11 +38,11 @@ fn sum_over(frame: &Frame) -> Result<Tensor> {
     if computes && out.device().is_cuda() {
         each(OP, frame, Kind::Add, &mut out, None)?;
     } else if computes {
-        let numel = out.numel();
+        let (numel, frame) = (out.numel(), frame.in_any_order()?);
         let mut target = out.write::<i64>(OP)?;
-        for_element!(dtype, T => {
-            let add = |sum: &mut i64, _: usize, x: T| *sum = sum.wrapping_add(x.to_i64());
-            fold_each::<T, i64>(OP, frame, 0, &mut target[..numel], add)
+        for_integer!(OP, dtype, T => {
+            let source = Source::<T>::open(OP, &frame.view, frame.view.shape())?;
+            fold_each::<T, i64>(&frame, &source, &By(Sum), &mut target[..numel])
         })?;
         drop(target);
     }
@@ -96,6 +96,9 @@ mod tests {
             (&[4, 70, 33], &[1]),
             (&[300, 5, 8], &[1]),
             (&[6, 7, 50], &[0, 2]),
+            (&[33, 40, 50], &[0, 2]),
+            (&[70, 130], &[0, 1]),
+            (&[129, 33], &[0, 1]),
             (&[2, 3, 4, 5], &[1, 3]),
             (&[0, 3], &[0]),
             (&[3, 0], &[0]),

@@ -1,13 +1,14 @@
 //! A choice between two elements.
 
-use phalanx_tensor::{DType, Dims, Element, Result, Scalar, Tensor};
+use phalanx_tensor::{DType, Element, Result, Scalar, Tensor};
 
 use crate::check;
+use crate::moves::choose;
 use crate::ops::cast::Number;
 use crate::pointwise::cuda::{self, Expression};
-use crate::pointwise::{common_shape, update};
+use crate::pointwise::{in_order, update};
 use crate::real::for_element;
-use crate::source::{BLOCK, Source};
+use crate::source::{BLOCK, Cut, Scratch, Source};
 
 /// `a` where `condition` (a bool), else `b`; all three broadcast. Any dtype, the same for both.
 ///
@@ -18,14 +19,13 @@ pub fn where_(condition: &Tensor, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     check::dtype(OP, condition, DType::Bool)?;
     check::same(OP, &[a, b])?;
     check::same_device(OP, &[condition, a])?;
-    let mut out = Tensor::empty_for(OP, &common_shape(OP, &[condition, a, b])?, a.dtype(), a.device())?;
-    if out.device().is_cuda() {
-        let choice = Expression::of_bits("x[0] ? x[1] : x[2]", a.dtype(), &[]);
-        cuda::evaluate(OP, &choice, [condition, a, b], &mut out)?;
-    } else if !out.device().is_meta() {
-        for_element!(a.dtype(), T => choose::<T>(OP, condition, a, b, &mut out))?;
-    }
-    Ok(out)
+    in_order(OP, a.dtype(), [a, b, condition], |[a, b, condition], out| {
+        if out.device().is_cuda() {
+            let choice = Expression::of_bits("x[0] ? x[1] : x[2]", a.dtype(), &[]);
+            return cuda::evaluate(OP, &choice, [condition, a, b], out);
+        }
+        for_element!(a.dtype(), T => choose_all::<T>(OP, condition, Choice::Of(a), b, out))
+    })
 }
 
 /// `value` where `mask` (a bool), else `x`; the mask broadcasts to `x`.
@@ -37,49 +37,53 @@ pub fn masked_fill(x: &Tensor, mask: &Tensor, value: Scalar) -> Result<Tensor> {
     check::dtype(OP, mask, DType::Bool)?;
     check::same_device(OP, &[x, mask])?;
     let value = value.fitting(OP, x.dtype())?;
-    let mask = mask.broadcast_for(OP, x.shape())?;
-    let mut out = x.empty_like_for(OP)?;
-    if out.device().is_cuda() {
-        let bits = [for_element!(x.dtype(), T => cuda::bits(T::from_scalar(value)))];
-        let choice = Expression::of_bits("x[0] ? (X)k[0] : x[1]", x.dtype(), &bits);
-        cuda::evaluate(OP, &choice, [&mask, x], &mut out)?;
-    } else if !out.device().is_meta() {
-        for_element!(x.dtype(), T => fill::<T>(OP, x, &mask, T::from_scalar(value), &mut out))?;
-    }
-    Ok(out)
-}
-
-fn choose<T: Element>(op: &'static str, c: &Tensor, a: &Tensor, b: &Tensor, out: &mut Tensor) -> Result<()> {
-    let shape = Dims::from_slice(out.shape());
-    let condition = Source::<u8>::open(op, c, &shape)?;
-    let [a, b]: [Source<'_, T>; 2] = Source::open_all(op, [a, b], &shape)?;
-    update(op, out, |start, target: &mut [T]| {
-        let (mut bytes, mut left, mut right) = ([0; BLOCK], [T::zeroed(); BLOCK], [T::zeroed(); BLOCK]);
-        for (i, target) in target.chunks_mut(BLOCK).enumerate() {
-            let (start, len) = (start + i * BLOCK, target.len());
-            let c = condition.block(start, len, &mut bytes);
-            let a = a.block(start, len, &mut left);
-            let b = b.block(start, len, &mut right);
-            for (((to, &c), &a), &b) in target.iter_mut().zip(c).zip(a).zip(b) {
-                *to = if c != 0 { a } else { b };
-            }
+    mask.broadcast_for(OP, x.shape())?;
+    in_order(OP, x.dtype(), [x, mask], |[x, mask], out| {
+        if out.device().is_cuda() {
+            let bits = [for_element!(x.dtype(), T => cuda::bits(T::from_scalar(value)))];
+            let choice = Expression::of_bits("x[0] ? (X)k[0] : x[1]", x.dtype(), &bits);
+            return cuda::evaluate(OP, &choice, [mask, x], out);
         }
+        for_element!(x.dtype(), T => choose_all(OP, mask, Choice::Number(T::from_scalar(value)), x, out))
     })
 }
 
-fn fill<T: Element>(op: &'static str, x: &Tensor, mask: &Tensor, value: T, out: &mut Tensor) -> Result<()> {
-    let mask = Source::<u8>::open(op, mask, x.shape())?;
-    let x = Source::<T>::open(op, x, x.shape())?;
+/// What is taken where the condition holds: a tensor's elements, or a number.
+enum Choice<'a, T> {
+    Of(&'a Tensor),
+    Number(T),
+}
+
+/// On a CPU or a meta device.
+fn choose_all<T: Element>(
+    op: &'static str,
+    condition: &Tensor,
+    a: Choice<'_, T>,
+    b: &Tensor,
+    out: &mut Tensor,
+) -> Result<()> {
+    if out.device().is_meta() {
+        out.bump_version();
+        return Ok(());
+    }
+    let (a, number) = match a {
+        Choice::Of(a) => (Some(Source::<T>::open(op, a, out.shape())?), T::zeroed()),
+        Choice::Number(number) => (None, number),
+    };
+    let condition = Source::<u8>::open(op, condition, out.shape())?;
+    let b = Source::<T>::open(op, b, out.shape())?;
+    let cut = Cut::NONE.with(&condition).with(&b);
+    let cut = a.as_ref().map_or(cut, |a| cut.with(a));
+    let numbers = [number; BLOCK];
     update(op, out, |start, target: &mut [T]| {
-        let (mut bytes, mut elements) = ([0; BLOCK], [T::zeroed(); BLOCK]);
-        for (i, target) in target.chunks_mut(BLOCK).enumerate() {
-            let (start, len) = (start + i * BLOCK, target.len());
-            let mask = mask.block(start, len, &mut bytes);
-            let x = x.block(start, len, &mut elements);
-            for ((to, &m), &x) in target.iter_mut().zip(mask).zip(x) {
-                *to = if m != 0 { value } else { x };
-            }
-        }
+        let (mut bytes, mut left, mut right) =
+            (Scratch::new(0), Scratch::new(T::zeroed()), Scratch::new(T::zeroed()));
+        cut.blocks(start, target, |start, target| {
+            let len = target.len();
+            let condition = bytes.block(&condition, start, len);
+            let a = a.as_ref().map_or(&numbers[..len], |a| left.block(a, start, len));
+            choose(condition, a, right.block(&b, start, len), target);
+        });
     })
 }
 

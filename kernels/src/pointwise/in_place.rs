@@ -2,6 +2,7 @@
 
 use phalanx_tensor::{Result, Tensor};
 
+use super::order::turned;
 use super::{Blockwise, Pointwise, cuda, map, run, update};
 use crate::check;
 use crate::real::{Real, for_real};
@@ -20,9 +21,19 @@ pub(crate) fn modify(
     x: Option<&Tensor>,
 ) -> Result<()> {
     check::float(op, to)?;
+    super::refuse_overlap(op, to)?;
     let x = x.map(|x| operand(op, to, x)).transpose()?;
+    if let Some(order) = to.layout().memory_order() {
+        let x = x.map(|x| x.permute(&order)).transpose()?;
+        return modify_in_order(op, f, &mut to.permute(&order)?, x);
+    }
+    modify_in_order(op, f, to, x)
+}
+
+/// [`modify`] of a tensor whose dimensions are in the order of memory.
+fn modify_in_order(op: &'static str, f: impl Pointwise<2>, to: &mut Tensor, x: Option<Tensor>) -> Result<()> {
+    let x = x.map(turned).transpose()?;
     if to.device().is_meta() {
-        super::refuse_overlap(op, to)?;
         to.bump_version();
         return Ok(());
     }

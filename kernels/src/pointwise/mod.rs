@@ -6,17 +6,21 @@
 
 pub(crate) mod cuda;
 mod in_place;
+mod order;
+mod sign;
 pub(crate) mod trace;
 
 use phalanx_tensor::{Dims, Element, Error, Loops, Result, Tensor, broadcast_shapes};
 
 use cuda::Expression;
 pub(crate) use in_place::{map_over, modify};
+pub(crate) use order::in_order;
+pub(crate) use sign::{SIGN, Signs, map_signs};
 
 use crate::check;
 use crate::real::{Real, for_real};
 use crate::simd::{Float, Isa, Kernel, Vector, dispatch, each};
-use crate::source::{BLOCK, Source, for_each_part};
+use crate::source::{BLOCK, Cut, Scratch, Source, for_each_part};
 
 /// A function of `N` elements.
 pub(crate) trait Pointwise<const N: usize>: Copy + Sync {
@@ -80,13 +84,7 @@ pub(crate) fn map<const N: usize>(
 ) -> Result<Tensor> {
     check::float(op, inputs[0])?;
     check::same(op, &inputs)?;
-    let first = inputs[0];
-    let mut out = match inputs[1..].iter().all(|t| t.same_shape(first)) {
-        true => first.empty_like_for(op)?,
-        false => Tensor::empty_for(op, &common_shape(op, &inputs)?, first.dtype(), first.device())?,
-    };
-    map_into(op, f, inputs, &mut out)?;
-    Ok(out)
+    in_order(op, inputs[0].dtype(), inputs, |inputs, out| map_into(op, f, inputs, out))
 }
 
 /// [`map`] into a tensor of the broadcast shape and the inputs' dtype, which shares no storage with them.
@@ -130,7 +128,8 @@ fn map_typed<T: Real, const N: usize>(
         return map_direct::<T, N>(op, f, inputs, out);
     }
     let sources: [Source<'_, T>; N] = Source::open_all(op, inputs, out.shape())?;
-    update(op, out, |start, target: &mut [T]| map_gathered(f, &sources, start, target))
+    let cut = Cut::of(&sources);
+    update(op, out, |start, target: &mut [T]| map_gathered(f, &sources, cut, start, target))
 }
 
 /// Inputs that lie as the output does, in the type that is computed in.
@@ -161,16 +160,17 @@ fn map_direct<T: Real, const N: usize>(
 fn map_gathered<T: Real, const N: usize>(
     f: Blockwise<'_, T::Wide, T::Wide, N>,
     sources: &[Source<'_, T>; N],
+    cut: Cut,
     start: usize,
     target: &mut [T],
 ) {
-    let mut scratch = [[T::Wide::ZERO; BLOCK]; N];
+    let mut scratch: [Scratch<T::Wide>; N] = std::array::from_fn(|_| Scratch::new(T::Wide::ZERO));
     let mut result = [T::Wide::ZERO; BLOCK];
-    for (i, target) in target.chunks_mut(BLOCK).enumerate() {
-        let (start, len) = (start + i * BLOCK, target.len());
+    cut.blocks(start, target, |start, target| {
+        let len = target.len();
         let mut scratch = scratch.iter_mut();
         let inputs: [&[T::Wide]; N] = std::array::from_fn(|n| match scratch.next() {
-            Some(scratch) => sources[n].wide(start, len, scratch),
+            Some(scratch) => scratch.wide(&sources[n], start, len),
             None => &[],
         });
         match T::as_wide_mut(target) {
@@ -180,7 +180,7 @@ fn map_gathered<T: Real, const N: usize>(
                 T::narrow_all(&result[..len], target);
             }
         }
-    }
+    });
 }
 
 /// One block: every slice is of the output's length.
@@ -209,11 +209,42 @@ impl<T: Float + Element, F: Pointwise<N>, const N: usize> Kernel for Block<'_, T
     }
 }
 
-/// Applies a scalar function to the broadcast inputs, for dtypes that are not computed in vectors; on a GPU it is
+/// Applies a scalar function to the broadcast inputs, for dtypes that have no vectors of their own; on a GPU it is
 /// `expression`. `T` is the inputs' stored type, `U` the output's.
 pub(crate) fn map_scalar<T: Element, U: Element, const N: usize>(
     op: &'static str,
     f: impl Fn([T; N]) -> U + Sync,
+    expression: &Expression<'_>,
+    inputs: [&Tensor; N],
+    out: &mut Tensor,
+) -> Result<()> {
+    map_blocks(op, &|inputs, out| dispatch(Scalars { f: &f, inputs, out }), expression, inputs, out)
+}
+
+/// A scalar function of the elements of slices of one length.
+struct Scalars<'a, T, U, F, const N: usize> {
+    f: &'a F,
+    inputs: [&'a [T]; N],
+    out: &'a mut [U],
+}
+
+impl<T: Copy, U, F: Fn([T; N]) -> U, const N: usize> Kernel for Scalars<'_, T, U, F, N> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Isa>(self) {
+        let Scalars { f, inputs, out } = self;
+        assert!(inputs.iter().all(|x| x.len() == out.len())); // lets the loop go without bounds checks
+        for (j, to) in out.iter_mut().enumerate() {
+            *to = f(each(|n| inputs[n][j]));
+        }
+    }
+}
+
+/// [`map_scalar`] of a function of stored blocks.
+pub(crate) fn map_blocks<T: Element, U: Element, const N: usize>(
+    op: &'static str,
+    f: Blockwise<'_, T, U, N>,
     expression: &Expression<'_>,
     inputs: [&Tensor; N],
     out: &mut Tensor,
@@ -225,34 +256,28 @@ pub(crate) fn map_scalar<T: Element, U: Element, const N: usize>(
     if out.device().is_cuda() {
         return cuda::evaluate(op, expression, inputs, out);
     }
-    let each = |inputs: [&[T]; N], out: &mut [U]| {
-        assert!(inputs.iter().all(|x| x.len() == out.len())); // lets the loop go without bounds checks
-        for (j, to) in out.iter_mut().enumerate() {
-            *to = f(each(|n| inputs[n][j]));
-        }
-    };
-    map_blocks(op, &each, inputs, out)
+    map_stored(op, f, inputs, out)
 }
 
-/// Applies `f`, which takes stored blocks, to the broadcast inputs on a CPU.
-pub(crate) fn map_blocks<T: Element, U: Element, const N: usize>(
+/// [`map_blocks`] on a CPU.
+pub(crate) fn map_stored<T: Element, U: Element, const N: usize>(
     op: &'static str,
     f: Blockwise<'_, T, U, N>,
     inputs: [&Tensor; N],
     out: &mut Tensor,
 ) -> Result<()> {
     let sources: [Source<'_, T>; N] = Source::open_all(op, inputs, out.shape())?;
+    let cut = Cut::of(&sources);
     update(op, out, |start, target: &mut [U]| {
-        let mut scratch = [[T::zeroed(); BLOCK]; N];
-        for (i, target) in target.chunks_mut(BLOCK).enumerate() {
-            let (start, len) = (start + i * BLOCK, target.len());
+        let mut scratch: [Scratch<T>; N] = std::array::from_fn(|_| Scratch::new(T::zeroed()));
+        cut.blocks(start, target, |start, target| {
             let mut scratch = scratch.iter_mut();
             let inputs: [&[T]; N] = std::array::from_fn(|n| match scratch.next() {
-                Some(scratch) => sources[n].block(start, len, scratch),
+                Some(scratch) => scratch.block(&sources[n], start, target.len()),
                 None => &[],
             });
             f(inputs, target);
-        }
+        });
     })
 }
 

@@ -47,7 +47,7 @@ pub(super) fn fold<T: Real, U: Send, const K: usize>(
     };
     if parts == 1 {
         pool.for_each_chunk(out, width, |piece, out| {
-            let (start, mut scratch, mut totals) = (piece * width, Scratch::new(), [[0.0; K]; BLOCK]);
+            let (start, mut scratch, mut totals) = (piece * width, Scratch::new(&source), [[0.0; K]; BLOCK]);
             for range in segments(start..start + out.len(), frame.inner) {
                 let totals = &mut totals[..range.len()];
                 run(range.start, &mut scratch, totals);
@@ -60,7 +60,7 @@ pub(super) fn fold<T: Real, U: Send, const K: usize>(
     with_scratch(parts * outputs * K, |slots: &mut [f64]| {
         let slots = slots.as_chunks_mut::<K>().0;
         pool.for_each_chunk(slots, width, |piece, slots| {
-            let (start, mut scratch) = (piece * width, Scratch::new());
+            let (start, mut scratch) = (piece * width, Scratch::new(&source));
             for range in segments(start..start + slots.len(), frame.inner) {
                 run(range.start, &mut scratch, &mut slots[range.start - start..range.end - start]);
             }
@@ -103,14 +103,19 @@ fn join_parts<W: Float, const K: usize>(
 /// What one thread needs at a time.
 struct Scratch<W, const K: usize> {
     /// Rows that are gathered.
-    rows: [W; SIDE * BLOCK],
+    rows: Vec<W>,
     /// Columns that are being brought together.
     sums: [[W; BLOCK]; K],
 }
 
 impl<W: Float, const K: usize> Scratch<W, K> {
-    fn new() -> Self {
-        Scratch { rows: [W::ZERO; SIDE * BLOCK], sums: [[W::ZERO; BLOCK]; K] }
+    fn new<T: Real<Wide = W>>(source: &Source<'_, T>) -> Self {
+        let rows = match source.is_wide() {
+            true => 0,
+            false if source.is_across() => 16,
+            false => SIDE,
+        };
+        Scratch { rows: vec![W::ZERO; rows * BLOCK], sums: [[W::ZERO; BLOCK]; K] }
     }
 }
 
@@ -149,7 +154,7 @@ fn fold_columns<T: Real, const K: usize>(
     let Scratch { rows: gathered, sums } = scratch;
     // Blocks and units begin at multiples of `SIDE` rows, so that the same rows meet whatever the layout.
     let unit =
-        if source.all_wide().is_some() { ROWS } else { (SIDE * BLOCK / width / SIDE * SIDE).min(ROWS) };
+        if source.all_wide().is_some() { ROWS } else { (gathered.len() / width / SIDE * SIDE).min(ROWS) };
     totals.fill([neutral; K]);
     for block in rows.clone().step_by(ROWS) {
         sums.iter_mut().for_each(|sums| sums[..width].fill(T::Wide::from_f64(neutral)));
@@ -159,32 +164,15 @@ fn fold_columns<T: Real, const K: usize>(
             let start = first + row * inner;
             let (x, stride) = match source.all_wide() {
                 Some(x) => (&x[start..][..(rows - 1) * inner + width], inner),
-                None => (gather(source, start, rows, inner, width, gathered), width),
+                None => {
+                    source.copy_rows(start, [rows, width], inner, gathered);
+                    (&gathered[..rows * width], width)
+                }
             };
             reduction.fold.columns(Columns { x, stride, rows, width, shifts, sums: &mut *sums });
         }
         reduction.fold.join_columns(totals, sums);
     }
-}
-
-/// `width` elements of each of `rows` rows, together.
-fn gather<'a, T: Real>(
-    source: &Source<'_, T>,
-    start: usize,
-    rows: usize,
-    inner: usize,
-    width: usize,
-    scratch: &'a mut [T::Wide],
-) -> &'a [T::Wide] {
-    // Without a wide form as they are, elements are always put into the scratch.
-    if width == inner {
-        source.wide(start, rows * width, scratch);
-    } else {
-        for row in 0..rows {
-            source.wide(start + row * inner, width, &mut scratch[row * width..]);
-        }
-    }
-    &scratch[..rows * width]
 }
 
 /// Some columns of some rows, brought together with what `sums` holds.

@@ -17,6 +17,8 @@ pub(crate) struct Frame {
     pub(crate) inner: usize,
     /// The result's shape.
     pub(crate) shape: Dims,
+    /// The dimensions of `view` that are reduced.
+    pub(crate) reduced: Dims,
 }
 
 impl Frame {
@@ -49,11 +51,39 @@ impl Frame {
         let inner = product((last + 1).min(x.rank()), x.rank());
         let together = kept.iter().all(|&d| d < first || d > last || size(d) == 1);
         if together && (inner == 1 || inner >= COLUMNS_MIN) {
-            return Ok(Frame { view: x.clone(), outer: product(0, first), n, inner, shape });
+            return Ok(Frame { view: x.clone(), outer: product(0, first), n, inner, shape, reduced });
         }
         let order: Dims = kept.iter().chain(&reduced).copied().collect();
-        let outer = kept.iter().map(|&d| size(d)).product();
-        Ok(Frame { view: x.permute(&order)?, outer, n, inner: 1, shape })
+        let (outer, reduced) = (kept.iter().map(|&d| size(d)).product(), (kept.len()..x.rank()).collect());
+        Ok(Frame { view: x.permute(&order)?, outer, n, inner: 1, shape, reduced })
+    }
+
+    /// The same reduction, each output's elements in the order in which they lie: for a result that does not depend on it.
+    pub(crate) fn in_any_order(&self) -> Result<Frame> {
+        let (sizes, strides) = (self.view.shape(), self.view.strides());
+        let wide = |d: &usize| sizes[*d] != 1;
+        let ones = (0..sizes.len()).filter(|d| !wide(d));
+        let kept: Dims = (0..sizes.len()).filter(|d| wide(d) && !self.reduced.contains(d)).collect();
+        let mut reduced: Dims = self.reduced.iter().copied().filter(wide).collect();
+        reduced.sort_by_key(|&d| std::cmp::Reverse(strides[d]));
+        let most = reduced.first().map_or(0, |&d| strides[d]);
+        let least = reduced.last().map_or(0, |&d| strides[d]);
+        let product = |dims: &[usize]| dims.iter().map(|&d| sizes[d]).product::<usize>();
+        // Kept dimensions that lie beyond the reduced ones, and those that lie within.
+        let (beyond, within) = kept.split_at(kept.iter().take_while(|&&d| strides[d] >= most).count());
+        let columns = within.last().is_some_and(|&d| strides[d] < least) && product(within) >= COLUMNS_MIN;
+        let within = if columns { within } else { &[] };
+        let beyond = if columns { beyond } else { &kept[..] };
+        let order: Dims = ones.chain(beyond.iter().chain(&reduced).chain(within).copied()).collect();
+        let first = sizes.len() - within.len() - reduced.len();
+        Ok(Frame {
+            view: self.view.permute(&order)?,
+            outer: product(beyond),
+            n: self.n,
+            inner: product(within),
+            shape: self.shape.clone(),
+            reduced: (first..first + reduced.len()).collect(),
+        })
     }
 
     /// The number of results.
@@ -74,6 +104,21 @@ mod tests {
     use phalanx_tensor::{DType, Device, Tensor};
 
     use super::Frame;
+
+    #[test]
+    fn what_may_come_in_any_order_is_read_as_it_lies() {
+        let frame = |shape: &[usize], order: &[usize], dims: &[usize]| {
+            let x = Tensor::empty(shape, DType::F32, Device::Meta(0)).unwrap().permute(order).unwrap();
+            let f = Frame::new("sum", &x, dims, false).unwrap().in_any_order().unwrap();
+            (f.outer, f.n, f.inner, f.view.is_contiguous())
+        };
+        assert_eq!(frame(&[40, 50], &[1, 0], &[1]), (1, 40, 50, true));
+        assert_eq!(frame(&[40, 50], &[1, 0], &[0]), (40, 50, 1, true));
+        assert_eq!(frame(&[40, 50], &[1, 0], &[0, 1]), (1, 2000, 1, true));
+        assert_eq!(frame(&[2, 5, 6, 9], &[0, 3, 1, 2], &[0, 2, 3]), (1, 60, 9, true));
+        assert_eq!(frame(&[2, 5, 6, 9], &[0, 3, 1, 2], &[2, 3]), (2, 30, 9, true));
+        assert_eq!(frame(&[4, 5], &[0, 1], &[0]), (5, 4, 1, false));
+    }
 
     #[test]
     fn a_tensor_is_permuted_only_where_reduced_dimensions_lie_apart_or_columns_are_few() {

@@ -2,8 +2,8 @@
 //!
 //! Whatever the shape and strides, the input is seen as `[outer, n, inner]` and reduced over `n` ([`Frame`]). A
 //! reduction states what it takes of an element ([`Term`]) and how those are brought together ([`Combine`]):
-//! [`fold`] does it in vectors, in an order that the shape alone decides; [`fold_each`] is its counterpart for what
-//! is not computed in vectors.
+//! [`fold`] does it in vectors of floats, in an order that the shape alone decides; [`fold_each`] is its counterpart for
+//! integers, and for products.
 
 mod columns;
 mod combine;
@@ -21,7 +21,7 @@ use crate::simd::{Float, dispatch};
 use crate::source::BLOCK;
 
 pub(crate) use combine::{Combine, Largest, Smallest, Total};
-pub(crate) use each::fold_each;
+pub(crate) use each::{Blocks, By, Least, Most, Product, Sum, Wide, fold_each};
 pub(crate) use each_cuda::{Kind, VALUE, each, stored};
 pub(crate) use frame::Frame;
 pub(crate) use term::{Deviation, ExpAbove, Itself, Magnitude, NonZero, Power, Relative, Square, Term};

@@ -3,6 +3,7 @@
 use phalanx_tensor::Result;
 
 use super::{Combine, Finish, Frame, Reduction, Term};
+use crate::gemm::with_scratch;
 use crate::pointwise::piece_of;
 use crate::real::Real;
 use crate::simd::{Float, Isa, Kernel, Vector, each};
@@ -12,6 +13,8 @@ use crate::source::{BLOCK, Source};
 const SIDE: usize = 8;
 /// Rows that are handed to the vectors at once, at most.
 const ROWS: usize = 128;
+/// Blocks that are read at once where elements lie across memory: enough rows of a block each to be turned.
+const ACROSS: usize = 16;
 
 pub(super) fn fold<T: Real, U: Send, const K: usize>(
     op: &'static str,
@@ -26,17 +29,20 @@ pub(super) fn fold<T: Real, U: Send, const K: usize>(
     }
     let (n, pool) = (frame.n, frame.view.device().pool()?);
     // What lies as it is computed with needs no room, so that many rows are one call.
-    let rows_a_block = if source.is_wide() { ROWS } else { (BLOCK / n.max(1)).clamp(1, ROWS) };
+    let room = if source.is_across() { ACROSS * BLOCK } else { BLOCK };
+    let rows_a_block = if source.is_wide() { ROWS } else { (room / n.max(1)).clamp(1, ROWS) };
     let rows_a_piece = piece_of(out.len() * n).div_ceil(n.max(1)).next_multiple_of(rows_a_block);
     pool.for_each_chunk(out, rows_a_piece, |piece, out| {
-        let (mut scratch, mut parts) = ([T::Wide::ZERO; BLOCK], [[0.0; K]; ROWS]);
-        for (i, out) in out.chunks_mut(rows_a_block).enumerate() {
-            let row = piece * rows_a_piece + i * rows_a_block;
-            let x = source.wide(row * n, out.len() * n, &mut scratch);
-            let parts = &mut parts[..out.len()];
-            reduction.fold.rows(Rows { x, n, shifts: reduction.shifts_of(row..row + out.len()), parts });
-            finish(row, parts, out);
-        }
+        let mut parts = [[0.0; K]; ROWS];
+        with_scratch(if source.is_wide() { 0 } else { rows_a_block * n }, |scratch| {
+            for (i, out) in out.chunks_mut(rows_a_block).enumerate() {
+                let row = piece * rows_a_piece + i * rows_a_block;
+                let x = source.wide(row * n, out.len() * n, scratch);
+                let parts = &mut parts[..out.len()];
+                reduction.fold.rows(Rows { x, n, shifts: reduction.shifts_of(row..row + out.len()), parts });
+                finish(row, parts, out);
+            }
+        });
     });
     Ok(())
 }
@@ -55,14 +61,25 @@ fn fold_long<T: Real, U: Send, const K: usize>(
     let _use = device.ledger()?.scratch_of(size_of_val(&parts[..]));
     let blocks_a_piece = piece_of(parts.len() * BLOCK) / BLOCK;
     pool.for_each_chunk(&mut parts, blocks_a_piece, |piece, parts| {
-        let mut scratch = [T::Wide::ZERO; BLOCK];
-        for (i, part) in parts.iter_mut().enumerate() {
-            let (row, start) = divide(piece * blocks_a_piece + i, blocks, BLOCK);
-            let len = BLOCK.min(n - start);
-            let x = source.wide(row * n + start, len, &mut scratch);
-            let parts = std::slice::from_mut(part);
-            reduction.fold.rows(Rows { x, n: len, shifts: reduction.shifts_of(row..row + 1), parts });
-        }
+        let at_once = (if source.is_across() { 4 * ACROSS } else { 4 }).min(parts.len());
+        with_scratch(if source.is_wide() { 0 } else { at_once * BLOCK }, |scratch| {
+            let mut known = 0;
+            while known < parts.len() {
+                let (row, start) = divide(piece * blocks_a_piece + known, blocks, BLOCK);
+                let count = at_once.min(parts.len() - known).min(blocks - start / BLOCK);
+                let x = source.wide(row * n + start, (count * BLOCK).min(n - start), scratch);
+                let (shifts, parts) = (reduction.shifts_of(row..row + 1), &mut parts[known..][..count]);
+                let whole = if shifts.is_empty() { x.len() / BLOCK } else { 0 };
+                let (x, rest) = x.split_at(whole * BLOCK);
+                let (parts, others) = parts.split_at_mut(whole);
+                reduction.fold.rows(Rows { x, n: BLOCK, shifts, parts });
+                for (x, part) in rest.chunks(BLOCK).zip(others) {
+                    let parts = std::slice::from_mut(part);
+                    reduction.fold.rows(Rows { x, n: x.len(), shifts, parts });
+                }
+                known += count;
+            }
+        });
     });
     pool.for_each_chunk(out, BLOCK.div_ceil(blocks), |piece, out| {
         for (i, to) in out.iter_mut().enumerate() {

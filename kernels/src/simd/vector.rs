@@ -197,13 +197,13 @@ pub(crate) trait Vector:
     /// The largest lane; NaN if any lane is.
     #[inline(always)]
     fn reduce_max(self) -> Self::Elem {
-        fold_halves(self, |a, b| if a > b || a.is_nan() { a } else { b })
+        fold_halves(self, |a, b| Self::select(a.gt(b) | a.is_nan(), a, b))
     }
 
     /// The smallest lane; NaN if any lane is.
     #[inline(always)]
     fn reduce_min(self) -> Self::Elem {
-        fold_halves(self, |a, b| if a < b || a.is_nan() { a } else { b })
+        fold_halves(self, |a, b| Self::select(a.lt(b) | a.is_nan(), a, b))
     }
 
     /// `f` of every lane where `mask` is true, the lane itself elsewhere. Slow: for lanes that are rare.
@@ -288,17 +288,25 @@ pub(crate) trait Vector:
     }
 }
 
-/// Combines lane i with lane i + half until one is left.
+/// Combines lane i with lane i + half until one is left: parts with parts, then the lanes of a part, which zipping with
+/// itself makes neighbours.
 #[inline(always)]
-fn fold_halves<V: Vector>(v: V, f: impl Fn(V::Elem, V::Elem) -> V::Elem) -> V::Elem {
-    let mut lanes = [V::Elem::ZERO; LANES_MAX];
-    v.store(&mut lanes);
-    let mut half = V::LANES / 2;
+fn fold_halves<V: Vector>(v: V, f: impl Fn(V, V) -> V) -> V::Elem {
+    let mut parts = V::turn_parts([v; PARTS_MAX]);
+    let mut half = V::PARTS / 2;
     while half > 0 {
         for i in 0..half {
-            lanes[i] = f(lanes[i], lanes[i + half]);
+            parts[i] = f(parts[i], parts[i + half]);
         }
         half /= 2;
     }
+    let (mut v, mut lanes) = (parts[0], V::LANES / V::PARTS);
+    while lanes > 1 {
+        let (low, high) = v.zip_parts(v);
+        v = f(low, high);
+        lanes /= 2;
+    }
+    let mut lanes = [V::Elem::ZERO; LANES_MAX];
+    v.store(&mut lanes);
     lanes[0]
 }

@@ -33,11 +33,23 @@ impl Gru {
     /// # Errors
     /// If the inputs do not fit.
     pub fn forward(&self, x: &Var, hidden: Option<&Var>) -> Result<(Var, Var)> {
-        let (output, [hidden]) = self.0.run(x, [hidden], |layer, share, [h]| {
-            let (x, own) = (share.chunk(3, 1)?, layer.of_hidden(&h)?.chunk(3, 1)?);
-            let (r, z) = (x[0].add(&own[0])?.sigmoid()?, x[1].add(&own[1])?.sigmoid()?);
-            let n = x[2].add(&r.mul(&own[2])?)?.tanh()?;
-            Ok([n.add(&z.mul(&h.sub(&n)?)?)?])
+        let (output, [hidden]) = self.0.run(x, [hidden], |layer, shares, [mut h]| {
+            let ((weight, bias), times) = (layer.of_hidden(), shares.shape()[1]);
+            let mut outputs = Vec::with_capacity(times);
+            // One node for all times: cutting them out one by one would cost each the gradient of the whole.
+            for share in shares.split_sizes(&vec![1; times], 1)? {
+                let (x, own) =
+                    (share.squeeze(&[1])?.chunk(3, 1)?, h.linear(&weight, bias.as_ref())?.chunk(3, 1)?);
+                let (r, z) = (x[0].add(&own[0])?.sigmoid()?, x[1].add(&own[1])?.sigmoid()?);
+                let n = x[2].add(&r.mul(&own[2])?)?.tanh()?;
+                h = n.add(&z.mul(&h.sub(&n)?)?)?;
+                outputs.push(h.clone());
+            }
+            let output = match times {
+                0 => shares.narrow(2, 0, h.shape()[1])?,
+                _ => Var::stack(&outputs, 1)?,
+            };
+            Ok((output, [h]))
         })?;
         Ok((output, hidden))
     }

@@ -46,11 +46,14 @@ impl Lstm {
             let why = format!("got a {came} state without a {missing} state, wanted both or neither");
             return Err(Error::invalid("Lstm", why));
         }
-        let (output, [hidden, cell]) = self.0.run(x, [hidden, cell], |layer, share, [h, c]| {
-            let gates = share.add(&layer.of_hidden(&h)?)?.chunk(4, 1)?;
-            let kept = gates[1].sigmoid()?.mul(&c)?;
-            let c = kept.add(&gates[0].sigmoid()?.mul(&gates[2].tanh()?)?)?;
-            Ok([gates[3].sigmoid()?.mul(&c.tanh()?)?, c])
+        let (output, [hidden, cell]) = self.0.run(x, [hidden, cell], |layer, shares, [h, c]| {
+            let (weight, bias) = layer.of_hidden();
+            let (output, cell) = shares.lstm(&weight, bias.as_ref(), [&h, &c])?;
+            let hidden = match shares.shape()[1] {
+                0 => h,
+                times => output.select(1, times - 1)?,
+            };
+            Ok((output, [hidden, cell]))
         })?;
         Ok(LstmOutput { output, hidden, cell })
     }

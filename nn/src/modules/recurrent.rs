@@ -96,43 +96,34 @@ impl Parameters for Weights {
 
 impl Layer {
     /// The gates' share of the inputs, for all times at once: `[B, T, in]` to `[B, T, gates hidden]`.
-    pub(super) fn of_inputs(&self, x: &Var) -> Result<Var> {
+    fn of_inputs(&self, x: &Var) -> Result<Var> {
         Ok(x.linear(&self.weight_ih.var(), self.bias_ih.as_ref().map(Parameter::var).as_ref())?)
     }
 
-    /// The gates' share of the hidden state: `[B, hidden]` to `[B, gates hidden]`.
-    pub(super) fn of_hidden(&self, h: &Var) -> Result<Var> {
-        Ok(h.linear(&self.weight_hh.var(), self.bias_hh.as_ref().map(Parameter::var).as_ref())?)
+    /// The weight and the bias of the hidden state's share.
+    pub(super) fn of_hidden(&self) -> (Var, Option<Var>) {
+        (self.weight_hh.var(), self.bias_hh.as_ref().map(Parameter::var))
     }
 }
 
 impl Weights {
-    /// Runs all layers over time. `step` makes a layer's next states from its weights, the inputs' share at that time
-    /// and the states; the first state is the output. `first` are the states to begin with, each
-    /// `[layers, B, hidden]`, 0 if absent. Gives the outputs `[B, T, hidden]` and the last states.
+    /// Runs all layers over time. `over_time` gives a layer's outputs `[B, T, hidden]` and last states, from its weights, the
+    /// gates' shares of the inputs, `[B, T, gates hidden]`, and the states to begin with. `first` are those of all layers, each
+    /// `[layers, B, hidden]`, 0 if absent. Gives the last layer's outputs and the last states of all.
     pub(super) fn run<const N: usize>(
         &self,
         x: &Var,
         first: [Option<&Var>; N],
-        step: impl Fn(&Layer, &Var, [Var; N]) -> Result<[Var; N]>,
+        over_time: impl Fn(&Layer, &Var, [Var; N]) -> Result<(Var, [Var; N])>,
     ) -> Result<(Var, [Var; N])> {
-        let &[batch, times, inputs] = x.shape() else { return Err(self.refuse(x)) };
+        let &[_, _, inputs] = x.shape() else { return Err(self.refuse(x)) };
         if inputs != self.inputs {
             return Err(self.refuse(x));
         }
         let (mut outputs, mut last) = (x.clone(), [const { Vec::new() }; N]);
         for (i, layer) in self.layers.iter().enumerate() {
-            let mut states = self.first(i, first, x)?;
-            let mut hidden = Vec::with_capacity(times);
-            // One node for all times: cutting them out one by one would cost each the gradient of the whole.
-            for share in layer.of_inputs(&outputs)?.split_sizes(&vec![1; times], 1)? {
-                states = step(layer, &share.squeeze(&[1])?, states)?;
-                hidden.push(states[0].clone());
-            }
-            outputs = match hidden.is_empty() {
-                true => Var::new(kernels::full(&[batch, 0, self.hidden], 0.0, x.dtype(), x.device())?),
-                false => Var::stack(&hidden, 1)?,
-            };
+            let (made, states) = over_time(layer, &layer.of_inputs(&outputs)?, self.first(i, first, x)?)?;
+            outputs = made;
             last.iter_mut().zip(states).for_each(|(all, state)| all.push(state));
         }
         Ok((outputs, each(last.iter().map(|all| Var::stack(all, 0)))?))

@@ -66,6 +66,26 @@ impl<T: Float, const N: usize> Lines<T, N> {
     }
 }
 
+/// The sums of `dy` and `dy xhat` over the items of [N, C]: a row is an item's channels. The coefficient is the inverse
+/// deviation.
+pub(super) struct ItemSums<T>(pub(super) Lines<T, 1>);
+
+impl<T: Float> RowKernel<T, 2> for ItemSums<T> {
+    #[inline(always)]
+    fn run<S: Isa>(&self, row: Row<'_, T, 2>) {
+        let ([x, dy], Lines { mean: [high, low], coefficients: [inverse], .. }) = (row.x, &self.0);
+        let (sums, products) = row.sums.split_at_mut(x.len());
+        let inputs = [x, dy, high, low, inverse];
+        lanes::update_both(
+            [sums, products],
+            inputs,
+            |[sum, product]: [T::Vec<S>; 2], [x, dy, high, low, inverse]| {
+                [sum + dy, dy.mul_add(((x - high) - low) * inverse, product)]
+            },
+        );
+    }
+}
+
 /// `(x - mean) scale + shift`
 #[inline(always)]
 fn line<V: Vector>(x: V, [high, low]: [V; 2], [scale, shift]: [V; 2]) -> V {

@@ -35,7 +35,8 @@ pub(super) fn measure(
 ) -> Result<()> {
     let (outer, n) = (channels.channels, channels.count);
     let shape = Dims::from_slice(&[outer]);
-    let frame = Frame { view: channels.turned(x)?, outer, n, inner: 1, shape };
+    let reduced = (1..x.rank()).collect();
+    let frame = Frame { view: channels.turned(x)?, outer, n, inner: 1, shape, reduced };
     let means = numbers(op, &frame)?;
     let mean = Finish { text: "set(out, o, x[0] / a)", numbers: [n as f64, 0.0] };
     let with = (Total, Itself { neutral: 0.0 });
@@ -60,7 +61,11 @@ pub(super) fn given(
     let channels = stats.numel() / KEPT;
     // One type for both.
     let same = running[0].dtype() == running[1].dtype();
-    let var = if same { running[1].contiguous()? } else { crate::ops::cast(running[1], running[0].dtype())? };
+    let var = if same {
+        running[1].contiguous()?
+    } else {
+        crate::ops::cast(running[1], running[0].dtype())?.contiguous()?
+    };
     let mean = running[0].contiguous()?;
     let args = Args::new(op, gpu).write(stats)?.read(&mean)?.read(&var)?.value(eps).value(channels as u64);
     let grid = Grid::new(channels.div_ceil(256), 256);

@@ -8,6 +8,7 @@ use phalanx_tensor::{Device, Error, Result, Tensor};
 use crate::check;
 use crate::ops::copy_;
 use crate::real::{Real, for_real};
+use crate::reduce::{Deviation, Frame, Itself, Total, fold};
 use crate::rows::{self, Outputs, Shape};
 use crate::simd::Float;
 use crate::source::values_f64;
@@ -78,6 +79,7 @@ pub fn batch_norm(
     for_real!(OP, x.dtype(), T => {
         match running.filter(|_| !config.training) {
             Some(running) => given::<T>(OP, running, config.eps, &mut stats)?,
+            None if channels.places == 1 => measure_columns::<T>(OP, x, config.eps, &mut stats)?,
             None => {
                 let kernel = cpu::Measure { eps: config.eps };
                 let turned = channels.turned(x)?;
@@ -91,6 +93,26 @@ pub fn batch_norm(
         rows::run::<T, 1>(OP, &kernel, channels.by_place(), [x], Outputs { y: Some(&mut y), stats: &mut [] })
     })?;
     Ok((y, stats))
+}
+
+/// Statistics of [N, C]: the sums over columns, which are not turned.
+fn measure_columns<T: Real>(op: &'static str, x: &Tensor, eps: f64, stats: &mut Tensor) -> Result<()> {
+    let frame = Frame::new(op, x, &[0usize], false)?;
+    let n = frame.n as f64;
+    let mut means = vec![T::Wide::ZERO; frame.outputs()];
+    let mut rests = vec![[0.0; 2]; frame.outputs()];
+    let mean = |_: usize, [sum]: [f64; 1]| T::Wide::from_f64(sum / n);
+    fold::<T, _, _, _, 1>(op, &frame, (Total, Itself { neutral: 0.0 }), &[], &mut means, mean)?;
+    fold::<T, _, _, _, 2>(op, &frame, (Total, Deviation), &means, &mut rests, |_, rest| rest)?;
+    let mut stats = stats.write::<T::Wide>(op)?;
+    for ((kept, high), [rest, squares]) in stats.chunks_exact_mut(KEPT).zip(means).zip(rests) {
+        let low = rest / n;
+        let var = squares / n - low * low;
+        let numbers = [low, 1.0 / (var + eps).sqrt(), var].map(T::Wide::from_f64);
+        kept[0] = high;
+        kept[1..].copy_from_slice(&numbers);
+    }
+    Ok(())
 }
 
 /// Keeps given statistics as the batch's own are.
@@ -170,9 +192,19 @@ pub fn batch_norm_backward(
         let stats = elements::<<T as Real>::Wide>(OP, stats)?;
         let [weight, _] = channels.affine::<T>(OP, [weight, None])?;
         let mut sums = vec![wide(0.0); channels.channels * 2];
-        let (turned_x, turned_dy) = (channels.turned(x)?, channels.turned(dy)?);
-        let outputs = Outputs { y: None, stats: &mut sums };
-        rows::run::<T, 2>(OP, &cpu::Sums(&stats), channels.by_channel(2), [&turned_x, &turned_dy], outputs)?;
+        if channels.places == 1 {
+            let kernel = cpu::ItemSums(cpu::Lines::new(&channels, &stats, |_, inverse| [inverse]));
+            let shape = Shape { sums: 2 * channels.channels, ..channels.by_place() };
+            let all = rows::run::<T, 2>(OP, &kernel, shape, [x, dy], Outputs { y: None, stats: &mut [] })?;
+            let (of_dy, of_product) = all.split_at(channels.channels);
+            for (sums, (&dy, &product)) in sums.chunks_exact_mut(2).zip(of_dy.iter().zip(of_product)) {
+                sums.copy_from_slice(&[wide(dy), wide(product)]);
+            }
+        } else {
+            let (turned_x, turned_dy) = (channels.turned(x)?, channels.turned(dy)?);
+            let outputs = Outputs { y: None, stats: &mut sums };
+            rows::run::<T, 2>(OP, &cpu::Sums(&stats), channels.by_channel(2), [&turned_x, &turned_dy], outputs)?;
+        }
         let part = |which: usize| sums.chunks_exact(2).map(|s| s[which].to_f64()).collect::<Vec<f64>>();
         db.as_mut().map_or(Ok(()), |db| store::<T>(OP, db, &part(0)))?;
         dw.as_mut().map_or(Ok(()), |dw| store::<T>(OP, dw, &part(1)))?;

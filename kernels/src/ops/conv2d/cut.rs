@@ -1,6 +1,6 @@
 //! How a convolution's output is shared among threads. Nothing here changes a bit of it.
 
-use super::cpu::{POINTS_MIN, Part};
+use super::unit::{POINTS_MIN, Part};
 
 /// Multiplications below which starting threads costs more than it brings.
 const PARALLEL_WORK_MIN: usize = 1 << 19;

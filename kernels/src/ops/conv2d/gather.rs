@@ -1,11 +1,9 @@
-//! The inner loops over a window: gathering panels for products with many rows, and the sums themselves where there are
-//! so few rows that gathering would cost more than it brings.
+//! The inner loops around a convolution's products: filling a window, gathering panels from it, and taking sums to the
+//! output.
 
-use super::window::Segment;
+use super::window::{Frame, Segment};
+use crate::gemm::GemmElem;
 use crate::simd::{Float, Isa, Kernel, Vector};
-
-/// Rows up to which sums are made straight from the window.
-pub(super) const THIN_ROWS: usize = 4;
 
 /// A segment's vectors: the last one may reach beyond it.
 #[inline(always)]
@@ -31,6 +29,116 @@ fn store<V: Vector>(value: V, row: &mut [V::Elem], at: usize) {
     }
 }
 
+/// Copies the window of a channel, or of two that share lanes, out of their planes; of no channel it is zero.
+pub(super) struct Fill<'a, T: GemmElem> {
+    pub(super) frame: &'a Frame,
+    pub(super) planes: [&'a [T]; 2],
+    pub(super) size: [usize; 2],
+    pub(super) window: &'a mut [T::Acc],
+}
+
+impl<T: GemmElem> Kernel for Fill<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Isa>(self) {
+        let ([height, width], frame) = (self.size, self.frame);
+        if self.planes[0].is_empty() {
+            return self.window.fill(T::Acc::ZERO);
+        }
+        for y in 0..self.window.len() / frame.row_len() {
+            let row = &mut self.window[y * frame.row_len()..];
+            let Some(from) = usize::try_from(frame.top + y as isize).ok().filter(|&y| y < height) else {
+                row[..frame.row_len()].fill(T::Acc::ZERO);
+                continue;
+            };
+            let row_of =
+                |plane: &'_ [T]| if plane.is_empty() { 0..0 } else { from * width..(from + 1) * width };
+            let from = self.planes.map(|plane| &plane[row_of(plane)]);
+            for phase in 0..frame.phases {
+                let to = &mut row[phase * frame.phase_len..];
+                fill_row::<T, S>(from, frame.left + phase as isize, frame.phases, frame.phase_len, to);
+            }
+        }
+    }
+}
+
+/// Every `step`-th pixel of a row from `left` on, zero outside. What it writes too much is what comes next.
+#[inline(always)]
+fn fill_row<T: GemmElem, S: Isa>(
+    [from, second]: [&[T]; 2],
+    left: isize,
+    step: usize,
+    len: usize,
+    to: &mut [T::Acc],
+) {
+    // The first index not left of the row, and the first beyond its end.
+    let begin = left.min(0).unsigned_abs().div_ceil(step).min(len);
+    let end = (from.len() as isize - left).max(0) as usize;
+    let end = end.div_ceil(step).clamp(begin, len);
+    to[..begin].fill(T::Acc::ZERO);
+    to[end..len].fill(T::Acc::ZERO);
+    let first = left + (begin * step) as isize;
+    let Some(from) = usize::try_from(first).ok().and_then(|first| from.get(first..)) else { return };
+    let second = second.get(first as usize..).unwrap_or(&[]);
+    if step > 1 {
+        let seconds = second.iter().copied().chain(std::iter::repeat(T::zeroed())).step_by(step);
+        let pixels = from.iter().step_by(step).zip(seconds);
+        to[begin..end].iter_mut().zip(pixels).for_each(|(to, (&x, y))| *to = x.beside::<S>(y));
+        return;
+    }
+    let lanes = <<T::Acc as Float>::Vec<S> as Vector>::LANES;
+    for at in (0..end - begin).step_by(lanes) {
+        let here = at..(end - begin).min(at + lanes);
+        let to = &mut to[begin + at..];
+        // The half of a lane for a second channel that there is not is zero, as where one is widened.
+        let x = match second.get(here.clone()) {
+            Some(second) => T::across::<S>(&from[here], second),
+            None => T::load::<S>(&from[here]),
+        };
+        if to.len() < lanes { x.store_partial(to) } else { x.store(to) }
+    }
+}
+
+/// Takes sums to the output: of each row of them those at a segment's places, plus the row's bias.
+pub(super) struct Put<'a, T: GemmElem> {
+    pub(super) sums: &'a [T::Acc],
+    pub(super) row_len: usize,
+    pub(super) segment: Segment,
+    pub(super) bias: Option<&'a [T::Acc]>,
+    pub(super) rows: usize,
+    /// From the segment's first place in the first row's plane on; so far from a plane to the next, and from a place.
+    pub(super) out: &'a mut [T],
+    pub(super) plane: usize,
+    pub(super) step: usize,
+}
+
+impl<T: GemmElem> Kernel for Put<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Isa>(self) {
+        let lanes = <<T::Acc as Float>::Vec<S> as Vector>::LANES;
+        for row in 0..self.rows {
+            let sums = &self.sums[row * self.row_len + self.segment.at..][..self.segment.len];
+            let out = &mut self.out[row * self.plane..];
+            let bias = self.bias.map(|bias| bias[row]);
+            if self.step > 1 {
+                let out = out.iter_mut().step_by(self.step).zip(sums);
+                out.for_each(|(to, &sum)| *to = T::narrow(bias.map_or(sum, |bias| sum + bias)));
+                continue;
+            }
+            let out = out[..sums.len()].chunks_mut(lanes);
+            for (sums, to) in sums.chunks(lanes).zip(out) {
+                let whole = sums.len() == lanes;
+                let sum = if whole { Vector::load(sums) } else { Vector::load_partial(sums, T::Acc::ZERO) };
+                let bias = bias.map(<T::Acc as Float>::Vec::<S>::splat);
+                T::store::<S>(bias.map_or(sum, |bias| sum + bias), to);
+            }
+        }
+    }
+}
+
 /// Gathers a panel: row k holds what the k-th kernel element meets at each point. What lies beyond the segments is
 /// unspecified.
 pub(super) struct Gather<'a, V> {
@@ -46,104 +154,14 @@ impl<V: Float> Kernel for Gather<'_, V> {
 
     #[inline(always)]
     fn run<S: Isa>(self) {
-        // Whole vectors: what is too much in one segment is overwritten by the next, and cut at the row's end. Row by row, so
-        // that what is written comes near by itself.
+        // Each segment is written in whole vectors. Elements past its end are overwritten by the next segment; those past the row's
+        // end are not written. Rows are written one after the other, so that the processor prefetches them.
         for (row, &tap) in self.panel.chunks_exact_mut(self.row_len).zip(self.taps) {
             for segment in self.segments {
                 for i in (0..padded::<V::Vec<S>>(segment)).step_by(<V::Vec<S> as Vector>::LANES) {
                     store(load::<V::Vec<S>>(self.window, tap + segment.from + i), row, segment.at + i);
                 }
             }
-        }
-    }
-}
-
-/// Sums of up to [`THIN_ROWS`] rows over a panel's points: row r of `sums` is the sum over k of `weights[k][r]` times what
-/// the k-th kernel element meets, in the same chain as a gathered panel's product.
-pub(super) struct Thin<'a, V> {
-    pub(super) window: &'a [V],
-    pub(super) taps: &'a [usize],
-    pub(super) segments: &'a [Segment],
-    pub(super) weights: &'a [V],
-    pub(super) rows: usize,
-    pub(super) sums: &'a mut [V],
-    pub(super) row_len: usize,
-}
-
-impl<V: Float> Kernel for Thin<'_, V> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Isa>(self) {
-        match self.rows {
-            1 => self.run_rows::<V::Vec<S>, 1>(),
-            2 => self.run_rows::<V::Vec<S>, 2>(),
-            3 => self.run_rows::<V::Vec<S>, 3>(),
-            rows => {
-                assert!(rows == THIN_ROWS, "{rows} rows");
-                self.run_rows::<V::Vec<S>, THIN_ROWS>();
-            }
-        }
-    }
-}
-
-impl<V: Float> Thin<'_, V> {
-    #[inline(always)]
-    fn run_rows<X: Vector<Elem = V>, const R: usize>(self) {
-        let weights = self.weights.as_chunks::<R>().0;
-        for segment in self.segments {
-            for i in (0..padded::<X>(segment)).step_by(2 * X::LANES) {
-                let mut sums = [[X::zero(); 2]; R];
-                for (weights, &tap) in weights.iter().zip(self.taps) {
-                    let at = tap + segment.from + i;
-                    let x = [load::<X>(self.window, at), load::<X>(self.window, at + X::LANES)];
-                    for (sums, &weight) in sums.iter_mut().zip(weights) {
-                        for (sum, x) in sums.iter_mut().zip(x) {
-                            *sum = X::splat(weight).mul_add(x, *sum);
-                        }
-                    }
-                }
-                for (row, sums) in self.sums.chunks_exact_mut(self.row_len).zip(sums) {
-                    store(sums[0], row, segment.at + i);
-                    if segment.at + i + X::LANES < row.len() {
-                        store(sums[1], row, segment.at + i + X::LANES);
-                    }
-                }
-            }
-        }
-    }
-}
-
-/// Sums of products over points: `sums[k][r]` grows by the sum over all points of what the k-th kernel element meets
-/// times row r of `rows`, of which there are up to [`THIN_ROWS`].
-pub(super) struct Dots<'a, V> {
-    pub(super) window: &'a [V],
-    pub(super) taps: &'a [usize],
-    pub(super) segments: &'a [Segment],
-    pub(super) rows: &'a [V],
-    pub(super) row_len: usize,
-    pub(super) sums: &'a mut [V],
-}
-
-impl<V: Float> Kernel for Dots<'_, V> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Isa>(self) {
-        let count = self.rows.len() / self.row_len;
-        for (sums, &tap) in self.sums.chunks_exact_mut(count).zip(self.taps) {
-            let mut dots = [<V::Vec<S> as Vector>::zero(); THIN_ROWS];
-            for segment in self.segments {
-                for i in (0..segment.len).step_by(<V::Vec<S> as Vector>::LANES) {
-                    let end = segment.from + segment.len + tap;
-                    let x = V::Vec::<S>::load_partial(&self.window[tap + segment.from + i..end], V::ZERO);
-                    for (dot, row) in dots.iter_mut().zip(self.rows.chunks_exact(self.row_len)) {
-                        let y = &row[segment.at + i..segment.at + segment.len];
-                        *dot = V::Vec::<S>::load_partial(y, V::ZERO).mul_add(x, *dot);
-                    }
-                }
-            }
-            sums.iter_mut().zip(dots).for_each(|(sum, dot)| *sum += dot.reduce_sum());
         }
     }
 }

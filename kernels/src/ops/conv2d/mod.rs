@@ -8,11 +8,16 @@ mod axis;
 mod cpu;
 mod cuda;
 mod cut;
+mod dots;
 mod gather;
 mod options;
+mod order;
 mod packed;
+mod point;
 #[cfg(test)]
 mod tests;
+mod thin;
+mod unit;
 mod weight;
 mod window;
 
@@ -53,6 +58,9 @@ pub fn conv2d(
     let axis = |i: usize, kernel| {
         axis::direct(size[i], kernel, options.stride[i], options.padding[i], options.dilation[i])
     };
+    if point::is_single(options, parts.size(), size, [kh, kw]) {
+        return point::direct(&parts, weight, bias);
+    }
     work::count([image.shape()[0], outputs, size[0], size[1], inputs, kh, kw]);
     let strides = weight.strides();
     let form = parts.form(parts.size(), size, [kh, kw]);
@@ -83,6 +91,9 @@ pub fn conv_transpose2d(
     let axes = |i: usize, kernel| {
         axis::transposed(size[i], kernel, options.stride[i], options.padding[i], options.dilation[i])
     };
+    if point::is_single(options, size, parts.size(), [kh, kw]) {
+        return point::transposed(&parts, weight, bias);
+    }
     work::count([grid.numel(), outputs, kh, kw]);
     let strides = weight.strides();
     let form = parts.form(size, parts.size(), [kh, kw]);
@@ -114,6 +125,9 @@ pub fn conv2d_weight(
     }
     parts.divides("output channels", outputs)?;
     let shape = [outputs, parts.channels_source, kernel[0], kernel[1]];
+    if point::is_single(options, parts.size(), [gh, gw], kernel) {
+        return point::weight(&parts, grid);
+    }
     work::count([grid.numel(), parts.channels_source, kernel[0], kernel[1]]);
     let grid = grid.contiguous()?;
     let mut out = Tensor::empty_for(OP, &shape, image.dtype(), image.device())?;
@@ -204,6 +218,14 @@ impl<'a> Parts<'a> {
         Err(Error::shape(self.op, got, wanted))
     }
 
+    /// The bias, checked and contiguous.
+    fn bias(&self, bias: Option<&Tensor>, channels: usize) -> Result<Option<Tensor>> {
+        let Some(bias) = bias else { return Ok(None) };
+        check::same(self.op, &[&self.source, bias])?;
+        check::shape(self.op, "a bias", bias, &[channels])?;
+        bias.contiguous().map(Some)
+    }
+
     /// The source's pixels.
     fn size(&self) -> [usize; 2] {
         [self.source.shape()[2], self.source.shape()[3]]
@@ -222,14 +244,7 @@ impl<'a> Parts<'a> {
         on_gpu: impl FnOnce(Option<&Tensor>, &mut Tensor) -> Result<()>,
         plan: impl FnOnce() -> (Vec<[axis::Axis; 2]>, [usize; 5]),
     ) -> Result<Tensor> {
-        let bias = match bias {
-            Some(bias) => {
-                check::same(self.op, &[&self.source, bias])?;
-                check::shape(self.op, "a bias", bias, &[channels])?;
-                Some(bias.contiguous()?)
-            }
-            None => None,
-        };
+        let bias = self.bias(bias, channels)?;
         let shape = [self.source.shape()[0], channels, size[0], size[1]];
         let mut out = Tensor::empty_for(self.op, &shape, self.source.dtype(), self.source.device())?;
         if out.device().is_meta() || out.numel() == 0 {

@@ -38,6 +38,19 @@ const CASES: &[Case] = &[
     case(2, 2, 3, 26, [11, 37], [2, 5], [1, 1], [0, 2], [1, 1]),
     case(1, 1, 2, 26, [40, 3], [3, 3], [1, 1], [4, 1], [3, 1]),
     case(130, 1, 1, 5, [24, 24], [3, 3], [1, 1], [1, 1], [1, 1]),
+    case(2, 7, 1, 1, [7, 7], [3, 3], [1, 1], [1, 1], [1, 1]),
+    case(2, 3, 1, 3, [33, 7], [5, 3], [2, 2], [2, 1], [1, 1]),
+    case(3, 5, 1, 1, [1, 129], [1, 4], [1, 1], [0, 3], [1, 1]),
+    case(1, 2, 4, 4, [17, 33], [3, 3], [1, 1], [1, 1], [1, 1]),
+    case(2, 2, 3, 5, [1, 1], [1, 1], [1, 1], [0, 0], [1, 1]),
+    case(2, 1, 2, 7, [1, 1], [4, 4], [1, 1], [3, 3], [1, 1]),
+    case(3, 1, 5, 7, [4, 3], [4, 3], [2, 1], [0, 0], [1, 1]),
+    case(1, 1, 1, 1, [129, 140], [5, 5], [1, 1], [2, 2], [1, 1]),
+    case(3, 1, 7, 20, [7, 7], [3, 3], [1, 1], [1, 1], [1, 1]),
+    case(5, 1, 16, 33, [1, 33], [1, 3], [1, 1], [0, 8], [1, 8]),
+    case(2, 2, 16, 16, [12, 12], [3, 3], [1, 1], [1, 1], [1, 1]),
+    case(2, 1, 3, 16, [9, 40], [3, 3], [1, 1], [1, 1], [1, 1]),
+    case(2, 1, 3, 30, [12, 11], [3, 4], [3, 4], [0, 0], [1, 1]),
 ];
 
 #[allow(clippy::too_many_arguments)] // a table's columns
@@ -158,6 +171,58 @@ fn each_of_the_three_equals_the_formula() {
             );
             check(case, &conv2d_weight(&image, &grid, &options, case.kernel).unwrap(), &dw, &sw, dtype);
         }
+    }
+}
+
+#[test]
+fn what_a_point_does_not_meet_may_be_infinite() {
+    let x = make(&[1, 1, 4, 5], DType::F32, &|i| if i % 5 == 0 { f64::INFINITY } else { 1.0 });
+    let dy = make(&[1, 1, 4, 3], DType::F32, &|_| 1.0);
+    let dw = conv2d_weight(&x, &dy, &ConvOptions::default(), [1, 3]).unwrap();
+    assert_eq!(values(&dw), [f64::INFINITY, 12.0, 12.0]);
+}
+
+#[test]
+fn sums_of_many_steps_have_the_bits_of_those_of_some_channels() {
+    for dtype in [DType::F32, DType::BF16] {
+        for (inputs, size) in [(131, [5, 9]), (130, [3, 40])] {
+            let x = make(&[2, inputs, size[0], size[1]], dtype, &floats(-1.0, 1.0));
+            let w = make(&[140, inputs, 3, 3], dtype, &floats(-0.5, 0.6));
+            let options = ConvOptions { padding: [1; 2], ..ConvOptions::default() };
+            let all = conv2d(&x, &w, None, &options, size).unwrap();
+            let some = conv2d(&x, &w.narrow(0, 70, 30).unwrap(), None, &options, size).unwrap();
+            assert_eq!(values(&all.narrow(1, 70, 30).unwrap()), values(&some), "{dtype} {inputs}");
+        }
+    }
+}
+
+#[test]
+fn one_thread_and_several_have_the_same_bits_with_few_channels() {
+    for (index, threads) in [(44, 1), (45, 3), (46, 8)] {
+        Device::Cpu(index).set_threads(threads).unwrap();
+    }
+    let cases = [
+        case(1, 1, 1, 1, [70, 50], [5, 5], [1, 1], [2, 2], [1, 1]),
+        case(1, 1, 3, 16, [60, 70], [3, 3], [2, 2], [1, 1], [1, 1]),
+        case(4, 12, 1, 1, [40, 40], [3, 3], [1, 1], [1, 1], [1, 1]),
+        case(3, 1, 16, 40, [20, 23], [3, 3], [1, 1], [1, 1], [1, 1]),
+    ];
+    for (case, dtype) in cases.iter().flat_map(|case| [DType::F32, DType::BF16].map(|dtype| (case, dtype))) {
+        let [image, weight, grid] = case.shapes();
+        let run = |index: u16| {
+            let make = |shape: &[usize]| {
+                make(shape, dtype, &floats(-1.0, 1.0)).to_device(Device::Cpu(index), false).unwrap()
+            };
+            let (x, w, y, options) = (make(&image), make(&weight), make(&grid), case.options());
+            [
+                conv2d(&x, &w, None, &options, case.grid()).unwrap(),
+                conv_transpose2d(&y, &w, None, &options, case.image).unwrap(),
+                conv2d_weight(&x, &y, &options, case.kernel).unwrap(),
+            ]
+            .map(|t| values(&t))
+        };
+        let one = run(44);
+        assert!(one == run(45) && one == run(46), "{case:?} {dtype}");
     }
 }
 

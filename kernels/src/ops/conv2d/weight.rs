@@ -4,23 +4,29 @@
 
 use std::ops::Range;
 
-use phalanx_tensor::{Result, Tensor};
+use phalanx_tensor::{Pool, Result, Tensor};
 
 use super::Summed;
 use super::axis::Axis;
-use super::cpu::POINTS_MIN;
-use super::gather::{Dots, THIN_ROWS};
-use super::window::{Frame, segments};
+use super::dots::Dots;
+use super::gather::Fill;
+use super::order::Order;
+use super::thin;
+use super::unit::POINTS_MIN;
+use super::window::{Frame, Segment, segments};
 use crate::gemm::{
-    MatMut, MatRef, Rows, Run, gemm_by_rows, pack_columns, packed_len, tile_shape, with_scratch,
+    GemmElem, MatMut, MatRef, Place, Rows, Run, Write, gemm_by_rows, pack_columns, packed_len, share,
+    tile_shape, with_scratch,
 };
-use crate::real::Real;
-use crate::simd::{Float, dispatch};
+use crate::simd::{Float, Isa, Kernel, LANES_MAX, Runner, Vector, dispatch};
 
 /// Elements of gradients packed before they are multiplied, unless a band has more.
 const PACKED_MAX: usize = 1 << 20;
 /// Elements of a window at most, unless a channel has more: it stays in the second-level cache, beside a band's gradients.
 const WINDOW_MAX: usize = 1 << 16;
+
+/// Elements of the result that a thread writes at least.
+const PIECE: usize = 1 << 12;
 
 /// Contiguous `image` `[n, groups * channels_in, h, w]` and `grid` `[n, groups * channels_out, ..]`.
 pub(super) struct WeightGrad<'a> {
@@ -41,7 +47,7 @@ struct Band {
 
 impl WeightGrad<'_> {
     /// Computes into `out`, contiguous, `[groups * channels_out, channels_in, kernel..]`.
-    pub(super) fn run<T: Real<Wide: Summed>>(&self, out: &mut Tensor) -> Result<()> {
+    pub(super) fn run<T: GemmElem<Acc: Summed>>(&self, out: &mut Tensor) -> Result<()> {
         let (offset, numel, pool) = (out.offset(), out.numel(), out.device().pool()?);
         if numel == 0 {
             return Ok(());
@@ -51,57 +57,90 @@ impl WeightGrad<'_> {
         let taps: usize = self.axes.iter().map(|axis| axis.taps.len()).product();
         // Sums lie as [group, input channel, tap, output channel].
         let row_len = self.row_len::<T>();
-        let mut sums = vec![T::Wide::ZERO; self.groups * self.channels_in * taps * row_len];
-        let _use = out.device().ledger()?.scratch_of(size_of_val(&sums[..]));
-        let (channels, bands) = (self.channels_here(pool.threads()), self.bands());
-        let points = bands.iter().map(|band| self.points(band)).max().unwrap_or(0);
-        let packed_len = if self.is_thin() { 0 } else { packed_len::<T::Wide>(points, self.channels_out) };
-        let at_once = (PACKED_MAX / (self.groups * packed_len).max(1)).clamp(1, bands.len().max(1));
-        with_scratch(at_once * self.groups * packed_len, |packed| {
-            for bands in bands.chunks(at_once) {
-                if !self.is_thin() {
-                    let packed = &mut packed[..bands.len() * self.groups * packed_len];
-                    pool.for_each_chunk(packed, packed_len, |i, dy| {
-                        self.pack_grid(grid, i % self.groups, &bands[i / self.groups], dy);
-                    });
+        let len = self.groups * self.channels_in * taps * row_len;
+        let _use = out.device().ledger()?.scratch_of(len * size_of::<T::Acc>());
+        let channels = self.channels_here(pool.threads());
+        let out = &mut out.write::<T>(self.op)?[offset..offset + numel];
+        with_scratch(len, |sums| {
+            if self.is_thin() {
+                let dots = Dots::new(self, image, grid);
+                let chunk = channels * taps * row_len;
+                pool.for_each_chunk(sums, chunk, |i, sums| dots.run(i * channels, sums));
+            } else {
+                self.add_bands(image, grid, channels, &pool, sums);
+            }
+            let (sums, block) = (&*sums, self.channels_in * taps);
+            // Rows of one group at a time.
+            let rows = if self.groups == 1 { LANES_MAX } else { self.channels_out };
+            let together = if self.groups == 1 { 1 } else { PIECE.div_ceil(rows * block) };
+            pool.for_each_chunk(out, together * rows * block, |i, out| {
+                for (j, out) in out.chunks_mut(rows * block).enumerate() {
+                    let first = (i * together + j) * rows;
+                    let sums = &sums[first / self.channels_out * block * row_len..][..block * row_len];
+                    dispatch(Turned { sums, row_len, first: first % self.channels_out, block, out });
                 }
+            });
+        });
+        Ok(())
+    }
+
+    /// The sums of all bands, those of so many input channels a task.
+    fn add_bands<T: GemmElem<Acc: Summed>>(
+        &self,
+        image: &[T],
+        grid: &[T],
+        channels: usize,
+        pool: &Pool,
+        sums: &mut [T::Acc],
+    ) {
+        let taps: usize = self.axes.iter().map(|axis| axis.taps.len()).product();
+        let together = Order::of::<T>(self.image.shape()[0]).together;
+        let (row_len, bands) = (self.row_len::<T>(), self.bands(together));
+        let lanes = bands.iter().map(|band| self.lanes::<T>(band)).max().unwrap_or(0);
+        let packed_len = packed_len::<T::Acc>(lanes, self.channels_out);
+        let at_once = (PACKED_MAX / (self.groups * packed_len).max(1)).clamp(1, bands.len().max(1));
+        if bands.is_empty() {
+            sums.fill(T::Acc::ZERO);
+        }
+        with_scratch(at_once * self.groups * packed_len, |packed| {
+            for (nth, bands) in bands.chunks(at_once).enumerate() {
+                let here = &mut packed[..bands.len() * self.groups * packed_len];
+                pool.for_each_chunk(here, packed_len, |i, dy| {
+                    self.pack_grid(grid, i % self.groups, &bands[i / self.groups], dy);
+                });
                 let (packed, group_len) = (&*packed, self.channels_in * taps * row_len);
-                pool.for_each_chunk(&mut sums, channels * taps * row_len, |i, sums| {
+                pool.for_each_chunk(sums, channels * taps * row_len, |i, sums| {
                     for (j, sums) in sums.chunks_mut(group_len).enumerate() {
                         let first = i * channels + j * self.channels_in;
                         let group = first / self.channels_in;
-                        for (band, dy) in bands.iter().zip(0..) {
-                            let dy = &packed[(dy * self.groups + group) * packed_len..];
-                            self.add_band(image, grid, dy, first, band, sums);
+                        for (i, band) in bands.iter().enumerate() {
+                            let dy = &packed[(i * self.groups + group) * packed_len..];
+                            let write = if nth + i == 0 { Write::Store } else { Write::Accumulate };
+                            self.add_band(image, dy, first, band, (write, sums));
                         }
                     }
                 });
             }
         });
-        let block = self.channels_in * taps;
-        pool.for_each_chunk(&mut out.write::<T>(self.op)?[offset..offset + numel], block, |channel, out| {
-            let (group, row) = (channel / self.channels_out, channel % self.channels_out);
-            let sums = sums[group * block * row_len + row..].iter().step_by(row_len);
-            out.iter_mut().zip(sums).for_each(|(to, &sum)| *to = T::narrow(sum));
-        });
-        Ok(())
     }
 
     /// Whether there are so few output channels that sums are made straight from the window.
     fn is_thin(&self) -> bool {
-        self.channels_out <= THIN_ROWS
+        self.channels_out <= thin::ROWS
     }
 
     /// Sums of a kernel element: one for each output channel, filled up to whole vectors for products.
-    fn row_len<T: Real<Wide: Summed>>(&self) -> usize {
+    fn row_len<T: GemmElem<Acc: Summed>>(&self) -> usize {
         match self.is_thin() {
             true => self.channels_out,
-            false => self.channels_out.next_multiple_of(tile_shape::<T::Wide>().lanes),
+            false => self.channels_out.next_multiple_of(tile_shape::<T::Acc>().lanes),
         }
     }
 
-    fn points(&self, band: &Band) -> usize {
-        band.images.len() * band.rows.len() * self.axes[1].count
+    /// Lanes of a row of the band's products.
+    fn lanes<T: GemmElem>(&self, band: &Band) -> usize {
+        let order = Order::of::<T>(band.images.len());
+        order.planes(band.images.len()) * band.rows.len() * self.axes[1].count
     }
 
     /// Input channels, of all groups, that a task takes: a divisor or a multiple of a group's.
@@ -118,111 +157,165 @@ impl WeightGrad<'_> {
         self.channels_in / parts.unwrap_or(self.channels_in)
     }
 
-    fn bands(&self) -> Vec<Band> {
+    /// Of whole groups of images that alternate; one that is left over is by itself.
+    fn bands(&self, alternating: usize) -> Vec<Band> {
         let [rows, cols] = &self.axes;
-        let images = self.image.shape()[0];
-        let plane = rows.count * cols.count;
+        let (images, plane) = (self.image.shape()[0], rows.count * cols.count);
         if plane == 0 {
             return Vec::new();
         }
-        let count = plane.div_ceil(POINTS_MIN);
-        let band = |first: usize, images_here: usize, i: usize| Band {
-            images: first..images.min(first + images_here),
-            rows: crate::gemm::share(rows.count, count.min(rows.count), i),
+        let together = POINTS_MIN.div_ceil(plane).next_multiple_of(alternating);
+        let parts = (plane * alternating).div_ceil(POINTS_MIN).clamp(1, rows.count);
+        let parts = if plane * alternating >= POINTS_MIN { parts } else { 1 };
+        let all = images / alternating * alternating;
+        let groups = (0..all).step_by(together).map(|n| n..all.min(n + together));
+        let groups = groups.chain((all..images).map(|n| n..n + 1));
+        let band = |images: Range<usize>| {
+            (0..parts).map(move |i| Band { images: images.clone(), rows: share(rows.count, parts, i) })
         };
-        if plane >= POINTS_MIN {
-            let parts = count.min(rows.count);
-            return (0..images)
-                .flat_map(|n| (0..parts).map(move |i| (n, i)))
-                .map(|(n, i)| band(n, 1, i))
-                .collect();
-        }
-        let together = POINTS_MIN.div_ceil(plane);
-        (0..images).step_by(together).map(|n| band(n, together, 0)).collect()
+        groups.flat_map(band).collect()
     }
 
     /// Adds a band's products to the sums of input channels `first ..`, all in one group, whose packed gradients are `dy`.
-    fn add_band<T: Real<Wide: Summed>>(
+    fn add_band<T: GemmElem<Acc: Summed>>(
         &self,
         image: &[T],
-        grid: &[T],
-        dy: &[T::Wide],
+        dy: &[T::Acc],
         first: usize,
         band: &Band,
-        sums: &mut [T::Wide],
+        (write, sums): (Write, &mut [T::Acc]),
     ) {
         let [rows, cols] = &self.axes;
-        let (points, taps) = (self.points(band), rows.taps.len() * cols.taps.len());
+        let (order, taps) = (Order::of::<T>(band.images.len()), rows.taps.len() * cols.taps.len());
+        let (groups, places) = (order.groups(band.images.len()), order.places());
         let row_len = self.row_len::<T>();
         let here = sums.len() / (taps * row_len);
-        let channel_len = Frame::new(rows, cols, &band.rows, 1).channel_len * band.images.len();
+        let channel_len = Frame::new(rows, cols, &band.rows, 1).channel_len * groups * places;
         let channels = here.div_ceil(here.div_ceil((WINDOW_MAX / channel_len.max(1)).max(1)));
         for (i, sums) in sums.chunks_mut(channels * taps * row_len).enumerate() {
             let count = sums.len() / (taps * row_len);
             let frame = Frame::new(rows, cols, &band.rows, count);
-            let places = frame.taps(rows, cols, count);
-            let mut found = Vec::new();
-            segments(&frame, (rows, cols), &band.rows, 0, 0..points, &mut found);
-            with_scratch(frame.image_len * band.images.len(), |window| {
+            let at: Vec<usize> = frame.taps(rows, cols, count, 1).iter().map(|at| at * places).collect();
+            let (points, mut found) = (0..groups * band.rows.len() * cols.count, Vec::new());
+            segments(&frame, (rows, cols), &band.rows, 0, points, &mut found);
+            with_scratch(frame.image_len * groups * places, |window| {
                 self.fill(&frame, image, first + i * channels, count, band, window);
-                if self.is_thin() {
-                    with_scratch(self.channels_out * points, |dy| {
-                        self.gather_grid(grid, first / self.channels_in, band, dy);
-                        let (taps, segments) = (&places[..], &found[..]);
-                        dispatch(Dots { window, taps, segments, rows: dy, row_len: points, sums });
-                    });
-                    return;
-                }
-                let runs: Vec<Run> = found.iter().map(|s| Run { from: s.from, len: s.len }).collect();
-                let rows = Rows::new(window, &places, &runs);
-                gemm_by_rows(&rows, dy, MatMut::row_major(sums, places.len(), row_len));
+                let run = |s: &Segment| Run { from: s.from * places, len: s.len * places };
+                let runs: Vec<Run> = found.iter().map(run).collect();
+                let rows = Rows::new(window, &at, &runs);
+                let sums = MatMut::row_major(sums, at.len(), row_len);
+                gemm_by_rows::<T::Place>(&rows, dy, sums, write);
             });
         }
     }
 
     /// The band's gradients of a group, packed.
-    fn pack_grid<T: Real<Wide: Summed>>(&self, grid: &[T], group: usize, band: &Band, dy: &mut [T::Wide]) {
-        let (outputs, points) = (self.channels_out, self.points(band));
+    fn pack_grid<T: GemmElem<Acc: Summed>>(&self, grid: &[T], group: usize, band: &Band, dy: &mut [T::Acc]) {
+        let ([rows, cols], outputs, lanes) = (&self.axes, self.channels_out, self.lanes::<T>(band));
+        let plane = rows.count * cols.count;
+        let first = (band.images.start * self.groups + group) * outputs * plane;
         if let (Some(grid), 1) = (T::as_wide(grid), band.images.len()) {
-            let [rows, cols] = &self.axes;
-            let plane = rows.count * cols.count;
-            let first = (band.images.start * self.groups + group) * outputs * plane;
             let grid = &grid[first + band.rows.start * cols.count..];
-            return pack_columns(MatRef::new(grid, outputs, points, plane, 1).transposed(), dy);
+            return pack_columns(MatRef::new(grid, outputs, lanes, plane, 1).transposed(), dy);
         }
-        with_scratch(outputs * points, |rows| {
-            self.gather_grid(grid, group, band, rows);
-            pack_columns(MatRef::row_major(rows, outputs, points).transposed(), dy);
+        let frame = Frame::of_rows(&band.rows, cols.count);
+        let order = Order::of::<T>(band.images.len());
+        let groups = order.groups(band.images.len());
+        with_scratch(outputs * lanes, |by_output| {
+            for (i, to) in by_output.chunks_exact_mut(lanes / groups).enumerate() {
+                let plane_of = |nth: usize| {
+                    let image = i % groups * order.together + nth;
+                    &grid[first + (image * self.groups * outputs + i / groups) * plane..][..plane]
+                };
+                lay(order, &frame, plane_of, [rows.count, cols.count], to);
+            }
+            pack_columns(MatRef::row_major(by_output, outputs, lanes).transposed(), dy);
         });
     }
 
-    /// The band's gradients, `[output channel, point]`.
-    fn gather_grid<T: Real<Wide: Summed>>(&self, grid: &[T], group: usize, band: &Band, dy: &mut [T::Wide]) {
-        let [rows, cols] = &self.axes;
-        let (plane, run) = (rows.count * cols.count, band.rows.len() * cols.count);
-        for (i, to) in dy.chunks_exact_mut(run).enumerate() {
-            let (row, image) = (i / band.images.len(), band.images.start + i % band.images.len());
-            let channel = (image * self.groups + group) * self.channels_out + row;
-            let from = &grid[channel * plane + band.rows.start * cols.count..][..run];
-            to.iter_mut().zip(from).for_each(|(to, x)| *to = x.widen());
-        }
-    }
-
     /// The band's window of input channels `first .. first + count`.
-    fn fill<T: Real<Wide: Summed>>(
+    fn fill<T: GemmElem<Acc: Summed>>(
         &self,
         frame: &Frame,
         image: &[T],
         first: usize,
         count: usize,
         band: &Band,
-        window: &mut [T::Wide],
+        window: &mut [T::Acc],
     ) {
         let size = [self.image.shape()[2], self.image.shape()[3]];
         let (plane, all) = (size[0] * size[1], self.groups * self.channels_in);
-        for (i, window) in window.chunks_exact_mut(frame.channel_len.max(1)).enumerate() {
-            let start = ((band.images.start + i / count) * all + first + i % count) * plane;
-            frame.fill(&image[start..start + plane], size, window);
+        let order = Order::of::<T>(band.images.len());
+        let channel_len = (frame.channel_len * order.places()).max(1);
+        for (i, window) in window.chunks_exact_mut(channel_len).enumerate() {
+            let plane_of = |nth: usize| {
+                let at = band.images.start + i / count * order.together + nth;
+                &image[(at * all + first + i % count) * plane..][..plane]
+            };
+            lay(order, frame, plane_of, size, window);
+        }
+    }
+}
+
+/// Lays the planes of images that alternate out in a window: in the same lanes, or side by side.
+fn lay<'a, T: GemmElem<Acc: Summed>>(
+    order: Order,
+    frame: &Frame,
+    plane_of: impl Fn(usize) -> &'a [T],
+    size: [usize; 2],
+    window: &mut [T::Acc],
+) {
+    let fill = |planes: [&[T]; 2], window: &mut [T::Acc]| {
+        T::Place::run(Runner::current(), Fill { frame, planes, size, window });
+    };
+    match (order.together, order.in_lane) {
+        (1, _) => fill([plane_of(0), &[]], window),
+        (_, 1) => with_scratch(window.len(), |apart| {
+            let (first, second) = apart.split_at_mut(window.len() / 2);
+            fill([plane_of(0), &[]], first);
+            fill([plane_of(1), &[]], second);
+            let pairs = first.iter().zip(&*second);
+            window.chunks_exact_mut(2).zip(pairs).for_each(|(to, (&x, &y))| to.copy_from_slice(&[x, y]));
+        }),
+        _ => fill([plane_of(0), plane_of(1)], window),
+    }
+}
+
+/// The sums of some output channels of a group, one row each, rounded.
+struct Turned<'a, T: GemmElem> {
+    /// A row for each element of a channel's weight.
+    sums: &'a [T::Acc],
+    row_len: usize,
+    /// The first channel.
+    first: usize,
+    block: usize,
+    out: &'a mut [T],
+}
+
+impl<T: GemmElem> Kernel for Turned<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Isa>(self) {
+        let lanes = <<T::Acc as Float>::Vec<S> as Vector>::LANES;
+        for (nth, out) in self.out.chunks_mut(lanes * self.block).enumerate() {
+            let (first, rows) = (self.first + nth * lanes, out.len() / self.block);
+            for at in (0..self.block).step_by(lanes) {
+                let here = lanes.min(self.block - at);
+                let mut square = [<T::Acc as Float>::Vec::<S>::zero(); LANES_MAX];
+                for (i, row) in square[..here].iter_mut().enumerate() {
+                    let sums = &self.sums[(at + i) * self.row_len + first..][..rows];
+                    *row = if rows == lanes {
+                        Vector::load(sums)
+                    } else {
+                        Vector::load_partial(sums, T::Acc::ZERO)
+                    };
+                }
+                Vector::turn(&mut square);
+                for (i, row) in square[..rows].iter().enumerate() {
+                    T::store::<S>(*row, &mut out[i * self.block + at..][..here]);
+                }
+            }
         }
     }
 }

@@ -5,18 +5,16 @@ use std::ops::Range;
 
 use super::axis::Axis;
 use crate::gemm::{Step, TileShape};
-use crate::real::Real;
-use crate::simd::Float;
 
 /// How a window lies: pixel (y, x) of channel c of the i-th image, counted from the window's corner, is at
 /// `i * image_len + c * channel_len + y * row_len + (x % phases) * phase_len + x / phases`.
 #[derive(Clone, Debug)]
 pub(super) struct Frame {
     /// The source pixel at the window's corner.
-    top: isize,
-    left: isize,
-    phases: usize,
-    phase_len: usize,
+    pub(super) top: isize,
+    pub(super) left: isize,
+    pub(super) phases: usize,
+    pub(super) phase_len: usize,
     first_point: usize,
     row_step: usize,
     pub(super) channel_len: usize,
@@ -34,6 +32,21 @@ impl Frame {
         let image_len = channels * channel_len;
         let (first_point, row_step, phases) = (points.start, rows.step, cols.step);
         Frame { top, left, phases, phase_len, first_point, row_step, channel_len, image_len }
+    }
+
+    /// Some whole rows, one after the other.
+    pub(super) fn of_rows(rows: &Range<usize>, width: usize) -> Frame {
+        let (top, channel_len) = (rows.start as isize, rows.len() * width);
+        Frame {
+            top,
+            left: 0,
+            phases: 1,
+            phase_len: width,
+            first_point: 0,
+            row_step: 1,
+            channel_len,
+            image_len: channel_len,
+        }
     }
 
     /// The source itself as a window, if these points meet nothing outside it and columns need no sorting.
@@ -58,7 +71,7 @@ impl Frame {
         })
     }
 
-    fn row_len(&self) -> usize {
+    pub(super) fn row_len(&self) -> usize {
         self.phases * self.phase_len
     }
 
@@ -67,58 +80,23 @@ impl Frame {
         (row - self.first_point) * self.row_step * self.row_len() + col
     }
 
-    /// The place of each kernel element, channel by channel, for the window's first point.
-    pub(super) fn taps(&self, rows: &Axis, cols: &Axis, channels: usize) -> Vec<usize> {
+    /// The places of each kernel element for the window's first point, in so many planes one after the other; those of all
+    /// groups of planes, group by group.
+    pub(super) fn taps(&self, rows: &Axis, cols: &Axis, groups: usize, planes: usize) -> Vec<usize> {
         let first_row = (self.first_point * self.row_step) as isize;
-        let mut places = Vec::with_capacity(channels * rows.taps.len() * cols.taps.len());
-        for channel in 0..channels {
+        let mut places = Vec::with_capacity(groups * planes * rows.taps.len() * cols.taps.len());
+        for group in 0..groups {
             for row in &rows.taps {
                 for col in &cols.taps {
                     // Not negative: the window's corner is the least that any point and element meet.
                     let (y, x) =
                         ((first_row + row.offset - self.top) as usize, (col.offset - self.left) as usize);
-                    let place = (x % self.phases) * self.phase_len + x / self.phases;
-                    places.push(channel * self.channel_len + y * self.row_len() + place);
+                    let place = (x % self.phases) * self.phase_len + x / self.phases + y * self.row_len();
+                    places.extend((0..planes).map(|i| (group * planes + i) * self.channel_len + place));
                 }
             }
         }
         places
-    }
-
-    /// Copies the window of one channel out of the source's `plane`.
-    pub(super) fn fill<T: Real>(&self, plane: &[T], source: [usize; 2], window: &mut [T::Wide]) {
-        for (y, row) in window.chunks_exact_mut(self.row_len()).enumerate() {
-            let from = usize::try_from(self.top + y as isize).ok().filter(|&y| y < source[0]);
-            let Some(from) = from.map(|y| &plane[y * source[1]..][..source[1]]) else {
-                row.fill(T::Wide::ZERO);
-                continue;
-            };
-            for (phase, row) in row.chunks_exact_mut(self.phase_len).enumerate() {
-                self.fill_row::<T>(from, self.left + phase as isize, row);
-            }
-        }
-    }
-
-    /// Every `phases`-th pixel of a row from `left` on, zero outside.
-    fn fill_row<T: Real>(&self, from: &[T], left: isize, row: &mut [T::Wide]) {
-        let step = self.phases as isize;
-        // The first index not left of the row, and the first beyond its end.
-        let begin = (-left).max(0).div_euclid(step) + isize::from((-left).max(0) % step != 0);
-        let end = (from.len() as isize - left).max(0);
-        let end = end.div_euclid(step) + isize::from(end % step != 0);
-        let begin = (begin as usize).min(row.len());
-        let end = (end as usize).clamp(begin, row.len());
-        row[..begin].fill(T::Wide::ZERO);
-        row[end..].fill(T::Wide::ZERO);
-        if begin == end {
-            return;
-        }
-        let first = (left + begin as isize * step) as usize;
-        let (row, from) = (&mut row[begin..end], &from[first..]);
-        match T::as_wide(from) {
-            Some(from) if step == 1 => row.copy_from_slice(&from[..row.len()]),
-            _ => row.iter_mut().zip(from.iter().step_by(self.phases)).for_each(|(to, x)| *to = x.widen()),
-        }
     }
 }
 

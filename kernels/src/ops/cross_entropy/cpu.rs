@@ -1,8 +1,9 @@
 //! A row of logits: what the loss and its gradient need of it.
 
+use crate::rows::columns::{self, ColumnKernel, Columns};
 use crate::rows::lanes::{self, exp_below};
 use crate::rows::{Row, RowKernel};
-use crate::simd::{Float, Isa, Vector};
+use crate::simd::{Float, Isa, LANES_MAX, Vector};
 
 /// Keeps of each row its largest element, the sum of the exponentials below it and, with smoothing, the sum of the
 /// elements below it, weighted.
@@ -32,8 +33,30 @@ impl<T: Float> RowKernel<T, 1> for Forward<'_, T> {
     }
 }
 
+/// As [`Forward`] without smoothing, of as many classes as make a block at most.
+impl<T: Float> ColumnKernel<T, 1> for Forward<'_, T> {
+    #[inline(always)]
+    fn run<S: Isa>(&self, columns: Columns<'_, T, 1>) {
+        let (Columns { x: [x], stats, stride, first, count, .. }, lanes) = (columns, T::Vec::<S>::LANES);
+        let n = x.len() / stride;
+        for column in (0..stride).step_by(lanes) {
+            let max = columns::max::<T::Vec<S>>(x, stride, column, -T::MAX);
+            let sum = columns::sums(n, |row| (columns::at::<T::Vec<S>>(x, stride, column, row) - max).exp());
+            max.store(&mut stats[column..]);
+            sum.store(&mut stats[stride + column..]);
+        }
+        for i in 0..count {
+            if self.targets[first + i].is_none() {
+                (stats[i], stats[stride + i]) = (T::ONE, T::ONE);
+            } else if stats[stride + i] == T::ZERO {
+                (stats[i], stats[stride + i]) = (-T::INFINITY, T::NAN);
+            }
+        }
+    }
+}
+
 /// Elements that stay in the first-level cache between two passes.
-const BLOCK: usize = 2048;
+pub(super) const BLOCK: usize = 2048;
 
 /// A row's largest element, NaN passed over, and the sum of the exponentials below it, in one pass over memory: each
 /// lane has a maximum and a sum of its own, which shrinks when a block has a larger element.
@@ -41,6 +64,12 @@ const BLOCK: usize = 2048;
 fn exponentials<V: Vector>(x: &[V::Elem]) -> (V::Elem, V::Elem) {
     let low = -V::Elem::INFINITY;
     let (mut max, mut sum) = (V::splat(-V::Elem::MAX), V::zero());
+    if x.len() <= BLOCK {
+        let [most] = lanes::fold([x], [low], max, |[max]: [V; 1], [x]: [V; 1]| [x.max(max)], |a, b| a.max(b));
+        let all = most.reduce_max();
+        let [sum] = lanes::sums([x], [low], |[x]: [V; 1]| [(x - V::splat(all)).exp()]);
+        return if sum == V::Elem::ZERO { (low, V::Elem::NAN) } else { (all, sum) };
+    }
     let mut rest = x;
     while !rest.is_empty() {
         let (block, after) = rest.split_at(rest.len().min(BLOCK));
@@ -95,5 +124,33 @@ impl<T: Float, const N: usize> RowKernel<T, N> for BackwardOf<'_, T> {
             None => lanes::update_from(x, dx, [], |x, []| exp_below(x, max) * factor),
         }
         dx[gradient.class] = dx[gradient.class] - gradient.on_target;
+    }
+}
+
+/// As [`BackwardOf`] without smoothing.
+impl<T: Float> ColumnKernel<T, 1> for BackwardOf<'_, T> {
+    #[inline(always)]
+    fn run<S: Isa>(&self, columns: Columns<'_, T, 1>) {
+        let (Columns { x: [dx], stride, first, count, .. }, lanes) = (columns, T::Vec::<S>::LANES);
+        let n = dx.len() / stride;
+        for column in (0..count).step_by(lanes) {
+            let (mut max, mut factor) = ([T::ZERO; LANES_MAX], [T::ZERO; LANES_MAX]);
+            for i in 0..lanes.min(count - column) {
+                if let Some(gradient) = &self.gradients[first + column + i] {
+                    (max[i], factor[i]) = (gradient.max, gradient.factor);
+                }
+            }
+            let (max, factor) = (T::Vec::<S>::load(&max), T::Vec::<S>::load(&factor));
+            columns::update(dx, stride, column, |x, _| exp_below(x, max) * factor);
+        }
+        for i in 0..count {
+            match &self.gradients[first + i] {
+                Some(gradient) => {
+                    let to = &mut dx[gradient.class * stride + i];
+                    *to = *to - gradient.on_target;
+                }
+                None => (0..n).for_each(|row| dx[row * stride + i] = T::ZERO),
+            }
+        }
     }
 }

@@ -10,7 +10,7 @@ use crate::check;
 use crate::classes::{Classes, Weighing, classes_last, classes_second};
 use crate::real::{Real, for_real};
 use crate::reduction::Reduction;
-use crate::rows::{self, Outputs, Shape};
+use crate::rows::{self, Outputs, Shape, columns};
 use crate::simd::Float;
 use crate::source::{Source, values_f64};
 use crate::wide::{elements, store, wide_dtype};
@@ -105,13 +105,19 @@ fn forward<T: Real>(
 ) -> Result<()> {
     let weight = wide_weight::<T>(classes);
     let kernel = cpu::Forward { targets: &classes.targets, weight: weight.as_deref() };
-    rows::run::<T, 1>(op, &kernel, shape, [x], Outputs { y: None, stats: &mut stats.write(op)? })?;
+    match in_columns(x, config)? {
+        Some((x, sizes)) => {
+            columns::run::<T, 1>(op, &kernel, sizes, [&x], None, (&mut stats.write(op)?, shape.stats))?
+        }
+        None => {
+            rows::run::<T, 1>(op, &kernel, shape, [x], Outputs { y: None, stats: &mut stats.write(op)? })?;
+        }
+    }
     let (source, kept) = (Source::<T>::open(op, x, x.shape())?, elements::<T::Wide>(op, stats)?);
     let (share, total) = smoothing(classes, config, shape.width);
     let item = |(row, class): (usize, &Option<usize>)| {
         let Some(class) = *class else { return 0.0 };
-        let mut one = [T::Wide::ZERO];
-        let logit = source.wide(row * shape.width + class, 1, &mut one)[0];
+        let logit = source.block(row * shape.width + class, 1, &mut [T::zeroed()])[0].widen();
         let kept = &kept[row * shape.stats..][..shape.stats];
         let log = kept[1].to_f64().ln();
         let below = kept[0].to_f64() - logit.to_f64();
@@ -134,9 +140,14 @@ pub fn cross_entropy_backward(
     config: &CrossEntropy,
 ) -> Result<Tensor> {
     check_backward(x, target, dy, config)?;
-    let x = classes_last(x)?;
-    let mut dx = Tensor::empty_for("cross_entropy_backward", x.shape(), x.dtype(), x.device())?;
-    backward_to(&mut dx, Some(&x), [target, stats, dy], config)?;
+    let last = classes_last(x)?;
+    if in_columns(&last, config)?.is_some() {
+        let mut dx = Tensor::empty_for(BACKWARD, x.shape(), x.dtype(), x.device())?;
+        backward_to(&mut dx, Some(&last), [target, stats, dy], config)?;
+        return Ok(dx);
+    }
+    let mut dx = Tensor::empty_for(BACKWARD, last.shape(), x.dtype(), x.device())?;
+    backward_to(&mut dx, Some(&last), [target, stats, dy], config)?;
     classes_second(&dx)
 }
 
@@ -159,6 +170,14 @@ pub fn cross_entropy_backward_over(
     Ok(x)
 }
 
+/// The logits as [N, C, ..] and the sizes of its columns, if those are to be computed where they lie: not on a GPU.
+fn in_columns(last: &Tensor, config: &CrossEntropy) -> Result<Option<(Tensor, [usize; 2])>> {
+    let sizes = [last.shape()[last.rank() - 1], last.shape()[1..last.rank() - 1].iter().product()];
+    let lie = !last.device().is_cuda() && !last.is_contiguous() && columns::fits(sizes[0], sizes[1]);
+    let plain = config.label_smoothing == 0.0 && sizes[0] <= cpu::BLOCK;
+    (lie && plain).then(|| Ok((classes_second(last)?, sizes))).transpose()
+}
+
 const BACKWARD: &str = "cross_entropy_backward";
 
 fn check_backward(x: &Tensor, target: &Tensor, dy: &Tensor, config: &CrossEntropy) -> Result<()> {
@@ -176,7 +195,8 @@ fn backward_to(
     [target, stats, dy]: [&Tensor; 3],
     config: &CrossEntropy,
 ) -> Result<()> {
-    let shape = Shape { rows: target.numel(), width: dx.shape()[dx.rank() - 1], stats: 0, sums: 0 };
+    let width = x.map_or(dx.shape(), Tensor::shape)[dx.rank() - 1];
+    let shape = Shape { rows: target.numel(), width, stats: 0, sums: 0 };
     if dx.device().is_cuda() {
         let itself = dx.clone();
         cuda::backward(BACKWARD, [x.unwrap_or(&itself), target, stats, dy], shape, config, dx)?;
@@ -211,6 +231,9 @@ fn backward<T: Real>(
     let gradients: Vec<_> = slopes.into_iter().enumerate().map(row).collect();
     let weight = weight.as_deref().filter(|_| share != 0.0);
     let kernel = cpu::BackwardOf { gradients: &gradients, weight, smooth: share != 0.0 };
+    if let Some((x, sizes)) = x.map(|x| in_columns(x, config)).transpose()?.flatten() {
+        return columns::run::<T, 1>(BACKWARD, &kernel, sizes, [&x], Some(dx), (&mut [], 0));
+    }
     let outputs = Outputs { y: Some(dx), stats: &mut [] };
     match x {
         Some(x) => rows::run::<T, 1>(BACKWARD, &kernel, shape, [x], outputs)?,

@@ -2,17 +2,19 @@
 
 mod cuda;
 mod others;
+mod sums;
 
 use phalanx_tensor::{DType, Dim, Element, Result, Tensor};
 
 use crate::ops::cast::Number;
 use crate::pointwise::PIECE;
-use crate::real::for_element;
+use crate::real::{for_integer, for_real};
 
 pub use others::{cummax, cummin, cumprod, logcumsumexp};
 
 /// `y[i] = x[0] + .. + x[i]` along `dim`. Floats are summed in f64, each result rounded once; integers and bools in
-/// i64.
+/// i64. If the elements of a line lie together, runs of 32 of them are added by themselves, and the sum of what comes
+/// before a run is added to each of its results.
 ///
 /// # Errors
 /// If there is no such dimension.
@@ -30,14 +32,11 @@ pub fn cumsum_reversed(x: &Tensor, dim: impl Dim) -> Result<Tensor> {
 
 fn running(op: &'static str, x: &Tensor, dim: usize, reversed: bool) -> Result<Tensor> {
     let sums = Merge { text: "a + b", first: "0" };
-    scanned(op, x, dim, reversed, sums, |scan, x, out| {
-        for_element!(x.dtype(), T => {
-            if out.dtype() != DType::I64 {
-                scan.run::<T, T, f64>(x, out, 0.0, |sum, x| sum + x.to_f64(), <T as Number>::from_f64)
-            } else {
-                scan.run::<T, i64, i64>(x, out, 0, |sum, x| sum.wrapping_add(x.to_i64()), |sum| sum)
-            }
-        })
+    scanned(op, x, dim, reversed, sums, |scan, x, out| match x.dtype().is_float() {
+        true => for_real!(op, x.dtype(), T => sums::run::<T>(scan, x, out)),
+        false => for_integer!(op, x.dtype(), T => {
+            scan.run::<T, i64, i64>(x, out, 0, |sum, x| sum.wrapping_add(x.to_i64()), |sum| sum)
+        }),
     })
 }
 
@@ -103,6 +102,18 @@ impl Scan {
             let mut sums = vec![start; inner];
             let source = &source[piece * slabs_a_piece * slab..][..target.len()];
             for (x, to) in source.chunks(slab).zip(target.chunks_mut(slab)) {
+                if inner == 1 {
+                    let mut sum = start;
+                    let mut next = |(&x, to): (&T, &mut U)| {
+                        sum = add(sum, x);
+                        *to = narrow(sum);
+                    };
+                    match self.reversed {
+                        true => x.iter().zip(to).rev().for_each(&mut next),
+                        false => x.iter().zip(to).for_each(&mut next),
+                    }
+                    continue;
+                }
                 sums.fill(start);
                 for i in 0..self.n {
                     let row = if self.reversed { self.n - 1 - i } else { i } * inner;

@@ -18,6 +18,10 @@ impl<T: Float> RowKernel<T, 1> for Forward<'_, T> {
         measure::<T::Vec<S>, true>(x, self.eps, row.stats);
         let standard = Standard::<T::Vec<S>, true>::load(row.stats);
         let first = first_channel(row.index, x.len() / self.places.max(1), self.weight.len());
+        if self.places == 1 {
+            let (w, b) = (&self.weight[first..][..x.len()], &self.bias[first..][..x.len()]);
+            return lanes::map([x, w, b], row.y, |[x, w, b]: [T::Vec<S>; 3]| standard.of(x).mul_add(w, b));
+        }
         let channels = x.chunks(self.places.max(1)).zip(row.y.chunks_mut(self.places.max(1)));
         for (i, (x, y)) in channels.enumerate() {
             let w = T::Vec::<S>::splat(self.weight[first + i]);
@@ -40,6 +44,22 @@ impl<T: Float> RowKernel<T, 2> for BackwardOf<'_, T> {
         let standard = Standard::<T::Vec<S>, true>::load(&self.stats[row.index * 3..][..3]);
         let first = first_channel(row.index, x.len() / places, self.weight.len());
         let (dw, db) = row.sums.split_at_mut(self.weight.len());
+        let n = T::from_f64(x.len() as f64);
+        let splat = T::Vec::<S>::splat;
+        if places == 1 {
+            let w = &self.weight[first..][..x.len()];
+            let [sum, product] = lanes::sums([x, dy, w], [T::ZERO; 3], |[x, dy, w]: [T::Vec<S>; 3]| {
+                [dy * w, dy * w * standard.of(x)]
+            });
+            let own = [&mut dw[first..][..x.len()], &mut db[first..][..x.len()]];
+            lanes::update_both(own, [x, dy], |[dw, db]: [T::Vec<S>; 2], [x, dy]| {
+                [dy.mul_add(standard.of(x), dw), db + dy]
+            });
+            let (mean, product) = (splat(sum / n), splat(product / n));
+            return lanes::map([x, dy, w], row.y, |[x, dy, w]| {
+                (dy * w - mean - standard.of(x) * product) * standard.inverse
+            });
+        }
         let (mut sum, mut product) = (T::ZERO, T::ZERO);
         for (i, (x, dy)) in x.chunks(places).zip(dy.chunks(places)).enumerate() {
             // Beyond a channel's end the gradient is 0, so what stands for x there does not matter.
@@ -50,8 +70,6 @@ impl<T: Float> RowKernel<T, 2> for BackwardOf<'_, T> {
             sum += of_dy * self.weight[first + i];
             product += of_product * self.weight[first + i];
         }
-        let n = T::from_f64(x.len() as f64);
-        let splat = T::Vec::<S>::splat;
         let (mean, product) = (splat(sum / n), splat(product / n));
         let channels = x.chunks(places).zip(dy.chunks(places)).zip(row.y.chunks_mut(places));
         for (i, ((x, dy), dx)) in channels.enumerate() {

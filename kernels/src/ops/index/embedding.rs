@@ -4,7 +4,7 @@ use phalanx_tensor::{Dims, Error, Result, Tensor};
 
 use super::add_rows::add_rows;
 use super::index_select::select;
-use super::summand::Summand;
+use super::summand::End;
 use super::{cuda, indices};
 use crate::check;
 use crate::real::for_real;
@@ -49,12 +49,7 @@ pub fn embedding_backward(
         cuda::add_rows(OP, &index, dy, [rows, inner], &mut out, cuda::Rows::Store { padding })?;
         return Ok(out);
     }
-    for_real!(OP, dy.dtype(), T => {
-        let put = |to: &mut [T], sums: &[<T as Summand>::Sum]| {
-            to.iter_mut().zip(sums).for_each(|(to, &sum)| *to = <T as Summand>::narrow(sum));
-        };
-        add_rows::<T, T>(OP, &index, dy, rows, inner, &mut out, put, |to| to.fill(<T as bytemuck::Zeroable>::zeroed()))
-    })?;
+    for_real!(OP, dy.dtype(), T => add_rows::<T>(OP, &index, dy, [rows, inner], &mut out, End::Store))?;
     if let Some(padding) = padding {
         crate::ops::full::fill_(&mut out.narrow(0, padding, 1)?, 0)?;
     }
@@ -90,14 +85,7 @@ pub fn embedding_backward_accumulate_(
         cuda::add_rows(OP, &index, dy, [rows, inner], to, cuda::Rows::Add)?;
         return Ok(true);
     }
-    for_real!(OP, dy.dtype(), T => {
-        let add = |(to, &sum): (&mut T, &<T as Summand>::Sum)| {
-            let sum = <T as Summand>::narrow(sum);
-            *to = <T as Summand>::narrow(<T as Summand>::add(Summand::widen(*to), Summand::widen(sum)));
-        };
-        let put = |to: &mut [T], sums: &[<T as Summand>::Sum]| to.iter_mut().zip(sums).for_each(add);
-        add_rows::<T, T>(OP, &index, dy, rows, inner, to, put, |_| {})
-    })?;
+    for_real!(OP, dy.dtype(), T => add_rows::<T>(OP, &index, dy, [rows, inner], to, End::Add))?;
     Ok(true)
 }
 

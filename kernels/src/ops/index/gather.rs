@@ -1,8 +1,10 @@
 //! Elements by index.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use phalanx_tensor::{Dim, Dims, Error, Loops, Result, Tensor};
 
-use super::{check_range, cuda, indices};
+use super::{all_in_range, check_range, cuda, indices};
 use crate::ops::copy::elements;
 use crate::pointwise::PIECE;
 
@@ -31,12 +33,14 @@ fn gather_along(x: &Tensor, dim: usize, index: &Tensor) -> Result<Tensor> {
     let x = x.contiguous()?;
     let read = index.read::<i64>(OP)?;
     let at = &read[index.offset()..][..index.numel()];
-    check_range(OP, at, x.shape().get(dim).copied().unwrap_or(1))?;
-    match x.dtype().size() {
+    let fits = match x.dtype().size() {
         1 => pick::<u8>(OP, &x, dim, at, &mut out)?,
         2 => pick::<u16>(OP, &x, dim, at, &mut out)?,
         4 => pick::<u32>(OP, &x, dim, at, &mut out)?,
         _ => pick::<u64>(OP, &x, dim, at, &mut out)?,
+    };
+    if !fits {
+        check_range(OP, at, x.shape().get(dim).copied().unwrap_or(1))?;
     }
     Ok(out)
 }
@@ -59,32 +63,45 @@ pub(super) fn loops(shape: &[usize], dim: usize, index: &[usize]) -> (Loops<1>, 
     (Loops::new(index, [&strides]), along)
 }
 
+/// Whether all indices were in range; each piece looks at its own.
 fn pick<T: bytemuck::Pod + Send + Sync>(
     op: &'static str,
     x: &Tensor,
     dim: usize,
     at: &[i64],
     out: &mut Tensor,
-) -> Result<()> {
+) -> Result<bool> {
     let (numel, pool, (loops, along)) =
         (out.numel(), out.device().pool()?, loops(x.shape(), dim, out.shape()));
     if numel == 0 {
-        return Ok(());
+        return Ok(true);
     }
     let bytes = x.read_bytes(op)?;
     let source = &elements::<T>(&bytes)[x.offset()..];
     let mut target = out.write_bytes(op)?;
     let target = &mut bytemuck::cast_slice_mut::<u8, T>(&mut target)[..numel];
+    let (size, fits) = (x.shape().get(dim).copied().unwrap_or(1), AtomicBool::new(true));
     let (inner, [stride]) = (loops.inner(), loops.inner_strides());
     let length = PIECE.div_ceil(inner) * inner;
     pool.for_each_chunk(target, length, |piece, target| {
-        for (i, run) in target.chunks_mut(inner).enumerate() {
-            let nth = piece * (length / inner) + i;
-            let source = &source[loops.start(nth)[0]..];
-            for (j, (to, &at)) in run.iter_mut().zip(&at[nth * inner..]).enumerate() {
-                *to = source[j * stride + at as usize * along];
+        let at = &at[piece * length..][..target.len()];
+        if !all_in_range(at, size) {
+            return fits.store(false, Ordering::Relaxed);
+        }
+        for (i, (run, at)) in target.chunks_mut(inner).zip(at.chunks(inner)).enumerate() {
+            let source = &source[loops.start(piece * (length / inner) + i)[0]..];
+            match (stride, along) {
+                (0, 1) => {
+                    let source = &source[..size];
+                    run.iter_mut().zip(at).for_each(|(to, &at)| *to = source[at as usize]);
+                }
+                _ => {
+                    for (j, (to, &at)) in run.iter_mut().zip(at).enumerate() {
+                        *to = source[j * stride + at as usize * along];
+                    }
+                }
             }
         }
     });
-    Ok(())
+    Ok(fits.into_inner())
 }

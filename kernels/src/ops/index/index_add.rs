@@ -3,9 +3,10 @@
 use phalanx_tensor::{DType, Dim, Dims, Error, Result, Scalar, Tensor, bf16, f16};
 
 use super::add_rows::add_rows;
-use super::summand::Summand;
+use super::summand::End;
 use super::{cuda, indices};
 use crate::check;
+use crate::real::for_real;
 
 /// `x`, with `alpha` times part `i` of `source` added to its part `index[i]` along `dim`, for each `i`. Floats and
 /// integers; what goes to one part is summed first, in ascending order.
@@ -34,37 +35,45 @@ fn add_along(x: &Tensor, dim: usize, index: &Tensor, source: &Tensor, alpha: f64
     if out.device().is_meta() {
         return Ok(out);
     }
+    let sizes = [out.shape()[dim], out.shape()[dim + 1..].iter().product()];
     if out.device().is_cuda() && x.dtype() != DType::Bool {
-        let inner = out.shape()[dim + 1..].iter().product();
-        let rows = out.shape()[dim];
-        cuda::add_rows(OP, &index, source, [rows, inner], &mut out, cuda::Rows::AddScaled(alpha))?;
+        cuda::add_rows(OP, &index, source, sizes, &mut out, cuda::Rows::AddScaled(alpha))?;
         return Ok(out);
     }
+    let end = End::AddScaled(alpha);
     match x.dtype() {
-        DType::F64 => add::<f64>(OP, &index, source, dim, alpha, &mut out)?,
-        DType::F32 => add::<f32>(OP, &index, source, dim, alpha, &mut out)?,
-        DType::BF16 => add::<bf16>(OP, &index, source, dim, alpha, &mut out)?,
-        DType::F16 => add::<f16>(OP, &index, source, dim, alpha, &mut out)?,
-        DType::I64 => add::<i64>(OP, &index, source, dim, alpha, &mut out)?,
-        DType::I32 => add::<i32>(OP, &index, source, dim, alpha, &mut out)?,
-        DType::U8 => add::<u8>(OP, &index, source, dim, alpha, &mut out)?,
+        DType::F64 => add_rows::<f64>(OP, &index, source, sizes, &mut out, end)?,
+        DType::F32 => add_rows::<f32>(OP, &index, source, sizes, &mut out, end)?,
+        DType::BF16 => add_rows::<bf16>(OP, &index, source, sizes, &mut out, end)?,
+        DType::F16 => add_rows::<f16>(OP, &index, source, sizes, &mut out, end)?,
+        DType::I64 => add_rows::<i64>(OP, &index, source, sizes, &mut out, end)?,
+        DType::I32 => add_rows::<i32>(OP, &index, source, sizes, &mut out, end)?,
+        DType::U8 => add_rows::<u8>(OP, &index, source, sizes, &mut out, end)?,
         DType::Bool => return Err(Error::dtype(OP, DType::Bool, "a number dtype")),
     }
     Ok(out)
 }
 
-fn add<T: Summand>(
-    op: &'static str,
-    index: &Tensor,
-    source: &Tensor,
-    dim: usize,
-    alpha: f64,
-    out: &mut Tensor,
-) -> Result<()> {
-    let (rows, inner) = (out.shape()[dim], out.shape()[dim + 1..].iter().product());
-    let put = |to: &mut [T], sums: &[T::Sum]| {
-        let add = |(to, &sum): (&mut T, &T::Sum)| *to = T::narrow(T::add(to.widen(), T::scale(sum, alpha)));
-        to.iter_mut().zip(sums).for_each(add);
-    };
-    add_rows::<T, T>(op, index, source, rows, inner, out, put, |_| {})
+/// The gradient of [`crate::index_select`] from a tensor of that shape, given that of its result: for each part the sum of
+/// those of `dy` whose index names it, ascending, begun at 0.
+///
+/// # Errors
+/// If shapes do not fit, the dtype is no floating-point one, or an index is out of range.
+pub fn index_select_backward(dy: &Tensor, dim: usize, index: &Tensor, shape: &[usize]) -> Result<Tensor> {
+    const OP: &str = "index_select_backward";
+    let mut picked = Dims::from_slice(shape);
+    picked[dim] = index.numel();
+    check::shape(OP, "a gradient", dy, &picked)?;
+    let index = indices(OP, index, dy)?;
+    let sizes = [shape[dim], shape[dim + 1..].iter().product()];
+    let mut out = Tensor::empty_for(OP, shape, dy.dtype(), dy.device())?;
+    if out.device().is_meta() {
+        return Ok(out);
+    }
+    if out.device().is_cuda() {
+        cuda::add_rows(OP, &index, dy, sizes, &mut out, cuda::Rows::Store { padding: None })?;
+        return Ok(out);
+    }
+    for_real!(OP, dy.dtype(), T => add_rows::<T>(OP, &index, dy, sizes, &mut out, End::Store))?;
+    Ok(out)
 }

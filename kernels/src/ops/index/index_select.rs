@@ -1,8 +1,10 @@
 //! Rows by index.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use phalanx_tensor::{Dim, Dims, Error, Result, Tensor};
 
-use super::{check_range, cuda, indices};
+use super::{all_in_range, check_range, cuda, indices};
 use crate::ops::copy::elements;
 use crate::pointwise::PIECE;
 
@@ -45,48 +47,54 @@ pub(super) fn select(
     }
     let read = index.read::<i64>(op)?;
     let at = &read[index.offset()..][..index.numel()];
-    check_range(op, at, x.shape()[dim])?;
-    match x.dtype().size() {
+    let fits = match x.dtype().size() {
         1 => copy::<u8>(op, &x, dim, at, &mut out)?,
         2 => copy::<u16>(op, &x, dim, at, &mut out)?,
         4 => copy::<u32>(op, &x, dim, at, &mut out)?,
         _ => copy::<u64>(op, &x, dim, at, &mut out)?,
+    };
+    if !fits || out.numel() == 0 {
+        check_range(op, at, x.shape()[dim])?;
     }
     Ok(out)
 }
 
+/// Whether all indices were in range; each piece looks at its own.
 fn copy<T: bytemuck::Pod + Send + Sync>(
     op: &'static str,
     x: &Tensor,
     dim: usize,
     at: &[i64],
     out: &mut Tensor,
-) -> Result<()> {
+) -> Result<bool> {
     let (n, numel, pool) = (x.shape()[dim], out.numel(), out.device().pool()?);
     let inner: usize = x.shape()[dim + 1..].iter().product();
     if numel == 0 {
-        return Ok(());
+        return Ok(true);
     }
     let bytes = x.read_bytes(op)?;
     let source = &elements::<T>(&bytes)[x.offset()..];
     let mut target = out.write_bytes(op)?;
     let target = &mut bytemuck::cast_slice_mut::<u8, T>(&mut target)[..numel];
-    let rows_a_piece = PIECE.div_ceil(inner);
-    pool.for_each_chunk(target, rows_a_piece * inner, |piece, target| {
+    let (rows_a_piece, fits) = (PIECE.div_ceil(inner), AtomicBool::new(true));
+    pool.for_each_chunk(target, rows_a_piece * inner, |piece, mut target| {
         let first = piece * rows_a_piece;
-        let (mut start, mut position) = (first / at.len() * n, first % at.len());
-        let mut next = || {
-            let from = (start + at[position] as usize) * inner;
-            position += 1;
-            if position == at.len() {
-                (start, position) = (start + n, 0);
+        let (mut outer, mut position) = (first / at.len(), first % at.len());
+        while !target.is_empty() {
+            let at = &at[position..at.len().min(position + target.len() / inner)];
+            if !all_in_range(at, n) {
+                return fits.store(false, Ordering::Relaxed);
             }
-            from
-        };
-        match inner {
-            1 => target.iter_mut().for_each(|to| *to = source[next()]),
-            _ => target.chunks_mut(inner).for_each(|row| row.copy_from_slice(&source[next()..][..inner])),
+            let (rows, rest) = target.split_at_mut(at.len() * inner);
+            let source = &source[outer * n * inner..][..n * inner];
+            match inner {
+                1 => rows.iter_mut().zip(at).for_each(|(to, &at)| *to = source[at as usize]),
+                _ => rows.chunks_mut(inner).zip(at).for_each(|(row, &at)| {
+                    row.copy_from_slice(&source[at as usize * inner..][..inner]);
+                }),
+            }
+            (target, outer, position) = (rest, outer + 1, 0);
         }
     });
-    Ok(())
+    Ok(fits.into_inner())
 }

@@ -20,10 +20,10 @@ use crate::ops::cast::cast;
 
 pub use embedding::{embedding, embedding_backward, embedding_backward_accumulate_};
 pub use gather::gather;
-pub use index_add::index_add;
+pub use index_add::{index_add, index_select_backward};
 pub use index_select::index_select;
 pub use one_hot::one_hot;
-pub use scatter_add::scatter_add;
+pub use scatter_add::{gather_backward, scatter_add};
 pub use split::split_indices;
 
 pub(super) use cuda::add_to_planes;
@@ -37,8 +37,17 @@ fn indices(op: &'static str, index: &Tensor, from: &Tensor) -> Result<Tensor> {
     cast(index, DType::I64)?.contiguous()
 }
 
+/// Whether all indices are in `0..size`.
+fn all_in_range(indices: &[i64], size: usize) -> bool {
+    let last = size as i64 - 1;
+    indices.iter().fold(0, |signs, &i| signs | i | last.wrapping_sub(i)) >= 0
+}
+
 /// The error of the first index outside `0..size`, if any.
 fn check_range(op: &'static str, indices: &[i64], size: usize) -> Result<()> {
+    if all_in_range(indices, size) {
+        return Ok(());
+    }
     match indices.iter().position(|&i| i < 0 || i as u64 >= size as u64) {
         Some(item) => {
             let got = format!("index {} (item {item})", indices[item]);

@@ -1,10 +1,12 @@
 //! Elements added by index.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use phalanx_tensor::{DType, Dim, Error, Result, Tensor, bf16, f16};
 
 use super::gather::{check_index, loops};
-use super::summand::Summand;
-use super::{check_range, cuda, indices};
+use super::summand::{End, Summand};
+use super::{all_in_range, check_range, cuda, indices};
 use crate::check;
 use crate::pointwise::PIECE;
 use crate::source::{BLOCK, Source};
@@ -25,76 +27,112 @@ fn add_along(x: &Tensor, dim: usize, index: &Tensor, source: &Tensor) -> Result<
     check::same(OP, &[x, source])?;
     check_index(OP, x, dim, index)?;
     check::shape(OP, "a source", source, index.shape())?;
-    let index = indices(OP, index, x)?;
-    let mut out = x.copy()?;
+    add_to(x.copy()?, dim, index, source)
+}
+
+/// The gradient of [`crate::gather`] from a tensor of that shape: zeros, with `dy` added at the indices.
+///
+/// # Errors
+/// If shapes do not fit or an index is out of range.
+pub fn gather_backward(dy: &Tensor, dim: usize, index: &Tensor, shape: &[usize]) -> Result<Tensor> {
+    let out = Tensor::zeros_for("gather_backward", shape, dy.dtype(), dy.device())?;
+    check_index(OP, &out, dim, index)?;
+    check::shape(OP, "a gradient", dy, index.shape())?;
+    add_to(out, dim, index, dy)
+}
+
+/// `out` with the elements of `source` added, whose shape is the index's.
+fn add_to(mut out: Tensor, dim: usize, index: &Tensor, source: &Tensor) -> Result<Tensor> {
+    let index = indices(OP, index, &out)?;
     if out.device().is_meta() {
         return Ok(out);
     }
-    if out.device().is_cuda() && x.dtype() != DType::Bool {
+    if out.device().is_cuda() && out.dtype() != DType::Bool {
         cuda::add_elements(OP, dim, &index, source, &mut out)?;
         return Ok(out);
     }
-    match x.dtype() {
-        DType::F64 => add::<f64>(OP, dim, &index, source, &mut out)?,
-        DType::F32 => add::<f32>(OP, dim, &index, source, &mut out)?,
-        DType::BF16 => add::<bf16>(OP, dim, &index, source, &mut out)?,
-        DType::F16 => add::<f16>(OP, dim, &index, source, &mut out)?,
-        DType::I64 => add::<i64>(OP, dim, &index, source, &mut out)?,
-        DType::I32 => add::<i32>(OP, dim, &index, source, &mut out)?,
-        DType::U8 => add::<u8>(OP, dim, &index, source, &mut out)?,
+    let read = index.read::<i64>(OP)?;
+    let at = &read[index.offset()..][..index.numel()];
+    let fits = match out.dtype() {
+        DType::F64 => add::<f64>(OP, dim, at, index.shape(), source, &mut out)?,
+        DType::F32 => add::<f32>(OP, dim, at, index.shape(), source, &mut out)?,
+        DType::BF16 => add::<bf16>(OP, dim, at, index.shape(), source, &mut out)?,
+        DType::F16 => add::<f16>(OP, dim, at, index.shape(), source, &mut out)?,
+        DType::I64 => add::<i64>(OP, dim, at, index.shape(), source, &mut out)?,
+        DType::I32 => add::<i32>(OP, dim, at, index.shape(), source, &mut out)?,
+        DType::U8 => add::<u8>(OP, dim, at, index.shape(), source, &mut out)?,
         DType::Bool => return Err(Error::dtype(OP, DType::Bool, "a number dtype")),
+    };
+    if !fits {
+        check_range(OP, at, out.shape().get(dim).copied().unwrap_or(1))?;
     }
     Ok(out)
 }
 
-/// Slabs, the parts of `out` at each place of the dimensions before `dim`, are independent.
+/// Slabs, the parts of `out` at each place of the dimensions before `dim`, are independent. Whether all indices were in
+/// range; each slab looks at its own.
 fn add<T: Summand>(
     op: &'static str,
     dim: usize,
-    index: &Tensor,
+    at: &[i64],
+    index: &[usize],
     source: &Tensor,
     out: &mut Tensor,
-) -> Result<()> {
-    let read = index.read::<i64>(op)?;
-    let at = &read[index.offset()..][..index.numel()];
-    check_range(op, at, out.shape().get(dim).copied().unwrap_or(1))?;
+) -> Result<bool> {
     if at.is_empty() {
-        return Ok(());
+        return Ok(true);
     }
     // Leading dimensions along which the index is as large as the tensor.
-    let apart = out.shape()[..dim].iter().zip(index.shape()).take_while(|(a, b)| a == b).count();
-    let (loops, along) = loops(&out.shape()[apart..], dim - apart, &index.shape()[apart..]);
-    let (slab, points) =
-        (out.shape()[apart..].iter().product(), index.shape()[apart..].iter().product::<usize>());
-    let (numel, pool) = (out.numel(), out.device().pool()?);
+    let apart = out.shape()[..dim].iter().zip(index).take_while(|(a, b)| a == b).count();
+    let (loops, along) = loops(&out.shape()[apart..], dim - apart, &index[apart..]);
+    let (slab, points) = (out.shape()[apart..].iter().product(), index[apart..].iter().product::<usize>());
+    let size = out.shape().get(dim).copied().unwrap_or(1);
+    let (numel, pool, fits) = (out.numel(), out.device().pool()?, AtomicBool::new(true));
     let source = Source::<T>::open(op, source, source.shape())?;
     let (inner, [stride]) = (loops.inner(), loops.inner_strides());
-    let add_slab = |nth: usize, sums: &mut [T::Sum], scratch: &mut [T]| {
+    let add_slab = |nth: usize, sums: &mut [T::Sum]| {
+        let (mut scratch, mut added) = ([T::zeroed(); BLOCK], [T::ZERO; BLOCK]);
         for (run, start) in (0..loops.runs()).flat_map(|run| (0..inner).step_by(BLOCK).map(move |s| (run, s)))
         {
-            let first = nth * points + run * inner + start;
-            let x = source.block(first, BLOCK.min(inner - start), scratch);
-            let place = loops.start(run)[0] + start * stride;
-            for (j, (&x, &at)) in x.iter().zip(&at[first..]).enumerate() {
-                let sum = &mut sums[place + j * stride + at as usize * along];
-                *sum = T::add(*sum, x.widen());
+            let (first, count) = (nth * points + run * inner + start, BLOCK.min(inner - start));
+            let (at, added) = (&at[first..][..count], &mut added[..count]);
+            if !all_in_range(at, size) {
+                return fits.store(false, Ordering::Relaxed);
+            }
+            T::begin_all(added, source.block(first, count, &mut scratch));
+            let sums = &mut sums[loops.start(run)[0] + start * stride..];
+            match (stride, along) {
+                (0, 1) => {
+                    let sums = &mut sums[..size];
+                    for (&x, &at) in added.iter().zip(at) {
+                        let sum = &mut sums[at as usize];
+                        *sum = T::add(*sum, x);
+                    }
+                }
+                _ => {
+                    for (j, (&x, &at)) in added.iter().zip(at).enumerate() {
+                        let sum = &mut sums[j * stride + at as usize * along];
+                        *sum = T::add(*sum, x);
+                    }
+                }
             }
         }
     };
     let slabs_a_piece = PIECE.div_ceil(slab);
     let mut target = out.write::<T>(op)?;
     pool.for_each_chunk(&mut target[..numel], slabs_a_piece * slab, |piece, target| {
-        let mut scratch = [T::zeroed(); BLOCK];
+        let mut wide = Vec::new();
         for (i, target) in target.chunks_mut(slab).enumerate() {
             let nth = piece * slabs_a_piece + i;
             if let Some(sums) = T::as_sums(target) {
-                add_slab(nth, sums, &mut scratch);
+                add_slab(nth, sums);
                 continue;
             }
-            let mut sums: Vec<T::Sum> = target.iter().map(|x| x.widen()).collect();
-            add_slab(nth, &mut sums, &mut scratch);
-            target.iter_mut().zip(sums).for_each(|(to, sum)| *to = T::narrow(sum));
+            wide.resize(slab, T::ZERO);
+            T::begin_all(&mut wide, target);
+            add_slab(nth, &mut wide);
+            T::end_all(target, &wide, End::Store);
         }
     });
-    Ok(())
+    Ok(fits.into_inner())
 }

@@ -2,88 +2,185 @@
 
 use phalanx_tensor::{Element, bf16, f16};
 
+use crate::real::Real;
+use crate::simd::{Float, Isa, Kernel, Vector, dispatch};
+
+/// What becomes of a row's sum.
+#[derive(Clone, Copy)]
+pub(super) enum End {
+    /// It is stored; a row to which nothing is added becomes 0. The sum begins at 0.
+    Store,
+    /// It is rounded and added to what is there.
+    Add,
+    /// It is multiplied and added to what is there.
+    AddScaled(f64),
+}
+
 /// An element that is added up. The halves' sums are kept in f32; integers wrap.
 pub(super) trait Summand: Element {
     /// The type of sums.
     type Sum: Copy + Send + Sync;
-    /// The sum of nothing.
+    /// 0
     const ZERO: Self::Sum;
+    /// What changes no sum, not even -0.
+    const NOTHING: Self::Sum;
+
     /// The elements as sums, where they are.
     fn as_sums(x: &mut [Self]) -> Option<&mut [Self::Sum]>;
-    /// One element as a sum.
-    fn widen(self) -> Self::Sum;
-    /// The nearest element.
-    fn narrow(sum: Self::Sum) -> Self;
     /// `a + b`.
     fn add(a: Self::Sum, b: Self::Sum) -> Self::Sum;
-    /// `factor * sum`.
-    fn scale(sum: Self::Sum, factor: f64) -> Self::Sum;
+    /// Begins sums with elements.
+    fn begin_all(sums: &mut [Self::Sum], x: &[Self]);
+    /// Adds an element to each sum.
+    fn add_all(sums: &mut [Self::Sum], x: &[Self]);
+    /// Does with finished sums what is to become of them.
+    fn end_all(to: &mut [Self], sums: &[Self::Sum], end: End);
 }
 
-macro_rules! summand {
-    ($($type:ty: |$a:ident, $b:ident| $add:expr, |$s:ident, $f:ident| $scale:expr;)*) => {$(
+macro_rules! integer {
+    ($($type:ty),*) => {$(
         impl Summand for $type {
             type Sum = $type;
-            const ZERO: $type = 0 as $type;
-            #[inline(always)]
+            const ZERO: $type = 0;
+            const NOTHING: $type = 0;
+
             fn as_sums(x: &mut [Self]) -> Option<&mut [Self]> {
                 Some(x)
             }
             #[inline(always)]
-            fn widen(self) -> Self {
-                self
+            fn add(a: Self, b: Self) -> Self {
+                a.wrapping_add(b)
             }
-            #[inline(always)]
-            fn narrow(sum: Self) -> Self {
-                sum
+            fn begin_all(sums: &mut [Self], x: &[Self]) {
+                sums.copy_from_slice(x);
             }
-            #[inline(always)]
-            fn add($a: Self, $b: Self) -> Self {
-                $add
+            fn add_all(sums: &mut [Self], x: &[Self]) {
+                sums.iter_mut().zip(x).for_each(|(sum, &x)| *sum = sum.wrapping_add(x));
             }
-            #[inline(always)]
-            fn scale($s: Self, $f: f64) -> Self {
-                $scale
+            fn end_all(to: &mut [Self], sums: &[Self], end: End) {
+                let factor = match end {
+                    End::Store => return to.copy_from_slice(sums),
+                    End::Add => 1,
+                    End::AddScaled(factor) => factor as i64 as $type,
+                };
+                let add = |(to, &sum): (&mut Self, &Self)| *to = to.wrapping_add(sum.wrapping_mul(factor));
+                to.iter_mut().zip(sums).for_each(add);
             }
         }
     )*};
 }
 
-summand! {
-    f64: |a, b| a + b, |s, f| s * f;
-    f32: |a, b| a + b, |s, f| s * f as f32;
-    i64: |a, b| a.wrapping_add(b), |s, f| s.wrapping_mul(f as i64);
-    i32: |a, b| a.wrapping_add(b), |s, f| s.wrapping_mul(f as i32);
-    u8: |a, b| a.wrapping_add(b), |s, f| s.wrapping_mul(f as i64 as u8);
-}
+integer!(i64, i32, u8);
 
-macro_rules! half {
-    ($($type:ty),*) => {$(
+macro_rules! float {
+    ($($type:ty: $sum:ty, $as_sums:expr;)*) => {$(
         impl Summand for $type {
-            type Sum = f32;
-            const ZERO: f32 = 0.0;
-            #[inline(always)]
-            fn as_sums(_: &mut [Self]) -> Option<&mut [f32]> {
-                None
+            type Sum = $sum;
+            const ZERO: $sum = 0.0;
+            const NOTHING: $sum = -0.0;
+
+            fn as_sums(x: &mut [Self]) -> Option<&mut [$sum]> {
+                let as_sums: fn(&mut [Self]) -> Option<&mut [$sum]> = $as_sums;
+                as_sums(x)
             }
             #[inline(always)]
-            fn widen(self) -> f32 {
-                self.to_f32()
-            }
-            #[inline(always)]
-            fn narrow(sum: f32) -> Self {
-                <$type>::from_f32(sum)
-            }
-            #[inline(always)]
-            fn add(a: f32, b: f32) -> f32 {
+            fn add(a: $sum, b: $sum) -> $sum {
                 a + b
             }
-            #[inline(always)]
-            fn scale(sum: f32, factor: f64) -> f32 {
-                sum * factor as f32
+            fn begin_all(sums: &mut [$sum], x: &[Self]) {
+                Self::widen_all(x, sums);
+            }
+            fn add_all(sums: &mut [$sum], x: &[Self]) {
+                dispatch(Add { sums, x });
+            }
+            fn end_all(to: &mut [Self], sums: &[$sum], end: End) {
+                match end {
+                    End::Store => Self::narrow_all(sums, to),
+                    _ => dispatch(Finish { to, sums, end }),
+                }
             }
         }
     )*};
 }
 
-half!(bf16, f16);
+float! {
+    f64: f64, |x| Some(x);
+    f32: f32, |x| Some(x);
+    bf16: f32, |_| None;
+    f16: f32, |_| None;
+}
+
+/// [`Summand::add_all`] of floats.
+struct Add<'a, T: Real> {
+    sums: &'a mut [T::Wide],
+    x: &'a [T],
+}
+
+impl<T: Real> Kernel for Add<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Isa>(self) {
+        let lanes = <T::Wide as Float>::Vec::<S>::LANES;
+        for (sums, x) in self.sums.chunks_mut(lanes).zip(self.x.chunks(lanes)) {
+            let sum = load::<<T::Wide as Float>::Vec<S>>(sums) + T::load::<S>(x);
+            if sums.len() == lanes { sum.store(sums) } else { sum.store_partial(sums) }
+        }
+    }
+}
+
+/// A vector of at most as many sums as it has lanes.
+#[inline(always)]
+fn load<V: Vector>(sums: &[V::Elem]) -> V {
+    if sums.len() < V::LANES { V::load_partial(sums, V::Elem::ZERO) } else { V::load(sums) }
+}
+
+/// [`Summand::end_all`] of floats, where something is there.
+struct Finish<'a, T: Real> {
+    to: &'a mut [T],
+    sums: &'a [T::Wide],
+    end: End,
+}
+
+impl<T: Real> Kernel for Finish<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Isa>(self) {
+        let lanes = <T::Wide as Float>::Vec::<S>::LANES;
+        let factor = match self.end {
+            End::AddScaled(factor) => Some(<T::Wide as Float>::Vec::<S>::splat(T::Wide::from_f64(factor))),
+            _ => None,
+        };
+        for (to, sums) in self.to.chunks_mut(lanes).zip(self.sums.chunks(lanes)) {
+            let sum: <T::Wide as Float>::Vec<S> = load(sums);
+            let sum = match factor {
+                Some(factor) => sum * factor,
+                None => T::round::<S>(sum),
+            };
+            T::store::<S>(T::load::<S>(to) + sum, to);
+        }
+    }
+}
+
+/// Asks for so many bytes from `address` on to be brought near.
+pub(super) fn bring(address: *const f32, bytes: usize) {
+    dispatch(Bring { address, bytes });
+}
+
+struct Bring {
+    address: *const f32,
+    bytes: usize,
+}
+
+impl Kernel for Bring {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Isa>(self) {
+        const LINE: usize = 64;
+        for line in 0..self.bytes.div_ceil(LINE) {
+            S::F32::prefetch(self.address.wrapping_add(line * LINE / size_of::<f32>()));
+        }
+    }
+}

@@ -117,3 +117,66 @@ fn integers_are_gathered_and_added_and_ones_are_hot() {
             .all(|(row, at)| row.iter().enumerate().all(|(i, &x)| x == i64::from(i == at)))
     );
 }
+
+#[test]
+fn sums_are_chains_in_order_at_any_thread_count_whatever_the_rows() {
+    let device = Device::Cpu(931);
+    for threads in [1, 3] {
+        device.set_threads(threads).unwrap();
+        for [outer, rows, inner] in [[3, 5, 1], [1, 9, 1], [200, 129, 1], [4, 33, 7], [2, 7, 1500]] {
+            for count in [0, 1, 7, 33, 2000 / inner] {
+                let shape = [outer, count, inner];
+                let (x, source) = (floats(-2.0, 2.0), floats(-1.0, 3.0));
+                let x = make(&[outer, rows, inner], DType::F32, &|i| if i % 5 == 0 { -0.0 } else { x(i) });
+                let source = make(&shape, DType::F32, &|i| if i % 4 == 0 { -0.0 } else { source(i) });
+                let [x, source] = [x, source].map(|t| t.to_device(device, true).unwrap());
+                // The last row is never named.
+                let at = index(&[count], rows - 1).to_device(device, true).unwrap();
+                let (named, added) = (at.to_vec::<i64>().unwrap(), source.to_vec::<f32>().unwrap());
+                let mut sums = vec![None; outer * rows * inner];
+                for (i, &x) in added.iter().enumerate() {
+                    let place = i / (count * inner) * rows + named[i / inner % count] as usize;
+                    let sum = &mut sums[place * inner + i % inner];
+                    *sum = Some(sum.map_or(x, |sum| sum + x));
+                }
+                let bits = |x: Vec<f32>| x.into_iter().map(f32::to_bits).collect::<Vec<_>>();
+                let old = x.to_vec::<f32>().unwrap();
+                let add = |(&old, sum): (&f32, &Option<f32>)| sum.map_or(old, |sum| old + sum * -0.5);
+                let wanted = bits(old.iter().zip(&sums).map(add).collect());
+                let got = index_add(&x, 1, &at, &source, -0.5).unwrap();
+                assert_eq!(bits(got.to_vec::<f32>().unwrap()), wanted);
+                let back = index_select_backward(&source, 1, &at, x.shape()).unwrap();
+                let wanted = index_add(&x.zeros_like().unwrap(), 1, &at, &source, 1.0).unwrap();
+                assert_eq!(bits(back.to_vec::<f32>().unwrap()), bits(wanted.to_vec::<f32>().unwrap()));
+                let everywhere = at.with_shape(&[1, count, 1]).unwrap().broadcast_to(&shape).unwrap();
+                let back = gather_backward(&source, 1, &everywhere, x.shape()).unwrap();
+                assert_eq!(bits(back.to_vec::<f32>().unwrap()), bits(wanted.to_vec::<f32>().unwrap()));
+                let rows = index_select(&got, 1, &at).unwrap();
+                let elements = gather(&got, 1, &everywhere).unwrap();
+                assert_eq!(rows.to_vec::<f32>().unwrap(), elements.to_vec::<f32>().unwrap());
+            }
+        }
+    }
+}
+
+#[test]
+fn an_index_out_of_range_is_found_wherever_it_is() {
+    for (n, inner) in [(3, 1), (20_000, 1), (700, 40)] {
+        let x = make(&[2, n, inner], DType::F32, &|i| i as f64);
+        for (place, bad) in [(0, -1), (n / 2, n as i64), (n - 1, i64::MIN), (n - 1, i64::MAX)] {
+            let at: Vec<i64> = (0..n).map(|i| if i == place { bad } else { i as i64 }).collect();
+            let at = Tensor::from_slice(&at, &[n], Device::CPU).unwrap();
+            let every = at.unsqueeze(0).unwrap().unsqueeze(-1).unwrap().broadcast_to(x.shape()).unwrap();
+            let results = [
+                index_select(&x, 1, &at),
+                index_add(&x, 1, &at, &x, 1.0),
+                gather(&x, 1, &every),
+                scatter_add(&x, 1, &every, &x),
+            ];
+            for result in results {
+                let message = result.unwrap_err().to_string();
+                assert!(message.contains(&format!("index {bad} (item ")), "{message}");
+            }
+        }
+    }
+}

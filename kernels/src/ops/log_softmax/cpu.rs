@@ -1,6 +1,7 @@
 //! The logarithm of a row's softmax. The largest element is subtracted first and the logarithm of the sum after it, so
 //! that large logits lose nothing.
 
+use crate::rows::columns::{self, ColumnKernel, Columns};
 use crate::rows::{Row, RowKernel, lanes};
 use crate::simd::{Float, Isa, Vector};
 
@@ -14,12 +15,39 @@ impl<T: Float> RowKernel<T, 1> for Forward {
         let shift = T::Vec::<S>::splat(max);
         let exp = |[x]: [T::Vec<S>; 1]| [(x - shift).exp()];
         let [sum] = lanes::sums([x], [-T::INFINITY], exp);
-        let log = T::Vec::<S>::splat(T::from_f64(sum.to_f64().ln()));
+        let log = T::Vec::<S>::splat(sum).ln();
         lanes::map([x], y, |[x]: [T::Vec<S>; 1]| (x - shift) - log);
     }
 }
 
+impl<T: Float> ColumnKernel<T, 1> for Forward {
+    #[inline(always)]
+    fn run<S: Isa>(&self, columns: Columns<'_, T, 1>) {
+        let (Columns { x: [x], stride, .. }, lanes) = (columns, T::Vec::<S>::LANES);
+        let n = x.len() / stride;
+        for column in (0..stride).step_by(lanes) {
+            let max = columns::max::<T::Vec<S>>(x, stride, column, -T::INFINITY);
+            let exp = |row: usize| (columns::at::<T::Vec<S>>(x, stride, column, row) - max).exp();
+            let log = columns::sums(n, exp).ln();
+            columns::update(x, stride, column, |x, _| (x - max) - log);
+        }
+    }
+}
+
 pub(super) struct BackwardOf;
+
+impl<T: Float> ColumnKernel<T, 2> for BackwardOf {
+    #[inline(always)]
+    fn run<S: Isa>(&self, columns: Columns<'_, T, 2>) {
+        let (Columns { x: [y, dy], stride, .. }, lanes) = (columns, T::Vec::<S>::LANES);
+        let n = y.len() / stride;
+        for column in (0..stride).step_by(lanes) {
+            let at = |x: &[T], row: usize| columns::at::<T::Vec<S>>(x, stride, column, row);
+            let sum = columns::sums(n, |row| at(dy, row));
+            columns::update(y, stride, column, |y, row| at(dy, row) - y.exp() * sum);
+        }
+    }
+}
 
 impl<T: Float> RowKernel<T, 2> for BackwardOf {
     #[inline(always)]

@@ -3,7 +3,9 @@
 use phalanx_tensor::{Element, Loops, Result, Tensor, contiguous_strides};
 
 use super::Finish;
-use crate::gemm::{Batch, Epilogue, GemmElem, MatMut, MatRef, gemm_batched, is_parallel};
+use crate::gemm::{
+    Batch, COLUMN_STEPS_MIN, Epilogue, GemmElem, MatMut, MatRef, gemm_batched, gemm_column, is_parallel,
+};
 
 /// `out = a b` for operands of one batch shape; `out` is contiguous.
 pub(in crate::ops) fn multiply<T: GemmElem + Element>(
@@ -35,7 +37,9 @@ pub(in crate::ops) fn multiply<T: GemmElem + Element>(
             let b_mat = mat(&b_data, b, b_start, b_step);
             let c_mat = MatMut::row_major(&mut c_data[c_start..], m, n);
             let batch = Batch { count, a: a_step, b: b_step, c: c_step };
-            gemm_batched(pool.as_deref(), batch, a_mat, b_mat, c_mat, finish.write, epilogue);
+            // Not for one row, too: it may be one of a batch that was cut, and has the bits that it has there.
+            let multiply = if n == 1 && k >= COLUMN_STEPS_MIN { gemm_column } else { gemm_batched };
+            multiply(pool.as_deref(), batch, a_mat, b_mat, c_mat, finish.write, epilogue);
         };
     if lead == 0 {
         run(1, [0; 3], [0; 3]);

@@ -63,8 +63,8 @@ pub fn nll_loss(x: &Tensor, target: &Tensor, config: &NllLoss) -> Result<Tensor>
         let source = Source::<T>::open(OP, &x, x.shape())?;
         let item = |(row, class): (usize, &Option<usize>)| {
             let Some(class) = *class else { return 0.0 };
-            let mut one = [<T as Real>::Wide::ZERO];
-            -classes.weight_of(class) * source.wide(row * width + class, 1, &mut one)[0].to_f64()
+            let x = source.block(row * width + class, 1, &mut [T::narrow(Float::ZERO)])[0];
+            -classes.weight_of(class) * x.widen().to_f64()
         };
         let losses = classes.reduce(config.reduction, classes.targets.iter().enumerate().map(item));
         store::<T>(OP, &mut loss, &losses)

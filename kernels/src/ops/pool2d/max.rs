@@ -1,13 +1,19 @@
-//! The largest pixel of each window: where it is, what it is, and the transpose.
+//! The largest pixel of each window: where it is and what it is.
 
 use std::ops::Range;
 
 use phalanx_tensor::{DType, Error, Result, Tensor};
 
+use super::largest::{DISTANCES, OfChannels, OfPlane};
 use super::{PoolOptions, cuda, image, piece, resized};
 use crate::check;
+use crate::gemm::with_scratch;
+use crate::ops::sheets::{Lay, Reach, Sheets};
 use crate::real::{Real, for_real};
-use crate::simd::Float;
+use crate::simd::{Float, dispatch};
+
+/// Places of a plane's sheets at most, unless a row of windows needs more.
+const SHEETS_MAX: usize = 1 << 13;
 
 /// The largest pixel of each window, and its place in its image's plane (i32): the first of equal ones, the first NaN
 /// if there is one. A window without pixels gives minus infinity and -1.
@@ -21,67 +27,56 @@ pub fn max_pool2d(x: &Tensor, options: &PoolOptions) -> Result<(Tensor, Tensor)>
     if size.iter().product::<usize>() > i32::MAX as usize {
         return Err(Error::shape(OP, format!("images of {size:?}"), "less than 2^31 pixels"));
     }
-    let x = x.contiguous()?;
     let shape = resized(x.shape(), options.size(OP, size)?);
-    let mut places = Tensor::empty_for(OP, &shape, DType::I32, x.device())?;
-    if x.device().is_cuda() && places.numel() > 0 {
-        cuda::find(OP, &x, options, &mut places)?;
-    } else if !x.device().is_meta() && places.numel() > 0 {
-        for_real!(OP, x.dtype(), T => find::<T>(OP, &x, options, &mut places))?;
+    if !x.device().is_cuda() && has_channels_last(x) && is_near(options, size) {
+        return by_channels(OP, x, options, &shape);
     }
-    let values = max_pick2d(&x, &places)?;
+    let x = x.contiguous()?;
+    let mut places = Tensor::empty_for(OP, &shape, DType::I32, x.device())?;
+    if x.device().is_cuda() {
+        if places.numel() > 0 {
+            cuda::find(OP, &x, options, &mut places)?;
+        }
+        let values = super::max_pick2d(&x, &places)?;
+        return Ok((values, places));
+    }
+    let mut values = Tensor::empty_for(OP, &shape, x.dtype(), x.device())?;
+    if !x.device().is_meta() && places.numel() > 0 {
+        for_real!(OP, x.dtype(), T => find::<T>(OP, &x, options, &mut values, &mut places))?;
+    }
     Ok((values, places))
 }
 
-/// The pixels at `places`, which are [`max_pool2d`]'s.
-///
-/// # Errors
-/// If the shapes do not belong together, or a place is outside its plane.
-pub fn max_pick2d(x: &Tensor, places: &Tensor) -> Result<Tensor> {
-    const OP: &str = "max_pick2d";
-    let size = paired(OP, x, places)?;
-    let (x, places) = (x.contiguous()?, places.contiguous()?);
-    let mut out = Tensor::empty_for(OP, places.shape(), x.dtype(), x.device())?;
-    if out.device().is_meta() || out.numel() == 0 {
-        return Ok(out);
-    }
-    if out.device().is_cuda() {
-        cuda::pick(OP, &x, &places, size, &mut out)?;
-        return Ok(out);
-    }
-    for_real!(OP, x.dtype(), T => pick::<T>(OP, &x, &places, size, &mut out))?;
-    Ok(out)
+/// Whether a batch of images lies pixel by pixel, the channels of each side by side.
+fn has_channels_last(x: &Tensor) -> bool {
+    let turned = x.rank() == 4 && !x.is_contiguous();
+    turned && x.permute(&[0, 2, 3, 1]).is_ok_and(|pixels| pixels.is_contiguous())
 }
 
-/// The transpose of [`max_pick2d`]: for each pixel of images of `size` the sum of `dy` where its place is named.
-///
-/// # Errors
-/// As [`max_pick2d`].
-pub fn max_unpool2d(dy: &Tensor, places: &Tensor, size: [usize; 2]) -> Result<Tensor> {
-    const OP: &str = "max_unpool2d";
-    paired(OP, dy, places)?;
-    check::shape(OP, "places", places, dy.shape())?;
-    let (dy, places) = (dy.contiguous()?, places.contiguous()?);
-    let mut out = Tensor::empty_for(OP, &resized(dy.shape(), size), dy.dtype(), dy.device())?;
-    if out.device().is_meta() || out.numel() == 0 {
-        return Ok(out);
-    }
-    if out.device().is_cuda() {
-        cuda::unpool(OP, &dy, &places, size, &mut out)?;
-        return Ok(out);
-    }
-    for_real!(OP, dy.dtype(), T => unpool::<T>(OP, &dy, &places, size, &mut out))?;
-    Ok(out)
+/// Whether floats hold the distances between a window's pixels, and the margin is no larger than the image.
+fn is_near(options: &PoolOptions, size: [usize; 2]) -> bool {
+    let PoolOptions { kernel, dilation, padding, .. } = *options;
+    let far = [0, 1].map(|i| ((kernel[i] - 1) * dilation[i]) as f64);
+    let padded = [0, 1].map(|i| (size[i] + 2 * padding[i]) as f64);
+    far[0] * size[1] as f64 + far[1] < DISTANCES as f64
+        && padded[0] * padded[1] < (4 * size[0] * size[1] + SHEETS_MAX) as f64
 }
 
-/// The image size of `x`, whose planes are as many as those of `places`.
-fn paired(op: &'static str, x: &Tensor, places: &Tensor) -> Result<[usize; 2]> {
-    check::float(op, x)?;
-    check::dtype(op, places, DType::I32)?;
-    check::same_device(op, &[x, places])?;
-    let size = image(op, x)?;
-    check::shape(op, "places", places, &resized(x.shape(), image(op, places)?))?;
-    Ok(size)
+/// Of images whose channels lie side by side; those of the results do, too.
+fn by_channels(
+    op: &'static str,
+    x: &Tensor,
+    options: &PoolOptions,
+    shape: &[usize],
+) -> Result<(Tensor, Tensor)> {
+    let x = x.permute(&[0, 2, 3, 1])?;
+    let shape = [shape[0], shape[2], shape[3], shape[1]];
+    let mut places = Tensor::empty_for(op, &shape, DType::I32, x.device())?;
+    let mut values = Tensor::empty_for(op, &shape, x.dtype(), x.device())?;
+    if !x.device().is_meta() && places.numel() > 0 {
+        for_real!(op, x.dtype(), T => find_by_channels::<T>(op, &x, options, &mut values, &mut places))?;
+    }
+    Ok((values.permute(&[0, 3, 1, 2])?, places.permute(&[0, 3, 1, 2])?))
 }
 
 /// For each window along an axis its first pixel's place before the margin was added, and which of its pixels are
@@ -97,166 +92,232 @@ fn taps(options: &PoolOptions, i: usize, image: usize, count: usize) -> Vec<(isi
     (0..count).map(tap).collect()
 }
 
-fn find<T: Real>(op: &'static str, x: &Tensor, options: &PoolOptions, places: &mut Tensor) -> Result<()> {
-    let [height, width] = image(op, x)?;
-    let [out_height, out_width] = image(op, places)?;
-    let (rows, cols) = (taps(options, 0, height, out_height), taps(options, 1, width, out_width));
-    let [row_step, col_step] = options.dilation;
+/// For each window its largest pixel and that one's place, `[n, channels, h, w]` both.
+fn find<T: Real>(
+    op: &'static str,
+    x: &Tensor,
+    options: &PoolOptions,
+    values: &mut Tensor,
+    places: &mut Tensor,
+) -> Result<()> {
+    let [size, counts] = [image(op, x)?, image(op, places)?];
+    let plan = Plan::<T>::new(options, size, counts);
     let (numel, pool) = (places.numel(), places.device().pool()?);
     let source = x.read::<T>(op)?;
     let source = &source[x.offset()..][..x.numel()];
-    let chunk = piece(out_width);
-    pool.for_each_chunk(&mut places.write::<i32>(op)?[..numel], chunk, |i, places| {
-        for (j, places) in places.chunks_exact_mut(out_width).enumerate() {
-            let row = i * (chunk / out_width) + j;
-            let plane = &source[row / out_height * height * width..][..height * width];
-            let (top, inside) = &rows[row % out_height];
-            for (place, (left, across)) in places.iter_mut().zip(&cols) {
-                let (mut best, mut found) = (-T::Wide::INFINITY, -1);
-                for y in inside.clone() {
-                    let row = (top + (y * row_step) as isize) as usize * width;
-                    for x in across.clone() {
-                        let at = row + (left + (x * col_step) as isize) as usize;
-                        let value = plane[at].widen();
-                        if found < 0 || value > best || (value.is_nan() && !best.is_nan()) {
-                            (best, found) = (value, at as i32);
-                        }
+    let (plane, windows) = (size[0] * size[1], counts[0] * counts[1]);
+    let (mut values, mut places) = (values.write::<T>(op)?, places.write::<i32>(op)?);
+    let chunk = piece(plane) / plane * windows;
+    let mut parts: Vec<_> =
+        values[..numel].chunks_mut(chunk).zip(places[..numel].chunks_mut(chunk)).collect();
+    pool.for_each_chunk(&mut parts, 1, |i, parts| {
+        for (values, places) in parts {
+            let source = &source[i * (chunk / windows) * plane..];
+            let planes = values.chunks_exact_mut(windows).zip(places.chunks_exact_mut(windows));
+            for ((values, places), source) in planes.zip(source.chunks_exact(plane)) {
+                plan.run(source, values, places);
+            }
+        }
+    });
+    Ok(())
+}
+
+/// How the windows of a plane are found.
+struct Plan<T: Real> {
+    size: [usize; 2],
+    counts: [usize; 2],
+    vectors: Option<Vectors<T::Wide>>,
+    rows: Vec<(isize, Range<usize>)>,
+    cols: Vec<(isize, Range<usize>)>,
+    dilation: [usize; 2],
+}
+
+/// What finding them in vectors needs, if [`is_near`].
+struct Vectors<V> {
+    sheets: Sheets,
+    /// Rows of windows at a time.
+    band: usize,
+    taps: Vec<(usize, V)>,
+    /// Where the first window begins, and how far the next one is.
+    starts: [isize; 2],
+    strides: [usize; 2],
+}
+
+impl<V: Float> Vectors<V> {
+    fn new(options: &PoolOptions, width: usize, counts: [usize; 2]) -> Vectors<V> {
+        let PoolOptions { kernel, dilation, .. } = *options;
+        let starts = options.padding.map(|padding| -(padding as isize));
+        // A single window needs no stride, however large.
+        let strides = [0, 1].map(|i| if counts[i] > 1 { options.stride[i] } else { 1 });
+        let offset = |i: usize, k: usize| starts[i] + (k * dilation[i]) as isize;
+        let reach = |i: usize, count: usize| {
+            Reach::new(strides[i], count, [0, kernel[i] - 1].into_iter().map(move |k| offset(i, k)))
+        };
+        let sheets = |band: usize| Sheets::new([reach(0, band), reach(1, counts[1])]);
+        let band = (SHEETS_MAX / sheets(1).len).clamp(1, counts[0]);
+        let sheets = sheets(band);
+        let tap = |y: usize, x: usize| {
+            let distance = y * dilation[0] * width + x * dilation[1];
+            (sheets.place([offset(0, y), offset(1, x)]), V::from_f64(distance as f64))
+        };
+        let taps = (0..kernel[0]).flat_map(|y| (0..kernel[1]).map(move |x| tap(y, x))).collect();
+        Vectors { sheets, band, taps, starts, strides }
+    }
+}
+
+impl<T: Real> Plan<T> {
+    fn new(options: &PoolOptions, size: [usize; 2], counts: [usize; 2]) -> Plan<T> {
+        let vectors = is_near(options, size).then(|| Vectors::new(options, size[1], counts));
+        let [rows, cols] = [0, 1].map(|i| taps(options, i, size[i], counts[i]));
+        Plan { size, counts, vectors, rows, cols, dilation: options.dilation }
+    }
+
+    fn run(&self, source: &[T], values: &mut [T], places: &mut [i32]) {
+        let (width, cols) = (self.size[1], self.counts[1]);
+        let Some(Vectors { sheets, band, taps, starts, strides }) = &self.vectors else {
+            return self.find_each(source, 0, |_| true, values, places);
+        };
+        let (from, to) = match T::as_wide(&[]) {
+            Some(_) => (0, 0),
+            None => (sheets.rows_max(self.size[0]) * width, band * cols),
+        };
+        let lens = [sheets.len, OfPlane::<T::Wide>::run_len(sheets, *band), from];
+        with_scratch(lens.iter().sum::<usize>() + to, |scratch| {
+            let (plane, scratch) = scratch.split_at_mut(lens[0]);
+            let (run, scratch) = scratch.split_at_mut(lens[1]);
+            let (from, to) = scratch.split_at_mut(lens[2]);
+            let bands = values.chunks_mut(band * cols).zip(places.chunks_mut(band * cols));
+            for (i, (values, places)) in bands.enumerate() {
+                let first = i * band;
+                let rows = sheets.rows(first, self.size[0]);
+                let here = &source[rows.start * width..rows.end * width];
+                let here = match T::as_wide(here) {
+                    Some(here) => here,
+                    None => {
+                        let from = &mut from[..here.len()];
+                        T::widen_all(here, from);
+                        from
+                    }
+                };
+                let (top, size, margin) = (rows.start, [rows.len(), width], -T::Wide::INFINITY);
+                dispatch(Lay { sheets, source: here, apart: 0, top, size, first, margin, to: &mut *plane });
+                let top = (first * strides[0]) as isize + starts[0];
+                let origin = (top * width as isize + starts[1]) as i32;
+                let steps = [strides[0] * width, strides[1]].map(|step| step as i32);
+                let mut largest = |values: &mut [T::Wide]| {
+                    let (plane, run, size) = (&*plane, &mut *run, [values.len() / cols, cols]);
+                    let places = &mut *places;
+                    dispatch(OfPlane { sheets, plane, taps, size, origin, steps, run, values, places })
+                };
+                let is_unknown = match T::as_wide_mut(values) {
+                    Some(values) => largest(values),
+                    None => {
+                        let to = &mut to[..values.len()];
+                        let is_unknown = largest(to);
+                        T::narrow_all(to, values);
+                        is_unknown
+                    }
+                };
+                if is_unknown {
+                    let is_unknown = |value: T| value.widen() == -T::Wide::INFINITY;
+                    self.find_each(source, first, is_unknown, values, places);
+                }
+            }
+        });
+    }
+
+    /// Window by window, from row `first` on, those whose value is still unknown.
+    fn find_each(
+        &self,
+        plane: &[T],
+        first: usize,
+        is_unknown: impl Fn(T) -> bool,
+        values: &mut [T],
+        places: &mut [i32],
+    ) {
+        let cols = self.counts[1];
+        for (i, (value, place)) in
+            values.iter_mut().zip(places).enumerate().filter(|(_, (v, _))| is_unknown(**v))
+        {
+            let ((top, inside), (left, across)) = (&self.rows[first + i / cols], &self.cols[i % cols]);
+            let (mut best, mut found) = (-T::Wide::INFINITY, -1);
+            for y in inside.clone() {
+                let row = (top + (y * self.dilation[0]) as isize) as usize * self.size[1];
+                for x in across.clone() {
+                    let at = row + (left + (x * self.dilation[1]) as isize) as usize;
+                    let pixel = plane[at].widen();
+                    if found < 0 || pixel > best || (pixel.is_nan() && !best.is_nan()) {
+                        (best, found) = (pixel, at as i32);
                     }
                 }
-                *place = found;
             }
+            (*value, *place) = (T::narrow(best), found);
         }
-    });
-    Ok(())
+    }
 }
 
-fn pick<T: Real>(
+/// [`find`] for `[n, h, w, channels]`.
+fn find_by_channels<T: Real>(
     op: &'static str,
     x: &Tensor,
-    places: &Tensor,
-    size: [usize; 2],
-    out: &mut Tensor,
+    options: &PoolOptions,
+    values: &mut Tensor,
+    places: &mut Tensor,
 ) -> Result<()> {
-    let [height, width] = image(op, places)?;
-    let (plane, outputs) = (size[0] * size[1], height * width);
-    let (offset, numel, pool) = (out.offset(), out.numel(), out.device().pool()?);
-    let (source, from) = (x.read::<T>(op)?, places.read::<i32>(op)?);
-    let (source, from) = (&source[x.offset()..][..x.numel()], &from[places.offset()..][..numel]);
-    let chunk = piece(outputs);
-    pool.for_each_chunk(&mut out.write::<T>(op)?[offset..offset + numel], chunk, |i, out| {
-        for (j, out) in out.chunks_exact_mut(outputs).enumerate() {
-            let image = i * (chunk / outputs) + j;
-            let source = &source[image * plane..][..plane];
-            for (to, &place) in out.iter_mut().zip(&from[image * outputs..]) {
-                let pixel = usize::try_from(place).ok().and_then(|place| source.get(place).copied());
-                *to = pixel.unwrap_or_else(|| T::narrow(-T::Wide::INFINITY));
+    let sizes = |x: &Tensor| [1, 2, 3].map(|d| x.shape()[d]);
+    let ([height, width, channels], [down, across, _]) = (sizes(x), sizes(places));
+    let places_of = |i: usize, size: usize, count: usize| -> Vec<Vec<usize>> {
+        let place = |start: isize, nth: usize| (start + (nth * options.dilation[i]) as isize) as usize;
+        let of_window =
+            |(start, inside): (isize, Range<usize>)| inside.map(|nth| place(start, nth)).collect();
+        taps(options, i, size, count).into_iter().map(of_window).collect()
+    };
+    let (rows, cols) = (places_of(0, height, down), places_of(1, width, across));
+    let (row_len, out_len) = (width * channels, across * channels);
+    let (numel, pool) = (places.numel(), places.device().pool()?);
+    let source = x.read::<T>(op)?;
+    let source = &source[x.offset()..][..x.numel()];
+    let (mut values, mut places) = (values.write::<T>(op)?, places.write::<i32>(op)?);
+    let chunk = piece(out_len);
+    let mut parts: Vec<_> =
+        values[..numel].chunks_mut(chunk).zip(places[..numel].chunks_mut(chunk)).collect();
+    pool.for_each_chunk(&mut parts, 1, |i, parts| {
+        let lines = parts.iter_mut().flat_map(|(values, places)| {
+            values.chunks_exact_mut(out_len).zip(places.chunks_exact_mut(out_len))
+        });
+        for (j, (values, places)) in lines.enumerate() {
+            let line = i * (chunk / out_len) + j;
+            let met = &rows[line % down];
+            let (top, end) = (met.first().copied().unwrap_or(0), met.last().map_or(0, |last| last + 1));
+            let image = line / down * height;
+            let source = &source[(image + top) * row_len..(image + end.max(top)) * row_len];
+            let met: Vec<usize> = met.iter().map(|row| row - top).collect();
+            let largest = |rows: &[T::Wide], values: &mut [T::Wide], places: &mut [i32]| {
+                let origin = (top * width) as i32;
+                dispatch(OfChannels {
+                    rows,
+                    width,
+                    channels,
+                    down: &met,
+                    across: &cols,
+                    origin,
+                    values,
+                    places,
+                });
+            };
+            match (T::as_wide(source), T::as_wide_mut(values)) {
+                (Some(rows), Some(values)) => largest(rows, values, places),
+                _ => with_scratch(source.len() + out_len, |scratch| {
+                    let (rows, wide) = scratch.split_at_mut(source.len());
+                    T::widen_all(source, rows);
+                    largest(rows, wide, places);
+                    T::narrow_all(wide, values);
+                }),
             }
-        }
-    });
-    Ok(())
-}
-
-fn unpool<T: Real>(
-    op: &'static str,
-    dy: &Tensor,
-    places: &Tensor,
-    size: [usize; 2],
-    out: &mut Tensor,
-) -> Result<()> {
-    let [height, width] = image(op, dy)?;
-    let (plane, outputs) = (size[0] * size[1], height * width);
-    let (offset, numel, pool) = (out.offset(), out.numel(), out.device().pool()?);
-    let (source, to) = (dy.read::<T>(op)?, places.read::<i32>(op)?);
-    let (source, to) = (&source[dy.offset()..][..dy.numel()], &to[places.offset()..][..dy.numel()]);
-    let chunk = piece(plane);
-    pool.for_each_chunk(&mut out.write::<T>(op)?[offset..offset + numel], chunk, |i, out| {
-        let mut sums = vec![T::Wide::ZERO; plane];
-        for (j, out) in out.chunks_exact_mut(plane).enumerate() {
-            let start = (i * (chunk / plane) + j) * outputs;
-            sums.fill(T::Wide::ZERO);
-            for (dy, &place) in source[start..start + outputs].iter().zip(&to[start..]) {
-                if let Some(sum) = usize::try_from(place).ok().and_then(|place| sums.get_mut(place)) {
-                    *sum += dy.widen();
-                }
-            }
-            out.iter_mut().zip(&sums).for_each(|(to, &sum)| *to = T::narrow(sum));
         }
     });
     Ok(())
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::testing::{FLOATS, floats, make, values};
-
-    #[test]
-    fn finds_the_first_largest_pixel_and_sends_gradients_there() {
-        for (kernel, stride, padding, dilation) in [
-            ([2, 2], [2, 2], [0, 0], [1, 1]),
-            ([3, 3], [2, 1], [1, 1], [1, 1]),
-            ([2, 3], [1, 2], [1, 1], [2, 2]),
-        ] {
-            for (ceil_mode, dtype) in [false, true].into_iter().flat_map(|c| FLOATS.map(|d| (c, d))) {
-                let options = PoolOptions { kernel, stride, padding, dilation, ceil_mode };
-                let x = make(&[2, 3, 7, 9], dtype, &|i| (floats(-9.0, 9.0)(i)).round());
-                let (y, places) = max_pool2d(&x, &options).unwrap();
-                let [h, w] = options.size("max_pool2d", [7, 9]).unwrap();
-                let (xs, ys, places_found) = (values(&x), values(&y), places.to_vec::<i32>().unwrap());
-                for i in 0..ys.len() {
-                    let (plane, row, col) = (i / (h * w), i / w % h, i % w);
-                    let mut best = (f64::NEG_INFINITY, -1);
-                    for (a, b) in (0..kernel[0]).flat_map(|a| (0..kernel[1]).map(move |b| (a, b))) {
-                        let r =
-                            (row * stride[0] + a * dilation[0]).checked_sub(padding[0]).filter(|&r| r < 7);
-                        let c =
-                            (col * stride[1] + b * dilation[1]).checked_sub(padding[1]).filter(|&c| c < 9);
-                        if let (Some(r), Some(c)) = (r, c)
-                            && xs[plane * 63 + r * 9 + c] > best.0
-                        {
-                            best = (xs[plane * 63 + r * 9 + c], (r * 9 + c) as i32);
-                        }
-                    }
-                    assert_eq!((ys[i], places_found[i]), best, "{options:?}");
-                }
-                let ones = make(y.shape(), dtype, &|_| 1.0);
-                let dx = values(&max_unpool2d(&ones, &places, [7, 9]).unwrap());
-                assert_eq!(dx.iter().sum::<f64>(), places_found.iter().filter(|&&p| p >= 0).count() as f64);
-            }
-        }
-    }
-
-    #[test]
-    fn nan_wins_and_minus_infinity_has_a_place() {
-        let x = make(&[1, 1, 4], DType::F32, &|i| [1.0, f64::NAN, f64::NEG_INFINITY, f64::NEG_INFINITY][i]);
-        let (y, places) = max_pool2d(&x, &PoolOptions::new([1, 2])).unwrap();
-        let y = values(&y);
-        assert!(y[0].is_nan() && y[1] == f64::NEG_INFINITY);
-        assert_eq!(places.to_vec::<i32>().unwrap(), [1, 2]);
-    }
-
-    #[test]
-    fn a_stride_beyond_the_image_makes_one_window() {
-        for ceil_mode in [false, true] {
-            let options = PoolOptions { stride: [usize::MAX; 2], ceil_mode, ..PoolOptions::new([2, 2]) };
-            assert_eq!(options.size("max_pool2d", [3, 3]).unwrap(), [1, 1]);
-        }
-    }
-
-    #[test]
-    fn windows_that_do_not_fit_are_refused_by_name() {
-        let x = make(&[1, 3, 3], DType::F32, &|i| i as f64);
-        for options in [
-            PoolOptions::new([4, 1]),
-            PoolOptions { padding: [2, 0], ..PoolOptions::new([2, 2]) },
-            PoolOptions { stride: [0, 1], ..PoolOptions::new([2, 2]) },
-            PoolOptions { dilation: [1 << 63, 1], ..PoolOptions::new([3, 1]) },
-            PoolOptions { dilation: [2, 1], ..PoolOptions::new([(1 << 63) + 1, 1]) },
-            PoolOptions::new([(1 << 63) + 1, 1]),
-        ] {
-            let message = max_pool2d(&x, &options).unwrap_err().to_string();
-            assert!(message.contains("max_pool2d"), "{message}");
-        }
-        assert!(max_pool2d(&make(&[3, 3], DType::F32, &|i| i as f64), &PoolOptions::new([1, 1])).is_err());
-    }
-}
+mod tests;

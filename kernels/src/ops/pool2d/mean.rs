@@ -2,12 +2,13 @@
 
 use phalanx_tensor::{Result, Tensor};
 
-use super::{Windows, cuda, image, piece, resized};
+use super::{Windows, cuda, image, piece, resized, whole};
 use crate::check;
 use crate::real::{Real, for_real};
 use crate::simd::Float;
 
-/// The sum of each window over its divisor, summed in f64; 0 for a window without pixels.
+/// The sum of each window over its divisor, summed in f64 (a whole image in the type that it is computed in); 0 for a window
+/// without pixels.
 ///
 /// # Errors
 /// If the windows are another image's, or the dtype is no floating-point one.
@@ -23,7 +24,10 @@ pub fn mean_pool2d(x: &Tensor, windows: &[Windows; 2]) -> Result<Tensor> {
         cuda::mean(OP, &x, windows, &mut out)?;
         return Ok(out);
     }
-    for_real!(OP, x.dtype(), T => pool::<T>(OP, &x, windows, &mut out))?;
+    match whole::divisor(windows) {
+        Some(divisor) => for_real!(OP, x.dtype(), T => whole::pool::<T>(OP, &x, divisor, &mut out))?,
+        None => for_real!(OP, x.dtype(), T => pool::<T>(OP, &x, windows, &mut out))?,
+    }
     Ok(out)
 }
 
@@ -48,7 +52,10 @@ pub fn mean_unpool2d(dy: &Tensor, windows: &[Windows; 2]) -> Result<Tensor> {
         cuda::spread(OP, &dy, windows, &mut out)?;
         return Ok(out);
     }
-    for_real!(OP, dy.dtype(), T => unpool::<T>(OP, &dy, windows, &mut out))?;
+    match whole::divisor(windows) {
+        Some(divisor) => for_real!(OP, dy.dtype(), T => whole::unpool::<T>(OP, &dy, divisor, &mut out))?,
+        None => for_real!(OP, dy.dtype(), T => unpool::<T>(OP, &dy, windows, &mut out))?,
+    }
     Ok(out)
 }
 
@@ -174,6 +181,24 @@ mod tests {
                 for (got, want) in values(&mean_unpool2d(&dy, &windows).unwrap()).into_iter().zip(dx) {
                     assert_close(got, want, tolerance(dtype));
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn the_mean_of_a_whole_image_and_its_transpose() {
+        for (dtype, size) in
+            FLOATS.into_iter().flat_map(|d| [[1, 1], [7, 7], [33, 129], [8, 8]].map(|s| (d, s)))
+        {
+            let x = make(&[2, 65, size[0], size[1]], dtype, &floats(-1.0, 2.0));
+            let windows = Windows::adaptive("adaptive", size, [1, 1]).unwrap();
+            let (y, n) = (mean_pool2d(&x, &windows).unwrap(), size[0] * size[1]);
+            for (got, plane) in values(&y).into_iter().zip(values(&x).chunks(n)) {
+                assert_close(got, plane.iter().sum::<f64>() / n as f64, tolerance(dtype));
+            }
+            let dx = values(&mean_unpool2d(&y, &windows).unwrap());
+            for (plane, dy) in dx.chunks(n).zip(values(&y)) {
+                plane.iter().for_each(|&got| assert_close(got, dy / n as f64, tolerance(dtype)));
             }
         }
     }

@@ -1,14 +1,18 @@
 //! Pooling: images reduced window by window, `[channels, h, w]` or `[n, channels, h, w]`.
 
 mod cuda;
+mod largest;
 mod max;
 mod mean;
 mod options;
+mod pick;
+mod whole;
 mod windows;
 
-pub use max::{max_pick2d, max_pool2d, max_unpool2d};
+pub use max::max_pool2d;
 pub use mean::{mean_pool2d, mean_unpool2d};
 pub use options::PoolOptions;
+pub use pick::{max_pick2d, max_unpool2d};
 pub use windows::Windows;
 
 use phalanx_tensor::{Dims, Error, Result, Tensor};

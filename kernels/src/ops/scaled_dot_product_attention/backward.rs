@@ -9,8 +9,10 @@ use phalanx_tensor::{Result, Tensor};
 
 use super::cuda;
 use super::dropout::Keep;
+use super::forward::PIECES;
+use super::group::Groups;
 use super::operand::{Cut, Heads, Mask, Rows, carve, empty_as, empty_joined, padded, store};
-use super::tile::{self, Changes, Differentiate, KEYS_BACKWARD, QUERIES, Stats};
+use super::tile::{self, Changes, Differentiate, KEYS_BACKWARD, QUERIES, ROOM, Stats};
 use super::{Attention, Problem};
 use crate::check;
 use crate::gemm::Cell;
@@ -35,6 +37,22 @@ pub fn scaled_dot_product_attention_backward(
 ) -> Result<[Option<Tensor>; 4]> {
     const OP: &str = "scaled_dot_product_attention_backward";
     let problem = Problem::new(OP, [query, key, value], mask, config)?;
+    if let Some(groups) = Groups::new(&problem, query, mask, config) {
+        let mask = groups.join_mask(&problem, query, mask)?;
+        let [query, out, stats, dy] = [query, out, stats, dy].map(|t| groups.join(t));
+        let (config, inputs) =
+            (Attention { enable_gqa: false, scale: Some(problem.scale), ..*config }, [&query?, key, value]);
+        let [dq, dk, dv, slopes] = scaled_dot_product_attention_backward(
+            inputs,
+            mask.as_ref(),
+            [&out?, &stats?],
+            &dy?,
+            &config,
+            needs,
+        )?;
+        let part = |made: Option<Tensor>| made.map(|made| groups.part(&made)).transpose();
+        return Ok([part(dq)?, dk, dv, part(slopes)?]);
+    }
     // The scores and the gradient of the probabilities, then what is asked for.
     let [depth, value_depth] = [problem.depth, problem.value_depth];
     let asked = [(needs[0], depth), (needs[1], depth), (needs[2], value_depth)];
@@ -120,6 +138,8 @@ struct Scratch<'a, T> {
     slopes: &'a mut [T],
     bias: &'a mut [T],
     kept: &'a mut [T],
+    /// Zeros, and scores of few queries.
+    room: &'a mut [T],
 }
 
 /// What is held of a block of queries: themselves and the output's gradient as columns, and room for rows.
@@ -176,7 +196,8 @@ impl<T: Real> Pass<'_, T> {
                 slopes: slopes.next().unwrap_or_default(),
             })
             .collect();
-        pool.for_each_chunk(&mut heads, 1, |_, heads| {
+        let together = (heads.len() / (PIECES * pool.threads())).max(1);
+        pool.for_each_chunk(&mut heads, together, |_, heads| {
             heads.iter_mut().for_each(|part| self.run_part(part));
         });
         Ok(())
@@ -189,18 +210,21 @@ impl<T: Real> Pass<'_, T> {
             [self.inputs[1].room(p.keys), self.inputs[2].room(p.keys), p.keys * depth, p.keys * value];
         let block = [depth, depth, depth, value, value, value].map(|row| QUERIES * row);
         let tile = |wanted: bool| if wanted { KEYS_BACKWARD * QUERIES } else { 0 };
-        let tiles =
-            [tile(true), tile(true), tile(!matches!(self.mask, Mask::None)), tile(self.keep.is_some())];
+        // A mask's tile is turned from rows beside it.
+        let bias = 2 * tile(!matches!(self.mask, Mask::None));
+        let tiles = [tile(true), tile(true), bias, tile(self.keep.is_some()), ROOM];
         carve(whole, |[keys, values, dk, dv]| {
             let keys = self.inputs[1].rows(part.key_head, 0, [p.keys; 2], keys);
             let values = self.inputs[2].rows(part.key_head, 0, [p.keys; 2], values);
             dk.fill(T::Wide::ZERO);
             dv.fill(T::Wide::ZERO);
             carve(block, |[dq, rows, columns, dy_rows, dy_columns, out_rows]| {
-                carve(tiles, |[scores, slopes, bias, kept]| {
+                carve(tiles, |[scores, slopes, bias, kept, room]| {
+                    room.fill(T::Wide::ZERO);
                     let (dk, dv) = (&mut *dk, &mut *dv);
                     let queries = Queries { dq, rows, columns, dy_rows, dy_columns, out_rows };
-                    let mut scratch = Scratch { keys, values, dk, dv, queries, scores, slopes, bias, kept };
+                    let mut scratch =
+                        Scratch { keys, values, dk, dv, queries, scores, slopes, bias, kept, room };
                     for member in 0..p.group {
                         let mut first = 0;
                         while first < p.queries {
@@ -249,8 +273,8 @@ impl<T: Real> Pass<'_, T> {
         dq.fill(T::Wide::ZERO);
         for tile in p.tiles::<T::Wide>(head, [first, count], seen, KEYS_BACKWARD) {
             let (keys, values) = (s.keys.from(tile.key), s.values.from(tile.key));
-            tile.products(keys, (q.columns, p.depth), s.scores);
-            tile.products(values, (q.dy_columns, p.value_depth), s.slopes);
+            tile.products(keys, (q.columns, p.depth), s.room, s.scores);
+            tile.products(values, (q.dy_columns, p.value_depth), s.room, s.slopes);
             dispatch(Differentiate {
                 tile,
                 changes: Changes {

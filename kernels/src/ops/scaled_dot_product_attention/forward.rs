@@ -8,10 +8,13 @@ use phalanx_tensor::{Result, Tensor};
 use super::Problem;
 use super::dropout::Keep;
 use super::operand::{Cut, Heads, Mask, Rows, carve, padded, store};
-use super::tile::{self, Changes, Exponentials, KEYS, QUERIES};
+use super::tile::{self, Changes, Exponentials, KEYS, QUERIES, ROOM};
 use crate::gemm::Cell;
 use crate::real::Real;
 use crate::simd::{Float, dispatch};
+
+/// Pieces for each thread, where there are so many heads.
+pub(super) const PIECES: usize = 16;
 
 /// A part of one head's queries, worked on by one thread.
 struct Part<'a, T: Real> {
@@ -46,7 +49,8 @@ pub(super) fn run<T: Real>(
     let parts = places.zip(cut.cells(&mut out, size)).zip(stats);
     let mut parts: Vec<_> =
         parts.map(|(((head, first), out), stats)| Part { head, first, out, stats }).collect();
-    pool.for_each_chunk(&mut parts, 1, |_, parts| {
+    let together = (parts.len() / (PIECES * pool.threads())).max(1);
+    pool.for_each_chunk(&mut parts, together, |_, parts| {
         parts.iter_mut().for_each(|part| part.run(&problem, &inputs, &mask, keep));
     });
     Ok(())
@@ -70,14 +74,16 @@ impl<T: Real> Part<'_, T> {
             QUERIES * depth_row,
             QUERIES * value_row,
             tile(true),
-            tile(!matches!(mask, Mask::None)),
+            2 * tile(!matches!(mask, Mask::None)), // a mask's tile is turned from rows beside it
             tile(keep.is_some()),
+            ROOM,
         ];
-        carve(lens, |[keys, values, rows, columns, out, scores, bias, kept]| {
+        carve(lens, |[keys, values, rows, columns, out, scores, bias, kept, room]| {
+            room.fill(T::Wide::ZERO);
             let key_head = self.head / problem.group;
             let keys = inputs[1].rows(key_head, 0, [seen; 2], keys);
             let values = inputs[2].rows(key_head, 0, [seen; 2], values);
-            let mut scratch = Scratch { keys, values, rows, columns, out, scores, bias, kept };
+            let mut scratch = Scratch { keys, values, rows, columns, out, scores, bias, kept, room };
             let mut at = 0;
             while at < self.out.rows() {
                 at += self.block(problem, &inputs[0], (mask, keep), at, &mut scratch);
@@ -104,7 +110,7 @@ impl<T: Real> Part<'_, T> {
         let mut factors = [T::Wide::ONE; QUERIES];
         out.fill(T::Wide::ZERO);
         for tile in problem.tiles::<T::Wide>(self.head, [first, count], seen, KEYS) {
-            tile.products(s.keys.from(tile.key), (s.columns, problem.depth), s.scores);
+            tile.products(s.keys.from(tile.key), (s.columns, problem.depth), s.room, s.scores);
             dispatch(Exponentials {
                 tile,
                 changes: Changes {
@@ -142,4 +148,6 @@ struct Scratch<'a, T> {
     scores: &'a mut [T],
     bias: &'a mut [T],
     kept: &'a mut [T],
+    /// Zeros, and scores of few queries.
+    room: &'a mut [T],
 }

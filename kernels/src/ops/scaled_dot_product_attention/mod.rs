@@ -4,6 +4,7 @@
 //! tile      a block of keys against a block of queries
 //! operand   strided tensors as padded rows; masks as tiles
 //! first_keys  the first key that a query sees, and blocks that end where documents do
+//! group     queries of heads that share a key head as those of one
 //! dropout   probabilities left out, by their place
 //! forward   all blocks of a head      backward   the same
 //! cuda      the same on a GPU
@@ -14,6 +15,7 @@ mod cuda;
 mod dropout;
 mod first_keys;
 mod forward;
+mod group;
 mod operand;
 mod tile;
 
@@ -22,6 +24,7 @@ use phalanx_tensor::{DType, Dims, Error, Result, Tensor, broadcast_shapes};
 pub use backward::scaled_dot_product_attention_backward;
 pub use dropout::{AttentionDropout, attention_keep};
 
+use group::Groups;
 use tile::Tile;
 
 use crate::check;
@@ -81,6 +84,12 @@ pub fn scaled_dot_product_attention(
 ) -> Result<(Tensor, Tensor)> {
     const OP: &str = "scaled_dot_product_attention";
     let problem = Problem::new(OP, [query, key, value], mask, config)?;
+    if let Some(groups) = Groups::new(&problem, query, mask, config) {
+        let mask = groups.join_mask(&problem, query, mask)?;
+        let config = Attention { enable_gqa: false, scale: Some(problem.scale), ..*config };
+        let made = scaled_dot_product_attention(&groups.join(query)?, key, value, mask.as_ref(), &config)?;
+        return Ok((groups.part(&made.0)?, groups.part(&made.1)?));
+    }
     problem.count(problem.depth + problem.value_depth);
     let mut shape = Dims::from_slice(query.shape());
     shape[query.rank() - 1] = problem.value_depth;

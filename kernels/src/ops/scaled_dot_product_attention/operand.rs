@@ -4,7 +4,7 @@
 use phalanx_tensor::{DType, Dims, Element, Loops, Read, Result, Tensor, Write};
 
 use super::first_keys::FirstKeys;
-use super::tile::{QUERIES, Tile};
+use super::tile::{QUERIES, Tile, Transpose};
 use crate::gemm::{Cell, MatRef, Scratch, with_scratch};
 use crate::real::Real;
 use crate::simd::{Float, Isa, Kernel, Vector, dispatch};
@@ -279,14 +279,16 @@ impl<'a, T: Real> Mask<'a, T> {
         }
     }
 
-    /// What is added to a tile's scores [keys, width], in `to`; nothing without a mask.
+    /// What is added to a tile's scores [keys, width], in the first half of `to`; nothing without a mask.
     pub(super) fn tile<'b>(&self, tile: &Tile, to: &'b mut [T::Wide]) -> Option<&'b [T::Wide]> {
+        let (to, rows) = to.split_at_mut(to.len() / 2);
         match self {
             Mask::None => return None,
-            Mask::Bool(mask) => {
-                mask.turned(tile, to, |seen| if seen == 0 { -T::Wide::INFINITY } else { T::Wide::ZERO });
-            }
-            Mask::Float(mask) => mask.turned(tile, to, T::widen),
+            Mask::Bool(mask) => mask.turned(tile, to, rows, |seen, to| {
+                let hidden = |&seen: &u8| if seen == 0 { -T::Wide::INFINITY } else { T::Wide::ZERO };
+                to.iter_mut().zip(seen).for_each(|(to, seen)| *to = hidden(seen));
+            }),
+            Mask::Float(mask) => mask.turned(tile, to, rows, T::widen_all),
             Mask::First(first) => return first.tile(tile, to),
         }
         Some(&to[..tile.keys * tile.width])
@@ -294,14 +296,28 @@ impl<'a, T: Real> Mask<'a, T> {
 }
 
 impl<T: Element> Heads<'_, T> {
-    /// A tile's elements [queries, keys] as [keys, width].
-    fn turned<U: Float>(&self, tile: &Tile, to: &mut [U], f: impl Fn(T) -> U) {
+    /// A tile's elements [queries, keys], converted some neighbours at a time into `rows`, as [keys, width].
+    fn turned<U: Float>(&self, tile: &Tile, to: &mut [U], rows: &mut [U], convert: impl Fn(&[T], &mut [U])) {
         let first = self.starts[tile.head] + tile.query * self.row_stride + tile.key * self.col_stride;
-        for (k, to) in to.chunks_exact_mut(tile.width).take(tile.keys).enumerate() {
-            to[tile.queries..].fill(U::ZERO);
-            for (q, to) in to[..tile.queries].iter_mut().enumerate() {
-                *to = f(self.elements[first + k * self.col_stride + q * self.row_stride]);
+        let row = |q: usize, rows: &mut [U]| {
+            let from = &self.elements[first + q * self.row_stride..];
+            match self.col_stride {
+                1 => convert(&from[..rows.len()], rows),
+                apart => {
+                    rows.chunks_mut(1).enumerate().for_each(|(k, to)| convert(&from[k * apart..][..1], to))
+                }
             }
+        };
+        if self.row_stride == 0 {
+            row(0, &mut rows[..tile.keys]);
+            to.chunks_exact_mut(tile.width).zip(&*rows).take(tile.keys).for_each(|(to, &x)| to.fill(x));
+            return;
         }
+        let stride = padded::<U>(tile.keys);
+        let (filled, rest) = rows[..tile.width * stride].split_at_mut(tile.queries * stride);
+        filled.chunks_exact_mut(stride).enumerate().for_each(|(q, to)| row(q, &mut to[..tile.keys]));
+        rest.fill(U::ZERO);
+        let rows = Rows { elements: rows, stride, width: stride };
+        dispatch(Transpose { rows, factor: U::ONE, to, width: tile.width });
     }
 }

@@ -131,6 +131,12 @@ fn forward_and_backward_equal_the_formula() {
         check(dtype, [4, 2], [9, 9, 8, 8], true, Masked::No);
         check(dtype, [2, 2], [7, 12, 16, 5], false, Masked::Bool);
         check(dtype, [4, 1], [6, 5, 17, 16], false, Masked::Float);
+        // One query, of heads that share a key head and of such that do not.
+        for (heads, masked) in
+            [([4, 2], Masked::No), ([6, 1], Masked::Bool), ([4, 2], Masked::Float), ([2, 2], Masked::Bool)]
+        {
+            check(dtype, heads, [1, 150, 17, 5], false, masked);
+        }
     }
 }
 
@@ -139,6 +145,29 @@ fn several_blocks_of_queries_and_keys_equal_the_formula() {
     check(DType::F32, [2, 1], [130, 201, 40, 33], false, Masked::No);
     check(DType::F64, [1, 1], [201, 201, 24, 64], true, Masked::No);
     check(DType::F32, [1, 1], [70, 130, 64, 64], true, Masked::Float);
+}
+
+#[test]
+fn a_query_has_the_same_bits_among_few_and_many() {
+    for dtype in FLOATS {
+        for (s, d) in [(1, 5), (33, 16), (129, 40), (300, 7)] {
+            let [q, k, v, mask] =
+                [[70, d], [s, d], [s, 9], [70, s]].map(|shape| make(&shape, dtype, &floats(-1.0, 1.3)));
+            let run = |count: usize, mask: &Tensor| {
+                let q = q.narrow(0, 0, count).unwrap();
+                let mask = mask.narrow(0, 0, count).unwrap();
+                let made = scaled_dot_product_attention(&q, &k, &v, Some(&mask), &Attention::default());
+                values(&made.unwrap().0)
+            };
+            // A mask of rows, of columns, and one of a single row for all.
+            let columns = mask.transpose(0, 1).unwrap().contiguous().unwrap().transpose(0, 1).unwrap();
+            let all = run(70, &mask);
+            assert_eq!(run(70, &columns), all);
+            (1..=6).for_each(|count| assert_eq!(run(count, &columns), all[..count * 9], "{dtype} {count}"));
+            let one = mask.narrow(0, 0, 1).unwrap().broadcast_to(&[70, s]).unwrap();
+            assert_eq!(run(70, &one), run(70, &one.contiguous().unwrap()));
+        }
+    }
 }
 
 #[test]

@@ -3,8 +3,8 @@
 //! Scores lie transposed, a row a key and a lane a query: then the softmax runs down the columns and needs no sums across
 //! lanes, and the products that follow read the tile as it lies.
 
-use super::operand::Rows;
-use crate::gemm::{MatMut, MatRef, gemm_small};
+use super::operand::{Rows, padded};
+use crate::gemm::{MatMut, MatRef, gemm_few, gemm_small};
 use crate::rows::lanes;
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Vector, dispatch};
 
@@ -14,6 +14,11 @@ pub(super) const QUERIES: usize = 64;
 pub(super) const KEYS: usize = 128;
 /// Keys a block has at most in the backward pass, where two tiles share the caches with eight matrices.
 pub(super) const KEYS_BACKWARD: usize = 64;
+
+/// So few queries have their scores made as rows.
+const FEW_QUERIES: usize = 4;
+/// The elements of the room for that.
+pub(super) const ROOM: usize = LANES_MAX * KEYS;
 
 /// Where a tile lies. Widths and rows are padded to multiples of the longest vector.
 #[derive(Clone, Copy)]
@@ -47,13 +52,22 @@ impl Tile {
     }
 
     /// The tile of the inner products of keys [keys, row] and queries [depth, width]; 0 in places where whole blocks of
-    /// registers are hidden.
+    /// registers are hidden. Those of few queries are made as rows in `room`, for then vectors hold keys.
     pub(super) fn products<T: Float>(
         &self,
         keys: Rows<'_, T>,
         (queries, depth): (&[T], usize),
+        room: &mut [T],
         to: &mut [T],
     ) {
+        if self.queries <= FEW_QUERIES {
+            let stride = padded::<T>(self.keys);
+            let queries = MatRef::new(queries, self.queries, depth, 1, self.width);
+            let keys = keys.matrix(self.keys, depth).transposed();
+            gemm_few(queries, keys, MatMut::new(room, self.queries, self.keys, stride, 1));
+            let rows = Rows { elements: room, stride, width: stride };
+            return dispatch(Transpose { rows, factor: T::ONE, to, width: self.width });
+        }
         gemm_small(
             keys.matrix(self.keys, depth),
             MatRef::new(queries, depth, self.width, self.width, 1),
@@ -66,9 +80,9 @@ impl Tile {
     /// `to[q] += Σ_k tile[k, q] from[k]` for rows of keys and queries.
     pub(super) fn sum_keys<T: Float>(&self, tile: &[T], from: Rows<'_, T>, to: &mut [T]) {
         gemm_small(
-            MatRef::new(tile, self.width, self.keys, 1, self.width),
+            MatRef::new(tile, self.queries, self.keys, 1, self.width),
             from.matrix(self.keys, from.width),
-            MatMut::new(to, self.width, from.width, from.width, 1),
+            MatMut::new(to, self.queries, from.width, from.width, 1),
             true,
             |queries, _| 0..self.seen(queries.end - 1),
         );
@@ -77,11 +91,11 @@ impl Tile {
     /// `to[k] += Σ_q tile[k, q] from[q]` for rows of keys and queries.
     pub(super) fn sum_queries<T: Float>(&self, tile: &[T], from: Rows<'_, T>, to: &mut [T]) {
         gemm_small(
-            MatRef::new(tile, self.keys, self.width, self.width, 1),
-            from.matrix(self.width, from.width),
+            MatRef::new(tile, self.keys, self.queries, self.width, 1),
+            from.matrix(self.queries, from.width),
             MatMut::new(to, self.keys, from.width, from.width, 1),
             true,
-            |keys, _| self.first_seeing(keys.start)..self.width,
+            |keys, _| self.first_seeing(keys.start).min(self.queries)..self.queries,
         );
     }
 }

@@ -1,6 +1,6 @@
 //! The launches of `sort.cu`.
 
-use phalanx_tensor::cuda::{Args, Grid, Program, Scratch};
+use phalanx_tensor::cuda::{Args, Grid, Program};
 use phalanx_tensor::{Result, Tensor};
 
 use crate::cuda::{File, PRELUDE};
@@ -12,7 +12,7 @@ const TILE_MAX: usize = 1024;
 /// Bytes of a pair.
 const ITEM_BYTES: usize = 16;
 
-/// The first `k` of each line of `n`, which are the last dimension; there are elements.
+/// The first `k` of each line of `n`, which are the last dimension and lie together; there are elements.
 pub(super) fn arrange(
     op: &'static str,
     lines: &Tensor,
@@ -26,14 +26,13 @@ pub(super) fn arrange(
     let kernel = |entry| gpu.kernel(op, &program, entry);
     let (count, padded) = (lines.numel() / n, n.next_power_of_two().max(2));
     let tile = padded.min(TILE_MAX);
-    let gathered = (!lines.is_contiguous()).then(|| Scratch::of(op, lines)).transpose()?;
     let items = gpu.scratch(op, count * padded * ITEM_BYTES)?;
-    let x = |args| match &gathered {
-        Some(gathered) => Ok(Args::scratch(args, gathered)),
-        None => Args::read(args, lines),
-    };
     let tiles = Grid::new(count * (padded / tile), tile as u32 / 2);
-    let args = x(Args::new(op, gpu).scratch(&items))?.value([n as u64, padded as u64, u64::from(descending)]);
+    let args = Args::new(op, gpu).scratch(&items).read(lines)?.value([
+        n as u64,
+        padded as u64,
+        u64::from(descending),
+    ]);
     kernel("sort_tiles")?.launch(tiles, args)?;
     let pairs = count * padded / 2;
     let mut size = 2 * tile;
@@ -50,6 +49,6 @@ pub(super) fn arrange(
         size *= 2;
     }
     let sizes = [n, padded, k, count * k].map(|x| x as u64);
-    let args = x(Args::new(op, gpu).write(values)?.write(indices)?.scratch(&items))?.value(sizes);
+    let args = Args::new(op, gpu).write(values)?.write(indices)?.scratch(&items).read(lines)?.value(sizes);
     kernel("take")?.launch(Grid::new((count * k).div_ceil(256), 256), args)
 }

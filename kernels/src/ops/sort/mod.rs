@@ -1,14 +1,12 @@
 //! Orders along a dimension.
 
+mod best;
 mod cuda;
+mod items;
+mod keys;
+mod lines;
 
-use std::cmp::Ordering;
-
-use phalanx_tensor::{DType, Dim, Element, Error, Result, Tensor};
-
-use crate::pointwise::PIECE;
-use crate::real::for_element;
-use crate::source::Source;
+use phalanx_tensor::{DType, Dim, Error, Result, Tensor};
 
 /// The elements along `dim` in ascending (or descending) order, and where each was, i64. Stable; a NaN counts as
 /// larger than any number.
@@ -44,69 +42,29 @@ fn ordered(op: &'static str, x: &Tensor, dim: usize, k: usize, descending: bool)
         let (values, indices) = ordered(op, &x.unsqueeze(0)?, 0, k, descending)?;
         return if k == 1 { Ok((values.squeeze(0)?, indices.squeeze(0)?)) } else { Ok((values, indices)) };
     }
-    let lines = x.transpose(dim, -1)?;
+    let lines = x.transpose(dim, -1)?.contiguous()?;
     let n = x.shape()[dim];
     let mut shape = lines.shape().to_vec();
     shape[x.rank() - 1] = k;
     let mut values = Tensor::empty_for(op, &shape, x.dtype(), x.device())?;
     let mut indices = Tensor::empty_for(op, &shape, DType::I64, x.device())?;
-    if x.device().is_cuda() && values.numel() > 0 {
-        cuda::arrange(op, &lines, [n, k], descending, [&mut values, &mut indices])?;
-    } else if !x.device().is_meta() && values.numel() > 0 {
-        for_element!(x.dtype(), T => arrange::<T>(op, &lines, n, k, descending, &mut values, &mut indices))?;
+    if values.numel() > 0 && !x.device().is_meta() {
+        let arrange = match x.dtype().size() {
+            _ if x.device().is_cuda() => cuda::arrange,
+            1 => lines::arrange::<u8>,
+            2 => lines::arrange::<u16>,
+            4 => lines::arrange::<u32>,
+            _ => lines::arrange::<u64>,
+        };
+        arrange(op, &lines, [n, k], descending, [&mut values, &mut indices])?;
     }
     let back = |t: Tensor| t.transpose(dim, -1)?.contiguous();
     Ok((back(values)?, back(indices)?))
 }
 
-fn arrange<T: Element>(
-    op: &'static str,
-    lines: &Tensor,
-    n: usize,
-    k: usize,
-    descending: bool,
-    values: &mut Tensor,
-    indices: &mut Tensor,
-) -> Result<()> {
-    let source = Source::<T>::open(op, lines, lines.shape())?;
-    let pool = lines.device().pool()?;
-    let mut pairs = vec![(T::zeroed(), 0); lines.numel()];
-    let _use = lines.device().ledger()?.scratch_of(size_of_val(&pairs[..]));
-    let lines_a_piece = PIECE.div_ceil(n);
-    // With the index as the last word an unstable order is the stable one.
-    let order = |a: &(T, usize), b: &(T, usize)| {
-        let by_value = compare(a.0, b.0);
-        if descending { by_value.reverse() } else { by_value }.then(a.1.cmp(&b.1))
-    };
-    pool.for_each_chunk(&mut pairs, lines_a_piece * n, |piece, pairs| {
-        let mut line = vec![T::zeroed(); n];
-        for (i, pairs) in pairs.chunks_mut(n).enumerate() {
-            source.copy_to((piece * lines_a_piece + i) * n, &mut line);
-            let numbered = line.iter().enumerate().map(|(i, &x)| (x, i));
-            pairs.iter_mut().zip(numbered).for_each(|(to, pair)| *to = pair);
-            if k < n {
-                pairs.select_nth_unstable_by(k, order);
-            }
-            pairs[..k].sort_unstable_by(order);
-        }
-    });
-    let (mut values, mut indices) = (values.write::<T>(op)?, indices.write::<i64>(op)?);
-    let first = pairs.chunks(n).flat_map(|pairs| &pairs[..k]);
-    for ((value, index), &(x, i)) in values.iter_mut().zip(indices.iter_mut()).zip(first) {
-        (*value, *index) = (x, i as i64);
-    }
-    Ok(())
-}
-
-/// A NaN after all numbers; two are equal.
-fn compare<T: Element>(a: T, b: T) -> Ordering {
-    let is_nan = |x: T| x.partial_cmp(&x).is_none();
-    a.partial_cmp(&b).unwrap_or_else(|| is_nan(a).cmp(&is_nan(b)))
-}
-
 #[cfg(test)]
 mod tests {
-    use phalanx_tensor::{Device, Tensor};
+    use phalanx_tensor::{DType, Device, Tensor};
 
     use super::*;
     use crate::testing::{FLOATS, make, values};
@@ -133,5 +91,64 @@ mod tests {
         assert_eq!(sort(&x, 0, false).unwrap().1.to_vec::<i64>().unwrap(), [2, 0, 3, 1]);
         assert_eq!(sort(&x, 0, true).unwrap().1.to_vec::<i64>().unwrap(), [1, 3, 0, 2]);
         assert!(topk(&x, 5, 0, true).is_err());
+    }
+
+    /// The order of a line by comparing: stable, NaN above all numbers.
+    fn plain_order(line: &[f64], descending: bool) -> Vec<i64> {
+        let compare = |a: f64, b: f64| a.partial_cmp(&b).unwrap_or_else(|| a.is_nan().cmp(&b.is_nan()));
+        let mut order: Vec<i64> = (0..line.len() as i64).collect();
+        order.sort_by(|&i, &j| {
+            let by_value = compare(line[i as usize], line[j as usize]);
+            if descending { by_value.reverse() } else { by_value }
+        });
+        order
+    }
+
+    #[test]
+    fn every_dtype_size_and_number_of_threads_has_the_order_of_comparing() {
+        let device = Device::Cpu(930);
+        let odd = |i: usize| match i % 13 {
+            0 => f64::NAN,
+            1 => -0.0,
+            2 => 0.0,
+            3 => f64::NEG_INFINITY,
+            _ => ((i * 7919) % 257) as f64 - 100.0,
+        };
+        let whole = |i: usize| ((i * 7919) % 127) as f64;
+        let far = |i: usize| ((i * 7919) % 10_007) as f64 * if i.is_multiple_of(2) { 1e5 } else { -1e5 };
+        let dtypes =
+            [DType::I32, DType::I64, DType::U8].map(|dtype| (dtype, &whole as &dyn Fn(usize) -> f64));
+        let floats = FLOATS.map(|dtype| (dtype, &odd as &dyn Fn(usize) -> f64));
+        let wide = [DType::F64, DType::I64].map(|dtype| (dtype, &far as &dyn Fn(usize) -> f64));
+        for (dtype, fill) in dtypes.into_iter().chain(floats).chain(wide) {
+            for shape in [[3, 0], [0, 3], [2, 1], [5, 7], [300, 33], [3, 129], [2, 1500], [1, 40_000]] {
+                let n = shape[1];
+                let x = make(&shape, dtype, fill);
+                let lines: Vec<Vec<f64>> = values(&x).chunks(n.max(1)).map(<[f64]>::to_vec).collect();
+                for (threads, descending) in [(1, false), (3, true)] {
+                    device.set_threads(threads).unwrap();
+                    let x = x.to_device(device, true).unwrap();
+                    let picked = |k: usize| -> Vec<i64> {
+                        lines.iter().flat_map(|line| plain_order(line, descending)[..k].to_vec()).collect()
+                    };
+                    let across = x.transpose(0, 1).unwrap().contiguous().unwrap();
+                    for (x, dim) in [(&x, 1), (&across.transpose(0, 1).unwrap(), 1), (&across, 0)] {
+                        let turned = |t: Tensor| if dim == 0 { t.transpose(0, 1).unwrap() } else { t };
+                        for k in [0, 1, 2, n / 5, n].into_iter().filter(|&k| k <= n) {
+                            let (best, at) = topk(x, k, dim, descending).unwrap();
+                            let at = turned(at).contiguous().unwrap();
+                            assert_eq!(at.to_vec::<i64>().unwrap(), picked(k), "{dtype} {shape:?} {k}");
+                            let bits = |t: &Tensor| t.to_device(Device::CPU, true).unwrap();
+                            let x = turned(x.clone());
+                            let wanted = values(&bits(&crate::ops::gather(&x, 1, &at).unwrap()));
+                            let got = values(&bits(&turned(best)));
+                            assert!(got.iter().zip(&wanted).all(|(a, b)| a.to_bits() == b.to_bits()));
+                        }
+                        let sorted = turned(sort(x, dim, descending).unwrap().1).contiguous().unwrap();
+                        assert_eq!(sorted.to_vec::<i64>().unwrap(), picked(n));
+                    }
+                }
+            }
+        }
     }
 }

@@ -9,27 +9,47 @@ use crate::simd::halves::{Halves, padded};
 /// At most 8 words, then zeros.
 #[inline(always)]
 fn load(src: &[u16]) -> __m128i {
-    let words: [u16; 8];
-    let src = if src.len() >= 8 {
-        src
-    } else {
-        words = padded(src, 0);
-        &words
-    };
-    // SAFETY: the CPU, and `src` has 8 elements.
-    unsafe { _mm_loadu_si128(src.as_ptr().cast()) }
+    let (at, len) = (src.as_ptr(), src.len());
+    // SAFETY: the CPU, and only elements of `src` are read: four at the front, then two, then one, as many as there are.
+    unsafe {
+        if len >= 8 {
+            return _mm_loadu_si128(at.cast());
+        }
+        let mut rest = 0;
+        if len & 2 != 0 {
+            rest = u64::from(at.add(len & 4).cast::<u32>().read_unaligned());
+        }
+        if len & 1 != 0 {
+            rest |= u64::from(*at.add(len - 1)) << (16 * (len & 2));
+        }
+        match len & 4 {
+            0 => _mm_set_epi64x(0, rest as i64),
+            _ => _mm_set_epi64x(rest as i64, at.cast::<i64>().read_unaligned()),
+        }
+    }
 }
 
 /// Writes as many words as `dst` has room for.
 #[inline(always)]
 fn store(words: __m128i, dst: &mut [u16]) {
-    if dst.len() >= 8 {
-        // SAFETY: the CPU, and `dst` has 8 elements.
-        unsafe { _mm_storeu_si128(dst.as_mut_ptr().cast(), words) }
-    } else {
-        let mut all = [0; 8];
-        store(words, &mut all);
-        dst.copy_from_slice(&all[..dst.len()]);
+    let (at, len) = (dst.as_mut_ptr(), dst.len());
+    // SAFETY: the CPU, and only elements of `dst` are written: four at the front, then two, then one, as many as there are.
+    unsafe {
+        if len >= 8 {
+            return _mm_storeu_si128(at.cast(), words);
+        }
+        let mut rest = _mm_cvtsi128_si64(words);
+        if len & 4 != 0 {
+            at.cast::<i64>().write_unaligned(rest);
+            rest = _mm_extract_epi64::<1>(words);
+        }
+        if len & 2 != 0 {
+            at.add(len & 4).cast::<u32>().write_unaligned(rest as u32);
+            rest >>= 32;
+        }
+        if len & 1 != 0 {
+            at.add(len - 1).write(rest as u16);
+        }
     }
 }
 

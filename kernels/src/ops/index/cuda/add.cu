@@ -89,7 +89,7 @@ extern "C" __global__ void row_starts(u32* starts, const u32* keys, u32 n, u32 r
     starts[row] = low;
 }
 
-// What is done with a row's sum; without one, STORE leaves zeros.
+// What is done with a row's sum. STORE's begin at 0, and without one it leaves zeros.
 enum { STORE, ADD_ROUNDED, ADD_SCALED };
 
 template <int LEN> struct Lanes {
@@ -119,7 +119,10 @@ DEVICE void add_rows(T* out, const T* source, const u32* starts, const u32* posi
         for (u32 p = begin; p < end; p++) {
             const Lanes<LEN> x = *(const Lanes<LEN>*)(from + positions[p] * inner + i);
 #pragma unroll
-            for (int l = 0; l < LEN; l++) sums[l] = p == begin ? S(widen(x.at[l])) : plus(sums[l], S(widen(x.at[l])));
+            for (int l = 0; l < LEN; l++) {
+                const S more = S(widen(x.at[l]));
+                sums[l] = p == begin && kind != STORE ? more : plus(sums[l], more);
+            }
         }
         Lanes<LEN>* to = (Lanes<LEN>*)(out + nth * inner + i);
         Lanes<LEN> y;

@@ -1,10 +1,14 @@
 //! Conversions between dtypes.
 
+pub(crate) mod convert;
+
+use convert::{convert, convert_to_bool};
 use phalanx_tensor::{DType, Element, Result, Tensor, bf16, f16};
 
 use crate::pointwise::cuda::{Expression, Numbers, converted_name};
-use crate::pointwise::{map_blocks, map_scalar};
+use crate::pointwise::{in_order, map_blocks};
 use crate::real::{Real, for_element};
+use crate::simd::{cut_i32, cut_i64};
 
 /// `x` in another dtype; `x` itself if it has that dtype. Floats round to nearest even, float to integer truncates
 /// (saturating, NaN to 0; a u8 keeps the low bits), anything to bool is `x != 0`.
@@ -15,36 +19,32 @@ pub fn cast(x: &Tensor, dtype: DType) -> Result<Tensor> {
     if x.dtype() == dtype {
         return Ok(x.clone());
     }
-    let mut out = Tensor::empty_for("cast", x.shape(), dtype, x.device())?;
-    cast_into(x, &mut out)?;
-    Ok(out)
+    in_order(OP, dtype, [x], |[x], out| cast_into(x, out))
 }
+
+const OP: &str = "cast";
 
 /// [`cast`] into a contiguous tensor of `x`'s shape.
 pub(crate) fn cast_into(x: &Tensor, out: &mut Tensor) -> Result<()> {
     let text = if out.dtype() == DType::Bool { "x[0] != 0" } else { "convert<OUT>(x[0])" };
     let cuda = &Expression { text, value: converted_name(x.dtype()), numbers: Numbers::Integers(&[]) };
-    if out.dtype() == DType::Bool {
-        return for_element!(x.dtype(), T => {
-            map_scalar("cast", |[x]: [T; 1]| u8::from(x.to_f64() != 0.0), cuda, [x], out)
-        });
-    }
     match (x.dtype(), out.dtype()) {
-        _ if out.device().is_cuda() || out.device().is_meta() => {}
-        (DType::F32, DType::BF16) | (DType::BF16, DType::F32) => return in_vectors::<bf16>(x, out),
-        (DType::F32, DType::F16) | (DType::F16, DType::F32) => return in_vectors::<f16>(x, out),
-        _ => {}
+        (DType::F32, DType::BF16) | (DType::BF16, DType::F32) => between::<bf16>(x, out, cuda),
+        (DType::F32, DType::F16) | (DType::F16, DType::F32) => between::<f16>(x, out, cuda),
+        (_, DType::Bool) => {
+            for_element!(x.dtype(), T => map_blocks(OP, &|[x], to| convert_to_bool::<T>(x, to), cuda, [x], out))
+        }
+        _ => for_element!(x.dtype(), T => for_element!(out.dtype(), U => {
+            map_blocks(OP, &|[x], to| convert::<T, U>(x, to), cuda, [x], out)
+        })),
     }
-    for_element!(x.dtype(), T => for_element!(out.dtype(), U => {
-        map_scalar("cast", |[x]: [T; 1]| <U as Number>::from_number(x), cuda, [x], out)
-    }))
 }
 
 /// Between f32 and a half type, either way.
-fn in_vectors<H: Real<Wide = f32>>(x: &Tensor, out: &mut Tensor) -> Result<()> {
+fn between<H: Real<Wide = f32>>(x: &Tensor, out: &mut Tensor, cuda: &Expression<'_>) -> Result<()> {
     match out.dtype() {
-        DType::F32 => map_blocks("cast", &|[x]: [&[H]; 1], to| H::widen_all(x, to), [x], out),
-        _ => map_blocks("cast", &|[x], to: &mut [H]| H::narrow_all(x, to), [x], out),
+        DType::F32 => map_blocks(OP, &|[x]: [&[H]; 1], to| H::widen_all(x, to), cuda, [x], out),
+        _ => map_blocks(OP, &|[x], to: &mut [H]| H::narrow_all(x, to), cuda, [x], out),
     }
 }
 
@@ -53,11 +53,10 @@ fn in_vectors<H: Real<Wide = f32>>(x: &Tensor, out: &mut Tensor) -> Result<()> {
 #[inline(always)]
 pub(crate) fn to_odd(x: f64) -> f32 {
     let nearest = x as f32;
-    if f64::from(nearest) == x || nearest.is_nan() || nearest.is_infinite() {
-        return nearest;
-    }
-    let towards_zero = nearest.to_bits() - u32::from(f64::from(nearest.abs()) > x.abs());
-    f32::from_bits(towards_zero | 1)
+    // Without branches, for vectors. Of an overflow this is the largest number, which a half rounds to infinity too.
+    let (size, wanted) = (f64::from(nearest.abs()), x.abs());
+    let (above, below) = (u32::from(size > wanted), u32::from(size < wanted));
+    f32::from_bits((nearest.to_bits() - above) | above | below)
 }
 
 /// A stored number.
@@ -116,13 +115,13 @@ macro_rules! number {
 }
 
 number! {
-    f64, false, x, x, x as i64, x, x as f64;
-    f32, false, x, f64::from(x), x as i64, x as f32, x as f32;
+    f64, false, x, x, cut_i64(x), x, x as f64;
+    f32, false, x, f64::from(x), cut_i64(x.into()), x as f32, x as f32;
     bf16, false, x, f64::from(x.widen()), x.widen() as i64, bf16::narrow(to_odd(x)), bf16::narrow(to_odd(x as f64));
     f16, false, x, f64::from(x.widen()), x.widen() as i64, f16::narrow(to_odd(x)), f16::narrow(to_odd(x as f64));
-    i64, true, x, x as f64, x, x as i64, x;
-    i32, true, x, f64::from(x), i64::from(x), x as i32, x as i32;
-    u8, true, x, f64::from(x), i64::from(x), x as i64 as u8, x as u8;
+    i64, true, x, x as f64, x, cut_i64(x), x;
+    i32, true, x, f64::from(x), i64::from(x), cut_i32(x), x as i32;
+    u8, true, x, f64::from(x), i64::from(x), cut_i64(x) as u8, x as u8;
 }
 
 #[cfg(test)]

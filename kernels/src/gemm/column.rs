@@ -1,0 +1,361 @@
+//! Products of one column: a matrix by a vector, and inner products.
+//!
+//! They make few sums, and long ones, so a sum is not one chain here. Its steps are cut into parts of [`PART`]. In a part, step
+//! s belongs to chain s mod [`chains`]; a chain is fused multiply-adds over its steps, ascending, begun at zero. Chains i and i +
+//! half are added, halving, until one is left. The parts' sums are added in ascending order. So the number of steps alone decides
+//! the order, and vectors and threads can follow it. Operands are read where they lie, halves too.
+
+#![allow(unsafe_code)]
+
+use phalanx_tensor::Pool;
+
+use super::batch::Batch;
+use super::element::GemmElem;
+use super::epilogue::{Epilogue, Write};
+use super::finish::FinishTile;
+use super::mat::{MatMut, MatRef};
+use super::scratch::with_scratch;
+use crate::simd::{Float, Isa, Kernel, LANES_MAX, Runner, Vector};
+
+/// Steps from which a column's sums have this order; shorter ones are one chain.
+pub(crate) const COLUMN_STEPS_MIN: usize = 64;
+/// Steps of a part.
+const PART: usize = 1 << 12;
+/// The most chains there are.
+const CHAINS_MAX: usize = 64;
+/// Bytes of all chains.
+const CHAIN_BYTES: usize = 256;
+/// Rows in a group whose steps lie side by side, and in one whose rows do.
+const ROWS_ALONG: usize = LANES_MAX;
+const ROWS_ACROSS: usize = 64;
+/// How many steps ahead rows that lie side by side are brought near.
+const AHEAD: usize = 12;
+
+/// How many chains sums of this type have.
+const fn chains<A>() -> usize {
+    CHAIN_BYTES / size_of::<A>()
+}
+
+/// [`super::gemm_batched`] for a B of one column and [`COLUMN_STEPS_MIN`] steps or more.
+///
+/// # Panics
+///
+/// If the shapes do not fit together, an item lies outside its slice, or two items share a place in C.
+pub(crate) fn gemm_column<T: GemmElem>(
+    pool: Option<&Pool>,
+    batch: Batch,
+    a: MatRef<'_, T>,
+    b: MatRef<'_, T>,
+    c: MatMut<'_, T>,
+    write: Write,
+    epilogue: Epilogue<'_, T>,
+) {
+    run(Runner::current(), pool, batch, a, b, c, (write, epilogue));
+}
+
+/// [`gemm_column`] on a given instruction set.
+pub(super) fn run<T: GemmElem>(
+    runner: Runner,
+    pool: Option<&Pool>,
+    batch: Batch,
+    a: MatRef<'_, T>,
+    b: MatRef<'_, T>,
+    mut c: MatMut<'_, T>,
+    (write, epilogue): (Write, Epilogue<'_, T>),
+) {
+    batch.check(&a, &b, &c, &epilogue);
+    assert!(b.cols() == 1, "got {} columns, wanted one", b.cols());
+    if a.rows() == 0 || batch.count == 0 {
+        return;
+    }
+    let columns = Columns::new(runner, batch, a, b, c.strides().0);
+    let group = columns.group;
+    with_scratch(columns.groups() * columns.parts * group, |sums: &mut [T::Acc]| {
+        let units = |first: usize, sums: &mut [T::Acc]| {
+            sums.chunks_exact_mut(group).enumerate().for_each(|(i, sums)| columns.sum(first + i, sums));
+        };
+        match pool.filter(|pool| pool.threads() > 1) {
+            Some(pool) => {
+                let together = (columns.groups() * columns.parts).div_ceil(8 * pool.threads());
+                pool.for_each_chunk(sums, together * group, |i, sums| units(i * together, sums));
+            }
+            None => units(0, sums),
+        }
+        columns.finish(sums, &mut c, write, epilogue);
+    });
+}
+
+/// The rows of all items of a batch, in groups; an item of one row is a row of a single item.
+struct Columns<'a, T> {
+    runner: Runner,
+    a: &'a [T],
+    b: &'a [T],
+    items: usize,
+    rows: usize,
+    steps: usize,
+    /// Elements of A, B and C from an item to the next, and from a row to the next.
+    item_apart: [usize; 3],
+    row_apart: [usize; 3],
+    /// Elements of A and B from a step to the next.
+    step_apart: [usize; 2],
+    /// Rows of a group.
+    group: usize,
+    /// Parts of k.
+    parts: usize,
+}
+
+impl<'a, T: GemmElem> Columns<'a, T> {
+    fn new(runner: Runner, batch: Batch, a: MatRef<'a, T>, b: MatRef<'a, T>, c_row: usize) -> Self {
+        let (rows, steps, (a_row, a_step)) = (a.rows(), a.cols(), a.strides());
+        let (item_apart, b_step) = ([batch.a, batch.b, batch.c], b.strides().0);
+        // The last item's bounds; the others lie before.
+        let _ = (a.shifted((batch.count - 1) * batch.a), b.shifted((batch.count - 1) * batch.b));
+        let (items, rows, row_apart) = match rows {
+            1 => (1, batch.count, item_apart),
+            _ => (batch.count, rows, [a_row, 0, c_row]),
+        };
+        let across = row_apart[0] == 1 && row_apart[1] == 0 && a_step != 1;
+        Columns {
+            runner,
+            a: a.data(),
+            b: b.data(),
+            items,
+            rows,
+            steps,
+            item_apart,
+            row_apart,
+            step_apart: [a_step, b_step],
+            group: if across { ROWS_ACROSS } else { ROWS_ALONG },
+            parts: steps.div_ceil(PART),
+        }
+    }
+
+    /// The groups of an item, and of all.
+    fn groups_of_item(&self) -> usize {
+        self.rows.div_ceil(self.group)
+    }
+
+    fn groups(&self) -> usize {
+        self.items * self.groups_of_item()
+    }
+
+    /// The item of a group, its first row, and how many rows it has.
+    fn place(&self, group: usize) -> (usize, usize, usize) {
+        let (item, first) = (group / self.groups_of_item(), group % self.groups_of_item() * self.group);
+        (item, first, self.group.min(self.rows - first))
+    }
+
+    /// The sums of a group of rows over a part of k.
+    fn sum(&self, unit: usize, sums: &mut [T::Acc]) {
+        let (item, row, rows) = self.place(unit / self.parts);
+        let step = unit % self.parts * PART;
+        let steps = PART.min(self.steps - step);
+        let start =
+            |i: usize| item * self.item_apart[i] + row * self.row_apart[i] + step * self.step_apart[i];
+        let (a, b, sums) = (&self.a[start(0)..], &self.b[start(1)..], &mut sums[..rows]);
+        let ([a_row, b_row, _], [a_step, b_step]) = (self.row_apart, self.step_apart);
+        if self.group == ROWS_ACROSS {
+            with_scratch(chains::<T::Acc>() * ROWS_ACROSS, |chains| {
+                chains.fill(T::Acc::ZERO);
+                self.runner.run(Across { a, a_step, b, b_step, steps, chains, sums });
+            });
+        } else if a_step == 1 && b_row == 0 && rows > 1 {
+            // What all rows use is widened once.
+            let near = if b_step == 1 { T::as_wide(&b[..steps]) } else { None };
+            with_scratch(if near.is_some() { 0 } else { steps }, |room: &mut [T::Acc]| {
+                gather(b, b_step, room);
+                self.runner.run(Along { a, a_row, b: near.unwrap_or(room), b_row, steps, sums });
+            });
+        } else if [a_step, b_step] == [1, 1] {
+            self.runner.run(Along { a, a_row, b, b_row, steps, sums });
+        } else {
+            with_scratch(2 * steps, |room: &mut [T::Acc]| {
+                let (a_near, b_near) = room.split_at_mut(steps);
+                for (i, sum) in sums.iter_mut().enumerate() {
+                    gather(&a[i * a_row..], a_step, a_near);
+                    if i == 0 || b_row > 0 {
+                        gather(&b[i * b_row..], b_step, b_near);
+                    }
+                    let (a, b, sums) = (&*a_near, &*b_near, std::slice::from_mut(sum));
+                    self.runner.run(Along { a, a_row: 0, b, b_row: 0, steps, sums });
+                }
+            });
+        }
+    }
+
+    /// Adds the parts, and takes the sums to C.
+    fn finish(
+        &self,
+        sums: &mut [T::Acc],
+        c: &mut MatMut<'_, T>,
+        write: Write,
+        Epilogue { bias, activation }: Epilogue<'_, T>,
+    ) {
+        let bias = bias.map(|bias| [bias[0]; ROWS_ACROSS]);
+        for (group, sums) in sums.chunks_exact_mut(self.group * self.parts).enumerate() {
+            let (item, row, rows) = self.place(group);
+            let (sums, others) = sums.split_at_mut(self.group);
+            for part in others.chunks_exact(self.group) {
+                sums.iter_mut().zip(part).take(rows).for_each(|(sum, &part)| *sum += part);
+            }
+            let start = item * self.item_apart[2] + row * self.row_apart[2];
+            let tile = FinishTile {
+                sums,
+                sums_row: 0,
+                bias: bias.as_ref().map(|bias| &bias[..rows]),
+                activation,
+                write,
+                rows: 1,
+                cols: rows,
+                c: c.data()[start..].as_mut_ptr(),
+                c_strides: (0, self.row_apart[2]),
+            };
+            // SAFETY: C's places were proven when it was made and by `repeats`, and it is borrowed mutably.
+            unsafe { tile.run_on(self.runner) }
+        }
+    }
+}
+
+/// Elements so far apart, widened.
+fn gather<T: GemmElem>(from: &[T], apart: usize, to: &mut [T::Acc]) {
+    to.iter_mut().enumerate().for_each(|(i, to)| *to = from[i * apart].widen());
+}
+
+/// A part's sums of rows whose steps lie side by side, as B's do: a row, and its B, so far behind the one before.
+struct Along<'a, T: GemmElem, B> {
+    a: &'a [T],
+    a_row: usize,
+    b: &'a [B],
+    b_row: usize,
+    steps: usize,
+    sums: &'a mut [T::Acc],
+}
+
+impl<T: GemmElem, B: GemmElem<Acc = T::Acc>> Kernel for Along<'_, T, B> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Isa>(self) {
+        self.rows::<S, <T::Acc as Float>::Vec<S>>();
+    }
+}
+
+impl<T: GemmElem, B: GemmElem<Acc = T::Acc>> Along<'_, T, B> {
+    #[inline(always)]
+    fn rows<S: Isa, V: Vector<Elem = T::Acc>>(self)
+    where
+        T::Acc: Float<Vec<S> = V>,
+    {
+        for (i, sums) in self.sums.chunks_mut(V::LANES).enumerate() {
+            let mut square = [V::zero(); LANES_MAX];
+            for (j, sum) in square[..sums.len()].iter_mut().enumerate() {
+                let row = i * V::LANES + j;
+                let a = &self.a[row * self.a_row..][..self.steps];
+                *sum = inner::<T, B, S, V>(a, &self.b[row * self.b_row..][..self.steps]);
+            }
+            if let [sum] = sums {
+                *sum = square[0].reduce_sum();
+                continue;
+            }
+            V::turn(&mut square);
+            let mut half = V::LANES / 2;
+            while half > 0 {
+                for lane in 0..half {
+                    square[lane] = square[lane] + square[lane + half];
+                }
+                half /= 2;
+            }
+            if sums.len() == V::LANES { square[0].store(sums) } else { square[0].store_partial(sums) }
+        }
+    }
+}
+
+/// The chains' sums, added until they fill one vector.
+#[inline(always)]
+fn inner<T: GemmElem, B: GemmElem<Acc = T::Acc>, S: Isa, V: Vector<Elem = T::Acc>>(a: &[T], b: &[B]) -> V
+where
+    T::Acc: Float<Vec<S> = V>,
+{
+    let (round, count) = (chains::<T::Acc>(), chains::<T::Acc>() / V::LANES);
+    let mut sums = [V::zero(); CHAINS_MAX];
+    let (a_rounds, b_rounds) = (a.chunks_exact(round), b.chunks_exact(round));
+    let (a_rest, b_rest) = (a_rounds.remainder(), b_rounds.remainder());
+    for (a, b) in a_rounds.zip(b_rounds) {
+        for (j, sum) in sums[..count].iter_mut().enumerate() {
+            let lanes = j * V::LANES..(j + 1) * V::LANES;
+            *sum = T::load::<S>(&a[lanes.clone()]).mul_add(B::load::<S>(&b[lanes]), *sum);
+        }
+    }
+    if !a_rest.is_empty() {
+        // The steps that the last round lacks are zeros.
+        for (j, sum) in sums[..count].iter_mut().enumerate() {
+            let lanes = (j * V::LANES).min(a_rest.len())..((j + 1) * V::LANES).min(a_rest.len());
+            *sum = T::load::<S>(&a_rest[lanes.clone()]).mul_add(B::load::<S>(&b_rest[lanes]), *sum);
+        }
+    }
+    let mut half = count / 2;
+    while half > 0 {
+        for i in 0..half {
+            sums[i] = sums[i] + sums[i + half];
+        }
+        half /= 2;
+    }
+    sums[0]
+}
+
+/// A part's sums of rows that lie side by side; `chains` has [`ROWS_ACROSS`] places for each chain, and begins at zero.
+struct Across<'a, T: GemmElem> {
+    a: &'a [T],
+    a_step: usize,
+    b: &'a [T],
+    b_step: usize,
+    steps: usize,
+    chains: &'a mut [T::Acc],
+    sums: &'a mut [T::Acc],
+}
+
+impl<T: GemmElem> Kernel for Across<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Isa>(self) {
+        self.rows::<S, <T::Acc as Float>::Vec<S>>();
+    }
+}
+
+impl<T: GemmElem> Across<'_, T> {
+    #[inline(always)]
+    fn rows<S: Isa, V: Vector<Elem = T::Acc>>(self)
+    where
+        T::Acc: Float<Vec<S> = V>,
+    {
+        let (round, rows) = (chains::<T::Acc>(), self.sums.len());
+        for step in 0..self.steps {
+            let x = V::splat(self.b[step * self.b_step].widen());
+            let a = &self.a[step * self.a_step..][..rows];
+            let sums = &mut self.chains[step % round * ROWS_ACROSS..][..ROWS_ACROSS];
+            for (i, sum) in sums.chunks_exact_mut(V::LANES).enumerate() {
+                let a = &a[(i * V::LANES).min(rows)..((i + 1) * V::LANES).min(rows)];
+                V::prefetch(a.as_ptr().wrapping_add(AHEAD * self.a_step).cast());
+                T::load::<S>(a).mul_add(x, V::load(sum)).store(sum);
+            }
+        }
+        // The steps that the last round lacks are zeros.
+        let last = self.steps % round;
+        if last > 0 {
+            self.chains[last * ROWS_ACROSS..].iter_mut().for_each(|sum| *sum += T::Acc::ZERO);
+        }
+        let mut half = round / 2;
+        while half > 0 {
+            let (sums, others) = self.chains.split_at_mut(half * ROWS_ACROSS);
+            for (sum, other) in sums.chunks_exact_mut(V::LANES).zip(others.chunks_exact(V::LANES)) {
+                (V::load(sum) + V::load(other)).store(sum);
+            }
+            half /= 2;
+        }
+        self.sums.copy_from_slice(&self.chains[..rows]);
+    }
+}
+
+#[cfg(test)]
+mod tests;

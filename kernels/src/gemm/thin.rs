@@ -1,0 +1,280 @@
+//! Products of few rows of halves: each element of B is used a few times, so it is read where it lies, and widened or paired in
+//! registers instead of in packed panels. The sums are those of tiles.
+
+#![allow(unsafe_code)]
+
+use phalanx_tensor::Pool;
+
+use super::element::{GemmElem, Place, steps_on};
+use super::finish::FinishTile;
+use super::pack::Panels;
+use super::plan::share;
+use super::product::Product;
+use super::scratch::with_scratch;
+use crate::simd::{Float, Isa, Kernel, LANES_MAX, Vector};
+
+/// Rows at most.
+pub(super) const THIN_ROWS: usize = 4;
+/// Columns that a thread takes at a time, and sums that it keeps for them.
+const COLS_MAX: usize = 512;
+/// Pieces of columns for each thread.
+const PIECES: usize = 4;
+/// How many places ahead rows of B are brought near, and how many squares ahead its columns.
+const AHEAD: usize = 8;
+const SQUARES_AHEAD: usize = 4;
+/// Vectors of columns that have sums in registers at most.
+const VECTORS_MAX: usize = 8;
+
+/// How many vectors of columns the sums of so many rows fit registers for.
+const fn vectors<S: Isa>(rows: usize) -> usize {
+    let fitting = (S::REGISTERS - S::FACTORS) / rows;
+    if fitting >= VECTORS_MAX { VECTORS_MAX } else { 1 << fitting.ilog2() }
+}
+
+impl<T: GemmElem> Product<'_, T> {
+    /// [`Product::run`] for [`THIN_ROWS`] at most, and a B whose columns, or the steps of each, are neighbours.
+    ///
+    /// # Safety
+    ///
+    /// [`Product::run`]'s.
+    pub(super) unsafe fn run_thin(&self, pool: Option<&Pool>) {
+        let n = self.b.cols();
+        let least = pool.map_or(1, |pool| PIECES * pool.threads()).min(n.div_ceil(LANES_MAX));
+        let pieces = n.div_ceil(COLS_MAX).max(least);
+        let piece = |piece: usize| {
+            let vectors = share(n.div_ceil(LANES_MAX), pieces, piece);
+            let cols = vectors.start * LANES_MAX..(vectors.end * LANES_MAX).min(n);
+            // SAFETY: the caller's; pieces have different columns.
+            unsafe {
+                match self.a.rows() {
+                    1 => self.run_columns::<1>(cols.start, cols.len()),
+                    _ => self.run_columns::<THIN_ROWS>(cols.start, cols.len()),
+                }
+            }
+        };
+        match pool {
+            Some(pool) if pieces > 1 => pool.for_each(pieces, piece),
+            _ => (0..pieces).for_each(piece),
+        }
+    }
+
+    /// Some columns, with sums for H rows.
+    ///
+    /// # Safety
+    ///
+    /// [`Product::run`]'s.
+    unsafe fn run_columns<const H: usize>(&self, first: usize, cols: usize) {
+        let ((m, k), (a_row, a_step), (b_step, b_col)) =
+            ((self.a.rows(), self.a.cols()), self.a.strides(), self.b.strides());
+        let places = k.div_ceil(steps_on::<T::Place>(self.runner));
+        let width = cols.next_multiple_of(LANES_MAX);
+        with_scratch(H * (width + places) + LANES_MAX, |scratch: &mut [T::Acc]| {
+            let (sums, a) = scratch.split_at_mut(H * width);
+            let panels = Panels {
+                src: self.a.data(),
+                lane_stride: a_row,
+                step_stride: a_step,
+                lanes: m,
+                steps: k,
+                places,
+                width: H,
+                lanes_apart: 1,
+                beyond: T::narrow(-T::Acc::ZERO),
+                dst: &mut a[..H * places],
+            };
+            T::Place::run(self.runner, panels);
+            let (a, b) = (&a[..H * places], self.b.data().get(first * b_col..).unwrap_or_default());
+            let b_col = if self.b.cols() == 1 { 1 } else { b_col };
+            let thin = Thin::<T, H> { a, b, b_step, b_col, steps: k, cols, sums, width };
+            T::Place::run(self.runner, thin);
+            let (c_row, c_col) = self.c_strides;
+            let tile = FinishTile {
+                sums,
+                sums_row: width,
+                bias: self.epilogue.bias.map(|bias| &bias[first..first + cols]),
+                activation: self.epilogue.activation,
+                write: self.write,
+                rows: m,
+                cols,
+                c: self.c.ptr().wrapping_add(self.c_start + first * c_col),
+                c_strides: (c_row, c_col),
+            };
+            // SAFETY: the caller's.
+            unsafe { tile.run_on(self.runner) }
+        });
+    }
+}
+
+/// Sums of H rows, `width` apart, over all steps of some columns.
+struct Thin<'a, T: GemmElem, const H: usize> {
+    /// A's places, H rows each.
+    a: &'a [T::Acc],
+    /// From the first column on.
+    b: &'a [T],
+    b_step: usize,
+    /// 1, or anything where `b_step` is 1.
+    b_col: usize,
+    steps: usize,
+    cols: usize,
+    sums: &'a mut [T::Acc],
+    width: usize,
+}
+
+impl<T: GemmElem, const H: usize> Kernel for Thin<'_, T, H> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Isa>(mut self) {
+        if self.b_col != 1 {
+            return self.turned::<S, <T::Acc as Float>::Vec<S>>();
+        }
+        match const { vectors::<S>(H) } {
+            8 => self.rows::<S, <T::Acc as Float>::Vec<S>, 8>(),
+            4 => self.rows::<S, <T::Acc as Float>::Vec<S>, 4>(),
+            _ => self.rows::<S, <T::Acc as Float>::Vec<S>, 2>(),
+        }
+    }
+}
+
+impl<T: GemmElem, const H: usize> Thin<'_, T, H> {
+    /// B's columns are neighbours.
+    #[inline(always)]
+    fn rows<S: Isa, V: Vector<Elem = T::Acc>, const W: usize>(&mut self)
+    where
+        T::Acc: Float<Vec<S> = V>,
+    {
+        let mut col = 0;
+        while col + W * V::LANES <= self.cols {
+            self.block::<S, V, W>(col, V::LANES);
+            col += W * V::LANES;
+        }
+        while col < self.cols {
+            self.block::<S, V, 1>(col, V::LANES.min(self.cols - col));
+            col += V::LANES;
+        }
+    }
+
+    /// W vectors of so many columns.
+    #[inline(always)]
+    fn block<S: Isa, V: Vector<Elem = T::Acc>, const W: usize>(&mut self, col: usize, len: usize)
+    where
+        T::Acc: Float<Vec<S> = V>,
+    {
+        let per_place = T::Place::steps::<S>();
+        let cols = (W - 1) * V::LANES + len;
+        let beyond = [T::narrow(T::Acc::ZERO); VECTORS_MAX * LANES_MAX];
+        let mut sums = [[V::zero(); W]; H];
+        for (place, a) in self.a.chunks_exact(H).enumerate() {
+            let step = place * per_place;
+            let row = &self.b[step * self.b_step + col..][..cols];
+            let next = match per_place == 2 && step + 1 < self.steps {
+                true => &self.b[(step + 1) * self.b_step + col..][..cols],
+                false => &beyond[..cols],
+            };
+            #[allow(clippy::needless_range_loop)] // vectors stay out of closures; see `lanes`
+            for j in 0..W {
+                let lanes = j * V::LANES..if j + 1 == W { cols } else { (j + 1) * V::LANES };
+                for step in 0..per_place {
+                    let ahead = (AHEAD * per_place + step) * self.b_step;
+                    V::prefetch(row[lanes.clone()].as_ptr().wrapping_add(ahead).cast());
+                }
+                let b = T::across::<S>(&row[lanes.clone()], &next[lanes]);
+                for i in 0..H {
+                    sums[i][j] = T::Place::add::<S>(V::splat(a[i]), b, sums[i][j]);
+                }
+            }
+        }
+        for (i, row) in sums.iter().enumerate() {
+            for (j, sum) in row.iter().enumerate() {
+                // The places of a vector that lacks columns are there, and not looked at.
+                sum.store(&mut self.sums[i * self.width + col + j * V::LANES..]);
+            }
+        }
+    }
+
+    /// The steps of each of B's columns are neighbours. Two vectors of columns at a time have as many chains under way.
+    #[inline(always)]
+    fn turned<S: Isa, V: Vector<Elem = T::Acc>>(&mut self)
+    where
+        T::Acc: Float<Vec<S> = V>,
+    {
+        let mut col = 0;
+        while col + 2 * V::LANES <= self.cols {
+            self.turned_block::<S, V, 2>(col, V::LANES);
+            col += 2 * V::LANES;
+        }
+        while col < self.cols {
+            self.turned_block::<S, V, 1>(col, V::LANES.min(self.cols - col));
+            col += V::LANES;
+        }
+    }
+
+    /// W vectors of so many columns: squares of LANES columns x LANES places are turned in registers.
+    #[inline(always)]
+    fn turned_block<S: Isa, V: Vector<Elem = T::Acc>, const W: usize>(&mut self, col: usize, lanes: usize)
+    where
+        T::Acc: Float<Vec<S> = V>,
+    {
+        let (per_place, beyond) = (T::Place::steps::<S>(), T::narrow(T::Acc::ZERO));
+        let places = self.a.len() / H;
+        let mut sums = [[V::zero(); W]; H];
+        for place in (0..places).step_by(V::LANES) {
+            let count = V::LANES.min(places - place);
+            let steps = place * per_place..((place + count) * per_place).min(self.steps);
+            let mut squares = [[V::zero(); LANES_MAX]; W];
+            for (j, square) in squares.iter_mut().enumerate() {
+                let first = col + j * V::LANES;
+                // One loop of a length that the compiler knows, for all columns but the last.
+                if lanes == V::LANES {
+                    for (i, row) in square[..V::LANES].iter_mut().enumerate() {
+                        let column = &self.b[(first + i) * self.b_col..][steps.clone()];
+                        let ahead = SQUARES_AHEAD * V::LANES * per_place;
+                        V::prefetch(column.as_ptr().wrapping_add(ahead).cast());
+                        *row = T::along::<S>(column, beyond);
+                    }
+                } else {
+                    for (i, row) in square[..lanes].iter_mut().enumerate() {
+                        *row = T::along::<S>(&self.b[(first + i) * self.b_col..][steps.clone()], beyond);
+                    }
+                }
+                V::turn(square);
+            }
+            let a = &self.a[place * H..];
+            // One of the two is for a count that the compiler knows.
+            sums = match count == V::LANES {
+                true => add_squares::<T, S, V, H, W>(a, &squares, V::LANES, sums),
+                false => add_squares::<T, S, V, H, W>(a, &squares, count, sums),
+            };
+        }
+        for (i, row) in sums.iter().enumerate() {
+            for (j, sum) in row.iter().enumerate() {
+                sum.store(&mut self.sums[i * self.width + col + j * V::LANES..]);
+            }
+        }
+    }
+}
+
+/// Adds the first `count` places of squares that are turned.
+#[inline(always)]
+fn add_squares<T: GemmElem, S: Isa, V: Vector<Elem = T::Acc>, const H: usize, const W: usize>(
+    a: &[T::Acc],
+    squares: &[[V; LANES_MAX]; W],
+    count: usize,
+    mut sums: [[V; W]; H],
+) -> [[V; W]; H]
+where
+    T::Acc: Float<Vec<S> = V>,
+{
+    for place in 0..V::LANES {
+        if place == count {
+            break;
+        }
+        for (i, row) in sums.iter_mut().enumerate() {
+            let x = V::splat(a[place * H + i]);
+            for (sum, square) in row.iter_mut().zip(squares) {
+                *sum = T::Place::add::<S>(x, square[place], *sum);
+            }
+        }
+    }
+    sums
+}

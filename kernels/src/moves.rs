@@ -1,0 +1,128 @@
+//! Loops that only move elements, in vectors: compiled once for each size of an element, whatever the dtype.
+
+use bytemuck::{Pod, cast_slice, cast_slice_mut};
+
+use crate::simd::{Isa, Kernel, dispatch};
+
+/// Runs `$body` with `$B` standing for the unsigned integer that has as many bytes as `$T`.
+macro_rules! by_size {
+    ($T:ty, $B:ident => $body:expr) => {
+        match size_of::<$T>() {
+            1 => {
+                type $B = u8;
+                $body
+            }
+            2 => {
+                type $B = u16;
+                $body
+            }
+            4 => {
+                type $B = u32;
+                $body
+            }
+            _ => {
+                type $B = u64;
+                $body
+            }
+        }
+    };
+}
+
+pub(crate) use by_size;
+
+/// Sets every element.
+pub(crate) fn fill<T: Pod>(to: &mut [T], value: T) {
+    by_size!(T, B => dispatch(Fill::<B> { to: cast_slice_mut(to), value: bytemuck::cast(value) }));
+}
+
+/// Copies the elements in the opposite order, into a slice of the same length.
+pub(crate) fn reverse<T: Pod>(from: &[T], to: &mut [T]) {
+    by_size!(T, B => dispatch(Reverse::<B> { from: cast_slice(from), to: cast_slice_mut(to) }));
+}
+
+/// Sets each element to that of `a` where the condition is not 0, else to that of `b`; all slices are of one length.
+pub(crate) fn choose<T: Pod>(condition: &[u8], a: &[T], b: &[T], to: &mut [T]) {
+    by_size!(T, B => {
+        let (a, b, to) = (cast_slice(a), cast_slice(b), cast_slice_mut(to));
+        dispatch(Choose::<B> { condition, a, b, to });
+    });
+}
+
+struct Fill<'a, B> {
+    to: &'a mut [B],
+    value: B,
+}
+
+impl<B: Copy> Kernel for Fill<'_, B> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Isa>(self) {
+        for to in self.to {
+            *to = self.value;
+        }
+    }
+}
+
+struct Reverse<'a, B> {
+    from: &'a [B],
+    to: &'a mut [B],
+}
+
+impl<B: Copy> Kernel for Reverse<'_, B> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Isa>(self) {
+        for (to, &from) in self.to.iter_mut().zip(self.from.iter().rev()) {
+            *to = from;
+        }
+    }
+}
+
+struct Choose<'a, B> {
+    condition: &'a [u8],
+    a: &'a [B],
+    b: &'a [B],
+    to: &'a mut [B],
+}
+
+impl<B: Copy> Kernel for Choose<'_, B> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Isa>(self) {
+        for (((to, &c), &a), &b) in self.to.iter_mut().zip(self.condition).zip(self.a).zip(self.b) {
+            *to = if c != 0 { a } else { b };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{choose, fill, reverse};
+
+    fn check<T: bytemuck::Pod + PartialEq + std::fmt::Debug>(number: fn(usize) -> T) {
+        for len in [0, 1, 7, 33, 129, 1000] {
+            let x: Vec<T> = (0..len).map(number).collect();
+            let mut to = x.clone();
+            fill(&mut to, number(5));
+            assert!(to.iter().all(|&to| to == number(5)));
+            reverse(&x, &mut to);
+            assert!(to.iter().zip(x.iter().rev()).all(|(a, b)| a == b));
+            let back = to.clone();
+            let condition: Vec<u8> = (0..len).map(|i| (i % 3) as u8).collect();
+            choose(&condition, &x, &back, &mut to);
+            let wanted = (0..len).map(|i| if i % 3 > 0 { x[i] } else { back[i] });
+            assert!(to.iter().copied().eq(wanted));
+        }
+    }
+
+    #[test]
+    fn elements_of_every_size_are_moved() {
+        check(|i| i as u8);
+        check(|i| half::bf16::from_bits(i as u16));
+        check(|i| i as f32);
+        check(|i| i as i64);
+    }
+}

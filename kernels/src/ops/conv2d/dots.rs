@@ -1,0 +1,196 @@
+//! The weight's gradient where a group has few output channels: for each kernel element the dot product of what it meets,
+//! in the sheets of one input channel, and the outputs' gradients. A lane adds a band's products in one chain; bands are
+//! added, ascending through the images, and lanes at the end.
+
+use super::Summed;
+use super::thin::ROWS;
+use super::weight::WeightGrad;
+use crate::gemm::with_scratch;
+use crate::ops::sheets::{Lay, Reach, Sheets};
+use crate::real::Real;
+use crate::simd::{Float, Isa, Kernel, LANES_MAX, Vector, dispatch, each};
+
+/// Places of a channel's sheets at most, unless a row of points needs more: they stay in the first-level cache, beside the
+/// gradients.
+const SHEETS_MAX: usize = 1 << 13;
+/// Kernel elements at a time, of one output channel and of several.
+const TAPS_OF_ONE: usize = 5;
+const TAPS: usize = 3;
+
+pub(super) struct Dots<'a, T: Real> {
+    job: &'a WeightGrad<'a>,
+    image: &'a [T],
+    grid: &'a [T],
+    sheets: Sheets,
+    /// The gradients', whose rows are as long.
+    dy_sheets: Sheets,
+    /// One where a run has a point, zero in its gaps.
+    points: Vec<T::Wide>,
+    /// Rows of points at a time.
+    band: usize,
+    taps: Vec<usize>,
+}
+
+impl<'a, T: Real<Wide: Summed>> Dots<'a, T> {
+    pub(super) fn new(job: &'a WeightGrad<'a>, image: &'a [T], grid: &'a [T]) -> Self {
+        let [rows, cols] = &job.axes;
+        let reach = |axis: &super::axis::Axis, count: usize| {
+            Reach::new(axis.step, count, axis.taps.iter().map(|tap| tap.offset))
+        };
+        let sheets = |band: usize| Sheets::new([reach(rows, band), reach(cols, cols.count)]);
+        let band = (SHEETS_MAX / sheets(1).len).clamp(1, rows.count.max(1));
+        let sheets = sheets(band);
+        let place = |y: isize| cols.taps.iter().map(move |x| sheets.place([y, x.offset]));
+        let taps = rows.taps.iter().flat_map(|y| place(y.offset)).collect();
+        let zero = || std::iter::once(0);
+        let dy_sheets = Sheets::new([Reach::new(1, band, zero()), Reach::new(1, sheets.row_len, zero())]);
+        let mut points = vec![T::Wide::ZERO; dy_sheets.len];
+        for row in points.chunks_exact_mut(sheets.row_len).take(band) {
+            row[..cols.count].fill(T::Wide::ONE);
+        }
+        Dots { job, image, grid, sheets, dy_sheets, points, band, taps }
+    }
+
+    /// The sums of the input channels from `first` on: `[channel, kernel element, output channel]`.
+    pub(super) fn run(&self, first: usize, sums: &mut [T::Wide]) {
+        let (job, rows) = (self.job, self.job.channels_out);
+        let size = [2, 3].map(|d| job.image.shape()[d]);
+        let (count, width) = (job.axes[0].count, job.axes[1].count);
+        let is_wide = T::as_wide(&[]).is_some();
+        let from = match is_wide {
+            true => 0,
+            false => (self.sheets.rows_max(size[0]) * size[1]).max(rows * self.band * width),
+        };
+        let lens = [self.taps.len() * rows * LANES_MAX, self.sheets.len, self.dy_sheets.len * rows];
+        with_scratch(lens.iter().sum::<usize>() + from, |scratch| {
+            let (totals, scratch) = scratch.split_at_mut(lens[0]);
+            let (sheets, scratch) = scratch.split_at_mut(lens[1]);
+            let (dy, from) = scratch.split_at_mut(lens[2]);
+            dy.fill(T::Wide::ZERO);
+            for (i, sums) in sums.chunks_exact_mut(self.taps.len() * rows).enumerate() {
+                totals.fill(T::Wide::ZERO);
+                for image in 0..job.image.shape()[0] {
+                    for start in (0..count).step_by(self.band).filter(|_| width > 0) {
+                        self.lay(image, first + i, start, from, sheets);
+                        self.lay_grid(image, first + i, start, from, dy);
+                        let (row_len, taps, points) = (self.sheets.row_len, &self.taps, &self.points);
+                        let run = (self.band - 1) * row_len + width;
+                        let apart = self.dy_sheets.len;
+                        dispatch(Add { sheets, taps, points, run, dy, apart, rows, totals });
+                    }
+                }
+                dispatch(Total { totals, sums });
+            }
+        });
+    }
+
+    /// What points from row `start` on meet in an input channel.
+    fn lay(&self, image: usize, channel: usize, start: usize, from: &mut [T::Wide], to: &mut [T::Wide]) {
+        let [height, width] = [2, 3].map(|d| self.job.image.shape()[d]);
+        let rows = self.sheets.rows(start, height);
+        let plane = image * self.job.groups * self.job.channels_in + channel;
+        let source = &self.image[(plane * height + rows.start) * width..][..rows.len() * width];
+        let (sheets, size, margin) = (&self.sheets, [rows.len(), width], T::Wide::ZERO);
+        let source = match T::as_wide(source) {
+            Some(source) => source,
+            None => {
+                let from = &mut from[..source.len()];
+                T::widen_all(source, from);
+                from
+            }
+        };
+        dispatch(Lay { sheets, source, apart: 0, top: rows.start, size, first: start, margin, to });
+    }
+
+    /// The gradients of a group's outputs at the points from row `start` on, zeros after the last.
+    fn lay_grid(&self, image: usize, channel: usize, start: usize, from: &mut [T::Wide], to: &mut [T::Wide]) {
+        let (job, rows) = (self.job, self.job.channels_out);
+        let size = [self.band.min(job.axes[0].count - start), job.axes[1].count];
+        let (plane, here) = (job.axes[0].count * size[1], size[0] * size[1]);
+        let first = (image * job.groups + channel / job.channels_in) * rows * plane + start * size[1];
+        let grid = &self.grid[first..];
+        let (source, apart) = match T::as_wide(grid) {
+            Some(grid) => (grid, plane),
+            None => {
+                for (row, dy) in from.chunks_exact_mut(here).take(rows).enumerate() {
+                    T::widen_all(&grid[row * plane..][..here], dy);
+                }
+                (&*from, here)
+            }
+        };
+        let margin = T::Wide::ZERO;
+        dispatch(Lay { sheets: &self.dy_sheets, source, apart, top: 0, size, first: 0, margin, to });
+    }
+}
+
+/// Adds a band's products to each lane's total of each kernel element and output channel.
+struct Add<'a, V> {
+    sheets: &'a [V],
+    taps: &'a [usize],
+    /// One for each place of the run, as long, that is a point; zero for the others.
+    points: &'a [V],
+    run: usize,
+    /// Of each output channel so many elements further on.
+    dy: &'a [V],
+    apart: usize,
+    rows: usize,
+    totals: &'a mut [V],
+}
+
+impl<V: Float> Kernel for Add<'_, V> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Isa>(self) {
+        match self.rows {
+            1 => self.run_rows::<V::Vec<S>, 1, TAPS_OF_ONE>(),
+            2 => self.run_rows::<V::Vec<S>, 2, TAPS>(),
+            3 => self.run_rows::<V::Vec<S>, 3, TAPS>(),
+            rows => {
+                assert!(rows == ROWS, "{rows} rows");
+                self.run_rows::<V::Vec<S>, ROWS, TAPS>();
+            }
+        }
+    }
+}
+
+impl<V: Float> Add<'_, V> {
+    #[inline(always)]
+    fn run_rows<X: Vector<Elem = V>, const R: usize, const T: usize>(self) {
+        let totals = self.totals.chunks_mut(T * R * LANES_MAX);
+        for (taps, totals) in self.taps.chunks(T).zip(totals) {
+            let met: [&[V]; T] = each(|i| &self.sheets[taps[i.min(taps.len() - 1)]..]);
+            let mut sums = [[X::zero(); R]; T];
+            for at in (0..self.run).step_by(X::LANES) {
+                let is_point = X::load(&self.points[at..]).ne(X::zero());
+                let dy: [X; R] = each(|i| X::load(&self.dy[i * self.apart + at..]));
+                for (sums, met) in sums.iter_mut().zip(met) {
+                    // What lies in a gap may be infinite, and its product with zero is none.
+                    let x = X::select(is_point, X::load(&met[at..]), X::zero());
+                    sums.iter_mut().zip(dy).for_each(|(sum, dy)| *sum = dy.mul_add(x, *sum));
+                }
+            }
+            let sums = sums.iter().flatten();
+            totals.chunks_exact_mut(LANES_MAX).zip(sums).for_each(|(total, &sum)| {
+                (X::load(total) + sum).store(total);
+            });
+        }
+    }
+}
+
+/// The sums of the lanes.
+struct Total<'a, V> {
+    totals: &'a [V],
+    sums: &'a mut [V],
+}
+
+impl<V: Float> Kernel for Total<'_, V> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Isa>(self) {
+        for (sum, total) in self.sums.iter_mut().zip(self.totals.chunks_exact(LANES_MAX)) {
+            *sum = V::Vec::<S>::load(total).reduce_sum();
+        }
+    }
+}

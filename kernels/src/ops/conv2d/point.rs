@@ -1,0 +1,57 @@
+//! A kernel that covers the whole image at a single grid point: a linear map of the pixels, and its derivatives.
+
+use phalanx_tensor::{Result, Tensor};
+
+use super::{ConvOptions, Parts};
+use crate::ops::{linear, matmul};
+
+/// Whether the grid has one point, at which the kernel covers the image.
+pub(super) fn is_single(
+    options: &ConvOptions,
+    image: [usize; 2],
+    grid: [usize; 2],
+    kernel: [usize; 2],
+) -> bool {
+    grid == [1; 2]
+        && image == kernel
+        && options.groups == 1
+        && options.padding == [0; 2]
+        && (0..2).all(|i| options.dilation[i] == 1 || kernel[i] == 1)
+}
+
+/// `[n, in, h, w]` and a weight `[out, in, h, w]` to `[n, out, 1, 1]`.
+pub(super) fn direct(parts: &Parts<'_>, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+    let (n, outputs) = (parts.source.shape()[0], weight.shape()[0]);
+    parts.bias(bias, outputs)?;
+    let y = linear(&flat(&parts.source, n)?, &flat(weight, outputs)?, bias)?;
+    y.with_shape(&[n, outputs, 1, 1])
+}
+
+/// `[n, in, 1, 1]` and a weight `[in, out, h, w]` to `[n, out, h, w]`.
+pub(super) fn transposed(parts: &Parts<'_>, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+    let (n, &[inputs, outputs, h, w]) = (parts.source.shape()[0], weight.shape()) else {
+        unreachable!("a weight has four dimensions")
+    };
+    let bias = match parts.bias(bias, outputs)? {
+        Some(bias) => {
+            let every = bias.with_shape(&[outputs, 1])?.broadcast_to(&[outputs, h * w])?;
+            Some(every.with_shape(&[outputs * h * w])?)
+        }
+        None => None,
+    };
+    let weight = flat(weight, inputs)?.transpose(0, 1)?;
+    linear(&flat(&parts.source, n)?, &weight, bias.as_ref())?.with_shape(&[n, outputs, h, w])
+}
+
+/// The weight's gradient, `[out, in, h, w]`, of `[n, in, h, w]` and a grid `[n, out, 1, 1]`.
+pub(super) fn weight(parts: &Parts<'_>, grid: &Tensor) -> Result<Tensor> {
+    let (n, outputs) = (parts.source.shape()[0], grid.shape()[1]);
+    let product = matmul(&flat(grid, n)?.transpose(0, 1)?, &flat(&parts.source, n)?)?;
+    let &[_, inputs, h, w] = parts.source.shape() else { unreachable!("an image has four dimensions") };
+    product.with_shape(&[outputs, inputs, h, w])
+}
+
+/// As a matrix of so many rows.
+fn flat(x: &Tensor, rows: usize) -> Result<Tensor> {
+    x.with_shape(&[rows, x.shape()[1..].iter().product()])
+}

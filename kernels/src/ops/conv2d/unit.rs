@@ -1,0 +1,356 @@
+//! A unit of output channels of one group, on one thread: panels of its weights times what the kernel elements meet at
+//! panels of points, which is read where it lies or gathered.
+
+use std::cell::OnceCell;
+use std::ops::Range;
+
+use super::axis::Axis;
+use super::cpu::Correlation;
+use super::gather::{Fill, Gather, Put};
+use super::order::Order;
+use super::packed::{Packed, Panels};
+use super::window::{Frame, Segment, segments, steps_in_plane};
+use super::{Cut, Summed};
+use crate::gemm::{
+    GemmElem, MatMut, MatRef, Place, Places, Step, TileShape, gemm_by_panel, gemm_by_places, share,
+    with_scratch,
+};
+use crate::simd::{Runner, dispatch};
+
+/// Elements of a window at most, unless a single row of points needs more.
+const WINDOW_MAX: usize = 1 << 18;
+/// Elements gathered before they are multiplied: they stay in the second-level cache, beside the window and the weights.
+const GATHERED_MAX: usize = 1 << 15;
+/// Elements of weights that stay in the second-level cache. Of more, so many steps at a time are multiplied for all outputs.
+const WEIGHTS_MAX: usize = 1 << 17;
+const STEPS_MAX: usize = 512;
+/// Points that fill panels well.
+pub(super) const POINTS_MIN: usize = 512;
+
+/// What all threads share beside the job.
+pub(super) struct Side<'a, T: GemmElem> {
+    pub(super) source: &'a [T],
+    pub(super) bias: Option<&'a [T::Acc]>,
+    /// The output's.
+    pub(super) shape: [usize; 4],
+    pub(super) tile: TileShape,
+    pub(super) order: Order,
+}
+
+/// A task's part of the output.
+pub(super) struct Part {
+    pub(super) images: Range<usize>,
+    pub(super) channels: Range<usize>,
+}
+
+/// One pass over one unit of output channels, all in one group.
+pub(super) struct Unit<'a, T: GemmElem> {
+    pub(super) job: &'a Correlation<'a>,
+    pub(super) side: &'a Side<'a, T>,
+    pub(super) pass: &'a [Axis; 2],
+    pub(super) weights: Packed<'a, T::Acc>,
+    pub(super) first: usize,
+    pub(super) part: &'a Part,
+    pub(super) cut: &'a Cut,
+}
+
+impl<T: GemmElem<Acc: Summed>> Unit<'_, T> {
+    pub(super) fn run(&self, out: &mut [T]) {
+        let [rows, cols] = self.pass;
+        if rows.count * cols.count == 0 {
+            return;
+        }
+        let (size, channels) = (self.source_size(), self.job.channels_in);
+        let (all, planes) = (0..rows.count, self.side.order.planes(channels));
+        if self.is_flat()
+            && let Some(source) = T::as_wide(self.side.source)
+        {
+            let len = self.source_size().iter().product::<usize>() * self.job.channels_in;
+            for image in self.part.images.clone() {
+                let start = (image * self.job.groups + self.group()) * len;
+                self.multiply_plane(image, &source[start..start + len], out);
+            }
+            return;
+        }
+        let images = POINTS_MIN.div_ceil(rows.count * cols.count);
+        if let Some(frame) = Frame::of_source(rows, cols, &all, size, self.job.groups * channels)
+            && let Some(source) = T::as_wide(self.side.source)
+        {
+            for first in self.part.images.clone().step_by(images) {
+                let images = first..self.part.images.end.min(first + images);
+                let start = (first * self.job.groups + self.group()) * channels * frame.channel_len;
+                self.multiply(&frame, &source[start..], &images, &all, out);
+            }
+            return;
+        }
+        let len = |points| Frame::new(rows, cols, &points, planes).image_len.max(1);
+        let band = (WINDOW_MAX / len(0..1)).clamp(1, rows.count);
+        let images = if band < rows.count { 1 } else { images.min((WINDOW_MAX / len(all)).max(1)) };
+        for first in self.part.images.clone().step_by(images) {
+            let images = first..self.part.images.end.min(first + images);
+            for row in (0..rows.count).step_by(band) {
+                let points = row..rows.count.min(row + band);
+                let frame = Frame::new(rows, cols, &points, planes);
+                with_scratch(frame.image_len * images.len(), |window| {
+                    self.fill(&frame, &images, window);
+                    self.multiply(&frame, window, &images, &points, out);
+                });
+            }
+        }
+    }
+
+    fn source_size(&self) -> [usize; 2] {
+        [self.job.source.shape()[2], self.job.source.shape()[3]]
+    }
+
+    fn group(&self) -> usize {
+        self.first / self.job.channels_out
+    }
+
+    fn fill(&self, frame: &Frame, images: &Range<usize>, window: &mut [T::Acc]) {
+        let (size, channels, order) = (self.source_size(), self.job.channels_in, self.side.order);
+        let (plane, planes) = (size[0] * size[1], order.planes(channels));
+        for (i, window) in window.chunks_exact_mut(frame.channel_len.max(1)).enumerate() {
+            let (image, first) = (images.start + i / planes, i % planes * order.in_lane);
+            let start = (image * self.job.groups + self.group()) * channels;
+            let of_channel = |nth: usize| match first + nth < channels && nth < order.in_lane {
+                true => &self.side.source[(start + first + nth) * plane..][..plane],
+                false => &[],
+            };
+            let fill = Fill { frame, planes: [of_channel(0), of_channel(1)], size, window };
+            T::Place::run(Runner::current(), fill);
+        }
+    }
+
+    /// The product over the points of these rows in these images.
+    fn multiply(
+        &self,
+        frame: &Frame,
+        window: &[T::Acc],
+        images: &Range<usize>,
+        points: &Range<usize>,
+        out: &mut [T],
+    ) {
+        let ([rows, cols], order, width) = (self.pass, self.side.order, self.side.tile.cols());
+        let Panels { steps, count, unit, rows: rows_max, .. } = self.weights.panels;
+        let (groups, planes) = (order.groups(self.job.channels_in), order.places());
+        let of_group = steps.checked_div(groups).unwrap_or(0);
+        // Groups of channels that are multiplied together.
+        let together = match unit * steps > WEIGHTS_MAX {
+            true => (STEPS_MAX / of_group.max(1)).clamp(1, groups),
+            false => groups.max(1),
+        };
+        let is_whole = together >= groups;
+        let taps = frame.taps(rows, cols, together.min(groups), planes);
+        // A full run of points is read where the window has it.
+        let (places_read, places) = (self.reads_places(), OnceCell::new());
+        let apart = planes * frame.channel_len;
+        let lanes = self.side.tile.lanes;
+        let each: Vec<Step> = taps[..of_group].iter().map(|&tap| Step::whole(tap as isize, lanes)).collect();
+        let lies = |segments: &[Segment]| places_read && matches!(segments, [all] if all.len == width);
+        let total = images.len() * points.len() * cols.count;
+        let panel_len = together * of_group * width;
+        let panels = (GATHERED_MAX / panel_len.max(1)).clamp(1, total.div_ceil(width));
+        let panel_sums = if is_whole { rows_max * width } else { unit * width };
+        let all_sums = if is_whole { panel_sums } else { panels * panel_sums };
+        let mut found = vec![Vec::new(); panels];
+        with_scratch(panels * panel_len + all_sums, |scratch| {
+            let (gathered, sums) = scratch.split_at_mut(panels * panel_len);
+            for start in (0..total).step_by(panels * width) {
+                let starts = (start..total.min(start + panels * width)).step_by(width);
+                let here = starts.len();
+                for (start, found) in starts.zip(&mut found) {
+                    let range = start..total.min(start + width);
+                    segments(frame, (rows, cols), points, self.side.shape[3], range, found);
+                }
+                for first in (0..groups.max(1)).step_by(together) {
+                    let block = first..groups.min(first + together);
+                    let taps = &taps[..block.len() * of_group];
+                    for (segments, panel) in
+                        found[..here].iter().zip(gathered.chunks_exact_mut(panel_len.max(1)))
+                    {
+                        if !lies(segments) {
+                            let window = &window[(first * apart).min(window.len())..];
+                            dispatch(Gather { window, taps, segments, panel, row_len: width });
+                        }
+                    }
+                    for panel in 0..count {
+                        for (i, segments) in found[..here].iter().enumerate() {
+                            let b = match lies(segments) {
+                                true => {
+                                    let all = || Places::new(window, &each, groups, apart);
+                                    let all = places.get_or_init(all).planes(block.clone());
+                                    Points::Places(all.shifted(segments[0].from))
+                                }
+                                false => Points::Gathered(&gathered[i * panel_len..][..taps.len() * width]),
+                            };
+                            if is_whole {
+                                self.multiply_panel(panel, images, &b, segments, sums, out);
+                            } else {
+                                let rows = share(unit, count, panel);
+                                let sums = &mut sums[i * panel_sums + rows.start * width..];
+                                let steps = block.start * of_group..block.end * of_group;
+                                self.multiply_points(
+                                    self.weights(panel, steps),
+                                    &b,
+                                    segments,
+                                    (sums, first > 0),
+                                );
+                            }
+                        }
+                    }
+                }
+                for (segments, sums) in
+                    found[..here].iter().zip(sums.chunks(panel_sums)).filter(|_| !is_whole)
+                {
+                    for panel in 0..count {
+                        let rows = share(unit, count, panel);
+                        self.write(panel, images, segments, &sums[rows.start * width..], out);
+                    }
+                }
+            }
+        });
+    }
+
+    /// The product over all points of an image whose rows are as long as the output's: it is read where it lies.
+    fn multiply_plane(&self, image: usize, source: &[T::Acc], out: &mut [T]) {
+        let ([rows, cols], tile) = (self.pass, self.side.tile);
+        let (images, total) = (image..image + 1, rows.count * cols.count);
+        let size = self.source_size();
+        with_scratch(self.weights.panels.rows * tile.cols(), |sums| {
+            for start in (0..total).step_by(tile.cols()) {
+                let points = start..total.min(start + tile.cols());
+                let all = [Segment { at: 0, len: points.len(), from: 0, image: 0, to: start }];
+                let steps = steps_in_plane(self.pass, size, points, tile);
+                let b = Points::Places(Places::new(source, &steps, self.job.channels_in, size[0] * size[1]));
+                for panel in 0..self.weights.panels.count {
+                    self.multiply_panel(panel, &images, &b, &all, sums, out);
+                }
+            }
+        });
+    }
+
+    /// Whether panels of the weights make tiles that read places.
+    fn reads_places(&self) -> bool {
+        self.weights.panels.rows_all(|rows| self.side.tile.reads_places(rows))
+    }
+
+    /// Whether an image can be read where it lies, point by point: its rows are as long as the output's, and panels of
+    /// points that end with the image are no great waste.
+    fn is_flat(&self) -> bool {
+        let [rows, cols] = self.pass;
+        let points = rows.count * cols.count;
+        let steps = [rows.step, cols.step, rows.out_step, cols.out_step];
+        steps == [1; 4]
+            && cols.count == self.source_size()[1]
+            && points.next_multiple_of(self.side.tile.cols()) * 15 <= points * 16
+            && self.weights.panels.unit * self.weights.panels.steps <= WEIGHTS_MAX
+            && self.reads_places()
+    }
+
+    /// Some steps of a panel of the weights.
+    fn weights(&self, panel: usize, steps: Range<usize>) -> MatRef<'_, T::Acc> {
+        let (weights, rows) = self.weights.panel(self.first / self.cut.unit, panel);
+        MatRef::new(&weights[steps.start * rows..], rows, steps.len(), 1, rows)
+    }
+
+    /// A panel of the weights times what the kernel elements meet at a panel's points, taken to the output.
+    fn multiply_panel(
+        &self,
+        panel: usize,
+        images: &Range<usize>,
+        b: &Points<'_, T::Acc>,
+        segments: &[Segment],
+        sums: &mut [T::Acc],
+        out: &mut [T],
+    ) {
+        let a = self.weights(panel, 0..self.weights.panels.steps);
+        if !self.multiply_in_place(panel, images, a, b, segments, out) {
+            self.multiply_points(a, b, segments, (sums, false));
+            self.write(panel, images, segments, sums, out);
+        }
+    }
+
+    /// [`Unit::multiply_points`] straight to the output, if the panel's points fill it and lie there side by side.
+    fn multiply_in_place(
+        &self,
+        panel: usize,
+        images: &Range<usize>,
+        a: MatRef<'_, T::Acc>,
+        b: &Points<'_, T::Acc>,
+        segments: &[Segment],
+        out: &mut [T],
+    ) -> bool {
+        let (plane, cols) = (self.side.shape[2] * self.side.shape[3], self.side.tile.cols());
+        let first = segments[0];
+        let follows = |s: &Segment| s.image == first.image && s.to == first.to + s.at;
+        let full = segments.iter().map(|s| s.len).sum::<usize>() == cols;
+        if !full || self.pass[1].out_step != 1 || !segments.iter().all(follows) {
+            return false;
+        }
+        let rows = share(self.cut.unit, self.weights.panels.count, panel);
+        let start = self.place(images, first.image, self.first + rows.start) + first.to;
+        let Some(out) = T::as_wide_mut(&mut out[start..]) else { return false };
+        b.times::<T>(a, MatMut::new(out, rows.len(), cols, plane, 1), false);
+        if let Some(bias) = self.side.bias {
+            let bias = &bias[self.first..][rows];
+            for (row, &bias) in out.chunks_mut(plane).zip(bias) {
+                row[..cols].iter_mut().for_each(|sum| *sum += bias);
+            }
+        }
+        true
+    }
+
+    /// A panel's sums, begun anew or going on.
+    fn multiply_points(
+        &self,
+        a: MatRef<'_, T::Acc>,
+        b: &Points<'_, T::Acc>,
+        segments: &[Segment],
+        (sums, goes_on): (&mut [T::Acc], bool),
+    ) {
+        let tile = self.side.tile;
+        let used = segments.last().map_or(0, |last| last.at + last.len);
+        let narrow = used <= tile.lanes && matches!(b, Points::Gathered(_));
+        let cols = if narrow { tile.lanes } else { tile.cols() };
+        b.times::<T>(a, MatMut::new(sums, a.rows(), cols, tile.cols(), 1), goes_on);
+    }
+
+    /// Where the plane of a channel of one of these images begins in this part of the output.
+    fn place(&self, images: &Range<usize>, image: usize, channel: usize) -> usize {
+        let (plane, channels) = (self.side.shape[2] * self.side.shape[3], &self.part.channels);
+        let image = images.start + image - self.part.images.start;
+        (image * channels.len() + channel - channels.start) * plane
+    }
+
+    /// Takes a panel's sums to the output.
+    fn write(&self, panel: usize, images: &Range<usize>, found: &[Segment], sums: &[T::Acc], out: &mut [T]) {
+        let rows = share(self.cut.unit, self.weights.panels.count, panel);
+        let channel = self.first + rows.start;
+        let bias = self.side.bias.map(|bias| &bias[channel..]);
+        let plane = self.side.shape[2] * self.side.shape[3];
+        for &segment in found {
+            let out = &mut out[self.place(images, segment.image, channel) + segment.to..];
+            let (row_len, rows, step) = (self.side.tile.cols(), rows.len(), self.pass[1].out_step);
+            dispatch(Put::<T> { sums, row_len, segment, bias, rows, out, plane, step });
+        }
+    }
+}
+
+/// What the kernel elements meet at a panel's points.
+enum Points<'a, V> {
+    /// Gathered, row by row.
+    Gathered(&'a [V]),
+    /// Side by side in the planes of a window or a source.
+    Places(Places<'a, V>),
+}
+
+impl<V: Summed> Points<'_, V> {
+    /// A panel of the weights times that.
+    fn times<T: GemmElem<Acc = V>>(&self, a: MatRef<'_, V>, c: MatMut<'_, V>, goes_on: bool) {
+        match self {
+            Points::Places(places) => gemm_by_places::<T::Place>(a, places, c, goes_on),
+            Points::Gathered(panel) => gemm_by_panel::<T::Place>(a, panel, c, goes_on),
+        }
+    }
+}

@@ -1,0 +1,41 @@
+//! Floats cut to integers, in a form that compilers make vectors of.
+
+#![allow(unsafe_code)]
+
+macro_rules! cut {
+    ($($name:ident $type:ident;)*) => {$(
+        #[doc = concat!("`x as ", stringify!($type), "`: without the fraction, the nearest there is, 0 of a NaN.")]
+        #[inline(always)]
+        pub(crate) fn $name(x: f64) -> $type {
+            // Both bounds are powers of two, which f64 holds; -MIN is one more than MAX.
+            let inside = x >= $type::MIN as f64 && x < -($type::MIN as f64);
+            let held = if inside { x } else { 0.0 };
+            // SAFETY: without its fraction the number is from MIN to MAX.
+            let cut = unsafe { held.to_int_unchecked::<$type>() };
+            let beyond = if x > 0.0 { $type::MAX } else { $type::MIN };
+            let beyond = if x.is_nan() { 0 } else { beyond };
+            if inside { cut } else { beyond }
+        }
+    )*};
+}
+
+cut! {
+    cut_i64 i64;
+    cut_i32 i32;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{cut_i32, cut_i64};
+
+    #[test]
+    fn a_cut_is_what_plain_conversion_gives() {
+        let bounds =
+            [0.0, 0.5, 1.0, 255.9, 2f64.powi(31), 2f64.powi(32), 2f64.powi(53), 2f64.powi(63), 1e300];
+        for x in bounds.into_iter().flat_map(|x| [x, x.next_up(), x.next_down(), x - 0.7, x - 1.0]) {
+            for x in [x, -x, f64::INFINITY, f64::NEG_INFINITY, f64::NAN] {
+                assert_eq!((cut_i64(x), cut_i32(x)), (x as i64, x as i32), "{x}");
+            }
+        }
+    }
+}
