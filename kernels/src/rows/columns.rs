@@ -8,12 +8,12 @@ use crate::real::Real;
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Vector, dispatch};
 use crate::source::Source;
 
-/// Columns that are worked on together are a multiple of this.
-const SIDE: usize = LANES_MAX;
-/// Columns that are worked on together, at most.
+/// Columns that a kernel computes at a time: a group.
+pub(crate) const SIDE: usize = LANES_MAX;
+/// Columns that are brought near together, at most: a row's part of so many is long enough to hide what its page costs.
 const COLUMNS_MAX: usize = 16 * SIDE;
-/// Elements of the columns that are worked on together, about: what leaves room in a second-level cache.
-const ELEMENTS: usize = 96 * 1024;
+/// Elements of the columns that are brought near together, about. One group should fit a second-level cache, all of them the third.
+const ELEMENTS: usize = 1024 * 1024;
 /// Elements of a column, at most.
 const LENGTH_MAX: usize = 16 * 1024;
 /// Accumulators of a row's sum, at most: those of [`super::lanes::fold`].
@@ -24,19 +24,16 @@ pub(crate) fn fits(n: usize, inner: usize) -> bool {
     n <= LENGTH_MAX && inner >= SIDE / 2
 }
 
-/// Some neighbouring columns. Rows of inputs and outputs begin `stride` elements apart, a multiple of any vector's lanes; what
-/// is beyond the last column may be anything.
+/// A group of neighbouring columns, row by row; what is beyond the last column may be anything.
 pub(crate) struct Columns<'a, T, const N: usize> {
     /// The first one's number.
     pub(crate) first: usize,
     /// How many there are.
     pub(crate) count: usize,
-    /// Elements from one row to the next.
-    pub(crate) stride: usize,
     /// The inputs' rows. The output's, if there is one, take the place of the first.
-    pub(crate) x: [&'a mut [T]; N],
+    pub(crate) x: [&'a mut [[T; SIDE]]; N],
     /// A row for each number that is kept of a column.
-    pub(crate) stats: &'a mut [T],
+    pub(crate) stats: &'a mut [[T; SIDE]],
 }
 
 /// What an operation does to columns: with the bits of its [`super::RowKernel`].
@@ -122,34 +119,45 @@ impl<T: Real> Block<'_, T> {
         sources: &[Source<'_, T>; N],
         kept: usize,
     ) {
-        let strip = (ELEMENTS / n.max(1)).clamp(SIDE, COLUMNS_MAX).min(self.width).next_multiple_of(SIDE);
-        with_scratch(N * n * strip + kept * strip, |scratch| {
-            let (x, stats) = scratch.split_at_mut(N * n * strip);
+        let strip =
+            (ELEMENTS / (N * n).max(1)).clamp(SIDE, COLUMNS_MAX).min(self.width).next_multiple_of(SIDE);
+        // A row more than there are, so that the groups' rows do not share places in the cache.
+        let (groups, room) = (strip / SIDE, n + 1);
+        let mut band = [T::Wide::ZERO; COLUMNS_MAX];
+        with_scratch((N * groups * room + kept) * SIDE, |scratch| {
+            let (x, stats) = scratch.as_chunks_mut().0.split_at_mut(N * groups * room);
             for column in (0..self.width).step_by(strip) {
                 let count = strip.min(self.width - column);
                 let first = self.slab * n * inner + self.column + column;
-                for (source, x) in sources.iter().zip(x.chunks_mut(n * strip)) {
-                    for (row, to) in x.chunks_mut(strip).enumerate() {
-                        if let Some(at) = source.address(first + (row + AHEAD) * inner) {
-                            near(at, count);
-                        }
-                        source.copy_wide(first + row * inner, &mut to[..count]);
+                for (source, x) in sources.iter().zip(x.chunks_mut(groups * room)) {
+                    for row in 0..n {
+                        let at = |row| source.address(first + row * inner).filter(|_| row < n);
+                        near(at(row + AHEAD), count);
+                        let from = source.wide(first + row * inner, count, &mut band);
+                        dispatch(Spread { from, to: &mut x[row..], room });
                     }
                 }
-                let mut parts = x.chunks_mut(n * strip);
-                kernel(Columns {
-                    first: self.slab * inner + self.column + column,
-                    count,
-                    stride: strip,
-                    x: std::array::from_fn(|_| parts.next().unwrap_or_default()),
-                    stats: &mut *stats,
-                });
-                for (to, row) in self.y.iter_mut().zip(x.chunks(strip)) {
-                    near(to.as_ptr().wrapping_add(AHEAD * inner + column), count);
-                    T::narrow_all(&row[..count], &mut to[column..][..count]);
+                for group in 0..count.div_ceil(SIDE) {
+                    let mut parts = x.chunks_mut(groups * room);
+                    let start = column + group * SIDE;
+                    let count = SIDE.min(self.width - start);
+                    kernel(Columns {
+                        first: self.slab * inner + self.column + start,
+                        count,
+                        x: std::array::from_fn(|_| match parts.next() {
+                            Some(part) => &mut part[group * room..][..n],
+                            None => &mut [],
+                        }),
+                        stats: &mut *stats,
+                    });
+                    for (i, to) in self.stats.chunks_mut(kept.max(1)).skip(start).take(count).enumerate() {
+                        to.iter_mut().zip(stats.iter()).for_each(|(to, row)| *to = row[i]);
+                    }
                 }
-                for (i, to) in self.stats.chunks_mut(kept.max(1)).skip(column).take(count).enumerate() {
-                    to.iter_mut().zip(stats.chunks(strip)).for_each(|(to, row)| *to = row[i]);
+                for row in 0..self.y.len() {
+                    near(self.y.get(row + AHEAD).map(|to| to[column..].as_ptr()), count);
+                    let to = &mut self.y[row][column..][..count];
+                    dispatch(Join { from: &x[row..], room, to });
                 }
             }
         });
@@ -159,10 +167,12 @@ impl<T: Real> Block<'_, T> {
 /// How many rows ahead elements are asked for.
 const AHEAD: usize = 8;
 
-/// Asks for elements that need not exist, to be read or written: rows are pages apart, so that none comes near by itself, and a
-/// write that waits for its page holds up those behind it.
-fn near<T: Real>(at: *const T, count: usize) {
-    dispatch(Near { at, count });
+/// Asks for elements that are read or written soon: rows are pages apart, so that none comes near by itself, and a write that
+/// waits for its page holds up those behind it.
+fn near<T: Real>(at: Option<*const T>, count: usize) {
+    if let Some(at) = at {
+        dispatch(Near { at, count });
+    }
 }
 
 struct Near<T> {
@@ -182,6 +192,50 @@ impl<T: Real> Kernel for Near<T> {
     }
 }
 
+/// Deals a row out to groups, whose rows of this number are `room` rows apart.
+struct Spread<'a, T> {
+    from: &'a [T],
+    to: &'a mut [[T; SIDE]],
+    room: usize,
+}
+
+impl<T: Float> Kernel for Spread<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Isa>(self) {
+        let lanes = T::Vec::<S>::LANES;
+        for (from, to) in self.from.chunks(SIDE).zip(self.to.chunks_mut(self.room)) {
+            for (from, to) in from.chunks(lanes).zip(to[0].chunks_exact_mut(lanes)) {
+                let full = from.len() == lanes;
+                let x = if full { T::Vec::<S>::load(from) } else { Vector::load_partial(from, T::ZERO) };
+                x.store(to);
+            }
+        }
+    }
+}
+
+/// Puts a row together again, and rounds it.
+struct Join<'a, T: Real> {
+    from: &'a [[T::Wide; SIDE]],
+    to: &'a mut [T],
+    room: usize,
+}
+
+impl<T: Real> Kernel for Join<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Isa>(self) {
+        let lanes = <T::Wide as Float>::Vec::<S>::LANES;
+        for (to, from) in self.to.chunks_mut(SIDE).zip(self.from.chunks(self.room)) {
+            for (to, from) in to.chunks_mut(lanes).zip(from[0].chunks_exact(lanes)) {
+                T::store::<S>(Vector::load(from), to);
+            }
+        }
+    }
+}
+
 struct Call<'a, K, T, const N: usize> {
     kernel: &'a K,
     columns: Columns<'a, T, N>,
@@ -196,18 +250,17 @@ impl<T: Float, K: ColumnKernel<T, N>, const N: usize> Kernel for Call<'_, K, T, 
     }
 }
 
-/// Row `row` of the vector of columns at `column`.
+/// The vector of columns at `column` of a row.
 #[inline(always)]
-pub(crate) fn at<V: Vector>(x: &[V::Elem], stride: usize, column: usize, row: usize) -> V {
-    V::load(&x[row * stride + column..])
+pub(crate) fn at<V: Vector>(row: &[V::Elem; SIDE], column: usize) -> V {
+    V::load(&row[column..])
 }
 
-/// Sets the vectors of columns at `column` to `f` of them and their rows' numbers.
+/// Sets the vector of columns at `column` of each row to `f` of it and the row's number.
 #[inline(always)]
-pub(crate) fn update<V: Vector>(x: &mut [V::Elem], stride: usize, column: usize, f: impl Fn(V, usize) -> V) {
-    for row in 0..x.len() / stride {
-        let of = at::<V>(x, stride, column, row);
-        f(of, row).store(&mut x[row * stride + column..]);
+pub(crate) fn update<V: Vector>(x: &mut [[V::Elem; SIDE]], column: usize, f: impl Fn(V, usize) -> V) {
+    for (i, row) in x.iter_mut().enumerate() {
+        f(at(row, column), i).store(&mut row[column..]);
     }
 }
 
@@ -255,13 +308,12 @@ fn join<V: Vector>(
     }
 }
 
-/// The largest elements, NaN passed over; `low` of none.
+/// The largest elements of the vector of columns at `column`, NaN passed over; `low` of none.
 #[inline(always)]
-pub(crate) fn max<V: Vector>(x: &[V::Elem], stride: usize, column: usize, low: V::Elem) -> V {
-    let (mut max, mut row) = (V::splat(low), column);
-    while row < x.len() {
-        max = V::load(&x[row..]).max(max);
-        row += stride;
+pub(crate) fn max<V: Vector>(x: &[[V::Elem; SIDE]], column: usize, low: V::Elem) -> V {
+    let mut max = V::splat(low);
+    for row in x {
+        max = at::<V>(row, column).max(max);
     }
     max
 }

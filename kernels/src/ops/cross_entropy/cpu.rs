@@ -1,6 +1,6 @@
 //! A row of logits: what the loss and its gradient need of it.
 
-use crate::rows::columns::{self, ColumnKernel, Columns};
+use crate::rows::columns::{self, ColumnKernel, Columns, SIDE};
 use crate::rows::lanes::{self, exp_below};
 use crate::rows::{Row, RowKernel};
 use crate::simd::{Float, Isa, LANES_MAX, Vector};
@@ -37,19 +37,20 @@ impl<T: Float> RowKernel<T, 1> for Forward<'_, T> {
 impl<T: Float> ColumnKernel<T, 1> for Forward<'_, T> {
     #[inline(always)]
     fn run<S: Isa>(&self, columns: Columns<'_, T, 1>) {
-        let (Columns { x: [x], stats, stride, first, count, .. }, lanes) = (columns, T::Vec::<S>::LANES);
-        let n = x.len() / stride;
-        for column in (0..stride).step_by(lanes) {
-            let max = columns::max::<T::Vec<S>>(x, stride, column, -T::MAX);
-            let sum = columns::sums(n, |row| (columns::at::<T::Vec<S>>(x, stride, column, row) - max).exp());
-            max.store(&mut stats[column..]);
-            sum.store(&mut stats[stride + column..]);
+        let Columns { x: [x], stats: [most, sums, ..], first, count } = columns else {
+            unreachable!("two numbers are kept of a column")
+        };
+        for column in (0..SIDE).step_by(T::Vec::<S>::LANES) {
+            let max = columns::max::<T::Vec<S>>(x, column, -T::MAX);
+            let exp = |row: usize| (columns::at::<T::Vec<S>>(&x[row], column) - max).exp();
+            columns::sums(x.len(), exp).store(&mut sums[column..]);
+            max.store(&mut most[column..]);
         }
         for i in 0..count {
             if self.targets[first + i].is_none() {
-                (stats[i], stats[stride + i]) = (T::ONE, T::ONE);
-            } else if stats[stride + i] == T::ZERO {
-                (stats[i], stats[stride + i]) = (-T::INFINITY, T::NAN);
+                (most[i], sums[i]) = (T::ONE, T::ONE);
+            } else if sums[i] == T::ZERO {
+                (most[i], sums[i]) = (-T::INFINITY, T::NAN);
             }
         }
     }
@@ -131,8 +132,7 @@ impl<T: Float, const N: usize> RowKernel<T, N> for BackwardOf<'_, T> {
 impl<T: Float> ColumnKernel<T, 1> for BackwardOf<'_, T> {
     #[inline(always)]
     fn run<S: Isa>(&self, columns: Columns<'_, T, 1>) {
-        let (Columns { x: [dx], stride, first, count, .. }, lanes) = (columns, T::Vec::<S>::LANES);
-        let n = dx.len() / stride;
+        let (Columns { x: [dx], first, count, .. }, lanes) = (columns, T::Vec::<S>::LANES);
         for column in (0..count).step_by(lanes) {
             let (mut max, mut factor) = ([T::ZERO; LANES_MAX], [T::ZERO; LANES_MAX]);
             for i in 0..lanes.min(count - column) {
@@ -141,15 +141,15 @@ impl<T: Float> ColumnKernel<T, 1> for BackwardOf<'_, T> {
                 }
             }
             let (max, factor) = (T::Vec::<S>::load(&max), T::Vec::<S>::load(&factor));
-            columns::update(dx, stride, column, |x, _| exp_below(x, max) * factor);
+            columns::update(dx, column, |x: T::Vec<S>, _| exp_below(x, max) * factor);
         }
         for i in 0..count {
             match &self.gradients[first + i] {
                 Some(gradient) => {
-                    let to = &mut dx[gradient.class * stride + i];
+                    let to = &mut dx[gradient.class][i];
                     *to = *to - gradient.on_target;
                 }
-                None => (0..n).for_each(|row| dx[row * stride + i] = T::ZERO),
+                None => dx.iter_mut().for_each(|row| row[i] = T::ZERO),
             }
         }
     }

@@ -1,7 +1,7 @@
 //! The logarithm of a row's softmax. The largest element is subtracted first and the logarithm of the sum after it, so
 //! that large logits lose nothing.
 
-use crate::rows::columns::{self, ColumnKernel, Columns};
+use crate::rows::columns::{self, ColumnKernel, Columns, SIDE};
 use crate::rows::{Row, RowKernel, lanes};
 use crate::simd::{Float, Isa, Vector};
 
@@ -23,13 +23,12 @@ impl<T: Float> RowKernel<T, 1> for Forward {
 impl<T: Float> ColumnKernel<T, 1> for Forward {
     #[inline(always)]
     fn run<S: Isa>(&self, columns: Columns<'_, T, 1>) {
-        let (Columns { x: [x], stride, .. }, lanes) = (columns, T::Vec::<S>::LANES);
-        let n = x.len() / stride;
-        for column in (0..stride).step_by(lanes) {
-            let max = columns::max::<T::Vec<S>>(x, stride, column, -T::INFINITY);
-            let exp = |row: usize| (columns::at::<T::Vec<S>>(x, stride, column, row) - max).exp();
-            let log = columns::sums(n, exp).ln();
-            columns::update(x, stride, column, |x, _| (x - max) - log);
+        let [x] = columns.x;
+        for column in (0..SIDE).step_by(T::Vec::<S>::LANES) {
+            let max = columns::max::<T::Vec<S>>(x, column, -T::INFINITY);
+            let exp = |row: usize| (columns::at::<T::Vec<S>>(&x[row], column) - max).exp();
+            let log = columns::sums(x.len(), exp).ln();
+            columns::update(x, column, |x: T::Vec<S>, _| (x - max) - log);
         }
     }
 }
@@ -39,12 +38,11 @@ pub(super) struct BackwardOf;
 impl<T: Float> ColumnKernel<T, 2> for BackwardOf {
     #[inline(always)]
     fn run<S: Isa>(&self, columns: Columns<'_, T, 2>) {
-        let (Columns { x: [y, dy], stride, .. }, lanes) = (columns, T::Vec::<S>::LANES);
-        let n = y.len() / stride;
-        for column in (0..stride).step_by(lanes) {
-            let at = |x: &[T], row: usize| columns::at::<T::Vec<S>>(x, stride, column, row);
-            let sum = columns::sums(n, |row| at(dy, row));
-            columns::update(y, stride, column, |y, row| at(dy, row) - y.exp() * sum);
+        let [y, dy] = columns.x;
+        for column in (0..SIDE).step_by(T::Vec::<S>::LANES) {
+            let dy = |row: usize| columns::at::<T::Vec<S>>(&dy[row], column);
+            let sum = columns::sums(y.len(), dy);
+            columns::update(y, column, |y: T::Vec<S>, row| dy(row) - y.exp() * sum);
         }
     }
 }

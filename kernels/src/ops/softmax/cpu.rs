@@ -1,7 +1,7 @@
 //! The softmax of a row: the largest element, the exponentials and their sum, the quotients; the row stays in the
 //! cache between the passes.
 
-use crate::rows::columns::{self, ColumnKernel, Columns};
+use crate::rows::columns::{self, ColumnKernel, Columns, SIDE};
 use crate::rows::{Row, RowKernel, lanes};
 use crate::simd::{Float, Isa, Vector};
 
@@ -22,14 +22,13 @@ impl<T: Float> RowKernel<T, 1> for Forward {
 impl<T: Float> ColumnKernel<T, 1> for Forward {
     #[inline(always)]
     fn run<S: Isa>(&self, columns: Columns<'_, T, 1>) {
-        let (Columns { x: [x], stride, .. }, lanes) = (columns, T::Vec::<S>::LANES);
-        let n = x.len() / stride;
-        for column in (0..stride).step_by(lanes) {
-            let max = columns::max::<T::Vec<S>>(x, stride, column, -T::INFINITY);
-            columns::update(x, stride, column, |x: T::Vec<S>, _| (x - max).exp());
-            let sum = columns::sums(n, |row| columns::at::<T::Vec<S>>(x, stride, column, row));
+        let [x] = columns.x;
+        for column in (0..SIDE).step_by(T::Vec::<S>::LANES) {
+            let max = columns::max::<T::Vec<S>>(x, column, -T::INFINITY);
+            columns::update(x, column, |x: T::Vec<S>, _| (x - max).exp());
+            let sum = columns::sums(x.len(), |row| columns::at::<T::Vec<S>>(&x[row], column));
             let scale = T::Vec::<S>::splat(T::ONE) / sum;
-            columns::update(x, stride, column, |x: T::Vec<S>, _| x * scale);
+            columns::update(x, column, |x: T::Vec<S>, _| x * scale);
         }
     }
 }
@@ -39,12 +38,11 @@ pub(super) struct BackwardOf;
 impl<T: Float> ColumnKernel<T, 2> for BackwardOf {
     #[inline(always)]
     fn run<S: Isa>(&self, columns: Columns<'_, T, 2>) {
-        let (Columns { x: [y, dy], stride, .. }, lanes) = (columns, T::Vec::<S>::LANES);
-        let n = y.len() / stride;
-        for column in (0..stride).step_by(lanes) {
-            let at = |x: &[T], row: usize| columns::at::<T::Vec<S>>(x, stride, column, row);
-            let sum = columns::sums(n, |row| at(y, row) * at(dy, row));
-            columns::update(y, stride, column, |y, row| y * (at(dy, row) - sum));
+        let [y, dy] = columns.x;
+        for column in (0..SIDE).step_by(T::Vec::<S>::LANES) {
+            let at = |row: &[T; SIDE]| columns::at::<T::Vec<S>>(row, column);
+            let sum = columns::sums(y.len(), |row| at(&y[row]) * at(&dy[row]));
+            columns::update(y, column, |y: T::Vec<S>, row| y * (at(&dy[row]) - sum));
         }
     }
 }
