@@ -35,7 +35,8 @@ pub(super) const AHEAD: usize = 12;
 /// exists, and one vector of columns at most where `b_col` is not 1.
 /// Where something is kept, or B has a table, the tile is one that [`keeps`], its columns are whole vectors and
 /// neighbours, A's rows too if A is kept or B has a table, and the places for what is kept are valid to write and nobody
-/// else's. A table has the same number of places for each plane, one for each step in all. Where A's rows have a table,
+/// else's. A table has the same number of places for each plane, one for each step in all, and names one of A's
+/// steps for the plane with each. Where A's rows have a table,
 /// the tile is as high as one that keeps, with one or two whole vectors of columns.
 pub(super) unsafe fn run_tile<P: Place>(runner: Runner, lanes: usize, rows: usize, tile: &mut Tile<P::Acc>) {
     // Lanes are a power of two; a division would take as long as some steps.

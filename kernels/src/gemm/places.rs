@@ -18,12 +18,14 @@ pub(crate) struct Step {
     pub(crate) at: isize,
     /// For each vector of columns, which lanes are there. The others are zero.
     pub(crate) lanes: [u32; VECTORS],
+    /// Which of A's steps for a plane it meets.
+    pub(crate) nth: usize,
 }
 
 impl Step {
     /// One of whole vectors of so many lanes.
-    pub(crate) fn whole(at: isize, lanes: usize) -> Step {
-        Step { at, lanes: [u32::MAX >> (u32::BITS as usize - lanes); VECTORS] }
+    pub(crate) fn whole(at: isize, lanes: usize, nth: usize) -> Step {
+        Step { at, lanes: [u32::MAX >> (u32::BITS as usize - lanes); VECTORS], nth }
     }
 }
 
@@ -34,6 +36,8 @@ pub(crate) struct Places<'a, T> {
     /// Where the first plane begins.
     start: usize,
     each: &'a [Step],
+    /// A's steps for a plane. Those that no step meets are left out, as if B were zero there.
+    steps: usize,
     planes: usize,
     apart: usize,
     /// One past the last element that is there.
@@ -41,12 +45,13 @@ pub(crate) struct Places<'a, T> {
 }
 
 impl<'a, T: Float> Places<'a, T> {
-    /// The first plane begins with `data`.
+    /// The first plane begins with `data`; A has `steps` steps for each.
     ///
     /// # Panics
     ///
-    /// If an element that is there lies outside `data`, or a vector has fewer lanes.
-    pub(crate) fn new(data: &'a [T], each: &'a [Step], planes: usize, apart: usize) -> Self {
+    /// If an element that is there lies outside `data`, a vector has fewer lanes, or A fewer steps.
+    pub(crate) fn new(data: &'a [T], each: &'a [Step], steps: usize, planes: usize, apart: usize) -> Self {
+        assert!(each.iter().all(|step| step.nth < steps), "a step beyond A");
         let lanes = TileShape::of::<T>(Runner::current()).lanes;
         let last = planes.saturating_sub(1).checked_mul(apart);
         let mut end = 0;
@@ -62,7 +67,7 @@ impl<'a, T: Float> Places<'a, T> {
                 end = end.max(beyond.unwrap_or(end));
             }
         }
-        Places { data, start: 0, each, planes, apart, end }
+        Places { data, start: 0, each, steps, planes, apart, end }
     }
 
     /// The first plane begins so many elements later.
@@ -100,13 +105,15 @@ pub(crate) fn gemm_by_places<P: Place>(
     let runner = Runner::current();
     let shape = TileShape::of::<P::Acc>(runner);
     let rows = c.rows();
-    assert!(a.cols() == b.planes * b.each.len(), "matrices that do not fit together");
+    assert!(a.cols() == b.planes * b.steps, "matrices that do not fit together");
     assert!(shape.reads_places(rows) && c.cols() == shape.cols(), "not a whole tile");
     let mut tile = Tile {
         b: b.data.as_ptr().wrapping_add(b.start),
         b_step: b.apart,
         places: b.each.as_ptr(),
+        steps: b.planes * b.each.len(),
         planes: b.planes,
+        a_plane: b.steps * a.strides().1,
         ..packed_tile(a, c, goes_on)
     };
     // SAFETY: A and C were proven when they were made, C is borrowed mutably; the places were proven, too, for lanes of this
@@ -171,14 +178,17 @@ mod tests {
         // The first lane lies before the data, the last behind it; some between are left out.
         let last = apart as isize - cols as isize + 1;
         let each = [(-1, [all - 1, all]), (7, [all; 2]), (last, [all, all >> 1]), (9, [all & 0x5555, 0])];
-        let each = each.map(|(at, lanes)| Step { at, lanes });
+        // One of A's steps, the third, is left out.
+        let mut nth = [0, 1, 3, 4].into_iter();
+        let each = each.map(|(at, lanes)| Step { at, lanes, nth: nth.next().unwrap() });
+        let in_plane = each.len() + 1;
         for rows in [shape.rows - 2, shape.rows] {
-            let steps = planes * each.len();
+            let steps = planes * in_plane;
             let a: Vec<f32> = (0..rows * steps).map(|i| (i as f32 * 1.3).cos()).collect();
             let mut c = vec![0.0; rows * cols];
-            let b = Places::new(&data, &each, planes, apart);
+            let b = Places::new(&data, &each, in_plane, planes, apart);
             for (range, goes_on) in [(0..1, false), (1..planes, true)] {
-                let steps = range.start * each.len()..range.end * each.len();
+                let steps = range.start * in_plane..range.end * in_plane;
                 let a = MatRef::new(&a[steps.start * rows..], rows, steps.len(), 1, rows);
                 let c = MatMut::row_major(&mut c, rows, cols);
                 gemm_by_places::<One<f32>>(a, &b.planes(range), c, goes_on);
@@ -187,9 +197,9 @@ mod tests {
                 let (row, col) = (i / cols, i % cols);
                 let mut sum = 0.0;
                 for k in 0..steps {
-                    let step = each[k % each.len()];
+                    let Some(step) = each.iter().find(|step| step.nth == k % in_plane) else { continue };
                     let is_there = step.lanes[col / shape.lanes] >> (col % shape.lanes) & 1 == 1;
-                    let at = (k / each.len() * apart + col).wrapping_add_signed(step.at);
+                    let at = (k / in_plane * apart + col).wrapping_add_signed(step.at);
                     let x = if is_there { data[at] } else { 0.0 };
                     sum = a[k * rows + row].mul_add(x, sum);
                 }
@@ -202,7 +212,7 @@ mod tests {
     fn steps_beyond_the_data_are_refused() {
         let refused = |at: isize, lanes: [u32; VECTORS], planes: usize| {
             std::panic::catch_unwind(|| {
-                Places::new(&[0.0_f32; 64], &[Step { at, lanes }], planes, 10);
+                Places::new(&[0.0_f32; 64], &[Step { at, lanes, nth: 0 }], 1, planes, 10);
             })
             .is_err()
         };
@@ -212,7 +222,9 @@ mod tests {
         );
         let shifted = |by: usize| {
             let refused = std::panic::catch_unwind(|| {
-                Places::new(&[0.0_f32; 64], &[Step { at: 0, lanes: [1, 0] }], 1, 10).shifted(60).shifted(by);
+                Places::new(&[0.0_f32; 64], &[Step { at: 0, lanes: [1, 0], nth: 0 }], 1, 1, 10)
+                    .shifted(60)
+                    .shifted(by);
             });
             refused.is_err()
         };

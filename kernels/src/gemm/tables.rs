@@ -22,7 +22,7 @@ where
     S: Isa,
     V: Vector<Elem = P::Acc>,
 {
-    let (mut a, mut plane) = (tile.a, tile.b);
+    let (mut a_plane, mut plane) = (tile.a, tile.b);
     let each = tile.steps.checked_div(tile.planes).unwrap_or(0);
     let all = u32::MAX >> (u32::BITS as usize - V::LANES);
     for first in (0..tile.steps).step_by(each.max(1)) {
@@ -32,7 +32,7 @@ where
             }
             // SAFETY: the table has so many places.
             let step = unsafe { &*tile.places.add(i) };
-            let b = plane.wrapping_offset(step.at);
+            let (a, b) = (a_plane.wrapping_add(step.nth * tile.a_step), plane.wrapping_offset(step.at));
             let mut b_row = [V::zero(); W];
             for (j, lanes) in b_row.iter_mut().enumerate() {
                 let b = b.wrapping_add(j * V::LANES);
@@ -54,8 +54,8 @@ where
                     *sum = P::add::<S>(x, lanes, *sum);
                 }
             }
-            a = a.wrapping_add(tile.a_step);
         }
+        a_plane = a_plane.wrapping_add(tile.a_plane);
         plane = plane.wrapping_add(tile.b_step);
     }
     sums

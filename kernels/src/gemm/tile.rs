@@ -105,6 +105,8 @@ pub(crate) struct Tile<T> {
     /// Where B's steps lie in each of so many planes, `b_step` apart from `b` on. Null: the steps themselves are `b_step` apart.
     pub(super) places: *const Step,
     pub(super) planes: usize,
+    /// What A's steps for a plane add to its place.
+    pub(super) a_plane: usize,
     /// Where A's rows begin, whose steps lie in so many runs. Null: as said above.
     pub(super) rows: *const usize,
     pub(super) runs: *const Run,
@@ -151,6 +153,7 @@ impl<T> Default for Tile<T> {
             b_col: 1,
             places: std::ptr::null(),
             planes: 0,
+            a_plane: 0,
             rows: std::ptr::null(),
             runs: std::ptr::null(),
             run_count: 0,

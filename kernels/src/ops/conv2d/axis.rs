@@ -50,6 +50,18 @@ pub(super) fn transposed(
 }
 
 impl Axis {
+    /// The output pixel of a point.
+    pub(super) fn place(&self, point: usize) -> usize {
+        self.out_start + point * self.out_step
+    }
+
+    /// The kernel elements that meet a pixel of a source of so many at a point, by number, and the pixel.
+    pub(super) fn inside(&self, point: usize, size: usize) -> impl Iterator<Item = (usize, usize)> {
+        let pixel =
+            move |tap: &Tap| (point * self.step).checked_add_signed(tap.offset).filter(|&at| at < size);
+        self.taps.iter().enumerate().filter_map(move |(nth, tap)| Some((nth, pixel(tap)?)))
+    }
+
     /// The lowest and highest source pixel that `count` points from `start` on meet; any if there are no taps.
     pub(super) fn span(&self, start: usize, count: usize) -> (isize, isize) {
         let offsets = || self.taps.iter().map(|tap| tap.offset);

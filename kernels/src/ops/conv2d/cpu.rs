@@ -7,6 +7,7 @@
 use phalanx_tensor::{Result, Tensor};
 
 use super::axis::Axis;
+use super::images::{self, Images};
 use super::order::Order;
 use super::packed::{Packed, Panels};
 use super::thin::{self, Thin};
@@ -51,7 +52,14 @@ impl Correlation<'_> {
             numel * self.channels_in * self.passes[0].iter().map(|axis| axis.taps.len()).product::<usize>();
         let cut = Cut::new(shape, self.groups, work, pool.threads());
         let thin = thin::unit(self, shape[0], pool.threads());
-        let (unit, rows_max) = thin.map_or((cut.unit, tile.rows), |unit| (unit, thin::ROWS));
+        let group = Panels::new(self.channels_out, tile.rows, 1);
+        let reads_places = thin.is_none() && group.rows_all(|rows| tile.reads_places(rows));
+        let by_images = reads_places && images::pays(self, shape[0], tile);
+        let (unit, rows_max) = match thin {
+            Some(unit) => (unit, thin::ROWS),
+            None if by_images => (self.channels_out, tile.rows),
+            None => (cut.unit, tile.rows),
+        };
         let order = if thin.is_some() { Order::PLAIN } else { Order::of::<T>(self.channels_in) };
         let planes = order.planes(self.channels_in);
         let panels = |[rows, cols]: &[Axis; 2]| {
@@ -60,7 +68,8 @@ impl Correlation<'_> {
         let panels: Vec<Panels> = self.passes.iter().map(panels).collect();
         let elements = |panels: &Panels| panels.elements(shape[1]);
         let elements: usize = panels.iter().map(elements).sum();
-        let _use = out.device().ledger()?.scratch_of(elements * size_of::<T::Acc>());
+        let ledger = out.device().ledger()?;
+        let _use = ledger.scratch_of(elements * size_of::<T::Acc>());
         let (source, bias) = (&source[self.source.offset()..], bias.as_deref());
         let out = &mut out.write::<T>(self.op)?[offset..offset + numel];
         with_scratch(elements, |mut rest| {
@@ -76,6 +85,12 @@ impl Correlation<'_> {
                 return Thin { job: self, source, bias, weights, size, unit }.run(&pool, out);
             }
             let side = Side { source, bias, shape, tile, order };
+            if by_images {
+                let images = Images { job: self, side: &side, weights: &weights };
+                let elements: usize = images.elements().iter().sum();
+                let _use = ledger.scratch_of(elements * size_of::<T::Acc>());
+                return images.run(&pool, out);
+            }
             pool.for_each_chunk(out, cut.chunk, |i, out| {
                 let part = cut.part(i);
                 for (pass, &weights) in self.passes.iter().zip(&weights) {

@@ -10,6 +10,7 @@ mod cuda;
 mod cut;
 mod dots;
 mod gather;
+mod images;
 mod options;
 mod order;
 mod packed;

@@ -51,9 +51,14 @@ pub(super) struct Packed<'a, V> {
 impl<V> Packed<'_, V> {
     /// A panel of a unit, and its rows.
     pub(super) fn panel(&self, unit: usize, panel: usize) -> (&[V], usize) {
-        let Panels { count, len, steps, .. } = self.panels;
-        let rows = share(self.panels.unit, count, panel).len();
-        (&self.data[(unit * count + panel) * len..][..steps * rows], rows)
+        self.of_panel(unit * self.panels.count + panel)
+    }
+
+    /// A panel of all units', and its rows.
+    pub(super) fn of_panel(&self, panel: usize) -> (&[V], usize) {
+        let Panels { count, len, steps, unit, .. } = self.panels;
+        let rows = share(unit, count, panel % count).len();
+        (&self.data[panel * len..][..steps * rows], rows)
     }
 }
 
@@ -119,6 +124,12 @@ impl Correlation<'_> {
         let at = |y: usize, x: usize| y * row_stride + x * col_stride;
         let places = rows.taps.iter().flat_map(|y| cols.taps.iter().map(move |x| at(y.kernel, x.kernel)));
         let (places, steps): (Vec<usize>, usize) = (places.collect(), to.len() / count);
+        if out_stride < in_stride {
+            let strides = [out_stride, in_stride];
+            let near =
+                Near { weight, strides, places: &places, channels: self.channels_in, order, count, to };
+            return T::Place::run(Runner::current(), near);
+        }
         let row_len = steps + LANES_MAX;
         with_scratch(count * row_len, |lanes| {
             let (places, channels) = (&places[..], self.channels_in);
@@ -128,6 +139,52 @@ impl Correlation<'_> {
             T::Place::run(Runner::current(), strips);
             pack_panels(MatRef::new(lanes, steps, count, 1, row_len), count, to);
         });
+    }
+}
+
+/// A panel of output channels that lie nearer to each other than input channels do, as in a transposed convolution: for each
+/// step one after the other.
+struct Near<'a, T: GemmElem> {
+    weight: &'a [T],
+    /// From an output channel to the next, and from an input channel.
+    strides: [usize; 2],
+    /// Where the kernel elements lie.
+    places: &'a [usize],
+    channels: usize,
+    order: Order,
+    count: usize,
+    to: &'a mut [T::Acc],
+}
+
+impl<T: GemmElem> Kernel for Near<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Isa>(self) {
+        let (order, [out_stride, in_stride]) = (self.order, self.strides);
+        let mut lanes = self.to.chunks_exact_mut(self.count);
+        for first in (0..self.channels).step_by(order.together) {
+            for &place in self.places {
+                for i in (first..first + order.together).step_by(order.in_lane) {
+                    let Some(to) = lanes.next() else { return };
+                    let of_channel = |channel: usize| {
+                        (channel < self.channels).then(|| &self.weight[channel * in_stride + place..])
+                    };
+                    let second = if order.in_lane > 1 { of_channel(i + 1) } else { None };
+                    match (of_channel(i), second) {
+                        (None, _) => to.fill(<T::Acc as Float>::ZERO),
+                        (Some(x), Some(y)) => {
+                            let pairs = x.iter().step_by(out_stride).zip(y.iter().step_by(out_stride));
+                            to.iter_mut().zip(pairs).for_each(|(to, (x, &y))| *to = x.beside::<S>(y));
+                        }
+                        (Some(x), None) => {
+                            let x = x.iter().step_by(out_stride);
+                            to.iter_mut().zip(x).for_each(|(to, x)| *to = x.beside::<S>(T::zeroed()));
+                        }
+                    }
+                }
+            }
+        }
     }
 }
 

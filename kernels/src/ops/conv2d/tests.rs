@@ -51,6 +51,11 @@ const CASES: &[Case] = &[
     case(2, 2, 16, 16, [12, 12], [3, 3], [1, 1], [1, 1], [1, 1]),
     case(2, 1, 3, 16, [9, 40], [3, 3], [1, 1], [1, 1], [1, 1]),
     case(2, 1, 3, 30, [12, 11], [3, 4], [3, 4], [0, 0], [1, 1]),
+    case(33, 1, 5, 14, [4, 3], [3, 3], [1, 1], [1, 1], [1, 1]),
+    case(129, 2, 3, 28, [5, 5], [3, 3], [2, 2], [1, 1], [1, 1]),
+    case(31, 1, 20, 26, [2, 2], [3, 3], [1, 1], [1, 1], [1, 1]),
+    case(64, 1, 2, 13, [1, 17], [1, 3], [1, 2], [0, 4], [1, 2]),
+    case(32, 1, 3, 28, [9, 8], [1, 1], [2, 3], [0, 0], [1, 1]),
 ];
 
 #[allow(clippy::too_many_arguments)] // a table's columns
@@ -256,6 +261,38 @@ fn bits_do_not_depend_on_threads_strides_or_the_rest_of_the_batch() {
     let alone = conv2d(&x.narrow(0, 3, 1).unwrap(), &w, None, &options, case.grid()).unwrap();
     let len = alone.numel();
     assert_eq!(alone.to_vec::<f32>().unwrap(), one[0][3 * len..4 * len]);
+}
+
+#[test]
+fn images_together_have_the_bits_of_each_alone() {
+    for (index, threads) in [(47, 1), (48, 3)] {
+        Device::Cpu(index).set_threads(threads).unwrap();
+    }
+    let cases = [
+        case(31, 1, 131, 26, [2, 2], [3, 3], [1, 1], [1, 1], [1, 1]),
+        case(100, 2, 9, 28, [5, 6], [3, 3], [2, 1], [1, 1], [1, 1]),
+        case(64, 1, 16, 14, [1, 9], [1, 3], [1, 2], [0, 4], [1, 2]),
+        case(32, 1, 7, 24, [6, 6], [1, 1], [2, 2], [0, 0], [1, 1]),
+    ];
+    for (case, dtype) in cases.iter().flat_map(|case| FLOATS.map(|dtype| (case, dtype))) {
+        let [image, weight, grid] = case.shapes();
+        let (bias, options) = (make(&[weight[0]], dtype, &floats(-2.0, 2.0)), case.options());
+        let both = |images: std::ops::Range<usize>, device: Device| {
+            let make = |shape: &[usize]| make(shape, dtype, &floats(-1.0, 1.0));
+            let some = |t: Tensor| t.narrow(0, images.start, images.len()).unwrap();
+            let [x, w, y, bias] = [some(make(&image)), make(&weight), some(make(&grid)), bias.clone()]
+                .map(|t| t.to_device(device, false).unwrap());
+            let there = conv2d(&x, &w, Some(&bias), &options, case.grid()).unwrap();
+            [there, conv_transpose2d(&y, &w, None, &options, case.image).unwrap()].map(|t| values(&t))
+        };
+        let all = both(0..case.images, Device::Cpu(47));
+        assert!(all == both(0..case.images, Device::Cpu(48)), "{case:?} {dtype}: threads");
+        for image in [0, 30, case.images - 1] {
+            for (all, alone) in all.iter().zip(both(image..image + 1, Device::Cpu(48))) {
+                assert!(all[image * alone.len()..][..alone.len()] == alone, "{case:?} {dtype} {image}");
+            }
+        }
+    }
 }
 
 #[test]

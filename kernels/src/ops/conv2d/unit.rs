@@ -146,7 +146,8 @@ impl<T: GemmElem<Acc: Summed>> Unit<'_, T> {
         let (places_read, places) = (self.reads_places(), OnceCell::new());
         let apart = planes * frame.channel_len;
         let lanes = self.side.tile.lanes;
-        let each: Vec<Step> = taps[..of_group].iter().map(|&tap| Step::whole(tap as isize, lanes)).collect();
+        let each = taps[..of_group].iter().enumerate();
+        let each: Vec<Step> = each.map(|(nth, &tap)| Step::whole(tap as isize, lanes, nth)).collect();
         let lies = |segments: &[Segment]| places_read && matches!(segments, [all] if all.len == width);
         let total = images.len() * points.len() * cols.count;
         let panel_len = together * of_group * width;
@@ -178,7 +179,7 @@ impl<T: GemmElem<Acc: Summed>> Unit<'_, T> {
                         for (i, segments) in found[..here].iter().enumerate() {
                             let b = match lies(segments) {
                                 true => {
-                                    let all = || Places::new(window, &each, groups, apart);
+                                    let all = || Places::new(window, &each, of_group, groups, apart);
                                     let all = places.get_or_init(all).planes(block.clone());
                                     Points::Places(all.shifted(segments[0].from))
                                 }
@@ -222,7 +223,8 @@ impl<T: GemmElem<Acc: Summed>> Unit<'_, T> {
                 let points = start..total.min(start + tile.cols());
                 let all = [Segment { at: 0, len: points.len(), from: 0, image: 0, to: start }];
                 let steps = steps_in_plane(self.pass, size, points, tile);
-                let b = Points::Places(Places::new(source, &steps, self.job.channels_in, size[0] * size[1]));
+                let plane = size[0] * size[1];
+                let b = Points::Places(Places::new(source, &steps, steps.len(), self.job.channels_in, plane));
                 for panel in 0..self.weights.panels.count {
                     self.multiply_panel(panel, &images, &b, &all, sums, out);
                 }

@@ -305,6 +305,10 @@ impl<T: GemmElem> Kernel for Turned<'_, T> {
                 let mut square = [<T::Acc as Float>::Vec::<S>::zero(); LANES_MAX];
                 for (i, row) in square[..here].iter_mut().enumerate() {
                     let sums = &self.sums[(at + i) * self.row_len + first..][..rows];
+                    // Rows are a page apart where channels are many, so that none comes near by itself.
+                    <T::Acc as Float>::Vec::<S>::prefetch(
+                        sums.as_ptr().wrapping_add(2 * lanes * self.row_len),
+                    );
                     *row = if rows == lanes {
                         Vector::load(sums)
                     } else {

@@ -175,7 +175,8 @@ pub(super) fn steps_in_plane(
             // Where no point is inside, it does not matter what this wraps to.
             let at = row.offset.wrapping_mul(width as isize).wrapping_add(col.offset);
             let at = at.wrapping_add_unsigned(points.start);
-            steps.push(Step { at, lanes: [0, tile.lanes].map(|first| lanes(in_row & in_col, first)) });
+            let lanes = [0, tile.lanes].map(|first| lanes(in_row & in_col, first));
+            steps.push(Step { at, lanes, nth: steps.len() });
         }
     }
     steps

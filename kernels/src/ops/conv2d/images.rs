@@ -1,0 +1,277 @@
+//! Convolutions of small planes, many images at a time: a tile's columns are one point of as many images. What lies outside for that
+//! point does so for all of them, and is left out, where a border is a third or a half of all multiplications. Source and sums
+//! are laid out with images last.
+
+use std::ops::Range;
+
+use phalanx_tensor::Pool;
+
+use super::Summed;
+use super::axis::Axis;
+use super::cpu::Correlation;
+use super::packed::Packed;
+use super::unit::Side;
+use crate::gemm::{
+    GemmElem, MatMut, MatRef, Place, Places, Step, TileShape, gemm_by_places, share, with_scratch,
+};
+use crate::simd::{Float, Isa, Kernel, LANES_MAX, Runner, Vector, dispatch};
+
+/// Points of the output at most, and the part of all multiplications that may be left over, in sixteenths, for this to pay:
+/// beside images that are read where they lie, beside gathered ones, and beside those whose columns have to be sorted first.
+const POINTS_MAX: usize = 1024;
+const LEFT_MAX: [usize; 3] = [14, 15, 16];
+/// Elements of the source that stay in the second-level cache while they are multiplied.
+const SOURCE_MAX: usize = 1 << 16;
+/// Images that are computed together.
+const IMAGES_MAX: usize = 64;
+/// Images whose sums are taken to the output together: a cache line of them.
+const TOGETHER: usize = 16;
+/// Elements of the output that a thread writes at least.
+const PIECE: usize = 1 << 13;
+
+/// What all tasks share.
+pub(super) struct Images<'a, T: GemmElem> {
+    pub(super) job: &'a Correlation<'a>,
+    pub(super) side: &'a Side<'a, T>,
+    /// For each pass.
+    pub(super) weights: &'a [Packed<'a, T::Acc>],
+}
+
+/// Whether this pays, for a tile that can read places.
+pub(super) fn pays(job: &Correlation<'_>, images: usize, tile: TileShape) -> bool {
+    let [height, width] = [2, 3].map(|d| job.source.shape()[d]);
+    let inside = |axis: &Axis, size| -> usize { (0..axis.count).map(|i| axis.inside(i, size).count()).sum() };
+    let all = |[rows, cols]: &[Axis; 2]| rows.count * rows.taps.len() * cols.count * cols.taps.len();
+    let left = |[rows, cols]: &[Axis; 2]| inside(rows, height) * inside(cols, width);
+    let all: usize = job.passes.iter().map(all).sum::<usize>() * images;
+    let left: usize = job.passes.iter().map(left).sum::<usize>() * images.next_multiple_of(tile.cols());
+    let [rows, cols] = &job.passes[0];
+    let kind = match [rows.step, cols.step, rows.out_step, cols.out_step] {
+        [1, 1, 1, 1] if cols.count == width => 0,
+        [1, 1, 1, 1] => 1,
+        _ => 2,
+    };
+    let points: usize = job.passes.iter().map(|[rows, cols]| rows.count * cols.count).sum();
+    left > 0 && points <= POINTS_MAX && left * 16 <= all * LEFT_MAX[kind]
+}
+
+impl<T: GemmElem<Acc: Summed>> Images<'_, T> {
+    /// Elements of scratch: source and sums of a block of images.
+    pub(super) fn elements(&self) -> [usize; 2] {
+        let panels = self.weights[0].panels;
+        let source = self.job.groups * self.side.order.planes(self.job.channels_in) * self.pixels();
+        [source, self.job.groups * panels.count * panels.rows * self.points()].map(|len| len * self.room())
+    }
+
+    /// Computes into `out`, all planes.
+    pub(super) fn run(&self, pool: &Pool, out: &mut [T]) {
+        let (images, steps, [source, sums]) = (self.side.shape[0], self.steps(), self.elements());
+        let len = out.len() / images;
+        with_scratch(source + sums, |scratch| {
+            let (source, sums) = scratch.split_at_mut(source);
+            for first in (0..images).step_by(IMAGES_MAX) {
+                let block = first..images.min(first + IMAGES_MAX);
+                let out = &mut out[first * len..block.end * len];
+                self.block(block, &steps, pool, (&mut *source, &mut *sums), out);
+            }
+        });
+    }
+
+    fn block(
+        &self,
+        images: Range<usize>,
+        steps: &[Vec<(usize, Vec<Step>)>],
+        pool: &Pool,
+        (source, sums): (&mut [T::Acc], &mut [T::Acc]),
+        out: &mut [T],
+    ) {
+        let (panels, len) = (self.weights[0].panels, out.len() / images.len());
+        let planes = self.side.order.planes(self.job.channels_in);
+        pool.for_each_chunk(source, self.pixels() * self.room(), |i, plane| {
+            self.lay(&images, i / planes, i % planes, plane);
+        });
+        let (source, group_len) = (&*source, source.len() / self.job.groups);
+        pool.for_each_chunk(sums, panels.rows * self.points() * self.room(), |i, sums| {
+            let source = &source[i / panels.count * group_len..][..group_len];
+            self.multiply(i, images.len(), source, steps, sums);
+        });
+        let (sums, together) = (&*sums, PIECE.div_ceil(len).next_multiple_of(TOGETHER));
+        pool.for_each_chunk(out, together * len, |i, out| self.take(i * together, sums, out));
+    }
+
+    /// Elements for each point: a block's images, filled up to whole tiles.
+    fn room(&self) -> usize {
+        self.side.shape[0].min(IMAGES_MAX).next_multiple_of(self.side.tile.cols())
+    }
+
+    fn points(&self) -> usize {
+        self.side.shape[2] * self.side.shape[3]
+    }
+
+    fn pixels(&self) -> usize {
+        self.job.source.shape()[2] * self.job.source.shape()[3]
+    }
+
+    /// Fills a plane of lanes of a group's channels, images last.
+    fn lay(&self, images: &Range<usize>, group: usize, plane: usize, to: &mut [T::Acc]) {
+        let (pixels, order, channels) = (self.pixels(), self.side.order, self.job.channels_in);
+        let (first, all) = (plane * order.in_lane, self.job.groups * channels);
+        let from = (images.start * all + group * channels + first) * pixels;
+        let second = order.in_lane > 1 && first + 1 < channels;
+        let source = &self.side.source[from..];
+        let lay =
+            Lay { source, second, pixels, apart: all * pixels, images: images.len(), room: self.room(), to };
+        T::Place::run(Runner::current(), lay);
+    }
+
+    /// For each pass and point: its place in the output, and the steps that it meets in a plane.
+    fn steps(&self) -> Vec<Vec<(usize, Vec<Step>)>> {
+        let ([height, width], places) =
+            ([2, 3].map(|d| self.job.source.shape()[d]), self.side.order.places());
+        let (room, plane) = (self.room(), self.pixels() * self.room());
+        let of_point = |[rows, cols]: &[Axis; 2], i: usize, j: usize| {
+            let mut steps = Vec::new();
+            for (nth_row, y) in rows.inside(i, height) {
+                for (nth_col, x) in cols.inside(j, width) {
+                    let (nth, at) = (nth_row * cols.taps.len() + nth_col, (y * width + x) * room);
+                    let step = |k: usize| {
+                        Step::whole((k * plane + at) as isize, self.side.tile.lanes, nth * places + k)
+                    };
+                    steps.extend((0..places).map(step));
+                }
+            }
+            (rows.place(i) * self.side.shape[3] + cols.place(j), steps)
+        };
+        let of_pass = |pass: &[Axis; 2]| {
+            let points = (0..pass[0].count).flat_map(|i| (0..pass[1].count).map(move |j| (i, j)));
+            points.map(|(i, j)| of_point(pass, i, j)).collect()
+        };
+        self.job.passes.iter().map(of_pass).collect()
+    }
+
+    /// The sums of a panel of output channels, at all points of all images.
+    fn multiply(
+        &self,
+        panel: usize,
+        images: usize,
+        source: &[T::Acc],
+        steps: &[Vec<(usize, Vec<Step>)>],
+        sums: &mut [T::Acc],
+    ) {
+        let (room, tile, order) = (self.room(), self.side.tile, self.side.order);
+        let plane = self.pixels() * room;
+        let (apart, groups) = (order.places() * plane, order.groups(self.job.channels_in));
+        let together = (SOURCE_MAX / apart.max(1)).clamp(1, groups.max(1));
+        for first in (0..groups.max(1)).step_by(together) {
+            let block: Range<usize> = first..groups.min(first + together);
+            for (steps, weights) in steps.iter().zip(self.weights) {
+                let (weights, rows) = weights.of_panel(panel);
+                let in_plane = weights.len() / (rows * groups).max(1);
+                let from = block.start * in_plane * rows;
+                let a = MatRef::new(&weights[from..], rows, block.len() * in_plane, 1, rows);
+                for (point, steps) in steps {
+                    let b = Places::new(source, steps, in_plane, groups, apart).planes(block.clone());
+                    for image in (0..images).step_by(tile.cols()) {
+                        let c = &mut sums[point * room + image..];
+                        let c = MatMut::new(c, rows, tile.cols(), self.points() * room, 1);
+                        gemm_by_places::<T::Place>(a, &b.shifted(image), c, first > 0);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Takes the sums of some images to the output.
+    fn take(&self, first: usize, sums: &[T::Acc], out: &mut [T]) {
+        let (points, room, channels) = (self.points(), self.room(), self.side.shape[1]);
+        let panels = self.weights[0].panels;
+        for (i, out) in out.chunks_mut(TOGETHER * channels * points).enumerate() {
+            for panel in 0..channels / panels.unit * panels.count {
+                let rows = share(panels.unit, panels.count, panel % panels.count);
+                let channel = panel / panels.count * panels.unit + rows.start;
+                for (row, channel) in (channel..channel + rows.len()).enumerate() {
+                    let sums = &sums[(panel * panels.rows + row) * points * room + first + i * TOGETHER..];
+                    let bias = self.side.bias.map(|bias| bias[channel]);
+                    let out = &mut out[channel * points..];
+                    dispatch(Take::<T> { sums, room, bias, points, out, apart: channels * points });
+                }
+            }
+        }
+    }
+}
+
+/// A plane of each image to a plane with images last; `second` is beside it.
+struct Lay<'a, T: GemmElem> {
+    source: &'a [T],
+    /// Whether the next plane shares lanes with it.
+    second: bool,
+    pixels: usize,
+    /// From an image to the next.
+    apart: usize,
+    images: usize,
+    room: usize,
+    to: &'a mut [T::Acc],
+}
+
+impl<T: GemmElem> Kernel for Lay<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Isa>(self) {
+        let lanes = <T::Acc as Float>::Vec::<S>::LANES;
+        for first in (0..self.room).step_by(lanes) {
+            for pixel in (0..self.pixels).step_by(lanes) {
+                let here = pixel..self.pixels.min(pixel + lanes);
+                let mut square = [<T::Acc as Float>::Vec::<S>::zero(); LANES_MAX];
+                for (i, to) in square[..lanes].iter_mut().enumerate().take(self.images.saturating_sub(first))
+                {
+                    let (from, rest) = self.source[(first + i) * self.apart..].split_at(self.pixels);
+                    *to = match self.second {
+                        true => T::across::<S>(&from[here.clone()], &rest[here.clone()]),
+                        false => T::load::<S>(&from[here.clone()]),
+                    };
+                }
+                Vector::turn(&mut square);
+                for (pixel, from) in here.zip(square) {
+                    from.store(&mut self.to[pixel * self.room + first..]);
+                }
+            }
+        }
+    }
+}
+
+/// A channel of some images.
+struct Take<'a, T: GemmElem> {
+    /// Images last.
+    sums: &'a [T::Acc],
+    room: usize,
+    bias: Option<T::Acc>,
+    points: usize,
+    /// From the first image's plane on, so far from one to the next.
+    out: &'a mut [T],
+    apart: usize,
+}
+
+impl<T: GemmElem<Acc: Summed>> Kernel for Take<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Isa>(self) {
+        let lanes = <T::Acc as Float>::Vec::<S>::LANES;
+        let bias = self.bias.map(<T::Acc as Float>::Vec::<S>::splat);
+        for (first, out) in self.out.chunks_mut(lanes * self.apart).enumerate().take(TOGETHER / lanes) {
+            for point in (0..self.points).step_by(lanes) {
+                let here = point..self.points.min(point + lanes);
+                let mut square = [<T::Acc as Float>::Vec::<S>::zero(); LANES_MAX];
+                for (point, to) in here.clone().zip(&mut square) {
+                    let sums = Vector::load(&self.sums[point * self.room + first * lanes..]);
+                    *to = bias.map_or(sums, |bias| sums + bias);
+                }
+                Vector::turn(&mut square);
+                for (out, from) in out.chunks_mut(self.apart).zip(square) {
+                    T::store::<S>(from, &mut out[here.clone()]);
+                }
+            }
+        }
+    }
+}
