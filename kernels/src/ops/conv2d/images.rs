@@ -116,6 +116,9 @@ impl<T: GemmElem<Acc: Summed>> Images<'_, T> {
     fn lay(&self, images: &Range<usize>, group: usize, plane: usize, to: &mut [T::Acc]) {
         let (pixels, order, channels) = (self.pixels(), self.side.order, self.job.channels_in);
         let (first, all) = (plane * order.in_lane, self.job.groups * channels);
+        if first >= channels {
+            return to.fill(<T::Acc as Float>::ZERO); // the partner that a last channel lacks
+        }
         let from = (images.start * all + group * channels + first) * pixels;
         let second = order.in_lane > 1 && first + 1 < channels;
         let source = &self.side.source[from..];
