@@ -59,7 +59,7 @@ impl Batch {
     }
 }
 
-/// [`super::gemm_batched`] on a given instruction set.
+/// [`super::gemm_batched`] on a given instruction set, or, if `kept` is there, [`super::gemm_again`].
 pub(super) fn run<T: GemmElem>(
     runner: Runner,
     pool: Option<&Pool>,
@@ -68,6 +68,7 @@ pub(super) fn run<T: GemmElem>(
     b: MatRef<'_, T>,
     mut c: MatMut<'_, T>,
     (write, epilogue): (Write, Epilogue<'_, T>),
+    kept: Option<&mut Vec<T::Acc>>,
 ) {
     let (m, n, k) = (a.rows(), b.cols(), a.cols());
     batch.check(&a, &b, &c, &epilogue);
@@ -83,12 +84,13 @@ pub(super) fn run<T: GemmElem>(
         let c_strides = c.strides();
         let rows = a.rows();
         let c = MatMut::new(c.data(), rows, n, c_strides.0, c_strides.1);
-        return run(runner, pool, batch, a, b, c, (write, epilogue));
+        return run(runner, pool, batch, a, b, c, (write, epilogue), kept);
     }
     if is_better_transposed(&c, k) && epilogue.bias.is_none() {
         // Its transpose is B^T A^T. Factors trade places in each step; nothing else does.
         let batch = Batch { a: batch.b, b: batch.a, ..batch };
-        return run(runner, pool, batch, b.transposed(), a.transposed(), c.transposed(), (write, epilogue));
+        let (a, b, c) = (b.transposed(), a.transposed(), c.transposed());
+        return run(runner, pool, batch, a, b, c, (write, epilogue), None);
     }
 
     let c_strides = c.strides();
@@ -111,11 +113,10 @@ pub(super) fn run<T: GemmElem>(
             return;
         }
     }
-    let item = |i: usize, pool: Option<&Pool>| {
-        let product = product(i);
-        // SAFETY: `repeats` above, or the bounds that C was made with: every item's C lies within the slice and apart
-        // from the others', and the slice is borrowed for us alone.
-        unsafe { product.run(pool) }
+    // SAFETY: `repeats` above, or the bounds that C was made with: every item's C lies within the slice and apart from the others',
+    // and the slice is borrowed for us alone.
+    let item = |i: usize, pool: Option<&Pool>, kept: Option<&mut Vec<T::Acc>>| unsafe {
+        product(i).run(pool, kept);
     };
     let side_by_side = |pool: &Pool| {
         batch.count > 1
@@ -123,8 +124,9 @@ pub(super) fn run<T: GemmElem>(
             && (batch.count >= 4 * pool.threads() || work < LARGE_WORK_MIN)
     };
     match pool {
-        Some(pool) if side_by_side(pool) => pool.for_each(batch.count, |i| item(i, None)),
-        _ => (0..batch.count).for_each(|i| item(i, pool)),
+        Some(pool) if side_by_side(pool) => pool.for_each(batch.count, |i| item(i, None, None)),
+        _ if batch.count == 1 => item(0, pool, kept),
+        _ => (0..batch.count).for_each(|i| item(i, pool, None)),
     }
 }
 

@@ -139,7 +139,7 @@ impl<T: GemmElem> Job<'_, '_, T> {
     }
 
     /// Packs all panels of B, as far as they are shared.
-    pub(super) fn pack_together(&self, pool: &Pool, mut to: &mut [T::Acc]) {
+    pub(super) fn pack_together(&self, pool: Option<&Pool>, mut to: &mut [T::Acc]) {
         if to.is_empty() {
             return;
         }
@@ -151,9 +151,13 @@ impl<T: GemmElem> Job<'_, '_, T> {
                 pieces.push((cols, steps.clone(), dst));
             }
         }
-        pool.for_each_chunk(&mut pieces, 1, |_, pieces| {
+        let pack = |pieces: &mut [(Range<usize>, Range<usize>, &mut [T::Acc])]| {
             pieces.iter_mut().for_each(|(cols, steps, dst)| self.pack_b(cols.clone(), steps, dst));
-        });
+        };
+        match pool {
+            Some(pool) => pool.for_each_chunk(&mut pieces, 1, |_, pieces| pack(pieces)),
+            None => pack(&mut pieces),
+        }
     }
 
     /// Packs a block's steps of some lanes, which are `matrix`'s rows.

@@ -113,5 +113,23 @@ pub(crate) fn gemm_batched<T: GemmElem>(
     write: Write,
     epilogue: Epilogue<'_, T>,
 ) {
-    batch::run(Runner::current(), pool, batch, a, b, c, (write, epilogue));
+    batch::run(Runner::current(), pool, batch, a, b, c, (write, epilogue), None);
+}
+
+/// C = A B with an epilogue, one of a series of products of one shape by one B. `kept` is empty before the first; if B has to be
+/// packed, it holds the panels from then on, about as many bytes as B.
+///
+/// # Panics
+///
+/// If the shapes do not fit together, or `kept` is another series'.
+pub(crate) fn gemm_again<T: GemmElem>(
+    pool: &Pool,
+    a: MatRef<'_, T>,
+    b: MatRef<'_, T>,
+    c: MatMut<'_, T>,
+    epilogue: Epilogue<'_, T>,
+    kept: &mut Vec<T::Acc>,
+) {
+    let batch = Batch { count: 1, a: 0, b: 0, c: 0 };
+    batch::run(Runner::current(), Some(pool), batch, a, b, c, (Write::Store, epilogue), Some(kept));
 }

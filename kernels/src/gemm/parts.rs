@@ -35,13 +35,13 @@ pub(super) struct Parts {
 }
 
 impl Parts {
-    /// All rows, and these panels of columns, for so many threads.
-    pub(super) fn new(plan: &Plan, cols: Range<usize>, threads: usize) -> Parts {
+    /// All rows, and these panels of columns, for so many threads. If B is `kept`, its panels are packed before, however many.
+    pub(super) fn new(plan: &Plan, cols: Range<usize>, threads: usize, kept: bool) -> Parts {
         let held = |elements: usize| elements / (plan.shape.cols() * plan.problem.k).max(1);
         let packs_before = !plan.b_direct && !plan.keeps_b;
-        let shares_b = threads > 1 && packs_before && held(SHARED_B_MAX) >= cols.len();
+        let shares_b = packs_before && (kept || threads > 1 && held(SHARED_B_MAX) >= cols.len());
         let held = if shares_b || plan.b_direct { cols.len() } else { held(HELD_B_MAX) };
-        let holds_b = threads > 1 && held >= cols.len().min(HELD_COLS_MIN);
+        let holds_b = (threads > 1 || shares_b) && held >= cols.len().min(HELD_COLS_MIN);
         Parts {
             holds_b,
             shares_b,
@@ -86,7 +86,7 @@ mod tests {
             (0, 5, 5, 2),
         ] {
             let plan = plan(m, n, k);
-            let parts = Parts::new(&plan, 1..plan.col_panels, threads);
+            let parts = Parts::new(&plan, 1..plan.col_panels, threads, false);
             let mut seen = vec![0; plan.row_panels * plan.col_panels];
             let mut lens = Vec::new();
             while let Some(part) = parts.take() {

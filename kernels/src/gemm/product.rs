@@ -21,7 +21,7 @@ use super::plan::{Plan, Problem, is_parallel, rows_cache_well, share};
 use super::scratch::with_scratch;
 use super::thin::THIN_ROWS;
 use super::tile::{Tile, TileShape};
-use crate::simd::Runner;
+use crate::simd::{Float, Runner};
 
 /// A product to carry out. C is `m` x `n` from `c_start` on.
 pub(super) struct Product<'a, T: GemmElem> {
@@ -36,12 +36,13 @@ pub(super) struct Product<'a, T: GemmElem> {
 }
 
 impl<T: GemmElem> Product<'_, T> {
-    /// Carries it out on the pool's threads, or on this one alone.
+    /// Carries it out on the pool's threads, or on this one alone. `kept` is the panels of a B that further products of this shape
+    /// have too: packed by the first of them, if at all.
     ///
     /// # Safety
     ///
     /// C's elements lie within `c`, each has a place of its own, and nobody else touches them meanwhile.
-    pub(super) unsafe fn run(&self, pool: Option<&Pool>) {
+    pub(super) unsafe fn run(&self, pool: Option<&Pool>, kept: Option<&mut Vec<T::Acc>>) {
         let shape = TileShape::of::<T::Acc>(self.runner);
         if let Some(mut tile) = self.only_tile(shape) {
             // SAFETY: all of A and B, where they lie, whose bounds were proven when those were made; C is the caller's.
@@ -58,24 +59,42 @@ impl<T: GemmElem> Product<'_, T> {
         let job = |job: usize| Job {
             product: self,
             plan: &plan,
-            parts: Parts::new(&plan, share(plan.col_panels, col_jobs, job), row_jobs),
+            parts: Parts::new(&plan, share(plan.col_panels, col_jobs, job), row_jobs, kept.is_some()),
             packed_b: &[],
         };
-        let Some(pool) = pool else {
+        if pool.is_none() && kept.is_none() {
             // SAFETY: the caller's.
             return unsafe { job(0).run() };
-        };
+        }
         let jobs: Vec<_> = (0..col_jobs).map(job).collect();
-        with_scratch(jobs.iter().map(Job::packed_b_len).sum(), |mut packed: &mut [T::Acc]| {
+        let len = jobs.iter().map(Job::packed_b_len).sum();
+        let run = |mut panels: &mut [T::Acc], packs: bool| {
             let jobs = jobs.into_iter().map(|job| {
-                let panels = packed.split_off_mut(..job.packed_b_len()).unwrap_or_default();
-                job.pack_together(pool, panels);
+                let panels = panels.split_off_mut(..job.packed_b_len()).unwrap_or_default();
+                if packs {
+                    job.pack_together(pool, panels);
+                }
                 Job { packed_b: panels, ..job }
             });
             let jobs: Vec<_> = jobs.collect();
             // SAFETY: the caller's; jobs have different columns, hence different elements of C.
-            pool.for_each(row_jobs * col_jobs, |piece| unsafe { jobs[piece % col_jobs].run() });
-        });
+            let piece = |piece: usize| unsafe { jobs[piece % col_jobs].run() };
+            match pool {
+                Some(pool) => pool.for_each(row_jobs * col_jobs, piece),
+                None => piece(0),
+            }
+        };
+        match kept {
+            Some(kept) if kept.is_empty() => {
+                kept.resize(len, T::Acc::ZERO);
+                run(kept, true);
+            }
+            Some(kept) => {
+                assert_eq!(kept.len(), len, "a product of another shape");
+                run(kept, false);
+            }
+            None => with_scratch(len, |panels| run(panels, true)),
+        }
     }
 
     /// Carries out a batch of products like this one, the first, if each is a single tile: whether they are.

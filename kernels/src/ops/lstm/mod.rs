@@ -13,7 +13,7 @@ use phalanx_tensor::{Error, Pool, Result, Tensor};
 use cell::{Backward, Forward};
 
 use crate::check;
-use crate::gemm::{Epilogue, GemmElem, MatMut, MatRef, Write, gemm, with_scratch};
+use crate::gemm::{Epilogue, GemmElem, MatMut, MatRef, gemm_again, with_scratch};
 use crate::pointwise::PIECE;
 use crate::real::{Real, for_real};
 use crate::simd::{Float, dispatch};
@@ -139,7 +139,7 @@ impl Sizes {
         [output, cells, gates]: [&mut Tensor; 3],
     ) -> Result<()> {
         let (Sizes { batch, times, hidden: n }, pool) = (*self, output.device().pool()?);
-        let _use = output.device().ledger()?.scratch_of(batch * 4 * n * size_of::<T>());
+        let _use = output.device().ledger()?.scratch_of((batch + n) * 4 * n * size_of::<T>());
         let read = |t: &Tensor| t.offset()..t.offset() + t.numel();
         let [x, weight, hidden, cell] = inputs;
         let (x_read, weight_read) = (x.read::<T>(OP)?, weight.read::<T>(OP)?);
@@ -153,14 +153,14 @@ impl Sizes {
         let (mut output, mut cells, mut gates) =
             (output.write::<T>(OP)?, cells.write::<T>(OP)?, gates.write::<T>(OP)?);
         let (output, cells, gates) = (&mut output[..numel], &mut cells[..numel], &mut gates[..4 * numel]);
-        let mut shares = vec![T::zeroed(); batch * 4 * n];
+        let (mut shares, mut panels) = (vec![T::zeroed(); batch * 4 * n], Vec::new());
         for t in 0..times {
             let before = match t {
                 0 => MatRef::row_major(hidden, batch, n),
                 _ => MatRef::new(&output[(t - 1) * n..], batch, n, times * n, 1),
             };
             let to = MatMut::row_major(&mut shares, batch, 4 * n);
-            gemm(&pool, before, weight, to, Write::Store, Epilogue { bias, activation: None });
+            gemm_again(&pool, before, weight, to, Epilogue { bias, activation: None }, &mut panels);
             let line = times * n;
             let states = output.chunks_mut(line).zip(cells.chunks_mut(line)).zip(gates.chunks_mut(4 * line));
             self.each_row(&pool, states, |row, ((output, cells), gates)| {
@@ -181,7 +181,8 @@ impl Sizes {
         [dx, dhidden, dcell]: [&mut Tensor; 3],
     ) -> Result<()> {
         let (Sizes { batch, times, hidden: n }, pool) = (*self, dx.device().pool()?);
-        let _use = dx.device().ledger()?.scratch_of(batch * n * size_of::<T::Wide>());
+        let weights = 4 * n * n * size_of::<T>();
+        let _use = dx.device().ledger()?.scratch_of(batch * n * size_of::<T::Wide>() + weights);
         let read = |t: &Tensor| t.offset()..t.offset() + t.numel();
         let [dy, weight, before, cells, gates] = inputs;
         let (dy_read, weight_read, before_read) =
@@ -192,7 +193,7 @@ impl Sizes {
         let (cells, gates) = (&cells_read[read(cells)], &gates_read[read(gates)]);
         let dcells = dcells.map(|dcells| Ok((dcells.read::<T>(OP)?, read(dcells)))).transpose()?;
         let dcells = dcells.as_ref().map(|(values, at)| &values[at.clone()]);
-        let mut dstate = vec![T::Wide::ZERO; batch * n];
+        let (mut dstate, mut panels) = (vec![T::Wide::ZERO; batch * n], Vec::new());
         let (mut dx, mut dhidden) = (dx.write::<T>(OP)?, dhidden.write::<T>(OP)?);
         let (dx, dhidden) = (&mut dx[..batch * times * 4 * n], &mut dhidden[..batch * n]);
         dhidden.fill(T::zeroed());
@@ -214,7 +215,7 @@ impl Sizes {
             });
             let dgates = MatRef::new(&dx[t * 4 * n..], batch, 4 * n, times * 4 * n, 1);
             let to = MatMut::row_major(dhidden, batch, n);
-            gemm(&pool, dgates, weight, to, Write::Store, Epilogue::default());
+            gemm_again(&pool, dgates, weight, to, Epilogue::default(), &mut panels);
         }
         T::narrow_all(&dstate, &mut dcell.write::<T>(OP)?[..batch * n]);
         Ok(())
