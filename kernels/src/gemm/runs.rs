@@ -16,6 +16,8 @@ use crate::simd::Runner;
 /// Steps that lie side by side.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Run {
+    /// So many of B's steps before them meet nothing.
+    pub(crate) skip: usize,
     /// The first, from a row's beginning on.
     pub(crate) from: usize,
     pub(crate) len: usize,
@@ -27,20 +29,25 @@ pub(crate) struct Rows<'a, T> {
     data: &'a [T],
     at: &'a [usize],
     runs: &'a [Run],
+    /// All of B's.
     steps: usize,
 }
 
 impl<'a, T> Rows<'a, T> {
+    /// For a B of so many steps.
+    ///
     /// # Panics
     ///
-    /// If a step lies outside `data`.
-    pub(crate) fn new(data: &'a [T], at: &'a [usize], runs: &'a [Run]) -> Self {
+    /// If a step lies outside `data`, or beyond B's.
+    pub(crate) fn new(data: &'a [T], at: &'a [usize], runs: &'a [Run], steps: usize) -> Self {
         let end = |run: &Run| run.from.checked_add(run.len);
         let ends = runs.iter().map(end).try_fold(0, |most, end| Some(most.max(end?)));
         let last = at.iter().copied().max().unwrap_or(0);
         let inside = ends.and_then(|end| last.checked_add(end)).is_some_and(|end| end <= data.len());
         assert!(at.is_empty() || inside, "a step beyond A");
-        Rows { data, at, runs, steps: runs.iter().map(|run| run.len).sum() }
+        let met = runs.iter().try_fold(0, |sum: usize, run| sum.checked_add(run.skip)?.checked_add(run.len));
+        assert!(met.is_some_and(|met| met <= steps), "a step beyond B's {steps}");
+        Rows { data, at, runs, steps }
     }
 }
 
@@ -150,10 +157,19 @@ mod tests {
 
     #[test]
     fn every_element_is_one_chain_over_the_runs_added_once() {
+        let (skipped, beyond) = ([2, 0, 1, 3], 4);
         let shape = TileShape::of::<f32>(Runner::current());
         let data: Vec<f32> = (0..400).map(|i| (i as f32 * 0.7).sin()).collect();
-        let runs = [(3, 5), (20, 0), (1, 33), (60, 1)].map(|(from, len)| Run { from, len });
-        let steps: Vec<usize> = runs.iter().flat_map(|run| run.from..run.from + run.len).collect();
+        let mut runs = [(3, 5), (20, 0), (1, 33), (60, 1)].map(|(from, len)| Run { skip: 0, from, len });
+        runs.iter_mut().zip(skipped).for_each(|(run, skip)| run.skip = skip);
+        // A's step for each of B's, if there is one.
+        let of_run = |run: &Run| {
+            std::iter::repeat_n(None, run.skip)
+                .chain((run.from..run.from + run.len).map(Some))
+                .collect::<Vec<_>>()
+        };
+        let steps: Vec<Option<usize>> =
+            runs.iter().flat_map(of_run).chain(std::iter::repeat_n(None, beyond)).collect();
         for (m, outputs) in
             [(1, 5), (shape.rows, 33), (2 * shape.rows + 1, 2 * shape.cols()), (60, 7), (0, 3)]
         {
@@ -164,14 +180,15 @@ mod tests {
             pack_columns(columns, &mut packed);
             let row_len = outputs.next_multiple_of(shape.lanes);
             let mut c = vec![0.5; m * row_len];
-            let rows = Rows::new(&data, &at, &runs);
+            let rows = Rows::new(&data, &at, &runs, steps.len());
             let both = [Write::Store, Write::Accumulate];
             for write in both {
                 gemm_by_rows::<One<f32>>(&rows, &packed, MatMut::row_major(&mut c, m, row_len), write);
             }
             for (i, j) in (0..m).flat_map(|i| (0..outputs).map(move |j| (i, j))) {
-                let term = |sum: f32, (k, &step): (usize, &usize)| {
-                    data[at[i] + step].mul_add(b[j * steps.len() + k], sum)
+                let term = |sum: f32, (k, step): (usize, &Option<usize>)| match step {
+                    Some(step) => data[at[i] + step].mul_add(b[j * steps.len() + k], sum),
+                    None => sum,
                 };
                 let sum = steps.iter().enumerate().fold(0.0, term);
                 assert_eq!(c[i * row_len + j].to_bits(), (sum + sum).to_bits(), "row {i}, column {j}");
@@ -182,6 +199,12 @@ mod tests {
     #[test]
     #[should_panic(expected = "beyond A")]
     fn a_step_beyond_the_data_is_refused() {
-        let _ = Rows::new(&[0.0; 10], &[0, 7], &[Run { from: 1, len: 3 }]);
+        let _ = Rows::new(&[0.0; 10], &[0, 7], &[Run { skip: 0, from: 1, len: 3 }], 3);
+    }
+
+    #[test]
+    #[should_panic(expected = "beyond B")]
+    fn a_step_beyond_b_is_refused() {
+        let _ = Rows::new(&[0.0; 10], &[0], &[Run { skip: 1, from: 1, len: 3 }], 3);
     }
 }

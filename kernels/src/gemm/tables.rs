@@ -81,6 +81,7 @@ where
     for i in 0..tile.run_count {
         // SAFETY: there are so many runs.
         let run = unsafe { &*tile.runs.add(i) };
+        b = b.wrapping_add(run.skip * tile.b_step);
         for step in run.from..run.from + run.len {
             let a = tile.a.wrapping_add(step);
             let mut b_row = [V::zero(); W];

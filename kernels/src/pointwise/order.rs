@@ -116,7 +116,12 @@ mod tests {
                             (add(like, like).unwrap().strides(), wanted[0].clone())
                         );
                         let dense = like.layout().memory_order().is_some();
-                        assert_eq!(y.layout().memory_order().is_some(), dense, "{shape:?} {:?}", like.strides());
+                        assert_eq!(
+                            y.layout().memory_order().is_some(),
+                            dense,
+                            "{shape:?} {:?}",
+                            like.strides()
+                        );
                     }
                 }
             }

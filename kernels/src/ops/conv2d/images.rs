@@ -120,7 +120,7 @@ impl<T: GemmElem<Acc: Summed>> Images<'_, T> {
             return to.fill(<T::Acc as Float>::ZERO); // the partner that a last channel lacks
         }
         let from = (images.start * all + group * channels + first) * pixels;
-        let second = order.in_lane > 1 && first + 1 < channels;
+        let second = (order.in_lane > 1 && first + 1 < channels).then_some(pixels);
         let source = &self.side.source[from..];
         let lay =
             Lay { source, second, pixels, apart: all * pixels, images: images.len(), room: self.room(), to };
@@ -203,17 +203,17 @@ impl<T: GemmElem<Acc: Summed>> Images<'_, T> {
     }
 }
 
-/// A plane of each image to a plane with images last; `second` is beside it.
-struct Lay<'a, T: GemmElem> {
-    source: &'a [T],
-    /// Whether the next plane shares lanes with it.
-    second: bool,
-    pixels: usize,
+/// A plane of each image to a plane with images last.
+pub(super) struct Lay<'a, T: GemmElem> {
+    pub(super) source: &'a [T],
+    /// How far from it the plane lies that shares lanes with it, if one does.
+    pub(super) second: Option<usize>,
+    pub(super) pixels: usize,
     /// From an image to the next.
-    apart: usize,
-    images: usize,
-    room: usize,
-    to: &'a mut [T::Acc],
+    pub(super) apart: usize,
+    pub(super) images: usize,
+    pub(super) room: usize,
+    pub(super) to: &'a mut [T::Acc],
 }
 
 impl<T: GemmElem> Kernel for Lay<'_, T> {
@@ -228,15 +228,17 @@ impl<T: GemmElem> Kernel for Lay<'_, T> {
                 let mut square = [<T::Acc as Float>::Vec::<S>::zero(); LANES_MAX];
                 for (i, to) in square[..lanes].iter_mut().enumerate().take(self.images.saturating_sub(first))
                 {
-                    let (from, rest) = self.source[(first + i) * self.apart..].split_at(self.pixels);
+                    let from = &self.source[(first + i) * self.apart..];
                     *to = match self.second {
-                        true => T::across::<S>(&from[here.clone()], &rest[here.clone()]),
-                        false => T::load::<S>(&from[here.clone()]),
+                        Some(second) => T::across::<S>(&from[here.clone()], &from[second..][here.clone()]),
+                        None => T::load::<S>(&from[here.clone()]),
                     };
                 }
                 Vector::turn(&mut square);
+                let whole = first + lanes <= self.room;
                 for (pixel, from) in here.zip(square) {
-                    from.store(&mut self.to[pixel * self.room + first..]);
+                    let to = &mut self.to[pixel * self.room..][first..self.room];
+                    if whole { from.store(to) } else { from.store_partial(to) }
                 }
             }
         }

@@ -20,6 +20,7 @@ mod tests;
 mod thin;
 mod unit;
 mod weight;
+mod weight_images;
 mod window;
 
 use cut::Cut;

@@ -23,7 +23,7 @@ use crate::simd::{Float, Isa, Kernel, LANES_MAX, Runner, Vector, dispatch};
 /// Elements of gradients packed before they are multiplied, unless a band has more.
 const PACKED_MAX: usize = 1 << 20;
 /// Elements of a window at most, unless a channel has more: it stays in the second-level cache, beside a band's gradients.
-const WINDOW_MAX: usize = 1 << 16;
+pub(super) const WINDOW_MAX: usize = 1 << 16;
 
 /// Elements of the result that a thread writes at least.
 const PIECE: usize = 1 << 12;
@@ -40,8 +40,8 @@ pub(super) struct WeightGrad<'a> {
 }
 
 /// Points summed in one chain: these rows of these images. Fixed by the shapes alone.
-struct Band {
-    images: Range<usize>,
+pub(super) struct Band {
+    pub(super) images: Range<usize>,
     rows: Range<usize>,
 }
 
@@ -95,7 +95,7 @@ impl WeightGrad<'_> {
     ) {
         let taps: usize = self.axes.iter().map(|axis| axis.taps.len()).product();
         let together = Order::of::<T>(self.image.shape()[0]).together;
-        let (row_len, bands) = (self.row_len::<T>(), self.bands(together));
+        let (row_len, bands, by_images) = (self.row_len::<T>(), self.bands(together), self.by_images());
         let lanes = bands.iter().map(|band| self.lanes::<T>(band)).max().unwrap_or(0);
         let packed_len = packed_len::<T::Acc>(lanes, self.channels_out);
         let at_once = (PACKED_MAX / (self.groups * packed_len).max(1)).clamp(1, bands.len().max(1));
@@ -106,7 +106,11 @@ impl WeightGrad<'_> {
             for (nth, bands) in bands.chunks(at_once).enumerate() {
                 let here = &mut packed[..bands.len() * self.groups * packed_len];
                 pool.for_each_chunk(here, packed_len, |i, dy| {
-                    self.pack_grid(grid, i % self.groups, &bands[i / self.groups], dy);
+                    let (group, band) = (i % self.groups, &bands[i / self.groups]);
+                    match by_images {
+                        true => self.pack_images(grid, group, band, dy),
+                        false => self.pack_grid(grid, group, band, dy),
+                    }
                 });
                 let (packed, group_len) = (&*packed, self.channels_in * taps * row_len);
                 pool.for_each_chunk(sums, channels * taps * row_len, |i, sums| {
@@ -116,7 +120,10 @@ impl WeightGrad<'_> {
                         for (i, band) in bands.iter().enumerate() {
                             let dy = &packed[(i * self.groups + group) * packed_len..];
                             let write = if nth + i == 0 { Write::Store } else { Write::Accumulate };
-                            self.add_band(image, dy, first, band, (write, sums));
+                            match by_images {
+                                true => self.add_images(image, dy, first, band, (write, sums)),
+                                false => self.add_band(image, dy, first, band, (write, sums)),
+                            }
                         }
                     }
                 });
@@ -130,7 +137,7 @@ impl WeightGrad<'_> {
     }
 
     /// Sums of a kernel element: one for each output channel, filled up to whole vectors for products.
-    fn row_len<T: GemmElem<Acc: Summed>>(&self) -> usize {
+    pub(super) fn row_len<T: GemmElem<Acc: Summed>>(&self) -> usize {
         match self.is_thin() {
             true => self.channels_out,
             false => self.channels_out.next_multiple_of(tile_shape::<T::Acc>().lanes),
@@ -200,9 +207,9 @@ impl WeightGrad<'_> {
             segments(&frame, (rows, cols), &band.rows, 0, points, &mut found);
             with_scratch(frame.image_len * groups * places, |window| {
                 self.fill(&frame, image, first + i * channels, count, band, window);
-                let run = |s: &Segment| Run { from: s.from * places, len: s.len * places };
+                let run = |s: &Segment| Run { skip: 0, from: s.from * places, len: s.len * places };
                 let runs: Vec<Run> = found.iter().map(run).collect();
-                let rows = Rows::new(window, &at, &runs);
+                let rows = Rows::new(window, &at, &runs, runs.iter().map(|run| run.len).sum());
                 let sums = MatMut::row_major(sums, at.len(), row_len);
                 gemm_by_rows::<T::Place>(&rows, dy, sums, write);
             });
