@@ -1,5 +1,7 @@
 //! Which source pixel a kernel element meets at each point of the output, along one axis.
 
+use std::ops::Range;
+
 /// Output pixel `out_start + i * out_step`, for `i` below `count`, is made of source pixels
 /// `i * step + tap.offset`; those outside the source count as zero.
 #[derive(Clone, Debug)]
@@ -60,6 +62,12 @@ impl Axis {
         let pixel =
             move |tap: &Tap| (point * self.step).checked_add_signed(tap.offset).filter(|&at| at < size);
         self.taps.iter().enumerate().filter_map(move |(nth, tap)| Some((nth, pixel(tap)?)))
+    }
+
+    /// The points at which a kernel element meets a pixel of a source of so many.
+    pub(super) fn met(&self, tap: &Tap, size: usize) -> Range<usize> {
+        let before = |pixels: isize| pixels.max(0).unsigned_abs().div_ceil(self.step).min(self.count);
+        before(-tap.offset)..before(size as isize - tap.offset)
     }
 
     /// The lowest and highest source pixel that `count` points from `start` on meet; any if there are no taps.
