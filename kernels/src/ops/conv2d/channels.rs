@@ -32,6 +32,12 @@ pub(super) fn pays(passes: &[[Axis; 2]], channels: [usize; 2], size: [usize; 2])
     channels == [1; 2] && points.max(size[0] * size[1]) <= PLANE_MAX[usize::from(takes_steps)]
 }
 
+/// The lane of a place that a vector begins with, in a form that shows the compiler that it ends in the place.
+#[inline(always)]
+fn whole<X: Vector>(lane: usize) -> usize {
+    lane & (SIDE - X::LANES)
+}
+
 /// Lays so many planes out, which lie one after the other: pixel by pixel.
 fn lay<T: GemmElem<Acc: Summed>>(planes: &[T], count: usize, to: &mut [[T::Acc; SIDE]]) {
     let (pixels, to) = (to.len(), to.as_flattened_mut());
@@ -178,6 +184,7 @@ impl<V: Float> Sums<'_, V> {
         (col, across): &Met,
         lane: usize,
     ) {
+        let lane = whole::<X>(lane);
         let mut sums = [X::zero(); W];
         for &(nth_row, y) in down {
             for &(nth, x) in across {
@@ -248,6 +255,7 @@ impl<V: Float> Kernel for Products<'_, V> {
         let [rows, cols] = self.axes;
         let [height, width] = self.size;
         for lane in (0..self.count).step_by(V::Vec::<S>::LANES) {
+            let lane = whole::<V::Vec<S>>(lane);
             let mut totals = self.totals.iter_mut();
             for down in &rows.taps {
                 for (right, total) in cols.taps.iter().zip(&mut totals) {
