@@ -11,6 +11,15 @@ use crate::simd::{Float, Vector};
 /// Chains of a reduction that run side by side.
 const CHAINS: usize = 4;
 
+/// The first elements of each of some slices: as many, so that one comparison shows that a vector is inside all of them.
+#[inline(always)]
+fn cut<'a, E, const N: usize>(mut x: [&'a [E]; N], len: usize) -> [&'a [E]; N] {
+    for n in 0..N {
+        x[n] = &x[n][..len];
+    }
+    x
+}
+
 /// The vectors from `at` on, whole ones or, beyond the end, filled up.
 #[inline(always)]
 fn load<V: Vector, const N: usize>(
@@ -21,8 +30,10 @@ fn load<V: Vector, const N: usize>(
 ) -> [V; N] {
     let mut v = [V::zero(); N];
     for n in 0..N {
-        let x = &x[n][at.min(x[n].len())..];
-        v[n] = if whole { V::load(x) } else { V::load_partial(x, fill[n]) };
+        v[n] = match whole {
+            true => V::load(&x[n][at..at + V::LANES]),
+            false => V::load_partial(&x[n][at..], fill[n]),
+        };
     }
     v
 }
@@ -53,7 +64,7 @@ pub(crate) fn map_by<V: Vector, const N: usize>(
     y: &mut [V::Elem],
     f: impl Function<V, N>,
 ) {
-    let mut at = 0;
+    let (x, mut at) = (cut(x, y.len()), 0);
     while at < y.len() {
         let whole = at + V::LANES <= y.len();
         let result = f.of(load(&x, at, whole, &[V::Elem::ZERO; N]));
@@ -84,7 +95,7 @@ pub(crate) fn update_from<V: Vector, const N: usize>(
     x: [&[V::Elem]; N],
     f: impl Fn(V, [V; N]) -> V,
 ) {
-    let mut at = 0;
+    let (x, old, mut at) = (cut(x, y.len()), old.map(|old| &old[..y.len()]), 0);
     while at < y.len() {
         let whole = at + V::LANES <= y.len();
         let [old] = load(&[old.unwrap_or(&*y)], at, whole, &[V::Elem::ZERO]);
@@ -106,7 +117,7 @@ pub(crate) fn update_both<V: Vector, const N: usize>(
     f: impl Fn([V; 2], [V; N]) -> [V; 2],
 ) {
     let [a, b] = y;
-    let mut at = 0;
+    let (x, b, mut at) = (cut(x, a.len()), &mut b[..a.len()], 0);
     while at < a.len() {
         let whole = at + V::LANES <= a.len();
         let old = load(&[&*a, &*b], at, whole, &[V::Elem::ZERO; 2]);
@@ -148,16 +159,20 @@ pub(crate) fn fold_near<V: Vector, const N: usize, const M: usize>(
     f: impl Fn([V; M], [V; N]) -> [V; M],
     join: impl Fn(V, V) -> V,
 ) -> [V; M] {
-    let step = CHAINS * V::LANES;
+    let (x, step) = (cut(x, x[0].len()), CHAINS * V::LANES);
     let mut chains = [[start; M]; CHAINS];
     let mut block = 0;
     while block < x[0].len() {
         let whole = block + step <= x[0].len();
         for c in 0..CHAINS {
-            for row in near {
-                V::prefetch(row.wrapping_add(block + c * V::LANES));
+            let at = block + c * V::LANES;
+            if !whole && at >= x[0].len() {
+                break;
             }
-            chains[c] = f(chains[c], load(&x, block + c * V::LANES, whole, &fill));
+            for row in near {
+                V::prefetch(row.wrapping_add(at));
+            }
+            chains[c] = f(chains[c], load(&x, at, whole || at + V::LANES <= x[0].len(), &fill));
         }
         block += step;
     }

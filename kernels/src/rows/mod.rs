@@ -9,6 +9,8 @@ pub(crate) mod columns;
 pub(crate) mod cuda;
 pub(crate) mod lanes;
 
+use std::ops::Range;
+
 use phalanx_tensor::{Device, Result, Tensor};
 
 use crate::gemm::with_scratch;
@@ -19,6 +21,8 @@ use crate::source::Source;
 
 /// Blocks of rows that have sums of their own, at most.
 const SUMS_MAX: usize = 64;
+/// Elements of neighbouring rows that are widened, computed and rounded by a call each, unless a row has more.
+const TOGETHER: usize = 1024;
 
 /// One row's work.
 pub(crate) struct Row<'a, T, const N: usize> {
@@ -40,9 +44,15 @@ pub(crate) trait RowKernel<T: Float, const N: usize>: Sync {
     fn run<S: Isa>(&self, row: Row<'_, T, N>);
 }
 
-/// [`RowKernel::run`] on the process's instruction set, erased so that the frame around it is compiled once and not for every
-/// kernel.
-type Rowwise<'a, T, const N: usize> = &'a (dyn Fn(Row<'_, T, N>) + Sync);
+/// Neighbouring rows, the first of which is a row's `index`: the slices hold one row's part after the other.
+struct Rows<'a, T, const N: usize> {
+    all: Row<'a, T, N>,
+    count: usize,
+}
+
+/// [`RowKernel::run`] of some rows on the process's instruction set, erased so that the frame around it is compiled once and not
+/// for every kernel.
+type Rowwise<'a, T, const N: usize> = &'a (dyn Fn(Rows<'_, T, N>) + Sync);
 
 /// The sizes of an operation on rows.
 #[derive(Clone, Copy)]
@@ -84,7 +94,7 @@ pub(crate) fn run_added<T: Real, const N: usize>(
     sum: Option<&mut Tensor>,
     outputs: Outputs<'_, T::Wide>,
 ) -> Result<Vec<f64>> {
-    run_by::<T, N>(op, &|row| dispatch(Call { kernel, row }), shape, inputs, sum, outputs)
+    run_by::<T, N>(op, &|rows| dispatch(Call { kernel, rows }), shape, inputs, sum, outputs)
 }
 
 fn run_by<T: Real, const N: usize>(
@@ -160,8 +170,9 @@ impl<T: Real> Block<'_, T> {
         sources: &[Source<'_, T>; N],
     ) {
         let direct = T::as_wide(&[]).is_some();
+        let together = (TOGETHER / shape.width.max(1)).clamp(1, self.count);
         // Whole cache lines each: like rows of tensors, so that no row's place in a page meets half of another's.
-        let room = shape.width.next_multiple_of(LANES_MAX);
+        let room = (together * shape.width).next_multiple_of(LANES_MAX);
         let places = |yes: bool| if yes { room } else { 0 };
         let gathered = sources.each_ref().map(|source| places(!source.is_wide()));
         let (wide, wide_sum) =
@@ -170,49 +181,49 @@ impl<T: Real> Block<'_, T> {
             let (wide, rest) = scratch.split_at_mut(wide);
             let (wide_sum, mut rest) = rest.split_at_mut(wide_sum);
             let mut gathered = gathered.map(|len| rest.split_off_mut(..len).unwrap_or_default());
-            for i in 0..self.count {
-                self.run_row(i, kernel, shape, sources, &mut gathered, [&mut *wide, &mut *wide_sum]);
+            for i in (0..self.count).step_by(together) {
+                let rows = i..self.count.min(i + together);
+                self.run_rows(rows, kernel, shape, sources, &mut gathered, [&mut *wide, &mut *wide_sum]);
             }
         });
     }
 
-    /// Row `i` of the block, in rooms for what is not computed with where it lies.
-    fn run_row<const N: usize>(
+    /// Rows of the block, in rooms for what is not computed with where it lies.
+    fn run_rows<const N: usize>(
         &mut self,
-        i: usize,
+        rows: Range<usize>,
         kernel: Rowwise<'_, T::Wide, N>,
         shape: Shape,
         sources: &[Source<'_, T>; N],
         gathered: &mut [&mut [T::Wide]; N],
         [wide, wide_sum]: [&mut [T::Wide]; 2],
     ) {
-        let (index, width) = (self.first + i, shape.width);
+        let (index, count) = (self.first + rows.start, rows.len());
+        let here = rows.start * shape.width..rows.end * shape.width;
         let mut gathered = gathered.iter_mut();
         let mut x = std::array::from_fn(|n| match gathered.next() {
-            Some(room) => sources[n].wide(index * width, width, room),
+            Some(room) => sources[n].wide(index * shape.width, here.len(), room),
             None => &[],
         });
         if !self.sum.is_empty() {
-            x[0] = added::<T>([x[0], x[1]], &mut self.sum[i * width..][..width], wide_sum);
+            x[0] = added::<T>([x[0], x[1]], &mut self.sum[here.clone()], wide_sum);
         }
-        let y = if self.y.is_empty() { &mut [] } else { &mut self.y[i * width..][..width] };
-        let stats = &mut self.stats[i * shape.stats..][..shape.stats];
+        let y = if self.y.is_empty() { &mut [] } else { &mut self.y[here] };
+        let stats = &mut self.stats[rows.start * shape.stats..rows.end * shape.stats];
         let sums = &mut *self.sums;
-        match T::as_wide_mut(y) {
-            Some(y) => kernel(Row { index, x, y, stats, sums }),
-            None => {
-                let to = if self.y.is_empty() { 0 } else { width };
-                if N == 0 {
-                    T::widen_all(&self.y[i * to..][..to], &mut wide[..to]);
-                }
-                kernel(Row { index, x, y: &mut wide[..to], stats, sums });
-                T::narrow_all(&wide[..to], &mut self.y[i * to..][..to]);
-            }
+        if let Some(y) = T::as_wide_mut(y) {
+            return kernel(Rows { all: Row { index, x, y, stats, sums }, count });
         }
+        let wide = &mut wide[..y.len()];
+        if N == 0 {
+            T::widen_all(y, wide);
+        }
+        kernel(Rows { all: Row { index, x, y: wide, stats, sums }, count });
+        T::narrow_all(wide, y);
     }
 }
 
-/// Sets `to` to the sum of two rows, rounded, and returns what is there, widened in `room` if need be.
+/// Sets `to` to the sum of rows, rounded, and returns what is there, widened in `room` if need be.
 fn added<'a, T: Real>(x: [&[T::Wide]; 2], to: &'a mut [T], room: &'a mut [T::Wide]) -> &'a [T::Wide] {
     if let Some(to) = T::as_wide_mut(to) {
         dispatch(Add { x, to });
@@ -242,7 +253,7 @@ impl<T: Float> Kernel for Add<'_, T> {
 
 struct Call<'a, K, T, const N: usize> {
     kernel: &'a K,
-    row: Row<'a, T, N>,
+    rows: Rows<'a, T, N>,
 }
 
 impl<T: Float, K: RowKernel<T, N>, const N: usize> Kernel for Call<'_, K, T, N> {
@@ -250,6 +261,17 @@ impl<T: Float, K: RowKernel<T, N>, const N: usize> Kernel for Call<'_, K, T, N> 
 
     #[inline(always)]
     fn run<S: Isa>(self) {
-        self.kernel.run::<S>(self.row);
+        let Rows { all, count } = self.rows;
+        let [y_len, stats_len] = [all.y.len(), all.stats.len()].map(|len| len / count);
+        let x_len = all.x.first().map_or(0, |x| x.len() / count);
+        for i in 0..count {
+            let mut x = all.x;
+            for x in &mut x {
+                *x = &x[i * x_len..][..x_len];
+            }
+            let y = &mut all.y[i * y_len..][..y_len];
+            let stats = &mut all.stats[i * stats_len..][..stats_len];
+            self.kernel.run::<S>(Row { index: all.index + i, x, y, stats, sums: &mut *all.sums });
+        }
     }
 }

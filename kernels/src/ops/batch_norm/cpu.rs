@@ -42,8 +42,8 @@ impl<T: Float> RowKernel<T, 2> for Sums<'_, T> {
 pub(super) struct Lines<T, const N: usize> {
     mean: [Vec<T>; 2],
     coefficients: [Vec<T>; N],
-    /// Whether a row is one channel, else all channels.
-    one: bool,
+    /// The rows that a channel of an item is; none if a row is all channels.
+    parts: Option<usize>,
 }
 
 impl<T: Float, const N: usize> Lines<T, N> {
@@ -55,14 +55,14 @@ impl<T: Float, const N: usize> Lines<T, N> {
         Lines {
             mean: [kept(0), kept(1)],
             coefficients: std::array::from_fn(|n| lines.iter().map(|line| line[n]).collect()),
-            one: channels.places != 1,
+            parts: (channels.places != 1).then(|| channels.parts()),
         }
     }
 
-    /// The channel that a row is.
+    /// The channel that a row is of, if it is of one.
     #[inline(always)]
-    fn channel(&self, row: usize) -> usize {
-        row % self.mean[0].len()
+    fn channel(&self, row: usize) -> Option<usize> {
+        Some(row / self.parts? % self.mean[0].len())
     }
 }
 
@@ -99,8 +99,7 @@ impl<T: Float> RowKernel<T, 1> for Forward<T> {
     #[inline(always)]
     fn run<S: Isa>(&self, row: Row<'_, T, 1>) {
         let ([x], Lines { mean: [high, low], coefficients: [scale, shift], .. }) = (row.x, &self.0);
-        if self.0.one {
-            let c = self.0.channel(row.index);
+        if let Some(c) = self.0.channel(row.index) {
             let splat = T::Vec::<S>::splat;
             let (high, low) = (splat(high[c]), splat(low[c]));
             let (scale, shift) = (splat(scale[c]), splat(shift[c]));
@@ -123,8 +122,7 @@ impl<T: Float> RowKernel<T, 2> for BackwardOf<T> {
     fn run<S: Isa>(&self, row: Row<'_, T, 2>) {
         let [x, dy] = row.x;
         let Lines { mean: [high, low], coefficients: [scale, slope, shift], .. } = &self.0;
-        if self.0.one {
-            let c = self.0.channel(row.index);
+        if let Some(c) = self.0.channel(row.index) {
             let splat = T::Vec::<S>::splat;
             let (high, low) = (splat(high[c]), splat(low[c]));
             let (scale, slope, shift) = (splat(scale[c]), splat(slope[c]), splat(shift[c]));

@@ -17,6 +17,9 @@ use crate::wide::{elements, store, wide_dtype, widened_if};
 /// Numbers kept of a channel: the mean's two parts, the inverse deviation, and the variance.
 const KEPT: usize = 4;
 
+/// Elements of a row at most, where a channel of an item can be cut into as many: they stay in the first-level cache.
+const ROW_MAX: usize = 1024;
+
 /// What batch normalisation is told beside its tensors.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BatchNorm {
@@ -257,13 +260,19 @@ impl Channels {
         Shape { rows: self.channels, width: self.count, stats, sums: 0 }
     }
 
-    /// Rows that are a channel of an item; where that is a single element, an item's channels.
+    /// Rows that are a part of a channel of an item; where that is a single element, an item's channels.
     fn by_place(&self) -> Shape {
         let (rows, width) = match self.places {
             1 => (self.items, self.channels),
-            _ => (self.items * self.channels, self.places),
+            _ => (self.items * self.channels * self.parts(), self.places / self.parts()),
         };
         Shape { rows, width, stats: 0, sums: 0 }
+    }
+
+    /// The rows that a channel of an item is: equal parts, if there is a number for which they are neither large nor small.
+    fn parts(&self) -> usize {
+        let least = self.places.div_ceil(ROW_MAX).max(1);
+        (least..=2 * least).find(|&parts| self.places.is_multiple_of(parts)).unwrap_or(1)
     }
 
     /// Weight and bias of every channel, 1 and 0 where they are absent.

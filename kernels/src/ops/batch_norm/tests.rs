@@ -46,7 +46,7 @@ fn check(dtype: DType, shape: &[usize], training: bool) {
 #[test]
 fn every_layout_equals_the_formula_in_and_out_of_training() {
     for dtype in FLOATS {
-        for shape in [&[5, 3][..], &[4, 33], &[3, 4, 7], &[2, 3, 4, 5]] {
+        for shape in [&[5, 3][..], &[4, 33], &[3, 4, 7], &[2, 3, 4, 5], &[2, 3, 41, 50], &[1, 2, 1031]] {
             check(dtype, shape, true);
             check(dtype, shape, false);
         }

@@ -1,12 +1,13 @@
 //! Convolutions on the CPU, plain and transposed: panels of the weight times what the kernel elements meet ([`super::unit`]).
 //! That is read in the source itself where its rows are as long as the output's, else in a window of the source, gathered from
 //! there into panels or, where a panel's points lie side by side, read in place. Few output channels are summed without
-//! panels ([`super::thin`]). Each output is one chain of multiply-adds over channels and kernel elements, in the order of
-//! [`super::order`], whatever the cut; there is no zero-stuffing and nothing is scattered.
+//! panels ([`super::thin`], [`super::channels`]). Each output is one chain of multiply-adds over channels and kernel
+//! elements, in the order of [`super::order`], whatever the cut; there is no zero-stuffing and nothing is scattered.
 
 use phalanx_tensor::{Result, Tensor};
 
 use super::axis::Axis;
+use super::channels::{self, Channels};
 use super::images::{self, Images};
 use super::order::Order;
 use super::packed::{Packed, Panels};
@@ -82,6 +83,12 @@ impl Correlation<'_> {
             }
             if let Some(unit) = thin {
                 let (weights, size) = (&weights[..], [shape[2], shape[3]]);
+                let pixels = [2, 3].map(|d| self.source.shape()[d]);
+                if self.groups >= channels::CHANNELS_MIN
+                    && channels::pays(&self.passes, [self.channels_in, self.channels_out], pixels)
+                {
+                    return Channels { job: self, source, bias, weights, size }.run(&pool, out);
+                }
                 return Thin { job: self, source, bias, weights, size, unit }.run(&pool, out);
             }
             let side = Side { source, bias, shape, tile, order };

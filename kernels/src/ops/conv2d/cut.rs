@@ -42,7 +42,9 @@ impl Cut {
         }
         if images >= 2 * threads {
             let filled = POINTS_MIN.div_ceil(plane).min(images.div_ceil(threads));
-            return cut(filled.max(images / (4 * threads)), channels);
+            // As many chunks for each thread.
+            let chunks = images.div_ceil(filled.max(images / (4 * threads))).next_multiple_of(threads);
+            return cut(images.div_ceil(chunks), channels);
         }
         let enough = |parts: &usize| images * groups * parts >= threads || group / parts < 2 * CHANNELS_MIN;
         let parts = (1..=group).filter(|parts| group.is_multiple_of(*parts)).find(enough);

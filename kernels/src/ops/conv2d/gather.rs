@@ -3,7 +3,7 @@
 
 use super::window::{Frame, Segment};
 use crate::gemm::GemmElem;
-use crate::simd::{Float, Isa, Kernel, Vector};
+use crate::simd::{Float, Isa, Kernel, LANES_MAX, Vector};
 
 /// A segment's vectors: the last one may reach beyond it.
 #[inline(always)]
@@ -55,9 +55,47 @@ impl<T: GemmElem> Kernel for Fill<'_, T> {
             let row_of =
                 |plane: &'_ [T]| if plane.is_empty() { 0..0 } else { from * width..(from + 1) * width };
             let from = self.planes.map(|plane| &plane[row_of(plane)]);
+            let left = usize::try_from(frame.left).ok();
+            let inside = left.filter(|left| left + frame.row_len() <= width);
+            if let Some(left) = inside.filter(|_| frame.phases >= TURNED_MIN) {
+                turn_row::<T, S>(from, left, [frame.phases, frame.phase_len], row);
+                continue;
+            }
             for phase in 0..frame.phases {
                 let to = &mut row[phase * frame.phase_len..];
                 fill_row::<T, S>(from, frame.left + phase as isize, frame.phases, frame.phase_len, to);
+            }
+        }
+    }
+}
+
+/// Phases that are worth turning.
+const TURNED_MIN: usize = 4;
+
+/// [`fill_row`] for each of some phases of a row that is inside: squares of pixels are turned.
+#[inline(always)]
+fn turn_row<T: GemmElem, S: Isa>(
+    [from, second]: [&[T]; 2],
+    left: usize,
+    [phases, len]: [usize; 2],
+    to: &mut [T::Acc],
+) {
+    let lanes = <<T::Acc as Float>::Vec<S> as Vector>::LANES;
+    for first in (0..phases).step_by(lanes) {
+        for at in (0..len).step_by(lanes) {
+            let (here, count) = (lanes.min(phases - first), lanes.min(len - at));
+            let mut square = [<T::Acc as Float>::Vec::<S>::zero(); LANES_MAX];
+            for i in 0..count {
+                let start = left + (at + i) * phases + first;
+                square[i] = match second.get(start..start + here) {
+                    Some(second) => T::across::<S>(&from[start..start + here], second),
+                    None => T::load::<S>(&from[start..start + here]),
+                };
+            }
+            Vector::turn(&mut square);
+            for i in 0..here {
+                let to = &mut to[(first + i) * len + at..][..count];
+                if count < lanes { square[i].store_partial(to) } else { square[i].store(to) }
             }
         }
     }

@@ -25,7 +25,7 @@ const SOURCE_MAX: usize = 1 << 16;
 /// Images that are computed together.
 const IMAGES_MAX: usize = 64;
 /// Images whose sums are taken to the output together: a cache line of them.
-const TOGETHER: usize = 16;
+pub(super) const TOGETHER: usize = 16;
 /// Elements of the output that a thread writes at least.
 const PIECE: usize = 1 << 13;
 
@@ -220,63 +220,97 @@ impl<T: GemmElem> Kernel for Lay<'_, T> {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Isa>(self) {
+    fn run<S: Isa>(mut self) {
         let lanes = <T::Acc as Float>::Vec::<S>::LANES;
         for first in (0..self.room).step_by(lanes) {
+            let images = self.images.saturating_sub(first).min(lanes);
             for pixel in (0..self.pixels).step_by(lanes) {
-                let here = pixel..self.pixels.min(pixel + lanes);
-                let mut square = [<T::Acc as Float>::Vec::<S>::zero(); LANES_MAX];
-                for (i, to) in square[..lanes].iter_mut().enumerate().take(self.images.saturating_sub(first))
-                {
-                    let from = &self.source[(first + i) * self.apart..];
-                    *to = match self.second {
-                        Some(second) => T::across::<S>(&from[here.clone()], &from[second..][here.clone()]),
-                        None => T::load::<S>(&from[here.clone()]),
-                    };
-                }
-                Vector::turn(&mut square);
-                let whole = first + lanes <= self.room;
-                for (pixel, from) in here.zip(square) {
-                    let to = &mut self.to[pixel * self.room..][first..self.room];
-                    if whole { from.store(to) } else { from.store_partial(to) }
+                // Whole squares where there are as many pixels: the last one begins earlier.
+                let pixel = pixel.min(self.pixels.saturating_sub(lanes));
+                let pixels = lanes.min(self.pixels - pixel);
+                match images == lanes && pixels == lanes {
+                    true => self.square::<S>([first, pixel], [lanes; 2]),
+                    false => self.square::<S>([first, pixel], [images, pixels]),
                 }
             }
         }
     }
 }
 
+impl<T: GemmElem> Lay<'_, T> {
+    /// A square of images and pixels.
+    #[inline(always)]
+    fn square<S: Isa>(&mut self, [first, pixel]: [usize; 2], [images, pixels]: [usize; 2]) {
+        let mut square = [<T::Acc as Float>::Vec::<S>::zero(); LANES_MAX];
+        for i in 0..images {
+            let from = &self.source[(first + i) * self.apart + pixel..];
+            square[i] = match self.second {
+                Some(second) => T::across::<S>(&from[..pixels], &from[second..][..pixels]),
+                None => T::load::<S>(&from[..pixels]),
+            };
+        }
+        Vector::turn(&mut square);
+        let whole = first + <T::Acc as Float>::Vec::<S>::LANES <= self.room;
+        for i in 0..pixels {
+            let to = &mut self.to[(pixel + i) * self.room..][first..self.room];
+            if whole { square[i].store(to) } else { square[i].store_partial(to) }
+        }
+    }
+}
+
 /// A channel of some images.
-struct Take<'a, T: GemmElem> {
+pub(super) struct Take<'a, T: GemmElem> {
     /// Images last.
-    sums: &'a [T::Acc],
-    room: usize,
-    bias: Option<T::Acc>,
-    points: usize,
+    pub(super) sums: &'a [T::Acc],
+    pub(super) room: usize,
+    pub(super) bias: Option<T::Acc>,
+    pub(super) points: usize,
     /// From the first image's plane on, so far from one to the next.
-    out: &'a mut [T],
-    apart: usize,
+    pub(super) out: &'a mut [T],
+    pub(super) apart: usize,
 }
 
 impl<T: GemmElem<Acc: Summed>> Kernel for Take<'_, T> {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Isa>(self) {
+    fn run<S: Isa>(mut self) {
         let lanes = <T::Acc as Float>::Vec::<S>::LANES;
         let bias = self.bias.map(<T::Acc as Float>::Vec::<S>::splat);
-        for (first, out) in self.out.chunks_mut(lanes * self.apart).enumerate().take(TOGETHER / lanes) {
+        for first in (0..TOGETHER.min(self.out.len().div_ceil(self.apart))).step_by(lanes) {
+            let images = lanes.min(self.out.len().div_ceil(self.apart) - first);
             for point in (0..self.points).step_by(lanes) {
-                let here = point..self.points.min(point + lanes);
-                let mut square = [<T::Acc as Float>::Vec::<S>::zero(); LANES_MAX];
-                for (point, to) in here.clone().zip(&mut square) {
-                    let sums = Vector::load(&self.sums[point * self.room + first * lanes..]);
-                    *to = bias.map_or(sums, |bias| sums + bias);
-                }
-                Vector::turn(&mut square);
-                for (out, from) in out.chunks_mut(self.apart).zip(square) {
-                    T::store::<S>(from, &mut out[here.clone()]);
+                let point = point.min(self.points.saturating_sub(lanes));
+                let points = lanes.min(self.points - point);
+                match images == lanes && points == lanes {
+                    true => self.square::<S>([first, point], [lanes; 2], bias),
+                    false => self.square::<S>([first, point], [images, points], bias),
                 }
             }
+        }
+    }
+}
+
+impl<T: GemmElem<Acc: Summed>> Take<'_, T> {
+    /// A square of images and points.
+    #[inline(always)]
+    fn square<S: Isa>(
+        &mut self,
+        [first, point]: [usize; 2],
+        [images, points]: [usize; 2],
+        bias: Option<<T::Acc as Float>::Vec<S>>,
+    ) {
+        let mut square = [<T::Acc as Float>::Vec::<S>::zero(); LANES_MAX];
+        for i in 0..points {
+            let sums = Vector::load(&self.sums[(point + i) * self.room + first..]);
+            square[i] = match bias {
+                Some(bias) => sums + bias,
+                None => sums,
+            };
+        }
+        Vector::turn(&mut square);
+        for i in 0..images {
+            T::store::<S>(square[i], &mut self.out[(first + i) * self.apart + point..][..points]);
         }
     }
 }

@@ -5,6 +5,7 @@
 //! others.
 
 mod axis;
+mod channels;
 mod cpu;
 mod cuda;
 mod cut;

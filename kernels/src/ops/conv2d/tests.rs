@@ -56,6 +56,13 @@ const CASES: &[Case] = &[
     case(31, 1, 20, 26, [2, 2], [3, 3], [1, 1], [1, 1], [1, 1]),
     case(64, 1, 2, 13, [1, 17], [1, 3], [1, 2], [0, 4], [1, 2]),
     case(32, 1, 3, 28, [9, 8], [1, 1], [2, 3], [0, 0], [1, 1]),
+    case(3, 33, 1, 1, [7, 7], [3, 3], [1, 1], [1, 1], [1, 1]),
+    case(2, 17, 1, 1, [9, 33], [3, 4], [2, 3], [1, 2], [1, 1]),
+    case(1, 8, 1, 1, [5, 6], [2, 3], [1, 1], [3, 0], [2, 2]),
+    case(2, 9, 1, 1, [7, 8], [2, 1], [3, 2], [0, 0], [1, 1]),
+    case(3, 1, 3, 20, [20, 37], [5, 5], [5, 5], [0, 0], [1, 1]),
+    case(2, 1, 2, 20, [16, 300], [16, 16], [16, 16], [0, 0], [1, 1]),
+    case(2, 1, 1, 20, [17, 70], [3, 33], [2, 33], [0, 0], [1, 1]),
 ];
 
 #[allow(clippy::too_many_arguments)] // a table's columns
@@ -210,6 +217,7 @@ fn one_thread_and_several_have_the_same_bits_with_few_channels() {
         case(1, 1, 1, 1, [70, 50], [5, 5], [1, 1], [2, 2], [1, 1]),
         case(1, 1, 3, 16, [60, 70], [3, 3], [2, 2], [1, 1], [1, 1]),
         case(4, 12, 1, 1, [40, 40], [3, 3], [1, 1], [1, 1], [1, 1]),
+        case(5, 129, 1, 1, [13, 14], [3, 3], [1, 1], [1, 1], [1, 1]),
         case(3, 1, 16, 40, [20, 23], [3, 3], [1, 1], [1, 1], [1, 1]),
     ];
     for (case, dtype) in cases.iter().flat_map(|case| [DType::F32, DType::BF16].map(|dtype| (case, dtype))) {
@@ -291,6 +299,32 @@ fn images_together_have_the_bits_of_each_alone() {
         for image in [0, 30, case.images - 1] {
             for (all, alone) in all.iter().zip(both(image..image + 1, Device::Cpu(48))).take(2) {
                 assert!(all[image * alone.len()..][..alone.len()] == alone, "{case:?} {dtype} {image}");
+            }
+        }
+    }
+}
+
+#[test]
+fn channels_together_have_the_bits_of_each_alone() {
+    for (stride, dtype) in [1, 2].into_iter().flat_map(|stride| FLOATS.map(|dtype| (stride, dtype))) {
+        let case = case(2, 19, 1, 1, [7, 10], [3, 2], [stride, 1], [1, 1], [1, 1]);
+        let [image, weight, grid] = case.shapes().map(|shape| make(&shape, dtype, &floats(-1.0, 1.0)));
+        let bias = make(&[19], dtype, &floats(-2.0, 2.0));
+        let both = |channels: std::ops::Range<usize>| {
+            let some = |t: &Tensor, dim: usize| t.narrow(dim, channels.start, channels.len()).unwrap();
+            let [x, w, y, b] = [some(&image, 1), some(&weight, 0), some(&grid, 1), some(&bias, 0)];
+            let options = ConvOptions { groups: channels.len(), ..case.options() };
+            [
+                conv2d(&x, &w, Some(&b), &options, case.grid()).unwrap(),
+                conv_transpose2d(&y, &w, None, &options, case.image).unwrap(),
+                conv2d_weight(&x, &y, &options, case.kernel).unwrap().transpose(0, 1).unwrap(),
+            ]
+        };
+        let all = both(0..19);
+        for channel in [0, 7, 18] {
+            for (all, alone) in all.iter().zip(both(channel..channel + 1)) {
+                let all = all.narrow(1, channel, 1).unwrap();
+                assert!(values(&all) == values(&alone), "{stride} {dtype} {channel}");
             }
         }
     }

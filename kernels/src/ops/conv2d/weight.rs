@@ -8,8 +8,10 @@ use phalanx_tensor::{Pool, Result, Tensor};
 
 use super::Summed;
 use super::axis::Axis;
+use super::channels;
 use super::dots::Dots;
 use super::gather::Fill;
+use super::images::TOGETHER;
 use super::order::Order;
 use super::thin;
 use super::unit::POINTS_MIN;
@@ -62,7 +64,14 @@ impl WeightGrad<'_> {
         let channels = self.channels_here(pool.threads());
         let out = &mut out.write::<T>(self.op)?[offset..offset + numel];
         with_scratch(len, |sums| {
-            if self.is_thin() {
+            let pixels = [2, 3].map(|d| self.image.shape()[d]);
+            let passes = std::slice::from_ref(&self.axes);
+            if channels::pays(passes, [self.channels_in, self.channels_out], pixels) {
+                let channels = channels.next_multiple_of(TOGETHER);
+                pool.for_each_chunk(sums, channels * taps, |i, sums| {
+                    channels::weight(self, [image, grid], i * channels, sums);
+                });
+            } else if self.is_thin() {
                 let dots = Dots::new(self, image, grid);
                 let chunk = channels * taps * row_len;
                 pool.for_each_chunk(sums, chunk, |i, sums| dots.run(i * channels, sums));

@@ -105,26 +105,30 @@ fn forward<T: Real>(
 ) -> Result<()> {
     let weight = wide_weight::<T>(classes);
     let kernel = cpu::Forward { targets: &classes.targets, weight: weight.as_deref() };
-    match in_columns(x, config)? {
+    let columns = in_columns(x, config)?;
+    match &columns {
         Some((x, sizes)) => {
-            columns::run::<T, 1>(op, &kernel, sizes, [&x], None, (&mut stats.write(op)?, shape.stats))?
+            columns::run::<T, 1>(op, &kernel, *sizes, [x], None, (&mut stats.write(op)?, shape.stats))?
         }
         None => {
             rows::run::<T, 1>(op, &kernel, shape, [x], Outputs { y: None, stats: &mut stats.write(op)? })?;
         }
     }
+    let (x, inner) = columns.as_ref().map_or((x, 1), |(x, [_, inner])| (x, *inner));
     let (source, kept) = (Source::<T>::open(op, x, x.shape())?, elements::<T::Wide>(op, stats)?);
     let (share, total) = smoothing(classes, config, shape.width);
-    let item = |(row, class): (usize, &Option<usize>)| {
-        let Some(class) = *class else { return 0.0 };
-        let logit = source.block(row * shape.width + class, 1, &mut [T::zeroed()])[0].widen();
+    let item = |row: usize| {
+        let Some(class) = classes.targets[row] else { return 0.0 };
+        let at = (row / inner * shape.width + class) * inner + row % inner;
+        let logit = source.block(at, 1, &mut [T::zeroed()])[0].widen();
         let kept = &kept[row * shape.stats..][..shape.stats];
         let log = kept[1].to_f64().ln();
         let below = kept[0].to_f64() - logit.to_f64();
         let even = if share == 0.0 { 0.0 } else { share * (total * log - kept[2].to_f64()) };
         (1.0 - config.label_smoothing) * classes.weight_of(class) * (below + log) + even
     };
-    let losses = classes.reduce(config.reduction, classes.targets.iter().enumerate().map(item));
+    let losses = by_item(x, shape.rows, item)?;
+    let losses = classes.reduce(config.reduction, losses.into_iter());
     for_real!(op, loss.dtype(), L => store::<L>(op, loss, &losses))
 }
 
@@ -180,6 +184,9 @@ fn in_columns(last: &Tensor, config: &CrossEntropy) -> Result<Option<(Tensor, [u
 
 const BACKWARD: &str = "cross_entropy_backward";
 
+/// Items that make a task.
+const ITEMS: usize = 1 << 12;
+
 fn check_backward(x: &Tensor, target: &Tensor, dy: &Tensor, config: &CrossEntropy) -> Result<()> {
     let weighing = config.weighing();
     weighing.check(BACKWARD, x, target)?;
@@ -219,8 +226,8 @@ fn backward<T: Real>(
     let (share, total) = smoothing(classes, config, shape.width);
     let (stats_shape, stats) = (stats.shape()[1], elements::<T::Wide>(BACKWARD, stats)?);
     let weight = wide_weight::<T>(classes);
-    let row = |(row, slope): (usize, f64)| {
-        let class = classes.targets[row]?;
+    let row = |row: usize| {
+        let (class, slope) = (classes.targets[row]?, slopes[row]);
         let on_target = slope * (1.0 - config.label_smoothing) * classes.weight_of(class);
         let all = on_target + slope * share * total;
         let [max, sum] = [stats[row * stats_shape], stats[row * stats_shape + 1]];
@@ -228,7 +235,7 @@ fn backward<T: Real>(
         let (factor, even) = (wide(all / sum.to_f64()), wide(slope * share));
         Some(cpu::Gradient { class, max, factor, on_target: wide(on_target), even })
     };
-    let gradients: Vec<_> = slopes.into_iter().enumerate().map(row).collect();
+    let gradients = by_item(dx, shape.rows, row)?;
     let weight = weight.as_deref().filter(|_| share != 0.0);
     let kernel = cpu::BackwardOf { gradients: &gradients, weight, smooth: share != 0.0 };
     if let Some((x, sizes)) = x.map(|x| in_columns(x, config)).transpose()?.flatten() {
@@ -240,6 +247,15 @@ fn backward<T: Real>(
         None => rows::run::<T, 0>(BACKWARD, &kernel, shape, [], outputs)?,
     };
     Ok(())
+}
+
+/// What `f` makes of each of so many items, by all threads of the device of `x`.
+fn by_item<R: Default + Send>(x: &Tensor, items: usize, f: impl Fn(usize) -> R + Sync) -> Result<Vec<R>> {
+    let mut made: Vec<R> = (0..items).map(|_| R::default()).collect();
+    x.device().pool()?.for_each_chunk(&mut made, ITEMS, |i, made| {
+        made.iter_mut().enumerate().for_each(|(j, made)| *made = f(i * ITEMS + j));
+    });
+    Ok(made)
 }
 
 /// The distribution that [`cross_entropy`] holds the logits against, times each item's share in the result: `dx` is

@@ -202,7 +202,7 @@ fn a_target_that_is_no_class_is_named() {
 #[test]
 fn images_have_the_bits_of_the_same_items_with_classes_last() {
     for dtype in FLOATS {
-        for [n, classes, places] in [[2, 7, 33], [3, 129, 8], [1, 70, 300]] {
+        for [n, classes, places] in [[2, 7, 33], [3, 129, 8], [1, 70, 300], [2, 3, 5000]] {
             let last = make(&[n, places, classes], dtype, &floats(-4.0, 4.0));
             let turned = last.transpose(1, 2).unwrap();
             let images = turned.copy().unwrap();

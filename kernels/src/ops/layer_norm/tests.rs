@@ -93,6 +93,30 @@ fn each_gradient_has_the_bits_alone_that_it_has_beside_the_others() {
 }
 
 #[test]
+fn rows_together_have_the_bits_of_each_alone() {
+    for dtype in FLOATS {
+        for (rows, width) in [(5, 1), (300, 7), (70, 32), (40, 33), (9, 129), (3, 1025)] {
+            let x = make(&[width, rows], dtype, &floats(-2.0, 3.0)).transpose(0, 1).unwrap();
+            let dy = make(&[rows, width], dtype, &floats(-1.0, 1.5));
+            let [w, b] = [floats(0.5, 2.0), floats(-1.0, 1.0)].map(|f| make(&[width], dtype, &f));
+            let run = |first: usize, count: usize| {
+                let [x, dy] = [&x, &dy].map(|t| t.narrow(0, first, count).unwrap());
+                let (y, stats) = layer_norm(&x, &[width], Some(&w), Some(&b), 1e-3).unwrap();
+                let needs = [true, false, false];
+                let [dx, ..] = layer_norm_backward(&x, &stats, &[width], Some(&w), &dy, needs).unwrap();
+                [values(&y), values(&dx.unwrap())]
+            };
+            let all = run(0, rows);
+            for row in [0, rows / 2, rows - 1] {
+                for (all, alone) in all.iter().zip(run(row, 1)) {
+                    assert!(all[row * width..][..width] == alone, "{dtype} [{rows}, {width}] {row}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn a_sum_and_its_norm_are_what_the_two_give_one_after_the_other() {
     for dtype in FLOATS {
         for (rows, width) in [(0, 5), (3, 0), (1, 1), (3, 7), (70, 33), (5, 129), (2, 9001)] {
