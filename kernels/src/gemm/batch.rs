@@ -60,6 +60,7 @@ impl Batch {
 }
 
 /// [`super::gemm_batched`] on a given instruction set, or, if `kept` is there, [`super::gemm_again`].
+#[allow(clippy::too_many_arguments)] // of one entry point
 pub(super) fn run<T: GemmElem>(
     runner: Runner,
     pool: Option<&Pool>,

@@ -151,12 +151,12 @@ impl<T: GemmElem> Job<'_, '_, T> {
                 pieces.push((cols, steps.clone(), dst));
             }
         }
-        let pack = |pieces: &mut [(Range<usize>, Range<usize>, &mut [T::Acc])]| {
-            pieces.iter_mut().for_each(|(cols, steps, dst)| self.pack_b(cols.clone(), steps, dst));
+        let one = |(cols, steps, dst): &mut (Range<usize>, Range<usize>, &mut [T::Acc])| {
+            self.pack_b(cols.clone(), steps, dst)
         };
         match pool {
-            Some(pool) => pool.for_each_chunk(&mut pieces, 1, |_, pieces| pack(pieces)),
-            None => pack(&mut pieces),
+            Some(pool) => pool.for_each_chunk(&mut pieces, 1, |_, pieces| pieces.iter_mut().for_each(one)),
+            None => pieces.iter_mut().for_each(one),
         }
     }
 

@@ -82,12 +82,9 @@ pub(crate) fn tile_shape<T: Float>() -> TileShape {
     TileShape::of::<T>(Runner::current())
 }
 
-/// C = A B, or C += A B, with an epilogue on the product.
-///
-/// # Panics
-///
-/// If the shapes do not fit together.
-pub(crate) fn gemm<T: GemmElem>(
+/// [`gemm_batched`] of one product.
+#[cfg(test)]
+fn gemm<T: GemmElem>(
     pool: &Pool,
     a: MatRef<'_, T>,
     b: MatRef<'_, T>,
@@ -98,8 +95,8 @@ pub(crate) fn gemm<T: GemmElem>(
     gemm_batched(Some(pool), Batch { count: 1, a: 0, b: 0, c: 0 }, a, b, c, write, epilogue);
 }
 
-/// A product for each item of a batch; `a`, `b` and `c` are the first item's. The bits are those of [`gemm`] on each.
-/// Without a pool, this thread works alone.
+/// C = A B, or C += A B, with an epilogue on the product, for each item of a batch; `a`, `b` and `c` are the first item's. The bits
+/// are those of each product alone. Without a pool, this thread works alone.
 ///
 /// # Panics
 ///

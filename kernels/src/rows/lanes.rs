@@ -13,7 +13,7 @@ const CHAINS: usize = 4;
 
 /// The first elements of each of some slices: as many, so that one comparison shows that a vector is inside all of them.
 #[inline(always)]
-fn cut<'a, E, const N: usize>(mut x: [&'a [E]; N], len: usize) -> [&'a [E]; N] {
+fn cut<E, const N: usize>(mut x: [&[E]; N], len: usize) -> [&[E]; N] {
     for n in 0..N {
         x[n] = &x[n][..len];
     }

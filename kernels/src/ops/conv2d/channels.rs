@@ -1,6 +1,8 @@
 //! Depthwise convolutions of small planes, and those that take steps: a vector's lanes are as many channels, of which source and
 //! sums are laid out pixel by pixel. What lies outside the image is left out.
 
+#![allow(clippy::needless_range_loop)] // an index leaves the compiler nothing to inline in a kernel's body
+
 use phalanx_tensor::Pool;
 
 use super::Summed;

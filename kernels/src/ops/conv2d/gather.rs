@@ -1,6 +1,8 @@
 //! The inner loops around a convolution's products: filling a window, gathering panels from it, and taking sums to the
 //! output.
 
+#![allow(clippy::needless_range_loop)] // an index leaves the compiler nothing to inline in a kernel's body
+
 use super::window::{Frame, Segment};
 use crate::gemm::GemmElem;
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Vector};
