@@ -35,9 +35,9 @@ pub(crate) fn fill<T: Pod>(to: &mut [T], value: T) {
     by_size!(T, B => dispatch(Fill::<B> { to: cast_slice_mut(to), value: bytemuck::cast(value) }));
 }
 
-/// Copies the elements in the opposite order, into a slice of the same length.
-pub(crate) fn reverse<T: Pod>(from: &[T], to: &mut [T]) {
-    by_size!(T, B => dispatch(Reverse::<B> { from: cast_slice(from), to: cast_slice_mut(to) }));
+/// Copies rows of `width` elements, each in the opposite order, into a slice of the same length.
+pub(crate) fn reverse<T: Pod>(from: &[T], to: &mut [T], width: usize) {
+    by_size!(T, B => dispatch(Reverse::<B> { from: cast_slice(from), to: cast_slice_mut(to), width }));
 }
 
 /// Sets each element to that of `a` where the condition is not 0, else to that of `b`; all slices are of one length.
@@ -67,6 +67,7 @@ impl<B: Copy> Kernel for Fill<'_, B> {
 struct Reverse<'a, B> {
     from: &'a [B],
     to: &'a mut [B],
+    width: usize,
 }
 
 impl<B: Copy> Kernel for Reverse<'_, B> {
@@ -74,8 +75,10 @@ impl<B: Copy> Kernel for Reverse<'_, B> {
 
     #[inline(always)]
     fn run<S: Isa>(self) {
-        for (to, &from) in self.to.iter_mut().zip(self.from.iter().rev()) {
-            *to = from;
+        for (from, to) in self.from.chunks(self.width).zip(self.to.chunks_mut(self.width)) {
+            for (to, &from) in to.iter_mut().zip(from.iter().rev()) {
+                *to = from;
+            }
         }
     }
 }
@@ -108,8 +111,11 @@ mod tests {
             let mut to = x.clone();
             fill(&mut to, number(5));
             assert!(to.iter().all(|&to| to == number(5)));
-            reverse(&x, &mut to);
-            assert!(to.iter().zip(x.iter().rev()).all(|(a, b)| a == b));
+            for width in [1, 3, 32, 70, 129, 1000] {
+                reverse(&x, &mut to, width);
+                let wanted = x.chunks(width).flat_map(|row| row.iter().rev());
+                assert!(to.iter().eq(wanted));
+            }
             let back = to.clone();
             let condition: Vec<u8> = (0..len).map(|i| (i % 3) as u8).collect();
             choose(&condition, &x, &back, &mut to);

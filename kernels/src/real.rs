@@ -3,6 +3,7 @@
 use phalanx_tensor::{Element, bf16, f16};
 
 use crate::gemm::Scratch;
+use crate::pointwise::{Input, Output};
 use crate::simd::{
     Float, Halves, Isa, Kernel, Vector, dispatch, narrow_bf16, narrow_f16, widen_bf16, widen_f16,
 };
@@ -17,6 +18,10 @@ pub(crate) trait Real: Element {
     fn as_wide(x: &[Self]) -> Option<&[Self::Wide]>;
     /// The elements as they are, to write, where no conversion is needed.
     fn as_wide_mut(x: &mut [Self]) -> Option<&mut [Self::Wide]>;
+    /// The elements as an input of a block.
+    fn input(x: &[Self]) -> Input<'_, Self::Wide>;
+    /// The elements as the output of a block.
+    fn output(x: &mut [Self]) -> Output<'_, Self::Wide>;
     /// One element widened.
     fn widen(self) -> Self::Wide;
     /// The nearest element.
@@ -50,6 +55,14 @@ macro_rules! wide {
             #[inline(always)]
             fn as_wide_mut(x: &mut [Self]) -> Option<&mut [Self]> {
                 Some(x)
+            }
+            #[inline(always)]
+            fn input(x: &[Self]) -> Input<'_, Self> {
+                Input::Wide(x)
+            }
+            #[inline(always)]
+            fn output(x: &mut [Self]) -> Output<'_, Self> {
+                Output::Wide(x)
             }
             #[inline(always)]
             fn widen(self) -> Self {
@@ -86,7 +99,7 @@ macro_rules! wide {
 }
 
 macro_rules! half {
-    ($($type:ident: $widen:ident $narrow:ident $load:ident $store:ident $round:ident),*) => {$(
+    ($($type:ident: $form:ident $widen:ident $narrow:ident $load:ident $store:ident $round:ident),*) => {$(
         impl Real for $type {
             type Wide = f32;
             #[inline(always)]
@@ -96,6 +109,14 @@ macro_rules! half {
             #[inline(always)]
             fn as_wide_mut(_: &mut [Self]) -> Option<&mut [f32]> {
                 None
+            }
+            #[inline(always)]
+            fn input(x: &[Self]) -> Input<'_, f32> {
+                Input::$form(x)
+            }
+            #[inline(always)]
+            fn output(x: &mut [Self]) -> Output<'_, f32> {
+                Output::$form(x)
             }
             #[inline(always)]
             fn widen(self) -> f32 {
@@ -123,8 +144,8 @@ macro_rules! half {
 
 wide!(f64: F64, f32: F32);
 half!(
-    bf16: widen_bf16 narrow_bf16 load_bf16 store_bf16 round_bf16,
-    f16: widen_f16 narrow_f16 load_f16 store_f16 round_f16
+    bf16: Bf16 widen_bf16 narrow_bf16 load_bf16 store_bf16 round_bf16,
+    f16: F16 widen_f16 narrow_f16 load_f16 store_f16 round_f16
 );
 
 /// [`Real::widen_all`].

@@ -1,8 +1,12 @@
 //! A tensor's elements in row-major order, block by block, whatever its strides and however it is broadcast.
 
+mod blocks;
+
 use std::ops::Range;
 
 use phalanx_tensor::{Element, Loops, Read, Result, Tensor};
+
+pub(crate) use blocks::{Cut, Scratch};
 
 use crate::moves::fill;
 use crate::real::{Real, for_real};
@@ -117,6 +121,7 @@ impl<T: Element> Source<'_, T> {
         for_each_part(loops, start, to.len(), |part, at, stride| {
             let (part, from) = (&mut to[part], &self.elements[self.offset + at..]);
             match stride {
+                0 if part.len() < 4 * FEW => part.fill(one(from[0])),
                 0 => fill(part, one(from[0])),
                 1 if part.len() < FEW => part.iter_mut().zip(from).for_each(|(to, &x)| *to = one(x)),
                 1 => all(&from[..part.len()], part),
@@ -242,114 +247,6 @@ impl<T: Real> Kernel for Turned<'_, T> {
                     if columns == lanes { vector.store(to) } else { vector.store_partial(to) }
                 }
             }
-        }
-    }
-}
-
-/// Where a block is gathered. What comes again in the next block is kept.
-pub(crate) struct Scratch<T> {
-    elements: [T; BLOCK],
-    /// Where in its period what is kept begins.
-    phase: usize,
-    kept: usize,
-}
-
-impl<T: Copy> Scratch<T> {
-    /// With some element in every place.
-    pub(crate) fn new(element: T) -> Scratch<T> {
-        Scratch { elements: [element; BLOCK], phase: 0, kept: 0 }
-    }
-
-    /// [`Source::block`].
-    #[inline]
-    pub(crate) fn block<'b>(&'b mut self, source: &'b Source<'_, T>, start: usize, len: usize) -> &'b [T]
-    where
-        T: Element,
-    {
-        if self.keeps(source.period, start, len) {
-            return &self.elements[..len];
-        }
-        match source.lying(start, len).filter(|_| source.period == 0) {
-            Some(lying) => lying,
-            None => source.block(start, len, &mut self.elements),
-        }
-    }
-
-    /// [`Source::wide`].
-    #[inline]
-    pub(crate) fn wide<'b, S: Real<Wide = T>>(
-        &'b mut self,
-        source: &'b Source<'_, S>,
-        start: usize,
-        len: usize,
-    ) -> &'b [T] {
-        if self.keeps(source.period, start, len) {
-            return &self.elements[..len];
-        }
-        if source.period == 0
-            && let Some(wide) = source.lying(start, len).and_then(S::as_wide)
-        {
-            return wide;
-        }
-        source.copy_wide(start, &mut self.elements[..len]);
-        &self.elements[..len]
-    }
-
-    /// Whether the block is here already; if not, it will be.
-    #[inline]
-    fn keeps(&mut self, period: usize, start: usize, len: usize) -> bool {
-        if period == 0 {
-            return false;
-        }
-        let phase = start % period;
-        if self.phase == phase && self.kept >= len {
-            return true;
-        }
-        (self.phase, self.kept) = (phase, len);
-        false
-    }
-}
-
-/// How a result is cut into blocks of up to [`BLOCK`] elements, so that little is gathered. Where all inputs have long runs blocks
-/// end with them: what lies together in a run is read where it lies. Else blocks are whole periods of an input that has one.
-#[derive(Clone, Copy)]
-pub(crate) struct Cut {
-    run: usize,
-    block: usize,
-}
-
-impl Cut {
-    /// For inputs that are read together.
-    pub(crate) fn of<T: Element, const N: usize>(sources: &[Source<'_, T>; N]) -> Cut {
-        sources.iter().fold(Cut::NONE, |cut, source| cut.with(source))
-    }
-
-    /// Of inputs that lie together.
-    pub(crate) const NONE: Cut = Cut { run: usize::MAX, block: BLOCK };
-
-    /// With another input.
-    pub(crate) fn with<T: Element>(self, source: &Source<'_, T>) -> Cut {
-        let run = source.loops.as_ref().map_or(usize::MAX, |loops| loops.inner());
-        match source.period {
-            0 if (BLOCK / 4..self.run).contains(&run) => {
-                Cut { run, block: run.div_ceil(run.div_ceil(BLOCK)) }
-            }
-            2.. if self.run == usize::MAX => Cut { block: BLOCK / source.period * source.period, ..self },
-            _ => self,
-        }
-    }
-
-    /// Calls `f` with each block of a piece and the number of its first element; `start` is the piece's.
-    #[inline]
-    pub(crate) fn blocks<T>(self, mut start: usize, mut piece: &mut [T], mut f: impl FnMut(usize, &mut [T])) {
-        let mut at = start % self.run;
-        let mut left = self.block - at % self.block;
-        while !piece.is_empty() {
-            let len = left.min(self.run - at).min(piece.len());
-            let (block, rest) = piece.split_at_mut(len);
-            f(start, block);
-            (start, piece, left) = (start + len, rest, self.block);
-            at = if at + len == self.run { 0 } else { at + len };
         }
     }
 }

@@ -229,7 +229,7 @@ impl<T: GemmElem, const H: usize> Thin<'_, T, H> {
                     for (i, row) in square[..V::LANES].iter_mut().enumerate() {
                         let column = &self.b[(first + i) * self.b_col..][steps.clone()];
                         let ahead = SQUARES_AHEAD * V::LANES * per_place;
-                        V::prefetch(column.as_ptr().wrapping_add(ahead).cast());
+                        V::prefetch_far(column.as_ptr().wrapping_add(ahead).cast());
                         *row = T::along::<S>(column, beyond);
                     }
                 } else {

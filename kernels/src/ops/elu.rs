@@ -20,8 +20,8 @@ pub fn elu_backward(x: &Tensor, dy: &Tensor, alpha: f64) -> Result<Tensor> {
     map("elu_backward", Gradient { alpha }, [x, dy])
 }
 
-pointwise!(Forward { alpha }, |x| V::select(x.gt(V::zero()), x, x.exp_m1() * c(alpha)));
-pointwise!(Gradient { alpha }, |x, dy| V::select(x.gt(V::zero()), dy, dy * c(alpha) * x.exp()));
+pointwise!(Forward { alpha }, |x| V::select_or(x.gt(V::zero()), x, || x.exp_m1() * c(alpha)));
+pointwise!(Gradient { alpha }, |x, dy| V::select_or(x.gt(V::zero()), dy, || dy * c(alpha) * x.exp()));
 
 #[cfg(test)]
 mod tests {

@@ -66,8 +66,14 @@ fn copy<T: bytemuck::Pod + Send + Sync>(x: &Tensor, dims: &[usize], out: &mut Te
     let numel = out.numel();
     let mut target = out.write_bytes(OP)?;
     let target = &mut bytemuck::cast_slice_mut::<u8, T>(&mut target)[..numel];
-    pool.for_each_chunk(target, PIECE, |piece, mut rest| {
-        let mut at = piece * PIECE;
+    // Pieces begin with rows, unless these are long.
+    let size = if inner <= PIECE { PIECE / inner * inner } else { PIECE };
+    let rows_follow = inner <= PIECE && matches!(loops.strides(), [[next, 0], [0, 1]] if *next == inner);
+    pool.for_each_chunk(target, size, |piece, mut rest| {
+        let mut at = piece * size;
+        if rows_follow {
+            return reverse(&source[x.offset() + at..][..rest.len()], rest, inner);
+        }
         while !rest.is_empty() {
             let (run, skip) = (at / inner, at % inner);
             let (to, after) = rest.split_at_mut(rest.len().min(inner - skip));
@@ -75,7 +81,7 @@ fn copy<T: bytemuck::Pod + Send + Sync>(x: &Tensor, dims: &[usize], out: &mut Te
             let first = last + add - sub + skip * up - skip * down;
             match [up, down] {
                 [1, 0] => to.copy_from_slice(&source[first..][..to.len()]),
-                [0, 1] => reverse(&source[first + 1 - to.len()..=first], to),
+                [0, 1] => reverse(&source[first + 1 - to.len()..=first], to, to.len()),
                 _ => to.iter_mut().enumerate().for_each(|(j, to)| *to = source[first + j * up - j * down]),
             }
             (at, rest) = (at + to.len(), after);
@@ -86,8 +92,24 @@ fn copy<T: bytemuck::Pod + Send + Sync>(x: &Tensor, dims: &[usize], out: &mut Te
 
 #[cfg(test)]
 mod tests {
+    use phalanx_tensor::DType;
+
     use super::flip;
-    use crate::testing::{tensors, values};
+    use crate::ops::cast;
+    use crate::testing::{make, tensors, values};
+
+    #[test]
+    fn rows_of_every_size_are_reversed_in_every_piece() {
+        for (rows, width) in [(300, 70), (1000, 33), (20_000, 1), (3, 9000)] {
+            let x = make(&[rows, width], DType::F32, &|i| (i % 251) as f64);
+            for dtype in [DType::U8, DType::F16, DType::F32, DType::I64] {
+                let x = cast(&x, dtype).unwrap();
+                let wanted: Vec<f64> =
+                    values(&x).chunks(width).flat_map(|row| row.iter().rev().copied()).collect();
+                assert_eq!(values(&flip(&x, &[1]).unwrap()), wanted, "{dtype} {rows} x {width}");
+            }
+        }
+    }
 
     #[test]
     fn every_layout_is_reversed_along_every_dimension() {

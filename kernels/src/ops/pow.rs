@@ -89,6 +89,8 @@ pub fn pow_scalar_backward(x: &Tensor, dy: &Tensor, e: f64) -> Result<Tensor> {
         1.0 => map(OP, Gradient1, [x, dy]),
         2.0 => map(OP, Gradient2, [x, dy]),
         3.0 => map(OP, Gradient3, [x, dy]),
+        0.5 => map(OP, RootGradient, [x, dy]),
+        -1.0 => map(OP, InverseGradient, [x, dy]),
         e => map(OP, GradientTo { e }, [x, dy]),
     }
 }
@@ -172,6 +174,8 @@ pointwise!(Nothing, |_x, dy| V::select(dy.eq(dy), V::zero(), V::zero()));
 pointwise!(Gradient1, |_x, dy| dy);
 pointwise!(Gradient2, |x, dy| dy * (x + x));
 pointwise!(Gradient3, |x, dy| dy * c(3.0) * (x * x));
+pointwise!(RootGradient, |x, dy| dy * c(0.5) / x.sqrt());
+pointwise!(InverseGradient, |x, dy| -dy / (x * x));
 pointwise!(GradientTo { e }, |x, dy| dy * c(e) * x.pow(c(e - 1.0)));
 pointwise!(GradientOf { ln }, |y, dy| dy * V::select(y.eq(V::zero()), V::zero(), y * c(ln)));
 pointwise!(BaseGradient, |x, e, dy| V::select(e.eq(V::zero()), V::zero(), dy * e * x.pow(e - c(1.0))));
@@ -198,6 +202,20 @@ mod tests {
             }
         }
         assert_unary(|e| rpow_scalar(e, Scalar::Int(2)), f64::exp2, &floats(-5.0, 5.0));
+    }
+
+    #[test]
+    fn gradients_of_common_exponents_are_those_of_any() {
+        for e in [0.5, -1.0, 2.0, 3.0] {
+            for x in crate::testing::tensors(&floats(0.1, 3.0)) {
+                let got = crate::testing::values(&pow_scalar_backward(&x, &x, e).unwrap());
+                let wanted = crate::testing::values(&map("pow", GradientTo { e }, [&x, &x]).unwrap());
+                let tolerance = crate::testing::tolerance(x.dtype());
+                for (got, wanted) in got.into_iter().zip(wanted) {
+                    crate::testing::assert_close(got, wanted, 4.0 * tolerance);
+                }
+            }
+        }
     }
 
     #[test]

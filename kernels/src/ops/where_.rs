@@ -76,8 +76,7 @@ fn choose_all<T: Element>(
     let cut = a.as_ref().map_or(cut, |a| cut.with(a));
     let numbers = [number; BLOCK];
     update(op, out, |start, target: &mut [T]| {
-        let (mut bytes, mut left, mut right) =
-            (Scratch::new(0), Scratch::new(T::zeroed()), Scratch::new(T::zeroed()));
+        let (mut bytes, mut left, mut right) = (Scratch::new(), Scratch::new(), Scratch::new());
         cut.blocks(start, target, |start, target| {
             let len = target.len();
             let condition = bytes.block(&condition, start, len);

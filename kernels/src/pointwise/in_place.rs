@@ -3,14 +3,15 @@
 use phalanx_tensor::{Result, Tensor};
 
 use super::order::turned;
-use super::{Blockwise, Pointwise, cuda, map, run, update};
+use super::{Function, Pointwise, apply, cuda, map, run, update};
 use crate::check;
 use crate::real::{Real, for_real};
-use crate::simd::Float;
-use crate::source::{BLOCK, Source};
+use crate::source::{BLOCK, Scratch, Source};
 
 /// Elements of a small tensor: to clear the scratch of a whole block takes longer than its operation.
 const FEW: usize = BLOCK / 16;
+/// Elements of a larger one that are copied at a time.
+const MANY: usize = BLOCK / 2;
 
 /// Sets `to` to `f(to, x)` in place, for floating-point tensors; without an `x` the second element is the first
 /// again. `to` may be any view that does not overlap itself; `x` has its shape and is converted to its dtype first.
@@ -58,42 +59,9 @@ pub(crate) fn map_over(op: &'static str, f: impl Pointwise<2>, x: &Tensor, mut y
         let before = y.clone();
         cuda::map(op, f, [x, &before], &mut y)?;
     } else {
-        for_real!(op, y.dtype(), T => over_typed::<T>(op, &|inputs, out| run(f, inputs, out), x, &mut y))?;
+        for_real!(op, y.dtype(), T => modify_typed::<T>(op, &|[y, x], out| run(f, [x, y], out), &mut y, Some(x)))?;
     }
     Ok(y)
-}
-
-/// `y = f(x, y)` for a contiguous `y`.
-fn over_typed<T: Real>(
-    op: &'static str,
-    f: Blockwise<'_, T::Wide, T::Wide, 2>,
-    x: &Tensor,
-    y: &mut Tensor,
-) -> Result<()> {
-    if T::as_wide(&[]).is_none() || !x.is_contiguous() {
-        return modify_typed::<T>(op, &|[y, x], out| f([x, y], out), y, Some(x));
-    }
-    if y.numel() <= FEW { over_direct::<T, FEW>(op, f, x, y) } else { over_direct::<T, BLOCK>(op, f, x, y) }
-}
-
-/// Of an `x` that lies as `y` does, in the type that is computed in; in blocks of `B` elements.
-fn over_direct<T: Real, const B: usize>(
-    op: &'static str,
-    f: Blockwise<'_, T::Wide, T::Wide, 2>,
-    x: &Tensor,
-    y: &mut Tensor,
-) -> Result<()> {
-    let (from, x) = (x.offset(), x.read::<T>(op)?);
-    update(op, y, |start, target: &mut [T]| {
-        let mut scratch = [T::Wide::ZERO; B];
-        let x = T::as_wide(&x[from + start..][..target.len()]).unwrap_or_default();
-        let target = T::as_wide_mut(target).unwrap_or_default();
-        for (target, x) in target.chunks_mut(B).zip(x.chunks(B)) {
-            let before = &mut scratch[..target.len()];
-            before.copy_from_slice(target);
-            f([x, before], target);
-        }
-    })
 }
 
 fn operand(op: &'static str, to: &Tensor, x: &Tensor) -> Result<Tensor> {
@@ -106,32 +74,29 @@ fn operand(op: &'static str, to: &Tensor, x: &Tensor) -> Result<Tensor> {
 
 fn modify_typed<T: Real>(
     op: &'static str,
-    f: Blockwise<'_, T::Wide, T::Wide, 2>,
+    f: Function<'_, T::Wide, 2>,
     to: &mut Tensor,
     x: Option<&Tensor>,
 ) -> Result<()> {
-    if to.numel() <= FEW { modify_by::<T, FEW>(op, f, to, x) } else { modify_by::<T, BLOCK>(op, f, to, x) }
+    if to.numel() <= FEW { modify_by::<T, FEW>(op, f, to, x) } else { modify_by::<T, MANY>(op, f, to, x) }
 }
 
-/// In blocks of `B` elements.
+/// In blocks of `B` elements, each of which is copied first.
 fn modify_by<T: Real, const B: usize>(
     op: &'static str,
-    f: Blockwise<'_, T::Wide, T::Wide, 2>,
+    f: Function<'_, T::Wide, 2>,
     to: &mut Tensor,
     x: Option<&Tensor>,
 ) -> Result<()> {
     let source = x.map(|x| Source::<T>::open(op, x, x.shape())).transpose()?;
     update(op, to, |start, target: &mut [T]| {
-        let mut scratch = [[T::Wide::ZERO; B]; 2];
-        let mut result = [T::Wide::ZERO; B];
-        let [before, other] = &mut scratch;
+        let (mut before, mut other) = ([T::zeroed(); B], Scratch::new());
         for (i, target) in target.chunks_mut(B).enumerate() {
-            let len = target.len();
-            T::widen_all(target, &mut before[..len]);
-            let before = &before[..len];
-            let x = source.as_ref().map_or(before, |s| s.wide(start + i * B, len, other));
-            f([before, x], &mut result[..len]);
-            T::narrow_all(&result[..len], target);
+            let before = &mut before[..target.len()];
+            before.copy_from_slice(target);
+            let before = T::input(before);
+            let x = source.as_ref().map_or(before, |s| other.input(s, start + i * B, target.len()));
+            apply(f, [before, x], T::output(target));
         }
     })
 }

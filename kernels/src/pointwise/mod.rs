@@ -4,6 +4,7 @@
 //! halves, splits the work over the device's threads and picks the instruction set. On a GPU the same statement becomes
 //! a kernel ([`trace`]).
 
+mod block;
 pub(crate) mod cuda;
 mod in_place;
 mod order;
@@ -12,6 +13,7 @@ pub(crate) mod trace;
 
 use phalanx_tensor::{Dims, Element, Error, Loops, Result, Tensor, broadcast_shapes};
 
+pub(crate) use block::{Function, Input, Output, apply, run};
 use cuda::Expression;
 pub(crate) use in_place::{map_over, modify};
 pub(crate) use order::in_order;
@@ -104,109 +106,41 @@ pub(crate) fn map_into<const N: usize>(
     for_real!(op, out.dtype(), T => map_typed::<T, N>(op, &|inputs, out| run(f, inputs, out), inputs, out))
 }
 
-/// A function of `N` slices of one length into another, erased so that the frame around it is compiled once and
-/// not for every function.
-pub(crate) type Blockwise<'a, T, U, const N: usize> = &'a (dyn Fn([&[T]; N], &mut [U]) + Sync);
-
-/// One block, or more; a function of its own, so that the halves share f32's.
-#[inline(never)]
-pub(crate) fn run<T: Float + Element, const N: usize>(
-    f: impl Pointwise<N>,
-    inputs: [&[T]; N],
-    out: &mut [T],
-) {
-    dispatch(Block { f, inputs, out });
-}
-
 fn map_typed<T: Real, const N: usize>(
     op: &'static str,
-    f: Blockwise<'_, T::Wide, T::Wide, N>,
+    f: Function<'_, T::Wide, N>,
     inputs: [&Tensor; N],
     out: &mut Tensor,
 ) -> Result<()> {
-    if T::as_wide(&[]).is_some() && inputs.iter().all(|t| t.is_contiguous() && t.same_shape(out)) {
-        return map_direct::<T, N>(op, f, inputs, out);
-    }
     let sources: [Source<'_, T>; N] = Source::open_all(op, inputs, out.shape())?;
     let cut = Cut::of(&sources);
-    update(op, out, |start, target: &mut [T]| map_gathered(f, &sources, cut, start, target))
-}
-
-/// Inputs that lie as the output does, in the type that is computed in.
-fn map_direct<T: Real, const N: usize>(
-    op: &'static str,
-    f: Blockwise<'_, T::Wide, T::Wide, N>,
-    inputs: [&Tensor; N],
-    out: &mut Tensor,
-) -> Result<()> {
-    let mut opened = [const { None }; N];
-    for (opened, tensor) in opened.iter_mut().zip(inputs) {
-        *opened = Some(tensor.read::<T>(op)?);
-    }
     update(op, out, |start, target: &mut [T]| {
-        let mut x: [&[T::Wide]; N] = [&[]; N];
-        for ((x, opened), tensor) in x.iter_mut().zip(&opened).zip(inputs) {
-            let elements: &[T] = opened.as_deref().unwrap_or_default();
-            *x = T::as_wide(&elements[tensor.offset() + start..][..target.len()]).unwrap_or_default();
+        if sources.iter().all(Source::is_contiguous) {
+            let x = std::array::from_fn(|n| T::input(sources[n].block(start, target.len(), &mut [])));
+            return apply(f, x, T::output(target));
         }
-        if let Some(out) = T::as_wide_mut(target) {
-            f(x, out);
-        }
+        map_gathered(f, &sources, cut, start, target);
     })
 }
 
-/// A piece whose inputs have to be gathered or widened, block by block.
+/// A piece some of whose inputs lie otherwise than the output, block by block.
 #[inline(never)]
 fn map_gathered<T: Real, const N: usize>(
-    f: Blockwise<'_, T::Wide, T::Wide, N>,
+    f: Function<'_, T::Wide, N>,
     sources: &[Source<'_, T>; N],
     cut: Cut,
     start: usize,
     target: &mut [T],
 ) {
-    let mut scratch: [Scratch<T::Wide>; N] = std::array::from_fn(|_| Scratch::new(T::Wide::ZERO));
-    let mut result = [T::Wide::ZERO; BLOCK];
+    let mut scratch: [Scratch<T::Wide>; N] = std::array::from_fn(|_| Scratch::new());
     cut.blocks(start, target, |start, target| {
-        let len = target.len();
         let mut scratch = scratch.iter_mut();
-        let inputs: [&[T::Wide]; N] = std::array::from_fn(|n| match scratch.next() {
-            Some(scratch) => scratch.wide(&sources[n], start, len),
-            None => &[],
+        let x = std::array::from_fn(|n| match scratch.next() {
+            Some(scratch) => scratch.input(&sources[n], start, target.len()),
+            None => Input::Same(T::Wide::ZERO),
         });
-        match T::as_wide_mut(target) {
-            Some(out) => f(inputs, out),
-            None => {
-                f(inputs, &mut result[..len]);
-                T::narrow_all(&result[..len], target);
-            }
-        }
+        apply(f, x, T::output(target));
     });
-}
-
-/// One block: every slice is of the output's length.
-struct Block<'a, T, F, const N: usize> {
-    f: F,
-    inputs: [&'a [T]; N],
-    out: &'a mut [T],
-}
-
-impl<T: Float + Element, F: Pointwise<N>, const N: usize> Kernel for Block<'_, T, F, N> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Isa>(self) {
-        let lanes = <T::Vec<S> as Vector>::LANES;
-        let whole = self.out.len() / lanes * lanes;
-        let (body, tail) = self.out.split_at_mut(whole);
-        for (i, out) in body.chunks_exact_mut(lanes).enumerate() {
-            let x = each(|n| T::Vec::<S>::load(&self.inputs[n][i * lanes..]));
-            self.f.eval(x).store(out);
-        }
-        if !tail.is_empty() {
-            let x = each(|n| T::Vec::<S>::load_partial(&self.inputs[n][whole..], T::ONE));
-            self.f.eval(x).store_partial(tail);
-        }
-    }
 }
 
 /// Applies a scalar function to the broadcast inputs, for dtypes that have no vectors of their own; on a GPU it is
@@ -241,6 +175,9 @@ impl<T: Copy, U, F: Fn([T; N]) -> U, const N: usize> Kernel for Scalars<'_, T, U
     }
 }
 
+/// A function of `N` slices of one length into another, erased as a [`Function`] is.
+pub(crate) type Blockwise<'a, T, U, const N: usize> = &'a (dyn Fn([&[T]; N], &mut [U]) + Sync);
+
 /// [`map_scalar`] of a function of stored blocks.
 pub(crate) fn map_blocks<T: Element, U: Element, const N: usize>(
     op: &'static str,
@@ -269,7 +206,7 @@ pub(crate) fn map_stored<T: Element, U: Element, const N: usize>(
     let sources: [Source<'_, T>; N] = Source::open_all(op, inputs, out.shape())?;
     let cut = Cut::of(&sources);
     update(op, out, |start, target: &mut [U]| {
-        let mut scratch: [Scratch<T>; N] = std::array::from_fn(|_| Scratch::new(T::zeroed()));
+        let mut scratch: [Scratch<T>; N] = std::array::from_fn(|_| Scratch::new());
         cut.blocks(start, target, |start, target| {
             let mut scratch = scratch.iter_mut();
             let inputs: [&[T]; N] = std::array::from_fn(|n| match scratch.next() {

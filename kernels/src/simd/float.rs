@@ -2,7 +2,10 @@
 
 use std::ops::{Add, AddAssign, Div, Mul, Neg, Sub};
 
+use half::{bf16, f16};
+
 use super::dispatch::Isa;
+use super::halves::Halves;
 use super::tables::Tables;
 use super::vector::Vector;
 
@@ -47,10 +50,19 @@ pub(crate) trait Float:
     fn mul_add(self, b: Self, c: Self) -> Self;
     /// Whether this is a NaN.
     fn is_nan(self) -> bool;
+
+    /// At most a vector's lanes, widened; zeros beyond. Only f32 is what halves are computed in: f64 gives zeros.
+    fn load_bf16<S: Isa>(from: &[bf16]) -> Self::Vec<S>;
+    /// [`Float::load_bf16`] for f16.
+    fn load_f16<S: Isa>(from: &[f16]) -> Self::Vec<S>;
+    /// Rounds as many leading lanes as there is room for. f64 leaves what is there.
+    fn store_bf16<S: Isa>(x: Self::Vec<S>, to: &mut [bf16]);
+    /// [`Float::store_bf16`] for f16.
+    fn store_f16<S: Isa>(x: Self::Vec<S>, to: &mut [f16]);
 }
 
 macro_rules! float {
-    ($elem:ident, $vector:ident) => {
+    ($elem:ident: $vector:ident $($halves:item)*) => {
         impl Float for $elem {
             type Vec<S: Isa> = S::$vector;
 
@@ -79,9 +91,52 @@ macro_rules! float {
             fn is_nan(self) -> bool {
                 $elem::is_nan(self)
             }
+
+            $($halves)*
         }
     };
 }
 
-float!(f32, F32);
-float!(f64, F64);
+float! {
+    f32: F32
+
+    #[inline(always)]
+    fn load_bf16<S: Isa>(from: &[bf16]) -> S::F32 {
+        S::F32::load_bf16(from)
+    }
+
+    #[inline(always)]
+    fn load_f16<S: Isa>(from: &[f16]) -> S::F32 {
+        S::F32::load_f16(from)
+    }
+
+    #[inline(always)]
+    fn store_bf16<S: Isa>(x: S::F32, to: &mut [bf16]) {
+        x.store_bf16(to);
+    }
+
+    #[inline(always)]
+    fn store_f16<S: Isa>(x: S::F32, to: &mut [f16]) {
+        x.store_f16(to);
+    }
+}
+
+float! {
+    f64: F64
+
+    #[inline(always)]
+    fn load_bf16<S: Isa>(_: &[bf16]) -> S::F64 {
+        S::F64::zero()
+    }
+
+    #[inline(always)]
+    fn load_f16<S: Isa>(_: &[f16]) -> S::F64 {
+        S::F64::zero()
+    }
+
+    #[inline(always)]
+    fn store_bf16<S: Isa>(_: S::F64, _: &mut [bf16]) {}
+
+    #[inline(always)]
+    fn store_f16<S: Isa>(_: S::F64, _: &mut [f16]) {}
+}

@@ -164,6 +164,12 @@ pub(crate) trait Vector:
         Self::select(self.is_nan(), self, self.max(o))
     }
 
+    /// [`Vector::select`] of a second value that is computed only if some lane is it.
+    #[inline(always)]
+    fn select_or(mask: Self::Mask, if_true: Self, if_false: impl FnOnce() -> Self) -> Self {
+        if mask.all() { if_true } else { Self::select(mask, if_true, if_false()) }
+    }
+
     /// `self > o`; false where either is NaN.
     #[inline(always)]
     fn gt(self, o: Self) -> Self::Mask {

@@ -3,12 +3,12 @@
 #![allow(unsafe_code)]
 
 macro_rules! cut {
-    ($($name:ident $type:ident;)*) => {$(
+    ($($name:ident $from:ident $type:ident;)*) => {$(
         #[doc = concat!("`x as ", stringify!($type), "`: without the fraction, the nearest there is, 0 of a NaN.")]
         #[inline(always)]
-        pub(crate) fn $name(x: f64) -> $type {
-            // Both bounds are powers of two, which f64 holds; -MIN is one more than MAX.
-            let inside = x >= $type::MIN as f64 && x < -($type::MIN as f64);
+        pub(crate) fn $name(x: $from) -> $type {
+            // Both bounds are powers of two, which floats hold; -MIN is one more than MAX.
+            let inside = x >= $type::MIN as $from && x < -($type::MIN as $from);
             let held = if inside { x } else { 0.0 };
             // SAFETY: without its fraction the number is from MIN to MAX.
             let cut = unsafe { held.to_int_unchecked::<$type>() };
@@ -20,13 +20,14 @@ macro_rules! cut {
 }
 
 cut! {
-    cut_i64 i64;
-    cut_i32 i32;
+    cut_i64 f64 i64;
+    cut_i32 f64 i32;
+    cut_f32_to_i32 f32 i32;
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{cut_i32, cut_i64};
+    use super::{cut_f32_to_i32, cut_i32, cut_i64};
 
     #[test]
     fn a_cut_is_what_plain_conversion_gives() {
@@ -35,6 +36,7 @@ mod tests {
         for x in bounds.into_iter().flat_map(|x| [x, x.next_up(), x.next_down(), x - 0.7, x - 1.0]) {
             for x in [x, -x, f64::INFINITY, f64::NEG_INFINITY, f64::NAN] {
                 assert_eq!((cut_i64(x), cut_i32(x)), (x as i64, x as i32), "{x}");
+                assert_eq!(cut_f32_to_i32(x as f32), x as f32 as i32, "{x}");
             }
         }
     }

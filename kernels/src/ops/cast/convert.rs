@@ -8,11 +8,14 @@ use std::ops::BitAnd;
 use bytemuck::{Zeroable, cast_slice};
 use phalanx_tensor::{DType, Element, bf16, f16};
 
-use super::{Number, to_odd};
+use super::{Number, to_odd, to_odd_i32};
 use crate::moves::by_size;
 use crate::real::Real;
 use crate::simd::{Isa, Kernel, dispatch};
 use crate::source::BLOCK;
+
+/// Elements that are converted at a time: to clear the room for more takes longer than to convert them.
+const PART: usize = BLOCK / 4;
 
 /// A dtype's elements as those of another that is converted directly.
 pub(crate) trait Convert: Number {
@@ -22,14 +25,14 @@ pub(crate) trait Convert: Number {
     /// The elements in that type, where they lie or in `scratch`.
     fn direct<'a>(from: &'a [Self], scratch: &'a mut [Self::Direct]) -> &'a [Self::Direct];
 
-    /// Sets elements from such ones, one for one.
+    /// Sets elements from such ones, one for one, at most [`PART`].
     fn set<T: Number>(to: &mut [Self], from: &[T]);
 }
 
 /// Sets elements from those of another dtype, one for one.
 pub(crate) fn convert<T: Convert, U: Convert>(from: &[T], to: &mut [U]) {
-    let mut scratch = [<T::Direct as Zeroable>::zeroed(); BLOCK];
-    for (from, to) in from.chunks(BLOCK).zip(to.chunks_mut(BLOCK)) {
+    let mut scratch = [<T::Direct as Zeroable>::zeroed(); PART];
+    for (from, to) in from.chunks(PART).zip(to.chunks_mut(PART)) {
         U::set(to, T::direct(from, &mut scratch[..from.len()]));
     }
 }
@@ -69,7 +72,7 @@ macro_rules! by_way_of_f32 {
             }
 
             fn set<T: Number>(to: &mut [Self], from: &[T]) {
-                let mut near = [0.0; BLOCK];
+                let mut near = [0.0; PART];
                 let near = &mut near[..from.len()];
                 match T::DTYPE {
                     DType::F32 => near.copy_from_slice(bytemuck::cast_slice(from)),
@@ -113,7 +116,10 @@ impl<T: Number> Kernel for ToOdd<'_, T> {
     #[inline(always)]
     fn run<S: Isa>(self) {
         for (to, &from) in self.to.iter_mut().zip(self.from) {
-            *to = to_odd(from.to_f64());
+            *to = match T::INTEGER && size_of::<T>() <= 4 {
+                true => to_odd_i32(from.to_i64() as i32),
+                false => to_odd(from.to_f64()),
+            };
         }
     }
 }

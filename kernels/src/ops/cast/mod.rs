@@ -8,7 +8,7 @@ use phalanx_tensor::{DType, Element, Result, Tensor, bf16, f16};
 use crate::pointwise::cuda::{Expression, Numbers, converted_name};
 use crate::pointwise::{in_order, map_blocks};
 use crate::real::{Real, for_element};
-use crate::simd::{cut_i32, cut_i64};
+use crate::simd::{cut_f32_to_i32, cut_i32, cut_i64};
 
 /// `x` in another dtype; `x` itself if it has that dtype. Floats round to nearest even, float to integer truncates
 /// (saturating, NaN to 0; a u8 keeps the low bits), anything to bool is `x != 0`.
@@ -52,11 +52,19 @@ fn between<H: Real<Wide = f32>>(x: &Tensor, out: &mut Tensor, cuda: &Expression<
 /// crate's own conversions from f64 drop the low bits before they look for ties.)
 #[inline(always)]
 pub(crate) fn to_odd(x: f64) -> f32 {
-    let nearest = x as f32;
-    // Without branches, for vectors. Of an overflow this is the largest number, which a half rounds to infinity too.
-    let (size, wanted) = (f64::from(nearest.abs()), x.abs());
-    let (above, below) = (u32::from(size > wanted), u32::from(size < wanted));
-    f32::from_bits((nearest.to_bits() - above) | above | below)
+    // The first 15 digits after the point are more than any half has, and few enough for the smallest halves to be exact in f32
+    // too. Whether others follow is in the last of them.
+    const OTHERS: u64 = (1 << 37) - 1;
+    let bits = x.to_bits();
+    f64::from_bits((bits | ((bits & OTHERS) + OTHERS)) & !OTHERS) as f32
+}
+
+/// [`to_odd`] of an i32, in 32 bits. Where f32 does not hold it a half has none of its last nine digits.
+#[inline(always)]
+pub(crate) fn to_odd_i32(x: i32) -> f32 {
+    const OTHERS: i32 = (1 << 8) - 1;
+    let odd = (x | ((x & OTHERS) + OTHERS)) & !OTHERS;
+    (if x.unsigned_abs() < 1 << 24 { x } else { odd }) as f32
 }
 
 /// A stored number.
@@ -81,10 +89,15 @@ pub(crate) trait Number: Element {
         }
     }
 
-    /// From another number, by way of whichever of f64 and i64 holds it exactly.
+    /// From another number, by way of whichever of f64 and i64 holds it exactly. An f32 becomes an i32 without them, so that vectors
+    /// stay as long.
     #[inline(always)]
     fn from_number<T: Number>(x: T) -> Self {
-        if T::INTEGER { Self::from_i64(x.to_i64()) } else { Self::from_f64(x.to_f64()) }
+        match (T::DTYPE, Self::DTYPE) {
+            (DType::F32, DType::I32) => Self::from_i64(cut_f32_to_i32(x.to_f64() as f32).into()),
+            _ if T::INTEGER => Self::from_i64(x.to_i64()),
+            _ => Self::from_f64(x.to_f64()),
+        }
     }
 }
 
@@ -145,6 +158,43 @@ mod tests {
         assert!(<f16 as Number>::from_f64(f64::NAN).is_nan());
         assert_eq!(<bf16 as Number>::from_f64(1e300).to_f64(), f64::INFINITY);
         assert_eq!(<f16 as Number>::from_f64(-1e-300).to_f64(), 0.0);
+    }
+
+    /// [`to_odd`] by comparisons: the nearest f32, made odd where it is not the number, from the side of zero.
+    fn to_odd_slowly(x: f64) -> f32 {
+        let nearest = x as f32;
+        let (size, wanted) = (f64::from(nearest.abs()), x.abs());
+        let (above, below) = (u32::from(size > wanted), u32::from(size < wanted));
+        f32::from_bits((nearest.to_bits() - above) | above | below)
+    }
+
+    #[test]
+    fn what_is_rounded_to_odd_becomes_the_nearest_half() {
+        let halves = |x: f32| {
+            let nan = |bits: u16, nan: bool| if nan { 0 } else { bits };
+            [nan(bf16::narrow(x).to_bits(), x.is_nan()), nan(f16::narrow(x).to_bits(), x.is_nan())]
+        };
+        let mut state = 1u64;
+        let mut any = || {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            state
+        };
+        for i in 0..400_000 {
+            // Any bits, or few of them below a half's, with an exponent that halves have.
+            let bits = any() ^ any() >> 32;
+            let near = bits & 0x800f_ffff_ffff_ffff & u64::MAX << [52, 45, 44, 42, 41, 29, 23, 3][i % 8];
+            let exponent = (1023 - 160 + any() % 300) << 52;
+            for x in
+                [f64::from_bits(bits), f64::from_bits(near | exponent), f64::from_bits((near | exponent) + 1)]
+            {
+                assert_eq!(halves(to_odd(x)), halves(to_odd_slowly(x)), "{x:e}");
+            }
+            let few = u32::MAX << [0, 7, 8, 9, 15, 16, 17, 23][i % 8];
+            let x = (bits as u32 & few) as i32 >> (i / 8 % 31);
+            for x in [x, x.wrapping_add(1), x.wrapping_sub(1)] {
+                assert_eq!(halves(to_odd_i32(x)), halves(to_odd_slowly(x.into())), "{x}");
+            }
+        }
     }
 
     #[test]

@@ -14,6 +14,7 @@ use super::cast::cast;
 use super::gelu::Gelu;
 use crate::check;
 use crate::gemm::Write;
+use crate::pointwise::{map_into, pointwise};
 use crate::real::for_real;
 use crate::work;
 
@@ -153,9 +154,21 @@ impl<'a> Product<'a> {
         if out.device().is_cuda() {
             return cuda::multiply(self.op, &self.a, &self.b, out, finish);
         }
+        if self.is_outer(out, &finish) {
+            return map_into(self.op, Outer, [&self.a, &self.b], out);
+        }
         for_real!(self.op, out.dtype(), T => multiply::<T>(self.op, &self.a, &self.b, out, finish))
     }
+
+    /// Whether each element is one product of halves, which needs no tiles of sums.
+    fn is_outer(&self, out: &Tensor, finish: &Finish<'_>) -> bool {
+        let plain = finish.write == Write::Store && finish.bias.is_none() && finish.activation.is_none();
+        plain && self.a.shape().last() == Some(&1) && out.dtype().size() == 2 && out.rank() == self.a.rank()
+    }
 }
+
+// A chain of one step: a product of -0 becomes 0.
+pointwise!(Outer, |a, b| a.mul_add(b, V::zero()));
 
 /// The tensor with these batch dimensions.
 fn spread<'a>(op: &'static str, matrices: Cow<'a, Tensor>, batch: &[usize]) -> Result<Cow<'a, Tensor>> {

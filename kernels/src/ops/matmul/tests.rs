@@ -143,3 +143,26 @@ fn a_wide_sum_takes_the_unrounded_product_of_halves() {
         assert!(matmul_accumulate_(&mut start.copy().unwrap(), &sum, &b).is_err());
     }
 }
+
+#[test]
+fn an_outer_product_of_halves_is_rounded_once_and_has_no_negative_zero() {
+    for dtype in [DType::BF16, DType::F16] {
+        for (a, b) in [
+            (&[129, 1][..], &[1, 33][..]),
+            (&[3, 5, 1], &[3, 1, 70]),
+            (&[2, 1, 7, 1], &[3, 1, 129]),
+            (&[0, 1], &[1, 5]),
+        ] {
+            let a = make(a, dtype, &|i| if i % 5 == 0 { 0.0 } else { i as f64 * 0.37 - 9.0 });
+            let b = make(b, dtype, &floats(-2.0, 1.0));
+            let turned = a.transpose(-1, -2).unwrap().copy().unwrap().transpose(-1, -2).unwrap();
+            let products = twin(&a, &b);
+            let exact = make(&[products.len()], dtype, &|i| products[i] + 0.0);
+            for a in [a, turned] {
+                let got = values(&matmul(&a, &b).unwrap());
+                let bits = |x: Vec<f64>| x.into_iter().map(f64::to_bits).collect::<Vec<_>>();
+                assert_eq!(bits(got), bits(values(&exact)));
+            }
+        }
+    }
+}

@@ -5,7 +5,7 @@ use phalanx_tensor::{DType, Device, Error, Result, Stream4, Tensor, Window};
 use super::cuda;
 use super::words::Words;
 use crate::check;
-use crate::pointwise::{Blockwise, Pointwise, c, pointwise, run, update};
+use crate::pointwise::{Function, Input, Output, Pointwise, apply, c, pointwise, run, update};
 use crate::real::{Real, for_real};
 use crate::simd::Float;
 use crate::source::BLOCK;
@@ -91,6 +91,7 @@ fn fill_truncated<T: Real>(
 ) -> Result<()> {
     let (mean, std) = (T::Wide::from_f64(mean), T::Wide::from_f64(std));
     let bound = T::Wide::from_f64(BOUND);
+    let normal = BoxMuller { mean: 0.0, std: 1.0 };
     let outside = move |z: T::Wide| z > bound || z < -bound;
     update(op, out, |start, target: &mut [T]| {
         let [mut u, mut v, mut next, mut kept] = [[T::Wide::ZERO; BLOCK]; 4];
@@ -100,7 +101,8 @@ fn fill_truncated<T: Real>(
             for round in 0..TRIES {
                 units(words, 4 * round, start, &mut u[..len]);
                 units(words, 4 * round + 1, start, &mut v[..len]);
-                run(BoxMuller { mean: 0.0, std: 1.0 }, [&u[..len], &v[..len]], &mut next[..len]);
+                let uv = [Input::Wide(&u[..len]), Input::Wide(&v[..len])];
+                apply(&|uv, next| run(normal, uv, next), uv, Output::Wide(&mut next[..len]));
                 let pairs = kept[..len].iter_mut().zip(&next);
                 pairs.filter(|(kept, _)| outside(**kept)).for_each(|(kept, next)| *kept = *next);
                 if !kept[..len].iter().any(|z| outside(*z)) {
@@ -145,19 +147,17 @@ fn draw(
 
 fn fill<T: Real>(
     op: &'static str,
-    make: Blockwise<'_, T::Wide, T::Wide, 2>,
+    make: Function<'_, T::Wide, 2>,
     words: &Words,
     out: &mut Tensor,
 ) -> Result<()> {
     update(op, out, |start, target: &mut [T]| {
-        let (mut u, mut v, mut result) =
-            ([T::Wide::ZERO; BLOCK], [T::Wide::ZERO; BLOCK], [T::Wide::ZERO; BLOCK]);
+        let (mut u, mut v) = ([T::Wide::ZERO; BLOCK], [T::Wide::ZERO; BLOCK]);
         for (i, target) in target.chunks_mut(BLOCK).enumerate() {
             let (start, len) = (start + i * BLOCK, target.len());
             units(words, 0, start, &mut u[..len]);
             units(words, 1, start, &mut v[..len]);
-            make([&u[..len], &v[..len]], &mut result[..len]);
-            T::narrow_all(&result[..len], target);
+            apply(make, [Input::Wide(&u[..len]), Input::Wide(&v[..len])], T::output(target));
         }
     })
 }

@@ -52,11 +52,11 @@ impl F32x16 {
         // SAFETY: the CPU.
         unsafe {
             let bits = _mm512_castps_si512(self.0);
-            let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
-            let half = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
+            let odd = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(1 << 16));
+            let half = _mm512_mask_blend_epi32(odd, _mm512_set1_epi32(0x7fff), _mm512_set1_epi32(0x8000));
             let quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x40_0000));
-            let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(self.0, self.0);
-            _mm512_mask_blend_epi32(nan, _mm512_add_epi32(bits, half), quiet)
+            let number = _mm512_cmp_ps_mask::<_CMP_ORD_Q>(self.0, self.0);
+            _mm512_mask_add_epi32(quiet, number, bits, half)
         }
     }
 }

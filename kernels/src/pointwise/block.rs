@@ -1,0 +1,291 @@
+//! A function of vectors over a block whose inputs and output are of any type that is computed in the vectors'.
+//!
+//! Halves are widened and rounded in registers. Which type a slice has is found out for each strip of a few vectors, so
+//! that a function is compiled once for f32 and halves.
+
+use std::ops::Range;
+
+use phalanx_tensor::{bf16, f16};
+
+use super::Pointwise;
+use crate::simd::{Float, Isa, Kernel, LANES_MAX, Vector, dispatch, each};
+
+/// An input's elements.
+#[derive(Clone, Copy)]
+pub(crate) enum Input<'a, W> {
+    Wide(&'a [W]),
+    Bf16(&'a [bf16]),
+    F16(&'a [f16]),
+    /// One element in every place.
+    Same(W),
+}
+
+/// Where the results go, each rounded once.
+pub(crate) enum Output<'a, W> {
+    Wide(&'a mut [W]),
+    Bf16(&'a mut [bf16]),
+    F16(&'a mut [f16]),
+}
+
+impl<W> Input<'_, W> {
+    /// The elements from place `at` on.
+    fn from(self, at: usize) -> Self {
+        match self {
+            Input::Wide(x) => Input::Wide(&x[at..]),
+            Input::Bf16(x) => Input::Bf16(&x[at..]),
+            Input::F16(x) => Input::F16(&x[at..]),
+            Input::Same(x) => Input::Same(x),
+        }
+    }
+}
+
+impl<W> Output<'_, W> {
+    fn len(&self) -> usize {
+        match self {
+            Output::Wide(out) => out.len(),
+            Output::Bf16(out) => out.len(),
+            Output::F16(out) => out.len(),
+        }
+    }
+
+    fn part(&mut self, places: Range<usize>) -> Output<'_, W> {
+        match self {
+            Output::Wide(out) => Output::Wide(&mut out[places]),
+            Output::Bf16(out) => Output::Bf16(&mut out[places]),
+            Output::F16(out) => Output::F16(&mut out[places]),
+        }
+    }
+}
+
+/// A function of `N` inputs, erased so that the frame around it is compiled once and not for every function. To be called by
+/// [`apply`].
+pub(crate) type Function<'a, W, const N: usize> = &'a (dyn Fn([Input<'_, W>; N], Output<'_, W>) + Sync);
+
+/// Vectors that are computed together.
+const STRIP: usize = 4;
+/// Elements that a [`Function`] takes at a time, whatever the instruction set.
+const GROUP: usize = STRIP * LANES_MAX;
+
+/// Calls `f` for an output of any length, which shares no memory with the inputs. These are as long, or the same everywhere. The
+/// last group may begin within the one before it; what is less than a group is computed in one.
+pub(crate) fn apply<W: Float, const N: usize>(
+    f: Function<'_, W, N>,
+    inputs: [Input<'_, W>; N],
+    mut out: Output<'_, W>,
+) {
+    let len = out.len();
+    if len >= GROUP {
+        let (whole, last) = (len / GROUP * GROUP, len - GROUP);
+        f(inputs, out.part(0..whole));
+        if whole < len {
+            f(inputs.map(|x| x.from(last)), out.part(last..len));
+        }
+        return;
+    }
+    let (mut groups, mut results) = ([[W::ONE; GROUP]; N], [W::ZERO; GROUP]);
+    let mut inputs: [Input<'_, W>; N] = inputs;
+    for (x, group) in inputs.iter_mut().zip(&mut groups) {
+        if !matches!(x, Input::Same(_)) {
+            dispatch(Widen { x: *x, to: &mut group[..len] });
+            *x = Input::Wide(group);
+        }
+    }
+    f(inputs, Output::Wide(&mut results));
+    dispatch(Round { x: &results, to: out });
+}
+
+/// The body of a [`Function`], for whole groups; a function of its own, so that the halves share f32's.
+#[inline(never)]
+pub(crate) fn run<W: Float, const N: usize>(
+    f: impl Pointwise<N>,
+    inputs: [Input<'_, W>; N],
+    out: Output<'_, W>,
+) {
+    dispatch(Block { f, inputs, out });
+}
+
+struct Block<'a, W, F, const N: usize> {
+    f: F,
+    inputs: [Input<'a, W>; N],
+    out: Output<'a, W>,
+}
+
+impl<W: Float, F: Pointwise<N>, const N: usize> Kernel for Block<'_, W, F, N> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Isa>(self) {
+        // Without vectors single elements do, in less code.
+        if W::Vec::<S>::LANES == 1 { self.strips::<S, 1>() } else { self.strips::<S, STRIP>() }
+    }
+}
+
+impl<W: Float, F: Pointwise<N>, const N: usize> Block<'_, W, F, N> {
+    /// In strips of `M` vectors.
+    #[inline(always)]
+    fn strips<S: Isa, const M: usize>(self) {
+        let Block { f, inputs, mut out } = self;
+        let lanes = W::Vec::<S>::LANES;
+        for strip in 0..out.len() / (M * lanes) {
+            let at = strip * M * lanes;
+            let mut x = [[W::Vec::<S>::zero(); M]; N];
+            for (x, &input) in x.iter_mut().zip(&inputs) {
+                *x = load::<W, S, M>(input, at, lanes);
+            }
+            let mut y = [W::Vec::<S>::zero(); M];
+            for (j, y) in y.iter_mut().enumerate() {
+                *y = f.eval(each(|n| x[n][j]));
+            }
+            store::<W, S, M>(y, &mut out, at, lanes);
+        }
+    }
+}
+
+/// The first elements.
+struct Widen<'a, W> {
+    x: Input<'a, W>,
+    to: &'a mut [W],
+}
+
+impl<W: Float> Kernel for Widen<'_, W> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Isa>(self) {
+        let lanes = W::Vec::<S>::LANES;
+        for (i, to) in self.to.chunks_mut(lanes).enumerate() {
+            let [x] = load::<W, S, 1>(self.x, i * lanes, to.len());
+            x.store_partial(to);
+        }
+    }
+}
+
+struct Round<'a, W> {
+    x: &'a [W; GROUP],
+    to: Output<'a, W>,
+}
+
+impl<W: Float> Kernel for Round<'_, W> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Isa>(mut self) {
+        let (lanes, len) = (W::Vec::<S>::LANES, self.to.len());
+        for at in (0..len).step_by(lanes) {
+            let x = W::Vec::<S>::load(&self.x[at..]);
+            store::<W, S, 1>([x], &mut self.to, at, lanes.min(len - at));
+        }
+    }
+}
+
+/// `M` vectors of `count` elements each from place `at` on.
+#[inline(always)]
+fn load<W: Float, S: Isa, const M: usize>(x: Input<'_, W>, at: usize, count: usize) -> [W::Vec<S>; M] {
+    let mut vectors = [W::Vec::<S>::zero(); M];
+    match x {
+        Input::Wide(x) => {
+            for (vector, x) in vectors.iter_mut().zip(x[at..][..M * count].chunks_exact(count)) {
+                let whole = count == W::Vec::<S>::LANES;
+                *vector = if whole { W::Vec::<S>::load(x) } else { W::Vec::<S>::load_partial(x, W::ONE) };
+            }
+        }
+        Input::Bf16(x) => {
+            for (vector, x) in vectors.iter_mut().zip(x[at..][..M * count].chunks_exact(count)) {
+                *vector = W::load_bf16::<S>(x);
+            }
+        }
+        Input::F16(x) => {
+            for (vector, x) in vectors.iter_mut().zip(x[at..][..M * count].chunks_exact(count)) {
+                *vector = W::load_f16::<S>(x);
+            }
+        }
+        Input::Same(x) => vectors = [W::Vec::<S>::splat(x); M],
+    }
+    vectors
+}
+
+/// The converse of [`load`].
+#[inline(always)]
+fn store<W: Float, S: Isa, const M: usize>(
+    y: [W::Vec<S>; M],
+    to: &mut Output<'_, W>,
+    at: usize,
+    count: usize,
+) {
+    match to {
+        Output::Wide(to) => {
+            for (y, to) in y.iter().zip(to[at..][..M * count].chunks_exact_mut(count)) {
+                if count == W::Vec::<S>::LANES { y.store(to) } else { y.store_partial(to) }
+            }
+        }
+        Output::Bf16(to) => {
+            for (&y, to) in y.iter().zip(to[at..][..M * count].chunks_exact_mut(count)) {
+                W::store_bf16::<S>(y, to);
+            }
+        }
+        Output::F16(to) => {
+            for (&y, to) in y.iter().zip(to[at..][..M * count].chunks_exact_mut(count)) {
+                W::store_f16::<S>(y, to);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use phalanx_tensor::{bf16, f16};
+
+    use super::{Input, Output, apply, run};
+    use crate::pointwise::pointwise;
+    use crate::real::Real;
+
+    pointwise!(Sum, |x, y, z| x.mul_add(y, z));
+
+    fn number(i: usize) -> f32 {
+        [1.5, -0.0, f32::NAN, 3.0e38, 1.0e-40, f32::INFINITY][i % 7 % 6] * (i as f32 * 0.37 - 11.0)
+    }
+
+    /// Every length and type, into every type, against the elements one by one.
+    fn check<A: Real<Wide = f32>, B: Real<Wide = f32>>() {
+        for len in [0, 1, 7, 33, 63, 64, 65, 129, 1000] {
+            let x: Vec<A> = (0..len).map(|i| A::narrow(number(i))).collect();
+            let z: Vec<f32> = (0..len).map(|i| number(3 * i + 1)).collect();
+            let mut y = vec![B::narrow(7.0); len];
+            let inputs = [A::input(&x), Input::Same(-2.0), Input::Wide(&z)];
+            apply(&|x, y| run(Sum, x, y), inputs, B::output(&mut y));
+            for ((x, z), y) in x.iter().zip(&z).zip(&y) {
+                let wanted = B::narrow(x.widen().mul_add(-2.0, *z));
+                assert!(
+                    bytemuck::bytes_of(y) == bytemuck::bytes_of(&wanted)
+                        || y.widen().is_nan() && wanted.widen().is_nan()
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn elements_of_every_type_are_widened_and_rounded_once() {
+        check::<f32, f32>();
+        check::<f32, bf16>();
+        check::<bf16, bf16>();
+        check::<bf16, f16>();
+        check::<f16, f32>();
+        check::<f16, f16>();
+    }
+
+    #[test]
+    fn f64_is_computed_as_it_is() {
+        let x: Vec<f64> = (0..100).map(|i| f64::from(number(i))).collect();
+        for len in [1, 8, 70, 100] {
+            let mut y = vec![0.0; len];
+            let inputs = [Input::Wide(&x[..len]), Input::Same(0.3), Input::Same(1.0)];
+            apply(&|x, y| run(Sum, x, y), inputs, Output::Wide(&mut y));
+            let wanted = x.iter().map(|x| x.mul_add(0.3, 1.0));
+            assert!(
+                y.iter()
+                    .zip(wanted)
+                    .all(|(y, wanted)| y.to_bits() == wanted.to_bits() || y.is_nan() && wanted.is_nan())
+            );
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! Blocks of several sources that are read together: how they are cut, and where one is gathered.
+
+use phalanx_tensor::{Element, Loops};
+
+use super::{BLOCK, Source};
+use crate::pointwise::Input;
+use crate::real::Real;
+
+/// Where a block is gathered. What comes again in the next block is kept.
+pub(crate) struct Scratch<T> {
+    /// None before the first block that is gathered: to clear them takes as long as some operations.
+    elements: Vec<T>,
+    /// Where in its period what is kept begins.
+    phase: usize,
+    kept: usize,
+    run: Run,
+}
+
+impl<T: Element> Scratch<T> {
+    pub(crate) fn new() -> Scratch<T> {
+        Scratch { elements: Vec::new(), phase: 0, kept: 0, run: Run::default() }
+    }
+
+    /// [`Source::block`].
+    #[inline]
+    pub(crate) fn block<'b>(&'b mut self, source: &'b Source<'_, T>, start: usize, len: usize) -> &'b [T] {
+        if self.keeps(source.period, start, len) {
+            return &self.elements[..len];
+        }
+        match self.run.find(source, start, len).filter(|_| source.period == 0) {
+            Some((at, 1)) => &source.elements[source.offset + at..][..len],
+            _ => source.block(start, len, self.room()),
+        }
+    }
+
+    /// [`Source::input`], and what is the same in the whole block is not gathered.
+    #[inline]
+    pub(crate) fn input<'b, S: Real<Wide = T>>(
+        &'b mut self,
+        source: &'b Source<'_, S>,
+        start: usize,
+        len: usize,
+    ) -> Input<'b, T> {
+        if source.period <= 1
+            && let Some((at, stride)) = self.run.find(source, start, len)
+        {
+            let lying = &source.elements[source.offset + at..];
+            return if stride == 0 { Input::Same(lying[0].widen()) } else { S::input(&lying[..len]) };
+        }
+        if !self.keeps(source.period, start, len) {
+            source.copy_wide(start, &mut self.room()[..len]);
+        }
+        Input::Wide(&self.elements[..len])
+    }
+
+    fn room(&mut self) -> &mut [T] {
+        self.elements.resize(BLOCK, T::zeroed());
+        &mut self.elements
+    }
+
+    /// Whether the block is here already; if not, it will be.
+    #[inline]
+    fn keeps(&mut self, period: usize, start: usize, len: usize) -> bool {
+        if period == 0 {
+            return false;
+        }
+        let phase = start % period;
+        if self.phase == phase && self.kept >= len {
+            return true;
+        }
+        (self.phase, self.kept) = (phase, len);
+        false
+    }
+}
+
+/// The run of a source that was read last. The one after it is found without divisions.
+#[derive(Default)]
+struct Run {
+    /// Which elements it has, in row-major order.
+    begin: usize,
+    end: usize,
+    /// Where the first one lies.
+    at: usize,
+    /// Further runs that lie as far apart as this one and the next.
+    further: usize,
+}
+
+impl Run {
+    /// Where element `start` lies and how far apart the elements from there on are, 0 or 1, if `len` of them are in one run.
+    #[inline]
+    fn find<T>(&mut self, source: &Source<'_, T>, start: usize, len: usize) -> Option<(usize, usize)> {
+        let Some(loops) = source.loops.as_deref() else { return Some((start, 1)) };
+        let [stride] = loops.inner_strides();
+        if stride > 1 {
+            return None;
+        }
+        if start < self.begin || start >= self.end {
+            self.seek(loops, start);
+        }
+        (start + len <= self.end).then(|| (self.at + (start - self.begin) * stride, stride))
+    }
+
+    fn seek(&mut self, loops: &Loops<1>, start: usize) {
+        let (sizes, strides, inner) = (loops.sizes(), loops.strides(), loops.inner().max(1));
+        if start == self.end && self.further > 0 {
+            let [stride] = strides[strides.len() - 2];
+            *self = Run { begin: start, end: start + inner, at: self.at + stride, further: self.further - 1 };
+            return;
+        }
+        let run = start / inner;
+        let further =
+            if sizes.len() > 1 { sizes[sizes.len() - 2] - 1 - run % sizes[sizes.len() - 2] } else { 0 };
+        *self = Run { begin: run * inner, end: (run + 1) * inner, at: loops.start(run)[0], further };
+    }
+}
+
+/// How a result is cut into blocks of up to [`BLOCK`] elements, so that little is gathered. Where all inputs have long runs blocks
+/// end with them: what lies together in a run is read where it lies. Else blocks are whole periods of an input that has one.
+#[derive(Clone, Copy)]
+pub(crate) struct Cut {
+    run: usize,
+    block: usize,
+}
+
+impl Cut {
+    /// For inputs that are read together.
+    pub(crate) fn of<T: Element, const N: usize>(sources: &[Source<'_, T>; N]) -> Cut {
+        sources.iter().fold(Cut::NONE, |cut, source| cut.with(source))
+    }
+
+    /// Of inputs that lie together.
+    pub(crate) const NONE: Cut = Cut { run: usize::MAX, block: BLOCK };
+
+    /// With another input.
+    pub(crate) fn with<T: Element>(self, source: &Source<'_, T>) -> Cut {
+        let run = source.loops.as_ref().map_or(usize::MAX, |loops| loops.inner());
+        match source.period {
+            0 if (BLOCK / 4..self.run).contains(&run) => {
+                Cut { run, block: run.div_ceil(run.div_ceil(BLOCK)) }
+            }
+            2.. if self.run == usize::MAX => Cut { block: BLOCK / source.period * source.period, ..self },
+            _ => self,
+        }
+    }
+
+    /// Calls `f` with each block of a piece and the number of its first element; `start` is the piece's.
+    #[inline]
+    pub(crate) fn blocks<T>(self, mut start: usize, mut piece: &mut [T], mut f: impl FnMut(usize, &mut [T])) {
+        let mut at = start % self.run;
+        let mut left = self.block - at % self.block;
+        while !piece.is_empty() {
+            let len = left.min(self.run - at).min(piece.len());
+            let (block, rest) = piece.split_at_mut(len);
+            f(start, block);
+            (start, piece, left) = (start + len, rest, self.block);
+            at = if at + len == self.run { 0 } else { at + len };
+        }
+    }
+}
