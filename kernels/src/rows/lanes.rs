@@ -154,6 +154,10 @@ pub(crate) fn fold_near<V: Vector, const N: usize, const M: usize>(
     while block < x[0].len() {
         let whole = block + step <= x[0].len();
         for c in 0..CHAINS {
+            // What would be all fill changes nothing.
+            if !whole && block + c * V::LANES >= x[0].len() {
+                break;
+            }
             for row in near {
                 V::prefetch(row.wrapping_add(block + c * V::LANES));
             }
