@@ -1,6 +1,7 @@
 //! A tensor's elements in row-major order, block by block, whatever its strides and however it is broadcast.
 
 mod blocks;
+mod lines;
 
 use std::ops::Range;
 
@@ -10,7 +11,8 @@ pub(crate) use blocks::{Cut, Scratch};
 
 use crate::moves::fill;
 use crate::real::{Real, for_real};
-use crate::simd::{Float, Isa, Kernel, LANES_MAX, Vector, dispatch};
+use crate::simd::{Float, LANES_MAX, dispatch};
+use lines::{Apart, Turned, Widened};
 
 /// Elements that a block holds at most: small enough for all blocks of an operation to stay in the first-level
 /// cache, large enough to hide what a block costs.
@@ -18,6 +20,9 @@ pub(crate) const BLOCK: usize = 1024;
 
 /// Elements of a run that is not worth a call.
 const FEW: usize = 16;
+
+/// Sets a slice to converted elements that lie a distance apart.
+type Run<'a, T, U> = &'a dyn Fn(&[T], usize, &mut [U]);
 
 /// An open tensor, seen in a shape that it broadcasts to.
 pub(crate) struct Source<'a, T> {
@@ -68,6 +73,29 @@ impl<T: Element> Source<'_, T> {
         self.loops.as_ref().is_some_and(|loops| !matches!(loops.inner_strides(), [0] | [1]))
     }
 
+    /// How many elements follow each other at one distance.
+    pub(crate) fn run(&self) -> usize {
+        self.loops.as_ref().map_or(usize::MAX, |loops| loops.inner())
+    }
+
+    /// If rows of `width` elements lie across memory and beside each other, as a transposed tensor's: how many of them, and how far
+    /// apart a row's elements are.
+    pub(crate) fn across(&self, width: usize) -> Option<[usize; 2]> {
+        let loops = self.loops.as_deref().filter(|_| self.is_across())?;
+        let (sizes, strides, [stride]) = (loops.sizes(), loops.strides(), loops.inner_strides());
+        let outer = strides.len().checked_sub(2)?;
+        (strides[outer] == [1] && loops.inner() == width).then(|| [sizes[outer], stride])
+    }
+
+    /// Where element `start` lies in the storage.
+    fn place(&self, start: usize) -> usize {
+        self.offset
+            + self.loops.as_deref().map_or(start, |loops| {
+                let ([stride], inner) = (loops.inner_strides(), loops.inner().max(1));
+                loops.start(start / inner)[0] + start % inner * stride
+            })
+    }
+
     /// Elements `start .. start + len` in row-major order: where they lie if they lie together, else gathered
     /// into `scratch`, which must have room.
     #[inline]
@@ -103,20 +131,23 @@ impl<T: Element> Source<'_, T> {
 
     /// Copies the elements from `start` on.
     pub(crate) fn copy_to(&self, start: usize, to: &mut [T]) {
-        self.gather(start, to, |x| x, &|from, to| to.copy_from_slice(from));
+        let apart = |from: &[T], stride, to: &mut [T]| {
+            to.iter_mut().zip(from.iter().step_by(stride)).for_each(|(to, &x)| *to = x);
+        };
+        self.gather(start, to, |x| x, [&|from, _, to| to.copy_from_slice(from), &apart]);
     }
 
-    /// Sets the elements of a slice to those from `start` on, converted: those of a run that lie together by `all`, others by
-    /// `one`.
+    /// Sets the elements of a slice to those from `start` on, converted: those of a run that lie together by the first of `runs`,
+    /// those that lie apart by the second, and single ones by `one`.
     fn gather<U: Element>(
         &self,
         start: usize,
         to: &mut [U],
         one: impl Fn(T) -> U,
-        all: &dyn Fn(&[T], &mut [U]),
+        [together, apart]: [Run<'_, T, U>; 2],
     ) {
         let Some(loops) = &self.loops else {
-            return all(&self.elements[self.offset + start..][..to.len()], to);
+            return together(&self.elements[self.offset + start..][..to.len()], 1, to);
         };
         for_each_part(loops, start, to.len(), |part, at, stride| {
             let (part, from) = (&mut to[part], &self.elements[self.offset + at..]);
@@ -124,8 +155,8 @@ impl<T: Element> Source<'_, T> {
                 0 if part.len() < 4 * FEW => part.fill(one(from[0])),
                 0 => fill(part, one(from[0])),
                 1 if part.len() < FEW => part.iter_mut().zip(from).for_each(|(to, &x)| *to = one(x)),
-                1 => all(&from[..part.len()], part),
-                _ => part.iter_mut().zip(from.iter().step_by(stride)).for_each(|(to, &x)| *to = one(x)),
+                1 => together(&from[..part.len()], 1, part),
+                _ => apart(from, stride, part),
             }
         });
     }
@@ -142,11 +173,8 @@ pub(crate) fn values_f64(op: &'static str, x: &Tensor) -> Result<Vec<f64>> {
 }
 
 impl<T: Real> Source<'_, T> {
-    /// All elements in the type that is computed in, if they lie together in it.
-    #[inline]
-    pub(crate) fn all_wide(&self) -> Option<&[T::Wide]> {
-        if self.is_contiguous() { T::as_wide(&self.elements[self.offset..]) } else { None }
-    }
+    const WIDENED: [Run<'static, T, T::Wide>; 2] =
+        [&|from, _, to| T::widen_all(from, to), &|from, stride, to| dispatch(Apart { from, stride, to })];
 
     /// Whether [`Source::wide`] finds the elements where they lie and needs no scratch.
     pub(crate) fn is_wide(&self) -> bool {
@@ -155,17 +183,18 @@ impl<T: Real> Source<'_, T> {
 
     /// [`Source::copy_to`] in the type that is computed in.
     pub(crate) fn copy_wide(&self, start: usize, to: &mut [T::Wide]) {
+        let runs = Self::WIDENED;
         let Some(loops) = self.loops.as_deref().filter(|_| self.is_across()) else {
-            return self.gather(start, to, T::widen, &T::widen_all);
+            return self.gather(start, to, T::widen, runs);
         };
         let (inner, len) = (loops.inner().max(1), to.len());
         // Whole runs may be turned.
         let first = start.next_multiple_of(inner).min(start + len) - start;
         let rows = (len - first) / inner;
-        self.gather(start, &mut to[..first], T::widen, &T::widen_all);
+        self.gather(start, &mut to[..first], T::widen, runs);
         let (whole, rest) = to[first..].split_at_mut(rows * inner);
         self.copy_rows(start + first, [rows, inner], inner, whole);
-        self.gather(start + len - rest.len(), rest, T::widen, &T::widen_all);
+        self.gather(start + len - rest.len(), rest, T::widen, runs);
     }
 
     /// `rows` rows of `width` elements, which begin `apart` elements from each other, in the type that is computed in. Of a
@@ -177,34 +206,45 @@ impl<T: Real> Source<'_, T> {
         apart: usize,
         to: &mut [T::Wide],
     ) {
-        let turned = |loops: &&Loops<1>| {
-            let strides = loops.strides();
-            let across = self.is_across() && strides.len() > 1 && strides[strides.len() - 2] == [1];
-            across && loops.inner() == apart && start % apart + width <= apart
-        };
-        let across = self.loops.as_deref().filter(turned);
-        let Some(loops) = across else {
+        let across = self.across(apart).filter(|_| start % apart + width <= apart);
+        let Some([side, stride]) = across else {
             if width == apart && !self.is_across() {
                 return self.copy_wide(start, &mut to[..rows * width]);
             }
             let rows = to[..rows * width].chunks_mut(width.max(1)).enumerate();
             return rows.for_each(|(row, to)| match &self.loops {
                 Some(_) if self.is_across() => {
-                    self.gather(start + row * apart, to, T::widen, &T::widen_all);
+                    self.gather(start + row * apart, to, T::widen, Self::WIDENED);
                 }
                 _ => self.copy_wide(start + row * apart, to),
             });
         };
-        let (side, [stride]) = (loops.sizes()[loops.sizes().len() - 2], loops.inner_strides());
         let mut row = 0;
         while row < rows {
-            let (run, skip) = ((start + row * apart) / apart, start % apart);
-            let count = (rows - row).min(side - run % side).min(LANES_MAX);
-            let from = &self.elements[self.offset + loops.start(run)[0] + skip * stride..];
+            let at = start + row * apart;
+            let count = (rows - row).min(side - at / apart % side).min(LANES_MAX);
+            let from = &self.elements[self.place(at)..];
             let to = &mut to[row * width..][..count * width];
             dispatch(Turned { from, stride, rows: count, width, to });
             row += count;
         }
+    }
+
+    /// `lines` lines of `len` elements that begin `stride` apart in memory, the first where element `start` lies: where they lie or
+    /// widened in `room`, and how far apart they begin there.
+    pub(crate) fn lines<'b>(
+        &'b self,
+        start: usize,
+        [lines, len]: [usize; 2],
+        stride: usize,
+        room: &'b mut [T::Wide],
+    ) -> (&'b [T::Wide], usize) {
+        let from = &self.elements[self.place(start)..][..(lines - 1) * stride + len];
+        if let Some(x) = T::as_wide(from) {
+            return (x, stride);
+        }
+        dispatch(Widened { from, stride, len, to: &mut room[..lines * len] });
+        (&room[..lines * len], len)
     }
 
     /// [`Source::block`] in the type that is computed in.
@@ -215,39 +255,6 @@ impl<T: Real> Source<'_, T> {
         }
         self.copy_wide(start, &mut scratch[..len]);
         &scratch[..len]
-    }
-}
-
-/// Rows of `width` elements that lie across memory, at most [`LANES_MAX`] of them: element i of all is at `from[i * stride..]`.
-struct Turned<'a, T: Real> {
-    from: &'a [T],
-    stride: usize,
-    rows: usize,
-    width: usize,
-    to: &'a mut [T::Wide],
-}
-
-impl<T: Real> Kernel for Turned<'_, T> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Isa>(self) {
-        let lanes = <T::Wide as Float>::Vec::<S>::LANES;
-        for row in (0..self.rows).step_by(lanes) {
-            let rows = lanes.min(self.rows - row);
-            for column in (0..self.width).step_by(lanes) {
-                let columns = lanes.min(self.width - column);
-                let mut square = [<T::Wide as Float>::Vec::<S>::zero(); LANES_MAX];
-                for (i, vector) in square[..columns].iter_mut().enumerate() {
-                    *vector = T::load::<S>(&self.from[(column + i) * self.stride + row..][..rows]);
-                }
-                <T::Wide as Float>::Vec::<S>::turn(&mut square);
-                for (i, vector) in square[..rows].iter().enumerate() {
-                    let to = &mut self.to[(row + i) * self.width + column..][..columns];
-                    if columns == lanes { vector.store(to) } else { vector.store_partial(to) }
-                }
-            }
-        }
     }
 }
 

@@ -29,7 +29,7 @@ impl Var {
     /// # Errors
     /// None but those of the device.
     pub fn prod_all(&self) -> Result<Var> {
-        self.reshape_to(&[self.numel()])?.prod(0, false)
+        reduce(self, (0..self.rank()).collect(), false, Product)
     }
 }
 
@@ -43,7 +43,12 @@ impl OverDims for Product {
     }
 
     fn gradient(&self, x: &Var, _: &Var, dy: &Var, dims: &[usize]) -> Result<Var> {
-        let &[dim] = dims else { return Ok(dy.clone()) };
+        let shape = x.shape();
+        let &[dim] = dims else {
+            // All, or none.
+            let (x, dy) = (x.reshape_to(&[x.numel()])?, dy.reshape_to(&[1])?);
+            return self.gradient(&x, &dy, &dy, &[0])?.reshape_to(shape);
+        };
         if x.tensor().device().is_cuda() {
             let [before, after] = beside(x, dim)?;
             return before.mul(&after)?.mul(dy);

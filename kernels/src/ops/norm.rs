@@ -60,18 +60,19 @@ fn norms<T: Real>(op: &'static str, frame: &Frame, p: f64, out: &mut Tensor) -> 
     // Of f32's range, and of f64's.
     let (least, most) = if size_of::<T::Wide>() == 4 { (1e-24, 1e36) } else { (1e-270, 1e300) };
     let fits = |sum: &f64| sum.is_nan() || (least..=most).contains(sum);
+    let root = |sum: f64| if p == 2.0 { sum.sqrt() } else { sum.powf(1.0 / p) };
     let numel = out.numel();
     if !rooted || sums.iter().all(fits) {
         let mut target = out.write::<T>(op)?;
         for (to, sum) in target[..numel].iter_mut().zip(sums) {
-            *to = T::narrow(T::Wide::from_f64(if rooted { sum.powf(1.0 / p) } else { sum }));
+            *to = T::narrow(T::Wide::from_f64(if rooted { root(sum) } else { sum }));
         }
         return Ok(());
     }
     let tops = parts::<T, _, _>(op, frame, Largest, Magnitude { neutral: 0.0 })?;
     let scale = |&top: &f64| T::Wide::from_f64(if top > 0.0 && top.is_finite() { top } else { 1.0 });
     let scales: Vec<T::Wide> = tops.iter().map(scale).collect();
-    let finish = |i: usize, [sum]: [f64; 1]| scales[i].to_f64() * sum.powf(1.0 / p);
+    let finish = |i: usize, [sum]: [f64; 1]| scales[i].to_f64() * root(sum);
     fold_tensor::<T, _, _, 1>(op, frame, (Total, Relative(p)), &scales, out, finish)
 }
 

@@ -7,9 +7,9 @@ use crate::gemm::with_scratch;
 use crate::ops::cast::Number;
 use crate::pointwise::PIECE;
 use crate::real::{Real, for_integer, for_real};
-use crate::reduce::{By, Frame, Kind, Product, Wide, each, fold_each};
+use crate::reduce::{By, Frame, Itself, Kind, Product, Stored, Times, each, fold_each, fold_in};
 use crate::simd::{Float, Isa, Kernel, dispatch};
-use crate::source::Source;
+use crate::source::{BLOCK, Source};
 
 /// The product over `dims`, which stay with size 1 if `keepdim`; 1 over nothing. Floats are multiplied in f64 and
 /// rounded once; integers and bools in i64, where they wrap.
@@ -44,15 +44,39 @@ fn prod_over(frame: &Frame) -> Result<Tensor> {
         drop(target);
         return Ok(out);
     }
-    let mut products = vec![1.0; numel];
-    for_real!(OP, dtype, T => {
-        let source = Wide(Source::<T>::open(OP, &frame.view, frame.view.shape())?);
-        fold_each::<<T as Real>::Wide, f64>(frame, &source, &By(Product), &mut products)?;
-        let mut target = out.write::<T>(OP)?;
-        target.iter_mut().zip(products).for_each(|(to, x)| *to = <T as Number>::from_f64(x));
-        Ok(())
-    })?;
+    for_real!(OP, dtype, T => products::<T>(frame, &mut out.write::<T>(OP)?[..numel]))?;
     Ok(out)
+}
+
+fn products<T: Real + Number>(frame: &Frame, to: &mut [T]) -> Result<()>
+where
+    T::Wide: Stored<f64>,
+{
+    let with = (Times, Itself { neutral: 1.0 });
+    let Some(rows) = rows_of(frame) else {
+        let round = |_: usize, [x]: [f64; 1]| T::from_f64(x);
+        return fold_in::<T, f64, _, _, _, 1>(OP, frame, with, &[], to, round);
+    };
+    let mut products = vec![0.0; rows.outputs()];
+    fold_in::<T, f64, _, _, _, 1>(OP, &rows, with, &[], &mut products, |_, [x]| x)?;
+    for (to, rows) in to.iter_mut().zip(products.chunks(frame.n / rows.n)) {
+        *to = T::from_f64(rows.iter().product());
+    }
+    Ok(())
+}
+
+/// Long outputs that have rows are products of the rows' products, so that rows may lie across memory.
+fn rows_of(frame: &Frame) -> Option<Frame> {
+    const ROW: usize = 64;
+    let width = frame.view.shape().last().copied().filter(|&width| frame.inner == 1 && width >= ROW)?;
+    (frame.n > BLOCK.max(width)).then(|| Frame {
+        view: frame.view.clone(),
+        outer: frame.outer * (frame.n / width),
+        n: width,
+        inner: 1,
+        shape: frame.shape.clone(),
+        reduced: frame.reduced.clone(),
+    })
 }
 
 /// Of each element the product of the others along `dim`: what lies before it times what lies behind it, so that zeros do no

@@ -1,6 +1,6 @@
 //! How terms are brought together.
 
-use crate::simd::Vector;
+use crate::simd::{Vector, each};
 
 /// An associative function of two numbers, up to rounding.
 pub(crate) trait Combine: Copy + Sync {
@@ -8,10 +8,25 @@ pub(crate) trait Combine: Copy + Sync {
     const START: f64;
     /// Lane by lane. To be marked `#[inline(always)]`.
     fn merge<V: Vector>(a: V, b: V) -> V;
-    /// All lanes of one vector. To be marked `#[inline(always)]`.
-    fn across<V: Vector>(v: V) -> V::Elem;
     /// Two blocks' results.
     fn join(a: f64, b: f64) -> f64;
+}
+
+/// Brings the first `count` of them together, a power of two: the first with the middle one, and so on by halves.
+#[inline(always)]
+pub(super) fn halves<V: Vector, C: Combine, const K: usize, const N: usize>(
+    _: C,
+    mut parts: [[V; K]; N],
+    count: usize,
+) -> [V; K] {
+    let mut half = count / 2;
+    while half > 0 {
+        for i in 0..half {
+            parts[i] = each(|k| C::merge(parts[i][k], parts[i + half][k]));
+        }
+        half /= 2;
+    }
+    parts[0]
 }
 
 /// The sum.
@@ -24,11 +39,6 @@ impl Combine for Total {
     #[inline(always)]
     fn merge<V: Vector>(a: V, b: V) -> V {
         a + b
-    }
-
-    #[inline(always)]
-    fn across<V: Vector>(v: V) -> V::Elem {
-        v.reduce_sum()
     }
 
     #[inline(always)]
@@ -50,11 +60,6 @@ impl Combine for Largest {
     }
 
     #[inline(always)]
-    fn across<V: Vector>(v: V) -> V::Elem {
-        v.reduce_max()
-    }
-
-    #[inline(always)]
     fn join(a: f64, b: f64) -> f64 {
         if a > b || a.is_nan() { a } else { b }
     }
@@ -73,12 +78,25 @@ impl Combine for Smallest {
     }
 
     #[inline(always)]
-    fn across<V: Vector>(v: V) -> V::Elem {
-        v.reduce_min()
+    fn join(a: f64, b: f64) -> f64 {
+        if a < b || a.is_nan() { a } else { b }
+    }
+}
+
+/// The product.
+#[derive(Clone, Copy)]
+pub(crate) struct Times;
+
+impl Combine for Times {
+    const START: f64 = 1.0;
+
+    #[inline(always)]
+    fn merge<V: Vector>(a: V, b: V) -> V {
+        a * b
     }
 
     #[inline(always)]
     fn join(a: f64, b: f64) -> f64 {
-        if a < b || a.is_nan() { a } else { b }
+        a * b
     }
 }

@@ -1,5 +1,4 @@
-//! Reductions that are exact, of integers, and those that are made in f64, of products: elements are brought together in
-//! many chains side by side, and long outputs in parts of a fixed size.
+//! Reductions that are exact, of integers: the compiler makes chains side by side, and long outputs are brought together in parts.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -12,8 +11,6 @@ use crate::real::Real;
 use crate::simd::{Isa, Kernel, dispatch};
 use crate::source::{BLOCK, Source};
 
-/// Chains of a row that run side by side.
-const CHAINS: usize = 32;
 /// Elements of a part of an output, at least.
 const PART: usize = 16 * BLOCK;
 /// Columns that a thread works on at least.
@@ -23,8 +20,6 @@ const COLUMNS: usize = 64;
 pub(crate) trait Merge<E, A>: Copy + Send + Sync {
     /// What changes nothing.
     const START: A;
-    /// Whether the order does not show.
-    const EXACT: bool;
     /// Adds an element. To be marked `#[inline(always)]`.
     fn add(a: A, x: E) -> A;
     /// Brings results together. To be marked `#[inline(always)]`.
@@ -35,10 +30,6 @@ pub(crate) trait Merge<E, A>: Copy + Send + Sync {
 pub(crate) trait Blocks<E>: Sync {
     /// Whether no block is ever put into a room.
     fn in_place(&self) -> bool;
-    /// How many blocks are best read at once.
-    fn at_once(&self) -> usize {
-        1
-    }
     /// Elements `start .. start + len`: where they lie, or in `room`.
     fn block<'a>(&'a self, start: usize, len: usize, room: &'a mut [E]) -> &'a [E];
 }
@@ -59,10 +50,6 @@ pub(crate) struct Wide<'a, T>(pub(crate) Source<'a, T>);
 impl<T: Real> Blocks<T::Wide> for Wide<'_, T> {
     fn in_place(&self) -> bool {
         self.0.is_wide()
-    }
-
-    fn at_once(&self) -> usize {
-        if self.0.is_across() { 64 } else { 1 }
     }
 
     fn block<'a>(&'a self, start: usize, len: usize, room: &'a mut [T::Wide]) -> &'a [T::Wide] {
@@ -117,28 +104,8 @@ impl<E: Copy, A: Copy, M: Merge<E, A>> Kernel for Rows<'_, E, A, M> {
     #[inline(always)]
     fn run<S: Isa>(self) {
         for (i, to) in self.to.iter_mut().enumerate() {
-            let row = &self.x[i * self.n..][..self.n];
-            // Of what is exact the compiler makes chains.
-            if M::EXACT || self.n < CHAINS {
-                *to = row.iter().fold(*to, |so_far, &x| M::add(so_far, x));
-                continue;
-            }
-            let mut chains = [M::START; CHAINS];
-            let (whole, rest) = row.as_chunks::<CHAINS>();
-            for x in whole {
-                for c in 0..CHAINS {
-                    chains[c] = M::add(chains[c], x[c]);
-                }
-            }
-            chains.iter_mut().zip(rest).for_each(|(chain, &x)| *chain = M::add(*chain, x));
-            let mut half = CHAINS / 2;
-            while half > 0 {
-                for c in 0..half {
-                    chains[c] = M::join(chains[c], chains[c + half]);
-                }
-                half /= 2;
-            }
-            *to = M::join(*to, chains[0]);
+            // The compiler makes chains.
+            *to = self.x[i * self.n..][..self.n].iter().fold(*to, |so_far, &x| M::add(so_far, x));
         }
     }
 }
@@ -219,11 +186,10 @@ impl<E: Element, A: Copy> Pass<'_, E, A> {
     /// Reduces the outputs from `first` on over `rows`, a range of what each is reduced over.
     fn run(&self, first: usize, rows: Range<usize>, out: &mut [A]) {
         let (n, inner) = (self.frame.n, self.frame.inner);
-        let all = self.source.at_once() * BLOCK;
-        let mut room = vec![E::zeroed(); all];
+        let mut room = [E::zeroed(); BLOCK];
         out.fill(self.by.start());
         if inner == 1 && rows.len() <= BLOCK && rows.len() == n {
-            let count = if self.source.in_place() { out.len() } else { (all / n.max(1)).max(1) };
+            let count = if self.source.in_place() { out.len() } else { (BLOCK / n.max(1)).max(1) };
             for (i, out) in out.chunks_mut(count.max(1)).enumerate() {
                 let x = self.source.block((first + i * count) * n, out.len() * n, &mut room);
                 self.by.rows(x, n, out);
@@ -236,7 +202,7 @@ impl<E: Element, A: Copy> Pass<'_, E, A> {
             let start = output / inner * n * inner + output % inner;
             let to = &mut out[output - first..][..len];
             let at_once = match (inner, self.source.in_place()) {
-                (1, _) => all,
+                (1, _) => BLOCK,
                 (_, true) => rows.len(),
                 _ if len == inner => BLOCK / len,
                 _ => 1,
@@ -245,7 +211,7 @@ impl<E: Element, A: Copy> Pass<'_, E, A> {
                 let count = at_once.min(rows.end - row);
                 let x = self.source.block(start + row * inner, (count - 1) * inner + len, &mut room);
                 match inner {
-                    1 => x.chunks(BLOCK).for_each(|x| self.by.rows(x, x.len(), to)),
+                    1 => self.by.rows(x, x.len(), to),
                     _ => self.by.columns(x, inner, to),
                 }
             }
@@ -257,7 +223,7 @@ impl<E: Element, A: Copy> Pass<'_, E, A> {
 /// The sum of integers, wrapping.
 #[derive(Clone, Copy)]
 pub(crate) struct Sum;
-/// The product: of integers wrapping, of floats in f64.
+/// The product of integers, wrapping.
 #[derive(Clone, Copy)]
 pub(crate) struct Product;
 /// The largest integer.
@@ -268,10 +234,9 @@ pub(crate) struct Most;
 pub(crate) struct Least;
 
 macro_rules! merges {
-    ($($merge:ident: $E:ty => $A:ty, $start:expr, $exact:expr, |$a:ident, $b:ident| $join:expr;)*) => {$(
+    ($($merge:ident: $E:ty => $A:ty, $start:expr, |$a:ident, $b:ident| $join:expr;)*) => {$(
         impl Merge<$E, $A> for $merge {
             const START: $A = $start;
-            const EXACT: bool = $exact;
             #[inline(always)]
             fn add($a: $A, x: $E) -> $A {
                 let $b = x as $A;
@@ -286,20 +251,18 @@ macro_rules! merges {
 }
 
 merges! {
-    Sum: u8 => i64, 0, true, |a, b| a.wrapping_add(b);
-    Sum: i32 => i64, 0, true, |a, b| a.wrapping_add(b);
-    Sum: i64 => i64, 0, true, |a, b| a.wrapping_add(b);
-    Product: u8 => i64, 1, true, |a, b| a.wrapping_mul(b);
-    Product: i32 => i64, 1, true, |a, b| a.wrapping_mul(b);
-    Product: i64 => i64, 1, true, |a, b| a.wrapping_mul(b);
-    Product: f32 => f64, 1.0, false, |a, b| a * b;
-    Product: f64 => f64, 1.0, false, |a, b| a * b;
-    Most: u8 => u8, u8::MIN, true, |a, b| a.max(b);
-    Most: i32 => i32, i32::MIN, true, |a, b| a.max(b);
-    Most: i64 => i64, i64::MIN, true, |a, b| a.max(b);
-    Least: u8 => u8, u8::MAX, true, |a, b| a.min(b);
-    Least: i32 => i32, i32::MAX, true, |a, b| a.min(b);
-    Least: i64 => i64, i64::MAX, true, |a, b| a.min(b);
+    Sum: u8 => i64, 0, |a, b| a.wrapping_add(b);
+    Sum: i32 => i64, 0, |a, b| a.wrapping_add(b);
+    Sum: i64 => i64, 0, |a, b| a.wrapping_add(b);
+    Product: u8 => i64, 1, |a, b| a.wrapping_mul(b);
+    Product: i32 => i64, 1, |a, b| a.wrapping_mul(b);
+    Product: i64 => i64, 1, |a, b| a.wrapping_mul(b);
+    Most: u8 => u8, u8::MIN, |a, b| a.max(b);
+    Most: i32 => i32, i32::MIN, |a, b| a.max(b);
+    Most: i64 => i64, i64::MIN, |a, b| a.max(b);
+    Least: u8 => u8, u8::MAX, |a, b| a.min(b);
+    Least: i32 => i32, i32::MAX, |a, b| a.min(b);
+    Least: i64 => i64, i64::MAX, |a, b| a.min(b);
 }
 
 #[cfg(test)]

@@ -11,8 +11,12 @@ pub(crate) mod cuda;
 mod each;
 mod each_cuda;
 mod frame;
+mod of_columns;
+mod of_rows;
 mod rows;
 mod term;
+#[cfg(test)]
+mod tests;
 
 use phalanx_tensor::{Result, Tensor};
 
@@ -20,11 +24,16 @@ use crate::real::Real;
 use crate::simd::{Float, dispatch};
 use crate::source::BLOCK;
 
-pub(crate) use combine::{Combine, Largest, Smallest, Total};
+use of_columns::{Columns, OfColumns};
+use of_rows::{OfRows, Rows};
+
+pub(crate) use combine::{Combine, Largest, Smallest, Times, Total};
 pub(crate) use each::{Blocks, By, Least, Most, Product, Sum, Wide, fold_each};
 pub(crate) use each_cuda::{Kind, VALUE, each, stored};
 pub(crate) use frame::Frame;
-pub(crate) use term::{Deviation, ExpAbove, Itself, Magnitude, NonZero, Power, Relative, Square, Term};
+pub(crate) use term::{
+    Deviation, ExpAbove, Itself, Magnitude, NonZero, Power, Relative, Square, Stored, Term,
+};
 
 /// Reduces every output's elements to `K` numbers, and calls `finish(output index, numbers)` for what is to be
 /// stored. `shifts` holds a number for each output that the terms refer to, or nothing.
@@ -34,11 +43,26 @@ pub(crate) use term::{Deviation, ExpAbove, Itself, Magnitude, NonZero, Power, Re
 pub(crate) fn fold<T: Real, C: Combine, F: Term<K>, U: Send, const K: usize>(
     op: &'static str,
     frame: &Frame,
-    (combine, term): (C, F),
+    fold_with: (C, F),
     shifts: &[T::Wide],
     out: &mut [U],
     finish: impl Fn(usize, [f64; K]) -> U + Sync,
 ) -> Result<()> {
+    fold_in::<T, T::Wide, C, F, U, K>(op, frame, fold_with, shifts, out, finish)
+}
+
+/// [`fold`], computed in `W`.
+pub(crate) fn fold_in<T: Real, W: Float, C: Combine, F: Term<K>, U: Send, const K: usize>(
+    op: &'static str,
+    frame: &Frame,
+    (combine, term): (C, F),
+    shifts: &[W],
+    out: &mut [U],
+    finish: impl Fn(usize, [f64; K]) -> U + Sync,
+) -> Result<()>
+where
+    T::Wide: Stored<W>,
+{
     let finish = |first: usize, totals: &[[f64; K]], out: &mut [U]| {
         for (i, (to, &total)) in out.iter_mut().zip(totals).enumerate() {
             *to = finish(first + i, total);
@@ -47,8 +71,8 @@ pub(crate) fn fold<T: Real, C: Combine, F: Term<K>, U: Send, const K: usize>(
     let fold = Fold { combine, term };
     let reduction = Reduction { fold: &fold, shifts };
     match frame.inner {
-        1 => rows::fold::<T, U, K>(op, frame, reduction, out, &finish),
-        _ => columns::fold::<T, U, K>(op, frame, reduction, out, &finish),
+        1 => rows::fold::<T, W, U, K>(op, frame, reduction, out, &finish),
+        _ => columns::fold::<T, W, U, K>(op, frame, reduction, out, &finish),
     }
 }
 
@@ -72,13 +96,13 @@ type Finish<'a, U, const K: usize> = &'a (dyn Fn(usize, &[[f64; K]], &mut [U]) +
 
 /// What a pass over the elements does with blocks of them, so that the frames around it are compiled once and not for every
 /// reduction.
-trait Blockwise<W: Float, const K: usize>: Sync {
+trait Blockwise<E, W: Float, const K: usize>: Sync {
     /// What changes nothing.
     fn start(&self) -> f64;
     /// Reduces rows.
-    fn rows(&self, rows: rows::Rows<'_, W, K>);
+    fn rows(&self, rows: Rows<'_, E, W, K>);
     /// Reduces columns.
-    fn columns(&self, columns: columns::Columns<'_, W, K>);
+    fn columns(&self, columns: Columns<'_, E, W, K>);
     /// Brings each output's numbers together with others of the same output.
     fn join(&self, totals: &mut [[f64; K]], others: &[[f64; K]]);
     /// [`Blockwise::join`] with the columns of a block.
@@ -91,13 +115,20 @@ struct Fold<C, F> {
 }
 
 /// A reduction, and a number for each output that its terms refer to, or none.
-#[derive(Clone, Copy)]
-struct Reduction<'a, W, const K: usize> {
-    fold: &'a dyn Blockwise<W, K>,
+struct Reduction<'a, E, W, const K: usize> {
+    fold: &'a dyn Blockwise<E, W, K>,
     shifts: &'a [W],
 }
 
-impl<'a, W: Float, const K: usize> Reduction<'a, W, K> {
+impl<E, W, const K: usize> Clone for Reduction<'_, E, W, K> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<E, W, const K: usize> Copy for Reduction<'_, E, W, K> {}
+
+impl<'a, E, W: Float, const K: usize> Reduction<'a, E, W, K> {
     /// The shifts of some of the outputs.
     fn shifts_of(self, outputs: std::ops::Range<usize>) -> &'a [W] {
         if self.shifts.is_empty() { self.shifts } else { &self.shifts[outputs] }
@@ -118,17 +149,17 @@ impl<'a, W: Float, const K: usize> Reduction<'a, W, K> {
     }
 }
 
-impl<W: Float, C: Combine, F: Term<K>, const K: usize> Blockwise<W, K> for Fold<C, F> {
+impl<E: Stored<W>, W: Float, C: Combine, F: Term<K>, const K: usize> Blockwise<E, W, K> for Fold<C, F> {
     fn start(&self) -> f64 {
         C::START
     }
 
-    fn rows(&self, rows: rows::Rows<'_, W, K>) {
-        dispatch(rows::Of { combine: self.combine, term: self.term, rows });
+    fn rows(&self, rows: Rows<'_, E, W, K>) {
+        dispatch(OfRows { combine: self.combine, term: self.term, rows });
     }
 
-    fn columns(&self, columns: columns::Columns<'_, W, K>) {
-        dispatch(columns::Of { combine: self.combine, term: self.term, columns });
+    fn columns(&self, columns: Columns<'_, E, W, K>) {
+        dispatch(OfColumns { combine: self.combine, term: self.term, columns });
     }
 
     fn join(&self, totals: &mut [[f64; K]], others: &[[f64; K]]) {

@@ -1,6 +1,30 @@
 //! What a reduction takes of an element.
 
-use crate::simd::{Float, Vector};
+use crate::simd::{Float, Isa, Vector};
+
+/// An element as it lies in memory, to be computed in `W`.
+pub(crate) trait Stored<W: Float>: Copy + Sync {
+    /// A vector of the first elements of `from`, and of `fill` if there are fewer. To be marked `#[inline(always)]`.
+    fn load<S: Isa>(from: &[Self], fill: W) -> W::Vec<S>;
+}
+
+impl<W: Float> Stored<W> for W {
+    #[inline(always)]
+    fn load<S: Isa>(from: &[W], fill: W) -> W::Vec<S> {
+        match from.len() < <W::Vec<S> as Vector>::LANES {
+            true => W::Vec::<S>::load_partial(from, fill),
+            false => W::Vec::<S>::load(from),
+        }
+    }
+}
+
+/// What is to be computed in f64 whatever it is.
+impl Stored<f64> for f32 {
+    #[inline(always)]
+    fn load<S: Isa>(from: &[f32], fill: f64) -> S::F64 {
+        S::in_f64(from, fill)
+    }
+}
 
 /// `K` numbers made of an element `x` and its output's `shift`.
 pub(crate) trait Term<const K: usize>: Copy + Sync {

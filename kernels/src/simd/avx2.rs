@@ -21,6 +21,17 @@ impl Isa for Avx2 {
     type F32 = F32x8;
     type F64 = F64x4;
     const REGISTERS: usize = 16;
+
+    #[inline(always)]
+    fn in_f64(from: &[f32], fill: f64) -> F64x4 {
+        if from.len() >= F64x4::LANES {
+            // SAFETY: the CPU, and there are four elements.
+            return unsafe { F64x4(_mm256_cvtps_pd(_mm_loadu_ps(from.as_ptr()))) };
+        }
+        let mut lanes = [fill; F64x4::LANES];
+        lanes.iter_mut().zip(from).for_each(|(lane, &x)| *lane = f64::from(x));
+        F64x4::load(&lanes)
+    }
 }
 
 macro_rules! vector {
@@ -304,6 +315,17 @@ macro_rules! vector {
             fn prefetch_far(address: *const $elem) {
                 // SAFETY: the CPU; a prefetch never faults.
                 unsafe { _mm_prefetch::<_MM_HINT_T1>(address.cast()) }
+            }
+
+            #[inline(always)]
+            fn one_on(self) -> Self {
+                const BYTES: i32 = 16 - size_of::<$elem>() as i32;
+                // SAFETY: the CPU. Each half is moved on and takes in the last lane of the other.
+                unsafe {
+                    let lanes = $to_int(self.0);
+                    let other = _mm256_permute2x128_si256::<1>(lanes, lanes);
+                    $name($from_int(_mm256_alignr_epi8::<BYTES>(lanes, other)))
+                }
             }
 
             const PARTS: usize = 2;

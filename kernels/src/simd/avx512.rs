@@ -21,6 +21,22 @@ impl Isa for Avx512 {
     type F32 = F32x16;
     type F64 = F64x8;
     const REGISTERS: usize = 32;
+
+    #[inline(always)]
+    fn in_f64(from: &[f32], fill: f64) -> F64x8 {
+        let first = F64x8::first(from.len());
+        // SAFETY: the CPU, and only the first `from.len()` elements are read.
+        unsafe {
+            F64x8(match from.len() < F64x8::LANES {
+                true => _mm512_mask_cvtps_pd(
+                    _mm512_set1_pd(fill),
+                    first,
+                    _mm256_maskz_loadu_ps(first, from.as_ptr()),
+                ),
+                false => _mm512_cvtps_pd(_mm256_loadu_ps(from.as_ptr())),
+            })
+        }
+    }
 }
 
 /// AVX-512 with BF16's dot product, which takes subnormal inputs for zero and makes subnormal sums zero.
@@ -50,7 +66,7 @@ macro_rules! vector {
         $add:ident $sub:ident $mul:ident $div:ident $fmadd:ident $sqrt:ident $min:ident $max:ident $roundscale:ident
         $cmp:ident $blend:ident $scalef:ident $getmant:ident $getexp:ident
         $to_int:ident $from_int:ident $ternary:ident
-        $unpacklo:ident $unpackhi:ident $shuffle_parts:ident
+        $unpacklo:ident $unpackhi:ident $shuffle_parts:ident $align:ident
     ) => {
         /// A 512-bit register.
         #[derive(Clone, Copy)]
@@ -274,6 +290,12 @@ macro_rules! vector {
                 unsafe { _mm_prefetch::<_MM_HINT_T1>(address.cast()) }
             }
 
+            #[inline(always)]
+            fn one_on(self) -> Self {
+                // SAFETY: the CPU.
+                unsafe { $name($from_int($align::<{ $lanes - 1 }>($to_int(self.0), $to_int(self.0)))) }
+            }
+
             const PARTS: usize = PARTS_MAX;
 
             #[inline(always)]
@@ -319,7 +341,7 @@ vector!(
     _mm512_roundscale_ps
     _mm512_cmp_ps_mask _mm512_mask_blend_ps _mm512_scalef_ps _mm512_getmant_ps _mm512_getexp_ps
     _mm512_castps_si512 _mm512_castsi512_ps _mm512_ternarylogic_epi32
-    _mm512_unpacklo_ps _mm512_unpackhi_ps _mm512_shuffle_f32x4
+    _mm512_unpacklo_ps _mm512_unpackhi_ps _mm512_shuffle_f32x4 _mm512_alignr_epi32
 );
 
 vector!(
@@ -330,5 +352,5 @@ vector!(
     _mm512_roundscale_pd
     _mm512_cmp_pd_mask _mm512_mask_blend_pd _mm512_scalef_pd _mm512_getmant_pd _mm512_getexp_pd
     _mm512_castpd_si512 _mm512_castsi512_pd _mm512_ternarylogic_epi64
-    _mm512_unpacklo_pd _mm512_unpackhi_pd _mm512_shuffle_f64x2
+    _mm512_unpacklo_pd _mm512_unpackhi_pd _mm512_shuffle_f64x2 _mm512_alignr_epi64
 );

@@ -9,7 +9,7 @@ use super::halves::Halves;
 #[cfg(target_arch = "aarch64")]
 use super::neon::Neon;
 use super::scalar::Scalar;
-use super::vector::Vector;
+use super::vector::{LANES_MAX, Vector};
 #[cfg(target_arch = "x86_64")]
 use super::{
     avx2::Avx2,
@@ -34,6 +34,14 @@ pub(crate) trait Isa {
     #[inline(always)]
     fn dot_bf16(a: Self::F32, b: Self::F32, sum: Self::F32) -> Self::F32 {
         a.mul_add(b, sum)
+    }
+
+    /// The first elements of `from` in f64, and `fill` if there are fewer than lanes.
+    #[inline(always)]
+    fn in_f64(from: &[f32], fill: f64) -> Self::F64 {
+        let mut lanes = [fill; LANES_MAX];
+        lanes.iter_mut().zip(from).for_each(|(lane, &x)| *lane = f64::from(x));
+        Self::F64::load(&lanes)
     }
 }
 

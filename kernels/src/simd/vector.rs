@@ -138,6 +138,14 @@ pub(crate) trait Vector:
         }
     }
 
+    /// Lane i from lane i - 1; what the first lane gets is unspecified.
+    #[inline(always)]
+    fn one_on(self) -> Self {
+        let mut lanes = [Self::Elem::ZERO; LANES_MAX + 1];
+        self.store(&mut lanes[1..]);
+        Self::load(&lanes)
+    }
+
     /// Asks for the cache line at `address`, which need not be valid, to be brought near. A hint: may do nothing.
     #[inline(always)]
     fn prefetch(_address: *const Self::Elem) {}
@@ -194,7 +202,13 @@ pub(crate) trait Vector:
         self.ne(self)
     }
 
-    /// The sum of the lanes, always by the same tree: lane i and lane i + half, halving.
+    /// Brings the lanes together, always by the same tree: lane i and lane i + half, halving.
+    #[inline(always)]
+    fn reduce(self, join: impl Fn(Self, Self) -> Self) -> Self::Elem {
+        fold_halves(self, join)
+    }
+
+    /// The sum of the lanes, see [`Vector::reduce`].
     #[inline(always)]
     fn reduce_sum(self) -> Self::Elem {
         fold_halves(self, |a, b| a + b)
@@ -204,12 +218,6 @@ pub(crate) trait Vector:
     #[inline(always)]
     fn reduce_max(self) -> Self::Elem {
         fold_halves(self, |a, b| Self::select(a.gt(b) | a.is_nan(), a, b))
-    }
-
-    /// The smallest lane; NaN if any lane is.
-    #[inline(always)]
-    fn reduce_min(self) -> Self::Elem {
-        fold_halves(self, |a, b| Self::select(a.lt(b) | a.is_nan(), a, b))
     }
 
     /// `f` of every lane where `mask` is true, the lane itself elsewhere. Slow: for lanes that are rare.
