@@ -1,5 +1,7 @@
 //! What is done with columns: a vector holds one element of several of them. Of columns that lie along memory, squares are turned.
 
+#![allow(clippy::needless_range_loop)] // an index leaves the compiler nothing to inline in a kernel's body
+
 use std::ops::Range;
 
 use super::combine::halves;

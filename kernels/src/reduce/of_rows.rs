@@ -1,6 +1,8 @@
 //! What is done with rows: each is brought together in vectors, and those of several rows are then turned, so that their lanes
 //! are brought together side by side. Rows that lie across memory are turned already.
 
+#![allow(clippy::needless_range_loop)] // an index leaves the compiler nothing to inline in a kernel's body
+
 use std::marker::PhantomData;
 
 use super::combine::halves;

@@ -1,5 +1,7 @@
 //! What is done with lines of elements that lie apart in memory.
 
+#![allow(clippy::needless_range_loop)] // an index leaves the compiler nothing to inline in a kernel's body
+
 use crate::real::Real;
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Vector};
 
