@@ -2,7 +2,7 @@
 //! side. The rule is [`super::max_pool2d`]'s: the first of equal ones, a NaN before all.
 
 use super::super::sheets::{Sheets, VECTORS_MAX, runs};
-use crate::simd::{Float, Isa, Kernel, LANES_MAX, Vector, cut_i32};
+use crate::simd::{Float, Isa, Kernel, LANES_MAX, Vector};
 
 /// Distances that every float type holds exactly.
 pub(super) const DISTANCES: usize = 1 << 24;
@@ -81,7 +81,7 @@ impl<V: Float> Kernel for OfPlane<'_, V> {
             let origin = self.origin + row as i32 * self.steps[0];
             let named = self.places[row * cols..][..cols].iter_mut().zip(&places[run]);
             for (col, (place, &distance)) in named.enumerate() {
-                *place = origin + col as i32 * self.steps[1] + cut_i32(distance.to_f64());
+                *place = origin + col as i32 * self.steps[1] + distance.to_f64() as i32;
             }
         }
         is_unknown
@@ -145,7 +145,7 @@ impl<V: Float> Kernel for OfChannels<'_, V> {
                     found.store_partial(values)
                 }
                 for (place, distance) in places[here].iter_mut().zip(distances) {
-                    *place = origin + cut_i32(distance.to_f64());
+                    *place = origin + distance.to_f64() as i32;
                 }
             }
         }
