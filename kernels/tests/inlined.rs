@@ -37,11 +37,11 @@ fn no_intrinsic_is_left_as_a_function() {
     assert!(left.is_empty(), "{} intrinsics are functions: {left:#?}", left.len());
 }
 
-/// There were 14,950 (in 16 parts) before frames were erased, 4,737 after it, and 5,705 with kernels for what no GPT does, in the
-/// same processor seconds.
+/// There were 14,950 (in 16 parts) before frames were erased, 4,737 after it, 5,705 with kernels for what no GPT does, in the same
+/// processor seconds, and 6,066 since halves are widened in registers and columns are reduced as they lie.
 #[test]
 fn a_build_costs_what_it_did() {
-    const FUNCTIONS_MAX: usize = 6_000;
+    const FUNCTIONS_MAX: usize = 6_100;
     let functions = functions().len();
     assert!(functions <= FUNCTIONS_MAX, "{functions} functions, {FUNCTIONS_MAX} at most");
 }
