@@ -139,9 +139,10 @@ where
 /// beside each other, and how far apart a row's elements are.
 fn linked<T: Real, W: Float>(source: &Source<'_, T>, n: usize) -> Option<[usize; 3]> {
     let width = source.run();
-    let [side, stride] = source.across(width).filter(|_| width % (SIDE * LANES_MAX) == 0 && width > 0)?;
+    let [side, stride] =
+        source.across(width).filter(|_| width > 0 && width.is_multiple_of(SIDE * LANES_MAX))?;
     let linked = BLOCK / width;
-    let whole = n % BLOCK == 0 && BLOCK % width == 0 && side % linked.max(1) == 0;
+    let whole = n.is_multiple_of(BLOCK) && BLOCK.is_multiple_of(width) && side.is_multiple_of(linked);
     (whole && linked <= dispatch(Lanes::<W>(PhantomData))).then_some([width, side, stride])
 }
 
