@@ -145,8 +145,8 @@ impl<E: Stored<W>, W: Float, const K: usize> Columns<'_, E, W, K> {
         [column, columns]: [usize; 2],
     ) -> [W::Vec<S>; LANES_MAX] {
         let mut square = [W::Vec::<S>::zero(); LANES_MAX];
-        for i in 0..columns {
-            square[i] = E::load::<S>(&self.x[(column + i) * self.stride + row..][..rows], W::ZERO);
+        for (i, vector) in square.iter_mut().enumerate().take(columns) {
+            *vector = E::load::<S>(&self.x[(column + i) * self.stride + row..][..rows], W::ZERO);
         }
         W::Vec::<S>::turn(&mut square);
         square

@@ -110,7 +110,9 @@ impl<E: Stored<W>, W: Float, const K: usize> Rows<'_, E, W, K> {
         let mut square = [[W::Vec::<S>::zero(); LANES_MAX]; K];
         for i in 0..<W::Vec<S> as Vector>::LANES {
             let row = self.fold::<S, C, F, 2>(c, term, first + i);
-            square.iter_mut().zip(row).for_each(|(square, row)| square[i] = row);
+            for (square, row) in square.iter_mut().zip(row) {
+                square[i] = row;
+            }
         }
         for square in &mut square {
             W::Vec::<S>::turn(square);
@@ -168,12 +170,12 @@ impl<E: Stored<W>, W: Float, const K: usize> Rows<'_, E, W, K> {
                     }
                 };
             }
-            for i in 0..rows.div_ceil(lanes) {
+            for (i, start) in (first..first + rows).step_by(lanes).enumerate() {
                 let mut square = [[W::Vec::<S>::zero(); K]; LANES_MAX];
                 for lane in 0..lanes {
                     square[lane] = halves(c, each::<_, N>(|side| chains[side][lane][i]), N);
                 }
-                self.store::<S, C>(c, first + i * lanes, square);
+                self.store::<S, C>(c, start, square);
             }
         }
     }
@@ -184,7 +186,9 @@ impl<E: Stored<W>, W: Float, const K: usize> Rows<'_, E, W, K> {
         let lanes = <W::Vec<S> as Vector>::LANES;
         let mut totals = [[W::ZERO; LANES_MAX]; K];
         let total = halves(c, vectors, lanes);
-        totals.iter_mut().zip(total).for_each(|(to, x)| x.store(to));
+        for (to, x) in totals.iter_mut().zip(total) {
+            x.store(to);
+        }
         let parts = self.parts[first / self.linked..].iter_mut().enumerate();
         for (i, part) in parts.take(lanes / self.linked) {
             *part = each(|k| totals[k][(i + 1) * self.linked - 1].to_f64());

@@ -140,9 +140,9 @@ where
 fn linked<T: Real, W: Float>(source: &Source<'_, T>, n: usize) -> Option<[usize; 3]> {
     let width = source.run();
     let [side, stride] =
-        source.across(width).filter(|_| width.is_multiple_of(SIDE * LANES_MAX) && width > 0)?;
+        source.across(width).filter(|_| width > 0 && width.is_multiple_of(SIDE * LANES_MAX))?;
     let linked = BLOCK / width;
-    let whole = n.is_multiple_of(BLOCK) && BLOCK.is_multiple_of(width) && side.is_multiple_of(linked.max(1));
+    let whole = n.is_multiple_of(BLOCK) && BLOCK.is_multiple_of(width) && side.is_multiple_of(linked);
     (whole && linked <= dispatch(Lanes::<W>(PhantomData))).then_some([width, side, stride])
 }
 

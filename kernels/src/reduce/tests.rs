@@ -107,7 +107,7 @@ fn every_reduction_has_the_same_bits_whatever_the_strides() {
         |x, d| var(x, d, 1.0, false),
         |x, d| logsumexp(x, d, false),
     ];
-    let shapes: [&[usize]; 9] = [
+    let shapes: [&[usize]; 13] = [
         &[7, 2],
         &[129, 3],
         &[33, 129],
@@ -117,6 +117,11 @@ fn every_reduction_has_the_same_bits_whatever_the_strides() {
         &[70, 1030],
         &[3, 70, 33],
         &[2, 40, 9],
+        // Rows of which one, two, four and eight are a block.
+        &[72, 1024],
+        &[40, 512],
+        &[72, 256],
+        &[24, 128],
     ];
     let odd = |i: usize| if i % 211 == 3 { -0.0 } else { 0.5 + floats(0.0, 1.0)(i) };
     for (shape, dtype) in shapes.iter().flat_map(|&s| FLOATS.map(|d| (s, d))) {

@@ -37,12 +37,12 @@ impl<T: Real> Turned<'_, T> {
     #[inline(always)]
     fn square<S: Isa>(&mut self, [row, column]: [usize; 2], [rows, columns]: [usize; 2]) {
         let mut square = [<T::Wide as Float>::Vec::<S>::zero(); LANES_MAX];
-        for i in 0..columns {
-            square[i] = T::load::<S>(&self.from[(column + i) * self.stride + row..][..rows]);
+        for (i, vector) in square.iter_mut().enumerate().take(columns) {
+            *vector = T::load::<S>(&self.from[(column + i) * self.stride + row..][..rows]);
         }
         <T::Wide as Float>::Vec::<S>::turn(&mut square);
-        for i in 0..rows {
-            square[i].store_partial(&mut self.to[(row + i) * self.width + column..][..columns]);
+        for (i, vector) in square.iter().enumerate().take(rows) {
+            vector.store_partial(&mut self.to[(row + i) * self.width + column..][..columns]);
         }
     }
 }
@@ -95,7 +95,11 @@ impl<T: Real> Kernel for Apart<'_, T> {
             2 => widen_apart::<T, 2>(from, to),
             3 => widen_apart::<T, 3>(from, to),
             4 => widen_apart::<T, 4>(from, to),
-            _ => to.iter_mut().zip(from.iter().step_by(stride)).for_each(|(to, &x)| *to = x.widen()),
+            _ => {
+                for (to, &x) in to.iter_mut().zip(from.iter().step_by(stride)) {
+                    *to = x.widen();
+                }
+            }
         }
     }
 }
@@ -105,6 +109,10 @@ fn widen_apart<T: Real, const N: usize>(from: &[T], to: &mut [T::Wide]) {
     let (whole, rest) = from.as_chunks::<N>();
     let count = whole.len().min(to.len());
     let (to, last) = to.split_at_mut(count);
-    to.iter_mut().zip(whole).for_each(|(to, x)| *to = x[0].widen());
-    last.iter_mut().zip(rest).for_each(|(to, x)| *to = x.widen());
+    for (to, x) in to.iter_mut().zip(whole) {
+        *to = x[0].widen();
+    }
+    for (to, x) in last.iter_mut().zip(rest) {
+        *to = x.widen();
+    }
 }
