@@ -174,7 +174,8 @@ pointwise!(Nothing, |_x, dy| V::select(dy.eq(dy), V::zero(), V::zero()));
 pointwise!(Gradient1, |_x, dy| dy);
 pointwise!(Gradient2, |x, dy| dy * (x + x));
 pointwise!(Gradient3, |x, dy| dy * c(3.0) * (x * x));
-pointwise!(RootGradient, |x, dy| dy * c(0.5) / x.sqrt());
+// `-0 + 0` is 0: the gradient there is infinite with the sign of `dy`, as the power's is.
+pointwise!(RootGradient, |x, dy| dy * c(0.5) / (x + V::zero()).sqrt());
 pointwise!(InverseGradient, |x, dy| -dy / (x * x));
 pointwise!(GradientTo { e }, |x, dy| dy * c(e) * x.pow(c(e - 1.0)));
 pointwise!(GradientOf { ln }, |y, dy| dy * V::select(y.eq(V::zero()), V::zero(), y * c(ln)));
@@ -215,6 +216,16 @@ mod tests {
                     crate::testing::assert_close(got, wanted, 4.0 * tolerance);
                 }
             }
+        }
+    }
+
+    #[test]
+    fn gradients_of_common_exponents_at_zeros_are_those_of_any() {
+        let x = Tensor::from_slice(&[0.0_f32, -0.0, f32::INFINITY], &[3], Device::CPU).unwrap();
+        let dy = Tensor::from_slice(&[1.0_f32, 2.0, -3.0], &[3], Device::CPU).unwrap();
+        for e in [0.5, -1.0] {
+            let wanted = crate::testing::values(&map("pow", GradientTo { e }, [&x, &dy]).unwrap());
+            assert_eq!(crate::testing::values(&pow_scalar_backward(&x, &dy, e).unwrap()), wanted, "{e}");
         }
     }
 

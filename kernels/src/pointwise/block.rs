@@ -66,8 +66,8 @@ const STRIP: usize = 4;
 /// Elements that a [`Function`] takes at a time, whatever the instruction set.
 const GROUP: usize = STRIP * LANES_MAX;
 
-/// Calls `f` for an output of any length, which shares no memory with the inputs. These are as long, or the same everywhere. The
-/// last group may begin within the one before it; what is less than a group is computed in one.
+/// Calls `f` for an output of any length, which shares no memory with the inputs. These are as long, or the same everywhere. If the
+/// length is no multiple of a group, the last group overlaps the one before it. An output shorter than a group is filled up to one.
 pub(crate) fn apply<W: Float, const N: usize>(
     f: Function<'_, W, N>,
     inputs: [Input<'_, W>; N],

@@ -1,4 +1,4 @@
-//! What is done with columns: a vector holds one element of several of them. Of columns that lie along memory, squares are turned.
+//! Reduces columns. A vector holds one element of several columns. Where columns lie along memory, squares are turned first.
 
 #![allow(clippy::needless_range_loop)] // an index leaves the compiler nothing to inline in a kernel's body
 

@@ -1,5 +1,5 @@
-//! What is done with rows: each is brought together in vectors, and those of several rows are then turned, so that their lanes
-//! are brought together side by side. Rows that lie across memory are turned already.
+//! Reduces rows. Each row becomes a few vectors of partial results. The vectors of several rows are turned, so that one vector
+//! operation joins a lane of each row. Rows that lie across memory need no turning: a vector there holds an element of several rows.
 
 #![allow(clippy::needless_range_loop)] // an index leaves the compiler nothing to inline in a kernel's body
 

@@ -18,7 +18,7 @@ impl<W: Float> Stored<W> for W {
     }
 }
 
-/// What is to be computed in f64 whatever it is.
+/// f32 that is reduced in f64, as products are.
 impl Stored<f64> for f32 {
     #[inline(always)]
     fn load<S: Isa>(from: &[f32], fill: f64) -> S::F64 {
