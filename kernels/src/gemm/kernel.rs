@@ -16,7 +16,7 @@
 
 use super::element::Place;
 use super::tables::{add_planes, add_runs, prefetch_near};
-use super::tile::{FEW_ROWS, Tile, VECTORS, VECTORS_MAX, is_high, keeps, reads_packed, rows};
+use super::tile::{FEW_ROWS, Tile, VECTORS, VECTORS_MAX, is_high, keeps, reads_packed, reads_table, rows};
 use super::turned::turn_and_add;
 use crate::simd::{Float, Isa, Kernel, Runner, Vector, each};
 
@@ -33,11 +33,11 @@ pub(super) const AHEAD: usize = 12;
 /// read, and to write for `out` (which nobody else touches), and the tile is no larger than the instruction set's
 /// [`TileShape`](super::TileShape), or that [`TileShape::widened`](super::TileShape::widened); one column of B at least
 /// exists, and one vector of columns at most where `b_col` is not 1.
-/// Where something is kept, or B has a table, the tile is one that [`keeps`], its columns are whole vectors and
-/// neighbours, A's rows too if A is kept or B has a table, and the places for what is kept are valid to write and nobody
-/// else's. A table has the same number of places for each plane, one for each step in all, and names one of A's
+/// Where something is kept, the tile is one that [`keeps`], where B has a table, one that [`reads_table`]; its columns
+/// are whole vectors and neighbours then, A's rows too if A is kept or B has a table, and the places for what is kept are
+/// valid to write and nobody else's. A table has the same number of places for each plane, one for each step in all, and names one of A's
 /// steps for the plane with each. Where A's rows have a table,
-/// the tile is as high as one that keeps, with one or two whole vectors of columns.
+/// the tile [`is_high`], with one or two whole vectors of columns.
 pub(super) unsafe fn run_tile<P: Place>(runner: Runner, lanes: usize, rows: usize, tile: &mut Tile<P::Acc>) {
     // Lanes are a power of two; a division would take as long as some steps.
     let vectors = (tile.cols + lanes - 1) >> lanes.trailing_zeros();
@@ -102,7 +102,7 @@ impl<P: Place, const H: usize, const W: usize> Kernel for SizedTile<'_, P, H, W>
         if const { H <= rows::<S>() && H * W <= rows::<S>() * VECTORS && (W <= VECTORS || H <= FEW_ROWS) } {
             // SAFETY: `run_tile`'s contract; the type is made only there.
             unsafe {
-                if const { keeps(H, W, rows::<S>()) } && !tile.places.is_null() {
+                if const { reads_table(H, W, rows::<S>()) } && !tile.places.is_null() {
                     return compute_all::<P, S, _, H, W, PLACES>(tile);
                 }
                 if const { !P::IN_PANELS && keeps(H, W, rows::<S>()) } {

@@ -182,7 +182,7 @@ mod tests {
         let mut nth = [0, 1, 3, 4].into_iter();
         let each = each.map(|(at, lanes)| Step { at, lanes, nth: nth.next().unwrap() });
         let in_plane = each.len() + 1;
-        for rows in [shape.rows - 2, shape.rows] {
+        for rows in [shape.rows.div_ceil(2), shape.rows - 2, shape.rows] {
             let steps = planes * in_plane;
             let a: Vec<f32> = (0..rows * steps).map(|i| (i as f32 * 1.3).cos()).collect();
             let mut c = vec![0.0; rows * cols];

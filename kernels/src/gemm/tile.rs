@@ -47,7 +47,7 @@ impl TileShape {
 
     /// Whether a tile of so many rows may read B by a table, see [`super::gemm_by_places`].
     pub(crate) fn reads_places(self, rows: usize) -> bool {
-        keeps(rows, self.vectors, self.rows)
+        reads_table(rows, self.vectors, self.rows)
     }
 
     /// One vector wide.
@@ -63,8 +63,12 @@ pub(super) const fn rows<S: Isa>() -> usize {
     rows
 }
 
-/// Whether a tile of so many rows and vectors can pack what it reads, or read by a table: one that is about as large as
-/// tiles get.
+/// Whether a tile of so many rows and vectors can read B by a table: one that is at least half as high as tiles get.
+pub(super) const fn reads_table(rows: usize, vectors: usize, rows_max: usize) -> bool {
+    vectors == VECTORS && 2 * rows >= rows_max
+}
+
+/// Whether a tile of so many rows and vectors can pack what it reads: one that is about as large as tiles get.
 pub(super) const fn keeps(rows: usize, vectors: usize, rows_max: usize) -> bool {
     vectors == VECTORS && is_high(rows, rows_max)
 }
