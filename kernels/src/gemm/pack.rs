@@ -150,13 +150,14 @@ impl<T: GemmElem> Panels<'_, T> {
         let per_place = T::Place::steps::<S>();
         let dst = std::mem::take(&mut self.dst);
         for (p, panel) in dst.chunks_mut(self.width * self.places).enumerate() {
-            for place in (0..self.places).step_by(V::LANES) {
-                let count = (self.places - place).min(V::LANES);
-                let steps = place * per_place..((place + count) * per_place).min(self.steps);
-                for first in (0..self.width).step_by(V::LANES) {
-                    let width = (self.width - first).min(V::LANES);
-                    let lane = p * self.width + first;
-                    let rows = width.min(self.lanes.saturating_sub(lane));
+            // Lanes are often a power of two apart, so that those of several squares would drive each other out of the cache.
+            for first in (0..self.width).step_by(V::LANES) {
+                let width = (self.width - first).min(V::LANES);
+                let lane = p * self.width + first;
+                let rows = width.min(self.lanes.saturating_sub(lane));
+                for place in (0..self.places).step_by(V::LANES) {
+                    let count = (self.places - place).min(V::LANES);
+                    let steps = place * per_place..((place + count) * per_place).min(self.steps);
                     let mut square = [V::zero(); LANES_MAX];
                     if rows == V::LANES {
                         for (i, row) in square[..V::LANES].iter_mut().enumerate() {
