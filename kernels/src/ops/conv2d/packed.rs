@@ -1,12 +1,14 @@
 //! A convolution's weights, in panels as tiles read them.
 
+use std::ops::Range;
+
 use phalanx_tensor::Pool;
 
 use super::Summed;
 use super::axis::Axis;
 use super::cpu::Correlation;
 use super::order::Order;
-use crate::gemm::{GemmElem, MatRef, Place, pack_panels, share, steps_in_place, with_scratch};
+use crate::gemm::{GemmElem, MatRef, Place, pack_panels, share, steps_in_place};
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Runner, Vector};
 
 /// Elements that a thread packs at least.
@@ -123,28 +125,15 @@ impl Correlation<'_> {
         }
         let at = |y: usize, x: usize| y * row_stride + x * col_stride;
         let places = rows.taps.iter().flat_map(|y| cols.taps.iter().map(move |x| at(y.kernel, x.kernel)));
-        let (places, steps): (Vec<usize>, usize) = (places.collect(), to.len() / count);
-        if out_stride < in_stride {
-            let strides = [out_stride, in_stride];
-            let near =
-                Near { weight, strides, places: &places, channels: self.channels_in, order, count, to };
-            return T::Place::run(Runner::current(), near);
-        }
-        let row_len = steps + LANES_MAX;
-        with_scratch(count * row_len, |lanes| {
-            let (places, channels) = (&places[..], self.channels_in);
-            let strides = [out_stride, in_stride];
-            let strips =
-                Strips { weight, strides, places, are_all, channels, order, row_len, lanes: &mut *lanes };
-            T::Place::run(Runner::current(), strips);
-            pack_panels(MatRef::new(lanes, steps, count, 1, row_len), count, to);
-        });
+        let places: Vec<usize> = places.collect();
+        let strides = [out_stride, in_stride];
+        let steps = Steps { weight, strides, places: &places, channels: self.channels_in, order, count, to };
+        T::Place::run(Runner::current(), steps);
     }
 }
 
-/// A panel of output channels that lie nearer to each other than input channels do, as in a transposed convolution: for each
-/// step one after the other.
-struct Near<'a, T: GemmElem> {
+/// The weights of some output channels, step by step.
+struct Steps<'a, T: GemmElem> {
     weight: &'a [T],
     /// From an output channel to the next, and from an input channel.
     strides: [usize; 2],
@@ -152,15 +141,92 @@ struct Near<'a, T: GemmElem> {
     places: &'a [usize],
     channels: usize,
     order: Order,
+    /// Output channels.
     count: usize,
+    /// Those of each step.
     to: &'a mut [T::Acc],
 }
 
-impl<T: GemmElem> Kernel for Near<'_, T> {
+impl<T: GemmElem> Kernel for Steps<'_, T> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Isa>(self) {
+        if 2 * self.count >= <<T::Acc as Float>::Vec<S> as Vector>::LANES {
+            self.turn::<S, <T::Acc as Float>::Vec<S>>();
+        } else {
+            self.gather::<S>();
+        }
+    }
+}
+
+impl<T: GemmElem> Steps<'_, T> {
+    /// By squares of output channels and kernel elements, transposed in registers.
+    #[inline(always)]
+    fn turn<S: Isa, V: Vector<Elem = T::Acc>>(self)
+    where
+        T::Acc: Float<Vec<S> = V>,
+    {
+        let mut squares = [[V::zero(); LANES_MAX]; 2];
+        for row in (0..self.count).step_by(V::LANES) {
+            let (rows, mut at) = (V::LANES.min(self.count - row), row);
+            for first in (0..self.channels).step_by(self.order.together) {
+                let mut held = [usize::MAX; 2];
+                for &place in self.places {
+                    let start = place / V::LANES * V::LANES;
+                    for i in 0..self.order.places() {
+                        if held[i] != start {
+                            let channel = first + i * self.order.in_lane;
+                            self.load::<S, V>(row..row + rows, channel, start, &mut squares[i]);
+                            V::turn(&mut squares[i]);
+                            held[i] = start;
+                        }
+                        let (lanes, to) = (squares[i][place - start], &mut self.to[at..]);
+                        // What it writes too much is the step after, whose turn comes.
+                        if to.len() >= V::LANES && (rows == V::LANES || row == 0) {
+                            lanes.store(to);
+                        } else {
+                            lanes.store_partial(&mut to[..rows]);
+                        }
+                        at += self.count;
+                    }
+                }
+            }
+        }
+    }
+
+    /// For each output channel a vector of the kernel elements that lie from `start` on.
+    #[inline(always)]
+    fn load<S: Isa, V: Vector<Elem = T::Acc>>(
+        &self,
+        rows: Range<usize>,
+        channel: usize,
+        start: usize,
+        to: &mut [V; LANES_MAX],
+    ) where
+        T::Acc: Float<Vec<S> = V>,
+    {
+        *to = [V::zero(); LANES_MAX];
+        if channel >= self.channels {
+            return; // the partner that a last channel lacks
+        }
+        let (zeros, [out_stride, in_stride]) = ([T::zeroed(); LANES_MAX], self.strides);
+        let has_second = self.order.in_lane > 1 && channel + 1 < self.channels;
+        for (i, row) in rows.zip(to) {
+            let x = &self.weight[i * out_stride + channel * in_stride + start..];
+            let y = if has_second { &x[in_stride..] } else { &zeros[..] };
+            V::prefetch(x.as_ptr().wrapping_add(2 * self.order.together * in_stride).cast());
+            let len = x.len().min(y.len());
+            *row = match len >= V::LANES {
+                true => T::across::<S>(&x[..V::LANES], &y[..V::LANES]),
+                false => T::across::<S>(&x[..len], &y[..len]),
+            };
+        }
+    }
+
+    /// One after the other.
+    #[inline(always)]
+    fn gather<S: Isa>(self) {
         let (order, [out_stride, in_stride]) = (self.order, self.strides);
         let mut lanes = self.to.chunks_exact_mut(self.count);
         for first in (0..self.channels).step_by(order.together) {
@@ -180,62 +246,6 @@ impl<T: GemmElem> Kernel for Near<'_, T> {
                         (Some(x), None) => {
                             let x = x.iter().step_by(out_stride);
                             to.iter_mut().zip(x).for_each(|(to, x)| *to = x.beside::<S>(T::zeroed()));
-                        }
-                    }
-                }
-            }
-        }
-    }
-}
-
-/// The steps of some output channels, lane by lane.
-struct Strips<'a, T: GemmElem> {
-    weight: &'a [T],
-    /// From an output channel to the next, and from an input channel.
-    strides: [usize; 2],
-    /// Where the kernel elements lie.
-    places: &'a [usize],
-    /// Whether they lie side by side.
-    are_all: bool,
-    channels: usize,
-    order: Order,
-    /// A row for each output channel, a vector longer than its steps.
-    row_len: usize,
-    lanes: &'a mut [T::Acc],
-}
-
-impl<T: GemmElem> Kernel for Strips<'_, T> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Isa>(self) {
-        let (taps, order) = (self.places.len(), self.order);
-        let vector = <<T::Acc as Float>::Vec<S> as Vector>::LANES;
-        for (row, lanes) in self.lanes.chunks_exact_mut(self.row_len).enumerate() {
-            let row = &self.weight[row * self.strides[0]..];
-            for first in (0..self.channels).step_by(order.together) {
-                let lanes = &mut lanes[first / order.together * taps * order.places()..];
-                let channel = |nth: usize| match first + nth < self.channels {
-                    true => Some(&row[(first + nth) * self.strides[1]..]),
-                    false => None,
-                };
-                let second = |from: usize| if order.in_lane > 1 { channel(from + 1) } else { None };
-                if self.are_all && order.places() == 1 {
-                    let (x, y) = (&row[first * self.strides[1]..][..taps], second(0).map(|y| &y[..taps]));
-                    for at in (0..taps).step_by(vector) {
-                        let here = at..taps.min(at + vector);
-                        let lane = match y {
-                            Some(y) => T::across::<S>(&x[here.clone()], &y[here]),
-                            None => T::load::<S>(&x[here]),
-                        };
-                        // What it writes too much is the channels after, whose turn comes.
-                        lane.store(&mut lanes[at..]);
-                    }
-                } else {
-                    for (at, &place) in self.places.iter().enumerate() {
-                        for i in 0..order.places() {
-                            let read = |from: Option<&[T]>| from.map_or(T::zeroed(), |from| from[place]);
-                            lanes[at * order.places() + i] = read(channel(i)).beside::<S>(read(second(i)));
                         }
                     }
                 }
