@@ -163,17 +163,21 @@ impl<T: GemmElem> Kernel for Put<'_, T> {
             let sums = &self.sums[row * self.row_len + self.segment.at..][..self.segment.len];
             let out = &mut self.out[row * self.plane..];
             let bias = self.bias.map(|bias| bias[row]);
-            if self.step > 1 {
-                let out = out.iter_mut().step_by(self.step).zip(sums);
-                out.for_each(|(to, &sum)| *to = T::narrow(bias.map_or(sum, |bias| sum + bias)));
-                continue;
-            }
-            let out = out[..sums.len()].chunks_mut(lanes);
-            for (sums, to) in sums.chunks(lanes).zip(out) {
+            for (nth, sums) in sums.chunks(lanes).enumerate() {
                 let whole = sums.len() == lanes;
                 let sum = if whole { Vector::load(sums) } else { Vector::load_partial(sums, T::Acc::ZERO) };
                 let bias = bias.map(<T::Acc as Float>::Vec::<S>::splat);
-                T::store::<S>(bias.map_or(sum, |bias| sum + bias), to);
+                let sum = bias.map_or(sum, |bias| sum + bias);
+                let out = &mut out[nth * lanes * self.step..];
+                if self.step == 1 {
+                    T::store::<S>(sum, &mut out[..sums.len()]);
+                    continue;
+                }
+                let mut apart = [T::zeroed(); LANES_MAX];
+                T::store::<S>(sum, &mut apart[..lanes]);
+                for i in 0..sums.len() {
+                    out[i * self.step] = apart[i];
+                }
             }
         }
     }

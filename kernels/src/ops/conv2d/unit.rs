@@ -218,13 +218,27 @@ impl<T: GemmElem<Acc: Summed>> Unit<'_, T> {
         let ([rows, cols], tile) = (self.pass, self.side.tile);
         let (images, total) = (image..image + 1, rows.count * cols.count);
         let size = self.source_size();
+        // Rows at which all kernel elements are inside. Points there meet what those of the first such row do, so much
+        // further on; the last place is for the others.
+        let met = rows.taps.iter().map(|tap| rows.met(tap, size[0]));
+        let inside = met.fold(0..rows.count, |all, met| all.start.max(met.start)..all.end.min(met.end));
+        let mut known = vec![None; size[1] + 1];
         with_scratch(self.weights.panels.rows * tile.cols(), |sums| {
             for start in (0..total).step_by(tile.cols()) {
                 let points = start..total.min(start + tile.cols());
                 let all = [Segment { at: 0, len: points.len(), from: 0, image: 0, to: start }];
-                let steps = steps_in_plane(self.pass, size, points, tile);
+                let is_known = points.len() == tile.cols()
+                    && inside.contains(&(start / size[1]))
+                    && inside.contains(&((points.end - 1) / size[1]));
+                let known = &mut known[if is_known { start % size[1] } else { size[1] }];
+                if !is_known {
+                    *known = None;
+                }
+                let (first, steps) =
+                    known.get_or_insert_with(|| (start, steps_in_plane(self.pass, size, points, tile)));
                 let plane = size[0] * size[1];
-                let b = Points::Places(Places::new(source, &steps, steps.len(), self.job.channels_in, plane));
+                let b = Places::new(source, steps, steps.len(), self.job.channels_in, plane);
+                let b = Points::Places(b.shifted(start - *first));
                 for panel in 0..self.weights.panels.count {
                     self.multiply_panel(panel, &images, &b, &all, sums, out);
                 }

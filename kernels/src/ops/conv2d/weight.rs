@@ -79,8 +79,9 @@ impl WeightGrad<'_> {
                 self.add_bands(image, grid, channels, &pool, sums);
             }
             let (sums, block) = (&*sums, self.channels_in * taps);
-            // Rows of one group at a time.
-            let rows = if self.groups == 1 { LANES_MAX } else { self.channels_out };
+            // Rows of one group at a time: of many, two cache lines of sums, which the CPU brings near together.
+            let lines = if self.channels_out >= 4 * LANES_MAX * pool.threads() { 2 } else { 1 };
+            let rows = if self.groups == 1 { lines * LANES_MAX } else { self.channels_out };
             let together = if self.groups == 1 { 1 } else { PIECE.div_ceil(rows * block) };
             pool.for_each_chunk(out, together * rows * block, |i, out| {
                 for (j, out) in out.chunks_mut(rows * block).enumerate() {
@@ -314,10 +315,10 @@ impl<T: GemmElem> Kernel for Turned<'_, T> {
     #[inline(always)]
     fn run<S: Isa>(self) {
         let lanes = <<T::Acc as Float>::Vec<S> as Vector>::LANES;
-        for (nth, out) in self.out.chunks_mut(lanes * self.block).enumerate() {
-            let (first, rows) = (self.first + nth * lanes, out.len() / self.block);
-            for at in (0..self.block).step_by(lanes) {
-                let here = lanes.min(self.block - at);
+        for at in (0..self.block).step_by(lanes) {
+            let here = lanes.min(self.block - at);
+            for (nth, out) in self.out.chunks_mut(lanes * self.block).enumerate() {
+                let (first, rows) = (self.first + nth * lanes, out.len() / self.block);
                 let mut square = [<T::Acc as Float>::Vec::<S>::zero(); LANES_MAX];
                 for (i, row) in square[..here].iter_mut().enumerate() {
                     let sums = &self.sums[(at + i) * self.row_len + first..][..rows];
