@@ -156,7 +156,18 @@ fn others_at<T: Real>(
     to: &mut [&mut [T]],
 ) {
     let ((x, both), (before, after)) = (room.split_at_mut(n * inner), products.split_at_mut(n * inner));
-    source.copy_rows(start, [n, inner], apart, x);
+    let x = match apart == inner {
+        true => source.wide(start, n * inner, x),
+        false => {
+            source.copy_rows(start, [n, inner], apart, x);
+            x
+        }
+    };
+    if let [to] = to
+        && let Some(to) = T::as_wide_mut(to)
+    {
+        return dispatch(Others { x, inner, before, after, to });
+    }
     dispatch(Others { x, inner, before, after, to: &mut *both });
     let each = both.len() / to.len();
     to.iter_mut().zip(both.chunks(each)).for_each(|(to, both)| T::narrow_all(both, to));

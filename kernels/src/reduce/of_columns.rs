@@ -145,7 +145,8 @@ impl<E: Stored<W>, W: Float, const K: usize> Columns<'_, E, W, K> {
             } else {
                 let square = self.turned::<S, X>(x, [row, lanes], [column, lanes]);
                 for first in (0..lanes).step_by(SIDE) {
-                    let terms = halves(c, each::<_, SIDE>(|i| term.of(square[first + i], shift)), SIDE);
+                    let terms = each::<_, SIDE>(|i| term.of(square[first + i], shift));
+                    let terms = halves(c, terms, SIDE);
                     totals = each(|k| C::merge(totals[k], terms[k]));
                 }
             }
@@ -183,11 +184,11 @@ impl<E: Stored<W>, W: Float, const K: usize> Columns<'_, E, W, K> {
         let mut fours = [[W::Vec::<S>::zero(); PARTS_MAX]; K];
         for part in 0..W::Vec::<S>::PARTS {
             let first = column + part * SIDE;
-            let x = x.load_each::<S, SIDE>(first * self.stride + row, self.stride);
             let mut terms = [[W::Vec::<S>::zero(); K]; SIDE];
             for i in 0..SIDE {
                 let shift = if self.shifts.is_empty() { W::ZERO } else { self.shifts[first + i] };
-                terms[i] = term.of(x[i], W::Vec::<S>::splat(shift));
+                let x = x.load::<S>((first + i) * self.stride + row, <W::Vec<S> as Vector>::LANES, W::ZERO);
+                terms[i] = term.of(x, W::Vec::<S>::splat(shift));
             }
             for k in 0..K {
                 let (low, high) = terms[0][k].zip_parts(terms[2][k]);

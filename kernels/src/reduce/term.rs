@@ -1,7 +1,5 @@
 //! What a reduction takes of an element.
 
-#![allow(clippy::needless_range_loop)] // an index leaves the compiler nothing to inline in a kernel's body
-
 use phalanx_tensor::{bf16, f16};
 
 use crate::simd::{Float, Isa, LANES_MAX, Vector};
@@ -33,8 +31,6 @@ pub(super) trait Elements<W: Float>: Copy {
     /// A vector of `count` elements from place `at` on, at most as many as there are lanes, then `fill`. To be marked
     /// `#[inline(always)]`.
     fn load<S: Isa>(self, at: usize, count: usize, fill: W) -> W::Vec<S>;
-    /// `N` whole vectors that begin `step` apart, the first at `at`. To be marked `#[inline(always)]`.
-    fn load_each<S: Isa, const N: usize>(self, at: usize, step: usize) -> [W::Vec<S>; N];
     /// Where place `at` is in memory, or would be.
     fn address(self, at: usize) -> *const W;
 }
@@ -48,16 +44,6 @@ impl<E: Stored<W>, W: Float> Elements<W> for &[E] {
     #[inline(always)]
     fn load<S: Isa>(self, at: usize, count: usize, fill: W) -> W::Vec<S> {
         E::load::<S>(&self[at..][..count], fill)
-    }
-
-    #[inline(always)]
-    fn load_each<S: Isa, const N: usize>(self, at: usize, step: usize) -> [W::Vec<S>; N] {
-        let lanes = <W::Vec<S> as Vector>::LANES;
-        let mut vectors = [W::Vec::<S>::zero(); N];
-        for i in 0..N {
-            vectors[i] = E::load::<S>(&self[at + i * step..][..lanes], W::ZERO);
-        }
-        vectors
     }
 
     #[inline(always)]
@@ -95,25 +81,6 @@ impl<W: Float> Elements<W> for Half<'_> {
         let mut lanes = [W::ZERO; LANES_MAX];
         x.store(&mut lanes);
         W::Vec::<S>::load_partial(&lanes[..count], fill)
-    }
-
-    #[inline(always)]
-    fn load_each<S: Isa, const N: usize>(self, at: usize, step: usize) -> [W::Vec<S>; N] {
-        let lanes = <W::Vec<S> as Vector>::LANES;
-        let mut vectors = [W::Vec::<S>::zero(); N];
-        match self {
-            Half::Bf16(x) => {
-                for i in 0..N {
-                    vectors[i] = W::load_bf16::<S>(&x[at + i * step..][..lanes]);
-                }
-            }
-            Half::F16(x) => {
-                for i in 0..N {
-                    vectors[i] = W::load_f16::<S>(&x[at + i * step..][..lanes]);
-                }
-            }
-        }
-        vectors
     }
 
     #[inline(always)]
