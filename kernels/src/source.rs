@@ -10,6 +10,7 @@ use phalanx_tensor::{Element, Loops, Read, Result, Tensor};
 pub(crate) use blocks::{Cut, Scratch};
 
 use crate::moves::fill;
+use crate::pointwise::Input;
 use crate::real::{Real, for_real};
 use crate::simd::{Float, LANES_MAX, dispatch};
 use lines::{Apart, Turned, Widened};
@@ -20,6 +21,8 @@ pub(crate) const BLOCK: usize = 1024;
 
 /// Elements of a run that is not worth a call.
 const FEW: usize = 16;
+/// Elements of a run that is worth one.
+const SHORT: usize = 256;
 
 /// Sets a slice to converted elements that lie a distance apart.
 type Run<'a, T, U> = &'a dyn Fn(&[T], usize, &mut [U]);
@@ -184,17 +187,37 @@ impl<T: Real> Source<'_, T> {
     /// [`Source::copy_to`] in the type that is computed in.
     pub(crate) fn copy_wide(&self, start: usize, to: &mut [T::Wide]) {
         let runs = Self::WIDENED;
-        let Some(loops) = self.loops.as_deref().filter(|_| self.is_across()) else {
+        let short = |loops: &Loops<1>| loops.inner_strides() == [1] && (FEW..SHORT).contains(&loops.inner());
+        let Some(loops) = self.loops.as_deref().filter(|loops| self.is_across() || short(loops)) else {
             return self.gather(start, to, T::widen, runs);
         };
         let (inner, len) = (loops.inner().max(1), to.len());
-        // Whole runs may be turned.
+        // Whole runs may be turned, and short ones are copied many at a time.
         let first = start.next_multiple_of(inner).min(start + len) - start;
         let rows = (len - first) / inner;
         self.gather(start, &mut to[..first], T::widen, runs);
         let (whole, rest) = to[first..].split_at_mut(rows * inner);
-        self.copy_rows(start + first, [rows, inner], inner, whole);
+        match self.is_across() {
+            true => self.copy_rows(start + first, [rows, inner], inner, whole),
+            false => self.copy_runs(loops, (start + first) / inner, whole),
+        }
         self.gather(start + len - rest.len(), rest, T::widen, runs);
+    }
+
+    /// Whole runs from number `run` on. Those along one dimension lie equally far apart and are one call.
+    fn copy_runs(&self, loops: &Loops<1>, mut run: usize, mut to: &mut [T::Wide]) {
+        let (len, outer) = (loops.inner(), loops.sizes().len() - 1);
+        let (side, [stride]) = match outer {
+            0 => (1, [0]),
+            _ => (loops.sizes()[outer - 1], loops.strides()[outer - 1]),
+        };
+        while !to.is_empty() {
+            let lines = (side - run % side).min(to.len() / len);
+            let from = &self.elements[self.offset + loops.start(run)[0]..];
+            let (now, later) = to.split_at_mut(lines * len);
+            dispatch(Widened { from, stride, len, to: now });
+            (run, to) = (run + lines, later);
+        }
     }
 
     /// `rows` rows of `width` elements, which begin `apart` elements from each other, in the type that is computed in. Of a
@@ -231,20 +254,41 @@ impl<T: Real> Source<'_, T> {
     }
 
     /// `lines` lines of `len` elements that begin `stride` apart in memory, the first where element `start` lies: where they lie or
-    /// widened in `room`, and how far apart they begin there.
+    /// widened in `room`, and how far apart they begin there. Halves stay where they lie if `halves` may.
     pub(crate) fn lines<'b>(
         &'b self,
         start: usize,
         [lines, len]: [usize; 2],
         stride: usize,
+        halves: bool,
         room: &'b mut [T::Wide],
-    ) -> (&'b [T::Wide], usize) {
+    ) -> (Input<'b, T::Wide>, usize) {
         let from = &self.elements[self.place(start)..][..(lines - 1) * stride + len];
-        if let Some(x) = T::as_wide(from) {
-            return (x, stride);
+        if halves || T::as_wide(&[]).is_some() {
+            return (T::input(from), stride);
         }
         dispatch(Widened { from, stride, len, to: &mut room[..lines * len] });
-        (&room[..lines * len], len)
+        (Input::Wide(&room[..lines * len]), len)
+    }
+
+    /// Elements `start .. start + len`: where they lie if they lie together, else widened in `room`. So are halves, unless `halves`
+    /// says that they may stay where they lie.
+    pub(crate) fn input<'b>(
+        &'b self,
+        start: usize,
+        len: usize,
+        halves: bool,
+        room: &'b mut [T::Wide],
+    ) -> Input<'b, T::Wide> {
+        if halves && let Some(lying) = self.lying(start, len) {
+            return T::input(lying);
+        }
+        Input::Wide(self.wide(start, len, room))
+    }
+
+    /// Whether [`Source::input`] and [`Source::lines`] need no room.
+    pub(crate) fn is_input(&self, halves: bool) -> bool {
+        self.is_contiguous() && (halves || T::as_wide(&[]).is_some())
     }
 
     /// [`Source::block`] in the type that is computed in.

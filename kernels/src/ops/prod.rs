@@ -3,7 +3,7 @@
 use phalanx_tensor::{DType, Dim, Element, Result, Tensor};
 
 use crate::check;
-use crate::gemm::with_scratch;
+use crate::gemm::{Scratch, with_scratch};
 use crate::ops::cast::Number;
 use crate::pointwise::PIECE;
 use crate::real::{Real, for_integer, for_real};
@@ -89,6 +89,8 @@ pub fn prod_of_others(x: &Tensor, dim: impl Dim) -> Result<Tensor> {
 }
 
 const OTHERS: &str = "prod_of_others";
+/// Columns that are worked on at a time, at least.
+const NARROW: usize = 16;
 
 fn others(x: &Tensor, dim: usize) -> Result<Tensor> {
     check::float(OTHERS, x)?;
@@ -107,31 +109,77 @@ fn others_of<T: Real>(x: &Tensor, [n, inner]: [usize; 2], out: &mut Tensor) -> R
     let (slab, numel) = (n * inner, out.numel());
     let source = Source::<T>::open(OTHERS, x, x.shape())?;
     let mut target = out.write::<T>(OTHERS)?;
-    let piece = PIECE.div_ceil(slab) * slab;
-    x.device().pool()?.for_each_chunk(&mut target[..numel], piece, |i, to| {
-        with_scratch(slab, |room: &mut [T::Wide]| {
-            with_scratch(2 * slab, |products: &mut [f64]| {
-                let (before, after) = products.split_at_mut(slab);
-                for (j, to) in to.chunks_mut(slab).enumerate() {
-                    let x = source.wide(i * piece + j * slab, slab, room);
-                    dispatch(Others { x, inner, before: &mut *before, after: &mut *after });
-                    let products = before.iter().zip(&*after);
-                    to.iter_mut()
-                        .zip(products)
-                        .for_each(|(to, (a, b))| *to = T::narrow(T::Wide::from_f64(a * b)));
-                }
+    let pool = x.device().pool()?;
+    let width = (PIECE / n.max(1)).next_multiple_of(NARROW);
+    if width < inner {
+        // A strip of columns at a time: what is before and behind its elements stays near, and threads share a slab.
+        for (i, to) in target[..numel].chunks_mut(slab).enumerate() {
+            let strips = inner.div_ceil(width);
+            let mut strips: Vec<Vec<&mut [T]>> = (0..strips).map(|_| Vec::with_capacity(n)).collect();
+            for row in to.chunks_mut(inner) {
+                strips.iter_mut().zip(row.chunks_mut(width)).for_each(|(strip, part)| strip.push(part));
+            }
+            pool.for_each_chunk(&mut strips, 1, |strip, strips| {
+                let (start, rows) = (i * slab + strip * width, &mut strips[0]);
+                let columns = rows[0].len();
+                with_room(n * columns, |room| others_at(&source, start, inner, [n, columns], room, rows));
             });
+        }
+        return Ok(());
+    }
+    let slabs = PIECE.div_ceil(slab);
+    pool.for_each_chunk(&mut target[..numel], slabs * slab, |i, to| {
+        with_room(slab, |room| {
+            for (j, to) in to.chunks_mut(slab).enumerate() {
+                let room = (&mut *room.0, &mut *room.1);
+                others_at(&source, (i * slabs + j) * slab, inner, [n, inner], room, &mut [to]);
+            }
         });
     });
     Ok(())
 }
 
-/// The products before and behind each element of columns.
+/// Room for elements and for what comes of them, and for the products before and behind each.
+type Room<'a, W> = (&'a mut [W], &'a mut [f64]);
+
+fn with_room<W: Scratch>(elements: usize, f: impl FnOnce(Room<'_, W>)) {
+    with_scratch(2 * elements, |room| with_scratch(2 * elements, |products| f((room, products))));
+}
+
+/// Sets `to`, the rows of some columns or these as a whole. Rows of `x` begin `apart` elements from each other.
+fn others_at<T: Real>(
+    source: &Source<'_, T>,
+    start: usize,
+    apart: usize,
+    [n, inner]: [usize; 2],
+    (room, products): Room<'_, T::Wide>,
+    to: &mut [&mut [T]],
+) {
+    let ((x, both), (before, after)) = (room.split_at_mut(n * inner), products.split_at_mut(n * inner));
+    let x = match apart == inner {
+        true => source.wide(start, n * inner, x),
+        false => {
+            source.copy_rows(start, [n, inner], apart, x);
+            x
+        }
+    };
+    if let [to] = to
+        && let Some(to) = T::as_wide_mut(to)
+    {
+        return dispatch(Others { x, inner, before, after, to });
+    }
+    dispatch(Others { x, inner, before, after, to: &mut *both });
+    let each = both.len() / to.len();
+    to.iter_mut().zip(both.chunks(each)).for_each(|(to, both)| T::narrow_all(both, to));
+}
+
+/// The products before and behind each element of columns, and of both.
 struct Others<'a, W> {
     x: &'a [W],
     inner: usize,
     before: &'a mut [f64],
     after: &'a mut [f64],
+    to: &'a mut [W],
 }
 
 impl<W: Float + Element> Kernel for Others<'_, W> {
@@ -139,7 +187,7 @@ impl<W: Float + Element> Kernel for Others<'_, W> {
 
     #[inline(always)]
     fn run<S: Isa>(self) {
-        let Others { x, inner, before, after } = self;
+        let Others { x, inner, before, after, to } = self;
         let n = x.len() / inner;
         if inner == 1 {
             let (mut ahead, mut behind) = (1.0, 1.0);
@@ -147,11 +195,12 @@ impl<W: Float + Element> Kernel for Others<'_, W> {
                 (before[i], after[n - 1 - i]) = (ahead, behind);
                 (ahead, behind) = (ahead * x[i].to_f64(), behind * x[n - 1 - i].to_f64());
             }
-            return;
+        } else {
+            before[..inner].fill(1.0);
+            after[(n - 1) * inner..].fill(1.0);
         }
-        before[..inner].fill(1.0);
-        after[(n - 1) * inner..].fill(1.0);
-        for i in 1..n {
+        let rows = if inner == 1 { 1 } else { n };
+        for i in 1..rows {
             let (known, next) = before.split_at_mut(i * inner);
             let known = known[(i - 1) * inner..].iter().zip(&x[(i - 1) * inner..]);
             next.iter_mut().zip(known).for_each(|(to, (p, x))| *to = p * x.to_f64());
@@ -160,17 +209,23 @@ impl<W: Float + Element> Kernel for Others<'_, W> {
             let known = known.iter().zip(&x[row + inner..]);
             next.iter_mut().zip(known).for_each(|(to, (p, x))| *to = p * x.to_f64());
         }
+        for i in 0..to.len().min(before.len()).min(after.len()) {
+            to[i] = W::from_f64(before[i] * after[i]);
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::prod_of_others;
-    use crate::testing::{assert_close, floats, tensors, tolerance, values};
+    use crate::testing::{FLOATS, assert_close, floats, make, tensors, tolerance, values};
 
     #[test]
     fn products_of_others_equal_plain_ones() {
-        for x in tensors(&floats(-1.5, 1.5)) {
+        // Of the larger ones a strip of columns is a piece.
+        let near = |i: usize| 1.0 + floats(-0.02, 0.02)(i);
+        let large = FLOATS.iter().flat_map(|&d| [make(&[70, 300], d, &near), make(&[2, 5, 4100], d, &near)]);
+        for x in tensors(&floats(-1.5, 1.5)).into_iter().chain(large) {
             for dim in 0..x.rank().max(1) {
                 let n = x.shape().get(dim).copied().unwrap_or(1);
                 let inner: usize = x.shape().iter().skip(dim + 1).product();

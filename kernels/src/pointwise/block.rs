@@ -29,7 +29,7 @@ pub(crate) enum Output<'a, W> {
 
 impl<W> Input<'_, W> {
     /// The elements from place `at` on.
-    fn from(self, at: usize) -> Self {
+    pub(crate) fn from(self, at: usize) -> Self {
         match self {
             Input::Wide(x) => Input::Wide(&x[at..]),
             Input::Bf16(x) => Input::Bf16(&x[at..]),

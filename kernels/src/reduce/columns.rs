@@ -14,6 +14,7 @@ use phalanx_tensor::{Element, Result};
 use super::of_columns::{Columns, SIDE};
 use super::{Finish, Frame, Reduction, Stored};
 use crate::gemm::with_scratch;
+use crate::pointwise::Input;
 use crate::real::Real;
 use crate::simd::Float;
 use crate::source::{BLOCK, Source};
@@ -24,8 +25,8 @@ const ROWS: usize = 64;
 const ALONG: usize = 64;
 /// Elements that make a piece of work.
 const PIECE: usize = 4 * crate::pointwise::PIECE;
-/// Outputs whose parts are read side by side: in f64 they fill a cache line.
-const LINE: usize = 8;
+/// Outputs whose parts are joined side by side: in f64 they fill a few cache lines.
+const LINE: usize = 64;
 /// Parts that the rows are split into, at most.
 const PARTS_MAX: usize = 64;
 
@@ -73,42 +74,47 @@ where
         pool.for_each_chunk(out, 8 * LINE, |piece, out| {
             for (i, out) in out.chunks_mut(LINE).enumerate() {
                 let first = piece * 8 * LINE + i * LINE;
-                let part = |part: usize| -> Line<K> {
-                    let mut line = [[0.0; K]; LINE];
-                    line[..out.len()].copy_from_slice(&slots[part * outputs + first..][..out.len()]);
-                    line
-                };
-                let line = join_parts(reduction, &part, 0..parts);
-                finish(first, &line[..out.len()], out);
+                let mut line = [[0.0; K]; LINE];
+                let line = &mut line[..out.len()];
+                join_parts(reduction, &slots[first..], outputs, 0..parts, line);
+                finish(first, line, out);
             }
         });
     });
     Ok(())
 }
 
-/// Outputs side by side.
-type Line<const K: usize> = [[f64; K]; LINE];
-
-/// [`Reduction::pairwise`] of several outputs at a time, of which there is a part at least.
+/// [`Reduction::pairwise`] of several outputs at a time, of which there is a part at least. Parts begin `apart` from each other.
 fn join_parts<E, W: Float, const K: usize>(
     reduction: Reduction<'_, E, W, K>,
-    part: &dyn Fn(usize) -> Line<K>,
+    slots: &[[f64; K]],
+    apart: usize,
     parts: Range<usize>,
-) -> Line<K> {
-    if parts.len() == 1 {
-        return part(parts.start);
-    }
+    line: &mut [[f64; K]],
+) {
+    let part = |part: usize| &slots[part * apart..][..line.len()];
     let middle = parts.start + parts.len().next_power_of_two() / 2;
-    let mut left = join_parts(reduction, part, parts.start..middle);
-    let right = join_parts(reduction, part, middle..parts.end);
-    reduction.fold.join(&mut left, &right);
-    left
+    match parts.len() {
+        1 => return line.copy_from_slice(part(parts.start)),
+        2 => {
+            let right = part(middle);
+            line.copy_from_slice(part(parts.start));
+            return reduction.fold.join(line, right);
+        }
+        _ => {}
+    }
+    let mut right = [[0.0; K]; LINE];
+    let right = &mut right[..line.len()];
+    join_parts(reduction, slots, apart, parts.start..middle, line);
+    join_parts(reduction, slots, apart, middle..parts.end, right);
+    reduction.fold.join(line, right);
 }
 
 /// What one thread needs at a time.
 struct Scratch<E, W, const K: usize> {
-    /// Rows that are gathered.
+    /// Rows that are gathered, and how many elements there is room for once some are.
     rows: Vec<E>,
+    room: usize,
     /// Columns that are being brought together.
     sums: [[W; BLOCK]; K],
     /// See [`Source::across`].
@@ -118,12 +124,11 @@ struct Scratch<E, W, const K: usize> {
 impl<E: Element, W: Float, const K: usize> Scratch<E, W, K> {
     fn new<T: Real<Wide = E>>(source: &Source<'_, T>, inner: usize) -> Self {
         let along = source.across(inner);
-        let rows = match source.is_wide() {
-            true => 0,
-            false if source.is_across() && along.is_none() => 16,
+        let rows = match source.is_across() && along.is_none() {
+            true => 16,
             false => SIDE.max(ALONG * ROWS / BLOCK),
         };
-        Scratch { rows: vec![E::zeroed(); rows * BLOCK], sums: [[W::ZERO; BLOCK]; K], along }
+        Scratch { rows: Vec::new(), room: rows * BLOCK, sums: [[W::ZERO; BLOCK]; K], along }
     }
 
     /// How many columns are brought together at a time.
@@ -166,9 +171,10 @@ fn fold_columns<T: Real, W: Float, const K: usize>(
     let (width, inner) = (totals.len(), frame.inner);
     let first = output / inner * frame.n * inner + output % inner;
     let (shifts, neutral) = (reduction.shifts_of(output..output + width), reduction.fold.start());
-    let Scratch { rows: gathered, sums, along } = scratch;
+    let Scratch { rows: gathered, room, sums, along } = scratch;
+    let halves = T::Wide::HALVES;
     // Blocks and units begin at multiples of `SIDE` rows, so that the same rows meet whatever the layout.
-    let unit = if source.is_wide() { ROWS } else { (gathered.len() / width / SIDE * SIDE).min(ROWS) };
+    let unit = if source.is_input(halves) { ROWS } else { (*room / width / SIDE * SIDE).min(ROWS) };
     totals.fill([neutral; K]);
     for block in rows.clone().step_by(ROWS) {
         sums.iter_mut().for_each(|sums| sums[..width].fill(W::from_f64(neutral)));
@@ -176,12 +182,15 @@ fn fold_columns<T: Real, W: Float, const K: usize>(
         for row in (block..end).step_by(unit) {
             let (rows, start) = (unit.min(end - row), first + row * inner);
             let along = along.filter(|[side, _]| start / inner % side + rows <= *side);
+            if !(source.is_input(halves) || along.is_some() && (halves || T::as_wide(&[]).is_some())) {
+                gathered.resize(*room, T::Wide::ZERO);
+            }
             let (x, stride) = match along {
-                Some([_, stride]) => source.lines(start, [width, rows], stride, gathered),
-                None if source.is_contiguous() => source.lines(start, [rows, width], inner, gathered),
+                Some([_, stride]) => source.lines(start, [width, rows], stride, halves, gathered),
+                None if source.is_contiguous() => source.lines(start, [rows, width], inner, halves, gathered),
                 None => {
                     source.copy_rows(start, [rows, width], inner, gathered);
-                    (&gathered[..rows * width], width)
+                    (Input::Wide(&gathered[..rows * width]), width)
                 }
             };
             let along = along.is_some();

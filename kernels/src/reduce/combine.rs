@@ -1,6 +1,8 @@
 //! How terms are brought together.
 
-use crate::simd::{Vector, each};
+#![allow(clippy::needless_range_loop)] // an index leaves the compiler nothing to inline in a kernel's body
+
+use crate::simd::Vector;
 
 /// An associative function of two numbers, up to rounding.
 pub(crate) trait Combine: Copy + Sync {
@@ -22,7 +24,9 @@ pub(super) fn halves<V: Vector, C: Combine, const K: usize, const N: usize>(
     let mut half = count / 2;
     while half > 0 {
         for i in 0..half {
-            parts[i] = each(|k| C::merge(parts[i][k], parts[i + half][k]));
+            for k in 0..K {
+                parts[i][k] = C::merge(parts[i][k], parts[i + half][k]);
+            }
         }
         half /= 2;
     }

@@ -136,16 +136,30 @@ impl<'a, E, W: Float, const K: usize> Reduction<'a, E, W, K> {
 
     /// Brings results together by halves, so that rounding errors grow with the logarithm of their number.
     fn pairwise(self, parts: &[[f64; K]]) -> [f64; K] {
-        match parts {
-            [] => [self.fold.start(); K],
-            [one] => *one,
-            _ => {
-                let (left, right) = parts.split_at(parts.len().next_power_of_two() / 2);
-                let mut total = [self.pairwise(left)];
-                self.fold.join(&mut total, &[self.pairwise(right)]);
-                total[0]
-            }
+        /// Parts of which all pairs are joined in one call.
+        const PAIRS: usize = 64;
+        if parts.len() > PAIRS {
+            let (left, right) = parts.split_at(parts.len().next_power_of_two() / 2);
+            let mut total = [self.pairwise(left)];
+            self.fold.join(&mut total, &[self.pairwise(right)]);
+            return total[0];
         }
+        // From the leaves of the same tree: neighbours, then neighbouring pairs, and so on; the last one may be alone.
+        let (mut even, mut odd) = ([[self.fold.start(); K]; PAIRS], [[0.0; K]; PAIRS / 2]);
+        even[..parts.len()].copy_from_slice(parts);
+        let mut count = parts.len();
+        while count > 1 {
+            let (half, alone) = (count / 2, even[count - 1]);
+            for i in 0..half {
+                (even[i], odd[i]) = (even[2 * i], even[2 * i + 1]);
+            }
+            self.fold.join(&mut even[..half], &odd[..half]);
+            if count % 2 == 1 {
+                even[half] = alone;
+            }
+            count = count.div_ceil(2);
+        }
+        even[0]
     }
 }
 

@@ -5,8 +5,10 @@
 use std::ops::Range;
 
 use super::combine::halves;
+use super::term::{Elements, Half};
 use super::{Combine, Stored, Term};
-use crate::simd::{Float, Isa, Kernel, LANES_MAX, Vector, each};
+use crate::pointwise::Input;
+use crate::simd::{Float, Isa, Kernel, LANES_MAX, PARTS_MAX, Vector, each};
 use crate::source::BLOCK;
 
 /// Rows read side by side: they are brought together in registers.
@@ -16,7 +18,7 @@ const NARROW: usize = 128;
 
 /// Some columns of some rows, brought together with what `sums` holds.
 pub(super) struct Columns<'a, E, W, const K: usize> {
-    pub(super) x: &'a [E],
+    pub(super) x: Input<'a, E>,
     /// How far apart rows begin; columns, if they lie along memory.
     pub(super) stride: usize,
     pub(super) along: bool,
@@ -38,35 +40,52 @@ impl<E: Stored<W>, W: Float, C: Combine, F: Term<K>, const K: usize> Kernel for 
 
     #[inline(always)]
     fn run<S: Isa>(self) {
-        let (mut columns, lanes) = (self.columns, <W::Vec<S> as Vector>::LANES);
-        let (c, t) = (self.combine, self.term);
-        if columns.along {
-            for column in (0..columns.width).step_by(lanes) {
-                columns.add_turned::<S, C, F>(c, t, column);
-            }
-            return;
-        }
-        // Few columns stay in the first-level cache meanwhile; of many, rows are read as they lie.
-        let at_once = if columns.width <= NARROW { columns.rows } else { SIDE };
-        for row in (0..columns.rows).step_by(at_once.max(1)) {
-            let rows = row..columns.rows.min(row + at_once);
-            for column in (0..columns.width).step_by(lanes) {
-                match column + lanes > columns.width {
-                    false => columns.add::<S, C, F, false>(c, t, rows.clone(), column),
-                    true => columns.add::<S, C, F, true>(c, t, rows.clone(), column),
-                }
-            }
+        let (c, term, mut columns) = (self.combine, self.term, self.columns);
+        let half = match columns.x {
+            Input::Wide(x) => return columns.add_all::<S, C, F, _>(c, term, x),
+            Input::Bf16(x) => Half::Bf16(x),
+            Input::F16(x) => Half::F16(x),
+            // No tensor's elements are that.
+            Input::Same(_) => return,
+        };
+        // Code that no halves come to is left out.
+        if E::HALVES {
+            columns.add_all::<S, C, F, _>(c, term, half);
         }
     }
 }
 
 impl<E: Stored<W>, W: Float, const K: usize> Columns<'_, E, W, K> {
+    /// All columns of all rows.
+    #[inline(always)]
+    fn add_all<S: Isa, C: Combine, F: Term<K>, X: Elements<W>>(&mut self, c: C, term: F, x: X) {
+        let lanes = <W::Vec<S> as Vector>::LANES;
+        if self.along {
+            for column in (0..self.width).step_by(lanes) {
+                self.add_turned::<S, C, F, X>(c, term, x, column);
+            }
+            return;
+        }
+        // Few columns stay in the first-level cache meanwhile; of many, rows are read as they lie.
+        let at_once = if self.width <= NARROW { self.rows } else { SIDE };
+        for row in (0..self.rows).step_by(at_once.max(1)) {
+            let rows = row..self.rows.min(row + at_once);
+            for column in (0..self.width).step_by(lanes) {
+                match column + lanes > self.width {
+                    false => self.add::<S, C, F, X, false>(c, term, x, rows.clone(), column),
+                    true => self.add::<S, C, F, X, true>(c, term, x, rows.clone(), column),
+                }
+            }
+        }
+    }
+
     /// One vector of columns of some rows.
     #[inline(always)]
-    fn add<S: Isa, C: Combine, F: Term<K>, const PART: bool>(
+    fn add<S: Isa, C: Combine, F: Term<K>, X: Elements<W>, const PART: bool>(
         &mut self,
         c: C,
         term: F,
+        x: X,
         rows: Range<usize>,
         column: usize,
     ) {
@@ -79,17 +98,17 @@ impl<E: Stored<W>, W: Float, const K: usize> Columns<'_, E, W, K> {
         let mut totals: [W::Vec<S>; K] = each(|k| W::load::<S>(&self.sums[k][column..end], W::ZERO));
         let mut row = rows.start;
         while row < rows.end {
-            let x = &self.x[row * self.stride + column..];
+            let at = row * self.stride + column;
             let (terms, count) = if row + SIDE <= rows.end {
                 let terms = each::<_, SIDE>(|i| {
                     // The next rows, which are far from these, come near meanwhile. The first-level cache has no room for
                     // them where all rows share its places.
-                    W::Vec::<S>::prefetch_far(x.as_ptr().wrapping_add((SIDE + i) * self.stride).cast());
-                    term.of(E::load::<S>(&x[i * self.stride..][..end - column], W::ZERO), shift)
+                    W::Vec::<S>::prefetch_far(x.address(at + (SIDE + i) * self.stride));
+                    term.of(x.load::<S>(at + i * self.stride, end - column, W::ZERO), shift)
                 });
                 (halves(c, terms, SIDE), SIDE)
             } else {
-                (term.of(E::load::<S>(&x[..end - column], W::ZERO), shift), 1)
+                (term.of(x.load::<S>(at, end - column, W::ZERO), shift), 1)
             };
             totals = each(|k| C::merge(totals[k], terms[k]));
             row += count;
@@ -101,7 +120,13 @@ impl<E: Stored<W>, W: Float, const K: usize> Columns<'_, E, W, K> {
 
     /// A vector of columns that lie along memory, of all rows.
     #[inline(always)]
-    fn add_turned<S: Isa, C: Combine, F: Term<K>>(&mut self, c: C, term: F, column: usize) {
+    fn add_turned<S: Isa, C: Combine, F: Term<K>, X: Elements<W>>(
+        &mut self,
+        c: C,
+        term: F,
+        x: X,
+        column: usize,
+    ) {
         let lanes = <W::Vec<S> as Vector>::LANES;
         let end = self.width.min(column + lanes);
         let shift = match self.shifts {
@@ -112,10 +137,18 @@ impl<E: Stored<W>, W: Float, const K: usize> Columns<'_, E, W, K> {
         let mut row = 0;
         // A square whose size is known stays in registers.
         while lanes >= SIDE && row + lanes <= self.rows && end == column + lanes {
-            let square = self.turned::<S>([row, lanes], [column, lanes]);
-            for first in (0..lanes).step_by(SIDE) {
-                let terms = halves(c, each::<_, SIDE>(|i| term.of(square[first + i], shift)), SIDE);
-                totals = each(|k| C::merge(totals[k], terms[k]));
+            if lanes == SIDE * W::Vec::<S>::PARTS {
+                let terms = self.fours::<S, C, F, X>(c, term, x, row, column);
+                for i in 0..W::Vec::<S>::PARTS {
+                    totals = each(|k| C::merge(totals[k], terms[k][i]));
+                }
+            } else {
+                let square = self.turned::<S, X>(x, [row, lanes], [column, lanes]);
+                for first in (0..lanes).step_by(SIDE) {
+                    let terms = each::<_, SIDE>(|i| term.of(square[first + i], shift));
+                    let terms = halves(c, terms, SIDE);
+                    totals = each(|k| C::merge(totals[k], terms[k]));
+                }
             }
             row += lanes;
         }
@@ -124,7 +157,7 @@ impl<E: Stored<W>, W: Float, const K: usize> Columns<'_, E, W, K> {
             let (mut terms, mut square) = ([totals; SIDE], [W::Vec::<S>::zero(); LANES_MAX]);
             for i in 0..rows {
                 if i % lanes == 0 {
-                    square = self.turned::<S>([row + i, lanes.min(rows - i)], [column, end - column]);
+                    square = self.turned::<S, X>(x, [row + i, lanes.min(rows - i)], [column, end - column]);
                 }
                 terms[i] = term.of(square[i % lanes], shift);
             }
@@ -137,16 +170,51 @@ impl<E: Stored<W>, W: Float, const K: usize> Columns<'_, E, W, K> {
         }
     }
 
+    /// As many rows and columns that lie along memory as there are lanes: each four rows are brought together as in
+    /// [`Columns::add`], while a vector holds one column's and its parts four rows each. Only what comes of them is turned.
+    #[inline(always)]
+    fn fours<S: Isa, C: Combine, F: Term<K>, X: Elements<W>>(
+        &self,
+        _: C,
+        term: F,
+        x: X,
+        row: usize,
+        column: usize,
+    ) -> [[W::Vec<S>; PARTS_MAX]; K] {
+        let mut fours = [[W::Vec::<S>::zero(); PARTS_MAX]; K];
+        for part in 0..W::Vec::<S>::PARTS {
+            let first = column + part * SIDE;
+            let mut terms = [[W::Vec::<S>::zero(); K]; SIDE];
+            for i in 0..SIDE {
+                let shift = if self.shifts.is_empty() { W::ZERO } else { self.shifts[first + i] };
+                let x = x.load::<S>((first + i) * self.stride + row, <W::Vec<S> as Vector>::LANES, W::ZERO);
+                terms[i] = term.of(x, W::Vec::<S>::splat(shift));
+            }
+            for k in 0..K {
+                let (low, high) = terms[0][k].zip_parts(terms[2][k]);
+                let even = C::merge(low, high);
+                let (low, high) = terms[1][k].zip_parts(terms[3][k]);
+                let (low, high) = even.zip_parts(C::merge(low, high));
+                fours[k][part] = C::merge(low, high);
+            }
+        }
+        for k in 0..K {
+            fours[k] = W::Vec::<S>::turn_parts(fours[k]);
+        }
+        fours
+    }
+
     /// Rows of some columns, at most as many of either as there are lanes.
     #[inline(always)]
-    fn turned<S: Isa>(
+    fn turned<S: Isa, X: Elements<W>>(
         &self,
+        x: X,
         [row, rows]: [usize; 2],
         [column, columns]: [usize; 2],
     ) -> [W::Vec<S>; LANES_MAX] {
         let mut square = [W::Vec::<S>::zero(); LANES_MAX];
-        for (i, vector) in square.iter_mut().enumerate().take(columns) {
-            *vector = E::load::<S>(&self.x[(column + i) * self.stride + row..][..rows], W::ZERO);
+        for i in 0..columns {
+            square[i] = x.load::<S>((column + i) * self.stride + row, rows, W::ZERO);
         }
         W::Vec::<S>::turn(&mut square);
         square

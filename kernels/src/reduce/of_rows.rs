@@ -6,7 +6,9 @@
 use std::marker::PhantomData;
 
 use super::combine::halves;
+use super::term::{Elements, Half};
 use super::{Combine, Stored, Term};
+use crate::pointwise::Input;
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Vector, each};
 
 /// Vectors that are filled side by side: enough to hide an addition's latency and to keep chains short.
@@ -16,7 +18,7 @@ const RUN: usize = 4;
 
 /// Some rows of `n` elements each, one after the other.
 pub(super) struct Rows<'a, E, W, const K: usize> {
-    pub(super) x: &'a [E],
+    pub(super) x: Input<'a, E>,
     pub(super) n: usize,
     /// If the rows lie across memory instead: how far apart a row's elements are. Those of the next rows lie beside them.
     pub(super) across: Option<usize>,
@@ -53,52 +55,75 @@ impl<E: Stored<W>, W: Float, C: Combine, F: Term<K>, const K: usize> Kernel for 
     fn run<S: Isa>(self) {
         let lanes = <W::Vec<S> as Vector>::LANES;
         let (c, term, mut rows) = (self.combine, self.term, self.rows);
-        if rows.across.is_some() {
-            return match (rows.n <= lanes, lanes < LANES_MAX) {
-                (true, _) => rows.fold_across::<S, C, F, 1, RUN>(c, term),
-                (false, false) => rows.fold_across::<S, C, F, SIDE, RUN>(c, term),
-                (false, true) => rows.fold_across::<S, C, F, SIDE, { 2 * RUN }>(c, term),
-            };
-        }
-        let count = rows.parts.len();
-        let turned = if rows.n <= 2 * lanes { count - count % lanes } else { 0 };
-        for row in (0..turned).step_by(lanes) {
-            match rows.n {
-                2 if lanes >= 2 => rows.fold_dealt::<S, C, F, 2>(c, term, row),
-                3 if lanes >= 4 => rows.fold_dealt::<S, C, F, 3>(c, term, row),
-                4 if lanes >= 4 => rows.fold_dealt::<S, C, F, 4>(c, term, row),
-                _ => rows.fold_turned::<S, C, F>(c, term, row),
+        let half = match rows.x {
+            Input::Wide(x) if rows.across.is_some() => return rows.fold_all_across::<S, C, F, _>(c, term, x),
+            Input::Wide(x) => {
+                let count = rows.parts.len();
+                let turned = if rows.n <= 2 * lanes { count - count % lanes } else { 0 };
+                for row in (0..turned).step_by(lanes) {
+                    match rows.n {
+                        2 if lanes >= 2 => rows.fold_dealt::<S, C, F, 2>(c, term, x, row),
+                        3 if lanes >= 4 => rows.fold_dealt::<S, C, F, 3>(c, term, x, row),
+                        4 if lanes >= 4 => rows.fold_dealt::<S, C, F, 4>(c, term, x, row),
+                        _ => rows.fold_turned::<S, C, F>(c, term, x, row),
+                    }
+                }
+                return rows.fold_rows::<S, C, F, _>(c, term, x, turned);
             }
-        }
-        for row in turned..count {
-            let total = rows.fold::<S, C, F, SIDE>(c, term, row);
-            rows.parts[row] = each(|k| total[k].reduce(C::merge).to_f64());
+            Input::Bf16(x) => Half::Bf16(x),
+            Input::F16(x) => Half::F16(x),
+            // No tensor's elements are that.
+            Input::Same(_) => return,
+        };
+        // Code that no halves come to is left out.
+        if E::HALVES {
+            match rows.across {
+                Some(_) => rows.fold_all_across::<S, C, F, _>(c, term, half),
+                None => rows.fold_rows::<S, C, F, _>(c, term, half, 0),
+            }
         }
     }
 }
 
 impl<E: Stored<W>, W: Float, const K: usize> Rows<'_, E, W, K> {
+    /// The rows from number `first` on.
+    #[inline(always)]
+    fn fold_rows<S: Isa, C: Combine, F: Term<K>, X: Elements<W>>(
+        &mut self,
+        c: C,
+        term: F,
+        x: X,
+        first: usize,
+    ) {
+        for row in first..self.parts.len() {
+            let total = self.fold::<S, C, F, X, SIDE>(c, term, x, row);
+            self.parts[row] = each(|k| total[k].reduce(C::merge).to_f64());
+        }
+    }
+
     /// A row, in `N` vectors side by side.
     #[inline(always)]
-    fn fold<S: Isa, C: Combine, F: Term<K>, const N: usize>(
+    fn fold<S: Isa, C: Combine, F: Term<K>, X: Elements<W>, const N: usize>(
         &self,
         c: C,
         term: F,
+        x: X,
         row: usize,
     ) -> [W::Vec<S>; K] {
         let lanes = <W::Vec<S> as Vector>::LANES;
         let shift = self.shifts.get(row).copied().unwrap_or(W::ZERO);
         let (fill, shift) = (term.neutral(shift), W::Vec::<S>::splat(shift));
         let mut sides = [[W::Vec::<S>::splat(W::from_f64(C::START)); K]; N];
-        let mut wide = self.x[row * self.n..][..self.n].chunks_exact(N * lanes);
-        for x in &mut wide {
-            for (side, x) in sides.iter_mut().zip(x.chunks_exact(lanes)) {
-                let terms = term.of(E::load::<S>(x, fill), shift);
-                *side = each(|k| C::merge(side[k], terms[k]));
+        let (x, whole) = (x.part(row * self.n, self.n), self.n / (N * lanes) * (N * lanes));
+        for at in (0..whole).step_by(N * lanes) {
+            let x = x.part(at, N * lanes);
+            for i in 0..N {
+                let terms = term.of(x.load::<S>(i * lanes, lanes, fill), shift);
+                sides[i] = each(|k| C::merge(sides[i][k], terms[k]));
             }
         }
-        for (side, x) in sides.iter_mut().zip(wide.remainder().chunks(lanes)) {
-            let terms = term.of(E::load::<S>(x, fill), shift);
+        for (side, at) in sides.iter_mut().zip((whole..self.n).step_by(lanes)) {
+            let terms = term.of(x.load::<S>(at, lanes.min(self.n - at), fill), shift);
             *side = each(|k| C::merge(side[k], terms[k]));
         }
         halves(c, sides, N)
@@ -106,10 +131,10 @@ impl<E: Stored<W>, W: Float, const K: usize> Rows<'_, E, W, K> {
 
     /// As many short rows from number `first` on as there are lanes, turned.
     #[inline(always)]
-    fn fold_turned<S: Isa, C: Combine, F: Term<K>>(&mut self, c: C, term: F, first: usize) {
+    fn fold_turned<S: Isa, C: Combine, F: Term<K>>(&mut self, c: C, term: F, x: &[E], first: usize) {
         let mut square = [[W::Vec::<S>::zero(); LANES_MAX]; K];
         for i in 0..<W::Vec<S> as Vector>::LANES {
-            let row = self.fold::<S, C, F, 2>(c, term, first + i);
+            let row = self.fold::<S, C, F, _, 2>(c, term, x, first + i);
             for (square, row) in square.iter_mut().zip(row) {
                 square[i] = row;
             }
@@ -122,7 +147,13 @@ impl<E: Stored<W>, W: Float, const K: usize> Rows<'_, E, W, K> {
 
     /// [`Rows::fold_turned`] of rows of `N` elements.
     #[inline(always)]
-    fn fold_dealt<S: Isa, C: Combine, F: Term<K>, const N: usize>(&mut self, c: C, term: F, first: usize) {
+    fn fold_dealt<S: Isa, C: Combine, F: Term<K>, const N: usize>(
+        &mut self,
+        c: C,
+        term: F,
+        x: &[E],
+        first: usize,
+    ) {
         let lanes = <W::Vec<S> as Vector>::LANES;
         let start = W::Vec::<S>::splat(W::from_f64(C::START));
         let shift = match self.shifts {
@@ -130,7 +161,7 @@ impl<E: Stored<W>, W: Float, const K: usize> Rows<'_, E, W, K> {
             shifts => W::load::<S>(&shifts[first..], W::ZERO),
         };
         let mut elements = [[start; K]; 4];
-        let x = &self.x[first * N..][..lanes * N];
+        let x = &x[first * N..][..lanes * N];
         for j in 0..N {
             let mut dealt = [x[j]; LANES_MAX];
             for i in 0..lanes {
@@ -144,7 +175,23 @@ impl<E: Stored<W>, W: Float, const K: usize> Rows<'_, E, W, K> {
 
     /// All rows, which lie across memory: a vector holds one element of several.
     #[inline(always)]
-    fn fold_across<S: Isa, C: Combine, F: Term<K>, const N: usize, const R: usize>(&mut self, c: C, term: F) {
+    fn fold_all_across<S: Isa, C: Combine, F: Term<K>, X: Elements<W>>(&mut self, c: C, term: F, x: X) {
+        let lanes = <W::Vec<S> as Vector>::LANES;
+        match (self.n <= lanes, lanes < LANES_MAX) {
+            (true, _) => self.fold_across::<S, C, F, X, 1, RUN>(c, term, x),
+            (false, false) => self.fold_across::<S, C, F, X, SIDE, RUN>(c, term, x),
+            (false, true) => self.fold_across::<S, C, F, X, SIDE, { 2 * RUN }>(c, term, x),
+        }
+    }
+
+    /// In `N` vectors of chains, `R` vectors of rows at a time.
+    #[inline(always)]
+    fn fold_across<S: Isa, C: Combine, F: Term<K>, X: Elements<W>, const N: usize, const R: usize>(
+        &mut self,
+        c: C,
+        term: F,
+        x: X,
+    ) {
         let lanes = <W::Vec<S> as Vector>::LANES;
         let (stride, count) = (self.across.unwrap_or(1), self.parts.len() * self.linked);
         for first in (0..count).step_by(R * lanes) {
@@ -156,16 +203,17 @@ impl<E: Stored<W>, W: Float, const K: usize> Rows<'_, E, W, K> {
             let mut chains = [[[[W::Vec::<S>::zero(); K]; R]; LANES_MAX]; N];
             for chain in 0..N * lanes {
                 let elements = (chain..self.n).step_by(N * lanes);
-                let at = |j: usize| &self.x[j * stride + first..][..rows];
+                let at = |j: usize| x.part(j * stride + first, rows);
                 chains[chain / lanes][chain % lanes] = match rows == R * lanes {
                     true => {
-                        chain_across::<S, E, W, C, F, K, R>(c, term, shift, elements, self.linked, |j, i| {
-                            E::load::<S>(&at(j)[i * lanes..][..lanes], W::ZERO)
+                        chain_across::<S, W, C, F, K, R>(c, term, shift, elements, self.linked, |j, i| {
+                            at(j).load::<S>(i * lanes, lanes, W::ZERO)
                         })
                     }
                     false => {
-                        chain_across::<S, E, W, C, F, K, R>(c, term, shift, elements, self.linked, |j, i| {
-                            E::load::<S>(&at(j)[rows.min(i * lanes)..rows.min((i + 1) * lanes)], W::ZERO)
+                        chain_across::<S, W, C, F, K, R>(c, term, shift, elements, self.linked, |j, i| {
+                            let from = rows.min(i * lanes);
+                            at(j).load::<S>(from, rows.min((i + 1) * lanes) - from, W::ZERO)
                         })
                     }
                 };
@@ -198,7 +246,7 @@ impl<E: Stored<W>, W: Float, const K: usize> Rows<'_, E, W, K> {
 
 /// One chain of rows across memory: of every vector of them, whose elements `load` gives.
 #[inline(always)]
-fn chain_across<S: Isa, E: Stored<W>, W: Float, C: Combine, F: Term<K>, const K: usize, const R: usize>(
+fn chain_across<S: Isa, W: Float, C: Combine, F: Term<K>, const K: usize, const R: usize>(
     _: C,
     term: F,
     shift: [W::Vec<S>; R],

@@ -1,14 +1,20 @@
 //! What a reduction takes of an element.
 
-use crate::simd::{Float, Isa, Vector};
+use phalanx_tensor::{bf16, f16};
+
+use crate::simd::{Float, Isa, LANES_MAX, Vector};
 
 /// An element as it lies in memory, to be computed in `W`.
 pub(crate) trait Stored<W: Float>: Copy + Sync {
+    /// Whether this is what halves are widened to, and `W` too: then halves are widened in registers.
+    const HALVES: bool;
     /// A vector of the first elements of `from`, and of `fill` if there are fewer. To be marked `#[inline(always)]`.
     fn load<S: Isa>(from: &[Self], fill: W) -> W::Vec<S>;
 }
 
 impl<W: Float> Stored<W> for W {
+    const HALVES: bool = size_of::<W>() == size_of::<f32>();
+
     #[inline(always)]
     fn load<S: Isa>(from: &[W], fill: W) -> W::Vec<S> {
         match from.len() < <W::Vec<S> as Vector>::LANES {
@@ -18,8 +24,78 @@ impl<W: Float> Stored<W> for W {
     }
 }
 
+/// What a kernel reads.
+pub(super) trait Elements<W: Float>: Copy {
+    /// `len` elements from place `at` on.
+    fn part(self, at: usize, len: usize) -> Self;
+    /// A vector of `count` elements from place `at` on, at most as many as there are lanes, then `fill`. To be marked
+    /// `#[inline(always)]`.
+    fn load<S: Isa>(self, at: usize, count: usize, fill: W) -> W::Vec<S>;
+    /// Where place `at` is in memory, or would be.
+    fn address(self, at: usize) -> *const W;
+}
+
+impl<E: Stored<W>, W: Float> Elements<W> for &[E] {
+    #[inline(always)]
+    fn part(self, at: usize, len: usize) -> Self {
+        &self[at..][..len]
+    }
+
+    #[inline(always)]
+    fn load<S: Isa>(self, at: usize, count: usize, fill: W) -> W::Vec<S> {
+        E::load::<S>(&self[at..][..count], fill)
+    }
+
+    #[inline(always)]
+    fn address(self, at: usize) -> *const W {
+        self.as_ptr().wrapping_add(at).cast()
+    }
+}
+
+/// Halves, which are widened in registers. Which type they have is found out for each vector, so that a kernel has the same
+/// code for both.
+#[derive(Clone, Copy)]
+pub(super) enum Half<'a> {
+    Bf16(&'a [bf16]),
+    F16(&'a [f16]),
+}
+
+impl<W: Float> Elements<W> for Half<'_> {
+    #[inline(always)]
+    fn part(self, at: usize, len: usize) -> Self {
+        match self {
+            Half::Bf16(x) => Half::Bf16(&x[at..][..len]),
+            Half::F16(x) => Half::F16(&x[at..][..len]),
+        }
+    }
+
+    #[inline(always)]
+    fn load<S: Isa>(self, at: usize, count: usize, fill: W) -> W::Vec<S> {
+        let x = match self {
+            Half::Bf16(x) => W::load_bf16::<S>(&x[at..][..count]),
+            Half::F16(x) => W::load_f16::<S>(&x[at..][..count]),
+        };
+        if count >= <W::Vec<S> as Vector>::LANES || fill == W::ZERO {
+            return x;
+        }
+        let mut lanes = [W::ZERO; LANES_MAX];
+        x.store(&mut lanes);
+        W::Vec::<S>::load_partial(&lanes[..count], fill)
+    }
+
+    #[inline(always)]
+    fn address(self, at: usize) -> *const W {
+        match self {
+            Half::Bf16(x) => x.as_ptr().wrapping_add(at).cast(),
+            Half::F16(x) => x.as_ptr().wrapping_add(at).cast(),
+        }
+    }
+}
+
 /// f32 that is reduced in f64, as products are.
 impl Stored<f64> for f32 {
+    const HALVES: bool = false;
+
     #[inline(always)]
     fn load<S: Isa>(from: &[f32], fill: f64) -> S::F64 {
         S::in_f64(from, fill)

@@ -1,8 +1,8 @@
 //! The order in which elements are brought together, written plainly, and the same bits whatever the strides.
 
-use phalanx_tensor::{DType, Tensor};
+use phalanx_tensor::{DType, Device, Tensor};
 
-use crate::ops::{amax, amin, logsumexp, norm, prod, sum, var};
+use crate::ops::{amax, amin, cast, logsumexp, norm, prod, sum, var};
 use crate::simd::isa;
 use crate::testing::{FLOATS, floats, make, values};
 
@@ -55,6 +55,15 @@ fn column(x: &[f32]) -> f64 {
     })
 }
 
+fn in_f32(x: &Tensor) -> Vec<f32> {
+    values(x).into_iter().map(|x| x as f32).collect()
+}
+
+/// Each of them rounded to a dtype.
+fn rounded(x: Vec<f32>, dtype: DType) -> Vec<f64> {
+    values(&cast(&Tensor::from_slice(&x, &[x.len()], Device::CPU).unwrap(), dtype).unwrap())
+}
+
 fn turned(x: &Tensor) -> Tensor {
     let back: Vec<usize> = (0..x.rank()).rev().collect();
     x.permute(&back).unwrap().copy().unwrap().permute(&back).unwrap()
@@ -72,24 +81,31 @@ fn sums_are_made_in_the_order_that_is_written() {
         [129, 33],
         [65, 80],
         [70, 129],
+        [18, 300],
         [18, 1000],
         [3, 1024],
         [5, 5000],
+        [2, 70_000],
     ] {
-        let x = make(&[rows, n], DType::F32, &value);
-        let all: Vec<f32> = x.to_vec().unwrap();
-        let want: Vec<f64> = all.chunks(n).map(|x| row(x) as f32 as f64).collect();
-        for x in [&x, &turned(&x)] {
-            assert_eq!(values(&sum(x, &[1], false).unwrap()), want, "{rows} rows of {n}");
+        for dtype in [DType::F32, DType::BF16, DType::F16] {
+            let x = make(&[rows, n], dtype, &value);
+            let all = in_f32(&x);
+            let want = rounded(all.chunks(n).map(|x| row(x) as f32).collect(), dtype);
+            for x in [&x, &turned(&x)] {
+                assert_eq!(values(&sum(x, &[1], false).unwrap()), want, "{rows} rows of {n}, {dtype}");
+            }
         }
     }
     for [n, columns] in [[1, 9], [7, 33], [64, 129], [65, 80], [131, 16], [200, 1030]] {
-        let x = make(&[n, columns], DType::F32, &value);
-        let all: Vec<f32> = x.to_vec().unwrap();
-        let along = |c: usize| all.iter().skip(c).step_by(columns).copied().collect::<Vec<_>>();
-        let want: Vec<f64> = (0..columns).map(|c| column(&along(c)) as f32 as f64).collect();
-        for x in [&x, &turned(&x)] {
-            assert_eq!(values(&sum(x, &[0], false).unwrap()), want, "{n} rows, {columns} columns");
+        for dtype in [DType::F32, DType::BF16, DType::F16] {
+            let x = make(&[n, columns], dtype, &value);
+            let all = in_f32(&x);
+            let along = |c: usize| all.iter().skip(c).step_by(columns).copied().collect::<Vec<_>>();
+            let want = rounded((0..columns).map(|c| column(&along(c)) as f32).collect(), dtype);
+            for x in [&x, &turned(&x)] {
+                let got = values(&sum(x, &[0], false).unwrap());
+                assert_eq!(got, want, "{n} rows, {columns} columns, {dtype}");
+            }
         }
     }
 }
@@ -107,7 +123,8 @@ fn every_reduction_has_the_same_bits_whatever_the_strides() {
         |x, d| var(x, d, 1.0, false),
         |x, d| logsumexp(x, d, false),
     ];
-    let shapes: [&[usize]; 13] = [
+    let shapes: [&[usize]; 14] = [
+        &[9, 300],
         &[7, 2],
         &[129, 3],
         &[33, 129],

@@ -34,5 +34,5 @@ pub use dispatch::{IsaName, available_isas, checked_isa, isa};
 pub(crate) use each::each;
 pub(crate) use float::Float;
 pub(crate) use halves::{Halves, narrow_bf16, narrow_f16, pair, widen_bf16, widen_f16};
-pub(crate) use vector::{LANES_MAX, Mask, Vector};
+pub(crate) use vector::{LANES_MAX, Mask, PARTS_MAX, Vector};
 pub(crate) use whole::{cut_f32_to_i32, cut_i32, cut_i64};

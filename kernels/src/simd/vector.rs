@@ -14,7 +14,7 @@ use super::math;
 /// The most lanes any instruction set has (16 x f32 in 512 bits).
 pub(crate) const LANES_MAX: usize = 16;
 /// The most parts a register has, see [`Vector::PARTS`].
-pub(super) const PARTS_MAX: usize = 4;
+pub(crate) const PARTS_MAX: usize = 4;
 
 /// One truth value per lane.
 pub(crate) trait Mask:

@@ -90,8 +90,7 @@ fn add<T: Summand>(
     let (numel, pool, fits) = (out.numel(), out.device().pool()?, AtomicBool::new(true));
     let source = Source::<T>::open(op, source, source.shape())?;
     let (inner, [stride]) = (loops.inner(), loops.inner_strides());
-    let add_slab = |nth: usize, sums: &mut [T::Sum]| {
-        let (mut scratch, mut added) = ([T::zeroed(); BLOCK], [T::ZERO; BLOCK]);
+    let add_slab = |nth: usize, sums: &mut [T::Sum], scratch: &mut [T], added: &mut [T::Sum]| {
         for (run, start) in (0..loops.runs()).flat_map(|run| (0..inner).step_by(BLOCK).map(move |s| (run, s)))
         {
             let (first, count) = (nth * points + run * inner + start, BLOCK.min(inner - start));
@@ -99,7 +98,7 @@ fn add<T: Summand>(
             if !all_in_range(at, size) {
                 return fits.store(false, Ordering::Relaxed);
             }
-            T::begin_all(added, source.block(first, count, &mut scratch));
+            T::begin_all(added, source.block(first, count, scratch));
             let sums = &mut sums[loops.start(run)[0] + start * stride..];
             match (stride, along) {
                 (0, 1) => {
@@ -121,16 +120,17 @@ fn add<T: Summand>(
     let slabs_a_piece = PIECE.div_ceil(slab);
     let mut target = out.write::<T>(op)?;
     pool.for_each_chunk(&mut target[..numel], slabs_a_piece * slab, |piece, target| {
-        let mut wide = Vec::new();
+        // Outside of the loop: to clear them takes longer than a short slab.
+        let (mut wide, mut scratch, mut added) = (Vec::new(), [T::zeroed(); BLOCK], [T::ZERO; BLOCK]);
         for (i, target) in target.chunks_mut(slab).enumerate() {
             let nth = piece * slabs_a_piece + i;
             if let Some(sums) = T::as_sums(target) {
-                add_slab(nth, sums);
+                add_slab(nth, sums, &mut scratch, &mut added);
                 continue;
             }
             wide.resize(slab, T::ZERO);
             T::begin_all(&mut wide, target);
-            add_slab(nth, &mut wide);
+            add_slab(nth, &mut wide, &mut scratch, &mut added);
             T::end_all(target, &wide, End::Store);
         }
     });
