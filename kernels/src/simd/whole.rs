@@ -25,9 +25,29 @@ cut! {
     cut_f32_to_i32 f32 i32;
 }
 
+/// The integer of a float that holds one from 0 to 2^24, in few instructions; some such number of any other.
+#[inline(always)]
+pub(crate) fn small(x: f32) -> i32 {
+    const MOST: f32 = (1 << 24) as f32;
+    let held = if x > 0.0 { x } else { 0.0 };
+    let held = if held < MOST { held } else { MOST };
+    // SAFETY: the number is from 0 to 2^24.
+    unsafe { held.to_int_unchecked::<i32>() }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{cut_f32_to_i32, cut_i32, cut_i64};
+    use super::{cut_f32_to_i32, cut_i32, cut_i64, small};
+
+    #[test]
+    fn small_integers_are_themselves() {
+        for x in [0, 1, 2, 255, 65_537, (1 << 24) - 1, 1 << 24] {
+            assert_eq!(small(x as f32), x);
+        }
+        for x in [f32::NAN, f32::INFINITY, -f32::INFINITY, -1.0, 1e9] {
+            assert!((0..=1 << 24).contains(&small(x)));
+        }
+    }
 
     #[test]
     fn a_cut_is_what_plain_conversion_gives() {
