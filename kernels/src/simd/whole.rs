@@ -7,14 +7,15 @@ macro_rules! cut {
         #[doc = concat!("`x as ", stringify!($type), "`: without the fraction, the nearest there is, 0 of a NaN.")]
         #[inline(always)]
         pub(crate) fn $name(x: $from) -> $type {
-            // Both bounds are powers of two, which floats hold; -MIN is one more than MAX.
-            let inside = x >= $type::MIN as $from && x < -($type::MIN as $from);
-            let held = if inside { x } else { 0.0 };
+            // Both bounds are powers of two, which floats hold; -MIN is one more than MAX. A NaN is the lower one at first.
+            const END: $from = -($type::MIN as $from);
+            const LAST: $from = $from::from_bits(END.to_bits() - 1);
+            let raised = if x > -END { x } else { -END };
+            let held = if raised < LAST { raised } else { LAST };
             // SAFETY: without its fraction the number is from MIN to MAX.
             let cut = unsafe { held.to_int_unchecked::<$type>() };
-            let beyond = if x > 0.0 { $type::MAX } else { $type::MIN };
-            let beyond = if x.is_nan() { 0 } else { beyond };
-            if inside { cut } else { beyond }
+            let cut = if x >= END { $type::MAX } else { cut };
+            if x.is_nan() { 0 } else { cut }
         }
     )*};
 }
