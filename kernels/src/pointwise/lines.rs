@@ -8,9 +8,23 @@ use crate::source::{Cut, Scratch, Source};
 /// Lines that are computed by one call at most: so many numbers of an input that has one for each.
 const LINES_MAX: usize = 64;
 
-/// Block by block, each gathered.
+/// A piece by whichever way its inputs allow: lines of `width` elements if there are such.
 #[inline(never)]
-pub(super) fn map_gathered<T: Real, const N: usize>(
+pub(super) fn map_apart<T: Real, const N: usize>(
+    f: Function<'_, T::Wide, N>,
+    sources: &[Source<'_, T>; N],
+    (cut, width): (Cut, Option<usize>),
+    start: usize,
+    target: &mut [T],
+) {
+    match width {
+        Some(width) => map_lines(f, sources, width, start, target),
+        None => map_gathered(f, sources, cut, start, target),
+    }
+}
+
+/// Block by block, each gathered.
+fn map_gathered<T: Real, const N: usize>(
     f: Function<'_, T::Wide, N>,
     sources: &[Source<'_, T>; N],
     cut: Cut,
@@ -30,8 +44,7 @@ pub(super) fn map_gathered<T: Real, const N: usize>(
 
 /// Lines of `width` elements, see [`crate::source::line_width`], many by one call: elements are read where they lie. What a piece
 /// has of lines that it shares with its neighbours is computed apart.
-#[inline(never)]
-pub(super) fn map_lines<T: Real, const N: usize>(
+fn map_lines<T: Real, const N: usize>(
     f: Function<'_, T::Wide, N>,
     sources: &[Source<'_, T>; N],
     width: usize,

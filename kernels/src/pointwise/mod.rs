@@ -114,16 +114,13 @@ fn map_typed<T: Real, const N: usize>(
     out: &mut Tensor,
 ) -> Result<()> {
     let sources: [Source<'_, T>; N] = Source::open_all(op, inputs, out.shape())?;
-    let (cut, width) = (Cut::of(&sources), line_width(&sources));
+    let ways = (Cut::of(&sources), line_width(&sources));
     update(op, out, |start, target: &mut [T]| {
         if sources.iter().all(Source::is_contiguous) {
             let x = std::array::from_fn(|n| T::input(sources[n].block(start, target.len(), &mut [])));
             return apply(f, x, T::output(target));
         }
-        match width {
-            Some(width) => lines::map_lines(f, &sources, width, start, target),
-            None => lines::map_gathered(f, &sources, cut, start, target),
-        }
+        lines::map_apart(f, &sources, ways, start, target);
     })
 }
 
