@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use phalanx_tensor::{Element, Loops, Read, Result, Tensor};
 
-pub(crate) use blocks::{Cut, Scratch};
+pub(crate) use blocks::{Cut, Scratch, line_width};
 
 use crate::moves::fill;
 use crate::pointwise::Input;

@@ -2,6 +2,8 @@
 //! around the plane. What neighbouring outputs meet at one kernel element lies side by side then, from row to row too: the
 //! outputs of a whole plane are one long run, in which each row is followed by a gap that holds no output.
 
+#![allow(clippy::needless_range_loop)] // an index leaves the compiler nothing to inline in a kernel's body
+
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Vector};
 
 /// Vectors that one step over a run may read, and so reach beyond its end.
@@ -147,8 +149,26 @@ impl<V: Float> Kernel for Lay<'_, V> {
                         let there = from.len().saturating_sub(skipped).div_ceil(cols.step);
                         to[..before].fill(self.margin);
                         to[before + there..].fill(self.margin);
-                        let from = from.get(skipped..).unwrap_or(&[]).iter().step_by(cols.step);
-                        to[before..before + there].iter_mut().zip(from).for_each(|(to, &x)| *to = x);
+                        let from = from.get(skipped..).unwrap_or(&[]);
+                        let to = &mut to[before..before + there];
+                        // The compiler makes vectors where it knows the step.
+                        match cols.step {
+                            2 => {
+                                let (pairs, last) = from.as_chunks::<2>();
+                                let whole = pairs.len().min(to.len());
+                                for i in 0..whole {
+                                    to[i] = pairs[i][0];
+                                }
+                                if whole < to.len() {
+                                    to[whole] = last[0];
+                                }
+                            }
+                            step => {
+                                for i in 0..to.len() {
+                                    to[i] = from[i * step];
+                                }
+                            }
+                        }
                     }
                 }
             }

@@ -3,7 +3,7 @@
 //! Halves are widened and rounded in registers. Which type a slice has is found out for each strip of a few vectors, so
 //! that a function is compiled once for f32 and halves.
 
-use std::ops::Range;
+#![allow(clippy::needless_range_loop)] // an index leaves the compiler nothing to inline in a kernel's body
 
 use phalanx_tensor::{bf16, f16};
 
@@ -18,6 +18,18 @@ pub(crate) enum Input<'a, W> {
     F16(&'a [f16]),
     /// One element in every place.
     Same(W),
+    /// One for each line, in every place of it.
+    Each(&'a [W]),
+}
+
+/// Inputs seen as lines of one length, as many as the output has, which lie one after the other there.
+#[derive(Clone, Copy)]
+pub(crate) struct Lines<'a, W, const N: usize> {
+    pub(crate) x: [Input<'a, W>; N],
+    /// How far apart the lines of each begin; 0 if all are the same.
+    pub(crate) steps: [usize; N],
+    /// The length of a line.
+    pub(crate) width: usize,
 }
 
 /// Where the results go, each rounded once.
@@ -34,7 +46,7 @@ impl<W> Input<'_, W> {
             Input::Wide(x) => Input::Wide(&x[at..]),
             Input::Bf16(x) => Input::Bf16(&x[at..]),
             Input::F16(x) => Input::F16(&x[at..]),
-            Input::Same(x) => Input::Same(x),
+            Input::Same(_) | Input::Each(_) => self,
         }
     }
 }
@@ -47,40 +59,28 @@ impl<W> Output<'_, W> {
             Output::F16(out) => out.len(),
         }
     }
-
-    fn part(&mut self, places: Range<usize>) -> Output<'_, W> {
-        match self {
-            Output::Wide(out) => Output::Wide(&mut out[places]),
-            Output::Bf16(out) => Output::Bf16(&mut out[places]),
-            Output::F16(out) => Output::F16(&mut out[places]),
-        }
-    }
 }
 
 /// A function of `N` inputs, erased so that the frame around it is compiled once and not for every function. To be called by
-/// [`apply`].
-pub(crate) type Function<'a, W, const N: usize> = &'a (dyn Fn([Input<'_, W>; N], Output<'_, W>) + Sync);
+/// [`apply`] or [`apply_to_lines`].
+pub(crate) type Function<'a, W, const N: usize> = &'a (dyn Fn(Lines<'_, W, N>, Output<'_, W>) + Sync);
 
 /// Vectors that are computed together.
 const STRIP: usize = 4;
-/// Elements that a [`Function`] takes at a time, whatever the instruction set.
-const GROUP: usize = STRIP * LANES_MAX;
+/// Elements of a [`Function`]'s line at least, whatever the instruction set.
+pub(crate) const GROUP: usize = STRIP * LANES_MAX;
 
-/// Calls `f` for an output of any length, which shares no memory with the inputs. These are as long, or the same everywhere. If the
-/// length is no multiple of a group, the last group overlaps the one before it. An output shorter than a group is filled up to one.
+/// Calls `f` for an output of any length, which shares no memory with the inputs. These are as long, or the same everywhere. An
+/// output shorter than a group is filled up to one.
 pub(crate) fn apply<W: Float, const N: usize>(
     f: Function<'_, W, N>,
     inputs: [Input<'_, W>; N],
-    mut out: Output<'_, W>,
+    out: Output<'_, W>,
 ) {
     let len = out.len();
+    let one = |x, width| Lines { x, steps: [0; N], width };
     if len >= GROUP {
-        let (whole, last) = (len / GROUP * GROUP, len - GROUP);
-        f(inputs, out.part(0..whole));
-        if whole < len {
-            f(inputs.map(|x| x.from(last)), out.part(last..len));
-        }
-        return;
+        return f(one(inputs, len), out);
     }
     let (mut groups, mut results) = ([[W::ONE; GROUP]; N], [W::ZERO; GROUP]);
     let mut inputs: [Input<'_, W>; N] = inputs;
@@ -90,23 +90,33 @@ pub(crate) fn apply<W: Float, const N: usize>(
             *x = Input::Wide(group);
         }
     }
-    f(inputs, Output::Wide(&mut results));
+    f(one(inputs, GROUP), Output::Wide(&mut results));
     dispatch(Round { x: &results, to: out });
 }
 
-/// The body of a [`Function`], for whole groups; a function of its own, so that the halves share f32's.
+/// [`apply`] for whole lines; those shorter than a group come singly.
+pub(crate) fn apply_to_lines<W: Float, const N: usize>(
+    f: Function<'_, W, N>,
+    lines: Lines<'_, W, N>,
+    out: Output<'_, W>,
+) {
+    debug_assert!(lines.width >= GROUP || lines.width == out.len());
+    if lines.width < GROUP { apply(f, lines.x, out) } else { f(lines, out) }
+}
+
+/// The body of a [`Function`]; a function of its own, so that the halves share f32's.
 #[inline(never)]
 pub(crate) fn run<W: Float, const N: usize>(
     f: impl Pointwise<N>,
-    inputs: [Input<'_, W>; N],
+    lines: Lines<'_, W, N>,
     out: Output<'_, W>,
 ) {
-    dispatch(Block { f, inputs, out });
+    dispatch(Block { f, lines, out });
 }
 
 struct Block<'a, W, F, const N: usize> {
     f: F,
-    inputs: [Input<'a, W>; N],
+    lines: Lines<'a, W, N>,
     out: Output<'a, W>,
 }
 
@@ -121,22 +131,27 @@ impl<W: Float, F: Pointwise<N>, const N: usize> Kernel for Block<'_, W, F, N> {
 }
 
 impl<W: Float, F: Pointwise<N>, const N: usize> Block<'_, W, F, N> {
-    /// In strips of `M` vectors.
+    /// In strips of `M` vectors. The last one of a line overlaps the one before it if the length is no multiple of a strip's.
     #[inline(always)]
     fn strips<S: Isa, const M: usize>(self) {
-        let Block { f, inputs, mut out } = self;
+        let Block { f, lines: Lines { x: inputs, steps, width }, mut out } = self;
         let lanes = W::Vec::<S>::LANES;
-        for strip in 0..out.len() / (M * lanes) {
-            let at = strip * M * lanes;
-            let mut x = [[W::Vec::<S>::zero(); M]; N];
-            for (x, &input) in x.iter_mut().zip(&inputs) {
-                *x = load::<W, S, M>(input, at, lanes);
+        let last = width - M * lanes;
+        for row in 0..out.len() / width {
+            let mut next = 0;
+            while next < width {
+                let at = next.min(last);
+                next += M * lanes;
+                let mut x = [[W::Vec::<S>::zero(); M]; N];
+                for n in 0..N {
+                    x[n] = load::<W, S, M>(inputs[n], row, row * steps[n] + at, lanes);
+                }
+                let mut y = [W::Vec::<S>::zero(); M];
+                for (j, y) in y.iter_mut().enumerate() {
+                    *y = f.eval(each(|n| x[n][j]));
+                }
+                store::<W, S, M>(y, &mut out, row * width + at, lanes);
             }
-            let mut y = [W::Vec::<S>::zero(); M];
-            for (j, y) in y.iter_mut().enumerate() {
-                *y = f.eval(each(|n| x[n][j]));
-            }
-            store::<W, S, M>(y, &mut out, at, lanes);
         }
     }
 }
@@ -154,7 +169,7 @@ impl<W: Float> Kernel for Widen<'_, W> {
     fn run<S: Isa>(self) {
         let lanes = W::Vec::<S>::LANES;
         for (i, to) in self.to.chunks_mut(lanes).enumerate() {
-            let [x] = load::<W, S, 1>(self.x, i * lanes, to.len());
+            let [x] = load::<W, S, 1>(self.x, 0, i * lanes, to.len());
             x.store_partial(to);
         }
     }
@@ -178,9 +193,14 @@ impl<W: Float> Kernel for Round<'_, W> {
     }
 }
 
-/// `M` vectors of `count` elements each from place `at` on.
+/// `M` vectors of `count` elements each from place `at` on, which is in a line.
 #[inline(always)]
-fn load<W: Float, S: Isa, const M: usize>(x: Input<'_, W>, at: usize, count: usize) -> [W::Vec<S>; M] {
+fn load<W: Float, S: Isa, const M: usize>(
+    x: Input<'_, W>,
+    line: usize,
+    at: usize,
+    count: usize,
+) -> [W::Vec<S>; M] {
     let mut vectors = [W::Vec::<S>::zero(); M];
     match x {
         Input::Wide(x) => {
@@ -200,6 +220,7 @@ fn load<W: Float, S: Isa, const M: usize>(x: Input<'_, W>, at: usize, count: usi
             }
         }
         Input::Same(x) => vectors = [W::Vec::<S>::splat(x); M],
+        Input::Each(x) => vectors = [W::Vec::<S>::splat(x[line]); M],
     }
     vectors
 }

@@ -3,7 +3,7 @@
 use phalanx_tensor::{Result, Tensor};
 
 use super::order::turned;
-use super::{Function, Pointwise, apply, cuda, map, run, update};
+use super::{Function, Lines, Pointwise, apply, cuda, map, run, update};
 use crate::check;
 use crate::real::{Real, for_real};
 use crate::source::{BLOCK, Scratch, Source};
@@ -59,9 +59,14 @@ pub(crate) fn map_over(op: &'static str, f: impl Pointwise<2>, x: &Tensor, mut y
         let before = y.clone();
         cuda::map(op, f, [x, &before], &mut y)?;
     } else {
-        for_real!(op, y.dtype(), T => modify_typed::<T>(op, &|[y, x], out| run(f, [x, y], out), &mut y, Some(x)))?;
+        for_real!(op, y.dtype(), T => modify_typed::<T>(op, &|lines, out| run(f, turned_about(lines), out), &mut y, Some(x)))?;
     }
     Ok(y)
+}
+
+/// The second input first.
+fn turned_about<'a, W>(Lines { x: [y, x], steps: [of_y, of_x], width }: Lines<'a, W, 2>) -> Lines<'a, W, 2> {
+    Lines { x: [x, y], steps: [of_x, of_y], width }
 }
 
 fn operand(op: &'static str, to: &Tensor, x: &Tensor) -> Result<Tensor> {

@@ -7,13 +7,14 @@
 mod block;
 pub(crate) mod cuda;
 mod in_place;
+mod lines;
 mod order;
 mod sign;
 pub(crate) mod trace;
 
 use phalanx_tensor::{Dims, Element, Error, Loops, Result, Tensor, broadcast_shapes};
 
-pub(crate) use block::{Function, Input, Output, apply, run};
+pub(crate) use block::{Function, GROUP, Input, Lines, Output, apply, apply_to_lines, run};
 use cuda::Expression;
 pub(crate) use in_place::{map_over, modify};
 pub(crate) use order::in_order;
@@ -22,7 +23,7 @@ pub(crate) use sign::{SIGN, Signs, map_signs};
 use crate::check;
 use crate::real::{Real, for_real};
 use crate::simd::{Float, Isa, Kernel, Vector, dispatch, each};
-use crate::source::{BLOCK, Cut, Scratch, Source, for_each_part};
+use crate::source::{BLOCK, Cut, Scratch, Source, for_each_part, line_width};
 
 /// A function of `N` elements.
 pub(crate) trait Pointwise<const N: usize>: Copy + Sync {
@@ -113,34 +114,14 @@ fn map_typed<T: Real, const N: usize>(
     out: &mut Tensor,
 ) -> Result<()> {
     let sources: [Source<'_, T>; N] = Source::open_all(op, inputs, out.shape())?;
-    let cut = Cut::of(&sources);
+    let ways = (Cut::of(&sources), line_width(&sources));
     update(op, out, |start, target: &mut [T]| {
         if sources.iter().all(Source::is_contiguous) {
             let x = std::array::from_fn(|n| T::input(sources[n].block(start, target.len(), &mut [])));
             return apply(f, x, T::output(target));
         }
-        map_gathered(f, &sources, cut, start, target);
+        lines::map_apart(f, &sources, ways, start, target);
     })
-}
-
-/// A piece some of whose inputs lie otherwise than the output, block by block.
-#[inline(never)]
-fn map_gathered<T: Real, const N: usize>(
-    f: Function<'_, T::Wide, N>,
-    sources: &[Source<'_, T>; N],
-    cut: Cut,
-    start: usize,
-    target: &mut [T],
-) {
-    let mut scratch: [Scratch<T::Wide>; N] = std::array::from_fn(|_| Scratch::new());
-    cut.blocks(start, target, |start, target| {
-        let mut scratch = scratch.iter_mut();
-        let x = std::array::from_fn(|n| match scratch.next() {
-            Some(scratch) => scratch.input(&sources[n], start, target.len()),
-            None => Input::Same(T::Wide::ZERO),
-        });
-        apply(f, x, T::output(target));
-    });
 }
 
 /// Applies a scalar function to the broadcast inputs, for dtypes that have no vectors of their own; on a GPU it is

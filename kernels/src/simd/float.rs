@@ -8,6 +8,7 @@ use super::dispatch::Isa;
 use super::halves::Halves;
 use super::tables::Tables;
 use super::vector::Vector;
+use super::whole::small;
 
 /// f32 or f64.
 pub(crate) trait Float:
@@ -50,6 +51,9 @@ pub(crate) trait Float:
     fn mul_add(self, b: Self, c: Self) -> Self;
     /// Whether this is a NaN.
     fn is_nan(self) -> bool;
+
+    /// The integer that this is, from 0 to 2^24; some such number of any other.
+    fn small(self) -> i32;
 
     /// At most a vector's lanes, widened; zeros beyond. Only f32 is what halves are computed in: f64 gives zeros.
     fn load_bf16<S: Isa>(from: &[bf16]) -> Self::Vec<S>;
@@ -101,6 +105,11 @@ float! {
     f32: F32
 
     #[inline(always)]
+    fn small(self) -> i32 {
+        small(self)
+    }
+
+    #[inline(always)]
     fn load_bf16<S: Isa>(from: &[bf16]) -> S::F32 {
         S::F32::load_bf16(from)
     }
@@ -123,6 +132,11 @@ float! {
 
 float! {
     f64: F64
+
+    #[inline(always)]
+    fn small(self) -> i32 {
+        small(self as f32)
+    }
 
     #[inline(always)]
     fn load_bf16<S: Isa>(_: &[bf16]) -> S::F64 {

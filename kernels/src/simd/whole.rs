@@ -7,14 +7,15 @@ macro_rules! cut {
         #[doc = concat!("`x as ", stringify!($type), "`: without the fraction, the nearest there is, 0 of a NaN.")]
         #[inline(always)]
         pub(crate) fn $name(x: $from) -> $type {
-            // Both bounds are powers of two, which floats hold; -MIN is one more than MAX.
-            let inside = x >= $type::MIN as $from && x < -($type::MIN as $from);
-            let held = if inside { x } else { 0.0 };
+            // Both bounds are powers of two, which floats hold; -MIN is one more than MAX. A NaN is the lower one at first.
+            const END: $from = -($type::MIN as $from);
+            const LAST: $from = $from::from_bits(END.to_bits() - 1);
+            let raised = if x > -END { x } else { -END };
+            let held = if raised < LAST { raised } else { LAST };
             // SAFETY: without its fraction the number is from MIN to MAX.
             let cut = unsafe { held.to_int_unchecked::<$type>() };
-            let beyond = if x > 0.0 { $type::MAX } else { $type::MIN };
-            let beyond = if x.is_nan() { 0 } else { beyond };
-            if inside { cut } else { beyond }
+            let cut = if x >= END { $type::MAX } else { cut };
+            if x.is_nan() { 0 } else { cut }
         }
     )*};
 }
@@ -25,9 +26,29 @@ cut! {
     cut_f32_to_i32 f32 i32;
 }
 
+/// The integer of a float that holds one from 0 to 2^24, in few instructions; some such number of any other.
+#[inline(always)]
+pub(crate) fn small(x: f32) -> i32 {
+    const MOST: f32 = (1 << 24) as f32;
+    let held = if x > 0.0 { x } else { 0.0 };
+    let held = if held < MOST { held } else { MOST };
+    // SAFETY: the number is from 0 to 2^24.
+    unsafe { held.to_int_unchecked::<i32>() }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{cut_f32_to_i32, cut_i32, cut_i64};
+    use super::{cut_f32_to_i32, cut_i32, cut_i64, small};
+
+    #[test]
+    fn small_integers_are_themselves() {
+        for x in [0, 1, 2, 255, 65_537, (1 << 24) - 1, 1 << 24] {
+            assert_eq!(small(x as f32), x);
+        }
+        for x in [f32::NAN, f32::INFINITY, -f32::INFINITY, -1.0, 1e9] {
+            assert!((0..=1 << 24).contains(&small(x)));
+        }
+    }
 
     #[test]
     fn a_cut_is_what_plain_conversion_gives() {

@@ -3,7 +3,7 @@
 use phalanx_tensor::{Element, Loops};
 
 use super::{BLOCK, Source};
-use crate::pointwise::Input;
+use crate::pointwise::{GROUP, Input};
 use crate::real::Real;
 
 /// Where a block is gathered. What comes again in the next block is kept.
@@ -111,6 +111,66 @@ impl Run {
         let further =
             if sizes.len() > 1 { sizes[sizes.len() - 2] - 1 - run % sizes[sizes.len() - 2] } else { 0 };
         *self = Run { begin: run * inner, end: (run + 1) * inner, at: loops.start(run)[0], further };
+    }
+}
+
+/// How lines of one length lie in a source, from some line on.
+#[derive(Clone, Copy)]
+pub(crate) struct Lying {
+    at: usize,
+    /// From one element of a line to the next: 0 or 1.
+    stride: usize,
+    /// From one line to the next.
+    pub(crate) step: usize,
+    /// How many lie so, from this one on.
+    pub(crate) count: usize,
+}
+
+/// The length of the lines in which the elements of every source are neighbours or the same, if these are long and not all
+/// sources lie together.
+pub(crate) fn line_width<T: Element>(sources: &[Source<'_, T>]) -> Option<usize> {
+    let width = sources.iter().map(Source::run).min().filter(|&width| width >= GROUP)?;
+    let fits = |source: &Source<'_, T>| {
+        !source.is_across() && (source.is_contiguous() || source.run().is_multiple_of(width))
+    };
+    (width < usize::MAX && sources.iter().all(fits)).then_some(width)
+}
+
+impl<T: Real> Source<'_, T> {
+    /// How lines of [`line_width`] lie from element `start` on, which is in the first of them.
+    pub(crate) fn lie(&self, start: usize, width: usize) -> Lying {
+        let Some(loops) = self.loops.as_deref() else {
+            return Lying { at: start, stride: 1, step: width, count: usize::MAX };
+        };
+        let (sizes, inner, [stride]) = (loops.sizes(), loops.inner(), loops.inner_strides());
+        let (run, skip) = (start / inner, start % inner);
+        let at = loops.start(run)[0] + skip * stride;
+        match sizes.len().checked_sub(2) {
+            Some(outer) if inner == width => {
+                let [step] = loops.strides()[outer];
+                Lying { at, stride, step, count: sizes[outer] - run % sizes[outer] }
+            }
+            _ => Lying { at, stride, step: width * stride, count: ((inner - skip) / width).max(1) },
+        }
+    }
+
+    /// The first `count` of such lines, of which `len` elements are wanted, with the numbers that they are in `room` if each is one.
+    pub(crate) fn read_lines<'b>(
+        &'b self,
+        lying: Lying,
+        [count, len]: [usize; 2],
+        room: &'b mut [T::Wide],
+    ) -> Input<'b, T::Wide> {
+        let from = &self.elements[self.offset + lying.at..];
+        match (lying.stride, lying.step) {
+            (1, step) => T::input(&from[..(count - 1) * step + len]),
+            (_, 0) => Input::Same(from[0].widen()),
+            (_, step) => {
+                let room = &mut room[..count];
+                room.iter_mut().zip(from.iter().step_by(step)).for_each(|(to, x)| *to = x.widen());
+                Input::Each(room)
+            }
+        }
     }
 }
 

@@ -59,6 +59,11 @@ impl<T: Float, const N: usize> Lines<T, N> {
         }
     }
 
+    /// All of them, each for every channel.
+    pub(super) fn all(&self) -> Vec<&[T]> {
+        self.mean.iter().chain(&self.coefficients).map(Vec::as_slice).collect()
+    }
+
     /// The channel that a row is of, if it is of one.
     #[inline(always)]
     fn channel(&self, row: usize) -> Option<usize> {
@@ -88,7 +93,7 @@ impl<T: Float> RowKernel<T, 2> for ItemSums<T> {
 
 /// `(x - mean) scale + shift`
 #[inline(always)]
-fn line<V: Vector>(x: V, [high, low]: [V; 2], [scale, shift]: [V; 2]) -> V {
+pub(super) fn line<V: Vector>(x: V, [high, low]: [V; 2], [scale, shift]: [V; 2]) -> V {
     ((x - high) - low).mul_add(scale, shift)
 }
 

@@ -2,11 +2,13 @@
 
 mod cpu;
 pub(in crate::ops) mod cuda;
+mod whole;
 
 use phalanx_tensor::{Device, Error, Result, Tensor};
 
 use crate::check;
 use crate::ops::copy_;
+use crate::pointwise::GROUP;
 use crate::real::{Real, for_real};
 use crate::reduce::{Deviation, Frame, Itself, Total, fold};
 use crate::rows::{self, Outputs, Shape};
@@ -90,12 +92,17 @@ pub fn batch_norm(
                 rows::run::<T, 1>(OP, &kernel, channels.by_channel(KEPT), [&turned], outputs)?;
             }
         }
-        let stats = elements::<<T as Real>::Wide>(OP, &stats)?;
+        let numbers = elements::<<T as Real>::Wide>(OP, &stats)?;
         let [weight, bias] = channels.affine::<T>(OP, [weight, bias])?;
-        let kernel = cpu::Forward(cpu::Lines::new(&channels, &stats, |c, inverse| [weight[c] * inverse, bias[c]]));
-        rows::run::<T, 1>(OP, &kernel, channels.by_place(), [x], Outputs { y: Some(&mut y), stats: &mut [] })
-    })?;
-    Ok((y, stats))
+        let lines = cpu::Lines::new(&channels, &numbers, |c, inverse| [weight[c] * inverse, bias[c]]);
+        if channels.are_whole::<T>(&[x]) {
+            whole::forward::<T>(OP, x, &lines, &channels, &mut y)?;
+            return Ok((y, stats));
+        }
+        let kernel = cpu::Forward(lines);
+        rows::run::<T, 1>(OP, &kernel, channels.by_place(), [x], Outputs { y: Some(&mut y), stats: &mut [] })?;
+        Ok((y, stats))
+    })
 }
 
 /// Statistics of [N, C]: the sums over columns, which are not turned.
@@ -211,7 +218,7 @@ pub fn batch_norm_backward(
         let part = |which: usize| sums.chunks_exact(2).map(|s| s[which].to_f64()).collect::<Vec<f64>>();
         db.as_mut().map_or(Ok(()), |db| store::<T>(OP, db, &part(0)))?;
         dw.as_mut().map_or(Ok(()), |dw| store::<T>(OP, dw, &part(1)))?;
-        let Some(dx) = &mut dx else { return Ok([None, dw, db]) };
+        let Some(mut dx) = dx else { return Ok([None, dw, db]) };
         // dx = dy scale + (x - mean) slope + shift
         let n = wide(channels.count as f64);
         let line = |c: usize, inverse: <T as Real>::Wide| {
@@ -219,11 +226,16 @@ pub fn batch_norm_backward(
             let own = if config.training { scale / n } else { wide(0.0) };
             [scale, -(own * inverse * sums[2 * c + 1]), -(own * sums[2 * c])]
         };
-        let kernel = cpu::BackwardOf(cpu::Lines::new(&channels, &stats, line));
-        let outputs = Outputs { y: Some(dx), stats: &mut [] };
-        rows::run::<T, 2>(OP, &kernel, channels.by_place(), [x, dy], outputs)
-    })?;
-    Ok([dx, dw, db])
+        let lines = cpu::Lines::new(&channels, &stats, line);
+        if channels.are_whole::<T>(&[x, dy]) {
+            whole::backward::<T>(OP, [x, dy], &lines, &channels, &mut dx)?;
+            return Ok([Some(dx), dw, db]);
+        }
+        let kernel = cpu::BackwardOf(lines);
+        let outputs = Outputs { y: Some(&mut dx), stats: &mut [] };
+        rows::run::<T, 2>(OP, &kernel, channels.by_place(), [x, dy], outputs)?;
+        Ok([Some(dx), dw, db])
+    })
 }
 
 /// The sizes of [N, C, ...].
@@ -273,6 +285,16 @@ impl Channels {
     fn parts(&self) -> usize {
         let least = self.places.div_ceil(ROW_MAX).max(1);
         (least..=2 * least).find(|&parts| self.places.is_multiple_of(parts)).unwrap_or(1)
+    }
+
+    /// Elements of a line that [`whole`] computes with: a channel's of an item, or an item's channels where that is one.
+    fn width(&self) -> usize {
+        if self.places == 1 { self.channels } else { self.places }
+    }
+
+    /// Whether these inputs are to be computed by [`whole`]: halves, as there is nothing to widen of others.
+    fn are_whole<T: Real>(&self, inputs: &[&Tensor]) -> bool {
+        T::as_wide(&[]).is_none() && self.width() >= GROUP && inputs.iter().all(|x| x.is_contiguous())
     }
 
     /// Weight and bias of every channel, 1 and 0 where they are absent.

@@ -1,6 +1,6 @@
 //! Tests: held against the formula in f64.
 
-use phalanx_tensor::DType;
+use phalanx_tensor::{DType, Tensor};
 
 use super::{BatchNorm, batch_norm, batch_norm_backward, batch_norm_update_};
 use crate::testing::{FLOATS, assert_close, floats, make, tolerance, values};
@@ -59,4 +59,31 @@ fn a_single_element_a_channel_has_no_variance() {
     assert!(batch_norm(&x, None, None, None, &BatchNorm::default()).is_err());
     let eval = BatchNorm { training: false, ..BatchNorm::default() };
     assert!(batch_norm(&x, None, None, None, &eval).is_err());
+}
+
+#[test]
+fn halves_that_lie_together_have_the_bits_of_those_that_do_not() {
+    for dtype in [DType::BF16, DType::F16] {
+        // Lines of channels and of items, whole and in parts, some of which a piece shares with the next.
+        for shape in
+            [&[40, 100][..], &[3, 5000], &[3, 4, 100], &[5, 3, 900], &[2, 3, 41, 70], &[1, 2, 20_001]]
+        {
+            let channels = shape[1];
+            let per = |low, high| make(&[channels], dtype, &floats(low, high));
+            let (w, b, mean, var) = (per(0.5, 2.0), per(-1.0, 1.0), per(-0.5, 0.5), per(0.5, 1.5));
+            let x = make(shape, dtype, &floats(-2.0, 3.0));
+            let dy = make(shape, dtype, &floats(-1.0, 1.5));
+            let turned = |t: &Tensor| t.transpose(0, -1).unwrap().copy().unwrap().transpose(0, -1).unwrap();
+            for training in [true, false] {
+                let config = BatchNorm { training, ..BatchNorm::default() };
+                let run = |x: &Tensor, dy: &Tensor| {
+                    let running = Some([&mean, &var]);
+                    let (y, stats) = batch_norm(x, running, Some(&w), Some(&b), &config).unwrap();
+                    let grads = batch_norm_backward(x, &stats, Some(&w), dy, &config, [true; 3]).unwrap();
+                    [values(&y), values(grads[0].as_ref().unwrap())]
+                };
+                assert_eq!(run(&x, &dy), run(&turned(&x), &turned(&dy)), "{dtype} {shape:?}");
+            }
+        }
+    }
 }

@@ -15,7 +15,7 @@ use crate::simd::{Isa, Kernel, dispatch};
 use crate::source::BLOCK;
 
 /// Elements that are converted at a time: to clear the room for more takes longer than to convert them.
-const PART: usize = BLOCK / 4;
+const PART: usize = BLOCK / 2;
 
 /// A dtype's elements as those of another that is converted directly.
 pub(crate) trait Convert: Number {
@@ -25,15 +25,15 @@ pub(crate) trait Convert: Number {
     /// The elements in that type, where they lie or in `scratch`.
     fn direct<'a>(from: &'a [Self], scratch: &'a mut [Self::Direct]) -> &'a [Self::Direct];
 
-    /// Sets elements from such ones, one for one, at most [`PART`].
-    fn set<T: Number>(to: &mut [Self], from: &[T]);
+    /// Sets elements from such ones, one for one, at most [`PART`]; `near` is room for as many.
+    fn set<T: Number>(to: &mut [Self], from: &[T], near: &mut [f32; PART]);
 }
 
 /// Sets elements from those of another dtype, one for one.
 pub(crate) fn convert<T: Convert, U: Convert>(from: &[T], to: &mut [U]) {
-    let mut scratch = [<T::Direct as Zeroable>::zeroed(); PART];
+    let (mut scratch, mut near) = ([<T::Direct as Zeroable>::zeroed(); PART], [0.0; PART]);
     for (from, to) in from.chunks(PART).zip(to.chunks_mut(PART)) {
-        U::set(to, T::direct(from, &mut scratch[..from.len()]));
+        U::set(to, T::direct(from, &mut scratch[..from.len()]), &mut near);
     }
 }
 
@@ -53,7 +53,8 @@ macro_rules! direct {
                 from
             }
 
-            fn set<T: Number>(to: &mut [Self], from: &[T]) {
+            #[inline(always)]
+            fn set<T: Number>(to: &mut [Self], from: &[T], _: &mut [f32; PART]) {
                 dispatch(Each { from, to });
             }
         }
@@ -71,13 +72,13 @@ macro_rules! by_way_of_f32 {
                 scratch
             }
 
-            fn set<T: Number>(to: &mut [Self], from: &[T]) {
-                let mut near = [0.0; PART];
-                let near = &mut near[..from.len()];
-                match T::DTYPE {
-                    DType::F32 => near.copy_from_slice(bytemuck::cast_slice(from)),
-                    _ => dispatch(ToOdd { from, to: near }),
+            #[inline(always)]
+            fn set<T: Number>(to: &mut [Self], from: &[T], near: &mut [f32; PART]) {
+                if T::DTYPE == DType::F32 {
+                    return <$type>::narrow_all(cast_slice(from), to);
                 }
+                let near = &mut near[..from.len()];
+                dispatch(ToOdd { from, to: near });
                 <$type>::narrow_all(near, to);
             }
         }

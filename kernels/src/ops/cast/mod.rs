@@ -90,11 +90,11 @@ pub(crate) trait Number: Element {
     }
 
     /// From another number, by way of whichever of f64 and i64 holds it exactly. An f32 becomes an i32 without them, so that vectors
-    /// stay as long.
+    /// stay as long: not even by way of f64 and back, which the compiler would keep in the comparisons.
     #[inline(always)]
     fn from_number<T: Number>(x: T) -> Self {
         match (T::DTYPE, Self::DTYPE) {
-            (DType::F32, DType::I32) => Self::from_i64(cut_f32_to_i32(x.to_f64() as f32).into()),
+            (DType::F32, DType::I32) => Self::from_i64(cut_f32_to_i32(bytemuck::cast(x)).into()),
             _ if T::INTEGER => Self::from_i64(x.to_i64()),
             _ => Self::from_f64(x.to_f64()),
         }

@@ -1,6 +1,8 @@
 //! The largest pixels of windows in vectors: of a plane laid out in sheets, or of the channels of pixels that lie side by
 //! side. The rule is [`super::max_pool2d`]'s: the first of equal ones, a NaN before all.
 
+#![allow(clippy::needless_range_loop)] // an index leaves the compiler nothing to inline in a kernel's body
+
 use super::super::sheets::{Sheets, VECTORS_MAX, runs};
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Vector};
 
@@ -72,20 +74,52 @@ impl<V: Float> Kernel for OfPlane<'_, V> {
         }
         let mut is_unknown = false;
         for row in 0..rows {
-            let run = row * row_len..row * row_len + cols;
-            let values = &mut self.values[row * cols..][..cols];
-            for (value, &found) in values.iter_mut().zip(&largest[run.clone()]) {
-                is_unknown |= found == -V::INFINITY;
-                *value = found;
-            }
+            let (largest, distances) = (&largest[row * row_len..][..cols], &places[row * row_len..][..cols]);
+            let (values, named) =
+                (&mut self.values[row * cols..][..cols], &mut self.places[row * cols..][..cols]);
             let origin = self.origin + row as i32 * self.steps[0];
-            let named = self.places[row * cols..][..cols].iter_mut().zip(&places[run]);
-            for (col, (place, &distance)) in named.enumerate() {
-                *place = origin + col as i32 * self.steps[1] + distance.to_f64() as i32;
+            // The last part of a row overlaps the one before it: single elements would take as long as whole parts.
+            let (part, mut next) = (cols.min(LANES_MAX), 0);
+            while next < cols {
+                let at = next.min(cols - part);
+                next += LANES_MAX;
+                let first = origin + at as i32 * self.steps[1];
+                let (largest, distances) = (&largest[at..][..part], &distances[at..][..part]);
+                let (values, named) = (&mut values[at..][..part], &mut named[at..][..part]);
+                match part {
+                    LANES_MAX => {
+                        let parts = (&largest[..LANES_MAX], &distances[..LANES_MAX]);
+                        is_unknown |= name(
+                            parts,
+                            (&mut values[..LANES_MAX], &mut named[..LANES_MAX]),
+                            first,
+                            self.steps[1],
+                        );
+                    }
+                    _ => is_unknown |= name((largest, distances), (values, named), first, self.steps[1]),
+                }
             }
         }
         is_unknown
     }
+}
+
+/// Writes the values and the places of some neighbouring windows, whose first begins at `first` and the others `step` apart; whether a
+/// value is minus infinity.
+#[inline(always)]
+fn name<V: Float>(
+    (largest, distances): (&[V], &[V]),
+    (values, places): (&mut [V], &mut [i32]),
+    first: i32,
+    step: i32,
+) -> bool {
+    let mut is_unknown = false;
+    for i in 0..values.len() {
+        is_unknown |= largest[i] == -V::INFINITY;
+        values[i] = largest[i];
+        places[i] = first + i as i32 * step + distances[i].small();
+    }
+    is_unknown
 }
 
 /// A row of windows over pixels whose channels lie side by side.
@@ -144,8 +178,14 @@ impl<V: Float> Kernel for OfChannels<'_, V> {
                 } else {
                     found.store_partial(values)
                 }
-                for (place, distance) in places[here].iter_mut().zip(distances) {
-                    *place = origin + distance.to_f64() as i32;
+                let mut named = [0; LANES_MAX];
+                for i in 0..LANES_MAX {
+                    named[i] = origin + distances[i].small();
+                }
+                let places = &mut places[here];
+                match places.len() == lanes {
+                    true => places[..lanes].copy_from_slice(&named[..lanes]),
+                    false => places.copy_from_slice(&named[..places.len()]),
                 }
             }
         }
