@@ -110,7 +110,7 @@ fn others_of<T: Real>(x: &Tensor, [n, inner]: [usize; 2], out: &mut Tensor) -> R
     let source = Source::<T>::open(OTHERS, x, x.shape())?;
     let mut target = out.write::<T>(OTHERS)?;
     let pool = x.device().pool()?;
-    let width = (PIECE / n.max(1)).next_multiple_of(NARROW);
+    let width = (PIECE / n.max(1)).max(NARROW).next_multiple_of(NARROW);
     if width < inner {
         // A strip of columns at a time: what is before and behind its elements stays near, and threads share a slab.
         for (i, to) in target[..numel].chunks_mut(slab).enumerate() {
@@ -222,9 +222,11 @@ mod tests {
 
     #[test]
     fn products_of_others_equal_plain_ones() {
-        // Of the larger ones a strip of columns is a piece.
+        // Of the larger ones a strip of columns is a piece, and one column is longer than a piece.
         let near = |i: usize| 1.0 + floats(-0.02, 0.02)(i);
-        let large = FLOATS.iter().flat_map(|&d| [make(&[70, 300], d, &near), make(&[2, 5, 4100], d, &near)]);
+        let large = FLOATS.iter().flat_map(|&d| {
+            [make(&[70, 300], d, &near), make(&[2, 5, 4100], d, &near), make(&[8200], d, &near)]
+        });
         for x in tensors(&floats(-1.5, 1.5)).into_iter().chain(large) {
             for dim in 0..x.rank().max(1) {
                 let n = x.shape().get(dim).copied().unwrap_or(1);
