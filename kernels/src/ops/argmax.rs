@@ -104,7 +104,9 @@ fn search<E: Element>(frame: &Frame, source: &dyn Blocks<E>, largest: bool) -> R
     let parts = if inner == 1 { n.div_ceil(PART) } else { 1 };
     let rows = if parts == 1 { n } else { PART };
     let mut best: Vec<Best<E>> = vec![(E::zeroed(), NOWHERE); frame.outputs() * parts];
-    let width = PIECE.div_ceil(rows).next_multiple_of(inner.min(64));
+    // Columns of a row that are one call: many, if there is enough for all threads.
+    let columns = (inner / (4 * pool.threads()) / 64 * 64).clamp(64, BLOCK / 4);
+    let width = PIECE.div_ceil(rows).next_multiple_of(inner.min(columns));
     pool.for_each_chunk(&mut best, width, |piece, best| {
         let mut room = [E::zeroed(); BLOCK];
         let (mut slot, end) = (piece * width, piece * width + best.len());
@@ -225,7 +227,7 @@ mod tests {
     #[test]
     fn the_first_of_equals_and_the_first_nan_are_found_in_rows_and_columns() {
         for dtype in FLOATS {
-            for shape in [[5, 1200], [1200, 5], [40, 30], [1, 7]] {
+            for shape in [[5, 1200], [1200, 5], [40, 30], [1, 7], [300, 260]] {
                 let x = make(&shape, dtype, &|i| (i * 7 % 13) as f64);
                 let all = values(&x);
                 for dim in [0, 1] {
