@@ -181,7 +181,7 @@ impl<T: Real> Source<'_, T> {
 
     /// Whether [`Source::wide`] finds the elements where they lie and needs no scratch.
     pub(crate) fn is_wide(&self) -> bool {
-        self.is_contiguous() && T::as_wide(&[]).is_some()
+        self.is_input(false)
     }
 
     /// [`Source::copy_to`] in the type that is computed in.

@@ -33,11 +33,12 @@ pub(super) const AHEAD: usize = 12;
 /// read, and to write for `out` (which nobody else touches), and the tile is no larger than the instruction set's
 /// [`TileShape`](super::TileShape), or that [`TileShape::widened`](super::TileShape::widened); one column of B at least
 /// exists, and one vector of columns at most where `b_col` is not 1.
-/// Where something is kept, the tile is one that [`keeps`], where B has a table, one that [`reads_table`]; its columns
-/// are whole vectors and neighbours then, A's rows too if A is kept or B has a table, and the places for what is kept are
-/// valid to write and nobody else's. A table has the same number of places for each plane, one for each step in all, and names one of A's
-/// steps for the plane with each. Where A's rows have a table,
-/// the tile [`is_high`], with one or two whole vectors of columns.
+/// A tile that keeps A or B is one that [`keeps`]; a tile whose B has a table is one that [`reads_table`]. Either has whole
+/// vectors of columns, which are neighbours in B. A's rows are neighbours if A is kept or B has a table. What is kept is
+/// written to places that are valid to write, and that nobody else uses.
+/// B's table has as many places as a plane has steps. Each place names the step of A, within the plane, that it is
+/// multiplied with.
+/// A tile whose rows of A have a table [`is_high`], with one or two whole vectors of columns.
 pub(super) unsafe fn run_tile<P: Place>(runner: Runner, lanes: usize, rows: usize, tile: &mut Tile<P::Acc>) {
     // Lanes are a power of two; a division would take as long as some steps.
     let vectors = (tile.cols + lanes - 1) >> lanes.trailing_zeros();

@@ -198,16 +198,15 @@ impl<W: Float + Element> Kernel for Others<'_, W> {
         } else {
             before[..inner].fill(1.0);
             after[(n - 1) * inner..].fill(1.0);
-        }
-        let rows = if inner == 1 { 1 } else { n };
-        for i in 1..rows {
-            let (known, next) = before.split_at_mut(i * inner);
-            let known = known[(i - 1) * inner..].iter().zip(&x[(i - 1) * inner..]);
-            next.iter_mut().zip(known).for_each(|(to, (p, x))| *to = p * x.to_f64());
-            let row = (n - 1 - i) * inner;
-            let (next, known) = after[row..].split_at_mut(inner);
-            let known = known.iter().zip(&x[row + inner..]);
-            next.iter_mut().zip(known).for_each(|(to, (p, x))| *to = p * x.to_f64());
+            for i in 1..n {
+                let (known, next) = before.split_at_mut(i * inner);
+                let known = known[(i - 1) * inner..].iter().zip(&x[(i - 1) * inner..]);
+                next.iter_mut().zip(known).for_each(|(to, (p, x))| *to = p * x.to_f64());
+                let row = (n - 1 - i) * inner;
+                let (next, known) = after[row..].split_at_mut(inner);
+                let known = known.iter().zip(&x[row + inner..]);
+                next.iter_mut().zip(known).for_each(|(to, (p, x))| *to = p * x.to_f64());
+            }
         }
         for i in 0..to.len().min(before.len()).min(after.len()) {
             to[i] = W::from_f64(before[i] * after[i]);

@@ -45,8 +45,7 @@ impl<E: Stored<W>, W: Float, C: Combine, F: Term<K>, const K: usize> Kernel for 
             Input::Wide(x) => return columns.add_all::<S, C, F, _>(c, term, x),
             Input::Bf16(x) => Half::Bf16(x),
             Input::F16(x) => Half::F16(x),
-            // No tensor's elements are that.
-            Input::Same(_) | Input::Each(_) => return,
+            Input::Same(_) | Input::Each(_) => unreachable!("a tensor's elements are none of these"),
         };
         // Code that no halves come to is left out.
         if E::HALVES {
