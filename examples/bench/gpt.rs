@@ -89,6 +89,8 @@ pub struct Trained {
     pub times_ms: Vec<f64>,
     /// Of every step, in nats; a rank's part of them.
     losses: Vec<f64>,
+    /// Floating-point operations of a step, as far as the calling thread started them.
+    flops: f64,
 }
 
 impl Trained {
@@ -114,6 +116,11 @@ pub fn run(report: &Report, size: &Size, data: &Path, device: Device) -> Result<
         },
     )?;
     let same = emit(report, size.name, size, &mut trained);
+    if !device.is_cuda() {
+        // Model FLOPs utilization (Chowdhery et al., "PaLM", 2022, appendix B), hidden scores and embeddings not counted.
+        let per_s = trained.flops / (median(&mut trained.times_ms) * 1e-3);
+        report.emit(size.name, "mfu", 100.0 * per_s / kernels::peak_flops(size.dtype, device)?, "%");
+    }
     report.emit(size.name, "peak_rss", peak_rss(), "MiB");
     let held = device.ledger()?.total().peak as f64 / f64::from(1 << 20);
     report.emit(size.name, "device_peak", held, "MiB");
@@ -169,7 +176,9 @@ pub fn train<L: Layers>(
         let micros = cut(rows, layout.micro_batches).into_iter().map(micro).collect::<Result<Vec<_>, _>>()?;
         let _context = Context::with(|c| (c.train, c.rng) = (true, RngKey { seed: 0, step: n as u64 }));
         let work = Step { model: model.clone(), replicas: share.clone(), micro_batches: micros, scale };
+        let before = kernels::flops();
         let loss = step(&pipeline, work, &mut optimizer)?;
+        trained.flops = kernels::flops() - before;
         trained.losses.push(if counts { loss } else { 0.0 });
         trained.times_ms.push(millis(start.elapsed()));
     }

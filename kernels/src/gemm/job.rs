@@ -2,7 +2,6 @@
 
 #![allow(unsafe_code)]
 
-use std::iter;
 use std::ops::Range;
 
 use phalanx_tensor::Pool;
@@ -76,7 +75,8 @@ impl<T: GemmElem> Job<'_, '_, T> {
             let (a, sums) = rest.split_at_mut(a_len);
             let mut memory = Memory { a, b, sums };
             let mut packed = None;
-            for part in iter::successors(Some(first), |_| parts.take()) {
+            let mut next = Some(first);
+            while let Some(part) = next {
                 let packs_b = !parts.holds_b
                     || !parts.shares_b && packed.replace(part.cols.start) != Some(part.cols.start);
                 for k_block in 0..plan.k_blocks {
@@ -95,6 +95,8 @@ impl<T: GemmElem> Job<'_, '_, T> {
                         unsafe { self.run_block(&block, &mut memory) }
                     }
                 }
+                // Not before, as `iter::successors` would: another thread may be waiting for it.
+                next = parts.take();
             }
         });
     }
@@ -193,7 +195,7 @@ impl<T: GemmElem> Job<'_, '_, T> {
     }
 
     /// A panel of A at a time passes along B's panels. The first panel of rows packs B's, the first of columns A's, as far
-    /// as [`Plan::keeps_b`] and [`Plan::keeps_a`] go. If the plan [`Plan::goes_down`], others pass along one panel of B, then
+    /// as [`Plan::keeps_b`] and [`Plan::keeps_a`] go. If the plan [`Plan::goes_down`], other tiles pass along one panel of B, then
     /// along the next.
     ///
     /// # Safety
@@ -239,12 +241,14 @@ impl<T: GemmElem> Job<'_, '_, T> {
                 start = end;
             }
         }
-        for rows in blocks(&down, plan.rows_down()) {
-            for col in cols.clone() {
-                let strip = Strip { rows: rows.clone(), cols: col..col + 1, keep_a: false, keep_b: false };
-                // SAFETY: the caller's.
-                unsafe { self.run_strip(block, &strip, memory) }
-            }
+        let packing = down.clone().filter(|_| keeps_a).map(|row| (row..row + 1, cols.start, true));
+        let packed = blocks(&down, plan.rows_down()).flat_map(|rows| {
+            (cols.start + usize::from(keeps_a)..cols.end).map(move |col| (rows.clone(), col, false))
+        });
+        for (rows, col, keep_a) in packing.chain(packed) {
+            let strip = Strip { rows, cols: col..col + 1, keep_a, keep_b: false };
+            // SAFETY: the caller's.
+            unsafe { self.run_strip(block, &strip, memory) }
         }
     }
 
@@ -256,13 +260,13 @@ impl<T: GemmElem> Job<'_, '_, T> {
         let (rows, cols, width) =
             (plan.rows(strip.rows.start), plan.cols(strip.cols.start), plan.shape.cols());
         let a_packed = memory.a.as_mut_ptr().wrapping_add(self.a_start(strip.rows.start, block));
-        let (a, a_row, a_step) = if plan.a_direct || strip.keep_a {
+        let (a, a_row, a_step, a_next) = if plan.a_direct || strip.keep_a {
             let (row_stride, step_stride) = product.a.strides();
             let start = rows.start * row_stride + block.steps.start * step_stride;
-            (wide_start(&product.a).wrapping_add(start), row_stride, step_stride)
+            (wide_start(&product.a).wrapping_add(start), row_stride, step_stride, plan.height * row_stride)
         } else {
             let (row_stride, step_stride) = plan.a_packed();
-            (a_packed.cast_const(), row_stride, step_stride)
+            (a_packed.cast_const(), row_stride, step_stride, plan.a_panel(block.steps.len()))
         };
         let b_start = self.b_start(strip.cols.start, block);
         let b_packed =
@@ -299,7 +303,7 @@ impl<T: GemmElem> Job<'_, '_, T> {
         let out = if in_place && block.is_last { whole } else { partial };
         let mut tile = Tile {
             count: strip.rows.len() * strip.cols.len(),
-            a_next: next(plan.height * a_row, 0),
+            a_next: next(a_next, 0),
             b_next: next(0, b_next),
             bias_next: next(0, width),
             from_next: partial.2,

@@ -22,8 +22,9 @@ use crate::simd::{Float, Isa, Kernel, Runner, Vector, each};
 
 /// The most rows a tile has on any instruction set.
 pub(super) const ROWS_MAX: usize = 14;
-/// How many steps ahead B is brought near.
+/// How many steps ahead B is brought near, and how many what is packed on the way, whose steps often lie a page apart.
 pub(super) const AHEAD: usize = 12;
+const AHEAD_KEEPING: usize = 28;
 
 /// Computes a tile of `rows`, or as many as it counts: `tile` is used up.
 ///
@@ -240,6 +241,7 @@ where
 {
     let (mut a, mut b) = (tile.a, tile.b);
     let (mut keep_a, mut keep_b) = (tile.keep_a, tile.keep_b);
+    let ahead = if matches!(READ, KEEP_A | KEEP_B | KEEP_BOTH) { AHEAD_KEEPING } else { AHEAD };
     let near_rows = if tile.near.is_null() { 0 } else { H };
     for step in 0..tile.steps {
         if step < near_rows {
@@ -249,7 +251,7 @@ where
         for (j, lanes) in b_row.iter_mut().enumerate() {
             // SAFETY: B's places are valid.
             *lanes = unsafe { load(b.wrapping_add(j * V::LANES), lens[j]) };
-            V::prefetch(b.wrapping_add(AHEAD * tile.b_step + j * V::LANES));
+            V::prefetch(b.wrapping_add(ahead * tile.b_step + j * V::LANES));
         }
         if matches!(READ, KEEP_B | KEEP_BOTH) {
             for (j, &lanes) in b_row.iter().enumerate() {
@@ -260,9 +262,9 @@ where
         }
         if matches!(READ, KEEP_A | KEEP_BOTH) {
             for first in (0..H).step_by(V::LANES) {
-                let ahead = a.wrapping_add(AHEAD * tile.a_step + first);
-                V::prefetch(ahead);
-                V::prefetch(ahead.wrapping_add(V::LANES.min(H - first) - 1));
+                let next = a.wrapping_add(ahead * tile.a_step + first);
+                V::prefetch(next);
+                V::prefetch(next.wrapping_add(V::LANES.min(H - first) - 1));
                 // SAFETY: A's rows are neighbours.
                 let lanes: V = unsafe { load(a.wrapping_add(first), V::LANES.min(H - first)) };
                 // SAFETY: places of A's panel, and what may be written behind it.

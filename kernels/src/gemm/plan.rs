@@ -29,6 +29,12 @@ const DIRECT_ELEMENTS_MAX: usize = 1 << 12;
 const NEAR_ELEMENTS_MAX: usize = 1 << 15;
 /// With so few steps a product is as fast as C is written: in long runs of few rows, which are read where they lie.
 const SHORT_STEPS_MAX: usize = 16;
+/// With so many steps a tile spends most of its time on them, not on its sums.
+const LONG_STEPS_MIN: usize = 64;
+/// So many panels of rows are worth bringing a panel of B near for,
+const DOWN_ROW_PANELS_MIN: usize = 5;
+/// if B's panels have so many elements that they do not stay near by themselves.
+const FAR_B_MIN: usize = 1 << 15;
 /// Vectors of B at most that stay in the first-level cache while many rows pass along them.
 const LOW_B_MAX: usize = 1 << 8;
 /// Panels of columns whose part of a row of C is a short run.
@@ -150,9 +156,17 @@ impl Plan {
         if self.a_in_rows { self.height * self.a_packed().0 } else { self.height * steps }
     }
 
-    /// Whether panels of rows, where they lie, pass one after the other along a panel of B that stays in the first-level cache, not
-    /// each along all of so many. If all of those stay there, longer runs of C are better, unless they are short.
+    /// Whether panels of rows pass one after the other along a panel of B that stays in the first-level cache, not each along all
+    /// of so many.
+    ///
+    /// With many steps that is better where B is large: then A's panels come from the second level, and they are smaller than B's.
+    /// With few steps it is better for rows that are read where they lie. But if all panels of B stay near, longer runs of C
+    /// are better, unless those are short.
     pub(super) fn goes_down(&self, cols: usize, rows: usize) -> bool {
+        let far = cols * self.shape.cols() * self.steps_max() >= FAR_B_MIN;
+        if far && self.problem.k >= LONG_STEPS_MIN && rows >= DOWN_ROW_PANELS_MIN {
+            return true;
+        }
         let panel = self.shape.vectors * self.steps_max();
         let short_runs = cols <= SHORT_RUNS_MAX;
         self.a_direct && cols < rows && panel <= LOW_B_MAX && (short_runs || cols * panel > LOW_B_MAX)
@@ -320,8 +334,10 @@ pub(super) mod tests {
         assert!(down(1000, 33, 33)); // few tiles side by side
         assert!(down(1000, 1000, 16)); // all of B falls out of the cache
         assert!(!down(1000, 1000, 2)); // all of B stays
-        assert!(!down(1000, 1000, 512)); // no panel does
         assert!(!down(14, 64, 16)); // one panel of rows
+        assert!(down(1000, 1000, 512)); // many steps, and B is large
+        assert!(!down(1000, 96, 160)); // B is small
+        assert!(!down(56, 1000, 512)); // few panels of rows
     }
 
     #[test]
