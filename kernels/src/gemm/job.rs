@@ -225,13 +225,16 @@ impl<T: GemmElem> Job<'_, '_, T> {
             true => block.rows.start + usize::from(first_packs_b)..high_end,
             false => block.rows.end..block.rows.end,
         };
-        for row in (block.rows.start..down.start).chain(down.end..block.rows.end) {
+        let packing_end = cols.start + usize::from(keeps_a);
+        for row in block.rows.clone() {
             let keep_a = keeps_a && is_high(row);
             if keeps_a && !keep_a {
                 self.pack_a(row..row + 1, block, memory.a); // now, after what was written behind the panel before
             }
+            // Of rows that go down, only the tiles that pack.
+            let cols_end = if down.contains(&row) { packing_end } else { cols.end };
             let mut start = cols.start;
-            while start < cols.end {
+            while start < cols_end {
                 let keep_a = keep_a && start == cols.start;
                 let end = if keep_a || finishes || start == whole_end { start + 1 } else { whole_end };
                 let keep_b = first_packs_b && row == block.rows.start && start < whole_end;
@@ -241,14 +244,12 @@ impl<T: GemmElem> Job<'_, '_, T> {
                 start = end;
             }
         }
-        let packing = down.clone().filter(|_| keeps_a).map(|row| (row..row + 1, cols.start, true));
-        let packed = blocks(&down, plan.rows_down()).flat_map(|rows| {
-            (cols.start + usize::from(keeps_a)..cols.end).map(move |col| (rows.clone(), col, false))
-        });
-        for (rows, col, keep_a) in packing.chain(packed) {
-            let strip = Strip { rows, cols: col..col + 1, keep_a, keep_b: false };
-            // SAFETY: the caller's.
-            unsafe { self.run_strip(block, &strip, memory) }
+        for rows in blocks(&down, plan.rows_down()) {
+            for col in packing_end..cols.end {
+                let strip = Strip { rows: rows.clone(), cols: col..col + 1, keep_a: false, keep_b: false };
+                // SAFETY: the caller's.
+                unsafe { self.run_strip(block, &strip, memory) }
+            }
         }
     }
 
