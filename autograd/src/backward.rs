@@ -1,24 +1,20 @@
-//! What an operation implements to be differentiable.
+//! [`Backward`]: what an operation implements to be differentiable, and the [`GradFn`] that a node makes of it.
 
-use std::cell::Cell;
-use std::sync::Arc;
+use std::any::TypeId;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use phalanx_tensor::Tensor;
 use smallvec::SmallVec;
 
-use crate::engine::Place;
-use crate::node::{Edge, Node};
-use crate::remade::Remade;
-use crate::saved::Saved;
+use crate::graph::node::{Call, Edge, GradFn, Grads, Node};
+use crate::graph::rematerialized::Rematerialized;
+use crate::graph::saved_variable::SavedVariable;
 use crate::{Result, Var, profile};
-
-/// Gradients in the order of an operation's inputs; `None` where there is none.
-pub type Grads = SmallVec<[Option<Var>; 2]>;
 
 /// The backward function of one recorded operation.
 pub trait Backward: Send + Sync {
-    /// Whether [`Backward::remade`] offers anything.
-    const REMAKES: bool = false;
+    /// Whether [`Backward::rematerialized`] offers anything.
+    const REMATERIALIZES: bool = false;
 
     /// The gradients of the inputs, given those of the outputs (in `cx`). Only those that [`Cx::needs`] names are
     /// used. Written with operations on [`Var`], so that gradients of gradients are recorded when asked for
@@ -55,8 +51,8 @@ pub trait Backward: Send + Sync {
         true
     }
 
-    /// How output `i` is made again, for those that would save it.
-    fn remade(&self, i: usize) -> Option<&Arc<Remade>> {
+    /// How output `i` is computed again, for operations that would save it.
+    fn rematerialized(&self, i: usize) -> Option<&Arc<Rematerialized>> {
         let _ = i;
         None
     }
@@ -70,33 +66,9 @@ pub trait Backward: Send + Sync {
 
 /// What a backward function finds around it.
 pub struct Cx<'a> {
-    pub(crate) node: &'a Arc<Node>,
-    pub(crate) grads: &'a mut [Option<Var>],
-    /// Where the inputs' gradients go; `None` if they are not wanted.
-    pub(crate) targets: &'a [Option<Place>],
-    pub(crate) create_graph: bool,
-    /// Whether somebody looks at `grads` afterwards.
-    pub(crate) watched: bool,
-    /// The inputs whose gradient may go straight into a buffer, and those for which it has.
-    pub(crate) sinks: Few,
-    pub(crate) sunk: &'a Cell<Few>,
-}
-
-/// Some of the first 64 inputs.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct Few(u64);
-
-impl Few {
-    /// With input `i`, if it is one of the first.
-    #[inline]
-    pub(crate) fn and(self, i: usize) -> Few {
-        if i < 64 { Few(self.0 | 1 << i) } else { self }
-    }
-
-    #[inline]
-    pub(crate) fn contains(self, i: usize) -> bool {
-        i < 64 && self.0 >> i & 1 == 1
-    }
+    node: &'a Arc<Node>,
+    grads: &'a mut [Option<Var>],
+    call: &'a Call<'a>,
 }
 
 impl Cx<'_> {
@@ -107,12 +79,12 @@ impl Cx<'_> {
         self.grads[0].as_ref().unwrap_or_else(|| unreachable!("{} ran without a gradient", self.node.name))
     }
 
-    /// The gradient of the only output, which is not asked for again: whoever gets it may be alone with it.
+    /// The gradient of the only output, for the last time: the caller may be its only owner, and write it.
     ///
     /// # Panics
     /// If it was taken before.
     pub fn take_dy(&mut self) -> Var {
-        if self.watched {
+        if self.call.watched {
             return self.dy().clone();
         }
         self.grads[0].take().unwrap_or_else(|| panic!("{}: its gradient was taken before", self.node.name))
@@ -131,31 +103,31 @@ impl Cx<'_> {
     /// Whether the gradient of input `i` is wanted now.
     #[inline]
     pub fn needs(&self, i: usize) -> bool {
-        self.targets[i].is_some()
+        self.call.input_mask[i]
     }
 
     /// Whether the gradients will be differentiated again: then everything must be made of differentiable
     /// operations.
     pub fn create_graph(&self) -> bool {
-        self.create_graph
+        self.call.create_graph
     }
 
     /// A saved value, as it was in the forward pass.
     ///
     /// # Errors
     /// If it was modified in place since.
-    pub fn get(&self, saved: &Saved) -> Result<Var> {
-        let value = saved.unpack(self.node, self.create_graph)?;
+    pub fn get(&self, saved: &SavedVariable) -> Result<Var> {
+        let value = saved.unpack(self.node, self.call.create_graph)?;
         profile::reads(value.tensor());
         Ok(value)
     }
 
-    /// A saved value that is not needed again: its memory may be written where nobody else sees it
+    /// A saved value that is not needed again: its memory may be written if it has no other owner
     /// ([`Tensor::is_sole_owner`]).
     ///
     /// # Errors
     /// As [`Cx::get`].
-    pub fn take(&self, saved: Saved) -> Result<Tensor> {
+    pub fn take(&self, saved: SavedVariable) -> Result<Tensor> {
         let value = saved.take(self.node)?;
         profile::reads(&value);
         Ok(value)
@@ -174,7 +146,7 @@ impl Cx<'_> {
     }
 
     /// Accumulates the gradient of input `i` straight into its leaf's buffer instead of returning it: possible if
-    /// the leaf's slot is [`crate::Slot::Into`] or has an earlier gradient, nobody else contributes in this pass, and the input is
+    /// the leaf's slot is [`crate::Slot::Into`] or has an earlier gradient, no other operation contributes in this pass, and the input is
     /// one of the first 64. `write` adds to the
     /// buffer with an accumulating kernel and returns whether it did (it may decline, for example for the
     /// buffer's dtype). If this returns true, `None` is to be returned for the input.
@@ -182,13 +154,13 @@ impl Cx<'_> {
     /// # Errors
     /// Whatever `write` returns.
     pub fn accumulate_into(&self, i: usize, write: impl FnOnce(&mut Tensor) -> Result<bool>) -> Result<bool> {
-        if !self.sinks.contains(i) {
+        if !self.call.sinks.contains(i) {
             return Ok(false);
         }
         let leaf = self.node.inputs[i].as_ref().and_then(Edge::leaf);
         let done = leaf.map(|leaf| leaf.with_buffer(write)).transpose()?.flatten().unwrap_or(false);
         if done {
-            self.sunk.set(self.sunk.get().and(i));
+            self.call.sunk.set(self.call.sunk.get().and(i));
         }
         Ok(done)
     }
@@ -217,14 +189,101 @@ pub fn grads2(a: Option<Var>, b: Option<Var>) -> Result<Grads> {
     Ok(SmallVec::from_buf([a, b]))
 }
 
-#[cfg(test)]
-mod tests {
-    use super::Few;
+/// The [`GradFn`] of an operation: its backward function with the values that it saved, until they are freed.
+pub(crate) struct Recorded<B>(Mutex<State<B>>);
 
-    #[test]
-    fn only_the_first_64_inputs_count() {
-        let some = [0, 5, 63, 64, 70, 1 << 40].into_iter().fold(Few::default(), Few::and);
-        let found: Vec<usize> = (0..200).filter(|&i| some.contains(i)).collect();
-        assert_eq!(found, [0, 5, 63]);
+enum State<B> {
+    Own(B),
+    /// One that was run and kept; it may be running again.
+    Shared(Arc<B>),
+    Freed,
+}
+
+impl<B> Recorded<B> {
+    pub(crate) fn empty() -> Recorded<B> {
+        Recorded(Mutex::new(State::Freed))
+    }
+
+    /// Puts a function in the place of one that was freed.
+    #[inline]
+    pub(crate) fn set(&mut self, backward: B) {
+        *self.state() = State::Own(backward);
+    }
+
+    fn state(&mut self) -> &mut State<B> {
+        self.0.get_mut().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State<B>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take(&self) -> State<B> {
+        std::mem::replace(&mut *self.lock(), State::Freed)
+    }
+
+    fn share(&self) -> Option<Arc<B>> {
+        let mut state = self.lock();
+        let shared = match std::mem::replace(&mut *state, State::Freed) {
+            State::Own(backward) => Arc::new(backward),
+            State::Shared(backward) => backward,
+            State::Freed => return None,
+        };
+        *state = State::Shared(shared.clone());
+        Some(shared)
+    }
+}
+
+impl<B: Backward + 'static> GradFn for Recorded<B> {
+    fn apply(&self, node: &Arc<Node>, grads: &mut [Option<Var>], call: &Call<'_>) -> Option<Result<Grads>> {
+        let mut cx = Cx { node, grads, call };
+        if call.kept {
+            return Some(self.share()?.backward(&cx));
+        }
+        match self.take() {
+            State::Own(backward) => Some(backward.backward_once(&mut cx)),
+            State::Shared(backward) => Some(backward.backward(&cx)),
+            State::Freed => None,
+        }
+    }
+
+    fn free(&self) {
+        drop(self.take());
+    }
+
+    fn release(&self, later: &dyn Fn(usize) -> bool) {
+        match &mut *self.lock() {
+            State::Own(backward) => backward.release(later),
+            State::Shared(backward) => {
+                if let Some(backward) = Arc::get_mut(backward) {
+                    backward.release(later);
+                }
+            }
+            State::Freed => {}
+        }
+    }
+
+    fn keeps_gradient(&self, i: usize) -> bool {
+        match &*self.lock() {
+            State::Own(backward) => backward.keeps_gradient(i),
+            State::Shared(backward) => backward.keeps_gradient(i),
+            State::Freed => true,
+        }
+    }
+
+    fn rematerialized(&self, output: usize) -> Option<Arc<Rematerialized>> {
+        if !B::REMATERIALIZES {
+            return None;
+        }
+        match &*self.lock() {
+            State::Own(backward) => backward.rematerialized(output).cloned(),
+            State::Shared(backward) => backward.rematerialized(output).cloned(),
+            State::Freed => None,
+        }
+    }
+
+    fn recycle(&mut self) -> Option<TypeId> {
+        *self.state() = State::Freed;
+        Some(TypeId::of::<Recorded<B>>())
     }
 }

@@ -15,29 +15,32 @@
 //! its gradient is still on the way.
 //!
 //! The recomputed graph becomes part of the pass that is under way; there is no pass inside the pass. Its nodes get
-//! the sequence numbers that they would have had ([`crate::sequence`]). So gradients are the same bits, in the same
+//! the sequence numbers that they would have had ([`crate::graph::sequence`]). So gradients are the same bits, in the same
 //! order, with the same hooks, as without a checkpoint, also those of parameters that are used elsewhere too; the
 //! gradient of any value can be asked for, split backward passes work, and so do second derivatives.
 
 use std::cell::RefCell;
 use std::ops::Range;
+use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use phalanx_tensor::{Context, Device};
 
-use crate::dependency::{fork, join};
-use crate::node::{Body, Edge, Meta, Node};
-use crate::saved::Saved;
-use crate::sequence::{self, next_sequence};
-use crate::short::Short;
-use crate::{Backward, Cx, Error, Grads, Outputs, Result, Saver, Var, grads1, phony, record, repeated};
+use crate::dependency::{fork, join, phony};
+use crate::function::{Outputs, reassemble};
+use crate::graph::memory::SmallList;
+use crate::graph::node::{Edge, GradFn, Meta, Node, NodeKind};
+use crate::graph::saved_variable::SavedVariable;
+use crate::graph::sequence::{self, next_sequence};
+use crate::record::{UseListenerGuard, listen_to_uses};
+use crate::{Backward, Cx, Error, Grads, Result, Saver, Var, grads1, record};
 
 /// Runs `f` without keeping what it computes; backward computes it again. Gradients are the same bits as those of
 /// `f(inputs)`, dropout included.
 ///
 /// `f` must be a function: of the same inputs it computes the same, twice. What it asks of the outside, and what may have
-/// changed by the time of the backward pass, it asks by way of [`repeated`](crate::repeated()). Values and parameters that it captures get
+/// changed by the time of the backward pass, it asks by way of [`repeated`]. Values and parameters that it captures get
 /// their gradients too. Without gradients this is `f(inputs)`.
 ///
 /// # Errors
@@ -64,7 +67,7 @@ pub fn checkpoint<O: Outputs>(
     if let Some(first) = outputs.iter_mut().find(|v| v.requires_grad()) {
         *first = recompute.before(first)?;
     }
-    Ok(same(outputs))
+    Ok(reassemble(outputs))
 }
 
 /// [`checkpoint`] without its second half: when to recompute is the caller's to say, with [`Recompute::before`] on
@@ -85,15 +88,15 @@ pub fn checkpoint_apart<O: Outputs>(
         return Ok((f(&inputs.iter().map(|&v| v.clone()).collect::<Vec<_>>())?, None));
     }
     // Before `f` runs, so that an input that it modifies is found.
-    let saved = inputs.iter().enumerate().map(|(i, v)| Saved::input(i, v)).collect::<Result<_>>()?;
+    let saved = inputs.iter().enumerate().map(|(i, v)| SavedVariable::input(i, v)).collect::<Result<_>>()?;
     let before = sequence::count();
     let (outputs, used, numbers) = {
         let _context = Context::with(|c| (c.grad, c.checkpointing) = (false, true));
-        let (uses, numbers) = (Uses::collect(), repeated::Log::write());
+        let (uses, numbers) = (Uses::collect(), Log::write());
         (f(&detached)?.into_vars(), uses.end(), numbers.end())
     };
     if !outputs.iter().any(|v| v.dtype().is_float()) {
-        return Ok((same(outputs), None));
+        return Ok((reassemble(outputs), None));
     }
     let own = inputs.iter().map(|v| v.edge().cloned());
     let edges: Vec<_> = own.chain(used.iter().map(|u| Some(u.edge.clone()))).collect();
@@ -111,11 +114,11 @@ pub fn checkpoint_apart<O: Outputs>(
         seq,
         id,
         name: "checkpoint",
-        inputs: Short::of(edges.into_iter()),
-        outputs: Short::of(outputs.iter().map(|v| Meta::of(v.tensor()))),
-        body: Checkpoint(Mutex::new(Some(recomputation.clone()))),
+        inputs: SmallList::of(edges.into_iter()),
+        outputs: SmallList::of(outputs.iter().map(|v| Meta::of(v.tensor()))),
+        grad_fn: Checkpoint(Mutex::new(Some(recomputation.clone()))),
         weight: false,
-        is_leaf: false,
+        kind: NodeKind::Subgraph,
         hooks: Default::default(),
         recorded: crate::anomaly::recorded_here(),
     });
@@ -124,27 +127,11 @@ pub fn checkpoint_apart<O: Outputs>(
         Var::from_parts(var.into_tensor(), edge)
     };
     let outputs = outputs.into_iter().enumerate().map(link).collect();
-    Ok((same(outputs), Some(Recompute { node, recomputation })))
+    Ok((reassemble(outputs), Some(Recompute { node, recomputation })))
 }
 
 /// Nodes of a checkpoint: itself, fork, recompute, join.
 const NODES: usize = 4;
-
-/// What `into_vars` took apart.
-pub(crate) fn same<O: Outputs>(vars: Vec<Var>) -> O {
-    O::from_vars(vars).unwrap_or_else(|| unreachable!("as many values as `into_vars` gave"))
-}
-
-/// Whether this is the forward pass of a checkpoint, whose values are not kept.
-pub fn is_checkpointing() -> bool {
-    Context::current().checkpointing
-}
-
-/// Whether this repeats an earlier forward pass: what that has done to the outside (statistics, counters) is not to
-/// be done again.
-pub fn is_recomputing() -> bool {
-    Context::current().recomputing
-}
 
 /// The second half of a [`checkpoint_apart`].
 #[derive(Clone)]
@@ -182,26 +169,33 @@ impl Recompute {
 type Part = dyn Fn(&[Var]) -> Result<Vec<Var>> + Send + Sync;
 
 /// Everything that is needed to run the function again.
-pub(crate) struct Recomputation {
+struct Recomputation {
     function: Box<Part>,
-    inputs: Vec<Saved>,
+    inputs: Vec<SavedVariable>,
     used: Vec<SavedUse>,
     /// That of the first run: random draws, train or eval.
     context: Context,
     /// The sequence numbers of the function's operations.
     sequence: Range<u64>,
-    /// What the function has asked [`repeated`](crate::repeated()) for.
+    /// What the function has asked [`repeated`] for.
     numbers: Arc<[u64]>,
     /// Where the outputs' gradients go, once the function has run again.
     recomputed: Mutex<Option<Vec<Option<Edge>>>>,
 }
 
-/// The body of a checkpoint's node.
+/// The [`GradFn`] of a checkpoint's node. It has no recomputation any more once that is freed.
 struct Checkpoint(Mutex<Option<Arc<Recomputation>>>);
 
-impl Body for Checkpoint {
-    fn checkpoint(&self) -> Option<&Mutex<Option<Arc<Recomputation>>>> {
-        Some(&self.0)
+impl GradFn for Checkpoint {
+    fn expand(&self, node: &Arc<Node>, kept: bool) -> Option<Result<Vec<Option<Edge>>>> {
+        let lock = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let recomputation = lock().clone()?;
+        let outputs = recomputation.take(node);
+        if outputs.is_ok() && !kept {
+            let freed = lock().take();
+            drop(freed);
+        }
+        Some(outputs)
     }
 }
 
@@ -214,7 +208,7 @@ impl Recomputation {
         let _context =
             Context { grad: true, checkpointing: false, recomputing: true, ..self.context }.enter();
         let _sequence = sequence::use_reserved(&self.sequence);
-        let _numbers = repeated::read(&self.numbers);
+        let _numbers = Reading::begin(&self.numbers);
         let begin = Instant::now();
         let outputs = (self.function)(&inputs)?;
         HEARER.with_borrow(|hearer| hearer.iter().for_each(|hear| hear([begin, Instant::now()])));
@@ -226,8 +220,8 @@ impl Recomputation {
         Ok(outputs.iter().map(|v| v.edge().cloned()).collect())
     }
 
-    /// Where the outputs' gradients go. Recomputes if nobody has.
-    pub(crate) fn take(&self, node: &Arc<Node>) -> Result<Vec<Option<Edge>>> {
+    /// Where the outputs' gradients go. Runs the function unless [`Recompute::now`] has.
+    fn take(&self, node: &Arc<Node>) -> Result<Vec<Option<Edge>>> {
         let recomputed = self.recomputed.lock().unwrap_or_else(PoisonError::into_inner).take();
         recomputed.map_or_else(|| self.run(node), Ok)
     }
@@ -268,23 +262,18 @@ impl Backward for RunAgain {
     }
 }
 
-thread_local! {
-    /// What the checkpointed function that runs on this thread uses from outside.
-    static USES: RefCell<Option<Vec<Use>>> = const { RefCell::new(None) };
-}
-
-/// A value from outside, and who used it first.
+/// A value from outside, and the operation that used it first.
 struct Use {
     edge: Edge,
     /// By handle, if it is a leaf: what that holds may be given up before the function ends.
-    saved: Saved,
+    saved: SavedVariable,
     op: &'static str,
     input: usize,
 }
 
 /// [`Use`], with the check that the value is the same when it is used again.
 struct SavedUse {
-    saved: Saved,
+    saved: SavedVariable,
     op: &'static str,
     input: usize,
 }
@@ -307,39 +296,110 @@ impl SavedUse {
     }
 }
 
-/// Collects uses on this thread until it ends.
+/// Collects what the checkpointed function that runs on this thread uses from outside. An operation in it that has an input
+/// with a graph is such a use: gradients leave the checkpoint there.
 struct Uses {
-    outer: Option<Vec<Use>>,
+    found: Rc<RefCell<Vec<Use>>>,
+    listening: UseListenerGuard,
 }
 
 impl Uses {
     fn collect() -> Uses {
-        Uses { outer: USES.replace(Some(Vec::new())) }
+        let found = Rc::<RefCell<Vec<Use>>>::default();
+        let uses = found.clone();
+        let listening = listen_to_uses(move |op, inputs| note(&mut uses.borrow_mut(), op, inputs));
+        Uses { found, listening }
     }
 
     fn end(self) -> Vec<Use> {
-        USES.take().unwrap_or_default()
+        drop(self.listening);
+        self.found.take()
     }
 }
 
-impl Drop for Uses {
-    fn drop(&mut self) {
-        USES.set(self.outer.take());
-    }
-}
-
-/// Called for an operation that is not recorded although an input requires a gradient: inside a checkpoint, the input
-/// comes from outside and is a place where gradients leave it.
-#[cold]
-pub(crate) fn note_use(op: &'static str, inputs: &[&Var]) {
-    USES.with_borrow_mut(|uses| {
-        let Some(uses) = uses else { return };
-        for (input, var) in inputs.iter().enumerate() {
-            let Some(edge) = var.edge() else { continue };
-            let same = |u: &Use| Arc::ptr_eq(&u.edge.node, &edge.node) && u.edge.output() == edge.output();
-            if !uses.iter().any(same) {
-                uses.push(Use { edge: edge.clone(), saved: Saved::as_it_is(input, var), op, input });
-            }
+fn note(uses: &mut Vec<Use>, op: &'static str, inputs: &[&Var]) {
+    for (input, var) in inputs.iter().enumerate() {
+        let Some(edge) = var.edge() else { continue };
+        let same = |u: &Use| Arc::ptr_eq(&u.edge.node, &edge.node) && u.edge.output() == edge.output();
+        if !uses.iter().any(same) {
+            uses.push(Use { edge: edge.clone(), saved: SavedVariable::as_it_is(input, var), op, input });
         }
-    });
+    }
+}
+
+thread_local! {
+    /// The numbers that [`repeated`] has given to the checkpointed function that runs on this thread.
+    static WRITTEN: RefCell<Option<Vec<u64>>> = const { RefCell::new(None) };
+    /// The numbers of the first run of the function that is run again on this thread, and how many were given again.
+    static READ: RefCell<Option<(Arc<[u64]>, usize)>> = const { RefCell::new(None) };
+}
+
+/// The number that `make` gives; in a recomputation the one that it gave in the first run. For layers whose forward pass
+/// depends on something that may change before the backward pass.
+///
+/// ```
+/// use std::sync::atomic::{AtomicU64, Ordering};
+/// use phalanx_autograd::{Var, checkpoint, repeated, tensor::{Device, Tensor}};
+/// static CALLS: AtomicU64 = AtomicU64::new(0);
+/// let x = Var::leaf(Tensor::scalar(3f64, Device::CPU)?)?;
+/// let y = checkpoint(|v| v[0].mul_scalar(repeated(|| CALLS.fetch_add(1, Ordering::Relaxed)) as f64), &[&x])?;
+/// CALLS.store(50, Ordering::Relaxed);
+/// y.backward()?;
+/// assert_eq!(x.grad().unwrap().item::<f64>()?, 0.0); // as in the forward pass
+/// # Ok::<(), phalanx_autograd::Error>(())
+/// ```
+pub fn repeated(make: impl FnOnce() -> u64) -> u64 {
+    let number = next().unwrap_or_else(make);
+    WRITTEN.with_borrow_mut(|written| written.iter_mut().for_each(|log| log.push(number)));
+    number
+}
+
+fn next() -> Option<u64> {
+    READ.with_borrow_mut(|read| {
+        let (numbers, given) = read.as_mut()?;
+        *given += 1;
+        numbers.get(*given - 1).copied()
+    })
+}
+
+/// Keeps the numbers that [`repeated`] gives on this thread until it ends.
+struct Log {
+    outer: Option<Vec<u64>>,
+}
+
+impl Log {
+    fn write() -> Log {
+        Log { outer: WRITTEN.replace(Some(Vec::new())) }
+    }
+
+    fn end(mut self) -> Arc<[u64]> {
+        let numbers = WRITTEN.take().unwrap_or_default();
+        if let Some(outer) = &mut self.outer {
+            outer.extend_from_slice(&numbers);
+        }
+        numbers.into()
+    }
+}
+
+impl Drop for Log {
+    fn drop(&mut self) {
+        WRITTEN.set(self.outer.take());
+    }
+}
+
+/// While it lives, [`repeated`] gives the numbers of an earlier run again.
+struct Reading {
+    outer: Option<(Arc<[u64]>, usize)>,
+}
+
+impl Reading {
+    fn begin(numbers: &Arc<[u64]>) -> Reading {
+        Reading { outer: READ.replace(Some((numbers.clone(), 0))) }
+    }
+}
+
+impl Drop for Reading {
+    fn drop(&mut self) {
+        READ.set(self.outer.take());
+    }
 }

@@ -10,12 +10,31 @@
 //! ```
 //! Source: Kim et al., torchgpipe: on-the-fly pipeline parallelism (2020), section 3.2.1.
 
-use phalanx_tensor::{DType, Device, Tensor};
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+
+use phalanx_tensor::{DType, Device, Dims, Tensor};
 use smallvec::smallvec;
 
-use crate::{
-    Backward, Cx, Grads, Result, Saver, Var, grads1, grads2, is_recording, phony, record, record_many,
-};
+use crate::{Backward, Cx, Grads, Result, Saver, Var, grads1, grads2, is_recording, record, record_many};
+
+static CACHE: Mutex<BTreeMap<(Device, bool), Var>> = Mutex::new(BTreeMap::new());
+
+/// A value without elements, for edges that only order: of shape `[0]`, always the same one for a device. It is what [`fork`] and [`join`] pass along.
+/// It takes no memory, and neither do its gradients.
+///
+/// # Errors
+/// If the device cannot be used.
+pub fn phony(device: Device, requires_grad: bool) -> Result<Var> {
+    let mut cache = CACHE.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(cached) = cache.get(&(device, requires_grad)) {
+        return Ok(cached.clone());
+    }
+    let empty = Tensor::empty(&[0], DType::F32, device)?;
+    let made = if requires_grad { Var::leaf(empty)? } else { Var::new(empty) };
+    cache.insert((device, requires_grad), made.clone());
+    Ok(made)
+}
 
 /// `x` itself, and a phony that leads back to it. Where nothing is recorded `x` is the very same value.
 ///
@@ -48,7 +67,7 @@ pub fn join(x: &Var, phony: &Var) -> Result<Var> {
 }
 
 struct Fork {
-    shape: phalanx_tensor::Dims,
+    shape: Dims,
     dtype: DType,
     device: Device,
 }

@@ -112,6 +112,14 @@ pub enum Error {
     Custom(String),
 }
 
+impl Error {
+    /// A saved value that was modified.
+    #[cold]
+    pub(crate) fn modified(op: &'static str, value: String, saved: u64, now: u64) -> Error {
+        Error::Modified { op, value, saved, now }
+    }
+}
+
 /// The message, so that a program that ends with an error shows it.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

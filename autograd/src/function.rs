@@ -1,15 +1,15 @@
-//! [`Function`]: differentiable operations that an embedder writes.
+//! [`Function`]: differentiable operations that an embedder writes. [`Outputs`]: what functions passed to this crate return.
 
 use phalanx_tensor::Tensor;
 use smallvec::SmallVec;
 
-use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, begins, no_grad, record_many};
+use crate::{Backward, Cx, Grads, Result, SavedVariable, Saver, Var, begins, no_grad, record_many};
 
 /// An operation with a derivative of its own: how to compute it, what to keep, how to differentiate it.
 ///
 /// ```
 /// use phalanx_autograd::tensor::{Device, Tensor};
-/// use phalanx_autograd::{Cx, Function, Grads, Result, Saved, Saver, Var, grads1};
+/// use phalanx_autograd::{Cx, Function, Grads, Result, SavedVariable, Saver, Var, grads1};
 /// use phalanx_kernels as kernels;
 ///
 /// /// `y = x³`; `dx = 3 x² dy`.
@@ -24,11 +24,11 @@ use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, begins, no_grad, rec
 ///         Ok(vec![kernels::mul(&kernels::mul(inputs[0], inputs[0])?, inputs[0])?])
 ///     }
 ///
-///     fn save(&self, saver: &Saver<'_>) -> Result<Vec<Saved>> {
+///     fn save(&self, saver: &Saver<'_>) -> Result<Vec<SavedVariable>> {
 ///         Ok(vec![saver.input(0)?])
 ///     }
 ///
-///     fn backward(&self, cx: &Cx<'_>, saved: &[Saved]) -> Result<Grads> {
+///     fn backward(&self, cx: &Cx<'_>, saved: &[SavedVariable]) -> Result<Grads> {
 ///         let x = cx.get(&saved[0])?;
 ///         grads1(cx.dy().mul(&x)?.mul(&x)?.mul_scalar(3.0)?)
 ///     }
@@ -53,7 +53,7 @@ pub trait Function: Send + Sync + Sized + 'static {
     ///
     /// # Errors
     /// If a saved-value hook refuses.
-    fn save(&self, saver: &Saver<'_>) -> Result<Vec<Saved>> {
+    fn save(&self, saver: &Saver<'_>) -> Result<Vec<SavedVariable>> {
         let _ = saver;
         Ok(Vec::new())
     }
@@ -63,7 +63,7 @@ pub trait Function: Send + Sync + Sized + 'static {
     ///
     /// # Errors
     /// Whatever its operations refuse.
-    fn backward(&self, cx: &Cx<'_>, saved: &[Saved]) -> Result<Grads>;
+    fn backward(&self, cx: &Cx<'_>, saved: &[SavedVariable]) -> Result<Grads>;
 
     /// Computes the outputs and records the operation.
     ///
@@ -83,11 +83,87 @@ pub trait Function: Send + Sync + Sized + 'static {
 
 struct Applied<F> {
     function: F,
-    saved: Vec<Saved>,
+    saved: Vec<SavedVariable>,
 }
 
 impl<F: Function> Backward for Applied<F> {
     fn backward(&self, cx: &Cx<'_>) -> Result<Grads> {
         self.function.backward(cx, &self.saved)
     }
+}
+
+/// The results of a function passed to this crate: one [`Var`] or several.
+pub trait Outputs: Sized {
+    /// As a list.
+    fn into_vars(self) -> Vec<Var>;
+    /// The reverse of [`Outputs::into_vars`]; `None` if it does not give as many.
+    fn from_vars(vars: Vec<Var>) -> Option<Self>;
+}
+
+impl Outputs for Var {
+    fn into_vars(self) -> Vec<Var> {
+        vec![self]
+    }
+
+    fn from_vars(vars: Vec<Var>) -> Option<Var> {
+        <[Var; 1]>::from_vars(vars).map(|[x]| x)
+    }
+}
+
+impl Outputs for Vec<Var> {
+    fn into_vars(self) -> Vec<Var> {
+        self
+    }
+
+    fn from_vars(vars: Vec<Var>) -> Option<Vec<Var>> {
+        Some(vars)
+    }
+}
+
+impl<const N: usize> Outputs for [Var; N] {
+    fn into_vars(self) -> Vec<Var> {
+        self.into()
+    }
+
+    fn from_vars(vars: Vec<Var>) -> Option<[Var; N]> {
+        vars.try_into().ok()
+    }
+}
+
+impl<const N: usize> Outputs for SmallVec<[Var; N]>
+where
+    [Var; N]: smallvec::Array<Item = Var>,
+{
+    fn into_vars(self) -> Vec<Var> {
+        self.into_vec()
+    }
+
+    fn from_vars(vars: Vec<Var>) -> Option<Self> {
+        Some(SmallVec::from_vec(vars))
+    }
+}
+
+impl Outputs for (Var, Var) {
+    fn into_vars(self) -> Vec<Var> {
+        vec![self.0, self.1]
+    }
+
+    fn from_vars(vars: Vec<Var>) -> Option<Self> {
+        <[Var; 2]>::from_vars(vars).map(|[a, b]| (a, b))
+    }
+}
+
+impl Outputs for (Var, Var, Var) {
+    fn into_vars(self) -> Vec<Var> {
+        vec![self.0, self.1, self.2]
+    }
+
+    fn from_vars(vars: Vec<Var>) -> Option<Self> {
+        <[Var; 3]>::from_vars(vars).map(|[a, b, c]| (a, b, c))
+    }
+}
+
+/// Values that [`Outputs::into_vars`] has taken apart, put together again.
+pub(crate) fn reassemble<O: Outputs>(vars: Vec<Var>) -> O {
+    O::from_vars(vars).unwrap_or_else(|| unreachable!("as many values as `into_vars` gave"))
 }

@@ -18,7 +18,7 @@
 
 use phalanx_kernels as kernels;
 
-use crate::checkpoint::same;
+use crate::function::reassemble;
 use crate::gradcheck::gradients;
 use crate::{Error, Options, Outputs, Result, Var, enable_grad};
 
@@ -71,7 +71,7 @@ pub fn jvp<O: Outputs>(
     let u = y.iter().map(|y| Var::leaf(y.tensor().zeros_like()?)).collect::<Result<Vec<_>>>()?;
     let linear = gradients(&y, &u, &x, CREATE)?;
     let products = gradients(&linear, &v, &u, Options::default())?;
-    Ok((constants(y), same(products)))
+    Ok((constants(y), reassemble(products)))
 }
 
 /// The Jacobian of `f` at `inputs`: for each output a list with, for each input, a value of the output's shape followed by
@@ -106,7 +106,7 @@ pub fn hvp(f: impl FnOnce(&[Var]) -> Result<Var>, inputs: &[&Var], v: &[&Var]) -
     let (x, y) = evaluate("hvp", f, inputs)?;
     let first = slopes("hvp", &y, &x)?;
     let products = gradients(&first, &v, &x, Options::default())?;
-    Ok((same(constants(y)), products))
+    Ok((reassemble(constants(y)), products))
 }
 
 /// The Hessian of `f`, whose output has one element, at `inputs`: for each input a list with, for each input, a value of
@@ -198,7 +198,7 @@ fn rows(y: &Var, x: &[Var]) -> Result<Vec<Var>> {
 }
 
 fn constants<O: Outputs>(y: Vec<Var>) -> O {
-    same(y.iter().map(Var::detach).collect())
+    reassemble(y.iter().map(Var::detach).collect())
 }
 
 fn refusal(op: &'static str, why: String) -> Error {

@@ -171,7 +171,7 @@ mod tests {
     use phalanx_tensor::Device;
 
     use super::*;
-    use crate::{Backward, Cx, Grads, Saved, Saver, grads1, record};
+    use crate::{Backward, Cx, Grads, SavedVariable, Saver, grads1, record};
 
     fn x() -> Tensor {
         Tensor::from_slice(&[0.3, -0.7, 1.2, 0.9], &[2, 2], Device::CPU).unwrap()
@@ -179,7 +179,7 @@ mod tests {
 
     /// `x * x` with the derivative `slope * x * dy`, itself differentiable if `linked`.
     struct Square {
-        x: Saved,
+        x: SavedVariable,
         slope: f64,
         linked: bool,
     }

@@ -1,14 +1,16 @@
 //! Leaves: the values that gradients are wanted of, and the slots that gradients go to.
 
+use std::any::Any;
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use phalanx_kernels as kernels;
 use phalanx_tensor::{Category, Context, DType, Tensor};
 
-use crate::node::{Body, Edge, Meta, Node};
-use crate::sequence::next_sequence;
-use crate::short::Short;
+use crate::graph::hooks::HookHandle;
+use crate::graph::memory::SmallList;
+use crate::graph::node::{Edge, GradFn, Meta, Node, NodeKind};
+use crate::graph::sequence::next_sequence;
 use crate::{Error, Result, Var};
 
 /// Where a leaf's gradient goes.
@@ -16,7 +18,7 @@ use crate::{Error, Result, Var};
 pub enum Slot {
     /// Into a tensor of the leaf's own, made by the first contribution, in this dtype (`None`: the leaf's).
     Owned(Option<DType>),
-    /// Always accumulated in place into this tensor, a view into a buffer somebody else owns and zeroes. Its
+    /// Always accumulated in place into this tensor, a view into a buffer that the caller owns and zeroes. Its
     /// dtype may differ from the leaf's (f32 main gradients of a bf16 model).
     Into(Tensor),
 }
@@ -34,7 +36,7 @@ struct Held {
     base: u64,
     attached: u64,
     /// Whether it has ever been a stand-in without elements.
-    comes_and_goes: bool,
+    was_released: bool,
 }
 
 struct SlotState {
@@ -63,8 +65,8 @@ impl Leaf {
             let wanted = "a floating-point dtype, to require a gradient";
             return Err(phalanx_tensor::Error::dtype("leaf", tensor.dtype(), wanted).into());
         }
-        let outputs = Short::of([Meta::of(&tensor)].into_iter());
-        let held = Held { base: 0, attached: tensor.version(), tensor, comes_and_goes: false };
+        let outputs = SmallList::of([Meta::of(&tensor)].into_iter());
+        let held = Held { base: 0, attached: tensor.version(), tensor, was_released: false };
         let held = RwLock::new(held);
         let slot = Mutex::new(SlotState { slot: Slot::Owned(None), grad: None, zeroed: 0 });
         let (seq, id) = next_sequence();
@@ -72,11 +74,11 @@ impl Leaf {
             seq,
             id,
             name: "leaf",
-            inputs: Short::default(),
+            inputs: SmallList::default(),
             outputs,
-            body: LeafState { held, slot },
+            grad_fn: LeafState { held, slot },
             weight: parameter,
-            is_leaf: true,
+            kind: NodeKind::Leaf,
             hooks: Default::default(),
             recorded: None,
         })))
@@ -94,16 +96,16 @@ impl Leaf {
     /// The leaf as a constant to compute with: no gradient is recorded for it, and backward reads whatever tensor the leaf
     /// holds then, as it does of [`Leaf::var`].
     pub fn constant(&self) -> Var {
-        Var::held_by(self.tensor(), self.clone())
+        Var::held_by(self.tensor(), self.0.clone())
     }
 
     pub(crate) fn tensor_and_version(&self) -> (Tensor, u64) {
         self.state().tensor_and_version()
     }
 
-    /// Whether it has always had its elements, so that others' backward functions may count on them.
+    /// Whether it has always had its elements, so that backward functions of other operations may read them.
     pub(crate) fn stays(&self) -> bool {
-        !self.state().held.read().unwrap_or_else(PoisonError::into_inner).comes_and_goes
+        !self.state().held.read().unwrap_or_else(PoisonError::into_inner).was_released
     }
 
     /// The tensor it holds now.
@@ -130,8 +132,8 @@ impl Leaf {
         let mut held = self.state().held.write().unwrap_or_else(PoisonError::into_inner);
         let base = held.version();
         let is_stand_in = got.shape != wanted.shape || tensor.why_withheld().is_some();
-        let comes_and_goes = held.comes_and_goes || is_stand_in;
-        *held = Held { base, attached: tensor.version(), tensor, comes_and_goes };
+        let was_released = held.was_released || is_stand_in;
+        *held = Held { base, attached: tensor.version(), tensor, was_released };
         Ok(())
     }
 
@@ -166,7 +168,7 @@ impl Leaf {
         }
     }
 
-    /// Replaces the gradient. An `Into` slot's buffer belongs to somebody else and stays: it is zeroed, or takes the values of a
+    /// Replaces the gradient. An `Into` slot's buffer belongs to the caller and stays: it is zeroed, or takes the values of a
     /// gradient of its shape.
     pub fn set_grad(&self, grad: Option<Var>) {
         let mut state = self.state().lock();
@@ -188,13 +190,19 @@ impl Leaf {
     /// # Errors
     /// If the shape or device differs, or a hook fails.
     pub fn accumulate(&self, grad: Tensor) -> Result<()> {
-        let (got, wanted) = (Meta::of(&grad), &self.0.outputs[0]);
-        if got.shape != wanted.shape || got.device != wanted.device || !got.dtype.is_float() {
-            let wanted = format!("{wanted}, in any floating-point dtype");
-            return Err(Error::Gradient { op: "accumulate", got: got.to_string(), wanted });
-        }
+        self.check("accumulate", &grad)?;
         self.state().accumulate(Var::new(grad), false)?;
         self.0.run_accumulate_hooks()
+    }
+
+    /// Refuses a gradient of another shape or device than the leaf's, or of integers.
+    fn check(&self, op: &'static str, grad: &Tensor) -> Result<()> {
+        let (got, wanted) = (Meta::of(grad), &self.0.outputs[0]);
+        if got.shape == wanted.shape && got.device == wanted.device && got.dtype.is_float() {
+            return Ok(());
+        }
+        let wanted = format!("{wanted}, in any floating-point dtype");
+        Err(Error::Gradient { op, got: got.to_string(), wanted })
     }
 
     /// Where gradients go.
@@ -214,11 +222,7 @@ impl Leaf {
             return Err(Error::Gradient { op: "set_slot", got: dtype.to_string(), wanted });
         }
         if let Slot::Into(buffer) = &slot {
-            let (got, wanted) = (Meta::of(buffer), &self.0.outputs[0]);
-            if got.shape != wanted.shape || got.device != wanted.device || !got.dtype.is_float() {
-                let wanted = format!("{wanted}, in any floating-point dtype");
-                return Err(Error::Gradient { op: "set_slot", got: got.to_string(), wanted });
-            }
+            self.check("set_slot", buffer)?;
         }
         let mut state = self.state().lock();
         *state = SlotState { slot, grad: None, zeroed: state.zeroed };
@@ -252,9 +256,37 @@ impl Held {
     }
 }
 
-impl Body for LeafState {
-    fn leaf(&self) -> Option<&LeafState> {
-        Some(self)
+impl GradFn for LeafState {}
+
+impl Node {
+    /// The leaf's part of it, if it is one.
+    #[inline]
+    pub(crate) fn leaf(&self) -> Option<&LeafState> {
+        if self.kind == NodeKind::Leaf { (&self.grad_fn as &dyn Any).downcast_ref() } else { None }
+    }
+
+    /// Calls the hooks of a leaf that has taken a gradient.
+    pub(crate) fn run_accumulate_hooks(self: &Arc<Node>) -> Result<()> {
+        let hooks = self.accumulate_hooks();
+        if hooks.is_empty() {
+            return Ok(());
+        }
+        let leaf = Var::of_leaf(self);
+        hooks.iter().try_for_each(|hook| hook(&leaf))
+    }
+}
+
+impl Edge {
+    /// The leaf that it leads to, if it is one.
+    #[inline]
+    pub(crate) fn leaf(&self) -> Option<&LeafState> {
+        if self.is_to_leaf() { self.node.leaf() } else { None }
+    }
+
+    /// Whether a gradient may be added to the buffer of the leaf that it leads to without a hook seeing the gradient.
+    #[inline]
+    pub(crate) fn takes_in_place(&self) -> bool {
+        self.leaf().is_some_and(LeafState::has_buffer) && !self.node.has_grad_hooks()
     }
 }
 
@@ -307,8 +339,8 @@ impl LeafState {
 }
 
 impl SlotState {
-    /// Calls `write` with the tensor that the next gradient is added to: a buffer, or an earlier gradient that nobody else sees
-    /// and that has no graph of its own.
+    /// Calls `write` with the tensor that the next gradient is added to: a buffer, or an earlier gradient that is owned by the slot
+    /// alone and that has no graph of its own.
     fn buffer<T>(&mut self, write: impl FnOnce(&mut Tensor) -> T) -> Option<T> {
         if let Slot::Into(buffer) = &mut self.slot {
             return Some(write(buffer));
@@ -331,7 +363,7 @@ fn own(grad: Var, dtype: DType) -> Result<Var> {
     if grad.is_contiguous() && grad.is_sole_owner() { Ok(Var::new(grad)) } else { Ok(Var::new(grad.copy()?)) }
 }
 
-/// `sum + grad`, in `sum`'s place where nobody else sees it.
+/// `sum + grad`, written over `sum` if that has no other owner.
 pub(crate) fn add_in_place(sum: Var, grad: Var) -> Result<Var> {
     let mut sum = sum.into_tensor();
     if sum.is_contiguous() && sum.is_sole_owner() {
@@ -341,26 +373,6 @@ pub(crate) fn add_in_place(sum: Var, grad: Var) -> Result<Var> {
     let mut copy = sum.copy()?;
     kernels::accumulate_(&mut copy, grad.tensor())?;
     Ok(Var::new(copy))
-}
-
-/// Whose hands a value's parameters are in.
-impl Var {
-    /// The leaves of parameters ([`Leaf::new`]) that a backward pass from this value comes to, as far as its graph tells: not
-    /// those that only a recomputed part uses.
-    pub fn parameter_leaves(&self) -> Vec<Leaf> {
-        let (mut found, mut seen) = (Vec::new(), HashSet::new());
-        let mut open: Vec<&Arc<Node>> = self.edge().map(|edge| &*edge.node).into_iter().collect();
-        while let Some(node) = open.pop() {
-            if !seen.insert(node.id) {
-                continue;
-            }
-            if node.is_leaf && node.weight {
-                found.push(Leaf(Arc::clone(node)));
-            }
-            open.extend(node.inputs.iter().flatten().map(|edge| &*edge.node));
-        }
-        found
-    }
 }
 
 impl Leaf {
@@ -378,9 +390,59 @@ impl Leaf {
     pub fn is_watched(&self) -> bool {
         self.0.has_accumulate_hooks()
     }
+
+    /// Calls `hook` after a backward pass has added its gradient to the slot.
+    pub fn on_accumulate(&self, hook: impl Fn(&Var) -> Result<()> + Send + Sync + 'static) -> HookHandle {
+        self.0.add_accumulate_hook(Arc::new(hook))
+    }
 }
 
 impl Var {
+    /// A leaf that requires a gradient; see [`Leaf`].
+    ///
+    /// # Errors
+    /// If the dtype is not a floating-point one.
+    pub fn leaf(tensor: Tensor) -> Result<Var> {
+        Ok(Leaf::new(tensor, false)?.var())
+    }
+
+    /// The handle on the leaf that it is, if it is one.
+    pub fn as_leaf(&self) -> Option<Leaf> {
+        let edge = self.edge()?;
+        edge.leaf().map(|_| Leaf(Arc::clone(&edge.node)))
+    }
+
+    /// The gradient: a leaf's accumulated one, or that of a value on which [`Var::retain_grad`] was called.
+    pub fn grad(&self) -> Option<Var> {
+        let edge = self.edge()?;
+        match self.as_leaf() {
+            Some(leaf) => leaf.grad(),
+            None => edge.node.retained_grad(edge.output()),
+        }
+    }
+
+    /// The leaf that holds it, if it is a constant of one ([`Leaf::constant`]).
+    pub(crate) fn holder(&self) -> Option<Leaf> {
+        self.holding_node().cloned().map(Leaf)
+    }
+
+    /// The leaves of parameters ([`Leaf::new`]) that a backward pass from this value comes to, as far as its graph tells: not
+    /// those that only a recomputed part uses.
+    pub fn parameter_leaves(&self) -> Vec<Leaf> {
+        let (mut found, mut seen) = (Vec::new(), HashSet::new());
+        let mut open: Vec<&Arc<Node>> = self.edge().map(|edge| &*edge.node).into_iter().collect();
+        while let Some(node) = open.pop() {
+            if !seen.insert(node.id) {
+                continue;
+            }
+            if node.kind == NodeKind::Leaf && node.weight {
+                found.push(Leaf(Arc::clone(node)));
+            }
+            open.extend(node.inputs.iter().flatten().map(|edge| &*edge.node));
+        }
+        found
+    }
+
     pub(crate) fn of_leaf(node: &Arc<Node>) -> Var {
         let tensor = node.leaf().map(LeafState::tensor);
         let tensor = tensor.unwrap_or_else(|| unreachable!("called with leaf nodes only"));

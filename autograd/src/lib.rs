@@ -31,7 +31,7 @@
 //! - A node's saved values are freed when it has run, unless the graph is retained. No chain of operations is too long
 //!   for the stack, in backward or when it is dropped.
 //! - A leaf is saved by its handle, everything else by its tensor and version: a value modified in place after it was
-//!   saved is an error that names it. Results of norms and of gelu and silu are not saved but made again ([`Remade`]).
+//!   saved is an error that names it. Results of norms and of gelu and silu are not saved but computed again ([`Rematerialized`]).
 //! - Backward functions are made of differentiable operations, so derivatives have derivatives
 //!   ([`Options::create_graph`]).
 //! - A panic in a backward function or hook is an error of the pass.
@@ -44,7 +44,7 @@
 //! | guards | [`no_grad`], [`inference`], [`eval`], [`enable_grad`], [`detect_anomaly`] |
 //! | operations of your own | [`Function`], [`record()`], [`Backward`], [`gradcheck()`] |
 //! | where gradients go | [`Leaf`], [`Slot`], [`HookHandle`] |
-//! | saved values | [`Saved`], [`saved_hooks`], [`Remade`] |
+//! | saved values | [`SavedVariable`], [`saved_hooks`], [`Rematerialized`] |
 //! | recomputation | [`checkpoint()`], [`Recompute`] |
 //! | order between parts of the graph | [`fork`], [`join`] |
 //! | draws | [`manual_seed`], [`Generator`] |
@@ -59,52 +59,44 @@ mod engine;
 mod error;
 mod function;
 mod functional;
-mod grad_mode;
 mod gradcheck;
-mod hooks;
+mod graph;
 mod leaf;
-mod node;
-mod operation;
+mod mode;
 pub mod ops;
-mod outputs;
-mod phony;
 mod profile;
 mod record;
-mod remade;
-mod repeated;
-mod saved;
-mod sequence;
-mod short;
-mod spare;
 mod var;
 
 pub use anomaly::{AnomalyGuard, detect_anomaly, is_detecting_anomaly};
-pub use backward::{Backward, Cx, Grads, grads1, grads2};
-pub use checkpoint::{
-    HearingGuard, Recompute, checkpoint, checkpoint_apart, hear_recomputations, is_checkpointing,
-    is_recomputing,
-};
-pub use dependency::{fork, join};
+pub use backward::{Backward, Cx, grads1, grads2};
+pub use checkpoint::{HearingGuard, Recompute, checkpoint, checkpoint_apart, hear_recomputations, repeated};
+pub use dependency::{fork, join, phony};
 pub use engine::{Options, WeightWork, backward, backward_inputs, grad};
 pub use error::{Error, Result};
-pub use function::Function;
+pub use function::{Function, Outputs};
 pub use functional::{hessian, hvp, jacobian, jvp, vjp};
-pub use grad_mode::{enable_grad, eval, inference, is_grad_enabled, no_grad};
 pub use gradcheck::{GradCheck, gradcheck, gradgradcheck};
-pub use hooks::HookHandle;
+pub use graph::hooks::HookHandle;
+pub use graph::node::Grads;
+pub use graph::rematerialized::Rematerialized;
+pub use graph::saved_variable::{SavedHooks, SavedHooksGuard, SavedVariable, saved_hooks};
 pub use leaf::{Leaf, Slot, Stash};
+pub use mode::{enable_grad, eval, inference, is_checkpointing, is_grad_enabled, is_recomputing, no_grad};
 pub use ops::*;
-pub use outputs::Outputs;
 pub use phalanx_kernels as kernels;
 pub use phalanx_kernels::{Conv1dOptions, ConvOptions, Gelu, PoolOptions};
 pub use phalanx_tensor as tensor;
-pub use phony::phony;
 pub use profile::{OperationTime, Pass, Profiler, begins, waiting};
 pub use record::{Saver, is_recording, record, record_many, record_none};
-pub use remade::Remade;
-pub use repeated::repeated;
-pub use saved::{Saved, SavedHooks, SavedHooksGuard, saved_hooks};
 pub use var::Var;
+
+/// [`Rematerialized`] by its earlier name.
+#[deprecated(since = "0.2.0", note = "renamed to `Rematerialized`")]
+pub type Remade = Rematerialized;
+
+/// [`SavedVariable`] by its earlier name.
+pub type Saved = SavedVariable;
 
 /// The README's example, compiled and run.
 #[cfg(doctest)]

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use phalanx_kernels::flops;
 use phalanx_tensor::{Context, Device, Tensor};
 
-use crate::node::Meta;
+use crate::graph::node::Meta;
 use crate::{Error, Result, Var};
 
 /// Which pass an operation runs in.

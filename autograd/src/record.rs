@@ -1,19 +1,18 @@
 //! Recording: how an operation joins the graph.
 
 use std::any::{Any, TypeId};
+use std::cell::RefCell;
 use std::sync::Arc;
 
 use phalanx_tensor::{Context, Result as TensorResult, Tensor};
 use smallvec::SmallVec;
 
-use crate::backward::Backward;
-use crate::checkpoint::note_use;
-use crate::node::{Edge, Link, Meta, Node};
-use crate::operation::Recorded;
-use crate::remade::{Remade, Source};
-use crate::saved::Saved;
-use crate::sequence::{next_sequence, pass_over};
-use crate::{Error, Result, Var, profile, spare};
+use crate::backward::{Backward, Recorded};
+use crate::graph::node::{Edge, Link, Meta, Node, NodeKind, take_free};
+use crate::graph::rematerialized::{Rematerialized, Source};
+use crate::graph::saved_variable::SavedVariable;
+use crate::graph::sequence::{next_sequence, pass_over};
+use crate::{Error, Result, Var, profile};
 
 /// Saves values for backward, while an operation is recorded.
 pub struct Saver<'a> {
@@ -27,67 +26,75 @@ impl Saver<'_> {
     ///
     /// # Errors
     /// If a saved-value hook refuses.
-    pub fn input(&self, i: usize) -> Result<Saved> {
-        Saved::input(i, self.inputs[i])
+    pub fn input(&self, i: usize) -> Result<SavedVariable> {
+        SavedVariable::input(i, self.inputs[i])
     }
 
     /// Keeps output `i`.
     ///
     /// # Errors
     /// If a saved-value hook refuses.
-    pub fn output(&self, i: usize) -> Result<Saved> {
-        Saved::output(i, &self.outputs[i])
+    pub fn output(&self, i: usize) -> Result<SavedVariable> {
+        SavedVariable::output(i, &self.outputs[i])
     }
 
-    /// How output `i` is made again of some inputs, which the operation saves (or which are small): to be offered by
-    /// [`Backward::remade`]. None where they cannot be counted on, as parameters that are sharded.
-    pub fn remade(
+    /// How output `i` is computed again of some inputs, which the operation saves or which are small: to be offered by
+    /// [`Backward::rematerialized`]. `None` if one of them may be released before backward, as a sharded parameter is.
+    pub fn rematerialized(
         &self,
         i: usize,
         inputs: impl IntoIterator<Item = usize>,
-        make: impl Fn(&[Tensor]) -> TensorResult<Tensor> + Send + Sync + 'static,
-    ) -> Option<Arc<Remade>> {
-        let sources = inputs.into_iter().map(|i| Source::kept(self.inputs[i])).collect::<Option<_>>()?;
-        Some(Remade::new(self.name, &self.outputs[i], sources, make))
+        compute: impl Fn(&[Tensor]) -> TensorResult<Tensor> + Send + Sync + 'static,
+    ) -> Option<Arc<Rematerialized>> {
+        let sources = inputs.into_iter().map(|i| kept(self.inputs[i])).collect::<Option<_>>()?;
+        Some(Rematerialized::new(self.name, &self.outputs[i], sources, compute))
     }
 
-    /// [`Saver::remade`] of output `of`, which the operation saves, and of some inputs.
-    pub(crate) fn remade_of_output(
+    /// [`Saver::rematerialized`] of output `of`, which the operation saves, and of some inputs.
+    pub(crate) fn rematerialized_of_output(
         &self,
         i: usize,
         of: usize,
         inputs: impl IntoIterator<Item = usize>,
-        make: impl Fn(&[Tensor]) -> TensorResult<Tensor> + Send + Sync + 'static,
-    ) -> Option<Arc<Remade>> {
-        let inputs = inputs.into_iter().map(|i| Source::kept(self.inputs[i]));
+        compute: impl Fn(&[Tensor]) -> TensorResult<Tensor> + Send + Sync + 'static,
+    ) -> Option<Arc<Rematerialized>> {
+        let inputs = inputs.into_iter().map(|i| kept(self.inputs[i]));
         let sources =
             [Some(Source::of(&self.outputs[of]))].into_iter().chain(inputs).collect::<Option<_>>()?;
-        Some(Remade::new(self.name, &self.outputs[i], sources, make))
+        Some(Rematerialized::new(self.name, &self.outputs[i], sources, compute))
     }
 
-    /// How the output is made again of some inputs, if one of them is made again itself (and not of another such: no chain of
-    /// these is long). The others are as for [`Saver::remade`].
-    pub(crate) fn remade_of_remade<const N: usize>(
+    /// How the output is computed again of some inputs, one of which is rematerialized itself, but not of another such (so
+    /// that no chain of these is long). The other inputs are as for [`Saver::rematerialized`].
+    pub(crate) fn rematerialized_of_rematerialized<const N: usize>(
         &self,
         inputs: [usize; N],
-        make: impl Fn(&[Tensor]) -> TensorResult<Tensor> + Send + Sync + 'static,
-    ) -> Option<Arc<Remade>> {
-        let behind = inputs.map(|i| Remade::behind(self.inputs[i]));
-        if behind.iter().all(Option::is_none) || behind.iter().flatten().any(|remade| remade.is_nested()) {
+        compute: impl Fn(&[Tensor]) -> TensorResult<Tensor> + Send + Sync + 'static,
+    ) -> Option<Arc<Rematerialized>> {
+        let behind = inputs.map(|i| self.inputs[i].rematerialized());
+        if behind.iter().all(Option::is_none) || behind.iter().flatten().any(|value| value.is_nested()) {
             return None;
         }
-        let source = |(i, remade)| match remade {
-            Some(remade) => Some(Source::Remade(remade)),
-            None => Source::kept(self.inputs[i]),
+        let source = |(i, value)| match value {
+            Some(value) => Some(Source::Rematerialized(value)),
+            None => kept(self.inputs[i]),
         };
         let sources = std::iter::zip(inputs, behind).map(source).collect::<Option<_>>()?;
-        Some(Remade::new(self.name, &self.outputs[0], sources, make))
+        Some(Rematerialized::new(self.name, &self.outputs[0], sources, compute))
     }
 
     /// Whether input `i` requires a gradient: what only its gradient needs need not be saved otherwise.
     pub fn needs(&self, i: usize) -> bool {
         self.inputs[i].requires_grad()
     }
+}
+
+/// A source of a rematerialized value: one that its operation keeps for backward, or that is small. `None` for a leaf whose
+/// tensor is released in between, which the source would keep alive. (A source is no leaf's handle, since the second half of
+/// a split backward may run without parameters.)
+fn kept(var: &Var) -> Option<Source> {
+    let leaf = var.as_leaf().or_else(|| var.holder());
+    leaf.is_none_or(|leaf| leaf.stays()).then(|| Source::of(var.tensor()))
 }
 
 /// Makes an operation's result a [`Var`]: linked into the graph if gradients are recorded and an input requires
@@ -149,7 +156,7 @@ pub fn is_recording(inputs: &[&Var]) -> bool {
     inputs.iter().any(|v| v.requires_grad()) && Context::current().grad
 }
 
-/// [`is_recording`], and if not, what others must know of the operation.
+/// [`is_recording`]. Counts an operation that does not join, and tells a checkpoint around it which inputs it uses.
 fn joins(name: &'static str, inputs: &[&Var]) -> bool {
     if !inputs.iter().any(|v| v.requires_grad()) {
         pass_over();
@@ -158,9 +165,38 @@ fn joins(name: &'static str, inputs: &[&Var]) -> bool {
     let recording = Context::current().grad;
     if !recording {
         pass_over();
-        note_use(name, inputs);
+        hear_use(name, inputs);
     }
     recording
+}
+
+/// Called with an operation that is not recorded although an input requires a gradient, and with its inputs.
+type UseListener = dyn Fn(&'static str, &[&Var]);
+
+thread_local! {
+    static USE_LISTENER: RefCell<Option<Box<UseListener>>> = const { RefCell::new(None) };
+}
+
+#[cold]
+fn hear_use(name: &'static str, inputs: &[&Var]) {
+    USE_LISTENER.with_borrow(|listener| listener.iter().for_each(|hear| hear(name, inputs)));
+}
+
+/// Calls `hear` with every operation of this thread that is not recorded although an input requires a gradient, until the
+/// guard is dropped. `hear` must not run operations.
+pub(crate) fn listen_to_uses(hear: impl Fn(&'static str, &[&Var]) + 'static) -> UseListenerGuard {
+    UseListenerGuard { before: USE_LISTENER.replace(Some(Box::new(hear))) }
+}
+
+/// Ends the effect of [`listen_to_uses`].
+pub(crate) struct UseListenerGuard {
+    before: Option<Box<UseListener>>,
+}
+
+impl Drop for UseListenerGuard {
+    fn drop(&mut self) {
+        USE_LISTENER.set(self.before.take());
+    }
 }
 
 fn new_node<B: Backward + 'static>(
@@ -169,18 +205,18 @@ fn new_node<B: Backward + 'static>(
     outputs: &[Tensor],
     backward: B,
 ) -> Link {
-    let mut node = spare::take(TypeId::of::<Recorded<B>>()).unwrap_or_else(|| {
+    let mut node = take_free(TypeId::of::<Recorded<B>>()).unwrap_or_else(|| {
         let (inputs, outputs, hooks) = Default::default();
-        let (weight, is_leaf, recorded) = (false, false, None);
-        let body = Recorded::<B>::empty();
-        Arc::new(Node { seq: 0, id: 0, name, inputs, outputs, weight, is_leaf, hooks, recorded, body })
+        let (weight, kind, recorded) = (false, NodeKind::Operation, None);
+        let grad_fn = Recorded::<B>::empty();
+        Arc::new(Node { seq: 0, id: 0, name, inputs, outputs, weight, kind, hooks, recorded, grad_fn })
     });
     let Some(empty) = Arc::get_mut(&mut node) else {
-        unreachable!("the node was just made, or nobody held it when it was laid by")
+        unreachable!("the node was just made, or is a free one, which has no other owner")
     };
     fill(empty, name, inputs, outputs, backward.is_view());
-    match (&mut empty.body as &mut dyn Any).downcast_mut::<Recorded<B>>() {
-        Some(body) => body.set(backward),
+    match (&mut empty.grad_fn as &mut dyn Any).downcast_mut::<Recorded<B>>() {
+        Some(recorded) => recorded.set(backward),
         None => unreachable!("it was asked for by this type"),
     }
     node.into()

@@ -1,17 +1,20 @@
 //! The backward engine.
 //!
-//! [`plan`] counts, for every node that will run, how many gradients it waits for. Then ready nodes run, the one
-//! recorded last first, and pass gradients on along their edges: on the calling thread if the graph lives on one
-//! device ([`inline`]), else on one worker per device ([`workers`]). Gradients that meet at a node are summed in
-//! the order of the nodes they come from, latest first, not in the order of arrival, so both give the same bits.
+//! The [plan](plan) counts, for every node that will run, how many gradients it waits for. Then ready nodes run, the one
+//! recorded last first, and send gradients along their edges: on the calling thread if the graph lives on one device, else
+//! on one worker a device ([`workers`]). The gradients of a node are summed in the order of the nodes they come from, the
+//! latest first, and not in the order of arrival ([`input_buffer`]), so both give the same bits.
+//!
+//! ```text
+//! roots -> Plan: indices, targets, counts
+//!            |
+//!            v                       GraphTask::run_node
+//!          ready queue --NodeTask--> hooks, grad_fn.apply --Arrival--> input buffers --complete--> ready queue
+//! ```
 
-mod inline;
-mod job;
-mod meeting;
-mod numbers;
-mod pending;
+mod graph_task;
+mod input_buffer;
 mod plan;
-mod task;
 mod workers;
 
 use std::sync::Arc;
@@ -19,21 +22,12 @@ use std::sync::Arc;
 use phalanx_kernels as kernels;
 use phalanx_tensor::{Context, Scalar};
 
-use crate::node::{Meta, Node};
+use crate::graph::node::{Node, NodeGrads};
 use crate::{Error, Result, Var};
-use job::{Job, Mode};
-use pending::Pending;
-pub(crate) use task::Place;
-use task::{NodeGrads, Root};
-
-/// How a backward pass treats the graph.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Options {
-    /// Keep saved values, so that the graph can be run backward again.
-    pub retain_graph: bool,
-    /// Record the gradients' own graph, so that they can be differentiated; implies `retain_graph`.
-    pub create_graph: bool,
-}
+pub use graph_task::Options;
+use graph_task::{GraphTask, Mode, NodeIndex, Root};
+use input_buffer::InputBuffer;
+use plan::Plan;
 
 /// Computes the gradients of `roots` with respect to every leaf behind them and adds them to the leaves' slots.
 /// Each root comes with its own gradient; `None` stands for 1 and is for roots of one element. Ends the step whose random
@@ -43,19 +37,56 @@ pub struct Options {
 /// If no root has a graph, a gradient does not fit its root, a saved value was freed or modified, or a backward
 /// function or hook fails or panics.
 pub fn backward(roots: &[(Var, Option<Var>)], options: Options) -> Result<()> {
-    let job = Job::new(options, Mode::All, &[]);
-    run(&job, root_grads(roots, options)?)?;
+    let task = GraphTask::new(options, Mode::All, &[]);
+    run(&task, root_grads(roots, options)?)?;
     Context::end_pass();
     Ok(())
 }
 
-/// [`backward`] from one root, whose gradient is let go as soon as it is used.
-pub(crate) fn backward_from(root: &Var, grad: Option<Var>, options: Options) -> Result<()> {
-    let job = Job::new(options, Mode::All, &[]);
-    let tasks = root_grads(&[(root.clone(), grad)], options)?;
-    run(&job, tasks)?;
+/// [`backward`] from one root, whose gradient is dropped as soon as it is used.
+fn backward_from(root: &Var, grad: Option<Var>, options: Options) -> Result<()> {
+    let task = GraphTask::new(options, Mode::All, &[]);
+    let roots = root_grads(&[(root.clone(), grad)], options)?;
+    run(&task, roots)?;
     Context::end_pass();
     Ok(())
+}
+
+impl Var {
+    /// Computes the gradient of this one-element value with respect to every leaf behind it, and adds it to the
+    /// leaves' slots. The graph can be run once, unless [`Var::backward_options`] says otherwise.
+    ///
+    /// # Errors
+    /// If it has several elements or no graph, or a backward function fails.
+    pub fn backward(&self) -> Result<()> {
+        backward_from(self, None, Options::default())
+    }
+
+    /// [`Var::backward`] for a value of any shape, given the gradient that it has itself.
+    ///
+    /// # Errors
+    /// If the gradient does not fit, there is no graph, or a backward function fails.
+    pub fn backward_with(&self, grad: Var) -> Result<()> {
+        backward_from(self, Some(grad), Options::default())
+    }
+
+    /// [`Var::backward`] that treats the graph as the options say: keeps it for another pass, or records the gradients' own.
+    ///
+    /// ```
+    /// use phalanx_autograd::{Options, Var, tensor::{Device, Tensor}};
+    /// let x = Var::leaf(Tensor::scalar(3f64, Device::CPU)?)?;
+    /// let loss = x.square()?;
+    /// loss.backward_options(Options { retain_graph: true, ..Options::default() })?;
+    /// loss.backward()?; // adds to the first pass's gradient
+    /// assert_eq!(x.grad().unwrap().item::<f64>()?, 12.0);
+    /// # Ok::<(), phalanx_autograd::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Var::backward`].
+    pub fn backward_options(&self, options: Options) -> Result<()> {
+        backward_from(self, None, options)
+    }
 }
 
 /// The gradients of the sum of `outputs` (each with its own gradient, as in [`backward`]) with respect to
@@ -65,9 +96,9 @@ pub(crate) fn backward_from(root: &Var, grad: Option<Var>, options: Options) -> 
 /// # Errors
 /// As [`backward`].
 pub fn grad(outputs: &[(Var, Option<Var>)], inputs: &[&Var], options: Options) -> Result<Vec<Option<Var>>> {
-    let job = Job::new(options, Mode::Capture, inputs);
-    run(&job, root_grads(outputs, options)?)?;
-    Ok(job.into_captured())
+    let task = GraphTask::new(options, Mode::Capture, inputs);
+    run(&task, root_grads(outputs, options)?)?;
+    Ok(task.into_captured())
 }
 
 /// Computes gradients with respect to activations now, and leaves those of parameters (leaves made with
@@ -77,10 +108,10 @@ pub fn grad(outputs: &[(Var, Option<Var>)], inputs: &[&Var], options: Options) -
 /// As [`backward`].
 pub fn backward_inputs(roots: &[(Var, Option<Var>)]) -> Result<WeightWork> {
     let options = Options::default();
-    let job = Job::new(options, Mode::Inputs, &[]);
-    run(&job, root_grads(roots, options)?)?;
+    let task = GraphTask::new(options, Mode::Inputs, &[]);
+    run(&task, root_grads(roots, options)?)?;
     Context::end_pass();
-    Ok(WeightWork { deferred: job.into_deferred() })
+    Ok(WeightWork { deferred: task.into_deferred() })
 }
 
 /// The parameters' part of a split backward pass, to be run when there is time for it.
@@ -95,8 +126,8 @@ impl WeightWork {
     /// # Errors
     /// As [`backward`].
     pub fn run(self) -> Result<()> {
-        let job = Job::new(Options::default(), Mode::Weights, &[]);
-        run(&job, self.deferred)
+        let task = GraphTask::new(Options::default(), Mode::Weights, &[]);
+        run(&task, self.deferred)
     }
 
     /// Operations whose weight gradients are waiting.
@@ -110,22 +141,18 @@ impl WeightWork {
     }
 }
 
-fn run(job: &Job, roots: Vec<Root>) -> Result<()> {
+fn run(task: &GraphTask, roots: Vec<Root>) -> Result<()> {
     let (nodes, grads): (Vec<Arc<Node>>, Vec<NodeGrads>) =
         roots.into_iter().map(|r| (r.node, r.grads)).unzip();
-    let mut plan = plan::Plan::new(job, &nodes);
-    let places = (0..).map(Place::at);
-    let ready = places.zip(grads).filter_map(|(place, grads)| plan.begin(place, grads)).collect();
-    if plan.devices.len() > 1 && !workers::on_worker() {
-        workers::run(job, plan, ready)
-    } else {
-        inline::run(job, plan, ready)
-    }
+    let mut plan = Plan::new(task, &nodes);
+    let indices = (0..).map(NodeIndex::at);
+    let ready = indices.zip(grads).filter_map(|(index, grads)| plan.begin(index, grads)).collect();
+    workers::run(task, plan, ready)
 }
 
 /// The nodes of the roots with their gradients, merged where two roots are outputs of one node.
 fn root_grads(roots: &[(Var, Option<Var>)], options: Options) -> Result<Vec<Root>> {
-    let mut found: Vec<(&Arc<Node>, Pending)> = Vec::with_capacity(roots.len());
+    let mut found: Vec<(&Arc<Node>, InputBuffer)> = Vec::with_capacity(roots.len());
     for (root, grad) in roots {
         let Some(edge) = root.edge() else { continue };
         let grad = match grad {
@@ -135,32 +162,16 @@ fn root_grads(roots: &[(Var, Option<Var>)], options: Options) -> Result<Vec<Root
             }
             None => return Err(Error::NotScalar { shape: root.shape().to_vec() }),
         };
-        check_gradient(&edge.node, edge.output(), &grad)?;
+        edge.meta().check(edge.node.name, &grad)?;
         let node = &*edge.node;
         let i = found.iter().position(|(other, _)| Arc::ptr_eq(other, node)).unwrap_or(found.len());
         if i == found.len() {
-            found.push((node, Pending::new(node.outputs.len())));
+            found.push((node, InputBuffer::new(node.outputs.len())));
         }
         found[i].1.add(edge.output(), grad, options.create_graph)?;
     }
-    let root = |(node, pending): (&Arc<Node>, Pending)| Root { node: node.clone(), grads: pending.grads };
+    let root = |(node, buffer): (&Arc<Node>, InputBuffer)| Root { node: node.clone(), grads: buffer.grads };
     if found.is_empty() { Err(Error::NoGraph) } else { Ok(found.into_iter().map(root).collect()) }
-}
-
-/// Refuses a gradient whose shape, dtype or device is not that of the node's output.
-pub(crate) fn check_gradient(node: &Node, output: usize, grad: &Var) -> Result<()> {
-    let wanted = &node.outputs[output];
-    if wanted.is_of(grad.tensor()) { Ok(()) } else { Err(misfit(node.name, grad, wanted)) }
-}
-
-#[cold]
-fn misfit(op: &'static str, grad: &Var, wanted: &Meta) -> Error {
-    Error::Gradient { op, got: Meta::of(grad.tensor()).to_string(), wanted: wanted.to_string() }
-}
-
-/// `sum + part`, recorded if asked, else in `sum`'s place where nobody else sees it.
-fn add(sum: Var, part: Var, create_graph: bool) -> Result<Var> {
-    if create_graph { sum.add(&part) } else { crate::leaf::add_in_place(sum, part) }
 }
 
 #[cfg(test)]

@@ -1,47 +1,42 @@
 //! The plan of a backward pass: which nodes run, where their gradients go, and how many each still waits for.
 //!
-//! Every node gets a place, and every edge is resolved to the place it leads to, when the node is found. From then on
-//! nothing is looked up.
-//!
-//! Gradients that meet are summed in the order of their origins, in which one thread sends them. Where several threads
-//! do, a place has a [`Meeting`], which knows whom it awaits.
+//! Every node gets an index when it is found, and each of its edges is resolved to the index of the node it leads to. From
+//! then on nothing is looked up. Where several threads send gradients, every node has a [`ReorderBuffer`] too.
 
 use std::cell::Cell;
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
 use phalanx_tensor::Device;
 use smallvec::SmallVec;
 
-use super::job::Job;
-use super::meeting::Meeting;
-use super::numbers::Numbers;
-use super::pending::Pending;
-use super::task::{Arrival, Held, NodeGrads, Origin, Place, Ready, Targets, Task, origin};
-use crate::node::{Edge, Node};
+use super::graph_task::{GraphTask, NodeIndex, NodeRef, NodeTask, Ready, Targets};
+use super::input_buffer::{Arrival, InputBuffer, ReorderBuffer, Sender};
+use crate::graph::node::{Edge, Node, NodeGrads};
 use crate::{Result, Var};
 
 /// What will run.
 pub(super) struct Plan<'g> {
     planned: Vec<Planned<'g>>,
     /// Every node's targets, one after the other.
-    targets: Vec<Option<Place>>,
-    places: Numbers,
+    targets: Vec<Option<NodeIndex>>,
+    indices: NodeMap,
     create_graph: bool,
-    /// A place's, if gradients arrive in an order of chance; else there are none.
-    meetings: Vec<Meeting>,
+    /// One for each node if several threads send gradients, else none.
+    reorder: Vec<ReorderBuffer>,
     /// Every device that a node runs on.
     pub(super) devices: SmallVec<[Device; 2]>,
 }
 
 struct Planned<'g> {
-    node: Held<'g>,
+    node: NodeRef<'g>,
     /// Where its targets begin.
     targets: u32,
     /// Gradients that it still waits for.
     waits: u32,
     /// Those that have come.
-    pending: Pending,
+    buffer: InputBuffer,
     /// Whether a wanted gradient is reached from it.
     wanted: bool,
 }
@@ -51,7 +46,7 @@ pub(super) enum Step {
     /// Nothing; others will come.
     Wait,
     /// Add to what has come already; then [`Plan::settle`].
-    Sum(Pending, Vec<(usize, Var)>),
+    Sum(InputBuffer, Vec<(usize, Var)>),
     /// Run the node.
     Ready(Ready),
 }
@@ -62,90 +57,96 @@ thread_local! {
 }
 
 impl<'g> Plan<'g> {
-    /// Everything that `job` reaches from the roots, which get the first places.
-    pub(super) fn new(job: &Job, roots: &'g [Arc<Node>]) -> Plan<'g> {
+    /// Everything that `task` reaches from the roots, which get the first indices.
+    pub(super) fn new(task: &GraphTask, roots: &'g [Arc<Node>]) -> Plan<'g> {
         let mut plan = Plan {
             planned: Vec::with_capacity(LAST.get()),
             targets: Vec::with_capacity(2 * LAST.get()),
-            places: Numbers::default(),
-            create_graph: job.create_graph(),
-            meetings: Vec::new(),
+            indices: NodeMap::default(),
+            create_graph: task.create_graph(),
+            reorder: Vec::new(),
             devices: SmallVec::new(),
         };
         for root in roots {
-            plan.place_of(Held::Lent(root));
+            plan.index_of(NodeRef::Borrowed(root));
         }
-        plan.explore(job, 0);
+        plan.explore(task, 0);
         LAST.set(plan.planned.len());
         plan
     }
 
     /// From now on gradients arrive in an order of chance.
     pub(super) fn expect_disorder(&mut self) {
-        self.meet_targets_of(0);
+        self.expect_senders_of(0);
     }
 
-    /// Notes the origins of what the places from `new` on will send.
-    fn meet_targets_of(&mut self, new: usize) {
-        self.meetings.resize_with(self.planned.len(), Meeting::default);
+    /// Notes the senders of what the nodes from `new` on will send.
+    fn expect_senders_of(&mut self, new: usize) {
+        self.reorder.resize_with(self.planned.len(), ReorderBuffer::default);
         for planned in &self.planned[new..] {
             for (i, to) in planned.targets().map(|at| self.targets[at]).enumerate() {
-                meet(&mut self.meetings, to, origin(&planned.node, i));
+                expect_sender(&mut self.reorder, to, Sender::new(&planned.node, i));
             }
         }
     }
 
     /// Adds a graph that was recorded during the pass and hangs on what is planned already; each of `entries` is
-    /// where a gradient will come in from `node`, at the place returned.
-    pub(super) fn extend(&mut self, job: &Job, node: &Node, entries: &[Edge]) -> Targets {
+    /// where a gradient will come in from `node`, at the index returned.
+    pub(super) fn extend(&mut self, task: &GraphTask, node: &Node, entries: &[Edge]) -> Targets {
         let new = self.planned.len();
-        let place = |edge: &Edge| job.passes(edge).then(|| self.place_of(Held::Own(Arc::clone(&edge.node))));
-        let mut found = Targets::of(entries.iter().map(place));
-        self.explore(job, new);
+        let index =
+            |edge: &Edge| task.passes(edge).then(|| self.index_of(NodeRef::Owned(Arc::clone(&edge.node))));
+        let mut found = Targets::of(entries.iter().map(index));
+        self.explore(task, new);
         found.iter_mut().for_each(|to| *to = self.expect(*to));
-        if !self.meetings.is_empty() {
-            self.meet_targets_of(new);
-            found.iter().enumerate().for_each(|(i, &to)| meet(&mut self.meetings, to, origin(node, i)));
+        if !self.reorder.is_empty() {
+            self.expect_senders_of(new);
+            found
+                .iter()
+                .enumerate()
+                .for_each(|(i, &to)| expect_sender(&mut self.reorder, to, Sender::new(node, i)));
         }
         found
     }
 
     #[inline]
-    fn place_of(&mut self, node: Held<'g>) -> Place {
-        let entry = self.places.entry(node.id);
-        if let Some(place) = *entry {
-            return place;
+    fn index_of(&mut self, node: NodeRef<'g>) -> NodeIndex {
+        let entry = self.indices.entry(node.id);
+        if let Some(index) = *entry {
+            return index;
         }
-        let place = Place::at(self.planned.len());
-        *entry = Some(place);
-        let pending = Pending::new(node.outputs.len());
-        self.planned.push(Planned { node, targets: 0, waits: 0, pending, wanted: true });
-        place
+        let index = NodeIndex::at(self.planned.len());
+        *entry = Some(index);
+        let buffer = InputBuffer::new(node.outputs.len());
+        self.planned.push(Planned { node, targets: 0, waits: 0, buffer, wanted: true });
+        index
     }
 
-    /// Finds what lies behind the places from `new` on, and counts what is waited for.
-    fn explore(&mut self, job: &Job, new: usize) {
+    /// Finds what lies behind the nodes from `new` on, and counts what is waited for.
+    fn explore(&mut self, task: &GraphTask, new: usize) {
         let (mut at, mut last, mut latest_first) = (new, u64::MAX, true);
         while let Some(planned) = self.planned.get_mut(at) {
             planned.targets = self.targets.len() as u32;
             latest_first &= planned.node.seq < last;
             last = planned.node.seq;
             match &planned.node {
-                &Held::Lent(node) => self.resolve(job, &node.inputs, |edge| Held::Lent(&edge.node)),
-                Held::Own(node) => {
+                &NodeRef::Borrowed(node) => {
+                    self.resolve(task, &node.inputs, |edge| NodeRef::Borrowed(&edge.node))
+                }
+                NodeRef::Owned(node) => {
                     let node = Arc::clone(node);
-                    self.resolve(job, &node.inputs, |edge| Held::Own(Arc::clone(&edge.node)));
+                    self.resolve(task, &node.inputs, |edge| NodeRef::Owned(Arc::clone(&edge.node)));
                 }
             }
             at += 1;
         }
         // Inputs were recorded before what uses them, so in order of sequence numbers a node's inputs are decided before it.
-        if job.captures() && latest_first {
-            (new..at).rev().for_each(|at| self.decide(job, at));
-        } else if job.captures() {
+        if task.captures() && latest_first {
+            (new..at).rev().for_each(|at| self.decide(task, at));
+        } else if task.captures() {
             let mut order: Vec<usize> = (new..at).collect();
             order.sort_unstable_by_key(|&at| (self.planned[at].node.seq, at));
-            order.into_iter().for_each(|at| self.decide(job, at));
+            order.into_iter().for_each(|at| self.decide(task, at));
         }
         for planned in self.planned[new..].iter().filter(|p| p.wanted) {
             let device = planned.node.device();
@@ -157,13 +158,18 @@ impl<'g> Plan<'g> {
 
     /// Notes where edges lead to.
     #[inline]
-    fn resolve<'e>(&mut self, job: &Job, edges: &'e [Option<Edge>], held: impl Fn(&'e Edge) -> Held<'g>) {
+    fn resolve<'e>(
+        &mut self,
+        task: &GraphTask,
+        edges: &'e [Option<Edge>],
+        held: impl Fn(&'e Edge) -> NodeRef<'g>,
+    ) {
         for edge in edges {
             let mut to = None;
-            if let Some(edge) = edge.as_ref().filter(|edge| job.passes(edge)) {
-                let place = self.place_of(held(edge));
+            if let Some(edge) = edge.as_ref().filter(|edge| task.passes(edge)) {
+                let index = self.index_of(held(edge));
                 // Else it is counted when it is known what is wanted.
-                to = if job.captures() { Some(place) } else { self.expect(Some(place)) };
+                to = if task.captures() { Some(index) } else { self.expect(Some(index)) };
             }
             self.targets.push(to);
         }
@@ -171,8 +177,8 @@ impl<'g> Plan<'g> {
 
     /// Finds out whether a captured value is reached from a node, after those behind it.
     #[inline]
-    fn decide(&mut self, job: &Job, at: usize) {
-        let mut wanted = job.is_captured(&self.planned[at].node);
+    fn decide(&mut self, task: &GraphTask, at: usize) {
+        let mut wanted = task.is_captured(&self.planned[at].node);
         for i in self.planned[at].targets() {
             self.targets[i] = self.expect(self.targets[i]);
             wanted |= self.targets[i].is_some();
@@ -180,74 +186,85 @@ impl<'g> Plan<'g> {
         self.planned[at].wanted = wanted;
     }
 
-    /// Counts one more gradient for a place, if its are wanted.
+    /// Counts one more gradient for a node, if its are wanted.
     #[inline]
-    fn expect(&mut self, to: Option<Place>) -> Option<Place> {
+    fn expect(&mut self, to: Option<NodeIndex>) -> Option<NodeIndex> {
         let planned = &mut self.planned[to?.index()];
         planned.waits += u32::from(planned.wanted);
         to.filter(|_| planned.wanted)
     }
 
-    pub(super) fn device(&self, place: Place) -> Device {
-        self.planned[place.index()].node.device()
+    pub(super) fn device(&self, index: NodeIndex) -> Device {
+        self.planned[index.index()].node.device()
     }
 
     /// Whether one gradient is still to come, and no other came before.
-    pub(super) fn is_sole(&self, place: Place) -> bool {
-        let planned = &self.planned[place.index()];
-        let met = self.meetings.get(place.index()).is_some_and(|meeting| meeting.len() > 1);
-        planned.waits == 1 && planned.pending.is_empty() && !met
+    pub(super) fn is_sole(&self, index: NodeIndex) -> bool {
+        let planned = &self.planned[index.index()];
+        let met = self.reorder.get(index.index()).is_some_and(|buffer| buffer.len() > 1);
+        planned.waits == 1 && planned.buffer.is_empty() && !met
     }
 
     /// Gives a root its gradients; it may be ready.
-    pub(super) fn begin(&mut self, place: Place, grads: NodeGrads) -> Option<Ready> {
-        let planned = &mut self.planned[place.index()];
-        planned.pending = Pending::of(grads);
-        (planned.waits == 0).then(|| planned.ready(place))
+    pub(super) fn begin(&mut self, index: NodeIndex, grads: NodeGrads) -> Option<Ready> {
+        let planned = &mut self.planned[index.index()];
+        planned.buffer = InputBuffer::of(grads);
+        (planned.waits == 0).then(|| planned.ready(index))
     }
 
     /// Takes what arrives at a node, in the order of summation; it is ready with the last.
     #[inline(always)]
-    pub(super) fn arrive(&mut self, place: Place, output: usize, grad: Arrival) -> Result<Option<Ready>> {
-        let planned = &mut self.planned[place.index()];
+    pub(super) fn arrive(
+        &mut self,
+        index: NodeIndex,
+        output: usize,
+        arrival: Arrival,
+    ) -> Result<Option<Ready>> {
+        let planned = &mut self.planned[index.index()];
         planned.waits -= 1;
-        planned.pending.take(output, grad, self.create_graph)?;
-        Ok((planned.waits == 0).then(|| planned.ready(place)))
+        planned.buffer.take(output, arrival, self.create_graph)?;
+        Ok((planned.waits == 0).then(|| planned.ready(index)))
     }
 
     /// Takes what arrives at a node in an order of chance.
-    pub(super) fn deposit(&mut self, place: Place, output: usize, from: Origin, grad: Arrival) -> Step {
-        let planned = &mut self.planned[place.index()];
+    pub(super) fn deposit(
+        &mut self,
+        index: NodeIndex,
+        output: usize,
+        from: Sender,
+        arrival: Arrival,
+    ) -> Step {
+        let planned = &mut self.planned[index.index()];
         planned.waits -= 1;
-        if matches!(grad, Arrival::InBuffer) {
-            planned.pending.in_buffer = true;
+        if matches!(arrival, Arrival::InLeaf) {
+            planned.buffer.in_leaf = true;
         }
-        self.meetings[place.index()].arrive(from, output, grad);
-        self.step(place)
+        self.reorder[index.index()].arrive(from, output, arrival);
+        self.step(index)
     }
 
     /// Puts back what was summed.
-    pub(super) fn settle(&mut self, place: Place, sum: Pending) -> Step {
-        self.planned[place.index()].pending = sum;
-        self.meetings[place.index()].summed();
-        self.step(place)
+    pub(super) fn settle(&mut self, index: NodeIndex, sum: InputBuffer) -> Step {
+        self.planned[index.index()].buffer = sum;
+        self.reorder[index.index()].summed();
+        self.step(index)
     }
 
-    fn step(&mut self, place: Place) -> Step {
-        let planned = &mut self.planned[place.index()];
-        match self.meetings[place.index()].due() {
-            Some(parts) if !parts.is_empty() => Step::Sum(std::mem::take(&mut planned.pending), parts),
-            Some(_) if planned.waits == 0 => Step::Ready(planned.ready(place)),
+    fn step(&mut self, index: NodeIndex) -> Step {
+        let planned = &mut self.planned[index.index()];
+        match self.reorder[index.index()].due() {
+            Some(parts) if !parts.is_empty() => Step::Sum(std::mem::take(&mut planned.buffer), parts),
+            Some(_) if planned.waits == 0 => Step::Ready(planned.ready(index)),
             _ => Step::Wait,
         }
     }
 
     /// A ready node, to be run.
     #[inline(always)]
-    pub(super) fn start(&mut self, place: Place) -> Task<'g> {
-        let planned = &mut self.planned[place.index()];
+    pub(super) fn start(&mut self, index: NodeIndex) -> NodeTask<'g> {
+        let planned = &mut self.planned[index.index()];
         let targets = Targets::of(self.targets[planned.targets()].iter().copied());
-        Task { node: planned.node.clone(), targets, pending: std::mem::take(&mut planned.pending) }
+        NodeTask { node: planned.node.clone(), targets, buffer: std::mem::take(&mut planned.buffer) }
     }
 }
 
@@ -260,13 +277,47 @@ impl Planned<'_> {
     }
 
     #[inline]
-    fn ready(&self, place: Place) -> Ready {
-        Ready { priority: self.node.priority(), id: self.node.id, place }
+    fn ready(&self, index: NodeIndex) -> Ready {
+        Ready { priority: self.node.priority(), id: self.node.id, index }
     }
 }
 
-fn meet(meetings: &mut [Meeting], to: Option<Place>, from: Origin) {
+fn expect_sender(reorder: &mut [ReorderBuffer], to: Option<NodeIndex>, from: Sender) {
     if let Some(to) = to {
-        meetings[to.index()].expect(from);
+        reorder[to.index()].expect(from);
+    }
+}
+
+/// The indices of nodes in the plan, by their ids. (Not by their addresses: recomputed nodes come and go. Not by their sequence
+/// numbers: two recomputations of one checkpoint have the same.) A graph's ids are almost consecutive, so the table has
+/// pages, of which the last one used is mostly the next one used.
+#[derive(Default)]
+pub(super) struct NodeMap {
+    pages: Vec<[Option<NodeIndex>; PAGE as usize]>,
+    index: HashMap<u64, usize>,
+    /// Number and index of the page used last; meaningless while there is none.
+    last: (u64, usize),
+}
+
+const PAGE: u64 = 64;
+
+impl NodeMap {
+    /// The entry of an id.
+    #[inline]
+    pub(super) fn entry(&mut self, id: u64) -> &mut Option<NodeIndex> {
+        let page = id / PAGE;
+        if self.last.0 != page || self.pages.is_empty() {
+            self.find(page);
+        }
+        &mut self.pages[self.last.1][(id % PAGE) as usize]
+    }
+
+    #[inline(never)]
+    fn find(&mut self, page: u64) {
+        let at = *self.index.entry(page).or_insert(self.pages.len());
+        if at == self.pages.len() {
+            self.pages.push([None; PAGE as usize]);
+        }
+        self.last = (page, at);
     }
 }

@@ -1,29 +1,104 @@
-//! The engine over several devices: one worker thread a device, each with its own ready queue.
+//! The threads of a pass: the calling one if the graph lives on one device, else one worker a device, each with its own
+//! queue of ready nodes.
 
 use std::cell::Cell;
 use std::collections::BinaryHeap;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-use phalanx_tensor::Device;
+use phalanx_tensor::{Context, Device};
 
-use super::job::{Job, guarded};
+use super::graph_task::{GraphTask, NodeIndex, NodeTask, Ready, Scheduler, Targets, guarded};
+use super::input_buffer::{Arrival, Sender};
 use super::plan::{Plan, Step};
-use super::task::{Arrival, Origin, Place, Ready, Scheduler, Targets, Task};
-use crate::node::{Edge, Node};
+use crate::graph::node::{Edge, Node};
 use crate::{Error, Result, anomaly};
+
+/// Runs a pass to its end.
+pub(super) fn run(graph_task: &GraphTask, plan: Plan<'_>, ready: Vec<Ready>) -> Result<()> {
+    if plan.devices.len() > 1 && !on_worker() {
+        run_workers(graph_task, plan, ready)
+    } else {
+        run_inline(graph_task, plan, ready)
+    }
+}
+
+/// Runs a pass to its end on this thread.
+fn run_inline(graph_task: &GraphTask, plan: Plan<'_>, ready: Vec<Ready>) -> Result<()> {
+    let _context = Context::with_grad(graph_task.context.grad);
+    let _anomaly = anomaly::set(graph_task.anomaly);
+    let mut inline = Inline { graph_task, plan, next: None, later: BinaryHeap::new() };
+    ready.into_iter().for_each(|ready| inline.push(ready));
+    let op = Cell::new("");
+    guarded(&op, || {
+        while let Some(ready) = inline.pop() {
+            let task = inline.plan.start(ready.index);
+            op.set(task.node.name);
+            graph_task.run_node(task, &mut inline)?;
+        }
+        Ok(())
+    })
+}
+
+struct Inline<'a, 'g> {
+    graph_task: &'a GraphTask,
+    plan: Plan<'g>,
+    /// The greatest of the ready ones, since mostly there is but one.
+    next: Option<Ready>,
+    later: BinaryHeap<Ready>,
+}
+
+impl Inline<'_, '_> {
+    #[inline(always)]
+    fn push(&mut self, ready: Ready) {
+        match self.next {
+            None => self.next = Some(ready),
+            Some(next) => {
+                self.later.push(next.min(ready));
+                self.next = Some(next.max(ready));
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn pop(&mut self) -> Option<Ready> {
+        let next = self.next.take();
+        if !self.later.is_empty() {
+            self.next = self.later.pop();
+        }
+        next
+    }
+}
+
+impl Scheduler for Inline<'_, '_> {
+    fn is_sole(&mut self, to: NodeIndex) -> bool {
+        self.plan.is_sole(to)
+    }
+
+    #[inline(always)]
+    fn send(&mut self, to: NodeIndex, output: usize, _: Sender, arrival: Arrival) -> Result<()> {
+        if let Some(ready) = self.plan.arrive(to, output, arrival)? {
+            self.push(ready);
+        }
+        Ok(())
+    }
+
+    fn extend(&mut self, node: &Node, entries: &[Edge]) -> Targets {
+        self.plan.extend(self.graph_task, node, entries)
+    }
+}
 
 thread_local! {
     static ON_WORKER: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Whether this thread is a worker: a backward pass inside a backward function runs inline there.
-pub(super) fn on_worker() -> bool {
+fn on_worker() -> bool {
     ON_WORKER.get()
 }
 
 /// What the workers share.
 struct Shared<'a, 'g> {
-    job: &'a Job,
+    graph_task: &'a GraphTask,
     queues: Mutex<Queues<'g>>,
     changed: Condvar,
 }
@@ -36,14 +111,14 @@ struct Queues<'g> {
     error: Option<Error>,
 }
 
-/// Runs a pass to its end, or to the first error, after which every worker stops.
-pub(super) fn run(job: &Job, mut plan: Plan<'_>, ready: Vec<Ready>) -> Result<()> {
+/// Runs a pass to its end on a worker for each device, or to the first error, after which every worker stops.
+fn run_workers(graph_task: &GraphTask, mut plan: Plan<'_>, ready: Vec<Ready>) -> Result<()> {
     plan.expect_disorder();
     let devices = plan.devices.clone();
     let queue = devices.iter().map(|&d| (d, BinaryHeap::new())).collect();
     let mut queues = Queues { plan, ready: queue, active: 0, error: None };
     ready.into_iter().for_each(|ready| queues.push(ready));
-    let shared = Shared { job, queues: Mutex::new(queues), changed: Condvar::new() };
+    let shared = Shared { graph_task, queues: Mutex::new(queues), changed: Condvar::new() };
     std::thread::scope(|scope| {
         for &device in &devices {
             let shared = &shared;
@@ -61,16 +136,16 @@ pub(super) fn run(job: &Job, mut plan: Plan<'_>, ready: Vec<Ready>) -> Result<()
 
 impl<'g> Queues<'g> {
     fn push(&mut self, ready: Ready) {
-        let device = self.plan.device(ready.place);
+        let device = self.plan.device(ready.index);
         // A graph that was recorded during the pass may have come to a device without a worker.
         let queue = self.ready.iter().position(|q| q.0 == device).unwrap_or(0);
         self.ready[queue].1.push(ready);
         self.active += 1;
     }
 
-    fn pop(&mut self, device: Device) -> Option<Task<'g>> {
+    fn pop(&mut self, device: Device) -> Option<NodeTask<'g>> {
         let ready = self.ready.iter_mut().find(|q| q.0 == device)?.1.pop()?;
-        Some(self.plan.start(ready.place))
+        Some(self.plan.start(ready.index))
     }
 }
 
@@ -87,11 +162,11 @@ impl<'g> Shared<'_, 'g> {
     /// A worker's life: run what is ready on its device until nothing is left anywhere.
     fn work(&self, device: Device) {
         ON_WORKER.set(true);
-        let _context = self.job.context.enter();
-        let _anomaly = anomaly::set(self.job.anomaly);
+        let _context = self.graph_task.context.enter();
+        let _anomaly = anomaly::set(self.graph_task.anomaly);
         while let Some(task) = self.next(device) {
             let op = Cell::new(task.node.name);
-            match guarded(&op, || self.job.run_node(task, &mut &*self)) {
+            match guarded(&op, || self.graph_task.run_node(task, &mut &*self)) {
                 Ok(()) => self.lock().active -= 1,
                 Err(error) => self.fail(error),
             }
@@ -99,7 +174,7 @@ impl<'g> Shared<'_, 'g> {
         }
     }
 
-    fn next(&self, device: Device) -> Option<Task<'g>> {
+    fn next(&self, device: Device) -> Option<NodeTask<'g>> {
         let mut queues = self.lock();
         loop {
             if queues.error.is_some() || queues.active == 0 {
@@ -114,21 +189,21 @@ impl<'g> Shared<'_, 'g> {
 }
 
 impl Scheduler for &Shared<'_, '_> {
-    fn is_sole(&mut self, to: Place) -> bool {
+    fn is_sole(&mut self, to: NodeIndex) -> bool {
         self.lock().plan.is_sole(to)
     }
 
-    fn send(&mut self, to: Place, output: usize, from: Origin, grad: Arrival) -> Result<()> {
+    fn send(&mut self, to: NodeIndex, output: usize, from: Sender, arrival: Arrival) -> Result<()> {
         let mut queues = self.lock();
-        let mut step = queues.plan.deposit(to, output, from, grad);
+        let mut step = queues.plan.deposit(to, output, from, arrival);
         // Sums are computed while others go on.
-        while let Step::Sum(mut pending, parts) = step {
+        while let Step::Sum(mut buffer, parts) = step {
             drop(queues);
             for (output, grad) in parts {
-                pending.add(output, grad, self.job.create_graph())?;
+                buffer.add(output, grad, self.graph_task.create_graph())?;
             }
             queues = self.lock();
-            step = queues.plan.settle(to, pending);
+            step = queues.plan.settle(to, buffer);
         }
         if let Step::Ready(ready) = step {
             queues.push(ready);
@@ -139,6 +214,6 @@ impl Scheduler for &Shared<'_, '_> {
     }
 
     fn extend(&mut self, node: &Node, entries: &[Edge]) -> Targets {
-        self.lock().plan.extend(self.job, node, entries)
+        self.lock().plan.extend(self.graph_task, node, entries)
     }
 }

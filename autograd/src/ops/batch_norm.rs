@@ -14,7 +14,7 @@ pub use phalanx_kernels::BatchNorm;
 
 use super::group_norm::{affine_grads, affine_needs};
 use super::normalize::{Normalization, beside};
-use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, begins, record};
+use crate::{Backward, Cx, Grads, Result, SavedVariable, Saver, Var, begins, record};
 
 impl Var {
     /// Batch normalisation, then scaled by `weight` and shifted by `bias` where they are given. `running` are the running
@@ -49,9 +49,9 @@ impl Var {
 }
 
 struct Recorded {
-    x: Saved,
+    x: SavedVariable,
     /// Saved only if the gradient of x is wanted.
-    weight: Option<Saved>,
+    weight: Option<SavedVariable>,
     /// Whether there is a weight, and a bias.
     has: [bool; 2],
     stats: Tensor,

@@ -6,7 +6,7 @@
 use phalanx_tensor::{Result as TensorResult, Tensor};
 use smallvec::SmallVec;
 
-use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, record};
+use crate::{Backward, Cx, Grads, Result, SavedVariable, Saver, Var, record};
 
 /// Such a function's derivatives.
 pub(crate) trait Broadcasting: Send + Sync + 'static {
@@ -29,7 +29,7 @@ pub(crate) fn broadcasting<F: Broadcasting>(inputs: &[&Var], y: Tensor, function
 }
 
 struct Node<F> {
-    saved: SmallVec<[Saved; 2]>,
+    saved: SmallVec<[SavedVariable; 2]>,
     function: F,
 }
 

@@ -11,7 +11,7 @@ use phalanx_tensor::Error;
 use smallvec::SmallVec;
 
 use super::composed::named;
-use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, begins, record};
+use crate::{Backward, Cx, Grads, Result, SavedVariable, Saver, Var, begins, record};
 
 impl Var {
     /// The convolution with `weight` `[out, in / groups, kh, kw]`, plus `bias` `[out]`.
@@ -177,7 +177,7 @@ struct Form {
     part: Part,
     options: ConvOptions,
     sizes: Sizes,
-    operands: [Option<Saved>; 2],
+    operands: [Option<SavedVariable>; 2],
     has_bias: bool,
 }
 

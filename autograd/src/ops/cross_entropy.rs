@@ -13,7 +13,7 @@ use phalanx_tensor::Tensor;
 
 pub use phalanx_kernels::{CrossEntropy, Reduction};
 
-use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, begins, grads1, record};
+use crate::{Backward, Cx, Grads, Result, SavedVariable, Saver, Var, begins, grads1, record};
 
 impl Var {
     /// The cross entropy of these logits and i64 targets, which may hold `ignore_index`.
@@ -31,7 +31,7 @@ impl Var {
 }
 
 struct Recorded {
-    x: Saved,
+    x: SavedVariable,
     target: Tensor,
     stats: Tensor,
     config: CrossEntropy,

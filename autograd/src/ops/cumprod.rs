@@ -11,7 +11,7 @@ use phalanx_kernels as kernels;
 use phalanx_tensor::Dim;
 
 use super::composed::wide;
-use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, begins, grads1, grads2, record};
+use crate::{Backward, Cx, Grads, Result, SavedVariable, Saver, Var, begins, grads1, grads2, record};
 
 impl Var {
     /// The running product along `dim`. Integers and bools are multiplied in i64.
@@ -48,7 +48,7 @@ impl Var {
 
 struct Products {
     dim: usize,
-    x: Saved,
+    x: SavedVariable,
 }
 
 impl Backward for Products {
@@ -67,8 +67,8 @@ impl Backward for Products {
 struct Recurrence {
     dim: usize,
     reversed: bool,
-    a: Saved,
-    b: Saved,
+    a: SavedVariable,
+    b: SavedVariable,
 }
 
 impl Backward for Recurrence {

@@ -7,7 +7,7 @@ use phalanx_kernels as kernels;
 use phalanx_tensor::{Result as TensorResult, Scalar, Tensor};
 
 use super::elementwise::{Elementwise, elementwise};
-use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, begins, grads1, grads2, record};
+use crate::{Backward, Cx, Grads, Result, SavedVariable, Saver, Var, begins, grads1, grads2, record};
 
 impl Var {
     /// `self / other`, broadcast, of one dtype.
@@ -46,8 +46,8 @@ impl Var {
 }
 
 struct Div {
-    a: Option<Saved>,
-    b: Saved,
+    a: Option<SavedVariable>,
+    b: SavedVariable,
 }
 
 impl Backward for Div {

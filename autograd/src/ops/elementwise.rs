@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use phalanx_tensor::{Result as TensorResult, Tensor};
 
-use crate::{Backward, Cx, Grads, Remade, Result, Saved, Saver, Var, grads1, record};
+use crate::{Backward, Cx, Grads, Rematerialized, Result, SavedVariable, Saver, Var, grads1, record};
 
 /// Such a function's derivative.
 pub(crate) trait Elementwise: Send + Sync + 'static {
@@ -37,19 +37,19 @@ pub(crate) trait Elementwise: Send + Sync + 'static {
 pub(crate) fn elementwise<F: Elementwise>(x: &Var, y: Tensor, function: F) -> Result<Var> {
     record(F::NAME, &[x], y, |s: &Saver<'_>| {
         let saved = if F::OF_OUTPUT { s.output(0)? } else { s.input(0)? };
-        let remade = function.again().and_then(|f| s.remade(0, [0], move |x| f(&x[0])));
-        Ok(Node { saved, function, remade })
+        let rematerialized = function.again().and_then(|f| s.rematerialized(0, [0], move |x| f(&x[0])));
+        Ok(Node { saved, function, rematerialized })
     })
 }
 
 struct Node<F> {
-    saved: Saved,
+    saved: SavedVariable,
     function: F,
-    remade: Option<Arc<Remade>>,
+    rematerialized: Option<Arc<Rematerialized>>,
 }
 
 impl<F: Elementwise> Backward for Node<F> {
-    const REMAKES: bool = !F::OF_OUTPUT;
+    const REMATERIALIZES: bool = !F::OF_OUTPUT;
 
     fn backward(&self, cx: &Cx<'_>) -> Result<Grads> {
         let (saved, dy) = (cx.get(&self.saved)?, cx.dy());
@@ -64,8 +64,8 @@ impl<F: Elementwise> Backward for Node<F> {
         grads1(Var::new(self.function.fused_over(&saved, dy)?))
     }
 
-    fn remade(&self, _: usize) -> Option<&Arc<Remade>> {
-        self.remade.as_ref()
+    fn rematerialized(&self, _: usize) -> Option<&Arc<Rematerialized>> {
+        self.rematerialized.as_ref()
     }
 }
 

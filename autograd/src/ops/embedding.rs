@@ -8,7 +8,7 @@ use phalanx_kernels as kernels;
 use phalanx_tensor::{Dims, Error};
 
 use super::gather::zeros;
-use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, begins, grads2, record};
+use crate::{Backward, Cx, Grads, Result, SavedVariable, Saver, Var, begins, grads2, record};
 
 impl Var {
     /// The rows of this table at the indices (i64 or i32, of any shape). The row `padding` gets no gradient; it may
@@ -36,7 +36,7 @@ impl Var {
 struct Embedding {
     from: Dims,
     padding: Option<usize>,
-    index: Saved,
+    index: SavedVariable,
 }
 
 impl Backward for Embedding {

@@ -8,7 +8,7 @@ use phalanx_tensor::DType;
 use smallvec::SmallVec;
 
 use super::composed::{floats, named, wide};
-use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, begins, record};
+use crate::{Backward, Cx, Grads, Result, SavedVariable, Saver, Var, begins, record};
 
 /// Such a function.
 pub(super) struct Formula {
@@ -40,7 +40,7 @@ impl Formula {
 }
 
 struct Node {
-    saved: SmallVec<[Saved; 3]>,
+    saved: SmallVec<[SavedVariable; 3]>,
     gradient: Gradient,
     dtype: DType,
 }

@@ -8,7 +8,7 @@ use phalanx_tensor::{Dim, Dims, Error, Tensor, broadcast_shapes};
 
 use super::composed::named;
 
-use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, begins, grads1, record};
+use crate::{Backward, Cx, Grads, Result, SavedVariable, Saver, Var, begins, grads1, record};
 
 impl Var {
     /// `y[.., i, ..] = x[.., index[.., i, ..], ..]`, the index standing in place `dim`. The index (i64 or i32) is no
@@ -68,7 +68,7 @@ impl Var {
 struct Gather {
     dim: usize,
     from: Dims,
-    index: Saved,
+    index: SavedVariable,
 }
 
 impl Backward for Gather {
@@ -79,12 +79,12 @@ impl Backward for Gather {
 
 struct ScatterAdd {
     dim: usize,
-    index: Option<Saved>,
+    index: Option<SavedVariable>,
 }
 
 impl Backward for ScatterAdd {
     fn backward(&self, cx: &Cx<'_>) -> Result<Grads> {
-        let source = |index: &Saved| cx.dy().gather(self.dim, &cx.get(index)?);
+        let source = |index: &SavedVariable| cx.dy().gather(self.dim, &cx.get(index)?);
         let source = self.index.as_ref().filter(|_| cx.needs(2)).map(source).transpose()?;
         Ok([Some(cx.dy().clone()), None, source].into_iter().collect())
     }

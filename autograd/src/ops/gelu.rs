@@ -2,7 +2,7 @@
 //!
 //! Derivative: with `cdf` and `pdf` of the normal distribution `dx = dy (cdf(x) + x pdf(x))`; the approximation is
 //! `y = x s` with `s = sigmoid(2 u)`, `u = sqrt(2/pi) (x + 0.044715 x³)`, and `dx = dy (s + 2 x s (1 - s) u')`.
-//! Saves `x`, of which `y` is made again for what would save it ([`Remade`](crate::Remade)). Source: Hendrycks and Gimpel, Gaussian error linear units (2016).
+//! Saves `x`, of which `y` is made again for what would save it ([`Rematerialized`](crate::Rematerialized)). Source: Hendrycks and Gimpel, Gaussian error linear units (2016).
 
 use phalanx_kernels::{self as kernels, Gelu};
 use phalanx_tensor::{Result as TensorResult, Tensor};

@@ -10,7 +10,7 @@ use phalanx_tensor::Tensor;
 use smallvec::SmallVec;
 
 use super::normalize::Normalization;
-use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, begins, record};
+use crate::{Backward, Cx, Grads, Result, SavedVariable, Saver, Var, begins, record};
 
 impl Var {
     /// Group normalisation over `num_groups` groups of neighbouring channels, then scaled by `weight` and shifted by
@@ -38,9 +38,9 @@ impl Var {
 }
 
 struct GroupNorm {
-    x: Saved,
+    x: SavedVariable,
     /// Saved only if the gradient of x is wanted.
-    weight: Option<Saved>,
+    weight: Option<SavedVariable>,
     /// Whether there is a weight, and a bias.
     has: [bool; 2],
     stats: Tensor,

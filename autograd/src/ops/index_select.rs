@@ -7,7 +7,7 @@ use phalanx_kernels as kernels;
 use phalanx_tensor::{Dim, Dims};
 
 use super::gather::zeros;
-use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, begins, grads1, record};
+use crate::{Backward, Cx, Grads, Result, SavedVariable, Saver, Var, begins, grads1, record};
 
 impl Var {
     /// The parts at the indices (i64 or i32) along `dim`, in their order; an index may come several times.
@@ -40,7 +40,7 @@ impl Var {
 struct IndexSelect {
     dim: usize,
     from: Dims,
-    index: Saved,
+    index: SavedVariable,
 }
 
 impl Backward for IndexSelect {
@@ -57,12 +57,12 @@ impl Backward for IndexSelect {
 struct IndexAdd {
     dim: usize,
     alpha: f64,
-    index: Option<Saved>,
+    index: Option<SavedVariable>,
 }
 
 impl Backward for IndexAdd {
     fn backward(&self, cx: &Cx<'_>) -> Result<Grads> {
-        let source = |index: &Saved| -> Result<Var> {
+        let source = |index: &SavedVariable| -> Result<Var> {
             let rows = cx.dy().index_select(self.dim, &cx.get(index)?)?;
             if self.alpha == 1.0 { Ok(rows) } else { rows.mul_scalar(self.alpha) }
         };

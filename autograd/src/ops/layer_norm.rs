@@ -3,7 +3,7 @@
 //! Derivative, with `xhat` the normalised row, `r` its inverse deviation and `g = dy w`:
 //! `dx = r (g - mean(g) - xhat mean(g xhat))`, `dw = sum(dy xhat)` and `db = sum(dy)` over the rows.
 //! Shapes: `x` [.., n..], `w` and `b` [n..]. Saves `x`, `w` and two or three numbers a row (mean, `r`), from which the
-//! backward pass makes `xhat` again in its one pass, and `y` for what would save it ([`Remade`]). The mean is kept in two parts, so that a small spread beside a
+//! backward pass makes `xhat` again in its one pass, and `y` for what would save it ([`Rematerialized`]). The mean is kept in two parts, so that a small spread beside a
 //! large mean keeps its digits.
 //! Source: Ba, Kiros, Hinton: Layer Normalization (2016).
 
@@ -14,7 +14,9 @@ use phalanx_tensor::{Dims, Result as TensorResult, Tensor};
 use smallvec::SmallVec;
 
 use super::normalize::Normalization;
-use crate::{Backward, Cx, Grads, Remade, Result, Saved, Saver, Var, begins, record, record_many};
+use crate::{
+    Backward, Cx, Grads, Rematerialized, Result, SavedVariable, Saver, Var, begins, record, record_many,
+};
 
 impl Var {
     /// Layer normalisation over the last dimensions, which must be `normalized_shape`, then scaled by `weight` and
@@ -77,7 +79,7 @@ pub(super) fn record_norm<'a>(
     let inputs: SmallVec<[&Var; 4]> = inputs.collect();
     record(name, &inputs, y, |s: &Saver<'_>| {
         let weight = (weighted && s.needs(0)).then(|| s.input(1)).transpose()?;
-        let remade = s.remade(0, 0..inputs.len(), form.again(weighted));
+        let rematerialized = s.rematerialized(0, 0..inputs.len(), form.again(weighted));
         Ok(RowNorm {
             x: s.input(0)?,
             weight,
@@ -86,7 +88,7 @@ pub(super) fn record_norm<'a>(
             added: false,
             stats,
             form,
-            remade,
+            rematerialized,
         })
     })
 }
@@ -103,7 +105,7 @@ pub(super) fn record_added<'a>(
     let inputs: SmallVec<[&Var; 4]> = inputs.collect();
     let mut made = record_many(name, &inputs, [sum, y].into_iter().collect(), |s: &Saver<'_>| {
         let weight = (weighted && (s.needs(0) || s.needs(1))).then(|| s.input(2)).transpose()?;
-        let remade = s.remade_of_output(1, 0, 2..inputs.len(), form.again(weighted));
+        let rematerialized = s.rematerialized_of_output(1, 0, 2..inputs.len(), form.again(weighted));
         Ok(RowNorm {
             x: s.output(0)?,
             weight,
@@ -112,7 +114,7 @@ pub(super) fn record_added<'a>(
             added: true,
             stats,
             form,
-            remade,
+            rematerialized,
         })
     })?;
     let y = made.remove(1);
@@ -121,9 +123,9 @@ pub(super) fn record_added<'a>(
 
 struct RowNorm {
     /// What was normalised.
-    x: Saved,
+    x: SavedVariable,
     /// Saved only if the gradient of x is wanted.
-    weight: Option<Saved>,
+    weight: Option<SavedVariable>,
     weighted: bool,
     /// How many inputs were recorded.
     inputs: usize,
@@ -132,14 +134,14 @@ struct RowNorm {
     stats: Tensor,
     form: Form,
     /// How `y` is made again.
-    remade: Option<Arc<Remade>>,
+    rematerialized: Option<Arc<Rematerialized>>,
 }
 
 impl Backward for RowNorm {
-    const REMAKES: bool = true;
+    const REMATERIALIZES: bool = true;
 
-    fn remade(&self, i: usize) -> Option<&Arc<Remade>> {
-        self.remade.as_ref().filter(|_| i == usize::from(self.added))
+    fn rematerialized(&self, i: usize) -> Option<&Arc<Rematerialized>> {
+        self.rematerialized.as_ref().filter(|_| i == usize::from(self.added))
     }
 
     fn backward(&self, cx: &Cx<'_>) -> Result<Grads> {

@@ -9,7 +9,7 @@ use phalanx_tensor::Dims;
 use smallvec::SmallVec;
 
 use super::matmul::rows;
-use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, begins, is_recording, record};
+use crate::{Backward, Cx, Grads, Result, SavedVariable, Saver, Var, begins, is_recording, record};
 
 impl Var {
     /// `self weightᵀ + bias`, with `weight` of shape `[out, in]`.
@@ -45,8 +45,8 @@ impl Var {
 
 struct Linear {
     shape: Dims,
-    x: Option<Saved>,
-    weight: Option<Saved>,
+    x: Option<SavedVariable>,
+    weight: Option<SavedVariable>,
     has_bias: bool,
 }
 

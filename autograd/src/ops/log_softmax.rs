@@ -7,7 +7,7 @@
 use phalanx_kernels as kernels;
 use phalanx_tensor::Dim;
 
-use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, begins, grads1, record};
+use crate::{Backward, Cx, Grads, Result, SavedVariable, Saver, Var, begins, grads1, record};
 
 impl Var {
     /// The logarithm of the softmax along `dim`.
@@ -23,7 +23,7 @@ impl Var {
 }
 
 struct LogSoftmax {
-    y: Saved,
+    y: SavedVariable,
     dim: usize,
 }
 

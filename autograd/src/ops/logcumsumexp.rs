@@ -7,7 +7,7 @@ use phalanx_kernels as kernels;
 use phalanx_tensor::Dim;
 
 use super::composed::wide;
-use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, begins, grads1, record};
+use crate::{Backward, Cx, Grads, Result, SavedVariable, Saver, Var, begins, grads1, record};
 
 impl Var {
     /// The logarithm of the running sum of exponentials along `dim`; safe for large values.
@@ -24,7 +24,7 @@ impl Var {
 
 struct Node {
     dim: usize,
-    x: Saved,
+    x: SavedVariable,
 }
 
 impl Backward for Node {

@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 
 use super::linear::linear_weight_grad;
 use super::matmul::rows;
-use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, begins, record_many};
+use crate::{Backward, Cx, Grads, Result, SavedVariable, Saver, Var, begins, record_many};
 
 impl Var {
     /// The outputs `[B, T, n]` of an LSTM and its last cell `[B, n]`, of its gates' shares of the inputs, this, `[B, T, 4 n]`, and
@@ -69,11 +69,11 @@ fn composed(x: &Var, weight: &Var, bias: Option<&Var>, [hidden, cell]: [&Var; 2]
 
 struct Lstm {
     /// The first hidden state and the outputs: the hidden states before and after each step.
-    before: Option<[Saved; 2]>,
-    weight: Saved,
-    cell: Saved,
-    cells: Saved,
-    gates: Saved,
+    before: Option<[SavedVariable; 2]>,
+    weight: SavedVariable,
+    cell: SavedVariable,
+    cells: SavedVariable,
+    gates: SavedVariable,
     has_bias: bool,
 }
 

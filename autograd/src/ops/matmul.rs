@@ -8,7 +8,7 @@
 use phalanx_kernels as kernels;
 use phalanx_tensor::Dims;
 
-use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, begins, grads2, record};
+use crate::{Backward, Cx, Grads, Result, SavedVariable, Saver, Var, begins, grads2, record};
 
 impl Var {
     /// The matrix product with `other`, batched and broadcast.
@@ -29,7 +29,7 @@ impl Var {
 
 struct Matmul {
     shapes: [Dims; 2],
-    operands: [Option<Saved>; 2],
+    operands: [Option<SavedVariable>; 2],
 }
 
 impl Backward for Matmul {

@@ -9,7 +9,7 @@ use smallvec::smallvec;
 
 use super::gather::gathered_from;
 use super::sum::reduced;
-use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, begins, grads1, record_many};
+use crate::{Backward, Cx, Grads, Result, SavedVariable, Saver, Var, begins, grads1, record_many};
 
 impl Var {
     /// The largest elements along `dim`, and their indices (i64): the first of equal ones, or of NaNs.
@@ -92,7 +92,7 @@ struct Picked {
     dim: usize,
     from: Dims,
     kept: Dims,
-    indices: Saved,
+    indices: SavedVariable,
 }
 
 impl Backward for Picked {

@@ -7,7 +7,7 @@ use phalanx_tensor::{Dim, Dims, Error};
 use super::amax::share;
 use super::composed::composed;
 use super::sum::{all_dims, reduced};
-use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, grads1, record};
+use crate::{Backward, Cx, Grads, Result, SavedVariable, Saver, Var, grads1, record};
 
 impl Var {
     /// The median along `dim`, which stays with size 1 if `keepdim`, and its index (i64): of an even number of elements the
@@ -149,8 +149,8 @@ impl Line {
 
 /// The derivative of a value that may stand at several places.
 struct Shared {
-    x: Saved,
-    y: Saved,
+    x: SavedVariable,
+    y: SavedVariable,
 }
 
 impl Backward for Shared {

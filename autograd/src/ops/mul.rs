@@ -1,14 +1,16 @@
 //! `y = a b`, broadcast, and `y = a s` with a number.
 //!
 //! Derivative: `da = dy b`, `db = dy a`, each summed over what was broadcast. Each operand is saved for the
-//! other's gradient, if that is wanted. Where both are, and one is made again, `y` is so too ([`Remade`]).
+//! other's gradient, if that is wanted. Where both are, and one is made again, `y` is so too ([`Rematerialized`]).
 
 use std::sync::Arc;
 
 use phalanx_kernels as kernels;
 use phalanx_tensor::Scalar;
 
-use crate::{Backward, Cx, Grads, Remade, Result, Saved, Saver, Var, begins, grads1, grads2, record};
+use crate::{
+    Backward, Cx, Grads, Rematerialized, Result, SavedVariable, Saver, Var, begins, grads1, grads2, record,
+};
 
 impl Var {
     /// `self * other`, broadcast; floats or integers of one dtype.
@@ -24,9 +26,10 @@ impl Var {
                 *operand = Some(s.input(i)?);
             }
             let saved = operands.iter().flatten();
-            let remakes = saved.clone().count() == 2 && saved.clone().any(Saved::is_remade);
-            let remade = remakes.then(|| s.remade_of_remade([0, 1], |x| kernels::mul(&x[0], &x[1])));
-            Ok(Mul { operands, remade: remade.flatten() })
+            let remakes = saved.clone().count() == 2 && saved.clone().any(SavedVariable::is_rematerialized);
+            let rematerialized =
+                remakes.then(|| s.rematerialized_of_rematerialized([0, 1], |x| kernels::mul(&x[0], &x[1])));
+            Ok(Mul { operands, rematerialized: rematerialized.flatten() })
         })
     }
 
@@ -43,12 +46,12 @@ impl Var {
 }
 
 struct Mul {
-    operands: [Option<Saved>; 2],
-    remade: Option<Arc<Remade>>,
+    operands: [Option<SavedVariable>; 2],
+    rematerialized: Option<Arc<Rematerialized>>,
 }
 
 impl Backward for Mul {
-    const REMAKES: bool = true;
+    const REMATERIALIZES: bool = true;
 
     fn backward(&self, cx: &Cx<'_>) -> Result<Grads> {
         let grad = |i: usize| -> Result<Option<Var>> {
@@ -75,8 +78,8 @@ impl Backward for Mul {
         grads2(da, db)
     }
 
-    fn remade(&self, _: usize) -> Option<&Arc<Remade>> {
-        self.remade.as_ref()
+    fn rematerialized(&self, _: usize) -> Option<&Arc<Rematerialized>> {
+        self.rematerialized.as_ref()
     }
 
     fn release(&mut self, later: &dyn Fn(usize) -> bool) {

@@ -9,7 +9,7 @@ use phalanx_tensor::Tensor;
 pub use phalanx_kernels::NllLoss;
 
 use super::cross_entropy::beside_classes;
-use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, begins, grads1, record};
+use crate::{Backward, Cx, Grads, Result, SavedVariable, Saver, Var, begins, grads1, record};
 
 impl Var {
     /// The loss of these log probabilities and i64 targets, which may hold `ignore_index`.
@@ -27,7 +27,7 @@ impl Var {
 }
 
 struct Recorded {
-    x: Saved,
+    x: SavedVariable,
     target: Tensor,
     config: NllLoss,
 }

@@ -6,7 +6,7 @@
 use phalanx_tensor::{DType, Dims, Tensor};
 
 use super::sum::reduced;
-use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, begins, grads1, record};
+use crate::{Backward, Cx, Grads, Result, SavedVariable, Saver, Var, begins, grads1, record};
 
 /// A reduction over some dimensions.
 pub(super) trait OverDims: Send + Sync + Sized + 'static {
@@ -32,8 +32,8 @@ pub(super) fn reduce<R: OverDims>(x: &Var, dims: Dims, keepdim: bool, reduction:
 }
 
 struct Node<R> {
-    x: Saved,
-    y: Saved,
+    x: SavedVariable,
+    y: SavedVariable,
     dims: Dims,
     reduction: R,
 }

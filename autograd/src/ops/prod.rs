@@ -11,7 +11,7 @@ use phalanx_kernels as kernels;
 use phalanx_tensor::{Dim, Dims, Tensor};
 
 use super::over_dims::{OverDims, reduce};
-use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, begins, grads1, record};
+use crate::{Backward, Cx, Grads, Result, SavedVariable, Saver, Var, begins, grads1, record};
 
 impl Var {
     /// The product over `dim`, which stays with size 1 if `keepdim`. Integers and bools are multiplied in i64.
@@ -61,7 +61,7 @@ impl OverDims for Product {
 
 struct Others {
     dim: usize,
-    x: Saved,
+    x: SavedVariable,
 }
 
 impl Backward for Others {

@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 
 pub use phalanx_kernels::{Attention, AttentionDropout};
 
-use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, begins, record};
+use crate::{Backward, Cx, Grads, Result, SavedVariable, Saver, Var, begins, record};
 
 const OP: &str = "scaled_dot_product_attention";
 
@@ -49,9 +49,9 @@ impl Var {
 }
 
 struct Recorded {
-    inputs: [Saved; 3],
-    mask: Option<Saved>,
-    y: Saved,
+    inputs: [SavedVariable; 3],
+    mask: Option<SavedVariable>,
+    y: SavedVariable,
     stats: Tensor,
     config: Attention,
 }

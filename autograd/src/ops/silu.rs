@@ -1,7 +1,7 @@
 //! `y = x sigmoid(x)`, elementwise.
 //!
 //! Derivative: `dx = dy s (1 + x (1 - s))` with `s = sigmoid(x)`. Saves `x`, of which `y` is made again for what
-//! would save it ([`Remade`](crate::Remade)).
+//! would save it ([`Rematerialized`](crate::Rematerialized)).
 
 use phalanx_kernels as kernels;
 use phalanx_tensor::{Result as TensorResult, Tensor};

@@ -6,7 +6,7 @@
 use phalanx_kernels as kernels;
 use phalanx_tensor::Dim;
 
-use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, begins, grads1, record};
+use crate::{Backward, Cx, Grads, Result, SavedVariable, Saver, Var, begins, grads1, record};
 
 impl Var {
     /// The softmax along `dim`.
@@ -22,7 +22,7 @@ impl Var {
 }
 
 struct Softmax {
-    y: Saved,
+    y: SavedVariable,
     dim: usize,
 }
 

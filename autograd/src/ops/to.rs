@@ -1,14 +1,14 @@
 //! `y = x` in another dtype.
 //!
 //! Derivative: between floating-point dtypes `dx = dy` in `x`'s dtype; integers and bools have none. Nothing is saved; of an
-//! `x` that is made again `y` is so too ([`Remade`]).
+//! `x` that is made again `y` is so too ([`Rematerialized`]).
 
 use std::sync::Arc;
 
 use phalanx_kernels as kernels;
 use phalanx_tensor::DType;
 
-use crate::{Backward, Cx, Grads, Remade, Result, Saver, Var, begins, grads1, record, record_none};
+use crate::{Backward, Cx, Grads, Rematerialized, Result, Saver, Var, begins, grads1, record, record_none};
 
 impl Var {
     /// The values in another dtype: floats round to nearest even, float to integer truncates (saturating, NaN to
@@ -27,21 +27,24 @@ impl Var {
             return record_none("to", &[self], y);
         }
         record("to", &[self], y, |s: &Saver<'_>| {
-            Ok(To { from, remade: s.remade_of_remade([0], move |x| kernels::cast(&x[0], dtype)) })
+            Ok(To {
+                from,
+                rematerialized: s.rematerialized_of_rematerialized([0], move |x| kernels::cast(&x[0], dtype)),
+            })
         })
     }
 }
 
 struct To {
     from: DType,
-    remade: Option<Arc<Remade>>,
+    rematerialized: Option<Arc<Rematerialized>>,
 }
 
 impl Backward for To {
-    const REMAKES: bool = true;
+    const REMATERIALIZES: bool = true;
 
-    fn remade(&self, _: usize) -> Option<&Arc<Remade>> {
-        self.remade.as_ref()
+    fn rematerialized(&self, _: usize) -> Option<&Arc<Rematerialized>> {
+        self.rematerialized.as_ref()
     }
 
     fn backward(&self, cx: &Cx<'_>) -> Result<Grads> {

@@ -6,7 +6,7 @@
 use phalanx_kernels as kernels;
 use phalanx_tensor::{Dims, Scalar};
 
-use crate::{Backward, Cx, Grads, Result, Saved, Saver, Var, begins, grads2, record};
+use crate::{Backward, Cx, Grads, Result, SavedVariable, Saver, Var, begins, grads2, record};
 
 impl Var {
     /// This where `condition` (a bool) holds, else `other`; all three broadcast.
@@ -42,7 +42,7 @@ impl Var {
 
 struct Where {
     shapes: [Dims; 2],
-    condition: Saved,
+    condition: SavedVariable,
 }
 
 impl Backward for Where {
@@ -56,7 +56,7 @@ impl Backward for Where {
 }
 
 struct MaskedFill {
-    mask: Saved,
+    mask: SavedVariable,
 }
 
 impl Backward for MaskedFill {

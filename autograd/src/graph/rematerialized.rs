@@ -1,14 +1,14 @@
-//! Results that are made again in backward instead of being kept.
+//! Rematerialization: results that backward computes again instead of keeping them.
 //!
-//! A norm or a nonlinearity saves its input anyway. An operation behind it that would save its result too, a linear map for
-//! its weight's gradient, keeps only how that is made:
+//! A norm or an activation saves its input for its own derivative. An operation behind it that would save the result too, as
+//! a linear map does for its weight's gradient, keeps the input and the kernel that computes the result from it:
 //!
 //! ```text
-//! x --- gelu --- y --- linear --- z        saved: x (by gelu), x and how to make y (by linear), not y
+//! x --- gelu --- y --- linear --- z        saved: x (by gelu), x and gelu's kernel (by linear), not y
 //! ```
 //!
-//! The result is made when it is first asked for and kept until all that saved it have run. Its bits are the forward
-//! pass's, as the kernel is the same. Source: what llm.c's `recompute` and selective recomputation (Korthikanti et al.,
+//! The first backward function that asks for the result computes it. It is kept until all operations that saved it have
+//! run. Its bits are the forward pass's, as the kernel is the same. Source: what llm.c's `recompute` and selective recomputation (Korthikanti et al.,
 //! Reducing activation recomputation, 2022) do by hand for certain layers.
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,92 +16,77 @@ use std::sync::{Arc, Mutex, PoisonError};
 use phalanx_tensor::{Result as TensorResult, Tensor};
 use smallvec::SmallVec;
 
-use crate::saved::modified;
-use crate::{Result, Var, no_grad};
+use crate::{Error, Result, no_grad};
 
-/// How a result is made again: [`crate::Saver::remade`] says when, [`crate::Backward::remade`] offers it.
-pub struct Remade {
+/// How a result is computed again. [`crate::Saver::rematerialized`] makes one, [`crate::Backward::rematerialized`] offers it.
+pub struct Rematerialized {
     op: &'static str,
-    /// The result's, when it was made: one that was written since is kept as it is.
+    /// The result's, when it was made. A result that was written since is saved as it is.
     pub(crate) version: u64,
     sources: SmallVec<[Source; 3]>,
-    make: Make,
-    made: Mutex<Option<Tensor>>,
+    compute: Compute,
+    computed: Mutex<Option<Tensor>>,
 }
 
-/// Makes the result of its sources.
-type Make = Box<dyn Fn(&[Tensor]) -> TensorResult<Tensor> + Send + Sync>;
+/// Computes the result of its sources.
+type Compute = Box<dyn Fn(&[Tensor]) -> TensorResult<Tensor> + Send + Sync>;
 
-/// What a result is made of, and the version that it must have.
+/// What a result is computed of, and the version that it must have.
 pub(crate) enum Source {
     Tensor(Tensor, u64),
-    Remade(Arc<Remade>),
+    Rematerialized(Arc<Rematerialized>),
 }
 
 impl Source {
-    /// This value, which its producer keeps for backward or which is small. Not by a leaf's handle, as the second half of a split
-    /// backward may run without parameters; none if a leaf's tensor comes and goes, as it would stay.
-    pub(crate) fn kept(var: &Var) -> Option<Source> {
-        let leaf = var.as_leaf().or_else(|| var.holder().cloned());
-        leaf.is_none_or(|leaf| leaf.stays()).then(|| Source::of(var.tensor()))
-    }
-
     pub(crate) fn of(tensor: &Tensor) -> Source {
         Source::Tensor(tensor.clone(), tensor.version())
     }
 
     fn tensor(&self, op: &'static str) -> Result<Tensor> {
         match self {
-            Source::Remade(remade) => remade.tensor(),
+            Source::Rematerialized(source) => source.tensor(),
             Source::Tensor(tensor, saved) if tensor.version() == *saved => Ok(tensor.clone()),
             Source::Tensor(tensor, saved) => {
-                Err(modified(op, "what its result is made of".into(), *saved, tensor.version()))
+                Err(Error::modified(op, "what its result is made of".into(), *saved, tensor.version()))
             }
         }
     }
 }
 
-impl Remade {
+impl Rematerialized {
     pub(crate) fn new(
         op: &'static str,
         output: &Tensor,
         sources: SmallVec<[Source; 3]>,
-        make: impl Fn(&[Tensor]) -> TensorResult<Tensor> + Send + Sync + 'static,
-    ) -> Arc<Remade> {
-        Arc::new(Remade {
+        compute: impl Fn(&[Tensor]) -> TensorResult<Tensor> + Send + Sync + 'static,
+    ) -> Arc<Rematerialized> {
+        Arc::new(Rematerialized {
             op,
             version: output.version(),
             sources,
-            make: Box::new(make),
-            made: Mutex::default(),
+            compute: Box::new(compute),
+            computed: Mutex::default(),
         })
     }
 
-    /// How this value is made again, if its operation offers that and nobody has written to it since.
-    pub(crate) fn behind(var: &Var) -> Option<Arc<Remade>> {
-        let edge = var.edge()?;
-        let remade = edge.node.body.operation()?.remade(edge.output());
-        remade.filter(|remade| remade.version == var.tensor().version())
-    }
-
-    /// Whether it is made of another.
+    /// Whether it is computed of another.
     pub(crate) fn is_nested(&self) -> bool {
-        self.sources.iter().any(|source| matches!(source, Source::Remade(_)))
+        self.sources.iter().any(|source| matches!(source, Source::Rematerialized(_)))
     }
 
-    /// The result, kept for the others that hold this beside its operation.
-    pub(crate) fn tensor(self: &Arc<Remade>) -> Result<Tensor> {
-        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
-        let tensor = match made.take() {
+    /// The result, kept for the other saved variables that share this.
+    pub(crate) fn tensor(self: &Arc<Rematerialized>) -> Result<Tensor> {
+        let mut computed = self.computed.lock().unwrap_or_else(PoisonError::into_inner);
+        let tensor = match computed.take() {
             Some(tensor) => tensor,
             None => {
                 let _plain = no_grad();
                 let sources = self.sources.iter().map(|s| s.tensor(self.op));
-                (self.make)(&sources.collect::<Result<SmallVec<[Tensor; 3]>>>()?)?
+                (self.compute)(&sources.collect::<Result<SmallVec<[Tensor; 3]>>>()?)?
             }
         };
         if Arc::strong_count(self) > 2 {
-            *made = Some(tensor.clone());
+            *computed = Some(tensor.clone());
         }
         Ok(tensor)
     }
@@ -115,7 +100,7 @@ mod tests {
     use phalanx_kernels::Gelu;
     use phalanx_tensor::{DType, Device, Result as TensorResult, Tensor};
 
-    use super::{Remade, Source};
+    use super::{Rematerialized, Source};
     use crate::ops::testing::check_twice;
     use crate::{Leaf, Options, Result, SavedHooks, Var, backward, grad, saved_hooks};
 
@@ -285,12 +270,12 @@ mod tests {
             counted.fetch_add(1, Ordering::Relaxed);
             Ok(of[0].clone())
         };
-        let producer = Remade::new("test", &x, [Source::of(&x)].into_iter().collect(), make);
+        let producer = Rematerialized::new("test", &x, [Source::of(&x)].into_iter().collect(), make);
         let (first, second) = (producer.clone(), producer.clone());
         first.tensor().unwrap();
         drop(first);
         second.tensor().unwrap();
         assert_eq!(times.load(Ordering::Relaxed), 1);
-        assert!(producer.made.lock().unwrap().is_none());
+        assert!(producer.computed.lock().unwrap().is_none());
     }
 }

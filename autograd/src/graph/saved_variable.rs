@@ -1,4 +1,4 @@
-//! Values kept for backward, and the check that nobody changed them.
+//! SavedVariable variables: values that a node keeps for backward, and the check that they were not modified since.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -6,15 +6,15 @@ use std::sync::Arc;
 
 use phalanx_tensor::Tensor;
 
-use crate::node::{Edge, Node};
-use crate::remade::Remade;
+use crate::graph::node::{Edge, Node};
+use crate::graph::rematerialized::Rematerialized;
 use crate::{Error, Leaf, Result, Var};
 
 /// A value saved in the forward pass. A leaf is saved by its *handle*: backward reads whatever tensor the leaf
 /// holds then, so its storage can be released and filled again in between, as FSDP does.
-pub struct Saved {
+pub struct SavedVariable {
     value: Value,
-    place: Place,
+    at: Argument,
     version: u64,
 }
 
@@ -22,11 +22,11 @@ enum Value {
     Tensor(Tensor),
     /// In the leaf that the node's edge leads to.
     Leaf,
-    /// In a leaf whose gradient nobody wants.
+    /// In a leaf that was used as a constant.
     Held(Leaf),
     Packed(Box<Packed>),
-    /// Made again when it is asked for.
-    Remade(Arc<Remade>),
+    /// Computed again when backward asks for it.
+    Rematerialized(Arc<Rematerialized>),
 }
 
 struct Packed {
@@ -35,7 +35,7 @@ struct Packed {
 }
 
 #[derive(Clone, Copy)]
-enum Place {
+enum Argument {
     Input(u32),
     Output(u32),
 }
@@ -71,75 +71,85 @@ impl Drop for SavedHooksGuard {
     }
 }
 
-impl Saved {
-    pub(crate) fn input(index: usize, var: &Var) -> Result<Saved> {
-        let place = Place::Input(index as u32);
+impl Var {
+    /// How this value is computed again, if its operation offers that and the value was not written to since.
+    pub(crate) fn rematerialized(&self) -> Option<Arc<Rematerialized>> {
+        let edge = self.edge()?;
+        let value = edge.node.grad_fn.rematerialized(edge.output());
+        value.filter(|value| value.version == self.tensor().version())
+    }
+}
+
+impl SavedVariable {
+    pub(crate) fn input(index: usize, var: &Var) -> Result<SavedVariable> {
+        let at = Argument::Input(index as u32);
         if var.edge().is_some_and(|e| e.leaf().is_some()) {
-            return Ok(Saved::as_it_is(index, var));
+            return Ok(SavedVariable::as_it_is(index, var));
         }
-        if let Some(remade) = Remade::behind(var)
+        if let Some(value) = var.rematerialized()
             && HOOKS.with_borrow(Vec::is_empty)
         {
-            return Ok(Saved { version: remade.version, value: Value::Remade(remade), place });
+            return Ok(SavedVariable { version: value.version, value: Value::Rematerialized(value), at });
         }
         if let Some(leaf) = var.holder() {
-            return Ok(Saved { value: Value::Held(leaf.clone()), place, version: leaf.version() });
+            let version = leaf.version();
+            return Ok(SavedVariable { value: Value::Held(leaf), at, version });
         }
-        Saved::tensor(var.tensor(), place)
+        SavedVariable::tensor(var.tensor(), at)
     }
 
-    /// Whether it is made again when it is asked for.
-    pub(crate) fn is_remade(&self) -> bool {
-        matches!(self.value, Value::Remade(_))
+    /// Whether it is computed again when backward asks for it.
+    pub(crate) fn is_rematerialized(&self) -> bool {
+        matches!(self.value, Value::Rematerialized(_))
     }
 
-    /// A value that somebody else keeps alive, for the check that it does not change.
-    pub(crate) fn as_it_is(index: usize, var: &Var) -> Saved {
+    /// A value that stays alive without this, for the check that it does not change.
+    pub(crate) fn as_it_is(index: usize, var: &Var) -> SavedVariable {
         let (value, version) = match var.edge().and_then(Edge::leaf) {
             Some(leaf) => (Value::Leaf, leaf.version()),
             None => (Value::Tensor(var.tensor().clone()), var.tensor().version()),
         };
-        Saved { value, place: Place::Input(index as u32), version }
+        SavedVariable { value, at: Argument::Input(index as u32), version }
     }
 
     /// The same as another input.
-    pub(crate) fn at(self, index: usize) -> Saved {
-        Saved { place: Place::Input(index as u32), ..self }
+    pub(crate) fn at(self, index: usize) -> SavedVariable {
+        SavedVariable { at: Argument::Input(index as u32), ..self }
     }
 
-    pub(crate) fn output(index: usize, tensor: &Tensor) -> Result<Saved> {
-        Saved::tensor(tensor, Place::Output(index as u32))
+    pub(crate) fn output(index: usize, tensor: &Tensor) -> Result<SavedVariable> {
+        SavedVariable::tensor(tensor, Argument::Output(index as u32))
     }
 
-    fn tensor(tensor: &Tensor, place: Place) -> Result<Saved> {
+    fn tensor(tensor: &Tensor, at: Argument) -> Result<SavedVariable> {
         let version = tensor.version();
         let hooks = HOOKS.with_borrow(|stack| stack.last().cloned());
         let value = match hooks {
             Some(hooks) => Value::Packed(Box::new(Packed { packed: hooks.pack(tensor)?, hooks })),
             None => Value::Tensor(tensor.clone()),
         };
-        Ok(Saved { value, place, version })
+        Ok(SavedVariable { value, at, version })
     }
 
     /// The value, linked into the graph if the result is to be differentiated again.
     pub(crate) fn unpack(&self, node: &Arc<Node>, link: bool) -> Result<Var> {
-        let (tensor, now) = match (&self.value, self.place) {
+        let (tensor, now) = match (&self.value, self.at) {
             (Value::Held(leaf), _) => leaf.tensor_and_version(),
             (Value::Tensor(tensor), _) => (tensor.clone(), tensor.version()),
             (Value::Packed(kept), _) => (kept.hooks.unpack(kept.packed.as_ref())?, self.version),
-            (Value::Remade(remade), _) => (remade.tensor()?, self.version),
-            (Value::Leaf, Place::Input(i)) => {
+            (Value::Rematerialized(value), _) => (value.tensor()?, self.version),
+            (Value::Leaf, Argument::Input(i)) => {
                 let leaf = node.inputs[i as usize].as_ref().and_then(Edge::leaf);
                 let leaf = leaf.unwrap_or_else(|| unreachable!("saved as a leaf, so the edge leads to one"));
                 leaf.tensor_and_version()
             }
-            (Value::Leaf, Place::Output(_)) => unreachable!("a leaf is no operation's output"),
+            (Value::Leaf, Argument::Output(_)) => unreachable!("a leaf is no operation's output"),
         };
         self.check(node, now)?;
-        let edge = match self.place {
+        let edge = match self.at {
             _ if !link => None,
-            Place::Input(i) => node.inputs[i as usize].clone(),
-            Place::Output(output) => Some(Edge::new(node.clone(), output as usize)),
+            Argument::Input(i) => node.inputs[i as usize].clone(),
+            Argument::Output(output) => Some(Edge::new(node.clone(), output as usize)),
         };
         Ok(Var::from_parts(tensor, edge))
     }
@@ -162,15 +172,10 @@ impl Saved {
         if now == self.version {
             return Ok(());
         }
-        let value = match self.place {
-            Place::Input(i) => format!("input {i}"),
-            Place::Output(i) => format!("output {i}"),
+        let value = match self.at {
+            Argument::Input(i) => format!("input {i}"),
+            Argument::Output(i) => format!("output {i}"),
         };
-        Err(modified(node.name, value, self.version, now))
+        Err(Error::modified(node.name, value, self.version, now))
     }
-}
-
-#[cold]
-pub(crate) fn modified(op: &'static str, value: String, saved: u64, now: u64) -> Error {
-    Error::Modified { op, value, saved, now }
 }

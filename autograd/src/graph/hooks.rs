@@ -1,15 +1,14 @@
 //! Functions that run during backward: on a value's gradient, on a node, after a leaf has accumulated.
 
-use std::sync::{Arc, Weak};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use crate::node::Node;
+use crate::graph::node::Node;
 use crate::{Result, Var};
 
-/// Sees a gradient and may replace it.
-pub(crate) type GradHook = Arc<dyn Fn(&Var) -> Result<Option<Var>> + Send + Sync>;
-/// Sees a node's gradients: of its outputs, and those it made of its inputs.
-pub(crate) type NodeHook = Arc<dyn Fn(&[Option<Var>], &[Option<Var>]) -> Result<()> + Send + Sync>;
+/// Gets a gradient and may replace it.
+type GradHook = Arc<dyn Fn(&Var) -> Result<Option<Var>> + Send + Sync>;
+/// Gets the gradients of a node's outputs, and those that it made of its inputs.
+type NodeHook = Arc<dyn Fn(&[Option<Var>], &[Option<Var>]) -> Result<()> + Send + Sync>;
 /// Runs after a leaf's gradient slot has taken a gradient.
 pub(crate) type AccumulateHook = Arc<dyn Fn(&Var) -> Result<()> + Send + Sync>;
 
@@ -24,7 +23,7 @@ pub(crate) struct Hooks {
     retained: Vec<(usize, Option<Var>)>,
 }
 
-/// Removes its hook when asked to. Dropping it leaves the hook in place.
+/// Removes its hook when [`HookHandle::remove`] is called. Dropping the handle leaves the hook in place.
 #[derive(Clone)]
 pub struct HookHandle {
     node: Weak<Node>,
@@ -43,7 +42,7 @@ impl HookHandle {
     }
 }
 
-fn lock(hooks: &Mutex<Hooks>) -> std::sync::MutexGuard<'_, Hooks> {
+fn lock(hooks: &Mutex<Hooks>) -> MutexGuard<'_, Hooks> {
     hooks.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -57,11 +56,11 @@ impl Node {
         HookHandle { node: Arc::downgrade(self), id }
     }
 
-    pub(crate) fn add_grad_hook(self: &Arc<Node>, output: usize, hook: GradHook) -> HookHandle {
+    fn add_grad_hook(self: &Arc<Node>, output: usize, hook: GradHook) -> HookHandle {
         self.add_hook(|hooks, id| hooks.grad.push((id, output, hook)))
     }
 
-    pub(crate) fn add_node_hook(self: &Arc<Node>, hook: NodeHook) -> HookHandle {
+    fn add_node_hook(self: &Arc<Node>, hook: NodeHook) -> HookHandle {
         self.add_hook(|hooks, id| hooks.node.push((id, hook)))
     }
 
@@ -77,7 +76,7 @@ impl Node {
         self.hooks.get().is_some_and(|table| !lock(table).accumulated.is_empty())
     }
 
-    pub(crate) fn retain_grad(&self, output: usize) {
+    fn retain_grad(&self, output: usize) {
         let mut hooks = lock(self.hooks());
         if !hooks.retained.iter().any(|r| r.0 == output) {
             hooks.retained.push((output, None));
@@ -105,7 +104,7 @@ impl Node {
         for (output, hook) in hooks {
             let Some(grad) = &mut grads[output] else { continue };
             if let Some(replacement) = hook(grad)? {
-                crate::engine::check_gradient(self, output, &replacement)?;
+                self.outputs[output].check(self.name, &replacement)?;
                 *grad = replacement;
             }
         }
@@ -123,13 +122,38 @@ impl Node {
         hooks.iter().try_for_each(|hook| hook(outputs, inputs))
     }
 
-    pub(crate) fn run_accumulate_hooks(self: &Arc<Node>) -> Result<()> {
-        let Some(table) = self.hooks.get() else { return Ok(()) };
-        let hooks: Vec<_> = lock(table).accumulated.iter().map(|h| h.1.clone()).collect();
-        if hooks.is_empty() {
-            return Ok(());
+    pub(crate) fn accumulate_hooks(&self) -> Vec<AccumulateHook> {
+        let Some(table) = self.hooks.get() else { return Vec::new() };
+        lock(table).accumulated.iter().map(|h| h.1.clone()).collect()
+    }
+}
+
+impl Var {
+    /// Lets the next backward passes keep this value's gradient for [`Var::grad`].
+    pub fn retain_grad(&self) {
+        if let Some(edge) = self.edge()
+            && !edge.is_to_leaf()
+        {
+            edge.node.retain_grad(edge.output());
         }
-        let leaf = Var::of_leaf(self);
-        hooks.iter().try_for_each(|hook| hook(&leaf))
+    }
+
+    /// Calls `hook` with this value's gradient whenever a backward pass has completed it, before it is used; what
+    /// it returns takes the gradient's place. `None` if the value requires no gradient.
+    pub fn on_grad(
+        &self,
+        hook: impl Fn(&Var) -> Result<Option<Var>> + Send + Sync + 'static,
+    ) -> Option<HookHandle> {
+        let edge = self.edge()?;
+        Some(edge.node.add_grad_hook(edge.output(), Arc::new(hook)))
+    }
+
+    /// Calls `hook` after the operation that made this value has run backward, with the gradients of its outputs
+    /// and those of its inputs. `None` if the value requires no gradient.
+    pub fn on_backward(
+        &self,
+        hook: impl Fn(&[Option<Var>], &[Option<Var>]) -> Result<()> + Send + Sync + 'static,
+    ) -> Option<HookHandle> {
+        Some(self.edge()?.node.add_node_hook(Arc::new(hook)))
     }
 }

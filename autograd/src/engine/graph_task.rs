@@ -1,21 +1,101 @@
-//! One backward pass: what it is to do, and the running of one node.
+//! [`GraphTask`]: one backward pass, what it is to do, and how it runs one node. What moves through a pass: nodes with their
+//! gradients.
 
 use std::any::Any;
 use std::cell::Cell;
 use std::cmp::Reverse;
+use std::num::NonZeroU32;
+use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use phalanx_kernels as kernels;
 use phalanx_tensor::Context;
+use smallvec::SmallVec;
 
-use super::task::{Arrival, NodeGrads, Root, Scheduler, Targets, Task, origin};
-use super::{Options, misfit};
-use crate::backward::{Cx, Few};
-use crate::checkpoint::Recomputation;
-use crate::node::{Edge, Node};
-use crate::operation::Operation;
+use super::input_buffer::{Arrival, InputBuffer, Sender};
+use crate::graph::memory::SmallList;
+use crate::graph::node::{Call, Edge, InputMask, Node, NodeGrads, NodeKind};
+use crate::leaf::LeafState;
 use crate::{Error, Result, Var, anomaly, profile};
+
+/// How a backward pass treats the graph.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Options {
+    /// Keep saved values, so that the graph can be run backward again.
+    pub retain_graph: bool,
+    /// Record the gradients' own graph, so that they can be differentiated; implies `retain_graph`.
+    pub create_graph: bool,
+}
+
+/// A node that a pass begins at, with the gradients that it has.
+pub(super) struct Root {
+    pub(super) node: Arc<Node>,
+    pub(super) grads: NodeGrads,
+}
+
+/// A node of the pass: of the graph behind the roots, which are there until it ends, or of one recorded since.
+#[derive(Clone)]
+pub(super) enum NodeRef<'g> {
+    Borrowed(&'g Arc<Node>),
+    Owned(Arc<Node>),
+}
+
+impl Deref for NodeRef<'_> {
+    type Target = Arc<Node>;
+
+    #[inline]
+    fn deref(&self) -> &Arc<Node> {
+        match self {
+            NodeRef::Borrowed(node) => node,
+            NodeRef::Owned(node) => node,
+        }
+    }
+}
+
+/// A node's index in the plan, plus 1, so that an `Option` of it is no larger.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct NodeIndex(NonZeroU32);
+
+impl NodeIndex {
+    #[inline]
+    pub(super) fn at(index: usize) -> NodeIndex {
+        NodeIndex(NonZeroU32::MIN.saturating_add(index as u32))
+    }
+
+    #[inline]
+    pub(super) fn index(self) -> usize {
+        self.0.get() as usize - 1
+    }
+}
+
+/// Where the gradients of a node's inputs go; `None` where none is wanted.
+pub(super) type Targets = SmallList<Option<NodeIndex>, 2>;
+
+/// A node whose gradients are complete. The greatest runs first.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Ready {
+    pub(super) priority: u64,
+    pub(super) id: u64,
+    pub(super) index: NodeIndex,
+}
+
+/// A node that runs, with what has reached it.
+pub(super) struct NodeTask<'g> {
+    pub(super) node: NodeRef<'g>,
+    pub(super) targets: Targets,
+    pub(super) buffer: InputBuffer,
+}
+
+/// Takes the gradients that a node sends when it has run.
+pub(super) trait Scheduler {
+    /// Whether one gradient is still to come for the node, and no other came before.
+    fn is_sole(&mut self, to: NodeIndex) -> bool;
+    /// Takes what arrives at an output of a node.
+    fn send(&mut self, to: NodeIndex, output: usize, from: Sender, arrival: Arrival) -> Result<()>;
+    /// Learns of a graph recorded during the pass; a gradient for each index that it returns follows, from `node`.
+    fn extend(&mut self, node: &Node, entries: &[Edge]) -> Targets;
+}
 
 /// Which gradients are wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +111,7 @@ pub(super) enum Mode {
 }
 
 /// A backward pass under way; shared by the workers.
-pub(super) struct Job {
+pub(super) struct GraphTask {
     options: Options,
     mode: Mode,
     /// The context of the call, in which backward functions run.
@@ -42,10 +122,10 @@ pub(super) struct Job {
     deferred: Mutex<Vec<Root>>,
 }
 
-impl Job {
-    pub(super) fn new(options: Options, mode: Mode, inputs: &[&Var]) -> Job {
+impl GraphTask {
+    pub(super) fn new(options: Options, mode: Mode, inputs: &[&Var]) -> GraphTask {
         let context = Context { grad: options.create_graph, ..Context::current() };
-        Job {
+        GraphTask {
             options,
             mode,
             context,
@@ -94,10 +174,10 @@ impl Job {
 
     /// Runs a node whose gradients are complete, inside [`guarded`].
     #[inline]
-    pub(super) fn run_node(&self, mut task: Task<'_>, scheduler: &mut impl Scheduler) -> Result<()> {
-        let Task { node, targets, pending } = &mut task;
-        let (node, grads) = (&**node, &mut *pending.grads);
-        if grads.iter().all(Option::is_none) && !pending.in_buffer {
+    pub(super) fn run_node(&self, mut task: NodeTask<'_>, scheduler: &mut impl Scheduler) -> Result<()> {
+        let NodeTask { node, targets, buffer } = &mut task;
+        let (node, grads) = (&**node, &mut *buffer.grads);
+        if grads.iter().all(Option::is_none) && !buffer.in_leaf {
             return pass_nothing(node, targets, scheduler);
         }
         // What was deferred has seen its hooks when its gradients were complete.
@@ -107,25 +187,27 @@ impl Job {
         if self.captures() && self.is_captured(node) {
             self.capture(node, grads);
         }
-        if let Some(operation) = node.body.operation() {
-            return self.run_operation(operation, node, grads, targets, scheduler);
-        }
-        match (node.leaf(), node.body.checkpoint()) {
-            (Some(_), _) if self.captures() => Ok(()),
-            (Some(leaf), _) => {
-                if let Some(grad) = grads[0].take() {
-                    let timed = profile::node_begins(&[]).map(|timed| (timed, leaf.has_buffer()));
-                    leaf.accumulate(grad, self.options.create_graph)?;
-                    if let Some((timed, adds)) = timed {
-                        // The first gradient is kept as it is.
-                        timed.ends("accumulate", &[], node.outputs.iter().filter(|_| adds));
-                    }
+        match node.kind {
+            NodeKind::Operation => self.run_operation(node, grads, targets, scheduler),
+            NodeKind::Leaf if self.captures() => Ok(()),
+            NodeKind::Leaf => {
+                if let (Some(leaf), Some(grad)) = (node.leaf(), grads[0].take()) {
+                    self.accumulate(leaf, node, grad)?;
                 }
                 node.run_accumulate_hooks()
             }
-            (None, Some(body)) => self.run_checkpoint(node, body, grads, targets, scheduler),
-            (None, None) => unreachable!("a node is one of the three"),
+            NodeKind::Subgraph => self.run_subgraph(node, grads, targets, scheduler),
         }
+    }
+
+    fn accumulate(&self, leaf: &LeafState, node: &Node, grad: Var) -> Result<()> {
+        let timed = profile::node_begins(&[]).map(|timed| (timed, leaf.has_buffer()));
+        leaf.accumulate(grad, self.options.create_graph)?;
+        if let Some((timed, adds)) = timed {
+            // The first gradient is kept as it is.
+            timed.ends("accumulate", &[], node.outputs.iter().filter(|_| adds));
+        }
+        Ok(())
     }
 
     fn keeps_graph(&self) -> bool {
@@ -134,7 +216,6 @@ impl Job {
 
     fn run_operation(
         &self,
-        operation: &dyn Operation,
         node: &Arc<Node>,
         grads: &mut [Option<Var>],
         targets: &Targets,
@@ -142,16 +223,16 @@ impl Job {
     ) -> Result<()> {
         let weight = |edge: &Option<Edge>| edge.as_ref().is_some_and(|e| e.node.weight);
         let defers = self.mode == Mode::Inputs && node.inputs.iter().any(weight);
-        let keeps = defers || self.keeps_graph();
+        let kept = defers || self.keeps_graph();
         if targets.iter().any(Option::is_some) {
-            self.compute(operation, keeps, node, grads, targets, scheduler)?;
-        } else if !keeps {
-            operation.free();
+            self.apply(node, kept, grads, targets, scheduler)?;
+        } else if !kept {
+            node.grad_fn.free();
         }
         if defers {
-            operation.release(&|i| weight(&node.inputs[i]));
+            node.grad_fn.release(&|i| weight(&node.inputs[i]));
             let kept =
-                |(i, grad): (usize, &Option<Var>)| grad.clone().filter(|_| operation.keeps_gradient(i));
+                |(i, grad): (usize, &Option<Var>)| grad.clone().filter(|_| node.grad_fn.keeps_gradient(i));
             let grads = NodeGrads::of(grads.iter().enumerate().map(kept));
             let root = Root { node: Arc::clone(node), grads };
             self.deferred.lock().unwrap_or_else(PoisonError::into_inner).push(root);
@@ -159,21 +240,19 @@ impl Job {
         Ok(())
     }
 
-    /// Calls the backward function and sends what it made.
-    fn compute(
+    /// Calls the backward function and sends the gradients of the inputs.
+    fn apply(
         &self,
-        operation: &dyn Operation,
-        keeps: bool,
         node: &Arc<Node>,
+        kept: bool,
         grads: &mut [Option<Var>],
         targets: &Targets,
         scheduler: &mut impl Scheduler,
     ) -> Result<()> {
         let create_graph = self.options.create_graph;
-        let may_sink = !create_graph && !self.captures();
         let (inputs, targets) = (&*node.inputs, &**targets);
-        let (mut sinks, sunk) = (Few::default(), Cell::default());
-        if may_sink {
+        let mut sinks = InputMask::default();
+        if !create_graph && !self.captures() {
             for (i, edge) in inputs.iter().enumerate() {
                 if edge.as_ref().is_some_and(Edge::takes_in_place)
                     && targets[i].is_some_and(|to| scheduler.is_sole(to))
@@ -184,14 +263,17 @@ impl Job {
         }
         let watched = node.hooks.get().is_some();
         let timed = profile::node_begins(grads);
-        let mut cx = Cx { node, grads, targets, create_graph, watched, sinks, sunk: &sunk };
-        let mut made = match operation.run(&mut cx, keeps) {
+        let input_mask: SmallVec<[bool; 16]> = targets.iter().map(Option::is_some).collect();
+        let sunk = Cell::default();
+        let call = Call { input_mask: &input_mask, create_graph, kept, watched, sinks, sunk };
+        let mut made = match node.grad_fn.apply(node, grads, &call) {
             Some(Ok(made)) => made,
             Some(Err(error)) => return Err(located(error, node.name)),
             None => return Err(Error::Freed { op: node.name }),
         };
+        let sunk = call.sunk.get();
         if let Some(timed) = timed {
-            let is_added = |i: &usize| sunk.get().contains(*i);
+            let is_added = |i: &usize| sunk.contains(*i);
             let added = (0..inputs.len()).filter(is_added).filter_map(|i| inputs[i].as_ref().map(Edge::meta));
             timed.ends(node.name, &made, added);
         }
@@ -203,38 +285,30 @@ impl Job {
         }
         for (i, &to) in targets.iter().enumerate() {
             let (Some(edge), Some(to)) = (&inputs[i], to) else { continue };
-            let grad = match made.get_mut(i).and_then(Option::take) {
-                Some(grad) if !edge.meta().is_of(grad.tensor()) => {
-                    return Err(misfit(node.name, &grad, edge.meta()));
+            let arrival = match made.get_mut(i).and_then(Option::take) {
+                Some(grad) => {
+                    edge.meta().check(node.name, &grad)?;
+                    Arrival::Grad(grad)
                 }
-                Some(grad) => Arrival::Grad(grad),
-                None if sunk.get().contains(i) => Arrival::InBuffer,
+                None if sunk.contains(i) => Arrival::InLeaf,
                 None => Arrival::Nothing,
             };
-            scheduler.send(to, edge.output(), origin(node, i), grad)?;
+            scheduler.send(to, edge.output(), Sender::new(node, i), arrival)?;
         }
         Ok(())
     }
 
     /// Puts the recomputed graph in the checkpoint's place: its gradients go to that graph's outputs, and that graph
     /// sends to the nodes that the checkpoint stood before.
-    fn run_checkpoint(
+    fn run_subgraph(
         &self,
         node: &Arc<Node>,
-        body: &Mutex<Option<Arc<Recomputation>>>,
         grads: &mut [Option<Var>],
         targets: &Targets,
         scheduler: &mut impl Scheduler,
     ) -> Result<()> {
-        let lock = || body.lock().unwrap_or_else(PoisonError::into_inner);
-        let recomputation = lock().clone();
-        let recomputation = recomputation.ok_or(Error::Freed { op: node.name })?;
-        let outputs = recomputation.take(node)?;
-        if !self.keeps_graph() {
-            let freed = lock().take();
-            drop(freed);
-        }
-        drop(recomputation);
+        let outputs = node.grad_fn.expand(node, self.keeps_graph());
+        let outputs = outputs.ok_or(Error::Freed { op: node.name })??;
         let (mut entries, mut arriving) = (Vec::new(), Vec::new());
         for (edge, grad) in outputs.into_iter().zip(grads) {
             if let (Some(edge), Some(grad)) = (edge, grad.take()) {
@@ -242,10 +316,10 @@ impl Job {
                 arriving.push(grad);
             }
         }
-        let places = scheduler.extend(node, &entries);
-        for (i, ((edge, to), grad)) in entries.iter().zip(places.iter()).zip(arriving).enumerate() {
+        let indices = scheduler.extend(node, &entries);
+        for (i, ((edge, to), grad)) in entries.iter().zip(indices.iter()).zip(arriving).enumerate() {
             if let &Some(to) = to {
-                scheduler.send(to, edge.output(), origin(node, i), Arrival::Grad(grad))?;
+                scheduler.send(to, edge.output(), Sender::new(node, i), Arrival::Grad(grad))?;
             }
         }
         pass_nothing(node, targets, scheduler)
@@ -266,7 +340,7 @@ impl Job {
 fn pass_nothing(node: &Arc<Node>, targets: &Targets, scheduler: &mut impl Scheduler) -> Result<()> {
     for (i, to) in targets.iter().enumerate() {
         if let &Some(to) = to {
-            scheduler.send(to, 0, origin(node, i), Arrival::Nothing)?;
+            scheduler.send(to, 0, Sender::new(node, i), Arrival::Nothing)?;
         }
     }
     Ok(())

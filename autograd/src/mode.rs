@@ -50,3 +50,14 @@ pub fn inference() -> ContextGuard {
 pub fn is_grad_enabled() -> bool {
     Context::current().grad
 }
+
+/// Whether this is the forward pass of a [`checkpoint`](crate::checkpoint()), whose values are not kept.
+pub fn is_checkpointing() -> bool {
+    Context::current().checkpointing
+}
+
+/// Whether this repeats an earlier forward pass: what that has done to the outside (statistics, counters) is not to
+/// be done again.
+pub fn is_recomputing() -> bool {
+    Context::current().recomputing
+}
