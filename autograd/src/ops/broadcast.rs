@@ -3,8 +3,7 @@
 use phalanx_kernels as kernels;
 use phalanx_tensor::{DType, Dim, Dims, Error};
 
-use super::composed::{named, product};
-use super::linear_map::{record_linear, record_view};
+use super::frame::{named, product, record_linear, record_view};
 use crate::{Result, Var, begins};
 
 impl Var {

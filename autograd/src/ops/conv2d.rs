@@ -10,7 +10,7 @@ use phalanx_kernels::{self as kernels, Conv1dOptions, ConvOptions};
 use phalanx_tensor::Error;
 use smallvec::SmallVec;
 
-use super::composed::named;
+use super::frame::named;
 use crate::{Backward, Cx, Grads, Result, SavedVariable, Saver, Var, begins, record};
 
 impl Var {

@@ -9,7 +9,7 @@ use phalanx_kernels::{self as kernels, Conv3dOptions};
 use phalanx_tensor::Error;
 use smallvec::SmallVec;
 
-use super::composed::named;
+use super::frame::named;
 use crate::{Backward, Cx, Grads, Result, SavedVariable, Saver, Var, begins, record};
 
 impl Var {

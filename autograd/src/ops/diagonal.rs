@@ -1,13 +1,15 @@
-//! A diagonal of two dimensions, as a view; and matrices with a given diagonal.
-//!
-//! Derivative: zeros of the input's shape with `dy` on the diagonal; of `diag_embed` the diagonal of `dy`.
+//! Diagonals and triangles of matrices.
 
+use phalanx_kernels as kernels;
 use phalanx_tensor::{Dim, Dims, Error, Tensor, resolve_dims};
 
-use super::composed::named;
-use super::subset::{place, subset};
-use crate::{Result, Var};
+use super::frame::{named, record_linear};
+use super::slicing::{place, subset};
+use crate::{Result, Var, begins};
 
+/// A diagonal of two dimensions, as a view; and matrices with a given diagonal.
+///
+/// Derivative: zeros of the input's shape with `dy` on the diagonal; of `diag_embed` the diagonal of `dy`.
 impl Var {
     /// The elements whose index in dimension `b` is that in dimension `a` plus `offset`: the two dimensions go away,
     /// and the diagonal becomes the last.
@@ -64,6 +66,30 @@ fn view(t: &Tensor, offset: isize, a: usize, b: usize) -> phalanx_tensor::Result
     t.as_strided(&shape, &strides, t.offset() + skipped)
 }
 
+/// The lower and the upper triangle of matrices, zero elsewhere.
+///
+/// Derivative: the same triangle of `dy`.
+impl Var {
+    /// Of each matrix (the last two dimensions) the elements on and below a diagonal, 0 above it. Diagonal 0 is the
+    /// main one, positive ones lie above it.
+    ///
+    /// # Errors
+    /// If there are fewer than two dimensions.
+    pub fn tril(&self, diagonal: isize) -> Result<Var> {
+        begins();
+        record_linear("tril", self, kernels::tril(self.tensor(), diagonal)?, move |dy| dy.tril(diagonal))
+    }
+
+    /// Of each matrix the elements on and above a diagonal, 0 below it.
+    ///
+    /// # Errors
+    /// If there are fewer than two dimensions.
+    pub fn triu(&self, diagonal: isize) -> Result<Var> {
+        begins();
+        record_linear("triu", self, kernels::triu(self.tensor(), diagonal)?, move |dy| dy.triu(diagonal))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use phalanx_tensor::Device;
@@ -100,5 +126,17 @@ mod tests {
         }
         check_twice(&[&[2, 3]], |v| v[0].tanh()?.diag_embed(1, 0, -1));
         check_twice(&[&[3]], |v| v[0].tanh()?.diag(-2));
+    }
+
+    #[test]
+    fn triangles_have_their_derivatives() {
+        check_twice(&[&[2, 3, 4]], |v| {
+            let y = v[0].tril(1)?;
+            y.mul(&y)
+        });
+        check_twice(&[&[4, 3]], |v| {
+            let y = v[0].triu(-1)?;
+            y.mul(&y)
+        });
     }
 }

@@ -1,13 +1,18 @@
-//! The frame of functions of one value, elementwise: `y = f(x)`, `dx = dy f'(x)`.
-//!
-//! The derivative is made of the input or of the output, which is saved; in one pass by a fused kernel, or of
-//! differentiable operations if it is to be differentiated again.
+//! Frames of elementwise functions: of one value ([`elementwise()`]), of several values broadcast ([`broadcasting()`]), and those
+//! whose derivative is a formula of their inputs ([`Formula`]).
 
 use std::sync::Arc;
 
-use phalanx_tensor::{Result as TensorResult, Tensor};
+use phalanx_tensor::{DType, Result as TensorResult, Tensor};
+use smallvec::SmallVec;
 
-use crate::{Backward, Cx, Grads, Rematerialized, Result, SavedVariable, Saver, Var, grads1, record};
+use super::frame::{floats, named, wide};
+use crate::{Backward, Cx, Grads, Rematerialized, Result, SavedVariable, Saver, Var, begins, grads1, record};
+
+// The frame of functions of one value, elementwise: `y = f(x)`, `dx = dy f'(x)`.
+//
+// The derivative is made of the input or of the output, which is saved; in one pass by a fused kernel, or of
+// differentiable operations if it is to be differentiated again.
 
 /// Such a function's derivative.
 pub(crate) trait Elementwise: Send + Sync + 'static {
@@ -38,17 +43,17 @@ pub(crate) fn elementwise<F: Elementwise>(x: &Var, y: Tensor, function: F) -> Re
     record(F::NAME, &[x], y, |s: &Saver<'_>| {
         let saved = if F::OF_OUTPUT { s.output(0)? } else { s.input(0)? };
         let rematerialized = function.again().and_then(|f| s.rematerialized(0, [0], move |x| f(&x[0])));
-        Ok(Node { saved, function, rematerialized })
+        Ok(ElementwiseNode { saved, function, rematerialized })
     })
 }
 
-struct Node<F> {
+struct ElementwiseNode<F> {
     saved: SavedVariable,
     function: F,
     rematerialized: Option<Arc<Rematerialized>>,
 }
 
-impl<F: Elementwise> Backward for Node<F> {
+impl<F: Elementwise> Backward for ElementwiseNode<F> {
     const REMATERIALIZES: bool = !F::OF_OUTPUT;
 
     fn backward(&self, cx: &Cx<'_>) -> Result<Grads> {
@@ -69,15 +74,123 @@ impl<F: Elementwise> Backward for Node<F> {
     }
 }
 
+// The frame of functions of several values, elementwise and broadcast: `y = f(a, b, ..)`.
+//
+// Derivative: `dy` times the partial derivative, summed over what was broadcast. All inputs are saved. Computed in
+// one pass by a fused kernel, or of differentiable operations if it is to be differentiated again.
+
+/// Such a function's derivatives.
+pub(crate) trait Broadcasting: Send + Sync + 'static {
+    /// The operation's name.
+    const NAME: &'static str;
+
+    /// The gradient of input `i`, of the broadcast shape, by a kernel; `None` if there is none for this input.
+    fn fused(&self, i: usize, x: &[Var], dy: &Tensor) -> TensorResult<Option<Tensor>>;
+
+    /// The same of differentiable operations.
+    fn composed(&self, i: usize, x: &[Var], dy: &Var) -> Result<Var>;
+}
+
+/// Makes `y` the function's recorded result.
+pub(crate) fn broadcasting<F: Broadcasting>(inputs: &[&Var], y: Tensor, function: F) -> Result<Var> {
+    record(F::NAME, inputs, y, |s: &Saver<'_>| {
+        let saved = (0..inputs.len()).map(|i| s.input(i)).collect::<Result<_>>()?;
+        Ok(BroadcastNode { saved, function })
+    })
+}
+
+struct BroadcastNode<F> {
+    saved: SmallVec<[SavedVariable; 2]>,
+    function: F,
+}
+
+impl<F: Broadcasting> Backward for BroadcastNode<F> {
+    fn backward(&self, cx: &Cx<'_>) -> Result<Grads> {
+        let x: SmallVec<[Var; 2]> = self.saved.iter().map(|s| cx.get(s)).collect::<Result<_>>()?;
+        let grad = |i: usize| -> Result<Option<Var>> {
+            if !cx.needs(i) {
+                return Ok(None);
+            }
+            let fused = match cx.create_graph() {
+                true => None,
+                false => self.function.fused(i, &x, cx.dy().tensor())?,
+            };
+            let full = match fused {
+                Some(dx) => Var::new(dx),
+                None => self.function.composed(i, &x, cx.dy())?,
+            };
+            Ok(Some(cx.sum_to_input(i, full)?))
+        };
+        (0..x.len()).map(grad).collect()
+    }
+}
+
+// The frame of functions whose derivative is a formula of their inputs: `y = f(a, b, ..)`, elementwise and broadcast.
+//
+// Derivative: given with the function, of differentiable operations, and summed over what was broadcast. The inputs are
+// saved and nothing else, whatever the function is made of. bf16 and f16 are computed in f32, there and back, and rounded
+// once at the end. Functions are plain pointers, so one frame is compiled for all.
+
+/// Such a function.
+pub(super) struct Formula {
+    /// What the user called.
+    pub(super) name: &'static str,
+    /// `y` of constants.
+    pub(super) forward: fn(&[Var]) -> Result<Var>,
+    pub(super) gradient: Gradient,
+}
+
+/// The gradient of input `i`, of `y`'s shape or one that `y` was broadcast from, given the inputs and `dy`.
+type Gradient = fn(usize, &[Var], &Var) -> Result<Var>;
+
+impl Formula {
+    /// The function of floating-point inputs of one dtype.
+    pub(super) fn of(&self, inputs: &[&Var]) -> Result<Var> {
+        begins();
+        let dtype = floats(self.name, inputs)?;
+        let constants: SmallVec<[Var; 3]> =
+            inputs.iter().map(|x| wide(&x.detach())).collect::<Result<_>>()?;
+        let y = (self.forward)(&constants).and_then(|y| y.to(dtype));
+        let y = named(self.name, y)?.into_tensor();
+        let gradient = self.gradient;
+        record(self.name, inputs, y, |s: &Saver<'_>| {
+            let saved = (0..inputs.len()).map(|i| s.input(i)).collect::<Result<_>>()?;
+            Ok(FormulaNode { saved, gradient, dtype })
+        })
+    }
+}
+
+struct FormulaNode {
+    saved: SmallVec<[SavedVariable; 3]>,
+    gradient: Gradient,
+    dtype: DType,
+}
+
+impl Backward for FormulaNode {
+    fn backward(&self, cx: &Cx<'_>) -> Result<Grads> {
+        let x: SmallVec<[Var; 3]> = self.saved.iter().map(|s| wide(&cx.get(s)?)).collect::<Result<_>>()?;
+        let dy = wide(cx.dy())?;
+        let grad = |i: usize| -> Result<Option<Var>> {
+            if !cx.needs(i) {
+                return Ok(None);
+            }
+            let dx = (self.gradient)(i, &x, &dy)?;
+            Ok(Some(dx.sum_to(x[i].shape())?.to(self.dtype)?))
+        };
+        (0..x.len()).map(grad).collect()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::sync::{Arc, Mutex};
 
-    use phalanx_kernels::{self as kernels, Gelu};
+    use phalanx_kernels::{self as kernels, Gelu, Reduction};
     use phalanx_tensor::{DType, Device, Tensor};
 
     use crate::ops::testing::check_twice;
+    use crate::ops::{KlReduction, KlTarget};
     use crate::{
         Backward, Cx, Grads, Options, Result, Saver, Var, backward, enable_grad, grad, grads1, record,
     };
@@ -262,5 +375,44 @@ mod tests {
         let wanted = grad(&[(again, None)], &[&x], Options::default()).unwrap();
         let [got, wanted] = [&grads[1], &wanted[0]].map(|g| g.as_ref().unwrap().to_vec::<f64>().unwrap());
         assert_eq!(got, wanted);
+    }
+
+    const PAIRS: [[&[usize]; 2]; 3] = [[&[2, 3], &[2, 3]], [&[2, 3], &[3]], [&[2, 1], &[1, 3]]];
+
+    #[test]
+    fn first_and_second_derivatives_are_right_under_broadcasting() {
+        let positive = |x: &Var| x.add_scalar(1.6);
+        for shapes in PAIRS {
+            let check = |f: fn(&Var, &Var) -> Result<Var>| check_twice(&shapes, |v| f(&v[0], &v[1]));
+            check(Var::sub);
+            check(|a, b| a.div(&b.add_scalar(1.6)?));
+            check_twice(&shapes, |v| positive(&v[0])?.pow(&v[1]));
+            check(|a, b| a.square()?.maximum(&b.add_scalar(0.3)?));
+            check(|a, b| a.square()?.minimum(&b.add_scalar(0.3)?));
+            check(|a, b| a.square()?.where_(&b.gt_scalar(0.1)?, &b.square()?));
+            check(|a, b| a.add(b)?.square()?.masked_fill(&b.gt_scalar(0.1)?, 3.0));
+        }
+    }
+
+    #[test]
+    fn losses_have_right_first_and_second_derivatives() {
+        for shapes in [PAIRS[0]] {
+            for reduction in [Reduction::None, Reduction::Mean, Reduction::Sum] {
+                check_twice(&shapes, |v| v[0].mse_loss(&v[1], reduction));
+                check_twice(&shapes, |v| v[0].square()?.l1_loss(&v[1], reduction));
+                check_twice(&shapes, |v| v[0].square()?.smooth_l1_loss(&v[1], 0.4, reduction));
+                let kind = KlReduction::Elements(reduction);
+                check_twice(&shapes, |v| v[0].kl_div(&v[1], KlTarget::LogProbabilities, kind));
+                check_twice(&shapes, |v| v[0].kl_div(&v[1].add_scalar(1.6)?, KlTarget::Probabilities, kind));
+            }
+        }
+        let entropy = |v: &[Var]| {
+            let [x, t, w, p] = [&v[0], &v[1].sigmoid()?, &v[2], &v[3].exp()?];
+            x.binary_cross_entropy_with_logits(t, Some(w), Some(p), Reduction::Mean)
+        };
+        check_twice(&[&[2, 3], &[2, 3], &[2, 1], &[3]], entropy);
+        check_twice(&[&[2, 3], &[2, 3]], |v| {
+            v[0].binary_cross_entropy_with_logits(&v[1], None, None, Reduction::Sum)
+        });
     }
 }

@@ -1,14 +1,242 @@
-//! Functions of two or three values, elementwise and broadcast, that need no vectors of their own: angles and distances,
-//! sums of logarithms, quotients and their remainders, ways between two values.
-//!
-//! Derivatives are stated with each; the inputs are saved. Integers have none.
+//! Functions of two or three values, elementwise and broadcast: powers, the larger and the smaller, choices, angles and distances.
 
 use phalanx_kernels as kernels;
-use phalanx_tensor::{Device, Error, Result as TensorResult, Scalar, Tensor};
+use phalanx_tensor::{Device, Dims, Error, Result as TensorResult, Scalar, Tensor};
 
-use super::composed::{broadcasts, composed, named, same};
-use super::formula::Formula;
-use crate::{Result, Var};
+use super::elementwise::{Broadcasting, Elementwise, Formula, broadcasting, elementwise};
+use super::frame::{broadcasts, composed, named, same};
+use crate::{Backward, Cx, Grads, Result, SavedVariable, Saver, Var, begins, grads2, record};
+
+/// `y = a^b`, elementwise and broadcast, also with a number on either side.
+///
+/// Derivative: `da = dy b a^(b-1)`, 0 where `b` is 0 (at `a = 0` too); `db = dy y ln a`, 0 where `a` is 0 and `b`
+/// is not below. Both summed over what was broadcast. Saves both operands, not `y`, which is as quickly computed.
+impl Var {
+    /// `self^exponent`, broadcast; floats or integers of one dtype.
+    ///
+    /// # Errors
+    /// If the shapes do not broadcast, or dtypes or devices differ.
+    pub fn pow(&self, exponent: &Var) -> Result<Var> {
+        begins();
+        let y = kernels::pow(self.tensor(), exponent.tensor())?;
+        broadcasting(&[self, exponent], y, Pow)
+    }
+
+    /// `self^exponent`, in this dtype.
+    ///
+    /// # Errors
+    /// If this is a bool, or an integer and the exponent is not an integer from 0 up.
+    pub fn pow_scalar(&self, exponent: impl Into<Scalar>) -> Result<Var> {
+        begins();
+        let exponent = exponent.into();
+        let y = kernels::pow_scalar(self.tensor(), exponent)?;
+        elementwise(self, y, PowScalar { exponent: exponent.to_f64() })
+    }
+
+    /// `base^self`, in this dtype.
+    ///
+    /// # Errors
+    /// If this is a bool, or an integer and the base is not.
+    pub fn rpow_scalar(&self, base: impl Into<Scalar>) -> Result<Var> {
+        begins();
+        let base = base.into();
+        let y = kernels::rpow_scalar(self.tensor(), base)?;
+        elementwise(self, y, ScalarPow { base: base.to_f64() })
+    }
+}
+
+struct Pow;
+
+impl Broadcasting for Pow {
+    const NAME: &'static str = "pow";
+
+    fn fused(&self, i: usize, x: &[Var], dy: &Tensor) -> TensorResult<Option<Tensor>> {
+        let kernel = if i == 0 { kernels::pow_backward_base } else { kernels::pow_backward_exponent };
+        kernel(x[0].tensor(), x[1].tensor(), dy).map(Some)
+    }
+
+    fn composed(&self, i: usize, x: &[Var], dy: &Var) -> Result<Var> {
+        if i == 0 { base_gradient(&x[0], &x[1], dy) } else { exponent_gradient(&x[0], &x[1], dy) }
+    }
+}
+
+fn base_gradient(a: &Var, b: &Var, dy: &Var) -> Result<Var> {
+    let flat = b.eq_scalar(0.0)?;
+    // With the exponent 1 in the place of 0 nothing infinite is made there, to be multiplied by 0.
+    let b = Var::full(1.0, b)?.where_(&flat, b)?;
+    let dx = dy.mul(&a.pow(&b.sub_scalar(1.0)?)?.mul(&b)?)?;
+    Var::full(0.0, &dx)?.where_(&flat, &dx)
+}
+
+fn exponent_gradient(a: &Var, b: &Var, dy: &Var) -> Result<Var> {
+    // Where both hold; a false exponent test puts a 1 in the place of the base.
+    let candidate = Var::full(1.0, a)?.where_(&b.lt_scalar(0.0)?, a)?;
+    let flat = candidate.eq_scalar(0.0)?;
+    let a = Var::full(1.0, a)?.where_(&flat, a)?;
+    let dx = dy.mul(&a.pow(b)?.mul(&a.log()?)?)?;
+    Var::full(0.0, &dx)?.where_(&flat, &dx)
+}
+
+struct PowScalar {
+    exponent: f64,
+}
+
+impl Elementwise for PowScalar {
+    const NAME: &'static str = "pow";
+    const OF_OUTPUT: bool = false;
+
+    fn fused(&self, x: &Tensor, dy: &Tensor) -> TensorResult<Tensor> {
+        kernels::pow_scalar_backward(x, dy, self.exponent)
+    }
+
+    fn composed(&self, x: &Var, dy: &Var) -> Result<Var> {
+        if self.exponent == 0.0 {
+            return Var::full(0.0, dy);
+        }
+        dy.mul(&x.pow_scalar(self.exponent - 1.0)?.mul_scalar(self.exponent)?)
+    }
+}
+
+struct ScalarPow {
+    base: f64,
+}
+
+impl Elementwise for ScalarPow {
+    const NAME: &'static str = "pow";
+    const OF_OUTPUT: bool = true;
+
+    fn fused(&self, y: &Tensor, dy: &Tensor) -> TensorResult<Tensor> {
+        kernels::rpow_scalar_backward(y, dy, self.base)
+    }
+
+    fn composed(&self, y: &Var, dy: &Var) -> Result<Var> {
+        dy.mul(&y.mul_scalar(self.base.ln())?)
+    }
+}
+
+/// `y = max(a, b)` and `y = min(a, b)`, elementwise and broadcast; NaN where either is.
+///
+/// Derivative: `dy` for the element that was taken, half of it for each at a tie, summed over what was broadcast.
+/// Saves both.
+impl Var {
+    /// The larger element, broadcast; floats or integers of one dtype.
+    ///
+    /// # Errors
+    /// If the shapes do not broadcast, or dtypes or devices differ.
+    pub fn maximum(&self, other: &Var) -> Result<Var> {
+        begins();
+        broadcasting(&[self, other], kernels::maximum(self.tensor(), other.tensor())?, Maximum)
+    }
+
+    /// The smaller element, broadcast; floats or integers of one dtype.
+    ///
+    /// # Errors
+    /// If the shapes do not broadcast, or dtypes or devices differ.
+    pub fn minimum(&self, other: &Var) -> Result<Var> {
+        begins();
+        broadcasting(&[self, other], kernels::minimum(self.tensor(), other.tensor())?, Minimum)
+    }
+}
+
+struct Maximum;
+
+impl Broadcasting for Maximum {
+    const NAME: &'static str = "maximum";
+
+    fn fused(&self, i: usize, x: &[Var], dy: &Tensor) -> TensorResult<Option<Tensor>> {
+        kernels::maximum_backward(x[i].tensor(), x[1 - i].tensor(), dy).map(Some)
+    }
+
+    fn composed(&self, i: usize, x: &[Var], dy: &Var) -> Result<Var> {
+        taken(&x[i], &x[1 - i], dy)
+    }
+}
+
+struct Minimum;
+
+impl Broadcasting for Minimum {
+    const NAME: &'static str = "minimum";
+
+    fn fused(&self, i: usize, x: &[Var], dy: &Tensor) -> TensorResult<Option<Tensor>> {
+        kernels::maximum_backward(x[1 - i].tensor(), x[i].tensor(), dy).map(Some)
+    }
+
+    fn composed(&self, i: usize, x: &[Var], dy: &Var) -> Result<Var> {
+        taken(&x[1 - i], &x[i], dy)
+    }
+}
+
+/// `dy` where `high` is not below `low`, half of it where they are equal.
+fn taken(high: &Var, low: &Var, dy: &Var) -> Result<Var> {
+    let shared = dy.mul_scalar(0.5)?.where_(&high.eq(low)?, dy)?;
+    Var::full(0.0, dy)?.where_(&high.lt(low)?, &shared)
+}
+
+/// `y = a` where a condition holds, else `b`; all three broadcast.
+///
+/// Derivative: `da = dy` where it holds, else 0; `db` the other way round; each summed over what was broadcast.
+/// Saves the condition.
+impl Var {
+    /// This where `condition` (a bool) holds, else `other`; all three broadcast.
+    ///
+    /// # Errors
+    /// If the shapes do not broadcast, dtypes or devices differ, or the condition is no bool.
+    pub fn where_(&self, condition: &Var, other: &Var) -> Result<Var> {
+        begins();
+        let y = kernels::where_(condition.tensor(), self.tensor(), other.tensor())?;
+        record("where", &[self, other, condition], y, |s: &Saver<'_>| {
+            let shapes = [Dims::from_slice(self.shape()), Dims::from_slice(other.shape())];
+            Ok(Where { shapes, condition: s.input(2)? })
+        })
+    }
+
+    /// This with `value` wherever `mask` (a bool, which broadcasts to this shape) is true. The gradient is 0 there.
+    ///
+    /// # Errors
+    /// If the mask does not broadcast to this shape, is no bool, or is on another device, or an integer dtype cannot hold
+    /// the value.
+    pub fn masked_fill(&self, mask: &Var, value: impl Into<Scalar>) -> Result<Var> {
+        begins();
+        let y = kernels::masked_fill(self.tensor(), mask.tensor(), value.into())?;
+        record("masked_fill", &[self, mask], y, |s: &Saver<'_>| Ok(MaskedFill { mask: s.input(1)? }))
+    }
+
+    /// `value` everywhere, with the shape, dtype and device of `like`, without memory for each element.
+    pub(crate) fn full(value: f64, like: &Var) -> Result<Var> {
+        let one = kernels::full(&[], value, like.dtype(), like.device())?;
+        Ok(Var::new(one.broadcast_to(like.shape())?))
+    }
+}
+
+struct Where {
+    shapes: [Dims; 2],
+    condition: SavedVariable,
+}
+
+impl Backward for Where {
+    fn backward(&self, cx: &Cx<'_>) -> Result<Grads> {
+        let (dy, condition) = (cx.dy(), cx.get(&self.condition)?);
+        let zero = Var::full(0.0, dy)?;
+        let da = || dy.where_(&condition, &zero)?.sum_to(&self.shapes[0]);
+        let db = || zero.where_(&condition, dy)?.sum_to(&self.shapes[1]);
+        grads2(cx.needs(0).then(da).transpose()?, cx.needs(1).then(db).transpose()?)
+    }
+}
+
+struct MaskedFill {
+    mask: SavedVariable,
+}
+
+impl Backward for MaskedFill {
+    fn backward(&self, cx: &Cx<'_>) -> Result<Grads> {
+        crate::grads1(cx.dy().masked_fill(&cx.get(&self.mask)?, 0.0)?)
+    }
+}
+
+// Functions of two or three values, elementwise and broadcast, that need no vectors of their own: angles and distances,
+// sums of logarithms, quotients and their remainders, ways between two values.
+//
+// Derivatives are stated with each; the inputs are saved. Integers have none.
 
 macro_rules! functions {
     ($($(#[$doc:meta])* $name:ident($a:ident, $b:ident, $dy:ident): [$da:expr, $db:expr];)*) => {

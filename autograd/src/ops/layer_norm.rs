@@ -1,11 +1,4 @@
-//! `y = (x - mean) / sqrt(var + eps) * w + b` over the last dimensions, mean and variance of each row its own.
-//!
-//! Derivative, with `xhat` the normalised row, `r` its inverse deviation and `g = dy w`:
-//! `dx = r (g - mean(g) - xhat mean(g xhat))`, `dw = sum(dy xhat)` and `db = sum(dy)` over the rows.
-//! Shapes: `x` [.., n..], `w` and `b` [n..]. Saves `x`, `w` and two or three numbers a row (mean, `r`), from which the
-//! backward pass makes `xhat` again in its one pass, and `y` for what would save it ([`Rematerialized`]). The mean is kept in two parts, so that a small spread beside a
-//! large mean keeps its digits.
-//! Source: Ba, Kiros, Hinton: Layer Normalization (2016).
+//! Normalizations over the last dimensions, alone and fused with a residual addition.
 
 use std::sync::Arc;
 
@@ -13,11 +6,18 @@ use phalanx_kernels as kernels;
 use phalanx_tensor::{Dims, Result as TensorResult, Tensor};
 use smallvec::SmallVec;
 
-use super::normalize::Normalization;
 use crate::{
     Backward, Cx, Grads, Rematerialized, Result, SavedVariable, Saver, Var, begins, record, record_many,
 };
 
+/// `y = (x - mean) / sqrt(var + eps) * w + b` over the last dimensions, mean and variance of each row its own.
+///
+/// Derivative, with `xhat` the normalised row, `r` its inverse deviation and `g = dy w`:
+/// `dx = r (g - mean(g) - xhat mean(g xhat))`, `dw = sum(dy xhat)` and `db = sum(dy)` over the rows.
+/// Shapes: `x` [.., n..], `w` and `b` [n..]. Saves `x`, `w` and two or three numbers a row (mean, `r`), from which the
+/// backward pass makes `xhat` again in its one pass, and `y` for what would save it ([`Rematerialized`]). The mean is kept in two parts, so that a small spread beside a
+/// large mean keeps its digits.
+/// Source: Ba, Kiros, Hinton: Layer Normalization (2016).
 impl Var {
     /// Layer normalisation over the last dimensions, which must be `normalized_shape`, then scaled by `weight` and
     /// shifted by `bias` where they are given.
@@ -224,13 +224,238 @@ fn with_none([dx, dw]: [Option<Tensor>; 2]) -> [Option<Tensor>; 3] {
     [dx, dw, None]
 }
 
+/// `y = x / sqrt(mean(x²) + eps) * w` over the last dimensions.
+///
+/// Derivative, with `xhat` the normalised row, `r` its inverse root and `g = dy w`: `dx = r (g - xhat mean(g xhat))` and
+/// `dw = sum(dy xhat)` over the rows. Shapes: `x` [.., n..], `w` [n..]. Saves `x`, `w` and `r`.
+/// Source: Zhang, Sennrich: Root Mean Square Layer Normalization (2019).
+impl Var {
+    /// Root-mean-square normalisation over the last dimensions, which must be `normalized_shape`, then scaled by
+    /// `weight` if given.
+    ///
+    /// # Errors
+    /// If shapes, dtypes or devices do not fit.
+    pub fn rms_norm(&self, normalized_shape: &[usize], weight: Option<&Var>, eps: f64) -> Result<Var> {
+        begins();
+        let made = kernels::rms_norm(self.tensor(), normalized_shape, weight.map(Var::tensor), eps)?;
+        let form = Form { shape: Dims::from_slice(normalized_shape), centred: false, eps };
+        record_norm("rms_norm", form, [self].into_iter().chain(weight), weight.is_some(), made)
+    }
+}
+
+/// `s = x + residual` and `y`, the layer normalisation of `s`: what ends a branch of a transformer's block and begins the
+/// next, in one pass.
+///
+/// Derivative: `dx = dresidual = ds + ` [`layer_norm`](super::layer_norm)'s for `dy`, added in that pass; `dw` and `db` are
+/// the latter's. Shapes: `x`, `residual`, `s` and `y` [.., n..], `w` and `b` [n..]. Saves `s`, `w` and the rows' numbers.
+impl Var {
+    /// `self + residual`, of one shape, and its [`Var::layer_norm`]: the values of [`Var::add`] and that, to the bit.
+    ///
+    /// # Errors
+    /// If shapes, dtypes or devices do not fit.
+    pub fn add_layer_norm(
+        &self,
+        residual: &Var,
+        normalized_shape: &[usize],
+        weight: Option<&Var>,
+        bias: Option<&Var>,
+        eps: f64,
+    ) -> Result<(Var, Var)> {
+        begins();
+        let [x, r] = [self, residual].map(Var::tensor);
+        let [w, b] = [weight, bias].map(|v| v.map(Var::tensor));
+        let made = kernels::add_layer_norm(x, r, normalized_shape, w, b, eps)?;
+        let form = Form { shape: Dims::from_slice(normalized_shape), centred: true, eps };
+        let inputs = [self, residual].into_iter().chain(weight).chain(bias);
+        record_added("add_layer_norm", form, inputs, weight.is_some(), made)
+    }
+}
+
+/// `s = x + residual` and `y`, the root-mean-square normalisation of `s`, in one pass.
+///
+/// Derivative: `dx = dresidual = ds + ` [`rms_norm`](super::rms_norm)'s for `dy`, added in that pass; `dw` is the latter's.
+/// Shapes: `x`, `residual`, `s` and `y` [.., n..], `w` [n..]. Saves `s`, `w` and a number a row.
+impl Var {
+    /// `self + residual`, of one shape, and its [`Var::rms_norm`]: the values of [`Var::add`] and that, to the bit.
+    ///
+    /// # Errors
+    /// If shapes, dtypes or devices do not fit.
+    pub fn add_rms_norm(
+        &self,
+        residual: &Var,
+        normalized_shape: &[usize],
+        weight: Option<&Var>,
+        eps: f64,
+    ) -> Result<(Var, Var)> {
+        begins();
+        let ([x, r], w) = ([self, residual].map(Var::tensor), weight.map(Var::tensor));
+        let made = kernels::add_rms_norm(x, r, normalized_shape, w, eps)?;
+        let form = Form { shape: Dims::from_slice(normalized_shape), centred: false, eps };
+        let inputs = [self, residual].into_iter().chain(weight);
+        record_added("add_rms_norm", form, inputs, weight.is_some(), made)
+    }
+}
+
+// The gradients of a normalisation as differentiable operations, for all of them: layer, root mean square, group and
+// batch.
+
+/// A normalisation `y = xhat w + b`, shaped so that `w` broadcasts to `x`.
+pub(super) struct Normalization<'a> {
+    pub(super) x: &'a Var,
+    pub(super) weight: Option<&'a Var>,
+    pub(super) dy: &'a Var,
+    /// The dimensions that a mean is taken over.
+    pub(super) dims: &'a [usize],
+    /// Whether the mean is subtracted.
+    pub(super) centred: bool,
+    pub(super) eps: f64,
+}
+
+impl Normalization<'_> {
+    /// The gradients of x, weight and bias; the latter two in the shape `affine`.
+    pub(super) fn gradients(&self, affine: &[usize], needs: [bool; 3]) -> Result<[Option<Var>; 3]> {
+        let (x, dy) = (self.x, self.dy);
+        let mean = |v: &Var| v.mean(self.dims, true);
+        let centre = |v: &Var| if self.centred { v.sub(&mean(v)?) } else { Ok(v.clone()) };
+        let centred = centre(x)?;
+        let inverse = mean(&centred.mul(&centred)?)?.add_scalar(self.eps)?.rsqrt()?;
+        let hat = centred.mul(&inverse)?;
+        let dx = || {
+            let g = self.weight.map_or_else(|| Ok(dy.clone()), |w| dy.mul(w))?;
+            let along = hat.mul(&mean(&g.mul(&hat)?)?)?;
+            centre(&g)?.sub(&along)?.mul(&inverse)
+        };
+        Ok([
+            needs[0].then(dx).transpose()?,
+            needs[1].then(|| dy.mul(&hat)?.sum_to(affine)).transpose()?,
+            needs[2].then(|| dy.sum_to(affine)).transpose()?,
+        ])
+    }
+}
+
+/// The shape of a weight a channel that broadcasts to [N, C, ...] of this rank.
+pub(super) fn beside(channels: usize, rank: usize) -> Dims {
+    (0..rank).map(|d| if d == 1 { channels } else { 1 }).collect()
+}
+
 #[cfg(test)]
 mod tests {
+    use phalanx_tensor::{DType, Device};
+
     use crate::ops::testing::check_twice;
+    use crate::{Leaf, Options, Result, Var, backward, backward_inputs, grad};
 
     #[test]
-    fn first_and_second_derivatives_hold() {
+    fn first_and_second_derivatives_of_layer_norm_hold() {
         check_twice(&[&[3, 5], &[5], &[5]], |v| v[0].layer_norm(&[5], Some(&v[1]), Some(&v[2]), 1e-2));
         check_twice(&[&[3, 2, 3], &[2, 3]], |v| v[0].layer_norm(&[2, 3], None, Some(&v[1]), 1e-2));
+    }
+
+    #[test]
+    fn first_and_second_derivatives_of_rms_norm_hold() {
+        check_twice(&[&[3, 5], &[5]], |v| v[0].rms_norm(&[5], Some(&v[1]), 1e-2));
+        check_twice(&[&[3, 2, 3]], |v| v[0].rms_norm(&[2, 3], None, 1e-2));
+    }
+
+    #[test]
+    fn first_and_second_derivatives_of_add_layer_norm_hold() {
+        for width in [1, 7, 33] {
+            let (x, w) = (&[2, width][..], &[width][..]);
+            check_twice(&[x, x, w, w], |v| v[0].add_layer_norm(&v[1], w, Some(&v[2]), Some(&v[3]), 1e-2));
+        }
+        check_twice(&[&[1, 129], &[1, 129]], |v| v[0].add_layer_norm(&v[1], &[129], None, None, 1e-2));
+        check_twice(&[&[0, 5], &[0, 5], &[5]], |v| v[0].add_layer_norm(&v[1], &[5], Some(&v[2]), None, 1e-2));
+        check_twice(&[&[2, 3, 2], &[2, 2, 3], &[2, 3]], |v| {
+            v[0].transpose(1, 2)?.add_layer_norm(&v[1], &[2, 3], None, Some(&v[2]), 1e-2)
+        });
+    }
+
+    #[test]
+    fn either_result_may_be_left_unused_and_either_summand_constant() {
+        let (x, w): (&[usize], &[usize]) = (&[3, 5], &[5]);
+        let run = |x: &Var, r: &Var, w: &Var| x.add_layer_norm(r, &[5], Some(w), None, 1e-2);
+        check_twice(&[x, x, w], |v| Ok(run(&v[0], &v[1], &v[2])?.0));
+        check_twice(&[x, x, w], |v| Ok(run(&v[0], &v[1], &v[2])?.1));
+        let [c, k] = [x, w].map(|shape| input(DType::F64, 7, shape).unwrap().detach());
+        check_twice(&[x], |v| run(&v[0], &c, &k));
+        check_twice(&[x, w], |v| run(&c, &v[0], &v[1]));
+        check_twice(&[w], |v| run(&c, &c, &v[0]));
+        check_twice(&[x], |v| run(&v[0], &v[0], &k));
+    }
+
+    fn input(dtype: DType, seed: usize, shape: &[usize]) -> Result<Var> {
+        let value = |at: usize| 2.0 * (at as f64 * 0.618 + seed as f64 * 0.37).fract() - 1.0;
+        let values: Vec<f64> = (0..shape.iter().product()).map(value).collect();
+        Var::leaf(Var::from_slice(&values, shape, Device::CPU)?.to(dtype)?.tensor().clone())
+    }
+
+    /// The values and gradients of `f` of four inputs, as bits; the sum is used beside its norm.
+    fn bits(dtype: DType, f: impl Fn(&[Var]) -> Result<(Var, Var)>) -> Result<Vec<Vec<u64>>> {
+        let of = |seed: usize, shape: &[usize]| input(dtype, seed, shape);
+        let v = [of(0, &[9, 33])?, of(1, &[9, 33])?, of(2, &[33])?, of(3, &[33])?];
+        let (sum, y) = f(&v)?;
+        let z = sum.mul(&y.exp()?)?;
+        let inputs: Vec<&Var> = v.iter().collect();
+        let grads = grad(&[(z.sum_all()?, None)], &inputs, Options::default())?;
+        let all = [sum, y].into_iter().chain(grads.into_iter().flatten());
+        let bits = |v: Var| Ok(v.to(DType::F64)?.to_vec::<f64>()?.into_iter().map(f64::to_bits).collect());
+        all.map(bits).collect()
+    }
+
+    #[test]
+    fn a_split_backward_gives_the_same_bits_and_keeps_no_gradient_of_the_sum() {
+        let device = Device::Cpu(37);
+        let run = |split: bool, with_sum: bool| {
+            let of = |seed: usize, shape: &[usize]| {
+                input(DType::F64, seed, shape).unwrap().tensor().to_device(device, true).unwrap()
+            };
+            let [x, r] = [0, 1].map(|seed| Var::leaf(of(seed, &[9, 33])).unwrap());
+            let w = Leaf::new(of(2, &[33]), true).unwrap();
+            let (sum, y) = x.add_layer_norm(&r, &[33], Some(&w.var()), None, 1e-2).unwrap();
+            let mut roots = vec![(y, Some(Var::new(of(3, &[9, 33]))))];
+            if with_sum {
+                roots.push((sum, Some(Var::new(of(4, &[9, 33])))));
+            }
+            if !split {
+                backward(&roots, Options::default()).unwrap();
+            }
+            let work = split.then(|| backward_inputs(&roots).unwrap());
+            drop(roots);
+            let left = device.ledger().unwrap().total().now;
+            work.into_iter().for_each(|work| work.run().unwrap());
+            let grads = [x.grad(), r.grad(), w.grad()].map(|g| g.unwrap().to_vec::<f64>().unwrap());
+            (grads, left)
+        };
+        let (joint, (halves, left)) = (run(false, true).0, run(true, true));
+        assert_eq!(joint, halves);
+        assert_eq!(left, run(true, false).1, "bytes between the halves");
+    }
+
+    #[test]
+    fn values_and_gradients_are_those_of_a_sum_and_its_norm() {
+        for dtype in [DType::F32, DType::F64] {
+            let fused = bits(dtype, |v| v[0].add_layer_norm(&v[1], &[33], Some(&v[2]), Some(&v[3]), 1e-2));
+            let apart = bits(dtype, |v| {
+                let sum = v[0].add(&v[1])?;
+                let y = sum.layer_norm(&[33], Some(&v[2]), Some(&v[3]), 1e-2)?;
+                Ok((sum, y))
+            });
+            let (fused, apart) = (fused.unwrap(), apart.unwrap());
+            assert_eq!(fused.len(), 6);
+            assert_eq!(fused, apart, "{dtype}");
+        }
+    }
+
+    #[test]
+    fn first_and_second_derivatives_of_add_rms_norm_hold() {
+        for width in [1, 7, 33] {
+            let (x, w) = (&[2, width][..], &[width][..]);
+            check_twice(&[x, x, w], |v| v[0].add_rms_norm(&v[1], w, Some(&v[2]), 1e-2));
+        }
+        check_twice(&[&[1, 129], &[1, 129]], |v| v[0].add_rms_norm(&v[1], &[129], None, 1e-2));
+        check_twice(&[&[0, 5], &[0, 5], &[5]], |v| v[0].add_rms_norm(&v[1], &[5], Some(&v[2]), 1e-2));
+        check_twice(&[&[2, 3, 2], &[2, 2, 3]], |v| {
+            v[0].transpose(1, 2)?.add_rms_norm(&v[1], &[2, 3], None, 1e-2)
+        });
     }
 }

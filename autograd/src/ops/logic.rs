@@ -1,14 +1,51 @@
-//! Bits, truth and nearness: bitwise and logical operations, `isclose`, and whether any or all elements along dimensions
-//! are true. None has a derivative.
-//!
-//! An element of any dtype is true unless it is 0; a NaN is true.
+//! Comparisons and logic. The results are bools or integers, and have no derivative.
 
 use phalanx_kernels as kernels;
-use phalanx_tensor::{DType, Dim, Error, Tensor};
+use phalanx_tensor::{DType, Dim, Error, Scalar, Tensor};
 
-use super::composed::{broadcasts, named};
-use super::sum::{all_dims, dims_of};
+use super::frame::{broadcasts, named};
+use super::reduce::{all_dims, dims_of};
 use crate::{Result, Var, begins, record_none};
+
+// Comparisons, which give bools and have no derivative.
+
+macro_rules! comparisons {
+    ($($name:ident $name_scalar:ident $op:tt;)*) => {
+        impl Var {$(
+            #[doc = concat!("`self ", stringify!($op), " other`, broadcast, of one dtype; with a NaN only `!=` is true.")]
+            ///
+            /// # Errors
+            /// If the shapes do not broadcast, or dtypes or devices differ.
+            pub fn $name(&self, other: &Var) -> Result<Var> {
+                let y = kernels::$name(self.tensor(), other.tensor())?;
+                record_none(stringify!($name), &[self, other], y)
+            }
+
+            #[doc = concat!("`self ", stringify!($op), " number`, the number rounded to this dtype if it is a float.")]
+            ///
+            /// # Errors
+            /// If the result cannot be allocated.
+            pub fn $name_scalar(&self, number: impl Into<Scalar>) -> Result<Var> {
+                let y = kernels::$name_scalar(self.tensor(), number.into())?;
+                record_none(stringify!($name), &[self], y)
+            }
+        )*}
+    };
+}
+
+comparisons! {
+    eq eq_scalar ==;
+    ne ne_scalar !=;
+    lt lt_scalar <;
+    le le_scalar <=;
+    gt gt_scalar >;
+    ge ge_scalar >=;
+}
+
+// Bits, truth and nearness: bitwise and logical operations, `isclose`, and whether any or all elements along dimensions
+// are true. None has a derivative.
+//
+// An element of any dtype is true unless it is 0; a NaN is true.
 
 macro_rules! pairs {
     ($($logical:ident $bitwise:ident $what:literal;)*) => {
@@ -65,7 +102,7 @@ impl Var {
             let why = format!("got rtol {rtol} and atol {atol}, wanted numbers from 0 up");
             return Err(Error::invalid(NAME, why).into());
         }
-        super::composed::same(NAME, &[self, other])?;
+        super::frame::same(NAME, &[self, other])?;
         broadcasts(NAME, &[self, other])?;
         let (a, b) = (self.detach().to(DType::F64)?, other.detach().to(DType::F64)?);
         let far = a.sub(&b)?.abs()?;

@@ -12,8 +12,7 @@
 use phalanx_kernels as kernels;
 use smallvec::SmallVec;
 
-use super::linear::linear_weight_grad;
-use super::matmul::rows;
+use super::matmul::{linear_weight_grad, rows};
 use crate::{Backward, Cx, Grads, Result, SavedVariable, Saver, Var, begins, record_many};
 
 impl Var {

@@ -1,15 +1,17 @@
-//! `y = x` in another dtype.
-//!
-//! Derivative: between floating-point dtypes `dx = dy` in `x`'s dtype; integers and bools have none. Nothing is saved; of an
-//! `x` that is made again `y` is so too ([`Rematerialized`]).
+//! Values in another dtype, on another device, or in row-major order.
 
 use std::sync::Arc;
 
 use phalanx_kernels as kernels;
-use phalanx_tensor::DType;
+use phalanx_tensor::{DType, Device};
 
+use super::frame::record_view;
 use crate::{Backward, Cx, Grads, Rematerialized, Result, Saver, Var, begins, grads1, record, record_none};
 
+/// `y = x` in another dtype.
+///
+/// Derivative: between floating-point dtypes `dx = dy` in `x`'s dtype; integers and bools have none. Nothing is saved; of an
+/// `x` that is made again `y` is so too ([`Rematerialized`]).
 impl Var {
     /// The values in another dtype: floats round to nearest even, float to integer truncates (saturating, NaN to
     /// 0), anything to bool is `x != 0`.
@@ -53,5 +55,34 @@ impl Backward for To {
 
     fn is_view(&self) -> bool {
         true
+    }
+}
+
+/// Copies: to another device, or into row-major order.
+///
+/// Derivative: `dy` copied back to the device it came from; `dy` itself.
+impl Var {
+    /// A copy on `device`; itself if it is there already.
+    ///
+    /// # Errors
+    /// If the copy cannot be allocated, or elements are wanted of a `meta` tensor.
+    pub fn to_device(&self, device: Device) -> Result<Var> {
+        let from = self.device();
+        if device == from {
+            return Ok(self.clone());
+        }
+        let y = self.tensor().to_device(device, false)?;
+        record_view("to_device", self, y, move |dy| dy.to_device(from))
+    }
+
+    /// The elements in row-major order without gaps; itself if they lie so already.
+    ///
+    /// # Errors
+    /// If the copy cannot be allocated.
+    pub fn contiguous(&self) -> Result<Var> {
+        if self.tensor().is_contiguous() {
+            return Ok(self.clone());
+        }
+        record_view("contiguous", self, self.tensor().contiguous()?, |dy| Ok(dy.clone()))
     }
 }
