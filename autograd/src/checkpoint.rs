@@ -33,6 +33,7 @@ use crate::graph::memory::SmallList;
 use crate::graph::node::{Edge, GradFn, Meta, Node, NodeKind};
 use crate::graph::saved_variable::SavedVariable;
 use crate::graph::sequence::{self, next_sequence};
+use crate::mode::ContextMode;
 use crate::record::{UseListenerGuard, listen_to_uses};
 use crate::{Backward, Cx, Error, Grads, Result, Saver, Var, grads1, record};
 
@@ -82,7 +83,7 @@ pub fn checkpoint_apart<O: Outputs>(
 ) -> Result<(O, Option<Recompute>)> {
     let context = Context::current();
     let detached: Vec<Var> = inputs.iter().map(|v| v.detach()).collect();
-    if !context.grad {
+    if !context.grad() {
         // The nodes that this will be, if it runs inside another checkpoint.
         (0..NODES).for_each(|_| sequence::pass_over());
         return Ok((f(&inputs.iter().map(|&v| v.clone()).collect::<Vec<_>>())?, None));
@@ -91,7 +92,10 @@ pub fn checkpoint_apart<O: Outputs>(
     let saved = inputs.iter().enumerate().map(|(i, v)| SavedVariable::input(i, v)).collect::<Result<_>>()?;
     let before = sequence::count();
     let (outputs, used, numbers) = {
-        let _context = Context::with(|c| (c.grad, c.checkpointing) = (false, true));
+        let _context = Context::with(|c| {
+            c.set_grad(false);
+            c.set_checkpointing(true);
+        });
         let (uses, numbers) = (Uses::collect(), Log::write());
         (f(&detached)?.into_vars(), uses.end(), numbers.end())
     };
@@ -205,8 +209,11 @@ impl Recomputation {
             used.check(node)?;
         }
         let inputs: Vec<Var> = self.inputs.iter().map(|s| s.unpack(node, true)).collect::<Result<_>>()?;
-        let _context =
-            Context { grad: true, checkpointing: false, recomputing: true, ..self.context }.enter();
+        let mut context = self.context;
+        context.set_grad(true);
+        context.set_checkpointing(false);
+        context.set_recomputing(true);
+        let _context = context.enter();
         let _sequence = sequence::use_reserved(&self.sequence);
         let _numbers = Reading::begin(&self.numbers);
         let begin = Instant::now();

@@ -41,7 +41,7 @@
 //! | values and operations | [`Var`], whose methods are all operations; [`ops`] lists them by name |
 //! | passes | [`Var::backward`], [`backward()`], [`grad()`], [`backward_inputs`], [`Options`] |
 //! | derivatives of functions | [`vjp`], [`jvp`], [`jacobian`], [`hvp`], [`hessian`] |
-//! | guards | [`no_grad`], [`inference`], [`eval`], [`enable_grad`], [`detect_anomaly`] |
+//! | guards | [`no_grad`], [`inference`], [`eval`], [`enable_grad`], [`ContextMode`], [`detect_anomaly`] |
 //! | operations of your own | [`Function`], [`record()`], [`Backward`], [`gradcheck()`] |
 //! | where gradients go | [`Leaf`], [`Slot`], [`HookHandle`] |
 //! | saved values | [`SavedVariable`], [`saved_hooks`], [`Rematerialized`] |
@@ -82,7 +82,10 @@ pub use graph::node::Grads;
 pub use graph::rematerialized::Rematerialized;
 pub use graph::saved_variable::{SavedHooks, SavedHooksGuard, SavedVariable, saved_hooks};
 pub use leaf::{Leaf, Slot, Stash};
-pub use mode::{enable_grad, eval, inference, is_checkpointing, is_grad_enabled, is_recomputing, no_grad};
+pub use mode::{
+    ContextMode, enable_grad, eval, inference, is_checkpointing, is_grad_enabled, is_recomputing, no_grad,
+    with_grad, with_train,
+};
 pub use ops::*;
 pub use phalanx_kernels as kernels;
 pub use phalanx_kernels::{Conv1dOptions, ConvOptions, Gelu, PoolOptions};

@@ -1,4 +1,4 @@
-//! Whether operations are recorded and layers train: guards over [`Context`]'s `grad` and `train`.
+//! The modes of a thread: whether operations are recorded, layers train, and a checkpoint runs or is recomputed.
 
 use phalanx_tensor::{Context, ContextGuard};
 
@@ -15,18 +15,18 @@ use phalanx_tensor::{Context, ContextGuard};
 /// # Ok::<(), phalanx_autograd::Error>(())
 /// ```
 pub fn no_grad() -> ContextGuard {
-    Context::with_grad(false)
+    with_grad(false)
 }
 
 /// Until the guard is dropped, operations of this thread record the graph, inside [`no_grad`] too.
 pub fn enable_grad() -> ContextGuard {
-    Context::with_grad(true)
+    with_grad(true)
 }
 
 /// Evaluation: until the guard is dropped, layers of this thread behave as in evaluation, and gradients are recorded as before.
 /// Dropout is the identity, batch norm uses its running statistics and leaves them as they are.
 pub fn eval() -> ContextGuard {
-    Context::with_train(false)
+    with_train(false)
 }
 
 /// Inference: [`eval`] and [`no_grad`] in one guard.
@@ -46,18 +46,91 @@ pub fn inference() -> ContextGuard {
     Context::with_inference()
 }
 
+/// Until the guard is dropped, operations record the graph or do not, whatever was set before.
+pub fn with_grad(on: bool) -> ContextGuard {
+    Context::with_grad(on)
+}
+
+/// Until the guard is dropped, layers behave as in training or as in evaluation, whatever was set before.
+pub fn with_train(on: bool) -> ContextGuard {
+    Context::with_train(on)
+}
+
 /// Whether operations of this thread record the graph.
 pub fn is_grad_enabled() -> bool {
-    Context::current().grad
+    Context::current().grad()
 }
 
 /// Whether this is the forward pass of a [`checkpoint`](crate::checkpoint()), whose values are not kept.
 pub fn is_checkpointing() -> bool {
-    Context::current().checkpointing
+    Context::current().checkpointing()
 }
 
 /// Whether this repeats an earlier forward pass: what that has done to the outside (statistics, counters) is not to
 /// be done again.
 pub fn is_recomputing() -> bool {
-    Context::current().recomputing
+    Context::current().recomputing()
+}
+
+/// Autograd's modes in a thread's [`Context`]. They travel with it to threads that work for this one, and
+/// [`Context::with`] undoes each alone.
+///
+/// ```
+/// use phalanx_autograd::{ContextMode, tensor::Context};
+/// let guard = Context::with(|c| c.set_train(false));
+/// assert!(!Context::current().train() && Context::current().grad());
+/// drop(guard);
+/// assert!(Context::current().train());
+/// ```
+pub trait ContextMode {
+    /// Whether operations record the graph.
+    fn grad(&self) -> bool;
+    /// Whether layers such as dropout and batch norm behave as in training.
+    fn train(&self) -> bool;
+    /// Inside the forward pass of a checkpoint, whose graph is not kept.
+    fn checkpointing(&self) -> bool;
+    /// Inside a forward pass that repeats an earlier one for the sake of its saved values.
+    fn recomputing(&self) -> bool;
+    /// Sets [`ContextMode::grad`].
+    fn set_grad(&mut self, on: bool);
+    /// Sets [`ContextMode::train`].
+    fn set_train(&mut self, on: bool);
+    /// Sets [`ContextMode::checkpointing`].
+    fn set_checkpointing(&mut self, on: bool);
+    /// Sets [`ContextMode::recomputing`].
+    fn set_recomputing(&mut self, on: bool);
+}
+
+impl ContextMode for Context {
+    fn grad(&self) -> bool {
+        self.grad
+    }
+
+    fn train(&self) -> bool {
+        self.train
+    }
+
+    fn checkpointing(&self) -> bool {
+        self.checkpointing
+    }
+
+    fn recomputing(&self) -> bool {
+        self.recomputing
+    }
+
+    fn set_grad(&mut self, on: bool) {
+        self.grad = on;
+    }
+
+    fn set_train(&mut self, on: bool) {
+        self.train = on;
+    }
+
+    fn set_checkpointing(&mut self, on: bool) {
+        self.checkpointing = on;
+    }
+
+    fn set_recomputing(&mut self, on: bool) {
+        self.recomputing = on;
+    }
 }

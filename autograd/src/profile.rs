@@ -16,9 +16,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use phalanx_kernels::flops;
-use phalanx_tensor::{Context, Device, Tensor};
+use phalanx_tensor::{Device, Tensor};
 
 use crate::graph::node::Meta;
+use crate::mode::is_recomputing;
 use crate::{Error, Result, Var};
 
 /// Which pass an operation runs in.
@@ -262,7 +263,7 @@ fn with(f: impl FnOnce(&mut Profile)) {
 impl Profile {
     fn forward(&mut self, name: &'static str, inputs: &[&Var], outputs: &[Tensor]) {
         let begun = self.begun.take();
-        let recomputing = Context::current().recomputing;
+        let recomputing = is_recomputing();
         if !self.open.is_empty() && !recomputing {
             // It is part of a backward function.
             return;

@@ -4,7 +4,7 @@ use std::any::{Any, TypeId};
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use phalanx_tensor::{Context, Result as TensorResult, Tensor};
+use phalanx_tensor::{Result as TensorResult, Tensor};
 use smallvec::SmallVec;
 
 use crate::backward::{Backward, Recorded};
@@ -12,6 +12,7 @@ use crate::graph::node::{Edge, Link, Meta, Node, NodeKind, take_free};
 use crate::graph::rematerialized::{Rematerialized, Source};
 use crate::graph::saved_variable::SavedVariable;
 use crate::graph::sequence::{next_sequence, pass_over};
+use crate::mode::is_grad_enabled;
 use crate::{Error, Result, Var, profile};
 
 /// Saves values for backward, while an operation is recorded.
@@ -153,7 +154,7 @@ pub fn record_none(name: &'static str, inputs: &[&Var], output: Tensor) -> Resul
 
 /// Whether an operation on these inputs joins the graph.
 pub fn is_recording(inputs: &[&Var]) -> bool {
-    inputs.iter().any(|v| v.requires_grad()) && Context::current().grad
+    inputs.iter().any(|v| v.requires_grad()) && is_grad_enabled()
 }
 
 /// [`is_recording`]. Counts an operation that does not join, and tells a checkpoint around it which inputs it uses.
@@ -162,7 +163,7 @@ fn joins(name: &'static str, inputs: &[&Var]) -> bool {
         pass_over();
         return false;
     }
-    let recording = Context::current().grad;
+    let recording = is_grad_enabled();
     if !recording {
         pass_over();
         hear_use(name, inputs);

@@ -17,6 +17,7 @@ use super::input_buffer::{Arrival, InputBuffer, Sender};
 use crate::graph::memory::SmallList;
 use crate::graph::node::{Call, Edge, InputMask, Node, NodeGrads, NodeKind};
 use crate::leaf::LeafState;
+use crate::mode::ContextMode;
 use crate::{Error, Result, Var, anomaly, profile};
 
 /// How a backward pass treats the graph.
@@ -124,7 +125,8 @@ pub(super) struct GraphTask {
 
 impl GraphTask {
     pub(super) fn new(options: Options, mode: Mode, inputs: &[&Var]) -> GraphTask {
-        let context = Context { grad: options.create_graph, ..Context::current() };
+        let mut context = Context::current();
+        context.set_grad(options.create_graph);
         GraphTask {
             options,
             mode,

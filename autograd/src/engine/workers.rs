@@ -5,12 +5,13 @@ use std::cell::Cell;
 use std::collections::BinaryHeap;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-use phalanx_tensor::{Context, Device};
+use phalanx_tensor::Device;
 
 use super::graph_task::{GraphTask, NodeIndex, NodeTask, Ready, Scheduler, Targets, guarded};
 use super::input_buffer::{Arrival, Sender};
 use super::plan::{Plan, Step};
 use crate::graph::node::{Edge, Node};
+use crate::mode::with_grad;
 use crate::{Error, Result, anomaly};
 
 /// Runs a pass to its end.
@@ -24,7 +25,7 @@ pub(super) fn run(graph_task: &GraphTask, plan: Plan<'_>, ready: Vec<Ready>) -> 
 
 /// Runs a pass to its end on this thread.
 fn run_inline(graph_task: &GraphTask, plan: Plan<'_>, ready: Vec<Ready>) -> Result<()> {
-    let _context = Context::with_grad(graph_task.context.grad);
+    let _context = with_grad(graph_task.create_graph());
     let _anomaly = anomaly::set(graph_task.anomaly);
     let mut inline = Inline { graph_task, plan, next: None, later: BinaryHeap::new() };
     ready.into_iter().for_each(|ready| inline.push(ready));

@@ -1,12 +1,12 @@
 //! Normalizations of channels: over the batch, over groups, over one channel of one item, over neighbouring channels.
 
 use phalanx_kernels::{self as kernels, PoolOptions};
-use phalanx_tensor::{Context, Error, Tensor};
+use phalanx_tensor::{Error, Tensor};
 use smallvec::SmallVec;
 
 use super::frame::{composed, named, product};
 use super::layer_norm::{Normalization, beside};
-use crate::{Backward, Cx, Grads, Result, SavedVariable, Saver, Var, begins, record};
+use crate::{Backward, Cx, Grads, Result, SavedVariable, Saver, Var, begins, is_recomputing, record};
 
 pub use phalanx_kernels::BatchNorm;
 
@@ -38,7 +38,7 @@ impl Var {
         let affine = [weight.map(Var::tensor), bias.map(Var::tensor)];
         let given = running.as_ref().map(|r| [&*r[0], &*r[1]]);
         let (y, stats) = kernels::batch_norm(x, given, affine[0], affine[1], config)?;
-        if let Some(running) = running.filter(|_| config.training && !Context::current().recomputing) {
+        if let Some(running) = running.filter(|_| config.training && !is_recomputing()) {
             kernels::batch_norm_update_(running, x, &stats, config.momentum)?;
         }
         let inputs: SmallVec<[&Var; 3]> = [self].into_iter().chain(weight).chain(bias).collect();
@@ -281,8 +281,8 @@ mod tests {
     use phalanx_tensor::{Context, DType, Device, Tensor};
 
     use super::BatchNorm;
-    use crate::Var;
     use crate::ops::testing::check_twice;
+    use crate::{ContextMode, Var};
 
     #[test]
     fn first_and_second_derivatives_of_batch_norm_hold() {
@@ -307,7 +307,7 @@ mod tests {
         x.batch_norm(Some([&mut mean, &mut var]), None, None, &config).unwrap();
         let moved = mean.to_vec::<f64>().unwrap();
         assert!((moved[0] - 0.2).abs() < 1e-12);
-        let _repeated = Context::with(|c| c.recomputing = true);
+        let _repeated = Context::with(|c| c.set_recomputing(true));
         x.batch_norm(Some([&mut mean, &mut var]), None, None, &config).unwrap();
         assert_eq!(mean.to_vec::<f64>().unwrap(), moved);
     }

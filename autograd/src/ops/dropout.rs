@@ -7,19 +7,19 @@
 use phalanx_kernels::random;
 use phalanx_tensor::{Context, Dims, Stream4, Window};
 
-use crate::{Backward, Cx, Grads, Result, Saver, Var, begins, grads1, record};
+use crate::{Backward, ContextMode, Cx, Grads, Result, Saver, Var, begins, grads1, record};
 
 impl Var {
     /// Leaves out elements with probability `p` and scales the others by `1 / (1 - p)`. The draws are those of
     /// `site` under the context's key. This is the part of a whole that `window` names; without one, rows of the
-    /// global batch from the context's `batch_offset` on. Itself in evaluation ([`Context::train`] unset) and for
+    /// global batch from the context's `batch_offset` on. Itself in evaluation ([`ContextMode::train`] unset) and for
     /// `p = 0`.
     ///
     /// # Errors
     /// If `p` is not between 0 and 1, the window does not hold this shape, or the dtype is no floating-point one.
     pub fn dropout(&self, p: f64, site: u64, window: Option<&Window>) -> Result<Var> {
         let context = Context::current();
-        if p == 0.0 || (!context.train && (0.0..=1.0).contains(&p)) {
+        if p == 0.0 || (!context.train() && (0.0..=1.0).contains(&p)) {
             return Ok(self.clone());
         }
         let window = window.cloned().unwrap_or_else(|| rows(self.shape(), context.batch_offset));
@@ -98,7 +98,7 @@ mod tests {
     #[test]
     fn evaluation_is_the_identity_and_a_probability_is_checked() {
         let x = ones(&[9]);
-        let _eval = Context::with(|c| c.train = false);
+        let _eval = Context::with(|c| c.set_train(false));
         assert_eq!(x.dropout(0.9, 0, None).unwrap().to_vec::<f32>().unwrap(), [1.0; 9]);
         assert!(x.dropout(1.5, 0, None).is_err());
     }
