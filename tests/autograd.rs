@@ -3,19 +3,11 @@
 
 #[path = "autograd/checkpoint.rs"]
 mod checkpoint;
-#[path = "autograd/checkpoint_memory.rs"]
-mod checkpoint_memory;
-#[path = "autograd/dependency.rs"]
-mod dependency;
-#[path = "autograd/devices.rs"]
-mod devices;
 #[path = "autograd/engine.rs"]
 mod engine;
-#[path = "autograd/hooks.rs"]
-mod hooks;
-#[path = "autograd/leaves.rs"]
-mod leaves;
-#[path = "autograd/split.rs"]
-mod split;
+#[path = "autograd/leaves_and_hooks.rs"]
+mod leaves_and_hooks;
+#[path = "autograd/order.rs"]
+mod order;
 #[path = "autograd/support.rs"]
 mod support;

@@ -20,8 +20,8 @@ use crate::{Backward, Cx, Grads, Result, Saver, Var, grads1, grads2, is_recordin
 
 static CACHE: Mutex<BTreeMap<(Device, bool), Var>> = Mutex::new(BTreeMap::new());
 
-/// A value without elements, for edges that only order: of shape `[0]`, always the same one for a device. It is what [`fork`] and [`join`] pass along.
-/// It takes no memory, and neither do its gradients.
+/// A value without elements, for edges that only order: of shape `[0]`, always the same one for a device. It is what
+/// [`fork`] and [`join`] pass along. It takes no memory, and neither do its gradients.
 ///
 /// # Errors
 /// If the device cannot be used.

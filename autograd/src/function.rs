@@ -1,4 +1,5 @@
-//! [`Function`]: differentiable operations that an embedder writes. [`Outputs`]: what functions passed to this crate return.
+//! [`Function`]: differentiable operations that an embedder writes. [`Outputs`]: what functions passed to this crate
+//! return.
 
 use phalanx_tensor::Tensor;
 use smallvec::SmallVec;

@@ -94,8 +94,8 @@ pub fn jacobian<O: Outputs>(f: impl FnOnce(&[Var]) -> Result<O>, inputs: &[&Var]
     y.iter().map(|y| rows(y, &x)).collect()
 }
 
-/// The product of the Hessian of `f`, whose output has one element, with `v` (one for each input, of its shape): the output,
-/// and for each input its share of the product.
+/// The product of the Hessian of `f`, whose output has one element, with `v` (one for each input, of its shape): the
+/// output, and for each input its share of the product.
 ///
 /// # Errors
 /// If an input is of integers, the output has not one element, a part of `v` does not fit its input, or `f` or its backward

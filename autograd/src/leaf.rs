@@ -137,8 +137,8 @@ impl Leaf {
         Ok(())
     }
 
-    /// The value that it holds, to be [restored](Leaf::restore) after it has held others. The tensor is the leaf's own, no copy: to
-    /// keep its elements, let the leaf hold a copy before it is written.
+    /// The value that it holds, to be [restored](Leaf::restore) after it has held others. The tensor is the leaf's own,
+    /// no copy: to keep its elements, let the leaf hold a copy before it is written.
     pub fn stash(&self) -> Stash {
         Stash(self.state().held.read().unwrap_or_else(PoisonError::into_inner).clone())
     }
@@ -168,8 +168,8 @@ impl Leaf {
         }
     }
 
-    /// Replaces the gradient. An `Into` slot's buffer belongs to the caller and stays: it is zeroed, or takes the values of a
-    /// gradient of its shape.
+    /// Replaces the gradient. An `Into` slot's buffer belongs to the caller and stays: it is zeroed, or takes the
+    /// values of a gradient of its shape.
     pub fn set_grad(&self, grad: Option<Var>) {
         let mut state = self.state().lock();
         let Slot::Into(buffer) = &mut state.slot else {
@@ -184,8 +184,8 @@ impl Leaf {
         state.zeroed += u64::from(grad.is_none());
     }
 
-    /// Takes a gradient that was computed elsewhere as a backward pass does one of its own: adds it to the slot and calls the
-    /// hooks. Its dtype may be the slot's instead of the leaf's.
+    /// Takes a gradient that was computed elsewhere as a backward pass does one of its own: adds it to the slot and
+    /// calls the hooks. Its dtype may be the slot's instead of the leaf's.
     ///
     /// # Errors
     /// If the shape or device differs, or a hook fails.
@@ -339,8 +339,8 @@ impl LeafState {
 }
 
 impl SlotState {
-    /// Calls `write` with the tensor that the next gradient is added to: a buffer, or an earlier gradient that is owned by the slot
-    /// alone and that has no graph of its own.
+    /// Calls `write` with the tensor that the next gradient is added to: a buffer, or an earlier gradient that is owned
+    /// by the slot alone and that has no graph of its own.
     fn buffer<T>(&mut self, write: impl FnOnce(&mut Tensor) -> T) -> Option<T> {
         if let Slot::Into(buffer) = &mut self.slot {
             return Some(write(buffer));
@@ -426,8 +426,8 @@ impl Var {
         self.holding_node().cloned().map(Leaf)
     }
 
-    /// The leaves of parameters ([`Leaf::new`]) that a backward pass from this value comes to, as far as its graph tells: not
-    /// those that only a recomputed part uses.
+    /// The leaves of parameters ([`Leaf::new`]) that a backward pass from this value comes to, as far as its graph
+    /// tells: not those that only a recomputed part uses.
     pub fn parameter_leaves(&self) -> Vec<Leaf> {
         let (mut found, mut seen) = (Vec::new(), HashSet::new());
         let mut open: Vec<&Arc<Node>> = self.edge().map(|edge| &*edge.node).into_iter().collect();

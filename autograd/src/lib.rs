@@ -26,12 +26,13 @@
 //! ```
 //!
 //! What holds:
-//! - A backward pass runs nodes in reverse order of recording. Gradients that meet are summed in that order, so the
-//!   bits depend on the graph alone: not on threads, devices, recomputation, or whether the pass is split in two.
+//! - A backward pass runs nodes in reverse order of recording. The gradients of one value are summed in that order, so
+//!   the bits depend on the graph alone: not on threads, devices, recomputation, or whether the pass is split in two.
 //! - A node's saved values are freed when it has run, unless the graph is retained. No chain of operations is too long
 //!   for the stack, in backward or when it is dropped.
 //! - A leaf is saved by its handle, everything else by its tensor and version: a value modified in place after it was
-//!   saved is an error that names it. Results of norms and of gelu and silu are not saved but computed again ([`Rematerialized`]).
+//!   saved is an error that names it. Results of norms, gelu and silu are not saved: backward computes them again
+//!   ([`Rematerialized`]).
 //! - Backward functions are made of differentiable operations, so derivatives have derivatives
 //!   ([`Options::create_graph`]).
 //! - A panic in a backward function or hook is an error of the pass.

@@ -2,8 +2,8 @@
 
 use phalanx_tensor::{Context, ContextGuard};
 
-/// Until the guard is dropped, operations of this thread record no graph. Layers go on as in training: for a model's answers
-/// take [`inference`], as dropout and batch norm must know too.
+/// Until the guard is dropped, operations of this thread record no graph. Layers go on as in training: for a model's
+/// answers take [`inference`], as dropout and batch norm must know too.
 ///
 /// ```
 /// use phalanx_autograd::{Var, no_grad, tensor::{Device, Tensor}};
@@ -23,8 +23,8 @@ pub fn enable_grad() -> ContextGuard {
     with_grad(true)
 }
 
-/// Evaluation: until the guard is dropped, layers of this thread behave as in evaluation, and gradients are recorded as before.
-/// Dropout is the identity, batch norm uses its running statistics and leaves them as they are.
+/// Evaluation: until the guard is dropped, layers of this thread behave as in evaluation, and gradients are recorded as
+/// before. Dropout is the identity, batch norm uses its running statistics and leaves them as they are.
 pub fn eval() -> ContextGuard {
     with_train(false)
 }

@@ -1,13 +1,15 @@
-//! [`Profiler`]: which operations took a thread's time, forward and backward, what they computed and what they read and wrote.
+//! [`Profiler`]: which operations took a thread's time, forward and backward, what they computed and what they read and
+//! wrote.
 //!
 //! ```text
 //! forward    begins() .. kernels .. record(name, inputs, outputs)     an operation's time ends where it is recorded
 //! backward   node(name, ..)                                           a node's time is that of its backward function
 //! ```
-//! While no thread has a profiler an operation loads one atomic number. Floating-point operations are what the kernels count
-//! ([`phalanx_kernels::flops`]): products, convolutions and attention by their shapes. An operation without any counts the elements that it
-//! makes. Bytes are those of inputs and outputs; in a backward pass those of the gradients and of the saved values that are read. What stays in the
-//! processor's caches counts too, so small tensors may move faster than memory can.
+//! While no thread has a profiler an operation loads one atomic number. Floating-point operations are what the kernels
+//! count ([`phalanx_kernels::flops`]): products, convolutions and attention by their shapes. An operation without any
+//! counts the elements that it makes. Bytes are those of inputs and outputs; in a backward pass those of the gradients
+//! and of the saved values that are read. What stays in the processor's caches counts too, so small tensors may move
+//! faster than memory can.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -52,8 +54,9 @@ pub struct OperationTime {
     pub bytes: f64,
 }
 
-/// Times the operations of the thread that has made it, until [`Profiler::end`]. On a GPU the device is waited for before and after each
-/// operation, so a step takes longer than without. A backward pass over several devices runs on other threads, and is not seen.
+/// Times the operations of the thread that has made it, until [`Profiler::end`]. On a GPU the device is waited for
+/// before and after each operation, so a step takes longer than without. A backward pass over several devices runs on
+/// other threads, and is not seen.
 ///
 /// ```
 /// use phalanx_autograd::{Pass, Profiler, Var, tensor::{DType, Device, Tensor}};
@@ -157,7 +160,8 @@ impl Moment {
     }
 }
 
-/// Says that an operation's kernels run from here on until it is recorded. An operation that does not say so begins where the last one ended.
+/// Says that an operation's kernels run from here on until it is recorded. An operation that does not say so begins
+/// where the last one ended.
 #[inline(always)]
 pub fn begins() {
     if PROFILERS.load(Ordering::Relaxed) != 0 {
@@ -346,7 +350,8 @@ mod tests {
         let forward = of(&seen, "linear", Pass::Forward);
         assert_eq!((forward.calls, forward.flops), (1, product));
         assert_eq!(forward.bytes, 4.0 * (6 * 5 + 7 * 5 + 6 * 7) as f64);
-        // The gradient of each input is a product; the gradient of the result and both inputs are read, two gradients written.
+        // The gradient of each input is a product; the gradient of the result and both inputs are read, two gradients
+        // written.
         let backward = of(&seen, "linear", Pass::Backward);
         assert_eq!((backward.calls, backward.flops), (1, 2.0 * product));
         assert_eq!(backward.bytes, 4.0 * (6 * 7 + 2 * (6 * 5 + 7 * 5)) as f64);
@@ -364,7 +369,8 @@ mod tests {
         assert_eq!(of(&seen, "reshape", Pass::Backward).bytes, 0.0);
     }
 
-    /// Recomputed operations have rows of their own: they are not in those of the forward pass, nor in that of the node that asks for them.
+    /// Recomputed operations have rows of their own: they are not in those of the forward pass, nor in that of the node
+    /// that asks for them.
     #[test]
     fn recomputation_is_a_pass_of_its_own() {
         let (x, w) = (leaf(&[6, 5]), leaf(&[7, 5]));

@@ -91,8 +91,8 @@ impl Saver<'_> {
 }
 
 /// A source of a rematerialized value: one that its operation keeps for backward, or that is small. `None` for a leaf whose
-/// tensor is released in between, which the source would keep alive. (A source is no leaf's handle, since the second half of
-/// a split backward may run without parameters.)
+/// tensor is released in between, which the source would keep alive. (A source is no leaf's handle, since the second
+/// half of a split backward may run without parameters.)
 fn kept(var: &Var) -> Option<Source> {
     let leaf = var.as_leaf().or_else(|| var.holder());
     leaf.is_none_or(|leaf| leaf.stays()).then(|| Source::of(var.tensor()))

@@ -7,7 +7,7 @@ use phalanx_tensor::{DType, Device, Tensor, Value};
 use crate::Result;
 use crate::graph::node::{Edge, Node};
 
-/// A tensor that remembers how it was made, if a gradient may be asked of it. All arithmetic is on this type; it
+/// A tensor, with the node of the operation that made it if it requires a gradient. All arithmetic is on this type; it
 /// is cheap to clone. See the [`crate::ops`] for what can be done with it.
 #[derive(Clone)]
 pub struct Var {
@@ -18,10 +18,11 @@ pub struct Var {
 /// Where a value comes from.
 #[derive(Clone)]
 enum Origin {
-    /// No gradient is asked of it.
+    /// A constant: it has no gradient.
     Constant,
-    /// Nor of this one, which a leaf holds.
+    /// The tensor of a leaf, used as a constant.
     Held(Arc<Node>),
+    /// An output of a node.
     Made(Edge),
 }
 
@@ -105,7 +106,7 @@ impl Var {
         self.tensor.device()
     }
 
-    /// Whether a gradient may be asked of it.
+    /// Whether it requires a gradient.
     pub fn requires_grad(&self) -> bool {
         self.edge().is_some()
     }
@@ -121,8 +122,8 @@ impl Var {
     }
 
     /// Its place in the graph without its elements: what is recorded on that sends gradients of this value's shape, dtype
-    /// and device. For operations whose result was computed before they are recorded, so that nobody holds the elements
-    /// in between.
+    /// and device. For operations whose result was computed before they are recorded: the elements are freed in
+    /// between.
     ///
     /// # Errors
     /// If the device refuses.

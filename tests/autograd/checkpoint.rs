@@ -1,6 +1,7 @@
-//! Recomputation: the gradients of the plain graph, bit for bit, in whatever surroundings.
+//! Recomputation: the gradients of the plain graph, bit for bit, in whatever surroundings, and the memory that it saves.
 
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 
 use phalanx_autograd::{
@@ -11,7 +12,7 @@ use phalanx_kernels as kernels;
 use phalanx_tensor::{Context, DType, Device, RngKey, Tensor};
 
 use crate::support::{
-    Journal, Misbehave, Note, dropout, grad_bits, grad_of, leaf, numbers, parameter, scale, tensor,
+    Journal, Misbehave, Note, dropout, grad_bits, grad_of, leaf, leaf_on, numbers, parameter, scale, tensor,
 };
 
 #[test]
@@ -289,4 +290,44 @@ fn operations_inside_write_to_buffers_directly_with_the_same_bits() {
         (buffer.to_vec::<f64>().unwrap(), grad_of(&x))
     };
     assert_eq!(run(true), run(false));
+}
+
+// What recomputation is for: values that are not kept.
+
+const WIDTH: usize = 1000;
+const BYTES: usize = WIDTH * 8;
+
+/// Four parts of ten steps each: bytes that the forward pass leaves behind, and the backward pass's peak beyond the
+/// bytes before.
+fn bytes(checkpointed: bool, device: Device) -> (usize, usize) {
+    let x = leaf_on(&numbers(1, WIDTH), device);
+    let ledger = device.ledger().unwrap();
+    let before = ledger.total().now;
+    let part = |v: &[Var]| (0..10).try_fold(v[0].clone(), |y, _| y.tanh());
+    let y = (0..4)
+        .fold(x.clone(), |y, _| if checkpointed { checkpoint(part, &[&y]) } else { part(&[y]) }.unwrap());
+    let kept = ledger.total().now - before;
+    let dy = Var::new(y.tensor().copy().unwrap());
+    ledger.reset_peak();
+    y.backward_with(dy).unwrap();
+    let peak = ledger.total().peak - before;
+    drop(y);
+    assert_eq!(ledger.total().now - before, BYTES, "the gradient of x is left");
+    (kept, peak)
+}
+
+#[test]
+fn inner_values_are_not_kept() {
+    let (kept, peak) = bytes(false, Device::Cpu(38));
+    assert_eq!(kept, 40 * BYTES);
+    assert!(peak <= 42 * BYTES);
+    let (kept, peak) = bytes(true, Device::Cpu(39));
+    assert_eq!(kept, 4 * BYTES, "one output a part");
+    // Beside them: the root's gradient, the part's ten values and one that is being made.
+    assert!(peak <= (4 + 1 + 10 + 1) * BYTES, "{}", peak / BYTES);
+}
+
+#[test]
+fn the_ledger_of_a_meta_device_agrees() {
+    assert_eq!(bytes(true, Device::Meta(38)), bytes(true, Device::Cpu(40)));
 }

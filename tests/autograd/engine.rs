@@ -1,12 +1,13 @@
-//! The engine on one device: long chains, shared leaves, errors, panics, re-entry, what is freed when.
+//! The engine: long chains, shared leaves, errors, panics, re-entry, what is freed when; on several devices the bits of
+//! one.
 
 use phalanx_autograd::{
-    Cx, Error, Function, Grads, Options, Result, Saved, Var, backward, detect_anomaly, grad, grads1,
+    Cx, Error, Function, Grads, Leaf, Options, Result, Saved, Var, backward, detect_anomaly, grad, grads1,
 };
 use phalanx_kernels as kernels;
 use phalanx_tensor::{Device, Tensor};
 
-use crate::support::{Misbehave, grad_of, leaf, leaf_on, numbers, tensor};
+use crate::support::{Misbehave, grad_bits, grad_of, leaf, leaf_on, numbers, parameter, tensor};
 
 /// Runs `f` on a thread with a stack of 2 MiB.
 fn on_small_stack(f: impl FnOnce() + Send + 'static) {
@@ -268,4 +269,72 @@ fn everything_crosses_threads() {
     crosses::<phalanx_autograd::WeightWork>();
     crosses::<phalanx_autograd::Recompute>();
     crosses::<Saved>();
+}
+
+// The engine over several devices: a worker each, the bits of one thread.
+
+const WIDTH: usize = 16;
+
+/// A graph without a pattern: each operation takes two earlier values, wherever they are, and runs on a device that
+/// `place` chooses. Values are used many times, so gradients meet everywhere.
+fn tangle(leaves: &[Leaf], steps: usize, place: impl Fn(usize) -> Device) -> Result<Var> {
+    let mut values: Vec<Var> = leaves.iter().map(Leaf::var).collect();
+    let picks = numbers(99, 2 * steps);
+    for (step, pick) in picks.chunks(2).enumerate() {
+        let device = place(step);
+        let take = |p: f64| {
+            let i = ((p + 1.0) / 2.0 * values.len() as f64) as usize;
+            values[i.min(values.len() - 1)].to_device(device)
+        };
+        let (a, b) = (take(pick[0])?, take(pick[1])?);
+        values.push(if step % 3 == 0 { a.mul(&b)? } else { a.add(&b)?.tanh()? });
+    }
+    let last = values.last().unwrap().to_device(Device::CPU)?;
+    let all = values.iter().try_fold(last, |sum, v| sum.add(&v.to_device(Device::CPU)?))?;
+    all.sum_all()
+}
+
+fn gradients(place: impl Fn(usize) -> Device) -> Vec<Vec<u64>> {
+    let leaves: Vec<Leaf> = (0..4).map(|i| parameter(&numbers(i, WIDTH), Device::CPU)).collect();
+    for _ in 0..2 {
+        tangle(&leaves, 120, &place).unwrap().backward().unwrap();
+    }
+    leaves.iter().map(grad_bits).collect()
+}
+
+#[test]
+fn three_devices_give_the_bits_of_one() {
+    let one = gradients(|_| Device::CPU);
+    for _ in 0..5 {
+        assert_eq!(gradients(|step| Device::Cpu((step % 3) as u16)), one);
+    }
+}
+
+#[test]
+fn an_error_or_panic_on_one_worker_ends_all() {
+    let devices = [Device::Cpu(32), Device::Cpu(33), Device::Cpu(34)];
+    let bytes = || devices.map(|d| d.ledger().unwrap().total().now);
+    let before = bytes();
+    for (misbehave, wanted) in [
+        (Misbehave(|| panic!("on purpose")), "misbehave: panicked in backward: on purpose"),
+        (Misbehave(|| Err(Error::Custom("refused".into()))), "backward of misbehave: refused"),
+    ] {
+        let x = leaf(&numbers(5, 1000));
+        let stages = devices.map(|d| x.to_device(d).unwrap().tanh().unwrap());
+        let bad = misbehave.apply(&[&stages[1]]).unwrap();
+        let [a, _, c] = &stages;
+        let a = (0..100).fold(a.clone(), |y, _| y.tanh().unwrap());
+        let sum =
+            [&a, c].iter().fold(bad[0].clone(), |s, v| s.add(&v.to_device(devices[1]).unwrap()).unwrap());
+        let error = sum.sum_all().unwrap().backward().unwrap_err();
+        assert_eq!(error.to_string(), wanted);
+        drop((stages, bad, a, sum));
+        assert_eq!(bytes(), before);
+    }
+}
+
+#[test]
+fn a_missing_copy_is_an_error() {
+    let (x, y) = (leaf(&[1.0]), leaf(&[1.0]).to_device(Device::Cpu(1)).unwrap());
+    assert!(x.add(&y).unwrap_err().to_string().contains("cpu:0 and cpu:1"));
 }

@@ -1,5 +1,5 @@
-//! [`GraphTask`]: one backward pass, what it is to do, and how it runs one node. What moves through a pass: nodes with their
-//! gradients.
+//! [`GraphTask`]: one backward pass, what it is to do, and how it runs one node. What moves through a pass: nodes with
+//! their gradients.
 
 use std::any::Any;
 use std::cell::Cell;

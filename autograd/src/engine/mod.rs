@@ -70,7 +70,8 @@ impl Var {
         backward_from(self, Some(grad), Options::default())
     }
 
-    /// [`Var::backward`] that treats the graph as the options say: keeps it for another pass, or records the gradients' own.
+    /// [`Var::backward`] that treats the graph as the options say: keeps it for another pass, or records the gradients'
+    /// own.
     ///
     /// ```
     /// use phalanx_autograd::{Options, Var, tensor::{Device, Tensor}};

@@ -140,7 +140,8 @@ impl<'g> Plan<'g> {
             }
             at += 1;
         }
-        // Inputs were recorded before what uses them, so in order of sequence numbers a node's inputs are decided before it.
+        // Inputs were recorded before what uses them, so in order of sequence numbers a node's inputs are decided
+        // before it.
         if task.captures() && latest_first {
             (new..at).rev().for_each(|at| self.decide(task, at));
         } else if task.captures() {
@@ -288,9 +289,9 @@ fn expect_sender(reorder: &mut [ReorderBuffer], to: Option<NodeIndex>, from: Sen
     }
 }
 
-/// The indices of nodes in the plan, by their ids. (Not by their addresses: recomputed nodes come and go. Not by their sequence
-/// numbers: two recomputations of one checkpoint have the same.) A graph's ids are almost consecutive, so the table has
-/// pages, of which the last one used is mostly the next one used.
+/// The indices of nodes in the plan, by their ids. (Not by their addresses: recomputed nodes come and go. Not by their
+/// sequence numbers: two recomputations of one checkpoint have the same.) A graph's ids are almost consecutive, so the
+/// table has pages, of which the last one used is mostly the next one used.
 #[derive(Default)]
 pub(super) struct NodeMap {
     pages: Vec<[Option<NodeIndex>; PAGE as usize]>,

@@ -1,15 +1,15 @@
 //! Rematerialization: results that backward computes again instead of keeping them.
 //!
-//! A norm or an activation saves its input for its own derivative. An operation behind it that would save the result too, as
-//! a linear map does for its weight's gradient, keeps the input and the kernel that computes the result from it:
+//! A norm or an activation saves its input for its own derivative. An operation behind it that would save the result
+//! too, as a linear map does for its weight's gradient, keeps the input and the kernel that computes the result from it:
 //!
 //! ```text
 //! x --- gelu --- y --- linear --- z        saved: x (by gelu), x and gelu's kernel (by linear), not y
 //! ```
 //!
 //! The first backward function that asks for the result computes it. It is kept until all operations that saved it have
-//! run. Its bits are the forward pass's, as the kernel is the same. Source: what llm.c's `recompute` and selective recomputation (Korthikanti et al.,
-//! Reducing activation recomputation, 2022) do by hand for certain layers.
+//! run. Its bits are the forward pass's, as the kernel is the same. Source: what llm.c's `recompute` and selective
+//! recomputation (Korthikanti et al., Reducing activation recomputation, 2022) do by hand for certain layers.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -18,7 +18,8 @@ use smallvec::SmallVec;
 
 use crate::{Error, Result, no_grad};
 
-/// How a result is computed again. [`crate::Saver::rematerialized`] makes one, [`crate::Backward::rematerialized`] offers it.
+/// How a result is computed again. [`crate::Saver::rematerialized`] makes one, [`crate::Backward::rematerialized`]
+/// offers it.
 pub struct Rematerialized {
     op: &'static str,
     /// The result's, when it was made. A result that was written since is saved as it is.

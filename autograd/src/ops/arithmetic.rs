@@ -137,7 +137,7 @@ impl Backward for ScalarSub {
 /// `y = a b`, broadcast, and `y = a s` with a number.
 ///
 /// Derivative: `da = dy b`, `db = dy a`, each summed over what was broadcast. Each operand is saved for the
-/// other's gradient, if that is wanted. Where both are, and one is made again, `y` is so too ([`Rematerialized`]).
+/// other's gradient, if that is wanted. Where both are, and one is rematerialized, so is `y` ([`Rematerialized`]).
 impl Var {
     /// `self * other`, broadcast; floats or integers of one dtype.
     ///

@@ -14,7 +14,7 @@ pub use phalanx_kernels::{Attention, AttentionDropout};
 // Derivative, with `p` the softmax and `dp = dy vᵀ`: `dv = pᵀ dy`, `ds = p (dp - sum(p dp))`, `dq = ds k scale`,
 // `dk = dsᵀ q scale`, and `ds` summed over what was broadcast for a floating-point mask.
 // Shapes: q [.., T, D], k [.., S, D], v [.., S, E], mask broadcasts to [.., T, S], y [.., T, E].
-// Saves q, k, v, the mask, y and two numbers a query; scores and probabilities are made again tile by tile and never
+// Saves q, k, v, the mask, y and two numbers a query; scores and probabilities are computed again tile by tile and never
 // stored whole, except the scores' gradient where a mask's gradient is asked for. `sum(p dp)` is `sum(y dy)`. Dropout's
 // draws are functions of their place and drawn again. Heads too deep for a GPU's tiles, and gradients that are
 // differentiated again, are made of other operations and hold whole score matrices.
@@ -23,9 +23,9 @@ pub use phalanx_kernels::{Attention, AttentionDropout};
 const OP: &str = "scaled_dot_product_attention";
 
 impl Var {
-    /// Attention of these queries. A bool mask marks what may be seen; a floating-point one is added to the scores. An i64 mask
-    /// `[.., T, 1]` has the first key that each query sees under a causal mask: query t sees keys `first[t] ..= t`. It keeps
-    /// documents in one row apart without a matrix, see [`kernels::scaled_dot_product_attention`].
+    /// Attention of these queries. A bool mask marks what may be seen; a floating-point one is added to the scores. An
+    /// i64 mask `[.., T, 1]` has the first key that each query sees under a causal mask: query t sees keys `first[t]
+    /// ..= t`. It keeps documents in one row apart without a matrix, see [`kernels::scaled_dot_product_attention`].
     ///
     /// # Errors
     /// If shapes, dtypes or devices do not fit.

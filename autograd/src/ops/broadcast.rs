@@ -97,8 +97,8 @@ impl Var {
     /// The host waits for the device, since the numbers decide the size.
     ///
     /// # Errors
-    /// If there is no such dimension, the numbers are not as many as its elements, or one is negative. On a `meta` device, which
-    /// has no values.
+    /// If there is no such dimension, the numbers are not as many as its elements, or one is negative. On a `meta`
+    /// device, which has no values.
     pub fn repeat_interleave_each(&self, repeats: &Var, dim: Option<isize>) -> Result<Var> {
         const OP: &str = "repeat_interleave";
         let Some(dim) = dim else {

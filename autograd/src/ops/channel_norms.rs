@@ -119,7 +119,7 @@ impl Recorded {
 ///
 /// Derivative, with `xhat` the normalised group, `r` its inverse deviation and `g = dy w`:
 /// `dx = r (g - mean(g) - xhat mean(g xhat))`, `dw = sum(dy xhat)` and `db = sum(dy)` over all but the channels.
-/// Shapes: `w` and `b` [C]. Saves `x`, `w` and three numbers a group (the mean in two parts, `r`).
+/// Shapes: `w` and `b` `[C]`. Saves `x`, `w` and three numbers a group (the mean in two parts, `r`).
 /// Source: Wu, He: Group Normalization (2018).
 impl Var {
     /// Group normalisation over `num_groups` groups of neighbouring channels, then scaled by `weight` and shifted by
@@ -214,8 +214,8 @@ pub(super) fn affine_grads([dx, dw, db]: [Option<Var>; 3], has: [bool; 2]) -> Gr
 ///
 /// Source: Ulyanov, Vedaldi, Lempitsky: Instance Normalization (2016).
 impl Var {
-    /// Instance normalisation of `[n, channels, ..]` by each channel's own statistics, then scaled by `weight` and shifted by
-    /// `bias`, `[channels]` each, where they are given.
+    /// Instance normalisation of `[n, channels, ..]` by each channel's own statistics, then scaled by `weight` and
+    /// shifted by `bias`, `[channels]` each, where they are given.
     ///
     /// # Errors
     /// If a channel has one element only, whose result would be 0 whatever it is; if shapes, dtypes or devices do not fit.
@@ -233,11 +233,11 @@ impl Var {
     }
 }
 
-/// `y = x / (k + alpha m)^beta` with the mean `m` of the squares of `size` neighbouring channels, zeros beyond the first and
-/// the last.
+/// `y = x / (k + alpha m)^beta` with the mean `m` of the squares of `size` neighbouring channels, zeros beyond the
+/// first and the last.
 ///
-/// Composed of `square`, `avg_pool2d` over the channels and `pow`, whose derivatives it has. The halves are computed in f32.
-/// Source: Krizhevsky, Sutskever, Hinton: ImageNet Classification with Deep Convolutional Neural Networks (2012).
+/// Composed of `square`, `avg_pool2d` over the channels and `pow`, whose derivatives it has. The halves are computed in
+/// f32. Source: Krizhevsky, Sutskever, Hinton: ImageNet Classification with Deep Convolutional Neural Networks (2012).
 impl Var {
     /// Local response normalisation of `[n, channels, ..]` over windows of `size` channels, PyTorch's
     /// `functional.local_response_norm`.

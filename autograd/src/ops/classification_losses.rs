@@ -18,7 +18,8 @@ pub use phalanx_kernels::{CrossEntropy, Reduction};
 //
 // Derivative: `dx = dy (p sum(q) - q)` with `q` the smoothed and weighted target, times the item's share in the result.
 // Saves `x` and two numbers a row (the largest logit, the sum of the exponentials below it): probabilities are never
-// stored, the backward pass makes them again in its one pass, over the logits themselves where nobody else has them. Losses are added in f64, items in order. The loss of halves
+// stored. The backward pass computes them again in its one pass, and writes the gradient over the logits if they have
+// no other owner. Losses are added in f64, items in order. The loss of halves
 // may be in f32; their gradient is rounded once, from f32.
 
 impl Var {
@@ -112,22 +113,22 @@ impl Backward for RecordedNll {
     }
 }
 
-// `-(t ln x + (1 - t) ln(1 - x))` of probabilities `x`, elementwise, then weighted and reduced; no logarithm counts for less than
-// -100.
+// `-(t ln x + (1 - t) ln(1 - x))` of probabilities `x`, elementwise, then weighted and reduced; no logarithm counts for
+// less than -100.
 //
-// Derivative: `dx = dy (x - t) / max(x (1 - x), 1e-12)`, `dt = dy (ln(1 - x) - ln x)`. Saves both. The halves are computed in
-// f32.
+// Derivative: `dx = dy (x - t) / max(x (1 - x), 1e-12)`, `dt = dy (ln(1 - x) - ln x)`. Saves both. The halves are
+// computed in f32.
 
 const OP: &str = "binary_cross_entropy";
 
 impl Var {
     /// The binary cross entropy of these probabilities and the targets of the same shape, each between 0 and 1, in nats;
-    /// multiplied by `weight`, which broadcasts. Of logits use [`Var::binary_cross_entropy_with_logits`], which is exact in the
-    /// tails.
+    /// multiplied by `weight`, which broadcasts. Of logits use [`Var::binary_cross_entropy_with_logits`], which is
+    /// exact in the tails.
     ///
     /// # Errors
-    /// If the shapes differ, dtypes or devices do, the dtype is no floating-point one, or (where the host sees the elements) an
-    /// input is not between 0 and 1.
+    /// If the shapes differ, dtypes or devices do, the dtype is no floating-point one, or (where the host sees the
+    /// elements) an input is not between 0 and 1.
     pub fn binary_cross_entropy(
         &self,
         target: &Var,
@@ -211,7 +212,8 @@ impl Var {
     /// multiplied by `weight`, the positive class besides by `pos_weight` (both broadcast to this shape).
     ///
     /// # Errors
-    /// If the shapes differ, a weight does not broadcast to them, dtypes or devices differ, or the dtype is no floating-point one.
+    /// If the shapes differ, a weight does not broadcast to them, dtypes or devices differ, or the dtype is no
+    /// floating-point one.
     pub fn binary_cross_entropy_with_logits(
         &self,
         target: &Var,

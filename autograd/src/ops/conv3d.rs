@@ -26,8 +26,8 @@ impl Var {
         })
     }
 
-    /// The transposed convolution with `weight` `[in, out / groups, kd, kh, kw]`, plus `bias` `[out]`; `output_padding` more
-    /// places on one side choose among the sizes that a convolution would have brought to this one.
+    /// The transposed convolution with `weight` `[in, out / groups, kd, kh, kw]`, plus `bias` `[out]`; `output_padding`
+    /// more places on one side choose among the sizes that a convolution would have brought to this one.
     ///
     /// # Errors
     /// If the shapes do not fit, or dtypes or devices differ.
@@ -56,8 +56,8 @@ fn tail(kernel: [usize; 5]) -> [usize; 3] {
     [kernel[2], kernel[3], kernel[4]]
 }
 
-/// Calls `f` with the volumes as a batch and the weight's shape, once the channels (those of input and output that the weight
-/// is for) fit; of one volume, the result is one too.
+/// Calls `f` with the volumes as a batch and the weight's shape, once the channels (those of input and output that the
+/// weight is for) fit; of one volume, the result is one too.
 fn batched(
     op: &'static str,
     [x, weight]: [&Var; 2],

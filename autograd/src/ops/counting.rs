@@ -1,4 +1,5 @@
-//! Operations of which values decide the size of the result, and counts: places of what is not zero, unique values, histograms.
+//! Operations of which values decide the size of the result, and counts: places of what is not zero, unique values,
+//! histograms.
 
 use phalanx_kernels as kernels;
 use phalanx_tensor::{DType, Device, Dims, Error, Scalar, Tensor, broadcast_shapes};
@@ -8,8 +9,9 @@ use crate::{Result, Var, record_none};
 
 /// What is not zero: its places (`nonzero`, `where_indices`) and the elements there (`masked_select`).
 ///
-/// The values decide the result's size, so the host waits for the device and reads the mask; a `meta` tensor has no values and
-/// is refused. `masked_select` then is `index_select` of the flattened input, whose derivative adds `dy` at those places.
+/// The values decide the result's size, so the host waits for the device and reads the mask; a `meta` tensor has no
+/// values and is refused. `masked_select` then is `index_select` of the flattened input, whose derivative adds `dy` at
+/// those places.
 impl Var {
     /// The indices of the elements that are not 0 (NaN is not), in row-major order: `[count, rank]` of i64.
     ///
@@ -47,7 +49,8 @@ impl Var {
     /// The host waits for the device, since the mask decides the size.
     ///
     /// # Errors
-    /// If the shapes do not broadcast, the mask is no bool or on another device, or on a `meta` device, which has no values.
+    /// If the shapes do not broadcast, the mask is no bool or on another device, or on a `meta` device, which has no
+    /// values.
     ///
     /// ```
     /// use phalanx_autograd::{Var, tensor::Device};

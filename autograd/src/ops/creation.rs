@@ -1,4 +1,5 @@
-//! Tensors that are created: random ones, evenly spaced numbers, unit matrices, grids. All are constants, without derivative.
+//! Tensors that are created: random ones, evenly spaced numbers, unit matrices, grids. All are constants, without
+//! derivative.
 
 use std::borrow::Borrow;
 
@@ -173,8 +174,8 @@ fn check_probabilities(op: &'static str, p: &Var, most: Option<f64>) -> Result<(
 impl Var {
     /// Numbers spread evenly from 0 up to 1.
     ///
-    /// As all constructors here, it draws by the context's key ([`RngKey`]): anew in each call, and the same from run to run.
-    /// [`Context::manual_seed`] or a guard sets the seed; [`Generator`] has one of its own.
+    /// As all constructors here, it draws by the context's key ([`RngKey`]): anew in each call, and the same from run
+    /// to run. [`Context::manual_seed`] or a guard sets the seed; [`Generator`] has one of its own.
     ///
     /// # Errors
     /// If the dtype is no floating-point one, or it cannot be allocated.
@@ -255,8 +256,8 @@ impl Var {
     /// `[B, count]`. Without replacement no class comes twice in a row. See [`Var::rand`].
     ///
     /// # Errors
-    /// If a weight is negative, NaN or infinite, or fewer are above 0 than are drawn (the host looks, so it waits for the device), or the
-    /// shape or dtype is another.
+    /// If a weight is negative, NaN or infinite, or fewer are above 0 than are drawn (the host looks, so it waits for
+    /// the device), or the shape or dtype is another.
     pub fn multinomial(&self, count: usize, replacement: bool) -> Result<Var> {
         Generator::of_context().multinomial(self, count, replacement)
     }
@@ -264,8 +265,8 @@ impl Var {
 
 /// Evenly spaced numbers and unit matrices; constants, without derivative.
 impl Var {
-    /// `steps` numbers from `start` to `end`, both included, evenly spaced; `start` alone for one step. Computed in f64 from
-    /// whichever end is nearer, and converted to `dtype` (integers truncate).
+    /// `steps` numbers from `start` to `end`, both included, evenly spaced; `start` alone for one step. Computed in f64
+    /// from whichever end is nearer, and converted to `dtype` (integers truncate).
     ///
     /// # Errors
     /// If a bound is not finite, or there is no memory for so many.

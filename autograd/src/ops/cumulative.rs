@@ -9,8 +9,8 @@ use crate::{Backward, Cx, Grads, Result, SavedVariable, Saver, Var, begins, grad
 
 /// `y = x[0] x[1] ..` over a dimension, or over all.
 ///
-/// Derivative: `dx[i] = dy p[i]`, with `p[i]` the product of the others: of those before and of those after, so that zeros do no
-/// harm.
+/// Derivative: `dx[i] = dy p[i]`, with `p[i]` the product of the others: of those before and of those after, so that
+/// zeros do no harm.
 ///
 /// Derivative of `p`, with `b[i]` the product before and `a[i]` the one after:
 /// `dx[i] = b[i] s[i] + a[i] t[i]`, `s[i] = dp[i + 1] a[i + 1] + x[i + 1] s[i + 1]`, a recurrence from the end, and
@@ -87,11 +87,11 @@ fn beside(x: &Var, dim: usize) -> Result<[Var; 2]> {
     Ok([product(false)?, product(true)?])
 }
 
-/// `y[i] = x[0] x[1] .. x[i]` along a dimension, and linear recurrences `y[i] = a[i] y[i - 1] + b[i]`, which its derivative is
-/// made of.
+/// `y[i] = x[0] x[1] .. x[i]` along a dimension, and linear recurrences `y[i] = a[i] y[i - 1] + b[i]`, which its
+/// derivative is made of.
 ///
-/// Derivative of the products: `dx[i] = x[0] .. x[i - 1] s[i]` with `s[i] = dy[i] + x[i + 1] s[i + 1]`, a recurrence from the
-/// end. Nothing is divided, so that zeros do no harm. Saves `x`.
+/// Derivative of the products: `dx[i] = x[0] .. x[i - 1] s[i]` with `s[i] = dy[i] + x[i + 1] s[i + 1]`, a recurrence
+/// from the end. Nothing is divided, so that zeros do no harm. Saves `x`.
 ///
 /// Derivative of a recurrence: `db[i] = dy[i] + a[i + 1] db[i + 1]`, the same from the other end, and
 /// `da[i] = db[i] y[i - 1]`. Saves `a` and `b`.

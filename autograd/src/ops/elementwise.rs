@@ -1,5 +1,5 @@
-//! Frames of elementwise functions: of one value ([`elementwise()`]), of several values broadcast ([`broadcasting()`]), and those
-//! whose derivative is a formula of their inputs ([`Formula`]).
+//! Frames of elementwise functions: of one value ([`elementwise()`]), of several values broadcast ([`broadcasting()`]),
+//! and those whose derivative is a formula of their inputs ([`Formula`]).
 
 use std::sync::Arc;
 
@@ -24,12 +24,12 @@ pub(crate) trait Elementwise: Send + Sync + 'static {
     /// `dx` from the saved value and `dy`, by a kernel.
     fn fused(&self, saved: &Tensor, dy: &Tensor) -> TensorResult<Tensor>;
 
-    /// `fused`, over `dy` where nobody else has it.
+    /// `fused`, written over `dy` if that has no other owner.
     fn fused_over(&self, saved: &Tensor, dy: Tensor) -> TensorResult<Tensor> {
         self.fused(saved, &dy)
     }
 
-    /// How the result is made again of the input, where that is better than to keep it beside.
+    /// How backward computes the result again of the input, for functions where that is better than to save it.
     fn again(&self) -> Option<fn(&Tensor) -> TensorResult<Tensor>> {
         None
     }
@@ -339,7 +339,7 @@ mod tests {
                 };
                 let values = |t: &Tensor| kernels::cast(t, DType::F64).unwrap().to_vec::<f64>().unwrap();
                 let (x, dy) = (make(3.0), make(2.0));
-                // Whoever holds it finds it as it was.
+                // The other owners find it unchanged.
                 let (wanted, over) = given(f, &x, dy.clone(), once, |_| ());
                 assert!(!over, "{what}");
                 assert_eq!(values(&dy), values(&make(2.0)), "{what}");

@@ -108,8 +108,8 @@ impl Var {
     /// `[bags, width]`, or with offsets `[count]` to `[offsets, width]`.
     ///
     /// # Errors
-    /// If shapes, dtypes or devices do not fit, an index or the padding row is out of range, there are weights and no sum is
-    /// asked for, or a maximum of bags with offsets is.
+    /// If shapes, dtypes or devices do not fit, an index or the padding row is out of range, there are weights and no
+    /// sum is asked for, or a maximum of bags with offsets is.
     pub fn embedding_bag(&self, index: &Var, options: &EmbeddingBagOptions) -> Result<Var> {
         let refuse = |got: String, wanted: &str| Err(Error::shape(OP, got, wanted).into());
         if self.rank() != 2 {

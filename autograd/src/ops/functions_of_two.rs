@@ -1,4 +1,5 @@
-//! Functions of two or three values, elementwise and broadcast: powers, the larger and the smaller, choices, angles and distances.
+//! Functions of two or three values, elementwise and broadcast: powers, the larger and the smaller, choices, angles and
+//! distances.
 
 use phalanx_kernels as kernels;
 use phalanx_tensor::{Device, Dims, Error, Result as TensorResult, Scalar, Tensor};

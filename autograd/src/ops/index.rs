@@ -16,15 +16,15 @@ use crate::{Backward, Cx, Grads, Result, Saver, Var, begins, grads2, record};
 
 impl Var {
     /// `self[indices[0], indices[1], ..]` as in PyTorch and NumPy: an index is an i64 or i32 tensor for one dimension,
-    /// counting from the end where negative, or a bool mask for as many dimensions as it has. They broadcast with each other,
-    /// a mask as the list of its places. `None` leaves a dimension as it is, and so do those after the last. The dimensions of
-    /// the indices stand where the indexed ones were, or in front if those are not neighbours.
+    /// counting from the end where negative, or a bool mask for as many dimensions as it has. They broadcast with each
+    /// other, a mask as the list of its places. `None` leaves a dimension as it is, and so do those after the last. The
+    /// dimensions of the indices stand where the indexed ones were, or in front if those are not neighbours.
     ///
     /// A mask decides the size of the result: there the host waits for the device.
     ///
     /// # Errors
-    /// If there are more indices than dimensions, or none; an index is out of range, no integer, or on another device; a mask
-    /// has not the sizes of its dimensions; the indices do not broadcast. A mask on a `meta` device.
+    /// If there are more indices than dimensions, or none; an index is out of range, no integer, or on another device;
+    /// a mask has not the sizes of its dimensions; the indices do not broadcast. A mask on a `meta` device.
     ///
     /// ```
     /// use phalanx_autograd::{Var, tensor::Device};
@@ -41,12 +41,12 @@ impl Var {
     }
 
     /// This, with `values` at the places that [`Var::index`] would read; they broadcast to what it would give. With
-    /// `accumulate` they are added, repeats too. Without, the last value (in row-major order) for a place is the one that stays,
-    /// on every device.
+    /// `accumulate` they are added, repeats too. Without, the last value (in row-major order) for a place is the one
+    /// that stays, on every device.
     ///
     /// # Errors
-    /// As [`Var::index`]; if the values do not broadcast, or have another dtype or device. A mask on a `meta` device, unless
-    /// there is one value for all.
+    /// As [`Var::index`]; if the values do not broadcast, or have another dtype or device. A mask on a `meta` device,
+    /// unless there is one value for all.
     pub fn index_put<'a, I: Into<Option<&'a Var>> + Copy>(
         &self,
         indices: &[I],

@@ -1,7 +1,7 @@
 //! Signals, images and volumes resized, `[n, channels, ..]`.
 //!
-//! Each spatial dimension by itself: a pixel is the weighted sum of a few of the input's ([`lines`]). Derivative: the transposed
-//! sums. Nothing is saved.
+//! Each spatial dimension by itself: a pixel is the weighted sum of a few of the input's ([`lines`]). Derivative: the
+//! transposed sums. Nothing is saved.
 
 use std::sync::Arc;
 
@@ -56,8 +56,8 @@ impl Interpolate {
         Interpolate { target: Target::Scale(factors.into()), mode, align_corners: false }
     }
 
-    /// Whether the centres of the corner pixels of input and output are the same points; else their outer corners are. For the linear
-    /// modes and the cubic one.
+    /// Whether the centres of the corner pixels of input and output are the same points; else their outer corners are.
+    /// For the linear modes and the cubic one.
     #[must_use]
     pub fn with_align_corners(self, align_corners: bool) -> Interpolate {
         Interpolate { align_corners, ..self }
@@ -65,13 +65,13 @@ impl Interpolate {
 }
 
 impl Var {
-    /// `[n, channels, ..sizes]` with other sizes, as PyTorch's `functional.interpolate` without antialiasing. Where a factor
-    /// is given, it also is the distance of the pixels.
+    /// `[n, channels, ..sizes]` with other sizes, as PyTorch's `functional.interpolate` without antialiasing. Where a
+    /// factor is given, it also is the distance of the pixels.
     ///
     /// # Errors
     /// If the mode is not for so many dimensions or cannot align corners, sizes or factors are not as many as the spatial
-    /// dimensions, a size is 0, a factor is not positive and finite, or the dtype is no floating-point one (except for the two
-    /// nearest modes).
+    /// dimensions, a size is 0, a factor is not positive and finite, or the dtype is no floating-point one (except for
+    /// the two nearest modes).
     ///
     /// ```
     /// use phalanx_autograd::{Interpolate, InterpolateMode, Var, tensor::Device};
@@ -121,8 +121,8 @@ fn wrong(shape: &[usize], options: &Interpolate, wanted: &str) -> Error {
 
 // A linear map along one dimension in which every output is the weighted sum of a few inputs.
 //
-// Made of one `index_select` of as many elements as the longest sum has for each output, a product with the weights and a sum, so
-// that what an output does not depend on cannot spoil it, as a NaN would in a matrix product.
+// Made of one `index_select` of as many elements as the longest sum has for each output, a product with the weights and
+// a sum, so that what an output does not depend on cannot spoil it, as a NaN would in a matrix product.
 
 /// The inputs of one output, with their weights.
 type Line = SmallVec<[(usize, f64); 4]>;

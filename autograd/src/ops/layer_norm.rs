@@ -15,8 +15,8 @@ use crate::{
 /// Derivative, with `xhat` the normalised row, `r` its inverse deviation and `g = dy w`:
 /// `dx = r (g - mean(g) - xhat mean(g xhat))`, `dw = sum(dy xhat)` and `db = sum(dy)` over the rows.
 /// Shapes: `x` [.., n..], `w` and `b` [n..]. Saves `x`, `w` and two or three numbers a row (mean, `r`), from which the
-/// backward pass makes `xhat` again in its one pass, and `y` for what would save it ([`Rematerialized`]). The mean is kept in two parts, so that a small spread beside a
-/// large mean keeps its digits.
+/// backward pass computes `xhat` again in its one pass, and `y` for operations that would save it ([`Rematerialized`]).
+/// The mean is kept in two parts, so that a small spread beside a large mean keeps its digits.
 /// Source: Ba, Kiros, Hinton: Layer Normalization (2016).
 impl Var {
     /// Layer normalisation over the last dimensions, which must be `normalized_shape`, then scaled by `weight` and
@@ -54,7 +54,7 @@ pub(super) struct Form {
 }
 
 impl Form {
-    /// How the normalised rows are made again of x, weight and bias.
+    /// How the normalised rows are computed again of x, weight and bias.
     fn again(&self, weighted: bool) -> impl Fn(&[Tensor]) -> TensorResult<Tensor> + Send + Sync + 'static {
         let Form { ref shape, centred, eps } = *self;
         let shape = shape.clone();
@@ -133,7 +133,7 @@ struct RowNorm {
     added: bool,
     stats: Tensor,
     form: Form,
-    /// How `y` is made again.
+    /// How `y` is computed again.
     rematerialized: Option<Arc<Rematerialized>>,
 }
 
@@ -246,7 +246,7 @@ impl Var {
 /// `s = x + residual` and `y`, the layer normalisation of `s`: what ends a branch of a transformer's block and begins the
 /// next, in one pass.
 ///
-/// Derivative: `dx = dresidual = ds + ` [`layer_norm`](super::layer_norm)'s for `dy`, added in that pass; `dw` and `db` are
+/// Derivative: `dx = dresidual = ds + ` [`Var::layer_norm`]'s for `dy`, added in that pass; `dw` and `db` are
 /// the latter's. Shapes: `x`, `residual`, `s` and `y` [.., n..], `w` and `b` [n..]. Saves `s`, `w` and the rows' numbers.
 impl Var {
     /// `self + residual`, of one shape, and its [`Var::layer_norm`]: the values of [`Var::add`] and that, to the bit.
@@ -273,7 +273,7 @@ impl Var {
 
 /// `s = x + residual` and `y`, the root-mean-square normalisation of `s`, in one pass.
 ///
-/// Derivative: `dx = dresidual = ds + ` [`rms_norm`](super::rms_norm)'s for `dy`, added in that pass; `dw` is the latter's.
+/// Derivative: `dx = dresidual = ds + ` [`Var::rms_norm`]'s for `dy`, added in that pass; `dw` is the latter's.
 /// Shapes: `x`, `residual`, `s` and `y` [.., n..], `w` [n..]. Saves `s`, `w` and a number a row.
 impl Var {
     /// `self + residual`, of one shape, and its [`Var::rms_norm`]: the values of [`Var::add`] and that, to the bit.

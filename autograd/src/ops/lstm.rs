@@ -1,11 +1,12 @@
 //! A layer of long short-term memory over all times: one node for all its steps.
 //!
-//! `x` `[B, T, 4 n]` are the gates' shares of the inputs, `W` is `[4 n, n]`, `b` `[4 n]`; the gates i, f, g, o are stacked. With `s =
-//! x[t] + h Wᵀ + b`: `c = sigmoid(f) c + sigmoid(i) tanh(g)`, `h = sigmoid(o) tanh(c)`.
+//! `x` `[B, T, 4 n]` are the gates' shares of the inputs, `W` is `[4 n, n]`, `b` `[4 n]`; the gates i, f, g, o are
+//! stacked. With `s = x[t] + h Wᵀ + b`: `c = sigmoid(f) c + sigmoid(i) tanh(g)`, `h = sigmoid(o) tanh(c)`.
 //!
-//! Derivative: `ds` of each step from the last to the first, where `dh = dy[t] + ds[t + 1] W`; `dx = ds`, `db` is the sum of its
-//! rows, `dW = dsᵀ h` with the hidden states before each step. Saves the outputs, the cells and the gates' values of all times, `W`
-//! and the first states. Cells and gates are outputs of the node, so that the derivative can be written with them.
+//! Derivative: `ds` of each step from the last to the first, where `dh = dy[t] + ds[t + 1] W`; `dx = ds`, `db` is the
+//! sum of its rows, `dW = dsᵀ h` with the hidden states before each step. Saves the outputs, the cells and the gates'
+//! values of all times, `W` and the first states. Cells and gates are outputs of the node, so that the derivative can
+//! be written with them.
 //!
 //! Source: Hochreiter and Schmidhuber: Long short-term memory (1997).
 
@@ -16,8 +17,9 @@ use super::matmul::{linear_weight_grad, rows};
 use crate::{Backward, Cx, Grads, Result, SavedVariable, Saver, Var, begins, record_many};
 
 impl Var {
-    /// The outputs `[B, T, n]` of an LSTM and its last cell `[B, n]`, of its gates' shares of the inputs, this, `[B, T, 4 n]`, and
-    /// of the first hidden state and cell, `[B, n]`. The weight of the hidden state is `[4 n, n]`, its bias `[4 n]`.
+    /// The outputs `[B, T, n]` of an LSTM and its last cell `[B, n]`, of its gates' shares of the inputs, this, `[B, T,
+    /// 4 n]`, and of the first hidden state and cell, `[B, n]`. The weight of the hidden state is `[4 n, n]`, its bias
+    /// `[4 n]`.
     ///
     /// # Errors
     /// If the shapes do not fit, or dtypes or devices differ.

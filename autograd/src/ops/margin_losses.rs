@@ -33,7 +33,8 @@ impl Default for TripletMargin {
 }
 
 impl Var {
-    /// `max(0, margin - target (self - other))`: for a target of 1 this should be the larger one, for -1 `other`. All broadcast.
+    /// `max(0, margin - target (self - other))`: for a target of 1 this should be the larger one, for -1 `other`. All
+    /// broadcast.
     ///
     /// # Errors
     /// If the numbers of dimensions differ, the shapes do not broadcast, dtypes or devices differ, or the dtype is no
@@ -59,8 +60,8 @@ impl Var {
     /// Of distances: themselves where the target is 1, `max(0, margin - self)` where it is -1.
     ///
     /// # Errors
-    /// If the shapes do not broadcast, dtypes or devices differ, the dtype is no floating-point one, or (where the host sees the
-    /// elements) a target is neither 1 nor -1.
+    /// If the shapes do not broadcast, dtypes or devices differ, the dtype is no floating-point one, or (where the host
+    /// sees the elements) a target is neither 1 nor -1.
     pub fn hinge_embedding_loss(&self, target: &Var, margin: f64, reduction: Reduction) -> Result<Var> {
         const OP: &str = "hinge_embedding_loss";
         check_signs(OP, target)?;
@@ -71,8 +72,8 @@ impl Var {
         })
     }
 
-    /// Of pairs of vectors `[n, width]` with targets `[n]`, or one pair `[width]` and a target without dimensions: `1 - cos`
-    /// where the target is 1, `max(0, cos - margin)` where it is -1.
+    /// Of pairs of vectors `[n, width]` with targets `[n]`, or one pair `[width]` and a target without dimensions: `1 -
+    /// cos` where the target is 1, `max(0, cos - margin)` where it is -1.
     ///
     /// # Errors
     /// If the shapes do not fit, dtypes or devices differ, the dtype is no floating-point one, or (where the host sees the
@@ -165,8 +166,8 @@ impl Var {
     }
 
     /// The distance, in the norm of order `p`, of each of the points [.., n, m] from each of `other` [.., k, m]:
-    /// [.., n, k]; leading dimensions broadcast. `p` is 0 (how many coordinates differ) or more, or infinite. The derivative
-    /// where the distance is 0 is 0.
+    /// [.., n, k]; leading dimensions broadcast. `p` is 0 (how many coordinates differ) or more, or infinite. The
+    /// derivative where the distance is 0 is 0.
     ///
     /// All differences are made, n k m numbers.
     ///

@@ -150,8 +150,8 @@ impl Linear {
     }
 }
 
-/// The gradient `dyᵀ x` of a linear map's weight, which is input `i` of the operation, of `dy` `[rows, out]` and `x` `[rows,
-/// in]`; nothing if it was added to the weight's gradient buffer. For operations that are made of linear maps.
+/// The gradient `dyᵀ x` of a linear map's weight, which is input `i` of the operation, of `dy` `[rows, out]` and `x`
+/// `[rows, in]`; nothing if it was added to the weight's gradient buffer. For operations that are made of linear maps.
 ///
 /// # Errors
 /// If the shapes do not fit.
@@ -171,7 +171,8 @@ pub fn linear_weight_grad(cx: &Cx<'_>, i: usize, dy: &Var, x: &Var) -> Result<Op
 /// Products under PyTorch's names, each of which takes one form only: of vectors, matrices and batches of them, and what is
 /// made of such. Composed of `matmul`, `mul` and `sum`.
 ///
-/// bf16 and f16: `addmm` and `baddbmm` round the product to the dtype, add the other operand in f32, and round the sum once.
+/// bf16 and f16: `addmm` and `baddbmm` round the product to the dtype, add the other operand in f32, and round the sum
+/// once.
 impl Var {
     /// The sum of the products of two vectors' elements, without dimensions.
     ///
@@ -254,8 +255,8 @@ impl Var {
     /// The vector product along `dim`, of size 3, by default the first such of this; the others broadcast.
     ///
     /// # Errors
-    /// If there is no such dimension, they have other than as many dimensions, the shapes do not broadcast, the dtype is bool,
-    /// or dtypes or devices differ.
+    /// If there is no such dimension, they have other than as many dimensions, the shapes do not broadcast, the dtype
+    /// is bool, or dtypes or devices differ.
     pub fn cross(&self, other: &Var, dim: Option<isize>) -> Result<Var> {
         const NAME: &str = "cross";
         let found = match dim {
@@ -279,8 +280,8 @@ impl Var {
         named(NAME, product(self, other))
     }
 
-    /// `y[.., o] = sum over i and j of self[.., i] weight[o, i, j] other[.., j] + bias[o]`: two inputs with the same leading
-    /// dimensions.
+    /// `y[.., o] = sum over i and j of self[.., i] weight[o, i, j] other[.., j] + bias[o]`: two inputs with the same
+    /// leading dimensions.
     ///
     /// # Errors
     /// If the shapes do not fit, the dtype is no floating-point one, or dtypes or devices differ.

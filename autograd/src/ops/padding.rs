@@ -44,9 +44,9 @@ impl Var {
     /// `rank - 1 - i`; negative margins crop.
     ///
     /// # Errors
-    /// If there are more margins than dimensions, or they crop more elements than the dimension has. If a `Reflect` margin is not
-    /// smaller than the dimension, a `Circular` margin is larger than the dimension after cropping, or a `Replicate` margin
-    /// belongs to an empty dimension.
+    /// If there are more margins than dimensions, or they crop more elements than the dimension has. If a `Reflect`
+    /// margin is not smaller than the dimension, a `Circular` margin is larger than the dimension after cropping, or a
+    /// `Replicate` margin belongs to an empty dimension.
     pub fn pad_mode(&self, margins: &[(isize, isize)], mode: PadMode) -> Result<Var> {
         const OP: &str = "pad";
         if margins.len() > self.rank() {

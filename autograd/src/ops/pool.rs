@@ -187,8 +187,8 @@ impl Var {
         of_rows("max_pool1d", self, |x| x.max_pool2d(&options.of_rows()))
     }
 
-    /// The mean of each window of `[channels, length]` or `[n, channels, length]`. With `count_include_pad` the zeros of the
-    /// margin count as elements.
+    /// The mean of each window of `[channels, length]` or `[n, channels, length]`. With `count_include_pad` the zeros
+    /// of the margin count as elements.
     ///
     /// # Errors
     /// If the windows do not fit or are dilated.
@@ -216,9 +216,9 @@ fn of_rows(op: &'static str, x: &Var, f: impl FnOnce(&Var) -> Result<Var>) -> Re
 
 // Pooling of volumes: the planes of each volume first, then the depth.
 //
-// The largest of the largest is the largest (and the first of equal ones in row-major order the first), and so is the mean of
-// means, since a window's divisor is the product of those along each dimension. Composed of the pools of images, whose derivatives
-// it has; means of the halves are computed in f32.
+// The largest of the largest is the largest (and the first of equal ones in row-major order the first), and so is the
+// mean of means, since a window's divisor is the product of those along each dimension. Composed of the pools of
+// images, whose derivatives it has; means of the halves are computed in f32.
 
 /// [`PoolOptions`] along depth, height and width.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -279,8 +279,8 @@ impl Var {
         })
     }
 
-    /// The mean of each window of `[channels, d, h, w]` or `[n, channels, d, h, w]`. With `count_include_pad` the zeros of the
-    /// margin count as elements.
+    /// The mean of each window of `[channels, d, h, w]` or `[n, channels, d, h, w]`. With `count_include_pad` the zeros
+    /// of the margin count as elements.
     ///
     /// # Errors
     /// If the windows do not fit or are dilated.

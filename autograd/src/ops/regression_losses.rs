@@ -98,8 +98,8 @@ impl Broadcasting for L1Loss {
 
 /// `d² / (2 beta)` where `|d| < beta`, else `|d| - beta / 2`, of `d = x - t`, elementwise, then reduced.
 ///
-/// Derivative: `dx = dy d / beta` where `|d| < beta`, else `dy sign(d)`, `dt = -dx`. Saves both. The elements' losses are rounded once, and so are their
-/// gradients.
+/// Derivative: `dx = dy d / beta` where `|d| < beta`, else `dy sign(d)`, `dt = -dx`. Saves both. The elements' losses
+/// are rounded once, and so are their gradients.
 impl Var {
     /// The difference to `target`, squared up to `beta` and linear beyond; usually `beta` is 1.
     ///
@@ -143,7 +143,8 @@ impl Var {
     /// The difference to `target`, squared up to `delta` and linear beyond; usually `delta` is 1.
     ///
     /// # Errors
-    /// If the shapes do not broadcast, dtypes or devices differ, the dtype is no floating-point one, or `delta` is not positive.
+    /// If the shapes do not broadcast, dtypes or devices differ, the dtype is no floating-point one, or `delta` is not
+    /// positive.
     pub fn huber_loss(&self, target: &Var, delta: f64, reduction: Reduction) -> Result<Var> {
         begins();
         if delta.is_nan() || delta <= 0.0 {
@@ -250,8 +251,8 @@ impl Default for GaussianNll {
 }
 
 impl Var {
-    /// The negative log likelihood of `target` under the means `self` and the variances `variance`: of the input's shape, with a last
-    /// dimension of 1, or without the last dimension.
+    /// The negative log likelihood of `target` under the means `self` and the variances `variance`: of the input's
+    /// shape, with a last dimension of 1, or without the last dimension.
     ///
     /// # Errors
     /// If input and target do not broadcast, the variance has another shape, dtypes or devices differ, the dtype is no

@@ -1,5 +1,5 @@
-//! Derivatives, first and second, held against differences: the check that the tests of all operations use, and a table of the
-//! operations that are formulas or compositions.
+//! Derivatives, first and second, held against differences: the check that the tests of all operations use, and a table
+//! of the operations that are formulas or compositions.
 
 use phalanx_tensor::{DType, Device, Tensor};
 

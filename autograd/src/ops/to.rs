@@ -10,8 +10,8 @@ use crate::{Backward, Cx, Grads, Rematerialized, Result, Saver, Var, begins, gra
 
 /// `y = x` in another dtype.
 ///
-/// Derivative: between floating-point dtypes `dx = dy` in `x`'s dtype; integers and bools have none. Nothing is saved; of an
-/// `x` that is made again `y` is so too ([`Rematerialized`]).
+/// Derivative: between floating-point dtypes `dx = dy` in `x`'s dtype; integers and bools have none. Nothing is saved. If
+/// `x` is rematerialized, so is `y` ([`Rematerialized`]).
 impl Var {
     /// The values in another dtype: floats round to nearest even, float to integer truncates (saturating, NaN to
     /// 0), anything to bool is `x != 0`.

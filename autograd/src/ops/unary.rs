@@ -310,7 +310,8 @@ impl Elementwise for Silu {
 /// Derivative: with `cdf` and `pdf` of the normal distribution `dx = dy (cdf(x) + x pdf(x))`; the approximation is
 /// `y = x s` with `s = sigmoid(2 u)`, `u = sqrt(2/pi) (x + 0.044715 x³)`, and `dx = dy (s + 2 x s (1 - s) u')`.
 /// Saves `x`, of which
-/// operations that would save `y` compute it again ([`Rematerialized`](crate::Rematerialized)). Source: Hendrycks and Gimpel, Gaussian error linear units (2016).
+/// operations that would save `y` compute it again ([`Rematerialized`](crate::Rematerialized)). Source: Hendrycks and
+/// Gimpel, Gaussian error linear units (2016).
 impl Var {
     /// The Gaussian error linear unit.
     ///
