@@ -19,10 +19,10 @@ const UNSAFE: [&str; 14] = [
     "parallel/src/comm/wire/mpi.rs",
     "parallel/src/comm/nccl/",
     "tensor/src/cuda/",
-    "kernels/emulator/driver/",
-    "kernels/emulator/cublaslt/",
-    "kernels/emulator/nccl/",
-    "kernels/emulator/link/",
+    "emulator/driver/",
+    "emulator/cublaslt/",
+    "emulator/nccl/",
+    "emulator/link/",
 ];
 
 /// Lines that a file may have without a reason.
