@@ -3,58 +3,26 @@
 use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::thread::{self, ThreadId};
+use std::thread;
 
-use phalanx_emulator_link::pointer::Out;
-
-use crate::graph::Graph;
-use crate::graph_memory::GraphMemory;
-use crate::lanes::{Kind, LaneId, Lanes};
-use crate::status::{Result, Status, present};
-use crate::task::Task;
-use crate::world::world;
-
-/// Which calls of which threads a capture forbids.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Mode {
-    Global,
-    ThreadLocal,
-    Relaxed,
-}
-
-impl Mode {
-    fn from_number(mode: i32) -> Result<Mode> {
-        let known = [Mode::Global, Mode::ThreadLocal, Mode::Relaxed];
-        let found = usize::try_from(mode).ok().and_then(|i| known.get(i)).copied();
-        found.ok_or_else(|| Status::INVALID_VALUE.because(format!("capture mode {mode}")))
-    }
-}
+use crate::graph::{Capture, Graph, GraphMemory, Joined, Mode};
+use crate::queue::Task;
+use crate::status::{Result, Status};
+use crate::streams::{Kind, StreamId, Streams, streams};
 
 thread_local! {
     static MODE: Cell<Mode> = const { Cell::new(Mode::Global) };
 }
 
-/// A graph that is being captured.
-#[derive(Debug)]
-pub(crate) struct Capture {
-    mode: Mode,
-    thread: ThreadId,
-    origin: LaneId,
-    nodes: Vec<(Arc<Task>, Vec<usize>)>,
-    pub memory: GraphMemory,
-    broken: bool,
+/// Sets which calls captures forbid this thread, and gives what was set before.
+pub(crate) fn exchange_mode(mode: Mode) -> Mode {
+    MODE.replace(mode)
 }
 
-/// A stream's part in a capture: the nodes that its next one comes behind.
-#[derive(Debug, Clone)]
-pub(crate) struct Joined {
-    pub capture: u64,
-    pub ends: Vec<usize>,
-}
-
-impl Lanes {
-    fn begin_capture(&mut self, lane: LaneId, mode: Mode) -> Result<()> {
-        let found = self.lane(lane)?;
+impl Streams {
+    /// Begins the capture of a stream.
+    pub(crate) fn begin_capture(&mut self, id: StreamId, mode: Mode) -> Result<()> {
+        let found = self.get(id)?;
         if found.kind == Kind::Legacy {
             return Err(Status::CAPTURE_UNSUPPORTED.because("the legacy default stream cannot be captured"));
         }
@@ -63,42 +31,21 @@ impl Lanes {
         }
         let memory = GraphMemory::new(found.context.clone());
         self.last_capture += 1;
-        let id = self.last_capture;
-        self.lane(lane)?.capture = Some(Joined { capture: id, ends: Vec::new() });
+        let capture = self.last_capture;
+        self.get(id)?.capture = Some(Joined { capture, ends: Vec::new() });
         let (nodes, thread) = (Vec::new(), thread::current().id());
-        self.captures.insert(id, Capture { mode, thread, origin: lane, nodes, memory, broken: false });
+        self.captures.insert(capture, Capture { mode, thread, origin: id, nodes, memory, broken: false });
         Ok(())
     }
 
-    /// The capture that a lane is part of.
-    pub(crate) fn capture_of(&mut self, lane: LaneId) -> Result<Option<&mut Capture>> {
-        let joined = self.lane(lane)?.capture.clone();
-        Ok(joined.and_then(|joined| self.captures.get_mut(&joined.capture)))
-    }
-
-    /// Makes a task the node behind the lane's ends.
-    pub(crate) fn capture_task(&mut self, lane: LaneId, task: Arc<Task>) -> Result<()> {
-        let ends = self.lane(lane)?.capture.as_ref().map_or(Vec::new(), |joined| joined.ends.clone());
-        let Some(capture) = self.capture_of(lane)? else { return Ok(()) };
-        if capture.broken {
-            return Err(Status::CAPTURE_INVALIDATED.into());
-        }
-        capture.nodes.push((task, ends));
-        let node = capture.nodes.len() - 1;
-        if let Some(joined) = &mut self.lane(lane)?.capture {
-            joined.ends = vec![node];
-        }
-        Ok(())
-    }
-
-    /// A lane waits for an event that was recorded in a capture: it joins it.
-    pub(crate) fn join_capture(&mut self, lane: LaneId, other: &Joined) -> Result<()> {
+    /// A stream waits for an event that was recorded in a capture: it joins it.
+    pub(crate) fn join_capture(&mut self, id: StreamId, other: &Joined) -> Result<()> {
         if !self.captures.contains_key(&other.capture) {
             return Err(
                 Status::CAPTURED_EVENT.because("the capture that the event was recorded in has ended")
             );
         }
-        let found = self.lane(lane)?;
+        let found = self.get(id)?;
         if found.kind == Kind::Legacy {
             self.invalidate(other.capture);
             return Err(Status::CAPTURE_IMPLICIT.because("the legacy default stream cannot join a capture"));
@@ -119,36 +66,15 @@ impl Lanes {
         Ok(())
     }
 
-    /// The capture gives no graph any more.
-    pub(crate) fn invalidate(&mut self, capture: u64) {
-        if let Some(capture) = self.captures.get_mut(&capture) {
-            capture.broken = true;
-        }
-    }
-
-    /// Work of the legacy default stream while a blocking stream of its context is captured is an error.
-    pub(crate) fn check_implicit(&mut self, lane: LaneId) -> Result<()> {
-        let (kind, context) = (self.lane(lane)?.kind, self.lane(lane)?.context.id);
-        if kind != Kind::Legacy {
-            return Ok(());
-        }
-        let blocking = |l: &crate::lanes::Lane| l.context.id == context && l.kind == Kind::Blocking;
-        let captured =
-            self.iter().find_map(|(_, l)| l.capture.as_ref().filter(|_| blocking(l)).map(|j| j.capture));
-        let Some(capture) = captured else { return Ok(()) };
-        self.invalidate(capture);
-        Err(Status::CAPTURE_IMPLICIT
-            .because("a stream that is ordered with the default stream is being captured"))
-    }
-
-    fn end_capture(&mut self, lane: LaneId) -> Result<Graph> {
-        let Some(joined) = self.lane(lane)?.capture.clone() else {
+    /// Ends the capture that began on a stream.
+    pub(crate) fn end_capture(&mut self, id: StreamId) -> Result<Graph> {
+        let Some(joined) = self.get(id)?.capture.clone() else {
             return Err(Status::ILLEGAL_STATE.because("the stream is not being captured"));
         };
         let Some(capture) = self.captures.get_mut(&joined.capture) else {
             return Err(Status::CAPTURE_INVALIDATED.into());
         };
-        if capture.origin != lane {
+        if capture.origin != id {
             capture.broken = true;
             return Err(Status::CAPTURE_UNMATCHED.into());
         }
@@ -185,63 +111,20 @@ fn reached(nodes: &[(Arc<Task>, Vec<usize>)], ends: &[usize]) -> BTreeSet<usize>
 /// Refuses a call that could reach into work that is being captured, and breaks that capture.
 pub(crate) fn forbidden(call: &str) -> Result<()> {
     let (mode, thread) = (MODE.get(), thread::current().id());
-    let mut lanes = world()?.lanes();
+    let mut streams = streams();
     let forbids = |c: &Capture| match mode {
         Mode::Relaxed => false,
         Mode::ThreadLocal => c.thread == thread && c.mode != Mode::Relaxed,
         Mode::Global => c.mode == Mode::Global || c.thread == thread && c.mode != Mode::Relaxed,
     };
-    let Some(capture) = lanes.captures.values_mut().find(|c| forbids(c)) else { return Ok(()) };
+    let Some(capture) = streams.captures.values_mut().find(|c| forbids(c)) else { return Ok(()) };
     capture.broken = true;
     Err(Status::CAPTURE_UNSUPPORTED
         .because(format!("{call} is not allowed while a stream is being captured")))
 }
 
-fn capture_status(lanes: &mut Lanes, lane: LaneId) -> Result<i32> {
-    lanes.check_implicit(lane)?;
-    Ok(lanes.capture_of(lane)?.map_or(0, |capture| if capture.broken { 2 } else { 1 }))
-}
-
-fn capture_info(stream: usize, status: Out<i32>, id: Out<u64>) -> Result<()> {
-    let mut lanes = world()?.lanes();
-    let lane = lanes.find(stream)?;
-    let found = capture_status(&mut lanes, lane)?;
-    set!(status, found)?;
-    let number = lanes.lane(lane)?.capture.as_ref().map_or(0, |joined| joined.capture);
-    if id.is_null() { Ok(()) } else { set!(id, number) }
-}
-
-export! {
-    fn cuStreamBeginCapture_v2(stream: usize, mode: i32) {
-        let mut lanes = world()?.lanes();
-        let lane = lanes.find(stream)?;
-        lanes.begin_capture(lane, Mode::from_number(mode)?)
-    }
-    fn cuStreamEndCapture(stream: usize, graph: Out<usize>) {
-        let world = world()?;
-        set!(graph, 0)?;
-        let mut lanes = world.lanes();
-        let lane = lanes.find(stream)?;
-        let captured = lanes.end_capture(lane)?;
-        set!(graph, world.graphs.add(Arc::new(captured)))
-    }
-    fn cuStreamIsCapturing(stream: usize, status: Out<i32>) {
-        let mut lanes = world()?.lanes();
-        let lane = lanes.find(stream)?;
-        let found = capture_status(&mut lanes, lane)?;
-        set!(status, found)
-    }
-    fn cuStreamGetCaptureInfo(stream: usize, status: Out<i32>, id: Out<u64>) { capture_info(stream, status, id) }
-    fn cuStreamGetCaptureInfo_v2(
-        stream: usize, status: Out<i32>, id: Out<u64>, graph: Out<usize>, nodes: Out<usize>, count: Out<usize>,
-    ) {
-        if !(graph.is_null() && nodes.is_null() && count.is_null()) {
-            return Err(Status::NOT_SUPPORTED.because("a graph cannot be looked at while it is captured"));
-        }
-        capture_info(stream, status, id)
-    }
-    fn cuThreadExchangeStreamCaptureMode(mode: Out<i32>) {
-        let wanted = Mode::from_number(present(mode.get(), "mode")?)?;
-        set!(mode, MODE.replace(wanted) as i32)
-    }
+/// 0: the stream is not captured, 1: it is, 2: its capture gives no graph any more.
+pub(crate) fn capture_status(streams: &mut Streams, id: StreamId) -> Result<i32> {
+    streams.check_implicit(id)?;
+    Ok(streams.capture_of(id)?.map_or(0, |capture| if capture.broken { 2 } else { 1 }))
 }

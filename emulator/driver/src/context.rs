@@ -4,15 +4,14 @@
 //! the context is destroyed or reset.
 
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use phalanx_emulator_link::pointer::{Host, Out};
+use phalanx_emulator_link::handle::Handles;
 
-use crate::device::{Device, device};
-use crate::report;
-use crate::status::{Failure, Result, Status};
-use crate::world::{World, world};
+use crate::device::{Device, devices};
+use crate::status::{self, Failure, Result, Status};
 
 /// A context of a device.
 #[derive(Debug)]
@@ -20,12 +19,18 @@ pub(crate) struct Context {
     /// Counts contexts.
     pub id: u64,
     pub ordinal: usize,
-    world: &'static World,
+    devices: &'static [Device],
     /// The fault that has ended it, with its reason.
     lost: Mutex<Option<(Status, String)>>,
     /// Contexts whose memory kernels of this one may reach.
     peers: Mutex<Vec<usize>>,
 }
+
+/// All contexts.
+pub(crate) static CONTEXTS: Handles<Arc<Context>> = Handles::new("context", 1);
+
+/// The primary context of each device that has one, with its handle and how often it is retained.
+static PRIMARY: Mutex<BTreeMap<usize, (usize, Arc<Context>, usize)>> = Mutex::new(BTreeMap::new());
 
 thread_local! {
     /// The contexts that this thread has pushed; the last is current.
@@ -33,25 +38,21 @@ thread_local! {
 }
 
 impl Context {
-    pub(crate) fn new(world: &'static World, ordinal: usize) -> Context {
+    pub(crate) fn new(devices: &'static [Device], ordinal: usize) -> Context {
         static LAST: AtomicU64 = AtomicU64::new(0);
         let id = LAST.fetch_add(1, Ordering::Relaxed) + 1;
-        Context { id, ordinal, world, lost: Mutex::default(), peers: Mutex::default() }
-    }
-
-    pub(crate) fn world(&self) -> &'static World {
-        self.world
+        Context { id, ordinal, devices, lost: Mutex::default(), peers: Mutex::default() }
     }
 
     pub(crate) fn device(&self) -> &'static Device {
         // A context is made for a device that exists.
-        &self.world.devices[self.ordinal]
+        &self.devices[self.ordinal]
     }
 
     /// Devices whose memory kernels may reach: its own, then its peers'.
     pub(crate) fn reachable(&self) -> Vec<&'static Device> {
         let peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        std::iter::once(self.ordinal).chain(peers).map(|i| &self.world.devices[i]).collect()
+        std::iter::once(self.ordinal).chain(peers).map(|i| &self.devices[i]).collect()
     }
 
     fn fault(&self) -> MutexGuard<'_, Option<(Status, String)>> {
@@ -62,7 +63,7 @@ impl Context {
     /// ask for its reason now.
     pub(crate) fn lost(&self) -> Option<Status> {
         let (status, reason) = self.fault().clone()?;
-        report::keep(status, &reason);
+        status::keep(status, &reason);
         Some(status)
     }
 
@@ -74,15 +75,27 @@ impl Context {
     pub(crate) fn lose(&self, failure: Failure, what: &str) {
         let mut lost = self.fault();
         if lost.is_none() {
-            let reason = report::explain(what, &failure);
+            let reason = status::explain(what, &failure);
             *lost = Some((failure.status, reason));
         }
     }
 
-    /// The end of the context: what is queued in it runs, then nothing is left of it.
-    pub(crate) fn end(&self, world: &World) {
-        crate::stream::synchronize_all(world, self.id);
-        world.lanes().forget(self.id, world);
+    /// Lets kernels reach the memory of another device; `false` if they could already.
+    pub(crate) fn add_peer(&self, ordinal: usize) -> bool {
+        let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_new = !peers.contains(&ordinal);
+        if is_new {
+            peers.push(ordinal);
+        }
+        is_new
+    }
+
+    /// Takes [`add_peer`](Context::add_peer) back; `false` if there is nothing to take back.
+    pub(crate) fn remove_peer(&self, ordinal: usize) -> bool {
+        let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = peers.len();
+        peers.retain(|peer| *peer != ordinal);
+        peers.len() != before
     }
 }
 
@@ -99,108 +112,65 @@ pub(crate) fn here() -> Result<Arc<Context>> {
     current().ok_or_else(|| Status::INVALID_CONTEXT.because("no context is current to this thread"))
 }
 
-fn push(handle: usize) -> Result<()> {
-    let context = world()?.contexts.get(handle)?;
+/// Makes a context current to this thread.
+pub(crate) fn push(handle: usize) -> Result<()> {
+    devices()?;
+    let context = CONTEXTS.get(handle)?;
     STACK.with_borrow_mut(|stack| stack.push((handle, context)));
     Ok(())
 }
 
-fn pop() -> Option<usize> {
+/// Makes the context current that was before this thread's current one, whose handle it gives.
+pub(crate) fn pop() -> Option<usize> {
     STACK.with_borrow_mut(|stack| stack.pop()).map(|(handle, _)| handle)
 }
 
-fn create(out: Out<usize>, ordinal: i32) -> Result<()> {
-    let (device, world) = (device(ordinal)?, world()?);
-    let handle = world.contexts.add(Arc::new(Context::new(world, device.ordinal)));
-    set!(out, handle)?;
-    push(handle)
-}
-
-/// The primary context's device, if a lost context is to be looked at or left.
-fn current_handle() -> usize {
+/// The current context's handle; 0 if there is none.
+pub(crate) fn current_handle() -> usize {
     STACK.with_borrow(|stack| stack.last().map_or(0, |(handle, _)| *handle))
 }
 
-fn peer(handle: usize) -> Result<(Arc<Context>, usize)> {
-    let (here, other) = (here()?, world()?.contexts.get(handle)?);
-    if here.ordinal == other.ordinal {
-        return Err(Status::INVALID_DEVICE.because("a device is no peer of itself"));
-    }
-    Ok((here, other.ordinal))
+/// Removes a context that is destroyed from those that this thread has pushed.
+pub(crate) fn unstack(handle: usize) {
+    STACK.with_borrow_mut(|stack| stack.retain(|(other, _)| *other != handle));
 }
 
-export! {
-    @always {
-        fn cuCtxCreate_v2(out: Out<usize>, flags: u32, ordinal: i32) { create(out, ordinal) }
-        fn cuCtxCreate_v3(out: Out<usize>, affinity: Host, count: i32, flags: u32, ordinal: i32) { create(out, ordinal) }
-        fn cuCtxCreate_v4(out: Out<usize>, parameters: Host, flags: u32, ordinal: i32) { create(out, ordinal) }
-        fn cuCtxGetCurrent(out: Out<usize>) { set!(out, current_handle()) }
-        fn cuCtxSetCurrent(handle: usize) {
-            if handle != current_handle() {
-                let context = if handle == 0 { None } else { Some(world()?.contexts.get(handle)?) };
-                pop();
-                if context.is_some() {
-                    push(handle)?;
-                }
-            }
-            Ok(())
-        }
-        fn cuCtxPushCurrent_v2(handle: usize) { push(handle) }
-        fn cuCtxPopCurrent_v2(out: Out<usize>) {
-            let handle = pop().ok_or_else(|| Status::INVALID_CONTEXT.because("no context is current to this thread"))?;
-            if out.is_null() { Ok(()) } else { set!(out, handle) }
-        }
-        fn cuCtxDestroy_v2(handle: usize) {
-            let context = world()?.contexts.remove(handle)?;
-            context.end(world()?);
-            STACK.with_borrow_mut(|stack| stack.retain(|(other, _)| *other != handle));
-            Ok(())
-        }
-    }
-    fn cuCtxGetDevice(out: Out<i32>) { set!(out, here()?.ordinal as i32) }
-    fn cuCtxGetId(context: usize, out: Out<u64>) {
-        let context = if context == 0 { here()? } else { world()?.contexts.get(context)? };
-        set!(out, context.id)
-    }
-    fn cuCtxGetApiVersion(context: usize, version: Out<u32>) { set!(version, 3020) }
-    fn cuCtxGetFlags(flags: Out<u32>) { set!(flags, 0) }
-    fn cuCtxSetFlags(flags: u32) { here().map(|_| ()) }
-    fn cuCtxGetCacheConfig(config: Out<i32>) { set!(config, 0) }
-    fn cuCtxSetCacheConfig(config: i32) { here().map(|_| ()) }
-    fn cuCtxGetLimit(bytes: Out<usize>, limit: i32) {
-        here()?;
-        // Stack, printf's buffer, the device's heap.
-        let known = [1 << 10, 1 << 20, 8 << 20].get(usize::try_from(limit).unwrap_or(usize::MAX)).copied();
-        set!(bytes, known.unwrap_or(0))
-    }
-    fn cuCtxSetLimit(limit: i32, bytes: usize) { here().map(|_| ()) }
-    fn cuCtxGetStreamPriorityRange(least: Out<i32>, greatest: Out<i32>) {
-        here()?;
-        if !least.is_null() {
-            set!(least, crate::stream::PRIORITY_LEAST)?;
-        }
-        if greatest.is_null() { Ok(()) } else { set!(greatest, crate::stream::PRIORITY_GREATEST) }
-    }
-    fn cuCtxSynchronize() {
-        let context = here()?;
-        crate::capture::forbidden("cuCtxSynchronize")?;
-        crate::stream::synchronize_all(context.world(), context.id);
-        context.lost().map_or(Ok(()), |status| Err(status.into()))
-    }
-    fn cuCtxEnablePeerAccess(handle: usize, flags: u32) {
-        let (here, other) = peer(handle)?;
-        let mut peers = here.peers.lock().unwrap_or_else(PoisonError::into_inner);
-        if peers.contains(&other) {
-            return Err(Status::PEER_ACCESS_ALREADY_ENABLED.into());
-        }
-        peers.push(other);
-        Ok(())
-    }
-    fn cuCtxDisablePeerAccess(handle: usize) {
-        let (here, other) = peer(handle)?;
-        let mut peers = here.peers.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = peers.len();
-        peers.retain(|peer| *peer != other);
-        if peers.len() == before { Err(Status::PEER_ACCESS_NOT_ENABLED.into()) } else { Ok(()) }
-    }
+fn primary() -> MutexGuard<'static, BTreeMap<usize, (usize, Arc<Context>, usize)>> {
+    PRIMARY.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The handle of a device's primary context, which exists from now on.
+pub(crate) fn retain_primary(device: &Device) -> Result<usize> {
+    let (devices, ordinal) = (devices()?, device.ordinal);
+    let mut primary = primary();
+    let (handle, _, count) = primary.entry(ordinal).or_insert_with(|| {
+        let context = Arc::new(Context::new(devices, ordinal));
+        (CONTEXTS.add(context.clone()), context, 0)
+    });
+    *count += 1;
+    Ok(*handle)
+}
+
+/// Takes one `retain` back, or all of them. Gives the context and its handle if they were the last.
+///
+/// # Errors
+/// No primary context is retained; if `all`, that is none.
+pub(crate) fn release_primary(device: &Device, all: bool) -> Result<Option<(usize, Arc<Context>)>> {
+    let mut primary = primary();
+    let Some((_, _, count)) = primary.get_mut(&device.ordinal) else {
+        return if all {
+            Ok(None)
+        } else {
+            Err(Status::INVALID_CONTEXT.because("no primary context is retained"))
+        };
+    };
+    *count -= 1;
+    let is_last = *count == 0 || all;
+    let gone = if is_last { primary.remove(&device.ordinal) } else { None };
+    Ok(gone.map(|(handle, context, _)| (handle, context)))
+}
+
+/// Whether the device's primary context exists.
+pub(crate) fn is_primary_active(device: &Device) -> bool {
+    primary().contains_key(&device.ordinal)
 }

@@ -1,4 +1,4 @@
-//! Copies, in every direction, at once and in stream order.
+//! Copies, in every direction, and fills: at once and in stream order.
 //!
 //! Ordinary memory of the host is read when the copy is queued, and written before the call returns, as CUDA
 //! documents it for pageable memory. Page-locked memory is read and written when it is the copy's turn; changing it
@@ -7,43 +7,43 @@
 use std::collections::hash_map::DefaultHasher;
 use std::hash::Hasher;
 
-use phalanx_emulator_link::pointer::{Host, In};
-use phalanx_emulator_link::{Bytes, BytesMut};
+use phalanx_emulator_link::pointer::{Bytes, BytesMut};
 use phalanx_ptx::Memory;
 
-use crate::access::Access;
+use crate::capture::forbidden;
 use crate::context::here;
-use crate::device::Device;
-use crate::memory::failure;
-use crate::status::{Failure, Result, Status, present};
-use crate::stream::{submit, submit_and_wait};
-use crate::task::{Progress, Task};
-use crate::world::world;
+use crate::device::{Device, device_of};
+use crate::executor::executor;
+use crate::host;
+use crate::queue::{Progress, Task};
+use crate::race::Access;
+use crate::status::{Result, Status, failure};
+use crate::streams::{is_captured, submit, submit_and_wait};
 
 /// One end of a copy.
 #[derive(Debug, Clone, Copy)]
-enum End {
+pub(crate) enum End {
     Device(u64),
     Host(usize),
 }
 
 /// Anything that has an address, as unified addressing tells them apart.
-fn end(address: u64) -> Result<End> {
-    let on_device = world()?.device_of(address).is_some();
+pub(crate) fn end(address: u64) -> Result<End> {
+    let on_device = device_of(address).is_some();
     Ok(if on_device { End::Device(address) } else { End::Host(address as usize) })
 }
 
 /// Rows of bytes, `pitch` apart at either end; a plain copy has one row.
 #[derive(Debug, Clone, Copy)]
-struct Shape {
-    width: usize,
-    height: usize,
-    to_pitch: usize,
-    from_pitch: usize,
+pub(crate) struct Shape {
+    pub width: usize,
+    pub height: usize,
+    pub to_pitch: usize,
+    pub from_pitch: usize,
 }
 
 impl Shape {
-    fn line(bytes: usize) -> Shape {
+    pub(crate) fn line(bytes: usize) -> Shape {
         Shape { width: bytes, height: 1, to_pitch: bytes, from_pitch: bytes }
     }
 
@@ -55,7 +55,7 @@ impl Shape {
 
 fn memory_of(address: u64) -> Result<&'static Device> {
     let unknown = || Status::INVALID_VALUE.because(format!("{address:#x} is no device's address"));
-    world()?.device_of(address).ok_or_else(unknown)
+    device_of(address).ok_or_else(unknown)
 }
 
 /// A range of device memory that must be in one allocation, checked when the copy is queued, as the driver does.
@@ -74,10 +74,6 @@ fn check(address: u64, bytes: usize) -> Result<()> {
     }
 }
 
-fn told(fault: phalanx_ptx::Fault) -> Failure {
-    failure(&fault)
-}
-
 /// What is done with each row of a copy.
 fn rows(shape: Shape, mut row: impl FnMut(usize, usize) -> Result<()>) -> Progress {
     Progress::from((0..shape.height).try_for_each(|y| row(y * shape.to_pitch, y * shape.from_pitch)))
@@ -85,11 +81,13 @@ fn rows(shape: Shape, mut row: impl FnMut(usize, usize) -> Result<()>) -> Progre
 
 fn to_device(to: u64, from: usize, shape: Shape, capturing: bool) -> Result<Task> {
     let span = shape.span(shape.from_pitch);
-    let locked = world()?.host.holds(from, span);
+    let locked = host::holds(from, span);
     let what = format!("a copy of {} bytes from the host to {to:#x}", shape.width * shape.height);
     let memory = &memory_of(to)?.memory;
     let write = move |bytes: &[u8]| {
-        rows(shape, |t, f| memory.write(to + t as u64, &bytes[f..f + shape.width]).map_err(told))
+        rows(shape, |t, f| {
+            memory.write(to + t as u64, &bytes[f..f + shape.width]).map_err(|fault| failure(&fault))
+        })
     };
     if !locked && !capturing {
         let staged = Bytes::at(from, span).to_vec();
@@ -122,7 +120,9 @@ fn to_host(to: usize, from: u64, shape: Shape) -> Result<Task> {
     let memory = &memory_of(from)?.memory;
     let run = move |_| {
         BytesMut::at(to, span).write(|bytes| {
-            rows(shape, |t, f| memory.read(from + f as u64, &mut bytes[t..t + shape.width]).map_err(told))
+            rows(shape, |t, f| {
+                memory.read(from + f as u64, &mut bytes[t..t + shape.width]).map_err(|fault| failure(&fault))
+            })
         })
     };
     Ok(Task { host: Some((to, to + span)), ..Task::new(what, &here()?, run) })
@@ -133,7 +133,9 @@ fn on_device(to: u64, from: u64, shape: Shape) -> Result<Task> {
     let (target, source): (&Memory, &Memory) = (&memory_of(to)?.memory, &memory_of(from)?.memory);
     let run = move |_| {
         rows(shape, |t, f| {
-            target.copy_from(to + t as u64, source, from + f as u64, shape.width as u64).map_err(told)
+            target
+                .copy_from(to + t as u64, source, from + f as u64, shape.width as u64)
+                .map_err(|fault| failure(&fault))
         })
     };
     Ok(Task::new(what, &here()?, run))
@@ -179,111 +181,85 @@ fn task(to: End, from: End, shape: Shape, capturing: bool) -> Result<Task> {
     }
 }
 
-fn copy(to: End, from: End, shape: Shape) -> Result<()> {
-    submit_and_wait("a copy that is not asynchronous", task(to, from, shape, false)?)
+/// Copies before the call returns.
+pub(crate) fn copy(to: End, from: End, shape: Shape) -> Result<()> {
+    let task = task(to, from, shape, false)?;
+    forbidden("a copy that is not asynchronous")?;
+    submit_and_wait(task)
 }
 
-fn copy_async(to: End, from: End, shape: Shape, stream: usize) -> Result<()> {
-    let capturing = crate::stream::is_captured(stream)?;
+/// Copies in stream order.
+pub(crate) fn copy_async(to: End, from: End, shape: Shape, stream: usize) -> Result<()> {
+    let capturing = is_captured(stream)?;
     let task = task(to, from, shape, capturing)?;
     let context = task.context.clone();
     let pageable = match to {
-        End::Host(address) => !world()?.host.holds(address, shape.span(shape.to_pitch)),
+        End::Host(address) => !host::holds(address, shape.span(shape.to_pitch)),
         End::Device(_) => false,
     };
     let point = submit(stream, task)?;
     if pageable && !capturing {
-        world()?.executor.wait(&point);
+        executor().wait(&point);
         return context.lost().map_or(Ok(()), |status| Err(status.into()));
     }
     Ok(())
 }
 
-/// `CUDA_MEMCPY2D`.
-#[repr(C)]
+/// Rows of a pattern of 1, 2 or 4 bytes, to be filled.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Rectangle {
-    from: Side,
-    to: Side,
-    width: usize,
-    height: usize,
+pub(crate) struct Rows {
+    /// Bytes from one row to the next.
+    pub pitch: usize,
+    /// Patterns a row.
+    pub width: usize,
+    pub height: usize,
 }
 
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-struct Side {
-    x: usize,
-    y: usize,
-    kind: i32,
-    host: usize,
-    device: u64,
-    array: usize,
-    pitch: usize,
-}
-
-impl Side {
-    fn end(self) -> Result<End> {
-        let offset = self.y * self.pitch + self.x;
-        match self.kind {
-            1 => Ok(End::Host(self.host + offset)),
-            2 => Ok(End::Device(self.device + offset as u64)),
-            4 => end(self.device + offset as u64),
-            _ => Err(Status::NOT_SUPPORTED.because("arrays are not emulated")),
+fn fill_task(address: u64, pattern: Vec<u8>, rows: Rows) -> Result<Task> {
+    if !address.is_multiple_of(pattern.len() as u64) {
+        return Err(
+            Status::INVALID_VALUE.because(format!("{address:#x} is no multiple of the pattern's size"))
+        );
+    }
+    let unknown = || Status::INVALID_VALUE.because(format!("{address:#x} is no device's address"));
+    let memory = &device_of(address).ok_or_else(unknown)?.memory;
+    let bytes = match rows.height {
+        0 => 0,
+        height => (height - 1) * rows.pitch + rows.width * pattern.len(),
+    };
+    match memory.allocation(address) {
+        Some((start, size)) if address - start + bytes as u64 <= size => {}
+        found => {
+            let place = found.map_or("in no allocation".into(), |(start, size)| {
+                format!("at offset {} of an allocation of {size} bytes", address - start)
+            });
+            return Err(Status::INVALID_VALUE.because(format!("a fill of {bytes} bytes {place}")));
         }
     }
+    let run = move |_| {
+        Progress::from((0..rows.height).try_for_each(|y| {
+            let row = address + (y * rows.pitch) as u64;
+            memory.fill(row, &pattern, rows.width as u64).map_err(|fault| failure(&fault))
+        }))
+    };
+    let what = format!("a fill of {bytes} bytes");
+    Ok(Task::new(what, &here()?, run).touching([Access::write(address, bytes as u64)]))
 }
 
-fn rectangle(copy: In<Rectangle>) -> Result<(End, End, Shape)> {
-    let Rectangle { from, to, width, height } = present(copy.get(), "copy")?;
-    let pitch = |side: Side| if side.pitch == 0 { width } else { side.pitch };
-    let shape = Shape { width, height, to_pitch: pitch(to), from_pitch: pitch(from) };
-    if shape.to_pitch < width || shape.from_pitch < width {
-        return Err(Status::INVALID_VALUE.because("rows are wider than they are apart"));
-    }
-    Ok((to.end()?, from.end()?, shape))
+/// A fill that need not be over when the call returns, as CUDA documents it for device memory.
+pub(crate) fn fill(address: u64, pattern: Vec<u8>, rows: Rows) -> Result<()> {
+    forbidden("a fill that is not asynchronous")?;
+    submit(0, fill_task(address, pattern, rows)?).map(|_| ())
 }
 
-export! {
-    fn cuMemcpy(to: u64, from: u64, bytes: usize) { copy(end(to)?, end(from)?, Shape::line(bytes)) }
-    fn cuMemcpyAsync(to: u64, from: u64, bytes: usize, stream: usize) {
-        copy_async(end(to)?, end(from)?, Shape::line(bytes), stream)
-    }
-    fn cuMemcpyHtoD_v2(to: u64, from: Host, bytes: usize) {
-        copy(End::Device(to), End::Host(from.address()), Shape::line(bytes))
-    }
-    fn cuMemcpyHtoDAsync_v2(to: u64, from: Host, bytes: usize, stream: usize) {
-        copy_async(End::Device(to), End::Host(from.address()), Shape::line(bytes), stream)
-    }
-    fn cuMemcpyDtoH_v2(to: Host, from: u64, bytes: usize) {
-        copy(End::Host(to.address()), End::Device(from), Shape::line(bytes))
-    }
-    fn cuMemcpyDtoHAsync_v2(to: Host, from: u64, bytes: usize, stream: usize) {
-        copy_async(End::Host(to.address()), End::Device(from), Shape::line(bytes), stream)
-    }
-    fn cuMemcpyDtoD_v2(to: u64, from: u64, bytes: usize) {
-        copy(End::Device(to), End::Device(from), Shape::line(bytes))
-    }
-    fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: usize) {
-        copy_async(End::Device(to), End::Device(from), Shape::line(bytes), stream)
-    }
-    fn cuMemcpyPeer(to: u64, to_context: usize, from: u64, from_context: usize, bytes: usize) {
-        copy(End::Device(to), End::Device(from), Shape::line(bytes))
-    }
-    fn cuMemcpyPeerAsync(
-        to: u64, to_context: usize, from: u64, from_context: usize, bytes: usize, stream: usize,
-    ) {
-        copy_async(End::Device(to), End::Device(from), Shape::line(bytes), stream)
-    }
-    fn cuMemcpy2D_v2(wanted: In<Rectangle>) {
-        let (to, from, shape) = rectangle(wanted)?;
-        copy(to, from, shape)
-    }
-    fn cuMemcpy2DUnaligned_v2(wanted: In<Rectangle>) {
-        let (to, from, shape) = rectangle(wanted)?;
-        copy(to, from, shape)
-    }
-    fn cuMemcpy2DAsync_v2(wanted: In<Rectangle>, stream: usize) {
-        let (to, from, shape) = rectangle(wanted)?;
-        copy_async(to, from, shape, stream)
+/// Fills in stream order.
+pub(crate) fn fill_async(address: u64, pattern: Vec<u8>, rows: Rows, stream: usize) -> Result<()> {
+    submit(stream, fill_task(address, pattern, rows)?).map(|_| ())
+}
+
+impl Rows {
+    /// One row.
+    pub(crate) fn line(width: usize) -> Rows {
+        Rows { pitch: 0, width, height: 1 }
     }
 }

@@ -1,14 +1,11 @@
-//! An emulated device: its memory, its default context, and what it says about itself.
+//! The emulated devices: their memory, their addresses, and what a device says about itself.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::OnceLock;
 
 use phalanx_ptx::Memory;
 
-use crate::context::Context;
+use crate::settings::settings;
 use crate::status::{Result, Status};
-use crate::world::{World, world};
-use phalanx_emulator_link::pointer::{Host, Out};
-use std::sync::Arc;
 
 /// One emulated device.
 #[derive(Debug)]
@@ -17,139 +14,142 @@ pub(crate) struct Device {
     pub memory: Memory,
     /// Addresses of this device have this above bit 44.
     space: u64,
-    /// The primary context and how often it is retained.
-    primary: Mutex<Option<(usize, Arc<Context>, usize)>>,
 }
 
 /// Bits of an address below those that tell the devices apart.
 const SPACE_BITS: u32 = 44;
 
+static DEVICES: OnceLock<Vec<Device>> = OnceLock::new();
+
 impl Device {
-    pub(crate) fn new(ordinal: usize, memory_bytes: u64) -> Device {
+    fn new(ordinal: usize, memory_bytes: u64) -> Device {
         let memory = Memory::new(memory_bytes);
         let somewhere = memory.allocate(1).unwrap_or_default();
         let _ = memory.free(somewhere);
-        Device { ordinal, memory, space: somewhere >> SPACE_BITS, primary: Mutex::default() }
+        Device { ordinal, memory, space: somewhere >> SPACE_BITS }
     }
 
     /// Whether an address is one of this device's, allocated or not.
     pub(crate) fn owns(&self, address: u64) -> bool {
         address >> SPACE_BITS == self.space
     }
+}
 
-    /// The handle of the primary context, which exists from now on.
-    pub(crate) fn retain(&self, world: &'static World) -> usize {
-        let mut primary = self.primary.lock().unwrap_or_else(PoisonError::into_inner);
-        let (handle, _, count) = primary.get_or_insert_with(|| {
-            let context = Arc::new(Context::new(world, self.ordinal));
-            (world.contexts.add(context.clone()), context, 0)
-        });
-        *count += 1;
-        *handle
-    }
+/// Brings the devices into being, with what the environment says of them.
+pub(crate) fn initialize() -> &'static [Device] {
+    let device = |ordinal| Device::new(ordinal, settings().memory_bytes);
+    DEVICES.get_or_init(|| (0..settings().devices).map(device).collect())
+}
 
-    /// Takes one `retain` back, or all of them. The context ends with the last.
-    pub(crate) fn release(&self, world: &World, all: bool) -> Result<()> {
-        let mut primary = self.primary.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some((_, _, count)) = primary.as_mut() else {
-            return if all {
-                Ok(())
-            } else {
-                Err(Status::INVALID_CONTEXT.because("no primary context is retained"))
-            };
-        };
-        *count -= 1;
-        if (*count == 0 || all)
-            && let Some((handle, context, _)) = primary.take()
-        {
-            drop(primary);
-            context.end(world);
-            world.contexts.remove(handle)?;
-        }
-        Ok(())
-    }
-
-    /// Whether the primary context exists.
-    pub(crate) fn is_active(&self) -> bool {
-        self.primary.lock().unwrap_or_else(PoisonError::into_inner).is_some()
-    }
+/// All devices.
+///
+/// # Errors
+/// `cuInit` was not called.
+pub(crate) fn devices() -> Result<&'static [Device]> {
+    DEVICES.get().map(Vec::as_slice).ok_or_else(|| Status::NOT_INITIALIZED.because("cuInit was not called"))
 }
 
 /// The device of a number.
 pub(crate) fn device(ordinal: i32) -> Result<&'static Device> {
-    let devices = &world()?.devices;
+    let devices = devices()?;
     usize::try_from(ordinal).ok().and_then(|i| devices.get(i)).ok_or_else(|| {
         Status::INVALID_DEVICE.because(format!("device {ordinal} of {} emulated ones", devices.len()))
     })
 }
 
-fn copy_text(to: Out<u8>, room: i32, text: &str) -> Result<()> {
-    let room = usize::try_from(room).unwrap_or(0);
-    let bytes = text.bytes().take(room.saturating_sub(1)).chain([0]);
-    bytes.enumerate().try_for_each(|(i, byte)| to.set_at(i, byte)).ok_or(Status::INVALID_VALUE.into())
+/// The device that an address belongs to.
+pub(crate) fn device_of(address: u64) -> Option<&'static Device> {
+    DEVICES.get()?.iter().find(|device| device.owns(address))
 }
 
-/// 16 bytes that name a device.
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Uuid([u8; 16]);
+/// Where the allocation around an address begins.
+pub(crate) fn allocation_start(address: u64) -> Option<u64> {
+    device_of(address)?.memory.allocation(address).map(|(start, _)| start)
+}
 
-export! {
-    @always {
-        fn cuDeviceGetCount(count: Out<i32>) { set!(count, world()?.devices.len() as i32) }
-        fn cuDeviceGet(out: Out<i32>, ordinal: i32) { set!(out, device(ordinal)?.ordinal as i32) }
-        fn cuDeviceGetName(name: Out<u8>, room: i32, ordinal: i32) {
-            let device = device(ordinal)?;
-            copy_text(name, room, &format!("Phalanx emulated device {} (sm_90)", device.ordinal))
-        }
-        fn cuDeviceGetUuid(uuid: Out<Uuid>, ordinal: i32) { set!(uuid, uuid_of(device(ordinal)?)) }
-        fn cuDeviceGetUuid_v2(uuid: Out<Uuid>, ordinal: i32) { set!(uuid, uuid_of(device(ordinal)?)) }
-        fn cuDeviceGetPCIBusId(id: Out<u8>, room: i32, ordinal: i32) {
-            copy_text(id, room, &format!("0000:{:02x}:00.0", device(ordinal)?.ordinal + 1))
-        }
-        fn cuDeviceTotalMem_v2(bytes: Out<usize>, ordinal: i32) {
-            set!(bytes, device(ordinal)?.memory.capacity() as usize)
-        }
-        fn cuDeviceGetAttribute(value: Out<i32>, attribute: i32, ordinal: i32) {
-            let device = device(ordinal)?;
-            let known = crate::attribute::device_attribute(attribute, device.ordinal);
-            let known = known.ok_or_else(|| Status::INVALID_VALUE.because(format!("device attribute {attribute}")))?;
-            set!(value, known)
-        }
-        fn cuDeviceComputeCapability(major: Out<i32>, minor: Out<i32>, ordinal: i32) {
-            device(ordinal)?;
-            set!(major, 9)?;
-            set!(minor, 0)
-        }
-        fn cuDeviceCanAccessPeer(can: Out<i32>, ordinal: i32, peer: i32) {
-            let (one, other) = (device(ordinal)?, device(peer)?);
-            set!(can, i32::from(one.ordinal != other.ordinal))
-        }
-        fn cuDeviceGetP2PAttribute(value: Out<i32>, attribute: i32, ordinal: i32, peer: i32) {
-            let (one, other) = (device(ordinal)?, device(peer)?);
-            // 1: performance rank, 2: access, 3: native atomics, 4: arrays.
-            set!(value, i32::from(one.ordinal != other.ordinal && matches!(attribute, 2 | 3)))
-        }
-        fn cuDeviceGetProperties(properties: Host, ordinal: i32) {
-            Err(Status::NOT_SUPPORTED.because("cuDeviceGetAttribute says what cuDeviceGetProperties said"))
-        }
-        fn cuDevicePrimaryCtxRetain(context: Out<usize>, ordinal: i32) {
-            let device = device(ordinal)?;
-            set!(context, device.retain(world()?))
-        }
-        fn cuDevicePrimaryCtxRelease_v2(ordinal: i32) { device(ordinal)?.release(world()?, false) }
-        fn cuDevicePrimaryCtxReset_v2(ordinal: i32) { device(ordinal)?.release(world()?, true) }
-        fn cuDevicePrimaryCtxSetFlags_v2(ordinal: i32, flags: u32) { device(ordinal).map(|_| ()) }
-        fn cuDevicePrimaryCtxGetState(ordinal: i32, flags: Out<u32>, active: Out<i32>) {
-            let device = device(ordinal)?;
-            set!(flags, 0)?;
-            set!(active, i32::from(device.is_active()))
-        }
+/// Bytes of shared memory that a block has without asking for more.
+pub(crate) const SHARED_BYTES: u32 = 48 << 10;
+/// Bytes of shared memory that a block may ask for: 227 KiB.
+pub(crate) const SHARED_BYTES_OPTIN: u32 = 227 << 10;
+/// Bytes of shared memory of a multiprocessor.
+pub(crate) const SHARED_BYTES_MULTIPROCESSOR: u32 = 228 << 10;
+/// Of which so many are the system's, a block.
+pub(crate) const SHARED_BYTES_RESERVED: u32 = 1 << 10;
+/// Threads of a block.
+pub(crate) const THREADS_BLOCK: u32 = 1024;
+/// Threads that a multiprocessor holds.
+pub(crate) const THREADS_MULTIPROCESSOR: u32 = 2048;
+/// Blocks that a multiprocessor holds.
+pub(crate) const BLOCKS_MULTIPROCESSOR: u32 = 32;
+/// Registers of a multiprocessor, and of a block.
+pub(crate) const REGISTERS: u32 = 65_536;
+/// Multiprocessors. Few, so that kernels whose grid follows it stay small.
+pub(crate) const MULTIPROCESSORS: u32 = 4;
+/// Blocks along x, y and z.
+pub(crate) const GRID_MAX: [u32; 3] = [0x7fff_ffff, 65_535, 65_535];
+/// Threads of a block along x, y and z.
+pub(crate) const BLOCK_MAX: [u32; 3] = [1024, 1024, 64];
+/// Blocks of a cluster that every device has, and those that one may ask for.
+pub(crate) const CLUSTER_MAX: u32 = 8;
+/// See [`CLUSTER_MAX`].
+pub(crate) const CLUSTER_MAX_OPTIN: u32 = 16;
+
+/// The value of an attribute, for a device of compute capability 9.0 as NVIDIA documents it (CUDA C Programming Guide,
+/// "Compute Capabilities"), with few multiprocessors, and without what the emulator does not do. The numbers are those of `CUdevice_attribute`. Those that are not named are of things
+/// that do not exist here (textures, surfaces, virtual memory management, sharing between
+/// processes), so 0.
+pub(crate) fn device_attribute(attribute: i32, ordinal: usize) -> Option<i32> {
+    let value = match attribute {
+        1 => THREADS_BLOCK,
+        2..=4 => BLOCK_MAX[attribute as usize - 2],
+        5..=7 => GRID_MAX[attribute as usize - 5],
+        8 => SHARED_BYTES,
+        9 => 64 << 10,        // constant memory
+        10 => 32,             // warp size
+        11 => 0x7fff_ffff,    // pitch
+        12 | 82 => REGISTERS, // a block, a multiprocessor
+        13 => 1_980_000,      // clock, kHz
+        14 => 512,            // texture alignment
+        15 | 31 | 41 => 1,    // copies beside kernels, kernels side by side, unified addressing
+        16 => MULTIPROCESSORS,
+        33 => ordinal as u32 + 1, // bus
+        36 => 3_201_000,          // memory clock, kHz
+        37 => 6144,               // memory bus, bits
+        38 => 50 << 20,           // second-level cache
+        39 => THREADS_MULTIPROCESSOR,
+        40 => 3,  // copy engines
+        51 => 32, // pitch alignment
+        75 => 9,
+        76 => 0,
+        78..=80 => 1, // stream priorities, first-level caches
+        81 => SHARED_BYTES_MULTIPROCESSOR,
+        87 => 2, // f32 to f64 performance
+        90 => 1, // preemption
+        95 => 1, // cooperative launches
+        97 => SHARED_BYTES_OPTIN,
+        99 => 1, // registering host memory
+        106 => BLOCKS_MULTIPROCESSOR,
+        111 => SHARED_BYTES_RESERVED,
+        115 | 120 | 127 => 1, // memory pools, clusters, tensor maps
+        17..=161 => 0,
+        _ => return None,
+    };
+    i32::try_from(value).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_block_may_ask_for_227_kib_of_shared_memory() {
+        assert_eq!(device_attribute(97, 0), Some(232_448));
+        assert_eq!(device_attribute(8, 0), Some(49_152));
     }
-}
 
-fn uuid_of(device: &Device) -> Uuid {
-    let mut bytes = *b"phalanx-emulated";
-    bytes[15] = device.ordinal as u8;
-    Uuid(bytes)
+    #[test]
+    fn an_attribute_that_cuda_does_not_have_is_none() {
+        assert_eq!(device_attribute(0, 0), None);
+        assert_eq!(device_attribute(1000, 0), None);
+    }
 }

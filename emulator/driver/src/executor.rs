@@ -3,16 +3,14 @@
 //! Any thread that calls the driver may run any operation; what runs is out of the queue's lock, so two threads run
 //! two operations at the same time.
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::access::{Access, Party};
-use crate::call::caught;
-use crate::queue::{Point, Queue};
-use crate::random::Random;
-use crate::settings::{Races, Streams};
-use crate::status::Status;
-use crate::task::{Progress, Task, Turn};
+use crate::device::allocation_start;
+use crate::queue::{Point, Progress, Queue, Task, Turn};
+use crate::race::{Access, Party};
+use crate::settings::{Races, Streams, settings};
+use crate::status::{Status, caught, say};
 
 /// Deferred work is run although nothing waits for it when more operations than this are queued.
 const QUEUED_MAX: usize = 20_000;
@@ -42,8 +40,15 @@ enum Preference {
     Any,
 }
 
+/// The executor of this process.
+pub(crate) fn executor() -> &'static Executor {
+    static EXECUTOR: LazyLock<Executor> =
+        LazyLock::new(|| Executor::new(settings().streams, settings().races, allocation_start));
+    &EXECUTOR
+}
+
 impl Executor {
-    pub(crate) fn new(streams: Streams, races: Races, allocation: fn(u64) -> Option<u64>) -> Executor {
+    fn new(streams: Streams, races: Races, allocation: fn(u64) -> Option<u64>) -> Executor {
         let seed = if let Streams::Deferred { seed } = streams { seed } else { 0 };
         Executor {
             queue: Mutex::default(),
@@ -180,10 +185,35 @@ impl Executor {
             let Some(conflict) = queue.accesses.touch(allocation, *access, party) else { continue };
             match self.races {
                 Races::Error => task.context.lose(Status::LAUNCH_FAILED.because(conflict), &party.what),
-                _ => crate::report::say(&format!("{}: {conflict}", party.what)),
+                _ => say(&format!("{}: {conflict}", party.what)),
             }
             break;
         }
+    }
+}
+
+/// Random numbers for orders that a GPU could choose; the same seed gives the same ones.
+///
+/// SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
+#[derive(Debug, Clone)]
+struct Random(u64);
+
+impl Random {
+    fn new(seed: u64) -> Random {
+        Random(seed)
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// A number below `bound`, which is not 0.
+    fn below(&mut self, bound: usize) -> usize {
+        (self.next() % bound.max(1) as u64) as usize
     }
 }
 
@@ -195,7 +225,7 @@ mod tests {
 
     use super::*;
     use crate::context::Context;
-    use crate::world::{cuInit, world};
+    use crate::device::initialize;
 
     fn executor() -> Arc<Executor> {
         Arc::new(Executor::new(Streams::Eager, Races::Off, |_| None))
@@ -208,8 +238,7 @@ mod tests {
         most: u32,
         on_asked: impl Fn() + Send + Sync + 'static,
     ) -> Point {
-        assert_eq!(cuInit(0), 0);
-        let (context, asked) = (Arc::new(Context::new(world().unwrap(), 0)), asked.clone());
+        let (context, asked) = (Arc::new(Context::new(initialize(), 0)), asked.clone());
         let run = move |_| {
             on_asked();
             if asked.fetch_add(1, Ordering::Relaxed) + 1 < most {

@@ -1,39 +1,51 @@
-//! Graphs: captured work that is launched as often as one likes.
+//! Graphs: captured work that is launched as often as one likes, the capture that becomes one, and its memory.
+//!
+//! Memory that is allocated in a capture has the same addresses at each launch of the graph. So it stays allocated for as
+//! long as the graph may run, even if a stream frees it in the meantime. When the graph is gone, what was freed is freed,
+//! and what was not is its user's, like any other memory. What a launch leaves allocated has to be freed before the next
+//! one, unless that frees it (`CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH`).
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::HashMap;
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::thread::ThreadId;
 
-use phalanx_emulator_link::pointer::{Host, Out};
+use phalanx_emulator_link::handle::Handles;
 
-use crate::graph_memory::GraphMemory;
-use crate::queue::Point;
-use crate::status::{Result, Status, present};
-use crate::task::Task;
-use crate::world::world;
+use crate::context::Context;
+use crate::queue::{Point, Task};
+use crate::status::{Result, Status};
 
 /// Each task with the nodes before it, which come earlier in the list.
-type Nodes = Vec<(Arc<Task>, Vec<usize>)>;
+pub(crate) type Nodes = Vec<(Arc<Task>, Vec<usize>)>;
 
 /// A graph as it was captured.
 #[derive(Debug)]
 pub(crate) struct Graph {
-    nodes: Nodes,
-    memory: Arc<GraphMemory>,
+    pub nodes: Nodes,
+    pub memory: Arc<GraphMemory>,
 }
 
-/// A node of a graph, for those who count them.
+/// A node of a graph, for programs that count them.
 #[derive(Debug)]
 pub(crate) struct Node;
 
 /// A graph that can be launched.
 #[derive(Debug)]
 pub(crate) struct Executable {
-    nodes: Mutex<Nodes>,
+    pub nodes: Mutex<Nodes>,
     /// The end of its last launch, behind which the next one comes, and the chains of its branches.
-    last: Mutex<(Point, Vec<u64>)>,
-    memory: Mutex<Arc<GraphMemory>>,
+    pub last: Mutex<(Point, Vec<u64>)>,
+    pub memory: Mutex<Arc<GraphMemory>>,
     /// A launch frees what the one before left allocated.
-    frees_first: bool,
+    pub frees_first: bool,
 }
+
+/// All graphs.
+pub(crate) static GRAPHS: Handles<Arc<Graph>> = Handles::new("graph", 6);
+/// The nodes that programs asked for.
+pub(crate) static NODES: Handles<Arc<Node>> = Handles::new("graph node", 7);
+/// All graphs that can be launched.
+pub(crate) static EXECUTABLES: Handles<Arc<Executable>> = Handles::new("executable graph", 8);
 
 impl Graph {
     pub(crate) fn new(nodes: Nodes, memory: GraphMemory) -> Graph {
@@ -41,103 +53,142 @@ impl Graph {
     }
 }
 
-fn instantiate(out: Out<usize>, graph: usize, flags: u64) -> Result<()> {
-    // 1: free on launch, 2: upload, 4: from the device, 8: with the nodes' priorities.
-    if flags & !0b1011 != 0 {
-        return Err(Status::INVALID_VALUE.because(format!("flags of a graph {flags:#x}")));
-    }
-    let graph = world()?.graphs.get(graph)?;
-    let (nodes, memory) = (Mutex::new(graph.nodes.clone()), Mutex::new(graph.memory.clone()));
-    set!(
-        out,
-        world()?.executables.add(Arc::new(Executable {
-            nodes,
-            last: Mutex::default(),
-            memory,
-            frees_first: flags & 1 != 0
-        }))
-    )
+/// Which calls of which threads a capture forbids.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mode {
+    Global,
+    ThreadLocal,
+    Relaxed,
 }
 
-fn launch(executable: usize, stream: usize) -> Result<()> {
-    let world = world()?;
-    let executable = world.executables.get(executable)?;
-    let mut lanes = world.lanes();
-    let lane = lanes.find(stream)?;
-    if let Some(joined) = lanes.lane(lane)?.capture.clone() {
-        lanes.invalidate(joined.capture);
-        return Err(Status::NOT_SUPPORTED.because("a graph within a graph is not emulated"));
+impl Mode {
+    pub(crate) fn from_number(mode: i32) -> Result<Mode> {
+        let known = [Mode::Global, Mode::ThreadLocal, Mode::Relaxed];
+        let found = usize::try_from(mode).ok().and_then(|i| known.get(i)).copied();
+        found.ok_or_else(|| Status::INVALID_VALUE.because(format!("capture mode {mode}")))
     }
-    executable.memory.lock().unwrap_or_else(PoisonError::into_inner).launched(executable.frees_first)?;
-    let nodes = executable.nodes.lock().unwrap_or_else(PoisonError::into_inner).clone();
-    let mut last = executable.last.lock().unwrap_or_else(PoisonError::into_inner);
-    let (end, branches) = &mut *last;
-    *end = lanes.enqueue_graph(world, lane, &nodes, end, branches)?;
-    drop((last, lanes));
-    world.executor.added();
-    Ok(())
 }
 
-/// What an update of an executable graph says about its end.
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct UpdateInfo {
-    result: i32,
-    node: usize,
-    from: usize,
+/// A graph that is being captured.
+#[derive(Debug)]
+pub(crate) struct Capture {
+    pub mode: Mode,
+    pub thread: ThreadId,
+    /// The number of the stream that it began on.
+    pub origin: u64,
+    pub nodes: Nodes,
+    pub memory: GraphMemory,
+    pub broken: bool,
 }
 
-fn update(executable: usize, graph: usize) -> Result<i32> {
-    const TOPOLOGY_CHANGED: i32 = 2;
-    let (executable, graph) = (world()?.executables.get(executable)?, world()?.graphs.get(graph)?);
-    let mut nodes = executable.nodes.lock().unwrap_or_else(PoisonError::into_inner);
-    let same = nodes.len() == graph.nodes.len() && nodes.iter().zip(&graph.nodes).all(|(a, b)| a.1 == b.1);
-    if !same {
-        return Ok(TOPOLOGY_CHANGED);
-    }
-    nodes.clone_from(&graph.nodes);
-    *executable.memory.lock().unwrap_or_else(PoisonError::into_inner) = graph.memory.clone();
-    Ok(0)
+/// A stream's part in a capture: the nodes that its next one comes behind.
+#[derive(Debug, Clone)]
+pub(crate) struct Joined {
+    pub capture: u64,
+    pub ends: Vec<usize>,
 }
 
-export! {
-    @always {
-        fn cuGraphDestroy(graph: usize) { world()?.graphs.remove(graph).map(|_| ()) }
-        fn cuGraphExecDestroy(executable: usize) {
-            let executable = world()?.executables.remove(executable)?;
-            // What is queued of it still runs, and may use its memory.
-            let last = executable.last.lock().unwrap_or_else(PoisonError::into_inner).0.clone();
-            world()?.executor.wait(&last);
-            Ok(())
-        }
+/// Whether memory of a graph is allocated.
+#[derive(Debug, Clone, Copy, Default)]
+struct Held {
+    /// By what has run.
+    now: bool,
+    /// By what has been queued.
+    queued: bool,
+}
+
+/// The addresses of all graphs.
+static ADDRESSES: LazyLock<Mutex<HashMap<u64, Held>>> = LazyLock::new(Mutex::default);
+
+fn addresses() -> MutexGuard<'static, HashMap<u64, Held>> {
+    ADDRESSES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The graph's node that allocates `address` has run.
+pub(crate) fn set_allocated(address: u64) {
+    if let Some(held) = addresses().get_mut(&address) {
+        held.now = true;
     }
-    fn cuGraphInstantiateWithFlags(out: Out<usize>, graph: usize, flags: u64) { instantiate(out, graph, flags) }
-    fn cuGraphInstantiate_v2(out: Out<usize>, graph: usize, node: Out<usize>, log: Host, bytes: usize) {
-        instantiate(out, graph, 0)
+}
+
+/// A free of what may be a graph's memory is queued, outside of any graph.
+pub(crate) fn free_queued(address: u64) {
+    if let Some(held) = addresses().get_mut(&address) {
+        held.queued = false;
     }
-    fn cuGraphUpload(executable: usize, stream: usize) {
-        let world = world()?;
-        world.executables.get(executable)?;
-        world.lanes().find(stream).map(|_| ())
+}
+
+/// Notes a free of memory that a graph made. `None` if it is no graph's.
+///
+/// # Errors
+/// It is not allocated now.
+pub(crate) fn set_freed(address: u64) -> Option<Result<()>> {
+    let mut addresses = addresses();
+    let held = addresses.get_mut(&address)?;
+    let why =
+        || Status::INVALID_VALUE.because(format!("{address:#x} is memory of a graph, and free already"));
+    Some(if std::mem::replace(&mut held.now, false) { Ok(()) } else { Err(why()) })
+}
+
+/// What one graph allocates.
+#[derive(Debug)]
+pub(crate) struct GraphMemory {
+    context: Arc<Context>,
+    allocated: Vec<u64>,
+    freed: Vec<u64>,
+}
+
+impl GraphMemory {
+    pub(crate) fn new(context: Arc<Context>) -> GraphMemory {
+        GraphMemory { context, allocated: Vec::new(), freed: Vec::new() }
     }
-    fn cuGraphLaunch(executable: usize, stream: usize) { launch(executable, stream) }
-    fn cuGraphExecUpdate_v2(executable: usize, graph: usize, info: Out<UpdateInfo>) {
-        let result = update(executable, graph)?;
-        present(info.set(UpdateInfo { result, node: 0, from: 0 }), "info")?;
-        if result == 0 {
-            return Ok(());
-        }
-        Err(Status::GRAPH_UPDATE_FAILURE.because("the graph has other nodes or edges than the executable one"))
+
+    /// Something is allocated in the capture.
+    pub(crate) fn allocated(&mut self, address: u64) {
+        self.allocated.push(address);
+        addresses().insert(address, Held::default());
     }
-    fn cuGraphGetNodes(graph: usize, nodes: Out<usize>, count: Out<usize>) {
-        let (world, graph) = (world()?, world()?.graphs.get(graph)?);
-        if nodes.is_null() {
-            return set!(count, graph.nodes.len());
+
+    /// The graph is launched; `frees_first` if it was made to free what it left allocated before.
+    ///
+    /// # Errors
+    /// What an earlier launch left allocated is not freed yet.
+    pub(crate) fn launched(&self, frees_first: bool) -> Result<()> {
+        let mut addresses = addresses();
+        let left: Vec<u64> = self.allocated.iter().copied().filter(|a| !self.freed.contains(a)).collect();
+        let is_held = |address: &&u64| addresses.get(address).is_some_and(|held| held.queued);
+        if let (false, Some(address)) = (frees_first, left.iter().find(is_held)) {
+            let why =
+                format!("memory at {address:#x}, which the graph's last launch allocated, is not freed yet");
+            return Err(Status::INVALID_VALUE.because(why));
         }
-        let room = present(count.get(), "count")?.min(graph.nodes.len());
-        for i in 0..room {
-            present(nodes.set_at(i, world.nodes.add(Arc::new(Node))), "nodes")?;
+        for address in left {
+            addresses.entry(address).or_default().queued = true;
         }
-        set!(count, room)
+        Ok(())
+    }
+
+    /// Something is freed in the capture.
+    ///
+    /// # Errors
+    /// It was not allocated there.
+    pub(crate) fn freed(&mut self, address: u64) -> Result<()> {
+        if !self.allocated.contains(&address) || self.freed.contains(&address) {
+            let why = format!("{address:#x} was not allocated in the capture that frees it");
+            return Err(Status::INVALID_VALUE.because(why));
+        }
+        self.freed.push(address);
+        Ok(())
+    }
+}
+
+impl Drop for GraphMemory {
+    fn drop(&mut self) {
+        for address in &self.allocated {
+            if addresses().remove(address).is_some_and(|held| !held.now) {
+                // It was allocated by the capture, and this is the only free.
+                let _ = self.context.device().memory.free(*address);
+            }
+        }
     }
 }

@@ -3,21 +3,15 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use phalanx_emulator_link::pointer::{Host, Out};
-
 use crate::context::here;
-use crate::report;
-use crate::status::{Result, Status, present};
-use crate::world::world;
+use crate::executor::executor;
+use crate::status::{Result, Status, say};
 
 /// Pages, so that what is locked is whole ones.
 const ALIGN: usize = 4096;
 
-/// What is locked: start to size, and whether it was allocated here.
-#[derive(Debug, Default)]
-pub(crate) struct HostMemory {
-    locked: Mutex<BTreeMap<usize, Locked>>,
-}
+/// What is locked: the start, and the rest of it.
+static LOCKED: Mutex<BTreeMap<usize, Locked>> = Mutex::new(BTreeMap::new());
 
 #[derive(Debug)]
 struct Locked {
@@ -27,27 +21,26 @@ struct Locked {
     block: Option<Vec<u8>>,
 }
 
-impl HostMemory {
-    fn locked(&self) -> MutexGuard<'_, BTreeMap<usize, Locked>> {
-        self.locked.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Whether all of `bytes` bytes are locked.
-    pub(crate) fn holds(&self, address: usize, bytes: usize) -> bool {
-        let locked = self.locked();
-        let found = locked.range(..=address).next_back();
-        found.is_some_and(|(start, l)| address - start <= l.bytes && bytes <= l.bytes - (address - start))
-    }
-
-    /// The start and the size of what is locked around an address.
-    pub(crate) fn around(&self, address: usize) -> Option<(usize, usize, u32)> {
-        let locked = self.locked();
-        let (start, found) = locked.range(..=address).next_back()?;
-        (address - start < found.bytes).then_some((*start, found.bytes, found.flags))
-    }
+fn locked() -> MutexGuard<'static, BTreeMap<usize, Locked>> {
+    LOCKED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn allocate(bytes: usize, flags: u32) -> Result<usize> {
+/// Whether all of `bytes` bytes are locked.
+pub(crate) fn holds(address: usize, bytes: usize) -> bool {
+    let locked = locked();
+    let found = locked.range(..=address).next_back();
+    found.is_some_and(|(start, l)| address - start <= l.bytes && bytes <= l.bytes - (address - start))
+}
+
+/// The start and the size of what is locked around an address.
+pub(crate) fn around(address: usize) -> Option<(usize, usize, u32)> {
+    let locked = locked();
+    let (start, found) = locked.range(..=address).next_back()?;
+    (address - start < found.bytes).then_some((*start, found.bytes, found.flags))
+}
+
+/// Allocates page-locked memory.
+pub(crate) fn allocate(bytes: usize, flags: u32) -> Result<usize> {
     here()?;
     if bytes == 0 {
         return Err(Status::INVALID_VALUE.because("an allocation of 0 bytes"));
@@ -57,30 +50,29 @@ fn allocate(bytes: usize, flags: u32) -> Result<usize> {
     block
         .try_reserve_exact(room)
         .map_err(|_| Status::OUT_OF_MEMORY.because(format!("{bytes} bytes of the host")))?;
-    // Never written memory must not look like zeros that somebody put there.
+    // Never written memory must not look like zeros that a program put there.
     block.resize(room, phalanx_ptx::Memory::POISON);
     let start = (block.as_ptr() as usize).next_multiple_of(ALIGN);
-    world()?.host.locked().insert(start, Locked { bytes, flags, block: Some(block) });
+    locked().insert(start, Locked { bytes, flags, block: Some(block) });
     Ok(start)
 }
 
 /// Unlocks what begins at an address, and frees it if it was allocated here. A copy that is still queued is a mistake
-/// of the caller, who is told; it runs first, so that it does not touch what is nobody's.
-fn unlock(address: usize, allocated: bool, call: &str) -> Result<()> {
-    let world = world()?;
-    let bytes = match world.host.locked().get(&address) {
+/// of the caller, who is told; it runs first, so that it does not touch memory that was given back.
+pub(crate) fn unlock(address: usize, allocated: bool, call: &str) -> Result<()> {
+    let bytes = match locked().get(&address) {
         Some(locked) if locked.block.is_some() == allocated => locked.bytes,
         _ if allocated => {
             return Err(Status::INVALID_VALUE.because(format!("no allocation begins at {address:#x}")));
         }
         _ => return Err(Status::HOST_MEMORY_NOT_REGISTERED.into()),
     };
-    let users = world.executor.queue().using_host(address, address + bytes);
+    let users = executor().queue().using_host(address, address + bytes);
     for (point, what) in &users {
-        report::say(&format!("{call}: {what} is still queued and uses the memory: wait for it before"));
-        world.executor.wait(point);
+        say(&format!("{call}: {what} is still queued and uses the memory: wait for it before"));
+        executor().wait(point);
     }
-    let freed = world.host.locked().remove(&address);
+    let freed = locked().remove(&address);
     drop(freed);
     if !users.is_empty() {
         let failure = Status::LAUNCH_FAILED.because("page-locked memory was freed while queued work used it");
@@ -89,30 +81,13 @@ fn unlock(address: usize, allocated: bool, call: &str) -> Result<()> {
     Ok(())
 }
 
-export! {
-    fn cuMemHostAlloc(out: Out<usize>, bytes: usize, flags: u32) { set!(out, allocate(bytes, flags)?) }
-    fn cuMemAllocHost_v2(out: Out<usize>, bytes: usize) { set!(out, allocate(bytes, 0)?) }
-    fn cuMemFreeHost(address: usize) { unlock(address, true, "cuMemFreeHost") }
-    fn cuMemHostRegister_v2(address: Host, bytes: usize, flags: u32) {
-        here()?;
-        if address.is_null() || bytes == 0 {
-            return Err(Status::INVALID_VALUE.because("nothing to register"));
-        }
-        let (start, host) = (address.address(), &world()?.host);
-        let mut locked = host.locked();
-        let before = locked.range(..start + bytes).next_back();
-        if before.is_some_and(|(other, l)| other + l.bytes > start) {
-            return Err(Status::HOST_MEMORY_ALREADY_REGISTERED.into());
-        }
-        locked.insert(start, Locked { bytes, flags, block: None });
-        Ok(())
+/// Locks memory that was there before.
+pub(crate) fn register(start: usize, bytes: usize, flags: u32) -> Result<()> {
+    let mut locked = locked();
+    let before = locked.range(..start + bytes).next_back();
+    if before.is_some_and(|(other, l)| other + l.bytes > start) {
+        return Err(Status::HOST_MEMORY_ALREADY_REGISTERED.into());
     }
-    fn cuMemHostUnregister(address: usize) { unlock(address, false, "cuMemHostUnregister") }
-    fn cuMemHostGetDevicePointer_v2(out: Out<u64>, address: usize, flags: u32) {
-        Err(Status::NOT_SUPPORTED.because("kernels cannot reach memory of the host here: copy it"))
-    }
-    fn cuMemHostGetFlags(flags: Out<u32>, address: usize) {
-        let (_, _, found) = present(world()?.host.around(address), "address")?;
-        set!(flags, found)
-    }
+    locked.insert(start, Locked { bytes, flags, block: None });
+    Ok(())
 }

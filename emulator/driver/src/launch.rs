@@ -1,22 +1,20 @@
-//! Launching kernels: what the driver refuses at once, and what is queued.
+//! Launching kernels: what the driver refuses at once, what is queued, and how many blocks a multiprocessor holds.
 
 use std::sync::Arc;
 
-use phalanx_emulator_link::Bytes;
-use phalanx_emulator_link::pointer::In;
-use phalanx_ptx::{Checks, Launch, Memory};
+use phalanx_emulator_link::pointer::{Bytes, In};
+use phalanx_ptx::{Checks, Launch, Loaded, Memory, Touched};
 
-use crate::attribute::{
-    BLOCK_MAX, CLUSTER_MAX, CLUSTER_MAX_OPTIN, GRID_MAX, MULTIPROCESSORS, SHARED_BYTES_OPTIN,
+use crate::context::{Context, here};
+use crate::device::{
+    BLOCK_MAX, BLOCKS_MULTIPROCESSOR, CLUSTER_MAX, CLUSTER_MAX_OPTIN, GRID_MAX, MULTIPROCESSORS, REGISTERS,
+    SHARED_BYTES_MULTIPROCESSOR, SHARED_BYTES_OPTIN, SHARED_BYTES_RESERVED, THREADS_MULTIPROCESSOR,
 };
-use crate::context::here;
-use crate::function::Function;
-use crate::memory::failure;
-use crate::occupancy::blocks_per_multiprocessor;
-use crate::status::{Result, Status, present};
-use crate::stream::submit;
-use crate::task::{Progress, Task};
-use crate::world::world;
+use crate::module::{FUNCTIONS, Function};
+use crate::queue::{Progress, Task};
+use crate::race::Access;
+use crate::status::{Result, Status, failure, present};
+use crate::streams::submit;
 
 /// Ends the list of extra parameters, and what is in it.
 const EXTRA_END: usize = 0;
@@ -114,7 +112,8 @@ fn buffer(function: &Function, extra: In<usize>) -> Result<Vec<u8>> {
     Ok(Bytes::at(at, wanted).to_vec())
 }
 
-fn launch(
+/// Launches a kernel: checks now, runs in stream order.
+pub(crate) fn launch(
     function: usize,
     shape: Launch,
     stream: usize,
@@ -122,14 +121,14 @@ fn launch(
     extra: In<usize>,
     cooperative: bool,
 ) -> Result<()> {
-    let function = world()?.functions.get(function)?;
+    let function = FUNCTIONS.get(function)?;
     check(&function, &shape)?;
     if cooperative {
         check_cooperative(&function, &shape)?;
     }
     let bytes = parameters(&function, pointers, extra)?;
     let (context, loaded) = (here()?, function.loaded()?);
-    if context.ordinal != function.library.context.ordinal {
+    if context.ordinal != function.module.context.ordinal {
         return refuse(Status::INVALID_HANDLE, &function, "its module is loaded on another device".into());
     }
     submit(stream, task(function, loaded, context, shape, bytes, cooperative)).map(|_| ())
@@ -137,8 +136,8 @@ fn launch(
 
 fn task(
     function: Arc<Function>,
-    loaded: Arc<phalanx_ptx::Loaded>,
-    context: Arc<crate::context::Context>,
+    loaded: Arc<Loaded>,
+    context: Arc<Context>,
     shape: Launch,
     parameters: Vec<u8>,
     cooperative: bool,
@@ -152,7 +151,8 @@ fn task(
         match start(&loaded, &function.name, &memory, &shape, &parameters, &Checks::default()) {
             Ok(report) => {
                 print!("{}", report.output);
-                Progress::Done(crate::touched::accesses(&report))
+                let access = |t: &Touched| Access { start: t.start, end: t.end, written: t.written };
+                Progress::Done(report.touched.iter().map(access).collect())
             }
             Err(fault) => Progress::Failed(failure(&fault)),
         }
@@ -212,31 +212,27 @@ impl Config {
     }
 }
 
-export! {
-    fn cuLaunchKernel(
-        function: usize, gx: u32, gy: u32, gz: u32, bx: u32, by: u32, bz: u32, shared_bytes: u32, stream: usize,
-        pointers: In<usize>, extra: In<usize>,
-    ) {
-        let (grid, block, cluster) = ([gx, gy, gz], [bx, by, bz], cluster_of(function)?);
-        launch(function, Launch { grid, block, shared_bytes, cluster }, stream, pointers, extra, false)
-    }
-    fn cuLaunchCooperativeKernel(
-        function: usize, gx: u32, gy: u32, gz: u32, bx: u32, by: u32, bz: u32, shared_bytes: u32, stream: usize,
-        pointers: In<usize>,
-    ) {
-        let (grid, block) = ([gx, gy, gz], [bx, by, bz]);
-        launch(function, Launch { grid, block, shared_bytes, cluster: [1; 3] }, stream, pointers, pointers, true)
-    }
-    fn cuLaunchKernelEx(config: In<Config>, function: usize, pointers: In<usize>, extra: In<usize>) {
-        let config = present(config.get(), "config")?;
-        let (cluster, cooperative) = config.cluster()?;
-        let Config { grid, block, shared_bytes, stream, .. } = config;
-        launch(function, Launch { grid, block, shared_bytes, cluster }, stream, pointers, extra, cooperative)
-    }
+/// The cluster of a launch that names none: the one that the function's attributes ask for.
+pub(crate) fn cluster_of(function: usize) -> Result<[u32; 3]> {
+    let required = FUNCTIONS.get(function)?.cluster();
+    Ok(if required == [0; 3] { [1; 3] } else { required })
 }
 
-/// The cluster of a launch that names none: the one that the function's attributes ask for.
-fn cluster_of(function: usize) -> Result<[u32; 3]> {
-    let required = world()?.functions.get(function)?.cluster();
-    Ok(if required == [0; 3] { [1; 3] } else { required })
+/// Lanes of a warp, and registers that a warp gets at a time.
+pub(crate) const WARP: u32 = 32;
+const REGISTERS_AT_A_TIME: u32 = 256;
+
+/// How many blocks of that many threads and bytes of dynamic shared memory a multiprocessor holds at once.
+pub(crate) fn blocks_per_multiprocessor(function: &Function, threads: u32, dynamic_shared_bytes: u32) -> u32 {
+    if threads == 0 || threads > function.threads_max {
+        return 0;
+    }
+    let warps = threads.div_ceil(WARP);
+    let warp_registers = (function.registers() * WARP).next_multiple_of(REGISTERS_AT_A_TIME);
+    let shared =
+        function.shared_bytes.saturating_add(dynamic_shared_bytes).saturating_add(SHARED_BYTES_RESERVED);
+    let by_threads = THREADS_MULTIPROCESSOR / (warps * WARP);
+    let by_registers = REGISTERS / (warps * warp_registers).max(1);
+    let by_shared = SHARED_BYTES_MULTIPROCESSOR / shared.next_multiple_of(128).max(1);
+    BLOCKS_MULTIPROCESSOR.min(by_threads).min(by_registers).min(by_shared)
 }

@@ -29,43 +29,23 @@
 //! | `PHALANX_EMULATOR_STREAMS` | `eager`, `deferred`, `deferred:SEED` | `eager` |
 //! | `PHALANX_EMULATOR_RACES` | `error`, `warn`, `off` | `error` |
 
-#[macro_use]
-mod call;
-
-mod access;
-mod attribute;
+mod api;
 mod capture;
-mod clock;
 mod context;
 mod copy;
 mod device;
-mod entry;
 mod event;
 mod executor;
-mod fill;
-mod function;
-mod functions;
 mod graph;
-mod graph_memory;
-mod handle;
 mod host;
-mod lanes;
 mod launch;
 mod memory;
 mod module;
-mod occupancy;
-mod pointer_query;
-mod pool;
 mod queue;
-mod random;
-mod report;
+mod race;
 mod settings;
 mod status;
-mod stream;
-mod task;
-mod tensor_map;
-mod touched;
-mod world;
+mod streams;
 
 /// The README's example, compiled and run.
 #[cfg(doctest)]

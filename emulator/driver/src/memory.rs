@@ -1,34 +1,18 @@
-//! Device memory: at once, and in stream order.
+//! Device memory: at once, in stream order, and from pools. Memory that is freed is the device's again at once, so a pool
+//! holds nothing back; it counts.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
-use phalanx_emulator_link::pointer::Out;
-use phalanx_ptx::{Fault, FaultKind};
+use phalanx_emulator_link::handle::Handles;
 
-use crate::access::Access;
-use crate::capture::forbidden;
-use crate::context::{Context, here};
-use crate::device::Device;
-use crate::graph_memory;
-use crate::pool::Pool;
-use crate::status::{Failure, Result, Status, present};
-use crate::stream::{submit, synchronize_all};
-use crate::task::{Progress, Task};
-use crate::world::world;
-
-/// A fault as the driver tells it.
-pub(crate) fn failure(fault: &Fault) -> Failure {
-    let status = match fault.kind {
-        FaultKind::OutOfBounds | FaultKind::InvalidFree => Status::ILLEGAL_ADDRESS,
-        FaultKind::Misaligned => Status::MISALIGNED_ADDRESS,
-        FaultKind::Assert => Status::ASSERT,
-        FaultKind::Deadlock | FaultKind::Endless => Status::LAUNCH_TIMEOUT,
-        FaultKind::Unsupported => Status::ILLEGAL_INSTRUCTION,
-        FaultKind::BadLaunch => Status::INVALID_VALUE,
-        _ => Status::LAUNCH_FAILED,
-    };
-    status.because(fault.to_string())
-}
+use crate::context::{CONTEXTS, Context};
+use crate::device::{Device, device_of, devices};
+use crate::graph;
+use crate::queue::{Progress, Task};
+use crate::race::Access;
+use crate::status::{Result, Status, failure};
+use crate::streams::{streams, submit, synchronize_all};
 
 /// Allocates now. If memory is short, what is queued runs first: it may free some.
 pub(crate) fn allocate(device: &Device, bytes: u64) -> Result<u64> {
@@ -38,55 +22,53 @@ pub(crate) fn allocate(device: &Device, bytes: u64) -> Result<u64> {
     if let Ok(address) = device.memory.allocate(bytes) {
         return Ok(address);
     }
-    let world = world()?;
-    for context in world.contexts.all().iter().filter(|context| context.ordinal == device.ordinal) {
-        synchronize_all(world, context.id);
+    for context in CONTEXTS.all().iter().filter(|context| context.ordinal == device.ordinal) {
+        synchronize_all(context.id);
     }
     device.memory.allocate(bytes).map_err(|error| Status::OUT_OF_MEMORY.because(error.to_string()))
 }
 
 /// Allocates in stream order: the address is known at once, the memory is there behind what is queued.
 pub(crate) fn allocate_async(bytes: usize, stream: usize, pool: Option<&Arc<Pool>>) -> Result<u64> {
-    let world = world()?;
-    let (lane, context) = {
-        let mut lanes = world.lanes();
-        let lane = lanes.find(stream)?;
-        (lane, lanes.lane(lane)?.context.clone())
+    let (id, context) = {
+        let mut streams = streams();
+        let id = streams.find(stream)?;
+        (id, streams.get(id)?.context.clone())
     };
     let device = pool.map_or(context.ordinal, |pool| pool.ordinal);
-    let device = &world.devices[device];
+    let device = &devices()?[device];
     let address = allocate(device, bytes as u64)?;
-    if let Some(capture) = world.lanes().capture_of(lane)? {
+    if let Some(capture) = streams().capture_of(id)? {
         capture.memory.allocated(address);
     }
     let what = format!("an allocation of {bytes} bytes");
     let run = move |_| {
-        graph_memory::set_allocated(address);
+        graph::set_allocated(address);
         Progress::Done(Vec::new())
     };
     submit(stream, Task::new(what, &context, run).touching([Access::write(address, bytes as u64)]))?;
-    crate::pool::used(world, device, pool);
+    note_use(device, pool);
     Ok(address)
 }
 
-fn free_async(address: u64, stream: usize) -> Result<()> {
-    let world = world()?;
+/// Frees in stream order.
+pub(crate) fn free_async(address: u64, stream: usize) -> Result<()> {
     let (device, start, bytes) = allocation(address)?;
     let context = {
-        let mut lanes = world.lanes();
-        let lane = lanes.find(stream)?;
-        let context = lanes.lane(lane)?.context.clone();
-        if let Some(capture) = lanes.capture_of(lane)? {
+        let mut streams = streams();
+        let id = streams.find(stream)?;
+        let context = streams.get(id)?.context.clone();
+        if let Some(capture) = streams.capture_of(id)? {
             capture.memory.freed(address)?;
-            let run = move |_| Progress::from(graph_memory::set_freed(start).unwrap_or(Ok(())));
+            let run = move |_| Progress::from(graph::set_freed(start).unwrap_or(Ok(())));
             let task = Task::new("a free", &context, run).touching([Access::write(start, bytes)]);
-            return lanes.enqueue(world, lane, Arc::new(task)).map(|_| ());
+            return streams.enqueue(id, Arc::new(task)).map(|_| ());
         }
         context
     };
-    graph_memory::free_queued(start);
+    graph::free_queued(start);
     let run = move |_| {
-        let freed = graph_memory::set_freed(start);
+        let freed = graph::set_freed(start);
         Progress::from(freed.unwrap_or_else(|| device.memory.free(start).map_err(|fault| failure(&fault))))
     };
     let task = Task::new(format!("the free of {bytes} bytes"), &context, run);
@@ -96,7 +78,7 @@ fn free_async(address: u64, stream: usize) -> Result<()> {
 /// The device, the start and the bytes of the allocation that begins at an address.
 fn allocation(address: u64) -> Result<(&'static Device, u64, u64)> {
     let unknown = || Status::INVALID_VALUE.because(format!("no allocation begins at {address:#x}"));
-    let device = world()?.device_of(address).ok_or_else(unknown)?;
+    let device = device_of(address).ok_or_else(unknown)?;
     let (start, bytes) =
         device.memory.allocation(address).filter(|(start, _)| *start == address).ok_or_else(unknown)?;
     Ok((device, start, bytes))
@@ -104,56 +86,110 @@ fn allocation(address: u64) -> Result<(&'static Device, u64, u64)> {
 
 /// Frees now, when everything queued on the device has run, as the driver may do; so no queued work can lose its
 /// memory by it.
-fn free(address: u64, context: &Context) -> Result<()> {
+pub(crate) fn free(address: u64, context: &Context) -> Result<()> {
     let (device, start, _) = allocation(address)?;
-    synchronize_all(context.world(), context.id);
-    graph_memory::free_queued(start);
-    graph_memory::set_freed(start)
-        .unwrap_or_else(|| device.memory.free(start).map_err(|fault| failure(&fault)))
+    synchronize_all(context.id);
+    graph::free_queued(start);
+    graph::set_freed(start).unwrap_or_else(|| device.memory.free(start).map_err(|fault| failure(&fault)))
 }
 
-export! {
-    fn cuMemAlloc_v2(address: Out<u64>, bytes: usize) {
-        forbidden("cuMemAlloc")?;
-        set!(address, allocate(here()?.device(), bytes as u64)?)
+/// A pool of a device.
+#[derive(Debug)]
+pub(crate) struct Pool {
+    pub ordinal: usize,
+    /// Numbers of `CUmemPool_attribute` that were set.
+    set: Mutex<HashMap<i32, u64>>,
+    used_high: Mutex<u64>,
+    /// What other devices may do with its memory, by their numbers.
+    access: Mutex<HashMap<i32, i32>>,
+}
+
+/// All pools.
+pub(crate) static POOLS: Handles<Arc<Pool>> = Handles::new("memory pool", 9);
+
+/// `CU_MEM_ACCESS_FLAGS_PROT_READWRITE`.
+pub(crate) const READ_WRITE: i32 = 3;
+
+/// The release threshold, and the counts of what is reserved and used, now and at most.
+const RELEASE_THRESHOLD: i32 = 4;
+const RESERVED: i32 = 5;
+const RESERVED_HIGH: i32 = 6;
+const USED: i32 = 7;
+const USED_HIGH: i32 = 8;
+
+/// The default pool of each device, and the one that allocations come from.
+static DEFAULTS: LazyLock<Mutex<HashMap<usize, (usize, usize)>>> = LazyLock::new(Mutex::default);
+
+impl Pool {
+    pub(crate) fn new(ordinal: usize) -> Pool {
+        Pool { ordinal, set: Mutex::default(), used_high: Mutex::default(), access: Mutex::default() }
     }
-    fn cuMemAllocPitch_v2(address: Out<u64>, pitch: Out<usize>, width: usize, height: usize, element: u32) {
-        forbidden("cuMemAllocPitch")?;
-        let row = width.next_multiple_of(512);
-        set!(pitch, row)?;
-        set!(address, allocate(here()?.device(), row as u64 * height as u64)?)
-    }
-    fn cuMemAllocManaged(address: Out<u64>, bytes: usize, flags: u32) {
-        Err(Status::NOT_SUPPORTED.because("managed memory is not emulated"))
-    }
-    fn cuMemFree_v2(address: u64) {
-        if address == 0 {
-            return Ok(());
+
+    /// An attribute's value; `device` is the pool's.
+    pub(crate) fn get(&self, attribute: i32, device: &Device) -> Option<u64> {
+        let high = || *self.used_high.lock().unwrap_or_else(PoisonError::into_inner);
+        match attribute {
+            1..=3 => Some(self.stored(attribute).unwrap_or(1)),
+            RELEASE_THRESHOLD => Some(self.stored(attribute).unwrap_or(0)),
+            RESERVED | USED => Some(device.memory.used()),
+            RESERVED_HIGH | USED_HIGH => Some(high().max(device.memory.used())),
+            _ => None,
         }
-        forbidden("cuMemFree")?;
-        free(address, &*here()?)
     }
-    fn cuMemAllocAsync(address: Out<u64>, bytes: usize, stream: usize) {
-        set!(address, allocate_async(bytes, stream, None)?)
-    }
-    fn cuMemAllocFromPoolAsync(address: Out<u64>, bytes: usize, pool: usize, stream: usize) {
-        let pool = world()?.pools.get(pool)?;
-        set!(address, allocate_async(bytes, stream, Some(&pool))?)
-    }
-    fn cuMemFreeAsync(address: u64, stream: usize) {
-        if address == 0 { Ok(()) } else { free_async(address, stream) }
-    }
-    fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) {
-        let memory = &here()?.device().memory;
-        set!(free, (memory.capacity() - memory.used()) as usize)?;
-        set!(total, memory.capacity() as usize)
-    }
-    fn cuMemGetAddressRange_v2(base: Out<u64>, bytes: Out<usize>, address: u64) {
-        let found = world()?.device_of(address).and_then(|device| device.memory.allocation(address));
-        let (start, size) = found.ok_or_else(|| Status::NOT_FOUND.because(format!("{address:#x} is not allocated")))?;
-        if !base.is_null() {
-            set!(base, start)?;
+
+    /// Sets an attribute.
+    pub(crate) fn set(&self, attribute: i32, given: u64) -> Result<()> {
+        match attribute {
+            1..=RELEASE_THRESHOLD => {
+                self.set.lock().unwrap_or_else(PoisonError::into_inner).insert(attribute, given);
+            }
+            RESERVED_HIGH | USED_HIGH if given == 0 => {
+                *self.used_high.lock().unwrap_or_else(PoisonError::into_inner) = 0;
+            }
+            _ => {
+                let why = format!("pool attribute {attribute} cannot be set to {given}");
+                return Err(Status::INVALID_VALUE.because(why));
+            }
         }
-        if bytes.is_null() { Ok(()) } else { present(bytes.set(size as usize), "bytes") }
+        Ok(())
     }
+
+    /// Notes what a device may do with the pool's memory.
+    pub(crate) fn allow(&self, ordinal: i32, flags: i32) {
+        self.access.lock().unwrap_or_else(PoisonError::into_inner).insert(ordinal, flags);
+    }
+
+    /// What a device may do with the pool's memory.
+    pub(crate) fn allowed(&self, ordinal: i32) -> i32 {
+        let known = self.access.lock().unwrap_or_else(PoisonError::into_inner).get(&ordinal).copied();
+        known.unwrap_or(if ordinal as usize == self.ordinal { READ_WRITE } else { 0 })
+    }
+
+    fn stored(&self, attribute: i32) -> Option<u64> {
+        self.set.lock().unwrap_or_else(PoisonError::into_inner).get(&attribute).copied()
+    }
+}
+
+/// The handles of a device's default and current pool.
+pub(crate) fn default_pools(ordinal: usize) -> (usize, usize) {
+    let mut defaults = DEFAULTS.lock().unwrap_or_else(PoisonError::into_inner);
+    *defaults.entry(ordinal).or_insert_with(|| {
+        let handle = POOLS.add(Arc::new(Pool::new(ordinal)));
+        (handle, handle)
+    })
+}
+
+/// Something was allocated from a pool, or from the device's current one.
+fn note_use(device: &Device, pool: Option<&Arc<Pool>>) {
+    let current = || POOLS.get(default_pools(device.ordinal).1).ok();
+    if let Some(pool) = pool.cloned().or_else(current) {
+        let mut high = pool.used_high.lock().unwrap_or_else(PoisonError::into_inner);
+        *high = (*high).max(device.memory.used());
+    }
+}
+
+/// Makes a pool the one that a device's allocations come from.
+pub(crate) fn set_current_pool(ordinal: usize, pool: usize) {
+    let default = default_pools(ordinal).0;
+    DEFAULTS.lock().unwrap_or_else(PoisonError::into_inner).insert(ordinal, (default, pool));
 }

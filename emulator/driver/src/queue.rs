@@ -1,15 +1,91 @@
 //! All queued work as one graph: each operation knows which operations come before it.
 //!
 //! A stream is nothing but the last operation queued on it, an event the operation it was recorded behind. So stream
-//! order, events, the legacy default stream and graphs are all the same thing here: edges. Who runs what, and when,
-//! is the business of [`executor`](crate::executor).
+//! order, events, the legacy default stream and graphs are all the same thing here: edges. Which thread runs which
+//! operation, and when, is decided in [`executor`](crate::executor).
+//!
+//! ```text
+//! stream 1   copy ── kernel a ── event e ── kernel c
+//!                                    \
+//! stream 2   kernel b ── wait for e ──┴── kernel d        d runs after a and b; nothing orders c and d
+//! ```
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 
-use crate::access::{Accesses, Party};
-use crate::clock::{Clock, Stamp};
-use crate::task::{Task, Turn};
+use crate::context::Context;
+use crate::race::{Access, Accesses, Clock, Party, Stamp};
+use crate::status::Failure;
+
+/// What became of a task whose turn it was.
+#[derive(Debug)]
+pub(crate) enum Progress {
+    /// It has run, and touched this besides what it said beforehand.
+    Done(Vec<Access>),
+    /// It waits for something other than operations before it, and is to be asked again.
+    Waiting,
+    /// It failed, which its context does not survive.
+    Failed(Failure),
+}
+
+/// The number of an operation: each time a task is queued it is another one, and later ones are larger.
+pub(crate) type Turn = u64;
+
+/// What a task does when it is its turn.
+pub(crate) type Run = dyn Fn(Turn) -> Progress + Send + Sync;
+
+/// A piece of work that can be queued on a stream or be a node of a graph: it may run many times.
+pub(crate) struct Task {
+    /// As in "kernel gelu": who it is in reports. The stream is added when it is queued.
+    pub what: String,
+    pub context: Arc<Context>,
+    /// Device memory that it is known to touch.
+    pub accesses: Vec<Access>,
+    /// Page-locked memory of the host that must stay until it has run: `start .. end`.
+    pub host: Option<(usize, usize)>,
+    pub run: Box<Run>,
+}
+
+impl Task {
+    /// A task that touches nothing.
+    pub(crate) fn new(
+        what: impl Into<String>,
+        context: &Arc<Context>,
+        run: impl Fn(Turn) -> Progress + Send + Sync + 'static,
+    ) -> Task {
+        Task {
+            what: what.into(),
+            context: context.clone(),
+            accesses: Vec::new(),
+            host: None,
+            run: Box::new(run),
+        }
+    }
+
+    /// A task that does nothing but keep its place in the order.
+    pub(crate) fn marker(what: &str, context: &Arc<Context>) -> Task {
+        Task::new(what, context, |_| Progress::Done(Vec::new()))
+    }
+
+    /// With device memory that it touches.
+    pub(crate) fn touching(mut self, accesses: impl IntoIterator<Item = Access>) -> Task {
+        self.accesses.extend(accesses);
+        self
+    }
+}
+
+impl std::fmt::Debug for Task {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.what)
+    }
+}
+
+/// `Done`, or the failure.
+impl From<Result<(), Failure>> for Progress {
+    fn from(result: Result<(), Failure>) -> Progress {
+        result.map_or_else(Progress::Failed, |()| Progress::Done(Vec::new()))
+    }
+}
 
 /// How many states of the host's knowledge are kept; what is left out is forgotten later.
 const KNOWN_MAX: usize = 8;

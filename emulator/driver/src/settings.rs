@@ -1,6 +1,7 @@
 //! What the environment says about the emulated machine. Read once, at `cuInit`.
 
 use std::env;
+use std::sync::OnceLock;
 
 /// How many devices there are; 2 if unset.
 pub(crate) const DEVICES: &str = "PHALANX_EMULATED_DEVICES";
@@ -42,7 +43,7 @@ pub(crate) struct Settings {
 
 impl Settings {
     /// From the environment. What cannot be understood is said and taken as unset.
-    pub(crate) fn from_environment() -> Settings {
+    fn from_environment() -> Settings {
         Settings {
             devices: parsed(DEVICES, 2, |text| text.parse().ok().filter(|n| (1..=64).contains(n))),
             memory_bytes: parsed(MEMORY, 16 << 30, |text| text.parse().ok()),
@@ -50,6 +51,12 @@ impl Settings {
             races: parsed(RACES, Races::Error, races),
         }
     }
+}
+
+/// The settings of this process: the environment is read at the first call.
+pub(crate) fn settings() -> &'static Settings {
+    static SETTINGS: OnceLock<Settings> = OnceLock::new();
+    SETTINGS.get_or_init(Settings::from_environment)
 }
 
 fn parsed<T>(name: &str, default: T, parse: impl Fn(&str) -> Option<T>) -> T {

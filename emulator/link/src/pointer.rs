@@ -102,7 +102,7 @@ impl Text {
 }
 
 /// Any memory of the host: `void *`. An address to keep; reading and writing it later is the business of
-/// [`Bytes`](crate::Bytes) and [`BytesMut`](crate::BytesMut).
+/// [`Bytes`] and [`BytesMut`].
 #[repr(transparent)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Host(*mut c_void);
@@ -128,7 +128,7 @@ impl Host {
 
     /// `count` bytes that lie there now; nothing if the pointer is null.
     pub fn read(self, count: usize) -> Vec<u8> {
-        crate::Bytes::at(self.address(), count).to_vec()
+        Bytes::at(self.address(), count).to_vec()
     }
 
     /// A plain value that lies there, as in `void *` parameters whose type depends on another parameter.
@@ -173,4 +173,56 @@ pub fn text_at(at: Host, bytes_max: usize) -> Option<Vec<u8>> {
     // that is there.
     let length = (0..bytes_max).find(|&i| unsafe { at.0.cast::<u8>().add(i).read() } == 0)?;
     Some(at.read(length))
+}
+
+/// Bytes of the host to be read.
+#[derive(Debug, Clone, Copy)]
+pub struct Bytes {
+    address: usize,
+    count: usize,
+}
+
+impl Bytes {
+    /// The `count` bytes at `address`, as a caller of the C interface promised them.
+    pub fn at(address: usize, count: usize) -> Bytes {
+        Bytes { address, count: if address == 0 { 0 } else { count } }
+    }
+
+    /// A copy of what is there now.
+    pub fn to_vec(self) -> Vec<u8> {
+        self.read(|bytes| bytes.to_vec())
+    }
+
+    /// Looks at what is there now.
+    pub fn read<R>(self, look: impl FnOnce(&[u8]) -> R) -> R {
+        if self.count == 0 {
+            return look(&[]);
+        }
+        // SAFETY: the C interface's caller promises `count` readable bytes there until the operation has run.
+        look(unsafe { std::slice::from_raw_parts(self.address as *const u8, self.count) })
+    }
+}
+
+/// Bytes of the host to be written.
+#[derive(Debug, Clone, Copy)]
+pub struct BytesMut {
+    address: usize,
+    count: usize,
+}
+
+impl BytesMut {
+    /// The `count` bytes at `address`, as a caller of the C interface promised them.
+    pub fn at(address: usize, count: usize) -> BytesMut {
+        BytesMut { address, count: if address == 0 { 0 } else { count } }
+    }
+
+    /// Writes them.
+    pub fn write<R>(self, fill: impl FnOnce(&mut [u8]) -> R) -> R {
+        if self.count == 0 {
+            return fill(&mut []);
+        }
+        // SAFETY: the C interface's caller promises `count` writable bytes there that it leaves alone until the
+        // operation has run.
+        fill(unsafe { std::slice::from_raw_parts_mut(self.address as *mut u8, self.count) })
+    }
 }

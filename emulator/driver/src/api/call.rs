@@ -1,12 +1,10 @@
 //! What every call into the driver goes through: is it allowed now, and how its end is told.
 
 use std::cell::Cell;
-use std::panic::{self, AssertUnwindSafe};
 
-use crate::context;
-use crate::report;
-use crate::status::{Result, Status};
-use crate::world;
+use crate::context::current;
+use crate::device::devices;
+use crate::status::{Result, Status, caught, explain};
 
 /// Exports functions of the driver. A body gives `Result<()>`; what it says becomes the status. Beside them comes
 /// `function`, which finds their addresses by name. Those under `@always` answer in any state; the others need an
@@ -16,9 +14,9 @@ macro_rules! export {
      $(fn $name:ident($($arg:ident: $type:ty),* $(,)?) $body:block)*) => {
         phalanx_emulator_link::export! {
             $($(fn $plain($($parg: $ptype),*) -> i32 {
-                crate::call::answer(stringify!($plain), false, || $pbody)
+                crate::api::call::answer(stringify!($plain), false, || $pbody)
             })*)?
-            $(fn $name($($arg: $type),*) -> i32 { crate::call::answer(stringify!($name), true, || $body) })*
+            $(fn $name($($arg: $type),*) -> i32 { crate::api::call::answer(stringify!($name), true, || $body) })*
         }
 
         /// The address of the function of this name.
@@ -56,24 +54,18 @@ pub(crate) fn answer(name: &str, checked: bool, body: impl FnOnce() -> Result<()
     match allowed.and_then(|()| caught(body)) {
         Ok(()) => 0,
         Err(failure) => {
-            report::explain(name, &failure);
+            explain(name, &failure);
             failure.status.0
         }
     }
-}
-
-/// Runs what belongs to the emulator: a panic in it is its own mistake, and must not take the program down.
-pub(crate) fn caught<T>(run: impl FnOnce() -> Result<T>) -> Result<T> {
-    let ended = panic::catch_unwind(AssertUnwindSafe(run));
-    ended.unwrap_or_else(|_| Err(Status::UNKNOWN.because("a bug of the emulator: it panicked, see above")))
 }
 
 fn allowed() -> Result<()> {
     if IN_HOST_FUNCTION.get() {
         return Err(Status::NOT_PERMITTED.because("a host function of a stream must not call the driver"));
     }
-    world::world()?;
-    match context::current().and_then(|context| context.lost()) {
+    devices()?;
+    match current().and_then(|context| context.lost()) {
         // It was explained when it happened.
         Some(status) => Err(status.into()),
         None => Ok(()),

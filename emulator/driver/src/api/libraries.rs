@@ -4,16 +4,14 @@
 use std::cell::RefCell;
 
 use phalanx_emulator_link::driver::{self, DONE, WAITING, Work};
-use phalanx_emulator_link::pointer::{Host, In, Text};
-use phalanx_emulator_link::{Bytes, BytesMut};
+use phalanx_emulator_link::pointer::{Bytes, BytesMut, Host, In, Text};
 
-use crate::access::Access;
-use crate::call::answer;
-use crate::memory::failure;
-use crate::status::{Result, Status, present};
-use crate::stream::submit;
-use crate::task::{Progress, Task};
-use crate::world::world;
+use super::call::answer;
+use crate::device::{device_of, devices};
+use crate::queue::{Progress, Task};
+use crate::race::Access;
+use crate::status::{Result, Status, failure, present};
+use crate::streams::{context_of, submit};
 
 thread_local! {
     /// Why the work that runs on this thread fails.
@@ -52,14 +50,15 @@ fn submit_foreign(
         end: a.address + a.bytes,
         written: a.written != 0,
     });
-    let context = crate::stream::context_of(stream)?;
+    let context = context_of(stream)?;
     let task = Task::new(what, &context, move |turn| work.run(turn)).touching(touched);
     submit(stream, task).map(|_| ())
 }
 
 fn memory(address: u64) -> Result<&'static phalanx_ptx::Memory> {
     let unknown = || Status::ILLEGAL_ADDRESS.because(format!("{address:#x} is no device's address"));
-    world()?.device_of(address).map(|device| &device.memory).ok_or_else(unknown)
+    devices()?;
+    device_of(address).map(|device| &device.memory).ok_or_else(unknown)
 }
 
 phalanx_emulator_link::export! {
