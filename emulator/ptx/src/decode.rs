@@ -1,27 +1,21 @@
 //! From spelled instructions to decoded ones: names are looked up, types chosen, labels resolved; once, when a module is parsed.
 
-mod arithmetic;
-mod asynchronous;
-mod control;
-mod form;
-mod matrix;
-mod memory;
-mod names;
-mod special;
-mod together;
-mod watch;
-mod wmma;
-
 use std::collections::HashMap;
 
 use crate::ParseError;
 use crate::code::{
     Asynchronous, Callee, CalleeKind, Instruction, Matrix, NOWHERE, Op, Preset, Program, Reg, ZERO,
 };
+use crate::decode::names::{Names, Symbol};
+use crate::lanes::round::Mode;
 use crate::module::{Kernel, Parameter, Variable};
-use crate::syntax::{Declaration, Function, Home, Operand, Place, Source, Spelled, Statement};
-use form::Form;
-use names::{Names, Symbol};
+use crate::syntax::{Declaration, Function, Home, Operand, Place, Source, Spelled, Statement, type_bytes};
+
+mod arithmetic;
+mod control;
+mod matrix;
+mod memory;
+mod names;
 
 /// Decodes all kernels of a module.
 ///
@@ -376,5 +370,57 @@ impl<'a> Builder<'a> {
             return Ok(operands);
         }
         self.error(&format!("{} operands where {least} to {most} are wanted", operands.len()))
+    }
+}
+
+/// `add.rn.ftz.f32`, in its parts.
+pub(crate) struct Form<'a> {
+    pub(crate) parts: Vec<&'a str>,
+}
+
+impl<'a> Form<'a> {
+    pub(crate) fn new(parts: &'a [String]) -> Form<'a> {
+        Form { parts: parts.iter().map(String::as_str).collect() }
+    }
+
+    /// The first part.
+    pub(crate) fn name(&self) -> &'a str {
+        self.parts[0]
+    }
+
+    pub(crate) fn has(&self, part: &str) -> bool {
+        self.parts[1..].contains(&part)
+    }
+
+    /// Whether a part begins like this.
+    pub(crate) fn begins(&self, start: &str) -> bool {
+        self.parts[1..].iter().any(|part| part.starts_with(start))
+    }
+
+    /// The types that are named, in order.
+    pub(crate) fn kinds(&self) -> Vec<&'a str> {
+        self.parts[1..].iter().copied().filter(|part| type_bytes(part).is_some()).collect()
+    }
+
+    /// The last type.
+    pub(crate) fn kind(&self) -> Option<&'a str> {
+        self.kinds().last().copied()
+    }
+
+    /// The direction of rounding.
+    pub(crate) fn mode(&self) -> Option<Mode> {
+        self.parts[1..].iter().find_map(|part| Mode::named(part))
+    }
+
+    /// The name with all modifiers but types, rounding, `.ftz` and those in `without`.
+    pub(crate) fn key(&self, without: &[&str]) -> String {
+        let kept = self.parts.iter().enumerate().filter(|(i, part)| {
+            *i == 0
+                || type_bytes(part).is_none()
+                    && Mode::named(part).is_none()
+                    && **part != "ftz"
+                    && !without.contains(part)
+        });
+        kept.map(|(_, part)| *part).collect::<Vec<_>>().join(".")
     }
 }

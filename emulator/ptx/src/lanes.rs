@@ -9,8 +9,6 @@ pub(crate) mod double;
 pub(crate) mod float;
 pub(crate) mod half;
 pub(crate) mod integer;
-pub(crate) mod logic;
-pub(crate) mod packed;
 pub(crate) mod round;
 
 /// Threads of a warp.
@@ -18,6 +16,18 @@ pub(crate) const LANES: usize = 32;
 
 /// A register of all lanes.
 pub(crate) type Lanes = [u64; LANES];
+
+/// Iterates over the lanes of a mask.
+pub(crate) fn lanes(mut mask: u32) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        if mask == 0 {
+            return None;
+        }
+        let lane = mask.trailing_zeros() as usize;
+        mask &= mask - 1;
+        Some(lane)
+    })
+}
 
 /// Up to four sources and the result.
 pub(crate) type Map = fn(&Lanes, &Lanes, &Lanes, &Lanes, &mut Lanes);

@@ -2,7 +2,7 @@
 
 use std::sync::MutexGuard;
 
-use crate::memory::Space;
+use crate::memory::AddressSpace;
 use crate::{Fault, FaultKind, Kernel, Loaded, Memory, machine};
 
 /// The shape of a launch.
@@ -141,7 +141,7 @@ fn run(
 }
 
 /// Locks memories, each once, in one order for all threads; the first stays first.
-fn lock<'m>(memory: &[&'m Memory]) -> Vec<MutexGuard<'m, Space>> {
+fn lock<'m>(memory: &[&'m Memory]) -> Vec<MutexGuard<'m, AddressSpace>> {
     let mut order: Vec<usize> = (0..memory.len()).collect();
     order.sort_by_key(|&i| memory[i].order());
     order.dedup_by_key(|i| memory[*i].order());

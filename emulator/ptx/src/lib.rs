@@ -45,7 +45,6 @@ mod decode;
 mod fault;
 mod lanes;
 mod launch;
-mod loaded;
 mod machine;
 mod memory;
 mod module;
@@ -54,7 +53,6 @@ mod tensor_map;
 
 pub use fault::{Fault, FaultKind, Location, ParseError};
 pub use launch::{Checks, Launch, Report, Touched, launch, launch_cooperative};
-pub use loaded::Loaded;
 pub use memory::{Memory, OutOfMemory};
-pub use module::{Kernel, Module, Parameter, Variable};
+pub use module::{Kernel, Loaded, Module, Parameter, Variable};
 pub use tensor_map::{Fill, Swizzle, TensorMap, TensorMapError, TensorType};

@@ -1,11 +1,10 @@
 //! Instructions that are computed lane by lane: which map carries each out.
 
-use super::Builder;
-use super::form::Form;
+use super::{Builder, Form};
 use crate::ParseError;
 use crate::code::{MOVE, NOWHERE, Op, Reg, ZERO};
 use crate::lanes::round::Mode;
-use crate::lanes::{Map, compare, convert, double, float, half, integer, logic, packed};
+use crate::lanes::{Map, compare, convert, double, float, half, integer};
 use crate::syntax::{Operand, type_bytes};
 
 /// Shift amounts, positions and the like are `u32` whatever the instruction's type is.
@@ -98,9 +97,9 @@ impl Builder<'_> {
         self.push(Op::Map(integer::with_carry(subtract, bits)), sum, &[a, b, carried]);
         if form.has("cc") {
             self.push(Op::Map(integer::carry(subtract, bits)), out, &[a, b, carried]);
-            self.map(logic::plain("mov", "pred"), carry, &[out])?;
+            self.map(integer::bits("mov", "pred"), carry, &[out])?;
         }
-        self.map(logic::plain("mov", unsigned), d, &[sum])
+        self.map(integer::bits("mov", unsigned), d, &[sum])
     }
 
     fn dot(&mut self, form: &Form, ops: &[Operand]) -> Result<(), ParseError> {
@@ -150,16 +149,16 @@ impl Builder<'_> {
             let (mut value, result) = (test, self.fresh());
             if inverted {
                 value = self.fresh();
-                self.map(logic::plain("not", "pred"), value, &[test])?;
+                self.map(integer::bits("not", "pred"), value, &[test])?;
             }
             match (c, self.joint(form)) {
-                (Some(c), Some(join)) => self.map(logic::plain(join, "pred"), result, &[value, c])?,
-                _ => self.map(logic::plain("mov", "pred"), result, &[value])?,
+                (Some(c), Some(join)) => self.map(integer::bits(join, "pred"), result, &[value, c])?,
+                _ => self.map(integer::bits("mov", "pred"), result, &[value])?,
             }
             results.push((d, result));
         }
         for (d, result) in results {
-            self.map(logic::plain("mov", "pred"), d, &[result])?;
+            self.map(integer::bits("mov", "pred"), d, &[result])?;
         }
         Ok(())
     }
@@ -197,9 +196,9 @@ impl Builder<'_> {
         let mut halves = [sources, sources];
         for (i, source) in sources.into_iter().enumerate() {
             halves[0][i] = self.fresh();
-            self.map(logic::plain("mov", "b16"), halves[0][i], &[source])?;
+            self.map(integer::bits("mov", "b16"), halves[0][i], &[source])?;
             halves[1][i] = self.fresh();
-            self.map(logic::plain("shr", "u32"), halves[1][i], &[source, sixteen])?;
+            self.map(integer::bits("shr", "u32"), halves[1][i], &[source, sixteen])?;
         }
         Ok(halves)
     }
@@ -229,11 +228,11 @@ impl Builder<'_> {
         }
         if let [low, high] = made[..] {
             let (sixteen, upper) = (self.constant(16), self.fresh());
-            self.map(logic::plain("shl", "b32"), upper, &[high, sixteen])?;
-            return self.map(logic::plain("or", "b32"), d, &[low, upper]);
+            self.map(integer::bits("shl", "b32"), upper, &[high, sixteen])?;
+            return self.map(integer::bits("or", "b32"), d, &[low, upper]);
         }
         let width = if matches!(result, "u16" | "s16" | "f16" | "bf16") { "b16" } else { "b32" };
-        self.map(logic::plain("mov", width), d, &made)
+        self.map(integer::bits("mov", width), d, &made)
     }
 
     fn slct(&mut self, form: &Form, ops: &[Operand]) -> Result<(), ParseError> {
@@ -259,14 +258,14 @@ impl Builder<'_> {
         let (d, bits) = self.destination(&ops[0])?;
         if form.has("pack") {
             let sources = ops[1..].iter().map(|o| self.source(o, "b32")).collect::<Result<Vec<_>, _>>()?;
-            return self.map(packed::pack(kinds.first().unwrap_or(&""), ops.len() > 3), d, &sources);
+            return self.map(convert::pack(kinds.first().unwrap_or(&""), ops.len() > 3), d, &sources);
         }
         let [to, from] = kinds[..] else { return self.error("two types wanted") };
         let sources = ops[1..].iter().map(|o| self.source(o, from)).collect::<Result<Vec<_>, _>>()?;
         let relu = form.has("relu");
         if to.ends_with("x2") || from.ends_with("x2") {
             let zero = form.mode() == Some(Mode::Zero);
-            let map = packed::f8_pairs(to, from, relu).or_else(|| packed::halves(to, zero, relu));
+            let map = convert::f8_pairs(to, from, relu).or_else(|| convert::halves(to, zero, relu));
             return self.map(map, d, &sources);
         }
         if let (Some(map), false) = (convert::usual(to, from), form.has("sat")) {
@@ -313,7 +312,7 @@ impl Builder<'_> {
             return Ok(true);
         }
         let source = self.source(&ops[1], kind)?;
-        self.map(logic::plain("mov", kind), d, &[source])?;
+        self.map(integer::bits("mov", kind), d, &[source])?;
         if let Some(last) = self.program.code.last_mut() {
             last.offset = MOVE;
         }
@@ -324,18 +323,18 @@ impl Builder<'_> {
         let bits = type_bytes(kind).unwrap_or(4) * 8 / parts.len() as u32;
         // A part may be the source's own register.
         let copy = self.fresh();
-        self.map(logic::plain("mov", kind), copy, &[source])?;
+        self.map(integer::bits("mov", kind), copy, &[source])?;
         for (i, part) in parts.iter().enumerate() {
             let (d, _) = self.destination(part)?;
             if d == NOWHERE {
                 continue;
             }
             let (shifted, by) = (self.fresh(), self.constant(bits as u64 * i as u64));
-            self.map(logic::plain("shr", "u64"), shifted, &[copy, by])?;
+            self.map(integer::bits("shr", "u64"), shifted, &[copy, by])?;
             match bits {
                 8 => self.map(convert::plain("u8", "u64"), d, &[shifted])?,
                 bits => {
-                    self.map(logic::plain("mov", if bits == 16 { "b16" } else { "b32" }), d, &[shifted])?
+                    self.map(integer::bits("mov", if bits == 16 { "b16" } else { "b32" }), d, &[shifted])?
                 }
             }
         }
@@ -351,11 +350,11 @@ impl Builder<'_> {
             let (narrow, shifted, joined) = (self.fresh(), self.fresh(), self.fresh());
             self.map(convert::plain(&part_kind.replace('b', "u"), "u64"), narrow, &[source])?;
             let by = self.constant(bits as u64 * i as u64);
-            self.map(logic::plain("shl", "b64"), shifted, &[narrow, by])?;
-            self.map(logic::plain("or", "b64"), joined, &[whole, shifted])?;
+            self.map(integer::bits("shl", "b64"), shifted, &[narrow, by])?;
+            self.map(integer::bits("or", "b64"), joined, &[whole, shifted])?;
             whole = joined;
         }
-        self.map(logic::plain("mov", kind), d, &[whole])
+        self.map(integer::bits("mov", kind), d, &[whole])
     }
 }
 
@@ -371,7 +370,7 @@ fn find(form: &Form, kind: &str) -> Option<Map> {
             let key = form.key(&["sat"]);
             float::rounded(&key, if key == "mad" { Mode::Nearest } else { mode }, ftz, sat)
                 .or_else(|| float::exact(&key, ftz))
-                .or_else(|| logic::plain(&key, kind))
+                .or_else(|| integer::bits(&key, kind))
                 .or_else(|| (key == "mad").then(|| float::rounded("fma", mode, ftz, sat)).flatten())
         }
         "f64" if approximate && form.name() == "rsqrt" && ftz => double::exact("rsqrt.approx.ftz"),
@@ -379,15 +378,15 @@ fn find(form: &Form, kind: &str) -> Option<Map> {
         "f64" => {
             let key = form.key(&[]);
             let key = if key == "mad" { "fma" } else { key.as_str() };
-            double::rounded(key, mode).or_else(|| double::exact(key)).or_else(|| logic::plain(key, kind))
+            double::rounded(key, mode).or_else(|| double::exact(key)).or_else(|| integer::bits(key, kind))
         }
         "f16" | "f16x2" | "bf16" | "bf16x2" => {
             let key = form.key(&["sat", "approx"]);
-            half::plain(&key, kind, ftz, sat).or_else(|| logic::plain(&key, kind))
+            half::plain(&key, kind, ftz, sat).or_else(|| integer::bits(&key, kind))
         }
         _ => {
             let key = form.key(&[]);
-            integer::plain(&key, kind).or_else(|| logic::plain(&key, kind))
+            integer::plain(&key, kind).or_else(|| integer::bits(&key, kind))
         }
     }
 }

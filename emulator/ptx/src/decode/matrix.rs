@@ -1,9 +1,11 @@
 //! Instructions on matrices that a warp, or four, hold together.
 
-use super::Builder;
-use super::form::Form;
+use super::{Builder, Form};
 use crate::ParseError;
-use crate::code::{Element, Fragment, Matrix, NOWHERE, Op, Product, Space, WarpgroupProduct, ZERO};
+use crate::code::{
+    Element, Fragment, Instruction, MOVE, Matrix, NOWHERE, Op, Product, Space, Tile, TileProduct,
+    WarpgroupProduct, ZERO,
+};
 use crate::syntax::Operand;
 
 pub(super) fn element(kind: &str) -> Option<Element> {
@@ -173,5 +175,126 @@ impl Builder<'_> {
         };
         self.push_matrix(Matrix::Warpgroup(product), NOWHERE, &[descriptor, b, scale]);
         Ok(())
+    }
+}
+
+/// Registers of a matrix of so many elements: f16 operands have 8 whatever their number, and so every element more than once.
+fn registers_of(kind: Element, elements: u32, operand: bool) -> u32 {
+    if operand && kind == Element::F16 { 8 } else { elements * kind.bits() / 32 / 32 }
+}
+
+impl Builder<'_> {
+    pub(super) fn wmma(&mut self, form: &Form, ops: &[Operand]) -> Result<(), ParseError> {
+        let Some(shape) = shape(form).map(|sides| sides.map(|side| side as u32)) else {
+            return self.error("a shape wanted");
+        };
+        let known = matches!(shape, [16, 16, 16] | [8, 32, 16] | [32, 8, 16] | [16, 16, 8]);
+        let kinds: Vec<Element> = form.parts[1..].iter().filter_map(|part| element(part)).collect();
+        match (form.parts[1], &kinds[..]) {
+            _ if !known => self.error("unsupported shape of `wmma`"),
+            ("load", [kind]) => self.tile(form, shape, *kind, (&ops[0], &ops[1], ops.get(2))),
+            ("store", [kind]) => self.tile(form, shape, *kind, (&ops[1], &ops[0], ops.get(2))),
+            ("mma", [d, c]) => self.tile_product(shape, [Element::F16, Element::F16, *c, *d], ops),
+            ("mma", [d, a, b, c]) => self.tile_product(shape, [*a, *b, *c, *d], ops),
+            _ => self.error("unsupported types of `wmma`"),
+        }
+    }
+
+    /// `wmma.load.a.sync.aligned.row.m16n16k16.shared.f16 {registers}, [address], stride`
+    fn tile(
+        &mut self,
+        form: &Form,
+        [m, n, k]: [u32; 3],
+        kind: Element,
+        (registers, address, stride): (&Operand, &Operand, Option<&Operand>),
+    ) -> Result<(), ParseError> {
+        let (rows, columns, operand) = match form.parts[2] {
+            "a" => (m, k, true),
+            "b" => (k, n, true),
+            _ => (m, n, false),
+        };
+        let (list, count) = self.registers(registers, "b32")?;
+        if count != registers_of(kind, rows * columns, operand) {
+            return self.error("registers of `wmma` that do not fit its shape");
+        }
+        let by_rows = form.has("row");
+        let address = self.address(address)?;
+        let stride = match stride {
+            Some(stride) => self.source(stride, "u32")?,
+            None => self.constant(if by_rows { columns } else { rows } as u64),
+        };
+        let loads = form.parts[1] == "load";
+        let tile = Tile { kind, rows, columns, by_rows, space: form.space(), list, count, loads };
+        self.push_matrix(Matrix::Tile(tile), NOWHERE, &[address.base, stride]);
+        if let Some(last) = self.program.code.last_mut() {
+            last.offset = address.offset;
+        }
+        Ok(())
+    }
+
+    /// `wmma.mma.sync.aligned.row.col.m16n16k16.f32.f32 {d}, {a}, {b}, {c}`
+    fn tile_product(
+        &mut self,
+        shape: [u32; 3],
+        kinds: [Element; 4],
+        ops: &[Operand],
+    ) -> Result<(), ParseError> {
+        self.want(ops, 4, 4)?;
+        let [m, n, k] = shape;
+        let (mut lists, mut counts) = ([0; 4], [0; 4]);
+        // In the order of `kinds`: D is named first, and comes last.
+        for (i, (op, elements)) in [(1, m * k), (2, k * n), (3, m * n), (0, m * n)].into_iter().enumerate() {
+            (lists[i], counts[i]) = self.registers(&ops[op], "b32")?;
+            if counts[i] != registers_of(kinds[i], elements, i < 2) {
+                return self.error("registers of `wmma` that do not fit its shape");
+            }
+        }
+        self.push_matrix(Matrix::TileProduct(TileProduct { shape, kinds, lists, counts }), NOWHERE, &[]);
+        Ok(())
+    }
+}
+
+impl Builder<'_> {
+    /// Marks instructions with an accumulator or a fragment of a `wgmma`, or with what such a register is moved to or from.
+    pub(super) fn watch(&mut self) {
+        let mut watched = vec![false; self.program.registers as usize];
+        for matrix in &self.program.matrices {
+            if let Matrix::Warpgroup(p) = matrix {
+                self.mark(&mut watched, p.d, p.d_count);
+                self.mark(&mut watched, p.a, p.a_count);
+            }
+        }
+        if !watched.contains(&true) {
+            return;
+        }
+        let mut preset = vec![false; watched.len()];
+        self.program.presets.iter().for_each(|(reg, _)| preset[*reg as usize] = true);
+        let moves = |i: &&Instruction| {
+            i.offset == MOVE && matches!(i.op, Op::Map(_)) && i.d != NOWHERE && !preset[i.a as usize]
+        };
+        let moves: Vec<(usize, usize)> =
+            self.program.code.iter().filter(moves).map(|i| (i.a as usize, i.d as usize)).collect();
+        let mut more = true;
+        while std::mem::take(&mut more) {
+            for &(a, d) in moves.iter() {
+                more |= watched[a] != watched[d];
+                (watched[a], watched[d]) = (watched[a] | watched[d], watched[a] | watched[d]);
+            }
+        }
+        let program = &mut self.program;
+        for i in &mut program.code {
+            let list = match i.op {
+                Op::Load(access) | Op::Store(access) => {
+                    &program.lists[access.list as usize..][..access.count as usize]
+                }
+                Op::Matrix(number) => match program.matrices[number as usize] {
+                    Matrix::Fragment(f) => &program.lists[f.list as usize..][..f.count as usize],
+                    _ => &[],
+                },
+                _ => &[],
+            };
+            let mut registers = [i.d, i.a, i.b, i.c, i.e].into_iter().chain(list.iter().copied());
+            i.watched = registers.any(|reg| watched.get(reg as usize) == Some(&true));
+        }
     }
 }

@@ -3,10 +3,9 @@
 use std::collections::HashMap;
 
 use super::Builder;
-use super::special::special;
 use crate::ParseError;
-use crate::code::{NOWHERE, Op, Preset, Reg, ZERO};
-use crate::lanes::{logic, round};
+use crate::code::{Clock, NOWHERE, Op, Preset, Reg, Special, ZERO};
+use crate::lanes::{integer, round};
 use crate::syntax::{Home, Operand, type_bytes};
 
 /// What a name stands for.
@@ -177,7 +176,7 @@ impl<'a> Builder<'a> {
                 let source = self.source(inner, "pred")?;
                 let d = self.fresh();
                 let guard = std::mem::replace(&mut self.guard, (NOWHERE, true));
-                let Some(map) = logic::plain("not", "pred") else { return self.error("no `not`") };
+                let Some(map) = integer::bits("not", "pred") else { return self.error("no `not`") };
                 self.push(Op::Map(map), d, &[source]);
                 self.guard = guard;
                 Ok(d)
@@ -258,5 +257,62 @@ impl<'a> Builder<'a> {
             Operand::Vector(parts) => parts.iter().collect(),
             one => vec![one],
         }
+    }
+}
+
+/// The special register of a name, except for clocks.
+pub(crate) fn special(name: &str) -> Option<Special> {
+    let (stem, axis) = match name.split_once('.') {
+        Some((stem, "x")) => (stem, 0),
+        Some((stem, "y")) => (stem, 1),
+        Some((stem, "z")) => (stem, 2),
+        Some(_) => return None,
+        None => (name, 0),
+    };
+    Some(match stem {
+        "%tid" => Special::Thread(axis),
+        "%ntid" => Special::Threads(axis),
+        "%ctaid" => Special::Block(axis),
+        "%nctaid" => Special::Blocks(axis),
+        "%laneid" => Special::Lane,
+        "%warpid" => Special::Warp,
+        "%nwarpid" => Special::Warps,
+        "%smid" => Special::Processor,
+        "%nsmid" => Special::Processors,
+        "%gridid" => Special::Grid,
+        "%lanemask_eq" => Special::MaskEqual,
+        "%lanemask_lt" => Special::MaskBelow,
+        "%lanemask_le" => Special::MaskUpTo,
+        "%lanemask_gt" => Special::MaskAbove,
+        "%lanemask_ge" => Special::MaskFrom,
+        "%dynamic_smem_size" => Special::DynamicShared,
+        "%total_smem_size" => Special::TotalShared,
+        "%cluster_ctaid" => Special::ClusterThreadBlock(axis),
+        "%cluster_nctaid" => Special::ClusterBlocks(axis),
+        "%clusterid" => Special::Cluster(axis),
+        "%nclusterid" => Special::Clusters(axis),
+        "%cluster_ctarank" => Special::ClusterRank,
+        "%cluster_nctarank" => Special::ClusterSize,
+        "%is_explicit_cluster" => Special::ExplicitCluster,
+        "%envreg0" => Special::Environment(0),
+        "%envreg1" => Special::Environment(1),
+        "%envreg2" => Special::Environment(2),
+        _ => return None,
+    })
+}
+
+impl Builder<'_> {
+    /// A clock is read where it stands: an instruction of its own.
+    pub(super) fn clock(&mut self, name: &str) -> Result<Reg, ParseError> {
+        let clock = match name {
+            "%clock" | "%globaltimer_lo" => Clock::Low,
+            "%clock_hi" | "%globaltimer_hi" => Clock::High,
+            _ => Clock::Whole,
+        };
+        let d = self.fresh();
+        let guard = std::mem::replace(&mut self.guard, (NOWHERE, true));
+        self.push(Op::ReadClock(clock), d, &[]);
+        self.guard = guard;
+        Ok(d)
     }
 }

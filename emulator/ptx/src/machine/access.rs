@@ -4,13 +4,11 @@
 //! and is looked up, checked and copied at once.
 
 use super::clocks::Clocks;
-use super::shadow::{Cell, STRONG, cell};
-use super::target::{space_of, within};
-use super::warp::{Warp, lanes};
-use super::{Machine, Outcome};
+use super::state::{Cached, Machine, Outcome, RANK_SHIFT, Range, Target, Warp, space_of, within};
 use crate::code::{Instruction, Order, Space};
-use crate::lanes::{LANES, Lanes};
+use crate::lanes::{LANES, Lanes, lanes};
 use crate::memory::Contents;
+use crate::memory::shadow::{Cell, STRONG, cell};
 use crate::{Checks, FaultKind};
 
 /// Neighbouring lanes whose bytes lie one behind the other, or are the same.
@@ -148,7 +146,11 @@ impl Machine<'_> {
             Space::Global => Some(address),
             Space::Shared => {
                 let (block, offset) = self.shared(warp, address)?;
-                Some(super::SHARED_WINDOW | (self.blocks[block].number as u64) << RANK | offset)
+                Some(
+                    crate::machine::state::SHARED_WINDOW
+                        | (self.blocks[block].number as u64) << RANK
+                        | offset,
+                )
             }
             _ => None,
         }
@@ -178,4 +180,285 @@ impl Machine<'_> {
 }
 
 /// Bits of an offset in shared memory.
-const RANK: u32 = super::RANK_SHIFT;
+const RANK: u32 = crate::machine::state::RANK_SHIFT;
+
+impl Machine<'_> {
+    /// Finds the target of `bytes` bytes at an address of a space, and where in its contents they begin.
+    #[inline(always)]
+    pub(crate) fn find(
+        &mut self,
+        warp: &Warp,
+        at: u32,
+        space: Space,
+        address: u64,
+        bytes: u64,
+    ) -> Option<(Target, usize)> {
+        match space {
+            Space::Global | Space::Generic => {
+                let cached = self.cache[at as usize];
+                if let Some(space) = self.spaces.get_mut(cached.space as usize)
+                    && let Some(allocation) = space.at(cached.slot as usize)
+                    && allocation.holds(address, bytes)
+                {
+                    let target = Target::Global { space: cached.space as usize, slot: cached.slot as usize };
+                    return Some((target, allocation.offset(address)));
+                }
+                self.find_global(at, address, bytes)
+            }
+            Space::Shared => {
+                let (block, offset) = self.shared(warp, address)?;
+                let len = self.blocks[block].shared.data.len() as u64;
+                (bytes <= len && offset <= len - bytes).then_some((Target::Shared { block }, offset as usize))
+            }
+            Space::Local => {
+                let len = self.program.local_bytes as u64;
+                (bytes <= len && address <= len - bytes).then_some((Target::Local, address as usize))
+            }
+            Space::Parameter => {
+                let len = self.parameters.len() as u64;
+                (bytes <= len && address <= len - bytes).then_some((Target::Parameter, address as usize))
+            }
+        }
+    }
+
+    /// The block that a shared address is of, and the offset there.
+    #[inline(always)]
+    pub(crate) fn shared(&self, warp: &Warp, address: u64) -> Option<(usize, u64)> {
+        match address >> RANK_SHIFT {
+            0 => Some((warp.block, address)),
+            rank => {
+                let block = (rank - 1) as usize;
+                (block < self.blocks.len()).then_some((block, address & ((1 << RANK_SHIFT) - 1)))
+            }
+        }
+    }
+
+    #[cold]
+    fn find_global(&mut self, at: u32, address: u64, bytes: u64) -> Option<(Target, usize)> {
+        for (number, space) in self.spaces.iter_mut().enumerate() {
+            let Some(slot) = space.slot(address, bytes) else { continue };
+            self.cache[at as usize] = Cached { space: number as u32, slot: slot as u32 };
+            let offset = space.at(slot)?.offset(address);
+            return Some((Target::Global { space: number, slot }, offset));
+        }
+        None
+    }
+
+    /// The contents of a target. A kernel's parameters have none.
+    #[inline(always)]
+    pub(crate) fn contents<'c>(&'c mut self, warp: &'c mut Warp, target: Target) -> Option<&'c mut Contents> {
+        match target {
+            Target::Global { space, slot } => self.spaces[space].at(slot).map(|a| &mut a.contents),
+            Target::Shared { block } => Some(&mut self.blocks[block].shared),
+            Target::Local => Some(&mut warp.local),
+            Target::Parameter => None,
+        }
+    }
+
+    /// The fault of an access that `find` did not find.
+    #[cold]
+    pub(crate) fn outside<T>(
+        &self,
+        warp: &Warp,
+        i: &Instruction,
+        lane: usize,
+        verb: &str,
+        place: (Space, u64, u64),
+    ) -> Outcome<T> {
+        let (space, address, bytes) = place;
+        let what = match space {
+            Space::Global | Space::Generic => {
+                let owner = self.spaces.iter().find(|s| s.owns(address));
+                let near = owner.map(|s| s.near(address)).unwrap_or_default();
+                if near.is_empty() { format!(" at {address:#x} outside every allocation") } else { near }
+            }
+            Space::Shared => {
+                let len = self.blocks[warp.block].shared.data.len();
+                format!(" at offset {address} of {len} bytes of shared memory")
+            }
+            Space::Local => {
+                format!(" at offset {address} of {} bytes of local memory", self.program.local_bytes)
+            }
+            Space::Parameter => {
+                format!(" at offset {address} of {} bytes of parameters", self.parameters.len())
+            }
+        };
+        self.fault(FaultKind::OutOfBounds, warp, i, lane, format!("{verb} of {bytes} bytes{what}"))
+    }
+
+    /// What a target is called, with an offset in it.
+    pub(crate) fn name(&self, target: Target, offset: usize) -> String {
+        match target {
+            Target::Global { space, slot } => {
+                let bytes = self.spaces[space].bytes(slot);
+                format!("offset {offset} of an allocation of {bytes} bytes")
+            }
+            Target::Shared { .. } => format!("offset {offset} of shared memory"),
+            Target::Local => format!("offset {offset} of local memory"),
+            Target::Parameter => format!("offset {offset} of the parameters"),
+        }
+    }
+}
+
+/// Where an instruction touches memory: the instruction's number and itself, and the lane.
+#[derive(Clone, Copy)]
+pub(crate) struct Site<'i> {
+    pub(crate) at: u32,
+    pub(crate) i: &'i Instruction,
+    pub(crate) lane: usize,
+}
+
+impl Machine<'_> {
+    /// Finds bytes that an instruction `verb`s, whose address must be a multiple of `align`.
+    pub(crate) fn locate(
+        &mut self,
+        warp: &Warp,
+        site: Site,
+        verb: &str,
+        (space, address): (Space, u64),
+        (bytes, align): (usize, usize),
+    ) -> Outcome<Range> {
+        let found = if space == Space::Generic { space_of(address) } else { space };
+        let address = if space == Space::Generic { within(found, address) } else { address };
+        if address % align as u64 != 0 {
+            return self.misaligned(warp, site.i, site.lane, verb, align, address);
+        }
+        match self.find(warp, site.at, found, address, bytes as u64) {
+            Some((target, offset)) => Ok(Range { target, offset, bytes }),
+            None => self.outside(warp, site.i, site.lane, verb, (found, address, bytes as u64)),
+        }
+    }
+
+    /// Notes a read or a write of a range for the sake of races.
+    pub(crate) fn touch(
+        &mut self,
+        warp: &Warp,
+        site: Site,
+        range: Range,
+        writes: bool,
+        flags: Cell,
+    ) -> Outcome<()> {
+        let Range { target, offset, bytes } = range;
+        let shared = matches!(target, Target::Shared { .. });
+        let checked = if shared { self.checks.shared_races } else { self.checks.global_races };
+        if !checked || bytes == 0 {
+            return Ok(());
+        }
+        let contents = match target {
+            Target::Global { space, slot } => self.spaces[space].at(slot).map(|a| &mut a.contents),
+            Target::Shared { block } => Some(&mut self.blocks[block].shared),
+            _ => None,
+        };
+        let Some(contents) = contents else { return Ok(()) };
+        let touch = Touch {
+            at: site.at,
+            resident: warp.resident,
+            lane: site.lane,
+            lanes: 1,
+            offset,
+            bytes,
+            flags,
+            shared,
+        };
+        let found = match writes {
+            true => touch.write(&mut self.clocks, contents),
+            false => touch.read(&mut self.clocks, contents),
+        };
+        let Some((cell, lane, wrote)) = found else { return Ok(()) };
+        let kind = if shared { FaultKind::SharedRace } else { FaultKind::GlobalRace };
+        let what = format!("{bytes} bytes at {}", self.name(target, offset));
+        self.race(kind, warp, site.i, (lane, writes), (cell, wrote), &what)
+    }
+
+    /// The contents of a range's target.
+    pub(crate) fn contents_of(&mut self, target: Target) -> Option<&mut Contents> {
+        match target {
+            Target::Global { space, slot } => self.spaces[space].at(slot).map(|a| &mut a.contents),
+            Target::Shared { block } => Some(&mut self.blocks[block].shared),
+            Target::Local | Target::Parameter => None,
+        }
+    }
+
+    /// The bytes of a range, and which of them were ever written.
+    pub(crate) fn copy_out(&mut self, range: Range) -> (Vec<u8>, Vec<bool>) {
+        let Range { target, offset, bytes } = range;
+        if target == Target::Parameter {
+            return (self.parameters[offset..offset + bytes].to_vec(), vec![true; bytes]);
+        }
+        let Some(contents) = self.contents_of(target) else { return (vec![0; bytes], vec![false; bytes]) };
+        let data = contents.data[offset..offset + bytes].to_vec();
+        if contents.written.all(offset, offset + bytes) {
+            return (data, vec![true; bytes]);
+        }
+        (data, (offset..offset + bytes).map(|at| contents.written.get(at)).collect())
+    }
+
+    /// Reads `N` bytes at an address that is a multiple of `N`, all of which must have been written.
+    pub(crate) fn take<const N: usize>(
+        &mut self,
+        warp: &Warp,
+        site: Site,
+        verb: &str,
+        place: (Space, u64),
+    ) -> Outcome<[u8; N]> {
+        let range = self.locate(warp, site, verb, place, (N, N))?;
+        // Nearly always it lies in the block's own memory, and there is nothing to say.
+        if let Target::Shared { block } = range.target {
+            let contents = &mut self.blocks[block].shared;
+            let (offset, resident) = (range.offset, warp.resident);
+            let touch = Touch {
+                at: site.at,
+                resident,
+                lane: site.lane,
+                lanes: 1,
+                offset,
+                bytes: N,
+                flags: 0,
+                shared: true,
+            };
+            let quiet = !self.checks.shared_races || touch.read(&mut self.clocks, contents).is_none();
+            if quiet && contents.written.all(offset, offset + N) {
+                return Ok(bytes_at(&contents.data, offset));
+            }
+        }
+        self.touch(warp, site, range, false, 0)?;
+        self.written(warp, site, range)?;
+        if range.target == Target::Parameter {
+            return Ok(bytes_at(self.parameters, range.offset));
+        }
+        Ok(self.contents_of(range.target).map_or([0; N], |contents| bytes_at(&contents.data, range.offset)))
+    }
+
+    /// Checks that bytes an instruction computes with were written.
+    pub(crate) fn written(&mut self, warp: &Warp, site: Site, range: Range) -> Outcome<()> {
+        let Range { target, offset, bytes } = range;
+        let check = self.checks.uninitialised;
+        let Some(contents) = self.contents_of(target) else { return Ok(()) };
+        if contents.written.all(offset, offset + bytes) {
+            return Ok(());
+        }
+        let pending = contents.under_way(offset, offset + bytes);
+        if !check && !pending {
+            return Ok(());
+        }
+        let place = self.name(target, offset);
+        match pending {
+            true => {
+                let message =
+                    format!("read of {bytes} bytes at {place} before the asynchronous copy was waited for");
+                self.fault(FaultKind::Pending, warp, site.i, site.lane, message)
+            }
+            false => {
+                let message = format!("read of {bytes} bytes at {place}, some of which nothing has written");
+                self.fault(FaultKind::Uninitialised, warp, site.i, site.lane, message)
+            }
+        }
+    }
+}
+
+/// The `N` bytes from `at` on, which are there.
+fn bytes_at<const N: usize>(data: &[u8], at: usize) -> [u8; N] {
+    let mut bytes = [0; N];
+    bytes.copy_from_slice(&data[at..at + N]);
+    bytes
+}

@@ -1,11 +1,9 @@
 //! Calls of device functions, and of the few that a device's runtime brings: `printf` and `assert`.
 
-use super::run::Next;
-use super::target::{space_of, within};
-use super::warp::{Warp, lanes};
-use super::{Machine, Outcome};
+use super::state::{Machine, Next, Outcome, Warp, space_of, within};
 use crate::FaultKind;
 use crate::code::{CalleeKind, Instruction};
+use crate::lanes::lanes;
 
 /// What the number of a function begins with when it is taken as an address.
 pub(crate) const FUNCTION_WINDOW: u64 = 4 << 56;
@@ -111,8 +109,11 @@ impl Machine<'_> {
         let Some((target, offset)) = self.find(warp, 0, space, address, size as u64) else {
             return self.outside(warp, i, lane, "read", (space, address, size as u64));
         };
-        let local =
-            if target == super::target::Target::Local { lane * self.program.local_bytes as usize } else { 0 };
+        let local = if target == crate::machine::state::Target::Local {
+            lane * self.program.local_bytes as usize
+        } else {
+            0
+        };
         Ok(self.contents(warp, target).map_or(0, |c| c.number(offset + local, size)))
     }
 

@@ -10,8 +10,8 @@
 
 use std::collections::HashMap;
 
-use super::proxy::Proxies;
-use super::shadow::{Cell, Past, SAME, STRONG, lane, record};
+use crate::lanes::LANES;
+use crate::memory::shadow::{BESIDE, Cell, Past, SAME, STRONG, lane, record};
 
 /// A stretch of a warp between two synchronizations.
 #[derive(Clone, Copy, Debug)]
@@ -273,22 +273,22 @@ impl Clocks {
         if other & me & STRONG != 0 || other == 0 {
             return false;
         }
-        let Some(record) = self.find(record(other)) else { return false };
-        if super::shadow::record(other) < self.group_first {
-            return !self.heard_of(warp, record, super::shadow::record(other));
+        let Some(by) = self.find(record(other)) else { return false };
+        if record(other) < self.group_first {
+            return !self.heard_of(warp, by, record(other));
         }
-        if record.warp as usize != warp {
-            return self.row(warp)[record.warp as usize] < record.clock;
+        if by.warp as usize != warp {
+            return self.row(warp)[by.warp as usize] < by.clock;
         }
-        if lane(other) == lane(me) || record.clock < self.together[warp] {
+        if lane(other) == lane(me) || by.clock < self.together[warp] {
             return false;
         }
         // Lanes that all wrote the same value may each read it.
-        if reading && other & SAME != 0 && super::shadow::record(other) == super::shadow::record(me) {
+        if reading && other & SAME != 0 && record(other) == record(me) {
             return false;
         }
         let met = self.pairs.get(&(warp as u32)).map_or(0, |p| p[lane(me) as usize][lane(other) as usize]);
-        record.clock >= met
+        by.clock >= met
     }
 
     /// Whether a warp has heard of an access of a block that has ended.
@@ -333,5 +333,57 @@ fn merge(into: &mut Vec<u32>, from: &[u32]) {
         if !into.contains(flag) {
             into.push(*flag);
         }
+    }
+}
+
+/// What each warp knows to be fenced.
+#[derive(Debug, Default)]
+pub(crate) struct Proxies {
+    /// Whether anything runs beside the threads at all.
+    pub(crate) on: bool,
+    /// Of each resident warp, up to which clock its writes are fenced as far as each knows.
+    pub(crate) known: Vec<u32>,
+    /// The clock of each lane's own last fence.
+    pub(crate) lanes: Vec<[u32; LANES]>,
+}
+
+impl Proxies {
+    /// New resident warps.
+    pub(crate) fn begin(&mut self, warps: usize) {
+        if self.on {
+            self.known.clear();
+            self.known.resize(warps * warps, 0);
+            self.lanes.clear();
+            self.lanes.resize(warps, [0; LANES]);
+        }
+    }
+
+    /// A fence of some lanes of a warp that knows `row` of the others, and all of whose lanes met before clock `together`.
+    pub(crate) fn fence(&mut self, warp: usize, lanes: u32, row: &[u32], (all, together): (bool, u32)) {
+        let clock = row[warp];
+        let known = &mut self.known[warp * row.len()..][..row.len()];
+        for (other, (known, &heard)) in known.iter_mut().zip(row).enumerate() {
+            let own = if all { clock } else { together.saturating_sub(1) };
+            *known = (*known).max(if other == warp { own } else { heard });
+        }
+        crate::lanes::lanes(lanes).for_each(|l| self.lanes[warp][l] = clock);
+    }
+
+    /// Whether a write of a lane at a clock is fenced, as far as a warp knows.
+    fn covers(&self, warp: usize, (by, lane, clock): (usize, usize, u32)) -> bool {
+        self.known[warp * self.lanes.len() + by] >= clock || self.lanes[by][lane] >= clock
+    }
+}
+
+impl Clocks {
+    /// Whether a write is not yet seen beside the threads of a warp.
+    pub(crate) fn unseen(&self, warp: usize, write: Cell) -> bool {
+        let resident = record(write) >= self.past().own;
+        resident
+            && write & BESIDE == 0
+            && self.find(record(write)).is_some_and(|record| {
+                let who = (record.warp as usize, lane(write) as usize, record.clock);
+                !self.proxies.covers(warp, who)
+            })
     }
 }

@@ -2,16 +2,13 @@
 
 use std::sync::MutexGuard;
 
-use super::block::Block;
 use super::call::FUNCTION_WINDOW;
 use super::clocks::Clocks;
-use super::target::Cached;
-use super::warp::{Warp, lanes};
-use super::{Machine, Outcome};
-use crate::code::{Instruction, Op, Preset, Special};
+use super::state::{Block, Cached, Machine, Outcome, Warp};
+use crate::code::{Preset, Special};
 use crate::lanes::LANES;
-use crate::memory::{Contents, Space};
-use crate::{Checks, Fault, FaultKind, Kernel, Launch, Loaded, Report};
+use crate::memory::{AddressSpace, Contents};
+use crate::{Checks, Fault, Kernel, Launch, Loaded, Report};
 
 /// Records after which shadows are wiped, so that their numbers can begin anew.
 const RECORDS_MAX: u32 = 3 << 30;
@@ -23,7 +20,7 @@ const GARBAGE: u64 = 0xfbfb_fbfb;
 pub(crate) fn run(
     loaded: &Loaded,
     kernel: &Kernel,
-    mut spaces: Vec<MutexGuard<'_, Space>>,
+    mut spaces: Vec<MutexGuard<'_, AddressSpace>>,
     launch: Launch,
     parameters: &[u8],
     checks: Checks,
@@ -226,96 +223,5 @@ impl Machine<'_> {
                 return self.endless();
             }
         }
-    }
-
-    /// Some warp with threads left that satisfies a condition.
-    fn some_warp(&self, is: impl Fn(&Warp) -> bool) -> Option<&Warp> {
-        self.blocks.iter().flat_map(|b| &b.warps).find(|w| w.live != 0 && is(w))
-    }
-
-    fn at(&self, warp: &Warp, lane: usize) -> &Instruction {
-        &self.program.code[warp.at[lane] as usize]
-    }
-
-    /// Nobody can go on: names who waits where.
-    #[cold]
-    fn stuck(&self) -> Outcome<()> {
-        if let Some(warp) = self.some_warp(|w| w.parked != 0) {
-            let lane = warp.parked.trailing_zeros() as usize;
-            let i = self.at(warp, lane);
-            let named = warp.get(i.e)[lane] as u32;
-            let missing = named & warp.live & !warp.parked;
-            let other = lanes(if missing != 0 { missing } else { named & warp.live & !(1 << lane) }).next();
-            let whereabouts = other
-                .map_or(String::new(), |l| format!("; lane {l} waits at {}", self.place(self.at(warp, l))));
-            let what = match i.op {
-                Op::Together(crate::code::Together::Synchronize, _) => "__syncwarp",
-                _ => "the operation",
-            };
-            let message = format!("mask {named:#010x} of {what} names lanes that do not come{whereabouts}");
-            return self.fault(FaultKind::DivergentShuffle, warp, i, lane, message);
-        }
-        let Some(warp) = self.some_warp(|w| w.stopped != 0) else { return Ok(()) };
-        let lane = warp.stopped.trailing_zeros() as usize;
-        let i = self.at(warp, lane);
-        let mut kind = FaultKind::Deadlock;
-        let block = &self.blocks[warp.block];
-        let exited: u32 = block.warps.iter().map(|w| w.exited().count_ones()).sum();
-        let mut elsewhere = Vec::new();
-        for other in block
-            .warps
-            .iter()
-            .chain(self.blocks.iter().filter(|b| b.rank != block.rank).flat_map(|b| &b.warps))
-        {
-            for l in lanes(other.stopped).filter(|&l| other.at[l] != warp.at[lane]) {
-                let place = self.place(self.at(other, l));
-                if elsewhere.iter().all(|(_, p)| *p != place) {
-                    elsewhere.push((self.thread(other.number, l), place));
-                }
-            }
-        }
-        let mut message = "waits at a barrier that others of the block do not reach".to_string();
-        if exited > 0 {
-            kind = FaultKind::DivergentBarrier;
-            message += &format!("; {exited} threads of the block have exited");
-        }
-        for ([x, y, z], place) in elsewhere.iter().take(4) {
-            kind = FaultKind::DivergentBarrier;
-            message += &format!("; thread ({x}, {y}, {z}) waits at {place}");
-        }
-        self.fault(kind, warp, i, lane, message)
-    }
-
-    /// Threads run and run, and nothing comes of it.
-    #[cold]
-    fn spinning(&self) -> Outcome<()> {
-        let message = format!("no thread has written anything in {} instructions of warps", self.idle);
-        self.running(FaultKind::Deadlock, message)
-    }
-
-    /// A block runs longer than any should.
-    #[cold]
-    fn endless(&self) -> Outcome<()> {
-        let message =
-            format!("the block is not over after {} instructions of warps", self.checks.instructions_max);
-        self.running(FaultKind::Endless, message)
-    }
-
-    /// The fault of a thread that could go on; says where others are.
-    fn running(&self, kind: FaultKind, mut message: String) -> Outcome<()> {
-        let Some(warp) = self.some_warp(|w| w.runnable() != 0) else { return Ok(()) };
-        let lane = warp.runnable().trailing_zeros() as usize;
-        let mut named = 0;
-        for (block, other) in self.blocks.iter().flat_map(|b| b.warps.iter().map(move |w| (b, w))) {
-            if other.live == 0 || other.resident == warp.resident || named == 4 {
-                continue;
-            }
-            named += 1;
-            let l = other.live.trailing_zeros() as usize;
-            let ([x, y, z], [bx, by, bz]) = (self.thread(other.number, l), block.index);
-            let place = self.place(self.at(other, l));
-            message += &format!("; thread ({x}, {y}, {z}) of block ({bx}, {by}, {bz}) is at {place}");
-        }
-        self.fault(kind, warp, self.at(warp, lane), lane, message)
     }
 }

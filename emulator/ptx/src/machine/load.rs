@@ -1,12 +1,10 @@
 //! Loads.
 
 use super::access::{Run, Touch, bits, raced, run, strength};
-use super::target::Target;
-use super::warp::{Warp, lanes};
-use super::{Machine, Outcome};
+use super::state::{Machine, Outcome, Target, Warp};
 use crate::FaultKind;
 use crate::code::{Access, Instruction, NOWHERE, Order, Space};
-use crate::lanes::{LANES, Lanes};
+use crate::lanes::{LANES, Lanes, lanes};
 use crate::memory::Contents;
 
 impl Machine<'_> {

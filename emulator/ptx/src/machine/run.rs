@@ -1,26 +1,15 @@
 //! The loop that runs a warp.
 
-use super::warp::{ALL, Group, Warp, lanes};
-use super::{Machine, Outcome};
-use crate::FaultKind;
+use super::state::{ALL, Group, Machine, Next, Outcome, Warp};
 use crate::code::{Clock, Instruction, NOWHERE, Op, Special};
-use crate::lanes::LANES;
+use crate::lanes::{LANES, lanes};
+use crate::{FaultKind, Launch};
 
 /// Instructions after which lanes that still run give others a turn.
 const TURN: u32 = 1 << 11;
 
 /// What a look at a barrier in memory, or a nap, counts where nothing else happens.
 const YIELD: u64 = 1 << 12;
-
-/// What a group does after an instruction.
-pub(crate) enum Next {
-    /// The next instruction.
-    On,
-    /// The lanes have been given their places.
-    Apart,
-    /// The next instruction, after others have had their turn.
-    Yield,
-}
 
 impl Machine<'_> {
     /// Runs a warp until none of its lanes can go on, or its turn is over.
@@ -161,7 +150,7 @@ impl Machine<'_> {
                 );
             }
             Op::IsSpace(space) => {
-                let values = warp.get(i.a).map(|a| (super::target::space_of(a) == space) as u64);
+                let values = warp.get(i.a).map(|a| (crate::machine::state::space_of(a) == space) as u64);
                 warp.set(i.d, mask, &values);
             }
             Op::ActiveMask => warp.set(i.d, mask, &[mask as u64; LANES]),
@@ -204,23 +193,24 @@ impl Machine<'_> {
     }
 
     fn map_shared(&mut self, warp: &mut Warp, i: &Instruction, mask: u32, generic: bool) {
-        let window = if generic { super::SHARED_WINDOW } else { 0 };
+        let window = if generic { crate::machine::state::SHARED_WINDOW } else { 0 };
         let (a, b) = (*warp.get(i.a), *warp.get(i.b));
         let mut values = [0; LANES];
         for l in 0..LANES {
-            let offset = a[l].wrapping_sub(window) & ((1 << super::RANK_SHIFT) - 1);
-            values[l] = window + (((b[l] & 0xff) + 1) << super::RANK_SHIFT | offset);
+            let offset = a[l].wrapping_sub(window) & ((1 << crate::machine::state::RANK_SHIFT) - 1);
+            values[l] = window + (((b[l] & 0xff) + 1) << crate::machine::state::RANK_SHIFT | offset);
         }
         warp.set(i.d, mask, &values);
     }
 
     fn rank_of_shared(&mut self, warp: &mut Warp, i: &Instruction, mask: u32, generic: bool) {
-        let window = if generic { super::SHARED_WINDOW } else { 0 };
+        let window = if generic { crate::machine::state::SHARED_WINDOW } else { 0 };
         let own = self.blocks[warp.block].rank as u64;
-        let values = warp.get(i.a).map(|a| match a.wrapping_sub(window) >> super::RANK_SHIFT {
-            0 => own,
-            rank => rank - 1,
-        });
+        let values =
+            warp.get(i.a).map(|a| match a.wrapping_sub(window) >> crate::machine::state::RANK_SHIFT {
+                0 => own,
+                rank => rank - 1,
+            });
         warp.set(i.d, mask, &values);
     }
 
@@ -262,5 +252,3 @@ impl Machine<'_> {
         value as u64
     }
 }
-
-use crate::Launch;

@@ -1,10 +1,9 @@
 //! The address space behind a memory's lock: which allocations there are, and the host's ways to them.
 
-use std::collections::BTreeMap;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use super::{Allocation, Memory, OutOfMemory};
-use crate::{Fault, FaultKind};
+use crate::{Fault, FaultKind, Touched};
 
 /// Allocations begin at multiples of this, and at least as many bytes between them belong to nobody.
 const ALIGN: u64 = 256;
@@ -16,7 +15,7 @@ pub(crate) type Taken = (Vec<u8>, Vec<(usize, usize)>);
 
 /// The allocations of a memory.
 #[derive(Debug)]
-pub(crate) struct Space {
+pub(crate) struct AddressSpace {
     /// Where each allocation is in `slots`, by its start.
     starts: BTreeMap<u64, usize>,
     slots: Vec<Option<Allocation>>,
@@ -33,11 +32,11 @@ pub(crate) struct Space {
     pub(crate) capacity: u64,
 }
 
-impl Space {
+impl AddressSpace {
     /// Addresses from `base` on, `room` of them, of which `capacity` bytes may be allocated at a time.
-    pub(crate) fn new(base: u64, room: u64, capacity: u64) -> Space {
+    pub(crate) fn new(base: u64, room: u64, capacity: u64) -> AddressSpace {
         let (starts, slots, empty, freed) = (BTreeMap::new(), Vec::new(), Vec::new(), VecDeque::new());
-        Space {
+        AddressSpace {
             starts,
             slots,
             empty,
@@ -258,5 +257,25 @@ impl Space {
             allocation.contents.written.set(at + start, at + end);
         }
         Ok(())
+    }
+}
+
+/// Ranges of one allocation that are told; a launch that touches more tells the first ones.
+const RANGES_MAX: usize = 64;
+
+impl AddressSpace {
+    /// What the launch whose records begin at `launch` touched.
+    pub(crate) fn touched(&self, launch: u32) -> Vec<Touched> {
+        let of_one = |allocation: &crate::memory::Allocation| {
+            let (start, bytes) = (allocation.start, allocation.bytes);
+            let ranges = allocation.contents.shadow.touched(launch).take(RANGES_MAX);
+            let touched = move |(range, written): (std::ops::Range<usize>, bool)| Touched {
+                start: start + range.start as u64,
+                end: start + (range.end as u64).min(bytes),
+                written,
+            };
+            ranges.map(touched).collect::<Vec<_>>()
+        };
+        self.allocations().flat_map(of_one).collect()
     }
 }

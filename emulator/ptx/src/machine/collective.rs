@@ -1,11 +1,9 @@
 //! Shuffles, votes and the like: lanes wait until all that the mask names are there.
 
-use super::run::Next;
-use super::warp::{Warp, lanes};
-use super::{Machine, Outcome};
+use super::state::{Machine, Next, Outcome, Warp};
 use crate::FaultKind;
 use crate::code::{Instruction, NOWHERE, Op, Reg, Shuffle, Together};
-use crate::lanes::{LANES, Lanes};
+use crate::lanes::{LANES, Lanes, lanes};
 
 impl Machine<'_> {
     /// Lanes come to an operation. If all that its mask names are here it is carried out, otherwise they wait.

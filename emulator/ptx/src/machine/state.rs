@@ -1,25 +1,199 @@
-//! A warp: registers, where each lane is, and what it waits for.
+//! What there is while a launch runs: the machine, its resident blocks, and their barriers.
+//!
+//! ```text
+//! Machine ── spaces: the devices' memories, locked
+//!    │   └── clocks: which warp knows of which accesses
+//!    └── Block ── shared memory, barriers, memory barriers
+//!           └── Warp ── 32 lanes: registers, where each lane is, local memory
+//! ```
 
-use super::copies::PendingCopy;
-use crate::code::{NOWHERE, Reg};
-use crate::lanes::{LANES, Lanes, Map};
-use crate::memory::Contents;
 use std::collections::HashMap;
+use std::sync::MutexGuard;
+
+use super::clocks::{Clocks, Gathering};
+use crate::code::{BarrierKind, NOWHERE, Program, Reg, Space};
+use crate::lanes::{LANES, Lanes, Map, lanes};
+use crate::memory::{AddressSpace, Contents};
+use crate::{Checks, Fault, Kernel, Launch, Report};
+
+pub(crate) type Outcome<T> = Result<T, Box<Fault>>;
+
+/// What a group does after an instruction.
+pub(crate) enum Next {
+    /// The next instruction.
+    On,
+    /// The lanes have been given their places.
+    Apart,
+    /// The next instruction, after others have had their turn.
+    Yield,
+}
+
+/// A launch under way.
+pub(crate) struct Machine<'a> {
+    pub(crate) kernel: &'a Kernel,
+    pub(crate) program: &'a Program,
+    pub(crate) launch: Launch,
+    pub(crate) checks: Checks,
+    pub(crate) parameters: &'a [u8],
+    pub(crate) spaces: Vec<MutexGuard<'a, AddressSpace>>,
+    pub(crate) blocks: Vec<Block>,
+    pub(crate) clocks: Clocks,
+    /// For each instruction, the allocation that it met last.
+    pub(crate) cache: Vec<Cached>,
+    pub(crate) report: Report,
+    /// Instructions since anything was written or anyone got past a barrier.
+    pub(crate) idle: u64,
+    pub(crate) cluster: ClusterMeeting,
+    /// Of a cooperative launch, whose blocks are all resident: where its barrier is.
+    pub(crate) workspace: Option<u64>,
+}
+
+/// Barriers that a block has.
+pub(crate) const BARRIERS: usize = 16;
+
+/// A block that is resident.
+#[derive(Debug, Default)]
+pub(crate) struct Block {
+    pub(crate) index: [u32; 3],
+    /// Its number in the grid, and in its cluster.
+    pub(crate) number: u32,
+    pub(crate) rank: u32,
+    pub(crate) shared: Contents,
+    pub(crate) warps: Vec<Warp>,
+    /// Barriers in shared memory, by their offset.
+    pub(crate) mbarriers: HashMap<u64, MemoryBarrier>,
+    pub(crate) barriers: [Meeting; BARRIERS],
+}
+
+/// What has come to a barrier and what waits there.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Meeting {
+    pub(crate) expected: u32,
+    pub(crate) arrived: u32,
+    pub(crate) waiting: Vec<Waiting>,
+    pub(crate) gathering: Gathering,
+    /// Threads that came with a true predicate.
+    pub(crate) yes: u32,
+    /// Someone has come without waiting.
+    pub(crate) passed: bool,
+    /// It is for all threads of the block, without a count.
+    pub(crate) of_all: bool,
+}
+
+/// Lanes that wait.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Waiting {
+    pub(crate) block: usize,
+    pub(crate) warp: usize,
+    pub(crate) lanes: u32,
+    pub(crate) at: u32,
+    pub(crate) kind: BarrierKind,
+}
+
+/// The barrier of a cluster, whose arriving and waiting are two instructions.
+#[derive(Debug, Default)]
+pub(crate) struct ClusterMeeting {
+    pub(crate) meeting: Meeting,
+    pub(crate) round: u32,
+    /// What the last round passed on.
+    pub(crate) last: Gathering,
+}
+
+impl ClusterMeeting {
+    /// As before the first round.
+    pub(crate) fn clear(&mut self) {
+        *self = ClusterMeeting::default();
+    }
+}
+
+/// A barrier in memory.
+#[derive(Debug, Default)]
+pub(crate) struct MemoryBarrier {
+    /// Arrivals of a phase, and those that are still to come.
+    pub(crate) count: i64,
+    pub(crate) left: i64,
+    /// Bytes that are still to arrive.
+    pub(crate) bytes: i64,
+    /// Phases that are over.
+    pub(crate) phase: u64,
+    /// What arrives with the end of the phase.
+    pub(crate) landing: Vec<Landing>,
+    /// What has arrived in phases that are over, and whose end nobody has waited for yet.
+    pub(crate) landed: Vec<Landing>,
+}
+
+/// Bytes that a bulk copy brings.
+#[derive(Debug)]
+pub(crate) struct Landing {
+    pub(crate) range: Range,
+    pub(crate) data: Vec<u8>,
+    pub(crate) written: Vec<bool>,
+}
+
+/// Where shared memory begins among generic addresses.
+pub(crate) const SHARED_WINDOW: u64 = 1 << 56;
+/// Where a thread's local memory begins.
+pub(crate) const LOCAL_WINDOW: u64 = 2 << 56;
+/// Where the kernel's parameters begin.
+pub(crate) const PARAMETER_WINDOW: u64 = 3 << 56;
+/// Bits of a shared address below the block's rank in its cluster, plus one.
+pub(crate) const RANK_SHIFT: u32 = 24;
+
+/// The allocation that an instruction met last.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Cached {
+    pub(crate) space: u32,
+    pub(crate) slot: u32,
+}
+
+/// What an address is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Target {
+    /// An allocation of one of the memories.
+    Global {
+        space: usize,
+        slot: usize,
+    },
+    /// A block's shared memory.
+    Shared {
+        block: usize,
+    },
+    Local,
+    Parameter,
+}
+
+/// The space of a generic address.
+#[inline(always)]
+pub(crate) fn space_of(address: u64) -> Space {
+    match address >> 56 {
+        1 => Space::Shared,
+        2 => Space::Local,
+        3 => Space::Parameter,
+        _ => Space::Global,
+    }
+}
+
+/// An address of a space from a generic one.
+#[inline(always)]
+pub(crate) fn within(space: Space, address: u64) -> u64 {
+    match space {
+        Space::Shared => address.wrapping_sub(SHARED_WINDOW),
+        Space::Local => address.wrapping_sub(LOCAL_WINDOW),
+        Space::Parameter => address.wrapping_sub(PARAMETER_WINDOW),
+        Space::Global | Space::Generic => address,
+    }
+}
+
+/// A range of bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Range {
+    pub(crate) target: Target,
+    pub(crate) offset: usize,
+    pub(crate) bytes: usize,
+}
 
 /// Every lane.
 pub(crate) const ALL: u32 = u32::MAX;
-
-/// Iterates over the lanes of a mask.
-pub(crate) fn lanes(mut mask: u32) -> impl Iterator<Item = usize> {
-    std::iter::from_fn(move || {
-        if mask == 0 {
-            return None;
-        }
-        let lane = mask.trailing_zeros() as usize;
-        mask &= mask - 1;
-        Some(lane)
-    })
-}
 
 /// Lanes that run together: at one instruction and one depth of calls.
 #[derive(Clone, Copy, Debug)]
@@ -28,6 +202,19 @@ pub(crate) struct Group {
     pub(crate) lanes: u32,
     /// The next instruction at which other lanes wait for these.
     pub(crate) join: u32,
+}
+
+/// A copy under way.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PendingCopy {
+    pub(crate) lane: u8,
+    pub(crate) size: u8,
+    /// The lane's group that it belongs to.
+    pub(crate) group: u32,
+    pub(crate) target: Target,
+    pub(crate) offset: usize,
+    pub(crate) data: [u8; 16],
+    pub(crate) written: u16,
 }
 
 /// A warp of a block.

@@ -1,16 +1,115 @@
-//! Bulk copies: of plain bytes, and of boxes of a tensor.
-//!
-//! What a copy brings to shared memory under a barrier is there for whoever has seen the barrier's phase end; what it brings to global memory is
-//! there at once, since a later `wait_group` is not followed.
+//! `cp.async`: copies whose bytes arrive when the thread waits for them, and not before.
 
-use super::bytes::{Range, Site};
-use super::mbarrier::{Landing, Which};
-use super::target::Target;
-use super::warp::Warp;
-use super::{Machine, Outcome};
+use super::access::Site;
+use super::barrier::Which;
+use super::state::{Landing, Machine, Next, Outcome, PendingCopy, Range, Target, Warp};
 use crate::FaultKind;
-use crate::code::{Atomic, Bulk, Kind, Order, Space, Update};
+use crate::code::{Asynchronous, Atomic, Bulk, Instruction, Kind, Matrix, Order, Program, Space, Update};
+use crate::lanes::lanes;
 use crate::tensor_map::{Fill, TensorMap, TensorType};
+
+impl Machine<'_> {
+    pub(crate) fn asynchronous(
+        &mut self,
+        warp: &mut Warp,
+        at: u32,
+        i: &Instruction,
+        number: u32,
+        mask: u32,
+    ) -> Outcome<Next> {
+        let op = self.program.asynchronous[number as usize];
+        match op {
+            Asynchronous::Copy { size } => {
+                for lane in lanes(mask) {
+                    self.copy(warp, Site { at, i, lane }, size as usize)?;
+                }
+            }
+            Asynchronous::Commit => lanes(mask).for_each(|l| warp.groups[l] += 1),
+            Asynchronous::Wait => {
+                let n = warp.get(i.a)[mask.trailing_zeros() as usize] as u32;
+                let groups = warp.groups;
+                self.land(warp, at, i, |copy| {
+                    mask >> copy.lane & 1 == 1 && copy.group + n < groups[copy.lane as usize]
+                })?;
+            }
+            Asynchronous::WaitAll => self.land(warp, at, i, |copy| mask >> copy.lane & 1 == 1)?,
+            _ => {
+                let mut next = Next::On;
+                for lane in lanes(mask) {
+                    if !self.beside(warp, Site { at, i, lane }, op)? {
+                        next = Next::Yield;
+                    }
+                }
+                return Ok(next);
+            }
+        }
+        Ok(Next::On)
+    }
+
+    fn copy(&mut self, warp: &mut Warp, site: Site, size: usize) -> Outcome<()> {
+        let (lane, i) = (site.lane, site.i);
+        let (to, from) = (warp.get(i.a)[lane], warp.get(i.b)[lane]);
+        let bytes = (warp.get(i.c)[lane] as u32 as usize).min(size);
+        let range = self.locate(warp, site, "asynchronous write", (Space::Shared, to), (size, size))?;
+        let mut copy = PendingCopy {
+            lane: lane as u8,
+            size: size as u8,
+            group: warp.groups[lane],
+            target: range.target,
+            offset: range.offset,
+            data: [0; 16],
+            written: u16::MAX,
+        };
+        if bytes > 0 {
+            let source =
+                self.locate(warp, site, "asynchronous read", (Space::Global, from), (bytes, size))?;
+            self.touch(warp, site, source, false, 0)?;
+            if let Some(contents) = self.contents_of(source.target) {
+                copy.data[..bytes].copy_from_slice(&contents.data[source.offset..source.offset + bytes]);
+                for byte in
+                    if contents.written.all(source.offset, source.offset + bytes) { 0..0 } else { 0..bytes }
+                {
+                    copy.written &= !((!contents.written.get(source.offset + byte) as u16) << byte);
+                }
+            }
+            self.report.global_bytes_read += bytes as u64;
+        }
+        self.touch(warp, site, range, true, 0)?;
+        if let Some(contents) = self.contents_of(range.target) {
+            contents.announce(range.offset, range.offset + size);
+        }
+        warp.copies.push(copy);
+        self.idle = 0;
+        Ok(())
+    }
+
+    /// Copies that a thread has waited for have arrived.
+    pub(crate) fn land(
+        &mut self,
+        warp: &mut Warp,
+        at: u32,
+        i: &Instruction,
+        done: impl Fn(&PendingCopy) -> bool,
+    ) -> Outcome<()> {
+        let mut copies = std::mem::take(&mut warp.copies);
+        for copy in copies.iter().filter(|copy| done(copy)) {
+            let (lane, bytes) = (copy.lane as usize, copy.size as usize);
+            let range = Range { target: copy.target, offset: copy.offset, bytes };
+            self.touch(warp, Site { at, i, lane }, range, true, 0)?;
+            if let Some(contents) = self.contents_of(copy.target) {
+                contents.land(copy.offset, &copy.data[..bytes], |byte| copy.written >> byte & 1 == 1);
+            }
+        }
+        copies.retain(|copy| !done(copy));
+        warp.copies = copies;
+        Ok(())
+    }
+
+    /// All copies of a lane have arrived.
+    pub(crate) fn land_lane(&mut self, warp: &mut Warp, site: Site) -> Outcome<()> {
+        self.land(warp, site.at, site.i, |copy| copy.lane as usize == site.lane)
+    }
+}
 
 impl Machine<'_> {
     pub(crate) fn bulk(&mut self, warp: &mut Warp, site: Site, bulk: Bulk) -> Outcome<()> {
@@ -76,9 +175,9 @@ impl Machine<'_> {
         (mut data, written): (Vec<u8>, Vec<bool>),
         which: Option<Which>,
     ) -> Outcome<()> {
-        let strong = if bulk.reduce.is_some() { super::shadow::STRONG } else { 0 };
+        let strong = if bulk.reduce.is_some() { crate::memory::shadow::STRONG } else { 0 };
         self.seen_beside(warp, site, "writes", range)?;
-        self.touch(warp, site, range, true, strong | super::shadow::BESIDE)?;
+        self.touch(warp, site, range, true, strong | crate::memory::shadow::BESIDE)?;
         if bulk.to == Space::Global {
             self.report.global_bytes_written += range.bytes as u64;
         }
@@ -253,7 +352,41 @@ fn reduced((update, kind, size): (Update, Kind, u8), old: &[u8], new: &[u8]) -> 
     let pairs = old.chunks_exact(size).zip(new.chunks_exact(size));
     pairs
         .flat_map(|(old, new)| {
-            super::atomic::updated(atomic, number(old), number(new), 0).to_le_bytes()[..size].to_vec()
+            crate::machine::store::updated(atomic, number(old), number(new), 0).to_le_bytes()[..size].to_vec()
         })
         .collect()
+}
+
+impl Program {
+    /// Whether anything in it uses shared memory beside the threads.
+    pub(crate) fn beside(&self) -> bool {
+        self.matrices.iter().any(|m| matches!(m, Matrix::Warpgroup(_)))
+            || self.asynchronous.iter().any(|a| matches!(a, Asynchronous::Bulk(_)))
+    }
+}
+
+impl Machine<'_> {
+    pub(crate) fn proxy_fence(&mut self, warp: &Warp, mask: u32) {
+        if self.checks.global_races || self.checks.shared_races {
+            self.clocks.proxy_fence(warp.resident, mask, mask == warp.live);
+        }
+    }
+
+    /// Checks that bytes of shared memory, which something beside the threads `verb`s, are seen there.
+    pub(crate) fn seen_beside(&mut self, warp: &Warp, site: Site, verb: &str, range: Range) -> Outcome<()> {
+        let Target::Shared { block } = range.target else { return Ok(()) };
+        if !self.checks.shared_races {
+            return Ok(());
+        }
+        let writes = self.blocks[block].shared.shadow.writes(range.offset, range.bytes);
+        let Some(&write) = writes.iter().find(|write| self.clocks.unseen(warp.resident, **write)) else {
+            return Ok(());
+        };
+        let bytes = range.bytes;
+        let what =
+            format!("{verb} {bytes} bytes at {} beside the threads", self.name(range.target, range.offset));
+        let party = self.party(warp, write);
+        let message = format!("{what}, written {party}, with no fence.proxy.async between");
+        self.fault(FaultKind::MissingFence, warp, site.i, site.lane, message)
+    }
 }
