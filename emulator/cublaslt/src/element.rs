@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 
-use crate::call::{Result, Status};
+use crate::status::{Result, Status};
 
 /// The type of a matrix's elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

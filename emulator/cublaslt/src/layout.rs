@@ -1,12 +1,10 @@
 //! How a matrix lies in memory.
 
-use std::sync::LazyLock;
+use phalanx_emulator_link::handle::Handles;
+use phalanx_emulator_link::pointer::{Host, Plain};
 
-use phalanx_emulator_link::pointer::{Host, Out};
-
-use crate::call::{Result, Status, present};
 use crate::element::Kind;
-use crate::handle::{Handles, value};
+use crate::status::{Failure, Result, Status, present};
 
 /// A matrix, or a batch of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,8 +43,8 @@ impl Layout {
         batch as i64 * self.batch_stride * self.kind.bytes() as i64
     }
 
-    /// The ranges of bytes that the elements lie in: offset and size. Only the first `most`: what is left out is no
-    /// matter to anybody but those who look for missing waits.
+    /// The ranges of bytes that the elements lie in: offset and size. Only the first `most`: only the search for missing
+    /// waits uses the rest.
     pub(crate) fn ranges(&self, most: usize) -> Vec<(i64, usize)> {
         let (runs, length) = self.runs();
         let size = self.kind.bytes();
@@ -70,20 +68,26 @@ impl Layout {
     }
 }
 
-static LAYOUTS: LazyLock<Handles<Layout>> = LazyLock::new(|| Handles::new("matrix layout", 17));
+/// All layouts.
+pub(crate) static LAYOUTS: Handles<Layout> = Handles::new("matrix layout", 17);
 
 /// The layout of a handle, if it can be one of a matrix.
 pub(crate) fn layout(handle: usize, name: &str) -> Result<Layout> {
-    let layout = LAYOUTS.get(handle).map_err(|e| e.status.because(format!("{name}: {}", e.message)))?;
+    let layout = LAYOUTS
+        .get(handle)
+        .map_err(Failure::from)
+        .map_err(|e| e.status.because(format!("{name}: {}", e.message)))?;
     layout.check().map_err(|e| e.status.because(format!("{name}: {}", e.message)))?;
     Ok(layout)
 }
 
-fn size(name: &str, number: i64) -> Result<usize> {
+/// A size or a count that C gives as a signed number.
+pub(crate) fn size(name: &str, number: i64) -> Result<usize> {
     usize::try_from(number).map_err(|_| Status::INVALID_VALUE.because(format!("{name} is {number}")))
 }
 
-fn set(layout: &mut Layout, attribute: i32, at: Host, bytes: usize) -> Result<()> {
+/// Sets an attribute, by its number in `cublasLtMatrixLayoutAttribute_t`.
+pub(crate) fn set(layout: &mut Layout, attribute: i32, at: Host, bytes: usize) -> Result<()> {
     match attribute {
         0 => layout.kind = Kind::from_number(value("type", at, bytes)?)?,
         1 => {
@@ -107,7 +111,8 @@ fn set(layout: &mut Layout, attribute: i32, at: Host, bytes: usize) -> Result<()
     Ok(())
 }
 
-fn get(layout: &Layout, attribute: i32, to: Host) -> Result<usize> {
+/// Writes an attribute's value to C and gives its bytes.
+pub(crate) fn get(layout: &Layout, attribute: i32, to: Host) -> Result<usize> {
     let (done, bytes) = match attribute {
         1 => (to.set(i32::from(layout.by_rows)), 4),
         2 => (to.set(layout.rows as u64), 8),
@@ -124,20 +129,11 @@ fn get(layout: &Layout, attribute: i32, to: Host) -> Result<usize> {
     present(done, "the buffer").map(|()| bytes)
 }
 
-export! {
-    fn cublasLtMatrixLayoutCreate(out: Out<usize>, kind: i32, rows: u64, columns: u64, leading: i64) {
-        let kind = Kind::from_number(kind)?;
-        let (rows, columns) = (rows as usize, columns as usize);
-        let leading = size("the leading dimension", leading)?;
-        let layout = Layout { kind, by_rows: false, rows, columns, leading, batches: 1, batch_stride: 0 };
-        present(out.set(LAYOUTS.add(layout)), "matLayout")
+/// The value of an attribute, whose size must be right.
+pub(crate) fn value<T: Plain>(name: &str, at: Host, bytes: usize) -> Result<T> {
+    if bytes != size_of::<T>() {
+        let why = format!("attribute {name} has {} bytes, not {bytes}", size_of::<T>());
+        return Err(Status::INVALID_VALUE.because(why));
     }
-    fn cublasLtMatrixLayoutDestroy(layout: usize) { LAYOUTS.remove(layout) }
-    fn cublasLtMatrixLayoutSetAttribute(layout: usize, attribute: i32, at: Host, bytes: usize) {
-        LAYOUTS.change(layout, |layout| set(layout, attribute, at, bytes))
-    }
-    fn cublasLtMatrixLayoutGetAttribute(layout: usize, attribute: i32, to: Host, bytes: usize, written: Out<usize>) {
-        let size = get(&LAYOUTS.get(layout)?, attribute, to)?;
-        if written.is_null() { Ok(()) } else { present(written.set(size), "sizeWritten") }
-    }
+    present(at.get(), name)
 }

@@ -10,25 +10,22 @@
 //! - Transposition, leading dimensions, batches with strides, alpha and beta on the host or the device.
 //! - The epilogues with bias, ReLU, GELU (the tanh form), its input kept or read back, its gradient, and sums for
 //!   bias gradients.
-//! - The heuristic knows one algorithm, which needs no workspace.
+//! - The heuristic knows one algorithm, and a second for products that are mostly a sum, which wants a workspace.
 //!
 //! What is wrong is refused with `CUBLAS_STATUS_INVALID_VALUE`, what is only unknown here with
 //! `CUBLAS_STATUS_NOT_SUPPORTED`; either is explained on stderr. The library refuses to work over any driver but the
 //! emulated one.
 
 #[macro_use]
-mod call;
+mod status;
+
+mod api;
 mod description;
 mod element;
-mod epilogue;
-mod handle;
-mod heuristic;
 mod layout;
 mod matmul;
 mod plan;
-mod preference;
 mod product;
-mod scale;
 
 /// The file of this library, to be loaded by its path: beside the running executable or test, or in the folder that
 /// the environment variable `PHALANX_CUDA_EMULATOR` names. `None` if it is not there, as when no `cdylib` was built.

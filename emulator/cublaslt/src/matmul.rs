@@ -1,18 +1,65 @@
 //! A product in stream order: what it touches is said when it is queued, and read when it is its turn.
+//!
+//! Alpha and beta are on the host, where they are read at the call, or in device memory, where they are read when it is
+//! the product's turn.
 
 use phalanx_emulator_link::driver::{Access, Driver, Progress};
-use phalanx_emulator_link::pointer::{Host, In};
+use phalanx_emulator_link::pointer::Host;
 
-use crate::call::{Result, Status, present};
-use crate::element::{Inputs, Number};
-use crate::epilogue::{Activation, Bias, gelu, gelu_derivative};
-use crate::heuristic::{Algorithm, WORKSPACE_ALIGNMENT, check, plan};
+use crate::description::{Activation, Bias, gelu, gelu_derivative};
+use crate::element::{Inputs, Kind, Number};
 use crate::layout::Layout;
 use crate::plan::Plan;
 use crate::product::product;
-use crate::scale::Scale;
+use crate::status::{Result, Status, present};
 
-/// Ranges of one matrix that are told to those who look for missing waits.
+/// Alpha or beta.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Scale {
+    Known(f64),
+    OnDevice { address: u64, kind: Kind },
+}
+
+impl Scale {
+    pub(crate) fn new(at: Host, kind: Kind, on_device: bool, name: &str) -> Result<Scale> {
+        if on_device {
+            let address = present((!at.is_null()).then_some(at.address() as u64), name)?;
+            return Ok(Scale::OnDevice { address, kind });
+        }
+        let value = match kind {
+            Kind::F64 => at.get::<f64>(),
+            _ => at.get::<f32>().map(f64::from),
+        };
+        Ok(Scale::Known(present(value, name)?))
+    }
+
+    /// The value, when it is the product's turn.
+    pub(crate) fn value(self, driver: &Driver) -> std::result::Result<f64, i32> {
+        let Scale::OnDevice { address, kind } = self else {
+            let Scale::Known(value) = self else { return Ok(0.0) };
+            return Ok(value);
+        };
+        let mut bytes = [0; 8];
+        driver.read(address, &mut bytes[..kind.bytes()])?;
+        let [a, b, c, d, ..] = bytes;
+        Ok(if kind == Kind::F64 {
+            f64::from_le_bytes(bytes)
+        } else {
+            f64::from(f32::from_le_bytes([a, b, c, d]))
+        })
+    }
+
+    pub(crate) fn access(self) -> Option<Access> {
+        match self {
+            Scale::Known(_) => None,
+            Scale::OnDevice { address, kind } => {
+                Some(Access { address, bytes: kind.bytes() as u64, written: 0 })
+            }
+        }
+    }
+}
+
+/// Ranges of one matrix that the driver is told of, for its search for missing waits.
 const RANGES_MAX: usize = 256;
 
 /// What a workspace is filled with: bytes that are no number in any floating-point type.
@@ -20,16 +67,16 @@ const SPOILT: u8 = 0xff;
 
 /// A product with everything it needs.
 #[derive(Debug, Clone, Copy)]
-struct Work {
-    plan: Plan,
-    alpha: Scale,
-    beta: Scale,
-    a: u64,
-    b: u64,
-    c: u64,
-    d: u64,
+pub(crate) struct Work {
+    pub plan: Plan,
+    pub alpha: Scale,
+    pub beta: Scale,
+    pub a: u64,
+    pub b: u64,
+    pub c: u64,
+    pub d: u64,
     /// Where the workspace is, and its bytes.
-    workspace: (u64, u64),
+    pub workspace: (u64, u64),
 }
 
 /// The driver's status of an access that went wrong, with what it was for.
@@ -190,11 +237,13 @@ fn sums<T: Number>(count: usize, length: usize, element: &dyn Fn(usize, usize) -
     (0..count).map(|i| (0..length).fold(T::default(), |sum, p| element(i, p).plain(one, sum))).collect()
 }
 
-fn address(pointer: Host, name: &str) -> Result<u64> {
+/// The address of a matrix, which must not be null.
+pub(crate) fn address(pointer: Host, name: &str) -> Result<u64> {
     present((!pointer.is_null()).then_some(pointer.address() as u64), name)
 }
 
-fn submit(work: Work, stream: usize) -> Result<()> {
+/// Queues a product on a stream.
+pub(crate) fn submit(work: Work, stream: usize) -> Result<()> {
     let driver = Driver::loaded().map_err(|why| Status::NOT_INITIALIZED.because(why))?;
     let Plan { description, m, n, k, d, .. } = &work.plan;
     let what = match d.batches {
@@ -208,38 +257,4 @@ fn submit(work: Work, stream: usize) -> Result<()> {
     };
     let queued = driver.submit(stream, &what, &work.accesses(), run);
     queued.map_err(|status| Status::EXECUTION_FAILED.because(format!("the driver refuses it with {status}")))
-}
-
-export! {
-    fn cublasLtMatmul(
-        library: usize, operation: usize, alpha: Host, a: Host, a_layout: usize, b: Host, b_layout: usize, beta: Host,
-        c: Host, c_layout: usize, d: Host, d_layout: usize, algorithm: In<Algorithm>, workspace: Host,
-        workspace_bytes: usize, stream: usize,
-    ) {
-        let plan = plan(library, operation, [a_layout, b_layout, c_layout, d_layout])?;
-        let wanted = check(algorithm)?;
-        if wanted > 0 && (wanted > workspace_bytes as u64 || workspace.is_null()) {
-            let why = format!("the algorithm wants a workspace of {wanted} bytes and got {workspace_bytes}");
-            return Err(Status::INVALID_VALUE.because(why));
-        }
-        if wanted > 0 && !(workspace.address() as u64).is_multiple_of(WORKSPACE_ALIGNMENT) {
-            return Err(Status::INVALID_VALUE.because("the workspace begins at no multiple of 256"));
-        }
-        let workspace = (workspace.address() as u64, wanted);
-        let description = plan.description;
-        let scale = |at, name| Scale::new(at, description.scale, description.scale_on_device, name);
-        let (alpha, beta) = (scale(alpha, "alpha")?, scale(beta, "beta")?);
-        let c = if beta == Scale::Known(0.0) { 0 } else { address(c, "C")? };
-        if c == d.address() as u64 && plan.c != plan.d {
-            return Err(Status::INVALID_VALUE.because("C and D are at the same place with different layouts"));
-        }
-        if description.epilogue.bias != Bias::None && description.bias == 0 {
-            return Err(Status::INVALID_VALUE.because("the epilogue has a bias, but the bias pointer is not set"));
-        }
-        if description.epilogue.uses_aux() && description.aux == 0 {
-            return Err(Status::INVALID_VALUE.because("the epilogue has an aux, but the aux pointer is not set"));
-        }
-        let (a, b, d) = (address(a, "A")?, address(b, "B")?, address(d, "D")?);
-        submit(Work { plan, alpha, beta, a, b, c, d, workspace }, stream)
-    }
 }

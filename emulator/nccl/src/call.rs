@@ -1,11 +1,14 @@
-//! What one rank asks for.
+//! What one rank asks for, and what becomes of all ranks' buffers: everything is read, then everything is written, so in
+//! place is no special case.
+//!
+//! A rank's buffer is read when it is its turn, and goes along with its call; of a rank in another process that is all
+//! there is.
 
 use std::fmt;
 
-use phalanx_emulator_link::driver::Access;
+use phalanx_emulator_link::driver::{Access, Driver};
 
-use crate::element::Kind;
-use crate::reduction::Reduction;
+use crate::reduction::{Kind, Reduction, reduce};
 
 /// The operation of a call, without what differs between ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,7 +27,8 @@ pub(crate) enum Operation {
     Receive(usize),
 }
 
-/// A call of one rank; of one in another process, addresses are not known. `count` is what NCCL calls it for the operation: of a gather the elements of one rank.
+/// A call of one rank; of one in another process, addresses are not known. `count` is what NCCL calls it for the
+/// operation: of a gather the elements of one rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Call {
     pub operation: Operation,
@@ -89,4 +93,62 @@ impl fmt::Display for Call {
             Operation::Receive(peer) => write!(f, "receive of {what} from rank {peer}"),
         }
     }
+}
+
+/// An access that the driver refused: its status, and what it was.
+pub(crate) type Refused = (i32, String);
+
+/// What a rank brings to a call.
+pub(crate) fn brought(driver: &Driver, rank: usize, ranks: usize, call: &Call) -> Result<Vec<u8>, Refused> {
+    let mut data = vec![0; call.lengths(rank, ranks).0 * call.kind.bytes()];
+    if !data.is_empty() {
+        driver.read(call.from, &mut data).map_err(|status| refused(status, rank, call, "read from"))?;
+    }
+    Ok(data)
+}
+
+/// Carries out a call of all ranks for one of them, which is here; `read` is what they brought, in order.
+pub(crate) fn carry_out(driver: &Driver, rank: usize, call: &Call, read: &[&[u8]]) -> Result<(), Refused> {
+    store(driver, rank, call, &result(rank, call, read))
+}
+
+/// What one rank gets.
+fn result(rank: usize, call: &Call, read: &[&[u8]]) -> Vec<u8> {
+    let one = call.count * call.kind.bytes();
+    let share = |of: usize| read.iter().map(|buffer| &buffer[of * one..][..one]).collect::<Vec<_>>();
+    match call.operation {
+        Operation::AllReduce(reduction) => reduce(call.kind, reduction, read),
+        Operation::Reduce(reduction, root) if rank == root => reduce(call.kind, reduction, read),
+        Operation::ReduceScatter(reduction) => reduce(call.kind, reduction, &share(rank)),
+        Operation::AllGather => read.concat(),
+        Operation::Gather(root) if rank == root => read.concat(),
+        Operation::Broadcast(root) => read[root].to_vec(),
+        Operation::AllToAll => share(rank).concat(),
+        Operation::Scatter(root) => read[root][rank * one..][..one].to_vec(),
+        Operation::Reduce(..) | Operation::Gather(_) | Operation::Send(_) | Operation::Receive(_) => {
+            Vec::new()
+        }
+    }
+}
+
+/// What a rank that gives up leaves where results were to be: any bytes, so that no later read is one of uninitialised memory.
+pub(crate) fn forsake(driver: &Driver, rank: usize, ranks: usize, call: &Call) {
+    let bytes = call.lengths(rank, ranks).1 * call.kind.bytes();
+    // If the memory was freed, there is nothing to write.
+    let _ = store(driver, rank, call, &vec![0xff; bytes]);
+}
+
+/// Gives what was sent to a rank's receive.
+pub(crate) fn store(driver: &Driver, rank: usize, call: &Call, data: &[u8]) -> Result<(), Refused> {
+    if data.is_empty() {
+        return Ok(());
+    }
+    driver.write(call.to, data).map_err(|status| refused(status, rank, call, "write to"))
+}
+
+fn refused(status: i32, rank: usize, call: &Call, verb: &str) -> Refused {
+    (
+        status,
+        format!("{call}: rank {rank}'s buffer to {verb} is not where, or not as long as, it is said to be"),
+    )
 }

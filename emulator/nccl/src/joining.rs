@@ -5,10 +5,9 @@ use std::env;
 use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::id::Id;
-use crate::meeting::Meeting;
 use crate::message::Message;
-use crate::relay::{self, Relay};
+use crate::relay::{self, Id, Ranks, Relay};
+use crate::rendezvous::Rendezvous;
 use crate::status::{Result, Status};
 
 /// How long a rank waits for others, in milliseconds.
@@ -20,18 +19,23 @@ pub(crate) fn timeout() -> Duration {
     Duration::from_millis(set.unwrap_or(60_000))
 }
 
+/// A new id, by which ranks of this process and of others find each other.
+pub(crate) fn unique_id() -> Id {
+    Id::new(relay::port(arrived))
+}
+
 /// A gathering of ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Place {
     Id(Id),
-    /// The n-th split of the communicator whose meeting is at this address; it is kept alive by its ranks.
+    /// The n-th split of the communicator whose rendezvous is at this address; it is kept alive by its ranks.
     Split(usize, u64),
 }
 
 /// What a rank brings: its colour and key, of a split; zeros otherwise.
 type Wish = (i32, i32);
 /// Where a rank ends up.
-type Seat = (Arc<Meeting>, usize);
+type Seat = (Arc<Rendezvous>, usize);
 
 #[derive(Debug, Default)]
 struct Gathering {
@@ -65,7 +69,7 @@ impl Joining {
         if !id.is_ours() && !id.is_emulated() {
             return Err(Status::INVALID_ARGUMENT.because("the unique id was made by another library"));
         }
-        let relay = relay::open(id).map_err(|error| {
+        let relay = relay::open(id, arrived).map_err(|error| {
             Status::SYSTEM_ERROR
                 .because(format!("the process that made the unique id cannot be reached: {error}"))
         })?;
@@ -75,12 +79,17 @@ impl Joining {
     }
 
     /// A rank of a communicator that is split comes, for the `number`th time.
-    pub(crate) fn by_split(meeting: &Arc<Meeting>, number: u64, rank: usize, wish: Wish) -> Result<Joining> {
-        if !meeting.is_here() {
+    pub(crate) fn by_split(
+        rendezvous: &Arc<Rendezvous>,
+        number: u64,
+        rank: usize,
+        wish: Wish,
+    ) -> Result<Joining> {
+        if !rendezvous.is_here() {
             let why = "a split of a communicator of several processes is not emulated";
             return Err(Status::INVALID_USAGE.because(why));
         }
-        Joining::come(Place::Split(Arc::as_ptr(meeting) as usize, number), rank, meeting.ranks, wish)
+        Joining::come(Place::Split(Arc::as_ptr(rendezvous) as usize, number), rank, rendezvous.ranks, wish)
     }
 
     fn come(place: Place, rank: usize, ranks: usize, wish: Wish) -> Result<Joining> {
@@ -175,16 +184,16 @@ pub(crate) fn arrived(id: Id, rank: usize, ranks: usize) {
     }
 }
 
-/// One meeting, with seats for the ranks that are here.
+/// One rendezvous, with seats for the ranks that are here.
 fn seats_across(id: Id, ranks: usize, elsewhere: &[usize]) -> Result<BTreeMap<usize, Seat>> {
-    let relay = relay::open(id).map_err(|error| Status::SYSTEM_ERROR.because(error.to_string()))?;
-    let meeting = Arc::new(Meeting::across(ranks, timeout(), elsewhere.to_vec(), relay.clone()));
-    relay.meet(&meeting);
+    let relay = relay::open(id, arrived).map_err(|error| Status::SYSTEM_ERROR.because(error.to_string()))?;
+    let rendezvous = Arc::new(Rendezvous::across(ranks, timeout(), elsewhere.to_vec(), relay.clone()));
+    relay.meet(&(rendezvous.clone() as Arc<dyn Ranks>));
     let here = (0..ranks).filter(|rank| !elsewhere.contains(rank));
-    Ok(here.map(|rank| (rank, (meeting.clone(), rank))).collect())
+    Ok(here.map(|rank| (rank, (rendezvous.clone(), rank))).collect())
 }
 
-/// One meeting a colour, ranks by key and then by their old rank.
+/// One rendezvous a colour, ranks by key and then by their old rank.
 fn seats(wishes: &BTreeMap<usize, Wish>) -> BTreeMap<usize, Seat> {
     let mut colours: BTreeMap<i32, Vec<(i32, usize)>> = BTreeMap::new();
     for (rank, (colour, key)) in wishes {
@@ -193,9 +202,9 @@ fn seats(wishes: &BTreeMap<usize, Wish>) -> BTreeMap<usize, Seat> {
     let mut seats = BTreeMap::new();
     for members in colours.values_mut() {
         members.sort_unstable();
-        let meeting = Arc::new(Meeting::new(members.len(), timeout()));
+        let rendezvous = Arc::new(Rendezvous::new(members.len(), timeout()));
         for (seat, (_, rank)) in members.iter().enumerate() {
-            seats.insert(*rank, (meeting.clone(), seat));
+            seats.insert(*rank, (rendezvous.clone(), seat));
         }
     }
     seats
@@ -218,7 +227,7 @@ mod tests {
     #[test]
     fn of_several_threads_that_ask_for_a_seat_at_once_all_get_it() {
         for _ in 0..200 {
-            let (id, begin) = (Id::new(), Barrier::new(3));
+            let (id, begin) = (unique_id(), Barrier::new(3));
             let rank = |rank| Joining::by_id(id, rank, 2).unwrap();
             let (joining, _other) = (rank(0), rank(1));
             std::thread::scope(|scope| {

@@ -14,26 +14,28 @@
 //!
 //! Not emulated: several machines, splits of communicators of several processes, premultiplied sums, 8-bit floats, windows and signals.
 //!
-//! From bottom to top: `element` and `reduction` know numbers, `call` what a rank asks for, `movement` what
-//! becomes of all ranks' buffers, `meeting` who waits for whom, `message` and `relay` what other processes are told,
-//! `communicator` the handles, `batch` what is queued together.
+//! ```text
+//! api            the C functions
+//! communicator   a rank's handle, and groups of calls        driver: contexts, and the order of streams
+//! joining        how ranks become a communicator
+//! rendezvous     matches the calls of all ranks, and carries them out
+//! relay          the other processes: ids, sockets           message: what is sent, as bytes
+//! call           a rank's call, and its part of the result
+//! reduction      numbers
+//! ```
 
 #[macro_use]
 mod status;
 
-mod batch;
+mod api;
 mod call;
-mod collectives;
 mod communicator;
-mod element;
-mod id;
+mod driver;
 mod joining;
-mod meeting;
 mod message;
-mod movement;
 mod reduction;
 mod relay;
-mod stream;
+mod rendezvous;
 
 /// The file of this library, to be loaded by its path: beside the running executable or test, or in the folder that
 /// the environment variable `PHALANX_CUDA_EMULATOR` names. `None` if it is not there, as when no `cdylib` was built.

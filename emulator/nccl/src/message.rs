@@ -3,8 +3,7 @@
 use std::io::{self, Read, Write};
 
 use crate::call::{Call, Operation};
-use crate::element::Kind;
-use crate::reduction::Reduction;
+use crate::reduction::{Kind, Reduction};
 
 /// A message's length at most: a length beyond it is noise.
 const BYTES_MAX: u64 = 1 << 34;

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::ffi::{CString, c_char};
 use std::panic::{self, AssertUnwindSafe};
 
-use phalanx_emulator_link::pointer::Out;
+use phalanx_emulator_link::handle::Unknown;
 
 /// An `ncclResult_t` other than success.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,6 +32,12 @@ pub(crate) struct Failure {
     pub message: String,
 }
 
+impl From<Unknown> for Failure {
+    fn from(unknown: Unknown) -> Failure {
+        Status::INVALID_ARGUMENT.because(format!("{:#x} is no living {}", unknown.handle, unknown.kind))
+    }
+}
+
 pub(crate) type Result<T> = std::result::Result<T, Failure>;
 
 /// A null pointer where something has to be.
@@ -52,6 +58,11 @@ thread_local! {
     static LAST: RefCell<CString> = RefCell::default();
 }
 
+/// Why the last call of this thread failed; valid until its next failure, as NCCL's is.
+pub(crate) fn last() -> *const c_char {
+    LAST.with_borrow(|last| last.as_ptr())
+}
+
 /// The status of a call; why it did not succeed is said.
 pub(crate) fn answer(name: &str, body: impl FnOnce() -> Result<()>) -> i32 {
     // A panic is a mistake of the emulator's own, and must not take the program down.
@@ -68,7 +79,8 @@ pub(crate) fn answer(name: &str, body: impl FnOnce() -> Result<()>) -> i32 {
     }
 }
 
-fn text(status: i32) -> &'static std::ffi::CStr {
+/// What a status means, in words.
+pub(crate) fn text(status: i32) -> &'static std::ffi::CStr {
     match status {
         0 => c"no error",
         1 => c"unhandled cuda error",
@@ -81,20 +93,4 @@ fn text(status: i32) -> &'static std::ffi::CStr {
         8 => c"timeout",
         _ => c"unknown result code",
     }
-}
-
-/// What this library says it is: 2.30.7.
-const VERSION: i32 = 23_007;
-
-phalanx_emulator_link::export! {
-    fn phalanx_emulated_nccl_name() -> *const c_char { c"phalanx emulated NCCL".as_ptr() }
-    fn ncclGetErrorString(status: i32) -> *const c_char { text(status).as_ptr() }
-    fn ncclGetLastError(communicator: usize) -> *const c_char {
-        // Valid until the thread's next error, as NCCL's is.
-        LAST.with_borrow(|last| last.as_ptr())
-    }
-}
-
-export! {
-    fn ncclGetVersion(version: Out<i32>) { present(version.set(VERSION), "version") }
 }

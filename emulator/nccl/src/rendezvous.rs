@@ -1,9 +1,9 @@
 //! Where the calls of a communicator's ranks meet.
 //!
-//! The ranks' calls are matched by their number: the n-th call of all ranks is one, whatever streams they are on. Sends and
-//! receives are matched in order for each pair of ranks. A rank posts its calls when it is their turn on its stream,
-//! and asks again until all have been carried out; whoever posts the last part carries it out. Calls of ranks in other
-//! processes are posted when they are heard of; each process carries out what its own ranks get.
+//! The ranks' calls are matched by their number: the n-th call of all ranks is one, whatever streams they are on. Sends
+//! and receives are matched in order for each pair of ranks. A rank posts its calls when it is their turn on its stream,
+//! and asks again until all have been carried out; the rank that posts the last part carries it out. Calls of ranks in
+//! other processes are posted when they are heard of; each process carries out what its own ranks get.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,10 +11,9 @@ use std::time::{Duration, Instant};
 
 use phalanx_emulator_link::driver::{Driver, Progress};
 
-use crate::call::{Call, Operation};
+use crate::call::{Call, Operation, Refused, brought, carry_out, forsake, store};
 use crate::message::Message;
-use crate::movement;
-use crate::relay::Relay;
+use crate::relay::{Ranks, Relay};
 use crate::status::{Failure, Status};
 
 /// `CUDA_ERROR_LAUNCH_FAILED`: what the stream of a call that cannot be carried out gets.
@@ -55,7 +54,7 @@ struct State {
 
 /// The ranks of one communicator.
 #[derive(Debug)]
-pub(crate) struct Meeting {
+pub(crate) struct Rendezvous {
     pub ranks: usize,
     timeout: Duration,
     state: Mutex<State>,
@@ -63,10 +62,10 @@ pub(crate) struct Meeting {
     relay: Option<Arc<Relay>>,
 }
 
-impl Meeting {
-    pub(crate) fn new(ranks: usize, timeout: Duration) -> Meeting {
+impl Rendezvous {
+    pub(crate) fn new(ranks: usize, timeout: Duration) -> Rendezvous {
         let state = State { next: vec![0; ranks], ..State::default() };
-        Meeting { ranks, timeout, state: Mutex::new(state), relay: None }
+        Rendezvous { ranks, timeout, state: Mutex::new(state), relay: None }
     }
 
     /// With ranks in other processes.
@@ -75,9 +74,9 @@ impl Meeting {
         timeout: Duration,
         elsewhere: Vec<usize>,
         relay: Arc<Relay>,
-    ) -> Meeting {
+    ) -> Rendezvous {
         let state = State { next: vec![0; ranks], elsewhere, ..State::default() };
-        Meeting { ranks, timeout, state: Mutex::new(state), relay: Some(relay) }
+        Rendezvous { ranks, timeout, state: Mutex::new(state), relay: Some(relay) }
     }
 
     /// Whether all ranks are in this process.
@@ -94,35 +93,21 @@ impl Meeting {
         self.state().error.clone().map(|(_, failure)| failure)
     }
 
-    /// A rank takes part no more: what waits for it fails.
-    pub(crate) fn leave(&self, rank: usize) {
-        let mut state = self.state();
-        if let (Some(relay), false) = (&self.relay, state.elsewhere.contains(&rank)) {
-            relay.tell(&Message::Leave { rank });
-        }
-        state.left.push(rank);
-        // What was carried out is done, whether or not anybody has asked.
-        state.turns.retain(|(of, _), turn| *of != rank || turn.open.is_empty());
-        // Its buffers may be gone.
-        state.mail.values_mut().for_each(|parts| parts.retain(|part| part.rank != rank));
-        state.together.values_mut().for_each(|parts| parts.retain(|part| part.rank != rank));
-    }
-
     /// It is the turn of a rank's calls: posts them the first time, and says how they are.
     pub(crate) fn ask(&self, driver: &Driver, rank: usize, turn: u64, calls: &[Call]) -> Progress {
         let mut state = self.state();
         let is_known = state.turns.contains_key(&(rank, turn));
         if state.left.contains(&rank) && !is_known {
             eprintln!("phalanx emulated NCCL: rank {rank} left with {} not carried out", list(calls));
-            calls.iter().for_each(|call| movement::forsake(driver, rank, self.ranks, call));
+            calls.iter().for_each(|call| forsake(driver, rank, self.ranks, call));
             return Progress::Done;
         }
         if !is_known {
             let open = calls.iter().copied().enumerate().collect();
             state.turns.insert((rank, turn), Turn { since: Instant::now(), open });
-            // After an error nobody comes to meet them: they wait for their rank to leave, or for the time to be over.
+            // After an error no other rank comes to them: they wait for their rank to leave, or for the time to be over.
             let posted = if state.error.is_some() { &[] } else { calls };
-            let bring = |call: &Call| Ok((*call, movement::brought(driver, rank, self.ranks, call)?));
+            let bring = |call: &Call| Ok((*call, brought(driver, rank, self.ranks, call)?));
             match posted.iter().map(bring).collect::<Result<Vec<_>, _>>() {
                 Ok(calls) => {
                     if let Some(relay) = &self.relay {
@@ -141,16 +126,30 @@ impl Meeting {
         }
         state.progress(rank, turn, self.ranks, self.timeout)
     }
+}
 
-    /// It is the turn of calls of a rank in another process.
-    pub(crate) fn posted(&self, rank: usize, turn: u64, calls: Vec<(Call, Vec<u8>)>) {
+impl Ranks for Rendezvous {
+    fn leave(&self, rank: usize) {
+        let mut state = self.state();
+        if let (Some(relay), false) = (&self.relay, state.elsewhere.contains(&rank)) {
+            relay.tell(&Message::Leave { rank });
+        }
+        state.left.push(rank);
+        // What was carried out is done, whether or not anybody has asked.
+        state.turns.retain(|(of, _), turn| *of != rank || turn.open.is_empty());
+        // Its buffers may be gone.
+        state.mail.values_mut().for_each(|parts| parts.retain(|part| part.rank != rank));
+        state.together.values_mut().for_each(|parts| parts.retain(|part| part.rank != rank));
+    }
+
+    fn posted(&self, rank: usize, turn: u64, calls: Vec<(Call, Vec<u8>)>) {
         if let Ok(driver) = Driver::loaded() {
             self.state().post_all(driver, self.ranks, rank, turn, calls);
         }
     }
 }
 
-fn refused((status, message): movement::Refused) -> Error {
+fn refused((status, message): Refused) -> Error {
     (status, Status::UNHANDLED_CUDA_ERROR.because(message))
 }
 
@@ -193,7 +192,7 @@ impl State {
         if part.call.is_between_two() {
             let Some((send, receive)) = self.pair(part)? else { return Ok(()) };
             if !self.elsewhere.contains(&receive.rank) {
-                movement::store(driver, receive.rank, &receive.call, &send.data).map_err(refused)?;
+                store(driver, receive.rank, &receive.call, &send.data).map_err(refused)?;
             }
             self.carried_out(&[send, receive]);
             return Ok(());
@@ -215,7 +214,7 @@ impl State {
         parts.sort_by_key(|part| part.rank);
         let brought: Vec<&[u8]> = parts.iter().map(|part| part.data.as_slice()).collect();
         for part in parts.iter().filter(|part| !self.elsewhere.contains(&part.rank)) {
-            movement::together(driver, part.rank, &part.call, &brought).map_err(refused)?;
+            carry_out(driver, part.rank, &part.call, &brought).map_err(refused)?;
         }
         self.carried_out(&parts);
         Ok(())
@@ -271,7 +270,7 @@ impl State {
         }
     }
 
-    /// What is wrong if a rank still waits: somebody it waits for has left, or it is too late.
+    /// What is wrong if a rank still waits: a rank it waits for has left, or it is too late.
     fn trouble(&self, rank: usize, waiting: &Turn, ranks: usize, late: bool) -> Option<Error> {
         let missing = self.missing(rank, waiting, ranks);
         let calls = list(waiting.open.values());

@@ -1,7 +1,9 @@
 //! Statuses, and how the end of a call is told.
 
-use std::ffi::c_char;
+use std::ffi::CStr;
 use std::panic::{self, AssertUnwindSafe};
+
+use phalanx_emulator_link::handle::Unknown;
 
 /// A `cublasStatus_t` other than success.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,6 +28,12 @@ pub(crate) struct Failure {
     pub message: String,
 }
 
+impl From<Unknown> for Failure {
+    fn from(unknown: Unknown) -> Failure {
+        Status::INVALID_VALUE.because(format!("{:#x} is no living {}", unknown.handle, unknown.kind))
+    }
+}
+
 pub(crate) type Result<T> = std::result::Result<T, Failure>;
 
 /// A null pointer where something has to be.
@@ -37,7 +45,7 @@ pub(crate) fn present<T>(value: Option<T>, name: &str) -> Result<T> {
 macro_rules! export {
     ($(fn $name:ident($($arg:ident: $type:ty),* $(,)?) $body:block)*) => {
         phalanx_emulator_link::export! {
-            $(fn $name($($arg: $type),*) -> i32 { crate::call::answer(stringify!($name), || $body) })*
+            $(fn $name($($arg: $type),*) -> i32 { crate::status::answer(stringify!($name), || $body) })*
         }
     };
 }
@@ -55,7 +63,8 @@ pub(crate) fn answer(name: &str, body: impl FnOnce() -> Result<()>) -> i32 {
     }
 }
 
-fn name(status: i32) -> &'static std::ffi::CStr {
+/// A status's name in C.
+pub(crate) fn name(status: i32) -> &'static CStr {
     match status {
         0 => c"CUBLAS_STATUS_SUCCESS",
         1 => c"CUBLAS_STATUS_NOT_INITIALIZED",
@@ -68,12 +77,4 @@ fn name(status: i32) -> &'static std::ffi::CStr {
         15 => c"CUBLAS_STATUS_NOT_SUPPORTED",
         _ => c"an unknown status",
     }
-}
-
-phalanx_emulator_link::export! {
-    fn phalanx_emulated_cublaslt_name() -> *const c_char { c"phalanx emulated cuBLASLt".as_ptr() }
-    fn cublasLtGetStatusName(status: i32) -> *const c_char { name(status).as_ptr() }
-    fn cublasLtGetStatusString(status: i32) -> *const c_char { name(status).as_ptr() }
-    fn cublasLtGetVersion() -> usize { 130_000 }
-    fn cublasLtGetCudartVersion() -> usize { 13_000 }
 }
