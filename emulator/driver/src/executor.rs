@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use crate::device::allocation_start;
 use crate::queue::{Point, Progress, Queue, Task, Turn};
-use crate::race::{Access, Party};
-use crate::settings::{Races, Streams, settings};
+use crate::race::{Access, Origin};
+use crate::settings::{Races, Schedule, settings};
 use crate::status::{Status, caught, say};
 
 /// Deferred work is run although nothing waits for it when more operations than this are queued.
@@ -17,13 +17,13 @@ const QUEUED_MAX: usize = 20_000;
 /// How soon an operation is asked again that waits for something else and about which nothing is heard.
 const ASK_AGAIN: Duration = Duration::from_millis(2);
 
-/// The queue with those who run it.
+/// The queue, and what the threads that run it share.
 #[derive(Debug)]
 pub(crate) struct Executor {
     queue: Mutex<Queue>,
     changed: Condvar,
     random: Mutex<Random>,
-    streams: Streams,
+    streams: Schedule,
     races: Races,
     /// Finds the allocation that an address is in.
     allocation: fn(u64) -> Option<u64>,
@@ -48,8 +48,8 @@ pub(crate) fn executor() -> &'static Executor {
 }
 
 impl Executor {
-    fn new(streams: Streams, races: Races, allocation: fn(u64) -> Option<u64>) -> Executor {
-        let seed = if let Streams::Deferred { seed } = streams { seed } else { 0 };
+    fn new(streams: Schedule, races: Races, allocation: fn(u64) -> Option<u64>) -> Executor {
+        let seed = if let Schedule::Deferred { seed } = streams { seed } else { 0 };
         Executor {
             queue: Mutex::default(),
             changed: Condvar::new(),
@@ -69,9 +69,9 @@ impl Executor {
     pub(crate) fn added(&self) {
         let mut queue = self.queue();
         // What waits for something else is asked once, and again when something has run here: to go on asking as long as
-        // others change anything is for those who wait.
+        // others change anything is for threads that wait.
         let mut since = queue.changes;
-        while self.streams == Streams::Eager || queue.len() > QUEUED_MAX {
+        while self.streams == Schedule::Eager || queue.len() > QUEUED_MAX {
             let Some(turn) = queue.runnable(since).next() else { break };
             queue = self.run(queue, turn);
             if queue.has_run(turn) {
@@ -113,7 +113,7 @@ impl Executor {
     }
 
     fn preference(&self) -> Preference {
-        if self.streams == Streams::Eager {
+        if self.streams == Schedule::Eager {
             return Preference::Any;
         }
         [Preference::Needed, Preference::Others, Preference::Any][self.below(3)]
@@ -125,7 +125,7 @@ impl Executor {
 
     fn choose(&self, queue: &Queue, target: Turn, preference: Preference) -> Option<Turn> {
         let runnable: Vec<Turn> = queue.runnable(queue.changes).collect();
-        if self.streams == Streams::Eager || runnable.len() <= 1 {
+        if self.streams == Schedule::Eager || runnable.len() <= 1 {
             return runnable.first().copied();
         }
         let needed = queue.needed(target);
@@ -140,17 +140,17 @@ impl Executor {
         among.get(self.below(among.len())).copied()
     }
 
-    /// Nothing can run here: others run something, or somebody has to queue something first.
+    /// Nothing can run here: other threads run something, or the program has to queue something first.
     fn listen<'a>(&'a self, queue: MutexGuard<'a, Queue>) -> MutexGuard<'a, Queue> {
         let waited = self.changed.wait_timeout(queue, ASK_AGAIN).unwrap_or_else(PoisonError::into_inner);
         let (mut queue, timeout) = waited;
-        // Those who are woken find what has changed.
+        // Threads that are woken find what has changed.
         queue.changes += u64::from(timeout.timed_out());
         queue
     }
 
     fn run<'a>(&'a self, mut queue: MutexGuard<'a, Queue>, turn: Turn) -> MutexGuard<'a, Queue> {
-        let Some((task, party)) = queue.start(turn) else { return queue };
+        let Some((task, origin)) = queue.start(turn) else { return queue };
         drop(queue);
         // A lost context runs nothing any more, but others must not wait for it for ever.
         let progress = match task.context.is_lost() {
@@ -161,31 +161,31 @@ impl Executor {
         let is_news = match progress {
             Progress::Waiting => queue.postpone(turn),
             Progress::Failed(failure) => {
-                task.context.lose(failure, &party.what);
+                task.context.lose(failure, &origin.what);
                 queue.finish(turn)
             }
             Progress::Done(touched) => {
-                self.record(&mut queue, &task, &party, &touched);
+                self.record(&mut queue, &task, &origin, &touched);
                 queue.finish(turn)
             }
         };
-        // Those who wait must not wake each other by asking in vain.
+        // Waiting threads must not wake each other by asking in vain.
         if is_news {
             self.changed.notify_all();
         }
         queue
     }
 
-    fn record(&self, queue: &mut Queue, task: &Task, party: &Party, touched: &[Access]) {
+    fn record(&self, queue: &mut Queue, task: &Task, origin: &Origin, touched: &[Access]) {
         if self.races == Races::Off || task.context.is_lost() {
             return;
         }
         for access in task.accesses.iter().chain(touched) {
             let allocation = (self.allocation)(access.start).unwrap_or(access.start);
-            let Some(conflict) = queue.accesses.touch(allocation, *access, party) else { continue };
+            let Some(conflict) = queue.accesses.touch(allocation, *access, origin) else { continue };
             match self.races {
-                Races::Error => task.context.lose(Status::LAUNCH_FAILED.because(conflict), &party.what),
-                _ => say(&format!("{}: {conflict}", party.what)),
+                Races::Error => task.context.lose(Status::LAUNCH_FAILED.because(conflict), &origin.what),
+                _ => say(&format!("{}: {conflict}", origin.what)),
             }
             break;
         }
@@ -228,7 +228,7 @@ mod tests {
     use crate::device::initialize;
 
     fn executor() -> Arc<Executor> {
-        Arc::new(Executor::new(Streams::Eager, Races::Off, |_| None))
+        Arc::new(Executor::new(Schedule::Eager, Races::Off, |_| None))
     }
 
     /// Queues an operation that waits until it and others like it were asked `most` times.

@@ -58,7 +58,7 @@ pub(crate) fn allocate(bytes: usize, flags: u32) -> Result<usize> {
 }
 
 /// Unlocks what begins at an address, and frees it if it was allocated here. A copy that is still queued is a mistake
-/// of the caller, who is told; it runs first, so that it does not touch memory that was given back.
+/// of the caller, and is reported; it runs first, so that it does not touch memory that was given back.
 pub(crate) fn unlock(address: usize, allocated: bool, call: &str) -> Result<()> {
     let bytes = match locked().get(&address) {
         Some(locked) if locked.block.is_some() == allocated => locked.bytes,

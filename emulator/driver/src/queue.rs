@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 
 use crate::context::Context;
-use crate::race::{Access, Accesses, Clock, Party, Stamp};
+use crate::race::{Access, Accesses, Clock, Origin, Stamp};
 use crate::status::Failure;
 
 /// What became of a task whose turn it was.
@@ -36,7 +36,7 @@ pub(crate) type Run = dyn Fn(Turn) -> Progress + Send + Sync;
 
 /// A piece of work that can be queued on a stream or be a node of a graph: it may run many times.
 pub(crate) struct Task {
-    /// As in "kernel gelu": who it is in reports. The stream is added when it is queued.
+    /// Its name in reports, as in "kernel gelu". The stream is added when it is queued.
     pub what: String,
     pub context: Arc<Context>,
     /// Device memory that it is known to touch.
@@ -89,7 +89,7 @@ impl From<Result<(), Failure>> for Progress {
 
 /// How many states of the host's knowledge are kept; what is left out is forgotten later.
 const KNOWN_MAX: usize = 8;
-/// How many chains a clock may know of without anybody looking which are needed.
+/// How many chains a clock may know of before those that are no longer needed are looked for.
 const CHAINS_MAX: usize = 256;
 
 /// A place in the order: behind an operation. It keeps its clock after the operation has run.
@@ -104,7 +104,7 @@ pub(crate) struct Point {
 #[derive(Debug)]
 pub(crate) struct Operation {
     pub task: Arc<Task>,
-    pub party: Party,
+    pub origin: Origin,
     /// Operations that have not run and come before this one.
     before: BTreeSet<Turn>,
     after: Vec<Turn>,
@@ -168,10 +168,10 @@ impl Queue {
         if waits.is_empty() {
             self.ready.insert(turn);
         }
-        let party = Party { what: format!("{}{place}", task.what).into(), stamp, clock: clock.clone() };
+        let origin = Origin { what: format!("{}{place}", task.what).into(), stamp, clock: clock.clone() };
         let (after, asked_at) = (Vec::new(), None);
         let operation =
-            Operation { task, party, before: waits, after, asked_at, postponed: false, running: false };
+            Operation { task, origin, before: waits, after, asked_at, postponed: false, running: false };
         self.operations.insert(turn, operation);
         Point { turn, clock }
     }
@@ -214,12 +214,12 @@ impl Queue {
     }
 
     /// Takes an operation to run it.
-    pub(crate) fn start(&mut self, turn: Turn) -> Option<(Arc<Task>, Party)> {
+    pub(crate) fn start(&mut self, turn: Turn) -> Option<(Arc<Task>, Origin)> {
         self.ready.remove(&turn);
         let operation = self.operations.get_mut(&turn)?;
         operation.running = true;
         operation.asked_at = Some(self.changes);
-        Some((operation.task.clone(), operation.party.clone()))
+        Some((operation.task.clone(), operation.origin.clone()))
     }
 
     /// Puts an operation back that waits for something else. Says whether it is the first time: others may wait for
@@ -290,17 +290,17 @@ impl Queue {
     /// The operations of a context that have not run.
     pub(crate) fn of_context(&self, id: u64) -> Vec<Point> {
         let of_it = self.operations.iter().filter(|(_, o)| o.task.context.id == id);
-        of_it.map(|(turn, o)| Point { turn: *turn, clock: o.party.clock.clone() }).collect()
+        of_it.map(|(turn, o)| Point { turn: *turn, clock: o.origin.clock.clone() }).collect()
     }
 
     /// Operations that have not run and use page-locked memory in `start .. end`.
     pub(crate) fn using_host(&self, start: usize, end: usize) -> Vec<(Point, Arc<str>)> {
-        let point = |turn: &Turn, o: &Operation| Point { turn: *turn, clock: o.party.clock.clone() };
+        let point = |turn: &Turn, o: &Operation| Point { turn: *turn, clock: o.origin.clock.clone() };
         let uses = |o: &Operation| o.task.host.is_some_and(|(s, e)| s < end && start < e);
         self.operations
             .iter()
             .filter(|(_, o)| uses(o))
-            .map(|(t, o)| (point(t, o), o.party.what.clone()))
+            .map(|(t, o)| (point(t, o), o.origin.what.clone()))
             .collect()
     }
 }

@@ -91,16 +91,16 @@ impl Access {
     }
 }
 
-/// Who touched something, and what comes before it.
+/// The operation behind an access: its name, its place, and what comes before it.
 #[derive(Debug, Clone)]
-pub(crate) struct Party {
+pub(crate) struct Origin {
     pub what: Arc<str>,
     pub stamp: Stamp,
     pub clock: Arc<Clock>,
 }
 
-impl Party {
-    fn ordered(&self, other: &Party) -> bool {
+impl Origin {
+    fn ordered(&self, other: &Origin) -> bool {
         self.clock.covers(other.stamp) || other.clock.covers(self.stamp)
     }
 }
@@ -108,29 +108,29 @@ impl Party {
 /// What has been touched since the host last knew of it, by allocation.
 #[derive(Debug, Default)]
 pub(crate) struct Accesses {
-    touched: HashMap<u64, Vec<(Access, Party)>>,
+    touched: HashMap<u64, Vec<(Access, Origin)>>,
 }
 
 impl Accesses {
-    /// Records that `party` touched bytes of the allocation that starts at `allocation`. Says with whom it is in
-    /// conflict, if anybody.
-    pub(crate) fn touch(&mut self, allocation: u64, access: Access, party: &Party) -> Option<String> {
+    /// Records that `origin` touched bytes of the allocation that starts at `allocation`. Says which other
+    /// operation it is in conflict with, if any.
+    pub(crate) fn touch(&mut self, allocation: u64, access: Access, origin: &Origin) -> Option<String> {
         if access.start >= access.end {
             return None;
         }
         let records = self.touched.entry(allocation).or_default();
         let found = records
             .iter()
-            .find(|(other, by)| access.conflicts(other) && !party.ordered(by))
+            .find(|(other, by)| access.conflicts(other) && !origin.ordered(by))
             .map(|(other, by)| conflict(allocation, &access, other, by));
-        // What is ordered before this one and lies within it can be in conflict with nobody whom this one is not in
-        // conflict with.
+        // A record that is ordered before this one and lies within it can be dropped: a later operation in conflict with
+        // it is in conflict with this one too.
         records.retain(|(other, by)| {
             let replaced =
-                access.holds(other) && (access.written || !other.written) && party.clock.covers(by.stamp);
+                access.holds(other) && (access.written || !other.written) && origin.clock.covers(by.stamp);
             !replaced
         });
-        records.push((access, party.clone()));
+        records.push((access, origin.clone()));
         found
     }
 
@@ -148,7 +148,7 @@ impl Accesses {
     }
 }
 
-fn conflict(allocation: u64, new: &Access, old: &Access, by: &Party) -> String {
+fn conflict(allocation: u64, new: &Access, old: &Access, by: &Origin) -> String {
     let verb = |access: &Access| if access.written { "writes" } else { "reads" };
     let (first, last) = (new.start.max(old.start) - allocation, new.end.min(old.end) - allocation);
     format!(
@@ -175,20 +175,20 @@ mod tests {
         assert!(!a.covers(Stamp { chain: 1, tick: 4 }) && !a.covers(Stamp { chain: 2, tick: 1 }));
     }
 
-    fn party(name: &str, chain: u64, before: &[&Party]) -> Party {
+    fn origin(name: &str, chain: u64, before: &[&Origin]) -> Origin {
         let mut clock = Clock::default();
         let stamp =
             Stamp { chain, tick: 1 + before.iter().filter(|p| p.stamp.chain == chain).count() as u64 };
         before.iter().for_each(|p| clock.join(&p.clock));
         clock.add(stamp);
-        Party { what: name.into(), stamp, clock: Arc::new(clock) }
+        Origin { what: name.into(), stamp, clock: Arc::new(clock) }
     }
 
     #[test]
     fn two_unordered_writers_of_the_same_bytes_are_named() {
         let mut accesses = Accesses::default();
-        assert_eq!(accesses.touch(256, Access::write(256, 64), &party("a", 1, &[])), None);
-        let found = accesses.touch(256, Access::write(288, 64), &party("b", 2, &[])).unwrap();
+        assert_eq!(accesses.touch(256, Access::write(256, 64), &origin("a", 1, &[])), None);
+        let found = accesses.touch(256, Access::write(288, 64), &origin("b", 2, &[])).unwrap();
         assert!(
             found.contains("this writes") && found.contains("a writes") && found.contains("bytes 32..64"),
             "{found}"
@@ -198,16 +198,16 @@ mod tests {
     #[test]
     fn an_event_between_them_orders_them() {
         let mut accesses = Accesses::default();
-        let a = party("a", 1, &[]);
+        let a = origin("a", 1, &[]);
         assert_eq!(accesses.touch(256, Access::write(256, 64), &a), None);
-        assert_eq!(accesses.touch(256, Access::read(256, 64), &party("b", 2, &[&a])), None);
+        assert_eq!(accesses.touch(256, Access::read(256, 64), &origin("b", 2, &[&a])), None);
     }
 
     #[test]
     fn readers_and_neighbours_are_no_conflict() {
         let mut accesses = Accesses::default();
-        assert_eq!(accesses.touch(256, Access::read(256, 64), &party("a", 1, &[])), None);
-        assert_eq!(accesses.touch(256, Access::read(256, 64), &party("b", 2, &[])), None);
-        assert_eq!(accesses.touch(256, Access::write(320, 64), &party("c", 3, &[])), None);
+        assert_eq!(accesses.touch(256, Access::read(256, 64), &origin("a", 1, &[])), None);
+        assert_eq!(accesses.touch(256, Access::read(256, 64), &origin("b", 2, &[])), None);
+        assert_eq!(accesses.touch(256, Access::write(320, 64), &origin("c", 3, &[])), None);
     }
 }

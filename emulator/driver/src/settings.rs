@@ -14,21 +14,21 @@ pub(crate) const RACES: &str = "PHALANX_EMULATOR_RACES";
 
 /// When work that is queued on streams runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Streams {
+pub(crate) enum Schedule {
     /// As soon as what it waits for has run; most of the time before the call that queues it returns.
     Eager,
     /// When something waits for it, in a random order that respects only what CUDA guarantees.
     Deferred { seed: u64 },
 }
 
-/// What becomes of a missing wait that was found.
+/// What is done about a missing wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Races {
     /// It is reported, and the context is lost as after a kernel's fault.
     Error,
     /// It is reported.
     Warn,
-    /// Nobody looks.
+    /// Missing waits are not looked for.
     Off,
 }
 
@@ -37,7 +37,7 @@ pub(crate) enum Races {
 pub(crate) struct Settings {
     pub devices: usize,
     pub memory_bytes: u64,
-    pub streams: Streams,
+    pub streams: Schedule,
     pub races: Races,
 }
 
@@ -47,7 +47,7 @@ impl Settings {
         Settings {
             devices: parsed(DEVICES, 2, |text| text.parse().ok().filter(|n| (1..=64).contains(n))),
             memory_bytes: parsed(MEMORY, 16 << 30, |text| text.parse().ok()),
-            streams: parsed(STREAMS, Streams::Eager, streams),
+            streams: parsed(STREAMS, Schedule::Eager, streams),
             races: parsed(RACES, Races::Error, races),
         }
     }
@@ -67,11 +67,11 @@ fn parsed<T>(name: &str, default: T, parse: impl Fn(&str) -> Option<T>) -> T {
     })
 }
 
-fn streams(text: &str) -> Option<Streams> {
+fn streams(text: &str) -> Option<Schedule> {
     match text.split_once(':') {
-        None if text == "eager" => Some(Streams::Eager),
-        None if text == "deferred" => Some(Streams::Deferred { seed: 0 }),
-        Some(("deferred", seed)) => Some(Streams::Deferred { seed: seed.parse().ok()? }),
+        None if text == "eager" => Some(Schedule::Eager),
+        None if text == "deferred" => Some(Schedule::Deferred { seed: 0 }),
+        Some(("deferred", seed)) => Some(Schedule::Deferred { seed: seed.parse().ok()? }),
         _ => None,
     }
 }
@@ -91,9 +91,9 @@ mod tests {
 
     #[test]
     fn modes_are_read_with_and_without_a_seed() {
-        assert_eq!(streams("eager"), Some(Streams::Eager));
-        assert_eq!(streams("deferred"), Some(Streams::Deferred { seed: 0 }));
-        assert_eq!(streams("deferred:17"), Some(Streams::Deferred { seed: 17 }));
+        assert_eq!(streams("eager"), Some(Schedule::Eager));
+        assert_eq!(streams("deferred"), Some(Schedule::Deferred { seed: 0 }));
+        assert_eq!(streams("deferred:17"), Some(Schedule::Deferred { seed: 17 }));
         assert_eq!(streams("deferred:x"), None);
         assert_eq!(streams("lazy"), None);
     }

@@ -99,7 +99,12 @@ impl fmt::Display for Call {
 pub(crate) type Refused = (i32, String);
 
 /// What a rank brings to a call.
-pub(crate) fn brought(driver: &Driver, rank: usize, ranks: usize, call: &Call) -> Result<Vec<u8>, Refused> {
+pub(crate) fn read_input(
+    driver: &Driver,
+    rank: usize,
+    ranks: usize,
+    call: &Call,
+) -> Result<Vec<u8>, Refused> {
     let mut data = vec![0; call.lengths(rank, ranks).0 * call.kind.bytes()];
     if !data.is_empty() {
         driver.read(call.from, &mut data).map_err(|status| refused(status, rank, call, "read from"))?;
@@ -109,7 +114,7 @@ pub(crate) fn brought(driver: &Driver, rank: usize, ranks: usize, call: &Call) -
 
 /// Carries out a call of all ranks for one of them, which is here; `read` is what they brought, in order.
 pub(crate) fn carry_out(driver: &Driver, rank: usize, call: &Call, read: &[&[u8]]) -> Result<(), Refused> {
-    store(driver, rank, call, &result(rank, call, read))
+    write_output(driver, rank, call, &result(rank, call, read))
 }
 
 /// What one rank gets.
@@ -132,14 +137,14 @@ fn result(rank: usize, call: &Call, read: &[&[u8]]) -> Vec<u8> {
 }
 
 /// What a rank that gives up leaves where results were to be: any bytes, so that no later read is one of uninitialised memory.
-pub(crate) fn forsake(driver: &Driver, rank: usize, ranks: usize, call: &Call) {
+pub(crate) fn abandon(driver: &Driver, rank: usize, ranks: usize, call: &Call) {
     let bytes = call.lengths(rank, ranks).1 * call.kind.bytes();
     // If the memory was freed, there is nothing to write.
-    let _ = store(driver, rank, call, &vec![0xff; bytes]);
+    let _ = write_output(driver, rank, call, &vec![0xff; bytes]);
 }
 
 /// Gives what was sent to a rank's receive.
-pub(crate) fn store(driver: &Driver, rank: usize, call: &Call, data: &[u8]) -> Result<(), Refused> {
+pub(crate) fn write_output(driver: &Driver, rank: usize, call: &Call, data: &[u8]) -> Result<(), Refused> {
     if data.is_empty() {
         return Ok(());
     }

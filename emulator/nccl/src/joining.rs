@@ -34,7 +34,7 @@ enum Place {
 
 /// What a rank brings: its colour and key, of a split; zeros otherwise.
 type Wish = (i32, i32);
-/// Where a rank ends up.
+/// A rank's place in a communicator: the rendezvous, and its rank there.
 type Seat = (Arc<Rendezvous>, usize);
 
 #[derive(Debug, Default)]
@@ -122,7 +122,7 @@ impl Joining {
     /// Waits for the others.
     ///
     /// # Errors
-    /// Who does not come in time.
+    /// Ranks that do not come in time.
     pub(crate) fn wait(&self) -> Result<&Seat> {
         let start = Instant::now();
         loop {

@@ -6,7 +6,7 @@
 //! turn of all ranks, whichever comes last moves the data; results are those of adding in order of the ranks, narrow
 //! floats in f32 and rounded once.
 //!
-//! What would hang or corrupt on GPUs is an error here that names who did what: ranks that call different things,
+//! What would hang or corrupt on GPUs is an error here that names the rank and its call: ranks that call different things,
 //! counts that differ, a rank that aborts, and one that does not come within `PHALANX_EMULATOR_NCCL_TIMEOUT_MS`
 //! milliseconds (60 seconds if unset). Such an error is said on stderr, is what `ncclCommGetAsyncError` gives, and
 //! loses the contexts of the streams that wait. Where a rank has aborted, calls that need it stay on their streams, as on GPUs,

@@ -79,7 +79,7 @@ pub(crate) struct Relay {
 struct State {
     /// To the process that listens, or from there to all others; what has ended stays.
     lines: Vec<Sender<Vec<u8>>>,
-    /// Who has come, for those who connect later.
+    /// The ranks that have come, for processes that connect later.
     hellos: Vec<Vec<u8>>,
     /// None until all ranks have come; gone when all of this process have left.
     ranks: Option<Weak<dyn Ranks>>,
@@ -160,7 +160,7 @@ impl Relay {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One more line, which hears who has come so far; its place. What is said never blocks.
+    /// Adds a line, which hears of the ranks that have come so far, and gives its place. Sending never blocks.
     fn add(&self, mut line: TcpStream) -> usize {
         let (sender, messages) = channel::<Vec<u8>>();
         let _ = line.set_nodelay(true);

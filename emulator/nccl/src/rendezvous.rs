@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use phalanx_emulator_link::driver::{Driver, Progress};
 
-use crate::call::{Call, Operation, Refused, brought, carry_out, forsake, store};
+use crate::call::{Call, Operation, Refused, abandon, carry_out, read_input, write_output};
 use crate::message::Message;
 use crate::relay::{Ranks, Relay};
 use crate::status::{Failure, Status};
@@ -99,7 +99,7 @@ impl Rendezvous {
         let is_known = state.turns.contains_key(&(rank, turn));
         if state.left.contains(&rank) && !is_known {
             eprintln!("phalanx emulated NCCL: rank {rank} left with {} not carried out", list(calls));
-            calls.iter().for_each(|call| forsake(driver, rank, self.ranks, call));
+            calls.iter().for_each(|call| abandon(driver, rank, self.ranks, call));
             return Progress::Done;
         }
         if !is_known {
@@ -107,7 +107,7 @@ impl Rendezvous {
             state.turns.insert((rank, turn), Turn { since: Instant::now(), open });
             // After an error no other rank comes to them: they wait for their rank to leave, or for the time to be over.
             let posted = if state.error.is_some() { &[] } else { calls };
-            let bring = |call: &Call| Ok((*call, brought(driver, rank, self.ranks, call)?));
+            let bring = |call: &Call| Ok((*call, read_input(driver, rank, self.ranks, call)?));
             match posted.iter().map(bring).collect::<Result<Vec<_>, _>>() {
                 Ok(calls) => {
                     if let Some(relay) = &self.relay {
@@ -135,7 +135,7 @@ impl Ranks for Rendezvous {
             relay.tell(&Message::Leave { rank });
         }
         state.left.push(rank);
-        // What was carried out is done, whether or not anybody has asked.
+        // What was carried out is done, even if the rank has not asked yet.
         state.turns.retain(|(of, _), turn| *of != rank || turn.open.is_empty());
         // Its buffers may be gone.
         state.mail.values_mut().for_each(|parts| parts.retain(|part| part.rank != rank));
@@ -192,7 +192,7 @@ impl State {
         if part.call.is_between_two() {
             let Some((send, receive)) = self.pair(part)? else { return Ok(()) };
             if !self.elsewhere.contains(&receive.rank) {
-                store(driver, receive.rank, &receive.call, &send.data).map_err(refused)?;
+                write_output(driver, receive.rank, &receive.call, &send.data).map_err(refused)?;
             }
             self.carried_out(&[send, receive]);
             return Ok(());

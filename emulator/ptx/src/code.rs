@@ -1,4 +1,8 @@
 //! Decoded instructions: what the machine runs.
+//!
+//! An [`Instruction`] has an operation and up to five registers; constants and special registers are registers too.
+//! Instructions with more operands (matrices, and what the asynchronous proxy does) have theirs in lists of the
+//! [`Program`], by number.
 
 use crate::Location;
 use crate::lanes::Map;
@@ -112,7 +116,7 @@ pub(crate) struct Atomic {
 
 /// Operations for which lanes of a warp wait for each other. The mask is in `e`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Together {
+pub(crate) enum Collective {
     /// `a` of lane `b`, clamped by `c`; whether there was one goes to the list's register.
     Shuffle(Shuffle),
     VoteAll,
@@ -194,7 +198,7 @@ pub(crate) enum Op {
     RankOfShared {
         generic: bool,
     },
-    Together(Together, Reg),
+    Collective(Collective, Reg),
     ActiveMask,
     ReadClock(Clock),
     Barrier(Barrier),

@@ -1,4 +1,5 @@
-//! From spelled instructions to decoded ones: names are looked up, types chosen, labels resolved; once, when a module is parsed.
+//! From spelled instructions to decoded ones, once, when a module is parsed: names are looked up, types chosen, labels
+//! resolved. [`Form`] is an instruction's name with its modifiers and types.
 
 use std::collections::HashMap;
 
@@ -156,7 +157,7 @@ impl<'a> Builder<'a> {
                 Statement::Instruction(spelled) => self.instruction(spelled)?,
             }
         }
-        // Whoever runs past the end returns.
+        // A thread that runs past the end returns.
         (self.guard, self.place) = ((NOWHERE, true), 0);
         self.push(Op::Return, ZERO, &[]);
         Ok(())

@@ -118,7 +118,7 @@ pub struct Fault {
     pub block: [u32; 3],
     /// The thread's index in its block.
     pub thread: [u32; 3],
-    /// What happened; of a race also who the other party was, and where.
+    /// What happened; of a race also the other thread, and where its access was.
     pub message: String,
 }
 

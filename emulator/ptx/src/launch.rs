@@ -113,7 +113,7 @@ pub fn launch_cooperative(
     let outcome = run(loaded, kernel, memory, launch, parameters, checks, Some(workspace));
     own.free(workspace)?;
     let mut report = outcome?;
-    // Nobody else knows of it.
+    // No other code has its address.
     report.touched.retain(|touched| touched.start >> 8 != workspace >> 8);
     Ok(report)
 }

@@ -3,11 +3,11 @@
 //! ```text
 //! grid                         blocks come and go; warps in turn
 //!   run, call, collective      a warp's loop; functions; shuffles and votes
-//!     load, store, atomic      ── access ── address     from an address to checked bytes
+//!     load, store              ── access                from an address to checked bytes
 //!     barrier, asynchronous    ── access
 //!     matrix, warpgroup        ── access
 //!       fault                  where and whose, in words
-//!         state ── warp, clocks
+//!         state ── clocks
 //! ```
 
 mod access;

@@ -1,4 +1,9 @@
 //! A device's memory: a virtual address space with allocations in it.
+//!
+//! ```text
+//! Memory ── a lock ── AddressSpace ── Allocation ── Contents: bytes, which were written, which a copy has yet to write,
+//!                                                             and the shadow with the last accesses (while a kernel runs)
+//! ```
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
@@ -126,7 +131,7 @@ impl Memory {
         self.lock().capacity
     }
 
-    /// The contents. Whoever panicked with the lock left them as valid as any kernel's end does.
+    /// The contents. A panic under the lock left them as valid as any kernel's end does.
     pub(crate) fn lock(&self) -> MutexGuard<'_, AddressSpace> {
         self.space.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
@@ -172,7 +177,7 @@ pub(crate) struct Contents {
     pub(crate) written: Bits,
     /// Bytes that an asynchronous copy has still to write; `None` if there never was one.
     pub(crate) pending: Option<Bits>,
-    /// Who touched what, while a kernel runs.
+    /// The last accesses, while a kernel runs.
     pub(crate) shadow: Shadow,
 }
 

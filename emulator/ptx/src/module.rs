@@ -1,4 +1,4 @@
-//! A parsed module: its kernels and its variables.
+//! A parsed module with its kernels and variables, and a module that is loaded into a memory.
 
 use std::sync::Arc;
 
@@ -151,7 +151,7 @@ impl Loaded {
     /// Frees the variables; the module must not be launched afterwards.
     pub fn unload(self, memory: &Memory) {
         for address in self.addresses {
-            // Each was allocated in `new`, and whoever freed it since has no more use for it.
+            // Each was allocated in `new`; if the program has freed one since, there is nothing left to free.
             let _ = memory.free(address);
         }
     }

@@ -1,4 +1,4 @@
-//! The text as a tree: directives, variables, functions and their statements, with names not yet looked up.
+//! The text as a tree: directives, variables, functions, their statements and operands, with names not yet looked up.
 
 use std::collections::HashMap;
 

@@ -1,9 +1,9 @@
-//! Branches, calls, and the ends of threads.
+//! Branches, calls and the ends of threads; barriers, and operations for which lanes of a warp wait for each other.
 
 use super::names::Symbol;
 use super::{Builder, Form};
 use crate::ParseError;
-use crate::code::{Barrier, BarrierKind, Call, Callee, CalleeKind, NOWHERE, Op, Shuffle, Together, ZERO};
+use crate::code::{Barrier, BarrierKind, Call, Callee, CalleeKind, Collective, NOWHERE, Op, Shuffle, ZERO};
 use crate::syntax::{Operand, Statement, type_bytes};
 
 impl Builder<'_> {
@@ -144,11 +144,15 @@ impl Builder<'_> {
                 self.want(ops, 2, 2)?;
                 let (d, p) = self.pair(&ops[0])?;
                 let mask = self.source(&ops[1], "b32")?;
-                self.push(Op::Together(Together::Elect, p), d, &[ZERO, ZERO, ZERO, mask]);
+                self.push(Op::Collective(Collective::Elect, p), d, &[ZERO, ZERO, ZERO, mask]);
             }
             "bar" | "barrier" if form.has("warp") => {
                 let mask = self.source(&ops[0], "b32")?;
-                self.push(Op::Together(Together::Synchronize, NOWHERE), NOWHERE, &[ZERO, ZERO, ZERO, mask]);
+                self.push(
+                    Op::Collective(Collective::Synchronize, NOWHERE),
+                    NOWHERE,
+                    &[ZERO, ZERO, ZERO, mask],
+                );
             }
             "barrier" if form.has("cluster") => {
                 let kind =
@@ -185,7 +189,7 @@ impl Builder<'_> {
         for operand in &ops[1..] {
             sources.push(self.source(operand, "b32")?);
         }
-        self.push(Op::Together(Together::Shuffle(way), p), d, &sources);
+        self.push(Op::Collective(Collective::Shuffle(way), p), d, &sources);
         Ok(())
     }
 
@@ -195,14 +199,14 @@ impl Builder<'_> {
         }
         self.want(ops, 3, 3)?;
         let kind = match () {
-            () if form.has("ballot") => Together::Ballot,
-            () if form.has("all") => Together::VoteAll,
-            () if form.has("any") => Together::VoteAny,
-            () => Together::VoteUniform,
+            () if form.has("ballot") => Collective::Ballot,
+            () if form.has("all") => Collective::VoteAll,
+            () if form.has("any") => Collective::VoteAny,
+            () => Collective::VoteUniform,
         };
         let (d, _) = self.destination(&ops[0])?;
         let (a, mask) = (self.source(&ops[1], "pred")?, self.source(&ops[2], "b32")?);
-        self.push(Op::Together(kind, NOWHERE), d, &[a, ZERO, ZERO, mask]);
+        self.push(Op::Collective(kind, NOWHERE), d, &[a, ZERO, ZERO, mask]);
         Ok(())
     }
 
@@ -210,10 +214,10 @@ impl Builder<'_> {
         self.want(ops, 3, 3)?;
         let kind = form.kind().unwrap_or("b32");
         let size = type_bytes(kind).unwrap_or(4) as u8;
-        let op = if form.has("all") { Together::MatchAll(size) } else { Together::MatchAny(size) };
+        let op = if form.has("all") { Collective::MatchAll(size) } else { Collective::MatchAny(size) };
         let (d, p) = self.pair(&ops[0])?;
         let (a, mask) = (self.source(&ops[1], kind)?, self.source(&ops[2], "b32")?);
-        self.push(Op::Together(op, p), d, &[a, ZERO, ZERO, mask]);
+        self.push(Op::Collective(op, p), d, &[a, ZERO, ZERO, mask]);
         Ok(())
     }
 
@@ -221,17 +225,17 @@ impl Builder<'_> {
         self.want(ops, 3, 3)?;
         let signed = form.kind() == Some("s32");
         let op = match form.parts[2] {
-            "add" => Together::ReduceAdd,
-            "min" => Together::ReduceMin(signed),
-            "max" => Together::ReduceMax(signed),
-            "and" => Together::ReduceAnd,
-            "or" => Together::ReduceOr,
-            "xor" => Together::ReduceXor,
+            "add" => Collective::ReduceAdd,
+            "min" => Collective::ReduceMin(signed),
+            "max" => Collective::ReduceMax(signed),
+            "and" => Collective::ReduceAnd,
+            "or" => Collective::ReduceOr,
+            "xor" => Collective::ReduceXor,
             _ => return self.error("unsupported reduction"),
         };
         let (d, _) = self.destination(&ops[0])?;
         let (a, mask) = (self.source(&ops[1], "b32")?, self.source(&ops[2], "b32")?);
-        self.push(Op::Together(op, NOWHERE), d, &[a, ZERO, ZERO, mask]);
+        self.push(Op::Collective(op, NOWHERE), d, &[a, ZERO, ZERO, mask]);
         Ok(())
     }
 

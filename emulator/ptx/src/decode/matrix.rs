@@ -1,4 +1,5 @@
-//! Instructions on matrices that a warp, or four, hold together.
+//! Instructions on matrices that a warp, or four, hold together: `ldmatrix`, `mma`, `wgmma`, `wmma`; and which instructions
+//! touch registers of a `wgmma` that may be under way.
 
 use super::{Builder, Form};
 use crate::ParseError;

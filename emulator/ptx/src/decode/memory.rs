@@ -1,4 +1,4 @@
-//! Loads, stores, atomic operations, and what turns addresses of one space into those of another.
+//! Loads, stores, atomic operations, conversions of addresses between spaces; asynchronous copies and barriers in memory.
 
 use super::names::Symbol;
 use super::{Builder, Form};

@@ -1,4 +1,4 @@
-//! Names of a kernel's registers, variables and labels, in the scopes that braces make.
+//! Names of a kernel's registers, variables and labels, in the scopes that braces make; special registers and clocks.
 
 use std::collections::HashMap;
 

@@ -1,7 +1,7 @@
-//! Conversions between all types of numbers.
+//! Conversions between all types of numbers, and to and from several narrow numbers in one register.
 //!
-//! What depends on modifiers (direction, flushing, clamping) is read from the fourth source, a constant that [`flags`] makes: the
-//! pairs of types are many enough without.
+//! What depends on modifiers (direction, flushing, clamping) is read from the fourth source, a constant that [`flags`]
+//! makes: the pairs of types are many enough without.
 
 use super::float::{NAN, flush};
 use super::round::{self, Format, Mode, round};

@@ -1,4 +1,4 @@
-//! Arithmetic of whole numbers.
+//! Arithmetic of whole numbers; logic, shifts, fields of bits, permutations and moves.
 
 use super::{Lane, Map, integers, map};
 

@@ -1,9 +1,10 @@
-//! Barriers of a block and of a cluster.
+//! Barriers of a block and of a cluster, and barriers in shared memory (`mbarrier`), which count arrivals and bytes and have
+//! phases.
 
 use super::access::Site;
 use super::clocks::Gathering;
 use super::state::{
-    BARRIERS, Landing, Machine, Meeting, MemoryBarrier, Next, Outcome, Range, Target, Waiting, Warp,
+    BARRIERS, BarrierState, Landing, Machine, MemoryBarrier, Next, Outcome, Range, Target, Waiting, Warp,
     space_of, within,
 };
 use crate::FaultKind;
@@ -44,26 +45,26 @@ impl Machine<'_> {
         let weight = if count != 0 && whole { 32 } else { mask.count_ones() };
         let c = warp.get(i.c);
         let yes = lanes(mask).filter(|&l| c[l] & 1 == 1).count() as u32;
-        let meeting = &mut self.blocks[warp.block].barriers[number as usize];
-        meeting.expected = expected;
-        meeting.of_all = count == 0;
-        meeting.arrived += weight;
-        meeting.yes += yes;
-        self.clocks.arrive(warp.resident, &mut meeting.gathering);
+        let state = &mut self.blocks[warp.block].barriers[number as usize];
+        state.expected = expected;
+        state.of_all = count == 0;
+        state.arrived += weight;
+        state.yes += yes;
+        self.clocks.arrive(warp.resident, &mut state.gathering);
         self.idle = 0;
         if barrier.kind == BarrierKind::Arrive {
-            meeting.passed = true;
+            state.passed = true;
         } else {
             let (block, kind) = (warp.block, barrier.kind);
-            meeting.waiting.push(Waiting { block, warp: warp.number, lanes: mask, at, kind });
+            state.waiting.push(Waiting { block, warp: warp.number, lanes: mask, at, kind });
             warp.stopped |= mask;
             warp.move_to(mask, at);
             warp.move_to(active & !mask, at + 1);
         }
-        if meeting.arrived >= expected {
-            let meeting = std::mem::take(meeting);
-            let all = expected == self.threads() && !meeting.passed;
-            self.pass(warp, &meeting);
+        if state.arrived >= expected {
+            let state = std::mem::take(state);
+            let all = expected == self.threads() && !state.passed;
+            self.pass(warp, &state);
             if all && self.blocks.len() == 1 {
                 self.clocks.all_met();
             }
@@ -78,16 +79,14 @@ impl Machine<'_> {
 
     fn expected(&self, warp: &Warp, i: &Instruction, lane: usize, number: usize, count: u32) -> Outcome<u32> {
         let expected = if count == 0 { self.threads() } else { count };
-        let meeting = &self.blocks[warp.block].barriers[number];
+        let state = &self.blocks[warp.block].barriers[number];
         if !count.is_multiple_of(32) {
             let message = format!("barrier {number} for {count} threads, which is no multiple of 32");
             return self.fault(FaultKind::InvalidOperand, warp, i, lane, message);
         }
-        if meeting.arrived > 0 && meeting.expected != expected {
-            let message = format!(
-                "barrier {number} for {expected} threads, where others wait for {}",
-                meeting.expected
-            );
+        if state.arrived > 0 && state.expected != expected {
+            let message =
+                format!("barrier {number} for {expected} threads, where others wait for {}", state.expected);
             return self.fault(FaultKind::InvalidOperand, warp, i, lane, message);
         }
         Ok(expected)
@@ -120,10 +119,10 @@ impl Machine<'_> {
     }
 
     /// All have come: those that wait go on.
-    fn pass(&mut self, current: &mut Warp, meeting: &Meeting) {
+    fn pass(&mut self, current: &mut Warp, state: &BarrierState) {
         self.report.barriers += 1;
         self.idle = 0;
-        for w in &meeting.waiting {
+        for w in &state.waiting {
             let i = &self.program.code[w.at as usize];
             let own = w.block == current.block && w.warp == current.number;
             let warp = if own { &mut *current } else { &mut self.blocks[w.block].warps[w.warp] };
@@ -131,45 +130,45 @@ impl Machine<'_> {
             warp.move_to(w.lanes, w.at + 1);
             if i.d != NOWHERE {
                 let value = match w.kind {
-                    BarrierKind::Count => meeting.yes as u64,
+                    BarrierKind::Count => state.yes as u64,
                     BarrierKind::All => {
-                        (meeting.yes == meeting.arrived.min(self.launch.block.iter().product())) as u64
+                        (state.yes == state.arrived.min(self.launch.block.iter().product())) as u64
                     }
-                    _ => (meeting.yes > 0) as u64,
+                    _ => (state.yes > 0) as u64,
                 };
                 warp.set(i.d, w.lanes, &[value; LANES]);
             }
             let all = warp.live & !w.lanes == 0;
-            self.clocks.leave(warp.resident, &meeting.gathering, w.lanes, all);
+            self.clocks.leave(warp.resident, &state.gathering, w.lanes, all);
         }
     }
 
-    /// Lets those go on who wait for nobody but threads that have exited: a barrier of all is one of all threads that there still are
+    /// Lets threads go on that wait only for threads that have exited: a barrier of all is one of all threads that there still are
     /// (PTX ISA, `barrier.cluster`; CUDA programming guide, of `__syncthreads` since Volta). A barrier with a count counts on.
     pub(crate) fn pass_without_exited(&mut self) {
         for b in 0..self.blocks.len() {
             let exited: u32 = self.blocks[b].warps.iter().map(|w| w.exited().count_ones()).sum();
             for number in 0..if exited > 0 { BARRIERS } else { 0 } {
-                let meeting = &mut self.blocks[b].barriers[number];
-                if meeting.of_all && meeting.arrived > 0 && meeting.arrived + exited >= meeting.expected {
-                    let mut meeting = std::mem::take(meeting);
-                    self.gather_exited(b..b + 1, &mut meeting.gathering);
-                    self.pass(&mut Warp::nobody(), &meeting);
+                let state = &mut self.blocks[b].barriers[number];
+                if state.of_all && state.arrived > 0 && state.arrived + exited >= state.expected {
+                    let mut state = std::mem::take(state);
+                    self.gather_exited(b..b + 1, &mut state.gathering);
+                    self.pass(&mut Warp::detached(), &state);
                 }
             }
         }
         let round = self.cluster.round;
         let late = |w: &Warp| lanes(w.exited()).filter(|&l| w.cluster_round[l] <= round).count() as u32;
-        let meeting = &self.cluster.meeting;
-        if meeting.arrived > 0
-            && meeting.arrived + self.blocks.iter().flat_map(|b| &b.warps).map(late).sum::<u32>()
-                >= meeting.expected
+        let state = &self.cluster.state;
+        if state.arrived > 0
+            && state.arrived + self.blocks.iter().flat_map(|b| &b.warps).map(late).sum::<u32>()
+                >= state.expected
         {
-            let mut meeting = std::mem::take(&mut self.cluster.meeting);
-            self.gather_exited(0..self.blocks.len(), &mut meeting.gathering);
+            let mut state = std::mem::take(&mut self.cluster.state);
+            self.gather_exited(0..self.blocks.len(), &mut state.gathering);
             self.cluster.round += 1;
-            self.pass(&mut Warp::nobody(), &meeting);
-            self.cluster.last = meeting.gathering;
+            self.pass(&mut Warp::detached(), &state);
+            self.cluster.last = state.gathering;
         }
     }
 
@@ -193,16 +192,16 @@ impl Machine<'_> {
         }
         lanes(mask).for_each(|l| warp.cluster_round[l] = round + 1);
         let expected = self.threads() * self.blocks.len() as u32;
-        let meeting = &mut self.cluster.meeting;
-        meeting.arrived += mask.count_ones();
-        meeting.expected = expected;
-        self.clocks.arrive(warp.resident, &mut meeting.gathering);
+        let state = &mut self.cluster.state;
+        state.arrived += mask.count_ones();
+        state.expected = expected;
+        self.clocks.arrive(warp.resident, &mut state.gathering);
         self.idle = 0;
-        if meeting.arrived == expected {
-            let meeting = std::mem::take(meeting);
+        if state.arrived == expected {
+            let state = std::mem::take(state);
             self.cluster.round += 1;
-            self.pass(warp, &meeting);
-            self.cluster.last = meeting.gathering;
+            self.pass(warp, &state);
+            self.cluster.last = state.gathering;
         }
         Ok(Next::On)
     }
@@ -214,7 +213,7 @@ impl Machine<'_> {
             return Next::On;
         }
         let (block, kind) = (warp.block, BarrierKind::ClusterWait);
-        self.cluster.meeting.waiting.push(Waiting { block, warp: warp.number, lanes: mask, at, kind });
+        self.cluster.state.waiting.push(Waiting { block, warp: warp.number, lanes: mask, at, kind });
         warp.stopped |= mask;
         warp.move_to(mask, at);
         warp.move_to(active & !mask, at + 1);
@@ -380,7 +379,7 @@ impl Machine<'_> {
         Ok(())
     }
 
-    /// What a warp has done so far is known to whoever waits for the barrier.
+    /// What a warp has done so far is known to every thread that waits for the barrier.
     pub(crate) fn barrier_publish(&mut self, warp: &Warp, which: Which) {
         let flag = self.barrier_flag(which);
         self.clocks.fence(warp.resident);
@@ -410,7 +409,7 @@ impl Machine<'_> {
         barrier.landed.extend(landing);
     }
 
-    /// Somebody has seen the end of a phase: only now are the bytes there.
+    /// A thread has seen the end of a phase: only now are the bytes there.
     fn barrier_seen(&mut self, which: Which) {
         let Some(barrier) = self.blocks[which.block].mbarriers.get_mut(&which.offset) else { return };
         for landing in std::mem::take(&mut barrier.landed) {

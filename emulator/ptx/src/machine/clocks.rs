@@ -1,12 +1,12 @@
 //! What happened before what: which accesses of other threads a thread may rely on.
 //!
-//! Every warp has a clock that ticks when it synchronizes, and knows of every other resident warp the latest tick that it has heard
-//! of (a vector clock, at the grain of warps). Barriers join what their threads know. An atomic or otherwise strong write publishes
-//! at its address what the warp knew at its last fence (all it knows, if the write is a release); a strong read of the address
-//! hears of it. Blocks that have ended are known only through such addresses.
+//! Every warp has a clock that ticks when it synchronizes, and knows of every other resident warp the latest tick that it
+//! has heard of (a vector clock, at the grain of warps). Barriers join what their threads know. An atomic or otherwise
+//! strong write publishes at its address what the warp knew at its last fence (all it knows, if the write is a release); a
+//! strong read of the address hears of it. Blocks that have ended are known only through such addresses.
 //!
-//! Where this is coarser than PTX's memory model it is so in the direction of silence: a strong read counts as an acquire, what
-//! one lane hears all lanes of its warp hear, and scopes are ignored.
+//! Where this is coarser than PTX's memory model it reports less: a strong read counts as an acquire, what one lane hears
+//! all lanes of its warp hear, and scopes are ignored.
 
 use std::collections::HashMap;
 
@@ -153,7 +153,7 @@ impl Clocks {
             return;
         }
         let pairs = self.pairs.entry(warp as u32).or_insert_with(|| Box::new([[0; 32]; 32]));
-        // Whoever a lane had met, those it meets now have met too.
+        // The lanes that it meets now have thereby met all that it had met.
         let mut joint = [0; 32];
         for a in (0..32).filter(|a| lanes >> a & 1 == 1) {
             for b in 0..32 {
@@ -382,8 +382,8 @@ impl Clocks {
         resident
             && write & BESIDE == 0
             && self.find(record(write)).is_some_and(|record| {
-                let who = (record.warp as usize, lane(write) as usize, record.clock);
-                !self.proxies.covers(warp, who)
+                let access = (record.warp as usize, lane(write) as usize, record.clock);
+                !self.proxies.covers(warp, access)
             })
     }
 }

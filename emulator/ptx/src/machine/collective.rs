@@ -2,7 +2,7 @@
 
 use super::state::{Machine, Next, Outcome, Warp};
 use crate::FaultKind;
-use crate::code::{Instruction, NOWHERE, Op, Reg, Shuffle, Together};
+use crate::code::{Collective, Instruction, NOWHERE, Op, Reg, Shuffle};
 use crate::lanes::{LANES, Lanes, lanes};
 
 impl Machine<'_> {
@@ -12,7 +12,7 @@ impl Machine<'_> {
         warp: &mut Warp,
         at: u32,
         i: &Instruction,
-        (op, p): (Together, Reg),
+        (op, p): (Collective, Reg),
         mask: u32,
         active: u32,
     ) -> Outcome<Next> {
@@ -51,12 +51,12 @@ impl Machine<'_> {
             let first = rest.trailing_zeros() as usize;
             let of = |l: usize| &program.code[warp.at[l] as usize];
             let named = warp.get(of(first).e)[first] as u32;
-            let Op::Together(op, _) = of(first).op else {
+            let Op::Collective(op, _) = of(first).op else {
                 rest &= !self.unpark_matrix(warp, first)?;
                 continue;
             };
             let with = |l: &usize| {
-                matches!(of(*l).op, Op::Together(other, _) if other == op)
+                matches!(of(*l).op, Op::Collective(other, _) if other == op)
                     && warp.get(of(*l).e)[*l] as u32 == named
             };
             let all = lanes(rest).filter(with).fold(0u32, |m, l| m | 1 << l);
@@ -67,7 +67,7 @@ impl Machine<'_> {
             let start = warp.at[first];
             if lanes(all).all(|l| warp.at[l] == start) {
                 let i = of(first);
-                let Op::Together(op, p) = i.op else { return Ok(()) };
+                let Op::Collective(op, p) = i.op else { return Ok(()) };
                 self.carry_out(warp, i, (op, p), all)?;
             } else {
                 self.carry_out_apart(warp, op, all)?;
@@ -84,10 +84,10 @@ impl Machine<'_> {
         &mut self,
         warp: &mut Warp,
         i: &Instruction,
-        (op, p): (Together, Reg),
+        (op, p): (Collective, Reg),
         all: u32,
     ) -> Outcome<()> {
-        if op == Together::Synchronize {
+        if op == Collective::Synchronize {
             self.clocks.lanes_meet(warp.resident, all, warp.live & !all == 0);
             return Ok(());
         }
@@ -109,8 +109,8 @@ impl Machine<'_> {
 
     /// The same where lanes have come by different instructions.
     #[cold]
-    fn carry_out_apart(&mut self, warp: &mut Warp, op: Together, all: u32) -> Outcome<()> {
-        if op == Together::Synchronize {
+    fn carry_out_apart(&mut self, warp: &mut Warp, op: Collective, all: u32) -> Outcome<()> {
+        if op == Collective::Synchronize {
             self.clocks.lanes_meet(warp.resident, all, warp.live & !all == 0);
             return Ok(());
         }
@@ -127,7 +127,7 @@ impl Machine<'_> {
             Ok((values, predicates)) => {
                 for l in lanes(all) {
                     let i = &program.code[warp.at[l] as usize];
-                    let Op::Together(_, p) = i.op else { continue };
+                    let Op::Collective(_, p) = i.op else { continue };
                     warp.set(i.d, 1 << l, &values);
                     if p != NOWHERE {
                         warp.set(p, 1 << l, &predicates);
@@ -145,13 +145,13 @@ impl Machine<'_> {
 }
 
 /// Values and predicates of all lanes, or a lane and the absent one that it reads from.
-fn result(op: Together, [a, b, c]: [&Lanes; 3], all: u32) -> Result<(Lanes, Lanes), (usize, usize)> {
+fn result(op: Collective, [a, b, c]: [&Lanes; 3], all: u32) -> Result<(Lanes, Lanes), (usize, usize)> {
     let mut values = [0; LANES];
     let mut predicates = [0; LANES];
     let yes = lanes(all).filter(|&l| a[l] & 1 == 1).fold(0u32, |m, l| m | 1 << l);
     let first = all.trailing_zeros() as usize;
     match op {
-        Together::Shuffle(way) => {
+        Collective::Shuffle(way) => {
             for l in lanes(all) {
                 let (from, valid) = source(way, l as i64, b[l], c[l]);
                 if all >> from & 1 == 0 {
@@ -161,25 +161,25 @@ fn result(op: Together, [a, b, c]: [&Lanes; 3], all: u32) -> Result<(Lanes, Lane
                 predicates[l] = valid as u64;
             }
         }
-        Together::VoteAll => values = [(yes == all) as u64; LANES],
-        Together::VoteAny => values = [(yes != 0) as u64; LANES],
-        Together::VoteUniform => values = [(yes == all || yes == 0) as u64; LANES],
-        Together::Ballot => values = [yes as u64; LANES],
-        Together::MatchAny(_) => {
+        Collective::VoteAll => values = [(yes == all) as u64; LANES],
+        Collective::VoteAny => values = [(yes != 0) as u64; LANES],
+        Collective::VoteUniform => values = [(yes == all || yes == 0) as u64; LANES],
+        Collective::Ballot => values = [yes as u64; LANES],
+        Collective::MatchAny(_) => {
             for l in lanes(all) {
                 values[l] = lanes(all).filter(|&o| a[o] == a[l]).fold(0, |m, o| m | 1 << o);
             }
         }
-        Together::MatchAll(_) => {
+        Collective::MatchAll(_) => {
             let same = lanes(all).all(|l| a[l] == a[first]);
             values = [if same { all as u64 } else { 0 }; LANES];
             predicates = [same as u64; LANES];
         }
-        Together::Elect => {
+        Collective::Elect => {
             values = [first as u64; LANES];
             predicates[first] = 1;
         }
-        Together::Synchronize => {}
+        Collective::Synchronize => {}
         _ => {
             let numbers = lanes(all).map(|l| a[l] as u32);
             values = [reduced(op, numbers) as u64; LANES];
@@ -188,16 +188,16 @@ fn result(op: Together, [a, b, c]: [&Lanes; 3], all: u32) -> Result<(Lanes, Lane
     Ok((values, predicates))
 }
 
-fn reduced(op: Together, numbers: impl Iterator<Item = u32>) -> u32 {
+fn reduced(op: Collective, numbers: impl Iterator<Item = u32>) -> u32 {
     let signed = |f: fn(i32, i32) -> i32| move |a: u32, b: u32| f(a as i32, b as i32) as u32;
     let found = match op {
-        Together::ReduceAdd => numbers.reduce(u32::wrapping_add),
-        Together::ReduceMin(true) => numbers.reduce(signed(i32::min)),
-        Together::ReduceMax(true) => numbers.reduce(signed(i32::max)),
-        Together::ReduceMin(false) => numbers.reduce(u32::min),
-        Together::ReduceMax(false) => numbers.reduce(u32::max),
-        Together::ReduceAnd => numbers.reduce(|a, b| a & b),
-        Together::ReduceOr => numbers.reduce(|a, b| a | b),
+        Collective::ReduceAdd => numbers.reduce(u32::wrapping_add),
+        Collective::ReduceMin(true) => numbers.reduce(signed(i32::min)),
+        Collective::ReduceMax(true) => numbers.reduce(signed(i32::max)),
+        Collective::ReduceMin(false) => numbers.reduce(u32::min),
+        Collective::ReduceMax(false) => numbers.reduce(u32::max),
+        Collective::ReduceAnd => numbers.reduce(|a, b| a & b),
+        Collective::ReduceOr => numbers.reduce(|a, b| a | b),
         _ => numbers.reduce(|a, b| a ^ b),
     };
     found.unwrap_or(0)

@@ -1,7 +1,7 @@
-//! Faults, with everything that says where.
+//! Faults with everything that says where, and the faults of a launch in which no thread gets on.
 
 use super::state::{Machine, Outcome, Warp};
-use crate::code::{Atomic, Instruction, Op, Together, Update};
+use crate::code::{Atomic, Collective, Instruction, Op, Update};
 use crate::lanes::lanes;
 use crate::memory::shadow::{Cell, SAME, instruction, lane, record};
 use crate::{Fault, FaultKind, Location};
@@ -120,7 +120,7 @@ impl Machine<'_> {
             let whereabouts = other
                 .map_or(String::new(), |l| format!("; lane {l} waits at {}", self.place(self.at(warp, l))));
             let what = match i.op {
-                Op::Together(Together::Synchronize, _) => "__syncwarp",
+                Op::Collective(Collective::Synchronize, _) => "__syncwarp",
                 _ => "the operation",
             };
             let message = format!("mask {named:#010x} of {what} names lanes that do not come{whereabouts}");

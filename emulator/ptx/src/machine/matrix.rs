@@ -1,4 +1,7 @@
-//! Instructions for which the whole warp comes together: matrices from and to shared memory, and their products.
+//! Instructions for which a whole warp comes together: matrices from and to shared memory (`ldmatrix`, `stmatrix`), products
+//! (`mma`), and `wmma`.
+//!
+//! Sums of products are made in f64 and rounded once.
 
 use super::access::Site;
 use super::state::{Machine, Next, Outcome, Range, Warp};

@@ -1,4 +1,4 @@
-//! The loop that runs a warp.
+//! The loop that runs a warp: lanes that took different ways join again because those at the lowest instruction run first.
 
 use super::state::{ALL, Group, Machine, Next, Outcome, Warp};
 use crate::code::{Clock, Instruction, NOWHERE, Op, Special};
@@ -115,7 +115,7 @@ impl Machine<'_> {
             Op::Load(access) => self.load(warp, at, i, access, mask)?,
             Op::Store(access) => self.store(warp, at, i, access, mask)?,
             Op::Atomic(atomic) => self.atomic(warp, at, i, atomic, mask)?,
-            Op::Together(op, p) => return self.meet(warp, at, i, (op, p), mask, active),
+            Op::Collective(op, p) => return self.meet(warp, at, i, (op, p), mask, active),
             Op::Barrier(barrier) => return self.barrier(warp, at, i, barrier, mask, active),
             Op::Fence => {
                 if self.checks.global_races || self.checks.shared_races {
@@ -180,7 +180,7 @@ impl Machine<'_> {
         for l in lanes(if warp.worked & mask != 0 { warp.parked } else { 0 }) {
             let i = &self.program.code[warp.at[l] as usize];
             let missing = warp.get(i.e)[l] as u32 & warp.worked & mask;
-            if matches!(i.op, Op::Together(..)) && missing != 0 {
+            if matches!(i.op, Op::Collective(..)) && missing != 0 {
                 let lane = missing.trailing_zeros();
                 let why = format!("lane {lane} is named in the mask and ends without coming here");
                 return self.fault(FaultKind::DivergentShuffle, warp, i, l, why);

@@ -1,10 +1,13 @@
-//! What there is while a launch runs: the machine, its resident blocks, and their barriers.
+//! What there is while a launch runs: the machine, its resident blocks with their barriers and warps, and addresses.
 //!
 //! ```text
 //! Machine ── spaces: the devices' memories, locked
 //!    │   └── clocks: which warp knows of which accesses
 //!    └── Block ── shared memory, barriers, memory barriers
 //!           └── Warp ── 32 lanes: registers, where each lane is, local memory
+//!
+//! generic address   bits 56..: 0 global (an allocation of a memory), 1 shared, 2 local, 3 parameters
+//! shared address    an offset; of another block of the cluster, (its rank + 1) << RANK_SHIFT | offset
 //! ```
 
 use std::collections::HashMap;
@@ -41,9 +44,9 @@ pub(crate) struct Machine<'a> {
     /// For each instruction, the allocation that it met last.
     pub(crate) cache: Vec<Cached>,
     pub(crate) report: Report,
-    /// Instructions since anything was written or anyone got past a barrier.
+    /// Instructions since anything was written or any thread got past a barrier.
     pub(crate) idle: u64,
-    pub(crate) cluster: ClusterMeeting,
+    pub(crate) cluster: ClusterBarrier,
     /// Of a cooperative launch, whose blocks are all resident: where its barrier is.
     pub(crate) workspace: Option<u64>,
 }
@@ -62,19 +65,19 @@ pub(crate) struct Block {
     pub(crate) warps: Vec<Warp>,
     /// Barriers in shared memory, by their offset.
     pub(crate) mbarriers: HashMap<u64, MemoryBarrier>,
-    pub(crate) barriers: [Meeting; BARRIERS],
+    pub(crate) barriers: [BarrierState; BARRIERS],
 }
 
 /// What has come to a barrier and what waits there.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Meeting {
+pub(crate) struct BarrierState {
     pub(crate) expected: u32,
     pub(crate) arrived: u32,
     pub(crate) waiting: Vec<Waiting>,
     pub(crate) gathering: Gathering,
     /// Threads that came with a true predicate.
     pub(crate) yes: u32,
-    /// Someone has come without waiting.
+    /// A thread has come without waiting.
     pub(crate) passed: bool,
     /// It is for all threads of the block, without a count.
     pub(crate) of_all: bool,
@@ -92,17 +95,17 @@ pub(crate) struct Waiting {
 
 /// The barrier of a cluster, whose arriving and waiting are two instructions.
 #[derive(Debug, Default)]
-pub(crate) struct ClusterMeeting {
-    pub(crate) meeting: Meeting,
+pub(crate) struct ClusterBarrier {
+    pub(crate) state: BarrierState,
     pub(crate) round: u32,
     /// What the last round passed on.
     pub(crate) last: Gathering,
 }
 
-impl ClusterMeeting {
+impl ClusterBarrier {
     /// As before the first round.
     pub(crate) fn clear(&mut self) {
-        *self = ClusterMeeting::default();
+        *self = ClusterBarrier::default();
     }
 }
 
@@ -118,7 +121,7 @@ pub(crate) struct MemoryBarrier {
     pub(crate) phase: u64,
     /// What arrives with the end of the phase.
     pub(crate) landing: Vec<Landing>,
-    /// What has arrived in phases that are over, and whose end nobody has waited for yet.
+    /// What has arrived in phases that are over, and whose end no thread has waited for yet.
     pub(crate) landed: Vec<Landing>,
 }
 
@@ -267,8 +270,8 @@ impl Default for Scratch {
 }
 
 impl Warp {
-    /// A warp that is none of any block's.
-    pub(crate) fn nobody() -> Warp {
+    /// A warp that belongs to no block.
+    pub(crate) fn detached() -> Warp {
         Warp { number: usize::MAX, ..Warp::default() }
     }
 

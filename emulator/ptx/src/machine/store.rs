@@ -1,4 +1,4 @@
-//! Stores.
+//! Stores and atomic operations.
 
 use super::access::{Run, Touch, bits, raced, run, strength};
 use super::state::{Machine, Outcome, Target, Warp};

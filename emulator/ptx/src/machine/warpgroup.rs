@@ -1,4 +1,7 @@
 //! `wgmma`: products of four warps whose matrices lie in shared memory, described by 64 bits each.
+//!
+//! Their registers must not be touched before the product is waited for, nor be computed and handed to a product with no
+//! `wgmma.fence` between.
 
 use super::access::Site;
 use super::matrix::{add, quads, register, rows, tile};

@@ -1,7 +1,8 @@
-//! Who touched which bytes: a cell for every few bytes with the last write, and one or two reads.
+//! The last accesses of each few bytes: a cell for the last write, and cells for one or two reads.
 //!
-//! A cell is one number: the record of the access (block, warp, stretch between two synchronizations), the instruction, the lane, and
-//! flags. Records are numbered upwards over all launches, so cells of earlier launches need not be wiped: their numbers are small.
+//! A cell is one number: the record of the access (block, warp, stretch between two synchronizations), the instruction,
+//! the lane, and flags. Records are numbered upwards over all launches, so cells of earlier launches need not be wiped:
+//! their numbers are small.
 
 use std::ops::Range;
 
@@ -14,8 +15,8 @@ pub(crate) const STRONG: Cell = 1;
 pub(crate) const SAME: Cell = 2;
 /// It was something beside the threads that wrote (the asynchronous proxy).
 pub(crate) const BESIDE: Cell = 4;
-/// Record and lane of a cell: who it was, and when.
-const WHO: Cell = 0xffff_ffff_0000_00f8;
+/// Record and lane of a cell: which thread it was, and when.
+const THREAD: Cell = 0xffff_ffff_0000_00f8;
 
 /// A cell.
 #[inline(always)]
@@ -56,7 +57,7 @@ impl Past {
         let record = record(cell);
         record < self.before
             || record.wrapping_sub(self.own) < self.barrier - self.own
-            || (cell ^ me) & WHO == 0
+            || (cell ^ me) & THREAD == 0
     }
 }
 

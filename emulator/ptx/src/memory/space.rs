@@ -1,11 +1,11 @@
-//! The address space behind a memory's lock: which allocations there are, and the host's ways to them.
+//! The address space behind a memory's lock: its allocations, the host's reads and writes, and what a launch touched.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use super::{Allocation, Memory, OutOfMemory};
 use crate::{Fault, FaultKind, Touched};
 
-/// Allocations begin at multiples of this, and at least as many bytes between them belong to nobody.
+/// Allocations begin at multiples of this, and at least as many bytes between two of them belong to neither.
 const ALIGN: u64 = 256;
 /// How many freed allocations are remembered, so that a use after free can be named.
 const FREED_MAX: usize = 256;
@@ -129,7 +129,7 @@ impl AddressSpace {
         self.slots.get(slot).and_then(Option::as_ref).map_or(0, |a| a.bytes)
     }
 
-    /// Forgets who touched what.
+    /// Forgets the last accesses.
     pub(crate) fn forget_shadows(&mut self) {
         for allocation in self.slots.iter_mut().flatten() {
             allocation.contents.shadow = Default::default();

@@ -1,4 +1,4 @@
-//! Text to tokens.
+//! Text to tokens, and a cursor over these.
 
 use crate::ParseError;
 

@@ -1,4 +1,4 @@
-//! What stands outside of functions: files, variables, and the heads of functions.
+//! Tokens to the tree: files, variables and the heads of functions; statements and what is declared among them.
 
 use super::lexer::{Cursor, Kind, tokens};
 use super::{
