@@ -40,7 +40,7 @@ fn root() -> &'static Path {
 /// Every Rust file of the repository, relative to its root.
 fn sources() -> Vec<String> {
     let mut found = Vec::new();
-    let tops = ORDER.iter().copied().chain(["src", "examples", "tests", "benches"]);
+    let tops = ORDER.iter().copied().chain(["emulator", "src", "examples", "tests", "benches"]);
     let mut waiting: Vec<PathBuf> = tops.map(|top| root().join(top)).collect();
     while let Some(folder) = waiting.pop() {
         for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {

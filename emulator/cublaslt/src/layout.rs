@@ -43,8 +43,8 @@ impl Layout {
         batch as i64 * self.batch_stride * self.kind.bytes() as i64
     }
 
-    /// The ranges of bytes that the elements lie in: offset and size. Only the first `most`: only the search for missing
-    /// waits uses the rest.
+    /// The ranges of bytes that the elements lie in, offset and size: the first `most` of them. The search for missing
+    /// waits is content with some; a write takes all.
     pub(crate) fn ranges(&self, most: usize) -> Vec<(i64, usize)> {
         let (runs, length) = self.runs();
         let size = self.kind.bytes();

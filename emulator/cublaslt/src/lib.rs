@@ -5,8 +5,8 @@
 //!
 //! What is emulated, and how exactly:
 //! - f64; f32 with inputs as they are, or rounded to TF32, bf16 or f16 if the compute type says so; bf16 and f16 with
-//!   results in the same type or f32. Sums are chains of fused multiply-adds over ascending k in f32 (f64), so they differ in
-//!   the last bits from any GPU's, whose order is another one.
+//!   results in the same type or f32. Sums are chains of fused multiply-adds over ascending k in f32 (f64), so they
+//!   differ in the last bits from any GPU's, whose order is another one.
 //! - Transposition, leading dimensions, batches with strides, alpha and beta on the host or the device.
 //! - The epilogues with bias, ReLU, GELU (the tanh form), its input kept or read back, its gradient, and sums for
 //!   bias gradients.

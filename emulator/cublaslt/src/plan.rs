@@ -1,6 +1,6 @@
-//! A product whose parts fit together, and the heuristic: one algorithm for everything that is emulated, and a second for
-//! products that are mostly a sum, which wants a workspace as algorithms that cut the sum do. It uses none; it overwrites
-//! it, so that a program that keeps something else there notices.
+//! A product whose parts fit together, and the heuristic: one algorithm for everything that is emulated, and a second
+//! for products that are mostly a sum, which wants a workspace as algorithms that cut the sum do. It uses none; it
+//! overwrites it, so that a program that keeps something else there notices.
 
 use phalanx_emulator_link::handle::Handles;
 use phalanx_emulator_link::pointer::In;

@@ -1,4 +1,5 @@
-//! Products in every type, shape and place, held against a plain triple loop in f64, and every epilogue against its formula.
+//! Products in every type, shape and place, held against a plain triple loop in f64, and every epilogue against its
+//! formula.
 #![allow(unsafe_code)]
 
 mod common;

@@ -6,9 +6,10 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use phalanx_emulator_link::handle::Handles;
+use phalanx_emulator_link::lock;
 
 use crate::device::{Device, devices};
 use crate::status::{self, Failure, Result, Status};
@@ -51,16 +52,16 @@ impl Context {
 
     /// Devices whose memory kernels may reach: its own, then its peers'.
     pub(crate) fn reachable(&self) -> Vec<&'static Device> {
-        let peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let peers = lock(&self.peers).clone();
         std::iter::once(self.ordinal).chain(peers).map(|i| &self.devices[i]).collect()
     }
 
     fn fault(&self) -> MutexGuard<'_, Option<(Status, String)>> {
-        self.lost.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.lost)
     }
 
-    /// The status that every call gives if a fault has ended this context. Whichever thread it happened on, this one can
-    /// ask for its reason now.
+    /// The status that every call gives if a fault has ended this context. Whichever thread it happened on, this one
+    /// can ask for its reason now.
     pub(crate) fn lost(&self) -> Option<Status> {
         let (status, reason) = self.fault().clone()?;
         status::keep(status, &reason);
@@ -82,7 +83,7 @@ impl Context {
 
     /// Lets kernels reach the memory of another device; `false` if they could already.
     pub(crate) fn add_peer(&self, ordinal: usize) -> bool {
-        let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut peers = lock(&self.peers);
         let is_new = !peers.contains(&ordinal);
         if is_new {
             peers.push(ordinal);
@@ -92,7 +93,7 @@ impl Context {
 
     /// Takes [`add_peer`](Context::add_peer) back; `false` if there is nothing to take back.
     pub(crate) fn remove_peer(&self, ordinal: usize) -> bool {
-        let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut peers = lock(&self.peers);
         let before = peers.len();
         peers.retain(|peer| *peer != ordinal);
         peers.len() != before
@@ -136,7 +137,7 @@ pub(crate) fn unstack(handle: usize) {
 }
 
 fn primary() -> MutexGuard<'static, BTreeMap<usize, (usize, Arc<Context>, usize)>> {
-    PRIMARY.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&PRIMARY)
 }
 
 /// The handle of a device's primary context, which exists from now on.

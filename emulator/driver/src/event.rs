@@ -1,9 +1,10 @@
 //! Events: places in the order of a stream's work that others wait for.
 
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
 use phalanx_emulator_link::handle::Handles;
+use phalanx_emulator_link::lock;
 
 use crate::context::{Context, here};
 use crate::executor::executor;
@@ -39,11 +40,11 @@ impl Event {
     }
 
     fn state(&self) -> State {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.state).clone()
     }
 
     fn set(&self, state: State) {
-        *self.state.lock().unwrap_or_else(PoisonError::into_inner) = state;
+        *lock(&self.state) = state;
     }
 
     /// The work that it was recorded behind, if any.

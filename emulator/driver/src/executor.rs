@@ -6,6 +6,8 @@
 use std::sync::{Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use phalanx_emulator_link::lock;
+
 use crate::device::allocation_start;
 use crate::queue::{Point, Progress, Queue, Task, Turn};
 use crate::race::{Access, Origin};
@@ -62,14 +64,14 @@ impl Executor {
 
     /// The queue, to look at it or to add to it. [`added`](Executor::added) has to be called afterwards.
     pub(crate) fn queue(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.queue)
     }
 
     /// Something was queued: runs what can run now, unless work is deferred.
     pub(crate) fn added(&self) {
         let mut queue = self.queue();
-        // What waits for something else is asked once, and again when something has run here: to go on asking as long as
-        // others change anything is for threads that wait.
+        // What waits for something else is asked once, and again when something has run here: to go on asking as long
+        // as others change anything is for threads that wait.
         let mut since = queue.changes;
         while self.streams == Schedule::Eager || queue.len() > QUEUED_MAX {
             let Some(turn) = queue.runnable(since).next() else { break };
@@ -120,7 +122,7 @@ impl Executor {
     }
 
     fn below(&self, bound: usize) -> usize {
-        self.random.lock().unwrap_or_else(PoisonError::into_inner).below(bound)
+        lock(&self.random).below(bound)
     }
 
     fn choose(&self, queue: &Queue, target: Turn, preference: Preference) -> Option<Turn> {

@@ -1,15 +1,16 @@
 //! Graphs: captured work that is launched as often as one likes, the capture that becomes one, and its memory.
 //!
-//! Memory that is allocated in a capture has the same addresses at each launch of the graph. So it stays allocated for as
-//! long as the graph may run, even if a stream frees it in the meantime. When the graph is gone, what was freed is freed,
-//! and what was not is its user's, like any other memory. What a launch leaves allocated has to be freed before the next
-//! one, unless that frees it (`CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH`).
+//! Memory that is allocated in a capture has the same addresses at each launch of the graph. So it stays allocated
+//! for as long as the graph may run, even if a stream frees it in the meantime. When the graph is gone, what was
+//! freed is freed, and what was not is its user's, like any other memory. What a launch leaves allocated has to be
+//! freed before the next one, unless that frees it (`CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH`).
 
 use std::collections::HashMap;
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
 use std::thread::ThreadId;
 
 use phalanx_emulator_link::handle::Handles;
+use phalanx_emulator_link::lock;
 
 use crate::context::Context;
 use crate::queue::{Point, Task};
@@ -101,7 +102,7 @@ struct Held {
 static ADDRESSES: LazyLock<Mutex<HashMap<u64, Held>>> = LazyLock::new(Mutex::default);
 
 fn addresses() -> MutexGuard<'static, HashMap<u64, Held>> {
-    ADDRESSES.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&ADDRESSES)
 }
 
 /// The graph's node that allocates `address` has run.

@@ -1,7 +1,9 @@
 //! Page-locked memory of the host: what copies may read and write after the call that queued them has returned.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
+
+use phalanx_emulator_link::lock;
 
 use crate::context::here;
 use crate::executor::executor;
@@ -22,7 +24,7 @@ struct Locked {
 }
 
 fn locked() -> MutexGuard<'static, BTreeMap<usize, Locked>> {
-    LOCKED.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&LOCKED)
 }
 
 /// Whether all of `bytes` bytes are locked.

@@ -12,13 +12,26 @@
 //! # Ok::<(), libloading::Error>(())
 //! ```
 //!
-//! The way of an operation: `lanes` puts it behind what its stream and CUDA's rules say, as an operation in
-//! `queue`; `executor` runs it, at once or deferred; what it touched goes to `access`, which finds missing
-//! waits. While a stream is captured it becomes a node instead (`capture`, `graph`). A fault loses the context
-//! (`context`) with a text that `cuGetErrorString` gives and that is said on stderr once (`report`).
+//! ```text
+//! api           the C functions, safe code over the pointer types of `phalanx-emulator-link`
+//! launch        checks of launches, kernels as tasks          module    modules and functions
+//! copy          copies and fills                              memory    allocations and pools
+//! host          page-locked memory                            event     events
+//! capture       begins and ends captures
+//! streams       the streams' order
+//! graph         graphs, captures, their memory
+//! executor      runs what is queued, at once or deferred
+//! queue         tasks, and all queued work as one graph       race      finds missing waits
+//! context       contexts, and faults that end them            device    memory and attributes
+//! ```
 //!
-//! Every file ends with the C functions of its noun. They are safe code over the pointer types of
-//! `phalanx-emulator-link`.
+//! The way of an operation: `streams` puts a task behind what its stream and CUDA's rules say, as an operation in
+//! `queue`; `executor` runs it; what it touched goes to `race`. While a stream is captured the task becomes a node
+//! instead. A fault ends the context with a text that `cuGetErrorString` gives and that is said on stderr once
+//! (`status`).
+//!
+//! Each file has the static table of the handles of its objects. Locks are taken downwards: the streams' before the
+//! queue's.
 //!
 //! # Environment
 //!

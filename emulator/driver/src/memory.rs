@@ -1,10 +1,11 @@
-//! Device memory: at once, in stream order, and from pools. Memory that is freed is the device's again at once, so a pool
-//! holds nothing back; it counts.
+//! Device memory: at once, in stream order, and from pools. Memory that is freed is the device's again at once, so a
+//! pool holds nothing back; it counts.
 
 use std::collections::HashMap;
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex};
 
 use phalanx_emulator_link::handle::Handles;
+use phalanx_emulator_link::lock;
 
 use crate::context::{CONTEXTS, Context};
 use crate::device::{Device, device_of, devices};
@@ -127,7 +128,7 @@ impl Pool {
 
     /// An attribute's value; `device` is the pool's.
     pub(crate) fn get(&self, attribute: i32, device: &Device) -> Option<u64> {
-        let high = || *self.used_high.lock().unwrap_or_else(PoisonError::into_inner);
+        let high = || *lock(&self.used_high);
         match attribute {
             1..=3 => Some(self.stored(attribute).unwrap_or(1)),
             RELEASE_THRESHOLD => Some(self.stored(attribute).unwrap_or(0)),
@@ -141,10 +142,10 @@ impl Pool {
     pub(crate) fn set(&self, attribute: i32, given: u64) -> Result<()> {
         match attribute {
             1..=RELEASE_THRESHOLD => {
-                self.set.lock().unwrap_or_else(PoisonError::into_inner).insert(attribute, given);
+                lock(&self.set).insert(attribute, given);
             }
             RESERVED_HIGH | USED_HIGH if given == 0 => {
-                *self.used_high.lock().unwrap_or_else(PoisonError::into_inner) = 0;
+                *lock(&self.used_high) = 0;
             }
             _ => {
                 let why = format!("pool attribute {attribute} cannot be set to {given}");
@@ -156,23 +157,23 @@ impl Pool {
 
     /// Notes what a device may do with the pool's memory.
     pub(crate) fn allow(&self, ordinal: i32, flags: i32) {
-        self.access.lock().unwrap_or_else(PoisonError::into_inner).insert(ordinal, flags);
+        lock(&self.access).insert(ordinal, flags);
     }
 
     /// What a device may do with the pool's memory.
     pub(crate) fn allowed(&self, ordinal: i32) -> i32 {
-        let known = self.access.lock().unwrap_or_else(PoisonError::into_inner).get(&ordinal).copied();
+        let known = lock(&self.access).get(&ordinal).copied();
         known.unwrap_or(if ordinal as usize == self.ordinal { READ_WRITE } else { 0 })
     }
 
     fn stored(&self, attribute: i32) -> Option<u64> {
-        self.set.lock().unwrap_or_else(PoisonError::into_inner).get(&attribute).copied()
+        lock(&self.set).get(&attribute).copied()
     }
 }
 
 /// The handles of a device's default and current pool.
 pub(crate) fn default_pools(ordinal: usize) -> (usize, usize) {
-    let mut defaults = DEFAULTS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut defaults = lock(&DEFAULTS);
     *defaults.entry(ordinal).or_insert_with(|| {
         let handle = POOLS.add(Arc::new(Pool::new(ordinal)));
         (handle, handle)
@@ -183,7 +184,7 @@ pub(crate) fn default_pools(ordinal: usize) -> (usize, usize) {
 fn note_use(device: &Device, pool: Option<&Arc<Pool>>) {
     let current = || POOLS.get(default_pools(device.ordinal).1).ok();
     if let Some(pool) = pool.cloned().or_else(current) {
-        let mut high = pool.used_high.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut high = lock(&pool.used_high);
         *high = (*high).max(device.memory.used());
     }
 }
@@ -191,5 +192,5 @@ fn note_use(device: &Device, pool: Option<&Arc<Pool>>) {
 /// Makes a pool the one that a device's allocations come from.
 pub(crate) fn set_current_pool(ordinal: usize, pool: usize) {
     let default = default_pools(ordinal).0;
-    DEFAULTS.lock().unwrap_or_else(PoisonError::into_inner).insert(ordinal, (default, pool));
+    lock(&DEFAULTS).insert(ordinal, (default, pool));
 }

@@ -1,9 +1,11 @@
-//! Modules, which are PTX text loaded into a context's memory, and their functions: attributes, and what a launch needs.
+//! Modules, which are PTX text loaded into a context's memory, and their functions: attributes, and what a launch
+//! needs.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use phalanx_emulator_link::handle::Handles;
+use phalanx_emulator_link::lock;
 use phalanx_emulator_link::pointer::{self, Bytes, Host};
 use phalanx_ptx::{Loaded, Parameter};
 
@@ -145,7 +147,7 @@ impl Function {
 
     /// The cluster that the function must be launched with; zeros for any.
     pub(crate) fn cluster(&self) -> [u32; 3] {
-        *self.cluster.lock().unwrap_or_else(PoisonError::into_inner)
+        *lock(&self.cluster)
     }
 
     /// Whether clusters of more blocks than every device has are allowed.
@@ -198,9 +200,7 @@ impl Function {
                 self.dynamic_shared_bytes.store(amount, Ordering::Relaxed);
             }
             9 | 15 => {}
-            11..=13 => {
-                self.cluster.lock().unwrap_or_else(PoisonError::into_inner)[attribute as usize - 11] = amount
-            }
+            11..=13 => lock(&self.cluster)[attribute as usize - 11] = amount,
             14 => self.big_clusters.store(amount, Ordering::Relaxed),
             _ => return wrong(format!("attribute {attribute} cannot be set")),
         }

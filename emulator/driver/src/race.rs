@@ -123,8 +123,8 @@ impl Accesses {
             .iter()
             .find(|(other, by)| access.conflicts(other) && !origin.ordered(by))
             .map(|(other, by)| conflict(allocation, &access, other, by));
-        // A record that is ordered before this one and lies within it can be dropped: a later operation in conflict with
-        // it is in conflict with this one too.
+        // A record that is ordered before this one and lies within it can be dropped: a later operation in conflict
+        // with it is in conflict with this one too.
         records.retain(|(other, by)| {
             let replaced =
                 access.holds(other) && (access.written || !other.written) && origin.clock.covers(by.stamp);

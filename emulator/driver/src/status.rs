@@ -1,14 +1,15 @@
-//! The driver's status codes, why a call failed, and how that is told: on stderr, and by `cuGetErrorString`, which gives
-//! the last reason of each code.
+//! The driver's status codes, why a call failed, and how that is told: on stderr, and by `cuGetErrorString`, which
+//! gives the last reason of each code.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::ffi::{CString, c_char};
 use std::io::Write;
 use std::panic::{self, AssertUnwindSafe};
-use std::sync::{LazyLock, Mutex, PoisonError};
+use std::sync::{LazyLock, Mutex};
 
 use phalanx_emulator_link::handle::Unknown;
+use phalanx_emulator_link::lock;
 use phalanx_ptx::{Fault, FaultKind};
 
 /// A `CUresult` other than success.
@@ -176,7 +177,7 @@ pub(crate) fn keep(status: Status, reason: &str) {
         return;
     }
     MINE.with_borrow_mut(|mine| mine.insert(status.0, reason.into()));
-    TEXTS.lock().unwrap_or_else(PoisonError::into_inner).last.insert(status.0, reason.into());
+    lock(&TEXTS).last.insert(status.0, reason.into());
 }
 
 /// The name of a code.
@@ -188,14 +189,14 @@ pub(crate) fn name(code: i32) -> Option<*const c_char> {
 pub(crate) fn text(code: i32) -> Option<*const c_char> {
     let (_, text) = describe(code)?;
     let mine = MINE.with_borrow(|mine| mine.get(&code).cloned());
-    let last = mine.or_else(|| TEXTS.lock().unwrap_or_else(PoisonError::into_inner).last.get(&code).cloned());
+    let last = mine.or_else(|| lock(&TEXTS).last.get(&code).cloned());
     Some(kept(&last.map_or(text.to_string(), |reason| format!("{text}: {reason}"))))
 }
 
 /// A C text that stays valid.
 pub(crate) fn kept(text: &str) -> *const c_char {
     let text = CString::new(text.replace('\0', " ")).unwrap_or_default();
-    let mut texts = TEXTS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut texts = lock(&TEXTS);
     if let Some(kept) = texts.kept.get(text.as_c_str()) {
         return kept.as_ptr();
     }

@@ -2,12 +2,14 @@
 //! into.
 //!
 //! A stream has its last operation, or, while it is captured, the nodes at its end. The legacy default stream of a
-//! context comes behind everything in the context's blocking streams, and they behind it; per-thread default streams are
-//! blocking ones.
+//! context comes behind everything in the context's blocking streams, and they behind it; per-thread default streams
+//! are blocking ones.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::{self, ThreadId};
+
+use phalanx_emulator_link::lock;
 
 use crate::context::{Context, here};
 use crate::executor::executor;
@@ -65,7 +67,7 @@ static STREAMS: Mutex<Streams> =
 
 /// The streams of this process, locked. The queue's lock may be taken while this one is held, not the other way round.
 pub(crate) fn streams() -> MutexGuard<'static, Streams> {
-    STREAMS.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&STREAMS)
 }
 
 impl Streams {
@@ -191,9 +193,9 @@ impl Streams {
         stream.tail.clone()
     }
 
-    /// Queues the nodes of a graph behind everything in the stream and behind `before`, and the stream's next work behind
-    /// them. A node is a task and the nodes before it, which come earlier in the list. `branches` are chains for the
-    /// graph's branches, to be used again at its next launch.
+    /// Queues the nodes of a graph behind everything in the stream and behind `before`, and the stream's next work
+    /// behind them. A node is a task and the nodes before it, which come earlier in the list. `branches` are chains
+    /// for the graph's branches, to be used again at its next launch.
     pub(crate) fn enqueue_graph(
         &mut self,
         id: StreamId,

@@ -342,7 +342,7 @@ fn a_kernel_that_was_not_waited_for_is_reported_with_the_bytes() {
     let scale = function(&one, "scale");
     // SAFETY: `x` has more than 100 elements.
     unsafe { one.launch_builder(&scale).arg(&x).arg(&3_f32).arg(&100_u32).launch(blocks(1, 128)) }.unwrap();
-    // The bytes behind those that the kernel writes are nobody's concern.
+    // The bytes behind those that the kernel writes may be written by any other operation.
     assert_eq!(other.clone_dtoh(&x.slice(100..)).unwrap(), [1.0; 156]);
     assert_eq!(status(other.clone_dtoh(&x.slice(99..))), CUresult::CUDA_ERROR_LAUNCH_FAILED);
     let text = result::DriverError(CUresult::CUDA_ERROR_LAUNCH_FAILED).error_string().unwrap();

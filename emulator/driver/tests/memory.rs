@@ -88,7 +88,7 @@ fn a_copy_beyond_an_allocation_is_refused() {
 #[test]
 fn freeing_twice_is_refused() {
     let _context = context(0);
-    // SAFETY: the address is used by nobody else.
+    // SAFETY: no other code uses the address.
     unsafe {
         let address = result::malloc_sync(64).unwrap();
         result::free_sync(address).unwrap();

@@ -1,8 +1,8 @@
-//! Streams, events and host functions through cudarc's safe interface, and deferred streams: a program with a missing wait
-//! must come out wrong for some order, and one without for none.
+//! Streams, events and host functions through cudarc's safe interface, and deferred streams: a program with a missing
+//! wait must come out wrong for some order, and one without for none.
 //!
-//! The mode is read once a process, so each case of a deferred stream is a test that is ignored here and run in a process
-//! of its own.
+//! The mode is read once a process, so each case of a deferred stream is a test that is ignored here and run in a
+//! process of its own.
 #![allow(unsafe_code)]
 
 mod common;
@@ -338,7 +338,7 @@ fn a_host_buffer_read_too_early() {
     let (one, other) = (context.new_stream().unwrap(), context.new_stream().unwrap());
     let x = one.clone_htod(&[1_u8; 64]).unwrap();
     one.synchronize().unwrap();
-    // SAFETY: 64 bytes that nobody else has.
+    // SAFETY: 64 bytes that no other code has.
     unsafe {
         let host = result::malloc_host(64, 0).unwrap().cast::<u8>();
         host.write_bytes(0, 64);
@@ -359,7 +359,7 @@ fn pinned_memory_changed() {
     let stream = context.new_stream().unwrap();
     let x = stream.alloc_zeros::<u8>(64).unwrap();
     stream.synchronize().unwrap();
-    // SAFETY: 64 bytes that nobody else has.
+    // SAFETY: 64 bytes that no other code has.
     unsafe {
         let host = result::malloc_host(64, 0).unwrap().cast::<u8>();
         host.write_bytes(1, 64);
@@ -376,7 +376,7 @@ fn pinned_memory_freed() {
     let context = context(0);
     let stream = context.new_stream().unwrap();
     let x = stream.alloc_zeros::<u8>(64).unwrap();
-    // SAFETY: 64 bytes that nobody else has.
+    // SAFETY: 64 bytes that no other code has.
     unsafe {
         let host = result::malloc_host(64, 0).unwrap();
         host.cast::<u8>().write_bytes(1, 64);

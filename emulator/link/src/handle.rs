@@ -1,8 +1,9 @@
 //! Handles: what C takes for a pointer to an object is a number that is looked up, so a stale or a foreign one is an
 //! error in place of a crash.
 
+use crate::lock;
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 /// The living objects of one kind. A library has one static table for each kind of object.
 #[derive(Debug)]
@@ -32,7 +33,7 @@ impl<T: Clone> Handles<T> {
     }
 
     fn living(&self) -> MutexGuard<'_, (usize, BTreeMap<usize, T>)> {
-        self.living.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.living)
     }
 
     /// Adds an object and gives its handle.

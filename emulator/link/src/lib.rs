@@ -1,13 +1,21 @@
-//! What the emulated CUDA libraries share: how a function is exported and takes pointers from C ([`mod@pointer`],
-//! [`export!`](crate::export)), where the built libraries lie ([`library`]), and how the emulated cuBLASLt and NCCL reach
-//! the emulated driver's memory and streams ([`driver`]).
+//! What the emulated CUDA libraries share: how a function is exported ([`export!`](crate::export)) and takes pointers
+//! and handles from C ([`mod@pointer`], [`handle`]), where the built libraries lie ([`library`]), and how the
+//! emulated cuBLASLt and NCCL reach the emulated driver's memory and streams ([`driver`]).
 //!
 //! Nothing here knows what a kernel or a matrix is.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub mod driver;
 pub mod handle;
 pub mod library;
 pub mod pointer;
+
+/// Locks a mutex, even if a thread has panicked under the lock: a panic is a bug of the emulator, which is caught
+/// where C calls in and reported there, and the program goes on.
+pub fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Exports functions under their names with the C calling convention. The bodies are safe code: what comes from C
 /// as a pointer is taken as one of [`pointer`](crate::pointer)'s types.

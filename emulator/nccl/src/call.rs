@@ -1,5 +1,5 @@
-//! What one rank asks for, and what becomes of all ranks' buffers: everything is read, then everything is written, so in
-//! place is no special case.
+//! What one rank asks for, and what becomes of all ranks' buffers: everything is read, then everything is written, so
+//! in place is no special case.
 //!
 //! A rank's buffer is read when it is its turn, and goes along with its call; of a rank in another process that is all
 //! there is.
@@ -136,7 +136,8 @@ fn result(rank: usize, call: &Call, read: &[&[u8]]) -> Vec<u8> {
     }
 }
 
-/// What a rank that gives up leaves where results were to be: any bytes, so that no later read is one of uninitialised memory.
+/// What a rank that gives up leaves where results were to be: any bytes, so that no later read is one of
+/// uninitialised memory.
 pub(crate) fn abandon(driver: &Driver, rank: usize, ranks: usize, call: &Call) {
     let bytes = call.lengths(rank, ranks).1 * call.kind.bytes();
     // If the memory was freed, there is nothing to write.

@@ -3,9 +3,10 @@
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use phalanx_emulator_link::handle::Handles;
+use phalanx_emulator_link::lock;
 use phalanx_emulator_link::pointer::{In, Out};
 
 use crate::call::Call;
@@ -165,7 +166,7 @@ fn submit(calls: &[Pending]) -> Result<()> {
     let (rendezvous, rank) = communicator.seat()?.clone();
     let driver = driver()?;
     within(communicator.context, || {
-        let mut last = communicator.last_stream.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = lock(&communicator.last_stream);
         if let Some(last) = *last {
             order(last, *stream)?;
         }

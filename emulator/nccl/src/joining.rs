@@ -5,6 +5,8 @@ use std::env;
 use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use phalanx_emulator_link::lock;
+
 use crate::message::Message;
 use crate::relay::{self, Id, Ranks, Relay};
 use crate::rendezvous::Rendezvous;
@@ -50,7 +52,7 @@ static GATHERINGS: LazyLock<Mutex<HashMap<Place, Gathering>>> = LazyLock::new(Mu
 static CHANGED: Condvar = Condvar::new();
 
 fn gatherings() -> MutexGuard<'static, HashMap<Place, Gathering>> {
-    GATHERINGS.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&GATHERINGS)
 }
 
 /// A rank that has come, and waits for the others.

@@ -16,8 +16,10 @@ use std::io::BufReader;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, Weak};
 use std::thread;
+
+use phalanx_emulator_link::lock;
 
 use crate::call::Call;
 use crate::message::{self, Message};
@@ -92,7 +94,8 @@ static RELAYS: LazyLock<Mutex<HashMap<Id, Arc<Relay>>>> = LazyLock::new(Mutex::d
 /// Where this process listens, once it does.
 static PORT: OnceLock<u16> = OnceLock::new();
 
-/// Is told of each rank that has come in another process: the communicator's id, the rank, and how many ranks there are.
+/// Is told of each rank that has come in another process: the communicator's id, the rank, and how many ranks there
+/// are.
 pub(crate) type Arrived = fn(Id, usize, usize);
 
 /// What a relay delivers to: the ranks of one communicator.
@@ -129,7 +132,7 @@ fn welcome(line: TcpStream, arrived: Arrived) {
 }
 
 fn relay(id: Id, arrived: Arrived) -> Arc<Relay> {
-    let mut relays = RELAYS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut relays = lock(&RELAYS);
     Arc::clone(relays.entry(id).or_insert_with(|| Arc::new(Relay::new(id, arrived))))
 }
 
@@ -139,7 +142,7 @@ fn relay(id: Id, arrived: Arrived) -> Arc<Relay> {
 /// If that process cannot be reached.
 pub(crate) fn open(id: Id, arrived: Arrived) -> std::io::Result<Arc<Relay>> {
     static CONNECTING: Mutex<()> = Mutex::new(());
-    let _one = CONNECTING.lock().unwrap_or_else(PoisonError::into_inner);
+    let _one = lock(&CONNECTING);
     let relay = relay(id, arrived);
     if !id.is_ours() && relay.state().lines.is_empty() {
         let mut line = TcpStream::connect((Ipv4Addr::LOCALHOST, id.port()))?;
@@ -157,7 +160,7 @@ impl Relay {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// Adds a line, which hears of the ranks that have come so far, and gives its place. Sending never blocks.
@@ -219,7 +222,8 @@ impl Relay {
         }
     }
 
-    /// Hears what a line says until it ends, and passes it on if this process listens; the line's ranks leave when it ends.
+    /// Hears what a line says until it ends, and passes it on if this process listens; the line's ranks leave when it
+    /// ends.
     fn listen(&self, mut reader: BufReader<TcpStream>, place: Option<usize>) {
         let mut ranks = Vec::new();
         while let Some(message) =

@@ -1,15 +1,17 @@
 //! Where the calls of a communicator's ranks meet.
 //!
-//! The ranks' calls are matched by their number: the n-th call of all ranks is one, whatever streams they are on. Sends
-//! and receives are matched in order for each pair of ranks. A rank posts its calls when it is their turn on its stream,
-//! and asks again until all have been carried out; the rank that posts the last part carries it out. Calls of ranks in
-//! other processes are posted when they are heard of; each process carries out what its own ranks get.
+//! The ranks' calls are matched by their number: the n-th call of all ranks is one, whatever streams they are on.
+//! Sends and receives are matched in order for each pair of ranks. A rank posts its calls when it is their turn on
+//! its stream, and asks again until all have been carried out; the rank that posts the last part carries it out.
+//! Calls of ranks in other processes are posted when they are heard of; each process carries out what its own ranks
+//! get.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use phalanx_emulator_link::driver::{Driver, Progress};
+use phalanx_emulator_link::lock;
 
 use crate::call::{Call, Operation, Refused, abandon, carry_out, read_input, write_output};
 use crate::message::Message;
@@ -85,7 +87,7 @@ impl Rendezvous {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// Why the communicator does not work any more.
@@ -105,7 +107,8 @@ impl Rendezvous {
         if !is_known {
             let open = calls.iter().copied().enumerate().collect();
             state.turns.insert((rank, turn), Turn { since: Instant::now(), open });
-            // After an error no other rank comes to them: they wait for their rank to leave, or for the time to be over.
+            // After an error no other rank comes to them: they wait for their rank to leave, or for the time to be
+            // over.
             let posted = if state.error.is_some() { &[] } else { calls };
             let bring = |call: &Call| Ok((*call, read_input(driver, rank, self.ranks, call)?));
             match posted.iter().map(bring).collect::<Result<Vec<_>, _>>() {

@@ -12,8 +12,8 @@ use cudarc::driver::sys::{CUresult, cuLaunchHostFunc};
 use cudarc::driver::{CudaContext, DevicePtr};
 use cudarc::nccl::{Comm, Id, ReduceOp, sys};
 
-/// Cases in which somebody waits in vain, so that the time is to be over soon. Their ranks are served by one thread, and none is
-/// late that is not meant to be.
+/// Cases in which a rank waits in vain, so that the time is to be over soon. Their ranks are served by one thread,
+/// and none is late that is not meant to be.
 const IN_VAIN: [&str; 4] = ["one_is_missing", "one_leaves", "one_comes_after_an_abort", "one_does_not_join"];
 
 /// Runs a case of this file; it must succeed, and say `wanted`.
@@ -168,7 +168,7 @@ fn one_comes_after_an_abort() {
             unsafe { cuLaunchHostFunc(stream.cu_stream(), Some(hold), std::ptr::null_mut()) }
                 .result()
                 .unwrap();
-            // Deferred, it begins when somebody waits.
+            // Deferred, it begins when a thread waits.
             let _ = stream.synchronize();
         });
         HELD.wait();
@@ -195,7 +195,7 @@ fn both_abort() {
                     .unwrap();
                 let mut error = sys::ncclResult_t::ncclSuccess;
                 while error == sys::ncclResult_t::ncclSuccess {
-                    // The calls' turns come while somebody asks.
+                    // The calls' turns come while a thread asks.
                     let _ = cudarc::driver::sys::cuStreamQuery(stream.cu_stream());
                     sys::ncclCommGetAsyncError(comm.comm, &mut error).result().unwrap();
                 }

@@ -79,12 +79,13 @@ fn run(rank: usize, id: Id, is_lost: bool) {
         let wanted: Vec<f32> = (0..50_000).map(|i| (i % 97 + before) as f32).collect();
         assert_eq!(stream.clone_dtoh(&came).unwrap(), wanted, "round {round}");
     }
-    // Nobody ends before all have what they were sent.
+    // No process ends before all have what they were sent.
     comm.all_reduce(&there, &mut sum, &ReduceOp::Max).unwrap();
     stream.synchronize().unwrap();
 }
 
-/// The last process goes before it calls anything: the others' call is queued, and their communicators say why it never ends.
+/// The last process goes before it calls anything: the others' call is queued, and their communicators say why it
+/// never ends.
 fn lose_one(rank: usize, id: Id) {
     load();
     let (stream, mut comm) = (stream(rank % 2), std::ptr::null_mut());

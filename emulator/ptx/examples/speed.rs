@@ -1,5 +1,5 @@
-//! How fast the interpreter is: instructions of threads a second, with and without the checks that cost time, and the time of a launch
-//! that does nearly nothing; and products of matrices a second.
+//! How fast the interpreter is: instructions of threads a second, with and without the checks that cost time, and the
+//! time of a launch that does nearly nothing; and products of matrices a second.
 //!
 //! `cargo run --release -p phalanx-ptx --example speed`
 

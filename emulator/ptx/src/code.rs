@@ -363,7 +363,8 @@ pub(crate) struct Product {
     pub(crate) d: u32,
 }
 
-/// `wgmma.mma_async` of 64 by `n` by `k`: A's descriptor in `a` or its fragment in a list, B's in `b`, whether to add in `c`.
+/// `wgmma.mma_async` of 64 by `n` by `k`: A's descriptor in `a` or its fragment in a list, B's in `b`, whether to add
+/// in `c`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WarpgroupProduct {
     pub(crate) n: u32,
@@ -381,7 +382,8 @@ pub(crate) struct WarpgroupProduct {
     pub(crate) transpose_b: bool,
 }
 
-/// `wmma.load` and `wmma.store`: a matrix in memory, at the address in `a`, whose lines are as many elements apart as `b` says.
+/// `wmma.load` and `wmma.store`: a matrix in memory, at the address in `a`, whose lines are as many elements apart as
+/// `b` says.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tile {
     pub(crate) kind: Element,
@@ -427,7 +429,8 @@ pub(crate) struct Arrival {
     pub(crate) drop: bool,
 }
 
-/// A bulk copy: destination in `a`, source in `b`, bytes in `c`, barrier in `e`. Of a tensor: shared memory in `a`, the map in `b`.
+/// A bulk copy: destination in `a`, source in `b`, bytes in `c`, barrier in `e`. Of a tensor: shared memory in `a`,
+/// the map in `b`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bulk {
     pub(crate) to: Space,

@@ -45,7 +45,8 @@ pub enum FaultKind {
     Misaligned,
     /// A read of bytes that nothing has written.
     Uninitialised,
-    /// A read of bytes that an asynchronous copy has still to write, or of registers that a matrix product may still write.
+    /// A read of bytes that an asynchronous copy has still to write, or of registers that a matrix product may still
+    /// write.
     Pending,
     /// Threads of a block touch the same bytes of shared memory, one writes, and nothing orders them.
     SharedRace,
@@ -59,8 +60,8 @@ pub enum FaultKind {
     Deadlock,
     /// A block that runs on and on ([`crate::Checks::instructions_max`]).
     Endless,
-    /// Registers or shared memory that an asynchronous instruction uses without the fence that makes earlier writes known to it:
-    /// `wgmma.fence`, or `fence.proxy.async`.
+    /// Registers or shared memory that an asynchronous instruction uses without the fence that makes earlier writes
+    /// known to it: `wgmma.fence`, or `fence.proxy.async`.
     MissingFence,
     /// A launch that a device would refuse.
     BadLaunch,
@@ -102,8 +103,8 @@ impl FaultKind {
 
 /// Something that a kernel, or a call into [`crate::Memory`], must not do.
 ///
-/// Its text is one line:
-/// `illegal access: read of 4 bytes at offset 4096 of an allocation of 4096 bytes, kernel "gelu" at gelu.cu:17, block (3, 0, 0), thread (31, 0, 0)`.
+/// Its text is one line: `illegal access: read of 4 bytes at offset 4096 of an allocation of 4096 bytes, kernel
+/// "gelu" at gelu.cu:17, block (3, 0, 0), thread (31, 0, 0)`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
     /// What kind of fault it is.

@@ -1,7 +1,8 @@
-//! Instructions that compute each lane's result from the same lane's sources: one function for all lanes an instruction and type.
+//! Instructions that compute each lane's result from the same lane's sources: one function for all lanes an
+//! instruction and type.
 //!
-//! A register holds 64 bits a lane; of a narrower type the low bits, and zeros above. So a function reads its sources as the types
-//! that the instruction names and leaves its result in the same way.
+//! A register holds 64 bits a lane; of a narrower type the low bits, and zeros above. So a function reads its sources
+//! as the types that the instruction names and leaves its result in the same way.
 
 pub(crate) mod compare;
 pub(crate) mod convert;

@@ -27,10 +27,11 @@ pub struct Checks {
     pub shared_races: bool,
     /// Races in global memory.
     pub global_races: bool,
-    /// How many instructions of a warp may be executed while no thread writes anything or gets past a barrier, before the launch
-    /// counts as stuck.
+    /// How many instructions of a warp may be executed while no thread writes anything or gets past a barrier, before
+    /// the launch counts as stuck.
     pub stuck_after: u64,
-    /// How many instructions of a warp a block (of a cluster: all its blocks) may execute before the launch counts as endless.
+    /// How many instructions of a warp a block (of a cluster: all its blocks) may execute before the launch counts as
+    /// endless.
     pub instructions_max: u64,
 }
 
@@ -56,8 +57,8 @@ pub struct Report {
     pub barriers: u64,
     /// What the kernel printed.
     pub output: String,
-    /// Which bytes of global memory it read and wrote, in ascending order in each allocation; those of an allocation that it touches
-    /// in very many places are not all there. Empty if races in global memory are not looked for.
+    /// Which bytes of global memory it read and wrote, in ascending order in each allocation; those of an allocation
+    /// that it touches in very many places are not all there. Empty if races in global memory are not looked for.
     pub touched: Vec<Touched>,
 }
 
@@ -74,8 +75,8 @@ pub struct Touched {
 
 /// Runs a kernel to its end: the blocks in order of their index, x fastest.
 ///
-/// `memory` is the module's own device, then those whose memory the kernel may reach too. `parameters` are the bytes of the
-/// kernel's parameters as [`crate::Kernel::parameters`] lays them out.
+/// `memory` is the module's own device, then those whose memory the kernel may reach too. `parameters` are the bytes
+/// of the kernel's parameters as [`crate::Kernel::parameters`] lays them out.
 ///
 /// # Errors
 /// The first fault. What the kernel has written until then stays written.
@@ -90,8 +91,8 @@ pub fn launch(
     run(loaded, kernel, memory, launch, parameters, checks, None)
 }
 
-/// The same with all blocks on the device at once, so that they may wait for each other (`cooperative_groups::this_grid().sync()`). How
-/// many blocks a device would take is not looked at.
+/// The same with all blocks on the device at once, so that they may wait for each other
+/// (`cooperative_groups::this_grid().sync()`). How many blocks a device would take is not looked at.
 ///
 /// # Errors
 /// The first fault; a launch with clusters is refused.
@@ -118,7 +119,8 @@ pub fn launch_cooperative(
     Ok(report)
 }
 
-/// What a kernel finds at the address in `%envreg1` and `%envreg2`: four bytes that it leaves alone, then the grid's barrier.
+/// What a kernel finds at the address in `%envreg1` and `%envreg2`: four bytes that it leaves alone, then the grid's
+/// barrier.
 const WORKSPACE_BYTES: u64 = 8;
 
 fn run(

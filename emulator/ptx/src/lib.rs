@@ -31,10 +31,10 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! The way of a kernel: [`Module::parse`] decodes every instruction once into a compact form whose operands are all registers;
-//! [`Loaded`] gives the module's variables addresses in a [`Memory`]; [`launch`] runs the blocks one after the other, the warps of
-//! a block in turn, the 32 lanes of a warp together. Lanes that took different ways join again because those at the lowest
-//! instruction always run first.
+//! The way of a kernel: [`Module::parse`] decodes every instruction once into a compact form whose operands are all
+//! registers; [`Loaded`] gives the module's variables addresses in a [`Memory`]; [`launch`] runs the blocks one after
+//! the other, the warps of a block in turn, the 32 lanes of a warp together. Lanes that took different ways join
+//! again because those at the lowest instruction always run first.
 
 #![forbid(unsafe_code)]
 // A lane is an index of several registers at once.

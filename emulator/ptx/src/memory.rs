@@ -30,14 +30,14 @@ pub struct OutOfMemory {
 
 /// Bits of an address below the number of its memory.
 const SPACE_BITS: u32 = 44;
-/// Memories made so far: each has addresses of its own, so peers can be told apart. The first begins at 2^44, so that no small
-/// number is an address.
+/// Memories made so far: each has addresses of its own, so peers can be told apart. The first begins at 2^44, so that
+/// no small number is an address.
 static SPACES: AtomicU64 = AtomicU64::new(1);
 /// Numbers of memories that there are before the windows of other spaces begin at 2^56.
 const SPACES_MAX: u64 = (1 << (56 - SPACE_BITS)) - 1;
 
-/// A device's memory: addresses are 64-bit and never those of the host, allocations are aligned to 256 bytes with unmapped gaps
-/// between them, and every byte knows whether it was ever written.
+/// A device's memory: addresses are 64-bit and never those of the host, allocations are aligned to 256 bytes with
+/// unmapped gaps between them, and every byte knows whether it was ever written.
 ///
 /// All methods take `&self`; a launch holds the memory until the kernel has ended.
 #[derive(Debug)]
@@ -98,7 +98,8 @@ impl Memory {
         self.lock().fill(address, pattern, count)
     }
 
-    /// Copies bytes within this memory; what was never written counts as never written at its new place too. The ranges may overlap.
+    /// Copies bytes within this memory; what was never written counts as never written at its new place too. The
+    /// ranges may overlap.
     ///
     /// # Errors
     /// If the bytes of either end are not all in one allocation.

@@ -1,5 +1,5 @@
-//! Control flow and what threads wait for: branches and calls, shuffles and votes, barriers after some threads have exited,
-//! and cooperative launches, whose blocks wait for each other.
+//! Control flow and what threads wait for: branches and calls, shuffles and votes, barriers after some threads have
+//! exited, and cooperative launches, whose blocks wait for each other.
 #![allow(clippy::needless_range_loop)]
 
 mod common;
@@ -344,8 +344,8 @@ fn clocks_go_forwards() {
     assert_eq!(read_words(&memory, out, 1), [1]);
 }
 
-/// Each of 96 threads writes its number to shared memory; those that `leave` names exit, and each of the 24 others adds what the two
-/// threads 24 and 32 further on wrote.
+/// Each of 96 threads writes its number to shared memory; those that `leave` names exit, and each of the 24 others
+/// adds what the two threads 24 and 32 further on wrote.
 fn neighbours(leave: &str, sync: &str) -> String {
     let body = format!(
         ".shared .b32 s[96]; mov.u32 %r2, s; mad.lo.u32 %r3, %t, 4, %r2; st.shared.u32 [%r3], %t; {leave} @%q0 exit; {sync}

@@ -1,5 +1,5 @@
-//! Arithmetic of f32 and f64. Where hardware's result is the nearest the reference is Rust's own operator; other directions are found
-//! from exact whole-number arithmetic.
+//! Arithmetic of f32 and f64. Where hardware's result is the nearest the reference is Rust's own operator; other
+//! directions are found from exact whole-number arithmetic.
 
 mod common;
 use common::{check, check_float};

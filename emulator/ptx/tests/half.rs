@@ -1,5 +1,5 @@
-//! Arithmetic of f16 and bf16, alone and packed: exact in wider numbers and rounded once, with `half`'s rounding from f64 where one
-//! operation is exact there.
+//! Arithmetic of f16 and bf16, alone and packed: exact in wider numbers and rounded once, with `half`'s rounding from
+//! f64 where one operation is exact there.
 
 mod common;
 use common::{check, check_body, check_float};

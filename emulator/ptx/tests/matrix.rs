@@ -109,7 +109,8 @@ fn numbers(n: usize, seed: u64) -> Vec<f32> {
     (0..n).map(|_| (random.next() % 17) as f32 - 8.0).collect()
 }
 
-/// `mma.sync` of one shape with A, B and C filled by the ISA's tables: A's element (row, col) and so on at index i of a register list.
+/// `mma.sync` of one shape with A, B and C filled by the ISA's tables: A's element (row, col) and so on at index i of
+/// a register list.
 fn mma(name: &str, kind: Kind, k: usize, narrow: bool) {
     let (a, b, c) = (numbers(16 * k, 1), numbers(k * 8, 2), numbers(128, 3));
     let each = 32 / kind.size();
@@ -216,7 +217,8 @@ fn products_follow_the_fragment_layouts() {
     mma("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32", Kind::S8, 32, false);
 }
 
-/// How a matrix of `outer` by `k` 16-bit numbers lies in shared memory, by the canonical layouts of the ISA: byte offset of an element.
+/// How a matrix of `outer` by `k` 16-bit numbers lies in shared memory, by the canonical layouts of the ISA: byte
+/// offset of an element.
 #[derive(Clone, Copy, Debug)]
 struct Layout {
     /// 0, or 32, 64, 128 bytes.
@@ -238,7 +240,8 @@ impl Layout {
                 outer % (8 * w) * 2 + outer / (8 * w) * self.leading + k % 8 * w * 16 + k / 8 * self.stride
             }
         };
-        // The 16-byte pieces of a row are exchanged by the number of the row in the atom, of which as many bits count as there are pieces.
+        // The 16-byte pieces of a row are exchanged by the number of the row in the atom, of which as many bits count
+        // as there are pieces.
         let row = linear >> 7;
         let exchange = match self.swizzle {
             0 => 0,
@@ -338,7 +341,8 @@ fn layouts(outer: usize) -> Vec<Layout> {
     ];
     for swizzle in [32, 64, 128] {
         all.push(Layout { swizzle, across: false, leading: 16, stride: 8 * swizzle });
-        // An atom is swizzle / 2 numbers wide and 8 of K deep; then comes the next of the other 8 of K, then the next atoms across.
+        // An atom is swizzle / 2 numbers wide and 8 of K deep; then comes the next of the other 8 of K, then the next
+        // atoms across.
         if outer.is_multiple_of(swizzle / 2) {
             all.push(Layout { swizzle, across: true, leading: 16 * swizzle, stride: 8 * swizzle });
         }

@@ -1,5 +1,5 @@
-//! Races: each that is missing an order is named with line, block and thread, and what orders two accesses is enough. The
-//! fences between threads and the asynchronous proxy (`fence.proxy.async`, `wgmma.fence`) likewise.
+//! Races: each that is missing an order is named with line, block and thread, and what orders two accesses is enough.
+//! The fences between threads and the asynchronous proxy (`fence.proxy.async`, `wgmma.fence`) likewise.
 
 mod common;
 
@@ -333,13 +333,13 @@ fn stored(before: &str, after: &str) -> (Result<Report, Fault>, Vec<u32>) {
 fn a_bulk_store_needs_a_fence_behind_what_threads_wrote() {
     let text = "reads 512 bytes at offset 0 of shared memory beside the threads, written at a.cu:5 by thread (0, 0, 0), with no fence.proxy.async between";
     missing(stored("", "").0, 7, 64, text);
-    // The writers' own fences, or one of whoever starts the copy, who has heard of the writes.
+    // The writers' own fences, or one of the thread that starts the copy, if it has heard of the writes.
     for (before, after) in [(FENCE, ""), ("", FENCE)] {
         let (outcome, words) = stored(before, after);
         outcome.unwrap();
         assert_eq!(words, (0..256).map(|i| i % 128 + 9).collect::<Vec<_>>());
     }
-    // That of one writer counts for itself alone, and one of global memory for nobody.
+    // That of one writer counts for itself alone, and one of global memory for none.
     missing(stored(&format!("@%q1 {FENCE}"), "").0, 7, 64, "by thread (1, 0, 0)");
     missing(stored("fence.proxy.async.global;", "").0, 7, 64, "by thread (0, 0, 0)");
     missing(stored("membar.cta;", "fence.acq_rel.cta;").0, 7, 64, "by thread (0, 0, 0)");
@@ -378,7 +378,8 @@ fn a_bulk_load_over_what_threads_wrote_needs_a_fence() {
     missing(lines(&body(""), &memory, &[source]), 4, 0, "writes 512 bytes");
 }
 
-/// A product of zeros, from what `cp.async` and threads bring to shared memory. The last warp to come to the barrier is the first to go on.
+/// A product of zeros, from what `cp.async` and threads bring to shared memory. The last warp to come to the barrier
+/// is the first to go on.
 fn product(proxy: &str, before: &str, fence: &str, between: &str) -> Result<Report, Fault> {
     let memory = Memory::new(1 << 20);
     let source = words(&memory, &[0; 1024]);

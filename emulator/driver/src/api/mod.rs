@@ -1,5 +1,5 @@
-//! The driver's C interface: each file exports the functions of its nouns, which are safe code over the pointer types of
-//! `phalanx-emulator-link`. It knows all other modules; none of them knows it.
+//! The driver's C interface: each file exports the functions of its nouns, which are safe code over the pointer types
+//! of `phalanx-emulator-link`. It knows all other modules; none of them knows it.
 
 use std::ffi::c_char;
 

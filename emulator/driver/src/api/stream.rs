@@ -1,7 +1,8 @@
 //! Streams, events, captures and graphs.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use phalanx_emulator_link::lock;
 use phalanx_emulator_link::pointer::{Host, Out};
 
 use super::call::as_host_function;
@@ -93,9 +94,9 @@ fn launch_graph(executable: usize, stream: usize) -> Result<()> {
         streams.invalidate(joined.capture);
         return Err(Status::NOT_SUPPORTED.because("a graph within a graph is not emulated"));
     }
-    executable.memory.lock().unwrap_or_else(PoisonError::into_inner).launched(executable.frees_first)?;
-    let nodes = executable.nodes.lock().unwrap_or_else(PoisonError::into_inner).clone();
-    let mut last = executable.last.lock().unwrap_or_else(PoisonError::into_inner);
+    lock(&executable.memory).launched(executable.frees_first)?;
+    let nodes = lock(&executable.nodes).clone();
+    let mut last = lock(&executable.last);
     let (end, branches) = &mut *last;
     *end = streams.enqueue_graph(id, &nodes, end, branches)?;
     drop((last, streams));
@@ -115,13 +116,13 @@ pub(crate) struct UpdateInfo {
 fn update(executable: usize, graph: usize) -> Result<i32> {
     const TOPOLOGY_CHANGED: i32 = 2;
     let (executable, graph) = (EXECUTABLES.get(executable)?, GRAPHS.get(graph)?);
-    let mut nodes = executable.nodes.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut nodes = lock(&executable.nodes);
     let same = nodes.len() == graph.nodes.len() && nodes.iter().zip(&graph.nodes).all(|(a, b)| a.1 == b.1);
     if !same {
         return Ok(TOPOLOGY_CHANGED);
     }
     nodes.clone_from(&graph.nodes);
-    *executable.memory.lock().unwrap_or_else(PoisonError::into_inner) = graph.memory.clone();
+    *lock(&executable.memory) = graph.memory.clone();
     Ok(0)
 }
 
@@ -135,7 +136,7 @@ export! {
             devices()?;
             let executable = EXECUTABLES.remove(executable)?;
             // What is queued of it still runs, and may use its memory.
-            let last = executable.last.lock().unwrap_or_else(PoisonError::into_inner).0.clone();
+            let last = lock(&executable.last).0.clone();
             executor().wait(&last);
             Ok(())
         }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Once};
 
 use cudarc::driver::{CudaContext, CudaStream, DriverError, sys};
 
-/// A context of its own on device `ordinal` of the emulated driver, so that a fault in it is nobody else's.
+/// A context of its own on device `ordinal` of the emulated driver, so that a fault in it is no other test's.
 pub fn context(ordinal: usize) -> Arc<CudaContext> {
     load();
     let context = CudaContext::new_non_primary(ordinal, 0).unwrap();

@@ -17,7 +17,7 @@ pub fn load() {
     });
 }
 
-/// A stream in a context of its own, so that a fault in it is nobody else's.
+/// A stream in a context of its own, so that a fault in it is no other rank's.
 pub fn stream(device: usize) -> Arc<CudaStream> {
     load();
     let context = CudaContext::new_non_primary(device, 0).unwrap();

@@ -88,7 +88,8 @@ impl Builder<'_> {
         Ok(())
     }
 
-    /// Where the parameters of a call lie in local memory. Their sizes are those of the function, so zero stands for them here.
+    /// Where the parameters of a call lie in local memory. Their sizes are those of the function, so zero stands for
+    /// them here.
     fn slots(&mut self, names: &[Operand]) -> Result<Vec<(u32, u32)>, ParseError> {
         let mut slots = Vec::new();
         for name in names {

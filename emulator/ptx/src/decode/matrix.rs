@@ -1,5 +1,5 @@
-//! Instructions on matrices that a warp, or four, hold together: `ldmatrix`, `mma`, `wgmma`, `wmma`; and which instructions
-//! touch registers of a `wgmma` that may be under way.
+//! Instructions on matrices that a warp, or four, hold together: `ldmatrix`, `mma`, `wgmma`, `wmma`; and which
+//! instructions touch registers of a `wgmma` that may be under way.
 
 use super::{Builder, Form};
 use crate::ParseError;
@@ -179,7 +179,8 @@ impl Builder<'_> {
     }
 }
 
-/// Registers of a matrix of so many elements: f16 operands have 8 whatever their number, and so every element more than once.
+/// Registers of a matrix of so many elements: f16 operands have 8 whatever their number, and so every element more
+/// than once.
 fn registers_of(kind: Element, elements: u32, operand: bool) -> u32 {
     if operand && kind == Element::F16 { 8 } else { elements * kind.bits() / 32 / 32 }
 }
@@ -256,7 +257,8 @@ impl Builder<'_> {
 }
 
 impl Builder<'_> {
-    /// Marks instructions with an accumulator or a fragment of a `wgmma`, or with what such a register is moved to or from.
+    /// Marks instructions with an accumulator or a fragment of a `wgmma`, or with what such a register is moved to or
+    /// from.
     pub(super) fn watch(&mut self) {
         let mut watched = vec![false; self.program.registers as usize];
         for matrix in &self.program.matrices {

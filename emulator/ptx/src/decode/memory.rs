@@ -1,4 +1,5 @@
-//! Loads, stores, atomic operations, conversions of addresses between spaces; asynchronous copies and barriers in memory.
+//! Loads, stores, atomic operations, conversions of addresses between spaces; asynchronous copies and barriers in
+//! memory.
 
 use super::names::Symbol;
 use super::{Builder, Form};

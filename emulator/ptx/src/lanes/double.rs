@@ -71,8 +71,8 @@ fn fused(a: f64, b: f64, c: f64, mode: Mode) -> f64 {
     directed(nearest, error, mode)
 }
 
-/// `add`, `sub`, `mul`, `fma`, `div`, `rcp`, `sqrt` with their rounding. Where a result in another direction than the nearest is
-/// subnormal, its last bit may be that of the nearest.
+/// `add`, `sub`, `mul`, `fma`, `div`, `rcp`, `sqrt` with their rounding. Where a result in another direction than the
+/// nearest is subnormal, its last bit may be that of the nearest.
 pub(crate) fn rounded(name: &str, mode: Mode) -> Option<Map> {
     if mode == Mode::Nearest {
         return nearest(name);

@@ -222,7 +222,8 @@ macro_rules! part_differences {
     };
 }
 
-/// `vabsdiff4` and `vabsdiff2`: how far bytes, or halves, of `a` and `b` are apart, each in its place or all added to `c`.
+/// `vabsdiff4` and `vabsdiff2`: how far bytes, or halves, of `a` and `b` are apart, each in its place or all added to
+/// `c`.
 pub(crate) fn differences(name: &str, signed: bool, add: bool) -> Option<Map> {
     Some(match (name, signed, add) {
         ("vabsdiff4", false, false) => part_differences!(u8, false),

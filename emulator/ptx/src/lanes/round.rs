@@ -1,7 +1,7 @@
 //! Rounding: to any format and in any direction, from an f64 that is exact or rounded to odd.
 //!
-//! Rounding to odd keeps a sticky bit: where an f64 is not exact its last bit is made 1, so that rounding it again to a format of
-//! at most 51 significant bits gives what rounding the exact value would (Boldo, Melquiond 2008).
+//! Rounding to odd keeps a sticky bit: where an f64 is not exact its last bit is made 1, so that rounding it again to
+//! a format of at most 51 significant bits gives what rounding the exact value would (Boldo, Melquiond 2008).
 
 /// The direction of a rounding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,7 +58,8 @@ pub(crate) fn power(e: i32) -> f64 {
     f64::from_bits(((e + 1023) as u64) << 52)
 }
 
-/// `x` rounded to a format, as an f64; too large a value becomes infinite, or the largest number where the direction is inwards.
+/// `x` rounded to a format, as an f64; too large a value becomes infinite, or the largest number where the direction
+/// is inwards.
 pub(crate) fn round(x: f64, mode: Mode, format: Format) -> f64 {
     if x == 0.0 || !x.is_finite() {
         return x;
@@ -110,7 +111,8 @@ pub(crate) fn odd_root(a: f64) -> f64 {
     odd(root, (-root).mul_add(root, a))
 }
 
-/// An f64 result that was rounded to nearest, rounded in another direction instead: `error` has the sign of what is missing.
+/// An f64 result that was rounded to nearest, rounded in another direction instead: `error` has the sign of what is
+/// missing.
 pub(crate) fn directed(nearest: f64, error: f64, mode: Mode) -> f64 {
     if error == 0.0 || error.is_nan() || nearest.is_nan() {
         return nearest;

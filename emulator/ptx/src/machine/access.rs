@@ -1,10 +1,11 @@
 //! What loads, stores, copies and matrices have in common: from an address to checked bytes.
 //!
-//! An address is found in its space, checked against bounds and alignment, and its bytes against races and against reads
-//! of what nothing has written. Strong accesses publish what their warp knows.
+//! An address is found in its space, checked against bounds and alignment, and its bytes against races and against
+//! reads of what nothing has written. Strong accesses publish what their warp knows.
 //!
-//! Loads and stores take lanes in runs: neighbours that touch bytes one behind the other, or all the same. A warp that
-//! loads a row is one run, and is looked up, checked and copied at once. Copies and matrices take a [`Site`] and ranges.
+//! Loads and stores take lanes in runs: neighbours that touch bytes one behind the other, or all the same. A warp
+//! that loads a row is one run, and is looked up, checked and copied at once. Copies and matrices take a [`Site`] and
+//! ranges.
 
 use super::clocks::Clocks;
 use super::state::{Cached, Machine, Outcome, RANK_SHIFT, Range, Target, Warp, space_of, within};

@@ -4,9 +4,9 @@
 //! - Bulk copies, of plain bytes and of boxes of a tensor. Bytes that go to shared memory under a barrier are there for
 //!   a thread that has seen the barrier's phase end; bytes that go to global memory are there at once, since a later
 //!   `wait_group` is not followed.
-//! - Bulk copies and operands of `wgmma` reach shared memory by the asynchronous proxy. It sees what a thread wrote only
-//!   behind a `fence.proxy.async` that comes after the write and before the use: the writer's own, or that of a thread
-//!   that has heard of the write. As in [`super::clocks`] that is kept at the grain of warps.
+//! - Bulk copies and operands of `wgmma` reach shared memory by the asynchronous proxy. It sees what a thread wrote
+//!   only behind a `fence.proxy.async` that comes after the write and before the use: the writer's own, or that of a
+//!   thread that has heard of the write. As in [`super::clocks`] that is kept at the grain of warps.
 
 use super::access::Site;
 use super::barrier::Which;
@@ -294,7 +294,8 @@ struct Piece {
     inside: bool,
 }
 
-/// Where a byte of a box is within the box's range once it is permuted. The permutation is of addresses, not of offsets in the box.
+/// Where a byte of a box is within the box's range once it is permuted. The permutation is of addresses, not of
+/// offsets in the box.
 fn placed(map: &TensorMap, start: usize, byte: usize) -> usize {
     map.swizzle.apply((start + byte) as u64) as usize - start
 }

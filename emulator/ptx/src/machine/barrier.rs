@@ -1,5 +1,5 @@
-//! Barriers of a block and of a cluster, and barriers in shared memory (`mbarrier`), which count arrivals and bytes and have
-//! phases.
+//! Barriers of a block and of a cluster, and barriers in shared memory (`mbarrier`), which count arrivals and bytes
+//! and have phases.
 
 use super::access::Site;
 use super::clocks::Gathering;
@@ -143,8 +143,9 @@ impl Machine<'_> {
         }
     }
 
-    /// Lets threads go on that wait only for threads that have exited: a barrier of all is one of all threads that there still are
-    /// (PTX ISA, `barrier.cluster`; CUDA programming guide, of `__syncthreads` since Volta). A barrier with a count counts on.
+    /// Lets threads go on that wait only for threads that have exited: a barrier of all is one of all threads that
+    /// there still are (PTX ISA, `barrier.cluster`; CUDA programming guide, of `__syncthreads` since Volta). A
+    /// barrier with a count counts on.
     pub(crate) fn pass_without_exited(&mut self) {
         for b in 0..self.blocks.len() {
             let exited: u32 = self.blocks[b].warps.iter().map(|w| w.exited().count_ones()).sum();

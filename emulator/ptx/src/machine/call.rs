@@ -151,7 +151,8 @@ impl Machine<'_> {
         self.fault(FaultKind::Assert, warp, i, lane, message)
     }
 
-    /// `printf`: the values lie one behind the other, each aligned to its size. The number of values, as the device's returns.
+    /// `printf`: the values lie one behind the other, each aligned to its size. The number of values, as the device's
+    /// returns.
     fn print(
         &mut self,
         warp: &mut Warp,

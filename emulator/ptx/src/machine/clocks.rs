@@ -1,12 +1,13 @@
 //! What happened before what: which accesses of other threads a thread may rely on.
 //!
-//! Every warp has a clock that ticks when it synchronizes, and knows of every other resident warp the latest tick that it
-//! has heard of (a vector clock, at the grain of warps). Barriers join what their threads know. An atomic or otherwise
-//! strong write publishes at its address what the warp knew at its last fence (all it knows, if the write is a release); a
-//! strong read of the address hears of it. Blocks that have ended are known only through such addresses.
+//! Every warp has a clock that ticks when it synchronizes, and knows of every other resident warp the latest tick
+//! that it has heard of (a vector clock, at the grain of warps). Barriers join what their threads know. An atomic or
+//! otherwise strong write publishes at its address what the warp knew at its last fence (all it knows, if the write
+//! is a release); a strong read of the address hears of it. Blocks that have ended are known only through such
+//! addresses.
 //!
-//! Where this is coarser than PTX's memory model it reports less: a strong read counts as an acquire, what one lane hears
-//! all lanes of its warp hear, and scopes are ignored.
+//! Where this is coarser than PTX's memory model it reports less: a strong read counts as an acquire, what one lane
+//! hears all lanes of its warp hear, and scopes are ignored.
 
 use std::collections::HashMap;
 
@@ -358,7 +359,8 @@ impl Proxies {
         }
     }
 
-    /// A fence of some lanes of a warp that knows `row` of the others, and all of whose lanes met before clock `together`.
+    /// A fence of some lanes of a warp that knows `row` of the others, and all of whose lanes met before clock
+    /// `together`.
     pub(crate) fn fence(&mut self, warp: usize, lanes: u32, row: &[u32], (all, together): (bool, u32)) {
         let clock = row[warp];
         let known = &mut self.known[warp * row.len()..][..row.len()];

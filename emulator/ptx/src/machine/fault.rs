@@ -39,8 +39,8 @@ impl Machine<'_> {
         [number % x, number / x % y, number / x / y]
     }
 
-    /// Whether the access in a cell is a compare-and-swap. A plain read may meet one: such a loop begins with it (CUDA programming guide,
-    /// atomic functions), and the swap itself finds out whether the value was right.
+    /// Whether the access in a cell is a compare-and-swap. A plain read may meet one: such a loop begins with it
+    /// (CUDA programming guide, atomic functions), and the swap itself finds out whether the value was right.
     #[cold]
     pub(crate) fn swapped(&self, cell: Cell) -> bool {
         let i = &self.program.code[instruction(cell) as usize];

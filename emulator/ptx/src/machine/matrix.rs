@@ -1,5 +1,5 @@
-//! Instructions for which a whole warp comes together: matrices from and to shared memory (`ldmatrix`, `stmatrix`), products
-//! (`mma`), and `wmma`.
+//! Instructions for which a whole warp comes together: matrices from and to shared memory (`ldmatrix`, `stmatrix`),
+//! products (`mma`), and `wmma`.
 //!
 //! Sums of products are made in f64 and rounded once.
 
@@ -32,7 +32,8 @@ impl Machine<'_> {
         Ok(Next::On)
     }
 
-    /// Carries out the instruction that a lane waits at if all others wait there too. The lanes that are settled with it.
+    /// Carries out the instruction that a lane waits at if all others wait there too. The lanes that are settled with
+    /// it.
     pub(crate) fn unpark_matrix(&mut self, warp: &mut Warp, lane: usize) -> Outcome<u32> {
         let at = warp.at[lane];
         let here = lanes(warp.parked).filter(|&l| warp.at[l] == at).fold(0u32, |m, l| m | 1 << l);
@@ -215,8 +216,8 @@ pub(crate) type Rows = [[f64; 32]; 16];
 /// Up to 32 rows of 8 columns.
 pub(crate) type Columns = [[f64; 8]; 32];
 
-/// A fragment of A (16 rows) as rows: register `r` of a lane holds elements of row `lane / 4 + 8 (r % 2)`, those of columns that the
-/// lane's place in its group of four and `r / 2` say.
+/// A fragment of A (16 rows) as rows: register `r` of a lane holds elements of row `lane / 4 + 8 (r % 2)`, those of
+/// columns that the lane's place in its group of four and `r / 2` say.
 pub(crate) fn rows<'r>(kind: Element, registers: impl Iterator<Item = &'r Lanes>) -> Rows {
     let each = 32 / kind.bits() as usize;
     let mut rows = [[0.0; 32]; 16];
@@ -250,7 +251,8 @@ pub(crate) fn tile(a: &Rows, b: &Columns, k: usize) -> [[f64; 8]; 16] {
     sums
 }
 
-/// Four elements of C or D of each lane: element `e` is in row `lane / 4 + 8 (e / 2)` and column `2 (lane % 4) + e % 2` of a tile.
+/// Four elements of C or D of each lane: element `e` is in row `lane / 4 + 8 (e / 2)` and column `2 (lane % 4) + e %
+/// 2` of a tile.
 pub(crate) type Quads = [[f64; LANES]; 4];
 
 /// The elements that registers hold.

@@ -1,4 +1,5 @@
-//! The loop that runs a warp: lanes that took different ways join again because those at the lowest instruction run first.
+//! The loop that runs a warp: lanes that took different ways join again because those at the lowest instruction run
+//! first.
 
 use super::state::{ALL, Group, Machine, Next, Outcome, Warp};
 use crate::code::{Clock, Instruction, NOWHERE, Op, Special};
@@ -105,7 +106,8 @@ impl Machine<'_> {
         *executed = 0;
     }
 
-    /// Carries out what is neither a map nor a branch. `active` are the lanes that are here, `mask` those that take part.
+    /// Carries out what is neither a map nor a branch. `active` are the lanes that are here, `mask` those that take
+    /// part.
     #[inline(never)]
     fn step(&mut self, warp: &mut Warp, at: u32, i: &Instruction, mask: u32, active: u32) -> Outcome<Next> {
         if warp.parked != 0 && matches!(i.op, Op::Load(_) | Op::Store(_) | Op::Atomic(_)) {

@@ -247,7 +247,8 @@ pub(crate) struct Warp {
     /// Accumulators of matrix products under way: register and group.
     pub(crate) held: HashMap<Reg, u32>,
     pub(crate) held_groups: u32,
-    /// Registers of matrix products that were computed since the last `wgmma.fence`, with the instruction; whether there was one.
+    /// Registers of matrix products that were computed since the last `wgmma.fence`, with the instruction; whether
+    /// there was one.
     pub(crate) computed: HashMap<Reg, u32>,
     pub(crate) fenced: bool,
     pub(crate) deep: bool,

@@ -1,7 +1,7 @@
 //! `wgmma`: products of four warps whose matrices lie in shared memory, described by 64 bits each.
 //!
-//! Their registers must not be touched before the product is waited for, nor be computed and handed to a product with no
-//! `wgmma.fence` between.
+//! Their registers must not be touched before the product is waited for, nor be computed and handed to a product with
+//! no `wgmma.fence` between.
 
 use super::access::Site;
 use super::matrix::{add, quads, register, rows, tile};
@@ -113,7 +113,8 @@ impl Machine<'_> {
     }
 
     #[allow(clippy::too_many_arguments)]
-    /// Reads `count` rows or columns of a described matrix, in pieces of 16 bytes: `put` gets the row, the place along K, and the value.
+    /// Reads `count` rows or columns of a described matrix, in pieces of 16 bytes: `put` gets the row, the place
+    /// along K, and the value.
     fn described(
         &mut self,
         warp: &Warp,
@@ -151,7 +152,8 @@ impl Machine<'_> {
     /// An instruction with such a register.
     #[cold]
     pub(crate) fn watched(&mut self, warp: &mut Warp, at: u32, i: &Instruction, lane: usize) -> Outcome<()> {
-        // A plain move passes on what it moves: compilers rename accumulators between two products. A constant may be moved at any time.
+        // A plain move passes on what it moves: compilers rename accumulators between two products. A constant may be
+        // moved at any time.
         if i.offset == MOVE && matches!(i.op, Op::Map(_)) {
             match warp.held.get(&i.a) {
                 Some(&group) => warp.held.insert(i.d, group),

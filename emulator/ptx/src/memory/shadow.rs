@@ -40,7 +40,8 @@ pub(crate) fn lane(cell: Cell) -> u32 {
     (cell >> 3) as u32 & 31
 }
 
-/// Which cells need no second look: of earlier launches, of before the block's last common barrier, or of the thread itself.
+/// Which cells need no second look: of earlier launches, of before the block's last common barrier, or of the thread
+/// itself.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Past {
     /// Records below belong to earlier launches (of shared memory: to earlier blocks).
@@ -118,7 +119,8 @@ impl Shadow {
         self.touched = self.touched.start.min(first)..self.touched.end.max(first + cells);
     }
 
-    /// What the launch whose records begin at `launch` touched: bytes from the allocation's start, and whether they were written.
+    /// What the launch whose records begin at `launch` touched: bytes from the allocation's start, and whether they
+    /// were written.
     pub(crate) fn touched(&self, launch: u32) -> impl Iterator<Item = (Range<usize>, bool)> {
         let cells = if self.launch == launch { self.touched.clone() } else { 0..0 };
         let read = move |i: usize| {
@@ -137,8 +139,9 @@ impl Shadow {
         })
     }
 
-    /// Notes a read of `lanes` times `bytes` bytes from `at` on, one lane after the other, each lane's cells with a number that is
-    /// `STEP` higher. Calls `unordered` with a write that may not have come before; if that says so, returns it.
+    /// Notes a read of `lanes` times `bytes` bytes from `at` on, one lane after the other, each lane's cells with a
+    /// number that is `STEP` higher. Calls `unordered` with a write that may not have come before; if that says so,
+    /// returns it.
     #[inline(always)]
     pub(crate) fn read(
         &mut self,
