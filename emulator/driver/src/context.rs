@@ -21,7 +21,7 @@ pub(crate) struct Context {
     pub id: u64,
     pub ordinal: usize,
     devices: &'static [Device],
-    /// The fault that has ended it, with its reason.
+    /// The fault that has ended the context, with its reason.
     lost: Mutex<Option<(Status, String)>>,
     /// Contexts whose memory kernels of this one may reach.
     peers: Mutex<Vec<usize>>,
@@ -72,7 +72,7 @@ impl Context {
         self.fault().is_some()
     }
 
-    /// A fault of `what` ends this context. Only the first is told.
+    /// A fault of the operation `what` ends this context. Only the first one is reported.
     pub(crate) fn lose(&self, failure: Failure, what: &str) {
         let mut lost = self.fault();
         if lost.is_none() {
@@ -155,7 +155,7 @@ pub(crate) fn retain_primary(device: &Device) -> Result<usize> {
 /// Takes one `retain` back, or all of them. Gives the context and its handle if they were the last.
 ///
 /// # Errors
-/// No primary context is retained; if `all`, that is none.
+/// No primary context is retained; with `all` that is no error.
 pub(crate) fn release_primary(device: &Device, all: bool) -> Result<Option<(usize, Arc<Context>)>> {
     let mut primary = primary();
     let Some((_, _, count)) = primary.get_mut(&device.ordinal) else {

@@ -27,7 +27,7 @@ pub(crate) enum End {
     Host(usize),
 }
 
-/// Anything that has an address, as unified addressing tells them apart.
+/// The end of a copy at an address that may be a device's or the host's.
 pub(crate) fn end(address: u64) -> Result<End> {
     let on_device = device_of(address).is_some();
     Ok(if on_device { End::Device(address) } else { End::Host(address as usize) })
@@ -47,7 +47,7 @@ impl Shape {
         Shape { width: bytes, height: 1, to_pitch: bytes, from_pitch: bytes }
     }
 
-    /// From the first byte to behind the last, of rows that far apart.
+    /// Bytes from the first to behind the last, of rows that are `pitch` bytes apart.
     fn span(self, pitch: usize) -> usize {
         if self.width == 0 || self.height == 0 { 0 } else { (self.height - 1) * pitch + self.width }
     }

@@ -35,7 +35,7 @@ impl Device {
     }
 }
 
-/// Brings the devices into being, with what the environment says of them.
+/// Makes the devices, as many and as large as the environment says.
 pub(crate) fn initialize() -> &'static [Device] {
     let device = |ordinal| Device::new(ordinal, settings().memory_bytes);
     DEVICES.get_or_init(|| (0..settings().devices).map(device).collect())
@@ -73,7 +73,7 @@ pub(crate) const SHARED_BYTES: u32 = 48 << 10;
 pub(crate) const SHARED_BYTES_OPTIN: u32 = 227 << 10;
 /// Bytes of shared memory of a multiprocessor.
 pub(crate) const SHARED_BYTES_MULTIPROCESSOR: u32 = 228 << 10;
-/// Of which so many are the system's, a block.
+/// Bytes of these that the system takes for each block.
 pub(crate) const SHARED_BYTES_RESERVED: u32 = 1 << 10;
 /// Threads of a block.
 pub(crate) const THREADS_BLOCK: u32 = 1024;

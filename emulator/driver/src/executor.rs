@@ -14,9 +14,9 @@ use crate::race::{Access, Origin};
 use crate::settings::{Races, Schedule, settings};
 use crate::status::{Status, caught, say};
 
-/// Deferred work is run although nothing waits for it when more operations than this are queued.
+/// With more queued operations than this, deferred work runs although nothing waits for it.
 const QUEUED_MAX: usize = 20_000;
-/// How soon an operation is asked again that waits for something else and about which nothing is heard.
+/// How soon an operation that waits for something else is run again if nothing has changed here.
 const ASK_AGAIN: Duration = Duration::from_millis(2);
 
 /// The queue, and what the threads that run it share.
@@ -31,7 +31,7 @@ pub(crate) struct Executor {
     allocation: fn(u64) -> Option<u64>,
 }
 
-/// Which of the runnable operations a waiting thread takes; drawn for each wait.
+/// Which of the runnable operations a waiting thread runs first; drawn at random for each wait.
 #[derive(Debug, Clone, Copy)]
 enum Preference {
     /// Only what it waits for: everything else comes as late as possible.
@@ -97,8 +97,8 @@ impl Executor {
         queue.host_waited(point);
     }
 
-    /// Whether `point` is passed. Deferred, a question runs an operation, so that asking again and again comes to an
-    /// end.
+    /// Whether `point` is passed. If work is deferred this runs an operation, so that a program that polls comes to
+    /// an end.
     pub(crate) fn query(&self, point: &Point) -> bool {
         let mut queue = self.queue();
         if !queue.passed(point) {

@@ -9,10 +9,10 @@ use crate::context::here;
 use crate::executor::executor;
 use crate::status::{Result, Status, say};
 
-/// Pages, so that what is locked is whole ones.
+/// Bytes of a page: locked memory begins at one.
 const ALIGN: usize = 4096;
 
-/// What is locked: the start, and the rest of it.
+/// The locked ranges, by their start.
 static LOCKED: Mutex<BTreeMap<usize, Locked>> = Mutex::new(BTreeMap::new());
 
 #[derive(Debug)]
@@ -34,7 +34,7 @@ pub(crate) fn holds(address: usize, bytes: usize) -> bool {
     found.is_some_and(|(start, l)| address - start <= l.bytes && bytes <= l.bytes - (address - start))
 }
 
-/// The start and the size of what is locked around an address.
+/// The start, the size and the flags of the locked range around an address.
 pub(crate) fn around(address: usize) -> Option<(usize, usize, u32)> {
     let locked = locked();
     let (start, found) = locked.range(..=address).next_back()?;

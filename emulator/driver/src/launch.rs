@@ -16,7 +16,7 @@ use crate::race::Access;
 use crate::status::{Result, Status, failure, present};
 use crate::streams::submit;
 
-/// Ends the list of extra parameters, and what is in it.
+/// `CU_LAUNCH_PARAM_END`, `_BUFFER_POINTER` and `_BUFFER_SIZE`.
 const EXTRA_END: usize = 0;
 const EXTRA_BUFFER: usize = 1;
 const EXTRA_SIZE: usize = 2;

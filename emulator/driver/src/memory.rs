@@ -15,7 +15,7 @@ use crate::race::Access;
 use crate::status::{Result, Status, failure};
 use crate::streams::{streams, submit, synchronize_all};
 
-/// Allocates now. If memory is short, what is queued runs first: it may free some.
+/// Allocates at once. If memory is short, all queued operations run first: they may free some.
 pub(crate) fn allocate(device: &Device, bytes: u64) -> Result<u64> {
     if bytes == 0 {
         return Err(Status::INVALID_VALUE.because("an allocation of 0 bytes"));
@@ -180,7 +180,7 @@ pub(crate) fn default_pools(ordinal: usize) -> (usize, usize) {
     })
 }
 
-/// Something was allocated from a pool, or from the device's current one.
+/// Notes an allocation from a pool, or from the device's current one.
 fn note_use(device: &Device, pool: Option<&Arc<Pool>>) {
     let current = || POOLS.get(default_pools(device.ordinal).1).ok();
     if let Some(pool) = pool.cloned().or_else(current) {

@@ -14,7 +14,7 @@ use crate::device::{SHARED_BYTES, SHARED_BYTES_OPTIN, THREADS_BLOCK};
 use crate::status::{Result, Status};
 use crate::streams::synchronize_all;
 
-/// The most bytes that a PTX text may have: what has no end is none.
+/// The most bytes that a PTX text may have; one without a zero within these is refused.
 const TEXT_MAX: usize = 1 << 30;
 
 /// A loaded module.

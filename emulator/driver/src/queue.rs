@@ -17,21 +17,21 @@ use crate::context::Context;
 use crate::race::{Access, Accesses, Clock, Origin, Stamp};
 use crate::status::Failure;
 
-/// What became of a task whose turn it was.
+/// What running a task came to.
 #[derive(Debug)]
 pub(crate) enum Progress {
-    /// It has run, and touched this besides what it said beforehand.
+    /// It is done, and touched these bytes besides [`Task::accesses`].
     Done(Vec<Access>),
-    /// It waits for something other than operations before it, and is to be asked again.
+    /// It waits for something other than earlier operations (another rank, for one), and is to be run again.
     Waiting,
-    /// It failed, which its context does not survive.
+    /// It failed, which ends its context.
     Failed(Failure),
 }
 
-/// The number of an operation: each time a task is queued it is another one, and later ones are larger.
+/// The number of an operation. Each queueing of a task has a new one, larger than those before.
 pub(crate) type Turn = u64;
 
-/// What a task does when it is its turn.
+/// The work of a task; the argument is the operation's number.
 pub(crate) type Run = dyn Fn(Turn) -> Progress + Send + Sync;
 
 /// A piece of work that can be queued on a stream or be a node of a graph: it may run many times.
@@ -87,7 +87,7 @@ impl From<Result<(), Failure>> for Progress {
     }
 }
 
-/// How many states of the host's knowledge are kept; what is left out is forgotten later.
+/// How many of the host's clocks are kept. With fewer, records are dropped later.
 const KNOWN_MAX: usize = 8;
 /// How many chains a clock may know of before those that are no longer needed are looked for.
 const CHAINS_MAX: usize = 256;
@@ -108,7 +108,7 @@ pub(crate) struct Operation {
     /// Operations that have not run and come before this one.
     before: BTreeSet<Turn>,
     after: Vec<Turn>,
-    /// The state of the world at which it said that it has to wait for something else.
+    /// The value of [`Queue::changes`] when it last said that it waits for something else.
     asked_at: Option<u64>,
     /// Whether it has said so before.
     postponed: bool,
@@ -119,10 +119,10 @@ pub(crate) struct Operation {
 #[derive(Debug, Default)]
 pub(crate) struct Queue {
     operations: BTreeMap<Turn, Operation>,
-    /// Those whose predecessors have all run, and which do not run already.
+    /// Operations whose predecessors have all run, and which are not running.
     ready: BTreeSet<Turn>,
     last: Turn,
-    /// Counts changes that an operation that waits for something else may want to look at.
+    /// Counts changes after which an operation that waits for something else is run again.
     pub changes: u64,
     ticks: HashMap<u64, u64>,
     chains: u64,
@@ -133,7 +133,7 @@ pub(crate) struct Queue {
     known: VecDeque<(Turn, Clock)>,
     /// Chains that get no more operations.
     retired: Vec<u64>,
-    /// How long a clock has to be to be worth pruning.
+    /// Clocks with fewer entries are not pruned.
     long: usize,
     pub accesses: Accesses,
 }
@@ -233,7 +233,7 @@ impl Queue {
         is_first
     }
 
-    /// An operation has run: those behind it may. Says whether that is news.
+    /// An operation has run: those behind it may. `false` if it had run before.
     pub(crate) fn finish(&mut self, turn: Turn) -> bool {
         let Some(operation) = self.operations.remove(&turn) else { return false };
         self.changes += 1;
@@ -263,12 +263,12 @@ impl Queue {
         }
     }
 
-    /// A chain gets no more operations. What clocks say of it is forgotten when nothing can ask for it any more.
+    /// A chain gets no more operations. Clocks drop it when no record and no later operation can refer to it.
     pub(crate) fn retire(&mut self, chain: u64) {
         self.retired.push(chain);
     }
 
-    /// Drops chains from a clock that are gone, so that clocks do not grow with every stream that ever was.
+    /// Drops retired chains from a clock, so that clocks do not grow with every stream that was ever made.
     fn prune(&mut self, clock: &mut Clock) {
         if clock.len() <= self.long.max(CHAINS_MAX) {
             return;

@@ -54,7 +54,7 @@ impl Clock {
         self.0 = merged;
     }
 
-    /// Forgets what nothing asks for any more.
+    /// Drops the entries that `keep` refuses.
     pub(crate) fn retain(&mut self, keep: impl Fn(Stamp) -> bool) {
         self.0.retain(|&(chain, tick)| keep(Stamp { chain, tick }));
     }
@@ -105,7 +105,7 @@ impl Origin {
     }
 }
 
-/// What has been touched since the host last knew of it, by allocation.
+/// Accesses that the host has not waited for, by allocation.
 #[derive(Debug, Default)]
 pub(crate) struct Accesses {
     touched: HashMap<u64, Vec<(Access, Origin)>>,
@@ -134,7 +134,7 @@ impl Accesses {
         found
     }
 
-    /// Forgets what the host knows to have run: all that is queued from now on comes after it.
+    /// Drops the records that `host`, the host's clock, covers: all that is queued from now on comes after them.
     pub(crate) fn forget(&mut self, host: &Clock) {
         self.touched.retain(|_, records| {
             records.retain(|(_, by)| !host.covers(by.stamp));
@@ -142,7 +142,7 @@ impl Accesses {
         });
     }
 
-    /// The chains of which anything is recorded.
+    /// The chains that have records.
     pub(crate) fn chains(&self) -> HashSet<u64> {
         self.touched.values().flatten().map(|(_, by)| by.stamp.chain).collect()
     }

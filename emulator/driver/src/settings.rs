@@ -42,7 +42,7 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    /// From the environment. What cannot be understood is said and taken as unset.
+    /// From the environment. A value that cannot be understood is reported and taken as unset.
     fn from_environment() -> Settings {
         Settings {
             devices: parsed(DEVICES, 2, |text| text.parse().ok().filter(|n| (1..=64).contains(n))),

@@ -88,7 +88,7 @@ statuses! {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Failure {
     pub status: Status,
-    /// What was wrong, in words. Empty where the code says it all.
+    /// The reason, in words; empty if the code says enough.
     pub message: String,
 }
 
@@ -107,7 +107,7 @@ impl From<Status> for Failure {
     }
 }
 
-/// A null pointer where a result was to go, or from which an argument was to come.
+/// An error if a pointer that must not be null is.
 pub(crate) fn present<T>(value: Option<T>, name: &str) -> Result<T> {
     value.ok_or_else(|| Status::INVALID_VALUE.because(format!("{name} is null")))
 }
@@ -133,7 +133,7 @@ pub(crate) fn failure(fault: &Fault) -> Failure {
     status.because(fault.to_string())
 }
 
-/// Runs what belongs to the emulator: a panic in it is its own mistake, and must not take the program down.
+/// Runs code of the emulator. A panic in it is a bug of the emulator, and must not end the program.
 pub(crate) fn caught<T>(run: impl FnOnce() -> Result<T>) -> Result<T> {
     let ended = panic::catch_unwind(AssertUnwindSafe(run));
     ended.unwrap_or_else(|_| Err(Status::UNKNOWN.because("a bug of the emulator: it panicked, see above")))
@@ -147,20 +147,20 @@ struct Texts {
 }
 
 thread_local! {
-    /// The last reasons that this thread has heard of: those of others matter only where it has none.
+    /// The last reasons of failures on this thread; those of other threads serve where it has none.
     static MINE: RefCell<HashMap<i32, String>> = RefCell::default();
 }
 
 static TEXTS: LazyLock<Mutex<Texts>> = LazyLock::new(Mutex::default);
 
-/// Says something once on stderr.
+/// Writes a line to stderr.
 pub(crate) fn say(message: &str) {
     // In one piece, so that nothing gets in between.
     let line = format!("phalanx emulated driver: {message}\n");
     let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
-/// Says the reason of a failure, keeps it for `cuGetErrorString` and returns it; empty if there is none.
+/// Writes the reason of a failure to stderr, keeps it for `cuGetErrorString` and returns it; empty if there is none.
 pub(crate) fn explain(place: &str, failure: &Failure) -> String {
     if failure.message.is_empty() {
         return String::new();

@@ -138,7 +138,8 @@ impl Streams {
         self.streams.values_mut()
     }
 
-    /// The stream's handle is one no more; what is queued on it still runs, and still counts for the legacy stream.
+    /// The stream's handle is no longer valid. What is queued on it still runs, and the legacy stream still waits for
+    /// it.
     pub(crate) fn destroy(&mut self, id: StreamId) -> Result<()> {
         let stream = self.get(id)?;
         stream.destroyed = true;
@@ -148,7 +149,7 @@ impl Streams {
         Ok(())
     }
 
-    /// A context's streams are no more.
+    /// Removes a context's streams.
     pub(crate) fn forget(&mut self, context: u64) {
         let mut queue = executor().queue();
         let gone = self.streams.values().filter(|stream| stream.context.id == context && !stream.destroyed);

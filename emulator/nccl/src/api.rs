@@ -13,7 +13,7 @@ use crate::reduction::{Kind, Reduction};
 use crate::relay::{Id, Ranks};
 use crate::status::{Result, Status, last, present, text};
 
-/// What this library says it is: 2.30.7.
+/// The version that this library reports: 2.30.7.
 const VERSION: i32 = 23_007;
 
 /// The buffers and the type of a call.

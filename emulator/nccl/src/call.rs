@@ -98,7 +98,7 @@ impl fmt::Display for Call {
 /// An access that the driver refused: its status, and what it was.
 pub(crate) type Refused = (i32, String);
 
-/// What a rank brings to a call.
+/// Reads what a rank brings to a call.
 pub(crate) fn read_input(
     driver: &Driver,
     rank: usize,
@@ -136,7 +136,7 @@ fn result(rank: usize, call: &Call, read: &[&[u8]]) -> Vec<u8> {
     }
 }
 
-/// What a rank that gives up leaves where results were to be: any bytes, so that no later read is one of
+/// Fills the result of a rank that gives up: any bytes, so that no later read is one of
 /// uninitialised memory.
 pub(crate) fn abandon(driver: &Driver, rank: usize, ranks: usize, call: &Call) {
     let bytes = call.lengths(rank, ranks).1 * call.kind.bytes();
@@ -144,7 +144,7 @@ pub(crate) fn abandon(driver: &Driver, rank: usize, ranks: usize, call: &Call) {
     let _ = write_output(driver, rank, call, &vec![0xff; bytes]);
 }
 
-/// Gives what was sent to a rank's receive.
+/// Writes a result, or what was sent, to a rank's buffer.
 pub(crate) fn write_output(driver: &Driver, rank: usize, call: &Call, data: &[u8]) -> Result<(), Refused> {
     if data.is_empty() {
         return Ok(());

@@ -80,7 +80,7 @@ impl Joining {
         Ok(Joining { relay: Some(relay), ..joining })
     }
 
-    /// A rank of a communicator that is split comes, for the `number`th time.
+    /// A rank comes to the `number`th split of its communicator.
     pub(crate) fn by_split(
         rendezvous: &Arc<Rendezvous>,
         number: u64,

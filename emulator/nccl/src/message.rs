@@ -5,17 +5,17 @@ use std::io::{self, Read, Write};
 use crate::call::{Call, Operation};
 use crate::reduction::{Kind, Reduction};
 
-/// A message's length at most: a length beyond it is noise.
+/// The most bytes of a message: a larger length is no message.
 const BYTES_MAX: u64 = 1 << 34;
 
 /// News of one rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Message {
-    /// It has come, and says how many there are.
+    /// The rank has come, and says how many ranks there are.
     Hello { rank: usize, ranks: usize },
     /// It is the turn of these calls, each with the elements that it reads.
     Post { rank: usize, turn: u64, calls: Vec<(Call, Vec<u8>)> },
-    /// It takes part no more.
+    /// The rank takes part no more.
     Leave { rank: usize },
 }
 
@@ -92,7 +92,7 @@ fn called(rest: &mut &[u8]) -> Option<(Call, Vec<u8>)> {
     Some((Call { operation, kind, count, from: 0, to: 0 }, data.to_vec()))
 }
 
-/// Which it is, its reduction's number, and its root or peer.
+/// The operation's number, its reduction's number, and its root or peer.
 fn operation(operation: Operation) -> [u64; 3] {
     match operation {
         Operation::AllReduce(by) => [0, by as u64, 0],

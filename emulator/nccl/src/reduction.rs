@@ -125,7 +125,7 @@ pub(crate) fn reduce(kind: Kind, reduction: Reduction, buffers: &[&[u8]]) -> Vec
     }
 }
 
-/// What is done with two numbers, and with the result of all.
+/// How two numbers are reduced, and what is done with the result of all.
 struct Steps<T> {
     pair: fn(T, T) -> T,
     end: fn(T, usize) -> T,

@@ -67,25 +67,25 @@ impl Id {
     }
 }
 
-/// What this process tells others of one communicator, and hears.
+/// One communicator's way to other processes: what this process tells them and hears from them.
 #[derive(Debug)]
 pub(crate) struct Relay {
     id: Id,
     arrived: Arrived,
     state: Mutex<State>,
-    /// Messages that are not yet on their way.
+    /// How many messages are not yet written to their sockets.
     unwritten: Arc<AtomicUsize>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// To the process that listens, or from there to all others; what has ended stays.
+    /// To the process that listens, or from there to all others. Lines that have ended stay.
     lines: Vec<Sender<Vec<u8>>>,
     /// The ranks that have come, for processes that connect later.
     hellos: Vec<Vec<u8>>,
-    /// None until all ranks have come; gone when all of this process have left.
+    /// `None` until all ranks have come; the weak reference ends when all ranks of this process have left.
     ranks: Option<Weak<dyn Ranks>>,
-    /// What others told before the news that all have come was heard here.
+    /// Messages that came before this process heard that all ranks have come.
     early: Vec<Message>,
 }
 
@@ -187,7 +187,7 @@ impl Relay {
         let _ = line.send(bytes);
     }
 
-    /// Whether all that was told and passed on so far is on its way, so that the others hear it if this process ends.
+    /// Whether all messages so far are written to their sockets, so that the others get them even if this process ends.
     pub(crate) fn is_flushed(&self) -> bool {
         self.unwritten.load(Ordering::Acquire) == 0
     }

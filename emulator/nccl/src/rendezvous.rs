@@ -29,7 +29,7 @@ struct Turn {
     open: BTreeMap<usize, Call>,
 }
 
-/// Part of a call: whose, where in which turn, and what it brings.
+/// One rank's part of a call: the rank, its turn, the call's place in the turn, and the bytes that the rank brings.
 #[derive(Debug, Clone)]
 struct Part {
     rank: usize,
@@ -42,7 +42,7 @@ struct Part {
 #[derive(Debug, Default)]
 struct State {
     turns: HashMap<(usize, u64), Turn>,
-    /// Calls of all ranks that not all have posted, by number.
+    /// Calls that not all ranks have posted yet, by number.
     together: BTreeMap<u64, Vec<Part>>,
     /// The number of each rank's next one.
     next: Vec<u64>,

@@ -40,7 +40,7 @@ impl From<Unknown> for Failure {
 
 pub(crate) type Result<T> = std::result::Result<T, Failure>;
 
-/// A null pointer where something has to be.
+/// An error if a pointer that must not be null is.
 pub(crate) fn present<T>(value: Option<T>, name: &str) -> Result<T> {
     value.ok_or_else(|| Status::INVALID_ARGUMENT.because(format!("{name} is null")))
 }
@@ -63,7 +63,7 @@ pub(crate) fn last() -> *const c_char {
     LAST.with_borrow(|last| last.as_ptr())
 }
 
-/// The status of a call; why it did not succeed is said.
+/// Runs a call and gives its status; a failure's reason goes to stderr.
 pub(crate) fn answer(name: &str, body: impl FnOnce() -> Result<()>) -> i32 {
     // A panic is a mistake of the emulator's own, and must not take the program down.
     let bug = |_| Err(Status::INTERNAL_ERROR.because("a bug of the emulator: it panicked, see above"));

@@ -203,7 +203,7 @@ pub(crate) enum Op {
     ReadClock(Clock),
     Barrier(Barrier),
     Fence,
-    /// What threads did and what runs beside them see each other's memory.
+    /// Makes what threads wrote and what the asynchronous proxy wrote known to each other.
     ProxyFence,
     /// Others may go first.
     Yield,

@@ -6,7 +6,7 @@ use crate::context::current;
 use crate::device::devices;
 use crate::status::{Result, Status, caught, explain};
 
-/// Exports functions of the driver. A body gives `Result<()>`; what it says becomes the status. Beside them comes
+/// Exports functions of the driver. A body gives `Result<()>`, which becomes the status. The macro also makes
 /// `function`, which finds their addresses by name. Those under `@always` answer in any state; the others need an
 /// initialised driver, and a current context that is not lost if there is one.
 macro_rules! export {

@@ -22,7 +22,7 @@ pub(crate) struct Location {
     ordinal: i32,
 }
 
-/// What is allowed there: nothing (0), to read (1), or [`READ_WRITE`].
+/// The access that a device has to a pool: none (0), reads (1), or [`READ_WRITE`].
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PoolAccess {
@@ -30,7 +30,7 @@ pub(crate) struct PoolAccess {
     flags: i32,
 }
 
-/// What a pool is made of; what follows is not looked at.
+/// The first fields of `CUmemPoolProps`; the emulator does not read the others.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Properties {

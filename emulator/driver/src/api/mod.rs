@@ -16,7 +16,7 @@ mod libraries;
 mod memory;
 mod stream;
 
-/// What the driver says it is: 13.0.
+/// The version that the driver reports: 13.0.
 const VERSION: i32 = 13_000;
 
 /// The newest version of a function: programs ask for names without a version.

@@ -27,7 +27,7 @@ fn synchronize(stream: usize) -> Result<()> {
     context.lost().map_or(Ok(()), |status| Err(status.into()))
 }
 
-/// What has to have run for a stream to be idle.
+/// The operations that have to have run for a stream to be idle.
 fn tail(stream: usize) -> Result<(Vec<Point>, Arc<Context>)> {
     let mut streams = streams();
     let id = streams.find(stream)?;

@@ -61,8 +61,8 @@ impl Builder<'_> {
                 }
             }
             "fence" | "membar" => {
-                let beside = form.has("proxy") && form.has("async") && !form.has("global");
-                self.push(if beside { Op::ProxyFence } else { Op::Fence }, ZERO, &[]);
+                let proxy = form.has("proxy") && form.has("async") && !form.has("global");
+                self.push(if proxy { Op::ProxyFence } else { Op::Fence }, ZERO, &[]);
             }
             "prefetch" | "prefetchu" | "discard" | "applypriority" => {
                 self.push(Op::Nop, ZERO, &[]);

@@ -290,7 +290,7 @@ impl Machine<'_> {
         self.fault(FaultKind::OutOfBounds, warp, i, lane, format!("{verb} of {bytes} bytes{what}"))
     }
 
-    /// What a target is called, with an offset in it.
+    /// A target's name in reports, with an offset in it.
     pub(crate) fn name(&self, target: Target, offset: usize) -> String {
         match target {
             Target::Global { space, slot } => {

@@ -44,7 +44,7 @@ impl Machine<'_> {
             _ => {
                 let mut next = Next::On;
                 for lane in lanes(mask) {
-                    if !self.beside(warp, Site { at, i, lane }, op)? {
+                    if !self.barrier_or_bulk(warp, Site { at, i, lane }, op)? {
                         next = Next::Yield;
                     }
                 }
@@ -138,7 +138,7 @@ impl Machine<'_> {
             );
         }
         let source = self.locate(warp, site, "bulk read", (bulk.from, from), (size, 16))?;
-        self.seen_beside(warp, site, "reads", source)?;
+        self.seen_by_async_proxy(warp, site, "reads", source)?;
         self.touch(warp, site, source, false, 0)?;
         let (data, written) = self.copy_out(source);
         if bulk.from == Space::Global {
@@ -184,8 +184,8 @@ impl Machine<'_> {
         which: Option<Which>,
     ) -> Outcome<()> {
         let strong = if bulk.reduce.is_some() { crate::memory::shadow::STRONG } else { 0 };
-        self.seen_beside(warp, site, "writes", range)?;
-        self.touch(warp, site, range, true, strong | crate::memory::shadow::BESIDE)?;
+        self.seen_by_async_proxy(warp, site, "writes", range)?;
+        self.touch(warp, site, range, true, strong | crate::memory::shadow::ASYNC)?;
         if bulk.to == Space::Global {
             self.report.global_bytes_written += range.bytes as u64;
         }
@@ -240,7 +240,7 @@ impl Machine<'_> {
             }
             return Ok(());
         }
-        self.seen_beside(warp, site, "reads", first)?;
+        self.seen_by_async_proxy(warp, site, "reads", first)?;
         self.touch(warp, site, first, false, 0)?;
         let (data, written) = self.copy_out(first);
         for piece in pieces.iter().filter(|piece| piece.inside) {
@@ -367,8 +367,8 @@ fn reduced((update, kind, size): (Update, Kind, u8), old: &[u8], new: &[u8]) -> 
 }
 
 impl Program {
-    /// Whether anything in it uses shared memory beside the threads.
-    pub(crate) fn beside(&self) -> bool {
+    /// Whether anything in it uses shared memory by the asynchronous proxy: bulk copies, `wgmma`.
+    pub(crate) fn uses_async_proxy(&self) -> bool {
         self.matrices.iter().any(|m| matches!(m, Matrix::Warpgroup(_)))
             || self.asynchronous.iter().any(|a| matches!(a, Asynchronous::Bulk(_)))
     }
@@ -381,8 +381,14 @@ impl Machine<'_> {
         }
     }
 
-    /// Checks that bytes of shared memory, which something beside the threads `verb`s, are seen there.
-    pub(crate) fn seen_beside(&mut self, warp: &Warp, site: Site, verb: &str, range: Range) -> Outcome<()> {
+    /// Checks that the asynchronous proxy, which `verb`s bytes of shared memory, sees what was written there.
+    pub(crate) fn seen_by_async_proxy(
+        &mut self,
+        warp: &Warp,
+        site: Site,
+        verb: &str,
+        range: Range,
+    ) -> Outcome<()> {
         let Target::Shared { block } = range.target else { return Ok(()) };
         if !self.checks.shared_races {
             return Ok(());

@@ -234,7 +234,7 @@ pub(crate) struct Which {
 
 impl Machine<'_> {
     /// Carries out an operation of a lane on a barrier in memory, or a bulk copy. False if it has to be tried again.
-    pub(crate) fn beside(&mut self, warp: &mut Warp, site: Site, op: Asynchronous) -> Outcome<bool> {
+    pub(crate) fn barrier_or_bulk(&mut self, warp: &mut Warp, site: Site, op: Asynchronous) -> Outcome<bool> {
         let i = site.i;
         let (a, b) = (warp.get(i.a)[site.lane], warp.get(i.b)[site.lane]);
         match op {

@@ -58,7 +58,7 @@ impl Machine<'_> {
         Ok(Next::Apart)
     }
 
-    /// Lanes return from a function, or end where they are in none.
+    /// Lanes return from a function, or end if they are in the kernel itself.
     pub(crate) fn give_back(&mut self, warp: &mut Warp, at: u32, mask: u32, active: u32) -> Outcome<Next> {
         let program = self.program;
         warp.move_to(active & !mask, at + 1);

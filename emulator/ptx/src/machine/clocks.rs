@@ -12,7 +12,7 @@
 use std::collections::HashMap;
 
 use crate::lanes::LANES;
-use crate::memory::shadow::{BESIDE, Cell, Past, SAME, STRONG, lane, record};
+use crate::memory::shadow::{ASYNC, Cell, Past, SAME, STRONG, lane, record};
 
 /// A stretch of a warp between two synchronizations.
 #[derive(Clone, Copy, Debug)]
@@ -29,7 +29,7 @@ pub(crate) struct Record {
 struct Flag {
     /// By each group of resident blocks: the clocks of its warps.
     heard: HashMap<u32, Vec<u32>>,
-    /// What they knew to be fenced for what runs beside the threads, if anything does.
+    /// What they knew to be fenced for the asynchronous proxy, if anything uses it.
     proxied: HashMap<u32, Vec<u32>>,
     /// Flags that the publishers had heard of.
     flags: Vec<u32>,
@@ -70,9 +70,9 @@ pub(crate) struct Clocks {
 
 impl Clocks {
     /// Clocks of a launch whose records have numbers from `first` on.
-    /// `beside` says whether anything runs beside the threads.
-    pub(crate) fn new(first: u32, beside: bool) -> Clocks {
-        let proxies = Proxies { on: beside, ..Proxies::default() };
+    /// `async_proxy` says whether anything uses shared memory by the asynchronous proxy.
+    pub(crate) fn new(first: u32, async_proxy: bool) -> Clocks {
+        let proxies = Proxies { on: async_proxy, ..Proxies::default() };
         Clocks { first, group_first: first, barrier: first, proxies, ..Clocks::default() }
     }
 
@@ -110,12 +110,12 @@ impl Clocks {
         self.heard.resize_with(n, Vec::new);
     }
 
-    /// What needs no second look in global memory.
+    /// Which accesses of global memory are ordered before the current ones without asking the clocks.
     pub(crate) fn past(&self) -> Past {
         Past { before: self.first, own: self.group_first, barrier: self.barrier }
     }
 
-    /// What needs no second look in shared memory, which no earlier block has touched.
+    /// The same of shared memory, which no earlier block has touched.
     pub(crate) fn past_shared(&self) -> Past {
         Past { before: self.barrier, own: self.group_first, barrier: self.barrier }
     }
@@ -268,7 +268,7 @@ impl Clocks {
         }
     }
 
-    /// Whether an access may not have come before that of `me`, and one of them minds.
+    /// Whether nothing orders an earlier access before that of `me`, and the two race.
     #[cold]
     pub(crate) fn unordered(&self, warp: usize, other: Cell, me: Cell, reading: bool) -> bool {
         if other & me & STRONG != 0 || other == 0 {
@@ -340,7 +340,7 @@ fn merge(into: &mut Vec<u32>, from: &[u32]) {
 /// What each warp knows to be fenced.
 #[derive(Debug, Default)]
 pub(crate) struct Proxies {
-    /// Whether anything runs beside the threads at all.
+    /// Whether anything uses the asynchronous proxy at all.
     pub(crate) on: bool,
     /// Of each resident warp, up to which clock its writes are fenced as far as each knows.
     pub(crate) known: Vec<u32>,
@@ -378,11 +378,11 @@ impl Proxies {
 }
 
 impl Clocks {
-    /// Whether a write is not yet seen beside the threads of a warp.
+    /// Whether the asynchronous proxy, used by a warp, does not yet see a write.
     pub(crate) fn unseen(&self, warp: usize, write: Cell) -> bool {
         let resident = record(write) >= self.past().own;
         resident
-            && write & BESIDE == 0
+            && write & ASYNC == 0
             && self.find(record(write)).is_some_and(|record| {
                 let access = (record.warp as usize, lane(write) as usize, record.clock);
                 !self.proxies.covers(warp, access)

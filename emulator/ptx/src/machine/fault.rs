@@ -74,7 +74,7 @@ impl Machine<'_> {
         self.fault(kind, warp, i, me, message)
     }
 
-    /// Where and whose the access in a cell was.
+    /// The place and the thread of the access in a cell, for reports.
     pub(crate) fn party(&self, warp: &Warp, cell: Cell) -> String {
         let Some(party) = self.clocks.find(record(cell)) else { return "by another thread".into() };
         let here = party.block == self.blocks[warp.block].number;
@@ -108,7 +108,7 @@ impl Machine<'_> {
         &self.program.code[warp.at[lane] as usize]
     }
 
-    /// No thread can go on: names which waits where.
+    /// No thread can go on: the fault names threads that wait, and where.
     #[cold]
     pub(crate) fn stuck(&self) -> Outcome<()> {
         if let Some(warp) = self.some_warp(|w| w.parked != 0) {
@@ -157,14 +157,14 @@ impl Machine<'_> {
         self.fault(kind, warp, i, lane, message)
     }
 
-    /// Threads run and run, and nothing comes of it.
+    /// Threads go on, but none has written anything for long.
     #[cold]
     pub(crate) fn spinning(&self) -> Outcome<()> {
         let message = format!("no thread has written anything in {} instructions of warps", self.idle);
         self.running(FaultKind::Deadlock, message)
     }
 
-    /// A block runs longer than any should.
+    /// A block has executed more instructions than `Checks::instructions_max`.
     #[cold]
     pub(crate) fn endless(&self) -> Outcome<()> {
         let message =

@@ -40,7 +40,7 @@ pub(crate) fn run(
         parameters,
         spaces,
         blocks: Vec::new(),
-        clocks: Clocks::new(first, program.beside()),
+        clocks: Clocks::new(first, program.uses_async_proxy()),
         cache: vec![Cached::default(); program.code.len()],
         report: Report::default(),
         idle: 0,

@@ -9,7 +9,7 @@ use crate::{FaultKind, Launch};
 /// Instructions after which lanes that still run give others a turn.
 const TURN: u32 = 1 << 11;
 
-/// What a look at a barrier in memory, or a nap, counts where nothing else happens.
+/// Instructions that a test of a barrier in memory, or a `nanosleep`, counts for among those without progress.
 const YIELD: u64 = 1 << 12;
 
 impl Machine<'_> {
@@ -25,7 +25,7 @@ impl Machine<'_> {
         Ok(())
     }
 
-    /// Runs lanes until they part, meet others, or wait. Whether their turn is not over.
+    /// Runs lanes until they part, meet others, or wait. `false` if their turn is over.
     fn run_group(&mut self, warp: &mut Warp, group: Group, turns: &mut u32) -> Outcome<bool> {
         let Group { mut at, lanes: active, join } = group;
         let program = self.program;

@@ -25,9 +25,9 @@ pub(crate) type Outcome<T> = Result<T, Box<Fault>>;
 pub(crate) enum Next {
     /// The next instruction.
     On,
-    /// The lanes have been given their places.
+    /// Each lane's next instruction is set already.
     Apart,
-    /// The next instruction, after others have had their turn.
+    /// The next instruction, after other lanes and warps have had their turn.
     Yield,
 }
 

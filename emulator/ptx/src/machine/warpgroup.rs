@@ -133,7 +133,7 @@ impl Machine<'_> {
             for c in (0..k).step_by(steps.1) {
                 let address = matrix.address(first + o as u64, c as u64);
                 let piece = self.locate(warp, site, "wgmma read", (Space::Shared, address), (16, 16))?;
-                self.seen_beside(warp, site, "reads", piece)?;
+                self.seen_by_async_proxy(warp, site, "reads", piece)?;
                 self.touch(warp, site, piece, false, 0)?;
                 self.written(warp, site, piece)?;
                 let Some(contents) = self.contents_of(piece.target) else { continue };

@@ -13,8 +13,8 @@ pub(crate) type Cell = u64;
 pub(crate) const STRONG: Cell = 1;
 /// Several lanes wrote the same value at once.
 pub(crate) const SAME: Cell = 2;
-/// It was something beside the threads that wrote (the asynchronous proxy).
-pub(crate) const BESIDE: Cell = 4;
+/// The asynchronous proxy wrote (a bulk copy, for one), not a thread.
+pub(crate) const ASYNC: Cell = 4;
 /// Record and lane of a cell: which thread it was, and when.
 const THREAD: Cell = 0xffff_ffff_0000_00f8;
 
@@ -40,7 +40,7 @@ pub(crate) fn lane(cell: Cell) -> u32 {
     (cell >> 3) as u32 & 31
 }
 
-/// Which cells need no second look: of earlier launches, of before the block's last common barrier, or of the thread
+/// Which cells cannot race: of earlier launches, of before the block's last common barrier, or of the thread
 /// itself.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Past {
