@@ -19,10 +19,10 @@ const UNSAFE: [&str; 14] = [
     "parallel/src/comm/wire/mpi.rs",
     "parallel/src/comm/nccl/",
     "tensor/src/cuda/",
-    "kernels/emulator/driver/",
-    "kernels/emulator/cublaslt/",
-    "kernels/emulator/nccl/",
-    "kernels/emulator/link/",
+    "emulator/driver/",
+    "emulator/cublaslt/",
+    "emulator/nccl/",
+    "emulator/link/",
 ];
 
 /// Lines that a file may have without a reason.
@@ -40,7 +40,7 @@ fn root() -> &'static Path {
 /// Every Rust file of the repository, relative to its root.
 fn sources() -> Vec<String> {
     let mut found = Vec::new();
-    let tops = ORDER.iter().copied().chain(["src", "examples", "tests", "benches"]);
+    let tops = ORDER.iter().copied().chain(["emulator", "src", "examples", "tests", "benches"]);
     let mut waiting: Vec<PathBuf> = tops.map(|top| root().join(top)).collect();
     while let Some(folder) = waiting.pop() {
         for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {

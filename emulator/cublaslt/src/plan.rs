@@ -1,0 +1,172 @@
+//! A product whose parts fit together, and the heuristic: one algorithm for everything that is emulated, and a second
+//! for products that are mostly a sum, which wants a workspace as algorithms that cut the sum do. It uses none; it
+//! overwrites it, so that a program that keeps something else there notices.
+
+use phalanx_emulator_link::handle::Handles;
+use phalanx_emulator_link::pointer::In;
+
+use crate::description::{Bias, DESCRIPTIONS, Description};
+use crate::element::{Inputs, Kind};
+use crate::layout::{Layout, layout};
+use crate::status::{Result, Status};
+
+/// The library's handles.
+pub(crate) static LIBRARIES: Handles<()> = Handles::new("cublasLt handle", 16);
+
+/// What is computed: shapes and types are checked, addresses are not known yet.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Plan {
+    pub description: Description,
+    pub a: Layout,
+    pub b: Layout,
+    pub c: Layout,
+    pub d: Layout,
+    /// D is m x n, op(A) is m x k, op(B) is k x n.
+    pub m: usize,
+    pub n: usize,
+    pub k: usize,
+}
+
+impl Plan {
+    /// # Errors
+    /// Shapes that do not fit, or what is not emulated.
+    pub(crate) fn new(description: Description, [a, b, c, d]: [Layout; 4]) -> Result<Plan> {
+        let shape = |layout: &Layout, transposed| match transposed {
+            false => (layout.rows, layout.columns),
+            true => (layout.columns, layout.rows),
+        };
+        let ((m, k), (k_b, n)) = (shape(&a, description.transposed[0]), shape(&b, description.transposed[1]));
+        if k != k_b || (m, n) != (d.rows, d.columns) || (c.rows, c.columns) != (d.rows, d.columns) {
+            return Err(Status::INVALID_VALUE.because(format!(
+                "op(A) is {m} x {k}, op(B) is {k_b} x {n}, C is {} x {}, D is {} x {}",
+                c.rows, c.columns, d.rows, d.columns
+            )));
+        }
+        let counts = [a.batches, b.batches, c.batches, d.batches];
+        if counts.iter().any(|count| *count != d.batches || *count == 0) {
+            return Err(
+                Status::INVALID_VALUE.because(format!("batch counts of A, B, C and D are {counts:?}"))
+            );
+        }
+        let plan = Plan { description, a, b, c, d, m, n, k };
+        plan.check_types()?;
+        plan.check_epilogue()?;
+        Ok(plan)
+    }
+
+    fn check_types(&self) -> Result<()> {
+        let Description { double, scale, inputs, .. } = self.description;
+        let (a, b, c, d) = (self.a.kind, self.b.kind, self.c.kind, self.d.kind);
+        let results = match a {
+            Kind::F64 => double && d == Kind::F64,
+            Kind::F32 => !double && d == Kind::F32,
+            narrow => !double && (d == narrow || d == Kind::F32) && inputs == Inputs::AsTheyAre,
+        };
+        let scales = scale == if double { Kind::F64 } else { Kind::F32 };
+        if a == b && c == d && results && scales {
+            return Ok(());
+        }
+        Err(Status::NOT_SUPPORTED.because(format!(
+            "A is {a:?}, B is {b:?}, C is {c:?}, D is {d:?}, alpha and beta are {scale:?}, computed in {}",
+            if double { "f64" } else { "f32" }
+        )))
+    }
+
+    fn check_epilogue(&self) -> Result<()> {
+        let Description { epilogue, aux_leading, .. } = self.description;
+        if !epilogue.is_default() && self.d.by_rows {
+            return Err(
+                Status::NOT_SUPPORTED.because("an epilogue for a D that lies in rows is not emulated")
+            );
+        }
+        if epilogue.uses_aux() && (aux_leading < self.m || !aux_leading.is_multiple_of(8)) {
+            let why =
+                format!("aux has a leading dimension of {aux_leading}: a multiple of 8 from {} on", self.m);
+            return Err(Status::INVALID_VALUE.because(why));
+        }
+        Ok(())
+    }
+
+    /// How aux lies.
+    pub(crate) fn aux(&self) -> Layout {
+        let d = &self.description;
+        Layout {
+            kind: d.aux_kind.unwrap_or(self.d.kind),
+            leading: d.aux_leading,
+            batch_stride: d.aux_stride,
+            ..self.d
+        }
+    }
+
+    /// How the bias lies: one column, of D's rows or, for op(B)'s sums, of its columns.
+    pub(crate) fn bias(&self) -> Layout {
+        let d = &self.description;
+        let rows = if d.epilogue.bias == Bias::GradientOfB { self.n } else { self.m };
+        let kind = d.bias_kind.unwrap_or(self.d.kind);
+        Layout {
+            kind,
+            by_rows: false,
+            rows,
+            columns: 1,
+            leading: rows,
+            batch_stride: d.bias_stride,
+            ..self.d
+        }
+    }
+}
+
+/// `cublasLtMatmulAlgo_t`.
+pub(crate) type Algorithm = [u64; 8];
+
+/// How an algorithm begins; the bytes of its workspace follow.
+const MARK: u64 = 0x7068_616c_616e_7801;
+/// A workspace begins at a multiple of this, and is as long as one.
+pub(crate) const WORKSPACE_ALIGNMENT: u64 = 256;
+
+/// `cublasLtMatmulHeuristicResult_t`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Found {
+    algorithm: Algorithm,
+    workspace_bytes: usize,
+    state: i32,
+    waves: f32,
+    reserved: [i32; 4],
+}
+
+/// The algorithm with such a workspace.
+pub(crate) fn found(workspace_bytes: u64) -> Found {
+    let algorithm = [MARK, workspace_bytes, 0, 0, 0, 0, 0, 0];
+    Found { algorithm, workspace_bytes: workspace_bytes as usize, state: 0, waves: 1.0, reserved: [0; 4] }
+}
+
+/// The workspace of a product whose sums are cut in two, if it is longer than it is wide and there may be one.
+pub(crate) fn workspace(plan: &Plan, bytes_max: u64) -> u64 {
+    let parts = 2 * (plan.m * plan.n * plan.d.batches * size_of::<f32>()) as u64;
+    let bytes = parts.next_multiple_of(WORKSPACE_ALIGNMENT);
+    if plan.k >= 2 * plan.m.max(plan.n) && bytes <= bytes_max { bytes } else { 0 }
+}
+
+/// The product that these handles describe.
+pub(crate) fn plan(library: usize, operation: usize, [a, b, c, d]: [usize; 4]) -> Result<Plan> {
+    LIBRARIES.get(library)?;
+    let layouts = [layout(a, "A")?, layout(b, "B")?, layout(c, "C")?, layout(d, "D")?];
+    Plan::new(DESCRIPTIONS.get(operation)?, layouts)
+}
+
+/// The bytes of an algorithm's workspace; none is the one without. One that the heuristic did not give is an error.
+pub(crate) fn check(algorithm: In<Algorithm>) -> Result<u64> {
+    match algorithm.get() {
+        None => Ok(0),
+        Some([MARK, bytes, 0, 0, 0, 0, 0, 0]) => Ok(bytes),
+        Some(_) => {
+            Err(Status::INVALID_VALUE.because("the algorithm is none that this library's heuristic gave"))
+        }
+    }
+}
+
+/// The number of the attribute that says how large a workspace may be: of a preference nothing else is looked at.
+pub(crate) const MAX_WORKSPACE_BYTES: i32 = 1;
+
+/// All preferences of the heuristic: how many bytes a workspace may have.
+pub(crate) static PREFERENCES: Handles<u64> = Handles::new("preference", 19);

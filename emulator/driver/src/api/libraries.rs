@@ -1,0 +1,87 @@
+//! What the emulated cuBLASLt and NCCL call: work in stream order on the devices' memory. The other side of this is
+//! [`phalanx_emulator_link::driver`].
+
+use std::cell::RefCell;
+
+use phalanx_emulator_link::driver::{self, DONE, WAITING, Work};
+use phalanx_emulator_link::pointer::{Bytes, BytesMut, Host, In, Text};
+
+use super::call::answer;
+use crate::device::{device_of, devices};
+use crate::queue::{Progress, Task};
+use crate::race::Access;
+use crate::status::{Result, Status, failure, present};
+use crate::streams::{context_of, submit};
+
+thread_local! {
+    /// Why the work that runs on this thread fails.
+    static REASON: RefCell<String> = const { RefCell::new(String::new()) };
+}
+
+/// Work of another library; released when nothing can run it any more.
+struct Foreign(Work);
+
+impl Foreign {
+    fn run(&self, turn: u64) -> Progress {
+        match (self.0.run)(self.0.data, turn) {
+            DONE => Progress::Done(Vec::new()),
+            WAITING => Progress::Waiting,
+            status => Progress::Failed(Status(status).because(REASON.take())),
+        }
+    }
+}
+
+impl Drop for Foreign {
+    fn drop(&mut self) {
+        (self.0.release)(self.0.data);
+    }
+}
+
+fn submit_foreign(
+    stream: usize,
+    what: Text,
+    accesses: In<driver::Access>,
+    count: usize,
+    work: Foreign,
+) -> Result<()> {
+    let what = present(what.string(), "what")?;
+    let touched = accesses.list(count).into_iter().map(|a| Access {
+        start: a.address,
+        end: a.address + a.bytes,
+        written: a.written != 0,
+    });
+    let context = context_of(stream)?;
+    let task = Task::new(what, &context, move |turn| work.run(turn)).touching(touched);
+    submit(stream, task).map(|_| ())
+}
+
+fn memory(address: u64) -> Result<&'static phalanx_ptx::Memory> {
+    let unknown = || Status::ILLEGAL_ADDRESS.because(format!("{address:#x} is no device's address"));
+    devices()?;
+    device_of(address).map(|device| &device.memory).ok_or_else(unknown)
+}
+
+phalanx_emulator_link::export! {
+    fn phalanx_emulated_driver_name() -> *const std::ffi::c_char { c"phalanx emulated driver".as_ptr() }
+    fn phalanx_driver_submit(
+        stream: usize, what: Text, accesses: In<driver::Access>, count: usize, work: Work,
+    ) -> i32 {
+        let work = Foreign(work);
+        answer("phalanx_driver_submit", true, || submit_foreign(stream, what, accesses, count, work))
+    }
+    fn phalanx_driver_read(address: u64, to: Host, bytes: usize) -> i32 {
+        answer("phalanx_driver_read", false, || {
+            let memory = memory(address)?;
+            BytesMut::at(to.address(), bytes).write(|out| memory.read(address, out).map_err(|fault| failure(&fault)))
+        })
+    }
+    fn phalanx_driver_write(address: u64, from: Host, bytes: usize) -> i32 {
+        answer("phalanx_driver_write", false, || {
+            let memory = memory(address)?;
+            Bytes::at(from.address(), bytes).read(|data| memory.write(address, data).map_err(|fault| failure(&fault)))
+        })
+    }
+    fn phalanx_driver_explain(reason: Text) -> () {
+        REASON.set(reason.string().unwrap_or_default());
+    }
+}

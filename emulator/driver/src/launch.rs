@@ -1,0 +1,238 @@
+//! Launching kernels: what the driver refuses at once, what is queued, and how many blocks a multiprocessor holds.
+
+use std::sync::Arc;
+
+use phalanx_emulator_link::pointer::{Bytes, In};
+use phalanx_ptx::{Checks, Launch, Loaded, Memory, Touched};
+
+use crate::context::{Context, here};
+use crate::device::{
+    BLOCK_MAX, BLOCKS_MULTIPROCESSOR, CLUSTER_MAX, CLUSTER_MAX_OPTIN, GRID_MAX, MULTIPROCESSORS, REGISTERS,
+    SHARED_BYTES_MULTIPROCESSOR, SHARED_BYTES_OPTIN, SHARED_BYTES_RESERVED, THREADS_MULTIPROCESSOR,
+};
+use crate::module::{FUNCTIONS, Function};
+use crate::queue::{Progress, Task};
+use crate::race::Access;
+use crate::status::{Result, Status, failure, present};
+use crate::streams::submit;
+
+/// `CU_LAUNCH_PARAM_END`, `_BUFFER_POINTER` and `_BUFFER_SIZE`.
+const EXTRA_END: usize = 0;
+const EXTRA_BUFFER: usize = 1;
+const EXTRA_SIZE: usize = 2;
+
+fn refuse(status: Status, function: &Function, why: String) -> Result<()> {
+    Err(status.because(format!("the launch of {:?} is refused: {why}", function.name)))
+}
+
+/// What a device of this kind refuses before anything runs.
+fn check(function: &Function, launch: &Launch) -> Result<()> {
+    let Launch { grid, block, shared_bytes, cluster } = launch;
+    let wrong = |why| refuse(Status::INVALID_VALUE, function, why);
+    if (0..3).any(|i| grid[i] == 0 || grid[i] > GRID_MAX[i]) {
+        return wrong(format!("a grid of {grid:?} blocks (1 to {GRID_MAX:?})"));
+    }
+    if (0..3).any(|i| block[i] == 0 || block[i] > BLOCK_MAX[i]) {
+        return wrong(format!("blocks of {block:?} threads (1 to {BLOCK_MAX:?})"));
+    }
+    let threads: u64 = block.iter().map(|&n| u64::from(n)).product();
+    if threads > u64::from(function.threads_max) {
+        // As on hardware: more than any block may have is an invalid argument, more than this kernel's is not.
+        let status = if threads > 1024 { Status::INVALID_VALUE } else { Status::LAUNCH_OUT_OF_RESOURCES };
+        let why = format!("blocks of {threads} threads, but it has {} at most", function.threads_max);
+        return refuse(status, function, why);
+    }
+    let most = function.dynamic_shared_bytes();
+    if *shared_bytes > most {
+        return wrong(format!(
+            "{shared_bytes} bytes of dynamic shared memory, but {most} are allowed; more, up to {} in all, have to be \
+             asked for with CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES",
+            SHARED_BYTES_OPTIN
+        ));
+    }
+    check_cluster(function, *grid, *cluster)
+}
+
+fn check_cluster(function: &Function, grid: [u32; 3], cluster: [u32; 3]) -> Result<()> {
+    let blocks: u32 = cluster.iter().product();
+    let required = function.cluster();
+    if required != [0; 3] && required != cluster {
+        let why = format!("clusters of {cluster:?} blocks, but its attributes say {required:?}");
+        return refuse(Status::INVALID_CLUSTER_SIZE, function, why);
+    }
+    let most = if function.has_big_clusters() { CLUSTER_MAX_OPTIN } else { CLUSTER_MAX };
+    if blocks > most {
+        let why = format!("clusters of {blocks} blocks, but {most} are allowed");
+        return refuse(Status::INVALID_CLUSTER_SIZE, function, why);
+    }
+    if (0..3).any(|i| cluster[i] == 0 || !grid[i].is_multiple_of(cluster[i])) {
+        let why = format!("clusters of {cluster:?} blocks do not fill a grid of {grid:?}");
+        return refuse(Status::INVALID_CLUSTER_SIZE, function, why);
+    }
+    Ok(())
+}
+
+/// The bytes of the parameters: from a pointer to each, or from one buffer in `extra`.
+fn parameters(function: &Function, pointers: In<usize>, extra: In<usize>) -> Result<Vec<u8>> {
+    let mut bytes = vec![0; function.parameter_bytes];
+    if function.parameters.is_empty() {
+        return Ok(bytes);
+    }
+    if pointers.is_null() {
+        return buffer(function, extra);
+    }
+    for (i, parameter) in function.parameters.iter().enumerate() {
+        let at = pointers.at(i).filter(|at| *at != 0);
+        let at = present(at, &format!("the pointer to parameter {i} of {:?}", function.name))?;
+        let (start, end) = (parameter.offset as usize, (parameter.offset + parameter.bytes) as usize);
+        Bytes::at(at, parameter.bytes as usize).read(|value| bytes[start..end].copy_from_slice(value));
+    }
+    Ok(bytes)
+}
+
+fn buffer(function: &Function, extra: In<usize>) -> Result<Vec<u8>> {
+    let (mut at, mut size, mut i) = (0, 0, 0);
+    loop {
+        match extra.at(i) {
+            Some(EXTRA_BUFFER) => at = extra.at(i + 1).unwrap_or(0),
+            Some(EXTRA_SIZE) => {
+                size = Bytes::at(extra.at(i + 1).unwrap_or(0), 8)
+                    .read(|b| b.try_into().map_or(0, usize::from_le_bytes));
+            }
+            Some(EXTRA_END) | None => break,
+            Some(other) => return Err(Status::INVALID_VALUE.because(format!("extra parameter {other:#x}"))),
+        }
+        i += 2;
+    }
+    let wanted = function.parameter_bytes;
+    if at == 0 || size != wanted {
+        let why = format!("{size} bytes of parameters, but {:?} has {wanted}", function.name);
+        return Err(Status::INVALID_VALUE.because(why));
+    }
+    Ok(Bytes::at(at, wanted).to_vec())
+}
+
+/// Launches a kernel: checks now, runs in stream order.
+pub(crate) fn launch(
+    function: usize,
+    shape: Launch,
+    stream: usize,
+    pointers: In<usize>,
+    extra: In<usize>,
+    cooperative: bool,
+) -> Result<()> {
+    let function = FUNCTIONS.get(function)?;
+    check(&function, &shape)?;
+    if cooperative {
+        check_cooperative(&function, &shape)?;
+    }
+    let bytes = parameters(&function, pointers, extra)?;
+    let (context, loaded) = (here()?, function.loaded()?);
+    if context.ordinal != function.module.context.ordinal {
+        return refuse(Status::INVALID_HANDLE, &function, "its module is loaded on another device".into());
+    }
+    submit(stream, task(function, loaded, context, shape, bytes, cooperative)).map(|_| ())
+}
+
+fn task(
+    function: Arc<Function>,
+    loaded: Arc<Loaded>,
+    context: Arc<Context>,
+    shape: Launch,
+    parameters: Vec<u8>,
+    cooperative: bool,
+) -> Task {
+    let what = format!("kernel {:?}", function.name);
+    let runs_in = context.clone();
+    let run = move |_| {
+        let devices = runs_in.reachable();
+        let memory: Vec<&Memory> = devices.iter().map(|device| &device.memory).collect();
+        let start = if cooperative { phalanx_ptx::launch_cooperative } else { phalanx_ptx::launch };
+        match start(&loaded, &function.name, &memory, &shape, &parameters, &Checks::default()) {
+            Ok(report) => {
+                print!("{}", report.output);
+                let access = |t: &Touched| Access { start: t.start, end: t.end, written: t.written };
+                Progress::Done(report.touched.iter().map(access).collect())
+            }
+            Err(fault) => Progress::Failed(failure(&fault)),
+        }
+    };
+    Task::new(what, &context, run)
+}
+
+/// All blocks of a cooperative launch have to be on the device at once.
+fn check_cooperative(function: &Function, shape: &Launch) -> Result<()> {
+    let threads: u32 = shape.block.iter().product();
+    let room = blocks_per_multiprocessor(function, threads, shape.shared_bytes) * MULTIPROCESSORS;
+    let blocks: u64 = shape.grid.iter().map(|&n| u64::from(n)).product();
+    if blocks > u64::from(room) {
+        let why = format!("{blocks} blocks of a cooperative launch, but the device holds {room}");
+        return refuse(Status::COOPERATIVE_LAUNCH_TOO_LARGE, function, why);
+    }
+    Ok(())
+}
+
+/// `CUlaunchConfig`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Config {
+    pub grid: [u32; 3],
+    pub block: [u32; 3],
+    pub shared_bytes: u32,
+    pub stream: usize,
+    attributes: In<Attribute>,
+    count: u32,
+}
+
+/// `CUlaunchAttribute`: the value's meaning depends on the number.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Attribute {
+    number: i32,
+    padding: [u8; 4],
+    value: [u32; 16],
+}
+
+impl Config {
+    /// The clusters and whether the launch is cooperative. Attributes that only hint are left out of account.
+    pub(crate) fn cluster(&self) -> Result<([u32; 3], bool)> {
+        let (mut cluster, mut cooperative) = ([1; 3], false);
+        for attribute in self.attributes.list(self.count as usize) {
+            match attribute.number {
+                2 => cooperative = attribute.value[0] != 0,
+                4 => cluster = [attribute.value[0], attribute.value[1], attribute.value[2]],
+                7 | 12 | 13 => {
+                    let why = format!("launch attribute {} is not emulated", attribute.number);
+                    return Err(Status::NOT_SUPPORTED.because(why));
+                }
+                _ => {}
+            }
+        }
+        Ok((cluster, cooperative))
+    }
+}
+
+/// The cluster of a launch that names none: the one that the function's attributes ask for.
+pub(crate) fn cluster_of(function: usize) -> Result<[u32; 3]> {
+    let required = FUNCTIONS.get(function)?.cluster();
+    Ok(if required == [0; 3] { [1; 3] } else { required })
+}
+
+/// Lanes of a warp, and registers that a warp gets at a time.
+pub(crate) const WARP: u32 = 32;
+const REGISTERS_AT_A_TIME: u32 = 256;
+
+/// How many blocks of that many threads and bytes of dynamic shared memory a multiprocessor holds at once.
+pub(crate) fn blocks_per_multiprocessor(function: &Function, threads: u32, dynamic_shared_bytes: u32) -> u32 {
+    if threads == 0 || threads > function.threads_max {
+        return 0;
+    }
+    let warps = threads.div_ceil(WARP);
+    let warp_registers = (function.registers() * WARP).next_multiple_of(REGISTERS_AT_A_TIME);
+    let shared =
+        function.shared_bytes.saturating_add(dynamic_shared_bytes).saturating_add(SHARED_BYTES_RESERVED);
+    let by_threads = THREADS_MULTIPROCESSOR / (warps * WARP);
+    let by_registers = REGISTERS / (warps * warp_registers).max(1);
+    let by_shared = SHARED_BYTES_MULTIPROCESSOR / shared.next_multiple_of(128).max(1);
+    BLOCKS_MULTIPROCESSOR.min(by_threads).min(by_registers).min(by_shared)
+}

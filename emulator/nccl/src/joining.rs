@@ -1,0 +1,247 @@
+//! How ranks become a communicator: those with the same id, or those of a communicator that is split.
+
+use std::collections::{BTreeMap, HashMap};
+use std::env;
+use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use phalanx_emulator_link::lock;
+
+use crate::message::Message;
+use crate::relay::{self, Id, Ranks, Relay};
+use crate::rendezvous::Rendezvous;
+use crate::status::{Result, Status};
+
+/// How long a rank waits for others, in milliseconds.
+const TIMEOUT: &str = "PHALANX_EMULATOR_NCCL_TIMEOUT_MS";
+
+/// How long a rank waits for others.
+pub(crate) fn timeout() -> Duration {
+    let set = env::var(TIMEOUT).ok().and_then(|text| text.parse().ok());
+    Duration::from_millis(set.unwrap_or(60_000))
+}
+
+/// A new id, by which ranks of this process and of others find each other.
+pub(crate) fn unique_id() -> Id {
+    Id::new(relay::port(arrived))
+}
+
+/// A gathering of ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Place {
+    Id(Id),
+    /// The n-th split of the communicator whose rendezvous is at this address; it is kept alive by its ranks.
+    Split(usize, u64),
+}
+
+/// What a rank brings: its colour and key, of a split; zeros otherwise.
+type Wish = (i32, i32);
+/// A rank's place in a communicator: the rendezvous, and its rank there.
+type Seat = (Arc<Rendezvous>, usize);
+
+#[derive(Debug, Default)]
+struct Gathering {
+    ranks: usize,
+    wishes: BTreeMap<usize, Wish>,
+    /// Those of them that are in other processes.
+    elsewhere: Vec<usize>,
+    seats: BTreeMap<usize, Seat>,
+}
+
+static GATHERINGS: LazyLock<Mutex<HashMap<Place, Gathering>>> = LazyLock::new(Mutex::default);
+static CHANGED: Condvar = Condvar::new();
+
+fn gatherings() -> MutexGuard<'static, HashMap<Place, Gathering>> {
+    lock(&GATHERINGS)
+}
+
+/// A rank that has come, and waits for the others.
+#[derive(Debug)]
+pub(crate) struct Joining {
+    place: Place,
+    rank: usize,
+    /// The way to other processes, if there can be any.
+    relay: Option<Arc<Relay>>,
+    seat: OnceLock<Seat>,
+}
+
+impl Joining {
+    /// A rank of a new communicator comes.
+    pub(crate) fn by_id(id: Id, rank: usize, ranks: usize) -> Result<Joining> {
+        if !id.is_ours() && !id.is_emulated() {
+            return Err(Status::INVALID_ARGUMENT.because("the unique id was made by another library"));
+        }
+        let relay = relay::open(id, arrived).map_err(|error| {
+            Status::SYSTEM_ERROR
+                .because(format!("the process that made the unique id cannot be reached: {error}"))
+        })?;
+        let joining = Joining::come(Place::Id(id), rank, ranks, (0, 0))?;
+        relay.tell(&Message::Hello { rank, ranks });
+        Ok(Joining { relay: Some(relay), ..joining })
+    }
+
+    /// A rank comes to the `number`th split of its communicator.
+    pub(crate) fn by_split(
+        rendezvous: &Arc<Rendezvous>,
+        number: u64,
+        rank: usize,
+        wish: Wish,
+    ) -> Result<Joining> {
+        if !rendezvous.is_here() {
+            let why = "a split of a communicator of several processes is not emulated";
+            return Err(Status::INVALID_USAGE.because(why));
+        }
+        Joining::come(Place::Split(Arc::as_ptr(rendezvous) as usize, number), rank, rendezvous.ranks, wish)
+    }
+
+    fn come(place: Place, rank: usize, ranks: usize, wish: Wish) -> Result<Joining> {
+        add(place, rank, ranks, wish, false)?;
+        Ok(Joining { place, rank, relay: None, seat: OnceLock::new() })
+    }
+
+    /// The rank's seat, if all have come.
+    pub(crate) fn seat(&self) -> Option<&Seat> {
+        if let Some(seat) = self.seat.get() {
+            return Some(seat);
+        }
+        // Its process may end once it has one: the others have to have been told that it came.
+        if self.relay.as_ref().is_some_and(|relay| !relay.is_flushed()) {
+            return None;
+        }
+        // Of several threads that ask, one takes it from the gathering; the others find it here when they get the lock.
+        let mut gatherings = gatherings();
+        if let Some(gathering) = gatherings.get_mut(&self.place)
+            && let Some(seat) = gathering.seats.remove(&self.rank)
+        {
+            if gathering.seats.is_empty() {
+                gatherings.remove(&self.place);
+            }
+            self.seat.get_or_init(|| seat);
+        }
+        self.seat.get()
+    }
+
+    /// Waits for the others.
+    ///
+    /// # Errors
+    /// Ranks that do not come in time.
+    pub(crate) fn wait(&self) -> Result<&Seat> {
+        let start = Instant::now();
+        loop {
+            if let Some(seat) = self.seat() {
+                return Ok(seat);
+            }
+            let gatherings = gatherings();
+            let (absent, ranks) = gatherings.get(&self.place).map_or((Vec::new(), 0), |gathering| {
+                let absent =
+                    (0..gathering.ranks).filter(|rank| !gathering.wishes.contains_key(rank)).collect();
+                (absent, gathering.ranks)
+            });
+            if start.elapsed() > timeout() {
+                let why =
+                    format!("rank {} of {ranks} waits for ranks {absent:?}, which do not come", self.rank);
+                return Err(Status::TIMEOUT.because(why));
+            }
+            // If none is absent, others are being told of this one.
+            let nap = Duration::from_millis(if absent.is_empty() { 1 } else { 20 });
+            let waited = CHANGED.wait_timeout(gatherings, nap);
+            drop(waited.unwrap_or_else(PoisonError::into_inner));
+        }
+    }
+}
+
+/// Notes that a rank has come; with the last, all have seats.
+fn add(place: Place, rank: usize, ranks: usize, wish: Wish, is_elsewhere: bool) -> Result<()> {
+    let mut gatherings = gatherings();
+    let gathering = gatherings.entry(place).or_default();
+    let wrong = |why: String| Err(Status::INVALID_ARGUMENT.because(why));
+    if gathering.wishes.is_empty() {
+        gathering.ranks = ranks;
+    } else if gathering.ranks != ranks {
+        return wrong(format!("rank {rank} says {ranks} ranks, another one said {}", gathering.ranks));
+    }
+    if gathering.wishes.insert(rank, wish).is_some() {
+        return wrong(format!("rank {rank} comes twice"));
+    }
+    if is_elsewhere {
+        gathering.elsewhere.push(rank);
+    }
+    if gathering.wishes.len() == ranks {
+        gathering.seats = match place {
+            Place::Id(id) if !gathering.elsewhere.is_empty() => {
+                seats_across(id, ranks, &gathering.elsewhere)?
+            }
+            _ => seats(&gathering.wishes),
+        };
+    }
+    drop(gatherings);
+    CHANGED.notify_all();
+    Ok(())
+}
+
+/// A rank has come in another process.
+pub(crate) fn arrived(id: Id, rank: usize, ranks: usize) {
+    if let Err(error) = add(Place::Id(id), rank, ranks, (0, 0), true) {
+        eprintln!("phalanx emulated NCCL: {}", error.message);
+    }
+}
+
+/// One rendezvous, with seats for the ranks that are here.
+fn seats_across(id: Id, ranks: usize, elsewhere: &[usize]) -> Result<BTreeMap<usize, Seat>> {
+    let relay = relay::open(id, arrived).map_err(|error| Status::SYSTEM_ERROR.because(error.to_string()))?;
+    let rendezvous = Arc::new(Rendezvous::across(ranks, timeout(), elsewhere.to_vec(), relay.clone()));
+    relay.meet(&(rendezvous.clone() as Arc<dyn Ranks>));
+    let here = (0..ranks).filter(|rank| !elsewhere.contains(rank));
+    Ok(here.map(|rank| (rank, (rendezvous.clone(), rank))).collect())
+}
+
+/// One rendezvous a colour, ranks by key and then by their old rank.
+fn seats(wishes: &BTreeMap<usize, Wish>) -> BTreeMap<usize, Seat> {
+    let mut colours: BTreeMap<i32, Vec<(i32, usize)>> = BTreeMap::new();
+    for (rank, (colour, key)) in wishes {
+        colours.entry(*colour).or_default().push((*key, *rank));
+    }
+    let mut seats = BTreeMap::new();
+    for members in colours.values_mut() {
+        members.sort_unstable();
+        let rendezvous = Arc::new(Rendezvous::new(members.len(), timeout()));
+        for (seat, (_, rank)) in members.iter().enumerate() {
+            seats.insert(*rank, (rendezvous.clone(), seat));
+        }
+    }
+    seats
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+
+    use super::*;
+
+    #[test]
+    fn a_split_seats_ranks_of_a_colour_by_key() {
+        let seats = seats(&BTreeMap::from([(0, (7, 5)), (1, (3, 0)), (2, (7, 1)), (3, (3, 0))]));
+        let seat = |rank: usize| (seats[&rank].1, seats[&rank].0.ranks);
+        assert_eq!([0, 1, 2, 3].map(seat), [(1, 2), (0, 2), (0, 2), (1, 2)]);
+        assert!(Arc::ptr_eq(&seats[&0].0, &seats[&2].0) && !Arc::ptr_eq(&seats[&0].0, &seats[&1].0));
+    }
+
+    #[test]
+    fn of_several_threads_that_ask_for_a_seat_at_once_all_get_it() {
+        for _ in 0..200 {
+            let (id, begin) = (unique_id(), Barrier::new(3));
+            let rank = |rank| Joining::by_id(id, rank, 2).unwrap();
+            let (joining, _other) = (rank(0), rank(1));
+            std::thread::scope(|scope| {
+                for asks in [true, false, false] {
+                    let (joining, begin) = (&joining, &begin);
+                    scope.spawn(move || {
+                        begin.wait();
+                        if asks { joining.seat().is_some() } else { joining.wait().is_ok() }
+                    });
+                }
+            });
+            assert_eq!(joining.seat().unwrap().1, 0);
+        }
+    }
+}

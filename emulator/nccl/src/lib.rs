@@ -1,0 +1,45 @@
+//! NCCL without a GPU: its C interface for collectives between ranks of one machine, on the memory and the streams of
+//! the emulated driver.
+//!
+//! Ranks are threads, or several are served by one thread within a group, or they are in several processes; they may
+//! be on devices of their own or share one. A call is queued on its stream and becomes a node of a graph when the
+//! stream is captured. When it is the turn of all ranks, whichever comes last moves the data; results are those of
+//! adding in order of the ranks, narrow floats in f32 and rounded once.
+//!
+//! What would hang or corrupt on GPUs is an error here that names the rank and its call: ranks that call different
+//! things, counts that differ, a rank that aborts, and one that does not come within
+//! `PHALANX_EMULATOR_NCCL_TIMEOUT_MS` milliseconds (60 seconds if unset). Such an error is said on stderr, is what
+//! `ncclCommGetAsyncError` gives, and loses the contexts of the streams that wait. Where a rank has aborted, calls
+//! that need it stay on their streams, as on GPUs, until their own rank aborts too, or the time is over.
+//!
+//! Not emulated: several machines, splits of communicators of several processes, premultiplied sums, 8-bit floats,
+//! windows and signals.
+//!
+//! ```text
+//! api            the C functions
+//! communicator   a rank's handle, and groups of calls        driver: contexts, and the order of streams
+//! joining        how ranks become a communicator
+//! rendezvous     matches the calls of all ranks, and carries them out
+//! relay          the other processes: ids, sockets           message: what is sent, as bytes
+//! call           a rank's call, and its part of the result
+//! reduction      numbers
+//! ```
+
+#[macro_use]
+mod status;
+
+mod api;
+mod call;
+mod communicator;
+mod driver;
+mod joining;
+mod message;
+mod reduction;
+mod relay;
+mod rendezvous;
+
+/// The file of this library, to be loaded by its path: beside the running executable or test, or in the folder that
+/// the environment variable `PHALANX_CUDA_EMULATOR` names. `None` if it is not there, as when no `cdylib` was built.
+pub fn library() -> Option<std::path::PathBuf> {
+    phalanx_emulator_link::library::find("phalanx_emulated_nccl", env!("OUT_DIR"))
+}

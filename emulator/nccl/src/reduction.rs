@@ -1,0 +1,192 @@
+//! Element types, and the reduction of several ranks' buffers to one, element by element, in order of the ranks.
+
+use half::{bf16, f16};
+
+use crate::status::{Result, Status};
+
+/// The type of a buffer's elements.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    I8,
+    U8,
+    I32,
+    U32,
+    I64,
+    U64,
+    F16,
+    F32,
+    F64,
+    Bf16,
+}
+
+impl Kind {
+    /// The type of an `ncclDataType_t`.
+    pub(crate) fn from_number(number: i32) -> Result<Kind> {
+        use Kind::*;
+        let known = [I8, U8, I32, U32, I64, U64, F16, F32, F64, Bf16];
+        let found = usize::try_from(number).ok().and_then(|i| known.get(i)).copied();
+        found.ok_or_else(|| Status::INVALID_ARGUMENT.because(format!("data type {number} is not emulated")))
+    }
+
+    pub(crate) fn bytes(self) -> usize {
+        match self {
+            Kind::I8 | Kind::U8 => 1,
+            Kind::F16 | Kind::Bf16 => 2,
+            Kind::I32 | Kind::U32 | Kind::F32 => 4,
+            Kind::I64 | Kind::U64 | Kind::F64 => 8,
+        }
+    }
+}
+
+/// How elements are reduced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reduction {
+    Sum,
+    Product,
+    Max,
+    Min,
+    Average,
+}
+
+impl std::fmt::Display for Reduction {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&format!("{self:?}").to_lowercase())
+    }
+}
+
+impl Reduction {
+    /// The reduction of an `ncclRedOp_t`.
+    pub(crate) fn from_number(number: i32) -> Result<Reduction> {
+        use Reduction::*;
+        let known = [Sum, Product, Max, Min, Average];
+        let found = usize::try_from(number).ok().and_then(|i| known.get(i)).copied();
+        found.ok_or_else(|| Status::INVALID_ARGUMENT.because(format!("reduction {number} is not emulated")))
+    }
+}
+
+/// Reduces buffers of the same length.
+pub(crate) fn reduce(kind: Kind, reduction: Reduction, buffers: &[&[u8]]) -> Vec<u8> {
+    macro_rules! numbers {
+        ($type:ty, $steps:expr) => {
+            elements::<$type, { size_of::<$type>() }>(
+                buffers,
+                <$type>::from_le_bytes,
+                <$type>::to_le_bytes,
+                $steps,
+            )
+        };
+    }
+    macro_rules! integers {
+        ($type:ty) => {
+            numbers!(
+                $type,
+                match reduction {
+                    Reduction::Sum => Steps { pair: <$type>::wrapping_add, end: |x, _| x },
+                    Reduction::Average => {
+                        Steps { pair: <$type>::wrapping_add, end: |x, ranks| x.wrapping_div(ranks as $type) }
+                    }
+                    Reduction::Product => Steps { pair: <$type>::wrapping_mul, end: |x, _| x },
+                    Reduction::Max => Steps { pair: <$type>::max, end: |x, _| x },
+                    Reduction::Min => Steps { pair: <$type>::min, end: |x, _| x },
+                }
+            )
+        };
+    }
+    match kind {
+        Kind::I8 => integers!(i8),
+        Kind::U8 => integers!(u8),
+        Kind::I32 => integers!(i32),
+        Kind::U32 => integers!(u32),
+        Kind::I64 => integers!(i64),
+        Kind::U64 => integers!(u64),
+        Kind::F32 => numbers!(f32, steps(reduction)),
+        Kind::F64 => numbers!(
+            f64,
+            match reduction {
+                Reduction::Sum => Steps { pair: |x, y| x + y, end: |x, _| x },
+                Reduction::Average => Steps { pair: |x, y| x + y, end: |x, ranks| x / ranks as f64 },
+                Reduction::Product => Steps { pair: |x, y| x * y, end: |x, _| x },
+                Reduction::Max => Steps { pair: f64::max, end: |x, _| x },
+                Reduction::Min => Steps { pair: f64::min, end: |x, _| x },
+            }
+        ),
+        Kind::F16 => elements::<f32, 2>(
+            buffers,
+            |b| f16::from_le_bytes(b).to_f32(),
+            |x| f16::from_f32(x).to_le_bytes(),
+            steps(reduction),
+        ),
+        Kind::Bf16 => elements::<f32, 2>(
+            buffers,
+            |b| bf16::from_le_bytes(b).to_f32(),
+            |x| bf16::from_f32(x).to_le_bytes(),
+            steps(reduction),
+        ),
+    }
+}
+
+/// How two numbers are reduced, and what is done with the result of all.
+struct Steps<T> {
+    pair: fn(T, T) -> T,
+    end: fn(T, usize) -> T,
+}
+
+fn steps(reduction: Reduction) -> Steps<f32> {
+    match reduction {
+        Reduction::Sum => Steps { pair: |x, y| x + y, end: |x, _| x },
+        Reduction::Average => Steps { pair: |x, y| x + y, end: |x, ranks| x / ranks as f32 },
+        Reduction::Product => Steps { pair: |x, y| x * y, end: |x, _| x },
+        Reduction::Max => Steps { pair: f32::max, end: |x, _| x },
+        Reduction::Min => Steps { pair: f32::min, end: |x, _| x },
+    }
+}
+
+/// `T` is what is computed in, `N` the bytes of an element.
+fn elements<T: Copy, const N: usize>(
+    buffers: &[&[u8]],
+    load: impl Fn([u8; N]) -> T,
+    store: impl Fn(T) -> [u8; N],
+    steps: Steps<T>,
+) -> Vec<u8> {
+    let at = |buffer: &[u8], i: usize| {
+        let mut bytes = [0; N];
+        bytes.copy_from_slice(&buffer[i * N..][..N]);
+        load(bytes)
+    };
+    let Some((first, rest)) = buffers.split_first() else { return Vec::new() };
+    let element = |i| {
+        let all = rest.iter().fold(at(first, i), |sum, buffer| (steps.pair)(sum, at(buffer, i)));
+        store((steps.end)(all, buffers.len()))
+    };
+    (0..first.len() / N).flat_map(element).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_reduction_of_bytes_and_floats_is_that_of_its_numbers() {
+        let wanted = [
+            (Reduction::Sum, 13.0),
+            (Reduction::Product, 60.0),
+            (Reduction::Max, 6.0),
+            (Reduction::Min, 2.0),
+            (Reduction::Average, 13.0 / 3.0),
+        ];
+        for (reduction, wanted) in wanted {
+            let floats = [2_f32, 5.0, 6.0].map(f32::to_le_bytes);
+            let got = reduce(Kind::F32, reduction, &[&floats[0], &floats[1], &floats[2]]);
+            assert_eq!(got, (wanted as f32).to_le_bytes());
+            assert_eq!(reduce(Kind::U8, reduction, &[&[2], &[5], &[6]]), [wanted as u8]);
+        }
+    }
+
+    #[test]
+    fn narrow_floats_are_rounded_once() {
+        // 256 + 1 + 1: bf16 has 8 bits of mantissa, so adding one after the other would lose both ones.
+        let numbers = [256.0, 1.0, 1.0].map(|x| bf16::from_f32(x).to_le_bytes());
+        let got = reduce(Kind::Bf16, Reduction::Sum, &[&numbers[0], &numbers[1], &numbers[2]]);
+        assert_eq!(got, bf16::from_f32(258.0).to_le_bytes());
+    }
+}

@@ -1,0 +1,320 @@
+//! Where the calls of a communicator's ranks meet.
+//!
+//! The ranks' calls are matched by their number: the n-th call of all ranks is one, whatever streams they are on.
+//! Sends and receives are matched in order for each pair of ranks. A rank posts its calls when it is their turn on
+//! its stream, and asks again until all have been carried out; the rank that posts the last part carries it out.
+//! Calls of ranks in other processes are posted when they are heard of; each process carries out what its own ranks
+//! get.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use phalanx_emulator_link::driver::{Driver, Progress};
+use phalanx_emulator_link::lock;
+
+use crate::call::{Call, Operation, Refused, abandon, carry_out, read_input, write_output};
+use crate::message::Message;
+use crate::relay::{Ranks, Relay};
+use crate::status::{Failure, Status};
+
+/// `CUDA_ERROR_LAUNCH_FAILED`: what the stream of a call that cannot be carried out gets.
+const LAUNCH_FAILED: i32 = 719;
+
+/// Calls of one rank that are carried out together, whose turn has come.
+#[derive(Debug)]
+struct Turn {
+    since: Instant,
+    /// Those that have not been carried out, by their place in the turn.
+    open: BTreeMap<usize, Call>,
+}
+
+/// One rank's part of a call: the rank, its turn, the call's place in the turn, and the bytes that the rank brings.
+#[derive(Debug, Clone)]
+struct Part {
+    rank: usize,
+    turn: u64,
+    place: usize,
+    call: Call,
+    data: Vec<u8>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    turns: HashMap<(usize, u64), Turn>,
+    /// Calls that not all ranks have posted yet, by number.
+    together: BTreeMap<u64, Vec<Part>>,
+    /// The number of each rank's next one.
+    next: Vec<u64>,
+    /// Sends (or receives) that wait for the other side, by sender and receiver.
+    mail: HashMap<(usize, usize), VecDeque<Part>>,
+    left: Vec<usize>,
+    error: Option<(i32, Failure)>,
+    /// Ranks that are not in this process.
+    elsewhere: Vec<usize>,
+}
+
+/// The ranks of one communicator.
+#[derive(Debug)]
+pub(crate) struct Rendezvous {
+    pub ranks: usize,
+    timeout: Duration,
+    state: Mutex<State>,
+    /// The way to the processes of ranks that are not in this one.
+    relay: Option<Arc<Relay>>,
+}
+
+impl Rendezvous {
+    pub(crate) fn new(ranks: usize, timeout: Duration) -> Rendezvous {
+        let state = State { next: vec![0; ranks], ..State::default() };
+        Rendezvous { ranks, timeout, state: Mutex::new(state), relay: None }
+    }
+
+    /// With ranks in other processes.
+    pub(crate) fn across(
+        ranks: usize,
+        timeout: Duration,
+        elsewhere: Vec<usize>,
+        relay: Arc<Relay>,
+    ) -> Rendezvous {
+        let state = State { next: vec![0; ranks], elsewhere, ..State::default() };
+        Rendezvous { ranks, timeout, state: Mutex::new(state), relay: Some(relay) }
+    }
+
+    /// Whether all ranks are in this process.
+    pub(crate) fn is_here(&self) -> bool {
+        self.relay.is_none()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+
+    /// Why the communicator does not work any more.
+    pub(crate) fn error(&self) -> Option<Failure> {
+        self.state().error.clone().map(|(_, failure)| failure)
+    }
+
+    /// It is the turn of a rank's calls: posts them the first time, and says how they are.
+    pub(crate) fn ask(&self, driver: &Driver, rank: usize, turn: u64, calls: &[Call]) -> Progress {
+        let mut state = self.state();
+        let is_known = state.turns.contains_key(&(rank, turn));
+        if state.left.contains(&rank) && !is_known {
+            eprintln!("phalanx emulated NCCL: rank {rank} left with {} not carried out", list(calls));
+            calls.iter().for_each(|call| abandon(driver, rank, self.ranks, call));
+            return Progress::Done;
+        }
+        if !is_known {
+            let open = calls.iter().copied().enumerate().collect();
+            state.turns.insert((rank, turn), Turn { since: Instant::now(), open });
+            // After an error no other rank comes to them: they wait for their rank to leave, or for the time to be
+            // over.
+            let posted = if state.error.is_some() { &[] } else { calls };
+            let bring = |call: &Call| Ok((*call, read_input(driver, rank, self.ranks, call)?));
+            match posted.iter().map(bring).collect::<Result<Vec<_>, _>>() {
+                Ok(calls) => {
+                    if let Some(relay) = &self.relay {
+                        relay.tell(&Message::Post { rank, turn, calls: calls.clone() });
+                    }
+                    state.post_all(driver, self.ranks, rank, turn, calls);
+                }
+                Err(error) => state.fail(refused(error)),
+            }
+        }
+        // Its process may end once it is done: the others have to have been told by then.
+        let is_told = self.relay.as_ref().is_none_or(|relay| relay.is_flushed());
+        let is_early = |turn: &Turn| turn.open.is_empty() && !is_told && turn.since.elapsed() < self.timeout;
+        if state.turns.get(&(rank, turn)).is_some_and(is_early) {
+            return Progress::Waiting;
+        }
+        state.progress(rank, turn, self.ranks, self.timeout)
+    }
+}
+
+impl Ranks for Rendezvous {
+    fn leave(&self, rank: usize) {
+        let mut state = self.state();
+        if let (Some(relay), false) = (&self.relay, state.elsewhere.contains(&rank)) {
+            relay.tell(&Message::Leave { rank });
+        }
+        state.left.push(rank);
+        // What was carried out is done, even if the rank has not asked yet.
+        state.turns.retain(|(of, _), turn| *of != rank || turn.open.is_empty());
+        // Its buffers may be gone.
+        state.mail.values_mut().for_each(|parts| parts.retain(|part| part.rank != rank));
+        state.together.values_mut().for_each(|parts| parts.retain(|part| part.rank != rank));
+    }
+
+    fn posted(&self, rank: usize, turn: u64, calls: Vec<(Call, Vec<u8>)>) {
+        if let Ok(driver) = Driver::loaded() {
+            self.state().post_all(driver, self.ranks, rank, turn, calls);
+        }
+    }
+}
+
+fn refused((status, message): Refused) -> Error {
+    (status, Status::UNHANDLED_CUDA_ERROR.because(message))
+}
+
+type Error = (i32, Failure);
+
+fn usage(message: String) -> Error {
+    (LAUNCH_FAILED, Status::INVALID_USAGE.because(message))
+}
+
+fn list<'a>(calls: impl IntoIterator<Item = &'a Call>) -> String {
+    calls.into_iter().map(Call::to_string).collect::<Vec<_>>().join(", ")
+}
+
+impl State {
+    fn fail(&mut self, error: Error) {
+        if self.error.is_none() {
+            self.error = Some(error);
+        }
+    }
+
+    fn post_all(
+        &mut self,
+        driver: &Driver,
+        ranks: usize,
+        rank: usize,
+        turn: u64,
+        calls: Vec<(Call, Vec<u8>)>,
+    ) {
+        for (place, (call, data)) in calls.into_iter().enumerate() {
+            if let Err(error) = self.post(driver, ranks, Part { rank, turn, place, call, data }) {
+                return self.fail(error);
+            }
+        }
+    }
+
+    fn post(&mut self, driver: &Driver, ranks: usize, part: Part) -> Result<(), Error> {
+        if part.rank >= ranks {
+            return Err(usage(format!("a call of rank {} of {ranks}", part.rank)));
+        }
+        if part.call.is_between_two() {
+            let Some((send, receive)) = self.pair(part)? else { return Ok(()) };
+            if !self.elsewhere.contains(&receive.rank) {
+                write_output(driver, receive.rank, &receive.call, &send.data).map_err(refused)?;
+            }
+            self.carried_out(&[send, receive]);
+            return Ok(());
+        }
+        let number = self.next[part.rank];
+        self.next[part.rank] += 1;
+        let posted = self.together.entry(number).or_default();
+        if let Some(other) = posted.first().filter(|other| !other.call.fits(&part.call)) {
+            return Err(usage(format!(
+                "call {number} of the communicator differs between ranks: rank {} calls {}, rank {} calls {}",
+                other.rank, other.call, part.rank, part.call
+            )));
+        }
+        posted.push(part);
+        if posted.len() < ranks {
+            return Ok(());
+        }
+        let mut parts = self.together.remove(&number).unwrap_or_default();
+        parts.sort_by_key(|part| part.rank);
+        let brought: Vec<&[u8]> = parts.iter().map(|part| part.data.as_slice()).collect();
+        for part in parts.iter().filter(|part| !self.elsewhere.contains(&part.rank)) {
+            carry_out(driver, part.rank, &part.call, &brought).map_err(refused)?;
+        }
+        self.carried_out(&parts);
+        Ok(())
+    }
+
+    /// The send and the receive, if the other side is there already.
+    fn pair(&mut self, part: Part) -> Result<Option<(Part, Part)>, Error> {
+        let ends = match part.call.operation {
+            Operation::Send(to) => (part.rank, to),
+            Operation::Receive(from) => (from, part.rank),
+            _ => return Ok(None),
+        };
+        let sends = |part: &Part| matches!(part.call.operation, Operation::Send(_));
+        let mail = self.mail.entry(ends).or_default();
+        if mail.front().is_none_or(|other| sends(other) == sends(&part)) {
+            mail.push_back(part);
+            return Ok(None);
+        }
+        let Some(other) = mail.pop_front() else { return Ok(None) };
+        let (send, receive) = if sends(&part) { (part, other) } else { (other, part) };
+        if (send.call.kind, send.call.count) != (receive.call.kind, receive.call.count) {
+            let (sent, received) = (send.call, receive.call);
+            return Err(usage(format!("rank {} calls {sent}, rank {} calls {received}", ends.0, ends.1)));
+        }
+        Ok(Some((send, receive)))
+    }
+
+    fn carried_out(&mut self, parts: &[Part]) {
+        for part in parts {
+            if let Some(turn) = self.turns.get_mut(&(part.rank, part.turn)) {
+                turn.open.remove(&part.place);
+            }
+        }
+    }
+
+    fn progress(&mut self, rank: usize, turn: u64, ranks: usize, timeout: Duration) -> Progress {
+        if self.turns.get(&(rank, turn)).is_some_and(|turn| turn.open.is_empty()) {
+            self.turns.remove(&(rank, turn));
+            return Progress::Done;
+        }
+        let late = self.turns.get(&(rank, turn)).is_some_and(|turn| turn.since.elapsed() > timeout);
+        if let (None, Some(waiting)) = (&self.error, self.turns.get(&(rank, turn))) {
+            self.error = self.trouble(rank, waiting, ranks, late);
+        }
+        match &self.error {
+            // As on a GPU the call stays there until this rank aborts as well; but not for ever.
+            Some((_, failure)) if failure.status == Status::REMOTE_ERROR && !late => Progress::Waiting,
+            Some((status, failure)) => {
+                self.turns.remove(&(rank, turn));
+                Progress::Failed(*status, failure.message.clone())
+            }
+            None => Progress::Waiting,
+        }
+    }
+
+    /// What is wrong if a rank still waits: a rank it waits for has left, or it is too late.
+    fn trouble(&self, rank: usize, waiting: &Turn, ranks: usize, late: bool) -> Option<Error> {
+        let missing = self.missing(rank, waiting, ranks);
+        let calls = list(waiting.open.values());
+        if let Some(gone) = missing.iter().find(|missing| self.left.contains(missing)) {
+            let why = format!("rank {rank} waits in {calls} for rank {gone}, which has left");
+            eprintln!("phalanx emulated NCCL: {why}");
+            return Some((LAUNCH_FAILED, Status::REMOTE_ERROR.because(why)));
+        }
+        let (waited, others) = (waiting.since.elapsed().as_secs_f64(), self.others(rank));
+        let why = format!("rank {rank} has waited {waited:.1} s in {calls} for {missing:?}; {others}");
+        late.then(|| (LAUNCH_FAILED, Status::TIMEOUT.because(why)))
+    }
+
+    /// The ranks that a turn waits for.
+    fn missing(&self, rank: usize, waiting: &Turn, ranks: usize) -> Vec<usize> {
+        let mut missing = Vec::new();
+        for call in waiting.open.values() {
+            match call.operation {
+                Operation::Send(peer) | Operation::Receive(peer) => missing.push(peer),
+                _ => missing.extend((0..ranks).filter(|other| self.is_missing(rank, *other))),
+            }
+        }
+        missing.sort_unstable();
+        missing.dedup();
+        missing
+    }
+
+    fn is_missing(&self, rank: usize, other: usize) -> bool {
+        let waits =
+            |parts: &Vec<Part>| parts.iter().any(|p| p.rank == rank) && parts.iter().all(|p| p.rank != other);
+        self.together.values().any(waits)
+    }
+
+    /// What the others are doing.
+    fn others(&self, rank: usize) -> String {
+        let doing: Vec<String> = self
+            .turns
+            .iter()
+            .filter(|((other, _), _)| *other != rank)
+            .map(|((other, _), turn)| format!("rank {other} is in {}", list(turn.open.values())))
+            .collect();
+        if doing.is_empty() { "no other rank is in any call".into() } else { doing.join(", ") }
+    }
+}

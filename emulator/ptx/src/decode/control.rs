@@ -1,0 +1,266 @@
+//! Branches, calls and the ends of threads; barriers, and operations for which lanes of a warp wait for each other.
+
+use super::names::Symbol;
+use super::{Builder, Form};
+use crate::ParseError;
+use crate::code::{Barrier, BarrierKind, Call, Callee, CalleeKind, Collective, NOWHERE, Op, Shuffle, ZERO};
+use crate::syntax::{Operand, Statement, type_bytes};
+
+impl Builder<'_> {
+    /// Decodes an instruction of this family, if it is one.
+    pub(super) fn control(&mut self, form: &Form, ops: &[Operand]) -> Result<bool, ParseError> {
+        let op = match form.name() {
+            "bra" => return self.branch(ops).map(|()| true),
+            "brx" => return self.indexed(ops).map(|()| true),
+            "call" => return self.call(ops).map(|()| true),
+            "ret" => Op::Return,
+            "exit" => Op::Exit,
+            "trap" => Op::Trap,
+            "nanosleep" => Op::Yield,
+            "griddepcontrol" | "setmaxnreg" | "pmevent" | "brkpt" => Op::Nop,
+            _ => return Ok(false),
+        };
+        self.push(op, ZERO, &[]);
+        Ok(true)
+    }
+
+    fn branch(&mut self, ops: &[Operand]) -> Result<(), ParseError> {
+        let [Operand::Name(label, 0)] = ops else { return self.error("a label wanted") };
+        let at = self.push(Op::Branch(0), ZERO, &[]);
+        self.branches.push((at, self.names.scope(), label.clone()));
+        Ok(())
+    }
+
+    fn indexed(&mut self, ops: &[Operand]) -> Result<(), ParseError> {
+        let [index, Operand::Name(table, 0)] = ops else { return self.error("an index and a table wanted") };
+        let index = self.source(index, "u32")?;
+        let Some(Symbol::Table(table)) = self.names.find(table) else {
+            return self.error("no table of targets");
+        };
+        self.push(Op::BranchTable(table), ZERO, &[index]);
+        Ok(())
+    }
+
+    /// The number of a function; one that is met for the first time will be decoded.
+    pub(super) fn callee(&mut self, name: &str) -> Result<u32, ParseError> {
+        if let Some(&number) = self.functions.get(name) {
+            return Ok(number);
+        }
+        let number = self.program.callees.len() as u32;
+        let kind = match name {
+            "vprintf" => CalleeKind::Print,
+            "__assertfail" => CalleeKind::Assert,
+            _ => CalleeKind::Missing,
+        };
+        let callee = Callee { name: name.into(), kind, parameters: Vec::new(), returns: Vec::new() };
+        self.program.callees.push(callee);
+        self.functions.insert(name.into(), number);
+        let function = self.source.functions.iter().find(|f| f.name == name && f.body.is_some());
+        if let Some(function) = function {
+            if reaches(self.source, name, name, &mut Vec::new()) {
+                return self.error(&format!("unsupported: `{name}` calls itself"));
+            }
+            self.waiting.push((number, function));
+        }
+        Ok(number)
+    }
+
+    /// `call (result), function, (arguments), prototype`
+    fn call(&mut self, ops: &[Operand]) -> Result<(), ParseError> {
+        let mut rest = ops;
+        let mut results = Vec::new();
+        if let [Operand::Group(names), more @ ..] = rest {
+            results = self.slots(names)?;
+            rest = more;
+        }
+        let [Operand::Name(name, 0), more @ ..] = rest else { return self.error("a function wanted") };
+        let arguments = match more {
+            [Operand::Group(names), ..] => self.slots(names)?,
+            _ => Vec::new(),
+        };
+        let (callee, target) = match self.names.find(name) {
+            Some(Symbol::Register(reg, _)) => (None, reg),
+            _ => (Some(self.callee(name)?), ZERO),
+        };
+        let number = self.program.calls.len() as u32;
+        self.program.calls.push(Call { callee, arguments, results });
+        self.push(Op::Call(number), ZERO, &[target]);
+        Ok(())
+    }
+
+    /// Where the parameters of a call lie in local memory. Their sizes are those of the function, so zero stands for
+    /// them here.
+    fn slots(&mut self, names: &[Operand]) -> Result<Vec<(u32, u32)>, ParseError> {
+        let mut slots = Vec::new();
+        for name in names {
+            let Operand::Name(name, 0) = name else { return self.error("a parameter's name wanted") };
+            match self.names.find(name) {
+                Some(Symbol::Local(offset)) => slots.push((offset, 0)),
+                _ => return self.error(&format!("no parameter `{name}`")),
+            }
+        }
+        Ok(slots)
+    }
+}
+
+/// Whether calls lead from one function to another.
+fn reaches(source: &crate::syntax::Source, from: &str, to: &str, seen: &mut Vec<String>) -> bool {
+    let Some(function) = source.functions.iter().find(|f| f.name == from && f.body.is_some()) else {
+        return false;
+    };
+    for statement in function.body.iter().flatten() {
+        let Statement::Instruction(spelled) = statement else { continue };
+        if spelled.parts[0] != "call" {
+            continue;
+        }
+        for operand in &spelled.operands {
+            let Operand::Name(name, 0) = operand else { continue };
+            if name == to {
+                return true;
+            }
+            if !seen.contains(name) {
+                seen.push(name.clone());
+                if reaches(source, name, to, seen) {
+                    return true;
+                }
+            }
+        }
+    }
+    false
+}
+
+impl Builder<'_> {
+    /// Decodes an instruction of this family, if it is one.
+    pub(super) fn together(&mut self, form: &Form, ops: &[Operand]) -> Result<bool, ParseError> {
+        match form.name() {
+            "shfl" => self.shuffle(form, ops)?,
+            "vote" => self.vote(form, ops)?,
+            "match" => self.matched(form, ops)?,
+            "redux" => self.reduce(form, ops)?,
+            "activemask" => {
+                let (d, _) = self.destination(&ops[0])?;
+                self.push(Op::ActiveMask, d, &[]);
+            }
+            "elect" => {
+                self.want(ops, 2, 2)?;
+                let (d, p) = self.pair(&ops[0])?;
+                let mask = self.source(&ops[1], "b32")?;
+                self.push(Op::Collective(Collective::Elect, p), d, &[ZERO, ZERO, ZERO, mask]);
+            }
+            "bar" | "barrier" if form.has("warp") => {
+                let mask = self.source(&ops[0], "b32")?;
+                self.push(
+                    Op::Collective(Collective::Synchronize, NOWHERE),
+                    NOWHERE,
+                    &[ZERO, ZERO, ZERO, mask],
+                );
+            }
+            "barrier" if form.has("cluster") => {
+                let kind =
+                    if form.has("arrive") { BarrierKind::ClusterArrive } else { BarrierKind::ClusterWait };
+                self.push(Op::Barrier(Barrier { kind, aligned: form.has("aligned") }), NOWHERE, &[]);
+            }
+            "bar" | "barrier" => self.barrier(form, ops)?,
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    /// `d|p`
+    fn pair(&mut self, operand: &Operand) -> Result<(u32, u32), ParseError> {
+        match operand {
+            Operand::Pair(d, p) => Ok((self.destination(d)?.0, self.destination(p)?.0)),
+            d => Ok((self.destination(d)?.0, NOWHERE)),
+        }
+    }
+
+    fn shuffle(&mut self, form: &Form, ops: &[Operand]) -> Result<(), ParseError> {
+        if !form.has("sync") {
+            return self.error("unsupported: `shfl` without `.sync`");
+        }
+        self.want(ops, 5, 5)?;
+        let way = match () {
+            () if form.has("up") => Shuffle::Up,
+            () if form.has("down") => Shuffle::Down,
+            () if form.has("bfly") => Shuffle::Butterfly,
+            () => Shuffle::Index,
+        };
+        let (d, p) = self.pair(&ops[0])?;
+        let mut sources = Vec::new();
+        for operand in &ops[1..] {
+            sources.push(self.source(operand, "b32")?);
+        }
+        self.push(Op::Collective(Collective::Shuffle(way), p), d, &sources);
+        Ok(())
+    }
+
+    fn vote(&mut self, form: &Form, ops: &[Operand]) -> Result<(), ParseError> {
+        if !form.has("sync") {
+            return self.error("unsupported: `vote` without `.sync`");
+        }
+        self.want(ops, 3, 3)?;
+        let kind = match () {
+            () if form.has("ballot") => Collective::Ballot,
+            () if form.has("all") => Collective::VoteAll,
+            () if form.has("any") => Collective::VoteAny,
+            () => Collective::VoteUniform,
+        };
+        let (d, _) = self.destination(&ops[0])?;
+        let (a, mask) = (self.source(&ops[1], "pred")?, self.source(&ops[2], "b32")?);
+        self.push(Op::Collective(kind, NOWHERE), d, &[a, ZERO, ZERO, mask]);
+        Ok(())
+    }
+
+    fn matched(&mut self, form: &Form, ops: &[Operand]) -> Result<(), ParseError> {
+        self.want(ops, 3, 3)?;
+        let kind = form.kind().unwrap_or("b32");
+        let size = type_bytes(kind).unwrap_or(4) as u8;
+        let op = if form.has("all") { Collective::MatchAll(size) } else { Collective::MatchAny(size) };
+        let (d, p) = self.pair(&ops[0])?;
+        let (a, mask) = (self.source(&ops[1], kind)?, self.source(&ops[2], "b32")?);
+        self.push(Op::Collective(op, p), d, &[a, ZERO, ZERO, mask]);
+        Ok(())
+    }
+
+    fn reduce(&mut self, form: &Form, ops: &[Operand]) -> Result<(), ParseError> {
+        self.want(ops, 3, 3)?;
+        let signed = form.kind() == Some("s32");
+        let op = match form.parts[2] {
+            "add" => Collective::ReduceAdd,
+            "min" => Collective::ReduceMin(signed),
+            "max" => Collective::ReduceMax(signed),
+            "and" => Collective::ReduceAnd,
+            "or" => Collective::ReduceOr,
+            "xor" => Collective::ReduceXor,
+            _ => return self.error("unsupported reduction"),
+        };
+        let (d, _) = self.destination(&ops[0])?;
+        let (a, mask) = (self.source(&ops[1], "b32")?, self.source(&ops[2], "b32")?);
+        self.push(Op::Collective(op, NOWHERE), d, &[a, ZERO, ZERO, mask]);
+        Ok(())
+    }
+
+    /// `bar.sync a, b`, `bar.red.op d, a, b, p`; all of `bar` and `barrier` with `.aligned` is aligned.
+    fn barrier(&mut self, form: &Form, ops: &[Operand]) -> Result<(), ParseError> {
+        self.want(ops, 1, 4)?;
+        let aligned = form.name() == "bar" || form.has("aligned");
+        let (mut rest, mut d, mut predicate) = (ops, NOWHERE, ZERO);
+        let kind = match () {
+            () if form.has("arrive") => BarrierKind::Arrive,
+            () if form.has("popc") => BarrierKind::Count,
+            () if form.has("and") => BarrierKind::All,
+            () if form.has("or") => BarrierKind::Any,
+            () => BarrierKind::Sync,
+        };
+        if form.has("red") {
+            d = self.destination(&ops[0])?.0;
+            predicate = self.source(&ops[ops.len() - 1], "pred")?;
+            rest = &ops[1..ops.len() - 1];
+        }
+        let [number, count @ ..] = rest else { return self.error("a barrier's number wanted") };
+        let a = self.source(number, "u32")?;
+        let b = if let [count] = count { self.source(count, "u32")? } else { ZERO };
+        self.push(Op::Barrier(Barrier { kind, aligned }), d, &[a, b, predicate]);
+        Ok(())
+    }
+}

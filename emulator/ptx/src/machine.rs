@@ -1,0 +1,29 @@
+//! The machine that runs a launch: resident blocks, their warps, and the memories they reach.
+//!
+//! ```text
+//! grid                         blocks come and go; warps in turn
+//!   run, call, collective      a warp's loop; functions; shuffles and votes
+//!     load, store              ── access                from an address to checked bytes
+//!     barrier, asynchronous    ── access
+//!     matrix, warpgroup        ── access
+//!       fault                  where and whose, in words
+//!         state ── clocks
+//! ```
+
+mod access;
+mod asynchronous;
+mod barrier;
+mod call;
+mod clocks;
+mod collective;
+mod fault;
+mod grid;
+mod load;
+mod matrix;
+mod run;
+mod state;
+mod store;
+mod warpgroup;
+
+pub(crate) use grid::run;
+pub(crate) use state::{LOCAL_WINDOW, PARAMETER_WINDOW, SHARED_WINDOW};

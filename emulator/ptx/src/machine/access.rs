@@ -1,0 +1,468 @@
+//! What loads, stores, copies and matrices have in common: from an address to checked bytes.
+//!
+//! An address is found in its space, checked against bounds and alignment, and its bytes against races and against
+//! reads of what nothing has written. Strong accesses publish what their warp knows.
+//!
+//! Loads and stores take lanes in runs: neighbours that touch bytes one behind the other, or all the same. A warp
+//! that loads a row is one run, and is looked up, checked and copied at once. Copies and matrices take a [`Site`] and
+//! ranges.
+
+use super::clocks::Clocks;
+use super::state::{Cached, Machine, Outcome, RANK_SHIFT, Range, Target, Warp, space_of, within};
+use crate::code::{Instruction, Order, Space};
+use crate::lanes::{LANES, Lanes, lanes};
+use crate::memory::Contents;
+use crate::memory::shadow::{Cell, STRONG, cell};
+use crate::{Checks, FaultKind};
+
+/// Neighbouring lanes whose bytes lie one behind the other, or are the same.
+#[derive(Clone, Copy)]
+pub(super) struct Run {
+    pub(super) lane: usize,
+    pub(super) lanes: usize,
+    pub(super) uniform: bool,
+}
+
+/// The run that begins at the first lane of a mask.
+#[inline(always)]
+pub(super) fn run(addresses: &Lanes, mask: u32, bytes: u64) -> Run {
+    let lane = mask.trailing_zeros() as usize;
+    let most = (!(mask >> lane)).trailing_zeros().min(32 - lane as u32) as usize;
+    let first = addresses[lane];
+    let mut n = 1;
+    if most > 1 && addresses[lane + 1] == first {
+        while n < most && addresses[lane + n] == first {
+            n += 1;
+        }
+        return Run { lane, lanes: n, uniform: true };
+    }
+    while n < most && addresses[lane + n] == first.wrapping_add(n as u64 * bytes) {
+        n += 1;
+    }
+    Run { lane, lanes: n, uniform: false }
+}
+
+pub(super) fn bits(lane: usize, n: usize) -> u32 {
+    (u32::MAX >> (32 - n)) << lane
+}
+
+/// Whether and as what a race in a space counts.
+pub(super) fn raced(checks: &Checks, space: Space) -> Option<FaultKind> {
+    match space {
+        Space::Shared if checks.shared_races => Some(FaultKind::SharedRace),
+        Space::Global if checks.global_races => Some(FaultKind::GlobalRace),
+        _ => None,
+    }
+}
+
+/// What an access is, for its checks.
+#[derive(Clone, Copy)]
+pub(crate) struct Touch {
+    pub(crate) at: u32,
+    pub(crate) resident: usize,
+    pub(crate) lane: usize,
+    pub(crate) lanes: usize,
+    pub(crate) offset: usize,
+    /// Bytes of a lane.
+    pub(crate) bytes: usize,
+    pub(crate) flags: Cell,
+    pub(crate) shared: bool,
+}
+
+impl Touch {
+    fn cell(&self, clocks: &mut Clocks) -> Cell {
+        cell(clocks.record(self.resident), self.at, self.lane as u32, self.flags)
+    }
+
+    /// Notes a read. What it races with, if anything: the access, the lane, and that it was a write.
+    #[inline(always)]
+    pub(crate) fn read(&self, clocks: &mut Clocks, contents: &mut Contents) -> Option<(Cell, usize, bool)> {
+        let me = self.cell(clocks);
+        let past = if self.shared { clocks.past_shared() } else { clocks.past() };
+        contents.shadow.prepare(contents.data.len(), self.bytes);
+        let found = contents.shadow.read(self.offset, self.bytes, self.lanes, me, past, |other, me| {
+            clocks.unordered(self.resident, other, me, true)
+        });
+        found.map(|(cell, lane)| (cell, self.lane + lane, true))
+    }
+
+    /// Notes a write. What it races with: the access, the lane, and whether that was a write.
+    #[inline(always)]
+    pub(crate) fn write(&self, clocks: &mut Clocks, contents: &mut Contents) -> Option<(Cell, usize, bool)> {
+        let me = self.cell(clocks);
+        let past = if self.shared { clocks.past_shared() } else { clocks.past() };
+        contents.shadow.prepare(contents.data.len(), self.bytes);
+        let found = contents.shadow.write(self.offset, self.bytes, self.lanes, me, past, |other, me| {
+            clocks.unordered(self.resident, other, me, false)
+        });
+        found.map(|(cell, lane, wrote)| (cell, self.lane + lane, wrote))
+    }
+}
+
+pub(super) fn strength(order: Order) -> Cell {
+    if order == Order::Weak { 0 } else { STRONG }
+}
+
+impl Machine<'_> {
+    pub(super) fn addresses(&self, warp: &Warp, i: &Instruction) -> Lanes {
+        let mut addresses = *warp.get(i.a);
+        if i.offset != 0 {
+            addresses.iter_mut().for_each(|a| *a = a.wrapping_add(i.offset as u64));
+        }
+        addresses
+    }
+
+    /// The lanes whose address is of the same space as the first one's, and their addresses in it.
+    #[inline(always)]
+    pub(crate) fn same_space(&self, space: Space, addresses: &mut Lanes, mask: u32) -> (Space, u32) {
+        if space != Space::Generic {
+            return (space, mask);
+        }
+        let found = space_of(addresses[mask.trailing_zeros() as usize]);
+        let mut same = 0;
+        for l in 0..LANES {
+            if mask >> l & 1 == 1 && space_of(addresses[l]) == found {
+                same |= 1 << l;
+                addresses[l] = within(found, addresses[l]);
+            }
+        }
+        (found, same)
+    }
+
+    #[cold]
+    pub(crate) fn misaligned<T>(
+        &self,
+        warp: &Warp,
+        i: &Instruction,
+        lane: usize,
+        verb: &str,
+        bytes: usize,
+        address: u64,
+    ) -> Outcome<T> {
+        let over = address % bytes as u64;
+        let message = format!("{verb} of {bytes} bytes at {address:#x}, {over} past a multiple of {bytes}");
+        self.fault(FaultKind::Misaligned, warp, i, lane, message)
+    }
+
+    /// The name under which an address is published.
+    pub(crate) fn flag(&self, warp: &Warp, space: Space, address: u64) -> Option<u64> {
+        match space {
+            Space::Global => Some(address),
+            Space::Shared => {
+                let (block, offset) = self.shared(warp, address)?;
+                Some(
+                    crate::machine::state::SHARED_WINDOW
+                        | (self.blocks[block].number as u64) << RANK
+                        | offset,
+                )
+            }
+            _ => None,
+        }
+    }
+
+    pub(crate) fn listen(&mut self, warp: &Warp, space: Space, addresses: &Lanes, mask: u32) {
+        for l in lanes(mask) {
+            if let Some(flag) = self.flag(warp, space, addresses[l]) {
+                self.clocks.listen(warp.resident, flag);
+            }
+        }
+    }
+
+    pub(crate) fn publish(&mut self, warp: &Warp, space: Space, addresses: &Lanes, mask: u32, order: Order) {
+        if matches!(order, Order::Release | Order::Both) {
+            self.clocks.fence(warp.resident);
+        }
+        if !self.clocks.publishes() {
+            return;
+        }
+        for l in lanes(mask) {
+            if let Some(flag) = self.flag(warp, space, addresses[l]) {
+                self.clocks.publish(warp.resident, flag);
+            }
+        }
+    }
+}
+
+/// Bits of an offset in shared memory.
+const RANK: u32 = crate::machine::state::RANK_SHIFT;
+
+impl Machine<'_> {
+    /// Finds the target of `bytes` bytes at an address of a space, and where in its contents they begin.
+    #[inline(always)]
+    pub(crate) fn find(
+        &mut self,
+        warp: &Warp,
+        at: u32,
+        space: Space,
+        address: u64,
+        bytes: u64,
+    ) -> Option<(Target, usize)> {
+        match space {
+            Space::Global | Space::Generic => {
+                let cached = self.cache[at as usize];
+                if let Some(space) = self.spaces.get_mut(cached.space as usize)
+                    && let Some(allocation) = space.at(cached.slot as usize)
+                    && allocation.holds(address, bytes)
+                {
+                    let target = Target::Global { space: cached.space as usize, slot: cached.slot as usize };
+                    return Some((target, allocation.offset(address)));
+                }
+                self.find_global(at, address, bytes)
+            }
+            Space::Shared => {
+                let (block, offset) = self.shared(warp, address)?;
+                let len = self.blocks[block].shared.data.len() as u64;
+                (bytes <= len && offset <= len - bytes).then_some((Target::Shared { block }, offset as usize))
+            }
+            Space::Local => {
+                let len = self.program.local_bytes as u64;
+                (bytes <= len && address <= len - bytes).then_some((Target::Local, address as usize))
+            }
+            Space::Parameter => {
+                let len = self.parameters.len() as u64;
+                (bytes <= len && address <= len - bytes).then_some((Target::Parameter, address as usize))
+            }
+        }
+    }
+
+    /// The block that a shared address is of, and the offset there.
+    #[inline(always)]
+    pub(crate) fn shared(&self, warp: &Warp, address: u64) -> Option<(usize, u64)> {
+        match address >> RANK_SHIFT {
+            0 => Some((warp.block, address)),
+            rank => {
+                let block = (rank - 1) as usize;
+                (block < self.blocks.len()).then_some((block, address & ((1 << RANK_SHIFT) - 1)))
+            }
+        }
+    }
+
+    #[cold]
+    fn find_global(&mut self, at: u32, address: u64, bytes: u64) -> Option<(Target, usize)> {
+        for (number, space) in self.spaces.iter_mut().enumerate() {
+            let Some(slot) = space.slot(address, bytes) else { continue };
+            self.cache[at as usize] = Cached { space: number as u32, slot: slot as u32 };
+            let offset = space.at(slot)?.offset(address);
+            return Some((Target::Global { space: number, slot }, offset));
+        }
+        None
+    }
+
+    /// The contents of a target. A kernel's parameters have none.
+    #[inline(always)]
+    pub(crate) fn contents<'c>(&'c mut self, warp: &'c mut Warp, target: Target) -> Option<&'c mut Contents> {
+        match target {
+            Target::Global { space, slot } => self.spaces[space].at(slot).map(|a| &mut a.contents),
+            Target::Shared { block } => Some(&mut self.blocks[block].shared),
+            Target::Local => Some(&mut warp.local),
+            Target::Parameter => None,
+        }
+    }
+
+    /// The fault of an access that `find` did not find.
+    #[cold]
+    pub(crate) fn outside<T>(
+        &self,
+        warp: &Warp,
+        i: &Instruction,
+        lane: usize,
+        verb: &str,
+        place: (Space, u64, u64),
+    ) -> Outcome<T> {
+        let (space, address, bytes) = place;
+        let what = match space {
+            Space::Global | Space::Generic => {
+                let owner = self.spaces.iter().find(|s| s.owns(address));
+                let near = owner.map(|s| s.near(address)).unwrap_or_default();
+                if near.is_empty() { format!(" at {address:#x} outside every allocation") } else { near }
+            }
+            Space::Shared => {
+                let len = self.blocks[warp.block].shared.data.len();
+                format!(" at offset {address} of {len} bytes of shared memory")
+            }
+            Space::Local => {
+                format!(" at offset {address} of {} bytes of local memory", self.program.local_bytes)
+            }
+            Space::Parameter => {
+                format!(" at offset {address} of {} bytes of parameters", self.parameters.len())
+            }
+        };
+        self.fault(FaultKind::OutOfBounds, warp, i, lane, format!("{verb} of {bytes} bytes{what}"))
+    }
+
+    /// A target's name in reports, with an offset in it.
+    pub(crate) fn name(&self, target: Target, offset: usize) -> String {
+        match target {
+            Target::Global { space, slot } => {
+                let bytes = self.spaces[space].bytes(slot);
+                format!("offset {offset} of an allocation of {bytes} bytes")
+            }
+            Target::Shared { .. } => format!("offset {offset} of shared memory"),
+            Target::Local => format!("offset {offset} of local memory"),
+            Target::Parameter => format!("offset {offset} of the parameters"),
+        }
+    }
+}
+
+/// Where an instruction touches memory: the instruction's number and itself, and the lane.
+#[derive(Clone, Copy)]
+pub(crate) struct Site<'i> {
+    pub(crate) at: u32,
+    pub(crate) i: &'i Instruction,
+    pub(crate) lane: usize,
+}
+
+impl Machine<'_> {
+    /// Finds bytes that an instruction `verb`s, whose address must be a multiple of `align`.
+    pub(crate) fn locate(
+        &mut self,
+        warp: &Warp,
+        site: Site,
+        verb: &str,
+        (space, address): (Space, u64),
+        (bytes, align): (usize, usize),
+    ) -> Outcome<Range> {
+        let found = if space == Space::Generic { space_of(address) } else { space };
+        let address = if space == Space::Generic { within(found, address) } else { address };
+        if address % align as u64 != 0 {
+            return self.misaligned(warp, site.i, site.lane, verb, align, address);
+        }
+        match self.find(warp, site.at, found, address, bytes as u64) {
+            Some((target, offset)) => Ok(Range { target, offset, bytes }),
+            None => self.outside(warp, site.i, site.lane, verb, (found, address, bytes as u64)),
+        }
+    }
+
+    /// Notes a read or a write of a range for the sake of races.
+    pub(crate) fn touch(
+        &mut self,
+        warp: &Warp,
+        site: Site,
+        range: Range,
+        writes: bool,
+        flags: Cell,
+    ) -> Outcome<()> {
+        let Range { target, offset, bytes } = range;
+        let shared = matches!(target, Target::Shared { .. });
+        let checked = if shared { self.checks.shared_races } else { self.checks.global_races };
+        if !checked || bytes == 0 {
+            return Ok(());
+        }
+        let contents = match target {
+            Target::Global { space, slot } => self.spaces[space].at(slot).map(|a| &mut a.contents),
+            Target::Shared { block } => Some(&mut self.blocks[block].shared),
+            _ => None,
+        };
+        let Some(contents) = contents else { return Ok(()) };
+        let touch = Touch {
+            at: site.at,
+            resident: warp.resident,
+            lane: site.lane,
+            lanes: 1,
+            offset,
+            bytes,
+            flags,
+            shared,
+        };
+        let found = match writes {
+            true => touch.write(&mut self.clocks, contents),
+            false => touch.read(&mut self.clocks, contents),
+        };
+        let Some((cell, lane, wrote)) = found else { return Ok(()) };
+        let kind = if shared { FaultKind::SharedRace } else { FaultKind::GlobalRace };
+        let what = format!("{bytes} bytes at {}", self.name(target, offset));
+        self.race(kind, warp, site.i, (lane, writes), (cell, wrote), &what)
+    }
+
+    /// The contents of a range's target.
+    pub(crate) fn contents_of(&mut self, target: Target) -> Option<&mut Contents> {
+        match target {
+            Target::Global { space, slot } => self.spaces[space].at(slot).map(|a| &mut a.contents),
+            Target::Shared { block } => Some(&mut self.blocks[block].shared),
+            Target::Local | Target::Parameter => None,
+        }
+    }
+
+    /// The bytes of a range, and which of them were ever written.
+    pub(crate) fn copy_out(&mut self, range: Range) -> (Vec<u8>, Vec<bool>) {
+        let Range { target, offset, bytes } = range;
+        if target == Target::Parameter {
+            return (self.parameters[offset..offset + bytes].to_vec(), vec![true; bytes]);
+        }
+        let Some(contents) = self.contents_of(target) else { return (vec![0; bytes], vec![false; bytes]) };
+        let data = contents.data[offset..offset + bytes].to_vec();
+        if contents.written.all(offset, offset + bytes) {
+            return (data, vec![true; bytes]);
+        }
+        (data, (offset..offset + bytes).map(|at| contents.written.get(at)).collect())
+    }
+
+    /// Reads `N` bytes at an address that is a multiple of `N`, all of which must have been written.
+    pub(crate) fn take<const N: usize>(
+        &mut self,
+        warp: &Warp,
+        site: Site,
+        verb: &str,
+        place: (Space, u64),
+    ) -> Outcome<[u8; N]> {
+        let range = self.locate(warp, site, verb, place, (N, N))?;
+        // Nearly always it lies in the block's own memory, and there is nothing to say.
+        if let Target::Shared { block } = range.target {
+            let contents = &mut self.blocks[block].shared;
+            let (offset, resident) = (range.offset, warp.resident);
+            let touch = Touch {
+                at: site.at,
+                resident,
+                lane: site.lane,
+                lanes: 1,
+                offset,
+                bytes: N,
+                flags: 0,
+                shared: true,
+            };
+            let quiet = !self.checks.shared_races || touch.read(&mut self.clocks, contents).is_none();
+            if quiet && contents.written.all(offset, offset + N) {
+                return Ok(bytes_at(&contents.data, offset));
+            }
+        }
+        self.touch(warp, site, range, false, 0)?;
+        self.written(warp, site, range)?;
+        if range.target == Target::Parameter {
+            return Ok(bytes_at(self.parameters, range.offset));
+        }
+        Ok(self.contents_of(range.target).map_or([0; N], |contents| bytes_at(&contents.data, range.offset)))
+    }
+
+    /// Checks that bytes an instruction computes with were written.
+    pub(crate) fn written(&mut self, warp: &Warp, site: Site, range: Range) -> Outcome<()> {
+        let Range { target, offset, bytes } = range;
+        let check = self.checks.uninitialised;
+        let Some(contents) = self.contents_of(target) else { return Ok(()) };
+        if contents.written.all(offset, offset + bytes) {
+            return Ok(());
+        }
+        let pending = contents.under_way(offset, offset + bytes);
+        if !check && !pending {
+            return Ok(());
+        }
+        let place = self.name(target, offset);
+        match pending {
+            true => {
+                let message =
+                    format!("read of {bytes} bytes at {place} before the asynchronous copy was waited for");
+                self.fault(FaultKind::Pending, warp, site.i, site.lane, message)
+            }
+            false => {
+                let message = format!("read of {bytes} bytes at {place}, some of which nothing has written");
+                self.fault(FaultKind::Uninitialised, warp, site.i, site.lane, message)
+            }
+        }
+    }
+}
+
+/// The `N` bytes from `at` on, which are there.
+fn bytes_at<const N: usize>(data: &[u8], at: usize) -> [u8; N] {
+    let mut bytes = [0; N];
+    bytes.copy_from_slice(&data[at..at + N]);
+    bytes
+}

@@ -1,0 +1,422 @@
+//! Barriers of a block and of a cluster, and barriers in shared memory (`mbarrier`), which count arrivals and bytes
+//! and have phases.
+
+use super::access::Site;
+use super::clocks::Gathering;
+use super::state::{
+    BARRIERS, BarrierState, Landing, Machine, MemoryBarrier, Next, Outcome, Range, Target, Waiting, Warp,
+    space_of, within,
+};
+use crate::FaultKind;
+use crate::code::{Asynchronous, Barrier, BarrierKind, Instruction, NOWHERE, Space};
+use crate::lanes::{LANES, lanes};
+
+impl Machine<'_> {
+    pub(crate) fn barrier(
+        &mut self,
+        warp: &mut Warp,
+        at: u32,
+        i: &Instruction,
+        barrier: Barrier,
+        mask: u32,
+        active: u32,
+    ) -> Outcome<Next> {
+        match barrier.kind {
+            BarrierKind::ClusterArrive => return self.cluster_arrive(warp, i, mask),
+            BarrierKind::ClusterWait => return Ok(self.cluster_wait(warp, at, mask, active)),
+            _ => {}
+        }
+        let first = mask.trailing_zeros() as usize;
+        let (number, count) = (warp.get(i.a)[first], warp.get(i.b)[first] as u32);
+        if lanes(mask).any(|l| warp.get(i.a)[l] != number) || number >= 16 {
+            return self.fault(
+                FaultKind::InvalidOperand,
+                warp,
+                i,
+                first,
+                format!("barrier {number} of 0..16, one for all lanes"),
+            );
+        }
+        let expected = self.expected(warp, i, first, number as usize, count)?;
+        if barrier.aligned {
+            self.same_instruction(warp, at, i, number as usize, count)?;
+        }
+        let whole = mask == warp.live && warp.live == warp.lanes;
+        let weight = if count != 0 && whole { 32 } else { mask.count_ones() };
+        let c = warp.get(i.c);
+        let yes = lanes(mask).filter(|&l| c[l] & 1 == 1).count() as u32;
+        let state = &mut self.blocks[warp.block].barriers[number as usize];
+        state.expected = expected;
+        state.of_all = count == 0;
+        state.arrived += weight;
+        state.yes += yes;
+        self.clocks.arrive(warp.resident, &mut state.gathering);
+        self.idle = 0;
+        if barrier.kind == BarrierKind::Arrive {
+            state.passed = true;
+        } else {
+            let (block, kind) = (warp.block, barrier.kind);
+            state.waiting.push(Waiting { block, warp: warp.number, lanes: mask, at, kind });
+            warp.stopped |= mask;
+            warp.move_to(mask, at);
+            warp.move_to(active & !mask, at + 1);
+        }
+        if state.arrived >= expected {
+            let state = std::mem::take(state);
+            let all = expected == self.threads() && !state.passed;
+            self.pass(warp, &state);
+            if all && self.blocks.len() == 1 {
+                self.clocks.all_met();
+            }
+        }
+        Ok(if barrier.kind == BarrierKind::Arrive { Next::On } else { Next::Apart })
+    }
+
+    /// Threads of a block.
+    pub(crate) fn threads(&self) -> u32 {
+        self.launch.block.iter().product()
+    }
+
+    fn expected(&self, warp: &Warp, i: &Instruction, lane: usize, number: usize, count: u32) -> Outcome<u32> {
+        let expected = if count == 0 { self.threads() } else { count };
+        let state = &self.blocks[warp.block].barriers[number];
+        if !count.is_multiple_of(32) {
+            let message = format!("barrier {number} for {count} threads, which is no multiple of 32");
+            return self.fault(FaultKind::InvalidOperand, warp, i, lane, message);
+        }
+        if state.arrived > 0 && state.expected != expected {
+            let message =
+                format!("barrier {number} for {expected} threads, where others wait for {}", state.expected);
+            return self.fault(FaultKind::InvalidOperand, warp, i, lane, message);
+        }
+        Ok(expected)
+    }
+
+    /// Lanes of a warp come to an aligned barrier by one instruction; all warps to the common one of all threads.
+    fn same_instruction(
+        &self,
+        warp: &Warp,
+        at: u32,
+        i: &Instruction,
+        number: usize,
+        count: u32,
+    ) -> Outcome<()> {
+        for waiting in &self.blocks[warp.block].barriers[number].waiting {
+            let own = waiting.warp == warp.number;
+            if waiting.at == at || !(own || number == 0 && count == 0) {
+                continue;
+            }
+            let other = &self.program.code[waiting.at as usize];
+            let [x, y, z] = self.thread(waiting.warp, waiting.lanes.trailing_zeros() as usize);
+            let lane = (warp.runnable().trailing_zeros() as usize).min(31);
+            let place = self.place(other);
+            let message = format!(
+                "barrier {number} reached here, while thread ({x}, {y}, {z}) waits at another one at {place}"
+            );
+            return self.fault(FaultKind::DivergentBarrier, warp, i, lane, message);
+        }
+        Ok(())
+    }
+
+    /// All have come: those that wait go on.
+    fn pass(&mut self, current: &mut Warp, state: &BarrierState) {
+        self.report.barriers += 1;
+        self.idle = 0;
+        for w in &state.waiting {
+            let i = &self.program.code[w.at as usize];
+            let own = w.block == current.block && w.warp == current.number;
+            let warp = if own { &mut *current } else { &mut self.blocks[w.block].warps[w.warp] };
+            warp.stopped &= !w.lanes;
+            warp.move_to(w.lanes, w.at + 1);
+            if i.d != NOWHERE {
+                let value = match w.kind {
+                    BarrierKind::Count => state.yes as u64,
+                    BarrierKind::All => {
+                        (state.yes == state.arrived.min(self.launch.block.iter().product())) as u64
+                    }
+                    _ => (state.yes > 0) as u64,
+                };
+                warp.set(i.d, w.lanes, &[value; LANES]);
+            }
+            let all = warp.live & !w.lanes == 0;
+            self.clocks.leave(warp.resident, &state.gathering, w.lanes, all);
+        }
+    }
+
+    /// Lets threads go on that wait only for threads that have exited: a barrier of all is one of all threads that
+    /// there still are (PTX ISA, `barrier.cluster`; CUDA programming guide, of `__syncthreads` since Volta). A
+    /// barrier with a count counts on.
+    pub(crate) fn pass_without_exited(&mut self) {
+        for b in 0..self.blocks.len() {
+            let exited: u32 = self.blocks[b].warps.iter().map(|w| w.exited().count_ones()).sum();
+            for number in 0..if exited > 0 { BARRIERS } else { 0 } {
+                let state = &mut self.blocks[b].barriers[number];
+                if state.of_all && state.arrived > 0 && state.arrived + exited >= state.expected {
+                    let mut state = std::mem::take(state);
+                    self.gather_exited(b..b + 1, &mut state.gathering);
+                    self.pass(&mut Warp::detached(), &state);
+                }
+            }
+        }
+        let round = self.cluster.round;
+        let late = |w: &Warp| lanes(w.exited()).filter(|&l| w.cluster_round[l] <= round).count() as u32;
+        let state = &self.cluster.state;
+        if state.arrived > 0
+            && state.arrived + self.blocks.iter().flat_map(|b| &b.warps).map(late).sum::<u32>()
+                >= state.expected
+        {
+            let mut state = std::mem::take(&mut self.cluster.state);
+            self.gather_exited(0..self.blocks.len(), &mut state.gathering);
+            self.cluster.round += 1;
+            self.pass(&mut Warp::detached(), &state);
+            self.cluster.last = state.gathering;
+        }
+    }
+
+    /// What threads that have exited did comes before what others do after the barrier.
+    fn gather_exited(&mut self, blocks: std::ops::Range<usize>, gathering: &mut Gathering) {
+        for warp in self.blocks[blocks].iter().flat_map(|b| &b.warps).filter(|w| w.exited() != 0) {
+            self.clocks.arrive(warp.resident, gathering);
+        }
+    }
+
+    fn cluster_arrive(&mut self, warp: &mut Warp, i: &Instruction, mask: u32) -> Outcome<Next> {
+        let round = self.cluster.round;
+        if let Some(l) = lanes(mask).find(|&l| warp.cluster_round[l] > round) {
+            return self.fault(
+                FaultKind::InvalidOperand,
+                warp,
+                i,
+                l,
+                "barrier.cluster.arrive twice without a wait between",
+            );
+        }
+        lanes(mask).for_each(|l| warp.cluster_round[l] = round + 1);
+        let expected = self.threads() * self.blocks.len() as u32;
+        let state = &mut self.cluster.state;
+        state.arrived += mask.count_ones();
+        state.expected = expected;
+        self.clocks.arrive(warp.resident, &mut state.gathering);
+        self.idle = 0;
+        if state.arrived == expected {
+            let state = std::mem::take(state);
+            self.cluster.round += 1;
+            self.pass(warp, &state);
+            self.cluster.last = state.gathering;
+        }
+        Ok(Next::On)
+    }
+
+    fn cluster_wait(&mut self, warp: &mut Warp, at: u32, mask: u32, active: u32) -> Next {
+        if lanes(mask).all(|l| warp.cluster_round[l] <= self.cluster.round) {
+            let all = warp.live & !mask == 0;
+            self.clocks.leave(warp.resident, &self.cluster.last, mask, all);
+            return Next::On;
+        }
+        let (block, kind) = (warp.block, BarrierKind::ClusterWait);
+        self.cluster.state.waiting.push(Waiting { block, warp: warp.number, lanes: mask, at, kind });
+        warp.stopped |= mask;
+        warp.move_to(mask, at);
+        warp.move_to(active & !mask, at + 1);
+        Next::Apart
+    }
+}
+
+/// The largest count of arrivals.
+const COUNT_MAX: u64 = (1 << 20) - 1;
+
+/// Which barrier: the block and the offset in its shared memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Which {
+    block: usize,
+    offset: u64,
+}
+
+impl Machine<'_> {
+    /// Carries out an operation of a lane on a barrier in memory, or a bulk copy. False if it has to be tried again.
+    pub(crate) fn barrier_or_bulk(&mut self, warp: &mut Warp, site: Site, op: Asynchronous) -> Outcome<bool> {
+        let i = site.i;
+        let (a, b) = (warp.get(i.a)[site.lane], warp.get(i.b)[site.lane]);
+        match op {
+            Asynchronous::BarrierInit { generic } => self.barrier_init(warp, site, (generic, a), b)?,
+            Asynchronous::BarrierInvalid { generic } => {
+                let which = self.which(warp, site, generic, a)?;
+                self.blocks[which.block].mbarriers.remove(&which.offset);
+            }
+            Asynchronous::BarrierBytes { generic, expect } => {
+                let which = self.which(warp, site, generic, a)?;
+                let bytes = b as u32 as i64;
+                self.barrier_bytes(which, if expect { bytes } else { -bytes });
+            }
+            Asynchronous::BarrierArrive(arrival) => {
+                let which = self.which(warp, site, arrival.generic, a)?;
+                let phase = self.blocks[which.block].mbarriers.get(&which.offset).map_or(0, |b| b.phase);
+                warp.set(i.d, 1 << site.lane, &[phase; 32]);
+                if arrival.expect {
+                    self.barrier_bytes(which, b as u32 as i64);
+                }
+                if arrival.drop
+                    && let Some(barrier) = self.blocks[which.block].mbarriers.get_mut(&which.offset)
+                {
+                    barrier.count -= 1;
+                }
+                let times = if arrival.expect { 1 } else { b as u32 as i64 };
+                self.barrier_arrive(warp, site, which, times)?;
+            }
+            Asynchronous::BarrierTest { generic, parity } => {
+                let which = self.which(warp, site, generic, a)?;
+                let phase = self.blocks[which.block].mbarriers.get(&which.offset).map_or(0, |b| b.phase);
+                let over = if parity { phase & 1 != b & 1 } else { phase != b };
+                if over {
+                    self.barrier_seen(which);
+                    let flag = self.barrier_flag(which);
+                    self.clocks.listen(warp.resident, flag);
+                }
+                warp.set(i.d, 1 << site.lane, &[over as u64; 32]);
+                return Ok(over);
+            }
+            Asynchronous::CopyArrive { noinc } => {
+                let which = self.which(warp, site, false, a)?;
+                self.land_lane(warp, site)?;
+                if noinc {
+                    self.barrier_arrive(warp, site, which, 1)?;
+                } else {
+                    let flag = self.barrier_flag(which);
+                    self.clocks.fence(warp.resident);
+                    self.clocks.publish(warp.resident, flag);
+                }
+            }
+            Asynchronous::Bulk(bulk) => self.bulk(warp, site, bulk)?,
+            _ => {}
+        }
+        Ok(true)
+    }
+
+    fn barrier_place(&self, warp: &Warp, site: Site, generic: bool, address: u64) -> Outcome<Which> {
+        let address = match generic {
+            true if space_of(address) == Space::Shared => within(Space::Shared, address),
+            true => {
+                return self.fault(
+                    FaultKind::InvalidOperand,
+                    warp,
+                    site.i,
+                    site.lane,
+                    "a barrier outside of shared memory",
+                );
+            }
+            false => address,
+        };
+        match self.shared(warp, address) {
+            Some((block, offset)) => Ok(Which { block, offset }),
+            None => self.outside(warp, site.i, site.lane, "barrier", (Space::Shared, address, 8)),
+        }
+    }
+
+    fn barrier_init(
+        &mut self,
+        warp: &mut Warp,
+        site: Site,
+        (generic, address): (bool, u64),
+        count: u64,
+    ) -> Outcome<()> {
+        let which = self.barrier_place(warp, site, generic, address)?;
+        let range = self.locate(warp, site, "barrier", (Space::Shared, which.offset), (8, 8))?;
+        if count == 0 || count > COUNT_MAX {
+            let message = format!("a barrier for {count} arrivals, where 1 to {COUNT_MAX} can be");
+            return self.fault(FaultKind::InvalidOperand, warp, site.i, site.lane, message);
+        }
+        self.touch(warp, site, range, true, 0)?;
+        if let Some(contents) = self.contents_of(range.target) {
+            contents.set_number(range.offset, 8, count);
+        }
+        let barrier = MemoryBarrier { count: count as i64, left: count as i64, ..MemoryBarrier::default() };
+        self.blocks[which.block].mbarriers.insert(which.offset, barrier);
+        Ok(())
+    }
+
+    /// The barrier at an address. That it was initialised before is checked like any other read.
+    pub(crate) fn which(&mut self, warp: &Warp, site: Site, generic: bool, address: u64) -> Outcome<Which> {
+        let which = self.barrier_place(warp, site, generic, address)?;
+        if !self.blocks[which.block].mbarriers.contains_key(&which.offset) {
+            let message = format!("no barrier was initialised at offset {} of shared memory", which.offset);
+            return self.fault(FaultKind::Uninitialised, warp, site.i, site.lane, message);
+        }
+        let range =
+            Range { target: Target::Shared { block: which.block }, offset: which.offset as usize, bytes: 8 };
+        self.touch(warp, site, range, false, crate::memory::shadow::STRONG)?;
+        Ok(which)
+    }
+
+    /// The same barrier in another block of the cluster.
+    pub(crate) fn in_block(&self, which: Which, block: usize) -> Which {
+        Which { block, ..which }
+    }
+
+    fn barrier_flag(&self, which: Which) -> u64 {
+        crate::machine::state::SHARED_WINDOW
+            | (self.blocks[which.block].number as u64) << crate::machine::state::RANK_SHIFT
+            | which.offset
+    }
+
+    /// More bytes are expected, or have come.
+    pub(crate) fn barrier_bytes(&mut self, which: Which, bytes: i64) {
+        self.idle = 0;
+        if let Some(barrier) = self.blocks[which.block].mbarriers.get_mut(&which.offset) {
+            barrier.bytes += bytes;
+        }
+        self.barrier_over(which);
+    }
+
+    fn barrier_arrive(&mut self, warp: &Warp, site: Site, which: Which, times: i64) -> Outcome<()> {
+        self.idle = 0;
+        self.barrier_publish(warp, which);
+        let Some(barrier) = self.blocks[which.block].mbarriers.get_mut(&which.offset) else { return Ok(()) };
+        barrier.left -= times;
+        if barrier.left < 0 {
+            let message = "more arrivals at the barrier than a phase has";
+            return self.fault(FaultKind::InvalidOperand, warp, site.i, site.lane, message);
+        }
+        self.barrier_over(which);
+        Ok(())
+    }
+
+    /// What a warp has done so far is known to every thread that waits for the barrier.
+    pub(crate) fn barrier_publish(&mut self, warp: &Warp, which: Which) {
+        let flag = self.barrier_flag(which);
+        self.clocks.fence(warp.resident);
+        self.clocks.publish(warp.resident, flag);
+    }
+
+    /// Bytes that come with the end of the phase.
+    pub(crate) fn barrier_brings(&mut self, which: Which, landing: Landing) {
+        let range = landing.range;
+        if let Some(contents) = self.contents_of(range.target) {
+            contents.announce(range.offset, range.offset + range.bytes);
+        }
+        if let Some(barrier) = self.blocks[which.block].mbarriers.get_mut(&which.offset) {
+            barrier.landing.push(landing);
+        }
+    }
+
+    /// Ends the phase if nothing is missing.
+    fn barrier_over(&mut self, which: Which) {
+        let Some(barrier) = self.blocks[which.block].mbarriers.get_mut(&which.offset) else { return };
+        if barrier.left != 0 || barrier.bytes != 0 {
+            return;
+        }
+        barrier.phase += 1;
+        barrier.left = barrier.count;
+        let landing = std::mem::take(&mut barrier.landing);
+        barrier.landed.extend(landing);
+    }
+
+    /// A thread has seen the end of a phase: only now are the bytes there.
+    fn barrier_seen(&mut self, which: Which) {
+        let Some(barrier) = self.blocks[which.block].mbarriers.get_mut(&which.offset) else { return };
+        for landing in std::mem::take(&mut barrier.landed) {
+            if let Some(contents) = self.contents_of(landing.range.target) {
+                contents.land(landing.range.offset, &landing.data, |byte| landing.written[byte]);
+            }
+        }
+    }
+}

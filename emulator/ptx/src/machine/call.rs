@@ -1,0 +1,283 @@
+//! Calls of device functions, and of the few that a device's runtime brings: `printf` and `assert`.
+
+use super::state::{Machine, Next, Outcome, Warp, space_of, within};
+use crate::FaultKind;
+use crate::code::{CalleeKind, Instruction};
+use crate::lanes::lanes;
+
+/// What the number of a function begins with when it is taken as an address.
+pub(crate) const FUNCTION_WINDOW: u64 = 4 << 56;
+
+/// The longest text that is read from a kernel.
+const TEXT_MAX: usize = 1 << 16;
+
+impl Machine<'_> {
+    pub(crate) fn call(
+        &mut self,
+        warp: &mut Warp,
+        at: u32,
+        i: &Instruction,
+        number: u32,
+        mask: u32,
+        active: u32,
+    ) -> Outcome<Next> {
+        let program = self.program;
+        let call = &program.calls[number as usize];
+        warp.move_to(active, at + 1);
+        for l in lanes(mask) {
+            let callee = match call.callee {
+                Some(callee) => callee,
+                None => (warp.get(i.a)[l].wrapping_sub(FUNCTION_WINDOW)) as u32,
+            };
+            let Some(function) = program.callees.get(callee as usize) else {
+                return self.fault(FaultKind::InvalidOperand, warp, i, l, "call of what is no function");
+            };
+            match function.kind {
+                CalleeKind::Code(start) => {
+                    for (&(from, _), &(to, bytes)) in call.arguments.iter().zip(&function.parameters) {
+                        self.copy_local(warp, l, to, from, bytes);
+                    }
+                    warp.calls[l].extend([callee, at]);
+                    warp.at[l] = start;
+                    warp.deep = true;
+                }
+                CalleeKind::Print => {
+                    let written = self.print(warp, i, l, &call.arguments)?;
+                    if let Some(&(to, _)) = call.results.first() {
+                        let place = l * program.local_bytes as usize + to as usize;
+                        warp.local.set_number(place, 4, written as u64);
+                    }
+                }
+                CalleeKind::Assert => return self.asserted(warp, i, l, &call.arguments),
+                CalleeKind::Missing => {
+                    let message = format!("call of `{}`, which the module does not define", function.name);
+                    return self.fault(FaultKind::Unsupported, warp, i, l, message);
+                }
+            }
+        }
+        Ok(Next::Apart)
+    }
+
+    /// Lanes return from a function, or end if they are in the kernel itself.
+    pub(crate) fn give_back(&mut self, warp: &mut Warp, at: u32, mask: u32, active: u32) -> Outcome<Next> {
+        let program = self.program;
+        warp.move_to(active & !mask, at + 1);
+        for l in lanes(mask) {
+            let (Some(from), Some(callee)) = (warp.calls[l].pop(), warp.calls[l].pop()) else {
+                warp.live &= !(1 << l);
+                continue;
+            };
+            let crate::code::Op::Call(number) = program.code[from as usize].op else { continue };
+            let (call, function) = (&program.calls[number as usize], &program.callees[callee as usize]);
+            for (&(to, _), &(from, bytes)) in call.results.iter().zip(&function.returns) {
+                self.copy_local(warp, l, to, from, bytes);
+            }
+            warp.at[l] = from + 1;
+        }
+        warp.deep = lanes(warp.live).any(|l| !warp.calls[l].is_empty());
+        Ok(Next::Apart)
+    }
+
+    /// Copies bytes of a lane's local memory with what is known of them.
+    fn copy_local(&self, warp: &mut Warp, lane: usize, to: u32, from: u32, bytes: u32) {
+        let base = lane * self.program.local_bytes as usize;
+        let (to, from, bytes) = (base + to as usize, base + from as usize, bytes as usize);
+        warp.local.data.copy_within(from..from + bytes, to);
+        if warp.local.written.all(from, from + bytes) {
+            warp.local.written.set(to, to + bytes);
+            return;
+        }
+        for byte in 0..bytes {
+            match warp.local.written.get(from + byte) {
+                true => warp.local.written.set(to + byte, to + byte + 1),
+                false => warp.local.written.unset(to + byte, to + byte + 1),
+            }
+        }
+    }
+
+    /// Up to eight bytes at a generic address.
+    fn peek(
+        &mut self,
+        warp: &mut Warp,
+        i: &Instruction,
+        lane: usize,
+        address: u64,
+        size: usize,
+    ) -> Outcome<u64> {
+        let space = space_of(address);
+        let address = within(space, address);
+        let Some((target, offset)) = self.find(warp, 0, space, address, size as u64) else {
+            return self.outside(warp, i, lane, "read", (space, address, size as u64));
+        };
+        let local = if target == crate::machine::state::Target::Local {
+            lane * self.program.local_bytes as usize
+        } else {
+            0
+        };
+        Ok(self.contents(warp, target).map_or(0, |c| c.number(offset + local, size)))
+    }
+
+    /// The argument of a call, of some bytes.
+    fn argument(&self, warp: &Warp, lane: usize, arguments: &[(u32, u32)], n: usize, size: usize) -> u64 {
+        let Some(&(offset, _)) = arguments.get(n) else { return 0 };
+        warp.local.number(lane * self.program.local_bytes as usize + offset as usize, size)
+    }
+
+    /// A text that ends with a zero.
+    fn text(&mut self, warp: &mut Warp, i: &Instruction, lane: usize, address: u64) -> Outcome<String> {
+        let mut bytes = Vec::new();
+        while bytes.len() < TEXT_MAX {
+            match self.peek(warp, i, lane, address.wrapping_add(bytes.len() as u64), 1)? as u8 {
+                0 => break,
+                byte => bytes.push(byte),
+            }
+        }
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    fn asserted<T>(
+        &mut self,
+        warp: &mut Warp,
+        i: &Instruction,
+        lane: usize,
+        arguments: &[(u32, u32)],
+    ) -> Outcome<T> {
+        let address = |n| self.argument(warp, lane, arguments, n, 8);
+        let (message, file, function) = (address(0), address(1), address(3));
+        let line = self.argument(warp, lane, arguments, 2, 4);
+        let (message, file) = (self.text(warp, i, lane, message)?, self.text(warp, i, lane, file)?);
+        let function = self.text(warp, i, lane, function)?;
+        let message = format!("`{message}` in `{function}` at {file}:{line}");
+        self.fault(FaultKind::Assert, warp, i, lane, message)
+    }
+
+    /// `printf`: the values lie one behind the other, each aligned to its size. The number of values, as the device's
+    /// returns.
+    fn print(
+        &mut self,
+        warp: &mut Warp,
+        i: &Instruction,
+        lane: usize,
+        arguments: &[(u32, u32)],
+    ) -> Outcome<usize> {
+        let format = self.argument(warp, lane, arguments, 0, 8);
+        let mut values = self.argument(warp, lane, arguments, 1, 8);
+        let format = self.text(warp, i, lane, format)?;
+        let mut made = String::new();
+        let mut count = 0;
+        for piece in pieces(&format) {
+            let (spec, conversion, wide) = match piece {
+                Piece::Text(text) => {
+                    made.push_str(text);
+                    continue;
+                }
+                Piece::Value(spec, conversion, wide) => (spec, conversion, wide),
+            };
+            let size = if wide || matches!(conversion, 's' | 'p' | 'f' | 'F' | 'e' | 'E' | 'g' | 'G' | 'a') {
+                8
+            } else {
+                4
+            };
+            values = values.wrapping_add(size - 1) & !(size - 1);
+            let value = self.peek(warp, i, lane, values, size as usize)?;
+            values = values.wrapping_add(size);
+            count += 1;
+            if conversion == 's' {
+                let text = self.text(warp, i, lane, value)?;
+                made.push_str(&padded(spec, text));
+            } else {
+                made.push_str(&shown(spec, conversion, value, size == 8));
+            }
+        }
+        self.report.output.push_str(&made);
+        Ok(count)
+    }
+}
+
+enum Piece<'t> {
+    Text(&'t str),
+    /// Flags, width and precision; the conversion; whether it is of 64 bits.
+    Value(&'t str, char, bool),
+}
+
+/// The texts and the values of a format.
+fn pieces(format: &str) -> Vec<Piece<'_>> {
+    let mut pieces = Vec::new();
+    let mut rest = format;
+    while let Some(at) = rest.find('%') {
+        pieces.push(Piece::Text(&rest[..at]));
+        let after = &rest[at + 1..];
+        if let Some(more) = after.strip_prefix('%') {
+            pieces.push(Piece::Text("%"));
+            rest = more;
+            continue;
+        }
+        let Some(end) = after.find(|c: char| c.is_ascii_alphabetic() && !"hlLjzt".contains(c)) else { break };
+        let spec = after[..end].trim_end_matches(|c: char| c.is_ascii_alphabetic());
+        let wide = after[spec.len()..end].contains(['l', 'j', 'z', 't']);
+        let conversion = after[end..].chars().next().unwrap_or('d');
+        pieces.push(Piece::Value(spec, conversion, wide));
+        rest = &after[end + 1..];
+    }
+    pieces.push(Piece::Text(rest));
+    pieces
+}
+
+fn padded(spec: &str, text: String) -> String {
+    let (width, _) = spec.split_once('.').unwrap_or((spec, ""));
+    let left = width.contains('-');
+    let zero = width.trim_start_matches(['-', '+', ' ', '#']).starts_with('0') && !left;
+    let width: usize = width.trim_start_matches(['-', '+', ' ', '#', '0']).parse().unwrap_or(0);
+    match (left, zero) {
+        (true, _) => format!("{text:<width$}"),
+        (_, true) if text.starts_with('-') => format!("-{:0>1$}", &text[1..], width.saturating_sub(1)),
+        (_, true) => format!("{text:0>width$}"),
+        _ => format!("{text:>width$}"),
+    }
+}
+
+fn shown(spec: &str, conversion: char, bits: u64, wide: bool) -> String {
+    let signed = if wide { bits as i64 } else { bits as i32 as i64 };
+    let precision = spec.split_once('.').and_then(|(_, p)| p.parse().ok());
+    let value = f64::from_bits(bits);
+    let text = match conversion {
+        'd' | 'i' => signed.to_string(),
+        'u' => bits.to_string(),
+        'x' => format!("{bits:x}"),
+        'X' => format!("{bits:X}"),
+        'o' => format!("{bits:o}"),
+        'c' => (bits as u8 as char).to_string(),
+        'p' => format!("{bits:#x}"),
+        'f' | 'F' => format!("{value:.0$}", precision.unwrap_or(6)),
+        'e' | 'E' => exponent(value, precision.unwrap_or(6)),
+        _ => shortest(value, precision.unwrap_or(6)),
+    };
+    let sign =
+        if spec.contains('+') && !text.starts_with('-') && "difeg".contains(conversion) { "+" } else { "" };
+    padded(spec, format!("{sign}{text}"))
+}
+
+/// As C writes `%e`: at least two digits of the exponent, with its sign.
+fn exponent(value: f64, precision: usize) -> String {
+    let text = format!("{value:.precision$e}");
+    let Some((mantissa, exponent)) = text.split_once('e') else { return text };
+    let exponent: i32 = exponent.parse().unwrap_or(0);
+    format!("{mantissa}e{}{:02}", if exponent < 0 { '-' } else { '+' }, exponent.abs())
+}
+
+/// As C writes `%g`: significant digits, without zeros at the end.
+fn shortest(value: f64, precision: usize) -> String {
+    let digits = precision.max(1);
+    let text = exponent(value, digits - 1);
+    let Some((mantissa, power)) = text.split_once('e') else { return text };
+    let power: i32 = power.parse().unwrap_or(0);
+    let trim = |text: &str| match text.contains('.') {
+        true => text.trim_end_matches('0').trim_end_matches('.').to_string(),
+        false => text.to_string(),
+    };
+    if power < -4 || power >= digits as i32 {
+        let power = format!("e{}{:02}", if power < 0 { '-' } else { '+' }, power.abs());
+        return trim(mantissa) + &power;
+    }
+    trim(&format!("{value:.0$}", (digits as i32 - 1 - power).max(0) as usize))
+}

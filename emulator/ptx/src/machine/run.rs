@@ -1,0 +1,256 @@
+//! The loop that runs a warp: lanes that took different ways join again because those at the lowest instruction run
+//! first.
+
+use super::state::{ALL, Group, Machine, Next, Outcome, Warp};
+use crate::code::{Clock, Instruction, NOWHERE, Op, Special};
+use crate::lanes::{LANES, lanes};
+use crate::{FaultKind, Launch};
+
+/// Instructions after which lanes that still run give others a turn.
+const TURN: u32 = 1 << 11;
+
+/// Instructions that a test of a barrier in memory, or a `nanosleep`, counts for among those without progress.
+const YIELD: u64 = 1 << 12;
+
+impl Machine<'_> {
+    /// Runs a warp until none of its lanes can go on, or its turn is over.
+    pub(crate) fn run_warp(&mut self, warp: &mut Warp) -> Outcome<()> {
+        let mut turns = TURN;
+        while let Some(group) = warp.choose() {
+            if !self.run_group(warp, group, &mut turns)? {
+                warp.rested |= group.lanes;
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs lanes until they part, meet others, or wait. `false` if their turn is over.
+    fn run_group(&mut self, warp: &mut Warp, group: Group, turns: &mut u32) -> Outcome<bool> {
+        let Group { mut at, lanes: active, join } = group;
+        let program = self.program;
+        let weight = active.count_ones() as u64;
+        let start = *turns;
+        let mut executed = 0u64;
+        let outcome = loop {
+            let i = &program.code[at as usize];
+            executed += 1;
+            let mask = if i.guard == NOWHERE { active } else { active & warp.holds(i.guard, i.wanted) };
+            if i.watched
+                && mask != 0
+                && let Err(fault) = self.watched(warp, at, i, mask.trailing_zeros() as usize)
+            {
+                break Err(fault);
+            }
+            match i.op {
+                Op::Map(map) => {
+                    if mask != 0 {
+                        warp.map(map, i.d, [i.a, i.b, i.c, i.e], mask);
+                    }
+                }
+                Op::Branch(target) => {
+                    if mask == active {
+                        if target <= at {
+                            *turns = turns.saturating_sub((executed as u32).min(TURN));
+                            self.count(&mut executed, weight);
+                            if *turns == 0 {
+                                warp.move_to(active, target);
+                                break Ok(self.turn_over(start));
+                            }
+                        }
+                        at = target;
+                        if at >= join {
+                            warp.move_to(active, at);
+                            break Ok(true);
+                        }
+                        continue;
+                    }
+                    if mask != 0 {
+                        warp.move_to(mask, target);
+                        warp.move_to(active & !mask, at + 1);
+                        *turns = turns.saturating_sub(executed as u32);
+                        self.count(&mut executed, weight);
+                        break Ok(*turns > 0 || self.turn_over(start));
+                    }
+                }
+                _ if mask == 0 => {}
+                _ => match self.step(warp, at, i, mask, active) {
+                    Ok(Next::On) => {}
+                    Ok(Next::Apart) => break Ok(true),
+                    Ok(Next::Yield) => {
+                        warp.move_to(active, at + 1);
+                        self.idle += YIELD;
+                        break Ok(false);
+                    }
+                    Err(fault) => break Err(fault),
+                },
+            }
+            at += 1;
+            if at >= join {
+                warp.move_to(active, at);
+                break Ok(true);
+            }
+        };
+        self.count(&mut executed, weight);
+        outcome
+    }
+
+    fn turn_over(&mut self, start: u32) -> bool {
+        self.idle += start as u64;
+        false
+    }
+
+    fn count(&mut self, executed: &mut u64, lanes: u64) {
+        self.report.warp_instructions += *executed;
+        self.report.lane_instructions += *executed * lanes;
+        *executed = 0;
+    }
+
+    /// Carries out what is neither a map nor a branch. `active` are the lanes that are here, `mask` those that take
+    /// part.
+    #[inline(never)]
+    fn step(&mut self, warp: &mut Warp, at: u32, i: &Instruction, mask: u32, active: u32) -> Outcome<Next> {
+        if warp.parked != 0 && matches!(i.op, Op::Load(_) | Op::Store(_) | Op::Atomic(_)) {
+            warp.worked |= mask;
+        }
+        match i.op {
+            Op::Load(access) => self.load(warp, at, i, access, mask)?,
+            Op::Store(access) => self.store(warp, at, i, access, mask)?,
+            Op::Atomic(atomic) => self.atomic(warp, at, i, atomic, mask)?,
+            Op::Collective(op, p) => return self.meet(warp, at, i, (op, p), mask, active),
+            Op::Barrier(barrier) => return self.barrier(warp, at, i, barrier, mask, active),
+            Op::Fence => {
+                if self.checks.global_races || self.checks.shared_races {
+                    self.clocks.fence(warp.resident);
+                }
+            }
+            Op::ProxyFence => self.proxy_fence(warp, mask),
+            Op::Return if !warp.deep => return self.exit(warp, at, mask, active),
+            Op::Exit => return self.exit(warp, at, mask, active),
+            Op::Return => return self.give_back(warp, at, mask, active),
+            Op::Call(number) => return self.call(warp, at, i, number, mask, active),
+            Op::BranchTable(table) => {
+                let targets = &self.program.tables[table as usize];
+                warp.move_to(active & !mask, at + 1);
+                for l in lanes(mask) {
+                    let index = warp.get(i.a)[l] as usize;
+                    let Some(&target) = targets.get(index) else {
+                        let why = format!("branch to entry {index} of {}", targets.len());
+                        return self.fault(FaultKind::InvalidOperand, warp, i, l, why);
+                    };
+                    warp.at[l] = target;
+                }
+                return Ok(Next::Apart);
+            }
+            Op::Trap => {
+                return self.fault(
+                    FaultKind::Trap,
+                    warp,
+                    i,
+                    mask.trailing_zeros() as usize,
+                    "the kernel executed `trap`",
+                );
+            }
+            Op::IsSpace(space) => {
+                let values = warp.get(i.a).map(|a| (crate::machine::state::space_of(a) == space) as u64);
+                warp.set(i.d, mask, &values);
+            }
+            Op::ActiveMask => warp.set(i.d, mask, &[mask as u64; LANES]),
+            Op::ReadClock(clock) => {
+                // Time passes with the instructions, so that runs repeat.
+                let now = self.report.warp_instructions + self.idle;
+                let now = match clock {
+                    Clock::Low => now & 0xffff_ffff,
+                    Clock::High => now >> 32,
+                    Clock::Whole => now,
+                };
+                self.report.warp_instructions += 1;
+                warp.set(i.d, mask, &[now; LANES]);
+            }
+            Op::MapShared { generic } => self.map_shared(warp, i, mask, generic),
+            Op::RankOfShared { generic } => self.rank_of_shared(warp, i, mask, generic),
+            Op::Yield => return Ok(Next::Yield),
+            Op::Nop | Op::Map(_) | Op::Branch(_) => {}
+            Op::Matrix(number) => return self.matrix(warp, at, i, number, mask, active),
+            Op::Asynchronous(number) => return self.asynchronous(warp, at, i, number, mask),
+        }
+        Ok(Next::On)
+    }
+
+    /// Ends threads. One that others wait for may end, but not go on with other work and then end.
+    fn exit(&mut self, warp: &mut Warp, at: u32, mask: u32, active: u32) -> Outcome<Next> {
+        for l in lanes(if warp.worked & mask != 0 { warp.parked } else { 0 }) {
+            let i = &self.program.code[warp.at[l] as usize];
+            let missing = warp.get(i.e)[l] as u32 & warp.worked & mask;
+            if matches!(i.op, Op::Collective(..)) && missing != 0 {
+                let lane = missing.trailing_zeros();
+                let why = format!("lane {lane} is named in the mask and ends without coming here");
+                return self.fault(FaultKind::DivergentShuffle, warp, i, l, why);
+            }
+        }
+        warp.live &= !mask;
+        warp.move_to(active & !mask, at + 1);
+        self.idle = 0;
+        Ok(Next::Apart)
+    }
+
+    fn map_shared(&mut self, warp: &mut Warp, i: &Instruction, mask: u32, generic: bool) {
+        let window = if generic { crate::machine::state::SHARED_WINDOW } else { 0 };
+        let (a, b) = (*warp.get(i.a), *warp.get(i.b));
+        let mut values = [0; LANES];
+        for l in 0..LANES {
+            let offset = a[l].wrapping_sub(window) & ((1 << crate::machine::state::RANK_SHIFT) - 1);
+            values[l] = window + (((b[l] & 0xff) + 1) << crate::machine::state::RANK_SHIFT | offset);
+        }
+        warp.set(i.d, mask, &values);
+    }
+
+    fn rank_of_shared(&mut self, warp: &mut Warp, i: &Instruction, mask: u32, generic: bool) {
+        let window = if generic { crate::machine::state::SHARED_WINDOW } else { 0 };
+        let own = self.blocks[warp.block].rank as u64;
+        let values =
+            warp.get(i.a).map(|a| match a.wrapping_sub(window) >> crate::machine::state::RANK_SHIFT {
+                0 => own,
+                rank => rank - 1,
+            });
+        warp.set(i.d, mask, &values);
+    }
+
+    /// The value of a special register for a lane.
+    pub(crate) fn special(&self, warp: &Warp, special: Special, lane: usize) -> u64 {
+        let block = &self.blocks[warp.block];
+        let Launch { grid, block: threads, cluster, .. } = self.launch;
+        let l = lane as u32;
+        let shared = self.program.dynamic_start.max(self.kernel.shared_bytes) + self.launch.shared_bytes;
+        let value = match special {
+            Special::Thread(axis) => self.thread(warp.number, lane)[axis as usize],
+            Special::Threads(axis) => threads[axis as usize],
+            Special::Block(axis) => block.index[axis as usize],
+            Special::Blocks(axis) => grid[axis as usize],
+            Special::Lane => l,
+            Special::Warp => warp.number as u32,
+            Special::Warps => self.warps_a_block() as u32,
+            Special::MaskEqual => 1 << l,
+            Special::MaskBelow => (1 << l) - 1,
+            Special::MaskUpTo => ALL >> (31 - l),
+            Special::MaskAbove => !(ALL >> (31 - l)),
+            Special::MaskFrom => ALL << l,
+            Special::Processor => block.number % 132,
+            Special::Processors => 132,
+            Special::Grid => 1,
+            Special::DynamicShared => self.launch.shared_bytes,
+            Special::TotalShared => shared,
+            Special::ClusterThreadBlock(axis) => block.index[axis as usize] % cluster[axis as usize],
+            Special::ClusterBlocks(axis) => cluster[axis as usize],
+            Special::Cluster(axis) => block.index[axis as usize] / cluster[axis as usize],
+            Special::Clusters(axis) => grid[axis as usize] / cluster[axis as usize],
+            Special::ClusterRank => block.rank,
+            Special::ClusterSize => cluster.iter().product(),
+            Special::Environment(1) => (self.workspace.unwrap_or(0) >> 32) as u32,
+            Special::Environment(2) => self.workspace.unwrap_or(0) as u32,
+            Special::Environment(_) => 0,
+            Special::ExplicitCluster => (cluster != [1, 1, 1]) as u32,
+        };
+        value as u64
+    }
+}

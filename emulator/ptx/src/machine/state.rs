@@ -1,0 +1,393 @@
+//! What there is while a launch runs: the machine, its resident blocks with their barriers and warps, and addresses.
+//!
+//! ```text
+//! Machine ── spaces: the devices' memories, locked
+//!    │   └── clocks: which warp knows of which accesses
+//!    └── Block ── shared memory, barriers, memory barriers
+//!           └── Warp ── 32 lanes: registers, where each lane is, local memory
+//!
+//! generic address   bits 56..: 0 global (an allocation of a memory), 1 shared, 2 local, 3 parameters
+//! shared address    an offset; of another block of the cluster, (its rank + 1) << RANK_SHIFT | offset
+//! ```
+
+use std::collections::HashMap;
+use std::sync::MutexGuard;
+
+use super::clocks::{Clocks, Gathering};
+use crate::code::{BarrierKind, NOWHERE, Program, Reg, Space};
+use crate::lanes::{LANES, Lanes, Map, lanes};
+use crate::memory::{AddressSpace, Contents};
+use crate::{Checks, Fault, Kernel, Launch, Report};
+
+pub(crate) type Outcome<T> = Result<T, Box<Fault>>;
+
+/// What a group does after an instruction.
+pub(crate) enum Next {
+    /// The next instruction.
+    On,
+    /// Each lane's next instruction is set already.
+    Apart,
+    /// The next instruction, after other lanes and warps have had their turn.
+    Yield,
+}
+
+/// A launch under way.
+pub(crate) struct Machine<'a> {
+    pub(crate) kernel: &'a Kernel,
+    pub(crate) program: &'a Program,
+    pub(crate) launch: Launch,
+    pub(crate) checks: Checks,
+    pub(crate) parameters: &'a [u8],
+    pub(crate) spaces: Vec<MutexGuard<'a, AddressSpace>>,
+    pub(crate) blocks: Vec<Block>,
+    pub(crate) clocks: Clocks,
+    /// For each instruction, the allocation that it met last.
+    pub(crate) cache: Vec<Cached>,
+    pub(crate) report: Report,
+    /// Instructions since anything was written or any thread got past a barrier.
+    pub(crate) idle: u64,
+    pub(crate) cluster: ClusterBarrier,
+    /// Of a cooperative launch, whose blocks are all resident: where its barrier is.
+    pub(crate) workspace: Option<u64>,
+}
+
+/// Barriers that a block has.
+pub(crate) const BARRIERS: usize = 16;
+
+/// A block that is resident.
+#[derive(Debug, Default)]
+pub(crate) struct Block {
+    pub(crate) index: [u32; 3],
+    /// Its number in the grid, and in its cluster.
+    pub(crate) number: u32,
+    pub(crate) rank: u32,
+    pub(crate) shared: Contents,
+    pub(crate) warps: Vec<Warp>,
+    /// Barriers in shared memory, by their offset.
+    pub(crate) mbarriers: HashMap<u64, MemoryBarrier>,
+    pub(crate) barriers: [BarrierState; BARRIERS],
+}
+
+/// What has come to a barrier and what waits there.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct BarrierState {
+    pub(crate) expected: u32,
+    pub(crate) arrived: u32,
+    pub(crate) waiting: Vec<Waiting>,
+    pub(crate) gathering: Gathering,
+    /// Threads that came with a true predicate.
+    pub(crate) yes: u32,
+    /// A thread has come without waiting.
+    pub(crate) passed: bool,
+    /// It is for all threads of the block, without a count.
+    pub(crate) of_all: bool,
+}
+
+/// Lanes that wait.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Waiting {
+    pub(crate) block: usize,
+    pub(crate) warp: usize,
+    pub(crate) lanes: u32,
+    pub(crate) at: u32,
+    pub(crate) kind: BarrierKind,
+}
+
+/// The barrier of a cluster, whose arriving and waiting are two instructions.
+#[derive(Debug, Default)]
+pub(crate) struct ClusterBarrier {
+    pub(crate) state: BarrierState,
+    pub(crate) round: u32,
+    /// What the last round passed on.
+    pub(crate) last: Gathering,
+}
+
+impl ClusterBarrier {
+    /// As before the first round.
+    pub(crate) fn clear(&mut self) {
+        *self = ClusterBarrier::default();
+    }
+}
+
+/// A barrier in memory.
+#[derive(Debug, Default)]
+pub(crate) struct MemoryBarrier {
+    /// Arrivals of a phase, and those that are still to come.
+    pub(crate) count: i64,
+    pub(crate) left: i64,
+    /// Bytes that are still to arrive.
+    pub(crate) bytes: i64,
+    /// Phases that are over.
+    pub(crate) phase: u64,
+    /// What arrives with the end of the phase.
+    pub(crate) landing: Vec<Landing>,
+    /// What has arrived in phases that are over, and whose end no thread has waited for yet.
+    pub(crate) landed: Vec<Landing>,
+}
+
+/// Bytes that a bulk copy brings.
+#[derive(Debug)]
+pub(crate) struct Landing {
+    pub(crate) range: Range,
+    pub(crate) data: Vec<u8>,
+    pub(crate) written: Vec<bool>,
+}
+
+/// Where shared memory begins among generic addresses.
+pub(crate) const SHARED_WINDOW: u64 = 1 << 56;
+/// Where a thread's local memory begins.
+pub(crate) const LOCAL_WINDOW: u64 = 2 << 56;
+/// Where the kernel's parameters begin.
+pub(crate) const PARAMETER_WINDOW: u64 = 3 << 56;
+/// Bits of a shared address below the block's rank in its cluster, plus one.
+pub(crate) const RANK_SHIFT: u32 = 24;
+
+/// The allocation that an instruction met last.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Cached {
+    pub(crate) space: u32,
+    pub(crate) slot: u32,
+}
+
+/// What an address is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Target {
+    /// An allocation of one of the memories.
+    Global {
+        space: usize,
+        slot: usize,
+    },
+    /// A block's shared memory.
+    Shared {
+        block: usize,
+    },
+    Local,
+    Parameter,
+}
+
+/// The space of a generic address.
+#[inline(always)]
+pub(crate) fn space_of(address: u64) -> Space {
+    match address >> 56 {
+        1 => Space::Shared,
+        2 => Space::Local,
+        3 => Space::Parameter,
+        _ => Space::Global,
+    }
+}
+
+/// An address of a space from a generic one.
+#[inline(always)]
+pub(crate) fn within(space: Space, address: u64) -> u64 {
+    match space {
+        Space::Shared => address.wrapping_sub(SHARED_WINDOW),
+        Space::Local => address.wrapping_sub(LOCAL_WINDOW),
+        Space::Parameter => address.wrapping_sub(PARAMETER_WINDOW),
+        Space::Global | Space::Generic => address,
+    }
+}
+
+/// A range of bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Range {
+    pub(crate) target: Target,
+    pub(crate) offset: usize,
+    pub(crate) bytes: usize,
+}
+
+/// Every lane.
+pub(crate) const ALL: u32 = u32::MAX;
+
+/// Lanes that run together: at one instruction and one depth of calls.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Group {
+    pub(crate) at: u32,
+    pub(crate) lanes: u32,
+    /// The next instruction at which other lanes wait for these.
+    pub(crate) join: u32,
+}
+
+/// A copy under way.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PendingCopy {
+    pub(crate) lane: u8,
+    pub(crate) size: u8,
+    /// The lane's group that it belongs to.
+    pub(crate) group: u32,
+    pub(crate) target: Target,
+    pub(crate) offset: usize,
+    pub(crate) data: [u8; 16],
+    pub(crate) written: u16,
+}
+
+/// A warp of a block.
+#[derive(Debug, Default)]
+pub(crate) struct Warp {
+    /// Its number in the block, and among all that are resident.
+    pub(crate) number: usize,
+    pub(crate) resident: usize,
+    pub(crate) block: usize,
+    pub(crate) registers: Vec<Lanes>,
+    pub(crate) at: [u32; LANES],
+    /// The calls of each lane: the instruction behind each.
+    pub(crate) calls: Vec<Vec<u32>>,
+    /// Lanes that there are, and those that have not exited.
+    pub(crate) lanes: u32,
+    pub(crate) live: u32,
+    /// Lanes that wait at an operation of the warp, or at a barrier.
+    pub(crate) parked: u32,
+    pub(crate) stopped: u32,
+    /// Lanes that have run long enough for others to have their turn.
+    pub(crate) rested: u32,
+    /// Lanes that have touched memory since others began to wait for them at an operation of the warp.
+    pub(crate) worked: u32,
+    /// Copies to shared memory that nothing has waited for, and the groups that each lane has made of its own.
+    pub(crate) copies: Vec<PendingCopy>,
+    pub(crate) groups: [u32; LANES],
+    /// Accumulators of matrix products under way: register and group.
+    pub(crate) held: HashMap<Reg, u32>,
+    pub(crate) held_groups: u32,
+    /// Registers of matrix products that were computed since the last `wgmma.fence`, with the instruction; whether
+    /// there was one.
+    pub(crate) computed: HashMap<Reg, u32>,
+    pub(crate) fenced: bool,
+    pub(crate) deep: bool,
+    /// The round of the cluster's barrier that each lane has come to.
+    pub(crate) cluster_round: [u32; LANES],
+    /// Local memory, that of lane 0 first.
+    pub(crate) local: Contents,
+    /// Registers that carry bytes never written: by register, the bytes of each lane.
+    pub(crate) unwritten: HashMap<Reg, [u8; LANES]>,
+    pub(super) scratch: Box<Scratch>,
+}
+
+#[derive(Debug)]
+pub(super) struct Scratch(Lanes);
+
+impl Default for Scratch {
+    fn default() -> Scratch {
+        Scratch([0; LANES])
+    }
+}
+
+impl Warp {
+    /// A warp that belongs to no block.
+    pub(crate) fn detached() -> Warp {
+        Warp { number: usize::MAX, ..Warp::default() }
+    }
+
+    /// Lanes that have ended.
+    pub(crate) fn exited(&self) -> u32 {
+        self.lanes & !self.live
+    }
+
+    /// Lanes that can go on.
+    pub(crate) fn runnable(&self) -> u32 {
+        self.live & !(self.parked | self.stopped)
+    }
+
+    /// The lanes to run: the deepest in calls, of those the ones at the lowest instruction, so that the others are met.
+    #[inline]
+    pub(crate) fn choose(&mut self) -> Option<Group> {
+        let mut candidates = self.runnable() & !self.rested;
+        if candidates == 0 {
+            self.rested = 0;
+            candidates = self.runnable();
+        }
+        if candidates == 0 {
+            return None;
+        }
+        if self.deep {
+            let depth = lanes(candidates).map(|l| self.calls[l].len()).max().unwrap_or(0);
+            candidates =
+                lanes(candidates).filter(|&l| self.calls[l].len() == depth).fold(0, |m, l| m | 1 << l);
+        }
+        let first = self.at[candidates.trailing_zeros() as usize];
+        if candidates == ALL && self.at.iter().all(|&at| at == first) {
+            return Some(Group { at: first, lanes: ALL, join: u32::MAX });
+        }
+        let at = lanes(candidates).map(|l| self.at[l]).min()?;
+        let mut group = Group { at, lanes: 0, join: u32::MAX };
+        for l in lanes(candidates) {
+            if self.at[l] == at {
+                group.lanes |= 1 << l;
+            } else {
+                group.join = group.join.min(self.at[l]);
+            }
+        }
+        Some(group)
+    }
+
+    /// Lets lanes go on at an instruction.
+    #[inline(always)]
+    pub(crate) fn move_to(&mut self, mask: u32, at: u32) {
+        if mask == ALL {
+            self.at = [at; LANES];
+            return;
+        }
+        for l in lanes(mask) {
+            self.at[l] = at;
+        }
+    }
+
+    /// The lanes for which a predicate has the wanted value.
+    #[inline(always)]
+    pub(crate) fn holds(&self, predicate: Reg, wanted: bool) -> u32 {
+        let bits = self.registers[predicate as usize].iter().rev().fold(0, |m, &p| m << 1 | (p & 1) as u32);
+        if wanted { bits } else { !bits }
+    }
+
+    /// A register of all lanes.
+    #[inline(always)]
+    pub(crate) fn get(&self, reg: Reg) -> &Lanes {
+        &self.registers[reg as usize]
+    }
+
+    /// Sets a register of some lanes.
+    #[inline(always)]
+    pub(crate) fn set(&mut self, reg: Reg, mask: u32, values: &Lanes) {
+        if reg == NOWHERE {
+            return;
+        }
+        let register = &mut self.registers[reg as usize];
+        if mask == ALL {
+            *register = *values;
+            return;
+        }
+        for l in 0..LANES {
+            if mask >> l & 1 == 1 {
+                register[l] = values[l];
+            }
+        }
+    }
+
+    /// Carries out a map: where all lanes take part and no source is the destination, straight into that.
+    #[inline(always)]
+    pub(crate) fn map(&mut self, map: Map, d: Reg, sources: [Reg; 4], mask: u32) {
+        let [a, b, c, e] = sources.map(|reg| reg as usize);
+        if mask == ALL && d != NOWHERE && !sources.contains(&d) {
+            let d = d as usize;
+            let (left, rest) = self.registers.split_at_mut(d);
+            if let Some((to, right)) = rest.split_first_mut() {
+                let source = |i: usize| if i < d { &left[i] } else { &right[i - d - 1] };
+                map(source(a), source(b), source(c), source(e), to);
+            }
+            return;
+        }
+        let r = &self.registers;
+        map(&r[a], &r[b], &r[c], &r[e], &mut self.scratch.0);
+        if d == NOWHERE {
+            return;
+        }
+        let register = &mut self.registers[d as usize];
+        if mask == ALL {
+            *register = self.scratch.0;
+            return;
+        }
+        for l in 0..LANES {
+            if mask >> l & 1 == 1 {
+                register[l] = self.scratch.0[l];
+            }
+        }
+    }
+}

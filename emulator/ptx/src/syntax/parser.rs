@@ -1,0 +1,358 @@
+//! Tokens to the tree: files, variables and the heads of functions; statements and what is declared among them.
+
+use super::lexer::{Cursor, Kind, tokens};
+use super::{
+    Declaration, Function, Home, Operand, Place, Source, Spelled, Statement, literal, operand, type_bytes,
+};
+use crate::ParseError;
+
+/// Reads a module's text.
+///
+/// # Errors
+/// With the line of what is no PTX.
+pub(crate) fn read(text: &str) -> Result<Source, ParseError> {
+    let mut cursor = Cursor::new(tokens(text)?);
+    let mut source = Source::default();
+    while cursor.peek().kind != Kind::End {
+        top(&mut cursor, &mut source)?;
+    }
+    Ok(source)
+}
+
+fn top(cursor: &mut Cursor, source: &mut Source) -> Result<(), ParseError> {
+    let token = cursor.peek();
+    if token.kind != Kind::Dot {
+        return cursor.error("a directive");
+    }
+    match token.text {
+        "version" | "address_size" => {
+            cursor.next();
+            cursor.next();
+        }
+        "target" => {
+            cursor.next();
+            cursor.next();
+            while cursor.eat(",") {
+                cursor.next();
+            }
+        }
+        "file" => {
+            cursor.next();
+            let number = cursor.integer()? as u64;
+            let name = cursor.want_kind(Kind::Text, "a file's name")?.text.to_string();
+            source.files.insert(number, name);
+            while cursor.eat(",") {
+                cursor.integer()?;
+            }
+        }
+        "section" => {
+            while !cursor.at_mark("{") && cursor.peek().kind != Kind::End {
+                cursor.next();
+            }
+            cursor.skip_braces()?;
+        }
+        "pragma" | "alias" => cursor.skip_statement()?,
+        "loc" => loc(cursor).map(|_| ())?,
+        _ => linked(cursor, source)?,
+    }
+    Ok(())
+}
+
+/// A variable or a function, with what says how it is linked.
+fn linked(cursor: &mut Cursor, source: &mut Source) -> Result<(), ParseError> {
+    let mut external = false;
+    loop {
+        match cursor.peek().text {
+            "extern" => external = true,
+            "visible" | "weak" | "common" => {}
+            _ => break,
+        }
+        cursor.next();
+    }
+    if cursor.peek().text == "entry" || cursor.peek().text == "func" {
+        source.functions.push(function(cursor)?);
+        return Ok(());
+    }
+    for mut variable in declarations(cursor)? {
+        variable.external = external;
+        source.variables.push(variable);
+    }
+    Ok(())
+}
+
+fn function(cursor: &mut Cursor) -> Result<Function, ParseError> {
+    let line = cursor.peek().line;
+    let entry = cursor.next().text == "entry";
+    let attributes = |cursor: &mut Cursor| -> Result<(), ParseError> {
+        while cursor.eat_dot("attribute") {
+            while !cursor.eat(")") && cursor.peek().kind != Kind::End {
+                cursor.next();
+            }
+        }
+        Ok(())
+    };
+    attributes(cursor)?;
+    let returns = if cursor.at_mark("(") { parameters(cursor)? } else { Vec::new() };
+    let name = cursor.want_kind(Kind::Word, "a function's name")?.text.to_string();
+    let takes = if cursor.at_mark("(") { parameters(cursor)? } else { Vec::new() };
+    let (mut threads_max, mut cluster) = (None, None);
+    while cursor.peek().kind == Kind::Dot {
+        let directive = cursor.next();
+        let mut numbers = Vec::new();
+        while cursor.peek().kind == Kind::Number {
+            numbers.push(cursor.integer()? as u32);
+            cursor.eat(",");
+        }
+        match directive.text {
+            "maxntid" | "reqntid" => threads_max = Some(numbers.iter().product()),
+            "reqnctapercluster" => {
+                numbers.resize(3, 1);
+                cluster = Some([numbers[0], numbers[1], numbers[2]]);
+            }
+            "pragma" => {
+                cursor.next();
+                cursor.eat(";");
+            }
+            _ => {}
+        }
+    }
+    let body = if cursor.eat(";") { None } else { Some(body(cursor)?) };
+    Ok(Function { name, entry, returns, parameters: takes, threads_max, cluster, body, line })
+}
+
+/// `(.param .u64 a, .param .align 8 .b8 b[24])`
+fn parameters(cursor: &mut Cursor) -> Result<Vec<Declaration>, ParseError> {
+    cursor.want("(")?;
+    let mut found = Vec::new();
+    while !cursor.eat(")") {
+        found.push(declaration(cursor, None)?);
+        if !cursor.eat(",") && !cursor.at_mark(")") {
+            return cursor.error("`)`");
+        }
+    }
+    Ok(found)
+}
+
+/// `.global .align 4 .b8 a[16] = {1}, b[4];`
+pub(super) fn declarations(cursor: &mut Cursor) -> Result<Vec<Declaration>, ParseError> {
+    let mut found = vec![declaration(cursor, None)?];
+    while cursor.eat(",") {
+        let like = found[0].clone();
+        found.push(declaration(cursor, Some(&like))?);
+    }
+    cursor.want(";")?;
+    Ok(found)
+}
+
+fn declaration(cursor: &mut Cursor, like: Option<&Declaration>) -> Result<Declaration, ParseError> {
+    let line = cursor.peek().line;
+    let (mut home, mut align, mut kind, mut lanes) = (None, None, None, 1);
+    if let Some(like) = like {
+        (home, align, kind) = (Some(like.home), Some(like.align), Some(like.kind.clone()));
+    }
+    while cursor.peek().kind == Kind::Dot {
+        match cursor.next().text {
+            "reg" => home = Some(Home::Register),
+            "global" => home = Some(Home::Global),
+            "const" => home = Some(Home::Constant),
+            "shared" => home = Some(Home::Shared),
+            "local" => home = Some(Home::Local),
+            "param" => home = Some(Home::Parameter),
+            "align" => align = Some(cursor.integer()? as u32),
+            "v2" => lanes = 2,
+            "v4" => lanes = 4,
+            "attribute" => {
+                while !cursor.eat(")") && cursor.peek().kind != Kind::End {
+                    cursor.next();
+                }
+            }
+            "ptr" | "managed" | "visible" => {}
+            text if type_bytes(text).is_some() => kind = Some(text.to_string()),
+            // The space that a pointer parameter points to.
+            _ => {}
+        }
+    }
+    let Some(kind) = kind else { return cursor.error("a type") };
+    let (Some(home), Some(size)) = (home, type_bytes(&kind)) else { return cursor.error("a state space") };
+    // In a prototype a parameter may go without a name.
+    let name = if cursor.peek().kind == Kind::Word { cursor.next().text.to_string() } else { "_".into() };
+    let mut many = None;
+    if cursor.eat("<") {
+        many = Some(cursor.integer()? as u32);
+        cursor.want(">")?;
+    }
+    let (mut elements, mut open) = (lanes, false);
+    while cursor.eat("[") {
+        if cursor.eat("]") {
+            open = true;
+            continue;
+        }
+        elements *= cursor.integer()? as u64;
+        cursor.want("]")?;
+    }
+    let bytes = size as u64 * elements;
+    let align = align.unwrap_or(size * lanes as u32).max(1);
+    let (value, addresses) = (Vec::new(), Vec::new());
+    let bytes = if open { 0 } else { bytes };
+    let mut made =
+        Declaration { home, name, many, kind, align, bytes, external: false, value, addresses, line };
+    if cursor.eat("=") {
+        initial(cursor, &mut made)?;
+        made.bytes = made.bytes.max(made.value.len() as u64);
+    }
+    Ok(made)
+}
+
+/// The initial value: numbers and addresses, with braces that say no more than the order does.
+fn initial(cursor: &mut Cursor, into: &mut Declaration) -> Result<(), ParseError> {
+    let size = type_bytes(&into.kind).unwrap_or(1) as usize;
+    let mut depth = 0;
+    loop {
+        if cursor.eat("{") {
+            depth += 1;
+        } else if cursor.eat("}") {
+            depth -= 1;
+        } else if cursor.at_mark(",") && depth > 0 {
+            cursor.next();
+        } else {
+            element(cursor, into, size)?;
+        }
+        if depth == 0 {
+            return Ok(());
+        }
+        if cursor.peek().kind == Kind::End {
+            return cursor.error("`}`");
+        }
+    }
+}
+
+fn element(cursor: &mut Cursor, into: &mut Declaration, size: usize) -> Result<(), ParseError> {
+    if cursor.peek().kind == Kind::Word {
+        let mut name = cursor.next().text.to_string();
+        if name == "generic" {
+            cursor.want("(")?;
+            name = cursor.want_kind(Kind::Word, "a variable")?.text.to_string();
+            cursor.want(")")?;
+        }
+        let added =
+            if cursor.at_mark("+") || cursor.at_mark("-") { cursor.integer()? as i64 as u64 } else { 0 };
+        into.addresses.push((into.value.len() as u64, name, added));
+        into.value.extend([0; 8]);
+        return Ok(());
+    }
+    let negative = cursor.eat("-");
+    let token = cursor.want_kind(Kind::Number, "a number")?;
+    let bits = match (literal(token.text), into.kind.as_str()) {
+        (Some(Operand::Integer(bits)), _) if negative => bits.wrapping_neg(),
+        (Some(Operand::Integer(bits)), _) => bits,
+        (Some(Operand::Float(value)), "f64") => if negative { -value } else { value }.to_bits(),
+        (Some(Operand::Float(value)), _) => (if negative { -value } else { value } as f32).to_bits() as u64,
+        _ => return Err(ParseError { line: token.line, what: format!("`{}` is no number", token.text) }),
+    };
+    into.value.extend_from_slice(&bits.to_le_bytes()[..size.min(8)]);
+    Ok(())
+}
+
+/// Reads a body with its braces.
+pub(super) fn body(cursor: &mut Cursor) -> Result<Vec<Statement>, ParseError> {
+    cursor.want("{")?;
+    let (mut found, mut depth, mut place) = (Vec::new(), 1, None);
+    while depth > 0 {
+        if cursor.eat("{") {
+            depth += 1;
+            found.push(Statement::Open);
+        } else if cursor.eat("}") {
+            depth -= 1;
+            if depth > 0 {
+                found.push(Statement::Close);
+            }
+        } else if cursor.peek().kind == Kind::Dot {
+            directive(cursor, &mut found, &mut place)?;
+        } else if cursor.peek().kind == Kind::Word && cursor.second().text == ":" {
+            let label = cursor.next().text.to_string();
+            cursor.next();
+            found.push(labelled(cursor, label)?);
+        } else if cursor.eat(";") {
+        } else {
+            found.push(Statement::Instruction(Box::new(instruction(cursor, &place)?)));
+        }
+    }
+    Ok(found)
+}
+
+fn directive(
+    cursor: &mut Cursor,
+    found: &mut Vec<Statement>,
+    place: &mut Option<Place>,
+) -> Result<(), ParseError> {
+    match cursor.peek().text {
+        "loc" => *place = Some(loc(cursor)?),
+        "pragma" => cursor.skip_statement()?,
+        "reg" | "local" | "shared" | "param" | "global" | "const" => {
+            found.extend(declarations(cursor)?.into_iter().map(Statement::Declare));
+        }
+        _ => return cursor.error("a statement"),
+    }
+    Ok(())
+}
+
+/// `.loc file line column, function_name label, inlined_at file line column`
+pub(super) fn loc(cursor: &mut Cursor) -> Result<Place, ParseError> {
+    cursor.next();
+    let three = |cursor: &mut Cursor| -> Result<(u64, u32, u32), ParseError> {
+        Ok((cursor.integer()? as u64, cursor.integer()? as u32, cursor.integer()? as u32))
+    };
+    let (file, line, column) = three(cursor)?;
+    let mut place = Place { file, line, column, inlined_at: None };
+    while cursor.eat(",") {
+        match cursor.want_kind(Kind::Word, "`function_name` or `inlined_at`")?.text {
+            "function_name" => {
+                cursor.next();
+                if cursor.eat("+") {
+                    cursor.integer()?;
+                }
+            }
+            "inlined_at" => place.inlined_at = Some(three(cursor)?),
+            _ => return cursor.error("`inlined_at`"),
+        }
+    }
+    Ok(place)
+}
+
+/// What stands behind a label: perhaps a table of targets or a prototype.
+fn labelled(cursor: &mut Cursor, label: String) -> Result<Statement, ParseError> {
+    if cursor.eat_dot("branchtargets") || cursor.eat_dot("calltargets") {
+        let mut names = Vec::new();
+        while !cursor.eat(";") {
+            names.push(cursor.want_kind(Kind::Word, "a target")?.text.to_string());
+            cursor.eat(",");
+        }
+        return Ok(Statement::Targets(label, names));
+    }
+    if cursor.eat_dot("callprototype") {
+        cursor.skip_statement()?;
+        return Ok(Statement::Prototype(label));
+    }
+    Ok(Statement::Label(label))
+}
+
+fn instruction(cursor: &mut Cursor, place: &Option<Place>) -> Result<Spelled, ParseError> {
+    let line = cursor.peek().line;
+    let mut guard = None;
+    if cursor.eat("@") {
+        let negated = cursor.eat("!");
+        guard = Some((cursor.want_kind(Kind::Word, "a predicate")?.text.to_string(), negated));
+    }
+    let mut parts = vec![cursor.want_kind(Kind::Word, "an instruction")?.text.to_string()];
+    while cursor.peek().kind == Kind::Dot {
+        parts.push(cursor.next().text.to_string());
+    }
+    let mut operands = Vec::new();
+    while !cursor.eat(";") {
+        operands.push(operand(cursor)?);
+        if !cursor.eat(",") && !cursor.at_mark(";") {
+            return cursor.error("`,` or `;`");
+        }
+    }
+    Ok(Spelled { guard, parts, operands, line, place: place.clone() })
+}
