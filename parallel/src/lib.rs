@@ -28,18 +28,19 @@ pub mod estimate;
 pub mod hybrid;
 pub mod launch;
 pub mod mesh;
+mod objects;
+mod panics;
 pub mod part;
 pub mod pipeline;
 pub mod sharded;
-mod sums;
-mod tell;
 pub mod tensor_parallel;
 
 pub use error::{Error, Result};
+pub use objects::tell;
 pub use phalanx_nn as nn;
 pub use phalanx_nn::autograd;
 pub use phalanx_tensor as tensor;
-pub use tell::tell;
+pub(crate) use {objects as sums, objects as tell};
 
 /// The README's example, compiled and run.
 #[cfg(doctest)]

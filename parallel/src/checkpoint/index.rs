@@ -5,10 +5,11 @@ use std::path::Path;
 
 use phalanx_tensor::DType;
 use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh64::xxh64;
 
-use super::assign::{self, Whole};
-use super::outline::Outline;
-use super::xxh64::xxh64;
+use super::plan;
+use super::plan::Whole;
+use super::saver::Outline;
 use super::{Settings, dtype_text};
 use crate::part::Place;
 
@@ -67,7 +68,7 @@ impl Index {
     pub(super) fn new(settings: &Settings, block: usize, outline: &Outline, checksums: &[Vec<u64>]) -> Index {
         let Outline { wholes, contents } = outline;
         let piece =
-            |p: &assign::Piece| Piece { place: p.place.clone(), file: p.rank, at: 0, checksums: Vec::new() };
+            |p: &plan::Piece| Piece { place: p.place.clone(), file: p.rank, at: 0, checksums: Vec::new() };
         let stored = |(name, Whole { dtype, shape, pieces }): (&String, &Whole)| {
             let pieces = pieces.iter().map(piece).collect();
             (name.clone(), Stored { dtype: *dtype, shape: shape.clone(), pieces })
@@ -82,7 +83,7 @@ impl Index {
                     (piece.at, piece.checksums) = (placed.at, of_piece);
                 }
             }
-            let (header, checksum) = (contents.header.len(), xxh64(&contents.header));
+            let (header, checksum) = (contents.header.len(), checksum(&contents.header));
             files.push(File { name: file_name(rank), bytes: contents.bytes, header, checksum });
         }
         Index { format: FORMAT.into(), version: VERSION, settings: settings.clone(), block, files, tensors }
@@ -160,10 +161,44 @@ impl Stored {
 
 /// A text's checksum.
 fn hex(text: &str) -> String {
-    format!("{:016x}", xxh64(text.as_bytes()))
+    format!("{:016x}", checksum(text.as_bytes()))
 }
 
 /// The name of a rank's file.
 pub(super) fn file_name(rank: usize) -> String {
     format!("rank-{rank}.safetensors")
+}
+
+/// The checksum of a block, of a file's header or of the index: XXH64 with seed 0. It finds damage, not forgery.
+pub(super) fn checksum(bytes: &[u8]) -> u64 {
+    xxh64(bytes, 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::checksum;
+
+    #[test]
+    fn known_texts_have_their_known_values() {
+        for (text, wanted) in [
+            ("", 0xef46_db37_51d8_e999),
+            ("a", 0xd24e_c4f1_a98c_6e5b),
+            ("abc", 0x44bc_2cf5_ad77_0999),
+            ("The quick brown fox jumps over the lazy dog", 0x0b24_2d36_1fda_71bc),
+        ] {
+            assert_eq!(checksum(text.as_bytes()), wanted, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn every_bit_counts_at_every_length() {
+        for length in 1..70 {
+            let bytes: Vec<u8> = (0..length).map(|i| (i * 37) as u8).collect();
+            for bit in 0..8 * length {
+                let mut other = bytes.clone();
+                other[bit / 8] ^= 1 << (bit % 8);
+                assert_ne!(checksum(&bytes), checksum(&other), "bit {bit} of {length} bytes");
+            }
+        }
+    }
 }

@@ -36,25 +36,18 @@
 //! # }
 //! ```
 
-mod assign;
-mod contents;
 mod folder;
 mod index;
-mod job;
 mod load;
-mod open;
-mod outline;
-mod reader;
+mod plan;
 mod saver;
 mod state;
-mod stream;
 #[cfg(test)]
 mod tests;
-mod xxh64;
 
 use std::collections::BTreeMap;
 
-pub use open::Checkpoint;
+pub use load::Checkpoint;
 pub use saver::Saver;
 pub use state::{Trained, parts};
 

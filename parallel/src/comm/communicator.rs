@@ -5,8 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use phalanx_tensor::{DType, Device, Tensor};
+use xxhash_rust::xxh64::xxh64;
 
 use super::{Call, Error, Pending, Reduction, Result, Signature, plan};
+use crate::panics::unpoisoned;
 
 /// A shared communicator.
 pub type Comm = Arc<dyn Communicator>;
@@ -224,14 +226,12 @@ pub(crate) struct Children(std::sync::Mutex<Vec<Vec<usize>>>);
 impl Children {
     /// The identity of the next group of `members` of group `parent`: the same number on all of them, without asking.
     pub(crate) fn identity(&self, parent: u64, members: &[usize]) -> u64 {
-        let mut made = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut made = unpoisoned(self.0.lock());
         let before = made.iter().filter(|m| *m == members).count();
         made.push(members.to_vec());
-        // FNV-1a over words; a collision would have to be among the groups of one run.
-        let words = members.iter().map(|&m| m as u64).chain([u64::MAX, before as u64]);
-        words.fold(parent ^ 0xcbf2_9ce4_8422_2325, |hash, word| {
-            let hash = (hash ^ word).wrapping_mul(0x0000_0100_0000_01b3);
-            hash ^ hash >> 29
-        })
+        // A collision would have to be among the groups of one run.
+        let words = members.iter().map(|&m| m as u64).chain([before as u64]);
+        let bytes: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
+        xxh64(&bytes, parent)
     }
 }

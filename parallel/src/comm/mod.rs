@@ -18,7 +18,6 @@
 
 mod call;
 mod communicator;
-mod culprits;
 mod error;
 mod meta;
 #[cfg(feature = "nccl")]
@@ -28,7 +27,6 @@ mod pending;
 mod plan;
 mod reduction;
 mod signature;
-mod staged;
 pub mod threads;
 pub(crate) mod wire;
 

@@ -1,12 +1,17 @@
+//! (comm/pending.rs)
 //! [`Pending`]: a call that was started.
+//!
+//! (comm/culprits.rs)
+//! [`culprits`]: who is to blame when ranks wait for ranks that wait for ranks.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use phalanx_tensor::Tensor;
 
 use super::plan::Side;
 use super::{Call, Result};
+use crate::panics::unpoisoned;
 
 /// A call that was started. It goes on when this is dropped; its error is then seen by the next call.
 #[must_use = "the tensors are in use until `wait` has returned"]
@@ -51,7 +56,7 @@ impl Ticket {
     }
 
     fn tensors(&self) -> MutexGuard<'_, [Option<Tensor>; 2]> {
-        self.tensors.lock().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(self.tensors.lock())
     }
 
     /// The tensor of a side, if there is one and the call is not over.
@@ -123,5 +128,39 @@ impl Pending {
         }
         self.waiter.as_ref().map_or(Ok(()), |waiter| waiter.order())?;
         self.ticket.call.staged.as_ref().map_or(Ok(()), |staged| staged.order())
+    }
+}
+
+/// Of ranks that are waited for, and those that they wait for in turn, the ones that wait for nobody; if all do, in a
+/// circle, those first named. `blockers` gives the ranks that a rank waits for.
+pub(crate) fn culprits(missing: Vec<usize>, blockers: impl Fn(usize) -> Vec<usize>) -> Vec<usize> {
+    let (mut seen, mut found) = (missing.clone(), vec![]);
+    let mut next = 0;
+    while let Some(&rank) = seen.get(next) {
+        next += 1;
+        let before = blockers(rank);
+        if before.is_empty() {
+            found.push(rank);
+        }
+        for rank in before {
+            if !seen.contains(&rank) {
+                seen.push(rank);
+            }
+        }
+    }
+    found.sort_unstable();
+    if found.is_empty() { missing } else { found }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blame_goes_to_the_end_of_the_chain() {
+        let waits = |rank: usize| [vec![1], vec![2], vec![], vec![4], vec![3]][rank].clone();
+        assert_eq!(culprits(vec![0], waits), [2]);
+        assert_eq!(culprits(vec![2, 3], waits), [2]);
+        assert_eq!(culprits(vec![4], waits), [4]);
     }
 }

@@ -4,17 +4,18 @@
 //! every parameter counts arrivals; a full bucket is launched when those before it were. Gradients are only added: a
 //! loss divided by the tokens of the *global* batch needs no division after ([`super::Average::Sum`]).
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, Weak};
 
 use phalanx_nn::autograd::{HookHandle, Var};
-use phalanx_nn::{Buffer, Entry, Holder, Parameter, Parameters};
+use phalanx_nn::{Buffer, Entry, Holder, Parameter, Parameters, Usage, load_state_dict, state_dict};
 use phalanx_tensor::Tensor;
 
-use super::hands::{self, Hands};
 use super::join::{Move, Uneven};
 use super::reducer::{Reducer, Roles};
-use super::{DdpConfig, NoSync, Synchronise, broadcast, same};
-use crate::comm::Comm;
+use super::{DataParallel, DdpConfig, Entries, NoSync, Synchronise, consistency};
+use crate::comm::{Comm, Traffic};
+use crate::panics::unpoisoned;
+use crate::part::Part;
 use crate::{Error, Result};
 
 /// A model whose gradients are added over a group of ranks, each of which computes on its share of the batch.
@@ -59,8 +60,8 @@ impl Ddp {
     /// [`Zero`](crate::sharded::Zero); if memory is short, or as [`crate::comm::Pending::wait`]; if the engine has no priority
     /// lane.
     pub fn new(model: &(impl Parameters + ?Sized), comm: Comm, config: DdpConfig) -> Result<Ddp> {
-        hands::check_values("Ddp", model)?;
-        same::check(model, &config.told(), &comm)?;
+        consistency::check_values("Ddp", model)?;
+        consistency::check_same_model(model, &config.told(), &comm)?;
         let mut buffers = Vec::new();
         model.visit("", &mut |_, entry| {
             if let Entry::Buffer(buffer) = entry {
@@ -101,13 +102,13 @@ impl Ddp {
 
     /// Refuses a model that is not as it was when this was made.
     fn check(&self) -> Result<()> {
-        hands::check_lost("Ddp", self.reducer.is_lost())?;
-        self.parameters.iter().try_for_each(|(p, trained)| hands::check("Ddp", p, *trained))
+        consistency::check_owned("Ddp", self.reducer.is_lost())?;
+        self.parameters.iter().try_for_each(|(p, trained)| consistency::check_trained("Ddp", p, *trained))
     }
 
     /// Refuses another model than this was made of, or one with other parameters.
     pub(super) fn check_model(&self, model: &dyn Parameters) -> Result<()> {
-        hands::check_model("Ddp", model, |p| self.parameters.iter().any(|(known, _)| known.is(p)))
+        consistency::check_model("Ddp", model, |p| self.parameters.iter().any(|(known, _)| known.is(p)))
     }
 
     /// Runs backward from a loss of one element; afterwards, unless [`Ddp::no_sync`] is in force, the parameters'
@@ -123,7 +124,7 @@ impl Ddp {
         self.reducer.check_unspoiled()?;
         let pass = || {
             self.check()?;
-            hands::check_reached("Ddp", loss)?;
+            consistency::check_reached("Ddp", loss)?;
             self.begin()?;
             loss.backward()?;
             self.finish()
@@ -181,7 +182,7 @@ impl Ddp {
 
     fn send_buffers(&self, root: usize) -> Result<()> {
         let buffers: Vec<Tensor> = self.buffers.iter().map(Buffer::tensor).collect();
-        broadcast::together(&buffers, root, &self.comm)
+        consistency::broadcast_coalesced(&buffers, root, &self.comm)
     }
 
     /// Gives all ranks `root`'s parameters and buffers.
@@ -196,7 +197,7 @@ impl Ddp {
     }
 
     pub(super) fn uneven(&self) -> Option<(Uneven, Roles)> {
-        *self.uneven.lock().unwrap_or_else(PoisonError::into_inner)
+        *unpoisoned(self.uneven.lock())
     }
 
     /// The buckets that gradients travel in now, as names of parameters.
@@ -205,12 +206,64 @@ impl Ddp {
     }
 }
 
+/// [`Ddp`](super::Ddp)'s.
+pub(super) struct Hands(pub(super) Weak<Reducer>);
+
+impl Holder for Hands {
+    fn refusal(&self, usage: Usage) -> Option<&'static str> {
+        match usage {
+            Usage::Update => {
+                self.0.upgrade().filter(|reducer| reducer.has_local()).map(|_| consistency::LOCAL)
+            }
+            Usage::Gradients => Some("has its gradients in Ddp's buckets: choose `DdpConfig::grad_dtype`"),
+            Usage::Norm | Usage::ZeroGrad => None,
+        }
+    }
+
+    fn lost(&self) {
+        self.0.upgrade().iter().for_each(|reducer| reducer.lose());
+    }
+}
+
+impl DataParallel for Ddp {
+    fn parameters(&self) -> Vec<Parameter> {
+        Ddp::parameters(self)
+    }
+    fn no_sync(&self) -> NoSync {
+        Ddp::no_sync(self)
+    }
+    fn begin(&self) -> Result<()> {
+        Ddp::begin(self)
+    }
+    fn finish(&self) -> Result<()> {
+        Ddp::finish(self)
+    }
+    fn backward(&self, loss: &Var) -> Result<()> {
+        Ddp::backward(self, loss)
+    }
+    fn full_state_dict(&self, model: &dyn Parameters) -> Result<Entries> {
+        self.check_model(model)?;
+        Ok(state_dict(model))
+    }
+    fn load_full_state_dict(&self, model: &dyn Parameters, entries: Entries) -> Result<()> {
+        self.check_model(model)?;
+        Ok(load_state_dict(model, entries)?)
+    }
+    fn parts(&self, model: &dyn Parameters) -> Result<Vec<Part>> {
+        self.check_model(model)?;
+        Ok(Part::all_of(model))
+    }
+    fn traffic(&self) -> Traffic {
+        self.comm.traffic()
+    }
+}
+
 impl Drop for Ddp {
     fn drop(&mut self) {
         self.hooks.iter().for_each(HookHandle::remove);
         self.parameters.iter().for_each(|(p, _)| p.take_from(&self.hands));
         if self.comm.size() > 1 && !self.reducer.was_used() && !self.reducer.is_lost() {
-            let unused: Arc<dyn Holder> = Arc::new(hands::Unused);
+            let unused: Arc<dyn Holder> = Arc::new(consistency::Unused);
             self.parameters().iter().for_each(|p| p.hand_to(unused.clone()));
         }
     }

@@ -10,12 +10,11 @@
 //!
 //! Source: PyTorch's `join`, design note of `torch.distributed.algorithms`.
 
-use std::sync::PoisonError;
-
 use phalanx_tensor::{Device, Tensor};
 
 use super::Ddp;
 use super::reducer::Roles;
+use crate::panics::unpoisoned;
 use crate::{Error, Result};
 
 /// How [`Ddp::join`] treats ranks that have run out of batches.
@@ -129,7 +128,7 @@ impl Ddp {
         let mut all = Tensor::zeros(&[self.comm.size()], mine.dtype(), Device::CPU)?;
         self.comm.all_gather(&mut all, &mine)?;
         let round = Round::of(&all.to_vec::<i64>()?)?;
-        if let Some((config, roles)) = &mut *self.uneven.lock().unwrap_or_else(PoisonError::into_inner)
+        if let Some((config, roles)) = &mut *unpoisoned(self.uneven.lock())
             && round.what != Move::Nothing
         {
             let active = self.comm.size() - round.idle.len();
@@ -173,7 +172,7 @@ struct Joined<'a>(&'a Ddp);
 
 impl<'a> Joined<'a> {
     fn new(ddp: &'a Ddp, config: Uneven, roles: Roles) -> Result<Joined<'a>> {
-        let mut uneven = ddp.uneven.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut uneven = unpoisoned(ddp.uneven.lock());
         if uneven.is_some() {
             return Err(phalanx_nn::Error::invalid("join", "got a `join` inside a `join`").into());
         }
@@ -184,7 +183,7 @@ impl<'a> Joined<'a> {
 
 impl Drop for Joined<'_> {
     fn drop(&mut self) {
-        *self.0.uneven.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *unpoisoned(self.0.uneven.lock()) = None;
     }
 }
 

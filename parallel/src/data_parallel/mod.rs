@@ -14,21 +14,17 @@
 //! sync_batch_norm     normalisation over the batch of all ranks
 //! ```
 
-pub(crate) mod broadcast;
 mod buckets;
 mod carry;
 mod config;
-mod courier;
+pub(crate) mod consistency;
 mod ddp;
-pub(crate) mod hands;
 mod hook;
 mod join;
-mod no_sync;
 mod power_sgd;
 mod reducer;
-pub(crate) mod same;
 mod sampler;
-mod store;
+mod scheduler;
 mod sync_batch_norm;
 mod wrapper;
 
@@ -37,10 +33,10 @@ pub use config::{Average, DdpConfig};
 pub use ddp::Ddp;
 pub use hook::{AllReduce, Bucket, BucketHook, Compress, Rest};
 pub use join::{Divisor, Uneven};
-pub use no_sync::NoSync;
-pub(crate) use no_sync::Synchronise;
 pub use power_sgd::{PowerSgd, PowerSgdConfig};
 pub use sampler::{DistributedSampler, Share};
 pub(crate) use sync_batch_norm::Moments;
 pub use sync_batch_norm::SyncBatchNorm;
-pub use wrapper::{Alone, DataParallel, Entries};
+pub use wrapper::NoSync;
+pub(crate) use wrapper::Synchronise;
+pub use wrapper::{Alone, DataParallel, Entries, Gathered};

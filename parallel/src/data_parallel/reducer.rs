@@ -2,18 +2,19 @@
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use phalanx_kernels as kernels;
 use phalanx_nn::Parameter;
 use phalanx_nn::autograd::{Leaf, Slot};
 use phalanx_tensor::{Device, Tensor};
 
+use super::buckets::Store;
 use super::carry::{Held, carry};
-use super::courier::Courier;
-use super::store::Store;
+use super::scheduler::Courier;
 use super::{Average, Buckets, DdpConfig, GradSize, Launcher};
 use crate::comm::{Comm, Reduction};
+use crate::panics::unpoisoned;
 use crate::{Error, Result};
 
 /// How an error ends that finds the model changed since it was wrapped.
@@ -136,7 +137,7 @@ impl Reducer {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(self.state.lock())
     }
 
     /// What a bucket is divided by.

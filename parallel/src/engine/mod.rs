@@ -28,29 +28,19 @@
 //! `resource`.
 #![forbid(unsafe_code)]
 
-mod config;
-mod core;
 mod error;
-mod failure;
-mod fifo;
-mod levels;
 #[cfg(all(test, feature = "loom"))]
 mod models;
 mod node;
 mod op;
-mod progress;
 mod queue;
 mod resource;
 mod runner;
-mod serial;
-mod signal;
-mod spare;
 mod sync;
 #[cfg(all(test, not(feature = "loom")))]
 mod tests;
-mod threaded;
-mod track;
 mod variable;
+mod wait;
 
 use std::fmt;
 use std::sync::Arc;
@@ -58,19 +48,19 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use smallvec::smallvec;
 
-pub use config::EngineConfig;
 pub use error::{Cause, Error, Result};
+pub use op::EngineConfig;
 pub use op::{Lane, Op};
 pub use resource::{Generator, Resource, ResourceRef, ResourceRefMut, Scratch};
 pub use variable::Variable;
 
-use failure::Failure;
-use fifo::Access;
+use error::Failure;
 use node::Kind;
 use runner::Runner;
-use serial::Serial;
-use signal::Signal;
-use threaded::Threaded;
+use runner::Serial;
+use runner::Threaded;
+use variable::Access;
+use wait::Signal;
 
 /// Runs operations in an order that their variables allow.
 ///
@@ -209,10 +199,10 @@ impl Engine {
             })?,
         };
         let node = core.spare.take(|node| node.fill(op, lane, kind, work));
-        let Some(node) = track::enter(node, &core.progress.pushed.0)? else { return Ok(()) };
+        let Some(node) = variable::enter(node, &core.progress.pushed.0)? else { return Ok(()) };
         if kind == Kind::Wait {
             let mut ready = smallvec![node];
-            core::tell(&mut ready);
+            runner::end_waits(&mut ready);
             ready.into_iter().for_each(|node| self.runner.start(node));
         } else {
             self.runner.start(node);

@@ -12,13 +12,13 @@ use loom::thread;
 use smallvec::smallvec;
 
 use super::node::Kind;
+use super::node::{Spare, emptied};
 use super::op::Op;
-use super::progress::Progress;
 use super::queue::Queue;
-use super::signal::Signal;
-use super::spare::{Spare, empty};
-use super::track::{Ready, enter, leave};
 use super::variable::Variable;
+use super::variable::{Ready, enter, leave};
+use super::wait::Progress;
+use super::wait::Signal;
 
 fn model(run: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
@@ -54,7 +54,7 @@ fn push_and_run(op: Op<'_>, probe: Probe, pushed: &AtomicU64, spare: &Spare) {
     while let Some(node) = ready.pop() {
         node.run();
         leave(&node, true, None, &mut ready);
-        spare.keep(empty(node));
+        spare.keep(emptied(node));
     }
 }
 
@@ -165,13 +165,13 @@ fn a_wait_for_one_hears_its_signal() {
             node.run();
             let mut ready: Ready = smallvec![];
             leave(&node, true, None, &mut ready);
-            super::core::tell(&mut ready);
+            super::runner::end_waits(&mut ready);
         });
         let signal = Arc::new(Signal::new());
         let wait = Op::new("wait").mutates(&mutates);
         let wait = spare.take(|node| node.fill(wait, 0, Kind::Wait, signal.clone().teller()));
         if let Some(wait) = enter(wait, &pushed).unwrap() {
-            super::core::tell(&mut smallvec![wait]);
+            super::runner::end_waits(&mut smallvec![wait]);
         }
         signal.wait().unwrap();
         assert_eq!((ran.load(Ordering::Relaxed), variable.version()), (1, 1));

@@ -1,4 +1,13 @@
+//! (engine/node.rs)
 //! [`Node`]: an operation that was pushed, until it has run.
+//!
+//! (engine/spare.rs)
+//! [`Spare`]: nodes that have run and wait to be used again.
+//!
+//! ```text
+//! push <── near <──(all at once)── far <──(a batch at a time)── workers
+//! ```
+//! One thread allocates what another frees: the allocator's locks would cost more than the rest of a push.
 
 use std::any::Any;
 use std::borrow::Cow;
@@ -8,14 +17,13 @@ use std::sync::Arc;
 use phalanx_tensor::Context;
 use smallvec::SmallVec;
 
-use super::error::Cause;
-use super::failure::{Failure, Reason};
-use super::fifo::Access;
+use super::error::{Cause, Failure, Reason};
 use super::op::Op;
-use super::sync::{AtomicU32, AtomicU64, Mutex, get_mut, lock};
-use super::variable::Variable;
+use super::sync::{AtomicU32, AtomicU64, Mutex, Padded, get_mut, lock};
+use super::variable::{Access, Variable};
+use crate::panics::message;
 
-/// An operation and what it waits for. It is used again when it has run ([`super::spare`]).
+/// An operation and what it waits for. It is used again when it has run ([`super::node`]).
 pub(crate) struct Node {
     /// Variables that it has not been granted yet.
     pub(crate) waits: AtomicU32,
@@ -156,9 +164,45 @@ fn fill(uses: &mut Uses, reads: &[&Variable], mutates: &[&Variable]) {
     }
 }
 
-/// What a panic said.
-fn message(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().copied();
-    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    text.unwrap_or("something that is no text").to_string()
+/// Nodes that an engine keeps at most: some 15 MiB.
+const KEPT: usize = 1 << 16;
+
+/// Empty nodes of an engine.
+pub(crate) struct Spare {
+    /// Those that pushes take.
+    near: Padded<Mutex<Vec<Arc<Node>>>>,
+    /// Those that workers have brought back.
+    far: Padded<Mutex<Vec<Arc<Node>>>>,
+}
+
+impl Spare {
+    pub(crate) fn new() -> Spare {
+        Spare { near: Padded(Mutex::new(Vec::new())), far: Padded(Mutex::new(Vec::new())) }
+    }
+
+    /// A node that `fill` has filled.
+    pub(crate) fn take(&self, fill: impl FnOnce(&mut Node)) -> Arc<Node> {
+        let mut near = lock(&self.near.0);
+        if near.is_empty() {
+            std::mem::swap(&mut *near, &mut *lock(&self.far.0));
+        }
+        let kept = near.pop();
+        drop(near);
+        let mut node = kept.unwrap_or_else(|| Arc::new(Node::empty()));
+        fill(Arc::get_mut(&mut node).unwrap_or_else(|| unreachable!("what is kept has one handle")));
+        node
+    }
+
+    /// Keeps nodes that [`emptied`] returned.
+    pub(crate) fn keep(&self, nodes: impl IntoIterator<Item = Arc<Node>>) {
+        let mut far = lock(&self.far.0);
+        let room = KEPT.saturating_sub(far.len());
+        far.extend(nodes.into_iter().take(room));
+    }
+}
+
+/// Lets a node that has run go of all it holds; the node, if nobody else has it.
+pub(crate) fn emptied(mut node: Arc<Node>) -> Option<Arc<Node>> {
+    Arc::get_mut(&mut node)?.clear();
+    Some(node)
 }

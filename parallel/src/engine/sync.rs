@@ -1,7 +1,8 @@
 //! Locks and atomics: the standard library's, or loom's where its models explore the engine.
 
-use std::sync::PoisonError;
 use std::time::Duration;
+
+use crate::panics::unpoisoned;
 
 #[cfg(feature = "loom")]
 pub(crate) use loom::sync::{
@@ -19,17 +20,17 @@ const WATCH: Duration = Duration::from_micros(100);
 
 /// A lock's content. What operations do happens outside of the engine's locks, so no panic leaves one half changed.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    unpoisoned(mutex.lock())
 }
 
 /// The content of a lock that nobody else has.
 pub(crate) fn get_mut<T>(mutex: &mut Mutex<T>) -> &mut T {
-    mutex.get_mut().unwrap_or_else(PoisonError::into_inner)
+    unpoisoned(mutex.get_mut())
 }
 
 /// Sleeps until woken, or for no reason at all.
 pub(crate) fn sleep<'a, T>(wake: &Condvar, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
-    wake.wait(guard).unwrap_or_else(PoisonError::into_inner)
+    unpoisoned(wake.wait(guard))
 }
 
 /// Asks again and again for a while, and lets other threads have the processor if they want it.

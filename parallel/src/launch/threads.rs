@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use phalanx_tensor::{Context, Device};
 
-use super::cores::Cores;
-use super::seat::Seat;
-use super::{Rank, TIMEOUT, caught::caught};
+use super::devices::{Cores, Seat};
+use super::{Rank, TIMEOUT};
 use crate::comm::threads::{World, member};
 use crate::comm::{Error, Result};
+use crate::panics::caught;
 
 /// Runs `f` on `ranks` threads, each with a device of its own, and returns their results in order.
 ///

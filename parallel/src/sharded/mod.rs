@@ -25,23 +25,18 @@
 //!
 //! Sources: Rajbhandari et al., "ZeRO" (2020); Zhao et al., "PyTorch FSDP" (2023).
 
-mod build;
 mod config;
 mod core;
 mod cuts;
-mod data_parallel;
-mod flat;
-mod gathered;
-mod grouping;
-mod hands;
-mod hooks;
+mod flat_parameter;
+mod gradients;
 mod norm;
-mod optimizer_state;
-mod sharded_state;
-mod whole;
+mod state_dict;
+mod unshard;
+mod wrap;
 mod zero;
 
+pub use crate::data_parallel::Gathered;
 pub use config::{Reshard, Stage, ZeroConfig};
 pub use cuts::{Cuts, Ownership};
-pub use gathered::Gathered;
 pub use zero::Zero;

@@ -7,9 +7,9 @@ use phalanx_nn::{Square, Squares};
 use phalanx_tensor::{DType, Device, Tensor};
 
 use super::core::Core;
-use super::flat::{Flat, Member};
+use super::flat_parameter::{Flat, Member};
 use crate::Result;
-use crate::sums::gather_sums;
+use crate::objects::gather_sums;
 
 /// Each parameter's sum of squares, on all ranks. On a `meta` device there are none.
 pub(super) fn grad_squares(core: &Core) -> Result<Squares> {

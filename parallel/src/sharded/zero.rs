@@ -1,4 +1,8 @@
+//! (sharded/zero.rs)
 //! [`Zero`]: data parallelism in which every rank keeps a share of the state.
+//!
+//! (sharded/data_parallel.rs)
+//! [`Zero`] as one of the ways to train over ranks.
 
 use std::sync::Arc;
 
@@ -6,12 +10,13 @@ use phalanx_nn::autograd::{HookHandle, Var};
 use phalanx_nn::{Holder, Parameter, Parameters, Squares, UnitHooksHandle, norm_of};
 use phalanx_tensor::Tensor;
 
-use super::build::Source;
 use super::core::Core;
-use super::flat::Member;
+use super::flat_parameter::Member;
+use super::wrap::Source;
 use super::{Gathered, norm};
 use crate::comm::Traffic;
-use crate::data_parallel::{NoSync, Synchronise, broadcast, hands};
+use crate::data_parallel::{DataParallel, Entries, NoSync, Synchronise, consistency};
+use crate::part::Part;
 use crate::{Error, Result};
 
 /// A model whose optimizer state, gradients and parameters are spread over a group of ranks, each of which computes on its
@@ -96,18 +101,18 @@ impl Zero {
     /// Refuses a model that is not as it was when this was made.
     fn check(&self) -> Result<()> {
         self.check_lost()?;
-        self.frozen.iter().try_for_each(|p| hands::check("Zero", p, false))?;
-        self.core.parameters().try_for_each(|p| hands::check("Zero", p, true))
+        self.frozen.iter().try_for_each(|p| consistency::check_trained("Zero", p, false))?;
+        self.core.parameters().try_for_each(|p| consistency::check_trained("Zero", p, true))
     }
 
     fn check_lost(&self) -> Result<()> {
-        hands::check_lost("Zero", self.core.is_lost())
+        consistency::check_owned("Zero", self.core.is_lost())
     }
 
     /// Refuses another model than this was made of, or one with other parameters.
     pub(super) fn check_model(&self, model: &dyn Parameters) -> Result<()> {
         let is_known = |p: &Parameter| self.core.parameters().chain(&self.frozen).any(|known| known.is(p));
-        hands::check_model("Zero", model, is_known)
+        consistency::check_model("Zero", model, is_known)
     }
 
     /// Runs backward from a loss of one element; afterwards, unless [`Zero::no_sync`] is in force, the parameters that
@@ -120,7 +125,7 @@ impl Zero {
         self.core.check_unspoiled()?;
         let pass = || {
             self.check()?;
-            hands::check_reached("Zero", loss)?;
+            consistency::check_reached("Zero", loss)?;
             self.begin()?;
             loss.backward()?;
             self.finish()
@@ -148,7 +153,7 @@ impl Zero {
             _ => None,
         };
         let buffers: Vec<Tensor> = self.entries.iter().filter_map(buffer).collect();
-        broadcast::together(&buffers, 0, &self.core.ranks.all)
+        consistency::broadcast_coalesced(&buffers, 0, &self.core.ranks.all)
     }
 
     /// While the result lives, backward passes ([`Zero::backward`]) only accumulate on this rank, unspread: for all micro-batches
@@ -193,7 +198,7 @@ impl Zero {
     pub fn gathered(&self) -> Result<Gathered> {
         self.check_lost()?;
         self.core.hold()?;
-        Ok(Gathered(self.core.clone()))
+        Ok(Gathered::new(Held(self.core.clone())))
     }
 
     /// What this rank has sent for values and gradients so far; exchanging norms and state dicts counts too.
@@ -222,7 +227,7 @@ impl Drop for Zero {
             self.core.abandon();
         }
         let unused = self.core.ranks.all.size() > 1 && !self.core.was_used() && !self.core.is_lost();
-        let left: Option<Arc<dyn Holder>> = unused.then(|| Arc::new(hands::Unused) as _);
+        let left: Option<Arc<dyn Holder>> = unused.then(|| Arc::new(consistency::Unused) as _);
         let state = self.core.lock();
         for (group, hands) in state.groups.iter().zip(&self.hands) {
             for Member { parameter, .. } in group.flats.iter().flat_map(|flat| &flat.members) {
@@ -230,5 +235,69 @@ impl Drop for Zero {
                 left.iter().for_each(|left| parameter.hand_to(left.clone()));
             }
         }
+    }
+}
+
+impl DataParallel for Zero {
+    fn parameters(&self) -> Vec<Parameter> {
+        Zero::parameters(self)
+    }
+    fn no_sync(&self) -> NoSync {
+        Zero::no_sync(self)
+    }
+    fn zero_grad(&self) -> Result<()> {
+        Zero::zero_grad(self)
+    }
+    fn begin(&self) -> Result<()> {
+        Zero::begin(self)
+    }
+    fn finish(&self) -> Result<()> {
+        Zero::finish(self)
+    }
+    fn backward(&self, loss: &Var) -> Result<()> {
+        Zero::backward(self, loss)
+    }
+    fn grad_squares(&self) -> Result<Squares> {
+        Zero::grad_squares(self)
+    }
+    fn updated(&self) -> Result<()> {
+        Zero::updated(self)
+    }
+    fn traffic(&self) -> Traffic {
+        Zero::traffic(self)
+    }
+    fn gathered(&self) -> Result<Option<Gathered>> {
+        Zero::gathered(self).map(Some)
+    }
+    fn full_state_dict(&self, model: &dyn Parameters) -> Result<Entries> {
+        self.check_model(model)?;
+        Zero::full_state_dict(self)
+    }
+    fn load_full_state_dict(&self, model: &dyn Parameters, entries: Entries) -> Result<()> {
+        self.check_model(model)?;
+        Zero::load_full_state_dict(self, entries)
+    }
+    fn parts(&self, model: &dyn Parameters) -> Result<Vec<Part>> {
+        self.check_model(model)?;
+        Zero::sharded_state_dict(self)
+    }
+    fn reloaded(&self) -> Result<()> {
+        self.core.updated(true)
+    }
+    fn full_optimizer_state(&self, own: Entries, kinds: &[&'static str]) -> Result<Entries> {
+        Zero::full_optimizer_state(self, own, kinds)
+    }
+    fn part_of_optimizer_state(&self, whole: Entries) -> Result<Entries> {
+        Zero::part_of_optimizer_state(self, whole)
+    }
+}
+
+/// Values that are here for [`Zero::gathered`].
+struct Held(Arc<Core>);
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        // Freeing waits for nothing that was not waited for, and an empty stand-in always fits.
+        let _ = self.0.release();
     }
 }

@@ -5,13 +5,14 @@
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::{null, null_mut};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock};
 
 use phalanx_tensor::DType;
 use phalanx_tensor::cuda::cudarc::nccl::sys;
 use phalanx_tensor::cuda::{Library, symbol};
 
 use crate::comm::Reduction;
+use crate::panics::unpoisoned;
 
 /// What NCCL says of a call that failed.
 pub(super) type Called<T = ()> = Result<T, String>;
@@ -125,7 +126,7 @@ impl Link {
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Handle>> {
-        self.comm.lock().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(self.comm.lock())
     }
 
     fn with<T>(&self, call: impl FnOnce(Comm) -> Called<T>) -> Called<T> {

@@ -4,7 +4,7 @@
 //! run of all; once the run has failed, whoever found it, everything under way is aborted, so that no stream, and nobody
 //! who waits for one, waits for a rank that is gone.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -13,6 +13,7 @@ use phalanx_tensor::{Result as TensorResult, Tensor};
 
 use super::library::Link;
 use crate::comm::{Comm, Error, Result};
+use crate::panics::unpoisoned;
 
 /// Between two looks.
 const LOOK: Duration = Duration::from_millis(2);
@@ -30,7 +31,7 @@ impl Kept {
 
     /// Nobody needs them any more, or comes after those who do.
     pub(super) fn give_up(&self) {
-        let tensors = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        let tensors = std::mem::take(&mut *unpoisoned(self.0.lock()));
         drop(tensors);
     }
 }
@@ -83,7 +84,7 @@ impl Watch {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(self.state.lock())
     }
 
     /// How long NCCL may take for anything.
@@ -131,7 +132,7 @@ impl Watch {
                 if state.ended && state.queued == 0 {
                     break;
                 }
-                state = self.wake.wait(state).unwrap_or_else(PoisonError::into_inner);
+                state = unpoisoned(self.wake.wait(state));
                 continue;
             }
             let wrong = look(&mut state, self.timeout);
@@ -144,7 +145,7 @@ impl Watch {
                 self.abort();
             }
             state = self.lock();
-            state = self.wake.wait_timeout(state, LOOK).unwrap_or_else(PoisonError::into_inner).0;
+            state = unpoisoned(self.wake.wait_timeout(state, LOOK)).0;
         }
         let links = std::mem::take(&mut state.links);
         drop(state);

@@ -1,12 +1,13 @@
 //! Moving the elements of a complete call, with everybody's tensors at hand.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use phalanx_tensor::{DType, Pool, Read, Tensor, Write, bf16, f16};
 
 use crate::comm::plan::{Place, Side, Transfer, plan};
 use crate::comm::reduction::{BLOCK, Block, Summand};
 use crate::comm::{Call, Error, Reduction, Result, Signature};
+use crate::panics::unpoisoned;
 
 /// Bytes of a rank that a thread works on at a time.
 const PIECE_BYTES: usize = 128 << 10;
@@ -87,7 +88,7 @@ fn typed<T: Summand>(calls: &[&Call], ranks: &[usize], plan: &[Transfer], pool: 
     let mut sides: Vec<Output<T>> = opened.iter_mut().map(Output::new).collect();
     let pieces = cut(plan, &inputs, &mut sides);
     let by = calls[0].signature.by;
-    pool.for_each(pieces.len(), |i| pieces[i].lock().unwrap_or_else(PoisonError::into_inner).run(by));
+    pool.for_each(pieces.len(), |i| unpoisoned(pieces[i].lock()).run(by));
     Ok(())
 }
 

@@ -6,11 +6,11 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use super::Wire;
-use super::letter::{Address, Class, Letter};
-use super::shared::Shared;
+use super::member::Shared;
 use super::task::{Inbox, Task, garbled, read, write};
-use crate::comm::culprits::culprits;
+use super::{Address, Class, Letter};
 use crate::comm::pending::Ticket;
+use crate::comm::pending::culprits;
 use crate::comm::plan::Side;
 use crate::comm::{Error, Kind, Result, Signature};
 

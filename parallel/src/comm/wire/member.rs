@@ -1,17 +1,21 @@
+//! (comm/wire/member.rs)
 //! [`connect`]: one process of a run, as a communicator.
+//!
+//! (comm/wire/shared.rs)
+//! [`Shared`]: where a process's ranks wait for its driver.
 
 use std::collections::HashMap;
 use std::sync::mpsc::{Receiver, Sender};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::driver::Event;
-use super::shared::Shared;
 use super::{Driver, Wire};
 use crate::comm::communicator::{Children, Meter, members};
 use crate::comm::pending::{Ticket, Waiter};
 use crate::comm::{Call, Comm, Communicator, Error, Pending, Result, Traffic};
+use crate::panics::unpoisoned;
 
 /// One process of a run, until it is dropped, which waits for the others to end as well.
 #[derive(Debug)]
@@ -119,7 +123,7 @@ impl Communicator for Member {
         self.meter.count(&call.signature, self.rank, self.size());
         let key = call.peer().map(|peer| (peer, call.kind() == crate::comm::Kind::Send));
         // Numbered and handed over in the same order.
-        let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut next = unpoisoned(self.next.lock());
         let number = next.entry(key).or_default();
         let ticket = Ticket::new(call, self.desk.ranks[self.rank], self.id, *number);
         *number += 1;
@@ -150,5 +154,58 @@ impl Communicator for Member {
 
     fn failure(&self) -> Option<Error> {
         self.desk.shared.failure()
+    }
+}
+
+/// What the driver and those who wait for it share.
+#[derive(Debug, Default)]
+pub(crate) struct Shared {
+    state: Mutex<Outcome>,
+    wake: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Outcome {
+    failure: Option<Error>,
+    closed: bool,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Outcome> {
+        unpoisoned(self.state.lock())
+    }
+
+    /// What ended the run.
+    pub(crate) fn failure(&self) -> Option<Error> {
+        self.lock().failure.clone()
+    }
+
+    /// Keeps what ended the run: the first that went wrong.
+    pub(super) fn fail(&self, error: Error) {
+        self.lock().failure.get_or_insert(error);
+    }
+
+    /// Blocks until the ticket is done, which the driver sees to.
+    pub(crate) fn wait(&self, ticket: &Ticket) -> Result<()> {
+        let mut state = self.lock();
+        loop {
+            match ticket.outcome() {
+                Some(outcome) => return outcome,
+                None if state.closed => return Err(Error::Launch("the process has left the run".into())),
+                None => state = unpoisoned(self.wake.wait(state)),
+            }
+        }
+    }
+
+    /// A ticket is done.
+    pub(super) fn notify(&self) {
+        drop(self.lock());
+        self.wake.notify_all();
+    }
+
+    /// Nothing will come any more.
+    pub(super) fn close(&self) {
+        self.lock().closed = true;
+        self.wake.notify_all();
     }
 }

@@ -7,10 +7,10 @@ use std::time::Instant;
 use phalanx_tensor::Tensor;
 
 use super::Wire;
-use super::combine::combine;
-use super::letter::{Address, Class, Letter};
+use super::{Address, Class, Letter};
 use crate::comm::pending::Ticket;
 use crate::comm::plan::{Place, Side, Transfer, plan};
+use crate::comm::reduction::combine;
 use crate::comm::{Error, Result, Signature};
 
 /// Messages that have come and were not yet wanted, by sender (of the whole run) and address.
