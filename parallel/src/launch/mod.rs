@@ -19,6 +19,11 @@
 //! (launch/rank.rs)
 //! [`Rank`]: what one rank of a run knows of itself.
 
+mod devices;
+mod environment;
+mod rendezvous;
+mod threads;
+
 use std::time::Duration;
 
 use phalanx_tensor::Device;
@@ -29,11 +34,6 @@ pub(crate) use crate::panics::caught;
 
 pub use environment::{Backend, Environment, environment, is_launched};
 pub use threads::{Threads, threads};
-
-mod devices;
-mod environment;
-mod rendezvous;
-mod threads;
 
 /// How long ranks wait for each other unless told otherwise.
 pub const TIMEOUT: Duration = Duration::from_secs(600);

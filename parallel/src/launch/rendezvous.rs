@@ -6,6 +6,10 @@
 //! rank r     ──hello──►  ranks 1 .. r         so that each pair has one socket
 //! ```
 
+#[cfg(test)]
+#[path = "../../tests/comm/port.rs"]
+mod port;
+
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
@@ -238,10 +242,6 @@ impl Meeting {
         }
     }
 }
-
-#[cfg(test)]
-#[path = "../../tests/comm/port.rs"]
-mod port;
 
 #[cfg(test)]
 mod tests {

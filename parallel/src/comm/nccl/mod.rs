@@ -22,6 +22,11 @@
 //! (comm/nccl/member.rs)
 //! [`join`]: a rank with a GPU, as a communicator.
 
+mod lane;
+mod library;
+mod route;
+mod watch;
+
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -34,11 +39,6 @@ use watch::Watch;
 
 use super::{Call, Comm, Communicator, Error, Kind, Pending, Result, Traffic};
 use crate::panics::unpoisoned;
-
-mod lane;
-mod library;
-mod route;
-mod watch;
 
 /// Who adds the elements of several ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -17,6 +17,8 @@
 //! (comm/threads/world.rs)
 //! [`World`]: where the ranks of one process meet.
 
+mod exchange;
+
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -31,8 +33,6 @@ use super::communicator::{Children, Meter, members};
 use super::pending::{Ticket, Waiter, culprits};
 use super::{Call, Comm, Communicator, Error, Kind, Pending, Result, Traffic};
 use crate::panics::unpoisoned;
-
-mod exchange;
 
 /// The communicators of `size` ranks, each to be used by a thread of its own. A rank that lets others wait for longer
 /// than `timeout` ends the run of all. See [`launch::threads`](crate::launch::threads), which starts the threads too.

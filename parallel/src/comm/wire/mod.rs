@@ -15,17 +15,17 @@
 //! (comm/wire/letter.rs)
 //! [`Letter`]: a message with its address.
 
-use super::Result;
-
-pub(crate) use driver::Driver;
-pub(crate) use member::{Process, connect};
-
 pub(crate) mod driver;
 mod member;
 #[cfg(feature = "mpi")]
 pub(crate) mod mpi;
 mod task;
 pub(crate) mod tcp;
+
+use super::Result;
+
+pub(crate) use driver::Driver;
+pub(crate) use member::{Process, connect};
 
 /// Carries whole messages between processes, in order between each pair.
 pub(crate) trait Wire: Send {

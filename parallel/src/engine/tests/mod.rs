@@ -1,5 +1,7 @@
 //! The engine against plain loops, and against everything that can go wrong: poison, waits, ends, resources.
 
+mod order;
+
 use std::error::Error as _;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -9,8 +11,6 @@ use std::time::Duration;
 use phalanx_tensor::{Device, RngKey};
 
 use super::{Engine, EngineConfig, Error, Generator, Lane, Op, Resource, Scratch, Variable};
-
-mod order;
 
 /// Long enough for anything that ends at all.
 const LONG: Duration = Duration::from_secs(60);

@@ -1,30 +1,37 @@
+//! (main.rs)
 //! Data parallelism: the bits of one device, whatever the ranks.
+//!
+//! (small.rs)
+//! (small.rs)
+//! A small model, and runs of it on one device that have the order of additions of several ranks.
+//!
+//! (engine.rs)
+//! Buckets' work on an engine with threads.
 
-#[path = "ddp/accumulate.rs"]
-mod accumulate;
-#[path = "ddp/engine.rs"]
-mod engine;
+#[path = "../gpt/mod.rs"]
 mod gpt;
-#[path = "ddp/join.rs"]
 mod join;
-#[path = "ddp/power_sgd.rs"]
+mod passes;
 mod power_sgd;
-#[path = "ddp/small.rs"]
-mod small;
-#[path = "ddp/sync_batch_norm.rs"]
 mod sync_batch_norm;
-#[path = "ddp/traps.rs"]
-mod traps;
 
 use std::sync::Arc;
 
-use gpt::Trained;
+use phalanx_kernels as kernels;
 use phalanx_nn::autograd::Var;
-use phalanx_nn::{BatchNorm, BatchNormConfig, LinearConfig, Module, Parameter, Parameters, Scope, grad_norm};
+use phalanx_nn::{
+    AdamW, BatchNorm, BatchNormConfig, Group, Linear, LinearConfig, Module, Optimizer, Parameter, Parameters,
+    Rule, Scope, grad_norm, parameters,
+};
 use phalanx_parallel::comm::Comm;
-use phalanx_parallel::data_parallel::{Average, Compress, Ddp, DdpConfig};
+use phalanx_parallel::data_parallel::{
+    AllReduce, Average, Bucket, BucketHook, Compress, Ddp, DdpConfig, Rest,
+};
+use phalanx_parallel::engine::{Engine, EngineConfig, Lane};
 use phalanx_parallel::{Result, launch};
-use phalanx_tensor::{Context, DType};
+use phalanx_tensor::{Context, DType, Device, Tensor};
+
+use crate::gpt::Trained;
 
 /// The same over ranks.
 fn together(dtype: DType, ranks: usize, micros: usize, steps: u64, config: &DdpConfig) -> Trained {
@@ -179,3 +186,158 @@ struct Net {
     norm: BatchNorm,
 }
 phalanx_nn::parameters!(Net { norm, linear });
+
+/// Two maps with a bend between them, and one that is seldom used.
+struct Small {
+    a: Linear,
+    b: Linear,
+    spare: Linear,
+}
+parameters!(Small { spare, a, b });
+
+impl Small {
+    pub fn new(device: Device) -> Small {
+        let scope = Scope::new(11, DType::F32, device);
+        let linear = |name: &str, from, to| LinearConfig::new(from, to).init(&scope.child(name)).unwrap();
+        Small { a: linear("a", 3, 8), b: linear("b", 8, 2), spare: linear("spare", 3, 2) }
+    }
+
+    /// The loss over `rows` rows of data that are a function of `seed`; `spare` says whether that part is used too.
+    pub fn loss(&self, seed: u64, rows: usize, spare: bool) -> Result<Var> {
+        let number = |i: usize| (((i as u64 + 1) * 7919 + seed * 104_729) % 1000) as f32 / 500.0 - 1.0;
+        let device = self.parameters()[0].device();
+        let x: Vec<f32> = (0..rows * 3).map(number).collect();
+        let x = Var::from_slice(&x, &[rows, 3], device)?;
+        let mut y = self.b.forward(&self.a.forward(&x)?.tanh()?)?;
+        if spare {
+            y = y.add(&self.spare.forward(&x)?)?;
+        }
+        let target: Vec<f32> = (0..rows * 2).map(|i| number(i * 31 + 5)).collect();
+        let error = y.sub(&Var::from_slice(&target, &[rows, 2], device)?)?;
+        Ok(error.mul(&error)?.sum_all()?)
+    }
+
+    pub fn optimizer(&self) -> Optimizer<AdamW> {
+        AdamW::default().init(Group::decay_matrices(self.parameters(), 1e-2, 0.1)).unwrap()
+    }
+
+    /// The values' bytes.
+    pub fn bytes(&self) -> Vec<Vec<u8>> {
+        self.parameters().iter().map(|p| p.tensor().to_bytes().unwrap()).collect()
+    }
+
+    pub fn grads(&self) -> Vec<Option<Vec<f32>>> {
+        self.parameters().iter().map(|p| p.grad().unwrap().map(|g| g.to_vec().unwrap())).collect()
+    }
+
+    pub fn zero_grad(&self) -> Result<()> {
+        Ok(self.parameters().iter().try_for_each(Parameter::zero_grad)?)
+    }
+}
+
+/// Runs `shares` backward one after the other, adds their gradients in order, each times `scale`, and leaves the sums.
+fn add_shares(model: &Small, scale: f64, shares: impl IntoIterator<Item = impl FnOnce() -> Result<()>>) {
+    let parameters = model.parameters();
+    let mut sums: Vec<Option<Tensor>> = vec![None; parameters.len()];
+    for share in shares {
+        share().unwrap();
+        for (sum, parameter) in sums.iter_mut().zip(&parameters) {
+            let Some(mut grad) = parameter.take_grad().unwrap() else { continue };
+            if scale != 1.0 {
+                kernels::scale_(&mut grad, scale).unwrap();
+            }
+            match sum {
+                Some(sum) => kernels::accumulate_(sum, &grad).unwrap(),
+                None => *sum = Some(grad),
+            }
+        }
+    }
+    parameters.iter().zip(sums).for_each(|(parameter, sum)| parameter.set_grad(sum));
+}
+
+/// With threads for communication.
+fn threaded() -> Option<Arc<Engine>> {
+    let config = EngineConfig::new().lane(Lane::Priority, 2);
+    Some(Arc::new(Engine::threaded(&config).unwrap()))
+}
+
+#[test]
+fn an_engine_with_threads_gives_the_same_bits() {
+    let run = |engine: fn() -> Option<Arc<Engine>>| {
+        let body = |rank: launch::Rank| -> Result<_> {
+            let model = Small::new(rank.device());
+            let config = DdpConfig {
+                first_bucket_bytes: 1,
+                bucket_bytes: 40,
+                average: Average::Mean,
+                find_unused: true,
+                engine: engine(),
+                ..DdpConfig::default()
+            };
+            let ddp = Ddp::new(&model, rank.comm().clone(), config)?;
+            let mut optimizer = model.optimizer();
+            for step in 0..6 {
+                ddp.backward(&model.loss(step * 3 + rank.rank() as u64, 2, step % 2 == 0)?)?;
+                optimizer.step()?;
+                optimizer.zero_grad()?;
+            }
+            Ok(model.bytes())
+        };
+        launch::threads(3, body).unwrap()
+    };
+    let plain = run(|| None);
+    assert!(plain.iter().all(|bytes| *bytes == plain[0]));
+    assert_eq!(run(threaded), plain);
+    assert_eq!(run(|| Some(Arc::new(Engine::serial()))), plain);
+}
+
+/// Refuses the second bucket of rank 1.
+#[derive(Debug)]
+struct Refuses;
+
+impl BucketHook for Refuses {
+    fn start(&self, bucket: &Bucket<'_>, comm: &Comm) -> Result<Rest> {
+        if bucket.index == 1 && comm.rank() == 1 {
+            return Err(phalanx_nn::Error::invalid("hook", "not this one").into());
+        }
+        AllReduce.start(bucket, comm)
+    }
+}
+
+#[test]
+fn a_bucket_that_fails_is_named_with_its_cause() {
+    for engine in [threaded, || None] {
+        let body = |rank: launch::Rank| -> Result<()> {
+            let model = Small::new(rank.device());
+            let config = DdpConfig {
+                first_bucket_bytes: 1,
+                bucket_bytes: 1,
+                hook: Arc::new(Refuses),
+                engine: engine(),
+                ..DdpConfig::default()
+            };
+            assert!(model.parameters().len() > 3);
+            let ddp = Ddp::new(&model, rank.comm().clone(), config)?;
+            let outcome = ddp.backward(&model.loss(1, 2, true)?);
+            let error = outcome.as_ref().unwrap_err().to_string();
+            if rank.rank() == 1 {
+                assert!(error.contains("`bucket 1` failed") && error.contains("not this one"), "{error}");
+            }
+            outcome
+        };
+        let error = launch::threads(2, body).unwrap_err().to_string();
+        assert!(error.contains("rank 1") && error.contains("not this one"), "{error}");
+    }
+}
+
+#[test]
+fn an_engine_without_the_lane_is_refused() {
+    let engine = Engine::threaded(&EngineConfig::new().lane(Device::CPU, 1)).unwrap();
+    let config = DdpConfig { engine: Some(Arc::new(engine)), ..DdpConfig::default() };
+    let body = |rank: launch::Rank| -> Result<()> {
+        let model = Small::new(rank.device());
+        Ddp::new(&model, rank.comm().clone(), config.clone()).map(|_| ())
+    };
+    let error = launch::threads(1, body).unwrap_err().to_string();
+    assert!(error.contains("priority lane"), "{error}");
+}
