@@ -36,11 +36,13 @@ pub mod sharded;
 pub mod tensor_parallel;
 
 pub use error::{Error, Result};
-pub use objects::tell;
+pub use objects::{all_gather_object, tell};
 pub use phalanx_nn as nn;
 pub use phalanx_nn::autograd;
 pub use phalanx_tensor as tensor;
-pub(crate) use {objects as sums, objects as tell};
+
+use objects as sums;
+use objects as tell;
 
 /// The README's example, compiled and run.
 #[cfg(doctest)]

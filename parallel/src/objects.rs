@@ -1,8 +1,5 @@
-//! (tell.rs)
-//! [`tell`]: what ranks say to each other.
-//!
-//! (sums.rs)
-//! [`gather_sums`]: few numbers of all ranks, added as the caller says.
+//! Small things that all ranks learn of each other: objects ([`all_gather_object`]) and sums of a few numbers
+//! ([`gather_sums`]).
 
 use phalanx_kernels as kernels;
 use phalanx_tensor::{DType, Device, Tensor};
@@ -12,14 +9,17 @@ use serde::de::DeserializeOwned;
 use crate::comm::{Call, Comm};
 use crate::{Error, Result};
 
-/// Where what ranks say lies: on a device that no rank has, so that no rank's books count it, whenever that is.
+pub use all_gather_object as tell;
+
+/// The device of the messages. No rank computes on it, so no rank's memory ledger counts them.
 const HOST: Device = Device::Cpu(1023);
 
-/// Every rank's value, in order of the ranks. All ranks of a group call it.
+/// Gives every rank the values of all ranks, in order of the ranks, as PyTorch's function of this name. All ranks of a
+/// group call it.
 ///
 /// # Errors
-/// As [`crate::comm::Pending::wait`]; or if the ranks do not exist, to be asked.
-pub fn tell<T: Serialize + DeserializeOwned>(comm: &Comm, value: &T) -> Result<Vec<T>> {
+/// As [`crate::comm::Pending::wait`]; or if the communicator has no peers ([`crate::comm::meta`]).
+pub fn all_gather_object<T: Serialize + DeserializeOwned>(comm: &Comm, value: &T) -> Result<Vec<T>> {
     let wrong = |e: serde_json::Error| Error::Config(format!("ranks do not understand each other: {e}"));
     let own = serde_json::to_vec(value).map_err(wrong)?;
     let texts = if comm.size() == 1 { vec![own] } else { gather(comm, &own)? };
@@ -47,21 +47,21 @@ fn gather(comm: &Comm, own: &[u8]) -> Result<Vec<Vec<u8>>> {
     Ok(counts.into_iter().map(&mut next).collect())
 }
 
-/// What ranks have done if all have; else the first failure, on every rank.
+/// The values of all ranks if every rank succeeded.
 ///
 /// # Errors
-/// The failure, which names the rank.
-pub(crate) fn all_ok<T>(comm: &Comm, told: Vec<Result<T, String>>) -> Result<Vec<T>> {
-    let name = |(rank, told): (usize, Result<T, String>)| {
-        told.map_err(|cause| crate::comm::Error::Failed { rank: comm.ranks()[rank], cause }.into())
+/// The failure of the first rank that failed, the same on every rank; it names the rank.
+pub(crate) fn all_ok<T>(comm: &Comm, outcomes: Vec<Result<T, String>>) -> Result<Vec<T>> {
+    let name = |(rank, outcome): (usize, Result<T, String>)| {
+        outcome.map_err(|cause| crate::comm::Error::Failed { rank: comm.ranks()[rank], cause }.into())
     };
-    told.into_iter().enumerate().map(name).collect()
+    outcomes.into_iter().enumerate().map(name).collect()
 }
 
-/// Gathers what every rank has, `own` here (f64 `[counts[rank]]`), one rank after another. Returns `count` sums, f64
-/// `[count]`, on the device of `own`: they are 0 at first, then for each pair `(to, from)` in order, the gathered number
-/// `from` is added to the sum `to`; where `to` is `count` or more, it is added to the gathered number `to - count`.
-/// Nothing waits for a GPU.
+/// Gathers `own`, f64 `[counts[rank]]`, of every rank, one rank after another, and adds up `count` sums of the gathered
+/// numbers, f64 `[count]` on the device of `own`. The sums are 0 at first. Then for each pair `(to, from)` in order, the
+/// gathered number `from` is added to the sum `to`; where `to` is `count` or more, it is added to the gathered number
+/// `to - count`. The caller does not wait for a GPU.
 ///
 /// # Errors
 /// As [`crate::comm::Pending::wait`].

@@ -1,4 +1,5 @@
-//! [`Index`]: `checkpoint.json`.
+//! [`Index`]: `checkpoint.json`, which says which pieces of which tensors are where. [`checksum`]: of blocks, headers and the
+//! index itself.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -8,8 +9,8 @@ use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh64::xxh64;
 
 use super::plan;
-use super::plan::Whole;
-use super::saver::Outline;
+use super::plan::TensorPlan;
+use super::saver::SavePlan;
 use super::{Settings, dtype_text};
 use crate::part::Place;
 
@@ -23,7 +24,7 @@ const BLOCK_MAX: usize = 1 << 30;
 pub(super) struct Index {
     format: String,
     version: u32,
-    /// What the user has said.
+    /// The user's settings.
     pub(super) settings: Settings,
     /// Bytes of a piece that have a checksum of their own.
     pub(super) block: usize,
@@ -64,12 +65,12 @@ pub(super) struct Piece {
 }
 
 impl Index {
-    /// Of what ranks have written, and the checksums of their blocks in the order of their files.
-    pub(super) fn new(settings: &Settings, block: usize, outline: &Outline, checksums: &[Vec<u64>]) -> Index {
-        let Outline { wholes, contents } = outline;
+    /// The index of a save, with the checksums of each rank's blocks in the order of its file.
+    pub(super) fn new(settings: &Settings, block: usize, plan: &SavePlan, checksums: &[Vec<u64>]) -> Index {
+        let SavePlan { wholes, contents } = plan;
         let piece =
             |p: &plan::Piece| Piece { place: p.place.clone(), file: p.rank, at: 0, checksums: Vec::new() };
-        let stored = |(name, Whole { dtype, shape, pieces }): (&String, &Whole)| {
+        let stored = |(name, TensorPlan { dtype, shape, pieces }): (&String, &TensorPlan)| {
             let pieces = pieces.iter().map(piece).collect();
             (name.clone(), Stored { dtype: *dtype, shape: shape.clone(), pieces })
         };
@@ -89,7 +90,7 @@ impl Index {
         Index { format: FORMAT.into(), version: VERSION, settings: settings.clone(), block, files, tensors }
     }
 
-    /// As text, which begins with a checksum of what follows.
+    /// As text, which begins with a checksum of the rest.
     ///
     /// # Errors
     /// Never for an index.

@@ -1,11 +1,5 @@
-//! (checkpoint/open.rs)
-//! [`Checkpoint`]: one that is there.
-//!
-//! (checkpoint/load.rs)
-//! Reading parts of a checkpoint, under any layout: the plan first, then the blocks that hold some of them.
-//!
-//! (checkpoint/reader.rs)
-//! [`Reader`]: blocks of a checkpoint's files, each checked when it is read.
+//! [`Checkpoint`]: a checkpoint on disk, opened. It reads parts under any layout: first the plan, then the blocks that hold some
+//! of their elements, each checked as it is read ([`Reader`]).
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs;
@@ -22,7 +16,7 @@ use super::index::{Index, Piece, Stored, checksum};
 use super::{Settings, file_error};
 use crate::Result;
 use crate::comm::Comm;
-use crate::objects::{all_ok, tell};
+use crate::objects::{all_gather_object, all_ok};
 use crate::part::{Overlap, Part, Place, fill};
 
 /// A complete checkpoint. Opening reads its index only; reading parts reads the blocks that hold some of them.
@@ -56,7 +50,7 @@ impl Checkpoint {
         &self.path
     }
 
-    /// What the run said of itself when it was saved.
+    /// The settings of the run that were saved.
     pub fn settings(&self) -> &Settings {
         &self.index.settings
     }
@@ -88,7 +82,7 @@ impl Checkpoint {
     }
 }
 
-/// A part that is to be read, and whether it may be converted.
+/// A part to be read, and whether its values may be converted.
 #[derive(Debug)]
 pub(super) struct Wanted {
     pub(super) part: Part,
@@ -107,7 +101,7 @@ impl Wanted {
     }
 }
 
-/// What pieces of a tensor, by their numbers, have of a part.
+/// The elements of a part in each piece of a tensor, by the pieces' numbers.
 type Sources = Vec<(usize, Vec<Overlap>)>;
 
 impl Checkpoint {
@@ -131,7 +125,7 @@ impl Checkpoint {
     /// [`Checkpoint::read`] on all ranks, each its parts. Every tensor of the checkpoint must be one that some rank reads.
     ///
     /// # Errors
-    /// What goes wrong on any rank, on every rank; or tensors that no rank wants.
+    /// The error of any rank, on every rank; or if there are tensors that no rank wants.
     pub fn load(&self, comm: &Comm, parts: &[Part]) -> Result<()> {
         let names = parts.iter().map(|part| &*part.name).collect();
         self.load_wanted(comm, &Vec::from_iter(parts.iter().map(Wanted::exactly)), &names)
@@ -142,7 +136,7 @@ impl Checkpoint {
         let read = self.read_wanted(wanted).map_err(|e| e.to_string());
         let has = |name: &String| known.contains(name.as_str());
         let uses: Vec<bool> = self.index.tensors.keys().map(has).collect();
-        let all = all_ok(comm, tell(comm, &read.map(|()| uses))?)?;
+        let all = all_ok(comm, all_gather_object(comm, &read.map(|()| uses))?)?;
         let unused = |(number, name): (usize, &String)| {
             let used = all.iter().any(|uses| uses.get(number).is_some_and(|&used| used));
             (!used).then(|| name.clone())
@@ -201,7 +195,7 @@ impl Checkpoint {
         Ok(flat.clone().copy_from(&kernels::cast(&read, flat.dtype())?)?)
     }
 
-    /// Reads what pieces have of a tensor of one dimension.
+    /// Reads the elements that pieces have of a part, into a tensor of one dimension.
     fn read_into(
         &self,
         reader: &mut Reader<'_>,
@@ -230,7 +224,7 @@ impl Checkpoint {
     }
 }
 
-/// Which pieces have what of a part.
+/// Finds the elements of a part in the pieces of a tensor.
 fn sources(stored: &Stored, place: &Place) -> Sources {
     let of = |(number, piece): (usize, &Piece)| (number, piece.place.overlaps(place));
     stored.pieces.iter().enumerate().map(of).filter(|(_, overlaps)| !overlaps.is_empty()).collect()
@@ -300,7 +294,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// What overlaps are in which block of so many elements, and from where on there. Pure.
+/// Cuts overlaps at blocks of `block` elements, and counts their first elements from the block's. Pure.
 pub(super) fn by_block(overlaps: &[Overlap], block: usize) -> BTreeMap<usize, Vec<Overlap>> {
     let mut blocks: BTreeMap<usize, Vec<Overlap>> = BTreeMap::new();
     for &Overlap { mut from, mut to, mut count } in overlaps {

@@ -1,17 +1,14 @@
-//! (checkpoint/assign.rs)
-//! Which rank writes which piece of which tensor. Pure: every rank computes the same from what all have said they have.
+//! Which rank writes which piece of which tensor ([`assign`]), and where in its file ([`contents`]). Pure: every rank computes
+//! the same plan from the parts of all ranks.
 //!
 //! ```text
 //! rank 0   w: rows 0..2, elements 0..64       b: all       parts of one box are cut where any of them begins or ends;
-//! rank 1   w: rows 0..2, elements 64..100     b: all       each piece is written once, by one of those who have it
+//! rank 1   w: rows 0..2, elements 64..100     b: all       each piece is written once, by one of the ranks that have it
 //! rank 2   w: rows 2..4, all                  b: all
 //! ```
 //!
-//! (checkpoint/contents.rs)
-//! What stands where in each rank's file. Pure.
-//!
-//! A file is safetensors, so that anybody can read it. A tensor that one rank writes whole has its own name and shape there;
-//! a piece is one-dimensional, and called by the tensor's name and the piece's number: `model.wte.weight#2`.
+//! A file is in the safetensors format, which other programs read. A tensor that one rank writes whole has its own name and
+//! shape there. A piece has one dimension, and the name of the tensor with the number of the piece: `model.wte.weight#2`.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,9 +22,9 @@ use serde_json::json;
 use super::{BLOCK, dtype_text};
 use crate::part::Place;
 
-/// What a rank says of a part.
+/// A part as a rank describes it to the others.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Described {
+pub(super) struct PartInfo {
     pub(super) name: String,
     #[serde(with = "dtype_text")]
     pub(super) dtype: DType,
@@ -37,13 +34,13 @@ pub(super) struct Described {
 
 /// A tensor, and the pieces of it that are written.
 #[derive(Debug)]
-pub(super) struct Whole {
+pub(super) struct TensorPlan {
     pub(super) dtype: DType,
     pub(super) shape: Vec<usize>,
     pub(super) pieces: Vec<Piece>,
 }
 
-/// A piece, and whose: the rank, the number of its part, and the first element there.
+/// A piece and its writer: the rank, the number of the rank's part, and the first element there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Piece {
     pub(super) place: Place,
@@ -52,16 +49,16 @@ pub(super) struct Piece {
     pub(super) first: usize,
 }
 
-/// A rank's part: rank, number, and what it says.
-type Held<'a> = (usize, usize, &'a Described);
+/// A rank's part: rank, number, and description.
+type Held<'a> = (usize, usize, &'a PartInfo);
 
-/// Gives every piece to one of the ranks that have it: what one rank alone has to that one, then the largest first to
-/// whoever has least to write. A large piece that several have is cut before, so that all of them can write of it. A buffer, in
-/// which ranks may differ, is the first one's, whole.
+/// Assigns every piece to one of the ranks that have it. A piece that one rank alone has goes to that rank. Then the others
+/// go, the largest first, to the rank with the least to write. A large piece that several ranks have is cut before, so that
+/// each of them writes a part. A buffer, in which ranks may differ, is written whole by the first rank that has it.
 ///
 /// # Errors
 /// If ranks disagree on a tensor's size or dtype, or no rank has some of its elements.
-pub(super) fn assign(ranks: &[Vec<Described>]) -> Result<BTreeMap<String, Whole>, String> {
+pub(super) fn assign(ranks: &[Vec<PartInfo>]) -> Result<BTreeMap<String, TensorPlan>, String> {
     let mut named: BTreeMap<&str, Vec<Held<'_>>> = BTreeMap::new();
     for (rank, parts) in ranks.iter().enumerate() {
         for (number, part) in parts.iter().enumerate() {
@@ -80,11 +77,11 @@ pub(super) fn assign(ranks: &[Vec<Described>]) -> Result<BTreeMap<String, Whole>
             return Err(format!("tensor {name:?}: got {there} of {wanted} elements; {why}"));
         }
         let shape = first.place.shape.clone();
-        wholes.insert(name.to_string(), Whole { dtype: first.dtype, shape, pieces: Vec::new() });
+        wholes.insert(name.to_string(), TensorPlan { dtype: first.dtype, shape, pieces: Vec::new() });
         let cut = |owners| if first.buffer { vec![owners] } else { shared_out(owners, first.dtype) };
         open.extend(pieces.into_iter().flat_map(cut).map(|owners| (name, first, owners)));
     }
-    let bytes = |d: &Described, owners: &[Piece]| d.dtype.size() * owners[0].place.elements();
+    let bytes = |d: &PartInfo, owners: &[Piece]| d.dtype.size() * owners[0].place.elements();
     open.sort_by_key(|(_, d, owners)| (owners.len() > 1, Reverse(bytes(d, owners))));
     let mut loads = vec![0; ranks.len()];
     for (name, described, owners) in open {
@@ -113,17 +110,17 @@ fn shared_out(owners: Vec<Piece>, dtype: DType) -> Vec<Vec<Piece>> {
     cut(range.len(), owners.len().min(most).max(1)).into_iter().map(part).collect()
 }
 
-/// Whether all mean the same tensor.
+/// Refuses ranks that disagree on a tensor's size or dtype.
 fn check(name: &str, held: &[Held<'_>]) -> Result<(), String> {
     let (rank, _, first) = held[0];
     let differs =
         |(_, _, other): &&Held<'_>| other.dtype != first.dtype || other.place.whole() != first.place.whole();
     let Some((other, _, d)) = held.iter().find(differs) else { return Ok(()) };
-    let say = |d: &Described| format!("{} {:?}", d.dtype, d.place.shape);
+    let say = |d: &PartInfo| format!("{} {:?}", d.dtype, d.place.shape);
     Err(format!("tensor {name:?}: rank {rank} has {}, rank {other} {}", say(first), say(d)))
 }
 
-/// The pieces that parts consist of, each as every rank has it that does.
+/// The pieces that parts consist of; each is listed once for every rank that has it.
 fn pieces(held: &[Held<'_>]) -> Vec<Vec<Piece>> {
     let mut boxes: BTreeMap<_, Vec<&Held<'_>>> = BTreeMap::new();
     for part in held {
@@ -152,17 +149,17 @@ fn pieces(held: &[Held<'_>]) -> Vec<Vec<Piece>> {
 /// A rank's file.
 #[derive(Debug, Default)]
 pub(super) struct Contents {
-    /// All before the first piece.
+    /// The bytes before the first piece.
     pub(super) header: Vec<u8>,
     /// In order.
-    pub(super) pieces: Vec<Placed>,
+    pub(super) pieces: Vec<PlacedPiece>,
     /// The file's size.
     pub(super) bytes: usize,
 }
 
 /// A piece in a file.
 #[derive(Debug)]
-pub(super) struct Placed {
+pub(super) struct PlacedPiece {
     /// The tensor, and the piece's number there.
     pub(super) tensor: String,
     pub(super) number: usize,
@@ -177,13 +174,13 @@ pub(super) struct Placed {
 }
 
 /// The files of all ranks: pieces with the largest elements first, so that all are aligned, then by name.
-pub(super) fn contents(wholes: &BTreeMap<String, Whole>, ranks: usize) -> Vec<Contents> {
+pub(super) fn contents(wholes: &BTreeMap<String, TensorPlan>, ranks: usize) -> Vec<Contents> {
     let mut files: Vec<Contents> = (0..ranks).map(|_| Contents::default()).collect();
     for (name, whole) in wholes {
         for (number, piece) in whole.pieces.iter().enumerate() {
             let (part, first, elements) = (piece.part, piece.first, piece.place.elements());
             let (tensor, size) = (name.clone(), whole.dtype.size());
-            files[piece.rank].pieces.push(Placed { tensor, number, part, first, elements, size, at: 0 });
+            files[piece.rank].pieces.push(PlacedPiece { tensor, number, part, first, elements, size, at: 0 });
         }
     }
     files.iter_mut().for_each(|file| file.lay_out(wholes));
@@ -191,7 +188,7 @@ pub(super) fn contents(wholes: &BTreeMap<String, Whole>, ranks: usize) -> Vec<Co
 }
 
 impl Contents {
-    fn lay_out(&mut self, wholes: &BTreeMap<String, Whole>) {
+    fn lay_out(&mut self, wholes: &BTreeMap<String, TensorPlan>) {
         self.pieces.sort_by_key(|piece| Reverse(piece.size));
         let (mut entries, mut at) = (serde_json::Map::new(), 0);
         for placed in &mut self.pieces {
@@ -213,7 +210,7 @@ impl Contents {
     }
 }
 
-impl Placed {
+impl PlacedPiece {
     /// The part's elements that it has, in blocks of so many bytes.
     pub(super) fn blocks(&self, block: usize) -> impl Iterator<Item = Range<usize>> + use<> {
         let (each, end) = (block / self.size, self.first + self.elements);
@@ -227,16 +224,16 @@ mod tests {
 
     use super::*;
 
-    fn part(name: &str, shape: &[usize], rows: Range<usize>, range: Range<usize>) -> Described {
+    fn part(name: &str, shape: &[usize], rows: Range<usize>, range: Range<usize>) -> PartInfo {
         let (mut offset, mut extent) = (vec![0; shape.len()], shape.to_vec());
         (offset[0], extent[0]) = (rows.start, rows.len());
         let place = Place { shape: shape.into(), offset, extent, range };
         place.check().unwrap();
-        Described { name: name.into(), dtype: DType::F32, place, buffer: false }
+        PartInfo { name: name.into(), dtype: DType::F32, place, buffer: false }
     }
 
     /// Of a tensor's pieces: rank, part, first element there, first row of the box, range of the box.
-    fn assigned(ranks: &[Vec<Described>], name: &str) -> Vec<(usize, usize, usize, usize, Range<usize>)> {
+    fn assigned(ranks: &[Vec<PartInfo>], name: &str) -> Vec<(usize, usize, usize, usize, Range<usize>)> {
         let row = |p: &Piece| (p.rank, p.part, p.first, p.place.offset[0], p.place.range.clone());
         assign(ranks).unwrap()[name].pieces.iter().map(row).collect()
     }
@@ -265,7 +262,7 @@ mod tests {
     #[test]
     fn a_huge_copy_is_cut_between_those_who_have_it() {
         let elements = 3 * BLOCK / 4 + 5;
-        let ranks = |count: usize| -> Vec<Vec<Described>> {
+        let ranks = |count: usize| -> Vec<Vec<PartInfo>> {
             (0..count).map(|_| vec![part("w", &[elements], 0..elements, 0..elements)]).collect()
         };
         let half = elements.div_ceil(2);
@@ -282,13 +279,13 @@ mod tests {
         let rest = vec![part("w", &[elements], 0..elements, 0..low)];
         let cut = assigned(&[vec![high.clone()], vec![high], rest], "w");
         assert_eq!(cut.iter().map(|piece| (piece.0, piece.2)).collect::<Vec<_>>(), [(2, 0), (0, 0)]);
-        let large = |count| vec![Described { buffer: true, ..ranks(1)[0][0].clone() }; count];
+        let large = |count| vec![PartInfo { buffer: true, ..ranks(1)[0][0].clone() }; count];
         assert_eq!(assigned(&[large(1), large(1)], "w"), [(0, 0, 0, 0, 0..elements)], "a buffer is not");
     }
 
     #[test]
     fn a_buffer_is_the_first_ranks() {
-        let buffer = || vec![Described { buffer: true, ..part("b", &[8], 0..8, 0..8) }];
+        let buffer = || vec![PartInfo { buffer: true, ..part("b", &[8], 0..8, 0..8) }];
         assert_eq!(assigned(&[vec![part("w", &[99], 0..99, 0..99)], buffer(), buffer()], "b")[0].0, 1);
     }
 

@@ -1,4 +1,4 @@
-//! Disks that refuse, on one rank of several; an index that somebody made up.
+//! Disks that refuse, on one rank of several; an index that was made up.
 
 use std::fs::File;
 use std::io;

@@ -1,12 +1,8 @@
-//! (comm/call.rs)
-//! [`Call`]: a collective with its tensors, not yet started.
+//! [`Call`]: a collective with its tensors, not yet started. [`Staged`]: a GPU's output of a call that works on the host.
 //!
-//! (comm/staged.rs)
-//! [`Staged`]: tensors of a GPU by way of the host's memory, for backends that move elements themselves.
-//!
-//! A call that such a backend starts takes the host's copies of its tensors along. Whoever finishes it brings the output back
-//! to the GPU, after the work that the caller had given to the GPU before; whoever waits for it lets the GPU wait for
-//! that. It is right wherever elements can be read at all, and slow: the caller waits for the GPU at the start.
+//! A backend that moves elements itself (threads, wires) takes copies of a GPU's tensors in the host's memory. The thread that
+//! finishes the call copies the output back to the GPU, after the work that the caller had queued there before. A rank that
+//! waits for the call makes its later GPU work wait for that copy. This is slow: the caller waits for the GPU when it starts.
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
@@ -22,17 +18,17 @@ use crate::panics::unpoisoned;
 #[derive(Clone, Debug)]
 pub struct Call {
     pub(crate) signature: Signature,
-    /// What this rank gives, unless it is part of `output`.
+    /// The elements that this rank contributes, unless they lie in `output`.
     pub(crate) input: Option<Tensor>,
-    /// What this rank gets.
+    /// The tensor that this rank's result is written to.
     pub(crate) output: Option<Tensor>,
-    /// Where the output goes if it is a GPU's.
+    /// The GPU's tensor, if `output` is its copy on the host.
     pub(crate) staged: Option<Arc<Staged>>,
-    /// Who wants to know when it is over.
+    /// The observers that are told when it has ended.
     pub(crate) observations: Vec<Observation>,
 }
 
-/// Makes them. What does not fit is reported when the call is started.
+/// Constructors. Arguments that do not fit each other are reported when the call is started.
 impl Call {
     fn new(kind: Kind, input: Option<Tensor>, output: Option<Tensor>) -> Call {
         let dtype = output.as_ref().or(input.as_ref()).map(Tensor::dtype);
@@ -133,7 +129,7 @@ impl Call {
 
 /// Checks.
 impl Call {
-    /// The same without its tensors, to be compared between ranks while somebody else moves the elements of the GPUs.
+    /// The call without its tensors: ranks compare it over the control plane, NCCL moves the elements.
     #[cfg(feature = "nccl")]
     pub(crate) fn announcement(&self) -> Call {
         let signature = Signature { on_gpus: true, ..self.signature.clone() };
@@ -145,7 +141,7 @@ impl Call {
         self.signature.kind
     }
 
-    /// The same, if it makes sense on rank `rank` of `size`; its tensors contiguous, its counts filled in.
+    /// Checks the call for rank `rank` of `size`, makes its input contiguous and fills in its counts.
     pub(crate) fn checked(mut self, rank: usize, size: usize) -> Result<Call> {
         let op = self.kind().name();
         if self.signature.on_gpus {
@@ -179,7 +175,7 @@ impl Call {
         Ok(())
     }
 
-    /// Fills in the counts and holds the tensors against them.
+    /// Fills in the counts and compares the tensors with them.
     fn fill_counts(&mut self, op: &'static str, rank: usize, size: usize) -> Result<()> {
         let numel = |tensor: &Option<Tensor>| tensor.as_ref().map(Tensor::numel);
         let (input, output) = (numel(&self.input), numel(&self.output));
@@ -225,7 +221,7 @@ impl Call {
         Ok(())
     }
 
-    /// An input in the output's storage: dropped where it is already in its place, else copied out of the way.
+    /// Handles an input that lies in the output's storage: drops it if it is in its place, else copies it.
     fn part_from_output(&mut self, rank: usize) -> Result<()> {
         let (Some(input), Some(output)) = (&self.input, &self.output) else { return Ok(()) };
         if !input.shares_storage(output) {
@@ -250,20 +246,20 @@ impl Call {
     }
 }
 
-/// An output on a GPU, of a call that works with a copy.
+/// An output on a GPU, of a call that works on a copy in the host's memory.
 #[derive(Debug)]
 pub(crate) struct Staged {
     gpu: &'static Gpu,
-    /// Until somebody has waited for it: only then is its memory free for what comes later.
+    /// Kept until a thread has waited for the call: only then may later GPU work use its memory.
     output: Mutex<Option<Tensor>>,
-    /// What the caller had given to the GPU before.
+    /// Marks the work that the caller had queued on the GPU before.
     before: GpuEvent,
-    /// When the output has come.
+    /// Marks the copy back to the GPU.
     after: OnceLock<GpuEvent>,
 }
 
 impl Call {
-    /// The same on rank `rank`, a GPU's tensors replaced by the host's.
+    /// The call on rank `rank` with host copies in the place of a GPU's tensors.
     pub(crate) fn on_host(mut self, rank: usize) -> Result<Call> {
         if let Some(input) = self.input.take() {
             let host = if input.device().is_cuda() { input.device().host() } else { input.device() };
@@ -292,7 +288,7 @@ impl Staged {
         unpoisoned(self.output.lock())
     }
 
-    /// Brings the output back.
+    /// Copies the output back to the GPU.
     pub(crate) fn deliver(&self, host: Option<Tensor>) -> Result<()> {
         let mut output = self.output();
         let (Some(output), Some(host)) = (output.as_mut(), host) else { return Ok(()) };
@@ -303,7 +299,7 @@ impl Staged {
         Ok(())
     }
 
-    /// Lets what this thread gives to the GPU from now on wait for the output, and gives it up.
+    /// Makes this thread's later GPU work wait for the output, and drops the output.
     pub(crate) fn order(&self) -> Result<()> {
         self.after.get().map_or(Ok(()), |after| after.order(self.gpu))?;
         *self.output() = None;
@@ -314,7 +310,7 @@ impl Staged {
 impl Drop for Staged {
     fn drop(&mut self) {
         if let (Some(after), true) = (self.after.get(), self.output().is_some()) {
-            // Nobody has waited, and this thread's stream may be any. A failure means that the device is lost.
+            // No thread has waited for the call, and this thread's stream may be any. A failure means that the device is lost.
             let _ = after.synchronize();
         }
     }

@@ -1,8 +1,5 @@
-//! (comm/reduction.rs)
-//! [`Reduction`]: how the elements of several ranks become one, and in which order.
-//!
-//! (comm/wire/combine.rs)
-//! [`combine`]: the parts of several ranks, as bytes.
+//! [`Reduction`]: how the elements of several ranks become one, and in which order. [`Block`] does it on slices, [`combine`] on
+//! the bytes of messages.
 
 use std::fmt;
 

@@ -1,11 +1,7 @@
-//! (data_parallel/hands.rs)
-//! [`Hands`]: what others may do with the parameters of a model that is wrapped; and whether the model is still what was wrapped.
+//! Whether all ranks hold the same model with the same settings, and whether a model is still the one that was wrapped. [`Ddp`]
+//! and [`Zero`](crate::sharded::Zero) refuse everything else.
 //!
-//! (data_parallel/same.rs)
-//! Whether all ranks hold the same model, names, shapes, dtypes, and what is trained, and have the same settings.
-//!
-//! (data_parallel/broadcast.rs)
-//! Giving all ranks one rank's tensors.
+//! [`Ddp`]: super::Ddp
 
 use phalanx_kernels as kernels;
 use phalanx_nn::autograd::Var;
@@ -16,8 +12,8 @@ use xxhash_rust::xxh64::xxh64;
 use crate::comm::Comm;
 use crate::{Error, Result};
 
-/// What is said of gradients that only accumulated.
-pub(crate) const LOCAL: &str = "has gradients of this rank alone, which are not added to the other ranks': run the last \
+/// Why an optimizer refuses to step on gradients that only accumulated on this rank.
+pub(crate) const UNREDUCED: &str = "has gradients of this rank alone, which are not added to the other ranks': run the last \
     backward pass of a step without `no_sync`, and call `finish` after a pass of your own";
 
 /// Takes the wrapper's place at its parameters when the wrapper was dropped before its first pass, which is most often a mistake
@@ -44,7 +40,7 @@ pub(crate) fn check_trained(wrapper: &str, parameter: &Parameter, trained: bool)
     Err(phalanx_nn::Error::invalid(parameter.name(), why).into())
 }
 
-/// Refuses to go on without the model.
+/// Refuses to go on when another wrapper has taken the model over.
 pub(crate) fn check_owned(wrapper: &str, lost: bool) -> Result<()> {
     match lost {
         false => Ok(()),
@@ -92,7 +88,8 @@ pub(crate) fn check_reached(wrapper: &str, loss: &Var) -> Result<()> {
     }
 }
 
-/// Compares this rank's model and settings with rank 0's; every rank learns who differs.
+/// Compares the names, shapes, dtypes, trained flags and settings of all ranks with rank 0's. The error names the ranks that
+/// differ, on every rank.
 pub(crate) fn check_same_model(
     model: &(impl Parameters + ?Sized),
     settings: &str,
@@ -144,7 +141,7 @@ fn others(all: &[i64], each: usize) -> Option<Vec<usize>> {
     (!ranks.is_empty()).then_some(ranks)
 }
 
-/// Gives all ranks `root`'s small tensors, those of a dtype and device in one message.
+/// Broadcasts `root`'s small tensors; those of one dtype and device travel in one message.
 pub(crate) fn broadcast_coalesced(tensors: &[Tensor], root: usize, comm: &Comm) -> Result<()> {
     let mut kinds: Vec<(DType, Device)> = tensors.iter().map(|t| (t.dtype(), t.device())).collect();
     kinds.sort_by_key(|kind| tensors.iter().position(|t| (t.dtype(), t.device()) == *kind));

@@ -1,8 +1,8 @@
-//! [`Ddp`]: gradients added over the ranks while backward runs.
+//! [`Ddp`]: gradients are added over the ranks while backward runs.
 //!
-//! Each gradient lies in a view of its bucket's buffer, so that what is sent is what the optimizer reads. A hook behind
-//! every parameter counts arrivals; a full bucket is launched when those before it were. Gradients are only added: a
-//! loss divided by the tokens of the *global* batch needs no division after ([`super::Average::Sum`]).
+//! Each gradient is a view of its bucket's buffer, so the buffer that is sent is the one that the optimizer reads. A hook of
+//! every parameter counts arrivals; a full bucket starts when the buckets before it have started. Gradients are only added: a
+//! loss that is divided by the tokens of the *global* batch needs no division afterwards ([`super::Average::Sum`]).
 
 use std::sync::{Arc, Mutex, Weak};
 
@@ -10,7 +10,7 @@ use phalanx_nn::autograd::{HookHandle, Var};
 use phalanx_nn::{Buffer, Entry, Holder, Parameter, Parameters, Usage, load_state_dict, state_dict};
 use phalanx_tensor::Tensor;
 
-use super::join::{Move, Uneven};
+use super::join::{NextAction, Uneven};
 use super::reducer::{Reducer, Roles};
 use super::{DataParallel, DdpConfig, Entries, NoSync, Synchronise, consistency};
 use crate::comm::{Comm, Traffic};
@@ -35,8 +35,8 @@ use crate::{Error, Result};
 /// assert_eq!(grads.unwrap(), [[3.0], [3.0]]);
 /// ```
 ///
-/// Backward passes are [`Ddp::backward`]'s: `loss.backward()` is refused. The model stays as it is: who adds, freezes, unfreezes
-/// or replaces parameters makes a new `Ddp`, which takes the model over; the next pass of the old one is an error.
+/// Call [`Ddp::backward`]; `loss.backward()` is refused. After parameters were added, frozen, unfrozen or replaced, make a new
+/// `Ddp`, which takes the model over; the next pass of the old one is an error.
 pub struct Ddp {
     pub(super) reducer: Arc<Reducer>,
     /// All, and whether each is trained.
@@ -52,8 +52,8 @@ pub struct Ddp {
 }
 
 impl Ddp {
-    /// Gives all ranks rank 0's values and takes the trained parameters' gradients in hand. All ranks of `comm` call it
-    /// with models of the same parameters.
+    /// Gives all ranks rank 0's values, and puts the gradients of the trained parameters into buckets. All ranks of `comm`
+    /// call it with models of the same parameters.
     ///
     /// # Errors
     /// If the ranks hold different models or have different settings, which are named; if the model's values are spread by a
@@ -61,7 +61,7 @@ impl Ddp {
     /// lane.
     pub fn new(model: &(impl Parameters + ?Sized), comm: Comm, config: DdpConfig) -> Result<Ddp> {
         consistency::check_values("Ddp", model)?;
-        consistency::check_same_model(model, &config.told(), &comm)?;
+        consistency::check_same_model(model, &config.shared_settings(), &comm)?;
         let mut buffers = Vec::new();
         model.visit("", &mut |_, entry| {
             if let Entry::Buffer(buffer) = entry {
@@ -79,7 +79,7 @@ impl Ddp {
         let reducer = Arc::new(Reducer::new(trained, is_local, comm.clone(), config)?);
         let synchronise = Synchronise::default();
         let mut hooks = Vec::new();
-        let hands: Arc<dyn Holder> = Arc::new(Hands(Arc::downgrade(&reducer)));
+        let hands: Arc<dyn Holder> = Arc::new(DdpHolder(Arc::downgrade(&reducer)));
         for (number, (parameter, leaf)) in reducer.leaves().iter().enumerate() {
             parameter.hand_to(hands.clone());
             // The reducer holds the parameters and they the hooks, so the hooks hold it weakly.
@@ -132,23 +132,23 @@ impl Ddp {
         pass().inspect_err(|error: &Error| self.comm.fail(&error.to_string()))
     }
 
-    /// What [`Ddp::backward`] does before the backward pass, for those who run that themselves, whether it synchronises or not.
+    /// The part of [`Ddp::backward`] before the backward pass, for callers that run the pass themselves, synchronised or not.
     /// Several passes may follow, of which the last synchronises.
     ///
     /// # Errors
-    /// If a parameter was frozen, unfrozen or replaced since this was made, or is in the hands of a later wrapper; if gradients
+    /// If a parameter was frozen, unfrozen or replaced since this was made, or was taken over by a later wrapper; if gradients
     /// of a refused pass are there; inside [`Ddp::join`], if other ranks do something else; or as [`crate::comm::Pending::wait`].
     pub fn begin(&self) -> Result<()> {
         self.check()?;
         let uneven = self.uneven().is_some();
         if uneven && self.synchronise.is_on() {
-            self.announce(Move::Pass)?;
+            self.announce(NextAction::Pass)?;
         }
         self.reducer.begin(self.roles())
     }
 
-    /// What [`Ddp::backward`] does after the backward pass, for those who run that themselves: launches what is left,
-    /// waits for all buckets, gives all ranks rank 0's buffers ([`DdpConfig::broadcast_buffers`]).
+    /// The part of [`Ddp::backward`] after the backward pass, for callers that run the pass themselves: starts the buckets
+    /// that are left, waits for all buckets, gives all ranks rank 0's buffers ([`DdpConfig::broadcast_buffers`]).
     ///
     /// # Errors
     /// If no pass has begun; if a parameter got no gradient (see [`DdpConfig::find_unused`]), or as [`crate::comm::Pending::wait`].
@@ -160,7 +160,7 @@ impl Ddp {
         }
     }
 
-    /// What ranks do together after the buckets of a pass.
+    /// The collectives after the buckets of a pass.
     pub(super) fn end_pass(&self) -> Result<()> {
         if self.broadcasts { self.send_buffers(self.roles().first) } else { Ok(()) }
     }
@@ -191,7 +191,7 @@ impl Ddp {
         self.send_buffers(root)
     }
 
-    /// Who takes part in passes now.
+    /// The roles of the ranks in a pass now.
     pub(super) fn roles(&self) -> Roles {
         self.uneven().map_or(Roles { first: 0, divisor: self.comm.size() }, |(_, roles)| roles)
     }
@@ -206,14 +206,14 @@ impl Ddp {
     }
 }
 
-/// [`Ddp`](super::Ddp)'s.
-pub(super) struct Hands(pub(super) Weak<Reducer>);
+/// Answers, for the parameters of a [`Ddp`], what other code may do with them.
+pub(super) struct DdpHolder(pub(super) Weak<Reducer>);
 
-impl Holder for Hands {
+impl Holder for DdpHolder {
     fn refusal(&self, usage: Usage) -> Option<&'static str> {
         match usage {
             Usage::Update => {
-                self.0.upgrade().filter(|reducer| reducer.has_local()).map(|_| consistency::LOCAL)
+                self.0.upgrade().filter(|reducer| reducer.has_unreduced()).map(|_| consistency::UNREDUCED)
             }
             Usage::Gradients => Some("has its gradients in Ddp's buckets: choose `DdpConfig::grad_dtype`"),
             Usage::Norm | Usage::ZeroGrad => None,

@@ -1,4 +1,3 @@
-//! (data_parallel/power_sgd/mod.rs)
 //! [`PowerSgd`]: gradients of matrices sent as two thin factors, with what they leave out added to the next.
 //!
 //! For a parameter's gradient `G` [n, m] on one of the ranks, with its residual `E` and a `Q` [m, r] that all share:
@@ -18,12 +17,6 @@
 //!
 //! Source: Vogels, Karimireddy, Jaggi: PowerSGD (NeurIPS 2019), algorithms 1 and 2; options as in PyTorch's
 //! `powerSGD_hook`.
-//!
-//! (data_parallel/power_sgd/matrix.rs)
-//! [`Matrix`]: a gradient that is sent as factors. [`Flat`]: tensors of one message.
-//!
-//! (data_parallel/power_sgd/orthonormal.rs)
-//! Columns of length 1 at right angles to each other, by Gram and Schmidt's method in f64.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -77,7 +70,7 @@ pub struct PowerSgd {
     memory: Arc<Mutex<HashMap<usize, Memory>>>,
 }
 
-/// What is kept of a parameter.
+/// A parameter's passes, residual and factor.
 #[derive(Default)]
 struct Memory {
     passes: u64,
@@ -108,7 +101,7 @@ impl PowerSgd {
         lock(&self.memory).get(&parameter)?.residual.clone()
     }
 
-    /// Counts a pass and makes of a gradient what is sent as factors; `None` if it goes whole.
+    /// Counts a pass, and returns the matrix whose factors are sent; `None` if the gradient is sent whole.
     fn matrix(&self, number: usize, view: &Tensor) -> Result<Option<Matrix>> {
         let config = &self.config;
         let mut all = lock(&self.memory);
@@ -184,7 +177,7 @@ fn second_half(
         kernels::copy_(q, &own)?;
         if config.feedback {
             let residual = kernels::sub(&matrix.m, &kernels::matmul(&base, &own.transpose(0, 1)?)?)?;
-            // A gradient that is no number is no reason to send none for ever.
+            // A residual with a NaN would make all later gradients NaN.
             let sound = residual.device().is_meta() || !kernels::any_nan(&residual)?;
             lock(memory).entry(matrix.number).or_default().residual = sound.then_some(residual);
         }
@@ -231,7 +224,7 @@ pub(super) fn worth(config: &PowerSgdConfig, shape: &[usize]) -> Option<(usize, 
     (sent * config.min_rate < (rows * columns) as f64).then_some((rows, columns, rank))
 }
 
-/// Tensors side by side.
+/// Tensors side by side in one message.
 pub(super) struct Flat {
     pub(super) all: Tensor,
     pub(super) parts: Vec<Tensor>,
@@ -254,7 +247,7 @@ impl Flat {
     }
 }
 
-/// What of a column must be new for it to count as a direction of its own.
+/// The fraction of a column's length that must be new for it to count as a direction of its own.
 const NEW: f64 = 1e-10;
 
 /// An orthonormal basis of what the columns of `matrix` [n, r] span, r <= n; `epsilon` is added to lengths that are

@@ -1,4 +1,3 @@
-//! (data_parallel/sync_batch_norm/mod.rs)
 //! [`SyncBatchNorm`]: normalisation over the batch of all ranks.
 //!
 //! For `x` [N, C, ...] on each rank: `y = (x - mean) / sqrt(var + eps) * w + b` with each channel's mean and variance over
@@ -9,15 +8,6 @@
 //! Two messages: forward, each rank's count, means and sums of squared deviations, merged in order of the ranks; backward,
 //! the two sums. All ranks take part in both, those without rows too.
 //! Source: Ioffe, Szegedy: Batch Normalization (2015); Chan, Golub, LeVeque: Updating formulae (1979).
-//!
-//! (data_parallel/sync_batch_norm/moments.rs)
-//! [`Moments`]: count, means and squared deviations of the channels, and how those of several parts become one.
-//!
-//! (data_parallel/sync_batch_norm/recorded.rs)
-//! The backward pass of the synchronised normalisation.
-//!
-//! (data_parallel/sync_batch_norm/sum_over_ranks.rs)
-//! [`SumOverRanks`]: the sum of all ranks' tensors, as a differentiable operation.
 
 use phalanx_kernels as kernels;
 use phalanx_nn::autograd::{
@@ -133,7 +123,7 @@ pub(crate) struct Moments {
 }
 
 impl Moments {
-    /// Of this rank's batch, perhaps of no rows.
+    /// The moments of this rank's batch, which may have no rows.
     pub(super) fn of(x: &Tensor) -> Result<Moments> {
         let channels = x.shape()[1];
         let count = x.numel().checked_div(channels).unwrap_or(0) as f64;
@@ -147,7 +137,7 @@ impl Moments {
         Ok(Moments { count, mean, squares: variance.into_iter().map(|v| v * count).collect() })
     }
 
-    /// Of all ranks' batches; the same bits on all.
+    /// The moments of all ranks' batches together; the same bits on all ranks.
     pub(super) fn merged(&self, comm: &Comm) -> Result<Moments> {
         let numbers: Vec<f64> = [self.count].iter().chain(&self.mean).chain(&self.squares).copied().collect();
         let own = Tensor::from_slice(&numbers, &[numbers.len()], Device::CPU)?;
@@ -164,7 +154,7 @@ impl Moments {
         Ok(all.chunks_exact(numbers.len()).map(of).fold(nothing, Moments::with))
     }
 
-    /// Of both parts together, by Chan, Golub and LeVeque's formula; never a difference of large squares.
+    /// The moments of both parts together, by Chan, Golub and LeVeque's formula; never a difference of large squares.
     pub(crate) fn with(mut self, part: Moments) -> Moments {
         if self.count == 0.0 || part.count == 0.0 {
             return if self.count == 0.0 { part } else { self };
@@ -204,7 +194,7 @@ impl Moments {
     }
 }
 
-/// What the forward pass leaves.
+/// What the backward pass needs of the forward pass.
 pub(super) struct Recorded {
     pub(super) x: Saved,
     /// Saved only if the gradient of x is wanted.

@@ -1,8 +1,5 @@
-//! (data_parallel/wrapper.rs)
-//! [`DataParallel`]: what a training loop needs of ranks that share a batch, whatever each of them keeps.
-//!
-//! (data_parallel/no_sync.rs)
-//! [`NoSync`]: while it lives, backward passes only accumulate.
+//! [`DataParallel`]: the calls that a training loop makes to ranks that share a batch, whatever each rank keeps. [`NoSync`] and
+//! [`Gathered`] are its guards, [`Alone`] its implementation for one device.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -26,7 +23,7 @@ pub type Entries = Vec<(String, Tensor)>;
 ///             backward(loss); grad_norm(); optimizer.step_scaled(..); updated(); zero_grad()
 /// ```
 ///
-/// What is written out below holds where every rank keeps everything.
+/// The default implementations hold where every rank keeps the whole model.
 pub trait DataParallel: Send + Sync {
     /// What an optimizer is built over: trained parameters, or this rank's parts of them.
     fn parameters(&self) -> Vec<Parameter>;
@@ -184,7 +181,7 @@ impl Gathered {
     }
 }
 
-/// One device that shares with nobody.
+/// One device without other ranks.
 pub struct Alone {
     parameters: Vec<Parameter>,
     synchronise: Synchronise,

@@ -1,8 +1,5 @@
-//! (engine/error.rs)
-//! What can go wrong with work that was handed to an engine.
-//!
-//! (engine/failure.rs)
-//! [`Failure`]: what went wrong first, and whom it has reached.
+//! [`Error`]: how work that was pushed to an engine can fail. [`Failure`]: the first error of a chain of operations, which
+//! poisons the variables that depend on it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,15 +10,15 @@ use super::sync::{Mutex, lock};
 /// The engine's results.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Whatever an operation may fail with.
+/// An operation's own error, of any type.
 pub type Cause = Box<dyn std::error::Error + Send + Sync>;
 
-/// An error of the engine or of an operation it ran. A failure is kept and handed out by reference, so it can be
-/// returned to all who wait for what it spoiled.
+/// An error of the engine or of an operation it ran. It is cheap to clone, since every wait for a
+/// poisoned variable returns it.
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// An operation returned an error: the root cause, however many operations it spoiled.
+    /// An operation returned an error: the root cause of all operations that were skipped because of it.
     #[error("engine: `{op}` failed: {cause}")]
     Failed {
         /// The operation.
@@ -135,7 +132,7 @@ impl Failure {
         self.lifted.load(Ordering::Relaxed)
     }
 
-    /// Of two root causes the one that was pushed first, so that it does not matter which of them was met first.
+    /// Keeps the root cause that was pushed first, whichever of the two was found first.
     pub(crate) fn first(slot: &mut Option<Arc<Failure>>, other: &Arc<Failure>) {
         if slot.as_ref().is_none_or(|failure| other.sequence < failure.sequence) {
             *slot = Some(other.clone());
@@ -146,7 +143,7 @@ impl Failure {
         self.reported.load(Ordering::Relaxed)
     }
 
-    /// Nobody needs to hear of it: it was reported, and no variable is poisoned by it. The list's is the last handle.
+    /// Whether it was reported and poisons no variable: then the list's handle is the last one.
     fn settled(self: &Arc<Failure>) -> bool {
         self.reported() && Arc::strong_count(self) == 1
     }
@@ -162,9 +159,9 @@ impl Failures {
 
     pub(crate) fn add(&self, failure: &Arc<Failure>) {
         let mut list = lock(&self.0);
-        // Each is asked once whether it poisons anything: the answer may change meanwhile.
+        // Each failure is asked once whether it poisons a variable, since the answer may change meanwhile.
         let poisons: Vec<bool> = list.iter().map(|f| Arc::strong_count(f) > 1).collect();
-        // Of those that poison nothing the first is enough to report, so the list does not grow without end.
+        // Of the failures that poison nothing, only the first is ever reported. The others go, so the list stays short.
         let idle = list.iter().zip(&poisons).filter(|(f, poisons)| !**poisons && !f.reported());
         let first = idle.map(|(f, _)| f.sequence).min();
         let mut poisons = poisons.into_iter();

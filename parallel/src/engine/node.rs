@@ -1,13 +1,10 @@
-//! (engine/node.rs)
-//! [`Node`]: an operation that was pushed, until it has run.
-//!
-//! (engine/spare.rs)
-//! [`Spare`]: nodes that have run and wait to be used again.
+//! [`Node`]: an operation between its push and its end. [`FreeList`]: nodes that have run, kept for the next pushes.
 //!
 //! ```text
-//! push <── near <──(all at once)── far <──(a batch at a time)── workers
+//! push ◄── near ◄──(the whole list at once)── far ◄──(a batch at a time)── workers
 //! ```
-//! One thread allocates what another frees: the allocator's locks would cost more than the rest of a push.
+//! The pushing thread allocates what workers would free. Reuse avoids the allocator's locks, which would cost more than the
+//! rest of a push.
 
 use std::any::Any;
 use std::borrow::Cow;
@@ -23,9 +20,9 @@ use super::sync::{AtomicU32, AtomicU64, Mutex, Padded, get_mut, lock};
 use super::variable::{Access, Variable};
 use crate::panics::message;
 
-/// An operation and what it waits for. It is used again when it has run ([`super::node`]).
+/// An operation and what it waits for. It is reused when it has run ([`FreeList`]).
 pub(crate) struct Node {
-    /// Variables that it has not been granted yet.
+    /// How many variables have not granted it access yet.
     pub(crate) waits: AtomicU32,
     /// The runner's number of the lane.
     pub(crate) lane: u32,
@@ -41,15 +38,15 @@ pub(crate) struct Node {
 
 type Uses = SmallVec<[(Variable, Access); 2]>;
 
-/// What an operation does, the context it was pushed in, and the failure of what it uses.
+/// An operation's closure, the context it was pushed in, and the failure that poisons one of its variables.
 struct Job {
-    /// `None` before the node's first use. Its allocation serves the next operation that does the same.
+    /// `None` before the node's first use. The box is reused by the next closure of the same type.
     work: Option<Box<dyn Work>>,
     context: Context,
     taint: Option<Arc<Failure>>,
 }
 
-/// A closure that runs once, and its place afterwards. It is told of the failure of what the operation uses.
+/// A closure that runs once; afterwards its empty place. It gets the failure that poisons the operation's variables.
 trait Work: Any + Send {
     fn run(&mut self, taint: Option<Arc<Failure>>) -> Result<(), Cause>;
     fn clear(&mut self);
@@ -65,19 +62,19 @@ impl<F: FnOnce(Option<Arc<Failure>>) -> Result<(), Cause> + Send + 'static> Work
     }
 }
 
-/// What sets some operations apart.
+/// How the engine treats an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Skipped if a variable is poisoned.
     Plain,
-    /// Frees a variable, poisoned or not; nobody uses it afterwards.
+    /// Frees a variable, poisoned or not. It is the variable's last operation.
     Delete,
-    /// Tells somebody who waits, on whatever thread it is granted, and takes the variable's poison.
+    /// Wakes a thread that waits, from the thread that grants it access, and takes the variable's poison.
     Wait,
 }
 
 /// How an operation ended.
-pub(crate) enum Ended {
+pub(crate) enum Outcome {
     Done,
     /// It did not run, for this reason.
     Skipped(Arc<Failure>),
@@ -114,23 +111,23 @@ impl Node {
         }
     }
 
-    /// Lets go of what it used.
+    /// Drops its handles of variables.
     pub(crate) fn clear(&mut self) {
         self.uses.clear();
         self.name = Cow::Borrowed("");
     }
 
-    /// Notes that a variable is poisoned.
+    /// Records the failure that poisons one of its variables.
     pub(crate) fn taint(&self, failure: &Arc<Failure>) {
         Failure::first(&mut lock(&self.job).taint, failure);
     }
 
-    /// Does what it is for, or skips it if a variable is poisoned.
-    pub(crate) fn run(&self) -> Ended {
+    /// Runs the closure, or skips it if a variable is poisoned.
+    pub(crate) fn run(&self) -> Outcome {
         let Job { work, context, taint } = &mut *lock(&self.job);
         let failure = taint.take();
         let skipped = failure.clone().filter(|_| self.kind == Kind::Plain);
-        // What the closure holds may panic too when it is dropped.
+        // Values that the closure holds may panic when they are dropped, so clearing is inside as well.
         let run = || match work {
             Some(work) if skipped.is_none() => {
                 let _guard = context.enter();
@@ -142,9 +139,9 @@ impl Node {
             }
         };
         match catch_unwind(AssertUnwindSafe(run)) {
-            Err(panic) => Ended::Failed(Reason::Panic(message(panic.as_ref()))),
-            Ok(Err(cause)) => Ended::Failed(Reason::Error(cause)),
-            Ok(Ok(())) => skipped.map_or(Ended::Done, Ended::Skipped),
+            Err(panic) => Outcome::Failed(Reason::Panic(message(panic.as_ref()))),
+            Ok(Err(cause)) => Outcome::Failed(Reason::Error(cause)),
+            Ok(Ok(())) => skipped.map_or(Outcome::Done, Outcome::Skipped),
         }
     }
 
@@ -154,7 +151,7 @@ impl Node {
     }
 }
 
-/// Puts each variable once into `uses`, written if it is in both lists, in the one order in which all lock them.
+/// Puts each variable once into `uses`, written if it is in both lists, in the order in which all operations lock them.
 fn fill(uses: &mut Uses, reads: &[&Variable], mutates: &[&Variable]) {
     mutates.iter().for_each(|&v| uses.push((v.clone(), Access::Write)));
     reads.iter().for_each(|&v| uses.push((v.clone(), Access::Read)));
@@ -164,23 +161,23 @@ fn fill(uses: &mut Uses, reads: &[&Variable], mutates: &[&Variable]) {
     }
 }
 
-/// Nodes that an engine keeps at most: some 15 MiB.
+/// How many nodes an engine keeps at most: some 15 MiB.
 const KEPT: usize = 1 << 16;
 
 /// Empty nodes of an engine.
-pub(crate) struct Spare {
+pub(crate) struct FreeList {
     /// Those that pushes take.
     near: Padded<Mutex<Vec<Arc<Node>>>>,
     /// Those that workers have brought back.
     far: Padded<Mutex<Vec<Arc<Node>>>>,
 }
 
-impl Spare {
-    pub(crate) fn new() -> Spare {
-        Spare { near: Padded(Mutex::new(Vec::new())), far: Padded(Mutex::new(Vec::new())) }
+impl FreeList {
+    pub(crate) fn new() -> FreeList {
+        FreeList { near: Padded(Mutex::new(Vec::new())), far: Padded(Mutex::new(Vec::new())) }
     }
 
-    /// A node that `fill` has filled.
+    /// A node, new or reused, after `fill`.
     pub(crate) fn take(&self, fill: impl FnOnce(&mut Node)) -> Arc<Node> {
         let mut near = lock(&self.near.0);
         if near.is_empty() {
@@ -193,7 +190,7 @@ impl Spare {
         node
     }
 
-    /// Keeps nodes that [`emptied`] returned.
+    /// Keeps nodes that [`recycled`] returned.
     pub(crate) fn keep(&self, nodes: impl IntoIterator<Item = Arc<Node>>) {
         let mut far = lock(&self.far.0);
         let room = KEPT.saturating_sub(far.len());
@@ -201,8 +198,8 @@ impl Spare {
     }
 }
 
-/// Lets a node that has run go of all it holds; the node, if nobody else has it.
-pub(crate) fn emptied(mut node: Arc<Node>) -> Option<Arc<Node>> {
+/// Empties a node that has run. Returns it if this was its last handle.
+pub(crate) fn recycled(mut node: Arc<Node>) -> Option<Arc<Node>> {
     Arc::get_mut(&mut node)?.clear();
     Some(node)
 }

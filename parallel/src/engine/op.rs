@@ -1,8 +1,5 @@
-//! (engine/op.rs)
-//! [`Op`]: what the engine is told about an operation. [`Lane`]: where it runs.
-//!
-//! (engine/config.rs)
-//! [`EngineConfig`]: which lanes a threaded engine has, and how many threads each.
+//! [`Op`]: what an operation tells the engine about itself. [`Lane`]: which threads run it. [`EngineConfig`]: the lanes of a
+//! threaded engine.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -40,8 +37,8 @@ impl<'a> Op<'a> {
         Op { mutates, ..self }
     }
 
-    /// Of the operations that could run on its lane the one of highest priority does, and of equals the one that
-    /// could first.
+    /// A lane runs the operation of the highest priority among those that may run; of equals, the one that became ready
+    /// first.
     pub fn priority(self, priority: i32) -> Op<'a> {
         Op { priority, ..self }
     }
@@ -52,12 +49,12 @@ impl<'a> Op<'a> {
     }
 }
 
-/// Threads of an engine with a queue of their own.
+/// Some of an engine's threads, with a queue of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Lane {
     /// A device's pool.
     Device(Device),
-    /// The lane for copies and communication, which no computation holds up.
+    /// The lane for copies and communication, so that they do not queue behind computation.
     Priority,
 }
 

@@ -1,57 +1,54 @@
-//! (engine/queue.rs)
-//! [`Queue`]: a lane's operations that may run, and the workers that look for one.
+//! [`ReadyQueue`]: the operations of a lane that may run, by priority, and the workers that take them.
 //!
 //! ```text
-//! push ──> inbox ──(all at once)──> levels ──> worker
+//! push ──► inbox ──(all at once)──► priority levels ──► worker
+//!          own lock                 own lock
 //! ```
-//! Who pushes and who runs meet as seldom as the order of priorities allows: a worker empties the inbox when it has nothing
-//! left, or when the inbox holds a higher priority than the levels do.
-//!
-//! (engine/levels.rs)
-//! [`Levels`]: a queue of priorities, first in first out within each.
+//! Pushing threads and workers seldom take the same lock: a worker empties the inbox only when the levels are empty, or when
+//! the inbox holds a higher priority than the levels do.
 
 use std::collections::VecDeque;
 
 use super::sync::{AtomicI64, AtomicUsize, Condvar, Mutex, MutexGuard, Ordering, Padded, lock, sleep, watch};
 
-/// Items by priority, for workers that watch before they sleep. Of equals the oldest comes first.
-pub(crate) struct Queue<T> {
-    /// Locked before the inbox where both are.
+/// Items by priority; of equal priority the oldest comes first. A worker that finds none spins for a while, then sleeps.
+pub(crate) struct ReadyQueue<T> {
+    /// A thread that takes both locks takes this one first.
     work: Padded<Mutex<Work<T>>>,
     inbox: Padded<Mutex<Inbox<T>>>,
     /// The highest priority in the inbox, or [`EMPTY`]. Written under the inbox's lock, and only when it changes.
     top: Padded<AtomicI64>,
-    /// Workers that sleep and have not been woken. Written under the inbox's lock; grows under both.
+    /// Workers that sleep and have not been woken. Written under the inbox's lock; increased under both locks.
     sleeping: AtomicUsize,
-    /// Items in the levels, for workers that watch.
+    /// How many items the levels hold, for workers that spin.
     left: Padded<AtomicUsize>,
     wake: Condvar,
 }
 
 const EMPTY: i64 = i64::MIN;
-/// Something other than [`EMPTY`], so that workers stop watching.
+/// A value other than [`EMPTY`], at which workers stop spinning.
 const CLOSED: i64 = i64::MIN + 1;
 
 struct Work<T> {
-    levels: Levels<T>,
-    /// Changes places with the inbox's items.
+    levels: PriorityLevels<T>,
+    /// The empty vector that is swapped with the inbox's items.
     spare: Vec<(i32, T)>,
 }
 
 struct Inbox<T> {
     items: Vec<(i32, T)>,
-    /// Workers that watch, and need not be woken.
+    /// Workers that spin, which need not be woken.
     watching: usize,
-    /// Workers that were woken and have not got up yet.
+    /// Workers that were woken and do not run yet.
     woken: usize,
     closed: bool,
 }
 
-impl<T> Queue<T> {
-    pub(crate) fn new() -> Queue<T> {
+impl<T> ReadyQueue<T> {
+    pub(crate) fn new() -> ReadyQueue<T> {
         let inbox = Inbox { items: Vec::new(), watching: 0, woken: 0, closed: false };
-        Queue {
-            work: Padded(Mutex::new(Work { levels: Levels::new(), spare: Vec::new() })),
+        ReadyQueue {
+            work: Padded(Mutex::new(Work { levels: PriorityLevels::new(), spare: Vec::new() })),
             inbox: Padded(Mutex::new(inbox)),
             top: Padded(AtomicI64::new(EMPTY)),
             sleeping: AtomicUsize::new(0),
@@ -60,7 +57,7 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Adds an item, and wakes a worker if none is coming for it.
+    /// Adds an item, and wakes a worker unless one is about to look.
     pub(crate) fn push(&self, priority: i32, item: T) {
         let mut inbox = lock(&self.inbox.0);
         inbox.items.push((priority, item));
@@ -71,8 +68,8 @@ impl<T> Queue<T> {
         self.wake(inbox, items);
     }
 
-    /// Adds items and takes the first of all; blocks until there is one. `None` when closed. Calls `idle` once if it
-    /// finds none at first.
+    /// Adds items, then takes the first item; blocks until there is one. `None` when the queue is closed. Calls `idle` once
+    /// if there is none at first.
     pub(crate) fn exchange(
         &self,
         items: impl ExactSizeIterator<Item = (i32, T)>,
@@ -101,7 +98,7 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Lets workers end when they find nothing.
+    /// Workers that find no item end from now on.
     pub(crate) fn close(&self) {
         let mut inbox = lock(&self.inbox.0);
         inbox.closed = true;
@@ -112,7 +109,8 @@ impl<T> Queue<T> {
         self.wake.notify_all();
     }
 
-    /// Moves the inbox's items to the levels: if one of them is the first of all, or if others are to come after them.
+    /// Moves the inbox's items to the levels, if one of them is the first of all, or if the caller has `others` to add
+    /// behind them.
     fn empty_inbox(&self, work: &mut Work<T>, others: bool) {
         let top = self.top.0.load(Ordering::Relaxed);
         if top == EMPTY || !(others || work.levels.top().is_none_or(|priority| i64::from(priority) < top)) {
@@ -126,21 +124,21 @@ impl<T> Queue<T> {
         spare.drain(..).for_each(|(priority, item)| levels.push(priority, item));
     }
 
-    /// The first item of the levels; wakes workers for the others.
+    /// Takes the first item of the levels, and wakes workers for the others.
     fn take(&self, work: &mut Work<T>) -> Option<T> {
         let item = work.levels.pop()?;
         let left = work.levels.len();
         if left > 0 || self.left.0.load(Ordering::Relaxed) > 0 {
             self.left.0.store(left, Ordering::Relaxed);
         }
-        // Whoever goes to sleep does so under the lock of the levels, and after a look at them.
+        // A worker goes to sleep under the lock of the levels, after it has found them empty.
         if left > 0 && self.sleeping.load(Ordering::Relaxed) > 0 {
             self.wake(lock(&self.inbox.0), left);
         }
         Some(item)
     }
 
-    /// Wakes a worker for each of `items` that none is coming for.
+    /// Wakes workers until there is one for each of `items`.
     fn wake(&self, mut inbox: MutexGuard<'_, Inbox<T>>, items: usize) {
         let sleeping = self.sleeping.load(Ordering::Relaxed);
         let wake = items.saturating_sub(inbox.watching + inbox.woken).min(sleeping);
@@ -152,7 +150,7 @@ impl<T> Queue<T> {
         (0..wake).for_each(|_| self.wake.notify_one());
     }
 
-    /// Sleeps until woken, unless there is work after all; whether to look again.
+    /// Sleeps until woken, unless there are items after all. Returns whether to look again.
     fn sleep(&self, work: MutexGuard<'_, Work<T>>) -> bool {
         let mut inbox = lock(&self.inbox.0);
         if !inbox.items.is_empty() || inbox.closed {
@@ -171,12 +169,12 @@ impl<T> Queue<T> {
     }
 }
 
-/// Items by priority. There are few different priorities at a time, so a level is found by a short search, and nothing
-/// is allocated once the levels have grown.
-pub(crate) struct Levels<T> {
+/// A queue for each priority, first in first out. There are few priorities at a time, so a binary search finds a level,
+/// and pushes do not allocate once the levels have grown.
+pub(crate) struct PriorityLevels<T> {
     /// Highest priority first.
     levels: Vec<(i32, VecDeque<T>)>,
-    /// No level before this one has items.
+    /// The levels before this one are empty.
     first: usize,
     len: usize,
 }
@@ -184,9 +182,9 @@ pub(crate) struct Levels<T> {
 /// Empty levels are kept until there are this many.
 const LEVELS: usize = 32;
 
-impl<T> Levels<T> {
-    pub(crate) fn new() -> Levels<T> {
-        Levels { levels: Vec::new(), first: 0, len: 0 }
+impl<T> PriorityLevels<T> {
+    pub(crate) fn new() -> PriorityLevels<T> {
+        PriorityLevels { levels: Vec::new(), first: 0, len: 0 }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -203,7 +201,7 @@ impl<T> Levels<T> {
         self.len += 1;
     }
 
-    /// The highest priority of an item.
+    /// The priority of the first item.
     pub(crate) fn top(&mut self) -> Option<i32> {
         while self.levels.get(self.first).is_some_and(|(_, level)| level.is_empty()) {
             self.first += 1;
@@ -241,7 +239,7 @@ mod tests {
 
     #[test]
     fn items_come_by_priority_and_then_by_age() {
-        let mut levels = Levels::new();
+        let mut levels = PriorityLevels::new();
         let mut expected = Vec::new();
         for round in 0..3 {
             for n in 0..500 {

@@ -1,25 +1,19 @@
-//! (engine/variable.rs)
-//! [`Variable`]: what operations are ordered by.
-//!
-//! (engine/fifo.rs)
-//! [`Fifo`]: who holds a variable and who waits for it.
+//! [`Variable`]: the thing by which operations are ordered. Its queue ([`Fifo`]) grants access; [`enter`] and [`leave`] move
+//! an operation through the queues of all its variables. Threads and lanes are not known here.
 //!
 //! ```text
-//!           holders        waiting, in the order of pushes
-//! granted:  R R            W  R R R  W      the write waits for both reads to leave,
-//!           W              R R R  W         the three reads for the write: then they come together
+//! queue of a variable
+//!            holders        waiting, in the order of the pushes
+//! granted:   R R            W  R R R  W      the write is granted when both reads have left,
+//!            W              R R R  W         the three reads when the write has left: all at once
+//!
+//! push ── enter ──(all queues grant)──► ready ── run ── leave ──► operations that are now granted everything
+//!           └──(some queue makes it wait)─────────^
 //! ```
 //!
-//! (engine/track.rs)
-//! Tracking: which operations may run. It knows neither threads nor lanes.
-//!
-//! ```text
-//! push ── enter ──(holds all it uses)──> ready ── run ── leave ──> those that now hold all they use
-//!           └──(waits in some queues)──────────^
-//! ```
-//! An operation enters the queues of all its variables at once, under all their locks. Were it otherwise, two threads
-//! that push operations on the same two variables could enter one queue in one order and the other in the other, and
-//! each operation would wait for the other for ever.
+//! An operation enters the queues of all its variables at once, under all their locks, in the order of the variables'
+//! numbers. Otherwise two threads that push operations on the same two variables could enter the two queues in opposite
+//! orders, and the two operations would wait for each other for ever.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -31,22 +25,22 @@ use super::error::{Error, Failure, Result};
 use super::node::{Kind, Node};
 use super::sync::{AtomicU32, AtomicU64, Mutex, MutexGuard, Ordering, lock};
 
-/// Something that operations read and mutate: a tensor, a bucket, a generator, a file. The engine knows nothing of it
-/// but this name. Clones are handles of one variable.
+/// Something that operations read and mutate: a tensor, a bucket, a generator, a file. The engine knows nothing else
+/// of it. Clones are handles of one variable.
 #[derive(Clone)]
 pub struct Variable(pub(crate) Arc<State>);
 
-/// What a variable is to the engine.
+/// A variable's identity and queue.
 pub(crate) struct State {
     /// Unique in the process; variables are locked in this order.
     pub(crate) id: u64,
     /// The engine it belongs to.
     pub(crate) engine: u64,
-    pub(crate) queue: Mutex<Queue>,
+    pub(crate) queue: Mutex<VariableQueue>,
 }
 
-/// Its queue and its condition.
-pub(crate) struct Queue {
+/// A variable's queue, version and poison.
+pub(crate) struct VariableQueue {
     pub(crate) fifo: Fifo<Arc<Node>>,
     /// Writes that have run.
     pub(crate) version: u64,
@@ -56,7 +50,7 @@ pub(crate) struct Queue {
 
 impl Variable {
     pub(crate) fn new(id: u64, engine: u64) -> Variable {
-        let queue = Queue { fifo: Fifo::new(), version: 0, poison: None, deleted: false };
+        let queue = VariableQueue { fifo: Fifo::new(), version: 0, poison: None, deleted: false };
         Variable(Arc::new(State { id, engine, queue: Mutex::new(queue) }))
     }
 
@@ -67,8 +61,8 @@ impl Variable {
     }
 }
 
-impl Queue {
-    /// Tells an operation whose turn has come what it must know about the variable.
+impl VariableQueue {
+    /// Passes the variable's poison on to an operation that was granted access. A wait takes the poison away.
     pub(crate) fn hand_to(poison: &mut Option<Arc<Failure>>, node: &Node) {
         poison.take_if(|failure| failure.lifted());
         if let Some(failure) = poison {
@@ -79,11 +73,11 @@ impl Queue {
         }
     }
 
-    /// Ends an access and calls `ready` with those operations that now hold all they need.
+    /// Ends an access, and calls `ready` with each operation that has now been granted all its variables.
     pub(crate) fn leave(&mut self, access: Access, mut ready: impl FnMut(Arc<Node>)) {
-        let Queue { fifo, poison, .. } = self;
+        let VariableQueue { fifo, poison, .. } = self;
         fifo.leave(access, |node| {
-            Queue::hand_to(poison, &node);
+            VariableQueue::hand_to(poison, &node);
             if granted(&node.waits) {
                 ready(node);
             }
@@ -91,7 +85,7 @@ impl Queue {
     }
 }
 
-/// Counts a grant; whether it was the last that the operation waited for.
+/// Counts a grant; true if it was the last one that the operation waited for.
 fn granted(waits: &AtomicU32) -> bool {
     waits.fetch_sub(1, Ordering::AcqRel) == 1
 }
@@ -125,17 +119,17 @@ impl<T> Fifo<T> {
         Fifo { holders: 0, waiting: VecDeque::new() }
     }
 
-    /// Grants an access at once, if nobody is before it.
+    /// Grants an access at once if no other operation waits before it.
     pub(crate) fn admit(&mut self, access: Access) -> bool {
         self.waiting.is_empty() && self.grant(access)
     }
 
-    /// Lets `op` wait for its turn.
+    /// Puts `op` at the end of the queue.
     pub(crate) fn wait(&mut self, access: Access, op: T) {
         self.waiting.push_back((access, op));
     }
 
-    /// Ends an access that was granted, and hands over those whose turn has come.
+    /// Ends an access that was granted, and calls `granted` with each operation whose turn has come.
     pub(crate) fn leave(&mut self, access: Access, mut granted: impl FnMut(T)) {
         match access {
             Access::Write => self.holders = 0,
@@ -163,39 +157,39 @@ impl<T> Fifo<T> {
     }
 }
 
-/// Operations that hold all they use.
+/// Operations that were granted all their variables.
 pub(crate) type Ready = SmallVec<[Arc<Node>; 4]>;
 
 /// Enters the queues of all variables that `node` uses, and takes its number from `pushed`. Returns the node if it
 /// waits for none of them.
 pub(crate) fn enter(node: Arc<Node>, pushed: &AtomicU64) -> Result<Option<Arc<Node>>> {
-    let mut queues: SmallVec<[MutexGuard<'_, Queue>; 2]> = SmallVec::new();
+    let mut queues: SmallVec<[MutexGuard<'_, VariableQueue>; 2]> = SmallVec::new();
     node.uses.iter().for_each(|(variable, _)| queues.push(lock(&variable.0.queue)));
     if let Some(at) = queues.iter().position(|queue| queue.deleted) {
         return Err(Error::Deleted { op: node.name.to_string(), variable: node.uses[at].0.0.id });
     }
     if node.kind != Kind::Wait {
-        // Numbered under the locks, numbers grow along every queue.
+        // The number is taken under the locks, so numbers ascend along every queue.
         node.sequence.store(pushed.fetch_add(1, Ordering::Relaxed), Ordering::Relaxed);
     }
     let mut waits = 0;
     for (queue, &(_, access)) in queues.iter_mut().zip(&node.uses) {
         queue.deleted = node.kind == Kind::Delete;
         if queue.fifo.admit(access) {
-            Queue::hand_to(&mut queue.poison, &node);
+            VariableQueue::hand_to(&mut queue.poison, &node);
         } else {
             queue.fifo.wait(access, node.clone());
             waits += 1;
         }
     }
-    // Nobody else has seen the node while the locks are held.
+    // No other thread sees the node before the locks are released.
     node.waits.store(waits, Ordering::Relaxed);
     drop(queues);
     Ok((waits == 0).then_some(node))
 }
 
-/// Leaves the queues, and adds to `ready` those whose turn has come. What `node` mutated is poisoned by `failure`, and
-/// has a new version if the node has `run`.
+/// Leaves the queues, and adds to `ready` the operations whose turn has come. The variables that `node` mutated are
+/// poisoned by `failure`, and have a new version if the node has `run`.
 pub(crate) fn leave(node: &Node, run: bool, failure: Option<&Arc<Failure>>, ready: &mut Ready) {
     for (variable, access) in &node.uses {
         let mut queue = lock(&variable.0.queue);

@@ -1,11 +1,7 @@
-//! (engine/progress.rs)
-//! [`Progress`]: how much was pushed and how much has run, and who waits for all of it.
+//! How threads wait for an engine: [`Progress`] for all operations, [`Signal`] for one variable.
 //!
-//! Each worker counts what it has run on a cache line of its own, and looks for somebody who waits only when it runs out
-//! of work. So the common case writes nothing that others read.
-//!
-//! (engine/signal.rs)
-//! [`Signal`]: how a wait for one variable hears that its turn has come.
+//! Each worker counts what it has run on a cache line of its own, and looks for waiting threads only when it runs out of
+//! work. So while there is work, a worker writes nothing that other threads read.
 
 use std::sync::Arc;
 
@@ -20,7 +16,7 @@ pub(crate) struct Progress {
     done: Vec<Padded<AtomicU64>>,
     /// Threads that wait for all.
     waiters: Padded<AtomicU64>,
-    /// How often a worker found that all had run while somebody waited.
+    /// How often a worker found that all operations had run while a thread waited.
     signals: AtomicU64,
     lock: Mutex<()>,
     wake: Condvar,
@@ -46,9 +42,10 @@ impl Progress {
 
     /// Called by a worker that runs out of work.
     pub(crate) fn idle(&self) {
-        // Either this sees who waits, or who waits sees the worker's last count: each writes before and reads after.
+        // This thread wrote its count before the fence and reads `waiters` after it; a waiting thread does the reverse.
+        // So this thread sees the waiting one, or the waiting one sees this thread's last count.
         fence(Ordering::SeqCst);
-        if self.waiters.0.load(Ordering::Relaxed) > 0 && self.quiet() {
+        if self.waiters.0.load(Ordering::Relaxed) > 0 && self.all_done() {
             let guard = lock(&self.lock);
             self.signals.fetch_add(1, Ordering::Release);
             drop(guard);
@@ -56,8 +53,8 @@ impl Progress {
         }
     }
 
-    /// Whether all that was pushed has run: true of the moment between the two reads, as both counts only grow.
-    pub(crate) fn quiet(&self) -> bool {
+    /// Whether all that was pushed has run. Both counts only grow, so if they are equal they were so between the reads.
+    pub(crate) fn all_done(&self) -> bool {
         let done: u64 = self.done.iter().map(|done| done.0.load(Ordering::Acquire)).sum();
         done == self.pushed.0.load(Ordering::Relaxed)
     }
@@ -68,7 +65,7 @@ impl Progress {
         loop {
             let seen = self.signals.load(Ordering::Acquire);
             fence(Ordering::SeqCst);
-            if self.quiet() {
+            if self.all_done() {
                 break;
             }
             let signalled = || self.signals.load(Ordering::Acquire) != seen;
@@ -82,35 +79,38 @@ impl Progress {
     }
 }
 
-/// Tells one thread. Its operation is granted a variable like any other, so all that was pushed before has run.
+/// Wakes one thread that waits for a variable. The wait is an operation in the variable's queue, so it is granted when
+/// everything pushed before it has run.
 pub(crate) struct Signal {
-    told: AtomicU32,
+    notified: AtomicU32,
     failure: Mutex<Option<Arc<Failure>>>,
     wake: Condvar,
 }
 
 impl Signal {
     pub(crate) fn new() -> Signal {
-        Signal { told: AtomicU32::new(0), failure: Mutex::new(None), wake: Condvar::new() }
+        Signal { notified: AtomicU32::new(0), failure: Mutex::new(None), wake: Condvar::new() }
     }
 
-    /// Blocks until told; the variable's failure.
+    /// Blocks until notified, and returns the variable's failure.
     pub(crate) fn wait(&self) -> Result<()> {
-        let told = || self.told.load(Ordering::Acquire) > 0;
-        watch(told);
+        let notified = || self.notified.load(Ordering::Acquire) > 0;
+        watch(notified);
         let mut failure = lock(&self.failure);
-        while !told() {
+        while !notified() {
             failure = sleep(&self.wake, failure);
         }
         failure.take().map_or(Ok(()), |failure| Err(failure.report()))
     }
 
-    /// What the operation does: tells, with the poison of the variable.
-    pub(crate) fn teller(self: Arc<Signal>) -> impl FnOnce(Option<Arc<Failure>>) -> Result<(), Cause> + Send {
+    /// The wait's operation: hands the variable's poison over and wakes the thread.
+    pub(crate) fn notifier(
+        self: Arc<Signal>,
+    ) -> impl FnOnce(Option<Arc<Failure>>) -> Result<(), Cause> + Send {
         move |poison| {
             let mut failure = lock(&self.failure);
             *failure = poison;
-            self.told.store(1, Ordering::Release);
+            self.notified.store(1, Ordering::Release);
             drop(failure);
             self.wake.notify_all();
             Ok(())

@@ -1,8 +1,5 @@
-//! (launch/seat.rs)
-//! [`Seat`]: the device that a rank computes on, and how it exchanges what is there.
-//!
-//! (launch/cores.rs)
-//! [`Cores`]: the ranks of one machine share its cores, so that their thread pools do not fight for them.
+//! [`RankDevices`]: which devices the ranks of a run compute on, and how tensors there are exchanged. [`Cores`]: the ranks of a
+//! machine share its cores, so that their thread pools do not compete.
 
 use std::num::NonZero;
 
@@ -13,49 +10,49 @@ use crate::comm::{Comm, Error, Result, shares};
 #[cfg(feature = "nccl")]
 use crate::comm::{NcclConfig, join_nccl};
 
-/// What the ranks of a run compute on.
+/// The devices of the ranks of a run.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) enum Seat {
+pub(super) enum RankDevices {
     /// CPUs, as logical devices.
     #[default]
     Cpu,
-    /// Nothing: shapes only.
+    /// Meta devices: shapes only.
     Meta,
-    /// A GPU each. What is there is exchanged by way of the host's memory.
+    /// A GPU each. Its tensors are exchanged by way of the host's memory.
     Cuda,
-    /// A GPU each. What is there is exchanged over NCCL.
+    /// A GPU each. Its tensors are exchanged over NCCL.
     #[cfg(feature = "nccl")]
     Nccl(NcclConfig),
 }
 
-impl Seat {
+impl RankDevices {
     /// The device of the rank of this number on its machine.
     pub(super) fn device(self, index: usize) -> Result<Device> {
         let index = u16::try_from(index).map_err(|_| Error::Launch(format!("got {} ranks", index + 1)))?;
         Ok(match self {
-            Seat::Cpu => Device::Cpu(index),
-            Seat::Meta => Device::Meta(index),
+            RankDevices::Cpu => Device::Cpu(index),
+            RankDevices::Meta => Device::Meta(index),
             _ => Device::Cuda(index),
         })
     }
 
-    /// Refuses what this machine has not: the rank of this number would find out late, and alone.
+    /// Refuses a device or library that this machine lacks, before ranks start: later a single rank would fail.
     pub(super) fn check(self, device: Device) -> Result<()> {
         if device.is_cuda() {
             device.gpu()?;
         }
         #[cfg(feature = "nccl")]
-        if matches!(self, Seat::Nccl(_)) {
+        if matches!(self, RankDevices::Nccl(_)) {
             crate::comm::check_nccl()?;
         }
         Ok(())
     }
 
-    /// The communicator of a rank whose ranks meet by `control`, and what is to be left at its end.
+    /// The communicator of a rank, made over `control`, and the session to leave at the rank's end.
     pub(super) fn join(self, control: &Comm, device: Device) -> Result<(Comm, Session)> {
         match self {
             #[cfg(feature = "nccl")]
-            Seat::Nccl(config) => {
+            RankDevices::Nccl(config) => {
                 let (session, comm) = join_nccl(control.clone(), device, config)?;
                 Ok((comm, Session(Some(session))))
             }
@@ -64,7 +61,7 @@ impl Seat {
     }
 }
 
-/// What a rank leaves after its work, before it leaves the run.
+/// A rank's use of NCCL, left after its work and before it leaves the run.
 #[derive(Debug, Default)]
 pub(super) struct Session(
     #[cfg(feature = "nccl")] Option<crate::comm::NcclSession>,
@@ -72,7 +69,7 @@ pub(super) struct Session(
 );
 
 impl Session {
-    /// Waits until what is under way has ended.
+    /// Waits until all calls under way have ended.
     pub(super) fn leave(self) {
         #[cfg(feature = "nccl")]
         if let Some(session) = self.0 {

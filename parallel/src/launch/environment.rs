@@ -1,8 +1,5 @@
-//! (launch/environment.rs)
-//! [`environment`]: this process as one rank of a run that a launcher has started.
-//!
-//! (launch/place.rs)
-//! [`Place`]: what the launcher of processes has told this one, through its environment.
+//! [`environment`]: this process as one rank of a run that a launcher has started. [`WorkerEnv`]: the rank, size and address that
+//! the launcher gave this process in its environment.
 
 use std::fmt::Display;
 use std::sync::mpsc::channel;
@@ -10,7 +7,7 @@ use std::time::Duration;
 
 use phalanx_tensor::Device;
 
-use super::devices::{Cores, Seat};
+use super::devices::{Cores, RankDevices};
 use super::rendezvous::rendezvous;
 use super::{Rank, TIMEOUT};
 use crate::comm::wire::tcp::Tcp;
@@ -28,10 +25,10 @@ pub fn environment<T, E: Display>(f: impl FnOnce(Rank) -> Result<T, E>) -> Resul
 
 /// Whether a launcher has started this process as one of several, as far as its environment says.
 pub fn is_launched() -> bool {
-    Place::is_named(|name| std::env::var(name).ok())
+    WorkerEnv::is_named(|name| std::env::var(name).ok())
 }
 
-/// What carries messages between processes.
+/// The transport of messages between processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backend {
     /// Sockets. Ranks meet at `MASTER_ADDR:MASTER_PORT`.
@@ -44,19 +41,25 @@ pub enum Backend {
 /// How this process joins a run whose processes were started by `mpirun`, `srun`, `torchrun` or anything that sets
 /// `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`. Without any it is a run of one rank.
 ///
-/// Sockets are neither encrypted nor authenticated: whoever reaches rank 0's port while ranks are awaited can take part.
+/// Sockets are neither encrypted nor authenticated: any process that reaches rank 0's port while ranks are awaited can join.
 #[derive(Clone, Debug)]
 pub struct Environment {
-    place: Option<Place>,
+    place: Option<WorkerEnv>,
     backend: Backend,
     timeout: Duration,
     cores: Option<usize>,
-    seat: Seat,
+    devices: RankDevices,
 }
 
 impl Default for Environment {
     fn default() -> Environment {
-        Environment { place: None, backend: Backend::Tcp, timeout: TIMEOUT, cores: None, seat: Seat::Cpu }
+        Environment {
+            place: None,
+            backend: Backend::Tcp,
+            timeout: TIMEOUT,
+            cores: None,
+            devices: RankDevices::Cpu,
+        }
     }
 }
 
@@ -69,7 +72,7 @@ impl Environment {
     /// As rank `rank` of `size` on this machine, meeting at port `port` of it, whatever the environment says.
     pub fn local(mut self, rank: usize, size: usize, port: u16) -> Environment {
         let (local_rank, local_size, master) = (rank, size, ("127.0.0.1".into(), port));
-        self.place = Some(Place { rank, size, local_rank, local_size, master });
+        self.place = Some(WorkerEnv { rank, size, local_rank, local_size, master });
         self
     }
 
@@ -91,16 +94,17 @@ impl Environment {
         self
     }
 
-    /// Each rank on a GPU of its machine, by its number there. What is there is exchanged by way of the host's memory.
+    /// Each rank on a GPU of its machine, by its number there. Its tensors are
+    /// exchanged by way of the host's memory.
     pub fn cuda(mut self) -> Environment {
-        self.seat = Seat::Cuda;
+        self.devices = RankDevices::Cuda;
         self
     }
 
-    /// [`Environment::cuda`], but what is on the GPUs is exchanged over NCCL.
+    /// [`Environment::cuda`], but tensors on the GPUs are exchanged over NCCL.
     #[cfg(feature = "nccl")]
     pub fn nccl(mut self, config: crate::comm::NcclConfig) -> Environment {
-        self.seat = Seat::Nccl(config);
+        self.devices = RankDevices::Nccl(config);
         self
     }
 
@@ -111,16 +115,16 @@ impl Environment {
     pub fn run<T, E: Display>(self, f: impl FnOnce(Rank) -> Result<T, E>) -> Result<T> {
         let place = match &self.place {
             Some(place) => place.clone().checked()?,
-            None => Place::find(|name| std::env::var(name).ok())?,
+            None => WorkerEnv::find(|name| std::env::var(name).ok())?,
         };
         let _cores = Cores::share(self.cores, place.local_size, &[(place.local_rank, Device::CPU)])?;
-        let (seat, local) = (self.seat, place.local_rank);
+        let (devices, local) = (self.devices, place.local_rank);
         let (mut process, control) = self.join(place)?;
-        // Whoever has no GPU says so to all.
+        // A rank without a GPU ends the run of all ranks.
         let seated = caught(|| {
             // Processes share no memory: their CPUs need no numbers.
-            let device = if let Seat::Cpu = seat { Device::CPU } else { seat.device(local)? };
-            seat.join(&control, device).map(|(comm, session)| (Rank::new(comm, device), session))
+            let device = if let RankDevices::Cpu = devices { Device::CPU } else { devices.device(local)? };
+            devices.join(&control, device).map(|(comm, session)| (Rank::new(comm, device), session))
         });
         let outcome = seated.map_err(|cause| control.fail(&cause)).and_then(|(me, session)| {
             let outcome = caught(|| f(me)).map_err(|cause| control.fail(&cause));
@@ -136,8 +140,8 @@ impl Environment {
         }
     }
 
-    fn join(self, place: Place) -> Result<(Process, Comm)> {
-        let Place { rank, size, master: (host, port), .. } = place;
+    fn join(self, place: WorkerEnv) -> Result<(Process, Comm)> {
+        let WorkerEnv { rank, size, master: (host, port), .. } = place;
         let timeout = self.timeout;
         let (events, heard) = channel();
         let told = events.clone();
@@ -158,12 +162,12 @@ impl Environment {
     }
 }
 
-/// This process among those of the run.
+/// This process's rank in the run.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct WorkerEnv {
     pub(super) rank: usize,
     pub(super) size: usize,
-    /// Among those of this machine.
+    /// The rank among the processes of this machine.
     pub(super) local_rank: usize,
     pub(super) local_size: usize,
     /// Where rank 0 listens.
@@ -187,19 +191,19 @@ const NAMES: [[&str; 4]; 4] = [
 /// Where rank 0 listens unless told otherwise.
 const PORT: u16 = 29_500;
 
-impl Place {
+impl WorkerEnv {
     /// From variables; the first launcher that names a rank counts. A process that no launcher has started is alone.
     ///
     /// # Errors
     /// If a variable is no number, the rank is not below the size, or several machines have no address to meet at.
-    pub(super) fn find(variable: impl Fn(&str) -> Option<String>) -> Result<Place> {
+    pub(super) fn find(variable: impl Fn(&str) -> Option<String>) -> Result<WorkerEnv> {
         let number = |name: &str| -> Result<Option<usize>> {
             let wrong = |text: &String| Error::Launch(format!("got {name}={text}, wanted a number"));
             variable(name).map(|text| text.trim().parse().map_err(|_| wrong(&text))).transpose()
         };
-        let Some(names) = Place::names(&variable) else {
+        let Some(names) = WorkerEnv::names(&variable) else {
             let master = ("127.0.0.1".into(), PORT);
-            return Ok(Place { rank: 0, size: 1, local_rank: 0, local_size: 1, master });
+            return Ok(WorkerEnv { rank: 0, size: 1, local_rank: 0, local_size: 1, master });
         };
         let (rank, size) = (number(names[0])?.unwrap_or(0), number(names[1])?.unwrap_or(1));
         let local_size = number(names[3])?.filter(|&n| n > 0 && n <= size);
@@ -218,20 +222,20 @@ impl Place {
         let master = (address, u16::try_from(port).map_err(wrong)?);
         let local_size = local_size.unwrap_or(size);
         let local_rank = local_rank.unwrap_or(rank % local_size.max(1));
-        Place { rank, size, local_rank, local_size, master }.checked()
+        WorkerEnv { rank, size, local_rank, local_size, master }.checked()
     }
 
     /// Whether a launcher has named a rank.
     pub(super) fn is_named(variable: impl Fn(&str) -> Option<String>) -> bool {
-        Place::names(&variable).is_some()
+        WorkerEnv::names(&variable).is_some()
     }
 
     fn names(variable: &impl Fn(&str) -> Option<String>) -> Option<&'static [&'static str; 4]> {
         NAMES.iter().find(|names| variable(names[0]).is_some() && variable(names[1]).is_some())
     }
 
-    /// This, if there is such a rank.
-    pub(super) fn checked(self) -> Result<Place> {
+    /// Itself, if the rank is below the size.
+    pub(super) fn checked(self) -> Result<WorkerEnv> {
         let why = || Error::Launch(format!("got rank {} of {}, wanted one below that", self.rank, self.size));
         if self.rank < self.size { Ok(self) } else { Err(why()) }
     }
@@ -241,13 +245,13 @@ impl Place {
 mod tests {
     use super::*;
 
-    fn find(variables: &[(&str, &str)]) -> Result<Place> {
-        Place::find(|name| variables.iter().find(|(n, _)| *n == name).map(|(_, value)| value.to_string()))
+    fn find(variables: &[(&str, &str)]) -> Result<WorkerEnv> {
+        WorkerEnv::find(|name| variables.iter().find(|(n, _)| *n == name).map(|(_, value)| value.to_string()))
     }
 
-    fn place(rank: usize, size: usize, local: (usize, usize), master: (&str, u16)) -> Place {
+    fn place(rank: usize, size: usize, local: (usize, usize), master: (&str, u16)) -> WorkerEnv {
         let master = (master.0.into(), master.1);
-        Place { rank, size, local_rank: local.0, local_size: local.1, master }
+        WorkerEnv { rank, size, local_rank: local.0, local_size: local.1, master }
     }
 
     #[test]
@@ -256,7 +260,7 @@ mod tests {
         assert_eq!(find(&[]).unwrap(), alone);
         assert_eq!(find(&[("RANK", "0")]).unwrap(), alone);
         let named =
-            |variables: &[&str]| Place::is_named(|name| variables.contains(&name).then(|| "1".into()));
+            |variables: &[&str]| WorkerEnv::is_named(|name| variables.contains(&name).then(|| "1".into()));
         assert!(!named(&[]) && !named(&["RANK"]) && named(&["PMI_RANK", "PMI_SIZE"]));
         let torchrun =
             [("RANK", "3"), ("WORLD_SIZE", "4"), ("MASTER_ADDR", "node0"), ("MASTER_PORT", "1234")];

@@ -1,6 +1,5 @@
-//! (launch/mod.rs)
-//! Starting ranks: as threads of this process, or as the processes that a launcher such as `mpirun`, `srun` or
-//! `torchrun` has started already.
+//! Starts ranks: as threads of this process, or as the processes that a launcher such as `mpirun`, `srun` or `torchrun` has
+//! started already. Each gets a [`Rank`]: its communicator and its device.
 //!
 //! ```
 //! use phalanx_parallel::comm::Reduction;
@@ -15,9 +14,6 @@
 //! assert_eq!(sums, [6.0; 3]);
 //! # Ok::<(), phalanx_parallel::comm::Error>(())
 //! ```
-//!
-//! (launch/rank.rs)
-//! [`Rank`]: what one rank of a run knows of itself.
 
 mod devices;
 mod environment;
@@ -46,7 +42,7 @@ pub struct Rank {
 }
 
 impl Rank {
-    /// Made on the thread that is the rank.
+    /// To be made on the rank's own thread.
     pub(super) fn new(comm: Comm, device: Device) -> Rank {
         phalanx_nn::note_ranks(comm.size());
         Rank { comm, device }

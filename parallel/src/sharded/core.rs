@@ -1,10 +1,8 @@
-//! (sharded/core/mod.rs)
-//! [`Core`]: when values are gathered and freed, and when gradients are sent.
+//! [`Core`]: the state of [`Zero`](super::Zero), which hooks of parameters and modules change.
 //!
-//! A group is what is gathered together: the parameters of a unit, of several units that share one (a table and the
-//! head tied to it), or those of no unit, the root's: these are gathered before the first unit computes, or when one of them
-//! is first used, and freed when the backward pass is over. Gradients are sent group by group, the last first, whatever the order in which
-//! they come: collectives must meet in one order.
+//! An [`FsdpUnit`] is the parameters that are unsharded together: those of a wrapped module, of several modules that share one
+//! (a table and the head tied to it), or those of no module, the root's. Gradients are sent unit by unit, the last first,
+//! whatever the order in which they come, since all ranks must call collectives in one order.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +11,7 @@ use std::sync::{Mutex, MutexGuard};
 use phalanx_nn::Parameter;
 
 use super::ZeroConfig;
-use super::flat_parameter::{Flat, Ranks, Sent};
+use super::flat_parameter::{FlatParameter, Ranks, ReduceScatter};
 use crate::panics::unpoisoned;
 
 pub(super) use super::unshard::Pass;
@@ -21,12 +19,12 @@ pub(super) use super::unshard::Pass;
 pub(super) struct Core {
     pub(super) ranks: Ranks,
     pub(super) config: ZeroConfig,
-    /// Each unit's group.
-    pub(super) units: Vec<usize>,
-    /// The trained parameters, and each one's group.
+    /// The FSDP unit of each wrapped module.
+    pub(super) unit_of: Vec<usize>,
+    /// The trained parameters, and each one's unit.
     pub(super) parameters: Vec<(Parameter, usize)>,
     /// Whether this rank has gradients that were not added to the others'.
-    pub(super) local: AtomicBool,
+    pub(super) unreduced: AtomicBool,
     /// Whether another wrapper has the parameters.
     pub(super) lost: AtomicBool,
     /// Whether a pass has ever begun.
@@ -35,7 +33,7 @@ pub(super) struct Core {
 }
 
 pub(super) struct State {
-    pub(super) groups: Vec<Group>,
+    pub(super) units: Vec<FsdpUnit>,
     /// Whether a pass was announced that is not over.
     pub(super) begun: bool,
     /// Whether a pass was refused, which may have added to any leaf.
@@ -44,57 +42,57 @@ pub(super) struct State {
     pub(super) sites: Vec<usize>,
     /// Whether a parameter got a gradient since the last synchronisation.
     pub(super) touched: Vec<bool>,
-    /// A group that is gathered for a unit that has not come yet. If another comes, the guess was wrong.
-    pub(super) ahead: Option<usize>,
-    /// How many want all values to stay here.
+    /// A unit that is unsharded for a module that has not begun yet. If another module begins, the guess was wrong.
+    pub(super) prefetched: Option<usize>,
+    /// How many [`Gathered`](super::Gathered) live, for which all values stay here.
     pub(super) held: usize,
-    /// Groups whose gradients are not yet sent in this pass: those below this number.
+    /// The units below this number have not sent their gradients in this pass.
     pub(super) unsent: usize,
-    /// Of a group and its buffer.
-    pub(super) sent: VecDeque<(usize, usize, Sent)>,
+    /// Reduce-scatters under way: unit, flat parameter, call.
+    pub(super) sent: VecDeque<(usize, usize, ReduceScatter)>,
 }
 
-pub(super) struct Group {
-    pub(super) flats: Vec<Flat>,
-    /// The units it belongs to: the first and the last.
-    pub(super) units: Option<(usize, usize)>,
-    /// Whether parameters are used outside units, so that values stay until a pass is over.
+pub(super) struct FsdpUnit {
+    pub(super) flats: Vec<FlatParameter>,
+    /// The modules it belongs to: the first and the last.
+    pub(super) modules: Option<(usize, usize)>,
+    /// Whether parameters are used outside modules, so that values stay until a pass is over.
     pub(super) outside: bool,
     /// Parameters whose gradients have not come.
     pub(super) missing: usize,
-    /// Those that are trained.
+    /// Trained parameters.
     pub(super) trained: usize,
 }
 
-impl Group {
-    pub(super) fn new(flats: Vec<Flat>, units: Option<(usize, usize)>) -> Group {
+impl FsdpUnit {
+    pub(super) fn new(flats: Vec<FlatParameter>, modules: Option<(usize, usize)>) -> FsdpUnit {
         let trained = flats.iter().filter(|f| f.trained).map(|f| f.members.len()).sum();
-        Group { flats, units, outside: units.is_none(), missing: trained, trained }
+        FsdpUnit { flats, modules, outside: modules.is_none(), missing: trained, trained }
     }
 }
 
 impl Core {
-    pub(super) fn new(ranks: Ranks, config: ZeroConfig, groups: Vec<Group>, units: Vec<usize>) -> Core {
-        let of_group = |(g, group): (usize, &Group)| {
-            let trained = group.flats.iter().filter(|f| f.trained).flat_map(|f| &f.members);
-            trained.map(move |m| (m.parameter.clone(), g)).collect::<Vec<_>>()
+    pub(super) fn new(ranks: Ranks, config: ZeroConfig, units: Vec<FsdpUnit>, unit_of: Vec<usize>) -> Core {
+        let of_unit = |(u, unit): (usize, &FsdpUnit)| {
+            let trained = unit.flats.iter().filter(|f| f.trained).flat_map(|f| &f.members);
+            trained.map(move |m| (m.parameter.clone(), u)).collect::<Vec<_>>()
         };
-        let parameters: Vec<_> = groups.iter().enumerate().flat_map(of_group).collect();
+        let parameters: Vec<_> = units.iter().enumerate().flat_map(of_unit).collect();
         let sites = parameters.iter().map(|(p, _)| p.leaves().len()).collect();
-        let (touched, unsent) = (vec![false; parameters.len()], groups.len());
+        let (touched, unsent) = (vec![false; parameters.len()], units.len());
         let state = State {
-            groups,
+            units,
             begun: false,
             refused: false,
             sites,
             touched,
-            ahead: None,
+            prefetched: None,
             held: 0,
             unsent,
             sent: VecDeque::new(),
         };
-        let ([local, lost, used], state) = ([false; 3].map(AtomicBool::new), Mutex::new(state));
-        Core { ranks, config, units, parameters, local, lost, used, state }
+        let ([unreduced, lost, used], state) = ([false; 3].map(AtomicBool::new), Mutex::new(state));
+        Core { ranks, config, unit_of, parameters, unreduced, lost, used, state }
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
@@ -116,8 +114,8 @@ impl Core {
     }
 
     /// Whether this rank has gradients that were not added to the others'.
-    pub(super) fn has_local(&self) -> bool {
-        self.local.load(Ordering::Relaxed)
+    pub(super) fn has_unreduced(&self) -> bool {
+        self.unreduced.load(Ordering::Relaxed)
     }
 
     /// The trained parameters of the model.

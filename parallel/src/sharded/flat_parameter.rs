@@ -1,9 +1,8 @@
-//! (sharded/flat/mod.rs)
-//! [`Flat`]: parameters of one dtype, one after the other in a buffer of which each rank owns a share.
+//! [`FlatParameter`]: parameters of one dtype, one after the other in a buffer of which each rank owns a shard.
 //!
 //! ```text
-//! values     shard ──gather──► full ──views──► parameters            shard: a part of full, or apart from it
-//! gradients  parameters ──views──► full ──reduce_scatter──► the shard's sums ──views──► pieces
+//! values     shard ──all-gather──► full ──views──► parameters          the shard is a part of full, or apart from it
+//! gradients  parameters ──views──► full ──reduce-scatter──► the shard's sums ──views──► pieces, for the optimizer
 //! ```
 
 use std::ops::Range;
@@ -18,7 +17,7 @@ use super::{Cuts, Stage, ZeroConfig};
 use crate::Result;
 use crate::comm::{Comm, Pending};
 
-pub(super) use super::gradients::Sent;
+pub(super) use super::gradients::ReduceScatter;
 
 /// A parameter's place in a buffer.
 pub(super) struct Member {
@@ -27,17 +26,17 @@ pub(super) struct Member {
     pub(super) shape: Dims,
 }
 
-/// What [`Flat`] needs to know of the ranks.
+/// The process groups of a [`FlatParameter`].
 pub(super) struct Ranks {
-    /// Those that share a copy.
+    /// The ranks that share a copy.
     pub(super) shard: Comm,
-    /// Those that hold the same share.
+    /// The ranks that hold the same shard.
     pub(super) replicas: Comm,
-    /// All.
+    /// All ranks.
     pub(super) all: Comm,
 }
 
-pub(super) struct Flat {
+pub(super) struct FlatParameter {
     pub(super) members: Vec<Member>,
     pub(super) cuts: Cuts,
     pub(super) trained: bool,
@@ -54,25 +53,25 @@ pub(super) struct Flat {
     pub(super) apart: bool,
     pub(super) keeps_grads: bool,
     pub(super) full: Option<Tensor>,
-    pub(super) gathering: Option<Pending>,
+    pub(super) unsharding: Option<Pending>,
     /// The shard's version that `full` has.
-    pub(super) gathered: u64,
+    pub(super) unsharded_version: u64,
     /// Where full is kept apart from the shard, its version when it was gathered.
-    pub(super) written: Option<u64>,
+    pub(super) full_version: Option<u64>,
     /// Of each site that any of the parameters has, if they are trained.
     pub(super) gradients: Vec<Gradients>,
     /// The numbers of the pieces that had no gradient before the last pass.
     pub(super) first_grads: Vec<usize>,
 }
 
-impl Flat {
-    /// Takes the parameters' values over.
+impl FlatParameter {
+    /// Moves the parameters' values into a buffer, and keeps this rank's shard.
     pub(super) fn new(
         parameters: &[Parameter],
         cuts: Cuts,
         rank: usize,
         config: &ZeroConfig,
-    ) -> Result<Flat> {
+    ) -> Result<FlatParameter> {
         let (mut members, mut end) = (Vec::new(), 0);
         for &number in &cuts.order {
             let parameter = parameters[number].clone();
@@ -98,13 +97,13 @@ impl Flat {
         // A cast to the same dtype, or a move to the same place, is no copy.
         let shard = if apart && shard.shares_storage(&full) { shard.copy()? } else { shard };
         let shard = shard.tagged(Category::Parameters);
-        let gathered = shard.version();
-        let mut flat = Flat {
+        let unsharded_version = shard.version();
+        let mut flat = FlatParameter {
             trained: parameters[0].is_trained(),
             pieces: Vec::new(),
             grad_dtype: config.grad_dtype.unwrap_or(dtype),
             keeps_grads: config.stage == Stage::Optimizer,
-            gathering: None,
+            unsharding: None,
             gradients: Vec::new(),
             first_grads: Vec::new(),
             full: Some(full),
@@ -116,15 +115,15 @@ impl Flat {
             shard,
             keeps_full,
             apart,
-            gathered,
-            written: None,
+            unsharded_version,
+            full_version: None,
         };
         if flat.trained {
             flat.gradients = Gradients::of(&flat);
         }
-        flat.note_written();
+        flat.note_full_version();
         flat.make_pieces()?;
-        flat.free()?;
+        flat.reshard()?;
         Ok(flat)
     }
 

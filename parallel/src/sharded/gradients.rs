@@ -1,11 +1,8 @@
-//! (sharded/core/gradients.rs)
-//! When gradients are sent.
+//! When gradients are sent, and where they go: [`Core`] counts the gradients that have come, [`Gradients`] collects those of a
+//! flat parameter and reduce-scatters them.
 //!
-//! (sharded/flat/gradients.rs)
-//! Where [`Flat`]'s gradients are collected, and where they go.
-//!
-//! Most parameters have one site. A table that is tied to a head has two, whose gradients are added to each other only
-//! after the ranks, so that ranks are what micro-batches of one device are: they travel apart.
+//! Most parameters have one site. A table that is tied to a head has two, which travel apart: their gradients are added to each
+//! other only after the ranks, so that the order of additions is that of one device with as many micro-batches as ranks.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -17,7 +14,7 @@ use phalanx_tensor::{Category, Device, Tensor};
 
 use super::Stage;
 use super::core::{Core, State};
-use super::flat_parameter::{Flat, Ranks};
+use super::flat_parameter::{FlatParameter, Ranks};
 use crate::comm::{Call, Pending, Reduction};
 use crate::data_parallel::Average;
 use crate::{Error, Result};
@@ -39,20 +36,20 @@ impl Core {
             return Err(phalanx_nn::Error::invalid(self.parameters[number].0.name(), why).into());
         }
         state.touched[number] = true;
-        self.local.store(true, Ordering::Relaxed);
+        self.unreduced.store(true, Ordering::Relaxed);
         if !synchronise {
             return Ok(());
         }
-        let (parameter, group) = &self.parameters[number];
+        let (parameter, unit) = &self.parameters[number];
         let Some(left) = state.sites[number].checked_sub(1) else {
             let why = "its gradient came again after it was sent; give each use a site of its own";
             return Err(phalanx_nn::Error::invalid(parameter.name(), why).into());
         };
         state.sites[number] = left;
         if left == 0 {
-            state.groups[*group].missing -= 1;
+            state.units[*unit].missing -= 1;
         }
-        while self.sends_early() && state.unsent > 0 && state.groups[state.unsent - 1].missing == 0 {
+        while self.sends_early() && state.unsent > 0 && state.units[state.unsent - 1].missing == 0 {
             self.send_next(state)?;
         }
         Ok(())
@@ -64,13 +61,13 @@ impl Core {
         !(self.config.find_unused && self.config.stage == Stage::Parameters)
     }
 
-    /// Sends the gradients of the next group in order, and waits for earlier ones if there are many.
+    /// Sends the gradients of the next unit in order, and waits for earlier ones if there are many.
     fn send_next(&self, state: &mut State) -> Result<()> {
         state.unsent -= 1;
-        let group = state.unsent;
-        for (number, flat) in state.groups[group].flats.iter_mut().enumerate().filter(|(_, f)| f.trained) {
+        let unit = state.unsent;
+        for (number, flat) in state.units[unit].flats.iter_mut().enumerate().filter(|(_, f)| f.trained) {
             let sent = flat.send(&self.ranks, self.config.average)?;
-            state.sent.extend(sent.into_iter().map(|sent| (group, number, sent)));
+            state.sent.extend(sent.into_iter().map(|sent| (unit, number, sent)));
         }
         while state.sent.len() > IN_FLIGHT {
             Self::receive_next(&self.ranks, state)?;
@@ -79,11 +76,11 @@ impl Core {
     }
 
     fn receive_next(ranks: &Ranks, state: &mut State) -> Result<()> {
-        let Some((group, flat, sent)) = state.sent.pop_front() else { return Ok(()) };
-        state.groups[group].flats[flat].receive(sent, ranks)
+        let Some((unit, flat, sent)) = state.sent.pop_front() else { return Ok(()) };
+        state.units[unit].flats[flat].receive(sent, ranks)
     }
 
-    /// Sends what is left, waits for everything, and gets ready for the next pass.
+    /// Sends the gradients that are left, waits for all, and gets ready for the next pass.
     pub(super) fn finish(&self) -> Result<()> {
         let state = &mut *self.lock();
         let missing = self.parameters.iter().zip(&state.sites).filter(|(_, sites)| **sites > 0);
@@ -98,18 +95,18 @@ impl Core {
             Self::receive_next(&self.ranks, state)?;
         }
         // Sites are added to each other.
-        for piece in state.groups.iter().flat_map(|g| &g.flats).flat_map(|f| &f.pieces) {
+        for piece in state.units.iter().flat_map(|g| &g.flats).flat_map(|f| &f.pieces) {
             piece.finish_grad()?;
         }
         if self.config.find_unused {
             self.forget_unused(state)?;
         }
-        state.unsent = state.groups.len();
-        state.groups.iter_mut().for_each(|group| group.missing = group.trained);
+        state.unsent = state.units.len();
+        state.units.iter_mut().for_each(|unit| unit.missing = unit.trained);
         state.sites = self.parameters.iter().map(|(p, _)| p.leaves().len()).collect();
         state.touched.fill(false);
-        self.local.store(false, Ordering::Relaxed);
-        state.free()
+        self.unreduced.store(false, Ordering::Relaxed);
+        state.reshard()
     }
 
     /// The pass that was announced is over.
@@ -127,8 +124,8 @@ impl Core {
         let state = &mut *self.lock();
         state.touched.fill(false);
         state.refused = false;
-        self.local.store(false, Ordering::Relaxed);
-        for flat in state.groups.iter_mut().flat_map(|g| &mut g.flats) {
+        self.unreduced.store(false, Ordering::Relaxed);
+        for flat in state.units.iter_mut().flat_map(|g| &mut g.flats) {
             flat.pieces.iter().try_for_each(Parameter::zero_grad)?;
             flat.close()?;
         }
@@ -147,7 +144,7 @@ impl Core {
         let touched = touched.to_vec::<i32>()?;
         let unused: Vec<&str> =
             self.parameters().zip(touched).filter(|(_, t)| *t == 0).map(|(p, _)| p.name()).collect();
-        let pieces = state.groups.iter().flat_map(|g| &g.flats).flat_map(Flat::first_grads);
+        let pieces = state.units.iter().flat_map(|g| &g.flats).flat_map(FlatParameter::first_grads);
         pieces.filter(|piece| unused.contains(&piece.name())).for_each(|piece| piece.set_grad(None));
         Ok(())
     }
@@ -165,7 +162,7 @@ pub(super) struct Gradients {
 }
 
 /// Gradients on their way to the ranks that own them.
-pub(super) struct Sent {
+pub(super) struct ReduceScatter {
     site: usize,
     pending: Pending,
     /// The sums that this rank owns.
@@ -175,12 +172,12 @@ pub(super) struct Sent {
 
 impl Gradients {
     /// Those of every site that any of a buffer's parameters has.
-    pub(super) fn of(flat: &Flat) -> Vec<Gradients> {
+    pub(super) fn of(flat: &FlatParameter) -> Vec<Gradients> {
         let sites = flat.members.iter().map(|m| m.parameter.leaves().len()).max().unwrap_or(0);
         (0..sites).map(|site| Gradients::at(flat, site)).collect()
     }
 
-    fn at(flat: &Flat, site: usize) -> Gradients {
+    fn at(flat: &FlatParameter, site: usize) -> Gradients {
         let (mut places, mut counts, mut end) = (Vec::new(), vec![0; flat.cuts.bounds.len() - 1], 0);
         let members = flat.members.iter().enumerate();
         for (number, member) in members.filter(|(_, m)| m.parameter.leaves().len() > site) {
@@ -193,16 +190,16 @@ impl Gradients {
         Gradients { site, places, counts, full: None }
     }
 
-    fn leaf<'a>(&self, flat: &'a Flat, member: usize) -> &'a Leaf {
+    fn leaf<'a>(&self, flat: &'a FlatParameter, member: usize) -> &'a Leaf {
         &flat.members[member].parameter.leaves()[self.site]
     }
 
-    /// Makes room, unless there is, and lets gradients come there.
-    fn open(&mut self, flat: &Flat) -> Result<Tensor> {
+    /// Makes the buffer unless it is there, and lets leaves accumulate into it.
+    fn open(&mut self, flat: &FlatParameter) -> Result<Tensor> {
         if let Some(full) = &self.full {
             return Ok(full.clone());
         }
-        // What changes nothing that is added to it; 0 would make 0 of -0.
+        // Adding -0 changes no number; 0 would turn -0 into 0.
         let zeros = kernels::full(&[self.counts.iter().sum()], -0.0, flat.grad_dtype, flat.device)?;
         let zeros = zeros.tagged(Category::Gradients);
         for (member, place) in &self.places {
@@ -218,14 +215,14 @@ impl Gradients {
         Ok(zeros)
     }
 
-    /// Forgets what has come and was not sent: every slot is the leaf's own, and empty.
-    fn close(&mut self, flat: &Flat) -> Result<()> {
+    /// Drops gradients that were not sent: every leaf has a slot of its own, and no gradient.
+    fn close(&mut self, flat: &FlatParameter) -> Result<()> {
         self.full = None;
         let own = || Slot::Owned(Some(flat.grad_dtype));
         self.places.iter().try_for_each(|(member, _)| Ok(self.leaf(flat, *member).set_slot(own())?))
     }
 
-    fn send(&mut self, flat: &Flat, ranks: &Ranks, average: Average) -> Result<Sent> {
+    fn send(&mut self, flat: &FlatParameter, ranks: &Ranks, average: Average) -> Result<ReduceScatter> {
         let mut full = self.open(flat)?;
         self.close(flat)?;
         if average == Average::Mean {
@@ -234,28 +231,28 @@ impl Gradients {
         let sums = Tensor::empty(&[self.counts[ranks.shard.rank()]], flat.grad_dtype, flat.device)?;
         let sums = sums.tagged(Category::Gradients);
         let call = Call::reduce_scatter_uneven(sums.clone(), full.clone(), &self.counts, Reduction::Sum);
-        Ok(Sent { site: self.site, pending: ranks.shard.start(call), sums, full })
+        Ok(ReduceScatter { site: self.site, pending: ranks.shard.start(call), sums, full })
     }
 }
 
-impl Flat {
-    /// Makes room for gradients, unless there is.
+impl FlatParameter {
+    /// Makes the buffers of gradients, unless they are there.
     pub(super) fn open(&mut self) -> Result<()> {
         self.each_site(|gradients, flat| gradients.open(flat).map(drop)).map(drop)
     }
 
-    /// Forgets what has come and was not sent.
+    /// Drops gradients that were not sent.
     pub(super) fn close(&mut self) -> Result<()> {
         self.each_site(|gradients, flat| gradients.close(flat)).map(drop)
     }
 
     /// Sends gradients to the ranks that own them.
-    pub(super) fn send(&mut self, ranks: &Ranks, average: Average) -> Result<Vec<Sent>> {
+    pub(super) fn send(&mut self, ranks: &Ranks, average: Average) -> Result<Vec<ReduceScatter>> {
         self.each_site(|gradients, flat| gradients.send(flat, ranks, average))
     }
 
     /// Nothing for frozen parameters, which have no gradients.
-    fn each_site<T>(&mut self, f: impl Fn(&mut Gradients, &Flat) -> Result<T>) -> Result<Vec<T>> {
+    fn each_site<T>(&mut self, f: impl Fn(&mut Gradients, &FlatParameter) -> Result<T>) -> Result<Vec<T>> {
         let mut gradients = std::mem::take(&mut self.gradients);
         let done = gradients.iter_mut().map(|gradients| f(gradients, self)).collect();
         self.gradients = gradients;
@@ -263,8 +260,8 @@ impl Flat {
     }
 
     /// Waits for the sums and gives them to the pieces, added to what these have.
-    pub(super) fn receive(&mut self, sent: Sent, ranks: &Ranks) -> Result<()> {
-        let Sent { site, pending, mut sums, full } = sent;
+    pub(super) fn receive(&mut self, sent: ReduceScatter, ranks: &Ranks) -> Result<()> {
+        let ReduceScatter { site, pending, mut sums, full } = sent;
         pending.wait()?;
         if ranks.replicas.size() > 1 {
             ranks.replicas.all_reduce(&mut sums, Reduction::Sum)?;

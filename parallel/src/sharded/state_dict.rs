@@ -1,11 +1,5 @@
-//! (sharded/whole.rs)
-//! The model's state dict, made of all ranks' shares, and the way back.
-//!
-//! (sharded/sharded_state.rs)
-//! State dicts in parts: what each rank has of the model, and the way back from the parts of any layout.
-//!
-//! (sharded/optimizer_state.rs)
-//! An optimizer's state of whole parameters, made of all ranks' shares, and the way back.
+//! State dicts of a sharded model: the whole model's, gathered on rank 0; this rank's parts, by which any layout reads any
+//! other; and the optimizer's, as if it trained whole parameters. Each with the way back.
 
 use std::collections::HashMap;
 
@@ -14,7 +8,7 @@ use phalanx_nn::Mismatch;
 use phalanx_tensor::{DType, Device, Tensor};
 
 use super::Zero;
-use super::flat_parameter::Flat;
+use super::flat_parameter::FlatParameter;
 use super::wrap::Source;
 use crate::comm::{Call, Reduction};
 use crate::data_parallel::Entries;
@@ -23,7 +17,7 @@ use crate::{Error, Result, part};
 
 impl Zero {
     /// Every parameter and buffer by name, as [`phalanx_nn::state_dict`] of a whole model, copied to the CPU; parameters in
-    /// the dtype that shares are kept in. On rank 0; elsewhere nothing. All ranks call it. One group of parameters is gathered
+    /// the dtype that shares are kept in. On rank 0; elsewhere nothing. All ranks call it. One unit of parameters is gathered
     /// at a time.
     ///
     /// # Errors
@@ -31,8 +25,8 @@ impl Zero {
     pub fn full_state_dict(&self) -> Result<Entries> {
         let (state, first) = (self.core.lock(), self.core.ranks.all.rank() == 0);
         let mut found: HashMap<(usize, usize, usize), Tensor> = HashMap::new();
-        for (g, group) in state.groups.iter().enumerate() {
-            for (f, flat) in group.flats.iter().enumerate() {
+        for (g, unit) in state.units.iter().enumerate() {
+            for (f, flat) in unit.flats.iter().enumerate() {
                 let whole = flat.whole(&self.core.ranks)?;
                 if !first {
                     continue;
@@ -45,7 +39,7 @@ impl Zero {
         }
         let entry = |(path, source): &(String, Source)| -> Result<Option<(String, Tensor)>> {
             let tensor = match source {
-                Source::Flat(g, f, m) => found.get(&(*g, *f, *m)).cloned(),
+                Source::Sharded(g, f, m) => found.get(&(*g, *f, *m)).cloned(),
                 Source::Parameter(p) => Some(copy(&p.tensor())?),
                 Source::Buffer(b) => Some(copy(&b.tensor())?),
             };
@@ -66,7 +60,7 @@ impl Zero {
             let mut state = self.core.lock();
             for (path, source) in &self.entries {
                 let shape = match source {
-                    Source::Flat(g, f, m) => state.groups[*g].flats[*f].members[*m].shape.to_vec(),
+                    Source::Sharded(g, f, m) => state.units[*g].flats[*f].members[*m].shape.to_vec(),
                     Source::Parameter(p) => p.tensor().shape().to_vec(),
                     Source::Buffer(b) => b.tensor().shape().to_vec(),
                 };
@@ -83,7 +77,7 @@ impl Zero {
             problems.check("state dict")?;
             for (source, values) in fitting {
                 match source {
-                    Source::Flat(g, f, m) => state.groups[*g].flats[*f].load(*m, &values)?,
+                    Source::Sharded(g, f, m) => state.units[*g].flats[*f].load(*m, &values)?,
                     Source::Parameter(p) => p.load(&values)?,
                     Source::Buffer(b) => b.load(&values)?,
                 }
@@ -116,8 +110,8 @@ impl Zero {
         let mut parts: Vec<Part> = Vec::new();
         for (path, source) in &self.entries {
             let part = match source {
-                Source::Flat(g, f, m) => {
-                    let flat = &state.groups[*g].flats[*f];
+                Source::Sharded(g, f, m) => {
+                    let flat = &state.units[*g].flats[*f];
                     let (range, values) = flat.share_of(*m)?;
                     Part { range, values, ..Part::of_parameter(&flat.members[*m].parameter) }
                 }
@@ -147,7 +141,7 @@ impl Zero {
     /// would be on one device, in the order of the buffers. `kinds`: what its rule keeps of a parameter
     /// ([`phalanx_nn::Rule::state`]). On rank 0; elsewhere nothing. All ranks call it.
     ///
-    /// It is the same for every layout: shares that are kept wider than what is computed with
+    /// It is the same for every layout: shares that are kept wider than the dtype of the computation
     /// ([`ZeroConfig::shard_dtype`](super::ZeroConfig)) are in it as the master copies that one device would have.
     ///
     /// # Errors
@@ -158,7 +152,7 @@ impl Zero {
         let own: HashMap<String, Tensor> = own.into_iter().collect();
         let (state, first) = (self.core.lock(), self.core.ranks.all.rank() == 0);
         let mut whole = Entries::new();
-        for flat in state.groups.iter().flat_map(|g| &g.flats).filter(|f| f.trained) {
+        for flat in state.units.iter().flat_map(|g| &g.flats).filter(|f| f.trained) {
             let steps = self.steps(flat, &own)?;
             let dtype = optim_state_dtype(flat.shard_dtype());
             let mut kinds = kinds.to_vec();
@@ -184,7 +178,7 @@ impl Zero {
     }
 
     /// The number of steps of each of a buffer's parameters.
-    fn steps(&self, flat: &Flat, own: &HashMap<String, Tensor>) -> Result<Vec<i64>> {
+    fn steps(&self, flat: &FlatParameter, own: &HashMap<String, Tensor>) -> Result<Vec<i64>> {
         let step = |name: &str| own.get(&format!("{name}.step")).filter(|t| !t.device().is_meta());
         let steps = flat.members.iter().map(|m| step(m.parameter.name()).map_or(Ok(0), Tensor::item::<i64>));
         let steps = steps.collect::<phalanx_tensor::Result<Vec<i64>>>()?;
@@ -198,7 +192,7 @@ impl Zero {
     /// One kind of state of one parameter, whole, on rank 0.
     fn gather_member(
         &self,
-        flat: &Flat,
+        flat: &FlatParameter,
         m: usize,
         own: Option<&Tensor>,
         dtype: DType,
@@ -219,14 +213,14 @@ impl Zero {
     }
 
     /// This rank's part of an optimizer's state of whole parameters, for [`phalanx_nn::Optimizer::load_state_dict`].
-    /// Where shares are kept wider than what is computed with, they become the master copies in it. All ranks call it with
+    /// Where shares are kept wider than the dtype of the computation, they become the master copies in it. All ranks call it with
     /// the same, after [`Zero::load_full_state_dict`].
     ///
     /// # Errors
     /// If a tensor is not of its parameter's shape, or as [`crate::comm::Pending::wait`].
     pub fn part_of_optimizer_state(&self, whole: Entries) -> Result<Entries> {
         let part = self.own_part(whole)?;
-        if self.core.lock().groups.iter().flat_map(|g| &g.flats).any(Flat::share_is_master) {
+        if self.core.lock().units.iter().flat_map(|g| &g.flats).any(FlatParameter::share_is_master) {
             self.core.updated(false)?;
         }
         Ok(part)
@@ -234,8 +228,8 @@ impl Zero {
 
     fn own_part(&self, whole: Entries) -> Result<Entries> {
         let mut state = self.core.lock();
-        let mut flats: Vec<&mut Flat> =
-            state.groups.iter_mut().flat_map(|g| &mut g.flats).filter(|f| f.trained).collect();
+        let mut flats: Vec<&mut FlatParameter> =
+            state.units.iter_mut().flat_map(|g| &mut g.flats).filter(|f| f.trained).collect();
         let places = flats.iter().enumerate().flat_map(|(f, flat)| {
             flat.members
                 .iter()

@@ -1,8 +1,4 @@
-//! (sharded/core/values.rs)
-//! When values are gathered and freed.
-//!
-//! (sharded/flat/values.rs)
-//! When [`Flat`]'s values are here, and where from.
+//! When values are unsharded (all-gathered) and resharded (freed): [`Core`] decides it for FSDP units, [`FlatParameter`] does it.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -13,15 +9,15 @@ use phalanx_nn::autograd::{is_grad_enabled, is_recomputing};
 use phalanx_tensor::{Category, Tensor};
 
 use super::Reshard;
-use super::core::{Core, Group, State};
-use super::flat_parameter::{Flat, Member, Ranks};
+use super::core::{Core, FsdpUnit, State};
+use super::flat_parameter::{FlatParameter, Member, Ranks};
 use crate::comm::Call;
 use crate::{Error, Result};
 
-/// The group of the parameters of no unit.
+/// The unit of the parameters of no module.
 const ROOT: usize = 0;
 
-/// Whether a pass goes through the units from the first to the last, or back.
+/// Whether a pass goes through the modules from the first to the last, or back.
 #[derive(Clone, Copy)]
 pub(super) enum Pass {
     Forward,
@@ -29,65 +25,65 @@ pub(super) enum Pass {
 }
 
 impl Core {
-    /// A unit is about to compute.
-    pub(super) fn enter(&self, unit: usize, pass: Pass) -> Result<()> {
+    /// A module is about to compute: unshards its unit, and prefetches the next one.
+    pub(super) fn enter(&self, module: usize, pass: Pass) -> Result<()> {
         let state = &mut *self.lock();
-        let here = self.units[unit];
-        let is_kept = |group: usize| group == here || state.held > 0 || state.groups[group].outside;
-        if let Some(other) = state.ahead.filter(|ahead| !is_kept(*ahead)) {
-            state.groups[other].flats.iter_mut().try_for_each(Flat::free)?;
+        let here = self.unit_of[module];
+        let is_kept = |unit: usize| unit == here || state.held > 0 || state.units[unit].outside;
+        if let Some(other) = state.prefetched.filter(|unit| !is_kept(*unit)) {
+            state.units[other].flats.iter_mut().try_for_each(FlatParameter::reshard)?;
         }
-        state.ahead = None;
-        // Ranks may go on to use different parameters of no unit, so they gather all of them, and now.
+        state.prefetched = None;
+        // Ranks may go on to use different parameters of no module, so they gather all of them, and now.
         if matches!(pass, Pass::Forward) {
-            state.groups[ROOT].gather(&self.ranks)?;
+            state.units[ROOT].unshard(&self.ranks)?;
         }
-        for flat in &mut state.groups[here].flats {
-            flat.gather(&self.ranks)?;
+        for flat in &mut state.units[here].flats {
+            flat.unshard(&self.ranks)?;
             if matches!(pass, Pass::Backward) && flat.trained && state.begun {
                 flat.open()?;
             }
         }
-        match self.following(unit, pass) {
-            Some(next) => self.gather_ahead(state, next),
+        match self.next_unit(module, pass) {
+            Some(next) => self.prefetch(state, next),
             None => Ok(()),
         }
     }
 
-    /// The group of the unit that presumably computes next: units are registered in that order. Nothing says where a
+    /// The unit of the module that presumably computes next: modules are registered in that order. Nothing says where a
     /// forward pass ends that is repeated during backward.
-    fn following(&self, unit: usize, pass: Pass) -> Option<usize> {
+    fn next_unit(&self, module: usize, pass: Pass) -> Option<usize> {
         let next = match pass {
             Pass::Forward if is_recomputing() => None,
-            Pass::Forward => Some(unit + 1),
-            Pass::Backward => unit.checked_sub(1),
+            Pass::Forward => Some(module + 1),
+            Pass::Backward => module.checked_sub(1),
         };
-        next.filter(|_| self.config.prefetch).and_then(|next| self.units.get(next)).copied()
+        next.filter(|_| self.config.prefetch).and_then(|next| self.unit_of.get(next)).copied()
     }
 
-    fn gather_ahead(&self, state: &mut State, group: usize) -> Result<()> {
-        let flats = &mut state.groups[group].flats;
+    fn prefetch(&self, state: &mut State, unit: usize) -> Result<()> {
+        let flats = &mut state.units[unit].flats;
         if flats.iter().any(|flat| !flat.is_here()) {
-            state.ahead = Some(group);
+            state.prefetched = Some(unit);
         }
-        flats.iter_mut().try_for_each(|flat| flat.start_gather(&self.ranks))
+        flats.iter_mut().try_for_each(|flat| flat.start_unshard(&self.ranks))
     }
 
-    /// A parameter of a group is about to be used. What a unit computes with is here; the rest is gathered, and stays until the
+    /// A parameter of a unit is about to be used. What a module computes with is here; the rest is gathered, and stays until the
     /// pass is over. Values of which this rank's share alone is new are withheld instead.
-    pub(super) fn used(&self, group: usize) -> Result<()> {
-        let group = &mut self.lock().groups[group];
+    pub(super) fn used(&self, unit: usize) -> Result<()> {
+        let unit = &mut self.lock().units[unit];
         if self.is_lost() {
             return Ok(());
         }
         if self.ranks.shard.size() > 1 {
-            group.flats.iter().filter(|flat| flat.is_stale()).try_for_each(Flat::withhold)?;
+            unit.flats.iter().filter(|flat| flat.is_stale()).try_for_each(FlatParameter::withhold)?;
         }
-        if group.flats.iter().all(Flat::is_gathered) {
+        if unit.flats.iter().all(FlatParameter::is_unsharded) {
             return Ok(());
         }
-        group.outside = true;
-        group.gather(&self.ranks)
+        unit.outside = true;
+        unit.unshard(&self.ranks)
     }
 
     /// Takes back what a refused pass has added, where nothing else was; elsewhere that is to be zeroed.
@@ -103,43 +99,43 @@ impl Core {
         Ok(())
     }
 
-    /// Begins a backward pass: gathers what lies outside all units, in case an earlier pass has freed it.
+    /// Begins a backward pass: gathers what lies outside all modules, in case an earlier pass has freed it.
     pub(super) fn begin(&self) -> Result<()> {
         self.check_unspoiled()?;
         let state = &mut *self.lock();
         state.begun = true;
         self.used.store(true, Ordering::Relaxed);
-        for group in state.groups.iter_mut().filter(|group| group.outside) {
-            group.gather(&self.ranks)?;
-            group.flats.iter_mut().filter(|flat| flat.trained).try_for_each(Flat::open)?;
+        for unit in state.units.iter_mut().filter(|unit| unit.outside) {
+            unit.unshard(&self.ranks)?;
+            unit.flats.iter_mut().filter(|flat| flat.trained).try_for_each(FlatParameter::open)?;
         }
         Ok(())
     }
 
-    /// Before a unit's forward pass is repeated.
-    pub(super) fn enter_again(&self, unit: usize) -> Result<()> {
-        let group = &mut self.lock().groups[self.units[unit]];
-        group.flats.iter_mut().try_for_each(|flat| flat.gather(&self.ranks))
+    /// Before a module's forward pass is repeated.
+    pub(super) fn enter_again(&self, module: usize) -> Result<()> {
+        let unit = &mut self.lock().units[self.unit_of[module]];
+        unit.flats.iter_mut().try_for_each(|flat| flat.unshard(&self.ranks))
     }
 
-    /// A unit has computed.
-    pub(super) fn leave(&self, unit: usize, pass: Pass) -> Result<()> {
+    /// A module has computed: reshards its unit unless it is needed again.
+    pub(super) fn leave(&self, module: usize, pass: Pass) -> Result<()> {
         let state = &mut *self.lock();
-        let group = &mut state.groups[self.units[unit]];
-        let kept = state.held > 0 || group.outside;
-        let Some((first, last)) = group.units.filter(|_| !kept) else { return Ok(()) };
+        let unit = &mut state.units[self.unit_of[module]];
+        let kept = state.held > 0 || unit.outside;
+        let Some((first, last)) = unit.modules.filter(|_| !kept) else { return Ok(()) };
         let over = match pass {
-            Pass::Forward => unit == last && !(is_grad_enabled() && self.stays(unit)),
-            Pass::Backward => unit == first,
+            Pass::Forward => module == last && !(is_grad_enabled() && self.stays(module)),
+            Pass::Backward => module == first,
         };
-        if over { group.flats.iter_mut().try_for_each(Flat::free) } else { Ok(()) }
+        if over { unit.flats.iter_mut().try_for_each(FlatParameter::reshard) } else { Ok(()) }
     }
 
-    /// Whether a unit's parameters stay for the backward pass.
-    fn stays(&self, unit: usize) -> bool {
+    /// Whether a module's parameters stay for the backward pass.
+    fn stays(&self, module: usize) -> bool {
         match self.config.reshard {
             Reshard::Always => false,
-            Reshard::ExceptLast => unit + 1 == self.units.len(),
+            Reshard::ExceptLast => module + 1 == self.unit_of.len(),
             Reshard::Never => true,
         }
     }
@@ -148,18 +144,18 @@ impl Core {
     /// this rank has updated anything says nothing about others, so all take part.
     pub(super) fn updated(&self, frozen: bool) -> Result<()> {
         let state = &mut *self.lock();
-        state.free()?;
+        state.reshard()?;
         let held = state.held > 0;
-        let mut flats: Vec<&mut Flat> = state.groups.iter_mut().flat_map(|g| &mut g.flats).collect();
+        let mut flats: Vec<&mut FlatParameter> = state.units.iter_mut().flat_map(|g| &mut g.flats).collect();
         flats.retain(|flat| (held || flat.keeps_full()) && (flat.trained || frozen));
-        flats.iter_mut().try_for_each(|flat| flat.start_renewal(&self.ranks))?;
-        flats.into_iter().try_for_each(|flat| flat.gather(&self.ranks))
+        flats.iter_mut().try_for_each(|flat| flat.start_refresh(&self.ranks))?;
+        flats.into_iter().try_for_each(|flat| flat.unshard(&self.ranks))
     }
 
     /// Gathers everything, to stay until [`Core::release`] was called as often.
     pub(super) fn hold(&self) -> Result<()> {
         let state = &mut *self.lock();
-        state.groups.iter_mut().flat_map(|g| &mut g.flats).try_for_each(|flat| flat.gather(&self.ranks))?;
+        state.units.iter_mut().flat_map(|g| &mut g.flats).try_for_each(|flat| flat.unshard(&self.ranks))?;
         state.held += 1;
         Ok(())
     }
@@ -168,28 +164,28 @@ impl Core {
     pub(super) fn release(&self) -> Result<()> {
         let state = &mut *self.lock();
         state.held = state.held.saturating_sub(1);
-        state.free()
+        state.reshard()
     }
 
-    /// Frees everything that need not be here.
-    pub(super) fn free(&self) -> Result<()> {
-        self.lock().free()
+    /// Reshards everything that need not stay.
+    pub(super) fn reshard(&self) -> Result<()> {
+        self.lock().reshard()
     }
 
     /// Refuses to go on from values of before the last update.
     pub(super) fn check_fresh(&self) -> Result<()> {
         let state = self.lock();
-        let is = |what: fn(&Flat) -> bool| state.groups.iter().flat_map(|g| &g.flats).any(what);
+        let is = |what: fn(&FlatParameter) -> bool| state.units.iter().flat_map(|g| &g.flats).any(what);
         let refuse = |why: &str| Err(Error::Config(format!("Zero: {why}")));
-        if is(Flat::is_stale) {
+        if is(FlatParameter::is_stale) {
             return refuse("parameters were changed and `updated` was not called before backward");
         }
-        if let Some(other) = state.groups.iter().flat_map(|g| &g.flats).find_map(Flat::replaced) {
+        if let Some(other) = state.units.iter().flat_map(|g| &g.flats).find_map(FlatParameter::replaced) {
             let why =
                 "holds another tensor than `Zero` has given it; make it anew after parameters are replaced";
             return Err(phalanx_nn::Error::invalid(other.name(), why).into());
         }
-        if is(Flat::is_overwritten) {
+        if is(FlatParameter::is_overwritten) {
             return refuse(
                 "values of the model were changed, wanted `load_full_state_dict`: shares are kept apart",
             );
@@ -200,13 +196,13 @@ impl Core {
 
 /// The end.
 impl Core {
-    /// Gives up gathered values, unless somebody holds them, and gradients that were not sent. Waits for nothing.
+    /// Drops unsharded values, unless a `Gathered` lives, and gradients that were not sent. Waits for nothing.
     pub(super) fn abandon(&self) {
         let state = &mut *self.lock();
         let held = state.held > 0;
-        // What somebody holds stays for good.
+        // Values that a `Gathered` holds stay for good.
         state.held += usize::from(held);
-        for flat in state.groups.iter_mut().flat_map(|g| &mut g.flats) {
+        for flat in state.units.iter_mut().flat_map(|g| &mut g.flats) {
             // An empty stand-in and an empty slot always fit.
             let _ = if held { Ok(()) } else { flat.abandon() };
             let _ = flat.close();
@@ -214,18 +210,18 @@ impl Core {
     }
 }
 
-impl Group {
+impl FsdpUnit {
     /// Lets all its parameters hold their values.
-    fn gather(&mut self, ranks: &Ranks) -> Result<()> {
-        self.flats.iter_mut().try_for_each(|flat| flat.gather(ranks))
+    fn unshard(&mut self, ranks: &Ranks) -> Result<()> {
+        self.flats.iter_mut().try_for_each(|flat| flat.unshard(ranks))
     }
 }
 
 impl State {
-    /// Frees everything that need not be here.
-    pub(super) fn free(&mut self) -> Result<()> {
+    /// Reshards everything that need not stay.
+    pub(super) fn reshard(&mut self) -> Result<()> {
         match self.held {
-            0 => self.groups.iter_mut().flat_map(|g| &mut g.flats).try_for_each(Flat::free),
+            0 => self.units.iter_mut().flat_map(|g| &mut g.flats).try_for_each(FlatParameter::reshard),
             _ => Ok(()),
         }
     }
@@ -239,14 +235,14 @@ const SPREAD: &str = "these are values of a parameter that Zero has spread over 
 const STALE: &str =
     "of these values only this rank's share is new: call `updated` of the `Zero` after the optimizer's step";
 
-impl Flat {
+impl FlatParameter {
     /// Starts to gather the values, unless they are here or on their way.
-    pub(super) fn start_gather(&mut self, ranks: &Ranks) -> Result<()> {
-        if self.full.is_some() { Ok(()) } else { self.start_renewal(ranks) }
+    pub(super) fn start_unshard(&mut self, ranks: &Ranks) -> Result<()> {
+        if self.full.is_some() { Ok(()) } else { self.start_refresh(ranks) }
     }
 
     /// Starts to gather the values, here or not.
-    pub(super) fn start_renewal(&mut self, ranks: &Ranks) -> Result<()> {
+    pub(super) fn start_refresh(&mut self, ranks: &Ranks) -> Result<()> {
         let full = match self.full.take() {
             Some(full) => full,
             None => Tensor::empty(&[self.elements()], self.dtype, self.device)?.tagged(Category::Parameters),
@@ -256,42 +252,42 @@ impl Flat {
             false => self.shard.clone(),
         };
         let call = Call::all_gather_uneven(full.clone(), input, &self.cuts.counts());
-        self.gathering = Some(ranks.shard.start(call));
-        self.gathered = self.shard.version();
+        self.unsharding = Some(ranks.shard.start(call));
+        self.unsharded_version = self.shard.version();
         self.full = Some(full);
         Ok(())
     }
 
     /// Lets the parameters hold their values.
-    pub(super) fn gather(&mut self, ranks: &Ranks) -> Result<()> {
-        self.start_gather(ranks)?;
-        let Some(pending) = self.gathering.take() else { return Ok(()) };
+    pub(super) fn unshard(&mut self, ranks: &Ranks) -> Result<()> {
+        self.start_unshard(ranks)?;
+        let Some(pending) = self.unsharding.take() else { return Ok(()) };
         if let Err(error) = pending.wait() {
-            // Nobody is to take for values what is in there.
+            // The buffer's content must not be taken for values.
             self.full = if self.keeps_full { self.full.take() } else { None };
             return Err(error.into());
         }
         if !self.apart {
             // The shard, a part of what was written, is as new.
-            self.gathered = self.shard.version();
+            self.unsharded_version = self.shard.version();
         }
-        self.note_written();
+        self.note_full_version();
         let Some(full) = &self.full else { return Ok(()) };
         self.members.iter().try_for_each(|member| Ok(member.parameter.set_tensor(member.of(full)?)?))
     }
 
-    /// Gives up all values but this rank's, whatever is under way.
+    /// Drops all values but this rank's, even those under way.
     pub(super) fn abandon(&mut self) -> Result<()> {
-        self.gathering = None;
-        self.free()
+        self.unsharding = None;
+        self.reshard()
     }
 
-    /// Gives up all values but this rank's.
-    pub(super) fn free(&mut self) -> Result<()> {
+    /// Drops all values but this rank's.
+    pub(super) fn reshard(&mut self) -> Result<()> {
         if self.keeps_full {
             return Ok(());
         }
-        if let Some(pending) = self.gathering.take() {
+        if let Some(pending) = self.unsharding.take() {
             pending.wait()?;
         }
         if let Some(full) = self.full.take() {
@@ -304,8 +300,8 @@ impl Flat {
     }
 
     /// Whether all values are here to be used.
-    pub(super) fn is_gathered(&self) -> bool {
-        self.full.is_some() && self.gathering.is_none()
+    pub(super) fn is_unsharded(&self) -> bool {
+        self.full.is_some() && self.unsharding.is_none()
     }
 
     /// Whether all values are here or on their way.
@@ -320,12 +316,12 @@ impl Flat {
 
     /// Whether the values that are here are those of before this rank's last update.
     pub(super) fn is_stale(&self) -> bool {
-        self.full.is_some() && self.gathered != self.shard.version()
+        self.full.is_some() && self.unsharded_version != self.shard.version()
     }
 
-    /// A parameter that somebody has let hold another tensor than this buffer's.
+    /// A parameter that holds another tensor than this buffer's, because other code has replaced it.
     pub(super) fn replaced(&self) -> Option<&Parameter> {
-        let full = self.full.as_ref().filter(|_| self.gathering.is_none())?;
+        let full = self.full.as_ref().filter(|_| self.unsharding.is_none())?;
         let mut parameters = self.members.iter().map(|member| &member.parameter);
         parameters.find(|parameter| !parameter.tensor().shares_storage(full))
     }
@@ -339,14 +335,15 @@ impl Flat {
     }
 
     /// Remembers that the values that stay are those of the shards.
-    pub(super) fn note_written(&mut self) {
+    pub(super) fn note_full_version(&mut self) {
         let kept = self.full.as_ref().filter(|_| self.apart && self.keeps_full);
-        self.written = kept.map(Tensor::version);
+        self.full_version = kept.map(Tensor::version);
     }
 
-    /// Whether somebody has changed the model's own values, which are given by the shards.
+    /// Whether other code has changed the model's own values, which come from the shards.
     pub(super) fn is_overwritten(&self) -> bool {
-        self.written.is_some_and(|version| self.full.as_ref().is_some_and(|full| full.version() != version))
+        self.full_version
+            .is_some_and(|version| self.full.as_ref().is_some_and(|full| full.version() != version))
     }
 
     /// All values in the shards' dtype, for a state dict, on the parameters' device.

@@ -1,14 +1,5 @@
-//! (sharded/build.rs)
-//! How [`Zero`] takes a model in hand.
-//!
-//! (sharded/grouping.rs)
-//! Which parameters are gathered together, and which of them can lie in one buffer.
-//!
-//! (sharded/hands.rs)
-//! What others may do with the parameters of a model that is spread, and with this rank's shares of them.
-//!
-//! (sharded/hooks.rs)
-//! What happens around a unit's passes.
+//! How [`Zero`] wraps a model: groups its parameters into FSDP units, becomes the holder of its parameters and of this rank's
+//! pieces, and adds hooks to its leaves and wrapped modules.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock, Weak};
@@ -16,23 +7,23 @@ use std::sync::{Arc, OnceLock, Weak};
 use phalanx_nn::{Buffer, Entry, Holder, Parameter, Parameters, UnitHooks, Usage};
 use phalanx_tensor::{DType, Device};
 
-use super::core::{Core, Group, Pass};
-use super::flat_parameter::{Flat, Ranks};
+use super::core::{Core, FsdpUnit, Pass};
+use super::flat_parameter::{FlatParameter, Ranks};
 use super::{Cuts, Stage, Zero, ZeroConfig};
 use crate::Result;
 use crate::comm::Comm;
 use crate::data_parallel::{Synchronise, consistency};
 
-/// Where an entry of the model's state dict is kept.
+/// The storage of an entry of the model's state dict.
 pub(super) enum Source {
-    /// Group, buffer, member.
-    Flat(usize, usize, usize),
+    /// FSDP unit, flat parameter, member.
+    Sharded(usize, usize, usize),
     Parameter(Parameter),
     Buffer(Buffer),
 }
 
 impl Zero {
-    /// Gives all ranks rank 0's values and takes the parameters in hand. All ranks of `comm` call it with models of the
+    /// Gives all ranks rank 0's values and shards the parameters. All ranks of `comm` call it with models of the
     /// same parameters.
     ///
     /// # Errors
@@ -41,7 +32,7 @@ impl Zero {
     /// [`crate::comm::Pending::wait`].
     pub fn new(model: &(impl Parameters + ?Sized), comm: Comm, config: ZeroConfig) -> Result<Zero> {
         consistency::check_values("Zero", model)?;
-        consistency::check_same_model(model, &config.told(), &comm)?;
+        consistency::check_same_model(model, &config.shared_settings(), &comm)?;
         config.check(model)?;
         let (shard, replicas) = config.groups(comm.rank(), comm.size())?;
         let mut entries = Vec::new();
@@ -60,46 +51,46 @@ impl Zero {
         });
         done?;
         let ranks = Ranks { shard: comm.group(&shard)?, replicas: comm.group(&replicas)?, all: comm };
-        let (grouped, units) = group(model);
+        let (parameters_of, unit_of) = fsdp_units(model);
         let mut loads = vec![0; ranks.shard.size()];
-        let mut groups = Vec::new();
-        for (parameters, bounds) in grouped {
+        let mut units = Vec::new();
+        for (parameters, bounds) in parameters_of {
             let mut flats = Vec::new();
-            for alike in runs(parameters, config.stage) {
-                let elements: Vec<usize> = alike.iter().map(|p| p.tensor().numel()).collect();
+            for same in alike(parameters, config.stage) {
+                let elements: Vec<usize> = same.iter().map(|p| p.tensor().numel()).collect();
                 let cuts = Cuts::new(config.ownership, &elements, &mut loads);
-                flats.push(Flat::new(&alike, cuts, ranks.shard.rank(), &config)?);
+                flats.push(FlatParameter::new(&same, cuts, ranks.shard.rank(), &config)?);
             }
-            groups.push(Group::new(flats, bounds));
+            units.push(FsdpUnit::new(flats, bounds));
         }
-        let hands: Vec<_> =
-            (0..groups.len()).map(|group| Arc::new(Hands { core: OnceLock::new(), group })).collect();
-        place(&mut entries, &groups);
-        let core = Arc::new(Core::new(ranks, config, groups, units));
-        let of_groups = hands.into_iter().map(|hands| {
-            let _ = hands.core.set(Arc::downgrade(&core));
-            let hands: Arc<dyn Holder> = hands;
-            hands
+        let holders: Vec<_> =
+            (0..units.len()).map(|unit| Arc::new(UnitHolder { core: OnceLock::new(), unit })).collect();
+        locate(&mut entries, &units);
+        let core = Arc::new(Core::new(ranks, config, units, unit_of));
+        let of_units = holders.into_iter().map(|holder| {
+            let _ = holder.core.set(Arc::downgrade(&core));
+            let holder: Arc<dyn Holder> = holder;
+            holder
         });
         let mut zero = Zero {
-            hands: of_groups.collect(),
+            holders: of_units.collect(),
             core,
             entries,
             frozen: model.parameters().into_iter().filter(|p| !p.is_trained()).collect(),
             synchronise: Synchronise::default(),
             hooks: Vec::new(),
-            units: Vec::new(),
+            module_hooks: Vec::new(),
         };
-        zero.take_in_hand();
+        zero.hold_parameters();
         zero.hook(model);
         Ok(zero)
     }
 
-    fn take_in_hand(&self) {
-        let shares: Arc<dyn Holder> = Arc::new(ShareHands(Arc::downgrade(&self.core)));
-        for (group, hands) in self.core.lock().groups.iter().zip(&self.hands) {
-            for flat in &group.flats {
-                flat.members.iter().for_each(|member| member.parameter.hand_to(hands.clone()));
+    fn hold_parameters(&self) {
+        let shares: Arc<dyn Holder> = Arc::new(ShardHolder(Arc::downgrade(&self.core)));
+        for (unit, holders) in self.core.lock().units.iter().zip(&self.holders) {
+            for flat in &unit.flats {
+                flat.members.iter().for_each(|member| member.parameter.hand_to(holders.clone()));
                 flat.pieces.iter().for_each(|piece| piece.hand_to(shares.clone()));
             }
         }
@@ -116,64 +107,64 @@ impl Zero {
                 }));
             }
         }
-        model.visit_units(&mut |unit| {
-            let hooks = Hooks { core: Arc::downgrade(&self.core), unit: self.units.len() };
-            self.units.push(unit.add_hooks(Arc::new(hooks)));
+        model.visit_units(&mut |module| {
+            let hooks = ModuleHooks { core: Arc::downgrade(&self.core), module: self.module_hooks.len() };
+            self.module_hooks.push(module.add_hooks(Arc::new(hooks)));
         });
     }
 }
 
 /// Notes which entries are in which buffers.
-fn place(entries: &mut [(String, Source)], groups: &[Group]) {
+fn locate(entries: &mut [(String, Source)], units: &[FsdpUnit]) {
     for (_, source) in entries {
         let Source::Parameter(parameter) = source else { continue };
-        let flats = groups
+        let flats = units
             .iter()
             .enumerate()
-            .flat_map(|(g, group)| group.flats.iter().enumerate().map(move |(f, flat)| (g, f, flat)));
+            .flat_map(|(g, unit)| unit.flats.iter().enumerate().map(move |(f, flat)| (g, f, flat)));
         let mut places = flats.filter_map(|(g, f, flat)| {
             Some((g, f, flat.members.iter().position(|m| m.parameter.is(parameter))?))
         });
         if let Some((g, f, m)) = places.next() {
-            *source = Source::Flat(g, f, m);
+            *source = Source::Sharded(g, f, m);
         }
     }
 }
 
-/// Parameters that are gathered together, and the first and last of the units that use them.
-pub(super) type Grouped = (Vec<Parameter>, Option<(usize, usize)>);
+/// Parameters that are gathered together, and the first and last of the modules that use them.
+type UnitParameters = (Vec<Parameter>, Option<(usize, usize)>);
 
-/// The groups of a model, in the order of their first units, that of no unit, the root, in front; and each unit's group.
-pub(super) fn group(model: &(impl Parameters + ?Sized)) -> (Vec<Grouped>, Vec<usize>) {
+/// The units of a model, in the order of their first modules, that of no module, the root, in front; and each module's unit.
+fn fsdp_units(model: &(impl Parameters + ?Sized)) -> (Vec<UnitParameters>, Vec<usize>) {
     let mut used: Vec<Vec<Parameter>> = Vec::new();
-    model.visit_units(&mut |unit| used.push([unit.parameters(), unit.borrowed()].concat()));
-    // Units that share a parameter are one group, which has the number of its first unit.
-    let mut units: Vec<usize> = (0..used.len()).collect();
+    model.visit_units(&mut |module| used.push([module.parameters(), module.borrowed()].concat()));
+    // Units that share a parameter are one unit, which has the number of its first module.
+    let mut modules: Vec<usize> = (0..used.len()).collect();
     for (a, b) in (0..used.len()).flat_map(|a| (a + 1..used.len()).map(move |b| (a, b))) {
         if used[a].iter().any(|p| used[b].iter().any(|q| p.is(q))) {
-            let (from, to) = (units[a].max(units[b]), units[a].min(units[b]));
-            units.iter_mut().filter(|unit| **unit == from).for_each(|unit| *unit = to);
+            let (from, to) = (modules[a].max(modules[b]), modules[a].min(modules[b]));
+            modules.iter_mut().filter(|module| **module == from).for_each(|module| *module = to);
         }
     }
-    let mut groups: Vec<Grouped> = vec![(Vec::new(), None)];
+    let mut units: Vec<UnitParameters> = vec![(Vec::new(), None)];
     let mut numbers: BTreeMap<usize, usize> = BTreeMap::new();
-    for (unit, group) in units.iter_mut().enumerate() {
-        let number = *numbers.entry(*group).or_insert(groups.len());
-        match groups.get_mut(number) {
-            Some((_, bounds)) => *bounds = bounds.map(|(first, _)| (first, unit)),
-            None => groups.push((Vec::new(), Some((unit, unit)))),
+    for (module, unit) in modules.iter_mut().enumerate() {
+        let number = *numbers.entry(*unit).or_insert(units.len());
+        match units.get_mut(number) {
+            Some((_, bounds)) => *bounds = bounds.map(|(first, _)| (first, module)),
+            None => units.push((Vec::new(), Some((module, module)))),
         }
-        *group = number;
+        *unit = number;
     }
     for parameter in model.parameters() {
-        let unit = used.iter().position(|used| used.iter().any(|p| p.is(&parameter)));
-        groups[unit.map_or(0, |unit| units[unit])].0.push(parameter);
+        let module = used.iter().position(|used| used.iter().any(|p| p.is(&parameter)));
+        units[module.map_or(0, |module| modules[module])].0.push(parameter);
     }
-    (groups, units)
+    (units, modules)
 }
 
-/// A group's parameters in sets that can lie in one buffer. Frozen ones are spread only where parameters are.
-pub(super) fn runs(parameters: Vec<Parameter>, stage: Stage) -> Vec<Vec<Parameter>> {
+/// A unit's parameters in sets that can lie in one buffer. Frozen ones are spread only where parameters are.
+fn alike(parameters: Vec<Parameter>, stage: Stage) -> Vec<Vec<Parameter>> {
     let mut sets: Vec<((DType, Device, bool), Vec<Parameter>)> = Vec::new();
     let spread = |p: &Parameter| p.is_trained() || stage == Stage::Parameters;
     for parameter in parameters.into_iter().filter(spread) {
@@ -186,13 +177,13 @@ pub(super) fn runs(parameters: Vec<Parameter>, stage: Stage) -> Vec<Vec<Paramete
     sets.into_iter().map(|(_, set)| set).collect()
 }
 
-/// Those of a group's parameters.
-pub(super) struct Hands {
+/// Answers, for the parameters of an FSDP unit, what other code may do with them.
+pub(super) struct UnitHolder {
     pub(super) core: OnceLock<Weak<Core>>,
-    pub(super) group: usize,
+    pub(super) unit: usize,
 }
 
-impl Holder for Hands {
+impl Holder for UnitHolder {
     fn refusal(&self, usage: Usage) -> Option<&'static str> {
         Some(match usage {
             Usage::Update => "is sharded by Zero: build the optimizer over `zero.parameters()`",
@@ -210,26 +201,26 @@ impl Holder for Hands {
         true
     }
 
-    /// What goes wrong has ended the run of all ranks, and the next call says so; whatever computes with the parameter finds its
+    /// An error ends the run of all ranks, and the next call returns it; code that computes with the parameter finds its
     /// values withheld.
     fn before_use(&self, _: &Parameter) {
         if let Some(core) = self.core.get().and_then(Weak::upgrade) {
-            let _ = core.used(self.group);
+            let _ = core.used(self.unit);
         }
     }
 }
 
-/// Those of this rank's shares, which an optimizer updates.
-pub(super) struct ShareHands(pub(super) Weak<Core>);
+/// Answers the same for this rank's pieces, which an optimizer updates.
+pub(super) struct ShardHolder(pub(super) Weak<Core>);
 
-impl Holder for ShareHands {
+impl Holder for ShardHolder {
     fn refusal(&self, usage: Usage) -> Option<&'static str> {
         let Some(core) = self.0.upgrade() else {
             let gone = "is a share of a model whose `Zero` was dropped: build the optimizer over what trains the model now";
             return (usage == Usage::Update).then_some(gone);
         };
         match usage {
-            Usage::Update => core.has_local().then_some(consistency::LOCAL),
+            Usage::Update => core.has_unreduced().then_some(consistency::UNREDUCED),
             Usage::Norm => (core.ranks.shard.size() > 1).then_some(
                 "is this rank's share alone: ask for `zero.grad_norm()` or `zero.clip_grad_norm(..)`",
             ),
@@ -239,13 +230,13 @@ impl Holder for ShareHands {
     }
 }
 
-/// A unit's part.
-pub(super) struct Hooks {
+/// The hooks of a wrapped module.
+pub(super) struct ModuleHooks {
     pub(super) core: Weak<Core>,
-    pub(super) unit: usize,
+    pub(super) module: usize,
 }
 
-impl Hooks {
+impl ModuleHooks {
     fn with(&self, f: impl FnOnce(&Core) -> Result<()>) -> phalanx_nn::Result<()> {
         let core = self.core.upgrade().filter(|core| !core.is_lost());
         let done = core.map_or(Ok(()), |core| f(&core));
@@ -253,20 +244,20 @@ impl Hooks {
     }
 }
 
-impl UnitHooks for Hooks {
+impl UnitHooks for ModuleHooks {
     fn pre_forward(&self) -> phalanx_nn::Result<()> {
-        self.with(|core| core.enter(self.unit, Pass::Forward))
+        self.with(|core| core.enter(self.module, Pass::Forward))
     }
     fn post_forward(&self) -> phalanx_nn::Result<()> {
-        self.with(|core| core.leave(self.unit, Pass::Forward))
+        self.with(|core| core.leave(self.module, Pass::Forward))
     }
     fn pre_recompute(&self) -> phalanx_nn::Result<()> {
-        self.with(|core| core.enter_again(self.unit))
+        self.with(|core| core.enter_again(self.module))
     }
     fn pre_backward(&self) -> phalanx_nn::Result<()> {
-        self.with(|core| core.enter(self.unit, Pass::Backward))
+        self.with(|core| core.enter(self.module, Pass::Backward))
     }
     fn post_backward(&self) -> phalanx_nn::Result<()> {
-        self.with(|core| core.leave(self.unit, Pass::Backward))
+        self.with(|core| core.leave(self.module, Pass::Backward))
     }
 }

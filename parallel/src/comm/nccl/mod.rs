@@ -1,31 +1,27 @@
-//! (comm/nccl/mod.rs)
 //! Ranks with a GPU each, over NCCL.
 //!
-//! Another communicator of the same ranks (threads, TCP, MPI) stays as the control plane. There every call is announced, so
-//! that it is compared between ranks, late and lost ranks are named and the first error ends the run of all, as on every
-//! backend; and what lies in the host's memory is exchanged there altogether. NCCL is given a call only when all its
-//! ranks have come to it, so nothing waits on a GPU for a rank that may never come.
+//! A second communicator of the same ranks (threads, TCP or MPI) is the control plane. Every call is announced there, so it is
+//! compared between ranks, late and lost ranks are named, and the first error ends the run of all ranks, as on every backend.
+//! Tensors in the host's memory are exchanged over it too. NCCL gets a call only when all its ranks have announced it, so no
+//! GPU waits for a rank that may never come.
 //!
 //! ```text
-//! caller   announce ──submit──────────────────── wait: its later work on the GPU comes after
-//! lane              └─all have come─ exchange ─ add in order of the ranks ─ exchange ─┘     (a stream of its own)
-//! watch                                looks after what is under way; aborts it where the run has failed
+//! caller    announce ──submit─────────────────────── wait: the caller's later GPU work comes after the call
+//! lane               └─all have announced─ exchange ─ add in order of the ranks ─ exchange ─┘   (a stream of its own)
+//! watchdog                                 polls calls under way; aborts them if the run has failed
 //!
-//! route    what a rank does for a call: messages, and what is added when. Pure    library  NCCL's calls
-//! combine  the kernel that adds in order of the ranks                            lane     the calls of a group, in order
-//! watch    what is under way on the GPU                                          member   the communicator
+//! mod (communicator) ──► lane (calls of a group, in order) ──► route (the steps of one rank; pure)
+//!                           ├──► watchdog (calls under way on the GPU)
+//!                           └──► library (NCCL's functions)       combine.cu: adds the ranks' elements in order
 //! ```
 //!
-//! A group has a lane and an NCCL communicator of its own, made when it is first used; messages have one a pair and direction.
-//! No call waits for the GPU, but those that somebody observes.
-//!
-//! (comm/nccl/member.rs)
-//! [`join`]: a rank with a GPU, as a communicator.
+//! A group has a lane and an NCCL communicator of its own, made at its first use; a pair of ranks has one for each direction
+//! of its messages. The host waits for the GPU only in calls that have an observer.
 
 mod lane;
 mod library;
 mod route;
-mod watch;
+mod watchdog;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -35,12 +31,12 @@ use std::time::Duration;
 use lane::{Lane, prepare};
 use phalanx_tensor::cuda::{Library, require};
 use phalanx_tensor::{Device, Tensor};
-use watch::Watch;
+use watchdog::Watchdog;
 
 use super::{Call, Comm, Communicator, Error, Kind, Pending, Result, Traffic};
 use crate::panics::unpoisoned;
 
-/// Who adds the elements of several ranks.
+/// Which code adds the elements of several ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sums {
     /// This crate, in order of the ranks: the bits are those of every other backend.
@@ -51,10 +47,10 @@ pub enum Sums {
     Library,
 }
 
-/// How ranks exchange what is on their GPUs.
+/// How ranks exchange tensors of their GPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NcclConfig {
-    /// Who adds.
+    /// Which code adds.
     pub sums: Sums,
     /// How long a call may run on a GPU, and how long NCCL may take to find the other ranks.
     pub timeout: Duration,
@@ -66,8 +62,8 @@ impl Default for NcclConfig {
     }
 }
 
-/// `control`'s rank with a GPU: what is there is exchanged over NCCL, everything else over `control`. All ranks do this, each
-/// with a GPU of its own. `control` is not used for anything else from now on.
+/// The rank of `control` with a GPU: tensors there are exchanged over NCCL, all others over `control`. All ranks call this,
+/// each with a GPU of its own. The caller does not use `control` afterwards.
 ///
 /// # Errors
 /// If `device` is no GPU, or NCCL is not found.
@@ -87,14 +83,14 @@ pub fn check_nccl() -> Result<&'static str> {
 /// A rank's use of NCCL, until it is left.
 #[derive(Debug)]
 pub(crate) struct Session {
-    watch: Arc<Watch>,
+    watchdog: Arc<Watchdog>,
     thread: JoinHandle<()>,
 }
 
 impl Session {
     /// Waits until everything under way has ended, and NCCL has.
     pub(crate) fn leave(self) {
-        self.watch.end();
+        self.watchdog.end();
         // It does not panic; if it did, there would be nothing left to wait for.
         let _ = self.thread.join();
     }
@@ -104,23 +100,23 @@ impl Session {
 pub(crate) fn join(control: Comm, device: Device, config: NcclConfig) -> Result<(Session, Comm)> {
     let gpu = device.gpu()?;
     check_nccl()?;
-    let (watch, thread) = Watch::start(gpu, Arc::clone(&control), config.timeout)?;
-    let root = Arc::new(Root { watch: Arc::clone(&watch), device, sums: config.sums });
+    let (watchdog, thread) = Watchdog::start(gpu, Arc::clone(&control), config.timeout)?;
+    let root = Arc::new(Root { watchdog: Arc::clone(&watchdog), device, sums: config.sums });
     let comm = Member::new(root, control)?;
-    Ok((Session { watch, thread }, Arc::new(comm)))
+    Ok((Session { watchdog, thread }, Arc::new(comm)))
 }
 
-/// What a rank's communicators share. When the last is gone, nobody can call anything any more.
+/// The state that a rank's communicators share. When the last of them is dropped, no call can come any more.
 #[derive(Debug)]
 struct Root {
-    watch: Arc<Watch>,
+    watchdog: Arc<Watchdog>,
     device: Device,
     sums: Sums,
 }
 
 impl Drop for Root {
     fn drop(&mut self) {
-        self.watch.end();
+        self.watchdog.end();
     }
 }
 
@@ -162,8 +158,8 @@ impl Member {
             return Ok(Pending::done(call, outcome));
         }
         if let (Some(by), Some(dtype)) = (call.signature.by, call.signature.dtype) {
-            // Now, since nobody waits for this rank on a GPU yet. The lane says what is wrong, if anything is.
-            let _ = prepare(call.kind().name(), self.root.watch.gpu, dtype, by);
+            // Compiled now, before a GPU waits for this rank. The lane reports an error, if there is one.
+            let _ = prepare(call.kind().name(), self.root.watchdog.gpu, dtype, by);
         }
         let key = call.peer().map(|peer| (peer, call.kind() == Kind::Send));
         // Announced and handed over in the same order.
@@ -171,8 +167,8 @@ impl Member {
         let lane = match lanes.get(&key) {
             Some(lane) => Arc::clone(lane),
             None => {
-                let watch = Arc::clone(&self.root.watch);
-                let lane = Lane::new(watch, Arc::clone(&self.private), key, self.root.sums)?;
+                let watchdog = Arc::clone(&self.root.watchdog);
+                let lane = Lane::new(watchdog, Arc::clone(&self.private), key, self.root.sums)?;
                 lanes.insert(key, Arc::clone(&lane));
                 lane
             }
@@ -182,7 +178,7 @@ impl Member {
     }
 }
 
-/// What a collective of one rank leaves to do.
+/// A collective of one rank: copies the input to the output.
 fn copy_alone(call: &Call) -> Result<()> {
     match (&call.output, &call.input) {
         (Some(output), Some(input)) => {

@@ -1,18 +1,17 @@
-//! (comm/nccl/route.rs)
-//! [`route`]: what one rank does for a call, step by step. Pure.
+//! [`route`]: the steps of one rank for a call. Pure.
 //!
-//! It follows the same plan as the wires ([`plan`]): ranks give their parts of a share to its owner, who adds them in order of
-//! the ranks, and gives the sum to those who want it. What is given is added in rounds, so that the owner needs room for
-//! a bounded part of it only. Where nothing is added, and everybody gets the same, NCCL's own broadcast and
-//! gathering do the last step: they know how the GPUs are connected.
+//! It follows the same plan as the wires ([`plan`]): ranks send their parts of a share to its owner, which adds them in order
+//! of the ranks and sends the sum to the destinations. Parts are added in rounds, so the owner needs a buffer of bounded size.
+//! Where nothing is added and every rank gets the same, NCCL's own broadcast or all-gather does the last step, since NCCL
+//! knows how the GPUs are connected.
 
 use std::ops::Range;
 
 use super::Sums;
-use crate::comm::plan::{Place, Side, Transfer, plan};
+use crate::comm::plan::{Segment, Side, Transfer, plan};
 use crate::comm::{Kind, Reduction, Signature};
 
-/// Bytes of room for what is given to an owner.
+/// Bytes of the buffer for parts that an owner receives.
 const ROOM_BYTES: usize = 64 << 20;
 /// Elements of a round are a multiple of this, so that rounds begin where packets do.
 const ROUND: usize = 64;
@@ -25,7 +24,7 @@ pub(super) enum Step {
     /// This rank's elements of `own` and those in the room become `out`.
     Combine { own: (Side, Range<usize>), out: Range<usize>, by: Reduction },
     /// NCCL's own collective.
-    Whole(Whole),
+    Native(Native),
 }
 
 /// Elements to or from a rank.
@@ -48,9 +47,9 @@ pub(super) enum Message {
     },
 }
 
-/// What NCCL does as a whole. All but gathering is in place, in the output.
+/// A collective of NCCL's own. All but the all-gather work in place, in the output.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Whole {
+pub(super) enum Native {
     Broadcast { root: usize, count: usize },
     AllGather { own: (Side, usize), count: usize },
     AllReduce { by: Reduction, count: usize },
@@ -71,33 +70,33 @@ pub(super) fn route(
     let root = signature.root.unwrap_or(0);
     let whole = match (kind, *by) {
         _ if total == 0 => None,
-        (Kind::Broadcast, _) => Some(Whole::Broadcast { root, count: total }),
+        (Kind::Broadcast, _) => Some(Native::Broadcast { root, count: total }),
         (Kind::AllGather, _) if even => Some(gather(in_place, me, first)),
-        (Kind::AllReduce, Some(by)) if sums == Sums::Library => Some(Whole::AllReduce { by, count: total }),
+        (Kind::AllReduce, Some(by)) if sums == Sums::Library => Some(Native::AllReduce { by, count: total }),
         (Kind::ReduceScatter, Some(by)) if sums == Sums::Library && even => {
-            Some(Whole::ReduceScatter { by, count: first })
+            Some(Native::ReduceScatter { by, count: first })
         }
-        (Kind::Reduce, Some(by)) if sums == Sums::Library => Some(Whole::Reduce { by, root, count: total }),
+        (Kind::Reduce, Some(by)) if sums == Sums::Library => Some(Native::Reduce { by, root, count: total }),
         _ => None,
     };
     if let Some(whole) = whole {
-        return vec![Step::Whole(whole)];
+        return vec![Step::Native(whole)];
     }
     let transfers = transfers(signature, me, size, in_place);
     let mut steps = rounds(&transfers, signature, (me, size));
     match (kind, total % size) {
         (Kind::AllReduce, 0) if total > 0 => {
             let count = total / size;
-            steps.push(Step::Whole(Whole::AllGather { own: (Side::Output, me * count), count }));
+            steps.push(Step::Native(Native::AllGather { own: (Side::Output, me * count), count }));
         }
         _ => steps.extend(results(&transfers, me)),
     }
     steps
 }
 
-fn gather(in_place: bool, me: usize, count: usize) -> Whole {
+fn gather(in_place: bool, me: usize, count: usize) -> Native {
     let own = if in_place { (Side::Output, me * count) } else { (Side::Input, 0) };
-    Whole::AllGather { own, count }
+    Native::AllGather { own, count }
 }
 
 /// The call's transfers; of those that are not this rank's, an all-to-all has none.
@@ -106,7 +105,7 @@ fn transfers(signature: &Signature, me: usize, size: usize, in_place: bool) -> V
         let here = Signature { on_gpus: false, ..signature.clone() };
         return plan(&vec![&here; size], &vec![in_place; size]);
     };
-    let place = |rank, side, range: Range<usize>| vec![Place { rank, side, range }];
+    let place = |rank, side, range: Range<usize>| vec![Segment { rank, side, range }];
     let (sent, wanted) = (crate::comm::plan::ranges(counts), crate::comm::plan::ranges(wanted));
     let to = |q: usize| {
         let dest = if q == me { wanted[me].clone() } else { 0..sent[q].len() };
@@ -159,7 +158,7 @@ fn rounds(transfers: &[Transfer], signature: &Signature, (me, size): (usize, usi
     steps
 }
 
-/// From the owners to those who want it.
+/// The messages from the owners to the destinations.
 fn results(transfers: &[Transfer], me: usize) -> Option<Step> {
     let mut messages = vec![];
     for Transfer { owner, sources, dests } in transfers {
@@ -168,7 +167,7 @@ fn results(transfers: &[Transfer], me: usize) -> Option<Step> {
                 // What was combined lies in the owner's own output.
                 let combined = dests.iter().find(|dest| dest.rank == me).filter(|_| sources.len() > 1);
                 let from = combined.or(sources.first());
-                let Some(Place { side, range, .. }) = from.filter(|from| *from != dest) else { continue };
+                let Some(Segment { side, range, .. }) = from.filter(|from| *from != dest) else { continue };
                 messages.push(Message::Send { from: *side, range: range.clone(), to: dest.rank });
             }
             if dest.rank == me && !(*owner == me && (sources.len() > 1 || sources.first() == Some(dest))) {
@@ -208,11 +207,11 @@ mod tests {
     #[test]
     fn nccl_does_what_adds_nothing_and_all_of_it_if_asked() {
         let even = signature(Kind::AllReduce, &[8], &[], None);
-        let gathered = Step::Whole(Whole::AllGather { own: (Side::Output, 4), count: 4 });
+        let gathered = Step::Native(Native::AllGather { own: (Side::Output, 4), count: 4 });
         assert_eq!(route(&even, (1, 2), true, Sums::InOrder).last(), Some(&gathered));
-        let whole = Step::Whole(Whole::AllReduce { by: Reduction::Sum, count: 8 });
+        let whole = Step::Native(Native::AllReduce { by: Reduction::Sum, count: 8 });
         assert_eq!(route(&even, (1, 2), true, Sums::Library), [whole]);
-        let broadcast = Step::Whole(Whole::Broadcast { root: 1, count: 5 });
+        let broadcast = Step::Native(Native::Broadcast { root: 1, count: 5 });
         assert_eq!(
             route(&signature(Kind::Broadcast, &[5], &[], Some(1)), (0, 2), true, Sums::InOrder),
             [broadcast]
@@ -253,7 +252,7 @@ mod tests {
         room: Vec<f64>,
     }
 
-    /// Carries out everybody's steps as GPUs do: a step waits for its messages, NCCL's gathering for everybody.
+    /// Carries out the steps of all ranks as GPUs do: a step waits for its messages, NCCL's all-gather for all ranks.
     fn run(signature: &[Signature], memory: &mut [Memory], in_place: bool) {
         let size = memory.len();
         let mut steps: Vec<VecDeque<Step>> =
@@ -261,7 +260,7 @@ mod tests {
         let mut mail = Mail::new();
         let mut sent = vec![false; size];
         while steps.iter().any(|steps| !steps.is_empty()) {
-            let gathering = |steps: &VecDeque<Step>| matches!(steps.front(), Some(Step::Whole(_)));
+            let gathering = |steps: &VecDeque<Step>| matches!(steps.front(), Some(Step::Native(_)));
             if steps.iter().all(gathering) {
                 let parts = steps.iter_mut().zip(&*memory).map(|(steps, m)| m.part(steps.pop_front()));
                 let all: Vec<f64> = parts.collect::<Vec<_>>().concat();
@@ -303,7 +302,7 @@ mod tests {
         }
 
         fn part(&self, step: Option<Step>) -> Vec<f64> {
-            let Some(Step::Whole(Whole::AllGather { own: (side, at), count })) = step else {
+            let Some(Step::Native(Native::AllGather { own: (side, at), count })) = step else {
                 panic!("{step:?}")
             };
             self.side(side)[at..at + count].to_vec()

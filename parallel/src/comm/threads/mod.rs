@@ -1,6 +1,5 @@
-//! (comm/threads/mod.rs)
-//! Ranks in one process. Each brings its tensors; who comes last has everything at hand and moves the elements of all,
-//! directly between the tensors, with one thread for each rank.
+//! Ranks in one process. Each brings its tensors; the rank that comes last moves the elements of all, directly between the
+//! tensors, with one thread for each rank.
 //!
 //! ```text
 //! rank 0  ──arrives──waits───────────────────────┐
@@ -8,14 +7,9 @@
 //! rank 2  ───────────────arrives──moves all──────┘
 //! ```
 //!
-//! No rank ever has another's queue to copy through, and a call that nobody waits for costs no thread until it is
-//! complete.
+//! Elements are copied once, from tensor to tensor. A call for which no rank waits costs no thread until all ranks have come.
 //!
-//! (comm/threads/member.rs)
-//! [`world`]: the ranks of one process, as communicators.
-//!
-//! (comm/threads/world.rs)
-//! [`World`]: where the ranks of one process meet.
+//! [`World`] is the state that all ranks share; [`world`] makes their communicators.
 
 mod exchange;
 
@@ -29,8 +23,8 @@ use std::time::{Duration, Instant};
 use exchange::{deliver, exchange};
 use phalanx_tensor::Pool;
 
-use super::communicator::{Children, Meter, members};
-use super::pending::{Ticket, Waiter, culprits};
+use super::communicator::{ChildGroups, Meter, members};
+use super::pending::{Ticket, Waiter, blame};
 use super::{Call, Comm, Communicator, Error, Kind, Pending, Result, Traffic};
 use crate::panics::unpoisoned;
 
@@ -43,22 +37,22 @@ pub fn world(size: usize, timeout: Duration) -> Vec<Comm> {
 
 /// Rank `rank` of a world.
 pub(crate) fn member(world: &Arc<World>, rank: usize) -> Comm {
-    let desk = Desk { world: Arc::clone(world), id: 0, ranks: (0..world.size()).collect() };
-    Arc::new(Member::new(desk, rank))
+    let waiter = GroupWaiter { world: Arc::clone(world), id: 0, ranks: (0..world.size()).collect() };
+    Arc::new(Member::new(waiter, rank))
 }
 
 /// A rank's membership in a group.
 #[derive(Debug)]
 struct Member {
-    desk: Arc<Desk>,
+    waiter: Arc<GroupWaiter>,
     rank: usize,
     meter: Meter,
-    children: Children,
+    children: ChildGroups,
 }
 
 impl Member {
-    fn new(desk: Desk, rank: usize) -> Member {
-        Member { desk: Arc::new(desk), rank, meter: Meter::default(), children: Children::default() }
+    fn new(waiter: GroupWaiter, rank: usize) -> Member {
+        Member { waiter: Arc::new(waiter), rank, meter: Meter::default(), children: ChildGroups::default() }
     }
 
     fn begin(&self, call: Call, waits: bool) -> Pending {
@@ -67,9 +61,9 @@ impl Member {
             Err(error) => return Pending::done(Call::barrier(), Err(error)),
         };
         self.meter.count(&call.signature, self.rank, self.size());
-        let Desk { world, id, ranks } = &*self.desk;
+        let GroupWaiter { world, id, ranks } = &*self.waiter;
         let ticket = world.arrive((*id, ranks), self.rank, call, waits);
-        Pending::new(ticket, Arc::clone(&self.desk) as _)
+        Pending::new(ticket, Arc::clone(&self.waiter) as _)
     }
 }
 
@@ -79,7 +73,7 @@ impl Communicator for Member {
     }
 
     fn ranks(&self) -> &[usize] {
-        &self.desk.ranks
+        &self.waiter.ranks
     }
 
     fn start(&self, call: Call) -> Pending {
@@ -91,9 +85,9 @@ impl Communicator for Member {
     }
 
     fn group(&self, ranks: &[usize]) -> Result<Comm> {
-        let (rank, ranks) = members(&self.desk.ranks, self.rank, ranks)?;
-        let id = self.children.identity(self.desk.id, &ranks);
-        Ok(Arc::new(Member::new(Desk { world: Arc::clone(&self.desk.world), id, ranks }, rank)))
+        let (rank, ranks) = members(&self.waiter.ranks, self.rank, ranks)?;
+        let id = self.children.identity(self.waiter.id, &ranks);
+        Ok(Arc::new(Member::new(GroupWaiter { world: Arc::clone(&self.waiter.world), id, ranks }, rank)))
     }
 
     fn traffic(&self) -> Traffic {
@@ -101,12 +95,12 @@ impl Communicator for Member {
     }
 
     fn fail(&self, cause: &str) {
-        let rank = self.desk.ranks[self.rank];
-        self.desk.world.fail(Error::Failed { rank, cause: cause.into() });
+        let rank = self.waiter.ranks[self.rank];
+        self.waiter.world.fail(Error::Failed { rank, cause: cause.into() });
     }
 
     fn failure(&self) -> Option<Error> {
-        self.desk.world.failure()
+        self.waiter.world.failure()
     }
 }
 
@@ -131,13 +125,13 @@ impl fmt::Debug for World {
 
 #[derive(Debug, Default)]
 struct State {
-    /// What ended the run: the first that went wrong.
+    /// The first error, which ended the run.
     failure: Option<Error>,
-    /// Ranks that are through.
+    /// Ranks that have ended.
     ended: Vec<bool>,
     groups: HashMap<u64, Group>,
     /// By group, sender, receiver.
-    mail: HashMap<(u64, usize, usize), Mail>,
+    mailboxes: HashMap<(u64, usize, usize), Mailbox>,
     /// Calls that ranks wait for, with the ranks of their groups.
     waits: Vec<(Arc<Ticket>, Vec<usize>)>,
     /// Complete calls that no rank is there to carry out, in order.
@@ -158,9 +152,9 @@ struct Group {
     waiting: usize,
 }
 
-/// What one rank sends another.
+/// The sends and receives between two ranks, in one direction.
 #[derive(Debug, Default)]
-struct Mail {
+struct Mailbox {
     sent: u64,
     received: u64,
     sends: VecDeque<Arc<Ticket>>,
@@ -190,7 +184,7 @@ impl World {
         unpoisoned(self.state.lock())
     }
 
-    /// What ended the run.
+    /// The error that ended the run.
     pub(crate) fn failure(&self) -> Option<Error> {
         self.lock().failure.clone()
     }
@@ -201,13 +195,13 @@ impl World {
         self.wake.notify_all();
     }
 
-    /// `rank` will call nothing any more.
+    /// Notes that `rank` has ended.
     pub(crate) fn end(&self, rank: usize) {
         self.lock().ended[rank] = true;
         self.wake.notify_all();
     }
 
-    /// Rank `rank` of a group comes with a call. The last to come carries it out if it would wait anyway.
+    /// Rank `rank` of a group brings a call. The last rank to come carries it out, if it waits for it anyway.
     pub(super) fn arrive(
         self: &Arc<World>,
         group: (u64, &[usize]),
@@ -226,7 +220,7 @@ impl World {
         }
         let Some(work) = work else { return ticket };
         let mut before = work.group.and_then(|id| state.groups.get_mut(&id)).map(|group| &mut group.waiting);
-        // Whoever comes last carries out what moves nothing, too: a thread would take longer.
+        // The last rank also carries out a call that moves no elements: starting a thread would take longer.
         if (waits || ticket.call.signature.on_gpus) && before.as_ref().is_none_or(|waiting| **waiting == 0) {
             drop(state);
             self.carry_out(&work);
@@ -242,7 +236,7 @@ impl World {
         ticket
     }
 
-    /// Carries out what is ready on a thread of its own.
+    /// Carries out the ready calls on a thread of their own.
     fn run_ready(self: &Arc<World>) {
         let world = Arc::clone(self);
         let run = move || {
@@ -270,7 +264,7 @@ impl World {
             Pool::new(self.size.min(std::thread::available_parallelism().map_or(1, |n| n.get())))
         });
         let outcome = catch_unwind(AssertUnwindSafe(|| work.carry_out(pool))).unwrap_or_else(|_| {
-            // Ours: what ranks bring is checked before. Nobody may wait for it for ever.
+            // An error of this crate, since calls are checked before. It must not leave a rank waiting for ever.
             Err(Error::Launch(format!("moving the elements of {:?} panicked", work.tickets[0].call.kind())))
         });
         if let Err(error) = &outcome {
@@ -324,28 +318,32 @@ impl State {
         let peer = call.signature.root.unwrap_or(rank);
         let sends = call.kind() == Kind::Send;
         let (from, to) = if sends { (rank, peer) } else { (peer, rank) };
-        let mail = self.mail.entry((id, from, to)).or_default();
+        let mailboxes = self.mailboxes.entry((id, from, to)).or_default();
         let (count, queue) = match sends {
-            true => (&mut mail.sent, &mut mail.sends),
-            false => (&mut mail.received, &mut mail.receives),
+            true => (&mut mailboxes.sent, &mut mailboxes.sends),
+            false => (&mut mailboxes.received, &mut mailboxes.receives),
         };
         let ticket = Ticket::new(call, ranks[rank], id, *count);
         *count += 1;
         queue.push_back(Arc::clone(&ticket));
-        if mail.sends.is_empty() || mail.receives.is_empty() {
+        if mailboxes.sends.is_empty() || mailboxes.receives.is_empty() {
             return (ticket, None);
         }
-        let tickets = mail.sends.pop_front().into_iter().chain(mail.receives.pop_front()).collect();
+        let tickets = mailboxes.sends.pop_front().into_iter().chain(mailboxes.receives.pop_front()).collect();
         (ticket, Some(Work { group: None, tickets, ranks: vec![ranks[from], ranks[to]] }))
     }
 
     /// The ranks that have not come to a call; none if all have.
     fn missing(&self, ticket: &Ticket, ranks: &[usize]) -> Vec<usize> {
         if let Some(peer) = ticket.call.peer() {
-            let unmatched = |mail: &Mail| {
-                mail.sends.iter().chain(&mail.receives).any(|t| std::ptr::eq(Arc::as_ptr(t), ticket))
+            let unmatched = |mailboxes: &Mailbox| {
+                mailboxes
+                    .sends
+                    .iter()
+                    .chain(&mailboxes.receives)
+                    .any(|t| std::ptr::eq(Arc::as_ptr(t), ticket))
             };
-            return if self.mail.values().any(unmatched) { vec![ranks[peer]] } else { vec![] };
+            return if self.mailboxes.values().any(unmatched) { vec![ranks[peer]] } else { vec![] };
         }
         let Some(group) = self.groups.get(&ticket.group).filter(|g| ticket.sequence >= g.first) else {
             return vec![];
@@ -354,7 +352,7 @@ impl State {
         ranks.iter().zip(round).filter(|(_, ticket)| ticket.is_none()).map(|(&rank, _)| rank).collect()
     }
 
-    /// Why a call will not come to its end, if it is known by now.
+    /// The error of a call that cannot end, if that is known by now.
     fn verdict(&self, ticket: &Ticket, ranks: &[usize], late: Option<Duration>) -> Option<Error> {
         let missing = self.missing(ticket, ranks);
         let call = || ticket.describe(ranks);
@@ -366,7 +364,7 @@ impl State {
             let waits = self.waits.iter().filter(|(ticket, _)| ticket.rank == rank);
             waits.flat_map(|(ticket, ranks)| self.missing(ticket, ranks)).collect()
         };
-        Some(Error::Late { missing: culprits(missing, blockers), call: call(), waited })
+        Some(Error::Late { missing: blame(missing, blockers), call: call(), waited })
     }
 }
 
@@ -383,15 +381,15 @@ impl Work {
     }
 }
 
-/// A group as seen by those who wait in it.
+/// A group of a world; its members wait for their calls here.
 #[derive(Debug)]
-pub(super) struct Desk {
+pub(super) struct GroupWaiter {
     pub(super) world: Arc<World>,
     pub(super) id: u64,
     pub(super) ranks: Vec<usize>,
 }
 
-impl Waiter for Desk {
+impl Waiter for GroupWaiter {
     fn wait(&self, ticket: &Arc<Ticket>) -> Result<()> {
         let (world, start) = (&self.world, Instant::now());
         while start.elapsed() < WATCH && !ticket.is_done() {
@@ -426,7 +424,7 @@ impl World {
                 self.wake.notify_all();
                 break Err(error);
             }
-            // Once all have come, nothing but the movement of elements is waited for.
+            // When all ranks have come, the thread only waits for the elements to be moved.
             let left = left.unwrap_or(self.timeout).max(Duration::from_millis(1));
             state = unpoisoned(self.wake.wait_timeout(state, left)).0;
         };

@@ -1,8 +1,8 @@
-//! [`Watch`]: what a rank has given to its GPU and does not know the end of.
+//! [`Watchdog`]: the calls that a rank has queued on its GPU and whose end it does not know.
 //!
-//! A thread asks the GPU's events and NCCL from time to time, as long as there is something under way. What went wrong ends the
-//! run of all; once the run has failed, whoever found it, everything under way is aborted, so that no stream, and nobody
-//! who waits for one, waits for a rank that is gone.
+//! A thread polls the GPU's events and NCCL while calls are under way. An error ends the run of all ranks. When the run has
+//! failed, on whichever rank, the thread aborts all calls under way, so that no stream and no waiting thread waits for a rank
+//! that is gone.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
@@ -15,22 +15,22 @@ use super::library::Link;
 use crate::comm::{Comm, Error, Result};
 use crate::panics::unpoisoned;
 
-/// Between two looks.
+/// How long the thread sleeps between two polls.
 const LOOK: Duration = Duration::from_millis(2);
 /// How long aborted work may take to leave the GPU, and communicators to end.
-const FAREWELL: Duration = Duration::from_secs(5);
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The tensors of a call, until nobody on the GPU uses them.
+/// The tensors of a call, kept while the GPU uses them.
 #[derive(Debug, Default)]
-pub(super) struct Kept(Mutex<Vec<Tensor>>);
+pub(super) struct KeptTensors(Mutex<Vec<Tensor>>);
 
-impl Kept {
-    pub(super) fn new(tensors: impl Iterator<Item = Tensor>) -> Arc<Kept> {
-        Arc::new(Kept(Mutex::new(tensors.collect())))
+impl KeptTensors {
+    pub(super) fn new(tensors: impl Iterator<Item = Tensor>) -> Arc<KeptTensors> {
+        Arc::new(KeptTensors(Mutex::new(tensors.collect())))
     }
 
-    /// Nobody needs them any more, or comes after those who do.
-    pub(super) fn give_up(&self) {
+    /// Drops the tensors: the GPU has done with them, or all later users of their memory are ordered after the call.
+    pub(super) fn release(&self) {
         let tensors = std::mem::take(&mut *unpoisoned(self.0.lock()));
         drop(tensors);
     }
@@ -44,12 +44,12 @@ pub(super) struct Work {
     /// When its turn on the GPU came, and when it was done there.
     pub(super) begun: GpuEvent,
     pub(super) ended: Arc<GpuEvent>,
-    pub(super) kept: Arc<Kept>,
+    pub(super) kept: Arc<KeptTensors>,
 }
 
 /// A rank's calls under way, and NCCL's communicators.
 #[derive(Debug)]
-pub(super) struct Watch {
+pub(super) struct Watchdog {
     pub(super) gpu: &'static Gpu,
     pub(super) control: Comm,
     timeout: Duration,
@@ -63,23 +63,23 @@ struct State {
     under_way: Vec<(Work, Option<Instant>)>,
     /// Calls that a lane has not yet given to the GPU.
     queued: usize,
-    /// Nobody will call anything any more.
+    /// No further call will come.
     ended: bool,
 }
 
-impl Watch {
+impl Watchdog {
     /// With the thread that watches.
     pub(super) fn start(
         gpu: &'static Gpu,
         control: Comm,
         timeout: Duration,
-    ) -> Result<(Arc<Watch>, JoinHandle<()>)> {
+    ) -> Result<(Arc<Watchdog>, JoinHandle<()>)> {
         let (state, wake) = Default::default();
-        let watch = Arc::new(Watch { gpu, control, timeout, state, wake });
-        let ours = Arc::clone(&watch);
+        let watchdog = Arc::new(Watchdog { gpu, control, timeout, state, wake });
+        let ours = Arc::clone(&watchdog);
         let thread = std::thread::Builder::new().name("phalanx nccl".into()).spawn(move || ours.run());
         thread
-            .map(|thread| (watch, thread))
+            .map(|thread| (watchdog, thread))
             .map_err(|e| Error::Launch(format!("no thread for communication: {e}")))
     }
 
@@ -92,12 +92,12 @@ impl Watch {
         self.timeout
     }
 
-    /// A lane has got one more call.
+    /// A lane has taken one more call.
     pub(super) fn queued(&self) {
         self.lock().queued += 1;
     }
 
-    /// It has given the call to the GPU, and not before then is there something to watch; or it never will.
+    /// It has given the call to the GPU, and not before then is there something to watchdog; or it never will.
     pub(super) fn given(&self, work: Option<Work>) {
         let mut state = self.lock();
         state.queued -= 1;
@@ -110,13 +110,13 @@ impl Watch {
         self.lock().links.push(link);
     }
 
-    /// Nobody will call anything any more.
+    /// No further call will come.
     pub(super) fn end(&self) {
         self.lock().ended = true;
         self.wake.notify_all();
     }
 
-    /// Ends the run of all ranks for what went wrong here.
+    /// Ends the run of all ranks with an error of this rank.
     pub(super) fn fail(&self, call: &str, why: &str) -> Error {
         self.control.fail(&format!("{call}: {why}"));
         let rank = self.control.ranks()[self.control.rank()];
@@ -158,11 +158,11 @@ impl Watch {
         links.iter().for_each(|link| link.abort());
         let begin = Instant::now();
         let is_over = |(work, _): &(Work, _)| work.ended.is_done().unwrap_or(true);
-        while begin.elapsed() < FAREWELL && !self.lock().under_way.iter().all(is_over) {
+        while begin.elapsed() < SHUTDOWN_TIMEOUT && !self.lock().under_way.iter().all(is_over) {
             std::thread::sleep(LOOK);
         }
         let works = std::mem::take(&mut self.lock().under_way);
-        works.iter().for_each(|(work, _)| work.kept.give_up());
+        works.iter().for_each(|(work, _)| work.kept.release());
     }
 
     /// Ends the communicators; all ranks are at their end.
@@ -174,7 +174,11 @@ impl Watch {
         let finalized: Vec<bool> = links.iter().map(|link| link.finalize().is_ok()).collect();
         for (link, finalized) in links.iter().zip(finalized) {
             let mut settled = false;
-            while finalized && !settled && begin.elapsed() < FAREWELL && self.control.failure().is_none() {
+            while finalized
+                && !settled
+                && begin.elapsed() < SHUTDOWN_TIMEOUT
+                && self.control.failure().is_none()
+            {
                 // An error ends the waiting.
                 settled = link.is_settled().unwrap_or(true);
                 if !settled {
@@ -186,13 +190,13 @@ impl Watch {
     }
 }
 
-/// Forgets what has ended; what went wrong with the rest, if anything, and in which call.
+/// Drops calls that have ended. Returns the first error of the others, with its call.
 fn look(state: &mut State, timeout: Duration) -> Option<(String, String)> {
     let mut wrong = None;
     state.under_way.retain_mut(|(work, since)| match progress(work, since, timeout) {
         Ok(ended) => {
             if ended {
-                work.kept.give_up();
+                work.kept.release();
             }
             !ended
         }
