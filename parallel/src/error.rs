@@ -1,4 +1,4 @@
-//! What can go wrong in parallel training.
+//! [`Error`]: how parallel training can fail.
 
 use std::fmt;
 
@@ -18,7 +18,7 @@ pub enum Error {
     /// In the model, its gradients or its optimizer.
     #[error(transparent)]
     Nn(#[from] phalanx_nn::Error),
-    /// In work that was handed to an engine.
+    /// In an operation of an engine.
     #[error(transparent)]
     Engine(#[from] engine::Error),
     /// In a pipeline's schedule.
@@ -27,7 +27,7 @@ pub enum Error {
     /// The ranks hold different models.
     #[error("ranks {ranks:?} hold a model other than rank 0's: {why}")]
     Models {
-        /// Those that differ.
+        /// The ranks that differ.
         ranks: Vec<usize>,
         /// Where.
         why: String,
@@ -40,7 +40,7 @@ pub enum Error {
     Action {
         /// The action, in the notation of schedules.
         action: String,
-        /// What it said.
+        /// Its error.
         cause: String,
     },
     /// In a cell of a pipeline.
@@ -62,10 +62,10 @@ pub enum Error {
         /// The parameters' names.
         parameters: Vec<String>,
     },
-    /// Ranks ran out of batches before others, which was not to be.
+    /// Ranks ran out of batches before others, which was refused.
     #[error("join: ranks {ranks:?} have run out of batches, others have more")]
     Exhausted {
-        /// Those that did.
+        /// The ranks that did.
         ranks: Vec<usize>,
     },
     /// Ranks run different numbers of synchronised passes for a batch.

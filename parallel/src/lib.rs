@@ -28,18 +28,21 @@ pub mod estimate;
 pub mod hybrid;
 pub mod launch;
 pub mod mesh;
+mod objects;
+mod panics;
 pub mod part;
 pub mod pipeline;
 pub mod sharded;
-mod sums;
-mod tell;
 pub mod tensor_parallel;
 
 pub use error::{Error, Result};
+pub use objects::{all_gather_object, tell};
 pub use phalanx_nn as nn;
 pub use phalanx_nn::autograd;
 pub use phalanx_tensor as tensor;
-pub use tell::tell;
+
+use objects as sums;
+use objects as tell;
 
 /// The README's example, compiled and run.
 #[cfg(doctest)]

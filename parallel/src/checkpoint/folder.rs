@@ -1,4 +1,4 @@
-//! [`Folder`]: where a checkpoint is, what a killed save leaves there, and the moment when all is there.
+//! [`Folder`]: the folders of a checkpoint, before, during and after a save; the commit of a save.
 //!
 //! ```text
 //! begin   .NAME.saving is made                  a save that is killed leaves it; the next one removes it
@@ -28,7 +28,7 @@ pub(super) struct Folder {
 }
 
 impl Folder {
-    /// Of that name.
+    /// The folder of that name.
     ///
     /// # Errors
     /// If the path does not end in a name.
@@ -61,7 +61,7 @@ impl Folder {
         Ok((folder, path, text))
     }
 
-    /// Makes room for a save, and removes what a killed one has left.
+    /// Makes the folder of a save, and removes that of a killed one.
     ///
     /// # Errors
     /// If something else is there that is no checkpoint, or the disk refuses.
@@ -85,7 +85,7 @@ impl Folder {
         done().map_err(|e| file_error(&self.saving, e))
     }
 
-    /// Makes a checkpoint of what was written: the index, and the folder's name.
+    /// Makes a checkpoint of the files that were written: writes the index and renames the folder.
     ///
     /// # Errors
     /// If a file is not there as long as it was written, or the disk refuses.
@@ -117,12 +117,12 @@ impl Folder {
         Ok(())
     }
 
-    /// Gives up what was written.
+    /// Removes the files of a save that failed.
     pub(super) fn give_up(&self) {
         self.remove(&self.saving);
     }
 
-    /// What cannot be removed now is removed by the next save.
+    /// A folder that cannot be removed now is removed by the next save.
     fn remove(&self, folder: &Path) {
         let _ = fs::remove_dir_all(folder);
     }

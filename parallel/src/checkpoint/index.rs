@@ -1,14 +1,16 @@
-//! [`Index`]: `checkpoint.json`.
+//! [`Index`]: `checkpoint.json`, which says which pieces of which tensors are where. [`checksum`]: of blocks, headers and the
+//! index itself.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use phalanx_tensor::DType;
 use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh64::xxh64;
 
-use super::assign::{self, Whole};
-use super::outline::Outline;
-use super::xxh64::xxh64;
+use super::plan;
+use super::plan::TensorPlan;
+use super::saver::SavePlan;
 use super::{Settings, dtype_text};
 use crate::part::Place;
 
@@ -22,7 +24,7 @@ const BLOCK_MAX: usize = 1 << 30;
 pub(super) struct Index {
     format: String,
     version: u32,
-    /// What the user has said.
+    /// The user's settings.
     pub(super) settings: Settings,
     /// Bytes of a piece that have a checksum of their own.
     pub(super) block: usize,
@@ -63,12 +65,12 @@ pub(super) struct Piece {
 }
 
 impl Index {
-    /// Of what ranks have written, and the checksums of their blocks in the order of their files.
-    pub(super) fn new(settings: &Settings, block: usize, outline: &Outline, checksums: &[Vec<u64>]) -> Index {
-        let Outline { wholes, contents } = outline;
+    /// The index of a save, with the checksums of each rank's blocks in the order of its file.
+    pub(super) fn new(settings: &Settings, block: usize, plan: &SavePlan, checksums: &[Vec<u64>]) -> Index {
+        let SavePlan { wholes, contents } = plan;
         let piece =
-            |p: &assign::Piece| Piece { place: p.place.clone(), file: p.rank, at: 0, checksums: Vec::new() };
-        let stored = |(name, Whole { dtype, shape, pieces }): (&String, &Whole)| {
+            |p: &plan::Piece| Piece { place: p.place.clone(), file: p.rank, at: 0, checksums: Vec::new() };
+        let stored = |(name, TensorPlan { dtype, shape, pieces }): (&String, &TensorPlan)| {
             let pieces = pieces.iter().map(piece).collect();
             (name.clone(), Stored { dtype: *dtype, shape: shape.clone(), pieces })
         };
@@ -82,13 +84,13 @@ impl Index {
                     (piece.at, piece.checksums) = (placed.at, of_piece);
                 }
             }
-            let (header, checksum) = (contents.header.len(), xxh64(&contents.header));
+            let (header, checksum) = (contents.header.len(), checksum(&contents.header));
             files.push(File { name: file_name(rank), bytes: contents.bytes, header, checksum });
         }
         Index { format: FORMAT.into(), version: VERSION, settings: settings.clone(), block, files, tensors }
     }
 
-    /// As text, which begins with a checksum of what follows.
+    /// As text, which begins with a checksum of the rest.
     ///
     /// # Errors
     /// Never for an index.
@@ -160,10 +162,44 @@ impl Stored {
 
 /// A text's checksum.
 fn hex(text: &str) -> String {
-    format!("{:016x}", xxh64(text.as_bytes()))
+    format!("{:016x}", checksum(text.as_bytes()))
 }
 
 /// The name of a rank's file.
 pub(super) fn file_name(rank: usize) -> String {
     format!("rank-{rank}.safetensors")
+}
+
+/// The checksum of a block, of a file's header or of the index: XXH64 with seed 0. It finds damage, not forgery.
+pub(super) fn checksum(bytes: &[u8]) -> u64 {
+    xxh64(bytes, 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::checksum;
+
+    #[test]
+    fn known_texts_have_their_known_values() {
+        for (text, wanted) in [
+            ("", 0xef46_db37_51d8_e999),
+            ("a", 0xd24e_c4f1_a98c_6e5b),
+            ("abc", 0x44bc_2cf5_ad77_0999),
+            ("The quick brown fox jumps over the lazy dog", 0x0b24_2d36_1fda_71bc),
+        ] {
+            assert_eq!(checksum(text.as_bytes()), wanted, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn every_bit_counts_at_every_length() {
+        for length in 1..70 {
+            let bytes: Vec<u8> = (0..length).map(|i| (i * 37) as u8).collect();
+            for bit in 0..8 * length {
+                let mut other = bytes.clone();
+                other[bit / 8] ^= 1 << (bit % 8);
+                assert_ne!(checksum(&bytes), checksum(&other), "bit {bit} of {length} bytes");
+            }
+        }
+    }
 }

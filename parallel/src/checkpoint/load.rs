@@ -1,20 +1,88 @@
-//! Reading parts of a checkpoint, under any layout: the plan first, then the blocks that hold some of them.
+//! [`Checkpoint`]: a checkpoint on disk, opened. It reads parts under any layout: first the plan, then the blocks that hold some
+//! of their elements, each checked as it is read ([`Reader`]).
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
+use std::fs;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
 
 use phalanx_kernels as kernels;
 use phalanx_nn::Mismatch;
-use phalanx_tensor::Tensor;
+use phalanx_tensor::{DType, Tensor};
+use rayon::prelude::*;
 
-use super::index::{Piece, Stored};
-use super::reader::{Reader, by_block};
-use super::{Checkpoint, file_error};
+use super::folder::Folder;
+use super::index::{Index, Piece, Stored, checksum};
+use super::{Settings, file_error};
 use crate::Result;
 use crate::comm::Comm;
+use crate::objects::{all_gather_object, all_ok};
 use crate::part::{Overlap, Part, Place, fill};
-use crate::tell::{all_ok, tell};
 
-/// A part that is to be read, and whether it may be converted.
+/// A complete checkpoint. Opening reads its index only; reading parts reads the blocks that hold some of them.
+#[derive(Debug)]
+pub struct Checkpoint {
+    pub(super) path: PathBuf,
+    pub(super) index: Index,
+}
+
+impl Checkpoint {
+    /// Opens the checkpoint of that name; if a save was killed while it replaced one, that one.
+    ///
+    /// # Errors
+    /// If there is none, its index is damaged or of another format, or a file is not there or not as long as it was.
+    pub fn open(folder: impl AsRef<Path>) -> Result<Checkpoint> {
+        let folder = Folder::new(folder.as_ref())?;
+        let (path, file, text) = folder.read_index()?;
+        let index = Index::parse(&text).map_err(|why| file_error(&file, why))?;
+        for file in &index.files {
+            let path = path.join(&file.name);
+            let there = fs::metadata(&path).map_err(|e| file_error(&path, e))?.len();
+            if there != file.bytes as u64 {
+                return Err(file_error(&path, format!("got {there} bytes, {} were written", file.bytes)));
+            }
+        }
+        Ok(Checkpoint { path: path.into(), index })
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The settings of the run that were saved.
+    pub fn settings(&self) -> &Settings {
+        &self.index.settings
+    }
+
+    /// Its tensors: name, dtype, and the whole's shape as one of the ranks saw it.
+    pub fn tensors(&self) -> impl ExactSizeIterator<Item = (&str, DType, &[usize])> {
+        self.index.tensors.iter().map(|(name, stored)| (name.as_str(), stored.dtype, &stored.shape[..]))
+    }
+
+    /// Reads everything and compares checksums, on all of rayon's threads, each of which holds a block at a time.
+    ///
+    /// # Errors
+    /// If a file cannot be read or is damaged, naming file and tensor: of several, always the first.
+    pub fn verify(&self) -> Result<()> {
+        let mut reader = Reader::new(&self.path, &self.index);
+        (0..self.index.files.len()).try_for_each(|file| reader.open(file))?;
+        let mut blocks = Vec::new();
+        for (name, stored) in &self.index.tensors {
+            for piece in &stored.pieces {
+                let numbers = 0..piece.checksums.len();
+                blocks.extend(numbers.map(|number| (name, piece, stored.dtype.size(), number)));
+            }
+        }
+        let checked = blocks.par_iter().map_init(
+            || Reader::new(&self.path, &self.index),
+            |reader, &(name, piece, size, number)| reader.block(name, piece, size, number).map(drop),
+        );
+        checked.find_first(Result::is_err).unwrap_or(Ok(()))
+    }
+}
+
+/// A part to be read, and whether its values may be converted.
 #[derive(Debug)]
 pub(super) struct Wanted {
     pub(super) part: Part,
@@ -33,7 +101,7 @@ impl Wanted {
     }
 }
 
-/// What pieces of a tensor, by their numbers, have of a part.
+/// The elements of a part in each piece of a tensor, by the pieces' numbers.
 type Sources = Vec<(usize, Vec<Overlap>)>;
 
 impl Checkpoint {
@@ -57,7 +125,7 @@ impl Checkpoint {
     /// [`Checkpoint::read`] on all ranks, each its parts. Every tensor of the checkpoint must be one that some rank reads.
     ///
     /// # Errors
-    /// What goes wrong on any rank, on every rank; or tensors that no rank wants.
+    /// The error of any rank, on every rank; or if there are tensors that no rank wants.
     pub fn load(&self, comm: &Comm, parts: &[Part]) -> Result<()> {
         let names = parts.iter().map(|part| &*part.name).collect();
         self.load_wanted(comm, &Vec::from_iter(parts.iter().map(Wanted::exactly)), &names)
@@ -68,7 +136,7 @@ impl Checkpoint {
         let read = self.read_wanted(wanted).map_err(|e| e.to_string());
         let has = |name: &String| known.contains(name.as_str());
         let uses: Vec<bool> = self.index.tensors.keys().map(has).collect();
-        let all = all_ok(comm, tell(comm, &read.map(|()| uses))?)?;
+        let all = all_ok(comm, all_gather_object(comm, &read.map(|()| uses))?)?;
         let unused = |(number, name): (usize, &String)| {
             let used = all.iter().any(|uses| uses.get(number).is_some_and(|&used| used));
             (!used).then(|| name.clone())
@@ -127,7 +195,7 @@ impl Checkpoint {
         Ok(flat.clone().copy_from(&kernels::cast(&read, flat.dtype())?)?)
     }
 
-    /// Reads what pieces have of a tensor of one dimension.
+    /// Reads the elements that pieces have of a part, into a tensor of one dimension.
     fn read_into(
         &self,
         reader: &mut Reader<'_>,
@@ -156,8 +224,100 @@ impl Checkpoint {
     }
 }
 
-/// Which pieces have what of a part.
+/// Finds the elements of a part in the pieces of a tensor.
 fn sources(stored: &Stored, place: &Place) -> Sources {
     let of = |(number, piece): (usize, &Piece)| (number, piece.place.overlaps(place));
     stored.pieces.iter().enumerate().map(of).filter(|(_, overlaps)| !overlaps.is_empty()).collect()
+}
+
+/// Open files, and room for one block.
+pub(super) struct Reader<'a> {
+    folder: &'a Path,
+    index: &'a Index,
+    files: BTreeMap<usize, fs::File>,
+    buffer: Vec<u8>,
+}
+
+impl<'a> Reader<'a> {
+    pub(super) fn new(folder: &'a Path, index: &'a Index) -> Reader<'a> {
+        Reader { folder, index, files: BTreeMap::new(), buffer: Vec::new() }
+    }
+
+    /// A block of a piece of a tensor, whose elements are of so many bytes.
+    ///
+    /// # Errors
+    /// If the file cannot be read or is not what was written, naming file and tensor.
+    pub(super) fn block(&mut self, tensor: &str, piece: &Piece, size: usize, number: usize) -> Result<&[u8]> {
+        let at = number * self.index.block;
+        let bytes = (piece.place.elements() * size - at).min(self.index.block);
+        self.read(piece.file, piece.at + at, bytes)?;
+        if Some(&checksum(&self.buffer)) != piece.checksums.get(number) {
+            let path = self.folder.join(&self.index.files[piece.file].name);
+            let place = format!("bytes {}..{}", piece.at + at, piece.at + at + bytes);
+            return Err(file_error(
+                &path,
+                format!("tensor {tensor:?}: {place} are damaged: their checksum differs"),
+            ));
+        }
+        Ok(&self.buffer)
+    }
+
+    /// A file, whose beginning is what was written.
+    ///
+    /// # Errors
+    /// If it is not, or cannot be read.
+    pub(super) fn open(&mut self, file: usize) -> Result<()> {
+        if self.files.contains_key(&file) {
+            return Ok(());
+        }
+        let said = &self.index.files[file];
+        let path = self.folder.join(&said.name);
+        let open = fs::File::open(&path).map_err(|e| file_error(&path, e))?;
+        self.files.insert(file, open);
+        self.read(file, 0, said.header)?;
+        match checksum(&self.buffer) == said.checksum {
+            true => Ok(()),
+            false => Err(file_error(&path, "the header is damaged")),
+        }
+    }
+
+    /// Fills the buffer.
+    fn read(&mut self, file: usize, at: usize, bytes: usize) -> Result<()> {
+        self.open(file)?;
+        self.buffer.resize(bytes, 0);
+        let mut read = || {
+            let Some(mut open) = self.files.get(&file) else { return Ok(()) };
+            open.seek(SeekFrom::Start(at as u64))?;
+            open.read_exact(&mut self.buffer)
+        };
+        read().map_err(|e| file_error(&self.folder.join(&self.index.files[file].name), e))
+    }
+}
+
+/// Cuts overlaps at blocks of `block` elements, and counts their first elements from the block's. Pure.
+pub(super) fn by_block(overlaps: &[Overlap], block: usize) -> BTreeMap<usize, Vec<Overlap>> {
+    let mut blocks: BTreeMap<usize, Vec<Overlap>> = BTreeMap::new();
+    for &Overlap { mut from, mut to, mut count } in overlaps {
+        while count > 0 {
+            let here = count.min(block - from % block);
+            blocks.entry(from / block).or_default().push(Overlap { from: from % block, to, count: here });
+            (from, to, count) = (from + here, to + here, count - here);
+        }
+    }
+    blocks
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn overlaps_are_cut_at_blocks() {
+        let overlap = |(from, to, count)| Overlap { from, to, count };
+        let got = by_block(&[(1, 10, 2), (6, 20, 11)].map(overlap), 5);
+        let wanted =
+            [(0, vec![(1, 10, 2)]), (1, vec![(1, 20, 4)]), (2, vec![(0, 24, 5)]), (3, vec![(0, 29, 2)])];
+        let wanted = wanted.map(|(block, list)| (block, list.into_iter().map(overlap).collect()));
+        assert_eq!(got, BTreeMap::from(wanted));
+    }
 }

@@ -1,16 +1,12 @@
-//! Checkpoints that many ranks write and any other number of them reads, under any other layout.
+//! Checkpoints that many ranks write and any other number of ranks reads, under any other layout.
 //!
 //! ```text
 //! folder/rank-0.safetensors, rank-1.safetensors, ..    pieces of tensors, one file a rank
 //! folder/checkpoint.json                               which pieces of which tensors are where, and their checksums
 //!
-//! assign    which rank writes what            contents  what stands where in a rank's file (both pure)
-//! outline   that, as all ranks agree
-//! stream    a rank's file, block by block     folder    what a killed save leaves, and the moment when all is there
-//! index     checkpoint.json                   xxh64     the checksum of blocks
-//! job       a save, in the background         saver     who starts saves and waits for them
-//! open      a checkpoint that is there        load      reading parts of it
-//! reader    blocks of files, checked          state     a model and its optimizers
+//! state (a model and its optimizers as parts)
+//!   ├──► saver (a save, in the background) ──► plan (which rank writes which piece where; pure)
+//!   └──► load (an opened checkpoint) ──► index (checkpoint.json)         folder (what a killed save leaves, and the commit)
 //! ```
 //!
 //! A tensor is known by its name and the row-major order of its elements, so cuts of any kind are read by any other:
@@ -36,25 +32,18 @@
 //! # }
 //! ```
 
-mod assign;
-mod contents;
 mod folder;
 mod index;
-mod job;
 mod load;
-mod open;
-mod outline;
-mod reader;
+mod plan;
 mod saver;
 mod state;
-mod stream;
 #[cfg(test)]
 mod tests;
-mod xxh64;
 
 use std::collections::BTreeMap;
 
-pub use open::Checkpoint;
+pub use load::Checkpoint;
 pub use saver::Saver;
 pub use state::{Trained, parts};
 

@@ -1,20 +1,38 @@
-//! [`Saver`]: starts saves, and waits for them.
+//! [`Saver`]: starts saves and waits for them. [`SaveJob`]: one save, on a thread of its own.
+//!
+//! ```text
+//! save() ─► thread: all ranks exchange their parts ─► plan ─► each writes its file, block by block ─► rank 0 commits
+//! wait() ◄─                                                   exchanging progress every 200 ms
+//! ```
+//!
+//! Ranks exchange their progress, so a disk may be slower than the communicator's timeout, all ranks stop soon after one fails,
+//! and all know the cause.
 
+use std::collections::BTreeMap;
 use std::fs::File;
+use std::io;
+use std::io::Write;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use phalanx_tensor::DType;
+use serde::{Deserialize, Serialize};
 
 use super::folder::Folder;
-use super::job::{Create, Job};
-use super::stream::Pinned;
-use super::{BLOCK, Settings};
+use super::index::checksum;
+use super::index::{Index, file_name};
+use super::plan::{Contents, PartInfo, TensorPlan, assign, contents};
+use super::{BLOCK, Settings, file_error};
 use crate::comm::Comm;
+use crate::objects::{all_gather_object, all_ok};
 use crate::part::Part;
 use crate::{Error, Result};
 
-/// Saves what ranks have as one checkpoint, in the background and atomically: whenever a run is killed, the last checkpoint
-/// that was complete is found. Every rank has one.
+/// Saves the parts of all ranks as one checkpoint, in the background and atomically: whenever a run is killed, the last
+/// checkpoint that was complete is found. Every rank has one.
 ///
 /// A save streams from the tensors themselves through one buffer of [`BLOCK`] bytes. It copies nothing else but the buffers
 /// of modules (running statistics), which passes change.
@@ -60,12 +78,12 @@ impl Saver {
     pub fn save(&mut self, folder: impl AsRef<Path>, parts: Vec<Part>, settings: &Settings) -> Result<()> {
         self.wait()?;
         let (comm, folder) = (self.comm.clone(), Folder::new(folder.as_ref())?);
-        let parts = parts.into_iter().map(Pinned::new).collect::<Result<_>>()?;
+        let parts = parts.into_iter().map(VersionedPart::new).collect::<Result<_>>()?;
         let (settings, block, create) = (settings.clone(), self.block, self.create);
-        self.start(Job { comm, folder, parts, settings, block, create })
+        self.start(SaveJob { comm, folder, parts, settings, block, create })
     }
 
-    fn start(&mut self, job: Job) -> Result<()> {
+    fn start(&mut self, job: SaveJob) -> Result<()> {
         let comm = job.comm.clone();
         let work = move || {
             catch_unwind(AssertUnwindSafe(|| job.run())).unwrap_or_else(|_| {
@@ -87,7 +105,7 @@ impl Saver {
     /// Waits for the save that is under way, if one is. Then the checkpoint is complete and on disk.
     ///
     /// # Errors
-    /// What went wrong on any rank, on every rank: parts that are not well-formed or do not make up whole tensors, a disk that
+    /// The error of any rank, on every rank: parts that are not well-formed or do not make up whole tensors, a disk that
     /// refuses, a tensor that was written meanwhile, a rank that is gone. Then there is no new checkpoint, and the old one
     /// is still there.
     pub fn wait(&mut self) -> Result<()> {
@@ -97,8 +115,272 @@ impl Saver {
 }
 
 impl Drop for Saver {
-    /// Waits, so that no thread is left behind; what goes wrong is told by [`Saver::wait`] alone.
+    /// Waits, so that no thread is left behind. Only [`Saver::wait`] returns an error.
     fn drop(&mut self) {
         let _ = self.wait();
+    }
+}
+
+/// The tensors, and what stands in each rank's file.
+pub(super) struct SavePlan {
+    pub(super) wholes: BTreeMap<String, TensorPlan>,
+    pub(super) contents: Vec<Contents>,
+}
+
+/// A rank's folder and parts, exchanged before a save.
+#[derive(Serialize, Deserialize)]
+struct Intent {
+    folder: String,
+    parts: Vec<PartInfo>,
+}
+
+impl SavePlan {
+    /// The plan for the parts of all ranks. Rank 0 makes the folder before the other ranks go on.
+    ///
+    /// # Errors
+    /// On every rank, if some rank's parts are not well-formed, ranks disagree on a tensor or the folder, no rank has some of
+    /// a tensor's elements, or the folder cannot be made.
+    pub(super) fn agree(comm: &Comm, folder: &Folder, parts: &[VersionedPart]) -> Result<SavePlan> {
+        let told = all_gather_object(comm, &intend(comm, folder, parts).map_err(|e| e.to_string()))?;
+        let told = all_ok(comm, told)?;
+        if let Some(rank) = told.iter().position(|other| other.folder != told[0].folder) {
+            let (first, other) = (&told[0].folder, &told[rank].folder);
+            return Err(Error::Config(format!("save: rank 0 has {first}, rank {rank} has {other}")));
+        }
+        let described: Vec<Vec<PartInfo>> = told.into_iter().map(|intent| intent.parts).collect();
+        let wholes = assign(&described).map_err(|why| Error::Config(format!("save: {why}")))?;
+        let contents = contents(&wholes, comm.size());
+        Ok(SavePlan { wholes, contents })
+    }
+}
+
+fn intend(comm: &Comm, folder: &Folder, parts: &[VersionedPart]) -> Result<Intent> {
+    let parts = parts.iter().map(VersionedPart::describe).collect::<Result<_>>()?;
+    if comm.rank() == 0 {
+        folder.begin()?;
+    }
+    Ok(Intent { folder: folder.path().display().to_string(), parts })
+}
+
+/// How long a rank writes between two exchanges of progress.
+const INTERVAL: Duration = Duration::from_millis(200);
+
+/// How the files are made.
+pub(super) type Create = fn(&Path) -> io::Result<File>;
+
+/// A save.
+pub(super) struct SaveJob {
+    pub(super) comm: Comm,
+    pub(super) folder: Folder,
+    pub(super) parts: Vec<VersionedPart>,
+    pub(super) settings: Settings,
+    pub(super) block: usize,
+    pub(super) create: Create,
+}
+
+/// A rank's progress.
+#[derive(Serialize, Deserialize)]
+enum Progress {
+    Writing,
+    /// With the checksums of its blocks.
+    Written(Vec<u64>),
+}
+
+impl SaveJob {
+    /// Writes this rank's file; when all ranks have, the first makes a checkpoint of the files.
+    ///
+    /// # Errors
+    /// The error of any rank, on every rank; or the error that ended the run.
+    pub(super) fn run(self) -> Result<()> {
+        let plan = SavePlan::agree(&self.comm, &self.folder, &self.parts)?;
+        let done = self.write(&plan).and_then(|checksums| {
+            let committed = match self.comm.rank() {
+                0 => self.commit(&plan, &checksums).map_err(|e| e.to_string()),
+                _ => Ok(()),
+            };
+            all_ok(&self.comm, all_gather_object(&self.comm, &committed)?)
+        });
+        // Rank 0 alone removes it, since rank 0 begins the next save.
+        if done.is_err() && self.comm.rank() == 0 {
+            self.folder.give_up();
+        }
+        done.map(drop)
+    }
+
+    /// The checksums of all ranks.
+    fn write(&self, plan: &SavePlan) -> Result<Vec<Vec<u64>>> {
+        let mut writing = self.begin(plan);
+        loop {
+            let progress = writing.as_mut().map_err(|e| e.clone()).and_then(Writing::go_on);
+            let all = all_ok(&self.comm, all_gather_object(&self.comm, &progress)?)?;
+            let written = |progress| match progress {
+                Progress::Written(checksums) => Some(checksums),
+                Progress::Writing => None,
+            };
+            if let Some(checksums) = all.into_iter().map(written).collect() {
+                return Ok(checksums);
+            }
+        }
+    }
+
+    fn begin<'a>(&'a self, plan: &'a SavePlan) -> Result<Writing<'a>, String> {
+        let contents = &plan.contents[self.comm.rank()];
+        let path = self.folder.saving().join(file_name(self.comm.rank()));
+        let stream = (self.create)(&path).and_then(|file| Stream::new(file, &contents.header, self.block));
+        let stream = Some(stream.map_err(|e| file_error(&path, e).to_string())?);
+        let blocks = contents.pieces.iter().flat_map(move |piece| {
+            piece.blocks(self.block).map(move |elements| (&self.parts[piece.part], elements))
+        });
+        Ok(Writing { path, stream, blocks: Box::new(blocks), checksums: Vec::new() })
+    }
+
+    fn commit(&self, plan: &SavePlan, checksums: &[Vec<u64>]) -> Result<()> {
+        let index = Index::new(&self.settings, self.block, plan, checksums);
+        let text = index.text().map_err(|why| file_error(self.folder.saving(), why))?;
+        let files: Vec<(String, usize)> = index.files.into_iter().map(|f| (f.name, f.bytes)).collect();
+        self.folder.commit(&text, &files)
+    }
+}
+
+/// A rank's file, half written.
+struct Writing<'a> {
+    path: PathBuf,
+    stream: Option<Stream>,
+    /// The elements of parts that are not written yet.
+    blocks: Box<dyn Iterator<Item = (&'a VersionedPart, Range<usize>)> + 'a>,
+    /// Of a file that is complete.
+    checksums: Vec<u64>,
+}
+
+impl Writing<'_> {
+    /// Writes for a while.
+    fn go_on(&mut self) -> Result<Progress, String> {
+        let start = Instant::now();
+        if let Some(stream) = &mut self.stream {
+            for (part, elements) in self.blocks.by_ref() {
+                stream.add(part, elements).map_err(|why| format!("{}: {why}", self.path.display()))?;
+                if start.elapsed() > INTERVAL {
+                    return Ok(Progress::Writing);
+                }
+            }
+        }
+        if let Some(stream) = self.stream.take() {
+            self.checksums = stream.finish().map_err(|e| file_error(&self.path, e).to_string())?;
+        }
+        Ok(Progress::Written(self.checksums.clone()))
+    }
+}
+
+/// Bytes that the system may hold back. A bound keeps the sync at the end of a file short.
+const UNSYNCED_MAX: usize = 64 << 20;
+
+/// A part that must not change while it is written.
+pub(super) struct VersionedPart {
+    part: Part,
+    version: u64,
+}
+
+impl VersionedPart {
+    /// As it is now; a buffer is copied, since passes change it.
+    ///
+    /// # Errors
+    /// If a buffer cannot be copied.
+    pub(super) fn new(part: Part) -> Result<VersionedPart> {
+        let values = if part.buffer { part.values.copy()? } else { part.values };
+        let version = values.version();
+        Ok(VersionedPart { part: Part { values, ..part }, version })
+    }
+
+    /// Its description for the other ranks.
+    ///
+    /// # Errors
+    /// If it is not well-formed or has no elements to write.
+    pub(super) fn describe(&self) -> Result<PartInfo> {
+        let Part { name, values, buffer, .. } = &self.part;
+        if values.device().is_meta() {
+            return Err(Error::Config(format!("save: {name} is on meta and has no elements")));
+        }
+        let place = self.part.place()?;
+        Ok(PartInfo { name: name.clone(), dtype: values.dtype(), place, buffer: *buffer })
+    }
+
+    /// Adds the bytes of some elements to a buffer. The tensor is held for reading only meanwhile.
+    ///
+    /// # Errors
+    /// If the tensor has been written since it was pinned, or cannot be read.
+    pub(super) fn append(&self, elements: Range<usize>, buffer: &mut Vec<u8>) -> Result<()> {
+        let values = &self.part.values;
+        let (size, count) = (values.dtype().size(), elements.len());
+        let here = values.view_into(elements.start, &[count])?;
+        // A GPU's elements are waited for.
+        let here = if here.device().is_cuda() { here.to_device(here.device().host(), true)? } else { here };
+        let bytes = here.read_bytes("save")?;
+        let bytes = &bytes[here.offset() * size..][..count * size];
+        match values.dtype() {
+            // Any byte but 0 is true, which other readers need not know.
+            DType::Bool => buffer.extend(bytes.iter().map(|&byte| u8::from(byte != 0))),
+            _ => buffer.extend_from_slice(bytes),
+        }
+        if values.version() != self.version {
+            let why = "it was written while it was being saved; wait for the save first";
+            return Err(phalanx_nn::Error::invalid(format!("saving {}", self.part.name), why).into());
+        }
+        Ok(())
+    }
+}
+
+/// An open file, and the checksums of what went there.
+pub(super) struct Stream {
+    file: File,
+    buffer: Vec<u8>,
+    unsynced: usize,
+    /// Of the blocks, in order.
+    pub(super) checksums: Vec<u64>,
+}
+
+impl Stream {
+    /// Into an empty file, with a buffer of that many bytes.
+    ///
+    /// # Errors
+    /// If the header cannot be written.
+    pub(super) fn new(mut file: File, header: &[u8], buffer: usize) -> io::Result<Stream> {
+        file.write_all(header)?;
+        Ok(Stream { file, buffer: Vec::with_capacity(buffer), unsynced: 0, checksums: Vec::new() })
+    }
+
+    /// Adds a block, which is not larger than the buffer.
+    ///
+    /// # Errors
+    /// As [`VersionedPart::append`], or if the file cannot be written.
+    pub(super) fn add(&mut self, tensor: &VersionedPart, elements: Range<usize>) -> Result<(), String> {
+        let bytes = elements.len() * tensor.part.values.dtype().size();
+        if self.buffer.len() + bytes > self.buffer.capacity() {
+            self.flush().map_err(|e| e.to_string())?;
+        }
+        let start = self.buffer.len();
+        tensor.append(elements, &mut self.buffer).map_err(|e| e.to_string())?;
+        self.checksums.push(checksum(&self.buffer[start..]));
+        Ok(())
+    }
+
+    /// Puts everything on disk; the checksums.
+    ///
+    /// # Errors
+    /// If the file cannot be written.
+    pub(super) fn finish(mut self) -> io::Result<Vec<u64>> {
+        self.flush()?;
+        self.file.sync_all()?;
+        Ok(self.checksums)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.write_all(&self.buffer)?;
+        self.unsynced += self.buffer.len();
+        self.buffer.clear();
+        if self.unsynced > UNSYNCED_MAX {
+            self.file.sync_data()?;
+            self.unsynced = 0;
+        }
+        Ok(())
     }
 }

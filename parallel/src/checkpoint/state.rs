@@ -1,4 +1,4 @@
-//! A model and its optimizers as parts, and the way back.
+//! A model and its optimizers as the parts of a checkpoint, and the way back.
 //!
 //! Parameters and buffers are called `model.NAME`, optimizers' tensors `optimizer.NAME.KIND`.
 
@@ -19,11 +19,12 @@ use crate::part::Part;
 pub struct Trained<'a> {
     /// The model.
     pub model: &'a dyn Parameters,
-    /// What of it this rank keeps.
+    /// The wrapper, which gives the parts that this rank keeps.
     pub share: &'a dyn DataParallel,
 }
 
-/// What this rank has of models and of the optimizers that train them, to be saved or read. The tensors are their own.
+/// The parts of models and of their optimizers that this rank has, to be saved or read. The tensors are those of the models
+/// and optimizers, not copies.
 ///
 /// # Errors
 /// If a step's number cannot be allocated.
@@ -92,7 +93,7 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Where a part's values are to be read, with all their bits.
+    /// The saved tensor that has a part's values with all their bits.
     fn source_of(&self, part: &Part, parts: &[Part]) -> Wanted {
         let dtype = part.values.dtype();
         let saved_as = |name: &str| self.index.tensors.get(name).map(|stored| stored.dtype);
@@ -105,7 +106,7 @@ impl Checkpoint {
             if is(&master, dtype) {
                 return from(master);
             }
-            // Rounded to what is computed with, where the master has all bits.
+            // The saved values are rounded to the dtype of the computation; the master copy has all bits.
             let kept = parts.iter().any(|p| p.name == master && is(&part.name, p.values.dtype()));
             return if kept { Wanted::converted(part) } else { Wanted::exactly(part) };
         }
@@ -116,12 +117,12 @@ impl Checkpoint {
     }
 }
 
-/// What the master copy of a parameter is called.
+/// The name of a parameter's master copy.
 fn master_of(name: &str) -> Option<String> {
     Some(format!("optimizer.{}.master", name.strip_prefix("model.")?))
 }
 
-/// What the parameter of a master copy is called.
+/// The name of a master copy's parameter.
 fn model_of(name: &str) -> Option<String> {
     Some(format!("model.{}", name.strip_prefix("optimizer.")?.strip_suffix(".master")?))
 }

@@ -1,4 +1,4 @@
-//! Disks that refuse, on one rank of several; an index that somebody made up.
+//! Disks that refuse, on one rank of several; an index that was made up.
 
 use std::fs::File;
 use std::io;
@@ -7,8 +7,8 @@ use std::path::Path;
 use phalanx_tensor::{DType, Device, Tensor};
 
 use super::index::Index;
-use super::job::Create;
-use super::xxh64::xxh64;
+use super::index::checksum;
+use super::saver::Create;
 use super::{Checkpoint, Saver, Settings};
 use crate::comm;
 use crate::part::Part;
@@ -127,7 +127,7 @@ fn an_index_that_was_made_up_is_refused() {
     ] {
         assert!(rest.contains(was), "{was} in {rest}");
         let rest = rest.replacen(was, is, 1);
-        let text = format!("{{\"checksum\":\"{:016x}\",{rest}", xxh64(rest.as_bytes()));
+        let text = format!("{{\"checksum\":\"{:016x}\",{rest}", checksum(rest.as_bytes()));
         Index::parse(&text).expect_err(is);
     }
 }

@@ -1,29 +1,34 @@
-//! [`Call`]: a collective with its tensors, not yet started.
+//! [`Call`]: a collective with its tensors, not yet started. [`Staged`]: a GPU's output of a call that works on the host.
+//!
+//! A backend that moves elements itself (threads, wires) takes copies of a GPU's tensors in the host's memory. The thread that
+//! finishes the call copies the output back to the GPU, after the work that the caller had queued there before. A rank that
+//! waits for the call makes its later GPU work wait for that copy. This is slow: the caller waits for the GPU when it starts.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
+use phalanx_tensor::cuda::{Gpu, GpuEvent};
 use phalanx_tensor::{DType, Tensor};
 
 use super::observed::Observation;
-use super::staged::Staged;
 use super::{Error, Kind, Reduction, Result, Signature};
+use crate::panics::unpoisoned;
 
 /// A collective with its tensors. Tensors that are written must be contiguous; those only read may have any strides.
 /// Between start and end the tensors must not be changed nor, where they are written, read.
 #[derive(Clone, Debug)]
 pub struct Call {
     pub(crate) signature: Signature,
-    /// What this rank gives, unless it is part of `output`.
+    /// The elements that this rank contributes, unless they lie in `output`.
     pub(crate) input: Option<Tensor>,
-    /// What this rank gets.
+    /// The tensor that this rank's result is written to.
     pub(crate) output: Option<Tensor>,
-    /// Where the output goes if it is a GPU's.
+    /// The GPU's tensor, if `output` is its copy on the host.
     pub(crate) staged: Option<Arc<Staged>>,
-    /// Who wants to know when it is over.
+    /// The observers that are told when it has ended.
     pub(crate) observations: Vec<Observation>,
 }
 
-/// Makes them. What does not fit is reported when the call is started.
+/// Constructors. Arguments that do not fit each other are reported when the call is started.
 impl Call {
     fn new(kind: Kind, input: Option<Tensor>, output: Option<Tensor>) -> Call {
         let dtype = output.as_ref().or(input.as_ref()).map(Tensor::dtype);
@@ -124,7 +129,7 @@ impl Call {
 
 /// Checks.
 impl Call {
-    /// The same without its tensors, to be compared between ranks while somebody else moves the elements of the GPUs.
+    /// The call without its tensors: ranks compare it over the control plane, NCCL moves the elements.
     #[cfg(feature = "nccl")]
     pub(crate) fn announcement(&self) -> Call {
         let signature = Signature { on_gpus: true, ..self.signature.clone() };
@@ -136,7 +141,7 @@ impl Call {
         self.signature.kind
     }
 
-    /// The same, if it makes sense on rank `rank` of `size`; its tensors contiguous, its counts filled in.
+    /// Checks the call for rank `rank` of `size`, makes its input contiguous and fills in its counts.
     pub(crate) fn checked(mut self, rank: usize, size: usize) -> Result<Call> {
         let op = self.kind().name();
         if self.signature.on_gpus {
@@ -170,7 +175,7 @@ impl Call {
         Ok(())
     }
 
-    /// Fills in the counts and holds the tensors against them.
+    /// Fills in the counts and compares the tensors with them.
     fn fill_counts(&mut self, op: &'static str, rank: usize, size: usize) -> Result<()> {
         let numel = |tensor: &Option<Tensor>| tensor.as_ref().map(Tensor::numel);
         let (input, output) = (numel(&self.input), numel(&self.output));
@@ -216,7 +221,7 @@ impl Call {
         Ok(())
     }
 
-    /// An input in the output's storage: dropped where it is already in its place, else copied out of the way.
+    /// Handles an input that lies in the output's storage: drops it if it is in its place, else copies it.
     fn part_from_output(&mut self, rank: usize) -> Result<()> {
         let (Some(input), Some(output)) = (&self.input, &self.output) else { return Ok(()) };
         if !input.shares_storage(output) {
@@ -238,5 +243,75 @@ impl Call {
     pub(crate) fn dtype(&self) -> DType {
         // Only barriers have none, and no elements either.
         self.signature.dtype.unwrap_or(DType::U8)
+    }
+}
+
+/// An output on a GPU, of a call that works on a copy in the host's memory.
+#[derive(Debug)]
+pub(crate) struct Staged {
+    gpu: &'static Gpu,
+    /// Kept until a thread has waited for the call: only then may later GPU work use its memory.
+    output: Mutex<Option<Tensor>>,
+    /// Marks the work that the caller had queued on the GPU before.
+    before: GpuEvent,
+    /// Marks the copy back to the GPU.
+    after: OnceLock<GpuEvent>,
+}
+
+impl Call {
+    /// The call on rank `rank` with host copies in the place of a GPU's tensors.
+    pub(crate) fn on_host(mut self, rank: usize) -> Result<Call> {
+        if let Some(input) = self.input.take() {
+            let host = if input.device().is_cuda() { input.device().host() } else { input.device() };
+            self.input = Some(input.to_device(host, false)?);
+        }
+        let Some(output) = self.output.take_if(|output| output.device().is_cuda()) else { return Ok(self) };
+        let (at_root, kind) = (self.signature.root == Some(rank), self.kind());
+        let is_read = self.input.is_none() && kind != Kind::Receive && (kind != Kind::Broadcast || at_root);
+        let is_written = !matches!((kind, at_root), (Kind::Broadcast, true) | (Kind::Reduce, false));
+        let host = output.device().host();
+        self.output = Some(match is_read {
+            true => output.to_device(host, true)?,
+            false => Tensor::empty(output.shape(), output.dtype(), host)?,
+        });
+        if is_written {
+            let gpu = output.device().gpu()?;
+            let (before, output) = (GpuEvent::record(gpu)?, Mutex::new(Some(output)));
+            self.staged = Some(Arc::new(Staged { gpu, output, before, after: OnceLock::new() }));
+        }
+        Ok(self)
+    }
+}
+
+impl Staged {
+    fn output(&self) -> MutexGuard<'_, Option<Tensor>> {
+        unpoisoned(self.output.lock())
+    }
+
+    /// Copies the output back to the GPU.
+    pub(crate) fn deliver(&self, host: Option<Tensor>) -> Result<()> {
+        let mut output = self.output();
+        let (Some(output), Some(host)) = (output.as_mut(), host) else { return Ok(()) };
+        self.before.order(self.gpu)?;
+        output.copy_from(&host)?;
+        // A call has one end.
+        let _ = self.after.set(GpuEvent::record(self.gpu)?);
+        Ok(())
+    }
+
+    /// Makes this thread's later GPU work wait for the output, and drops the output.
+    pub(crate) fn order(&self) -> Result<()> {
+        self.after.get().map_or(Ok(()), |after| after.order(self.gpu))?;
+        *self.output() = None;
+        Ok(())
+    }
+}
+
+impl Drop for Staged {
+    fn drop(&mut self) {
+        if let (Some(after), true) = (self.after.get(), self.output().is_some()) {
+            // No thread has waited for the call, and this thread's stream may be any. A failure means that the device is lost.
+            let _ = after.synchronize();
+        }
     }
 }

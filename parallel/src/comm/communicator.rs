@@ -1,12 +1,14 @@
-//! [`Communicator`]: what ranks do together.
+//! [`Communicator`]: one rank's membership in a group, with the collectives as methods. [`Traffic`]: the bytes it has sent.
 
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use phalanx_tensor::{DType, Device, Tensor};
+use xxhash_rust::xxh64::xxh64;
 
 use super::{Call, Error, Pending, Reduction, Result, Signature, plan};
+use crate::panics::unpoisoned;
 
 /// A shared communicator.
 pub type Comm = Arc<dyn Communicator>;
@@ -22,7 +24,7 @@ pub trait Communicator: fmt::Debug + Send + Sync {
     /// The members, by their numbers in the whole run.
     fn ranks(&self) -> &[usize];
 
-    /// Starts a call. It makes progress whether or not anybody waits for it.
+    /// Starts a call. It makes progress whether or not a thread waits for it.
     fn start(&self, call: Call) -> Pending;
 
     /// The group of some of these ranks, in this order; its members call this, in the same order where they have
@@ -38,10 +40,10 @@ pub trait Communicator: fmt::Debug + Send + Sync {
     /// Ends the run of all ranks with this rank's error, unless it has ended already.
     fn fail(&self, cause: &str);
 
-    /// What ended the run, as far as this rank knows; none while it goes on.
+    /// The error that ended the run, as far as this rank knows; none while the run goes on.
     fn failure(&self) -> Option<Error>;
 
-    /// Whether the other ranks exist, to be asked; see [`meta`](super::meta).
+    /// Whether the other ranks exist; see [`meta`](super::meta).
     fn has_peers(&self) -> bool {
         true
     }
@@ -151,7 +153,7 @@ pub trait Communicator: fmt::Debug + Send + Sync {
     /// call it.
     ///
     /// # Errors
-    /// As [`Pending::wait`]; and where ranks have no peers to ask (`meta`), who use [`Communicator::group`].
+    /// As [`Pending::wait`]; or if the ranks have no peers (`meta`): there use [`Communicator::group`].
     fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Comm>> {
         let mine = Tensor::from_slice(&[color.map_or(-1, i64::from), key], &[2], Device::CPU)?;
         let mut all = Tensor::empty(&[2 * self.size()], DType::I64, Device::CPU)?;
@@ -183,7 +185,7 @@ impl std::ops::Add for Traffic {
     }
 }
 
-/// Counts it.
+/// Counts a rank's [`Traffic`].
 #[derive(Debug, Default)]
 pub(crate) struct Meter {
     calls: AtomicU64,
@@ -217,21 +219,19 @@ pub(crate) fn members(of: &[usize], me: usize, ranks: &[usize]) -> Result<(usize
     Ok((place, world.ok_or_else(wrong)?))
 }
 
-/// Groups that this rank has made of others, to tell apart those of the same members.
+/// The groups that a rank has made of one group, so that those with the same members get different numbers.
 #[derive(Debug, Default)]
-pub(crate) struct Children(std::sync::Mutex<Vec<Vec<usize>>>);
+pub(crate) struct ChildGroups(std::sync::Mutex<Vec<Vec<usize>>>);
 
-impl Children {
-    /// The identity of the next group of `members` of group `parent`: the same number on all of them, without asking.
+impl ChildGroups {
+    /// The number of the next group with these members in group `parent`: the same on all members, without communication.
     pub(crate) fn identity(&self, parent: u64, members: &[usize]) -> u64 {
-        let mut made = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut made = unpoisoned(self.0.lock());
         let before = made.iter().filter(|m| *m == members).count();
         made.push(members.to_vec());
-        // FNV-1a over words; a collision would have to be among the groups of one run.
-        let words = members.iter().map(|&m| m as u64).chain([u64::MAX, before as u64]);
-        words.fold(parent ^ 0xcbf2_9ce4_8422_2325, |hash, word| {
-            let hash = (hash ^ word).wrapping_mul(0x0000_0100_0000_01b3);
-            hash ^ hash >> 29
-        })
+        // A collision would have to be among the groups of one run.
+        let words = members.iter().map(|&m| m as u64).chain([before as u64]);
+        let bytes: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
+        xxh64(&bytes, parent)
     }
 }

@@ -1,4 +1,4 @@
-//! What can go wrong between ranks. Every message names who and where.
+//! [`Error`]: how communication can fail. Every message names the rank and the call.
 
 use std::fmt;
 use std::time::Duration;
@@ -13,12 +13,12 @@ pub enum Error {
     /// A tensor cannot be used.
     #[error(transparent)]
     Tensor(#[from] phalanx_tensor::Error),
-    /// The call makes no sense on this very rank.
+    /// The call's arguments do not fit each other or this rank.
     #[error("{op}: {why}")]
     Invalid {
         /// The call.
         op: &'static str,
-        /// What came and what was wanted.
+        /// What was given and what was wanted.
         why: String,
     },
     /// Two ranks came to the same place with different calls.
@@ -93,7 +93,7 @@ impl Error {
         Error::Invalid { op, why: why.into() }
     }
 
-    /// Whether a process is gone, which cannot say so itself, however this rank has heard of it.
+    /// Whether a process was lost, by whatever path this rank learned of it.
     pub fn is_loss(&self) -> bool {
         match self {
             Error::Lost { .. } => true,
@@ -103,7 +103,7 @@ impl Error {
         }
     }
 
-    /// This error as a rank sees it that was in `call` when it ended the run.
+    /// This error, which ended the run, as returned by a rank that was in `call`.
     pub(crate) fn seen_in(&self, call: impl FnOnce() -> String) -> Error {
         match self {
             Error::Mismatch { .. } => self.clone(),

@@ -1,24 +1,23 @@
-//! Communicators: what ranks do together, on threads, processes and machines.
+//! Communicators: collectives between ranks that are threads, processes or machines.
 //!
 //! ```text
-//! Call       a collective with its tensors            Signature  what it says of itself, compared between ranks
-//! plan       which elements go where, in which order  Reduction  how elements of several ranks become one
-//! Pending    a call that was started                  Communicator  a rank's membership in a group
-//! threads    ranks in one process: whoever comes last moves the elements of all, directly between their tensors
-//! wire       ranks in several processes, over messages: TCP, or MPI with the feature `mpi`
-//! staged     how those take tensors of a GPU: by way of the host's memory
-//! nccl       ranks with a GPU each, over one of the above and NCCL, with the feature `nccl`
-//! meta       one rank without peers, which counts bytes
-//! observed   any of them, with an observer of what ran when
+//! caller ─► Call ─► checked ─► Signature ─► plan ─► transfers ─► Pending
+//!           tensors            compared     (pure)  │
+//!                              between              ├─ threads   ranks in one process: the rank that comes last moves the
+//!                              ranks                │            elements of all, directly between their tensors
+//!                                                   ├─ wire      ranks in several processes, over messages: TCP, or MPI
+//!                                                   ├─ nccl      ranks with a GPU each: NCCL, controlled over one of the above
+//!                                                   └─ meta      one rank without peers: counts bytes, moves nothing
+//!
+//! threads, wire, nccl, meta ──► Communicator, Pending ──► Call ──► Signature, Reduction, plan       observed: wraps any of them
 //! ```
 //!
-//! Sums are added in order of the ranks on every backend, so a result depends on the values and the number of ranks
-//! alone. Nothing hangs: a rank that does not come in time, ends early, calls something else, fails or dies ends the
-//! run of all, with an error that names it.
+//! Sums are added in order of the ranks on every backend, so a result depends on the values and the number of ranks alone.
+//! No call hangs: a rank that is late, ends early, calls something else, fails or dies ends the run of all ranks, with an
+//! error that names it. Threads and wires copy a GPU's tensors to the host ([`Call`], `on_host`).
 
 mod call;
 mod communicator;
-mod culprits;
 mod error;
 mod meta;
 #[cfg(feature = "nccl")]
@@ -28,7 +27,6 @@ mod pending;
 mod plan;
 mod reduction;
 mod signature;
-mod staged;
 pub mod threads;
 pub(crate) mod wire;
 

@@ -1,6 +1,6 @@
-//! [`observed`]: a communicator whose calls are timed, from the start to the true end.
+//! [`observed`]: a communicator whose calls are timed, from their start to their true end.
 //!
-//! The observation travels with the call, so that whoever finishes it reports: nobody has to wait for it.
+//! The observation is part of the call. The thread that finishes the call reports it, so no thread has to wait for it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ pub struct Observed {
 pub type Observer = Arc<dyn Fn(Observed) + Send + Sync>;
 
 /// The same communicator, and groups made of it, with an observer of this rank's calls. It hears of a call before
-/// anybody who waits for the call goes on. Calls that are refused before they start, or that the end of the run cuts
+/// any thread that waits for the call goes on. Calls that are refused before they start, or that the end of the run cuts
 /// off, may not be reported.
 ///
 /// ```
@@ -45,10 +45,10 @@ pub type Observer = Arc<dyn Fn(Observed) + Send + Sync>;
 /// # Ok::<(), phalanx_parallel::comm::Error>(())
 /// ```
 pub fn observed(comm: Comm, observer: Observer) -> Comm {
-    Arc::new(Watched { comm, observer })
+    Arc::new(ObservedComm { comm, observer })
 }
 
-/// What a call carries of its observer.
+/// An observer and the start time, carried by a call.
 #[derive(Clone)]
 pub(crate) struct Observation {
     bytes: usize,
@@ -71,7 +71,7 @@ impl fmt::Debug for Observation {
 }
 
 impl Call {
-    /// With one more who hears of its end; it begins now.
+    /// Adds an observer; the time of the call begins now.
     pub(crate) fn observed(mut self, observer: Observer) -> Call {
         let tensors = self.input.iter().chain(&self.output);
         let bytes = tensors.map(|tensor| tensor.numel() * tensor.dtype().size()).max().unwrap_or(0);
@@ -81,24 +81,24 @@ impl Call {
 }
 
 /// A communicator and its observer.
-struct Watched {
+struct ObservedComm {
     comm: Comm,
     observer: Observer,
 }
 
-impl Watched {
+impl ObservedComm {
     fn watch(&self, call: Call) -> Call {
         call.observed(Arc::clone(&self.observer))
     }
 }
 
-impl fmt::Debug for Watched {
+impl fmt::Debug for ObservedComm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Watched").field(&self.comm).finish()
+        f.debug_tuple("ObservedComm").field(&self.comm).finish()
     }
 }
 
-impl Communicator for Watched {
+impl Communicator for ObservedComm {
     fn rank(&self) -> usize {
         self.comm.rank()
     }

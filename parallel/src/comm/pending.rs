@@ -1,12 +1,14 @@
-//! [`Pending`]: a call that was started.
+//! [`Pending`]: a call that was started. [`Ticket`]: one rank's part in it. [`blame`]: which ranks a timeout names when ranks
+//! wait for ranks that wait for others.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use phalanx_tensor::Tensor;
 
 use super::plan::Side;
 use super::{Call, Result};
+use crate::panics::unpoisoned;
 
 /// A call that was started. It goes on when this is dropped; its error is then seen by the next call.
 #[must_use = "the tensors are in use until `wait` has returned"]
@@ -16,12 +18,12 @@ pub struct Pending {
     waiter: Option<Arc<dyn Waiter>>,
 }
 
-/// What knows how to wait for a ticket, and whom to blame when it does not come.
+/// A backend's way to wait for a ticket, and to find the ranks to blame when it times out.
 pub(crate) trait Waiter: std::fmt::Debug + Send + Sync {
     /// Blocks until the ticket is done; never longer than the timeout unless the call's data are on their way.
     fn wait(&self, ticket: &Arc<Ticket>) -> Result<()>;
 
-    /// Lets what this thread gives to a GPU from now on come after the call, which is done.
+    /// Makes this thread's later GPU work come after the call, which has ended.
     fn order(&self) -> Result<()> {
         Ok(())
     }
@@ -32,7 +34,7 @@ pub(crate) trait Waiter: std::fmt::Debug + Send + Sync {
 pub(crate) struct Ticket {
     /// Without its tensors.
     pub(crate) call: Call,
-    /// The input and the output, until it is over: who waits may count on their being free then.
+    /// The input and the output. They are dropped before the end is reported, so a waiting thread finds their memory free.
     tensors: Mutex<[Option<Tensor>; 2]>,
     /// The rank, by its number in the whole run.
     pub(crate) rank: usize,
@@ -51,7 +53,7 @@ impl Ticket {
     }
 
     fn tensors(&self) -> MutexGuard<'_, [Option<Tensor>; 2]> {
-        self.tensors.lock().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(self.tensors.lock())
     }
 
     /// The tensor of a side, if there is one and the call is not over.
@@ -123,5 +125,39 @@ impl Pending {
         }
         self.waiter.as_ref().map_or(Ok(()), |waiter| waiter.order())?;
         self.ticket.call.staged.as_ref().map_or(Ok(()), |staged| staged.order())
+    }
+}
+
+/// The ranks to blame for `missing` ranks: follows `blockers`, which gives the ranks that a rank waits for, to the ranks
+/// that wait for no other. If all wait in a circle, `missing`.
+pub(crate) fn blame(missing: Vec<usize>, blockers: impl Fn(usize) -> Vec<usize>) -> Vec<usize> {
+    let (mut seen, mut found) = (missing.clone(), vec![]);
+    let mut next = 0;
+    while let Some(&rank) = seen.get(next) {
+        next += 1;
+        let before = blockers(rank);
+        if before.is_empty() {
+            found.push(rank);
+        }
+        for rank in before {
+            if !seen.contains(&rank) {
+                seen.push(rank);
+            }
+        }
+    }
+    found.sort_unstable();
+    if found.is_empty() { missing } else { found }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blame_goes_to_the_end_of_the_chain() {
+        let waits = |rank: usize| [vec![1], vec![2], vec![], vec![4], vec![3]][rank].clone();
+        assert_eq!(blame(vec![0], waits), [2]);
+        assert_eq!(blame(vec![2, 3], waits), [2]);
+        assert_eq!(blame(vec![4], waits), [4]);
     }
 }

@@ -1,7 +1,7 @@
 //! The planner: which elements of which ranks are combined, in what order, and where they go. Pure.
 //!
-//! A collective is a list of transfers. Each has an owner: over a wire, the sources send their part to the owner, who
-//! combines them in order and sends the result to the destinations. So an all-reduce costs what a ring costs:
+//! A collective is a list of transfers. Each has an owner: over a wire, the sources send their part to the owner,
+//! which combines them in order and sends the result to the destinations. So an all-reduce costs what a ring costs:
 //!
 //! ```text
 //!            share 0           share 1                         share 0        share 1
@@ -22,7 +22,7 @@ pub(crate) enum Side {
 
 /// Elements of one rank's tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct Segment {
     pub(crate) rank: usize,
     pub(crate) side: Side,
     pub(crate) range: Range<usize>,
@@ -33,8 +33,8 @@ pub(crate) struct Place {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Transfer {
     pub(crate) owner: usize,
-    pub(crate) sources: Vec<Place>,
-    pub(crate) dests: Vec<Place>,
+    pub(crate) sources: Vec<Segment>,
+    pub(crate) dests: Vec<Segment>,
 }
 
 /// Where the shares of `counts` elements begin and end.
@@ -53,12 +53,12 @@ pub fn shares(count: usize, parts: usize) -> Vec<usize> {
     (0..parts).map(|i| count / parts + usize::from(i < count % parts)).collect()
 }
 
-fn input(rank: usize, range: Range<usize>) -> Place {
-    Place { rank, side: Side::Input, range }
+fn input(rank: usize, range: Range<usize>) -> Segment {
+    Segment { rank, side: Side::Input, range }
 }
 
-fn output(rank: usize, range: Range<usize>) -> Place {
-    Place { rank, side: Side::Output, range }
+fn output(rank: usize, range: Range<usize>) -> Segment {
+    Segment { rank, side: Side::Output, range }
 }
 
 /// The transfers of a collective among the ranks whose signatures these are; `in_place[r]`: rank `r` has no input

@@ -1,4 +1,4 @@
-//! [`Signature`]: what a call says of itself, so that ranks can find out that they do not mean the same.
+//! [`Signature`]: the description of a call that ranks compare, to find that they call different things.
 
 use std::fmt;
 
@@ -66,7 +66,7 @@ impl Kind {
     }
 }
 
-/// What a rank means to do.
+/// A call's kind, dtype, root and counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Signature {
     pub(crate) kind: Kind,
@@ -81,7 +81,7 @@ pub(crate) struct Signature {
     pub(crate) counts: Vec<usize>,
     /// Of an all-to-all what this rank gets from each.
     pub(crate) wanted: Vec<usize>,
-    /// Whether the elements are moved between GPUs, by somebody else than who compares this.
+    /// Whether NCCL moves the elements, and this is only compared between ranks.
     pub(crate) on_gpus: bool,
 }
 

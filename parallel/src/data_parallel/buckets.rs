@@ -1,15 +1,24 @@
-//! [`Buckets`]: which parameters' gradients travel together, and [`Launcher`]: when each bucket may go.
+//! [`Buckets`]: which parameters' gradients share a buffer. [`Launcher`]: when each bucket may start. [`BucketStore`]: the
+//! buffers.
 //!
-//! Gradients become complete from the last layer to the first, so buckets are filled in reverse order of
-//! registration, and a first small one begins the traffic early. Buckets are launched strictly in order on every rank,
-//! whatever the order in which they fill: collectives must meet in one order. Source: Li et al., "PyTorch Distributed"
-//! (VLDB 2020), section 3.2.
+//! Backward completes gradients from the last layer to the first, so buckets are filled in reverse order of registration; the
+//! first one is small, so that communication begins early. Every rank starts buckets in the order of their numbers, whatever
+//! the order in which they fill, since collectives must come in one order. Source: Li et al., "PyTorch Distributed" (VLDB
+//! 2020), section 3.2.
 
 use std::collections::HashMap;
+use std::sync::Mutex;
 
-use phalanx_tensor::{DType, Device};
+use phalanx_kernels as kernels;
+use phalanx_nn::Parameter;
+use phalanx_nn::autograd::Leaf;
+use phalanx_tensor::{Category, DType, Device, Dims, Tensor};
 
-/// What a bucket needs to know of a parameter's gradient.
+use super::hook::{Bucket, Rest};
+use crate::Result;
+use crate::engine::{Engine, Resource};
+
+/// The size, dtype and device of a parameter's gradient.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GradSize {
     /// Elements.
@@ -27,11 +36,12 @@ pub struct Buckets(Vec<Vec<usize>>);
 impl Buckets {
     /// The first bucket's size in bytes.
     pub const FIRST_BYTES: usize = 1 << 20;
-    /// A later bucket's.
+    /// The size in bytes of every later bucket.
     pub const BYTES: usize = 25 << 20;
 
-    /// Fills buckets in the order given, a run for each dtype and device: one is closed by the gradient that fills it.
-    /// Buckets are numbered by when they close; those that never fill come last, by their first gradient.
+    /// Fills buckets in the order given; gradients of different dtypes or devices go to different buckets. The gradient that
+    /// fills a bucket closes it. Buckets are numbered in the order in which they close; those that are never full come last,
+    /// in the order of their first gradients.
     pub fn fill(order: &[usize], sizes: &[GradSize], first: usize, later: usize) -> Buckets {
         let mut closed: Vec<Vec<usize>> = Vec::new();
         let mut open: Vec<(Vec<usize>, usize)> = Vec::new();
@@ -78,7 +88,7 @@ impl Buckets {
     }
 }
 
-/// Counts the gradients that have come and says which buckets may go.
+/// Counts the gradients that have come, and returns the buckets that may start.
 #[derive(Clone, Debug)]
 pub struct Launcher {
     /// The bucket of each parameter.
@@ -124,6 +134,67 @@ impl Launcher {
     /// Parameters in the order of their gradients' arrival.
     pub fn arrivals(&self) -> &[usize] {
         &self.arrivals
+    }
+}
+
+pub(super) struct BucketStore {
+    pub(super) buckets: Buckets,
+    /// The buffers, each with the variable by which the engine orders its bucket's work.
+    pub(super) buffers: Vec<Resource<BucketBuffer>>,
+    /// Each gradient's part of a buffer, in its shape.
+    pub(super) views: Vec<Tensor>,
+}
+
+/// A bucket.
+pub(super) struct BucketBuffer {
+    pub(super) index: usize,
+    /// The gradients of its parameters, one after the other.
+    pub(super) gradients: Tensor,
+    parameters: Vec<usize>,
+    shapes: Vec<Dims>,
+    /// The rest of the hook's work, after the bucket was started.
+    pub(super) rest: Mutex<Option<Rest>>,
+}
+
+impl BucketBuffer {
+    pub(super) fn bucket(&self) -> Bucket<'_> {
+        let BucketBuffer { index, gradients, parameters, shapes, .. } = self;
+        Bucket { index: *index, gradients, parameters, shapes }
+    }
+}
+
+impl BucketStore {
+    /// Buffers of zeros.
+    pub(super) fn new(
+        buckets: Buckets,
+        sizes: &[GradSize],
+        leaves: &[(Parameter, Leaf)],
+        engine: &Engine,
+    ) -> Result<BucketStore> {
+        let mut views = vec![None; sizes.len()];
+        let mut buffers = Vec::new();
+        for (index, members) in buckets.members().iter().enumerate() {
+            let total = members.iter().map(|&number| sizes[number].elements).sum();
+            let (dtype, device): (DType, Device) = members
+                .first()
+                .map_or((DType::F32, Device::CPU), |&number| (sizes[number].dtype, sizes[number].device));
+            // As `Leaf::zero_grad`.
+            let gradients = kernels::full(&[total], -0.0, dtype, device)?.tagged(Category::Gradients);
+            let shape = |&number: &usize| Dims::from_slice(leaves[number].0.tensor().shape());
+            let shapes = members.iter().map(shape).collect();
+            let buffer = BucketBuffer {
+                index,
+                gradients,
+                parameters: members.clone(),
+                shapes,
+                rest: Mutex::new(None),
+            };
+            for (&number, view) in members.iter().zip(buffer.bucket().views()?) {
+                views[number] = Some(view);
+            }
+            buffers.push(engine.resource(buffer));
+        }
+        Ok(BucketStore { buckets, buffers, views: views.into_iter().flatten().collect() })
     }
 }
 

@@ -1,4 +1,4 @@
-//! [`DdpConfig`]: how gradients are added.
+//! [`DdpConfig`]: how gradients are added over the ranks.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use super::Buckets;
 use super::hook::{AllReduce, BucketHook};
 use crate::engine::Engine;
 
-/// What the ranks' gradients are combined to.
+/// How the ranks' gradients are combined.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Average {
     /// Their sum.
@@ -60,8 +60,8 @@ impl Default for DdpConfig {
 }
 
 impl DdpConfig {
-    /// What all ranks must have alike.
-    pub(super) fn told(&self) -> String {
+    /// The settings that must be equal on all ranks, as text.
+    pub(super) fn shared_settings(&self) -> String {
         let DdpConfig { first_bucket_bytes, bucket_bytes, average, find_unused, grad_dtype, hook, .. } = self;
         let buckets = [first_bucket_bytes, bucket_bytes];
         let rest = (find_unused, grad_dtype, hook, self.broadcast_buffers);

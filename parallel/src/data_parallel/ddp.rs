@@ -1,20 +1,21 @@
-//! [`Ddp`]: gradients added over the ranks while backward runs.
+//! [`Ddp`]: gradients are added over the ranks while backward runs.
 //!
-//! Each gradient lies in a view of its bucket's buffer, so that what is sent is what the optimizer reads. A hook behind
-//! every parameter counts arrivals; a full bucket is launched when those before it were. Gradients are only added: a
-//! loss divided by the tokens of the *global* batch needs no division after ([`super::Average::Sum`]).
+//! Each gradient is a view of its bucket's buffer, so the buffer that is sent is the one that the optimizer reads. A hook of
+//! every parameter counts arrivals; a full bucket starts when the buckets before it have started. Gradients are only added: a
+//! loss that is divided by the tokens of the *global* batch needs no division afterwards ([`super::Average::Sum`]).
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, Weak};
 
 use phalanx_nn::autograd::{HookHandle, Var};
-use phalanx_nn::{Buffer, Entry, Holder, Parameter, Parameters};
+use phalanx_nn::{Buffer, Entry, Holder, Parameter, Parameters, Usage, load_state_dict, state_dict};
 use phalanx_tensor::Tensor;
 
-use super::hands::{self, Hands};
-use super::join::{Move, Uneven};
+use super::join::{NextAction, Uneven};
 use super::reducer::{Reducer, Roles};
-use super::{DdpConfig, NoSync, Synchronise, broadcast, same};
-use crate::comm::Comm;
+use super::{DataParallel, DdpConfig, Entries, NoSync, Synchronise, consistency};
+use crate::comm::{Comm, Traffic};
+use crate::panics::unpoisoned;
+use crate::part::Part;
 use crate::{Error, Result};
 
 /// A model whose gradients are added over a group of ranks, each of which computes on its share of the batch.
@@ -34,8 +35,8 @@ use crate::{Error, Result};
 /// assert_eq!(grads.unwrap(), [[3.0], [3.0]]);
 /// ```
 ///
-/// Backward passes are [`Ddp::backward`]'s: `loss.backward()` is refused. The model stays as it is: who adds, freezes, unfreezes
-/// or replaces parameters makes a new `Ddp`, which takes the model over; the next pass of the old one is an error.
+/// Call [`Ddp::backward`]; `loss.backward()` is refused. After parameters were added, frozen, unfrozen or replaced, make a new
+/// `Ddp`, which takes the model over; the next pass of the old one is an error.
 pub struct Ddp {
     pub(super) reducer: Arc<Reducer>,
     /// All, and whether each is trained.
@@ -51,16 +52,16 @@ pub struct Ddp {
 }
 
 impl Ddp {
-    /// Gives all ranks rank 0's values and takes the trained parameters' gradients in hand. All ranks of `comm` call it
-    /// with models of the same parameters.
+    /// Gives all ranks rank 0's values, and puts the gradients of the trained parameters into buckets. All ranks of `comm`
+    /// call it with models of the same parameters.
     ///
     /// # Errors
     /// If the ranks hold different models or have different settings, which are named; if the model's values are spread by a
     /// [`Zero`](crate::sharded::Zero); if memory is short, or as [`crate::comm::Pending::wait`]; if the engine has no priority
     /// lane.
     pub fn new(model: &(impl Parameters + ?Sized), comm: Comm, config: DdpConfig) -> Result<Ddp> {
-        hands::check_values("Ddp", model)?;
-        same::check(model, &config.told(), &comm)?;
+        consistency::check_values("Ddp", model)?;
+        consistency::check_same_model(model, &config.shared_settings(), &comm)?;
         let mut buffers = Vec::new();
         model.visit("", &mut |_, entry| {
             if let Entry::Buffer(buffer) = entry {
@@ -78,7 +79,7 @@ impl Ddp {
         let reducer = Arc::new(Reducer::new(trained, is_local, comm.clone(), config)?);
         let synchronise = Synchronise::default();
         let mut hooks = Vec::new();
-        let hands: Arc<dyn Holder> = Arc::new(Hands(Arc::downgrade(&reducer)));
+        let hands: Arc<dyn Holder> = Arc::new(DdpHolder(Arc::downgrade(&reducer)));
         for (number, (parameter, leaf)) in reducer.leaves().iter().enumerate() {
             parameter.hand_to(hands.clone());
             // The reducer holds the parameters and they the hooks, so the hooks hold it weakly.
@@ -101,13 +102,13 @@ impl Ddp {
 
     /// Refuses a model that is not as it was when this was made.
     fn check(&self) -> Result<()> {
-        hands::check_lost("Ddp", self.reducer.is_lost())?;
-        self.parameters.iter().try_for_each(|(p, trained)| hands::check("Ddp", p, *trained))
+        consistency::check_owned("Ddp", self.reducer.is_lost())?;
+        self.parameters.iter().try_for_each(|(p, trained)| consistency::check_trained("Ddp", p, *trained))
     }
 
     /// Refuses another model than this was made of, or one with other parameters.
     pub(super) fn check_model(&self, model: &dyn Parameters) -> Result<()> {
-        hands::check_model("Ddp", model, |p| self.parameters.iter().any(|(known, _)| known.is(p)))
+        consistency::check_model("Ddp", model, |p| self.parameters.iter().any(|(known, _)| known.is(p)))
     }
 
     /// Runs backward from a loss of one element; afterwards, unless [`Ddp::no_sync`] is in force, the parameters'
@@ -123,7 +124,7 @@ impl Ddp {
         self.reducer.check_unspoiled()?;
         let pass = || {
             self.check()?;
-            hands::check_reached("Ddp", loss)?;
+            consistency::check_reached("Ddp", loss)?;
             self.begin()?;
             loss.backward()?;
             self.finish()
@@ -131,23 +132,23 @@ impl Ddp {
         pass().inspect_err(|error: &Error| self.comm.fail(&error.to_string()))
     }
 
-    /// What [`Ddp::backward`] does before the backward pass, for those who run that themselves, whether it synchronises or not.
+    /// The part of [`Ddp::backward`] before the backward pass, for callers that run the pass themselves, synchronised or not.
     /// Several passes may follow, of which the last synchronises.
     ///
     /// # Errors
-    /// If a parameter was frozen, unfrozen or replaced since this was made, or is in the hands of a later wrapper; if gradients
+    /// If a parameter was frozen, unfrozen or replaced since this was made, or was taken over by a later wrapper; if gradients
     /// of a refused pass are there; inside [`Ddp::join`], if other ranks do something else; or as [`crate::comm::Pending::wait`].
     pub fn begin(&self) -> Result<()> {
         self.check()?;
         let uneven = self.uneven().is_some();
         if uneven && self.synchronise.is_on() {
-            self.announce(Move::Pass)?;
+            self.announce(NextAction::Pass)?;
         }
         self.reducer.begin(self.roles())
     }
 
-    /// What [`Ddp::backward`] does after the backward pass, for those who run that themselves: launches what is left,
-    /// waits for all buckets, gives all ranks rank 0's buffers ([`DdpConfig::broadcast_buffers`]).
+    /// The part of [`Ddp::backward`] after the backward pass, for callers that run the pass themselves: starts the buckets
+    /// that are left, waits for all buckets, gives all ranks rank 0's buffers ([`DdpConfig::broadcast_buffers`]).
     ///
     /// # Errors
     /// If no pass has begun; if a parameter got no gradient (see [`DdpConfig::find_unused`]), or as [`crate::comm::Pending::wait`].
@@ -159,7 +160,7 @@ impl Ddp {
         }
     }
 
-    /// What ranks do together after the buckets of a pass.
+    /// The collectives after the buckets of a pass.
     pub(super) fn end_pass(&self) -> Result<()> {
         if self.broadcasts { self.send_buffers(self.roles().first) } else { Ok(()) }
     }
@@ -181,7 +182,7 @@ impl Ddp {
 
     fn send_buffers(&self, root: usize) -> Result<()> {
         let buffers: Vec<Tensor> = self.buffers.iter().map(Buffer::tensor).collect();
-        broadcast::together(&buffers, root, &self.comm)
+        consistency::broadcast_coalesced(&buffers, root, &self.comm)
     }
 
     /// Gives all ranks `root`'s parameters and buffers.
@@ -190,13 +191,13 @@ impl Ddp {
         self.send_buffers(root)
     }
 
-    /// Who takes part in passes now.
+    /// The roles of the ranks in a pass now.
     pub(super) fn roles(&self) -> Roles {
         self.uneven().map_or(Roles { first: 0, divisor: self.comm.size() }, |(_, roles)| roles)
     }
 
     pub(super) fn uneven(&self) -> Option<(Uneven, Roles)> {
-        *self.uneven.lock().unwrap_or_else(PoisonError::into_inner)
+        *unpoisoned(self.uneven.lock())
     }
 
     /// The buckets that gradients travel in now, as names of parameters.
@@ -205,12 +206,64 @@ impl Ddp {
     }
 }
 
+/// Answers, for the parameters of a [`Ddp`], what other code may do with them.
+pub(super) struct DdpHolder(pub(super) Weak<Reducer>);
+
+impl Holder for DdpHolder {
+    fn refusal(&self, usage: Usage) -> Option<&'static str> {
+        match usage {
+            Usage::Update => {
+                self.0.upgrade().filter(|reducer| reducer.has_unreduced()).map(|_| consistency::UNREDUCED)
+            }
+            Usage::Gradients => Some("has its gradients in Ddp's buckets: choose `DdpConfig::grad_dtype`"),
+            Usage::Norm | Usage::ZeroGrad => None,
+        }
+    }
+
+    fn lost(&self) {
+        self.0.upgrade().iter().for_each(|reducer| reducer.lose());
+    }
+}
+
+impl DataParallel for Ddp {
+    fn parameters(&self) -> Vec<Parameter> {
+        Ddp::parameters(self)
+    }
+    fn no_sync(&self) -> NoSync {
+        Ddp::no_sync(self)
+    }
+    fn begin(&self) -> Result<()> {
+        Ddp::begin(self)
+    }
+    fn finish(&self) -> Result<()> {
+        Ddp::finish(self)
+    }
+    fn backward(&self, loss: &Var) -> Result<()> {
+        Ddp::backward(self, loss)
+    }
+    fn full_state_dict(&self, model: &dyn Parameters) -> Result<Entries> {
+        self.check_model(model)?;
+        Ok(state_dict(model))
+    }
+    fn load_full_state_dict(&self, model: &dyn Parameters, entries: Entries) -> Result<()> {
+        self.check_model(model)?;
+        Ok(load_state_dict(model, entries)?)
+    }
+    fn parts(&self, model: &dyn Parameters) -> Result<Vec<Part>> {
+        self.check_model(model)?;
+        Ok(Part::all_of(model))
+    }
+    fn traffic(&self) -> Traffic {
+        self.comm.traffic()
+    }
+}
+
 impl Drop for Ddp {
     fn drop(&mut self) {
         self.hooks.iter().for_each(HookHandle::remove);
         self.parameters.iter().for_each(|(p, _)| p.take_from(&self.hands));
         if self.comm.size() > 1 && !self.reducer.was_used() && !self.reducer.is_lost() {
-            let unused: Arc<dyn Holder> = Arc::new(hands::Unused);
+            let unused: Arc<dyn Holder> = Arc::new(consistency::Unused);
             self.parameters().iter().for_each(|p| p.hand_to(unused.clone()));
         }
     }

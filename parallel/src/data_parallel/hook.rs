@@ -12,7 +12,7 @@ use crate::comm::{Call, Comm, Pending, Reduction};
 /// Adds a bucket's gradients over the ranks. All ranks use the same hook. Where the mean is wanted
 /// ([`super::Average::Mean`]) the gradients were divided before.
 pub trait BucketHook: fmt::Debug + Send + Sync {
-    /// Starts it.
+    /// Starts a bucket.
     ///
     /// # Errors
     /// If memory is short or the communicator refuses.
@@ -29,7 +29,7 @@ pub trait BucketHook: fmt::Debug + Send + Sync {
 pub struct Bucket<'a> {
     /// Its number; buckets start in this order.
     pub index: usize,
-    /// Its buffer, one dimension, which nobody else uses until the rest is done.
+    /// Its buffer, one dimension, which no other code uses until the rest is done.
     pub gradients: &'a Tensor,
     /// The gradients that lie in it, one after the other, by number: those of the trained parameters in order of their
     /// registration, one for each site. A gradient keeps its number when buckets are filled anew.
@@ -55,7 +55,7 @@ impl Bucket<'_> {
     }
 }
 
-/// What is left to do when a bucket was started; it leaves the sums in the bucket's buffer.
+/// The rest of a bucket's work after it was started; leaves the sums in the bucket's buffer.
 pub type Rest = Box<dyn FnOnce() -> Result<()> + Send>;
 
 /// Sums in the gradients' dtype, rank 0's first.

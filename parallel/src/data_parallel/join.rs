@@ -1,6 +1,6 @@
 //! [`Ddp::join`]: ranks that run out of batches at different times.
 //!
-//! Ranks say what they are about to do before they do it together, so that one without batches can do its part:
+//! Ranks tell each other their next action before each collective part, so that a rank without batches can take part:
 //!
 //! ```text
 //! rank 0   batch │ pass ........ │ batch │ pass ........ │ nothing │        │ nothing
@@ -10,12 +10,11 @@
 //!
 //! Source: PyTorch's `join`, design note of `torch.distributed.algorithms`.
 
-use std::sync::PoisonError;
-
 use phalanx_tensor::{Device, Tensor};
 
 use super::Ddp;
 use super::reducer::Roles;
+use crate::panics::unpoisoned;
 use crate::{Error, Result};
 
 /// How [`Ddp::join`] treats ranks that have run out of batches.
@@ -38,9 +37,9 @@ pub enum Divisor {
     Active,
 }
 
-/// What a rank is about to do.
+/// A rank's next action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Move {
+pub(super) enum NextAction {
     /// Nothing of its own any more.
     Nothing,
     /// Its next batch.
@@ -53,7 +52,7 @@ impl Ddp {
     /// Calls `step(Some(batch))` for each of this rank's batches, while other ranks may have more or fewer, even none.
     /// All ranks call this.
     ///
-    /// Whoever has run out adds zeros to the synchronised passes of the others, and calls `step(None)` after each: the
+    /// A rank that has run out adds zeros to the synchronised passes of the others, and calls `step(None)` after each: the
     /// gradients are then those of all ranks, so an optimizer that steps here as well stays equal to theirs, its state
     /// included. One that does not step gets the parameters at the end, when all take the values of the rank that had
     /// most batches, of several the last. The last pass of a `step` synchronises. An error on one rank ends the run of
@@ -99,20 +98,20 @@ impl Ddp {
             let mut last = self.comm.size() - 1;
             loop {
                 let batch = batches.next();
-                let own = if batch.is_some() { Move::Batch } else { Move::Nothing };
+                let own = if batch.is_some() { NextAction::Batch } else { NextAction::Nothing };
                 let round = self.announce(own)?;
                 match round.what {
-                    Move::Nothing => {
+                    NextAction::Nothing => {
                         self.reducer.agree(last)?;
                         return self.broadcast_values(last);
                     }
-                    Move::Batch => {
+                    NextAction::Batch => {
                         last = round.last;
                         if config.refuse && !round.idle.is_empty() {
                             return Err(Error::Exhausted { ranks: round.idle });
                         }
                     }
-                    Move::Pass => {
+                    NextAction::Pass => {
                         self.reducer.shadow(self.roles()).and_then(|()| self.end_pass())?;
                         step(None)?;
                     }
@@ -123,14 +122,14 @@ impl Ddp {
         run().inspect_err(|error: &Error| self.comm.fail(&error.to_string()))
     }
 
-    /// Tells all ranks what this one is about to do, and learns what they are.
-    pub(super) fn announce(&self, own: Move) -> Result<Round> {
+    /// Tells all ranks this rank's next action, and returns theirs.
+    pub(super) fn announce(&self, own: NextAction) -> Result<Round> {
         let mine = Tensor::from_slice(&[own as i64], &[1], Device::CPU)?;
         let mut all = Tensor::zeros(&[self.comm.size()], mine.dtype(), Device::CPU)?;
         self.comm.all_gather(&mut all, &mine)?;
         let round = Round::of(&all.to_vec::<i64>()?)?;
-        if let Some((config, roles)) = &mut *self.uneven.lock().unwrap_or_else(PoisonError::into_inner)
-            && round.what != Move::Nothing
+        if let Some((config, roles)) = &mut *unpoisoned(self.uneven.lock())
+            && round.what != NextAction::Nothing
         {
             let active = self.comm.size() - round.idle.len();
             let divisor = if config.divisor == Divisor::Active { active } else { self.comm.size() };
@@ -140,10 +139,10 @@ impl Ddp {
     }
 }
 
-/// What the ranks are about to do.
+/// The next actions of all ranks.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Round {
-    what: Move,
+    what: NextAction,
     /// The first and the last rank that do it.
     first: usize,
     last: usize,
@@ -153,27 +152,27 @@ pub(super) struct Round {
 
 impl Round {
     fn of(moves: &[i64]) -> Result<Round> {
-        let those = |what: Move| -> Vec<usize> {
+        let those = |what: NextAction| -> Vec<usize> {
             (0..moves.len()).filter(|&rank| moves[rank] == what as i64).collect()
         };
-        let [idle, batch, pass] = [Move::Nothing, Move::Batch, Move::Pass].map(those);
+        let [idle, batch, pass] = [NextAction::Nothing, NextAction::Batch, NextAction::Pass].map(those);
         let (what, active) = match (&batch[..], &pass[..]) {
-            ([], []) => (Move::Nothing, &idle),
-            (_, []) => (Move::Batch, &batch),
-            ([], _) => (Move::Pass, &pass),
+            ([], []) => (NextAction::Nothing, &idle),
+            (_, []) => (NextAction::Batch, &batch),
+            ([], _) => (NextAction::Pass, &pass),
             _ => return Err(Error::Passes { pass, batch }),
         };
         let (first, last) = (active.first().copied().unwrap_or(0), active.last().copied().unwrap_or(0));
-        Ok(Round { what, first, last, idle: if what == Move::Nothing { vec![] } else { idle } })
+        Ok(Round { what, first, last, idle: if what == NextAction::Nothing { vec![] } else { idle } })
     }
 }
 
-/// While it lives, ranks announce their moves.
+/// While it lives, ranks announce their actions.
 struct Joined<'a>(&'a Ddp);
 
 impl<'a> Joined<'a> {
     fn new(ddp: &'a Ddp, config: Uneven, roles: Roles) -> Result<Joined<'a>> {
-        let mut uneven = ddp.uneven.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut uneven = unpoisoned(ddp.uneven.lock());
         if uneven.is_some() {
             return Err(phalanx_nn::Error::invalid("join", "got a `join` inside a `join`").into());
         }
@@ -184,7 +183,7 @@ impl<'a> Joined<'a> {
 
 impl Drop for Joined<'_> {
     fn drop(&mut self) {
-        *self.0.uneven.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *unpoisoned(self.0.uneven.lock()) = None;
     }
 }
 
@@ -196,9 +195,9 @@ mod tests {
     fn a_round_is_what_those_do_who_have_something_to_do() {
         let round = |moves: &[i64]| Round::of(moves);
         let wanted = |what, first, last, idle: &[usize]| Round { what, first, last, idle: idle.to_vec() };
-        assert_eq!(round(&[1, 1]).unwrap(), wanted(Move::Batch, 0, 1, &[]));
-        assert_eq!(round(&[0, 2, 2, 0]).unwrap(), wanted(Move::Pass, 1, 2, &[0, 3]));
-        assert_eq!(round(&[0, 0]).unwrap(), wanted(Move::Nothing, 0, 1, &[]));
+        assert_eq!(round(&[1, 1]).unwrap(), wanted(NextAction::Batch, 0, 1, &[]));
+        assert_eq!(round(&[0, 2, 2, 0]).unwrap(), wanted(NextAction::Pass, 1, 2, &[0, 3]));
+        assert_eq!(round(&[0, 0]).unwrap(), wanted(NextAction::Nothing, 0, 1, &[]));
         let error = round(&[1, 2, 0]).unwrap_err().to_string();
         assert!(error.contains("[1]") && error.contains("[0]"), "{error}");
     }

@@ -1,34 +1,30 @@
-//! Data parallelism: every rank holds the model, each computes on its share of the batch, gradients are added.
+//! Data parallelism: every rank holds the model, computes on its share of the batch, and adds up the gradients of all ranks.
 //!
 //! ```text
-//! wrapper   what a training loop needs of any of the ways to train over ranks
-//! sampler   which samples of a data set a rank draws
-//! buckets   which parameters' gradients travel together, and when
-//! ddp       the wrapper around a model     reducer   what has come to the buckets, and when they go
-//! join      ranks that run out of batches  store     their buffers
-//! hook      how a bucket is added          courier   a bucket's work as an operation of an engine
-//! no_sync   passes that only accumulate
-//! same      whether all hold one model     carry     gradients that an earlier pass has left
-//! hands     what others may do with a model that is wrapped, and whether it is still what it was
-//! power_sgd           buckets in few numbers, what they leave out added to the next
-//! sync_batch_norm     normalisation over the batch of all ranks
+//! gradients of backward, the last layer's first      b3 b2 │ w3 │ w2 b1 │ w1
+//!                                                     ▼      ▼     ▼      ▼
+//! buckets: one buffer each, views as gradients       [bucket 0][bucket 1][bucket 2]
+//!                                                      │ full     │ full    │ waits for w1
+//! started strictly in this order ────────────────►   all-reduce all-reduce          while backward goes on
+//!
+//! Ddp ──► reducer (gradients that have come) ──► scheduler (a bucket's work, on an engine) ──► hook (adds over the ranks)
+//!  │         └──► buckets (which gradients, which buffer)                    power_sgd: a hook that sends thin factors
+//!  ├──► join          ranks with unlike numbers of batches
+//!  ├──► consistency   the same model on all ranks, and the one that was wrapped
+//!  └──► wrapper       `DataParallel`: what a training loop calls; `Ddp`, `Zero` and a single device implement it
+//! sampler: the samples that a rank draws              sync_batch_norm: batch statistics of all ranks
 //! ```
 
-pub(crate) mod broadcast;
 mod buckets;
-mod carry;
 mod config;
-mod courier;
+pub(crate) mod consistency;
 mod ddp;
-pub(crate) mod hands;
 mod hook;
 mod join;
-mod no_sync;
 mod power_sgd;
 mod reducer;
-pub(crate) mod same;
 mod sampler;
-mod store;
+mod scheduler;
 mod sync_batch_norm;
 mod wrapper;
 
@@ -37,10 +33,10 @@ pub use config::{Average, DdpConfig};
 pub use ddp::Ddp;
 pub use hook::{AllReduce, Bucket, BucketHook, Compress, Rest};
 pub use join::{Divisor, Uneven};
-pub use no_sync::NoSync;
-pub(crate) use no_sync::Synchronise;
 pub use power_sgd::{PowerSgd, PowerSgdConfig};
 pub use sampler::{DistributedSampler, Share};
 pub(crate) use sync_batch_norm::Moments;
 pub use sync_batch_norm::SyncBatchNorm;
-pub use wrapper::{Alone, DataParallel, Entries};
+pub use wrapper::NoSync;
+pub(crate) use wrapper::Synchronise;
+pub use wrapper::{Alone, DataParallel, Entries, Gathered};

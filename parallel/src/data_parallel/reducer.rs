@@ -1,22 +1,22 @@
-//! [`Reducer`]: what has come to the buckets in this pass, and when they go.
+//! [`Reducer`]: counts the gradients that have come in a pass, starts buckets, and ends the pass.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use phalanx_kernels as kernels;
 use phalanx_nn::Parameter;
 use phalanx_nn::autograd::{Leaf, Slot};
 use phalanx_tensor::{Device, Tensor};
 
-use super::carry::{Held, carry};
-use super::courier::Courier;
-use super::store::Store;
+use super::buckets::BucketStore;
+use super::scheduler::BucketScheduler;
 use super::{Average, Buckets, DdpConfig, GradSize, Launcher};
 use crate::comm::{Comm, Reduction};
+use crate::panics::unpoisoned;
 use crate::{Error, Result};
 
-/// How an error ends that finds the model changed since it was wrapped.
+/// The end of an error that finds the model changed since it was wrapped.
 const AGAIN: &str = "`Ddp` was made; make it anew";
 
 pub(super) struct Reducer {
@@ -28,9 +28,9 @@ pub(super) struct Reducer {
     sizes: Vec<GradSize>,
     comm: Comm,
     config: DdpConfig,
-    courier: Courier,
+    scheduler: BucketScheduler,
     /// Whether this rank has gradients that were not added to the others'.
-    local: AtomicBool,
+    unreduced: AtomicBool,
     /// Whether another wrapper has the parameters.
     lost: AtomicBool,
     /// Whether a pass has ever begun.
@@ -38,7 +38,7 @@ pub(super) struct Reducer {
     state: Mutex<State>,
 }
 
-/// Who takes part in a pass.
+/// The roles of the ranks in a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Roles {
     /// The first rank that computes.
@@ -48,12 +48,12 @@ pub(super) struct Roles {
 }
 
 struct State {
-    store: Store,
+    store: BucketStore,
     /// Whether a pass was announced that is not over.
     begun: bool,
     /// If a pass was refused, which may have added to any leaf: how often each was zeroed by then.
     refused: Option<Vec<u64>>,
-    /// How often each leaf was zeroed when the last synchronised pass ended.
+    /// How often each leaf was zeroed by the end of the last synchronised pass.
     zeroed: Vec<u64>,
     /// Whether the buckets were rebuilt in the order of arrival.
     rebuilt: bool,
@@ -65,8 +65,8 @@ struct State {
     touched: Vec<bool>,
     /// Leaves without a gradient anywhere, whose slot is their own until they get one.
     apart: Vec<bool>,
-    /// What the last synchronised pass left, until the next pass begins.
-    held: Held,
+    /// The leaves to which the last synchronised pass gave the sum of all ranks. None from the beginning of the next pass on.
+    reduced: Vec<bool>,
 }
 
 impl Reducer {
@@ -94,8 +94,8 @@ impl Reducer {
         let sizes: Vec<GradSize> = leaves.iter().map(|(p, _)| size(p)).collect();
         let order: Vec<usize> = (0..sizes.len()).rev().collect();
         let buckets = Buckets::fill(&order, &sizes, config.first_bucket_bytes, config.bucket_bytes);
-        let courier = Courier::new(&config, Arc::clone(&comm))?;
-        let store = Store::new(buckets, &sizes, &leaves, &courier.engine)?;
+        let scheduler = BucketScheduler::new(&config, Arc::clone(&comm))?;
+        let store = BucketStore::new(buckets, &sizes, &leaves, &scheduler.engine)?;
         for ((_, leaf), view) in leaves.iter().zip(&store.views) {
             leaf.set_slot(Slot::Into(view.clone()))?;
         }
@@ -110,10 +110,10 @@ impl Reducer {
             came: vec![false; sizes.len()],
             touched: vec![false; sizes.len()],
             apart: vec![false; sizes.len()],
-            held: Held::none(sizes.len()),
+            reduced: vec![false; sizes.len()],
         };
-        let ([local, lost, used], state) = ([false; 3].map(AtomicBool::new), Mutex::new(state));
-        Ok(Reducer { leaves, together, sizes, comm, config, courier, local, lost, used, state })
+        let ([unreduced, lost, used], state) = ([false; 3].map(AtomicBool::new), Mutex::new(state));
+        Ok(Reducer { leaves, together, sizes, comm, config, scheduler, unreduced, lost, used, state })
     }
 
     pub(super) fn leaves(&self) -> &[(Parameter, Leaf)] {
@@ -136,7 +136,7 @@ impl Reducer {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(self.state.lock())
     }
 
     /// What a bucket is divided by.
@@ -145,8 +145,8 @@ impl Reducer {
     }
 
     /// Whether this rank has gradients that were not added to the others'.
-    pub(super) fn has_local(&self) -> bool {
-        self.local.load(Ordering::Relaxed)
+    pub(super) fn has_unreduced(&self) -> bool {
+        self.unreduced.load(Ordering::Relaxed)
     }
 
     /// Another wrapper has the parameters.
@@ -173,7 +173,7 @@ impl Reducer {
         let state = &mut *self.lock();
         let Some(then) = &state.refused else { return Ok(()) };
         let was_empty = |number: usize| {
-            !state.touched[number] && (state.held.is_none() || then[number] > state.zeroed[number])
+            !state.touched[number] && (!state.reduced.contains(&true) || then[number] > state.zeroed[number])
         };
         let now = self.times_zeroed();
         let spoiled = (0..now.len()).find(|&number| !was_empty(number) && now[number] == then[number]);
@@ -205,7 +205,10 @@ impl Reducer {
         Ok(())
     }
 
-    /// A pass begins, synchronised or not: gradients of all ranks that are still there stay on the first alone.
+    /// A pass begins, synchronised or not. A gradient that is already the sum of all ranks, and that was not zeroed since,
+    /// is carried over on one rank alone: the other ranks zero theirs, so that the next sum counts it once. The sum of both
+    /// passes comes out, the earlier one first, as on one device. (The sum travels again: a mean is multiplied by its
+    /// divisor here and divided anew, and a hook that rounds rounds it once more.)
     pub(super) fn begin(&self, roles: Roles) -> Result<()> {
         self.check_unspoiled()?;
         let state = &mut *self.lock();
@@ -213,14 +216,27 @@ impl Reducer {
         state.begun = true;
         self.used.store(true, Ordering::Relaxed);
         state.roles = roles;
-        let held = std::mem::replace(&mut state.held, Held::none(self.sizes.len()));
-        for number in held.remaining(&state.store.views, &self.leaves)? {
-            let keeper = self.comm.rank() == roles.first;
-            carry(&mut state.store.views[number], keeper, self.divisor(roles))?;
+        for number in self.carried_over(state) {
+            let view = &mut state.store.views[number];
+            match (self.comm.rank() == roles.first, self.divisor(roles)) {
+                (true, None) => {}
+                (true, Some(divisor)) => kernels::scale_(view, divisor)?,
+                (false, _) => kernels::fill_(view, -0.0)?,
+            }
             state.touched[number] = true;
-            self.local.store(true, Ordering::Relaxed);
+            self.unreduced.store(true, Ordering::Relaxed);
         }
+        state.reduced.fill(false);
         Ok(())
+    }
+
+    /// The leaves that still hold the sum of all ranks: it was not zeroed since the last synchronised pass. A caller that
+    /// writes zeros into a gradient instead loses nothing: what is carried over then are zeros.
+    fn carried_over(&self, state: &State) -> Vec<usize> {
+        let holds = |number: &usize| {
+            state.reduced[*number] && self.leaves[*number].1.times_zeroed() == state.zeroed[*number]
+        };
+        (0..self.leaves.len()).filter(holds).collect()
     }
 
     /// The pass that was announced is over.
@@ -246,7 +262,7 @@ impl Reducer {
             );
         }
         state.touched[number] = true;
-        self.local.store(true, Ordering::Relaxed);
+        self.unreduced.store(true, Ordering::Relaxed);
         if state.apart[number] {
             self.rejoin(&mut state, number)?;
         }
@@ -277,12 +293,12 @@ impl Reducer {
     /// Starts the buckets that may go now that a leaf's gradient is complete.
     fn launch(&self, state: &mut State, number: usize) -> Result<()> {
         for bucket in state.launcher.arrive(number) {
-            self.courier.send(&state.store.slots[bucket], bucket, self.divisor(state.roles))?;
+            self.scheduler.schedule(&state.store.buffers[bucket], bucket, self.divisor(state.roles))?;
         }
         Ok(())
     }
 
-    /// Launches what is left, waits for everything, and gets ready for the next pass.
+    /// Starts the buckets that are left, waits for all, and gets ready for the next pass.
     pub(super) fn finish(&self) -> Result<()> {
         let state = &mut *self.lock();
         let missing = state.launcher.missing();
@@ -310,7 +326,7 @@ impl Reducer {
     fn end_pass(&self, state: &mut State, missing: Vec<usize>) -> Result<()> {
         let arrivals = state.launcher.arrivals().to_vec();
         missing.into_iter().try_for_each(|number| self.launch(state, number))?;
-        self.courier.settle(&state.store.slots)?;
+        self.scheduler.wait_all(&state.store.buffers)?;
         if self.config.find_unused {
             self.set_unused_apart(state)?;
         }
@@ -320,9 +336,12 @@ impl Reducer {
         state.launcher = Launcher::new(&state.store.buckets);
         state.came.fill(false);
         state.touched.fill(false);
-        state.held = Held::of(&state.store.views, &self.leaves)?;
+        // A leaf that no rank used has no gradient to carry over, and one on meta no values.
+        state.reduced = (0..self.leaves.len())
+            .map(|number| !state.apart[number] && !self.sizes[number].device.is_meta())
+            .collect();
         state.zeroed = self.times_zeroed();
-        self.local.store(false, Ordering::Relaxed);
+        self.unreduced.store(false, Ordering::Relaxed);
         Ok(())
     }
 
@@ -330,11 +349,7 @@ impl Reducer {
     pub(super) fn agree(&self, root: usize) -> Result<()> {
         let state = &mut *self.lock();
         let mut mine = vec![0i32; self.sizes.len()];
-        state
-            .held
-            .remaining(&state.store.views, &self.leaves)?
-            .into_iter()
-            .for_each(|number| mine[number] = 1);
+        self.carried_over(state).into_iter().for_each(|number| mine[number] = 1);
         let mut flags = Tensor::from_slice(&mine, &[mine.len()], self.host())?;
         self.comm.broadcast(&mut flags, root)?;
         let held = flags.to_vec::<i32>()?;
@@ -353,7 +368,7 @@ impl Reducer {
             let leaf = &self.leaves[number].1;
             if touched == 0 {
                 leaf.set_slot(Slot::Owned(Some(self.sizes[number].dtype)))?;
-                // What a hook with a memory may have put there is nobody's.
+                // A hook with a memory may have written there.
                 kernels::fill_(&mut state.store.views[number], 0.0)?;
             } else if state.apart[number] {
                 leaf.set_slot(Slot::Into(state.store.views[number].clone()))?;
@@ -379,7 +394,7 @@ impl Reducer {
         if buckets == state.store.buckets {
             return Ok(());
         }
-        let mut store = Store::new(buckets, &self.sizes, &self.leaves, &self.courier.engine)?;
+        let mut store = BucketStore::new(buckets, &self.sizes, &self.leaves, &self.scheduler.engine)?;
         for (number, (_, leaf)) in self.leaves.iter().enumerate() {
             kernels::copy_(&mut store.views[number], &state.store.views[number])?;
             if !state.apart[number] {

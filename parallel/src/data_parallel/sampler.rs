@@ -67,7 +67,7 @@ impl DistributedSampler {
         DistributedSampler { share, ..self }
     }
 
-    /// Leaves out what is too little for all ranks.
+    /// Leaves out the samples at the end that are too few for all ranks.
     #[must_use]
     pub fn drop_last(self) -> DistributedSampler {
         DistributedSampler { drop_last: true, ..self }

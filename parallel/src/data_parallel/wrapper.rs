@@ -1,14 +1,16 @@
-//! [`DataParallel`]: what a training loop needs of ranks that share a batch, whatever each of them keeps.
+//! [`DataParallel`]: the calls that a training loop makes to ranks that share a batch, whatever each rank keeps. [`NoSync`] and
+//! [`Gathered`] are its guards, [`Alone`] its implementation for one device.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use phalanx_nn::autograd::Var;
 use phalanx_nn::{Clip, Parameter, Parameters, Squares, grad_squares, load_state_dict, norm_of, state_dict};
 use phalanx_tensor::Tensor;
 
-use super::{Ddp, NoSync, Synchronise};
 use crate::Result;
 use crate::comm::Traffic;
 use crate::part::Part;
-use crate::sharded::Gathered;
 
 /// Tensors by name.
 pub type Entries = Vec<(String, Tensor)>;
@@ -21,7 +23,7 @@ pub type Entries = Vec<(String, Tensor)>;
 ///             backward(loss); grad_norm(); optimizer.step_scaled(..); updated(); zero_grad()
 /// ```
 ///
-/// What is written out below holds where every rank keeps everything.
+/// The default implementations hold where every rank keeps the whole model.
 pub trait DataParallel: Send + Sync {
     /// What an optimizer is built over: trained parameters, or this rank's parts of them.
     fn parameters(&self) -> Vec<Parameter>;
@@ -166,7 +168,20 @@ pub trait DataParallel: Send + Sync {
     }
 }
 
-/// One device that shares with nobody.
+/// While it lives, the model holds all its values; see [`DataParallel::gathered`].
+#[must_use = "values are freed when it is dropped"]
+pub struct Gathered {
+    _guard: Box<dyn Send + Sync>,
+}
+
+impl Gathered {
+    /// Drops `guard`, which frees the values, when it is dropped itself.
+    pub(crate) fn new(guard: impl Send + Sync + 'static) -> Gathered {
+        Gathered { _guard: Box::new(guard) }
+    }
+}
+
+/// One device without other ranks.
 pub struct Alone {
     parameters: Vec<Parameter>,
     synchronise: Synchronise,
@@ -189,35 +204,43 @@ impl DataParallel for Alone {
     }
 }
 
-impl DataParallel for Ddp {
-    fn parameters(&self) -> Vec<Parameter> {
-        Ddp::parameters(self)
+/// Whether backward passes synchronise: while no [`NoSync`] of it lives.
+#[derive(Clone, Default)]
+pub(crate) struct Synchronise(Arc<AtomicUsize>);
+
+impl Synchronise {
+    pub(crate) fn is_on(&self) -> bool {
+        self.0.load(Ordering::Relaxed) == 0
     }
-    fn no_sync(&self) -> NoSync {
-        Ddp::no_sync(self)
+
+    /// Not while the result lives.
+    pub(crate) fn off(&self) -> NoSync {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        NoSync(self.clone())
     }
-    fn begin(&self) -> Result<()> {
-        Ddp::begin(self)
+}
+
+/// See [`Ddp::no_sync`](super::Ddp::no_sync). Several may live at a time, and end in any order.
+#[must_use = "gradients are added again when it is dropped"]
+pub struct NoSync(Synchronise);
+
+impl Drop for NoSync {
+    fn drop(&mut self) {
+        self.0.0.fetch_sub(1, Ordering::Relaxed);
     }
-    fn finish(&self) -> Result<()> {
-        Ddp::finish(self)
-    }
-    fn backward(&self, loss: &Var) -> Result<()> {
-        Ddp::backward(self, loss)
-    }
-    fn full_state_dict(&self, model: &dyn Parameters) -> Result<Entries> {
-        self.check_model(model)?;
-        Ok(state_dict(model))
-    }
-    fn load_full_state_dict(&self, model: &dyn Parameters, entries: Entries) -> Result<()> {
-        self.check_model(model)?;
-        Ok(load_state_dict(model, entries)?)
-    }
-    fn parts(&self, model: &dyn Parameters) -> Result<Vec<Part>> {
-        self.check_model(model)?;
-        Ok(Part::all_of(model))
-    }
-    fn traffic(&self) -> Traffic {
-        self.comm.traffic()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn passes_synchronise_when_the_last_one_has_ended() {
+        let synchronise = Synchronise::default();
+        let (first, second) = (synchronise.off(), synchronise.off());
+        drop(first);
+        assert!(!synchronise.is_on());
+        drop(second);
+        assert!(synchronise.is_on());
     }
 }

@@ -1,20 +1,24 @@
-//! What can go wrong with work that was handed to an engine.
+//! [`Error`]: how work that was pushed to an engine can fail. [`Failure`]: the first error of a chain of operations, which
+//! poisons the variables that depend on it.
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::sync::{Mutex, lock};
 
 /// The engine's results.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Whatever an operation may fail with.
+/// An operation's own error, of any type.
 pub type Cause = Box<dyn std::error::Error + Send + Sync>;
 
-/// An error of the engine or of an operation it ran. A failure is kept and handed out by reference, so it can be
-/// returned to all who wait for what it spoiled.
+/// An error of the engine or of an operation it ran. It is cheap to clone, since every wait for a
+/// poisoned variable returns it.
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// An operation returned an error: the root cause, however many operations it spoiled.
+    /// An operation returned an error: the root cause of all operations that were skipped because of it.
     #[error("engine: `{op}` failed: {cause}")]
     Failed {
         /// The operation.
@@ -83,5 +87,93 @@ pub enum Error {
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
+    }
+}
+
+/// The root cause that poisons variables: an operation's error or panic.
+pub(crate) struct Failure {
+    /// The number of the push, which says what failed first.
+    sequence: u64,
+    error: Error,
+    /// A wait has returned it.
+    reported: AtomicBool,
+    /// It poisons nothing any more: a wait for all has returned it.
+    lifted: AtomicBool,
+}
+
+/// Why an operation did not succeed.
+pub(crate) enum Reason {
+    Error(Cause),
+    Panic(String),
+}
+
+impl Failure {
+    pub(crate) fn new(sequence: u64, op: &str, reason: Reason) -> Arc<Failure> {
+        let op = op.to_string();
+        let error = match reason {
+            Reason::Error(cause) => Error::Failed { op, cause: cause.into() },
+            Reason::Panic(message) => Error::Panicked { op, message },
+        };
+        Arc::new(Failure {
+            sequence,
+            error,
+            reported: AtomicBool::new(false),
+            lifted: AtomicBool::new(false),
+        })
+    }
+
+    /// The error for a wait.
+    pub(crate) fn report(&self) -> Error {
+        self.reported.store(true, Ordering::Relaxed);
+        self.error.clone()
+    }
+
+    pub(crate) fn lifted(&self) -> bool {
+        self.lifted.load(Ordering::Relaxed)
+    }
+
+    /// Keeps the root cause that was pushed first, whichever of the two was found first.
+    pub(crate) fn first(slot: &mut Option<Arc<Failure>>, other: &Arc<Failure>) {
+        if slot.as_ref().is_none_or(|failure| other.sequence < failure.sequence) {
+            *slot = Some(other.clone());
+        }
+    }
+
+    fn reported(&self) -> bool {
+        self.reported.load(Ordering::Relaxed)
+    }
+
+    /// Whether it was reported and poisons no variable: then the list's handle is the last one.
+    fn settled(self: &Arc<Failure>) -> bool {
+        self.reported() && Arc::strong_count(self) == 1
+    }
+}
+
+/// All failures of an engine that still matter.
+pub(crate) struct Failures(Mutex<Vec<Arc<Failure>>>);
+
+impl Failures {
+    pub(crate) fn new() -> Failures {
+        Failures(Mutex::new(Vec::new()))
+    }
+
+    pub(crate) fn add(&self, failure: &Arc<Failure>) {
+        let mut list = lock(&self.0);
+        // Each failure is asked once whether it poisons a variable, since the answer may change meanwhile.
+        let poisons: Vec<bool> = list.iter().map(|f| Arc::strong_count(f) > 1).collect();
+        // Of the failures that poison nothing, only the first is ever reported. The others go, so the list stays short.
+        let idle = list.iter().zip(&poisons).filter(|(f, poisons)| !**poisons && !f.reported());
+        let first = idle.map(|(f, _)| f.sequence).min();
+        let mut poisons = poisons.into_iter();
+        list.retain(|f| poisons.next() == Some(true) || Some(f.sequence) == first);
+        list.push(failure.clone());
+    }
+
+    /// The first failure that was not reported or still poisons a variable; afterwards none does.
+    pub(crate) fn report_all(&self) -> Result<()> {
+        let list = std::mem::take(&mut *lock(&self.0));
+        let first = list.iter().filter(|f| !f.settled()).min_by_key(|f| f.sequence);
+        list.iter().for_each(|f| f.lifted.store(true, Ordering::Relaxed));
+        first.map_or(Ok(()), |f| Err(f.report()))
     }
 }

@@ -1,56 +1,50 @@
-//! The read/mutate dependency engine: operations name the variables they read and mutate, and run as soon as those allow.
+//! The dependency engine: operations name the variables that they read and mutate, and run as soon as those allow it.
 //!
-//! Whoever computes, copies and communicates at the same time needs an order that is right and no stricter than right.
-//! Here it follows from what operations use: each variable has a queue, first come, first served, in which reads between two
-//! writes run together. An operation that holds all its variables may run. The outcome is that of running everything in
-//! the order of the pushes, bit for bit, whatever the threads do:
+//! Each variable has a queue of accesses, first come, first served; reads between two writes are granted together. An
+//! operation runs when all its variables have granted it access. The result is that of running the operations one by one
+//! in the order in which they were pushed, bit for bit, however the threads interleave:
 //!
 //! ```text
-//! push  a = 1        (writes a)       a:  W │ R R │ W
-//! push  b = f(a)     (reads a)              │ └─┴── together, on any threads
-//! push  c = g(a)     (reads a)              │
-//! push  a = h(b, c)  (reads b, c, writes a)       waits for both
+//! push  a = 1        (writes a)        queue of a:   W1 │ R2 R3 │ W4
+//! push  b = f(a)     (reads a)                       │    └──┴──── granted together when W1 has run
+//! push  c = g(a)     (reads a)                       │
+//! push  a = h(b, c)  (writes a,                      └ granted at once
+//!                     reads b, c)                    W4 is granted when R2 and R3 have run
 //! ```
 //!
-//! **Tracking is apart from running.** `track` knows which operations may run; a `Runner` runs them, on the caller
-//! ([`Engine::serial`]) or on a pool of threads for each lane ([`Engine::threaded`]).
+//! **Tracking is separate from running.** `variable` grants access and so finds which operations may run. A `Runner` runs
+//! them, on the calling thread ([`Engine::serial`]) or on a pool of threads for each lane ([`Engine::threaded`]).
 //!
-//! **Failures.** An operation that returns an error or panics poisons what it mutates. An operation that uses something poisoned
-//! is skipped and passes the poison on. A wait returns the root cause: the error of the operation that failed, of several
-//! that of the one pushed first. [`Engine::wait_for_var`] reports and heals one variable, so nobody can take another one that
-//! the same failure spoiled for good; [`Engine::wait_for_all`] reports and heals all.
+//! **Failures.** An operation that returns an error or panics poisons the variables that it mutates. An operation that uses
+//! a poisoned variable is skipped and poisons what it would have mutated. A wait returns the root cause: the error of the
+//! operation that failed; of several, that of the one pushed first. [`Engine::wait_for_var`] reports the failure and removes
+//! the poison of one variable; other variables that the same failure poisoned stay so. [`Engine::wait_for_all`] does so for
+//! all variables.
 //!
-//! **Nothing hangs.** The queues of an operation's variables are entered all at once, so pushes of several threads cannot wait
-//! for each other in a circle; a wait inside an operation is an error; dropping the engine runs all that was pushed.
+//! **No deadlock.** An operation enters the queues of all its variables at once, so operations pushed by several threads
+//! cannot wait for each other in a circle. A wait inside an operation is an error. Dropping the engine runs everything that
+//! was pushed.
 //!
-//! Modules, each using those before it: `error`, `fifo` (one variable's queue), `failure`, `node` (a pushed operation), `spare`, `variable`, `track`;
-//! `levels` (priorities), `queue` (a lane's), `progress` (waiting for all), `signal` (waiting for one); `core`, `serial`, `threaded`;
-//! `resource`.
+//! ```text
+//! mod (Engine) ──► runner ──► variable ◄──► node ──► op        resource: a value with its variable
+//!      │             └──► queue                │
+//!      └──► wait ◄─────────┘                 error             sync: locks and atomics, loom's in `models`
+//! ```
 #![forbid(unsafe_code)]
 
-mod config;
-mod core;
 mod error;
-mod failure;
-mod fifo;
-mod levels;
 #[cfg(all(test, feature = "loom"))]
 mod models;
 mod node;
 mod op;
-mod progress;
 mod queue;
 mod resource;
 mod runner;
-mod serial;
-mod signal;
-mod spare;
 mod sync;
 #[cfg(all(test, not(feature = "loom")))]
 mod tests;
-mod threaded;
-mod track;
 mod variable;
+mod wait;
 
 use std::fmt;
 use std::sync::Arc;
@@ -58,19 +52,19 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use smallvec::smallvec;
 
-pub use config::EngineConfig;
 pub use error::{Cause, Error, Result};
+pub use op::EngineConfig;
 pub use op::{Lane, Op};
 pub use resource::{Generator, Resource, ResourceRef, ResourceRefMut, Scratch};
 pub use variable::Variable;
 
-use failure::Failure;
-use fifo::Access;
+use error::Failure;
 use node::Kind;
 use runner::Runner;
-use serial::Serial;
-use signal::Signal;
-use threaded::Threaded;
+use runner::Serial;
+use runner::Threaded;
+use variable::Access;
+use wait::Signal;
 
 /// Runs operations in an order that their variables allow.
 ///
@@ -91,7 +85,7 @@ pub struct Engine {
     runner: Box<dyn Runner>,
 }
 
-/// Numbers for engines and variables.
+/// The next number of an engine or variable, unique in the process.
 fn next_id() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed)
@@ -117,17 +111,17 @@ impl Engine {
         Variable::new(next_id(), self.runner.core().id)
     }
 
-    /// A variable with the value it stands for.
+    /// A value with a variable of its own.
     pub fn resource<T: Send + Sync + 'static>(&self, value: T) -> Resource<T> {
         Resource::new(self.new_variable(), value)
     }
 
-    /// Queues an operation; it runs in the caller's [`Context`](phalanx_tensor::Context). It must not touch anything that
-    /// it does not name and that others change.
+    /// Queues an operation; it runs in the caller's [`Context`](phalanx_tensor::Context). It must not touch data that it does
+    /// not name and that other operations change.
     ///
     /// # Errors
-    /// If a variable was deleted or is another engine's, or the engine does not have the lane. What the operation itself
-    /// returns is for the waits.
+    /// If a variable was deleted or is another engine's, or the engine does not have the lane. An error of
+    /// the operation itself is returned by the waits.
     pub fn push<F>(&self, op: Op<'_>, work: F) -> Result<()>
     where
         F: FnOnce() -> Result<(), Cause> + Send + 'static,
@@ -135,8 +129,8 @@ impl Engine {
         self.enter(op, Kind::Plain, move |_| work())
     }
 
-    /// Queues the end of a variable: `free` runs after all that use it, poisoned or not. Nobody can use the variable
-    /// after this call.
+    /// Queues the end of a variable: `free` runs after all that use it, poisoned or not. An
+    /// operation that names the variable after this call is refused.
     ///
     /// # Errors
     /// As [`Engine::push`].
@@ -165,7 +159,7 @@ impl Engine {
         self.wait("wait_to_read", variable, Access::Read)
     }
 
-    /// Blocks until everything has run, what operations have pushed included.
+    /// Blocks until everything has run, operations that other operations have pushed included.
     ///
     /// # Errors
     /// Of the failures that no wait has returned or that still poison a variable, the one pushed first. Afterwards no
@@ -179,7 +173,7 @@ impl Engine {
         core.failures.report_all()
     }
 
-    /// Blocks until an operation that uses the variable so could run.
+    /// Blocks until the variable would grant this access to an operation pushed now.
     fn wait(&self, wait: &'static str, variable: &Variable, access: Access) -> Result<()> {
         if self.runner.core().inside() {
             return Err(Error::WaitInside { wait });
@@ -189,7 +183,7 @@ impl Engine {
             Access::Read => Op::new(wait).reads(&variables),
             Access::Write => Op::new(wait).mutates(&variables),
         };
-        self.enter(op, Kind::Wait, signal.clone().teller())?;
+        self.enter(op, Kind::Wait, signal.clone().notifier())?;
         signal.wait()
     }
 
@@ -208,11 +202,11 @@ impl Engine {
                 Error::NoLane { op, lane, known }
             })?,
         };
-        let node = core.spare.take(|node| node.fill(op, lane, kind, work));
-        let Some(node) = track::enter(node, &core.progress.pushed.0)? else { return Ok(()) };
+        let node = core.free_nodes.take(|node| node.fill(op, lane, kind, work));
+        let Some(node) = variable::enter(node, &core.progress.pushed.0)? else { return Ok(()) };
         if kind == Kind::Wait {
             let mut ready = smallvec![node];
-            core::tell(&mut ready);
+            runner::end_waits(&mut ready);
             ready.into_iter().for_each(|node| self.runner.start(node));
         } else {
             self.runner.start(node);

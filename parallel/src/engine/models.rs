@@ -12,13 +12,13 @@ use loom::thread;
 use smallvec::smallvec;
 
 use super::node::Kind;
+use super::node::{FreeList, recycled};
 use super::op::Op;
-use super::progress::Progress;
-use super::queue::Queue;
-use super::signal::Signal;
-use super::spare::{Spare, empty};
-use super::track::{Ready, enter, leave};
+use super::queue::ReadyQueue;
 use super::variable::Variable;
+use super::variable::{Ready, enter, leave};
+use super::wait::Progress;
+use super::wait::Signal;
 
 fn model(run: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
@@ -44,17 +44,17 @@ impl Probe {
 }
 
 /// Pushes an operation, and runs what that makes ready and what those do.
-fn push_and_run(op: Op<'_>, probe: Probe, pushed: &AtomicU64, spare: &Spare) {
+fn push_and_run(op: Op<'_>, probe: Probe, pushed: &AtomicU64, free_nodes: &FreeList) {
     let work = move |_| {
         probe.run();
         Ok(())
     };
-    let node = spare.take(|node| node.fill(op, 0, Kind::Plain, work));
+    let node = free_nodes.take(|node| node.fill(op, 0, Kind::Plain, work));
     let mut ready: Ready = enter(node, pushed).unwrap().into_iter().collect();
     while let Some(node) = ready.pop() {
         node.run();
         leave(&node, true, None, &mut ready);
-        spare.keep(empty(node));
+        free_nodes.keep(recycled(node));
     }
 }
 
@@ -63,22 +63,22 @@ fn pushes(writes: &'static [bool]) {
     model(move || {
         let variables = [Variable::new(1, 0), Variable::new(2, 0)];
         let (inside, ran) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
-        let (pushed, spare) = (Arc::new(AtomicU64::new(0)), Arc::new(Spare::new()));
+        let (pushed, free_nodes) = (Arc::new(AtomicU64::new(0)), Arc::new(FreeList::new()));
         let push = |n: usize| {
-            let ([a, b], pushed, spare) = (variables.clone(), pushed.clone(), spare.clone());
+            let ([a, b], pushed, free_nodes) = (variables.clone(), pushed.clone(), free_nodes.clone());
             let weight = if writes[n] { 100 } else { 1 };
             let probe = Probe { inside: inside.clone(), ran: ran.clone(), weight };
             move || {
                 let both = if n % 2 == 0 { [&a, &b] } else { [&b, &a] };
                 let op = Op::new("op");
                 let op = if writes[n] { op.mutates(&both) } else { op.reads(&both) };
-                push_and_run(op, probe, &pushed, &spare);
+                push_and_run(op, probe, &pushed, &free_nodes);
             }
         };
         let threads: Vec<_> = (1..writes.len()).map(|n| thread::spawn(push(n))).collect();
         push(0)();
         threads.into_iter().for_each(|thread| thread.join().unwrap());
-        assert_eq!(ran.load(Ordering::Relaxed), writes.len(), "each runs once, and nobody waits for ever");
+        assert_eq!(ran.load(Ordering::Relaxed), writes.len(), "each runs once, and no thread waits for ever");
         let written = writes.iter().filter(|w| **w).count() as u64;
         assert_eq!(variables.map(|v| v.version()), [written; 2]);
     });
@@ -103,7 +103,7 @@ fn two_writes_and_a_read() {
 fn a_queue_loses_no_item_and_no_worker() {
     for workers in [1, 2] {
         model(move || {
-            let (queue, taken) = (Arc::new(Queue::new()), Arc::new(AtomicUsize::new(0)));
+            let (queue, taken) = (Arc::new(ReadyQueue::new()), Arc::new(AtomicUsize::new(0)));
             let work = || {
                 let (queue, taken) = (queue.clone(), taken.clone());
                 // Half of the items bring one more.
@@ -112,7 +112,7 @@ fn a_queue_loses_no_item_and_no_worker() {
                     while let Some(item) = queue.exchange(more.take().into_iter(), || ()) {
                         more = (item == 1).then_some((1, 2));
                         if taken.fetch_add(1, Ordering::Relaxed) == 2 {
-                            queue.close(); // an item that nobody was woken for leaves all asleep
+                            queue.close(); // an item for which no worker was woken would leave all asleep
                         }
                     }
                 }
@@ -151,7 +151,7 @@ fn a_wait_for_all_hears_the_last_worker() {
 fn a_wait_for_one_hears_its_signal() {
     model(|| {
         let (variable, pushed) = (Variable::new(1, 0), Arc::new(AtomicU64::new(0)));
-        let (spare, ran) = (Spare::new(), Arc::new(AtomicUsize::new(0)));
+        let (free_nodes, ran) = (FreeList::new(), Arc::new(AtomicUsize::new(0)));
         let counted = ran.clone();
         let work = move |_| {
             counted.fetch_add(1, Ordering::Relaxed);
@@ -159,19 +159,19 @@ fn a_wait_for_one_hears_its_signal() {
         };
         let mutates = [&variable];
         let write = Op::new("op").mutates(&mutates);
-        let node = spare.take(|node| node.fill(write, 0, Kind::Plain, work));
+        let node = free_nodes.take(|node| node.fill(write, 0, Kind::Plain, work));
         let node = enter(node, &pushed).unwrap().unwrap();
         let worker = thread::spawn(move || {
             node.run();
             let mut ready: Ready = smallvec![];
             leave(&node, true, None, &mut ready);
-            super::core::tell(&mut ready);
+            super::runner::end_waits(&mut ready);
         });
         let signal = Arc::new(Signal::new());
         let wait = Op::new("wait").mutates(&mutates);
-        let wait = spare.take(|node| node.fill(wait, 0, Kind::Wait, signal.clone().teller()));
+        let wait = free_nodes.take(|node| node.fill(wait, 0, Kind::Wait, signal.clone().notifier()));
         if let Some(wait) = enter(wait, &pushed).unwrap() {
-            super::core::tell(&mut smallvec![wait]);
+            super::runner::end_waits(&mut smallvec![wait]);
         }
         signal.wait().unwrap();
         assert_eq!((ran.load(Ordering::Relaxed), variable.version()), (1, 1));

@@ -1,4 +1,10 @@
-//! [`Node`]: an operation that was pushed, until it has run.
+//! [`Node`]: an operation between its push and its end. [`FreeList`]: nodes that have run, kept for the next pushes.
+//!
+//! ```text
+//! push ◄── near ◄──(the whole list at once)── far ◄──(a batch at a time)── workers
+//! ```
+//! The pushing thread allocates what workers would free. Reuse avoids the allocator's locks, which would cost more than the
+//! rest of a push.
 
 use std::any::Any;
 use std::borrow::Cow;
@@ -8,16 +14,15 @@ use std::sync::Arc;
 use phalanx_tensor::Context;
 use smallvec::SmallVec;
 
-use super::error::Cause;
-use super::failure::{Failure, Reason};
-use super::fifo::Access;
+use super::error::{Cause, Failure, Reason};
 use super::op::Op;
-use super::sync::{AtomicU32, AtomicU64, Mutex, get_mut, lock};
-use super::variable::Variable;
+use super::sync::{AtomicU32, AtomicU64, Mutex, Padded, get_mut, lock};
+use super::variable::{Access, Variable};
+use crate::panics::message;
 
-/// An operation and what it waits for. It is used again when it has run ([`super::spare`]).
+/// An operation and what it waits for. It is reused when it has run ([`FreeList`]).
 pub(crate) struct Node {
-    /// Variables that it has not been granted yet.
+    /// How many variables have not granted it access yet.
     pub(crate) waits: AtomicU32,
     /// The runner's number of the lane.
     pub(crate) lane: u32,
@@ -33,15 +38,15 @@ pub(crate) struct Node {
 
 type Uses = SmallVec<[(Variable, Access); 2]>;
 
-/// What an operation does, the context it was pushed in, and the failure of what it uses.
+/// An operation's closure, the context it was pushed in, and the failure that poisons one of its variables.
 struct Job {
-    /// `None` before the node's first use. Its allocation serves the next operation that does the same.
+    /// `None` before the node's first use. The box is reused by the next closure of the same type.
     work: Option<Box<dyn Work>>,
     context: Context,
     taint: Option<Arc<Failure>>,
 }
 
-/// A closure that runs once, and its place afterwards. It is told of the failure of what the operation uses.
+/// A closure that runs once; afterwards its empty place. It gets the failure that poisons the operation's variables.
 trait Work: Any + Send {
     fn run(&mut self, taint: Option<Arc<Failure>>) -> Result<(), Cause>;
     fn clear(&mut self);
@@ -57,19 +62,19 @@ impl<F: FnOnce(Option<Arc<Failure>>) -> Result<(), Cause> + Send + 'static> Work
     }
 }
 
-/// What sets some operations apart.
+/// How the engine treats an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Skipped if a variable is poisoned.
     Plain,
-    /// Frees a variable, poisoned or not; nobody uses it afterwards.
+    /// Frees a variable, poisoned or not. It is the variable's last operation.
     Delete,
-    /// Tells somebody who waits, on whatever thread it is granted, and takes the variable's poison.
+    /// Wakes a thread that waits, from the thread that grants it access, and takes the variable's poison.
     Wait,
 }
 
 /// How an operation ended.
-pub(crate) enum Ended {
+pub(crate) enum Outcome {
     Done,
     /// It did not run, for this reason.
     Skipped(Arc<Failure>),
@@ -106,23 +111,23 @@ impl Node {
         }
     }
 
-    /// Lets go of what it used.
+    /// Drops its handles of variables.
     pub(crate) fn clear(&mut self) {
         self.uses.clear();
         self.name = Cow::Borrowed("");
     }
 
-    /// Notes that a variable is poisoned.
+    /// Records the failure that poisons one of its variables.
     pub(crate) fn taint(&self, failure: &Arc<Failure>) {
         Failure::first(&mut lock(&self.job).taint, failure);
     }
 
-    /// Does what it is for, or skips it if a variable is poisoned.
-    pub(crate) fn run(&self) -> Ended {
+    /// Runs the closure, or skips it if a variable is poisoned.
+    pub(crate) fn run(&self) -> Outcome {
         let Job { work, context, taint } = &mut *lock(&self.job);
         let failure = taint.take();
         let skipped = failure.clone().filter(|_| self.kind == Kind::Plain);
-        // What the closure holds may panic too when it is dropped.
+        // Values that the closure holds may panic when they are dropped, so clearing is inside as well.
         let run = || match work {
             Some(work) if skipped.is_none() => {
                 let _guard = context.enter();
@@ -134,9 +139,9 @@ impl Node {
             }
         };
         match catch_unwind(AssertUnwindSafe(run)) {
-            Err(panic) => Ended::Failed(Reason::Panic(message(panic.as_ref()))),
-            Ok(Err(cause)) => Ended::Failed(Reason::Error(cause)),
-            Ok(Ok(())) => skipped.map_or(Ended::Done, Ended::Skipped),
+            Err(panic) => Outcome::Failed(Reason::Panic(message(panic.as_ref()))),
+            Ok(Err(cause)) => Outcome::Failed(Reason::Error(cause)),
+            Ok(Ok(())) => skipped.map_or(Outcome::Done, Outcome::Skipped),
         }
     }
 
@@ -146,7 +151,7 @@ impl Node {
     }
 }
 
-/// Puts each variable once into `uses`, written if it is in both lists, in the one order in which all lock them.
+/// Puts each variable once into `uses`, written if it is in both lists, in the order in which all operations lock them.
 fn fill(uses: &mut Uses, reads: &[&Variable], mutates: &[&Variable]) {
     mutates.iter().for_each(|&v| uses.push((v.clone(), Access::Write)));
     reads.iter().for_each(|&v| uses.push((v.clone(), Access::Read)));
@@ -156,9 +161,45 @@ fn fill(uses: &mut Uses, reads: &[&Variable], mutates: &[&Variable]) {
     }
 }
 
-/// What a panic said.
-fn message(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().copied();
-    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    text.unwrap_or("something that is no text").to_string()
+/// How many nodes an engine keeps at most: some 15 MiB.
+const KEPT: usize = 1 << 16;
+
+/// Empty nodes of an engine.
+pub(crate) struct FreeList {
+    /// Those that pushes take.
+    near: Padded<Mutex<Vec<Arc<Node>>>>,
+    /// Those that workers have brought back.
+    far: Padded<Mutex<Vec<Arc<Node>>>>,
+}
+
+impl FreeList {
+    pub(crate) fn new() -> FreeList {
+        FreeList { near: Padded(Mutex::new(Vec::new())), far: Padded(Mutex::new(Vec::new())) }
+    }
+
+    /// A node, new or reused, after `fill`.
+    pub(crate) fn take(&self, fill: impl FnOnce(&mut Node)) -> Arc<Node> {
+        let mut near = lock(&self.near.0);
+        if near.is_empty() {
+            std::mem::swap(&mut *near, &mut *lock(&self.far.0));
+        }
+        let kept = near.pop();
+        drop(near);
+        let mut node = kept.unwrap_or_else(|| Arc::new(Node::empty()));
+        fill(Arc::get_mut(&mut node).unwrap_or_else(|| unreachable!("what is kept has one handle")));
+        node
+    }
+
+    /// Keeps nodes that [`recycled`] returned.
+    pub(crate) fn keep(&self, nodes: impl IntoIterator<Item = Arc<Node>>) {
+        let mut far = lock(&self.far.0);
+        let room = KEPT.saturating_sub(far.len());
+        far.extend(nodes.into_iter().take(room));
+    }
+}
+
+/// Empties a node that has run. Returns it if this was its last handle.
+pub(crate) fn recycled(mut node: Arc<Node>) -> Option<Arc<Node>> {
+    Arc::get_mut(&mut node)?.clear();
+    Some(node)
 }

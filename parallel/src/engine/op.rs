@@ -1,4 +1,5 @@
-//! [`Op`]: what the engine is told about an operation. [`Lane`]: where it runs.
+//! [`Op`]: what an operation tells the engine about itself. [`Lane`]: which threads run it. [`EngineConfig`]: the lanes of a
+//! threaded engine.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -36,8 +37,8 @@ impl<'a> Op<'a> {
         Op { mutates, ..self }
     }
 
-    /// Of the operations that could run on its lane the one of highest priority does, and of equals the one that
-    /// could first.
+    /// A lane runs the operation of the highest priority among those that may run; of equals, the one that became ready
+    /// first.
     pub fn priority(self, priority: i32) -> Op<'a> {
         Op { priority, ..self }
     }
@@ -48,12 +49,12 @@ impl<'a> Op<'a> {
     }
 }
 
-/// Threads of an engine with a queue of their own.
+/// Some of an engine's threads, with a queue of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Lane {
     /// A device's pool.
     Device(Device),
-    /// The lane for copies and communication, which no computation holds up.
+    /// The lane for copies and communication, so that they do not queue behind computation.
     Priority,
 }
 
@@ -69,5 +70,41 @@ impl fmt::Display for Lane {
             Lane::Device(device) => write!(f, "a pool of {device}"),
             Lane::Priority => f.write_str("a priority lane"),
         }
+    }
+}
+
+/// Lanes and their threads.
+///
+/// ```
+/// # use phalanx_parallel::engine::{Engine, EngineConfig, Lane};
+/// # use phalanx_tensor::Device;
+/// let config = EngineConfig::new().lane(Device::Cpu(0), 2).lane(Device::Cpu(1), 2).lane(Lane::Priority, 1);
+/// let engine = Engine::threaded(&config)?;
+/// # Ok::<(), phalanx_parallel::engine::Error>(())
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct EngineConfig {
+    lanes: Vec<(Lane, usize)>,
+}
+
+impl EngineConfig {
+    /// No lanes yet; an engine without any gets a thread for [`Device::CPU`].
+    pub fn new() -> EngineConfig {
+        EngineConfig::default()
+    }
+
+    /// Gives `lane` this many threads, at least one.
+    pub fn lane(mut self, lane: impl Into<Lane>, threads: usize) -> EngineConfig {
+        let (lane, threads) = (lane.into(), threads.max(1));
+        match self.lanes.iter_mut().find(|(l, _)| *l == lane) {
+            Some(known) => known.1 = threads,
+            None => self.lanes.push((lane, threads)),
+        }
+        self
+    }
+
+    /// The lanes, at least one.
+    pub(crate) fn lanes(&self) -> Vec<(Lane, usize)> {
+        if self.lanes.is_empty() { vec![(Device::CPU.into(), 1)] } else { self.lanes.clone() }
     }
 }

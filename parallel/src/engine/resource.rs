@@ -22,7 +22,7 @@ impl<T: Send + Sync + 'static> Resource<T> {
         Resource { variable, value: Arc::new(RwLock::new(value)) }
     }
 
-    /// What stands for it in an operation.
+    /// The variable that operations name to use the value.
     pub fn variable(&self) -> &Variable {
         &self.variable
     }
@@ -34,7 +34,7 @@ impl<T: Send + Sync + 'static> Resource<T> {
     pub fn read(&self) -> Result<ResourceRef<'_, T>> {
         match self.value.try_read() {
             Ok(guard) => Ok(ResourceRef(guard)),
-            // The panic is the engine's affair, which has poisoned the variable.
+            // The engine has poisoned the variable for the panic.
             Err(TryLockError::Poisoned(guard)) => Ok(ResourceRef(guard.into_inner())),
             Err(TryLockError::WouldBlock) => Err(Error::InUse { variable: self.variable.0.id }),
         }
@@ -122,8 +122,8 @@ impl Generator {
     }
 }
 
-/// Memory for intermediate values. Operations that need some mutate its variable, so a few spaces serve any number of
-/// operations, and as many of those run at a time as there are spaces.
+/// Memory for intermediate values. An operation that needs some mutates its variable. So a few of them serve any number of
+/// operations, and as many operations run at a time as there are scratch spaces.
 #[derive(Debug, Default)]
 pub struct Scratch(Vec<u8>);
 

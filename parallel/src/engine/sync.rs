@@ -1,7 +1,8 @@
 //! Locks and atomics: the standard library's, or loom's where its models explore the engine.
 
-use std::sync::PoisonError;
 use std::time::Duration;
+
+use crate::panics::unpoisoned;
 
 #[cfg(feature = "loom")]
 pub(crate) use loom::sync::{
@@ -14,25 +15,25 @@ pub(crate) use std::sync::{
     atomic::{AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence},
 };
 
-/// How long a thread watches for work before it sleeps: waking it costs more than many an operation.
+/// How long a thread spins before it sleeps: waking it costs more than most operations take.
 const WATCH: Duration = Duration::from_micros(100);
 
-/// A lock's content. What operations do happens outside of the engine's locks, so no panic leaves one half changed.
+/// Locks a mutex. Operations run outside the engine's locks, so a panic leaves no content half changed.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    unpoisoned(mutex.lock())
 }
 
-/// The content of a lock that nobody else has.
+/// The content of a lock that the caller owns.
 pub(crate) fn get_mut<T>(mutex: &mut Mutex<T>) -> &mut T {
-    mutex.get_mut().unwrap_or_else(PoisonError::into_inner)
+    unpoisoned(mutex.get_mut())
 }
 
-/// Sleeps until woken, or for no reason at all.
+/// Sleeps until woken; may also return without a reason.
 pub(crate) fn sleep<'a, T>(wake: &Condvar, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
-    wake.wait(guard).unwrap_or_else(PoisonError::into_inner)
+    unpoisoned(wake.wait(guard))
 }
 
-/// Asks again and again for a while, and lets other threads have the processor if they want it.
+/// Spins until `done`, for a while at most; after the first rounds it yields the processor.
 #[cfg(not(feature = "loom"))]
 pub(crate) fn watch(done: impl Fn() -> bool) {
     for _ in 0..64 {
@@ -47,13 +48,13 @@ pub(crate) fn watch(done: impl Fn() -> bool) {
     }
 }
 
-/// A model sleeps at once: watching changes when things happen, not what.
+/// A model does not spin: spinning changes when things happen, not what happens.
 #[cfg(feature = "loom")]
 pub(crate) fn watch(_: impl Fn() -> bool) {
     let _ = WATCH;
 }
 
-/// A value with cache lines of its own, so that who writes it does not disturb who reads its neighbours.
+/// A value with cache lines of its own, so that writing it does not slow down reads of its neighbours.
 #[derive(Default)]
 #[repr(align(128))]
 pub(crate) struct Padded<T>(pub(crate) T);

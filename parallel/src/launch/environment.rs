@@ -1,4 +1,5 @@
-//! [`environment`]: this process as one rank of a run that a launcher has started.
+//! [`environment`]: this process as one rank of a run that a launcher has started. [`WorkerEnv`]: the rank, size and address that
+//! the launcher gave this process in its environment.
 
 use std::fmt::Display;
 use std::sync::mpsc::channel;
@@ -6,15 +7,13 @@ use std::time::Duration;
 
 use phalanx_tensor::Device;
 
-use super::caught::caught;
-use super::cores::Cores;
-use super::place::Place;
+use super::devices::{Cores, RankDevices};
 use super::rendezvous::rendezvous;
-use super::seat::Seat;
 use super::{Rank, TIMEOUT};
 use crate::comm::wire::tcp::Tcp;
 use crate::comm::wire::{Process, Wire, connect};
 use crate::comm::{Comm, Error, Result};
+use crate::panics::caught;
 
 /// Runs `f` as this process's rank of a run, over TCP. See [`Environment`].
 ///
@@ -26,10 +25,10 @@ pub fn environment<T, E: Display>(f: impl FnOnce(Rank) -> Result<T, E>) -> Resul
 
 /// Whether a launcher has started this process as one of several, as far as its environment says.
 pub fn is_launched() -> bool {
-    Place::is_named(|name| std::env::var(name).ok())
+    WorkerEnv::is_named(|name| std::env::var(name).ok())
 }
 
-/// What carries messages between processes.
+/// The transport of messages between processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backend {
     /// Sockets. Ranks meet at `MASTER_ADDR:MASTER_PORT`.
@@ -42,19 +41,25 @@ pub enum Backend {
 /// How this process joins a run whose processes were started by `mpirun`, `srun`, `torchrun` or anything that sets
 /// `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`. Without any it is a run of one rank.
 ///
-/// Sockets are neither encrypted nor authenticated: whoever reaches rank 0's port while ranks are awaited can take part.
+/// Sockets are neither encrypted nor authenticated: any process that reaches rank 0's port while ranks are awaited can join.
 #[derive(Clone, Debug)]
 pub struct Environment {
-    place: Option<Place>,
+    place: Option<WorkerEnv>,
     backend: Backend,
     timeout: Duration,
     cores: Option<usize>,
-    seat: Seat,
+    devices: RankDevices,
 }
 
 impl Default for Environment {
     fn default() -> Environment {
-        Environment { place: None, backend: Backend::Tcp, timeout: TIMEOUT, cores: None, seat: Seat::Cpu }
+        Environment {
+            place: None,
+            backend: Backend::Tcp,
+            timeout: TIMEOUT,
+            cores: None,
+            devices: RankDevices::Cpu,
+        }
     }
 }
 
@@ -67,7 +72,7 @@ impl Environment {
     /// As rank `rank` of `size` on this machine, meeting at port `port` of it, whatever the environment says.
     pub fn local(mut self, rank: usize, size: usize, port: u16) -> Environment {
         let (local_rank, local_size, master) = (rank, size, ("127.0.0.1".into(), port));
-        self.place = Some(Place { rank, size, local_rank, local_size, master });
+        self.place = Some(WorkerEnv { rank, size, local_rank, local_size, master });
         self
     }
 
@@ -89,16 +94,17 @@ impl Environment {
         self
     }
 
-    /// Each rank on a GPU of its machine, by its number there. What is there is exchanged by way of the host's memory.
+    /// Each rank on a GPU of its machine, by its number there. Its tensors are
+    /// exchanged by way of the host's memory.
     pub fn cuda(mut self) -> Environment {
-        self.seat = Seat::Cuda;
+        self.devices = RankDevices::Cuda;
         self
     }
 
-    /// [`Environment::cuda`], but what is on the GPUs is exchanged over NCCL.
+    /// [`Environment::cuda`], but tensors on the GPUs are exchanged over NCCL.
     #[cfg(feature = "nccl")]
     pub fn nccl(mut self, config: crate::comm::NcclConfig) -> Environment {
-        self.seat = Seat::Nccl(config);
+        self.devices = RankDevices::Nccl(config);
         self
     }
 
@@ -109,16 +115,16 @@ impl Environment {
     pub fn run<T, E: Display>(self, f: impl FnOnce(Rank) -> Result<T, E>) -> Result<T> {
         let place = match &self.place {
             Some(place) => place.clone().checked()?,
-            None => Place::find(|name| std::env::var(name).ok())?,
+            None => WorkerEnv::find(|name| std::env::var(name).ok())?,
         };
         let _cores = Cores::share(self.cores, place.local_size, &[(place.local_rank, Device::CPU)])?;
-        let (seat, local) = (self.seat, place.local_rank);
+        let (devices, local) = (self.devices, place.local_rank);
         let (mut process, control) = self.join(place)?;
-        // Whoever has no GPU says so to all.
+        // A rank without a GPU ends the run of all ranks.
         let seated = caught(|| {
             // Processes share no memory: their CPUs need no numbers.
-            let device = if let Seat::Cpu = seat { Device::CPU } else { seat.device(local)? };
-            seat.join(&control, device).map(|(comm, session)| (Rank::new(comm, device), session))
+            let device = if let RankDevices::Cpu = devices { Device::CPU } else { devices.device(local)? };
+            devices.join(&control, device).map(|(comm, session)| (Rank::new(comm, device), session))
         });
         let outcome = seated.map_err(|cause| control.fail(&cause)).and_then(|(me, session)| {
             let outcome = caught(|| f(me)).map_err(|cause| control.fail(&cause));
@@ -134,8 +140,8 @@ impl Environment {
         }
     }
 
-    fn join(self, place: Place) -> Result<(Process, Comm)> {
-        let Place { rank, size, master: (host, port), .. } = place;
+    fn join(self, place: WorkerEnv) -> Result<(Process, Comm)> {
+        let WorkerEnv { rank, size, master: (host, port), .. } = place;
         let timeout = self.timeout;
         let (events, heard) = channel();
         let told = events.clone();
@@ -153,5 +159,130 @@ impl Environment {
                 connect((rank, size), timeout, (events, heard), wire)
             }
         }
+    }
+}
+
+/// This process's rank in the run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct WorkerEnv {
+    pub(super) rank: usize,
+    pub(super) size: usize,
+    /// The rank among the processes of this machine.
+    pub(super) local_rank: usize,
+    pub(super) local_size: usize,
+    /// Where rank 0 listens.
+    pub(super) master: (String, u16),
+}
+
+/// Names of the rank, the number of ranks, and the same on this machine: torchrun's, Open MPI's, MPICH's and Intel's,
+/// Slurm's.
+const NAMES: [[&str; 4]; 4] = [
+    ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"],
+    [
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ],
+    ["PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"],
+    ["SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"],
+];
+
+/// Where rank 0 listens unless told otherwise.
+const PORT: u16 = 29_500;
+
+impl WorkerEnv {
+    /// From variables; the first launcher that names a rank counts. A process that no launcher has started is alone.
+    ///
+    /// # Errors
+    /// If a variable is no number, the rank is not below the size, or several machines have no address to meet at.
+    pub(super) fn find(variable: impl Fn(&str) -> Option<String>) -> Result<WorkerEnv> {
+        let number = |name: &str| -> Result<Option<usize>> {
+            let wrong = |text: &String| Error::Launch(format!("got {name}={text}, wanted a number"));
+            variable(name).map(|text| text.trim().parse().map_err(|_| wrong(&text))).transpose()
+        };
+        let Some(names) = WorkerEnv::names(&variable) else {
+            let master = ("127.0.0.1".into(), PORT);
+            return Ok(WorkerEnv { rank: 0, size: 1, local_rank: 0, local_size: 1, master });
+        };
+        let (rank, size) = (number(names[0])?.unwrap_or(0), number(names[1])?.unwrap_or(1));
+        let local_size = number(names[3])?.filter(|&n| n > 0 && n <= size);
+        let local_rank = number(names[2])?.filter(|&r| r < local_size.unwrap_or(size));
+        let address = match variable("MASTER_ADDR") {
+            Some(address) => address,
+            None if local_size.unwrap_or(size) == size => "127.0.0.1".into(),
+            None => {
+                return Err(Error::Launch(
+                    "the ranks are on several machines: set MASTER_ADDR to rank 0's".into(),
+                ));
+            }
+        };
+        let port = number("MASTER_PORT")?.unwrap_or(PORT.into());
+        let wrong = |_| Error::Launch(format!("got MASTER_PORT={port}, wanted a number below 65536"));
+        let master = (address, u16::try_from(port).map_err(wrong)?);
+        let local_size = local_size.unwrap_or(size);
+        let local_rank = local_rank.unwrap_or(rank % local_size.max(1));
+        WorkerEnv { rank, size, local_rank, local_size, master }.checked()
+    }
+
+    /// Whether a launcher has named a rank.
+    pub(super) fn is_named(variable: impl Fn(&str) -> Option<String>) -> bool {
+        WorkerEnv::names(&variable).is_some()
+    }
+
+    fn names(variable: &impl Fn(&str) -> Option<String>) -> Option<&'static [&'static str; 4]> {
+        NAMES.iter().find(|names| variable(names[0]).is_some() && variable(names[1]).is_some())
+    }
+
+    /// Itself, if the rank is below the size.
+    pub(super) fn checked(self) -> Result<WorkerEnv> {
+        let why = || Error::Launch(format!("got rank {} of {}, wanted one below that", self.rank, self.size));
+        if self.rank < self.size { Ok(self) } else { Err(why()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn find(variables: &[(&str, &str)]) -> Result<WorkerEnv> {
+        WorkerEnv::find(|name| variables.iter().find(|(n, _)| *n == name).map(|(_, value)| value.to_string()))
+    }
+
+    fn place(rank: usize, size: usize, local: (usize, usize), master: (&str, u16)) -> WorkerEnv {
+        let master = (master.0.into(), master.1);
+        WorkerEnv { rank, size, local_rank: local.0, local_size: local.1, master }
+    }
+
+    #[test]
+    fn every_launcher_is_understood() {
+        let alone = place(0, 1, (0, 1), ("127.0.0.1", PORT));
+        assert_eq!(find(&[]).unwrap(), alone);
+        assert_eq!(find(&[("RANK", "0")]).unwrap(), alone);
+        let named =
+            |variables: &[&str]| WorkerEnv::is_named(|name| variables.contains(&name).then(|| "1".into()));
+        assert!(!named(&[]) && !named(&["RANK"]) && named(&["PMI_RANK", "PMI_SIZE"]));
+        let torchrun =
+            [("RANK", "3"), ("WORLD_SIZE", "4"), ("MASTER_ADDR", "node0"), ("MASTER_PORT", "1234")];
+        assert_eq!(find(&torchrun).unwrap(), place(3, 4, (3, 4), ("node0", 1234)));
+        let mpirun = [
+            ("OMPI_COMM_WORLD_RANK", "5"),
+            ("OMPI_COMM_WORLD_SIZE", "8"),
+            ("OMPI_COMM_WORLD_LOCAL_RANK", "1"),
+            ("OMPI_COMM_WORLD_LOCAL_SIZE", "4"),
+            ("MASTER_ADDR", "10.0.0.1"),
+        ];
+        assert_eq!(find(&mpirun).unwrap(), place(5, 8, (1, 4), ("10.0.0.1", PORT)));
+        let srun = [("SLURM_PROCID", "1"), ("SLURM_NTASKS", "2"), ("SLURM_LOCALID", "1")];
+        assert_eq!(find(&srun).unwrap(), place(1, 2, (1, 2), ("127.0.0.1", PORT)));
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_named() {
+        let error = |variables: &[(&str, &str)]| find(variables).unwrap_err().to_string();
+        assert!(error(&[("RANK", "x"), ("WORLD_SIZE", "2")]).contains("RANK=x"));
+        assert!(error(&[("RANK", "2"), ("WORLD_SIZE", "2")]).contains("rank 2 of 2"));
+        let apart = [("RANK", "1"), ("WORLD_SIZE", "4"), ("LOCAL_WORLD_SIZE", "2")];
+        assert!(error(&apart).contains("MASTER_ADDR"));
     }
 }

@@ -1,5 +1,5 @@
-//! Starting ranks: as threads of this process, or as the processes that a launcher such as `mpirun`, `srun` or
-//! `torchrun` has started already.
+//! Starts ranks: as threads of this process, or as the processes that a launcher such as `mpirun`, `srun` or `torchrun` has
+//! started already. Each gets a [`Rank`]: its communicator and its device.
 //!
 //! ```
 //! use phalanx_parallel::comm::Reduction;
@@ -15,21 +15,56 @@
 //! # Ok::<(), phalanx_parallel::comm::Error>(())
 //! ```
 
-mod caught;
-mod cores;
+mod devices;
 mod environment;
-mod place;
-mod rank;
 mod rendezvous;
-mod seat;
 mod threads;
-
-pub(crate) use caught::caught;
-pub use environment::{Backend, Environment, environment, is_launched};
-pub use rank::Rank;
-pub use threads::{Threads, threads};
 
 use std::time::Duration;
 
+use phalanx_tensor::Device;
+
+use crate::comm::Comm;
+
+pub(crate) use crate::panics::caught;
+
+pub use environment::{Backend, Environment, environment, is_launched};
+pub use threads::{Threads, threads};
+
 /// How long ranks wait for each other unless told otherwise.
 pub const TIMEOUT: Duration = Duration::from_secs(600);
+
+/// One rank of a run: its communicator with all others, and its device.
+#[derive(Clone, Debug)]
+pub struct Rank {
+    comm: Comm,
+    device: Device,
+}
+
+impl Rank {
+    /// To be made on the rank's own thread.
+    pub(super) fn new(comm: Comm, device: Device) -> Rank {
+        phalanx_nn::note_ranks(comm.size());
+        Rank { comm, device }
+    }
+
+    /// Its number, from 0.
+    pub fn rank(&self) -> usize {
+        self.comm.rank()
+    }
+
+    /// The number of ranks.
+    pub fn size(&self) -> usize {
+        self.comm.size()
+    }
+
+    /// The device that is this rank's alone.
+    pub fn device(&self) -> Device {
+        self.device
+    }
+
+    /// The communicator of all ranks.
+    pub fn comm(&self) -> &Comm {
+        &self.comm
+    }
+}

@@ -2,9 +2,13 @@
 //!
 //! ```text
 //! rank 1..   ──hello: rank, size, my port──►  rank 0, at MASTER_ADDR:MASTER_PORT, waits for all
-//!            ◄──where everybody listens─────
+//!            ◄──addresses of all ranks──────
 //! rank r     ──hello──►  ranks 1 .. r         so that each pair has one socket
 //! ```
+
+#[cfg(test)]
+#[path = "../../tests/comm/port.rs"]
+mod port;
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -12,11 +16,11 @@ use std::time::{Duration, Instant};
 
 use crate::comm::{Error, Result};
 
-/// What a hello begins with.
+/// The first word of a hello.
 const MAGIC: u64 = u64::from_le_bytes(*b"phalanx1");
 /// Between two attempts.
 const PAUSE: Duration = Duration::from_millis(2);
-/// How long a stranger may keep everybody waiting.
+/// How long rank 0 waits for the hello of a connection, which may be no rank's.
 const GREETING: Duration = Duration::from_secs(2);
 
 /// A socket to every other rank, in order, this one's own place empty. Rank 0 listens at `master`.
@@ -33,16 +37,21 @@ pub(super) fn rendezvous(
     if size == 1 {
         return Ok(vec![None]);
     }
-    let meeting =
-        Meeting { rank, size, place: format!("{}:{}", master.0, master.1), start: Instant::now(), timeout };
+    let meeting = Rendezvous {
+        rank,
+        size,
+        place: format!("{}:{}", master.0, master.1),
+        start: Instant::now(),
+        timeout,
+    };
     let met = if rank == 0 { meeting.host(master) } else { meeting.visit(master) };
     met.map_err(|error| match error {
-        Trouble::Known(error) => error,
-        Trouble::Io(error) => Error::Launch(format!("rank {rank} at {}: {error}", meeting.place)),
+        Failure::Known(error) => error,
+        Failure::Io(error) => Error::Launch(format!("rank {rank} at {}: {error}", meeting.place)),
     })
 }
 
-struct Meeting {
+struct Rendezvous {
     rank: usize,
     size: usize,
     place: String,
@@ -50,25 +59,25 @@ struct Meeting {
     timeout: Duration,
 }
 
-/// By rank, who has come, and where it listens.
-type Come = Vec<Option<(TcpStream, u16)>>;
+/// The ranks that have arrived, and the port on which each listens.
+type Arrivals = Vec<Option<(TcpStream, u16)>>;
 
-enum Trouble {
+enum Failure {
     Known(Error),
     Io(io::Error),
 }
 
-impl From<io::Error> for Trouble {
-    fn from(error: io::Error) -> Trouble {
-        Trouble::Io(error)
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Failure {
+        Failure::Io(error)
     }
 }
 
-fn launch<T>(why: String) -> Result<T, Trouble> {
-    Err(Trouble::Known(Error::Launch(why)))
+fn launch<T>(why: String) -> Result<T, Failure> {
+    Err(Failure::Known(Error::Launch(why)))
 }
 
-/// What a rank says first.
+/// A rank's first message.
 struct Hello {
     rank: usize,
     size: usize,
@@ -81,7 +90,7 @@ impl Hello {
         to.write_all(&words.map(u64::to_le_bytes).concat())
     }
 
-    /// None from somebody who is no rank.
+    /// None if the connection is no rank's.
     fn read(from: &mut TcpStream) -> Option<Hello> {
         let mut bytes = [0; 32];
         from.set_nonblocking(false).ok()?;
@@ -110,7 +119,7 @@ fn read_text(from: &mut TcpStream) -> io::Result<(u64, String)> {
     Ok((u64::from_le_bytes(*kind), text))
 }
 
-impl Meeting {
+impl Rendezvous {
     fn left(&self) -> Option<Duration> {
         self.timeout.checked_sub(self.start.elapsed()).filter(|left| !left.is_zero())
     }
@@ -120,15 +129,15 @@ impl Meeting {
         &self,
         listener: &TcpListener,
         wanted: std::ops::Range<usize>,
-    ) -> Result<Come, (Trouble, Come)> {
-        let mut come: Come = (0..self.size).map(|_| None).collect();
+    ) -> Result<Arrivals, (Failure, Arrivals)> {
+        let mut arrived: Arrivals = (0..self.size).map(|_| None).collect();
         if let Err(error) = listener.set_nonblocking(true) {
-            return Err((error.into(), come));
+            return Err((error.into(), arrived));
         }
         loop {
-            let missing: Vec<usize> = wanted.clone().filter(|&rank| come[rank].is_none()).collect();
+            let missing: Vec<usize> = wanted.clone().filter(|&rank| arrived[rank].is_none()).collect();
             if missing.is_empty() {
-                return Ok(come);
+                return Ok(arrived);
             }
             if self.left().is_none() {
                 let why = format!(
@@ -137,7 +146,7 @@ impl Meeting {
                     self.place,
                     self.timeout.as_millis()
                 );
-                return Err((Trouble::Known(Error::Launch(why)), come));
+                return Err((Failure::Known(Error::Launch(why)), arrived));
             }
             let Ok((mut socket, _)) = listener.accept() else {
                 std::thread::sleep(PAUSE);
@@ -149,7 +158,7 @@ impl Meeting {
                     "rank {} says there are {} ranks, rank {} says {}",
                     hello.rank, hello.size, self.rank, self.size
                 ))
-            } else if !wanted.contains(&hello.rank) || come[hello.rank].is_some() {
+            } else if !wanted.contains(&hello.rank) || arrived[hello.rank].is_some() {
                 Some(format!("two processes say they are rank {} at {}", hello.rank, self.place))
             } else {
                 None
@@ -157,44 +166,45 @@ impl Meeting {
             if let Some(why) = wrong {
                 // It learns why, if it still listens.
                 let _ = write_text(&mut socket, 1, &why);
-                return Err((Trouble::Known(Error::Launch(why)), come));
+                return Err((Failure::Known(Error::Launch(why)), arrived));
             }
-            come[hello.rank] = Some((socket, hello.port));
+            arrived[hello.rank] = Some((socket, hello.port));
         }
     }
 
     /// Rank 0's part.
-    fn host(&self, master: (&str, u16)) -> Result<Vec<Option<TcpStream>>, Trouble> {
+    fn host(&self, master: (&str, u16)) -> Result<Vec<Option<TcpStream>>, Failure> {
         let listener = TcpListener::bind(master)?;
-        let mut come = match self.collect(&listener, 1..self.size) {
-            Ok(come) => come,
-            Err((trouble, come)) => {
-                if let Trouble::Known(Error::Launch(why)) = &trouble {
-                    come.into_iter()
+        let mut arrived = match self.collect(&listener, 1..self.size) {
+            Ok(arrived) => arrived,
+            Err((failure, arrived)) => {
+                if let Failure::Known(Error::Launch(why)) = &failure {
+                    arrived
+                        .into_iter()
                         .flatten()
                         .for_each(|(mut socket, _)| drop(write_text(&mut socket, 1, why)));
                 }
-                return Err(trouble);
+                return Err(failure);
             }
         };
         let mut table = String::new();
-        for (socket, port) in come.iter().flatten() {
+        for (socket, port) in arrived.iter().flatten() {
             table += &format!("{}\n", SocketAddr::new(socket.peer_addr()?.ip(), *port));
         }
-        for (socket, _) in come.iter_mut().flatten() {
+        for (socket, _) in arrived.iter_mut().flatten() {
             write_text(socket, 0, &table)?;
         }
-        Ok(come.into_iter().map(|link| link.map(|(socket, _)| socket)).collect())
+        Ok(arrived.into_iter().map(|link| link.map(|(socket, _)| socket)).collect())
     }
 
     /// Every other rank's part.
-    fn visit(&self, master: (&str, u16)) -> Result<Vec<Option<TcpStream>>, Trouble> {
+    fn visit(&self, master: (&str, u16)) -> Result<Vec<Option<TcpStream>>, Failure> {
         let mut host = self.connect(master, "rank 0")?;
         let here: IpAddr = host.local_addr()?.ip();
         let listener = TcpListener::bind((here, 0))?;
         let hello = Hello { rank: self.rank, size: self.size, port: listener.local_addr()?.port() };
         hello.write(&mut host)?;
-        // The host answers when all have come, or the time is over there as well.
+        // The host answers when all have arrived, or the time is over there as well.
         host.set_read_timeout(Some(self.timeout + GREETING))?;
         let (kind, text) = match read_text(&mut host) {
             Ok(answer) => answer,
@@ -210,16 +220,16 @@ impl Meeting {
             hello.write(&mut socket)?;
             sockets[rank] = Some(socket);
         }
-        let come = self.collect(&listener, self.rank + 1..self.size).map_err(|(trouble, _)| trouble)?;
-        for (rank, link) in come.into_iter().enumerate().filter(|(_, link)| link.is_some()) {
+        let arrived = self.collect(&listener, self.rank + 1..self.size).map_err(|(failure, _)| failure)?;
+        for (rank, link) in arrived.into_iter().enumerate().filter(|(_, link)| link.is_some()) {
             sockets[rank] = link.map(|(socket, _)| socket);
         }
         sockets[0] = Some(host);
         Ok(sockets)
     }
 
-    /// Tries until somebody listens there.
-    fn connect(&self, to: impl ToSocketAddrs, who: &str) -> Result<TcpStream, Trouble> {
+    /// Tries until a process listens there.
+    fn connect(&self, to: impl ToSocketAddrs, who: &str) -> Result<TcpStream, Failure> {
         let addresses: Vec<SocketAddr> = to.to_socket_addrs()?.collect();
         loop {
             let Some(left) = self.left() else {
@@ -240,23 +250,19 @@ impl Meeting {
 }
 
 #[cfg(test)]
-#[path = "../../tests/comm/port.rs"]
-mod port;
-
-#[cfg(test)]
 mod tests {
     use super::port::free_port;
     use super::*;
 
     /// What the ranks that come hear.
-    fn meet(come: &[(usize, usize)], timeout_ms: u64) -> Vec<Result<usize>> {
+    fn meet(arrived: &[(usize, usize)], timeout_ms: u64) -> Vec<Result<usize>> {
         let (port, timeout) = (free_port(), Duration::from_millis(timeout_ms));
         std::thread::scope(|scope| {
             let join = |&(rank, size)| {
                 let meet = move || rendezvous(rank, size, ("127.0.0.1", port), timeout);
                 scope.spawn(move || meet().map(|sockets| sockets.iter().flatten().count()))
             };
-            let threads: Vec<_> = come.iter().map(join).collect();
+            let threads: Vec<_> = arrived.iter().map(join).collect();
             threads.into_iter().map(|thread| thread.join().unwrap()).collect()
         })
     }

@@ -5,16 +5,16 @@ use std::time::Duration;
 
 use phalanx_tensor::{Context, Device};
 
-use super::cores::Cores;
-use super::seat::Seat;
-use super::{Rank, TIMEOUT, caught::caught};
+use super::devices::{Cores, RankDevices};
+use super::{Rank, TIMEOUT};
 use crate::comm::threads::{World, member};
 use crate::comm::{Error, Result};
+use crate::panics::caught;
 
 /// Runs `f` on `ranks` threads, each with a device of its own, and returns their results in order.
 ///
 /// # Errors
-/// What went wrong first: a rank's error or panic, or what it led to. No thread is left behind.
+/// The first error or panic of a rank, or the error it led to. No thread is left behind.
 pub fn threads<T: Send, E: Display>(ranks: usize, f: impl Fn(Rank) -> Result<T, E> + Sync) -> Result<Vec<T>> {
     Threads::new(ranks).run(f)
 }
@@ -25,13 +25,13 @@ pub struct Threads {
     ranks: usize,
     timeout: Duration,
     cores: Option<usize>,
-    seat: Seat,
+    devices: RankDevices,
 }
 
 impl Threads {
     /// This many.
     pub fn new(ranks: usize) -> Threads {
-        Threads { ranks, timeout: TIMEOUT, cores: None, seat: Seat::Cpu }
+        Threads { ranks, timeout: TIMEOUT, cores: None, devices: RankDevices::Cpu }
     }
 
     /// How long a rank waits for others ([`TIMEOUT`] unless set).
@@ -48,20 +48,20 @@ impl Threads {
 
     /// Ranks on `meta` devices instead of CPUs.
     pub fn meta(mut self) -> Threads {
-        self.seat = Seat::Meta;
+        self.devices = RankDevices::Meta;
         self
     }
 
-    /// Rank `i` on `cuda:i`. What is there is exchanged by way of the host's memory.
+    /// Rank `i` on `cuda:i`. Tensors there are exchanged by way of the host's memory.
     pub fn cuda(mut self) -> Threads {
-        self.seat = Seat::Cuda;
+        self.devices = RankDevices::Cuda;
         self
     }
 
-    /// Rank `i` on `cuda:i`. What is there is exchanged over NCCL.
+    /// Rank `i` on `cuda:i`. Tensors there are exchanged over NCCL.
     #[cfg(feature = "nccl")]
     pub fn nccl(mut self, config: crate::comm::NcclConfig) -> Threads {
-        self.seat = Seat::Nccl(config);
+        self.devices = RankDevices::Nccl(config);
         self
     }
 
@@ -71,8 +71,8 @@ impl Threads {
     /// As [`threads`].
     pub fn run<T: Send, E: Display>(self, f: impl Fn(Rank) -> Result<T, E> + Sync) -> Result<Vec<T>> {
         let devices: Vec<Device> =
-            (0..self.ranks).map(|rank| self.seat.device(rank)).collect::<Result<_>>()?;
-        devices.iter().try_for_each(|device| self.seat.check(*device))?;
+            (0..self.ranks).map(|rank| self.devices.device(rank)).collect::<Result<_>>()?;
+        devices.iter().try_for_each(|device| self.devices.check(*device))?;
         let numbered: Vec<_> = devices.iter().copied().enumerate().collect();
         let _cores = Cores::share(self.cores, self.ranks, &numbered)?;
         let world = World::new(self.ranks, self.timeout);
@@ -80,7 +80,7 @@ impl Threads {
         let work = |rank: usize| {
             let _context = context.enter();
             let control = member(&world, rank);
-            let outcome = caught(|| self.seat.join(&control, devices[rank]));
+            let outcome = caught(|| self.devices.join(&control, devices[rank]));
             let outcome = outcome.map_err(|cause| control.fail(&cause)).ok().and_then(|(comm, session)| {
                 let outcome = caught(|| f(Rank::new(comm, devices[rank])));
                 let outcome = outcome.map_err(|cause| control.fail(&cause)).ok();

@@ -1,4 +1,4 @@
-//! [`ZeroConfig`]: what is spread over the ranks, and how.
+//! [`ZeroConfig`]: what is sharded over the ranks, and how.
 
 use phalanx_nn::Parameters;
 use phalanx_tensor::{DType, Device};
@@ -7,7 +7,7 @@ use super::Ownership;
 use crate::data_parallel::Average;
 use crate::{Error, Result};
 
-/// What is spread over the ranks. Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion
+/// Which parts of the state are sharded over the ranks. Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion
 /// Parameter Models" (2020), section 5.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stage {
@@ -34,7 +34,7 @@ pub enum Reshard {
 /// How [`Zero`](super::Zero) spreads a model.
 #[derive(Clone, Debug)]
 pub struct ZeroConfig {
-    /// What is spread.
+    /// Which parts of the state are sharded.
     pub stage: Stage,
     /// How parameters are cut.
     pub ownership: Ownership,
@@ -55,7 +55,7 @@ pub struct ZeroConfig {
     pub broadcast_buffers: bool,
     /// The gradients' dtype; `None`: each parameter's own.
     pub grad_dtype: Option<DType>,
-    /// The dtype that ranks keep their shares in, wider than what is computed with: f32 shares of a bf16 model are
+    /// The dtype that ranks keep their shares in, wider than the dtype of the computation: f32 shares of a bf16 model are
     /// rounded as they are gathered, and no master copy is needed. `None`: each parameter's own.
     pub shard_dtype: Option<DType>,
     /// Where shares, their gradients and their optimizer state live, if not on the model's device.
@@ -63,7 +63,7 @@ pub struct ZeroConfig {
 }
 
 impl ZeroConfig {
-    /// A stage, with the rest as most want it.
+    /// A stage, with defaults for the rest.
     pub fn new(stage: Stage) -> ZeroConfig {
         ZeroConfig {
             stage,
@@ -80,8 +80,8 @@ impl ZeroConfig {
         }
     }
 
-    /// What all ranks must have alike; where shares live is each one's own matter.
-    pub(super) fn told(&self) -> String {
+    /// The settings that must be equal on all ranks, as text. The device of the shards may differ.
+    pub(super) fn shared_settings(&self) -> String {
         format!("{:?}", ZeroConfig { offload: None, ..self.clone() })
     }
 

@@ -1,14 +1,17 @@
-//! Data parallelism in which every rank keeps a share of optimizer state, gradients and parameters: ZeRO, FSDP.
+//! Data parallelism in which every rank keeps a shard of optimizer state, gradients and parameters: ZeRO, FSDP.
 //!
 //! ```text
-//! config    what is spread, and how        cuts   which elements each rank owns
-//! grouping  what is gathered together      flat   the buffers
-//! zero      the wrapper around a model     build  how it takes one in hand
-//! core      when values are gathered and freed, when gradients are sent
-//! hooks     around a unit's passes         norm   the gradients' norm
-//! hands     what others may do with what is spread
-//! whole     the model's state dict         optimizer_state  the optimizer's    gathered  all values for a while
-//! sharded_state   the state dict in parts
+//! FSDP unit: the parameters that are unsharded together, in one flat parameter for each dtype
+//!
+//! parameters        │ w: 6 elements │ b: 2 │ v: 4 elements   │
+//! flat parameter    [w w w w w w b b v v v v]                          unshard: all-gather before the unit computes
+//!                    └ rank 0 ┘└ rank 1 ┘└ rank 2 ┘                    reshard: each rank frees all but its shard
+//! shards                        b'/w' "pieces": views with their       gradients: reduce-scatter, so each rank has the
+//!                               parameters' names, for the optimizer              sums of its own shard
+//!
+//! zero (the wrapper) ──► core (state) ──► flat_parameter ──► cuts (which elements a rank owns; pure), config
+//!   │  └─ wrap: makes it of a model        ▲        ▲
+//!   ├──► state_dict, norm            unshard    gradients: when values are gathered and freed, when gradients are sent
 //! ```
 //!
 //! | of a parameter's bytes | every rank keeps                        | and sends a step, of the parameters' bytes |
@@ -17,31 +20,26 @@
 //! | `Stage::Gradients`     | parameters, 1/N of the rest             | 2 (N-1)/N                                  |
 //! | `Stage::Parameters`    | 1/N                                     | 3 (N-1)/N, less units that are not resharded |
 //!
-//! What lies outside all units is a unit of its own, the root: its values are gathered before the first unit's forward pass, or
-//! when one is first used, and freed after the backward pass. So a model without units is spread as well; then all of its values
-//! are here from its forward pass to the end of its backward pass.
+//! Parameters outside all wrapped modules are a unit of their own, the root. It is unsharded before the first module's forward
+//! pass, or when one of its parameters is first used, and resharded after the backward pass. So a model without wrapped modules
+//! is sharded as well; then all its values are here from its forward pass to the end of its backward pass.
 //!
 //! A table that is tied to a head sends a gradient for each of its two sites.
 //!
 //! Sources: Rajbhandari et al., "ZeRO" (2020); Zhao et al., "PyTorch FSDP" (2023).
 
-mod build;
 mod config;
 mod core;
 mod cuts;
-mod data_parallel;
-mod flat;
-mod gathered;
-mod grouping;
-mod hands;
-mod hooks;
+mod flat_parameter;
+mod gradients;
 mod norm;
-mod optimizer_state;
-mod sharded_state;
-mod whole;
+mod state_dict;
+mod unshard;
+mod wrap;
 mod zero;
 
+pub use crate::data_parallel::Gathered;
 pub use config::{Reshard, Stage, ZeroConfig};
 pub use cuts::{Cuts, Ownership};
-pub use gathered::Gathered;
 pub use zero::Zero;

@@ -1,4 +1,4 @@
-//! The gradients' norm when every rank has a part of them: nodes of the tree of [`phalanx_nn::norm_tree`] are exchanged.
+//! The gradients' norm when every rank has a part of them: ranks exchange nodes of the tree of [`phalanx_nn::norm_tree`].
 
 use phalanx_kernels as kernels;
 use phalanx_kernels::Stretches;
@@ -7,14 +7,15 @@ use phalanx_nn::{Square, Squares};
 use phalanx_tensor::{DType, Device, Tensor};
 
 use super::core::Core;
-use super::flat::{Flat, Member};
+use super::flat_parameter::{FlatParameter, Member};
 use crate::Result;
-use crate::sums::gather_sums;
+use crate::objects::gather_sums;
 
 /// Each parameter's sum of squares, on all ranks. On a `meta` device there are none.
 pub(super) fn grad_squares(core: &Core) -> Result<Squares> {
     let state = core.lock();
-    let flats: Vec<&Flat> = state.groups.iter().flat_map(|g| &g.flats).filter(|f| f.trained).collect();
+    let flats: Vec<&FlatParameter> =
+        state.units.iter().flat_map(|g| &g.flats).filter(|f| f.trained).collect();
     let device = flats.first().map_or(Device::CPU, |flat| flat.device());
     if flats.is_empty() || device.is_meta() {
         return Ok(Squares { of: Vec::new(), sums: Tensor::empty(&[0], DType::F64, device)? });
@@ -49,7 +50,7 @@ pub(super) fn grad_squares(core: &Core) -> Result<Squares> {
 }
 
 /// The sums of this rank's nodes, on `device`.
-fn own_sums(device: Device, flats: &[&Flat], covers: &[Cover]) -> Result<Tensor> {
+fn own_sums(device: Device, flats: &[&FlatParameter], covers: &[Cover]) -> Result<Tensor> {
     let (mut of, mut home): (Vec<Stretches>, _) = (Vec::new(), device);
     for (piece, Cover { first, nodes, .. }) in flats.iter().flat_map(|f| &f.pieces).zip(covers) {
         // Pieces are all on the device of the shares.
@@ -73,7 +74,7 @@ struct Cover {
     nodes: Vec<(u32, u64)>,
 }
 
-fn cover_of(flats: &[&Flat], rank: usize) -> Vec<Cover> {
+fn cover_of(flats: &[&FlatParameter], rank: usize) -> Vec<Cover> {
     let members = flats.iter().flat_map(|flat| flat.members.iter().map(|m| (m, flat.cuts.range(rank))));
     let covered = members.enumerate().filter_map(|(parameter, (member, part))| {
         let inside = member.inside(&part)?;

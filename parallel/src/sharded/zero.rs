@@ -1,4 +1,4 @@
-//! [`Zero`]: data parallelism in which every rank keeps a share of the state.
+//! [`Zero`]: data parallelism in which every rank keeps a shard of the state. It implements [`DataParallel`].
 
 use std::sync::Arc;
 
@@ -6,28 +6,29 @@ use phalanx_nn::autograd::{HookHandle, Var};
 use phalanx_nn::{Holder, Parameter, Parameters, Squares, UnitHooksHandle, norm_of};
 use phalanx_tensor::Tensor;
 
-use super::build::Source;
 use super::core::Core;
-use super::flat::Member;
+use super::flat_parameter::Member;
+use super::wrap::Source;
 use super::{Gathered, norm};
 use crate::comm::Traffic;
-use crate::data_parallel::{NoSync, Synchronise, broadcast, hands};
+use crate::data_parallel::{DataParallel, Entries, NoSync, Synchronise, consistency};
+use crate::part::Part;
 use crate::{Error, Result};
 
-/// A model whose optimizer state, gradients and parameters are spread over a group of ranks, each of which computes on its
+/// A model whose optimizer state, gradients and parameters are spread over a unit of ranks, each of which computes on its
 /// share of the batch. The bits are those of [`Ddp`](crate::data_parallel::Ddp) and of one device.
 ///
 /// When it is dropped, the model keeps its values; in [`Stage::Parameters`](super::Stage) it has none then, unless they are
 /// [gathered](Zero::gathered), nor can it be given to another before it has: take a state dict first.
 ///
-/// What is gathered and freed together are the model's [units](phalanx_nn::Unit), and all parameters outside units (FSDP's root):
-/// these are gathered before the first unit computes, or when one of them is first used, and freed by [`Zero::finish`]; after
+/// The parameters of a [unit](phalanx_nn::Unit) are gathered and freed together, and so are all parameters outside units (FSDP's
+/// root): these are gathered before the first unit computes, or when one of them is first used, and freed by [`Zero::finish`]; after
 /// an evaluation, which has no backward pass, by the next of [`Zero::finish`] and [`Zero::updated`], or when the result of
 /// [`Zero::gathered`] is dropped. A parameter of a unit that is used outside it counts among these from then on.
 ///
 /// An optimizer is built over [`Zero::parameters`], and [`Zero::updated`] follows its step. One over the model's own parameters is
-/// refused; so are `loss.backward()`, and reading or saving the model's own tensors where they are spread. The model stays as it
-/// is: who adds, freezes, unfreezes or replaces parameters makes a new `Zero` (in [`Stage::Parameters`](super::Stage) of a model that
+/// refused; so are `loss.backward()`, and reading or saving the model's own tensors where they are spread. After
+/// parameters were added, frozen, unfrozen or replaced, make a new `Zero` (in [`Stage::Parameters`](super::Stage) of a model that
 /// has its values).
 ///
 /// ```
@@ -53,11 +54,11 @@ pub struct Zero {
     pub(super) core: Arc<Core>,
     pub(super) entries: Vec<(String, Source)>,
     pub(super) frozen: Vec<Parameter>,
-    /// Each group's.
-    pub(super) hands: Vec<Arc<dyn Holder>>,
+    /// Each unit's.
+    pub(super) holders: Vec<Arc<dyn Holder>>,
     pub(super) synchronise: Synchronise,
     pub(super) hooks: Vec<HookHandle>,
-    pub(super) units: Vec<UnitHooksHandle>,
+    pub(super) module_hooks: Vec<UnitHooksHandle>,
 }
 
 impl Zero {
@@ -65,7 +66,7 @@ impl Zero {
     /// are those of all ranks, added.
     pub fn parameters(&self) -> Vec<Parameter> {
         let state = self.core.lock();
-        state.groups.iter().flat_map(|g| &g.flats).flat_map(|f| f.pieces.iter().cloned()).collect()
+        state.units.iter().flat_map(|g| &g.flats).flat_map(|f| f.pieces.iter().cloned()).collect()
     }
 
     /// Forgets the gradients of [`Zero::parameters`], as an optimizer's `zero_grad` does, and also those that passes under
@@ -77,12 +78,12 @@ impl Zero {
         self.core.zero_grad()
     }
 
-    /// What [`Zero::backward`] does before the backward pass, for those who run that themselves. Several passes may follow, of which
+    /// The part of [`Zero::backward`] before the backward pass, for callers that run the pass themselves. Several passes may follow, of which
     /// the last synchronises.
     ///
     /// # Errors
     /// If parameters were changed and [`Zero::updated`] was not called; if a parameter was frozen, unfrozen or replaced since this
-    /// was made, or is in the hands of a later wrapper; if a refused pass has left gradients; if an earlier error has ended the
+    /// was made, or is in the holders of a later wrapper; if a refused pass has left gradients; if an earlier error has ended the
     /// run.
     pub fn begin(&self) -> Result<()> {
         if let Some(error) = self.core.ranks.all.failure() {
@@ -96,18 +97,18 @@ impl Zero {
     /// Refuses a model that is not as it was when this was made.
     fn check(&self) -> Result<()> {
         self.check_lost()?;
-        self.frozen.iter().try_for_each(|p| hands::check("Zero", p, false))?;
-        self.core.parameters().try_for_each(|p| hands::check("Zero", p, true))
+        self.frozen.iter().try_for_each(|p| consistency::check_trained("Zero", p, false))?;
+        self.core.parameters().try_for_each(|p| consistency::check_trained("Zero", p, true))
     }
 
     fn check_lost(&self) -> Result<()> {
-        hands::check_lost("Zero", self.core.is_lost())
+        consistency::check_owned("Zero", self.core.is_lost())
     }
 
     /// Refuses another model than this was made of, or one with other parameters.
     pub(super) fn check_model(&self, model: &dyn Parameters) -> Result<()> {
         let is_known = |p: &Parameter| self.core.parameters().chain(&self.frozen).any(|known| known.is(p));
-        hands::check_model("Zero", model, is_known)
+        consistency::check_model("Zero", model, is_known)
     }
 
     /// Runs backward from a loss of one element; afterwards, unless [`Zero::no_sync`] is in force, the parameters that
@@ -120,7 +121,7 @@ impl Zero {
         self.core.check_unspoiled()?;
         let pass = || {
             self.check()?;
-            hands::check_reached("Zero", loss)?;
+            consistency::check_reached("Zero", loss)?;
             self.begin()?;
             loss.backward()?;
             self.finish()
@@ -128,8 +129,8 @@ impl Zero {
         pass().inspect_err(|error: &Error| self.core.ranks.all.fail(&error.to_string()))
     }
 
-    /// What [`Zero::backward`] does after the backward pass, for those who run that themselves: sends what is left, waits
-    /// for everything, frees gathered parameters, gives all ranks rank 0's buffers ([`ZeroConfig::broadcast_buffers`](super::ZeroConfig)).
+    /// The part of [`Zero::backward`] after the backward pass, for callers that run the pass themselves: sends the gradients
+    /// that are left, waits for all, frees gathered parameters, gives all ranks rank 0's buffers ([`ZeroConfig::broadcast_buffers`](super::ZeroConfig)).
     ///
     /// # Errors
     /// If no pass has begun; if a parameter got no gradient (see [`ZeroConfig::find_unused`](super::ZeroConfig)), or as
@@ -138,7 +139,7 @@ impl Zero {
         self.core.end()?;
         match self.synchronise.is_on() {
             true => self.core.finish().and_then(|()| self.broadcast_buffers()),
-            false => self.core.free(),
+            false => self.core.reshard(),
         }
     }
 
@@ -148,7 +149,7 @@ impl Zero {
             _ => None,
         };
         let buffers: Vec<Tensor> = self.entries.iter().filter_map(buffer).collect();
-        broadcast::together(&buffers, 0, &self.core.ranks.all)
+        consistency::broadcast_coalesced(&buffers, 0, &self.core.ranks.all)
     }
 
     /// While the result lives, backward passes ([`Zero::backward`]) only accumulate on this rank, unspread: for all micro-batches
@@ -193,7 +194,7 @@ impl Zero {
     pub fn gathered(&self) -> Result<Gathered> {
         self.check_lost()?;
         self.core.hold()?;
-        Ok(Gathered(self.core.clone()))
+        Ok(Gathered::new(Held(self.core.clone())))
     }
 
     /// What this rank has sent for values and gradients so far; exchanging norms and state dicts counts too.
@@ -206,7 +207,7 @@ impl Zero {
     pub fn shares(&self) -> Vec<usize> {
         let state = self.core.lock();
         let mut shares = vec![0; self.core.ranks.shard.size()];
-        for flat in state.groups.iter().flat_map(|g| &g.flats).filter(|f| f.trained) {
+        for flat in state.units.iter().flat_map(|g| &g.flats).filter(|f| f.trained) {
             shares.iter_mut().zip(flat.cuts.counts()).for_each(|(share, count)| *share += count);
         }
         shares
@@ -216,19 +217,83 @@ impl Zero {
 impl Drop for Zero {
     fn drop(&mut self) {
         self.hooks.iter().for_each(HookHandle::remove);
-        self.units.iter().for_each(UnitHooksHandle::remove);
+        self.module_hooks.iter().for_each(UnitHooksHandle::remove);
         // What a later wrapper has is its own.
         if !self.core.is_lost() {
             self.core.abandon();
         }
         let unused = self.core.ranks.all.size() > 1 && !self.core.was_used() && !self.core.is_lost();
-        let left: Option<Arc<dyn Holder>> = unused.then(|| Arc::new(hands::Unused) as _);
+        let left: Option<Arc<dyn Holder>> = unused.then(|| Arc::new(consistency::Unused) as _);
         let state = self.core.lock();
-        for (group, hands) in state.groups.iter().zip(&self.hands) {
-            for Member { parameter, .. } in group.flats.iter().flat_map(|flat| &flat.members) {
-                parameter.take_from(hands);
+        for (unit, holders) in state.units.iter().zip(&self.holders) {
+            for Member { parameter, .. } in unit.flats.iter().flat_map(|flat| &flat.members) {
+                parameter.take_from(holders);
                 left.iter().for_each(|left| parameter.hand_to(left.clone()));
             }
         }
+    }
+}
+
+impl DataParallel for Zero {
+    fn parameters(&self) -> Vec<Parameter> {
+        Zero::parameters(self)
+    }
+    fn no_sync(&self) -> NoSync {
+        Zero::no_sync(self)
+    }
+    fn zero_grad(&self) -> Result<()> {
+        Zero::zero_grad(self)
+    }
+    fn begin(&self) -> Result<()> {
+        Zero::begin(self)
+    }
+    fn finish(&self) -> Result<()> {
+        Zero::finish(self)
+    }
+    fn backward(&self, loss: &Var) -> Result<()> {
+        Zero::backward(self, loss)
+    }
+    fn grad_squares(&self) -> Result<Squares> {
+        Zero::grad_squares(self)
+    }
+    fn updated(&self) -> Result<()> {
+        Zero::updated(self)
+    }
+    fn traffic(&self) -> Traffic {
+        Zero::traffic(self)
+    }
+    fn gathered(&self) -> Result<Option<Gathered>> {
+        Zero::gathered(self).map(Some)
+    }
+    fn full_state_dict(&self, model: &dyn Parameters) -> Result<Entries> {
+        self.check_model(model)?;
+        Zero::full_state_dict(self)
+    }
+    fn load_full_state_dict(&self, model: &dyn Parameters, entries: Entries) -> Result<()> {
+        self.check_model(model)?;
+        Zero::load_full_state_dict(self, entries)
+    }
+    fn parts(&self, model: &dyn Parameters) -> Result<Vec<Part>> {
+        self.check_model(model)?;
+        Zero::sharded_state_dict(self)
+    }
+    fn reloaded(&self) -> Result<()> {
+        self.core.updated(true)
+    }
+    fn full_optimizer_state(&self, own: Entries, kinds: &[&'static str]) -> Result<Entries> {
+        Zero::full_optimizer_state(self, own, kinds)
+    }
+    fn part_of_optimizer_state(&self, whole: Entries) -> Result<Entries> {
+        Zero::part_of_optimizer_state(self, whole)
+    }
+}
+
+/// Values that are here for [`Zero::gathered`].
+struct Held(Arc<Core>);
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        // Freeing waits for nothing that was not waited for, and an empty stand-in always fits.
+        let _ = self.0.release();
     }
 }

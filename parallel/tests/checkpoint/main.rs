@@ -1,17 +1,13 @@
 //! Sharded checkpoints: any layout reads what any other has saved, and nothing that is torn or damaged is read.
 
 mod boxes;
-mod copies;
 mod damage;
 #[path = "../gpt/mod.rs"]
 mod gpt;
-mod killed;
 mod layouts;
 mod moments;
 #[path = "../comm/port.rs"]
 mod port;
-mod precision;
-mod stages;
 mod wires;
 
 use std::path::{Path, PathBuf};

@@ -1,15 +1,25 @@
+//! (moments.rs)
 //! When a checkpoint is there: after a save, while one is under way, after one that was killed or went wrong.
+//!
+//! (copies.rs)
+//! What all ranks hold is written by all of them, each a share of what is large.
+//!
+//! (precision.rs)
+//! A bf16 model's f32 values, kept as master copies or as shares.
 
 use std::fs;
 use std::time::Duration;
 
 use phalanx_nn::{BatchNormConfig, Buffer, Module, Parameters, Scope};
-use phalanx_parallel::checkpoint::{Checkpoint, Saver};
+use phalanx_parallel::checkpoint::{BLOCK, Checkpoint, Saver, Trained};
+use phalanx_parallel::data_parallel::DataParallel;
 use phalanx_parallel::part::Part;
-use phalanx_parallel::{Result, launch};
+use phalanx_parallel::sharded::{Stage, Zero, ZeroConfig};
+use phalanx_parallel::{Result, checkpoint, launch};
 use phalanx_tensor::{Context, DType, Device, Tensor};
 
-use crate::{Place, save, settings};
+use crate::gpt::bytes;
+use crate::{Place, gpt, save, settings};
 
 fn filled(value: f64, n: usize) -> Tensor {
     phalanx_kernels::full(&[n], value, DType::F32, Device::CPU).unwrap()
@@ -207,4 +217,93 @@ fn what_cannot_be_saved_is_refused_on_every_rank() {
         save(&rank, &folder, vec![Part::whole("w", filled(1.0, 3))], &settings(1))
     };
     assert!(launch::threads(2, run).unwrap_err().to_string().contains("saved-1"));
+}
+
+fn table(elements: usize, device: Device) -> Tensor {
+    let values: Vec<f32> = (0..elements).map(|i| (i % 8191) as f32).collect();
+    Tensor::from_slice(&values, &[elements], device).unwrap()
+}
+
+#[test]
+fn a_table_larger_than_all_else_is_shared_out() {
+    let (place, elements) = (Place::new("copies"), 3 * BLOCK / size_of::<f32>() + 12);
+    let folder = place.join("saved");
+    let saved = launch::threads(3, |rank| -> Result<()> {
+        let parts = vec![
+            Part::whole("table", table(elements, rank.device())),
+            Part::whole("small", table(5, rank.device())),
+        ];
+        let mut saver = Saver::new(rank.comm())?;
+        saver.save(&folder, parts, &settings(1))?;
+        saver.wait()
+    });
+    saved.unwrap();
+    for rank in 0..3 {
+        let bytes = fs::metadata(folder.join(format!("rank-{rank}.safetensors"))).unwrap().len() as usize;
+        assert!((BLOCK..BLOCK + 1000).contains(&bytes), "rank {rank} has written {bytes}");
+    }
+    let read =
+        Part::whole("table", Tensor::zeros(&[elements], phalanx_tensor::DType::F32, Device::CPU).unwrap());
+    let saved = Checkpoint::open(&folder).unwrap();
+    saved.verify().unwrap();
+    saved.read(std::slice::from_ref(&read)).unwrap();
+    assert!(read.values.to_bytes().unwrap() == table(elements, Device::CPU).to_bytes().unwrap());
+}
+
+type State = Vec<(String, Vec<u8>)>;
+
+/// Two steps over two ranks, from and to a checkpoint: the optimizer's whole state, masters included.
+fn train(wide: bool, from: Option<&str>, to: Option<&str>, place: &Place) -> State {
+    let run = |rank: launch::Rank| -> Result<State> {
+        let model = gpt::model(DType::BF16, rank.device());
+        let shard_dtype = wide.then_some(DType::F32);
+        let grad_dtype = Some(DType::F32);
+        let config = ZeroConfig { shard_dtype, grad_dtype, ..ZeroConfig::new(Stage::Parameters) };
+        let zero = Zero::new(&model, rank.comm().clone(), config)?;
+        let mut optimizer = gpt::optimizer(zero.parameters());
+        let trained = [Trained { model: &model, share: &zero }];
+        if let Some(from) = from {
+            Checkpoint::open(place.join(from))?.restore(rank.comm(), &trained, &mut [&mut optimizer])?;
+        }
+        let begin = if from.is_some() { 2 } else { 0 };
+        for step in begin..begin + 2 {
+            zero.backward(&gpt::loss(&model, step, gpt::rows(2, rank.rank(), 1).remove(0))?)?;
+            gpt::update(&mut optimizer, DataParallel::grad_norm(&zero)?)?;
+            zero.updated()?;
+        }
+        if let Some(to) = to {
+            save(&rank, &place.join(to), checkpoint::parts(&trained, &[&optimizer])?, &settings(2))?;
+        }
+        let mut state = bytes(&zero.full_optimizer_state(optimizer.state_dict()?, &optimizer.kinds())?);
+        state.sort();
+        Ok(state)
+    };
+    launch::threads(2, run).unwrap().swap_remove(0)
+}
+
+#[test]
+fn shares_in_f32_and_master_copies_are_read_from_each_other() {
+    let place = Place::new("precision");
+    assert!(train(true, None, Some("wide"), &place) == train(false, None, Some("narrow"), &place));
+    let wanted = train(true, Some("wide"), None, &place);
+    for (wide, from) in [(true, "narrow"), (false, "wide"), (false, "narrow")] {
+        assert!(train(wide, Some(from), None, &place) == wanted, "wide {wide}, from {from}");
+    }
+}
+
+#[test]
+fn nothing_is_rounded_where_the_bits_would_be_lost() {
+    let place = Place::new("rounded");
+    train(true, None, Some("wide"), &place);
+    let run = |rank: launch::Rank| -> Result<String> {
+        let model = gpt::model(DType::BF16, rank.device());
+        let share = phalanx_parallel::data_parallel::Alone::new(&model);
+        phalanx_nn::note_ranks(2); // as a rank that holds nothing
+        let mut optimizer = phalanx_nn::Rule::init(phalanx_nn::Sgd::default(), vec![])?;
+        let trained = [Trained { model: &model, share: &share }];
+        let saved = Checkpoint::open(place.join("wide"))?;
+        Ok(saved.restore(rank.comm(), &trained, &mut [&mut optimizer]).unwrap_err().to_string())
+    };
+    let error = launch::threads(1, run).unwrap().remove(0);
+    assert!(error.contains("saved as f32, wanted bf16"), "{error}");
 }

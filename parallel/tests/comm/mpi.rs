@@ -57,7 +57,7 @@ mod ranks {
     use phalanx_parallel::launch::{Backend, Environment, Rank};
 
     use super::mpirun;
-    use crate::fuzz::{Fault, Trial, first_seed, patiently, trials_over_wires};
+    use crate::faults::{Fault, Trial, first_seed, patiently, trials_over_wires};
     use crate::processes::LONG;
     use crate::{suite, training};
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use phalanx_parallel::comm::Error;
 use phalanx_parallel::launch::{Environment, Rank, environment};
 
-use crate::fuzz::{Fault, Trial, first_seed, patiently, trials_over_wires};
+use crate::faults::{Fault, Trial, first_seed, patiently, trials_over_wires};
 use crate::port::free_port;
 use crate::suite;
 

@@ -1,9 +1,18 @@
+//! (threads.rs)
 //! The suite over threads.
+//!
+//! (observed.rs)
+//! An observer hears of every call, from its start to its true end, whether or not anybody waits.
 
-use phalanx_parallel::comm::{Call, Error, Reduction};
-use phalanx_parallel::launch::{self, Threads};
+use std::sync::{Arc, Barrier, Mutex};
+use std::time::{Duration, Instant};
+
+use phalanx_parallel::comm::{Call, Comm, Error, Kind, Observed, Reduction, observed};
+use phalanx_parallel::launch;
+use phalanx_parallel::launch::{Rank, Threads, threads};
 use phalanx_tensor::{DType, Device, Tensor};
 
+use crate::processes::{LONG, run};
 use crate::suite;
 
 #[test]
@@ -43,4 +52,83 @@ fn views_of_one_storage_that_is_written_are_refused() {
     };
     let error = launch::threads(2, run).unwrap_err().to_string();
     assert!(error.contains("ranks 0 and 1 brought views of one storage"), "{error}");
+}
+
+/// A rank's communicator, and what is heard of its calls.
+fn watched(rank: &Rank) -> (Comm, Arc<Mutex<Vec<Observed>>>) {
+    let heard = Arc::new(Mutex::new(vec![]));
+    let told = Arc::clone(&heard);
+    (observed(rank.comm().clone(), Arc::new(move |call| told.lock().unwrap().push(call))), heard)
+}
+
+/// Makes calls in every way; the observer has heard of each before whoever waited goes on.
+fn every_way(rank: &Rank) -> Result<(), Error> {
+    let ((comm, heard), begin) = (watched(rank), Instant::now());
+    let mut wanted = vec![];
+    let mut next = |kind, bytes| {
+        wanted.push((kind, bytes));
+        let heard = heard.lock().unwrap();
+        let kinds: Vec<_> = heard.iter().map(|call| (call.kind, call.bytes)).collect();
+        assert_eq!(kinds, wanted);
+        assert!(heard.iter().all(|call| begin <= call.started && call.started <= call.ended));
+    };
+    let mut x = Tensor::zeros(&[10], DType::F32, rank.device())?;
+    comm.all_reduce(&mut x, Reduction::Sum)?;
+    next(Kind::AllReduce, 40);
+    comm.start(Call::broadcast(x.clone(), 0)).wait()?;
+    next(Kind::Broadcast, 40);
+    let all = comm.split(Some(0), 0)?.unwrap();
+    all.barrier()?;
+    next(Kind::Barrier, 0);
+    let pair = all.group(&[0, 1])?;
+    match rank.rank() {
+        0 => pair.send(&x, 1)?,
+        _ => pair.recv(&mut x, 0)?,
+    }
+    next([Kind::Send, Kind::Receive][rank.rank()], 40);
+    assert_eq!(comm.traffic(), rank.comm().traffic());
+    Ok(())
+}
+
+#[test]
+fn a_call_is_reported_before_its_waiter_goes_on() {
+    threads(2, |rank| every_way(&rank)).unwrap();
+    for outcome in run(2, LONG, |rank| every_way(&rank).map_err(|e| e.to_string())) {
+        outcome.unwrap();
+    }
+}
+
+/// Rank 1 comes late; rank 0, which looks much later still, is told of the end when it was.
+fn nobody_waits(rank: &Rank, started: &Barrier) -> Result<(), Error> {
+    let (comm, heard) = watched(rank);
+    let late = Duration::from_millis(200);
+    if rank.rank() == 1 {
+        started.wait();
+        std::thread::sleep(late);
+    }
+    let x = Tensor::zeros(&[10], DType::F32, rank.device())?;
+    let pending = comm.start(Call::all_reduce(x, Reduction::Sum));
+    if rank.rank() == 0 {
+        started.wait();
+    }
+    let begin = Instant::now();
+    while heard.lock().unwrap().is_empty() && begin.elapsed() < LONG {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let looked = Instant::now();
+    pending.wait()?;
+    let heard = heard.lock().unwrap().clone();
+    assert!(heard.len() == 1 && heard[0].ended <= looked, "{heard:?}");
+    let took = heard[0].ended - heard[0].started;
+    assert!(rank.rank() == 1 || took >= late, "it waited for rank 1, and took {took:?}");
+    Ok(())
+}
+
+#[test]
+fn the_end_is_the_true_one_though_nobody_waits() {
+    let started = Barrier::new(2);
+    threads(2, |rank| nobody_waits(&rank, &started)).unwrap();
+    for outcome in run(2, LONG, |rank| nobody_waits(&rank, &started).map_err(|e| e.to_string())) {
+        outcome.unwrap();
+    }
 }

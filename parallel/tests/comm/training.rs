@@ -15,7 +15,7 @@ use phalanx_parallel::launch::{Rank, Threads};
 use phalanx_parallel::sharded::{Stage, Zero, ZeroConfig};
 use phalanx_tensor::DType;
 
-use crate::fuzz::{first_seed, patiently, stall, trials, trials_over_wires};
+use crate::faults::{first_seed, patiently, stall, trials, trials_over_wires};
 use crate::processes::run;
 use crate::twin::draw;
 

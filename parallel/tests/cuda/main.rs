@@ -12,9 +12,6 @@ mod driver;
 mod nccl;
 #[path = "../comm/port.rs"]
 mod port;
-#[allow(dead_code)]
-#[path = "../comm/program.rs"]
-mod program;
 #[path = "../../../kernels/tests/cuda/programs.rs"]
 mod programs;
 #[allow(dead_code)]

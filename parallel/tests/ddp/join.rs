@@ -6,8 +6,8 @@ use phalanx_parallel::data_parallel::{Average, Ddp, DdpConfig, Divisor, Uneven};
 use phalanx_parallel::{Error, Result, launch};
 use phalanx_tensor::{Context, DType, Tensor};
 
-use super::engine::threaded;
-use super::small::{Small, add_shares};
+use crate::threaded;
+use crate::{Small, add_shares};
 
 /// Batches of each rank.
 const COUNTS: [&[usize]; 10] = [

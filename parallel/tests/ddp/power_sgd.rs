@@ -10,7 +10,7 @@ use phalanx_parallel::engine::{Engine, EngineConfig, Lane};
 use phalanx_parallel::{Result, launch};
 use phalanx_tensor::{DType, Device, Dims, RngKey, Tensor, Window};
 
-use super::small::Small;
+use crate::Small;
 
 /// From the first pass on, whatever it saves.
 const ALL: PowerSgdConfig = PowerSgdConfig {

@@ -1,16 +1,27 @@
+//! (bits.rs)
 //! Models, dtypes and rules out of the ordinary have the bits of one device too.
+//!
+//! (choices.rs)
+//! What may be chosen without a change of bits, and what changes them to a known degree.
+//!
+//! (convolutions.rs)
+//! Networks with running statistics, under every wrapper of data parallelism.
 
 use std::sync::Arc;
 
 use phalanx_nn::autograd::Var;
 use phalanx_nn::models::{Decoder, GptConfig, LlamaConfig, ModelConfig, RecomputeMode};
-use phalanx_nn::{Adagrad, AdamW, Init, Lion, Module, Parameter, Rmsprop, Scope, Sgd, Unit, parameters};
-use phalanx_parallel::Result;
-use phalanx_parallel::sharded::{Ownership, Reshard, Stage, ZeroConfig};
-use phalanx_tensor::{DType, Device};
+use phalanx_nn::{
+    Adagrad, AdamW, BatchNormConfig, Clip, Conv2dConfig, Group, Init, Lion, Module, Parameter, Rmsprop, Rule,
+    Scope, Sequential, Sgd, Unit, parameters,
+};
+use phalanx_parallel::data_parallel::{Average, DataParallel, Ddp, DdpConfig};
+use phalanx_parallel::sharded::{Ownership, Reshard, Stage, Zero, ZeroConfig};
+use phalanx_parallel::{Result, launch};
+use phalanx_tensor::{Context, DType, Device};
 
-use crate::kit::{Course, Rules, Task};
-use crate::{STAGES, same};
+use crate::gpt::{Trained, alone, bytes};
+use crate::{Course, Rules, STAGES, Task, config, same, together};
 
 /// Elementwise maps: `x + tanh(w s)` for each of its parameters; of a shape, a dtype.
 struct Odds {
@@ -173,5 +184,139 @@ fn decoders_tied_and_not_with_every_recomputation() {
                 same(&got.unwrap_or_else(|e| panic!("{what}: {e}")), &wanted, &what);
             }
         }
+    }
+}
+
+#[test]
+fn choices_change_no_bit() {
+    let wanted = alone(DType::F32, 3, 2, 3);
+    for stage in STAGES {
+        for (ownership, reshard, prefetch, offload) in [
+            (Ownership::Whole, Reshard::ExceptLast, true, None),
+            (Ownership::Even, Reshard::Always, false, None),
+            (Ownership::Even, Reshard::Never, true, None),
+            (Ownership::Whole, Reshard::Always, true, Some(Device::Cpu(9))),
+        ] {
+            let config = ZeroConfig { ownership, reshard, prefetch, offload, ..config(stage) };
+            same(&together(DType::F32, 3, 2, 3, &config), &wanted, &format!("{config:?}"));
+        }
+    }
+}
+
+#[test]
+fn f32_shares_of_a_bf16_model_are_its_master_weights() {
+    let wanted = alone(DType::BF16, 3, 1, 3);
+    for stage in STAGES {
+        let config = ZeroConfig { shard_dtype: Some(DType::F32), ..config(stage) };
+        let got = together(DType::BF16, 3, 1, 3, &config);
+        assert_eq!(got.0, wanted.0, "{stage:?}");
+        assert!(got.2 == wanted.2, "{stage:?}: optimizer state differs");
+        let shares: Vec<_> =
+            got.1.into_iter().map(|(name, values)| (format!("{name}.master"), values)).collect();
+        let masters = wanted.2.iter().filter(|(name, _)| name.ends_with(".master"));
+        assert!(masters.clone().count() == shares.len() && masters.clone().all(|m| shares.contains(m)));
+    }
+}
+
+#[test]
+fn groups_that_share_a_copy_come_near_and_agree() {
+    let wanted = alone(DType::F64, 4, 1, 3);
+    for stage in STAGES {
+        let config = ZeroConfig { shard_ranks: Some(2), grad_dtype: None, ..config(stage) };
+        let got = together(DType::F64, 4, 1, 3, &config);
+        for (got, wanted) in got.0.iter().zip(&wanted.0) {
+            assert!((got / wanted - 1.0).abs() < 1e-6, "{stage:?}: {got} {wanted}");
+        }
+        // Ranks alone in their group have all: additions over groups, in order of the ranks.
+        let config = ZeroConfig { shard_ranks: Some(1), ..config };
+        same(&together(DType::F64, 4, 1, 3, &config), &alone_in(DType::F64), &format!("{stage:?}"));
+    }
+}
+
+fn alone_in(dtype: DType) -> crate::gpt::Trained {
+    together(dtype, 4, 1, 3, &ZeroConfig { grad_dtype: None, ..config(Stage::Optimizer) })
+}
+
+#[test]
+fn a_mean_is_the_sum_over_the_ranks() {
+    let config = ZeroConfig { average: Average::Mean, ..config(Stage::Gradients) };
+    let (mean, sum) = (together(DType::F32, 4, 1, 1, &config), alone(DType::F32, 4, 1, 1));
+    assert_eq!(mean.0[0] * 4.0, sum.0[0]);
+}
+
+#[test]
+fn settings_that_do_not_fit_are_refused() {
+    let try_it = |config: ZeroConfig| {
+        let run = |rank: launch::Rank| {
+            let model = crate::gpt::model(DType::F32, rank.device());
+            phalanx_parallel::sharded::Zero::new(&model, rank.comm().clone(), config.clone()).map(drop)
+        };
+        launch::threads(3, run).unwrap_err().to_string()
+    };
+    let shards = try_it(ZeroConfig { shard_ranks: Some(2), ..config(Stage::Parameters) });
+    assert!(shards.contains("shard_ranks 2") && shards.contains("3 ranks"), "{shards}");
+    let dtype = try_it(ZeroConfig { shard_dtype: Some(DType::I64), ..config(Stage::Parameters) });
+    assert!(dtype.contains("shard_dtype i64"), "{dtype}");
+    let narrow = try_it(ZeroConfig { shard_dtype: Some(DType::BF16), ..config(Stage::Parameters) });
+    assert!(narrow.contains("wte.weight") && narrow.contains("shard_dtype bf16"), "{narrow}");
+    let grads = try_it(ZeroConfig { grad_dtype: Some(DType::Bool), ..config(Stage::Parameters) });
+    assert!(grads.contains("grad_dtype bool"), "{grads}");
+}
+
+/// A wrapper for a rank's model.
+type Wrap<'a> = &'a (dyn Fn(&launch::Rank, &Sequential) -> Result<Box<dyn DataParallel>> + Sync);
+
+/// Convolutions with running statistics, trained by ranks that share the batch, whatever they keep.
+fn train(rank: &launch::Rank, wrap: Wrap<'_>) -> Result<Trained> {
+    let scope = Scope::new(9, DType::F32, rank.device());
+    let layer = |i: usize, inputs: usize| {
+        let scope = scope.child(i);
+        let conv = Conv2dConfig::new(inputs, 5, [3, 3]).init(&scope.child("conv")).unwrap();
+        let norm = BatchNormConfig::new(5).init_2d(&scope.child("norm")).unwrap();
+        Sequential::new().with(conv).with(norm)
+    };
+    let model =
+        Sequential::new().with(Unit::new(Arc::new(layer(0, 2)))).with(Unit::new(Arc::new(layer(1, 5))));
+    let share = wrap(rank, &model)?;
+    let _train = Context::with(|c| c.train = true);
+    let mut optimizer = AdamW::default().init(vec![Group::new(share.parameters(), 1e-2)])?;
+    let mut norms = Vec::new();
+    for step in 0..3 {
+        for micro in 0..2 {
+            let values: Vec<f32> = (0..2 * 2 * 7 * 7)
+                .map(|i| ((i * 37 + rank.rank() * 11 + step * 5 + micro) % 19) as f32 / 9.0)
+                .collect();
+            let x = Var::from_slice(&values, &[2, 2, 7, 7], rank.device())?;
+            let _accumulate = (micro == 0).then(|| share.no_sync());
+            share.backward(&model.forward(&x)?.square()?.sum_all()?)?;
+        }
+        let norm = share.grad_norm()?;
+        optimizer.step_scaled(Clip::new(norm, 1.0).scale)?;
+        share.zero_grad()?;
+        share.updated()?;
+        norms.push(norm);
+    }
+    let mut state = bytes(&share.full_optimizer_state(optimizer.state_dict()?, &optimizer.kinds())?);
+    state.sort();
+    let values = bytes(&share.full_state_dict(&model)?);
+    // An evaluation of everything, outside of the units.
+    let all = share.gathered()?;
+    let here = bytes(&phalanx_nn::state_dict(&model));
+    assert!(rank.rank() > 0 || here == values);
+    drop(all);
+    Ok((norms, here, state))
+}
+
+#[test]
+fn convolutions_with_running_statistics_under_every_wrapper() {
+    let all = |wrap: Wrap<'_>| launch::threads(3, |rank| train(&rank, wrap)).unwrap();
+    let ddp = all(&|rank, model| Ok(Box::new(Ddp::new(model, rank.comm().clone(), DdpConfig::default())?)));
+    for stage in STAGES {
+        let zero =
+            all(&|rank, model| Ok(Box::new(Zero::new(model, rank.comm().clone(), ZeroConfig::new(stage))?)));
+        for (got, wanted) in zero.iter().zip(&ddp) {
+            assert!((&got.0, &got.1) == (&wanted.0, &wanted.1), "{stage:?}");
+        }
+        assert!(zero[0].2 == ddp[0].2, "{stage:?}");
     }
 }

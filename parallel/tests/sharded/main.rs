@@ -1,21 +1,24 @@
+//! (main.rs)
 //! ZeRO: the bits of one device, the memory and the traffic of the formulas.
+//!
+//! (kit.rs)
+//! Models of any kind, trained on one device and on several, with any rule.
 
 mod bits;
 mod bugs;
-mod choices;
-mod convolutions;
 #[path = "../gpt/mod.rs"]
 mod gpt;
-mod kit;
 mod odd;
-mod root;
 mod state;
 mod traps;
 
-use gpt::{Trained, bytes, loss, model, optimizer, rows, update};
+use phalanx_nn::autograd::Var;
+use phalanx_nn::{Clip, Group, Optimizer, Parameter, Parameters, Rule, grad_norm};
 use phalanx_parallel::sharded::{Stage, Zero, ZeroConfig};
 use phalanx_parallel::{Result, launch};
-use phalanx_tensor::DType;
+use phalanx_tensor::{Context, DType, Device};
+
+use crate::gpt::{Trained, add_chains, bytes, loss, model, optimizer, rows, update};
 
 const STAGES: [Stage; 3] = [Stage::Optimizer, Stage::Gradients, Stage::Parameters];
 
@@ -68,5 +71,86 @@ fn every_stage_has_the_bits_of_one_device() {
                 same(&got, &wanted, &format!("{stage:?}, {dtype}, {ranks} ranks, {micros} micro-batches"));
             }
         }
+    }
+}
+
+/// A model and what it is trained by: the loss of a row of a step's batch.
+trait Task: Parameters {
+    fn loss(&self, step: u64, row: usize) -> Result<Var>;
+}
+
+type Rules = fn() -> Box<dyn Rule>;
+
+/// How a task is trained.
+#[derive(Clone)]
+struct Course {
+    rule: Rules,
+    ranks: usize,
+    micros: usize,
+    steps: u64,
+    grads: Option<DType>,
+}
+
+impl Course {
+    fn optimizer(&self, parameters: Vec<Parameter>) -> Optimizer<Box<dyn Rule>> {
+        (self.rule)().init(Group::decay_matrices(parameters, 1e-2, 0.1)).unwrap()
+    }
+
+    fn row(&self, rank: usize, micro: usize) -> usize {
+        rank * self.micros + micro
+    }
+
+    /// One device: a chain of micro-batches for each rank there would be, added in order.
+    fn alone<T: Task>(&self, build: impl Fn(Device) -> T) -> Trained {
+        let model = build(Device::CPU);
+        let _train = Context::with(|c| c.train = true);
+        let parameters: Vec<Parameter> =
+            model.parameters().into_iter().filter(Parameter::is_trained).collect();
+        for p in self.grads.iter().flat_map(|&d| parameters.iter().map(move |p| (p, d))) {
+            p.0.set_grad_dtype(p.1).unwrap();
+        }
+        let mut optimizer = self.optimizer(parameters.clone());
+        let mut norms = Vec::new();
+        for step in 0..self.steps {
+            add_chains(&parameters, self.ranks, |rank| {
+                for micro in 0..self.micros {
+                    model.loss(step, self.row(rank, micro)).unwrap().backward().unwrap();
+                }
+            });
+            let norm = grad_norm(&parameters).unwrap();
+            optimizer.step_scaled(Clip::new(norm, 1.0).scale).unwrap();
+            optimizer.zero_grad().unwrap();
+            norms.push(norm);
+        }
+        let mut state = bytes(&optimizer.state_dict().unwrap());
+        state.sort();
+        (norms, bytes(&phalanx_nn::state_dict(&model)), state)
+    }
+
+    fn together<T: Task>(&self, config: &ZeroConfig, build: impl Fn(Device) -> T + Sync) -> Result<Trained> {
+        let run = |rank: launch::Rank| -> Result<Trained> {
+            let model = build(rank.device());
+            let _train = Context::with(|c| c.train = true);
+            let config = ZeroConfig { grad_dtype: self.grads, ..config.clone() };
+            let zero = Zero::new(&model, rank.comm().clone(), config)?;
+            let mut optimizer = self.optimizer(zero.parameters());
+            let mut norms = Vec::new();
+            for step in 0..self.steps {
+                for micro in 0..self.micros {
+                    let loss = model.loss(step, self.row(rank.rank(), micro))?;
+                    let _accumulate = (micro + 1 < self.micros).then(|| zero.no_sync());
+                    zero.backward(&loss)?;
+                }
+                let norm = zero.grad_norm()?;
+                optimizer.step_scaled(Clip::new(norm, 1.0).scale)?;
+                optimizer.zero_grad()?;
+                zero.updated()?;
+                norms.push(norm);
+            }
+            let mut state = bytes(&zero.full_optimizer_state(optimizer.state_dict()?, &optimizer.kinds())?);
+            state.sort();
+            Ok((norms, bytes(&zero.full_state_dict()?), state))
+        };
+        Ok(launch::threads(self.ranks, run)?.swap_remove(0))
     }
 }

@@ -1,28 +1,31 @@
 //! [`Lane`]: the calls of a group, or the messages of a pair in one direction, in order, on a stream of their own.
+//!
+//! [`combine`] launches the kernel that adds the elements of several ranks, in order of the ranks. Its slow twin is the
+//! reduction on the host ([`crate::comm::reduction`]).
 #![allow(unsafe_code)]
 
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use phalanx_tensor::cuda::{DevicePointer, Gpu, GpuEvent};
+use phalanx_kernels::cuda::{PRELUDE, type_name};
+use phalanx_tensor::cuda::{Args, DevicePointer, Gpu, GpuEvent, Grid, Kernel, Program};
 use phalanx_tensor::{DType, Device, Event, Stream, Tensor};
 
 use super::Sums;
-use super::combine::combine;
 use super::library::{ID_BYTES, Link, Op, unique_id};
-use super::route::{Message, Step, Whole, route};
-use super::watch::{Kept, Watch, Work};
+use super::route::{Message, Native, Step, route};
+use super::watchdog::{KeptTensors, Watchdog, Work};
 use crate::comm::pending::{Ticket, Waiter};
 use crate::comm::plan::Side;
-use crate::comm::{Call, Comm, Error, Kind, Pending, Result};
+use crate::comm::{Call, Comm, Error, Kind, Pending, Reduction, Result};
 
-/// How long a lane leaves the core to others while NCCL works.
+/// How long a lane sleeps between two polls of NCCL.
 const NAP: Duration = Duration::from_micros(50);
 
 /// Calls in order.
 #[derive(Debug)]
 pub(super) struct Lane {
-    watch: Arc<Watch>,
+    watchdog: Arc<Watchdog>,
     stream: Stream,
     /// The control plane's group for the lanes' own messages.
     private: Comm,
@@ -34,27 +37,27 @@ pub(super) struct Lane {
 
 impl Lane {
     pub(super) fn new(
-        watch: Arc<Watch>,
+        watchdog: Arc<Watchdog>,
         private: Comm,
         pair: Option<(usize, bool)>,
         sums: Sums,
     ) -> Result<Arc<Lane>> {
-        let stream = Stream::new(watch.gpu.device())?;
-        Ok(Arc::new(Lane { watch, stream, private, pair, sums, link: OnceLock::new() }))
+        let stream = Stream::new(watchdog.gpu.device())?;
+        Ok(Arc::new(Lane { watchdog, stream, private, pair, sums, link: OnceLock::new() }))
     }
 
     /// Takes a call that was announced to the control plane.
     pub(super) fn start(self: &Arc<Lane>, call: Call, announced: Pending) -> Pending {
-        let kept = Kept::new(call.input.iter().chain(&call.output).cloned());
+        let kept = KeptTensors::new(call.input.iter().chain(&call.output).cloned());
         let Ticket { rank, group, sequence, .. } = *announced.ticket;
         let ticket = Ticket::new(call, rank, group, sequence);
-        self.watch.queued();
+        self.watchdog.queued();
         let (lane, ours, tensors) = (Arc::clone(self), Arc::clone(&ticket), Arc::clone(&kept));
         self.stream.submit(move || {
-            let mut queued = Queued { watch: &lane.watch, work: None };
+            let mut queued = Queued { watchdog: &lane.watchdog, work: None };
             let mut outcome = lane.carry_out(&ours, announced, &tensors, &mut queued.work);
             if outcome.is_err() && queued.work.is_none() {
-                tensors.give_up();
+                tensors.release();
             }
             let given = queued.work.as_ref().map(|work| (work.call.clone(), Arc::clone(&work.ended)));
             drop(queued);
@@ -67,22 +70,22 @@ impl Lane {
             Ok(())
         });
         let event = self.stream.record();
-        let stream = self.watch.gpu.stream_handle().addr();
-        Pending::new(ticket, Arc::new(Desk { gpu: self.watch.gpu, stream, event, kept }))
+        let stream = self.watchdog.gpu.stream_handle().addr();
+        Pending::new(ticket, Arc::new(LaneWaiter { gpu: self.watchdog.gpu, stream, event, kept }))
     }
 
     fn carry_out(
         &self,
         ticket: &Ticket,
         announced: Pending,
-        kept: &Arc<Kept>,
+        kept: &Arc<KeptTensors>,
         work: &mut Option<Work>,
     ) -> Result<()> {
         let text = announced.ticket.describe(self.private.ranks());
         announced.wait()?;
         let blame = |error: Error| self.blame(&text, &error);
-        let link = self.meet().map_err(blame)?;
-        let (gpu, call) = (self.watch.gpu, ticket.whole_call());
+        let link = self.connect().map_err(blame)?;
+        let (gpu, call) = (self.watchdog.gpu, ticket.whole_call());
         let began = || -> Result<GpuEvent> {
             gpu.make_current()?;
             Ok(GpuEvent::record(gpu)?)
@@ -99,14 +102,14 @@ impl Lane {
         done.and(ended).map(drop).map_err(blame)
     }
 
-    /// What has ended the run, as seen in a call: what is wrong with that, if nothing was before.
+    /// The error of the run as returned by a call: the one that ended it, or `error` if none had.
     fn blame(&self, call: &str, error: &Error) -> Error {
-        let failure = self.watch.control.failure();
-        failure.unwrap_or_else(|| self.watch.fail(call, &error.to_string())).seen_in(|| call.into())
+        let failure = self.watchdog.control.failure();
+        failure.unwrap_or_else(|| self.watchdog.fail(call, &error.to_string())).seen_in(|| call.into())
     }
 
     /// The link, when all its ranks are there.
-    fn meet(&self) -> Result<Arc<Link>> {
+    fn connect(&self) -> Result<Arc<Link>> {
         let known = self.link.get();
         let mut letter =
             Tensor::zeros(&[if known.is_some() { 0 } else { ID_BYTES }], DType::U8, Device::CPU)?;
@@ -134,9 +137,9 @@ impl Lane {
             None => (self.private.rank(), self.private.size()),
             Some((_, sends)) => (usize::from(!sends), 2),
         };
-        self.watch.gpu.make_current()?;
+        self.watchdog.gpu.make_current()?;
         let link = Arc::new(Link::begin(id, rank, size).map_err(Error::Launch)?);
-        self.watch.linked(Arc::clone(&link));
+        self.watchdog.linked(Arc::clone(&link));
         self.settle(&link)?;
         Ok(Arc::clone(self.link.get_or_init(|| link)))
     }
@@ -145,13 +148,13 @@ impl Lane {
     fn settle(&self, link: &Link) -> Result<()> {
         let begin = Instant::now();
         while !link.is_settled().map_err(Error::Launch)? {
-            if let Some(failure) = self.watch.control.failure() {
+            if let Some(failure) = self.watchdog.control.failure() {
                 link.abort();
                 return Err(failure);
             }
-            if begin.elapsed() > self.watch.timeout() {
+            if begin.elapsed() > self.watchdog.timeout() {
                 link.abort();
-                let waited = self.watch.timeout().as_millis();
+                let waited = self.watchdog.timeout().as_millis();
                 return Err(Error::Launch(format!("NCCL has not found all ranks within {waited} ms")));
             }
             std::thread::sleep(NAP);
@@ -177,10 +180,10 @@ impl Lane {
     /// Does a step; `room` is what owners are given into.
     fn step(&self, link: &Link, call: &Call, step: Step, room: &mut Option<Tensor>) -> Result<()> {
         match step {
-            Step::Whole(whole) => {
+            Step::Native(whole) => {
                 let rank = self.private.rank();
-                let reads = matches!(whole, Whole::Broadcast { root, .. } if root == rank)
-                    || matches!(whole, Whole::Reduce { root, .. } if root != rank);
+                let reads = matches!(whole, Native::Broadcast { root, .. } if root == rank)
+                    || matches!(whole, Native::Reduce { root, .. } if root != rank);
                 self.enqueue(link, call, !reads, None, |at| vec![at.whole(&whole)])
             }
             Step::Exchange(messages) => {
@@ -189,7 +192,7 @@ impl Lane {
                     _ => None,
                 });
                 *room = match given.max() {
-                    Some(count) => Some(Tensor::empty(&[count], call.dtype(), self.watch.gpu.device())?),
+                    Some(count) => Some(Tensor::empty(&[count], call.dtype(), self.watchdog.gpu.device())?),
                     None => None,
                 };
                 let writes = messages.iter().any(|message| matches!(message, Message::Receive { .. }));
@@ -217,7 +220,7 @@ impl Lane {
         room: Option<&mut Tensor>,
         ops: impl FnOnce(Addresses) -> Vec<Op>,
     ) -> Result<()> {
-        let (op, dtype, gpu) = (call.kind().name(), call.dtype(), self.watch.gpu);
+        let (op, dtype, gpu) = (call.kind().name(), call.dtype(), self.watchdog.gpu);
         let input = call.input.as_ref().map(|input| input.device_read(op)).transpose()?;
         let mut output = call.output.clone();
         let output = match writes {
@@ -269,44 +272,44 @@ impl Addresses {
         }
     }
 
-    fn whole(&self, whole: &Whole) -> Op {
+    fn whole(&self, whole: &Native) -> Op {
         let (from, at) = (self.input, self.output);
         match *whole {
-            Whole::Broadcast { root, count } => Op::Broadcast { at, count, root },
-            Whole::AllGather { own: (side, start), count } => {
+            Native::Broadcast { root, count } => Op::Broadcast { at, count, root },
+            Native::AllGather { own: (side, start), count } => {
                 Op::AllGather { from: self.of(side, start), to: at, count }
             }
-            Whole::AllReduce { by, count } => Op::AllReduce { at, count, by },
-            Whole::ReduceScatter { by, count } => Op::ReduceScatter { from, to: at, count, by },
-            Whole::Reduce { by, root, count } => Op::Reduce { at, count, by, root },
+            Native::AllReduce { by, count } => Op::AllReduce { at, count, by },
+            Native::ReduceScatter { by, count } => Op::ReduceScatter { from, to: at, count, by },
+            Native::Reduce { by, root, count } => Op::Reduce { at, count, by, root },
         }
     }
 }
 
-/// A call that a lane has taken, until it has given it to the GPU or given up, whatever happens.
+/// A call between its arrival at a lane and its queueing on the GPU; counted even if that fails or panics.
 struct Queued<'a> {
-    watch: &'a Watch,
+    watchdog: &'a Watchdog,
     work: Option<Work>,
 }
 
 impl Drop for Queued<'_> {
     fn drop(&mut self) {
-        self.watch.given(self.work.take());
+        self.watchdog.given(self.work.take());
     }
 }
 
-/// Who waits for a call of a lane.
+/// Waits for a call of a lane.
 #[derive(Debug)]
-struct Desk {
+struct LaneWaiter {
     gpu: &'static Gpu,
     /// The caller's stream, on which its tensors are freed.
     stream: usize,
     /// The lane has given it to the GPU.
     event: Event,
-    kept: Arc<Kept>,
+    kept: Arc<KeptTensors>,
 }
 
-impl Waiter for Desk {
+impl Waiter for LaneWaiter {
     fn wait(&self, ticket: &Arc<Ticket>) -> Result<()> {
         self.event.synchronize()?;
         ticket.outcome().unwrap_or_else(|| Err(Error::Launch("a lane of NCCL has ended early".into())))
@@ -314,11 +317,58 @@ impl Waiter for Desk {
 
     fn order(&self) -> Result<()> {
         self.event.synchronize()?;
-        // What is given to this stream from now on, and so the next user of this memory, comes after. On another stream the
-        // watch gives them up when the GPU has done with them.
+        // Later work on this stream comes after the call, so the memory may be reused. On another stream the watchdog drops
+        // the tensors when the call has ended on the GPU.
         if self.gpu.stream_handle().addr() == self.stream {
-            self.kept.give_up();
+            self.kept.release();
         }
         Ok(())
     }
+}
+
+const FILES: &[(&str, &str)] = &[PRELUDE, ("combine.cu", include_str!("combine.cu"))];
+
+/// Loads the kernel of [`combine`], which must not be done while a GPU waits for another one.
+pub(super) fn prepare(
+    op: &'static str,
+    gpu: &'static Gpu,
+    dtype: DType,
+    by: Reduction,
+) -> phalanx_tensor::Result<Kernel> {
+    let defines = defines(dtype, by);
+    gpu.kernel(op, &Program { name: "combine.cu", files: FILES, defines: &defines }, "combine")
+}
+
+/// `out` becomes the reduction of all ranks' elements: `own` are those of rank `place`, `others` of the rest, one after another.
+/// `out` may be `own`.
+pub(super) fn combine(
+    op: &'static str,
+    out: &mut Tensor,
+    own: &Tensor,
+    others: &Tensor,
+    place: usize,
+    by: Reduction,
+) -> phalanx_tensor::Result<()> {
+    let gpu = out.device().gpu()?;
+    let count = out.numel();
+    let ranks = others.numel() / count.max(1) + 1;
+    let [stride, numel, ranks, place] = [count, count, ranks, place].map(|n| n as u64);
+    // The output first: it may be `own`, which is then not locked again.
+    let args = Args::new(op, gpu).write(out)?.read(own)?.read(others)?;
+    let args = args.value(stride).value(numel).value(ranks).value(place);
+    let threads = count.div_ceil(16 / own.dtype().size());
+    prepare(op, gpu, own.dtype(), by)?.launch(Grid::over(gpu, threads, 256), args)
+}
+
+fn defines(dtype: DType, by: Reduction) -> [(&'static str, &'static str); 3] {
+    let by = match by {
+        Reduction::Sum => "sum",
+        Reduction::Prod => "product",
+        Reduction::Max => "largest",
+        Reduction::Min => "smallest",
+    };
+    let float = if dtype.is_float() { "1" } else { "0" };
+    // Truth values are 0 and 1.
+    let element = if dtype == DType::Bool { DType::U8 } else { dtype };
+    [("ELEM", type_name(element)), ("FLOAT", float), ("BY", by)]
 }

@@ -5,15 +5,16 @@
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::{null, null_mut};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock};
 
 use phalanx_tensor::DType;
 use phalanx_tensor::cuda::cudarc::nccl::sys;
 use phalanx_tensor::cuda::{Library, symbol};
 
 use crate::comm::Reduction;
+use crate::panics::unpoisoned;
 
-/// What NCCL says of a call that failed.
+/// The result of a call of NCCL, with NCCL's message as the error.
 pub(super) type Called<T = ()> = Result<T, String>;
 
 /// Bytes by which the ranks of a communicator find each other.
@@ -21,7 +22,7 @@ pub(super) const ID_BYTES: usize = 128;
 
 /// `NCCL_CONFIG_UNDEF_INT`: NCCL chooses.
 const UNDEFINED: c_int = c_int::MIN;
-/// What a configuration begins with.
+/// The first word of a configuration.
 const MAGIC: u32 = 0xcafe_beef;
 /// The version whose configuration the bindings describe: 2.30.0.
 const VERSION: u32 = 2_30_00;
@@ -73,7 +74,7 @@ functions! {
 /// NCCL, loaded once.
 ///
 /// # Errors
-/// If it is not found, or is too old: what is missing.
+/// If it is not found, or lacks a function because it is too old.
 pub(super) fn functions() -> Called<&'static Functions> {
     static NCCL: OnceLock<Called<Functions>> = OnceLock::new();
     NCCL.get_or_init(Functions::load).as_ref().map_err(Clone::clone)
@@ -125,7 +126,7 @@ impl Link {
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Handle>> {
-        self.comm.lock().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(self.comm.lock())
     }
 
     fn with<T>(&self, call: impl FnOnce(Comm) -> Called<T>) -> Called<T> {
@@ -140,7 +141,7 @@ impl Link {
         self.with(|comm| self.settled(comm))
     }
 
-    /// What is wrong with it. Whoever aborts it says himself why.
+    /// Its error, if it has one. An aborted communicator has none: the code that aborted it reports why.
     pub(super) fn fault(&self) -> Option<String> {
         self.lock().as_ref().and_then(|&Handle(comm)| self.settled(comm).err())
     }
@@ -157,7 +158,7 @@ impl Link {
     ///
     /// # Safety
     /// The stream is one of the link's GPU. The addresses are of as many elements of `dtype` there, and as many times more as
-    /// there are ranks where a call gathers or scatters, which live, and nobody else uses, until the stream has passed
+    /// there are ranks where a call gathers or scatters, which live, and no other code uses, until the stream has passed
     /// this point.
     pub(super) unsafe fn enqueue(&self, dtype: DType, ops: &[Op], stream: *mut c_void) -> Called {
         self.with(|comm| {
@@ -177,7 +178,7 @@ impl Link {
     /// Ends it at once, and what it still does on the GPU.
     pub(super) fn abort(&self) {
         if let Some(Handle(comm)) = self.lock().take() {
-            // SAFETY: the handle exists, and nobody has it any more. There is nothing to be done about an error.
+            // SAFETY: the handle exists, and was taken, so no other call has it. An error of an abort cannot be handled.
             let _ = unsafe { (self.nccl.abort)(comm) };
         }
     }

@@ -1,39 +1,42 @@
 //! Ranks with a GPU each, over NCCL.
 //!
-//! Another communicator of the same ranks (threads, TCP, MPI) stays as the control plane. There every call is announced, so
-//! that it is compared between ranks, late and lost ranks are named and the first error ends the run of all, as on every
-//! backend; and what lies in the host's memory is exchanged there altogether. NCCL is given a call only when all its
-//! ranks have come to it, so nothing waits on a GPU for a rank that may never come.
+//! A second communicator of the same ranks (threads, TCP or MPI) is the control plane. Every call is announced there, so it is
+//! compared between ranks, late and lost ranks are named, and the first error ends the run of all ranks, as on every backend.
+//! Tensors in the host's memory are exchanged over it too. NCCL gets a call only when all its ranks have announced it, so no
+//! GPU waits for a rank that may never come.
 //!
 //! ```text
-//! caller   announce ──submit──────────────────── wait: its later work on the GPU comes after
-//! lane              └─all have come─ exchange ─ add in order of the ranks ─ exchange ─┘     (a stream of its own)
-//! watch                                looks after what is under way; aborts it where the run has failed
+//! caller    announce ──submit─────────────────────── wait: the caller's later GPU work comes after the call
+//! lane               └─all have announced─ exchange ─ add in order of the ranks ─ exchange ─┘   (a stream of its own)
+//! watchdog                                 polls calls under way; aborts them if the run has failed
 //!
-//! route    what a rank does for a call: messages, and what is added when. Pure    library  NCCL's calls
-//! combine  the kernel that adds in order of the ranks                            lane     the calls of a group, in order
-//! watch    what is under way on the GPU                                          member   the communicator
+//! mod (communicator) ──► lane (calls of a group, in order) ──► route (the steps of one rank; pure)
+//!                           ├──► watchdog (calls under way on the GPU)
+//!                           └──► library (NCCL's functions)       combine.cu: adds the ranks' elements in order
 //! ```
 //!
-//! A group has a lane and an NCCL communicator of its own, made when it is first used; messages have one a pair and direction.
-//! No call waits for the GPU, but those that somebody observes.
+//! A group has a lane and an NCCL communicator of its own, made at its first use; a pair of ranks has one for each direction
+//! of its messages. The host waits for the GPU only in calls that have an observer.
 
-mod combine;
 mod lane;
 mod library;
-mod member;
 mod route;
-mod watch;
+mod watchdog;
 
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
-use phalanx_tensor::Device;
+use lane::{Lane, prepare};
 use phalanx_tensor::cuda::{Library, require};
+use phalanx_tensor::{Device, Tensor};
+use watchdog::Watchdog;
 
-use super::{Comm, Error, Result};
-pub(crate) use member::{Session, join};
+use super::{Call, Comm, Communicator, Error, Kind, Pending, Result, Traffic};
+use crate::panics::unpoisoned;
 
-/// Who adds the elements of several ranks.
+/// Which code adds the elements of several ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sums {
     /// This crate, in order of the ranks: the bits are those of every other backend.
@@ -44,10 +47,10 @@ pub enum Sums {
     Library,
 }
 
-/// How ranks exchange what is on their GPUs.
+/// How ranks exchange tensors of their GPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NcclConfig {
-    /// Who adds.
+    /// Which code adds.
     pub sums: Sums,
     /// How long a call may run on a GPU, and how long NCCL may take to find the other ranks.
     pub timeout: Duration,
@@ -59,8 +62,8 @@ impl Default for NcclConfig {
     }
 }
 
-/// `control`'s rank with a GPU: what is there is exchanged over NCCL, everything else over `control`. All ranks do this, each
-/// with a GPU of its own. `control` is not used for anything else from now on.
+/// The rank of `control` with a GPU: tensors there are exchanged over NCCL, all others over `control`. All ranks call this,
+/// each with a GPU of its own. The caller does not use `control` afterwards.
 ///
 /// # Errors
 /// If `device` is no GPU, or NCCL is not found.
@@ -75,4 +78,151 @@ pub fn nccl(control: Comm, device: Device, config: NcclConfig) -> Result<Comm> {
 pub fn check_nccl() -> Result<&'static str> {
     let from = require(Library::Nccl).map_err(Error::Launch)?;
     library::functions().map(|_| from).map_err(Error::Launch)
+}
+
+/// A rank's use of NCCL, until it is left.
+#[derive(Debug)]
+pub(crate) struct Session {
+    watchdog: Arc<Watchdog>,
+    thread: JoinHandle<()>,
+}
+
+impl Session {
+    /// Waits until everything under way has ended, and NCCL has.
+    pub(crate) fn leave(self) {
+        self.watchdog.end();
+        // It does not panic; if it did, there would be nothing left to wait for.
+        let _ = self.thread.join();
+    }
+}
+
+/// See [`nccl`](nccl).
+pub(crate) fn join(control: Comm, device: Device, config: NcclConfig) -> Result<(Session, Comm)> {
+    let gpu = device.gpu()?;
+    check_nccl()?;
+    let (watchdog, thread) = Watchdog::start(gpu, Arc::clone(&control), config.timeout)?;
+    let root = Arc::new(Root { watchdog: Arc::clone(&watchdog), device, sums: config.sums });
+    let comm = Member::new(root, control)?;
+    Ok((Session { watchdog, thread }, Arc::new(comm)))
+}
+
+/// The state that a rank's communicators share. When the last of them is dropped, no call can come any more.
+#[derive(Debug)]
+struct Root {
+    watchdog: Arc<Watchdog>,
+    device: Device,
+    sums: Sums,
+}
+
+impl Drop for Root {
+    fn drop(&mut self) {
+        self.watchdog.end();
+    }
+}
+
+/// The group's collectives, or the messages to (true) or from another rank.
+type Lanes = HashMap<Option<(usize, bool)>, Arc<Lane>>;
+
+/// A rank's membership in a group.
+#[derive(Debug)]
+struct Member {
+    root: Arc<Root>,
+    /// The control plane: calls are announced here, in the order of the lanes.
+    control: Comm,
+    /// The same ranks, for what lanes say to each other.
+    private: Comm,
+    lanes: Mutex<Lanes>,
+}
+
+impl Member {
+    fn new(root: Arc<Root>, control: Comm) -> Result<Member> {
+        let all: Vec<usize> = (0..control.size()).collect();
+        let private = control.group(&all)?;
+        Ok(Member { root, control, private, lanes: Mutex::default() })
+    }
+
+    /// Whether everything that this rank brings is on its GPU. A message to itself goes over the control plane, which has
+    /// both ends.
+    fn is_on_gpu(&self, call: &Call) -> bool {
+        let mut tensors = call.input.iter().chain(&call.output).peekable();
+        let itself = call.peer() == Some(self.rank());
+        !itself && tensors.peek().is_some() && tensors.all(|tensor| tensor.device() == self.root.device)
+    }
+
+    fn begin(&self, call: Call) -> Result<Pending> {
+        let call = call.checked(self.rank(), self.size())?;
+        let announcement = call.announcement();
+        if self.size() == 1 {
+            self.control.run(announcement)?;
+            let outcome = copy_alone(&call);
+            return Ok(Pending::done(call, outcome));
+        }
+        if let (Some(by), Some(dtype)) = (call.signature.by, call.signature.dtype) {
+            // Compiled now, before a GPU waits for this rank. The lane reports an error, if there is one.
+            let _ = prepare(call.kind().name(), self.root.watchdog.gpu, dtype, by);
+        }
+        let key = call.peer().map(|peer| (peer, call.kind() == Kind::Send));
+        // Announced and handed over in the same order.
+        let mut lanes = unpoisoned(self.lanes.lock());
+        let lane = match lanes.get(&key) {
+            Some(lane) => Arc::clone(lane),
+            None => {
+                let watchdog = Arc::clone(&self.root.watchdog);
+                let lane = Lane::new(watchdog, Arc::clone(&self.private), key, self.root.sums)?;
+                lanes.insert(key, Arc::clone(&lane));
+                lane
+            }
+        };
+        let announced = self.control.start(announcement);
+        Ok(lane.start(call, announced))
+    }
+}
+
+/// A collective of one rank: copies the input to the output.
+fn copy_alone(call: &Call) -> Result<()> {
+    match (&call.output, &call.input) {
+        (Some(output), Some(input)) => {
+            let flat = |t: &Tensor| t.view_into(0, &[t.numel()]);
+            Ok(flat(output)?.copy_from(&flat(input)?)?)
+        }
+        _ => Ok(()),
+    }
+}
+
+impl Communicator for Member {
+    fn rank(&self) -> usize {
+        self.control.rank()
+    }
+
+    fn ranks(&self) -> &[usize] {
+        self.control.ranks()
+    }
+
+    fn start(&self, call: Call) -> Pending {
+        if !self.is_on_gpu(&call) {
+            return self.control.start(call);
+        }
+        self.begin(call).unwrap_or_else(|error| Pending::done(Call::barrier(), Err(error)))
+    }
+
+    fn run(&self, call: Call) -> Result<()> {
+        if self.is_on_gpu(&call) { self.start(call).wait() } else { self.control.run(call) }
+    }
+
+    fn group(&self, ranks: &[usize]) -> Result<Comm> {
+        Ok(Arc::new(Member::new(Arc::clone(&self.root), self.control.group(ranks)?)?))
+    }
+
+    fn traffic(&self) -> Traffic {
+        // Announcements count as what they announce.
+        self.control.traffic()
+    }
+
+    fn fail(&self, cause: &str) {
+        self.control.fail(cause);
+    }
+
+    fn failure(&self) -> Option<Error> {
+        self.control.failure()
+    }
 }

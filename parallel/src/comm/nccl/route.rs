@@ -1,18 +1,17 @@
-//! [`route`]: what one rank does for a call, step by step. Pure.
+//! [`route`]: the steps of one rank for a call. Pure.
 //!
-//! It follows the same plan as the wires ([`plan`]): ranks give their parts of a share to its owner, who adds them in order of
-//! the ranks, and gives the sum to those who want it. What is given is added in rounds, so that the owner needs room for
-//! a bounded part of it only. Where nothing is added, and everybody gets the same, NCCL's own broadcast and
-//! gathering do the last step: they know how the GPUs are connected.
+//! It follows the same plan as the wires ([`plan`]): ranks send their parts of a share to its owner, which adds them in order
+//! of the ranks and sends the sum to the destinations. Parts are added in rounds, so the owner needs a buffer of bounded size.
+//! Where nothing is added and every rank gets the same, NCCL's own broadcast or all-gather does the last step, since NCCL
+//! knows how the GPUs are connected.
 
 use std::ops::Range;
 
-use crate::comm::plan::{Place, Side, Transfer, plan};
+use super::Sums;
+use crate::comm::plan::{Segment, Side, Transfer, plan};
 use crate::comm::{Kind, Reduction, Signature};
 
-use super::Sums;
-
-/// Bytes of room for what is given to an owner.
+/// Bytes of the buffer for parts that an owner receives.
 const ROOM_BYTES: usize = 64 << 20;
 /// Elements of a round are a multiple of this, so that rounds begin where packets do.
 const ROUND: usize = 64;
@@ -25,7 +24,7 @@ pub(super) enum Step {
     /// This rank's elements of `own` and those in the room become `out`.
     Combine { own: (Side, Range<usize>), out: Range<usize>, by: Reduction },
     /// NCCL's own collective.
-    Whole(Whole),
+    Native(Native),
 }
 
 /// Elements to or from a rank.
@@ -48,9 +47,9 @@ pub(super) enum Message {
     },
 }
 
-/// What NCCL does as a whole. All but gathering is in place, in the output.
+/// A collective of NCCL's own. All but the all-gather work in place, in the output.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Whole {
+pub(super) enum Native {
     Broadcast { root: usize, count: usize },
     AllGather { own: (Side, usize), count: usize },
     AllReduce { by: Reduction, count: usize },
@@ -71,33 +70,33 @@ pub(super) fn route(
     let root = signature.root.unwrap_or(0);
     let whole = match (kind, *by) {
         _ if total == 0 => None,
-        (Kind::Broadcast, _) => Some(Whole::Broadcast { root, count: total }),
+        (Kind::Broadcast, _) => Some(Native::Broadcast { root, count: total }),
         (Kind::AllGather, _) if even => Some(gather(in_place, me, first)),
-        (Kind::AllReduce, Some(by)) if sums == Sums::Library => Some(Whole::AllReduce { by, count: total }),
+        (Kind::AllReduce, Some(by)) if sums == Sums::Library => Some(Native::AllReduce { by, count: total }),
         (Kind::ReduceScatter, Some(by)) if sums == Sums::Library && even => {
-            Some(Whole::ReduceScatter { by, count: first })
+            Some(Native::ReduceScatter { by, count: first })
         }
-        (Kind::Reduce, Some(by)) if sums == Sums::Library => Some(Whole::Reduce { by, root, count: total }),
+        (Kind::Reduce, Some(by)) if sums == Sums::Library => Some(Native::Reduce { by, root, count: total }),
         _ => None,
     };
     if let Some(whole) = whole {
-        return vec![Step::Whole(whole)];
+        return vec![Step::Native(whole)];
     }
     let transfers = transfers(signature, me, size, in_place);
     let mut steps = rounds(&transfers, signature, (me, size));
     match (kind, total % size) {
         (Kind::AllReduce, 0) if total > 0 => {
             let count = total / size;
-            steps.push(Step::Whole(Whole::AllGather { own: (Side::Output, me * count), count }));
+            steps.push(Step::Native(Native::AllGather { own: (Side::Output, me * count), count }));
         }
         _ => steps.extend(results(&transfers, me)),
     }
     steps
 }
 
-fn gather(in_place: bool, me: usize, count: usize) -> Whole {
+fn gather(in_place: bool, me: usize, count: usize) -> Native {
     let own = if in_place { (Side::Output, me * count) } else { (Side::Input, 0) };
-    Whole::AllGather { own, count }
+    Native::AllGather { own, count }
 }
 
 /// The call's transfers; of those that are not this rank's, an all-to-all has none.
@@ -106,7 +105,7 @@ fn transfers(signature: &Signature, me: usize, size: usize, in_place: bool) -> V
         let here = Signature { on_gpus: false, ..signature.clone() };
         return plan(&vec![&here; size], &vec![in_place; size]);
     };
-    let place = |rank, side, range: Range<usize>| vec![Place { rank, side, range }];
+    let place = |rank, side, range: Range<usize>| vec![Segment { rank, side, range }];
     let (sent, wanted) = (crate::comm::plan::ranges(counts), crate::comm::plan::ranges(wanted));
     let to = |q: usize| {
         let dest = if q == me { wanted[me].clone() } else { 0..sent[q].len() };
@@ -159,7 +158,7 @@ fn rounds(transfers: &[Transfer], signature: &Signature, (me, size): (usize, usi
     steps
 }
 
-/// From the owners to those who want it.
+/// The messages from the owners to the destinations.
 fn results(transfers: &[Transfer], me: usize) -> Option<Step> {
     let mut messages = vec![];
     for Transfer { owner, sources, dests } in transfers {
@@ -168,7 +167,7 @@ fn results(transfers: &[Transfer], me: usize) -> Option<Step> {
                 // What was combined lies in the owner's own output.
                 let combined = dests.iter().find(|dest| dest.rank == me).filter(|_| sources.len() > 1);
                 let from = combined.or(sources.first());
-                let Some(Place { side, range, .. }) = from.filter(|from| *from != dest) else { continue };
+                let Some(Segment { side, range, .. }) = from.filter(|from| *from != dest) else { continue };
                 messages.push(Message::Send { from: *side, range: range.clone(), to: dest.rank });
             }
             if dest.rank == me && !(*owner == me && (sources.len() > 1 || sources.first() == Some(dest))) {
@@ -180,4 +179,254 @@ fn results(transfers: &[Transfer], me: usize) -> Option<Step> {
 }
 
 #[cfg(test)]
-mod tests;
+mod tests {
+    use std::collections::{HashMap, VecDeque};
+
+    use phalanx_tensor::DType;
+
+    use super::*;
+
+    fn signature(kind: Kind, counts: &[usize], wanted: &[usize], root: Option<usize>) -> Signature {
+        let reduces = matches!(kind, Kind::AllReduce | Kind::ReduceScatter | Kind::Reduce);
+        let (by, dtype) = (reduces.then_some(Reduction::Sum), Some(DType::F64));
+        Signature { kind, by, dtype, root, counts: counts.to_vec(), wanted: wanted.to_vec(), on_gpus: true }
+    }
+
+    #[test]
+    fn an_uneven_all_reduce_of_two() {
+        let all_reduce = signature(Kind::AllReduce, &[3], &[], None);
+        let give = Message::Send { from: Side::Output, range: 2..3, to: 1 };
+        let given = Message::Given { range: 0..2, from: 1 };
+        let combine = Step::Combine { own: (Side::Output, 0..2), out: 0..2, by: Reduction::Sum };
+        let mine = Message::Send { from: Side::Output, range: 0..2, to: 1 };
+        let theirs = Message::Receive { range: 2..3, from: 1 };
+        let wanted = [Step::Exchange(vec![given, give]), combine, Step::Exchange(vec![mine, theirs])];
+        assert_eq!(route(&all_reduce, (0, 2), true, Sums::InOrder), wanted);
+    }
+
+    #[test]
+    fn nccl_does_what_adds_nothing_and_all_of_it_if_asked() {
+        let even = signature(Kind::AllReduce, &[8], &[], None);
+        let gathered = Step::Native(Native::AllGather { own: (Side::Output, 4), count: 4 });
+        assert_eq!(route(&even, (1, 2), true, Sums::InOrder).last(), Some(&gathered));
+        let whole = Step::Native(Native::AllReduce { by: Reduction::Sum, count: 8 });
+        assert_eq!(route(&even, (1, 2), true, Sums::Library), [whole]);
+        let broadcast = Step::Native(Native::Broadcast { root: 1, count: 5 });
+        assert_eq!(
+            route(&signature(Kind::Broadcast, &[5], &[], Some(1)), (0, 2), true, Sums::InOrder),
+            [broadcast]
+        );
+    }
+
+    #[test]
+    fn calls_of_nothing_have_no_steps() {
+        for kind in Kind::ALL {
+            let counts = if kind == Kind::Barrier { vec![] } else { vec![0; 3] };
+            let steps = route(&signature(kind, &counts, &[0; 3], Some(0)), (1, 3), false, Sums::InOrder);
+            assert_eq!(steps, [], "{kind:?}");
+        }
+    }
+
+    #[test]
+    fn rounds_need_a_bounded_room() {
+        let count = 3 * ROOM_BYTES / 8 + 1;
+        let steps = route(&signature(Kind::Reduce, &[count], &[], Some(2)), (2, 3), true, Sums::InOrder);
+        let (mut rounds, mut room) = (0, 0);
+        for step in &steps {
+            let Step::Exchange(messages) = step else { continue };
+            rounds += 1;
+            for message in messages {
+                let Message::Given { range, .. } = message else { panic!("{message:?}") };
+                room = room.max(range.end * 8);
+            }
+        }
+        assert_eq!(rounds, 7);
+        assert!(room <= ROOM_BYTES && room > ROOM_BYTES / 2, "{room}");
+    }
+
+    /// One rank's tensors.
+    #[derive(Clone, Debug)]
+    struct Memory {
+        input: Vec<f64>,
+        output: Vec<f64>,
+        room: Vec<f64>,
+    }
+
+    /// Carries out the steps of all ranks as GPUs do: a step waits for its messages, NCCL's all-gather for all ranks.
+    fn run(signature: &[Signature], memory: &mut [Memory], in_place: bool) {
+        let size = memory.len();
+        let mut steps: Vec<VecDeque<Step>> =
+            (0..size).map(|me| route(&signature[me], (me, size), in_place, Sums::InOrder).into()).collect();
+        let mut mail = Mail::new();
+        let mut sent = vec![false; size];
+        while steps.iter().any(|steps| !steps.is_empty()) {
+            let gathering = |steps: &VecDeque<Step>| matches!(steps.front(), Some(Step::Native(_)));
+            if steps.iter().all(gathering) {
+                let parts = steps.iter_mut().zip(&*memory).map(|(steps, m)| m.part(steps.pop_front()));
+                let all: Vec<f64> = parts.collect::<Vec<_>>().concat();
+                memory.iter_mut().for_each(|m| m.output[..all.len()].copy_from_slice(&all));
+                continue;
+            }
+            let mut moved = false;
+            for me in 0..size {
+                let done = match steps[me].front() {
+                    Some(Step::Exchange(messages)) => {
+                        if !std::mem::replace(&mut sent[me], true) {
+                            memory[me].send(messages, me, &mut mail);
+                        }
+                        let came = memory[me].receive(messages, me, &mut mail);
+                        sent[me] = !came;
+                        came
+                    }
+                    Some(Step::Combine { own, out, .. }) => {
+                        memory[me].combine(own, out.clone(), (me, size));
+                        true
+                    }
+                    _ => false,
+                };
+                if done {
+                    steps[me].pop_front();
+                    moved = true;
+                }
+            }
+            assert!(moved, "everybody waits: {steps:?}");
+        }
+        assert!(mail.values().all(VecDeque::is_empty), "messages that nobody took");
+    }
+
+    type Mail = HashMap<(usize, usize), VecDeque<Vec<f64>>>;
+
+    impl Memory {
+        fn side(&self, side: Side) -> &[f64] {
+            if side == Side::Input { &self.input } else { &self.output }
+        }
+
+        fn part(&self, step: Option<Step>) -> Vec<f64> {
+            let Some(Step::Native(Native::AllGather { own: (side, at), count })) = step else {
+                panic!("{step:?}")
+            };
+            self.side(side)[at..at + count].to_vec()
+        }
+
+        fn send(&self, messages: &[Message], me: usize, mail: &mut Mail) {
+            for message in messages {
+                if let Message::Send { from, range, to } = message {
+                    mail.entry((me, *to)).or_default().push_back(self.side(*from)[range.clone()].to_vec());
+                }
+            }
+        }
+
+        /// Whether all messages had come.
+        fn receive(&mut self, messages: &[Message], me: usize, mail: &mut Mail) -> bool {
+            let from = |message: &Message| match message {
+                Message::Send { .. } => None,
+                Message::Receive { from, .. } | Message::Given { from, .. } => Some(*from),
+            };
+            if !messages.iter().filter_map(from).all(|q| mail.get(&(q, me)).is_some_and(|m| !m.is_empty())) {
+                return false;
+            }
+            for message in messages {
+                let (to, range, from) = match message {
+                    Message::Send { .. } => continue,
+                    Message::Receive { range, from } => (&mut self.output, range, from),
+                    Message::Given { range, from } => (&mut self.room, range, from),
+                };
+                let came = mail.get_mut(&(*from, me)).unwrap().pop_front().unwrap();
+                to.resize(to.len().max(range.end), f64::NAN);
+                to[range.clone()].copy_from_slice(&came);
+            }
+            true
+        }
+
+        fn combine(
+            &mut self,
+            (side, own): &(Side, Range<usize>),
+            out: Range<usize>,
+            (me, size): (usize, usize),
+        ) {
+            let (count, own) = (own.len(), self.side(*side)[own.clone()].to_vec());
+            let mut parts: Vec<&[f64]> = self.room[..count * (size - 1)].chunks(count).collect();
+            parts.insert(me, &own);
+            let sum = |i: usize| parts[1..].iter().fold(parts[0][i], |sum, part| sum + part[i]);
+            let sums: Vec<f64> = (0..count).map(sum).collect();
+            self.output[out].copy_from_slice(&sums);
+        }
+    }
+
+    /// Values whose sums show their order.
+    fn draw(rank: usize, i: usize) -> f64 {
+        let x = (rank * 1000 + i + 1) as f64 * 0.618_033_988_749_894_9;
+        x.fract() * 10f64.powi((i + 5 * rank) as i32 % 17)
+    }
+
+    fn memory(sizes: impl Fn(usize) -> (usize, usize), size: usize) -> Vec<Memory> {
+        let one = |rank| {
+            let (input, output) = sizes(rank);
+            let output = (0..output).map(|i| draw(rank, i)).collect();
+            Memory { input: (0..input).map(|i| draw(rank, i)).collect(), output, room: vec![] }
+        };
+        (0..size).map(one).collect()
+    }
+
+    #[test]
+    fn all_ranks_routes_together_do_what_each_collective_says() {
+        for size in 1..5 {
+            let sum = |i: usize| (1..size).fold(draw(0, i), |sum, rank| sum + draw(rank, i));
+            for count in [1, 3, 8, 65] {
+                let mut m = memory(|_| (0, count), size);
+                run(&vec![signature(Kind::AllReduce, &[count], &[], None); size], &mut m, true);
+                let wanted: Vec<f64> = (0..count).map(sum).collect();
+                assert!(m.iter().all(|m| m.output == wanted), "all_reduce of {count} on {size}");
+
+                let root = size - 1;
+                let mut m = memory(|_| (0, count), size);
+                run(&vec![signature(Kind::Reduce, &[count], &[], Some(root)); size], &mut m, true);
+                assert_eq!(m[root].output, wanted, "reduce on {size}");
+
+                // Uneven, with nothing for one rank.
+                let counts: Vec<usize> = (0..size).map(|r| if r == 1 { 0 } else { count + r }).collect();
+                let (total, begins) = (counts.iter().sum::<usize>(), crate::comm::plan::ranges(&counts));
+                let mut m = memory(|r| (total, counts[r]), size);
+                run(&vec![signature(Kind::ReduceScatter, &counts, &[], None); size], &mut m, false);
+                for (r, m) in m.iter().enumerate() {
+                    let wanted: Vec<f64> = begins[r].clone().map(sum).collect();
+                    assert_eq!(m.output, wanted, "reduce_scatter on {size}");
+                }
+                let joined: Vec<f64> =
+                    (0..size).flat_map(|r| (0..counts[r]).map(move |i| draw(r, i))).collect();
+                let mut m = memory(|r| (counts[r], total), size);
+                run(&vec![signature(Kind::AllGather, &counts, &[], None); size], &mut m, false);
+                assert!(m.iter().all(|m| m.output == joined), "all_gather on {size}");
+                let mut m = memory(|r| (counts[r], if r == root { total } else { 0 }), size);
+                run(&vec![signature(Kind::Gather, &counts, &[], Some(root)); size], &mut m, false);
+                assert_eq!(m[root].output, joined, "gather on {size}");
+                let mut m = memory(|r| (if r == root { total } else { 0 }, counts[r]), size);
+                run(&vec![signature(Kind::Scatter, &counts, &[], Some(root)); size], &mut m, false);
+                for (r, m) in m.iter().enumerate() {
+                    let wanted: Vec<f64> = begins[r].clone().map(|i| draw(root, i)).collect();
+                    assert_eq!(m.output, wanted, "scatter on {size}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn an_uneven_all_to_all_gives_each_pair_its_share() {
+        let size = 3;
+        let share = |q: usize, r: usize| (2 * q + r) % 4;
+        let sent: Vec<Vec<usize>> = (0..size).map(|q| (0..size).map(|r| share(q, r)).collect()).collect();
+        let wanted: Vec<Vec<usize>> = (0..size).map(|r| (0..size).map(|q| share(q, r)).collect()).collect();
+        let all: Vec<Signature> =
+            (0..size).map(|r| signature(Kind::AllToAll, &sent[r], &wanted[r], None)).collect();
+        let mut m = memory(|r| (sent[r].iter().sum(), wanted[r].iter().sum()), size);
+        run(&all, &mut m, false);
+        for (r, m) in m.iter().enumerate() {
+            let from = |q: usize| {
+                let begin: usize = sent[q][..r].iter().sum();
+                (begin..begin + share(q, r)).map(move |i| draw(q, i))
+            };
+            let wanted: Vec<f64> = (0..size).flat_map(from).collect();
+            assert_eq!(m.output, wanted);
+        }
+    }
+}

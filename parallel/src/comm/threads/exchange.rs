@@ -1,17 +1,18 @@
-//! Moving the elements of a complete call, with everybody's tensors at hand.
+//! Moves the elements of a complete call between the tensors of all ranks.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use phalanx_tensor::{DType, Pool, Read, Tensor, Write, bf16, f16};
 
-use crate::comm::plan::{Place, Side, Transfer, plan};
+use crate::comm::plan::{Segment, Side, Transfer, plan};
 use crate::comm::reduction::{BLOCK, Block, Summand};
 use crate::comm::{Call, Error, Reduction, Result, Signature};
+use crate::panics::unpoisoned;
 
 /// Bytes of a rank that a thread works on at a time.
 const PIECE_BYTES: usize = 128 << 10;
 
-/// Does what all of a group's `calls` say, the ranks' numbers being `ranks`.
+/// Carries out a collective of which all ranks' `calls` are given; `ranks` are their numbers in the whole run.
 pub(super) fn exchange(calls: &[&Call], ranks: &[usize], sequence: u64, pool: &Pool) -> Result<()> {
     let signatures: Vec<&Signature> = calls.iter().map(|call| &call.signature).collect();
     if let Some(error) = Signature::mismatch(&signatures, ranks, sequence) {
@@ -27,8 +28,8 @@ pub(super) fn deliver(send: &Call, recv: &Call, ranks: [usize; 2], sequence: u64
         return Err(error);
     }
     let range = 0..recv.signature.counts[0];
-    let from = Place { rank: 0, side: Side::Input, range: range.clone() };
-    let to = Place { rank: 1, side: Side::Output, range };
+    let from = Segment { rank: 0, side: Side::Input, range: range.clone() };
+    let to = Segment { rank: 1, side: Side::Output, range };
     let message = Transfer { owner: 0, sources: vec![from], dests: vec![to] };
     if message.dests[0].range.is_empty() || recv.signature.on_gpus {
         return Ok(());
@@ -87,7 +88,7 @@ fn typed<T: Summand>(calls: &[&Call], ranks: &[usize], plan: &[Transfer], pool: 
     let mut sides: Vec<Output<T>> = opened.iter_mut().map(Output::new).collect();
     let pieces = cut(plan, &inputs, &mut sides);
     let by = calls[0].signature.by;
-    pool.for_each(pieces.len(), |i| pieces[i].lock().unwrap_or_else(PoisonError::into_inner).run(by));
+    pool.for_each(pieces.len(), |i| unpoisoned(pieces[i].lock()).run(by));
     Ok(())
 }
 
@@ -187,8 +188,8 @@ fn cut<'a, T: Summand>(
         let total = dests[0].range.len();
         for start in (0..total).step_by(step) {
             let length = step.min(total - start);
-            let piece = |place: &Place| place.range.start + start..place.range.start + start + length;
-            let source = |place: &Place| match (place.side, &outputs[place.rank]) {
+            let piece = |place: &Segment| place.range.start + start..place.range.start + start + length;
+            let source = |place: &Segment| match (place.side, &outputs[place.rank]) {
                 (Side::Input, _) => Source::Slice(
                     inputs[place.rank].as_ref().map_or(&[][..], |view| &view.elements()[piece(place)]),
                 ),

@@ -6,22 +6,22 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use super::Wire;
-use super::letter::{Address, Class, Letter};
-use super::shared::Shared;
-use super::task::{Inbox, Task, garbled, read, write};
-use crate::comm::culprits::culprits;
+use super::member::Shared;
+use super::task::{Inbox, Task, malformed, read, write};
+use super::{Address, Frame, FrameKind};
 use crate::comm::pending::Ticket;
+use crate::comm::pending::blame;
 use crate::comm::plan::Side;
 use crate::comm::{Error, Kind, Result, Signature};
 
-/// How long the driver of a polled wire leaves the core to others while calls are under way.
+/// How long the driver of a polled wire sleeps between polls while calls are under way.
 const POLL: Duration = Duration::from_micros(20);
 /// The same while there are none.
 const POLL_IDLE: Duration = Duration::from_millis(1);
 /// How long a process of a failed run waits for the others to end as well.
-const FAREWELL: Duration = Duration::from_secs(1);
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What the driver hears.
+/// An event that the driver handles.
 #[derive(Debug)]
 pub(crate) enum Event {
     /// A rank of this process calls something, as this member of these ranks.
@@ -32,7 +32,7 @@ pub(crate) enum Event {
     Lost(usize, String),
     /// This rank has failed.
     Fail(Error),
-    /// This rank is through.
+    /// This rank has ended.
     End,
 }
 
@@ -49,10 +49,10 @@ pub(crate) struct Driver {
     tasks: HashMap<u64, VecDeque<Task>>,
     /// Receives under way.
     receives: Vec<Receive>,
-    /// Whom others wait for, and whom this rank has said it waits for.
+    /// The ranks for which each other rank waits, and those for which this rank has told it waits.
     waits: HashMap<usize, Vec<usize>>,
-    told: Vec<usize>,
-    /// Ranks that are through.
+    waits_sent: Vec<usize>,
+    /// Ranks that have ended.
     gone: HashSet<usize>,
     /// Whether one of them cannot be reached any more.
     lost: bool,
@@ -84,7 +84,7 @@ impl Driver {
         timeout: Duration,
     ) -> Driver {
         let (inbox, tasks, receives) = Default::default();
-        let (waits, told, gone) = Default::default();
+        let (waits, waits_sent, gone) = Default::default();
         Driver {
             wire,
             events,
@@ -96,14 +96,14 @@ impl Driver {
             tasks,
             receives,
             waits,
-            told,
+            waits_sent,
             gone,
             lost: false,
             ended: None,
         }
     }
 
-    /// Until this rank has ended and all others have, or the run has failed and this rank has ended.
+    /// Runs until all ranks have ended, or until the run has failed and this rank has ended.
     pub(crate) fn run(mut self) {
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.work()));
         if outcome.is_err() {
@@ -126,9 +126,9 @@ impl Driver {
             match self.events.recv_timeout(wait) {
                 Ok(event) => {
                     quiet = Instant::now();
-                    self.hear(event);
+                    self.handle(event);
                     while let Ok(event) = self.events.try_recv() {
-                        self.hear(event);
+                        self.handle(event);
                     }
                 }
                 Err(RecvTimeoutError::Disconnected) => self.end(),
@@ -139,7 +139,7 @@ impl Driver {
                     Ok(None) => break,
                     Ok(Some((from, message))) => {
                         quiet = Instant::now();
-                        self.hear(Event::Message(from, message));
+                        self.handle(Event::Message(from, message));
                     }
                     Err(error) => {
                         self.fail(error);
@@ -160,7 +160,7 @@ impl Driver {
         self.tasks.values().all(VecDeque::is_empty) && self.receives.is_empty()
     }
 
-    /// Whether nobody needs this thread any more; then the wire is closed.
+    /// Whether this rank has ended and the others no longer need its wire; closes it then.
     fn is_over(&mut self) -> bool {
         let Some(ended) = self.ended.filter(|_| self.is_idle()) else { return false };
         if self.shared.failure().is_none() && ended.elapsed() > self.timeout {
@@ -169,17 +169,17 @@ impl Driver {
         }
         let orderly = self.gone.len() + 1 >= self.size && self.wire.is_flushed();
         // After a failure others may never come to an end.
-        let over = orderly || (self.shared.failure().is_some() && ended.elapsed() > FAREWELL);
+        let over = orderly || (self.shared.failure().is_some() && ended.elapsed() > SHUTDOWN_TIMEOUT);
         if over {
             self.wire.close(orderly && !self.lost);
         }
         over
     }
 
-    fn hear(&mut self, event: Event) {
+    fn handle(&mut self, event: Event) {
         match event {
             Event::Start(ticket, ranks, me) => self.start(ticket, ranks, me),
-            Event::Message(from, message) => self.sort(from, message),
+            Event::Message(from, message) => self.dispatch(from, message),
             Event::Lost(rank, why) if !self.gone.contains(&rank) => {
                 self.gone.insert(rank);
                 self.lost = true;
@@ -194,14 +194,14 @@ impl Driver {
     fn end(&mut self) {
         if self.ended.is_none() {
             self.ended = Some(Instant::now());
-            self.tell_all(Address::plain(Class::Bye), &[]);
+            self.send_to_all(Address::plain(FrameKind::Leave), &[]);
         }
     }
 
-    fn tell_all(&mut self, address: Address, content: &[u8]) {
+    fn send_to_all(&mut self, address: Address, content: &[u8]) {
         for rank in (0..self.size).filter(|rank| *rank != self.rank) {
-            // Who cannot be reached is found out elsewhere.
-            let _ = self.wire.send(rank, address.letter(content));
+            // A rank that cannot be reached is reported by its reader.
+            let _ = self.wire.send(rank, address.frame(content));
         }
     }
 
@@ -225,21 +225,21 @@ impl Driver {
         }
     }
 
-    fn sort(&mut self, from: usize, message: Vec<u8>) {
-        let Some(address) = Address::of(&message) else { return self.fail(garbled(from)) };
-        let letter = Letter(message);
-        match address.class {
-            Class::Bye => {
+    fn dispatch(&mut self, from: usize, message: Vec<u8>) {
+        let Some(address) = Address::of(&message) else { return self.fail(malformed(from)) };
+        let frame = Frame(message);
+        match address.kind {
+            FrameKind::Leave => {
                 self.gone.insert(from);
             }
-            Class::Waits => {
-                let words = letter.content().as_chunks::<8>().0;
+            FrameKind::Waiting => {
+                let words = frame.content().as_chunks::<8>().0;
                 self.waits
                     .insert(from, words.iter().map(|word| u64::from_le_bytes(*word) as usize).collect());
             }
-            Class::Notice => {
-                let what = String::from_utf8_lossy(letter.content()).into_owned();
-                // Passed on: whoever hears of this process's end must have heard why.
+            FrameKind::Failure => {
+                let what = String::from_utf8_lossy(frame.content()).into_owned();
+                // Passed on, so that every rank learns the cause before this process's end.
                 self.conclude(
                     Error::Reported { rank: address.part, what: what.clone() },
                     address.part,
@@ -247,7 +247,7 @@ impl Driver {
                 );
             }
             _ => {
-                self.inbox.insert((from, address), letter);
+                self.inbox.insert((from, address), frame);
             }
         }
     }
@@ -264,12 +264,12 @@ impl Driver {
 
     fn deliver(&mut self, to: usize, ticket: &Ticket, content: &[u8]) -> Result<()> {
         let Ticket { group, sequence, .. } = *ticket;
-        let address = Address { class: Class::Mail, group, sequence, part: 0 };
+        let address = Address { kind: FrameKind::Message, group, sequence, part: 0 };
         if to == self.rank {
-            self.inbox.insert((to, address), Letter(address.letter(content)));
+            self.inbox.insert((to, address), Frame(address.frame(content)));
             return Ok(());
         }
-        self.wire.send(to, address.letter(content))
+        self.wire.send(to, address.frame(content))
     }
 
     fn progress(&mut self) -> Result<()> {
@@ -304,22 +304,22 @@ impl Driver {
         let Receive { ticket, ranks, me, .. } = receive;
         let (call, from) = (&ticket.call, receive.from());
         let Ticket { group, sequence, .. } = **ticket;
-        let address = Address { class: Class::Mail, group, sequence, part: 0 };
-        let Some(letter) = self.inbox.remove(&(from, address)) else { return Ok(false) };
+        let address = Address { kind: FrameKind::Message, group, sequence, part: 0 };
+        let Some(frame) = self.inbox.remove(&(from, address)) else { return Ok(false) };
         let head = call.signature.encode().len();
-        let sent = letter.content().get(..head).and_then(Signature::decode).ok_or_else(|| garbled(from))?;
+        let sent = frame.content().get(..head).and_then(Signature::decode).ok_or_else(|| malformed(from))?;
         if let Some(error) = Signature::undeliverable(&sent, &call.signature, [from, ranks[*me]], sequence) {
             return Err(error);
         }
         if let Some(tensor) = &ticket.tensor(Side::Output) {
-            write(tensor, 0..tensor.numel(), &letter.content()[head..], call.kind().name())?;
+            write(tensor, 0..tensor.numel(), &frame.content()[head..], call.kind().name())?;
         }
         ticket.finish(Ok(()));
         self.shared.notify();
         Ok(true)
     }
 
-    /// Whether somebody is late, or will not come.
+    /// Fails if a rank is late, or has ended without coming.
     fn look_for_missing(&mut self) -> Result<()> {
         let tasks = self.tasks.values().filter_map(VecDeque::front);
         let tasks = tasks.map(|task| (&task.ticket, &task.ranks, task.missing(&self.inbox), task.since));
@@ -331,17 +331,17 @@ impl Driver {
                 return Err(Error::Deserted { rank, call: call() });
             }
             if since.elapsed() > self.timeout {
-                let missing = culprits(missing, |rank| self.waits.get(&rank).cloned().unwrap_or_default());
+                let missing = blame(missing, |rank| self.waits.get(&rank).cloned().unwrap_or_default());
                 return Err(Error::Late { missing, call: call(), waited: self.timeout });
             }
             if since.elapsed() > self.timeout / 2 {
                 long.extend(missing);
             }
         }
-        if long != self.told {
+        if long != self.waits_sent {
             let words: Vec<u8> = long.iter().flat_map(|&rank| (rank as u64).to_le_bytes()).collect();
-            self.tell_all(Address::plain(Class::Waits), &words);
-            self.told = long;
+            self.send_to_all(Address::plain(FrameKind::Waiting), &words);
+            self.waits_sent = long;
         }
         Ok(())
     }
@@ -352,13 +352,13 @@ impl Driver {
         self.conclude(error, self.rank, &what);
     }
 
-    /// Ends the run, unless it has ended already, for what rank `from` said.
+    /// Ends the run with the error that rank `from` reported, unless it has ended already.
     fn conclude(&mut self, error: Error, from: usize, what: &str) {
         if self.shared.failure().is_some() {
             return;
         }
         self.shared.fail(error);
-        self.tell_all(Address { part: from, ..Address::plain(Class::Notice) }, what.as_bytes());
+        self.send_to_all(Address { part: from, ..Address::plain(FrameKind::Failure) }, what.as_bytes());
         self.abandon();
     }
 

@@ -1,17 +1,18 @@
-//! [`connect`]: one process of a run, as a communicator.
+//! [`connect`]: a process of a run joins it over a wire. [`Process`] is its end, [`Member`] its communicator, [`Shared`] the
+//! place where its ranks wait for the driver.
 
 use std::collections::HashMap;
 use std::sync::mpsc::{Receiver, Sender};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::driver::Event;
-use super::shared::Shared;
 use super::{Driver, Wire};
-use crate::comm::communicator::{Children, Meter, members};
+use crate::comm::communicator::{ChildGroups, Meter, members};
 use crate::comm::pending::{Ticket, Waiter};
 use crate::comm::{Call, Comm, Communicator, Error, Pending, Result, Traffic};
+use crate::panics::unpoisoned;
 
 /// One process of a run, until it is dropped, which waits for the others to end as well.
 #[derive(Debug)]
@@ -22,7 +23,7 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// What ended the run.
+    /// The error that ended the run.
     pub(crate) fn failure(&self) -> Option<Error> {
         self.shared.failure()
     }
@@ -64,19 +65,19 @@ pub(crate) fn connect(
     let spawned = std::thread::Builder::new().name("phalanx wire".into()).spawn(drive);
     let driver = spawned.map_err(|e| Error::Launch(format!("no thread for communication: {e}")))?;
     ready.recv().unwrap_or_else(|_| Err(Error::Launch("the communication thread panicked".into())))?;
-    let desk = Desk { shared: Arc::clone(&shared), ranks: Arc::new((0..size).collect()) };
+    let waiter = GroupWaiter { shared: Arc::clone(&shared), ranks: Arc::new((0..size).collect()) };
     let process = Process { events: events.clone(), shared, driver: Some(driver) };
-    Ok((process, Arc::new(Member::new(desk, rank, 0, events))))
+    Ok((process, Arc::new(Member::new(waiter, rank, 0, events))))
 }
 
-/// Who waits for the driver.
+/// The members of a group, which wait for the driver.
 #[derive(Clone, Debug)]
-struct Desk {
+struct GroupWaiter {
     shared: Arc<Shared>,
     ranks: Arc<Vec<usize>>,
 }
 
-impl Waiter for Desk {
+impl Waiter for GroupWaiter {
     fn wait(&self, ticket: &Arc<Ticket>) -> Result<()> {
         self.shared.wait(ticket)
     }
@@ -85,20 +86,20 @@ impl Waiter for Desk {
 /// This process's membership in a group.
 #[derive(Debug)]
 struct Member {
-    desk: Desk,
+    waiter: GroupWaiter,
     rank: usize,
     id: u64,
     events: Sender<Event>,
     /// The numbers of the next calls: of the group's, and of the messages to (true) and from each rank.
     next: Mutex<HashMap<Option<(usize, bool)>, u64>>,
     meter: Meter,
-    children: Children,
+    children: ChildGroups,
 }
 
 impl Member {
-    fn new(desk: Desk, rank: usize, id: u64, events: Sender<Event>) -> Member {
+    fn new(waiter: GroupWaiter, rank: usize, id: u64, events: Sender<Event>) -> Member {
         let (next, meter, children) = Default::default();
-        Member { desk, rank, id, events, next, meter, children }
+        Member { waiter, rank, id, events, next, meter, children }
     }
 }
 
@@ -108,7 +109,7 @@ impl Communicator for Member {
     }
 
     fn ranks(&self) -> &[usize] {
-        &self.desk.ranks
+        &self.waiter.ranks
     }
 
     fn start(&self, call: Call) -> Pending {
@@ -119,23 +120,23 @@ impl Communicator for Member {
         self.meter.count(&call.signature, self.rank, self.size());
         let key = call.peer().map(|peer| (peer, call.kind() == crate::comm::Kind::Send));
         // Numbered and handed over in the same order.
-        let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut next = unpoisoned(self.next.lock());
         let number = next.entry(key).or_default();
-        let ticket = Ticket::new(call, self.desk.ranks[self.rank], self.id, *number);
+        let ticket = Ticket::new(call, self.waiter.ranks[self.rank], self.id, *number);
         *number += 1;
-        let start = Event::Start(Arc::clone(&ticket), Arc::clone(&self.desk.ranks), self.rank);
+        let start = Event::Start(Arc::clone(&ticket), Arc::clone(&self.waiter.ranks), self.rank);
         if self.events.send(start).is_err() {
             ticket.finish(Err(Error::Launch("the process has left the run".into())));
         }
         drop(next);
-        Pending::new(ticket, Arc::new(self.desk.clone()))
+        Pending::new(ticket, Arc::new(self.waiter.clone()))
     }
 
     fn group(&self, ranks: &[usize]) -> Result<Comm> {
-        let (rank, ranks) = members(&self.desk.ranks, self.rank, ranks)?;
+        let (rank, ranks) = members(&self.waiter.ranks, self.rank, ranks)?;
         let id = self.children.identity(self.id, &ranks);
-        let desk = Desk { shared: Arc::clone(&self.desk.shared), ranks: Arc::new(ranks) };
-        Ok(Arc::new(Member::new(desk, rank, id, self.events.clone())))
+        let waiter = GroupWaiter { shared: Arc::clone(&self.waiter.shared), ranks: Arc::new(ranks) };
+        Ok(Arc::new(Member::new(waiter, rank, id, self.events.clone())))
     }
 
     fn traffic(&self) -> Traffic {
@@ -143,12 +144,65 @@ impl Communicator for Member {
     }
 
     fn fail(&self, cause: &str) {
-        let rank = self.desk.ranks[self.rank];
+        let rank = self.waiter.ranks[self.rank];
         // Where the driver has ended, so has the run.
         let _ = self.events.send(Event::Fail(Error::Failed { rank, cause: cause.into() }));
     }
 
     fn failure(&self) -> Option<Error> {
-        self.desk.shared.failure()
+        self.waiter.shared.failure()
+    }
+}
+
+/// The state that the driver shares with the threads that wait for it.
+#[derive(Debug, Default)]
+pub(crate) struct Shared {
+    state: Mutex<Outcome>,
+    wake: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Outcome {
+    failure: Option<Error>,
+    closed: bool,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Outcome> {
+        unpoisoned(self.state.lock())
+    }
+
+    /// The error that ended the run.
+    pub(crate) fn failure(&self) -> Option<Error> {
+        self.lock().failure.clone()
+    }
+
+    /// Keeps the first error, which ended the run.
+    pub(super) fn fail(&self, error: Error) {
+        self.lock().failure.get_or_insert(error);
+    }
+
+    /// Blocks until the driver has finished the ticket.
+    pub(crate) fn wait(&self, ticket: &Ticket) -> Result<()> {
+        let mut state = self.lock();
+        loop {
+            match ticket.outcome() {
+                Some(outcome) => return outcome,
+                None if state.closed => return Err(Error::Launch("the process has left the run".into())),
+                None => state = unpoisoned(self.wake.wait(state)),
+            }
+        }
+    }
+
+    /// Wakes the waiting threads: a ticket is done.
+    pub(super) fn notify(&self) {
+        drop(self.lock());
+        self.wake.notify_all();
+    }
+
+    /// Wakes the waiting threads: the driver has ended.
+    pub(super) fn close(&self) {
+        self.lock().closed = true;
+        self.wake.notify_all();
     }
 }

@@ -87,7 +87,7 @@ impl Mpi {
         let mut transfer = Transfer { request: unsafe { sys::RSMPI_REQUEST_NULL }, bytes };
         let (start, count) = (transfer.bytes.as_ptr().cast(), transfer.bytes.len() as c_int);
         // SAFETY: the bytes belong to the transfer, which is kept until the request is done (or leaked, in `drop`), and
-        // nobody writes them; the count is at most `PIECE`.
+        // no thread writes them; the count is at most `PIECE`.
         let code = unsafe {
             let (kind, world) = (sys::RSMPI_UINT8_T, sys::RSMPI_COMM_WORLD);
             sys::MPI_Isend(start, count, kind, to as c_int, TAG, world, &mut transfer.request)

@@ -7,14 +7,14 @@ use std::time::Instant;
 use phalanx_tensor::Tensor;
 
 use super::Wire;
-use super::combine::combine;
-use super::letter::{Address, Class, Letter};
+use super::{Address, Frame, FrameKind};
 use crate::comm::pending::Ticket;
-use crate::comm::plan::{Place, Side, Transfer, plan};
+use crate::comm::plan::{Segment, Side, Transfer, plan};
+use crate::comm::reduction::combine;
 use crate::comm::{Error, Result, Signature};
 
 /// Messages that have come and were not yet wanted, by sender (of the whole run) and address.
-pub(super) type Inbox = HashMap<(usize, Address), Letter>;
+pub(super) type Inbox = HashMap<(usize, Address), Frame>;
 
 /// A collective under way.
 #[derive(Debug)]
@@ -70,17 +70,24 @@ impl Task {
         Ok(false)
     }
 
-    fn address(&self, class: Class, part: usize) -> Address {
-        Address { class, group: self.ticket.group, sequence: self.ticket.sequence, part }
+    fn address(&self, kind: FrameKind, part: usize) -> Address {
+        Address { kind, group: self.ticket.group, sequence: self.ticket.sequence, part }
     }
 
     /// A message of this task from a member of the group.
-    fn key(&self, from: usize, class: Class, part: usize) -> (usize, Address) {
-        (self.ranks[from], self.address(class, part))
+    fn key(&self, from: usize, kind: FrameKind, part: usize) -> (usize, Address) {
+        (self.ranks[from], self.address(kind, part))
     }
 
-    fn send(&self, wire: &mut dyn Wire, to: usize, class: Class, part: usize, content: &[u8]) -> Result<()> {
-        wire.send(self.ranks[to], self.address(class, part).letter(content))
+    fn send(
+        &self,
+        wire: &mut dyn Wire,
+        to: usize,
+        kind: FrameKind,
+        part: usize,
+        content: &[u8],
+    ) -> Result<()> {
+        wire.send(self.ranks[to], self.address(kind, part).frame(content))
     }
 
     fn others(&self) -> impl Iterator<Item = usize> + use<> {
@@ -90,8 +97,8 @@ impl Task {
 
     fn check(&mut self, wire: &mut dyn Wire) -> Result<()> {
         let mine = self.ticket.call.signature.encode();
-        self.others().try_for_each(|rank| self.send(wire, rank, Class::Check, 0, &mine))?;
-        self.awaited = self.others().map(|rank| self.key(rank, Class::Check, 0)).collect();
+        self.others().try_for_each(|rank| self.send(wire, rank, FrameKind::Check, 0, &mine))?;
+        self.awaited = self.others().map(|rank| self.key(rank, FrameKind::Check, 0)).collect();
         self.phase = Phase::Check;
         Ok(())
     }
@@ -100,10 +107,10 @@ impl Task {
         let call = &self.ticket.call;
         let mut signatures = vec![];
         for (rank, &world) in self.ranks.iter().enumerate() {
-            signatures.push(match inbox.remove(&self.key(rank, Class::Check, 0)) {
+            signatures.push(match inbox.remove(&self.key(rank, FrameKind::Check, 0)) {
                 _ if rank == self.me => call.signature.clone(),
                 None => call.signature.clone(),
-                Some(letter) => Signature::decode(letter.content()).ok_or_else(|| garbled(world))?,
+                Some(frame) => Signature::decode(frame.content()).ok_or_else(|| malformed(world))?,
             });
         }
         let signatures: Vec<&Signature> = signatures.iter().collect();
@@ -118,9 +125,9 @@ impl Task {
         for (part, transfer) in self.plan.iter().enumerate() {
             for source in &transfer.sources {
                 if transfer.owner == self.me && source.rank != self.me {
-                    self.awaited.push(self.key(source.rank, Class::Give, part));
+                    self.awaited.push(self.key(source.rank, FrameKind::Part, part));
                 } else if transfer.owner != self.me && source.rank == self.me {
-                    self.send(wire, transfer.owner, Class::Give, part, &self.read(source)?)?;
+                    self.send(wire, transfer.owner, FrameKind::Part, part, &self.read(source)?)?;
                 }
             }
         }
@@ -136,11 +143,11 @@ impl Task {
                 for dest in &transfer.dests {
                     match dest.rank == self.me {
                         true => self.write(dest, &result)?,
-                        false => self.send(wire, dest.rank, Class::Result, part, &result)?,
+                        false => self.send(wire, dest.rank, FrameKind::Result, part, &result)?,
                     }
                 }
             } else if transfer.dests.iter().any(|dest| dest.rank == self.me) {
-                self.awaited.push(self.key(transfer.owner, Class::Result, part));
+                self.awaited.push(self.key(transfer.owner, FrameKind::Result, part));
             }
         }
         self.phase = Phase::Results;
@@ -150,15 +157,15 @@ impl Task {
     fn combined(&self, part: usize, transfer: &Transfer, inbox: &mut Inbox) -> Result<Vec<u8>> {
         let mut parts = vec![];
         for source in &transfer.sources {
-            parts.push(match inbox.remove(&self.key(source.rank, Class::Give, part)) {
-                Some(letter) => letter,
-                None => Letter(Address::plain(Class::Give).letter(&self.read(source)?)),
+            parts.push(match inbox.remove(&self.key(source.rank, FrameKind::Part, part)) {
+                Some(frame) => frame,
+                None => Frame(Address::plain(FrameKind::Part).frame(&self.read(source)?)),
             });
         }
-        let contents: Vec<&[u8]> = parts.iter().map(Letter::content).collect();
+        let contents: Vec<&[u8]> = parts.iter().map(Frame::content).collect();
         let length = contents[0].len();
         if let Some(at) = contents.iter().position(|content| content.len() != length) {
-            return Err(garbled(self.ranks[transfer.sources[at].rank]));
+            return Err(malformed(self.ranks[transfer.sources[at].rank]));
         }
         let call = &self.ticket.call;
         Ok(match call.signature.by.filter(|_| contents.len() > 1) {
@@ -170,30 +177,30 @@ impl Task {
     fn receive(&mut self, inbox: &mut Inbox) -> Result<()> {
         for (part, transfer) in self.plan.iter().enumerate().filter(|(_, t)| t.owner != self.me) {
             if let Some(dest) = transfer.dests.iter().find(|dest| dest.rank == self.me)
-                && let Some(letter) = inbox.remove(&self.key(transfer.owner, Class::Result, part))
+                && let Some(frame) = inbox.remove(&self.key(transfer.owner, FrameKind::Result, part))
             {
-                self.write(dest, letter.content())?;
+                self.write(dest, frame.content())?;
             }
         }
         Ok(())
     }
 
     /// The bytes of a place of this rank; none of a tensor without any.
-    fn read(&self, place: &Place) -> Result<Vec<u8>> {
+    fn read(&self, place: &Segment) -> Result<Vec<u8>> {
         match self.ticket.tensor(place.side) {
             Some(tensor) => read(&tensor, place.range.clone(), self.ticket.call.kind().name()),
             None => Ok(vec![]),
         }
     }
 
-    fn write(&self, place: &Place, bytes: &[u8]) -> Result<()> {
+    fn write(&self, place: &Segment, bytes: &[u8]) -> Result<()> {
         let Some(tensor) = self.ticket.tensor(place.side) else { return Ok(()) };
         write(&tensor, place.range.clone(), bytes, self.ticket.call.kind().name())
     }
 }
 
 /// A message that makes no sense.
-pub(super) fn garbled(rank: usize) -> Error {
+pub(super) fn malformed(rank: usize) -> Error {
     Error::Lost { rank, why: "it sent a message of the wrong size or form".into() }
 }
 

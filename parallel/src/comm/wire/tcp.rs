@@ -10,8 +10,8 @@ use super::Wire;
 use super::driver::Event;
 use crate::comm::{Error, Result};
 
-/// Sockets to the other ranks, each with a thread that reads and one that writes, so that nobody waits for a rank that
-/// does not listen.
+/// Sockets to the other ranks, each with a thread that reads and one that writes, so that the driver does not wait for
+/// a rank that does not read.
 pub(crate) struct Tcp {
     links: Vec<Option<Sender<Vec<u8>>>>,
     /// Messages not yet written.
@@ -58,7 +58,7 @@ fn read(mut socket: TcpStream, rank: usize, events: &Sender<Event>) {
             Err(error) => break format!("its connection broke: {error}"),
         }
     };
-    // A driver that has ended does not care.
+    // A driver that has ended needs no event.
     let _ = events.send(Event::Lost(rank, why));
 }
 

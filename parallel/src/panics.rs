@@ -1,0 +1,44 @@
+//! What a panic leaves behind: its text and place, for the error that other ranks are told; and locks, which stay usable.
+
+use std::any::Any;
+use std::cell::RefCell;
+use std::fmt::Display;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{LockResult, Once, PoisonError};
+
+thread_local! {
+    /// Where this thread panicked last.
+    static PLACE: RefCell<Option<String>> = const { RefCell::new(None) };
+}
+
+/// What `f` returns; its error as text, or its panic as text that names the line.
+pub(crate) fn caught<T, E: Display>(f: impl FnOnce() -> Result<T, E>) -> Result<T, String> {
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        let before = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            PLACE.set(info.location().map(ToString::to_string));
+            before(info);
+        }));
+    });
+    match catch_unwind(AssertUnwindSafe(f)) {
+        Ok(outcome) => outcome.map_err(|e| e.to_string()),
+        Err(panic) => {
+            let place = PLACE.take().unwrap_or_else(|| "an unknown place".into());
+            Err(format!("panicked at {place}: {}", message(panic.as_ref())))
+        }
+    }
+}
+
+/// The text that a panic was raised with.
+pub(crate) fn message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    text.unwrap_or("a payload that is no text").to_string()
+}
+
+/// The content of a lock, also after a panic of a thread that held it. The code of this crate panics under none of its
+/// locks between two changes that belong together, so the content is whole.
+pub(crate) fn unpoisoned<T>(locked: LockResult<T>) -> T {
+    locked.unwrap_or_else(PoisonError::into_inner)
+}

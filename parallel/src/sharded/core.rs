@@ -1,0 +1,125 @@
+//! [`Core`]: the state of [`Zero`](super::Zero), which hooks of parameters and modules change.
+//!
+//! An [`FsdpUnit`] is the parameters that are unsharded together: those of a wrapped module, of several modules that share one
+//! (a table and the head tied to it), or those of no module, the root's. Gradients are sent unit by unit, the last first,
+//! whatever the order in which they come, since all ranks must call collectives in one order.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard};
+
+use phalanx_nn::Parameter;
+
+use super::ZeroConfig;
+use super::flat_parameter::{FlatParameter, Ranks, ReduceScatter};
+use crate::panics::unpoisoned;
+
+pub(super) use super::unshard::Pass;
+
+pub(super) struct Core {
+    pub(super) ranks: Ranks,
+    pub(super) config: ZeroConfig,
+    /// The FSDP unit of each wrapped module.
+    pub(super) unit_of: Vec<usize>,
+    /// The trained parameters, and each one's unit.
+    pub(super) parameters: Vec<(Parameter, usize)>,
+    /// Whether this rank has gradients that were not added to the others'.
+    pub(super) unreduced: AtomicBool,
+    /// Whether another wrapper has the parameters.
+    pub(super) lost: AtomicBool,
+    /// Whether a pass has ever begun.
+    pub(super) used: AtomicBool,
+    pub(super) state: Mutex<State>,
+}
+
+pub(super) struct State {
+    pub(super) units: Vec<FsdpUnit>,
+    /// Whether a pass was announced that is not over.
+    pub(super) begun: bool,
+    /// Whether a pass was refused, which may have added to any leaf.
+    pub(super) refused: bool,
+    /// Sites of each parameter that backward has not come to.
+    pub(super) sites: Vec<usize>,
+    /// Whether a parameter got a gradient since the last synchronisation.
+    pub(super) touched: Vec<bool>,
+    /// A unit that is unsharded for a module that has not begun yet. If another module begins, the guess was wrong.
+    pub(super) prefetched: Option<usize>,
+    /// How many [`Gathered`](super::Gathered) live, for which all values stay here.
+    pub(super) held: usize,
+    /// The units below this number have not sent their gradients in this pass.
+    pub(super) unsent: usize,
+    /// Reduce-scatters under way: unit, flat parameter, call.
+    pub(super) sent: VecDeque<(usize, usize, ReduceScatter)>,
+}
+
+pub(super) struct FsdpUnit {
+    pub(super) flats: Vec<FlatParameter>,
+    /// The modules it belongs to: the first and the last.
+    pub(super) modules: Option<(usize, usize)>,
+    /// Whether parameters are used outside modules, so that values stay until a pass is over.
+    pub(super) outside: bool,
+    /// Parameters whose gradients have not come.
+    pub(super) missing: usize,
+    /// Trained parameters.
+    pub(super) trained: usize,
+}
+
+impl FsdpUnit {
+    pub(super) fn new(flats: Vec<FlatParameter>, modules: Option<(usize, usize)>) -> FsdpUnit {
+        let trained = flats.iter().filter(|f| f.trained).map(|f| f.members.len()).sum();
+        FsdpUnit { flats, modules, outside: modules.is_none(), missing: trained, trained }
+    }
+}
+
+impl Core {
+    pub(super) fn new(ranks: Ranks, config: ZeroConfig, units: Vec<FsdpUnit>, unit_of: Vec<usize>) -> Core {
+        let of_unit = |(u, unit): (usize, &FsdpUnit)| {
+            let trained = unit.flats.iter().filter(|f| f.trained).flat_map(|f| &f.members);
+            trained.map(move |m| (m.parameter.clone(), u)).collect::<Vec<_>>()
+        };
+        let parameters: Vec<_> = units.iter().enumerate().flat_map(of_unit).collect();
+        let sites = parameters.iter().map(|(p, _)| p.leaves().len()).collect();
+        let (touched, unsent) = (vec![false; parameters.len()], units.len());
+        let state = State {
+            units,
+            begun: false,
+            refused: false,
+            sites,
+            touched,
+            prefetched: None,
+            held: 0,
+            unsent,
+            sent: VecDeque::new(),
+        };
+        let ([unreduced, lost, used], state) = ([false; 3].map(AtomicBool::new), Mutex::new(state));
+        Core { ranks, config, unit_of, parameters, unreduced, lost, used, state }
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        unpoisoned(self.state.lock())
+    }
+
+    /// Another wrapper has the parameters.
+    pub(super) fn lose(&self) {
+        self.lost.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether a pass has ever begun.
+    pub(super) fn was_used(&self) -> bool {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Relaxed)
+    }
+
+    /// Whether this rank has gradients that were not added to the others'.
+    pub(super) fn has_unreduced(&self) -> bool {
+        self.unreduced.load(Ordering::Relaxed)
+    }
+
+    /// The trained parameters of the model.
+    pub(super) fn parameters(&self) -> impl Iterator<Item = &Parameter> {
+        self.parameters.iter().map(|(parameter, _)| parameter)
+    }
+}

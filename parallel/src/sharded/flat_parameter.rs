@@ -1,0 +1,176 @@
+//! [`FlatParameter`]: parameters of one dtype, one after the other in a buffer of which each rank owns a shard.
+//!
+//! ```text
+//! values     shard ──all-gather──► full ──views──► parameters          the shard is a part of full, or apart from it
+//! gradients  parameters ──views──► full ──reduce-scatter──► the shard's sums ──views──► pieces, for the optimizer
+//! ```
+
+use std::ops::Range;
+
+use phalanx_kernels as kernels;
+use phalanx_kernels::optim::optim_state_dtype;
+use phalanx_nn::Parameter;
+use phalanx_tensor::{Category, DType, Device, Dims, Tensor};
+
+use super::gradients::Gradients;
+use super::{Cuts, Stage, ZeroConfig};
+use crate::Result;
+use crate::comm::{Comm, Pending};
+
+pub(super) use super::gradients::ReduceScatter;
+
+/// A parameter's place in a buffer.
+pub(super) struct Member {
+    pub(super) parameter: Parameter,
+    pub(super) range: Range<usize>,
+    pub(super) shape: Dims,
+}
+
+/// The process groups of a [`FlatParameter`].
+pub(super) struct Ranks {
+    /// The ranks that share a copy.
+    pub(super) shard: Comm,
+    /// The ranks that hold the same shard.
+    pub(super) replicas: Comm,
+    /// All ranks.
+    pub(super) all: Comm,
+}
+
+pub(super) struct FlatParameter {
+    pub(super) members: Vec<Member>,
+    pub(super) cuts: Cuts,
+    pub(super) trained: bool,
+    /// This rank's parts of parameters, as an optimizer gets them.
+    pub(super) pieces: Vec<Parameter>,
+    pub(super) own: Range<usize>,
+    pub(super) dtype: DType,
+    pub(super) device: Device,
+    pub(super) grad_dtype: DType,
+    /// This rank's values.
+    pub(super) shard: Tensor,
+    /// Whether all values stay with every rank, the shard being a part of them if it is of their dtype and device.
+    pub(super) keeps_full: bool,
+    pub(super) apart: bool,
+    pub(super) keeps_grads: bool,
+    pub(super) full: Option<Tensor>,
+    pub(super) unsharding: Option<Pending>,
+    /// The shard's version that `full` has.
+    pub(super) unsharded_version: u64,
+    /// Where full is kept apart from the shard, its version when it was gathered.
+    pub(super) full_version: Option<u64>,
+    /// Of each site that any of the parameters has, if they are trained.
+    pub(super) gradients: Vec<Gradients>,
+    /// The numbers of the pieces that had no gradient before the last pass.
+    pub(super) first_grads: Vec<usize>,
+}
+
+impl FlatParameter {
+    /// Moves the parameters' values into a buffer, and keeps this rank's shard.
+    pub(super) fn new(
+        parameters: &[Parameter],
+        cuts: Cuts,
+        rank: usize,
+        config: &ZeroConfig,
+    ) -> Result<FlatParameter> {
+        let (mut members, mut end) = (Vec::new(), 0);
+        for &number in &cuts.order {
+            let parameter = parameters[number].clone();
+            let (start, shape) = (end, Dims::from_slice(parameter.tensor().shape()));
+            end += parameter.tensor().numel();
+            members.push(Member { parameter, range: start..end, shape });
+        }
+        let (dtype, device) = (parameters[0].dtype(), parameters[0].device());
+        let full = Tensor::empty(&[end], dtype, device)?.tagged(Category::Parameters);
+        for member in &members {
+            kernels::copy_(&mut member.of(&full)?, &member.parameter.tensor())?;
+            member.parameter.set_tensor(member.of(&full)?)?;
+        }
+        let own = cuts.range(rank);
+        let (shard_dtype, home) = (config.shard_dtype.unwrap_or(dtype), config.offload.unwrap_or(device));
+        let keeps_full = config.stage < Stage::Parameters;
+        let apart = !keeps_full || shard_dtype != dtype || home != device;
+        let part = full.narrow(0, own.start, own.len())?;
+        let shard = match apart {
+            true => kernels::cast(&part, shard_dtype)?.to_device(home, false)?,
+            false => part,
+        };
+        // A cast to the same dtype, or a move to the same place, is no copy.
+        let shard = if apart && shard.shares_storage(&full) { shard.copy()? } else { shard };
+        let shard = shard.tagged(Category::Parameters);
+        let unsharded_version = shard.version();
+        let mut flat = FlatParameter {
+            trained: parameters[0].is_trained(),
+            pieces: Vec::new(),
+            grad_dtype: config.grad_dtype.unwrap_or(dtype),
+            keeps_grads: config.stage == Stage::Optimizer,
+            unsharding: None,
+            gradients: Vec::new(),
+            first_grads: Vec::new(),
+            full: Some(full),
+            members,
+            cuts,
+            own,
+            dtype,
+            device,
+            shard,
+            keeps_full,
+            apart,
+            unsharded_version,
+            full_version: None,
+        };
+        if flat.trained {
+            flat.gradients = Gradients::of(&flat);
+        }
+        flat.note_full_version();
+        flat.make_pieces()?;
+        flat.reshard()?;
+        Ok(flat)
+    }
+
+    fn make_pieces(&mut self) -> Result<()> {
+        for (member, inside) in self.members.iter().filter_map(|m| Some((m, m.inside(&self.own)?))) {
+            let start = member.range.start + inside.start - self.own.start;
+            let piece = member.parameter.piece(self.shard.narrow(0, start, inside.len())?, inside)?;
+            if self.trained {
+                self.pieces.push(piece);
+            }
+        }
+        self.close()
+    }
+
+    /// Elements of all its parameters.
+    pub(super) fn elements(&self) -> usize {
+        self.members.last().map_or(0, |member| member.range.end)
+    }
+
+    pub(super) fn device(&self) -> Device {
+        self.device
+    }
+
+    /// Whether an optimizer of the parameters themselves keeps master copies.
+    pub(super) fn has_master(&self) -> bool {
+        self.trained && optim_state_dtype(self.dtype) != self.dtype
+    }
+
+    /// Whether the shares are that precise themselves.
+    pub(super) fn share_is_master(&self) -> bool {
+        self.has_master() && optim_state_dtype(self.shard_dtype()) == self.shard_dtype()
+    }
+
+    pub(super) fn shard_dtype(&self) -> DType {
+        self.shard.dtype()
+    }
+}
+
+impl Member {
+    /// Its part of the whole buffer, in its shape.
+    pub(super) fn of(&self, full: &Tensor) -> Result<Tensor> {
+        Ok(full.narrow(0, self.range.start, self.range.len())?.with_shape(&self.shape)?)
+    }
+
+    /// Which of its elements lie in a part of the buffer, if any do.
+    pub(super) fn inside(&self, part: &Range<usize>) -> Option<Range<usize>> {
+        let (start, end) = (self.range.start.max(part.start), self.range.end.min(part.end));
+        (start < end).then(|| start - self.range.start..end - self.range.start)
+    }
+}

@@ -1,0 +1,310 @@
+//! When gradients are sent, and where they go: [`Core`] counts the gradients that have come, [`Gradients`] collects those of a
+//! flat parameter and reduce-scatters them.
+//!
+//! Most parameters have one site. A table that is tied to a head has two, which travel apart: their gradients are added to each
+//! other only after the ranks, so that the order of additions is that of one device with as many micro-batches as ranks.
+
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+
+use phalanx_kernels as kernels;
+use phalanx_nn::Parameter;
+use phalanx_nn::autograd::{Leaf, Slot, Var};
+use phalanx_tensor::{Category, Device, Tensor};
+
+use super::Stage;
+use super::core::{Core, State};
+use super::flat_parameter::{FlatParameter, Ranks};
+use crate::comm::{Call, Pending, Reduction};
+use crate::data_parallel::Average;
+use crate::{Error, Result};
+
+/// Groups whose gradients are under way at a time.
+const IN_FLIGHT: usize = 2;
+
+impl Core {
+    /// A site of a parameter has its gradient of this pass.
+    pub(super) fn arrived(&self, number: usize, synchronise: bool) -> Result<()> {
+        if self.is_lost() {
+            return Ok(());
+        }
+        let state = &mut *self.lock();
+        if !state.begun {
+            state.refused = true;
+            let why = "got a gradient of a backward pass that Zero does not know of: call `zero.backward(&loss)` in the \
+                       place of `loss.backward()`, or `zero.begin()` before it and `zero.finish()` after it";
+            return Err(phalanx_nn::Error::invalid(self.parameters[number].0.name(), why).into());
+        }
+        state.touched[number] = true;
+        self.unreduced.store(true, Ordering::Relaxed);
+        if !synchronise {
+            return Ok(());
+        }
+        let (parameter, unit) = &self.parameters[number];
+        let Some(left) = state.sites[number].checked_sub(1) else {
+            let why = "its gradient came again after it was sent; give each use a site of its own";
+            return Err(phalanx_nn::Error::invalid(parameter.name(), why).into());
+        };
+        state.sites[number] = left;
+        if left == 0 {
+            state.units[*unit].missing -= 1;
+        }
+        while self.sends_early() && state.unsent > 0 && state.units[state.unsent - 1].missing == 0 {
+            self.send_next(state)?;
+        }
+        Ok(())
+    }
+
+    /// Whether gradients are sent while backward runs. Where values are gathered between them and ranks may leave out
+    /// different parameters, the ranks would not meet in one order.
+    fn sends_early(&self) -> bool {
+        !(self.config.find_unused && self.config.stage == Stage::Parameters)
+    }
+
+    /// Sends the gradients of the next unit in order, and waits for earlier ones if there are many.
+    fn send_next(&self, state: &mut State) -> Result<()> {
+        state.unsent -= 1;
+        let unit = state.unsent;
+        for (number, flat) in state.units[unit].flats.iter_mut().enumerate().filter(|(_, f)| f.trained) {
+            let sent = flat.send(&self.ranks, self.config.average)?;
+            state.sent.extend(sent.into_iter().map(|sent| (unit, number, sent)));
+        }
+        while state.sent.len() > IN_FLIGHT {
+            Self::receive_next(&self.ranks, state)?;
+        }
+        Ok(())
+    }
+
+    fn receive_next(ranks: &Ranks, state: &mut State) -> Result<()> {
+        let Some((unit, flat, sent)) = state.sent.pop_front() else { return Ok(()) };
+        state.units[unit].flats[flat].receive(sent, ranks)
+    }
+
+    /// Sends the gradients that are left, waits for all, and gets ready for the next pass.
+    pub(super) fn finish(&self) -> Result<()> {
+        let state = &mut *self.lock();
+        let missing = self.parameters.iter().zip(&state.sites).filter(|(_, sites)| **sites > 0);
+        let missing: Vec<String> = missing.map(|((p, _), _)| p.name().into()).collect();
+        if !missing.is_empty() && !self.config.find_unused {
+            return Err(Error::Unused { parameters: missing });
+        }
+        while state.unsent > 0 {
+            self.send_next(state)?;
+        }
+        while !state.sent.is_empty() {
+            Self::receive_next(&self.ranks, state)?;
+        }
+        // Sites are added to each other.
+        for piece in state.units.iter().flat_map(|g| &g.flats).flat_map(|f| &f.pieces) {
+            piece.finish_grad()?;
+        }
+        if self.config.find_unused {
+            self.forget_unused(state)?;
+        }
+        state.unsent = state.units.len();
+        state.units.iter_mut().for_each(|unit| unit.missing = unit.trained);
+        state.sites = self.parameters.iter().map(|(p, _)| p.leaves().len()).collect();
+        state.touched.fill(false);
+        self.unreduced.store(false, Ordering::Relaxed);
+        state.reshard()
+    }
+
+    /// The pass that was announced is over.
+    pub(super) fn end(&self) -> Result<()> {
+        match std::mem::take(&mut self.lock().begun) {
+            true => Ok(()),
+            false => {
+                Err(Error::Config("Zero: `finish` came without the `begin` of its backward pass".into()))
+            }
+        }
+    }
+
+    /// Forgets all gradients, also those that no rank has sent.
+    pub(super) fn zero_grad(&self) -> Result<()> {
+        let state = &mut *self.lock();
+        state.touched.fill(false);
+        state.refused = false;
+        self.unreduced.store(false, Ordering::Relaxed);
+        for flat in state.units.iter_mut().flat_map(|g| &mut g.flats) {
+            flat.pieces.iter().try_for_each(Parameter::zero_grad)?;
+            flat.close()?;
+        }
+        Ok(())
+    }
+
+    /// A parameter that no rank used has no gradient, rather than one of zeros, which an optimizer would act on. One
+    /// that an earlier pass has left stays.
+    fn forget_unused(&self, state: &mut State) -> Result<()> {
+        let device = self.parameters.first().map_or(Device::CPU, |(p, _)| p.device().host());
+        let touched: Vec<i32> = state.touched.iter().map(|&t| i32::from(t)).collect();
+        let mut touched = Tensor::from_slice(&touched, &[touched.len()], device)?;
+        if self.ranks.all.has_peers() {
+            self.ranks.all.all_reduce(&mut touched, Reduction::Max)?;
+        }
+        let touched = touched.to_vec::<i32>()?;
+        let unused: Vec<&str> =
+            self.parameters().zip(touched).filter(|(_, t)| *t == 0).map(|(p, _)| p.name()).collect();
+        let pieces = state.units.iter().flat_map(|g| &g.flats).flat_map(FlatParameter::first_grads);
+        pieces.filter(|piece| unused.contains(&piece.name())).for_each(|piece| piece.set_grad(None));
+        Ok(())
+    }
+}
+
+/// The gradients at one site.
+pub(super) struct Gradients {
+    site: usize,
+    /// The members that have the site, and their places here.
+    places: Vec<(usize, Range<usize>)>,
+    /// How many elements each rank owns.
+    counts: Vec<usize>,
+    /// All of them, while they come.
+    full: Option<Tensor>,
+}
+
+/// Gradients on their way to the ranks that own them.
+pub(super) struct ReduceScatter {
+    site: usize,
+    pending: Pending,
+    /// The sums that this rank owns.
+    sums: Tensor,
+    full: Tensor,
+}
+
+impl Gradients {
+    /// Those of every site that any of a buffer's parameters has.
+    pub(super) fn of(flat: &FlatParameter) -> Vec<Gradients> {
+        let sites = flat.members.iter().map(|m| m.parameter.leaves().len()).max().unwrap_or(0);
+        (0..sites).map(|site| Gradients::at(flat, site)).collect()
+    }
+
+    fn at(flat: &FlatParameter, site: usize) -> Gradients {
+        let (mut places, mut counts, mut end) = (Vec::new(), vec![0; flat.cuts.bounds.len() - 1], 0);
+        let members = flat.members.iter().enumerate();
+        for (number, member) in members.filter(|(_, m)| m.parameter.leaves().len() > site) {
+            places.push((number, end..end + member.range.len()));
+            end += member.range.len();
+            for (rank, count) in counts.iter_mut().enumerate() {
+                *count += member.inside(&flat.cuts.range(rank)).map_or(0, |inside| inside.len());
+            }
+        }
+        Gradients { site, places, counts, full: None }
+    }
+
+    fn leaf<'a>(&self, flat: &'a FlatParameter, member: usize) -> &'a Leaf {
+        &flat.members[member].parameter.leaves()[self.site]
+    }
+
+    /// Makes the buffer unless it is there, and lets leaves accumulate into it.
+    fn open(&mut self, flat: &FlatParameter) -> Result<Tensor> {
+        if let Some(full) = &self.full {
+            return Ok(full.clone());
+        }
+        // Adding -0 changes no number; 0 would turn -0 into 0.
+        let zeros = kernels::full(&[self.counts.iter().sum()], -0.0, flat.grad_dtype, flat.device)?;
+        let zeros = zeros.tagged(Category::Gradients);
+        for (member, place) in &self.places {
+            let shape = &flat.members[*member].shape;
+            let mut view = zeros.narrow(0, place.start, place.len())?.with_shape(shape)?;
+            let leaf = self.leaf(flat, *member);
+            if let Some(grad) = leaf.grad() {
+                kernels::copy_(&mut view, grad.tensor())?;
+            }
+            leaf.set_slot(Slot::Into(view))?;
+        }
+        self.full = Some(zeros.clone());
+        Ok(zeros)
+    }
+
+    /// Drops gradients that were not sent: every leaf has a slot of its own, and no gradient.
+    fn close(&mut self, flat: &FlatParameter) -> Result<()> {
+        self.full = None;
+        let own = || Slot::Owned(Some(flat.grad_dtype));
+        self.places.iter().try_for_each(|(member, _)| Ok(self.leaf(flat, *member).set_slot(own())?))
+    }
+
+    fn send(&mut self, flat: &FlatParameter, ranks: &Ranks, average: Average) -> Result<ReduceScatter> {
+        let mut full = self.open(flat)?;
+        self.close(flat)?;
+        if average == Average::Mean {
+            kernels::scale_(&mut full, 1.0 / ranks.all.size() as f64)?;
+        }
+        let sums = Tensor::empty(&[self.counts[ranks.shard.rank()]], flat.grad_dtype, flat.device)?;
+        let sums = sums.tagged(Category::Gradients);
+        let call = Call::reduce_scatter_uneven(sums.clone(), full.clone(), &self.counts, Reduction::Sum);
+        Ok(ReduceScatter { site: self.site, pending: ranks.shard.start(call), sums, full })
+    }
+}
+
+impl FlatParameter {
+    /// Makes the buffers of gradients, unless they are there.
+    pub(super) fn open(&mut self) -> Result<()> {
+        self.each_site(|gradients, flat| gradients.open(flat).map(drop)).map(drop)
+    }
+
+    /// Drops gradients that were not sent.
+    pub(super) fn close(&mut self) -> Result<()> {
+        self.each_site(|gradients, flat| gradients.close(flat)).map(drop)
+    }
+
+    /// Sends gradients to the ranks that own them.
+    pub(super) fn send(&mut self, ranks: &Ranks, average: Average) -> Result<Vec<ReduceScatter>> {
+        self.each_site(|gradients, flat| gradients.send(flat, ranks, average))
+    }
+
+    /// Nothing for frozen parameters, which have no gradients.
+    fn each_site<T>(&mut self, f: impl Fn(&mut Gradients, &FlatParameter) -> Result<T>) -> Result<Vec<T>> {
+        let mut gradients = std::mem::take(&mut self.gradients);
+        let done = gradients.iter_mut().map(|gradients| f(gradients, self)).collect();
+        self.gradients = gradients;
+        done
+    }
+
+    /// Waits for the sums and gives them to the pieces, added to what these have.
+    pub(super) fn receive(&mut self, sent: ReduceScatter, ranks: &Ranks) -> Result<()> {
+        let ReduceScatter { site, pending, mut sums, full } = sent;
+        pending.wait()?;
+        if ranks.replicas.size() > 1 {
+            ranks.replicas.all_reduce(&mut sums, Reduction::Sum)?;
+        }
+        if self.shard.dtype() != self.dtype {
+            sums = kernels::cast(&sums, self.shard.dtype())?;
+        }
+        sums = sums.to_device(self.shard.device(), false)?;
+        let same = full.dtype() == sums.dtype() && full.device() == sums.device();
+        if self.keeps_grads && site == 0 && same {
+            let mut part = full.narrow(0, self.own.start, self.own.len())?;
+            kernels::copy_(&mut part, &sums)?;
+            sums = part;
+        }
+        drop(full);
+        if site == 0 {
+            self.first_grads.clear();
+        }
+        let (mut start, mut first) = (0, Vec::new());
+        for (number, piece) in self.pieces.iter().enumerate().filter(|(_, p)| p.leaves().len() > site) {
+            let count = piece.tensor().numel();
+            if give(&piece.leaves()[site], sums.narrow(0, start, count)?)? && site == 0 {
+                first.push(number);
+            }
+            start += count;
+        }
+        self.first_grads.extend(first);
+        Ok(())
+    }
+
+    /// The pieces whose gradients are the last pass's alone.
+    pub(super) fn first_grads(&self) -> impl Iterator<Item = &Parameter> {
+        self.first_grads.iter().map(|&number| &self.pieces[number])
+    }
+}
+
+/// Adds a sum to what a leaf has; true if it had nothing.
+fn give(leaf: &Leaf, sum: Tensor) -> Result<bool> {
+    if let Some(earlier) = leaf.grad() {
+        kernels::accumulate_(&mut earlier.into_tensor(), &sum)?;
+        return Ok(false);
+    }
+    sum.storage().set_category(Category::Gradients);
+    leaf.set_grad(Some(Var::new(sum)));
+    Ok(true)
+}

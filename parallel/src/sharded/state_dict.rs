@@ -1,0 +1,269 @@
+//! State dicts of a sharded model: the whole model's, gathered on rank 0; this rank's parts, by which any layout reads any
+//! other; and the optimizer's, as if it trained whole parameters. Each with the way back.
+
+use std::collections::HashMap;
+
+use phalanx_kernels::optim::optim_state_dtype;
+use phalanx_nn::Mismatch;
+use phalanx_tensor::{DType, Device, Tensor};
+
+use super::Zero;
+use super::flat_parameter::FlatParameter;
+use super::wrap::Source;
+use crate::comm::{Call, Reduction};
+use crate::data_parallel::Entries;
+use crate::part::Part;
+use crate::{Error, Result, part};
+
+impl Zero {
+    /// Every parameter and buffer by name, as [`phalanx_nn::state_dict`] of a whole model, copied to the CPU; parameters in
+    /// the dtype that shares are kept in. On rank 0; elsewhere nothing. All ranks call it. One unit of parameters is gathered
+    /// at a time.
+    ///
+    /// # Errors
+    /// If memory is short, or as [`crate::comm::Pending::wait`].
+    pub fn full_state_dict(&self) -> Result<Entries> {
+        let (state, first) = (self.core.lock(), self.core.ranks.all.rank() == 0);
+        let mut found: HashMap<(usize, usize, usize), Tensor> = HashMap::new();
+        for (g, unit) in state.units.iter().enumerate() {
+            for (f, flat) in unit.flats.iter().enumerate() {
+                let whole = flat.whole(&self.core.ranks)?;
+                if !first {
+                    continue;
+                }
+                let whole = to_host(&whole)?;
+                for (m, member) in flat.members.iter().enumerate() {
+                    found.insert((g, f, m), member.of(&whole)?);
+                }
+            }
+        }
+        let entry = |(path, source): &(String, Source)| -> Result<Option<(String, Tensor)>> {
+            let tensor = match source {
+                Source::Sharded(g, f, m) => found.get(&(*g, *f, *m)).cloned(),
+                Source::Parameter(p) => Some(copy(&p.tensor())?),
+                Source::Buffer(b) => Some(copy(&b.tensor())?),
+            };
+            Ok(tensor.map(|tensor| (path.clone(), tensor)))
+        };
+        let entries = self.entries.iter().filter(|_| first);
+        entries.filter_map(|named| entry(named).transpose()).collect()
+    }
+
+    /// Takes parameters and buffers from a state dict of the whole model, which every rank has; converts dtypes.
+    ///
+    /// # Errors
+    /// If names are missing, not known or of another shape; then nothing is changed.
+    pub fn load_full_state_dict(&self, entries: Entries) -> Result<()> {
+        let mut given: HashMap<String, Tensor> = entries.into_iter().collect();
+        let (mut problems, mut fitting) = (Mismatch::default(), Vec::new());
+        {
+            let mut state = self.core.lock();
+            for (path, source) in &self.entries {
+                let shape = match source {
+                    Source::Sharded(g, f, m) => state.units[*g].flats[*f].members[*m].shape.to_vec(),
+                    Source::Parameter(p) => p.tensor().shape().to_vec(),
+                    Source::Buffer(b) => b.tensor().shape().to_vec(),
+                };
+                match given.remove(path) {
+                    None => problems.missing.push(path.clone()),
+                    Some(t) if t.shape() != shape => {
+                        problems.misshaped.push((path.clone(), t.shape().into(), shape[..].into()));
+                    }
+                    Some(t) => fitting.push((source, t)),
+                }
+            }
+            problems.unexpected = given.into_keys().collect();
+            problems.unexpected.sort();
+            problems.check("state dict")?;
+            for (source, values) in fitting {
+                match source {
+                    Source::Sharded(g, f, m) => state.units[*g].flats[*f].load(*m, &values)?,
+                    Source::Parameter(p) => p.load(&values)?,
+                    Source::Buffer(b) => b.load(&values)?,
+                }
+            }
+        }
+        self.core.updated(true)
+    }
+}
+
+/// On the CPU, unless there are no values.
+pub(super) fn to_host(tensor: &Tensor) -> Result<Tensor> {
+    let home = if tensor.device().is_meta() { tensor.device() } else { Device::CPU };
+    Ok(tensor.to_device(home, false)?)
+}
+
+/// The same, in a storage of its own.
+fn copy(tensor: &Tensor) -> Result<Tensor> {
+    let copy = to_host(tensor)?;
+    if copy.shares_storage(tensor) { Ok(copy.copy()?) } else { Ok(copy) }
+}
+
+impl Zero {
+    /// This rank's part of every parameter, in the dtype that shares are kept in, by the parameter's name, and every tensor
+    /// that is not spread, such as buffers by their paths. The tensors are the model's own, not copies. Nothing is sent.
+    ///
+    /// # Errors
+    /// Never for tensors that are contiguous, as a model's are.
+    pub fn sharded_state_dict(&self) -> Result<Vec<Part>> {
+        let state = self.core.lock();
+        let mut parts: Vec<Part> = Vec::new();
+        for (path, source) in &self.entries {
+            let part = match source {
+                Source::Sharded(g, f, m) => {
+                    let flat = &state.units[*g].flats[*f];
+                    let (range, values) = flat.share_of(*m)?;
+                    Part { range, values, ..Part::of_parameter(&flat.members[*m].parameter) }
+                }
+                Source::Parameter(p) => Part::of_parameter(p),
+                Source::Buffer(b) => Part::of_buffer(path, b),
+            };
+            if !parts.iter().any(|known| known.name == part.name) {
+                parts.push(part);
+            }
+        }
+        Ok(parts)
+    }
+
+    /// Takes this rank's values from parts of any layout's state dict, usually those of all its ranks; converts dtypes. All
+    /// ranks call it.
+    ///
+    /// # Errors
+    /// If parts of what this rank has are missing, or names are not known or of another size; then nothing is changed.
+    pub fn load_sharded_state_dict(&self, parts: &[Part]) -> Result<()> {
+        part::load("sharded state dict", &self.sharded_state_dict()?, parts, true)?;
+        self.core.updated(true)
+    }
+}
+
+impl Zero {
+    /// An optimizer's state as if it trained whole parameters, on the CPU: what the [`Optimizer::state_dict`] that is given
+    /// would be on one device, in the order of the buffers. `kinds`: what its rule keeps of a parameter
+    /// ([`phalanx_nn::Rule::state`]). On rank 0; elsewhere nothing. All ranks call it.
+    ///
+    /// It is the same for every layout: shares that are kept wider than the dtype of the computation
+    /// ([`ZeroConfig::shard_dtype`](super::ZeroConfig)) are in it as the master copies that one device would have.
+    ///
+    /// # Errors
+    /// If the optimizer is not one of [`Zero::parameters`], or as [`crate::comm::Pending::wait`].
+    ///
+    /// [`Optimizer::state_dict`]: phalanx_nn::Optimizer::state_dict
+    pub fn full_optimizer_state(&self, own: Entries, kinds: &[&'static str]) -> Result<Entries> {
+        let own: HashMap<String, Tensor> = own.into_iter().collect();
+        let (state, first) = (self.core.lock(), self.core.ranks.all.rank() == 0);
+        let mut whole = Entries::new();
+        for flat in state.units.iter().flat_map(|g| &g.flats).filter(|f| f.trained) {
+            let steps = self.steps(flat, &own)?;
+            let dtype = optim_state_dtype(flat.shard_dtype());
+            let mut kinds = kinds.to_vec();
+            kinds.extend(flat.has_master().then_some("master"));
+            let shares: HashMap<&str, Tensor> = flat.pieces.iter().map(|p| (p.name(), p.tensor())).collect();
+            for (m, (member, step)) in flat.members.iter().zip(steps).enumerate() {
+                let name = member.parameter.name();
+                if first {
+                    whole.push((format!("{name}.step"), Tensor::scalar(step, Device::CPU)?));
+                }
+                for kind in &kinds {
+                    let own = match *kind == "master" && flat.share_is_master() {
+                        true => shares.get(name),
+                        false => own.get(&format!("{name}.{kind}")),
+                    };
+                    if let Some(tensor) = self.gather_member(flat, m, own, dtype)? {
+                        whole.push((format!("{name}.{kind}"), tensor));
+                    }
+                }
+            }
+        }
+        Ok(whole)
+    }
+
+    /// The number of steps of each of a buffer's parameters.
+    fn steps(&self, flat: &FlatParameter, own: &HashMap<String, Tensor>) -> Result<Vec<i64>> {
+        let step = |name: &str| own.get(&format!("{name}.step")).filter(|t| !t.device().is_meta());
+        let steps = flat.members.iter().map(|m| step(m.parameter.name()).map_or(Ok(0), Tensor::item::<i64>));
+        let steps = steps.collect::<phalanx_tensor::Result<Vec<i64>>>()?;
+        let mut steps = Tensor::from_slice(&steps, &[steps.len()], flat.device().host())?;
+        if self.core.ranks.all.has_peers() {
+            self.core.ranks.shard.all_reduce(&mut steps, Reduction::Max)?;
+        }
+        Ok(steps.to_vec()?)
+    }
+
+    /// One kind of state of one parameter, whole, on rank 0.
+    fn gather_member(
+        &self,
+        flat: &FlatParameter,
+        m: usize,
+        own: Option<&Tensor>,
+        dtype: DType,
+    ) -> Result<Option<Tensor>> {
+        let (member, comm) = (&flat.members[m], &self.core.ranks.shard);
+        let inside = |rank: usize| member.inside(&flat.cuts.range(rank)).map_or(0, |part| part.len());
+        let counts: Vec<usize> = (0..comm.size()).map(inside).collect();
+        let device = flat.device();
+        let own = match own {
+            Some(own) => own.to_device(device, false)?,
+            None if counts[comm.rank()] == 0 => Tensor::empty(&[0], dtype, device)?,
+            None => return Err(Error::Config("the optimizer does not train `Zero::parameters`".into())),
+        };
+        let all = Tensor::empty(&[counts.iter().sum()], dtype, device)?;
+        comm.run(Call::all_gather_uneven(all.clone(), own, &counts))?;
+        let whole = || Ok(to_host(&all)?.with_shape(&member.shape)?);
+        (self.core.ranks.all.rank() == 0).then(whole).transpose()
+    }
+
+    /// This rank's part of an optimizer's state of whole parameters, for [`phalanx_nn::Optimizer::load_state_dict`].
+    /// Where shares are kept wider than the dtype of the computation, they become the master copies in it. All ranks call it with
+    /// the same, after [`Zero::load_full_state_dict`].
+    ///
+    /// # Errors
+    /// If a tensor is not of its parameter's shape, or as [`crate::comm::Pending::wait`].
+    pub fn part_of_optimizer_state(&self, whole: Entries) -> Result<Entries> {
+        let part = self.own_part(whole)?;
+        if self.core.lock().units.iter().flat_map(|g| &g.flats).any(FlatParameter::share_is_master) {
+            self.core.updated(false)?;
+        }
+        Ok(part)
+    }
+
+    fn own_part(&self, whole: Entries) -> Result<Entries> {
+        let mut state = self.core.lock();
+        let mut flats: Vec<&mut FlatParameter> =
+            state.units.iter_mut().flat_map(|g| &mut g.flats).filter(|f| f.trained).collect();
+        let places = flats.iter().enumerate().flat_map(|(f, flat)| {
+            flat.members
+                .iter()
+                .enumerate()
+                .map(move |(m, member)| (member.parameter.name().to_string(), (f, m)))
+        });
+        let places: HashMap<String, (usize, usize)> = places.collect();
+        let mut part = Entries::new();
+        for (name, tensor) in whole {
+            let split = name.rsplit_once('.').and_then(|(name, kind)| Some((*places.get(name)?, kind)));
+            let Some(((f, m), kind)) = split else {
+                part.push((name, tensor));
+                continue;
+            };
+            let (flat, rank) = (&mut *flats[f], self.core.ranks.shard.rank());
+            let member = &flat.members[m];
+            let inside = member.inside(&flat.cuts.range(rank));
+            if kind == "step" {
+                part.extend(inside.map(|_| (name, tensor)));
+                continue;
+            }
+            if tensor.shape() != &member.shape[..] {
+                let (got, wanted) = (tensor.shape(), &member.shape);
+                return Err(Error::Config(format!(
+                    "optimizer state: {name}: got shape {got:?}, wanted {wanted:?}"
+                )));
+            }
+            if kind == "master" && flat.share_is_master() {
+                flat.load(m, &tensor)?;
+            } else if let Some(inside) = inside {
+                let all = tensor.with_shape(&[member.range.len()])?;
+                part.push((name, all.narrow(0, inside.start, inside.len())?));
+            }
+        }
+        Ok(part)
+    }
+}

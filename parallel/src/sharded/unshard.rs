@@ -1,0 +1,372 @@
+//! When values are unsharded (all-gathered) and resharded (freed): [`Core`] decides it for FSDP units, [`FlatParameter`] does it.
+
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+
+use phalanx_kernels as kernels;
+use phalanx_nn::Parameter;
+use phalanx_nn::autograd::{is_grad_enabled, is_recomputing};
+use phalanx_tensor::{Category, Tensor};
+
+use super::Reshard;
+use super::core::{Core, FsdpUnit, State};
+use super::flat_parameter::{FlatParameter, Member, Ranks};
+use crate::comm::Call;
+use crate::{Error, Result};
+
+/// The unit of the parameters of no module.
+const ROOT: usize = 0;
+
+/// Whether a pass goes through the modules from the first to the last, or back.
+#[derive(Clone, Copy)]
+pub(super) enum Pass {
+    Forward,
+    Backward,
+}
+
+impl Core {
+    /// A module is about to compute: unshards its unit, and prefetches the next one.
+    pub(super) fn enter(&self, module: usize, pass: Pass) -> Result<()> {
+        let state = &mut *self.lock();
+        let here = self.unit_of[module];
+        let is_kept = |unit: usize| unit == here || state.held > 0 || state.units[unit].outside;
+        if let Some(other) = state.prefetched.filter(|unit| !is_kept(*unit)) {
+            state.units[other].flats.iter_mut().try_for_each(FlatParameter::reshard)?;
+        }
+        state.prefetched = None;
+        // Ranks may go on to use different parameters of no module, so they gather all of them, and now.
+        if matches!(pass, Pass::Forward) {
+            state.units[ROOT].unshard(&self.ranks)?;
+        }
+        for flat in &mut state.units[here].flats {
+            flat.unshard(&self.ranks)?;
+            if matches!(pass, Pass::Backward) && flat.trained && state.begun {
+                flat.open()?;
+            }
+        }
+        match self.next_unit(module, pass) {
+            Some(next) => self.prefetch(state, next),
+            None => Ok(()),
+        }
+    }
+
+    /// The unit of the module that presumably computes next: modules are registered in that order. Nothing says where a
+    /// forward pass ends that is repeated during backward.
+    fn next_unit(&self, module: usize, pass: Pass) -> Option<usize> {
+        let next = match pass {
+            Pass::Forward if is_recomputing() => None,
+            Pass::Forward => Some(module + 1),
+            Pass::Backward => module.checked_sub(1),
+        };
+        next.filter(|_| self.config.prefetch).and_then(|next| self.unit_of.get(next)).copied()
+    }
+
+    fn prefetch(&self, state: &mut State, unit: usize) -> Result<()> {
+        let flats = &mut state.units[unit].flats;
+        if flats.iter().any(|flat| !flat.is_here()) {
+            state.prefetched = Some(unit);
+        }
+        flats.iter_mut().try_for_each(|flat| flat.start_unshard(&self.ranks))
+    }
+
+    /// A parameter of a unit is about to be used. What a module computes with is here; the rest is gathered, and stays until the
+    /// pass is over. Values of which this rank's share alone is new are withheld instead.
+    pub(super) fn used(&self, unit: usize) -> Result<()> {
+        let unit = &mut self.lock().units[unit];
+        if self.is_lost() {
+            return Ok(());
+        }
+        if self.ranks.shard.size() > 1 {
+            unit.flats.iter().filter(|flat| flat.is_stale()).try_for_each(FlatParameter::withhold)?;
+        }
+        if unit.flats.iter().all(FlatParameter::is_unsharded) {
+            return Ok(());
+        }
+        unit.outside = true;
+        unit.unshard(&self.ranks)
+    }
+
+    /// Takes back what a refused pass has added, where nothing else was; elsewhere that is to be zeroed.
+    pub(super) fn check_unspoiled(&self) -> Result<()> {
+        let state = &mut *self.lock();
+        if state.refused && state.touched.contains(&true) {
+            let why = "gradients may have a part of a backward pass that was refused; call `zero.zero_grad()` first";
+            return Err(Error::Config(format!("Zero: {why}")));
+        }
+        if std::mem::take(&mut state.refused) {
+            self.parameters().flat_map(Parameter::leaves).for_each(|leaf| leaf.set_grad(None));
+        }
+        Ok(())
+    }
+
+    /// Begins a backward pass: gathers what lies outside all modules, in case an earlier pass has freed it.
+    pub(super) fn begin(&self) -> Result<()> {
+        self.check_unspoiled()?;
+        let state = &mut *self.lock();
+        state.begun = true;
+        self.used.store(true, Ordering::Relaxed);
+        for unit in state.units.iter_mut().filter(|unit| unit.outside) {
+            unit.unshard(&self.ranks)?;
+            unit.flats.iter_mut().filter(|flat| flat.trained).try_for_each(FlatParameter::open)?;
+        }
+        Ok(())
+    }
+
+    /// Before a module's forward pass is repeated.
+    pub(super) fn enter_again(&self, module: usize) -> Result<()> {
+        let unit = &mut self.lock().units[self.unit_of[module]];
+        unit.flats.iter_mut().try_for_each(|flat| flat.unshard(&self.ranks))
+    }
+
+    /// A module has computed: reshards its unit unless it is needed again.
+    pub(super) fn leave(&self, module: usize, pass: Pass) -> Result<()> {
+        let state = &mut *self.lock();
+        let unit = &mut state.units[self.unit_of[module]];
+        let kept = state.held > 0 || unit.outside;
+        let Some((first, last)) = unit.modules.filter(|_| !kept) else { return Ok(()) };
+        let over = match pass {
+            Pass::Forward => module == last && !(is_grad_enabled() && self.stays(module)),
+            Pass::Backward => module == first,
+        };
+        if over { unit.flats.iter_mut().try_for_each(FlatParameter::reshard) } else { Ok(()) }
+    }
+
+    /// Whether a module's parameters stay for the backward pass.
+    fn stays(&self, module: usize) -> bool {
+        match self.config.reshard {
+            Reshard::Always => false,
+            Reshard::ExceptLast => module + 1 == self.unit_of.len(),
+            Reshard::Never => true,
+        }
+    }
+
+    /// Gives every rank what others have updated, where all ranks keep all values; frees what else is gathered. Whether
+    /// this rank has updated anything says nothing about others, so all take part.
+    pub(super) fn updated(&self, frozen: bool) -> Result<()> {
+        let state = &mut *self.lock();
+        state.reshard()?;
+        let held = state.held > 0;
+        let mut flats: Vec<&mut FlatParameter> = state.units.iter_mut().flat_map(|g| &mut g.flats).collect();
+        flats.retain(|flat| (held || flat.keeps_full()) && (flat.trained || frozen));
+        flats.iter_mut().try_for_each(|flat| flat.start_refresh(&self.ranks))?;
+        flats.into_iter().try_for_each(|flat| flat.unshard(&self.ranks))
+    }
+
+    /// Gathers everything, to stay until [`Core::release`] was called as often.
+    pub(super) fn hold(&self) -> Result<()> {
+        let state = &mut *self.lock();
+        state.units.iter_mut().flat_map(|g| &mut g.flats).try_for_each(|flat| flat.unshard(&self.ranks))?;
+        state.held += 1;
+        Ok(())
+    }
+
+    /// See [`Core::hold`].
+    pub(super) fn release(&self) -> Result<()> {
+        let state = &mut *self.lock();
+        state.held = state.held.saturating_sub(1);
+        state.reshard()
+    }
+
+    /// Reshards everything that need not stay.
+    pub(super) fn reshard(&self) -> Result<()> {
+        self.lock().reshard()
+    }
+
+    /// Refuses to go on from values of before the last update.
+    pub(super) fn check_fresh(&self) -> Result<()> {
+        let state = self.lock();
+        let is = |what: fn(&FlatParameter) -> bool| state.units.iter().flat_map(|g| &g.flats).any(what);
+        let refuse = |why: &str| Err(Error::Config(format!("Zero: {why}")));
+        if is(FlatParameter::is_stale) {
+            return refuse("parameters were changed and `updated` was not called before backward");
+        }
+        if let Some(other) = state.units.iter().flat_map(|g| &g.flats).find_map(FlatParameter::replaced) {
+            let why =
+                "holds another tensor than `Zero` has given it; make it anew after parameters are replaced";
+            return Err(phalanx_nn::Error::invalid(other.name(), why).into());
+        }
+        if is(FlatParameter::is_overwritten) {
+            return refuse(
+                "values of the model were changed, wanted `load_full_state_dict`: shares are kept apart",
+            );
+        }
+        Ok(())
+    }
+}
+
+/// The end.
+impl Core {
+    /// Drops unsharded values, unless a `Gathered` lives, and gradients that were not sent. Waits for nothing.
+    pub(super) fn abandon(&self) {
+        let state = &mut *self.lock();
+        let held = state.held > 0;
+        // Values that a `Gathered` holds stay for good.
+        state.held += usize::from(held);
+        for flat in state.units.iter_mut().flat_map(|g| &mut g.flats) {
+            // An empty stand-in and an empty slot always fit.
+            let _ = if held { Ok(()) } else { flat.abandon() };
+            let _ = flat.close();
+        }
+    }
+}
+
+impl FsdpUnit {
+    /// Lets all its parameters hold their values.
+    fn unshard(&mut self, ranks: &Ranks) -> Result<()> {
+        self.flats.iter_mut().try_for_each(|flat| flat.unshard(ranks))
+    }
+}
+
+impl State {
+    /// Reshards everything that need not stay.
+    pub(super) fn reshard(&mut self) -> Result<()> {
+        match self.held {
+            0 => self.units.iter_mut().flat_map(|g| &mut g.flats).try_for_each(FlatParameter::reshard),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Why a parameter has no values here.
+const SPREAD: &str = "these are values of a parameter that Zero has spread over the ranks: take \
+    `zero.full_state_dict()`, or hold `zero.gathered()` while the model's own tensors are used";
+
+/// Why a parameter has no values that agree.
+const STALE: &str =
+    "of these values only this rank's share is new: call `updated` of the `Zero` after the optimizer's step";
+
+impl FlatParameter {
+    /// Starts to gather the values, unless they are here or on their way.
+    pub(super) fn start_unshard(&mut self, ranks: &Ranks) -> Result<()> {
+        if self.full.is_some() { Ok(()) } else { self.start_refresh(ranks) }
+    }
+
+    /// Starts to gather the values, here or not.
+    pub(super) fn start_refresh(&mut self, ranks: &Ranks) -> Result<()> {
+        let full = match self.full.take() {
+            Some(full) => full,
+            None => Tensor::empty(&[self.elements()], self.dtype, self.device)?.tagged(Category::Parameters),
+        };
+        let input = match self.apart {
+            true => kernels::cast(&self.shard.to_device(self.device, false)?, self.dtype)?,
+            false => self.shard.clone(),
+        };
+        let call = Call::all_gather_uneven(full.clone(), input, &self.cuts.counts());
+        self.unsharding = Some(ranks.shard.start(call));
+        self.unsharded_version = self.shard.version();
+        self.full = Some(full);
+        Ok(())
+    }
+
+    /// Lets the parameters hold their values.
+    pub(super) fn unshard(&mut self, ranks: &Ranks) -> Result<()> {
+        self.start_unshard(ranks)?;
+        let Some(pending) = self.unsharding.take() else { return Ok(()) };
+        if let Err(error) = pending.wait() {
+            // The buffer's content must not be taken for values.
+            self.full = if self.keeps_full { self.full.take() } else { None };
+            return Err(error.into());
+        }
+        if !self.apart {
+            // The shard, a part of what was written, is as new.
+            self.unsharded_version = self.shard.version();
+        }
+        self.note_full_version();
+        let Some(full) = &self.full else { return Ok(()) };
+        self.members.iter().try_for_each(|member| Ok(member.parameter.set_tensor(member.of(full)?)?))
+    }
+
+    /// Drops all values but this rank's, even those under way.
+    pub(super) fn abandon(&mut self) -> Result<()> {
+        self.unsharding = None;
+        self.reshard()
+    }
+
+    /// Drops all values but this rank's.
+    pub(super) fn reshard(&mut self) -> Result<()> {
+        if self.keeps_full {
+            return Ok(());
+        }
+        if let Some(pending) = self.unsharding.take() {
+            pending.wait()?;
+        }
+        if let Some(full) = self.full.take() {
+            for member in self.members.iter().filter(|m| m.parameter.tensor().shares_storage(&full)) {
+                let stand_in = Tensor::withheld(&member.shape, self.dtype, self.device, SPREAD)?;
+                member.parameter.set_tensor(stand_in)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether all values are here to be used.
+    pub(super) fn is_unsharded(&self) -> bool {
+        self.full.is_some() && self.unsharding.is_none()
+    }
+
+    /// Whether all values are here or on their way.
+    pub(super) fn is_here(&self) -> bool {
+        self.full.is_some()
+    }
+
+    /// Whether all values stay with every rank.
+    pub(super) fn keeps_full(&self) -> bool {
+        self.keeps_full
+    }
+
+    /// Whether the values that are here are those of before this rank's last update.
+    pub(super) fn is_stale(&self) -> bool {
+        self.full.is_some() && self.unsharded_version != self.shard.version()
+    }
+
+    /// A parameter that holds another tensor than this buffer's, because other code has replaced it.
+    pub(super) fn replaced(&self) -> Option<&Parameter> {
+        let full = self.full.as_ref().filter(|_| self.unsharding.is_none())?;
+        let mut parameters = self.members.iter().map(|member| &member.parameter);
+        parameters.find(|parameter| !parameter.tensor().shares_storage(full))
+    }
+
+    /// Puts tensors that cannot be read in the parameters' places, so that no layer computes with values from before the other ranks' last
+    /// updates.
+    pub(super) fn withhold(&self) -> Result<()> {
+        self.members.iter().try_for_each(|Member { parameter, shape, .. }| {
+            Ok(parameter.set_tensor(Tensor::withheld(shape, self.dtype, self.device, STALE)?)?)
+        })
+    }
+
+    /// Remembers that the values that stay are those of the shards.
+    pub(super) fn note_full_version(&mut self) {
+        let kept = self.full.as_ref().filter(|_| self.apart && self.keeps_full);
+        self.full_version = kept.map(Tensor::version);
+    }
+
+    /// Whether other code has changed the model's own values, which come from the shards.
+    pub(super) fn is_overwritten(&self) -> bool {
+        self.full_version
+            .is_some_and(|version| self.full.as_ref().is_some_and(|full| full.version() != version))
+    }
+
+    /// All values in the shards' dtype, for a state dict, on the parameters' device.
+    pub(super) fn whole(&self, ranks: &Ranks) -> Result<Tensor> {
+        let all = Tensor::empty(&[self.elements()], self.shard.dtype(), self.device)?;
+        let own = self.shard.to_device(self.device, false)?;
+        ranks.shard.run(Call::all_gather_uneven(all.clone(), own, &self.cuts.counts()))?;
+        Ok(all)
+    }
+
+    /// Which of a member's elements this rank has, and their values.
+    pub(super) fn share_of(&self, member: usize) -> Result<(Range<usize>, Tensor)> {
+        let member = &self.members[member];
+        let inside = member.inside(&self.own).unwrap_or(0..0);
+        let start = (member.range.start + inside.start).saturating_sub(self.own.start);
+        Ok((inside.clone(), self.shard.narrow(0, start.min(self.own.len()), inside.len())?))
+    }
+
+    /// Takes what this rank has of a member from a tensor of all of it.
+    pub(super) fn load(&mut self, member: usize, values: &Tensor) -> Result<()> {
+        let (own, mut share) = self.share_of(member)?;
+        let values = values.with_shape(&[values.numel()])?.narrow(0, own.start, own.len())?;
+        let values = kernels::cast(&values.to_device(share.device(), false)?, share.dtype())?;
+        Ok(kernels::copy_(&mut share, &values)?)
+    }
+}

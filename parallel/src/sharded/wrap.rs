@@ -1,0 +1,263 @@
+//! How [`Zero`] wraps a model: groups its parameters into FSDP units, becomes the holder of its parameters and of this rank's
+//! pieces, and adds hooks to its leaves and wrapped modules.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, OnceLock, Weak};
+
+use phalanx_nn::{Buffer, Entry, Holder, Parameter, Parameters, UnitHooks, Usage};
+use phalanx_tensor::{DType, Device};
+
+use super::core::{Core, FsdpUnit, Pass};
+use super::flat_parameter::{FlatParameter, Ranks};
+use super::{Cuts, Stage, Zero, ZeroConfig};
+use crate::Result;
+use crate::comm::Comm;
+use crate::data_parallel::{Synchronise, consistency};
+
+/// The storage of an entry of the model's state dict.
+pub(super) enum Source {
+    /// FSDP unit, flat parameter, member.
+    Sharded(usize, usize, usize),
+    Parameter(Parameter),
+    Buffer(Buffer),
+}
+
+impl Zero {
+    /// Gives all ranks rank 0's values and shards the parameters. All ranks of `comm` call it with models of the
+    /// same parameters.
+    ///
+    /// # Errors
+    /// If the ranks hold different models or have different settings, which are named; if the settings do not fit the model or the
+    /// ranks; if the model has no values, because another `Zero` spreads them; if memory is short, or as
+    /// [`crate::comm::Pending::wait`].
+    pub fn new(model: &(impl Parameters + ?Sized), comm: Comm, config: ZeroConfig) -> Result<Zero> {
+        consistency::check_values("Zero", model)?;
+        consistency::check_same_model(model, &config.shared_settings(), &comm)?;
+        config.check(model)?;
+        let (shard, replicas) = config.groups(comm.rank(), comm.size())?;
+        let mut entries = Vec::new();
+        let mut done = Ok(());
+        model.visit("", &mut |path, entry| {
+            if done.is_ok() {
+                done = comm.broadcast(&mut entry.tensor(), 0);
+            }
+            entries.push((
+                path.to_string(),
+                match entry {
+                    Entry::Parameter(p) => Source::Parameter(p.clone()),
+                    Entry::Buffer(b) => Source::Buffer(b.clone()),
+                },
+            ));
+        });
+        done?;
+        let ranks = Ranks { shard: comm.group(&shard)?, replicas: comm.group(&replicas)?, all: comm };
+        let (parameters_of, unit_of) = fsdp_units(model);
+        let mut loads = vec![0; ranks.shard.size()];
+        let mut units = Vec::new();
+        for (parameters, bounds) in parameters_of {
+            let mut flats = Vec::new();
+            for same in alike(parameters, config.stage) {
+                let elements: Vec<usize> = same.iter().map(|p| p.tensor().numel()).collect();
+                let cuts = Cuts::new(config.ownership, &elements, &mut loads);
+                flats.push(FlatParameter::new(&same, cuts, ranks.shard.rank(), &config)?);
+            }
+            units.push(FsdpUnit::new(flats, bounds));
+        }
+        let holders: Vec<_> =
+            (0..units.len()).map(|unit| Arc::new(UnitHolder { core: OnceLock::new(), unit })).collect();
+        locate(&mut entries, &units);
+        let core = Arc::new(Core::new(ranks, config, units, unit_of));
+        let of_units = holders.into_iter().map(|holder| {
+            let _ = holder.core.set(Arc::downgrade(&core));
+            let holder: Arc<dyn Holder> = holder;
+            holder
+        });
+        let mut zero = Zero {
+            holders: of_units.collect(),
+            core,
+            entries,
+            frozen: model.parameters().into_iter().filter(|p| !p.is_trained()).collect(),
+            synchronise: Synchronise::default(),
+            hooks: Vec::new(),
+            module_hooks: Vec::new(),
+        };
+        zero.hold_parameters();
+        zero.hook(model);
+        Ok(zero)
+    }
+
+    fn hold_parameters(&self) {
+        let shares: Arc<dyn Holder> = Arc::new(ShardHolder(Arc::downgrade(&self.core)));
+        for (unit, holders) in self.core.lock().units.iter().zip(&self.holders) {
+            for flat in &unit.flats {
+                flat.members.iter().for_each(|member| member.parameter.hand_to(holders.clone()));
+                flat.pieces.iter().for_each(|piece| piece.hand_to(shares.clone()));
+            }
+        }
+    }
+
+    /// The parameters hold the hooks and the core the parameters, so the hooks hold the core weakly.
+    fn hook(&mut self, model: &(impl Parameters + ?Sized)) {
+        for (number, parameter) in self.core.parameters().enumerate() {
+            for leaf in parameter.leaves() {
+                let (core, synchronise) = (Arc::downgrade(&self.core), self.synchronise.clone());
+                self.hooks.push(leaf.on_accumulate(move |_| {
+                    let Some(core) = core.upgrade() else { return Ok(()) };
+                    Ok(core.arrived(number, synchronise.is_on())?)
+                }));
+            }
+        }
+        model.visit_units(&mut |module| {
+            let hooks = ModuleHooks { core: Arc::downgrade(&self.core), module: self.module_hooks.len() };
+            self.module_hooks.push(module.add_hooks(Arc::new(hooks)));
+        });
+    }
+}
+
+/// Notes which entries are in which buffers.
+fn locate(entries: &mut [(String, Source)], units: &[FsdpUnit]) {
+    for (_, source) in entries {
+        let Source::Parameter(parameter) = source else { continue };
+        let flats = units
+            .iter()
+            .enumerate()
+            .flat_map(|(g, unit)| unit.flats.iter().enumerate().map(move |(f, flat)| (g, f, flat)));
+        let mut places = flats.filter_map(|(g, f, flat)| {
+            Some((g, f, flat.members.iter().position(|m| m.parameter.is(parameter))?))
+        });
+        if let Some((g, f, m)) = places.next() {
+            *source = Source::Sharded(g, f, m);
+        }
+    }
+}
+
+/// Parameters that are gathered together, and the first and last of the modules that use them.
+type UnitParameters = (Vec<Parameter>, Option<(usize, usize)>);
+
+/// The units of a model, in the order of their first modules, that of no module, the root, in front; and each module's unit.
+fn fsdp_units(model: &(impl Parameters + ?Sized)) -> (Vec<UnitParameters>, Vec<usize>) {
+    let mut used: Vec<Vec<Parameter>> = Vec::new();
+    model.visit_units(&mut |module| used.push([module.parameters(), module.borrowed()].concat()));
+    // Units that share a parameter are one unit, which has the number of its first module.
+    let mut modules: Vec<usize> = (0..used.len()).collect();
+    for (a, b) in (0..used.len()).flat_map(|a| (a + 1..used.len()).map(move |b| (a, b))) {
+        if used[a].iter().any(|p| used[b].iter().any(|q| p.is(q))) {
+            let (from, to) = (modules[a].max(modules[b]), modules[a].min(modules[b]));
+            modules.iter_mut().filter(|module| **module == from).for_each(|module| *module = to);
+        }
+    }
+    let mut units: Vec<UnitParameters> = vec![(Vec::new(), None)];
+    let mut numbers: BTreeMap<usize, usize> = BTreeMap::new();
+    for (module, unit) in modules.iter_mut().enumerate() {
+        let number = *numbers.entry(*unit).or_insert(units.len());
+        match units.get_mut(number) {
+            Some((_, bounds)) => *bounds = bounds.map(|(first, _)| (first, module)),
+            None => units.push((Vec::new(), Some((module, module)))),
+        }
+        *unit = number;
+    }
+    for parameter in model.parameters() {
+        let module = used.iter().position(|used| used.iter().any(|p| p.is(&parameter)));
+        units[module.map_or(0, |module| modules[module])].0.push(parameter);
+    }
+    (units, modules)
+}
+
+/// A unit's parameters in sets that can lie in one buffer. Frozen ones are spread only where parameters are.
+fn alike(parameters: Vec<Parameter>, stage: Stage) -> Vec<Vec<Parameter>> {
+    let mut sets: Vec<((DType, Device, bool), Vec<Parameter>)> = Vec::new();
+    let spread = |p: &Parameter| p.is_trained() || stage == Stage::Parameters;
+    for parameter in parameters.into_iter().filter(spread) {
+        let kind = (parameter.dtype(), parameter.device(), parameter.is_trained());
+        match sets.iter_mut().find(|(known, _)| *known == kind) {
+            Some((_, set)) => set.push(parameter),
+            None => sets.push((kind, vec![parameter])),
+        }
+    }
+    sets.into_iter().map(|(_, set)| set).collect()
+}
+
+/// Answers, for the parameters of an FSDP unit, what other code may do with them.
+pub(super) struct UnitHolder {
+    pub(super) core: OnceLock<Weak<Core>>,
+    pub(super) unit: usize,
+}
+
+impl Holder for UnitHolder {
+    fn refusal(&self, usage: Usage) -> Option<&'static str> {
+        Some(match usage {
+            Usage::Update => "is sharded by Zero: build the optimizer over `zero.parameters()`",
+            Usage::Norm => "is sharded by Zero: ask for `zero.grad_norm()` or `zero.clip_grad_norm(..)`",
+            Usage::ZeroGrad => "is sharded by Zero: call `zero.zero_grad()`, or the optimizer's",
+            Usage::Gradients => "is sharded by Zero: choose `ZeroConfig::grad_dtype`",
+        })
+    }
+
+    fn lost(&self) {
+        self.core.get().and_then(Weak::upgrade).iter().for_each(|core| core.lose());
+    }
+
+    fn hears_of_uses(&self) -> bool {
+        true
+    }
+
+    /// An error ends the run of all ranks, and the next call returns it; code that computes with the parameter finds its
+    /// values withheld.
+    fn before_use(&self, _: &Parameter) {
+        if let Some(core) = self.core.get().and_then(Weak::upgrade) {
+            let _ = core.used(self.unit);
+        }
+    }
+}
+
+/// Answers the same for this rank's pieces, which an optimizer updates.
+pub(super) struct ShardHolder(pub(super) Weak<Core>);
+
+impl Holder for ShardHolder {
+    fn refusal(&self, usage: Usage) -> Option<&'static str> {
+        let Some(core) = self.0.upgrade() else {
+            let gone = "is a share of a model whose `Zero` was dropped: build the optimizer over what trains the model now";
+            return (usage == Usage::Update).then_some(gone);
+        };
+        match usage {
+            Usage::Update => core.has_unreduced().then_some(consistency::UNREDUCED),
+            Usage::Norm => (core.ranks.shard.size() > 1).then_some(
+                "is this rank's share alone: ask for `zero.grad_norm()` or `zero.clip_grad_norm(..)`",
+            ),
+            Usage::Gradients => Some("is this rank's share: choose `ZeroConfig::grad_dtype`"),
+            Usage::ZeroGrad => None,
+        }
+    }
+}
+
+/// The hooks of a wrapped module.
+pub(super) struct ModuleHooks {
+    pub(super) core: Weak<Core>,
+    pub(super) module: usize,
+}
+
+impl ModuleHooks {
+    fn with(&self, f: impl FnOnce(&Core) -> Result<()>) -> phalanx_nn::Result<()> {
+        let core = self.core.upgrade().filter(|core| !core.is_lost());
+        let done = core.map_or(Ok(()), |core| f(&core));
+        Ok(done.map_err(phalanx_nn::autograd::Error::from)?)
+    }
+}
+
+impl UnitHooks for ModuleHooks {
+    fn pre_forward(&self) -> phalanx_nn::Result<()> {
+        self.with(|core| core.enter(self.module, Pass::Forward))
+    }
+    fn post_forward(&self) -> phalanx_nn::Result<()> {
+        self.with(|core| core.leave(self.module, Pass::Forward))
+    }
+    fn pre_recompute(&self) -> phalanx_nn::Result<()> {
+        self.with(|core| core.enter_again(self.module))
+    }
+    fn pre_backward(&self) -> phalanx_nn::Result<()> {
+        self.with(|core| core.enter(self.module, Pass::Backward))
+    }
+    fn post_backward(&self) -> phalanx_nn::Result<()> {
+        self.with(|core| core.leave(self.module, Pass::Backward))
+    }
+}

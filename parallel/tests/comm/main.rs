@@ -1,0 +1,10 @@
+//! Communicators: the same programs over every backend, and what happens when a rank goes wrong.
+
+mod faults;
+mod mpi;
+mod port;
+mod processes;
+mod suite;
+mod threads;
+mod training;
+mod twin;
