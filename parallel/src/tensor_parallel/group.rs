@@ -1,14 +1,15 @@
-//! [`TensorParallel`]: the ranks that hold a layer together, and how the stream reaches them.
+//! [`TensorParallel`]: the ranks that hold a layer together, how activations enter and leave their region, and the norm of
+//! the gradients when some parameters are split over them.
 
-use phalanx_nn::autograd::{Result, Var};
-use phalanx_nn::{Error, Parameter};
+use phalanx_nn::autograd::{Result as GradResult, Var};
+use phalanx_nn::{Error, Parameter, Squares, grad_squares, norm_of};
 
-use super::cut::Cut;
-use super::exchange::{Exchange, Exchanged};
-use super::regions::{exchanged, reduce_from_region};
+use super::mappings::{Exchange, Exchanged, Split, exchanged, reduce_from_region};
+use crate::Result;
 use crate::comm::Comm;
+use crate::sums::gather_sums;
 
-/// The ranks over which the layers of a model are cut, as this one sees them. It makes `nn`'s models through
+/// The ranks over which the layers of a model are split, as this one sees them. It makes `nn`'s models through
 /// [`phalanx_nn::Layers`].
 ///
 /// ```
@@ -40,7 +41,7 @@ impl TensorParallel {
         TensorParallel { comm: comm.clone(), sequence: false }
     }
 
-    /// With the stream cut by positions, or not.
+    /// With the stream split by positions, or not.
     #[must_use]
     pub fn with_sequence_parallel(self, sequence: bool) -> TensorParallel {
         TensorParallel { sequence, ..self }
@@ -51,7 +52,7 @@ impl TensorParallel {
         &self.comm
     }
 
-    /// Whether the stream is cut by positions.
+    /// Whether the stream is split by positions.
     pub fn is_sequence_parallel(&self) -> bool {
         self.sequence && self.comm.size() > 1
     }
@@ -59,27 +60,27 @@ impl TensorParallel {
     /// The stream, `[B, T, ..]` or this rank's positions of it, on its way into the region: all positions.
     ///
     /// # Errors
-    /// If the stream has no positions but is cut by them, or as [`crate::comm::Pending::wait`].
-    pub fn enter(&self, x: &Var) -> Result<Var> {
+    /// If the stream has no positions but is split by them, or as [`crate::comm::Pending::wait`].
+    pub fn enter(&self, x: &Var) -> GradResult<Var> {
         exchanged("enter", x.clone(), &self.comm, self.entering(x)?)
     }
 
-    /// The ranks' parts of the stream `[B, T, ..]`, added; this rank's positions, where it is cut.
+    /// The ranks' parts of the stream `[B, T, ..]`, added; this rank's positions, where it is split.
     ///
     /// # Errors
-    /// If the positions do not divide by the ranks but are to be cut, or as [`crate::comm::Pending::wait`].
-    pub fn leave(&self, x: Var) -> Result<Var> {
+    /// If the positions do not divide by the ranks but are to be split, or as [`crate::comm::Pending::wait`].
+    pub fn leave(&self, x: Var) -> GradResult<Var> {
         let exchanges = self.leaving(&x)?;
         exchanged("leave", x, &self.comm, exchanges)
     }
 
-    /// Sees to it that gradients of what all ranks hold whole are the same on all: where the stream is cut, each rank's
+    /// Sees to it that gradients of what all ranks hold whole are the same on all: where the stream is split, each rank's
     /// backward pass finds those of its positions, and they are added before they are accumulated. Models made through
     /// [`phalanx_nn::Layers`] have called it; modules of other layers call it once.
     ///
     /// # Errors
     /// Never yet; kept for layers that check more.
-    pub fn share(&self, parameters: &[Parameter]) -> Result<()> {
+    pub fn share(&self, parameters: &[Parameter]) -> GradResult<()> {
         if !self.is_sequence_parallel() {
             return Ok(());
         }
@@ -93,23 +94,23 @@ impl TensorParallel {
         Ok(())
     }
 
-    pub(super) fn entering(&self, x: &Var) -> Result<[Exchange; 2]> {
+    pub(super) fn entering(&self, x: &Var) -> GradResult<[Exchange; 2]> {
         if !self.is_sequence_parallel() {
             return Ok([Exchange::Keep, Exchange::Sum]);
         }
-        let cut = Cut::of_parts(1, self.positions(x)?, self.comm.size());
-        Ok([Exchange::Gather(cut.clone()), Exchange::SumPart(cut)])
+        let split = Split::of_parts(1, self.positions(x)?, self.comm.size());
+        Ok([Exchange::Gather(split.clone()), Exchange::SumPart(split)])
     }
 
-    pub(super) fn leaving(&self, x: &Var) -> Result<[Exchange; 2]> {
+    pub(super) fn leaving(&self, x: &Var) -> GradResult<[Exchange; 2]> {
         if !self.is_sequence_parallel() {
             return Ok([Exchange::Sum, Exchange::Keep]);
         }
-        let cut = Cut::even("sequence parallelism: positions", 1, self.positions(x)?, self.comm.size())?;
-        Ok([Exchange::SumPart(cut.clone()), Exchange::Gather(cut)])
+        let split = Split::even("sequence parallelism: positions", 1, self.positions(x)?, self.comm.size())?;
+        Ok([Exchange::SumPart(split.clone()), Exchange::Gather(split)])
     }
 
-    fn positions(&self, x: &Var) -> Result<usize> {
+    fn positions(&self, x: &Var) -> GradResult<usize> {
         let why = || format!("got {:?} between layers, wanted [B, T, ..]", x.shape());
         let positions = x.shape().get(1).copied().filter(|_| x.rank() > 2);
         Ok(positions.ok_or_else(|| Error::invalid("sequence parallelism", why()))?)
@@ -123,7 +124,7 @@ pub(super) enum Begun {
 }
 
 impl Begun {
-    pub(super) fn new(x: Var, comm: &Comm, exchanges: [Exchange; 2], linked: bool) -> Result<Begun> {
+    pub(super) fn new(x: Var, comm: &Comm, exchanges: [Exchange; 2], linked: bool) -> GradResult<Begun> {
         match linked {
             true => Ok(Begun::Done(exchanged("exchange", x, comm, exchanges)?)),
             false => {
@@ -134,10 +135,41 @@ impl Begun {
         }
     }
 
-    pub(super) fn finish(self) -> Result<Var> {
+    pub(super) fn finish(self) -> GradResult<Var> {
         match self {
             Begun::Done(y) => Ok(y),
             Begun::Started(started) => Ok(Var::new(started.finish()?)),
         }
     }
+}
+
+/// The Euclidean norm of all gradients of a model whose layers are cut over these ranks, the same bits on all of them:
+/// parts of a parameter count from every rank, whole ones once. On a `meta` device it is 0.
+///
+/// # Errors
+/// If a gradient cannot be read, or as [`crate::comm::Pending::wait`].
+pub fn grad_norm(parameters: &[Parameter], comm: &Comm) -> Result<f64> {
+    Ok(norm_of(&sum_squares(grad_squares(parameters)?, comm)?)?)
+}
+
+/// Every parameter's sum of squares over all ranks, of those of this rank's parts: what ranks hold whole stays as it is,
+/// of the rest the ranks' are added, in their order. All ranks call it with parameters of the same names. Nothing waits for a
+/// GPU.
+///
+/// # Errors
+/// As [`crate::comm::Pending::wait`].
+pub fn sum_squares(squares: Squares, comm: &Comm) -> Result<Squares> {
+    let Squares { mut of, sums } = squares;
+    let parts: Vec<bool> = of.iter().map(|square| !square.whole).collect();
+    of.iter_mut().for_each(|square| square.whole = true);
+    if comm.size() == 1 || !comm.has_peers() {
+        return Ok(Squares { of, sums });
+    }
+    let count = of.len();
+    let pairs = parts.into_iter().enumerate().flat_map(|(i, part)| {
+        let ranks = if part { 0..comm.size() } else { comm.rank()..comm.rank() + 1 };
+        ranks.map(move |rank| (i, rank * count + i))
+    });
+    let sums = gather_sums(comm, &sums, &vec![count; comm.size()], count, pairs)?;
+    Ok(Squares { of, sums })
 }

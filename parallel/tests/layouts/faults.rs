@@ -14,8 +14,8 @@ use phalanx_parallel::pipeline::ranks::Spec;
 use phalanx_parallel::pipeline::schedule::NAMES;
 use phalanx_parallel::{Error, Result};
 
+use crate::case::Draws;
 use crate::case::{Case, gpt, llama};
-use crate::draws::Draws;
 use crate::run::{Run, Update, context};
 
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -1,12 +1,10 @@
 //! Layout equality: whatever a run is laid out over, it is the same run.
 
 mod case;
-mod draws;
 mod every;
 mod faults;
 #[path = "../gpt/mod.rs"]
 mod gpt;
 mod moves;
-mod odd;
 mod outcome;
 mod run;

@@ -19,7 +19,7 @@ use phalanx_nn::autograd::{
 };
 use phalanx_tensor::{Device, Result as TensorResult, Stream, Tensor, record_stream};
 
-use super::timeline::{Phase, Watch};
+use super::clock::{Phase, Watch};
 use crate::Result;
 
 /// The lanes of a pipeline.

@@ -69,12 +69,7 @@ impl Sequence {
     }
 
     /// The output of some of the layers, given skips that layers before them stashed.
-    pub(in crate::pipeline) fn run_layers(
-        &self,
-        layers: Range<usize>,
-        input: Batch,
-        skips: &mut Skips,
-    ) -> Result<Batch> {
+    pub(crate) fn run_layers(&self, layers: Range<usize>, input: Batch, skips: &mut Skips) -> Result<Batch> {
         let layers = self.layers.iter().enumerate().take(layers.end).skip(layers.start);
         layers.into_iter().try_fold(input, |batch, (i, layer)| {
             skips.within(i, layer.skippable(), |skips| layer.run(batch, skips))

@@ -1,17 +1,67 @@
-//! [`GPipe`]: a model over several devices.
+//! [`GPipe`]: a model over several devices; [`GPipeConfig`]: its micro-batches, recomputation and observer.
 
+use std::fmt;
 use std::sync::Arc;
 
 use phalanx_nn::autograd::{Var, join};
+use phalanx_nn::models::RecomputeMode;
 use phalanx_nn::{AnyUnit, Entry, Module, Parameter, Parameters, Result as NnResult};
 use phalanx_tensor::{Context, Device};
 
-use super::board::Board;
 use super::copy::{Lanes, Sent};
-use super::stage::Stage;
-use super::worker::Pass;
-use super::{Batch, Cell, GPipeConfig, Layer, Partition, Sequence, gather, routes, scatter, verify_skips};
+use super::worker::{Board, Pass, StageModule};
+use super::{Batch, Cell, Layer, Observer, Partition, Sequence, gather, routes, scatter, verify_skips};
 use crate::{Error, Result};
+
+/// The former name of [`RecomputeMode`] here.
+#[deprecated(since = "0.2.0", note = "is `phalanx_nn::models::RecomputeMode`")]
+pub type Checkpoint = RecomputeMode;
+
+/// How a [`GPipe`] runs.
+#[derive(Clone)]
+pub struct GPipeConfig {
+    micro_batches: usize,
+    recompute: RecomputeMode,
+    observer: Option<Observer>,
+}
+
+impl GPipeConfig {
+    /// At most that many micro-batches; all but the last one recomputed.
+    pub fn new(micro_batches: usize) -> GPipeConfig {
+        GPipeConfig { micro_batches, recompute: RecomputeMode::ExceptLast, observer: None }
+    }
+
+    /// With the micro-batches recomputed that `mode` says.
+    #[must_use]
+    pub fn with_recompute(self, mode: RecomputeMode) -> GPipeConfig {
+        GPipeConfig { recompute: mode, ..self }
+    }
+
+    /// The former name of [`GPipeConfig::with_recompute`].
+    #[deprecated(since = "0.2.0", note = "renamed to `with_recompute`")]
+    #[must_use]
+    pub fn with_checkpoint(self, mode: RecomputeMode) -> GPipeConfig {
+        self.with_recompute(mode)
+    }
+
+    /// Which micro-batches are recomputed.
+    pub fn recompute(&self) -> RecomputeMode {
+        self.recompute
+    }
+
+    /// With an observer of everything that is computed or copied.
+    #[must_use]
+    pub fn with_observer(self, observer: Observer) -> GPipeConfig {
+        GPipeConfig { observer: Some(observer), ..self }
+    }
+}
+
+impl fmt::Debug for GPipeConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let observed = self.observer.is_some();
+        write!(f, "{} micro-batches, recomputed {}, observed {observed}", self.micro_batches, self.recompute)
+    }
+}
 
 /// A model cut into stages, each on a device. A batch goes through it in micro-batches, of which the stages compute several
 /// at a time; see the [module](super).
@@ -20,7 +70,7 @@ use crate::{Error, Result};
 pub struct GPipe {
     model: Arc<Sequence>,
     partition: Partition,
-    stages: Vec<Arc<Stage>>,
+    stages: Vec<Arc<StageModule>>,
     lanes: Arc<Lanes>,
     config: GPipeConfig,
 }
@@ -38,7 +88,7 @@ impl GPipe {
         let stage = |(i, own): (usize, &super::StageLayers)| {
             let incoming = routes.iter().filter(|route| route.to == i).cloned().collect();
             let outgoing = routes.iter().filter(|route| route.from == i).cloned().collect();
-            Arc::new(Stage { model: model.clone(), own: own.clone(), incoming, outgoing })
+            Arc::new(StageModule { model: model.clone(), own: own.clone(), incoming, outgoing })
         };
         let stages = partition.stages().iter().enumerate().map(stage).collect();
         let devices = partition.devices();
@@ -61,7 +111,7 @@ impl GPipe {
         drop(input);
         let context = Context::current();
         let recomputed =
-            if context.train { self.config.checkpoint.recomputed(micro_batches.len()) } else { 0 };
+            if context.train { self.config.recompute.recomputed(micro_batches.len()) } else { 0 };
         let pass = Pass {
             stages: &self.stages,
             lanes: &self.lanes,

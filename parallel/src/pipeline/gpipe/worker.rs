@@ -1,23 +1,32 @@
-//! The workers of a forward pass: a thread for each device, which computes the device's cells in order.
+//! The workers of a forward pass: one thread for each device, which computes the device's cells in order.
+//!
+//! ```text
+//! worker cpu:0 ── compute cell ── post ──┐           ┌── take ── compute cell ── worker cpu:1
+//!                                        └─> Board ──┘
+//! ```
+//! [`Board`] holds what cells hand to each other and the first error; [`StageModule`] runs the layers of a cell.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
-use phalanx_nn::autograd::{AnomalyGuard, Var, detect_anomaly, is_detecting_anomaly};
+use phalanx_nn::autograd::{
+    AnomalyGuard, Recompute, Result as GradResult, Var, checkpoint_apart, detect_anomaly,
+    is_detecting_anomaly, is_recomputing,
+};
 use phalanx_tensor::{Context, Device};
 
-use super::board::{Arrived, Board};
+use super::clock::{Phase, Watch};
 use super::copy::{Arrivals, Lanes, Sender, Sent};
-use super::fence::{Mark, enter, leave};
-use super::stage::{Computed, Parcel, Stage};
-use super::timeline::Watch;
-use super::{Cell, Observer, device_orders};
+use super::dependency::{Mark, enter, leave};
+use super::{Batch, Cell, Observer, Route, Sequence, Skip, Skips, StageLayers, device_orders};
 use crate::launch::caught;
 use crate::pipeline::MicroBatch;
 use crate::{Error, Result};
 
 /// What the workers of one pass share.
 pub(super) struct Pass<'a> {
-    pub(super) stages: &'a [Arc<Stage>],
+    pub(super) stages: &'a [Arc<StageModule>],
     pub(super) lanes: &'a Arc<Lanes>,
     pub(super) observer: &'a Option<Observer>,
     /// The number of the first row of each micro-batch.
@@ -113,5 +122,201 @@ impl Pass<'_> {
     fn watch(&self, cell: Cell) -> Watch {
         let device = self.stages[cell.stage].own.device;
         Watch { observer: self.observer.clone(), device, cell }
+    }
+}
+
+/// How many micro-batches a stage is ahead of the next one at most: a cell is computed after the next stage's cell of so
+/// many micro-batches before, and in backward before it. So no more values wait between two stages than that, or gradients.
+/// In the clock cycles it is 2; one more lets copies take their time.
+pub(super) const AHEAD: usize = 3;
+
+/// What has arrived for a cell: its batch, its skips in the order of its stage's routes, and the phony of the next stage's
+/// cell that it comes after.
+struct Arrived {
+    batch: Vec<Sent>,
+    skips: Vec<Option<Sent>>,
+    after: Option<Var>,
+}
+
+/// Shared by the workers of one forward pass.
+#[derive(Default)]
+pub(super) struct Board {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    batches: BTreeMap<Cell, Vec<Sent>>,
+    /// By the micro-batch.
+    skips: BTreeMap<(usize, Skip), Option<Sent>>,
+    /// The phonies of cells that are computed.
+    ended: BTreeMap<Cell, Option<Var>>,
+    outputs: BTreeMap<usize, Vec<Var>>,
+    ties: Vec<Var>,
+    error: Option<Error>,
+}
+
+impl Board {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Leaves the batch of a cell.
+    pub(super) fn post(&self, cell: Cell, batch: Vec<Sent>) {
+        self.lock().batches.insert(cell, batch);
+        self.changed.notify_all();
+    }
+
+    /// Leaves a skip of a micro-batch. It is there before the batch of the cell that pops it, which comes through the
+    /// stages between.
+    fn post_skip(&self, micro_batch: usize, skip: &Skip, value: Option<Sent>) {
+        self.lock().skips.insert((micro_batch, skip.clone()), value);
+    }
+
+    /// A cell is computed, and leaves this phony, if any.
+    fn post_end(&self, cell: Cell, phony: Option<Var>) {
+        self.lock().ended.insert(cell, phony);
+        self.changed.notify_all();
+    }
+
+    /// Leaves an output of the last stage.
+    fn post_output(&self, micro_batch: usize, values: Vec<Var>) {
+        self.lock().outputs.insert(micro_batch, values);
+    }
+
+    /// Leaves the phony of a device's last cell.
+    fn post_tie(&self, phony: Var) {
+        self.lock().ties.push(phony);
+    }
+
+    /// Takes what a cell of one of so many stages begins with, as soon as it is there; `None` once anybody has failed.
+    fn take(&self, cell: Cell, stages: usize, incoming: &[Route]) -> Option<Arrived> {
+        let Cell { micro_batch, stage } = cell;
+        let before = (stage + 1 < stages && micro_batch >= AHEAD)
+            .then(|| Cell { micro_batch: micro_batch - AHEAD, stage: stage + 1 });
+        let mut state = self.lock();
+        loop {
+            if state.error.is_some() {
+                return None;
+            }
+            if before.is_none_or(|before| state.ended.contains_key(&before))
+                && let Some(batch) = state.batches.remove(&cell)
+            {
+                let after = before.and_then(|before| state.ended.remove(&before).flatten());
+                let mut skip =
+                    |route: &Route| state.skips.remove(&(micro_batch, route.skip.clone())).flatten();
+                let skips = incoming.iter().map(&mut skip).collect();
+                return Some(Arrived { batch, skips, after });
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Ends the pass; the first error wins.
+    fn fail(&self, error: Error) {
+        self.lock().error.get_or_insert(error);
+        self.changed.notify_all();
+    }
+
+    /// The outputs in order of their micro-batches, and the phonies of all devices.
+    ///
+    /// # Errors
+    /// The first one.
+    pub(super) fn end(self) -> Result<(Vec<Vec<Var>>, Vec<Var>)> {
+        let state = self.state.into_inner().unwrap_or_else(PoisonError::into_inner);
+        match state.error {
+            Some(error) => Err(error),
+            None => Ok((state.outputs.into_values().collect(), state.ties)),
+        }
+    }
+}
+
+/// A stage, and the skips that enter and leave it.
+pub(super) struct StageModule {
+    pub(super) model: Arc<Sequence>,
+    pub(super) own: StageLayers,
+    pub(super) incoming: Vec<Route>,
+    pub(super) outgoing: Vec<Route>,
+}
+
+/// What crosses a stage's border: the batch, and the skips in the order of the routes, where some are nothing.
+struct Parcel {
+    batch: Vec<Var>,
+    skips: Vec<Option<Var>>,
+}
+
+impl Parcel {
+    /// The values in a row; and what it takes to undo that.
+    fn pack(self) -> (Vec<Var>, Packing) {
+        let packing =
+            Packing { batch: self.batch.len(), skips: self.skips.iter().map(Option::is_some).collect() };
+        (self.batch.into_iter().chain(self.skips.into_iter().flatten()).collect(), packing)
+    }
+}
+
+/// How a parcel's values lie in a row.
+#[derive(Clone, Default)]
+struct Packing {
+    batch: usize,
+    skips: Vec<bool>,
+}
+
+impl Packing {
+    fn unpack(&self, values: Vec<Var>) -> Parcel {
+        let mut values = values.into_iter();
+        let batch = values.by_ref().take(self.batch).collect();
+        let skips = self.skips.iter().map(|&there| if there { values.next() } else { None }).collect();
+        Parcel { batch, skips }
+    }
+}
+
+/// A stage's output, and how to recompute it, if that is to be done.
+struct Computed {
+    values: Vec<Var>,
+    packing: Packing,
+    recompute: Option<Recompute>,
+}
+
+impl StageModule {
+    /// What leaves the stage if `input` enters it. With `recomputed`, its inner values are not kept.
+    ///
+    /// # Errors
+    /// If a layer refuses, or leaves its device.
+    fn compute(
+        self: &Arc<StageModule>,
+        input: Parcel,
+        recomputed: bool,
+        part: MicroBatch,
+        watch: &Watch,
+    ) -> Result<Computed> {
+        let (values, packing) = input.pack();
+        let left = Arc::new(Mutex::new(Packing::default()));
+        let (stage, watch, packed) = (self.clone(), watch.clone(), left.clone());
+        let function = move |values: &[Var]| -> GradResult<Vec<Var>> {
+            let begin = Instant::now();
+            let _part = part.enter();
+            let (output, packing) = stage.run(packing.unpack(values.to_vec()))?.pack();
+            *packed.lock().unwrap_or_else(PoisonError::into_inner) = packing;
+            watch.over(if is_recomputing() { Phase::Recompute } else { Phase::Forward }, begin);
+            Ok(output)
+        };
+        let (values, recompute) = match recomputed {
+            true => checkpoint_apart(function, &values.iter().collect::<Vec<_>>())?,
+            false => (function(&values)?, None),
+        };
+        let packing = std::mem::take(&mut *left.lock().unwrap_or_else(PoisonError::into_inner));
+        Ok(Computed { values, packing, recompute })
+    }
+
+    /// Runs the layers.
+    fn run(&self, input: Parcel) -> Result<Parcel> {
+        let mut skips = Skips::default();
+        self.incoming.iter().zip(input.skips).for_each(|(route, value)| skips.hold(&route.skip, value));
+        let batch = self.model.run_layers(self.own.layers.clone(), input.batch.into(), &mut skips)?;
+        batch.check_device(self.own.device)?;
+        let skips: Vec<_> = self.outgoing.iter().map(|route| skips.take(&route.skip).flatten()).collect();
+        Batch::from(skips.iter().flatten().cloned().collect::<Vec<_>>()).check_device(self.own.device)?;
+        Ok(Parcel { batch: batch.into_values(), skips })
     }
 }

@@ -28,26 +28,17 @@
 //! share.finish()
 //! ```
 
-mod asynchronous;
-mod cell;
 mod chunks;
-mod compute;
-mod header;
+mod executor;
 mod pipeline;
-mod place;
-mod run;
-mod stages;
-mod table;
 mod tied;
 mod transfer;
-mod updates;
 mod versions;
 mod work;
 
-pub use asynchronous::{AsynchronousPipeline, Weights};
-pub use chunks::Chunks;
-pub use pipeline::{Executed, Observer, Pipeline};
-pub use place::place;
-pub use stages::{Spec, Stages};
+pub use chunks::{Chunks, place};
+pub use executor::{Executed, Observer};
+pub use pipeline::{AsynchronousPipeline, Pipeline};
 pub use tied::TiedTable;
-pub use work::{OnBatch, Turn, Work};
+pub use versions::Weights;
+pub use work::{OnBatch, Spec, Stages, Turn, Work};

@@ -1,12 +1,44 @@
-//! [`Versions`]: the versions of a stage's weights that are still needed.
+//! Weight versions, for schedules without flushes: [`Versions`] stashes those that are still needed, [`Updates`] chooses the
+//! one that an action uses and makes the next, and [`Owner`] and [`Follower`] are the two copies of a tied table.
+//!
+//! ```text
+//! first stage (owner)                           last stage (follower)
+//!   U u   <------- gradient of the head ------- U u      after the last B of update u, before its own step
+//!         -------- version u + 1 -------------> F m      the first that uses version u + 1, or the end of the run
+//! ```
+//! A tied table belongs to the first stage, whose optimizer makes the next version: a micro-batch uses at both ends the
+//! version that the first stage has for it. Neither rank waits longer than for the micro-batch itself. The first stage's `U`
+//! comes after its `B`, which comes after the last stage's; a version is sent before the `F` on the first stage that uses it,
+//! so it arrives before the `F` on the last.
 
 use std::collections::BTreeMap;
 
 use phalanx_nn::Parameter;
-use phalanx_nn::autograd::{Leaf, Stash};
-use phalanx_tensor::{Category, Context};
+use phalanx_nn::autograd::{Leaf, Slot, Stash, Var};
+use phalanx_tensor::{Category, Context, Tensor};
 
+use crate::comm::{Call, Comm, Pending};
+use crate::pipeline::schedule::{Action, Asynchronous, Kind};
 use crate::{Error, Result};
+
+/// What a schedule without flushes updates: the weights of a rank's stages, and how.
+pub trait Weights {
+    /// The parameters of a stage: all that its passes use and [`Weights::update`] writes. Frozen ones may be left out.
+    ///
+    /// # Errors
+    /// If the stage is not here.
+    fn parameters(&self, stage: usize) -> Result<Vec<Parameter>>;
+
+    /// The optimizer's step: writes the parameters of a stage in place, by gradients that are the sums over the micro-batches of
+    /// update number `update`, counted from 0 in each [`AsynchronousPipeline::train`]. Gradients are forgotten after it.
+    ///
+    /// They are of the weights that the schedule says, some updates old, and of this stage alone: other stages have come to other
+    /// updates. So a norm over all stages does not exist here; a bound can be set to the norm of each stage's.
+    ///
+    /// # Errors
+    /// Whatever goes wrong; it ends the run of all ranks.
+    fn update(&mut self, stage: usize, update: usize) -> Result<()>;
+}
 
 /// A stage's weights at several times, by handle. The parameters hold one version, that of the computation under way; a
 /// version is copied only when the next is made while somebody still needs it, and is gone after its last use.
@@ -16,7 +48,7 @@ use crate::{Error, Result};
 ///   U  --->
 ///            newest, not needed:    update in place
 /// ```
-pub(super) struct Versions {
+struct Versions {
     parameters: Vec<Parameter>,
     /// The values of all leaves of the parameters, in order.
     kept: BTreeMap<usize, Vec<Stash>>,
@@ -29,7 +61,7 @@ pub(super) struct Versions {
 
 impl Versions {
     /// Version 0 is what the parameters hold; `uses` are the computations of each version.
-    pub(super) fn new(parameters: Vec<Parameter>, uses: BTreeMap<usize, usize>) -> Result<Versions> {
+    fn new(parameters: Vec<Parameter>, uses: BTreeMap<usize, usize>) -> Result<Versions> {
         parameters.iter().try_for_each(has_its_own_storage)?;
         let mut versions = Versions { parameters, kept: BTreeMap::new(), held: 0, newest: 0, left: uses };
         versions.keep();
@@ -48,7 +80,7 @@ impl Versions {
     }
 
     /// Lets the parameters hold a version.
-    pub(super) fn hold(&mut self, version: usize) -> Result<()> {
+    fn hold(&mut self, version: usize) -> Result<()> {
         if self.held != version {
             let missing = || Error::Config(format!("version {version} of the weights is not kept"));
             let stashes = self.kept.get(&version).ok_or_else(missing)?;
@@ -59,22 +91,22 @@ impl Versions {
     }
 
     /// The newest version.
-    pub(super) fn newest(&self) -> usize {
+    fn newest(&self) -> usize {
         self.newest
     }
 
     /// Whether the newest version is needed again, and so is not written by an update.
-    pub(super) fn keeps_newest(&self) -> bool {
+    fn keeps_newest(&self) -> bool {
         self.left.contains_key(&self.newest)
     }
 
     /// Lets the parameters hold the newest version.
-    pub(super) fn hold_newest(&mut self) -> Result<()> {
+    fn hold_newest(&mut self) -> Result<()> {
         self.hold(self.newest)
     }
 
     /// After a computation that used a version.
-    pub(super) fn used(&mut self, version: usize) -> Result<()> {
+    fn used(&mut self, version: usize) -> Result<()> {
         self.left.entry(version).and_modify(|left| *left -= 1);
         self.left.retain(|_, left| *left > 0);
         if version < self.newest && !self.left.contains_key(&version) {
@@ -85,7 +117,7 @@ impl Versions {
     }
 
     /// Makes the next version of the newest by `step`, which writes the parameters.
-    pub(super) fn update(&mut self, step: impl FnOnce() -> Result<()>) -> Result<()> {
+    fn update(&mut self, step: impl FnOnce() -> Result<()>) -> Result<()> {
         self.hold_newest()?;
         if self.keeps_newest() {
             let _category = Context::with(|c| c.category = Category::Parameters);
@@ -112,4 +144,245 @@ fn has_its_own_storage(parameter: &Parameter) -> Result<()> {
         "{name}: got a parameter of {bytes} bytes in a storage of {got}, as ZeRO's are, wanted one with a storage of \
          its own, of which versions can be kept"
     )))
+}
+
+/// The versions of a rank's weights while a schedule runs.
+pub(super) struct Updates<'a> {
+    plan: &'a Asynchronous,
+    weights: &'a mut dyn Weights,
+    stages: BTreeMap<usize, Versions>,
+    /// Where a table is tied: the first stage's copy or the last's.
+    owner: Option<Owner>,
+    follower: Option<Follower>,
+}
+
+impl<'a> Updates<'a> {
+    /// `stages` are the rank's, and `ends` the ranks of the first stage and the last, if this is one of two.
+    pub(super) fn new(
+        plan: &'a Asynchronous,
+        stages: Vec<usize>,
+        ends: Option<&Comm>,
+        weights: &'a mut dyn Weights,
+    ) -> Result<Updates<'a>> {
+        let mut updates = Updates { plan, weights, stages: BTreeMap::new(), owner: None, follower: None };
+        let mut seen = Vec::new();
+        for stage in stages {
+            let mut parameters = updates.trained(stage)?;
+            if let Some(shared) = parameters.iter().find(|p| seen.iter().any(|other| p.is(other))) {
+                let name = shared.name();
+                return Err(Error::Config(format!(
+                    "{name}: two stages of this rank share it, and each wants a version of its own"
+                )));
+            }
+            seen.extend(parameters.iter().cloned());
+            updates.tie(ends, stage, &mut parameters)?;
+            updates.stages.insert(stage, Versions::new(parameters, plan.uses(stage, stage))?);
+        }
+        Ok(updates)
+    }
+
+    fn trained(&self, stage: usize) -> Result<Vec<Parameter>> {
+        let all = self.weights.parameters(stage)?;
+        Ok(all.into_iter().filter(Parameter::is_trained).collect())
+    }
+
+    /// If the stage has an end of the pipeline and a table that is tied to the other: the last stage's copy is not that stage's.
+    fn tie(&mut self, ends: Option<&Comm>, stage: usize, parameters: &mut Vec<Parameter>) -> Result<()> {
+        let last = self.plan.schedule.stages() - 1;
+        let Some(pair) = ends.filter(|_| [0, last].contains(&stage)) else { return Ok(()) };
+        let Some(place) = parameters.iter().position(|p| p.leaves().len() == 2) else { return Ok(()) };
+        has_its_own_gradients(&parameters[place])?;
+        if stage == 0 {
+            self.owner = Some(Owner::new(parameters[place].clone(), pair.clone()));
+            return Ok(());
+        }
+        let table = parameters.remove(place);
+        let versions = Versions::new(vec![table.clone()], self.plan.uses(last, 0))?;
+        self.follower = Some(Follower::new(table, versions, pair.clone()));
+        Ok(())
+    }
+
+    /// The micro-batches of an update.
+    pub(super) fn interval(&self) -> usize {
+        self.plan.interval
+    }
+
+    /// The version of a stage's weights that a micro-batch uses.
+    fn version(&self, stage: usize, micro_batch: usize) -> usize {
+        self.plan.versions[stage][micro_batch]
+    }
+
+    fn is_last(&self, stage: usize) -> bool {
+        stage + 1 == self.plan.schedule.stages()
+    }
+
+    /// Before an action.
+    pub(super) fn enter(&mut self, Action { stage, kind, micro_batch }: Action) -> Result<()> {
+        // What is received may be used to compute again meanwhile.
+        if !computes(kind) && kind != Kind::RecvBackward {
+            return Ok(());
+        }
+        let (version, of_table) = (self.version(stage, micro_batch), self.version(0, micro_batch));
+        of(&mut self.stages, stage)?.hold(version)?;
+        let is_last = self.is_last(stage);
+        self.follower.iter_mut().filter(|_| is_last).try_for_each(|table| table.hold(of_table))
+    }
+
+    /// After an action.
+    pub(super) fn leave(&mut self, Action { stage, kind, micro_batch }: Action) -> Result<()> {
+        if !computes(kind) {
+            return Ok(());
+        }
+        let (version, of_table) = (self.version(stage, micro_batch), self.version(0, micro_batch));
+        of(&mut self.stages, stage)?.used(version)?;
+        let is_last = self.is_last(stage);
+        self.follower.iter_mut().filter(|_| is_last).try_for_each(|table| table.versions.used(of_table))
+    }
+
+    /// `U`.
+    pub(super) fn update(&mut self, Action { stage, micro_batch, .. }: Action) -> Result<()> {
+        let number = micro_batch / self.plan.interval;
+        if self.is_last(stage) {
+            self.follower.iter_mut().try_for_each(Follower::send_head)?;
+        }
+        let Updates { weights, stages, owner, .. } = self;
+        let mut owner = owner.as_mut().filter(|_| stage == 0);
+        let versions = of(stages, stage)?;
+        if let Some(owner) = &mut owner {
+            owner.add_head()?;
+            if !versions.keeps_newest() {
+                owner.wait()?;
+            }
+        }
+        versions.update(|| {
+            weights.update(stage, number)?;
+            Ok(weights.parameters(stage)?.iter().try_for_each(Parameter::zero_grad)?)
+        })?;
+        owner.map_or(Ok(()), Owner::send)
+    }
+
+    /// Leaves the newest weights; after an error as they are.
+    pub(super) fn end(mut self) -> Result<()> {
+        let updates = self.plan.schedule.micro_batches / self.plan.interval;
+        self.stages.values_mut().try_for_each(Versions::hold_newest)?;
+        self.owner.iter_mut().try_for_each(Owner::wait)?;
+        self.follower.iter_mut().try_for_each(|table| table.end(updates))
+    }
+}
+
+fn of(stages: &mut BTreeMap<usize, Versions>, stage: usize) -> Result<&mut Versions> {
+    stages.get_mut(&stage).ok_or_else(|| Error::Config(format!("stage {stage} is not here")))
+}
+
+/// Refuses a tied table whose gradients lie in buckets.
+fn has_its_own_gradients(table: &Parameter) -> Result<()> {
+    if table.leaves().iter().all(|leaf| matches!(leaf.slot(), Slot::Owned(_))) {
+        return Ok(());
+    }
+    Err(Error::Config(format!(
+        "{}: got a tied table with data parallelism in a schedule without flushes, wanted one or the other: the \
+         replicas' buckets would wait for gradients that the other end of the pipeline takes",
+        table.name()
+    )))
+}
+
+/// Whether an action uses weights.
+fn computes(kind: Kind) -> bool {
+    matches!(kind, Kind::Forward | Kind::Backward | Kind::Input | Kind::Weight)
+}
+
+/// The sites of a tied table.
+const HEAD: usize = 0;
+/// The ranks of the pair that has one.
+const OWNER: usize = 0;
+const FOLLOWER: usize = 1;
+
+/// The first stage's copy.
+struct Owner {
+    table: Parameter,
+    pair: Comm,
+    /// Versions that may still be under way.
+    sent: Vec<Pending>,
+}
+
+impl Owner {
+    fn new(table: Parameter, pair: Comm) -> Owner {
+        Owner { table, pair, sent: Vec::new() }
+    }
+
+    /// Adds the head's gradients, before an update.
+    fn add_head(&mut self) -> Result<()> {
+        let table = self.table.tensor();
+        let dtype = self.table.grad()?.map_or(table.dtype(), |grad| grad.dtype());
+        let grad = Tensor::empty(table.shape(), dtype, table.device())?;
+        self.pair.run(Call::recv(grad.clone(), FOLLOWER))?;
+        Ok(self.table.leaves()[HEAD].accumulate(grad)?)
+    }
+
+    /// Sends the version that an update has made.
+    fn send(&mut self) -> Result<()> {
+        self.sent.push(self.pair.start(Call::send(self.table.tensor(), FOLLOWER)));
+        settle(&mut self.sent)
+    }
+
+    /// Until all versions have come, so that the newest may be written.
+    fn wait(&mut self) -> Result<()> {
+        self.sent.drain(..).try_for_each(|send| Ok(send.wait()?))
+    }
+}
+
+/// The last stage's copy, which no optimizer touches.
+struct Follower {
+    table: Parameter,
+    versions: Versions,
+    pair: Comm,
+    /// Gradients that may still be under way.
+    sent: Vec<Pending>,
+}
+
+impl Follower {
+    /// `versions` are the table's, as the owner makes them.
+    fn new(table: Parameter, versions: Versions, pair: Comm) -> Follower {
+        Follower { table, versions, pair, sent: Vec::new() }
+    }
+
+    /// Lets the table hold a version, which it receives if it has not come yet.
+    fn hold(&mut self, version: usize) -> Result<()> {
+        self.receive(version)?;
+        self.versions.hold(version)
+    }
+
+    /// Receives versions up to that one.
+    fn receive(&mut self, version: usize) -> Result<()> {
+        while self.versions.newest() < version {
+            let (table, pair) = (&self.table, &self.pair);
+            self.versions.update(|| Ok(pair.run(Call::recv(table.tensor(), OWNER))?))?;
+        }
+        Ok(())
+    }
+
+    /// Sends the head's gradients, which are gone then.
+    fn send_head(&mut self) -> Result<()> {
+        let missing =
+            || Error::Config(format!("{}: backward gave a tied table no gradient", self.table.name()));
+        let head = &self.table.leaves()[HEAD];
+        let grad = head.grad().map(Var::into_tensor).ok_or_else(missing)?;
+        head.set_grad(None);
+        self.sent.push(self.pair.start(Call::send(grad, OWNER)));
+        settle(&mut self.sent)
+    }
+
+    /// Until all gradients have come, and all versions up to that one are here.
+    fn end(&mut self, version: usize) -> Result<()> {
+        self.receive(version)?;
+        self.versions.hold_newest()?;
+        self.sent.drain(..).try_for_each(|send| Ok(send.wait()?))
+    }
+}
+
+/// Forgets sends that are over.
+fn settle(sent: &mut Vec<Pending>) -> Result<()> {
+    let (over, under_way): (Vec<_>, Vec<_>) = sent.drain(..).partition(Pending::is_done);
+    *sent = under_way;
+    over.into_iter().try_for_each(|send| Ok(send.wait()?))
 }

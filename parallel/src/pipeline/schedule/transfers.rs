@@ -1,6 +1,7 @@
-//! [`with_transfers`]: puts sends and receives into a schedule of computations.
+//! Sends and receives of a schedule: [`with_transfers`] puts them in; [`receipts`] says when a sender can be sure that a
+//! tensor has been received.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use super::{Action, Error, Kind, Result, Schedule, Transfer, Wait, verify};
 
@@ -23,7 +24,7 @@ pub fn with_transfers(schedule: &Schedule) -> Result<Schedule> {
         return Err(Error::Invalid { op: "with_transfers", got, wanted: "one without transfers" });
     }
     verify(schedule, 0)?;
-    let mut run = Run::new(schedule);
+    let mut run = Rendezvous::new(schedule);
     while !run.is_over() {
         let mut moved = false;
         for rank in 0..schedule.ranks.len() {
@@ -39,7 +40,7 @@ pub fn with_transfers(schedule: &Schedule) -> Result<Schedule> {
 }
 
 /// A run in which a send waits for its receive.
-struct Run<'a> {
+struct Rendezvous<'a> {
     schedule: &'a Schedule,
     /// Each rank's next computation.
     next: Vec<usize>,
@@ -52,10 +53,10 @@ struct Run<'a> {
     lists: Vec<Vec<Action>>,
 }
 
-impl<'a> Run<'a> {
-    fn new(schedule: &'a Schedule) -> Run<'a> {
+impl<'a> Rendezvous<'a> {
+    fn new(schedule: &'a Schedule) -> Rendezvous<'a> {
         let ranks = schedule.ranks.len();
-        Run {
+        Rendezvous {
             schedule,
             next: vec![0; ranks],
             offers: vec![None; ranks],
@@ -126,5 +127,96 @@ impl<'a> Run<'a> {
             sends.or_else(needs).map(|(action, peer)| Wait { rank, position, action, peer })
         };
         (0..self.next.len()).filter_map(wait).collect()
+    }
+}
+
+/// For each rank, for each of its sends, the receive of its own after which the sent tensor has certainly been received, however
+/// slow the others are: what came with it was sent after that. None if only the end of the step says so.
+///
+/// ```
+/// use phalanx_parallel::pipeline::schedule::{one_f_one_b, receipts, with_transfers};
+///
+/// let schedule = with_transfers(&one_f_one_b(2, 2)?)?;
+/// let [first, _] = &receipts(&schedule)?[..] else { unreachable!() };
+/// let told = |send: &str| first.iter().find(|(action, _)| action.to_string() == send).map(|(_, by)| by.unwrap().to_string());
+/// // Rank 1 sends its first gradient after it has received both outputs.
+/// assert_eq!(told("0SEND_F1").as_deref(), Some("0RECV_B0"));
+/// # Ok::<(), phalanx_parallel::pipeline::schedule::Error>(())
+/// ```
+///
+/// # Errors
+/// If the schedule has no transfers, or as [`verify`].
+pub fn receipts(schedule: &Schedule) -> Result<Vec<HashMap<Action, Option<Action>>>> {
+    verify(schedule, usize::MAX)?;
+    if !schedule.has_transfers() && schedule.ranks.len() > 1 {
+        let got = "a schedule without transfers".into();
+        return Err(Error::Invalid { op: "receipts", got, wanted: "one with transfers" });
+    }
+    let mut run = VectorClocks::new(schedule);
+    while (0..schedule.ranks.len()).any(|rank| run.advance(rank)) {}
+    Ok(run.known)
+}
+
+/// A run in which every rank keeps a vector clock: how many actions of each rank, the first of its list, are certainly over.
+struct VectorClocks<'a> {
+    schedule: &'a Schedule,
+    next: Vec<usize>,
+    clocks: Vec<Vec<usize>>,
+    /// What the sender knew.
+    sent: HashMap<Transfer, Vec<usize>>,
+    /// The place of each receive in its rank's list.
+    places: HashMap<Transfer, usize>,
+    known: Vec<HashMap<Action, Option<Action>>>,
+}
+
+impl<'a> VectorClocks<'a> {
+    fn new(schedule: &'a Schedule) -> VectorClocks<'a> {
+        let ranks = schedule.ranks.len();
+        let receives = schedule.ranks.iter().flat_map(|list| list.iter().enumerate());
+        let place = |(place, &action): (usize, &Action)| {
+            let transfer = schedule.transfer(action).filter(|t| t.receive() == action)?;
+            Some((transfer, place))
+        };
+        VectorClocks {
+            schedule,
+            next: vec![0; ranks],
+            clocks: vec![vec![0; ranks]; ranks],
+            sent: HashMap::new(),
+            places: receives.filter_map(place).collect(),
+            known: vec![HashMap::new(); ranks],
+        }
+    }
+
+    /// Carries out a rank's next action if what it receives has been sent.
+    fn advance(&mut self, rank: usize) -> bool {
+        let Some(&action) = self.schedule.ranks[rank].get(self.next[rank]) else { return false };
+        match self.schedule.transfer(action) {
+            Some(transfer) if transfer.send() == action => {
+                self.sent.insert(transfer, self.clocks[rank].clone());
+                self.known[rank].insert(action, None);
+            }
+            Some(transfer) => {
+                let Some(told) = self.sent.get(&transfer) else { return false };
+                let clock = &mut self.clocks[rank];
+                clock.iter_mut().zip(told).for_each(|(known, told)| *known = (*known).max(*told));
+                self.note(rank, action);
+            }
+            None => {}
+        }
+        self.next[rank] += 1;
+        self.clocks[rank][rank] = self.next[rank];
+        true
+    }
+
+    /// After a receive: which sends are now known to have come.
+    fn note(&mut self, rank: usize, by: Action) {
+        let (schedule, places, clock) = (self.schedule, &self.places, &self.clocks[rank]);
+        for (&send, known) in self.known[rank].iter_mut().filter(|(_, known)| known.is_none()) {
+            let Some(transfer) = schedule.transfer(send) else { continue };
+            let place = places.get(&transfer);
+            if place.is_some_and(|&place| clock[schedule.placement[transfer.to]] > place) {
+                *known = Some(by);
+            }
+        }
     }
 }

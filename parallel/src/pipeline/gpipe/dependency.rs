@@ -1,0 +1,122 @@
+//! The two autograd nodes around a cell, `enter` and `leave`, which make backward the mirror of the clock cycles.
+//!
+//! ```text
+//!   cell (i-1, j)                     cell (i, j)
+//!   x ─ ops ─ leave ─ y               x ─ ops ─ leave ─ y            forward: left to right
+//!                │                                │
+//!   enter ───────┴── phony ── enter ──────────────┴── phony ──       backward: right to left
+//! ```
+//! The phony, a tensor without elements, ties the cells of a device together in the order in which the device computes them.
+//! These are torchgpipe's fork and join, over all values of a cell at once. Backward runs, for each cell:
+//!
+//! 1. `leave`, which waits for the gradients of all values that left the cell;
+//! 2. the cell's operations;
+//! 3. `enter`, since it was recorded before them and a device runs last what was recorded first;
+//! 4. the `leave` of the cell before.
+//!
+//! A recomputation hangs on the phony between two cells: it begins as soon as the device is free, while the gradient is still
+//! being copied. Cells are tied to cells of the next stage too, so that no stage runs far ahead of the next ([`AHEAD`]).
+//!
+//! [`AHEAD`]: super::worker::AHEAD
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use phalanx_nn::autograd::{
+    Backward, Cx, Grads, Result as GradResult, Saver, Var, phony, record, record_many,
+};
+use phalanx_tensor::{Device, Tensor};
+
+use super::clock::{Phase, Watch};
+use super::copy::Arrivals;
+use crate::Result;
+
+/// When a cell's backward pass began.
+pub(super) struct Mark {
+    watch: Watch,
+    begun: Mutex<Option<Instant>>,
+}
+
+impl Mark {
+    pub(super) fn new(watch: Watch) -> Arc<Mark> {
+        Arc::new(Mark { watch, begun: Mutex::default() })
+    }
+
+    fn set(&self, begun: Option<Instant>) -> Option<Instant> {
+        std::mem::replace(&mut *self.begun.lock().unwrap_or_else(PoisonError::into_inner), begun)
+    }
+}
+
+/// The beginning of a cell, after those whose phonies are given.
+///
+/// # Errors
+/// If the device refuses.
+pub(super) fn enter(after: &[&Var], mark: &Arc<Mark>) -> Result<Var> {
+    let device = mark.watch.device;
+    let first = phony(device, true)?;
+    let inputs = if after.is_empty() { &[&first] } else { after };
+    let devices = inputs.iter().map(|phony| phony.device()).collect();
+    let node = |_: &Saver<'_>| Ok(Enter { mark: mark.clone(), devices });
+    Ok(record("enter", inputs, empty(device)?, node)?)
+}
+
+/// The end of a cell that was entered: the values that leave it, and the phony for the next one. `None` if none of them
+/// requires a gradient.
+///
+/// # Errors
+/// If the device refuses.
+pub(super) fn leave(
+    mut values: Vec<Var>,
+    entered: &Var,
+    mark: &Arc<Mark>,
+    arrivals: Arrivals,
+) -> Result<(Vec<Var>, Option<Var>)> {
+    let mut tied: Vec<&mut Var> = values.iter_mut().filter(|value| value.requires_grad()).collect();
+    if tied.is_empty() {
+        return Ok((values, None));
+    }
+    let tensors = tied.iter().map(|value| value.tensor().clone());
+    let outputs = tensors.chain([empty(mark.watch.device)?]).collect();
+    let node = |_: &Saver<'_>| Ok(Leave { mark: mark.clone(), arrivals });
+    let inputs: Vec<&Var> = tied.iter().map(|value| &**value).chain([entered]).collect();
+    let mut left = record_many("leave", &inputs, outputs, node)?;
+    let phony = left.pop();
+    tied.iter_mut().zip(left).for_each(|(value, left)| **value = left);
+    Ok((values, phony))
+}
+
+fn empty(device: Device) -> Result<Tensor> {
+    Ok(phony(device, false)?.into_tensor())
+}
+
+struct Enter {
+    mark: Arc<Mark>,
+    /// Those of the phonies that it comes after.
+    devices: Vec<Device>,
+}
+
+impl Backward for Enter {
+    fn backward(&self, _: &Cx<'_>) -> GradResult<Grads> {
+        if let Some(begun) = self.mark.set(None) {
+            self.mark.watch.over(Phase::Backward, begun);
+        }
+        self.devices.iter().map(|&device| Ok(Some(phony(device, false)?))).collect()
+    }
+}
+
+struct Leave {
+    mark: Arc<Mark>,
+    arrivals: Arrivals,
+}
+
+impl Backward for Leave {
+    fn backward(&self, cx: &Cx<'_>) -> GradResult<Grads> {
+        // Of the values, and in the phony's place its own.
+        let values = cx.outputs() - 1;
+        let grads: Vec<&Tensor> = (0..values).filter_map(|i| cx.dy_at(i)).map(Var::tensor).collect();
+        self.arrivals.wait(&grads)?;
+        self.mark.set(Some(Instant::now()));
+        let phony = phony(self.mark.watch.device, false)?;
+        Ok((0..values).map(|i| cx.dy_at(i).cloned()).chain([Some(phony)]).collect())
+    }
+}
