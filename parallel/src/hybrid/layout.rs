@@ -77,13 +77,16 @@ impl Layout {
     /// # Errors
     /// The reason why not, and the nearest layout that can be.
     pub fn check(&self, model: &ModelConfig, sequences: usize, positions: usize) -> Result<()> {
-        let Err(error) = self.possible(model, sequences, positions) else { return Ok(()) };
-        let possible = |layout: &Layout| layout.possible(model, sequences, positions).is_ok();
+        let Err(error) = self.check_fits(model, sequences, positions) else { return Ok(()) };
+        let possible = |layout: &Layout| layout.check_fits(model, sequences, positions).is_ok();
         let Some(nearest) = self.nearest(model, sequences, possible) else { return Err(error) };
-        Err(Error::Config(format!("{error}; the nearest layout that can be: {}", self.told(&nearest))))
+        Err(Error::Config(format!(
+            "{error}; the nearest layout that can be: {}",
+            self.describe_changes(&nearest)
+        )))
     }
 
-    fn possible(&self, model: &ModelConfig, sequences: usize, positions: usize) -> Result<()> {
+    fn check_fits(&self, model: &ModelConfig, sequences: usize, positions: usize) -> Result<()> {
         let refuse = |why: String| Err(Error::Config(why));
         self.mesh()?;
         if self.chunks == 0 || self.micro_batches == 0 {
@@ -134,7 +137,7 @@ impl Layout {
     }
 
     /// The ranks of another layout, and what else of it differs.
-    fn told(&self, other: &Layout) -> String {
+    fn describe_changes(&self, other: &Layout) -> String {
         let Layout { dp, tp, pp, micro_batches, chunks, .. } = other;
         let mut told = format!("dp {dp} x tp {tp} x pp {pp}");
         if *micro_batches != self.micro_batches {

@@ -56,8 +56,8 @@ pub fn gather_parameters(parameters: &[Parameter], comm: &Comm) -> Result<Entrie
 /// # Errors
 /// As [`gather_parameters`].
 pub fn gather_parts(parts: &[Part], comm: &Comm) -> Result<Entries> {
-    let held = tell(comm, &parts.iter().map(Held::of).collect::<Vec<_>>())?;
-    let wanted = plan(&held);
+    let held = tell(comm, &parts.iter().map(HeldPart::of).collect::<Vec<_>>())?;
+    let wanted = first_holders(&held);
     if comm.rank() != 0 {
         for &(_, i) in wanted.iter().filter(|(rank, _)| *rank == comm.rank()) {
             comm.send(&parts[i].values, 0)?;
@@ -68,7 +68,7 @@ pub fn gather_parts(parts: &[Part], comm: &Comm) -> Result<Entries> {
     let mut whole: HashMap<&str, (Tensor, usize)> = HashMap::new();
     for (rank, i) in wanted {
         let one = &held[rank][i];
-        let (Held { name, shape, .. }, dtype, part) = (one, one.dtype()?, one.part());
+        let (HeldPart { name, shape, .. }, dtype, part) = (one, one.dtype()?, one.part());
         let tensor = match rank {
             0 => parts[i].values.to_device(host, false)?,
             _ => {
@@ -99,7 +99,7 @@ pub fn gather_parts(parts: &[Part], comm: &Comm) -> Result<Entries> {
 
 /// What a rank has of a tensor.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-struct Held {
+struct HeldPart {
     name: String,
     dtype: String,
     /// The whole's shape as the split sees it, where the part begins, its shape there, and its own.
@@ -110,7 +110,7 @@ struct Held {
 }
 
 /// The first rank that has a part, and its number there; for every part, in order of the ranks.
-fn plan(held: &[Vec<Held>]) -> Vec<(usize, usize)> {
+fn first_holders(held: &[Vec<HeldPart>]) -> Vec<(usize, usize)> {
     let mut seen: HashSet<(&str, &[usize])> = HashSet::new();
     let all = held
         .iter()
@@ -120,10 +120,10 @@ fn plan(held: &[Vec<Held>]) -> Vec<(usize, usize)> {
     first.map(|(rank, i, _)| (rank, i)).collect()
 }
 
-impl Held {
-    fn of(part: &Part) -> Held {
+impl HeldPart {
+    fn of(part: &Part) -> HeldPart {
         let Shard { window: Window { global, offset }, extent } = &part.shard;
-        Held {
+        HeldPart {
             name: part.name.clone(),
             dtype: part.values.dtype().to_string(),
             global: global.to_vec(),
@@ -149,9 +149,9 @@ impl Held {
 mod tests {
     use super::*;
 
-    fn held(name: &str, global: &[usize], offset: &[usize], extent: &[usize]) -> Held {
+    fn held(name: &str, global: &[usize], offset: &[usize], extent: &[usize]) -> HeldPart {
         let [global, offset, extent] = [global, offset, extent].map(<[usize]>::to_vec);
-        Held { name: name.into(), dtype: "bf16".into(), shape: extent.clone(), global, offset, extent }
+        HeldPart { name: name.into(), dtype: "bf16".into(), shape: extent.clone(), global, offset, extent }
     }
 
     #[test]
@@ -160,6 +160,6 @@ mod tests {
         let (norm, last) = (held("n", &[3], &[0], &[3]), held("z", &[], &[], &[]));
         let ranks =
             [vec![left.clone(), norm.clone()], vec![right.clone(), norm], vec![last, left], vec![right]];
-        assert_eq!(plan(&ranks), [(0, 0), (0, 1), (1, 0), (2, 0)]);
+        assert_eq!(first_holders(&ranks), [(0, 0), (0, 1), (1, 0), (2, 0)]);
     }
 }

@@ -118,27 +118,32 @@ impl TensorParallel {
 }
 
 /// An exchange inside a backward pass: started, so that others run meanwhile, unless it is to be differentiated again.
-pub(super) enum Begun {
+pub(super) enum StartedExchange {
     Done(Var),
     Started(Exchanged),
 }
 
-impl Begun {
-    pub(super) fn new(x: Var, comm: &Comm, exchanges: [Exchange; 2], linked: bool) -> GradResult<Begun> {
+impl StartedExchange {
+    pub(super) fn new(
+        x: Var,
+        comm: &Comm,
+        exchanges: [Exchange; 2],
+        linked: bool,
+    ) -> GradResult<StartedExchange> {
         match linked {
-            true => Ok(Begun::Done(exchanged("exchange", x, comm, exchanges)?)),
+            true => Ok(StartedExchange::Done(exchanged("exchange", x, comm, exchanges)?)),
             false => {
                 let [forth, _] = exchanges;
                 let spare = x.tensor().is_sole_owner();
-                Ok(Begun::Started(forth.start(comm, x.tensor(), spare)?))
+                Ok(StartedExchange::Started(forth.start(comm, x.tensor(), spare)?))
             }
         }
     }
 
     pub(super) fn finish(self) -> GradResult<Var> {
         match self {
-            Begun::Done(y) => Ok(y),
-            Begun::Started(started) => Ok(Var::new(started.finish()?)),
+            StartedExchange::Done(y) => Ok(y),
+            StartedExchange::Started(started) => Ok(Var::new(started.finish()?)),
         }
     }
 }

@@ -7,7 +7,7 @@ use phalanx_nn::autograd::{
 use phalanx_nn::tensor::{Dims, Window};
 use phalanx_nn::{Error, Init, LinearConfig, Map, Module, Parameter, Result, Scope, Shard, parameters};
 
-use super::group::{Begun, TensorParallel};
+use super::group::{StartedExchange, TensorParallel};
 use super::mappings::{Exchange, Split, exchanged};
 
 /// `y = x Wᵀ + b` for a stream `x` `[.., in]`, of which this rank makes some of the outputs: it holds those rows of `W`
@@ -251,7 +251,8 @@ impl Backward for Columns {
         let dys = (0..count).map(|i| cx.dy_at(i).map(|dy| dy.flatten(0, -2)).transpose());
         let dys: Vec<Option<Var>> = dys.collect::<GradResult<_>>()?;
         let [enter, leave] = self.exchanges.clone();
-        let begin = |x: Var, exchanges| Begun::new(x, self.group.comm(), exchanges, cx.create_graph());
+        let begin =
+            |x: Var, exchanges| StartedExchange::new(x, self.group.comm(), exchanges, cx.create_graph());
         let x = self.x.as_ref().filter(|_| (1..=count).any(|i| cx.needs(i)));
         let x = x.map(|x| begin(cx.get(x)?, [enter.clone(), leave.clone()])).transpose()?;
         let dx = self.partial(cx, &dys)?.map(|dx| begin(dx, [leave, enter])).transpose()?;
@@ -266,7 +267,7 @@ impl Backward for Columns {
             let dy = dy.as_ref().filter(|_| cx.needs(grads.len()));
             grads.push(dy.map(|dy| dy.sum(&[0], false)).transpose()?);
         }
-        grads[0] = dx.map(Begun::finish).transpose()?;
+        grads[0] = dx.map(StartedExchange::finish).transpose()?;
         Ok(grads)
     }
 }

@@ -114,15 +114,15 @@ pub fn bubble(spans: &[Span]) -> f64 {
 
 /// A cell's observer, if there is one.
 #[derive(Clone)]
-pub(super) struct Watch {
+pub(super) struct CellObserver {
     pub(super) observer: Option<Observer>,
     pub(super) device: Device,
     pub(super) cell: Cell,
 }
 
-impl Watch {
+impl CellObserver {
     /// A phase that began then is over.
-    pub(super) fn over(&self, phase: Phase, begin: Instant) {
+    pub(super) fn report(&self, phase: Phase, begin: Instant) {
         if let Some(observer) = &self.observer {
             observer(Span { device: self.device, cell: self.cell, phase, begin, end: Instant::now() });
         }

@@ -19,43 +19,43 @@ use phalanx_nn::autograd::{
 };
 use phalanx_tensor::{Device, Result as TensorResult, Stream, Tensor, record_stream};
 
-use super::clock::{Phase, Watch};
+use super::clock::{CellObserver, Phase};
 use crate::Result;
 
-/// The lanes of a pipeline.
-pub(super) struct Lanes(BTreeMap<(Device, Device), Stream>);
+/// The copy_streams of a pipeline.
+pub(super) struct CopyStreams(BTreeMap<(Device, Device), Stream>);
 
-impl Lanes {
-    /// Lanes there and back for each pair of different devices.
+impl CopyStreams {
+    /// CopyStreams there and back for each pair of different devices.
     ///
     /// # Errors
     /// If a device cannot be used, or the system refuses a thread.
-    pub(super) fn new(pairs: impl IntoIterator<Item = (Device, Device)>) -> Result<Lanes> {
-        let mut lanes = BTreeMap::new();
+    pub(super) fn new(pairs: impl IntoIterator<Item = (Device, Device)>) -> Result<CopyStreams> {
+        let mut copy_streams = BTreeMap::new();
         for (a, b) in pairs.into_iter().filter(|(a, b)| a != b && !b.is_meta()) {
             for (from, to) in [(a, b), (b, a)] {
-                lanes.insert((from, to), Stream::new(from)?);
+                copy_streams.insert((from, to), Stream::new(from)?);
             }
         }
-        Ok(Lanes(lanes))
+        Ok(CopyStreams(copy_streams))
     }
 
     /// Begins to copy `from` to the device of the cell that it is for.
-    fn copy(&self, from: &Tensor, to: &Watch) -> TensorResult<Flight> {
+    fn copy(&self, from: &Tensor, to: &CellObserver) -> TensorResult<PendingCopy> {
         let tensor = Tensor::empty(from.shape(), from.dtype(), to.device)?;
-        let (landed, landing) = sync_channel(1);
+        let (completed, completion) = sync_channel(1);
         if to.device.is_meta() {
-            let _ = landed.send(Ok(()));
-            return Ok(Flight { tensor, landing });
+            let _ = completed.send(Ok(()));
+            return Ok(PendingCopy { tensor, completion });
         }
-        let (source, mut target, watch) = (from.clone(), tensor.clone(), to.clone());
+        let (source, mut target, cell_observer) = (from.clone(), tensor.clone(), to.clone());
         let job = move || {
             let begin = Instant::now();
             let outcome = target.copy_from(&source);
             // Gone before anybody hears of it.
             drop((source, target));
-            watch.over(Phase::Copy, begin);
-            let _ = landed.send(outcome);
+            cell_observer.report(Phase::Copy, begin);
+            let _ = completed.send(outcome);
             Ok(())
         };
         match self.0.get(&(from.device(), to.device)) {
@@ -68,55 +68,55 @@ impl Lanes {
             }
             None => job()?,
         }
-        Ok(Flight { tensor, landing })
+        Ok(PendingCopy { tensor, completion })
     }
 }
 
-/// A copy under way. Nobody reads the tensor before it has landed.
-pub(super) struct Flight {
+/// A copy under way. Nobody reads the tensor before it has completed.
+pub(super) struct PendingCopy {
     tensor: Tensor,
-    landing: Receiver<TensorResult<()>>,
+    completion: Receiver<TensorResult<()>>,
 }
 
-impl Flight {
-    fn land(self) -> GradResult<Tensor> {
+impl PendingCopy {
+    fn wait(self) -> GradResult<Tensor> {
         let ended = |_| GradError::Custom("copy: the lane ended before it was copied".into());
-        self.landing.recv().map_err(ended)??;
+        self.completion.recv().map_err(ended)??;
         Ok(self.tensor)
     }
 }
 
 /// Gradients on their way to a cell.
 #[derive(Clone, Default)]
-pub(super) struct Arrivals(Arc<Mutex<Vec<Flight>>>);
+pub(super) struct PendingGrads(Arc<Mutex<Vec<PendingCopy>>>);
 
-impl Arrivals {
-    fn lock(&self) -> MutexGuard<'_, Vec<Flight>> {
+impl PendingGrads {
+    fn lock(&self) -> MutexGuard<'_, Vec<PendingCopy>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits for these gradients, if they are still under way. (Another pass over the same graph may have others.)
     pub(super) fn wait(&self, grads: &[&Tensor]) -> GradResult<()> {
-        let ours = |flight: &mut Flight| grads.iter().any(|grad| grad.shares_storage(&flight.tensor));
-        let flights: Vec<Flight> = self.lock().extract_if(.., ours).collect();
-        flights.into_iter().try_for_each(|flight| flight.land().map(drop))
+        let ours = |copy: &mut PendingCopy| grads.iter().any(|grad| grad.shares_storage(&copy.tensor));
+        let copies: Vec<PendingCopy> = self.lock().extract_if(.., ours).collect();
+        copies.into_iter().try_for_each(|copy| copy.wait().map(drop))
     }
 }
 
 /// The cell that sends, and receives the gradients.
 #[derive(Clone)]
 pub(super) struct Sender {
-    pub(super) lanes: Arc<Lanes>,
-    pub(super) watch: Watch,
-    pub(super) arrivals: Arrivals,
+    pub(super) copy_streams: Arc<CopyStreams>,
+    pub(super) cell_observer: CellObserver,
+    pub(super) pending_grads: PendingGrads,
 }
 
 /// A value on its way from one cell to another.
 pub(super) enum Sent {
     /// Both are on one device.
-    Here(Var),
+    Local(Var),
     /// With the value's place in the graph; its memory is free when it is copied.
-    Away { place: Var, flight: Flight, sender: Sender },
+    Remote { place: Var, copy: PendingCopy, sender: Sender },
 }
 
 impl Sender {
@@ -124,12 +124,12 @@ impl Sender {
     ///
     /// # Errors
     /// If its device has no room.
-    pub(super) fn send(&self, value: Var, to: &Watch) -> Result<Sent> {
+    pub(super) fn send(&self, value: Var, to: &CellObserver) -> Result<Sent> {
         if value.device() == to.device {
-            return Ok(Sent::Here(value));
+            return Ok(Sent::Local(value));
         }
-        let flight = self.lanes.copy(value.tensor(), to)?;
-        Ok(Sent::Away { place: value.place()?, flight, sender: self.clone() })
+        let copy = self.copy_streams.copy(value.tensor(), to)?;
+        Ok(Sent::Remote { place: value.place()?, copy, sender: self.clone() })
     }
 }
 
@@ -140,27 +140,27 @@ impl Sent {
     /// If it could not be copied.
     pub(super) fn receive(self) -> Result<Var> {
         match self {
-            Sent::Here(value) => Ok(value),
-            Sent::Away { place, flight, sender } => {
-                let tensor = flight.land()?;
+            Sent::Local(value) => Ok(value),
+            Sent::Remote { place, copy, sender } => {
+                let tensor = copy.wait()?;
                 Ok(record("copy", &[&place], tensor, |_: &Saver<'_>| Ok(Copy(sender)))?)
             }
         }
     }
 }
 
-/// `y = x` on another device; `dx = dy`, sent back and received by whoever waits for the sender's arrivals.
+/// `y = x` on another device; `dx = dy`, sent back and received by whoever waits for the sender's pending_grads.
 struct Copy(Sender);
 
 impl Backward for Copy {
     fn backward(&self, cx: &Cx<'_>) -> GradResult<Grads> {
-        let Sender { lanes, watch, arrivals } = &self.0;
+        let Sender { copy_streams, cell_observer, pending_grads } = &self.0;
         if cx.create_graph() || is_detecting_anomaly() {
-            return grads1(cx.dy().to_device(watch.device)?);
+            return grads1(cx.dy().to_device(cell_observer.device)?);
         }
-        let flight = lanes.copy(cx.dy().tensor(), watch)?;
-        let dx = Var::new(flight.tensor.clone());
-        arrivals.lock().push(flight);
+        let copy = copy_streams.copy(cx.dy().tensor(), cell_observer)?;
+        let dx = Var::new(copy.tensor.clone());
+        pending_grads.lock().push(copy);
         grads1(dx)
     }
 }

@@ -6,7 +6,7 @@
 //!                │                                │
 //!   enter ───────┴── phony ── enter ──────────────┴── phony ──       backward: right to left
 //! ```
-//! The phony, a tensor without elements, ties the cells of a device together in the order in which the device computes them.
+//! The phony, a tensor without elements, last_phonies the cells of a device together in the order in which the device computes them.
 //! These are torchgpipe's fork and join, over all values of a cell at once. Backward runs, for each cell:
 //!
 //! 1. `leave`, which waits for the gradients of all values that left the cell;
@@ -15,9 +15,9 @@
 //! 4. the `leave` of the cell before.
 //!
 //! A recomputation hangs on the phony between two cells: it begins as soon as the device is free, while the gradient is still
-//! being copied. Cells are tied to cells of the next stage too, so that no stage runs far ahead of the next ([`AHEAD`]).
+//! being copied. Cells are tied to cells of the next stage too, so that no stage runs far ahead of the next ([`AHEAD_MAX`]).
 //!
-//! [`AHEAD`]: super::worker::AHEAD
+//! [`AHEAD_MAX`]: super::worker::AHEAD_MAX
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -27,19 +27,19 @@ use phalanx_nn::autograd::{
 };
 use phalanx_tensor::{Device, Tensor};
 
-use super::clock::{Phase, Watch};
-use super::copy::Arrivals;
+use super::clock::{CellObserver, Phase};
+use super::copy::PendingGrads;
 use crate::Result;
 
 /// When a cell's backward pass began.
-pub(super) struct Mark {
-    watch: Watch,
+pub(super) struct BackwardStart {
+    cell_observer: CellObserver,
     begun: Mutex<Option<Instant>>,
 }
 
-impl Mark {
-    pub(super) fn new(watch: Watch) -> Arc<Mark> {
-        Arc::new(Mark { watch, begun: Mutex::default() })
+impl BackwardStart {
+    pub(super) fn new(cell_observer: CellObserver) -> Arc<BackwardStart> {
+        Arc::new(BackwardStart { cell_observer, begun: Mutex::default() })
     }
 
     fn set(&self, begun: Option<Instant>) -> Option<Instant> {
@@ -51,12 +51,12 @@ impl Mark {
 ///
 /// # Errors
 /// If the device refuses.
-pub(super) fn enter(after: &[&Var], mark: &Arc<Mark>) -> Result<Var> {
-    let device = mark.watch.device;
+pub(super) fn enter(after: &[&Var], start: &Arc<BackwardStart>) -> Result<Var> {
+    let device = start.cell_observer.device;
     let first = phony(device, true)?;
     let inputs = if after.is_empty() { &[&first] } else { after };
     let devices = inputs.iter().map(|phony| phony.device()).collect();
-    let node = |_: &Saver<'_>| Ok(Enter { mark: mark.clone(), devices });
+    let node = |_: &Saver<'_>| Ok(Enter { start: start.clone(), devices });
     Ok(record("enter", inputs, empty(device)?, node)?)
 }
 
@@ -68,16 +68,16 @@ pub(super) fn enter(after: &[&Var], mark: &Arc<Mark>) -> Result<Var> {
 pub(super) fn leave(
     mut values: Vec<Var>,
     entered: &Var,
-    mark: &Arc<Mark>,
-    arrivals: Arrivals,
+    start: &Arc<BackwardStart>,
+    pending_grads: PendingGrads,
 ) -> Result<(Vec<Var>, Option<Var>)> {
     let mut tied: Vec<&mut Var> = values.iter_mut().filter(|value| value.requires_grad()).collect();
     if tied.is_empty() {
         return Ok((values, None));
     }
     let tensors = tied.iter().map(|value| value.tensor().clone());
-    let outputs = tensors.chain([empty(mark.watch.device)?]).collect();
-    let node = |_: &Saver<'_>| Ok(Leave { mark: mark.clone(), arrivals });
+    let outputs = tensors.chain([empty(start.cell_observer.device)?]).collect();
+    let node = |_: &Saver<'_>| Ok(Leave { start: start.clone(), pending_grads });
     let inputs: Vec<&Var> = tied.iter().map(|value| &**value).chain([entered]).collect();
     let mut left = record_many("leave", &inputs, outputs, node)?;
     let phony = left.pop();
@@ -90,23 +90,23 @@ fn empty(device: Device) -> Result<Tensor> {
 }
 
 struct Enter {
-    mark: Arc<Mark>,
+    start: Arc<BackwardStart>,
     /// Those of the phonies that it comes after.
     devices: Vec<Device>,
 }
 
 impl Backward for Enter {
     fn backward(&self, _: &Cx<'_>) -> GradResult<Grads> {
-        if let Some(begun) = self.mark.set(None) {
-            self.mark.watch.over(Phase::Backward, begun);
+        if let Some(begun) = self.start.set(None) {
+            self.start.cell_observer.report(Phase::Backward, begun);
         }
         self.devices.iter().map(|&device| Ok(Some(phony(device, false)?))).collect()
     }
 }
 
 struct Leave {
-    mark: Arc<Mark>,
-    arrivals: Arrivals,
+    start: Arc<BackwardStart>,
+    pending_grads: PendingGrads,
 }
 
 impl Backward for Leave {
@@ -114,9 +114,9 @@ impl Backward for Leave {
         // Of the values, and in the phony's place its own.
         let values = cx.outputs() - 1;
         let grads: Vec<&Tensor> = (0..values).filter_map(|i| cx.dy_at(i)).map(Var::tensor).collect();
-        self.arrivals.wait(&grads)?;
-        self.mark.set(Some(Instant::now()));
-        let phony = phony(self.mark.watch.device, false)?;
+        self.pending_grads.wait(&grads)?;
+        self.start.set(Some(Instant::now()));
+        let phony = phony(self.start.cell_observer.device, false)?;
         Ok((0..values).map(|i| cx.dy_at(i).cloned()).chain([Some(phony)]).collect())
     }
 }

@@ -20,7 +20,7 @@
 //! - A cell is recorded between two autograd nodes, torchgpipe's fork and join (`dependency.rs`), so that backward runs the
 //!   mirror image. The gradient of a parameter is the sum over the micro-batches, the last one first, bit for bit that of the
 //!   plain model over the same micro-batches.
-//! - Copies run on lanes of their own (`copy.rs`); only the cell that needs a value waits for it.
+//! - Copies run on copy_streams of their own (`copy.rs`); only the cell that needs a value waits for it.
 //! - [`RecomputeMode`](phalanx_nn::models::RecomputeMode) says which micro-batches are recomputed: of these a stage keeps its
 //!   inputs and nothing else.
 //! - [`Skips`] go from stage to stage past those between.

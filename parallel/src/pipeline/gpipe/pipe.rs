@@ -8,8 +8,8 @@ use phalanx_nn::models::RecomputeMode;
 use phalanx_nn::{AnyUnit, Entry, Module, Parameter, Parameters, Result as NnResult};
 use phalanx_tensor::{Context, Device};
 
-use super::copy::{Lanes, Sent};
-use super::worker::{Board, Pass, StageModule};
+use super::copy::{CopyStreams, Sent};
+use super::worker::{ForwardPass, Mailboxes, StageModule};
 use super::{Batch, Cell, Layer, Observer, Partition, Sequence, gather, routes, scatter, verify_skips};
 use crate::{Error, Result};
 
@@ -71,7 +71,7 @@ pub struct GPipe {
     model: Arc<Sequence>,
     partition: Partition,
     stages: Vec<Arc<StageModule>>,
-    lanes: Arc<Lanes>,
+    copy_streams: Arc<CopyStreams>,
     config: GPipeConfig,
 }
 
@@ -94,8 +94,8 @@ impl GPipe {
         let devices = partition.devices();
         let neighbours = devices.windows(2).map(|pair| (pair[0], pair[1]));
         let skips = routes.iter().map(|route| (devices[route.from], devices[route.to]));
-        let lanes = Arc::new(Lanes::new(neighbours.chain(skips))?);
-        Ok(GPipe { stages, lanes, model, partition, config })
+        let copy_streams = Arc::new(CopyStreams::new(neighbours.chain(skips))?);
+        Ok(GPipe { stages, copy_streams, model, partition, config })
     }
 
     /// The output, on the last stage's device, of a batch of one value or several on the first one's.
@@ -112,22 +112,22 @@ impl GPipe {
         let context = Context::current();
         let recomputed =
             if context.train { self.config.recompute.recomputed(micro_batches.len()) } else { 0 };
-        let pass = Pass {
+        let pass = ForwardPass {
             stages: &self.stages,
-            lanes: &self.lanes,
+            copy_streams: &self.copy_streams,
             observer: &self.config.observer,
             offsets: micro_batches.iter().map(|(_, rows)| rows.start).collect(),
             recomputed,
             context,
-            board: Board::default(),
+            mailboxes: Mailboxes::default(),
         };
         for (micro_batch, (batch, _)) in micro_batches.into_iter().enumerate() {
-            let values = batch.into_values().into_iter().map(Sent::Here).collect();
-            pass.board.post(Cell { micro_batch, stage: 0 }, values);
+            let values = batch.into_values().into_iter().map(Sent::Local).collect();
+            pass.mailboxes.post(Cell { micro_batch, stage: 0 }, values);
         }
         pass.run();
-        let (outputs, ties) = pass.board.end()?;
-        tied(gather(outputs.into_iter().map(Batch::from).collect())?, &ties)
+        let (outputs, last_phonies) = pass.mailboxes.end()?;
+        join_phonies(gather(outputs.into_iter().map(Batch::from).collect())?, &last_phonies)
     }
 
     /// The layers, in order.
@@ -163,10 +163,10 @@ impl GPipe {
 
 /// The output, whose backward begins with the phonies of the devices' last cells: what hangs on them (recomputations) need
 /// not wait for a gradient.
-fn tied(mut output: Batch, ties: &[Var]) -> Result<Batch> {
+fn join_phonies(mut output: Batch, last_phonies: &[Var]) -> Result<Batch> {
     let place = output.values().iter().position(Var::requires_grad);
     if let Some(place) = place {
-        for tie in ties {
+        for tie in last_phonies {
             output[place] = join(&output[place], tie)?;
         }
     }

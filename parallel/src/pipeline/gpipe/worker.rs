@@ -2,9 +2,9 @@
 //!
 //! ```text
 //! worker cpu:0 ── compute cell ── post ──┐           ┌── take ── compute cell ── worker cpu:1
-//!                                        └─> Board ──┘
+//!                                        └─> Mailboxes ──┘
 //! ```
-//! [`Board`] holds what cells hand to each other and the first error; [`StageModule`] runs the layers of a cell.
+//! [`Mailboxes`] holds what cells hand to each other and the first error; [`StageModule`] runs the layers of a cell.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -16,18 +16,18 @@ use phalanx_nn::autograd::{
 };
 use phalanx_tensor::{Context, Device};
 
-use super::clock::{Phase, Watch};
-use super::copy::{Arrivals, Lanes, Sender, Sent};
-use super::dependency::{Mark, enter, leave};
+use super::clock::{CellObserver, Phase};
+use super::copy::{CopyStreams, PendingGrads, Sender, Sent};
+use super::dependency::{BackwardStart, enter, leave};
 use super::{Batch, Cell, Observer, Route, Sequence, Skip, Skips, StageLayers, device_orders};
 use crate::launch::caught;
 use crate::pipeline::MicroBatch;
 use crate::{Error, Result};
 
 /// What the workers of one pass share.
-pub(super) struct Pass<'a> {
+pub(super) struct ForwardPass<'a> {
     pub(super) stages: &'a [Arc<StageModule>],
-    pub(super) lanes: &'a Arc<Lanes>,
+    pub(super) copy_streams: &'a Arc<CopyStreams>,
     pub(super) observer: &'a Option<Observer>,
     /// The number of the first row of each micro-batch.
     pub(super) offsets: Vec<usize>,
@@ -35,10 +35,10 @@ pub(super) struct Pass<'a> {
     pub(super) recomputed: usize,
     /// The caller's, in which everything runs.
     pub(super) context: Context,
-    pub(super) board: Board,
+    pub(super) mailboxes: Mailboxes,
 }
 
-impl Pass<'_> {
+impl ForwardPass<'_> {
     /// Runs a worker for each device until all are through or one has failed.
     pub(super) fn run(&self) {
         let devices: Vec<Device> = self.stages.iter().map(|stage| stage.own.device).collect();
@@ -51,7 +51,7 @@ impl Pass<'_> {
                 };
                 let thread = std::thread::Builder::new().name(format!("gpipe {device}"));
                 if let Err(error) = thread.spawn_scoped(scope, work) {
-                    self.board.fail(Error::Config(format!("gpipe: no thread for {device}: {error}")));
+                    self.mailboxes.fail(Error::Config(format!("gpipe: no thread for {device}: {error}")));
                 }
             }
         });
@@ -62,73 +62,73 @@ impl Pass<'_> {
         let mut tie = None;
         for &cell in order {
             let stage = &self.stages[cell.stage];
-            let Some(arrived) = self.board.take(cell, self.stages.len(), &stage.incoming) else { return };
+            let Some(arrived) = self.mailboxes.take(cell, self.stages.len(), &stage.incoming) else { return };
             let outcome = caught(|| Ok::<_, Error>(self.compute(cell, arrived, &mut tie)));
             let panicked = |why| Err(Error::Config(why));
             if let Err(error) = outcome.unwrap_or_else(panicked) {
                 let (device, source) = (stage.own.device, Box::new(error));
                 let Cell { stage, micro_batch } = cell;
-                return self.board.fail(Error::Stage { stage, device, micro_batch, source });
+                return self.mailboxes.fail(Error::Stage { stage, device, micro_batch, source });
             }
         }
-        tie.into_iter().for_each(|phony| self.board.post_tie(phony));
+        tie.into_iter().for_each(|phony| self.mailboxes.post_last_phony(phony));
     }
 
     /// Computes a cell. `tie` is the phony of the device's last cell, then of this one.
     fn compute(&self, cell: Cell, arrived: Arrived, tie: &mut Option<Var>) -> Result<()> {
         let offset = self.context.batch_offset + self.offsets[cell.micro_batch] as u64;
         let _context = Context { batch_offset: offset, ..self.context }.enter();
-        let (watch, arrivals) = (self.watch(cell), Arrivals::default());
-        let mark = Mark::new(watch.clone());
+        let (cell_observer, pending_grads) = (self.cell_observer(cell), PendingGrads::default());
+        let start = BackwardStart::new(cell_observer.clone());
         let after: Vec<&Var> = tie.iter().chain(&arrived.after).collect();
-        let entered = enter(&after, &mark)?;
+        let entered = enter(&after, &start)?;
         let skips = arrived.skips.into_iter().map(|sent| sent.map(Sent::receive).transpose());
-        let input = Parcel {
+        let input = StageValues {
             batch: arrived.batch.into_iter().map(Sent::receive).collect::<Result<_>>()?,
             skips: skips.collect::<Result<_>>()?,
         };
         let part = MicroBatch { index: cell.micro_batch, count: self.offsets.len() };
         let recomputed = cell.micro_batch < self.recomputed;
-        let Computed { values, packing, recompute } =
-            self.stages[cell.stage].compute(input, recomputed, part, &watch)?;
-        let (values, phony) = leave(values, &entered, &mark, arrivals.clone())?;
+        let Computed { values, spec, recompute } =
+            self.stages[cell.stage].compute(input, recomputed, part, &cell_observer)?;
+        let (values, phony) = leave(values, &entered, &start, pending_grads.clone())?;
         if let Some(phony) = &phony {
             *tie = Some(recompute.map_or(Ok(phony.clone()), |recompute| recompute.before(phony))?);
         }
-        self.board.post_end(cell, phony);
-        let sender = Sender { lanes: self.lanes.clone(), watch, arrivals };
-        self.send(cell, packing.unpack(values), &sender)
+        self.mailboxes.post_end(cell, phony);
+        let sender = Sender { copy_streams: self.copy_streams.clone(), cell_observer, pending_grads };
+        self.send(cell, spec.unflatten(values), &sender)
     }
 
     /// Hands on what leaves a cell.
-    fn send(&self, cell: Cell, output: Parcel, sender: &Sender) -> Result<()> {
+    fn send(&self, cell: Cell, output: StageValues, sender: &Sender) -> Result<()> {
         let Cell { micro_batch, stage } = cell;
         for (route, value) in self.stages[stage].outgoing.iter().zip(output.skips) {
-            let to = self.watch(Cell { micro_batch, stage: route.to });
+            let to = self.cell_observer(Cell { micro_batch, stage: route.to });
             let sent = value.map(|value| sender.send(value, &to)).transpose()?;
-            self.board.post_skip(micro_batch, &route.skip, sent);
+            self.mailboxes.post_skip(micro_batch, &route.skip, sent);
         }
         let next = Cell { micro_batch, stage: stage + 1 };
         if next.stage == self.stages.len() {
-            self.board.post_output(micro_batch, output.batch);
+            self.mailboxes.post_output(micro_batch, output.batch);
             return Ok(());
         }
-        let to = self.watch(next);
+        let to = self.cell_observer(next);
         let sent = output.batch.into_iter().map(|value| sender.send(value, &to)).collect::<Result<_>>()?;
-        self.board.post(next, sent);
+        self.mailboxes.post(next, sent);
         Ok(())
     }
 
-    fn watch(&self, cell: Cell) -> Watch {
+    fn cell_observer(&self, cell: Cell) -> CellObserver {
         let device = self.stages[cell.stage].own.device;
-        Watch { observer: self.observer.clone(), device, cell }
+        CellObserver { observer: self.observer.clone(), device, cell }
     }
 }
 
 /// How many micro-batches a stage is ahead of the next one at most: a cell is computed after the next stage's cell of so
 /// many micro-batches before, and in backward before it. So no more values wait between two stages than that, or gradients.
 /// In the clock cycles it is 2; one more lets copies take their time.
-pub(super) const AHEAD: usize = 3;
+pub(super) const AHEAD_MAX: usize = 3;
 
 /// What has arrived for a cell: its batch, its skips in the order of its stage's routes, and the phony of the next stage's
 /// cell that it comes after.
@@ -140,7 +140,7 @@ struct Arrived {
 
 /// Shared by the workers of one forward pass.
 #[derive(Default)]
-pub(super) struct Board {
+pub(super) struct Mailboxes {
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -153,11 +153,11 @@ struct State {
     /// The phonies of cells that are computed.
     ended: BTreeMap<Cell, Option<Var>>,
     outputs: BTreeMap<usize, Vec<Var>>,
-    ties: Vec<Var>,
+    last_phonies: Vec<Var>,
     error: Option<Error>,
 }
 
-impl Board {
+impl Mailboxes {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -186,15 +186,15 @@ impl Board {
     }
 
     /// Leaves the phony of a device's last cell.
-    fn post_tie(&self, phony: Var) {
-        self.lock().ties.push(phony);
+    fn post_last_phony(&self, phony: Var) {
+        self.lock().last_phonies.push(phony);
     }
 
     /// Takes what a cell of one of so many stages begins with, as soon as it is there; `None` once anybody has failed.
     fn take(&self, cell: Cell, stages: usize, incoming: &[Route]) -> Option<Arrived> {
         let Cell { micro_batch, stage } = cell;
-        let before = (stage + 1 < stages && micro_batch >= AHEAD)
-            .then(|| Cell { micro_batch: micro_batch - AHEAD, stage: stage + 1 });
+        let before = (stage + 1 < stages && micro_batch >= AHEAD_MAX)
+            .then(|| Cell { micro_batch: micro_batch - AHEAD_MAX, stage: stage + 1 });
         let mut state = self.lock();
         loop {
             if state.error.is_some() {
@@ -227,7 +227,7 @@ impl Board {
         let state = self.state.into_inner().unwrap_or_else(PoisonError::into_inner);
         match state.error {
             Some(error) => Err(error),
-            None => Ok((state.outputs.into_values().collect(), state.ties)),
+            None => Ok((state.outputs.into_values().collect(), state.last_phonies)),
         }
     }
 }
@@ -241,40 +241,40 @@ pub(super) struct StageModule {
 }
 
 /// What crosses a stage's border: the batch, and the skips in the order of the routes, where some are nothing.
-struct Parcel {
+struct StageValues {
     batch: Vec<Var>,
     skips: Vec<Option<Var>>,
 }
 
-impl Parcel {
+impl StageValues {
     /// The values in a row; and what it takes to undo that.
-    fn pack(self) -> (Vec<Var>, Packing) {
-        let packing =
-            Packing { batch: self.batch.len(), skips: self.skips.iter().map(Option::is_some).collect() };
-        (self.batch.into_iter().chain(self.skips.into_iter().flatten()).collect(), packing)
+    fn flatten(self) -> (Vec<Var>, ValuesSpec) {
+        let spec =
+            ValuesSpec { batch: self.batch.len(), skips: self.skips.iter().map(Option::is_some).collect() };
+        (self.batch.into_iter().chain(self.skips.into_iter().flatten()).collect(), spec)
     }
 }
 
 /// How a parcel's values lie in a row.
 #[derive(Clone, Default)]
-struct Packing {
+struct ValuesSpec {
     batch: usize,
     skips: Vec<bool>,
 }
 
-impl Packing {
-    fn unpack(&self, values: Vec<Var>) -> Parcel {
+impl ValuesSpec {
+    fn unflatten(&self, values: Vec<Var>) -> StageValues {
         let mut values = values.into_iter();
         let batch = values.by_ref().take(self.batch).collect();
         let skips = self.skips.iter().map(|&there| if there { values.next() } else { None }).collect();
-        Parcel { batch, skips }
+        StageValues { batch, skips }
     }
 }
 
 /// A stage's output, and how to recompute it, if that is to be done.
 struct Computed {
     values: Vec<Var>,
-    packing: Packing,
+    spec: ValuesSpec,
     recompute: Option<Recompute>,
 }
 
@@ -285,38 +285,38 @@ impl StageModule {
     /// If a layer refuses, or leaves its device.
     fn compute(
         self: &Arc<StageModule>,
-        input: Parcel,
+        input: StageValues,
         recomputed: bool,
         part: MicroBatch,
-        watch: &Watch,
+        cell_observer: &CellObserver,
     ) -> Result<Computed> {
-        let (values, packing) = input.pack();
-        let left = Arc::new(Mutex::new(Packing::default()));
-        let (stage, watch, packed) = (self.clone(), watch.clone(), left.clone());
+        let (values, spec) = input.flatten();
+        let left = Arc::new(Mutex::new(ValuesSpec::default()));
+        let (stage, cell_observer, packed) = (self.clone(), cell_observer.clone(), left.clone());
         let function = move |values: &[Var]| -> GradResult<Vec<Var>> {
             let begin = Instant::now();
             let _part = part.enter();
-            let (output, packing) = stage.run(packing.unpack(values.to_vec()))?.pack();
-            *packed.lock().unwrap_or_else(PoisonError::into_inner) = packing;
-            watch.over(if is_recomputing() { Phase::Recompute } else { Phase::Forward }, begin);
+            let (output, spec) = stage.run(spec.unflatten(values.to_vec()))?.flatten();
+            *packed.lock().unwrap_or_else(PoisonError::into_inner) = spec;
+            cell_observer.report(if is_recomputing() { Phase::Recompute } else { Phase::Forward }, begin);
             Ok(output)
         };
         let (values, recompute) = match recomputed {
             true => checkpoint_apart(function, &values.iter().collect::<Vec<_>>())?,
             false => (function(&values)?, None),
         };
-        let packing = std::mem::take(&mut *left.lock().unwrap_or_else(PoisonError::into_inner));
-        Ok(Computed { values, packing, recompute })
+        let spec = std::mem::take(&mut *left.lock().unwrap_or_else(PoisonError::into_inner));
+        Ok(Computed { values, spec, recompute })
     }
 
     /// Runs the layers.
-    fn run(&self, input: Parcel) -> Result<Parcel> {
+    fn run(&self, input: StageValues) -> Result<StageValues> {
         let mut skips = Skips::default();
         self.incoming.iter().zip(input.skips).for_each(|(route, value)| skips.hold(&route.skip, value));
         let batch = self.model.run_layers(self.own.layers.clone(), input.batch.into(), &mut skips)?;
         batch.check_device(self.own.device)?;
         let skips: Vec<_> = self.outgoing.iter().map(|route| skips.take(&route.skip).flatten()).collect();
         Batch::from(skips.iter().flatten().cloned().collect::<Vec<_>>()).check_device(self.own.device)?;
-        Ok(Parcel { batch: batch.into_values(), skips })
+        Ok(StageValues { batch: batch.into_values(), skips })
     }
 }

@@ -75,12 +75,12 @@ impl<'a, S: Stages> Run<'a, S> {
 
     /// Carries out the actions of these kinds, and returns the losses.
     pub(super) fn run(mut self, wanted: impl Fn(Kind) -> bool) -> Result<Vec<Tensor>> {
-        self.walk(wanted)?;
+        self.run_actions(wanted)?;
         self.updates.take().map_or(Ok(()), Updates::end)?;
         Ok(self.losses.into_iter().flatten().collect())
     }
 
-    fn walk(&mut self, wanted: impl Fn(Kind) -> bool) -> Result<()> {
+    fn run_actions(&mut self, wanted: impl Fn(Kind) -> bool) -> Result<()> {
         let Executor { schedule, comm, observer, .. } = self.executor;
         let mut actions = schedule.ranks[comm.rank()].iter().filter(|action| wanted(action.kind)).peekable();
         while let Some(&action) = actions.next() {
@@ -90,14 +90,14 @@ impl<'a, S: Stages> Run<'a, S> {
             self.forget(action);
             self.held.remove(&Some(action));
             let ended = Instant::now();
-            self.settle(false)?;
+            self.reap_sends(false)?;
             // Sends are reported by whoever ends them.
             let reports = !matches!(action.kind, Kind::SendForward | Kind::SendBackward);
             if let Some(observer) = observer.as_ref().filter(|_| reports) {
                 observer(Executed { action, started, ended });
             }
         }
-        self.settle(true)
+        self.reap_sends(true)
     }
 
     /// An error or panic of `f` names the action and ends the run of all ranks.
@@ -118,7 +118,7 @@ impl<'a, S: Stages> Run<'a, S> {
     }
 
     /// Forgets sends that are over, and with `all` waits for the others.
-    fn settle(&mut self, all: bool) -> Result<()> {
+    fn reap_sends(&mut self, all: bool) -> Result<()> {
         let is_over = |(_, send): &(Action, Pending)| all || send.is_done();
         let (over, under_way): (Vec<_>, Vec<_>) = self.sent.drain(..).partition(is_over);
         self.sent = under_way;
