@@ -9,8 +9,8 @@ use phalanx_tensor::Device;
 
 use super::Cell;
 
-/// The ticks of a pipeline of `micro_batches` over `stages`: a cell runs one tick after the one that its input comes
-/// from. There are `micro_batches + stages - 1`, and the cells of one tick do not depend on each other.
+/// The clock cycles (ticks) of a pipeline of `micro_batches` over `stages`: a cell runs one tick after the cell that makes its
+/// input. There are `micro_batches + stages - 1` ticks. The cells of one tick do not depend on each other.
 ///
 /// ```text
 /// m = 4, n = 3        tick   0    1    2    3    4    5
@@ -45,31 +45,31 @@ pub fn device_orders(micro_batches: usize, stages: &[Device]) -> Vec<(Device, Ve
     orders
 }
 
-/// What is done with a cell.
+/// A pass of a cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Phase {
     /// Its forward pass.
     Forward,
-    /// Its forward pass once more, for the sake of the values that backward needs.
+    /// Its forward pass once more, for the values that backward needs.
     Recompute,
     /// Its backward pass.
     Backward,
-    /// A value of the micro-batch is copied to the stage, or a gradient.
+    /// The copy of an activation or a gradient of the micro-batch to the stage.
     Copy,
 }
 
-/// A phase of a cell that is over.
+/// A phase of a cell that has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
-    /// Where; of a copy, where to.
+    /// The device that computes; of a copy, the target.
     pub device: Device,
     /// The stage and the micro-batch.
     pub cell: Cell,
-    /// What was done.
+    /// The phase.
     pub phase: Phase,
-    /// From when on.
+    /// When it began.
     pub begin: Instant,
-    /// Until when.
+    /// When it ended.
     pub end: Instant,
 }
 
@@ -81,18 +81,18 @@ pub type Observer = crate::pipeline::Observer<Span>;
 pub struct Timeline(Arc<Mutex<Vec<Span>>>);
 
 impl Timeline {
-    /// Without spans.
+    /// A timeline without spans.
     pub fn new() -> Timeline {
         Timeline::default()
     }
 
-    /// What adds spans.
+    /// An observer that adds spans to this timeline.
     pub fn observer(&self) -> Observer {
         let spans = self.0.clone();
         Arc::new(move |span| spans.lock().unwrap_or_else(PoisonError::into_inner).push(span))
     }
 
-    /// All spans so far, in order of their begin; they are taken away.
+    /// Removes and returns all spans so far, in order of their begin.
     pub fn take(&self) -> Vec<Span> {
         let mut spans = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
         spans.sort_by_key(|span| (span.begin, span.end));
@@ -100,8 +100,8 @@ impl Timeline {
     }
 }
 
-/// The share of the time from the first begin to the last end in which devices compute nothing, on average over the
-/// devices; for m micro-batches over n stages of equal cost it is `(n - 1) / (m + n - 1)`.
+/// The share of the time from the first begin to the last end in which devices are idle, on average over the devices. For m
+/// micro-batches over n stages of equal cost it is `(n - 1) / (m + n - 1)`.
 /// Source: GPipe (arXiv:1811.06965), section 2.3.
 pub fn bubble(spans: &[Span]) -> f64 {
     let computing: Vec<&Span> = spans.iter().filter(|span| span.phase != Phase::Copy).collect();
@@ -112,7 +112,7 @@ pub fn bubble(spans: &[Span]) -> f64 {
     1.0 - busy.as_secs_f64() / ((end - begin).as_secs_f64() * devices as f64).max(f64::MIN_POSITIVE)
 }
 
-/// A cell's observer, if there is one.
+/// Reports the phases of one cell to the pipeline's observer, if there is one.
 #[derive(Clone)]
 pub(super) struct CellObserver {
     pub(super) observer: Option<Observer>,
@@ -121,7 +121,7 @@ pub(super) struct CellObserver {
 }
 
 impl CellObserver {
-    /// A phase that began then is over.
+    /// Reports a phase that began at `begin` and ends now.
     pub(super) fn report(&self, phase: Phase, begin: Instant) {
         if let Some(observer) = &self.observer {
             observer(Span { device: self.device, cell: self.cell, phase, begin, end: Instant::now() });

@@ -1,12 +1,13 @@
-//! Copies between devices that nobody waits for but whoever needs them.
+//! Asynchronous copies between devices, and the autograd node that copies gradients back.
 //!
 //! ```text
 //! forward    cpu:0  ── cell (i, 0) ─ send ── cell (i+1, 0) ──          backward is the same from right to left:
-//!                                      │                               `copy` sends the gradient, and the `leave` of
-//!            lane                      └─copy─┐                        cell (i, 0) receives it
+//!                                      │                               `Copy` sends the gradient, and the `leave` of
+//!     copy stream                      └─copy─┐                        cell (i, 0) waits for it
 //!            cpu:1  ── cell (i-1, 1) ──── receive ── cell (i, 1) ──
 //! ```
-//! Each pair of devices has a lane of its own in each direction, a thread that copies in the order of sending.
+//! Each pair of devices has a copy stream in each direction: a thread that copies in the order of sending. Only the cell that
+//! needs a value waits for its copy.
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, sync_channel};
@@ -22,11 +23,11 @@ use phalanx_tensor::{Device, Result as TensorResult, Stream, Tensor, record_stre
 use super::clock::{CellObserver, Phase};
 use crate::Result;
 
-/// The copy_streams of a pipeline.
+/// The copy streams of a pipeline, by source and target device.
 pub(super) struct CopyStreams(BTreeMap<(Device, Device), Stream>);
 
 impl CopyStreams {
-    /// CopyStreams there and back for each pair of different devices.
+    /// A stream in each direction for each pair of different devices.
     ///
     /// # Errors
     /// If a device cannot be used, or the system refuses a thread.
@@ -52,7 +53,7 @@ impl CopyStreams {
         let job = move || {
             let begin = Instant::now();
             let outcome = target.copy_from(&source);
-            // Gone before anybody hears of it.
+            // The source's memory is free before the receiver learns of the copy.
             drop((source, target));
             cell_observer.report(Phase::Copy, begin);
             let _ = completed.send(outcome);
@@ -61,7 +62,7 @@ impl CopyStreams {
         match self.0.get(&(from.device(), to.device)) {
             Some(lane) => {
                 lane.submit(job);
-                // A GPU reads it after the lane's thread has gone on.
+                // A GPU reads the source after the stream's thread has gone on.
                 if from.device().is_cuda() {
                     record_stream(from, lane);
                 }
@@ -72,7 +73,7 @@ impl CopyStreams {
     }
 }
 
-/// A copy under way. Nobody reads the tensor before it has completed.
+/// A copy under way. Its tensor must not be read before the copy has completed.
 pub(super) struct PendingCopy {
     tensor: Tensor,
     completion: Receiver<TensorResult<()>>,
@@ -86,7 +87,7 @@ impl PendingCopy {
     }
 }
 
-/// Gradients on their way to a cell.
+/// Gradients that are being copied to a cell.
 #[derive(Clone, Default)]
 pub(super) struct PendingGrads(Arc<Mutex<Vec<PendingCopy>>>);
 
@@ -95,7 +96,7 @@ impl PendingGrads {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for these gradients, if they are still under way. (Another pass over the same graph may have others.)
+    /// Waits for those of the pending copies that are these gradients. (Another pass over the same graph may have others.)
     pub(super) fn wait(&self, grads: &[&Tensor]) -> GradResult<()> {
         let ours = |copy: &mut PendingCopy| grads.iter().any(|grad| grad.shares_storage(&copy.tensor));
         let copies: Vec<PendingCopy> = self.lock().extract_if(.., ours).collect();
@@ -103,7 +104,7 @@ impl PendingGrads {
     }
 }
 
-/// The cell that sends, and receives the gradients.
+/// The side of a copy that sends the value, and receives the gradient.
 #[derive(Clone)]
 pub(super) struct Sender {
     pub(super) copy_streams: Arc<CopyStreams>,
@@ -113,9 +114,9 @@ pub(super) struct Sender {
 
 /// A value on its way from one cell to another.
 pub(super) enum Sent {
-    /// Both are on one device.
+    /// Both cells are on one device.
     Local(Var),
-    /// With the value's place in the graph; its memory is free when it is copied.
+    /// `place` is the value's node in the graph, without the value: its memory is free when the copy is done.
     Remote { place: Var, copy: PendingCopy, sender: Sender },
 }
 
@@ -134,7 +135,7 @@ impl Sender {
 }
 
 impl Sent {
-    /// The value at the device that it was sent to.
+    /// The value on the device of the receiving cell.
     ///
     /// # Errors
     /// If it could not be copied.
@@ -149,7 +150,7 @@ impl Sent {
     }
 }
 
-/// `y = x` on another device; `dx = dy`, sent back and received by whoever waits for the sender's pending_grads.
+/// `y = x` on another device; `dx = dy`, copied back. The sending cell's `leave` waits for it ([`PendingGrads::wait`]).
 struct Copy(Sender);
 
 impl Backward for Copy {

@@ -6,7 +6,7 @@
 //!                │                                │
 //!   enter ───────┴── phony ── enter ──────────────┴── phony ──       backward: right to left
 //! ```
-//! The phony, a tensor without elements, last_phonies the cells of a device together in the order in which the device computes them.
+//! The phony, a tensor without elements, ties the cells of a device together in the order in which the device computes them.
 //! These are torchgpipe's fork and join, over all values of a cell at once. Backward runs, for each cell:
 //!
 //! 1. `leave`, which waits for the gradients of all values that left the cell;
@@ -47,7 +47,7 @@ impl BackwardStart {
     }
 }
 
-/// The beginning of a cell, after those whose phonies are given.
+/// The node at the beginning of a cell. `after` are the phonies of the cells that are computed before it.
 ///
 /// # Errors
 /// If the device refuses.
@@ -60,7 +60,7 @@ pub(super) fn enter(after: &[&Var], start: &Arc<BackwardStart>) -> Result<Var> {
     Ok(record("enter", inputs, empty(device)?, node)?)
 }
 
-/// The end of a cell that was entered: the values that leave it, and the phony for the next one. `None` if none of them
+/// The node at the end of a cell: the values that leave it, and the phony for the next cell, which is `None` if no value
 /// requires a gradient.
 ///
 /// # Errors
@@ -91,7 +91,7 @@ fn empty(device: Device) -> Result<Tensor> {
 
 struct Enter {
     start: Arc<BackwardStart>,
-    /// Those of the phonies that it comes after.
+    /// The devices of the phonies that were its inputs.
     devices: Vec<Device>,
 }
 
@@ -111,7 +111,7 @@ struct Leave {
 
 impl Backward for Leave {
     fn backward(&self, cx: &Cx<'_>) -> GradResult<Grads> {
-        // Of the values, and in the phony's place its own.
+        // The gradients of the values, and a phony as the gradient of the phony.
         let values = cx.outputs() - 1;
         let grads: Vec<&Tensor> = (0..values).filter_map(|i| cx.dy_at(i)).map(Var::tensor).collect();
         self.pending_grads.wait(&grads)?;

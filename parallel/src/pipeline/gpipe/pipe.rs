@@ -26,7 +26,7 @@ pub struct GPipeConfig {
 }
 
 impl GPipeConfig {
-    /// At most that many micro-batches; all but the last one recomputed.
+    /// At most `micro_batches` micro-batches, all but the last one recomputed.
     pub fn new(micro_batches: usize) -> GPipeConfig {
         GPipeConfig { micro_batches, recompute: RecomputeMode::ExceptLast, observer: None }
     }
@@ -49,7 +49,7 @@ impl GPipeConfig {
         self.recompute
     }
 
-    /// With an observer of everything that is computed or copied.
+    /// With an observer of every pass and copy.
     #[must_use]
     pub fn with_observer(self, observer: Observer) -> GPipeConfig {
         GPipeConfig { observer: Some(observer), ..self }
@@ -63,10 +63,10 @@ impl fmt::Debug for GPipeConfig {
     }
 }
 
-/// A model cut into stages, each on a device. A batch goes through it in micro-batches, of which the stages compute several
-/// at a time; see the [module](super).
+/// A model divided into stages, each on a device. A batch goes through it in micro-batches, and the stages compute different
+/// micro-batches at the same time; see the [module](super).
 ///
-/// Its parameters have the names that they have in the plain model, whatever the partition.
+/// Its parameters have the same names as in the plain model under every partition.
 pub struct GPipe {
     model: Arc<Sequence>,
     partition: Partition,
@@ -76,11 +76,11 @@ pub struct GPipe {
 }
 
 impl GPipe {
-    /// A pipeline of the model's layers, which were built on the devices that the partition names.
+    /// A pipeline of the model's layers. The caller has built each layer on the device that the partition names.
     ///
     /// # Errors
-    /// If the partition is of another number of layers, a parameter or buffer lies elsewhere or belongs to two stages, skips
-    /// do not match, or there are to be no micro-batches.
+    /// If the partition has another number of layers than the model, a parameter or buffer is on another device than its
+    /// layer or belongs to two stages, skips do not match, or the number of micro-batches is 0.
     pub fn new(model: Sequence, partition: Partition, config: GPipeConfig) -> Result<GPipe> {
         check(&model, &partition, &config)?;
         let routes = routes(&model.skippables(), &partition);
@@ -98,11 +98,11 @@ impl GPipe {
         Ok(GPipe { stages, copy_streams, model, partition, config })
     }
 
-    /// The output, on the last stage's device, of a batch of one value or several on the first one's.
+    /// The output for a batch of one value or several. The input is on the first stage's device, the output on the last's.
     ///
     /// # Errors
-    /// If the batch's values have different numbers of rows or lie elsewhere, or the first error of a stage. All workers have
-    /// ended by then.
+    /// If the batch's values have different numbers of rows or are on another device, or the first error of a stage. All
+    /// workers have ended when it returns.
     pub fn run(&self, input: impl Into<Batch>) -> Result<Batch> {
         let input = input.into();
         let Some(first) = self.stages.first() else { return Ok(input) };
@@ -140,7 +140,7 @@ impl GPipe {
         self.layers().len()
     }
 
-    /// Whether there is none.
+    /// Whether there are no layers.
     pub fn is_empty(&self) -> bool {
         self.layers().is_empty()
     }
@@ -155,14 +155,14 @@ impl GPipe {
         self.partition.devices()
     }
 
-    /// How it runs.
+    /// The settings.
     pub fn config(&self) -> &GPipeConfig {
         &self.config
     }
 }
 
-/// The output, whose backward begins with the phonies of the devices' last cells: what hangs on them (recomputations) need
-/// not wait for a gradient.
+/// Joins the phonies of the devices' last cells to the output. So backward reaches them first, and the recomputations that
+/// hang on them need not wait for a gradient.
 fn join_phonies(mut output: Batch, last_phonies: &[Var]) -> Result<Batch> {
     let place = output.values().iter().position(Var::requires_grad);
     if let Some(place) = place {

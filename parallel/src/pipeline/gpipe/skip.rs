@@ -19,13 +19,16 @@ use phalanx_nn::autograd::Var;
 use super::Partition;
 use crate::{Error, Result};
 
-/// Keeps names apart: two U-Nets in one model can both have a skip `1to3`. Copies are the same namespace.
+/// Keeps names apart: two U-Nets in one model can both have a skip `1to3`. A copy is the same namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Namespace(usize);
 
 impl Namespace {
-    /// One that no other equals.
-    #[expect(clippy::new_without_default, reason = "each is another, which nobody expects of a default")]
+    /// A namespace that equals no other.
+    #[expect(
+        clippy::new_without_default,
+        reason = "two calls give different namespaces, which would surprise in a default"
+    )]
     pub fn new() -> Namespace {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         Namespace(NEXT.fetch_add(1, Ordering::Relaxed))
@@ -40,9 +43,9 @@ impl Namespace {
 /// A skip connection. It is stashed once and popped once.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Skip {
-    /// Where the name belongs; `None` is a namespace too.
+    /// The namespace of the name; `None` is a namespace too.
     pub namespace: Option<Namespace>,
-    /// Its name there.
+    /// Its name in the namespace.
     pub name: String,
 }
 
@@ -62,7 +65,7 @@ impl fmt::Display for Skip {
     }
 }
 
-/// What a layer stashes and what it pops; it must do all of it in each forward pass, and nothing else.
+/// The skips that a layer stashes and pops. In each forward pass the layer must stash and pop all of these, and no others.
 ///
 /// ```
 /// use phalanx_parallel::pipeline::gpipe::{Skip, Skippable};
@@ -71,26 +74,26 @@ impl fmt::Display for Skip {
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Skippable {
-    /// What it stashes.
+    /// The skips that the layer stashes.
     pub stashes: Vec<Skip>,
-    /// What it pops.
+    /// The skips that the layer pops.
     pub pops: Vec<Skip>,
 }
 
 impl Skippable {
-    /// Nothing yet.
+    /// No skips yet.
     pub fn new() -> Skippable {
         Skippable::default()
     }
 
-    /// One more that it stashes.
+    /// With one more skip that the layer stashes.
     #[must_use]
     pub fn stash(mut self, skip: Skip) -> Skippable {
         self.stashes.push(skip);
         self
     }
 
-    /// One more that it pops.
+    /// With one more skip that the layer pops.
     #[must_use]
     pub fn pop(mut self, skip: Skip) -> Skippable {
         self.pops.push(skip);
@@ -107,10 +110,10 @@ impl fmt::Display for Skippable {
     }
 }
 
-/// Refuses layers, in order, of which a skip is popped before it is stashed, or stashed or popped twice, or never popped.
+/// Checks before anything runs that every skip is stashed once and then popped once. `layers` are in order.
 ///
 /// # Errors
-/// One that lists all of it.
+/// If a skip is popped before it is stashed, stashed or popped twice, or never popped. The error lists all such skips.
 pub fn verify_skips(layers: &[Skippable]) -> Result<()> {
     let (mut stashed, mut popped) = (BTreeSet::<&Skip>::new(), BTreeSet::<&Skip>::new());
     let mut problems = Vec::new();
@@ -149,12 +152,12 @@ pub struct Route {
     pub to: usize,
     /// The stage that stashes it.
     pub from: usize,
-    /// What travels.
+    /// The skip.
     pub skip: Skip,
 }
 
-/// The skips that leave their stage, by the stage that pops them, then by the one that stashes them. Those that are popped
-/// where they are stashed travel nowhere.
+/// The skips that are popped on another stage than stashed, sorted by the stage that pops them, then by the stage that
+/// stashes them.
 pub fn routes(layers: &[Skippable], partition: &Partition) -> Vec<Route> {
     let popped_in = |skip: &Skip| {
         let layer = layers.iter().position(|layer| layer.pops.contains(skip))?;
@@ -174,20 +177,20 @@ pub fn routes(layers: &[Skippable], partition: &Partition) -> Vec<Route> {
     routes
 }
 
-/// Stashed values of one micro-batch, handed to each layer ([`super::Layer::run`]).
+/// The stashed values of one micro-batch. Each layer gets it ([`super::Layer::run`]) to stash and pop its skips.
 #[derive(Debug, Default)]
 pub struct Skips {
     held: BTreeMap<Skip, Option<Var>>,
-    /// What the layer that runs has still to do.
+    /// The skips that the running layer has still to stash and pop.
     open: Skippable,
     layer: usize,
 }
 
 impl Skips {
-    /// Keeps a value, or the fact that there is none, for the layer that pops it.
+    /// Keeps a value, or `None`, for the layer that pops it.
     ///
     /// # Errors
-    /// If the layer does not declare that it stashes this one, has done so already, or the last one is still there.
+    /// If the layer does not declare that it stashes this skip, has stashed it already, or the last value was not popped.
     pub fn stash(&mut self, skip: &Skip, value: impl Into<Option<Var>>) -> Result<()> {
         close(&mut self.open.stashes, skip).ok_or_else(|| {
             self.wrong(format!("stashes {skip}, which it does not declare or has done already"))
@@ -200,10 +203,10 @@ impl Skips {
         }
     }
 
-    /// Takes what was stashed, which may be nothing.
+    /// Takes the value that was stashed, which may be `None`.
     ///
     /// # Errors
-    /// If the layer does not declare that it pops this one, or nobody has stashed it.
+    /// If the layer does not declare that it pops this skip, or it was not stashed.
     pub fn pop(&mut self, skip: &Skip) -> Result<Option<Var>> {
         close(&mut self.open.pops, skip).ok_or_else(|| {
             self.wrong(format!("pops {skip}, which it does not declare or has done already"))
@@ -211,17 +214,17 @@ impl Skips {
         self.take(skip).ok_or_else(|| self.wrong(format!("pops {skip}, which nobody has stashed")))
     }
 
-    /// Holds what came from another stage.
+    /// Keeps a value that another stage has stashed.
     pub(super) fn hold(&mut self, skip: &Skip, value: Option<Var>) {
         self.held.insert(skip.clone(), value);
     }
 
-    /// Takes what goes to another stage.
+    /// Takes a value that another stage pops.
     pub(super) fn take(&mut self, skip: &Skip) -> Option<Option<Var>> {
         self.held.remove(skip)
     }
 
-    /// Puts `f` of each value in its place.
+    /// Replaces each value by `f` of it.
     pub(crate) fn map(&mut self, f: impl Fn(Var) -> Result<Var>) -> Result<()> {
         self.held.values_mut().flatten().try_for_each(|value| {
             *value = f(value.clone())?;
@@ -229,7 +232,7 @@ impl Skips {
         })
     }
 
-    /// Runs a layer and holds it to what it declares.
+    /// Runs a layer, and checks that it stashes and pops the skips that it declares.
     pub(super) fn within<T>(
         &mut self,
         layer: usize,
@@ -249,7 +252,7 @@ impl Skips {
     }
 }
 
-/// Strikes a skip off a list, if it is there.
+/// Removes a skip from a list, if it is there.
 fn close(open: &mut Vec<Skip>, skip: &Skip) -> Option<Skip> {
     let place = open.iter().position(|other| other == skip)?;
     Some(open.swap_remove(place))

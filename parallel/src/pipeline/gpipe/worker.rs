@@ -1,10 +1,11 @@
 //! The workers of a forward pass: one thread for each device, which computes the device's cells in order.
 //!
 //! ```text
-//! worker cpu:0 ── compute cell ── post ──┐           ┌── take ── compute cell ── worker cpu:1
+//! worker cpu:0 ── compute cell ── post ──┐               ┌── take ── compute cell ── worker cpu:1
 //!                                        └─> Mailboxes ──┘
 //! ```
-//! [`Mailboxes`] holds what cells hand to each other and the first error; [`StageModule`] runs the layers of a cell.
+//! [`Mailboxes`] keeps the values that cells send to each other, and the first error; [`StageModule`] runs the layers of a
+//! stage for one cell.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -24,22 +25,22 @@ use crate::launch::caught;
 use crate::pipeline::MicroBatch;
 use crate::{Error, Result};
 
-/// What the workers of one pass share.
+/// One forward pass: the settings and the mailboxes that its workers share.
 pub(super) struct ForwardPass<'a> {
     pub(super) stages: &'a [Arc<StageModule>],
     pub(super) copy_streams: &'a Arc<CopyStreams>,
     pub(super) observer: &'a Option<Observer>,
-    /// The number of the first row of each micro-batch.
+    /// The index of the first row of each micro-batch in the batch.
     pub(super) offsets: Vec<usize>,
-    /// The first so many micro-batches are recomputed.
+    /// How many micro-batches, the first ones, are recomputed.
     pub(super) recomputed: usize,
-    /// The caller's, in which everything runs.
+    /// The caller's context; the workers run in it.
     pub(super) context: Context,
     pub(super) mailboxes: Mailboxes,
 }
 
 impl ForwardPass<'_> {
-    /// Runs a worker for each device until all are through or one has failed.
+    /// Runs a worker for each device until all have computed their cells or one has failed.
     pub(super) fn run(&self) {
         let devices: Vec<Device> = self.stages.iter().map(|stage| stage.own.device).collect();
         let anomaly = is_detecting_anomaly();
@@ -57,7 +58,7 @@ impl ForwardPass<'_> {
         });
     }
 
-    /// A worker's life.
+    /// Computes a device's cells in order; the body of a worker.
     fn work(&self, order: &[Cell]) {
         let mut tie = None;
         for &cell in order {
@@ -74,7 +75,7 @@ impl ForwardPass<'_> {
         tie.into_iter().for_each(|phony| self.mailboxes.post_last_phony(phony));
     }
 
-    /// Computes a cell. `tie` is the phony of the device's last cell, then of this one.
+    /// Computes a cell. `tie` is the phony of the cell that the device computed before; it becomes the phony of this one.
     fn compute(&self, cell: Cell, arrived: Arrived, tie: &mut Option<Var>) -> Result<()> {
         let offset = self.context.batch_offset + self.offsets[cell.micro_batch] as u64;
         let _context = Context { batch_offset: offset, ..self.context }.enter();
@@ -100,7 +101,7 @@ impl ForwardPass<'_> {
         self.send(cell, spec.unflatten(values), &sender)
     }
 
-    /// Hands on what leaves a cell.
+    /// Sends the output of a cell to the next stage, and its skips to the stages that pop them.
     fn send(&self, cell: Cell, output: StageValues, sender: &Sender) -> Result<()> {
         let Cell { micro_batch, stage } = cell;
         for (route, value) in self.stages[stage].outgoing.iter().zip(output.skips) {
@@ -125,20 +126,20 @@ impl ForwardPass<'_> {
     }
 }
 
-/// How many micro-batches a stage is ahead of the next one at most: a cell is computed after the next stage's cell of so
-/// many micro-batches before, and in backward before it. So no more values wait between two stages than that, or gradients.
-/// In the clock cycles it is 2; one more lets copies take their time.
+/// How many micro-batches a stage may be ahead of the next stage. Cell (i, j) is computed after cell (i - 3, j + 1), and in
+/// backward before it, so at most three activations, or three gradients, wait between two stages. In the clock cycles a stage
+/// is 2 ahead; the third leaves time for copies.
 pub(super) const AHEAD_MAX: usize = 3;
 
-/// What has arrived for a cell: its batch, its skips in the order of its stage's routes, and the phony of the next stage's
-/// cell that it comes after.
+/// The inputs of a cell: its batch, its skips in the order of its stage's routes, and the phony of the cell of the next stage
+/// that has to be computed before it.
 struct Arrived {
     batch: Vec<Sent>,
     skips: Vec<Option<Sent>>,
     after: Option<Var>,
 }
 
-/// Shared by the workers of one forward pass.
+/// The values that cells send to each other in one forward pass; all workers share it.
 #[derive(Default)]
 pub(super) struct Mailboxes {
     state: Mutex<State>,
@@ -148,9 +149,9 @@ pub(super) struct Mailboxes {
 #[derive(Default)]
 struct State {
     batches: BTreeMap<Cell, Vec<Sent>>,
-    /// By the micro-batch.
+    /// By micro-batch and skip.
     skips: BTreeMap<(usize, Skip), Option<Sent>>,
-    /// The phonies of cells that are computed.
+    /// The cells that are computed, with their phonies.
     ended: BTreeMap<Cell, Option<Var>>,
     outputs: BTreeMap<usize, Vec<Var>>,
     last_phonies: Vec<Var>,
@@ -162,35 +163,35 @@ impl Mailboxes {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Leaves the batch of a cell.
+    /// Posts the batch of a cell.
     pub(super) fn post(&self, cell: Cell, batch: Vec<Sent>) {
         self.lock().batches.insert(cell, batch);
         self.changed.notify_all();
     }
 
-    /// Leaves a skip of a micro-batch. It is there before the batch of the cell that pops it, which comes through the
+    /// Posts a skip of a micro-batch. It arrives before the batch of the cell that pops it, since that batch goes through the
     /// stages between.
     fn post_skip(&self, micro_batch: usize, skip: &Skip, value: Option<Sent>) {
         self.lock().skips.insert((micro_batch, skip.clone()), value);
     }
 
-    /// A cell is computed, and leaves this phony, if any.
+    /// Posts that a cell is computed, and its phony, if it has one.
     fn post_end(&self, cell: Cell, phony: Option<Var>) {
         self.lock().ended.insert(cell, phony);
         self.changed.notify_all();
     }
 
-    /// Leaves an output of the last stage.
+    /// Posts an output of the last stage.
     fn post_output(&self, micro_batch: usize, values: Vec<Var>) {
         self.lock().outputs.insert(micro_batch, values);
     }
 
-    /// Leaves the phony of a device's last cell.
+    /// Posts the phony of a device's last cell.
     fn post_last_phony(&self, phony: Var) {
         self.lock().last_phonies.push(phony);
     }
 
-    /// Takes what a cell of one of so many stages begins with, as soon as it is there; `None` once anybody has failed.
+    /// Waits for the inputs of a cell and takes them; `None` once a worker has failed. `stages` is the number of stages.
     fn take(&self, cell: Cell, stages: usize, incoming: &[Route]) -> Option<Arrived> {
         let Cell { micro_batch, stage } = cell;
         let before = (stage + 1 < stages && micro_batch >= AHEAD_MAX)
@@ -213,16 +214,16 @@ impl Mailboxes {
         }
     }
 
-    /// Ends the pass; the first error wins.
+    /// Ends the pass with an error, unless it has one already.
     fn fail(&self, error: Error) {
         self.lock().error.get_or_insert(error);
         self.changed.notify_all();
     }
 
-    /// The outputs in order of their micro-batches, and the phonies of all devices.
+    /// The outputs in order of their micro-batches, and the phonies of the devices' last cells.
     ///
     /// # Errors
-    /// The first one.
+    /// The first error of a worker.
     pub(super) fn end(self) -> Result<(Vec<Vec<Var>>, Vec<Var>)> {
         let state = self.state.into_inner().unwrap_or_else(PoisonError::into_inner);
         match state.error {
@@ -240,14 +241,14 @@ pub(super) struct StageModule {
     pub(super) outgoing: Vec<Route>,
 }
 
-/// What crosses a stage's border: the batch, and the skips in the order of the routes, where some are nothing.
+/// The values that enter or leave a stage: the batch, and the skips in the order of the routes. A skip may be `None`.
 struct StageValues {
     batch: Vec<Var>,
     skips: Vec<Option<Var>>,
 }
 
 impl StageValues {
-    /// The values in a row; and what it takes to undo that.
+    /// The values as a flat list, and the spec that [`ValuesSpec::unflatten`] needs.
     fn flatten(self) -> (Vec<Var>, ValuesSpec) {
         let spec =
             ValuesSpec { batch: self.batch.len(), skips: self.skips.iter().map(Option::is_some).collect() };
@@ -255,7 +256,7 @@ impl StageValues {
     }
 }
 
-/// How a parcel's values lie in a row.
+/// How [`StageValues`] were flattened: the number of batch values, and which skips there are.
 #[derive(Clone, Default)]
 struct ValuesSpec {
     batch: usize,
@@ -271,7 +272,7 @@ impl ValuesSpec {
     }
 }
 
-/// A stage's output, and how to recompute it, if that is to be done.
+/// A stage's output, and its recomputation, if the micro-batch is recomputed.
 struct Computed {
     values: Vec<Var>,
     spec: ValuesSpec,
@@ -279,7 +280,7 @@ struct Computed {
 }
 
 impl StageModule {
-    /// What leaves the stage if `input` enters it. With `recomputed`, its inner values are not kept.
+    /// The stage's output for `input`. With `recomputed`, values inside the stage are not kept for backward.
     ///
     /// # Errors
     /// If a layer refuses, or leaves its device.
@@ -309,7 +310,7 @@ impl StageModule {
         Ok(Computed { values, spec, recompute })
     }
 
-    /// Runs the layers.
+    /// Runs the stage's layers.
     fn run(&self, input: StageValues) -> Result<StageValues> {
         let mut skips = Skips::default();
         self.incoming.iter().zip(input.skips).for_each(|(route, value)| skips.hold(&route.skip, value));

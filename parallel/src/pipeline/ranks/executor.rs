@@ -1,4 +1,4 @@
-//! [`Run`]: one rank goes through its list of actions. Here are the computations; sends and receives are in `transfer.rs`.
+//! [`Run`]: one rank carries out its list of actions. The computations are here, sends and receives in `transfer.rs`.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,28 +19,29 @@ use crate::pipeline::schedule::{Action, Kind, Schedule};
 use crate::pipeline::{Cell, MicroBatch};
 use crate::{Error, Result};
 
-/// An action that is over.
+/// An action that has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Executed {
-    /// Which.
+    /// The action.
     pub action: Action,
-    /// When this rank came to it.
+    /// When this rank began it.
     pub started: Instant,
-    /// When it was over; of a send, when its tensor was free again.
+    /// When it ended; of a send, when its tensor was free again.
     pub ended: Instant,
 }
 
 /// An observer of actions.
 pub type Observer = crate::pipeline::Observer<Executed>;
 
-/// One rank's part of a schedule, and how it is carried out.
+/// One rank's part of a schedule, and the settings of its run.
 pub(super) struct Executor {
     pub(super) schedule: Schedule,
     pub(super) comm: Comm,
     pub(super) device: Device,
     pub(super) recompute: RecomputeMode,
     pub(super) observer: Option<Observer>,
-    /// Of this rank's sends, the action by which they have certainly come; none if they need not be held until then.
+    /// For each send of this rank, the action by which the tensor has certainly been received. `None` if sent tensors need not
+    /// be held until then.
     pub(super) receipts: Option<HashMap<Action, Option<Action>>>,
 }
 
@@ -48,16 +49,16 @@ pub(super) struct Executor {
 pub(super) struct Run<'a, S> {
     pub(super) executor: &'a Executor,
     pub(super) work: &'a Arc<S>,
-    /// What waits in each cell.
+    /// The tensors and graphs of each cell that later actions use.
     cells: HashMap<Cell, InFlight>,
-    /// What is held for receivers that may be slow, by the action that releases it.
+    /// Sent tensors that are held for slow receivers, by the action that releases them.
     pub(super) held: HashMap<Option<Action>, Vec<Tensor>>,
     /// Sends that may still be under way.
     pub(super) sent: Vec<(Action, Pending)>,
     pub(super) losses: Vec<Option<Tensor>>,
     /// The action after this one.
     pub(super) following: Option<Action>,
-    /// What updates weights meanwhile, in a schedule without flushes.
+    /// The weight versions and updates, in a schedule without flushes.
     updates: Option<Updates<'a>>,
 }
 
@@ -68,7 +69,7 @@ impl<'a, S: Stages> Run<'a, S> {
         Run { executor, work, cells, held, sent: Vec::new(), losses, following: None, updates: None }
     }
 
-    /// The same, with updates.
+    /// The run, with weight versions and updates.
     pub(super) fn updated_by(self, updates: Updates<'a>) -> Run<'a, S> {
         Run { updates: Some(updates), ..self }
     }
@@ -91,7 +92,7 @@ impl<'a, S: Stages> Run<'a, S> {
             self.held.remove(&Some(action));
             let ended = Instant::now();
             self.reap_sends(false)?;
-            // Sends are reported by whoever ends them.
+            // A send is reported when it ends (`send`).
             let reports = !matches!(action.kind, Kind::SendForward | Kind::SendBackward);
             if let Some(observer) = observer.as_ref().filter(|_| reports) {
                 observer(Executed { action, started, ended });
@@ -100,7 +101,7 @@ impl<'a, S: Stages> Run<'a, S> {
         self.reap_sends(true)
     }
 
-    /// An error or panic of `f` names the action and ends the run of all ranks.
+    /// Runs `f`. If it fails or panics, the error names the action, and the run of all ranks ends.
     fn guarded<T>(&mut self, action: Action, f: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         let comm = &self.executor.comm;
         caught(|| f(self)).map_err(|cause| {
@@ -110,14 +111,14 @@ impl<'a, S: Stages> Run<'a, S> {
         })
     }
 
-    /// Forgets a cell in which nothing waits.
+    /// Drops the entry of a cell of which nothing is kept.
     fn forget(&mut self, Action { stage, micro_batch, .. }: Action) {
         if self.cells.get(&Cell { stage, micro_batch }).is_some_and(InFlight::is_empty) {
             self.cells.remove(&Cell { stage, micro_batch });
         }
     }
 
-    /// Forgets sends that are over, and with `all` waits for the others.
+    /// Drops sends that have ended. With `all`, waits for all sends.
     fn reap_sends(&mut self, all: bool) -> Result<()> {
         let is_over = |(_, send): &(Action, Pending)| all || send.is_done();
         let (over, under_way): (Vec<_>, Vec<_>) = self.sent.drain(..).partition(is_over);
@@ -126,7 +127,7 @@ impl<'a, S: Stages> Run<'a, S> {
             .try_for_each(|(action, send)| self.guarded(action, |_| Ok(waiting("send", || send.wait())?)))
     }
 
-    /// An action, with the weights that are meant.
+    /// Carries out an action, under the weight version that the schedule says.
     fn perform(&mut self, action: Action) -> Result<()> {
         self.updates.iter_mut().try_for_each(|updates| updates.enter(action))?;
         self.act(action)?;
@@ -147,13 +148,13 @@ impl<'a, S: Stages> Run<'a, S> {
     }
 }
 
-/// Looking things up.
+/// Lookups.
 impl<S> Run<'_, S> {
     pub(super) fn cell(&mut self, stage: usize, micro_batch: usize) -> &mut InFlight {
         self.cells.entry(Cell { stage, micro_batch }).or_default()
     }
 
-    /// The micro-batches whose gradients are added up: all, or those of an update.
+    /// How many micro-batches a sum of gradients has: all, or those of an update.
     pub(super) fn interval(&self) -> usize {
         self.updates.as_ref().map_or(self.losses.len(), |updates| updates.interval())
     }
@@ -171,30 +172,30 @@ impl<S> Run<'_, S> {
     }
 }
 
-/// What a schedule that was checked does not come to.
+/// The error of an action whose input does not exist. A verified schedule never causes it.
 pub(super) fn missing(what: &str) -> Error {
     Error::Config(format!("there is no {what} of this micro-batch at this stage"))
 }
 
-/// Everything waits here for the action that uses it.
+/// What a rank keeps of a cell, each field until the action that uses it.
 #[derive(Default)]
 pub(super) struct InFlight {
     /// The stage's input, for `F`.
     pub(super) input: Option<Tensor>,
     /// The stage's output, for `SEND_F`.
     pub(super) output: Option<Tensor>,
-    /// For `B` or `I`.
+    /// The autograd graph of the forward pass, for `B` or `I`.
     pub(super) graph: Option<Graph>,
     /// The output's gradient, for `B` or `I`.
     pub(super) output_grad: Option<Tensor>,
     /// The input's gradient, for `SEND_B`.
     pub(super) input_grad: Option<Tensor>,
-    /// For `W`.
+    /// The weights' part of the backward pass, for `W`.
     pub(super) weights: Option<Weights>,
 }
 
 impl InFlight {
-    /// Whether nothing waits here.
+    /// Whether nothing is kept.
     pub(super) fn is_empty(&self) -> bool {
         let InFlight { input, output, graph, output_grad, input_grad, weights } = self;
         let tensors = [input, output, output_grad, input_grad];
@@ -202,19 +203,19 @@ impl InFlight {
     }
 }
 
-/// What a forward pass leaves for the backward pass.
+/// The graph that a forward pass records for the backward pass.
 pub(super) struct Graph {
-    /// The input, whose gradient the stage before waits for.
+    /// The input as a leaf: its gradient goes to the stage before.
     pub(super) input: Option<Leaf>,
-    /// The output: of a stage but the last, without its values.
+    /// The output. Of every stage but the last, only the node, without the values.
     pub(super) root: Var,
-    /// What the output was.
+    /// The shape and dtype of the output.
     pub(super) output: Spec,
-    /// What computes again what was not kept.
+    /// The recomputation of the stage, if its values were not kept.
     pub(super) recompute: Option<Recompute>,
 }
 
-/// What `I` leaves for `W`; nothing where no parameter is trained.
+/// The work that `I` leaves for `W`; `None` if the stage trains no parameter.
 pub(super) struct Weights(pub(super) Option<WeightWork>);
 
 impl<S: Stages> Run<'_, S> {
@@ -239,7 +240,7 @@ impl<S: Stages> Run<'_, S> {
         Ok(())
     }
 
-    /// The stage's output, and if what backward needs was not kept, how to get it.
+    /// The stage's output, and its recomputation if its values are not kept.
     fn compute(
         &self,
         stage: usize,
@@ -260,19 +261,19 @@ impl<S: Stages> Run<'_, S> {
         Ok(checkpoint_apart(forward, input.as_slice())?)
     }
 
-    /// Which part of its batch a micro-batch is.
+    /// The micro-batch as a part of its mini-batch, for layers that ask.
     fn part_of_batch(&self, micro_batch: usize) -> MicroBatch {
         let count = self.interval();
         MicroBatch { index: micro_batch % count, count }
     }
 
-    /// What the work says of a stage's input.
+    /// The shape and dtype of a stage's input, if the caller's [`Stages`] knows it.
     pub(super) fn input_spec(&self, stage: usize, micro_batch: usize) -> Option<Spec> {
         let _part = self.part_of_batch(micro_batch).enter();
         self.work.input_spec(stage, micro_batch)
     }
 
-    /// `B`, or `I`, which leaves the weights' part.
+    /// `B`, or `I`, which leaves the weights' part for `W`.
     pub(super) fn backward(&mut self, Action { stage, micro_batch, kind }: Action) -> Result<()> {
         let _accumulate = self.no_sync(micro_batch);
         let last = self.is_last(stage);
@@ -282,7 +283,7 @@ impl<S: Stages> Run<'_, S> {
         if grad.is_none() && !last {
             return Err(missing("gradient of the output"));
         }
-        // Nothing is trained up to here if the root requires no gradient.
+        // The stages up to here train nothing if the root requires no gradient.
         let trains = root.requires_grad();
         match (kind, grad) {
             (Kind::Input, grad) => {
@@ -309,13 +310,13 @@ impl<S: Stages> Run<'_, S> {
         Ok(weights.map_or(Ok(()), |weights| weights.run())?)
     }
 
-    /// Keeps a stage's gradients here until the last micro-batch, of all or of an update, completes them.
+    /// A guard that keeps gradients on this rank, except for the last micro-batch of a sum, which completes them.
     fn no_sync(&self, micro_batch: usize) -> Option<NoSync> {
         if (micro_batch + 1).is_multiple_of(self.interval()) { None } else { self.work.no_sync() }
     }
 }
 
-/// The gradient of a stage's input, which the stage may not have used.
+/// The gradient of a stage's input: zeros if the stage did not use the input.
 fn input_grad(input: &Leaf) -> Result<Tensor> {
     let grad = match input.grad() {
         Some(grad) => grad.into_tensor(),
@@ -325,7 +326,7 @@ fn input_grad(input: &Leaf) -> Result<Tensor> {
         }
     };
     input.set_grad(None);
-    // No gradient that an optimizer reads.
+    // The ledger counts it as an activation: no optimizer reads it.
     grad.storage().set_category(Category::Activations);
     Ok(grad)
 }

@@ -49,10 +49,10 @@ pub struct Pipeline {
 }
 
 impl Pipeline {
-    /// Rank `comm.rank()`'s part of a schedule, which gets its transfers if it has none; `device` is where its stages compute.
+    /// Rank `comm.rank()`'s part of a schedule, whose stages compute on `device`. A schedule without transfers gets them.
     ///
     /// # Errors
-    /// If the schedule is of another number of ranks than the group or has updates, or as [`verify`], by which it is checked.
+    /// If the schedule has updates or another number of ranks than the group, or as [`verify`], which checks it.
     pub fn new(schedule: &Schedule, comm: Comm, device: Device) -> Result<Pipeline> {
         if schedule.has_updates() {
             let why = "pipeline: got a schedule with updates, wanted one without; `AsynchronousPipeline` runs those";
@@ -69,7 +69,7 @@ impl Pipeline {
             )));
         }
         let schedule = match schedule.has_transfers() {
-            // Here no send waits for its receive.
+            // The executor's sends are asynchronous, so any number may be under way.
             true => verify(schedule, usize::MAX).map(|_| schedule.clone())?,
             false => with_transfers(schedule)?,
         };
@@ -77,22 +77,23 @@ impl Pipeline {
         Ok(Pipeline { executor: Executor { schedule, comm, device, recompute, observer, receipts: None } })
     }
 
-    /// Lets stages keep only their inputs and compute the rest again in backward: never (unless set), always, or of all
-    /// micro-batches but the last of the schedule, counted as they are, whatever the order of backward passes. A stage is
-    /// recomputed as a whole, while the gradient of its output is on its way.
+    /// Sets of which micro-batches a stage keeps only its input, and computes the rest again in backward. The default is
+    /// [`RecomputeMode::Never`]; [`RecomputeMode::ExceptLast`] keeps the values of the micro-batch with the highest number. A
+    /// stage is recomputed as a whole, while the gradient of its output is being received.
     #[must_use]
     pub fn recompute(self, mode: RecomputeMode) -> Pipeline {
         Pipeline { executor: Executor { recompute: mode, ..self.executor } }
     }
 
-    /// Lets somebody hear of this rank's actions.
+    /// Sets an observer of this rank's actions.
     #[must_use]
     pub fn observer(self, observer: Observer) -> Pipeline {
         Pipeline { executor: Executor { observer: Some(observer), ..self.executor } }
     }
 
-    /// Holds what is sent as long as its receiver may need to come to it. A rank without peers (on meta devices) then holds
-    /// the most that one with peers may, however slow they are; otherwise what it sends is gone at once.
+    /// Holds each sent tensor until its receiver has certainly received it, however slow the receiver is. A rank without peers
+    /// (on meta devices) then has the largest memory that it could have with peers; without this its sends free their tensors
+    /// at once.
     ///
     /// # Errors
     /// As [`receipts`].
@@ -106,11 +107,11 @@ impl Pipeline {
         self.executor.schedule.stages_of(self.executor.comm.rank()).collect()
     }
 
-    /// Runs the schedule. Afterwards the parameters' gradients are those of all micro-batches, added to what was there. Returns the
-    /// micro-batches' losses, without a graph, on the rank of the last stage; elsewhere none.
+    /// Runs the schedule, which adds the gradients of all micro-batches to the parameters' gradients. Returns the micro-batches'
+    /// losses, without a graph, on the rank of the last stage, and an empty list on other ranks.
     ///
     /// # Errors
-    /// What goes wrong in an action here, panics included, or anywhere else; all ranks hear of it.
+    /// An error or panic in an action of any rank; every rank gets it.
     pub fn train(&self, work: &Arc<impl Stages>) -> Result<Vec<Tensor>> {
         let _pass = Context::one_pass();
         Run::new(&self.executor, work).run(|_| true)
@@ -129,9 +130,9 @@ impl Pipeline {
 
 /// One rank's part of a schedule without flushes, PipeDream's
 /// ([`weight_stashing`](crate::pipeline::schedule::weight_stashing)) or PipeDream-2BW's
-/// ([`double_buffered`](crate::pipeline::schedule::double_buffered)), over the group of a pipeline's ranks. Nothing waits for a
-/// flush, so there is no bubble but the first; the price is gradients of weights some updates old, which is **not what one
-/// device computes**. [`Pipeline`] is what trains as one device does.
+/// ([`double_buffered`](crate::pipeline::schedule::double_buffered)), over the group of a pipeline's ranks. Without flushes there
+/// is no bubble but the first. In exchange, gradients are those of weights some updates old, which is **not what one device
+/// computes**. [`Pipeline`] trains as one device does.
 ///
 /// ```text
 ///   F m   the parameters hold the version that the plan has for m ----.  a version that is needed again is kept,
@@ -139,20 +140,20 @@ impl Pipeline {
 ///   U m   the newest version is copied if it is needed again; Weights::update writes the copy
 /// ```
 /// A **tied table**, at the first stage and the last, belongs to the first: a micro-batch uses at both ends the version that the
-/// first stage has for it. In each of its updates the first stage adds the head's gradients, which the last has sent, to the
-/// embedding's, takes the step, and sends the new table, which the last stage holds from the micro-batch on that uses it. So the
-/// last stage's copy has no gradient when that stage is updated, and optimizers leave it alone.
+/// first stage has for it. In each update the first stage receives the head's gradients from the last stage, adds them to the
+/// embedding's, takes the step and sends the new table back. The last stage uses it from the micro-batch on that needs it. The
+/// last stage's copy has no gradient when that stage is updated, so optimizers do not change it.
 ///
-/// **Data parallelism**, [`Ddp`](crate::data_parallel::Ddp) over the ranks with the same stage, is [`Stages::no_sync`] and, in
-/// [`Weights::update`], `finish`, the step, `updated`, `zero_grad`, and `begin` for the update after it; the first `begin` comes
-/// before the run. Refused are tied tables with replicas, whose buckets would wait for gradients that the other stage takes, and
-/// parameters in buffers with others ([`Zero`](crate::sharded::Zero)'s), which have no versions.
+/// **Data parallelism**, [`Ddp`](crate::data_parallel::Ddp) over the ranks with the same stage, needs [`Stages::no_sync`] and, in
+/// [`Weights::update`], the calls `finish`, the step, `updated`, `zero_grad`, and `begin` for the next update. The first `begin`
+/// comes before the run. Two things are refused: tied tables with replicas, since their buckets would wait for gradients that
+/// the other stage takes, and parameters that share a buffer ([`Zero`](crate::sharded::Zero)'s), which have no versions.
 ///
-/// Weights are stashed, other state is not: buffers such as running statistics go on from micro-batch to micro-batch. One
-/// call is a run from full to empty: it begins with what the parameters hold as version 0 and leaves them holding the newest.
-/// So between two calls there is a flush, at which a checkpoint can be saved, and the first micro-batches after it use newer
-/// weights than they would have without. Gradients of micro-batches left over after the last whole interval stay in the
-/// parameters, where the next call adds to them.
+/// Weights are stashed, other state is not: buffers such as running statistics change from micro-batch to micro-batch. A call
+/// fills the pipeline and empties it. Version 0 is what the parameters hold before it, and afterwards they hold the newest
+/// version. So there is a flush between two calls, at which a checkpoint can be saved, and the first micro-batches after it
+/// use newer weights than they would have without. The gradients of micro-batches that are left over after the last whole
+/// interval stay in the parameters, and the next call adds to them.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -196,15 +197,15 @@ impl Pipeline {
 pub struct AsynchronousPipeline {
     pipeline: Pipeline,
     plan: Asynchronous,
-    /// The ranks of the first stage and the last, on these, if they are two.
+    /// The group of the ranks of the first and the last stage, if these are two ranks and this is one of them.
     ends: Option<Comm>,
 }
 
 impl AsynchronousPipeline {
-    /// Rank `comm.rank()`'s part of a schedule, which gets its transfers if it has none; `device` is where its stages compute.
+    /// Rank `comm.rank()`'s part of a schedule, whose stages compute on `device`. A schedule without transfers gets them.
     ///
     /// # Errors
-    /// If the schedule is of another number of ranks than the group, or as [`Asynchronous::verify`], by which it is checked.
+    /// If the schedule has another number of ranks than the group, or as [`Asynchronous::verify`], which checks it.
     pub fn new(plan: &Asynchronous, comm: Comm, device: Device) -> Result<AsynchronousPipeline> {
         plan.verify(usize::MAX)?;
         let pipeline = Pipeline::of(&plan.schedule, comm, device)?;
@@ -215,13 +216,13 @@ impl AsynchronousPipeline {
         Ok(AsynchronousPipeline { pipeline, plan: plan.clone(), ends })
     }
 
-    /// See [`Pipeline::recompute`]; with the version of the weights that the forward pass used.
+    /// As [`Pipeline::recompute`]. A recomputation uses the weight version of the forward pass.
     #[must_use]
     pub fn recompute(self, mode: RecomputeMode) -> AsynchronousPipeline {
         AsynchronousPipeline { pipeline: self.pipeline.recompute(mode), ..self }
     }
 
-    /// Lets somebody hear of this rank's actions, updates included.
+    /// Sets an observer of this rank's actions, updates included.
     #[must_use]
     pub fn observer(self, observer: Observer) -> AsynchronousPipeline {
         AsynchronousPipeline { pipeline: self.pipeline.observer(observer), ..self }
@@ -232,19 +233,19 @@ impl AsynchronousPipeline {
         self.pipeline.stages()
     }
 
-    /// Runs the schedule, updates included. Returns the micro-batches' losses, without a graph, on the rank of the last stage;
-    /// elsewhere none.
+    /// Runs the schedule, updates included. Returns the micro-batches' losses, without a graph, on the rank of the last stage,
+    /// and an empty list on other ranks.
     ///
     /// # Errors
-    /// What goes wrong in an action here, panics included, or anywhere else; all ranks hear of it. Also if two stages share a
-    /// parameter, of which each would want another version, or if a parameter has no storage of its own (`Zero`'s).
+    /// An error or panic in an action of any rank; every rank gets it. Also if two stages share a parameter, of which each would
+    /// need another version, or if a parameter has no storage of its own (`Zero`'s).
     pub fn train<S: Stages>(&self, work: &Arc<S>, weights: &mut dyn Weights) -> Result<Vec<Tensor>> {
         let _pass = Context::one_pass();
         let updates = Updates::new(&self.plan, self.stages(), self.ends.as_ref(), weights)?;
         Run::new(&self.pipeline.executor, work).updated_by(updates).run(|_| true)
     }
 
-    /// See [`Pipeline::evaluate`]; with the weights as they are.
+    /// As [`Pipeline::evaluate`], with the weights that the parameters hold.
     ///
     /// # Errors
     /// As [`Pipeline::evaluate`].

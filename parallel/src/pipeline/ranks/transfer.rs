@@ -1,4 +1,4 @@
-//! Sends and receives of activations and gradients, and the header that tells the receiver a shape it does not know.
+//! Sends and receives of activations and gradients, and the header that tells a receiver the shape that it does not know.
 
 use std::sync::Arc;
 
@@ -67,7 +67,7 @@ impl<S: Stages> Run<'_, S> {
         Ok(())
     }
 
-    /// While the gradient is on its way, what was not kept for its use is computed again.
+    /// Receives a gradient. Meanwhile the stage is recomputed, if its values were not kept and the next action uses them.
     pub(super) fn receive_backward(&mut self, Action { stage, micro_batch, .. }: Action) -> Result<()> {
         let Executor { comm, device, .. } = self.executor;
         let from = self.neighbour(stage.checked_add(1))?;
@@ -92,18 +92,18 @@ impl<S: Stages> Run<'_, S> {
 }
 
 impl<S> Run<'_, S> {
-    /// The rank of a stage next to one of ours.
+    /// The rank of a neighbouring stage.
     fn neighbour(&self, stage: Option<usize>) -> Result<usize> {
         let rank = stage.and_then(|stage| self.rank_of(stage));
         rank.ok_or_else(|| Error::Config("there is no stage on that side".into()))
     }
 }
 
-/// Numbers of a header: the dtype, the number of dimensions, and as many sizes as there may be.
+/// Length of a header: the dtype, the number of dimensions, and a size for each dimension that there may be.
 const HEADER: usize = 2 + MAX_DIMS;
 const MAX_DIMS: usize = 8;
 
-/// What goes ahead of a tensor.
+/// The header that is sent before a tensor: its dtype and shape.
 pub(super) fn header(spec: &Spec, device: Device) -> Result<Tensor> {
     if spec.shape.len() > MAX_DIMS {
         let why = format!("got an output of shape {:?}, wanted at most {MAX_DIMS} dimensions", spec.shape);

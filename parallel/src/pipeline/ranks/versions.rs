@@ -21,27 +21,28 @@ use crate::comm::{Call, Comm, Pending};
 use crate::pipeline::schedule::{Action, Asynchronous, Kind};
 use crate::{Error, Result};
 
-/// What a schedule without flushes updates: the weights of a rank's stages, and how.
+/// The weights of a rank's stages, and how to update them, for a schedule without flushes.
 pub trait Weights {
-    /// The parameters of a stage: all that its passes use and [`Weights::update`] writes. Frozen ones may be left out.
+    /// The parameters of a stage that its passes use and [`Weights::update`] writes. Frozen ones may be left out.
     ///
     /// # Errors
-    /// If the stage is not here.
+    /// If the stage is not on this rank.
     fn parameters(&self, stage: usize) -> Result<Vec<Parameter>>;
 
-    /// The optimizer's step: writes the parameters of a stage in place, by gradients that are the sums over the micro-batches of
-    /// update number `update`, counted from 0 in each [`AsynchronousPipeline::train`]. Gradients are forgotten after it.
+    /// The optimizer's step, which writes the parameters of a stage in place. Their gradients are the sums over the micro-batches
+    /// of update number `update`, counted from 0 in each
+    /// [`AsynchronousPipeline::train`](super::AsynchronousPipeline::train). Gradients are cleared after it.
     ///
-    /// They are of the weights that the schedule says, some updates old, and of this stage alone: other stages have come to other
-    /// updates. So a norm over all stages does not exist here; a bound can be set to the norm of each stage's.
+    /// The gradients are those of the weight version that the schedule says, some updates old. They are of this stage alone,
+    /// since other stages are at other updates. So there is no norm over all stages; the norm of each stage can be clipped.
     ///
     /// # Errors
-    /// Whatever goes wrong; it ends the run of all ranks.
+    /// Any error; it ends the run of all ranks.
     fn update(&mut self, stage: usize, update: usize) -> Result<()>;
 }
 
-/// A stage's weights at several times, by handle. The parameters hold one version, that of the computation under way; a
-/// version is copied only when the next is made while somebody still needs it, and is gone after its last use.
+/// The stashed weight versions of a stage, by handle. The parameters hold the version of the computation that is running. A
+/// version is copied only if the next one is made while an action still needs it, and it is freed after its last use.
 ///
 /// ```text
 ///            newest, needed again:  copy, set the copy, update that   (the old one stays in `kept`)
@@ -55,12 +56,12 @@ struct Versions {
     /// The version that the parameters hold.
     held: usize,
     newest: usize,
-    /// Computations that are still to come, by the version they use.
+    /// How many computations are still to come, by the version that they use.
     left: BTreeMap<usize, usize>,
 }
 
 impl Versions {
-    /// Version 0 is what the parameters hold; `uses` are the computations of each version.
+    /// Version 0 is what the parameters hold; `uses` is the number of computations that use each version.
     fn new(parameters: Vec<Parameter>, uses: BTreeMap<usize, usize>) -> Result<Versions> {
         parameters.iter().try_for_each(has_its_own_storage)?;
         let mut versions = Versions { parameters, kept: BTreeMap::new(), held: 0, newest: 0, left: uses };
@@ -72,7 +73,7 @@ impl Versions {
         self.parameters.iter().flat_map(Parameter::leaves)
     }
 
-    /// Keeps what the parameters hold as the newest version.
+    /// Stashes what the parameters hold as the newest version.
     fn keep(&mut self) {
         let stashes = self.leaves().map(Leaf::stash).collect();
         self.held = self.newest;
@@ -95,7 +96,7 @@ impl Versions {
         self.newest
     }
 
-    /// Whether the newest version is needed again, and so is not written by an update.
+    /// Whether an action needs the newest version again, so that an update must not write it.
     fn keeps_newest(&self) -> bool {
         self.left.contains_key(&self.newest)
     }
@@ -105,7 +106,7 @@ impl Versions {
         self.hold(self.newest)
     }
 
-    /// After a computation that used a version.
+    /// Counts a computation that has used a version, and frees the version after the last.
     fn used(&mut self, version: usize) -> Result<()> {
         self.left.entry(version).and_modify(|left| *left -= 1);
         self.left.retain(|_, left| *left > 0);
@@ -116,7 +117,7 @@ impl Versions {
         Ok(())
     }
 
-    /// Makes the next version of the newest by `step`, which writes the parameters.
+    /// Makes the next version from the newest by `step`, which writes the parameters.
     fn update(&mut self, step: impl FnOnce() -> Result<()>) -> Result<()> {
         self.hold_newest()?;
         if self.keeps_newest() {
@@ -132,7 +133,7 @@ impl Versions {
     }
 }
 
-/// Refuses a parameter that lives in a buffer with others, or not always.
+/// Refuses a parameter that shares its buffer with others, or is not always in memory.
 fn has_its_own_storage(parameter: &Parameter) -> Result<()> {
     let tensor = parameter.tensor();
     let bytes = parameter.range().len() * tensor.dtype().size();
@@ -151,13 +152,14 @@ pub(super) struct Updates<'a> {
     plan: &'a Asynchronous,
     weights: &'a mut dyn Weights,
     stages: BTreeMap<usize, Versions>,
-    /// Where a table is tied: the first stage's copy or the last's.
+    /// If a table is tied: the first stage's copy, or the last's.
     owner: Option<Owner>,
     follower: Option<Follower>,
 }
 
 impl<'a> Updates<'a> {
-    /// `stages` are the rank's, and `ends` the ranks of the first stage and the last, if this is one of two.
+    /// `stages` are the rank's. `ends` is the group of the first and the last stage's ranks, if these are two ranks and this is
+    /// one of them.
     pub(super) fn new(
         plan: &'a Asynchronous,
         stages: Vec<usize>,
@@ -186,7 +188,7 @@ impl<'a> Updates<'a> {
         Ok(all.into_iter().filter(Parameter::is_trained).collect())
     }
 
-    /// If the stage has an end of the pipeline and a table that is tied to the other: the last stage's copy is not that stage's.
+    /// Registers a tied table of the first or the last stage. The last stage's copy is taken out of the stage's parameters.
     fn tie(&mut self, ends: Option<&Comm>, stage: usize, parameters: &mut Vec<Parameter>) -> Result<()> {
         let last = self.plan.schedule.stages() - 1;
         let Some(pair) = ends.filter(|_| [0, last].contains(&stage)) else { return Ok(()) };
@@ -202,12 +204,12 @@ impl<'a> Updates<'a> {
         Ok(())
     }
 
-    /// The micro-batches of an update.
+    /// The number of micro-batches of an update.
     pub(super) fn interval(&self) -> usize {
         self.plan.interval
     }
 
-    /// The version of a stage's weights that a micro-batch uses.
+    /// The weight version of a stage that a micro-batch uses.
     fn version(&self, stage: usize, micro_batch: usize) -> usize {
         self.plan.versions[stage][micro_batch]
     }
@@ -216,9 +218,9 @@ impl<'a> Updates<'a> {
         stage + 1 == self.plan.schedule.stages()
     }
 
-    /// Before an action.
+    /// Before an action: lets the parameters hold the version that it uses.
     pub(super) fn enter(&mut self, Action { stage, kind, micro_batch }: Action) -> Result<()> {
-        // What is received may be used to compute again meanwhile.
+        // A recomputation may run while a gradient is received.
         if !computes(kind) && kind != Kind::RecvBackward {
             return Ok(());
         }
@@ -228,7 +230,7 @@ impl<'a> Updates<'a> {
         self.follower.iter_mut().filter(|_| is_last).try_for_each(|table| table.hold(of_table))
     }
 
-    /// After an action.
+    /// After an action: counts its use of the version.
     pub(super) fn leave(&mut self, Action { stage, kind, micro_batch }: Action) -> Result<()> {
         if !computes(kind) {
             return Ok(());
@@ -261,7 +263,7 @@ impl<'a> Updates<'a> {
         owner.map_or(Ok(()), Owner::send)
     }
 
-    /// Leaves the newest weights; after an error as they are.
+    /// At the end of a run without errors: lets the parameters hold the newest version.
     pub(super) fn end(mut self) -> Result<()> {
         let updates = self.plan.schedule.micro_batches / self.plan.interval;
         self.stages.values_mut().try_for_each(Versions::hold_newest)?;
@@ -274,7 +276,7 @@ fn of(stages: &mut BTreeMap<usize, Versions>, stage: usize) -> Result<&mut Versi
     stages.get_mut(&stage).ok_or_else(|| Error::Config(format!("stage {stage} is not here")))
 }
 
-/// Refuses a tied table whose gradients lie in buckets.
+/// Refuses a tied table with gradients in buckets.
 fn has_its_own_gradients(table: &Parameter) -> Result<()> {
     if table.leaves().iter().all(|leaf| matches!(leaf.slot(), Slot::Owned(_))) {
         return Ok(());
@@ -291,9 +293,9 @@ fn computes(kind: Kind) -> bool {
     matches!(kind, Kind::Forward | Kind::Backward | Kind::Input | Kind::Weight)
 }
 
-/// The sites of a tied table.
+/// The site of a tied table at which it is the head.
 const HEAD: usize = 0;
-/// The ranks of the pair that has one.
+/// The ranks of the two copies in their group.
 const OWNER: usize = 0;
 const FOLLOWER: usize = 1;
 
@@ -325,13 +327,13 @@ impl Owner {
         settle(&mut self.sent)
     }
 
-    /// Until all versions have come, so that the newest may be written.
+    /// Waits until all versions have been received, so that the newest may be written.
     fn wait(&mut self) -> Result<()> {
         self.sent.drain(..).try_for_each(|send| Ok(send.wait()?))
     }
 }
 
-/// The last stage's copy, which no optimizer touches.
+/// The last stage's copy, which no optimizer updates.
 struct Follower {
     table: Parameter,
     versions: Versions,
@@ -341,18 +343,18 @@ struct Follower {
 }
 
 impl Follower {
-    /// `versions` are the table's, as the owner makes them.
+    /// `versions` are those of the table, which the owner makes.
     fn new(table: Parameter, versions: Versions, pair: Comm) -> Follower {
         Follower { table, versions, pair, sent: Vec::new() }
     }
 
-    /// Lets the table hold a version, which it receives if it has not come yet.
+    /// Lets the table hold a version, which it receives if it has not yet.
     fn hold(&mut self, version: usize) -> Result<()> {
         self.receive(version)?;
         self.versions.hold(version)
     }
 
-    /// Receives versions up to that one.
+    /// Receives versions up to `version`.
     fn receive(&mut self, version: usize) -> Result<()> {
         while self.versions.newest() < version {
             let (table, pair) = (&self.table, &self.pair);
@@ -361,7 +363,7 @@ impl Follower {
         Ok(())
     }
 
-    /// Sends the head's gradients, which are gone then.
+    /// Sends the head's gradients and clears them.
     fn send_head(&mut self) -> Result<()> {
         let missing =
             || Error::Config(format!("{}: backward gave a tied table no gradient", self.table.name()));
@@ -372,7 +374,7 @@ impl Follower {
         settle(&mut self.sent)
     }
 
-    /// Until all gradients have come, and all versions up to that one are here.
+    /// Waits until all gradients have been received, and receives all versions up to `version`.
     fn end(&mut self, version: usize) -> Result<()> {
         self.receive(version)?;
         self.versions.hold_newest()?;
@@ -380,7 +382,7 @@ impl Follower {
     }
 }
 
-/// Forgets sends that are over.
+/// Drops sends that have ended.
 fn settle(sent: &mut Vec<Pending>) -> Result<()> {
     let (over, under_way): (Vec<_>, Vec<_>) = sent.drain(..).partition(Pending::is_done);
     *sent = under_way;
