@@ -19,12 +19,13 @@ use super::MicroBatch;
 use crate::data_parallel::Moments;
 use crate::{Error, Result};
 
-/// A [`BatchNorm`] that normalises each micro-batch by itself and moves its running statistics once for the mini-batch,
-/// towards those of all its rows. Otherwise it is that layer, with its names. Source: torchgpipe (arXiv:2004.09910).
+/// A [`BatchNorm`] that normalises each micro-batch by its own statistics, and updates the running statistics once for the
+/// mini-batch, by the statistics of all its rows. Parameters, buffers and names are those of the `BatchNorm`. Source: torchgpipe
+/// (arXiv:2004.09910).
 ///
-/// It learns from [`MicroBatch::current`] which part of how many it sees; a pass of which nothing is said is a whole batch,
-/// for which it is a `BatchNorm` to the bit. A forward pass that is repeated for the sake of its values counts nothing. After a
-/// mini-batch that failed, the next one begins anew.
+/// [`MicroBatch::current`] tells it which micro-batch it sees, and of how many. Without that a pass is a whole batch, and the
+/// result is bit for bit that of a `BatchNorm`. Recomputation does not update statistics. After a mini-batch that failed, the
+/// next one starts afresh.
 ///
 /// ```
 /// # use phalanx_nn::{BatchNormConfig, Module, Scope, autograd::Var};
@@ -45,7 +46,7 @@ pub struct DeferredBatchNorm {
     pending: Mutex<Pending>,
 }
 
-/// Of the micro-batches of this mini-batch seen so far.
+/// The moments of the micro-batches of this mini-batch that were seen so far.
 #[derive(Default)]
 struct Pending {
     seen: usize,
@@ -53,17 +54,17 @@ struct Pending {
 }
 
 impl DeferredBatchNorm {
-    /// The layer in another's place, with its parameters and buffers.
+    /// A deferred layer with the parameters and buffers of `norm`.
     pub fn of(norm: &BatchNorm) -> DeferredBatchNorm {
         DeferredBatchNorm { norm: norm.clone(), pending: Mutex::default() }
     }
 
-    /// The layer whose parameters and buffers these are.
+    /// The layer that has the parameters and buffers.
     pub fn norm(&self) -> &BatchNorm {
         &self.norm
     }
 
-    /// The output, normalised by the statistics of `x` alone, and these.
+    /// The output, normalised by the statistics of `x` alone, and these statistics.
     fn normalised(&self, x: &Var) -> Result<(Var, Moments)> {
         self.norm.check(x)?;
         let channels = x.shape()[1];
@@ -71,7 +72,7 @@ impl DeferredBatchNorm {
             let _category = Context::with(|c| c.category = Category::Buffers);
             Tensor::zeros(&[channels], DType::F64, x.device())
         };
-        // Running statistics that move the whole way are the batch's own.
+        // With momentum 1 the running statistics become those of the batch.
         let [mut mean, mut var] = [zeros()?, zeros()?];
         let numbers = Numbers { training: true, momentum: 1.0, eps: self.norm.eps() };
         let [weight, bias] = [&self.norm.weight, &self.norm.bias].map(|p| p.as_ref().map(Parameter::var));
@@ -85,7 +86,7 @@ impl DeferredBatchNorm {
         Ok((y, Moments { count, mean: values(mean)?, squares }))
     }
 
-    /// Adds a micro-batch's moments to those before it. The last one moves the running statistics.
+    /// Adds a micro-batch's moments to those before it. The last one updates the running statistics.
     fn track(&self, moments: Moments) -> Result<()> {
         let MicroBatch { index, count } = MicroBatch::current();
         let mut pending: MutexGuard<'_, Pending> =
@@ -135,9 +136,9 @@ impl Module for DeferredBatchNorm {
     }
 }
 
-/// Puts a [`DeferredBatchNorm`] in the place of each [`BatchNorm`] of the sequence that keeps running statistics, in
-/// sequences inside it too. Parameters, buffers and their names stay. A norm inside a module of another type is that
-/// module's own: give it [`DeferredBatchNorm::of`] where it is made.
+/// Replaces each [`BatchNorm`] of the sequence that keeps running statistics, in inner sequences too, by a
+/// [`DeferredBatchNorm`]. Parameters, buffers and their names stay. A norm inside a module of another type is not replaced: make
+/// that module with [`DeferredBatchNorm::of`].
 pub fn convert(layers: &mut Sequential) {
     layers.modules_mut().iter_mut().for_each(convert_layer);
 }

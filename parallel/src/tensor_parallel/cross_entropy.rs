@@ -26,11 +26,11 @@ use phalanx_tensor::{DType, Result as TensorResult, Scalar, Tensor, Value};
 use super::mappings::{Split, copy_to_region, failed, reduce_from_region};
 use crate::comm::Comm;
 
-/// The cross entropy of `logits` `[N, C / ranks]`, this rank's of `classes`, and i64 `targets` `[N]` of the whole, which
-/// all ranks have; see [`phalanx_kernels::cross_entropy`]. The same on every rank.
+/// The cross entropy of `logits` `[N, C / ranks]`, this rank's part of `classes` classes, and i64 `targets` `[N]` among all
+/// classes, which all ranks have; see [`phalanx_kernels::cross_entropy`]. The result is the same on every rank.
 ///
 /// # Errors
-/// If shapes or dtypes do not fit, a target is no class, class weights are asked for, or as
+/// If shapes or dtypes do not fit, a target is no class, the config has class weights, or as
 /// [`crate::comm::Pending::wait`].
 pub fn vocab_parallel_cross_entropy(
     logits: &Var,
@@ -79,7 +79,7 @@ fn check(logits: &Var, targets: &Var, classes: usize, config: &CrossEntropy) -> 
 
 /// This rank's m, z and t of each item, and s if there is smoothing.
 fn numbers(x: &Tensor, target: &Tensor, elsewhere: &Tensor, smoothing: f64) -> TensorResult<Tensor> {
-    // Items whose class is elsewhere, or that do not count, stand at class 0: their loss here is not used.
+    // Items with a class of another rank, and ignored items, have class 0 here: their loss is not used.
     let (reduction, label_smoothing) = (Reduction::None, smoothing);
     let config = CrossEntropy { reduction, label_smoothing, ..CrossEntropy::default() };
     let stats = kernels::cross_entropy(x, &target.squeeze(1)?, &config)?.1;
@@ -94,14 +94,15 @@ fn wide(x: &Tensor) -> DType {
     CrossEntropy { wide: true, ..CrossEntropy::default() }.result_dtype(x.dtype())
 }
 
-/// What the forward pass leaves; all but the logits `[N, 1]`.
+/// The values that backward needs; all but the logits are `[N, 1]`.
 struct Recorded {
     x: Saved,
     max: Var,
     sum: Var,
-    /// What an item's loss is multiplied with in the result; 0 where it does not count.
+    /// The factor of an item's loss in the result; 0 for ignored items.
     factors: Var,
-    /// The target's place here, and less what the smoothed target has of it; -0 where the target is elsewhere.
+    /// The index of the target among this rank's classes, and minus its share in the smoothed target; -0 if another rank has
+    /// the target.
     target: Var,
     on_target: Var,
     /// A class's share of the smoothing.
@@ -112,7 +113,7 @@ struct Recorded {
 impl Backward for Recorded {
     fn backward(&self, cx: &Cx<'_>) -> Result<Grads> {
         let (x, wide) = (cx.get(&self.x)?, self.max.dtype());
-        // Every rank makes something else of it.
+        // Every rank computes something else of it, so its own gradient is a sum over the ranks.
         let dy = if cx.create_graph() { copy_to_region(cx.dy(), &self.comm)? } else { cx.dy().clone() };
         let dy = dy.to(wide)?;
         let slope = if dy.rank() == 0 { dy } else { dy.unsqueeze(1)? }.mul(&self.factors)?;
@@ -123,7 +124,7 @@ impl Backward for Recorded {
         let below = shifted.exp()?;
         drop(shifted);
         let sum = match cx.create_graph() {
-            // The sum depends on the logits, of all ranks.
+            // The sum depends on the logits of all ranks.
             true => copy_to_region(&reduce_from_region(&below.sum(&[1], true)?, &self.comm)?, &self.comm)?,
             false => self.sum.clone(),
         };
@@ -136,7 +137,7 @@ impl Backward for Recorded {
     }
 }
 
-/// A loss, and what its derivative needs.
+/// A loss, and the values that its derivative needs.
 pub(super) struct Merged {
     /// The loss, reduced.
     pub(super) y: Tensor,
@@ -144,13 +145,12 @@ pub(super) struct Merged {
     pub(super) max: Tensor,
     /// The sum of the exponentials below it, `[N, 1]`.
     pub(super) sum: Tensor,
-    /// What an item's loss is multiplied with in the result, `[N, 1]`; 0 where it does not count.
+    /// The factor of an item's loss in the result, `[N, 1]`; 0 for ignored items.
     pub(super) factors: Tensor,
 }
 
-/// The loss of `all` ranks' numbers, one rank after another: of each item of `targets` the largest logit, the sum of the
-/// exponentials below it, the target's logit or 0 and, if there is smoothing, the sum of all logits less the largest. The loss is
-/// in the first dtype, the rest in the second.
+/// The loss, from the numbers of all ranks, one rank after another. For each item these are m, z, t and, with smoothing, s of the
+/// module's comment. The loss has the first dtype, and the other values have the second.
 pub(super) fn merged(
     all: &Tensor,
     targets: &Tensor,
@@ -195,7 +195,7 @@ fn on_host(
     })
 }
 
-/// The same, written over whole columns of items.
+/// The same by operations on whole columns of items.
 fn on_gpu(
     all: &Tensor,
     targets: &Tensor,
@@ -246,8 +246,8 @@ fn on_gpu(
     })
 }
 
-/// What is known of an item: the largest logit, the sum of the exponentials below it, the target's logit, and the sum of
-/// all logits less the largest (0 without smoothing).
+/// The merged numbers of an item: the largest logit, the sum of the exponentials relative to it, the target's logit, and the sum
+/// of all logits minus the largest (0 without smoothing).
 struct Item {
     max: f64,
     sum: f64,
@@ -263,7 +263,7 @@ impl Item {
     }
 }
 
-/// The items of all ranks' numbers, one rank after another.
+/// Merges the numbers of all ranks, which come one rank after another, to those of the items.
 fn merge(all: &[f64], items: usize, split: &Split) -> Vec<Item> {
     let each = all.len() / (items * split.lengths.len()).max(1);
     let of = |rank: usize, item: usize| &all[(rank * items + item) * each..][..each];
@@ -286,7 +286,7 @@ fn larger(a: f64, b: f64) -> f64 {
     if b > a || b.is_nan() { b } else { a }
 }
 
-/// All values; zeros where there are no elements.
+/// All values of a tensor; zeros on a `meta` device.
 fn values<T: Value + Default + Clone>(tensor: &Tensor) -> TensorResult<Vec<T>> {
     if tensor.device().is_meta() { Ok(vec![T::default(); tensor.numel()]) } else { tensor.to_vec() }
 }

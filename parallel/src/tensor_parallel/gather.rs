@@ -2,11 +2,11 @@
 //!
 //! ```text
 //! every rank     says which part of which parameter it has      -> the same list on all of them
-//! plan           the first rank that has a part sends it        (pure)
+//! first_holders  the first rank that has a part sends it        (pure)
 //! others         send their parts, in order
 //! rank 0         receives in order, and copies each part to where it lies in the whole
 //! ```
-//! The ranks are all that hold a model together, over tensor parallelism and stages alike. To load a folder, every rank
+//! The group is all ranks of one replica of a model, over tensor parallelism and stages alike. To load a folder, every rank
 //! reads its own parts: [`phalanx_nn::models::load_stage`].
 
 use std::collections::{HashMap, HashSet};
@@ -24,8 +24,8 @@ use crate::part::Part;
 use crate::tell::tell;
 use crate::{Error, Result};
 
-/// Writes the folder of a model that these ranks hold together, as [`phalanx_nn::models::save_model`] writes that of one
-/// device. All of them call it; rank 0 writes, and needs memory for the whole model on the CPU.
+/// Writes the folder of a model that these ranks hold together, as [`phalanx_nn::models::save_model`] does on one device. All
+/// ranks call it. Rank 0 writes, and needs memory for the whole model on the CPU.
 ///
 /// # Errors
 /// As [`gather_parameters`], or if a file cannot be written.
@@ -42,8 +42,8 @@ pub fn save_model<L: Layers>(
     Ok(comm.barrier()?)
 }
 
-/// The whole tensors of the parameters that these ranks hold together, by global name, on rank 0's CPU; elsewhere nothing.
-/// What several hold, the first gives. All ranks call it.
+/// The whole tensors of the parameters that these ranks hold together, by global name, on rank 0's CPU; on other ranks an empty
+/// list. If several ranks hold a part, the first one sends it. All ranks call it.
 ///
 /// # Errors
 /// If parts are missing, or as [`crate::comm::Pending::wait`].
@@ -51,7 +51,7 @@ pub fn gather_parameters(parameters: &[Parameter], comm: &Comm) -> Result<Entrie
     gather_parts(&parameters.iter().map(Part::of_parameter).collect::<Vec<_>>(), comm)
 }
 
-/// [`gather_parameters`] of any parts: buffers too ([`Part::all_of`]), which are whole wherever they are.
+/// [`gather_parameters`] of any parts, of buffers too ([`Part::all_of`]), which are never split.
 ///
 /// # Errors
 /// As [`gather_parameters`].
@@ -97,19 +97,19 @@ pub fn gather_parts(parts: &[Part], comm: &Comm) -> Result<Entries> {
     Ok(entries)
 }
 
-/// What a rank has of a tensor.
+/// The part of a tensor that a rank holds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct HeldPart {
     name: String,
     dtype: String,
-    /// The whole's shape as the split sees it, where the part begins, its shape there, and its own.
+    /// The whole tensor's shape as the split sees it, the part's offset and extent there, and the shape of the rank's tensor.
     global: Vec<usize>,
     offset: Vec<usize>,
     extent: Vec<usize>,
     shape: Vec<usize>,
 }
 
-/// The first rank that has a part, and its number there; for every part, in order of the ranks.
+/// For every part the first rank that has it and its number on that rank, in order of the ranks.
 fn first_holders(held: &[Vec<HeldPart>]) -> Vec<(usize, usize)> {
     let mut seen: HashSet<(&str, &[usize])> = HashSet::new();
     let all = held

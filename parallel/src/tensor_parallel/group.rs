@@ -9,8 +9,8 @@ use crate::Result;
 use crate::comm::Comm;
 use crate::sums::gather_sums;
 
-/// The ranks over which the layers of a model are split, as this one sees them. It makes `nn`'s models through
-/// [`phalanx_nn::Layers`].
+/// The ranks over which the layers of a model are split, as this rank sees them. It builds `nn`'s models with parallel layers,
+/// through [`phalanx_nn::Layers`].
 ///
 /// ```
 /// use std::sync::Arc;
@@ -36,12 +36,12 @@ pub struct TensorParallel {
 }
 
 impl TensorParallel {
-    /// Over these ranks, the stream between the layers whole on each of them.
+    /// Tensor parallelism over these ranks. Activations between layers are whole on every rank.
     pub fn new(comm: &Comm) -> TensorParallel {
         TensorParallel { comm: comm.clone(), sequence: false }
     }
 
-    /// With the stream split by positions, or not.
+    /// With or without sequence parallelism, which splits the activations between layers by positions.
     #[must_use]
     pub fn with_sequence_parallel(self, sequence: bool) -> TensorParallel {
         TensorParallel { sequence, ..self }
@@ -52,34 +52,34 @@ impl TensorParallel {
         &self.comm
     }
 
-    /// Whether the stream is split by positions.
+    /// Whether activations between layers are split by positions.
     pub fn is_sequence_parallel(&self) -> bool {
         self.sequence && self.comm.size() > 1
     }
 
-    /// The stream, `[B, T, ..]` or this rank's positions of it, on its way into the region: all positions.
+    /// Enters the region: from the activations between layers, `[B, T, ..]` or this rank's positions of them, to all positions.
     ///
     /// # Errors
-    /// If the stream has no positions but is split by them, or as [`crate::comm::Pending::wait`].
+    /// With sequence parallelism, if `x` has no positions; or as [`crate::comm::Pending::wait`].
     pub fn enter(&self, x: &Var) -> GradResult<Var> {
         exchanged("enter", x.clone(), &self.comm, self.entering(x)?)
     }
 
-    /// The ranks' parts of the stream `[B, T, ..]`, added; this rank's positions, where it is split.
+    /// Leaves the region: adds the ranks' partial sums `[B, T, ..]`. With sequence parallelism the result is this rank's positions.
     ///
     /// # Errors
-    /// If the positions do not divide by the ranks but are to be split, or as [`crate::comm::Pending::wait`].
+    /// With sequence parallelism, if the ranks do not divide the positions; or as [`crate::comm::Pending::wait`].
     pub fn leave(&self, x: Var) -> GradResult<Var> {
         let exchanges = self.leaving(&x)?;
         exchanged("leave", x, &self.comm, exchanges)
     }
 
-    /// Sees to it that gradients of what all ranks hold whole are the same on all: where the stream is split, each rank's
-    /// backward pass finds those of its positions, and they are added before they are accumulated. Models made through
-    /// [`phalanx_nn::Layers`] have called it; modules of other layers call it once.
+    /// Makes the gradients of parameters that every rank holds whole the same on all ranks. With sequence parallelism each rank's
+    /// backward pass computes the gradients of its positions; a hook adds them before they are accumulated. Models built through
+    /// [`phalanx_nn::Layers`] have called it; other modules have to call it once.
     ///
     /// # Errors
-    /// Never yet; kept for layers that check more.
+    /// None yet; kept for layers that check more.
     pub fn share(&self, parameters: &[Parameter]) -> GradResult<()> {
         if !self.is_sequence_parallel() {
             return Ok(());
@@ -88,7 +88,7 @@ impl TensorParallel {
         for leaf in whole.flat_map(Parameter::leaves) {
             let comm = self.comm.clone();
             let sum = move |dy: &Var| Ok(Some(reduce_from_region(dy, &comm)?));
-            // The handle would take the hook away; it stays as long as the parameter.
+            // The handle could remove the hook; without it the hook lives as long as the parameter.
             let _stays = leaf.var().on_grad(sum);
         }
         Ok(())
@@ -117,7 +117,7 @@ impl TensorParallel {
     }
 }
 
-/// An exchange inside a backward pass: started, so that others run meanwhile, unless it is to be differentiated again.
+/// An exchange inside a backward pass. It is asynchronous, unless it has to be differentiated again.
 pub(super) enum StartedExchange {
     Done(Var),
     Started(Exchanged),
@@ -148,8 +148,8 @@ impl StartedExchange {
     }
 }
 
-/// The Euclidean norm of all gradients of a model whose layers are cut over these ranks, the same bits on all of them:
-/// parts of a parameter count from every rank, whole ones once. On a `meta` device it is 0.
+/// The Euclidean norm of all gradients of a model that is split over these ranks, with the same bits on all of them. Parts of a
+/// parameter count from every rank, and whole parameters once. On a `meta` device it is 0.
 ///
 /// # Errors
 /// If a gradient cannot be read, or as [`crate::comm::Pending::wait`].
@@ -157,9 +157,9 @@ pub fn grad_norm(parameters: &[Parameter], comm: &Comm) -> Result<f64> {
     Ok(norm_of(&sum_squares(grad_squares(parameters)?, comm)?)?)
 }
 
-/// Every parameter's sum of squares over all ranks, of those of this rank's parts: what ranks hold whole stays as it is,
-/// of the rest the ranks' are added, in their order. All ranks call it with parameters of the same names. Nothing waits for a
-/// GPU.
+/// Every parameter's sum of squares over all ranks, from the sums of this rank's parts. Those of whole parameters stay as they
+/// are; those of split parameters are added in order of the ranks. All ranks call it with parameters of the same names. The host
+/// does not wait for a GPU.
 ///
 /// # Errors
 /// As [`crate::comm::Pending::wait`].

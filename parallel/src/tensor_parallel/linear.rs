@@ -10,19 +10,19 @@ use phalanx_nn::{Error, Init, LinearConfig, Map, Module, Parameter, Result, Scop
 use super::group::{StartedExchange, TensorParallel};
 use super::mappings::{Exchange, Split, exchanged};
 
-/// `y = x Wᵀ + b` for a stream `x` `[.., in]`, of which this rank makes some of the outputs: it holds those rows of `W`
-/// `[out, in]` and of `b`. The outputs may come in sections of one size, of each of which a rank has a part. Sizes that do
-/// not divide by the ranks give parts that differ by one.
+/// `y = x Wᵀ + b` for activations `x` `[.., in]`. A rank computes some of the outputs, and holds those rows of `W` `[out, in]`
+/// and of `b`. The outputs may come in sections of one size (queries, keys, values); a rank then has a part of each section. If
+/// the ranks do not divide a size, parts differ by one.
 ///
-/// Where all outputs are wanted everywhere ([`Map::whole`]), every rank holds all of `W`: the map is applied to the stream,
-/// and its result enters the region.
+/// If every rank needs all outputs ([`Map::whole`]), every rank holds all of `W`. The map is then applied outside the region, and
+/// its result enters it.
 pub struct ColumnParallelLinear {
     /// `[out / ranks, in]`
     pub weight: Parameter,
     /// `[out / ranks]`
     pub bias: Option<Parameter>,
     group: TensorParallel,
-    /// How a section of the outputs is split; not at all if absent.
+    /// How a section of the outputs is split; `None` if every rank has all outputs.
     split: Option<Split>,
     sections: usize,
     gathers: bool,
@@ -31,7 +31,7 @@ pub struct ColumnParallelLinear {
 parameters!(ColumnParallelLinear { weight, bias });
 
 impl ColumnParallelLinear {
-    /// This rank's part of a map.
+    /// This rank's part of a linear map.
     ///
     /// # Errors
     /// If a section has fewer outputs than there are ranks, sections differ in size, or memory is short.
@@ -59,10 +59,10 @@ impl ColumnParallelLinear {
         Ok(ColumnParallelLinear { weight, bias, group, split: Some(split), sections, gathers: false })
     }
 
-    /// With the outputs of all ranks side by side as the result, the same on every rank.
+    /// Gathers the outputs: the result is those of all ranks side by side, the same on every rank.
     ///
     /// # Errors
-    /// If there are several sections, whose parts do not lie side by side.
+    /// If there are several sections, since a rank's parts are then not contiguous.
     pub fn gather_output(self) -> Result<ColumnParallelLinear> {
         if self.sections != 1 {
             let why = format!("got {} sections to gather, wanted one", self.sections);
@@ -71,7 +71,7 @@ impl ColumnParallelLinear {
         Ok(ColumnParallelLinear { gathers: true, ..self })
     }
 
-    /// What several maps make of one input, which enters the region once for all.
+    /// The outputs of several maps for one input, which enters the region once for all of them.
     ///
     /// # Errors
     /// If the input does not fit.
@@ -119,7 +119,7 @@ impl Module for ColumnParallelLinear {
     }
 }
 
-/// A rank's rows of a matrix whose rows come in sections; of one section without a dimension for them.
+/// A rank's rows of a matrix with rows in sections. With one section the shape has no dimension for sections.
 fn section_part(sections: usize, split: &Split, rank: usize, inputs: &[usize]) -> Shard {
     let lead: &[usize] = if sections == 1 { &[] } else { &[sections] };
     let range = split.range(rank);
@@ -129,8 +129,9 @@ fn section_part(sections: usize, split: &Split, rank: usize, inputs: &[usize]) -
     Shard { window: Window { global: shape(split.total()), offset }, extent: shape(range.len()) }
 }
 
-/// `y = x Wᵀ + b`, of which this rank has a part of the inputs and those columns of `W` `[out, in]`: its product is a part
-/// of the sum, which leaves the region for the stream. All ranks hold the bias, which is added once, after the sum.
+/// `y = x Wᵀ + b` for inputs that are split over the ranks. A rank holds the columns of `W` `[out, in]` of its inputs. Its
+/// product is a partial sum, and the sum over the ranks leaves the region. All ranks hold the bias, which is added once, after
+/// the sum.
 pub struct RowParallelLinear {
     /// `[out, in / ranks]`
     pub weight: Parameter,
@@ -145,7 +146,7 @@ pub struct RowParallelLinear {
 parameters!(RowParallelLinear { weight, bias });
 
 impl RowParallelLinear {
-    /// This rank's part of a map.
+    /// This rank's part of a linear map.
     ///
     /// # Errors
     /// If there are fewer inputs than ranks, or memory is short.
@@ -169,7 +170,7 @@ impl RowParallelLinear {
         })
     }
 
-    /// For inputs that every rank has whole, of which it takes its part.
+    /// For inputs that every rank has whole: it takes its part of them.
     #[must_use]
     pub fn scatter_input(self) -> RowParallelLinear {
         RowParallelLinear { scatters: true, ..self }
@@ -199,15 +200,15 @@ type WeightAndBias = (Var, Option<Var>);
 
 /// Linear maps of one input whose outputs are split, `y_i = f(x) W_iᵀ + b_i`, as one operation.
 ///
-/// Derivative: `dx = g(sum of dy_i W_i)`, `dW_i = dy_iᵀ f(x)`, `db_i` the sum of `dy_i`'s rows. The exchange of `dx` runs
-/// while the weights' gradients are computed. With sequence parallelism `x` is gathered again while `dy W` is computed:
+/// Derivative: `dx` is the backward exchange of `f` applied to the sum of `dy_i W_i`; `dW_i = dy_iᵀ f(x)`; `db_i` is the sum of
+/// `dy_i`'s rows. The exchange of `dx` runs while the weights' gradients are computed. With sequence parallelism `x` is gathered again while `dy W` is computed:
 ///
 /// ```text
 /// this thread   start gather | dy W | start sum | (gather done) dyᵀ x, db | (sum done)
 /// exchange            [ gather x ]        [ sum of dx            ]
 /// ```
-/// Saves `x` as it came, so only the rank's positions of it with sequence parallelism, and the weights. `dW_i` goes straight
-/// into the weight's gradient buffer where there is one.
+/// Saves the weights, and `x` before it enters, which with sequence parallelism is the rank's positions alone. `dW_i` is added
+/// to the weight's gradient buffer directly, if there is one.
 ///
 /// Source: Korthikanti et al. (2022), section 4.2.2; Megatron-LM's `LinearWithGradAccumulationAndAsyncCommunication`.
 pub(super) fn columns(group: &TensorParallel, x: &Var, maps: &[WeightAndBias]) -> GradResult<Vec<Var>> {
@@ -238,7 +239,7 @@ pub(super) fn columns(group: &TensorParallel, x: &Var, maps: &[WeightAndBias]) -
 
 struct Columns {
     group: TensorParallel,
-    /// Of `x` on its way in, and of its gradient on its way out.
+    /// Of `x` when it enters the region, and of its gradient when that leaves it.
     exchanges: [Exchange; 2],
     x: Option<Saved>,
     weights: Vec<Option<Saved>>,
@@ -273,7 +274,7 @@ impl Backward for Columns {
 }
 
 impl Columns {
-    /// This rank's part of `dx`, if that is wanted: the sum of `dy_i W_i`.
+    /// This rank's partial sum of `dx`, the sum of `dy_i W_i`; `None` if `dx` is not needed.
     fn partial(&self, cx: &Cx<'_>, dys: &[Option<Var>]) -> GradResult<Option<Var>> {
         let mut sum: Option<Var> = None;
         for (dy, weight) in dys.iter().zip(&self.weights) {

@@ -24,7 +24,7 @@ use phalanx_tensor::{Dim, Tensor};
 
 use crate::comm::{self, Call, Comm, Pending, Reduction, shares};
 
-/// `x` itself, on its way to where every rank does something else with it.
+/// `f`: enters the region with `x`, of which every rank then computes something else. Backward adds the ranks' gradients.
 ///
 /// # Errors
 /// As [`crate::comm::Pending::wait`], in the backward pass.
@@ -32,7 +32,7 @@ pub fn copy_to_region(x: &Var, comm: &Comm) -> Result<Var> {
     exchanged("copy_to_region", x.clone(), comm, [Exchange::Keep, Exchange::Sum])
 }
 
-/// The sum of all ranks' `x`, in order of the ranks.
+/// `g`: leaves the region with the sum of all ranks' `x`, in order of the ranks. Backward copies the gradient.
 ///
 /// # Errors
 /// As [`crate::comm::Pending::wait`].
@@ -40,7 +40,7 @@ pub fn reduce_from_region(x: &Var, comm: &Comm) -> Result<Var> {
     exchanged("reduce_from_region", x.clone(), comm, [Exchange::Sum, Exchange::Keep])
 }
 
-/// This rank's part of `x`, which all have, along `dim`.
+/// This rank's part along `dim` of `x`, which all ranks hold.
 ///
 /// # Errors
 /// If the dimension does not divide by the ranks.
@@ -58,7 +58,7 @@ pub fn gather_from_region(x: &Var, dim: impl Dim, comm: &Comm) -> Result<Var> {
     exchanged("gather_from_region", x.clone(), comm, [Exchange::Gather(split.clone()), Exchange::Part(split)])
 }
 
-/// All ranks' `x` side by side along `dim`, on its way to where every rank does something else with it.
+/// All ranks' `x` side by side along `dim`, of which every rank then computes something else.
 ///
 /// # Errors
 /// As [`crate::comm::Pending::wait`].
@@ -82,13 +82,13 @@ fn whole(op: &'static str, x: &Var, dim: impl Dim, comm: &Comm) -> Result<Split>
     Ok(Split::even(op, dim, x.shape()[dim], comm.size())?)
 }
 
-/// How the tensor is split that `x` is a part of.
+/// How the tensor of which `x` is a part is split.
 fn part(op: &'static str, x: &Var, dim: impl Dim, comm: &Comm) -> Result<Split> {
     let dim = dim.resolve(x.rank(), op)?;
     Ok(Split::of_parts(dim, x.shape()[dim], comm.size()))
 }
 
-/// The first exchange; backward does the second. If nobody else has `x`, its memory may become the result's.
+/// The result of the first exchange; backward does the second one. If `x` is the only handle, the result may use its memory.
 pub(super) fn exchanged(
     name: &'static str,
     x: Var,
@@ -112,23 +112,23 @@ impl Backward for Conjugate {
     }
 }
 
-/// What becomes of a rank's tensor.
+/// An exchange of a tensor between ranks, which can be started and finished apart.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Exchange {
-    /// It stays as it is.
+    /// The tensor itself.
     Keep,
-    /// The sum of all ranks'.
+    /// The sum of all ranks' tensors (all-reduce).
     Sum,
-    /// This rank's part of it.
+    /// This rank's part of the tensor.
     Part(Split),
-    /// All ranks' side by side.
+    /// All ranks' tensors side by side (all-gather).
     Gather(Split),
-    /// This rank's part of the sum of all ranks'.
+    /// This rank's part of the sum of all ranks' tensors (reduce-scatter).
     SumPart(Split),
 }
 
 impl Exchange {
-    /// Starts it. `spare`: nobody else looks at the tensor, which may become the result.
+    /// Starts the exchange. With `spare` the tensor is not used any more, and the result may take its memory.
     pub(super) fn start(&self, comm: &Comm, x: &Tensor, spare: bool) -> Result<Exchanged> {
         let (rank, begun) = (comm.rank(), |call: Call| Some(comm.start(call)));
         let done = |result| Ok(Exchanged { pending: None, result, unpack: None });
@@ -166,7 +166,7 @@ impl Exchange {
         }
     }
 
-    /// Does it.
+    /// Starts the exchange and waits for the result.
     pub(super) fn run(&self, comm: &Comm, x: &Tensor, spare: bool) -> Result<Tensor> {
         self.start(comm, x, spare)?.finish()
     }
@@ -176,7 +176,7 @@ impl Exchange {
 pub(super) struct Exchanged {
     pending: Option<Pending>,
     result: Tensor,
-    /// Parts that lie one after the other, the split and the whole's shape.
+    /// If the result is parts one after the other: the split, and the shape of the whole tensor.
     unpack: Option<(Split, Vec<usize>)>,
 }
 
@@ -193,22 +193,22 @@ impl Exchanged {
     }
 }
 
-/// An error between ranks, inside an operation.
+/// A communication error as an error of an operation.
 pub(super) fn failed(error: comm::Error) -> Error {
     crate::Error::from(error).into()
 }
 
-/// Elements of each rank's part of a tensor of this shape.
+/// The number of elements of each rank's part of a tensor of this shape.
 fn counts(split: &Split, shape: &[usize]) -> Vec<usize> {
     split.lengths.iter().map(|&length| split.shape(shape, length).iter().product()).collect()
 }
 
-/// Whether the parts lie one after the other in the whole.
+/// Whether the parts are contiguous in the whole tensor, one after the other.
 fn is_outermost(split: &Split, shape: &[usize]) -> bool {
     shape[..split.dim].iter().product::<usize>() == 1
 }
 
-/// Each part in turn with where it lies in the whole and in a row of parts: `(whole, part)`, as views.
+/// For each part a view of it in the whole tensor, and one in a row of parts.
 fn parts<'a>(
     split: &'a Split,
     whole: &'a Tensor,
@@ -223,7 +223,7 @@ fn parts<'a>(
     })
 }
 
-/// The parts one after the other.
+/// The parts of a tensor one after the other, as collectives want them.
 fn pack(split: &Split, whole: &Tensor) -> Result<Tensor> {
     if is_outermost(split, whole.shape()) {
         return Ok(whole.contiguous()?);
@@ -236,7 +236,7 @@ fn pack(split: &Split, whole: &Tensor) -> Result<Tensor> {
     Ok(row)
 }
 
-/// The whole of parts that lie one after the other.
+/// The whole tensor, made of parts one after the other.
 fn unpack(split: &Split, row: &Tensor, shape: &[usize]) -> Result<Tensor> {
     if is_outermost(split, shape) {
         return Ok(row.with_shape(shape)?);
@@ -254,12 +254,12 @@ fn unpack(split: &Split, row: &Tensor, shape: &[usize]) -> Result<Tensor> {
 pub(super) struct Split {
     /// The dimension.
     pub(super) dim: usize,
-    /// The parts' sizes.
+    /// The size of each rank's part.
     pub(super) lengths: Vec<usize>,
 }
 
 impl Split {
-    /// `count` along `dim` over `ranks`: parts differ by at most one, the larger first. Nothing is padded.
+    /// `count` along `dim` in parts that differ by at most one, the larger first. Nothing is padded.
     pub(super) fn uneven(what: &str, dim: usize, count: usize, ranks: usize) -> NnResult<Split> {
         if count < ranks {
             let why = format!("got {count} to cut over {ranks} ranks, wanted at least one each");
@@ -277,18 +277,18 @@ impl Split {
         Ok(Split { dim, lengths: vec![count / ranks; ranks] })
     }
 
-    /// The whole that a part of `length` on every rank makes.
+    /// The split of a dimension of which every rank has a part of `length`.
     pub(super) fn of_parts(dim: usize, length: usize, ranks: usize) -> Split {
         Split { dim, lengths: vec![length; ranks] }
     }
 
-    /// Where a rank's part lies.
+    /// The range of a rank's part.
     pub(super) fn range(&self, rank: usize) -> Range<usize> {
         let start = self.lengths[..rank].iter().sum();
         start..start + self.lengths[rank]
     }
 
-    /// The whole's size.
+    /// The size of the whole dimension.
     pub(super) fn total(&self) -> usize {
         self.lengths.iter().sum()
     }

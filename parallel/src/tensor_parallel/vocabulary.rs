@@ -1,5 +1,5 @@
-//! [`VocabParallelEmbedding`] and [`VocabParallelHead`]: a lookup table split by its rows, and the map to the scores of such
-//! a vocabulary, with the loss.
+//! [`VocabParallelEmbedding`]: a lookup table split by its rows; [`VocabParallelHead`]: the map to the logits of a vocabulary
+//! that is split, with the loss.
 
 use phalanx_kernels::split_indices;
 use phalanx_nn::autograd::{CrossEntropy, Reduction, Var};
@@ -10,21 +10,21 @@ use super::linear::columns;
 use super::mappings::{Exchange, Split, exchanged};
 use super::{TensorParallel, vocab_parallel_cross_entropy};
 
-/// Rows of a table `[count, width]` by indices, which every rank has: `[B, T]` i64 to the stream `[B, T, width]`. A rank
-/// holds some of the rows; it contributes those, and the sum of all ranks' contributions leaves the region.
+/// Looks up rows of a table `[count, width]`: i64 indices `[B, T]`, which every rank has, to activations `[B, T, width]`. A rank
+/// holds some of the rows and gives zeros for the others; the sum over the ranks leaves the region.
 pub struct VocabParallelEmbedding {
     /// `[count / ranks, width]`
     pub weight: Parameter,
     group: TensorParallel,
     split: Split,
-    /// The site at which the table is used: 1 where a head is tied to it and uses it at site 0.
+    /// The site of this use of the table: 1 if a head is tied to the table, which uses site 0.
     site: usize,
 }
 
 parameters!(VocabParallelEmbedding { weight });
 
 impl VocabParallelEmbedding {
-    /// This rank's part of a table.
+    /// This rank's rows of a table.
     ///
     /// # Errors
     /// If there are fewer rows than ranks, or memory is short.
@@ -51,8 +51,8 @@ impl Module for VocabParallelEmbedding {
     }
 }
 
-/// This rank's rows of a table, with their part of the initial values, and of a tied one with a site for the head and one for
-/// the embedding, of which one may be on another stage.
+/// This rank's rows of a table, with their part of the initial values. A tied table has two sites, for the head and for the
+/// embedding, one of which may be on another stage.
 pub(super) fn rows(group: &TensorParallel, scope: &Scope, table: Table) -> Result<(Parameter, Split)> {
     let comm = group.comm();
     let split = Split::uneven(&format!("{}: rows", scope.path()), 0, table.count, comm.size())?;
@@ -67,8 +67,8 @@ pub(super) fn rows(group: &TensorParallel, scope: &Scope, table: Table) -> Resul
     Ok((weight.with_sites(1 + usize::from(table.tied))?, split))
 }
 
-/// The map from the stream to scores `[.., vocabulary]`, of which a rank makes those of its rows of the table; the loss
-/// never gathers them.
+/// The map from activations to logits `[.., vocabulary]`. A rank computes the logits of its rows of the table; the loss does not
+/// gather them.
 pub struct VocabParallelHead {
     /// `[vocabulary / ranks, width]`
     pub weight: Parameter,
@@ -79,7 +79,7 @@ pub struct VocabParallelHead {
 parameters!(VocabParallelHead { weight });
 
 impl VocabParallelHead {
-    /// This rank's part of a head, on the table of `tied` or one of its own.
+    /// This rank's part of a head, on the table of `tied`, or on a table of its own.
     ///
     /// # Errors
     /// If there are fewer rows than ranks, or memory is short.
@@ -96,7 +96,7 @@ impl VocabParallelHead {
         Ok(VocabParallelHead { weight, group: group.clone(), split })
     }
 
-    /// This rank's scores, of all positions.
+    /// This rank's logits of all positions.
     fn own(&self, x: &Var) -> Result<Var> {
         Ok(columns(&self.group, x, &[(self.weight.var(), None)])?.swap_remove(0))
     }

@@ -6,8 +6,8 @@ use std::thread;
 use std::time::Duration;
 
 use phalanx_parallel::pipeline::schedule::{
-    Action, Costs, Kind, NAMES, Schedule, Transfer, by_name, gpipe, one_f_one_b, receipts, simulate, verify,
-    with_transfers, zb_v,
+    Action, Costs, Kind, NAMES, Schedule, Transfer, acknowledgements, by_name, gpipe, one_f_one_b, simulate,
+    verify, with_transfers, zb_v,
 };
 
 fn lowered(schedule: Schedule) -> Vec<String> {
@@ -155,7 +155,7 @@ fn receives_that_block_lose_no_time() {
 }
 
 fn told(schedule: &Schedule, rank: usize) -> Vec<(String, String)> {
-    let known = receipts(schedule).unwrap().swap_remove(rank);
+    let known = acknowledgements(schedule).unwrap().swap_remove(rank);
     let mut known: Vec<(Action, Option<Action>)> = known.into_iter().collect();
     known.sort();
     known
@@ -216,7 +216,7 @@ fn nothing_is_released_while_it_may_be_waited_for_or_held_longer() {
     for name in NAMES {
         for (ranks, micro_batches) in [(1, 2), (2, 3), (3, 5), (4, 4)] {
             let schedule = with_transfers(&by_name(name, ranks, 2, micro_batches).unwrap()).unwrap();
-            for (rank, known) in receipts(&schedule).unwrap().into_iter().enumerate() {
+            for (rank, known) in acknowledgements(&schedule).unwrap().into_iter().enumerate() {
                 for (send, by) in known {
                     let list = &schedule.ranks[rank];
                     let first = list.iter().copied().find(|&by| certain(&schedule, rank, send, by));
@@ -231,6 +231,6 @@ fn nothing_is_released_while_it_may_be_waited_for_or_held_longer() {
 
 #[test]
 fn a_schedule_without_transfers_is_refused() {
-    let error = receipts(&one_f_one_b(2, 2).unwrap()).unwrap_err().to_string();
-    assert_eq!(error, "receipts: got a schedule without transfers, wanted one with transfers");
+    let error = acknowledgements(&one_f_one_b(2, 2).unwrap()).unwrap_err().to_string();
+    assert_eq!(error, "acknowledgements: got a schedule without transfers, wanted one with transfers");
 }

@@ -42,7 +42,7 @@ pub(super) struct Executor {
     pub(super) observer: Option<Observer>,
     /// For each send of this rank, the action by which the tensor has certainly been received. `None` if sent tensors need not
     /// be held until then.
-    pub(super) receipts: Option<HashMap<Action, Option<Action>>>,
+    pub(super) acknowledgements: Option<HashMap<Action, Option<Action>>>,
 }
 
 /// A schedule under way.

@@ -10,7 +10,7 @@ use super::executor::{Executor, Run};
 use super::versions::Updates;
 use super::{Observer, Stages, Weights};
 use crate::comm::Comm;
-use crate::pipeline::schedule::{Asynchronous, Kind, Schedule, receipts, verify, with_transfers};
+use crate::pipeline::schedule::{Asynchronous, Kind, Schedule, acknowledgements, verify, with_transfers};
 use crate::{Error, Result};
 
 /// One rank's part of a schedule, over the group of a pipeline's ranks.
@@ -74,7 +74,9 @@ impl Pipeline {
             false => with_transfers(schedule)?,
         };
         let (recompute, observer) = (RecomputeMode::Never, None);
-        Ok(Pipeline { executor: Executor { schedule, comm, device, recompute, observer, receipts: None } })
+        Ok(Pipeline {
+            executor: Executor { schedule, comm, device, recompute, observer, acknowledgements: None },
+        })
     }
 
     /// Sets of which micro-batches a stage keeps only its input, and computes the rest again in backward. The default is
@@ -96,10 +98,10 @@ impl Pipeline {
     /// at once.
     ///
     /// # Errors
-    /// As [`receipts`].
+    /// As [`acknowledgements`].
     pub fn with_slow_receivers(self) -> Result<Pipeline> {
-        let own = receipts(&self.executor.schedule)?.swap_remove(self.executor.comm.rank());
-        Ok(Pipeline { executor: Executor { receipts: Some(own), ..self.executor } })
+        let own = acknowledgements(&self.executor.schedule)?.swap_remove(self.executor.comm.rank());
+        Ok(Pipeline { executor: Executor { acknowledgements: Some(own), ..self.executor } })
     }
 
     /// The stages of this rank, ascending.

@@ -41,8 +41,8 @@ impl<S: Stages> Run<'_, S> {
     }
 
     fn send(&mut self, action: Action, tensor: Tensor, to: usize) {
-        if let Some(receipts) = &self.executor.receipts {
-            let by = receipts.get(&action).copied().flatten();
+        if let Some(acknowledgements) = &self.executor.acknowledgements {
+            let by = acknowledgements.get(&action).copied().flatten();
             self.held.entry(by).or_default().push(tensor.clone());
         }
         let mut call = Call::send(tensor, to);

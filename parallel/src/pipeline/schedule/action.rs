@@ -13,7 +13,7 @@ use std::str::FromStr;
 
 use super::{Error, Result};
 
-/// What is done with a micro-batch at a stage.
+/// The kind of an action: a pass, an update or a transfer of a micro-batch at a stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
     /// `F`: the forward pass.
@@ -24,8 +24,8 @@ pub enum Kind {
     Input,
     /// `W`: the backward pass of the weights, some time after [`Kind::Input`].
     Weight,
-    /// `U`: the update of the stage's weights by the gradients so far, the last being this micro-batch's. Only in schedules
-    /// without flushes ([`Asynchronous`](super::Asynchronous)); elsewhere the optimizer's step follows the whole schedule.
+    /// `U`: the update of the stage's weights by the gradients up to this micro-batch's. Only in schedules without flushes
+    /// ([`Asynchronous`](super::Asynchronous)); in all others the optimizer's step follows the whole schedule.
     Update,
     /// `SEND_F`: sends the stage's output to the next stage's rank.
     SendForward,
@@ -58,12 +58,12 @@ impl Kind {
     }
 }
 
-/// One thing that a rank does.
+/// One entry of a rank's list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Action {
-    /// The stage, counted over the whole model: 0 has the first layers. A rank may have several.
+    /// The stage, numbered over the whole model: stage 0 has the first layers. A rank may have several stages.
     pub stage: usize,
-    /// What is done.
+    /// The kind of action.
     pub kind: Kind,
     /// The micro-batch, from 0.
     pub micro_batch: usize,
@@ -75,16 +75,16 @@ impl Action {
         Action { stage, kind, micro_batch }
     }
 
-    /// The same micro-batch at the same stage, but another kind.
+    /// The action of another kind for the same micro-batch at the same stage.
     pub fn with(self, kind: Kind) -> Action {
         Action { kind, ..self }
     }
 }
 
-/// Who computes what, in which order.
+/// Which rank computes what, in which order.
 ///
-/// Sends are started and not waited for; a receive is waited for before what needs it. A stage adds its weights' gradients
-/// in the order of its `B`s and `W`s, which is ascending, so sums do not depend on the schedule.
+/// Sends are asynchronous; a receive blocks. A stage adds its weights' gradients in the order of its `B`s and `W`s, which is
+/// ascending, so sums do not depend on the schedule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Schedule {
     /// The rank of each stage.
@@ -106,8 +106,9 @@ impl Schedule {
         self.placement.iter().enumerate().filter(move |&(_, &r)| r == rank).map(|(stage, _)| stage)
     }
 
-    /// What a computation needs from the stage beside it, and what a receive brings: the output of the stage before for
-    /// [`Kind::Forward`], the gradient of the next for [`Kind::Backward`] and [`Kind::Input`]. Nothing at the ends.
+    /// The transfer that a computation needs, or that a receive receives: the output of the stage before for
+    /// [`Kind::Forward`], the gradient of the next stage for [`Kind::Backward`] and [`Kind::Input`]. `None` if there is no such
+    /// stage.
     pub fn input(&self, action: Action) -> Option<Transfer> {
         let from = match action.kind {
             Kind::Forward | Kind::RecvForward => action.stage.checked_sub(1)?,
@@ -118,7 +119,7 @@ impl Schedule {
         (from < self.stages()).then_some(transfer)
     }
 
-    /// What a computation gives to the stage beside it, and what a send takes there. Nothing at the ends.
+    /// The transfer that a computation makes possible, or that a send sends. `None` if there is no stage to receive it.
     pub fn output(&self, action: Action) -> Option<Transfer> {
         let to = match action.kind {
             Kind::Forward | Kind::SendForward => action.stage + 1,
@@ -129,7 +130,7 @@ impl Schedule {
         (to < self.stages()).then_some(transfer)
     }
 
-    /// What a send or a receive moves. Nothing of a computation, or towards a stage that there is not.
+    /// The transfer of a send or a receive. `None` for computations, and if there is no such stage.
     pub fn transfer(&self, action: Action) -> Option<Transfer> {
         match action.kind {
             Kind::SendForward | Kind::SendBackward => self.output(action),
@@ -138,26 +139,26 @@ impl Schedule {
         }
     }
 
-    /// Whether weights are updated while it runs: see [`Asynchronous`](super::Asynchronous).
+    /// Whether it has updates, which change the weights while it runs: see [`Asynchronous`](super::Asynchronous).
     pub fn has_updates(&self) -> bool {
         self.ranks.iter().flatten().any(|action| action.kind == Kind::Update)
     }
 
-    /// Whether there is any send or receive: see [`with_transfers`](super::with_transfers).
+    /// Whether it has sends and receives: see [`with_transfers`](super::with_transfers).
     pub fn has_transfers(&self) -> bool {
         self.ranks.iter().flatten().any(|action| action.kind.is_transfer())
     }
 
-    /// Whether a transfer is between two ranks. If not, there is nothing to send.
+    /// Whether a transfer is between two ranks. Otherwise the rank keeps the tensor.
     pub fn travels(&self, transfer: Transfer) -> bool {
         self.placement.get(transfer.from) != self.placement.get(transfer.to)
     }
 }
 
-/// What goes from a stage to the one beside it: an output to the next, or a gradient to the one before.
+/// A tensor that goes from a stage to a neighbour: an output to the next stage, or a gradient to the stage before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Transfer {
-    /// The stage that has it.
+    /// The stage that computes it.
     pub from: usize,
     /// The stage that needs it.
     pub to: usize,
@@ -214,7 +215,8 @@ impl fmt::Display for Schedule {
 impl FromStr for Schedule {
     type Err = Error;
 
-    /// Reads what `to_string` writes. Actions are separated by blanks or commas; a stage is placed where its actions are.
+    /// Reads the text that `to_string` writes. Actions are separated by blanks or commas. A stage belongs to the rank of the line
+    /// that has its actions.
     fn from_str(text: &str) -> Result<Schedule> {
         let mut ranks = Vec::new();
         let mut placed = BTreeMap::new();
@@ -243,7 +245,7 @@ impl FromStr for Schedule {
     }
 }
 
-/// Reads one token; what was wanted if it is none.
+/// Parses one token. The error says what was wanted.
 fn parse_action(token: &str) -> Result<Action, &'static str> {
     const KINDS: &str = "F, B, I, W, U, SEND_F, RECV_F, SEND_B or RECV_B after the stage";
     let (stage, rest) =
@@ -256,7 +258,7 @@ fn parse_action(token: &str) -> Result<Action, &'static str> {
     }
 }
 
-/// The number at the beginning, and what follows it.
+/// The number at the beginning of a text, and the rest of the text.
 fn leading_number(text: &str) -> Option<(usize, &str)> {
     let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     Some((usize::from(text[..end].parse::<u16>().ok()?), &text[end..]))

@@ -1,4 +1,4 @@
-//! Schedules as pure functions of the number of ranks and of micro-batches, for any of both from 1 up.
+//! Schedules as pure functions of the number of ranks and of micro-batches. Both can be any number from 1 up.
 
 use super::{Action, Error, Kind, Result, Schedule};
 use crate::pipeline::Cell;
@@ -6,8 +6,8 @@ use crate::pipeline::Cell;
 /// The names that [`by_name`] knows.
 pub const NAMES: [&str; 6] = ["gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v"];
 
-/// The schedule of a name, one of [`NAMES`]. `chunks` is how many stages a rank has: of `interleaved` any number, of `zb-v`
-/// always two, of the others one; these two take no notice of it.
+/// The schedule of a name, one of [`NAMES`]. `chunks` is the number of stages of a rank for `interleaved`. The other schedules
+/// ignore it: `zb-v` has two stages a rank, and the rest have one.
 ///
 /// # Errors
 /// For any other name, and if a number is 0.
@@ -27,17 +27,17 @@ pub fn by_name(name: &str, ranks: usize, chunks: usize, micro_batches: usize) ->
     }
 }
 
-/// The backward passes of a rank, in one piece or in two.
+/// Whether the backward passes of a rank are whole or split.
 #[derive(Clone, Copy)]
 enum Backward {
     /// `B`.
     Whole,
-    /// `I`, and that many of them later its `W`.
+    /// `I`, and its `W` after `delay` further `I`s.
     Split { delay: usize },
 }
 
-/// A rank's list: `warm_up` forward passes, then a backward after each further forward, then the other backward passes, at
-/// the end the `W`s that are left.
+/// A rank's list: `warm_up` forward passes, then one forward and one backward in turn, then the remaining backward passes, and
+/// the remaining `W`s.
 fn alternate(forwards: &[Cell], backwards: &[Cell], warm_up: usize, backward: Backward) -> Vec<Action> {
     let act = |kind, Cell { stage, micro_batch }: Cell| Action::new(stage, kind, micro_batch);
     let (first, rest) = forwards.split_at(warm_up.min(forwards.len()));
@@ -60,7 +60,7 @@ fn alternate(forwards: &[Cell], backwards: &[Cell], warm_up: usize, backward: Ba
     actions
 }
 
-/// A schedule of one stage a rank: `warm_up` and `backward` of each.
+/// A schedule of one stage a rank. `plan` gives the warm-up and the kind of backward passes of a rank.
 fn one_stage_each(
     op: &'static str,
     ranks: usize,
@@ -122,8 +122,8 @@ pub fn one_f_one_b(ranks: usize, micro_batches: usize) -> Result<Schedule> {
 /// is `2 (p - r - 1) + (chunks - 1) g` forward passes of one stage each, `g` being the largest group. One chunk is
 /// [`one_f_one_b`].
 ///
-/// Groups have `p` micro-batches. If these do not divide, there are as many groups as there could be of `p`, whose sizes differ
-/// by one at the most, larger first. So with `p` micro-batches or more the bubble is `(p - 1) / (chunks m + p - 1)` for any number
+/// Groups have `p` micro-batches. If `p` does not divide their number, there are as many groups as there are whole groups of `p`,
+/// and their sizes differ by at most one, larger first. So with `p` micro-batches or more the bubble is `(p - 1) / (chunks m + p - 1)` for any number
 /// `m`, if `B` takes twice as long as `F`. A rank holds at most `2 (p - 1) + (chunks - 1) g + 1` activations of a stage.
 ///
 /// Source: Narayanan et al., "Efficient large-scale language model training on GPU clusters" (arXiv:2104.04473), section 2.2.2.
@@ -147,7 +147,7 @@ pub fn interleaved(ranks: usize, chunks: usize, micro_batches: usize) -> Result<
     Ok(Schedule { placement, micro_batches, ranks: (0..ranks).map(list).collect() })
 }
 
-/// Each group of micro-batches through all the stages, then the next.
+/// The cells in order: each group of micro-batches goes through all stages before the next group begins.
 fn interleaved_cells(
     micro_batches: usize,
     groups: usize,
@@ -163,8 +163,9 @@ fn interleaved_cells(
     (0..groups).flat_map(through).collect()
 }
 
-/// 1F1B with its backward passes in two, so that the gradient of the input goes on before that of the weights is computed. Rank
-/// `r` computes a `W` after `r` further `I`s, so every rank holds at most `p` micro-batches; what is put off fills the end.
+/// 1F1B with split backward passes: the gradient of the input is sent on before the gradient of the weights is computed. Rank
+/// `r` computes a `W` after `r` further `I`s, so every rank holds at most `p` micro-batches, and the delayed `W`s fill the
+/// bubble at the end.
 ///
 /// ```text
 /// rank 0 | F0 F1    I0 W0 F2 I1 W1 I2 W2
@@ -179,7 +180,7 @@ pub fn zb_h1(ranks: usize, micro_batches: usize) -> Result<Schedule> {
     one_stage_each("zb-h1", ranks, micro_batches, |rank| (ranks - rank - 1, Backward::Split { delay: rank }))
 }
 
-/// [`zb_h1`](zb_h1) with twice the warm-up: rank `r` of `p` begins with `2 (p - r - 1)` forward passes and puts a
+/// [`zb_h1`] with twice the warm-up: rank `r` of `p` begins with `2 (p - r - 1)` forward passes and puts a
 /// `W` off by `2 r` `I`s, so every rank holds at most `2 p - 1` micro-batches. If `F`, `I` and `W` take equally long and
 /// there are `2 p - 1` micro-batches or more, no rank is idle between its first and its last action.
 ///
@@ -192,12 +193,12 @@ pub fn zb_h2(ranks: usize, micro_batches: usize) -> Result<Schedule> {
     one_stage_each("zb-h2", ranks, micro_batches, plan)
 }
 
-/// Rank `r` of `p` has the stages `r` and `2 p - 1 - r`, so a micro-batch comes back to where it began, the loss is
+/// Rank `r` of `p` has the stages `r` and `2 p - 1 - r`. So a micro-batch comes back to the rank where it began, the loss is
 /// computed on rank 0, and the last stage's backward pass can follow at once. A rank holds at most `2 p` activations of a
 /// stage, which is what 1F1B holds. If `F`, `I` and `W` take equally long, and there are `2 p - 1` micro-batches or more,
 /// no rank is idle between its first and its last action.
 ///
-/// Fewer micro-batches are scheduled as if there were `2 p - 1`, and what does not exist left out.
+/// Fewer micro-batches are scheduled as `2 p - 1`, and the actions of those that do not exist are left out.
 ///
 /// Source: Qi et al., "Pipeline Parallelism with Controllable Memory" (arXiv:2405.15362), section 3.
 ///
@@ -207,14 +208,14 @@ pub fn zb_v(ranks: usize, micro_batches: usize) -> Result<Schedule> {
     check("zb-v", &[("ranks", ranks), ("micro-batches", micro_batches)])?;
     let count = micro_batches.max(2 * ranks - 1);
     let placement = (0..2 * ranks).map(|stage| stage.min(2 * ranks - 1 - stage)).collect();
-    // No micro-batch needs another, so lists stay right without some of them.
+    // Micro-batches do not depend on each other, so the lists stay valid without some of them.
     let exists = |action: &Action| action.micro_batch < micro_batches;
     let list = |rank| zb_v_list(ranks, rank, count).into_iter().filter(exists).collect();
     Ok(Schedule { placement, micro_batches, ranks: (0..ranks).map(list).collect() })
 }
 
-/// What a rank does with that many micro-batches, `2 ranks - 1` or more. `Down` is its stage on the way down the V, `up`
-/// the one on the way back.
+/// A rank's actions for `count` micro-batches, `2 ranks - 1` or more. `down` is its stage on the way down the V, `up` the one on
+/// the way back.
 fn zb_v_list(ranks: usize, rank: usize, count: usize) -> Vec<Action> {
     use Kind::{Forward, Input, Weight};
     let (mut down, mut up) = (StageProgress::new(rank), StageProgress::new(2 * ranks - 1 - rank));
@@ -238,7 +239,7 @@ fn zb_v_list(ranks: usize, rank: usize, count: usize) -> Vec<Action> {
         actions.extend([down.next(Input), down.next(Weight)]);
         actions.extend([up.next(Forward), up.next(Input), up.next(Weight)]);
     }
-    // The V empties: first what others wait for.
+    // The V empties: first the actions that other ranks wait for.
     for _ in 0..rank {
         actions.extend([down.next(Input), up.next(Input)]);
     }
@@ -254,7 +255,7 @@ fn zb_v_list(ranks: usize, rank: usize, count: usize) -> Vec<Action> {
     actions
 }
 
-/// How far a stage has come.
+/// How many passes of each kind a stage has scheduled.
 struct StageProgress {
     stage: usize,
     forwards: usize,

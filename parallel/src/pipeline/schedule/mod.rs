@@ -26,5 +26,7 @@ pub use asynchronous::{Asynchronous, double_buffered, weight_stashing};
 pub use error::{Error, Result, Wait};
 pub use generate::{NAMES, by_name, gpipe, interleaved, one_f_one_b, zb_h1, zb_h2, zb_v};
 pub use simulate::{Costs, Span, Timeline, simulate};
-pub use transfers::{receipts, with_transfers};
+#[expect(deprecated, reason = "the old name of `acknowledgements`")]
+pub use transfers::receipts;
+pub use transfers::{acknowledgements, with_transfers};
 pub use verify::verify;

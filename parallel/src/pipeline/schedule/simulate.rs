@@ -5,11 +5,11 @@ use std::fmt::Write;
 
 use super::{Action, Error, Kind, Result, Schedule, Transfer, verify};
 
-/// The times at which ranks that keep to a schedule would do everything.
+/// The times at which each rank computes the actions of a schedule.
 ///
-/// A rank does one computation after the other, each as soon as the one before has ended and what it needs is there. A transfer
-/// starts when there is something to send, takes the time of its boundary, holds up neither rank and no other
-/// transfer; so it does not matter whether the schedule has [transfers](super::with_transfers). Updates take no time.
+/// A rank begins a computation when the one before has ended and its input has arrived. A transfer begins as soon as its tensor
+/// is computed, takes the time of its boundary, and delays neither rank nor other transfers. So the result is the same whether
+/// or not the schedule has [transfers](super::with_transfers). Updates take no time.
 ///
 /// # Errors
 /// If the schedule is wrong, or the costs do not fit it.
@@ -21,7 +21,7 @@ pub fn simulate(schedule: &Schedule, costs: &Costs) -> Result<Timeline> {
     let lists: Vec<Vec<Action>> = schedule.ranks.iter().map(computations).collect();
     let mut spans: Vec<Vec<Span>> = vec![Vec::new(); ranks];
     let mut arrivals: HashMap<Transfer, f64> = HashMap::new();
-    // It ends with every list done, since the schedule has no deadlock.
+    // All lists come to their ends, since a verified schedule has no deadlock.
     let mut moved = true;
     while moved {
         moved = false;
@@ -48,7 +48,7 @@ fn computes(kind: Kind) -> bool {
     !kind.is_transfer() && kind != Kind::Update
 }
 
-/// The most that a rank holds at once: from the beginning of an `F` to the end of its `B` or `W`.
+/// The most activations that a rank holds at once. It holds one from the beginning of an `F` to the end of its `B` or `W`.
 fn peak(actions: &[Action], costs: &Costs) -> f64 {
     let (mut now, mut most) = (0.0_f64, 0.0_f64);
     for action in actions {
@@ -62,27 +62,27 @@ fn peak(actions: &[Action], costs: &Costs) -> f64 {
     most
 }
 
-/// How long each stage's computations take and how much they hold, in any units. Every list has an entry for each stage,
-/// `transfer` for each boundary between stages.
+/// The time of each stage's computations and the size of its activations, in any units. Every list has an entry for each stage,
+/// and `transfer` has one for each boundary between stages.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Costs {
-    /// Of `F`.
+    /// The time of `F`.
     pub forward: Vec<f64>,
-    /// Of `B`.
+    /// The time of `B`.
     pub backward: Vec<f64>,
-    /// Of `I`.
+    /// The time of `I`.
     pub input: Vec<f64>,
-    /// Of `W`.
+    /// The time of `W`.
     pub weight: Vec<f64>,
-    /// From stage `s` to the next and back, at `s`, if they are on different ranks.
+    /// The time of a transfer between stage `s` and the next, in entry `s`, if they are on different ranks.
     pub transfer: Vec<f64>,
-    /// What an `F` leaves behind until its `B` or `W` has ended.
+    /// The size of the activation that is held from `F` until `B` or `W` has ended.
     pub activation: Vec<f64>,
 }
 
 impl Costs {
-    /// Every rank has an equal part of the model, and its stages equal parts of that. `forward`, `input` and `weight` are a rank's
-    /// times for a micro-batch, `B` takes as long as `I` and `W` together, and a rank's part holds an activation of 1.
+    /// Costs if every rank has an equal part of the model, and its stages equal parts of that. `forward`, `input` and `weight` are
+    /// a rank's times for a micro-batch. `B` takes as long as `I` and `W` together. A rank's activation of a micro-batch is 1.
     pub fn even(schedule: &Schedule, forward: f64, input: f64, weight: f64, transfer: f64) -> Costs {
         let of_rank = |rank| schedule.stages_of(rank).count() as f64;
         let part: Vec<f64> = schedule.placement.iter().map(|&rank| 1.0 / of_rank(rank)).collect();
@@ -97,7 +97,7 @@ impl Costs {
         }
     }
 
-    /// Refuses lists of the wrong length, and what is no time.
+    /// Refuses lists of the wrong length, and costs that are negative or not finite.
     fn check(&self, schedule: &Schedule) -> Result<()> {
         let stages = schedule.stages();
         let lists = [
@@ -121,7 +121,7 @@ impl Costs {
         Ok(())
     }
 
-    /// How long a computation takes; no time for sends and receives.
+    /// The time of a computation; 0 for sends and receives.
     fn of(&self, action: Action) -> f64 {
         match action.kind {
             Kind::Forward => self.forward[action.stage],
@@ -132,7 +132,7 @@ impl Costs {
         }
     }
 
-    /// How long a transfer takes.
+    /// The time of a transfer.
     fn between(&self, transfer: Transfer) -> f64 {
         self.transfer[transfer.from.min(transfer.to)]
     }
@@ -141,7 +141,7 @@ impl Costs {
 /// A computation and its time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Span {
-    /// What was computed.
+    /// The action.
     pub action: Action,
     /// When it began, in the unit of the costs.
     pub begin: f64,
@@ -149,40 +149,40 @@ pub struct Span {
     pub end: f64,
 }
 
-/// What every rank computed when.
+/// When every rank computed which action.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Timeline {
     /// The computations of each rank, in order.
     pub ranks: Vec<Vec<Span>>,
-    /// The most activations that each rank held at once, in the unit of the costs.
+    /// The most activations that each rank holds at once, in the unit of the costs.
     pub peak_activations: Vec<f64>,
 }
 
 impl Timeline {
-    /// From the beginning to the last end of any rank.
+    /// The time from the beginning to the last end of any rank.
     pub fn makespan(&self) -> f64 {
         self.ranks.iter().flatten().fold(0.0, |last, span| last.max(span.end))
     }
 
-    /// How long a rank computes.
+    /// The time that a rank computes.
     pub fn work(&self, rank: usize) -> f64 {
         self.ranks[rank].iter().map(|span| span.end - span.begin).sum()
     }
 
-    /// From a rank's first beginning to its last end.
+    /// The time from a rank's first beginning to its last end.
     pub fn span(&self, rank: usize) -> f64 {
         let spans = &self.ranks[rank];
         spans.first().zip(spans.last()).map_or(0.0, |(first, last)| last.end - first.begin)
     }
 
-    /// The share of a step in which ranks do not compute, if every rank's step lasts from the beginning to the last end of any: the
+    /// The share of a step in which ranks are idle, if every rank's step lasts from the beginning to the last end of any rank: the
     /// optimizer waits for all stages.
     pub fn bubble_by_makespan(&self) -> f64 {
         self.bubble(self.makespan())
     }
 
-    /// The share of a step in which ranks do not compute, if a rank's step lasts from its own first beginning to its own last end,
-    /// and the longest counts: each stage's optimizer waits for that stage alone, and the next step follows at once.
+    /// The share of a step in which ranks are idle, if a rank's step lasts from its own first beginning to its own last end, and
+    /// the longest counts: each stage's optimizer waits for that stage alone, and the next step follows at once.
     pub fn bubble_by_span(&self) -> f64 {
         self.bubble((0..self.ranks.len()).map(|rank| self.span(rank)).fold(0.0, f64::max))
     }
@@ -199,8 +199,8 @@ impl Timeline {
 }
 
 impl Timeline {
-    /// A line for each rank, the makespan being `columns` characters wide: each computation is its name, as far as there is room,
-    /// and dots to its end.
+    /// A line of text for each rank. The makespan is `columns` characters wide. Each computation is shown by its name, as far as
+    /// there is room, and dots up to its end.
     ///
     /// ```
     /// use phalanx_parallel::pipeline::schedule::{Costs, one_f_one_b, simulate};
@@ -234,7 +234,7 @@ impl Timeline {
     }
 }
 
-/// As much of a computation's name as there is room for: `2F3`, `F3`, `F` or nothing.
+/// The longest name of a computation that fits: `2F3`, `F3`, `F` or nothing.
 fn label(span: &Span, width: usize) -> String {
     let action = span.action;
     let names =
@@ -275,7 +275,7 @@ impl Timeline {
     }
 }
 
-/// One computation: a box, its name if there is room, and both in full where the pointer rests. Writing to a string does not fail.
+/// One computation: a box, its name if there is room, and a tooltip with name and times. Writing to a string does not fail.
 fn draw(svg: &mut String, span: &Span, top: f64, scale: f64) {
     let Span { action, begin, end } = span;
     let fill = match action.kind {

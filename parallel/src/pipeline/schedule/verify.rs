@@ -4,22 +4,23 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::{Action, Error, Kind, Result, Schedule, Transfer, Wait};
 
-/// Checks a schedule, with or without transfers, and counts what each rank must hold.
+/// Checks a schedule, with or without transfers, and counts the activations that each rank must hold.
 ///
 /// - Every stage has every micro-batch's `F` once, and its `B`, or its `I` and `W`, once, on the stage's rank.
-/// - Whatever a computation needs has been done or received before it: `F` the output of the stage before, `B` and `I` their
-///   stage's `F` and the gradient of the next stage, `W` its `I`. A stage adds its weights' gradients (`B` or `W`) ascending.
-/// - If there is any transfer, there is each between ranks, none within one, and every rank receives from
-///   another what that one sends, in the same order.
+/// - The inputs of a computation are computed or received before it: `F` needs the output of the stage before, `B` and `I` need
+///   their stage's `F` and the gradient of the next stage, `W` needs its `I`. A stage adds its weights' gradients (`B` or `W`)
+///   in ascending order.
+/// - If there are transfers, there is one for every tensor between ranks and none within a rank, and every rank receives the
+///   tensors of another rank in the order in which they are sent.
 /// - An update (`U`) comes right after the gradients of its micro-batch have been added, before any others.
-/// - The ranks come to their ends if up to `capacity` transfers of a pair of ranks may be sent before they are received; with 0, a
-///   send waits for its receive. (Without transfers: if a computation waits for those it needs.)
+/// - There is no deadlock if up to `capacity` transfers between two ranks may be sent before they are received; with 0, a send
+///   blocks until it is received. (Without transfers: if a computation waits for its inputs.)
 ///
-/// Returned is, for each rank, how many activations it holds at once at the most: one more after an `F`, one less after a
-/// `B`, or after the `W` that follows an `I`, in units of a stage and micro-batch.
+/// Returns for each rank how many activations it holds at most: one more after an `F`, one less after a `B`, or after the `W`
+/// that follows an `I`. The unit is the activation of one micro-batch at one stage.
 ///
 /// # Errors
-/// What is wrong first, with rank, position and action.
+/// The first thing that is wrong, with rank, position and action.
 pub fn verify(schedule: &Schedule, capacity: usize) -> Result<Vec<usize>> {
     check_complete(schedule)?;
     check_order(schedule)?;
@@ -28,7 +29,7 @@ pub fn verify(schedule: &Schedule, capacity: usize) -> Result<Vec<usize>> {
     Ok(schedule.ranks.iter().map(|actions| live(actions.iter().map(|action| action.kind))).collect())
 }
 
-/// The most activations at once.
+/// The most activations that are held at once.
 fn live(kinds: impl Iterator<Item = Kind>) -> usize {
     let (mut now, mut most) = (0_usize, 0);
     for kind in kinds {
@@ -89,7 +90,7 @@ fn sizes(schedule: &Schedule) -> Result<()> {
     }
 }
 
-/// The actions that do what this one does.
+/// The actions that must not come before this one, since they compute the same.
 fn repeats(action: Action) -> impl Iterator<Item = Action> {
     let others: &[Kind] = match action.kind {
         Kind::Backward => &[Kind::Input, Kind::Weight],
@@ -110,10 +111,10 @@ fn check_order(schedule: &Schedule) -> Result<()> {
     Ok(())
 }
 
-/// A rank's list up to an action.
+/// A rank's list up to an action: which actions it has done.
 struct List<'a> {
     schedule: &'a Schedule,
-    /// Whether what goes between ranks has to be received.
+    /// Whether the schedule has transfers, so that tensors of other ranks have to be received.
     transfers: bool,
     done: HashSet<Action>,
     /// For each stage the last micro-batch whose weights' gradients have been added.
@@ -160,7 +161,7 @@ impl List<'_> {
         }
     }
 
-    /// An update wants its micro-batch's gradients, and no later ones.
+    /// An update has to follow its micro-batch's gradients, before later ones are added.
     fn has_just_added(&self, Action { stage, micro_batch, .. }: Action) -> Result<(), String> {
         match self.added.get(&stage) {
             Some(last) if *last == micro_batch => Ok(()),
@@ -169,7 +170,7 @@ impl List<'_> {
         }
     }
 
-    /// What is sent or used here must have been computed here.
+    /// A tensor that is sent or used on its own rank must have been computed before.
     fn has_computed(&self, transfer: Transfer) -> Result<(), String> {
         let action = |kind| Action::new(transfer.from, kind, transfer.micro_batch);
         if transfer.from < transfer.to {
@@ -191,7 +192,7 @@ impl List<'_> {
 /// One end of a transfer: rank, position, action.
 type End = (usize, usize, Action);
 
-/// What one rank sends to another, and what that one receives, each in order.
+/// The sends of one rank to another, and the receives of the other, each in order.
 #[derive(Default)]
 struct Pair {
     sends: Vec<(Transfer, End)>,
@@ -229,7 +230,7 @@ fn in_order(from: usize, to: usize, pair: &Pair) -> Result<()> {
     }
 }
 
-/// Runs the lists, every rank as far as it can. Lists are fixed, so if one order of doing that comes to the end, all do.
+/// Runs the lists, every rank as far as it can. The lists are fixed, so if they come to the end in one order, they do in all.
 fn check_deadlock(schedule: &Schedule, capacity: usize) -> Result<()> {
     let ranks = schedule.ranks.len();
     let mut run = Run {
@@ -263,11 +264,11 @@ struct Run<'a> {
     capacity: usize,
     /// Each rank's next action.
     next: Vec<usize>,
-    /// Whether the send at which a rank stands is in flight already.
+    /// Whether the send at which a rank waits is in flight already.
     sent: Vec<bool>,
-    /// What has been sent and not received, for each pair of ranks.
+    /// How many transfers have been sent and not received, for each pair of ranks.
     in_flight: HashMap<(usize, usize), usize>,
-    /// What stages have computed for each other.
+    /// The outputs and gradients that stages have computed for each other.
     given: HashSet<Transfer>,
     /// Whether transfers are actions.
     transfers: bool,
@@ -280,8 +281,8 @@ impl Run<'_> {
 
     /// Carries out a rank's next action, if it can be done.
     ///
-    /// A send that finds the buffer full is in flight as well, but its rank stays until there is room: so with a capacity
-    /// of 0 until it has been received.
+    /// A send into a full buffer is in flight as well, but its rank waits until there is room: with a capacity of 0, until the
+    /// tensor has been received.
     fn step(&mut self, rank: usize) -> bool {
         let Some(action) = self.action(rank) else { return false };
         let pair = self.pair(action);
@@ -310,7 +311,7 @@ impl Run<'_> {
         can
     }
 
-    /// The ranks that send and receive, or give and need, the action's data.
+    /// The ranks that send and receive the action's transfer, or compute and need its input.
     fn pair(&self, action: Action) -> (usize, usize) {
         let transfer = self.schedule.transfer(action).or_else(|| self.schedule.input(action));
         let place = |stage: usize| self.schedule.placement[stage];
