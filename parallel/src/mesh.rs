@@ -16,7 +16,7 @@ use crate::comm::{Comm, Error, Result};
 /// An axis of the mesh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Axis {
-    /// Tensor parallelism: neighbours.
+    /// Tensor parallelism, along which neighbouring ranks lie.
     Tp,
     /// Data parallelism.
     Dp,
@@ -24,7 +24,7 @@ pub enum Axis {
     Pp,
 }
 
-/// A rank's place along every axis.
+/// A rank's coordinate along every axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Coordinates {
     /// Along [`Axis::Tp`].
@@ -57,7 +57,7 @@ impl Mesh {
     /// A mesh of `tp * dp * pp` ranks.
     ///
     /// # Errors
-    /// If an axis has no ranks, or there are more than memory could number.
+    /// If an axis has no ranks, or the number of ranks overflows.
     pub fn new(tp: usize, dp: usize, pp: usize) -> Result<Mesh> {
         let fits = tp.checked_mul(dp).and_then(|n| n.checked_mul(pp)).is_some_and(|n| n > 0);
         let mesh = Mesh { tp, dp, pp };
@@ -82,7 +82,7 @@ impl Mesh {
         self.tp * self.dp * self.pp
     }
 
-    /// The ranks along an axis.
+    /// The number of ranks along an axis.
     pub fn size(&self, axis: Axis) -> usize {
         match axis {
             Axis::Tp => self.tp,
@@ -91,13 +91,13 @@ impl Mesh {
         }
     }
 
-    /// Where a rank sits.
+    /// The coordinates of a rank.
     pub fn coordinates(&self, rank: usize) -> Coordinates {
         let (tp, rest) = (rank % self.tp, rank / self.tp);
         Coordinates { tp, dp: rest % self.dp, pp: rest / self.dp }
     }
 
-    /// Who sits there.
+    /// The rank at these coordinates.
     pub fn rank(&self, at: Coordinates) -> usize {
         at.tp + self.tp * (at.dp + self.dp * at.pp)
     }
@@ -105,7 +105,7 @@ impl Mesh {
     /// The ranks that differ from `rank` at most along `axes`, ascending.
     pub fn group(&self, axes: &[Axis], rank: usize) -> Vec<usize> {
         let here = self.coordinates(rank);
-        let along = |axis, place| if axes.contains(&axis) { 0..self.size(axis) } else { place..place + 1 };
+        let along = |axis, here| if axes.contains(&axis) { 0..self.size(axis) } else { here..here + 1 };
         let mut group = Vec::new();
         for pp in along(Axis::Pp, here.pp) {
             for dp in along(Axis::Dp, here.dp) {
@@ -137,7 +137,7 @@ impl Mesh {
     }
 }
 
-/// One rank's communicators along the mesh's axes. Making them takes no communication.
+/// One rank's communicators along the mesh's axes. Making them does not communicate.
 #[derive(Clone, Debug)]
 pub struct Groups {
     mesh: Mesh,
@@ -151,7 +151,7 @@ pub struct Groups {
 }
 
 impl Groups {
-    /// Those of this rank of `world`, which has as many ranks as the mesh.
+    /// The groups of this rank of `world`, which has as many ranks as the mesh.
     ///
     /// # Errors
     /// If the numbers of ranks differ.
@@ -175,8 +175,8 @@ impl Groups {
         })
     }
 
-    /// The same groups, each in a wrapper of its own: [`observed`](crate::comm::observed), say, by an observer that knows the group by its
-    /// name, `tp`, `dp`, `pp`, `model`, `embedding` or `position embedding`.
+    /// The groups, each wrapped by `wrap`, which gets the group's name: `tp`, `dp`, `pp`, `model`, `embedding` or
+    /// `position embedding`. [`observed`](crate::comm::observed) makes such a wrapper.
     #[must_use]
     pub fn wrapped(self, wrap: impl Fn(&'static str, Comm) -> Comm) -> Groups {
         let Groups { mesh, at, tp, dp, pp, model, embedding, position_embedding } = self;
@@ -197,7 +197,7 @@ impl Groups {
         &self.mesh
     }
 
-    /// This rank's place.
+    /// This rank's coordinates.
     pub fn at(&self) -> Coordinates {
         self.at
     }
@@ -216,12 +216,12 @@ impl Groups {
         &self.model
     }
 
-    /// Those that hold the tied embedding, on its first and last stage.
+    /// The ranks of the first and the last stage, which hold the tied embedding; `None` on other ranks.
     pub fn embedding(&self) -> Option<&Comm> {
         self.embedding.as_ref()
     }
 
-    /// Those that hold the position embedding, on the first stage.
+    /// The rank of the first stage, which holds the position embedding; `None` on other ranks.
     pub fn position_embedding(&self) -> Option<&Comm> {
         self.position_embedding.as_ref()
     }

@@ -1,5 +1,5 @@
-//! [`Part`]: what one rank holds of a tensor that is split over ranks, however it is split; [`Place`]: which elements of the
-//! whole tensor these are.
+//! [`Part`]: the elements of a tensor that one rank holds, under any layout; [`Place`]: which elements of the whole tensor these
+//! are.
 //!
 //! ```text
 //! whole [4, 6]          box: rows 1..3, columns 2..5         range 1..6 of the box
@@ -18,20 +18,20 @@ use serde::{Deserialize, Serialize};
 
 use crate::Result;
 
-/// A part of a tensor of a model or an optimizer: a box of the whole, as tensor parallelism cuts it, and of that box a range,
-/// as ZeRO cuts it. What counts is which elements of the whole it holds, in row-major order, so the whole's shape may be
-/// seen as `[3, out, in]` here and as `[3 out, in]` there.
+/// A part of a tensor of a model or an optimizer: a box of the whole tensor (the split of tensor parallelism), and a range of that
+/// box (the split of ZeRO). Parts are compared by the elements of the whole that they hold, in row-major order. So one part may
+/// see the whole as `[3, out, in]` and another as `[3 out, in]`.
 #[derive(Clone, Debug)]
 pub struct Part {
     /// The tensor's name in the whole run, the same on all ranks.
     pub name: String,
-    /// The box, and the whole's shape.
+    /// The box, and the shape of the whole tensor.
     pub shard: Shard,
     /// Elements of the box, in row-major order.
     pub range: Range<usize>,
-    /// Their values, contiguous, in any shape: the model's own, not a copy.
+    /// The values of these elements, contiguous, in any shape. It is the model's tensor, not a copy.
     pub values: Tensor,
-    /// Whether it is a buffer: passes change those, and ranks may differ in them.
+    /// Whether it is a buffer. Forward passes change buffers, and ranks may have different values.
     pub buffer: bool,
 }
 
@@ -42,18 +42,18 @@ impl Part {
         Part { name: name.into(), shard, range, values, buffer: false }
     }
 
-    /// What a parameter holds.
+    /// The part of a parameter that this rank holds.
     pub fn of_parameter(parameter: &Parameter) -> Part {
         let (shard, values) = (parameter.part().clone(), parameter.tensor());
         Part { name: parameter.name().into(), shard, range: parameter.range(), values, buffer: false }
     }
 
-    /// A module's buffer of that path.
+    /// A buffer, by its path in the module.
     pub fn of_buffer(path: impl Into<String>, buffer: &Buffer) -> Part {
         Part { buffer: true, ..Part::whole(path, buffer.tensor()) }
     }
 
-    /// All that a model holds: parameters by their names, each once, buffers by their paths.
+    /// All parameters of a model by their names, each once, and all buffers by their paths.
     pub fn all_of(model: &(impl Parameters + ?Sized)) -> Vec<Part> {
         let mut parts: Vec<Part> = model.parameters().iter().map(Part::of_parameter).collect();
         model.visit("", &mut |path, entry| {
@@ -64,10 +64,11 @@ impl Part {
         parts
     }
 
-    /// Where its elements lie.
+    /// Which elements of the whole tensor it holds.
     ///
     /// # Errors
-    /// If the box is not inside the whole, the range not inside the box, or the values are not as many or not contiguous.
+    /// If the box is not inside the whole, the range is not inside the box, or the values have another number of elements or are
+    /// not contiguous.
     pub(crate) fn place(&self) -> Result<Place> {
         let Shard { window, extent } = &self.shard;
         let place = Place {
@@ -86,7 +87,7 @@ impl Part {
         Ok(place)
     }
 
-    /// Takes what other parts have of its elements, converted to its dtype; of two that have one, from the first.
+    /// Copies its elements from other parts, converted to its dtype. If two parts have an element, the first one counts.
     ///
     /// # Errors
     /// If a tensor cannot be copied or a part is not well-formed.
@@ -103,11 +104,11 @@ impl Part {
     }
 }
 
-/// Lets `own` parts take their values from those `given`, of any layout; converts dtypes.
+/// Copies the values of `own` parts from the `given` parts of any layout, and converts dtypes.
 ///
 /// # Errors
-/// If parts of what is wanted are missing or of another size, or, where `all` that is given has to be wanted, names are not
-/// known; then nothing is changed. Both begin with `what`.
+/// If elements are missing or a whole tensor has another size, or, with `all`, if a given name is not among the own parts. Then
+/// nothing is changed. The message begins with `what`.
 pub(crate) fn load(what: &str, own: &[Part], given: &[Part], all: bool) -> Result<()> {
     let mut problems = Mismatch::default();
     let named = |name: &str| given.iter().filter(|part| part.name == name).collect::<Vec<_>>();
@@ -141,7 +142,7 @@ pub(crate) struct Place {
     pub(crate) range: Range<usize>,
 }
 
-/// Elements that are neighbours in the whole, and in the place: from `own` on there, from `whole` on in the whole.
+/// Contiguous elements: from `own` on in the part, and from `whole` on in the whole tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Segment {
     pub(crate) own: usize,
@@ -149,7 +150,7 @@ pub(crate) struct Segment {
     pub(crate) count: usize,
 }
 
-/// Elements that two places have, neighbours in both: from `from` on in the one, from `to` on in the other.
+/// Elements that two parts share, contiguous in both: from `from` on in the one, from `to` on in the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Overlap {
     pub(crate) from: usize,
@@ -175,19 +176,19 @@ impl Place {
         Ok(())
     }
 
-    /// How many elements it has.
+    /// The number of its elements.
     pub(crate) fn elements(&self) -> usize {
         self.range.len()
     }
 
-    /// How many the whole has.
+    /// The number of elements of the whole tensor.
     pub(crate) fn whole(&self) -> usize {
         self.shape.iter().product()
     }
 
-    /// Its segments, ascending in the whole and in itself.
+    /// Its contiguous segments, ascending in the whole tensor and in the part.
     pub(crate) fn runs(&self) -> Segments<'_> {
-        // Behind the last dimension that is cut all is whole: that one and those are a segment.
+        // The dimensions after the last one that is split are whole. So a range of that one is contiguous.
         let cut = (0..self.shape.len()).rev().find(|&dim| self.extent[dim] != self.shape[dim]);
         let outer = &self.extent[..cut.unwrap_or(0)];
         let length: usize = self.extent[outer.len()..].iter().product();
@@ -200,10 +201,10 @@ impl Place {
         Segments { range: self.range.clone(), outer, length, strides, corner, numbers }
     }
 
-    /// What it has of another place, of a whole with as many elements.
+    /// The elements that it shares with another part, of a whole tensor with as many elements.
     pub(crate) fn overlaps(&self, to: &Place) -> Vec<Overlap> {
         let (mut sources, mut targets, mut found) = (self.runs(), to.runs(), Vec::new());
-        // Most pieces of a tensor have little of one place, so what cannot overlap is skipped at once.
+        // Most pairs of parts share few elements, so segments that cannot overlap are skipped at once.
         let begin = |segments: &Segments<'_>| segments.clone().next().map_or(0, |segment| segment.whole);
         let (source, target) = (begin(&sources), begin(&targets));
         sources.skip_to(target);
@@ -227,18 +228,18 @@ impl Place {
     }
 }
 
-/// The segments of a place.
+/// The segments of a box range.
 #[derive(Clone)]
 pub(crate) struct Segments<'a> {
-    /// Of the place.
+    /// The range of the box.
     range: Range<usize>,
-    /// The box's sizes in the dimensions that segments are counted by, and the elements of a segment that is not cut.
+    /// The box's sizes in the dimensions that segments are counted by, and the elements of a segment that the range does not cut.
     outer: &'a [usize],
     length: usize,
-    /// Of the whole, and where the box begins there.
+    /// The strides of the whole tensor, and the box's first element in it.
     strides: Dims,
     corner: usize,
-    /// Those that are left.
+    /// The numbers of the segments that are left.
     numbers: Range<usize>,
 }
 
@@ -254,7 +255,7 @@ impl Segments<'_> {
         Segment { own: start - self.range.start, whole: whole + start - first, count: end - start }
     }
 
-    /// Leaves out the segments that end by an element of the whole.
+    /// Skips the segments that end before an element of the whole tensor.
     fn skip_to(&mut self, element: usize) {
         let mut end = self.numbers.end;
         while self.numbers.start < end {
@@ -276,7 +277,7 @@ impl Iterator for Segments<'_> {
     }
 }
 
-/// Whether these fill all of `elements`, even if some come twice.
+/// Whether the overlaps cover all of `elements`; some elements may be covered twice.
 pub(crate) fn fill(elements: usize, overlaps: impl IntoIterator<Item = Overlap>) -> bool {
     let mut ranges: Vec<Range<usize>> = overlaps.into_iter().map(|o| o.to..o.to + o.count).collect();
     ranges.sort_unstable_by_key(|range| range.start);

@@ -1,5 +1,5 @@
-//! [`Part`]: a rank's stages of a model, whatever model it is; [`decoder`] builds those of a language model, and [`Step`] is
-//! a training step as a pipeline's work.
+//! [`Part`]: a rank's stages of any model; [`decoder`] builds those of a language model; [`Step`] is a training step as the
+//! computation of a pipeline's stages.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,21 +16,21 @@ use crate::mesh::{Axis, Groups};
 use crate::pipeline::ranks::{Chunks, Spec, Stages};
 use crate::tensor_parallel::TensorParallel;
 
-/// A rank's stages of a model, whatever their layers are made of.
+/// A rank's stages of a model, under any kind of parallel layers.
 pub trait Part: Parameters + Send + Sync + 'static {
-    /// The stream after a stage (of a language model `[B, T, width]`), or after the last one the sum of the losses of all that counts
-    /// (rows, or tokens) times `scale`; `input` is the stream before it, which the first stage has not.
+    /// The output of a stage: its activations (of a language model `[B, T, width]`), or of the last stage the sum of the losses
+    /// of all rows or tokens that count, times `scale`. `input` is the output of the stage before, `None` for the first stage.
     ///
     /// # Errors
-    /// If the stage is not here, or the batch does not fit.
+    /// If the stage is not on this rank, or the batch does not fit.
     fn run(&self, stage: usize, input: Option<&Var>, batch: &Batch, scale: f64) -> Result<Var>;
 
-    /// What a batch is between two stages; none if only the stage before knows.
+    /// The shape and dtype of a batch's activations between two stages; `None` if only the stage before knows them.
     fn stream(&self, batch: &Batch) -> Option<Spec>;
 }
 
-/// A language model's batch has inputs and targets `[rows, positions]`, and perhaps the [`Documents`] that rows consist of: for each
-/// position the one at which its document begins. Every stage has them all, so nothing but the stream goes from stage to stage.
+/// A language model's batch has inputs and targets `[rows, positions]`, and perhaps the [`Documents`] of packed rows: for each
+/// position the one at which its document begins. Every stage has all of these, so only activations go from stage to stage.
 impl<L: Layers> Part for Chunks<Decoder<L>> {
     fn run(&self, stage: usize, input: Option<&Var>, batch: &Batch, scale: f64) -> Result<Var> {
         let model = self.of(stage)?;
@@ -52,7 +52,7 @@ impl<L: Layers> Part for Chunks<Decoder<L>> {
     }
 }
 
-/// Inputs, targets, and the documents if there are.
+/// Inputs, targets, and the documents of packed rows.
 fn tokens(batch: &Batch) -> Result<(Var, Var, Option<Documents>)> {
     if batch.tensors.len() < 3 {
         let [inputs, targets] = batch.vars()?;
@@ -62,16 +62,16 @@ fn tokens(batch: &Batch) -> Result<(Var, Var, Option<Documents>)> {
     Ok((inputs, targets, Some(Documents::new(&starts)?)))
 }
 
-/// A step's work: every rank of a pipeline has the same micro-batches.
+/// A training step as the computation of a pipeline's stages. Every rank of a pipeline has the same micro-batches.
 pub struct Step {
     /// The stages of this rank.
     pub model: Arc<dyn Part>,
-    /// What the gradients are shared with.
+    /// The data parallelism that adds the gradients.
     pub replicas: Arc<dyn DataParallel>,
-    /// In order of their rows.
+    /// The micro-batches, in order of their rows.
     pub micro_batches: Vec<Batch>,
-    /// What losses are multiplied by: 1 / (counted rows or tokens of the global batch), and so each micro-batch's gradients have
-    /// their weight in the mean, however many tokens it has.
+    /// The factor of losses, 1 / (counted rows or tokens of the global batch). So each micro-batch's gradients have their weight in
+    /// the mean, however many tokens it has.
     pub scale: f64,
 }
 
@@ -91,11 +91,11 @@ impl Stages for Step {
     }
 }
 
-/// The stages of a model that this rank has, its layers cut over the tensor-parallel ranks: new, or with weights from a Hugging Face
-/// folder. All ranks call it.
+/// Builds this rank's stages of a language model, with layers split over the tensor-parallel ranks: with new weights, or those of
+/// a Hugging Face folder. All ranks call it.
 ///
 /// # Errors
-/// If the model cannot be cut so, memory is short, or the folder does not fit the model.
+/// If the model cannot be split in this way, memory is short, or the folder does not fit the model.
 pub fn decoder(
     config: &ModelConfig,
     layout: &Layout,

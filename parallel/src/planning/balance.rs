@@ -8,9 +8,9 @@ use super::profile::{sizes, times};
 use crate::pipeline::gpipe::{Batch, Sequence};
 use crate::{Error, Result};
 
-/// Layers for each of `partitions` stages, so that a forward and a backward pass in train mode take them about the same
-/// time. All layers run one after the other, again and again until `budget` is over (torchgpipe: one second); of each layer
-/// the shortest time counts. A sample that requires a gradient gets one.
+/// The number of layers of each of `partitions` stages, so that a forward and a backward pass in train mode take about the same
+/// time on every stage. All layers run one after the other, again and again until `budget` is over (torchgpipe: one second). The
+/// shortest time of each layer counts. If the sample requires a gradient, it is computed too.
 ///
 /// # Errors
 /// If there are more partitions than layers, a parameter has a gradient already, the sample is on a device that
@@ -38,14 +38,14 @@ pub fn balance_by_time(
     block_partition(&times(layers, &sample.into(), budget)?, partitions)
 }
 
-/// Layers for each of `partitions` stages, so that they need about the same memory: of each layer the bytes that the
-/// forward pass of a micro-batch leaves in train mode, and its parameters' times [`SizeConfig::parameter_scale`]. The
-/// bytes are those of the ledger, so a model on a meta device is balanced without being in memory; nothing else may use
-/// the device meanwhile.
+/// The number of layers of each of `partitions` stages, so that all stages need about the same memory. A layer needs the bytes
+/// that the forward pass of a micro-batch keeps in train mode, and the bytes of its parameters times
+/// [`SizeConfig::parameter_scale`]. The ledger counts the bytes, so a model can be balanced on a meta device without being in
+/// memory. Nothing else may use the device meanwhile.
 ///
 /// # Errors
 /// If there are more partitions than layers, a parameter has a gradient already, there are no micro-batches or rows, the
-/// scale is no positive number, or a layer fails.
+/// scale is negative or not finite, or a layer fails.
 pub fn balance_by_size(
     partitions: usize,
     layers: &Sequence,
@@ -55,13 +55,13 @@ pub fn balance_by_size(
     block_partition(&sizes(layers, &sample.into(), config)?, partitions)
 }
 
-/// How many elements of `costs` each of `blocks` consecutive blocks has, so that the blocks' costs differ little: with
-/// costs moved and scaled to lie in [0, 1], the largest block exceeds the smallest by at most 1. No block is empty.
+/// Divides `costs` into `blocks` consecutive blocks of similar cost, and returns the number of elements of each block. If costs
+/// are shifted and scaled to [0, 1], the largest block exceeds the smallest by at most 1. No block is empty.
 ///
-/// Source: Bárány, Grinberg: Block partitions of sequences (arXiv:1308.2452): beginning with blocks of as many elements
-/// each, the smallest block takes an element from its neighbour on the side of the largest, until that holds. Of several
-/// smallest blocks it must be the one closest to the largest; torchgpipe takes the first, and can end with a block of
-/// negative length.
+/// Source: Bárány, Grinberg: Block partitions of sequences (arXiv:1308.2452). It begins with blocks of the same number of
+/// elements. Then the smallest block takes an element from its neighbour on the side of the largest, until the condition holds.
+/// Of several smallest blocks it must be the one closest to the largest; torchgpipe takes the first, and can end with a block
+/// of negative length.
 ///
 /// # Errors
 /// If there are no blocks, or more than elements.
@@ -76,7 +76,7 @@ pub fn block_partition(costs: &[u64], blocks: usize) -> Result<Vec<usize>> {
         let why = format!("got {blocks} partitions of {} layers, wanted 1 to as many as layers", costs.len());
         return Err(Error::Config(format!("balance: {why}")));
     }
-    // In whole numbers throughout: what the scaled costs' 1 stands for is the largest cost less the smallest.
+    // All arithmetic is in whole numbers: the 1 of the scaled costs is the largest cost minus the smallest.
     let (least, most) = costs.iter().fold((u64::MAX, 0), |(least, most), &c| (least.min(c), most.max(c)));
     let one = u128::from(most - least);
     let before: Vec<u128> = std::iter::once(0)

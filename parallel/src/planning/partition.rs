@@ -9,10 +9,10 @@ use rayon::prelude::*;
 use super::LayerProfile;
 use crate::{Error, Result};
 
-/// A level of the machine: the lowest connects workers, each further one connects groups of the level beneath.
+/// A level of the machine's network: the lowest connects workers, each further one connects groups of the level beneath.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Level {
-    /// How many workers, or groups of the level beneath, a group has.
+    /// The number of workers, or of groups of the level beneath, in a group of this level.
     pub width: usize,
     /// Bytes a second between two of them.
     pub bandwidth: f64,
@@ -28,33 +28,33 @@ pub struct Plan {
     pub stages: Vec<PlannedStage>,
 }
 
-/// Consecutive layers that one worker, or one group of the level beneath, has.
+/// A stage: consecutive layers, which one worker or one group of the level beneath computes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PlannedStage {
     /// The layers.
     pub layers: Range<usize>,
-    /// How many replicas of it take micro-batches in turn.
+    /// The number of its replicas, which take micro-batches in turn.
     pub replicas: usize,
     /// How each replica is divided among the workers of its group; empty at the lowest level.
     pub inside: Vec<PlannedStage>,
 }
 
 impl Plan {
-    /// How many micro-batches keep the pipeline busy, for each replica of the first stage: the workers of the highest level
-    /// over those replicas, rounded up.
+    /// The number of micro-batches in flight that keeps the pipeline busy, for each replica of the first stage: the workers of the
+    /// highest level over those replicas, rounded up.
     pub fn in_flight(&self) -> usize {
         let workers: usize = self.stages.iter().map(|stage| stage.replicas).sum();
         self.stages.first().map_or(0, |first| workers.div_ceil(first.replicas.max(1)))
     }
 }
 
-/// The partition of the layers over all workers whose slowest part is fastest.
+/// The best partition of the layers over all workers: the one with the least time of its slowest stage or transfer.
 ///
 /// A stage of the layers `i..j` on `m` workers takes `T = max(C, 2 (m - 1) W / bandwidth) / m` for a micro-batch: `C` is
-/// the time of its layers, or that of the level beneath's best partition of them, and `W` the bytes of its parameters,
-/// whose gradients the replicas synchronise meanwhile. Between stages, `2 a / bandwidth` is spent on the output `a` and its
-/// gradient. The best partition of `i..j` over `m` workers has one stage, or a last stage `s..j` on some of them and the
-/// best partition of `i..s` on the others. `levels` are the lowest first.
+/// the time of its layers, or that of the level beneath's best partition of them, and `W` the bytes of its parameters. The
+/// replicas all-reduce the gradients of these meanwhile. A transfer between stages takes `2 a / bandwidth` for the output of `a`
+/// bytes and its gradient. The best partition of `i..j` over `m` workers has one stage, or a last stage `s..j` on some of them and the
+/// best partition of `i..s` on the others. `levels` begins with the lowest level.
 ///
 /// # Errors
 /// If there is no layer, no level, an empty level, or a number that is negative or not finite (of bandwidths, not above 0).
@@ -97,11 +97,11 @@ fn check(layers: &[LayerProfile], levels: &[Level]) -> Result<()> {
 /// The best partition of a range of layers over some workers.
 #[derive(Clone, Copy)]
 struct Subproblem {
-    /// As one stage.
+    /// The time as one stage.
     stage: f64,
-    /// As the best partition.
+    /// The time of the best partition.
     time: f64,
-    /// Where the best partition's last stage begins, and how many workers it has. `None`: it is one stage.
+    /// The first layer of the best partition's last stage, and the number of its workers. `None` if one stage is best.
     last: Option<(usize, usize)>,
 }
 
@@ -118,7 +118,7 @@ impl Table {
         let (count, width) = (layers.len(), level.width);
         let none = Subproblem { stage: f64::INFINITY, time: f64::INFINITY, last: None };
         let mut table = Table { layers: count, width, entries: vec![none; count * count * width] };
-        // A partition is made of those of shorter ranges.
+        // The partition of a range is made of those of shorter ranges.
         for length in 1..=count {
             let ranges = (0..count + 1 - length).into_par_iter().map(|first| first..first + length);
             let entries: Vec<(Range<usize>, Vec<Subproblem>)> = ranges
@@ -141,7 +141,7 @@ impl Table {
         table
     }
 
-    /// The better of one stage and every way to cut off a last one.
+    /// The best of one stage and of every last stage with the best partition of the layers before it.
     fn best(
         &self,
         layers: &[LayerProfile],

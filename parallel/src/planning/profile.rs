@@ -17,18 +17,18 @@ use crate::{Error, Result};
 pub struct LayerProfile {
     /// The time of its forward and backward pass together, in seconds (or any unit, the same everywhere).
     pub time: f64,
-    /// Bytes of its output, which are those of its gradient too.
+    /// The bytes of its output; the gradient of the output has as many.
     pub activation_bytes: f64,
-    /// Bytes of its parameters.
+    /// The bytes of its parameters.
     pub parameter_bytes: f64,
 }
 
 /// The memory that [`balance_by_size`](super::balance_by_size) counts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SizeConfig {
-    /// Micro-batches that the sample will be cut into.
+    /// The number of micro-batches into which the sample will be split.
     pub micro_batches: usize,
-    /// How many times the parameters' bytes training needs: 2 with their gradients, 2 to 3 for SGD, 4 to 5 for Adam.
+    /// The memory of training as a multiple of the parameters' bytes: 2 with gradients, 2 to 3 for SGD, 4 to 5 for Adam.
     pub parameter_scale: f64,
 }
 
@@ -66,8 +66,8 @@ struct Measured {
     output_bytes: usize,
 }
 
-/// Of each layer the least time of as many rounds as began within the budget, at least one: in any other round something else
-/// was in the way.
+/// Runs all layers in rounds, at least once and until the budget is over. The least time of a layer counts, since in other rounds
+/// something else used the machine.
 fn measure(op: &str, layers: &Sequence, sample: &Batch, budget: Duration) -> Result<Vec<Measured>> {
     if let Some(value) = sample.values().iter().find(|value| value.device().is_meta()) {
         let why = format!("got a sample on {}, which computes nothing", value.device());
@@ -94,7 +94,7 @@ fn measure(op: &str, layers: &Sequence, sample: &Batch, budget: Duration) -> Res
     }
 }
 
-/// Bytes that each layer needs.
+/// The bytes that each layer needs.
 pub(super) fn sizes(layers: &Sequence, sample: &Batch, config: SizeConfig) -> Result<Vec<u64>> {
     let SizeConfig { micro_batches, parameter_scale } = config;
     let rows = sample.rows()?;
@@ -132,7 +132,7 @@ fn value_alone(x: Var) -> Result<Var> {
     Ok(if x.requires_grad() { Var::leaf(x.into_tensor())? } else { x })
 }
 
-/// Computes the gradients of the layer's input and parameters, and forgets them.
+/// Computes the gradients of the layer's input and parameters, and drops them.
 fn backward(layer: &dyn Layer, x: &Batch, y: &Batch) -> Result<()> {
     let outputs = y.values().iter().filter(|y| y.requires_grad());
     let outputs: Vec<(Var, Option<Var>)> = outputs.map(|y| (y.clone(), Some(y.detach()))).collect();
@@ -149,7 +149,7 @@ fn backward(layer: &dyn Layer, x: &Batch, y: &Batch) -> Result<()> {
 
 /// While it lives, this thread is in train mode and the layers' buffers are copies.
 pub(super) struct Sandbox {
-    /// In the order in which they were replaced; one that two layers share is here twice.
+    /// The original buffers in the order in which they were replaced. A buffer that two layers share is here twice.
     buffers: Vec<(Buffer, Tensor)>,
     _context: ContextGuard,
 }
