@@ -46,7 +46,7 @@ fn an_error_names_the_stage_and_leaves_nothing_behind() {
         let message = model.run(&x).unwrap_err().to_string();
         let cause = "micro-batch 0: layer: got it, wanted it not";
         assert_eq!(message, format!("gpipe: stage {failing} on {}, {cause}", own[failing]));
-        // What is being copied yet goes when it has arrived.
+        // Memory of a copy that is still under way is free when the copy is done.
         assert!(soon(|| bytes() == before), "{:?} {before:?}", bytes());
         drop(x);
     }

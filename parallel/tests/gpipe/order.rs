@@ -123,7 +123,7 @@ fn the_observer_hears_of_every_phase_of_every_cell_once() {
     assert!(timeline.take().is_empty());
 }
 
-/// The median bubble of forward and backward together, of a model whose spans go to `timeline`.
+/// The median bubble of forward and backward together, of a model that reports its spans to `timeline`.
 fn median_bubble(model: &GPipe, x: &Var, timeline: &Timeline) -> f64 {
     let mut measured: Vec<f64> = (0..5)
         .map(|_| {
@@ -176,7 +176,7 @@ fn a_copy_holds_up_only_who_needs_it() {
         spans.lock().unwrap().push((span.phase, span.cell.stage, span.cell.micro_batch));
         observer(span);
     });
-    // All is copied while the second stage still computes the first micro-batch; the first stage waits for nobody.
+    // All is copied while the second stage still computes the first micro-batch; the first stage does not wait.
     let second = apply(move |batch| {
         let is_over = |what| told.lock().unwrap().contains(&what);
         assert!(soon(|| is_over((Phase::Copy, 1, 2)) && is_over((Phase::Forward, 0, 2))));

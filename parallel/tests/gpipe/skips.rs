@@ -163,7 +163,7 @@ fn a_skip_leaves_its_device_when_it_has_been_copied_and_the_next_one_when_it_is_
         noted.lock().unwrap().push([bytes(places[0]), bytes(places[1]), bytes(places[2])]);
         Ok(b.map(|x| x.mul_scalar(1.5))?)
     });
-    // No value is saved for backward: what is left is what somebody holds.
+    // No value is saved for backward: only tensors with a live handle are left.
     let copying: Run = |batch, skips| {
         let x = batch.one()?;
         skips.stash(&Skip::new("a"), x.mul_scalar(2.0)?)?;

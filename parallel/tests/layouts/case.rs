@@ -23,7 +23,7 @@ pub fn llama(layers: usize, heads: usize, key_heads: usize) -> ModelConfig {
     ModelConfig::Llama(LlamaConfig { key_heads, inner: 40, dropout: 0.1, ..config })
 }
 
-/// What is trained, and how it lies on its ranks.
+/// A model to train, and its layout over the ranks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Case {
     pub model: ModelConfig,
@@ -57,7 +57,7 @@ impl Case {
         self.layout.dp * self.layout.tp * self.layout.pp
     }
 
-    /// Freezes what is to be frozen.
+    /// Freezes the parameters that the case freezes.
     pub fn freeze(&self, parameters: &[Parameter]) {
         let frozen = parameters.iter().filter(|p| self.frozen.iter().any(|part| p.name().contains(part)));
         frozen.for_each(Parameter::freeze);

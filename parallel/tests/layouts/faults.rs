@@ -104,7 +104,7 @@ impl Trial {
         Ok(rank.comm().barrier()?)
     }
 
-    /// Panics unless all ranks have ended soon and know whose fault it is.
+    /// Panics unless all ranks have ended soon, with an error that names the rank at fault.
     fn judge(&self) {
         let (said, begin) = (Mutex::new(vec![String::new(); self.case.ranks()]), Instant::now());
         let outcome = Threads::new(self.case.ranks()).timeout(Duration::from_secs(60)).run(|rank| {

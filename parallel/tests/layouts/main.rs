@@ -1,4 +1,4 @@
-//! Layout equality: whatever a run is laid out over, it is the same run.
+//! Layout equality: a run has the same result under every layout.
 
 mod case;
 mod every;

@@ -84,7 +84,7 @@ pub struct Broken {
 }
 
 impl Broken {
-    /// One that goes wrong in the fault's transfer, if it is one of this rank's list, whose transfers are a call each.
+    /// A communicator that fails in the fault's transfer, if this rank's list has it. Each transfer is one call.
     pub fn over(comm: &Comm, list: &[Action], fault: Fault) -> Comm {
         let kind = |action: &Action| match action.kind {
             Kind::SendForward | Kind::SendBackward => comm::Kind::Send,
@@ -163,7 +163,7 @@ pub fn step(schedule: &Schedule, fault: Option<Fault>, rank: &Rank) -> Result<()
     Ok(rank.comm().barrier()?)
 }
 
-/// What each rank said in the end; nobody may take long.
+/// The error of each rank. No rank may take long.
 pub fn run(schedule: &Schedule, f: impl Fn(&Rank) -> Result<()> + Sync) -> Vec<String> {
     let (heard, start) = (Mutex::new(vec![String::new(); schedule.ranks.len()]), Instant::now());
     let outcome = Threads::new(schedule.ranks.len()).timeout(Duration::from_secs(60)).run(|rank| {

@@ -1,4 +1,4 @@
-//! Schedules as data, the simulator, PipeDream's planner, and the formulas of the estimates. Nothing here runs a model.
+//! Schedules as data, the simulator, and planning by PipeDream's dynamic program and by formulas. Nothing here runs a model.
 
 mod asynchronous;
 mod golden;

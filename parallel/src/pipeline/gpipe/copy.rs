@@ -60,11 +60,11 @@ impl CopyStreams {
             Ok(())
         };
         match self.0.get(&(from.device(), to.device)) {
-            Some(lane) => {
-                lane.submit(job);
+            Some(stream) => {
+                stream.submit(job);
                 // A GPU reads the source after the stream's thread has gone on.
                 if from.device().is_cuda() {
-                    record_stream(from, lane);
+                    record_stream(from, stream);
                 }
             }
             None => job()?,
@@ -80,8 +80,9 @@ pub(super) struct PendingCopy {
 }
 
 impl PendingCopy {
+    /// Waits until the copy is done.
     fn wait(self) -> GradResult<Tensor> {
-        let ended = |_| GradError::Custom("copy: the lane ended before it was copied".into());
+        let ended = |_| GradError::Custom("copy: the copy stream ended before the copy was done".into());
         self.completion.recv().map_err(ended)??;
         Ok(self.tensor)
     }

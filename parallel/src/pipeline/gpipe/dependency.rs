@@ -89,6 +89,7 @@ fn empty(device: Device) -> Result<Tensor> {
     Ok(phony(device, false)?.into_tensor())
 }
 
+/// The last node of a cell in backward: reports that its backward pass has ended.
 struct Enter {
     start: Arc<BackwardStart>,
     /// The devices of the phonies that were its inputs.
@@ -104,6 +105,7 @@ impl Backward for Enter {
     }
 }
 
+/// The first node of a cell in backward: waits for the gradients, and notes when the backward pass began.
 struct Leave {
     start: Arc<BackwardStart>,
     pending_grads: PendingGrads,
