@@ -9,10 +9,6 @@
 //!
 //! Then meta devices count the memory of torchgpipe's U-Nets, up to 15.8 billion parameters on eight devices.
 
-#[path = "gpipe_unet/discs.rs"]
-mod discs;
-#[path = "gpipe_unet/layers.rs"]
-mod layers;
 #[path = "gpipe_unet/memory.rs"]
 mod memory;
 #[path = "gpipe_unet/timeline.rs"]
@@ -26,19 +22,20 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use phalanx::nn::models::RecomputeMode;
 use phalanx::nn::{AdamW, BceWithLogitsLoss, Group, Loss, Module, Parameters, Rule};
-use phalanx::parallel::pipeline::balance::balance_by_time;
-use phalanx::parallel::pipeline::gpipe::{Checkpoint, GPipe, GPipeConfig, Partition, Timeline, bubble};
+use phalanx::parallel::pipeline::gpipe::{GPipe, GPipeConfig, Partition, Timeline, bubble};
+use phalanx::parallel::planning::balance_by_time;
 use phalanx::tensor::RngKey;
-use phalanx::{Context, Device};
-use unet::UNet;
+use phalanx::{Context, Device, Var};
+use unet::{INPUTS, OUTPUTS, UNet};
 
 const NET: UNet = UNet { depth: 3, convs: 2, channels: 8 };
 const DEVICES: [Device; 2] = [Device::Cpu(0), Device::Cpu(1)];
 const IMAGES: usize = 16;
 const MICRO_BATCHES: usize = 8;
 
-/// A line on stdout, if anybody reads there.
+/// A line on stdout; a closed stdout is no error.
 fn say(line: &str) {
     let _ = writeln!(std::io::stdout(), "{line}");
 }
@@ -69,12 +66,12 @@ fn run(path: &Path, steps: &str) -> Result<bool> {
     }
     let layers = NET.parts().len();
     let one = Partition::new(&[layers], &DEVICES)?;
-    let sample = discs::batch(0, IMAGES / MICRO_BATCHES, DEVICES[0])?.0;
+    let sample = disc_images(0, IMAGES / MICRO_BATCHES, DEVICES[0])?.0;
     let balance = balance_by_time(DEVICES.len(), &NET.build(&one)?, sample, Duration::from_millis(500))?;
     say(&format!("{layers} layers, balanced by time: {balance:?}"));
 
     let timeline = Timeline::new();
-    let piped = train(Partition::new(&balance, &DEVICES)?, Checkpoint::ExceptLast, &timeline, steps)?;
+    let piped = train(Partition::new(&balance, &DEVICES)?, RecomputeMode::ExceptLast, &timeline, steps)?;
     let spans = timeline.take();
     timeline::draw(path, &spans)?;
     let (m, n) = (MICRO_BATCHES as f64, DEVICES.len() as f64);
@@ -85,7 +82,7 @@ fn run(path: &Path, steps: &str) -> Result<bool> {
         path.display()
     ));
 
-    let plain = train(one, Checkpoint::Never, &Timeline::new(), steps)?;
+    let plain = train(one, RecomputeMode::Never, &Timeline::new(), steps)?;
     say(&format!("{:.0} ms a step over two devices, {:.0} ms on one", piped.step_ms, plain.step_ms));
     let equal = piped.losses == plain.losses;
     say(&format!("one device's losses: {}", if equal { "equal, bit for bit" } else { "DIFFERENT" }));
@@ -101,19 +98,18 @@ struct Outcome {
 }
 
 /// Trains the small net; the timeline is that of the last step.
-fn train(partition: Partition, checkpoint: Checkpoint, timeline: &Timeline, steps: u64) -> Result<Outcome> {
+fn train(partition: Partition, recompute: RecomputeMode, timeline: &Timeline, steps: u64) -> Result<Outcome> {
     let devices = partition.devices();
     let model = NET.build(&partition)?;
-    let config =
-        GPipeConfig::new(MICRO_BATCHES).with_checkpoint(checkpoint).with_observer(timeline.observer());
+    let config = GPipeConfig::new(MICRO_BATCHES).with_recompute(recompute).with_observer(timeline.observer());
     let model = GPipe::new(model, partition, config)?;
     let mut optimizer = AdamW::default().init(vec![Group::new(model.parameters(), 1e-2)])?;
     let (mut losses, begin) = (Vec::new(), Instant::now());
     for step in 0..steps {
         timeline.take();
         let _step = Context::with(|c| c.rng = RngKey { seed: 1, step });
-        let (x, _) = discs::batch(step, IMAGES, devices[0])?;
-        let (_, target) = discs::batch(step, IMAGES, devices[devices.len() - 1])?;
+        let (x, _) = disc_images(step, IMAGES, devices[0])?;
+        let (_, target) = disc_images(step, IMAGES, devices[devices.len() - 1])?;
         let loss = BceWithLogitsLoss::default().forward(&model.forward(&x)?, &target)?;
         loss.backward()?;
         optimizer.step()?;
@@ -121,4 +117,35 @@ fn train(partition: Partition, checkpoint: Checkpoint, timeline: &Timeline, step
         losses.push(loss.item()?);
     }
     Ok(Outcome { losses, step_ms: 1e3 * begin.elapsed().as_secs_f64() / steps as f64 })
+}
+
+const SIDE: usize = 32;
+
+/// Something to learn: noisy images with a disc each, and where it is. Images `[count, 3, 32, 32]`, and 1 for each pixel of a disc `[count, 1, 32, 32]`; a function of the step.
+fn disc_images(step: u64, count: usize, device: Device) -> Result<(Var, Var)> {
+    let mut noise = Noise(step.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(1));
+    let (mut images, mut discs) = (Vec::new(), Vec::new());
+    for _ in 0..count {
+        let [x, y, radius] = [11.0, 11.0, 4.0].map(|span: f32| span * (1.0 + noise.next()));
+        let inside = |pixel: usize| {
+            let (dx, dy) = ((pixel % SIDE) as f32 - x, (pixel / SIDE) as f32 - y);
+            f32::from(u8::from(dx * dx + dy * dy < radius * radius))
+        };
+        let disc: Vec<f32> = (0..SIDE * SIDE).map(inside).collect();
+        (0..INPUTS).for_each(|_| images.extend(disc.iter().map(|d| 0.5 * d + noise.next())));
+        discs.extend(disc);
+    }
+    let shape = |channels| [count, channels, SIDE, SIDE];
+    let images = Var::from_slice(&images, &shape(INPUTS), device)?;
+    Ok((images, Var::from_slice(&discs, &shape(OUTPUTS), device)?))
+}
+
+/// Uniform numbers in [0, 1): a linear congruence.
+struct Noise(u64);
+
+impl Noise {
+    fn next(&mut self) -> f32 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (self.0 >> 40) as f32 / (1u64 << 24) as f32
+    }
 }

@@ -9,12 +9,12 @@
 //! | data parallelism | [`data_parallel::Ddp`], [`data_parallel::DistributedSampler`], [`data_parallel::SyncBatchNorm`] |
 //! | ZeRO, FSDP | [`sharded::Zero`], [`sharded::ZeroConfig`], [`sharded::Stage`] |
 //! | tensor and sequence parallelism | [`tensor_parallel::TensorParallel`], [`tensor_parallel::ColumnParallelLinear`], [`tensor_parallel::RowParallelLinear`] |
-//! | pipelines over ranks | [`pipeline::ranks::Pipeline`], [`pipeline::ranks::Work`], [`pipeline::schedule`], [`pipeline::planner`] |
-//! | a pipeline in one process | [`pipeline::gpipe::GPipe`], [`pipeline::balance`], [`pipeline::DeferredBatchNorm`] |
+//! | pipelines over ranks | [`pipeline::ranks::Pipeline`], [`pipeline::ranks::Work`], [`pipeline::schedule`] |
+//! | a pipeline in one process | [`pipeline::gpipe::GPipe`], [`pipeline::DeferredBatchNorm`] |
 //! | all axes at once | [`mesh::Mesh`], [`mesh::Groups`], [`hybrid::Layout`], [`hybrid::OnMesh`] |
 //! | checkpoints | [`checkpoint::Saver`], [`checkpoint::Checkpoint`] |
 //! | operations that run beside each other | [`engine::Engine`], [`engine::Op`], [`engine::Variable`] |
-//! | formulas of papers | [`estimate::Transformer`] |
+//! | costs and cuts of a model | [`planning::balance_by_time`], [`planning::profile()`], [`planning::plan()`], [`planning::Transformer`] |
 //!
 //! Unsafe code is denied but for `comm/wire/mpi.rs` and `comm/nccl/`, which call MPI and NCCL.
 #![deny(unsafe_code)]
@@ -24,7 +24,6 @@ pub mod comm;
 pub mod data_parallel;
 pub mod engine;
 mod error;
-pub mod estimate;
 pub mod hybrid;
 pub mod launch;
 pub mod mesh;
@@ -32,8 +31,15 @@ mod objects;
 mod panics;
 pub mod part;
 pub mod pipeline;
+pub mod planning;
 pub mod sharded;
 pub mod tensor_parallel;
+
+/// The former place of [`planning::Transformer`].
+#[deprecated(since = "0.2.0", note = "moved to `planning`")]
+pub mod estimate {
+    pub use crate::planning::{Degrees as Layout, RecomputeGranularity as Recompute, Transformer};
+}
 
 pub use error::{Error, Result};
 pub use objects::{all_gather_object, tell};

@@ -1,5 +1,5 @@
 //! What a rank of a pipeline holds, from the ledger: on meta devices, where a rank needs no peers, to the byte. Alone in this
-//! file, whose ledgers nobody else may touch.
+//! file, since no other test may use its ledgers.
 
 mod gpt;
 #[path = "ranks/kit.rs"]

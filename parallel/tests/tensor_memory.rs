@@ -1,5 +1,5 @@
-//! What a layer of a cut model keeps for its backward pass, from the ledger. Alone in this file, whose ledgers nobody else
-//! may touch.
+//! The memory that a tensor-parallel layer keeps for its backward pass, from the ledger. Alone in this file, since no other
+//! test may use its ledgers.
 
 #[path = "tensor/kit.rs"]
 #[allow(dead_code)]

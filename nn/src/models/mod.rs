@@ -10,6 +10,7 @@ mod generate;
 mod gpt;
 mod hugging_face;
 mod llama;
+mod recompute;
 mod stage;
 mod targets;
 #[cfg(test)]
@@ -25,5 +26,6 @@ pub use hugging_face::{
     check_size, load_configured, load_model, load_stage, load_weights, read_config, save_model, save_tensors,
 };
 pub use llama::LlamaConfig;
-pub use stage::{RecomputeMode, Stage};
+pub use recompute::RecomputeMode;
+pub use stage::Stage;
 pub use targets::next_token_targets;

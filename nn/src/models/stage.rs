@@ -1,4 +1,4 @@
-//! [`Stage`]: a range of a model. [`RecomputeMode`]: what of it keeps nothing for backward.
+//! [`Stage`]: a range of a model.
 
 use std::ops::Range;
 
@@ -18,16 +18,4 @@ impl Stage {
     pub fn whole(layers: usize) -> Stage {
         Stage { layers: 0..layers, first: true, last: true }
     }
-}
-
-/// Which blocks keep nothing for backward and compute it again.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum RecomputeMode {
-    /// None.
-    #[default]
-    Never,
-    /// All but the last of the model, whose backward begins at once.
-    ExceptLast,
-    /// All.
-    Always,
 }

@@ -1,4 +1,4 @@
-//! [`Layout`]: how a run lies on its ranks. Pure.
+//! [`Layout`]: how a run is laid out over its ranks. Pure.
 
 use phalanx_nn::models::{ModelConfig, RecomputeMode};
 
@@ -7,7 +7,7 @@ use crate::pipeline::schedule::{Schedule, by_name, one_f_one_b};
 use crate::tensor_parallel::TensorParallel;
 use crate::{Error, Result};
 
-/// How a run lies on its ranks.
+/// How a run is laid out over its ranks: the size of each axis of parallelism, the schedule, and recomputation.
 ///
 /// ```
 /// use phalanx_nn::models::{GptConfig, ModelConfig};
@@ -20,21 +20,21 @@ use crate::{Error, Result};
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// Replicas of the model.
+    /// The number of replicas of the model (data parallelism).
     pub dp: usize,
-    /// Ranks over which layers are cut.
+    /// The number of ranks over which layers are split (tensor parallelism).
     pub tp: usize,
-    /// Ranks over which the model's stages are spread.
+    /// The number of ranks among which the stages are divided (pipeline parallelism).
     pub pp: usize,
     /// The pipeline's schedule, of [`NAMES`](crate::pipeline::schedule::NAMES).
     pub schedule: String,
-    /// Stages of a rank, in schedules that have several.
+    /// The number of stages of a rank, in schedules with several.
     pub chunks: usize,
-    /// Pieces into which a replica's share of the batch is cut.
+    /// The number of micro-batches into which a replica's share of the batch is split.
     pub micro_batches: usize,
-    /// What backward computes again: whole stages of micro-batches if there are several stages, otherwise blocks.
+    /// What backward recomputes: with several stages the whole stage, for the micro-batches of the mode; with one stage blocks.
     pub recompute: RecomputeMode,
-    /// Whether the stream between the layers is cut by positions.
+    /// Whether activations between layers are split by positions (sequence parallelism).
     pub sequence_parallel: bool,
 }
 
@@ -63,7 +63,7 @@ impl Layout {
         Ok(Mesh::new(self.tp, self.dp, self.pp)?)
     }
 
-    /// What a replica's ranks do. One rank with one stage runs one micro-batch after the other, whatever the schedule's name.
+    /// The schedule of a replica's ranks. With one stage it runs one micro-batch after the other, under every schedule name.
     ///
     /// # Errors
     /// For an unknown name, and if a number is 0.
@@ -72,18 +72,21 @@ impl Layout {
         Ok(if schedule.stages() == 1 { one_f_one_b(1, self.micro_batches)? } else { schedule })
     }
 
-    /// Whether a model can be trained so on batches of that many sequences of that many positions.
+    /// Checks whether a model can be trained in this layout, on batches of `sequences` sequences of `positions` positions.
     ///
     /// # Errors
-    /// The reason why not, and the nearest layout that can be.
+    /// If not. The error has the reason and the nearest layout that works.
     pub fn check(&self, model: &ModelConfig, sequences: usize, positions: usize) -> Result<()> {
-        let Err(error) = self.possible(model, sequences, positions) else { return Ok(()) };
-        let possible = |layout: &Layout| layout.possible(model, sequences, positions).is_ok();
+        let Err(error) = self.check_fits(model, sequences, positions) else { return Ok(()) };
+        let possible = |layout: &Layout| layout.check_fits(model, sequences, positions).is_ok();
         let Some(nearest) = self.nearest(model, sequences, possible) else { return Err(error) };
-        Err(Error::Config(format!("{error}; the nearest layout that can be: {}", self.told(&nearest))))
+        Err(Error::Config(format!(
+            "{error}; the nearest layout that can be: {}",
+            self.describe_changes(&nearest)
+        )))
     }
 
-    fn possible(&self, model: &ModelConfig, sequences: usize, positions: usize) -> Result<()> {
+    fn check_fits(&self, model: &ModelConfig, sequences: usize, positions: usize) -> Result<()> {
         let refuse = |why: String| Err(Error::Config(why));
         self.mesh()?;
         if self.chunks == 0 || self.micro_batches == 0 {
@@ -111,7 +114,7 @@ impl Layout {
         Ok(TensorParallel::check(model, self.tp, cut)?)
     }
 
-    /// The layout that differs least, in all numbers together; of several the one with the most ranks.
+    /// The layout that works and has the least sum of differences; of several the one with the most ranks.
     fn nearest(
         &self,
         model: &ModelConfig,
@@ -133,8 +136,8 @@ impl Layout {
         layouts.filter(possible).min_by_key(far)
     }
 
-    /// The ranks of another layout, and what else of it differs.
-    fn told(&self, other: &Layout) -> String {
+    /// The ranks of another layout, and its other settings that differ.
+    fn describe_changes(&self, other: &Layout) -> String {
         let Layout { dp, tp, pp, micro_batches, chunks, .. } = other;
         let mut told = format!("dp {dp} x tp {tp} x pp {pp}");
         if *micro_batches != self.micro_batches {
@@ -147,7 +150,7 @@ impl Layout {
     }
 }
 
-/// Ranks along an axis up to which a possible layout is looked for.
+/// The largest number of ranks along an axis that the search for the nearest layout tries.
 const SEARCHED: usize = 128;
 
 #[cfg(test)]

@@ -1,22 +1,22 @@
 //! All axes at once: data, tensor and pipeline parallelism, ZeRO and recomputation in one run.
 //!
 //! ```text
-//! Layout     how many ranks along which axis, which schedule      pure: refuses what cannot be, and says what could
-//! decoder    a rank's part of a language model
-//! Step       a step of a language model, as a pipeline's work
-//! OnMesh     what the ranks of all axes share: DataParallel       tied tables, norms, whole state
+//! Layout        how many ranks along which axis, which schedule      pure: refuses what cannot be, and names the nearest
+//! Part          a rank's stages of a model; `decoder` builds those of a language model
+//! Step          a training step of a Part, as a pipeline's work
+//! OnMesh        what the ranks of all axes share, as a DataParallel: tied tables, norms, whole state
+//!
+//! Layout, Part, OnMesh ──> mesh, pipeline, tensor_parallel, data_parallel, sharded
 //! ```
-//! A rank has some stages of a model ([`Chunks`](crate::pipeline::ranks::Chunks)), whose layers may be cut over its
-//! tensor-parallel ranks ([`TensorParallel`](crate::tensor_parallel::TensorParallel)); a
-//! [`Pipeline`](crate::pipeline::ranks::Pipeline) runs them; [`Ddp`](crate::data_parallel::Ddp) or
-//! [`Zero`](crate::sharded::Zero) adds up replicas. Each knows nothing of the others. [`OnMesh`] is where they meet.
+//! A rank has some stages of a model ([`Chunks`](crate::pipeline::ranks::Chunks)), whose layers may be split over its
+//! tensor-parallel ranks ([`TensorParallel`](crate::tensor_parallel::TensorParallel)). A
+//! [`Pipeline`](crate::pipeline::ranks::Pipeline) runs them, and [`Ddp`](crate::data_parallel::Ddp) or
+//! [`Zero`](crate::sharded::Zero) adds the gradients of replicas. None of these knows the others; [`OnMesh`] joins them.
 
-mod decoder;
 mod layout;
 mod on_mesh;
-mod step;
+mod part;
 
-pub use decoder::decoder;
 pub use layout::Layout;
 pub use on_mesh::OnMesh;
-pub use step::{Part, Step};
+pub use part::{Part, Step, decoder};

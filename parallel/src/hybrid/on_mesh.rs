@@ -1,4 +1,4 @@
-//! [`OnMesh`]: what the ranks of a mesh share.
+//! [`OnMesh`]: data parallelism of a model that is split over a mesh: tied tables, norms and state over all its ranks.
 
 use phalanx_kernels as kernels;
 use phalanx_nn::{Parameter, Parameters, Square, Squares};
@@ -16,9 +16,9 @@ use crate::tell::tell;
 use crate::tensor_parallel::{gather_parts, sum_squares};
 use crate::{Error, Result};
 
-/// A rank's part of a model on a mesh, in the place of [`DataParallel`]: replicas are added by what it is built over, the two
-/// copies of a tied table are kept alike, and the norm is that of the whole model, with the bits of one device where
-/// layers are not cut.
+/// A [`DataParallel`] for a rank's part of a model on a mesh. It adds replicas by the [`DataParallel`] that it wraps, keeps the
+/// two copies of a tied table equal, and computes the norm of the whole model, with the bits of one device if layers are not
+/// split.
 ///
 /// ```text
 /// begin()              pipeline.train(work)              finish()
@@ -28,17 +28,17 @@ pub struct OnMesh {
     replicas: Box<dyn DataParallel>,
     groups: Groups,
     tied: Option<TiedTable>,
-    /// The names of the parameters that count in the norm, on every rank of the pipeline.
+    /// For every rank of the pipeline the names of its parameters that count in the norm.
     counted: Vec<Vec<String>>,
-    /// Where the model is.
+    /// The device of the model.
     device: Device,
 }
 
 impl OnMesh {
-    /// Over the replicas of this rank's part of a `model`. All ranks of the mesh call it.
+    /// Wraps `replicas`, the data parallelism of `model`, this rank's part of a model. All ranks of the mesh call it.
     ///
     /// # Errors
-    /// If the schedule is of other ranks than the pipeline, or as [`crate::comm::Pending::wait`].
+    /// If the schedule has other ranks than the pipeline, or as [`crate::comm::Pending::wait`].
     pub fn new(
         model: &impl Parameters,
         replicas: Box<dyn DataParallel>,
@@ -64,7 +64,7 @@ impl OnMesh {
         &self.groups
     }
 
-    /// The squares of the pipeline's other ranks too.
+    /// The sums of squares of the parameters of all stages.
     fn of_all_stages(&self, own: Squares) -> Result<Squares> {
         let line = self.groups.along(Axis::Pp);
         if line.size() == 1 || !line.has_peers() {
@@ -74,7 +74,7 @@ impl OnMesh {
         let places: Option<Vec<usize>> = self.counted[line.rank()].iter().map(place).collect();
         let missing = || Error::Config("the parameters that are trained have changed".into());
         let places = places.ok_or_else(missing)?;
-        // Where nothing is trained, the sums do not know where the model is.
+        // If this rank trains nothing, its sums are not on the model's device.
         let mut sums = Tensor::zeros(&[places.len() + own.of.len()], DType::F64, self.device)?;
         let all = own.sums.to_device(self.device, false)?;
         kernels::copy_(&mut sums.narrow(0, places.len(), own.of.len())?, &all)?;
@@ -108,7 +108,7 @@ impl DataParallel for OnMesh {
         self.replicas.begin()
     }
 
-    /// After the pipeline's schedule.
+    /// To be called after the pipeline's schedule.
     fn finish(&self) -> Result<()> {
         self.tied.iter().try_for_each(TiedTable::exchange)?;
         self.replicas.finish()
@@ -140,7 +140,7 @@ impl DataParallel for OnMesh {
     fn load_full_state_dict(&self, model: &dyn Parameters, entries: Entries) -> Result<()> {
         let whole = |(name, values): (String, Tensor)| Ok(Part::whole(name, values.contiguous()?));
         let given = entries.into_iter().map(whole).collect::<Result<Vec<Part>>>()?;
-        // Of other stages' entries this one knows nothing.
+        // The entries of other stages are unknown to this rank, so unknown names are allowed.
         part::load("state dict", &self.parts(model)?, &given, false)?;
         self.reloaded()
     }

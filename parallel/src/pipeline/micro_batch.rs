@@ -1,7 +1,17 @@
-//! [`MicroBatch`]: which part of the mini-batch this thread computes, for layers to which that matters.
+//! [`Cell`]: a micro-batch at a stage; [`MicroBatch`]: which part of the mini-batch this thread computes, for layers that
+//! need to know it.
 
-use std::cell::Cell;
+use std::cell;
 use std::marker::PhantomData;
+
+/// One micro-batch at one stage: what a pipeline computes as a unit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Cell {
+    /// The micro-batch, from 0.
+    pub micro_batch: usize,
+    /// The stage, from 0.
+    pub stage: usize,
+}
 
 /// A micro-batch among those of its mini-batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,16 +23,16 @@ pub struct MicroBatch {
 }
 
 impl MicroBatch {
-    /// A batch that is not cut.
+    /// A batch that is not split.
     pub const WHOLE: MicroBatch = MicroBatch { index: 0, count: 1 };
 
-    /// The one that this thread computes; [`MicroBatch::WHOLE`] if nobody said otherwise.
+    /// The micro-batch that this thread computes: that of the innermost [`MicroBatch::enter`], else [`MicroBatch::WHOLE`].
     pub fn current() -> MicroBatch {
         CURRENT.get()
     }
 
-    /// Says until the guard is dropped that this thread computes this one. Whoever cuts batches does so around each
-    /// forward pass.
+    /// Until the guard is dropped, this is the micro-batch that the thread computes. Code that splits batches calls it around
+    /// each forward pass.
     ///
     /// ```
     /// use phalanx_parallel::pipeline::MicroBatch;
@@ -38,11 +48,11 @@ impl MicroBatch {
 }
 
 thread_local! {
-    static CURRENT: Cell<MicroBatch> = const { Cell::new(MicroBatch::WHOLE) };
+    static CURRENT: cell::Cell<MicroBatch> = const { cell::Cell::new(MicroBatch::WHOLE) };
 }
 
-/// Restores what was said before.
-#[must_use = "what was said before is restored when the guard is dropped"]
+/// When it is dropped, [`MicroBatch::current`] is again what it was before.
+#[must_use = "the micro-batch before is current again when the guard is dropped"]
 #[derive(Debug)]
 pub struct MicroBatchGuard {
     before: MicroBatch,

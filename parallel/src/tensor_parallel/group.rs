@@ -1,15 +1,16 @@
-//! [`TensorParallel`]: the ranks that hold a layer together, and how the stream reaches them.
+//! [`TensorParallel`]: the ranks that hold a layer together, how activations enter and leave their region, and the norm of
+//! the gradients when some parameters are split over them.
 
-use phalanx_nn::autograd::{Result, Var};
-use phalanx_nn::{Error, Parameter};
+use phalanx_nn::autograd::{Result as GradResult, Var};
+use phalanx_nn::{Error, Parameter, Squares, grad_squares, norm_of};
 
-use super::cut::Cut;
-use super::exchange::{Exchange, Exchanged};
-use super::regions::{exchanged, reduce_from_region};
+use super::mappings::{Exchange, Exchanged, Split, exchanged, reduce_from_region};
+use crate::Result;
 use crate::comm::Comm;
+use crate::sums::gather_sums;
 
-/// The ranks over which the layers of a model are cut, as this one sees them. It makes `nn`'s models through
-/// [`phalanx_nn::Layers`].
+/// The ranks over which the layers of a model are split, as this rank sees them. It builds `nn`'s models with parallel layers,
+/// through [`phalanx_nn::Layers`].
 ///
 /// ```
 /// use std::sync::Arc;
@@ -35,12 +36,12 @@ pub struct TensorParallel {
 }
 
 impl TensorParallel {
-    /// Over these ranks, the stream between the layers whole on each of them.
+    /// Tensor parallelism over these ranks. Activations between layers are whole on every rank.
     pub fn new(comm: &Comm) -> TensorParallel {
         TensorParallel { comm: comm.clone(), sequence: false }
     }
 
-    /// With the stream cut by positions, or not.
+    /// With or without sequence parallelism, which splits the activations between layers by positions.
     #[must_use]
     pub fn with_sequence_parallel(self, sequence: bool) -> TensorParallel {
         TensorParallel { sequence, ..self }
@@ -51,35 +52,35 @@ impl TensorParallel {
         &self.comm
     }
 
-    /// Whether the stream is cut by positions.
+    /// Whether activations between layers are split by positions.
     pub fn is_sequence_parallel(&self) -> bool {
         self.sequence && self.comm.size() > 1
     }
 
-    /// The stream, `[B, T, ..]` or this rank's positions of it, on its way into the region: all positions.
+    /// Enters the region: from the activations between layers, `[B, T, ..]` or this rank's positions of them, to all positions.
     ///
     /// # Errors
-    /// If the stream has no positions but is cut by them, or as [`crate::comm::Pending::wait`].
-    pub fn enter(&self, x: &Var) -> Result<Var> {
+    /// With sequence parallelism, if `x` has no positions; or as [`crate::comm::Pending::wait`].
+    pub fn enter(&self, x: &Var) -> GradResult<Var> {
         exchanged("enter", x.clone(), &self.comm, self.entering(x)?)
     }
 
-    /// The ranks' parts of the stream `[B, T, ..]`, added; this rank's positions, where it is cut.
+    /// Leaves the region: adds the ranks' partial sums `[B, T, ..]`. With sequence parallelism the result is this rank's positions.
     ///
     /// # Errors
-    /// If the positions do not divide by the ranks but are to be cut, or as [`crate::comm::Pending::wait`].
-    pub fn leave(&self, x: Var) -> Result<Var> {
+    /// With sequence parallelism, if the ranks do not divide the positions; or as [`crate::comm::Pending::wait`].
+    pub fn leave(&self, x: Var) -> GradResult<Var> {
         let exchanges = self.leaving(&x)?;
         exchanged("leave", x, &self.comm, exchanges)
     }
 
-    /// Sees to it that gradients of what all ranks hold whole are the same on all: where the stream is cut, each rank's
-    /// backward pass finds those of its positions, and they are added before they are accumulated. Models made through
-    /// [`phalanx_nn::Layers`] have called it; modules of other layers call it once.
+    /// Makes the gradients of parameters that every rank holds whole the same on all ranks. With sequence parallelism each rank's
+    /// backward pass computes the gradients of its positions; a hook adds them before they are accumulated. Models built through
+    /// [`phalanx_nn::Layers`] have called it; other modules have to call it once.
     ///
     /// # Errors
-    /// Never yet; kept for layers that check more.
-    pub fn share(&self, parameters: &[Parameter]) -> Result<()> {
+    /// None yet; kept for layers that check more.
+    pub fn share(&self, parameters: &[Parameter]) -> GradResult<()> {
         if !self.is_sequence_parallel() {
             return Ok(());
         }
@@ -87,57 +88,93 @@ impl TensorParallel {
         for leaf in whole.flat_map(Parameter::leaves) {
             let comm = self.comm.clone();
             let sum = move |dy: &Var| Ok(Some(reduce_from_region(dy, &comm)?));
-            // The handle would take the hook away; it stays as long as the parameter.
+            // The handle could remove the hook; without it the hook lives as long as the parameter.
             let _stays = leaf.var().on_grad(sum);
         }
         Ok(())
     }
 
-    pub(super) fn entering(&self, x: &Var) -> Result<[Exchange; 2]> {
+    pub(super) fn entering(&self, x: &Var) -> GradResult<[Exchange; 2]> {
         if !self.is_sequence_parallel() {
             return Ok([Exchange::Keep, Exchange::Sum]);
         }
-        let cut = Cut::of_parts(1, self.positions(x)?, self.comm.size());
-        Ok([Exchange::Gather(cut.clone()), Exchange::SumPart(cut)])
+        let split = Split::of_parts(1, self.positions(x)?, self.comm.size());
+        Ok([Exchange::Gather(split.clone()), Exchange::SumPart(split)])
     }
 
-    pub(super) fn leaving(&self, x: &Var) -> Result<[Exchange; 2]> {
+    pub(super) fn leaving(&self, x: &Var) -> GradResult<[Exchange; 2]> {
         if !self.is_sequence_parallel() {
             return Ok([Exchange::Sum, Exchange::Keep]);
         }
-        let cut = Cut::even("sequence parallelism: positions", 1, self.positions(x)?, self.comm.size())?;
-        Ok([Exchange::SumPart(cut.clone()), Exchange::Gather(cut)])
+        let split = Split::even("sequence parallelism: positions", 1, self.positions(x)?, self.comm.size())?;
+        Ok([Exchange::SumPart(split.clone()), Exchange::Gather(split)])
     }
 
-    fn positions(&self, x: &Var) -> Result<usize> {
+    fn positions(&self, x: &Var) -> GradResult<usize> {
         let why = || format!("got {:?} between layers, wanted [B, T, ..]", x.shape());
         let positions = x.shape().get(1).copied().filter(|_| x.rank() > 2);
         Ok(positions.ok_or_else(|| Error::invalid("sequence parallelism", why()))?)
     }
 }
 
-/// An exchange inside a backward pass: started, so that others run meanwhile, unless it is to be differentiated again.
-pub(super) enum Begun {
+/// An exchange inside a backward pass. It is asynchronous, unless it has to be differentiated again.
+pub(super) enum StartedExchange {
     Done(Var),
     Started(Exchanged),
 }
 
-impl Begun {
-    pub(super) fn new(x: Var, comm: &Comm, exchanges: [Exchange; 2], linked: bool) -> Result<Begun> {
+impl StartedExchange {
+    pub(super) fn new(
+        x: Var,
+        comm: &Comm,
+        exchanges: [Exchange; 2],
+        linked: bool,
+    ) -> GradResult<StartedExchange> {
         match linked {
-            true => Ok(Begun::Done(exchanged("exchange", x, comm, exchanges)?)),
+            true => Ok(StartedExchange::Done(exchanged("exchange", x, comm, exchanges)?)),
             false => {
                 let [forth, _] = exchanges;
                 let spare = x.tensor().is_sole_owner();
-                Ok(Begun::Started(forth.start(comm, x.tensor(), spare)?))
+                Ok(StartedExchange::Started(forth.start(comm, x.tensor(), spare)?))
             }
         }
     }
 
-    pub(super) fn finish(self) -> Result<Var> {
+    pub(super) fn finish(self) -> GradResult<Var> {
         match self {
-            Begun::Done(y) => Ok(y),
-            Begun::Started(started) => Ok(Var::new(started.finish()?)),
+            StartedExchange::Done(y) => Ok(y),
+            StartedExchange::Started(started) => Ok(Var::new(started.finish()?)),
         }
     }
+}
+
+/// The Euclidean norm of all gradients of a model that is split over these ranks, with the same bits on all of them. Parts of a
+/// parameter count from every rank, and whole parameters once. On a `meta` device it is 0.
+///
+/// # Errors
+/// If a gradient cannot be read, or as [`crate::comm::Pending::wait`].
+pub fn grad_norm(parameters: &[Parameter], comm: &Comm) -> Result<f64> {
+    Ok(norm_of(&sum_squares(grad_squares(parameters)?, comm)?)?)
+}
+
+/// Every parameter's sum of squares over all ranks, from the sums of this rank's parts. Those of whole parameters stay as they
+/// are; those of split parameters are added in order of the ranks. All ranks call it with parameters of the same names. The host
+/// does not wait for a GPU.
+///
+/// # Errors
+/// As [`crate::comm::Pending::wait`].
+pub fn sum_squares(squares: Squares, comm: &Comm) -> Result<Squares> {
+    let Squares { mut of, sums } = squares;
+    let parts: Vec<bool> = of.iter().map(|square| !square.whole).collect();
+    of.iter_mut().for_each(|square| square.whole = true);
+    if comm.size() == 1 || !comm.has_peers() {
+        return Ok(Squares { of, sums });
+    }
+    let count = of.len();
+    let pairs = parts.into_iter().enumerate().flat_map(|(i, part)| {
+        let ranks = if part { 0..comm.size() } else { comm.rank()..comm.rank() + 1 };
+        ranks.map(move |rank| (i, rank * count + i))
+    });
+    let sums = gather_sums(comm, &sums, &vec![count; comm.size()], count, pairs)?;
+    Ok(Squares { of, sums })
 }

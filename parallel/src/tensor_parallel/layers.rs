@@ -1,4 +1,4 @@
-//! [`TensorParallel`] as the maker of a model's layers.
+//! [`TensorParallel`] as a layer factory ([`Layers`]): `nn`'s models with parallel layers.
 
 use std::ops::Range;
 
@@ -6,7 +6,7 @@ use phalanx_nn::autograd::Var;
 use phalanx_nn::models::ModelConfig;
 use phalanx_nn::{Error, Layers, Map, Parameter, Result, Scope, Table};
 
-use super::cut::Cut;
+use super::mappings::Split;
 use super::{
     ColumnParallelLinear, RowParallelLinear, TensorParallel, VocabParallelEmbedding, VocabParallelHead,
 };
@@ -44,11 +44,11 @@ impl Layers for TensorParallel {
 
     fn heads(&self, heads: usize) -> Result<Range<usize>> {
         let comm = self.comm();
-        Ok(Cut::even("attention heads", 0, heads, comm.size())?.range(comm.rank()))
+        Ok(Split::even("attention heads", 0, heads, comm.size())?.range(comm.rank()))
     }
 
-    /// Key heads are cut where their number divides by the ranks. Otherwise all are on every rank, each rank's query
-    /// heads use some of them, and their maps are applied to the stream ([`Map::whole`]).
+    /// Key heads are split if the ranks divide their number. Otherwise every rank has all of them, its query heads use some of
+    /// them, and the maps that make them are applied outside the region ([`Map::whole`]).
     fn key_heads(&self, queries: usize, keys: usize) -> Result<Range<usize>> {
         self.heads(queries)?;
         if keys.is_multiple_of(self.comm().size()) { self.heads(keys) } else { Ok(0..keys) }
@@ -59,8 +59,8 @@ impl Layers for TensorParallel {
         if !self.is_sequence_parallel() {
             return Ok(0..positions);
         }
-        let cut = Cut::even("sequence parallelism: positions", 1, positions, comm.size())?;
-        Ok(cut.range(comm.rank()))
+        let split = Split::even("sequence parallelism: positions", 1, positions, comm.size())?;
+        Ok(split.range(comm.rank()))
     }
 
     fn built(&self, parameters: &[Parameter]) -> Result<()> {
@@ -69,20 +69,20 @@ impl Layers for TensorParallel {
 }
 
 impl TensorParallel {
-    /// Whether a model can be cut over `ranks`, before anything of it is made; `positions` of a sequence if the stream is to
-    /// be cut by them.
+    /// Checks whether a model can be split over `ranks`, before it is built. `positions` is the number of positions of a sequence
+    /// with sequence parallelism.
     ///
     /// # Errors
-    /// What cannot be cut, with both numbers: query heads or positions that do not divide by the ranks, fewer tokens or
-    /// inner features than ranks.
+    /// If the ranks do not divide the query heads or the positions, or there are fewer tokens or inner features than ranks. The
+    /// error has both numbers.
     pub fn check(config: &ModelConfig, ranks: usize, positions: Option<usize>) -> Result<()> {
         if ranks == 0 {
             return Err(Error::invalid("tensor parallelism", "got no ranks, wanted at least one"));
         }
-        Cut::even("attention heads", 0, config.heads(), ranks)?;
-        Cut::shares("inner features", 0, config.inner(), ranks)?;
-        Cut::shares("vocabulary", 0, config.vocabulary(), ranks)?;
-        let positions = positions.map(|n| Cut::even("sequence parallelism: positions", 1, n, ranks));
+        Split::even("attention heads", 0, config.heads(), ranks)?;
+        Split::uneven("inner features", 0, config.inner(), ranks)?;
+        Split::uneven("vocabulary", 0, config.vocabulary(), ranks)?;
+        let positions = positions.map(|n| Split::even("sequence parallelism: positions", 1, n, ranks));
         positions.transpose().map(drop)
     }
 }

@@ -5,17 +5,19 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use phalanx_nn::autograd::{Cx, Function, Grads, Var, grads1, is_recomputing};
+use phalanx_nn::models::RecomputeMode;
 use phalanx_nn::{
     Dropout, Entry, Gelu, LayerNormConfig, LinearConfig, Module, Parameters, Result as NnResult, Scope,
 };
 use phalanx_parallel::Result;
 use phalanx_parallel::pipeline::MicroBatch;
 use phalanx_parallel::pipeline::gpipe::{
-    Batch, Checkpoint, GPipe, GPipeConfig, Layer, Partition, Sequence, Skippable, Skips,
+    Batch, GPipe, GPipeConfig, Layer, Partition, Sequence, Skippable, Skips,
 };
 use phalanx_tensor::{Context, DType, Device, RngKey, Tensor};
 
-pub const MODES: [Checkpoint; 3] = [Checkpoint::Always, Checkpoint::ExceptLast, Checkpoint::Never];
+pub const MODES: [RecomputeMode; 3] =
+    [RecomputeMode::Always, RecomputeMode::ExceptLast, RecomputeMode::Never];
 
 /// Devices that no other test uses.
 pub fn devices(count: usize) -> Vec<Device> {

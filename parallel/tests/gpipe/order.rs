@@ -1,12 +1,14 @@
-//! Each device computes its cells in the order of the clock cycles, and backward in its mirror.
+//! Each device computes its cells in the order of the clock cycles, and backward in its mirror; values and gradients cross
+//! from device to device.
 
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use phalanx_nn::autograd::Var;
+use phalanx_nn::models::RecomputeMode;
 use phalanx_nn::{LinearConfig, Module, Scope};
 use phalanx_parallel::pipeline::gpipe::{
-    Batch, Checkpoint, GPipe, GPipeConfig, Layer, Partition, Phase, Span, Timeline, bubble, device_orders,
+    Batch, GPipe, GPipeConfig, Layer, Partition, Phase, Span, Timeline, bubble, device_orders,
 };
 use phalanx_tensor::{DType, Device};
 
@@ -43,7 +45,7 @@ fn every_device_follows_the_clock_cycles_and_their_mirror() {
             for slow in [0, 1] {
                 let journal = Journal::default();
                 let ms = |stage| [(stage as u64 + slow) % 2 * 2, (stage as u64 + slow + 1) % 2 * 3];
-                let config = GPipeConfig::new(micro_batches).with_checkpoint(mode);
+                let config = GPipeConfig::new(micro_batches).with_recompute(mode);
                 let model = probes(&places, config, &journal, ms);
                 let x = constant(1, &[micro_batches, 1], places[0]);
                 model.forward(&x).unwrap().sum_all().unwrap().backward().unwrap();
@@ -65,7 +67,7 @@ fn every_device_follows_the_clock_cycles_and_their_mirror() {
 fn a_cell_is_recomputed_after_the_backward_of_the_one_before() {
     let own = devices(2);
     let journal = Journal::default();
-    let config = GPipeConfig::new(3).with_checkpoint(Checkpoint::Always);
+    let config = GPipeConfig::new(3).with_recompute(RecomputeMode::Always);
     let model = probes(&own, config, &journal, |_| [0, 2]);
     model.forward(&constant(1, &[3, 1], own[0])).unwrap().sum_all().unwrap().backward().unwrap();
     for (stage, &device) in own.iter().enumerate() {
@@ -80,7 +82,7 @@ fn a_cell_is_recomputed_after_the_backward_of_the_one_before() {
 fn a_stage_recomputes_while_its_gradient_is_on_the_way() {
     let own = devices(2);
     let timeline = Timeline::new();
-    let config = GPipeConfig::new(1).with_checkpoint(Checkpoint::Always).with_observer(timeline.observer());
+    let config = GPipeConfig::new(1).with_recompute(RecomputeMode::Always).with_observer(timeline.observer());
     let model = probes(&own, config, &Journal::default(), |stage| [20, if stage == 1 { 80 } else { 0 }]);
     let y = model.forward(&constant(1, &[1, 1], own[0])).unwrap().sum_all().unwrap();
     timeline.take();
@@ -121,7 +123,7 @@ fn the_observer_hears_of_every_phase_of_every_cell_once() {
     assert!(timeline.take().is_empty());
 }
 
-/// The median bubble of forward and backward together, of a model whose spans go to `timeline`.
+/// The median bubble of forward and backward together, of a model that reports its spans to `timeline`.
 fn median_bubble(model: &GPipe, x: &Var, timeline: &Timeline) -> f64 {
     let mut measured: Vec<f64> = (0..5)
         .map(|_| {
@@ -144,7 +146,7 @@ fn median_bubble(model: &GPipe, x: &Var, timeline: &Timeline) -> f64 {
 fn the_bubble_of_two_equal_stages_is_that_of_the_formula() {
     let own = devices(2);
     let timeline = Timeline::new();
-    let config = |m, mode| GPipeConfig::new(m).with_checkpoint(mode).with_observer(timeline.observer());
+    let config = |m, mode| GPipeConfig::new(m).with_recompute(mode).with_observer(timeline.observer());
     for (m, mode) in [2, 4, 8].into_iter().flat_map(|m| MODES.map(|mode| (m, mode))) {
         let formula = 1.0 / (m + 1) as f64;
         let model = probes(&own, config(m, mode), &Journal::default(), |_| [60, 60]);
@@ -174,7 +176,7 @@ fn a_copy_holds_up_only_who_needs_it() {
         spans.lock().unwrap().push((span.phase, span.cell.stage, span.cell.micro_batch));
         observer(span);
     });
-    // All is copied while the second stage still computes the first micro-batch; the first stage waits for nobody.
+    // All is copied while the second stage still computes the first micro-batch; the first stage does not wait.
     let second = apply(move |batch| {
         let is_over = |what| told.lock().unwrap().contains(&what);
         assert!(soon(|| is_over((Phase::Copy, 1, 2)) && is_over((Phase::Forward, 0, 2))));
@@ -190,7 +192,7 @@ fn no_stage_is_more_than_three_micro_batches_ahead_of_the_next() {
     let own = devices(2);
     let (m, ahead, timeline) = (8, 3, Timeline::new());
     for mode in MODES {
-        let config = GPipeConfig::new(m).with_checkpoint(mode).with_observer(timeline.observer());
+        let config = GPipeConfig::new(m).with_recompute(mode).with_observer(timeline.observer());
         // In each direction the stage that comes first is the faster one.
         let ms = |stage| if stage == 0 { [0, 10] } else { [10, 0] };
         let model = probes(&own, config, &Journal::default(), ms);
@@ -207,4 +209,115 @@ fn no_stage_is_more_than_three_micro_batches_ahead_of_the_next() {
             assert!(first.end <= second.begin, "backward of {i}, {mode}");
         }
     }
+}
+
+fn identity() -> Box<dyn phalanx_parallel::pipeline::gpipe::Layer> {
+    apply(Ok)
+}
+
+#[test]
+fn values_and_gradients_of_every_layout_and_dtype_arrive() {
+    let own = devices(2);
+    for dtype in [DType::F64, DType::F32, DType::BF16, DType::F16] {
+        // Columns of a larger tensor: rows do not lie one after the other.
+        let x = leaf(1, &[6, 7], own[0]).to(dtype).unwrap();
+        let model = each(vec![identity(), identity()], &own, GPipeConfig::new(3));
+        let part = x.split_sizes(&[3, 4], 1).unwrap().remove(1);
+        let y = model.run(&part).and_then(Batch::one).unwrap();
+        assert_eq!((y.device(), y.dtype(), y.shape()), (own[1], dtype, &[6, 4][..]));
+        let values = |v: &phalanx_nn::autograd::Var| v.to(DType::F64).unwrap().to_vec::<f64>().unwrap();
+        assert_eq!(values(&y), values(&part));
+        let c = constant(3, &[6, 4], own[1]).to(dtype).unwrap();
+        x.retain_grad();
+        y.mul(&c).unwrap().to(DType::F64).unwrap().sum_all().unwrap().backward().unwrap();
+        let dx = values(&x.grad().unwrap());
+        let wanted = values(&c);
+        for row in 0..6 {
+            assert_eq!(dx[row * 7..][..3], [0.0; 3]);
+            assert_eq!(dx[row * 7 + 3..][..4], wanted[row * 4..][..4]);
+        }
+    }
+}
+
+#[test]
+fn integers_and_bools_cross_without_gradients() {
+    let own = devices(2);
+    for mode in MODES {
+        let model = each(vec![identity(), identity()], &own, GPipeConfig::new(2).with_recompute(mode));
+        let x = leaf(1, &[3, 2], own[0]);
+        let mask = x.to(DType::Bool).unwrap();
+        let index = constant(2, &[3], own[0]).mul_scalar(10.0).unwrap().to(DType::I64).unwrap();
+        let [y, mask2, index2] = model.run([x.clone(), mask.clone(), index.clone()]).unwrap().many().unwrap();
+        assert_eq!(mask2.to_vec::<bool>().unwrap(), mask.to_vec::<bool>().unwrap());
+        assert_eq!(index2.to_vec::<i64>().unwrap(), index.to_vec::<i64>().unwrap());
+        assert_eq!([y.requires_grad(), mask2.requires_grad(), index2.requires_grad()], [true, false, false]);
+        y.sum_all().unwrap().backward().unwrap();
+        assert_eq!(x.grad().unwrap().to_vec::<f64>().unwrap(), [1.0; 6]);
+    }
+}
+
+#[test]
+fn what_needs_no_gradient_gets_none_behind_a_stage() {
+    let own = devices(2);
+    let model =
+        each(vec![identity(), identity()], &own, GPipeConfig::new(2).with_recompute(RecomputeMode::Never));
+    let (x, mask) = (leaf(1, &[3, 2], own[0]), constant(2, &[3, 2], own[0]));
+    let [y, mask] = model.run([x, mask]).unwrap().many().unwrap();
+    assert!(y.requires_grad() && !mask.requires_grad());
+}
+
+#[test]
+fn all_values_of_a_cell_are_waited_for() {
+    let own = devices(3);
+    for _ in 0..20 {
+        let x = leaf(1, &[4, 5000], own[0]);
+        let model = each(
+            vec![
+                apply(|b: Batch| {
+                    let x = b.one()?;
+                    Ok([x.mul_scalar(2.0)?, x.mul_scalar(3.0)?, x.mul_scalar(5.0)?].into())
+                }),
+                identity(),
+                apply(|b: Batch| {
+                    let [a, b, c] = b.many()?;
+                    Ok(a.add(&b)?.add(&c)?.into())
+                }),
+            ],
+            &own,
+            GPipeConfig::new(2).with_recompute(RecomputeMode::Never),
+        );
+        model.run(&x).and_then(Batch::one).unwrap().sum_all().unwrap().backward().unwrap();
+        assert_eq!(x.grad().unwrap().to_vec::<f64>().unwrap(), [10.0; 20000]);
+    }
+}
+
+#[test]
+fn memory_leaves_a_device_when_the_value_has_arrived_at_the_next() {
+    let own = devices(2);
+    let bytes = |device: Device| device.ledger().unwrap().total().now;
+    let x = constant(1, &[2, 1000], own[0]);
+    let before = bytes(own[0]);
+    let model = each(
+        vec![apply(|b| Ok(b.map(|x| x.mul_scalar(2.0))?)), identity()],
+        &own,
+        GPipeConfig::new(2).with_recompute(RecomputeMode::Never),
+    );
+    let y = model.run(&x).unwrap();
+    assert_eq!(bytes(own[0]), before, "products that no backward needs");
+    drop(y);
+    assert_eq!(bytes(own[1]), 0);
+}
+
+#[test]
+fn anomaly_mode_sees_the_operations_of_every_device() {
+    let own = devices(2);
+    let _anomaly = phalanx_nn::autograd::detect_anomaly();
+    let model = each(
+        vec![apply(|b| Ok(b.map(|x| x.mul_scalar(0.0)?.sqrt()?.mul_scalar(0.0))?)), identity()],
+        &own,
+        GPipeConfig::new(2).with_recompute(RecomputeMode::Never),
+    );
+    let y = model.run(leaf(1, &[2, 3], own[0])).and_then(Batch::one).unwrap();
+    let message = y.sum_all().unwrap().backward().unwrap_err().to_string();
+    assert!(message.contains("made a NaN") && message.contains("sqrt"), "{message}");
 }

@@ -1,9 +1,16 @@
-//! A pipeline computes what the plain model computes over the same micro-batches.
+//! A pipeline computes what the plain model computes over the same micro-batches. With deferred batch normalisation a
+//! mini-batch's statistics move once, whatever is recomputed.
 
 use phalanx_nn::autograd::Var;
-use phalanx_nn::{EmbeddingConfig, LinearConfig, Parameters, Scope, TransformerEncoderLayerConfig};
-use phalanx_parallel::pipeline::gpipe::{Batch, Checkpoint, GPipe, GPipeConfig, Partition, Sequence};
-use phalanx_tensor::{Context, DType, Device};
+use phalanx_nn::models::RecomputeMode;
+use phalanx_nn::{
+    BatchNormConfig, Conv2dConfig, EmbeddingConfig, LinearConfig, Parameters, Relu, Scope, Sequential,
+    TransformerEncoderLayerConfig, state_dict,
+};
+use phalanx_parallel::pipeline::MicroBatch;
+use phalanx_parallel::pipeline::deferred_batch_norm::convert;
+use phalanx_parallel::pipeline::gpipe::{Batch, GPipe, GPipeConfig, Partition, Sequence, scatter};
+use phalanx_tensor::{Context, DType, Device, Tensor};
 
 use crate::kit::*;
 
@@ -60,7 +67,7 @@ fn gradients_are_the_plain_models_bit_for_bit() {
         assert!(wanted.2.iter().all(|(_, grad)| !grad.is_empty()));
         for balance in [&[8][..], &[3, 5], &[1, 2, 5], &[2, 3, 1, 2]] {
             for mode in MODES {
-                let config = GPipeConfig::new(micro_batches).with_checkpoint(mode);
+                let config = GPipeConfig::new(micro_batches).with_recompute(mode);
                 let got = piped(rows, balance, &own, config);
                 assert!(got == wanted, "{rows} rows, {micro_batches} micro-batches, {balance:?}, {mode}");
             }
@@ -75,7 +82,7 @@ fn stages_that_share_devices_compute_the_same() {
     for places in [[0, 0, 0], [0, 1, 0], [0, 0, 1], [1, 0, 0]] {
         let places = places.map(|i| own[i]);
         for mode in MODES {
-            let got = piped(9, &[3, 3, 2], &places, GPipeConfig::new(4).with_checkpoint(mode));
+            let got = piped(9, &[3, 3, 2], &places, GPipeConfig::new(4).with_recompute(mode));
             assert!(got == wanted, "{places:?}, {mode}");
         }
     }
@@ -94,7 +101,7 @@ fn dropout_draws_what_the_whole_batch_draws() {
 #[test]
 fn evaluation_computes_the_same_and_records_no_recomputation() {
     let own = devices(2);
-    let model = pipe(&[4, 4], &own, GPipeConfig::new(4).with_checkpoint(Checkpoint::Always));
+    let model = pipe(&[4, 4], &own, GPipeConfig::new(4).with_recompute(RecomputeMode::Always));
     let _context = Context::with(|c| c.train = false);
     let x = constant(1, &[6, WIDTH], own[0]);
     let got = model.run(&x).and_then(Batch::one).unwrap();
@@ -163,7 +170,7 @@ fn a_transformer_over_tokens_has_the_plain_models_gradients() {
         for mode in MODES {
             let partition = Partition::new(balance, &own).unwrap();
             let model = transformer(|layer| partition.device(layer).unwrap());
-            let config = GPipeConfig::new(micro_batches).with_checkpoint(mode);
+            let config = GPipeConfig::new(micro_batches).with_recompute(mode);
             let model = GPipe::new(model, partition, config).unwrap();
             let _context = Context::with(key);
             let y = model.run(tokens(own[0])).and_then(Batch::one).unwrap();
@@ -207,7 +214,7 @@ fn batches_of_several_values_pass_through_stages() {
     let x = leaf(1, &[5, 3], own[0]);
     let mask = Var::from_slice(&(0..15).map(|i| i % 2).collect::<Vec<i64>>(), &[5, 3], own[0]).unwrap();
     for mode in MODES {
-        let model = each(vec![apply(halves), apply(sum)], &own, GPipeConfig::new(2).with_checkpoint(mode));
+        let model = each(vec![apply(halves), apply(sum)], &own, GPipeConfig::new(2).with_recompute(mode));
         let y = model.run([x.clone(), mask.clone()]).and_then(Batch::one).unwrap();
         y.sum_all().unwrap().backward().unwrap();
         let got = (bits(&y), bits(&x.grad().unwrap()));
@@ -255,4 +262,99 @@ fn a_pipeline_is_driven_by_several_threads_at_once() {
             scope.spawn(|| assert!(piped(9, &[3, 5], &own, GPipeConfig::new(4)) == wanted));
         }
     });
+}
+
+const LAYERS: usize = 5;
+
+/// Two convolutions with a norm each, the norms deferred.
+fn convolutions(place: impl Fn(usize) -> Device) -> Sequence {
+    let scope = |i: usize| Scope::new(3, DType::F64, place(i)).child(i);
+    let conv = |i, inputs, outputs| Conv2dConfig::new(inputs, outputs, [3, 3]).init(&scope(i)).unwrap();
+    let norm = |i, momentum, channels| {
+        BatchNormConfig::new(channels).with_momentum(momentum).init_2d(&scope(i)).unwrap()
+    };
+    let mut model = Sequential::new()
+        .with(conv(0, 2, 4))
+        .with(norm(1, None, 4))
+        .with(Relu {})
+        .with(conv(3, 4, 3))
+        .with(norm(4, Some(0.1), 3));
+    convert(&mut model);
+    model.into()
+}
+
+/// Buffers and parameters.
+fn state(model: &impl Parameters) -> Vec<(String, Vec<u8>)> {
+    state_dict(model).into_iter().map(|(name, t)| (name, t.to_bytes().unwrap())).collect()
+}
+
+/// The plain model over the micro-batches one after the other, backward in the mirror's order.
+fn run_plain(model: &Sequence, x: &Var, micro_batches: usize) {
+    let parts = scatter(&x.into(), micro_batches).unwrap();
+    let count = parts.len();
+    let run = |(index, (part, _)): (usize, (Batch, _))| {
+        let _part = MicroBatch { index, count }.enter();
+        model.run(part).and_then(Batch::one).unwrap()
+    };
+    let ys: Vec<Var> = parts.into_iter().enumerate().map(run).collect();
+    ys.iter().rev().for_each(backward);
+}
+
+fn backward(y: &Var) {
+    let ones = Tensor::from_slice(&vec![0.5; y.numel()], y.shape(), y.device()).unwrap();
+    y.backward_with(Var::new(ones)).unwrap();
+}
+
+#[test]
+fn statistics_and_gradients_are_those_of_the_plain_model_over_the_same_micro_batches() {
+    let own = devices(3);
+    for balance in [&[5][..], &[2, 3], &[1, 1, 3]] {
+        for mode in MODES {
+            for micro_batches in [1, 2, 4] {
+                let what = format!("{balance:?}, {micro_batches} micro-batches, {mode}");
+                let partition = Partition::new(balance, &own).unwrap();
+                let config = GPipeConfig::new(micro_batches).with_recompute(mode);
+                let layers = convolutions(|layer| partition.device(layer).unwrap());
+                let piped = GPipe::new(layers, partition, config).unwrap();
+                let alone = convolutions(|_| Device::CPU);
+                assert_eq!(alone.layers().len(), LAYERS);
+                // The second batch has fewer micro-batches than are asked for.
+                for (step, rows) in [9, 3, 7].into_iter().enumerate() {
+                    let x = |device| constant(step as u64, &[rows, 2, 6, 5], device);
+                    run_plain(&alone, &x(Device::CPU), micro_batches);
+                    backward(&piped.run(x(own[0])).and_then(Batch::one).unwrap());
+                    assert!(state(&piped) == state(&alone), "{what}, step {step}");
+                    assert!(gradients(&piped) == gradients(&alone), "{what}, step {step}");
+                }
+                let before = state(&piped);
+                let _evaluation = Context::with(|c| c.train = false);
+                piped.run(constant(9, &[4, 2, 6, 5], own[0])).unwrap();
+                assert!(state(&piped) == before, "{what}: evaluation");
+            }
+        }
+    }
+}
+
+#[test]
+fn statistics_behind_the_first_convolution_are_those_of_the_whole_batch() {
+    let own = devices(2);
+    let partition = Partition::new(&[3, 2], &own).unwrap();
+    let layers = convolutions(|layer| partition.device(layer).unwrap());
+    let piped = GPipe::new(layers, partition, GPipeConfig::new(4)).unwrap();
+    let alone = convolutions(|_| Device::CPU);
+    for (step, rows) in [9, 3, 7].into_iter().enumerate() {
+        let x = |device| constant(step as u64, &[rows, 2, 6, 5], device);
+        piped.run(x(own[0])).unwrap();
+        alone.run(x(Device::CPU)).unwrap();
+    }
+    for name in ["1.running_mean", "1.running_var"] {
+        let of = |model: &dyn Fn() -> Vec<(String, Tensor)>| {
+            let (_, t) = model().into_iter().find(|(known, _)| known == name).unwrap();
+            t.to_vec::<f64>().unwrap()
+        };
+        let (got, wanted) = (of(&|| state_dict(&piped)), of(&|| state_dict(&alone)));
+        for (got, wanted) in got.iter().zip(&wanted) {
+            assert!((got - wanted).abs() < 1e-13, "{name}: {got}, wanted {wanted}");
+        }
+    }
 }

@@ -1,4 +1,4 @@
-//! A case: a model, a layout, and all of both that there are.
+//! A case: a model and a layout; all cases that there are, and cases at random, the same in every run.
 
 use std::fmt;
 
@@ -23,7 +23,7 @@ pub fn llama(layers: usize, heads: usize, key_heads: usize) -> ModelConfig {
     ModelConfig::Llama(LlamaConfig { key_heads, inner: 40, dropout: 0.1, ..config })
 }
 
-/// What is trained, and how it lies on its ranks.
+/// A model to train, and its layout over the ranks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Case {
     pub model: ModelConfig,
@@ -57,7 +57,7 @@ impl Case {
         self.layout.dp * self.layout.tp * self.layout.pp
     }
 
-    /// Freezes what is to be frozen.
+    /// Freezes the parameters that the case freezes.
     pub fn freeze(&self, parameters: &[Parameter]) {
         let frozen = parameters.iter().filter(|p| self.frozen.iter().any(|part| p.name().contains(part)));
         frozen.for_each(Parameter::freeze);
@@ -153,4 +153,18 @@ pub fn all() -> Vec<Case> {
         }
     }
     cases
+}
+
+/// Numbers that look random, by a seed.
+pub struct Draws(pub u64);
+
+impl Draws {
+    /// One below `n`. Source: Steele et al.: Fast splittable pseudorandom number generators (2014).
+    pub fn below(&mut self, n: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) % n as u64) as usize
+    }
 }

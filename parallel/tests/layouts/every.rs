@@ -1,15 +1,21 @@
-//! Every layout trains as one device does: a sample of them, and all.
+//! Every layout trains as one device does: a sample of them, and all. Gradients and parameters after one step of SGD, and
+//! what is at the edge: stages without blocks, few or empty micro-batches, tables tied or not, frozen parameters, bf16.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io::Write;
 use std::time::Instant;
 
+use phalanx_nn::models::{GptConfig, LlamaConfig, ModelConfig, RecomputeMode};
+use phalanx_parallel::Result;
 use phalanx_parallel::hybrid::Layout;
+use phalanx_parallel::launch::Rank;
+use phalanx_parallel::part::Part;
+use phalanx_parallel::pipeline::schedule::NAMES;
+use phalanx_tensor::DType;
 
-use crate::case::{Case, all};
-use crate::draws::Draws;
-use crate::outcome::{Alike, STEPS, alone, assert_same, together};
-use crate::run::CLIP;
+use crate::case::{Case, Draws, LENGTH, WIDTH, all, gpt, llama};
+use crate::outcome::{Alike, STEPS, Single, alone, assert_parts, assert_same, named, on_ranks, together};
+use crate::run::{CLIP, Run, Update, context, gradients};
 
 /// One device's runs, which many layouts share.
 #[derive(Default)]
@@ -94,4 +100,185 @@ fn every_layout() {
         let _ = writeln!(std::io::stderr(), "{at}  {case}");
         wanted.check(case);
     }
+}
+
+fn layout(dp: usize, tp: usize, pp: usize, schedule: &str, micro_batches: usize) -> Layout {
+    Layout { dp, tp, pp, schedule: schedule.into(), micro_batches, ..Layout::default() }
+}
+
+fn untied_gpt(layers: usize) -> ModelConfig {
+    ModelConfig::Gpt(GptConfig {
+        tied: false,
+        ..GptConfig::new(256, LENGTH, layers, 6, WIDTH).with_dropout(0.1)
+    })
+}
+
+fn tied_llama(layers: usize) -> ModelConfig {
+    let config = LlamaConfig::new(256, LENGTH, layers, 6, WIDTH);
+    let biases = LlamaConfig { attention_bias: true, mlp_bias: true, tied: true, ..config };
+    ModelConfig::Llama(LlamaConfig { key_heads: 3, dropout: 0.1, ..biases })
+}
+
+fn check(case: &Case) {
+    assert_same(case, &together(case, 0..STEPS), &alone(case, 0..STEPS));
+}
+
+/// Gradients and parameters of cut models differ by this part of the tensor's largest element.
+const TOLERANCE: f64 = 1e-12;
+
+fn check_sgd(case: &Case) {
+    let case = &Case { dtype: DType::F64, ..case.clone() };
+    let _context = context(0);
+    let mut single = Single::new(case, Update::Sgd);
+    single.pass(0);
+    let whole = gradients(&single.share).unwrap();
+    single.update();
+    let values = named(single.parts());
+    let rank = |rank: Rank| -> Result<[Vec<Part>; 2]> {
+        let _context = context(0);
+        let mut run = Run::new(case, rank.comm(), rank.device(), Update::Sgd)?;
+        run.pass(0)?;
+        let gradients = gradients(&*run.share)?;
+        run.update()?;
+        Ok([gradients, run.parts()?])
+    };
+    let ranks = on_ranks(case, rank).unwrap_or_else(|e| panic!("{case}: {e}"));
+    let tolerance = if case.layout.tp == 1 { 0.0 } else { TOLERANCE };
+    assert_parts(
+        case,
+        &ranks.iter().flat_map(|[gradients, _]| gradients).collect::<Vec<_>>(),
+        &named(whole),
+        tolerance,
+    );
+    assert_parts(case, &ranks.iter().flat_map(|[_, values]| values).collect::<Vec<_>>(), &values, tolerance);
+}
+
+#[test]
+fn one_step_of_sgd_gives_one_devices_gradients_and_parameters() {
+    let models = [gpt(4, 6), llama(4, 6, 2), untied_gpt(4), tied_llama(6)];
+    let meshes = [
+        (1, 2, 1),
+        (1, 3, 1),
+        (2, 2, 1),
+        (1, 2, 2),
+        (2, 2, 2),
+        (1, 3, 2),
+        (2, 1, 2),
+        (1, 2, 3),
+        (1, 6, 1),
+        (2, 3, 1),
+    ];
+    for (number, (dp, tp, pp)) in meshes.into_iter().enumerate() {
+        let schedules = ["1f1b", "zb-v", "gpipe", "zb-h1", "interleaved"];
+        for (i, model) in models.iter().enumerate() {
+            let (name, zero) = (schedules[(number + i) % 5], ((number + 3 * i) % 4) as u8);
+            let layout = Layout {
+                sequence_parallel: tp > 1 && (number + i) % 2 == 0,
+                recompute: [RecomputeMode::Never, RecomputeMode::Always, RecomputeMode::ExceptLast]
+                    [(number + i) % 3],
+                ..layout(dp, tp, pp, name, 1 + (number + i) % 3)
+            };
+            check_sgd(&Case { zero, ..Case::new(model.clone(), layout) });
+        }
+    }
+}
+
+#[test]
+fn stages_may_have_no_blocks_and_micro_batches_may_be_fewer() {
+    for (pp, tp, micro_batches) in [(4, 2, 1), (5, 1, 2), (3, 2, 1), (8, 1, 3)] {
+        for schedule in ["interleaved", "zb-v"] {
+            let layout =
+                Layout { chunks: 3, sequence_parallel: tp > 1, ..layout(1, tp, pp, schedule, micro_batches) };
+            check(&Case::new(gpt(4, 6), layout));
+        }
+    }
+    check(&Case { zero: 3, ..Case::new(untied_gpt(1), layout(2, 1, 4, "1f1b", 3)) });
+}
+
+#[test]
+fn tables_may_be_tied_or_not_in_both_models() {
+    for (i, schedule) in NAMES.into_iter().enumerate() {
+        for model in [untied_gpt(4), tied_llama(4)] {
+            let tp = 1 + i % 3;
+            let layout =
+                Layout { sequence_parallel: i == 5, ..layout(8 / (tp * 2).max(3), tp, 2, schedule, 3) };
+            check(&Case { zero: (i % 4) as u8, ..Case::new(model, layout) });
+        }
+    }
+}
+
+#[test]
+fn a_micro_batch_may_have_no_target_that_counts() {
+    for (dp, tp, pp, schedule) in
+        [(2, 1, 2, "1f1b"), (1, 3, 2, "zb-v"), (2, 2, 1, "1f1b"), (3, 1, 1, "gpipe")]
+    {
+        check(&Case { ignored: 30, zero: dp as u8, ..Case::new(gpt(4, 6), layout(dp, tp, pp, schedule, 5)) });
+    }
+}
+
+/// Attention that stays inside documents, fused and, with dropout, of other operations.
+#[test]
+fn rows_of_several_documents_train_as_on_one_device() {
+    let without = GptConfig::new(256, LENGTH, 4, 6, WIDTH).with_dropout(0.0);
+    let ModelConfig::Llama(shared) = llama(4, 6, 2) else { unreachable!() };
+    let models =
+        [ModelConfig::Gpt(without), ModelConfig::Llama(LlamaConfig { dropout: 0.0, ..shared }), gpt(4, 6)];
+    let meshes = [
+        (3, 1, 1, "1f1b"),
+        (2, 1, 2, "zb-v"),
+        (1, 1, 4, "interleaved"),
+        (4, 1, 2, "gpipe"),
+        (1, 3, 1, "1f1b"),
+        (2, 2, 2, "1f1b"),
+    ];
+    let modes = [RecomputeMode::Never, RecomputeMode::Always, RecomputeMode::ExceptLast];
+    for (i, (dp, tp, pp, schedule)) in meshes.into_iter().enumerate() {
+        for (j, model) in models.iter().enumerate() {
+            let recompute = modes[(i + j) % 3];
+            let layout =
+                Layout { recompute, sequence_parallel: tp > 1 && j < 2, ..layout(dp, tp, pp, schedule, 3) };
+            let zero = if dp > 1 { ((i + j) % 4) as u8 } else { 0 };
+            check(&Case { packed: true, zero, ..Case::new(model.clone(), layout) });
+        }
+    }
+}
+
+/// The first stage, some stages, or everything but the ends has nothing to train.
+#[test]
+fn parameters_may_be_frozen() {
+    let first: &[&str] = &["wte", "wpe", "h.0.", "h.1.", "h.2."];
+    let middle: &[&str] = &["h.1.", "h.2."];
+    let tied: &[&str] = &["wte"];
+    let but_norms: &[&str] = &["attn", "mlp", "wte", "wpe", "lm_head"];
+    let models = [(first, untied_gpt(4)), (middle, gpt(4, 6)), (tied, gpt(4, 6)), (but_norms, untied_gpt(4))];
+    let meshes = [(2, 1, 3, "1f1b"), (1, 2, 2, "zb-h1"), (2, 2, 1, "1f1b"), (1, 1, 2, "zb-v")];
+    for (i, (frozen, model)) in models.into_iter().enumerate() {
+        for (j, (dp, tp, pp, schedule)) in meshes.into_iter().enumerate() {
+            let zero = ((i + j) % 4) as u8;
+            check(&Case { frozen, zero, ..Case::new(model.clone(), layout(dp, tp, pp, schedule, 3)) });
+        }
+    }
+}
+
+#[test]
+fn bf16_has_the_bits_of_one_device_and_comes_near_where_layers_are_cut() {
+    for (dp, pp, schedule, zero) in
+        [(2, 2, "1f1b", 0), (2, 3, "zb-v", 3), (1, 4, "interleaved", 1), (4, 2, "zb-h1", 2)]
+    {
+        let layout = Layout { recompute: RecomputeMode::ExceptLast, ..layout(dp, 1, pp, schedule, 3) };
+        for model in [gpt(4, 6), llama(4, 6, 2)] {
+            check(&Case { dtype: DType::BF16, zero, ..Case::new(model, layout.clone()) });
+        }
+    }
+    let cut = Layout { sequence_parallel: true, ..layout(2, 2, 2, "1f1b", 2) };
+    let case = Case { dtype: DType::BF16, zero: 2, ..Case::new(gpt(4, 6), cut) };
+    let (ranks, alone) = (together(&case, 0..STEPS), alone(&case, 0..STEPS));
+    let losses = |own: &Vec<Vec<f64>>| own.iter().map(|step| step.iter().sum()).collect::<Vec<f64>>();
+    // The last stage's ranks, of which two hold each replica together.
+    let replicas = [4, 6].map(|rank: usize| losses(&ranks[rank].losses));
+    for (step, wanted) in losses(&alone.losses).into_iter().enumerate() {
+        let got = replicas[0][step] + replicas[1][step];
+        assert!((got / wanted - 1.0).abs() < 5e-3, "step {step}: {got}, wanted {wanted}");
+    }
+    assert!(alone.norms.iter().all(|norm| *norm > CLIP));
 }

@@ -14,8 +14,8 @@ use phalanx_parallel::pipeline::ranks::Spec;
 use phalanx_parallel::pipeline::schedule::NAMES;
 use phalanx_parallel::{Error, Result};
 
+use crate::case::Draws;
 use crate::case::{Case, gpt, llama};
-use crate::draws::Draws;
 use crate::run::{Run, Update, context};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -104,7 +104,7 @@ impl Trial {
         Ok(rank.comm().barrier()?)
     }
 
-    /// Panics unless all ranks have ended soon and know whose fault it is.
+    /// Panics unless all ranks have ended soon, with an error that names the rank at fault.
     fn judge(&self) {
         let (said, begin) = (Mutex::new(vec![String::new(); self.case.ranks()]), Instant::now());
         let outcome = Threads::new(self.case.ranks()).timeout(Duration::from_secs(60)).run(|rank| {

@@ -1,12 +1,10 @@
-//! Layout equality: whatever a run is laid out over, it is the same run.
+//! Layout equality: a run has the same result under every layout.
 
 mod case;
-mod draws;
 mod every;
 mod faults;
 #[path = "../gpt/mod.rs"]
 mod gpt;
 mod moves;
-mod odd;
 mod outcome;
 mod run;

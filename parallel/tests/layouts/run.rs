@@ -128,13 +128,13 @@ impl Run {
         checkpoint::parts(&[trained], &[&self.optimizer])
     }
 
-    /// Overwrites the values, so that what is read cannot be there already.
+    /// Overwrites the values, so that a load that reads nothing is found.
     pub fn forget(&self) -> Result<()> {
         let own = self.share.parts(&*self.model)?;
         Ok(own.into_iter().try_for_each(|mut part| phalanx_kernels::fill_(&mut part.values, 9.0))?)
     }
 
-    /// Goes on from a checkpoint; what is read must not be there already.
+    /// Goes on from a checkpoint. The values before must differ from those in it.
     pub fn restore(&mut self, saved: &Checkpoint, comm: &Comm) -> Result<()> {
         self.forget()?;
         let trained = Trained { model: &*self.model, share: &*self.share };

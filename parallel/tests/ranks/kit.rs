@@ -42,7 +42,7 @@ pub struct Work<L: Layers = OneDevice> {
 }
 
 impl Work {
-    /// A rank's, of a model whose layers are not cut.
+    /// That of a rank of a pipeline without tensor parallelism.
     pub fn new(config: &ModelConfig, schedule: &Schedule, rank: usize, device: Device) -> Result<Work> {
         Work::of(&Arc::new(OneDevice), config, schedule, rank, device)
     }
@@ -158,7 +158,7 @@ pub fn train(config: &ModelConfig, schedule: &Schedule, mode: RecomputeMode, ran
     train_on(&Arc::new(OneDevice), rank.comm(), config, schedule, mode, rank.device())
 }
 
-/// One rank of a pipeline's, whose layers may be cut.
+/// Trains one rank of a pipeline, with or without tensor parallelism.
 pub fn train_on<L: Layers>(
     layers: &Arc<L>,
     line: &Comm,

@@ -4,7 +4,6 @@
 mod gpt;
 
 mod asynchronous;
-mod asynchronous_replicas;
 mod bits;
 mod data_parallel;
 mod faults;
@@ -12,8 +11,6 @@ mod kit;
 mod odd;
 #[path = "../comm/port.rs"]
 mod port;
-mod processes;
 mod sync_batch_norm;
-mod tensor_parallel;
 mod twin;
 mod work;

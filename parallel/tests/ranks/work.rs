@@ -1,4 +1,4 @@
-//! Work as a function of the batch, and what is not done without its other half.
+//! `Work`, the computation as a function of the batch; and what is refused when a call is missing, such as `exchange`.
 
 use std::sync::{Arc, Mutex};
 

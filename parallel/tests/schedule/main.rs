@@ -1,12 +1,8 @@
-//! Schedules as data, the simulator, PipeDream's planner, and the formulas of the estimates. Nothing here runs a model.
+//! Schedules as data, the simulator, and planning by PipeDream's dynamic program and by formulas. Nothing here runs a model.
 
 mod asynchronous;
-mod estimate;
 mod golden;
-mod planner;
-mod properties;
-mod receipts;
+mod planning;
 mod simulate;
-mod text;
 mod transfers;
 mod verify;

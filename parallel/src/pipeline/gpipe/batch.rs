@@ -1,4 +1,4 @@
-//! [`Batch`]: one tensor or several whose rows belong together, cut into micro-batches and joined again.
+//! [`Batch`]: one tensor or several with the same number of rows, split into micro-batches and joined again.
 
 use std::ops::{Index, IndexMut, Range};
 
@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 
 use crate::{Error, Result};
 
-/// What passes from layer to layer: one value or several.
+/// The input or output of a layer: one value or several.
 #[derive(Clone, Debug)]
 pub struct Batch(SmallVec<[Var; 2]>);
 
@@ -17,7 +17,7 @@ impl Batch {
     /// The only value.
     ///
     /// # Errors
-    /// If there is not exactly one.
+    /// If there is none, or more than one.
     pub fn one(self) -> Result<Var> {
         let count = self.0.len();
         let mut values = self.0.into_iter();
@@ -27,10 +27,10 @@ impl Batch {
         }
     }
 
-    /// The values, of which there are as many as the array has room for: `let [x, y] = batch.many()?`.
+    /// The values as an array: `let [x, y] = batch.many()?`.
     ///
     /// # Errors
-    /// If there are more or fewer.
+    /// If the batch has another number of values.
     pub fn many<const N: usize>(self) -> Result<[Var; N]> {
         let count = self.0.len();
         let values: Result<[Var; N], _> = self.0.into_vec().try_into();
@@ -42,23 +42,23 @@ impl Batch {
         &self.0
     }
 
-    /// The values, taken apart.
+    /// The values.
     pub fn into_values(self) -> Vec<Var> {
         self.0.into_vec()
     }
 
-    /// `f` of each value.
+    /// The batch of `f` of each value.
     ///
     /// # Errors
-    /// Whatever `f` returns.
+    /// The first error of `f`.
     pub fn map<E>(self, f: impl FnMut(Var) -> Result<Var, E>) -> Result<Batch, E> {
         Ok(Batch(self.0.into_iter().map(f).collect::<Result<_, E>>()?))
     }
 
-    /// The rows that all values have, which is the size of their first dimension.
+    /// The number of rows, the size of the first dimension of every value.
     ///
     /// # Errors
-    /// If there is no value, one has no dimension, or they differ: rows would be lost.
+    /// If there is no value, a value has no dimension, or their numbers of rows differ: rows would be lost.
     pub fn rows(&self) -> Result<usize> {
         let rows = |v: &Var| v.shape().first().copied();
         match self.0.first().and_then(rows) {
@@ -70,7 +70,7 @@ impl Batch {
         }
     }
 
-    /// Refuses values that lie elsewhere than on `device`.
+    /// Refuses values that are not on `device`.
     pub(super) fn check_device(&self, device: Device) -> Result<()> {
         match self.0.iter().find(|v| v.device() != device) {
             Some(value) => Err(wrong(format!("got a value on {}, wanted it on {device}", value.device()))),

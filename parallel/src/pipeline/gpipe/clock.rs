@@ -1,18 +1,16 @@
-//! [`clock_cycles`]: in which order the cells of a pipeline are computed; and what of it each device does.
+//! The clock cycles: in which order the cells of a pipeline are computed ([`clock_cycles`]), which of them each device
+//! computes ([`device_orders`]), and when each was computed ([`Timeline`], [`bubble`]).
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use phalanx_tensor::Device;
 
-/// One micro-batch at one stage.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Cell {
-    /// The micro-batch, from 0.
-    pub micro_batch: usize,
-    /// The stage, from 0.
-    pub stage: usize,
-}
+use super::Cell;
 
-/// The ticks of a pipeline of `micro_batches` over `stages`: a cell runs one tick after the one that its input comes
-/// from. There are `micro_batches + stages - 1`, and the cells of one tick do not depend on each other.
+/// The clock cycles (ticks) of a pipeline of `micro_batches` over `stages`: a cell runs one tick after the cell that makes its
+/// input. There are `micro_batches + stages - 1` ticks. The cells of one tick do not depend on each other.
 ///
 /// ```text
 /// m = 4, n = 3        tick   0    1    2    3    4    5
@@ -45,6 +43,90 @@ pub fn device_orders(micro_batches: usize, stages: &[Device]) -> Vec<(Device, Ve
         }
     }
     orders
+}
+
+/// A pass of a cell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Phase {
+    /// Its forward pass.
+    Forward,
+    /// Its forward pass once more, for the values that backward needs.
+    Recompute,
+    /// Its backward pass.
+    Backward,
+    /// The copy of an activation or a gradient of the micro-batch to the stage.
+    Copy,
+}
+
+/// A phase of a cell that has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// The device that computes; of a copy, the target.
+    pub device: Device,
+    /// The stage and the micro-batch.
+    pub cell: Cell,
+    /// The phase.
+    pub phase: Phase,
+    /// When it began.
+    pub begin: Instant,
+    /// When it ended.
+    pub end: Instant,
+}
+
+/// An observer of the phases of cells.
+pub type Observer = crate::pipeline::Observer<Span>;
+
+/// Collects spans. Clones share them.
+#[derive(Clone, Default)]
+pub struct Timeline(Arc<Mutex<Vec<Span>>>);
+
+impl Timeline {
+    /// A timeline without spans.
+    pub fn new() -> Timeline {
+        Timeline::default()
+    }
+
+    /// An observer that adds spans to this timeline.
+    pub fn observer(&self) -> Observer {
+        let spans = self.0.clone();
+        Arc::new(move |span| spans.lock().unwrap_or_else(PoisonError::into_inner).push(span))
+    }
+
+    /// Removes and returns all spans so far, in order of their begin.
+    pub fn take(&self) -> Vec<Span> {
+        let mut spans = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        spans.sort_by_key(|span| (span.begin, span.end));
+        spans
+    }
+}
+
+/// The share of the time from the first begin to the last end in which devices are idle, on average over the devices. For m
+/// micro-batches over n stages of equal cost it is `(n - 1) / (m + n - 1)`.
+/// Source: GPipe (arXiv:1811.06965), section 2.3.
+pub fn bubble(spans: &[Span]) -> f64 {
+    let computing: Vec<&Span> = spans.iter().filter(|span| span.phase != Phase::Copy).collect();
+    let devices = computing.iter().map(|span| span.device).collect::<BTreeSet<_>>().len();
+    let (begin, end) = (computing.iter().map(|s| s.begin).min(), computing.iter().map(|s| s.end).max());
+    let (Some(begin), Some(end)) = (begin, end) else { return 0.0 };
+    let busy: Duration = computing.iter().map(|span| span.end - span.begin).sum();
+    1.0 - busy.as_secs_f64() / ((end - begin).as_secs_f64() * devices as f64).max(f64::MIN_POSITIVE)
+}
+
+/// Reports the phases of one cell to the pipeline's observer, if there is one.
+#[derive(Clone)]
+pub(super) struct CellObserver {
+    pub(super) observer: Option<Observer>,
+    pub(super) device: Device,
+    pub(super) cell: Cell,
+}
+
+impl CellObserver {
+    /// Reports a phase that began at `begin` and ends now.
+    pub(super) fn report(&self, phase: Phase, begin: Instant) {
+        if let Some(observer) = &self.observer {
+            observer(Span { device: self.device, cell: self.cell, phase, begin, end: Instant::now() });
+        }
+    }
 }
 
 #[cfg(test)]
@@ -86,5 +168,24 @@ mod tests {
         assert_eq!(cells(&one[0].1), [(0, 0), (1, 0), (0, 1), (2, 0), (1, 1), (2, 1)]);
         let back = device_orders(2, &[a, b, a]);
         assert_eq!(cells(&back[0].1), [(0, 0), (1, 0), (0, 2), (1, 2)]);
+    }
+
+    #[test]
+    fn the_bubble_of_equal_cells_is_that_of_the_formula() {
+        let start = Instant::now();
+        for (m, n) in [(4, 2), (8, 4), (1, 3), (5, 1)] {
+            let mut spans = Vec::new();
+            for (tick, cells) in (0..).zip(clock_cycles(m, n)) {
+                spans.extend(cells.into_iter().map(|cell| Span {
+                    device: Device::Cpu(cell.stage as u16),
+                    cell,
+                    phase: Phase::Forward,
+                    begin: start + Duration::from_millis(tick),
+                    end: start + Duration::from_millis(tick + 1),
+                }));
+            }
+            assert!((bubble(&spans) - (n - 1) as f64 / (m + n - 1) as f64).abs() < 1e-9);
+        }
+        assert_eq!(bubble(&[]), 0.0);
     }
 }

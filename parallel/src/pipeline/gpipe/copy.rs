@@ -1,12 +1,13 @@
-//! Copies between devices that nobody waits for but whoever needs them.
+//! Asynchronous copies between devices, and the autograd node that copies gradients back.
 //!
 //! ```text
 //! forward    cpu:0  ── cell (i, 0) ─ send ── cell (i+1, 0) ──          backward is the same from right to left:
-//!                                      │                               `copy` sends the gradient, and the `leave` of
-//!            lane                      └─copy─┐                        cell (i, 0) receives it
+//!                                      │                               `Copy` sends the gradient, and the `leave` of
+//!     copy stream                      └─copy─┐                        cell (i, 0) waits for it
 //!            cpu:1  ── cell (i-1, 1) ──── receive ── cell (i, 1) ──
 //! ```
-//! Each pair of devices has a lane of its own in each direction, a thread that copies in the order of sending.
+//! Each pair of devices has a copy stream in each direction: a thread that copies in the order of sending. Only the cell that
+//! needs a value waits for its copy.
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, sync_channel};
@@ -19,104 +20,105 @@ use phalanx_nn::autograd::{
 };
 use phalanx_tensor::{Device, Result as TensorResult, Stream, Tensor, record_stream};
 
-use super::timeline::{Phase, Watch};
+use super::clock::{CellObserver, Phase};
 use crate::Result;
 
-/// The lanes of a pipeline.
-pub(super) struct Lanes(BTreeMap<(Device, Device), Stream>);
+/// The copy streams of a pipeline, by source and target device.
+pub(super) struct CopyStreams(BTreeMap<(Device, Device), Stream>);
 
-impl Lanes {
-    /// Lanes there and back for each pair of different devices.
+impl CopyStreams {
+    /// A stream in each direction for each pair of different devices.
     ///
     /// # Errors
     /// If a device cannot be used, or the system refuses a thread.
-    pub(super) fn new(pairs: impl IntoIterator<Item = (Device, Device)>) -> Result<Lanes> {
-        let mut lanes = BTreeMap::new();
+    pub(super) fn new(pairs: impl IntoIterator<Item = (Device, Device)>) -> Result<CopyStreams> {
+        let mut copy_streams = BTreeMap::new();
         for (a, b) in pairs.into_iter().filter(|(a, b)| a != b && !b.is_meta()) {
             for (from, to) in [(a, b), (b, a)] {
-                lanes.insert((from, to), Stream::new(from)?);
+                copy_streams.insert((from, to), Stream::new(from)?);
             }
         }
-        Ok(Lanes(lanes))
+        Ok(CopyStreams(copy_streams))
     }
 
     /// Begins to copy `from` to the device of the cell that it is for.
-    fn copy(&self, from: &Tensor, to: &Watch) -> TensorResult<Flight> {
+    fn copy(&self, from: &Tensor, to: &CellObserver) -> TensorResult<PendingCopy> {
         let tensor = Tensor::empty(from.shape(), from.dtype(), to.device)?;
-        let (landed, landing) = sync_channel(1);
+        let (completed, completion) = sync_channel(1);
         if to.device.is_meta() {
-            let _ = landed.send(Ok(()));
-            return Ok(Flight { tensor, landing });
+            let _ = completed.send(Ok(()));
+            return Ok(PendingCopy { tensor, completion });
         }
-        let (source, mut target, watch) = (from.clone(), tensor.clone(), to.clone());
+        let (source, mut target, cell_observer) = (from.clone(), tensor.clone(), to.clone());
         let job = move || {
             let begin = Instant::now();
             let outcome = target.copy_from(&source);
-            // Gone before anybody hears of it.
+            // The source's memory is free before the receiver learns of the copy.
             drop((source, target));
-            watch.over(Phase::Copy, begin);
-            let _ = landed.send(outcome);
+            cell_observer.report(Phase::Copy, begin);
+            let _ = completed.send(outcome);
             Ok(())
         };
         match self.0.get(&(from.device(), to.device)) {
-            Some(lane) => {
-                lane.submit(job);
-                // A GPU reads it after the lane's thread has gone on.
+            Some(stream) => {
+                stream.submit(job);
+                // A GPU reads the source after the stream's thread has gone on.
                 if from.device().is_cuda() {
-                    record_stream(from, lane);
+                    record_stream(from, stream);
                 }
             }
             None => job()?,
         }
-        Ok(Flight { tensor, landing })
+        Ok(PendingCopy { tensor, completion })
     }
 }
 
-/// A copy under way. Nobody reads the tensor before it has landed.
-pub(super) struct Flight {
+/// A copy under way. Its tensor must not be read before the copy has completed.
+pub(super) struct PendingCopy {
     tensor: Tensor,
-    landing: Receiver<TensorResult<()>>,
+    completion: Receiver<TensorResult<()>>,
 }
 
-impl Flight {
-    fn land(self) -> GradResult<Tensor> {
-        let ended = |_| GradError::Custom("copy: the lane ended before it was copied".into());
-        self.landing.recv().map_err(ended)??;
+impl PendingCopy {
+    /// Waits until the copy is done.
+    fn wait(self) -> GradResult<Tensor> {
+        let ended = |_| GradError::Custom("copy: the copy stream ended before the copy was done".into());
+        self.completion.recv().map_err(ended)??;
         Ok(self.tensor)
     }
 }
 
-/// Gradients on their way to a cell.
+/// Gradients that are being copied to a cell.
 #[derive(Clone, Default)]
-pub(super) struct Arrivals(Arc<Mutex<Vec<Flight>>>);
+pub(super) struct PendingGrads(Arc<Mutex<Vec<PendingCopy>>>);
 
-impl Arrivals {
-    fn lock(&self) -> MutexGuard<'_, Vec<Flight>> {
+impl PendingGrads {
+    fn lock(&self) -> MutexGuard<'_, Vec<PendingCopy>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for these gradients, if they are still under way. (Another pass over the same graph may have others.)
+    /// Waits for those of the pending copies that are these gradients. (Another pass over the same graph may have others.)
     pub(super) fn wait(&self, grads: &[&Tensor]) -> GradResult<()> {
-        let ours = |flight: &mut Flight| grads.iter().any(|grad| grad.shares_storage(&flight.tensor));
-        let flights: Vec<Flight> = self.lock().extract_if(.., ours).collect();
-        flights.into_iter().try_for_each(|flight| flight.land().map(drop))
+        let ours = |copy: &mut PendingCopy| grads.iter().any(|grad| grad.shares_storage(&copy.tensor));
+        let copies: Vec<PendingCopy> = self.lock().extract_if(.., ours).collect();
+        copies.into_iter().try_for_each(|copy| copy.wait().map(drop))
     }
 }
 
-/// The cell that sends, and receives the gradients.
+/// The side of a copy that sends the value, and receives the gradient.
 #[derive(Clone)]
 pub(super) struct Sender {
-    pub(super) lanes: Arc<Lanes>,
-    pub(super) watch: Watch,
-    pub(super) arrivals: Arrivals,
+    pub(super) copy_streams: Arc<CopyStreams>,
+    pub(super) cell_observer: CellObserver,
+    pub(super) pending_grads: PendingGrads,
 }
 
 /// A value on its way from one cell to another.
 pub(super) enum Sent {
-    /// Both are on one device.
-    Here(Var),
-    /// With the value's place in the graph; its memory is free when it is copied.
-    Away { place: Var, flight: Flight, sender: Sender },
+    /// Both cells are on one device.
+    Local(Var),
+    /// `place` is the value's node in the graph, without the value: its memory is free when the copy is done.
+    Remote { place: Var, copy: PendingCopy, sender: Sender },
 }
 
 impl Sender {
@@ -124,43 +126,43 @@ impl Sender {
     ///
     /// # Errors
     /// If its device has no room.
-    pub(super) fn send(&self, value: Var, to: &Watch) -> Result<Sent> {
+    pub(super) fn send(&self, value: Var, to: &CellObserver) -> Result<Sent> {
         if value.device() == to.device {
-            return Ok(Sent::Here(value));
+            return Ok(Sent::Local(value));
         }
-        let flight = self.lanes.copy(value.tensor(), to)?;
-        Ok(Sent::Away { place: value.place()?, flight, sender: self.clone() })
+        let copy = self.copy_streams.copy(value.tensor(), to)?;
+        Ok(Sent::Remote { place: value.place()?, copy, sender: self.clone() })
     }
 }
 
 impl Sent {
-    /// The value at the device that it was sent to.
+    /// The value on the device of the receiving cell.
     ///
     /// # Errors
     /// If it could not be copied.
     pub(super) fn receive(self) -> Result<Var> {
         match self {
-            Sent::Here(value) => Ok(value),
-            Sent::Away { place, flight, sender } => {
-                let tensor = flight.land()?;
+            Sent::Local(value) => Ok(value),
+            Sent::Remote { place, copy, sender } => {
+                let tensor = copy.wait()?;
                 Ok(record("copy", &[&place], tensor, |_: &Saver<'_>| Ok(Copy(sender)))?)
             }
         }
     }
 }
 
-/// `y = x` on another device; `dx = dy`, sent back and received by whoever waits for the sender's arrivals.
+/// `y = x` on another device; `dx = dy`, copied back. The sending cell's `leave` waits for it ([`PendingGrads::wait`]).
 struct Copy(Sender);
 
 impl Backward for Copy {
     fn backward(&self, cx: &Cx<'_>) -> GradResult<Grads> {
-        let Sender { lanes, watch, arrivals } = &self.0;
+        let Sender { copy_streams, cell_observer, pending_grads } = &self.0;
         if cx.create_graph() || is_detecting_anomaly() {
-            return grads1(cx.dy().to_device(watch.device)?);
+            return grads1(cx.dy().to_device(cell_observer.device)?);
         }
-        let flight = lanes.copy(cx.dy().tensor(), watch)?;
-        let dx = Var::new(flight.tensor.clone());
-        arrivals.lock().push(flight);
+        let copy = copy_streams.copy(cx.dy().tensor(), cell_observer)?;
+        let dx = Var::new(copy.tensor.clone());
+        pending_grads.lock().push(copy);
         grads1(dx)
     }
 }

@@ -1,4 +1,4 @@
-//! [`Layer`]: what a pipeline is made of; and [`Sequence`], several in a row.
+//! [`Layer`]: a module of a pipeline, which may stash and pop skips; [`Sequence`]: a model, layers in a row.
 
 use std::ops::Range;
 
@@ -9,8 +9,8 @@ use crate::Result;
 
 /// A layer of one input or several, which may stash and pop skips. Every [`Module`] is one.
 pub trait Layer: Parameters + Send + Sync {
-    /// The output. It must be a function of the input, the parameters and the ambient context: where values are not kept,
-    /// it is computed twice.
+    /// The output. It must be a function of the input, the parameters and the ambient context, since recomputation runs the
+    /// layer twice.
     ///
     /// # Errors
     /// If the input does not fit.
@@ -28,16 +28,16 @@ impl<M: Module> Layer for M {
     }
 }
 
-/// Layers in a row; their parameters' paths begin with their number.
+/// Layers in a row. The paths of their parameters begin with the layer's number.
 #[derive(Default)]
 pub struct Sequence {
     layers: Vec<Box<dyn Layer>>,
-    /// The number of the first, for paths.
+    /// The number of the first layer, for paths.
     first: usize,
 }
 
 impl Sequence {
-    /// Without layers: the identity.
+    /// A sequence without layers: the identity.
     pub fn new() -> Sequence {
         Sequence::default()
     }
@@ -68,13 +68,8 @@ impl Sequence {
         self.run_layers(0..self.layers.len(), input.into(), &mut Skips::default())
     }
 
-    /// The output of some of the layers, given skips that layers before them stashed.
-    pub(in crate::pipeline) fn run_layers(
-        &self,
-        layers: Range<usize>,
-        input: Batch,
-        skips: &mut Skips,
-    ) -> Result<Batch> {
+    /// The output of some of the layers. `skips` are those that earlier layers stashed.
+    pub(crate) fn run_layers(&self, layers: Range<usize>, input: Batch, skips: &mut Skips) -> Result<Batch> {
         let layers = self.layers.iter().enumerate().take(layers.end).skip(layers.start);
         layers.into_iter().try_fold(input, |batch, (i, layer)| {
             skips.within(i, layer.skippable(), |skips| layer.run(batch, skips))
@@ -88,7 +83,7 @@ impl From<Vec<Box<dyn Layer>>> for Sequence {
     }
 }
 
-/// Layers keep the numbers that they have in paths; [hooks](Sequential::on_forward) on them are left behind.
+/// Layers keep the numbers that they have in paths, and lose their [hooks](Sequential::on_forward).
 impl From<Sequential> for Sequence {
     fn from(modules: Sequential) -> Sequence {
         let first = modules.numbers().start;

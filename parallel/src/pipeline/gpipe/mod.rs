@@ -1,21 +1,36 @@
-//! One process that drives several devices: pipeline parallelism over micro-batches (torchgpipe, arXiv:2004.09910; GPipe,
+//! Pipeline parallelism in one process that drives several devices, over micro-batches (torchgpipe, arXiv:2004.09910; GPipe,
 //! arXiv:1811.06965).
 //!
 //! ```text
-//! m = 4 micro-batches over n = 2 stages
-//!            forward: clock cycles            backward: their mirror
-//! stage 0    F0  F1  F2  F3                       B3  B2  B1  B0
-//! stage 1        F0  F1  F2  F3              B3  B2  B1  B0
+//! m = 4 micro-batches over n = 3 stages, F(i, j) being the cell of micro-batch i at stage j
+//!
+//! clock cycle    0       1       2       3       4       5
+//! stage 0     F(0,0)  F(1,0)  F(2,0)  F(3,0)                       backward is the mirror image:
+//! stage 1             F(0,1)  F(1,1)  F(2,1)  F(3,1)               B(3,2) first, B(0,0) last
+//! stage 2                     F(0,2)  F(1,2)  F(2,2)  F(3,2)
+//!
+//! stage 0   fork ─ cell (0,0) ─ join ── fork ─ cell (1,0) ─ join ──
+//!                                  │ copy                      │ copy
+//! stage 1                          └──> fork ─ cell (0,1) ─ join ──
 //! ```
 //! - A model is a [`Sequence`] of [`Layer`]s; a [`Partition`] says which of them each device has.
-//! - A batch is cut into micro-batches ([`scatter`]). [`clock_cycles`] is the order of their cells; each device has a worker
-//!   that computes its cells in that order, as soon as their inputs are there, never far ahead of the next stage.
-//! - Cells stand between fences (`fence.rs`), so that backward runs the mirror: the gradient of a parameter is the sum over the
-//!   micro-batches, the last one first, bit for bit that of the plain model over the same micro-batches.
-//! - Copies run on lanes of their own (`copy.rs`); only the cell that needs a value waits for it.
-//! - [`Checkpoint`] says which micro-batches are recomputed: their stages keep what enters them and nothing else.
-//! - [`Skips`] pass over stages without going through them.
-//! - Whatever fails first ends the pass; no worker is left behind.
+//! - [`scatter`] splits a batch into micro-batches. [`clock_cycles`] is the order of their cells. Each device has a worker
+//!   (`worker.rs`), which computes the device's cells in that order, each as soon as its inputs have arrived, and never far
+//!   ahead of the next stage.
+//! - A cell is recorded between two autograd nodes, torchgpipe's fork and join (`dependency.rs`), so that backward runs the
+//!   mirror image. The gradient of a parameter is the sum over the micro-batches, the last one first, bit for bit that of the
+//!   plain model over the same micro-batches.
+//! - Copies run on copy_streams of their own (`copy.rs`); only the cell that needs a value waits for it.
+//! - [`RecomputeMode`](phalanx_nn::models::RecomputeMode) says which micro-batches are recomputed: of these a stage keeps its
+//!   inputs and nothing else.
+//! - [`Skips`] go from stage to stage past those between.
+//! - The first error ends the pass, after all workers have ended.
+//!
+//! ```text
+//! pipe ──> worker ──> dependency ──> copy ──> clock        pipe, worker: GPipe and its threads
+//!   └──────> layer ──> skip ──> partition                  dependency, copy: autograd nodes
+//!              └─────> batch
+//! ```
 //!
 //! ```
 //! use phalanx_nn::{LinearConfig, Module, Parameters, Relu, Scope};
@@ -37,24 +52,21 @@
 //! ```
 
 mod batch;
-mod board;
 mod clock;
-mod config;
 mod copy;
-mod fence;
+mod dependency;
 mod layer;
 mod partition;
 mod pipe;
 mod skip;
-mod stage;
-mod timeline;
 mod worker;
 
+pub use super::Cell;
 pub use batch::{Batch, MicroBatchRows, gather, scatter};
-pub use clock::{Cell, clock_cycles, device_orders};
-pub use config::{Checkpoint, GPipeConfig};
+pub use clock::{Observer, Phase, Span, Timeline, bubble, clock_cycles, device_orders};
 pub use layer::{Layer, Sequence};
 pub use partition::{Partition, StageLayers};
-pub use pipe::GPipe;
+#[expect(deprecated, reason = "the old name of `RecomputeMode` here")]
+pub use pipe::Checkpoint;
+pub use pipe::{GPipe, GPipeConfig};
 pub use skip::{Namespace, Route, Skip, Skippable, Skips, routes, verify_skips};
-pub use timeline::{Observer, Phase, Span, Timeline, bubble};

@@ -9,13 +9,13 @@ use crate::{Error, Result};
 /// Layers in a row on one device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StageLayers {
-    /// Their numbers in the model.
+    /// The numbers of the layers in the model.
     pub layers: Range<usize>,
     /// Where their parameters live and their operations run.
     pub device: Device,
 }
 
-/// A model's layers cut into stages. Layers are built on the device that it names.
+/// A model's layers divided into stages, each on a device. The caller builds each layer on its device.
 ///
 /// ```
 /// use phalanx_parallel::pipeline::gpipe::Partition;
@@ -31,8 +31,8 @@ pub struct Partition {
 }
 
 impl Partition {
-    /// Stages of as many layers as `balance` says, on these devices, of which those beyond the stages are not used. One
-    /// device may have several stages.
+    /// Stage `i` has `balance[i]` layers and is on `devices[i]`. Further devices are not used. A device may have several
+    /// stages.
     ///
     /// # Errors
     /// If a stage has no layer, or there are fewer devices than stages.
@@ -61,7 +61,7 @@ impl Partition {
         &self.stages
     }
 
-    /// Layers of all stages.
+    /// The number of layers of all stages together.
     pub fn layers(&self) -> usize {
         self.stages.last().map_or(0, |stage| stage.layers.end)
     }

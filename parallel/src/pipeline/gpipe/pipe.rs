@@ -1,36 +1,86 @@
-//! [`GPipe`]: a model over several devices.
+//! [`GPipe`]: a model over several devices; [`GPipeConfig`]: its micro-batches, recomputation and observer.
 
+use std::fmt;
 use std::sync::Arc;
 
 use phalanx_nn::autograd::{Var, join};
+use phalanx_nn::models::RecomputeMode;
 use phalanx_nn::{AnyUnit, Entry, Module, Parameter, Parameters, Result as NnResult};
 use phalanx_tensor::{Context, Device};
 
-use super::board::Board;
-use super::copy::{Lanes, Sent};
-use super::stage::Stage;
-use super::worker::Pass;
-use super::{Batch, Cell, GPipeConfig, Layer, Partition, Sequence, gather, routes, scatter, verify_skips};
+use super::copy::{CopyStreams, Sent};
+use super::worker::{ForwardPass, Mailboxes, StageModule};
+use super::{Batch, Cell, Layer, Observer, Partition, Sequence, gather, routes, scatter, verify_skips};
 use crate::{Error, Result};
 
-/// A model cut into stages, each on a device. A batch goes through it in micro-batches, of which the stages compute several
-/// at a time; see the [module](super).
+/// The former name of [`RecomputeMode`] here.
+#[deprecated(since = "0.2.0", note = "is `phalanx_nn::models::RecomputeMode`")]
+pub type Checkpoint = RecomputeMode;
+
+/// How a [`GPipe`] runs.
+#[derive(Clone)]
+pub struct GPipeConfig {
+    micro_batches: usize,
+    recompute: RecomputeMode,
+    observer: Option<Observer>,
+}
+
+impl GPipeConfig {
+    /// At most `micro_batches` micro-batches, all but the last one recomputed.
+    pub fn new(micro_batches: usize) -> GPipeConfig {
+        GPipeConfig { micro_batches, recompute: RecomputeMode::ExceptLast, observer: None }
+    }
+
+    /// With the micro-batches recomputed that `mode` says.
+    #[must_use]
+    pub fn with_recompute(self, mode: RecomputeMode) -> GPipeConfig {
+        GPipeConfig { recompute: mode, ..self }
+    }
+
+    /// The former name of [`GPipeConfig::with_recompute`].
+    #[deprecated(since = "0.2.0", note = "renamed to `with_recompute`")]
+    #[must_use]
+    pub fn with_checkpoint(self, mode: RecomputeMode) -> GPipeConfig {
+        self.with_recompute(mode)
+    }
+
+    /// Which micro-batches are recomputed.
+    pub fn recompute(&self) -> RecomputeMode {
+        self.recompute
+    }
+
+    /// With an observer of every pass and copy.
+    #[must_use]
+    pub fn with_observer(self, observer: Observer) -> GPipeConfig {
+        GPipeConfig { observer: Some(observer), ..self }
+    }
+}
+
+impl fmt::Debug for GPipeConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let observed = self.observer.is_some();
+        write!(f, "{} micro-batches, recomputed {}, observed {observed}", self.micro_batches, self.recompute)
+    }
+}
+
+/// A model divided into stages, each on a device. A batch goes through it in micro-batches, and the stages compute different
+/// micro-batches at the same time; see the [module](super).
 ///
-/// Its parameters have the names that they have in the plain model, whatever the partition.
+/// Its parameters have the same names as in the plain model under every partition.
 pub struct GPipe {
     model: Arc<Sequence>,
     partition: Partition,
-    stages: Vec<Arc<Stage>>,
-    lanes: Arc<Lanes>,
+    stages: Vec<Arc<StageModule>>,
+    copy_streams: Arc<CopyStreams>,
     config: GPipeConfig,
 }
 
 impl GPipe {
-    /// A pipeline of the model's layers, which were built on the devices that the partition names.
+    /// A pipeline of the model's layers. The caller has built each layer on the device that the partition names.
     ///
     /// # Errors
-    /// If the partition is of another number of layers, a parameter or buffer lies elsewhere or belongs to two stages, skips
-    /// do not match, or there are to be no micro-batches.
+    /// If the partition has another number of layers than the model, a parameter or buffer is on another device than its
+    /// layer or belongs to two stages, skips do not match, or the number of micro-batches is 0.
     pub fn new(model: Sequence, partition: Partition, config: GPipeConfig) -> Result<GPipe> {
         check(&model, &partition, &config)?;
         let routes = routes(&model.skippables(), &partition);
@@ -38,21 +88,21 @@ impl GPipe {
         let stage = |(i, own): (usize, &super::StageLayers)| {
             let incoming = routes.iter().filter(|route| route.to == i).cloned().collect();
             let outgoing = routes.iter().filter(|route| route.from == i).cloned().collect();
-            Arc::new(Stage { model: model.clone(), own: own.clone(), incoming, outgoing })
+            Arc::new(StageModule { model: model.clone(), own: own.clone(), incoming, outgoing })
         };
         let stages = partition.stages().iter().enumerate().map(stage).collect();
         let devices = partition.devices();
         let neighbours = devices.windows(2).map(|pair| (pair[0], pair[1]));
         let skips = routes.iter().map(|route| (devices[route.from], devices[route.to]));
-        let lanes = Arc::new(Lanes::new(neighbours.chain(skips))?);
-        Ok(GPipe { stages, lanes, model, partition, config })
+        let copy_streams = Arc::new(CopyStreams::new(neighbours.chain(skips))?);
+        Ok(GPipe { stages, copy_streams, model, partition, config })
     }
 
-    /// The output, on the last stage's device, of a batch of one value or several on the first one's.
+    /// The output for a batch of one value or several. The input is on the first stage's device, the output on the last's.
     ///
     /// # Errors
-    /// If the batch's values have different numbers of rows or lie elsewhere, or the first error of a stage. All workers have
-    /// ended by then.
+    /// If the batch's values have different numbers of rows or are on another device, or the first error of a stage. All
+    /// workers have ended when it returns.
     pub fn run(&self, input: impl Into<Batch>) -> Result<Batch> {
         let input = input.into();
         let Some(first) = self.stages.first() else { return Ok(input) };
@@ -61,23 +111,23 @@ impl GPipe {
         drop(input);
         let context = Context::current();
         let recomputed =
-            if context.train { self.config.checkpoint.recomputed(micro_batches.len()) } else { 0 };
-        let pass = Pass {
+            if context.train { self.config.recompute.recomputed(micro_batches.len()) } else { 0 };
+        let pass = ForwardPass {
             stages: &self.stages,
-            lanes: &self.lanes,
+            copy_streams: &self.copy_streams,
             observer: &self.config.observer,
             offsets: micro_batches.iter().map(|(_, rows)| rows.start).collect(),
             recomputed,
             context,
-            board: Board::default(),
+            mailboxes: Mailboxes::default(),
         };
         for (micro_batch, (batch, _)) in micro_batches.into_iter().enumerate() {
-            let values = batch.into_values().into_iter().map(Sent::Here).collect();
-            pass.board.post(Cell { micro_batch, stage: 0 }, values);
+            let values = batch.into_values().into_iter().map(Sent::Local).collect();
+            pass.mailboxes.post(Cell { micro_batch, stage: 0 }, values);
         }
         pass.run();
-        let (outputs, ties) = pass.board.end()?;
-        tied(gather(outputs.into_iter().map(Batch::from).collect())?, &ties)
+        let (outputs, last_phonies) = pass.mailboxes.end()?;
+        join_phonies(gather(outputs.into_iter().map(Batch::from).collect())?, &last_phonies)
     }
 
     /// The layers, in order.
@@ -90,7 +140,7 @@ impl GPipe {
         self.layers().len()
     }
 
-    /// Whether there is none.
+    /// Whether there are no layers.
     pub fn is_empty(&self) -> bool {
         self.layers().is_empty()
     }
@@ -105,18 +155,18 @@ impl GPipe {
         self.partition.devices()
     }
 
-    /// How it runs.
+    /// The settings.
     pub fn config(&self) -> &GPipeConfig {
         &self.config
     }
 }
 
-/// The output, whose backward begins with the phonies of the devices' last cells: what hangs on them (recomputations) need
-/// not wait for a gradient.
-fn tied(mut output: Batch, ties: &[Var]) -> Result<Batch> {
+/// Joins the phonies of the devices' last cells to the output. So backward reaches them first, and the recomputations that
+/// hang on them need not wait for a gradient.
+fn join_phonies(mut output: Batch, last_phonies: &[Var]) -> Result<Batch> {
     let place = output.values().iter().position(Var::requires_grad);
     if let Some(place) = place {
-        for tie in ties {
+        for tie in last_phonies {
             output[place] = join(&output[place], tie)?;
         }
     }

@@ -1,38 +1,68 @@
-//! [`Chunks`]: the stages of one rank, as one model.
+//! [`Chunks`]: the stages of one rank as one model; [`split_blocks`]: which of a model's blocks each stage has.
 
 use std::sync::Arc;
 
-use phalanx_nn::models::{Decoder, ModelConfig};
-use phalanx_nn::{AnyUnit, Entry, Layers, Parameter, Parameters, Scope};
+use phalanx_nn::models::{Decoder, ModelConfig, Stage};
+use phalanx_nn::{AnyUnit, Entry, Layers, Parameter, Parameters, Scope, cut};
 
-use super::place;
 use crate::pipeline::schedule::Schedule;
 use crate::{Error, Result};
 
-/// The parts of a model that are on one rank, by the numbers of their stages, as one model: of one optimizer, one
-/// [`DataParallel`](crate::data_parallel::DataParallel), one state dict.
+/// Divides a model's blocks among stages: evenly, and earlier stages take the remainder. The first stage has the embedding as
+/// well, and the last the final norm and the head. With more stages than blocks some stages have no block and pass their input
+/// on.
+///
+/// # Errors
+/// If there is no stage.
+///
+/// ```
+/// use phalanx_parallel::pipeline::ranks::split_blocks;
+/// let stages = split_blocks(5, 3)?;
+/// assert_eq!(stages.iter().map(|stage| stage.layers.clone()).collect::<Vec<_>>(), [0..2, 2..4, 4..5]);
+/// assert!(stages[0].first && stages[2].last && !stages[1].first && !stages[1].last);
+/// # Ok::<(), phalanx_parallel::Error>(())
+/// ```
+pub fn split_blocks(blocks: usize, stages: usize) -> Result<Vec<Stage>> {
+    if stages == 0 {
+        return Err(Error::Config(format!("place: got 0 stages for {blocks} blocks, wanted at least 1")));
+    }
+    let stage = |(i, layers)| Stage { layers, first: i == 0, last: i + 1 == stages };
+    Ok(cut(blocks, stages).into_iter().enumerate().map(stage).collect())
+}
+
+/// The former name of [`split_blocks`].
+///
+/// # Errors
+/// As [`split_blocks`].
+#[deprecated(since = "0.2.0", note = "renamed to `split_blocks`")]
+pub fn place(blocks: usize, stages: usize) -> Result<Vec<Stage>> {
+    split_blocks(blocks, stages)
+}
+
+/// The stages of a model that are on one rank, as one model: it has one optimizer, one
+/// [`DataParallel`](crate::data_parallel::DataParallel) and one state dict. (Megatron-LM's model chunks.)
 pub struct Chunks<M>(Vec<(usize, M)>);
 
 impl<M> Chunks<M> {
-    /// These, stages ascending.
+    /// Chunks with the numbers of their stages, ascending.
     pub fn new(chunks: Vec<(usize, M)>) -> Chunks<M> {
         Chunks(chunks)
     }
 
-    /// All, stages ascending.
+    /// All chunks, stages ascending.
     pub fn iter(&self) -> impl Iterator<Item = &M> {
         self.0.iter().map(|(_, chunk)| chunk)
     }
 
-    /// All, stages ascending.
+    /// All chunks, stages ascending.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut M> {
         self.0.iter_mut().map(|(_, chunk)| chunk)
     }
 
-    /// A stage's part.
+    /// The chunk of a stage.
     ///
     /// # Errors
-    /// If that stage is not here.
+    /// If the stage is not on this rank.
     pub fn of(&self, stage: usize) -> Result<&M> {
         let found = self.0.iter().find(|(number, _)| *number == stage).map(|(_, chunk)| chunk);
         let here: Vec<usize> = self.0.iter().map(|(number, _)| *number).collect();
@@ -41,10 +71,11 @@ impl<M> Chunks<M> {
 }
 
 impl<L: Layers> Chunks<Decoder<L>> {
-    /// Builds a rank's part of a model by [`place`]. Where it has both ends of a model that ties them, they share the table.
+    /// Builds a rank's stages of a model, divided by [`split_blocks`]. If the rank has the first and the last stage of a model
+    /// with a tied table, both share it.
     ///
     /// # Errors
-    /// If a part cannot be built.
+    /// If a stage cannot be built.
     pub fn build(
         config: &ModelConfig,
         layers: &Arc<L>,
@@ -52,7 +83,7 @@ impl<L: Layers> Chunks<Decoder<L>> {
         schedule: &Schedule,
         rank: usize,
     ) -> Result<Chunks<Decoder<L>>> {
-        let placed = place(config.layers(), schedule.stages())?;
+        let placed = split_blocks(config.layers(), schedule.stages())?;
         let mut chunks: Vec<(usize, Decoder<L>)> = Vec::new();
         for stage in schedule.stages_of(rank) {
             let first = chunks.first().map(|(_, first)| first);
@@ -74,5 +105,32 @@ impl<M: Parameters> Parameters for Chunks<M> {
 
     fn borrowed(&self) -> Vec<Parameter> {
         self.0.iter().flat_map(|(_, chunk)| chunk.borrowed()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn earlier_stages_take_the_remainder_and_the_ends_have_the_ends() {
+        for (blocks, stages, sizes) in [
+            (4, 1, &[4][..]),
+            (4, 2, &[2, 2]),
+            (4, 3, &[2, 1, 1]),
+            (6, 4, &[2, 2, 1, 1]),
+            (6, 8, &[1, 1, 1, 1, 1, 1, 0, 0]),
+            (0, 2, &[0, 0]),
+        ] {
+            let placed = split_blocks(blocks, stages).unwrap();
+            assert_eq!(placed.iter().map(|s| s.layers.len()).collect::<Vec<_>>(), sizes);
+            assert!(placed.windows(2).all(|pair| pair[0].layers.end == pair[1].layers.start));
+            assert_eq!((placed[0].layers.start, placed[stages - 1].layers.end), (0, blocks));
+            assert!(
+                placed.iter().enumerate().all(|(i, s)| s.first == (i == 0) && s.last == (i + 1 == stages))
+            );
+        }
+        let error = split_blocks(4, 0).unwrap_err().to_string();
+        assert!(error.contains("got 0 stages for 4 blocks"), "{error}");
     }
 }

@@ -1,53 +1,52 @@
-//! The pipeline over ranks: a small executor of schedules.
+//! The pipeline over ranks: an executor of schedules.
 //!
 //! ```text
 //!   schedule of rank 1    RECV_F  F  SEND_F   ...   RECV_B  I  SEND_B   ...   W
 //!                            |    |    |               |    |    |            |
-//!   what its cell keeps   input   |    |      output's |    | input's         |
+//!   kept in flight        input   |    |      output's |    | input's         |
 //!                            `--> |    |      gradient `--> | gradient        |
 //!                            output -->'                    | --'             |
 //!                            graph -----------------------> | weights ------> |
 //! ```
-//! A rank walks down its list of actions. Of each micro-batch at each of its stages it has a cell, in which every thing waits
-//! for the one action that uses it; what is used is gone. So a rank holds what its schedule makes it hold, and nothing
-//! else: of an output that is sent only its place in the graph stays.
+//! A rank carries out its list of actions in order. For each cell (a micro-batch at a stage) it keeps each tensor until the one
+//! action that uses it. So the schedule alone decides how much a rank holds. Of an output that was sent it keeps only the node
+//! in the graph.
 //!
-//! Sends are started and go on beside what follows; receives wait. Between stages of one rank tensors are handed over.
-//! Each stage adds micro-batches' gradients in ascending order, so every schedule gives the bits of one device.
+//! Sends are asynchronous; receives block. Between stages of one rank tensors are passed on without a copy. Each stage adds
+//! micro-batches' gradients in ascending order, so every schedule gives the bits of one device.
 //!
-//! [`Pipeline`] runs a schedule; [`Stages`] is the work, which the caller brings, as a type or as a function of the batch
-//! ([`Work`]); [`place`] lays a model's blocks over stages, and [`Chunks`] are those of a rank; [`TiedTable`] is a table that the
-//! first stage and the last both have. [`AsynchronousPipeline`] runs schedules without flushes, in which updates are actions.
+//! | for | items |
+//! |---|---|
+//! | running a schedule | [`Pipeline`]; without flushes, where updates are actions, [`AsynchronousPipeline`] |
+//! | the computation of the stages, which the caller brings | [`Stages`] as a type, [`Work`] as a function of the batch |
+//! | dividing a model's blocks among stages | [`split_blocks`]; [`Chunks`] are the stages of one rank |
+//! | a table that the first and the last stage share | [`TiedTable`] |
 //!
-//! Data parallelism, over the ranks with the same stages of other pipelines, goes around it:
+//! Data parallelism over the ranks with the same stages of other pipelines goes around it:
 //!
 //! ```text
 //! share.begin()
-//! pipeline.train(..)      gradients only accumulate (Stages::no_sync) but in each stage's last B or W, from where they are sent
+//! pipeline.train(..)      gradients only accumulate (Stages::no_sync), except in each stage's last B or W, which sends them
 //! tied.exchange()         where a table is tied
 //! share.finish()
+//!
+//! pipeline ──> executor <──> transfer          chunks    tied
+//!     └──────────> └──> versions    work
 //! ```
 
-mod asynchronous;
-mod cell;
 mod chunks;
-mod compute;
-mod header;
+mod executor;
 mod pipeline;
-mod place;
-mod run;
-mod stages;
-mod table;
 mod tied;
 mod transfer;
-mod updates;
 mod versions;
 mod work;
 
-pub use asynchronous::{AsynchronousPipeline, Weights};
-pub use chunks::Chunks;
-pub use pipeline::{Executed, Observer, Pipeline};
-pub use place::place;
-pub use stages::{Spec, Stages};
+#[expect(deprecated, reason = "the old name of `split_blocks`")]
+pub use chunks::place;
+pub use chunks::{Chunks, split_blocks};
+pub use executor::{Executed, Observer};
+pub use pipeline::{AsynchronousPipeline, Pipeline};
 pub use tied::TiedTable;
-pub use work::{OnBatch, Turn, Work};
+pub use versions::Weights;
+pub use work::{OnBatch, Spec, Stages, Turn, Work};

@@ -1,32 +1,17 @@
-//! [`Pipeline`]: one rank's part of a schedule.
+//! One rank's part of a schedule: [`Pipeline`] runs one with a flush, [`AsynchronousPipeline`] one without.
 
-use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Instant;
 
 use phalanx_nn::autograd::no_grad;
 use phalanx_nn::models::RecomputeMode;
 use phalanx_tensor::{Context, Device, Tensor};
 
-use super::Stages;
-use super::run::Run;
+use super::executor::{Executor, Run};
+use super::versions::Updates;
+use super::{Observer, Stages, Weights};
 use crate::comm::Comm;
-use crate::pipeline::schedule::{Action, Kind, Schedule, receipts, verify, with_transfers};
+use crate::pipeline::schedule::{Asynchronous, Kind, Schedule, acknowledgements, verify, with_transfers};
 use crate::{Error, Result};
-
-/// An action that is over.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Executed {
-    /// Which.
-    pub action: Action,
-    /// When this rank came to it.
-    pub started: Instant,
-    /// When it was over; of a send, when its tensor was free again.
-    pub ended: Instant,
-}
-
-/// Hears of actions that are over, on whatever thread ends them; it must be quick and not panic.
-pub type Observer = Arc<dyn Fn(Executed) + Send + Sync>;
 
 /// One rank's part of a schedule, over the group of a pipeline's ranks.
 ///
@@ -60,20 +45,14 @@ pub type Observer = Arc<dyn Fn(Executed) + Send + Sync>;
 /// # Ok::<(), phalanx_parallel::Error>(())
 /// ```
 pub struct Pipeline {
-    pub(super) schedule: Schedule,
-    pub(super) comm: Comm,
-    pub(super) device: Device,
-    pub(super) recompute: RecomputeMode,
-    pub(super) observer: Option<Observer>,
-    /// Of this rank's sends, the action by which they have certainly come; none if they need not be held until then.
-    pub(super) receipts: Option<HashMap<Action, Option<Action>>>,
+    executor: Executor,
 }
 
 impl Pipeline {
-    /// Rank `comm.rank()`'s part of a schedule, which gets its transfers if it has none; `device` is where its stages compute.
+    /// Rank `comm.rank()`'s part of a schedule, whose stages compute on `device`. A schedule without transfers gets them.
     ///
     /// # Errors
-    /// If the schedule is of another number of ranks than the group or has updates, or as [`verify`], by which it is checked.
+    /// If the schedule has updates or another number of ranks than the group, or as [`verify`], which checks it.
     pub fn new(schedule: &Schedule, comm: Comm, device: Device) -> Result<Pipeline> {
         if schedule.has_updates() {
             let why = "pipeline: got a schedule with updates, wanted one without; `AsynchronousPipeline` runs those";
@@ -82,7 +61,7 @@ impl Pipeline {
         Pipeline::of(schedule, comm, device)
     }
 
-    pub(super) fn of(schedule: &Schedule, comm: Comm, device: Device) -> Result<Pipeline> {
+    fn of(schedule: &Schedule, comm: Comm, device: Device) -> Result<Pipeline> {
         if schedule.ranks.len() != comm.size() {
             let (got, wanted) = (schedule.ranks.len(), comm.size());
             return Err(Error::Config(format!(
@@ -90,57 +69,54 @@ impl Pipeline {
             )));
         }
         let schedule = match schedule.has_transfers() {
-            // Here no send waits for its receive.
+            // The executor's sends are asynchronous, so any number may be under way.
             true => verify(schedule, usize::MAX).map(|_| schedule.clone())?,
             false => with_transfers(schedule)?,
         };
+        let (recompute, observer) = (RecomputeMode::Never, None);
         Ok(Pipeline {
-            schedule,
-            comm,
-            device,
-            recompute: RecomputeMode::Never,
-            observer: None,
-            receipts: None,
+            executor: Executor { schedule, comm, device, recompute, observer, acknowledgements: None },
         })
     }
 
-    /// Lets stages keep only their inputs and compute the rest again in backward: never (unless set), always, or of all
-    /// micro-batches but the last of the schedule, counted as they are, whatever the order of backward passes. A stage is
-    /// recomputed as a whole, while the gradient of its output is on its way.
+    /// Sets of which micro-batches a stage keeps only its input, and computes the rest again in backward. The default is
+    /// [`RecomputeMode::Never`]; [`RecomputeMode::ExceptLast`] keeps the values of the micro-batch with the highest number. A
+    /// stage is recomputed as a whole, while the gradient of its output is being received.
     #[must_use]
     pub fn recompute(self, mode: RecomputeMode) -> Pipeline {
-        Pipeline { recompute: mode, ..self }
+        Pipeline { executor: Executor { recompute: mode, ..self.executor } }
     }
 
-    /// Lets somebody hear of this rank's actions.
+    /// Sets an observer of this rank's actions.
     #[must_use]
     pub fn observer(self, observer: Observer) -> Pipeline {
-        Pipeline { observer: Some(observer), ..self }
+        Pipeline { executor: Executor { observer: Some(observer), ..self.executor } }
     }
 
-    /// Holds what is sent as long as its receiver may need to come to it. A rank without peers (on meta devices) then holds
-    /// the most that one with peers may, however slow they are; otherwise what it sends is gone at once.
+    /// Holds each sent tensor until its receiver has certainly received it, however slow the receiver is. A rank without peers
+    /// (on meta devices) then has the largest memory that it could have with peers; without this its sends free their tensors
+    /// at once.
     ///
     /// # Errors
-    /// As [`receipts`].
+    /// As [`acknowledgements`].
     pub fn with_slow_receivers(self) -> Result<Pipeline> {
-        let own = receipts(&self.schedule)?.swap_remove(self.comm.rank());
-        Ok(Pipeline { receipts: Some(own), ..self })
+        let own = acknowledgements(&self.executor.schedule)?.swap_remove(self.executor.comm.rank());
+        Ok(Pipeline { executor: Executor { acknowledgements: Some(own), ..self.executor } })
     }
 
     /// The stages of this rank, ascending.
     pub fn stages(&self) -> Vec<usize> {
-        self.schedule.stages_of(self.comm.rank()).collect()
+        self.executor.schedule.stages_of(self.executor.comm.rank()).collect()
     }
 
-    /// Runs the schedule. Afterwards the parameters' gradients are those of all micro-batches, added to what was there. Returns the
-    /// micro-batches' losses, without a graph, on the rank of the last stage; elsewhere none.
+    /// Runs the schedule, which adds the gradients of all micro-batches to the parameters' gradients. Returns the micro-batches'
+    /// losses, without a graph, on the rank of the last stage, and an empty list on other ranks.
     ///
     /// # Errors
-    /// What goes wrong in an action here, panics included, or anywhere else; all ranks hear of it.
+    /// An error or panic in an action of any rank; every rank gets it.
     pub fn train(&self, work: &Arc<impl Stages>) -> Result<Vec<Tensor>> {
         let _pass = Context::one_pass();
-        Run::new(self, work).run(|_| true)
+        Run::new(&self.executor, work).run(|_| true)
     }
 
     /// Runs the schedule's forward passes alone, without gradients. Returns the losses as [`Pipeline::train`] does.
@@ -149,6 +125,133 @@ impl Pipeline {
     /// As [`Pipeline::train`].
     pub fn evaluate(&self, work: &Arc<impl Stages>) -> Result<Vec<Tensor>> {
         let _no_grad = no_grad();
-        Run::new(self, work).run(|kind| matches!(kind, Kind::Forward | Kind::SendForward | Kind::RecvForward))
+        Run::new(&self.executor, work)
+            .run(|kind| matches!(kind, Kind::Forward | Kind::SendForward | Kind::RecvForward))
+    }
+}
+
+/// One rank's part of a schedule without flushes, PipeDream's
+/// ([`weight_stashing`](crate::pipeline::schedule::weight_stashing)) or PipeDream-2BW's
+/// ([`double_buffered`](crate::pipeline::schedule::double_buffered)), over the group of a pipeline's ranks. Without flushes there
+/// is no bubble but the first. In exchange, gradients are those of weights some updates old, which is **not what one device
+/// computes**. [`Pipeline`] trains as one device does.
+///
+/// ```text
+///   F m   the parameters hold the version that the plan has for m ----.  a version that is needed again is kept,
+///   B m   they hold the same again, recomputation included <----------'  and freed after the last such B
+///   U m   the newest version is copied if it is needed again; Weights::update writes the copy
+/// ```
+/// A **tied table**, at the first stage and the last, belongs to the first: a micro-batch uses at both ends the version that the
+/// first stage has for it. In each update the first stage receives the head's gradients from the last stage, adds them to the
+/// embedding's, takes the step and sends the new table back. The last stage uses it from the micro-batch on that needs it. The
+/// last stage's copy has no gradient when that stage is updated, so optimizers do not change it.
+///
+/// **Data parallelism**, [`Ddp`](crate::data_parallel::Ddp) over the ranks with the same stage, needs [`Stages::no_sync`] and, in
+/// [`Weights::update`], the calls `finish`, the step, `updated`, `zero_grad`, and `begin` for the next update. The first `begin`
+/// comes before the run. Two things are refused: tied tables with replicas, since their buckets would wait for gradients that
+/// the other stage takes, and parameters that share a buffer ([`Zero`](crate::sharded::Zero)'s), which have no versions.
+///
+/// Weights are stashed, other state is not: buffers such as running statistics change from micro-batch to micro-batch. A call
+/// fills the pipeline and empties it. Version 0 is what the parameters hold before it, and afterwards they hold the newest
+/// version. So there is a flush between two calls, at which a checkpoint can be saved, and the first micro-batches after it
+/// use newer weights than they would have without. The gradients of micro-batches that are left over after the last whole
+/// interval stay in the parameters, and the next call adds to them.
+///
+/// ```
+/// use std::sync::Arc;
+/// use phalanx_nn::{Group, Linear, LinearConfig, Module, Optimizer, Parameter, Parameters, Rule, Scope, Sgd, autograd::Var};
+/// use phalanx_parallel::pipeline::ranks::{AsynchronousPipeline, Stages, Weights};
+/// use phalanx_parallel::pipeline::schedule::weight_stashing;
+/// use phalanx_parallel::{Result, launch};
+/// use phalanx_tensor::DType;
+///
+/// struct Work(Linear);
+///
+/// impl Stages for Work {
+///     fn forward(&self, stage: usize, micro_batch: usize, input: Option<&Var>) -> Result<Var> {
+///         let x = Var::from_slice(&[micro_batch as f32], &[1, 1], self.0.parameters()[0].device())?;
+///         let y = self.0.forward(input.unwrap_or(&x))?;
+///         Ok(if stage == 1 { y.square()?.sum_all()? } else { y })
+///     }
+/// }
+///
+/// struct Descent(Optimizer<Sgd>);
+///
+/// impl Weights for Descent {
+///     fn parameters(&self, _stage: usize) -> Result<Vec<Parameter>> {
+///         Ok(self.0.parameters())
+///     }
+///     fn update(&mut self, _stage: usize, _update: usize) -> Result<()> {
+///         Ok(self.0.step()?)
+///     }
+/// }
+///
+/// let plan = weight_stashing(2, 6)?; // six micro-batches, an update after each
+/// let losses = launch::threads(2, |rank| -> Result<_> {
+///     let linear = LinearConfig::new(1, 1).init(&Scope::new(7, DType::F32, rank.device()))?;
+///     let mut descent = Descent(Sgd::default().init(vec![Group::new(linear.parameters(), 1e-3)])?);
+///     let pipeline = AsynchronousPipeline::new(&plan, rank.comm().clone(), rank.device())?;
+///     Ok(pipeline.train(&Arc::new(Work(linear)), &mut descent)?.len())
+/// });
+/// assert_eq!(losses.unwrap(), [0, 6]);
+/// # Ok::<(), phalanx_parallel::Error>(())
+/// ```
+pub struct AsynchronousPipeline {
+    pipeline: Pipeline,
+    plan: Asynchronous,
+    /// The group of the ranks of the first and the last stage, if these are two ranks and this is one of them.
+    ends: Option<Comm>,
+}
+
+impl AsynchronousPipeline {
+    /// Rank `comm.rank()`'s part of a schedule, whose stages compute on `device`. A schedule without transfers gets them.
+    ///
+    /// # Errors
+    /// If the schedule has another number of ranks than the group, or as [`Asynchronous::verify`], which checks it.
+    pub fn new(plan: &Asynchronous, comm: Comm, device: Device) -> Result<AsynchronousPipeline> {
+        plan.verify(usize::MAX)?;
+        let pipeline = Pipeline::of(&plan.schedule, comm, device)?;
+        let (comm, placement) = (&pipeline.executor.comm, &plan.schedule.placement);
+        let ends = [placement[0], placement[placement.len() - 1]];
+        let has_ends = ends[0] != ends[1] && ends.contains(&comm.rank());
+        let ends = has_ends.then(|| comm.group(&ends)).transpose()?;
+        Ok(AsynchronousPipeline { pipeline, plan: plan.clone(), ends })
+    }
+
+    /// As [`Pipeline::recompute`]. A recomputation uses the weight version of the forward pass.
+    #[must_use]
+    pub fn recompute(self, mode: RecomputeMode) -> AsynchronousPipeline {
+        AsynchronousPipeline { pipeline: self.pipeline.recompute(mode), ..self }
+    }
+
+    /// Sets an observer of this rank's actions, updates included.
+    #[must_use]
+    pub fn observer(self, observer: Observer) -> AsynchronousPipeline {
+        AsynchronousPipeline { pipeline: self.pipeline.observer(observer), ..self }
+    }
+
+    /// The stages of this rank, ascending.
+    pub fn stages(&self) -> Vec<usize> {
+        self.pipeline.stages()
+    }
+
+    /// Runs the schedule, updates included. Returns the micro-batches' losses, without a graph, on the rank of the last stage,
+    /// and an empty list on other ranks.
+    ///
+    /// # Errors
+    /// An error or panic in an action of any rank; every rank gets it. Also if two stages share a parameter, of which each would
+    /// need another version, or if a parameter has no storage of its own (`Zero`'s).
+    pub fn train<S: Stages>(&self, work: &Arc<S>, weights: &mut dyn Weights) -> Result<Vec<Tensor>> {
+        let _pass = Context::one_pass();
+        let updates = Updates::new(&self.plan, self.stages(), self.ends.as_ref(), weights)?;
+        Run::new(&self.pipeline.executor, work).updated_by(updates).run(|_| true)
+    }
+
+    /// As [`Pipeline::evaluate`], with the weights that the parameters hold.
+    ///
+    /// # Errors
+    /// As [`Pipeline::evaluate`].
+    pub fn evaluate(&self, work: &Arc<impl Stages>) -> Result<Vec<Tensor>> {
+        self.pipeline.evaluate(work)
     }
 }

@@ -1,4 +1,4 @@
-//! [`TiedTable`]: one table at two stages, the embedding's on the first and the head's on the last.
+//! [`TiedTable`]: one table at two stages, as the embedding on the first and the head on the last.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,21 +11,21 @@ use crate::Result;
 use crate::comm::{Call, Comm};
 use crate::pipeline::schedule::Schedule;
 
-/// This rank's copy of a table that embeds on the first stage and scores on the last, where these are on two ranks.
+/// This rank's copy of a table that is the embedding on the first stage and the head on the last, if these are on two ranks.
 ///
 /// ```text
 /// first stage     site 0 (head)  <-------  site 0     last stage
 ///                 site 1 (embedding) --->  site 1
 /// ```
-/// Each copy has both sites, and the same initial values. Backward gives it the gradients of its own site;
-/// [`TiedTable::exchange`] adds the other's, as a backward pass would. From there on both copies are what the one table
-/// of one device is: data parallelism adds the ranks, site by site, then the head's chain and the embedding's are added,
-/// and both take the same step.
+/// Each copy has both sites (uses of the parameter), and the same initial values. Backward computes the gradients of the rank's
+/// own site; [`TiedTable::exchange`] adds those of the other, as a backward pass would. From then on both copies have the
+/// gradients of one device's table: data parallelism adds the replicas, site by site, then the head's sum and the embedding's
+/// are added, and both copies take the same step.
 ///
 /// An optimizer refuses to update a copy whose gradients were not exchanged.
 pub struct TiedTable {
     table: Parameter,
-    /// The first stage's rank and the last's.
+    /// The group of the first stage's rank and the last's.
     pair: Comm,
     hands: Arc<Hands>,
     hooks: [HookHandle; 2],
@@ -46,12 +46,11 @@ impl Holder for Hands {
 }
 
 impl TiedTable {
-    /// The parameter of two sites of this rank's part of a model, which is a rank of `comm`, the group that runs the
-    /// schedule. None on ranks without an end of the model, where both ends are on one rank, and without such a
-    /// parameter.
+    /// The parameter with two sites in `model`, this rank's part of a model; `comm` is the group that runs the schedule. `None`
+    /// on ranks without the first or last stage, if both stages are on one rank, and if there is no such parameter.
     ///
     /// # Errors
-    /// If the schedule is of other ranks.
+    /// If the schedule has other ranks than the group.
     pub fn new(model: &impl Parameters, schedule: &Schedule, comm: &Comm) -> Result<Option<TiedTable>> {
         let (Some(&first), Some(&last)) = (schedule.placement.first(), schedule.placement.last()) else {
             return Ok(None);
@@ -66,11 +65,11 @@ impl TiedTable {
 
     fn of(table: Parameter, pair: Comm) -> TiedTable {
         let hands = Arc::new(Hands::default());
-        // Wrappers have their own ways to find a pass that is not over.
+        // Wrappers (DDP, ZeRO) are holders already, and find a pass that was not finished in their own way.
         if table.holder().is_none() {
             table.hand_to(hands.clone());
         }
-        // The own site's gradients come first, from backward; the other's from the other stage.
+        // Backward accumulates the rank's own site first; `exchange` then accumulates the other one.
         let hooks = [(1 - pair.rank(), true), (pair.rank(), false)].map(|(site, waits)| {
             let hands = hands.clone();
             table.leaves()[site].on_accumulate(move |_| {
@@ -81,8 +80,8 @@ impl TiedTable {
         TiedTable { table, pair, hands, hooks }
     }
 
-    /// Whether this copy is to be left out of what is summed over all parameters of all stages, such as a norm: the last
-    /// stage's is, the first stage's counts.
+    /// Whether sums over all parameters of all stages, such as a norm, have to leave this copy out. That is so for the last
+    /// stage's copy; the first stage's counts.
     pub fn is_duplicate(&self) -> bool {
         self.pair.rank() == 1
     }

@@ -1,14 +1,13 @@
-//! Sends and receives.
+//! Sends and receives of activations and gradients, and the header that tells a receiver the shape that it does not know.
 
 use std::sync::Arc;
 
 use phalanx_nn::autograd::waiting;
-use phalanx_tensor::Tensor;
+use phalanx_tensor::{Category, Context, DType, Device, Dims, Tensor};
 
-use super::header::{header, receive_spec};
-use super::run::{Run, missing};
-use super::{Executed, Pipeline, Spec, Stages};
-use crate::comm::Call;
+use super::executor::{Executor, Run, missing};
+use super::{Executed, Spec, Stages};
+use crate::comm::{Call, Comm};
 use crate::pipeline::schedule::Action;
 use crate::{Error, Result};
 
@@ -20,8 +19,8 @@ impl<S: Stages> Run<'_, S> {
         let spec = Spec::of(&output);
         match self.input_spec(stage + 1, micro_batch) {
             None => {
-                let header = header(&spec, self.pipeline.device)?;
-                self.sent.push((action, self.pipeline.comm.start(Call::send(header, to))));
+                let header = header(&spec, self.executor.device)?;
+                self.sent.push((action, self.executor.comm.start(Call::send(header, to))));
             }
             Some(said) if said == spec => {}
             Some(said) => {
@@ -42,21 +41,21 @@ impl<S: Stages> Run<'_, S> {
     }
 
     fn send(&mut self, action: Action, tensor: Tensor, to: usize) {
-        if let Some(receipts) = &self.pipeline.receipts {
-            let by = receipts.get(&action).copied().flatten();
+        if let Some(acknowledgements) = &self.executor.acknowledgements {
+            let by = acknowledgements.get(&action).copied().flatten();
             self.held.entry(by).or_default().push(tensor.clone());
         }
         let mut call = Call::send(tensor, to);
-        if let Some(observer) = self.pipeline.observer.clone() {
+        if let Some(observer) = self.executor.observer.clone() {
             call = call.observed(Arc::new(move |call| {
                 observer(Executed { action, started: call.started, ended: call.ended });
             }));
         }
-        self.sent.push((action, self.pipeline.comm.start(call)));
+        self.sent.push((action, self.executor.comm.start(call)));
     }
 
     pub(super) fn receive_forward(&mut self, Action { stage, micro_batch, .. }: Action) -> Result<()> {
-        let Pipeline { comm, device, .. } = self.pipeline;
+        let Executor { comm, device, .. } = self.executor;
         let from = self.neighbour(stage.checked_sub(1))?;
         let spec = match self.input_spec(stage, micro_batch) {
             Some(spec) => spec,
@@ -68,9 +67,9 @@ impl<S: Stages> Run<'_, S> {
         Ok(())
     }
 
-    /// While the gradient is on its way, what was not kept for its use is computed again.
+    /// Receives a gradient. Meanwhile the stage is recomputed, if its values were not kept and the next action uses them.
     pub(super) fn receive_backward(&mut self, Action { stage, micro_batch, .. }: Action) -> Result<()> {
-        let Pipeline { comm, device, .. } = self.pipeline;
+        let Executor { comm, device, .. } = self.executor;
         let from = self.neighbour(stage.checked_add(1))?;
         let used_next =
             self.following.is_some_and(|next| (next.stage, next.micro_batch) == (stage, micro_batch));
@@ -93,9 +92,72 @@ impl<S: Stages> Run<'_, S> {
 }
 
 impl<S> Run<'_, S> {
-    /// The rank of a stage next to one of ours.
+    /// The rank of a neighbouring stage.
     fn neighbour(&self, stage: Option<usize>) -> Result<usize> {
         let rank = stage.and_then(|stage| self.rank_of(stage));
         rank.ok_or_else(|| Error::Config("there is no stage on that side".into()))
+    }
+}
+
+/// Length of a header: the dtype, the number of dimensions, and a size for each dimension that there may be.
+const HEADER: usize = 2 + MAX_DIMS;
+const MAX_DIMS: usize = 8;
+
+/// The header that is sent before a tensor: its dtype and shape.
+pub(super) fn header(spec: &Spec, device: Device) -> Result<Tensor> {
+    if spec.shape.len() > MAX_DIMS {
+        let why = format!("got an output of shape {:?}, wanted at most {MAX_DIMS} dimensions", spec.shape);
+        return Err(Error::Config(why));
+    }
+    let dtype = DType::ALL.iter().position(|&d| d == spec.dtype).unwrap_or_default();
+    let mut numbers = [0; HEADER];
+    (numbers[0], numbers[1]) = (dtype as i64, spec.shape.len() as i64);
+    numbers[2..].iter_mut().zip(&spec.shape).for_each(|(number, &size)| *number = size as i64);
+    let _category = Context::with(|c| c.category = Category::Buffers);
+    Ok(Tensor::from_slice(&numbers, &[HEADER], device.host())?)
+}
+
+/// Receives a header.
+pub(super) fn receive_spec(comm: &Comm, from: usize, device: Device) -> Result<Spec> {
+    let _category = Context::with(|c| c.category = Category::Buffers);
+    let mut header = Tensor::empty(&[HEADER], DType::I64, device.host())?;
+    comm.recv(&mut header, from)?;
+    let numbers = header.to_vec::<i64>()?;
+    let spec = || {
+        let numbers: Vec<usize> = numbers.iter().map(|&n| usize::try_from(n).ok()).collect::<Option<_>>()?;
+        let dtype = *DType::ALL.get(numbers[0])?;
+        Some(Spec { shape: Dims::from_slice(numbers[2..].get(..numbers[1])?), dtype })
+    };
+    spec()
+        .ok_or_else(|| Error::Config(format!("got {numbers:?}, wanted a dtype, a number of sizes and sizes")))
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::launch;
+
+    use super::*;
+
+    #[test]
+    fn shapes_and_dtypes_come_as_they_were() {
+        let got = launch::threads(2, |rank| -> Result<_> {
+            let (comm, device) = (rank.comm(), rank.device());
+            let mut specs = Vec::new();
+            for (shape, dtype) in [(&[][..], DType::F64), (&[2, 0, 3], DType::BF16), (&[5; 8], DType::I32)] {
+                let spec = Spec { shape: Dims::from_slice(shape), dtype };
+                match rank.rank() {
+                    0 => comm.send(&header(&spec, device)?, 1)?,
+                    _ => {
+                        assert_eq!(receive_spec(comm, 0, device)?, spec);
+                        specs.push(spec);
+                    }
+                }
+            }
+            Ok(specs.len())
+        });
+        assert_eq!(got.unwrap(), [0, 3]);
+        let nine = Spec { shape: Dims::from_slice(&[1; 9]), dtype: DType::F32 };
+        let error = header(&nine, Device::CPU).unwrap_err().to_string();
+        assert!(error.contains("[1, 1, 1, 1, 1, 1, 1, 1, 1], wanted at most 8 dimensions"), "{error}");
     }
 }

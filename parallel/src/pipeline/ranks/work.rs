@@ -1,26 +1,67 @@
-//! [`Work`]: what stages compute of a batch, as a function that is told which batch, which step and which part of it.
+//! What the stages of a pipeline compute: [`Stages`], a trait; [`Work`], the same as a function of the batch.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use phalanx_nn::autograd::Var;
 use phalanx_nn::cut;
+use phalanx_tensor::{DType, Dims, Tensor};
 
-use super::{Spec, Stages};
 use crate::Result;
 use crate::data_parallel::{DataParallel, NoSync};
 use crate::pipeline::MicroBatch;
 
-/// What a stage is to compute now.
+/// The computation of a rank's stages, which are numbered over the whole model.
+///
+/// With recomputation `forward` is called twice for a micro-batch and must compute the same. Side effects are allowed only in
+/// the first call, where [`is_recomputing`](phalanx_nn::autograd::is_recomputing) is false.
+pub trait Stages: Send + Sync + 'static {
+    /// The stage's output for a micro-batch: activations for the next stage, or, of the last stage, the loss, a tensor of one
+    /// element, from which the backward pass begins. `input` is the output of the stage before; the first stage has none.
+    ///
+    /// # Errors
+    /// Any error; it ends the run of all ranks.
+    fn forward(&self, stage: usize, micro_batch: usize, input: Option<&Var>) -> Result<Var>;
+
+    /// The shape and dtype of a stage's input. If it is `None`, a header with both is sent before each input. All ranks must
+    /// give it, or none.
+    fn input_spec(&self, _stage: usize, _micro_batch: usize) -> Option<Spec> {
+        None
+    }
+
+    /// A guard that is held during every `B`, `I` and `W` except those of a stage's last micro-batch. While it lives, gradients
+    /// only accumulate. With data parallelism it is [`no_sync`](crate::data_parallel::DataParallel::no_sync).
+    fn no_sync(&self) -> Option<NoSync> {
+        None
+    }
+}
+
+/// The shape and dtype of a tensor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Spec {
+    /// Sizes, outermost first.
+    pub shape: Dims,
+    /// The elements' type.
+    pub dtype: DType,
+}
+
+impl Spec {
+    /// The shape and dtype of `tensor`.
+    pub fn of(tensor: &Tensor) -> Spec {
+        Spec { shape: Dims::from_slice(tensor.shape()), dtype: tensor.dtype() }
+    }
+}
+
+/// Which forward pass a stage has to compute: its stage, micro-batch, step and batch.
 #[derive(Debug)]
 pub struct Turn<'a, B> {
     /// The stage, numbered over the whole model.
     pub stage: usize,
     /// The micro-batch, from 0.
     pub micro_batch: usize,
-    /// Micro-batches of the batch; in a schedule without flushes, of an update.
+    /// The number of micro-batches of the batch; in a schedule without flushes, of an update.
     pub micro_batches: usize,
-    /// In a schedule without flushes the number of the update that the micro-batch is for, from 0; else 0.
+    /// In a schedule without flushes the update to which the micro-batch belongs, from 0; otherwise 0.
     pub update: usize,
     /// The training step, as it was given to [`Work::on`].
     pub step: u64,
@@ -29,7 +70,7 @@ pub struct Turn<'a, B> {
 }
 
 impl<B> Turn<'_, B> {
-    /// The micro-batch's part of `rows` rows: contiguous, earlier micro-batches take the remainder.
+    /// The micro-batch's part of `rows` rows. Parts are contiguous, and earlier micro-batches take the remainder.
     pub fn rows(&self, rows: usize) -> Range<usize> {
         cut(rows, self.micro_batches).swap_remove(self.micro_batch)
     }
@@ -39,7 +80,7 @@ type Forward<B> = dyn Fn(Turn<'_, B>, Option<&Var>) -> Result<Var> + Send + Sync
 
 type InputSpec<B> = dyn Fn(Turn<'_, B>) -> Option<Spec> + Send + Sync;
 
-/// The work of a rank's stages as a function of the batch and the step: for pipelines of one's own layers.
+/// The computation of a rank's stages as a function of the batch and the step, for pipelines of a program's own layers.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -87,14 +128,15 @@ pub struct Work<B> {
 }
 
 impl<B: Send + Sync + 'static> Work<B> {
-    /// By [`Stages::forward`] as a function of a [`Turn`] and the output of the stage before, of which the first has none.
+    /// `forward` is [`Stages::forward`] as a function of a [`Turn`] and the output of the stage before, which is `None` for the
+    /// first stage.
     pub fn new(
         forward: impl Fn(Turn<'_, B>, Option<&Var>) -> Result<Var> + Send + Sync + 'static,
     ) -> Work<B> {
         Work { forward: Arc::new(forward), input_spec: None, replicas: None }
     }
 
-    /// With [`Stages::input_spec`], so that shapes are not sent along.
+    /// With [`Stages::input_spec`], so that no headers are sent.
     #[must_use]
     pub fn with_input_spec(
         self,
@@ -103,14 +145,14 @@ impl<B: Send + Sync + 'static> Work<B> {
         Work { input_spec: Some(Arc::new(spec)), ..self }
     }
 
-    /// With replicas of the model: each stage's gradients are added over them after its last micro-batch. `begin` comes
-    /// before [`Pipeline::train`](super::Pipeline::train), and `finish` after it.
+    /// With data parallelism: each stage's gradients are added over the replicas after its last micro-batch. The program calls
+    /// `begin` before [`Pipeline::train`](super::Pipeline::train), and `finish` after it.
     #[must_use]
     pub fn shared_with(self, replicas: Arc<dyn DataParallel>) -> Work<B> {
         Work { replicas: Some(replicas), ..self }
     }
 
-    /// On a batch, in a step.
+    /// The computation on a batch, in a step.
     pub fn on(&self, batch: B, step: u64) -> Arc<OnBatch<B>> {
         let Work { forward, input_spec, replicas } = self;
         let work =
@@ -119,7 +161,7 @@ impl<B: Send + Sync + 'static> Work<B> {
     }
 }
 
-/// [`Work`] on a batch: what [`Pipeline::train`](super::Pipeline::train) is given.
+/// [`Work`] on a batch, the argument of [`Pipeline::train`](super::Pipeline::train).
 pub struct OnBatch<B> {
     work: Work<B>,
     batch: B,

@@ -1,6 +1,19 @@
 //! [`Schedule`]: for each rank a list of [`Action`]s.
+//!
+//! As text a schedule has a line for each rank, with its actions in order; `2F3` is the forward pass of micro-batch 3 at stage 2.
+//!
+//! ```text
+//! 0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1
+//! 1RECV_F0 1F0 1B0 1RECV_F1 1SEND_B0 1F1 1B1 1SEND_B1
+//! ```
 
-/// What is done with a micro-batch at a stage.
+use std::collections::BTreeMap;
+use std::fmt;
+use std::str::FromStr;
+
+use super::{Error, Result};
+
+/// The kind of an action: a pass, an update or a transfer of a micro-batch at a stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
     /// `F`: the forward pass.
@@ -11,8 +24,8 @@ pub enum Kind {
     Input,
     /// `W`: the backward pass of the weights, some time after [`Kind::Input`].
     Weight,
-    /// `U`: the update of the stage's weights by the gradients so far, the last being this micro-batch's. Only in schedules
-    /// without flushes ([`Asynchronous`](super::Asynchronous)); elsewhere the optimizer's step follows the whole schedule.
+    /// `U`: the update of the stage's weights by the gradients up to this micro-batch's. Only in schedules without flushes
+    /// ([`Asynchronous`](super::Asynchronous)); in all others the optimizer's step follows the whole schedule.
     Update,
     /// `SEND_F`: sends the stage's output to the next stage's rank.
     SendForward,
@@ -45,12 +58,12 @@ impl Kind {
     }
 }
 
-/// One thing that a rank does.
+/// One entry of a rank's list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Action {
-    /// The stage, counted over the whole model: 0 has the first layers. A rank may have several.
+    /// The stage, numbered over the whole model: stage 0 has the first layers. A rank may have several stages.
     pub stage: usize,
-    /// What is done.
+    /// The kind of action.
     pub kind: Kind,
     /// The micro-batch, from 0.
     pub micro_batch: usize,
@@ -62,16 +75,16 @@ impl Action {
         Action { stage, kind, micro_batch }
     }
 
-    /// The same micro-batch at the same stage, but another kind.
+    /// The action of another kind for the same micro-batch at the same stage.
     pub fn with(self, kind: Kind) -> Action {
         Action { kind, ..self }
     }
 }
 
-/// Who computes what, in which order.
+/// Which rank computes what, in which order.
 ///
-/// Sends are started and not waited for; a receive is waited for before what needs it. A stage adds its weights' gradients
-/// in the order of its `B`s and `W`s, which is ascending, so sums do not depend on the schedule.
+/// Sends are asynchronous; a receive blocks. A stage adds its weights' gradients in the order of its `B`s and `W`s, which is
+/// ascending, so sums do not depend on the schedule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Schedule {
     /// The rank of each stage.
@@ -93,8 +106,9 @@ impl Schedule {
         self.placement.iter().enumerate().filter(move |&(_, &r)| r == rank).map(|(stage, _)| stage)
     }
 
-    /// What a computation needs from the stage beside it, and what a receive brings: the output of the stage before for
-    /// [`Kind::Forward`], the gradient of the next for [`Kind::Backward`] and [`Kind::Input`]. Nothing at the ends.
+    /// The transfer that a computation needs, or that a receive receives: the output of the stage before for
+    /// [`Kind::Forward`], the gradient of the next stage for [`Kind::Backward`] and [`Kind::Input`]. `None` if there is no such
+    /// stage.
     pub fn input(&self, action: Action) -> Option<Transfer> {
         let from = match action.kind {
             Kind::Forward | Kind::RecvForward => action.stage.checked_sub(1)?,
@@ -105,7 +119,7 @@ impl Schedule {
         (from < self.stages()).then_some(transfer)
     }
 
-    /// What a computation gives to the stage beside it, and what a send takes there. Nothing at the ends.
+    /// The transfer that a computation makes possible, or that a send sends. `None` if there is no stage to receive it.
     pub fn output(&self, action: Action) -> Option<Transfer> {
         let to = match action.kind {
             Kind::Forward | Kind::SendForward => action.stage + 1,
@@ -116,7 +130,7 @@ impl Schedule {
         (to < self.stages()).then_some(transfer)
     }
 
-    /// What a send or a receive moves. Nothing of a computation, or towards a stage that there is not.
+    /// The transfer of a send or a receive. `None` for computations, and if there is no such stage.
     pub fn transfer(&self, action: Action) -> Option<Transfer> {
         match action.kind {
             Kind::SendForward | Kind::SendBackward => self.output(action),
@@ -125,26 +139,26 @@ impl Schedule {
         }
     }
 
-    /// Whether weights are updated while it runs: see [`Asynchronous`](super::Asynchronous).
+    /// Whether it has updates, which change the weights while it runs: see [`Asynchronous`](super::Asynchronous).
     pub fn has_updates(&self) -> bool {
         self.ranks.iter().flatten().any(|action| action.kind == Kind::Update)
     }
 
-    /// Whether there is any send or receive: see [`with_transfers`](super::with_transfers).
+    /// Whether it has sends and receives: see [`with_transfers`](super::with_transfers).
     pub fn has_transfers(&self) -> bool {
         self.ranks.iter().flatten().any(|action| action.kind.is_transfer())
     }
 
-    /// Whether a transfer is between two ranks. If not, there is nothing to send.
+    /// Whether a transfer is between two ranks. Otherwise the rank keeps the tensor.
     pub fn travels(&self, transfer: Transfer) -> bool {
         self.placement.get(transfer.from) != self.placement.get(transfer.to)
     }
 }
 
-/// What goes from a stage to the one beside it: an output to the next, or a gradient to the one before.
+/// A tensor that goes from a stage to a neighbour: an output to the next stage, or a gradient to the stage before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Transfer {
-    /// The stage that has it.
+    /// The stage that computes it.
     pub from: usize,
     /// The stage that needs it.
     pub to: usize,
@@ -164,4 +178,88 @@ impl Transfer {
         let kind = if self.from < self.to { Kind::RecvForward } else { Kind::RecvBackward };
         Action::new(self.to, kind, self.micro_batch)
     }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Kind::Forward => "F",
+            Kind::Backward => "B",
+            Kind::Input => "I",
+            Kind::Weight => "W",
+            Kind::Update => "U",
+            Kind::SendForward => "SEND_F",
+            Kind::RecvForward => "RECV_F",
+            Kind::SendBackward => "SEND_B",
+            Kind::RecvBackward => "RECV_B",
+        })
+    }
+}
+
+impl fmt::Display for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}{}", self.stage, self.kind, self.micro_batch)
+    }
+}
+
+impl fmt::Display for Schedule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for actions in &self.ranks {
+            let tokens: Vec<String> = actions.iter().map(Action::to_string).collect();
+            writeln!(f, "{}", tokens.join(" "))?;
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for Schedule {
+    type Err = Error;
+
+    /// Reads the text that `to_string` writes. Actions are separated by blanks or commas. A stage belongs to the rank of the line
+    /// that has its actions.
+    fn from_str(text: &str) -> Result<Schedule> {
+        let mut ranks = Vec::new();
+        let mut placed = BTreeMap::new();
+        let mut micro_batches = 0;
+        for (rank, line) in text.lines().enumerate() {
+            let wrong = |token: &str, wanted| Error::Parse { line: rank + 1, token: token.into(), wanted };
+            let mut actions = Vec::new();
+            for token in line.split([' ', '\t', ',']).filter(|token| !token.is_empty()) {
+                let action = parse_action(token).map_err(|wanted| wrong(token, wanted))?;
+                if *placed.entry(action.stage).or_insert(rank) != rank {
+                    return Err(wrong(token, "a stage that no line before has"));
+                }
+                micro_batches = micro_batches.max(action.micro_batch + 1);
+                actions.push(action);
+            }
+            ranks.push(actions);
+        }
+        match placed.keys().enumerate().find(|&(i, &stage)| i != stage) {
+            Some((gap, _)) => Err(Error::Invalid {
+                op: "schedule",
+                got: format!("no action of stage {gap}"),
+                wanted: "every stage up to the last",
+            }),
+            None => Ok(Schedule { placement: placed.into_values().collect(), micro_batches, ranks }),
+        }
+    }
+}
+
+/// Parses one token. The error says what was wanted.
+fn parse_action(token: &str) -> Result<Action, &'static str> {
+    const KINDS: &str = "F, B, I, W, U, SEND_F, RECV_F, SEND_B or RECV_B after the stage";
+    let (stage, rest) =
+        leading_number(token).ok_or("an action such as 2F3, beginning with a stage's number")?;
+    let symbol = rest.trim_end_matches(|c: char| c.is_ascii_digit());
+    let kind = Kind::ALL.into_iter().find(|kind| kind.to_string() == symbol).ok_or(KINDS)?;
+    match leading_number(&rest[symbol.len()..]) {
+        Some((micro_batch, "")) => Ok(Action::new(stage, kind, micro_batch)),
+        _ => Err("a micro-batch's number at the end"),
+    }
+}
+
+/// The number at the beginning of a text, and the rest of the text.
+fn leading_number(text: &str) -> Option<(usize, &str)> {
+    let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    Some((usize::from(text[..end].parse::<u16>().ok()?), &text[end..]))
 }

@@ -1,31 +1,32 @@
-//! Schedules without flushes: weights are updated while micro-batches are on their way, each of which uses one version of a
-//! stage's weights, forward and backward.
+//! Schedules without flushes (PipeDream): weights are updated while micro-batches are in flight. A micro-batch uses one version
+//! of a stage's weights, in forward and in backward.
 //!
-//! Not what one device computes: gradients are of weights some updates old. So nothing uses these schedules unless asked to.
+//! Gradients are those of weights some updates old, which is not what one device computes. So a program has to ask for these
+//! schedules.
 
 use std::collections::BTreeMap;
 
 use super::{Action, Error, Kind, Result, Schedule, one_f_one_b, verify};
 
-/// A schedule of many updates, and which weights it uses.
+/// A schedule with updates, and the weight version that each action uses.
 ///
-/// A stage makes version `u + 1` of its weights from version `u` once it has the gradients of the micro-batches
-/// `u * interval .. (u + 1) * interval`; that is an action of the schedule, `U` of the last of them. Version 0 is what it begins
-/// with. Micro-batches that are left over after the last whole interval only add gradients.
+/// A stage makes version `u + 1` of its weights from version `u` by the gradients of the micro-batches
+/// `u * interval .. (u + 1) * interval`. That is an action of the schedule, the `U` of the last of these micro-batches. Version 0
+/// is the initial weights. Micro-batches that are left over after the last whole interval only add gradients.
 ///
 /// [`AsynchronousPipeline`](crate::pipeline::ranks::AsynchronousPipeline) runs it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Asynchronous {
     /// The actions.
     pub schedule: Schedule,
-    /// The micro-batches of an update, whose gradients are added.
+    /// The number of micro-batches of an update.
     pub interval: usize,
     /// For each stage, for each micro-batch, the version that its forward and its backward pass use.
     pub versions: Vec<Vec<usize>>,
 }
 
-/// PipeDream: 1F1B without flush, an update after every backward pass. A forward pass uses the newest weights, and the
-/// backward pass the same again, so rank `r` of `p` keeps `p - r` versions: one more than its warm-up.
+/// PipeDream: 1F1B without flush, with an update after every backward pass. A forward pass uses the newest weights, and the
+/// backward pass of the micro-batch uses the same version. So rank `r` of `p` keeps `p - r` versions, one more than its warm-up.
 ///
 /// ```text
 /// rank 0 | F0 F1       B0--- U F2 B1--- U    B2--- U      F2 uses version 1, B1 still version 0
@@ -41,7 +42,7 @@ pub fn weight_stashing(ranks: usize, micro_batches: usize) -> Result<Asynchronou
     build(ranks, micro_batches, 1, version)
 }
 
-/// PipeDream-2BW: 1F1B without flush, an update after every `interval` backward passes. The micro-batches of update `u` use the
+/// PipeDream-2BW: 1F1B without flush, with an update after every `interval` backward passes. The micro-batches of update `u` use the
 /// weights of version `u - 1` on every stage, so two versions are enough: `W(u + 1) = W(u) - lr * gradient(W(u - 1))`.
 ///
 /// Source: Narayanan et al., "Memory-efficient pipeline-parallel DNN training" (arXiv:2006.09503), section 3.1.
@@ -80,12 +81,11 @@ fn build(
 }
 
 impl Asynchronous {
-    /// Checks the schedule as [`verify`] does, that updates stand where `interval` wants them, and that every version has been made
-    /// before it is used. Returned is how many versions each stage keeps at the most: those that will be used again, and
-    /// the newest.
+    /// Checks the schedule as [`verify`] does, that there is an update after each interval, and that every version is made before
+    /// it is used. Returns how many versions each stage keeps at most: those that are used again, and the newest.
     ///
     /// # Errors
-    /// What is wrong first.
+    /// The first thing that is wrong.
     pub fn verify(&self, capacity: usize) -> Result<Vec<usize>> {
         verify(&self.schedule, capacity)?;
         let (stages, micro_batches) = (self.schedule.stages(), self.schedule.micro_batches);
@@ -111,13 +111,13 @@ impl Asynchronous {
         uses
     }
 
-    /// A stage's computations and updates, and their places in its rank's list.
+    /// A stage's computations and updates, with their positions in its rank's list.
     fn work(&self, stage: usize) -> impl Iterator<Item = (usize, Action)> + '_ {
         let all = self.schedule.ranks[self.schedule.placement[stage]].iter().copied().enumerate();
         all.filter(move |(_, action)| action.stage == stage && !action.kind.is_transfer())
     }
 
-    /// The most versions that a stage keeps at once.
+    /// How many versions a stage keeps at most.
     fn kept(&self, stage: usize) -> Result<usize> {
         let rank = self.schedule.placement[stage];
         let (mut left, mut newest, mut most) = (self.uses(stage, stage), 0, 1);

@@ -1,4 +1,4 @@
-//! What can be wrong with a schedule.
+//! The errors of schedules.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use super::Action;
 /// The results of this module.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What is wrong with a schedule, or with what one was asked for.
+/// An error of a schedule, or of the arguments of a function that makes one.
 #[derive(Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -16,71 +16,71 @@ pub enum Error {
     Invalid {
         /// The function.
         op: &'static str,
-        /// What came.
+        /// The value that was given.
         got: String,
-        /// What was wanted.
+        /// The values that are allowed.
         wanted: &'static str,
     },
-    /// A text is no schedule.
+    /// A text that is not a schedule.
     #[error("schedule, line {line}: got {token:?}, wanted {wanted}")]
     Parse {
-        /// From 1. The line is the rank's number plus one.
+        /// The line, from 1: the rank plus one.
         line: usize,
-        /// What stands there.
+        /// The text there.
         token: String,
-        /// What was wanted.
+        /// The values that are allowed.
         wanted: &'static str,
     },
-    /// An action is wrong where it stands.
+    /// An action that is wrong at its position.
     #[error("rank {rank}, action {position} ({action}): {why}")]
     Action {
         /// The rank.
         rank: usize,
-        /// The action's place in the rank's list, from 0.
+        /// The action's position in the rank's list, from 0.
         position: usize,
         /// The action.
         action: Action,
-        /// What is wrong.
+        /// The reason.
         why: String,
     },
-    /// An action is in no list.
+    /// An action that is missing.
     #[error("rank {rank}: nothing does {action}")]
     Missing {
-        /// The rank that should do it.
+        /// The rank that should have it.
         rank: usize,
-        /// What is not done.
+        /// The missing action.
         action: Action,
     },
-    /// Ranks wait for each other without end.
+    /// Ranks that wait for each other.
     #[error("deadlock: {}", waits.iter().map(|w| w.to_string()).collect::<Vec<_>>().join("; "))]
     Deadlock {
-        /// Where each rank that has not come to its end stands.
+        /// The ranks that wait, each with its action.
         waits: Vec<Wait>,
     },
 }
 
-/// A rank that cannot go on.
+/// A rank that waits in a deadlock.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error("rank {rank}, action {position} ({action}), waits for rank {peer}")]
 pub struct Wait {
     /// The rank.
     pub rank: usize,
-    /// The place in its list, from 0.
+    /// The position in its list, from 0.
     pub position: usize,
-    /// The action there.
+    /// The action at that position.
     pub action: Action,
     /// The rank that it waits for.
     pub peer: usize,
 }
 
-/// The message, so that a program that ends with an error shows it.
+/// Shows the message, since a program that ends with an error prints its `Debug` text.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
 }
 
-/// The message, so that a program that ends with an error shows it.
+/// Shows the message, since a program that ends with an error prints its `Debug` text.
 impl fmt::Debug for Wait {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)

@@ -1,17 +1,18 @@
-//! [`with_transfers`]: puts sends and receives into a schedule of computations.
+//! Sends and receives of a schedule: [`with_transfers`] adds them; [`acknowledgements`] says by which action a sender can be
+//! sure that a tensor has been received.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use super::{Action, Error, Kind, Result, Schedule, Transfer, Wait, verify};
 
-/// The schedule with a send and a receive for whatever goes between stages of different ranks.
+/// The schedule with a send and a receive for each transfer between stages of different ranks.
 ///
-/// A send stands right after the computation of what it sends, a receive right before the computation that needs it, so that
-/// a transfer has as much time as there is. Where ranks would then wait for each other in a circle if sends waited for
-/// their receives, one of them receives before it sends. So the lists can run over any buffering, none included.
+/// A send comes right after the computation of its tensor, and a receive right before the computation that needs it, so that a
+/// transfer has as much time as possible. If ranks would then wait for each other in a circle with blocking sends, one of them
+/// receives before it sends. So the lists run with any number of buffers, or none.
 ///
-/// It is done by running the lists with sends that wait: whenever no rank can go on, the transfer that was ready first is
-/// received early, on a clock by which `B` takes 2, an update nothing, and everything else 1. On that clock a receive that blocks its rank then
+/// The function runs the lists with blocking sends. Whenever no rank can go on, the transfer that was ready first is received
+/// early. Times are those of a clock by which `B` takes 2, an update 0, and everything else 1. On that clock a blocking receive
 /// loses no time.
 ///
 /// # Errors
@@ -23,7 +24,7 @@ pub fn with_transfers(schedule: &Schedule) -> Result<Schedule> {
         return Err(Error::Invalid { op: "with_transfers", got, wanted: "one without transfers" });
     }
     verify(schedule, 0)?;
-    let mut run = Run::new(schedule);
+    let mut run = Rendezvous::new(schedule);
     while !run.is_over() {
         let mut moved = false;
         for rank in 0..schedule.ranks.len() {
@@ -38,24 +39,24 @@ pub fn with_transfers(schedule: &Schedule) -> Result<Schedule> {
     Ok(Schedule { ranks: run.lists, ..schedule.clone() })
 }
 
-/// A run in which a send waits for its receive.
-struct Run<'a> {
+/// A run of the lists with blocking sends.
+struct Rendezvous<'a> {
     schedule: &'a Schedule,
     /// Each rank's next computation.
     next: Vec<usize>,
-    /// What each rank stands and waits to send.
+    /// The transfer that each rank is waiting to send.
     offers: Vec<Option<Transfer>>,
     received: HashSet<Transfer>,
     /// Each rank's time.
     clocks: Vec<u64>,
-    /// Each rank's list so far.
+    /// Each rank's list with transfers, so far.
     lists: Vec<Vec<Action>>,
 }
 
-impl<'a> Run<'a> {
-    fn new(schedule: &'a Schedule) -> Run<'a> {
+impl<'a> Rendezvous<'a> {
+    fn new(schedule: &'a Schedule) -> Rendezvous<'a> {
         let ranks = schedule.ranks.len();
-        Run {
+        Rendezvous {
             schedule,
             next: vec![0; ranks],
             offers: vec![None; ranks],
@@ -93,13 +94,13 @@ impl<'a> Run<'a> {
         true
     }
 
-    /// What has not come yet for a computation.
+    /// The transfer that a computation still has to receive.
     fn awaited(&self, action: Action) -> Option<Transfer> {
         let travels = |input: &Transfer| self.schedule.travels(*input) && !self.received.contains(input);
         self.schedule.input(action).filter(travels)
     }
 
-    /// Carries out a transfer that is offered.
+    /// Carries out a transfer that its sender offers.
     fn carry(&mut self, transfer: Transfer) -> bool {
         let (from, to) = (self.schedule.placement[transfer.from], self.schedule.placement[transfer.to]);
         self.offers[from] = None;
@@ -109,14 +110,14 @@ impl<'a> Run<'a> {
         self.received.insert(transfer)
     }
 
-    /// Lets a rank receive what it does not need yet.
+    /// Lets a rank receive a transfer that it does not need yet.
     fn receive_early(&mut self) -> bool {
         let ready = |offer: &Transfer| self.clocks[self.schedule.placement[offer.from]];
         let first = self.offers.iter().copied().flatten().min_by_key(|offer| (ready(offer), *offer));
         first.is_some_and(|offer| self.carry(offer))
     }
 
-    /// Where the ranks stand.
+    /// The actions at which ranks wait.
     fn waits(&self) -> Vec<Wait> {
         let wait = |rank: usize| {
             let (position, placement) = (self.next[rank], &self.schedule.placement);
@@ -126,5 +127,106 @@ impl<'a> Run<'a> {
             sends.or_else(needs).map(|(action, peer)| Wait { rank, position, action, peer })
         };
         (0..self.next.len()).filter_map(wait).collect()
+    }
+}
+
+/// For each rank and each of its sends, the receive of the same rank that acknowledges the send: the sender of that message had
+/// received the tensor before it sent. So after it the tensor has certainly been received, however slow the other ranks are.
+/// `None` if there is no such receive before the end of the step.
+///
+/// ```
+/// use phalanx_parallel::pipeline::schedule::{acknowledgements, one_f_one_b, with_transfers};
+///
+/// let schedule = with_transfers(&one_f_one_b(2, 2)?)?;
+/// let [first, _] = &acknowledgements(&schedule)?[..] else { unreachable!() };
+/// let told = |send: &str| first.iter().find(|(action, _)| action.to_string() == send).map(|(_, by)| by.unwrap().to_string());
+/// // Rank 1 sends its first gradient after it has received both outputs.
+/// assert_eq!(told("0SEND_F1").as_deref(), Some("0RECV_B0"));
+/// # Ok::<(), phalanx_parallel::pipeline::schedule::Error>(())
+/// ```
+///
+/// # Errors
+/// If the schedule has no transfers, or as [`verify`].
+pub fn acknowledgements(schedule: &Schedule) -> Result<Vec<HashMap<Action, Option<Action>>>> {
+    verify(schedule, usize::MAX)?;
+    if !schedule.has_transfers() && schedule.ranks.len() > 1 {
+        let got = "a schedule without transfers".into();
+        return Err(Error::Invalid { op: "acknowledgements", got, wanted: "one with transfers" });
+    }
+    let mut run = VectorClocks::new(schedule);
+    while (0..schedule.ranks.len()).any(|rank| run.advance(rank)) {}
+    Ok(run.known)
+}
+
+/// The former name of [`acknowledgements`].
+///
+/// # Errors
+/// As [`acknowledgements`].
+#[deprecated(since = "0.2.0", note = "renamed to `acknowledgements`")]
+pub fn receipts(schedule: &Schedule) -> Result<Vec<HashMap<Action, Option<Action>>>> {
+    acknowledgements(schedule)
+}
+
+/// A run in which every rank keeps a vector clock: how many actions of each rank have certainly ended.
+struct VectorClocks<'a> {
+    schedule: &'a Schedule,
+    next: Vec<usize>,
+    clocks: Vec<Vec<usize>>,
+    /// The sender's clock at each send.
+    sent: HashMap<Transfer, Vec<usize>>,
+    /// The position of each receive in its rank's list.
+    positions: HashMap<Transfer, usize>,
+    known: Vec<HashMap<Action, Option<Action>>>,
+}
+
+impl<'a> VectorClocks<'a> {
+    fn new(schedule: &'a Schedule) -> VectorClocks<'a> {
+        let ranks = schedule.ranks.len();
+        let receives = schedule.ranks.iter().flat_map(|list| list.iter().enumerate());
+        let position = |(position, &action): (usize, &Action)| {
+            let transfer = schedule.transfer(action).filter(|t| t.receive() == action)?;
+            Some((transfer, position))
+        };
+        VectorClocks {
+            schedule,
+            next: vec![0; ranks],
+            clocks: vec![vec![0; ranks]; ranks],
+            sent: HashMap::new(),
+            positions: receives.filter_map(position).collect(),
+            known: vec![HashMap::new(); ranks],
+        }
+    }
+
+    /// Carries out a rank's next action, unless it is a receive of a tensor that has not been sent.
+    fn advance(&mut self, rank: usize) -> bool {
+        let Some(&action) = self.schedule.ranks[rank].get(self.next[rank]) else { return false };
+        match self.schedule.transfer(action) {
+            Some(transfer) if transfer.send() == action => {
+                self.sent.insert(transfer, self.clocks[rank].clone());
+                self.known[rank].insert(action, None);
+            }
+            Some(transfer) => {
+                let Some(told) = self.sent.get(&transfer) else { return false };
+                let clock = &mut self.clocks[rank];
+                clock.iter_mut().zip(told).for_each(|(known, told)| *known = (*known).max(*told));
+                self.note(rank, action);
+            }
+            None => {}
+        }
+        self.next[rank] += 1;
+        self.clocks[rank][rank] = self.next[rank];
+        true
+    }
+
+    /// After a receive: records which sends it acknowledges.
+    fn note(&mut self, rank: usize, by: Action) {
+        let (schedule, positions, clock) = (self.schedule, &self.positions, &self.clocks[rank]);
+        for (&send, known) in self.known[rank].iter_mut().filter(|(_, known)| known.is_none()) {
+            let Some(transfer) = schedule.transfer(send) else { continue };
+            let position = positions.get(&transfer);
+            if position.is_some_and(|&position| clock[schedule.placement[transfer.to]] > position) {
+                *known = Some(by);
+            }
+        }
     }
 }

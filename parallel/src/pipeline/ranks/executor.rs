@@ -1,0 +1,332 @@
+//! [`Run`]: one rank carries out its list of actions. The computations are here, sends and receives in `transfer.rs`.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use phalanx_nn::autograd::{
+    Leaf, Recompute, Var, WeightWork, backward_inputs, checkpoint_apart, is_grad_enabled, waiting,
+};
+use phalanx_nn::models::RecomputeMode;
+use phalanx_tensor::{Category, Device, Tensor};
+
+use super::versions::Updates;
+use super::{Spec, Stages};
+use crate::comm::{Comm, Pending};
+use crate::data_parallel::NoSync;
+use crate::launch::caught;
+use crate::pipeline::schedule::{Action, Kind, Schedule};
+use crate::pipeline::{Cell, MicroBatch};
+use crate::{Error, Result};
+
+/// An action that has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Executed {
+    /// The action.
+    pub action: Action,
+    /// When this rank began it.
+    pub started: Instant,
+    /// When it ended; of a send, when its tensor was free again.
+    pub ended: Instant,
+}
+
+/// An observer of actions.
+pub type Observer = crate::pipeline::Observer<Executed>;
+
+/// One rank's part of a schedule, and the settings of its run.
+pub(super) struct Executor {
+    pub(super) schedule: Schedule,
+    pub(super) comm: Comm,
+    pub(super) device: Device,
+    pub(super) recompute: RecomputeMode,
+    pub(super) observer: Option<Observer>,
+    /// For each send of this rank, the action by which the tensor has certainly been received. `None` if sent tensors need not
+    /// be held until then.
+    pub(super) acknowledgements: Option<HashMap<Action, Option<Action>>>,
+}
+
+/// A schedule under way.
+pub(super) struct Run<'a, S> {
+    pub(super) executor: &'a Executor,
+    pub(super) work: &'a Arc<S>,
+    /// The tensors and graphs of each cell that later actions use.
+    cells: HashMap<Cell, InFlight>,
+    /// Sent tensors that are held for slow receivers, by the action that releases them.
+    pub(super) held: HashMap<Option<Action>, Vec<Tensor>>,
+    /// Sends that may still be under way.
+    pub(super) sent: Vec<(Action, Pending)>,
+    pub(super) losses: Vec<Option<Tensor>>,
+    /// The action after this one.
+    pub(super) following: Option<Action>,
+    /// The weight versions and updates, in a schedule without flushes.
+    updates: Option<Updates<'a>>,
+}
+
+impl<'a, S: Stages> Run<'a, S> {
+    pub(super) fn new(executor: &'a Executor, work: &'a Arc<S>) -> Run<'a, S> {
+        let losses = vec![None; executor.schedule.micro_batches];
+        let (cells, held) = (HashMap::new(), HashMap::new());
+        Run { executor, work, cells, held, sent: Vec::new(), losses, following: None, updates: None }
+    }
+
+    /// The run, with weight versions and updates.
+    pub(super) fn updated_by(self, updates: Updates<'a>) -> Run<'a, S> {
+        Run { updates: Some(updates), ..self }
+    }
+
+    /// Carries out the actions of these kinds, and returns the losses.
+    pub(super) fn run(mut self, wanted: impl Fn(Kind) -> bool) -> Result<Vec<Tensor>> {
+        self.run_actions(wanted)?;
+        self.updates.take().map_or(Ok(()), Updates::end)?;
+        Ok(self.losses.into_iter().flatten().collect())
+    }
+
+    fn run_actions(&mut self, wanted: impl Fn(Kind) -> bool) -> Result<()> {
+        let Executor { schedule, comm, observer, .. } = self.executor;
+        let mut actions = schedule.ranks[comm.rank()].iter().filter(|action| wanted(action.kind)).peekable();
+        while let Some(&action) = actions.next() {
+            self.following = actions.peek().map(|&&action| action);
+            let started = Instant::now();
+            self.guarded(action, |run| run.perform(action))?;
+            self.forget(action);
+            self.held.remove(&Some(action));
+            let ended = Instant::now();
+            self.reap_sends(false)?;
+            // A send is reported when it ends (`send`).
+            let reports = !matches!(action.kind, Kind::SendForward | Kind::SendBackward);
+            if let Some(observer) = observer.as_ref().filter(|_| reports) {
+                observer(Executed { action, started, ended });
+            }
+        }
+        self.reap_sends(true)
+    }
+
+    /// Runs `f`. If it fails or panics, the error names the action, and the run of all ranks ends.
+    fn guarded<T>(&mut self, action: Action, f: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
+        let comm = &self.executor.comm;
+        caught(|| f(self)).map_err(|cause| {
+            let error = Error::Action { action: action.to_string(), cause };
+            comm.fail(&error.to_string());
+            error
+        })
+    }
+
+    /// Drops the entry of a cell of which nothing is kept.
+    fn forget(&mut self, Action { stage, micro_batch, .. }: Action) {
+        if self.cells.get(&Cell { stage, micro_batch }).is_some_and(InFlight::is_empty) {
+            self.cells.remove(&Cell { stage, micro_batch });
+        }
+    }
+
+    /// Drops sends that have ended. With `all`, waits for all sends.
+    fn reap_sends(&mut self, all: bool) -> Result<()> {
+        let is_over = |(_, send): &(Action, Pending)| all || send.is_done();
+        let (over, under_way): (Vec<_>, Vec<_>) = self.sent.drain(..).partition(is_over);
+        self.sent = under_way;
+        over.into_iter()
+            .try_for_each(|(action, send)| self.guarded(action, |_| Ok(waiting("send", || send.wait())?)))
+    }
+
+    /// Carries out an action, under the weight version that the schedule says.
+    fn perform(&mut self, action: Action) -> Result<()> {
+        self.updates.iter_mut().try_for_each(|updates| updates.enter(action))?;
+        self.act(action)?;
+        self.updates.iter_mut().try_for_each(|updates| updates.leave(action))
+    }
+
+    fn act(&mut self, action: Action) -> Result<()> {
+        match action.kind {
+            Kind::Forward => self.forward(action),
+            Kind::Backward | Kind::Input => self.backward(action),
+            Kind::Weight => self.weight(action),
+            Kind::Update => self.updates.iter_mut().try_for_each(|updates| updates.update(action)),
+            Kind::SendForward => self.send_forward(action),
+            Kind::RecvForward => self.receive_forward(action),
+            Kind::SendBackward => self.send_backward(action),
+            Kind::RecvBackward => self.receive_backward(action),
+        }
+    }
+}
+
+/// Lookups.
+impl<S> Run<'_, S> {
+    pub(super) fn cell(&mut self, stage: usize, micro_batch: usize) -> &mut InFlight {
+        self.cells.entry(Cell { stage, micro_batch }).or_default()
+    }
+
+    /// How many micro-batches a sum of gradients has: all, or those of an update.
+    pub(super) fn interval(&self) -> usize {
+        self.updates.as_ref().map_or(self.losses.len(), |updates| updates.interval())
+    }
+
+    pub(super) fn rank(&self) -> usize {
+        self.executor.comm.rank()
+    }
+
+    pub(super) fn rank_of(&self, stage: usize) -> Option<usize> {
+        self.executor.schedule.placement.get(stage).copied()
+    }
+
+    pub(super) fn is_last(&self, stage: usize) -> bool {
+        stage + 1 == self.executor.schedule.placement.len()
+    }
+}
+
+/// The error of an action whose input does not exist. A verified schedule never causes it.
+pub(super) fn missing(what: &str) -> Error {
+    Error::Config(format!("there is no {what} of this micro-batch at this stage"))
+}
+
+/// What a rank keeps of a cell, each field until the action that uses it.
+#[derive(Default)]
+pub(super) struct InFlight {
+    /// The stage's input, for `F`.
+    pub(super) input: Option<Tensor>,
+    /// The stage's output, for `SEND_F`.
+    pub(super) output: Option<Tensor>,
+    /// The autograd graph of the forward pass, for `B` or `I`.
+    pub(super) graph: Option<Graph>,
+    /// The output's gradient, for `B` or `I`.
+    pub(super) output_grad: Option<Tensor>,
+    /// The input's gradient, for `SEND_B`.
+    pub(super) input_grad: Option<Tensor>,
+    /// The weights' part of the backward pass, for `W`.
+    pub(super) weights: Option<Weights>,
+}
+
+impl InFlight {
+    /// Whether nothing is kept.
+    pub(super) fn is_empty(&self) -> bool {
+        let InFlight { input, output, graph, output_grad, input_grad, weights } = self;
+        let tensors = [input, output, output_grad, input_grad];
+        tensors.iter().all(|tensor| tensor.is_none()) && graph.is_none() && weights.is_none()
+    }
+}
+
+/// The graph that a forward pass records for the backward pass.
+pub(super) struct Graph {
+    /// The input as a leaf: its gradient goes to the stage before.
+    pub(super) input: Option<Leaf>,
+    /// The output. Of every stage but the last, only the node, without the values.
+    pub(super) root: Var,
+    /// The shape and dtype of the output.
+    pub(super) output: Spec,
+    /// The recomputation of the stage, if its values were not kept.
+    pub(super) recompute: Option<Recompute>,
+}
+
+/// The work that `I` leaves for `W`; `None` if the stage trains no parameter.
+pub(super) struct Weights(pub(super) Option<WeightWork>);
+
+impl<S: Stages> Run<'_, S> {
+    pub(super) fn forward(&mut self, Action { stage, micro_batch, .. }: Action) -> Result<()> {
+        let input = match stage {
+            0 => None,
+            _ => {
+                let input = self.cell(stage, micro_batch).input.take();
+                Some(Leaf::new(input.ok_or_else(|| missing("input"))?, false)?)
+            }
+        };
+        let (output, recompute) = self.compute(stage, micro_batch, input.as_ref().map(Leaf::var).as_ref())?;
+        let root = if self.is_last(stage) { output.clone() } else { output.place()? };
+        let (spec, output) = (Spec::of(output.tensor()), output.into_tensor());
+        let graph = Graph { input, root, output: spec, recompute };
+        self.cell(stage, micro_batch).graph = is_grad_enabled().then_some(graph);
+        match self.rank_of(stage + 1) {
+            None => self.losses[micro_batch] = Some(output),
+            Some(rank) if rank == self.rank() => self.cell(stage + 1, micro_batch).input = Some(output),
+            Some(_) => self.cell(stage, micro_batch).output = Some(output),
+        }
+        Ok(())
+    }
+
+    /// The stage's output, and its recomputation if its values are not kept.
+    fn compute(
+        &self,
+        stage: usize,
+        micro_batch: usize,
+        input: Option<&Var>,
+    ) -> Result<(Var, Option<Recompute>)> {
+        let recompute = micro_batch < self.executor.recompute.recomputed(self.losses.len());
+        let part = self.part_of_batch(micro_batch);
+        if !recompute {
+            let _part = part.enter();
+            return Ok((self.work.forward(stage, micro_batch, input)?, None));
+        }
+        let work = Arc::clone(self.work);
+        let forward = move |inputs: &[Var]| {
+            let _part = part.enter();
+            Ok(work.forward(stage, micro_batch, inputs.first())?)
+        };
+        Ok(checkpoint_apart(forward, input.as_slice())?)
+    }
+
+    /// The micro-batch as a part of its mini-batch, for layers that ask.
+    fn part_of_batch(&self, micro_batch: usize) -> MicroBatch {
+        let count = self.interval();
+        MicroBatch { index: micro_batch % count, count }
+    }
+
+    /// The shape and dtype of a stage's input, if the caller's [`Stages`] knows it.
+    pub(super) fn input_spec(&self, stage: usize, micro_batch: usize) -> Option<Spec> {
+        let _part = self.part_of_batch(micro_batch).enter();
+        self.work.input_spec(stage, micro_batch)
+    }
+
+    /// `B`, or `I`, which leaves the weights' part for `W`.
+    pub(super) fn backward(&mut self, Action { stage, micro_batch, kind }: Action) -> Result<()> {
+        let _accumulate = self.no_sync(micro_batch);
+        let last = self.is_last(stage);
+        let cell = self.cell(stage, micro_batch);
+        let Graph { input, root, .. } = cell.graph.take().ok_or_else(|| missing("graph"))?;
+        let grad = cell.output_grad.take().map(Var::new);
+        if grad.is_none() && !last {
+            return Err(missing("gradient of the output"));
+        }
+        // The stages up to here train nothing if the root requires no gradient.
+        let trains = root.requires_grad();
+        match (kind, grad) {
+            (Kind::Input, grad) => {
+                let weights = trains.then(|| backward_inputs(&[(root, grad)])).transpose()?;
+                cell.weights = Some(Weights(weights));
+            }
+            _ if !trains => {}
+            (_, Some(grad)) => root.backward_with(grad)?,
+            (_, None) => root.backward()?,
+        }
+        let Some(input) = input else { return Ok(()) };
+        let grad = input_grad(&input)?;
+        match self.rank_of(stage - 1) {
+            Some(rank) if rank == self.rank() => self.cell(stage - 1, micro_batch).output_grad = Some(grad),
+            _ => self.cell(stage, micro_batch).input_grad = Some(grad),
+        }
+        Ok(())
+    }
+
+    pub(super) fn weight(&mut self, Action { stage, micro_batch, .. }: Action) -> Result<()> {
+        let _accumulate = self.no_sync(micro_batch);
+        let weights = self.cell(stage, micro_batch).weights.take();
+        let Weights(weights) = weights.ok_or_else(|| missing("weights' part of a backward pass"))?;
+        Ok(weights.map_or(Ok(()), |weights| weights.run())?)
+    }
+
+    /// A guard that keeps gradients on this rank, except for the last micro-batch of a sum, which completes them.
+    fn no_sync(&self, micro_batch: usize) -> Option<NoSync> {
+        if (micro_batch + 1).is_multiple_of(self.interval()) { None } else { self.work.no_sync() }
+    }
+}
+
+/// The gradient of a stage's input: zeros if the stage did not use the input.
+fn input_grad(input: &Leaf) -> Result<Tensor> {
+    let grad = match input.grad() {
+        Some(grad) => grad.into_tensor(),
+        None => {
+            let like = input.tensor();
+            Tensor::zeros(like.shape(), like.dtype(), like.device())?
+        }
+    };
+    input.set_grad(None);
+    // The ledger counts it as an activation: no optimizer reads it.
+    grad.storage().set_category(Category::Activations);
+    Ok(grad)
+}
