@@ -3,6 +3,7 @@
 use phalanx_tensor::{Result, Tensor};
 
 use crate::check;
+use crate::dispatch::by_device;
 use crate::real::{Real, for_real};
 use crate::rows::columns::{self, ColumnKernel};
 use crate::rows::cuda::RowProgram;
@@ -32,7 +33,7 @@ pub(crate) fn along<const N: usize>(
     for t in &mut turned {
         *t = turn(t)?;
     }
-    // Rows that lie across memory are worked on where they lie, unless they are few or long.
+    // A CPU reads rows that lie across memory in place, unless they are few or long; a GPU's kernels read rows only.
     let [n, inner] =
         [dim, dim + 1].map(|from| shape.get(from..).map_or(1, |sizes| sizes.iter().product::<usize>()));
     let n = n / inner.max(1);
@@ -47,13 +48,11 @@ pub(crate) fn along<const N: usize>(
         return Ok(y);
     }
     let mut y = Tensor::empty_for(op, turned[0].shape(), turned[0].dtype(), turned[0].device())?;
-    if y.device().is_meta() {
-        y.bump_version();
-    } else if y.device().is_cuda() {
-        rows::cuda::map(op, program, turned.each_ref(), &mut y)?;
-    } else {
-        for_real!(op, y.dtype(), T => rows_of::<T, N>(op, &kernel, turned.each_ref(), &mut y))?;
-    }
+    by_device(
+        &mut y,
+        |y| for_real!(op, y.dtype(), T => rows_of::<T, N>(op, &kernel, turned.each_ref(), y)),
+        |y| rows::cuda::map(op, program, turned.each_ref(), y),
+    )?;
     if shape.is_empty() { y.with_shape(&[]) } else { y.transpose(dim, -1) }
 }
 

@@ -19,6 +19,7 @@ mod arithmetic;
 mod check;
 mod classes;
 pub mod cuda;
+mod dispatch;
 mod gemm;
 mod moves;
 pub mod ops;

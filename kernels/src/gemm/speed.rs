@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use phalanx_tensor::{DType, Device, Error, Pool, Result};
 
 use super::element::{GemmElem, Place};
+use crate::dispatch::Kernels;
 use crate::ops::{add, full, matmul, matmul_into};
 use crate::real::for_real;
 use crate::simd::{Float, Isa, Kernel, Runner, Vector, dispatch};
@@ -33,15 +34,26 @@ const ENOUGH: f64 = 2e-3;
 pub fn peak_flops(dtype: DType, device: Device) -> Result<f64> {
     const OP: &str = "peak_flops";
     computes(OP, device)?;
-    if device.is_cuda() {
-        return growing(128, SIZE_ON_GPU, |size| {
-            let a = full(&[size, size], 1.0, dtype, device)?;
-            let mut c = matmul(&a, &a)?;
-            Ok((2.0 * (size as f64).powi(3), fastest(device, || matmul_into(&mut c, &a, &a))?))
-        });
-    }
+    FLOPS.on(device)(OP, dtype, device)
+}
+
+const FLOPS: Kernels<Flops> = Kernels { cpu: flops_on_cpu, cuda: flops_on_gpu };
+const BANDWIDTH: Kernels<Bandwidth> = Kernels { cpu: bandwidth_on_cpu, cuda: bandwidth_on_gpu };
+
+type Flops = fn(&'static str, DType, Device) -> Result<f64>;
+type Bandwidth = fn(Device) -> Result<f64>;
+
+fn flops_on_gpu(_: &'static str, dtype: DType, device: Device) -> Result<f64> {
+    growing(128, SIZE_ON_GPU, |size| {
+        let a = full(&[size, size], 1.0, dtype, device)?;
+        let mut c = matmul(&a, &a)?;
+        Ok((2.0 * (size as f64).powi(3), fastest(device, || matmul_into(&mut c, &a, &a))?))
+    })
+}
+
+fn flops_on_cpu(op: &'static str, dtype: DType, device: Device) -> Result<f64> {
     let pool = device.pool()?;
-    for_real!(OP, dtype, T => peak_of::<<T as GemmElem>::Place>(&pool, device))
+    for_real!(op, dtype, T => peak_of::<<T as GemmElem>::Place>(&pool, device))
 }
 
 fn peak_of<P: Place>(pool: &Pool, device: Device) -> Result<f64> {
@@ -92,14 +104,22 @@ impl<P: Place> Kernel for Chains<P> {
 /// If memory is short; of a meta device.
 pub fn peak_bandwidth(device: Device) -> Result<f64> {
     computes("peak_bandwidth", device)?;
-    let elements = ARRAY / size_of::<f32>();
-    if device.is_cuda() {
-        return growing(1 << 12, elements, |elements| {
-            let b = full(&[elements], 1.0, DType::F32, device)?;
-            let c = b.copy()?;
-            Ok((12.0 * elements as f64, fastest(device, || add(&b, &c).map(drop))?))
-        });
-    }
+    BANDWIDTH.on(device)(device)
+}
+
+/// Elements of an array.
+const ELEMENTS: usize = ARRAY / size_of::<f32>();
+
+fn bandwidth_on_gpu(device: Device) -> Result<f64> {
+    growing(1 << 12, ELEMENTS, |elements| {
+        let b = full(&[elements], 1.0, DType::F32, device)?;
+        let c = b.copy()?;
+        Ok((12.0 * elements as f64, fastest(device, || add(&b, &c).map(drop))?))
+    })
+}
+
+fn bandwidth_on_cpu(device: Device) -> Result<f64> {
+    let elements = ELEMENTS;
     let pool = device.pool()?;
     let [mut a, b, c] = [0f32, 1.0, 2.0].map(|x| vec![x; elements]);
     let chunk = elements / (8 * pool.threads()) + 1;

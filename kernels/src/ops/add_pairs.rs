@@ -5,6 +5,7 @@ use phalanx_tensor::{DType, Error, Result, Tensor};
 
 use crate::check;
 use crate::cuda::{File, PRELUDE};
+use crate::dispatch::Kernels;
 
 const OP: &str = "add_pairs";
 /// Pairs of a launch: its arguments stay below 4 KiB.
@@ -29,14 +30,23 @@ pub fn add_pairs_(x: &mut Tensor, pairs: &[(usize, usize)]) -> Result<()> {
         x.bump_version();
         return Ok(());
     }
-    if x.device().is_cuda() {
-        return pairs.chunks(PAIRS).try_for_each(|pairs| launch(x, pairs));
-    }
-    let start = x.offset();
+    ADD_PAIRS.run(x.device(), |add_pairs| add_pairs(x, pairs))
+}
+
+const ADD_PAIRS: Kernels<AddPairs> = Kernels { cpu: add_pairs_on_cpu, cuda: add_pairs_on_gpu };
+
+type AddPairs = fn(&mut Tensor, &[(usize, usize)]) -> Result<()>;
+
+fn add_pairs_on_cpu(x: &mut Tensor, pairs: &[(usize, usize)]) -> Result<()> {
+    let (start, n) = (x.offset(), x.numel());
     let mut values = x.write::<f64>(OP)?;
     let values = &mut values[start..start + n];
     pairs.iter().for_each(|&(to, from)| values[to] += values[from]);
     Ok(())
+}
+
+fn add_pairs_on_gpu(x: &mut Tensor, pairs: &[(usize, usize)]) -> Result<()> {
+    pairs.chunks(PAIRS).try_for_each(|pairs| launch(x, pairs))
 }
 
 fn launch(x: &mut Tensor, pairs: &[(usize, usize)]) -> Result<()> {

@@ -2,6 +2,7 @@
 
 use phalanx_tensor::{Dim, Error, Result, Tensor};
 
+use crate::dispatch::Kernels;
 use crate::real::{for_integer, for_real};
 use crate::reduce::cuda::{self, Finish, Precision, Target};
 use crate::reduce::{
@@ -44,39 +45,44 @@ pub(super) fn refuse_empty(op: &'static str, x: &Tensor, n: usize) -> Result<()>
 fn extremum<C: Combine>(op: &'static str, frame: &Frame, combine: C) -> Result<Tensor> {
     refuse_empty(op, &frame.view, frame.n)?;
     let (mut out, computes) = frame.output(op, frame.view.dtype())?;
-    if !computes {
-        return Ok(out);
+    if computes {
+        let extremum: Kernels<Extremum<C>> =
+            Kernels { cpu: extremum_on_cpu::<C>, cuda: extremum_on_gpu::<C> };
+        extremum.run(out.device(), |extremum| extremum(op, frame, combine, &mut out))?;
     }
-    let largest = C::START < 0.0;
+    Ok(out)
+}
+
+type Extremum<C> = fn(&'static str, &Frame, C, &mut Tensor) -> Result<()>;
+
+fn extremum_on_gpu<C: Combine>(op: &'static str, frame: &Frame, combine: C, out: &mut Tensor) -> Result<()> {
+    if out.dtype().is_float() {
+        let (term, finish) =
+            (Itself { neutral: C::START }, Finish { text: "set(out, o, x[0])", numbers: [0.0; 2] });
+        let target = Target::Tensor(out);
+        return cuda::fold(op, frame, (combine, term), Precision::Plain, None, target, &finish);
+    }
+    let kind = if C::START < 0.0 { Kind::Largest } else { Kind::Smallest };
+    each(op, frame, kind, out, None)
+}
+
+fn extremum_on_cpu<C: Combine>(op: &'static str, frame: &Frame, combine: C, out: &mut Tensor) -> Result<()> {
     let term = Itself { neutral: C::START };
-    if out.device().is_cuda() && out.dtype().is_float() {
-        let finish = Finish { text: "set(out, o, x[0])", numbers: [0.0; 2] };
-        let target = Target::Tensor(&mut out);
-        cuda::fold(op, frame, (combine, term), Precision::Plain, None, target, &finish)?;
-        return Ok(out);
-    }
-    if out.device().is_cuda() {
-        let kind = if largest { Kind::Largest } else { Kind::Smallest };
-        each(op, frame, kind, &mut out, None)?;
-        return Ok(out);
-    }
     let frame = &frame.in_any_order()?;
     if out.dtype().is_float() {
         // Which of two zeros comes last, and which of two NaN, does not show.
         let finish = |_: usize, [x]: [f64; 1]| if x.is_nan() { f64::NAN } else { x + 0.0 };
-        for_real!(op, out.dtype(), T => {
-            fold_tensor::<T, _, _, 1>(op, frame, (combine, term), &[], &mut out, finish)
-        })?;
-        return Ok(out);
+        return for_real!(op, out.dtype(), T => {
+            fold_tensor::<T, _, _, 1>(op, frame, (combine, term), &[], out, finish)
+        });
     }
     let numel = out.numel();
     for_integer!(op, out.dtype(), T => {
         let source = Source::<T>::open(op, &frame.view, frame.view.shape())?;
         let target = &mut out.write::<T>(op)?[..numel];
-        match largest {
+        match C::START < 0.0 {
             true => fold_each::<T, T>(frame, &source, &By(Most), target),
             false => fold_each::<T, T>(frame, &source, &By(Least), target),
         }
-    })?;
-    Ok(out)
+    })
 }

@@ -4,6 +4,7 @@ use phalanx_tensor::cuda::{Args, Grid, Program, Scratch};
 use phalanx_tensor::{DType, Result, Tensor};
 
 use crate::cuda::{PRELUDE, type_name};
+use crate::dispatch::Kernels;
 use crate::real::{Real, for_real};
 use crate::source::{BLOCK, Source};
 
@@ -12,10 +13,14 @@ use crate::source::{BLOCK, Source};
 /// # Errors
 /// If the dtype is no floating-point one, or the device has no elements.
 pub fn any_nan(x: &Tensor) -> Result<bool> {
-    if x.device().is_cuda() {
-        crate::check::float(OP, x)?;
-        return search_on_gpu(x);
-    }
+    SEARCH.on(x.device())(x)
+}
+
+const SEARCH: Kernels<Search> = Kernels { cpu: search_on_cpu, cuda: search_on_gpu };
+
+type Search = fn(&Tensor) -> Result<bool>;
+
+fn search_on_cpu(x: &Tensor) -> Result<bool> {
     for_real!(OP, x.dtype(), T => search::<T>(x))
 }
 
@@ -23,6 +28,7 @@ const OP: &str = "any_nan";
 
 /// Waits for the answer.
 fn search_on_gpu(x: &Tensor) -> Result<bool> {
+    crate::check::float(OP, x)?;
     let gpu = x.device().gpu()?;
     let gathered = if x.is_contiguous() { None } else { Some(Scratch::of(OP, x)?) };
     let defines = [("ELEM", type_name(x.dtype()))];

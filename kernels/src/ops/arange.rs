@@ -2,6 +2,7 @@
 
 use phalanx_tensor::{DType, Device, Element, Error, Result, Scalar, Tensor};
 
+use crate::dispatch::by_device;
 use crate::ops::cast::cast;
 use crate::pointwise::cuda::{self, Expression, Numbers};
 use crate::pointwise::update;
@@ -76,12 +77,14 @@ fn filled<T: Element>(
     expression: &Expression<'_>,
 ) -> Result<Tensor> {
     let mut out = Tensor::empty_for("arange", &[count], T::DTYPE, device)?;
-    if device.is_cuda() {
-        let before = out.clone();
-        cuda::evaluate("arange", expression, [&before], &mut out)?;
-    } else if !device.is_meta() {
-        update("arange", &mut out, |start, to: &mut [T]| dispatch(Filled { start, to, value: &value }))?;
-    }
+    by_device(
+        &mut out,
+        |out| update("arange", out, |start, to: &mut [T]| dispatch(Filled { start, to, value: &value })),
+        |out| {
+            let before = out.clone();
+            cuda::evaluate("arange", expression, [&before], out)
+        },
+    )?;
     Ok(out)
 }
 

@@ -3,6 +3,7 @@
 use phalanx_tensor::{DType, Dim, Element, Result, Tensor};
 
 use super::amax::refuse_empty;
+use crate::dispatch::Kernels;
 use crate::pointwise::PIECE;
 use crate::real::{Real, for_integer, for_real};
 use crate::reduce::{Blocks, Frame, Kind, Wide, each};
@@ -60,23 +61,44 @@ fn search_all(op: &'static str, frame: &Frame, largest: bool) -> Result<(Tensor,
     refuse_empty(op, &frame.view, frame.n)?;
     let (mut values, computes) = frame.output(op, frame.view.dtype())?;
     let (mut indices, _) = frame.output(op, DType::I64)?;
-    if computes && values.device().is_cuda() {
-        let kind = if largest { Kind::Largest } else { Kind::Smallest };
-        each(op, frame, kind, &mut values, Some(&mut indices))?;
-    } else if computes && values.dtype().is_float() {
-        for_real!(op, values.dtype(), T => {
-            let source = Wide(Source::<T>::open(op, &frame.view, frame.view.shape())?);
-            let found = search::<<T as Real>::Wide>(frame, &source, largest)?;
-            store(op, found, &mut values, &mut indices, <T as Real>::narrow)
-        })?;
-    } else if computes {
-        for_integer!(op, values.dtype(), T => {
-            let source = Source::<T>::open(op, &frame.view, frame.view.shape())?;
-            let found = search::<T>(frame, &source, largest)?;
-            store(op, found, &mut values, &mut indices, |x: T| x)
-        })?;
+    if computes {
+        SEARCH.run(values.device(), |search| search(op, frame, largest, [&mut values, &mut indices]))?;
     }
     Ok((values, indices))
+}
+
+const SEARCH: Kernels<Search> = Kernels { cpu: search_on_cpu, cuda: search_on_gpu };
+
+type Search = fn(&'static str, &Frame, bool, [&mut Tensor; 2]) -> Result<()>;
+
+fn search_on_gpu(
+    op: &'static str,
+    frame: &Frame,
+    largest: bool,
+    [values, indices]: [&mut Tensor; 2],
+) -> Result<()> {
+    let kind = if largest { Kind::Largest } else { Kind::Smallest };
+    each(op, frame, kind, values, Some(indices))
+}
+
+fn search_on_cpu(
+    op: &'static str,
+    frame: &Frame,
+    largest: bool,
+    [values, indices]: [&mut Tensor; 2],
+) -> Result<()> {
+    if values.dtype().is_float() {
+        return for_real!(op, values.dtype(), T => {
+            let source = Wide(Source::<T>::open(op, &frame.view, frame.view.shape())?);
+            let found = search::<<T as Real>::Wide>(frame, &source, largest)?;
+            store(op, found, values, indices, <T as Real>::narrow)
+        });
+    }
+    for_integer!(op, values.dtype(), T => {
+        let source = Source::<T>::open(op, &frame.view, frame.view.shape())?;
+        let found = search::<T>(frame, &source, largest)?;
+        store(op, found, values, indices, |x: T| x)
+    })
 }
 
 /// The best element so far, and where it is: nowhere at first.

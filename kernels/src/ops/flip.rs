@@ -3,6 +3,7 @@
 use phalanx_tensor::{Dim, Loops, Result, Tensor, resolve_dims};
 
 use crate::cuda::Strided;
+use crate::dispatch::Kernels;
 use crate::moves::reverse;
 use crate::ops::copy::elements;
 use crate::pointwise::PIECE;
@@ -18,20 +19,23 @@ pub fn flip<D: Dim>(x: &Tensor, dims: &[D]) -> Result<Tensor> {
 
 fn flip_over(x: &Tensor, dims: &[usize]) -> Result<Tensor> {
     let mut out = x.empty_like_for("flip")?;
-    if out.device().is_meta() || out.numel() == 0 {
-        return Ok(out);
-    }
-    if out.device().is_cuda() {
-        flip_on_gpu(x, dims, &mut out)?;
-        return Ok(out);
-    }
-    match x.dtype().size() {
-        1 => copy::<u8>(x, dims, &mut out)?,
-        2 => copy::<u16>(x, dims, &mut out)?,
-        4 => copy::<u32>(x, dims, &mut out)?,
-        _ => copy::<u64>(x, dims, &mut out)?,
+    if out.numel() > 0 {
+        FLIP.run(out.device(), |flip| flip(x, dims, &mut out))?;
     }
     Ok(out)
+}
+
+const FLIP: Kernels<Flip> = Kernels { cpu: flip_on_cpu, cuda: flip_on_gpu };
+
+type Flip = fn(&Tensor, &[usize], &mut Tensor) -> Result<()>;
+
+fn flip_on_cpu(x: &Tensor, dims: &[usize], out: &mut Tensor) -> Result<()> {
+    match x.dtype().size() {
+        1 => copy::<u8>(x, dims, out),
+        2 => copy::<u16>(x, dims, out),
+        4 => copy::<u32>(x, dims, out),
+        _ => copy::<u64>(x, dims, out),
+    }
 }
 
 /// The strides of the dimensions that keep their order, and of those that are reversed; 0 for the others.

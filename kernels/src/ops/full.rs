@@ -2,6 +2,7 @@
 
 use phalanx_tensor::{DType, Device, Element, Result, Scalar, Tensor, bf16, f16};
 
+use crate::dispatch::by_device;
 use crate::moves;
 use crate::ops::cast::to_odd;
 use crate::pointwise::cuda::{self, Expression};
@@ -40,10 +41,6 @@ pub fn fill_(out: &mut Tensor, value: impl Into<Scalar>) -> Result<()> {
 fn fill_all(out: &mut Tensor, value: Scalar) -> Result<()> {
     let value = value.fitting("fill", out.dtype())?;
     refuse_overlap("fill", out)?;
-    if out.device().is_meta() {
-        out.bump_version();
-        return Ok(());
-    }
     let x = Scalar::to_f64;
     match out.dtype() {
         DType::F64 => fill(out, x(value)),
@@ -58,12 +55,19 @@ fn fill_all(out: &mut Tensor, value: Scalar) -> Result<()> {
 }
 
 fn fill<T: Element>(out: &mut Tensor, value: T) -> Result<()> {
-    if out.device().is_cuda() {
-        let bits = [cuda::bits(value)];
-        let constant = Expression::of_bits("k[0]", T::DTYPE, &bits);
-        let before = out.clone();
-        return cuda::evaluate("fill", &constant, [&before], out);
-    }
+    by_device(
+        out,
+        |out| fill_on_cpu(out, value),
+        |out| {
+            let bits = [cuda::bits(value)];
+            let constant = Expression::of_bits("k[0]", T::DTYPE, &bits);
+            let before = out.clone();
+            cuda::evaluate("fill", &constant, [&before], out)
+        },
+    )
+}
+
+fn fill_on_cpu<T: Element>(out: &mut Tensor, value: T) -> Result<()> {
     if out.is_contiguous() {
         return update("fill", out, |_, to| moves::fill(to, value));
     }

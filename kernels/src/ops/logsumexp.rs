@@ -3,6 +3,7 @@
 use phalanx_tensor::{Dim, Result, Tensor};
 
 use crate::check;
+use crate::dispatch::Kernels;
 use crate::real::{Real, for_real};
 use crate::reduce::cuda::{self, Finish, Precision, Target};
 use crate::reduce::{ExpAbove, Frame, Itself, Largest, Total, fold, fold_tensor};
@@ -22,12 +23,18 @@ const OP: &str = "logsumexp";
 
 fn logsumexp_over(frame: &Frame) -> Result<Tensor> {
     let (mut out, computes) = frame.output(OP, frame.view.dtype())?;
-    if computes && out.device().is_cuda() {
-        log_sum_on_gpu(frame, &mut out)?;
-    } else if computes {
-        for_real!(OP, out.dtype(), T => log_sum::<T>(OP, frame, &mut out))?;
+    if computes {
+        LOG_SUM.run(out.device(), |log_sum| log_sum(frame, &mut out))?;
     }
     Ok(out)
+}
+
+const LOG_SUM: Kernels<LogSum> = Kernels { cpu: log_sum_on_cpu, cuda: log_sum_on_gpu };
+
+type LogSum = fn(&Frame, &mut Tensor) -> Result<()>;
+
+fn log_sum_on_cpu(frame: &Frame, out: &mut Tensor) -> Result<()> {
+    for_real!(OP, out.dtype(), T => log_sum::<T>(OP, frame, out))
 }
 
 fn log_sum<T: Real>(op: &'static str, frame: &Frame, out: &mut Tensor) -> Result<()> {

@@ -4,6 +4,7 @@ use phalanx_tensor::{DType, Dim, Error, Result, Tensor};
 
 use super::amax::refuse_empty;
 use crate::check;
+use crate::dispatch::Kernels;
 use crate::real::{Real, for_real};
 use crate::reduce::cuda::{self, Finish, Precision, Target};
 use crate::reduce::{
@@ -34,12 +35,18 @@ fn norm_over(frame: &Frame, p: f64) -> Result<Tensor> {
         refuse_empty(OP, &frame.view, frame.n)?;
     }
     let (mut out, computes) = frame.output(OP, frame.view.dtype())?;
-    if computes && out.device().is_cuda() {
-        norms_on_gpu(frame, p, &mut out)?;
-    } else if computes {
-        for_real!(OP, out.dtype(), T => norms::<T>(OP, frame, p, &mut out))?;
+    if computes {
+        NORMS.run(out.device(), |norms| norms(frame, p, &mut out))?;
     }
     Ok(out)
+}
+
+const NORMS: Kernels<Norms> = Kernels { cpu: norms_on_cpu, cuda: norms_on_gpu };
+
+type Norms = fn(&Frame, f64, &mut Tensor) -> Result<()>;
+
+fn norms_on_cpu(frame: &Frame, p: f64, out: &mut Tensor) -> Result<()> {
+    for_real!(OP, out.dtype(), T => norms::<T>(OP, frame, p, out))
 }
 
 fn norms<T: Real>(op: &'static str, frame: &Frame, p: f64, out: &mut Tensor) -> Result<()> {

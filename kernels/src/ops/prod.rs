@@ -3,6 +3,7 @@
 use phalanx_tensor::{DType, Dim, Element, Result, Tensor};
 
 use crate::check;
+use crate::dispatch::Kernels;
 use crate::gemm::{Scratch, with_scratch};
 use crate::ops::cast::Number;
 use crate::pointwise::PIECE;
@@ -26,26 +27,31 @@ fn prod_over(frame: &Frame) -> Result<Tensor> {
     let from = frame.view.dtype();
     let dtype = if from.is_float() { from } else { DType::I64 };
     let (mut out, computes) = frame.output(OP, dtype)?;
-    if !computes {
-        return Ok(out);
+    if computes {
+        PRODUCTS.run(out.device(), |products| products(frame, &mut out))?;
     }
-    if out.device().is_cuda() {
-        each(OP, frame, Kind::Multiply, &mut out, None)?;
-        return Ok(out);
-    }
-    let numel = out.numel();
+    Ok(out)
+}
+
+const PRODUCTS: Kernels<Products> = Kernels { cpu: products_on_cpu, cuda: products_on_gpu };
+
+type Products = fn(&Frame, &mut Tensor) -> Result<()>;
+
+fn products_on_gpu(frame: &Frame, out: &mut Tensor) -> Result<()> {
+    each(OP, frame, Kind::Multiply, out, None)
+}
+
+fn products_on_cpu(frame: &Frame, out: &mut Tensor) -> Result<()> {
+    let (from, dtype, numel) = (frame.view.dtype(), out.dtype(), out.numel());
     if dtype == DType::I64 {
         let frame = frame.in_any_order()?;
         let mut target = out.write::<i64>(OP)?;
-        for_integer!(OP, from, T => {
+        return for_integer!(OP, from, T => {
             let source = Source::<T>::open(OP, &frame.view, frame.view.shape())?;
             fold_each::<T, i64>(&frame, &source, &By(Product), &mut target[..numel])
-        })?;
-        drop(target);
-        return Ok(out);
+        });
     }
-    for_real!(OP, dtype, T => products::<T>(frame, &mut out.write::<T>(OP)?[..numel]))?;
-    Ok(out)
+    for_real!(OP, dtype, T => products::<T>(frame, &mut out.write::<T>(OP)?[..numel]))
 }
 
 fn products<T: Real + Number>(frame: &Frame, to: &mut [T]) -> Result<()>

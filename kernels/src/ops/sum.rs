@@ -3,6 +3,7 @@
 use phalanx_tensor::{DType, Dim, Result, Tensor};
 
 use crate::check;
+use crate::dispatch::Kernels;
 use crate::real::{for_integer, for_real};
 use crate::reduce::cuda::{self, Finish, Precision, Target};
 use crate::reduce::{By, Frame, Itself, Kind, Sum, Total, each, fold_each, fold_tensor};
@@ -35,36 +36,54 @@ fn sum_over(frame: &Frame) -> Result<Tensor> {
         return scaled_sum(OP, frame, 1.0);
     }
     let (mut out, computes) = frame.output(OP, DType::I64)?;
-    if computes && out.device().is_cuda() {
-        each(OP, frame, Kind::Add, &mut out, None)?;
-    } else if computes {
-        let (numel, frame) = (out.numel(), frame.in_any_order()?);
-        let mut target = out.write::<i64>(OP)?;
-        for_integer!(OP, dtype, T => {
-            let source = Source::<T>::open(OP, &frame.view, frame.view.shape())?;
-            fold_each::<T, i64>(&frame, &source, &By(Sum), &mut target[..numel])
-        })?;
-        drop(target);
+    if computes {
+        INTEGERS.run(out.device(), |sum| sum(OP, frame, &mut out))?;
     }
     Ok(out)
 }
 
+const INTEGERS: Kernels<Integers> = Kernels { cpu: integers_on_cpu, cuda: integers_on_gpu };
+/// The sums over a divisor.
+const FLOATS: Kernels<Floats> = Kernels { cpu: floats_on_cpu, cuda: floats_on_gpu };
+
+type Integers = fn(&'static str, &Frame, &mut Tensor) -> Result<()>;
+type Floats = fn(&'static str, &Frame, f64, &mut Tensor) -> Result<()>;
+
+fn integers_on_cpu(op: &'static str, frame: &Frame, out: &mut Tensor) -> Result<()> {
+    let (numel, frame) = (out.numel(), frame.in_any_order()?);
+    let mut target = out.write::<i64>(op)?;
+    for_integer!(op, frame.view.dtype(), T => {
+        let source = Source::<T>::open(op, &frame.view, frame.view.shape())?;
+        fold_each::<T, i64>(&frame, &source, &By(Sum), &mut target[..numel])
+    })
+}
+
+fn integers_on_gpu(op: &'static str, frame: &Frame, out: &mut Tensor) -> Result<()> {
+    each(op, frame, Kind::Add, out, None)
+}
+
 fn scaled_sum(op: &'static str, frame: &Frame, divisor: f64) -> Result<Tensor> {
     let (mut out, computes) = frame.output(op, frame.view.dtype())?;
-    let term = Itself { neutral: 0.0 };
-    if computes && out.device().is_cuda() {
-        let finish = Finish { text: "set(out, o, x[0] / a)", numbers: [divisor, 0.0] };
-        let target = Target::Tensor(&mut out);
-        cuda::fold(op, frame, (Total, term), Precision::Plain, None, target, &finish)?;
-    } else if computes {
-        for_real!(op, out.dtype(), T => {
-            fold_tensor::<T, _, _, 1>(op, frame, (Total, term), &[], &mut out, |_, [sum]| match divisor == 1.0 {
-                true => sum, // a division takes as long as some of the additions
-                false => sum / divisor,
-            })
-        })?;
+    if computes {
+        FLOATS.run(out.device(), |sum| sum(op, frame, divisor, &mut out))?;
     }
     Ok(out)
+}
+
+const SUM: (Total, Itself) = (Total, Itself { neutral: 0.0 });
+
+fn floats_on_cpu(op: &'static str, frame: &Frame, divisor: f64, out: &mut Tensor) -> Result<()> {
+    for_real!(op, out.dtype(), T => {
+        fold_tensor::<T, _, _, 1>(op, frame, SUM, &[], out, |_, [sum]| match divisor == 1.0 {
+            true => sum, // a division takes as long as some of the additions
+            false => sum / divisor,
+        })
+    })
+}
+
+fn floats_on_gpu(op: &'static str, frame: &Frame, divisor: f64, out: &mut Tensor) -> Result<()> {
+    let finish = Finish { text: "set(out, o, x[0] / a)", numbers: [divisor, 0.0] };
+    cuda::fold(op, frame, SUM, Precision::Plain, None, Target::Tensor(out), &finish)
 }
 
 #[cfg(test)]

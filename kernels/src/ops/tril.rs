@@ -2,7 +2,8 @@
 
 use phalanx_tensor::{Element, Error, Result, Tensor};
 
-use crate::pointwise::cuda::{self, Expression};
+use crate::pointwise::cuda::Expression;
+use crate::pointwise::evaluate;
 use crate::real::for_element;
 use crate::source::Source;
 
@@ -41,17 +42,17 @@ fn triangle(
         return Err(Error::shape(op, format!("{:?}", x.shape()), "at least two dimensions"));
     };
     let mut out = x.empty_like_for(op)?;
-    if out.device().is_cuda() {
-        let (rows, columns) = (rows as i64, columns as i64);
-        let numbers = [columns, rows, (diagonal as i64).clamp(-rows, columns)];
-        cuda::evaluate(op, &Expression::of_bits(text, x.dtype(), &numbers), [x], &mut out)?;
-    } else if !out.device().is_meta() && out.numel() > 0 {
+    let numbers = [columns as i64, rows as i64, (diagonal as i64).clamp(-(rows as i64), columns as i64)];
+    evaluate(op, &Expression::of_bits(text, x.dtype(), &numbers), [x], &mut out, |out| {
+        if out.numel() == 0 {
+            return Ok(());
+        }
         let keep = |row: usize| {
             let (start, end) = keep((row % rows) as isize, columns as isize);
             start as usize..end as usize
         };
-        for_element!(x.dtype(), T => cut::<T>(op, x, columns, keep, &mut out))?;
-    }
+        for_element!(x.dtype(), T => cut::<T>(op, x, columns, keep, out))
+    })?;
     Ok(out)
 }
 

@@ -3,6 +3,7 @@
 use phalanx_tensor::{Dim, Result, Tensor};
 
 use crate::check;
+use crate::dispatch::Kernels;
 use crate::real::{Real, for_real};
 use crate::reduce::cuda::{self, Finish, Precision, Target};
 use crate::reduce::{Deviation, Frame, Itself, Total, fold, fold_tensor};
@@ -23,12 +24,18 @@ const OP: &str = "var";
 
 fn var_over(frame: &Frame, correction: f64) -> Result<Tensor> {
     let (mut out, computes) = frame.output(OP, frame.view.dtype())?;
-    if computes && out.device().is_cuda() {
-        variance_on_gpu(frame, correction, &mut out)?;
-    } else if computes {
-        for_real!(OP, out.dtype(), T => variance::<T>(OP, frame, correction, &mut out))?;
+    if computes {
+        VARIANCE.run(out.device(), |variance| variance(frame, correction, &mut out))?;
     }
     Ok(out)
+}
+
+const VARIANCE: Kernels<Variance> = Kernels { cpu: variance_on_cpu, cuda: variance_on_gpu };
+
+type Variance = fn(&Frame, f64, &mut Tensor) -> Result<()>;
+
+fn variance_on_cpu(frame: &Frame, correction: f64, out: &mut Tensor) -> Result<()> {
+    for_real!(OP, out.dtype(), T => variance::<T>(OP, frame, correction, out))
 }
 
 fn variance<T: Real>(op: &'static str, frame: &Frame, correction: f64, out: &mut Tensor) -> Result<()> {

@@ -6,7 +6,7 @@ use crate::check;
 use crate::moves::choose;
 use crate::ops::cast::Number;
 use crate::pointwise::cuda::{self, Expression};
-use crate::pointwise::{in_order, update};
+use crate::pointwise::{evaluate, in_order, update};
 use crate::real::for_element;
 use crate::source::{BLOCK, Cut, Scratch, Source};
 
@@ -20,11 +20,14 @@ pub fn where_(condition: &Tensor, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     check::same(OP, &[a, b])?;
     check::same_device(OP, &[condition, a])?;
     in_order(OP, a.dtype(), [a, b, condition], |[a, b, condition], out| {
-        if out.device().is_cuda() {
-            let choice = Expression::of_bits("x[0] ? x[1] : x[2]", a.dtype(), &[]);
-            return cuda::evaluate(OP, &choice, [condition, a, b], out);
-        }
-        for_element!(a.dtype(), T => choose_all::<T>(OP, condition, Choice::Of(a), b, out))
+        let choice = Expression::of_bits("x[0] ? x[1] : x[2]", a.dtype(), &[]);
+        evaluate(
+            OP,
+            &choice,
+            [condition, a, b],
+            out,
+            |out| for_element!(a.dtype(), T => choose_all::<T>(OP, condition, Choice::Of(a), b, out)),
+        )
     })
 }
 
@@ -39,12 +42,15 @@ pub fn masked_fill(x: &Tensor, mask: &Tensor, value: Scalar) -> Result<Tensor> {
     let value = value.fitting(OP, x.dtype())?;
     mask.broadcast_for(OP, x.shape())?;
     in_order(OP, x.dtype(), [x, mask], |[x, mask], out| {
-        if out.device().is_cuda() {
-            let bits = [for_element!(x.dtype(), T => cuda::bits(T::from_scalar(value)))];
-            let choice = Expression::of_bits("x[0] ? (X)k[0] : x[1]", x.dtype(), &bits);
-            return cuda::evaluate(OP, &choice, [mask, x], out);
-        }
-        for_element!(x.dtype(), T => choose_all(OP, mask, Choice::Number(T::from_scalar(value)), x, out))
+        let bits = [for_element!(x.dtype(), T => cuda::bits(T::from_scalar(value)))];
+        let choice = Expression::of_bits("x[0] ? (X)k[0] : x[1]", x.dtype(), &bits);
+        evaluate(
+            OP,
+            &choice,
+            [mask, x],
+            out,
+            |out| for_element!(x.dtype(), T => choose_all(OP, mask, Choice::Number(T::from_scalar(value)), x, out)),
+        )
     })
 }
 
@@ -54,7 +60,6 @@ enum Choice<'a, T> {
     Number(T),
 }
 
-/// On a CPU or a meta device.
 fn choose_all<T: Element>(
     op: &'static str,
     condition: &Tensor,
@@ -62,10 +67,6 @@ fn choose_all<T: Element>(
     b: &Tensor,
     out: &mut Tensor,
 ) -> Result<()> {
-    if out.device().is_meta() {
-        out.bump_version();
-        return Ok(());
-    }
     let (a, number) = match a {
         Choice::Of(a) => (Some(Source::<T>::open(op, a, out.shape())?), T::zeroed()),
         Choice::Number(number) => (None, number),

@@ -5,6 +5,7 @@ use phalanx_tensor::{Result, Tensor};
 use super::order::turned;
 use super::{Function, Lines, Pointwise, apply, cuda, map, run, update};
 use crate::check;
+use crate::dispatch::by_device;
 use crate::real::{Real, for_real};
 use crate::source::{BLOCK, Scratch, Source};
 
@@ -34,15 +35,14 @@ pub(crate) fn modify(
 /// [`modify`] of a tensor whose dimensions are in the order of memory.
 fn modify_in_order(op: &'static str, f: impl Pointwise<2>, to: &mut Tensor, x: Option<Tensor>) -> Result<()> {
     let x = x.map(turned).transpose()?;
-    if to.device().is_meta() {
-        to.bump_version();
-        return Ok(());
-    }
-    if to.device().is_cuda() {
-        let before = to.clone();
-        return cuda::map(op, f, [&before, x.as_ref().unwrap_or(&before)], to);
-    }
-    for_real!(op, to.dtype(), T => modify_typed::<T>(op, &|inputs, out| run(f, inputs, out), to, x.as_ref()))
+    by_device(
+        to,
+        |to| for_real!(op, to.dtype(), T => modify_typed::<T>(op, &|inputs, out| run(f, inputs, out), to, x.as_ref())),
+        |to| {
+            let before = to.clone();
+            cuda::map(op, f, [&before, x.as_ref().unwrap_or(&before)], to)
+        },
+    )
 }
 
 /// [`map`] of two tensors that writes the result over `y` where nothing else refers to it and it is of `x`'s shape, so that no memory
@@ -53,14 +53,14 @@ pub(crate) fn map_over(op: &'static str, f: impl Pointwise<2>, x: &Tensor, mut y
     }
     check::float(op, x)?;
     check::same(op, &[x, &y])?;
-    if y.device().is_meta() {
-        y.bump_version();
-    } else if y.device().is_cuda() {
-        let before = y.clone();
-        cuda::map(op, f, [x, &before], &mut y)?;
-    } else {
-        for_real!(op, y.dtype(), T => modify_typed::<T>(op, &|lines, out| run(f, turned_about(lines), out), &mut y, Some(x)))?;
-    }
+    by_device(
+        &mut y,
+        |y| for_real!(op, y.dtype(), T => modify_typed::<T>(op, &|lines, out| run(f, turned_about(lines), out), y, Some(x))),
+        |y| {
+            let before = y.clone();
+            cuda::map(op, f, [x, &before], y)
+        },
+    )?;
     Ok(y)
 }
 

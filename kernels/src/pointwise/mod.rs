@@ -21,6 +21,7 @@ pub(crate) use order::in_order;
 pub(crate) use sign::{SIGN, Signs, map_signs};
 
 use crate::check;
+use crate::dispatch::by_device;
 use crate::real::{Real, for_real};
 use crate::simd::{Float, Isa, Kernel, Vector, dispatch, each};
 use crate::source::{BLOCK, Cut, Scratch, Source, for_each_part, line_width};
@@ -97,14 +98,11 @@ pub(crate) fn map_into<const N: usize>(
     inputs: [&Tensor; N],
     out: &mut Tensor,
 ) -> Result<()> {
-    if out.device().is_meta() {
-        out.bump_version();
-        return Ok(());
-    }
-    if out.device().is_cuda() {
-        return cuda::map(op, f, inputs, out);
-    }
-    for_real!(op, out.dtype(), T => map_typed::<T, N>(op, &|inputs, out| run(f, inputs, out), inputs, out))
+    by_device(
+        out,
+        |out| for_real!(op, out.dtype(), T => map_typed::<T, N>(op, &|inputs, out| run(f, inputs, out), inputs, out)),
+        |out| cuda::map(op, f, inputs, out),
+    )
 }
 
 fn map_typed<T: Real, const N: usize>(
@@ -167,14 +165,19 @@ pub(crate) fn map_blocks<T: Element, U: Element, const N: usize>(
     inputs: [&Tensor; N],
     out: &mut Tensor,
 ) -> Result<()> {
-    if out.device().is_meta() {
-        out.bump_version();
-        return Ok(());
-    }
-    if out.device().is_cuda() {
-        return cuda::evaluate(op, expression, inputs, out);
-    }
-    map_stored(op, f, inputs, out)
+    evaluate(op, expression, inputs, out, |out| map_stored(op, f, inputs, out))
+}
+
+/// Computes `out` by `cpu`, or on a GPU as the expression of the inputs, which broadcast to it.
+#[inline(always)]
+pub(crate) fn evaluate<const N: usize>(
+    op: &'static str,
+    expression: &Expression<'_>,
+    inputs: [&Tensor; N],
+    out: &mut Tensor,
+    cpu: impl FnOnce(&mut Tensor) -> Result<()>,
+) -> Result<()> {
+    by_device(out, cpu, |out| cuda::evaluate(op, expression, inputs, out))
 }
 
 /// [`map_blocks`] on a CPU.

@@ -73,7 +73,8 @@ fn back(order: &[usize]) -> Dims {
     back
 }
 
-/// An input as it is read: a copy where a CPU would otherwise look for every few elements. A meta device allocates what a CPU does.
+/// An input as it is read: a copy where a CPU would otherwise gather every few elements, which a GPU does well. A meta device
+/// allocates what a CPU does.
 pub(super) fn turned(x: Tensor) -> Result<Tensor> {
     let worth = x.numel() > 2 * BLOCK && !x.device().is_cuda() && x.layout().is_scattered();
     if worth { x.contiguous() } else { Ok(x) }

@@ -25,14 +25,25 @@ fn kernel(op: &'static str, gpu: &'static Gpu, [dtype, running]: [DType; 2], ent
     gpu.kernel(op, &Program { name: "channels.cu", files: FILES, defines: &defines }, entry)
 }
 
-/// Each channel's own statistics: [`KEPT`] numbers.
-pub(super) fn measure(
+/// The statistics, those of the batch or given ones, and the normalised elements.
+pub(super) fn forward(
     op: &'static str,
     channels: &Channels,
     x: &Tensor,
+    running: Option<[&Tensor; 2]>,
+    affine: [Option<&Tensor>; 2],
     eps: f64,
-    stats: &mut Tensor,
+    [y, stats]: [&mut Tensor; 2],
 ) -> Result<()> {
+    match running {
+        Some(running) => given(op, x.dtype(), running, eps, stats)?,
+        None => measure(op, channels, x, eps, stats)?,
+    }
+    apply(op, channels, [x, stats], affine, y)
+}
+
+/// Each channel's own statistics: [`KEPT`] numbers.
+fn measure(op: &'static str, channels: &Channels, x: &Tensor, eps: f64, stats: &mut Tensor) -> Result<()> {
     let (outer, n) = (channels.channels, channels.count);
     let shape = Dims::from_slice(&[outer]);
     let reduced = (1..x.rank()).collect();
@@ -50,13 +61,7 @@ pub(super) fn measure(
 }
 
 /// Given statistics, kept as a batch's own.
-pub(super) fn given(
-    op: &'static str,
-    dtype: DType,
-    running: [&Tensor; 2],
-    eps: f64,
-    stats: &mut Tensor,
-) -> Result<()> {
+fn given(op: &'static str, dtype: DType, running: [&Tensor; 2], eps: f64, stats: &mut Tensor) -> Result<()> {
     let gpu = stats.device().gpu()?;
     let channels = stats.numel() / KEPT;
     // One type for both.
@@ -73,7 +78,7 @@ pub(super) fn given(
 }
 
 /// `y = (x - mean) scale + shift`.
-pub(super) fn apply(
+fn apply(
     op: &'static str,
     channels: &Channels,
     [x, stats]: [&Tensor; 2],

@@ -7,6 +7,7 @@ mod whole;
 use phalanx_tensor::{Device, Error, Result, Tensor};
 
 use crate::check;
+use crate::dispatch::Kernels;
 use crate::ops::copy_;
 use crate::pointwise::GROUP;
 use crate::real::{Real, for_real};
@@ -39,6 +40,23 @@ impl Default for BatchNorm {
     }
 }
 
+const FORWARD: Kernels<Forward> = Kernels { cpu: forward_on_cpu, cuda: cuda::forward };
+const BACKWARD: Kernels<Backward> = Kernels { cpu: backward_on_cpu, cuda: cuda::backward };
+const UPDATE: Kernels<Update> = Kernels { cpu: update_on_cpu, cuda: cuda::update };
+
+type Forward = fn(
+    &'static str,
+    &Channels,
+    &Tensor,
+    Option<[&Tensor; 2]>,
+    [Option<&Tensor>; 2],
+    f64,
+    [&mut Tensor; 2],
+) -> Result<()>;
+type Backward =
+    fn(&'static str, &Channels, [&Tensor; 3], Option<&Tensor>, bool, [Option<&mut Tensor>; 3]) -> Result<()>;
+type Update = fn(&'static str, (&Tensor, &mut Tensor), &Tensor, usize, [f64; 2]) -> Result<()>;
+
 /// `y = (x - mean) / sqrt(var + eps) * weight + bias` for `x` [N, C, ...] with each channel's mean and variance: the
 /// batch's own in training, else the `running` ones, `[C]` each. Also gives what the backward pass and
 /// [`batch_norm_update_`] need of each channel.
@@ -70,38 +88,41 @@ pub fn batch_norm(
     }
     let mut y = x.empty_like_for(OP)?;
     let mut stats = Tensor::empty_for(OP, &[channels.channels, KEPT], wide_dtype(x.dtype()), x.device())?;
-    if x.device().is_meta() {
-        return Ok((y, stats));
-    }
-    if x.device().is_cuda() {
-        match running.filter(|_| !config.training) {
-            Some(running) => cuda::given(OP, x.dtype(), running, config.eps, &mut stats)?,
-            None => cuda::measure(OP, &channels, x, config.eps, &mut stats)?,
-        }
-        cuda::apply(OP, &channels, [x, &stats], [weight, bias], &mut y)?;
-        return Ok((y, stats));
-    }
-    for_real!(OP, x.dtype(), T => {
-        match running.filter(|_| !config.training) {
-            Some(running) => given::<T>(OP, running, config.eps, &mut stats)?,
-            None if channels.places == 1 => measure_columns::<T>(OP, x, config.eps, &mut stats)?,
+    let running = running.filter(|_| !config.training);
+    let (affine, outputs) = ([weight, bias], [&mut y, &mut stats]);
+    FORWARD.run(x.device(), |run| run(OP, &channels, x, running, affine, config.eps, outputs))?;
+    Ok((y, stats))
+}
+
+fn forward_on_cpu(
+    op: &'static str,
+    channels: &Channels,
+    x: &Tensor,
+    running: Option<[&Tensor; 2]>,
+    affine: [Option<&Tensor>; 2],
+    eps: f64,
+    [y, stats]: [&mut Tensor; 2],
+) -> Result<()> {
+    for_real!(op, x.dtype(), T => {
+        match running {
+            Some(running) => given::<T>(op, running, eps, stats)?,
+            None if channels.places == 1 => measure_columns::<T>(op, x, eps, stats)?,
             None => {
-                let kernel = cpu::Measure { eps: config.eps };
+                let kernel = cpu::Measure { eps };
                 let turned = channels.turned(x)?;
-                let outputs = Outputs { y: None, stats: &mut stats.write(OP)? };
-                rows::run::<T, 1>(OP, &kernel, channels.by_channel(KEPT), [&turned], outputs)?;
+                let outputs = Outputs { y: None, stats: &mut stats.write(op)? };
+                rows::run::<T, 1>(op, &kernel, channels.by_channel(KEPT), [&turned], outputs)?;
             }
         }
-        let numbers = elements::<<T as Real>::Wide>(OP, &stats)?;
-        let [weight, bias] = channels.affine::<T>(OP, [weight, bias])?;
-        let lines = cpu::Lines::new(&channels, &numbers, |c, inverse| [weight[c] * inverse, bias[c]]);
+        let numbers = elements::<<T as Real>::Wide>(op, stats)?;
+        let [weight, bias] = channels.affine::<T>(op, affine)?;
+        let lines = cpu::Lines::new(channels, &numbers, |c, inverse| [weight[c] * inverse, bias[c]]);
         if channels.are_whole::<T>(&[x]) {
-            whole::forward::<T>(OP, x, &lines, &channels, &mut y)?;
-            return Ok((y, stats));
+            return whole::forward::<T>(op, x, &lines, channels, y);
         }
         let kernel = cpu::Forward(lines);
-        rows::run::<T, 1>(OP, &kernel, channels.by_place(), [x], Outputs { y: Some(&mut y), stats: &mut [] })?;
-        Ok((y, stats))
+        rows::run::<T, 1>(op, &kernel, channels.by_place(), [x], Outputs { y: Some(y), stats: &mut [] })?;
+        Ok(())
     })
 }
 
@@ -152,20 +173,26 @@ pub fn batch_norm_update_(
     for (which, running) in running.into_iter().enumerate() {
         check::shape(OP, "a running mean or variance", running, &[channels.channels])?;
         let mut moved = Tensor::empty_for(OP, running.shape(), running.dtype(), running.device())?;
-        if running.device().is_cuda() {
-            let numbers = [momentum, count / (count - 1.0)];
-            cuda::update(OP, (running, &mut moved), stats, which, numbers)?;
-        } else if !running.device().is_meta() {
-            let new = values_f64(OP, stats)?;
-            let new = new.chunks_exact(KEPT).map(|s| [s[0] + s[1], s[3] * (count / (count - 1.0))][which]);
-            let old = values_f64(OP, running)?;
-            let values: Vec<f64> =
-                old.iter().zip(new).map(|(old, new)| (1.0 - momentum) * old + momentum * new).collect();
-            for_real!(OP, running.dtype(), T => store::<T>(OP, &mut moved, &values))?;
-        }
+        let numbers = [momentum, count / (count - 1.0)];
+        UPDATE.run(running.device(), |run| run(OP, (running, &mut moved), stats, which, numbers))?;
         copy_(running, &moved)?;
     }
     Ok(())
+}
+
+fn update_on_cpu(
+    op: &'static str,
+    (running, moved): (&Tensor, &mut Tensor),
+    stats: &Tensor,
+    which: usize,
+    [momentum, unbiased]: [f64; 2],
+) -> Result<()> {
+    let new = values_f64(op, stats)?;
+    let new = new.chunks_exact(KEPT).map(|s| [s[0] + s[1], s[3] * unbiased][which]);
+    let old = values_f64(op, running)?;
+    let values: Vec<f64> =
+        old.iter().zip(new).map(|(old, new)| (1.0 - momentum) * old + momentum * new).collect();
+    for_real!(op, running.dtype(), T => store::<T>(op, moved, &values))
 }
 
 /// The gradients of [`batch_norm`] with respect to `x`, `weight` and `bias`: those that `needs` names.
@@ -189,23 +216,28 @@ pub fn batch_norm_backward(
         wanted.then(|| Tensor::empty_for(OP, &x.shape()[1..2], x.dtype(), x.device())).transpose()
     };
     let [mut dw, mut db] = [sum(needs[1])?, sum(needs[2])?];
-    if x.device().is_meta() {
-        return Ok([dx, dw, db]);
-    }
-    if x.device().is_cuda() {
-        let outputs = [dx.as_mut(), dw.as_mut(), db.as_mut()];
-        cuda::backward(OP, &channels, [x, dy, stats], weight, config.training, outputs)?;
-        return Ok([dx, dw, db]);
-    }
-    for_real!(OP, x.dtype(), T => {
+    let outputs = [dx.as_mut(), dw.as_mut(), db.as_mut()];
+    BACKWARD.run(x.device(), |run| run(OP, &channels, [x, dy, stats], weight, config.training, outputs))?;
+    Ok([dx, dw, db])
+}
+
+fn backward_on_cpu(
+    op: &'static str,
+    channels: &Channels,
+    [x, dy, stats]: [&Tensor; 3],
+    weight: Option<&Tensor>,
+    training: bool,
+    [dx, dw, db]: [Option<&mut Tensor>; 3],
+) -> Result<()> {
+    for_real!(op, x.dtype(), T => {
         let wide = <<T as Real>::Wide as Float>::from_f64;
-        let stats = elements::<<T as Real>::Wide>(OP, stats)?;
-        let [weight, _] = channels.affine::<T>(OP, [weight, None])?;
+        let stats = elements::<<T as Real>::Wide>(op, stats)?;
+        let [weight, _] = channels.affine::<T>(op, [weight, None])?;
         let mut sums = vec![wide(0.0); channels.channels * 2];
         if channels.places == 1 {
-            let kernel = cpu::ItemSums(cpu::Lines::new(&channels, &stats, |_, inverse| [inverse]));
+            let kernel = cpu::ItemSums(cpu::Lines::new(channels, &stats, |_, inverse| [inverse]));
             let shape = Shape { sums: 2 * channels.channels, ..channels.by_place() };
-            let all = rows::run::<T, 2>(OP, &kernel, shape, [x, dy], Outputs { y: None, stats: &mut [] })?;
+            let all = rows::run::<T, 2>(op, &kernel, shape, [x, dy], Outputs { y: None, stats: &mut [] })?;
             let (of_dy, of_product) = all.split_at(channels.channels);
             for (sums, (&dy, &product)) in sums.chunks_exact_mut(2).zip(of_dy.iter().zip(of_product)) {
                 sums.copy_from_slice(&[wide(dy), wide(product)]);
@@ -213,28 +245,27 @@ pub fn batch_norm_backward(
         } else {
             let (turned_x, turned_dy) = (channels.turned(x)?, channels.turned(dy)?);
             let outputs = Outputs { y: None, stats: &mut sums };
-            rows::run::<T, 2>(OP, &cpu::Sums(&stats), channels.by_channel(2), [&turned_x, &turned_dy], outputs)?;
+            rows::run::<T, 2>(op, &cpu::Sums(&stats), channels.by_channel(2), [&turned_x, &turned_dy], outputs)?;
         }
         let part = |which: usize| sums.chunks_exact(2).map(|s| s[which].to_f64()).collect::<Vec<f64>>();
-        db.as_mut().map_or(Ok(()), |db| store::<T>(OP, db, &part(0)))?;
-        dw.as_mut().map_or(Ok(()), |dw| store::<T>(OP, dw, &part(1)))?;
-        let Some(mut dx) = dx else { return Ok([None, dw, db]) };
+        db.map_or(Ok(()), |db| store::<T>(op, db, &part(0)))?;
+        dw.map_or(Ok(()), |dw| store::<T>(op, dw, &part(1)))?;
+        let Some(dx) = dx else { return Ok(()) };
         // dx = dy scale + (x - mean) slope + shift
         let n = wide(channels.count as f64);
         let line = |c: usize, inverse: <T as Real>::Wide| {
             let scale = weight[c] * inverse;
-            let own = if config.training { scale / n } else { wide(0.0) };
+            let own = if training { scale / n } else { wide(0.0) };
             [scale, -(own * inverse * sums[2 * c + 1]), -(own * sums[2 * c])]
         };
-        let lines = cpu::Lines::new(&channels, &stats, line);
+        let lines = cpu::Lines::new(channels, &stats, line);
         if channels.are_whole::<T>(&[x, dy]) {
-            whole::backward::<T>(OP, [x, dy], &lines, &channels, &mut dx)?;
-            return Ok([Some(dx), dw, db]);
+            return whole::backward::<T>(op, [x, dy], &lines, channels, dx);
         }
         let kernel = cpu::BackwardOf(lines);
-        let outputs = Outputs { y: Some(&mut dx), stats: &mut [] };
-        rows::run::<T, 2>(OP, &kernel, channels.by_place(), [x, dy], outputs)?;
-        Ok([Some(dx), dw, db])
+        let outputs = Outputs { y: Some(dx), stats: &mut [] };
+        rows::run::<T, 2>(op, &kernel, channels.by_place(), [x, dy], outputs)?;
+        Ok(())
     })
 }
 

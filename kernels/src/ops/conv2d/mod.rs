@@ -30,6 +30,7 @@ pub use options::{Conv1dOptions, Conv3dOptions, ConvOptions};
 use phalanx_tensor::{Element, Error, Result, Tensor};
 
 use crate::check;
+use crate::dispatch::{Kernels, by_device};
 use crate::gemm::{GemmElem, Scratch};
 use crate::real::for_real;
 use crate::simd::Float;
@@ -134,30 +135,13 @@ pub fn conv2d_weight(
     work::count([grid.numel(), parts.channels_source, kernel[0], kernel[1]]);
     let grid = grid.contiguous()?;
     let mut out = Tensor::empty_for(OP, &shape, image.dtype(), image.device())?;
-    if out.device().is_meta() {
-        return Ok(out);
-    }
-    if out.device().is_cuda() {
-        if out.numel() > 0 {
-            parts.form(parts.size(), [gh, gw], kernel).weight(&parts.source, &grid, &mut out)?;
-        }
-        return Ok(out);
-    }
-    let axis = |i: usize, count| {
-        axis::direct(count, kernel[i], options.stride[i], options.padding[i], options.dilation[i])
-    };
-    let job = weight::WeightGrad {
-        op: OP,
-        image: &parts.source,
-        grid: &grid,
-        axes: [axis(0, gh), axis(1, gw)],
-        groups: options.groups,
-        channels_in: parts.channels_source,
-        channels_out: outputs / options.groups,
-    };
-    for_real!(OP, out.dtype(), T => job.run::<T>(&mut out))?;
+    WEIGHT.run(out.device(), |weight| weight(&parts, &grid, kernel, &mut out))?;
     Ok(out)
 }
+
+const WEIGHT: Kernels<Weight> = Kernels { cpu: weight_on_cpu, cuda: weight_on_gpu };
+
+type Weight = fn(&Parts<'_>, &Tensor, [usize; 2], &mut Tensor) -> Result<()>;
 
 /// A tensor's four sizes.
 fn dims(op: &'static str, what: &str, tensor: &Tensor) -> Result<[usize; 4]> {
@@ -250,26 +234,50 @@ impl<'a> Parts<'a> {
         let bias = self.bias(bias, channels)?;
         let shape = [self.source.shape()[0], channels, size[0], size[1]];
         let mut out = Tensor::empty_for(self.op, &shape, self.source.dtype(), self.source.device())?;
-        if out.device().is_meta() || out.numel() == 0 {
+        if out.numel() == 0 {
             return Ok(out);
         }
-        if out.device().is_cuda() {
-            on_gpu(bias.as_ref(), &mut out)?;
-            return Ok(out);
-        }
-        let (passes, weight_strides) = plan();
-        let job = cpu::Correlation {
-            op: self.op,
-            source: &self.source,
-            weight: self.other,
-            weight_strides,
-            bias: bias.as_ref(),
-            passes,
-            groups: self.options.groups,
-            channels_in: self.channels_source,
-            channels_out: channels / self.options.groups,
+        let on_cpu = |out: &mut Tensor| {
+            let (passes, weight_strides) = plan();
+            let job = cpu::Correlation {
+                op: self.op,
+                source: &self.source,
+                weight: self.other,
+                weight_strides,
+                bias: bias.as_ref(),
+                passes,
+                groups: self.options.groups,
+                channels_in: self.channels_source,
+                channels_out: channels / self.options.groups,
+            };
+            for_real!(self.op, out.dtype(), T => job.run::<T>(out))
         };
-        for_real!(self.op, out.dtype(), T => job.run::<T>(&mut out))?;
+        by_device(&mut out, on_cpu, |out| on_gpu(bias.as_ref(), out))?;
         Ok(out)
     }
+}
+
+fn weight_on_cpu(parts: &Parts<'_>, grid: &Tensor, kernel: [usize; 2], out: &mut Tensor) -> Result<()> {
+    let (options, [_, outputs, height, width]) = (parts.options, dims(parts.op, "a grid", grid)?);
+    let axis = |i: usize, count| {
+        axis::direct(count, kernel[i], options.stride[i], options.padding[i], options.dilation[i])
+    };
+    let job = weight::WeightGrad {
+        op: parts.op,
+        image: &parts.source,
+        grid,
+        axes: [axis(0, height), axis(1, width)],
+        groups: options.groups,
+        channels_in: parts.channels_source,
+        channels_out: outputs / options.groups,
+    };
+    for_real!(parts.op, out.dtype(), T => job.run::<T>(out))
+}
+
+fn weight_on_gpu(parts: &Parts<'_>, grid: &Tensor, kernel: [usize; 2], out: &mut Tensor) -> Result<()> {
+    if out.numel() == 0 {
+        return Ok(());
+    }
+    let [_, _, height, width] = dims(parts.op, "a grid", grid)?;
+    parts.form(parts.size(), [height, width], kernel).weight(&parts.source, grid, out)
 }

@@ -33,14 +33,17 @@ pub(super) fn forward(
     targets.reduce(&losses, loss)
 }
 
-/// `x` has its classes last, and so has `dx`.
+/// `x` has its classes last, and so has `dx`, which holds the logits if there is no `x`.
 pub(super) fn backward(
     op: &'static str,
-    [x, target, stats, dy]: [&Tensor; 4],
+    x: Option<&Tensor>,
+    [target, stats, dy]: [&Tensor; 3],
     shape: Shape,
     config: &CrossEntropy,
     dx: &mut Tensor,
 ) -> Result<()> {
+    let itself = dx.clone();
+    let x = x.unwrap_or(&itself);
     let targets = Targets::new(op, config.weighing(), x, target, shape.width)?;
     let team = Team::new(x.dtype(), shape.rows, shape.width);
     let (factor, operand) = (targets.factor()?, Operand::of(op, x, shape.width)?);

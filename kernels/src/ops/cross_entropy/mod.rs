@@ -8,12 +8,23 @@ use phalanx_tensor::{DType, Error, Result, Tensor};
 
 use crate::check;
 use crate::classes::{Classes, Weighing, classes_last, classes_second};
+use crate::dispatch::Kernels;
 use crate::real::{Real, for_real};
 use crate::reduction::Reduction;
 use crate::rows::{self, Outputs, Shape, columns};
 use crate::simd::Float;
 use crate::source::{Source, values_f64};
 use crate::wide::{elements, store, wide_dtype};
+
+const FORWARD: Kernels<Forward> = Kernels { cpu: forward_on_cpu, cuda: cuda::forward };
+const GRADIENT: Kernels<Gradient> = Kernels { cpu: backward_on_cpu, cuda: cuda::backward };
+const TARGETS: Kernels<Targets> = Kernels { cpu: targets_on_cpu, cuda: cuda::targets };
+
+type Targets = fn(&'static str, [&Tensor; 2], &CrossEntropy, &mut Tensor) -> Result<()>;
+
+type Forward = fn(&'static str, [&Tensor; 2], Shape, &CrossEntropy, [&mut Tensor; 2]) -> Result<()>;
+type Gradient =
+    fn(&'static str, Option<&Tensor>, [&Tensor; 3], Shape, &CrossEntropy, &mut Tensor) -> Result<()>;
 
 /// What cross entropy is told beside logits and targets.
 #[derive(Clone, Debug)]
@@ -83,16 +94,20 @@ pub fn cross_entropy(x: &Tensor, target: &Tensor, config: &CrossEntropy) -> Resu
         Tensor::empty_for(OP, &weighing.result_shape(target), config.result_dtype(x.dtype()), x.device())?;
     let mut stats = Tensor::empty_for(OP, &[shape.rows, shape.stats], wide_dtype(x.dtype()), x.device())?;
     let x = classes_last(x)?;
-    if x.device().is_meta() {
-        return Ok((loss, stats));
-    }
-    if x.device().is_cuda() {
-        cuda::forward(OP, [&x, target], shape, config, [&mut loss, &mut stats])?;
-        return Ok((loss, stats));
-    }
-    let classes = weighing.read(OP, target, shape.width)?;
-    for_real!(OP, x.dtype(), T => forward::<T>(OP, &x, &classes, shape, config, [&mut loss, &mut stats]))?;
+    FORWARD.run(x.device(), |run| run(OP, [&x, target], shape, config, [&mut loss, &mut stats]))?;
     Ok((loss, stats))
+}
+
+/// `x` has its classes last.
+fn forward_on_cpu(
+    op: &'static str,
+    [x, target]: [&Tensor; 2],
+    shape: Shape,
+    config: &CrossEntropy,
+    outputs: [&mut Tensor; 2],
+) -> Result<()> {
+    let classes = config.weighing().read(op, target, shape.width)?;
+    for_real!(op, x.dtype(), T => forward::<T>(op, x, &classes, shape, config, outputs))
 }
 
 fn forward<T: Real>(
@@ -174,7 +189,8 @@ pub fn cross_entropy_backward_over(
     Ok(x)
 }
 
-/// The logits as [N, C, ..] and the sizes of its columns, if those are to be computed where they lie: not on a GPU.
+/// The logits as [N, C, ..] and the sizes of its columns, if the kernel reads those in place: not on a GPU, whose kernels read
+/// rows.
 fn in_columns(last: &Tensor, config: &CrossEntropy) -> Result<Option<(Tensor, [usize; 2])>> {
     let sizes = [last.shape()[last.rank() - 1], last.shape()[1..last.rank() - 1].iter().product()];
     let lie = !last.device().is_cuda() && !last.is_contiguous() && columns::fits(sizes[0], sizes[1]);
@@ -204,14 +220,19 @@ fn backward_to(
 ) -> Result<()> {
     let width = x.map_or(dx.shape(), Tensor::shape)[dx.rank() - 1];
     let shape = Shape { rows: target.numel(), width, stats: 0, sums: 0 };
-    if dx.device().is_cuda() {
-        let itself = dx.clone();
-        cuda::backward(BACKWARD, [x.unwrap_or(&itself), target, stats, dy], shape, config, dx)?;
-    } else if !dx.device().is_meta() {
-        let classes = config.weighing().read(BACKWARD, target, shape.width)?;
-        for_real!(BACKWARD, dx.dtype(), T => backward::<T>(x, [stats, dy], &classes, shape, config, dx))?;
-    }
-    Ok(())
+    GRADIENT.run(dx.device(), |run| run(BACKWARD, x, [target, stats, dy], shape, config, dx))
+}
+
+fn backward_on_cpu(
+    op: &'static str,
+    x: Option<&Tensor>,
+    [target, stats, dy]: [&Tensor; 3],
+    shape: Shape,
+    config: &CrossEntropy,
+    dx: &mut Tensor,
+) -> Result<()> {
+    let classes = config.weighing().read(op, target, shape.width)?;
+    for_real!(op, dx.dtype(), T => backward::<T>(x, [stats, dy], &classes, shape, config, dx))
 }
 
 fn backward<T: Real>(
@@ -269,21 +290,27 @@ pub fn cross_entropy_targets(x: &Tensor, target: &Tensor, config: &CrossEntropy)
     weighing.check(OP, x, target)?;
     config.check(OP)?;
     let mut q = Tensor::empty_for(OP, classes_last(x)?.shape(), config.result_dtype(x.dtype()), x.device())?;
-    if x.device().is_cuda() {
-        cuda::targets(OP, [x, target], config, &mut q)?;
-    } else if !x.device().is_meta() {
-        let width = x.shape()[1];
-        let classes = weighing.read(OP, target, width)?;
-        let (share, _) = smoothing(&classes, config, width);
-        let mut values = vec![0.0; q.numel()];
-        for (row, class) in values.chunks_mut(width).zip(&classes.targets) {
-            let Some(class) = *class else { continue };
-            row.iter_mut().enumerate().for_each(|(c, q)| *q = classes.factor * share * classes.weight_of(c));
-            row[class] += classes.factor * (1.0 - config.label_smoothing) * classes.weight_of(class);
-        }
-        for_real!(OP, q.dtype(), T => store::<T>(OP, &mut q, &values))?;
-    }
+    TARGETS.run(x.device(), |run| run(OP, [x, target], config, &mut q))?;
     classes_second(&q)
+}
+
+/// `q` has its classes last.
+fn targets_on_cpu(
+    op: &'static str,
+    [x, target]: [&Tensor; 2],
+    config: &CrossEntropy,
+    q: &mut Tensor,
+) -> Result<()> {
+    let width = x.shape()[1];
+    let classes = config.weighing().read(op, target, width)?;
+    let (share, _) = smoothing(&classes, config, width);
+    let mut values = vec![0.0; q.numel()];
+    for (row, class) in values.chunks_mut(width).zip(&classes.targets) {
+        let Some(class) = *class else { continue };
+        row.iter_mut().enumerate().for_each(|(c, q)| *q = classes.factor * share * classes.weight_of(c));
+        row[class] += classes.factor * (1.0 - config.label_smoothing) * classes.weight_of(class);
+    }
+    for_real!(op, q.dtype(), T => store::<T>(op, q, &values))
 }
 
 /// Rows of [N, C, ...], one an item.

@@ -6,6 +6,7 @@ mod sums;
 
 use phalanx_tensor::{DType, Dim, Element, Result, Tensor};
 
+use crate::dispatch::by_device;
 use crate::ops::cast::Number;
 use crate::pointwise::PIECE;
 use crate::real::{for_integer, for_real};
@@ -53,7 +54,7 @@ fn scanned(
     let x = x.contiguous()?;
     let dtype = if x.dtype().is_float() { x.dtype() } else { DType::I64 };
     let mut out = Tensor::empty_for(op, x.shape(), dtype, x.device())?;
-    if out.device().is_meta() || out.numel() == 0 {
+    if out.numel() == 0 {
         return Ok(out);
     }
     let scan = Scan {
@@ -62,10 +63,7 @@ fn scanned(
         inner: x.shape().iter().skip(dim + 1).product(),
         reversed,
     };
-    match x.device().is_cuda() {
-        true => cuda::run(&scan, merge, &x, &mut out)?,
-        false => run(&scan, &x, &mut out)?,
-    }
+    by_device(&mut out, |out| run(&scan, &x, out), |out| cuda::run(&scan, merge, &x, out))?;
     Ok(out)
 }
 

@@ -6,11 +6,19 @@ mod cuda;
 use phalanx_tensor::{Error, Result, Tensor};
 
 use crate::check;
+use crate::dispatch::Kernels;
 use crate::ops::batch_norm::Channels;
 use crate::real::{Real, for_real};
 use crate::rows::{self, Outputs, Shape};
 use crate::simd::Float;
 use crate::wide::{elements, store, wide_dtype, widened_if};
+
+const FORWARD: Kernels<Forward> = Kernels { cpu: forward_on_cpu, cuda: cuda::forward };
+const BACKWARD: Kernels<Backward> = Kernels { cpu: backward_on_cpu, cuda: cuda::backward };
+
+type Forward = fn(&'static str, &Groups, &Tensor, [Option<&Tensor>; 2], f64, [&mut Tensor; 2]) -> Result<()>;
+type Backward =
+    fn(&'static str, &Groups, [&Tensor; 3], Option<&Tensor>, [Option<&mut Tensor>; 3]) -> Result<()>;
 
 /// `y = (x - mean) / sqrt(var + eps) * weight + bias` for `x` [N, C, ...], with mean and variance of each item's
 /// `num_groups` groups of neighbouring channels; `weight` and `bias` are `[C]`. Also gives what the backward pass needs
@@ -30,20 +38,25 @@ pub fn group_norm(
     let groups = Groups::new(OP, x, num_groups, &[weight, bias])?;
     let mut y = x.empty_like_for(OP)?;
     let mut stats = Tensor::empty_for(OP, &[groups.shape.rows, 3], wide_dtype(x.dtype()), x.device())?;
-    if x.device().is_meta() {
-        return Ok((y, stats));
-    }
-    if x.device().is_cuda() {
-        cuda::forward(OP, &groups, x, [weight, bias], eps, [&mut y, &mut stats])?;
-        return Ok((y, stats));
-    }
-    for_real!(OP, x.dtype(), T => {
-        let [weight, bias] = groups.affine::<T>(OP, [weight, bias])?;
+    FORWARD.run(x.device(), |run| run(OP, &groups, x, [weight, bias], eps, [&mut y, &mut stats]))?;
+    Ok((y, stats))
+}
+
+fn forward_on_cpu(
+    op: &'static str,
+    groups: &Groups,
+    x: &Tensor,
+    [weight, bias]: [Option<&Tensor>; 2],
+    eps: f64,
+    [y, stats]: [&mut Tensor; 2],
+) -> Result<()> {
+    for_real!(op, x.dtype(), T => {
+        let [weight, bias] = groups.affine::<T>(op, [weight, bias])?;
         let kernel = cpu::Forward { weight: &weight, bias: &bias, places: groups.places, eps };
         let shape = Shape { stats: 3, ..groups.shape };
-        rows::run::<T, 1>(OP, &kernel, shape, [x], Outputs { y: Some(&mut y), stats: &mut stats.write(OP)? })
+        rows::run::<T, 1>(op, &kernel, shape, [x], Outputs { y: Some(y), stats: &mut stats.write(op)? })
     })?;
-    Ok((y, stats))
+    Ok(())
 }
 
 /// The gradients of [`group_norm`] with respect to `x`, `weight` and `bias`: those that `needs` names.
@@ -67,25 +80,28 @@ pub fn group_norm_backward(
         wanted.then(|| Tensor::empty_for(OP, &x.shape()[1..2], x.dtype(), x.device())).transpose()
     };
     let [mut dw, mut db] = [sum(needs[1])?, sum(needs[2])?];
-    if x.device().is_meta() {
-        return Ok([dx, dw, db]);
-    }
-    if x.device().is_cuda() {
-        let outputs = [dx.as_mut(), dw.as_mut(), db.as_mut()];
-        cuda::backward(OP, &groups, [x, dy, stats], weight, outputs)?;
-        return Ok([dx, dw, db]);
-    }
-    for_real!(OP, x.dtype(), T => {
-        let stats = elements::<<T as Real>::Wide>(OP, stats)?;
-        let [weight, _] = groups.affine::<T>(OP, [weight, None])?;
+    let outputs = [dx.as_mut(), dw.as_mut(), db.as_mut()];
+    BACKWARD.run(x.device(), |run| run(OP, &groups, [x, dy, stats], weight, outputs))?;
+    Ok([dx, dw, db])
+}
+
+fn backward_on_cpu(
+    op: &'static str,
+    groups: &Groups,
+    [x, dy, stats]: [&Tensor; 3],
+    weight: Option<&Tensor>,
+    [dx, dw, db]: [Option<&mut Tensor>; 3],
+) -> Result<()> {
+    for_real!(op, x.dtype(), T => {
+        let stats = elements::<<T as Real>::Wide>(op, stats)?;
+        let [weight, _] = groups.affine::<T>(op, [weight, None])?;
         let kernel = cpu::BackwardOf { weight: &weight, stats: &stats, places: groups.places };
         let shape = Shape { sums: 2 * groups.channels, ..groups.shape };
-        let sums = rows::run::<T, 2>(OP, &kernel, shape, [x, dy], Outputs { y: dx.as_mut(), stats: &mut [] })?;
+        let sums = rows::run::<T, 2>(op, &kernel, shape, [x, dy], Outputs { y: dx, stats: &mut [] })?;
         let (dw_sums, db_sums) = sums.split_at(groups.channels);
-        dw.as_mut().map_or(Ok(()), |dw| store::<T>(OP, dw, dw_sums))?;
-        db.as_mut().map_or(Ok(()), |db| store::<T>(OP, db, db_sums))
-    })?;
-    Ok([dx, dw, db])
+        dw.map_or(Ok(()), |dw| store::<T>(op, dw, dw_sums))?;
+        db.map_or(Ok(()), |db| store::<T>(op, db, db_sums))
+    })
 }
 
 /// The sizes: a row is a group of one item.

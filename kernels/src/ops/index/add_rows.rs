@@ -6,12 +6,72 @@
 
 use std::ops::Range;
 
-use phalanx_tensor::{Pool, Result, Tensor};
+use phalanx_tensor::{DType, Error, Pool, Result, Tensor, bf16, f16};
 
 use super::check_range;
+use super::cuda::{self, Rows};
 use super::summand::{End, Summand, bring};
+use crate::dispatch::Kernels;
+use crate::ops::full::fill_;
 use crate::pointwise::PIECE;
+use crate::real::for_real;
 use crate::source::{BLOCK, Source};
+
+/// Adds rows of floating-point elements.
+pub(super) const ADD_FLOATS: Kernels<AddRows> = Kernels { cpu: add_floats, cuda: cuda::add_rows };
+/// Adds rows of floating-point elements or integers.
+pub(super) const ADD_NUMBERS: Kernels<AddRows> = Kernels { cpu: add_numbers, cuda: add_numbers_on_gpu };
+
+/// Adds the rows of a source to those of the contiguous output, `[outer, rows, inner]`, that the index names.
+type AddRows = fn(&'static str, &Tensor, &Tensor, [usize; 2], &mut Tensor, Rows) -> Result<()>;
+
+fn add_floats(
+    op: &'static str,
+    index: &Tensor,
+    source: &Tensor,
+    sizes: [usize; 2],
+    out: &mut Tensor,
+    what: Rows,
+) -> Result<()> {
+    let (end, padding) = what.end();
+    for_real!(op, source.dtype(), T => add_rows::<T>(op, index, source, sizes, out, end))?;
+    padding.map_or(Ok(()), |padding| fill_(&mut out.narrow(0, padding, 1)?, 0))
+}
+
+fn add_numbers(
+    op: &'static str,
+    index: &Tensor,
+    source: &Tensor,
+    sizes: [usize; 2],
+    out: &mut Tensor,
+    what: Rows,
+) -> Result<()> {
+    let (end, _) = what.end();
+    match source.dtype() {
+        DType::F64 => add_rows::<f64>(op, index, source, sizes, out, end),
+        DType::F32 => add_rows::<f32>(op, index, source, sizes, out, end),
+        DType::BF16 => add_rows::<bf16>(op, index, source, sizes, out, end),
+        DType::F16 => add_rows::<f16>(op, index, source, sizes, out, end),
+        DType::I64 => add_rows::<i64>(op, index, source, sizes, out, end),
+        DType::I32 => add_rows::<i32>(op, index, source, sizes, out, end),
+        DType::U8 => add_rows::<u8>(op, index, source, sizes, out, end),
+        DType::Bool => Err(Error::dtype(op, DType::Bool, "a number dtype")),
+    }
+}
+
+fn add_numbers_on_gpu(
+    op: &'static str,
+    index: &Tensor,
+    source: &Tensor,
+    sizes: [usize; 2],
+    out: &mut Tensor,
+    what: Rows,
+) -> Result<()> {
+    match source.dtype() {
+        DType::Bool => Err(Error::dtype(op, DType::Bool, "a number dtype")),
+        _ => cuda::add_rows(op, index, source, sizes, out, what),
+    }
+}
 
 /// So many positions ahead rows are brought near, and so many bytes of each.
 const AHEAD: usize = 6;
@@ -47,7 +107,7 @@ impl Owners {
 
 /// Sums for each row of `out`, seen as `[outer, rows, inner]` and contiguous, the rows of `source`, seen as
 /// `[outer, positions, inner]`, whose position in `indices` names it.
-pub(super) fn add_rows<T: Summand>(
+fn add_rows<T: Summand>(
     op: &'static str,
     indices: &Tensor,
     source: &Tensor,

@@ -2,12 +2,11 @@
 
 use phalanx_tensor::{Dims, Error, Result, Tensor};
 
-use super::add_rows::add_rows;
+use super::add_rows::ADD_FLOATS;
+use super::cuda::Rows;
 use super::index_select::select;
-use super::summand::End;
-use super::{cuda, indices};
+use super::indices;
 use crate::check;
-use crate::real::for_real;
 
 /// The rows of `weight [rows, ..]` at the indices, of any shape: `[index's shape, ..]`.
 ///
@@ -39,20 +38,8 @@ pub fn embedding_backward(
     let inner = row.iter().product();
     let index = indices(OP, index, dy)?;
     let mut out = Tensor::empty_for(OP, &shape, dy.dtype(), dy.device())?;
-    if out.device().is_meta() {
-        return Ok(out);
-    }
-    if out.device().is_cuda() {
-        if padding.is_some_and(|row| row >= rows) {
-            out.narrow(0, padding.unwrap_or(0), 1)?;
-        }
-        cuda::add_rows(OP, &index, dy, [rows, inner], &mut out, cuda::Rows::Store { padding })?;
-        return Ok(out);
-    }
-    for_real!(OP, dy.dtype(), T => add_rows::<T>(OP, &index, dy, [rows, inner], &mut out, End::Store))?;
-    if let Some(padding) = padding {
-        crate::ops::full::fill_(&mut out.narrow(0, padding, 1)?, 0)?;
-    }
+    let end = Rows::Store { padding };
+    ADD_FLOATS.run(out.device(), |add_rows| add_rows(OP, &index, dy, [rows, inner], &mut out, end))?;
     Ok(out)
 }
 
@@ -81,11 +68,7 @@ pub fn embedding_backward_accumulate_(
         to.bump_version();
         return Ok(true);
     }
-    if to.device().is_cuda() {
-        cuda::add_rows(OP, &index, dy, [rows, inner], to, cuda::Rows::Add)?;
-        return Ok(true);
-    }
-    for_real!(OP, dy.dtype(), T => add_rows::<T>(OP, &index, dy, [rows, inner], to, End::Add))?;
+    ADD_FLOATS.run(to.device(), |add_rows| add_rows(OP, &index, dy, [rows, inner], to, Rows::Add))?;
     Ok(true)
 }
 

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use phalanx_tensor::{Dim, Dims, Error, Loops, Result, Tensor};
 
 use super::{all_in_range, check_range, cuda, indices};
+use crate::dispatch::Kernels;
 use crate::ops::copy::elements;
 use crate::pointwise::PIECE;
 
@@ -23,26 +24,28 @@ fn gather_along(x: &Tensor, dim: usize, index: &Tensor) -> Result<Tensor> {
     check_index(OP, x, dim, index)?;
     let index = indices(OP, index, x)?;
     let mut out = Tensor::empty_for(OP, index.shape(), x.dtype(), x.device())?;
-    if out.device().is_meta() {
-        return Ok(out);
-    }
-    if out.device().is_cuda() {
-        cuda::elements(OP, x, dim, &index, &mut out)?;
-        return Ok(out);
-    }
+    GATHER.run(out.device(), |gather| gather(OP, x, dim, &index, &mut out))?;
+    Ok(out)
+}
+
+const GATHER: Kernels<Gather> = Kernels { cpu: gather_on_cpu, cuda: cuda::elements };
+
+type Gather = fn(&'static str, &Tensor, usize, &Tensor, &mut Tensor) -> Result<()>;
+
+fn gather_on_cpu(op: &'static str, x: &Tensor, dim: usize, index: &Tensor, out: &mut Tensor) -> Result<()> {
     let x = x.contiguous()?;
-    let read = index.read::<i64>(OP)?;
+    let read = index.read::<i64>(op)?;
     let at = &read[index.offset()..][..index.numel()];
     let fits = match x.dtype().size() {
-        1 => pick::<u8>(OP, &x, dim, at, &mut out)?,
-        2 => pick::<u16>(OP, &x, dim, at, &mut out)?,
-        4 => pick::<u32>(OP, &x, dim, at, &mut out)?,
-        _ => pick::<u64>(OP, &x, dim, at, &mut out)?,
+        1 => pick::<u8>(op, &x, dim, at, out)?,
+        2 => pick::<u16>(op, &x, dim, at, out)?,
+        4 => pick::<u32>(op, &x, dim, at, out)?,
+        _ => pick::<u64>(op, &x, dim, at, out)?,
     };
     if !fits {
-        check_range(OP, at, x.shape().get(dim).copied().unwrap_or(1))?;
+        check_range(op, at, x.shape().get(dim).copied().unwrap_or(1))?;
     }
-    Ok(out)
+    Ok(())
 }
 
 /// The index has the rank of `x` and is no larger except along `dim`.

@@ -1,12 +1,11 @@
 //! Rows added by index.
 
-use phalanx_tensor::{DType, Dim, Dims, Error, Result, Scalar, Tensor, bf16, f16};
+use phalanx_tensor::{DType, Dim, Dims, Error, Result, Scalar, Tensor};
 
-use super::add_rows::add_rows;
-use super::summand::End;
-use super::{cuda, indices};
+use super::add_rows::{ADD_FLOATS, ADD_NUMBERS};
+use super::cuda::Rows;
+use super::indices;
 use crate::check;
-use crate::real::for_real;
 
 /// `x`, with `alpha` times part `i` of `source` added to its part `index[i]` along `dim`, for each `i`. Floats and
 /// integers; what goes to one part is summed first, in ascending order.
@@ -32,25 +31,9 @@ fn add_along(x: &Tensor, dim: usize, index: &Tensor, source: &Tensor, alpha: f64
     }
     let index = indices(OP, index, x)?;
     let mut out = x.copy()?;
-    if out.device().is_meta() {
-        return Ok(out);
-    }
     let sizes = [out.shape()[dim], out.shape()[dim + 1..].iter().product()];
-    if out.device().is_cuda() && x.dtype() != DType::Bool {
-        cuda::add_rows(OP, &index, source, sizes, &mut out, cuda::Rows::AddScaled(alpha))?;
-        return Ok(out);
-    }
-    let end = End::AddScaled(alpha);
-    match x.dtype() {
-        DType::F64 => add_rows::<f64>(OP, &index, source, sizes, &mut out, end)?,
-        DType::F32 => add_rows::<f32>(OP, &index, source, sizes, &mut out, end)?,
-        DType::BF16 => add_rows::<bf16>(OP, &index, source, sizes, &mut out, end)?,
-        DType::F16 => add_rows::<f16>(OP, &index, source, sizes, &mut out, end)?,
-        DType::I64 => add_rows::<i64>(OP, &index, source, sizes, &mut out, end)?,
-        DType::I32 => add_rows::<i32>(OP, &index, source, sizes, &mut out, end)?,
-        DType::U8 => add_rows::<u8>(OP, &index, source, sizes, &mut out, end)?,
-        DType::Bool => return Err(Error::dtype(OP, DType::Bool, "a number dtype")),
-    }
+    let end = Rows::AddScaled(alpha);
+    ADD_NUMBERS.run(out.device(), |add_rows| add_rows(OP, &index, source, sizes, &mut out, end))?;
     Ok(out)
 }
 
@@ -67,13 +50,7 @@ pub fn index_select_backward(dy: &Tensor, dim: usize, index: &Tensor, shape: &[u
     let index = indices(OP, index, dy)?;
     let sizes = [shape[dim], shape[dim + 1..].iter().product()];
     let mut out = Tensor::empty_for(OP, shape, dy.dtype(), dy.device())?;
-    if out.device().is_meta() {
-        return Ok(out);
-    }
-    if out.device().is_cuda() {
-        cuda::add_rows(OP, &index, dy, sizes, &mut out, cuda::Rows::Store { padding: None })?;
-        return Ok(out);
-    }
-    for_real!(OP, dy.dtype(), T => add_rows::<T>(OP, &index, dy, sizes, &mut out, End::Store))?;
+    let end = Rows::Store { padding: None };
+    ADD_FLOATS.run(out.device(), |add_rows| add_rows(OP, &index, dy, sizes, &mut out, end))?;
     Ok(out)
 }

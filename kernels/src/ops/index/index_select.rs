@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use phalanx_tensor::{Dim, Dims, Error, Result, Tensor};
 
 use super::{all_in_range, check_range, cuda, indices};
+use crate::dispatch::Kernels;
 use crate::ops::copy::elements;
 use crate::pointwise::PIECE;
 
@@ -38,25 +39,28 @@ pub(super) fn select(
 ) -> Result<Tensor> {
     let (index, x) = (indices(op, index, x)?, x.contiguous()?);
     let mut out = Tensor::empty_for(op, shape, x.dtype(), x.device())?;
-    if out.device().is_meta() {
-        return Ok(out);
-    }
-    if out.device().is_cuda() {
-        cuda::rows(op, &x, dim, &index, &mut out)?;
-        return Ok(out);
-    }
+    ROWS.run(out.device(), |rows| rows(op, &x, dim, &index, &mut out))?;
+    Ok(out)
+}
+
+const ROWS: Kernels<Rows> = Kernels { cpu: rows_on_cpu, cuda: cuda::rows };
+
+type Rows = fn(&'static str, &Tensor, usize, &Tensor, &mut Tensor) -> Result<()>;
+
+/// `x` is contiguous.
+fn rows_on_cpu(op: &'static str, x: &Tensor, dim: usize, index: &Tensor, out: &mut Tensor) -> Result<()> {
     let read = index.read::<i64>(op)?;
     let at = &read[index.offset()..][..index.numel()];
     let fits = match x.dtype().size() {
-        1 => copy::<u8>(op, &x, dim, at, &mut out)?,
-        2 => copy::<u16>(op, &x, dim, at, &mut out)?,
-        4 => copy::<u32>(op, &x, dim, at, &mut out)?,
-        _ => copy::<u64>(op, &x, dim, at, &mut out)?,
+        1 => copy::<u8>(op, x, dim, at, out)?,
+        2 => copy::<u16>(op, x, dim, at, out)?,
+        4 => copy::<u32>(op, x, dim, at, out)?,
+        _ => copy::<u64>(op, x, dim, at, out)?,
     };
     if !fits || out.numel() == 0 {
         check_range(op, at, x.shape()[dim])?;
     }
-    Ok(out)
+    Ok(())
 }
 
 /// Whether all indices were in range; each piece looks at its own.

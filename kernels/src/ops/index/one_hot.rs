@@ -5,6 +5,7 @@ use phalanx_tensor::{DType, Dims, Result, Tensor};
 
 use super::{check_range, indices};
 use crate::cuda::{FAULT, File, PRELUDE};
+use crate::dispatch::Kernels;
 
 /// `[index's shape, classes]` of i64: 1 where the last dimension's place is the index, else 0.
 ///
@@ -14,20 +15,21 @@ pub fn one_hot(index: &Tensor, classes: usize) -> Result<Tensor> {
     let shape: Dims = index.shape().iter().chain([&classes]).copied().collect();
     let index = indices(OP, index, index)?;
     let mut out = Tensor::zeros_for(OP, &shape, DType::I64, index.device())?;
-    if out.device().is_meta() {
-        return Ok(out);
-    }
-    if out.device().is_cuda() {
-        set_on_gpu(&mut out, &index, classes)?;
-        return Ok(out);
-    }
+    SET.run(out.device(), |set| set(&mut out, &index, classes))?;
+    Ok(out)
+}
+
+const SET: Kernels<Set> = Kernels { cpu: set_on_cpu, cuda: set_on_gpu };
+
+type Set = fn(&mut Tensor, &Tensor, usize) -> Result<()>;
+
+fn set_on_cpu(out: &mut Tensor, index: &Tensor, classes: usize) -> Result<()> {
     let read = index.read::<i64>(OP)?;
     let at = &read[index.offset()..][..index.numel()];
     check_range(OP, at, classes)?;
     let mut target = out.write::<i64>(OP)?;
     at.iter().enumerate().for_each(|(row, &at)| target[row * classes + at as usize] = 1);
-    drop(target);
-    Ok(out)
+    Ok(())
 }
 
 const OP: &str = "one_hot";

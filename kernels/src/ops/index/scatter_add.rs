@@ -8,6 +8,7 @@ use super::gather::{check_index, loops};
 use super::summand::{End, Summand};
 use super::{all_in_range, check_range, cuda, indices};
 use crate::check;
+use crate::dispatch::Kernels;
 use crate::pointwise::PIECE;
 use crate::source::{BLOCK, Source};
 
@@ -44,29 +45,38 @@ pub fn gather_backward(dy: &Tensor, dim: usize, index: &Tensor, shape: &[usize])
 /// `out` with the elements of `source` added, whose shape is the index's.
 fn add_to(mut out: Tensor, dim: usize, index: &Tensor, source: &Tensor) -> Result<Tensor> {
     let index = indices(OP, index, &out)?;
-    if out.device().is_meta() {
-        return Ok(out);
+    ADD.run(out.device(), |add| add(OP, dim, &index, source, &mut out))?;
+    Ok(out)
+}
+
+const ADD: Kernels<Add> = Kernels { cpu: add_on_cpu, cuda: add_on_gpu };
+
+type Add = fn(&'static str, usize, &Tensor, &Tensor, &mut Tensor) -> Result<()>;
+
+fn add_on_gpu(op: &'static str, dim: usize, index: &Tensor, source: &Tensor, out: &mut Tensor) -> Result<()> {
+    match out.dtype() {
+        DType::Bool => Err(Error::dtype(op, DType::Bool, "a number dtype")),
+        _ => cuda::add_elements(op, dim, index, source, out),
     }
-    if out.device().is_cuda() && out.dtype() != DType::Bool {
-        cuda::add_elements(OP, dim, &index, source, &mut out)?;
-        return Ok(out);
-    }
-    let read = index.read::<i64>(OP)?;
+}
+
+fn add_on_cpu(op: &'static str, dim: usize, index: &Tensor, source: &Tensor, out: &mut Tensor) -> Result<()> {
+    let read = index.read::<i64>(op)?;
     let at = &read[index.offset()..][..index.numel()];
     let fits = match out.dtype() {
-        DType::F64 => add::<f64>(OP, dim, at, index.shape(), source, &mut out)?,
-        DType::F32 => add::<f32>(OP, dim, at, index.shape(), source, &mut out)?,
-        DType::BF16 => add::<bf16>(OP, dim, at, index.shape(), source, &mut out)?,
-        DType::F16 => add::<f16>(OP, dim, at, index.shape(), source, &mut out)?,
-        DType::I64 => add::<i64>(OP, dim, at, index.shape(), source, &mut out)?,
-        DType::I32 => add::<i32>(OP, dim, at, index.shape(), source, &mut out)?,
-        DType::U8 => add::<u8>(OP, dim, at, index.shape(), source, &mut out)?,
-        DType::Bool => return Err(Error::dtype(OP, DType::Bool, "a number dtype")),
+        DType::F64 => add::<f64>(op, dim, at, index.shape(), source, out)?,
+        DType::F32 => add::<f32>(op, dim, at, index.shape(), source, out)?,
+        DType::BF16 => add::<bf16>(op, dim, at, index.shape(), source, out)?,
+        DType::F16 => add::<f16>(op, dim, at, index.shape(), source, out)?,
+        DType::I64 => add::<i64>(op, dim, at, index.shape(), source, out)?,
+        DType::I32 => add::<i32>(op, dim, at, index.shape(), source, out)?,
+        DType::U8 => add::<u8>(op, dim, at, index.shape(), source, out)?,
+        DType::Bool => return Err(Error::dtype(op, DType::Bool, "a number dtype")),
     };
     if !fits {
-        check_range(OP, at, out.shape().get(dim).copied().unwrap_or(1))?;
+        check_range(op, at, out.shape().get(dim).copied().unwrap_or(1))?;
     }
-    Ok(out)
+    Ok(())
 }
 
 /// Slabs, the parts of `out` at each place of the dimensions before `dim`, are independent. Whether all indices were in

@@ -7,6 +7,7 @@ use phalanx_tensor::{DType, Error, Result, Tensor};
 
 use super::indices;
 use crate::cuda::{FAULT, File, PRELUDE};
+use crate::dispatch::Kernels;
 
 const OP: &str = "rows cut over ranks";
 
@@ -24,23 +25,35 @@ pub fn split_indices(
     let index = indices(OP, index, index)?;
     let mut here = Tensor::empty_for(OP, index.shape(), DType::I64, index.device())?;
     let mut elsewhere = Tensor::empty_for(OP, index.shape(), DType::Bool, index.device())?;
-    if index.device().is_cuda() {
-        launch([&mut here, &mut elsewhere], &index, own, count, ignored)?;
-    } else if !index.device().is_meta() {
-        let read = index.read::<i64>(OP)?;
-        let all = &read[index.offset()..][..index.numel()];
-        let row = |index: i64| usize::try_from(index).ok().filter(|&row| row < count);
-        if let Some(item) = all.iter().position(|&index| Some(index) != ignored && row(index).is_none()) {
-            let got = format!("index {} (item {item})", all[item]);
-            return Err(Error::range(OP, got, format!("an index below {count}")));
-        }
-        let place = |index: i64| row(index).filter(|row| Some(index) != ignored && own.contains(row));
-        let mut to = here.write::<i64>(OP)?;
-        to.iter_mut().zip(all).for_each(|(to, &i)| *to = place(i).map_or(0, |row| (row - own.start) as i64));
-        let mut to = elsewhere.write_bytes(OP)?;
-        to.iter_mut().zip(all).for_each(|(to, &index)| *to = u8::from(place(index).is_none()));
-    }
+    let outputs = [&mut here, &mut elsewhere];
+    SPLIT.run(index.device(), |split| split(outputs, &index, own, count, ignored))?;
     Ok((here, elsewhere))
+}
+
+const SPLIT: Kernels<Split> = Kernels { cpu: split_on_cpu, cuda: launch };
+
+type Split = fn([&mut Tensor; 2], &Tensor, Range<usize>, usize, Option<i64>) -> Result<()>;
+
+fn split_on_cpu(
+    [here, elsewhere]: [&mut Tensor; 2],
+    index: &Tensor,
+    own: Range<usize>,
+    count: usize,
+    ignored: Option<i64>,
+) -> Result<()> {
+    let read = index.read::<i64>(OP)?;
+    let all = &read[index.offset()..][..index.numel()];
+    let row = |index: i64| usize::try_from(index).ok().filter(|&row| row < count);
+    if let Some(item) = all.iter().position(|&index| Some(index) != ignored && row(index).is_none()) {
+        let got = format!("index {} (item {item})", all[item]);
+        return Err(Error::range(OP, got, format!("an index below {count}")));
+    }
+    let place = |index: i64| row(index).filter(|row| Some(index) != ignored && own.contains(row));
+    let mut to = here.write::<i64>(OP)?;
+    to.iter_mut().zip(all).for_each(|(to, &i)| *to = place(i).map_or(0, |row| (row - own.start) as i64));
+    let mut to = elsewhere.write_bytes(OP)?;
+    to.iter_mut().zip(all).for_each(|(to, &index)| *to = u8::from(place(index).is_none()));
+    Ok(())
 }
 
 fn launch(

@@ -7,6 +7,7 @@ mod cuda;
 use phalanx_tensor::{Dims, Error, Result, Tensor};
 
 use crate::check;
+use crate::dispatch::Kernels;
 use crate::real::{Real, for_real};
 use crate::rows::{self, Outputs, Shape};
 use crate::wide::{elements, store, wide_dtype, widened_if};
@@ -44,6 +45,35 @@ pub fn layer_norm_backward(
     backward::<true>("layer_norm_backward", [x, dy], None, stats, normalized_shape, weight, needs)
 }
 
+/// The kernels, which subtract the mean if `CENTERED`.
+struct Norm<const CENTERED: bool>;
+
+impl<const CENTERED: bool> Norm<CENTERED> {
+    const FORWARD: Kernels<Forward> =
+        Kernels { cpu: forward_on_cpu::<CENTERED>, cuda: cuda::forward::<CENTERED> };
+    const BACKWARD: Kernels<Backward> =
+        Kernels { cpu: backward_on_cpu::<CENTERED>, cuda: cuda::backward::<CENTERED> };
+}
+
+type Forward = fn(
+    &'static str,
+    Shape,
+    &Tensor,
+    Option<Residual<'_>>,
+    [Option<&Tensor>; 2],
+    f64,
+    [&mut Tensor; 2],
+) -> Result<()>;
+type Backward = fn(
+    &'static str,
+    Shape,
+    [&Tensor; 2],
+    Option<&Tensor>,
+    &Tensor,
+    Option<&Tensor>,
+    [Option<&mut Tensor>; 3],
+) -> Result<()>;
+
 /// What is added to the input, and where the sum goes.
 pub(in crate::ops) type Residual<'a> = (&'a Tensor, &'a mut Tensor);
 
@@ -67,17 +97,25 @@ pub(in crate::ops) fn forward<const CENTERED: bool>(
     let mut stats_shape = Dims::from_slice(&x.shape()[..x.rank() - normalized_shape.len()]);
     stats_shape.push(shape.stats);
     let mut stats = Tensor::empty_for(op, &stats_shape, wide_dtype(x.dtype()), x.device())?;
-    if x.device().is_meta() {
-        return Ok((y, stats));
-    }
-    if x.device().is_cuda() {
-        cuda::forward::<CENTERED>(op, shape, x, residual, [weight, bias], eps, [&mut y, &mut stats])?;
-        return Ok((y, stats));
-    }
+    let outputs = [&mut y, &mut stats];
+    let forward = Norm::<CENTERED>::FORWARD;
+    forward.run(x.device(), |run| run(op, shape, x, residual, [weight, bias], eps, outputs))?;
+    Ok((y, stats))
+}
+
+fn forward_on_cpu<const CENTERED: bool>(
+    op: &'static str,
+    shape: Shape,
+    x: &Tensor,
+    residual: Option<Residual<'_>>,
+    [weight, bias]: [Option<&Tensor>; 2],
+    eps: f64,
+    [y, stats]: [&mut Tensor; 2],
+) -> Result<()> {
     for_real!(op, x.dtype(), T => {
         let (weight, bias) = (widened_if::<T>(op, weight)?, widened_if::<T>(op, bias)?);
         let kernel = cpu::Forward::<_, CENTERED> { weight: weight.as_deref(), bias: bias.as_deref(), eps };
-        let outputs = Outputs { y: Some(&mut y), stats: &mut stats.write(op)? };
+        let outputs = Outputs { y: Some(y), stats: &mut stats.write(op)? };
         match residual {
             Some((residual, sum)) => {
                 rows::run_added::<T, 2>(op, &kernel, shape, [x, residual], Some(sum), outputs)
@@ -85,7 +123,7 @@ pub(in crate::ops) fn forward<const CENTERED: bool>(
             None => rows::run::<T, 1>(op, &kernel, shape, [x], outputs),
         }
     })?;
-    Ok((y, stats))
+    Ok(())
 }
 
 /// The backward pass of [`forward`], where `x` is what was normalised; `dsum`, the gradient that reaches it otherwise, is
@@ -111,27 +149,34 @@ pub(in crate::ops) fn backward<const CENTERED: bool>(
         wanted.then(|| Tensor::empty_for(op, normalized_shape, x.dtype(), x.device())).transpose()
     };
     let [mut dw_out, mut db_out] = [sum(dw)?, sum(db)?];
-    if x.device().is_meta() {
-        return Ok([dx, dw_out, db_out]);
-    }
-    if x.device().is_cuda() {
-        let outputs = [dx.as_mut(), dw_out.as_mut(), db_out.as_mut()];
-        cuda::backward::<CENTERED>(op, shape, [x, dy], dsum, stats, weight, outputs)?;
-        return Ok([dx, dw_out, db_out]);
-    }
+    let outputs = [dx.as_mut(), dw_out.as_mut(), db_out.as_mut()];
+    let backward = Norm::<CENTERED>::BACKWARD;
+    backward.run(x.device(), |run| run(op, shape, [x, dy], dsum, stats, weight, outputs))?;
+    Ok([dx, dw_out, db_out])
+}
+
+fn backward_on_cpu<const CENTERED: bool>(
+    op: &'static str,
+    shape: Shape,
+    [x, dy]: [&Tensor; 2],
+    dsum: Option<&Tensor>,
+    stats: &Tensor,
+    weight: Option<&Tensor>,
+    [dx, dw_out, db_out]: [Option<&mut Tensor>; 3],
+) -> Result<()> {
+    let (dw, db) = (dw_out.is_some(), db_out.is_some());
     for_real!(op, x.dtype(), T => {
         let (weight, stats) = (widened_if::<T>(op, weight)?, elements::<<T as Real>::Wide>(op, stats)?);
         let kernel = cpu::BackwardOf::<_, CENTERED> { weight: weight.as_deref(), stats: &stats, dw, db };
-        let outputs = Outputs { y: dx.as_mut(), stats: &mut [] };
+        let outputs = Outputs { y: dx, stats: &mut [] };
         let sums = match dsum {
             Some(dsum) => rows::run::<T, 3>(op, &kernel, shape, [x, dy, dsum], outputs)?,
             None => rows::run::<T, 2>(op, &kernel, shape, [x, dy], outputs)?,
         };
         let mut sums = sums.chunks(shape.width.max(1));
         let mut sum_into = |out: &mut Tensor| store::<T>(op, out, sums.next().unwrap_or_default());
-        [&mut dw_out, &mut db_out].into_iter().flatten().try_for_each(&mut sum_into)
-    })?;
-    Ok([dx, dw_out, db_out])
+        [dw_out, db_out].into_iter().flatten().try_for_each(&mut sum_into)
+    })
 }
 
 /// Rows and their width, if everything fits.

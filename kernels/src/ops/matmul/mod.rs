@@ -13,6 +13,7 @@ use phalanx_tensor::{DType, Dims, Error, Result, Tensor, broadcast_shapes};
 use super::cast::cast;
 use super::gelu::Gelu;
 use crate::check;
+use crate::dispatch::Kernels;
 use crate::gemm::Write;
 use crate::pointwise::{map_into, pointwise};
 use crate::real::for_real;
@@ -52,6 +53,7 @@ pub fn matmul_into(c: &mut Tensor, a: &Tensor, b: &Tensor) -> Result<()> {
 pub fn matmul_accumulate_(c: &mut Tensor, a: &Tensor, b: &Tensor) -> Result<()> {
     const OP: &str = "matmul_accumulate";
     let product = Product::new(OP, a, b)?;
+    // A GPU adds products of halves to f32 as they are; on a CPU the halves are widened first.
     if c.dtype() == DType::F32 && a.dtype().size() == 2 && !c.device().is_cuda() {
         return matmul_accumulate_(c, &cast(a, DType::F32)?, &cast(b, DType::F32)?);
     }
@@ -87,6 +89,10 @@ pub(super) struct Product<'a> {
     a: Cow<'a, Tensor>,
     b: Cow<'a, Tensor>,
 }
+
+const MULTIPLY: Kernels<Multiply> = Kernels { cpu: run_on_cpu, cuda: run_on_gpu };
+
+type Multiply = fn(&Product<'_>, &mut Tensor, Finish<'_>) -> Result<()>;
 
 impl<'a> Product<'a> {
     /// Checks the operands and views them as matrices.
@@ -151,13 +157,7 @@ impl<'a> Product<'a> {
             out.bump_version();
             return Ok(());
         }
-        if out.device().is_cuda() {
-            return cuda::multiply(self.op, &self.a, &self.b, out, finish);
-        }
-        if self.is_outer(out, &finish) {
-            return map_into(self.op, Outer, [&self.a, &self.b], out);
-        }
-        for_real!(self.op, out.dtype(), T => multiply::<T>(self.op, &self.a, &self.b, out, finish))
+        MULTIPLY.run(out.device(), |multiply| multiply(self, out, finish))
     }
 
     /// Whether each element is one product of halves, which needs no tiles of sums.
@@ -165,6 +165,17 @@ impl<'a> Product<'a> {
         let plain = finish.write == Write::Store && finish.bias.is_none() && finish.activation.is_none();
         plain && self.a.shape().last() == Some(&1) && out.dtype().size() == 2 && out.rank() == self.a.rank()
     }
+}
+
+fn run_on_cpu(product: &Product<'_>, out: &mut Tensor, finish: Finish<'_>) -> Result<()> {
+    if product.is_outer(out, &finish) {
+        return map_into(product.op, Outer, [&product.a, &product.b], out);
+    }
+    for_real!(product.op, out.dtype(), T => multiply::<T>(product.op, &product.a, &product.b, out, finish))
+}
+
+fn run_on_gpu(product: &Product<'_>, out: &mut Tensor, finish: Finish<'_>) -> Result<()> {
+    cuda::multiply(product.op, &product.a, &product.b, out, finish)
 }
 
 // A chain of one step: a product of -0 becomes 0.

@@ -6,11 +6,17 @@ use phalanx_tensor::{Result, Tensor};
 
 use crate::check;
 use crate::classes::{Weighing, classes_last, classes_second};
+use crate::dispatch::Kernels;
 use crate::real::{Real, for_real};
 use crate::reduction::Reduction;
 use crate::simd::Float;
 use crate::source::{Source, values_f64};
 use crate::wide::store;
+
+const FORWARD: Kernels<Forward> = Kernels { cpu: forward_on_cpu, cuda: cuda::forward };
+const BACKWARD: Kernels<Forward> = Kernels { cpu: backward_on_cpu, cuda: cuda::backward };
+
+type Forward = fn(&'static str, [&Tensor; 2], Weighing<'_>, &mut Tensor) -> Result<()>;
 
 /// What the loss is told beside log probabilities and targets.
 #[derive(Clone, Debug)]
@@ -49,27 +55,30 @@ pub fn nll_loss(x: &Tensor, target: &Tensor, config: &NllLoss) -> Result<Tensor>
     let weighing = config.weighing();
     weighing.check(OP, x, target)?;
     let mut loss = Tensor::empty_for(OP, &weighing.result_shape(target), x.dtype(), x.device())?;
-    if x.device().is_meta() {
-        return Ok(loss);
-    }
-    if x.device().is_cuda() {
-        cuda::forward(OP, [&classes_last(x)?, target], weighing, &mut loss)?;
-        return Ok(loss);
-    }
-    let width = x.shape()[1];
-    let classes = weighing.read(OP, target, width)?;
-    for_real!(OP, x.dtype(), T => {
-        let x = classes_last(x)?;
-        let source = Source::<T>::open(OP, &x, x.shape())?;
+    let x = classes_last(x)?;
+    FORWARD.run(x.device(), |run| run(OP, [&x, target], weighing, &mut loss))?;
+    Ok(loss)
+}
+
+/// `x` has its classes last.
+fn forward_on_cpu(
+    op: &'static str,
+    [x, target]: [&Tensor; 2],
+    weighing: Weighing<'_>,
+    loss: &mut Tensor,
+) -> Result<()> {
+    let width = x.size(-1)?;
+    let classes = weighing.read(op, target, width)?;
+    for_real!(op, x.dtype(), T => {
+        let source = Source::<T>::open(op, x, x.shape())?;
         let item = |(row, class): (usize, &Option<usize>)| {
             let Some(class) = *class else { return 0.0 };
             let x = source.block(row * width + class, 1, &mut [T::narrow(Float::ZERO)])[0];
             -classes.weight_of(class) * x.widen().to_f64()
         };
-        let losses = classes.reduce(config.reduction, classes.targets.iter().enumerate().map(item));
-        store::<T>(OP, &mut loss, &losses)
-    })?;
-    Ok(loss)
+        let losses = classes.reduce(weighing.reduction, classes.targets.iter().enumerate().map(item));
+        store::<T>(op, loss, &losses)
+    })
 }
 
 /// `dx` of [`nll_loss`], given the result's gradient `dy`: `-w[y] dy` at each item's class, 0 elsewhere.
@@ -83,21 +92,27 @@ pub fn nll_loss_backward(x: &Tensor, target: &Tensor, dy: &Tensor, config: &NllL
     check::same(OP, &[x, dy])?;
     check::shape(OP, "a gradient", dy, &weighing.result_shape(target))?;
     let mut dx = Tensor::zeros_for(OP, classes_last(x)?.shape(), x.dtype(), x.device())?;
-    if x.device().is_cuda() {
-        cuda::backward(OP, [target, dy], weighing, &mut dx)?;
-    } else if !x.device().is_meta() {
-        let width = x.shape()[1];
-        let classes = weighing.read(OP, target, width)?;
-        let slopes = classes.slopes(config.reduction, &values_f64(OP, dy)?);
-        for_real!(OP, x.dtype(), T => {
-            let mut dx = dx.write::<T>(OP)?;
-            for (row, (class, slope)) in classes.targets.iter().zip(slopes).enumerate() {
-                let Some(class) = *class else { continue };
-                let slope = <T as Real>::Wide::from_f64(-classes.weight_of(class) * slope);
-                dx[row * width + class] = T::narrow(slope);
-            }
-            Ok(())
-        })?;
-    }
+    BACKWARD.run(x.device(), |run| run(OP, [target, dy], weighing, &mut dx))?;
     classes_second(&dx)
+}
+
+/// `dx` has its classes last, and holds zeros.
+fn backward_on_cpu(
+    op: &'static str,
+    [target, dy]: [&Tensor; 2],
+    weighing: Weighing<'_>,
+    dx: &mut Tensor,
+) -> Result<()> {
+    let width = dx.size(-1)?;
+    let classes = weighing.read(op, target, width)?;
+    let slopes = classes.slopes(weighing.reduction, &values_f64(op, dy)?);
+    for_real!(op, dx.dtype(), T => {
+        let mut dx = dx.write::<T>(op)?;
+        for (row, (class, slope)) in classes.targets.iter().zip(slopes).enumerate() {
+            let Some(class) = *class else { continue };
+            let slope = <T as Real>::Wide::from_f64(-classes.weight_of(class) * slope);
+            dx[row * width + class] = T::narrow(slope);
+        }
+        Ok(())
+    })
 }

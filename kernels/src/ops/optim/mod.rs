@@ -117,6 +117,7 @@ fn update<const N: usize>(op: &'static str, rule: impl Rule<N>, step: Step<'_>) 
         return Ok(());
     }
     let ready = items.into_iter().map(|item| fitting(op, item)).collect::<Result<Vec<Ready<'_, N>>>>()?;
+    // A GPU updates all of its tensors in one launch, a CPU one after the other.
     let (on_gpu, here): (Vec<_>, Vec<_>) = ready.into_iter().partition(|r| r.param.device().is_cuda());
     cuda::run(op, rule, on_gpu, factor, &numbers)?;
     if here.is_empty() {

@@ -7,6 +7,7 @@ use phalanx_tensor::{DType, Error, Result, Tensor};
 use super::largest::{DISTANCES, OfChannels, OfPlane};
 use super::{PoolOptions, cuda, image, piece, resized};
 use crate::check;
+use crate::dispatch::Kernels;
 use crate::gemm::with_scratch;
 use crate::ops::sheets::{Lay, Reach, Sheets};
 use crate::real::{Real, for_real};
@@ -28,22 +29,46 @@ pub fn max_pool2d(x: &Tensor, options: &PoolOptions) -> Result<(Tensor, Tensor)>
         return Err(Error::shape(OP, format!("images of {size:?}"), "less than 2^31 pixels"));
     }
     let shape = resized(x.shape(), options.size(OP, size)?);
-    if !x.device().is_cuda() && has_channels_last(x) && is_near(options, size) {
-        return by_channels(OP, x, options, &shape);
+    MAX.on(x.device())(OP, x, options, size, &shape)
+}
+
+const MAX: Kernels<Max> = Kernels { cpu: max_on_cpu, cuda: max_on_gpu };
+
+/// For images, their size and the shape of the results, which are values and places.
+type Max = fn(&'static str, &Tensor, &PoolOptions, [usize; 2], &[usize]) -> Result<(Tensor, Tensor)>;
+
+fn max_on_cpu(
+    op: &'static str,
+    x: &Tensor,
+    options: &PoolOptions,
+    size: [usize; 2],
+    shape: &[usize],
+) -> Result<(Tensor, Tensor)> {
+    if has_channels_last(x) && is_near(options, size) {
+        return by_channels(op, x, options, shape);
     }
     let x = x.contiguous()?;
-    let mut places = Tensor::empty_for(OP, &shape, DType::I32, x.device())?;
-    if x.device().is_cuda() {
-        if places.numel() > 0 {
-            cuda::find(OP, &x, options, &mut places)?;
-        }
-        let values = super::max_pick2d(&x, &places)?;
-        return Ok((values, places));
-    }
-    let mut values = Tensor::empty_for(OP, &shape, x.dtype(), x.device())?;
+    let mut places = Tensor::empty_for(op, shape, DType::I32, x.device())?;
+    let mut values = Tensor::empty_for(op, shape, x.dtype(), x.device())?;
     if !x.device().is_meta() && places.numel() > 0 {
-        for_real!(OP, x.dtype(), T => find::<T>(OP, &x, options, &mut values, &mut places))?;
+        for_real!(op, x.dtype(), T => find::<T>(op, &x, options, &mut values, &mut places))?;
     }
+    Ok((values, places))
+}
+
+fn max_on_gpu(
+    op: &'static str,
+    x: &Tensor,
+    options: &PoolOptions,
+    _: [usize; 2],
+    shape: &[usize],
+) -> Result<(Tensor, Tensor)> {
+    let x = x.contiguous()?;
+    let mut places = Tensor::empty_for(op, shape, DType::I32, x.device())?;
+    if places.numel() > 0 {
+        cuda::find(op, &x, options, &mut places)?;
+    }
+    let values = super::max_pick2d(&x, &places)?;
     Ok((values, places))
 }
 

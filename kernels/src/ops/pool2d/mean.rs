@@ -4,6 +4,7 @@ use phalanx_tensor::{Result, Tensor};
 
 use super::{Windows, cuda, image, piece, resized, whole};
 use crate::check;
+use crate::dispatch::Kernels;
 use crate::real::{Real, for_real};
 use crate::simd::Float;
 
@@ -17,18 +18,29 @@ pub fn mean_pool2d(x: &Tensor, windows: &[Windows; 2]) -> Result<Tensor> {
     fits(OP, x, [windows[0].image, windows[1].image])?;
     let x = x.contiguous()?;
     let mut out = Tensor::empty_for(OP, &resized(x.shape(), counts(windows)), x.dtype(), x.device())?;
-    if out.device().is_meta() || out.numel() == 0 {
-        return Ok(out);
-    }
-    if out.device().is_cuda() {
-        cuda::mean(OP, &x, windows, &mut out)?;
-        return Ok(out);
-    }
-    match whole::divisor(windows) {
-        Some(divisor) => for_real!(OP, x.dtype(), T => whole::pool::<T>(OP, &x, divisor, &mut out))?,
-        None => for_real!(OP, x.dtype(), T => pool::<T>(OP, &x, windows, &mut out))?,
+    if out.numel() > 0 {
+        MEAN.run(out.device(), |mean| mean(OP, &x, windows, &mut out))?;
     }
     Ok(out)
+}
+
+const MEAN: Kernels<Pooled> = Kernels { cpu: mean_on_cpu, cuda: cuda::mean };
+const SPREAD: Kernels<Pooled> = Kernels { cpu: spread_on_cpu, cuda: cuda::spread };
+
+type Pooled = fn(&'static str, &Tensor, &[Windows; 2], &mut Tensor) -> Result<()>;
+
+fn mean_on_cpu(op: &'static str, x: &Tensor, windows: &[Windows; 2], out: &mut Tensor) -> Result<()> {
+    match whole::divisor(windows) {
+        Some(divisor) => for_real!(op, x.dtype(), T => whole::pool::<T>(op, x, divisor, out)),
+        None => for_real!(op, x.dtype(), T => pool::<T>(op, x, windows, out)),
+    }
+}
+
+fn spread_on_cpu(op: &'static str, dy: &Tensor, windows: &[Windows; 2], out: &mut Tensor) -> Result<()> {
+    match whole::divisor(windows) {
+        Some(divisor) => for_real!(op, dy.dtype(), T => whole::unpool::<T>(op, dy, divisor, out)),
+        None => for_real!(op, dy.dtype(), T => unpool::<T>(op, dy, windows, out)),
+    }
 }
 
 /// The transpose: each pixel's sum of `dy` over its windows, each over its divisor.
@@ -45,16 +57,8 @@ pub fn mean_unpool2d(dy: &Tensor, windows: &[Windows; 2]) -> Result<Tensor> {
         dy.dtype(),
         dy.device(),
     )?;
-    if out.device().is_meta() || out.numel() == 0 {
-        return Ok(out);
-    }
-    if out.device().is_cuda() {
-        cuda::spread(OP, &dy, windows, &mut out)?;
-        return Ok(out);
-    }
-    match whole::divisor(windows) {
-        Some(divisor) => for_real!(OP, dy.dtype(), T => whole::unpool::<T>(OP, &dy, divisor, &mut out))?,
-        None => for_real!(OP, dy.dtype(), T => unpool::<T>(OP, &dy, windows, &mut out))?,
+    if out.numel() > 0 {
+        SPREAD.run(out.device(), |spread| spread(OP, &dy, windows, &mut out))?;
     }
     Ok(out)
 }

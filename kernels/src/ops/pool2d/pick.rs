@@ -4,6 +4,7 @@ use phalanx_tensor::{DType, Result, Tensor};
 
 use super::{cuda, image, piece, resized};
 use crate::check;
+use crate::dispatch::Kernels;
 use crate::real::{Real, for_real};
 use crate::simd::Float;
 
@@ -16,15 +17,36 @@ pub fn max_pick2d(x: &Tensor, places: &Tensor) -> Result<Tensor> {
     let size = paired(OP, x, places)?;
     let (x, places) = (x.contiguous()?, places.contiguous()?);
     let mut out = Tensor::empty_for(OP, places.shape(), x.dtype(), x.device())?;
-    if out.device().is_meta() || out.numel() == 0 {
-        return Ok(out);
+    if out.numel() > 0 {
+        PICK.run(out.device(), |pick| pick(OP, &x, &places, size, &mut out))?;
     }
-    if out.device().is_cuda() {
-        cuda::pick(OP, &x, &places, size, &mut out)?;
-        return Ok(out);
-    }
-    for_real!(OP, x.dtype(), T => pick::<T>(OP, &x, &places, size, &mut out))?;
     Ok(out)
+}
+
+const PICK: Kernels<Picked> = Kernels { cpu: pick_on_cpu, cuda: cuda::pick };
+const UNPOOL: Kernels<Picked> = Kernels { cpu: unpool_on_cpu, cuda: cuda::unpool };
+
+/// For pixels, places and the size of the images that the places are in.
+type Picked = fn(&'static str, &Tensor, &Tensor, [usize; 2], &mut Tensor) -> Result<()>;
+
+fn pick_on_cpu(
+    op: &'static str,
+    x: &Tensor,
+    places: &Tensor,
+    size: [usize; 2],
+    out: &mut Tensor,
+) -> Result<()> {
+    for_real!(op, x.dtype(), T => pick::<T>(op, x, places, size, out))
+}
+
+fn unpool_on_cpu(
+    op: &'static str,
+    dy: &Tensor,
+    places: &Tensor,
+    size: [usize; 2],
+    out: &mut Tensor,
+) -> Result<()> {
+    for_real!(op, dy.dtype(), T => unpool::<T>(op, dy, places, size, out))
 }
 
 /// The transpose of [`max_pick2d`]: for each pixel of images of `size` the sum of `dy` where its place is named.
@@ -37,14 +59,9 @@ pub fn max_unpool2d(dy: &Tensor, places: &Tensor, size: [usize; 2]) -> Result<Te
     check::shape(OP, "places", places, dy.shape())?;
     let (dy, places) = (dy.contiguous()?, places.contiguous()?);
     let mut out = Tensor::empty_for(OP, &resized(dy.shape(), size), dy.dtype(), dy.device())?;
-    if out.device().is_meta() || out.numel() == 0 {
-        return Ok(out);
+    if out.numel() > 0 {
+        UNPOOL.run(out.device(), |unpool| unpool(OP, &dy, &places, size, &mut out))?;
     }
-    if out.device().is_cuda() {
-        cuda::unpool(OP, &dy, &places, size, &mut out)?;
-        return Ok(out);
-    }
-    for_real!(OP, dy.dtype(), T => unpool::<T>(OP, &dy, &places, size, &mut out))?;
     Ok(out)
 }
 

@@ -5,6 +5,7 @@ use phalanx_tensor::{Error, Result, Stream4, Tensor, Window};
 use super::cuda;
 use super::words::Words;
 use crate::check;
+use crate::dispatch::Kernels;
 use crate::ops::full::fill_;
 use crate::pointwise::update;
 use crate::real::{Real, for_real};
@@ -25,17 +26,35 @@ pub fn dropout(x: &Tensor, p: f64, stream: Stream4, window: &Window) -> Result<T
     check::float(OP, x)?;
     let words = Words::new(OP, stream, x.shape(), window)?;
     let mut out = x.empty_like_for(OP)?;
-    if out.device().is_cuda() {
-        match threshold(p) {
-            Some(threshold) => {
-                cuda::drop_out(OP, x, (threshold, 1.0 / (1.0 - p)), (&words, stream), &mut out)?;
-            }
-            None => fill_(&mut out, 0.0)?,
-        }
-    } else if !out.device().is_meta() {
-        for_real!(OP, x.dtype(), T => drop_out::<T>(OP, x, p, &words, &mut out))?;
-    }
+    DROPOUT.run(out.device(), |drop_out| drop_out(OP, x, p, (&words, stream), &mut out))?;
     Ok(out)
+}
+
+const DROPOUT: Kernels<Dropout> = Kernels { cpu: drop_out_on_cpu, cuda: drop_out_on_gpu };
+
+type Dropout = fn(&'static str, &Tensor, f64, (&Words, Stream4), &mut Tensor) -> Result<()>;
+
+fn drop_out_on_gpu(
+    op: &'static str,
+    x: &Tensor,
+    p: f64,
+    draws: (&Words, Stream4),
+    out: &mut Tensor,
+) -> Result<()> {
+    match threshold(p) {
+        Some(threshold) => cuda::drop_out(op, x, (threshold, 1.0 / (1.0 - p)), draws, out),
+        None => fill_(out, 0.0),
+    }
+}
+
+fn drop_out_on_cpu(
+    op: &'static str,
+    x: &Tensor,
+    p: f64,
+    (words, _): (&Words, Stream4),
+    out: &mut Tensor,
+) -> Result<()> {
+    for_real!(op, x.dtype(), T => drop_out::<T>(op, x, p, words, out))
 }
 
 fn drop_out<T: Real>(op: &'static str, x: &Tensor, p: f64, words: &Words, out: &mut Tensor) -> Result<()> {

@@ -5,6 +5,7 @@ use phalanx_tensor::{DType, Device, Error, Result, Stream4, Tensor, Window};
 use super::cuda;
 use super::words::Words;
 use crate::check;
+use crate::dispatch::{Kernels, by_device};
 use crate::pointwise::{Function, Input, Output, Pointwise, apply, c, pointwise, run, update};
 use crate::real::{Real, for_real};
 use crate::simd::Float;
@@ -69,13 +70,31 @@ pub fn truncated_normal(
     }
     let words = Words::new(OP, stream, shape, window)?;
     let mut out = Tensor::empty_for(OP, shape, dtype, device)?;
-    if device.is_cuda() {
-        let make = BoxMuller { mean: 0.0, std: 1.0 };
-        cuda::fill_truncated(OP, make, ([mean, std], BOUND, TRIES), (&words, stream), &mut out)?;
-    } else if !device.is_meta() {
-        for_real!(OP, dtype, T => fill_truncated::<T>(OP, [mean, std], &words, &mut out))?;
-    }
+    TRUNCATED.run(device, |fill| fill(OP, [mean, std], (&words, stream), &mut out))?;
     Ok(out)
+}
+
+const TRUNCATED: Kernels<Truncated> = Kernels { cpu: truncated_on_cpu, cuda: truncated_on_gpu };
+
+type Truncated = fn(&'static str, [f64; 2], (&Words, Stream4), &mut Tensor) -> Result<()>;
+
+fn truncated_on_cpu(
+    op: &'static str,
+    moments: [f64; 2],
+    (words, _): (&Words, Stream4),
+    out: &mut Tensor,
+) -> Result<()> {
+    for_real!(op, out.dtype(), T => fill_truncated::<T>(op, moments, words, out))
+}
+
+fn truncated_on_gpu(
+    op: &'static str,
+    moments: [f64; 2],
+    draws: (&Words, Stream4),
+    out: &mut Tensor,
+) -> Result<()> {
+    let make = BoxMuller { mean: 0.0, std: 1.0 };
+    cuda::fill_truncated(op, make, (moments, BOUND, TRIES), draws, out)
 }
 
 /// Standard deviations that are kept.
@@ -137,11 +156,11 @@ fn draw(
     }
     let words = Words::new(op, stream, shape, window)?;
     let mut out = Tensor::empty_for(op, shape, dtype, device)?;
-    if device.is_cuda() {
-        cuda::fill(op, make, (&words, stream), &mut out)?;
-    } else if !device.is_meta() {
-        for_real!(op, dtype, T => fill::<T>(op, &|uv, out| run(make, uv, out), &words, &mut out))?;
-    }
+    by_device(
+        &mut out,
+        |out| for_real!(op, dtype, T => fill::<T>(op, &|uv, out| run(make, uv, out), &words, out)),
+        |out| cuda::fill(op, make, (&words, stream), out),
+    )?;
     Ok(out)
 }
 

@@ -5,6 +5,7 @@ use phalanx_tensor::{Dim, Error, Result, Tensor};
 
 use crate::check;
 use crate::cuda::{File, PRELUDE};
+use crate::dispatch::Kernels;
 use crate::ops::cast::Number;
 use crate::pointwise::PIECE;
 use crate::real::for_real;
@@ -30,15 +31,12 @@ fn run_along(a: &Tensor, b: &Tensor, dim: usize, reversed: bool) -> Result<Tenso
     }
     let (a, b) = (a.contiguous()?, b.contiguous()?);
     let mut out = a.empty_like()?;
-    if out.device().is_meta() || out.numel() == 0 {
+    if out.numel() == 0 {
         return Ok(out);
     }
     let n = a.shape().get(dim).copied().unwrap_or(1);
     let lines = Lines { n, inner: a.shape().iter().skip(dim + 1).product(), reversed };
-    match a.device().is_cuda() {
-        true => lines.launch(&a, &b, &mut out)?,
-        false => for_real!(OP, a.dtype(), T => lines.run::<T>(&a, &b, &mut out))?,
-    }
+    LINES.run(a.device(), |run| run(&lines, &a, &b, &mut out))?;
     Ok(out)
 }
 
@@ -48,7 +46,15 @@ struct Lines {
     reversed: bool,
 }
 
+const LINES: Kernels<LinesFn> = Kernels { cpu: Lines::on_cpu, cuda: Lines::launch };
+
+type LinesFn = fn(&Lines, &Tensor, &Tensor, &mut Tensor) -> Result<()>;
+
 impl Lines {
+    fn on_cpu(&self, a: &Tensor, b: &Tensor, out: &mut Tensor) -> Result<()> {
+        for_real!(OP, a.dtype(), T => self.run::<T>(a, b, out))
+    }
+
     fn run<T: Number>(&self, a: &Tensor, b: &Tensor, out: &mut Tensor) -> Result<()> {
         let (inner, slab, numel) = (self.inner, self.n * self.inner, out.numel());
         let (a_read, b_read) = (a.read::<T>(OP)?, b.read::<T>(OP)?);

@@ -6,9 +6,14 @@ mod cuda;
 use phalanx_tensor::{DType, Error, Result, Tensor};
 
 use crate::check;
+use crate::dispatch::Kernels;
 use crate::real::{Real, for_real};
 use crate::rows::{self, Outputs, Shape};
 use crate::wide::elements;
+
+const ROTATE: Kernels<Rotate> = Kernels { cpu: rotate_on_cpu, cuda: cuda::rotate };
+
+type Rotate = fn(&'static str, &Tensor, Option<&Tensor>, &Rope, f64, &mut Tensor) -> Result<()>;
 
 /// What a rotary embedding is told beside its tensors.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -68,19 +73,26 @@ fn rotate(
         }
     }
     let mut y = x.empty_like_for(op)?;
-    if y.numel() == 0 || y.device().is_meta() {
-        return Ok(y);
+    if y.numel() > 0 {
+        ROTATE.run(y.device(), |rotate| rotate(op, x, position_ids, config, sense, &mut y))?;
     }
-    if y.device().is_cuda() {
-        cuda::rotate(op, x, position_ids, config, sense, &mut y)?;
-        return Ok(y);
-    }
+    Ok(y)
+}
+
+fn rotate_on_cpu(
+    op: &'static str,
+    x: &Tensor,
+    position_ids: Option<&Tensor>,
+    config: &Rope,
+    sense: f64,
+    y: &mut Tensor,
+) -> Result<()> {
+    let length = x.size(-2)?;
     let positions = match position_ids {
         Some(ids) => elements::<i64>(op, ids)?,
         None => (0..length as i64).map(|t| config.offset + t).collect(),
     };
-    for_real!(op, x.dtype(), T => run::<T>(op, x, &positions, config.base, sense, &mut y))?;
-    Ok(y)
+    for_real!(op, x.dtype(), T => run::<T>(op, x, &positions, config.base, sense, y))
 }
 
 fn run<T: Real>(

@@ -15,6 +15,7 @@ use super::operand::{Cut, Heads, Mask, Rows, carve, empty_as, empty_joined, padd
 use super::tile::{self, Changes, Differentiate, KEYS_BACKWARD, QUERIES, ROOM, Stats};
 use super::{Attention, Problem};
 use crate::check;
+use crate::dispatch::Kernels;
 use crate::gemm::Cell;
 use crate::real::{Real, for_real};
 use crate::simd::{Float, dispatch};
@@ -76,23 +77,53 @@ pub fn scaled_dot_product_attention_backward(
     if query.device().is_meta() {
         return Ok(made);
     }
-    if query.device().is_cuda() {
-        let keep = config.dropout.map(|d| Keep::new(OP, d, query)).transpose()?;
-        let inputs = [query, key, value, out, dy];
-        cuda::backward(OP, &problem, inputs, stats, (mask, keep.as_ref()), &mut made)?;
-        return Ok(made);
-    }
-    for_real!(OP, query.dtype(), T => {
-        let pass = Pass::<T> {
-            problem,
-            inputs: [query, key, value, out, dy].map(|t| Heads::open(OP, t)).into_iter().collect::<Result<_>>()?,
-            mask: Mask::open(OP, mask, &problem.scores_shape(query))?,
-            keep: config.dropout.map(|d| Keep::new(OP, d, query)).transpose()?,
-            stats: elements(OP, stats)?,
-        };
-        pass.run(OP, whole.as_mut(), &mut made)
-    })?;
+    let keep = config.dropout.map(|d| Keep::new(OP, d, query)).transpose()?;
+    let inputs = [query, key, value, out, dy];
+    let outputs = (whole.as_mut(), &mut made);
+    BACKWARD.run(query.device(), |run| run(OP, &problem, inputs, stats, (mask, keep), outputs))?;
     Ok(made)
+}
+
+const BACKWARD: Kernels<Backward> = Kernels { cpu: backward_on_cpu, cuda: backward_on_gpu };
+
+type Backward = fn(
+    &'static str,
+    &Problem,
+    [&Tensor; 5],
+    &Tensor,
+    (Option<&Tensor>, Option<Keep>),
+    (Option<&mut Tensor>, &mut [Option<Tensor>; 4]),
+) -> Result<()>;
+
+fn backward_on_cpu(
+    op: &'static str,
+    problem: &Problem,
+    inputs: [&Tensor; 5],
+    stats: &Tensor,
+    (mask, keep): (Option<&Tensor>, Option<Keep>),
+    (whole, made): (Option<&mut Tensor>, &mut [Option<Tensor>; 4]),
+) -> Result<()> {
+    for_real!(op, inputs[0].dtype(), T => {
+        let pass = Pass::<T> {
+            problem: *problem,
+            inputs: inputs.map(|t| Heads::open(op, t)).into_iter().collect::<Result<_>>()?,
+            mask: Mask::open(op, mask, &problem.scores_shape(inputs[0]))?,
+            keep,
+            stats: elements(op, stats)?,
+        };
+        pass.run(op, whole, made)
+    })
+}
+
+fn backward_on_gpu(
+    op: &'static str,
+    problem: &Problem,
+    inputs: [&Tensor; 5],
+    stats: &Tensor,
+    (mask, keep): (Option<&Tensor>, Option<Keep>),
+    (_, made): (Option<&mut Tensor>, &mut [Option<Tensor>; 4]),
+) -> Result<()> {
+    cuda::backward(op, problem, inputs, stats, (mask, keep.as_ref()), made)
 }
 
 /// The gradients of these inputs in one tensor, head after head; that of the scores is none of it.

@@ -6,6 +6,7 @@ use phalanx_tensor::{Context, Error, Result, Stream4, Tensor};
 
 use super::cuda;
 use super::tile::Tile;
+use crate::dispatch::Kernels;
 use crate::real::{Real, for_real};
 use crate::simd::Float;
 
@@ -40,26 +41,27 @@ pub fn attention_keep(query: &Tensor, keys: usize, dropout: AttentionDropout) ->
     const OP: &str = "attention_keep";
     let mut shape = phalanx_tensor::Dims::from_slice(query.shape());
     shape[query.rank() - 1] = keys;
-    let queries = query.size(-2)?;
     let mut out = Tensor::empty_for(OP, &shape, query.dtype(), query.device())?;
     let keep = Keep::new(OP, dropout, query)?;
-    if out.device().is_meta() {
-        return Ok(out);
-    }
-    if out.device().is_cuda() {
-        cuda::keep(OP, query, keys, &keep, &mut out)?;
-        return Ok(out);
-    }
-    for_real!(OP, query.dtype(), T => {
-        let mut out = out.write::<T>(OP)?;
+    KEEP.run(out.device(), |run| run(OP, query, keys, &keep, &mut out))?;
+    Ok(out)
+}
+
+const KEEP: Kernels<KeepFn> = Kernels { cpu: keep_on_cpu, cuda: cuda::keep };
+
+type KeepFn = fn(&'static str, &Tensor, usize, &Keep, &mut Tensor) -> Result<()>;
+
+fn keep_on_cpu(op: &'static str, query: &Tensor, keys: usize, keep: &Keep, out: &mut Tensor) -> Result<()> {
+    let queries = query.size(-2)?;
+    for_real!(op, query.dtype(), T => {
+        let mut out = out.write::<T>(op)?;
         for (row, to) in out.chunks_exact_mut(keys.max(1)).enumerate() {
             let (head, query) = (row / queries, row % queries);
             let [none, scale] = [0.0, keep.scale].map(|x| T::narrow(<T as Real>::Wide::from_f64(x)));
             keep.draw(head, query, [queries, keys], [0, keys], |k, kept| to[k] = if kept { scale } else { none });
         }
         Ok(())
-    })?;
-    Ok(out)
+    })
 }
 
 /// The draws of a call.

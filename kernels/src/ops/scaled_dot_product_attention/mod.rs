@@ -28,6 +28,7 @@ use group::Groups;
 use tile::Tile;
 
 use crate::check;
+use crate::dispatch::Kernels;
 use crate::real::for_real;
 use crate::simd::Float;
 use crate::wide::wide_dtype;
@@ -100,14 +101,31 @@ pub fn scaled_dot_product_attention(
         return Ok((out, stats));
     }
     let keep = config.dropout.map(|d| dropout::Keep::new(OP, d, query)).transpose()?;
-    if query.device().is_cuda() {
-        cuda::forward(OP, &problem, [query, key, value], mask, keep.as_ref(), [&mut out, &mut stats])?;
-        return Ok((out, stats));
-    }
-    for_real!(OP, query.dtype(), T => {
-        forward::run::<T>(OP, problem, [query, key, value], mask, keep.as_ref(), [&mut out, &mut stats])
-    })?;
+    let (inputs, outputs) = ([query, key, value], [&mut out, &mut stats]);
+    FORWARD.run(query.device(), |run| run(OP, &problem, inputs, mask, keep.as_ref(), outputs))?;
     Ok((out, stats))
+}
+
+const FORWARD: Kernels<Forward> = Kernels { cpu: forward_on_cpu, cuda: cuda::forward };
+
+type Forward = fn(
+    &'static str,
+    &Problem,
+    [&Tensor; 3],
+    Option<&Tensor>,
+    Option<&dropout::Keep>,
+    [&mut Tensor; 2],
+) -> Result<()>;
+
+fn forward_on_cpu(
+    op: &'static str,
+    problem: &Problem,
+    inputs: [&Tensor; 3],
+    mask: Option<&Tensor>,
+    keep: Option<&dropout::Keep>,
+    outputs: [&mut Tensor; 2],
+) -> Result<()> {
+    for_real!(op, inputs[0].dtype(), T => forward::run::<T>(op, *problem, inputs, mask, keep, outputs))
 }
 
 /// Whether [`scaled_dot_product_attention`] takes these: everywhere but on a GPU, whose tiles hold heads up to 256 deep.

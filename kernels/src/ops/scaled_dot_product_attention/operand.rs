@@ -226,14 +226,15 @@ impl Cut {
     }
 }
 
-/// Whether heads lie side by side: [.., T, H, D] in memory behind [.., H, T, D].
+/// Whether heads lie side by side, [.., T, H, D] in memory behind [.., H, T, D], on a CPU: a GPU's kernels write contiguous
+/// results.
 fn is_turned(tensor: &Tensor) -> bool {
-    matches!(tensor.strides(), [.., head, row, _] if head < row)
+    !tensor.device().is_cuda() && matches!(tensor.strides(), [.., head, row, _] if head < row)
 }
 
 /// An empty tensor whose heads lie side by side if those of `like` do, on a CPU; else it is contiguous.
 pub(super) fn empty_as(like: &Tensor, shape: &[usize]) -> Result<Tensor> {
-    if like.device().is_cuda() || !is_turned(like) {
+    if !is_turned(like) {
         return Tensor::empty_for("scaled_dot_product_attention", shape, like.dtype(), like.device());
     }
     let mut turned = Dims::from_slice(shape);
@@ -244,7 +245,7 @@ pub(super) fn empty_as(like: &Tensor, shape: &[usize]) -> Result<Tensor> {
 /// An empty tensor for results that lie as these do, if their heads lie side by side in one storage, in this order, and on
 /// a CPU.
 pub(super) fn empty_joined(tensors: [&Tensor; 3]) -> Result<Option<Tensor>> {
-    if tensors[0].device().is_cuda() || !tensors.iter().all(|t| is_turned(t)) {
+    if !tensors.iter().all(|t| is_turned(t)) {
         return Ok(None);
     }
     let [a, b, c] = tensors.map(|t| t.transpose(-3, -2));

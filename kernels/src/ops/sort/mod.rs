@@ -8,6 +8,8 @@ mod lines;
 
 use phalanx_tensor::{DType, Dim, Error, Result, Tensor};
 
+use crate::dispatch::Kernels;
+
 /// The elements along `dim` in ascending (or descending) order, and where each was, i64. Stable; a NaN counts as
 /// larger than any number.
 ///
@@ -36,6 +38,26 @@ pub fn topk(x: &Tensor, k: usize, dim: impl Dim, largest: bool) -> Result<(Tenso
     ordered("topk", x, dim, k, largest)
 }
 
+const ARRANGE: Kernels<Arrange> = Kernels { cpu: arrange_on_cpu, cuda: cuda::arrange };
+
+type Arrange = fn(&'static str, &Tensor, [usize; 2], bool, [&mut Tensor; 2]) -> Result<()>;
+
+fn arrange_on_cpu(
+    op: &'static str,
+    lines: &Tensor,
+    sizes: [usize; 2],
+    descending: bool,
+    outputs: [&mut Tensor; 2],
+) -> Result<()> {
+    let arrange = match lines.dtype().size() {
+        1 => lines::arrange::<u8>,
+        2 => lines::arrange::<u16>,
+        4 => lines::arrange::<u32>,
+        _ => lines::arrange::<u64>,
+    };
+    arrange(op, lines, sizes, descending, outputs)
+}
+
 /// The first `k` of each line in order.
 fn ordered(op: &'static str, x: &Tensor, dim: usize, k: usize, descending: bool) -> Result<(Tensor, Tensor)> {
     if x.rank() == 0 {
@@ -48,15 +70,9 @@ fn ordered(op: &'static str, x: &Tensor, dim: usize, k: usize, descending: bool)
     shape[x.rank() - 1] = k;
     let mut values = Tensor::empty_for(op, &shape, x.dtype(), x.device())?;
     let mut indices = Tensor::empty_for(op, &shape, DType::I64, x.device())?;
-    if values.numel() > 0 && !x.device().is_meta() {
-        let arrange = match x.dtype().size() {
-            _ if x.device().is_cuda() => cuda::arrange,
-            1 => lines::arrange::<u8>,
-            2 => lines::arrange::<u16>,
-            4 => lines::arrange::<u32>,
-            _ => lines::arrange::<u64>,
-        };
-        arrange(op, &lines, [n, k], descending, [&mut values, &mut indices])?;
+    if values.numel() > 0 {
+        let outputs = [&mut values, &mut indices];
+        ARRANGE.run(x.device(), |arrange| arrange(op, &lines, [n, k], descending, outputs))?;
     }
     let back = |t: Tensor| t.transpose(dim, -1)?.contiguous();
     Ok((back(values)?, back(indices)?))

@@ -7,6 +7,7 @@ use std::ops::Range;
 use phalanx_tensor::{DType, Device, Error, Result, Tensor};
 
 use crate::check;
+use crate::dispatch::Kernels;
 use crate::real::{Real, for_real};
 use crate::simd::{Float, Isa, Kernel, dispatch};
 
@@ -25,14 +26,21 @@ pub fn sum_of_squares_blocks(x: &Tensor) -> Result<Vec<f64>> {
     const OP: &str = "sum_of_squares_blocks";
     check::float(OP, x)?;
     let x = x.contiguous()?;
-    if x.device().is_cuda() {
-        return cuda::blocks(OP, &x);
-    }
+    BLOCKS.on(x.device())(OP, &x)
+}
+
+const BLOCKS: Kernels<Blocks> = Kernels { cpu: blocks_on_cpu, cuda: cuda::blocks };
+const ROOTS: Kernels<Roots> = Kernels { cpu: roots_on_cpu, cuda: cuda::roots };
+
+type Blocks = fn(&'static str, &Tensor) -> Result<Vec<f64>>;
+type Roots = fn(&'static str, Device, &[Stretches], &mut Tensor) -> Result<()>;
+
+fn blocks_on_cpu(op: &'static str, x: &Tensor) -> Result<Vec<f64>> {
     let mut sums = vec![0.0; x.numel().div_ceil(NORM_BLOCK)];
     if x.device().is_meta() {
         return Ok(sums);
     }
-    for_real!(OP, x.dtype(), T => fill::<T>(OP, &x, &mut sums))?;
+    for_real!(op, x.dtype(), T => fill::<T>(op, x, &mut sums))?;
     Ok(sums)
 }
 
@@ -61,17 +69,18 @@ pub fn sums_of_squares(device: Device, of: &[Stretches]) -> Result<Tensor> {
     let of = of.iter().map(together).collect::<Result<Vec<Stretches>>>()?;
     let mut sums =
         Tensor::empty_for(OP, &[of.iter().map(|(_, parts)| parts.len()).sum()], DType::F64, device)?;
-    if device.is_cuda() {
-        cuda::roots(OP, device, &of, &mut sums)?;
-    } else if !device.is_meta() {
-        let mut roots = Vec::with_capacity(sums.numel());
-        for (x, stretches) in &of {
-            let blocks = sum_of_squares_blocks(x)?;
-            roots.extend(stretches.iter().map(|part| dyadic(&blocks[part.clone()])));
-        }
-        sums.write::<f64>(OP)?[..roots.len()].copy_from_slice(&roots);
-    }
+    ROOTS.run(device, |roots| roots(OP, device, &of, &mut sums))?;
     Ok(sums)
+}
+
+fn roots_on_cpu(op: &'static str, _: Device, of: &[Stretches], sums: &mut Tensor) -> Result<()> {
+    let mut roots = Vec::with_capacity(sums.numel());
+    for (x, stretches) in of {
+        let blocks = sum_of_squares_blocks(x)?;
+        roots.extend(stretches.iter().map(|part| dyadic(&blocks[part.clone()])));
+    }
+    sums.write::<f64>(op)?[..roots.len()].copy_from_slice(&roots);
+    Ok(())
 }
 
 fn dyadic(blocks: &[f64]) -> f64 {

@@ -3,6 +3,7 @@
 use phalanx_tensor::cuda::{Args, Gpu, Grid, Program, Scratch};
 use phalanx_tensor::{DType, Error, Result, Tensor};
 
+use super::super::summand::End;
 use super::order::{Order, room};
 use super::pick::{lanes, line};
 use crate::cuda::{FAULT, File, LAYOUT, PRELUDE, Strided, type_name};
@@ -26,6 +27,17 @@ pub(in crate::ops::index) enum Rows {
     AddScaled(f64),
 }
 
+impl Rows {
+    /// What a CPU does at the end, and the row that becomes 0.
+    pub(in crate::ops::index) fn end(self) -> (End, Option<usize>) {
+        match self {
+            Rows::Store { padding } => (End::Store, padding),
+            Rows::Add => (End::Add, None),
+            Rows::AddScaled(factor) => (End::AddScaled(factor), None),
+        }
+    }
+}
+
 /// How `add.cu` is told that.
 #[repr(C)]
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
@@ -44,6 +56,11 @@ pub(in crate::ops::index) fn add_rows(
     out: &mut Tensor,
     what: Rows,
 ) -> Result<()> {
+    if let Rows::Store { padding: Some(row) } = what
+        && row >= rows
+    {
+        out.narrow(0, row, 1)?;
+    }
     let (gpu, count) = (out.device().gpu()?, index.numel());
     let (dtype, source) = (out.dtype(), source.contiguous()?);
     if count == 0 || out.numel() == 0 {
