@@ -158,7 +158,7 @@ impl Device {
     pub fn trim(self) -> Result<()> {
         let state = self.state()?;
         state.allocator.trim(&state.ledger);
-        state.gpu.as_ref().map_or(Ok(()), Gpu::trim)
+        state.gpu.as_ref().map_or(Ok(()), |gpu| gpu.trim()).map_err(Error::of_gpu)
     }
 
     /// Where few numbers about a tensor here are best kept for the host to read: here if elements are the host's.

@@ -146,6 +146,22 @@ impl Error {
         Error::Invalid { op, why: why.into() }
     }
 
+    /// The error of a GPU. No `From`, which would keep callers' closures from inferring their error type.
+    pub(crate) fn of_gpu(error: phalanx_cuda::Error) -> Error {
+        use phalanx_cuda::Error as E;
+        match error {
+            E::Unsupported { index, why } => {
+                Error::Unsupported { op: "device", device: Device::Cuda(index), why }
+            }
+            E::OutOfMemory { op, index, bytes } => Error::out_of_memory(op, Device::Cuda(index), bytes),
+            E::Failed { op, index, what } => Error::Gpu { op, device: Device::Cuda(index), what },
+            E::Fault { op, item, value, limit } => {
+                Error::range(op, format!("index {value} (item {item})"), format!("an index below {limit}"))
+            }
+            other => Error::invalid("cuda", other.to_string()),
+        }
+    }
+
     /// An [`Error::File`].
     pub fn file(path: impl AsRef<std::path::Path>, why: impl std::fmt::Display) -> Error {
         Error::File { path: path.as_ref().display().to_string(), why: why.to_string() }

@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use crate::cuda::{GpuEvent, lane_stream};
+use crate::cuda::GpuEvent;
 use crate::{Context, Device, Error, Result, Tensor};
 
 /// A lane of a device: work submitted to it runs in order, on a thread of the lane. Clones are handles of one lane.
@@ -177,7 +177,10 @@ fn current_lane() -> &'static std::thread::LocalKey<Cell<u64>> {
 
 fn run(queue: &Receiver<Job>, lane: &Lane) {
     current_lane().set(lane.id);
-    let _stream = lane_stream(lane.device).map_err(|error| lane.fail(error));
+    // On a GPU the lane's thread has a stream of its own.
+    let gpu = if lane.device.is_cuda() { lane.device.gpu().map(Some) } else { Ok(None) };
+    let entered = gpu.and_then(|gpu| gpu.map(|gpu| gpu.enter_lane()).transpose().map_err(Error::of_gpu));
+    let _stream = entered.map_err(|error| lane.fail(error));
     for job in queue {
         job(lane);
     }

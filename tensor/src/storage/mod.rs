@@ -160,7 +160,7 @@ impl Storage {
     fn obtain(op: &'static str, bytes: usize, device: Device, state: &'static State) -> Result<Box<Storage>> {
         let block = match &state.gpu {
             _ if bytes == 0 => None,
-            Some(gpu) => Some(Memory::Device(gpu.allocate(op, bytes)?)),
+            Some(gpu) => Some(Memory::Device(gpu.allocate(op, bytes).map_err(Error::of_gpu)?)),
             None => {
                 let block = Block::obtain(bytes, &state.ledger);
                 Some(Memory::Host(block.ok_or_else(|| Error::out_of_memory(op, device, bytes))?))

@@ -1,8 +1,8 @@
-//! Which files the CUDA libraries are loaded from, and what is said when there are none.
+//! Finds the files of the CUDA libraries, loads them, and says what was looked for where there are none.
 //!
-//! The bindings load a library by its name when it is first called, and panic where there is none. So each is looked for
-//! here first, and preloaded: a library that is loaded already is found by its name whatever folder it came from. NCCL's
-//! name (`libnccl.so.2`) is none that the bindings ask for, so its functions are taken from the file itself ([`symbol`]).
+//! The bindings load a library by its name at its first call, and panic if there is none. So each library is looked for here first, and
+//! preloaded: the system finds a library that is loaded already by its name, whatever folder it came from. The bindings do not ask for
+//! NCCL's name (`libnccl.so.2`), so its functions are taken from the file itself ([`symbol`]).
 #![allow(unsafe_code)]
 
 use std::path::{Path, PathBuf};
@@ -31,10 +31,10 @@ pub fn emulated() -> bool {
     std::env::var_os("PHALANX_CUDA").is_some_and(|value| value == "emulator")
 }
 
-/// Makes sure that a library is loaded; says where it came from.
+/// Loads a library if it is not loaded yet, and returns its file.
 ///
 /// # Errors
-/// What was looked for, and where.
+/// If there is none: which files were looked for, and where.
 pub fn require(library: Library) -> Result<&'static str, String> {
     loaded(library).map(|found| found.from.as_str())
 }
@@ -59,7 +59,7 @@ unsafe fn function<F: Copy>(Loaded { from, file }: &Loaded, name: &str) -> Resul
     found.map(|f| *f).map_err(|_| format!("{from} has no function {name}: another version is needed"))
 }
 
-/// A library that stays.
+/// A library that is never closed.
 struct Loaded {
     from: String,
     file: libloading::Library,
@@ -70,10 +70,10 @@ fn loaded(library: Library) -> Result<&'static Loaded, String> {
     FOUND[library as usize].get_or_init(|| find(library)).as_ref().map_err(Clone::clone)
 }
 
-/// Where the driver came from: to be named in every report.
+/// The driver's file, for reports.
 ///
 /// # Errors
-/// If there is none: what was looked for.
+/// If there is none: which files were looked for.
 pub fn driver_name() -> Result<&'static str, String> {
     require(Library::Driver)
 }
@@ -83,13 +83,13 @@ fn find(library: Library) -> Result<Loaded, String> {
     if let (Some(stand_in), true) = (stand_in, emulated()) {
         return stand_in_library(stand_in);
     }
-    // The best folder counts, then the newest name in it.
+    // The first folder that has the library decides, then the newest name in it.
     let found = folders(library).find_map(|f| names.iter().map(|name| f.join(name)).find(|p| p.is_file()));
     let loaded = match found {
         Some(path) => {
             let companions = companions(library, &path);
             let file = load(&path)?;
-            // They are found by their names from now on.
+            // Never closed, so the system finds them by their names from now on.
             companions.into_iter().for_each(std::mem::forget);
             Loaded { from: path.display().to_string(), file }
         }
@@ -106,7 +106,7 @@ fn find(library: Library) -> Result<Loaded, String> {
     }
 }
 
-/// How a library's files are called.
+/// The names of a library's files.
 struct Files {
     /// The stand-in, without prefix and suffix.
     stand_in: Option<&'static str>,
@@ -154,7 +154,7 @@ fn folders(library: Library) -> impl Iterator<Item = PathBuf> {
 fn packages(folder: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder.join("nvidia")).into_iter().flatten().flatten();
     let mut found: Vec<PathBuf> = entries.map(|e| e.path().join("lib")).filter(|lib| lib.is_dir()).collect();
-    // `cu13` has what `cublas` and others of CUDA 12 have.
+    // `cu13` holds all libraries that CUDA 12 spreads over `cublas` and others.
     found.sort_by_key(|lib| (!lib.parent().is_some_and(|p| p.ends_with("cu13")), lib.clone()));
     found
 }
@@ -199,7 +199,7 @@ fn stand_in_library(name: &str) -> Result<Loaded, String> {
     Ok(Loaded { from, file: load(&path)? })
 }
 
-/// What a library loads by itself, by name, when it is used: from the same folder.
+/// The libraries that a library loads by itself, by name, when it is used, taken from the same folder.
 fn companions(library: Library, path: &Path) -> Vec<libloading::Library> {
     if library != Library::Nvrtc {
         return Vec::new();

@@ -1,0 +1,156 @@
+//! [`Gpu`]: a logical CUDA device with all that belongs to it.
+#![allow(unsafe_code)]
+
+use std::ops::Deref;
+use std::sync::Arc;
+
+use crate::Result;
+use crate::context::{Context, count_wait};
+use crate::cublaslt::{CublasLt, PlannedProduct};
+use crate::gate::{CollectiveGuard, LoadGate, load_gate};
+use crate::kernel::{Kernel, Kernels};
+use crate::memory::Uploads;
+use crate::product::{ProductForm, ProductPointers};
+use crate::program::Program;
+use crate::readback::Faults;
+
+/// A logical CUDA device, open for as long as the process lives: its [`Context`], loaded kernels, fault record, pinned memory for
+/// uploads and plans of matrix products.
+pub struct Gpu {
+    context: Context,
+    kernels: Kernels,
+    faults: Faults,
+    products: CublasLt,
+    gate: Arc<LoadGate>,
+    uploads: Uploads,
+}
+
+impl Deref for Gpu {
+    type Target = Context;
+
+    #[inline]
+    fn deref(&self) -> &Context {
+        &self.context
+    }
+}
+
+impl std::fmt::Debug for Gpu {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.context.fmt(f)
+    }
+}
+
+impl Gpu {
+    /// Opens `cuda:index`. `count_memory` is called with the index and each change of the device memory in use, in bytes.
+    ///
+    /// # Errors
+    /// If there is no such device: which files were looked for, or how many devices there are.
+    pub fn open(index: u16, count_memory: fn(u16, isize)) -> Result<Gpu> {
+        let context = Context::open(index, count_memory)?;
+        let gate = load_gate(context.ordinal());
+        let (kernels, faults, products, uploads) = Default::default();
+        Ok(Gpu { context, kernels, faults, products, gate, uploads })
+    }
+
+    pub(crate) fn faults(&self) -> &Faults {
+        &self.faults
+    }
+
+    /// Waits until all work of this thread's current stream is done.
+    ///
+    /// # Errors
+    /// What kernels or the driver found wrong since the last time.
+    pub fn synchronize(&'static self) -> Result<()> {
+        self.bind("synchronize")?;
+        count_wait();
+        self.wait("synchronize")?;
+        self.check_faults()
+    }
+
+    /// Takes the report of a kernel whose stream was waited for.
+    ///
+    /// # Errors
+    /// That report.
+    pub fn check_faults(&'static self) -> Result<()> {
+        self.faults.check(&self.context)
+    }
+
+    /// The address of the fault record and the code of `op` there: a kernel's arguments `Faults* faults, unsigned code`.
+    ///
+    /// # Errors
+    /// If the device is lost.
+    pub fn fault_code(&'static self, op: &'static str) -> Result<(u64, u32)> {
+        self.faults.code(&self.context, op)
+    }
+
+    /// Copies device memory to the host, as [`Context::copy_to_host`], and counts the wait.
+    ///
+    /// # Errors
+    /// If the device is lost.
+    ///
+    /// # Safety
+    /// There is as much memory at `from`.
+    pub unsafe fn download(&self, op: &'static str, to: &mut [u8], from: u64) -> Result<()> {
+        count_wait();
+        // SAFETY: by the caller.
+        unsafe { self.copy_to_host(op, to, from) }
+    }
+
+    /// Copies bytes of the host to `to`, in the order of this thread's current stream. They may change once this returns.
+    ///
+    /// # Errors
+    /// If the device is lost, or memory cannot be pinned.
+    ///
+    /// # Safety
+    /// There is as much memory at `to`, and it lives until the stream has come so far.
+    pub unsafe fn upload(&'static self, op: &'static str, to: u64, bytes: &[u8]) -> Result<()> {
+        // SAFETY: by the caller.
+        unsafe { self.uploads.copy(&self.context, op, to, bytes) }
+    }
+
+    /// A program's kernel `entry`, compiled for this device and loaded if it is not yet.
+    ///
+    /// # Errors
+    /// If there is no compiler, or the program is wrong: what the compiler says.
+    pub fn kernel(&'static self, op: &'static str, program: &Program<'_>, entry: &str) -> Result<Kernel> {
+        self.kernels.get(&self.context, &self.gate, op, program, entry)
+    }
+
+    /// Announces a collective: work of this thread's stream that does not end before other GPUs have come to theirs. Until the guard is
+    /// dropped and that work has ended, nothing is loaded into the GPU, so the thread must not use a kernel for the first time.
+    pub fn enter_collective(&'static self) -> CollectiveGuard {
+        CollectiveGuard::new(&self.context, &self.gate)
+    }
+
+    /// How cuBLASLt computes products of a form, such as the one at these addresses. None if the library is not there or does not do
+    /// them.
+    ///
+    /// # Errors
+    /// If the device is lost.
+    pub fn plan_product(
+        &'static self,
+        op: &'static str,
+        form: &ProductForm,
+        at: &ProductPointers,
+    ) -> Result<Option<Arc<PlannedProduct>>> {
+        self.products.plan(&self.context, &self.gate, op, form, at)
+    }
+
+    /// Computes a product.
+    ///
+    /// # Errors
+    /// If the device is lost or has no memory for the algorithm to work in.
+    ///
+    /// # Safety
+    /// The plan came from this device's [`Gpu::plan_product`]. The matrices lie at the addresses as the form says, and stay until the
+    /// stream has come so far.
+    pub unsafe fn multiply(
+        &'static self,
+        op: &'static str,
+        planned: &PlannedProduct,
+        at: ProductPointers,
+    ) -> Result<()> {
+        // SAFETY: by the caller.
+        unsafe { self.products.multiply(&self.context, &self.gate, op, planned, at) }
+    }
+}
