@@ -7,7 +7,7 @@
 //! ([`Context::enter_lane`]). Streams wait for each other through a [`GpuEvent`]. No call but a read of results blocks the host.
 //!
 //! ```text
-//!   gpu        Gpu: one logical device with all that belongs to it      graph    a captured step, launched again whole
+//!   gpu        Gpu: one logical device with all that belongs to it; Graph: a captured step, launched again whole
 //!    │
 //!   kernel     loaded programs, launches        cublaslt   plans and calls of matrix products
 //!   nvrtc      source -> machine code, cached   product    what a matrix product is asked for
@@ -15,7 +15,7 @@
 //!   gate       loads wait for collectives       memory     device and pinned memory, uploads
 //!    │
 //!   context    context, streams, events, counters
-//!   driver     the calls of the driver          library    which files, from where          error
+//!   driver     the calls of the driver          library    which files, from where          off      stand-ins without the feature `cuda`
 //! ```
 
 mod context;
@@ -23,10 +23,8 @@ mod context;
 mod cublaslt;
 #[cfg(feature = "cuda")]
 mod driver;
-mod error;
 mod gate;
 mod gpu;
-mod graph;
 mod kernel;
 #[cfg(feature = "cuda")]
 mod library;
@@ -47,10 +45,8 @@ pub use cublaslt::PlannedProduct;
 /// The bindings to the CUDA libraries, for crates that call more of them than this one does.
 #[cfg(feature = "cuda")]
 pub use cudarc;
-pub use error::{Error, Result};
 pub use gate::CollectiveGuard;
-pub use gpu::Gpu;
-pub use graph::Graph;
+pub use gpu::{Gpu, Graph};
 pub use kernel::{Arguments, Grid, Kernel};
 #[cfg(feature = "cuda")]
 pub use library::symbol;
@@ -60,6 +56,55 @@ pub use nvrtc::{compile, compiled};
 pub use product::{Epilogue, Float, MatrixLayout, ProductForm, ProductPointers};
 pub use program::{Image, Program, Target};
 pub use readback::{FAULT, Readback};
+
+/// The crate's results.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// An error of a GPU. A message names the operation that the caller gave and the logical device.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The device cannot be opened.
+    #[error("device: not possible on cuda:{index}: {why}")]
+    Unsupported {
+        /// The device.
+        index: u16,
+        /// The reason, such as the files that were looked for.
+        why: String,
+    },
+    /// The device, or pinned memory of the host, has no room left.
+    #[error("{op}: cuda:{index} could not allocate {bytes} bytes")]
+    OutOfMemory {
+        /// The operation.
+        op: &'static str,
+        /// The device.
+        index: u16,
+        /// The size of the request; 0 where it is not known.
+        bytes: usize,
+    },
+    /// The GPU, its driver or its compiler reported a failure.
+    #[error("{op}: cuda:{index}: {what}")]
+    Failed {
+        /// The operation. Of work that runs asynchronously, the operation that found out.
+        op: &'static str,
+        /// The device.
+        index: u16,
+        /// What was reported.
+        what: String,
+    },
+    /// A kernel met an index beyond its limit.
+    #[error("{op}: index {value} (item {item}) is out of range, wanted an index below {limit}")]
+    Fault {
+        /// The operation that launched the kernel.
+        op: &'static str,
+        /// Which of the kernel's items it was.
+        item: i64,
+        /// The index.
+        value: i64,
+        /// The first index that is too large.
+        limit: i64,
+    },
+}
 
 /// The README's example, compiled and run.
 #[cfg(doctest)]

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use crate::allocator::Allocator;
 use crate::cuda::Gpu;
+use crate::sync::lock;
 use crate::{Error, Ledger, Pool, Result};
 
 /// Where a tensor lives.
@@ -88,7 +89,7 @@ impl Device {
             return Ok(slot.get_or_init(|| State::new(threads, None)));
         };
         static OPENING: Mutex<()> = Mutex::new(());
-        let _one = OPENING.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one = lock(&OPENING);
         match slot.get() {
             Some(state) => Ok(state),
             None => {

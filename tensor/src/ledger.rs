@@ -1,9 +1,11 @@
 //! The memory ledger: what a device's memory is used for, in requested bytes, now and at peak.
 
 use std::fmt;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
+
+use crate::sync::lock;
 
 /// What a tensor's bytes serve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -171,7 +173,7 @@ impl Ledger {
     }
 
     fn changes(&self) -> std::sync::MutexGuard<'_, Vec<Change>> {
-        self.changes.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.changes)
     }
 
     fn each(&self) -> [usize; 5] {

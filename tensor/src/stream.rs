@@ -19,9 +19,10 @@ use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use crate::cuda::GpuEvent;
+use crate::sync::lock;
 use crate::{Context, Device, Error, Result, Tensor};
 
 /// A lane of a device: work submitted to it runs in order, on a thread of the lane. Clones are handles of one lane.
@@ -299,8 +300,4 @@ impl Drop for Edge {
             lock(&WAITING).remove(&self.0);
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

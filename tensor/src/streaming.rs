@@ -1,19 +1,19 @@
-//! [`PastCaches`]: stores past the caches, for results that no cache keeps until they are read. A store by way of a cache
-//! reads what it overwrites first: a copy moves three bytes a byte so, and two past the caches.
+//! [`StreamingStores`]: non-temporal stores, which bypass the caches, for results that are larger than the caches. An ordinary store first
+//! reads the cache line that it overwrites. So a copy moves three bytes a byte by ordinary stores, and two by streaming stores.
 #![allow(unsafe_code)]
 
 use std::marker::PhantomData;
 
-/// Bytes of a result from which on stores past the caches pay: more than most caches hold.
+/// Bytes of a result from which on streaming stores pay: more than most caches hold.
 const BYTES_MIN: usize = 32 << 20;
 
 /// Writes pieces of memory; until it is dropped other threads may see what was there before.
 #[derive(Default)]
-pub(crate) struct PastCaches<'a>(PhantomData<&'a mut [u8]>);
+pub(crate) struct StreamingStores<'a>(PhantomData<&'a mut [u8]>);
 
-impl<'a> PastCaches<'a> {
-    /// Whether a result of so many bytes is better written past the caches.
-    pub(crate) fn pays(bytes: usize) -> bool {
+impl<'a> StreamingStores<'a> {
+    /// Whether a result of so many bytes is written faster by streaming stores.
+    pub(crate) fn pay(bytes: usize) -> bool {
         cfg!(target_arch = "x86_64") && bytes >= BYTES_MIN
     }
 
@@ -28,10 +28,10 @@ impl<'a> PastCaches<'a> {
     }
 }
 
-impl Drop for PastCaches<'_> {
+impl Drop for StreamingStores<'_> {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: SSE is part of the architecture. Nothing else orders such stores with those that follow.
+        // SAFETY: SSE is part of the architecture. The fence orders streaming stores with the stores that follow.
         #[cfg(all(target_arch = "x86_64", not(miri)))]
         unsafe {
             std::arch::x86_64::_mm_sfence()
@@ -74,7 +74,7 @@ fn copy(to: &mut [u8], from: &[u8]) {
 
 #[cfg(test)]
 mod tests {
-    use super::PastCaches;
+    use super::StreamingStores;
 
     #[test]
     fn every_byte_comes_to_its_place_and_no_other_changes() {
@@ -83,10 +83,10 @@ mod tests {
             for len in [0, 1, 15, 16, 17, 63, 64, 65, 250] {
                 let mut to = vec![255; 300];
                 let (first, second) = to[start..start + len].split_at_mut(len / 2);
-                let mut past = PastCaches::default();
-                past.put(second, &from[len / 2..len]);
-                past.put(first, &from[..len / 2]);
-                drop(past);
+                let mut stores = StreamingStores::default();
+                stores.put(second, &from[len / 2..len]);
+                stores.put(first, &from[..len / 2]);
+                drop(stores);
                 assert_eq!(to[start..start + len], from[..len]);
                 assert!(to[..start].iter().chain(&to[start + len..]).all(|&x| x == 255));
             }
