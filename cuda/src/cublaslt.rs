@@ -28,7 +28,7 @@ use crate::product::{Epilogue, Float, MatrixLayout, ProductForm, ProductPointers
 /// Memory for an algorithm to work in, for each stream: what NVIDIA advises for these GPUs.
 const WORKSPACE_BYTES: usize = 32 << 20;
 
-/// What a device keeps for its products.
+/// A device's library context, plans and workspaces.
 #[derive(Default)]
 pub(crate) struct CublasLt {
     handle: OnceLock<Handle>,
@@ -283,7 +283,7 @@ fn layout(
     Ok(made)
 }
 
-/// A description of what is computed.
+/// The library's description of a product.
 struct Operation(sys::cublasLtMatmulDesc_t);
 
 impl Operation {

@@ -294,13 +294,13 @@ pub(crate) unsafe fn launch(
 /// # Safety
 /// The stream exists.
 pub(crate) unsafe fn begin_capture(stream: CUstream) -> Called {
-    // What is captured may pin memory for its constants.
+    // Relaxed, because captured uploads pin memory.
     let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
     // SAFETY: by the caller.
     Ok(unsafe { result::stream::begin_capture(stream, mode) }?)
 }
 
-/// Ends a capture and makes what was captured ready to run.
+/// Ends a capture and instantiates the graph.
 ///
 /// # Safety
 /// The stream exists.

@@ -10,7 +10,7 @@
 //!   gpu        Gpu: one logical device with all that belongs to it; Graph: a captured step, launched again whole
 //!    │
 //!   kernel     loaded programs, launches        cublaslt   plans and calls of matrix products
-//!   nvrtc      source -> machine code, cached   product    what a matrix product is asked for
+//!   nvrtc      source -> machine code, cached   product    the description of a matrix product
 //!   program    sources and targets              readback   faults of kernels, results that are read later
 //!   gate       loads wait for collectives       memory     device and pinned memory, uploads
 //!    │
@@ -89,7 +89,7 @@ pub enum Error {
         op: &'static str,
         /// The device.
         index: u16,
-        /// What was reported.
+        /// The report.
         what: String,
     },
     /// A kernel met an index beyond its limit.

@@ -1,4 +1,4 @@
-//! What a matrix product is asked for: sizes, element types, where the matrices lie, what becomes of the sums.
+//! The description of a batch of matrix products: sizes, element types, layouts, addresses, epilogue.
 
 /// The type of a matrix's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -50,7 +50,7 @@ pub enum Target {
 }
 
 impl Target {
-    /// What a device of this compute capability runs.
+    /// The target of a device of this compute capability.
     pub(crate) fn of((major, minor): (u32, u32)) -> Target {
         let capability = major * 10 + minor;
         if emulated() { Target::Ptx(capability) } else { Target::Cubin(capability) }

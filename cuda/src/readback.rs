@@ -1,4 +1,4 @@
-//! What the host learns of a GPU's work later: faults that kernels report, and results that are copied while the host goes on.
+//! Results that reach the host later: faults that kernels report, and bytes that are copied while the host goes on.
 //!
 //! A kernel cannot return an error, and to ask after every launch would stop the device each time. So each device has one fault
 //! record. The first kernel that meets an index beyond its limit writes there. The next wait for the device reads the record and

@@ -1,4 +1,4 @@
-//! The caching allocator of a CPU device: memory once obtained is kept for the next tensor of about its size.
+//! The caching allocator of a CPU device: it keeps memory in free lists for the next tensor of about the same size.
 #![allow(unsafe_code)]
 
 use std::alloc::Layout;
@@ -78,7 +78,7 @@ impl Drop for Block {
 fn map(bytes: usize) -> Option<(MmapMut, NonNull<u8>)> {
     let mut map = MmapMut::map_anon(bytes + HUGE_PAGE).ok()?;
     let skip = map.as_ptr().align_offset(HUGE_PAGE);
-    // A wish: a system that has no such pages gives others.
+    // A hint: a system without huge pages gives others.
     #[cfg(target_os = "linux")]
     let _ = map.advise_range(memmap2::Advice::HugePage, skip, bytes / HUGE_PAGE * HUGE_PAGE);
     let start = NonNull::new(map[skip..].as_mut_ptr())?;
@@ -155,14 +155,14 @@ thread_local! {
     static LOCAL: RefCell<LocalLists> = const { RefCell::new(LocalLists { owner: None, lists: Vec::new() }) };
 }
 
-/// A thread's own storages, all of one allocator: the first that the thread used since it last had none.
+/// A thread's own free lists, all of one allocator: the first that the thread used since the lists were last empty.
 struct LocalLists {
     owner: Option<&'static Allocator>,
     lists: Vec<FreeList>,
 }
 
 impl LocalLists {
-    /// Gives everything back to the shared lists.
+    /// Moves everything to the shared lists.
     fn flush(&mut self) {
         if let Some(owner) = self.owner.take() {
             for (class, list) in self.lists.iter_mut().enumerate() {

@@ -80,7 +80,7 @@ const PIECES: usize = 64;
 const STREAMED_RUN_MIN: usize = 256;
 
 /// Copies run by run; with `streams`, long runs by streaming stores. A piece may begin and end inside a run. Pieces of a large tensor are
-/// larger, because the processor prefetches what is read in order.
+/// larger, because the processor prefetches memory that is read in order.
 fn copy_runs<T: Pod + Send + Sync>(
     pool: &Pool,
     target: &mut [T],

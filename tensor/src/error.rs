@@ -1,4 +1,4 @@
-//! What a caller can get wrong or a device can refuse.
+//! [`Error`]: mistakes of a caller, and failures of a device.
 
 use std::fmt;
 

@@ -12,7 +12,7 @@ mod storage {
 
     use crate::storage::guard::{Handles, InUse, Users};
 
-    /// What a storage is for these models: its counts, and elements of which loom knows who touches them when.
+    /// A storage reduced to its counts, and elements whose accesses loom checks.
     struct Model {
         users: InUse,
         handles: Handles,
@@ -27,16 +27,16 @@ mod storage {
             Arc::new(model)
         }
 
-        /// What is read, unless a writer is there. A storage would wait, which a model of all interleavings cannot.
+        /// The elements, unless there is a writer. A storage would wait, which a model of all interleavings cannot.
         fn read(&self, token: u32) -> Option<u32> {
             let there = self.users.enter_reader(token) || self.users.enter(&|users| users.and_reader(token));
-            // SAFETY: nobody writes, or loom says so.
+            // SAFETY: no thread writes, or loom reports it.
             let read = there.then(|| self.elements.with(|elements| unsafe { *elements }))?;
             self.users.leave(Users::reader(token));
             Some(read)
         }
 
-        /// Whether it could, nobody else being there.
+        /// Writes if there is no other user; returns whether it did.
         fn write(&self, token: u32) -> bool {
             let there = self.users.enter(&|users| users.and_writer(token));
             if there {
@@ -47,12 +47,12 @@ mod storage {
         }
 
         fn change(&self) {
-            // SAFETY: nobody else reads or writes, or loom says so.
+            // SAFETY: no other thread reads or writes, or loom reports it.
             self.elements.with_mut(|elements| unsafe { *elements += 1 });
         }
     }
 
-    // SAFETY: what the models are to show; loom says if it is not so.
+    // SAFETY: the models check it; loom reports a violation.
     unsafe impl Sync for Model {}
     // SAFETY: as above.
     unsafe impl Send for Model {}
@@ -139,12 +139,12 @@ mod pool {
         /// What each thread does.
         fn share(&self) {
             while let Some(place) = self.places.get(self.next.fetch_add(1, Ordering::Relaxed)) {
-                // SAFETY: a piece is one thread's, or loom says so.
+                // SAFETY: a piece is one thread's, or loom reports it.
                 place.with_mut(|place| unsafe { *place += 1 });
             }
         }
 
-        /// Runs on the group and finds each piece done once, by whomever, when it is back; then the places are gone.
+        /// Runs on the group, and asserts that each piece was done once.
         fn run(group: &WorkerGroup, invite: impl FnOnce()) {
             let job = Job::<PIECES> {
                 next: AtomicUsize::new(0),
@@ -152,12 +152,12 @@ mod pool {
             };
             // SAFETY: each model has one caller, and nothing unwinds unless the model has failed.
             unsafe { group.run(&|| job.share(), invite) };
-            // SAFETY: all have left, or loom says so.
+            // SAFETY: all helpers have left, or loom reports it.
             job.places.iter().for_each(|place| place.with(|place| assert_eq!(unsafe { *place }, 1)));
         }
     }
 
-    // SAFETY: what the models are to show; loom says if it is not so.
+    // SAFETY: the models check it; loom reports a violation.
     unsafe impl<const PIECES: usize> Sync for Job<PIECES> {}
 
     #[test]

@@ -7,7 +7,7 @@ use std::marker::PhantomData;
 /// Bytes of a result from which on streaming stores pay: more than most caches hold.
 const BYTES_MIN: usize = 32 << 20;
 
-/// Writes pieces of memory; until it is dropped other threads may see what was there before.
+/// Writes pieces of memory. Until it is dropped other threads may see the old content.
 #[derive(Default)]
 pub(crate) struct StreamingStores<'a>(PhantomData<&'a mut [u8]>);
 
@@ -17,7 +17,7 @@ impl<'a> StreamingStores<'a> {
         cfg!(target_arch = "x86_64") && bytes >= BYTES_MIN
     }
 
-    /// Sets `to`. Where it fills cache lines this is quickest.
+    /// Copies `from` into `to`. This is quickest where `to` fills whole cache lines.
     ///
     /// # Panics
     /// If the lengths differ.
@@ -56,7 +56,7 @@ fn copy(to: &mut [u8], from: &[u8]) {
     tail.copy_from_slice(after);
 }
 
-/// Asks for the cache line at `address`, which need not be valid, to be brought near. A hint: may do nothing.
+/// Prefetches the cache line at `address`, which need not be valid. A hint: it may do nothing.
 #[inline(always)]
 pub(crate) fn prefetch<T>(address: *const T) {
     #[cfg(target_arch = "x86_64")]

@@ -1,15 +1,15 @@
 //! Transposing copies, tile by tile.
 //!
 //! Where the source's neighbours lie along another dimension than the target's, a copy in either order touches a
-//! cache line (and a page) for every single element. A square tile goes through a buffer that
-//! stays in the first-level cache instead: read along the source's lines, written along the target's.
+//! cache line (and a page) for every single element. So square tiles are copied through a buffer that
+//! stays in the first-level cache: read along the source's lines, written along the target's.
 //!
 //! ```text
 //! target, contiguous: (outer.., rows, middle.., columns)     source: stride `down` along rows, the smallest,
 //!                                                                    stride `across` along columns, larger
 //! ```
 //!
-//! Through a buffer, not in place: with sizes that are powers of two all lines of a tile would share one cache set.
+//! Without the buffer all lines of a tile would share one cache set where sizes are powers of two.
 
 use bytemuck::Pod;
 
@@ -116,7 +116,7 @@ struct Tile {
 impl Tile {
     fn copy<T: Pod, const N: usize>(&self, target: &mut [T], source: &[T], lines: &mut [[T; N]; N]) {
         let rows = target.len().div_ceil(self.row);
-        // Whole lines first, so that many are on their way at a time; then turned inside the cache.
+        // Whole lines first, so that many loads are in flight at a time; the transposition then happens inside the cache.
         for (column, line) in lines[..self.width].iter_mut().enumerate() {
             let from = &source[column * self.across..];
             match self.down {
@@ -126,7 +126,7 @@ impl Tile {
                 _ => line[..rows].iter_mut().zip(from.iter().step_by(self.down)).for_each(|(to, &x)| *to = x),
             }
         }
-        // Meanwhile the next tile's lines come near.
+        // Prefetches the next tile's lines meanwhile.
         let next = |row: usize| source.as_ptr().wrapping_add((self.width + row) * self.across);
         let turned = |row: usize| -> [T; N] { std::array::from_fn(|column| lines[column][row]) };
         let mut stores = self.streams.then(StreamingStores::default);

@@ -33,7 +33,7 @@ pub struct Products<'a> {
     /// Where the result goes: the tensor, its first element's place there, and the strides from one matrix and from one
     /// row to the next; a row's elements lie side by side. Of the factors' dtype, or f32 where theirs is a half.
     pub c: (&'a mut Tensor, usize, [usize; 2]),
-    /// Whether the products are added to what is there.
+    /// Whether the products are added to the elements of `c`.
     pub accumulate: bool,
     /// A contiguous value a column.
     pub bias: Option<&'a Tensor>,

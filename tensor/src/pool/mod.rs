@@ -1,11 +1,11 @@
 //! A device's thread pool: runs the pieces of one operation, the calling thread among its workers.
 //!
-//! An operation of a training step lasts some ten microseconds to some milliseconds, and the next follows at once. So
-//! workers watch for a while before they sleep, and a job is published by one store and joined by one exchange: waking
-//! a sleeping thread costs more than many an operation. A worker that comes too late is not waited for. Where others want
-//! the processors too nobody watches: a thread that spins uses up the time that it will want for its next piece.
+//! An operation of a training step lasts some ten microseconds to some milliseconds, and the next follows at once. To wake a sleeping
+//! thread costs more than a short operation. So workers spin for a while before they sleep, and a job is published by one store and
+//! joined by one exchange. The caller does not wait for a worker that comes too late. While other threads want the processors no worker
+//! spins, because it would use up the time that it needs for its next piece.
 //!
-//! A program that uses rayon can have its workers help instead: then there are no threads here, and nobody waits for a job.
+//! A program that uses rayon can have rayon's workers help instead. Then the pool has no threads, and no thread waits for a job.
 #![allow(unsafe_code)]
 
 pub(crate) mod workers;
@@ -29,11 +29,11 @@ pub struct Pool {
     busy: AtomicBool,
 }
 
-/// Who helps a caller.
+/// The threads that help a caller.
 enum Helpers {
     /// Threads of the pool's own.
     Own(Vec<JoinHandle<()>>),
-    /// The workers of a pool of rayon's; of the caller's if none is named.
+    /// The workers of a rayon pool: the named one, else the one that the caller is in.
     Rayon(Option<Arc<rayon_core::ThreadPool>>),
 }
 
@@ -117,7 +117,7 @@ impl Pool {
         }
     }
 
-    /// Makes that many of rayon's workers know of a job. The pool's own look for themselves.
+    /// Invites that many of rayon's workers to a job. The pool's own workers look for jobs themselves.
     fn invite(&self, helpers: usize) {
         let Helpers::Rayon(pool) = &self.helpers else { return };
         self.group.invite(helpers, || {
@@ -167,7 +167,7 @@ impl Drop for Pool {
         self.group.close();
         if let Helpers::Own(workers) = &mut self.helpers {
             for worker in workers.drain(..) {
-                // Jobs catch their pieces' panics, so there is nothing to hear.
+                // Jobs catch their pieces' panics, so `join` returns no panic.
                 let _ = worker.join();
             }
         }

@@ -149,13 +149,13 @@ impl Users {
         self.count() & Users::WRITER != 0
     }
 
-    /// What a reader adds.
+    /// The number that a reader adds.
     #[inline]
     pub(crate) fn reader(token: u32) -> u64 {
         u64::from(token) << 32 | 1
     }
 
-    /// What a writer adds.
+    /// The number that a writer adds.
     pub(crate) fn writer(token: u32) -> u64 {
         u64::from(token) << 32 | u64::from(Users::WRITER)
     }

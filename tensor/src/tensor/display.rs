@@ -1,4 +1,4 @@
-//! Tensors as text: their elements, the middle of large ones left out, and a line that says what they are.
+//! Tensors as text: their elements, without the middle of large dimensions, then a line with shape, dtype and device.
 
 use std::fmt::{self, Write};
 
@@ -37,7 +37,7 @@ impl fmt::Debug for Tensor {
     }
 }
 
-/// What is to be shown of a tensor.
+/// The elements of a tensor that are printed.
 struct Cells<'a> {
     tensor: &'a Tensor,
     bytes: Read<'a, u8>,

@@ -46,7 +46,7 @@ impl Tensor {
     }
 
     /// Overwrites all elements by those of a tensor of the same shape and dtype on any device. This one is contiguous; between
-    /// a GPU and the host, the caller waits for what leaves the GPU, not for what goes there.
+    /// a GPU and the host, the caller waits for a copy from the GPU, not for one to it.
     ///
     /// # Errors
     /// If they differ in shape or dtype, this is not contiguous, elements are wanted of a `meta` tensor, or others use this
@@ -196,12 +196,12 @@ impl Tensor {
         self.storage.device_address() + (self.offset() * self.dtype.size()) as u64
     }
 
-    /// Keeps others from writing while a GPU is given work that reads.
+    /// A read guard, held while a GPU is given work that reads.
     pub(crate) fn lock_read(&self, op: &'static str) -> Result<Read<'_, u8>> {
         self.storage.read(op)
     }
 
-    /// Keeps others away while a GPU is given work that writes.
+    /// A write guard, held while a GPU is given work that writes.
     pub(crate) fn lock_write(&mut self, op: &'static str) -> Result<Write<'_, u8>> {
         self.storage.write(op)
     }

@@ -127,7 +127,7 @@ impl Tensor {
     }
 }
 
-/// What is picked of one dimension.
+/// The elements picked along one dimension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pick {
     /// One index; the dimension goes away.
@@ -143,7 +143,7 @@ pub enum Pick {
 
 /// An argument of [`Tensor::i`].
 pub trait Index {
-    /// What is picked, one entry a dimension from the front.
+    /// One entry for each dimension from the front.
     fn picks(self) -> SmallVec<[Pick; 5]>;
 }
 
