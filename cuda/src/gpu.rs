@@ -1,5 +1,5 @@
-//! [`Gpu`]: a logical CUDA device with all that belongs to it. [`Graph`]: work of a device that is captured once and launched again whole,
-//! without the host's time for each kernel.
+//! [`Gpu`]: a logical CUDA device with all that belongs to it. [`Graph`]: work that is captured once and launched again whole, without the
+//! host's time for each kernel. [`Readback`]: results that are copied to the host while it goes on.
 #![allow(unsafe_code)]
 
 use std::ops::Deref;
@@ -7,15 +7,15 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
 use crate::Result;
-use crate::context::{Context, count_wait};
+use crate::context::{Context, GpuEvent, count_wait};
 use crate::cublaslt::{CublasLt, PlannedProduct};
 use crate::driver::{self, CUgraphExec};
+use crate::fault::{Faults, RECORD_BYTES};
 use crate::gate::{CollectiveGuard, LoadGate, load_gate};
 use crate::kernel::{Kernel, Kernels};
 use crate::memory::{DeviceBlock, Pinned, Uploads, begin_capture, end_capture};
 use crate::product::{ProductForm, ProductPointers};
 use crate::program::Program;
-use crate::readback::Faults;
 
 /// A logical CUDA device, open for as long as the process lives: its [`Context`], loaded kernels, fault record, pinned memory for
 /// uploads and plans of matrix products.
@@ -53,10 +53,6 @@ impl Gpu {
         let gate = load_gate(context.ordinal());
         let (kernels, faults, products, uploads) = Default::default();
         Ok(Gpu { context, kernels, faults, products, gate, uploads })
-    }
-
-    pub(crate) fn faults(&self) -> &Faults {
-        &self.faults
     }
 
     /// Waits until all work of this thread's current stream is done.
@@ -236,5 +232,81 @@ impl Drop for Graph {
             // SAFETY: this was the only owner of the handle; the driver lets a running launch finish.
             let _ = unsafe { driver::graph_destroy(self.graph) };
         }
+    }
+}
+
+/// Pinned memory for bytes of a GPU, used again and again. [`Readback::start`] asks for the bytes as they will be when all work so far
+/// is done, and [`Readback::finish`] waits for them. The device may be given more work in between.
+#[derive(Debug)]
+pub struct Readback {
+    gpu: &'static Gpu,
+    /// The bytes, then the device's fault record.
+    memory: Pinned,
+    bytes: usize,
+    in_flight: Option<GpuEvent>,
+}
+
+impl Readback {
+    /// For `bytes` bytes.
+    ///
+    /// # Errors
+    /// If the system has no more memory that can be pinned.
+    pub fn new(gpu: &'static Gpu, bytes: usize) -> Result<Readback> {
+        Ok(Readback { gpu, memory: Pinned::zeros(gpu, bytes + RECORD_BYTES)?, bytes, in_flight: None })
+    }
+
+    /// Queues the copy from `from`. Waits only for a copy that was started before and not finished.
+    ///
+    /// # Errors
+    /// If the device is lost.
+    ///
+    /// # Safety
+    /// There is as much memory at `from`, and it lives until the stream has come so far.
+    pub unsafe fn start(&mut self, op: &'static str, from: u64) -> Result<()> {
+        self.wait()?;
+        self.gpu.bind(op)?;
+        let (numbers, faults) = self.memory.split_at_mut(self.bytes);
+        // SAFETY: device memory exists. The pinned memory is this value's, which neither reads, writes nor frees it before the event,
+        // but where an error here loses the device.
+        unsafe {
+            self.gpu.start_copy_to_host(op, numbers, from)?;
+            if let Some(record) = self.gpu.faults.address() {
+                self.gpu.start_copy_to_host(op, faults, record)?;
+            }
+        }
+        self.in_flight = Some(GpuEvent::record(self.gpu)?);
+        Ok(())
+    }
+
+    /// Waits for the copy and returns the bytes; none if no copy was started.
+    ///
+    /// # Errors
+    /// What kernels have reported before. The report is taken: later waits for the device do not return it again.
+    pub fn finish(&mut self) -> Result<Option<&[u8]>> {
+        if self.in_flight.is_none() {
+            return Ok(None);
+        }
+        self.wait()?;
+        if let Some(error) = self.gpu.faults.error(&self.memory[self.bytes..]) {
+            self.memory[self.bytes..].fill(0);
+            // Takes the report from the device.
+            return Err(self.gpu.synchronize().err().unwrap_or(error));
+        }
+        Ok(Some(&self.memory[..self.bytes]))
+    }
+
+    /// Waits for a copy that is in flight.
+    ///
+    /// # Errors
+    /// If the device is lost.
+    pub fn wait(&mut self) -> Result<()> {
+        self.in_flight.take().map_or(Ok(()), |event| event.synchronize())
+    }
+}
+
+impl Drop for Readback {
+    fn drop(&mut self) {
+        // If it fails the device is lost, and writes nothing any more.
+        let _ = self.wait();
     }
 }

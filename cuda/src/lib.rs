@@ -7,11 +7,11 @@
 //! ([`Context::enter_lane`]). Streams wait for each other through a [`GpuEvent`]. No call but a read of results blocks the host.
 //!
 //! ```text
-//!   gpu        Gpu: one logical device with all that belongs to it; Graph: a captured step, launched again whole
+//!   gpu        Gpu: a logical device with all that belongs to it; Graph: a captured step; Readback: results that are read later
 //!    │
 //!   kernel     loaded programs, launches        cublaslt   plans and calls of matrix products
 //!   nvrtc      source -> machine code, cached   product    the description of a matrix product
-//!   program    sources and targets              readback   faults of kernels, results that are read later
+//!   program    sources and targets              fault      errors that kernels report
 //!   gate       loads wait for collectives       memory     device and pinned memory, uploads
 //!    │
 //!   context    context, streams, events, counters
@@ -23,6 +23,7 @@ mod context;
 mod cublaslt;
 #[cfg(feature = "cuda")]
 mod driver;
+mod fault;
 mod gate;
 mod gpu;
 mod kernel;
@@ -35,7 +36,6 @@ mod nvrtc;
 mod off;
 mod product;
 mod program;
-mod readback;
 
 #[cfg(not(feature = "cuda"))]
 use off::{cublaslt, driver, library, nvrtc};
@@ -45,8 +45,9 @@ pub use cublaslt::PlannedProduct;
 /// The bindings to the CUDA libraries, for crates that call more of them than this one does.
 #[cfg(feature = "cuda")]
 pub use cudarc;
+pub use fault::FAULT;
 pub use gate::CollectiveGuard;
-pub use gpu::{Gpu, Graph};
+pub use gpu::{Gpu, Graph, Readback};
 pub use kernel::{Arguments, Grid, Kernel};
 #[cfg(feature = "cuda")]
 pub use library::symbol;
@@ -55,7 +56,6 @@ pub use memory::{DeviceBlock, Pinned, captured_step};
 pub use nvrtc::{compile, compiled};
 pub use product::{Epilogue, Float, MatrixLayout, ProductForm, ProductPointers};
 pub use program::{Image, Program, Target};
-pub use readback::{FAULT, Readback};
 
 /// The crate's results.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

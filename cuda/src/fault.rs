@@ -1,4 +1,4 @@
-//! Results that reach the host later: faults that kernels report, and bytes that are copied while the host goes on.
+//! Faults that kernels report: errors that only a kernel can find, such as an index beyond its table.
 //!
 //! A kernel cannot return an error, and to ask after every launch would stop the device each time. So each device has one fault
 //! record. The first kernel that meets an index beyond its limit writes there. The next wait for the device reads the record and
@@ -7,13 +7,12 @@
 
 use std::sync::{Mutex, OnceLock};
 
-use crate::context::{Context, GpuEvent, lock};
-use crate::gpu::Gpu;
-use crate::memory::{DeviceBlock, Pinned};
+use crate::context::{Context, lock};
+use crate::memory::DeviceBlock;
 use crate::{Error, Result};
 
 /// CUDA code for kernels that report: `fault(faults, code, item, value, limit)`, the first two being the arguments that
-/// [`Gpu::fault_code`] gives.
+/// [`Gpu::fault_code`](crate::Gpu::fault_code) gives.
 pub const FAULT: &str = r#"
 struct Faults {
     unsigned code;
@@ -33,7 +32,7 @@ __device__ inline void fault(Faults* faults, unsigned code, long long item, long
 "#;
 
 /// The record's size. It holds code and taken (32 bits each), item, value, limit.
-const RECORD_BYTES: usize = 32;
+pub(crate) const RECORD_BYTES: usize = 32;
 
 /// The fault record of one device.
 #[derive(Default)]
@@ -84,91 +83,15 @@ impl Faults {
     }
 
     /// Where the record is, if any kernel may have written there.
-    fn address(&self) -> Option<u64> {
+    pub(crate) fn address(&self) -> Option<u64> {
         self.record.get().map(DeviceBlock::address)
     }
 
     /// The error that a copy of the record holds.
-    fn error(&self, record: &[u8]) -> Option<Error> {
+    pub(crate) fn error(&self, record: &[u8]) -> Option<Error> {
         let word = |i: usize| i64::from_le_bytes(std::array::from_fn(|b| record[i * 8 + b]));
         let index = (word(0) as u32 as usize).checked_sub(1)?;
         let op = lock(&self.ops).get(index).copied().unwrap_or("kernel");
         Some(Error::Fault { op, item: word(1), value: word(2), limit: word(3) })
-    }
-}
-
-/// Pinned memory for bytes of a GPU, used again and again. [`Readback::start`] asks for the bytes as they will be when all work so far
-/// is done, and [`Readback::finish`] waits for them. The device may be given more work in between.
-#[derive(Debug)]
-pub struct Readback {
-    gpu: &'static Gpu,
-    /// The bytes, then the device's fault record.
-    memory: Pinned,
-    bytes: usize,
-    in_flight: Option<GpuEvent>,
-}
-
-impl Readback {
-    /// For `bytes` bytes.
-    ///
-    /// # Errors
-    /// If the system has no more memory that can be pinned.
-    pub fn new(gpu: &'static Gpu, bytes: usize) -> Result<Readback> {
-        Ok(Readback { gpu, memory: Pinned::zeros(gpu, bytes + RECORD_BYTES)?, bytes, in_flight: None })
-    }
-
-    /// Queues the copy from `from`. Waits only for a copy that was started before and not finished.
-    ///
-    /// # Errors
-    /// If the device is lost.
-    ///
-    /// # Safety
-    /// There is as much memory at `from`, and it lives until the stream has come so far.
-    pub unsafe fn start(&mut self, op: &'static str, from: u64) -> Result<()> {
-        self.wait()?;
-        self.gpu.bind(op)?;
-        let (numbers, faults) = self.memory.split_at_mut(self.bytes);
-        // SAFETY: device memory exists. The pinned memory is this value's, which neither reads, writes nor frees it before the event,
-        // but where an error here loses the device.
-        unsafe {
-            self.gpu.start_copy_to_host(op, numbers, from)?;
-            if let Some(record) = self.gpu.faults().address() {
-                self.gpu.start_copy_to_host(op, faults, record)?;
-            }
-        }
-        self.in_flight = Some(GpuEvent::record(self.gpu)?);
-        Ok(())
-    }
-
-    /// Waits for the copy and returns the bytes; none if no copy was started.
-    ///
-    /// # Errors
-    /// What kernels have reported before. The report is taken: later waits for the device do not return it again.
-    pub fn finish(&mut self) -> Result<Option<&[u8]>> {
-        if self.in_flight.is_none() {
-            return Ok(None);
-        }
-        self.wait()?;
-        if let Some(error) = self.gpu.faults().error(&self.memory[self.bytes..]) {
-            self.memory[self.bytes..].fill(0);
-            // Takes the report from the device.
-            return Err(self.gpu.synchronize().err().unwrap_or(error));
-        }
-        Ok(Some(&self.memory[..self.bytes]))
-    }
-
-    /// Waits for a copy that is in flight.
-    ///
-    /// # Errors
-    /// If the device is lost.
-    pub fn wait(&mut self) -> Result<()> {
-        self.in_flight.take().map_or(Ok(()), |event| event.synchronize())
-    }
-}
-
-impl Drop for Readback {
-    fn drop(&mut self) {
-        // If it fails the device is lost, and writes nothing any more.
-        let _ = self.wait();
     }
 }
