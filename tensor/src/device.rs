@@ -55,7 +55,7 @@ impl Device {
 
     #[inline]
     pub(crate) fn state(self) -> Result<&'static State> {
-        let (table, index) = self.place();
+        let (table, index) = self.slot();
         match table.get(usize::from(index)).and_then(OnceLock::get) {
             Some(state) => Ok(state),
             None => self.start(table),
@@ -64,12 +64,12 @@ impl Device {
 
     /// The state of a device that is open; none if it is not. For errors, which may arise while a device is being opened.
     pub(crate) fn opened(self) -> Option<&'static State> {
-        let (table, index) = self.place();
+        let (table, index) = self.slot();
         table.get(usize::from(index)).and_then(OnceLock::get)
     }
 
     #[inline]
-    fn place(self) -> (&'static [OnceLock<State>], u16) {
+    fn slot(self) -> (&'static [OnceLock<State>], u16) {
         match self {
             Device::Cpu(i) => (&CPUS, i),
             Device::Meta(i) => (&METAS, i),

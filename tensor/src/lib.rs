@@ -45,6 +45,8 @@ pub use pool::Pool;
 pub use rng::{RngKey, Stream4, Window};
 pub use storage::{Read, Storage, Write};
 pub use stream::{Event, Stream, record_stream};
+#[doc(hidden)] // for Phalanx's other crates
+pub use sync::{lock, panic_message};
 pub use tensor::{Dim, Index, Pick, Tensor, resolve_dims, resolve_shape};
 
 /// The README's example, compiled and run.

@@ -23,7 +23,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use crate::cuda::GpuEvent;
-use crate::sync::lock;
+use crate::sync::{lock, panic_message};
 use crate::{Context, Device, Error, Result, Tensor};
 
 /// A lane of a device: work submitted to it runs in order, on a thread of the lane. Clones are handles of one lane.
@@ -189,10 +189,8 @@ fn run(queue: &Receiver<Job>, lane: &Lane) {
 }
 
 fn panicked(payload: Box<dyn Any + Send>) -> Error {
-    let text = payload.downcast_ref::<&str>().map(ToString::to_string);
-    let text = text.or_else(|| payload.downcast_ref::<String>().cloned());
-    // The drop of another payload might panic and so end the lane. Such payloads are leaked.
-    let message = text.unwrap_or_else(|| {
+    // The drop of a payload that is no text might panic and so end the lane. Such payloads are leaked.
+    let message = panic_message(&*payload).map(String::from).unwrap_or_else(|| {
         std::mem::forget(payload);
         "a payload that is no text".into()
     });

@@ -1,6 +1,7 @@
 //! Atomics, locks and cells of the code that loom models (the pool and the counts of storages): the standard library's, or loom's with the
-//! feature `loom`. [`lock`]: the one way to lock the others.
+//! feature `loom`. [`lock`] and [`panic_message`]: for all code that threads share.
 
+use std::any::Any;
 use std::sync::PoisonError;
 
 #[cfg(feature = "loom")]
@@ -39,8 +40,13 @@ impl<T> UnsafeCell<T> {
     }
 }
 
+/// The message of a panic, if its payload is text.
+pub fn panic_message(payload: &(dyn Any + Send)) -> Option<&str> {
+    payload.downcast_ref::<&str>().copied().or_else(|| payload.downcast_ref::<String>().map(String::as_str))
+}
+
 /// Locks a mutex, also after a thread has panicked while it held it.
-pub(crate) fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+pub fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
