@@ -1,15 +1,16 @@
-//! The caching allocator of a CPU device: memory once obtained is kept for the next tensor of about its size.
+//! The caching allocator of a CPU device: it keeps memory in free lists for the next tensor of about the same size.
 #![allow(unsafe_code)]
 
 use std::alloc::Layout;
 use std::cell::RefCell;
 use std::ptr::NonNull;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use memmap2::MmapMut;
 
 use crate::Ledger;
 use crate::storage::Storage;
+use crate::sync::lock;
 
 /// Alignment of every block, in bytes: a cache line, which is also an AVX-512 vector.
 const ALIGN: usize = 64;
@@ -77,128 +78,124 @@ impl Drop for Block {
 fn map(bytes: usize) -> Option<(MmapMut, NonNull<u8>)> {
     let mut map = MmapMut::map_anon(bytes + HUGE_PAGE).ok()?;
     let skip = map.as_ptr().align_offset(HUGE_PAGE);
-    // A wish: a system that has no such pages gives others.
+    // A hint: a system without huge pages gives others.
     #[cfg(target_os = "linux")]
     let _ = map.advise_range(memmap2::Advice::HugePage, skip, bytes / HUGE_PAGE * HUGE_PAGE);
     let start = NonNull::new(map[skip..].as_mut_ptr())?;
     Some((map, start))
 }
 
-/// Storages that wait to be used again, whole, by size class: small ones at the thread that laid them by, where nobody
-/// competes for them, the others in bins that all threads share.
+/// Free lists of whole storages by size class. Small storages are in lists of the thread that recycled them, which need no lock; the others
+/// are in lists that all threads share.
 pub(crate) struct Allocator {
-    bins: Vec<Mutex<Bin>>,
+    lists: Vec<Mutex<FreeList>>,
 }
 
-type Bin = Vec<Box<Storage>>;
+type FreeList = Vec<Box<Storage>>;
 
 impl Allocator {
     pub(crate) fn new() -> Allocator {
-        Allocator { bins: (0..CLASSES).map(|_| Mutex::default()).collect() }
+        Allocator { lists: (0..CLASSES).map(|_| Mutex::default()).collect() }
     }
 
-    /// A storage with memory for `bytes`, if one waits; what it holds is unspecified.
+    /// A storage with memory for `bytes`, if a free list has one; what it holds is unspecified.
     #[inline]
     pub(crate) fn take(&'static self, bytes: usize) -> Option<Box<Storage>> {
         let class = class_of(bytes)?;
-        near(self, class, |bin| {
-            if bin.is_empty() {
-                let mut shared = lock(&self.bins[class]);
-                let rest = shared.len().saturating_sub(near_max(class) / 2);
-                bin.extend(shared.drain(rest..));
+        local(self, class, |list| {
+            if list.is_empty() {
+                let mut shared = lock(&self.lists[class]);
+                let rest = shared.len().saturating_sub(local_max(class) / 2);
+                list.extend(shared.drain(rest..));
             }
-            bin.pop()
+            list.pop()
         })
-        .unwrap_or_else(|| lock(&self.bins[class]).pop())
+        .unwrap_or_else(|| lock(&self.lists[class]).pop())
     }
 
-    /// Takes a storage that nobody uses.
+    /// Puts a storage that is no longer used into a free list.
     #[inline]
-    pub(crate) fn lay_by(&'static self, storage: Box<Storage>) {
+    pub(crate) fn recycle(&'static self, storage: Box<Storage>) {
         let class = storage.block().map_or(0, |block| block.class);
         let mut storage = Some(storage);
-        near(self, class, |bin| {
-            if bin.len() == near_max(class) {
-                lock(&self.bins[class]).extend(bin.drain(near_max(class) / 2..));
+        local(self, class, |list| {
+            if list.len() == local_max(class) {
+                lock(&self.lists[class]).extend(list.drain(local_max(class) / 2..));
             }
             if let Some(storage) = storage.take() {
-                bin.push(storage);
+                list.push(storage);
             }
         });
         if let Some(storage) = storage {
-            lock(&self.bins[class]).push(storage);
+            lock(&self.lists[class]).push(storage);
         }
     }
 
-    /// Returns what waits in the shared bins and at this thread to the system; other threads keep theirs.
+    /// Returns the storages of the shared lists and of this thread's to the system; other threads keep theirs.
     pub(crate) fn trim(&'static self, ledger: &Ledger) {
-        let _ = NEAR.try_with(|near| near.borrow_mut().flush());
-        for (class, bin) in self.bins.iter().enumerate() {
-            let waiting = std::mem::take(&mut *lock(bin));
+        let _ = LOCAL.try_with(|local| local.borrow_mut().flush());
+        for (class, list) in self.lists.iter().enumerate() {
+            let waiting = std::mem::take(&mut *lock(list));
             ledger.obtained_sub(waiting.len() * class_bytes(class));
         }
     }
 }
 
 /// Classes that a thread keeps storages of: up to 8 KiB.
-const NEAR_CLASSES: usize = 8 * 7 + 2;
+const LOCAL_CLASSES: usize = 8 * 7 + 2;
 
 /// Storages of a class that a thread keeps at most: 32 KiB, and no fewer than 16. It exchanges half of them at a time
 /// with the others.
 #[inline]
-fn near_max(class: usize) -> usize {
+fn local_max(class: usize) -> usize {
     (512 >> (class / 8)).max(16)
 }
 
 thread_local! {
-    static NEAR: RefCell<Near> = const { RefCell::new(Near { owner: None, bins: Vec::new() }) };
+    static LOCAL: RefCell<LocalLists> = const { RefCell::new(LocalLists { owner: None, lists: Vec::new() }) };
 }
 
-/// A thread's own storages, all of one allocator: the first that the thread used since it last had none.
-struct Near {
+/// A thread's own free lists, all of one allocator: the first that the thread used since the lists were last empty.
+struct LocalLists {
     owner: Option<&'static Allocator>,
-    bins: Vec<Bin>,
+    lists: Vec<FreeList>,
 }
 
-impl Near {
-    /// Gives everything back to the shared bins.
+impl LocalLists {
+    /// Moves everything to the shared lists.
     fn flush(&mut self) {
         if let Some(owner) = self.owner.take() {
-            for (class, bin) in self.bins.iter_mut().enumerate() {
-                lock(&owner.bins[class]).append(bin);
+            for (class, list) in self.lists.iter_mut().enumerate() {
+                lock(&owner.lists[class]).append(list);
             }
         }
     }
 }
 
-impl Drop for Near {
+impl Drop for LocalLists {
     fn drop(&mut self) {
         self.flush();
     }
 }
 
-/// Calls `f` with this thread's bin of a class, if it keeps storages of this class and allocator (and has not ended).
+/// Calls `f` with this thread's list of a class, if it keeps storages of this class and allocator (and has not ended).
 #[inline]
-fn near<R>(allocator: &'static Allocator, class: usize, f: impl FnOnce(&mut Bin) -> R) -> Option<R> {
-    if class >= NEAR_CLASSES {
+fn local<R>(allocator: &'static Allocator, class: usize, f: impl FnOnce(&mut FreeList) -> R) -> Option<R> {
+    if class >= LOCAL_CLASSES {
         return None;
     }
     let mut found = None;
-    let _ = NEAR.try_with(|near| {
-        let Ok(mut near) = near.try_borrow_mut() else { return };
-        if near.owner.is_none() {
-            near.owner = Some(allocator);
-            near.bins.resize_with(NEAR_CLASSES, Vec::new);
+    let _ = LOCAL.try_with(|local| {
+        let Ok(mut local) = local.try_borrow_mut() else { return };
+        if local.owner.is_none() {
+            local.owner = Some(allocator);
+            local.lists.resize_with(LOCAL_CLASSES, Vec::new);
         }
-        if near.owner.is_some_and(|owner| std::ptr::eq(owner, allocator)) {
-            found = Some(f(&mut near.bins[class]));
+        if local.owner.is_some_and(|owner| std::ptr::eq(owner, allocator)) {
+            found = Some(f(&mut local.lists[class]));
         }
     });
     found
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The smallest class that holds `bytes`; `None` where no address space could.

@@ -1,10 +1,11 @@
-//! Devices and what each owns: a thread pool, a caching allocator, a memory ledger.
+//! [`Device`]: a CPU, a CUDA device or `meta`, with its thread pool, caching allocator and memory ledger.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use crate::allocator::Allocator;
 use crate::cuda::Gpu;
+use crate::sync::lock;
 use crate::{Error, Ledger, Pool, Result};
 
 /// Where a tensor lives.
@@ -28,7 +29,7 @@ static CPUS: [OnceLock<State>; DEVICES] = [const { OnceLock::new() }; DEVICES];
 static CUDAS: [OnceLock<State>; DEVICES] = [const { OnceLock::new() }; DEVICES];
 static METAS: [OnceLock<State>; DEVICES] = [const { OnceLock::new() }; DEVICES];
 
-/// What a device owns.
+/// Everything that a device owns.
 pub(crate) struct State {
     pub(crate) ledger: Ledger,
     pub(crate) allocator: Allocator,
@@ -54,21 +55,21 @@ impl Device {
 
     #[inline]
     pub(crate) fn state(self) -> Result<&'static State> {
-        let (table, index) = self.place();
+        let (table, index) = self.slot();
         match table.get(usize::from(index)).and_then(OnceLock::get) {
             Some(state) => Ok(state),
             None => self.start(table),
         }
     }
 
-    /// What a device that is in use owns, without opening one: for errors, which may come while one is opened.
+    /// The state of a device that is open; none if it is not. For errors, which may arise while a device is being opened.
     pub(crate) fn opened(self) -> Option<&'static State> {
-        let (table, index) = self.place();
+        let (table, index) = self.slot();
         table.get(usize::from(index)).and_then(OnceLock::get)
     }
 
     #[inline]
-    fn place(self) -> (&'static [OnceLock<State>], u16) {
+    fn slot(self) -> (&'static [OnceLock<State>], u16) {
         match self {
             Device::Cpu(i) => (&CPUS, i),
             Device::Meta(i) => (&METAS, i),
@@ -82,13 +83,13 @@ impl Device {
         let (Device::Cpu(index) | Device::Cuda(index) | Device::Meta(index)) = self;
         let slot = table.get(usize::from(index));
         let slot = slot.ok_or_else(|| Error::range("device", self, format!("an index below {DEVICES}")))?;
-        // The threads are asked for once a device: it takes the system longer than a small operation.
+        // The number of cores is asked for once a device: the system call takes longer than a small operation.
         let Device::Cuda(index) = self else {
             let threads = if self.is_meta() { 1 } else { default_threads() };
             return Ok(slot.get_or_init(|| State::new(threads, None)));
         };
         static OPENING: Mutex<()> = Mutex::new(());
-        let _one = OPENING.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one = lock(&OPENING);
         match slot.get() {
             Some(state) => Ok(state),
             None => {
@@ -101,14 +102,14 @@ impl Device {
     /// The GPU behind a CUDA device, opened if it is not yet.
     ///
     /// # Errors
-    /// If there is none: what was looked for. If this is another kind of device.
+    /// If there is none: which files were looked for. If this is another kind of device.
     #[inline]
     pub fn gpu(self) -> Result<&'static Gpu> {
         let refuse = || Error::Unsupported { op: "gpu", device: self, why: "it is no CUDA device".into() };
         self.state()?.gpu.as_ref().ok_or_else(refuse)
     }
 
-    /// The device's books.
+    /// The device's memory ledger.
     ///
     /// # Errors
     /// If the device cannot be used.
@@ -158,10 +159,10 @@ impl Device {
     pub fn trim(self) -> Result<()> {
         let state = self.state()?;
         state.allocator.trim(&state.ledger);
-        state.gpu.as_ref().map_or(Ok(()), Gpu::trim)
+        state.gpu.as_ref().map_or(Ok(()), |gpu| gpu.trim()).map_err(Error::of_gpu)
     }
 
-    /// Where few numbers about a tensor here are best kept for the host to read: here if elements are the host's.
+    /// The device for a few numbers that the host reads about tensors of this one: itself if it is a CPU, else `cpu:0`.
     pub fn host(self) -> Device {
         if let Device::Cpu(_) = self { self } else { Device::CPU }
     }

@@ -7,8 +7,8 @@ pub use half::{bf16, f16};
 
 use crate::{Error, Result};
 
-/// The type of a tensor's elements. (A whole word: what is made of tensors is then moved by words, and what moves in odd
-/// pieces stalls a processor that has just written it in others.)
+/// The type of a tensor's elements. It is a whole word, so that structures of tensors are moved by words: a load that spans several narrower
+/// stores stalls the processor.
 #[repr(u64)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum DType {

@@ -1,4 +1,4 @@
-//! What a caller can get wrong or a device can refuse.
+//! [`Error`]: mistakes of a caller, and failures of a device.
 
 use std::fmt;
 
@@ -144,6 +144,22 @@ impl Error {
     /// An [`Error::Invalid`].
     pub fn invalid(op: &'static str, why: impl Into<String>) -> Error {
         Error::Invalid { op, why: why.into() }
+    }
+
+    /// The error of a GPU. No `From`, which would keep callers' closures from inferring their error type.
+    pub(crate) fn of_gpu(error: phalanx_cuda::Error) -> Error {
+        use phalanx_cuda::Error as E;
+        match error {
+            E::Unsupported { index, why } => {
+                Error::Unsupported { op: "device", device: Device::Cuda(index), why }
+            }
+            E::OutOfMemory { op, index, bytes } => Error::out_of_memory(op, Device::Cuda(index), bytes),
+            E::Failed { op, index, what } => Error::Gpu { op, device: Device::Cuda(index), what },
+            E::Fault { op, item, value, limit } => {
+                Error::range(op, format!("index {value} (item {item})"), format!("an index below {limit}"))
+            }
+            other => Error::invalid("cuda", other.to_string()),
+        }
     }
 
     /// An [`Error::File`].

@@ -1,11 +1,11 @@
-//! Where a tensor's elements lie in its storage: shape, strides and offset, counted in elements.
+//! [`Layout`]: where a tensor's elements lie in its storage: shape, strides and offset, counted in elements. [`Loops`]: the nest of loops
+//! that visits them.
 
 use std::cmp::Reverse;
 
 use smallvec::SmallVec;
 
-use crate::tiles::Tiles;
-use crate::{Error, Loops, Result};
+use crate::{Error, Result};
 
 /// Sizes or strides, one a dimension; inline up to four dimensions.
 pub type Dims = SmallVec<[usize; 4]>;
@@ -192,7 +192,7 @@ impl Layout {
             return false;
         }
         let loops = Loops::new(self.shape(), [self.strides()]);
-        Tiles::new(&loops).is_some() || loops.sizes().len() > 1 && loops.inner() < FEW
+        loops.transposed_axis().is_some() || loops.sizes().len() > 1 && loops.inner() < FEW
     }
 
     /// Sizes and strides, to make another layout of.
@@ -329,6 +329,99 @@ pub fn broadcast_shapes(op: &'static str, left: &[usize], right: &[usize]) -> Re
         .collect()
 }
 
+/// A nest of loops over `N` layouts of one shape, with neighbouring dimensions merged wherever all layouts allow,
+/// and dimensions of size 1 dropped. The innermost loop is a run of [`Loops::inner`] elements.
+#[derive(Clone, Debug)]
+pub struct Loops<const N: usize> {
+    sizes: Dims,
+    strides: SmallVec<[[usize; N]; 5]>,
+}
+
+impl<const N: usize> Loops<N> {
+    /// Loops over `shape`, in row-major order.
+    pub fn new(shape: &[usize], strides: [&[usize]; N]) -> Loops<N> {
+        let mut loops = Loops { sizes: Dims::new(), strides: SmallVec::new() };
+        for (dim, &size) in shape.iter().enumerate() {
+            if size == 1 {
+                continue;
+            }
+            let here: [usize; N] = std::array::from_fn(|n| strides[n][dim]);
+            match (loops.sizes.last_mut(), loops.strides.last_mut()) {
+                (Some(outer), Some(last)) if (0..N).all(|n| last[n] == here[n] * size) => {
+                    *outer *= size;
+                    *last = here;
+                }
+                _ => {
+                    loops.sizes.push(size);
+                    loops.strides.push(here);
+                }
+            }
+        }
+        if loops.sizes.is_empty() {
+            loops.sizes.push(1);
+            loops.strides.push([1; N]);
+        }
+        loops
+    }
+
+    /// Elements in one run.
+    pub fn inner(&self) -> usize {
+        self.sizes[self.sizes.len() - 1]
+    }
+
+    /// Strides along a run.
+    pub fn inner_strides(&self) -> [usize; N] {
+        self.strides[self.strides.len() - 1]
+    }
+
+    /// Number of runs.
+    pub fn runs(&self) -> usize {
+        self.sizes[..self.sizes.len() - 1].iter().product()
+    }
+
+    /// Merged sizes, outermost first; the last is the run.
+    pub fn sizes(&self) -> &[usize] {
+        &self.sizes
+    }
+
+    /// Merged strides, outermost first.
+    pub fn strides(&self) -> &[[usize; N]] {
+        &self.strides
+    }
+
+    /// Where run number `run` begins in each layout, without the layouts' own offsets.
+    pub fn start(&self, mut run: usize) -> [usize; N] {
+        let mut at = [0; N];
+        for axis in (0..self.sizes.len() - 1).rev() {
+            // Outermost there is nothing to divide by.
+            let index = if axis == 0 { run } else { run % self.sizes[axis] };
+            run /= if axis == 0 { 1 } else { self.sizes[axis] };
+            for (a, stride) in at.iter_mut().zip(self.strides[axis]) {
+                *a += index * stride;
+            }
+        }
+        at
+    }
+}
+
+/// Fewer rows or columns are not worth a tile: a cache line is then used up within a few runs.
+const TILE_MIN: usize = 8;
+
+impl Loops<1> {
+    /// The outer loop along which the elements are best read, if that is closer in memory than the innermost one: a copy then transposes
+    /// tiles of both. None where plain runs are as good.
+    pub(crate) fn transposed_axis(&self) -> Option<usize> {
+        let [across] = self.inner_strides();
+        let outer = self.sizes().len() - 1;
+        let closer = |&axis: &usize| {
+            let [down] = self.strides()[axis];
+            down > 0 && down < across && self.sizes()[axis] >= TILE_MIN
+        };
+        let axis = (0..outer).filter(closer).min_by_key(|&axis| self.strides()[axis])?;
+        (self.inner() >= TILE_MIN).then_some(axis)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -381,5 +474,14 @@ mod tests {
     fn expanded_layouts_overlap_themselves() {
         assert!(Layout::contiguous(&[3, 1]).broadcast(&[3, 2]).unwrap().overlaps_itself());
         assert!(!Layout::contiguous(&[3, 2]).permute(&[1, 0]).overlaps_itself());
+    }
+
+    #[test]
+    fn loops_merge_what_is_adjacent() {
+        let l = Layout::contiguous(&[2, 3, 4]);
+        assert_eq!(Loops::new(l.shape(), [l.strides()]).sizes(), &[24]);
+        let p = l.permute(&[1, 0, 2]);
+        let loops = Loops::new(p.shape(), [p.strides()]);
+        assert_eq!((loops.sizes(), loops.runs(), loops.start(3)), (&[3, 2, 4][..], 6, [16]));
     }
 }

@@ -1,11 +1,13 @@
 //! The memory ledger: what a device's memory is used for, in requested bytes, now and at peak.
 
 use std::fmt;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-/// What a tensor's bytes serve.
+use crate::sync::lock;
+
+/// The use of a tensor's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Category {
@@ -47,7 +49,7 @@ impl Category {
     }
 }
 
-/// Bytes now and the most there ever were.
+/// Bytes now, and the most at one time.
 #[derive(Debug, Default)]
 struct Gauge {
     now: AtomicUsize,
@@ -84,16 +86,16 @@ pub struct Usage {
     pub peak: usize,
 }
 
-/// A device's books. Tensors count with the bytes that were asked for, so that a `meta` device agrees with a
-/// real one to the byte; what kernels use for themselves and what the allocator keeps for later stand apart.
+/// A device's memory in use. Tensors count with the bytes that were requested, so that a `meta` device agrees with a
+/// real one to the byte. Scratch memory of kernels and memory that the allocator keeps are counted apart.
 #[derive(Debug, Default)]
 pub struct Ledger {
     categories: [Gauge; 5],
-    /// Of the sum of the categories, which needs no gauge of its own.
+    /// The peak of the sum of the categories. The sum itself is computed when it is asked for.
     total_peak: AtomicUsize,
     scratch: Gauge,
     obtained: Gauge,
-    /// Whether changes are written down.
+    /// Whether changes are recorded.
     is_watched: AtomicBool,
     changes: Mutex<Vec<Change>>,
 }
@@ -101,7 +103,7 @@ pub struct Ledger {
 /// A moment, and the bytes of each category from then on, in the order of [`Category::ALL`].
 pub type Change = (Instant, [usize; 5]);
 
-/// Changes that are written down at most.
+/// Changes that are recorded at most.
 const CHANGES_MAX: usize = 1 << 20;
 
 impl Ledger {
@@ -124,12 +126,12 @@ impl Ledger {
         self.scratch.usage()
     }
 
-    /// Memory obtained from the system for tensors, theirs and what waits for the next ones.
+    /// Memory obtained from the system for tensors, in use or in free lists.
     pub fn obtained(&self) -> Usage {
         self.obtained.usage()
     }
 
-    /// Memory obtained from the system that no tensor uses: it waits for the next one, or is lost to rounding.
+    /// Memory obtained from the system that no tensor uses: in free lists, or lost to rounding.
     pub fn pooled(&self) -> usize {
         self.obtained().now.saturating_sub(self.total().now)
     }
@@ -142,7 +144,7 @@ impl Ledger {
         if parts.is_empty() { "nothing".into() } else { parts.join(", ") }
     }
 
-    /// Lets every peak begin anew at what is in use now.
+    /// Sets every peak to the bytes in use now.
     pub fn reset_peak(&self) {
         for gauge in self.categories.iter().chain([&self.scratch, &self.obtained]) {
             gauge.peak.store(gauge.now(), Relaxed);
@@ -156,13 +158,13 @@ impl Ledger {
         ScratchUse { ledger: self, bytes }
     }
 
-    /// Begins to write down every change of a category's bytes, and what there is now, until [`Ledger::watched`].
+    /// Begins to record every change of a category's bytes, and the present state, until [`Ledger::watched`].
     pub fn watch(&self) {
         *self.changes() = vec![(Instant::now(), self.each())];
         self.is_watched.store(true, Relaxed);
     }
 
-    /// What was written down since [`Ledger::watch`], in the order in which it happened, up to a million changes; the last is now.
+    /// The changes since [`Ledger::watch`] in their order, up to a million. The last entry is the present state.
     pub fn watched(&self) -> Vec<Change> {
         self.is_watched.store(false, Relaxed);
         let mut changes = std::mem::take(&mut *self.changes());
@@ -171,7 +173,7 @@ impl Ledger {
     }
 
     fn changes(&self) -> std::sync::MutexGuard<'_, Vec<Change>> {
-        self.changes.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.changes)
     }
 
     fn each(&self) -> [usize; 5] {
@@ -182,12 +184,12 @@ impl Ledger {
     #[inline]
     fn changed(&self) {
         if self.is_watched.load(Relaxed) {
-            self.write_down();
+            self.record_change();
         }
     }
 
     #[cold]
-    fn write_down(&self) {
+    fn record_change(&self) {
         let mut changes = self.changes();
         if changes.len() < CHANGES_MAX {
             changes.push((Instant::now(), self.each()));

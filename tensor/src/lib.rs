@@ -15,45 +15,39 @@
 //! | elements, for kernels | [`Storage`], [`Read`], [`Write`], [`Loops`] |
 
 mod allocator;
-mod bytes;
 mod context;
 mod copy;
 pub mod cuda;
 mod device;
-mod dim;
-mod display;
 mod dtype;
 mod error;
-mod index;
 pub mod io;
 mod layout;
 mod ledger;
-mod loops;
-mod nest;
-mod parts;
-mod past;
+#[cfg(all(test, feature = "loom"))]
+mod models;
 mod pool;
 mod rng;
 mod storage;
 mod stream;
+mod streaming;
 mod sync;
 mod tensor;
 mod tiles;
 
 pub use context::{Context, ContextGuard, PassGuard};
 pub use device::Device;
-pub use dim::{Dim, resolve_dims, resolve_shape};
 pub use dtype::{DType, Element, Scalar, Value, bf16, f16};
 pub use error::{Error, Result};
-pub use index::{Index, Pick};
-pub use layout::{Dims, Layout, broadcast_shapes, contiguous_strides};
+pub use layout::{Dims, Layout, Loops, broadcast_shapes, contiguous_strides};
 pub use ledger::{Category, Ledger, ScratchUse, Usage};
-pub use loops::Loops;
 pub use pool::Pool;
 pub use rng::{RngKey, Stream4, Window};
 pub use storage::{Read, Storage, Write};
 pub use stream::{Event, Stream, record_stream};
-pub use tensor::Tensor;
+#[doc(hidden)] // for Phalanx's other crates
+pub use sync::{lock, panic_message};
+pub use tensor::{Dim, Index, Pick, Tensor, resolve_dims, resolve_shape};
 
 /// The README's example, compiled and run.
 #[cfg(doctest)]

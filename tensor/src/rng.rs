@@ -1,10 +1,10 @@
-//! Random draws as a function of their place: Philox4x32-10, counter-based.
+//! Counter-based random numbers: Philox4x32-10.
 //!
 //! A draw depends on the run's seed, the step, the site that draws and the element's position in the *global*
 //! tensor, and on nothing else: every device, thread count, sharding and repetition draws the same numbers.
 //! Source: Salmon, Moraes, Dror, Shaw: Parallel random numbers: as easy as 1, 2, 3 (SC 2011).
 
-/// What the draws of a step have in common: the run's seed and the step's number.
+/// The key that all draws of a step share: the run's seed and the step's number.
 ///
 /// # How a random draw is made
 ///
@@ -27,7 +27,7 @@
 /// - **A trainer that can be resumed sets the step:** `Context::with(|c| c.rng = RngKey { seed, step })`. Nothing is counted then, so
 ///   the same step draws the same numbers in every run, also after a resume. A layer that is called twice in such a step
 ///   draws the same mask twice; make it two layers.
-/// - **Recomputation** runs in the context of the first run, and repeats what that has counted.
+/// - **Recomputation** runs in the context of the first run, and counts its draws from the same number on.
 /// - **A captured step** on a GPU reads the step's number from the device's memory, so each launch draws anew.
 /// - **Evaluation draws nothing** ([`Context::train`](crate::Context::train)).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -80,7 +80,7 @@ impl Stream4 {
         self.key
     }
 
-    /// What the step's draws have in common.
+    /// The key that the step's draws share.
     pub fn of(&self) -> RngKey {
         self.of
     }

@@ -1,6 +1,6 @@
 //! [`Stream`] and [`Event`]: lanes of work beside the caller's thread, so that copies and communication overlap.
 //!
-//! A lane is one FIFO thread. Lanes meet in events:
+//! A lane is one FIFO thread. Lanes wait for each other through events:
 //!
 //! ```text
 //! compute  ──work──record(e)──work──────────────
@@ -9,9 +9,10 @@
 //! ```
 //!
 //! Lanes cannot deadlock. A `wait` names an event recorded before it, so the items of all queues can always be run
-//! in the order they were queued. On a GPU a lane's thread gives its work to a stream of its own; what it waits for, and who
-//! waits for it, is the GPU's streams, while the threads go on. Only work that blocks on an event itself could close a circle; that is found out
-//! before it blocks, and is an error (see [`Event::synchronize`]).
+//! in the order they were queued. Only work that itself blocks on an event could close a circle. [`Event::synchronize`] finds
+//! such a circle before it blocks, and returns an error.
+//!
+//! On a GPU a lane's thread gives its work to a CUDA stream of its own. The GPU's streams wait for each other, while the threads go on.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -19,9 +20,10 @@ use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
-use crate::cuda::{GpuEvent, lane_stream};
+use crate::cuda::GpuEvent;
+use crate::sync::{lock, panic_message};
 use crate::{Context, Device, Error, Result, Tensor};
 
 /// A lane of a device: work submitted to it runs in order, on a thread of the lane. Clones are handles of one lane.
@@ -46,7 +48,7 @@ pub struct Stream {
 
 type Job = Box<dyn FnOnce(&Lane) + Send>;
 
-/// What a lane's thread and its handles share.
+/// The state that a lane's thread shares with its handles.
 #[derive(Debug)]
 struct Lane {
     id: u64,
@@ -81,7 +83,7 @@ impl Stream {
     /// [`Stream::synchronize`]; later work runs all the same.
     pub fn submit(&self, work: impl FnOnce() -> Result<()> + Send + 'static) {
         let context = Context::current();
-        // Of a GPU, what the caller has given it so far comes first.
+        // On a GPU the lane's work comes after the work that the caller has given the GPU so far.
         let before = point(self.device);
         self.push(move |lane| {
             let entered = move || {
@@ -123,8 +125,8 @@ impl Stream {
         });
     }
 
-    /// Blocks until all work queued so far has run, or has been given to the GPU and the caller's later work there waits
-    /// for it.
+    /// Blocks until all work queued so far has run. On a GPU, blocks until it has been given to the GPU, and makes the caller's later work
+    /// there wait for it.
     ///
     /// # Errors
     /// The first error (or panic, as [`Error::Panic`]) of the work since the last `synchronize`, which takes it; or
@@ -135,17 +137,17 @@ impl Stream {
     }
 
     fn push(&self, job: impl FnOnce(&Lane) + Send + 'static) {
-        // The thread outlives every handle. Were it gone, the job would be dropped here and its event fired.
+        // The thread outlives every handle. If it were gone, this would drop the job, which fires the job's event.
         let _ = self.jobs.send(Box::new(job));
     }
 }
 
-/// Keeps the tensor's storage alive until `stream` has passed this point, whatever becomes of the tensor: for work
-/// on the lane that was given its bytes, not the tensor.
+/// Keeps the tensor's storage alive until `stream` has passed this point, even if the tensor is dropped: for work
+/// on the lane that was given the tensor's bytes and not the tensor.
 pub fn record_stream(tensor: &Tensor, stream: &Stream) {
     let tensor = tensor.clone();
     stream.push(move |lane| {
-        // A GPU may not have come as far as its lane's thread. Only the lane waits, not the device.
+        // The GPU's stream may be behind the lane's thread. The lane's thread waits for it, not the device.
         if let Ok(Some(point)) = point(lane.device)
             && let Err(error) = point.synchronize()
         {
@@ -155,7 +157,7 @@ pub fn record_stream(tensor: &Tensor, stream: &Stream) {
     });
 }
 
-/// Where this thread's work on a GPU has come to.
+/// An event at the present end of this thread's work on a GPU.
 fn point(device: Device) -> Result<Option<GpuEvent>> {
     if device.is_cuda() { GpuEvent::record(device.gpu()?).map(Some) } else { Ok(None) }
 }
@@ -167,7 +169,7 @@ impl Lane {
     }
 }
 
-/// The lane whose thread this is; 0 on threads that are none.
+/// The id of the lane whose thread this is; 0 on other threads.
 fn current_lane() -> &'static std::thread::LocalKey<Cell<u64>> {
     thread_local! {
         static LANE: Cell<u64> = const { Cell::new(0) };
@@ -177,17 +179,18 @@ fn current_lane() -> &'static std::thread::LocalKey<Cell<u64>> {
 
 fn run(queue: &Receiver<Job>, lane: &Lane) {
     current_lane().set(lane.id);
-    let _stream = lane_stream(lane.device).map_err(|error| lane.fail(error));
+    // On a GPU the lane's thread has a stream of its own.
+    let gpu = if lane.device.is_cuda() { lane.device.gpu().map(Some) } else { Ok(None) };
+    let entered = gpu.and_then(|gpu| gpu.map(|gpu| gpu.enter_lane()).transpose().map_err(Error::of_gpu));
+    let _stream = entered.map_err(|error| lane.fail(error));
     for job in queue {
         job(lane);
     }
 }
 
 fn panicked(payload: Box<dyn Any + Send>) -> Error {
-    let text = payload.downcast_ref::<&str>().map(ToString::to_string);
-    let text = text.or_else(|| payload.downcast_ref::<String>().cloned());
-    // Other payloads might panic in their own drop, which would end the lane: they are leaked.
-    let message = text.unwrap_or_else(|| {
+    // The drop of a payload that is no text might panic and so end the lane. Such payloads are leaked.
+    let message = panic_message(&*payload).map(String::from).unwrap_or_else(|| {
         std::mem::forget(payload);
         "a payload that is no text".into()
     });
@@ -203,7 +206,7 @@ struct State {
     lane: u64,
     /// None until done; then the lane's error at that point, if any.
     done: Mutex<Option<Option<Error>>>,
-    /// On a GPU: where the lane's stream was then.
+    /// On a GPU: the same point in the lane's stream.
     point: Mutex<Option<Arc<GpuEvent>>>,
     wake: Condvar,
 }
@@ -220,16 +223,15 @@ impl Event {
 
     /// Whether the work before it has run.
     pub fn is_done(&self) -> bool {
-        // The point is there before the event is done, and not the other way round.
+        // `point` is set before `done`, so it is read after it.
         let is_done = lock(&self.0.done).is_some();
         let point = lock(&self.0.point).clone();
-        // A point that failed is done: the failure is told to whoever waits.
+        // A point that failed counts as done: a thread that waits for it gets the failure.
         is_done && point.is_none_or(|point| point.is_done().unwrap_or(true))
     }
 
-    /// Blocks until the work before it has run. On a GPU: until it has been given to the GPU, and lets what this thread
-    /// gives to it from now on wait; reading elements waits for both. Does not hang if the stream is dropped: its queue still
-    /// runs dry.
+    /// Blocks until the work before it has run. On a GPU, blocks until that work has been given to the GPU, and makes this thread's later
+    /// work there wait for it; reading elements waits for both. Does not hang if the stream is dropped: its queue still runs to the end.
     ///
     /// # Errors
     /// The error that the lane had at this point, which stays with the lane. When called from a lane's work, and
@@ -238,7 +240,7 @@ impl Event {
         self.block()?.map_or(Ok(()), Err)
     }
 
-    /// Waits; an `Err` is a deadlock avoided, an inner error the lane's.
+    /// Waits. The outer error is a circle of lanes that was found, the inner one the lane's error.
     fn block(&self) -> Result<Option<Error>> {
         let _edge = Edge::new(current_lane().get(), self)?;
         let mut done = lock(&self.0.done);
@@ -271,8 +273,8 @@ static WAITING: Mutex<BTreeMap<u64, Event>> = Mutex::new(BTreeMap::new());
 struct Edge(u64);
 
 impl Edge {
-    /// Enters that `lane` waits for `event`, unless that would close a circle. Edges whose event is done hold
-    /// nobody up, so a circle through them is none; the other edges never form one, hence the walk ends.
+    /// Enters that `lane` waits for `event`, unless that would close a circle. An edge whose event is done blocks no lane, so the walk
+    /// stops there. The other edges never form a circle, hence the walk ends.
     fn new(lane: u64, event: &Event) -> Result<Edge> {
         let mut waiting = lock(&WAITING);
         let mut next = Some(event);
@@ -296,8 +298,4 @@ impl Drop for Edge {
             lock(&WAITING).remove(&self.0);
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,20 +1,19 @@
 //! Transposing copies, tile by tile.
 //!
 //! Where the source's neighbours lie along another dimension than the target's, a copy in either order touches a
-//! cache line (and a page) for every single element. A square tile goes through a buffer that
-//! stays in the first-level cache instead: read along the source's lines, written along the target's.
+//! cache line (and a page) for every single element. So square tiles are copied through a buffer that
+//! stays in the first-level cache: read along the source's lines, written along the target's.
 //!
 //! ```text
 //! target, contiguous: (outer.., rows, middle.., columns)     source: stride `down` along rows, the smallest,
 //!                                                                    stride `across` along columns, larger
 //! ```
 //!
-//! Through a buffer, not in place: with sizes that are powers of two all lines of a tile would share one cache set.
+//! Without the buffer all lines of a tile would share one cache set where sizes are powers of two.
 
 use bytemuck::Pod;
 
-use crate::copy::PIECE;
-use crate::past::{PastCaches, prefetch};
+use crate::streaming::{StreamingStores, prefetch};
 use crate::{Loops, Pool};
 
 /// Rows and columns of a tile of elements of 1, 2 or 4 bytes: several cache lines either way, and the buffer fits.
@@ -23,8 +22,8 @@ const SIDE: usize = 64;
 const SIDE_WIDE: usize = 32;
 /// Bytes of a cache line.
 const LINE: usize = 64;
-/// Fewer rows or columns are not worth a tile: a line is then used up within a few runs.
-const WORTH_MIN: usize = 8;
+/// Elements that a thread copies at a time, at least.
+pub(crate) const PIECE: usize = 1 << 14;
 
 /// A nest of loops whose source is best read along an outer one.
 pub(crate) struct Tiles<'a> {
@@ -36,14 +35,7 @@ pub(crate) struct Tiles<'a> {
 impl Tiles<'_> {
     /// `None` where plain runs are as good.
     pub(crate) fn new(loops: &Loops<1>) -> Option<Tiles<'_>> {
-        let [across] = loops.inner_strides();
-        let outer = loops.sizes().len() - 1;
-        let closer = |&axis: &usize| {
-            let [down] = loops.strides()[axis];
-            down > 0 && down < across && loops.sizes()[axis] >= WORTH_MIN
-        };
-        let axis = (0..outer).filter(closer).min_by_key(|&axis| loops.strides()[axis])?;
-        (loops.inner() >= WORTH_MIN).then_some(Tiles { loops, axis })
+        Some(Tiles { loops, axis: loops.transposed_axis()? })
     }
 
     /// Copies to the contiguous `target`.
@@ -51,10 +43,10 @@ impl Tiles<'_> {
         // Whole cache lines only.
         let lines =
             (self.row() * size_of::<T>()).is_multiple_of(LINE) && target.as_ptr().addr().is_multiple_of(LINE);
-        let past = lines && PastCaches::pays(size_of_val(target));
+        let streams = lines && StreamingStores::pay(size_of_val(target));
         match size_of::<T>() {
-            8.. => self.copy_by::<T, SIDE_WIDE>(pool, target, source, past),
-            _ => self.copy_by::<T, SIDE>(pool, target, source, past),
+            8.. => self.copy_by::<T, SIDE_WIDE>(pool, target, source, streams),
+            _ => self.copy_by::<T, SIDE>(pool, target, source, streams),
         }
     }
 
@@ -64,7 +56,7 @@ impl Tiles<'_> {
         pool: &Pool,
         target: &mut [T],
         source: &[T],
-        past: bool,
+        streams: bool,
     ) {
         let (rows, row) = (self.loops.sizes()[self.axis], self.row());
         let slab = rows * row;
@@ -73,7 +65,7 @@ impl Tiles<'_> {
             let slabs = PIECE / slab;
             return pool.for_each_chunk(target, slabs * slab, |piece, part| {
                 for (i, part) in part.chunks_mut(slab).enumerate() {
-                    self.copy_rows::<T, N>(part, &source[outer(piece * slabs + i)..], past);
+                    self.copy_rows::<T, N>(part, &source[outer(piece * slabs + i)..], streams);
                 }
             });
         }
@@ -81,7 +73,7 @@ impl Tiles<'_> {
         let rows_a_piece = rows.div_ceil(pool.threads()).next_multiple_of(16).min(N);
         for (i, slab) in target.chunks_mut(slab).enumerate() {
             pool.for_each_chunk(slab, rows_a_piece * row, |piece, part| {
-                self.copy_rows::<T, N>(part, &source[outer(i) + piece * rows_a_piece * down..], past);
+                self.copy_rows::<T, N>(part, &source[outer(i) + piece * rows_a_piece * down..], streams);
             });
         }
     }
@@ -92,7 +84,7 @@ impl Tiles<'_> {
     }
 
     /// Copies whole rows, the first of which begins at the start of `source`.
-    fn copy_rows<T: Pod, const N: usize>(&self, target: &mut [T], source: &[T], past: bool) {
+    fn copy_rows<T: Pod, const N: usize>(&self, target: &mut [T], source: &[T], streams: bool) {
         let (row, columns) = (self.row(), self.loops.inner());
         let ([down], [across]) = (self.loops.strides()[self.axis], self.loops.inner_strides());
         let mut buffer = [[T::zeroed(); N]; N];
@@ -102,7 +94,7 @@ impl Tiles<'_> {
                 let source = &source[start + block * N * down..];
                 for column in (0..columns).step_by(N) {
                     let width = N.min(columns - column);
-                    let tile = Tile { row, down, across, width, past };
+                    let tile = Tile { row, down, across, width, streams };
                     let target = &mut target[middle * columns + column..];
                     tile.copy(target, &source[column * across..], &mut buffer);
                 }
@@ -117,14 +109,14 @@ struct Tile {
     down: usize,
     across: usize,
     width: usize,
-    /// Whether the target is written past the caches.
-    past: bool,
+    /// Whether the target is written by streaming stores.
+    streams: bool,
 }
 
 impl Tile {
     fn copy<T: Pod, const N: usize>(&self, target: &mut [T], source: &[T], lines: &mut [[T; N]; N]) {
         let rows = target.len().div_ceil(self.row);
-        // Whole lines first, so that many are on their way at a time; then turned inside the cache.
+        // Whole lines first, so that many loads are in flight at a time; the transposition then happens inside the cache.
         for (column, line) in lines[..self.width].iter_mut().enumerate() {
             let from = &source[column * self.across..];
             match self.down {
@@ -134,16 +126,16 @@ impl Tile {
                 _ => line[..rows].iter_mut().zip(from.iter().step_by(self.down)).for_each(|(to, &x)| *to = x),
             }
         }
-        // Meanwhile the next tile's lines come near.
+        // Prefetches the next tile's lines meanwhile.
         let next = |row: usize| source.as_ptr().wrapping_add((self.width + row) * self.across);
         let turned = |row: usize| -> [T; N] { std::array::from_fn(|column| lines[column][row]) };
-        let mut past = self.past.then(PastCaches::default);
+        let mut stores = self.streams.then(StreamingStores::default);
         for (row, target) in target.chunks_mut(self.row).enumerate() {
             if self.down == 1 {
                 (0..rows).step_by(LINE / size_of::<T>()).for_each(|at| prefetch(next(row).wrapping_add(at)));
             }
-            match (&mut past, self.width) {
-                (Some(past), width) => past.put(
+            match (&mut stores, self.width) {
+                (Some(stores), width) => stores.put(
                     bytemuck::cast_slice_mut(&mut target[..width]),
                     bytemuck::cast_slice(&turned(row)[..width]),
                 ),
@@ -178,9 +170,9 @@ mod tests {
         for (shape, strides) in cases {
             let loops = Loops::new(&shape, [&strides]);
             let tiles = Tiles::new(&loops).unwrap();
-            let run = |past: bool| {
+            let run = |streams: bool| {
                 let mut target = vec![0; shape.iter().product()];
-                tiles.copy_by::<u32, SIDE>(&Pool::new(2), &mut target, &source[5..], past);
+                tiles.copy_by::<u32, SIDE>(&Pool::new(2), &mut target, &source[5..], streams);
                 target
             };
             let at = |i: usize| {

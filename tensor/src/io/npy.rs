@@ -10,7 +10,7 @@
 use std::io::{self, Write};
 use std::path::Path;
 
-use super::{atomic, bytes_of, map::Map};
+use super::{Map, atomic, bytes_of};
 use crate::{DType, Device, Error, Result, Tensor};
 
 const MAGIC: &[u8] = b"\x93NUMPY";

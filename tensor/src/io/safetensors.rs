@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use super::{atomic, bytes_of, map::Map};
+use super::{Map, atomic, bytes_of};
 use crate::{DType, Device, Error, Result, Tensor};
 
 /// The largest header the format allows, in bytes.

@@ -1,40 +1,39 @@
 //! A device's thread pool: runs the pieces of one operation, the calling thread among its workers.
 //!
-//! An operation of a training step lasts some ten microseconds to some milliseconds, and the next follows at once. So
-//! workers watch for a while before they sleep, and a job is published by one store and joined by one exchange: waking
-//! a sleeping thread costs more than many an operation. A worker that comes too late is not waited for. Where others want
-//! the processors too nobody watches: a thread that spins uses up the time that it will want for its next piece.
+//! An operation of a training step lasts some ten microseconds to some milliseconds, and the next follows at once. To wake a sleeping
+//! thread costs more than a short operation. So workers spin for a while before they sleep, and a job is published by one store and
+//! joined by one exchange. The caller does not wait for a worker that comes too late. While other threads want the processors no worker
+//! spins, because it would use up the time that it needs for its next piece.
 //!
-//! A program that uses rayon can have its workers help instead: then there are no threads here, and nobody waits for a job.
+//! A program that uses rayon can have rayon's workers help instead. Then the pool has no threads, and no thread waits for a job.
 #![allow(unsafe_code)]
 
-mod crew;
-#[cfg(all(test, feature = "loom"))]
-mod models;
-mod watch;
+pub(crate) mod workers;
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-use crew::Crew;
+use workers::WorkerGroup;
+
+use crate::sync::lock;
 
 /// Threads that share the pieces of an operation. The caller of [`Pool::for_each`] takes part, so a pool of
 /// `n` threads keeps `n - 1` workers, and one of a single thread keeps none.
 pub struct Pool {
-    crew: Arc<Crew>,
+    group: Arc<WorkerGroup>,
     helpers: Helpers,
     /// Whether an operation has the helpers.
     busy: AtomicBool,
 }
 
-/// Who helps a caller.
+/// The threads that help a caller.
 enum Helpers {
     /// Threads of the pool's own.
     Own(Vec<JoinHandle<()>>),
-    /// The workers of a pool of rayon's; of the caller's if none is named.
+    /// The workers of a rayon pool: the named one, else the one that the caller is in.
     Rayon(Option<Arc<rayon_core::ThreadPool>>),
 }
 
@@ -43,13 +42,13 @@ impl Pool {
     ///
     /// If the system refuses to start workers the pool has fewer.
     pub fn new(threads: usize) -> Pool {
-        let crew = Arc::new(Crew::default());
+        let group = Arc::new(WorkerGroup::default());
         let start = |_| {
-            let crew = Arc::clone(&crew);
-            std::thread::Builder::new().name("phalanx".into()).spawn(move || crew.work()).ok()
+            let group = Arc::clone(&group);
+            std::thread::Builder::new().name("phalanx".into()).spawn(move || group.work()).ok()
         };
         let workers = (1..threads).map_while(start).collect();
-        Pool { crew, helpers: Helpers::Own(workers), busy: AtomicBool::new(false) }
+        Pool { group, helpers: Helpers::Own(workers), busy: AtomicBool::new(false) }
     }
 
     /// A pool that has no threads of its own and asks the workers of a rayon pool for help, for programs that use rayon
@@ -70,7 +69,7 @@ impl Pool {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn on_rayon(pool: Option<Arc<rayon_core::ThreadPool>>) -> Pool {
-        Pool { crew: Arc::default(), helpers: Helpers::Rayon(pool), busy: AtomicBool::new(false) }
+        Pool { group: Arc::default(), helpers: Helpers::Rayon(pool), busy: AtomicBool::new(false) }
     }
 
     /// How many threads work on an operation.
@@ -97,7 +96,6 @@ impl Pool {
             return (0..pieces).for_each(f);
         }
         let (next, panicked) = (AtomicUsize::new(0), Mutex::new(None));
-        let lock = || panicked.lock().unwrap_or_else(PoisonError::into_inner);
         let job = || {
             loop {
                 let piece = next.fetch_add(1, Ordering::Relaxed);
@@ -105,26 +103,26 @@ impl Pool {
                     break;
                 }
                 if let Err(panic) = catch_unwind(AssertUnwindSafe(|| f(piece))) {
-                    lock().get_or_insert(panic);
+                    lock(&panicked).get_or_insert(panic);
                 }
             }
         };
         // SAFETY: `busy` lets one caller in at a time. Pieces' panics are caught, and rayon's `spawn` panics only where there
         // is no global pool, which `threads` has asked for its size.
-        unsafe { self.crew.run(&job, || self.invite(helpers)) };
+        unsafe { self.group.run(&job, || self.invite(helpers)) };
         self.busy.store(false, Ordering::Release);
-        let panicked: Option<Box<dyn Any + Send>> = lock().take();
+        let panicked: Option<Box<dyn Any + Send>> = lock(&panicked).take();
         if let Some(panic) = panicked {
             resume_unwind(panic);
         }
     }
 
-    /// Makes that many of rayon's workers know of a job. The pool's own look for themselves.
+    /// Invites that many of rayon's workers to a job. The pool's own workers look for jobs themselves.
     fn invite(&self, helpers: usize) {
         let Helpers::Rayon(pool) = &self.helpers else { return };
-        self.crew.invite(helpers, || {
-            let crew = Arc::clone(&self.crew);
-            let come = move || crew.come();
+        self.group.invite(helpers, || {
+            let group = Arc::clone(&self.group);
+            let come = move || group.follow_invitation();
             match pool {
                 Some(pool) => pool.spawn(come),
                 None => rayon_core::spawn(come),
@@ -166,10 +164,10 @@ impl Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        self.crew.close();
+        self.group.close();
         if let Helpers::Own(workers) = &mut self.helpers {
             for worker in workers.drain(..) {
-                // Jobs catch their pieces' panics, so there is nothing to hear.
+                // Jobs catch their pieces' panics, so `join` returns no panic.
                 let _ = worker.join();
             }
         }
@@ -261,7 +259,7 @@ mod tests {
                 });
             });
             if round % (ROUNDS / 3) == 0 {
-                std::thread::sleep(2 * watch::WATCH); // the workers go to sleep
+                std::thread::sleep(2 * workers::SPIN_MAX); // the workers go to sleep
             }
         }
     }
@@ -310,7 +308,7 @@ mod tests {
             });
         }
         assert_eq!(done.load(Ordering::Relaxed), 200);
-        assert!(Arc::strong_count(&pool.crew) <= 2, "one invitation, and no second while it stands");
+        assert!(Arc::strong_count(&pool.group) <= 2, "one invitation, and no second while it stands");
         (0..2).for_each(|_| release.send(()).unwrap());
     }
 

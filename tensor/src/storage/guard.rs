@@ -1,10 +1,13 @@
-//! [`Read`] and [`Write`]: a storage's elements, as long as the guard is there.
+//! [`Read`] and [`Write`]: guards on a storage's elements. [`InUse`] and [`Handles`]: which guards and how many handles a storage has.
 #![allow(unsafe_code)]
 
+use std::cell::Cell;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
+use std::sync::atomic::AtomicU32;
 
-use super::{Storage, Users};
+use super::Storage;
+use crate::sync::{AtomicU64, AtomicUsize, Ordering, fence};
 
 /// The elements of a whole storage, to read.
 ///
@@ -83,13 +86,13 @@ impl<T> Drop for Read<'_, T> {
 /// ```
 pub struct Write<'a, T> {
     storage: &'a Storage,
-    /// What `users` counts for this guard: nothing for one that nobody can meet.
+    /// What `users` counts for this guard: nothing while it borrows the only handle.
     entered: u64,
     elements: PhantomData<&'a mut [T]>,
 }
 
 impl<'a, T> Write<'a, T> {
-    /// Of a storage whose users count it as the writer, or that nobody else can meet.
+    /// Of a storage whose users count it as the writer, or whose only handle it borrows.
     pub(super) fn new(storage: &'a Storage, entered: u64) -> Write<'a, T> {
         Write { storage, entered, elements: PhantomData }
     }
@@ -124,5 +127,139 @@ impl<T> Drop for Write<'_, T> {
         if self.entered != 0 {
             self.storage.users.leave(self.entered);
         }
+    }
+}
+
+/// The guards on a storage, in one word. The lower half holds the number of readers, or [`Users::WRITER`] and the number of readers that
+/// are just trying. The upper half holds the sum of the tokens of the threads that took the guards. So a thread can tell whether all
+/// guards are its own: of one guard for certain, of several up to a chance of 2^-32.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Users(u64);
+
+impl Users {
+    const WRITER: u32 = 1 << 31;
+
+    #[inline]
+    pub(crate) fn count(self) -> u32 {
+        self.0 as u32
+    }
+
+    #[inline]
+    pub(crate) fn has_writer(self) -> bool {
+        self.count() & Users::WRITER != 0
+    }
+
+    /// The number that a reader adds.
+    #[inline]
+    pub(crate) fn reader(token: u32) -> u64 {
+        u64::from(token) << 32 | 1
+    }
+
+    /// The number that a writer adds.
+    pub(crate) fn writer(token: u32) -> u64 {
+        u64::from(token) << 32 | u64::from(Users::WRITER)
+    }
+
+    /// With a further reader, if there is no writer.
+    pub(crate) fn and_reader(self, token: u32) -> Option<u64> {
+        (!self.has_writer()).then(|| self.0.wrapping_add(Users::reader(token)))
+    }
+
+    /// With a writer, if there is no other guard.
+    pub(crate) fn and_writer(self, token: u32) -> Option<u64> {
+        (self.count() == 0).then(|| Users::writer(token))
+    }
+
+    /// Whether all guards were taken by the thread of this token.
+    pub(crate) fn all_of(self, token: u32) -> bool {
+        let guards = (self.count() & !Users::WRITER) + u32::from(self.has_writer());
+        guards > 0 && (self.0 >> 32) as u32 == token.wrapping_mul(guards)
+    }
+}
+
+/// The [`Users`] of a storage at the moment: any number of readers, or one writer. A guard that enters sees the writes of the guards that
+/// had to leave before it.
+#[derive(Default)]
+pub(crate) struct InUse(AtomicU64);
+
+impl InUse {
+    #[inline]
+    pub(crate) fn now(&self) -> Users {
+        Users(self.0.load(Ordering::Relaxed))
+    }
+
+    /// Counts a reader, if there is no writer.
+    #[inline]
+    pub(crate) fn enter_reader(&self, token: u32) -> bool {
+        let alone = !Users(self.0.fetch_add(Users::reader(token), Ordering::Acquire)).has_writer();
+        if !alone {
+            self.0.fetch_sub(Users::reader(token), Ordering::Relaxed);
+        }
+        alone
+    }
+
+    /// Goes from a state that `admit` accepts to the one that it returns, if it is in one.
+    #[inline]
+    pub(crate) fn enter(&self, admit: &impl Fn(Users) -> Option<u64>) -> bool {
+        let admit = |users| admit(Users(users));
+        self.0.fetch_update(Ordering::Acquire, Ordering::Relaxed, admit).is_ok()
+    }
+
+    /// Subtracts what a guard has added.
+    #[inline]
+    pub(crate) fn leave(&self, added: u64) {
+        self.0.fetch_sub(added, Ordering::Release);
+    }
+}
+
+/// This thread's token: no other thread's, and no simple sum of others'.
+#[inline]
+pub(crate) fn token() -> u32 {
+    thread_local! {
+        static TOKEN: Cell<u32> = const { Cell::new(0) };
+    }
+    #[cold]
+    fn next() -> u32 {
+        static NEXT: AtomicU32 = AtomicU32::new(1);
+        // A bijection that is far from linear (the finalizer of MurmurHash3).
+        let mut x = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        x = (x ^ x >> 16).wrapping_mul(0x85eb_ca6b);
+        x = (x ^ x >> 13).wrapping_mul(0xc2b2_ae35);
+        x ^ x >> 16
+    }
+    if TOKEN.get() == 0 {
+        TOKEN.set(next());
+    }
+    TOKEN.get()
+}
+
+/// The number of handles on a storage. 2^64 would not fit into memory, and to leak as many takes centuries.
+pub(crate) struct Handles(AtomicUsize);
+
+impl Handles {
+    pub(crate) fn one() -> Handles {
+        Handles(AtomicUsize::new(1))
+    }
+
+    /// Whether there is only one. Its thread then sees all writes made through the others.
+    #[inline]
+    pub(crate) fn is_sole(&self) -> bool {
+        self.0.load(Ordering::Acquire) == 1
+    }
+
+    /// Counts a clone.
+    #[inline]
+    pub(crate) fn add(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Returns whether it was the last. Its thread then sees all writes made through the others.
+    #[inline]
+    pub(crate) fn remove(&self) -> bool {
+        let last = self.is_sole() || self.0.fetch_sub(1, Ordering::Release) == 1;
+        if last {
+            fence(Ordering::Acquire);
+        }
+        last
     }
 }

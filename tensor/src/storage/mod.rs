@@ -1,31 +1,27 @@
-//! A tensor's bytes: who may touch them when, how often they were written, what they count as.
+//! [`Storage`]: a tensor's bytes, with guards on them, a version that counts writes, and a category for the ledger.
 //!
 //! Views share a storage, and a storage may be used from several threads. Reading and writing go through guards
 //! that keep the rule of Rust's references at run time: any number of readers, or one writer. A guard that would
-//! break it waits for operations of other threads to finish; one that waits longer than any operation takes, or for
-//! its own thread, gives up with [`Error::Busy`].
+//! break it waits for operations of other threads to finish. One that waits longer than any operation takes, or for
+//! a guard of its own thread, gives up with [`Error::Busy`].
 #![allow(unsafe_code)]
 
-mod guard;
-mod handles;
-#[cfg(all(test, feature = "loom"))]
-mod models;
-mod users;
-mod withheld;
+pub(crate) mod guard;
 
 use std::ops::Deref;
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::allocator::Block;
 use crate::cuda::DeviceBlock;
 use crate::device::State;
+use crate::sync::lock;
 use crate::{Category, Context, Device, Error, Layout, Result};
 
+use guard::{Handles, InUse, Users, token};
 pub use guard::{Read, Write};
-use handles::Handles;
-use users::{InUse, Users, token};
 
 /// How long a guard waits for another thread's.
 const WAIT_MAX: Duration = Duration::from_secs(10);
@@ -53,7 +49,7 @@ enum Memory {
     Device(DeviceBlock),
 }
 
-/// A counted reference to a storage: an [`std::sync::Arc`] whose last one lays the storage by, header and bytes, for
+/// A counted reference to a storage: an [`std::sync::Arc`] whose last one recycles the storage, header and bytes, for
 /// the next tensor.
 pub(crate) struct Handle(NonNull<Storage>);
 
@@ -68,7 +64,7 @@ const _: fn() = || {
 };
 
 impl Handle {
-    /// Whether it is the only one. Then nobody else can get another but from this one.
+    /// Whether it is the only one. Then another can only be made from this one.
     #[inline]
     pub(crate) fn is_sole(&self) -> bool {
         self.handles.is_sole()
@@ -77,7 +73,7 @@ impl Handle {
     /// All of the storage, to write.
     #[inline]
     pub(crate) fn write<T: bytemuck::Pod>(&mut self, op: &'static str) -> Result<Write<'_, T>> {
-        // A sole handle that is borrowed mutably cannot be met by another guard, so that nobody need be told.
+        // While the only handle is borrowed mutably no other guard can exist, so the writer need not be counted.
         let entered = if self.is_sole() { 0 } else { self.enter_writer(op)? };
         // Alone with the storage, so that no atomic addition is needed.
         self.version.store(self.version.load(Ordering::Relaxed) + 1, Ordering::Release);
@@ -109,7 +105,7 @@ impl Drop for Handle {
         if self.handles.remove() {
             // SAFETY: this was the last handle, no other can be made, and guards borrow handles. The pointer came
             // from a box, and every use of the storage has happened before.
-            unsafe { Box::from_raw(self.0.as_ptr()) }.lay_by();
+            unsafe { Box::from_raw(self.0.as_ptr()) }.recycle();
         }
     }
 }
@@ -160,7 +156,7 @@ impl Storage {
     fn obtain(op: &'static str, bytes: usize, device: Device, state: &'static State) -> Result<Box<Storage>> {
         let block = match &state.gpu {
             _ if bytes == 0 => None,
-            Some(gpu) => Some(Memory::Device(gpu.allocate(op, bytes)?)),
+            Some(gpu) => Some(Memory::Device(gpu.allocate(op, bytes).map_err(Error::of_gpu)?)),
             None => {
                 let block = Block::obtain(bytes, &state.ledger);
                 Some(Memory::Host(block.ok_or_else(|| Error::out_of_memory(op, device, bytes))?))
@@ -173,11 +169,11 @@ impl Storage {
     }
 
     /// Counts it as freed and keeps it for the next tensor of about its size.
-    fn lay_by(self: Box<Storage>) {
+    fn recycle(self: Box<Storage>) {
         self.state.ledger.freed(self.category(), self.bytes);
         // A GPU's memory goes back to the driver's pool, which keeps it in the order of its stream.
         if self.state.gpu.is_none() {
-            self.state.allocator.lay_by(self);
+            self.state.allocator.recycle(self);
         }
     }
 
@@ -215,24 +211,24 @@ impl Storage {
         self.device
     }
 
-    /// Whether the other lives on the same device.
+    /// Whether both live on the same device.
     #[inline]
-    pub(crate) fn is_beside(&self, other: &Storage) -> bool {
+    pub(crate) fn is_on_device_of(&self, other: &Storage) -> bool {
         std::ptr::eq(self.state, other.state) // a device has one
     }
 
-    /// How often it was opened for writing. Autograd compares it to find out that a saved value has changed.
+    /// How often it was opened for writing. Autograd compares versions to find a saved value that was changed.
     #[inline]
     pub fn version(&self) -> u64 {
         self.version.load(Ordering::Acquire)
     }
 
-    /// What it counts as.
+    /// Its category in the ledger.
     pub fn category(&self) -> Category {
         Category::from_u8(self.category.load(Ordering::Relaxed))
     }
 
-    /// Counts it as something else from now on.
+    /// Counts it in another category from now on.
     pub fn set_category(&self, category: Category) {
         let before = Category::from_u8(self.category.swap(category as u8, Ordering::Relaxed));
         if before != category {
@@ -250,7 +246,7 @@ impl Storage {
         Ok(Read::new(self, token))
     }
 
-    /// What the writer's guard takes away when it ends.
+    /// Counts a writer; returns what its guard subtracts when it ends.
     fn enter_writer(&self, op: &'static str) -> Result<u64> {
         let token = token();
         let alone = |users: Users| users.and_writer(token);
@@ -260,7 +256,7 @@ impl Storage {
         Ok(Users::writer(token))
     }
 
-    /// Counts a write that had nothing to do, on a device without bytes.
+    /// Counts a write on a device without bytes, where there is nothing to write.
     pub(crate) fn bump_version(&self) {
         self.version.fetch_add(1, Ordering::Release);
     }
@@ -315,5 +311,37 @@ impl std::fmt::Debug for Storage {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Storage { bytes, device, .. } = self;
         write!(f, "Storage({bytes} bytes on {device}, version {})", self.version())
+    }
+}
+
+/// Storages of tensors whose elements are elsewhere, one for each device and reason. Each access to one is an error that gives the reason.
+///
+/// Such a storage has no bytes, and a writer that never leaves. So guards on other storages need no check for it: a guard that meets a
+/// writer takes the slow path in any case, and finds there that this one will not leave. The list keeps a handle for good, so no handle
+/// that a user has is the only one.
+static WITHHELD: Mutex<Vec<(Device, &'static str, Handle)>> = Mutex::new(Vec::new());
+
+/// No thread has this token.
+const NO_THREAD: u32 = 0;
+
+impl Storage {
+    /// A device's storage without elements, for a reason.
+    pub(crate) fn withhold(device: Device, why: &'static str) -> Result<Handle> {
+        let mut withheld = lock(&WITHHELD);
+        if let Some((_, _, known)) = withheld.iter().find(|(at, said, _)| (*at, *said) == (device, why)) {
+            return Ok(known.clone());
+        }
+        let storage = Storage::allocate("withheld", &[0], 0, device)?;
+        storage.users.enter(&|users| users.and_writer(NO_THREAD));
+        withheld.push((device, why, storage.clone()));
+        Ok(storage)
+    }
+
+    /// Why its elements are not here, if they are withheld.
+    pub(crate) fn why_withheld(&self) -> Option<&'static str> {
+        if !self.users.now().has_writer() {
+            return None;
+        }
+        lock(&WITHHELD).iter().find(|(_, _, kept)| ptr::eq::<Storage>(&**kept, self)).map(|(_, why, _)| *why)
     }
 }

@@ -1,0 +1,238 @@
+//! [`Kernel`]: a compiled function of a [`Program`], loaded into a device at its first use. [`Grid`] and [`Arguments`]: how many threads
+//! run it, and what it is given.
+#![allow(unsafe_code)]
+
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::sync::{Mutex, PoisonError, RwLock};
+
+use smallvec::SmallVec;
+
+use crate::context::{Context, lock};
+use crate::driver::{self, CUfunction, CUmodule};
+use crate::gate::LoadGate;
+use crate::nvrtc;
+use crate::program::{Program, Target};
+use crate::{Error, Result};
+
+/// The programs that a device has loaded.
+#[derive(Default)]
+pub(crate) struct Kernels {
+    loaded: RwLock<HashMap<u64, Vec<Loaded>>>,
+    /// One compilation at a time, so that none is done twice.
+    loading: Mutex<()>,
+}
+
+struct Loaded {
+    files: &'static [(&'static str, &'static str)],
+    defines: Vec<(String, String)>,
+    module: Module,
+    /// Those of its kernels that were asked for.
+    functions: Vec<(String, Function)>,
+}
+
+#[derive(Clone, Copy)]
+struct Module(CUmodule);
+
+#[derive(Clone, Copy)]
+struct Function(CUfunction);
+
+// SAFETY: a module's handle may be used from any thread; modules are never unloaded.
+unsafe impl Send for Module {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Module {}
+// SAFETY: a function's handle may be used from any thread; modules are never unloaded.
+unsafe impl Send for Function {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Function {}
+
+impl Loaded {
+    fn is(&self, program: &Program<'_>) -> bool {
+        let files = program.files.len() == self.files.len()
+            && program.files.iter().zip(self.files).all(|(a, b)| std::ptr::eq(a.1, b.1));
+        let defines = program.defines.len() == self.defines.len()
+            && program.defines.iter().zip(&self.defines).all(|(a, b)| a.0 == b.0 && a.1 == b.1);
+        files && defines
+    }
+}
+
+impl Kernels {
+    /// A program's kernel `entry` on a device, compiled and loaded if it is not yet.
+    pub(crate) fn get(
+        &self,
+        context: &'static Context,
+        gate: &LoadGate,
+        op: &'static str,
+        program: &Program<'_>,
+        entry: &str,
+    ) -> Result<Kernel> {
+        let key = program.key();
+        let function = match self.find(key, program, entry) {
+            Some(function) => function,
+            None => self.load(context, gate, op, (key, program), entry)?,
+        };
+        Ok(Kernel { context, function })
+    }
+
+    fn find(&self, key: u64, program: &Program<'_>, entry: &str) -> Option<Function> {
+        let loaded = self.loaded.read().unwrap_or_else(PoisonError::into_inner);
+        let known = loaded.get(&key)?.iter().find(|known| known.is(program))?;
+        known.functions.iter().find(|(name, _)| name == entry).map(|&(_, function)| function)
+    }
+
+    /// The module of a program of which another kernel was asked for.
+    fn module(&self, key: u64, program: &Program<'_>) -> Option<Module> {
+        let loaded = self.loaded.read().unwrap_or_else(PoisonError::into_inner);
+        loaded.get(&key)?.iter().find(|known| known.is(program)).map(|known| known.module)
+    }
+
+    fn keep(&self, key: u64, program: &Program<'_>, module: Module, (entry, function): (&str, Function)) {
+        let mut loaded = self.loaded.write().unwrap_or_else(PoisonError::into_inner);
+        let all = loaded.entry(key).or_default();
+        let named = (entry.to_string(), function);
+        match all.iter_mut().find(|known| known.is(program)) {
+            Some(known) => known.functions.push(named),
+            None => {
+                let own = |(name, value): &(&str, &str)| ((*name).to_string(), (*value).to_string());
+                let defines = program.defines.iter().map(own).collect();
+                all.push(Loaded { files: program.files, defines, module, functions: vec![named] });
+            }
+        }
+    }
+
+    #[cold]
+    fn load(
+        &self,
+        context: &Context,
+        gate: &LoadGate,
+        op: &'static str,
+        (key, program): (u64, &Program<'_>),
+        entry: &str,
+    ) -> Result<Function> {
+        let _one = lock(&self.loading);
+        if let Some(function) = self.find(key, program, entry) {
+            return Ok(function);
+        }
+        let wrong = |what: String| Error::Failed { op, index: context.index(), what };
+        let failed = |f: driver::Failure| wrong(format!("{} of {}: {}", entry, program.name, f.text));
+        context.bind(op)?;
+        let module = match self.module(key, program) {
+            Some(module) => module,
+            None => {
+                let target = Target::of(context.capability());
+                let image = nvrtc::compile(program.name, &program.text(), target).map_err(wrong)?;
+                Module(gate.load(|| driver::load(&image.code)).map_err(failed)?)
+            }
+        };
+        // SAFETY: the module was loaded, and is never unloaded.
+        let function = gate.load(|| unsafe { driver::function(module.0, entry) }).map_err(failed)?;
+        self.keep(key, program, module, (entry, Function(function)));
+        Ok(Function(function))
+    }
+}
+
+/// A compiled kernel on a device.
+#[derive(Clone, Copy)]
+pub struct Kernel {
+    context: &'static Context,
+    function: Function,
+}
+
+/// Dynamic shared memory that needs no permission, in bytes.
+const SHARED_BYTES: u32 = 48 << 10;
+
+impl Kernel {
+    /// Runs it on this thread's current stream.
+    ///
+    /// # Errors
+    /// If the grid is beyond the device's limits, or the device is lost.
+    ///
+    /// # Safety
+    /// The arguments are those that the kernel takes, in its order. The memory that they point to is the kernel's to use, and lives
+    /// until the stream has come so far.
+    pub unsafe fn launch(&self, op: &'static str, grid: Grid, arguments: &mut Arguments) -> Result<()> {
+        if grid.blocks.contains(&0) {
+            return Ok(());
+        }
+        let Kernel { context, function: Function(function) } = *self;
+        context.bind(op)?;
+        if grid.shared_bytes > SHARED_BYTES {
+            // SAFETY: the function exists.
+            context.called(op, unsafe { driver::allow_shared(function, grid.shared_bytes) })?;
+        }
+        let (Grid { blocks, threads, shared_bytes }, stream) = (grid, context.stream());
+        let (start, bytes) = (arguments.packed.as_mut_ptr(), arguments.bytes);
+        // SAFETY: function and stream exist; the packed arguments are `bytes` long and copied before it returns; the rest is by the
+        // caller.
+        context.called(op, unsafe {
+            driver::launch(function, blocks, threads, shared_bytes, stream, start.cast::<c_void>(), bytes)
+        })?;
+        context.count_launch();
+        Ok(())
+    }
+}
+
+/// A kernel's arguments.
+#[derive(Debug, Default)]
+pub struct Arguments {
+    /// Laid out as the kernel's parameters are: each aligned as its own type is.
+    packed: SmallVec<[u64; 24]>,
+    bytes: usize,
+}
+
+impl Arguments {
+    /// Appends a number, or a structure laid out as in C.
+    pub fn push<T: bytemuck::Pod>(&mut self, value: T) {
+        let start = self.bytes.next_multiple_of(align_of::<T>());
+        self.bytes = start + size_of::<T>();
+        self.packed.resize(self.bytes.div_ceil(8), 0);
+        bytemuck::cast_slice_mut::<u64, u8>(&mut self.packed)[start..self.bytes]
+            .copy_from_slice(bytemuck::bytes_of(&value));
+    }
+
+    /// Moves the last argument, a pointer, by so many bytes.
+    pub fn advance_last(&mut self, bytes: usize) {
+        if let Some(address) = self.packed.last_mut() {
+            *address += bytes as u64;
+        }
+    }
+}
+
+/// How a kernel is spread over the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grid {
+    /// Blocks along x, y and z. With a 0 nothing is launched.
+    pub blocks: [u32; 3],
+    /// Threads of a block along x, y and z.
+    pub threads: [u32; 3],
+    /// Dynamic shared memory of a block, in bytes.
+    pub shared_bytes: u32,
+}
+
+impl Grid {
+    /// `blocks` blocks of `threads` threads.
+    pub fn new(blocks: usize, threads: u32) -> Grid {
+        let blocks = u32::try_from(blocks).unwrap_or(u32::MAX).min(i32::MAX as u32);
+        Grid { blocks: [blocks, 1, 1], threads: [threads, 1, 1], shared_bytes: 0 }
+    }
+
+    /// Blocks of `threads` threads, one thread for each of `items`, but no more blocks than keep the device busy: the
+    /// kernel strides by the grid.
+    pub fn over(gpu: &Context, items: usize, threads: u32) -> Grid {
+        let enough = gpu.processors() as usize * (2048 / threads as usize).max(1) * 2;
+        Grid::new(items.div_ceil(threads as usize).min(enough), threads)
+    }
+
+    /// The same with other block counts along y and z.
+    pub fn by(mut self, y: usize, z: usize) -> Grid {
+        let clamp = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        (self.blocks[1], self.blocks[2]) = (clamp(y), clamp(z));
+        self
+    }
+
+    /// The same with as much dynamic shared memory.
+    pub fn shared(mut self, bytes: usize) -> Grid {
+        self.shared_bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+        self
+    }
+}

@@ -1,0 +1,198 @@
+//! The stand-ins for `driver`, `library`, `nvrtc` and `cublaslt` in a build without the feature `cuda`. No GPU is ever found, so the
+//! functions that need one are never called.
+#![allow(unsafe_code)]
+
+pub(crate) mod driver {
+    use std::ffi::c_void;
+
+    pub(crate) type CUcontext = *mut c_void;
+    pub(crate) type CUevent = *mut c_void;
+    pub(crate) type CUfunction = *mut c_void;
+    pub(crate) type CUgraphExec = *mut c_void;
+    pub(crate) type CUmodule = *mut c_void;
+    pub(crate) type CUstream = *mut c_void;
+
+    /// A failed call: the driver's code and text.
+    #[derive(Clone, Debug)]
+    pub(crate) struct Failure {
+        pub(crate) code: u32,
+        pub(crate) text: String,
+    }
+
+    impl Failure {
+        /// The device has no memory left.
+        pub(crate) fn is_out_of_memory(&self) -> bool {
+            self.code == 2
+        }
+
+        /// Of an event: its work has not run yet.
+        pub(crate) fn is_not_ready(&self) -> bool {
+            self.code == 600
+        }
+    }
+
+    type Called<T = ()> = Result<T, Failure>;
+
+    /// The properties of a GPU.
+    pub(crate) struct About {
+        pub(crate) context: CUcontext,
+        pub(crate) name: String,
+        pub(crate) capability: (u32, u32),
+        pub(crate) processors: u32,
+        pub(crate) shared_bytes_max: u32,
+    }
+
+    /// Always an error.
+    pub(crate) fn count() -> Result<usize, String> {
+        Err("this program was built without the feature `cuda`".into())
+    }
+
+    fn none<T>() -> Called<T> {
+        Err(Failure { code: 100, text: "built without the feature `cuda`".into() })
+    }
+
+    macro_rules! stubs {
+        ($($(#[$kind:ident])? fn $name:ident($($type:ty),*) -> $out:ty;)*) => {$(
+            stubs!(@one $($kind)?, $name, ($($type),*), $out);
+        )*};
+        (@one , $name:ident, ($($type:ty),*), $out:ty) => {
+            pub(crate) fn $name($(_: $type),*) -> Called<$out> {
+                none()
+            }
+        };
+        (@one unsafety, $name:ident, ($($type:ty),*), $out:ty) => {
+            /// # Safety
+            /// None: without a device it cannot be called.
+            pub(crate) unsafe fn $name($(_: $type),*) -> Called<$out> {
+                none()
+            }
+        };
+    }
+
+    stubs! {
+        fn open(usize) -> About;
+        fn share_pool(usize, usize) -> ();
+        fn trim(usize) -> ();
+        #[unsafety] fn set_current(CUcontext) -> ();
+        fn stream() -> CUstream;
+        #[unsafety] fn synchronize(CUstream) -> ();
+        #[unsafety] fn allocate(usize, CUstream) -> u64;
+        #[unsafety] fn free(u64, CUstream) -> ();
+        #[unsafety] fn fill(u64, u8, usize, CUstream) -> ();
+        #[unsafety] fn from_host(u64, &[u8], CUstream) -> ();
+        #[unsafety] fn to_host(&mut [u8], u64, CUstream) -> ();
+        #[unsafety] fn copy(u64, u64, usize, CUstream) -> ();
+        #[unsafety] fn copy_peer((u64, CUcontext), (u64, CUcontext), usize, CUstream) -> ();
+        fn host_allocate(usize) -> *mut c_void;
+        #[unsafety] fn host_free(*mut c_void) -> ();
+        fn event(bool) -> CUevent;
+        #[unsafety] fn record(CUevent, CUstream) -> ();
+        #[unsafety] fn wait(CUstream, CUevent) -> ();
+        #[unsafety] fn query(CUevent) -> ();
+        #[unsafety] fn event_synchronize(CUevent) -> ();
+        #[unsafety] fn elapsed_ms(CUevent, CUevent) -> f32;
+        #[unsafety] fn event_destroy(CUevent) -> ();
+        fn load(&[u8]) -> CUmodule;
+        #[unsafety] fn function(CUmodule, &str) -> CUfunction;
+        #[unsafety] fn allow_shared(CUfunction, u32) -> ();
+        #[unsafety] fn launch(CUfunction, [u32; 3], [u32; 3], u32, CUstream, *mut c_void, usize) -> ();
+        #[unsafety] fn begin_capture(CUstream) -> ();
+        #[unsafety] fn end_capture(CUstream) -> CUgraphExec;
+        #[unsafety] fn graph_launch(CUgraphExec, CUstream) -> ();
+        #[unsafety] fn graph_destroy(CUgraphExec) -> ();
+    }
+}
+
+pub(crate) mod library {
+    /// A library that CUDA programs use.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Library {
+        /// `libcuda`: devices, memory, launches. It comes with the GPU's driver.
+        Driver,
+        /// `libnvrtc`: the compiler of kernels.
+        Nvrtc,
+        /// `libcublasLt`: matrix products.
+        CublasLt,
+        /// `libnccl`: communication between GPUs.
+        Nccl,
+    }
+
+    /// Whether `PHALANX_CUDA=emulator` asks for the stand-in libraries: not in this build.
+    pub fn emulated() -> bool {
+        false
+    }
+
+    /// Loads nothing.
+    ///
+    /// # Errors
+    /// Always.
+    pub fn require(_: Library) -> Result<&'static str, String> {
+        Err("this program was built without the feature `cuda`".into())
+    }
+
+    /// There is no driver.
+    ///
+    /// # Errors
+    /// Always.
+    pub fn driver_name() -> Result<&'static str, String> {
+        require(Library::Driver)
+    }
+}
+
+pub(crate) mod nvrtc {
+    use crate::program::{Image, Target};
+
+    /// Compiles nothing.
+    ///
+    /// # Errors
+    /// Always.
+    pub fn compile(name: &str, _: &str, target: Target) -> Result<Image, String> {
+        Err(format!("{name} for {target}: this program was built without the feature `cuda`"))
+    }
+
+    /// None.
+    pub fn compiled(_: usize) -> Option<(String, String)> {
+        None
+    }
+}
+
+pub(crate) mod cublaslt {
+    use std::sync::Arc;
+
+    use crate::Result;
+    use crate::context::Context;
+    use crate::gate::LoadGate;
+    use crate::product::{ProductForm, ProductPointers};
+
+    #[derive(Default)]
+    pub(crate) struct CublasLt;
+
+    /// A form of product, and how the library computes it: there is none.
+    pub struct PlannedProduct(());
+
+    impl CublasLt {
+        pub(crate) fn plan(
+            &self,
+            _: &'static Context,
+            _: &LoadGate,
+            _: &'static str,
+            _: &ProductForm,
+            _: &ProductPointers,
+        ) -> Result<Option<Arc<PlannedProduct>>> {
+            Ok(None)
+        }
+
+        /// # Safety
+        /// None: without a plan it cannot be called.
+        pub(crate) unsafe fn multiply(
+            &self,
+            _: &'static Context,
+            _: &LoadGate,
+            _: &'static str,
+            _: &PlannedProduct,
+            _: ProductPointers,
+        ) -> Result<()> {
+            Ok(())
+        }
+    }
+}

@@ -1,0 +1,218 @@
+//! [`Args`]: the arguments of a launch, with guards on the tensors that they point to. [`Scratch`]: memory between the launches of one
+//! operation. [`DevicePointer`]: a tensor's address for a library that this crate does not know.
+
+use phalanx_cuda::{Arguments, captured_step};
+use smallvec::SmallVec;
+
+use super::copy::gather_into;
+use super::{DeviceBlock, Gpu};
+use crate::storage::{Read, Write};
+use crate::{Error, Result, RngKey, ScratchUse, Stream4, Tensor};
+
+/// A kernel's arguments, and guards on the tensors that they point to, held until the launch is queued.
+pub struct Args<'a> {
+    op: &'static str,
+    gpu: &'static Gpu,
+    packed: Arguments,
+    readers: SmallVec<[Read<'a, u8>; 8]>,
+    writers: SmallVec<[Write<'a, u8>; 4]>,
+}
+
+impl<'a> Args<'a> {
+    /// No arguments yet.
+    pub fn new(op: &'static str, gpu: &'static Gpu) -> Args<'a> {
+        let (readers, writers) = Default::default();
+        Args { op, gpu, packed: Arguments::default(), readers, writers }
+    }
+
+    /// The operation that launches.
+    pub(super) fn op(&self) -> &'static str {
+        self.op
+    }
+
+    /// A pointer to the first element of a tensor to read.
+    ///
+    /// # Errors
+    /// If it is on another device, or is being written.
+    pub fn read(mut self, tensor: &'a Tensor) -> Result<Args<'a>> {
+        self.check(tensor)?;
+        let known = self.readers.iter().any(|r| r.is_of(tensor.storage()))
+            || self.writers.iter().any(|w| w.is_of(tensor.storage()));
+        if !known {
+            self.readers.push(tensor.lock_read(self.op)?);
+        }
+        Ok(self.value(tensor.device_address()))
+    }
+
+    /// [`Args::read`], with a pointer to the element that lies `start` elements after the first.
+    ///
+    /// # Errors
+    /// As [`Args::read`].
+    pub fn read_at(self, tensor: &'a Tensor, start: usize) -> Result<Args<'a>> {
+        Ok(self.read(tensor)?.moved(start * tensor.dtype().size()))
+    }
+
+    /// [`Args::read`], or a null pointer.
+    ///
+    /// # Errors
+    /// As [`Args::read`].
+    pub fn read_if(self, tensor: Option<&'a Tensor>) -> Result<Args<'a>> {
+        match tensor {
+            Some(tensor) => self.read(tensor),
+            None => Ok(self.value(0u64)),
+        }
+    }
+
+    /// A pointer to the first element of a tensor to write. Several views of one storage may be given; the caller knows that the kernel
+    /// writes none of their common elements twice.
+    ///
+    /// # Errors
+    /// If it is on another device, or others use it.
+    pub fn write(mut self, tensor: &'a mut Tensor) -> Result<Args<'a>> {
+        self.check(tensor)?;
+        let address = tensor.device_address();
+        if !self.writers.iter().any(|w| w.is_of(tensor.storage())) {
+            self.writers.push(tensor.lock_write(self.op)?);
+        }
+        Ok(self.value(address))
+    }
+
+    /// [`Args::write`], with a pointer to the element that lies `start` elements after the first.
+    ///
+    /// # Errors
+    /// As [`Args::write`].
+    pub fn write_at(self, tensor: &'a mut Tensor, start: usize) -> Result<Args<'a>> {
+        let bytes = start * tensor.dtype().size();
+        Ok(self.write(tensor)?.moved(bytes))
+    }
+
+    /// [`Args::write`], or a null pointer.
+    ///
+    /// # Errors
+    /// As [`Args::write`].
+    pub fn write_if(self, tensor: Option<&'a mut Tensor>) -> Result<Args<'a>> {
+        match tensor {
+            Some(tensor) => self.write(tensor),
+            None => Ok(self.value(0u64)),
+        }
+    }
+
+    /// The last argument, a pointer, so many bytes further.
+    fn moved(mut self, bytes: usize) -> Args<'a> {
+        self.packed.advance_last(bytes);
+        self
+    }
+
+    /// A number, or a structure laid out as in C.
+    pub fn value<T: bytemuck::Pod>(mut self, value: T) -> Args<'a> {
+        self.packed.push(value);
+        self
+    }
+
+    /// The record for errors that the kernel finds, and this operation's code there: `Faults* faults, unsigned code`.
+    ///
+    /// # Errors
+    /// If the device is lost.
+    pub fn faults(self) -> Result<Args<'a>> {
+        let (address, code) = self.gpu.fault_code(self.op).map_err(Error::of_gpu)?;
+        Ok(self.value(address).value(code))
+    }
+
+    /// The random draws of a site: the prelude's `Draws`. In a captured step ([`super::Graph`]) each launch has its own step's number.
+    pub fn draws(self, stream: Stream4) -> Args<'a> {
+        let RngKey { seed, step } = stream.of();
+        self.value([seed, stream.site(), step, captured_step(step)])
+    }
+
+    fn check(&self, tensor: &Tensor) -> Result<()> {
+        let (left, right) = (self.gpu.device(), tensor.device());
+        if left == right { Ok(()) } else { Err(Error::Device { op: self.op, left, right }) }
+    }
+
+    pub(super) fn packed(&mut self) -> &mut Arguments {
+        &mut self.packed
+    }
+}
+
+/// Device memory that is no tensor. The ledger counts it as scratch, apart from the tensors, which a `meta` device counts too. It is freed
+/// in the order of the stream, so it may be dropped as soon as the last kernel that uses it was launched.
+pub struct Scratch {
+    block: DeviceBlock,
+    _use: ScratchUse<'static>,
+}
+
+impl Scratch {
+    /// The elements of a tensor on a GPU in row-major order, for kernels that need them together.
+    ///
+    /// # Errors
+    /// If the device has no more memory, or the tensor more than eight dimensions that do not lie together.
+    pub fn of(op: &'static str, tensor: &Tensor) -> Result<Scratch> {
+        let scratch = tensor.device().gpu()?.scratch(op, tensor.numel() * tensor.dtype().size())?;
+        gather_into(op, &scratch, tensor)?;
+        Ok(scratch)
+    }
+}
+
+impl Gpu {
+    /// `bytes` of memory, whatever it holds.
+    ///
+    /// # Errors
+    /// If the device has no more.
+    pub fn scratch(&'static self, op: &'static str, bytes: usize) -> Result<Scratch> {
+        let block = self.allocate(op, bytes.max(1)).map_err(Error::of_gpu)?;
+        Ok(Scratch { block, _use: self.device().ledger()?.scratch_of(bytes) })
+    }
+}
+
+impl Args<'_> {
+    /// A pointer to scratch memory. The kernel may read and write it.
+    pub fn scratch(self, scratch: &Scratch) -> Self {
+        self.value(scratch.block.address())
+    }
+}
+
+/// A tensor's memory on a GPU, with a guard on the tensor. It is held while work that uses the memory is given to the device's stream, and
+/// not while that work runs.
+pub struct DevicePointer<'a> {
+    address: u64,
+    _guard: Guard<'a>,
+}
+
+enum Guard<'a> {
+    Read(#[expect(dead_code, reason = "held for its drop")] Read<'a, u8>),
+    Write(#[expect(dead_code, reason = "held for its drop")] Write<'a, u8>),
+}
+
+impl DevicePointer<'_> {
+    /// Where the tensor's first element is, in the device's address space.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+}
+
+impl Tensor {
+    /// Where its elements are on the GPU, for work that reads them.
+    ///
+    /// # Errors
+    /// If it is not on a GPU, or is being written.
+    pub fn device_read(&self, op: &'static str) -> Result<DevicePointer<'_>> {
+        refuse_others(self, op)?;
+        Ok(DevicePointer { address: self.device_address(), _guard: Guard::Read(self.lock_read(op)?) })
+    }
+
+    /// Where its elements are on the GPU, for work that writes them. Counts as a write: the version goes up.
+    ///
+    /// # Errors
+    /// If it is not on a GPU, or others use it.
+    pub fn device_write(&mut self, op: &'static str) -> Result<DevicePointer<'_>> {
+        refuse_others(self, op)?;
+        let address = self.device_address();
+        Ok(DevicePointer { address, _guard: Guard::Write(self.lock_write(op)?) })
+    }
+}
+
+fn refuse_others(tensor: &Tensor, op: &'static str) -> Result<()> {
+    let device = tensor.device();
+    let why = || "its elements are not on a GPU; copy it with `to_device`".into();
+    if device.is_cuda() { Ok(()) } else { Err(Error::Unsupported { op, device, why: why() }) }
+}
