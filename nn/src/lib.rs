@@ -62,19 +62,17 @@ pub use optim::{
     Sgd,
 };
 pub use parameter::{Holder, Parameter, Shard, Usage};
-pub use phalanx_autograd as autograd;
-pub use phalanx_autograd::kernels;
 pub use phalanx_autograd::{
     Conv1dOptions, ConvOptions, Gelu as GeluKind, KlReduction, KlTarget, NllLoss, PoolOptions, Reduction,
+    enable_grad, eval, inference, kernels, manual_seed, no_grad,
 };
-pub use phalanx_autograd::{enable_grad, eval, inference, manual_seed, no_grad};
-pub use phalanx_tensor as tensor;
 pub use sample::{SampleOptions, sample};
 pub use scaler::LossScaler;
 pub use schedule::{OneCycle, Schedule};
 pub use scope::{Init, Scope};
 pub use sequential::{Build, Sequential, SequentialConfig, UnitPolicy};
 pub use unit::{AnyUnit, Unit, UnitHooks, UnitHooksHandle};
+pub use {phalanx_autograd as autograd, phalanx_tensor as tensor};
 
 /// The README's example, compiled and run.
 #[cfg(doctest)]

@@ -1,14 +1,60 @@
-//! [`Ahead`]: the steps whose losses are on their way, so that the host prepares the next one while a GPU is at work.
+//! A step as a CUDA graph: captured once, launched whole from then on, with the numbers of a step that is not.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Instant;
 
+use phalanx_nn::{Batch, CapturedStep, Optimizer};
+use phalanx_parallel::hybrid::Part;
 use phalanx_tensor::cuda::{GpuEvent, Readback};
 use phalanx_tensor::{Device, Tensor};
 
-use crate::Result;
+use crate::optimizers::AnyRule;
 use crate::record::Told;
-use crate::step::Outcome;
+use crate::step::{Outcome, Settings, context, gradients};
+use crate::{Error, Result};
+
+/// A step of [`crate::step`], whose micro-batches are the host's.
+pub(crate) struct Captured {
+    device: Device,
+    /// Made when the first batch is there.
+    step: Option<CapturedStep>,
+}
+
+impl Captured {
+    pub fn new(device: Device) -> Captured {
+        Captured { device, step: None }
+    }
+
+    /// A step; the loss and the gradients' norm before clipping, f64 `[2]`, on the device, until the next step.
+    pub fn step(
+        &mut self,
+        model: &Arc<dyn Part>,
+        optimizer: &mut Optimizer<AnyRule>,
+        micros: &[Batch],
+        settings: Settings<'_>,
+        step: u64,
+    ) -> Result<&Tensor> {
+        let _context = context(settings.seed, step);
+        let given: Vec<Tensor> = micros.iter().flat_map(|b| b.tensors.clone()).collect();
+        let captured = match self.step.take() {
+            Some(captured) => captured,
+            None => CapturedStep::new(self.device, &given, settings.clip)?,
+        };
+        let captured = self.step.insert(captured);
+        // A save reads what the launch will write.
+        settings.saver.wait()?;
+        let parameters = optimizer.parameters();
+        captured.run_with(optimizer, &given, |inputs| {
+            let each = inputs.len() / micros.len();
+            let here = inputs.chunks_exact(each).zip(micros);
+            let here = here.map(|(own, batch)| Batch { tensors: own.to_vec(), first_row: batch.first_row });
+            let loss = gradients(model, &parameters, &here.collect::<Vec<_>>(), settings)?;
+            loss.ok_or_else(|| Error::Config("a step has no loss".into()))
+        })?;
+        Ok(captured.results())
+    }
+}
 
 /// Steps that may be on their way when the next one has begun: a GPU's queue is never empty then.
 const DEPTH: usize = 1;
