@@ -7,32 +7,22 @@
 //! Workloads, initial weights and batches are those of the peers that results are compared with, so the first five
 //! losses are known; a run whose losses differ does other work and exits with 1.
 
-#[path = "bench/allreduce.rs"]
-mod allreduce;
 #[path = "bench/cliffs.rs"]
 mod cliffs;
-#[path = "bench/dims.rs"]
-mod dims;
 #[path = "bench/dist.rs"]
 mod dist;
-#[path = "bench/engine.rs"]
-mod engine;
 #[path = "bench/gpt.rs"]
 mod gpt;
 #[path = "bench/gpu_ops.rs"]
 mod gpu_ops;
-#[path = "bench/inputs.rs"]
-mod inputs;
+#[path = "bench/measure.rs"]
+mod measure;
 #[path = "bench/models.rs"]
 mod models;
 #[path = "bench/ops.rs"]
 mod ops;
 #[path = "bench/overhead.rs"]
 mod overhead;
-#[path = "bench/pools.rs"]
-mod pools;
-#[path = "bench/report.rs"]
-mod report;
 #[allow(dead_code)] // the example uses all of it
 #[path = "bench/sweep.rs"]
 mod sweep;
@@ -40,9 +30,9 @@ mod sweep;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use measure::Report;
 use phalanx::Device;
 use phalanx::train::{self, Error, Settings, choices, keyed};
-use report::Report;
 
 choices! {
     enum Workload {
@@ -119,13 +109,13 @@ fn run(args: &Args) -> Result<bool, Box<dyn std::error::Error>> {
         Workload::Ops => ops::run(&report, &args.only).map(|()| true),
         Workload::LargeOps => ops::large(&report, &args.only).map(|()| true),
         Workload::Sweep => sweep::run(&report, &args.only).map(|()| true),
-        Workload::Dims => Ok(dims::run(&report, &args.only)?),
-        Workload::Cliffs => Ok(cliffs::run(&report, &args.only)?),
+        Workload::Dims => Ok(cliffs::dims(&report, &args.only)?),
+        Workload::Cliffs => Ok(cliffs::cliffs(&report, &args.only)?),
         Workload::Models => models::run(&report, &args.only),
-        Workload::Overhead => overhead::run(&report).map(|()| true),
-        Workload::Rayon => Ok(pools::run(&report).map(|()| true)?),
-        Workload::Dist => dist::run(&args.data),
-        Workload::Allreduce => allreduce::run(args.threads).map(|()| true),
-        Workload::Engine => engine::run(&report).map(|()| true),
+        Workload::Overhead => overhead::chains(&report).map(|()| true),
+        Workload::Rayon => Ok(overhead::pools(&report).map(|()| true)?),
+        Workload::Dist => dist::training(&args.data),
+        Workload::Allreduce => dist::allreduce(args.threads).map(|()| true),
+        Workload::Engine => overhead::engine(&report).map(|()| true),
     }
 }

@@ -3,8 +3,6 @@
 
 #[path = "mistakes/files.rs"]
 mod files;
-#[path = "mistakes/kit.rs"]
-mod kit;
 #[path = "mistakes/layers.rs"]
 mod layers;
 #[path = "mistakes/operations.rs"]
@@ -14,7 +12,11 @@ mod tensors;
 #[path = "mistakes/training.rs"]
 mod training;
 
-use kit::{Mistake, check};
+use std::fmt::{Debug, Display};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use phalanx::nn::Scope;
+use phalanx::{DType, Device, Tensor, Var};
 
 #[test]
 fn operations_name_themselves_what_came_and_what_was_wanted() {
@@ -51,4 +53,96 @@ fn there_are_enough_of_them() {
         files::mistakes(),
     ];
     assert!(all.iter().map(Vec::len).sum::<usize>() >= 250);
+}
+
+/// A line of the table, the words that the error must contain, and the call, which gives the error's text.
+pub struct Mistake {
+    /// Where it stands.
+    pub line: u32,
+    /// What the message contains.
+    pub words: Vec<&'static str>,
+    /// Makes it.
+    pub call: Box<dyn Fn() -> Option<String>>,
+}
+
+/// `words => call;` lines as a list of [`Mistake`]s. The words stand in one text, separated by ` | `; the first is how the
+/// message begins.
+macro_rules! mistakes {
+    ($($words:literal => $call:expr;)*) => {
+        vec![$($crate::Mistake {
+            line: line!(),
+            words: $words.split(" | ").collect(),
+            call: Box::new(|| $crate::text($call)),
+        }),*]
+    };
+}
+pub(crate) use mistakes;
+
+/// The error's message; `Debug`, which a program that ends with an error prints, must be the same.
+pub fn text<T, E: Display + Debug>(outcome: Result<T, E>) -> Option<String> {
+    let error = outcome.err()?;
+    assert_eq!(format!("{error:?}"), error.to_string());
+    Some(error.to_string())
+}
+
+/// Makes every mistake, and tells all that go wrong in another way than they should.
+pub fn check(mistakes: Vec<Mistake>) {
+    let mut wrong = Vec::new();
+    for Mistake { line, words, call } in mistakes {
+        let outcome = catch_unwind(AssertUnwindSafe(call));
+        if std::env::var_os("MISTAKES").is_some() {
+            println!("{line}: {outcome:?}");
+        }
+        match outcome {
+            Err(_) => wrong.push(format!("line {line}: panicked")),
+            Ok(None) => wrong.push(format!("line {line}: accepted, wanted {words:?}")),
+            Ok(Some(text))
+                if !text.starts_with(words[0]) || !words.iter().all(|word| text.contains(word)) =>
+            {
+                wrong.push(format!("line {line}: wanted {words:?}, got: {text}"));
+            }
+            Ok(Some(_)) => {}
+        }
+    }
+    assert!(wrong.is_empty(), "{} mistakes:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+/// Zeros of f32.
+pub fn f(shape: &[usize]) -> Var {
+    of(shape, DType::F32)
+}
+
+/// Zeros of a dtype.
+pub fn of(shape: &[usize], dtype: DType) -> Var {
+    Var::new(zeros(shape, dtype))
+}
+
+/// Zeros as a tensor.
+pub fn zeros(shape: &[usize], dtype: DType) -> Tensor {
+    Tensor::zeros(shape, dtype, Device::CPU).unwrap()
+}
+
+/// i64 numbers.
+pub fn i(values: &[i64]) -> Var {
+    Var::from_slice(values, &[values.len()], Device::CPU).unwrap()
+}
+
+/// Zeros of f32 without elements.
+pub fn meta(shape: &[usize]) -> Var {
+    Var::new(Tensor::zeros(shape, DType::F32, Device::Meta(0)).unwrap())
+}
+
+/// Zeros of f32 on another device.
+pub fn elsewhere(shape: &[usize]) -> Var {
+    Var::new(Tensor::zeros(shape, DType::F32, Device::Cpu(7)).unwrap())
+}
+
+/// A leaf of zeros.
+pub fn leaf(shape: &[usize]) -> Var {
+    Var::leaf(zeros(shape, DType::F32)).unwrap()
+}
+
+/// Where layers are made.
+pub fn scope() -> Scope {
+    Scope::new(0, DType::F32, Device::CPU)
 }

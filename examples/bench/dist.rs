@@ -1,23 +1,25 @@
-//! gpt-s on two ranks of one thread each, the global batch unchanged, against one rank of one thread.
+//! Two ranks of this process: gpt-s with the global batch unchanged against one rank of one thread, and all-reduce of f32 sums
+//! as `mpirun -n 2` does it over two processes.
 
 use std::error::Error;
 use std::path::Path;
+use std::time::Instant;
 
-use phalanx::Device;
 use phalanx::nn::models::Decoder;
 use phalanx::nn::{Layers, OneDevice};
-use phalanx::parallel::comm::Comm;
 use phalanx::parallel::comm::threads::world;
+use phalanx::parallel::comm::{self, Comm, Reduction};
 use phalanx::parallel::data_parallel::{Alone, Ddp, DdpConfig};
 use phalanx::parallel::hybrid::Layout;
-use phalanx::parallel::launch::{TIMEOUT, Threads};
+use phalanx::parallel::launch::{Rank, TIMEOUT, Threads};
 use phalanx::parallel::mesh::{Axis, Groups};
 use phalanx::parallel::pipeline::ranks::Chunks;
 use phalanx::parallel::sharded::{Stage, Zero, ZeroConfig};
 use phalanx::parallel::tensor_parallel::TensorParallel;
+use phalanx::{DType, Device, Tensor};
 
 use crate::gpt::{At, SMALL, Share, Trained, emit, train};
-use crate::report::{Report, median};
+use crate::measure::{Report, median, millis};
 
 const RANKS: usize = 2;
 
@@ -39,7 +41,7 @@ const SCHEDULES: [(&str, &str, usize); 5] = [
 ];
 
 /// Whether the first losses were the known ones everywhere.
-pub fn run(data: &Path) -> Result<bool, Box<dyn Error>> {
+pub fn training(data: &Path) -> Result<bool, Box<dyn Error>> {
     let report = Report { threads: 1 };
     Device::CPU.set_threads(1)?;
     let at = At { comm: world(1, TIMEOUT).swap_remove(0), device: Device::CPU };
@@ -103,4 +105,33 @@ fn zero2(model: &Model, comm: &Comm) -> Share {
 
 fn fsdp(model: &Model, comm: &Comm) -> Share {
     Ok(Box::new(Zero::new(model, comm.clone(), ZeroConfig::new(Stage::Parameters))?))
+}
+
+const WARMUPS: usize = 3;
+const REPEATS: usize = 15;
+
+pub fn allreduce(threads: usize) -> Result<(), Box<dyn std::error::Error>> {
+    // A row's threads are those of one rank, as the peers count them.
+    let report = Report { threads: (threads / RANKS).max(1) };
+    for mib in [1, 16, 64] {
+        let times = Threads::new(RANKS).cores(threads).run(|rank| measure(&rank, mib << 18))?;
+        let ms = times[0];
+        report.emit("allreduce", &format!("{mib}MiB"), ms, "ms");
+        report.emit("allreduce", &format!("{mib}MiB"), (mib << 20) as f64 / ms / 1e6, "GB/s");
+    }
+    Ok(())
+}
+
+fn measure(rank: &Rank, count: usize) -> comm::Result<f64> {
+    let mut x = Tensor::empty(&[count], DType::F32, rank.device())?;
+    let mut times = vec![];
+    for _ in 0..WARMUPS + REPEATS {
+        x.write::<f32>("allreduce")?.fill(1.0);
+        rank.comm().barrier()?;
+        let start = Instant::now();
+        rank.comm().all_reduce(&mut x, Reduction::Sum)?;
+        times.push(millis(start.elapsed()));
+    }
+    assert_eq!(x.narrow(0, count - 1, 1)?.item::<f32>()?, RANKS as f32);
+    Ok(median(&mut times[WARMUPS..]))
 }

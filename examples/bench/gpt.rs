@@ -18,8 +18,7 @@ use phalanx::parallel::pipeline::ranks::{Chunks, Pipeline};
 use phalanx::tensor::RngKey;
 use phalanx::{Context, DType, Device, Tensor, kernels};
 
-use crate::inputs::{Windows, uniform};
-use crate::report::{Report, median, millis, peak_rss};
+use crate::measure::{Report, Windows, median, millis, peak_rss, uniform};
 
 const WARMUP: usize = 3;
 const STEPS: usize = 20;

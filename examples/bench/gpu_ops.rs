@@ -10,7 +10,7 @@ use phalanx::nn::{AdamW, Group, Parameter, Rule};
 use phalanx::tensor::{RngKey, Window};
 use phalanx::{DType, Device, Tensor, Var, kernels};
 
-use crate::report::{Report, median, millis};
+use crate::measure::{Report, median, millis};
 
 struct Bench<'a> {
     report: &'a Report,

@@ -5,8 +5,7 @@ use phalanx::autograd::{Options, Result, grad, no_grad};
 use phalanx::nn::{AdamW, Group, Parameter, Rule};
 use phalanx::{DType, Tensor, Var, kernels};
 
-use crate::inputs::{ids, uniform};
-use crate::report::{Report, median_ms};
+use crate::measure::{Report, ids, median_ms, uniform};
 
 /// What a row does at least.
 #[derive(Clone, Copy, Default)]

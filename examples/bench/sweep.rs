@@ -4,8 +4,7 @@ use std::time::Instant;
 
 use phalanx::{DType, Device, Tensor, kernels};
 
-use crate::inputs::uniform;
-use crate::report::{Report, median};
+use crate::measure::{Report, median, uniform};
 
 /// Rows, steps and columns.
 const SHAPES: [[usize; 3]; 40] = [

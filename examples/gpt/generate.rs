@@ -31,8 +31,8 @@ keyed! {
 /// The folder of a run's last model, and of its best one.
 pub const FOLDERS: [&str; 2] = ["model", "best-model"];
 
-/// Continues the prompt with a saved model.
-pub fn run(args: &Generate) -> Result<()> {
+/// The prompt, continued by a saved model.
+pub fn run(args: &Generate) -> Result<String> {
     let refuse = |why: String| Err(Error::Config(why));
     let Some(folder) = &args.model else {
         return refuse("`model` is not given, wanted a model's folder".into());
@@ -53,8 +53,7 @@ pub fn run(args: &Generate) -> Result<()> {
         return refuse(format!("{}: the prompt {:?} has no tokens", codec.source(), args.prompt));
     }
     let how = Sampling { temperature: args.temperature, top_k: args.top_k, seed: args.seed };
-    crate::say(&format!("{}{}", args.prompt, written(&model, &codec, &prompt, args.tokens, how)?));
-    Ok(())
+    Ok(format!("{}{}", args.prompt, written(&model, &codec, &prompt, args.tokens, how)?))
 }
 
 /// The prompt and 300 tokens more from a model that is being trained.

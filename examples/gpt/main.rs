@@ -62,7 +62,7 @@ fn run(mut words: Vec<String>) -> Result<()> {
         "generate" if helped => say(&Settings::new(Generate::default()).help()),
         "prepare" if helped => say(&Settings::new(PrepareConfig::default()).help()),
         _ if helped => say(&Settings::new(Gpt::default()).help()),
-        "generate" => generate::run(&Settings::new(Generate::default()).words(words)?.resolve()?)?,
+        "generate" => say(&generate::run(&Settings::new(Generate::default()).words(words)?.resolve()?)?),
         "prepare" => prepare(&Settings::new(PrepareConfig::default()).words(words)?.resolve()?)?,
         first => {
             let mut settings = Settings::new(Gpt::default());

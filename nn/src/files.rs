@@ -99,6 +99,27 @@ pub fn load_with(
     fit.load(model, |name, on| Ok(file.tensor(name, if on.is_meta() { on } else { Device::CPU })?))
 }
 
+/// Every parameter and buffer by name, as PyTorch's `state_dict`. The tensors are the module's own, not copies. Of parameters
+/// whose values are spread over ranks they have no elements here: to read or save one is an error that says what to do instead
+/// ([`Tensor::why_withheld`]). See [`save`](crate::save) for a file.
+pub fn state_dict(module: &(impl Parameters + ?Sized)) -> Vec<(String, Tensor)> {
+    let mut entries = Vec::new();
+    module.visit("", &mut |path, entry| entries.push((path.into(), entry.tensor())));
+    entries
+}
+
+/// Copies saved tensors into the parameters and buffers of those names, converted to their dtypes and moved to their
+/// devices. See [`load_state_dict_with`] for one that may fit in part only.
+///
+/// # Errors
+/// If names are missing, not known, of another shape or come twice, or a parameter's values are not here; then nothing is changed.
+pub fn load_state_dict(
+    module: &(impl Parameters + ?Sized),
+    entries: impl IntoIterator<Item = (String, Tensor)>,
+) -> Result<()> {
+    load_state_dict_with(module, entries, LoadOptions::default()).map(drop)
+}
+
 /// [`load_state_dict`](crate::load_state_dict) as the options say; returns what was left.
 ///
 /// # Errors

@@ -18,18 +18,12 @@
 //! | what parallel wrappers use | [`Layers`], [`Unit`], [`UnitPolicy`], [`Shard`], [`Holder`] |
 #![forbid(unsafe_code)]
 
-mod buffer;
-mod build;
-mod captured;
-mod classes_last;
 mod clip;
 mod data;
 mod error;
 mod files;
 mod forward_hooks;
-mod holder;
-mod init;
-mod layers;
+mod layer_factory;
 mod loss;
 mod mode;
 pub mod models;
@@ -37,64 +31,48 @@ mod module;
 pub mod modules;
 pub mod norm_tree;
 mod optim;
-mod pair_loss;
 mod parameter;
-mod parameters;
-mod permutation;
 mod sample;
 mod scaler;
 mod schedule;
 mod scope;
 mod sequential;
-mod shard;
 mod unit;
-mod unit_policy;
 
-pub use buffer::Buffer;
-pub use build::Build;
-pub use captured::CapturedStep;
-pub use classes_last::ClassesLast;
 pub use clip::{Clip, Square, Squares, clip_grad_norm, clip_grad_norm_, grad_norm, grad_squares, norm_of};
+#[doc(hidden)]
+pub use data::Permutation;
 pub use data::{Batch, Loader, Windows, cut};
 pub use error::{Error, Mismatch, Result};
-pub use files::{LoadOptions, load, load_state_dict_with, load_with, save};
+pub use files::{LoadOptions, load, load_state_dict, load_state_dict_with, load_with, save, state_dict};
 pub use forward_hooks::{ForwardHookHandle, Hooked};
-pub use holder::{Holder, Usage};
-pub use init::Init;
-pub use layers::{Head, Layers, Map, OneDevice, Table, TableHead, activation_window};
+pub use layer_factory::{Head, Layers, Map, OneDevice, Table, TableHead, activation_window};
 pub use loss::{
-    BceLoss, BceWithLogitsLoss, CrossEntropyLoss, HingeEmbeddingLoss, HuberLoss, KlDivLoss, L1Loss, Loss,
-    MseLoss, PoissonNllLoss, SmoothL1Loss,
+    BceLoss, BceWithLogitsLoss, ClassesLast, CosineEmbeddingLoss, CrossEntropyLoss, GaussianNllLoss,
+    HingeEmbeddingLoss, HuberLoss, KlDivLoss, L1Loss, Loss, MarginRankingLoss, MseLoss, PoissonNllLoss,
+    SmoothL1Loss, TripletMarginLoss,
 };
 pub use mode::Mode;
-pub use module::Module;
+pub use module::{Buffer, Entry, Module, Parameters, join_path};
 pub use modules::*;
 #[doc(hidden)]
 pub use optim::note_ranks;
 pub use optim::{
-    Adagrad, Adam, AdamW, At, EMA, Ema, Group, Lion, Muon, MuonScale, Optimizer, Rmsprop, Rule, Sgd,
+    Adagrad, Adam, AdamW, At, CapturedStep, EMA, Ema, Group, Lion, Muon, MuonScale, Optimizer, Rmsprop, Rule,
+    Sgd,
 };
-pub use pair_loss::{CosineEmbeddingLoss, GaussianNllLoss, MarginRankingLoss, TripletMarginLoss};
-pub use parameter::Parameter;
-pub use parameters::join_path;
-pub use parameters::{Entry, Parameters, load_state_dict, state_dict};
-#[doc(hidden)]
-pub use permutation::Permutation;
-pub use phalanx_autograd as autograd;
-pub use phalanx_autograd::kernels;
+pub use parameter::{Holder, Parameter, Shard, Usage};
 pub use phalanx_autograd::{
     Conv1dOptions, ConvOptions, Gelu as GeluKind, KlReduction, KlTarget, NllLoss, PoolOptions, Reduction,
+    enable_grad, eval, inference, kernels, manual_seed, no_grad,
 };
-pub use phalanx_autograd::{enable_grad, eval, inference, manual_seed, no_grad};
-pub use phalanx_tensor as tensor;
 pub use sample::{SampleOptions, sample};
 pub use scaler::LossScaler;
 pub use schedule::{OneCycle, Schedule};
-pub use scope::Scope;
-pub use sequential::{Sequential, SequentialConfig};
-pub use shard::Shard;
+pub use scope::{Init, Scope};
+pub use sequential::{Build, Sequential, SequentialConfig, UnitPolicy};
 pub use unit::{AnyUnit, Unit, UnitHooks, UnitHooksHandle};
-pub use unit_policy::UnitPolicy;
+pub use {phalanx_autograd as autograd, phalanx_tensor as tensor};
 
 /// The README's example, compiled and run.
 #[cfg(doctest)]

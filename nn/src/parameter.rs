@@ -1,14 +1,17 @@
 //! [`Parameter`]: a trained tensor.
 
+#[cfg(test)]
+mod tests;
+
 use std::ops::Range;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use phalanx_autograd::{Leaf, Slot, Var};
 use phalanx_kernels as kernels;
-use phalanx_tensor::{Category, DType, Device, Tensor};
+use phalanx_tensor::{Category, DType, Device, Dims, Tensor, Window};
 
-use crate::{Error, Holder, Result, Shard, Usage};
+use crate::{Error, Result};
 
 /// A handle on a trained tensor: cloning shares it, an optimizer updates it in place, its storage can be released
 /// and re-pointed between forward and backward.
@@ -357,5 +360,76 @@ impl std::fmt::Debug for Parameter {
     }
 }
 
-#[cfg(test)]
-mod tests;
+/// The part of a whole tensor that a parameter is: `extent` elements from `window.offset` on.
+///
+/// The whole may be seen in a finer shape than the tensor's own, where that is what the cut is regular in: the joint
+/// map of queries, keys and values as `[3, out, in]`, of which a rank has `[3, out / ranks, in]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shard {
+    /// The whole's shape, and where the part begins in it.
+    pub window: Window,
+    /// The part's shape, with as many dimensions.
+    pub extent: Dims,
+}
+
+impl Shard {
+    /// The part that is the whole.
+    pub fn whole(shape: &[usize]) -> Shard {
+        Shard { window: Window::whole(shape), extent: Dims::from_slice(shape) }
+    }
+
+    /// Whether it is the whole.
+    pub fn is_whole(&self) -> bool {
+        self.extent == self.window.global
+    }
+
+    /// The shape of the whole tensor, which has `rank` dimensions: where the cut sees a finer one, the first sizes are one.
+    pub fn whole_shape(&self, rank: usize) -> Vec<usize> {
+        let seen = &self.window.global;
+        let (first, rest) = seen.split_at((seen.len() + 1).saturating_sub(rank.max(1)));
+        if first.is_empty() { seen.to_vec() } else { [&[first.iter().product()], rest].concat() }
+    }
+
+    /// This part of a whole tensor, as a view.
+    ///
+    /// # Errors
+    /// If the tensor is not the whole.
+    pub fn of(&self, whole: &Tensor) -> Result<Tensor> {
+        let mut cuts = self.window.offset.iter().zip(&self.extent).enumerate();
+        let seen = whole.with_shape(&self.window.global)?;
+        Ok(cuts.try_fold(seen, |part, (dim, (&offset, &length))| part.narrow(dim, offset, length))?)
+    }
+}
+
+/// What somebody is about to do with a parameter itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Usage {
+    /// To update it, or to build an optimizer over it.
+    Update,
+    /// To take the norm of its gradient, or of several.
+    Norm,
+    /// To forget its gradient.
+    ZeroGrad,
+    /// To choose the dtype or the place of its gradients.
+    Gradients,
+}
+
+/// A wrapper that spreads parameters, or what belongs to them, over ranks: it is asked before others use them
+/// ([`Parameter::hand_to`]).
+pub trait Holder: Send + Sync {
+    /// Why a parameter is not to be used so, and what is to be done instead: the end of a sentence that begins with the parameter's
+    /// name. `None` if it may be.
+    fn refusal(&self, usage: Usage) -> Option<&'static str>;
+
+    /// Another wrapper has taken one of its parameters in hand.
+    fn lost(&self) {}
+
+    /// Whether it wants to hear of each use of a parameter's values ([`Holder::before_use`]).
+    fn hears_of_uses(&self) -> bool {
+        false
+    }
+
+    /// A parameter's values are about to be computed with ([`Parameter::site`]): the last moment to bring them here. What goes
+    /// wrong is told by what computes with values that are not here, and by the holder when it is asked next.
+    fn before_use(&self, _parameter: &Parameter) {}
+}

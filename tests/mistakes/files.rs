@@ -9,7 +9,7 @@ use phalanx::tensor::io::{
 };
 use phalanx::{DType, Device, Tensor};
 
-use crate::kit::{Mistake, mistakes, scope, zeros};
+use crate::{Mistake, mistakes, scope, zeros};
 
 /// A file of these bytes.
 fn file(name: &str, bytes: &[u8]) -> PathBuf {

@@ -10,7 +10,7 @@ use phalanx::nn::{
 };
 use phalanx::{DType, Tensor};
 
-use crate::kit::{Mistake, f, i, mistakes, of, scope, zeros};
+use crate::{Mistake, f, i, mistakes, of, scope, zeros};
 
 fn conv(options: ConvOptions) -> phalanx::nn::Result<phalanx::nn::Conv2d> {
     Conv2dConfig::new(4, 4, [3; 2]).with_options(options).init(&scope())

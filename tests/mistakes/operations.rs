@@ -6,7 +6,7 @@ use phalanx::autograd::{
 use phalanx::kernels::{Conv1dOptions, ConvOptions, PoolOptions};
 use phalanx::{DType, Device, Scalar, Var};
 
-use crate::kit::{Mistake, elsewhere, f, i, meta, mistakes, of};
+use crate::{Mistake, elsewhere, f, i, meta, mistakes, of};
 
 const MEAN: Reduction = Reduction::Mean;
 

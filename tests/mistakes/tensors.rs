@@ -6,7 +6,7 @@ use phalanx::kernels::{
 use phalanx::tensor::{RngKey, Window};
 use phalanx::{DType, Device, Tensor};
 
-use crate::kit::{Mistake, mistakes, zeros};
+use crate::{Mistake, mistakes, zeros};
 
 fn f(shape: &[usize]) -> Tensor {
     zeros(shape, DType::F32)

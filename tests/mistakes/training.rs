@@ -9,7 +9,7 @@ use phalanx::nn::{
 };
 use phalanx::{DType, Device, Leaf, Var};
 
-use crate::kit::{Mistake, f, i, leaf, mistakes, of, scope, zeros};
+use crate::{Mistake, f, i, leaf, mistakes, of, scope, zeros};
 
 fn parameter(name: &str) -> Parameter {
     Parameter::new(name, zeros(&[2], DType::F32)).unwrap()

@@ -1,6 +1,8 @@
 //! [`Callback`]: a run calls its methods on the first rank, as it goes.
 
+use std::io::{IsTerminal, Write};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use crate::record::{Record, Summary};
 use crate::report::{Collective, Holds, Memory, Timeline};
@@ -110,4 +112,146 @@ pub enum Event<'a> {
         /// Why.
         why: &'a str,
     },
+}
+
+/// Between two writings of the line.
+const PAUSE: Duration = Duration::from_millis(100);
+/// Steps between two lines where there is no terminal.
+const LINES: u64 = 25;
+
+/// The last line of a terminal, which shows how far something is. Without a terminal it shows nothing.
+pub struct Line {
+    terminal: bool,
+    shown: Option<Instant>,
+}
+
+impl Default for Line {
+    fn default() -> Line {
+        Line { terminal: std::io::stderr().is_terminal(), shown: None }
+    }
+}
+
+impl Line {
+    /// Shows this in place of what was shown before.
+    pub fn show(&mut self, text: &str) {
+        if self.terminal && self.shown.is_none_or(|shown| shown.elapsed() > PAUSE) {
+            // Without line wrapping, so that the carriage return comes back to the line's start.
+            let _ = write!(std::io::stderr(), "\r\x1b[K\x1b[?7l{text}\x1b[?7h");
+            self.shown = Some(Instant::now());
+        }
+    }
+
+    /// Takes the line away.
+    pub fn clear(&mut self) {
+        if self.shown.take().is_some() {
+            let _ = write!(std::io::stderr(), "\r\x1b[K");
+        }
+    }
+
+    /// Prints a line above.
+    pub fn above(&mut self, text: &str) {
+        self.clear();
+        // A reader that has closed the pipe wants no more of it, which is no reason to stop.
+        let _ = writeln!(std::io::stdout(), "{}", text.trim_end_matches('\n'));
+    }
+}
+
+/// A callback that shows the loss, the speed and the time left: on a terminal as a line that changes, elsewhere as a line now and then.
+pub struct Progress {
+    line: Line,
+    /// Units of the validation loss for each of the training loss, and what they are called.
+    unit: (f64, &'static str),
+    name: &'static str,
+    validation: String,
+    steps: u64,
+    /// When the run began, and the steps that were done then.
+    begin: (Instant, u64),
+}
+
+impl Default for Progress {
+    fn default() -> Progress {
+        let begin = (Instant::now(), 0);
+        Progress {
+            line: Line::default(),
+            unit: (1.0, ""),
+            name: "rows",
+            validation: String::new(),
+            steps: 0,
+            begin,
+        }
+    }
+}
+
+impl Progress {
+    /// Of a language model: speeds in tokens a second, and validation losses in nats a byte, if a token stands for so many bytes of text.
+    #[must_use]
+    pub fn of_tokens(self, bytes_per_token: Option<f64>) -> Progress {
+        let unit = bytes_per_token.map_or((1.0, " nats/token"), |bytes| (bytes, " nats/byte"));
+        Progress { unit, name: "tokens", ..self }
+    }
+
+    fn left(&self, done: u64) -> String {
+        let here = done.saturating_sub(self.begin.1).max(1);
+        let left =
+            self.begin.0.elapsed().as_secs_f64() / here as f64 * (self.steps - done.min(self.steps)) as f64;
+        match left as u64 {
+            seconds @ 0..3600 => format!("{}:{:02}", seconds / 60, seconds % 60),
+            seconds => format!("{}:{:02}:{:02}", seconds / 3600, seconds / 60 % 60, seconds % 60),
+        }
+    }
+}
+
+impl Callback for Progress {
+    fn started(&mut self, config: &Config, done: u64, parameters: usize) -> Result<()> {
+        let (batch, ranks) = (config.batch, config.ranks());
+        self.line.above(&format!("{parameters} parameters, {batch} rows a step, {ranks} ranks"));
+        (self.steps, self.begin) = (config.steps, (Instant::now(), done));
+        Ok(())
+    }
+
+    fn step(&mut self, record: &Record) -> Result<()> {
+        let Record { step, loss, tokens_per_s, .. } = record;
+        if let Some(validation) = record.validation_loss {
+            self.validation = format!("  validation {:.3}{}", validation / self.unit.0, self.unit.1);
+        }
+        let mfu = record.mfu.map_or_else(String::new, |mfu| format!("  MFU {:.0}%", 100.0 * mfu));
+        let done = step + 1;
+        let message = format!("loss {loss:.3}{}  {tokens_per_s:.0} {}/s{mfu}", self.validation, self.name);
+        if self.line.terminal {
+            let left = self.left(done);
+            self.line.show(&format!("step {done}/{}  {message}  {left} left", self.steps));
+        } else if done.is_multiple_of(LINES) {
+            self.line.above(&format!("step {done}  {message}"));
+        }
+        Ok(())
+    }
+
+    fn event(&mut self, event: &Event<'_>) -> Result<()> {
+        match event {
+            Event::Skipped { step, why } => self.line.above(&format!("step {step}: no update, {why}")),
+            Event::RolledBack { step, to, why } => {
+                self.line.above(&format!("step {step}: {why}; back to step {to}"));
+            }
+            Event::Sample { step, text } => {
+                self.line.above(&format!("\nafter {step} steps the model writes:\n{text}\n"));
+            }
+            Event::Notice { step, text } => self.line.above(&format!("step {step}: {text}")),
+            Event::Stopping { step, why } => self.line.above(&format!("ending after {step} steps: {why}")),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn ended(&mut self, summary: &Summary) -> Result<()> {
+        let Summary { steps, seconds, tokens_per_s, last_loss, .. } = summary;
+        let unit = if self.name == "tokens" { " nats/token" } else { "" };
+        self.line.above(&format!(
+            "{steps} steps in {seconds:.1} s, {tokens_per_s:.0} {}/s, training loss {last_loss:.3}{unit}",
+            self.name
+        ));
+        if let Some(loss) = summary.validation_loss {
+            self.line.above(&format!("validation loss {:.4}{}", loss / self.unit.0, self.unit.1));
+        }
+        Ok(())
+    }
 }

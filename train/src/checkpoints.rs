@@ -12,10 +12,10 @@ use std::path::{Path, PathBuf};
 
 use phalanx_parallel::checkpoint::{Checkpoint, Trained, parts};
 
+use crate::config::is_checkpoint;
 use crate::divergence::WatchState;
-use crate::rate::Rate;
 use crate::run::Run;
-use crate::validation::Best;
+use crate::validation::{Best, Rate};
 use crate::{Config, Error, Result};
 
 /// The newest checkpoint's name in a run's folder.
@@ -56,20 +56,6 @@ fn of_a_run(saved: Checkpoint) -> Result<Checkpoint> {
     match saved.settings().get("format") {
         Some(format) if format == FORMAT => Ok(saved),
         _ => Err(Error::file(saved.path(), "this is no checkpoint of a training run")),
-    }
-}
-
-/// Whether a folder is a checkpoint itself.
-fn is_checkpoint(folder: &Path) -> bool {
-    folder.join("checkpoint.json").exists()
-}
-
-/// The run's folder of a path that is one, or a checkpoint in one.
-pub(crate) fn run_of(path: &Path) -> &Path {
-    match path.parent().filter(|_| is_checkpoint(path)) {
-        Some(parent) if parent.as_os_str().is_empty() => Path::new("."),
-        Some(parent) => parent,
-        None => path,
     }
 }
 
@@ -189,6 +175,35 @@ fn begin(run: &Run, path: &Path) -> Result<()> {
 }
 
 impl Run {
+    /// Puts the run where the checkpoint in a run's folder left it, whatever the layout it was saved under. All ranks call it.
+    ///
+    /// # Errors
+    /// If there is none, it is of another run, or damaged.
+    pub fn resume(&mut self, folder: &Path) -> Result<()> {
+        let saved = latest(folder)?;
+        let position = restore(&saved, self, &self.identity.clone())?;
+        (self.done, self.data_ahead, self.best) = (position.step, position.data_ahead, position.best);
+        if self.done > self.means.config.steps {
+            let (steps, done) = (self.means.config.steps, self.done);
+            return Err(Error::Config(format!("`steps` {steps} is the total, and the run has done {done}")));
+        }
+        Ok(())
+    }
+
+    /// Gives the model the weights of the checkpoint with the lowest validation loss ([`Config::keep_best`]), whose averages and moments come
+    /// with them. All ranks call it.
+    ///
+    /// # Errors
+    /// If there is none, or it is damaged.
+    pub fn load_best(&mut self) -> Result<()> {
+        self.means.saver.wait()?;
+        let folder = self.means.config.folder();
+        let folder = folder
+            .ok_or_else(|| Error::Config("train: a run without a folder keeps no best checkpoint".into()))?;
+        let saved = best(folder)?;
+        load(&saved, self)
+    }
+
     /// What a checkpoint says of the run.
     fn settings(&self) -> Result<BTreeMap<String, String>> {
         let mut settings = self.identity.clone();

@@ -4,9 +4,8 @@ use std::collections::BTreeMap;
 
 use phalanx_tensor::Tensor;
 
-use crate::data::Dataset;
-use crate::means::Data;
-use crate::{Config, digest};
+use crate::Config;
+use crate::data::{Data, Dataset};
 
 /// What changes a run's numbers by more than the order of additions, which is the layout's.
 pub(crate) fn identity(config: &Config) -> BTreeMap<String, String> {
@@ -27,4 +26,9 @@ pub(crate) fn fingerprint(data: &Data, items: Option<&dyn Dataset>) -> String {
     let told: String = first.map(|tensor| bytes(&tensor)).collect();
     let told = format!("{:016x}", digest(told.as_bytes()));
     items.map_or_else(|| told.clone(), |items| format!("{} items, {told}", items.len()))
+}
+
+/// FNV-1a (Fowler, Noll, Vo).
+pub fn digest(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |h, &b| (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3))
 }

@@ -1,22 +1,21 @@
 //! One step in detail for the report: what ran when, the memory of each category as it went, what each rank keeps.
 
-use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::Instant;
 
+use phalanx_nn::Parameters;
 use phalanx_nn::autograd::{HearingGuard, hear_recomputations};
+use phalanx_parallel::mesh::{Axis, Coordinates};
 use phalanx_parallel::tell;
 use phalanx_tensor::{Category, Device};
 use serde::{Deserialize, Serialize};
 
-use crate::Result;
-use crate::holds::holds;
 use crate::machine::memory_bytes;
-use crate::place::Place;
-use crate::report::{self, Collective, Holds, Memory, Span, SpanKind, Timeline};
+use crate::place::{Place, process};
+use crate::report::{Collective, Holds, Layout, Memory, Span, Timeline};
 use crate::run::Run;
-use crate::trace::Lane;
+use crate::trace::{Lane, Notes, ms_since};
+use crate::{Config, Result, report};
 
 /// Steps of this process before the one that is inspected: the first steps compile and allocate what the later ones use.
 const BEFORE: u64 = 3;
@@ -35,20 +34,6 @@ pub(crate) fn steps_to_inspect(run: &Run) -> Range<u64> {
     first..first + count
 }
 
-/// What one rank notes of a run.
-#[derive(Clone, Default)]
-pub(crate) struct Notes(Arc<Mutex<Noted>>);
-
-#[derive(Default)]
-struct Noted {
-    /// The steps that are inspected and the moment that their times count from, while they go on.
-    inspected: Option<(Range<u64>, Instant)>,
-    compute: Vec<Span>,
-    communication: Vec<Span>,
-    /// All calls of the run, by kind and group.
-    calls: BTreeMap<(String, String), Collective>,
-}
-
 /// What a rank tells the first one of its step.
 #[derive(Serialize, Deserialize)]
 struct Seen {
@@ -59,80 +44,9 @@ struct Seen {
     holds: Holds,
 }
 
-impl Notes {
-    fn lock(&self) -> MutexGuard<'_, Noted> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Something ran on this rank in a step; of a pipeline with its stage and micro-batch.
-    pub fn note(&self, name: &str, step: u64, times: [Instant; 2], place: Option<(u64, u64)>) {
-        let mut noted = self.lock();
-        let Some(begin) =
-            noted.inspected.as_ref().filter(|(steps, _)| steps.contains(&step)).map(|(_, b)| *b)
-        else {
-            return;
-        };
-        let kind = match name {
-            "forward" => SpanKind::Forward,
-            "backward" => SpanKind::Backward,
-            "backward of inputs" => SpanKind::BackwardInput,
-            "backward of weights" => SpanKind::BackwardWeight,
-            "recompute" => SpanKind::Recompute,
-            "optimizer" | "update" => SpanKind::Optimizer,
-            "data" => SpanKind::Data,
-            "wait" | "receive input" | "receive gradient" => SpanKind::Wait,
-            // It is all of the others.
-            "step" => return,
-            _ => SpanKind::Other,
-        };
-        let (stage, micro_batch) = place.unzip();
-        noted.compute.push(Span { name: name.into(), kind, micro_batch, stage, ..span(begin, times) });
-    }
-
-    /// A call of this rank among a group is over.
-    pub fn call(&self, kind: &str, group: &str, bytes: usize, times: [Instant; 2]) {
-        let mut noted = self.lock();
-        let call = noted.calls.entry((kind.into(), group.into())).or_default();
-        let ms = (times[1] - times[0]).as_secs_f64() * 1e3;
-        (call.calls, call.bytes, call.ms) = (call.calls + 1, call.bytes + bytes as u64, call.ms + ms);
-        if let Some((_, begin)) = noted.inspected {
-            let detail = format!("{bytes} bytes among {group}");
-            let span = span(begin, times);
-            noted.communication.push(Span {
-                name: kind.into(),
-                kind: SpanKind::Communication,
-                detail,
-                ..span
-            });
-        }
-    }
-}
-
-fn ms_since(begin: Instant, at: Instant) -> f64 {
-    at.saturating_duration_since(begin).as_secs_f64() * 1e3
-}
-
-fn span(begin: Instant, [started, ended]: [Instant; 2]) -> Span {
-    let start_ms = ms_since(begin, started);
-    Span { start_ms, ms: ms_since(begin, ended) - start_ms, ..Span::default() }
-}
-
-/// What tells this process from others: when it first asked, and a number.
-fn process() -> (Instant, [f64; 2]) {
-    static PROCESS: OnceLock<(Instant, [f64; 2])> = OnceLock::new();
-    let born = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_nanos() as f64);
-    *PROCESS.get_or_init(|| (Instant::now(), [born(), f64::from(std::process::id())]))
-}
-
-/// Whether all ranks are threads of this process. All ranks call it.
-pub(crate) fn is_one_process(place: &Place) -> Result<bool> {
-    let (_, own) = process();
-    Ok(place.all_of(&own)?.chunks(2).all(|rank| rank == own))
-}
-
 /// The moment that all ranks count the step's time from. In one process it is the same moment; elsewhere each rank's own, at which all have come.
 fn origin(place: &Place) -> Result<Instant> {
-    let one = is_one_process(place)?;
+    let one = place.is_one_process()?;
     let (first, _) = process();
     let all = place.all(first.elapsed().as_secs_f64())?;
     let here = Instant::now();
@@ -276,4 +190,103 @@ pub(crate) fn collectives(notes: &Notes, place: &Place) -> Result<Vec<Collective
     let own: Vec<Collective> =
         own.into_iter().map(|((kind, group), call)| Collective { rank, kind, group, ..call }).collect();
     Ok(tell(place.all_ranks(), &own)?.concat())
+}
+
+/// Which rank holds what, if there are several.
+pub(crate) fn layout(config: &Config) -> Option<Layout> {
+    let (mesh, schedule) = (config.layout.mesh().ok()?, config.layout.schedule().ok()?);
+    if config.ranks() == 1 {
+        return None;
+    }
+    let holds = |rank: usize| {
+        let Coordinates { tp, dp, pp } = mesh.coordinates(rank);
+        let stages: Vec<usize> = schedule.stages_of(pp).collect();
+        Holds { rank, data: dp, tensor: tp, pipeline: pp, stages, ..Holds::default() }
+    };
+    Some(Layout {
+        data: mesh.size(Axis::Dp),
+        tensor: mesh.size(Axis::Tp),
+        pipeline: mesh.size(Axis::Pp),
+        zero_stage: config.zero,
+        schedule: if schedule.stages() > 1 { config.layout.schedule.clone() } else { String::new() },
+        ranks: (0..config.ranks()).map(holds).collect(),
+    })
+}
+
+/// What this rank holds now.
+pub(crate) fn holds(run: &Run) -> Result<Holds> {
+    let (place, config) = (&run.place, &run.means.config);
+    let Coordinates { tp, dp, pp } = place.groups.at();
+    let names: Vec<String> = run.model.parameters().iter().map(|p| p.name().to_string()).collect();
+    let elements: usize = run.means.share.parameters().iter().map(|p| p.tensor().numel()).sum();
+    let whole: usize = run.model.parameters().iter().map(|p| p.tensor().numel()).sum();
+    let ledger = place.device.ledger()?;
+    let bytes = |category| ledger.category(category).now as u64;
+    Ok(Holds {
+        rank: place.rank(),
+        data: dp,
+        tensor: tp,
+        pipeline: pp,
+        stages: config.layout.schedule()?.stages_of(pp).collect(),
+        holds: collapsed(&names),
+        // ZeRO's third stage keeps a share of each parameter.
+        parameters: if config.zero == 3 { elements } else { whole } as u64,
+        parameters_bytes: bytes(Category::Parameters),
+        gradients_bytes: bytes(Category::Gradients),
+        optimizer_bytes: bytes(Category::OptimizerState),
+        device: place.device.to_string(),
+    })
+}
+
+/// Parameters' names as a reader wants them: `token_embedding.weight, blocks.0.norm.weight, blocks.1.norm.weight` are `token_embedding, blocks 0-1`.
+pub(crate) fn collapsed(names: &[String]) -> String {
+    let mut parts: Vec<(String, Vec<u64>)> = Vec::new();
+    for name in names {
+        let words: Vec<&str> = name.split('.').collect();
+        let number = words.iter().position(|word| word.parse::<u64>().is_ok());
+        let (part, number) = match number {
+            Some(at) => (words[..at].last().copied().unwrap_or("layers"), words[at].parse().ok()),
+            None => (words[0], None),
+        };
+        match parts.iter_mut().find(|(known, _)| known == part) {
+            Some((_, numbers)) => numbers.extend(number),
+            None => parts.push((part.into(), number.into_iter().collect())),
+        }
+    }
+    let text = |(part, mut numbers): (String, Vec<u64>)| {
+        numbers.sort_unstable();
+        numbers.dedup();
+        if numbers.is_empty() { part } else { format!("{part} {}", ranges(&numbers)) }
+    };
+    parts.into_iter().map(text).collect::<Vec<_>>().join(", ")
+}
+
+/// `0-3, 6` of 0, 1, 2, 3 and 6.
+fn ranges(numbers: &[u64]) -> String {
+    let runs = numbers.chunk_by(|a, b| a + 1 == *b);
+    let text = |run: &[u64]| match run {
+        [first, .., last] => format!("{first}-{last}"),
+        _ => run[0].to_string(),
+    };
+    runs.map(text).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(names: &[&str]) -> String {
+        collapsed(&names.iter().map(|name| name.to_string()).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn names_are_collapsed_to_parts_and_runs_of_numbers() {
+        let names =
+            ["embedding.weight", "blocks.0.a.weight", "blocks.0.b.weight", "blocks.1.a.weight", "norm.bias"];
+        assert_eq!(of(&names), "embedding, blocks 0-1, norm");
+        assert_eq!(of(&["model.layers.2.w", "model.layers.3.w", "model.layers.7.w"]), "layers 2-3, 7");
+        assert_eq!(of(&["0.weight", "0.bias", "6.weight"]), "layers 0, 6");
+        assert_eq!(of(&["weight"]), "weight");
+        assert_eq!(of(&[]), "");
+    }
 }

@@ -20,36 +20,26 @@
 //! | checkpoints | [`checkpoints::latest`], [`checkpoints::best`] |
 #![forbid(unsafe_code)]
 
-mod ahead;
 mod asynchronous;
-mod averaged;
 mod callback;
-mod captured;
 pub mod checkpoints;
-mod command;
 mod config;
 pub mod data;
 mod divergence;
 mod error;
+mod gpu_step;
 mod guarded;
-mod holds;
 mod identity;
 mod inspect;
 mod machine;
-mod means;
-mod memory;
-mod mfu;
 mod model;
 mod optimizers;
 mod outputs;
 mod place;
 mod profile;
-mod progress;
-mod rate;
 mod record;
 pub mod report;
 mod reporter;
-mod room;
 mod run;
 mod settings;
 mod step;
@@ -61,17 +51,16 @@ mod validation;
 
 pub use phalanx_parallel::hybrid::Layout;
 
-pub use averaged::Averaged;
-pub use callback::{Callback, Event};
+pub use callback::{Callback, Event, Line, Progress};
 pub use config::{Asynchronous, Backend, Config, OnDivergence, Plateau};
+pub use data::Data;
 pub use error::{Error, Result};
-pub use means::Data;
-pub use optimizers::{AnyRule, adamw, adamw_with, muon};
-pub use place::{Observers, Place, digest, ranks, start};
-pub use progress::{Line, Progress};
+pub use identity::digest;
+pub use machine::room;
+pub use optimizers::{AnyRule, Averaged, adamw, adamw_with, muon};
+pub use place::{Observers, Place, ranks, start};
 pub use record::{Record, Summary, numbers_in};
 pub use reporter::Reporter;
-pub use room::room;
 pub use run::Run;
 pub use settings::{Given, Key, Keyed, Kind, Settings, Source, Value};
 pub use trace::{Lane, Trace};

@@ -2,10 +2,12 @@
 
 use std::path::Path;
 
+use phalanx_kernels::peak_flops;
 use phalanx_tensor::Device;
 
-use crate::Config;
+use crate::place::Place;
 use crate::report::Machine;
+use crate::{Config, Error, Result};
 
 /// This machine, and the GPU if the run has one.
 pub(crate) fn machine(config: &Config) -> Machine {
@@ -59,6 +61,47 @@ fn commit(folder: &Path) -> Option<String> {
     Some(format!("{} ({name})", id.chars().take(12).collect::<String>()))
 }
 
+/// Floating-point operations a second that all ranks together can do at most in the run's dtype: each measures its own at the same time. On
+/// a CPU that is the instruction that products are made of, between registers. Ranks of one process that have more threads than there are cores
+/// take turns, and have a share of what they measure each. All ranks call it.
+pub(crate) fn peak(place: &Place, config: &Config) -> Result<f64> {
+    let one_process = place.is_one_process()?;
+    let all = place.sum(peak_flops(config.dtype, place.device)?)?;
+    let Device::Cpu(_) = place.device else { return Ok(all) };
+    let threads = place.sum(place.device.pool()?.threads() as f64)?;
+    let cores = std::thread::available_parallelism().map_or(threads, |cores| cores.get() as f64);
+    Ok(if one_process { all * (cores / threads).min(1.0) } else { all })
+}
+
+/// Refuses what needs more memory than this machine has: named things and their bytes. Where the system does not tell, everything fits.
+///
+/// # Errors
+/// The largest of them, and what there is.
+pub fn room(things: &[(&str, f64)]) -> Result<()> {
+    let Some(room) = memory_bytes().map(|bytes| bytes as f64) else { return Ok(()) };
+    let all: f64 = things.iter().map(|(_, bytes)| bytes).sum();
+    if all <= room {
+        return Ok(());
+    }
+    let told: Vec<String> = things.iter().map(|(what, bytes)| format!("{what} {bytes:.2e}")).collect();
+    Err(Error::Config(format!("wanted bytes for {}, and this machine has {room:.2e}", told.join(", "))))
+}
+
+/// The command line, quoted for a shell.
+pub(crate) fn command() -> String {
+    std::env::args().map(quoted).collect::<Vec<_>>().join(" ")
+}
+
+/// A word of a command line as a shell reads it.
+fn quoted(word: String) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+@%".contains(c);
+    if !word.is_empty() && word.chars().all(plain) {
+        word
+    } else {
+        format!("'{}'", word.replace('\'', "'\\''"))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -78,5 +121,13 @@ mod tests {
         std::fs::write(git.join("HEAD"), "00ff\n").unwrap();
         assert_eq!(commit(&below).unwrap(), "00ff");
         std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn words_are_quoted_where_a_shell_would_cut_them() {
+        assert_eq!(
+            [quoted("--lr=1e-3".into()), quoted("a b's".into()), quoted(String::new())],
+            ["--lr=1e-3", "'a b'\\''s'", "''"]
+        );
     }
 }

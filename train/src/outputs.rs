@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::config::run_folder;
 use crate::record::Metrics;
 use crate::run::Run;
 use crate::{Error, Result, checkpoints};
@@ -72,11 +73,8 @@ pub(crate) fn files(run: &Run, fresh: &mut Outputs) -> Result<Metrics> {
     let config = &run.means.config;
     let own = config.folder().map(|folder| folder.join("metrics.jsonl"));
     if let Some(out) = config.folder() {
-        let continued = config
-            .resume
-            .as_deref()
-            .map(checkpoints::run_of)
-            .is_some_and(|from| checkpoints::same_folder(from, out));
+        let continued =
+            config.resume.as_deref().map(run_folder).is_some_and(|from| checkpoints::same_folder(from, out));
         if !continued && checkpoints::is_there(out) {
             let out = out.display();
             return Err(Error::Config(format!(

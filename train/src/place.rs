@@ -1,7 +1,7 @@
 //! [`Place`]: one rank's place among all. [`start`] and [`ranks`]: how a run comes to have ranks.
 
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use phalanx_nn::{Parameters, Scope};
 use phalanx_parallel::comm::{self, Comm, Observer, observed};
@@ -11,6 +11,7 @@ use phalanx_parallel::sharded::{Stage, Zero, ZeroConfig};
 use phalanx_parallel::{self as parallel, launch};
 use phalanx_tensor::{DType, Device, Tensor};
 
+use crate::identity::digest;
 use crate::{Backend, Config, Error, Result};
 
 /// How long a rank that fails listens, for each rank before it, whether one of those has said so already.
@@ -150,11 +151,6 @@ fn fits(config: &Config, started: usize) -> Result<()> {
             layout.dp, layout.tp, layout.pp
         ))),
     }
-}
-
-/// FNV-1a (Fowler, Noll, Vo).
-pub fn digest(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |h, &b| (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3))
 }
 
 /// What ended the run, unless another rank says it; ranks often fail of one cause. That a process is gone is said by all others,
@@ -326,4 +322,17 @@ impl Place {
         self.comm.all_gather(&mut all, &own)?;
         Ok(all.to_vec()?)
     }
+
+    /// Whether all ranks are threads of this process. All ranks call it.
+    pub(crate) fn is_one_process(&self) -> Result<bool> {
+        let (_, own) = process();
+        Ok(self.all_of(&own)?.chunks(2).all(|rank| rank == own))
+    }
+}
+
+/// What tells this process from others: when it first asked, and a number.
+pub(crate) fn process() -> (Instant, [f64; 2]) {
+    static PROCESS: OnceLock<(Instant, [f64; 2])> = OnceLock::new();
+    let born = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_nanos() as f64);
+    *PROCESS.get_or_init(|| (Instant::now(), [born(), f64::from(std::process::id())]))
 }

@@ -5,9 +5,11 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use phalanx_kernels::{peak_bandwidth, peak_flops};
-use phalanx_nn::Batch;
-use phalanx_nn::autograd::{self, OperationTime, Profiler};
+use phalanx_nn::autograd::{OperationTime, Profiler};
+use phalanx_nn::{Batch, autograd};
+use phalanx_parallel::mesh::Axis;
 use phalanx_parallel::tell;
+use phalanx_tensor::Category;
 use serde::{Deserialize, Serialize};
 
 use crate::report::{Operation, Pass, Profile, Profiled};
@@ -133,4 +135,48 @@ fn operations(
     let rest = ms - all.iter().map(|operation| operation.ms).sum::<f64>();
     all.push(Operation { rank, name: "other".into(), ms: rest.max(0.0), ..Operation::default() });
     all
+}
+
+impl Run {
+    /// Runs two steps on a meta device, which has no elements, and returns a table of the bytes that the ledger counted: at the peak, and after
+    /// the second backward pass. The second step is the one that counts, because the first allocates the gradients. With several ranks the table
+    /// is that of the first rank. The others need as much, up to a block of 64 elements for each parameter that is cut. In a pipeline, a tensor
+    /// that is sent counts until its receiver takes it; the table assumes that receivers come as late as the schedule allows.
+    ///
+    /// # Errors
+    /// What goes wrong in a step.
+    pub fn memory_report(&mut self) -> Result<String> {
+        let mut loader = self.loader(self.place().device, 0)?;
+        let ledger = self.place().device.ledger()?;
+        // Building the model, all of it, is not part of a step.
+        ledger.reset_peak();
+        let mut sent = 0;
+        for _ in 0..2 {
+            let micros = loader.next_step()?;
+            sent = self.means.share.traffic().bytes;
+            self.step(&micros)?;
+        }
+        sent = self.means.share.traffic().bytes - sent;
+        let place = self.place();
+        let of = if place.size() > 1 { ", for each rank" } else { "" };
+        let mut report = match place.groups.mesh().size(Axis::Pp) {
+            1 => format!("{} parameters; ", self.parameters()),
+            n => format!(
+                "pipeline rank {} of {n}, if all that it sends waits as long as it can; ",
+                place.groups.at().pp
+            ),
+        };
+        report += &format!("peak bytes of a training step{of}:\n");
+        let rows = || {
+            let of = |category: Category| (category.name(), ledger.category(category));
+            Category::ALL.map(of).into_iter().chain([("in all", ledger.total())])
+        };
+        rows().for_each(|(name, usage)| report += &format!("  {name:<16} {:>15}\n", usage.peak));
+        report += "after backward:\n";
+        rows().for_each(|(name, usage)| report += &format!("  {name:<16} {:>15}\n", usage.now));
+        if place.size() > 1 {
+            report += &format!("sent in a step:    {sent:>15}\n");
+        }
+        Ok(report)
+    }
 }

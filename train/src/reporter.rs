@@ -6,9 +6,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use phalanx_tensor::io::atomic;
 
 use crate::callback::{Callback, Event};
-use crate::command::command;
-use crate::holds::layout;
-use crate::machine::machine;
+use crate::inspect::layout;
+use crate::machine::{command, machine};
 use crate::record::{Record, Summary, numbers_in};
 use crate::report::events::Events;
 use crate::report::table::Table;

@@ -14,22 +14,15 @@ use phalanx_parallel::pipeline::ranks::{Observer, Pipeline, TiedTable};
 use phalanx_parallel::tell;
 use phalanx_tensor::{Device, Tensor};
 
-use crate::averaged::Averaged;
-use crate::callback::Callback;
-use crate::captured::Captured;
-use crate::checkpoints;
-use crate::data::{DataLoader, DataLoaderConfig};
+use crate::data::{Data, DataLoader, DataLoaderConfig};
 use crate::divergence::WatchState;
+use crate::gpu_step::Captured;
 use crate::identity::identity;
-use crate::means::{Data, Means};
-use crate::optimizers::{AnyRule, Optimizers};
+use crate::optimizers::{AnyRule, Averaged, Optimizers};
 use crate::place::Place;
-use crate::rate::Rate;
-use crate::record::Summary;
-use crate::step::{Saving, in_step, pass, update};
+use crate::step::{Means, Saving, in_step, pass, update};
 use crate::trace::Lane;
-use crate::training::Training;
-use crate::validation::{Best, Validation};
+use crate::validation::{Best, Rate, Validation};
 use crate::{Config, Error, Result};
 
 /// What optimizers a rank's parameters get.
@@ -229,41 +222,12 @@ impl Run {
         self.best.loss
     }
 
-    /// Puts the run where the checkpoint in a run's folder left it, whatever the layout it was saved under. All ranks call it.
-    ///
-    /// # Errors
-    /// If there is none, it is of another run, or damaged.
-    pub fn resume(&mut self, folder: &Path) -> Result<()> {
-        let saved = checkpoints::latest(folder)?;
-        let position = checkpoints::restore(&saved, self, &self.identity.clone())?;
-        (self.done, self.data_ahead, self.best) = (position.step, position.data_ahead, position.best);
-        if self.done > self.means.config.steps {
-            let (steps, done) = (self.means.config.steps, self.done);
-            return Err(Error::Config(format!("`steps` {steps} is the total, and the run has done {done}")));
-        }
-        Ok(())
-    }
-
     /// The values of the whole model by name, on the first rank; elsewhere what the rank has. All ranks call it.
     ///
     /// # Errors
     /// If a rank does not come.
     pub fn full_state_dict(&self) -> Result<Vec<(String, Tensor)>> {
         Ok(self.means.share.full_state_dict(&*self.model)?)
-    }
-
-    /// Gives the model the weights of the checkpoint with the lowest validation loss ([`Config::keep_best`]), whose averages and moments come
-    /// with them. All ranks call it.
-    ///
-    /// # Errors
-    /// If there is none, or it is damaged.
-    pub fn load_best(&mut self) -> Result<()> {
-        self.means.saver.wait()?;
-        let folder = self.means.config.folder();
-        let folder = folder
-            .ok_or_else(|| Error::Config("train: a run without a folder keeps no best checkpoint".into()))?;
-        let saved = checkpoints::best(folder)?;
-        checkpoints::load(&saved, self)
     }
 
     /// Puts the averages of the weights in the place of the weights, if the run keeps such ([`Config::ema`]) and has begun, until the result
@@ -289,20 +253,6 @@ impl Run {
         };
         let _averages = self.averaged()?;
         validation.loss(&self.place, &self.model, &self.means.share)
-    }
-
-    /// Trains up to the last step. All ranks call it; callbacks are the first rank's.
-    ///
-    /// # Errors
-    /// What goes wrong in a step, with its number; what a callback or a file says.
-    pub fn train(&mut self, callbacks: &mut [Box<dyn Callback>]) -> Result<Summary> {
-        if self.place.device.is_meta() {
-            let why =
-                "train: a meta device has no numbers to train on; `memory_report` measures a step there";
-            return Err(Error::Config(why.into()));
-        }
-        let first = self.place.is_first();
-        Training::new(self, if first { callbacks } else { &mut [] })?.go()
     }
 
     /// The rows of each micro-batch of this rank's replica, in order.
@@ -366,6 +316,30 @@ impl Run {
         let passed = pass(&self.model, &self.optimizers, micros, settings, step)?;
         update(&mut self.optimizers, &passed, settings)?;
         Ok(passed.results)
+    }
+
+    /// Whether steps are to be captured: on a GPU, unless told otherwise or something keeps them from it.
+    pub(crate) fn captures(&mut self) -> bool {
+        self.means.config.device.is_cuda() && self.means.config.capture && self.why_uncaptured().is_none()
+    }
+
+    /// Why the steps of a run on a GPU cannot be captured, if they were to be. Ranks meet on the host in each step, and a trace wants to
+    /// know what a step consists of.
+    pub(crate) fn why_uncaptured(&mut self) -> Option<&'static str> {
+        let config = &self.means.config;
+        if !config.device.is_cuda() || !config.capture {
+            return None;
+        }
+        let several = self.optimizers.only().is_none();
+        let config = &self.means.config;
+        let reasons = [
+            (config.ranks() > 1 || config.zero > 0, "there are several ranks, or ZeRO"),
+            (config.asynchronous.is_some(), "the pipeline has no flushes"),
+            (config.trace.is_some(), "a trace has what a step consists of"),
+            (self.is_guarded(), "the numbers of a step are looked at before its update"),
+            (several, "there are several optimizers"),
+        ];
+        reasons.into_iter().find(|(is_so, _)| *is_so).map(|(_, why)| why)
     }
 
     /// Whether a step's numbers are looked at before its update. On a GPU that would be a wait in each step, so there it is only

@@ -11,15 +11,16 @@ use std::time::Instant;
 use phalanx_kernels as kernels;
 use phalanx_nn::autograd::{Leaf, Var};
 use phalanx_nn::{Batch, Clip, Parameter, Squares};
-use phalanx_parallel::checkpoint::{self, Saver};
+use phalanx_parallel::checkpoint::Saver;
 use phalanx_parallel::data_parallel::DataParallel;
 use phalanx_parallel::hybrid::{Part, Step};
-use phalanx_parallel::part;
 use phalanx_parallel::pipeline::ranks::Pipeline;
+use phalanx_parallel::{checkpoint, part};
 use phalanx_tensor::{Context, DType, RngKey, Tensor};
 
+use crate::data::Data;
 use crate::optimizers::Optimizers;
-use crate::{Error, Result};
+use crate::{Config, Error, Result};
 
 /// How a step is done.
 #[derive(Clone, Copy)]
@@ -217,4 +218,34 @@ pub(crate) fn converted(batch: Batch, dtype: DType) -> Result<Batch> {
 /// What a step's error says of the step.
 pub(crate) fn in_step<T>(step: u64, done: Result<T>) -> Result<T> {
     done.map_err(|error: Error| error.in_step(step))
+}
+
+/// How a rank trains, and with whom.
+pub(crate) struct Means {
+    pub config: Config,
+    /// What this rank runs of the model, and in which order.
+    pub pipeline: Pipeline,
+    /// What the ranks share of the model.
+    pub share: Arc<dyn DataParallel>,
+    pub saver: Saving,
+    /// What it reads.
+    pub data: Data,
+}
+
+impl Means {
+    pub fn settings<'a>(&'a self, watch: &'a dyn Fn(&'static str, Instant)) -> Settings<'a> {
+        let Means { config, pipeline, share: ranks, saver, data } = self;
+        let Config { chains, clip, seed, batch, .. } = *config;
+        Settings {
+            chains,
+            counted: batch * data.counted,
+            scale: 1.0,
+            ranks,
+            pipeline,
+            saver,
+            clip,
+            seed,
+            watch,
+        }
+    }
 }

@@ -4,11 +4,13 @@
 //! Ranks of one process share one sink. Ranks that are processes keep their events, which the first gathers at the end.
 //! Source: Trace Event Format, the JSON array form, whose closing bracket may be missing: a killed run's file is valid.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufWriter, Write};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use phalanx_parallel::comm::{Comm, Observer};
@@ -17,8 +19,8 @@ use phalanx_parallel::pipeline::schedule::Kind;
 use phalanx_parallel::tell;
 use serde_json::{Value, json};
 
-use crate::inspect::Notes;
 use crate::place::Observers;
+use crate::report::{Collective, Span, SpanKind};
 use crate::{Config, Error, Result};
 
 /// The spans of this process's ranks, or nothing.
@@ -216,4 +218,76 @@ impl Sink {
         let written = file.write_all(text.as_bytes()).and_then(|()| file.flush());
         written.map_err(|e| Error::file(path, e))
     }
+}
+
+/// What one rank notes of a run.
+#[derive(Clone, Default)]
+pub(crate) struct Notes(Arc<Mutex<Noted>>);
+
+#[derive(Default)]
+pub(crate) struct Noted {
+    /// The steps that are inspected and the moment that their times count from, while they go on.
+    pub(crate) inspected: Option<(Range<u64>, Instant)>,
+    pub(crate) compute: Vec<Span>,
+    pub(crate) communication: Vec<Span>,
+    /// All calls of the run, by kind and group.
+    pub(crate) calls: BTreeMap<(String, String), Collective>,
+}
+
+impl Notes {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Noted> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Something ran on this rank in a step; of a pipeline with its stage and micro-batch.
+    pub fn note(&self, name: &str, step: u64, times: [Instant; 2], place: Option<(u64, u64)>) {
+        let mut noted = self.lock();
+        let Some(begin) =
+            noted.inspected.as_ref().filter(|(steps, _)| steps.contains(&step)).map(|(_, b)| *b)
+        else {
+            return;
+        };
+        let kind = match name {
+            "forward" => SpanKind::Forward,
+            "backward" => SpanKind::Backward,
+            "backward of inputs" => SpanKind::BackwardInput,
+            "backward of weights" => SpanKind::BackwardWeight,
+            "recompute" => SpanKind::Recompute,
+            "optimizer" | "update" => SpanKind::Optimizer,
+            "data" => SpanKind::Data,
+            "wait" | "receive input" | "receive gradient" => SpanKind::Wait,
+            // It is all of the others.
+            "step" => return,
+            _ => SpanKind::Other,
+        };
+        let (stage, micro_batch) = place.unzip();
+        noted.compute.push(Span { name: name.into(), kind, micro_batch, stage, ..span(begin, times) });
+    }
+
+    /// A call of this rank among a group is over.
+    pub fn call(&self, kind: &str, group: &str, bytes: usize, times: [Instant; 2]) {
+        let mut noted = self.lock();
+        let call = noted.calls.entry((kind.into(), group.into())).or_default();
+        let ms = (times[1] - times[0]).as_secs_f64() * 1e3;
+        (call.calls, call.bytes, call.ms) = (call.calls + 1, call.bytes + bytes as u64, call.ms + ms);
+        if let Some((_, begin)) = noted.inspected {
+            let detail = format!("{bytes} bytes among {group}");
+            let span = span(begin, times);
+            noted.communication.push(Span {
+                name: kind.into(),
+                kind: SpanKind::Communication,
+                detail,
+                ..span
+            });
+        }
+    }
+}
+
+pub(crate) fn ms_since(begin: Instant, at: Instant) -> f64 {
+    at.saturating_duration_since(begin).as_secs_f64() * 1e3
+}
+
+fn span(begin: Instant, [started, ended]: [Instant; 2]) -> Span {
+    let start_ms = ms_since(begin, started);
+    Span { start_ms, ms: ms_since(begin, ended) - start_ms, ..Span::default() }
 }

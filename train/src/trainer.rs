@@ -12,9 +12,8 @@ use phalanx_parallel::launch::Rank;
 use phalanx_parallel::mesh::Axis;
 
 use crate::callback::Callback;
-use crate::data::{Dataset, Samples, Shuffled};
+use crate::data::{Data, Dataset, Samples, Shuffled};
 use crate::identity::fingerprint;
-use crate::means::Data;
 use crate::model::{Layers, Plain};
 use crate::optimizers::{AnyRule, adamw};
 use crate::place::{Place, ranks, start};

@@ -7,18 +7,19 @@ use std::time::Instant;
 use phalanx_nn::Batch;
 use phalanx_tensor::{Device, Tensor};
 
-use crate::ahead::Ahead;
 use crate::callback::{Callback, Event};
 use crate::checkpoints::Checkpoints;
 use crate::data::DataLoader;
 use crate::divergence::{Verdict, Watch};
+use crate::gpu_step::Ahead;
 use crate::inspect::{self, Inspection};
+use crate::machine::peak;
 use crate::outputs::{Outputs, files};
 use crate::place::Place;
 use crate::record::{Metrics, Record, Summary, Told};
 use crate::run::Run;
 use crate::step::{Outcome, converted, in_step};
-use crate::{Config, Error, Result, asynchronous, mfu};
+use crate::{Config, Error, Result, asynchronous};
 
 /// A run while it trains.
 pub(crate) struct Training<'a> {
@@ -42,6 +43,22 @@ pub(crate) struct Training<'a> {
     to_inspect: Option<Range<u64>>,
 }
 
+impl Run {
+    /// Trains up to the last step. All ranks call it; callbacks are the first rank's.
+    ///
+    /// # Errors
+    /// What goes wrong in a step, with its number; what a callback or a file says.
+    pub fn train(&mut self, callbacks: &mut [Box<dyn Callback>]) -> Result<Summary> {
+        if self.place.device.is_meta() {
+            let why =
+                "train: a meta device has no numbers to train on; `memory_report` measures a step there";
+            return Err(Error::Config(why.into()));
+        }
+        let first = self.place.is_first();
+        Training::new(self, if first { callbacks } else { &mut [] })?.go()
+    }
+}
+
 impl<'a> Training<'a> {
     pub fn new(run: &'a mut Run, callbacks: &'a mut [Box<dyn Callback>]) -> Result<Training<'a>> {
         let (config, done) = (run.means.config.clone(), run.done);
@@ -52,8 +69,7 @@ impl<'a> Training<'a> {
         };
         let uncaptured = run.why_uncaptured();
         let checkpoints = config.folder().map(|folder| Checkpoints::new(folder, &config));
-        let peak =
-            if run.flops > 0.0 && !config.device.is_meta() { mfu::peak(&run.place, &config)? } else { 0.0 };
+        let peak = if run.flops > 0.0 && !config.device.is_meta() { peak(&run.place, &config)? } else { 0.0 };
         let ledger = run.place.device.ledger()?;
         // Peaks are the steps', not those of building the model and of measuring.
         ledger.reset_peak();

@@ -13,7 +13,7 @@ use phalanx_tensor::{Category, Context, DType, RngKey, Tensor};
 use crate::data::Dataset;
 use crate::place::Place;
 use crate::step::{converted, number};
-use crate::{Config, Error, Result};
+use crate::{Config, Error, Plateau, Result};
 
 /// Rows of a piece at most. Pieces are the same under every layout, and their losses are added in their order. (Running statistics of a
 /// batch norm are the first replica's, which has seen other rows than one device would.)
@@ -141,5 +141,46 @@ impl Validation {
         let on_device = |tensor: Tensor| Ok(tensor.to_device(place.device, false)?);
         let tensors = self.data.collate(items)?.into_iter().map(on_device).collect::<Result<Vec<_>>>()?;
         converted(Batch { tensors, first_row }, self.dtype)
+    }
+}
+
+/// How far the rate has been lowered.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Rate {
+    /// The share of the schedule's rate.
+    pub share: f64,
+    /// Validations without a lower loss since it was lowered.
+    pub stale: usize,
+}
+
+impl Default for Rate {
+    fn default() -> Rate {
+        Rate { share: 1.0, stale: 0 }
+    }
+}
+
+impl Rate {
+    /// After a validation.
+    pub fn hear(&mut self, plateau: Plateau, lower: bool) {
+        self.stale = if lower { 0 } else { self.stale + 1 };
+        if self.stale >= plateau.patience {
+            *self = Rate { share: self.share * plateau.factor, stale: 0 };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rate_falls_after_validations_in_a_row_without_a_lower_loss() {
+        let (mut rate, plateau) = (Rate::default(), Plateau { factor: 0.5, patience: 2 });
+        let mut shares = Vec::new();
+        for lower in [true, false, false, false, true, false, false] {
+            rate.hear(plateau, lower);
+            shares.push(rate.share);
+        }
+        assert_eq!(shares, [1.0, 1.0, 0.5, 0.5, 0.5, 0.5, 0.25]);
     }
 }

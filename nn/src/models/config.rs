@@ -202,27 +202,6 @@ fn activation_name(activation: Activation) -> &'static str {
     ACTIVATIONS.iter().find(|(_, known)| *known == activation).map_or("gelu_new", |(name, _)| name)
 }
 
-/// Refuses a size of 0.
-pub(super) fn check_sizes(sizes: &[(&str, usize)]) -> Parsed<()> {
-    match sizes.iter().find(|(_, size)| *size == 0) {
-        Some((name, _)) => Err(format!("{name} is 0, wanted at least 1")),
-        None => Ok(()),
-    }
-}
-
-/// Refuses what is no addend to a variance, no deviation or no probability.
-pub(super) fn check_numbers(eps: f64, init_std: f64, dropout: &[f64]) -> Parsed<()> {
-    let large = f64::from(f32::MAX);
-    let named = [("eps", eps, large), ("init_std", init_std, large)];
-    let numbers = named.into_iter().chain(dropout.iter().map(|&p| ("dropout", p, 1.0)));
-    for (name, x, high) in numbers {
-        if !(0.0..=high).contains(&x) {
-            return Err(format!("{name} is {x:?}, wanted a number from 0 to {high:?}"));
-        }
-    }
-    Ok(())
-}
-
 /// The fields of a `config.json`; absent and null are the same.
 struct Fields<'a>(&'a Map<String, Value>);
 
@@ -332,9 +311,29 @@ impl<'a> Fields<'a> {
     }
 }
 
+impl ModelConfig {
+    /// Floating-point operations of a token in a sequence of so many, forward and backward: two for each weight that it is multiplied by forward
+    /// and four backward, and as many for each feature of the positions that it attends to, half of the sequence on average. A table of
+    /// positions is looked up and multiplies nothing, as is the embedding; the head counts. Source: Chowdhery and others: PaLM (2022), appendix B.
+    pub fn flops_per_token(&self, context: usize) -> f64 {
+        let f = |n: usize| n as f64;
+        let (weights, features) = match self {
+            ModelConfig::Gpt(c) => (self.matrix_elements() - f(c.context) * f(c.width), f(c.width)),
+            ModelConfig::Llama(c) => (self.matrix_elements(), f(c.heads) * f(c.head_dim)),
+        };
+        6.0 * weights + 6.0 * f(self.layers()) * features * f(context)
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use phalanx_autograd::Var;
+    use phalanx_autograd::kernels::flops;
+    use phalanx_tensor::{DType, Device, Tensor};
+
+    use super::super::{GptConfig, LlamaConfig, ModelConfig};
     use super::*;
+    use crate::Scope;
 
     fn parse(value: Value) -> std::result::Result<ModelConfig, String> {
         ModelConfig::parse(&value.to_string(), Path::new("config.json")).map_err(|e| e.to_string())
@@ -374,5 +373,22 @@ mod tests {
         json["rope_theta"] = json!(123.0);
         let ModelConfig::Llama(config) = parse(json).unwrap() else { panic!("a llama") };
         assert_eq!(config.rope_base, 123.0);
+    }
+
+    /// A third of them is the forward pass. Kernels count the position itself too, which the formula leaves out of what it attends to.
+    #[test]
+    fn flops_of_a_token_are_those_that_kernels_count() {
+        let gpt = ModelConfig::Gpt(GptConfig::new(50, 16, 2, 2, 8));
+        let llama = ModelConfig::Llama(LlamaConfig { key_heads: 1, ..LlamaConfig::new(50, 16, 2, 2, 8) });
+        for config in [gpt, llama] {
+            let (rows, positions) = (3, 12);
+            let model = config.init(&Scope::new(1, DType::F32, Device::Meta(0))).unwrap();
+            let tokens = Var::new(Tensor::zeros(&[rows, positions], DType::I64, Device::Meta(0)).unwrap());
+            let before = flops();
+            model.logits(&model.forward(&tokens).unwrap()).unwrap();
+            let own_positions = 2.0 * (2 * 8) as f64;
+            let wanted = config.flops_per_token(positions) / 3.0 + own_positions;
+            assert_eq!((flops() - before) / (rows * positions) as f64, wanted, "{config:?}");
+        }
     }
 }

@@ -1,12 +1,13 @@
 //! [`Decoder`]: token embedding, blocks, final norm and head, or a range of them.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use phalanx_autograd::Var;
-use phalanx_tensor::{DType, Device, Dims};
+use phalanx_tensor::{DType, Device, Dims, Tensor};
 
-use super::{Documents, KvCache, RecomputeMode, Stage};
-use crate::layers::{Table, activation_window};
+use super::{Documents, KvCache, RecomputeMode};
+use crate::layer_factory::{Table, activation_window};
 use crate::mode::{Mode, modes};
 use crate::modules::{Dropout, Embedding};
 use crate::scope::join;
@@ -396,4 +397,60 @@ impl<L: Layers> Parameters for Decoder<L> {
         self.blocks.visit_units(visitor);
         self.tail.visit_units(visitor);
     }
+}
+
+/// Which part of a model is built.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stage {
+    /// The blocks.
+    pub layers: Range<usize>,
+    /// Whether the embedding belongs to it.
+    pub first: bool,
+    /// Whether the final norm and the head belong to it.
+    pub last: bool,
+}
+
+impl Stage {
+    /// The whole of a model of that many blocks.
+    pub fn whole(layers: usize) -> Stage {
+        Stage { layers: 0..layers, first: true, last: true }
+    }
+}
+
+/// Labels `[B, T]` moved so that position t predicts label t + 1; the last position's target is -100. Also the number of
+/// targets that count.
+///
+/// # Errors
+/// If the labels are not a matrix of i64 with elements.
+pub fn next_token_targets(labels: &Tensor) -> Result<(Tensor, usize)> {
+    let (&[_, length], DType::I64) = (labels.shape(), labels.dtype()) else {
+        let got = format!("got {:?} {}, wanted [B, T] i64", labels.shape(), labels.dtype());
+        return Err(Error::invalid("labels", got));
+    };
+    let all = labels.to_vec::<i64>()?;
+    let rows = all.chunks(length.max(1));
+    let moved: Vec<i64> = rows.flat_map(|row| row[1..].iter().copied().chain([-100])).collect();
+    let counted = moved.iter().filter(|&&target| target != -100).count();
+    Ok((Tensor::from_vec(moved, labels.shape(), labels.device())?, counted))
+}
+
+/// Refuses a size of 0.
+pub(super) fn check_sizes(sizes: &[(&str, usize)]) -> Result<(), String> {
+    match sizes.iter().find(|(_, size)| *size == 0) {
+        Some((name, _)) => Err(format!("{name} is 0, wanted at least 1")),
+        None => Ok(()),
+    }
+}
+
+/// Refuses what is no addend to a variance, no deviation or no probability.
+pub(super) fn check_numbers(eps: f64, init_std: f64, dropout: &[f64]) -> Result<(), String> {
+    let large = f64::from(f32::MAX);
+    let named = [("eps", eps, large), ("init_std", init_std, large)];
+    let numbers = named.into_iter().chain(dropout.iter().map(|&p| ("dropout", p, 1.0)));
+    for (name, x, high) in numbers {
+        if !(0.0..=high).contains(&x) {
+            return Err(format!("{name} is {x:?}, wanted a number from 0 to {high:?}"));
+        }
+    }
+    Ok(())
 }

@@ -9,14 +9,12 @@
 use std::sync::Arc;
 
 use phalanx_autograd::Var;
-use phalanx_kernels::Gelu;
 use phalanx_tensor::DType;
 
-use super::attend::{Attend, Heads, Rows};
-use super::config::{check_numbers, check_sizes};
-use super::decoder::{Ends, Names};
-use super::{Block, Decoder, Documents, KvCache, Stage};
-use crate::layers::{Map, Table, activation_window};
+use super::decoder::{Ends, Names, check_numbers, check_sizes};
+use super::{Activation, Block, Decoder, Documents, KvCache, Stage};
+use crate::layer_factory::{Map, Table, activation_window};
+use crate::modules::attention::{Attend, Heads, Rows};
 use crate::modules::{Dropout, LayerNorm, LayerNormConfig};
 use crate::{Error, Init, Layers, Module, OneDevice, Parameters, Result, Scope, parameters};
 
@@ -47,30 +45,6 @@ pub struct GptConfig {
     pub init_std: f64,
     /// The dtype of the stream between blocks and of norms; the matrices' if absent.
     pub stream: Option<DType>,
-}
-
-/// A perceptron's nonlinearity.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Activation {
-    /// GPT-2's gelu, by tanh.
-    GeluTanh,
-    /// The exact gelu.
-    Gelu,
-    /// relu.
-    Relu,
-    /// silu.
-    Silu,
-}
-
-impl Activation {
-    pub(crate) fn apply(self, x: &Var) -> Result<Var> {
-        Ok(match self {
-            Activation::GeluTanh => x.gelu(Gelu::Tanh),
-            Activation::Gelu => x.gelu(Gelu::Exact),
-            Activation::Relu => x.relu(),
-            Activation::Silu => x.silu(),
-        }?)
-    }
 }
 
 const NAMES: Names = Names { embedding: "wte", positions: "wpe", blocks: "h", norm: "ln_f", head: "lm_head" };
@@ -150,7 +124,7 @@ impl GptConfig {
     }
 
     /// What cannot be, in words.
-    pub(super) fn check(&self) -> std::result::Result<(), String> {
+    pub(super) fn check(&self) -> Result<(), String> {
         check_sizes(&[
             ("vocabulary", self.vocabulary),
             ("context", self.context),

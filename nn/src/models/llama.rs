@@ -11,11 +11,10 @@ use std::sync::Arc;
 use phalanx_autograd::Var;
 use phalanx_tensor::DType;
 
-use super::attend::Rows;
-use super::config::{check_numbers, check_sizes};
-use super::decoder::{Ends, Names};
+use super::decoder::{Ends, Names, check_numbers, check_sizes};
 use super::{Block, Decoder, Documents, KvCache, Stage};
-use crate::layers::{Map, Table};
+use crate::layer_factory::{Map, Table};
+use crate::modules::attention::Rows;
 use crate::modules::{GroupedQueryAttention, GroupedQueryAttentionConfig, RmsNorm, RmsNormConfig};
 use crate::{Error, Init, Layers, Module, OneDevice, Parameters, Result, Scope, parameters};
 
@@ -131,7 +130,7 @@ impl LlamaConfig {
     }
 
     /// What cannot be, in words.
-    pub(super) fn check(&self) -> std::result::Result<(), String> {
+    pub(super) fn check(&self) -> Result<(), String> {
         check_sizes(&[
             ("vocabulary", self.vocabulary),
             ("context", self.context),

@@ -2,7 +2,7 @@
 
 use phalanx_autograd::Var;
 
-use crate::{Entry, Init, Module, Parameter, Parameters, Result, Scope, parameters};
+use crate::{Entry, GeluKind, Init, Module, Parameter, Parameters, Result, Scope, parameters};
 
 /// A settings' struct; a unit one if there are no settings, so that `Relu` alone is a module.
 macro_rules! settings {
@@ -170,5 +170,29 @@ impl PreluConfig {
 impl Module for Prelu {
     fn forward(&self, x: &Var) -> Result<Var> {
         Ok(x.prelu(&self.weight.var())?)
+    }
+}
+
+/// A perceptron's nonlinearity.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// GPT-2's gelu, by tanh.
+    GeluTanh,
+    /// The exact gelu.
+    Gelu,
+    /// relu.
+    Relu,
+    /// silu.
+    Silu,
+}
+
+impl Activation {
+    pub(crate) fn apply(self, x: &Var) -> Result<Var> {
+        Ok(match self {
+            Activation::GeluTanh => x.gelu(GeluKind::Tanh),
+            Activation::Gelu => x.gelu(GeluKind::Exact),
+            Activation::Relu => x.relu(),
+            Activation::Silu => x.silu(),
+        }?)
     }
 }

@@ -3,32 +3,25 @@
 //! A rule is a small struct of numbers ([`AdamW`], [`Sgd`], ..); [`Rule::init`] gives it parameters and state and so
 //! makes an [`Optimizer`]. The arithmetic is one fused kernel a rule.
 
-mod adagrad;
-mod adam;
 mod captured;
-mod check;
 mod ema;
-mod lion;
 mod muon;
-mod rmsprop;
-mod sgd;
+mod rules;
+#[cfg(test)]
+mod tests;
+
+pub use captured::CapturedStep;
+pub use ema::{EMA, Ema};
+pub use muon::{Muon, MuonScale};
+pub use rules::{Adagrad, Adam, AdamW, Lion, Rmsprop, Sgd};
+
+use std::cell::Cell;
 
 use phalanx_kernels as kernels;
 use phalanx_kernels::optim::{Item, Slice, Step, optim_state_dtype};
 use phalanx_tensor::{Category, Context, Tensor};
 
-pub use adagrad::Adagrad;
-pub use adam::{Adam, AdamW};
-#[doc(hidden)]
-pub use check::note_ranks;
-use check::{check_groups, is_one_of_ranks, refuse_twins};
-pub use ema::{EMA, Ema};
-pub use lion::Lion;
-pub use muon::{Muon, MuonScale};
-pub use rmsprop::Rmsprop;
-pub use sgd::Sgd;
-
-use crate::error::setting;
+use crate::error::{from_zero, setting};
 use crate::{Error, Mismatch, Parameter, Result, Usage};
 
 /// Parameters that share a learning rate and a weight decay.
@@ -346,5 +339,46 @@ fn step_number(own: &Tensor, given: &Tensor) -> Result<u64> {
     u64::try_from(step).map_err(|_| Error::invalid("optimizer state", format!("a step of number {step}")))
 }
 
-#[cfg(test)]
-mod tests;
+thread_local! {
+    /// Whether this thread is one of several ranks.
+    static ONE_OF_RANKS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Says that this thread is one of so many ranks. Of several, some may hold no parameters: a stage without any, or a share
+/// of nothing. An optimizer of nothing is no mistake there.
+#[doc(hidden)]
+pub fn note_ranks(ranks: usize) {
+    ONE_OF_RANKS.set(ranks > 1);
+}
+
+/// Whether it has been said that others of several ranks may hold what this one does not.
+pub(super) fn is_one_of_ranks() -> bool {
+    ONE_OF_RANKS.get()
+}
+
+/// Refuses rates and decays that are negative or no numbers.
+pub(super) fn check_groups(groups: &[Group]) -> Result<()> {
+    let odd = |x: f64| !x.is_finite() || x < 0.0;
+    let Some((i, group)) = groups.iter().enumerate().find(|(_, g)| odd(g.lr) || odd(g.weight_decay)) else {
+        return Ok(());
+    };
+    let what = format!("optimizer, group {i}");
+    from_zero(&what, "a learning rate of", group.lr)?;
+    from_zero(&what, "a weight decay of", group.weight_decay)
+}
+
+/// Refuses two parameters of one name: their state would be saved under it.
+pub(super) fn refuse_twins(groups: &[Group]) -> Result<()> {
+    let mut sorted: Vec<_> = groups.iter().flat_map(|g| &g.parameters).collect();
+    sorted.sort_by(|a, b| a.name().cmp(b.name()));
+    let Some(pair) = sorted.windows(2).find(|pair| pair[0].name() == pair[1].name()) else { return Ok(()) };
+    let name = pair[0].name();
+    let why = match pair[0].is(pair[1]) {
+        true => format!("the parameter {name:?} came twice, wanted it once"),
+        false => format!(
+            "two parameters are called {name:?}, wanted a name for each: make each layer in a scope of its own, \
+             `scope.child(\"fc1\")`"
+        ),
+    };
+    Err(Error::invalid("optimizer", why))
+}

@@ -1,4 +1,4 @@
-//! Softmax, normalisations, losses over classes, attention: operations with fused kernels.
+//! Softmax, normalisations, losses over classes, attention, products of matrices: operations with kernels of their own.
 
 use phalanx::Var;
 use phalanx::autograd::ops::{Attention, BatchNorm, CrossEntropy, NllLoss, Reduction, Rope};
@@ -7,7 +7,7 @@ use phalanx::autograd::{Error, Result};
 use super::{Call, one};
 
 /// The fused family.
-pub fn run(call: &Call<'_>) -> Option<Result<Vec<Var>>> {
+pub fn fused(call: &Call<'_>) -> Option<Result<Vec<Var>>> {
     match call.op {
         "softmax" => one(call.int("dim").and_then(|dim| call.var("input")?.softmax(dim))),
         "log_softmax" => one(call.int("dim").and_then(|dim| call.var("input")?.log_softmax(dim))),
@@ -107,4 +107,17 @@ fn batch_norm(call: &Call<'_>) -> Result<Vec<Var>> {
     let y = call.var("input")?.batch_norm(given, call.opt("weight"), call.opt("bias"), &config)?;
     let after = running.filter(|_| config.training).map(|(mean, var)| [Var::new(mean), Var::new(var)]);
     Ok([y].into_iter().chain(after.into_iter().flatten()).collect())
+}
+
+/// The matmul family.
+pub fn matmul(call: &Call<'_>) -> Option<Result<Vec<Var>>> {
+    match call.op {
+        "matmul" => one(call.var("input").and_then(|a| a.matmul(call.var("other")?))),
+        "linear" => one(call.var("input").and_then(|x| x.linear(call.var("weight")?, call.opt("bias")))),
+        "einsum" => {
+            let equation = call.attrs.str_or("equation", "");
+            one(Var::einsum(equation, &call.list("operands")))
+        }
+        _ => None,
+    }
 }

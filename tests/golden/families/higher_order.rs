@@ -1,8 +1,7 @@
 //! Derivatives of derivatives: Hessian-vector products, n-th derivatives, a gradient penalty.
 
 use phalanx::Var;
-use phalanx::autograd::CrossEntropy;
-use phalanx::autograd::{Error, Options, Result, grad};
+use phalanx::autograd::{CrossEntropy, Error, Options, Result, grad};
 use phalanx::kernels::{ConvOptions, Gelu};
 
 use super::Call;

@@ -1,26 +1,16 @@
 //! The operators by family: each turns a case's arguments into a call of the library.
 
-mod binary;
-mod choice;
 mod conv;
 mod fused;
 mod higher_order;
-mod index;
+pub mod index;
 mod layout;
-mod matmul;
+mod loss;
 mod model;
 mod module;
-mod more_conv;
-pub mod more_index;
-mod more_layout;
-mod more_loss;
-mod more_pointwise;
-mod more_reduce;
 mod optim;
-mod pointwise_loss;
-mod pool;
+mod pointwise;
 mod reduce;
-mod unary;
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -54,25 +44,25 @@ type Special = fn(&Set, &Case) -> Option<std::result::Result<(), String>>;
 
 #[rustfmt::skip] // One a line, so that additions do not meet.
 const FAMILIES: &[Family] = &[
-    unary::run,
-    binary::run,
-    choice::run,
-    fused::run,
-    more_layout::run,
-    layout::run,
-    matmul::run,
-    reduce::run,
-    index::run,
+    pointwise::unary,
+    pointwise::binary,
+    pointwise::choice,
+    fused::fused,
+    layout::grids_and_windows,
+    layout::shapes,
+    fused::matmul,
+    reduce::reductions,
+    index::rows,
     optim::run,
-    pointwise_loss::run,
-    conv::run,
-    pool::run,
+    loss::pointwise,
+    conv::images,
+    conv::pools,
     module::run,
-    more_pointwise::run,
-    more_reduce::run,
-    more_index::run,
-    more_conv::run,
-    more_loss::run,
+    pointwise::further,
+    reduce::further,
+    index::masks,
+    conv::sequences_and_volumes,
+    loss::further,
     higher_order::run,
 ];
 

@@ -5,8 +5,7 @@ use phalanx::nn::{AdamW, Group, Parameters, Rule, Scope};
 use phalanx::{DType, Device, Tensor, Var};
 use serde_json::Value;
 
-use crate::case::{Attrs, Case, Set};
-use crate::compare::compare;
+use crate::case::{Attrs, Case, Set, compare};
 
 type Checked = Result<(), String>;
 

@@ -2,8 +2,6 @@
 
 mod check;
 mod keys;
-mod rates;
-mod settle;
 #[cfg(test)]
 mod tests;
 
@@ -12,8 +10,6 @@ use std::path::{Path, PathBuf};
 use phalanx_nn::Schedule;
 use phalanx_parallel::hybrid::Layout;
 use phalanx_tensor::{DType, Device};
-
-use crate::checkpoints;
 
 /// How a run trains. The defaults are one rank on the CPU, without validation and without files. Every setting has a key, by which
 /// [`Settings`](crate::Settings) reads it from files and words.
@@ -197,7 +193,7 @@ impl Config {
 
     /// Where files go: [`Config::out`], or the folder of the run that is gone on with.
     pub fn folder(&self) -> Option<&Path> {
-        self.out.as_deref().or_else(|| self.resume.as_deref().map(checkpoints::run_of))
+        self.out.as_deref().or_else(|| self.resume.as_deref().map(run_folder))
     }
 
     /// All that ranks must have in common, as text: paths, threads and devices are each rank's own.
@@ -213,5 +209,19 @@ impl Config {
             ..self.clone()
         };
         format!("{common:?}")
+    }
+}
+
+/// Whether a folder is a checkpoint itself.
+pub(crate) fn is_checkpoint(folder: &Path) -> bool {
+    folder.join("checkpoint.json").exists()
+}
+
+/// The run's folder of a path that is one, or a checkpoint in one.
+pub(crate) fn run_folder(path: &Path) -> &Path {
+    match path.parent().filter(|_| is_checkpoint(path)) {
+        Some(parent) if parent.as_os_str().is_empty() => Path::new("."),
+        Some(parent) => parent,
+        None => path,
     }
 }

@@ -34,10 +34,10 @@
 //! # Ok::<(), phalanx_train::Error>(())
 //! ```
 
-mod combine;
 #[cfg(feature = "csv")]
 mod csv;
 mod dataset;
+mod derived;
 mod file;
 #[cfg(feature = "images")]
 mod images;
@@ -46,38 +46,44 @@ mod json_lines;
 mod loader;
 
 mod samples;
-mod stack;
-mod subset;
-mod tensors;
 mod tokens;
 
 #[cfg(test)]
 mod scratch;
 
-pub use combine::{Concat, Map};
 #[cfg(feature = "csv")]
 pub use csv::{Csv, CsvConfig, CsvLabel};
-pub use dataset::Dataset;
+pub use dataset::{Dataset, HOST, TensorDataset, stack};
+pub use derived::{Concat, Map, Subset};
 #[cfg(feature = "images")]
 pub use images::{Color, ImageFolder, ImageFolderConfig};
 #[cfg(feature = "json")]
 pub use json_lines::{JsonItems, JsonLines, JsonTexts};
 pub use loader::{DataLoader, DataLoaderConfig};
-pub use phalanx_nn::Batch;
-pub use phalanx_nn::Permutation;
+pub use phalanx_nn::{Batch, Permutation};
 pub use samples::{Ordered, Samples, Shuffled};
-pub use stack::{HOST, stack};
-pub use subset::Subset;
-pub use tensors::TensorDataset;
 pub use tokens::prepare::{PrepareOptions, Prepared, prepare};
 pub use tokens::{
     Blend, EndOfText, IndexedTokens, IndexedWriter, Packed, TokenFile, TokenWindows, TokenWriter, Tokens,
     Width,
 };
 
+use std::sync::Arc;
+
 use crate::Error;
 
 /// An [`Error::Data`].
 pub(crate) fn wrong(what: impl std::fmt::Display, why: impl std::fmt::Display) -> Error {
     Error::Data { what: what.to_string(), why: why.to_string() }
+}
+
+/// What a run reads.
+#[derive(Clone)]
+pub struct Data {
+    /// Training samples. Row r of step s is sample `s * batch + r`.
+    pub samples: Arc<dyn Samples>,
+    /// What of a row counts in the mean loss: 1, or the tokens of a sequence.
+    pub counted: usize,
+    /// Data that is not trained on.
+    pub validation: Option<Arc<dyn Dataset>>,
 }

@@ -13,21 +13,18 @@
 mod curves;
 pub mod events;
 mod format;
-mod heading;
 mod html;
 mod layout;
-mod profile;
 mod step;
 pub mod svg;
 pub mod table;
 mod texts;
 
 pub use curves::{Chart, Curves, Mark, MarkKind, Series};
-pub use heading::Summary;
+pub use html::Summary;
 pub use layout::{Holds, Layout};
-pub use profile::{Operation, Pass, Profile, Profiled};
 use serde::{Deserialize, Serialize};
-pub use step::{Collective, Lane, Memory, Span, SpanKind, Timeline};
+pub use step::{Collective, Lane, Memory, Operation, Pass, Profile, Profiled, Span, SpanKind, Timeline};
 pub use texts::{Machine, Sample, Setting};
 
 /// A training run, as its page shows it. Every field may stay empty.

@@ -2,15 +2,13 @@
 //! later of these win. The same table of keys has the help, and writes the file that repeats a run.
 
 mod key;
-mod value;
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use toml::{Table, Value as Toml};
 
-pub use key::{Key, Keyed, Kind};
-pub use value::Value;
+pub use key::{Key, Keyed, Kind, Value};
 
 use crate::report::Setting;
 use crate::{Error, Result};

@@ -4,13 +4,10 @@
 mod bpe;
 mod codec;
 mod corpus;
-mod folder;
-mod json;
 mod prepare;
 
 pub use bpe::Bpe;
 pub use codec::{Codec, TOKENIZER};
 use corpus::check_vocabulary;
-pub use corpus::{Corpus, CorpusConfig, TRAINING, VALIDATION};
-pub use folder::text_of_folder;
+pub use corpus::{Corpus, CorpusConfig, TRAINING, VALIDATION, text_of_folder};
 pub use prepare::PrepareConfig;

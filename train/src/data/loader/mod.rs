@@ -10,11 +10,9 @@
 //! A row is computed from its number alone, and a step's parts are put together by their places. So neither the number of workers nor
 //! their pace changes what a step yields.
 
-mod crew;
-mod job;
-mod plan;
 #[cfg(test)]
 mod tests;
+mod workers;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -22,11 +20,9 @@ use std::sync::atomic::AtomicBool;
 
 use phalanx_tensor::{Category, Context, Device, Tensor};
 
-use self::crew::Crew;
-use self::job::Job;
-use self::plan::Plan;
 use super::{Batch, Dataset, Ordered, Samples, Shuffled, wrong};
 use crate::Result;
+use workers::{Crew, Job, Plan};
 
 /// How a [`DataLoader`] reads. Unless told otherwise: the whole batch as one piece, to the CPU, from step 0 on, with one worker thread
 /// that is up to two steps ahead.

@@ -1,34 +1,22 @@
 //! [`Tokens`]: long sequences of token numbers, read a window at a time from memory or from where they lie in a file.
 
-mod blend;
-mod documents;
-mod encoding;
-mod end_of_text;
-mod index;
+mod file;
 mod indexed;
-mod indexed_writer;
-mod packed;
 pub(super) mod prepare;
-mod raw;
 #[cfg(test)]
 mod tests;
 mod windows;
-mod writer;
+
+pub use super::samples::Blend;
+pub use file::{TokenFile, TokenWriter, Width};
+pub use indexed::{IndexedTokens, IndexedWriter};
+pub use windows::{Packed, TokenWindows};
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use super::wrong;
 use crate::{Error, Result};
-
-pub use blend::Blend;
-pub use end_of_text::EndOfText;
-pub use indexed::IndexedTokens;
-pub use indexed_writer::IndexedWriter;
-pub use packed::Packed;
-pub use raw::{TokenFile, Width};
-pub use windows::TokenWindows;
-pub use writer::TokenWriter;
 
 /// A sequence of tokens that is read a part at a time. Several threads read it at once.
 ///
@@ -128,4 +116,50 @@ fn check_vocabulary(what: impl std::fmt::Display, tokens: &[u32], at: u64, vocab
 /// The error of a number that is no token.
 fn beyond(what: impl std::fmt::Display, token: i64, at: u64, vocabulary: u32) -> Error {
     wrong(what, format!("got token {token} at position {at}, wanted one of a vocabulary of {vocabulary}"))
+}
+
+/// Tokens of which a document ends at each end-of-text token; see [`Tokens::with_end_of_text`].
+#[derive(Clone, Debug)]
+pub struct EndOfText<T> {
+    tokens: T,
+    end_of_text: u32,
+}
+
+impl<T> EndOfText<T> {
+    pub(super) fn new(tokens: T, end_of_text: u32) -> EndOfText<T> {
+        EndOfText { tokens, end_of_text }
+    }
+}
+
+/// Tokens that are searched at a time.
+const BLOCK: usize = 1 << 14;
+
+impl<T: Tokens> Tokens for EndOfText<T> {
+    fn len(&self) -> u64 {
+        self.tokens.len()
+    }
+
+    fn copy(&self, at: u64, to: &mut [u32]) -> Result<()> {
+        self.tokens.copy(at, to)
+    }
+
+    fn document_starts(&self, range: Range<u64>) -> Result<Vec<u64>> {
+        check_range("tokens", &range, self.len())?;
+        let mut starts = if range.contains(&0) { vec![0] } else { vec![] };
+        // A document begins after the token that ends the one before.
+        let (mut at, end) = (range.start.saturating_sub(1), range.end.saturating_sub(1));
+        let mut block = vec![0; BLOCK.min(end.saturating_sub(at) as usize)];
+        while at < end {
+            let part = BLOCK.min((end - at) as usize);
+            self.tokens.copy(at, &mut block[..part])?;
+            let ends = (at..).zip(&block[..part]).filter(|&(_, &token)| token == self.end_of_text);
+            starts.extend(ends.map(|(place, _)| place + 1));
+            at += part as u64;
+        }
+        Ok(starts)
+    }
+
+    fn end_of_text(&self) -> Option<u32> {
+        Some(self.end_of_text)
+    }
 }

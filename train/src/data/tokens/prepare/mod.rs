@@ -7,22 +7,20 @@
 //! ```
 
 mod blocks;
-mod sink;
 #[cfg(test)]
 mod tests;
 
 use std::path::{Path, PathBuf};
 
+use blocks::{Block, Blocks};
+use phalanx_tensor::{RngKey, Stream4};
 use rayon::prelude::*;
 
-use self::blocks::{Block, Blocks};
-use self::sink::{Part, Sink, is_shared};
-use super::super::wrong;
-use super::encoding::Encoding;
-use super::indexed::pair;
-use super::indexed_writer::write_document_index;
-use super::{TokenFile, Width};
+use super::file::Encoding;
+use super::indexed::{pair, write_document_index};
+use super::{TokenFile, TokenWriter, Width};
 use crate::Result;
+use crate::data::wrong;
 
 /// What [`prepare`] does with the text. Unless told otherwise each file is one document, nothing marks its end, tokens have two bytes,
 /// and there is no validation file.
@@ -260,4 +258,116 @@ fn parts(block: &Block, separator: Option<&str>, encode: &(dyn Fn(&str) -> Vec<u
         ends_document: place < last || block.ends_document,
     };
     texts.into_iter().enumerate().map(part).collect()
+}
+
+/// A document, or a part of one.
+pub(super) struct Part {
+    pub(super) tokens: Vec<u32>,
+    pub(super) has_text: bool,
+    /// Whether the document ends here.
+    pub(super) ends_document: bool,
+}
+
+/// The files that are being written.
+pub(super) struct Sink<'a, 't, 'v> {
+    end_of_text: Option<u32>,
+    training: &'a mut TokenWriter<'t>,
+    validation: Option<(&'a mut TokenWriter<'v>, Draw)>,
+    /// The number of the current document.
+    document: u64,
+    /// Whether the current document has text so far.
+    has_text: bool,
+    /// Tokens of the current document so far.
+    length: u64,
+    /// Tokens of each document of the training file, and of the validation file.
+    lengths: [Vec<u64>; 2],
+    prepared: Prepared,
+}
+
+impl<'a, 't, 'v> Sink<'a, 't, 'v> {
+    /// With a validation file, that share of the documents goes there.
+    pub(super) fn new(
+        end_of_text: Option<u32>,
+        training: &'a mut TokenWriter<'t>,
+        validation: Option<(&'a mut TokenWriter<'v>, f64)>,
+    ) -> Sink<'a, 't, 'v> {
+        let validation = validation.map(|(writer, share)| (writer, Draw::new(share)));
+        Sink {
+            end_of_text,
+            training,
+            validation,
+            document: 0,
+            has_text: false,
+            length: 0,
+            lengths: Default::default(),
+            prepared: Prepared::default(),
+        }
+    }
+
+    /// Writes the next part of the text.
+    pub(super) fn put(&mut self, part: &Part) -> Result<()> {
+        self.has_text |= part.has_text;
+        let validates = self.validation.as_ref().is_some_and(|(_, draw)| draw.has(self.document));
+        self.push(validates, &part.tokens)?;
+        if part.ends_document && self.has_text {
+            let end_of_text = self.end_of_text;
+            self.push(validates, end_of_text.as_slice())?;
+            self.lengths[usize::from(validates)].push(std::mem::take(&mut self.length));
+            match validates {
+                true => self.prepared.validation_documents += 1,
+                false => self.prepared.documents += 1,
+            }
+            (self.document, self.has_text) = (self.document + 1, false);
+        }
+        Ok(())
+    }
+
+    fn push(&mut self, validates: bool, tokens: &[u32]) -> Result<()> {
+        self.length += tokens.len() as u64;
+        match &mut self.validation {
+            Some((writer, _)) if validates => writer.push(tokens),
+            _ => self.training.push(tokens),
+        }
+    }
+
+    /// What has been written, and how long the documents of each file are.
+    pub(super) fn prepared(self) -> (Prepared, [Vec<u64>; 2]) {
+        let validation_tokens = self.validation.as_ref().map_or(0, |(writer, _)| writer.len());
+        (Prepared { tokens: self.training.len(), validation_tokens, ..self.prepared }, self.lengths)
+    }
+}
+
+/// Whether so many documents have some that are drawn, and others.
+pub(super) fn is_shared(documents: u64, share: f64) -> bool {
+    let draw = Draw::new(share);
+    let drawn = (0..documents).filter(|&document| draw.has(document)).count() as u64;
+    drawn > 0 && drawn < documents
+}
+
+/// Which documents are drawn: one at random of each run of 1 / share documents.
+struct Draw {
+    /// The share, as a part of 2^32.
+    share: u64,
+    stream: Stream4,
+}
+
+/// The draws of validation documents.
+const SITE: u64 = 0x7661_6c69;
+/// Fixed-point bits of a share.
+const BITS: u32 = 32;
+
+impl Draw {
+    fn new(share: f64) -> Draw {
+        let share = (share * (1u64 << BITS) as f64).round().clamp(1.0, (1u64 << BITS) as f64) as u64;
+        Draw { share, stream: RngKey { seed: 0, step: 0 }.site(SITE) }
+    }
+
+    fn has(&self, document: u64) -> bool {
+        let share = u128::from(self.share);
+        let run = (u128::from(document) * share) >> BITS;
+        let start = |run: u128| ((run << BITS).div_ceil(share)) as u64;
+        let (first, end) = (start(run), start(run + 1));
+        let [word, ..] = self.stream.block(run as u64, 0);
+        document - first == u64::from(word) % (end - first)
+    }
 }

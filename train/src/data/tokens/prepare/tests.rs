@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use super::super::super::scratch::Folder;
 use super::super::{TokenFile, Tokens, Width};
 use super::blocks::Blocks;
-use super::{PrepareOptions, Prepared, prepare};
+use super::{Draw, PrepareOptions, Prepared, prepare};
 
 const END: u32 = 256;
 
@@ -206,4 +206,19 @@ fn settings_that_make_no_sense_are_refused() {
     );
     assert!(error(&[folder.path("none")], &output, options()).contains("none: "));
     assert!(error(&[folder.file("empty", "")], &output, options()).contains("got no tokens to write"));
+}
+
+#[test]
+fn the_share_of_the_documents_is_drawn_within_one_of_any_number() {
+    for share in [0.001, 0.1, 0.25, 0.3333, 0.5, 0.77, 0.999] {
+        let draw = Draw::new(share);
+        let mut drawn = 0;
+        for document in 0..20_000u64 {
+            drawn += u64::from(draw.has(document));
+            let wanted = share * (document + 1) as f64;
+            assert!((drawn as f64 - wanted).abs() <= 1.001, "{share}: {drawn} of {document}");
+        }
+    }
+    let gaps: Vec<u64> = (0..1000).filter(|&d| Draw::new(0.1).has(d)).collect();
+    assert!(gaps.windows(2).any(|pair| pair[1] - pair[0] != 10), "drawn at random");
 }

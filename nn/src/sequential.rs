@@ -1,0 +1,443 @@
+//! [`Sequential`]: modules one after the other, and [`SequentialConfig`], which numbers them.
+
+#[cfg(test)]
+mod tests;
+
+use std::any::Any;
+use std::fmt::Display;
+use std::ops::{Bound, Range, RangeBounds};
+use std::sync::Arc;
+
+use phalanx_autograd::Var;
+
+use crate::forward_hooks::{ForwardHookHandle, ForwardHooks};
+use crate::mode::{Mode, modes};
+use crate::scope::join;
+use crate::{
+    AnyUnit, BatchNorm, BatchNormConfig, Conv1d, Conv1dConfig, Conv2d, Conv2dConfig, Dropout, DropoutConfig,
+    Embedding, EmbeddingConfig, Entry, Error, GroupNorm, GroupNormConfig, GroupedQueryAttention,
+    GroupedQueryAttentionConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig, Module, Parameter,
+    Parameters, Result, RmsNorm, RmsNormConfig, Scope, TransformerEncoderLayer,
+    TransformerEncoderLayerConfig, Unit,
+};
+
+/// Modules applied one after the other; their parameters' paths begin with their number.
+///
+/// [`SequentialConfig`] makes one of configurations. `Sequential::new().with(..)` takes modules that are ready, whose names
+/// are then the caller's matter.
+#[derive(Default)]
+pub struct Sequential {
+    modules: Vec<Box<dyn Module>>,
+    /// The number of the first.
+    first: usize,
+    hooks: ForwardHooks,
+    mode: Mode,
+}
+
+modes!(Sequential);
+
+impl Sequential {
+    /// Without modules: the identity.
+    pub fn new() -> Sequential {
+        Sequential::default()
+    }
+
+    /// With one more module at the end.
+    #[must_use]
+    pub fn with(mut self, module: impl Module + 'static) -> Sequential {
+        self.modules.push(Box::new(module));
+        self
+    }
+
+    /// The modules, taken apart. Hooks on them are left behind.
+    pub fn into_modules(self) -> Vec<Box<dyn Module>> {
+        self.modules
+    }
+
+    /// The modules, in order.
+    pub fn modules(&self) -> &[Box<dyn Module>] {
+        &self.modules
+    }
+
+    /// The modules, in order, to put others in their places.
+    pub fn modules_mut(&mut self) -> &mut [Box<dyn Module>] {
+        &mut self.modules
+    }
+
+    /// The layer of a path (`2`, or `"2.0"` for the first one of a `Sequential` that is number 2), if it is there and of this
+    /// type: to freeze a batch norm, to look at a weight.
+    ///
+    /// ```
+    /// use phalanx_nn::{BatchNorm, BatchNormConfig, LinearConfig, Scope, SequentialConfig, tensor::{DType, Device}};
+    /// let layers = SequentialConfig::new().with(LinearConfig::new(4, 3)).with(BatchNormConfig::new(3));
+    /// let model = layers.init(&Scope::new(1, DType::F32, Device::CPU))?;
+    /// model.get::<BatchNorm>(1).unwrap().eval(); // its statistics stay, while the rest trains
+    /// # Ok::<(), phalanx_nn::Error>(())
+    /// ```
+    pub fn get<M: Module>(&self, path: impl Display) -> Option<&M> {
+        let (owner, number) = self.find(&path.to_string())?;
+        of_type(&**owner.modules.get(number - owner.first)?)
+    }
+
+    /// The numbers of its layers in paths: from 0, unless it is a [slice](Sequential::slice).
+    pub fn numbers(&self) -> Range<usize> {
+        self.first..self.first + self.modules.len()
+    }
+
+    /// Only the layers of these [numbers](Sequential::numbers), which they keep: the parameters of a slice `4..` have the
+    /// paths `4.weight`, .., as in the whole. See [`SequentialConfig::slice`] for a stage that never has the other layers.
+    ///
+    /// # Errors
+    /// If there are no such layers.
+    pub fn slice(self, layers: impl RangeBounds<usize>) -> Result<Sequential> {
+        let layers = within("Sequential::slice", layers, self.numbers())?;
+        let (skipped, first) = (layers.start - self.first, layers.start);
+        let modules = self.modules.into_iter().skip(skipped).take(layers.len()).collect();
+        Ok(Sequential { modules, first, hooks: self.hooks, mode: self.mode })
+    }
+
+    /// The layers before number `at`, and those from there on. All keep their numbers.
+    ///
+    /// # Errors
+    /// If `at` is beyond the end.
+    pub fn split_at(mut self, at: usize) -> Result<(Sequential, Sequential)> {
+        let rest = within("Sequential::split_at", at.., self.numbers())?;
+        let modules = self.modules.split_off(rest.start - self.first);
+        let (hooks, mode) = (self.hooks.clone(), self.mode.clone());
+        let rest = Sequential { modules, first: rest.start, hooks, mode };
+        Ok((self, rest))
+    }
+
+    /// The same layers, of which the policy makes [units](Unit): what ZeRO gathers and frees together. Paths, and so state
+    /// dicts, stay as they are.
+    ///
+    /// ```
+    /// use phalanx_nn::tensor::{DType, Device};
+    /// use phalanx_nn::{LinearConfig, Parameters, Relu, Scope, SequentialConfig, UnitPolicy};
+    /// let scope = Scope::new(1, DType::F32, Device::CPU);
+    /// let layers = SequentialConfig::new().with(LinearConfig::new(4, 64)).with(Relu).with(LinearConfig::new(64, 2));
+    /// let model = layers.init(&scope)?.into_units(&UnitPolicy::EachLayer);
+    /// let mut units = 0;
+    /// model.visit_units(&mut |_| units += 1);
+    /// assert_eq!(units, 2);
+    /// # Ok::<(), phalanx_nn::Error>(())
+    /// ```
+    #[must_use]
+    pub fn into_units(self, policy: &UnitPolicy) -> Sequential {
+        let modules = self.modules.into_iter().map(|module| policy.wrap(module)).collect();
+        Sequential { modules, ..self }
+    }
+
+    /// Calls `hook` with the input and the output of a layer at every forward pass from now on; what it returns takes the
+    /// output's place. The layer is named by its path: `2`, or `"2.0"` for the first one of a `Sequential` that is number 2.
+    /// See [`Hooked`](crate::Hooked) for other modules.
+    ///
+    /// # Errors
+    /// If there is no such layer.
+    pub fn on_forward(
+        &self,
+        path: impl Display,
+        hook: impl Fn(&Var, &Var) -> Result<Option<Var>> + Send + Sync + 'static,
+    ) -> Result<ForwardHookHandle> {
+        let path = path.to_string();
+        let (owner, layer) = self.find(&path).ok_or_else(|| {
+            let why = format!("there is no layer {path:?}; the layers are numbered {:?}", self.numbers());
+            Error::invalid("on_forward", why)
+        })?;
+        Ok(owner.hooks.add(layer, hook))
+    }
+
+    /// The `Sequential` that has the layer of that path, and its number there.
+    fn find(&self, path: &str) -> Option<(&Sequential, usize)> {
+        let (number, rest) = path.split_once('.').map_or((path, None), |(number, rest)| (number, Some(rest)));
+        let number: usize = number.parse().ok().filter(|number| self.numbers().contains(number))?;
+        let module = self.modules.get(number - self.first)?;
+        match rest {
+            None => Some((self, number)),
+            Some(rest) => of_type::<Sequential>(&**module)?.find(rest),
+        }
+    }
+}
+
+/// A module of this type, in whatever boxes and units.
+fn of_type<M: Module>(module: &dyn Module) -> Option<&M> {
+    let any: &dyn Any = module;
+    if let Some(boxed) = any.downcast_ref::<Box<dyn Module>>() {
+        return of_type(&**boxed);
+    }
+    if let Some(unit) = any.downcast_ref::<Unit<dyn Module>>() {
+        return of_type(unit.module());
+    }
+    any.downcast_ref::<Unit<M>>().map(Unit::module).or_else(|| any.downcast_ref())
+}
+
+/// The range asked for, if it lies within these numbers.
+fn within(what: &str, asked: impl RangeBounds<usize>, all: Range<usize>) -> Result<Range<usize>> {
+    let start = match asked.start_bound() {
+        Bound::Included(&start) => start,
+        Bound::Excluded(&start) => start.saturating_add(1),
+        Bound::Unbounded => all.start,
+    };
+    let end = match asked.end_bound() {
+        Bound::Included(&end) => end.saturating_add(1),
+        Bound::Excluded(&end) => end,
+        Bound::Unbounded => all.end,
+    };
+    if start < all.start || end > all.end || start > end {
+        return Err(Error::invalid(what, format!("got layers {start}..{end}, wanted some of {all:?}")));
+    }
+    Ok(start..end)
+}
+
+impl Parameters for Sequential {
+    fn visit(&self, path: &str, visitor: &mut dyn FnMut(&str, Entry<'_>)) {
+        self.numbers().zip(&self.modules).for_each(|(i, module)| module.visit(&join(path, i), visitor));
+    }
+
+    fn visit_units(&self, visitor: &mut dyn FnMut(&dyn AnyUnit)) {
+        self.modules.visit_units(visitor);
+    }
+
+    fn borrowed(&self) -> Vec<Parameter> {
+        self.modules.borrowed()
+    }
+}
+
+impl Module for Sequential {
+    fn forward(&self, x: &Var) -> Result<Var> {
+        let _mode = self.mode.enter();
+        self.numbers().zip(&self.modules).try_fold(x.clone(), |x, (i, module)| {
+            let y = module.forward(&x)?;
+            self.hooks.run(i, &x, y)
+        })
+    }
+}
+
+/// How a [`Sequential`] is made of its layers' configurations: each is built at the place of its number, so parameters and
+/// random draws are named `0.weight`, `2.bias`, .. as in `torch.nn.Sequential`, where activations count too.
+///
+/// ```
+/// use phalanx_nn::tensor::{DType, Device};
+/// use phalanx_nn::{DropoutConfig, LinearConfig, Relu, Scope, SequentialConfig, state_dict};
+/// let scope = Scope::new(1, DType::F32, Device::CPU);
+/// let model = SequentialConfig::new()
+///     .with(LinearConfig::new(1, 32))
+///     .with(Relu)
+///     .with(DropoutConfig::new(0.1))
+///     .with(LinearConfig::new(32, 1))
+///     .init(&scope)?;
+/// let names: Vec<String> = state_dict(&model).into_iter().map(|(name, _)| name).collect();
+/// assert_eq!(names, ["0.weight", "0.bias", "3.weight", "3.bias"]);
+/// # Ok::<(), phalanx_nn::Error>(())
+/// ```
+///
+/// It is a configuration itself, so that one may stand in another.
+#[derive(Default)]
+pub struct SequentialConfig {
+    layers: Vec<Maker>,
+    first: usize,
+}
+
+type Maker = Box<dyn FnOnce(&Scope) -> Result<Box<dyn Module>> + Send>;
+
+impl SequentialConfig {
+    /// Without layers: the identity.
+    pub fn new() -> SequentialConfig {
+        SequentialConfig::default()
+    }
+
+    /// With one more layer at the end: a configuration, or a module that is ready.
+    #[must_use]
+    pub fn with(self, layer: impl Build + Send + 'static) -> SequentialConfig {
+        self.with_fn(|scope| layer.build(scope))
+    }
+
+    /// With one more layer, which this function makes in its scope: for modules of your own, and for configurations that
+    /// make several kinds (`|scope| config.init_transposed(scope)`).
+    #[must_use]
+    pub fn with_fn<M: Module>(
+        mut self,
+        layer: impl FnOnce(&Scope) -> Result<M> + Send + 'static,
+    ) -> SequentialConfig {
+        self.layers.push(Box::new(|scope| Ok(Box::new(layer(scope)?))));
+        self
+    }
+
+    /// Only the layers of these numbers, which they keep: a pipeline's stage, of which the others are never allocated. Names
+    /// and initial values are those of the whole.
+    ///
+    /// # Errors
+    /// If there are no such layers.
+    pub fn slice(self, layers: impl RangeBounds<usize>) -> Result<SequentialConfig> {
+        let all = self.first..self.first + self.layers.len();
+        let layers = within("SequentialConfig::slice", layers, all)?;
+        let kept = self.layers.into_iter().skip(layers.start - self.first).take(layers.len());
+        Ok(SequentialConfig { layers: kept.collect(), first: layers.start })
+    }
+
+    /// How many layers there are.
+    pub fn len(&self) -> usize {
+        self.layers.len()
+    }
+
+    /// Whether there is no layer.
+    pub fn is_empty(&self) -> bool {
+        self.layers.is_empty()
+    }
+
+    /// The layers, in order, each at `scope.child(number)`.
+    ///
+    /// # Errors
+    /// If a layer's settings make no sense, or it cannot be allocated.
+    pub fn init(self, scope: &Scope) -> Result<Sequential> {
+        let made = |(number, layer): (usize, Maker)| {
+            let scope = scope.child(number);
+            layer(&scope).map_err(|error| named(error, &scope))
+        };
+        let modules = (self.first..).zip(self.layers).map(made).collect::<Result<_>>()?;
+        Ok(Sequential { modules, first: self.first, ..Sequential::default() })
+    }
+}
+
+/// The error with the layer's path, unless it says that already.
+fn named(error: Error, scope: &Scope) -> Error {
+    match error {
+        Error::Invalid { what, why } if !what.starts_with(scope.path()) && !what.starts_with("layer ") => {
+            Error::invalid(format!("layer {}: {what}", scope.path()), why)
+        }
+        other => other,
+    }
+}
+
+/// A layer's configuration, or a layer that is ready: what [`SequentialConfig::with`] takes. Implement it for
+/// configurations of your own modules.
+pub trait Build {
+    /// The layer.
+    type Module: Module;
+
+    /// The layer at that place of the model, whose path names its parameters. A layer that is ready stays as it is.
+    ///
+    /// # Errors
+    /// If the settings make no sense, or it cannot be allocated.
+    fn build(self, scope: &Scope) -> Result<Self::Module>;
+}
+
+/// Activations, pools and others that need no place, and whatever was made before.
+impl<M: Module> Build for M {
+    type Module = M;
+
+    fn build(self, _: &Scope) -> Result<M> {
+        Ok(self)
+    }
+}
+
+macro_rules! configs {
+    ($($config:ty => $module:ty),* $(,)?) => {$(
+        impl Build for $config {
+            type Module = $module;
+
+            fn build(self, scope: &Scope) -> Result<$module> {
+                self.init(scope)
+            }
+        }
+    )*};
+}
+
+configs! {
+    BatchNormConfig => BatchNorm,
+    Conv1dConfig => Conv1d,
+    Conv2dConfig => Conv2d,
+    DropoutConfig => Dropout,
+    EmbeddingConfig => Embedding,
+    GroupNormConfig => GroupNorm,
+    GroupedQueryAttentionConfig => GroupedQueryAttention,
+    LayerNormConfig => LayerNorm,
+    LinearConfig => Linear,
+    RmsNormConfig => RmsNorm,
+    SequentialConfig => Sequential,
+    TransformerEncoderLayerConfig => TransformerEncoderLayer,
+}
+
+/// Says of a layer whether it becomes a unit.
+type Choice = Box<dyn Fn(&dyn Module) -> bool + Send + Sync>;
+
+/// Which layers [`Sequential::into_units`] makes [units](Unit) of. Layers without parameters never become one, and what is
+/// a unit already, or has some inside, stays as it is. What is left outside belongs to no unit.
+#[non_exhaustive]
+pub enum UnitPolicy {
+    /// Every layer; of a `Sequential` inside, every layer of that.
+    EachLayer,
+    /// Every layer of at least so many elements. A `Sequential` inside is gone into; if it is large enough and none of its
+    /// layers is, it becomes one unit.
+    BySize(usize),
+    /// Every layer of which this says so. A `Sequential` inside of which it does not is gone into.
+    By(Choice),
+}
+
+impl UnitPolicy {
+    /// Every layer of which `choose` says so; see [`UnitPolicy::By`].
+    pub fn by(choose: impl Fn(&dyn Module) -> bool + Send + Sync + 'static) -> UnitPolicy {
+        UnitPolicy::By(Box::new(choose))
+    }
+
+    /// Every layer of this type: a transformer's block.
+    pub fn of_type<M: Module>() -> UnitPolicy {
+        UnitPolicy::by(|module| (module as &dyn Any).is::<M>())
+    }
+
+    /// The layer, or the layers in it, as units.
+    pub(crate) fn wrap(&self, module: Box<dyn Module>) -> Box<dyn Module> {
+        let module = unboxed(module);
+        if module.parameters().is_empty() || has_units(&*module) {
+            return module;
+        }
+        let nested = (&*module as &dyn Any).is::<Sequential>();
+        match self {
+            UnitPolicy::By(choose) if choose(&*module) => unit(module),
+            UnitPolicy::EachLayer if !nested => unit(module),
+            UnitPolicy::BySize(least) if !nested => if_large(module, *least),
+            UnitPolicy::BySize(least) => {
+                let inside = self.inside(module);
+                if has_units(&*inside) { inside } else { if_large(inside, *least) }
+            }
+            UnitPolicy::EachLayer | UnitPolicy::By(_) => self.inside(module),
+        }
+    }
+
+    /// The layers of a `Sequential` as units; another module as it is.
+    fn inside(&self, module: Box<dyn Module>) -> Box<dyn Module> {
+        if !(&*module as &dyn Any).is::<Sequential>() {
+            return module;
+        }
+        match (module as Box<dyn Any>).downcast::<Sequential>() {
+            Ok(layers) => Box::new(layers.into_units(self)),
+            Err(_) => unreachable!("its type was looked at"),
+        }
+    }
+}
+
+fn unit(module: Box<dyn Module>) -> Box<dyn Module> {
+    Box::new(Unit::<dyn Module>::new(Arc::from(module)))
+}
+
+fn if_large(module: Box<dyn Module>, least: usize) -> Box<dyn Module> {
+    let elements: usize = module.parameters().iter().map(|p| p.tensor().numel()).sum();
+    if elements >= least { unit(module) } else { module }
+}
+
+fn has_units(module: &dyn Module) -> bool {
+    let mut any = false;
+    module.visit_units(&mut |_| any = true);
+    any
+}
+
+/// A module out of the boxes that it was put into, so that its type shows.
+fn unboxed(module: Box<dyn Module>) -> Box<dyn Module> {
+    if !(&*module as &dyn Any).is::<Box<dyn Module>>() {
+        return module;
+    }
+    match (module as Box<dyn Any>).downcast::<Box<dyn Module>>() {
+        Ok(inner) => unboxed(*inner),
+        Err(_) => unreachable!("its type was looked at"),
+    }
+}

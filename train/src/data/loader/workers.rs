@@ -1,0 +1,426 @@
+//! Which rows a step has here, and how they are dealt to workers.
+
+use std::any::Any;
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use phalanx_tensor::{Category, Context, Tensor};
+
+use crate::Result;
+use crate::data::dataset::odd_one;
+use crate::data::{HOST, Samples, wrong};
+
+/// The rows of all steps.
+#[derive(Clone, Debug)]
+pub(super) struct Plan {
+    batch: usize,
+    /// Rows that are read here, a batch each.
+    pieces: Vec<Range<usize>>,
+    /// Samples until the end, if there is one.
+    total: Option<u64>,
+    /// A run has at most so many rows.
+    run_rows: usize,
+}
+
+/// Rows that a worker reads in one go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Run {
+    /// The piece that they belong to.
+    pub(super) piece: usize,
+    /// The number of the run in its piece.
+    pub(super) place: usize,
+    pub(super) rows: Range<usize>,
+}
+
+impl Plan {
+    /// Steps of `batch` rows; without pieces, the batch is one.
+    pub(super) fn new(
+        batch: usize,
+        pieces: Option<Vec<Range<usize>>>,
+        total: Option<u64>,
+        workers: usize,
+    ) -> Result<Plan> {
+        if batch == 0 {
+            return Err(wrong("DataLoader", "got batches of 0 rows, wanted at least 1"));
+        }
+        let pieces = pieces.unwrap_or_else(|| std::iter::once(0..batch).collect());
+        if let Some(rows) = pieces.iter().find(|rows| rows.is_empty() || rows.end > batch) {
+            let why =
+                format!("got the rows {rows:?} as a piece, wanted at least one row of a batch of {batch}");
+            return Err(wrong("DataLoader", why));
+        }
+        let rows: usize = pieces.iter().map(Range::len).sum();
+        Ok(Plan { batch, pieces, total, run_rows: rows.div_ceil(workers.max(1)).max(1) })
+    }
+
+    /// Steps until the end.
+    pub(super) fn steps(&self) -> Option<u64> {
+        self.total.map(|total| total.div_ceil(self.batch as u64))
+    }
+
+    /// The number of a step's first sample.
+    pub(super) fn first_sample(&self, step: u64) -> u64 {
+        step * self.batch as u64
+    }
+
+    /// The rows of each piece of a step: fewer in the last step, and no empty piece.
+    pub(super) fn pieces(&self, step: u64) -> Vec<Range<usize>> {
+        let left = self.total.map_or(u64::MAX, |total| total.saturating_sub(self.first_sample(step)));
+        let left = usize::try_from(left).unwrap_or(usize::MAX);
+        let cut = |rows: &Range<usize>| rows.start..rows.end.min(left);
+        self.pieces.iter().map(cut).filter(|rows| !rows.is_empty()).collect()
+    }
+
+    /// What workers take of these pieces, in the order of the rows.
+    pub(super) fn runs(&self, pieces: &[Range<usize>]) -> Vec<Run> {
+        let of_piece = |(piece, rows): (usize, &Range<usize>)| {
+            let (rows, most) = (rows.clone(), self.run_rows);
+            rows.clone().step_by(most).enumerate().map(move |(place, start)| Run {
+                piece,
+                place,
+                rows: start..rows.end.min(start + most),
+            })
+        };
+        pieces.iter().enumerate().flat_map(of_piece).collect()
+    }
+}
+
+/// The rows of a run: the tensors of each.
+pub(super) type Items = Vec<Vec<Tensor>>;
+
+/// The pieces of a step that are ready: their rows, and their batch.
+pub(super) type Pieces = Vec<(Range<usize>, Result<Vec<Tensor>>)>;
+
+/// The samples, and which of them each step has.
+pub(super) struct Job {
+    samples: Box<dyn Samples>,
+    plan: Plan,
+}
+
+impl Job {
+    pub(super) fn new(samples: Box<dyn Samples>, plan: Plan) -> Job {
+        Job { samples, plan }
+    }
+
+    pub(super) fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// A whole step on this thread.
+    pub(super) fn step(&self, step: u64, closed: &AtomicBool) -> Pieces {
+        let piece = |rows: Range<usize>| {
+            let batch =
+                self.read(step, rows.clone(), closed).and_then(|items| self.collate(step, &rows, items));
+            (rows, batch)
+        };
+        self.plan.pieces(step).into_iter().map(piece).collect()
+    }
+
+    /// The items of a run of rows, up to the first error. It stops early where the loader has been dropped.
+    pub(super) fn read(&self, step: u64, rows: Range<usize>, closed: &AtomicBool) -> Result<Items> {
+        let open = |_: &usize| !closed.load(Ordering::Relaxed);
+        rows.take_while(open).map(|row| self.item(self.plan.first_sample(step) + row as u64)).collect()
+    }
+
+    fn item(&self, number: u64) -> Result<Vec<Tensor>> {
+        let read = catch_unwind(AssertUnwindSafe(|| self.samples.sample(number)));
+        let why = match read {
+            Ok(Ok(tensors)) => return Ok(tensors),
+            Ok(Err(error)) => error.to_string(),
+            Err(panic) => format!("its reading panicked: {}", message(&*panic)),
+        };
+        Err(wrong(self.samples.name(number), why))
+    }
+
+    /// The batch of a piece's items, on the host.
+    pub(super) fn collate(&self, step: u64, rows: &Range<usize>, items: Items) -> Result<Vec<Tensor>> {
+        let odd = odd_one(&items);
+        let made = catch_unwind(AssertUnwindSafe(|| -> Result<Vec<Tensor>> {
+            let tensors = self.samples.collate(items)?.into_iter().map(|t| t.to_device(HOST, false));
+            Ok(tensors.collect::<Result<_, _>>()?)
+        }));
+        let why = match made {
+            Ok(Ok(tensors)) => return Ok(tensors),
+            Ok(Err(error)) => error.to_string(),
+            Err(panic) => format!("collate panicked: {}", message(&*panic)),
+        };
+        let names = odd.map(|(row, _)| {
+            let name =
+                |row: usize| self.samples.name(self.plan.first_sample(step) + (rows.start + row) as u64);
+            format!("; item {row} is {}, item 0 is {}", name(row), name(0))
+        });
+        Err(wrong(format!("rows {rows:?} of step {step}"), why + &names.unwrap_or_default()))
+    }
+}
+
+/// What a panic said.
+fn message(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("without a message")
+}
+
+/// Worker threads that are at work.
+pub(super) struct Crew {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// What the workers and the loader share.
+struct Shared {
+    job: Arc<Job>,
+    /// Steps in the queue at most.
+    ahead: usize,
+    /// The loader is gone. Workers ask between two items, without the lock.
+    closed: AtomicBool,
+    queue: Mutex<Queue>,
+    /// There may be a run to take.
+    work: Condvar,
+    /// The first step may be ready.
+    ready: Condvar,
+}
+
+/// The steps that are being read, in order.
+struct Queue {
+    /// The number of the first.
+    first: u64,
+    steps: VecDeque<Step>,
+    /// A worker has died.
+    failed: bool,
+}
+
+/// A step that is being read.
+struct Step {
+    /// Runs that no worker has taken yet.
+    runs: VecDeque<Run>,
+    pieces: Vec<Piece>,
+    /// Pieces that are not ready.
+    left: usize,
+}
+
+struct Piece {
+    rows: Range<usize>,
+    /// The runs' items, by their place.
+    read: Vec<Option<Result<Items>>>,
+    /// Runs that are not read.
+    left: usize,
+    batch: Option<Result<Vec<Tensor>>>,
+}
+
+impl Crew {
+    /// Threads that read from step `first` on.
+    pub(super) fn start(job: &Arc<Job>, workers: usize, ahead: usize, first: u64) -> Result<Crew> {
+        let shared = Arc::new(Shared {
+            job: Arc::clone(job),
+            ahead,
+            closed: AtomicBool::new(false),
+            queue: Mutex::new(Queue { first, steps: VecDeque::new(), failed: false }),
+            work: Condvar::new(),
+            ready: Condvar::new(),
+        });
+        // Made first, so that a thread which cannot be started ends those before it.
+        let mut crew = Crew { shared, threads: Vec::new() };
+        let context = Context { category: Category::Buffers, ..Context::current() };
+        for number in 0..workers {
+            let shared = Arc::clone(&crew.shared);
+            let name = format!("data-{number}");
+            let thread = std::thread::Builder::new().name(name).spawn(move || {
+                let _context = context.enter();
+                shared.work();
+            });
+            crew.threads.push(
+                thread.map_err(|e| wrong("DataLoader", format!("no thread for worker {number}: {e}")))?,
+            );
+        }
+        Ok(crew)
+    }
+
+    /// Waits for the next step.
+    pub(super) fn next(&self) -> Result<Pieces> {
+        let shared = &*self.shared;
+        let mut queue = shared.lock();
+        while queue.steps.front().is_none_or(|step| step.left > 0) {
+            if queue.failed {
+                return Err(wrong("DataLoader", "a worker thread has died of a panic outside of its items"));
+            }
+            queue = shared.ready.wait(queue).unwrap_or_else(PoisonError::into_inner);
+        }
+        queue.first += 1;
+        let step = queue.steps.pop_front();
+        shared.work.notify_all();
+        let ready = |piece: Piece| piece.batch.map(|batch| (piece.rows, batch));
+        Ok(step.into_iter().flat_map(|step| step.pieces).filter_map(ready).collect())
+    }
+}
+
+impl Drop for Crew {
+    fn drop(&mut self) {
+        self.shared.closed.store(true, Ordering::Relaxed);
+        // A worker that has found nothing to do waits by now, or finds the loader closed before it does.
+        drop(self.shared.lock());
+        self.shared.work.notify_all();
+        for thread in self.threads.drain(..) {
+            // Its errors were for a loader that is gone.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Tells the loader of a worker that unwinds, which would otherwise wait for it.
+struct Alarm<'a>(&'a Shared);
+
+impl Drop for Alarm<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.lock().failed = true;
+            self.0.ready.notify_all();
+        }
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        // A worker that panics with the lock raises the alarm.
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn closed(&self) -> bool {
+        self.closed.load(Ordering::Relaxed)
+    }
+
+    /// A worker's life.
+    fn work(&self) {
+        let _alarm = Alarm(self);
+        let mut queue = self.lock();
+        while !self.closed() {
+            match queue.claim(&self.job, self.ahead) {
+                Some((step, run)) => {
+                    drop(queue);
+                    let items = self.job.read(step, run.rows.clone(), &self.closed);
+                    self.put(step, &run, items);
+                    queue = self.lock();
+                }
+                None => {
+                    // Steps without rows are ready as soon as they are in the queue.
+                    self.ready.notify_all();
+                    queue = self.work.wait(queue).unwrap_or_else(PoisonError::into_inner);
+                }
+            }
+        }
+    }
+
+    /// Lays a run's items by; the last of a piece makes its batch.
+    fn put(&self, step: u64, run: &Run, items: Result<Items>) {
+        let mut queue = self.lock();
+        let piece = queue.piece(step, run.piece);
+        piece.read[run.place] = Some(items);
+        piece.left -= 1;
+        if piece.left > 0 || self.closed() {
+            return;
+        }
+        let (rows, read) = (piece.rows.clone(), std::mem::take(&mut piece.read));
+        drop(queue);
+        // In the order of the rows, so that the first error wins.
+        let items: Result<Vec<Items>> = read.into_iter().flatten().collect();
+        let batch =
+            items.and_then(|items| self.job.collate(step, &rows, items.into_iter().flatten().collect()));
+        let mut queue = self.lock();
+        queue.piece(step, run.piece).batch = Some(batch);
+        let step = queue.step(step);
+        step.left -= 1;
+        if step.left == 0 {
+            self.ready.notify_all();
+        }
+    }
+}
+
+impl Queue {
+    /// A step that is being read. The loader takes none before its last piece is ready.
+    fn step(&mut self, number: u64) -> &mut Step {
+        let place = (number - self.first) as usize;
+        &mut self.steps[place]
+    }
+
+    fn piece(&mut self, step: u64, piece: usize) -> &mut Piece {
+        &mut self.step(step).pieces[piece]
+    }
+
+    /// The next run to read, and its step.
+    fn claim(&mut self, job: &Job, ahead: usize) -> Option<(u64, Run)> {
+        loop {
+            let waiting = self.steps.iter_mut().zip(self.first..);
+            let run = waiting.filter_map(|(step, number)| Some((number, step.runs.pop_front()?))).next();
+            let next = self.first + self.steps.len() as u64;
+            if run.is_some()
+                || self.steps.len() >= ahead
+                || job.plan().steps().is_some_and(|steps| next >= steps)
+            {
+                return run;
+            }
+            self.steps.push_back(Step::new(job, next));
+        }
+    }
+}
+
+impl Step {
+    fn new(job: &Job, number: u64) -> Step {
+        let rows = job.plan().pieces(number);
+        let runs = job.plan().runs(&rows);
+        let piece = |(piece, rows): (usize, Range<usize>)| {
+            let left = runs.iter().filter(|run| run.piece == piece).count();
+            Piece { rows, read: (0..left).map(|_| None).collect(), left, batch: None }
+        };
+        let pieces: Vec<Piece> = rows.into_iter().enumerate().map(piece).collect();
+        Step { left: pieces.len(), pieces, runs: runs.into() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(batch: usize, pieces: &[Range<usize>], total: Option<u64>, workers: usize) -> Plan {
+        Plan::new(batch, Some(pieces.to_vec()), total, workers).unwrap()
+    }
+
+    #[test]
+    fn a_step_is_dealt_in_runs_of_equal_size() {
+        let runs = |pieces: &[Range<usize>], workers: usize| -> Vec<(usize, usize, Range<usize>)> {
+            let runs = plan(8, pieces, None, workers).runs(pieces);
+            runs.into_iter().map(|run| (run.piece, run.place, run.rows)).collect()
+        };
+        let whole = std::slice::from_ref(&(0..8));
+        assert_eq!(runs(whole, 1), [(0, 0, 0..8)]);
+        assert_eq!(runs(whole, 3), [(0, 0, 0..3), (0, 1, 3..6), (0, 2, 6..8)]);
+        assert_eq!(runs(&[2..4, 4..7], 2), [(0, 0, 2..4), (1, 0, 4..7)]);
+        assert_eq!(
+            runs(&[2..4, 4..7], 9),
+            [(0, 0, 2..3), (0, 1, 3..4), (1, 0, 4..5), (1, 1, 5..6), (1, 2, 6..7)]
+        );
+        assert_eq!(runs(&[], 2), []);
+    }
+
+    #[test]
+    fn the_last_step_of_an_evaluation_has_what_is_left() {
+        let plan = plan(4, &[0..2, 2..4], Some(9), 1);
+        assert_eq!(plan.steps(), Some(3));
+        assert_eq!(plan.pieces(1), [0..2, 2..4]);
+        assert_eq!(plan.pieces(2), std::slice::from_ref(&(0..1)));
+        assert!(plan.pieces(7).is_empty());
+        assert_eq!(plan.first_sample(2), 8);
+    }
+
+    #[test]
+    fn settings_that_make_no_sense_are_refused() {
+        let error =
+            |batch, rows: Range<usize>| Plan::new(batch, Some(vec![rows]), None, 1).unwrap_err().to_string();
+        assert_eq!(error(0, 0..1), "DataLoader: got batches of 0 rows, wanted at least 1");
+        for rows in [2..5, 1..1, 0..usize::MAX] {
+            assert!(error(4, rows.clone()).contains(&format!("got the rows {rows:?} as a piece")));
+        }
+        assert_eq!(Plan::new(3, None, None, 1).unwrap().pieces(5).len(), 1);
+    }
+}
