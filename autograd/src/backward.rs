@@ -103,7 +103,7 @@ impl Cx<'_> {
     /// Whether the gradient of input `i` is wanted now.
     #[inline]
     pub fn needs(&self, i: usize) -> bool {
-        self.call.input_mask[i]
+        self.call.needs(i)
     }
 
     /// Whether the gradients will be differentiated again: then everything must be made of differentiable

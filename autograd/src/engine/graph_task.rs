@@ -11,7 +11,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use phalanx_kernels as kernels;
 use phalanx_tensor::Context;
-use smallvec::SmallVec;
 
 use super::input_buffer::{Arrival, InputBuffer, Sender};
 use crate::graph::memory::SmallList;
@@ -253,21 +252,23 @@ impl GraphTask {
     ) -> Result<()> {
         let create_graph = self.options.create_graph;
         let (inputs, targets) = (&*node.inputs, &**targets);
-        let mut sinks = InputMask::default();
-        if !create_graph && !self.captures() {
-            for (i, edge) in inputs.iter().enumerate() {
-                if edge.as_ref().is_some_and(Edge::takes_in_place)
-                    && targets[i].is_some_and(|to| scheduler.is_sole(to))
-                {
-                    sinks = sinks.and(i);
-                }
+        let (mut input_mask, mut sinks) = (InputMask::default(), InputMask::default());
+        let may_sink = !create_graph && !self.captures();
+        for (i, (edge, to)) in inputs.iter().zip(targets).enumerate() {
+            let &Some(to) = to else { continue };
+            input_mask = input_mask.and(i);
+            if may_sink && edge.as_ref().is_some_and(Edge::takes_in_place) && scheduler.is_sole(to) {
+                sinks = sinks.and(i);
             }
         }
+        let later_inputs: Vec<bool> = match targets.get(64..) {
+            Some(later) => later.iter().map(Option::is_some).collect(),
+            None => Vec::new(),
+        };
         let watched = node.hooks.get().is_some();
         let timed = profile::node_begins(grads);
-        let input_mask: SmallVec<[bool; 16]> = targets.iter().map(Option::is_some).collect();
-        let sunk = Cell::default();
-        let call = Call { input_mask: &input_mask, create_graph, kept, watched, sinks, sunk };
+        let (later_inputs, sunk) = (&*later_inputs, Cell::default());
+        let call = Call { input_mask, later_inputs, create_graph, kept, watched, sinks, sunk };
         let mut made = match node.grad_fn.apply(node, grads, &call) {
             Some(Ok(made)) => made,
             Some(Err(error)) => return Err(located(error, node.name)),

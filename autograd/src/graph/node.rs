@@ -176,8 +176,10 @@ pub(crate) trait GradFn: Any + Send + Sync {
 
 /// One call of [`GradFn::apply`]: what the pass asks for.
 pub(crate) struct Call<'a> {
-    /// For each input, whether its gradient is wanted.
-    pub(crate) input_mask: &'a [bool],
+    /// The inputs whose gradients are wanted, of the first 64.
+    pub(crate) input_mask: InputMask,
+    /// For each input after those, whether its gradient is wanted.
+    pub(crate) later_inputs: &'a [bool],
     pub(crate) create_graph: bool,
     /// Whether another pass will run the node.
     pub(crate) kept: bool,
@@ -186,6 +188,14 @@ pub(crate) struct Call<'a> {
     /// The inputs whose gradient may be added to a leaf's buffer, and those for which that was done.
     pub(crate) sinks: InputMask,
     pub(crate) sunk: Cell<InputMask>,
+}
+
+impl Call<'_> {
+    /// Whether the gradient of input `i` is wanted.
+    #[inline]
+    pub(crate) fn needs(&self, i: usize) -> bool {
+        if i < 64 { self.input_mask.contains(i) } else { self.later_inputs[i - 64] }
+    }
 }
 
 /// A set of some of the first 64 inputs.
