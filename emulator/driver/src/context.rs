@@ -30,8 +30,17 @@ pub(crate) struct Context {
 /// All contexts.
 pub(crate) static CONTEXTS: Handles<Arc<Context>> = Handles::new("context", 1);
 
-/// The primary context of each device that has one, with its handle and how often it is retained.
-static PRIMARY: Mutex<BTreeMap<usize, (usize, Arc<Context>, usize)>> = Mutex::new(BTreeMap::new());
+/// A device's primary context.
+#[derive(Debug)]
+struct Primary {
+    handle: usize,
+    context: Arc<Context>,
+    /// How often it is retained.
+    count: usize,
+}
+
+/// The primary context of each device that has one.
+static PRIMARY: Mutex<BTreeMap<usize, Primary>> = Mutex::new(BTreeMap::new());
 
 thread_local! {
     /// The contexts that this thread has pushed; the last is current.
@@ -136,7 +145,7 @@ pub(crate) fn unstack(handle: usize) {
     STACK.with_borrow_mut(|stack| stack.retain(|(other, _)| *other != handle));
 }
 
-fn primary() -> MutexGuard<'static, BTreeMap<usize, (usize, Arc<Context>, usize)>> {
+fn primary() -> MutexGuard<'static, BTreeMap<usize, Primary>> {
     lock(&PRIMARY)
 }
 
@@ -144,12 +153,12 @@ fn primary() -> MutexGuard<'static, BTreeMap<usize, (usize, Arc<Context>, usize)
 pub(crate) fn retain_primary(device: &Device) -> Result<usize> {
     let (devices, ordinal) = (devices()?, device.ordinal);
     let mut primary = primary();
-    let (handle, _, count) = primary.entry(ordinal).or_insert_with(|| {
+    let found = primary.entry(ordinal).or_insert_with(|| {
         let context = Arc::new(Context::new(devices, ordinal));
-        (CONTEXTS.add(context.clone()), context, 0)
+        Primary { handle: CONTEXTS.add(context.clone()), context, count: 0 }
     });
-    *count += 1;
-    Ok(*handle)
+    found.count += 1;
+    Ok(found.handle)
 }
 
 /// Takes one `retain` back, or all of them. Gives the context and its handle if they were the last.
@@ -158,17 +167,17 @@ pub(crate) fn retain_primary(device: &Device) -> Result<usize> {
 /// No primary context is retained; with `all` that is no error.
 pub(crate) fn release_primary(device: &Device, all: bool) -> Result<Option<(usize, Arc<Context>)>> {
     let mut primary = primary();
-    let Some((_, _, count)) = primary.get_mut(&device.ordinal) else {
+    let Some(found) = primary.get_mut(&device.ordinal) else {
         return if all {
             Ok(None)
         } else {
             Err(Status::INVALID_CONTEXT.because("no primary context is retained"))
         };
     };
-    *count -= 1;
-    let is_last = *count == 0 || all;
+    found.count -= 1;
+    let is_last = found.count == 0 || all;
     let gone = if is_last { primary.remove(&device.ordinal) } else { None };
-    Ok(gone.map(|(handle, context, _)| (handle, context)))
+    Ok(gone.map(|primary| (primary.handle, primary.context)))
 }
 
 /// Whether the device's primary context exists.
