@@ -128,7 +128,7 @@ impl Tile {
         }
         // Prefetches the next tile's lines meanwhile.
         let next = |row: usize| source.as_ptr().wrapping_add((self.width + row) * self.across);
-        let turned = |row: usize| -> [T; N] { std::array::from_fn(|column| lines[column][row]) };
+        let transposed = |row: usize| -> [T; N] { std::array::from_fn(|column| lines[column][row]) };
         let mut stores = self.streams.then(StreamingStores::default);
         for (row, target) in target.chunks_mut(self.row).enumerate() {
             if self.down == 1 {
@@ -137,10 +137,10 @@ impl Tile {
             match (&mut stores, self.width) {
                 (Some(stores), width) => stores.put(
                     bytemuck::cast_slice_mut(&mut target[..width]),
-                    bytemuck::cast_slice(&turned(row)[..width]),
+                    bytemuck::cast_slice(&transposed(row)[..width]),
                 ),
-                (None, width) if width == N => target[..N].copy_from_slice(&turned(row)),
-                (None, width) => target[..width].copy_from_slice(&turned(row)[..width]),
+                (None, width) if width == N => target[..N].copy_from_slice(&transposed(row)),
+                (None, width) => target[..width].copy_from_slice(&transposed(row)[..width]),
             }
         }
     }

@@ -1,16 +1,16 @@
 // Copies a strided view into row-major order.
 //
-// copy_N moves words of N bytes, one thread a word of the target, striding by the grid: the writes lie together, and so
-// do the reads as far as the view's innermost dimension does. turn_N is for views whose innermost dimension does not lie
-// together but another one does: squares of both pass through shared memory, so that reads and writes lie together, in
-// words of 4 bytes or of one element if that is larger. Each moves every element once in, once out.
+// copy_N moves words of N bytes, one thread a word of the target, striding by the grid. Its writes are coalesced, and its reads are if the
+// elements of the view's innermost dimension lie together. transpose_N is for views in which another dimension's elements lie together:
+// squares of both dimensions pass through shared memory, so that reads and writes are coalesced, in words of 4 bytes or of one element if
+// that is larger. Each kernel reads and writes every element once.
 
 typedef unsigned char u8;
 typedef unsigned short u16;
 typedef unsigned u32;
 typedef unsigned long long u64;
 
-// Loops over words. The strides of the target are used by turn_N alone.
+// Loops over words. Only transpose_N uses the strides of the target.
 struct Loops {
     u64 rank;
     u64 sizes[8];
@@ -42,7 +42,7 @@ COPY(4, u32)
 COPY(8, uint2)
 COPY(16, uint4)
 
-// The plane of two dimensions that is turned: `near` elements lie together in the source, `far` ones in the target.
+// The plane of two dimensions that is transposed: `near` elements lie together in the source, `far` ones in the target.
 struct Plane {
     u64 near, far;
     u64 from_stride, to_stride;  // of the other one
@@ -60,9 +60,9 @@ template <typename E, typename W> struct Types {
     typedef W Word;
 };
 
-// A block of 32 x 8 threads turns one square of 32 V x 32 V elements. The odd row length spreads a column over the banks.
+// A block of 32 x 8 threads transposes one square of 32 V x 32 V elements. The odd row length spreads a column over the banks.
 template <typename Element, typename Word>
-__device__ __forceinline__ void turn(Element* to, const Element* from, const Plane& plane, const Loops& outer) {
+__device__ __forceinline__ void transpose(Element* to, const Element* from, const Plane& plane, const Loops& outer) {
     constexpr int V = sizeof(Word) / sizeof(Element), SIDE = 32 * V;
     __shared__ Element square[SIDE][SIDE + 1];
     typedef Group<Types<Element, Word>, V> Packet;
@@ -79,7 +79,7 @@ __device__ __forceinline__ void turn(Element* to, const Element* from, const Pla
         to += index * outer.to[d];
     }
 
-    // Rows are taken by fours, so that as many accesses are under way.
+    // Rows are taken by fours, so that four loads are in flight.
     const int lane = threadIdx.x * V;
     Packet packets[4] = {};
     for (int first = threadIdx.y; first < SIDE; first += 32) {
@@ -108,14 +108,14 @@ __device__ __forceinline__ void turn(Element* to, const Element* from, const Pla
     }
 }
 
-#define TURN(name, Element, Word)                                                                          \
+#define TRANSPOSE(name, Element, Word)                                                                          \
     extern "C" __global__ void name(Element* to, const Element* from, const __grid_constant__ Plane plane, \
                                     const __grid_constant__ Loops outer) {                                 \
-        turn<Element, Word>(to, from, plane, outer);                                                       \
+        transpose<Element, Word>(to, from, plane, outer);                                                       \
     }
-TURN(turn_1, u8, u8)
-TURN(turn_2, u16, u16)
-TURN(turn_4, u32, u32)
-TURN(turn_8, uint2, uint2)
-TURN(turn_1_by_4, u8, u32)
-TURN(turn_2_by_2, u16, u32)
+TRANSPOSE(transpose_1, u8, u8)
+TRANSPOSE(transpose_2, u16, u16)
+TRANSPOSE(transpose_4, u32, u32)
+TRANSPOSE(transpose_8, uint2, uint2)
+TRANSPOSE(transpose_1_by_4, u8, u32)
+TRANSPOSE(transpose_2_by_2, u16, u32)

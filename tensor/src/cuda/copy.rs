@@ -150,17 +150,17 @@ fn run<'a>(
     (args, to_offset): (Args<'a>, usize),
     from: &'a Tensor,
 ) -> Result<()> {
-    match turned_dimension(loops) {
-        Some(near) => turn(gpu, loops, near, (args, to_offset), from),
+    match transposed_dimension(loops) {
+        Some(near) => transpose(gpu, loops, near, (args, to_offset), from),
         None => copy(gpu, loops, (args, to_offset), from),
     }
 }
 
-/// Elements along both dimensions of a plane from which on it is turned.
+/// Elements along both dimensions of a plane from which on it is transposed.
 const SIDE_MIN: usize = 8;
 
 /// The dimension that lies together in the source, if it is not the innermost and the plane of both is large enough.
-fn turned_dimension(loops: &Loops<1>) -> Option<usize> {
+fn transposed_dimension(loops: &Loops<1>) -> Option<usize> {
     let (sizes, strides) = (loops.sizes(), loops.strides());
     let inner = sizes.len() - 1;
     let near = (0..inner).find(|&d| strides[d] == [1] && sizes[d] >= SIDE_MIN)?;
@@ -209,7 +209,7 @@ fn word_bytes(loops: &Loops<1>, from: &Tensor, to_offset: usize) -> usize {
     [16, 8, 4, 2].into_iter().find(|&word| word > size && fits(word)).unwrap_or(size)
 }
 
-fn turn<'a>(
+fn transpose<'a>(
     gpu: &'static Gpu,
     loops: &Loops<1>,
     near: usize,
@@ -232,12 +232,12 @@ fn turn<'a>(
         batches && lengths.iter().all(|length| length.is_multiple_of(v))
     };
     let (entry, many) = match size {
-        1 if by(4) => ("turn_1_by_4", 4),
-        2 if by(2) => ("turn_2_by_2", 2),
-        1 => ("turn_1", 1),
-        2 => ("turn_2", 1),
-        4 => ("turn_4", 1),
-        _ => ("turn_8", 1),
+        1 if by(4) => ("transpose_1_by_4", 4),
+        2 if by(2) => ("transpose_2_by_2", 2),
+        1 => ("transpose_1", 1),
+        2 => ("transpose_2", 1),
+        4 => ("transpose_4", 1),
+        _ => ("transpose_8", 1),
     };
     let tiles = |d: usize| sizes[d].div_ceil(32 * many);
     let plane = Plane {

@@ -69,10 +69,10 @@ pub fn write_npy(writer: &mut (impl Write + ?Sized), tensor: &Tensor) -> Result<
         return Err(Error::dtype("save_npy", tensor.dtype(), "a dtype that npy has: all but bf16"));
     };
     let reversed: Vec<usize> = (0..tensor.rank()).rev().collect();
-    let turned = tensor.permute(&reversed)?;
-    let fortran = turned.is_contiguous() && !tensor.is_contiguous();
+    let transposed = tensor.permute(&reversed)?;
+    let fortran = transposed.is_contiguous() && !tensor.is_contiguous();
     let header = header(descr, fortran, tensor.shape());
-    let tensor = if fortran { &turned } else { tensor };
+    let tensor = if fortran { &transposed } else { tensor };
     let written = tensor.with_bytes("save_npy", |bytes| {
         writer.write_all(&header)?;
         writer.write_all(bytes)
@@ -113,9 +113,9 @@ impl Header {
         if !self.fortran {
             return Tensor::from_bytes(data, &self.shape, self.dtype, device);
         }
-        let turned: Vec<usize> = self.shape.iter().rev().copied().collect();
-        let reversed: Vec<usize> = (0..turned.len()).rev().collect();
-        Tensor::from_bytes(data, &turned, self.dtype, device)?.permute(&reversed)?.contiguous()
+        let transposed: Vec<usize> = self.shape.iter().rev().copied().collect();
+        let reversed: Vec<usize> = (0..transposed.len()).rev().collect();
+        Tensor::from_bytes(data, &transposed, self.dtype, device)?.permute(&reversed)?.contiguous()
     }
 }
 

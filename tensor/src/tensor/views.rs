@@ -299,13 +299,13 @@ mod tests {
             assert!(joined(parts, 1).is_none());
         }
         assert!(joined(&[&part(1, 0, 3), &part(1, 3, 3)], 0).is_none());
-        // Of other tensors, sizes or ranks, or turned.
+        // Of other tensors, sizes or ranks, or transposed.
         let other = Tensor::zeros(&[2, 3, 2], DType::I32, Device::CPU).unwrap();
         let flat = part(1, 3, 3).select(0, 0).unwrap();
         let short = part(1, 3, 3).narrow(0, 0, 1).unwrap();
         assert!([&other, &flat, &short].iter().all(|x| joined(&[&part(1, 0, 3), x], 1).is_none()));
-        let turned = whole.transpose(0, 2).unwrap();
-        let [x, y] = [0, 3].map(|start| turned.narrow(1, start, 3).unwrap());
+        let transposed = whole.transpose(0, 2).unwrap();
+        let [x, y] = [0, 3].map(|start| transposed.narrow(1, start, 3).unwrap());
         assert!(joined(&[&x, &y], 1).is_none());
         assert!(Tensor::joined(&[&a], 3).is_err());
     }
