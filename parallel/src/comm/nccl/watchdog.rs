@@ -97,7 +97,7 @@ impl Watchdog {
         self.lock().queued += 1;
     }
 
-    /// It has given the call to the GPU, and not before then is there something to watchdog; or it never will.
+    /// A lane has queued the call on the GPU, from where on the call is watched; or it has failed to (`None`).
     pub(super) fn given(&self, work: Option<Work>) {
         let mut state = self.lock();
         state.queued -= 1;
