@@ -8,9 +8,7 @@ use phalanx_tensor::DType;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh64::xxh64;
 
-use super::plan;
-use super::plan::TensorPlan;
-use super::saver::SavePlan;
+use super::plan::{self, SavePlan, TensorPlan};
 use super::{Settings, dtype_text};
 use crate::part::Place;
 

@@ -9,7 +9,7 @@ use phalanx_tensor::{DType, Device, Tensor};
 
 use super::Zero;
 use super::flat_parameter::FlatParameter;
-use super::wrap::Source;
+use super::zero::Source;
 use crate::comm::{Call, Reduction};
 use crate::data_parallel::Entries;
 use crate::part::Part;

@@ -4,23 +4,16 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock, Weak};
 
-use phalanx_nn::{Buffer, Entry, Holder, Parameter, Parameters, UnitHooks, Usage};
+use phalanx_nn::{Entry, Holder, Parameter, Parameters, UnitHooks, Usage};
 use phalanx_tensor::{DType, Device};
 
 use super::core::{Core, FsdpUnit, Pass};
 use super::flat_parameter::{FlatParameter, Ranks};
+use super::zero::Source;
 use super::{Cuts, Stage, Zero, ZeroConfig};
 use crate::Result;
 use crate::comm::Comm;
 use crate::data_parallel::{Synchronise, consistency};
-
-/// The storage of an entry of the model's state dict.
-pub(super) enum Source {
-    /// FSDP unit, flat parameter, member.
-    Sharded(usize, usize, usize),
-    Parameter(Parameter),
-    Buffer(Buffer),
-}
 
 impl Zero {
     /// Gives all ranks rank 0's values and shards the parameters. All ranks of `comm` call it with models of the

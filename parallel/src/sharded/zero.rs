@@ -3,12 +3,11 @@
 use std::sync::Arc;
 
 use phalanx_nn::autograd::{HookHandle, Var};
-use phalanx_nn::{Holder, Parameter, Parameters, Squares, UnitHooksHandle, norm_of};
+use phalanx_nn::{Buffer, Holder, Parameter, Parameters, Squares, UnitHooksHandle, norm_of};
 use phalanx_tensor::Tensor;
 
 use super::core::Core;
 use super::flat_parameter::Member;
-use super::wrap::Source;
 use super::{Gathered, norm};
 use crate::comm::Traffic;
 use crate::data_parallel::{DataParallel, Entries, NoSync, Synchronise, consistency};
@@ -59,6 +58,14 @@ pub struct Zero {
     pub(super) synchronise: Synchronise,
     pub(super) hooks: Vec<HookHandle>,
     pub(super) module_hooks: Vec<UnitHooksHandle>,
+}
+
+/// The storage of an entry of the model's state dict.
+pub(super) enum Source {
+    /// FSDP unit, flat parameter, member.
+    Sharded(usize, usize, usize),
+    Parameter(Parameter),
+    Buffer(Buffer),
 }
 
 impl Zero {
