@@ -101,7 +101,7 @@ impl Index {
     /// From text.
     ///
     /// # Errors
-    /// If it is anything but what [`Index::text`] made of a well-formed index.
+    /// If it is not the [`Index::text`] of a well-formed index.
     pub(super) fn parse(text: &str) -> Result<Index, String> {
         let foreign = || "this is no checkpoint's index, or its beginning is damaged".to_string();
         let (checksum, rest) =

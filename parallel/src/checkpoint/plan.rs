@@ -146,7 +146,7 @@ fn pieces(held: &[Held<'_>]) -> Vec<Vec<Piece>> {
     pieces
 }
 
-/// The tensors, and what stands in each rank's file.
+/// The tensors of a save, and the contents of each rank's file.
 pub(super) struct SavePlan {
     pub(super) wholes: BTreeMap<String, TensorPlan>,
     pub(super) contents: Vec<Contents>,

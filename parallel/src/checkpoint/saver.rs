@@ -68,7 +68,8 @@ impl Saver {
     /// first waits for the save before. All ranks call it; rank 0's settings are saved. Until [`Saver::wait`] has returned,
     /// the tensors must not be written, which is found; buffers may be.
     ///
-    /// What several ranks have is written once: their copies have to be equal. Buffers need not be, and are the first's.
+    /// A tensor that several ranks have is written once, so their copies must be equal. Buffers may differ: the first rank's are
+    /// written.
     ///
     /// # Errors
     /// Of the save before, as [`Saver::wait`]; or if the path does not end in a name, or a buffer cannot be copied.
@@ -320,7 +321,7 @@ impl VersionedPart {
     }
 }
 
-/// An open file, and the checksums of what went there.
+/// An open file, and the checksums of the blocks written to it.
 pub(super) struct Stream {
     file: File,
     buffer: Vec<u8>,

@@ -112,7 +112,7 @@ impl Call {
         call
     }
 
-    /// Sends `tensor` to rank `to`, which gets what the same pair of ranks sends in that order.
+    /// Sends `tensor` to rank `to`, which receives this pair's messages in the order in which they are sent.
     pub fn send(tensor: Tensor, to: usize) -> Call {
         Call::new(Kind::Send, Some(tensor), None).root(to)
     }
@@ -137,7 +137,7 @@ impl Call {
         Call { signature, input: None, output: None, staged: None, observations: vec![] }
     }
 
-    /// What it is.
+    /// Which collective it is.
     pub fn kind(&self) -> Kind {
         self.signature.kind
     }
@@ -250,7 +250,7 @@ impl Call {
 /// A call of one rank that is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Observed {
-    /// What it was.
+    /// Which collective it was.
     pub kind: Kind,
     /// Bytes of elements of the larger of this rank's tensors.
     pub bytes: usize,

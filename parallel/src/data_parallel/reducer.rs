@@ -21,7 +21,7 @@ const AGAIN: &str = "`Ddp` was made; make it anew";
 
 pub(super) struct Reducer {
     /// Whose gradients are added: a leaf for each site of each parameter. Sites are added to each other only after the
-    /// ranks, so that ranks are what micro-batches of one device are.
+    /// ranks, so that the order of additions is that of one device with as many micro-batches as ranks.
     leaves: Vec<(Parameter, Leaf)>,
     /// For each leaf those with which it goes when all of them have come.
     together: Vec<Range<usize>>,
@@ -43,7 +43,7 @@ pub(super) struct Reducer {
 pub(super) struct Roles {
     /// The first rank that computes.
     pub(super) first: usize,
-    /// What a mean is divided by.
+    /// The divisor of a mean.
     pub(super) divisor: usize,
 }
 
@@ -230,8 +230,8 @@ impl Reducer {
         Ok(())
     }
 
-    /// The leaves that still hold the sum of all ranks: it was not zeroed since the last synchronised pass. A caller that
-    /// writes zeros into a gradient instead loses nothing: what is carried over then are zeros.
+    /// The leaves that still hold the sum of all ranks: it was not zeroed since the last synchronised pass. If a caller
+    /// writes zeros into a gradient instead, zeros are carried over.
     fn carried_over(&self, state: &State) -> Vec<usize> {
         let holds = |number: &usize| {
             state.reduced[*number] && self.leaves[*number].1.times_zeroed() == state.zeroed[*number]

@@ -18,7 +18,7 @@ use crate::panics::caught;
 /// Runs `f` as this process's rank of a run, over TCP. See [`Environment`].
 ///
 /// # Errors
-/// What went wrong first: this rank's error or panic, or that of another.
+/// The first error or panic of the run, of this rank or another.
 pub fn environment<T, E: Display>(f: impl FnOnce(Rank) -> Result<T, E>) -> Result<T> {
     Environment::new().run(f)
 }

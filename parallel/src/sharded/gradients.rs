@@ -259,7 +259,7 @@ impl FlatParameter {
         done
     }
 
-    /// Waits for the sums and gives them to the pieces, added to what these have.
+    /// Waits for the sums and adds them to the gradients of the pieces.
     pub(super) fn receive(&mut self, sent: ReduceScatter, ranks: &Ranks) -> Result<()> {
         let ReduceScatter { site, pending, mut sums, full } = sent;
         pending.wait()?;

@@ -69,7 +69,7 @@ pub(super) enum Source {
 }
 
 impl Zero {
-    /// What an optimizer is built over: this rank's parts of the trained parameters, under their names. Their gradients
+    /// The parameters for an optimizer: this rank's parts of the trained parameters, under their names. Their gradients
     /// are those of all ranks, added.
     pub fn parameters(&self) -> Vec<Parameter> {
         let state = self.core.lock();
@@ -160,7 +160,8 @@ impl Zero {
     }
 
     /// While the result lives, backward passes ([`Zero::backward`]) only accumulate on this rank, unspread: for all micro-batches
-    /// but the last. What counts is whether it lives when *backward* runs. An optimizer refuses to step on what has only accumulated.
+    /// but the last. It counts whether the result lives when *backward* runs. An optimizer refuses to step on gradients that only
+    /// accumulated.
     pub fn no_sync(&self) -> NoSync {
         self.synchronise.off()
     }
@@ -183,7 +184,7 @@ impl Zero {
         Ok(norm_of(&self.grad_squares()?)?)
     }
 
-    /// To be called by all ranks after the optimizer's step: gives all ranks what each has updated (in ZeRO-1 and 2). Until then a
+    /// To be called by all ranks after the optimizer's step: gives all ranks the updated shards (in ZeRO-1 and 2). Until then a
     /// forward pass is an error.
     ///
     /// # Errors
@@ -204,7 +205,7 @@ impl Zero {
         Ok(Gathered::new(Held(self.core.clone())))
     }
 
-    /// What this rank has sent for values and gradients so far; exchanging norms and state dicts counts too.
+    /// The traffic of this rank for values and gradients so far; exchanging norms and state dicts counts too.
     pub fn traffic(&self) -> Traffic {
         let (shard, replicas) = (self.core.ranks.shard.traffic(), self.core.ranks.replicas.traffic());
         Traffic { calls: shard.calls + replicas.calls, bytes: shard.bytes + replicas.bytes }
@@ -225,7 +226,7 @@ impl Drop for Zero {
     fn drop(&mut self) {
         self.hooks.iter().for_each(HookHandle::remove);
         self.module_hooks.iter().for_each(UnitHooksHandle::remove);
-        // What a later wrapper has is its own.
+        // A later wrapper owns the values and gradients.
         if !self.core.is_lost() {
             self.core.abandon();
         }

@@ -124,7 +124,7 @@ impl Watchdog {
     }
 
     fn run(&self) {
-        // What can go wrong shows in the first call.
+        // An error shows in the first call.
         let _ = self.gpu.make_current();
         let mut state = self.lock();
         loop {
@@ -152,7 +152,7 @@ impl Watchdog {
         self.close(&links);
     }
 
-    /// Frees the GPU from what will never end by itself.
+    /// Aborts the calls under way on the GPU, which would never end by themselves.
     fn abort(&self) {
         let links = self.lock().links.clone();
         links.iter().for_each(|link| link.abort());

@@ -9,7 +9,7 @@
 //!
 //! Elements are copied once, from tensor to tensor. A call for which no rank waits costs no thread until all ranks have come.
 //!
-//! [`World`] is the state that all ranks share; [`world`] makes their communicators.
+//! `World` is the state that all ranks share; [`world`] makes their communicators.
 
 mod exchange;
 
@@ -275,7 +275,7 @@ impl World {
             ticket.finish(outcome.as_ref().copied().map_err(seen));
         }
         // A rank counts itself among the sleepers before it looks at its ticket for the last time; the fences keep both
-        // sides from looking before what they did is seen.
+        // sides from looking before the other's write is visible.
         fence(Ordering::SeqCst);
         if self.sleepers.load(Ordering::SeqCst) > 0 || outcome.is_err() {
             drop(self.lock());

@@ -5,9 +5,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use super::Wire;
 use super::task::{Inbox, Task, malformed, read, write};
-use super::{Address, Frame, FrameKind};
+use super::{Address, Frame, FrameKind, Wire};
 use crate::comm::pending::{Ticket, blame};
 use crate::comm::plan::Side;
 use crate::comm::{Error, Kind, Result, Signature};
