@@ -52,7 +52,7 @@ pub enum Error {
         device: phalanx_tensor::Device,
         /// The micro-batch.
         micro_batch: usize,
-        /// What happened there.
+        /// The error there.
         #[source]
         source: Box<Error>,
     },

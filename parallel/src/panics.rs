@@ -1,4 +1,4 @@
-//! What a panic leaves behind: its text and place, for the error that other ranks are told; and locks, which stay usable.
+//! Handling of panics: their text and place, for the error that other ranks get; and locks, which stay usable.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -11,7 +11,7 @@ thread_local! {
     static PLACE: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// What `f` returns; its error as text, or its panic as text that names the line.
+/// Runs `f`. Returns its error as text, or its panic as text that names the line.
 pub(crate) fn caught<T, E: Display>(f: impl FnOnce() -> Result<T, E>) -> Result<T, String> {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {

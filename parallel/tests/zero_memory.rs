@@ -1,4 +1,4 @@
-//! ZeRO: the bytes of the formulas, from the ledger. Alone in this file, whose ledgers nobody else may touch.
+//! ZeRO: the bytes of the formulas, from the ledger. Alone in this file, whose ledgers no other test may touch.
 
 mod gpt;
 

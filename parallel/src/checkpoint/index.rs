@@ -8,9 +8,7 @@ use phalanx_tensor::DType;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh64::xxh64;
 
-use super::plan;
-use super::plan::TensorPlan;
-use super::saver::SavePlan;
+use super::plan::{self, SavePlan, TensorPlan};
 use super::{Settings, dtype_text};
 use crate::part::Place;
 
@@ -103,7 +101,7 @@ impl Index {
     /// From text.
     ///
     /// # Errors
-    /// If it is anything but what [`Index::text`] made of a well-formed index.
+    /// If it is not the [`Index::text`] of a well-formed index.
     pub(super) fn parse(text: &str) -> Result<Index, String> {
         let foreign = || "this is no checkpoint's index, or its beginning is damaged".to_string();
         let (checksum, rest) =

@@ -246,7 +246,7 @@ impl<'a> Reader<'a> {
     /// A block of a piece of a tensor, whose elements are of so many bytes.
     ///
     /// # Errors
-    /// If the file cannot be read or is not what was written, naming file and tensor.
+    /// If the file cannot be read or is damaged, naming file and tensor.
     pub(super) fn block(&mut self, tensor: &str, piece: &Piece, size: usize, number: usize) -> Result<&[u8]> {
         let at = number * self.index.block;
         let bytes = (piece.place.elements() * size - at).min(self.index.block);
@@ -262,7 +262,7 @@ impl<'a> Reader<'a> {
         Ok(&self.buffer)
     }
 
-    /// A file, whose beginning is what was written.
+    /// Opens a file, and checks its header.
     ///
     /// # Errors
     /// If it is not, or cannot be read.

@@ -47,7 +47,7 @@ pub use load::Checkpoint;
 pub use saver::Saver;
 pub use state::{Trained, parts};
 
-/// What a run says of itself besides tensors: its step, its place in the data, its settings.
+/// A run's own texts in a checkpoint, beside the tensors: its step, its place in the data, its settings.
 pub type Settings = BTreeMap<String, String>;
 
 /// Bytes that have a checksum of their own, and that a save holds besides the tensors.

@@ -146,6 +146,12 @@ fn pieces(held: &[Held<'_>]) -> Vec<Vec<Piece>> {
     pieces
 }
 
+/// The tensors of a save, and the contents of each rank's file.
+pub(super) struct SavePlan {
+    pub(super) wholes: BTreeMap<String, TensorPlan>,
+    pub(super) contents: Vec<Contents>,
+}
+
 /// A rank's file.
 #[derive(Debug, Default)]
 pub(super) struct Contents {

@@ -8,10 +8,8 @@
 //! Ranks exchange their progress, so a disk may be slower than the communicator's timeout, all ranks stop soon after one fails,
 //! and all know the cause.
 
-use std::collections::BTreeMap;
 use std::fs::File;
-use std::io;
-use std::io::Write;
+use std::io::{self, Write};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -22,9 +20,8 @@ use phalanx_tensor::DType;
 use serde::{Deserialize, Serialize};
 
 use super::folder::Folder;
-use super::index::checksum;
-use super::index::{Index, file_name};
-use super::plan::{Contents, PartInfo, TensorPlan, assign, contents};
+use super::index::{Index, checksum, file_name};
+use super::plan::{PartInfo, SavePlan, assign, contents};
 use super::{BLOCK, Settings, file_error};
 use crate::comm::Comm;
 use crate::objects::{all_gather_object, all_ok};
@@ -71,7 +68,8 @@ impl Saver {
     /// first waits for the save before. All ranks call it; rank 0's settings are saved. Until [`Saver::wait`] has returned,
     /// the tensors must not be written, which is found; buffers may be.
     ///
-    /// What several ranks have is written once: their copies have to be equal. Buffers need not be, and are the first's.
+    /// A tensor that several ranks have is written once, so their copies must be equal. Buffers may differ: the first rank's are
+    /// written.
     ///
     /// # Errors
     /// Of the save before, as [`Saver::wait`]; or if the path does not end in a name, or a buffer cannot be copied.
@@ -119,12 +117,6 @@ impl Drop for Saver {
     fn drop(&mut self) {
         let _ = self.wait();
     }
-}
-
-/// The tensors, and what stands in each rank's file.
-pub(super) struct SavePlan {
-    pub(super) wholes: BTreeMap<String, TensorPlan>,
-    pub(super) contents: Vec<Contents>,
 }
 
 /// A rank's folder and parts, exchanged before a save.
@@ -329,7 +321,7 @@ impl VersionedPart {
     }
 }
 
-/// An open file, and the checksums of what went there.
+/// An open file, and the checksums of the blocks written to it.
 pub(super) struct Stream {
     file: File,
     buffer: Vec<u8>,

@@ -45,7 +45,7 @@ fn model_parts(trained: &[Trained<'_>]) -> Result<Vec<Part>> {
     Ok(parts)
 }
 
-/// `entries`: what [`Optimizer::state_dict`] gives.
+/// `entries`: the optimizer's [`Optimizer::state_dict`].
 fn optimizer_parts(parameters: &[Parameter], entries: &Entries) -> Vec<Part> {
     let by_name: HashMap<&str, &Parameter> = parameters.iter().map(|p| (p.name(), p)).collect();
     let part = |(entry, values): &(String, Tensor)| {

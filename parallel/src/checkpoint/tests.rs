@@ -6,15 +6,13 @@ use std::path::Path;
 
 use phalanx_tensor::{DType, Device, Tensor};
 
-use super::index::Index;
-use super::index::checksum;
+use super::index::{Index, checksum};
 use super::saver::Create;
 use super::{Checkpoint, Saver, Settings};
-use crate::comm;
 use crate::part::Part;
-use crate::{Result, launch};
+use crate::{Result, comm, launch};
 
-/// Rank 1's file is made by `create`: what every rank hears, and whether the save before is still there.
+/// Rank 1's file is made by `create`: returns the error on every rank, and checks that the save before is still there.
 fn save_with(name: &str, create: Create) -> Vec<String> {
     let place = std::env::temp_dir().join(format!("phalanx-disk-{}-{name}", std::process::id()));
     let folder = place.join("saved");

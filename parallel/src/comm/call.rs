@@ -1,15 +1,16 @@
-//! [`Call`]: a collective with its tensors, not yet started. [`Staged`]: a GPU's output of a call that works on the host.
+//! [`Call`]: a collective with its tensors, not yet started. [`Observation`]: its start and its observer. [`Staged`]: a GPU's output of a call that works on the host.
 //!
 //! A backend that moves elements itself (threads, wires) takes copies of a GPU's tensors in the host's memory. The thread that
 //! finishes the call copies the output back to the GPU, after the work that the caller had queued there before. A rank that
 //! waits for the call makes its later GPU work wait for that copy. This is slow: the caller waits for the GPU when it starts.
 
+use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::time::Instant;
 
 use phalanx_tensor::cuda::{Gpu, GpuEvent};
 use phalanx_tensor::{DType, Tensor};
 
-use super::observed::Observation;
 use super::{Error, Kind, Reduction, Result, Signature};
 use crate::panics::unpoisoned;
 
@@ -111,7 +112,7 @@ impl Call {
         call
     }
 
-    /// Sends `tensor` to rank `to`, which gets what the same pair of ranks sends in that order.
+    /// Sends `tensor` to rank `to`, which receives this pair's messages in the order in which they are sent.
     pub fn send(tensor: Tensor, to: usize) -> Call {
         Call::new(Kind::Send, Some(tensor), None).root(to)
     }
@@ -136,7 +137,7 @@ impl Call {
         Call { signature, input: None, output: None, staged: None, observations: vec![] }
     }
 
-    /// What it is.
+    /// Which collective it is.
     pub fn kind(&self) -> Kind {
         self.signature.kind
     }
@@ -243,6 +244,54 @@ impl Call {
     pub(crate) fn dtype(&self) -> DType {
         // Only barriers have none, and no elements either.
         self.signature.dtype.unwrap_or(DType::U8)
+    }
+}
+
+/// A call of one rank that is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Observed {
+    /// Which collective it was.
+    pub kind: Kind,
+    /// Bytes of elements of the larger of this rank's tensors.
+    pub bytes: usize,
+    /// When this rank called it.
+    pub started: Instant,
+    /// When its tensors were free again, or the call had failed.
+    pub ended: Instant,
+}
+
+/// Hears of calls that are over, on whatever thread finishes them; it must be quick and not panic.
+pub type Observer = Arc<dyn Fn(Observed) + Send + Sync>;
+
+/// An observer and the start time, carried by a call.
+#[derive(Clone)]
+pub(crate) struct Observation {
+    bytes: usize,
+    started: Instant,
+    observer: Observer,
+}
+
+impl Observation {
+    /// The call is over.
+    pub(crate) fn report(&self, kind: Kind) {
+        let &Observation { bytes, started, .. } = self;
+        (self.observer)(Observed { kind, bytes, started, ended: Instant::now() });
+    }
+}
+
+impl fmt::Debug for Observation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Observation of {} bytes", self.bytes)
+    }
+}
+
+impl Call {
+    /// Adds an observer; the time of the call begins now.
+    pub(crate) fn observed(mut self, observer: Observer) -> Call {
+        let tensors = self.input.iter().chain(&self.output);
+        let bytes = tensors.map(|tensor| tensor.numel() * tensor.dtype().size()).max().unwrap_or(0);
+        self.observations.push(Observation { bytes, started: Instant::now(), observer });
+        self
     }
 }
 

@@ -34,7 +34,7 @@ pub trait Communicator: fmt::Debug + Send + Sync {
     /// If a rank is missing in this group or named twice, or this one is not among them.
     fn group(&self, ranks: &[usize]) -> Result<Comm>;
 
-    /// What this rank has sent in this group.
+    /// The calls and bytes that this rank has sent in this group.
     fn traffic(&self) -> Traffic;
 
     /// Ends the run of all ranks with this rank's error, unless it has ended already.
@@ -169,7 +169,7 @@ pub trait Communicator: fmt::Debug + Send + Sync {
     }
 }
 
-/// What one rank has sent: calls with something to send, and their bytes.
+/// The calls in which a rank sent something, and their bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// Calls, barriers included.

@@ -26,11 +26,11 @@ pub enum Error {
     Mismatch {
         /// A rank.
         left: usize,
-        /// What it called.
+        /// The call of that rank.
         left_call: String,
         /// The first rank that differs.
         right: usize,
-        /// What that one called.
+        /// The call of that one.
         right_call: String,
     },
     /// Ranks did not arrive within the timeout.
@@ -56,7 +56,7 @@ pub enum Error {
     Failed {
         /// The rank.
         rank: usize,
-        /// What it said.
+        /// Its message.
         cause: String,
     },
     /// Another process has ended the run.
@@ -64,7 +64,7 @@ pub enum Error {
     Reported {
         /// The rank that said so.
         rank: usize,
-        /// What it said.
+        /// Its message.
         what: String,
     },
     /// A process is gone, or cannot be reached any more.
@@ -83,7 +83,7 @@ pub enum Error {
     Interrupted {
         /// Where this rank was.
         call: String,
-        /// What ended the run.
+        /// The error that ended the run.
         cause: Box<Error>,
     },
 }

@@ -1,4 +1,4 @@
-//! [`meta`]: a rank without peers. It counts what it would send, and computes nothing.
+//! [`meta`]: a rank without peers. It counts the bytes that it would send, and moves nothing.
 
 use std::sync::Arc;
 

@@ -30,13 +30,13 @@ mod signature;
 pub mod threads;
 pub(crate) mod wire;
 
-pub use call::Call;
+pub use call::{Call, Observed, Observer};
 pub use communicator::{Comm, Communicator, Traffic};
 pub use error::{Error, Result};
 pub use meta::meta;
 #[cfg(feature = "nccl")]
 pub use nccl::{NcclConfig, Sums, check_nccl, nccl};
-pub use observed::{Observed, Observer, observed};
+pub use observed::observed;
 pub use pending::Pending;
 pub use plan::shares;
 pub use reduction::Reduction;

@@ -4,25 +4,8 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Instant;
 
-use super::{Call, Comm, Communicator, Error, Kind, Pending, Result, Traffic};
-
-/// A call of one rank that is over.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Observed {
-    /// What it was.
-    pub kind: Kind,
-    /// Bytes of elements of the larger of this rank's tensors.
-    pub bytes: usize,
-    /// When this rank called it.
-    pub started: Instant,
-    /// When its tensors were free again, or the call had failed.
-    pub ended: Instant,
-}
-
-/// Hears of calls that are over, on whatever thread finishes them; it must be quick and not panic.
-pub type Observer = Arc<dyn Fn(Observed) + Send + Sync>;
+use super::{Call, Comm, Communicator, Error, Observer, Pending, Result, Traffic};
 
 /// The same communicator, and groups made of it, with an observer of this rank's calls. It hears of a call before
 /// any thread that waits for the call goes on. Calls that are refused before they start, or that the end of the run cuts
@@ -46,38 +29,6 @@ pub type Observer = Arc<dyn Fn(Observed) + Send + Sync>;
 /// ```
 pub fn observed(comm: Comm, observer: Observer) -> Comm {
     Arc::new(ObservedComm { comm, observer })
-}
-
-/// An observer and the start time, carried by a call.
-#[derive(Clone)]
-pub(crate) struct Observation {
-    bytes: usize,
-    started: Instant,
-    observer: Observer,
-}
-
-impl Observation {
-    /// The call is over.
-    pub(crate) fn report(&self, kind: Kind) {
-        let &Observation { bytes, started, .. } = self;
-        (self.observer)(Observed { kind, bytes, started, ended: Instant::now() });
-    }
-}
-
-impl fmt::Debug for Observation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Observation of {} bytes", self.bytes)
-    }
-}
-
-impl Call {
-    /// Adds an observer; the time of the call begins now.
-    pub(crate) fn observed(mut self, observer: Observer) -> Call {
-        let tensors = self.input.iter().chain(&self.output);
-        let bytes = tensors.map(|tensor| tensor.numel() * tensor.dtype().size()).max().unwrap_or(0);
-        self.observations.push(Observation { bytes, started: Instant::now(), observer });
-        self
-    }
 }
 
 /// A communicator and its observer.

@@ -49,7 +49,7 @@ impl fmt::Display for Reduction {
 
 /// An element that can be reduced, in a type that may be wider.
 pub(crate) trait Summand: Element {
-    /// What intermediate results are held in.
+    /// The type of intermediate results.
     type Wide: Copy + Default;
     fn widen(self) -> Self::Wide;
     fn narrow(wide: Self::Wide) -> Self;

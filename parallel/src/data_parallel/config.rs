@@ -37,8 +37,8 @@ pub struct DdpConfig {
     /// Whether all ranks take rank 0's buffers (running statistics) at the end of each pass that synchronises, so that
     /// the next forward pass, an evaluation or a checkpoint finds the same ones everywhere.
     pub broadcast_buffers: bool,
-    /// What runs the buckets' work. `None`: the thread that runs backward starts a bucket, the communicator carries it
-    /// out at the same time, and what a hook leaves is done at the end. With an engine of this rank's own, with a
+    /// The engine that runs the buckets' work. `None`: the thread that runs backward starts a bucket, the communicator carries
+    /// it out at the same time, and the rest of a hook's work is done at the end. With an engine of this rank's own, with a
     /// [priority lane](crate::engine::Lane::Priority), all of a bucket's work is an operation there: better where hooks
     /// compute much and there is a core for them. Nothing else may then use the communicator during a pass.
     pub engine: Option<Arc<Engine>>,

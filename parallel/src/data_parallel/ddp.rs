@@ -166,7 +166,8 @@ impl Ddp {
     }
 
     /// While the result lives, backward passes ([`Ddp::backward`]) only accumulate on this rank: for all micro-batches but the
-    /// last. What counts is whether it lives when *backward* runs. An optimizer refuses to step on what has only accumulated.
+    /// last. It counts whether the result lives when *backward* runs. An optimizer refuses to step on gradients that only
+    /// accumulated.
     pub fn no_sync(&self) -> NoSync {
         self.synchronise.off()
     }

@@ -20,14 +20,14 @@ use crate::{Error, Result};
 /// How [`Ddp::join`] treats ranks that have run out of batches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Uneven {
-    /// What a mean is divided by; a sum is not divided.
+    /// The divisor of a mean; a sum is not divided.
     pub divisor: Divisor,
     /// Whether a rank that runs out before others is an error, on all ranks (PyTorch's
     /// `throw_on_early_termination`).
     pub refuse: bool,
 }
 
-/// What [`super::Average::Mean`] divides by while some ranks have run out of batches.
+/// The divisor of [`super::Average::Mean`] while some ranks have run out of batches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Divisor {
     /// All ranks (PyTorch's): a batch weighs the same to the end.
@@ -58,9 +58,8 @@ impl Ddp {
     /// most batches, of several the last. The last pass of a `step` synchronises. An error on one rank ends the run of
     /// all.
     ///
-    /// What else ranks do together in a step, such as [`super::SyncBatchNorm`], a rank without batches cannot know of, and
-    /// the others wait for it until the communicator's timeout. There it is better to run passes over batches without
-    /// rows.
+    /// A rank without batches does not take part in other collectives of a step, such as those of [`super::SyncBatchNorm`], so the
+    /// other ranks wait for it until the communicator's timeout. With such layers, run passes over batches without rows.
     ///
     /// # Errors
     /// Whatever `step` returns; if a rank runs out early and [`Uneven::refuse`] is set, or ranks that compute do different

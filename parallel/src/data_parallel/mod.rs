@@ -37,6 +37,5 @@ pub use power_sgd::{PowerSgd, PowerSgdConfig};
 pub use sampler::{DistributedSampler, Share};
 pub(crate) use sync_batch_norm::Moments;
 pub use sync_batch_norm::SyncBatchNorm;
-pub use wrapper::NoSync;
 pub(crate) use wrapper::Synchronise;
-pub use wrapper::{Alone, DataParallel, Entries, Gathered};
+pub use wrapper::{Alone, DataParallel, Entries, Gathered, NoSync};

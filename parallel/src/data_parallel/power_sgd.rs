@@ -96,7 +96,7 @@ impl PowerSgd {
         Ok(PowerSgd { config, memory: Arc::default() })
     }
 
-    /// What this rank has not sent yet of a parameter's gradients, `[n, m]`; see [`Bucket::parameters`].
+    /// The part of a parameter's gradients that this rank has not sent yet, `[n, m]`; see [`Bucket::parameters`].
     pub fn residual(&self, parameter: usize) -> Option<Tensor> {
         lock(&self.memory).get(&parameter)?.residual.clone()
     }
@@ -276,11 +276,11 @@ pub(super) fn orthonormal_columns(matrix: &Tensor, epsilon: f64, random: Option<
     Ok(kernels::cast(&Tensor::from_slice(&flat, &[rows, rank], matrix.device())?, matrix.dtype())?)
 }
 
-/// Takes off what lies along `basis`, and makes the rest of length 1; false if there is none.
+/// Subtracts the components along `basis`, and scales the rest to length 1; false if nothing is left.
 fn straighten(column: &mut [f64], basis: &[Vec<f64>], epsilon: f64) -> bool {
     let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(x, y)| x * y).sum::<f64>();
     let before = dot(column, column).sqrt();
-    // Twice: what rounding has left of the first time is gone after the second.
+    // Twice: the second time removes the rounding errors of the first.
     for direction in basis.iter().chain(basis) {
         let along = dot(column, direction);
         column.iter_mut().zip(direction).for_each(|(x, d)| *x -= along * d);

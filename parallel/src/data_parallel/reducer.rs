@@ -21,7 +21,7 @@ const AGAIN: &str = "`Ddp` was made; make it anew";
 
 pub(super) struct Reducer {
     /// Whose gradients are added: a leaf for each site of each parameter. Sites are added to each other only after the
-    /// ranks, so that ranks are what micro-batches of one device are.
+    /// ranks, so that the order of additions is that of one device with as many micro-batches as ranks.
     leaves: Vec<(Parameter, Leaf)>,
     /// For each leaf those with which it goes when all of them have come.
     together: Vec<Range<usize>>,
@@ -43,7 +43,7 @@ pub(super) struct Reducer {
 pub(super) struct Roles {
     /// The first rank that computes.
     pub(super) first: usize,
-    /// What a mean is divided by.
+    /// The divisor of a mean.
     pub(super) divisor: usize,
 }
 
@@ -139,7 +139,7 @@ impl Reducer {
         unpoisoned(self.state.lock())
     }
 
-    /// What a bucket is divided by.
+    /// The number by which gradients are divided, if they are.
     fn divisor(&self, roles: Roles) -> Option<f64> {
         (self.config.average == Average::Mean).then_some(roles.divisor as f64)
     }
@@ -168,7 +168,7 @@ impl Reducer {
         self.leaves.iter().map(|(_, leaf)| leaf.times_zeroed()).collect()
     }
 
-    /// Takes back what a refused pass has added, where nothing else was; elsewhere that is to be zeroed.
+    /// Drops the gradients that a refused pass has added, where there were no others; elsewhere asks for `zero_grad`.
     pub(super) fn check_unspoiled(&self) -> Result<()> {
         let state = &mut *self.lock();
         let Some(then) = &state.refused else { return Ok(()) };
@@ -188,7 +188,7 @@ impl Reducer {
         Ok(())
     }
 
-    /// Refuses leaves that are not what the buckets were made for.
+    /// Refuses leaves that have changed since the buckets were made.
     fn check_leaves(&self, state: &State) -> Result<()> {
         for (number, (parameter, leaf)) in self.leaves.iter().enumerate() {
             let view = &state.store.views[number];
@@ -230,8 +230,8 @@ impl Reducer {
         Ok(())
     }
 
-    /// The leaves that still hold the sum of all ranks: it was not zeroed since the last synchronised pass. A caller that
-    /// writes zeros into a gradient instead loses nothing: what is carried over then are zeros.
+    /// The leaves that still hold the sum of all ranks: it was not zeroed since the last synchronised pass. If a caller
+    /// writes zeros into a gradient instead, zeros are carried over.
     fn carried_over(&self, state: &State) -> Vec<usize> {
         let holds = |number: &usize| {
             state.reduced[*number] && self.leaves[*number].1.times_zeroed() == state.zeroed[*number]
@@ -279,7 +279,7 @@ impl Reducer {
         }
     }
 
-    /// Puts a gradient that came after all into its bucket.
+    /// Moves a gradient of a leaf that had none on any rank back into its bucket.
     fn rejoin(&self, state: &mut State, number: usize) -> Result<()> {
         let (leaf, view) = (&self.leaves[number].1, &mut state.store.views[number]);
         if let Some(grad) = leaf.grad() {
@@ -310,8 +310,8 @@ impl Reducer {
         self.end_pass(state, missing)
     }
 
-    /// A synchronised pass of a rank that has nothing to compute: it adds -0, to which every number adds to itself,
-    /// and what passes that did not synchronise have left.
+    /// A synchronised pass of a rank without a batch. It adds -0, which changes no number, and the gradients that passes without
+    /// synchronisation have left.
     pub(super) fn shadow(&self, roles: Roles) -> Result<()> {
         let state = &mut *self.lock();
         self.used.store(true, Ordering::Relaxed);
@@ -322,7 +322,7 @@ impl Reducer {
         self.end_pass(state, (0..self.leaves.len()).collect())
     }
 
-    /// `missing`: what has not come.
+    /// Ends a pass; `missing` are the leaves whose gradients have not come.
     fn end_pass(&self, state: &mut State, missing: Vec<usize>) -> Result<()> {
         let arrivals = state.launcher.arrivals().to_vec();
         missing.into_iter().try_for_each(|number| self.launch(state, number))?;
@@ -345,7 +345,7 @@ impl Reducer {
         Ok(())
     }
 
-    /// Lets all ranks hold gradients where `root` does, and none where it has zeroed them.
+    /// Gives all ranks zeros where `root` has zeroed its gradients.
     pub(super) fn agree(&self, root: usize) -> Result<()> {
         let state = &mut *self.lock();
         let mut mine = vec![0i32; self.sizes.len()];

@@ -170,7 +170,7 @@ impl Moments {
         self
     }
 
-    /// Biased: what a batch is normalised by.
+    /// The biased variance, by which a batch is normalised.
     pub(super) fn variance(&self) -> Vec<f64> {
         self.squares.iter().map(|m2| m2 / self.count).collect()
     }

@@ -25,13 +25,13 @@ pub type Entries = Vec<(String, Tensor)>;
 ///
 /// The default implementations hold where every rank keeps the whole model.
 pub trait DataParallel: Send + Sync {
-    /// What an optimizer is built over: trained parameters, or this rank's parts of them.
+    /// The parameters for an optimizer: the trained parameters, or this rank's parts of them.
     fn parameters(&self) -> Vec<Parameter>;
 
     /// While the result lives, backward passes only accumulate on this rank.
     fn no_sync(&self) -> NoSync;
 
-    /// Forgets the gradients of these, and what passes that did not synchronise have left.
+    /// Forgets the gradients of these, and those that passes without synchronisation have left.
     ///
     /// # Errors
     /// If a gradient's buffer cannot be written.
@@ -94,7 +94,7 @@ pub trait DataParallel: Send + Sync {
         Ok(Clip::new(self.grad_norm()?, max_norm))
     }
 
-    /// After the optimizer's step: gives all ranks what each has updated.
+    /// After the optimizer's step: gives all ranks the values that each has updated.
     ///
     /// # Errors
     /// As the implementation's.
@@ -102,7 +102,7 @@ pub trait DataParallel: Send + Sync {
         Ok(())
     }
 
-    /// What this rank has sent for values and gradients so far.
+    /// The traffic of this rank for values and gradients so far.
     fn traffic(&self) -> Traffic {
         Traffic::default()
     }
@@ -131,7 +131,7 @@ pub trait DataParallel: Send + Sync {
         Ok(load_state_dict(model, entries)?)
     }
 
-    /// What this rank keeps of the model's parameters and buffers. The tensors are its own, not copies; after they were
+    /// The parts of the model's parameters and buffers that this rank keeps. The tensors are its own, not copies; after they were
     /// written, all ranks call [`DataParallel::reloaded`].
     ///
     /// # Errors
@@ -140,7 +140,8 @@ pub trait DataParallel: Send + Sync {
         Ok(Part::all_of(model))
     }
 
-    /// After the tensors of [`DataParallel::parts`] were written: gives all ranks what each has. All ranks call it.
+    /// After the tensors of [`DataParallel::parts`] were written: gives all ranks the values that each has. All ranks
+    /// call it.
     ///
     /// # Errors
     /// As the implementation's.

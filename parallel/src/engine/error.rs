@@ -23,7 +23,7 @@ pub enum Error {
     Failed {
         /// The operation.
         op: String,
-        /// What it returned.
+        /// The error it returned.
         #[source]
         cause: Arc<dyn std::error::Error + Send + Sync>,
     },
@@ -92,7 +92,7 @@ impl fmt::Debug for Error {
 
 /// The root cause that poisons variables: an operation's error or panic.
 pub(crate) struct Failure {
-    /// The number of the push, which says what failed first.
+    /// The number of the push, by which the first failure is found.
     sequence: u64,
     error: Error,
     /// A wait has returned it.

@@ -53,16 +53,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use smallvec::smallvec;
 
 pub use error::{Cause, Error, Result};
-pub use op::EngineConfig;
-pub use op::{Lane, Op};
+pub use op::{EngineConfig, Lane, Op};
 pub use resource::{Generator, Resource, ResourceRef, ResourceRefMut, Scratch};
 pub use variable::Variable;
 
 use error::Failure;
 use node::Kind;
-use runner::Runner;
-use runner::Serial;
-use runner::Threaded;
+use runner::{Runner, Serial, Threaded};
 use variable::Access;
 use wait::Signal;
 
@@ -141,8 +138,8 @@ impl Engine {
         })
     }
 
-    /// Blocks until all operations pushed so far that use the variable have run, readers too. (To wait for what was
-    /// written only, see [`Engine::wait_to_read`].)
+    /// Blocks until all operations pushed so far that use the variable have run, readers too. (To wait for
+    /// writes only, see [`Engine::wait_to_read`].)
     ///
     /// # Errors
     /// The root cause, if the variable is poisoned, which it is not afterwards; or if it was deleted or is another

@@ -11,14 +11,11 @@ use loom::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use loom::thread;
 use smallvec::smallvec;
 
-use super::node::Kind;
-use super::node::{FreeList, recycled};
+use super::node::{FreeList, Kind, recycled};
 use super::op::Op;
 use super::queue::ReadyQueue;
-use super::variable::Variable;
-use super::variable::{Ready, enter, leave};
-use super::wait::Progress;
-use super::wait::Signal;
+use super::variable::{Ready, Variable, enter, leave};
+use super::wait::{Progress, Signal};
 
 fn model(run: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
@@ -43,7 +40,7 @@ impl Probe {
     }
 }
 
-/// Pushes an operation, and runs what that makes ready and what those do.
+/// Pushes an operation, and runs all operations that become ready.
 fn push_and_run(op: Op<'_>, probe: Probe, pushed: &AtomicU64, free_nodes: &FreeList) {
     let work = move |_| {
         probe.run();

@@ -20,7 +20,7 @@ use super::sync::{AtomicU32, AtomicU64, Mutex, Padded, get_mut, lock};
 use super::variable::{Access, Variable};
 use crate::panics::message;
 
-/// An operation and what it waits for. It is reused when it has run ([`FreeList`]).
+/// An operation and its variables. It is reused when it has run ([`FreeList`]).
 pub(crate) struct Node {
     /// How many variables have not granted it access yet.
     pub(crate) waits: AtomicU32,

@@ -96,7 +96,7 @@ impl fmt::Debug for Variable {
     }
 }
 
-/// What an operation does with a variable.
+/// How an operation uses a variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Access {
     /// Changes it, alone.

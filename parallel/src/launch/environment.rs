@@ -18,7 +18,7 @@ use crate::panics::caught;
 /// Runs `f` as this process's rank of a run, over TCP. See [`Environment`].
 ///
 /// # Errors
-/// What went wrong first: this rank's error or panic, or that of another.
+/// The first error or panic of the run, of this rank or another.
 pub fn environment<T, E: Display>(f: impl FnOnce(Rank) -> Result<T, E>) -> Result<T> {
     Environment::new().run(f)
 }
@@ -44,7 +44,7 @@ pub enum Backend {
 /// Sockets are neither encrypted nor authenticated: any process that reaches rank 0's port while ranks are awaited can join.
 #[derive(Clone, Debug)]
 pub struct Environment {
-    place: Option<WorkerEnv>,
+    worker: Option<WorkerEnv>,
     backend: Backend,
     timeout: Duration,
     cores: Option<usize>,
@@ -54,7 +54,7 @@ pub struct Environment {
 impl Default for Environment {
     fn default() -> Environment {
         Environment {
-            place: None,
+            worker: None,
             backend: Backend::Tcp,
             timeout: TIMEOUT,
             cores: None,
@@ -72,7 +72,7 @@ impl Environment {
     /// As rank `rank` of `size` on this machine, meeting at port `port` of it, whatever the environment says.
     pub fn local(mut self, rank: usize, size: usize, port: u16) -> Environment {
         let (local_rank, local_size, master) = (rank, size, ("127.0.0.1".into(), port));
-        self.place = Some(WorkerEnv { rank, size, local_rank, local_size, master });
+        self.worker = Some(WorkerEnv { rank, size, local_rank, local_size, master });
         self
     }
 
@@ -113,13 +113,13 @@ impl Environment {
     /// # Errors
     /// As [`environment`]; and if the environment makes no sense or ranks do not come in time.
     pub fn run<T, E: Display>(self, f: impl FnOnce(Rank) -> Result<T, E>) -> Result<T> {
-        let place = match &self.place {
-            Some(place) => place.clone().checked()?,
+        let worker = match &self.worker {
+            Some(worker) => worker.clone().checked()?,
             None => WorkerEnv::find(|name| std::env::var(name).ok())?,
         };
-        let _cores = Cores::share(self.cores, place.local_size, &[(place.local_rank, Device::CPU)])?;
-        let (devices, local) = (self.devices, place.local_rank);
-        let (mut process, control) = self.join(place)?;
+        let _cores = Cores::share(self.cores, worker.local_size, &[(worker.local_rank, Device::CPU)])?;
+        let (devices, local) = (self.devices, worker.local_rank);
+        let (mut process, control) = self.join(worker)?;
         // A rank without a GPU ends the run of all ranks.
         let seated = caught(|| {
             // Processes share no memory: their CPUs need no numbers.
@@ -140,8 +140,8 @@ impl Environment {
         }
     }
 
-    fn join(self, place: WorkerEnv) -> Result<(Process, Comm)> {
-        let WorkerEnv { rank, size, master: (host, port), .. } = place;
+    fn join(self, worker: WorkerEnv) -> Result<(Process, Comm)> {
+        let WorkerEnv { rank, size, master: (host, port), .. } = worker;
         let timeout = self.timeout;
         let (events, heard) = channel();
         let told = events.clone();
@@ -249,14 +249,14 @@ mod tests {
         WorkerEnv::find(|name| variables.iter().find(|(n, _)| *n == name).map(|(_, value)| value.to_string()))
     }
 
-    fn place(rank: usize, size: usize, local: (usize, usize), master: (&str, u16)) -> WorkerEnv {
+    fn worker(rank: usize, size: usize, local: (usize, usize), master: (&str, u16)) -> WorkerEnv {
         let master = (master.0.into(), master.1);
         WorkerEnv { rank, size, local_rank: local.0, local_size: local.1, master }
     }
 
     #[test]
     fn every_launcher_is_understood() {
-        let alone = place(0, 1, (0, 1), ("127.0.0.1", PORT));
+        let alone = worker(0, 1, (0, 1), ("127.0.0.1", PORT));
         assert_eq!(find(&[]).unwrap(), alone);
         assert_eq!(find(&[("RANK", "0")]).unwrap(), alone);
         let named =
@@ -264,7 +264,7 @@ mod tests {
         assert!(!named(&[]) && !named(&["RANK"]) && named(&["PMI_RANK", "PMI_SIZE"]));
         let torchrun =
             [("RANK", "3"), ("WORLD_SIZE", "4"), ("MASTER_ADDR", "node0"), ("MASTER_PORT", "1234")];
-        assert_eq!(find(&torchrun).unwrap(), place(3, 4, (3, 4), ("node0", 1234)));
+        assert_eq!(find(&torchrun).unwrap(), worker(3, 4, (3, 4), ("node0", 1234)));
         let mpirun = [
             ("OMPI_COMM_WORLD_RANK", "5"),
             ("OMPI_COMM_WORLD_SIZE", "8"),
@@ -272,9 +272,9 @@ mod tests {
             ("OMPI_COMM_WORLD_LOCAL_SIZE", "4"),
             ("MASTER_ADDR", "10.0.0.1"),
         ];
-        assert_eq!(find(&mpirun).unwrap(), place(5, 8, (1, 4), ("10.0.0.1", PORT)));
+        assert_eq!(find(&mpirun).unwrap(), worker(5, 8, (1, 4), ("10.0.0.1", PORT)));
         let srun = [("SLURM_PROCID", "1"), ("SLURM_NTASKS", "2"), ("SLURM_LOCALID", "1")];
-        assert_eq!(find(&srun).unwrap(), place(1, 2, (1, 2), ("127.0.0.1", PORT)));
+        assert_eq!(find(&srun).unwrap(), worker(1, 2, (1, 2), ("127.0.0.1", PORT)));
     }
 
     #[test]

@@ -254,7 +254,7 @@ mod tests {
     use super::port::free_port;
     use super::*;
 
-    /// What the ranks that come hear.
+    /// The results of the ranks that come.
     fn meet(arrived: &[(usize, usize)], timeout_ms: u64) -> Vec<Result<usize>> {
         let (port, timeout) = (free_port(), Duration::from_millis(timeout_ms));
         std::thread::scope(|scope| {

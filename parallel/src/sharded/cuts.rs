@@ -32,7 +32,8 @@ pub struct Cuts {
 }
 
 impl Cuts {
-    /// For parameters of these many elements. `loads` is what the ranks own of other buffers, and is added to.
+    /// For parameters of these many elements. `loads`, which is added to, counts the elements of other buffers
+    /// that each rank owns.
     pub fn new(ownership: Ownership, elements: &[usize], loads: &mut [usize]) -> Cuts {
         match ownership {
             Ownership::Even => even(elements, loads),

@@ -40,7 +40,7 @@ pub(super) struct FlatParameter {
     pub(super) members: Vec<Member>,
     pub(super) cuts: Cuts,
     pub(super) trained: bool,
-    /// This rank's parts of parameters, as an optimizer gets them.
+    /// This rank's parts of the parameters, for an optimizer.
     pub(super) pieces: Vec<Parameter>,
     pub(super) own: Range<usize>,
     pub(super) dtype: DType,
@@ -56,9 +56,9 @@ pub(super) struct FlatParameter {
     pub(super) unsharding: Option<Pending>,
     /// The shard's version that `full` has.
     pub(super) unsharded_version: u64,
-    /// Where full is kept apart from the shard, its version when it was gathered.
+    /// The version of `full` when it was gathered, if it is kept apart from the shard.
     pub(super) full_version: Option<u64>,
-    /// Of each site that any of the parameters has, if they are trained.
+    /// The gradients at each site that a parameter has; none if they are frozen.
     pub(super) gradients: Vec<Gradients>,
     /// The numbers of the pieces that had no gradient before the last pass.
     pub(super) first_grads: Vec<usize>,
@@ -152,7 +152,7 @@ impl FlatParameter {
         self.trained && optim_state_dtype(self.dtype) != self.dtype
     }
 
-    /// Whether the shares are that precise themselves.
+    /// Whether the shards are as precise as master copies.
     pub(super) fn share_is_master(&self) -> bool {
         self.has_master() && optim_state_dtype(self.shard_dtype()) == self.shard_dtype()
     }

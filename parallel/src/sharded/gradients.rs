@@ -19,7 +19,7 @@ use crate::comm::{Call, Pending, Reduction};
 use crate::data_parallel::Average;
 use crate::{Error, Result};
 
-/// Groups whose gradients are under way at a time.
+/// How many reduce-scatters may be under way at a time.
 const IN_FLIGHT: usize = 2;
 
 impl Core {
@@ -55,8 +55,8 @@ impl Core {
         Ok(())
     }
 
-    /// Whether gradients are sent while backward runs. Where values are gathered between them and ranks may leave out
-    /// different parameters, the ranks would not meet in one order.
+    /// Whether gradients are sent while backward runs. It is not where units are
+    /// unsharded in between and ranks may leave out different parameters: then ranks would call collectives in different orders.
     fn sends_early(&self) -> bool {
         !(self.config.find_unused && self.config.stage == Stage::Parameters)
     }
@@ -94,7 +94,7 @@ impl Core {
         while !state.sent.is_empty() {
             Self::receive_next(&self.ranks, state)?;
         }
-        // Sites are added to each other.
+        // The gradients of a parameter's sites are added to each other.
         for piece in state.units.iter().flat_map(|g| &g.flats).flat_map(|f| &f.pieces) {
             piece.finish_grad()?;
         }
@@ -157,11 +157,11 @@ pub(super) struct Gradients {
     places: Vec<(usize, Range<usize>)>,
     /// How many elements each rank owns.
     counts: Vec<usize>,
-    /// All of them, while they come.
+    /// The buffer of all gradients, while backward fills it.
     full: Option<Tensor>,
 }
 
-/// Gradients on their way to the ranks that own them.
+/// A reduce-scatter under way.
 pub(super) struct ReduceScatter {
     site: usize,
     pending: Pending,
@@ -171,7 +171,7 @@ pub(super) struct ReduceScatter {
 }
 
 impl Gradients {
-    /// Those of every site that any of a buffer's parameters has.
+    /// The gradients at every site that a parameter of the buffer has.
     pub(super) fn of(flat: &FlatParameter) -> Vec<Gradients> {
         let sites = flat.members.iter().map(|m| m.parameter.leaves().len()).max().unwrap_or(0);
         (0..sites).map(|site| Gradients::at(flat, site)).collect()
@@ -251,7 +251,7 @@ impl FlatParameter {
         self.each_site(|gradients, flat| gradients.send(flat, ranks, average))
     }
 
-    /// Nothing for frozen parameters, which have no gradients.
+    /// Calls `f` for the gradients of each site; frozen parameters have none.
     fn each_site<T>(&mut self, f: impl Fn(&mut Gradients, &FlatParameter) -> Result<T>) -> Result<Vec<T>> {
         let mut gradients = std::mem::take(&mut self.gradients);
         let done = gradients.iter_mut().map(|gradients| f(gradients, self)).collect();
@@ -259,7 +259,7 @@ impl FlatParameter {
         done
     }
 
-    /// Waits for the sums and gives them to the pieces, added to what these have.
+    /// Waits for the sums and adds them to the gradients of the pieces.
     pub(super) fn receive(&mut self, sent: ReduceScatter, ranks: &Ranks) -> Result<()> {
         let ReduceScatter { site, pending, mut sums, full } = sent;
         pending.wait()?;
@@ -298,7 +298,7 @@ impl FlatParameter {
     }
 }
 
-/// Adds a sum to what a leaf has; true if it had nothing.
+/// Adds a sum to a leaf's gradient; true if the leaf had none.
 fn give(leaf: &Leaf, sum: Tensor) -> Result<bool> {
     if let Some(earlier) = leaf.grad() {
         kernels::accumulate_(&mut earlier.into_tensor(), &sum)?;

@@ -9,7 +9,7 @@ use phalanx_tensor::{DType, Device, Tensor};
 
 use super::Zero;
 use super::flat_parameter::FlatParameter;
-use super::wrap::Source;
+use super::zero::Source;
 use crate::comm::{Call, Reduction};
 use crate::data_parallel::Entries;
 use crate::part::Part;
@@ -129,7 +129,7 @@ impl Zero {
     /// ranks call it.
     ///
     /// # Errors
-    /// If parts of what this rank has are missing, or names are not known or of another size; then nothing is changed.
+    /// If parts of this rank's tensors are missing, or names are not known or of another size; then nothing is changed.
     pub fn load_sharded_state_dict(&self, parts: &[Part]) -> Result<()> {
         part::load("sharded state dict", &self.sharded_state_dict()?, parts, true)?;
         self.core.updated(true)
@@ -137,8 +137,8 @@ impl Zero {
 }
 
 impl Zero {
-    /// An optimizer's state as if it trained whole parameters, on the CPU: what the [`Optimizer::state_dict`] that is given
-    /// would be on one device, in the order of the buffers. `kinds`: what its rule keeps of a parameter
+    /// An optimizer's state as if it trained whole parameters, on the CPU: the [`Optimizer::state_dict`] that one device
+    /// would have, in the order of the buffers. `kinds`: the tensors that its rule keeps of a parameter
     /// ([`phalanx_nn::Rule::state`]). On rank 0; elsewhere nothing. All ranks call it.
     ///
     /// It is the same for every layout: shares that are kept wider than the dtype of the computation

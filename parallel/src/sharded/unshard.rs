@@ -34,7 +34,7 @@ impl Core {
             state.units[other].flats.iter_mut().try_for_each(FlatParameter::reshard)?;
         }
         state.prefetched = None;
-        // Ranks may go on to use different parameters of no module, so they gather all of them, and now.
+        // Ranks may use different parameters of the root, so all ranks unshard the whole root here.
         if matches!(pass, Pass::Forward) {
             state.units[ROOT].unshard(&self.ranks)?;
         }
@@ -50,8 +50,8 @@ impl Core {
         }
     }
 
-    /// The unit of the module that presumably computes next: modules are registered in that order. Nothing says where a
-    /// forward pass ends that is repeated during backward.
+    /// The unit of the module that is expected to compute next, in the order of registration. There is none in a forward pass
+    /// that is recomputed during backward, since its end is not known.
     fn next_unit(&self, module: usize, pass: Pass) -> Option<usize> {
         let next = match pass {
             Pass::Forward if is_recomputing() => None,
@@ -69,8 +69,8 @@ impl Core {
         flats.iter_mut().try_for_each(|flat| flat.start_unshard(&self.ranks))
     }
 
-    /// A parameter of a unit is about to be used. What a module computes with is here; the rest is gathered, and stays until the
-    /// pass is over. Values of which this rank's share alone is new are withheld instead.
+    /// A parameter of a unit is about to be used. If the unit is resharded, the use is outside its module: it is unsharded, and
+    /// stays so until the pass is over. Values of which only this rank's shard is up to date are withheld.
     pub(super) fn used(&self, unit: usize) -> Result<()> {
         let unit = &mut self.lock().units[unit];
         if self.is_lost() {
@@ -86,7 +86,7 @@ impl Core {
         unit.unshard(&self.ranks)
     }
 
-    /// Takes back what a refused pass has added, where nothing else was; elsewhere that is to be zeroed.
+    /// Drops the gradients that a refused pass has added, if there were no others; otherwise asks for `zero_grad`.
     pub(super) fn check_unspoiled(&self) -> Result<()> {
         let state = &mut *self.lock();
         if state.refused && state.touched.contains(&true) {
@@ -99,7 +99,7 @@ impl Core {
         Ok(())
     }
 
-    /// Begins a backward pass: gathers what lies outside all modules, in case an earlier pass has freed it.
+    /// Begins a backward pass: unshards the root and other units used outside modules, in case an earlier pass has freed them.
     pub(super) fn begin(&self) -> Result<()> {
         self.check_unspoiled()?;
         let state = &mut *self.lock();
@@ -112,7 +112,7 @@ impl Core {
         Ok(())
     }
 
-    /// Before a module's forward pass is repeated.
+    /// A module's forward pass is about to be recomputed.
     pub(super) fn enter_again(&self, module: usize) -> Result<()> {
         let unit = &mut self.lock().units[self.unit_of[module]];
         unit.flats.iter_mut().try_for_each(|flat| flat.unshard(&self.ranks))
@@ -140,8 +140,8 @@ impl Core {
         }
     }
 
-    /// Gives every rank what others have updated, where all ranks keep all values; frees what else is gathered. Whether
-    /// this rank has updated anything says nothing about others, so all take part.
+    /// After an update: gives all ranks the new shards where every rank keeps all values, and reshards the rest. All ranks take
+    /// part, whether or not they have updated anything, since a rank does not know about the others.
     pub(super) fn updated(&self, frozen: bool) -> Result<()> {
         let state = &mut *self.lock();
         state.reshard()?;
@@ -152,7 +152,7 @@ impl Core {
         flats.into_iter().try_for_each(|flat| flat.unshard(&self.ranks))
     }
 
-    /// Gathers everything, to stay until [`Core::release`] was called as often.
+    /// Unshards everything until [`Core::release`] was called as often.
     pub(super) fn hold(&self) -> Result<()> {
         let state = &mut *self.lock();
         state.units.iter_mut().flat_map(|g| &mut g.flats).try_for_each(|flat| flat.unshard(&self.ranks))?;
@@ -172,7 +172,7 @@ impl Core {
         self.lock().reshard()
     }
 
-    /// Refuses to go on from values of before the last update.
+    /// Refuses values that are older than the last update, replaced or overwritten.
     pub(super) fn check_fresh(&self) -> Result<()> {
         let state = self.lock();
         let is = |what: fn(&FlatParameter) -> bool| state.units.iter().flat_map(|g| &g.flats).any(what);
@@ -194,7 +194,7 @@ impl Core {
     }
 }
 
-/// The end.
+/// Dropping the wrapper.
 impl Core {
     /// Drops unsharded values, unless a `Gathered` lives, and gradients that were not sent. Waits for nothing.
     pub(super) fn abandon(&self) {
@@ -211,7 +211,7 @@ impl Core {
 }
 
 impl FsdpUnit {
-    /// Lets all its parameters hold their values.
+    /// Unshards its flat parameters.
     fn unshard(&mut self, ranks: &Ranks) -> Result<()> {
         self.flats.iter_mut().try_for_each(|flat| flat.unshard(ranks))
     }
@@ -236,12 +236,12 @@ const STALE: &str =
     "of these values only this rank's share is new: call `updated` of the `Zero` after the optimizer's step";
 
 impl FlatParameter {
-    /// Starts to gather the values, unless they are here or on their way.
+    /// Starts the all-gather, unless the values are here or on their way.
     pub(super) fn start_unshard(&mut self, ranks: &Ranks) -> Result<()> {
         if self.full.is_some() { Ok(()) } else { self.start_refresh(ranks) }
     }
 
-    /// Starts to gather the values, here or not.
+    /// Starts the all-gather, whether or not the values are here.
     pub(super) fn start_refresh(&mut self, ranks: &Ranks) -> Result<()> {
         let full = match self.full.take() {
             Some(full) => full,
@@ -258,7 +258,7 @@ impl FlatParameter {
         Ok(())
     }
 
-    /// Lets the parameters hold their values.
+    /// Waits until the values are here, and lets the parameters hold them.
     pub(super) fn unshard(&mut self, ranks: &Ranks) -> Result<()> {
         self.start_unshard(ranks)?;
         let Some(pending) = self.unsharding.take() else { return Ok(()) };
@@ -268,7 +268,7 @@ impl FlatParameter {
             return Err(error.into());
         }
         if !self.apart {
-            // The shard, a part of what was written, is as new.
+            // The all-gather has written the shard too, as a part of the full buffer.
             self.unsharded_version = self.shard.version();
         }
         self.note_full_version();
@@ -314,7 +314,7 @@ impl FlatParameter {
         self.keeps_full
     }
 
-    /// Whether the values that are here are those of before this rank's last update.
+    /// Whether the values that are here are older than this rank's last update.
     pub(super) fn is_stale(&self) -> bool {
         self.full.is_some() && self.unsharded_version != self.shard.version()
     }
@@ -326,15 +326,15 @@ impl FlatParameter {
         parameters.find(|parameter| !parameter.tensor().shares_storage(full))
     }
 
-    /// Puts tensors that cannot be read in the parameters' places, so that no layer computes with values from before the other ranks' last
-    /// updates.
+    /// Gives the parameters tensors that cannot be read, so that no layer computes with values that are older than the other
+    /// ranks' last updates.
     pub(super) fn withhold(&self) -> Result<()> {
         self.members.iter().try_for_each(|Member { parameter, shape, .. }| {
             Ok(parameter.set_tensor(Tensor::withheld(shape, self.dtype, self.device, STALE)?)?)
         })
     }
 
-    /// Remembers that the values that stay are those of the shards.
+    /// Notes the version at which the full buffer has the values of the shards.
     pub(super) fn note_full_version(&mut self) {
         let kept = self.full.as_ref().filter(|_| self.apart && self.keeps_full);
         self.full_version = kept.map(Tensor::version);
@@ -354,7 +354,7 @@ impl FlatParameter {
         Ok(all)
     }
 
-    /// Which of a member's elements this rank has, and their values.
+    /// This rank's elements of a member, and their values.
     pub(super) fn share_of(&self, member: usize) -> Result<(Range<usize>, Tensor)> {
         let member = &self.members[member];
         let inside = member.inside(&self.own).unwrap_or(0..0);
@@ -362,7 +362,7 @@ impl FlatParameter {
         Ok((inside.clone(), self.shard.narrow(0, start.min(self.own.len()), inside.len())?))
     }
 
-    /// Takes what this rank has of a member from a tensor of all of it.
+    /// Loads this rank's elements of a member from a tensor of all its elements.
     pub(super) fn load(&mut self, member: usize, values: &Tensor) -> Result<()> {
         let (own, mut share) = self.share_of(member)?;
         let values = values.with_shape(&[values.numel()])?.narrow(0, own.start, own.len())?;

@@ -4,23 +4,16 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock, Weak};
 
-use phalanx_nn::{Buffer, Entry, Holder, Parameter, Parameters, UnitHooks, Usage};
+use phalanx_nn::{Entry, Holder, Parameter, Parameters, UnitHooks, Usage};
 use phalanx_tensor::{DType, Device};
 
 use super::core::{Core, FsdpUnit, Pass};
 use super::flat_parameter::{FlatParameter, Ranks};
+use super::zero::Source;
 use super::{Cuts, Stage, Zero, ZeroConfig};
 use crate::Result;
 use crate::comm::Comm;
 use crate::data_parallel::{Synchronise, consistency};
-
-/// The storage of an entry of the model's state dict.
-pub(super) enum Source {
-    /// FSDP unit, flat parameter, member.
-    Sharded(usize, usize, usize),
-    Parameter(Parameter),
-    Buffer(Buffer),
-}
 
 impl Zero {
     /// Gives all ranks rank 0's values and shards the parameters. All ranks of `comm` call it with models of the
@@ -114,7 +107,7 @@ impl Zero {
     }
 }
 
-/// Notes which entries are in which buffers.
+/// Finds the flat parameter of every entry that has one.
 fn locate(entries: &mut [(String, Source)], units: &[FsdpUnit]) {
     for (_, source) in entries {
         let Source::Parameter(parameter) = source else { continue };
@@ -131,14 +124,14 @@ fn locate(entries: &mut [(String, Source)], units: &[FsdpUnit]) {
     }
 }
 
-/// Parameters that are gathered together, and the first and last of the modules that use them.
+/// The parameters of an FSDP unit, and the first and last of the wrapped modules that use them.
 type UnitParameters = (Vec<Parameter>, Option<(usize, usize)>);
 
-/// The units of a model, in the order of their first modules, that of no module, the root, in front; and each module's unit.
+/// The FSDP units of a model, the root first, then in the order of their first modules; and the unit of each module.
 fn fsdp_units(model: &(impl Parameters + ?Sized)) -> (Vec<UnitParameters>, Vec<usize>) {
     let mut used: Vec<Vec<Parameter>> = Vec::new();
     model.visit_units(&mut |module| used.push([module.parameters(), module.borrowed()].concat()));
-    // Units that share a parameter are one unit, which has the number of its first module.
+    // Modules that share a parameter are one unit, which has the number of its first module.
     let mut modules: Vec<usize> = (0..used.len()).collect();
     for (a, b) in (0..used.len()).flat_map(|a| (a + 1..used.len()).map(move |b| (a, b))) {
         if used[a].iter().any(|p| used[b].iter().any(|q| p.is(q))) {
@@ -163,7 +156,7 @@ fn fsdp_units(model: &(impl Parameters + ?Sized)) -> (Vec<UnitParameters>, Vec<u
     (units, modules)
 }
 
-/// A unit's parameters in sets that can lie in one buffer. Frozen ones are spread only where parameters are.
+/// A unit's parameters in sets of one dtype, device and trained flag. Frozen parameters are sharded only where values are.
 fn alike(parameters: Vec<Parameter>, stage: Stage) -> Vec<Vec<Parameter>> {
     let mut sets: Vec<((DType, Device, bool), Vec<Parameter>)> = Vec::new();
     let spread = |p: &Parameter| p.is_trained() || stage == Stage::Parameters;

@@ -3,12 +3,11 @@
 use std::sync::Arc;
 
 use phalanx_nn::autograd::{HookHandle, Var};
-use phalanx_nn::{Holder, Parameter, Parameters, Squares, UnitHooksHandle, norm_of};
+use phalanx_nn::{Buffer, Holder, Parameter, Parameters, Squares, UnitHooksHandle, norm_of};
 use phalanx_tensor::Tensor;
 
 use super::core::Core;
 use super::flat_parameter::Member;
-use super::wrap::Source;
 use super::{Gathered, norm};
 use crate::comm::Traffic;
 use crate::data_parallel::{DataParallel, Entries, NoSync, Synchronise, consistency};
@@ -61,8 +60,16 @@ pub struct Zero {
     pub(super) module_hooks: Vec<UnitHooksHandle>,
 }
 
+/// The storage of an entry of the model's state dict.
+pub(super) enum Source {
+    /// FSDP unit, flat parameter, member.
+    Sharded(usize, usize, usize),
+    Parameter(Parameter),
+    Buffer(Buffer),
+}
+
 impl Zero {
-    /// What an optimizer is built over: this rank's parts of the trained parameters, under their names. Their gradients
+    /// The parameters for an optimizer: this rank's parts of the trained parameters, under their names. Their gradients
     /// are those of all ranks, added.
     pub fn parameters(&self) -> Vec<Parameter> {
         let state = self.core.lock();
@@ -153,7 +160,8 @@ impl Zero {
     }
 
     /// While the result lives, backward passes ([`Zero::backward`]) only accumulate on this rank, unspread: for all micro-batches
-    /// but the last. What counts is whether it lives when *backward* runs. An optimizer refuses to step on what has only accumulated.
+    /// but the last. It counts whether the result lives when *backward* runs. An optimizer refuses to step on gradients that only
+    /// accumulated.
     pub fn no_sync(&self) -> NoSync {
         self.synchronise.off()
     }
@@ -176,7 +184,7 @@ impl Zero {
         Ok(norm_of(&self.grad_squares()?)?)
     }
 
-    /// To be called by all ranks after the optimizer's step: gives all ranks what each has updated (in ZeRO-1 and 2). Until then a
+    /// To be called by all ranks after the optimizer's step: gives all ranks the updated shards (in ZeRO-1 and 2). Until then a
     /// forward pass is an error.
     ///
     /// # Errors
@@ -197,7 +205,7 @@ impl Zero {
         Ok(Gathered::new(Held(self.core.clone())))
     }
 
-    /// What this rank has sent for values and gradients so far; exchanging norms and state dicts counts too.
+    /// The traffic of this rank for values and gradients so far; exchanging norms and state dicts counts too.
     pub fn traffic(&self) -> Traffic {
         let (shard, replicas) = (self.core.ranks.shard.traffic(), self.core.ranks.replicas.traffic());
         Traffic { calls: shard.calls + replicas.calls, bytes: shard.bytes + replicas.bytes }
@@ -218,7 +226,7 @@ impl Drop for Zero {
     fn drop(&mut self) {
         self.hooks.iter().for_each(HookHandle::remove);
         self.module_hooks.iter().for_each(UnitHooksHandle::remove);
-        // What a later wrapper has is its own.
+        // A later wrapper owns the values and gradients.
         if !self.core.is_lost() {
             self.core.abandon();
         }

@@ -1,8 +1,5 @@
-//! (damage.rs)
-//! What is damaged, cut, missing or foreign is refused, with an error that names it; nothing panics.
-//!
-//! (killed.rs)
-//! A process that is killed at any moment while it saves leaves a complete checkpoint.
+//! Damaged, cut, missing and foreign files are refused, with an error that names them and without a panic. A process that is
+//! killed at any moment while it saves leaves a complete checkpoint.
 
 use std::fs;
 use std::path::Path;

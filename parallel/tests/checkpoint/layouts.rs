@@ -1,8 +1,5 @@
-//! (layouts.rs)
-//! A run that stops under one layout goes on under any other, with the bits of one that was never stopped.
-//!
-//! (stages.rs)
-//! Stages of a pipeline, each with data parallelism of its own: saved by some, read by others.
+//! A run that stops under one layout goes on under any other, with the bits of one that was never stopped. Stages of a pipeline,
+//! each with data parallelism of its own, read what others have saved.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -5,9 +5,9 @@ mod damage;
 #[path = "../gpt/mod.rs"]
 mod gpt;
 mod layouts;
-mod moments;
 #[path = "../comm/port.rs"]
 mod port;
+mod saves;
 mod wires;
 
 use std::path::{Path, PathBuf};

@@ -1,8 +1,5 @@
-//! (faults.rs)
-//! One rank goes wrong; all must end, and say why.
-//!
-//! (fuzz.rs)
-//! Random programs with random faults: never a hang, never a wrong value, and the culprit is named.
+//! Faults of one rank: all ranks end, with an error that names the rank and the call. First single faults, then random ones in
+//! random programs: no run may hang, return a wrong value or blame another rank.
 
 use std::io::Write;
 use std::sync::{Barrier, Mutex};
@@ -233,7 +230,7 @@ impl Trial {
             let group = if seed.is_multiple_of(3) && i != self.at { &parity } else { comm };
             let mut step = Step::random(seed, group.size());
             if self.fault == Fault::Stall {
-                // What is wanted of a step takes long to find out for a large one; nobody else may be late.
+                // The wanted result of a large step takes long to compute; no other rank may be late.
                 step.count = step.count.min(100);
             }
             running.push(step.start(group, device));

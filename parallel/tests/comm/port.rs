@@ -3,7 +3,7 @@
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicU16, Ordering};
 
-/// A port where nobody listens. It is none of those that systems deal out (from 32768 on, or from 16000), so nobody is given it
+/// A port where no process listens. It is none of those that systems deal out (from 32768 on, or from 16000), so no process is given it
 /// before rank 0 listens there, and no rank that tries to reach it is given it as its own end. Processes begin at different ones.
 ///
 /// It is found by a visit: a listener that is opened to try the port would live on, for a moment, in a process that another

@@ -1,8 +1,5 @@
-//! (program.rs)
-//! Random programs of collectives, which every rank derives from the same seed.
-//!
-//! (suite.rs)
-//! What one rank does and checks, whatever the backend.
+//! The suite that every backend passes: what one rank calls and checks. Its random programs of collectives are derived from a
+//! seed, so every rank has the same.
 
 use phalanx_parallel::comm::{Call, Comm, Kind, Pending, Reduction};
 use phalanx_tensor::{DType, Device, Tensor};

@@ -1,8 +1,4 @@
-//! (threads.rs)
-//! The suite over threads.
-//!
-//! (observed.rs)
-//! An observer hears of every call, from its start to its true end, whether or not anybody waits.
+//! The suite over threads. An observer is told of every call, from its start to its true end, whether or not a thread waits.
 
 use std::sync::{Arc, Barrier, Mutex};
 use std::time::{Duration, Instant};
@@ -61,7 +57,7 @@ fn watched(rank: &Rank) -> (Comm, Arc<Mutex<Vec<Observed>>>) {
     (observed(rank.comm().clone(), Arc::new(move |call| told.lock().unwrap().push(call))), heard)
 }
 
-/// Makes calls in every way; the observer has heard of each before whoever waited goes on.
+/// Makes calls in every way; the observer has been told of each before a waiting thread goes on.
 fn every_way(rank: &Rank) -> Result<(), Error> {
     let ((comm, heard), begin) = (watched(rank), Instant::now());
     let mut wanted = vec![];

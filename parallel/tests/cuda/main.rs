@@ -1,5 +1,5 @@
-//! Ranks with a GPU each, under a GPU's driver or the emulator: every collective, whoever moves the elements; what happens
-//! when a rank goes wrong; training.
+//! Ranks with a GPU each, under a GPU's driver or the emulator: every collective, by way of the host and over NCCL; faults of a
+//! rank; training.
 //!
 //! There are as many logical devices as ranks, dealt out over the GPUs at hand.
 

@@ -103,7 +103,7 @@ fn is_ordered() -> Result<(), String> {
         for (i, x) in kept.iter().enumerate() {
             assert_eq!(x.to_vec::<f32>()?, [(20 * i + 1) as f32; 1001]);
         }
-        // A call that nobody waits for keeps its tensors until it is over.
+        // A call for which no thread waits keeps its tensors until it is over.
         for _ in 0..10 {
             let dropped = Tensor::from_slice(&[1f32; 500], &[500], device)?;
             drop(rank.comm().start(Call::all_reduce(dropped, Reduction::Sum)));
@@ -211,7 +211,7 @@ fn observed_call() -> Result<(), String> {
             ended.send(()).unwrap();
             return outcome.and_then(|()| comm.barrier());
         }
-        // All have called it, but while somebody else uses the tensor this rank's lane cannot give it to NCCL.
+        // All have called it, but while other code uses the tensor this rank's lane cannot give it to NCCL.
         let held = x.device_read("test")?;
         let pending = rank.comm().start(Call::all_reduce(x.clone(), Reduction::Sum));
         started.wait();

@@ -59,7 +59,7 @@ fn is_ordered() -> Result<(), String> {
     run.map(drop).map_err(|e| e.to_string())
 }
 
-/// What delivers an output works on another stream than who waits for it.
+/// The thread that delivers an output uses another stream than the one that waits for it.
 fn is_ordered_on_lanes() -> Result<(), String> {
     let run = Threads::new(2).cuda().run(|rank| {
         let (comm, device, lane) = (rank.comm().clone(), rank.device(), Stream::new(rank.device())?);

@@ -1,12 +1,5 @@
-//! (main.rs)
-//! Data parallelism: the bits of one device, whatever the ranks.
-//!
-//! (small.rs)
-//! (small.rs)
-//! A small model, and runs of it on one device that have the order of additions of several ranks.
-//!
-//! (engine.rs)
-//! Buckets' work on an engine with threads.
+//! Data parallelism: the bits of one device, whatever the ranks, on the default engine and on one with threads. A small model,
+//! and runs of it on one device in the order of additions of several ranks.
 
 #[path = "../gpt/mod.rs"]
 mod gpt;
@@ -114,7 +107,7 @@ fn a_gradient_that_no_rank_has_stays_away_and_comes_back() {
         let (model, x) = (branches(&rank), ones(&rank));
         let ddp = Ddp::new(&model, rank.comm().clone(), config.clone())?;
         let mut seen = Vec::new();
-        // Both use a; rank 1 uses b; nobody uses a.
+        // Both use a; rank 1 uses b; no rank uses a.
         for uses in [[true, false], [true, rank.rank() == 1], [false, true]] {
             let mut y = x.sum_all()?;
             y = if uses[0] { y.add(&model.a.forward(&x)?.sum_all()?)? } else { y };

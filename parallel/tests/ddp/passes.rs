@@ -1,8 +1,5 @@
-//! (accumulate.rs)
-//! Passes that find gradients of earlier ones.
-//!
-//! (traps.rs)
-//! What a user does by habit, in the wrong order or twice: right, or an error at the first call that can know.
+//! Passes that find gradients of earlier ones; and what a user does by habit, in the wrong order or twice: it works, or is an
+//! error at the first call that can know.
 
 use std::sync::Arc;
 

@@ -1,11 +1,5 @@
-//! (bits.rs)
-//! Models, dtypes and rules out of the ordinary have the bits of one device too.
-//!
-//! (choices.rs)
-//! What may be chosen without a change of bits, and what changes them to a known degree.
-//!
-//! (convolutions.rs)
-//! Networks with running statistics, under every wrapper of data parallelism.
+//! The bits of one device: under models, dtypes and rules out of the ordinary, under every choice of the configuration, and with
+//! running statistics. Choices that change bits change them to a known degree.
 
 use std::sync::Arc;
 

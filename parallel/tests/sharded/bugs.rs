@@ -1,4 +1,4 @@
-//! What once went wrong.
+//! Regressions, each with the story of its bug.
 
 use std::sync::Arc;
 

@@ -1,8 +1,5 @@
-//! (main.rs)
-//! ZeRO: the bits of one device, the memory and the traffic of the formulas.
-//!
-//! (kit.rs)
-//! Models of any kind, trained on one device and on several, with any rule.
+//! ZeRO: the bits of one device, the memory and the traffic of the formulas. Models of any kind, trained on one device and on
+//! several ranks, with any rule.
 
 mod bits;
 mod bugs;

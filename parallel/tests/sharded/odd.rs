@@ -1,8 +1,5 @@
-//! (odd.rs)
-//! Models and passes out of the ordinary.
-//!
-//! (root.rs)
-//! What lies outside every unit: one more, which is gathered with the first and freed after the backward pass.
+//! Models and passes out of the ordinary; parameters outside every unit, which are unsharded before the first unit and resharded
+//! after the backward pass.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What a user does by habit, in the wrong order or twice: right, or an error at the first call that can know.
+//! What a user does by habit, in the wrong order or twice: it works, or is an error at the first call that can know.
 
 use std::sync::Arc;
 

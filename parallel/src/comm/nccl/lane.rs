@@ -93,7 +93,7 @@ impl Lane {
         let begun = began().map_err(blame)?;
         let (steps, mut room) = (self.steps(&call), None);
         let done = steps.into_iter().try_for_each(|step| self.step(&link, &call, step, &mut room));
-        // Recorded after a failure too: what was given to the GPU before it must leave it.
+        // Recorded after a failure too, since the work queued before it must leave the GPU.
         let ended = GpuEvent::record(gpu).map(Arc::new).map_err(Error::from);
         if let Ok(ended) = &ended {
             let (call, ended, kept) = (text.clone(), Arc::clone(ended), Arc::clone(kept));
@@ -144,7 +144,7 @@ impl Lane {
         Ok(Arc::clone(self.link.get_or_init(|| link)))
     }
 
-    /// Waits until NCCL has done what it was asked for, or given it to the GPU.
+    /// Waits until NCCL has carried out its last call, or queued it on the GPU.
     fn settle(&self, link: &Link) -> Result<()> {
         let begin = Instant::now();
         while !link.is_settled().map_err(Error::Launch)? {
@@ -177,7 +177,7 @@ impl Lane {
         }
     }
 
-    /// Does a step; `room` is what owners are given into.
+    /// Carries out a step; `room` is the buffer that owners receive parts into.
     fn step(&self, link: &Link, call: &Call, step: Step, room: &mut Option<Tensor>) -> Result<()> {
         match step {
             Step::Native(whole) => {

@@ -1,4 +1,4 @@
-//! [`Link`]: a communicator of NCCL's. No call of it blocks: what takes time is asked for with [`Link::is_settled`].
+//! [`Link`]: a communicator of NCCL's. No call of it blocks; [`Link::is_settled`] tells whether the last one has ended.
 //!
 //! Types are the bindings'; the functions are taken from the file that was found ([`functions`]), whatever it is called.
 #![allow(unsafe_code)]
@@ -136,7 +136,7 @@ impl Link {
         }
     }
 
-    /// Whether what was asked of it has been done, or given to the GPU.
+    /// Whether its last call has been carried out, or queued on the GPU.
     pub(super) fn is_settled(&self) -> Called<bool> {
         self.with(|comm| self.settled(comm))
     }
@@ -175,7 +175,7 @@ impl Link {
         })
     }
 
-    /// Ends it at once, and what it still does on the GPU.
+    /// Ends it at once, with its work on the GPU.
     pub(super) fn abort(&self) {
         if let Some(Handle(comm)) = self.lock().take() {
             // SAFETY: the handle exists, and was taken, so no other call has it. An error of an abort cannot be handled.

@@ -74,7 +74,7 @@ pub fn nccl(control: Comm, device: Device, config: NcclConfig) -> Result<Comm> {
 /// Whether NCCL can be used here.
 ///
 /// # Errors
-/// What was looked for, and where.
+/// If it is not found: the names and places that were tried.
 pub fn check_nccl() -> Result<&'static str> {
     let from = require(Library::Nccl).map_err(Error::Launch)?;
     library::functions().map(|_| from).map_err(Error::Launch)
@@ -129,7 +129,7 @@ struct Member {
     root: Arc<Root>,
     /// The control plane: calls are announced here, in the order of the lanes.
     control: Comm,
-    /// The same ranks, for what lanes say to each other.
+    /// The same ranks, for messages between lanes.
     private: Comm,
     lanes: Mutex<Lanes>,
 }

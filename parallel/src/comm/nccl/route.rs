@@ -164,7 +164,7 @@ fn results(transfers: &[Transfer], me: usize) -> Option<Step> {
     for Transfer { owner, sources, dests } in transfers {
         for dest in dests.iter().filter(|dest| !dest.range.is_empty()) {
             if *owner == me {
-                // What was combined lies in the owner's own output.
+                // The combined elements lie in the owner's own output.
                 let combined = dests.iter().find(|dest| dest.rank == me).filter(|_| sources.len() > 1);
                 let from = combined.or(sources.first());
                 let Some(Segment { side, range, .. }) = from.filter(|from| *from != dest) else { continue };

@@ -97,7 +97,7 @@ impl Watchdog {
         self.lock().queued += 1;
     }
 
-    /// It has given the call to the GPU, and not before then is there something to watchdog; or it never will.
+    /// A lane has queued the call on the GPU, from where on the call is watched; or it has failed to (`None`).
     pub(super) fn given(&self, work: Option<Work>) {
         let mut state = self.lock();
         state.queued -= 1;
@@ -124,7 +124,7 @@ impl Watchdog {
     }
 
     fn run(&self) {
-        // What can go wrong shows in the first call.
+        // An error shows in the first call.
         let _ = self.gpu.make_current();
         let mut state = self.lock();
         loop {
@@ -152,7 +152,7 @@ impl Watchdog {
         self.close(&links);
     }
 
-    /// Frees the GPU from what will never end by itself.
+    /// Aborts the calls under way on the GPU, which would never end by themselves.
     fn abort(&self) {
         let links = self.lock().links.clone();
         links.iter().for_each(|link| link.abort());

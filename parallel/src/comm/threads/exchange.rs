@@ -140,7 +140,7 @@ impl<'a, T: Summand> View<'a, T> {
 enum Output<'a, T> {
     Absent,
     Read(&'a [T]),
-    /// What is left, and the position of its first element.
+    /// The elements that are left, and the position of the first.
     Write(&'a mut [T], usize),
 }
 

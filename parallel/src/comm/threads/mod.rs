@@ -9,7 +9,7 @@
 //!
 //! Elements are copied once, from tensor to tensor. A call for which no rank waits costs no thread until all ranks have come.
 //!
-//! [`World`] is the state that all ranks share; [`world`] makes their communicators.
+//! `World` is the state that all ranks share; [`world`] makes their communicators.
 
 mod exchange;
 
@@ -275,7 +275,7 @@ impl World {
             ticket.finish(outcome.as_ref().copied().map_err(seen));
         }
         // A rank counts itself among the sleepers before it looks at its ticket for the last time; the fences keep both
-        // sides from looking before what they did is seen.
+        // sides from looking before the other's write is visible.
         fence(Ordering::SeqCst);
         if self.sleepers.load(Ordering::SeqCst) > 0 || outcome.is_err() {
             drop(self.lock());
@@ -318,30 +318,26 @@ impl State {
         let peer = call.signature.root.unwrap_or(rank);
         let sends = call.kind() == Kind::Send;
         let (from, to) = if sends { (rank, peer) } else { (peer, rank) };
-        let mailboxes = self.mailboxes.entry((id, from, to)).or_default();
+        let mailbox = self.mailboxes.entry((id, from, to)).or_default();
         let (count, queue) = match sends {
-            true => (&mut mailboxes.sent, &mut mailboxes.sends),
-            false => (&mut mailboxes.received, &mut mailboxes.receives),
+            true => (&mut mailbox.sent, &mut mailbox.sends),
+            false => (&mut mailbox.received, &mut mailbox.receives),
         };
         let ticket = Ticket::new(call, ranks[rank], id, *count);
         *count += 1;
         queue.push_back(Arc::clone(&ticket));
-        if mailboxes.sends.is_empty() || mailboxes.receives.is_empty() {
+        if mailbox.sends.is_empty() || mailbox.receives.is_empty() {
             return (ticket, None);
         }
-        let tickets = mailboxes.sends.pop_front().into_iter().chain(mailboxes.receives.pop_front()).collect();
+        let tickets = mailbox.sends.pop_front().into_iter().chain(mailbox.receives.pop_front()).collect();
         (ticket, Some(Work { group: None, tickets, ranks: vec![ranks[from], ranks[to]] }))
     }
 
     /// The ranks that have not come to a call; none if all have.
     fn missing(&self, ticket: &Ticket, ranks: &[usize]) -> Vec<usize> {
         if let Some(peer) = ticket.call.peer() {
-            let unmatched = |mailboxes: &Mailbox| {
-                mailboxes
-                    .sends
-                    .iter()
-                    .chain(&mailboxes.receives)
-                    .any(|t| std::ptr::eq(Arc::as_ptr(t), ticket))
+            let unmatched = |mailbox: &Mailbox| {
+                mailbox.sends.iter().chain(&mailbox.receives).any(|t| std::ptr::eq(Arc::as_ptr(t), ticket))
             };
             return if self.mailboxes.values().any(unmatched) { vec![ranks[peer]] } else { vec![] };
         }

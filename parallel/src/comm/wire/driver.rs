@@ -1,18 +1,16 @@
-//! [`Driver`]: the thread that owns a process's wire.
+//! [`Driver`]: the thread that owns a process's wire. [`Shared`]: where the process's ranks wait for it.
 
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use super::Wire;
-use super::member::Shared;
 use super::task::{Inbox, Task, malformed, read, write};
-use super::{Address, Frame, FrameKind};
-use crate::comm::pending::Ticket;
-use crate::comm::pending::blame;
+use super::{Address, Frame, FrameKind, Wire};
+use crate::comm::pending::{Ticket, blame};
 use crate::comm::plan::Side;
 use crate::comm::{Error, Kind, Result, Signature};
+use crate::panics::unpoisoned;
 
 /// How long the driver of a polled wire sleeps between polls while calls are under way.
 const POLL: Duration = Duration::from_micros(20);
@@ -370,5 +368,58 @@ impl Driver {
             ticket.finish(Err(failure.seen_in(|| ticket.describe(&ranks))));
         }
         self.shared.notify();
+    }
+}
+
+/// The state that the driver shares with the threads that wait for it.
+#[derive(Debug, Default)]
+pub(crate) struct Shared {
+    state: Mutex<Outcome>,
+    wake: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Outcome {
+    failure: Option<Error>,
+    closed: bool,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Outcome> {
+        unpoisoned(self.state.lock())
+    }
+
+    /// The error that ended the run.
+    pub(crate) fn failure(&self) -> Option<Error> {
+        self.lock().failure.clone()
+    }
+
+    /// Keeps the first error, which ended the run.
+    pub(super) fn fail(&self, error: Error) {
+        self.lock().failure.get_or_insert(error);
+    }
+
+    /// Blocks until the driver has finished the ticket.
+    pub(crate) fn wait(&self, ticket: &Ticket) -> Result<()> {
+        let mut state = self.lock();
+        loop {
+            match ticket.outcome() {
+                Some(outcome) => return outcome,
+                None if state.closed => return Err(Error::Launch("the process has left the run".into())),
+                None => state = unpoisoned(self.wake.wait(state)),
+            }
+        }
+    }
+
+    /// Wakes the waiting threads: a ticket is done.
+    pub(super) fn notify(&self) {
+        drop(self.lock());
+        self.wake.notify_all();
+    }
+
+    /// Wakes the waiting threads: the driver has ended.
+    pub(super) fn close(&self) {
+        self.lock().closed = true;
+        self.wake.notify_all();
     }
 }

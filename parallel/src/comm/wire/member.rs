@@ -1,13 +1,12 @@
-//! [`connect`]: a process of a run joins it over a wire. [`Process`] is its end, [`Member`] its communicator, [`Shared`] the
-//! place where its ranks wait for the driver.
+//! [`connect`]: a process of a run joins it over a wire. [`Process`] is its end, [`Member`] its communicator.
 
 use std::collections::HashMap;
 use std::sync::mpsc::{Receiver, Sender};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use super::driver::Event;
+use super::driver::{Event, Shared};
 use super::{Driver, Wire};
 use crate::comm::communicator::{ChildGroups, Meter, members};
 use crate::comm::pending::{Ticket, Waiter};
@@ -151,58 +150,5 @@ impl Communicator for Member {
 
     fn failure(&self) -> Option<Error> {
         self.waiter.shared.failure()
-    }
-}
-
-/// The state that the driver shares with the threads that wait for it.
-#[derive(Debug, Default)]
-pub(crate) struct Shared {
-    state: Mutex<Outcome>,
-    wake: Condvar,
-}
-
-#[derive(Debug, Default)]
-struct Outcome {
-    failure: Option<Error>,
-    closed: bool,
-}
-
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Outcome> {
-        unpoisoned(self.state.lock())
-    }
-
-    /// The error that ended the run.
-    pub(crate) fn failure(&self) -> Option<Error> {
-        self.lock().failure.clone()
-    }
-
-    /// Keeps the first error, which ended the run.
-    pub(super) fn fail(&self, error: Error) {
-        self.lock().failure.get_or_insert(error);
-    }
-
-    /// Blocks until the driver has finished the ticket.
-    pub(crate) fn wait(&self, ticket: &Ticket) -> Result<()> {
-        let mut state = self.lock();
-        loop {
-            match ticket.outcome() {
-                Some(outcome) => return outcome,
-                None if state.closed => return Err(Error::Launch("the process has left the run".into())),
-                None => state = unpoisoned(self.wake.wait(state)),
-            }
-        }
-    }
-
-    /// Wakes the waiting threads: a ticket is done.
-    pub(super) fn notify(&self) {
-        drop(self.lock());
-        self.wake.notify_all();
-    }
-
-    /// Wakes the waiting threads: the driver has ended.
-    pub(super) fn close(&self) {
-        self.lock().closed = true;
-        self.wake.notify_all();
     }
 }

@@ -97,7 +97,7 @@ impl Mpi {
         Ok(())
     }
 
-    /// Begins to receive what has come.
+    /// Begins to receive the messages that have come.
     fn probe(&mut self) -> Result<()> {
         loop {
             let (mut flag, mut count) = (0, 0);

@@ -6,8 +6,7 @@ use std::time::Instant;
 
 use phalanx_tensor::Tensor;
 
-use super::Wire;
-use super::{Address, Frame, FrameKind};
+use super::{Address, Frame, FrameKind, Wire};
 use crate::comm::pending::Ticket;
 use crate::comm::plan::{Segment, Side, Transfer, plan};
 use crate::comm::reduction::combine;

@@ -77,7 +77,7 @@ fn a_variable_is_healed_by_the_wait_that_reports_it_and_by_no_other() {
         assert_eq!(message(engine.wait_for_var(&a)), "ok", "{name}");
         engine.push(Op::new("use a").mutates(&[&a]), || Ok(())).unwrap();
         assert_eq!(message(engine.wait_for_var(&a)), "ok", "{name}");
-        // b holds what was never computed, and whoever waits for it must know.
+        // b holds what was never computed, and a thread that waits for it must learn that.
         assert_ne!(message(engine.wait_to_read(&b)), "ok", "{name}");
         assert_eq!(message(engine.wait_for_all()), "ok", "{name}: all of it was reported");
     }

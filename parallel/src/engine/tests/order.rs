@@ -260,12 +260,12 @@ fn push(engine: &Engine, resources: &[Resource<u64>], step: &Step) {
     let work = move || {
         let mut sum = 0u64;
         for value in &reads {
-            sum = sum.wrapping_add(*value.read()?); // an error if somebody writes
+            sum = sum.wrapping_add(*value.read()?); // an error if another operation writes
         }
         let mut seen = Vec::new();
         for (v, value) in at.drain(..).zip(&mutates) {
             if !seen.contains(&v) {
-                let mut value = value.write()?; // an error if anybody has it
+                let mut value = value.write()?; // an error if another operation has it
                 *value = mixed(id, sum, v, *value);
                 seen.push(v);
             }

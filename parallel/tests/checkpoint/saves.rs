@@ -1,11 +1,5 @@
-//! (moments.rs)
-//! When a checkpoint is there: after a save, while one is under way, after one that was killed or went wrong.
-//!
-//! (copies.rs)
-//! What all ranks hold is written by all of them, each a share of what is large.
-//!
-//! (precision.rs)
-//! A bf16 model's f32 values, kept as master copies or as shares.
+//! When a checkpoint is there: after a save, while one is under way, after one that was killed or failed. What all ranks hold is
+//! written by all of them, each a share of a large tensor. The f32 values of a bf16 model are read from master copies or shards.
 
 use std::fs;
 use std::time::Duration;
