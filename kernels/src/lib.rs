@@ -15,7 +15,6 @@
 //! | GPUs | [`cuda`] |
 
 mod along;
-mod arithmetic;
 mod check;
 mod classes;
 pub mod cuda;
@@ -26,19 +25,17 @@ pub mod ops;
 mod pointwise;
 mod real;
 mod reduce;
-mod reduction;
 mod rows;
+mod scratch;
 mod simd;
 mod source;
-mod strided;
 #[cfg(test)]
 mod testing;
-mod wide;
 mod work;
 
+pub use classes::Reduction;
 pub use gemm::{peak_bandwidth, peak_flops};
 pub use ops::*;
-pub use reduction::Reduction;
 pub use simd::{IsaName, available_isas, checked_isa, isa};
 pub use work::flops;
 

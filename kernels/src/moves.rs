@@ -1,6 +1,8 @@
-//! Loops that only move elements, in vectors: compiled once for each size of an element, whatever the dtype.
+//! Loops that only move elements: in vectors, compiled once for each size of an element, whatever the dtype; and over the runs of a
+//! strided destination.
 
 use bytemuck::{Pod, cast_slice, cast_slice_mut};
+use phalanx_tensor::{Layout, Loops};
 
 use crate::simd::{Isa, Kernel, dispatch};
 
@@ -98,6 +100,46 @@ impl<B: Copy> Kernel for Choose<'_, B> {
         for (((to, &c), &a), &b) in self.to.iter_mut().zip(self.condition).zip(self.a).zip(self.b) {
             *to = if c != 0 { a } else { b };
         }
+    }
+}
+
+/// A run of a destination: every `stride`-th element of a slice that begins at the run's first.
+pub(crate) struct RunMut<'a, T> {
+    elements: &'a mut [T],
+    stride: usize,
+    len: usize,
+}
+
+impl<T: bytemuck::Pod> RunMut<'_, T> {
+    /// Sets every element.
+    pub(crate) fn set(self, value: T) {
+        match self.stride {
+            1 => fill(&mut self.elements[..self.len], value),
+            _ => self.for_each(|_, x| *x = value),
+        }
+    }
+
+    /// Calls `f` with each element's index in row-major order, counted from the run's first, and the element.
+    pub(crate) fn for_each(self, mut f: impl FnMut(usize, &mut T)) {
+        if self.stride == 1 {
+            self.elements[..self.len].iter_mut().enumerate().for_each(|(i, x)| f(i, x));
+        } else {
+            let strided = self.elements.iter_mut().step_by(self.stride.max(1));
+            strided.take(self.len).enumerate().for_each(|(i, x)| f(i, x));
+        }
+    }
+}
+
+/// Calls `f` with each run of the layout, in row-major order. The layout must not overlap itself.
+pub(crate) fn for_each_run_mut<T>(elements: &mut [T], layout: &Layout, mut f: impl FnMut(RunMut<'_, T>)) {
+    if layout.numel() == 0 {
+        return;
+    }
+    let loops = Loops::new(layout.shape(), [layout.strides()]);
+    let (len, [stride]) = (loops.inner(), loops.inner_strides());
+    for run in 0..loops.runs() {
+        let start = layout.offset() + loops.start(run)[0];
+        f(RunMut { elements: &mut elements[start..], stride, len });
     }
 }
 

@@ -1,19 +1,18 @@
 //! A tensor's elements in row-major order, block by block, whatever its strides and however it is broadcast.
 
 mod blocks;
-mod lines;
 
 use std::ops::Range;
 
-use phalanx_tensor::{Element, Loops, Read, Result, Tensor};
-
-pub(crate) use blocks::{Cut, Scratch, line_width};
+use phalanx_tensor::{DType, Element, Loops, Read, Result, Tensor};
 
 use crate::moves::fill;
 use crate::pointwise::Input;
 use crate::real::{Real, for_real};
 use crate::simd::{Float, LANES_MAX, dispatch};
-use lines::{Apart, Turned, Widened};
+use blocks::{Apart, Turned, Widened};
+
+pub(crate) use blocks::{Cut, Scratch, line_width};
 
 /// Elements that a block holds at most: small enough for all blocks of an operation to stay in the first-level
 /// cache, large enough to hide what a block costs.
@@ -335,4 +334,40 @@ pub(crate) fn for_each_part(
         f(done..done + count, loops.start(run)[0] + skip * stride, stride);
         (run, skip, done) = (run + 1, 0, done + count);
     }
+}
+
+/// The dtype that elements of a floating-point `dtype` are computed in.
+pub(crate) fn wide_dtype(dtype: DType) -> DType {
+    if dtype == DType::F64 { DType::F64 } else { DType::F32 }
+}
+
+/// All elements in row-major order, widened.
+pub(crate) fn widened<T: Real>(op: &'static str, tensor: &Tensor) -> Result<Vec<T::Wide>> {
+    let source = Source::<T>::open(op, tensor, tensor.shape())?;
+    let mut wide = vec![T::Wide::ZERO; tensor.numel()];
+    source.copy_wide(0, &mut wide);
+    Ok(wide)
+}
+
+/// [`widened`] of a tensor that may be absent.
+pub(crate) fn widened_if<T: Real>(op: &'static str, tensor: Option<&Tensor>) -> Result<Option<Vec<T::Wide>>> {
+    tensor.map(|t| widened::<T>(op, t)).transpose()
+}
+
+/// All elements of a tensor that has the wide dtype already.
+pub(crate) fn elements<T: Element>(op: &'static str, tensor: &Tensor) -> Result<Vec<T>> {
+    let source = Source::<T>::open(op, tensor, tensor.shape())?;
+    let mut elements = vec![T::zeroed(); tensor.numel()];
+    source.copy_to(0, &mut elements);
+    Ok(elements)
+}
+
+/// Sets the elements of a contiguous tensor, each rounded to its dtype.
+pub(crate) fn store<T: Real>(op: &'static str, to: &mut Tensor, values: &[f64]) -> Result<()> {
+    debug_assert!(to.is_contiguous());
+    let at = to.offset();
+    let mut target = to.write::<T>(op)?;
+    let target = target[at..].iter_mut().zip(values);
+    target.for_each(|(to, &x)| *to = T::narrow(T::Wide::from_f64(x)));
+    Ok(())
 }

@@ -9,12 +9,12 @@
 
 use phalanx_tensor::Pool;
 
-use super::batch::Batch;
 use super::element::GemmElem;
+use super::epilogue::FinishTile;
 use super::epilogue::{Epilogue, Write};
-use super::finish::FinishTile;
 use super::mat::{MatMut, MatRef};
-use super::scratch::with_scratch;
+use super::product::Batch;
+use crate::scratch::with_scratch;
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Runner, Vector};
 
 /// Steps from which a column's sums have this order; shorter ones are one chain.

@@ -5,8 +5,8 @@ use std::marker::PhantomData;
 use phalanx_tensor::{bf16, f16};
 
 use super::kernel::SizedTile;
-use super::scratch::Scratch;
 use crate::real::Real;
+use crate::scratch::Scratch;
 use crate::simd::{Float, Halves, Isa, Kernel, Runner, Vector, pair};
 
 /// An element type of `gemm`. Half types are rounded once when stored.

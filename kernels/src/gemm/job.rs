@@ -7,16 +7,16 @@ use std::ops::Range;
 use phalanx_tensor::Pool;
 
 use super::element::{GemmElem, Place, steps_on};
+use super::epilogue::FinishTile;
 use super::epilogue::{Epilogue, Write};
-use super::finish::FinishTile;
 use super::kernel::run_tile;
 use super::mat::MatRef;
 use super::pack::Panels;
-use super::parts::{Part, Parts};
 use super::plan::Plan;
+use super::plan::{Part, Parts};
 use super::product::{Product, wide_start};
-use super::scratch::with_scratch;
 use super::tile::Tile;
+use crate::scratch::with_scratch;
 use crate::simd::{Float, LANES_MAX};
 
 /// Panels of B that a thread packs at a time where all pack them together.

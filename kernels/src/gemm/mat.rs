@@ -1,4 +1,9 @@
-//! A matrix's view of a slice: any row and column stride, bounds proven once when it is made.
+//! A matrix's view of a slice: any row and column stride, bounds proven once when it is made; and a matrix cut into cells, so that
+//! threads write parts of the same rows.
+
+#![allow(unsafe_code)]
+
+use std::marker::PhantomData;
 
 /// A matrix to read: element (i, j) is `data[i * row_stride + j * col_stride]`. Strides may be 0 (broadcast).
 #[derive(Clone, Copy)]
@@ -163,4 +168,100 @@ fn disjoint<const N: usize>(mut dims: [(usize, usize); N]) -> bool {
         reach += (len - 1) * stride;
         apart
     })
+}
+
+/// Neighbouring columns of neighbouring rows of a matrix, to write.
+pub(crate) struct Cell<'a, T> {
+    start: *mut T,
+    rows: usize,
+    cols: usize,
+    /// Elements from one row to the next.
+    stride: usize,
+    data: PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: a cell is the one way to its elements, like `&mut [T]`, and goes where that may go.
+unsafe impl<T: Send> Send for Cell<'_, T> {}
+
+impl<'a, T> Cell<'a, T> {
+    /// A matrix of `rows` rows, each of `across` cells of `cols` columns, cut into cells of at most `height` rows: from the
+    /// top to the bottom, then the next columns.
+    ///
+    /// # Panics
+    /// If `data` is shorter than that, or `height` is 0.
+    pub(crate) fn cut(
+        data: &'a mut [T],
+        rows: usize,
+        [across, cols]: [usize; 2],
+        height: usize,
+    ) -> impl Iterator<Item = Cell<'a, T>> {
+        let stride = across * cols;
+        let needed = rows.checked_mul(stride);
+        assert!(
+            needed.is_some_and(|n| n <= data.len()),
+            "{rows} rows of {stride} in {} elements",
+            data.len()
+        );
+        let start = data.as_mut_ptr();
+        (0..across).flat_map(move |i| {
+            (0..rows).step_by(height).map(move |top| Cell {
+                start: start.wrapping_add(top * stride + i * cols),
+                rows: height.min(rows - top),
+                cols,
+                stride,
+                data: PhantomData,
+            })
+        })
+    }
+
+    pub(crate) fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// # Panics
+    /// If there is no such row.
+    pub(crate) fn row(&mut self, i: usize) -> &mut [T] {
+        assert!(i < self.rows, "row {i} of {}", self.rows);
+        // SAFETY: the row lies inside the slice that `cut` took, which is borrowed mutably as long as the cell lives: its
+        // end is at most `rows * stride` of the matrix. No other cell has its elements, for the columns or the rows of any
+        // two cells differ and a cell's columns end before the next one's begin. The cell is borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(i * self.stride), self.cols) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Cell;
+
+    #[test]
+    fn every_element_lies_in_one_cell_from_the_top_down() {
+        for (rows, [across, cols], height) in
+            [(7, [3, 2], 3), (1, [1, 1], 1), (4, [2, 3], 9), (0, [2, 2], 1), (3, [2, 0], 2), (3, [0, 2], 2)]
+        {
+            let mut data = vec![0; rows * across * cols + 1];
+            let mut cells: Vec<_> = Cell::cut(&mut data, rows, [across, cols], height).collect();
+            assert_eq!(cells.len(), across * rows.div_ceil(height));
+            for (number, cell) in cells.iter_mut().enumerate() {
+                (0..cell.rows()).for_each(|i| cell.row(i).iter_mut().for_each(|x| *x += number + 1));
+            }
+            for (place, x) in data[..rows * across * cols].iter().enumerate() {
+                let (row, col) = (place / (across * cols), place % (across * cols));
+                assert_eq!(*x, col / cols * rows.div_ceil(height) + row / height + 1);
+            }
+            assert_eq!(data.last(), Some(&0));
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "elements")]
+    fn a_matrix_larger_than_its_slice_is_refused() {
+        let _ = Cell::cut(&mut [0; 5], 3, [1, 2], 1);
+    }
+
+    #[test]
+    #[should_panic(expected = "row 1")]
+    fn a_row_that_is_not_there_is_refused() {
+        let mut data = [0; 4];
+        Cell::cut(&mut data, 2, [1, 2], 1).for_each(|mut cell| cell.row(1).fill(1));
+    }
 }

@@ -31,45 +31,38 @@
 //! `Accumulate` and half types sum all of k first and touch C once. In half precision the finished sum is rounded once
 //! for a plain product; bias, activation and accumulation each round again, as they would as operations of their own.
 
-mod batch;
-mod cells;
 mod column;
 mod cuda;
 mod element;
 mod epilogue;
-mod finish;
 mod job;
 mod kernel;
 mod mat;
 mod pack;
-mod parts;
 mod places;
 mod plan;
 mod product;
 mod runs;
-mod scratch;
 mod small;
 mod speed;
-mod tables;
 #[cfg(test)]
 mod tests;
 mod thin;
 mod tile;
-mod turned;
 
 use phalanx_tensor::Pool;
 
-pub(crate) use batch::Batch;
-pub(crate) use cells::Cell;
+pub(crate) use crate::scratch::{Scratch, with_scratch};
 pub(crate) use column::{COLUMN_STEPS_MIN, gemm_column};
 pub(crate) use cuda::multiply_on_gpu;
 pub(crate) use element::{GemmElem, Place};
 pub(crate) use epilogue::{Epilogue, Write};
+pub(crate) use mat::Cell;
 pub(crate) use mat::{MatMut, MatRef};
 pub(crate) use places::{Places, Step, gemm_by_panel, gemm_by_places};
 pub(crate) use plan::{is_parallel, share};
+pub(crate) use product::Batch;
 pub(crate) use runs::{Rows, Run, gemm_by_rows, pack_columns, pack_panels, packed_len, steps_in_place};
-pub(crate) use scratch::{Scratch, with_scratch};
 pub(crate) use small::{gemm_few, gemm_small};
 pub use speed::{peak_bandwidth, peak_flops};
 pub(crate) use tile::TileShape;
@@ -110,7 +103,7 @@ pub(crate) fn gemm_batched<T: GemmElem>(
     write: Write,
     epilogue: Epilogue<'_, T>,
 ) {
-    batch::run(Runner::current(), pool, batch, a, b, c, (write, epilogue), None);
+    product::run(Runner::current(), pool, batch, a, b, c, (write, epilogue), None);
 }
 
 /// C = A B with an epilogue, one of a series of products of one shape by one B. `kept` is empty before the first; if B has to be
@@ -128,5 +121,5 @@ pub(crate) fn gemm_again<T: GemmElem>(
     kept: &mut Vec<T::Acc>,
 ) {
     let batch = Batch { count: 1, a: 0, b: 0, c: 0 };
-    batch::run(Runner::current(), Some(pool), batch, a, b, c, (Write::Store, epilogue), Some(kept));
+    product::run(Runner::current(), Some(pool), batch, a, b, c, (Write::Store, epilogue), Some(kept));
 }

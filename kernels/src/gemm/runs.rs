@@ -9,8 +9,8 @@ use super::kernel::{ROWS_MAX, run_tile};
 use super::mat::{MatMut, MatRef};
 use super::pack::Panels;
 use super::plan::share;
-use super::scratch::{Scratch, with_scratch};
 use super::tile::{Tile, TileShape};
+use crate::scratch::{Scratch, with_scratch};
 use crate::simd::Runner;
 
 /// Steps that lie side by side.

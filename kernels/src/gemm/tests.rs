@@ -155,7 +155,7 @@ fn compare<T: GemmElem>(case: Case, pools: &[Pool], (a, b, bias): (&[T], &[T], O
             }
             let mut got = before.to_vec();
             let strides = (lies.0.strides(m, k), lies.1.strides(k, n), lies.2.strides(m, n));
-            batch::run(
+            product::run(
                 Runner::on(isa).expect("available"),
                 Some(pool),
                 batch,

@@ -6,11 +6,11 @@
 use phalanx_tensor::Pool;
 
 use super::element::{GemmElem, Place, steps_on};
-use super::finish::FinishTile;
+use super::epilogue::FinishTile;
 use super::pack::Panels;
 use super::plan::share;
 use super::product::Product;
-use super::scratch::with_scratch;
+use crate::scratch::with_scratch;
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Vector};
 
 /// Rows at most.

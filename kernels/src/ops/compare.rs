@@ -3,9 +3,9 @@
 use bytemuck::Zeroable;
 use phalanx_tensor::{DType, Result, Scalar, Tensor};
 
+use super::cast::{Convert, convert};
 use crate::check;
 use crate::ops::cast::Number;
-use crate::ops::cast::convert::{Convert, convert};
 use crate::pointwise::cuda::{Expression, Numbers, computed_name};
 use crate::pointwise::{in_order, map_blocks};
 use crate::real::for_element;

@@ -7,9 +7,9 @@
 use phalanx_tensor::{Error, Result, Tensor};
 
 use super::conv2d::{Conv3dOptions, conv_transpose2d, conv2d, conv2d_weight};
+use super::creation::fill_;
+use super::in_place::copy_;
 use super::taps::Tap;
-use crate::ops::copy::copy_;
-use crate::ops::full::fill_;
 
 /// The convolution of `volume` `[n, in, d, h, w]` with `weight` `[out, in / groups, kd, kh, kw]`, plus `bias` `[out]`, at
 /// a grid of `size` points ([`Conv3dOptions::size`]): `[n, out, ..size]`.

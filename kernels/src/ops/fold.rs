@@ -4,11 +4,11 @@
 use phalanx_tensor::{DType, Error, Result, Tensor};
 
 use super::conv2d::ConvOptions;
+use super::in_place::accumulate_;
+use super::in_place::copy_;
 use super::taps::Tap;
 use crate::check;
-use crate::ops::accumulate::accumulate_;
 use crate::ops::cast::cast;
-use crate::ops::copy::copy_;
 
 /// The windows of `[n, channels, h, w]`, zeros outside the image: `[n, channels kh kw, windows]`, a window's place in
 /// row-major order.

@@ -2,7 +2,7 @@
 
 use phalanx_tensor::{DType, Dim, Error, Result, Tensor};
 
-use super::amax::refuse_empty;
+use super::extremum::refuse_empty;
 use crate::check;
 use crate::dispatch::Kernels;
 use crate::real::{Real, for_real};

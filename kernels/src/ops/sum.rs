@@ -1,12 +1,15 @@
-//! Sums and means over dimensions.
+//! Sums over dimensions, and what is made of them: means, variances, logarithms of sums of exponentials.
 
 use phalanx_tensor::{DType, Dim, Result, Tensor};
 
 use crate::check;
 use crate::dispatch::Kernels;
-use crate::real::{for_integer, for_real};
+use crate::real::{Real, for_integer, for_real};
 use crate::reduce::cuda::{self, Finish, Precision, Target};
-use crate::reduce::{By, Frame, Itself, Kind, Sum, Total, each, fold_each, fold_tensor};
+use crate::reduce::{
+    By, Deviation, ExpAbove, Frame, Itself, Kind, Largest, Sum, Total, each, fold, fold_each, fold_tensor,
+};
+use crate::simd::Float;
 use crate::source::Source;
 
 /// The sum over `dims`, which stay with size 1 if `keepdim`; 0 over nothing. Integers and bools are summed in i64
@@ -86,11 +89,112 @@ fn floats_on_gpu(op: &'static str, frame: &Frame, divisor: f64, out: &mut Tensor
     cuda::fold(op, frame, SUM, Precision::Plain, None, Target::Tensor(out), &finish)
 }
 
+/// `sum((x - mean)²) / (n - correction)` over `dims`, which stay with size 1 if `keepdim`. In two passes: the
+/// deviations are taken from the rounded mean, and what its rounding adds to their squares is taken off again.
+///
+/// # Errors
+/// If the dtype is no floating-point one, or a dimension does not exist or is named twice.
+pub fn var<D: Dim>(x: &Tensor, dims: &[D], correction: f64, keepdim: bool) -> Result<Tensor> {
+    check::float(VAR, x)?;
+    check::from_zero(VAR, "a correction of", correction)?;
+    var_over(&Frame::new(VAR, x, dims, keepdim)?, correction)
+}
+
+const VAR: &str = "var";
+
+fn var_over(frame: &Frame, correction: f64) -> Result<Tensor> {
+    let (mut out, computes) = frame.output(VAR, frame.view.dtype())?;
+    if computes {
+        VARIANCE.run(out.device(), |variance| variance(frame, correction, &mut out))?;
+    }
+    Ok(out)
+}
+
+const VARIANCE: Kernels<Variance> = Kernels { cpu: variance_on_cpu, cuda: variance_on_gpu };
+
+type Variance = fn(&Frame, f64, &mut Tensor) -> Result<()>;
+
+fn variance_on_cpu(frame: &Frame, correction: f64, out: &mut Tensor) -> Result<()> {
+    for_real!(VAR, out.dtype(), T => variance::<T>(VAR, frame, correction, out))
+}
+
+fn variance<T: Real>(op: &'static str, frame: &Frame, correction: f64, out: &mut Tensor) -> Result<()> {
+    let n = frame.n as f64;
+    let mut means = vec![T::Wide::ZERO; out.numel()];
+    let mean = |_: usize, [sum]: [f64; 1]| T::Wide::from_f64(sum / n);
+    fold::<T, _, _, _, 1>(op, frame, (Total, Itself { neutral: 0.0 }), &[], &mut means, mean)?;
+    let divisor = (n - correction).max(0.0);
+    fold_tensor::<T, _, _, 2>(op, frame, (Total, Deviation), &means, out, |_, [sum, squares]| {
+        let rest = squares - sum * sum / n;
+        if rest < 0.0 { 0.0 } else { rest / divisor }
+    })
+}
+
+fn variance_on_gpu(frame: &Frame, correction: f64, out: &mut Tensor) -> Result<()> {
+    let (n, divisor) = (frame.n as f64, (frame.n as f64 - correction).max(0.0));
+    let means = cuda::numbers(VAR, frame)?;
+    let mean = Finish { text: "set(out, o, x[0] / a)", numbers: [n, 0.0] };
+    let with = (Total, Itself { neutral: 0.0 });
+    cuda::fold(VAR, frame, with, Precision::Plain, None, Target::Scratch(&means), &mean)?;
+    let text = "const f64 rest = x[1] - x[0] * x[0] / a; set(out, o, rest < 0.0 ? 0.0 : rest / b)";
+    let finish = Finish { text, numbers: [n, divisor] };
+    let target = Target::Tensor(out);
+    cuda::fold(VAR, frame, (Total, Deviation), Precision::Plain, Some(&means), target, &finish)
+}
+
+/// `log(sum(e^x))` over `dims`, which stay with size 1 if `keepdim`; -inf over nothing. The largest element is
+/// subtracted first, so that no exponential overflows.
+///
+/// # Errors
+/// If the dtype is no floating-point one, or a dimension does not exist or is named twice.
+pub fn logsumexp<D: Dim>(x: &Tensor, dims: &[D], keepdim: bool) -> Result<Tensor> {
+    check::float(LOGSUMEXP, x)?;
+    logsumexp_over(&Frame::new(LOGSUMEXP, x, dims, keepdim)?)
+}
+
+const LOGSUMEXP: &str = "logsumexp";
+
+fn logsumexp_over(frame: &Frame) -> Result<Tensor> {
+    let (mut out, computes) = frame.output(LOGSUMEXP, frame.view.dtype())?;
+    if computes {
+        LOG_SUM.run(out.device(), |log_sum| log_sum(frame, &mut out))?;
+    }
+    Ok(out)
+}
+
+const LOG_SUM: Kernels<LogSum> = Kernels { cpu: log_sum_on_cpu, cuda: log_sum_on_gpu };
+
+type LogSum = fn(&Frame, &mut Tensor) -> Result<()>;
+
+fn log_sum_on_cpu(frame: &Frame, out: &mut Tensor) -> Result<()> {
+    for_real!(LOGSUMEXP, out.dtype(), T => log_sum::<T>(LOGSUMEXP, frame, out))
+}
+
+fn log_sum<T: Real>(op: &'static str, frame: &Frame, out: &mut Tensor) -> Result<()> {
+    let mut tops = vec![T::Wide::ZERO; out.numel()];
+    // Nothing is to be subtracted of an infinite one: the sum says the same.
+    let top = |_: usize, [x]: [f64; 1]| T::Wide::from_f64(if x.is_infinite() { 0.0 } else { x });
+    let term = Itself { neutral: f64::NEG_INFINITY };
+    fold::<T, _, _, _, 1>(op, frame, (Largest, term), &[], &mut tops, top)?;
+    let finish = |i: usize, [sum]: [f64; 1]| tops[i].to_f64() + sum.ln();
+    fold_tensor::<T, _, _, 1>(op, frame, (Total, ExpAbove), &tops, out, finish)
+}
+
+fn log_sum_on_gpu(frame: &Frame, out: &mut Tensor) -> Result<()> {
+    let tops = cuda::numbers(LOGSUMEXP, frame)?;
+    let top = Finish { text: "set(out, o, isinf(x[0]) ? 0.0 : x[0])", numbers: [0.0; 2] };
+    let with = (Largest, Itself { neutral: f64::NEG_INFINITY });
+    cuda::fold(LOGSUMEXP, frame, with, Precision::Plain, None, Target::Scratch(&tops), &top)?;
+    let finish = Finish { text: "set(out, o, shift + log(x[0]))", numbers: [0.0; 2] };
+    let target = Target::Tensor(out);
+    cuda::fold(LOGSUMEXP, frame, (Total, ExpAbove), Precision::Plain, Some(&tops), target, &finish)
+}
+
 #[cfg(test)]
 mod tests {
     use phalanx_tensor::{DType, Device, Tensor};
 
-    use super::{mean, sum};
+    use super::{logsumexp, mean, sum, var};
     use crate::testing::{FLOATS, assert_close, floats, make, tolerance, values};
 
     /// Sums over `dims`, element by element in f64.
@@ -188,5 +292,61 @@ mod tests {
     fn the_mean_of_large_halves_is_finite() {
         let x = make(&[1000], DType::F16, &|_| 60000.0);
         assert_eq!(values(&mean(&x, &[0], false).unwrap()), [60000.0]);
+    }
+
+    /// The variance of a line, in two passes in f64.
+    fn variance_twin(line: &[f64], correction: f64) -> f64 {
+        let mean = line.iter().sum::<f64>() / line.len() as f64;
+        line.iter().map(|x| (x - mean) * (x - mean)).sum::<f64>() / (line.len() as f64 - correction)
+    }
+
+    fn close(got: f64, want: f64, dtype: DType) {
+        assert!((got - want).abs() <= 4.0 * tolerance(dtype) * want, "got {got}, wanted {want}");
+    }
+
+    #[test]
+    fn equals_two_passes_in_f64_with_a_large_mean_too() {
+        for dtype in FLOATS {
+            for (mean, spread) in [(0.0, 1.0), (1e4, 0.1)] {
+                let x = make(&[40, 3000], dtype, &floats(mean - spread, mean + spread));
+                let all = values(&x);
+                for (got, line) in values(&var(&x, &[1], 1.0, false).unwrap()).iter().zip(all.chunks(3000)) {
+                    close(*got, variance_twin(line, 1.0), dtype);
+                }
+                for (column, got) in values(&var(&x, &[0], 0.0, true).unwrap()).iter().enumerate() {
+                    let line: Vec<f64> = all.iter().skip(column).step_by(3000).copied().collect();
+                    close(*got, variance_twin(&line, 0.0), dtype);
+                }
+            }
+        }
+        let one = make(&[1], FLOATS[0], &|_| 2.0);
+        assert!(values(&var(&one, &[0], 1.0, false).unwrap())[0].is_nan());
+    }
+
+    #[test]
+    fn equals_the_formula_and_bears_infinities() {
+        for dtype in FLOATS {
+            let x = make(&[30, 2000], dtype, &floats(-5.0, 5.0));
+            let all = values(&x);
+            let twin = |line: &mut dyn Iterator<Item = f64>| line.map(f64::exp).sum::<f64>().ln();
+            for (got, line) in values(&logsumexp(&x, &[1], false).unwrap()).iter().zip(all.chunks(2000)) {
+                assert_close(*got, twin(&mut line.iter().copied()), tolerance(dtype));
+            }
+            for (column, got) in values(&logsumexp(&x, &[0], false).unwrap()).iter().enumerate() {
+                assert_close(
+                    *got,
+                    twin(&mut all.iter().skip(column).step_by(2000).copied()),
+                    tolerance(dtype),
+                );
+            }
+            let inf = f64::INFINITY;
+            for (line, want) in [([-inf, -inf], -inf), ([inf, 0.0], inf), ([f64::NAN, inf], f64::NAN)] {
+                let got = values(&logsumexp(&make(&[2], dtype, &|i| line[i]), &[0], false).unwrap())[0];
+                assert!(got == want || got.is_nan() && want.is_nan(), "{line:?}: {got}");
+            }
+            let large = make(&[2], dtype, &|_| 6e4);
+            let want = values(&large)[0] + 2f64.ln();
+            assert_close(values(&logsumexp(&large, &[0], false).unwrap())[0], want, tolerance(dtype));
+        }
     }
 }

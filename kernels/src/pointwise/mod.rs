@@ -7,18 +7,16 @@
 mod block;
 pub(crate) mod cuda;
 mod in_place;
-mod lines;
 mod order;
-mod sign;
 pub(crate) mod trace;
 
 use phalanx_tensor::{Dims, Element, Error, Loops, Result, Tensor, broadcast_shapes};
 
+use block::map_apart;
 pub(crate) use block::{Function, GROUP, Input, Lines, Output, apply, apply_to_lines, run};
 use cuda::Expression;
 pub(crate) use in_place::{map_over, modify};
 pub(crate) use order::in_order;
-pub(crate) use sign::{SIGN, Signs, map_signs};
 
 use crate::check;
 use crate::dispatch::by_device;
@@ -58,6 +56,22 @@ macro_rules! pointwise {
     };
 }
 pub(crate) use pointwise;
+
+/// Declares operations that apply a [`Pointwise`] function to floating-point tensors: `name(x, y) = body;`, or with numbers beside
+/// the elements `name(x) { alpha } = body;`. The function takes the tensors, then the numbers.
+macro_rules! elementwise {
+    ($($(#[$doc:meta])* $name:ident($($x:ident),+) $({ $($number:ident),+ })? = $body:expr;)*) => {$(
+        $(#[$doc])*
+        ///
+        /// # Errors
+        /// If the shapes do not broadcast, dtypes or devices differ, or the dtype is no floating-point one.
+        pub fn $name($($x: &phalanx_tensor::Tensor),+ $($(, $number: f64)+)?) -> phalanx_tensor::Result<phalanx_tensor::Tensor> {
+            $crate::pointwise::pointwise!(Function $({ $($number),+ })?, |$($x),+| $body);
+            $crate::pointwise::map(stringify!($name), Function $({ $($number),+ })?, [$($x),+])
+        }
+    )*};
+}
+pub(crate) use elementwise;
 
 /// A number in every lane.
 #[inline(always)]
@@ -118,7 +132,7 @@ fn map_typed<T: Real, const N: usize>(
             let x = std::array::from_fn(|n| T::input(sources[n].block(start, target.len(), &mut [])));
             return apply(f, x, T::output(target));
         }
-        lines::map_apart(f, &sources, ways, start, target);
+        map_apart(f, &sources, ways, start, target);
     })
 }
 

@@ -6,13 +6,9 @@
 //! integers, and for products.
 
 mod columns;
-mod combine;
 pub(crate) mod cuda;
 mod each;
-mod each_cuda;
 mod frame;
-mod of_columns;
-mod of_rows;
 mod rows;
 mod term;
 #[cfg(test)]
@@ -24,13 +20,13 @@ use crate::real::Real;
 use crate::simd::{Float, dispatch};
 use crate::source::BLOCK;
 
-use of_columns::{Columns, OfColumns};
-use of_rows::{OfRows, Rows};
+use columns::{Columns, OfColumns};
+use rows::{OfRows, Rows};
 
-pub(crate) use combine::{Combine, Largest, Smallest, Times, Total};
+pub(crate) use cuda::{Kind, VALUE, each, stored};
 pub(crate) use each::{Blocks, By, Least, Most, Product, Sum, Wide, fold_each};
-pub(crate) use each_cuda::{Kind, VALUE, each, stored};
 pub(crate) use frame::Frame;
+pub(crate) use term::{Combine, Largest, Smallest, Times, Total};
 pub(crate) use term::{
     Deviation, ExpAbove, Itself, Magnitude, NonZero, Power, Relative, Square, Stored, Term,
 };

@@ -1,15 +1,17 @@
 //! The reduced elements lie together: each output is a row's.
 
+#![allow(clippy::needless_range_loop)] // an index leaves the compiler nothing to inline in a kernel's body
+
 use std::marker::PhantomData;
 
 use phalanx_tensor::Result;
 
-use super::of_rows::{Lanes, Rows, SIDE};
-use super::{Finish, Frame, Reduction, Stored};
+use super::term::{Elements, Half, halves};
+use super::{Combine, Finish, Frame, Reduction, Stored, Term};
 use crate::gemm::with_scratch;
-use crate::pointwise::piece_of;
+use crate::pointwise::{Input, piece_of};
 use crate::real::Real;
-use crate::simd::{Float, LANES_MAX, dispatch};
+use crate::simd::{Float, Isa, Kernel, LANES_MAX, Vector, dispatch, each};
 use crate::source::{BLOCK, Source};
 
 /// Rows that are handed to the vectors at once, at most.
@@ -160,4 +162,261 @@ fn linked<T: Real, W: Float>(source: &Source<'_, T>, n: usize) -> Option<[usize;
 /// The row of block number `block`, and its first element there.
 fn divide(block: usize, blocks: usize, size: usize) -> (usize, usize) {
     (block / blocks, block % blocks * size)
+}
+
+/// Vectors that are filled side by side: enough to hide an addition's latency and to keep chains short.
+pub(super) const SIDE: usize = 8;
+/// Vectors of rows across memory that are worked on at a time, so that what is read lies in runs. Twice as many narrow ones.
+const RUN: usize = 4;
+
+/// Some rows of `n` elements each, one after the other.
+pub(super) struct Rows<'a, E, W, const K: usize> {
+    pub(super) x: Input<'a, E>,
+    pub(super) n: usize,
+    /// If the rows lie across memory instead: how far apart a row's elements are. Those of the next rows lie beside them.
+    pub(super) across: Option<usize>,
+    /// How many rows across memory make one part, each after the other: a power of two, and at most as many as a vector has lanes.
+    /// Their elements are a multiple of the chains.
+    pub(super) linked: usize,
+    pub(super) shifts: &'a [W],
+    pub(super) parts: &'a mut [[f64; K]],
+}
+
+/// How many lanes a vector of `W` has.
+pub(super) struct Lanes<W>(pub(super) PhantomData<W>);
+
+impl<W: Float> Kernel for Lanes<W> {
+    type Output = usize;
+
+    #[inline(always)]
+    fn run<S: Isa>(self) -> usize {
+        <W::Vec<S> as Vector>::LANES
+    }
+}
+
+/// What is done with them.
+pub(super) struct OfRows<'a, E, W, C, F, const K: usize> {
+    pub(super) combine: C,
+    pub(super) term: F,
+    pub(super) rows: Rows<'a, E, W, K>,
+}
+
+impl<E: Stored<W>, W: Float, C: Combine, F: Term<K>, const K: usize> Kernel for OfRows<'_, E, W, C, F, K> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Isa>(self) {
+        let lanes = <W::Vec<S> as Vector>::LANES;
+        let (c, term, mut rows) = (self.combine, self.term, self.rows);
+        let half = match rows.x {
+            Input::Wide(x) if rows.across.is_some() => return rows.fold_all_across::<S, C, F, _>(c, term, x),
+            Input::Wide(x) => {
+                let count = rows.parts.len();
+                let turned = if rows.n <= 2 * lanes { count - count % lanes } else { 0 };
+                for row in (0..turned).step_by(lanes) {
+                    match rows.n {
+                        2 if lanes >= 2 => rows.fold_dealt::<S, C, F, 2>(c, term, x, row),
+                        3 if lanes >= 4 => rows.fold_dealt::<S, C, F, 3>(c, term, x, row),
+                        4 if lanes >= 4 => rows.fold_dealt::<S, C, F, 4>(c, term, x, row),
+                        _ => rows.fold_turned::<S, C, F>(c, term, x, row),
+                    }
+                }
+                return rows.fold_rows::<S, C, F, _>(c, term, x, turned);
+            }
+            Input::Bf16(x) => Half::Bf16(x),
+            Input::F16(x) => Half::F16(x),
+            Input::Same(_) | Input::Each(_) => unreachable!("a tensor's elements are none of these"),
+        };
+        // Code that no halves come to is left out.
+        if E::HALVES {
+            match rows.across {
+                Some(_) => rows.fold_all_across::<S, C, F, _>(c, term, half),
+                None => rows.fold_rows::<S, C, F, _>(c, term, half, 0),
+            }
+        }
+    }
+}
+
+impl<E: Stored<W>, W: Float, const K: usize> Rows<'_, E, W, K> {
+    /// The rows from number `first` on.
+    #[inline(always)]
+    fn fold_rows<S: Isa, C: Combine, F: Term<K>, X: Elements<W>>(
+        &mut self,
+        c: C,
+        term: F,
+        x: X,
+        first: usize,
+    ) {
+        for row in first..self.parts.len() {
+            let total = self.fold::<S, C, F, X, SIDE>(c, term, x, row);
+            self.parts[row] = each(|k| total[k].reduce(C::merge).to_f64());
+        }
+    }
+
+    /// A row, in `N` vectors side by side.
+    #[inline(always)]
+    fn fold<S: Isa, C: Combine, F: Term<K>, X: Elements<W>, const N: usize>(
+        &self,
+        c: C,
+        term: F,
+        x: X,
+        row: usize,
+    ) -> [W::Vec<S>; K] {
+        let lanes = <W::Vec<S> as Vector>::LANES;
+        let shift = self.shifts.get(row).copied().unwrap_or(W::ZERO);
+        let (fill, shift) = (term.neutral(shift), W::Vec::<S>::splat(shift));
+        let mut sides = [[W::Vec::<S>::splat(W::from_f64(C::START)); K]; N];
+        let (x, whole) = (x.part(row * self.n, self.n), self.n / (N * lanes) * (N * lanes));
+        for at in (0..whole).step_by(N * lanes) {
+            let x = x.part(at, N * lanes);
+            for i in 0..N {
+                let terms = term.of(x.load::<S>(i * lanes, lanes, fill), shift);
+                sides[i] = each(|k| C::merge(sides[i][k], terms[k]));
+            }
+        }
+        for (side, at) in sides.iter_mut().zip((whole..self.n).step_by(lanes)) {
+            let terms = term.of(x.load::<S>(at, lanes.min(self.n - at), fill), shift);
+            *side = each(|k| C::merge(side[k], terms[k]));
+        }
+        halves(c, sides, N)
+    }
+
+    /// As many short rows from number `first` on as there are lanes, turned.
+    #[inline(always)]
+    fn fold_turned<S: Isa, C: Combine, F: Term<K>>(&mut self, c: C, term: F, x: &[E], first: usize) {
+        let mut square = [[W::Vec::<S>::zero(); LANES_MAX]; K];
+        for i in 0..<W::Vec<S> as Vector>::LANES {
+            let row = self.fold::<S, C, F, _, 2>(c, term, x, first + i);
+            for (square, row) in square.iter_mut().zip(row) {
+                square[i] = row;
+            }
+        }
+        for square in &mut square {
+            W::Vec::<S>::turn(square);
+        }
+        self.store::<S, C>(c, first, each(|i| each(|k| square[k][i])));
+    }
+
+    /// [`Rows::fold_turned`] of rows of `N` elements.
+    #[inline(always)]
+    fn fold_dealt<S: Isa, C: Combine, F: Term<K>, const N: usize>(
+        &mut self,
+        c: C,
+        term: F,
+        x: &[E],
+        first: usize,
+    ) {
+        let lanes = <W::Vec<S> as Vector>::LANES;
+        let start = W::Vec::<S>::splat(W::from_f64(C::START));
+        let shift = match self.shifts {
+            [] => W::Vec::<S>::zero(),
+            shifts => W::load::<S>(&shifts[first..], W::ZERO),
+        };
+        let mut elements = [[start; K]; 4];
+        let x = &x[first * N..][..lanes * N];
+        for j in 0..N {
+            let mut dealt = [x[j]; LANES_MAX];
+            for i in 0..lanes {
+                dealt[i] = x[i * N + j];
+            }
+            let terms = term.of(E::load::<S>(&dealt, W::ZERO), shift);
+            elements[j] = each(|k| C::merge(start, terms[k]));
+        }
+        self.store::<S, C>(c, first, each(|i| if i < 4 { elements[i] } else { [start; K] }));
+    }
+
+    /// All rows, which lie across memory: a vector holds one element of several.
+    #[inline(always)]
+    fn fold_all_across<S: Isa, C: Combine, F: Term<K>, X: Elements<W>>(&mut self, c: C, term: F, x: X) {
+        let lanes = <W::Vec<S> as Vector>::LANES;
+        match (self.n <= lanes, lanes < LANES_MAX) {
+            (true, _) => self.fold_across::<S, C, F, X, 1, RUN>(c, term, x),
+            (false, false) => self.fold_across::<S, C, F, X, SIDE, RUN>(c, term, x),
+            (false, true) => self.fold_across::<S, C, F, X, SIDE, { 2 * RUN }>(c, term, x),
+        }
+    }
+
+    /// In `N` vectors of chains, `R` vectors of rows at a time.
+    #[inline(always)]
+    fn fold_across<S: Isa, C: Combine, F: Term<K>, X: Elements<W>, const N: usize, const R: usize>(
+        &mut self,
+        c: C,
+        term: F,
+        x: X,
+    ) {
+        let lanes = <W::Vec<S> as Vector>::LANES;
+        let (stride, count) = (self.across.unwrap_or(1), self.parts.len() * self.linked);
+        for first in (0..count).step_by(R * lanes) {
+            let rows = (count - first).min(R * lanes);
+            let shift: [W::Vec<S>; R] = each(|i| match self.shifts {
+                [] => W::Vec::<S>::zero(),
+                shifts => W::load::<S>(&shifts[first..][(i * lanes).min(rows)..rows], W::ZERO),
+            });
+            let mut chains = [[[[W::Vec::<S>::zero(); K]; R]; LANES_MAX]; N];
+            for chain in 0..N * lanes {
+                let elements = (chain..self.n).step_by(N * lanes);
+                let at = |j: usize| x.part(j * stride + first, rows);
+                chains[chain / lanes][chain % lanes] = match rows == R * lanes {
+                    true => {
+                        chain_across::<S, W, C, F, K, R>(c, term, shift, elements, self.linked, |j, i| {
+                            at(j).load::<S>(i * lanes, lanes, W::ZERO)
+                        })
+                    }
+                    false => {
+                        chain_across::<S, W, C, F, K, R>(c, term, shift, elements, self.linked, |j, i| {
+                            let from = rows.min(i * lanes);
+                            at(j).load::<S>(from, rows.min((i + 1) * lanes) - from, W::ZERO)
+                        })
+                    }
+                };
+            }
+            for (i, start) in (first..first + rows).step_by(lanes).enumerate() {
+                let mut square = [[W::Vec::<S>::zero(); K]; LANES_MAX];
+                for lane in 0..lanes {
+                    square[lane] = halves(c, each::<_, N>(|side| chains[side][lane][i]), N);
+                }
+                self.store::<S, C>(c, start, square);
+            }
+        }
+    }
+
+    /// The parts of as many rows as there are lanes, from each lane's vector.
+    #[inline(always)]
+    fn store<S: Isa, C: Combine>(&mut self, c: C, first: usize, vectors: [[W::Vec<S>; K]; LANES_MAX]) {
+        let lanes = <W::Vec<S> as Vector>::LANES;
+        let mut totals = [[W::ZERO; LANES_MAX]; K];
+        let total = halves(c, vectors, lanes);
+        for (to, x) in totals.iter_mut().zip(total) {
+            x.store(to);
+        }
+        let parts = self.parts[first / self.linked..].iter_mut().enumerate();
+        for (i, part) in parts.take(lanes / self.linked) {
+            *part = each(|k| totals[k][(i + 1) * self.linked - 1].to_f64());
+        }
+    }
+}
+
+/// One chain of rows across memory: of every vector of them, whose elements `load` gives.
+#[inline(always)]
+fn chain_across<S: Isa, W: Float, C: Combine, F: Term<K>, const K: usize, const R: usize>(
+    _: C,
+    term: F,
+    shift: [W::Vec<S>; R],
+    elements: impl Iterator<Item = usize> + Clone,
+    linked: usize,
+    load: impl Fn(usize, usize) -> W::Vec<S>,
+) -> [[W::Vec<S>; K]; R] {
+    let mut so_far = [[W::Vec::<S>::splat(W::from_f64(C::START)); K]; R];
+    for link in 0..linked {
+        if link > 0 {
+            so_far = each(|i| each(|k| so_far[i][k].one_on()));
+        }
+        for j in elements.clone() {
+            for i in 0..R {
+                let terms = term.of(load(j, i), shift[i]);
+                so_far[i] = each(|k| C::merge(so_far[i][k], terms[k]));
+            }
+        }
+    }
+    so_far
 }

@@ -15,7 +15,7 @@ use crate::reduce::{Deviation, Frame, Itself, Total, fold};
 use crate::rows::{self, Outputs, Shape};
 use crate::simd::Float;
 use crate::source::values_f64;
-use crate::wide::{elements, store, wide_dtype, widened_if};
+use crate::source::{elements, store, wide_dtype, widened_if};
 
 /// Numbers kept of a channel: the mean's two parts, the inverse deviation, and the variance.
 const KEPT: usize = 4;

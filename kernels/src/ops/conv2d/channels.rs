@@ -6,11 +6,11 @@
 use phalanx_tensor::Pool;
 
 use super::Summed;
-use super::axis::{Axis, Tap};
 use super::cpu::Correlation;
 use super::images::{Lay, TOGETHER as SIDE, Take};
 use super::packed::Packed;
 use super::weight::WeightGrad;
+use super::window::{Axis, Tap};
 use crate::gemm::{GemmElem, Place, with_scratch};
 use crate::simd::{Float, Isa, Kernel, Runner, Vector, dispatch};
 

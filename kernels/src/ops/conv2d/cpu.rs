@@ -6,13 +6,13 @@
 
 use phalanx_tensor::{Result, Tensor};
 
-use super::axis::Axis;
 use super::channels::{self, Channels};
 use super::images::{self, Images};
-use super::order::Order;
 use super::packed::{Packed, Panels};
 use super::thin::{self, Thin};
 use super::unit::{Side, Unit};
+use super::window::Axis;
+use super::window::Order;
 use super::{Cut, Summed};
 use crate::gemm::{GemmElem, tile_shape, with_scratch};
 

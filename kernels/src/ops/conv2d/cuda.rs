@@ -11,7 +11,7 @@ use crate::cuda::{File, PRELUDE, type_name};
 use crate::gemm::Write;
 use crate::ops::cast::cast;
 use crate::ops::matmul::{Finish, multiply_on_gpu};
-use crate::wide::wide_dtype;
+use crate::source::wide_dtype;
 
 const FILES: &[File] = &[PRELUDE, ("columns.cu", include_str!("columns.cu"))];
 

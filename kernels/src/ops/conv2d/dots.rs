@@ -34,7 +34,7 @@ pub(super) struct Dots<'a, T: Real> {
 impl<'a, T: Real<Wide: Summed>> Dots<'a, T> {
     pub(super) fn new(job: &'a WeightGrad<'a>, image: &'a [T], grid: &'a [T]) -> Self {
         let [rows, cols] = &job.axes;
-        let reach = |axis: &super::axis::Axis, count: usize| {
+        let reach = |axis: &super::window::Axis, count: usize| {
             Reach::new(axis.step, count, axis.taps.iter().map(|tap| tap.offset))
         };
         let sheets = |band: usize| Sheets::new([reach(rows, band), reach(cols, cols.count)]);

@@ -4,16 +4,13 @@
 //! element * dilation] * weight[element] * grid[point]`, solved for each of its tensors. So each is a derivative of the
 //! others.
 
-mod axis;
 mod channels;
 mod cpu;
 mod cuda;
-mod cut;
 mod dots;
 mod gather;
 mod images;
 mod options;
-mod order;
 mod packed;
 mod point;
 #[cfg(test)]
@@ -21,11 +18,10 @@ mod tests;
 mod thin;
 mod unit;
 mod weight;
-mod weight_images;
 mod window;
 
-use cut::Cut;
 pub use options::{Conv1dOptions, Conv3dOptions, ConvOptions};
+use window::Cut;
 
 use phalanx_tensor::{Element, Error, Result, Tensor};
 
@@ -60,7 +56,7 @@ pub fn conv2d(
     parts.channels("in / groups", parts.channels_source, inputs)?;
     parts.divides("output channels", outputs)?;
     let axis = |i: usize, kernel| {
-        axis::direct(size[i], kernel, options.stride[i], options.padding[i], options.dilation[i])
+        window::direct(size[i], kernel, options.stride[i], options.padding[i], options.dilation[i])
     };
     if point::is_single(options, parts.size(), size, [kh, kw]) {
         return point::direct(&parts, weight, bias);
@@ -93,7 +89,7 @@ pub fn conv_transpose2d(
     let [inputs, outputs, kh, kw] = dims(OP, "a weight", weight)?;
     parts.channels("in", parts.channels_source * options.groups, inputs)?;
     let axes = |i: usize, kernel| {
-        axis::transposed(size[i], kernel, options.stride[i], options.padding[i], options.dilation[i])
+        window::transposed(size[i], kernel, options.stride[i], options.padding[i], options.dilation[i])
     };
     if point::is_single(options, size, parts.size(), [kh, kw]) {
         return point::transposed(&parts, weight, bias);
@@ -105,7 +101,7 @@ pub fn conv_transpose2d(
     parts.run(bias, outputs.saturating_mul(options.groups), size, on_gpu, || {
         let group_stride = inputs / options.groups * strides[0];
         let weight_strides = [group_stride, strides[1], strides[0], strides[2], strides[3]];
-        let pairs = |rows: axis::Axis| axes(1, kw).into_iter().map(move |cols| [rows.clone(), cols]);
+        let pairs = |rows: window::Axis| axes(1, kw).into_iter().map(move |cols| [rows.clone(), cols]);
         (axes(0, kh).into_iter().flat_map(pairs).collect(), weight_strides)
     })
 }
@@ -229,7 +225,7 @@ impl<'a> Parts<'a> {
         channels: usize,
         size: [usize; 2],
         on_gpu: impl FnOnce(Option<&Tensor>, &mut Tensor) -> Result<()>,
-        plan: impl FnOnce() -> (Vec<[axis::Axis; 2]>, [usize; 5]),
+        plan: impl FnOnce() -> (Vec<[window::Axis; 2]>, [usize; 5]),
     ) -> Result<Tensor> {
         let bias = self.bias(bias, channels)?;
         let shape = [self.source.shape()[0], channels, size[0], size[1]];
@@ -260,7 +256,7 @@ impl<'a> Parts<'a> {
 fn weight_on_cpu(parts: &Parts<'_>, grid: &Tensor, kernel: [usize; 2], out: &mut Tensor) -> Result<()> {
     let (options, [_, outputs, height, width]) = (parts.options, dims(parts.op, "a grid", grid)?);
     let axis = |i: usize, count| {
-        axis::direct(count, kernel[i], options.stride[i], options.padding[i], options.dilation[i])
+        window::direct(count, kernel[i], options.stride[i], options.padding[i], options.dilation[i])
     };
     let job = weight::WeightGrad {
         op: parts.op,

@@ -5,9 +5,9 @@ use std::ops::Range;
 use phalanx_tensor::Pool;
 
 use super::Summed;
-use super::axis::Axis;
 use super::cpu::Correlation;
-use super::order::Order;
+use super::window::Axis;
+use super::window::Order;
 use crate::gemm::{GemmElem, MatRef, Place, pack_panels, share, steps_in_place};
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Runner, Vector};
 

@@ -6,9 +6,9 @@ use std::ops::Range;
 use phalanx_tensor::Pool;
 
 use super::Summed;
-use super::axis::Axis;
 use super::cpu::Correlation;
 use super::packed::Packed;
+use super::window::Axis;
 use crate::gemm::{share, with_scratch};
 use crate::ops::sheets::{Lay, Reach, Sheets, VECTORS_MAX, runs};
 use crate::real::Real;

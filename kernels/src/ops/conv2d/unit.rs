@@ -4,11 +4,11 @@
 use std::cell::OnceCell;
 use std::ops::Range;
 
-use super::axis::Axis;
 use super::cpu::Correlation;
 use super::gather::{Fill, Gather, Put};
-use super::order::Order;
 use super::packed::{Packed, Panels};
+use super::window::Axis;
+use super::window::Order;
 use super::window::{Frame, Segment, segments, steps_in_plane};
 use super::{Cut, Summed};
 use crate::gemm::{

@@ -7,14 +7,14 @@ use std::ops::Range;
 use phalanx_tensor::{Pool, Result, Tensor};
 
 use super::Summed;
-use super::axis::Axis;
 use super::channels;
 use super::dots::Dots;
 use super::gather::Fill;
 use super::images::TOGETHER;
-use super::order::Order;
 use super::thin;
 use super::unit::POINTS_MIN;
+use super::window::Axis;
+use super::window::Order;
 use super::window::{Frame, Segment, segments};
 use crate::gemm::{
     GemmElem, MatMut, MatRef, Place, Rows, Run, Write, gemm_by_rows, pack_columns, packed_len, share,

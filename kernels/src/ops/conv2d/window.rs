@@ -1,10 +1,87 @@
-//! The part of a source that some points of the output meet, laid out so that what neighbouring points meet lies side by
-//! side: zeros around it, and columns sorted by their remainder to the step.
+//! How a kernel's window meets an image: which source places an output takes along one axis ([`Axis`]), the segments of a padded
+//! image ([`Frame`]), the order of the additions ([`Order`]), and how the outputs are cut for threads ([`Cut`]).
 
 use std::ops::Range;
 
-use super::axis::Axis;
-use crate::gemm::{Step, TileShape};
+use super::unit::{POINTS_MIN, Part};
+use crate::gemm::{GemmElem, Place, Step, TileShape, steps_in_place};
+
+/// Output pixel `out_start + i * out_step`, for `i` below `count`, is made of source pixels
+/// `i * step + tap.offset`; those outside the source count as zero.
+#[derive(Clone, Debug)]
+pub(super) struct Axis {
+    pub(super) count: usize,
+    pub(super) step: usize,
+    pub(super) taps: Vec<Tap>,
+    pub(super) out_start: usize,
+    pub(super) out_step: usize,
+}
+
+/// A kernel element.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Tap {
+    pub(super) kernel: usize,
+    pub(super) offset: isize,
+}
+
+/// A convolution's axis: every output is made of all kernel elements. A single point needs no step, however large.
+pub(super) fn direct(count: usize, kernel: usize, stride: usize, padding: usize, dilation: usize) -> Axis {
+    let tap = |k: usize| Tap { kernel: k, offset: (k * dilation) as isize - padding as isize };
+    let step = if count > 1 { stride } else { 1 };
+    Axis { count, step, taps: (0..kernel).map(tap).collect(), out_start: 0, out_step: 1 }
+}
+
+/// A transposed convolution's axes: the output pixels that leave one remainder to the stride are made of the kernel
+/// elements that reach them from a source pixel, which are the same for all of them. So it is `stride` convolutions of
+/// step 1, each dense.
+pub(super) fn transposed(
+    size: usize,
+    kernel: usize,
+    stride: usize,
+    padding: usize,
+    dilation: usize,
+) -> Vec<Axis> {
+    // No distance is as large.
+    let stride = stride.min(isize::MAX as usize);
+    let axis = |start: usize| {
+        let tap = |k: usize| {
+            let distance = (start + padding) as isize - (k * dilation) as isize;
+            let exact = distance.rem_euclid(stride as isize) == 0;
+            exact.then(|| Tap { kernel: k, offset: distance.div_euclid(stride as isize) })
+        };
+        let taps = (0..kernel).filter_map(tap).collect();
+        Axis { count: (size - start).div_ceil(stride), step: 1, taps, out_start: start, out_step: stride }
+    };
+    (0..stride.min(size)).map(axis).collect()
+}
+
+impl Axis {
+    /// The output pixel of a point.
+    pub(super) fn place(&self, point: usize) -> usize {
+        self.out_start + point * self.out_step
+    }
+
+    /// The kernel elements that meet a pixel of a source of so many at a point, by number, and the pixel.
+    pub(super) fn inside(&self, point: usize, size: usize) -> impl Iterator<Item = (usize, usize)> {
+        let pixel =
+            move |tap: &Tap| (point * self.step).checked_add_signed(tap.offset).filter(|&at| at < size);
+        self.taps.iter().enumerate().filter_map(move |(nth, tap)| Some((nth, pixel(tap)?)))
+    }
+
+    /// The points at which a kernel element meets a pixel of a source of so many.
+    pub(super) fn met(&self, tap: &Tap, size: usize) -> Range<usize> {
+        let before = |pixels: isize| pixels.max(0).unsigned_abs().div_ceil(self.step).min(self.count);
+        before(-tap.offset)..before(size as isize - tap.offset)
+    }
+
+    /// The lowest and highest source pixel that `count` points from `start` on meet; any if there are no taps.
+    pub(super) fn span(&self, start: usize, count: usize) -> (isize, isize) {
+        let offsets = || self.taps.iter().map(|tap| tap.offset);
+        let (low, high) = (offsets().min().unwrap_or(0), offsets().max().unwrap_or(0));
+        let last = (start + count - 1) * self.step;
+        ((start * self.step) as isize + low, last as isize + high)
+    }
+}
 
 /// How a window lies: pixel (y, x) of channel c of the i-th image, counted from the window's corner, is at
 /// `i * image_len + c * channel_len + y * row_len + (x % phases) * phase_len + x / phases`.
@@ -180,4 +257,151 @@ pub(super) fn steps_in_plane(
         }
     }
     steps
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Order {
+    /// Channels that alternate. A last one that lacks a partner has zeros for it.
+    pub(super) together: usize,
+    /// Of how many channels a lane holds an element.
+    pub(super) in_lane: usize,
+}
+
+impl Order {
+    /// Channel by channel.
+    pub(super) const PLAIN: Order = Order { together: 1, in_lane: 1 };
+
+    /// That of products of `T`.
+    pub(super) fn of<T: GemmElem>(channels: usize) -> Order {
+        let together = if T::Place::IN_PANELS { channels.clamp(1, 2) } else { 1 };
+        Order { together, in_lane: steps_in_place::<T>().min(together) }
+    }
+
+    /// Lanes of a kernel element, one after the other.
+    pub(super) fn places(self) -> usize {
+        self.together / self.in_lane
+    }
+
+    /// Groups of channels that alternate.
+    pub(super) fn groups(self, channels: usize) -> usize {
+        channels.div_ceil(self.together)
+    }
+
+    /// Planes of lanes that so many channels fill.
+    pub(super) fn planes(self, channels: usize) -> usize {
+        self.groups(channels) * self.places()
+    }
+}
+
+/// Multiplications below which starting threads costs more than it brings.
+const PARALLEL_WORK_MIN: usize = 1 << 19;
+/// Output channels that are worth gathering what they are made of.
+const CHANNELS_MIN: usize = 16;
+
+/// The output in chunks, each of some images, or of some channels of one image.
+pub(super) struct Cut {
+    /// Elements in a chunk.
+    pub(super) chunk: usize,
+    /// Output channels that are computed together, all in one group.
+    pub(super) unit: usize,
+    images: usize,
+    all_images: usize,
+    /// Channels in a chunk.
+    channels: usize,
+    all_channels: usize,
+}
+
+impl Cut {
+    /// For an output of `shape`, so many multiplications in all, and so many threads.
+    pub(super) fn new(
+        [images, channels, height, width]: [usize; 4],
+        groups: usize,
+        work: usize,
+        threads: usize,
+    ) -> Cut {
+        let (plane, group) = (height * width, channels / groups);
+        let cut = |images_here: usize, channels_here: usize| Cut {
+            chunk: images_here * channels_here * plane,
+            unit: channels_here.min(group),
+            images: images_here,
+            all_images: images,
+            channels: channels_here,
+            all_channels: channels,
+        };
+        if threads == 1 || work < PARALLEL_WORK_MIN {
+            return cut(images, channels);
+        }
+        if images >= 2 * threads {
+            let filled = POINTS_MIN.div_ceil(plane).min(images.div_ceil(threads));
+            // As many chunks for each thread.
+            let chunks = images.div_ceil(filled.max(images / (4 * threads))).next_multiple_of(threads);
+            return cut(images.div_ceil(chunks), channels);
+        }
+        let enough = |parts: &usize| images * groups * parts >= threads || group / parts < 2 * CHANNELS_MIN;
+        let parts = (1..=group).filter(|parts| group.is_multiple_of(*parts)).find(enough);
+        cut(1, group / parts.unwrap_or(1))
+    }
+
+    /// What chunk `i` holds.
+    pub(super) fn part(&self, i: usize) -> Part {
+        let blocks = self.all_channels / self.channels;
+        let (image, channel) = (i / blocks * self.images, i % blocks * self.channels);
+        let images = image..self.all_images.min(image + self.images);
+        Part { images, channels: channel..channel + self.channels }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn transposed_axes_are_the_converse_of_the_direct_one() {
+        for (image, kernel, stride, padding, dilation) in
+            [(7, 3, 1, 1, 1), (8, 3, 2, 1, 1), (9, 2, 3, 0, 2), (5, 4, 4, 2, 1), (3, 1, 5, 0, 1)]
+        {
+            let grid = (image + 2 * padding - dilation * (kernel - 1) - 1) / stride + 1;
+            let mut pairs = Vec::new();
+            let there = direct(grid, kernel, stride, padding, dilation);
+            for i in 0..grid {
+                for tap in &there.taps {
+                    pairs.push(((i * stride) as isize + tap.offset, i as isize, tap.kernel));
+                }
+            }
+            let mut converse = Vec::new();
+            for axis in transposed(image, kernel, stride, padding, dilation) {
+                for i in 0..axis.count {
+                    let pixel = (axis.out_start + i * axis.out_step) as isize;
+                    converse.extend(axis.taps.iter().map(|tap| (pixel, i as isize + tap.offset, tap.kernel)));
+                }
+            }
+            pairs.retain(|p| (0..image as isize).contains(&p.0));
+            converse.retain(|p| (0..grid as isize).contains(&p.1));
+            pairs.sort_unstable();
+            converse.sort_unstable();
+            assert_eq!(pairs, converse);
+        }
+    }
+
+    #[test]
+    fn chunks_cover_the_output_once_and_units_stay_inside_groups() {
+        for (shape, groups) in
+            [([16, 64, 56, 56], 1), ([1, 64, 56, 56], 1), ([1, 6, 9, 9], 3), ([300, 8, 2, 2], 2)]
+        {
+            for (work, threads) in [(0, 8), (1 << 30, 1), (1 << 30, 2), (1 << 30, 32)] {
+                let cut = Cut::new(shape, groups, work, threads);
+                let total: usize = shape.iter().product();
+                let mut covered = 0;
+                for i in 0..total.div_ceil(cut.chunk) {
+                    let part = cut.part(i);
+                    assert!(part.channels.len().is_multiple_of(cut.unit));
+                    assert!((shape[1] / groups).is_multiple_of(cut.unit));
+                    let start = (part.images.start * shape[1] + part.channels.start) * shape[2] * shape[3];
+                    assert_eq!(start, covered);
+                    covered += part.images.len() * part.channels.len() * shape[2] * shape[3];
+                }
+                assert_eq!(covered, total);
+            }
+        }
+    }
 }

@@ -2,25 +2,28 @@
 //! a row, from which the backward pass makes the gradient in one pass over the logits.
 
 mod cpu;
-mod cuda;
 
+use phalanx_tensor::cuda::Kernel;
 use phalanx_tensor::{DType, Error, Result, Tensor};
 
 use crate::check;
+use crate::classes::Reduction;
+use crate::classes::{CLASSES, Targets};
 use crate::classes::{Classes, Weighing, classes_last, classes_second};
+use crate::cuda::{FAULT, type_name};
 use crate::dispatch::Kernels;
 use crate::real::{Real, for_real};
-use crate::reduction::Reduction;
+use crate::rows::cuda::{Operand, PACKET_BYTES, RowProgram, Team, row_program};
 use crate::rows::{self, Outputs, Shape, columns};
 use crate::simd::Float;
 use crate::source::{Source, values_f64};
-use crate::wide::{elements, store, wide_dtype};
+use crate::source::{elements, store, wide_dtype};
 
-const FORWARD: Kernels<Forward> = Kernels { cpu: forward_on_cpu, cuda: cuda::forward };
-const GRADIENT: Kernels<Gradient> = Kernels { cpu: backward_on_cpu, cuda: cuda::backward };
-const TARGETS: Kernels<Targets> = Kernels { cpu: targets_on_cpu, cuda: cuda::targets };
+const FORWARD: Kernels<Forward> = Kernels { cpu: forward_on_cpu, cuda: forward_on_gpu };
+const GRADIENT: Kernels<Gradient> = Kernels { cpu: backward_on_cpu, cuda: backward_on_gpu };
+const TARGETS: Kernels<TargetsFn> = Kernels { cpu: targets_on_cpu, cuda: targets_on_gpu };
 
-type Targets = fn(&'static str, [&Tensor; 2], &CrossEntropy, &mut Tensor) -> Result<()>;
+type TargetsFn = fn(&'static str, [&Tensor; 2], &CrossEntropy, &mut Tensor) -> Result<()>;
 
 type Forward = fn(&'static str, [&Tensor; 2], Shape, &CrossEntropy, [&mut Tensor; 2]) -> Result<()>;
 type Gradient =
@@ -182,7 +185,7 @@ pub fn cross_entropy_backward_over(
     config: &CrossEntropy,
 ) -> Result<Tensor> {
     check_backward(&x, target, dy, config)?;
-    if x.rank() > 2 || !x.is_contiguous() || !x.is_sole_owner() || !cuda::may_write_over(&x) {
+    if x.rank() > 2 || !x.is_contiguous() || !x.is_sole_owner() || !may_write_over(&x) {
         return cross_entropy_backward(&x, target, stats, dy, config);
     }
     backward_to(&mut x, None, [target, stats, dy], config)?;
@@ -326,6 +329,73 @@ fn wide_weight<T: Real>(classes: &Classes) -> Option<Vec<T::Wide>> {
 fn smoothing(classes: &Classes, config: &CrossEntropy, width: usize) -> (f64, f64) {
     let total = classes.weight.as_ref().map_or(width as f64, |w| w.iter().sum());
     (config.label_smoothing / width as f64, total)
+}
+
+const PROGRAM: RowProgram = row_program!("cross_entropy.cu", FAULT, CLASSES);
+
+/// For logits `x`; `result` has the result's dtype.
+fn kernel(op: &'static str, x: &Tensor, result: &Tensor, team: Team, entry: &str) -> Result<Kernel> {
+    team.kernel(op, x.device().gpu()?, PROGRAM, entry, Some(("RESULT", type_name(result.dtype()))))
+}
+
+/// `x` has its classes last.
+fn forward_on_gpu(
+    op: &'static str,
+    [x, target]: [&Tensor; 2],
+    shape: Shape,
+    config: &CrossEntropy,
+    [loss, stats]: [&mut Tensor; 2],
+) -> Result<()> {
+    let targets = Targets::new(op, config.weighing(), x, target, shape.width)?;
+    let team = Team::new(x.dtype(), shape.rows, shape.width);
+    let (losses, operand) = (targets.losses()?, Operand::of(op, x, shape.width)?);
+    let args = operand.put(targets.args().scratch(&losses).write(stats)?)?;
+    let args = targets.put(args.value(shape.stats as u64).value(config.label_smoothing))?;
+    kernel(op, x, loss, team, "forward")?.launch(team.grid(), args)?;
+    targets.reduce(&losses, loss)
+}
+
+/// `x` has its classes last, and so has `dx`, which holds the logits if there is no `x`.
+fn backward_on_gpu(
+    op: &'static str,
+    x: Option<&Tensor>,
+    [target, stats, dy]: [&Tensor; 3],
+    shape: Shape,
+    config: &CrossEntropy,
+    dx: &mut Tensor,
+) -> Result<()> {
+    let itself = dx.clone();
+    let x = x.unwrap_or(&itself);
+    let targets = Targets::new(op, config.weighing(), x, target, shape.width)?;
+    let team = Team::new(x.dtype(), shape.rows, shape.width);
+    let (factor, operand) = (targets.factor()?, Operand::of(op, x, shape.width)?);
+    let (stats, dy) = (stats.contiguous()?, dy.contiguous()?);
+    let args = operand.put(targets.args().write(dx)?)?.read(&stats)?.value(stats.shape()[1] as u64);
+    let args = targets.put_factor(args.read(&dy)?.value(targets.slope_step()), factor.as_ref());
+    kernel(op, x, &dy, team, "backward")?
+        .launch(team.grid(), targets.put(args.value(config.label_smoothing))?)
+}
+
+/// Whether [`backward`] may be told to write over `x` [N, C]: where a thread that reads a packet sees no byte of another's.
+fn may_write_over(x: &Tensor) -> bool {
+    let width = x.shape()[1];
+    let team = Team::new(x.dtype(), x.shape()[0], width);
+    !x.device().is_cuda() || team.packets == 0 || (width * x.dtype().size()).is_multiple_of(PACKET_BYTES)
+}
+
+/// `q` has its classes last.
+fn targets_on_gpu(
+    op: &'static str,
+    [x, target]: [&Tensor; 2],
+    config: &CrossEntropy,
+    q: &mut Tensor,
+) -> Result<()> {
+    let classes = q.size(-1)?;
+    let targets = Targets::new(op, config.weighing(), x, target, classes)?;
+    let team = Team::new(x.dtype(), targets.items(), classes);
+    let (factor, kernel) = (targets.factor()?, kernel(op, x, q, team, "targets")?);
+    let args = targets.put_factor(targets.args().write(q)?, factor.as_ref());
+    kernel.launch(team.grid(), targets.put(args.value(config.label_smoothing))?)
 }
 
 #[cfg(test)]

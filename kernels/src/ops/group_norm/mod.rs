@@ -1,20 +1,21 @@
 //! Group normalisation: the channels of an item in groups, each normalised over its channels and places.
 
-mod cpu;
-mod cuda;
-
+use phalanx_tensor::cuda::Args;
 use phalanx_tensor::{Error, Result, Tensor};
 
+use super::batch_norm::Channels;
+use super::batch_norm::cuda::{Sums, together};
+use super::layer_norm::cpu::{Standard, measure};
 use crate::check;
 use crate::dispatch::Kernels;
-use crate::ops::batch_norm::Channels;
 use crate::real::{Real, for_real};
-use crate::rows::{self, Outputs, Shape};
-use crate::simd::Float;
-use crate::wide::{elements, store, wide_dtype, widened_if};
+use crate::rows::cuda::{Operand, RowProgram, STANDARD, Team, row_program};
+use crate::rows::{self, Outputs, Row, RowKernel, Shape, lanes};
+use crate::simd::{Float, Isa, Vector};
+use crate::source::{elements, store, wide_dtype, widened_if};
 
-const FORWARD: Kernels<Forward> = Kernels { cpu: forward_on_cpu, cuda: cuda::forward };
-const BACKWARD: Kernels<Backward> = Kernels { cpu: backward_on_cpu, cuda: cuda::backward };
+const FORWARD: Kernels<Forward> = Kernels { cpu: forward_on_cpu, cuda: forward_on_gpu };
+const BACKWARD: Kernels<Backward> = Kernels { cpu: backward_on_cpu, cuda: backward_on_gpu };
 
 type Forward = fn(&'static str, &Groups, &Tensor, [Option<&Tensor>; 2], f64, [&mut Tensor; 2]) -> Result<()>;
 type Backward =
@@ -52,7 +53,7 @@ fn forward_on_cpu(
 ) -> Result<()> {
     for_real!(op, x.dtype(), T => {
         let [weight, bias] = groups.affine::<T>(op, [weight, bias])?;
-        let kernel = cpu::Forward { weight: &weight, bias: &bias, places: groups.places, eps };
+        let kernel = ForwardRow { weight: &weight, bias: &bias, places: groups.places, eps };
         let shape = Shape { stats: 3, ..groups.shape };
         rows::run::<T, 1>(op, &kernel, shape, [x], Outputs { y: Some(y), stats: &mut stats.write(op)? })
     })?;
@@ -95,7 +96,7 @@ fn backward_on_cpu(
     for_real!(op, x.dtype(), T => {
         let stats = elements::<<T as Real>::Wide>(op, stats)?;
         let [weight, _] = groups.affine::<T>(op, [weight, None])?;
-        let kernel = cpu::BackwardOf { weight: &weight, stats: &stats, places: groups.places };
+        let kernel = BackwardRow { weight: &weight, stats: &stats, places: groups.places };
         let shape = Shape { sums: 2 * groups.channels, ..groups.shape };
         let sums = rows::run::<T, 2>(op, &kernel, shape, [x, dy], Outputs { y: dx, stats: &mut [] })?;
         let (dw_sums, db_sums) = sums.split_at(groups.channels);
@@ -147,10 +148,143 @@ impl Groups {
     }
 }
 
+struct ForwardRow<'a, T> {
+    weight: &'a [T],
+    bias: &'a [T],
+    places: usize,
+    eps: f64,
+}
+
+impl<T: Float> RowKernel<T, 1> for ForwardRow<'_, T> {
+    #[inline(always)]
+    fn run<S: Isa>(&self, row: Row<'_, T, 1>) {
+        let [x] = row.x;
+        measure::<T::Vec<S>, true>(x, self.eps, row.stats);
+        let standard = Standard::<T::Vec<S>, true>::load(row.stats);
+        let first = first_channel(row.index, x.len() / self.places.max(1), self.weight.len());
+        if self.places == 1 {
+            let (w, b) = (&self.weight[first..][..x.len()], &self.bias[first..][..x.len()]);
+            return lanes::map([x, w, b], row.y, |[x, w, b]: [T::Vec<S>; 3]| standard.of(x).mul_add(w, b));
+        }
+        let channels = x.chunks(self.places.max(1)).zip(row.y.chunks_mut(self.places.max(1)));
+        for (i, (x, y)) in channels.enumerate() {
+            let w = T::Vec::<S>::splat(self.weight[first + i]);
+            let b = T::Vec::<S>::splat(self.bias[first + i]);
+            lanes::map([x], y, |[x]| standard.of(x).mul_add(w, b));
+        }
+    }
+}
+
+struct BackwardRow<'a, T> {
+    weight: &'a [T],
+    stats: &'a [T],
+    places: usize,
+}
+
+impl<T: Float> RowKernel<T, 2> for BackwardRow<'_, T> {
+    #[inline(always)]
+    fn run<S: Isa>(&self, row: Row<'_, T, 2>) {
+        let ([x, dy], places) = (row.x, self.places.max(1));
+        let standard = Standard::<T::Vec<S>, true>::load(&self.stats[row.index * 3..][..3]);
+        let first = first_channel(row.index, x.len() / places, self.weight.len());
+        let (dw, db) = row.sums.split_at_mut(self.weight.len());
+        let n = T::from_f64(x.len() as f64);
+        let splat = T::Vec::<S>::splat;
+        if places == 1 {
+            let w = &self.weight[first..][..x.len()];
+            let [sum, product] = lanes::sums([x, dy, w], [T::ZERO; 3], |[x, dy, w]: [T::Vec<S>; 3]| {
+                [dy * w, dy * w * standard.of(x)]
+            });
+            let own = [&mut dw[first..][..x.len()], &mut db[first..][..x.len()]];
+            lanes::update_both(own, [x, dy], |[dw, db]: [T::Vec<S>; 2], [x, dy]| {
+                [dy.mul_add(standard.of(x), dw), db + dy]
+            });
+            let (mean, product) = (splat(sum / n), splat(product / n));
+            return lanes::map([x, dy, w], row.y, |[x, dy, w]| {
+                (dy * w - mean - standard.of(x) * product) * standard.inverse
+            });
+        }
+        let (mut sum, mut product) = (T::ZERO, T::ZERO);
+        for (i, (x, dy)) in x.chunks(places).zip(dy.chunks(places)).enumerate() {
+            // Beyond a channel's end the gradient is 0, so what stands for x there does not matter.
+            let [of_dy, of_product] =
+                lanes::sums([x, dy], [T::ZERO; 2], |[x, dy]: [T::Vec<S>; 2]| [dy, dy * standard.of(x)]);
+            dw[first + i] += of_product;
+            db[first + i] += of_dy;
+            sum += of_dy * self.weight[first + i];
+            product += of_product * self.weight[first + i];
+        }
+        let (mean, product) = (splat(sum / n), splat(product / n));
+        let channels = x.chunks(places).zip(dy.chunks(places)).zip(row.y.chunks_mut(places));
+        for (i, ((x, dy), dx)) in channels.enumerate() {
+            let w = splat(self.weight[first + i]);
+            lanes::map([x, dy], dx, |[x, dy]| (dy * w - mean - standard.of(x) * product) * standard.inverse);
+        }
+    }
+}
+
+/// The first channel of a row that has `own` of all channels.
+#[inline(always)]
+fn first_channel(row: usize, own: usize, all: usize) -> usize {
+    row * own % all.max(1)
+}
+
+const PROGRAM: RowProgram = row_program!("group_norm.cu", STANDARD);
+
+impl Groups {
+    fn sizes(&self) -> [u64; 4] {
+        [self.groups, self.channels, self.places, self.shape.rows].map(|x| x as u64)
+    }
+}
+
+fn forward_on_gpu(
+    op: &'static str,
+    groups: &Groups,
+    x: &Tensor,
+    [weight, bias]: [Option<&Tensor>; 2],
+    eps: f64,
+    [y, stats]: [&mut Tensor; 2],
+) -> Result<()> {
+    let (gpu, shape) = (x.device().gpu()?, groups.shape);
+    let team = Team::new(x.dtype(), shape.rows, shape.width);
+    let (weight, bias) = (contiguous(weight)?, contiguous(bias)?);
+    let operand = Operand::of(op, x, shape.width)?;
+    let args = operand.put(Args::new(op, gpu).write(y)?.write(stats)?)?;
+    let args = args.read_if(weight.as_ref())?.read_if(bias.as_ref())?;
+    let args = args.value([eps, 1.0 / shape.width as f64]).value(groups.sizes());
+    team.kernel(op, gpu, PROGRAM, "forward", None)?.launch(team.grid(), args)
+}
+
+fn backward_on_gpu(
+    op: &'static str,
+    groups: &Groups,
+    [x, dy, stats]: [&Tensor; 3],
+    weight: Option<&Tensor>,
+    [dx, dw, db]: [Option<&mut Tensor>; 3],
+) -> Result<()> {
+    let (gpu, shape) = (x.device().gpu()?, groups.shape);
+    let (stats, weight, channels) = (stats.contiguous()?, contiguous(weight)?, groups.as_channels(x));
+    let own = Sums { op, kept: 3, groups: groups.groups, part_len: groups.places, parts: channels.items };
+    let parts = own.parts(&channels, x.dtype(), [&together(op, x)?, &together(op, dy)?], &stats)?;
+    if dw.is_some() || db.is_some() {
+        own.join(&channels, x.dtype(), &parts, [dw, db])?;
+    }
+    let Some(dx) = dx else { return Ok(()) };
+    let team = Team::new(x.dtype(), shape.rows, shape.width);
+    let operands = [Operand::of(op, x, shape.width)?, Operand::of(op, dy, shape.width)?];
+    let args = operands[1].put(operands[0].put(Args::new(op, gpu).write(dx)?)?)?;
+    let args = args.read(&stats)?.scratch(&parts).read_if(weight.as_ref())?.value(groups.sizes());
+    team.kernel(op, gpu, PROGRAM, "backward", None)?.launch(team.grid(), args)
+}
+
+fn contiguous(x: Option<&Tensor>) -> Result<Option<Tensor>> {
+    x.map(Tensor::contiguous).transpose()
+}
+
 #[cfg(test)]
 mod tests {
+    use super::super::{layer_norm, layer_norm_backward};
     use super::{group_norm, group_norm_backward};
-    use crate::ops::{layer_norm, layer_norm_backward};
     use crate::testing::{FLOATS, assert_close, floats, make, tolerance, values};
 
     #[test]

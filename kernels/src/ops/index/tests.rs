@@ -180,3 +180,21 @@ fn an_index_out_of_range_is_found_wherever_it_is() {
         }
     }
 }
+
+#[test]
+fn indices_are_those_of_the_own_rows_and_unknown_ones_are_refused() {
+    let indices = |values: &[i64]| Tensor::from_slice(values, &[values.len()], Device::CPU).unwrap();
+    let every = indices(&[0, 7, 4, 7, 6, 7, 9, 7, -100, 7]);
+    let strided = every.slice(0, 0, 10, 2).unwrap();
+    let (here, elsewhere) = split_indices(&strided, 4..7, 10, Some(-100)).unwrap();
+    assert_eq!(here.to_vec::<i64>().unwrap(), [0, 0, 2, 0, 0]);
+    assert_eq!(elsewhere.to_vec::<bool>().unwrap(), [true, false, false, true, true]);
+    assert_eq!(split_indices(&indices(&[]), 0..1, 1, None).unwrap().0.numel(), 0);
+    for wrong in [10, -1, -100] {
+        let error = split_indices(&indices(&[3, wrong]), 0..4, 10, None).unwrap_err().to_string();
+        assert!(
+            error.contains(&format!("index {wrong} (item 1) is out of range, wanted an index below 10")),
+            "{error}"
+        );
+    }
+}

@@ -1,16 +1,17 @@
-//! Layer normalisation, and what it shares with [`rms_norm`](super::rms_norm()), which is the same without the mean, and
-//! with both of a sum, which is made in the same pass.
+//! Layer normalisation; [`rms_norm`], which is the same without the mean; and both of a sum ([`add_layer_norm`], [`add_rms_norm`]),
+//! which is computed on the way.
 
 pub(in crate::ops) mod cpu;
-mod cuda;
 
-use phalanx_tensor::{Dims, Error, Result, Tensor};
+use phalanx_tensor::cuda::{Args, Grid, Scratch};
+use phalanx_tensor::{DType, Dims, Error, Result, Tensor};
 
 use crate::check;
 use crate::dispatch::Kernels;
 use crate::real::{Real, for_real};
+use crate::rows::cuda::{Operand, RowProgram, STANDARD, Team, row_program};
 use crate::rows::{self, Outputs, Shape};
-use crate::wide::{elements, store, wide_dtype, widened_if};
+use crate::source::{elements, store, wide_dtype, widened_if};
 
 /// `y = (x - mean) / sqrt(var + eps) * weight + bias` over the last dimensions of `x`, which must be
 /// `normalized_shape`; mean and variance (divided by n) are each row's own. Also gives what the backward pass needs of
@@ -50,9 +51,9 @@ struct Norm<const CENTERED: bool>;
 
 impl<const CENTERED: bool> Norm<CENTERED> {
     const FORWARD: Kernels<Forward> =
-        Kernels { cpu: forward_on_cpu::<CENTERED>, cuda: cuda::forward::<CENTERED> };
+        Kernels { cpu: forward_on_cpu::<CENTERED>, cuda: forward_on_gpu::<CENTERED> };
     const BACKWARD: Kernels<Backward> =
-        Kernels { cpu: backward_on_cpu::<CENTERED>, cuda: cuda::backward::<CENTERED> };
+        Kernels { cpu: backward_on_cpu::<CENTERED>, cuda: backward_on_gpu::<CENTERED> };
 }
 
 type Forward = fn(
@@ -198,6 +199,198 @@ fn sizes(
     let lead = x.rank() - normalized_shape.len();
     let rows = x.shape()[..lead].iter().product();
     Ok(Shape { rows, width: normalized_shape.iter().product(), stats: 0, sums: 0 })
+}
+
+const PROGRAM: RowProgram = row_program!("layer_norm.cu", STANDARD);
+/// Blocks that have sums of their own, at most: some for each of a large device's multiprocessors, whatever the device.
+const BLOCKS_MAX: usize = 512;
+/// Elements of a row that a thread may keep the sums of.
+const SUMS_KEPT: usize = 32;
+
+fn centered<const CENTERED: bool>() -> Option<(&'static str, &'static str)> {
+    Some(("CENTERED", if CENTERED { "true" } else { "false" }))
+}
+
+fn forward_on_gpu<const CENTERED: bool>(
+    op: &'static str,
+    shape: Shape,
+    x: &Tensor,
+    residual: Option<Residual<'_>>,
+    [weight, bias]: [Option<&Tensor>; 2],
+    eps: f64,
+    [y, stats]: [&mut Tensor; 2],
+) -> Result<()> {
+    let gpu = x.device().gpu()?;
+    let team = Team::new(x.dtype(), shape.rows, shape.width);
+    let (weight, bias) = (together(weight)?, together(bias)?);
+    let (residual, sum) = residual.unzip();
+    let operand = Operand::of(op, x, shape.width)?;
+    let residual = residual.map(|residual| Operand::of(op, residual, shape.width)).transpose()?;
+    let entry = if sum.is_some() { "add_forward" } else { "forward" };
+    let args = operand.put(Args::new(op, gpu).write(y)?.write(stats)?)?;
+    let args = match (&residual, sum) {
+        (Some(residual), Some(sum)) => residual.put(args)?.write(sum)?,
+        _ => args,
+    };
+    let args = args.read_if(weight.as_ref())?.read_if(bias.as_ref())?.value(eps);
+    let args = args.value(1.0 / shape.width as f64).value(shape.rows as u64).value(shape.width as u64);
+    team.kernel(op, gpu, PROGRAM, entry, centered::<CENTERED>())?.launch(team.grid(), args)
+}
+
+fn backward_on_gpu<const CENTERED: bool>(
+    op: &'static str,
+    shape: Shape,
+    [x, dy]: [&Tensor; 2],
+    dsum: Option<&Tensor>,
+    stats: &Tensor,
+    weight: Option<&Tensor>,
+    [dx, dw, db]: [Option<&mut Tensor>; 3],
+) -> Result<()> {
+    let (gpu, Shape { rows, width, .. }) = (x.device().gpu()?, shape);
+    let team = Team::keeping(x.dtype(), rows, width, SUMS_KEPT);
+    let rows_a_block = rows.div_ceil(BLOCKS_MAX).max(1).next_multiple_of(team.rows_a_block());
+    let blocks = rows.div_ceil(rows_a_block);
+    let (weight, stats) = (together(weight)?, stats.contiguous()?);
+    let operands = [Operand::of(op, x, width)?, Operand::of(op, dy, width)?];
+    let dsum = dsum.map(|dsum| Operand::of(op, dsum, width)).transpose()?;
+    let put = |args| operands[1].put(operands[0].put(args)?);
+    let wide = if wide_dtype(x.dtype()) == DType::F64 { 8 } else { 4 };
+    let summed = dw.is_some() || db.is_some();
+    let parts = summed.then(|| gpu.scratch(op, blocks * 2 * width * wide)).transpose()?;
+    let kept = team.packets > 0;
+    let sizes = [rows_a_block as u64, rows as u64, width as u64];
+    let kernel = |entry| team.kernel(op, gpu, PROGRAM, entry, centered::<CENTERED>());
+    if dx.is_some() || kept {
+        let args = put(scratch_if(Args::new(op, gpu).write_if(dx)?, parts.as_ref().filter(|_| kept)))?;
+        let args = match &dsum {
+            Some(dsum) => dsum.put(args)?,
+            None => args.value([0u64; 2]),
+        };
+        let args = args.read_if(weight.as_ref())?.read(&stats)?.value(sizes);
+        kernel("backward")?.launch(team.blocks(blocks), args)?;
+    }
+    let Some(parts) = parts else { return Ok(()) };
+    if !kept {
+        let args = put(Args::new(op, gpu).scratch(&parts))?.read(&stats)?.value(sizes);
+        kernel("columns")?.launch(Grid::new(blocks, 256).by(width.div_ceil(256), 1), args)?;
+    }
+    let args = Args::new(op, gpu).write_if(dw)?.write_if(db)?.scratch(&parts);
+    let args = args.value(blocks as u64).value(width as u64);
+    kernel("sums")?.launch(Grid::new((2 * width).div_ceil(32), 256), args)
+}
+
+fn together(tensor: Option<&Tensor>) -> Result<Option<Tensor>> {
+    tensor.map(Tensor::contiguous).transpose()
+}
+
+fn scratch_if<'a>(args: Args<'a>, scratch: Option<&Scratch>) -> Args<'a> {
+    match scratch {
+        Some(scratch) => args.scratch(scratch),
+        None => args.value(0u64),
+    }
+}
+
+/// `y = x / sqrt(mean(x²) + eps) * weight` over the last dimensions of `x`, which must be `normalized_shape`. Also
+/// gives each row's inverse root, which the backward pass needs.
+///
+/// # Errors
+/// If shapes, dtypes or devices do not fit.
+pub fn rms_norm(
+    x: &Tensor,
+    normalized_shape: &[usize],
+    weight: Option<&Tensor>,
+    eps: f64,
+) -> Result<(Tensor, Tensor)> {
+    forward::<false>("rms_norm", x, None, normalized_shape, [weight, None], eps)
+}
+
+/// The gradients of [`rms_norm`] with respect to `x` and `weight`: those that `needs` names.
+///
+/// # Errors
+/// If shapes, dtypes or devices do not fit.
+pub fn rms_norm_backward(
+    x: &Tensor,
+    stats: &Tensor,
+    normalized_shape: &[usize],
+    weight: Option<&Tensor>,
+    dy: &Tensor,
+    [dx, dw]: [bool; 2],
+) -> Result<[Option<Tensor>; 2]> {
+    let op = "rms_norm_backward";
+    let [dx, dw, _] = backward::<false>(op, [x, dy], None, stats, normalized_shape, weight, [dx, dw, false])?;
+    Ok([dx, dw])
+}
+
+/// `sum = x + residual`, of one shape, and [`layer_norm`](super::layer_norm()) of it, to the bit what the two give one after
+/// the other: the sum (rounded before it is normalised), the normalised rows, and what the backward pass needs of each row.
+///
+/// # Errors
+/// If shapes, dtypes or devices do not fit.
+pub fn add_layer_norm(
+    x: &Tensor,
+    residual: &Tensor,
+    normalized_shape: &[usize],
+    weight: Option<&Tensor>,
+    bias: Option<&Tensor>,
+    eps: f64,
+) -> Result<[Tensor; 3]> {
+    let mut sum = x.empty_like_for("add_layer_norm")?;
+    let added = Some((residual, &mut sum));
+    let (y, stats) = forward::<true>("add_layer_norm", x, added, normalized_shape, [weight, bias], eps)?;
+    Ok([sum, y, stats])
+}
+
+/// The gradients of [`add_layer_norm`] with respect to each of the summands (one and the same), `weight` and `bias`: those
+/// that `needs` names. `dy` is the normalised rows' gradient, `dsum` the sum's, which is added before the result is rounded.
+///
+/// # Errors
+/// If shapes, dtypes or devices do not fit.
+pub fn add_layer_norm_backward(
+    sum: &Tensor,
+    stats: &Tensor,
+    normalized_shape: &[usize],
+    weight: Option<&Tensor>,
+    [dy, dsum]: [&Tensor; 2],
+    needs: [bool; 3],
+) -> Result<[Option<Tensor>; 3]> {
+    let op = "add_layer_norm_backward";
+    backward::<true>(op, [sum, dy], Some(dsum), stats, normalized_shape, weight, needs)
+}
+
+/// `sum = x + residual`, of one shape, and [`rms_norm`](super::rms_norm()) of it, to the bit what the two give one after the
+/// other: the sum (rounded before it is normalised), the normalised rows, and what the backward pass needs of each row.
+///
+/// # Errors
+/// If shapes, dtypes or devices do not fit.
+pub fn add_rms_norm(
+    x: &Tensor,
+    residual: &Tensor,
+    normalized_shape: &[usize],
+    weight: Option<&Tensor>,
+    eps: f64,
+) -> Result<[Tensor; 3]> {
+    let mut sum = x.empty_like_for("add_rms_norm")?;
+    let added = Some((residual, &mut sum));
+    let (y, stats) = forward::<false>("add_rms_norm", x, added, normalized_shape, [weight, None], eps)?;
+    Ok([sum, y, stats])
+}
+
+/// The gradients of [`add_rms_norm`] with respect to each of the summands (one and the same) and `weight`: those that
+/// `needs` names. `dy` is the normalised rows' gradient, `dsum` the sum's, which is added before the result is rounded.
+///
+/// # Errors
+/// If shapes, dtypes or devices do not fit.
+pub fn add_rms_norm_backward(
+    sum: &Tensor,
+    stats: &Tensor,
+    normalized_shape: &[usize],
+    weight: Option<&Tensor>,
+    [dy, dsum]: [&Tensor; 2],
+    [dx, dw]: [bool; 2],
+) -> Result<[Option<Tensor>; 2]> {
+    let (op, needs) = ("add_rms_norm_backward", [dx, dw, false]);
+    let [dx, dw, _] = backward::<false>(op, [sum, dy], Some(dsum), stats, normalized_shape, weight, needs)?;
+    Ok([dx, dw])
 }
 
 #[cfg(test)]

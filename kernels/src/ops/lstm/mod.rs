@@ -6,18 +6,13 @@
 //!
 //! Source: Hochreiter and Schmidhuber: Long short-term memory (1997).
 
-mod cell;
-
 use phalanx_tensor::{Error, Pool, Result, Tensor};
 
-use cell::{Backward, Forward};
-
-use crate::check;
 use crate::gemm::{Epilogue, GemmElem, MatMut, MatRef, gemm_again, with_scratch};
 use crate::pointwise::PIECE;
 use crate::real::{Real, for_real};
-use crate::simd::{Float, dispatch};
-use crate::work;
+use crate::simd::{Float, Isa, Kernel, Vector, dispatch, each};
+use crate::{check, work};
 
 const OP: &str = "lstm";
 /// Elements of a state that a thread takes at least: each has five functions.
@@ -298,6 +293,90 @@ fn backward_row<T: Real>(
         dispatch(Backward { gates, cells, dy, dcell, dgates: &mut *scratch });
         T::narrow_all(scratch, dgates);
     });
+}
+
+/// A row of a step: its inputs, and what becomes of them. The gates i, f, g, o lie one after the other.
+struct Forward<'a, W> {
+    /// The gates' shares of the input and of the hidden state.
+    shares: [&'a [W]; 2],
+    cell_before: &'a [W],
+    gates: &'a mut [W],
+    cell: &'a mut [W],
+    hidden: &'a mut [W],
+}
+
+impl<W: Float> Kernel for Forward<'_, W> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Isa>(self) {
+        let (n, lanes) = (self.cell.len(), W::Vec::<S>::LANES);
+        for (gate, gates) in self.gates.chunks_mut(n).enumerate() {
+            let [x, h] = self.shares.map(|share| &share[gate * n..][..n]);
+            for at in (0..n).step_by(lanes) {
+                let sum = load::<W::Vec<S>>(x, at) + load(h, at);
+                store(if gate == 2 { sum.tanh() } else { sum.sigmoid() }, gates, at);
+            }
+        }
+        for at in (0..n).step_by(lanes) {
+            let [i, f, g, o] = [0, 1, 2, 3].map(|gate| gate * n).map(|gate| &self.gates[gate..][..n]);
+            let kept = load::<W::Vec<S>>(f, at) * load(self.cell_before, at);
+            let cell = load::<W::Vec<S>>(i, at).mul_add(load(g, at), kept);
+            store(cell, self.cell, at);
+            store(load::<W::Vec<S>>(o, at) * cell.tanh(), self.hidden, at);
+        }
+    }
+}
+
+/// A row of a step backward.
+struct Backward<'a, W> {
+    /// The gates' values.
+    gates: &'a [W],
+    cells: [&'a [W]; 2],
+    /// The gradient of the output, and that of the hidden state by way of the next step.
+    dy: [&'a [W]; 2],
+    /// The gradient of the cell, then of the cell before.
+    dcell: &'a mut [W],
+    /// The gradients of the gates' values, then of what they are functions of.
+    dgates: &'a mut [W],
+}
+
+impl<W: Float> Kernel for Backward<'_, W> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Isa>(self) {
+        let (n, lanes, one) = (self.dcell.len(), W::Vec::<S>::LANES, W::Vec::<S>::splat(W::ONE));
+        let [before, cell] = self.cells;
+        for at in (0..n).step_by(lanes) {
+            let gates = [0, 1, 2, 3].map(|gate| &self.gates[gate * n..][..n]);
+            let [i, f, g, o]: [W::Vec<S>; 4] = each(|gate| load(gates[gate], at));
+            let dy = load::<W::Vec<S>>(self.dy[0], at) + load(self.dy[1], at);
+            let bent = load::<W::Vec<S>>(cell, at).tanh();
+            let dcell = load::<W::Vec<S>>(self.dcell, at) + dy * o * (one - bent * bent);
+            let of_before = load::<W::Vec<S>>(before, at);
+            let slopes = [i * (one - i), f * (one - f), one - g * g, o * (one - o)];
+            let gradients = [dcell * g, dcell * of_before, dcell * i, dy * bent];
+            for (gate, dgates) in self.dgates.chunks_mut(n).enumerate().take(4) {
+                let dgate = load::<W::Vec<S>>(dgates, at) + gradients[gate];
+                store(dgate * slopes[gate], dgates, at);
+            }
+            store(dcell * f, self.dcell, at);
+        }
+    }
+}
+
+/// The lanes from `at` on.
+#[inline(always)]
+fn load<V: Vector>(x: &[V::Elem], at: usize) -> V {
+    let x = &x[at..];
+    if x.len() < V::LANES { V::load_partial(x, V::Elem::ZERO) } else { V::load(x) }
+}
+
+#[inline(always)]
+fn store<V: Vector>(x: V, to: &mut [V::Elem], at: usize) {
+    let to = &mut to[at..];
+    if to.len() < V::LANES { x.store_partial(to) } else { x.store(to) }
 }
 
 #[cfg(test)]

@@ -5,9 +5,9 @@ use phalanx_tensor::cuda::{self, Matrices, Products, Sums};
 use phalanx_tensor::{Loops, Result, Tensor, contiguous_strides};
 
 use super::Finish;
-use super::cpu::start_of;
+use super::start_of;
 use crate::gemm::{Write, multiply_on_gpu};
-use crate::ops::gelu::{Gelu, gelu_};
+use crate::ops::activation::{Gelu, gelu_};
 
 /// Launches at most; operands that would need more are made contiguous first.
 const TURNS_MAX: usize = 16;

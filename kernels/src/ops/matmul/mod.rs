@@ -1,23 +1,25 @@
-//! Matrix products, batched and broadcast.
+//! Matrix products, batched and broadcast, and `x Wᵀ + b`.
 
-mod cpu;
 mod cuda;
-
-pub(super) use cpu::multiply;
-pub(super) use cuda::multiply as multiply_on_gpu;
 
 use std::borrow::Cow;
 
-use phalanx_tensor::{DType, Dims, Error, Result, Tensor, broadcast_shapes};
+use phalanx_tensor::{
+    DType, Dims, Element, Error, Loops, Result, Tensor, broadcast_shapes, contiguous_strides,
+};
 
+use super::activation::Gelu;
 use super::cast::cast;
-use super::gelu::Gelu;
-use crate::check;
 use crate::dispatch::Kernels;
-use crate::gemm::Write;
+use crate::gemm::{
+    Batch, COLUMN_STEPS_MIN, Epilogue, GemmElem, MatMut, MatRef, Write, gemm_batched, gemm_column,
+    is_parallel,
+};
 use crate::pointwise::{map_into, pointwise};
 use crate::real::for_real;
-use crate::work;
+use crate::{check, work};
+
+pub(super) use cuda::multiply as multiply_on_gpu;
 
 /// The product of matrices in the last two dimensions; the dimensions before them broadcast. A tensor of one
 /// dimension is a row on the left and a column on the right, and that dimension is not in the result. Floating-point
@@ -193,6 +195,126 @@ fn spread<'a>(op: &'static str, matrices: Cow<'a, Tensor>, batch: &[usize]) -> R
 /// The batch dimensions and the matrix's two.
 fn split(shape: &[usize]) -> (&[usize], &[usize]) {
     shape.split_at(shape.len() - 2)
+}
+
+/// `out = a b` for operands of one batch shape; `out` is contiguous.
+pub(in crate::ops) fn multiply<T: GemmElem + Element>(
+    op: &'static str,
+    a: &Tensor,
+    b: &Tensor,
+    out: &mut Tensor,
+    finish: Finish<'_>,
+) -> Result<()> {
+    let lead = a.rank() - 2;
+    let [m, k, n] = [a.shape()[lead], a.shape()[lead + 1], b.shape()[lead + 1]];
+    if out.numel() == 0 {
+        return Ok(());
+    }
+    let (offset, numel) = (out.offset(), out.numel());
+    // To ask for the threads takes as long as a tiny product.
+    let pool = if is_parallel(numel, 1, k) { Some(out.device().pool()?) } else { None };
+    let (a_data, b_data) = (a.read::<T>(op)?, b.read::<T>(op)?);
+    let bias = finish.bias.map(|bias| Ok((bias.read::<T>(op)?, bias.offset()))).transpose()?;
+    let epilogue = Epilogue {
+        bias: bias.as_ref().map(|(values, offset)| &values[*offset..][..n]),
+        activation: finish.activation,
+    };
+    let mut c_data = out.write::<T>(op)?;
+    let c_data = &mut c_data[offset..][..numel];
+    let mut run =
+        |count: usize, [a_start, b_start, c_start]: [usize; 3], [a_step, b_step, c_step]: [usize; 3]| {
+            let a_mat = mat(&a_data, a, a_start, a_step);
+            let b_mat = mat(&b_data, b, b_start, b_step);
+            let c_mat = MatMut::row_major(&mut c_data[c_start..], m, n);
+            let batch = Batch { count, a: a_step, b: b_step, c: c_step };
+            // Not for one row, too: it may be one of a batch that was cut, and has the bits that it has there.
+            let multiply = if n == 1 && k >= COLUMN_STEPS_MIN { gemm_column } else { gemm_batched };
+            multiply(pool.as_deref(), batch, a_mat, b_mat, c_mat, finish.write, epilogue);
+        };
+    if lead == 0 {
+        run(1, [0; 3], [0; 3]);
+        return Ok(());
+    }
+    let batch = &a.shape()[..lead];
+    let mut c_strides = contiguous_strides(batch);
+    c_strides.iter_mut().for_each(|stride| *stride *= m * n);
+    let loops = Loops::new(batch, [&a.strides()[..lead], &b.strides()[..lead], &c_strides]);
+    // Items may run in any order: the longest loop is the batch, the others go around it.
+    let inner = (0..loops.sizes().len()).max_by_key(|&axis| loops.sizes()[axis]).unwrap_or(0);
+    let (count, steps) = (loops.sizes()[inner], loops.strides()[inner]);
+    for index in 0..loops.sizes().iter().product::<usize>() / count {
+        run(count, start_of(&loops, inner, index), steps);
+    }
+    Ok(())
+}
+
+/// The matrix in the last two dimensions, `start` elements after the tensor's first.
+fn mat<'a, T>(data: &'a [T], tensor: &Tensor, start: usize, step: usize) -> MatRef<'a, T> {
+    let (&[.., rows, cols], &[.., row_stride, col_stride]) = (tensor.shape(), tensor.strides()) else {
+        unreachable!("a matrix has two dimensions")
+    };
+    // A single row's stride says nothing: with the batch's, the batch may become rows of one product.
+    let row_stride = if rows == 1 { step } else { row_stride };
+    let data = data.get(tensor.offset() + start..).unwrap_or(&[]); // only a tensor without elements ends before
+    MatRef::new(data, rows, cols, row_stride, col_stride)
+}
+
+/// Where turn `index` of the loops around `inner` begins.
+fn start_of(loops: &Loops<3>, inner: usize, mut index: usize) -> [usize; 3] {
+    let mut at = [0; 3];
+    for axis in (0..loops.sizes().len()).rev().filter(|&axis| axis != inner) {
+        let step = index % loops.sizes()[axis];
+        index /= loops.sizes()[axis];
+        for (at, stride) in at.iter_mut().zip(loops.strides()[axis]) {
+            *at += step * stride;
+        }
+    }
+    at
+}
+
+/// `x weightᵀ + bias` for `x` of shape `[.., in]`, `weight` `[out, in]` and `bias` `[out]`: `[.., out]`, the bias
+/// added to the finished sums.
+///
+/// # Errors
+/// If the shapes do not fit, the dtype is no floating-point one, or dtypes or devices differ.
+pub fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+    run_linear("linear", x, weight, bias, Finish::default())
+}
+
+/// [`linear`], then [`crate::gelu`], in one pass and with the same bits.
+///
+/// # Errors
+/// As [`linear`].
+pub fn linear_gelu(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, kind: Gelu) -> Result<Tensor> {
+    run_linear("linear_gelu", x, weight, bias, Finish { activation: Some(kind), ..Finish::default() })
+}
+
+fn run_linear(
+    op: &'static str,
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    finish: Finish<'_>,
+) -> Result<Tensor> {
+    let inputs = x.shape().last().copied();
+    let fits = weight.rank() == 2 && inputs == Some(weight.shape()[1]);
+    if !fits {
+        let got = format!("an input of shape {:?} and a weight of shape {:?}", x.shape(), weight.shape());
+        return Err(phalanx_tensor::Error::shape(op, got, "[.., in] and [out, in]"));
+    }
+    let columns = weight.transpose(0, 1)?;
+    let product = Product::new(op, x, &columns)?;
+    let bias = match bias {
+        Some(bias) => {
+            check::same(op, &[x, bias])?;
+            check::shape(op, "a bias", bias, &weight.shape()[..1])?;
+            Some(bias.contiguous()?)
+        }
+        None => None,
+    };
+    let mut out = Tensor::empty_for(op, &product.out_shape(x, weight), x.dtype(), x.device())?;
+    product.run(&mut out, Finish { bias: bias.as_ref(), ..finish })?;
+    Ok(out)
 }
 
 #[cfg(test)]

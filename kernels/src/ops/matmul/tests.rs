@@ -3,7 +3,7 @@
 use phalanx_tensor::{Dims, Tensor, broadcast_shapes};
 
 use super::*;
-use crate::ops::{accumulate_, cast};
+use crate::ops::{accumulate_, add, cast, gelu};
 use crate::testing::{FLOATS, assert_close, floats, make, values};
 
 /// `[.., m, k]` times `[.., k, n]`, element by element.
@@ -165,4 +165,31 @@ fn an_outer_product_of_halves_is_rounded_once_and_has_no_negative_zero() {
             }
         }
     }
+}
+
+#[test]
+fn has_the_bits_of_a_product_and_a_sum() {
+    for dtype in FLOATS {
+        for shape in [&[17][..], &[1, 17], &[5, 17], &[2, 3, 17], &[0, 17]] {
+            let x = make(shape, dtype, &floats(-1.0, 1.0));
+            let (w, b) = (make(&[33, 17], dtype, &floats(-1.0, 0.5)), make(&[33], dtype, &floats(-1.0, 2.0)));
+            let product = matmul(&x, &w.transpose(0, 1).unwrap()).unwrap();
+            assert_eq!(values(&linear(&x, &w, None).unwrap()), values(&product));
+            let sum = add(&product, &b).unwrap();
+            assert_eq!(values(&linear(&x, &w, Some(&b)).unwrap()), values(&sum));
+            for kind in [Gelu::Exact, Gelu::Tanh] {
+                let fused = linear_gelu(&x, &w, Some(&b), kind).unwrap();
+                assert_eq!(values(&fused), values(&gelu(&sum, kind).unwrap()));
+            }
+        }
+    }
+}
+
+#[test]
+fn what_linear_does_not_fit_is_refused_by_name() {
+    let x = |shape: &[usize]| make(shape, phalanx_tensor::DType::F32, &floats(-1.0, 1.0));
+    let message = linear(&x(&[2, 3]), &x(&[4, 5]), None).unwrap_err().to_string();
+    assert!(message.contains("linear") && message.contains("[4, 5]"), "{message}");
+    assert!(linear(&x(&[2, 3]), &x(&[4, 3]), Some(&x(&[3]))).is_err());
+    assert!(linear(&x(&[]), &x(&[4, 3]), None).is_err());
 }

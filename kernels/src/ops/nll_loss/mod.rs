@@ -1,20 +1,22 @@
 //! The negative log likelihood of class indices.
 
-mod cuda;
-
+use phalanx_tensor::cuda::{Kernel, Program};
 use phalanx_tensor::{Result, Tensor};
 
 use crate::check;
+use crate::classes::Reduction;
+use crate::classes::{CLASSES, Targets};
 use crate::classes::{Weighing, classes_last, classes_second};
+use crate::cuda::{FAULT, File, PRELUDE, type_name};
 use crate::dispatch::Kernels;
 use crate::real::{Real, for_real};
-use crate::reduction::Reduction;
+use crate::rows::cuda::Operand;
 use crate::simd::Float;
+use crate::source::store;
 use crate::source::{Source, values_f64};
-use crate::wide::store;
 
-const FORWARD: Kernels<Forward> = Kernels { cpu: forward_on_cpu, cuda: cuda::forward };
-const BACKWARD: Kernels<Forward> = Kernels { cpu: backward_on_cpu, cuda: cuda::backward };
+const FORWARD: Kernels<Forward> = Kernels { cpu: forward_on_cpu, cuda: forward_on_gpu };
+const BACKWARD: Kernels<Forward> = Kernels { cpu: backward_on_cpu, cuda: backward_on_gpu };
 
 type Forward = fn(&'static str, [&Tensor; 2], Weighing<'_>, &mut Tensor) -> Result<()>;
 
@@ -115,4 +117,40 @@ fn backward_on_cpu(
         }
         Ok(())
     })
+}
+
+const FILES: &[File] = &[PRELUDE, FAULT, CLASSES, ("nll_loss.cu", include_str!("nll_loss.cu"))];
+
+fn kernel(op: &'static str, x: &Tensor, entry: &str) -> Result<Kernel> {
+    let defines = [("ELEMENT", type_name(x.dtype()))];
+    x.device().gpu()?.kernel(op, &Program { name: "nll_loss.cu", files: FILES, defines: &defines }, entry)
+}
+
+/// `x` has its classes last.
+fn forward_on_gpu(
+    op: &'static str,
+    [x, target]: [&Tensor; 2],
+    weighing: Weighing<'_>,
+    loss: &mut Tensor,
+) -> Result<()> {
+    let classes = x.size(-1)?;
+    let targets = Targets::new(op, weighing, x, target, classes)?;
+    let (losses, operand) = (targets.losses()?, Operand::of(op, x, classes)?);
+    let args = targets.put(operand.put(targets.args().scratch(&losses))?)?;
+    kernel(op, x, "forward")?.launch(targets.grid(), args)?;
+    targets.reduce(&losses, loss)
+}
+
+/// `dx` has its classes last, and holds zeros.
+fn backward_on_gpu(
+    op: &'static str,
+    [target, dy]: [&Tensor; 2],
+    weighing: Weighing<'_>,
+    dx: &mut Tensor,
+) -> Result<()> {
+    let classes = dx.size(-1)?;
+    let targets = Targets::new(op, weighing, dx, target, classes)?;
+    let (factor, dy, kernel) = (targets.factor()?, dy.contiguous()?, kernel(op, dx, "backward")?);
+    let args = targets.args().write(dx)?.read(&dy)?.value(targets.slope_step());
+    kernel.launch(targets.grid(), targets.put(targets.put_factor(args, factor.as_ref()))?)
 }

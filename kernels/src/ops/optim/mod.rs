@@ -5,21 +5,17 @@
 //! over the threads of its pool, by the instruction set; on a GPU many tensors in one launch. State is kept in the type
 //! that is computed in: f64 for f64 parameters, else f32.
 
-mod adagrad;
-mod adam;
 mod cpu;
 mod cuda;
-mod lion;
-mod rmsprop;
-mod sgd;
+mod rules;
 
 use phalanx_tensor::{DType, Error, Result, Tensor};
 
-pub use adagrad::{Adagrad, adagrad_};
-pub use adam::{Adam, adam_, adamw_};
-pub use lion::{Lion, lion_};
-pub use rmsprop::{Rmsprop, rmsprop_};
-pub use sgd::{Sgd, sgd_};
+pub use rules::{Adagrad, adagrad_};
+pub use rules::{Adam, adam_, adamw_};
+pub use rules::{Lion, lion_};
+pub use rules::{Rmsprop, rmsprop_};
+pub use rules::{Sgd, sgd_};
 
 use crate::real::for_real;
 use crate::simd::{Float, Vector};

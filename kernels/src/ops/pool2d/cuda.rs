@@ -3,7 +3,7 @@
 use phalanx_tensor::cuda::{Args, Grid, Program};
 use phalanx_tensor::{Result, Tensor};
 
-use super::windows::Rule;
+use super::Rule;
 use super::{PoolOptions, Windows, image};
 use crate::cuda::{File, PRELUDE, type_name};
 use crate::ops::index::add_to_planes;
@@ -75,7 +75,7 @@ pub(super) fn unpool(
     size: [usize; 2],
     out: &mut Tensor,
 ) -> Result<()> {
-    crate::ops::full::fill_(out, 0)?;
+    crate::ops::creation::fill_(out, 0)?;
     if dy.numel() == 0 {
         return Ok(());
     }
@@ -125,7 +125,7 @@ pub(super) fn spread(
     out: &mut Tensor,
 ) -> Result<()> {
     if dy.numel() == 0 {
-        return crate::ops::full::fill_(out, 0);
+        return crate::ops::creation::fill_(out, 0);
     }
     launch(op, "spread", dy, out, |args| Ok(args.value(axis(rows)).value(axis(cols))))
 }

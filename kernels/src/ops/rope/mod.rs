@@ -1,19 +1,19 @@
 //! Rotary position embedding.
 
-mod cpu;
-mod cuda;
-
-use phalanx_tensor::{DType, Error, Result, Tensor};
+use phalanx_tensor::cuda::{Args, Grid, Program};
+use phalanx_tensor::{DType, Error, Pool, Result, Tensor};
 
 use crate::check;
+use crate::cuda::{File, LAYOUT, PRELUDE, Strided, type_name};
 use crate::dispatch::Kernels;
 use crate::real::{Real, for_real};
-use crate::rows::{self, Outputs, Shape};
-use crate::wide::elements;
+use crate::rows::{self, Outputs, Row, RowKernel, Shape, lanes};
+use crate::simd::{Float, Isa, Kernel, Vector, dispatch};
+use crate::source::elements;
 
-const ROTATE: Kernels<Rotate> = Kernels { cpu: rotate_on_cpu, cuda: cuda::rotate };
+const ROTATE: Kernels<RotateFn> = Kernels { cpu: rotate_on_cpu, cuda: rotate_on_gpu };
 
-type Rotate = fn(&'static str, &Tensor, Option<&Tensor>, &Rope, f64, &mut Tensor) -> Result<()>;
+type RotateFn = fn(&'static str, &Tensor, Option<&Tensor>, &Rope, f64, &mut Tensor) -> Result<()>;
 
 /// What a rotary embedding is told beside its tensors.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -105,11 +105,11 @@ fn run<T: Real>(
 ) -> Result<()> {
     let (length, width) = (x.size(-2)?, x.size(-1)?);
     let pool = x.device().pool()?;
-    let table = cpu::table::<T::Wide>(&pool, positions, base, width / 2, sense);
+    let table = table::<T::Wide>(&pool, positions, base, width / 2, sense);
     let rows = x.numel() / width;
     // Rows that share a row of position numbers: all of them, or one batch item's.
     let shared = rows / (positions.len() / length);
-    let kernel = cpu::Rotate { table: &table, length, shared };
+    let kernel = Rotate { table: &table, length, shared };
     rows::run::<T, 1>(
         op,
         &kernel,
@@ -118,6 +118,100 @@ fn run<T: Real>(
         Outputs { y: Some(y), stats: &mut [] },
     )?;
     Ok(())
+}
+
+/// For each position the cosines and then the sines of `half` angles, the sines times `sense`.
+fn table<T: Float>(pool: &Pool, positions: &[i64], base: f64, half: usize, sense: f64) -> Vec<T> {
+    let slowness: Vec<f64> = (0..half).map(|i| base.powf(-(i as f64) / half as f64)).collect();
+    let mut table = vec![T::ZERO; positions.len() * 2 * half];
+    let rows = (4096 / half).max(1);
+    pool.for_each_chunk(&mut table, rows * 2 * half, |piece, part| {
+        let mut row = vec![0.0; 2 * half];
+        for (i, to) in part.chunks_exact_mut(2 * half).enumerate() {
+            let position = positions[piece * rows + i] as f64;
+            dispatch(Angles { position, slowness: &slowness, sense, row: &mut row });
+            to.iter_mut().zip(&row).for_each(|(to, &x)| *to = T::from_f64(x));
+        }
+    });
+    table
+}
+
+struct Angles<'a> {
+    position: f64,
+    slowness: &'a [f64],
+    sense: f64,
+    row: &'a mut [f64],
+}
+
+impl Kernel for Angles<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Isa>(self) {
+        let (cos, sin) = self.row.split_at_mut(self.slowness.len());
+        let (position, sense) = (S::F64::splat(self.position), S::F64::splat(self.sense));
+        lanes::map([self.slowness], cos, |[x]: [S::F64; 1]| (x * position).cos());
+        lanes::map([self.slowness], sin, |[x]: [S::F64; 1]| (x * position).sin() * sense);
+    }
+}
+
+struct Rotate<'a, T> {
+    table: &'a [T],
+    /// Rows of one head, and rows for which the positions are the same ones.
+    length: usize,
+    shared: usize,
+}
+
+impl<T: Float> RowKernel<T, 1> for Rotate<'_, T> {
+    #[inline(always)]
+    fn run<S: Isa>(&self, row: Row<'_, T, 1>) {
+        let ([x], half) = (row.x, row.x[0].len() / 2);
+        let at = row.index / self.shared * self.length + row.index % self.length;
+        let (cos, sin) = self.table[at * 2 * half..][..2 * half].split_at(half);
+        let ((a, b), (y, z)) = (x.split_at(half), row.y.split_at_mut(half));
+        lanes::map([a, b, cos, sin], y, |[a, b, cos, sin]: [T::Vec<S>; 4]| a * cos - b * sin);
+        lanes::map([a, b, cos, sin], z, |[a, b, cos, sin]: [T::Vec<S>; 4]| b * cos + a * sin);
+    }
+}
+
+const FILES: &[File] = &[PRELUDE, LAYOUT, ("rope.cu", include_str!("rope.cu"))];
+const THREADS: u32 = 128;
+/// Heads that a thread rotates, as in `rope.cu`.
+const HEADS: usize = 16;
+
+/// The rotation of `x` into the contiguous `y`, which has elements; positions as [`rope`] takes them.
+fn rotate_on_gpu(
+    op: &'static str,
+    x: &Tensor,
+    ids: Option<&Tensor>,
+    config: &Rope,
+    sense: f64,
+    y: &mut Tensor,
+) -> Result<()> {
+    let gpu = x.device().gpu()?;
+    let (last, half) = (x.rank() - 1, x.size(-1)? / 2);
+    let positions = x.size(-2)?;
+    let ids = ids.map(Tensor::contiguous).transpose()?;
+    let batches = ids.as_ref().map_or(1, |ids| ids.numel() / positions);
+    let heads = x.numel() / (2 * half * positions * batches);
+    let rows = x.select(last, 0)?;
+    let step = x.strides()[last];
+    // Pairs lie together and begin at multiples of two, in every row.
+    let even = |stride: &usize| stride.is_multiple_of(2);
+    let pairs = half.is_multiple_of(2)
+        && [x.offset(), y.offset()].iter().all(even)
+        && (step != 1 || rows.strides().iter().all(even));
+    let (entry, lanes) = if pairs { ("rotate_2", 2) } else { ("rotate_1", 1) };
+    let defines = [("ELEMENT", type_name(x.dtype()))];
+    let program = Program { name: "rope.cu", files: FILES, defines: &defines };
+    let blocks = (positions * (half / lanes)).div_ceil(THREADS as usize);
+    let most = usize::from(u16::MAX);
+    let grid = Grid::new(blocks, THREADS).by(heads.div_ceil(HEADS).min(most), batches.min(most));
+    let layout = Strided::new(op, rows.shape(), [&rows])?;
+    let args = Args::new(op, gpu).write(y)?.read(x)?.read_if(ids.as_ref())?.value(layout);
+    let args = args.value(step as u64).value(batches as u64).value(heads as u64).value(positions as u64);
+    let args = args.value(half as u64).value(config.offset).value(config.base).value(sense);
+    gpu.kernel(op, &program, entry)?.launch(grid, args)
 }
 
 #[cfg(test)]

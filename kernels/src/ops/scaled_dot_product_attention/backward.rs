@@ -19,7 +19,7 @@ use crate::dispatch::Kernels;
 use crate::gemm::Cell;
 use crate::real::{Real, for_real};
 use crate::simd::{Float, dispatch};
-use crate::wide::{elements, wide_dtype};
+use crate::source::{elements, wide_dtype};
 
 /// The gradients of [`scaled_dot_product_attention`](super::scaled_dot_product_attention) with respect to query, key,
 /// value and the scores (before a mask is broadcast, in the type that is computed in; the only one of T x S elements):

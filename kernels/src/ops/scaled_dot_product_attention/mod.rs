@@ -31,7 +31,7 @@ use crate::check;
 use crate::dispatch::Kernels;
 use crate::real::for_real;
 use crate::simd::Float;
-use crate::wide::wide_dtype;
+use crate::source::wide_dtype;
 use crate::work;
 
 /// What attention is told beside its tensors.

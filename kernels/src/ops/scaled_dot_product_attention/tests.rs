@@ -6,7 +6,7 @@ use super::{
     Attention, AttentionDropout, attention_keep, scaled_dot_product_attention,
     scaled_dot_product_attention_backward,
 };
-use crate::ops::copy::copy_;
+use crate::ops::in_place::copy_;
 use crate::testing::{FLOATS, assert_close, floats, make, tolerance, values};
 
 /// One head in f64, straight from the formula: output and the gradients of q, k, v and scores.

@@ -4,8 +4,8 @@
 //! and the last of these becomes the threshold. The threshold soon lets few elements pass, so nearly all chunks of a long line are
 //! skipped after a comparison with their smallest key.
 
-use super::items::Item;
 use super::keys::{Bits, CHUNK, Key, Keys, Map};
+use super::lines::Item;
 use crate::simd::dispatch;
 use crate::source::BLOCK;
 

@@ -1,12 +1,13 @@
-//! Sums of squares for the gradient norm, in an order that no cut into shards changes.
-
-mod cuda;
+//! Sums of squares for the gradient norm, in an order that no cut into shards changes, and [`add_pairs_`], which puts together what
+//! ranks have sent of such sums.
 
 use std::ops::Range;
 
+use phalanx_tensor::cuda::{Args, Gpu, Grid, Program, Scratch};
 use phalanx_tensor::{DType, Device, Error, Result, Tensor};
 
 use crate::check;
+use crate::cuda::{File, PRELUDE, type_name};
 use crate::dispatch::Kernels;
 use crate::real::{Real, for_real};
 use crate::simd::{Float, Isa, Kernel, dispatch};
@@ -29,8 +30,8 @@ pub fn sum_of_squares_blocks(x: &Tensor) -> Result<Vec<f64>> {
     BLOCKS.on(x.device())(OP, &x)
 }
 
-const BLOCKS: Kernels<Blocks> = Kernels { cpu: blocks_on_cpu, cuda: cuda::blocks };
-const ROOTS: Kernels<Roots> = Kernels { cpu: roots_on_cpu, cuda: cuda::roots };
+const BLOCKS: Kernels<Blocks> = Kernels { cpu: blocks_on_cpu, cuda: blocks_on_gpu };
+const ROOTS: Kernels<Roots> = Kernels { cpu: roots_on_cpu, cuda: roots_on_gpu };
 
 type Blocks = fn(&'static str, &Tensor) -> Result<Vec<f64>>;
 type Roots = fn(&'static str, Device, &[Stretches], &mut Tensor) -> Result<()>;
@@ -129,8 +130,154 @@ impl<T: Float> Kernel for Block<'_, T> {
     }
 }
 
+const FILES: &[File] = &[PRELUDE, ("sum_of_squares.cu", include_str!("sum_of_squares.cu"))];
+/// Leaves that a block of threads adds.
+const LEAVES: usize = 32;
+/// Nodes that it joins.
+const NODES: usize = 4096;
+/// Trees of a launch: its arguments stay below 4 KiB.
+const TREES: usize = 240;
+
+fn kernel(
+    op: &'static str,
+    gpu: &'static Gpu,
+    dtype: DType,
+    entry: &str,
+) -> Result<phalanx_tensor::cuda::Kernel> {
+    let defines = [("ELEMENT", type_name(dtype))];
+    gpu.kernel(op, &Program { name: "sum_of_squares.cu", files: FILES, defines: &defines }, entry)
+}
+
+/// The leaves; `x` lies together.
+fn blocks_on_gpu(op: &'static str, x: &Tensor) -> Result<Vec<f64>> {
+    let mut sums = Tensor::empty_for(op, &[x.numel().div_ceil(NORM_BLOCK)], DType::F64, x.device())?;
+    leaves(op, Args::new(op, x.device().gpu()?).write(&mut sums)?, x, 0)?;
+    sums.to_vec()
+}
+
+/// Adds the leaves of `x`, the first of which is number `first`, to arguments that begin with where they go.
+fn leaves<'a>(op: &'static str, to: Args<'a>, x: &'a Tensor, first: usize) -> Result<()> {
+    let (gpu, n) = (x.device().gpu()?, x.numel());
+    let args = to.read(x)?.value(first as u64).value(n as u64);
+    let grid = Grid::new(n.div_ceil(NORM_BLOCK).div_ceil(LEAVES), 256);
+    kernel(op, gpu, x.dtype(), "leaves")?.launch(grid, args)
+}
+
+/// The roots of the trees over stretches of the leaves; the tensors lie together.
+fn roots_on_gpu(op: &'static str, device: Device, of: &[Stretches], roots: &mut Tensor) -> Result<()> {
+    let gpu = device.gpu()?;
+    let counts = of.iter().map(|(x, _)| x.numel().div_ceil(NORM_BLOCK));
+    let mut nodes = gpu.scratch(op, counts.sum::<usize>() * size_of::<f64>())?;
+    let (mut spans, mut first) = (Vec::with_capacity(roots.numel()), 0);
+    for (x, stretches) in of {
+        leaves(op, Args::new(op, gpu).scratch(&nodes), x, first)?;
+        spans.extend(stretches.iter().map(|part| first + part.start..first + part.end));
+        first += x.numel().div_ceil(NORM_BLOCK);
+    }
+    while spans.iter().any(|span| span.len() > NODES) {
+        let pieces: Vec<Range<usize>> = spans
+            .iter()
+            .flat_map(|span| span.clone().step_by(NODES).map(|start| start..span.end.min(start + NODES)))
+            .collect();
+        let above = gpu.scratch(op, pieces.len() * size_of::<f64>())?;
+        for (number, pieces) in pieces.chunks(TREES).enumerate() {
+            trees(op, gpu, Args::new(op, gpu).scratch(&above), &nodes, number * TREES, pieces)?;
+        }
+        let mut at = 0;
+        for span in &mut spans {
+            let joined = span.len().div_ceil(NODES);
+            *span = at..at + joined;
+            at += joined;
+        }
+        nodes = above;
+    }
+    for (number, spans) in spans.chunks(TREES).enumerate() {
+        let to = Args::new(op, gpu).write(roots)?;
+        trees(op, gpu, to, &nodes, number * TREES, spans)?;
+    }
+    Ok(())
+}
+
+/// Adds what is joined, and where, to arguments that begin with where the sums go.
+fn trees(
+    op: &'static str,
+    gpu: &'static Gpu,
+    to: Args<'_>,
+    from: &Scratch,
+    first: usize,
+    spans: &[Range<usize>],
+) -> Result<()> {
+    let mut args = to.scratch(from).value(first as u64);
+    for span in spans {
+        args = args.value([span.start as u64, span.len() as u64]);
+    }
+    for _ in spans.len()..TREES {
+        args = args.value([0u64; 2]);
+    }
+    // The program of any dtype has it.
+    kernel(op, gpu, DType::F64, "trees")?.launch(Grid::new(spans.len(), 256), args)
+}
+
+const OP: &str = "add_pairs";
+/// Pairs of a launch: its arguments stay below 4 KiB.
+const PAIRS: usize = 480;
+
+/// `x[to] += x[from]` for each pair `(to, from)`, one after another, in place; `x` is f64 `[N]`, contiguous. Nothing waits for
+/// it.
+///
+/// # Errors
+/// If `x` is something else, or a pair names a place beyond it.
+pub fn add_pairs_(x: &mut Tensor, pairs: &[(usize, usize)]) -> Result<()> {
+    check::dtype(OP, x, DType::F64)?;
+    let n = x.numel();
+    if x.rank() != 1 || !x.is_contiguous() {
+        let got = format!("shape {:?}, strides {:?}", x.shape(), x.strides());
+        return Err(Error::shape(OP, got, "a contiguous vector"));
+    }
+    if let Some((to, from)) = pairs.iter().find(|(to, from)| to.max(from) >= &n) {
+        return Err(Error::range(OP, format!("the pair ({to}, {from})"), format!("places below {n}")));
+    }
+    if x.device().is_meta() {
+        x.bump_version();
+        return Ok(());
+    }
+    ADD_PAIRS.run(x.device(), |add_pairs| add_pairs(x, pairs))
+}
+
+const ADD_PAIRS: Kernels<AddPairs> = Kernels { cpu: add_pairs_on_cpu, cuda: add_pairs_on_gpu };
+
+type AddPairs = fn(&mut Tensor, &[(usize, usize)]) -> Result<()>;
+
+fn add_pairs_on_cpu(x: &mut Tensor, pairs: &[(usize, usize)]) -> Result<()> {
+    let (start, n) = (x.offset(), x.numel());
+    let mut values = x.write::<f64>(OP)?;
+    let values = &mut values[start..start + n];
+    pairs.iter().for_each(|&(to, from)| values[to] += values[from]);
+    Ok(())
+}
+
+fn add_pairs_on_gpu(x: &mut Tensor, pairs: &[(usize, usize)]) -> Result<()> {
+    pairs.chunks(PAIRS).try_for_each(|pairs| launch(x, pairs))
+}
+
+fn launch(x: &mut Tensor, pairs: &[(usize, usize)]) -> Result<()> {
+    const FILES: &[File] = &[PRELUDE, ("add_pairs.cu", include_str!("add_pairs.cu"))];
+    let program = Program { name: "add_pairs.cu", files: FILES, defines: &[] };
+    let gpu = x.device().gpu()?;
+    let mut args = Args::new(OP, gpu).write(x)?.value(pairs.len() as u64);
+    for &(to, from) in pairs {
+        args = args.value([to as u32, from as u32]);
+    }
+    for _ in pairs.len()..PAIRS {
+        args = args.value([0u32; 2]);
+    }
+    gpu.kernel(OP, &program, "add_pairs")?.launch(Grid::new(1, 1), args)
+}
+
 #[cfg(test)]
 mod tests {
+    use phalanx_tensor::Device;
+
     use super::*;
     use crate::testing::{assert_close, floats, make, tensors, values};
 
@@ -156,5 +303,21 @@ mod tests {
                 assert_close(*sum, block.iter().map(|x| x * x).sum(), 1e-14);
             }
         }
+    }
+
+    #[test]
+    fn pairs_are_added_one_after_another() {
+        let all = Tensor::from_slice(&[0.0, 1e16, 1.0, 1.0], &[4], Device::CPU).unwrap();
+        let mut x = all.narrow(0, 1, 3).unwrap();
+        add_pairs_(&mut x, &[(1, 2), (0, 1)]).unwrap();
+        assert_eq!(all.to_vec::<f64>().unwrap(), [0.0, 1e16 + 2.0, 2.0, 1.0]);
+        add_pairs_(&mut x, &[(2, 2), (2, 2)]).unwrap();
+        assert_eq!(all.to_vec::<f64>().unwrap()[3], 4.0);
+        for wrong in [(3, 0), (0, 3)] {
+            let error = add_pairs_(&mut x, &[wrong]).unwrap_err().to_string();
+            assert!(error.contains("places below 3"), "{error}");
+        }
+        let mut matrix = x.with_shape(&[1, 3]).unwrap();
+        assert!(add_pairs_(&mut matrix, &[]).is_err());
     }
 }

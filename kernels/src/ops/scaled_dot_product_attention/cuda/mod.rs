@@ -15,7 +15,7 @@ use phalanx_tensor::{DType, Error, Result, Tensor};
 use super::Problem;
 use super::dropout::Keep;
 use crate::cuda::{FAULT, File, PRELUDE};
-use crate::wide::wide_dtype;
+use crate::source::wide_dtype;
 use variant::{Block, Variant};
 
 pub(super) use variant::DEPTH_MAX;

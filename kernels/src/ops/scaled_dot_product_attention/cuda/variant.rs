@@ -5,7 +5,7 @@
 use phalanx_tensor::DType;
 
 use crate::cuda::type_name;
-use crate::wide::wide_dtype;
+use crate::source::wide_dtype;
 
 /// What the kernels are compiled for.
 #[derive(Clone, Copy)]

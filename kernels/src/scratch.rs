@@ -1,0 +1,58 @@
+//! Working memory of kernels, kept per thread between calls.
+
+use std::cell::RefCell;
+
+use crate::simd::Float;
+
+/// Elements to skip at most to reach a cache line's start.
+const SLACK: usize = 16;
+const LINE_BYTES: usize = 64;
+
+thread_local! {
+    static F32: RefCell<Vec<Vec<f32>>> = const { RefCell::new(Vec::new()) };
+    static F64: RefCell<Vec<Vec<f64>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// A float with buffers of its own per thread.
+pub(crate) trait Scratch: Float {
+    /// Takes a buffer out of this thread's store.
+    fn take() -> Vec<Self>;
+    /// Puts one back.
+    fn put(buffer: Vec<Self>);
+}
+
+impl Scratch for f32 {
+    fn take() -> Vec<f32> {
+        F32.with_borrow_mut(|store| store.pop().unwrap_or_default())
+    }
+
+    fn put(buffer: Vec<f32>) {
+        F32.with_borrow_mut(|store| store.push(buffer));
+    }
+}
+
+impl Scratch for f64 {
+    fn take() -> Vec<f64> {
+        F64.with_borrow_mut(|store| store.pop().unwrap_or_default())
+    }
+
+    fn put(buffer: Vec<f64>) {
+        F64.with_borrow_mut(|store| store.push(buffer));
+    }
+}
+
+/// Calls `f` with `len` elements of any content, at the start of a cache line. Calls may nest.
+pub(crate) fn with_scratch<T: Scratch, R>(len: usize, f: impl FnOnce(&mut [T]) -> R) -> R {
+    if len == 0 {
+        return f(&mut []);
+    }
+    let mut buffer = T::take();
+    if buffer.len() < len + SLACK {
+        // Old contents need not move along.
+        buffer = vec![T::ZERO; len + SLACK];
+    }
+    let start = buffer.as_ptr().align_offset(LINE_BYTES).min(SLACK);
+    let result = f(&mut buffer[start..start + len]);
+    T::put(buffer);
+    result
+}
