@@ -27,6 +27,7 @@ mod ledger;
 #[cfg(all(test, feature = "loom"))]
 mod models;
 mod pool;
+mod resources;
 mod rng;
 mod storage;
 mod stream;

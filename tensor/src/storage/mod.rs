@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use crate::allocator::Block;
 use crate::cuda::DeviceBlock;
-use crate::device::State;
+use crate::resources::State;
 use crate::sync::lock;
 use crate::{Category, Context, Device, Error, Layout, Result};
 
