@@ -1,4 +1,4 @@
-//! What can go wrong in a training run.
+//! Errors of a training run.
 
 use std::fmt;
 use std::path::Path;
@@ -12,13 +12,13 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// In the model, its gradients, its optimizer, or between ranks.
+    /// An error of the model, its gradients, its optimizer, or of communication.
     #[error(transparent)]
     Parallel(#[from] parallel::Error),
-    /// Settings that do not fit each other, the data or what a run began with.
+    /// Settings that do not fit each other, the data or the run that is resumed.
     #[error("{0}")]
     Config(String),
-    /// A file or a data set.
+    /// An error of a file or a data set.
     #[error("{what}: {why}")]
     Data {
         /// Which.
@@ -26,7 +26,7 @@ pub enum Error {
         /// What came and what was wanted.
         why: String,
     },
-    /// Something went wrong in a step.
+    /// An error of a step.
     #[error("step {step}: {source}")]
     Step {
         /// The step, from 0.
@@ -35,10 +35,10 @@ pub enum Error {
         #[source]
         source: Box<Error>,
     },
-    /// Another process of the run says what went wrong.
+    /// Another process of the run reports the error.
     #[error("another process says what went wrong")]
     Elsewhere,
-    /// Numbers that no run recovers from by itself.
+    /// The loss or a gradient has diverged, and the policy ends the run.
     #[error("{0}")]
     Diverged(String),
 }
@@ -54,7 +54,7 @@ impl Error {
         Error::data(path.display().to_string(), why.to_string())
     }
 
-    /// The error with the step in which it came; one that names a rank or a step already stays as it is.
+    /// The error with its step. An error that names a rank or a step already is returned unchanged.
     pub(crate) fn in_step(self, step: u64) -> Error {
         match self {
             Error::Step { .. } | Error::Parallel(parallel::Error::Comm(_)) => self,

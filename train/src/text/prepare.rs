@@ -1,4 +1,4 @@
-//! [`PrepareConfig`]: large texts into a folder that a [`Corpus`](super::Corpus) reads, on all cores and in bounded memory.
+//! [`PrepareConfig`]: encodes large texts into a folder for [`Corpus`](super::Corpus), on all cores and in bounded memory.
 
 use std::fs::File;
 use std::io::Read;
@@ -9,11 +9,11 @@ use super::{Bpe, Codec, TRAINING, VALIDATION, check_vocabulary};
 use crate::data::{PrepareOptions, Prepared, Width, prepare};
 use crate::{Error, Result, keyed};
 
-/// Bytes of the first texts that byte pairs are learned from.
+/// The number of bytes at the beginning of the texts from which byte pairs are learned.
 const LEARNED_BYTES: u64 = 16 << 20;
 
 keyed! {
-    /// What is made into tokens, and how.
+    /// The settings of encoding texts.
     pub struct PrepareConfig {
         /// Texts in UTF-8.
         "data" data: Vec<String> = Vec::new(),
@@ -31,11 +31,11 @@ keyed! {
 }
 
 impl PrepareConfig {
-    /// Writes the folder: tokens to train on and tokens held out, each with an index of its documents, and what cuts text into tokens.
-    /// `progress` is told the bytes that are done, and of how many.
+    /// Writes the folder: training tokens and validation tokens, each with an index of its documents, and the tokenizer.
+    /// `progress` gets the bytes that are done and the bytes in all.
     ///
     /// # Errors
-    /// As [`prepare`](crate::data::prepare), and if a text cannot be cut into tokens.
+    /// Those of [`prepare`](crate::data::prepare), and if a text cannot be encoded.
     pub fn run(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<(Prepared, Codec)> {
         let (false, Some(out)) = (self.data.is_empty(), &self.out) else {
             return Err(Error::Config(
@@ -89,7 +89,7 @@ impl PrepareConfig {
     }
 }
 
-/// The beginning of the texts, up to what is learned from.
+/// The part of the texts from which byte pairs are learned.
 fn beginning(files: &[PathBuf]) -> Result<String> {
     let mut bytes = Vec::new();
     for path in files {
