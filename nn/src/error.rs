@@ -1,6 +1,7 @@
 //! What can go wrong in a module, an optimizer or a model's files.
 
 use std::fmt;
+use std::sync::{LockResult, PoisonError};
 
 /// The crate's results.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -17,7 +18,7 @@ pub enum Error {
     Invalid {
         /// What was asked.
         what: String,
-        /// What came and what was wanted.
+        /// The value that was got, and the one that was wanted.
         why: String,
     },
     /// Saved tensors do not fit the parameters.
@@ -30,7 +31,7 @@ pub enum Error {
     },
 }
 
-/// How saved tensors and wanted ones differ.
+/// The differences between saved tensors and those of the model.
 #[must_use = "it says what was not loaded; `let _ =` if that is as it should be"]
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Mismatch {
@@ -38,7 +39,7 @@ pub struct Mismatch {
     pub missing: Vec<String>,
     /// Names that the saved state has and the module lacks.
     pub unexpected: Vec<String>,
-    /// Tensors of another shape: name, saved shape, wanted shape.
+    /// Tensors of another shape: name, saved shape, shape in the model.
     pub misshaped: Vec<(String, Vec<usize>, Vec<usize>)>,
 }
 
@@ -133,4 +134,9 @@ pub(crate) fn check_probability(what: &str, name: &str, got: f64) -> Result<()> 
 /// A module's name in errors: its kind, and its path unless it is the whole model.
 pub(crate) fn label(kind: &str, path: &str) -> String {
     if path.is_empty() { kind.into() } else { format!("{kind} `{path}`") }
+}
+
+/// The guard or value of a lock, also after a panic of a thread that held it: what these locks protect is valid at every moment.
+pub(crate) fn unpoisoned<T>(result: LockResult<T>) -> T {
+    result.unwrap_or_else(PoisonError::into_inner)
 }

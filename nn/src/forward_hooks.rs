@@ -5,10 +5,11 @@
 //! the same values. A hook finds out by [`is_recomputing`](phalanx_autograd::is_recomputing).
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock, PoisonError, RwLock, Weak};
+use std::sync::{Arc, OnceLock, RwLock, Weak};
 
 use phalanx_autograd::Var;
 
+use crate::error::unpoisoned;
 use crate::{AnyUnit, Entry, Module, Parameter, Parameters, Result};
 
 /// Sees a module's input and output, and may return another output.
@@ -36,7 +37,7 @@ impl ForwardHooks {
         let list = self.0.get_or_init(Arc::default);
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
         let registered = Registered { id, layer, hook: Arc::new(hook) };
-        list.write().unwrap_or_else(PoisonError::into_inner).push(registered);
+        unpoisoned(list.write()).push(registered);
         ForwardHookHandle { list: Arc::downgrade(list), id }
     }
 
@@ -45,7 +46,7 @@ impl ForwardHooks {
         let Some(list) = self.0.get() else { return Ok(y) };
         // A hook may add or remove hooks.
         let hooks: Vec<Hook> = {
-            let list = list.read().unwrap_or_else(PoisonError::into_inner);
+            let list = unpoisoned(list.read());
             list.iter()
                 .filter(|registered| registered.layer == layer)
                 .map(|registered| registered.hook.clone())
@@ -66,9 +67,7 @@ impl ForwardHookHandle {
     /// Removes the hook. A second call does nothing.
     pub fn remove(&self) {
         if let Some(list) = self.list.upgrade() {
-            list.write()
-                .unwrap_or_else(PoisonError::into_inner)
-                .retain(|registered| registered.id != self.id);
+            unpoisoned(list.write()).retain(|registered| registered.id != self.id);
         }
     }
 }

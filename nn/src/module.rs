@@ -2,12 +2,13 @@
 //! module but not trained.
 
 use std::any::Any;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, RwLock};
 
 use phalanx_autograd::Var;
 use phalanx_kernels as kernels;
 use phalanx_tensor::{Category, Tensor};
 
+use crate::error::unpoisoned;
 use crate::scope::join;
 use crate::{AnyUnit, Parameter, Result};
 
@@ -218,12 +219,12 @@ impl Buffer {
 
     /// The tensor.
     pub fn tensor(&self) -> Tensor {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+        unpoisoned(self.0.read()).clone()
     }
 
     /// Replaces the tensor.
     pub fn set(&self, tensor: Tensor) {
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = tensor.tagged(Category::Buffers);
+        *unpoisoned(self.0.write()) = tensor.tagged(Category::Buffers);
     }
 
     /// Copies values into its tensor, converted to its dtype and moved to its device.

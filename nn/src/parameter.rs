@@ -5,12 +5,13 @@ mod tests;
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use phalanx_autograd::{Leaf, Slot, Var};
 use phalanx_kernels as kernels;
 use phalanx_tensor::{Category, DType, Device, Dims, Tensor, Window};
 
+use crate::error::unpoisoned;
 use crate::{Error, Result};
 
 /// A handle on a trained tensor. Clones share it, an optimizer updates it in place, and a wrapper may release and replace its
@@ -214,7 +215,7 @@ impl Parameter {
     pub fn holder(&self) -> Option<Arc<dyn Holder>> {
         match self.flags() & HELD {
             0 => None,
-            _ => self.0.holder.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+            _ => unpoisoned(self.0.holder.lock()).clone(),
         }
     }
 
@@ -225,7 +226,7 @@ impl Parameter {
             Some(holder) if holder.hears_of_uses() => HELD | HEARD,
             Some(_) => HELD,
         };
-        let mut held = self.0.holder.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut held = unpoisoned(self.0.holder.lock());
         self.0.flags.fetch_and(!(HELD | HEARD), Ordering::Relaxed);
         self.0.flags.fetch_or(flags, Ordering::Relaxed);
         std::mem::replace(&mut *held, holder)

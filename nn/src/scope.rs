@@ -23,7 +23,7 @@ pub struct Scope {
     seed: u64,
     dtype: DType,
     device: Device,
-    /// How many sites were asked for in this scope.
+    /// The number of sites given out in this scope.
     sites: Arc<AtomicU64>,
 }
 

@@ -172,7 +172,7 @@ fn of_type<M: Module>(module: &dyn Module) -> Option<&M> {
     any.downcast_ref::<Unit<M>>().map(Unit::module).or_else(|| any.downcast_ref())
 }
 
-/// The range asked for, if it lies within these numbers.
+/// The range, if it is within these numbers.
 fn within(what: &str, asked: impl RangeBounds<usize>, all: Range<usize>) -> Result<Range<usize>> {
     let start = match asked.start_bound() {
         Bound::Included(&start) => start,
@@ -432,7 +432,7 @@ fn has_units(module: &dyn Module) -> bool {
     any
 }
 
-/// The module without the boxes around it, so that its type can be asked for.
+/// The module without the boxes around it, so that its type can be compared.
 fn unboxed(module: Box<dyn Module>) -> Box<dyn Module> {
     if !(&*module as &dyn Any).is::<Box<dyn Module>>() {
         return module;

@@ -6,7 +6,7 @@
 //! ```
 //! `enter` and `leave` are identity nodes of the graph that run hooks in backward. They are recorded only if there are hooks.
 
-use std::sync::{Arc, PoisonError, RwLock, Weak};
+use std::sync::{Arc, RwLock, Weak};
 
 use phalanx_autograd::{
     Backward, Cx, Grads, Result as GradResult, Saver, Var, checkpoint, is_recomputing, is_recording, phony,
@@ -14,6 +14,7 @@ use phalanx_autograd::{
 };
 use smallvec::smallvec;
 
+use crate::error::unpoisoned;
 use crate::{Entry, Module, Parameter, Parameters, Result};
 
 /// Callbacks around a unit's passes. Sharded training gathers and frees parameters in them.
@@ -81,7 +82,7 @@ impl UnitHooksHandle {
     /// Removes the hooks. A second call does nothing.
     pub fn remove(&self) {
         if let Some(list) = self.list.upgrade() {
-            list.write().unwrap_or_else(PoisonError::into_inner).retain(|h| !Arc::ptr_eq(h, &self.hooks));
+            unpoisoned(list.write()).retain(|h| !Arc::ptr_eq(h, &self.hooks));
         }
     }
 }
@@ -107,7 +108,7 @@ impl<M: ?Sized + Send + Sync + 'static> Unit<M> {
 
     /// See [`AnyUnit::add_hooks`].
     pub fn add_hooks(&self, hooks: Arc<dyn UnitHooks>) -> UnitHooksHandle {
-        self.hooks.write().unwrap_or_else(PoisonError::into_inner).push(hooks.clone());
+        unpoisoned(self.hooks.write()).push(hooks.clone());
         UnitHooksHandle { list: Arc::downgrade(&self.hooks), hooks }
     }
 
@@ -121,7 +122,7 @@ impl<M: ?Sized + Send + Sync + 'static> Unit<M> {
         recompute: bool,
         forward: impl Fn(&M, &Var) -> Result<Var> + Send + Sync + 'static,
     ) -> Result<Var> {
-        let hooks = self.hooks.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let hooks = unpoisoned(self.hooks.read()).clone();
         if hooks.is_empty() {
             return self.run(x, recompute, hooks, forward);
         }
@@ -228,7 +229,7 @@ mod tests {
     use super::*;
     use crate::{Embedding, EmbeddingConfig, Linear, LinearConfig, Scope};
 
-    /// Writes down what is called.
+    /// Records calls.
     struct Notes(&'static str, Arc<Mutex<Vec<String>>>);
 
     impl Notes {

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use phalanx_nn::autograd::Var;
@@ -22,6 +22,7 @@ use phalanx_parallel::tensor_parallel::sum_squares;
 use phalanx_tensor::{Context, DType, RngKey};
 
 use crate::data::DataLoader;
+use crate::error::unpoisoned;
 use crate::model::passed_on;
 use crate::optimizers::Optimizers;
 use crate::record::StepReport;
@@ -68,7 +69,7 @@ pub(crate) fn stretch(kind: Asynchronous, run: &mut Run, steps: Range<u64>) -> R
         norms: Vec::new(),
         ends: vec![Instant::now()],
     };
-    let failed = |error: crate::Error| match *work.failed.lock().unwrap_or_else(PoisonError::into_inner) {
+    let failed = |error: crate::Error| match *unpoisoned(work.failed.lock()) {
         // The error's text has the step already.
         Some(_) => error,
         None => error.in_step(first),
@@ -150,7 +151,7 @@ impl BatchFeed {
 impl StageWork {
     fn batch(&self, micro_batch: usize) -> parallel::Result<(u64, Batch)> {
         let step = self.first + (micro_batch / self.interval) as u64;
-        let mut feed = self.feed.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut feed = unpoisoned(self.feed.lock());
         let batch = feed.batch(step, micro_batch % self.interval);
         Ok((step, batch.map_err(|error| self.fails(step, error))?))
     }
@@ -160,7 +161,7 @@ impl StageWork {
         if matches!(error, parallel::Error::Comm(_)) {
             return error;
         }
-        self.failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(step);
+        unpoisoned(self.failed.lock()).get_or_insert(step);
         parallel::Error::Config(format!("step {step}: {error}"))
     }
 }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::path::Path;
+use std::sync::{LockResult, PoisonError};
 
 use phalanx_parallel::{self as parallel, comm};
 
@@ -23,7 +24,7 @@ pub enum Error {
     Data {
         /// Which.
         what: String,
-        /// What came and what was wanted.
+        /// The value that was got, and the one that was wanted.
         why: String,
     },
     /// An error of a step.
@@ -80,4 +81,9 @@ impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
+}
+
+/// The guard or value of a lock, also after a panic of a thread that held it: what these locks protect is valid at every moment.
+pub(crate) fn unpoisoned<T>(result: LockResult<T>) -> T {
+    result.unwrap_or_else(PoisonError::into_inner)
 }

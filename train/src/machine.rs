@@ -73,7 +73,7 @@ pub(crate) fn peak(place: &Place, config: &Config) -> Result<f64> {
     Ok(if one_process { all * (cores / threads).min(1.0) } else { all })
 }
 
-/// Refuses allocations, given by name and bytes, that together need more memory than this machine has. If the system does not tell its
+/// Refuses allocations, given by name and bytes, that together need more memory than this machine has. If the system does not report its
 /// memory, everything fits.
 ///
 /// # Errors

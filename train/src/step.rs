@@ -5,7 +5,7 @@
 //! has a sum of its own, and the sums are added in order, as data-parallel ranks add theirs.
 
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
 use phalanx_kernels as kernels;
@@ -19,6 +19,7 @@ use phalanx_parallel::{checkpoint, part};
 use phalanx_tensor::{Context, DType, RngKey, Tensor};
 
 use crate::data::Data;
+use crate::error::unpoisoned;
 use crate::optimizers::Optimizers;
 use crate::{Config, Error, Result};
 
@@ -63,7 +64,7 @@ impl Saving {
     }
 
     fn lock(&self) -> MutexGuard<'_, Saver> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(self.0.lock())
     }
 }
 

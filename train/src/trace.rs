@@ -11,7 +11,7 @@ use std::io::{BufWriter, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
 use phalanx_parallel::comm::{Comm, Observer};
@@ -20,6 +20,7 @@ use phalanx_parallel::pipeline::schedule::Kind;
 use phalanx_parallel::tell;
 use serde_json::{Value, json};
 
+use crate::error::unpoisoned;
 use crate::place::Observers;
 use crate::report::{Collective, Span, SpanKind};
 use crate::{Config, Error, Result};
@@ -74,7 +75,7 @@ impl Trace {
     pub fn open(&self, path: &Path) -> Result<()> {
         let Some(sink) = &self.sink else { return Ok(()) };
         let file = File::create(path).map_err(|e| Error::file(path, e))?;
-        let mut sink = sink.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sink = unpoisoned(sink.lock());
         sink.file = Some((path.to_path_buf(), BufWriter::new(file)));
         sink.waiting.insert_str(0, "[\n");
         sink.write("")
@@ -83,7 +84,7 @@ impl Trace {
     /// Adds the events of other processes and closes the array, so that any JSON parser reads the file.
     pub fn finish(&self, processes: Option<&Comm>) -> Result<()> {
         let Some(sink) = &self.sink else { return Ok(()) };
-        let mut sink = sink.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sink = unpoisoned(sink.lock());
         if let Some(comm) = processes {
             sink.waiting = tell(comm, &sink.waiting)?.concat();
         }
@@ -97,7 +98,7 @@ impl Trace {
 
     fn note(&self, event: &Value) -> Result<()> {
         let Some(sink) = &self.sink else { return Ok(()) };
-        sink.lock().unwrap_or_else(PoisonError::into_inner).write(&format!("{event},\n"))
+        unpoisoned(sink.lock()).write(&format!("{event},\n"))
     }
 
     fn name(&self, lane: usize, name: &str) {
@@ -237,7 +238,7 @@ pub(crate) struct Noted {
 
 impl Notes {
     pub(crate) fn lock(&self) -> MutexGuard<'_, Noted> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(self.0.lock())
     }
 
     /// Adds a span of this rank in a step, with the stage and the micro-batch of a pipeline's action.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use phalanx_nn::autograd::Var;
 use phalanx_nn::{Batch, Optimizer, Parameter, Parameters, Scope, SequentialConfig};
@@ -13,6 +13,7 @@ use phalanx_parallel::mesh::Axis;
 
 use crate::callback::Callback;
 use crate::data::{Data, Dataset, Samples, Shuffled};
+use crate::error::unpoisoned;
 use crate::identity::fingerprint;
 use crate::model::{Plain, StagedLayers};
 use crate::optimizers::{AnyRule, adamw};
@@ -281,7 +282,7 @@ impl Trainer {
                 run.resume(folder)?;
             }
             let mut own = match run.place().is_first() {
-                true => std::mem::take(&mut *callbacks.lock().unwrap_or_else(PoisonError::into_inner)),
+                true => std::mem::take(&mut *unpoisoned(callbacks.lock())),
                 false => Vec::new(),
             };
             let summary = run.train(&mut own)?;
@@ -321,7 +322,7 @@ impl Trainer {
             if !run.place().is_first() {
                 return Ok(None);
             }
-            let reporter = reporter.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let reporter = unpoisoned(reporter.lock()).take();
             reporter.map_or(Ok(()), |reporter| reporter.profiled(&run, &profile))?;
             Ok(Some(profile))
         })?;

@@ -1,4 +1,4 @@
-//! Runs through the public API: every layout trains the same model, goes on bit for bit, and says where it goes wrong.
+//! Runs through the public API: every layout trains the same model, resumes bit for bit, and names the place of an error.
 
 #[path = "runs/packed.rs"]
 mod packed;
@@ -79,7 +79,7 @@ fn config(layout: Layout, zero: u8) -> Config {
     }
 }
 
-/// What a run has told: the bits of its losses and of its validation losses, and its events.
+/// The reports of a run: the bits of its losses and of its validation losses, and its events.
 #[derive(Clone, Default)]
 struct Told(Arc<Mutex<Heard>>);
 

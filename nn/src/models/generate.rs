@@ -32,9 +32,9 @@ impl From<Sampling> for SampleOptions {
     }
 }
 
-/// Continues `prompt` by `count` tokens. `sink` gets each token when it is drawn and returns whether to go on.
+/// Continues `prompt` by `count` tokens. `sink` gets each token when it is drawn and returns whether to continue.
 ///
-/// A sequence that outgrows the model's context goes on with its last half as context.
+/// A sequence that outgrows the model's context continues with its last half as context.
 ///
 /// # Errors
 /// If the prompt is empty or holds an unknown token, the settings make no sense, or the model is not whole.

@@ -1,10 +1,11 @@
 //! Random zeroing of activations in training.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use phalanx_autograd::{Var, repeated};
 use phalanx_tensor::{Context, Window};
 
+use crate::error::unpoisoned;
 use crate::error::{check_probability, label};
 use crate::mode::{Mode, modes};
 use crate::{Entry, Module, Parameters, Result, Scope};
@@ -71,7 +72,7 @@ impl Dropout {
         if !context.rng.is_counted() {
             return self.site;
         }
-        let call = repeated(|| self.calls.lock().unwrap_or_else(PoisonError::into_inner).next(&context));
+        let call = repeated(|| unpoisoned(self.calls.lock()).next(&context));
         self.site.wrapping_add(call.wrapping_mul(0x9e37_79b9_7f4a_7c15))
     }
 }

@@ -24,7 +24,7 @@ impl Bytes {
     /// Opens a regular file that is not empty.
     pub(super) fn open(path: &Path) -> Result<Bytes> {
         let refuse = |why: io::Error| wrong(path.display(), why);
-        // The type is asked for before opening, since opening a pipe would wait for a writer.
+        // The type is checked before opening, because opening a pipe would wait for a writer.
         let about = std::fs::metadata(path).map_err(refuse)?;
         if !about.is_file() {
             return Err(wrong(path.display(), "got no regular file, wanted one"));

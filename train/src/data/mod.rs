@@ -23,7 +23,7 @@
 //!         assert_eq!(batch.tensors[0].shape(), [16, 2]);
 //!     }
 //! }
-//! let saved = loader.position(); // `with_position(saved)` goes on from here
+//! let saved = loader.position(); // `with_position(saved)` continues from here
 //! # assert_eq!(saved, 20);
 //!
 //! for step in config.evaluate(validation)? {
@@ -119,7 +119,7 @@ mod scratch {
             path
         }
 
-        /// What lies in the folder, sorted.
+        /// The entries of the folder, sorted.
         pub(super) fn names(&self) -> Vec<String> {
             let name =
                 |entry: std::io::Result<std::fs::DirEntry>| entry.unwrap().file_name().into_string().unwrap();

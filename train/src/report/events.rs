@@ -38,7 +38,7 @@ impl Events {
         std::fs::create_dir_all(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
         let (path, file) = new_file(folder)?;
         let mut events = Events { path, file: BufWriter::new(file) };
-        // `START` is what tells a reader to forget steps from this one on.
+        // A `START` makes readers discard the steps from this one on.
         events.event(0, |event| event.bytes(3, b"brain.Event:2"))?;
         events.event(from, |event| event.message(7, |log| log.integer(1, 1)))?;
         events.flush()?;

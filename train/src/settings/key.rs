@@ -28,7 +28,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// The values that an error says were wanted.
+    /// The allowed values, for errors.
     pub(super) fn wanted(self) -> String {
         match self {
             Kind::Whole => "a whole number from 0 up".into(),

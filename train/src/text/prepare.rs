@@ -3,10 +3,11 @@
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use super::{Bpe, Codec, TRAINING, VALIDATION, check_vocabulary};
 use crate::data::{PrepareOptions, Prepared, Width, prepare};
+use crate::error::unpoisoned;
 use crate::{Error, Result, keyed};
 
 /// The number of bytes at the beginning of the texts from which byte pairs are learned.
@@ -75,12 +76,12 @@ impl PrepareConfig {
         let wrong = Mutex::new(None);
         let encode = |text: &str| {
             codec.encode(text.as_bytes(), vocabulary).unwrap_or_else(|error| {
-                wrong.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+                unpoisoned(wrong.lock()).get_or_insert(error);
                 Vec::new()
             })
         };
         let done = prepare(files, &training, &encode, &options, progress);
-        let Some(error) = wrong.into_inner().unwrap_or_else(PoisonError::into_inner) else { return done };
+        let Some(error) = unpoisoned(wrong.into_inner()) else { return done };
         // What was written lacks some of the text. That it cannot be removed would change nothing about the error.
         for path in [training, validation] {
             [path.with_extension("idx"), path].iter().for_each(|path| drop(std::fs::remove_file(path)));

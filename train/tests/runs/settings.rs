@@ -16,7 +16,7 @@ fn a_mean_over_tokens_is_the_mean_over_rows() {
     assert_eq!(tokens.losses(), rows.losses());
 }
 
-/// Runs on a folder until it ends or is stopped after a step; what it told.
+/// Runs on a folder until the end, or until it is stopped after a step. Returns its reports.
 pub fn on(folder: &Folder, stop_after: Option<u64>, change: impl Fn(Config) -> Config) -> (Told, Summary) {
     struct StopAfter(Option<u64>, Arc<AtomicBool>);
     impl Callback for StopAfter {
@@ -139,7 +139,7 @@ fn averages_of_weights_are_validated_kept_and_the_same_under_every_layout() {
             "{zero}"
         );
     }
-    // A resume goes on with the average.
+    // A resume continues the average.
     let change = |config: Config| Config { ema: Some(0.9), steps: 12, validate_every: 4, ..config };
     let (whole, folder) = (Folder::new(), Folder::new());
     let wanted = on(&whole, None, change).0;
@@ -272,7 +272,7 @@ fn a_run_ends_with_its_best_weights_if_it_is_to() {
         };
         let told = Arc::new(Mutex::new((0.0, 0.0)));
         let end = told.clone();
-        // Labels that have nothing to do with the pictures, so that what is learned makes their loss larger.
+        // Labels independent of the images, so that training increases their loss.
         let held_out = pictures(40, None).map(|item, index, _| {
             let label = Tensor::from_slice(&[(index / 20) as i64], &[1], Device::CPU)?.with_shape(&[])?;
             Ok(vec![item[0].clone(), label])

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 
 use phalanx_tensor::{Category, Context, Tensor};
@@ -14,6 +14,7 @@ use phalanx_tensor::{Category, Context, Tensor};
 use crate::Result;
 use crate::data::dataset::odd_one;
 use crate::data::{HOST, Samples, wrong};
+use crate::error::unpoisoned;
 
 /// The rows of all steps.
 #[derive(Clone, Debug)]
@@ -247,7 +248,7 @@ impl Workers {
             if queue.failed {
                 return Err(wrong("DataLoader", "a worker thread has died of a panic outside of its items"));
             }
-            queue = shared.ready.wait(queue).unwrap_or_else(PoisonError::into_inner);
+            queue = unpoisoned(shared.ready.wait(queue));
         }
         queue.first += 1;
         let step = queue.steps.pop_front();
@@ -285,7 +286,7 @@ impl Drop for Alarm<'_> {
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Queue> {
         // A worker that panics with the lock sets `failed`, so the lock's poison is not needed.
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(self.queue.lock())
     }
 
     fn closed(&self) -> bool {
@@ -307,7 +308,7 @@ impl Shared {
                 None => {
                     // Steps without rows are ready as soon as they are in the queue.
                     self.ready.notify_all();
-                    queue = self.work.wait(queue).unwrap_or_else(PoisonError::into_inner);
+                    queue = unpoisoned(self.work.wait(queue));
                 }
             }
         }

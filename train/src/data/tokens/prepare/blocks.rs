@@ -14,7 +14,7 @@ pub(super) struct Block {
     pub(super) text: String,
     /// Whether a document ends here.
     pub(super) ends_document: bool,
-    /// Bytes of the file that this block stands for.
+    /// Bytes of the file in this block, with the separator.
     pub(super) bytes: u64,
 }
 

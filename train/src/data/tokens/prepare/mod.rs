@@ -245,7 +245,7 @@ fn fill(
     Ok(sink.prepared())
 }
 
-/// The documents of a block, encoded. The last may go on in the next block.
+/// The documents of a block, encoded. The last may continue in the next block.
 fn parts(block: &Block, separator: Option<&str>, encode: &(dyn Fn(&str) -> Vec<u32> + Sync)) -> Vec<Part> {
     let texts: Vec<&str> = match separator {
         Some(separator) => block.text.split(separator).collect(),
